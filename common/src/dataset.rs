@@ -1,0 +1,170 @@
+//! The dataset manifest: which records exist, cut into tasks.
+//!
+//! Planned once by the master, stored beside the checkpoints, read by everyone. It never changes
+//! during a job, so whatever follows from it (the order of a pass, the lanes' schedule) needs no
+//! storage of its own.
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::ids::TaskId;
+use crate::spec::{DataFormat, DatasetSpec};
+
+/// Records of one file that are read in one go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Chunk {
+    /// Index into [`Manifest::files`].
+    pub file: u32,
+    /// First byte (CSV, TSV) or first row (Parquet).
+    pub start: u64,
+    /// One past the last byte (CSV, TSV) or row (Parquet).
+    pub end: u64,
+    /// Number of the first record within its file, from 0, for messages.
+    pub first_record: u64,
+    /// Records between `start` and `end`.
+    pub records: u32,
+}
+
+/// One file of the dataset, as it was when the manifest was made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataFile {
+    pub url: String,
+    pub size_bytes: u64,
+}
+
+/// All tasks of a dataset. Task `i` consists of the chunks up to `task_ends[i]`, from where the
+/// task before ends.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    pub files: Vec<DataFile>,
+    pub chunks: Vec<Chunk>,
+    pub task_ends: Vec<u32>,
+    /// Names of the feature columns, globs resolved, in the order in which a model sees them.
+    pub features: Vec<String>,
+    /// Tasks that are held out for evaluation, ascending.
+    pub held_out: Vec<TaskId>,
+}
+
+impl Manifest {
+    /// Number of tasks, held-out ones included.
+    pub fn task_count(&self) -> u32 {
+        u32::try_from(self.task_ends.len()).expect("tasks are numbered by u32")
+    }
+
+    /// The chunks of one task; empty if there is no such task.
+    pub fn chunks_of(&self, task: TaskId) -> &[Chunk] {
+        let index = task.0 as usize;
+        let start = match index {
+            0 => 0,
+            _ => self.task_ends.get(index - 1).copied().unwrap_or(0) as usize,
+        };
+        let end = self.task_ends.get(index).copied().unwrap_or(start as u32) as usize;
+        self.chunks.get(start..end).unwrap_or(&[])
+    }
+
+    /// Records in one task.
+    pub fn records_of(&self, task: TaskId) -> u64 {
+        self.chunks_of(task).iter().map(|chunk| u64::from(chunk.records)).sum()
+    }
+
+    /// Tasks that are trained on, ascending.
+    pub fn training_tasks(&self) -> Vec<TaskId> {
+        let held_out = |task: &TaskId| self.held_out.binary_search(task).is_ok();
+        (0..self.task_count()).map(TaskId).filter(|task| !held_out(task)).collect()
+    }
+
+    /// Records that one pass trains on.
+    pub fn training_records(&self) -> u64 {
+        self.training_tasks().iter().map(|task| self.records_of(*task)).sum()
+    }
+
+    /// Holds out `fraction` of the tasks, spread evenly: task `i` is held out where the running
+    /// share passes a whole number.
+    pub fn hold_out(&mut self, fraction: f64) {
+        let share = |count: u32| (f64::from(count) * fraction).floor() as u64;
+        self.held_out = (0..self.task_count())
+            .filter(|task| share(*task + 1) > share(*task))
+            .map(TaskId)
+            .collect();
+    }
+
+    /// SHA-256 of the manifest's JSON, in hexadecimal.
+    pub fn digest(&self) -> String {
+        let json = serde_json::to_vec(self).expect("a manifest is plain data");
+        hex(&Sha256::digest(json))
+    }
+}
+
+/// What a reader needs to turn chunks into numbers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ReadOptions {
+    pub format: DataFormat,
+    pub has_header: bool,
+    pub features: Vec<String>,
+    pub label: String,
+    pub feature_scale: f32,
+}
+
+impl ReadOptions {
+    /// Joins what the user wrote with what the planner found.
+    pub fn new(spec: &DatasetSpec, manifest: &Manifest) -> Self {
+        Self {
+            format: spec.format,
+            has_header: spec.header == crate::spec::Header::Present,
+            features: manifest.features.clone(),
+            label: spec.label.clone(),
+            feature_scale: spec.feature_scale,
+        }
+    }
+}
+
+/// Records as numbers, row by row.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Records {
+    /// `records × width` values.
+    pub features: Vec<f32>,
+    /// Number of features in a record.
+    pub width: usize,
+    /// One value a record: a class index or a number.
+    pub labels: Vec<f32>,
+}
+
+impl Records {
+    /// Number of records.
+    pub fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    /// Whether there is no record.
+    pub fn is_empty(&self) -> bool {
+        self.labels.is_empty()
+    }
+
+    /// The records at `indices`, in that order.
+    ///
+    /// # Panics
+    /// If an index is out of range.
+    pub fn select(&self, indices: &[u32]) -> Records {
+        let mut picked = Records { width: self.width, ..Records::default() };
+        picked.features.reserve(indices.len() * self.width);
+        for &index in indices {
+            let index = index as usize;
+            let row = &self.features[index * self.width..(index + 1) * self.width];
+            picked.features.extend_from_slice(row);
+            picked.labels.push(self.labels[index]);
+        }
+        picked
+    }
+
+    /// Appends all records of `other`, which has the same width.
+    pub fn extend(&mut self, other: &Records) {
+        self.width = other.width;
+        self.features.extend_from_slice(&other.features);
+        self.labels.extend_from_slice(&other.labels);
+    }
+}
+
+/// Lower-case hexadecimal.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,60 @@
+//! Durations as people write them (`10m`, `30s`), in the job file and in etcd.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+/// Parses `90s`, `10m`, `1h 30m`.
+///
+/// # Errors
+/// A sentence that names the faulty text.
+pub fn parse(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text)
+        .map_err(|error| format!("`{text}` is no duration such as `30s` or `10m`: {error}"))
+}
+
+/// Writes a [`Duration`] as text.
+///
+/// # Errors
+/// Those of the serializer.
+pub fn serialize<S: Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&humantime::format_duration(*value))
+}
+
+/// Reads a [`Duration`] from text.
+///
+/// # Errors
+/// If the text is no duration.
+pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    parse(&String::deserialize(deserializer)?).map_err(D::Error::custom)
+}
+
+/// The same for a duration that may be absent.
+pub mod optional {
+    use super::{Deserialize, Deserializer, Duration, Error, Serializer, parse};
+
+    /// Writes the duration, or nothing.
+    ///
+    /// # Errors
+    /// Those of the serializer.
+    pub fn serialize<S: Serializer>(
+        value: &Option<Duration>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match value {
+            Some(duration) => super::serialize(duration, serializer),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    /// Reads a duration.
+    ///
+    /// # Errors
+    /// If the text is no duration.
+    pub fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Duration>, D::Error> {
+        let text = Option::<String>::deserialize(deserializer)?;
+        text.map(|text| parse(&text)).transpose().map_err(D::Error::custom)
+    }
+}

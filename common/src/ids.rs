@@ -1,0 +1,84 @@
+//! Names and numbers that must not be mixed up, each a type of its own.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+macro_rules! number {
+    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+        $(#[$doc])*
+        #[derive(
+            Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+        )]
+        #[serde(transparent)]
+        pub struct $name(pub $inner);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
+}
+
+number! {
+    /// A task's place in the dataset manifest.
+    TaskId(u32)
+}
+number! {
+    /// One dispatch of a task; never used twice in a job.
+    Attempt(u64)
+}
+number! {
+    /// One sweep over the training tasks, counted from 0.
+    Pass(u32)
+}
+number! {
+    /// One of the fixed streams of micro-batches of a synchronous job.
+    Lane(u32)
+}
+number! {
+    /// One optimizer update, counted from 0 over the whole job.
+    Step(u64)
+}
+number! {
+    /// The number of steps that a parameter block reflects.
+    Version(u64)
+}
+number! {
+    /// Raised each time the job goes back to a checkpoint (or to its start).
+    Generation(u64)
+}
+number! {
+    /// A pserver's place in `/ps/<index>`.
+    Slot(u32)
+}
+number! {
+    /// The create-revision of a member's key: one life of one process in one role.
+    Incarnation(i64)
+}
+number! {
+    /// Milliseconds on a monotonic clock of the process, from an arbitrary start.
+    Millis(u64)
+}
+
+/// A process that computes gradients, for as long as it runs.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct TrainerId(pub Uuid);
+
+impl fmt::Display for TrainerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Names one request of one caller, so that a retry gets the first answer.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct RequestId(pub Uuid);

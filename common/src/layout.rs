@@ -1,0 +1,196 @@
+//! The parameters of a model, laid end to end, cut into blocks and placed on pserver slots.
+//!
+//! Every process computes the same layout and placement from the same parameter specs, so neither
+//! travels. A block is at most [`BLOCK_LEN_MAX`] values of one parameter; blocks go, largest first,
+//! to the slot that holds the fewest bytes so far (longest-processing-time list scheduling, Graham
+//! 1969), ties to the lowest slot.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::Slot;
+
+/// Values in the largest block: 1 MiB of `f32`.
+pub const BLOCK_LEN_MAX: usize = 1 << 18;
+
+/// One named tensor of a model; values are `f32`, row-major.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParamSpec {
+    pub name: String,
+    pub shape: Vec<usize>,
+}
+
+impl ParamSpec {
+    /// A parameter called `name` of the given shape.
+    pub fn new(name: impl Into<String>, shape: &[usize]) -> Self {
+        Self { name: name.into(), shape: shape.to_vec() }
+    }
+
+    /// Number of values. Saturates, so that a hostile shape cannot wrap around.
+    pub fn len(&self) -> usize {
+        self.shape.iter().fold(1, |product: usize, side| product.saturating_mul(*side))
+    }
+
+    /// Whether the tensor holds no value.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A piece of one parameter: the unit of placement, transport and update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Block {
+    /// Index into [`Layout::params`].
+    pub param: u32,
+    /// First value, counted over all parameters laid end to end.
+    pub start: usize,
+    /// Number of values.
+    pub len: usize,
+}
+
+impl Block {
+    /// The block's values within the flat vector of all parameters.
+    pub fn range(&self) -> Range<usize> {
+        self.start..self.start + self.len
+    }
+}
+
+/// All parameters of a model and the blocks that they are cut into, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Vec<ParamSpec>", into = "Vec<ParamSpec>")]
+pub struct Layout {
+    params: Vec<ParamSpec>,
+    offsets: Vec<usize>,
+    blocks: Vec<Block>,
+    len: usize,
+}
+
+impl From<Vec<ParamSpec>> for Layout {
+    fn from(params: Vec<ParamSpec>) -> Self {
+        Self::new(params)
+    }
+}
+
+impl From<Layout> for Vec<ParamSpec> {
+    fn from(layout: Layout) -> Self {
+        layout.params
+    }
+}
+
+impl Layout {
+    /// Lays `params` end to end, in the order given, and cuts them into blocks.
+    pub fn new(params: Vec<ParamSpec>) -> Self {
+        let mut layout = Self { params, ..Self::default() };
+        for (index, param) in layout.params.iter().enumerate() {
+            layout.offsets.push(layout.len);
+            let end = layout.len + param.len();
+            while layout.len < end {
+                let len = BLOCK_LEN_MAX.min(end - layout.len);
+                layout.blocks.push(Block { param: index as u32, start: layout.len, len });
+                layout.len += len;
+            }
+        }
+        layout
+    }
+
+    /// The parameters, in order.
+    pub fn params(&self) -> &[ParamSpec] {
+        &self.params
+    }
+
+    /// The blocks, in order.
+    pub fn blocks(&self) -> &[Block] {
+        &self.blocks
+    }
+
+    /// Number of values of all parameters together.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no value at all.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where parameter `index` lies in the flat vector.
+    ///
+    /// # Panics
+    /// If there is no such parameter.
+    pub fn range_of(&self, index: usize) -> Range<usize> {
+        let start = self.offsets[index];
+        start..start + self.params[index].len()
+    }
+
+    /// Places every block on one of `slots` slots; returns each slot's block numbers, ascending.
+    pub fn place(&self, slots: u32) -> Vec<Vec<u32>> {
+        let mut by_size: Vec<u32> = (0..self.blocks.len() as u32).collect();
+        by_size.sort_by_key(|block| std::cmp::Reverse(self.blocks[*block as usize].len));
+        let mut placed = vec![Vec::new(); slots as usize];
+        let mut load = vec![0_usize; slots as usize];
+        for block in by_size {
+            let Some(slot) = (0..load.len()).min_by_key(|slot| load[*slot]) else {
+                return placed;
+            };
+            load[slot] += self.blocks[block as usize].len;
+            placed[slot].push(block);
+        }
+        placed.iter_mut().for_each(|blocks| blocks.sort_unstable());
+        placed
+    }
+
+    /// The blocks of one slot out of `slots`.
+    pub fn blocks_of(&self, slot: Slot, slots: u32) -> Vec<u32> {
+        self.place(slots).into_iter().nth(slot.0 as usize).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout() -> Layout {
+        Layout::new(vec![
+            ParamSpec::new("large", &[3, BLOCK_LEN_MAX]),
+            ParamSpec::new("small", &[10]),
+            ParamSpec::new("empty", &[0, 5]),
+            ParamSpec::new("scalar", &[]),
+        ])
+    }
+
+    /// S004-47: each block has one slot, whatever the number of slots, and more slots than blocks
+    /// leave some slots empty.
+    #[test]
+    fn every_block_is_placed_once_for_any_number_of_slots() {
+        for slots in 1..=9 {
+            let mut all: Vec<u32> = layout().place(slots).concat();
+            all.sort_unstable();
+            assert_eq!(all, (0..layout().blocks().len() as u32).collect::<Vec<_>>());
+        }
+    }
+
+    /// D13: large parameters are split, so that no slot holds more than one block over its share.
+    #[test]
+    fn slots_hold_nearly_the_same_number_of_bytes() {
+        let layout = layout();
+        for slots in 1..=3 {
+            for blocks in layout.place(slots) {
+                let held: usize = blocks.iter().map(|it| layout.blocks()[*it as usize].len).sum();
+                assert!(held <= layout.len().div_ceil(slots as usize) + BLOCK_LEN_MAX);
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_cover_the_parameters_without_a_gap() {
+        let layout = layout();
+        let mut next = 0;
+        for block in layout.blocks() {
+            assert_eq!(block.start, next);
+            next = block.range().end;
+        }
+        assert_eq!(next, layout.len());
+        assert_eq!(layout.range_of(3), 3 * BLOCK_LEN_MAX + 10..3 * BLOCK_LEN_MAX + 11);
+    }
+}

@@ -1,0 +1,354 @@
+//! The job file: what a user asks for, parsed, completed with defaults and checked as a whole.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::durations::{self, optional};
+
+/// Everything that defines a job. Two specs with the same [`JobSpec::digest`] train the same model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct JobSpec {
+    /// Names the job; the root of its keys is `/jobs/<name>`. Letters, digits, `-`, `_` and `.`.
+    pub name: String,
+    /// Drives every random choice of the job: order of data, initial parameters, dropout.
+    #[serde(default)]
+    pub seed: u64,
+    #[serde(default)]
+    pub mode: Mode,
+    /// Passes over the training data. Either this or `steps`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub passes: Option<u32>,
+    /// Optimizer steps (synchronous mode only). Either this or `passes`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps: Option<u64>,
+    pub dataset: DatasetSpec,
+    pub model: ModelSpec,
+    #[serde(default)]
+    pub optimizer: OptimizerSpec,
+    #[serde(default)]
+    pub learning_rate: LearningRateSpec,
+    #[serde(default)]
+    pub sync: SyncSpec,
+    #[serde(default, rename = "async")]
+    pub asynchronous: AsyncSpec,
+    #[serde(default)]
+    pub tasks: TaskSpec,
+    #[serde(default)]
+    pub evaluation: EvaluationSpec,
+    #[serde(default)]
+    pub checkpoint: CheckpointSpec,
+}
+
+/// How gradients reach the parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Every step sums a fixed set of lanes; the result does not depend on who computed what.
+    #[default]
+    Sync,
+    /// Every push is applied on arrival.
+    Async,
+}
+
+/// Where the records are and which columns matter.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DatasetSpec {
+    /// Paths, URLs or globs. A relative path is resolved against the job file's folder.
+    pub source: Vec<String>,
+    pub format: DataFormat,
+    /// Feature columns by name; `*` matches any run of characters (`pixel_*`).
+    pub features: Vec<String>,
+    /// The column to predict: a class index or a number.
+    pub label: String,
+    /// Multiplies every feature, so that raw units fit a model.
+    #[serde(default = "one")]
+    pub feature_scale: f32,
+    /// Records in one task; chosen from the size of the dataset when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub records_per_task: Option<u32>,
+    /// Whether the first line of a CSV or TSV file names its columns. Without it the columns are
+    /// called `0`, `1`, ….
+    #[serde(default)]
+    pub header: Header,
+}
+
+/// Encoding of the dataset's files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DataFormat {
+    Parquet,
+    Csv,
+    Tsv,
+}
+
+/// First line of a CSV or TSV file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Header {
+    #[default]
+    Present,
+    Absent,
+}
+
+/// Which model, and its size. Keys that a built-in model does not know belong to `options`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModelSpec {
+    /// `linear`, `softmax`, `mlp`, or the name under which a trainer registered its own model.
+    pub kind: String,
+    /// Number of classes, for models that predict one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub classes: Option<usize>,
+    /// Widths of an MLP's hidden layers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hidden: Vec<usize>,
+    #[serde(default)]
+    pub activation: Activation,
+    /// Probability that a hidden unit is dropped in training.
+    #[serde(default)]
+    pub dropout: f32,
+    /// Passed to user-defined models as it is.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub options: BTreeMap<String, toml::Value>,
+}
+
+/// Non-linearity of an MLP's hidden layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Activation {
+    #[default]
+    Relu,
+    Tanh,
+    Sigmoid,
+}
+
+/// The update rule that pservers apply. A key that the chosen rule does not use is refused.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct OptimizerSpec {
+    #[serde(default)]
+    pub kind: OptimizerKind,
+    /// `momentum`, `rmsprop`: velocity kept from step to step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub momentum: Option<f32>,
+    /// `momentum`: look ahead by one velocity (Nesterov).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nesterov: Option<bool>,
+    /// `adam`, `adamw`: decay of the first moment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beta1: Option<f32>,
+    /// `adam`, `adamw`: decay of the second moment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub beta2: Option<f32>,
+    /// `adadelta`, `rmsprop`: decay of the running squares.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rho: Option<f32>,
+    /// Guards divisions by small numbers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epsilon: Option<f32>,
+    /// `adagrad`, `ftrl`: start of the accumulated squares.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initial_accumulator: Option<f32>,
+    /// `ftrl`: exponent of the per-coordinate rate, negative (−0.5).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub learning_rate_power: Option<f32>,
+    /// `ftrl`: L1 strength.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub l1: Option<f32>,
+    /// `ftrl`: L2 strength.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub l2: Option<f32>,
+    /// L2 added to the gradient; decoupled from it for `adamw`.
+    #[serde(default)]
+    pub weight_decay: f32,
+    /// Bounds every component of the mean gradient to ± this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clip_value: Option<f32>,
+    /// Scales the mean gradient down to this global L2 norm.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clip_norm: Option<f32>,
+}
+
+/// Update rules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OptimizerKind {
+    #[default]
+    Sgd,
+    Momentum,
+    Adagrad,
+    Adadelta,
+    Rmsprop,
+    Adam,
+    Adamw,
+    Ftrl,
+}
+
+/// The learning rate as a function of the step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LearningRateSpec {
+    #[serde(default)]
+    pub schedule: Schedule,
+    /// Rate at the end of the warm-up.
+    #[serde(default = "default_rate")]
+    pub base: f32,
+    /// Steps over which the rate rises linearly from 0.
+    #[serde(default)]
+    pub warmup_steps: u64,
+    /// `step`, `exponential`: steps between (or per) multiplications by `gamma`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every_steps: Option<u64>,
+    /// `step`, `exponential`: the factor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gamma: Option<f32>,
+    /// `polynomial`, `cosine`: steps after the warm-up until `end` is reached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decay_steps: Option<u64>,
+    /// `polynomial`, `cosine`: the final rate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<f32>,
+    /// `polynomial`: the exponent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power: Option<f32>,
+}
+
+/// Shapes of the learning rate over time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Schedule {
+    #[default]
+    Constant,
+    Step,
+    Exponential,
+    Polynomial,
+    Cosine,
+}
+
+/// The fixed global batch of a synchronous job: `lanes` × `micro_batch` records.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SyncSpec {
+    #[serde(default = "default_lanes")]
+    pub lanes: u32,
+    #[serde(default = "default_micro_batch")]
+    pub micro_batch: u32,
+}
+
+/// Rhythm of an asynchronous trainer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AsyncSpec {
+    /// Records in a mini-batch.
+    #[serde(default = "default_batch")]
+    pub batch: u32,
+    /// Mini-batches between pushes of the accumulated gradient.
+    #[serde(default = "one_u32")]
+    pub push_every: u32,
+    /// Mini-batches between pulls of the parameters.
+    #[serde(default = "one_u32")]
+    pub pull_every: u32,
+    /// Pushes that a trainer may be ahead of the slowest working one; unbounded when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_staleness: Option<u32>,
+}
+
+/// Patience with tasks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskSpec {
+    /// How long a trainer may hold a task.
+    #[serde(default = "default_deadline", with = "durations")]
+    pub deadline: Duration,
+    /// Failures and timeouts after which one more discards the task for the rest of the pass.
+    #[serde(default = "default_failures_max")]
+    pub failures_max: u32,
+}
+
+/// The held-out part of the dataset.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct EvaluationSpec {
+    /// Share of the tasks that are never trained on, spread evenly over the dataset; 0 … 0.9.
+    #[serde(default)]
+    pub fraction: f64,
+    /// Passes between evaluations; the last pass is always evaluated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every_passes: Option<u32>,
+}
+
+/// When checkpoints are taken and how many are kept.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointSpec {
+    /// Time between checkpoints; none by time when absent.
+    #[serde(default, with = "optional", skip_serializing_if = "Option::is_none")]
+    pub every: Option<Duration>,
+    /// Steps between checkpoints; none by steps when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every_steps: Option<u64>,
+    /// Checkpoints kept; the older ones are deleted after a newer one is committed.
+    #[serde(default = "default_keep")]
+    pub keep: u32,
+}
+
+fn one() -> f32 {
+    1.0
+}
+fn one_u32() -> u32 {
+    1
+}
+fn default_rate() -> f32 {
+    0.01
+}
+fn default_lanes() -> u32 {
+    8
+}
+fn default_micro_batch() -> u32 {
+    16
+}
+fn default_batch() -> u32 {
+    32
+}
+fn default_deadline() -> Duration {
+    Duration::from_secs(600)
+}
+fn default_failures_max() -> u32 {
+    3
+}
+fn default_keep() -> u32 {
+    2
+}
+
+impl Default for LearningRateSpec {
+    fn default() -> Self {
+        Self {
+            schedule: Schedule::default(),
+            base: default_rate(),
+            warmup_steps: 0,
+            every_steps: None,
+            gamma: None,
+            decay_steps: None,
+            end: None,
+            power: None,
+        }
+    }
+}
+
+impl Default for SyncSpec {
+    fn default() -> Self {
+        Self { lanes: default_lanes(), micro_batch: default_micro_batch() }
+    }
+}
+
+impl Default for AsyncSpec {
+    fn default() -> Self {
+        Self { batch: default_batch(), push_every: 1, pull_every: 1, max_staleness: None }
+    }
+}
+
+impl Default for TaskSpec {
+    fn default() -> Self {
+        Self { deadline: default_deadline(), failures_max: default_failures_max() }
+    }
+}
+
+impl Default for CheckpointSpec {
+    fn default() -> Self {
+        Self { every: None, every_steps: None, keep: default_keep() }
+    }
+}

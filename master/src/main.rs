@@ -1,0 +1,2 @@
+//! Runs the master.
+fn main() {}

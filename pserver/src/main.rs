@@ -1,0 +1,2 @@
+//! Runs the pserver.
+fn main() {}

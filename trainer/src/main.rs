@@ -1,0 +1,2 @@
+//! Runs the trainer.
+fn main() {}
