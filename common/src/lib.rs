@@ -3,6 +3,13 @@
 
 pub mod dataset;
 pub mod durations;
+pub mod error;
+pub mod faults_optimizer;
 pub mod ids;
+pub mod job_file;
+pub mod keys;
 pub mod layout;
+pub mod records;
+pub mod schedule;
 pub mod spec;
+pub mod status;

@@ -1,0 +1,96 @@
+//! What a job looks like from outside. The command-line tool, `/status` and the page render this
+//! one structure.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{Generation, Incarnation, Lane, Pass, Slot, TrainerId, Version};
+use crate::records::{DiscardedTask, EvaluationRecord, ResultRecord};
+use crate::spec::Mode;
+
+/// A job at one moment, as its acting master sees it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct JobStatus {
+    pub job: String,
+    pub mode: Mode,
+    pub state: JobState,
+    /// Who waits for whom, and why; empty when nothing waits.
+    pub waiting: Vec<String>,
+    pub generation: Generation,
+    pub pass: Pass,
+    /// Passes to train, if the job is bounded by passes.
+    pub passes: Option<u32>,
+    /// Steps to train, if known.
+    pub steps: Option<u64>,
+    pub version: Version,
+    pub queues: Queues,
+    /// Records trained on so far.
+    pub examples: u64,
+    /// Records that the whole job trains on, if known.
+    pub examples_total: Option<u64>,
+    pub examples_per_second: f64,
+    /// Mean loss of a record in the last step (synchronous) or finished task (asynchronous).
+    pub loss: Option<f64>,
+    pub evaluation: Option<EvaluationRecord>,
+    pub master: MasterStatus,
+    pub slots: Vec<SlotStatus>,
+    /// Pservers that wait for a free slot are not seen by the master; this counts the slots.
+    pub ps_desired: u32,
+    pub trainers: Vec<TrainerStatus>,
+    pub checkpoint: Option<String>,
+    pub discarded: Vec<DiscardedTask>,
+    /// Seconds until the end at the present rate.
+    pub seconds_left: Option<f64>,
+    pub result: Option<ResultRecord>,
+}
+
+/// Phases of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum JobState {
+    /// Something needed is missing; `waiting` says what.
+    Waiting,
+    /// Pservers are there, the parameters are being given their first values or loaded.
+    Starting,
+    Training,
+    /// All passes are done; the model is being evaluated and saved.
+    Saving,
+    Finished,
+    Failed,
+}
+
+/// Sizes of the task queues; they sum to the number of training tasks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Queues {
+    pub todo: u32,
+    pub pending: u32,
+    pub done: u32,
+    pub discarded: u32,
+}
+
+/// The acting master.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MasterStatus {
+    pub address: String,
+    /// The lock's create-revision: which reign this is.
+    pub epoch: i64,
+}
+
+/// One pserver slot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlotStatus {
+    pub slot: Slot,
+    /// Absent while nobody holds the slot.
+    pub address: Option<String>,
+    pub incarnation: Option<Incarnation>,
+}
+
+/// One live trainer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrainerStatus {
+    pub id: TrainerId,
+    pub admin: String,
+    /// Lanes in its care (synchronous mode).
+    pub lanes: Vec<Lane>,
+    /// Tasks that it holds (asynchronous mode).
+    pub tasks: u32,
+}
