@@ -1,1 +1,83 @@
-//! Work in progress.
+//! The wire: messages and services of `steadfast.v1`, and the one mapping between error kinds and
+//! gRPC codes.
+
+use steadfast_common::error::ErrorKind;
+use tonic::{Code, Status};
+
+/// Messages, clients and servers, as generated from `steadfast/v1/*.proto`.
+#[allow(missing_docs, clippy::all, clippy::pedantic)]
+pub mod v1 {
+    tonic::include_proto!("steadfast.v1");
+}
+
+/// The largest message that either side takes: a few blocks.
+pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
+
+/// Tensor bytes in one message of a stream; larger contributions span several.
+pub const CHUNK_BYTES: usize = 2 << 20;
+
+/// HTTP/2 flow-control window of one stream.
+pub const STREAM_WINDOW_BYTES: u32 = 16 << 20;
+
+/// HTTP/2 flow-control window of one connection.
+pub const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
+
+/// Largest HTTP/2 frame; large frames keep the cost per byte low.
+pub const FRAME_BYTES: u32 = 1 << 20;
+
+/// Builds the status that carries an error of `kind` to the caller.
+pub fn status(kind: ErrorKind, message: impl Into<String>) -> Status {
+    let code = match kind {
+        ErrorKind::Invalid => Code::InvalidArgument,
+        ErrorKind::NotFound => Code::NotFound,
+        ErrorKind::Conflict => Code::AlreadyExists,
+        ErrorKind::Stale => Code::FailedPrecondition,
+        ErrorKind::NotYet => Code::Aborted,
+        ErrorKind::Unavailable => Code::Unavailable,
+        ErrorKind::TooLarge => Code::ResourceExhausted,
+        ErrorKind::Denied => Code::PermissionDenied,
+        ErrorKind::Internal => Code::Internal,
+    };
+    Status::new(code, message)
+}
+
+/// Reads the kind of error that a status carries.
+pub fn kind(status: &Status) -> ErrorKind {
+    match status.code() {
+        Code::InvalidArgument | Code::Unimplemented => ErrorKind::Invalid,
+        Code::NotFound => ErrorKind::NotFound,
+        Code::AlreadyExists => ErrorKind::Conflict,
+        Code::FailedPrecondition => ErrorKind::Stale,
+        Code::Aborted => ErrorKind::NotYet,
+        Code::ResourceExhausted | Code::OutOfRange => ErrorKind::TooLarge,
+        Code::PermissionDenied | Code::Unauthenticated => ErrorKind::Denied,
+        // A broken connection surfaces as `Unknown` or `Cancelled`, a late answer as
+        // `DeadlineExceeded`: in each case the call may be tried again.
+        Code::Unavailable | Code::Cancelled | Code::Unknown | Code::DeadlineExceeded => {
+            ErrorKind::Unavailable
+        }
+        Code::Ok | Code::Internal | Code::DataLoss => ErrorKind::Internal,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_of_error_survives_the_wire() {
+        for sent in [
+            ErrorKind::Invalid,
+            ErrorKind::NotFound,
+            ErrorKind::Conflict,
+            ErrorKind::Stale,
+            ErrorKind::NotYet,
+            ErrorKind::Unavailable,
+            ErrorKind::TooLarge,
+            ErrorKind::Denied,
+            ErrorKind::Internal,
+        ] {
+            assert_eq!(kind(&status(sent, "why")), sent);
+        }
+    }
+}

@@ -1,1 +1,102 @@
-//! Work in progress.
+//! What a trainer thinks: models, their gradients, and randomness that depends on names alone.
+//! Pure: a model is given parameters, records and a key, and the same ones give the same bits.
+//!
+//! # A model of your own
+//!
+//! Implement [`Model`], register it under a name, and write that name as `model.kind` in the job
+//! file. This one predicts how often something happens (Poisson regression): `λ = exp(x·w)`, with
+//! loss `λ − y ln λ`, so the gradient by `w` is `(λ − y) x`.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use steadfast_common::dataset::Records;
+//! use steadfast_common::ids::{Lane, Pass};
+//! use steadfast_common::layout::{Layout, ParamSpec};
+//! use steadfast_trainer_core::{
+//!     Batch, Evaluation, Metric, MicroBatch, Model, ModelError, Parameters, Random, Registry,
+//! };
+//!
+//! struct Poisson { features: usize }
+//!
+//! impl Model for Poisson {
+//!     fn parameters(&self) -> Vec<ParamSpec> {
+//!         vec![ParamSpec::new("weight", &[self.features])]
+//!     }
+//!
+//!     fn initialize(&self, seed: u64, parameters: &mut Parameters) {
+//!         let mut random = Random::of_parameter(seed, 0);
+//!         parameters.vector_mut(0).mapv_inplace(|_| 0.01 * random.normal());
+//!     }
+//!
+//!     fn gradient(
+//!         &self, parameters: &Parameters, batch: &Batch, _: &MicroBatch, gradient: &mut Parameters,
+//!     ) -> Result<f64, ModelError> {
+//!         batch.check(self.features)?;
+//!         let mut loss_sum = 0.0;
+//!         for (record, label) in batch.features.rows().into_iter().zip(batch.labels) {
+//!             let logarithm = record.dot(&parameters.vector(0));
+//!             let mean = libm::expf(logarithm);
+//!             loss_sum += f64::from(mean - label * logarithm);
+//!             gradient.vector_mut(0).scaled_add(mean - label, &record);
+//!         }
+//!         Ok(loss_sum)
+//!     }
+//!
+//!     fn evaluate(&self, parameters: &Parameters, batch: &Batch) -> Result<Evaluation, ModelError> {
+//!         batch.check(self.features)?;
+//!         let mut sums = Evaluation { records: batch.len() as u64, ..Evaluation::default() };
+//!         for (record, label) in batch.features.rows().into_iter().zip(batch.labels) {
+//!             let logarithm = record.dot(&parameters.vector(0));
+//!             let mean = libm::expf(logarithm);
+//!             sums.loss_sum += f64::from(mean - label * logarithm);
+//!             sums.metric_sum += f64::from((mean - label).abs());
+//!         }
+//!         Ok(sums)
+//!     }
+//!
+//!     fn metric(&self) -> Metric {
+//!         Metric::mean("absolute_error")
+//!     }
+//! }
+//!
+//! let mut models = Registry::built_in();
+//! models.register("poisson", |_spec, features| Ok(Box::new(Poisson { features })));
+//!
+//! # fn spec() -> steadfast_common::spec::ModelSpec {
+//! #     steadfast_common::spec::ModelSpec {
+//! #         kind: "poisson".into(), classes: None, hidden: vec![],
+//! #         activation: Default::default(), dropout: 0.0, options: Default::default(),
+//! #     }
+//! # }
+//! let model = models.build(&spec(), 2)?;
+//! let layout = Arc::new(Layout::new(model.parameters()));
+//! let mut parameters = Parameters::zeros(layout.clone());
+//! model.initialize(7, &mut parameters);
+//!
+//! let records = Records { width: 2, features: vec![1.0, 0.0, 0.0, 1.0], labels: vec![2.0, 0.0] };
+//! let key = MicroBatch { seed: 7, pass: Pass(0), step: 0, lane: Lane(0) };
+//! let mut gradient = Parameters::zeros(layout);
+//! let loss_sum = model.gradient(&parameters, &Batch::from(&records), &key, &mut gradient)?;
+//! assert!(loss_sum.is_finite() && gradient.is_finite());
+//! # Ok::<(), ModelError>(())
+//! ```
+
+mod batch;
+mod error;
+mod fingerprint;
+mod loss;
+mod model;
+mod network;
+mod parameters;
+mod random;
+mod registry;
+
+pub use batch::{Batch, MicroBatch};
+pub use error::ModelError;
+pub use fingerprint::fingerprint;
+pub use model::{Evaluation, Finish, Metric, Model};
+/// The array types that [`Batch`] and [`Parameters`] show, for models outside this workspace.
+pub use ndarray;
+pub use parameters::Parameters;
+pub use random::{Purpose, Random};
+pub use registry::{ModelFactory, Registry};

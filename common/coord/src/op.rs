@@ -1,0 +1,49 @@
+//! One change within a transaction.
+
+use etcd_client::{PutOptions, TxnOp};
+use serde::Serialize;
+
+/// A put or a delete.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Op {
+    Put { key: String, value: Vec<u8>, lease: i64 },
+    Delete { key: String },
+}
+
+impl Op {
+    /// Puts `value` as JSON, bound to no lease.
+    ///
+    /// # Panics
+    /// If `value` cannot be written as JSON, which plain data always can.
+    pub fn put<T: Serialize>(key: &str, value: &T) -> Self {
+        let value = serde_json::to_vec(value).expect("records are plain data");
+        Self::Put { key: key.to_owned(), value, lease: 0 }
+    }
+
+    /// Puts bytes bound to a lease.
+    pub fn put_leased(key: &str, value: Vec<u8>, lease: i64) -> Self {
+        Self::Put { key: key.to_owned(), value, lease }
+    }
+
+    /// Deletes a key.
+    pub fn delete(key: &str) -> Self {
+        Self::Delete { key: key.to_owned() }
+    }
+
+    /// The key that changes.
+    pub fn key(&self) -> &str {
+        match self {
+            Self::Put { key, .. } | Self::Delete { key } => key,
+        }
+    }
+}
+
+pub(crate) fn to_txn(op: &Op) -> TxnOp {
+    match op {
+        Op::Put { key, value, lease } => {
+            let options = (*lease != 0).then(|| PutOptions::new().with_lease(*lease));
+            TxnOp::put(key.clone(), value.clone(), options)
+        }
+        Op::Delete { key } => TxnOp::delete(key.clone(), None),
+    }
+}

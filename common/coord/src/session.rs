@@ -1,0 +1,165 @@
+//! A lease that is kept alive, and its holder's own deadline.
+//!
+//! The deadline is counted from when the last answered keep-alive was *sent*, on a clock that runs
+//! while the machine sleeps, less a margin. So the holder knows that its lease is over before etcd
+//! gives its keys to anyone else, and stops by itself.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use etcd_client::{LeaseKeepAliveStream, LeaseKeeper};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tracing::{debug, warn};
+
+use crate::clock::boot_time;
+use crate::{CoordError, Etcd};
+
+/// Share of the TTL by which the holder stops before etcd does.
+const MARGIN: f64 = 0.1;
+
+/// Keep-alives sent in one TTL.
+const BEATS_PER_TTL: u32 = 4;
+
+/// A lease of ours. Ends (and is revoked, if it still can be) when [`Session::close`] is called;
+/// dropping it stops the keep-alives and leaves the lease to expire.
+#[derive(Debug)]
+pub struct Session {
+    lease: i64,
+    deadline: Arc<Deadline>,
+    lost: watch::Receiver<bool>,
+    beat: JoinHandle<()>,
+}
+
+/// The moment after which the holder must not act any more.
+#[derive(Debug)]
+pub struct Deadline {
+    at_ms: AtomicU64,
+}
+
+impl Deadline {
+    /// Whether the holder may still act.
+    pub fn is_ahead(&self) -> bool {
+        (boot_time().as_millis() as u64) < self.at_ms.load(Ordering::Acquire)
+    }
+
+    fn extend(&self, sent: Duration, ttl: Duration) {
+        let at = sent + ttl.mul_f64(1.0 - MARGIN);
+        self.at_ms.fetch_max(at.as_millis() as u64, Ordering::AcqRel);
+    }
+
+    fn end(&self) {
+        self.at_ms.store(0, Ordering::Release);
+    }
+}
+
+impl Session {
+    /// Grants a lease of `ttl` and keeps it alive in the background.
+    ///
+    /// # Errors
+    /// If etcd does not grant it.
+    pub async fn open(etcd: &Etcd, ttl: Duration) -> Result<Self, CoordError> {
+        let sent = boot_time();
+        let (lease, granted) = etcd.grant(ttl).await?;
+        let deadline = Arc::new(Deadline { at_ms: AtomicU64::new(0) });
+        deadline.extend(sent, granted);
+        let (lost_tx, lost) = watch::channel(false);
+        let beat = tokio::spawn(keep_alive(etcd.clone(), lease, granted, deadline.clone(), lost_tx));
+        Ok(Self { lease, deadline, lost, beat })
+    }
+
+    /// The lease's number, for keys that shall vanish with it.
+    pub fn lease(&self) -> i64 {
+        self.lease
+    }
+
+    /// The holder's own deadline, to be asked before every answer that relies on the lease.
+    pub fn deadline(&self) -> Arc<Deadline> {
+        self.deadline.clone()
+    }
+
+    /// Whether the lease is ours beyond doubt.
+    pub fn is_live(&self) -> bool {
+        self.deadline.is_ahead()
+    }
+
+    /// Completes when the lease is lost.
+    pub async fn lost(&self) {
+        let mut lost = self.lost.clone();
+        // An error means that the keep-alive task is gone, and with it the lease.
+        let _ = lost.wait_for(|lost| *lost).await;
+    }
+
+    /// Gives the lease back, so that its keys vanish at once.
+    pub async fn close(self, etcd: &Etcd) {
+        self.beat.abort();
+        self.deadline.end();
+        if let Err(error) = etcd.revoke(self.lease).await {
+            debug!(%error, "lease not revoked; it will expire");
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.beat.abort();
+    }
+}
+
+async fn keep_alive(
+    etcd: Etcd,
+    lease: i64,
+    ttl: Duration,
+    deadline: Arc<Deadline>,
+    lost: watch::Sender<bool>,
+) {
+    let mut ticks = tokio::time::interval(ttl / BEATS_PER_TTL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut stream = None;
+    while deadline.is_ahead() {
+        ticks.tick().await;
+        let sent = boot_time();
+        match tokio::time::timeout(ttl / 2, beat(&etcd, lease, &mut stream)).await {
+            Ok(Ok(granted)) if granted.is_zero() => {
+                warn!(lease, "lease is gone");
+                break;
+            }
+            Ok(Ok(granted)) => deadline.extend(sent, granted),
+            Ok(Err(error)) => {
+                warn!(lease, %error, "lease not renewed");
+                stream = None;
+            }
+            Err(_) => {
+                warn!(lease, "lease not renewed: no answer");
+                stream = None;
+            }
+        }
+    }
+    deadline.end();
+    lost.send_replace(true);
+}
+
+type Beat = (LeaseKeeper, LeaseKeepAliveStream);
+
+/// Renews once; returns the time to live, zero if the lease is gone.
+async fn beat(
+    etcd: &Etcd,
+    lease: i64,
+    stream: &mut Option<Beat>,
+) -> Result<Duration, etcd_client::Error> {
+    let (keeper, answers) = match stream {
+        Some(open) => open,
+        None => match etcd.client().lease_keep_alive(lease).await {
+            // Opening the stream renews the lease; the answer was consumed by the client.
+            Ok(open) => stream.insert(open),
+            Err(etcd_client::Error::LeaseKeepAliveError(_)) => return Ok(Duration::ZERO),
+            Err(error) => return Err(error),
+        },
+    };
+    keeper.keep_alive().await?;
+    match answers.message().await? {
+        Some(answer) => Ok(Duration::from_secs(u64::try_from(answer.ttl()).unwrap_or(0))),
+        None => Err(etcd_client::Error::LeaseKeepAliveError("stream ended".to_owned())),
+    }
+}

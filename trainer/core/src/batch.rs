@@ -1,0 +1,102 @@
+//! The records of one gradient, and the name under which its randomness is drawn.
+
+use ndarray::ArrayView2;
+use steadfast_common::dataset::Records;
+use steadfast_common::ids::{Lane, Pass};
+
+use crate::error::ModelError;
+use crate::parameters::all_finite;
+
+/// Records as a model sees them.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'a> {
+    /// Records × features.
+    pub features: ArrayView2<'a, f32>,
+    /// One label a record: a class index or a number.
+    pub labels: &'a [f32],
+}
+
+impl Batch<'_> {
+    /// Number of records.
+    pub fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    /// Whether there is no record.
+    pub fn is_empty(&self) -> bool {
+        self.labels.is_empty()
+    }
+
+    /// Checks that every record has `width` features and each of them is a finite number. Models
+    /// call this first: an activation may turn an infinite feature into a finite loss.
+    pub fn check(&self, width: usize) -> Result<(), ModelError> {
+        if self.features.nrows() != self.labels.len() {
+            let (features, labels) = (self.features.nrows(), self.labels.len());
+            return Err(ModelError::Uneven { features, labels });
+        }
+        if self.features.ncols() != width && !self.is_empty() {
+            return Err(ModelError::Width { expected: width, found: self.features.ncols() });
+        }
+        if self.features.as_slice().is_some_and(all_finite) {
+            return Ok(());
+        }
+        let bad = self.features.indexed_iter().find(|(_, value)| !value.is_finite());
+        match bad {
+            Some(((record, feature), _)) => Err(ModelError::BadFeature { record, feature }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// # Panics
+/// If `records` holds not `width` features a record.
+impl<'a> From<&'a Records> for Batch<'a> {
+    fn from(records: &'a Records) -> Self {
+        let shape = (records.len(), records.width);
+        let features = ArrayView2::from_shape(shape, &records.features)
+            .expect("a record has as many features as its width says");
+        Self { features, labels: &records.labels }
+    }
+}
+
+/// Names the randomness of one gradient. Whoever computes it draws the same numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MicroBatch {
+    pub seed: u64,
+    pub pass: Pass,
+    /// Step within the pass; in asynchronous mode, the number of the mini-batch.
+    pub step: u64,
+    pub lane: Lane,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn records(features: &[f32]) -> Records {
+        let labels = vec![0.0; features.len() / 2];
+        Records { features: features.to_vec(), width: 2, labels }
+    }
+
+    #[test]
+    fn a_feature_that_is_not_finite_is_named() {
+        let found = |features: &[f32]| Batch::from(&records(features)).check(2);
+        assert_eq!(found(&[1.0, 2.0, 3.0, 4.0]), Ok(()));
+        let bad = Err(ModelError::BadFeature { record: 1, feature: 0 });
+        assert_eq!(found(&[1.0, 2.0, f32::INFINITY, 4.0]), bad);
+    }
+
+    #[test]
+    fn records_of_another_width_are_refused() {
+        let records = records(&[1.0, 2.0]);
+        let bad = Err(ModelError::Width { expected: 3, found: 2 });
+        assert_eq!(Batch::from(&records).check(3), bad);
+        let batch = Batch { labels: &[0.0, 1.0], ..Batch::from(&records) };
+        assert_eq!(batch.check(2), Err(ModelError::Uneven { features: 1, labels: 2 }));
+    }
+
+    #[test]
+    fn no_record_fits_every_model() {
+        assert_eq!(Batch::from(&Records::default()).check(9), Ok(()));
+    }
+}

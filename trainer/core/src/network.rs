@@ -1,0 +1,285 @@
+//! The built-in models. Linear regression and softmax regression are networks without a hidden
+//! layer, so all three share one forward and one backward pass.
+//!
+//! Layer `i` has a weight of outputs × inputs, as in PyTorch, and a bias of outputs. With `X` the
+//! layer's input (records × inputs): `Z = X Wᵀ + b`, `H = f(Z)`, and with `D` the derivative by `Z`:
+//! `∂W = Dᵀ X`, `∂b = Σ rows of D`, `∂X = D W`.
+
+use ndarray::linalg::general_mat_mul;
+use ndarray::{Array2, ArrayView2, ArrayViewMut1};
+use steadfast_common::layout::ParamSpec;
+use steadfast_common::spec::{Activation, ModelSpec};
+
+use crate::batch::{Batch, MicroBatch};
+use crate::error::ModelError;
+use crate::loss::Loss;
+use crate::model::{Evaluation, Metric, Model};
+use crate::parameters::Parameters;
+use crate::random::Random;
+
+/// A chain of fully connected layers.
+#[derive(Clone, Debug)]
+pub(crate) struct Network {
+    /// Features, widths of the hidden layers, outputs: one more than there are layers.
+    widths: Vec<usize>,
+    activation: Activation,
+    dropout: f32,
+    loss: Loss,
+}
+
+/// What a hidden layer leaves for the backward pass; both records × width.
+struct Hidden {
+    output: Array2<f32>,
+    /// Derivative of the output by the layer's `Z`.
+    slope: Array2<f32>,
+}
+
+impl Network {
+    /// Linear regression: one output, squared loss.
+    pub(crate) fn linear(spec: &ModelSpec, features: usize) -> Result<Self, ModelError> {
+        let mut faults = depth_faults(spec);
+        if spec.classes.is_some() {
+            faults.push("`model.classes` means nothing to `linear`; choose `softmax`".into());
+        }
+        Self::checked(spec, features, Loss::Squared, faults)
+    }
+
+    /// Softmax regression: one output a class, cross-entropy.
+    pub(crate) fn softmax(spec: &ModelSpec, features: usize) -> Result<Self, ModelError> {
+        let mut faults = depth_faults(spec);
+        if spec.classes.is_none() {
+            faults.push("`softmax` needs `model.classes`".into());
+        }
+        Self::checked(spec, features, loss_of(spec), faults)
+    }
+
+    /// A multi-layer perceptron: cross-entropy with `classes`, else squared loss.
+    pub(crate) fn mlp(spec: &ModelSpec, features: usize) -> Result<Self, ModelError> {
+        let mut faults = Vec::new();
+        if spec.hidden.is_empty() || spec.hidden.contains(&0) {
+            faults.push("`mlp` needs `model.hidden`: the width of each hidden layer".into());
+        }
+        if !(0.0..1.0).contains(&spec.dropout) {
+            faults.push(format!("`model.dropout` is {}, not from 0 to below 1", spec.dropout));
+        }
+        Self::checked(spec, features, loss_of(spec), faults)
+    }
+
+    fn checked(
+        spec: &ModelSpec,
+        features: usize,
+        loss: Loss,
+        mut faults: Vec<String>,
+    ) -> Result<Self, ModelError> {
+        if spec.classes.is_some_and(|classes| classes < 2) {
+            faults.push("`model.classes` must be at least 2".into());
+        }
+        let unknown = |key| format!("`model.options.{key}` means nothing to `{}`", spec.kind);
+        faults.extend(spec.options.keys().map(unknown));
+        if !faults.is_empty() {
+            return Err(ModelError::BadSpec { faults });
+        }
+        let mut widths = vec![features];
+        widths.extend_from_slice(&spec.hidden);
+        widths.push(loss.outputs());
+        Ok(Self { widths, activation: spec.activation, dropout: spec.dropout, loss })
+    }
+
+    fn layers(&self) -> usize {
+        self.widths.len() - 1
+    }
+
+    /// Runs the records through all layers; the second value is the output of the last one. With a
+    /// `key`, units are dropped as it says.
+    fn forward(
+        &self,
+        parameters: &Parameters,
+        batch: &Batch,
+        key: Option<&MicroBatch>,
+    ) -> (Vec<Hidden>, Array2<f32>) {
+        let mut hidden: Vec<Hidden> = Vec::with_capacity(self.layers() - 1);
+        for layer in 0..self.layers() - 1 {
+            let input = input_of(layer, batch, &hidden);
+            let mut output = affine(parameters, layer, input);
+            let mut slope = Array2::zeros(output.raw_dim());
+            activate(self.activation, &mut output, &mut slope);
+            if let Some(key) = key
+                && self.dropout > 0.0
+            {
+                let mut random = Random::of_micro_batch(key, layer as u64);
+                drop_units(self.dropout, &mut random, &mut output, &mut slope);
+            }
+            hidden.push(Hidden { output, slope });
+        }
+        let last = self.layers() - 1;
+        let outputs = affine(parameters, last, input_of(last, batch, &hidden));
+        (hidden, outputs)
+    }
+
+    /// Adds up the gradient, from the derivative of the loss by the last layer's outputs.
+    fn backward(
+        &self,
+        parameters: &Parameters,
+        batch: &Batch,
+        hidden: &[Hidden],
+        mut derivative: Array2<f32>,
+        gradient: &mut Parameters,
+    ) {
+        for layer in (0..self.layers()).rev() {
+            let input = input_of(layer, batch, hidden);
+            let mut weight = gradient.matrix_mut(2 * layer);
+            general_mat_mul(1.0, &derivative.t(), &input, 1.0, &mut weight);
+            add_rows(&derivative, gradient.vector_mut(2 * layer + 1));
+            if layer > 0 {
+                derivative = derivative.dot(&parameters.matrix(2 * layer));
+                derivative *= &hidden[layer - 1].slope;
+            }
+        }
+    }
+}
+
+impl Model for Network {
+    fn parameters(&self) -> Vec<ParamSpec> {
+        let mut specs = Vec::with_capacity(2 * self.layers());
+        for (layer, widths) in self.widths.windows(2).enumerate() {
+            // A regression is a single `Linear` to PyTorch, a perceptron is a list of them.
+            let prefix =
+                if self.layers() == 1 { String::new() } else { format!("layers.{layer}.") };
+            specs.push(ParamSpec::new(format!("{prefix}weight"), &[widths[1], widths[0]]));
+            specs.push(ParamSpec::new(format!("{prefix}bias"), &[widths[1]]));
+        }
+        specs
+    }
+
+    /// Biases start at zero, weights uniformly within ± √(6 / n): n is the number of inputs before
+    /// a ReLU (He et al. 2015), else of inputs and outputs (Glorot and Bengio 2010).
+    fn initialize(&self, seed: u64, parameters: &mut Parameters) {
+        for (layer, widths) in self.widths.windows(2).enumerate() {
+            let is_output = layer + 1 == self.layers();
+            let fan = match self.activation {
+                Activation::Relu if !is_output => widths[0],
+                Activation::Relu | Activation::Tanh | Activation::Sigmoid => widths[0] + widths[1],
+            };
+            let bound = libm::sqrt(6.0 / fan.max(1) as f64) as f32;
+            let mut random = Random::of_parameter(seed, 2 * layer);
+            let mut weight = parameters.vector_mut(2 * layer);
+            weight.iter_mut().for_each(|value| *value = bound * (2.0 * random.uniform() - 1.0));
+            parameters.vector_mut(2 * layer + 1).fill(0.0);
+        }
+    }
+
+    fn gradient(
+        &self,
+        parameters: &Parameters,
+        batch: &Batch,
+        key: &MicroBatch,
+        gradient: &mut Parameters,
+    ) -> Result<f64, ModelError> {
+        batch.check(self.widths[0])?;
+        if batch.is_empty() {
+            return Ok(0.0);
+        }
+        let (hidden, mut outputs) = self.forward(parameters, batch, Some(key));
+        let sums = self.loss.sum(&mut outputs, batch.labels)?;
+        self.backward(parameters, batch, &hidden, outputs, gradient);
+        Ok(sums.loss_sum)
+    }
+
+    fn evaluate(&self, parameters: &Parameters, batch: &Batch) -> Result<Evaluation, ModelError> {
+        batch.check(self.widths[0])?;
+        if batch.is_empty() {
+            return Ok(Evaluation::default());
+        }
+        let (_, mut outputs) = self.forward(parameters, batch, None);
+        self.loss.sum(&mut outputs, batch.labels)
+    }
+
+    fn metric(&self) -> Metric {
+        self.loss.metric()
+    }
+}
+
+fn loss_of(spec: &ModelSpec) -> Loss {
+    match spec.classes {
+        Some(classes) => Loss::CrossEntropy { classes },
+        None => Loss::Squared,
+    }
+}
+
+/// Faults of a model without hidden layers that was given some.
+fn depth_faults(spec: &ModelSpec) -> Vec<String> {
+    let given = [
+        ("hidden", !spec.hidden.is_empty()),
+        ("activation", spec.activation != Activation::default()),
+        ("dropout", spec.dropout != 0.0),
+    ];
+    let fault = |key| format!("`model.{key}` means nothing to `{}`; choose `mlp`", spec.kind);
+    given.iter().filter(|(_, is_given)| *is_given).map(|(key, _)| fault(key)).collect()
+}
+
+fn input_of<'a>(
+    layer: usize,
+    batch: &'a Batch<'_>,
+    hidden: &'a [Hidden],
+) -> ArrayView2<'a, f32> {
+    match layer {
+        0 => batch.features.view(),
+        _ => hidden[layer - 1].output.view(),
+    }
+}
+
+/// `X Wᵀ + b`.
+fn affine(parameters: &Parameters, layer: usize, input: ArrayView2<'_, f32>) -> Array2<f32> {
+    let (weight, bias) = (parameters.matrix(2 * layer), parameters.vector(2 * layer + 1));
+    let mut output = Array2::zeros((input.nrows(), bias.len()));
+    output.assign(&bias);
+    general_mat_mul(1.0, &input, &weight.t(), 1.0, &mut output);
+    output
+}
+
+fn activate(activation: Activation, output: &mut Array2<f32>, slope: &mut Array2<f32>) {
+    // NaN must pass: a unit that hides it would turn divergence into a wrong model.
+    let relu = |z: f32| if z < 0.0 { (0.0, 0.0) } else { (z, if z > 0.0 { 1.0 } else { 0.0 }) };
+    let tanh = |z: f32| {
+        let h = libm::tanhf(z);
+        (h, 1.0 - h * h)
+    };
+    let sigmoid = |z: f32| {
+        let h = 1.0 / (1.0 + libm::expf(-z));
+        (h, h * (1.0 - h))
+    };
+    match activation {
+        Activation::Relu => map(output, slope, relu),
+        Activation::Tanh => map(output, slope, tanh),
+        Activation::Sigmoid => map(output, slope, sigmoid),
+    }
+}
+
+/// Generic, so that each activation gets a loop of its own.
+fn map(output: &mut Array2<f32>, slope: &mut Array2<f32>, function: impl Fn(f32) -> (f32, f32)) {
+    for (output, slope) in output.iter_mut().zip(slope) {
+        (*output, *slope) = function(*output);
+    }
+}
+
+/// Drops each unit with probability `dropout` and scales up the others, so that their expected sum
+/// stays the same and evaluation needs no scaling.
+fn drop_units(
+    dropout: f32,
+    random: &mut Random,
+    output: &mut Array2<f32>,
+    slope: &mut Array2<f32>,
+) {
+    let scale = 1.0 / (1.0 - dropout);
+    for (output, slope) in output.iter_mut().zip(slope) {
+        let factor = if random.uniform() < dropout { 0.0 } else { scale };
+        *output *= factor;
+        *slope *= factor;
+    }
+}
+
+fn add_rows(rows: &Array2<f32>, mut sum: ArrayViewMut1<'_, f32>) {
+    for row in rows.rows() {
+        sum += &row;
+    }
+}

@@ -1,0 +1,150 @@
+//! All values of a model in one flat vector, and a view of each parameter in its own shape.
+
+use std::sync::Arc;
+
+use ndarray::{ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2};
+use steadfast_common::layout::Layout;
+
+const FITS: &str = "a layout gives each parameter as many values as its shape";
+
+/// Values laid out by a [`Layout`]: parameters, or a gradient by them. The vector is always as long
+/// as the layout says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parameters {
+    layout: Arc<Layout>,
+    values: Vec<f32>,
+}
+
+impl Parameters {
+    /// Zeros everywhere.
+    pub fn zeros(layout: Arc<Layout>) -> Self {
+        let values = vec![0.0; layout.len()];
+        Self { layout, values }
+    }
+
+    /// Takes over `values`, in the order of `layout`.
+    ///
+    /// # Panics
+    /// If there are more or fewer values than the layout has places.
+    pub fn new(layout: Arc<Layout>, values: Vec<f32>) -> Self {
+        assert_eq!(values.len(), layout.len(), "as many values as the layout has places");
+        Self { layout, values }
+    }
+
+    /// Where each parameter lies.
+    pub fn layout(&self) -> &Arc<Layout> {
+        &self.layout
+    }
+
+    /// All values, flat.
+    pub fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    /// All values, flat, to be changed in place.
+    pub fn values_mut(&mut self) -> &mut [f32] {
+        &mut self.values
+    }
+
+    /// Gives the flat vector away.
+    pub fn into_values(self) -> Vec<f32> {
+        self.values
+    }
+
+    /// Sets every value to zero: a gradient is summed up from there.
+    pub fn clear(&mut self) {
+        self.values.fill(0.0);
+    }
+
+    /// Whether no value is infinite or NaN.
+    pub fn is_finite(&self) -> bool {
+        all_finite(&self.values)
+    }
+
+    /// The values of parameter `index`, of any shape, row-major.
+    ///
+    /// # Panics
+    /// If there is no such parameter.
+    pub fn vector(&self, index: usize) -> ArrayView1<'_, f32> {
+        ArrayView1::from(&self.values[self.layout.range_of(index)])
+    }
+
+    /// The values of parameter `index`, of any shape, row-major, to be changed in place.
+    ///
+    /// # Panics
+    /// If there is no such parameter.
+    pub fn vector_mut(&mut self, index: usize) -> ArrayViewMut1<'_, f32> {
+        ArrayViewMut1::from(&mut self.values[self.layout.range_of(index)])
+    }
+
+    /// Parameter `index` as a matrix.
+    ///
+    /// # Panics
+    /// If there is no such parameter, or its shape has not two sides.
+    pub fn matrix(&self, index: usize) -> ArrayView2<'_, f32> {
+        let values = &self.values[self.layout.range_of(index)];
+        ArrayView2::from_shape(sides(&self.layout, index), values).expect(FITS)
+    }
+
+    /// Parameter `index` as a matrix, to be changed in place.
+    ///
+    /// # Panics
+    /// If there is no such parameter, or its shape has not two sides.
+    pub fn matrix_mut(&mut self, index: usize) -> ArrayViewMut2<'_, f32> {
+        let values = &mut self.values[self.layout.range_of(index)];
+        ArrayViewMut2::from_shape(sides(&self.layout, index), values).expect(FITS)
+    }
+}
+
+/// Whether no value is infinite or NaN. Looks at all of them, so that it runs at memory speed.
+pub(crate) fn all_finite(values: &[f32]) -> bool {
+    values.iter().fold(true, |finite, value| finite & value.is_finite())
+}
+
+fn sides(layout: &Layout, index: usize) -> (usize, usize) {
+    let param = &layout.params()[index];
+    match param.shape[..] {
+        [rows, columns] => (rows, columns),
+        _ => panic!("parameter `{}` is not a matrix: its shape is {:?}", param.name, param.shape),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use steadfast_common::layout::ParamSpec;
+
+    use super::*;
+
+    fn counted() -> Parameters {
+        let specs = vec![ParamSpec::new("weight", &[2, 3]), ParamSpec::new("bias", &[2])];
+        Parameters::new(Arc::new(Layout::new(specs)), (0..8).map(|it| it as f32).collect())
+    }
+
+    #[test]
+    fn views_show_each_parameter_in_its_own_shape() {
+        let mut parameters = counted();
+        assert_eq!(parameters.matrix(0).row(1).to_vec(), [3.0, 4.0, 5.0]);
+        assert_eq!(parameters.vector(0).len(), 6);
+        parameters.matrix_mut(0)[[1, 2]] = 50.0;
+        parameters.vector_mut(1)[0] = 60.0;
+        assert_eq!(parameters.values(), [0.0, 1.0, 2.0, 3.0, 4.0, 50.0, 60.0, 7.0]);
+    }
+
+    #[test]
+    fn one_value_that_is_not_finite_is_found() {
+        let mut parameters = counted();
+        assert!(parameters.is_finite());
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            parameters.values_mut()[5] = bad;
+            assert!(!parameters.is_finite());
+        }
+        parameters.clear();
+        assert_eq!(parameters.into_values(), [0.0; 8]);
+    }
+
+    #[test]
+    #[should_panic(expected = "`bias` is not a matrix")]
+    fn a_vector_has_no_matrix_view() {
+        counted().matrix(1);
+    }
+}

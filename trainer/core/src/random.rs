@@ -1,0 +1,122 @@
+//! Random numbers that depend on what they are for and on nothing else.
+//!
+//! A stream is named by a seed, a purpose and three numbers, which together are the key and the
+//! nonce of ChaCha8. Nothing is carried from one stream to the next, so it does not matter who
+//! draws which stream, when, or how often.
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+use crate::batch::MicroBatch;
+
+/// Keeps apart streams that are drawn for different reasons.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// The values that training starts from.
+    Initialize,
+    /// Chance within a gradient, such as dropout.
+    Gradient,
+    /// The inputs of the numerics fingerprint.
+    Fingerprint,
+}
+
+impl Purpose {
+    fn number(self) -> u64 {
+        match self {
+            Self::Initialize => 1,
+            Self::Gradient => 2,
+            Self::Fingerprint => 3,
+        }
+    }
+}
+
+/// One stream of random numbers.
+#[derive(Clone, Debug)]
+pub struct Random {
+    words: ChaCha8Rng,
+}
+
+impl Random {
+    /// Opens the stream of this name, at its beginning.
+    pub fn keyed(seed: u64, purpose: Purpose, a: u64, b: u64, c: u64) -> Self {
+        let mut key = [0; 32];
+        for (bytes, number) in key.chunks_exact_mut(8).zip([seed, purpose.number(), a, b]) {
+            bytes.copy_from_slice(&number.to_le_bytes());
+        }
+        let mut words = ChaCha8Rng::from_seed(key);
+        words.set_stream(c);
+        Self { words }
+    }
+
+    /// Opens the stream for the initial values of parameter `index`.
+    pub fn of_parameter(seed: u64, index: usize) -> Self {
+        Self::keyed(seed, Purpose::Initialize, index as u64, 0, 0)
+    }
+
+    /// Opens stream `index` (for instance, of one layer) of a micro-batch.
+    pub fn of_micro_batch(key: &MicroBatch, index: u64) -> Self {
+        let pass_and_lane = u64::from(key.pass.0) << 32 | u64::from(key.lane.0);
+        Self::keyed(key.seed, Purpose::Gradient, pass_and_lane, key.step, index)
+    }
+
+    /// Draws a number from 0 (included) to 1 (excluded), a multiple of 2⁻²⁴.
+    pub fn uniform(&mut self) -> f32 {
+        (self.words.next_u32() >> 8) as f32 * (1.0 / (1 << 24) as f32)
+    }
+
+    /// Draws a number from the normal distribution of mean 0 and variance 1 (Box and Muller 1958).
+    pub fn normal(&mut self) -> f32 {
+        let radius = libm::sqrtf(-2.0 * libm::logf(1.0 - self.uniform()));
+        radius * libm::cosf(2.0 * std::f32::consts::PI * self.uniform())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use steadfast_common::ids::{Lane, Pass};
+
+    use super::*;
+
+    fn moments(mut draw: impl FnMut() -> f32) -> (f64, f64) {
+        let drawn: Vec<f64> = (0..100_000).map(|_| f64::from(draw())).collect();
+        let mean = drawn.iter().sum::<f64>() / drawn.len() as f64;
+        let variance = drawn.iter().map(|it| (it - mean).powi(2)).sum::<f64>() / drawn.len() as f64;
+        (mean, variance)
+    }
+
+    #[test]
+    fn each_part_of_a_name_opens_another_stream() {
+        let key = MicroBatch { seed: 1, pass: Pass(2), step: 3, lane: Lane(4) };
+        let mut streams = [
+            Random::of_micro_batch(&key, 0),
+            Random::of_micro_batch(&key, 1),
+            Random::of_micro_batch(&MicroBatch { seed: 9, ..key }, 0),
+            Random::of_micro_batch(&MicroBatch { pass: Pass(9), ..key }, 0),
+            Random::of_micro_batch(&MicroBatch { step: 9, ..key }, 0),
+            Random::of_micro_batch(&MicroBatch { lane: Lane(9), ..key }, 0),
+            Random::of_parameter(1, 2),
+            Random::of_parameter(1, 3),
+        ];
+        let first: BTreeSet<[u32; 4]> =
+            streams.iter_mut().map(|it| [(); 4].map(|()| it.uniform().to_bits())).collect();
+        assert_eq!(first.len(), streams.len());
+    }
+
+    #[test]
+    fn a_name_gives_the_same_numbers_on_every_machine() {
+        let mut random = Random::keyed(1, Purpose::Gradient, 2, 3, 4);
+        let drawn: Vec<u32> = (0..3).map(|_| random.words.next_u32()).collect();
+        assert_eq!(drawn, [0, 0, 0]);
+    }
+
+    #[test]
+    fn draws_have_the_moments_of_their_distribution() {
+        let mut random = Random::of_parameter(5, 0);
+        let (mean, variance) = moments(|| random.uniform());
+        assert!((mean - 0.5).abs() < 0.005 && (variance - 1.0 / 12.0).abs() < 0.002);
+        let (mean, variance) = moments(|| random.normal());
+        assert!(mean.abs() < 0.01 && (variance - 1.0).abs() < 0.02);
+    }
+}

@@ -1,0 +1,66 @@
+//! The models that a trainer knows, by the name that a job file uses.
+
+use std::collections::BTreeMap;
+
+use steadfast_common::spec::ModelSpec;
+
+use crate::error::ModelError;
+use crate::model::Model;
+use crate::network::Network;
+
+/// Builds a model from the job file's section and the number of features of a record.
+pub type ModelFactory =
+    Box<dyn Fn(&ModelSpec, usize) -> Result<Box<dyn Model>, ModelError> + Send + Sync>;
+
+/// Factories of models by name.
+pub struct Registry {
+    factories: BTreeMap<String, ModelFactory>,
+}
+
+impl Registry {
+    /// Knows `linear`, `softmax` and `mlp`.
+    pub fn built_in() -> Self {
+        let mut registry = Self { factories: BTreeMap::new() };
+        registry.register("linear", |spec, features| Ok(Box::new(Network::linear(spec, features)?)));
+        registry
+            .register("softmax", |spec, features| Ok(Box::new(Network::softmax(spec, features)?)));
+        registry.register("mlp", |spec, features| Ok(Box::new(Network::mlp(spec, features)?)));
+        registry
+    }
+
+    /// Adds a model. A name that is known already stands for the new model from here on. All
+    /// trainers of a job must register the same model under the same name.
+    pub fn register(
+        &mut self,
+        name: impl Into<String>,
+        factory: impl Fn(&ModelSpec, usize) -> Result<Box<dyn Model>, ModelError>
+        + Send
+        + Sync
+        + 'static,
+    ) -> &mut Self {
+        self.factories.insert(name.into(), Box::new(factory));
+        self
+    }
+
+    /// Names of all known models, in alphabetical order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.factories.keys().map(String::as_str)
+    }
+
+    /// Builds the model that `spec` names, for records of `features` features.
+    pub fn build(&self, spec: &ModelSpec, features: usize) -> Result<Box<dyn Model>, ModelError> {
+        match self.factories.get(&spec.kind) {
+            Some(factory) => factory(spec, features),
+            None => Err(ModelError::UnknownModel {
+                kind: spec.kind.clone(),
+                known: self.names().map(String::from).collect(),
+            }),
+        }
+    }
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        Self::built_in()
+    }
+}
