@@ -1,1 +1,15 @@
-//! Work in progress.
+//! Datasets: cuts files of records into tasks, and reads the records of a task as numbers.
+
+mod columns;
+mod cuts;
+mod error;
+mod parquet_file;
+mod plan;
+mod read;
+mod source;
+mod text;
+
+pub use error::DataError;
+pub use plan::plan;
+pub use read::read;
+pub use steadfast_store::ErrorKind;

@@ -1,1 +1,9 @@
-//! Work in progress.
+//! What a master thinks: the task queues, the lanes' owners, the initialiser's election, the
+//! staleness gate. Pure: time is given, etcd is elsewhere.
+
+pub mod clocks;
+pub mod election;
+pub mod lanes;
+pub mod ledger;
+pub mod rate;
+pub mod sync_tasks;

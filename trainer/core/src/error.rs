@@ -1,5 +1,6 @@
 //! What keeps a model from being built or from giving a gradient.
 
+use steadfast_common::error::ErrorKind;
 use thiserror::Error;
 
 /// Why there is no model or no gradient. Records are numbered within their batch.
@@ -29,4 +30,20 @@ pub enum ModelError {
     /// Training diverged: the records are sound and the loss is not.
     #[error("the loss is not finite; a lower learning rate or a bound on gradients may help")]
     NotFinite,
+}
+
+impl ModelError {
+    /// What a caller does next.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::UnknownModel { .. }
+            | Self::BadSpec { .. }
+            | Self::Width { .. }
+            | Self::BadFeature { .. }
+            | Self::BadLabel { .. }
+            | Self::LabelNotFinite { .. }
+            | Self::NotFinite => ErrorKind::Invalid,
+            Self::Uneven { .. } => ErrorKind::Internal,
+        }
+    }
 }

@@ -217,11 +217,7 @@ fn depth_faults(spec: &ModelSpec) -> Vec<String> {
     given.iter().filter(|(_, is_given)| *is_given).map(|(key, _)| fault(key)).collect()
 }
 
-fn input_of<'a>(
-    layer: usize,
-    batch: &'a Batch<'_>,
-    hidden: &'a [Hidden],
-) -> ArrayView2<'a, f32> {
+fn input_of<'a>(layer: usize, batch: &'a Batch<'_>, hidden: &'a [Hidden]) -> ArrayView2<'a, f32> {
     match layer {
         0 => batch.features.view(),
         _ => hidden[layer - 1].output.view(),

@@ -21,7 +21,8 @@ impl Registry {
     /// Knows `linear`, `softmax` and `mlp`.
     pub fn built_in() -> Self {
         let mut registry = Self { factories: BTreeMap::new() };
-        registry.register("linear", |spec, features| Ok(Box::new(Network::linear(spec, features)?)));
+        registry
+            .register("linear", |spec, features| Ok(Box::new(Network::linear(spec, features)?)));
         registry
             .register("softmax", |spec, features| Ok(Box::new(Network::softmax(spec, features)?)));
         registry.register("mlp", |spec, features| Ok(Box::new(Network::mlp(spec, features)?)));

@@ -1,0 +1,189 @@
+//! Finds the columns that a job asks for among those that a file has.
+
+use std::collections::HashSet;
+
+use globset::GlobBuilder;
+use steadfast_common::spec::DatasetSpec;
+
+use crate::error::DataError;
+
+/// How alike two names must be for one to be suggested for the other, from 0 to 1.
+const LIKENESS_MIN: f64 = 0.7;
+const CANDIDATES_MAX: usize = 3;
+
+/// A column of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Column {
+    pub name: String,
+    pub content: Content,
+}
+
+/// What the file's schema says of a column.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Content {
+    Numbers,
+    /// Only reading the records will tell.
+    Text,
+    Other(String),
+}
+
+/// Names the feature columns of one file in the order in which a model sees them: that of the
+/// job's list, and that of the file where a wildcard stands for several. A wildcard never stands
+/// for the label.
+pub(crate) fn resolve(
+    spec: &DatasetSpec,
+    file: &str,
+    columns: &[Column],
+) -> Result<Vec<String>, DataError> {
+    let label = find(columns, &spec.label, file)?;
+    fit(label, columns, file)?;
+    let mut features = Vec::new();
+    let mut taken = HashSet::new();
+    for wanted in &spec.features {
+        let found = match wanted.contains('*') {
+            true => matching(columns, wanted, &spec.label, file)?,
+            false => vec![find(columns, wanted, file)?],
+        };
+        for column in found {
+            if column.name == spec.label {
+                return Err(DataError::LabelAmongFeatures { column: column.name.clone() });
+            }
+            if taken.insert(&column.name) {
+                fit(column, columns, file)?;
+                features.push(column.name.clone());
+            }
+        }
+    }
+    if features.is_empty() {
+        return Err(unknown(columns, "*", file));
+    }
+    Ok(features)
+}
+
+fn find<'a>(columns: &'a [Column], name: &str, file: &str) -> Result<&'a Column, DataError> {
+    columns.iter().find(|column| column.name == name).ok_or_else(|| unknown(columns, name, file))
+}
+
+fn matching<'a>(
+    columns: &'a [Column],
+    pattern: &str,
+    label: &str,
+    file: &str,
+) -> Result<Vec<&'a Column>, DataError> {
+    let mut escaped = String::with_capacity(pattern.len());
+    for character in pattern.chars() {
+        if matches!(character, '[' | ']' | '{' | '}' | '?' | '\\') {
+            escaped.push('\\');
+        }
+        escaped.push(character);
+    }
+    let glob = GlobBuilder::new(&escaped).literal_separator(false).backslash_escape(true).build();
+    let matcher = glob.map_err(|_| unknown(columns, pattern, file))?.compile_matcher();
+    let found: Vec<&Column> = columns
+        .iter()
+        .filter(|column| column.name != label && matcher.is_match(&column.name))
+        .collect();
+    match found.is_empty() {
+        true => Err(unknown(columns, pattern, file)),
+        false => Ok(found),
+    }
+}
+
+fn fit(column: &Column, columns: &[Column], file: &str) -> Result<(), DataError> {
+    let of_that_name = columns.iter().filter(|other| other.name == column.name).count();
+    if of_that_name > 1 {
+        let (column, file) = (column.name.clone(), file.to_owned());
+        return Err(DataError::DuplicateColumn { column, file });
+    }
+    match &column.content {
+        Content::Numbers | Content::Text => Ok(()),
+        Content::Other(found) => Err(DataError::NotNumeric {
+            column: column.name.clone(),
+            file: file.to_owned(),
+            found: found.clone(),
+        }),
+    }
+}
+
+fn unknown(columns: &[Column], wanted: &str, file: &str) -> DataError {
+    let mut near: Vec<(f64, &str)> = columns
+        .iter()
+        .map(|column| (likeness(wanted, &column.name), column.name.as_str()))
+        .filter(|(likeness, _)| *likeness >= LIKENESS_MIN)
+        .collect();
+    near.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
+    near.truncate(CANDIDATES_MAX);
+    DataError::UnknownColumn {
+        column: wanted.to_owned(),
+        file: file.to_owned(),
+        candidates: near.into_iter().map(|(_, name)| name.to_owned()).collect(),
+    }
+}
+
+fn likeness(wanted: &str, name: &str) -> f64 {
+    strsim::jaro_winkler(&wanted.to_lowercase(), &name.to_lowercase())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use steadfast_common::spec::{DataFormat, Header};
+
+    fn columns(names: &[&str]) -> Vec<Column> {
+        let column = |name: &&str| Column { name: (*name).to_owned(), content: Content::Numbers };
+        names.iter().map(column).collect()
+    }
+
+    fn spec(features: &[&str], label: &str) -> DatasetSpec {
+        DatasetSpec {
+            source: vec![],
+            format: DataFormat::Parquet,
+            features: features.iter().map(|name| (*name).to_owned()).collect(),
+            label: label.to_owned(),
+            feature_scale: 1.0,
+            records_per_task: None,
+            header: Header::Present,
+        }
+    }
+
+    #[test]
+    fn features_keep_the_order_of_the_job_and_a_wildcard_that_of_the_file() {
+        let columns = columns(&["x/1", "x0", "digit", "b", "x[0]"]);
+        let named = |features: &[&str]| resolve(&spec(features, "digit"), "f", &columns).unwrap();
+        assert_eq!(named(&["b", "x*"]), ["b", "x/1", "x0", "x[0]"]);
+        assert_eq!(named(&["x0", "*"]), ["x0", "x/1", "b", "x[0]"]);
+        assert_eq!(named(&["x[0]", "x[*"]), ["x[0]"]);
+    }
+
+    #[test]
+    fn an_unknown_column_is_named_with_the_file_and_what_was_probably_meant() {
+        let error = resolve(&spec(&["pixel0"], "digit"), "f.csv", &columns(&["pixel_0", "digit"]));
+        assert_eq!(
+            error.unwrap_err().to_string(),
+            "f.csv has no column `pixel0`; did you mean `pixel_0`?"
+        );
+        let error = resolve(&spec(&["pixel_0"], "Digit"), "f.csv", &columns(&["pixel_0", "digit"]));
+        assert_eq!(
+            error.unwrap_err().to_string(),
+            "f.csv has no column `Digit`; did you mean `digit`?"
+        );
+        let error = resolve(&spec(&["q*"], "digit"), "f.csv", &columns(&["pixel_0", "digit"]));
+        assert_eq!(error.unwrap_err().to_string(), "f.csv has no column `q*`");
+    }
+
+    #[test]
+    fn the_label_is_no_feature_and_a_name_stands_for_one_column() {
+        let error = resolve(&spec(&["y"], "y"), "f", &columns(&["x", "y"])).unwrap_err();
+        assert!(matches!(error, DataError::LabelAmongFeatures { .. }), "{error}");
+        let error = resolve(&spec(&["x"], "y"), "f", &columns(&["x", "y", "x"])).unwrap_err();
+        assert!(matches!(error, DataError::DuplicateColumn { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_column_that_holds_no_numbers_is_refused() {
+        let mut columns = columns(&["x", "y"]);
+        columns[0].content = Content::Other("Utf8".to_owned());
+        let error = resolve(&spec(&["x"], "y"), "f", &columns).unwrap_err();
+        assert!(matches!(error, DataError::NotNumeric { .. }), "{error}");
+    }
+}

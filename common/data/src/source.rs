@@ -1,0 +1,51 @@
+//! Which files a dataset consists of.
+
+use std::collections::HashSet;
+
+use steadfast_common::spec::DatasetSpec;
+use steadfast_store::{Location, expand};
+
+use crate::error::DataError;
+
+/// Expands the sources in their order, each one's files sorted, no file twice.
+pub(crate) async fn files(
+    spec: &DatasetSpec,
+    base: Option<&str>,
+) -> Result<Vec<Location>, DataError> {
+    if spec.source.is_empty() {
+        return Err(DataError::NoSource);
+    }
+    let mut files = Vec::new();
+    let mut seen = HashSet::new();
+    for source in &spec.source {
+        for file in expand(&resolve(source, base)).await? {
+            if seen.insert(file.url().to_owned()) {
+                files.push(file);
+            }
+        }
+    }
+    Ok(files)
+}
+
+fn resolve(source: &str, base: Option<&str>) -> String {
+    match base {
+        Some(base) if !source.contains("://") && !source.starts_with('/') => {
+            format!("{}/{source}", base.trim_end_matches('/'))
+        }
+        Some(_) | None => source.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_relative_source_is_resolved_against_the_folder_of_the_job_file() {
+        assert_eq!(resolve("a/*.csv", Some("/jobs/")), "/jobs/a/*.csv");
+        assert_eq!(resolve("a.csv", Some("s3://b/jobs")), "s3://b/jobs/a.csv");
+        assert_eq!(resolve("/a.csv", Some("/jobs")), "/a.csv");
+        assert_eq!(resolve("s3://b/a.csv", Some("/jobs")), "s3://b/a.csv");
+        assert_eq!(resolve("a.csv", None), "a.csv");
+    }
+}

@@ -1,0 +1,91 @@
+//! Turns the text of a chunk into numbers.
+
+use steadfast_common::dataset::{Chunk, ReadOptions, Records};
+
+use super::{Dialect, Layout};
+use crate::error::DataError;
+use crate::read::Wanted;
+
+/// Parses the records of `chunk`, which is all of `bytes`.
+pub(crate) fn decode(
+    bytes: &[u8],
+    file: &str,
+    chunk: Chunk,
+    dialect: Dialect,
+    layout: &Layout,
+    options: &ReadOptions,
+) -> Result<Records, DataError> {
+    let wanted = Wanted::find(options, &layout.columns, file)?;
+    let mut records = Records { width: wanted.features.len(), ..Records::default() };
+    let mut reader = dialect.reader(bytes);
+    let mut fields = csv::ByteRecord::new();
+    let mut record = chunk.first_record;
+    loop {
+        let more = reader
+            .read_byte_record(&mut fields)
+            .map_err(|error| DataError::bad_file(file, error.to_string()))?;
+        if !more {
+            break;
+        }
+        if fields.len() != layout.columns.len() {
+            let (expected, found) = (layout.columns.len(), fields.len());
+            return Err(DataError::bad_file(
+                file,
+                format!(
+                    "record {record} has {found} fields instead of {expected}; has it changed?"
+                ),
+            ));
+        }
+        let number = |column: usize, scale: f32| {
+            number(&fields[column], scale).map_err(|reason| DataError::BadRecord {
+                file: file.to_owned(),
+                record,
+                column: layout.columns[column].clone(),
+                reason,
+            })
+        };
+        for &column in &wanted.features {
+            records.features.push(number(column, options.feature_scale)?);
+        }
+        records.labels.push(number(wanted.label, 1.0)?);
+        record += 1;
+    }
+    Ok(records)
+}
+
+fn number(field: &[u8], scale: f32) -> Result<f32, String> {
+    let text = std::str::from_utf8(field).map_err(|_| "it is not UTF-8".to_owned())?.trim();
+    let value = match text {
+        "" => return Err("it is empty".to_owned()),
+        "true" | "True" | "TRUE" => 1.0,
+        "false" | "False" | "FALSE" => 0.0,
+        text => text.parse::<f64>().map_err(|_| format!("`{}` is no number", shortened(text)))?,
+    };
+    crate::read::narrow(value, scale)
+}
+
+fn shortened(text: &str) -> String {
+    const CHARACTERS_MAX: usize = 40;
+    match text.char_indices().nth(CHARACTERS_MAX) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_finite_numbers_and_truth_values_are_numbers() {
+        assert_eq!(number(b" 1.5 ", 2.0), Ok(3.0));
+        assert_eq!(number(b"-2e3", 1.0), Ok(-2000.0));
+        assert_eq!(number(b"true", 1.0), Ok(1.0));
+        for bad in ["", " ", "x", "1,5", "NaN", "inf", "1e300", "1e-", "0x10", "null"] {
+            assert!(number(bad.as_bytes(), 1.0).is_err(), "{bad}");
+        }
+        assert!(number(b"\xff", 1.0).is_err());
+        assert!(number(b"3e38", 2.0).is_err());
+        assert!(number("ä".repeat(100).as_bytes(), 1.0).unwrap_err().len() < 150);
+    }
+}

@@ -1,0 +1,197 @@
+//! Clients of stores across the network, set up from their usual environment variables.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+
+use object_store::http::HttpBuilder;
+use object_store::{ClientOptions, ObjectStore, parse_url_opts};
+use url::Url;
+
+use crate::error::StoreError;
+
+/// How long a connection may say nothing. It also bounds sending one part of an upload.
+const SILENCE_MAX: &str = "30 seconds";
+/// Bounds one request; what bounds a whole operation is its size, see `location`.
+const REQUEST_MAX: &str = "1 hour";
+
+/// Which environment variables configure a kind of store. Names are in lower case.
+struct Family {
+    /// What every variable of this family starts with.
+    prefix: &'static str,
+    /// Variables outside the prefix that count as well.
+    extra: &'static [&'static str],
+    /// A custom server instead of the cloud's own.
+    endpoints: &'static [&'static str],
+    /// With one of these set, somebody has thought about how to prove who we are.
+    credentials: &'static [&'static str],
+    skip_signature: &'static str,
+}
+
+const AWS: Family = Family {
+    prefix: "aws_",
+    extra: &[],
+    endpoints: &["aws_endpoint", "aws_endpoint_url", "aws_endpoint_url_s3"],
+    credentials: &[
+        "aws_access_key_id",
+        "aws_secret_access_key",
+        "aws_web_identity_token_file",
+        "aws_container_credentials_relative_uri",
+        "aws_container_credentials_full_uri",
+        "aws_metadata_endpoint",
+        "aws_skip_signature",
+    ],
+    skip_signature: "aws_skip_signature",
+};
+
+const GOOGLE: Family = Family {
+    prefix: "google_",
+    extra: &["service_account"],
+    endpoints: &["google_base_url"],
+    credentials: &[
+        "service_account",
+        "google_service_account",
+        "google_service_account_path",
+        "google_service_account_key",
+        "google_application_credentials",
+        "google_bearer_token",
+        "google_skip_signature",
+    ],
+    skip_signature: "google_skip_signature",
+};
+
+const AZURE: Family = Family {
+    prefix: "azure_",
+    extra: &["identity_endpoint"],
+    endpoints: &["azure_storage_endpoint", "azure_endpoint"],
+    credentials: &[
+        "azure_storage_account_key",
+        "azure_storage_access_key",
+        "azure_storage_master_key",
+        "azure_storage_client_secret",
+        "azure_client_secret",
+        "azure_storage_sas_key",
+        "azure_storage_sas_token",
+        "azure_storage_token",
+        "azure_storage_use_emulator",
+        "azure_federated_token_file",
+        "azure_fabric_session_token",
+        "azure_use_azure_cli",
+        "azure_msi_endpoint",
+        "azure_identity_endpoint",
+        "identity_endpoint",
+        "azure_credential_type",
+        "azure_skip_signature",
+    ],
+    skip_signature: "azure_skip_signature",
+};
+
+/// Makes the client of the store at `base` from the variables in `environment`.
+pub(crate) fn connect(
+    base: &Url,
+    environment: impl Iterator<Item = (OsString, OsString)>,
+) -> Result<Arc<dyn ObjectStore>, StoreError> {
+    // Fails when the process has chosen its cryptography already, which is as good.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let failed = |source: object_store::Error| StoreError::Configuration {
+        url: base.as_str().to_owned(),
+        source: source.into(),
+    };
+    let family = match base.scheme() {
+        "http" | "https" => return http_store(base).map_err(failed),
+        "s3" | "s3a" => &AWS,
+        "gs" => &GOOGLE,
+        _ => &AZURE,
+    };
+    let (store, _) = parse_url_opts(base, options(family, environment)).map_err(failed)?;
+    Ok(Arc::from(store))
+}
+
+fn http_store(base: &Url) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
+    use object_store::ClientConfigKey as Key;
+    let client = ClientOptions::new()
+        .with_allow_http(true)
+        .with_config(Key::Timeout, REQUEST_MAX)
+        .with_config(Key::ReadTimeout, SILENCE_MAX);
+    let store = HttpBuilder::new().with_url(base.as_str()).with_client_options(client).build()?;
+    Ok(Arc::new(store))
+}
+
+/// What to tell the client: our defaults, then the variables of its family, which win.
+fn options(
+    family: &Family,
+    environment: impl Iterator<Item = (OsString, OsString)>,
+) -> Vec<(String, String)> {
+    let variables: Vec<(String, String)> = environment
+        .filter_map(|(name, value)| {
+            Some((name.into_string().ok()?.to_ascii_lowercase(), value.into_string().ok()?))
+        })
+        .filter(|(name, value)| {
+            let ours = name.starts_with(family.prefix) || family.extra.contains(&name.as_str());
+            ours && !value.is_empty()
+        })
+        .collect();
+    let one_of = |names: &[&str]| {
+        variables.iter().find(|(name, _)| names.contains(&name.as_str())).map(|(_, value)| value)
+    };
+
+    let mut options = vec![
+        ("timeout".to_owned(), REQUEST_MAX.to_owned()),
+        ("read_timeout".to_owned(), SILENCE_MAX.to_owned()),
+    ];
+    if let Some(endpoint) = one_of(family.endpoints) {
+        if endpoint.starts_with("http://") {
+            options.push(("allow_http".to_owned(), "true".to_owned()));
+        }
+        // Without credentials the client would ask the cloud's metadata address for some, which a
+        // custom server's network hardly has: every request would hang instead of being refused.
+        if one_of(family.credentials).is_none() {
+            options.push((family.skip_signature.to_owned(), "true".to_owned()));
+        }
+    }
+    options.extend(variables);
+    options
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options_of(family: &Family, variables: &[(&str, &str)]) -> Vec<(String, String)> {
+        let variables = variables.iter().map(|(name, value)| (name.into(), value.into()));
+        options(family, variables)
+    }
+
+    fn has(options: &[(String, String)], name: &str, value: &str) -> bool {
+        options.iter().any(|option| option.0 == name && option.1 == value)
+    }
+
+    #[test]
+    fn a_custom_endpoint_without_credentials_is_asked_without_a_signature() {
+        let cases = [
+            (&AWS, "AWS_ENDPOINT", "AWS_ACCESS_KEY_ID"),
+            (&GOOGLE, "GOOGLE_BASE_URL", "GOOGLE_SERVICE_ACCOUNT"),
+            (&AZURE, "AZURE_STORAGE_ENDPOINT", "AZURE_STORAGE_ACCOUNT_KEY"),
+        ];
+        for (family, endpoint, credential) in cases {
+            let none = options_of(family, &[(endpoint, "http://127.0.0.1:9")]);
+            assert!(has(&none, family.skip_signature, "true"), "{none:?}");
+            assert!(has(&none, "allow_http", "true"), "{none:?}");
+            let some = options_of(family, &[(endpoint, "https://store"), (credential, "x")]);
+            assert!(!has(&some, family.skip_signature, "true"), "{some:?}");
+            assert!(!has(&some, "allow_http", "true"), "{some:?}");
+        }
+    }
+
+    #[test]
+    fn a_cloud_of_its_own_endpoint_is_asked_with_whatever_credentials_the_machine_has() {
+        assert!(!has(&options_of(&AWS, &[]), "aws_skip_signature", "true"));
+    }
+
+    #[test]
+    fn variables_win_over_defaults_and_foreign_ones_are_left_out() {
+        let options = options_of(&AWS, &[("AWS_TIMEOUT", "5 seconds"), ("SECRET", "x")]);
+        let position = |name: &str| options.iter().position(|option| option.0 == name);
+        assert!(position("aws_timeout") > position("timeout"));
+        assert_eq!(position("secret"), None);
+    }
+}

@@ -1,0 +1,102 @@
+//! Wildcards in paths and URLs: which objects match.
+
+use globset::{GlobBuilder, GlobMatcher};
+use object_store::path::Path;
+
+use crate::address::{Address, QuestionMark};
+use crate::error::StoreError;
+use crate::location::Location;
+use crate::root::Root;
+
+/// Lists the objects that match `pattern`, sorted by path.
+///
+/// `*` stands for any characters within one part of the path, `?` for one, and a part `**` for any
+/// number of parts. Only the folders that can hold a match are listed. Without a wildcard, the
+/// answer is that one location, whether or not there is an object.
+pub async fn expand(pattern: &str) -> Result<Vec<Location>, StoreError> {
+    let address = Address::parse(pattern, QuestionMark::Wildcard)?;
+    let root = Root::shared(&address.base)?;
+    let parts: Vec<String> = address.path.parts().map(|part| part.as_ref().to_owned()).collect();
+    let Some(first) = parts.iter().position(|part| part.contains(['*', '?'])) else {
+        return Ok(vec![Location::new(root, address.path)]);
+    };
+
+    let start = Path::parse(parts[..first].join("/")).expect("parts of a valid path");
+    let mut level = vec![Location::new(root, start)];
+    for index in first..parts.len() {
+        let rest = &parts[index..];
+        if rest[0] == "**" {
+            level = everything_below(&level, &matcher(pattern, &rest.join("/"))?).await?;
+            break;
+        }
+        level = match rest {
+            [last] => objects_in(&level, &matcher(pattern, last)?).await?,
+            [part, ..] if part.contains(['*', '?']) => {
+                folders_in(&level, &matcher(pattern, part)?).await?
+            }
+            [part, ..] => level.iter().map(|folder| folder.join(part)).collect(),
+            [] => level,
+        };
+    }
+    if level.is_empty() {
+        return Err(StoreError::NoMatch { pattern: pattern.to_owned() });
+    }
+    level.sort_by(|a, b| a.path().cmp(b.path()));
+    Ok(level)
+}
+
+async fn everything_below(
+    folders: &[Location],
+    matcher: &GlobMatcher,
+) -> Result<Vec<Location>, StoreError> {
+    let mut found = Vec::new();
+    for folder in folders {
+        let objects = folder.list().await?;
+        let matching = objects.iter().filter(|(name, _)| matcher.is_match(name));
+        found.extend(matching.map(|(name, _)| folder.join(name)));
+    }
+    Ok(found)
+}
+
+async fn objects_in(
+    folders: &[Location],
+    matcher: &GlobMatcher,
+) -> Result<Vec<Location>, StoreError> {
+    let mut found = Vec::new();
+    for folder in folders {
+        let objects = folder.list_folder().await?.objects;
+        let matching = objects.iter().filter(|name| matcher.is_match(name));
+        found.extend(matching.map(|name| folder.join(name)));
+    }
+    Ok(found)
+}
+
+async fn folders_in(
+    folders: &[Location],
+    matcher: &GlobMatcher,
+) -> Result<Vec<Location>, StoreError> {
+    let mut found = Vec::new();
+    for folder in folders {
+        let inner = folder.list_folder().await?.folders;
+        let matching = inner.iter().filter(|name| matcher.is_match(name));
+        found.extend(matching.map(|name| folder.join(name)));
+    }
+    Ok(found)
+}
+
+/// Compiles a glob in which only `*`, `?` and `**` are special.
+fn matcher(pattern: &str, glob: &str) -> Result<GlobMatcher, StoreError> {
+    let mut escaped = String::with_capacity(glob.len());
+    for character in glob.chars() {
+        if matches!(character, '[' | ']' | '{' | '}' | '\\') {
+            escaped.push('\\');
+        }
+        escaped.push(character);
+    }
+    let glob = GlobBuilder::new(&escaped).literal_separator(true).backslash_escape(true).build();
+    let glob = glob.map_err(|error| StoreError::BadUrl {
+        url: pattern.to_owned(),
+        reason: error.to_string(),
+    })?;
+    Ok(glob.compile_matcher())
+}

@@ -1,0 +1,86 @@
+//! The stores that this process talks to: one client each, shared by all locations in it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+
+use object_store::ObjectStore;
+use object_store::local::LocalFileSystem;
+use object_store::memory::InMemory;
+use url::Url;
+
+use crate::error::StoreError;
+
+/// One store: a bucket, a server, the file system or a named piece of this process's memory.
+pub(crate) struct Root {
+    pub store: Arc<dyn ObjectStore>,
+    /// `scheme://authority/`, without secrets.
+    pub base: Url,
+    pub upload: Upload,
+}
+
+/// How large objects are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Upload {
+    Whole,
+    /// In parts, each retried and timed by itself.
+    #[cfg_attr(not(feature = "cloud"), expect(dead_code, reason = "clouds only"))]
+    InParts,
+}
+
+/// Guards the clients that were made. A client is a pool of connections and a `memory://` store is
+/// its content, so both must be the same ones for everybody in the process. As many as the
+/// process uses stores, which is a handful.
+static ROOTS: LazyLock<Mutex<BTreeMap<String, Arc<Root>>>> = LazyLock::new(Mutex::default);
+
+impl Root {
+    /// Finds or makes the client of the store at `base`.
+    pub fn shared(base: &Url) -> Result<Arc<Self>, StoreError> {
+        let mut roots = ROOTS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(root) = roots.get(base.as_str()) {
+            return Ok(Arc::clone(root));
+        }
+        let root = Arc::new(Self::connect(base)?);
+        roots.insert(base.as_str().to_owned(), Arc::clone(&root));
+        Ok(root)
+    }
+
+    fn connect(base: &Url) -> Result<Self, StoreError> {
+        let bad = |reason: &str| StoreError::BadUrl {
+            url: base.as_str().to_owned(),
+            reason: reason.to_owned(),
+        };
+        let base = base.clone();
+        match base.scheme() {
+            "file" if base.host().is_some() => Err(bad("a file URL has three slashes and no host")),
+            "file" => {
+                let store = Arc::new(LocalFileSystem::new().with_fsync(true));
+                Ok(Self { store, base, upload: Upload::Whole })
+            }
+            "memory" => Ok(Self { store: Arc::new(InMemory::new()), base, upload: Upload::Whole }),
+            "s3" | "s3a" | "gs" | "az" | "azure" | "adl" | "abfs" | "abfss" | "http" | "https"
+                if base.host().is_none() =>
+            {
+                Err(bad("the name of the bucket or host is missing"))
+            }
+            "s3" | "s3a" | "gs" | "az" | "azure" | "adl" | "abfs" | "abfss" => {
+                let store = cloud_store(&base)?;
+                Ok(Self { store, base, upload: Upload::InParts })
+            }
+            "http" | "https" => {
+                let store = cloud_store(&base)?;
+                Ok(Self { store, base, upload: Upload::Whole })
+            }
+            other => Err(bad(&format!("`{other}` is not a known kind of store"))),
+        }
+    }
+}
+
+#[cfg(feature = "cloud")]
+fn cloud_store(base: &Url) -> Result<Arc<dyn ObjectStore>, StoreError> {
+    crate::cloud::connect(base, std::env::vars_os())
+}
+
+#[cfg(not(feature = "cloud"))]
+fn cloud_store(base: &Url) -> Result<Arc<dyn ObjectStore>, StoreError> {
+    Err(StoreError::CloudMissing { url: base.as_str().to_owned() })
+}

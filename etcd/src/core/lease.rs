@@ -1,0 +1,150 @@
+//! Leases: how long they last and which keys hang on them.
+
+use super::fact::{Key, LeaseId, Millis};
+use super::refusal::Refusal;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Real etcd raises shorter leases to this; it follows from its election timeout.
+pub const TTL_MIN_S: i64 = 2;
+/// Real etcd's own limit, some 285 years.
+const TTL_MAX_S: i64 = 9_000_000_000;
+
+/// Deadlines are memory only: a restart gives every lease its full time again, so that no process
+/// loses its lease because the server was away.
+#[derive(Debug, Default, PartialEq)]
+pub struct Leases {
+    leases: BTreeMap<LeaseId, Lease>,
+    deadlines: BTreeSet<(Millis, LeaseId)>,
+    /// The lease that each bound key hangs on.
+    bound: BTreeMap<Key, LeaseId>,
+}
+
+#[derive(Debug, PartialEq)]
+struct Lease {
+    ttl_s: i64,
+    deadline: Millis,
+    keys: BTreeSet<Key>,
+}
+
+/// What can be asked about a lease.
+#[derive(Debug, PartialEq)]
+pub struct LeaseStatus {
+    pub ttl_s: i64,
+    pub remaining_s: i64,
+}
+
+/// Returns the time that a request for `ttl_s` is granted.
+pub fn granted_ttl_s(ttl_s: i64) -> Result<i64, Refusal> {
+    if ttl_s > TTL_MAX_S { Err(Refusal::LeaseTtlTooLarge) } else { Ok(ttl_s.max(TTL_MIN_S)) }
+}
+
+impl Leases {
+    pub fn contains(&self, id: LeaseId) -> bool {
+        self.leases.contains_key(&id)
+    }
+
+    pub fn insert(&mut self, id: LeaseId, ttl_s: i64, now: Millis) {
+        self.remove(id);
+        let deadline = deadline(ttl_s, now);
+        self.deadlines.insert((deadline, id));
+        self.leases.insert(id, Lease { ttl_s, deadline, keys: BTreeSet::new() });
+    }
+
+    pub fn remove(&mut self, id: LeaseId) {
+        let Some(lease) = self.leases.remove(&id) else { return };
+        self.deadlines.remove(&(lease.deadline, id));
+        for key in lease.keys {
+            self.bound.remove(&key);
+        }
+    }
+
+    /// Starts the time of a lease anew and returns it; a lease whose time is over stays lost, even
+    /// in the moment before it is taken away.
+    pub fn keep_alive(&mut self, id: LeaseId, now: Millis) -> Option<i64> {
+        let lease = self.leases.get_mut(&id).filter(|lease| lease.deadline > now)?;
+        self.deadlines.remove(&(lease.deadline, id));
+        lease.deadline = deadline(lease.ttl_s, now);
+        self.deadlines.insert((lease.deadline, id));
+        Some(lease.ttl_s)
+    }
+
+    /// Binds a key to a lease, or to none (zero), in place of what it was bound to.
+    pub fn bind(&mut self, key: &[u8], id: LeaseId) {
+        if let Some(old) = self.bound.remove(key)
+            && let Some(lease) = self.leases.get_mut(&old)
+        {
+            lease.keys.remove(key);
+        }
+        if let Some(lease) = self.leases.get_mut(&id) {
+            lease.keys.insert(key.to_vec());
+            self.bound.insert(key.to_vec(), id);
+        }
+    }
+
+    /// Returns the leases whose time is over, longest over first.
+    pub fn expired(&self, now: Millis) -> Vec<LeaseId> {
+        self.deadlines.iter().take_while(|(at, _)| *at <= now).map(|(_, id)| *id).collect()
+    }
+
+    /// Returns the keys bound to a lease, in order.
+    pub fn keys(&self, id: LeaseId) -> impl Iterator<Item = &Key> {
+        self.leases.get(&id).into_iter().flat_map(|lease| &lease.keys)
+    }
+
+    pub fn status(&self, id: LeaseId, now: Millis) -> Option<LeaseStatus> {
+        let lease = self.leases.get(&id)?;
+        let remaining_ms = lease.deadline.saturating_sub(now);
+        let remaining_s = i64::try_from(remaining_ms / 1_000).unwrap_or(i64::MAX);
+        Some(LeaseStatus { ttl_s: lease.ttl_s, remaining_s })
+    }
+
+    /// Returns every lease with its full time.
+    pub fn iter(&self) -> impl Iterator<Item = (LeaseId, i64)> {
+        self.leases.iter().map(|(id, lease)| (*id, lease.ttl_s))
+    }
+}
+
+fn deadline(ttl_s: i64, now: Millis) -> Millis {
+    let ttl_s = u64::try_from(ttl_s).unwrap_or(0);
+    now.saturating_add(ttl_s.saturating_mul(1_000))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Keeping a lease alive moves its deadline; missing it is final.
+    #[test]
+    fn a_lease_lasts_its_time_from_the_last_sign_of_life() {
+        let mut leases = Leases::default();
+        leases.insert(7, 2, 0);
+        assert_eq!(leases.keep_alive(7, 1_500), Some(2));
+        assert_eq!(leases.expired(3_499), Vec::<LeaseId>::new());
+        assert_eq!(leases.expired(3_500), vec![7]);
+        assert_eq!(leases.keep_alive(7, 3_500), None, "too late");
+    }
+
+    /// A key hangs on one lease at most.
+    #[test]
+    fn a_key_moves_from_lease_to_lease() {
+        let mut leases = Leases::default();
+        leases.insert(1, 10, 0);
+        leases.insert(2, 10, 0);
+        leases.bind(b"k", 1);
+        leases.bind(b"k", 2);
+        assert_eq!(leases.keys(1).count(), 0);
+        assert_eq!(leases.keys(2).collect::<Vec<_>>(), [b"k"]);
+        leases.bind(b"k", 0);
+        assert_eq!(leases.keys(2).count(), 0);
+    }
+
+    /// Numbers from the wire do not overflow.
+    #[test]
+    fn absurd_times_are_refused_or_raised() {
+        assert_eq!(granted_ttl_s(i64::MAX), Err(Refusal::LeaseTtlTooLarge));
+        assert_eq!(granted_ttl_s(i64::MIN), Ok(TTL_MIN_S));
+        let mut leases = Leases::default();
+        leases.insert(1, i64::MAX, u64::MAX);
+        assert_eq!(leases.expired(u64::MAX - 1), Vec::<LeaseId>::new());
+    }
+}

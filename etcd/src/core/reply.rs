@@ -1,0 +1,24 @@
+//! The header of replies.
+
+use super::fact::Revision;
+use etcd_client::proto::PbResponseHeader;
+
+/// One process is the whole cluster, so its names are fixed.
+pub const CLUSTER_ID: u64 = 0x5354_4541_4446_4153;
+pub const MEMBER_ID: u64 = 0x5354_4541_4459;
+pub const RAFT_TERM: u64 = 1;
+
+/// Returns the header of a reply.
+pub fn header(revision: Revision) -> PbResponseHeader {
+    PbResponseHeader {
+        cluster_id: CLUSTER_ID,
+        member_id: MEMBER_ID,
+        revision,
+        raft_term: RAFT_TERM,
+    }
+}
+
+/// Returns the header of a reply inside of a transaction's reply, which names the revision only.
+pub fn inner_header(revision: Revision) -> PbResponseHeader {
+    PbResponseHeader { revision, ..Default::default() }
+}

@@ -1,0 +1,114 @@
+//! Which events a watcher gets, and when it has fallen too far behind.
+
+use super::fact::{Change, Key, Revision, Write};
+use super::history::History;
+use super::span::Span;
+use etcd_client::proto::{PbEvent, PbKeyValue};
+
+const EVENT_PUT: i32 = 0;
+const EVENT_DELETE: i32 = 1;
+
+/// A position in the history. It holds no events, so a slow watcher costs nothing but the risk of
+/// being cancelled.
+#[derive(Debug, Clone)]
+pub struct Watcher {
+    pub key: Key,
+    pub range_end: Key,
+    /// The first revision that the watcher has not been told about.
+    pub next: Revision,
+    pub wants: Wants,
+}
+
+/// What a watcher wants to be told about a change.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Wants {
+    pub prev_kv: bool,
+    pub no_put: bool,
+    pub no_delete: bool,
+}
+
+/// What a watcher is to be told next.
+#[derive(Debug, PartialEq)]
+pub enum Told {
+    Nothing,
+    /// Whole revisions, up to and including `through`.
+    Events {
+        events: Vec<PbEvent>,
+        through: Revision,
+    },
+    /// The events that it needs are gone.
+    Lost,
+}
+
+impl Watcher {
+    /// Moves the watcher forward through the revisions up to `latest`, stopping early once its
+    /// events are more than `bytes_max`, and returns them. A revision is never split.
+    pub fn advance(&mut self, history: &History, latest: Revision, bytes_max: usize) -> Told {
+        if self.next < history.floor() {
+            return Told::Lost;
+        }
+        let mut events = Vec::new();
+        let mut bytes = 0;
+        for write in history.writes(self.next, latest) {
+            for event in self.events_of(history, write) {
+                bytes += size(&event);
+                events.push(event);
+            }
+            self.next = write.revision + 1;
+            if bytes >= bytes_max {
+                break;
+            }
+        }
+        match events.is_empty() {
+            true => Told::Nothing,
+            false => Told::Events { events, through: self.next - 1 },
+        }
+    }
+
+    fn events_of<'a>(
+        &'a self,
+        history: &'a History,
+        write: &'a Write,
+    ) -> impl Iterator<Item = PbEvent> + 'a {
+        let span = Span::new(&self.key, &self.range_end);
+        let matching = write.changes.iter().filter(move |change| match change {
+            Change::Put(kv) => !self.wants.no_put && span.contains(&kv.key),
+            Change::Delete(key) => !self.wants.no_delete && span.contains(key),
+        });
+        matching.map(|change| self.event(history, write.revision, change))
+    }
+
+    fn event(&self, history: &History, revision: Revision, change: &Change) -> PbEvent {
+        let (r#type, kv) = match change {
+            Change::Put(kv) => (EVENT_PUT, kv.as_ref().clone()),
+            Change::Delete(key) => {
+                let tombstone =
+                    PbKeyValue { key: key.clone(), mod_revision: revision, ..Default::default() };
+                (EVENT_DELETE, tombstone)
+            }
+        };
+        let prev_kv = match self.wants.prev_kv {
+            true => previous(history, change.key(), revision),
+            false => None,
+        };
+        PbEvent { r#type, kv: Some(kv), prev_kv }
+    }
+}
+
+/// Returns what a key held before a revision, unless that is compacted.
+fn previous(history: &History, key: &[u8], revision: Revision) -> Option<PbKeyValue> {
+    let before = revision - 1;
+    if before < history.compacted() {
+        return None;
+    }
+    history.get(key, before).map(|kv| kv.as_ref().clone())
+}
+
+/// Returns roughly how many bytes an event takes on the wire.
+pub fn size(event: &PbEvent) -> usize {
+    const OVERHEAD: usize = 64;
+    let kv_size = |kv: &PbKeyValue| kv.key.len() + kv.value.len();
+    OVERHEAD
+        + event.kv.as_ref().map_or(0, kv_size)
+        + event.prev_kv.as_ref().map_or(0, kv_size)
+}

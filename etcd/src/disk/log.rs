@@ -1,0 +1,95 @@
+//! The write-ahead log: frames of facts, appended and synced before anyone is answered.
+
+use super::file::{self, MAGIC};
+use super::frame;
+use super::wire::LogBatch;
+use crate::core::{Core, Fact};
+use crate::error::Error;
+use prost::Message;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use tracing::warn;
+
+pub struct Log {
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+}
+
+impl Log {
+    /// Starts an empty log. The caller makes its name durable.
+    pub fn create(path: PathBuf) -> Result<Self, Error> {
+        let mut file = file::create(&path)?;
+        file.write_all(MAGIC).map_err(Error::disk("write", &path))?;
+        file.sync_all().map_err(Error::disk("sync", &path))?;
+        Ok(Log { path, file, bytes: MAGIC.len() as u64 })
+    }
+
+    /// Opens the log that holds `bytes`, folds its facts into `core`, and cuts a torn tail off.
+    pub fn replay(path: PathBuf, bytes: &[u8], core: &mut Core) -> Result<Self, Error> {
+        if MAGIC.starts_with(bytes) && bytes.len() < MAGIC.len() {
+            warn!(path = %path.display(), "log cut off in its first bytes, starting it anew");
+            return Log::create(path);
+        }
+        if !bytes.starts_with(MAGIC) {
+            return Err(file::corrupt(&path, 0, "not a log of this version"));
+        }
+        let sound = fold(&path, bytes, core)?;
+        let file = OpenOptions::new().append(true).open(&path);
+        let file = file.map_err(Error::disk("open", &path))?;
+        let log = Log { path, file, bytes: sound as u64 };
+        if sound < bytes.len() {
+            log.cut(bytes.len() - sound)?;
+        }
+        Ok(log)
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Appends one batch of facts and waits until it is on disk.
+    pub fn append(&mut self, batch: &[u8]) -> Result<(), Error> {
+        let frame = [&frame::header(batch)[..], batch].concat();
+        self.file.write_all(&frame).map_err(Error::disk("append to", &self.path))?;
+        self.file.sync_data().map_err(Error::disk("sync", &self.path))?;
+        self.bytes += frame.len() as u64;
+        Ok(())
+    }
+
+    fn cut(&self, lost: usize) -> Result<(), Error> {
+        let path = self.path.display();
+        warn!(%path, offset = self.bytes, bytes = lost, "torn tail of the log cut off");
+        self.file.set_len(self.bytes).map_err(Error::disk("cut", &self.path))?;
+        self.file.sync_all().map_err(Error::disk("sync", &self.path))
+    }
+}
+
+/// Folds every sound frame and returns where the last one ends.
+fn fold(path: &Path, bytes: &[u8], core: &mut Core) -> Result<usize, Error> {
+    let mut offset = MAGIC.len();
+    while offset < bytes.len() {
+        let Some(payload) = frame::payload(&bytes[offset..]) else {
+            if frame::is_anywhere_in(&bytes[offset + 1..]) {
+                return Err(file::corrupt(path, offset, "checksum mismatch"));
+            }
+            break;
+        };
+        fold_frame(payload, core).map_err(|reason| file::corrupt(path, offset, reason))?;
+        offset += frame::HEADER_BYTES + payload.len();
+    }
+    Ok(offset)
+}
+
+fn fold_frame(payload: &[u8], core: &mut Core) -> Result<(), String> {
+    let batch = LogBatch::decode(payload).map_err(|error| error.to_string())?;
+    for fact in batch.facts {
+        let fact = Fact::try_from(fact)?;
+        if !core.is_next(&fact) {
+            return Err(format!("a record that does not follow revision {}", core.revision()));
+        }
+        core.evolve(fact, 0);
+    }
+    Ok(())
+}

@@ -1,0 +1,235 @@
+//! One store, many clients: where requests meet the core and wait for the log.
+//!
+//! A request runs under one short lock: decide, append the fact to the batch that is being
+//! collected, evolve. Then it waits, without the lock, until the log thread has synced that batch.
+//! While the thread syncs one batch the next one fills: many writers share one sync. Reads wait
+//! the same way for the writes that they may have seen, so no reply ever tells of something that
+//! a crash could take back.
+
+use crate::core::{Core, Decided, Fact, LeaseId, Millis, Refusal, Retention, Revision};
+use crate::disk;
+use std::sync::{Condvar, Mutex, MutexGuard};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// The store as all tasks share it.
+pub struct Node {
+    /// Guards the core and the batch: the order of facts in the log is that of evolving.
+    state: Mutex<State>,
+    /// Tells the log thread that the batch is not empty any more, or that the node closes.
+    work: Condvar,
+    progress: watch::Sender<Progress>,
+    retention: Retention,
+    started: Instant,
+}
+
+struct State {
+    core: Core,
+    /// Encoded facts that the log thread has not taken yet.
+    batch: Vec<u8>,
+    /// How many facts there have been.
+    position: u64,
+    is_open: bool,
+}
+
+/// How far the log has come, and whether it goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Facts up to this one are on disk,
+    pub position: u64,
+    /// and so is this revision.
+    pub revision: Revision,
+    pub disk_bytes: u64,
+    pub stage: Stage,
+}
+
+/// ```text
+/// Serving ──> Draining ──> Stopped
+///    └───────────┴───────> Failed
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    Serving,
+    /// Streams end; requests are still answered.
+    Draining,
+    Stopped,
+    /// The log cannot be written.
+    Failed,
+}
+
+/// Why a request got no answer from the core.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unanswered {
+    Refused(Refusal),
+    Stopped,
+}
+
+/// What the log thread takes at once.
+pub struct Batch {
+    pub facts: Vec<u8>,
+    pub position: u64,
+    pub revision: Revision,
+}
+
+impl Node {
+    pub fn new(core: Core, retention: Retention, disk_bytes: u64) -> Self {
+        let revision = core.revision();
+        let progress = Progress { position: 0, revision, disk_bytes, stage: Stage::Serving };
+        let state = State { core, batch: Vec::new(), position: 0, is_open: true };
+        Node {
+            state: Mutex::new(state),
+            work: Condvar::new(),
+            progress: watch::Sender::new(progress),
+            retention,
+            started: Instant::now(),
+        }
+    }
+
+    /// Runs a request that may change the store and waits until its change is on disk.
+    pub async fn write<T>(
+        &self,
+        decide: impl FnOnce(&Core) -> Result<Decided<T>, Refusal>,
+    ) -> Result<T, Unanswered> {
+        let (position, reply) = {
+            let mut state = self.lock();
+            if !state.is_open {
+                return Err(Unanswered::Stopped);
+            }
+            let decided = decide(&state.core);
+            let reply = decided.map(|Decided { reply, fact }| {
+                fact.into_iter().for_each(|fact| self.commit(&mut state, fact));
+                reply
+            });
+            (state.position, reply)
+        };
+        self.durable(position).await?;
+        reply.map_err(Unanswered::Refused)
+    }
+
+    /// Runs a request that changes nothing durable and waits until all it saw is on disk.
+    pub async fn read<T>(
+        &self,
+        look: impl FnOnce(&mut Core, Millis) -> Result<T, Refusal>,
+    ) -> Result<T, Unanswered> {
+        let (position, reply) = {
+            let mut state = self.lock();
+            (state.position, look(&mut state.core, self.now()))
+        };
+        self.durable(position).await?;
+        reply.map_err(Unanswered::Refused)
+    }
+
+    /// Looks at the store without waiting. The caller must not tell of anything beyond the
+    /// revision in [`Progress`].
+    pub fn peek<T>(&self, look: impl FnOnce(&Core) -> T) -> T {
+        look(&self.lock().core)
+    }
+
+    /// Ends every lease whose time is over.
+    pub fn expire_leases(&self) -> Vec<LeaseId> {
+        let mut state = self.lock();
+        if !state.is_open {
+            return Vec::new();
+        }
+        let expired = state.core.expired_leases(self.now());
+        for id in &expired {
+            if let Ok(Decided { fact: Some(fact), .. }) = state.core.revoke(*id) {
+                self.commit(&mut state, fact);
+            }
+        }
+        expired
+    }
+
+    pub fn progress(&self) -> watch::Receiver<Progress> {
+        self.progress.subscribe()
+    }
+
+    /// Lets streams end, so that connections can.
+    pub fn drain(&self) {
+        self.progress.send_modify(|progress| {
+            if progress.stage == Stage::Serving {
+                progress.stage = Stage::Draining;
+            }
+        });
+    }
+
+    /// Takes no more writes and lets the log thread finish.
+    pub fn close(&self) {
+        self.lock().is_open = false;
+        self.work.notify_all();
+    }
+
+    /// Waits for facts to write; `None` once the node is closed and all are written. Blocks: it
+    /// is the log thread's.
+    pub fn next_batch(&self) -> Option<Batch> {
+        let state = self.lock();
+        let idle = |state: &mut State| state.batch.is_empty() && state.is_open;
+        let mut state = self.work.wait_while(state, idle).expect(LOCK);
+        if state.batch.is_empty() { None } else { Some(take_batch(&mut state)) }
+    }
+
+    /// Takes a look at the whole store together with the facts that led to it and are not yet
+    /// written; they need not be, once what is looked at is on disk.
+    pub fn take_with<T>(&self, look: impl FnOnce(&Core) -> T) -> (T, Batch) {
+        let mut state = self.lock();
+        let seen = look(&state.core);
+        (seen, take_batch(&mut state))
+    }
+
+    /// Answers everyone who waits for a batch.
+    pub fn written(&self, batch: &Batch, disk_bytes: u64) {
+        self.progress.send_modify(|progress| {
+            progress.position = batch.position;
+            progress.revision = batch.revision;
+            progress.disk_bytes = disk_bytes;
+        });
+    }
+
+    pub fn end(&self, stage: Stage) {
+        self.lock().is_open = false;
+        self.progress.send_modify(|progress| progress.stage = stage);
+    }
+
+    fn commit(&self, state: &mut State, fact: Fact) {
+        let now = self.now();
+        push(state, fact, now);
+        if let Some(compaction) = state.core.overdue_compaction(self.retention) {
+            push(state, compaction, now);
+        }
+        self.work.notify_one();
+    }
+
+    async fn durable(&self, position: u64) -> Result<(), Unanswered> {
+        let reached = |progress: &Progress| {
+            progress.position >= position
+                || matches!(progress.stage, Stage::Stopped | Stage::Failed)
+        };
+        let mut progress = self.progress.subscribe();
+        let progress = progress.wait_for(reached).await.map_err(|_| Unanswered::Stopped)?;
+        if progress.position >= position { Ok(()) } else { Err(Unanswered::Stopped) }
+    }
+
+    fn now(&self) -> Millis {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect(LOCK)
+    }
+}
+
+const LOCK: &str = "nothing panics while it holds the state, unless the core is broken";
+
+fn push(state: &mut State, fact: Fact, now: Millis) {
+    disk::append_fact(&mut state.batch, &fact);
+    state.position += 1;
+    state.core.evolve(fact, now);
+}
+
+fn take_batch(state: &mut State) -> Batch {
+    Batch {
+        facts: std::mem::take(&mut state.batch),
+        position: state.position,
+        revision: state.core.revision(),
+    }
+}

@@ -1,0 +1,59 @@
+"""Makes the small datasets of this folder.
+
+Needs scikit-learn (it ships the digits), numpy and pyarrow:
+
+    python make.py
+"""
+
+import gzip
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+
+HERE = Path(__file__).parent
+ROWS_PER_GROUP = 600
+LINEAR_SEED = 20240607
+LINEAR_ROWS = 2000
+LINEAR_WEIGHTS = [2.0, -3.0, 0.5, 1.25, -0.75, 4.0]
+LINEAR_NOISE = 0.01
+
+
+def digits() -> pa.Table:
+    packed = resources.files("sklearn") / "datasets" / "data" / "digits.csv.gz"
+    with packed.open("rb") as file, gzip.open(file, "rt") as text:
+        rows = np.loadtxt(text, delimiter=",").astype(np.uint8)
+    assert rows.shape == (1797, 65), rows.shape
+    names = [f"pixel_{i}" for i in range(64)] + ["digit"]
+    return pa.table({name: rows[:, i] for i, name in enumerate(names)})
+
+
+def as_csv(table: pa.Table) -> str:
+    rows = zip(*(column.to_pylist() for column in table.columns))
+    lines = [",".join(table.column_names)] + [",".join(map(str, row)) for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def linear() -> str:
+    chance = np.random.Generator(np.random.PCG64(LINEAR_SEED))
+    x = np.round(chance.uniform(-1.0, 1.0, (LINEAR_ROWS, len(LINEAR_WEIGHTS))), 5)
+    y = x @ np.array(LINEAR_WEIGHTS) + chance.normal(0.0, LINEAR_NOISE, LINEAR_ROWS)
+    lines = [",".join([f"x{i}" for i in range(len(LINEAR_WEIGHTS))] + ["y"])]
+    for features, label in zip(x, y):
+        lines.append(",".join([f"{value:.5f}" for value in features] + [f"{label:.5f}"]))
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    table = digits()
+    pa.parquet.write_table(
+        table, HERE / "digits.parquet", row_group_size=ROWS_PER_GROUP, compression="zstd"
+    )
+    (HERE / "digits.csv").write_text(as_csv(table))
+    (HERE / "linear.csv").write_text(linear())
+
+
+if __name__ == "__main__":
+    main()

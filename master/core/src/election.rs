@@ -1,0 +1,104 @@
+//! Who gives the parameters of a generation their first values.
+//!
+//! One trainer is elected. If it dies midway, or takes too long, another one is, under a higher
+//! attempt number; pservers obey the highest, so a half-done initialisation is simply done again.
+
+use std::collections::BTreeSet;
+
+use steadfast_common::ids::{Generation, TrainerId};
+use steadfast_common::records::InitRecord;
+
+/// What a trainer that offers itself is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is elected; `record` must be committed first, unless it is what is stored already.
+    Elected { record: InitRecord },
+    /// Another one is at work.
+    Wait,
+    /// The parameters are ready.
+    Done,
+}
+
+/// Decides about `candidate`.
+pub fn elect(
+    stored: Option<&InitRecord>,
+    generation: Generation,
+    candidate: TrainerId,
+    live: &BTreeSet<TrainerId>,
+) -> Verdict {
+    let attempt = match stored {
+        Some(record) if record.generation == generation => {
+            if record.done {
+                return Verdict::Done;
+            }
+            if record.trainer == candidate {
+                return Verdict::Elected { record: record.clone() };
+            }
+            if live.contains(&record.trainer) {
+                return Verdict::Wait;
+            }
+            record.attempt + 1
+        }
+        Some(_) | None => 1,
+    };
+    let record = InitRecord { generation, attempt, trainer: candidate, done: false };
+    Verdict::Elected { record }
+}
+
+/// Accepts the elected trainer's word that it is done; nothing for anybody else's.
+pub fn finish(
+    stored: Option<&InitRecord>,
+    generation: Generation,
+    candidate: TrainerId,
+    attempt: u64,
+) -> Option<InitRecord> {
+    let record = stored?;
+    let is_elected = record.generation == generation
+        && record.trainer == candidate
+        && record.attempt == attempt;
+    is_elected.then(|| InitRecord { done: true, ..record.clone() })
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn id(number: u128) -> TrainerId {
+        TrainerId(Uuid::from_u128(number))
+    }
+
+    /// S004-35: one trainer initialises, the others wait.
+    #[test]
+    fn one_trainer_initialises_and_the_others_wait_until_it_is_done() {
+        let live = BTreeSet::from([id(1), id(2)]);
+        let Verdict::Elected { record } = elect(None, Generation(1), id(1), &live) else {
+            panic!("nobody was elected");
+        };
+        assert_eq!(elect(Some(&record), Generation(1), id(2), &live), Verdict::Wait);
+        assert_eq!(finish(Some(&record), Generation(1), id(2), record.attempt), None);
+        let done = finish(Some(&record), Generation(1), id(1), record.attempt).unwrap();
+        assert_eq!(elect(Some(&done), Generation(1), id(2), &live), Verdict::Done);
+    }
+
+    /// D12: an initialiser that dies midway is succeeded, under a higher attempt.
+    #[test]
+    fn a_dead_initialiser_is_succeeded_and_its_late_word_does_not_count() {
+        let live = BTreeSet::from([id(2)]);
+        let dead =
+            InitRecord { generation: Generation(1), attempt: 1, trainer: id(1), done: false };
+        let Verdict::Elected { record } = elect(Some(&dead), Generation(1), id(2), &live) else {
+            panic!("nobody was elected");
+        };
+        assert_eq!(record.attempt, 2);
+        assert_eq!(finish(Some(&record), Generation(1), id(1), 1), None);
+    }
+
+    #[test]
+    fn a_new_generation_is_initialised_anew() {
+        let done = InitRecord { generation: Generation(1), attempt: 3, trainer: id(1), done: true };
+        let verdict = elect(Some(&done), Generation(2), id(1), &BTreeSet::from([id(1)]));
+        assert!(matches!(verdict, Verdict::Elected { record } if record.attempt == 1));
+    }
+}

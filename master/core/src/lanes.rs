@@ -1,0 +1,135 @@
+//! Who computes which lane.
+//!
+//! Assignments are hints: two trainers that compute the same lane push the same bits under the
+//! same name. So they live in memory only, and a new master simply makes new ones.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use steadfast_common::ids::{Lane, TrainerId};
+
+/// The present owners of all lanes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lanes {
+    owners: Vec<Option<TrainerId>>,
+    /// Raised whenever an owner changes.
+    number: u64,
+}
+
+impl Lanes {
+    /// `count` lanes without owners. `number` is where assignments start to count; a new master
+    /// takes one that no former master can have reached.
+    pub fn new(count: u32, number: u64) -> Self {
+        Self { owners: vec![None; count as usize], number }
+    }
+
+    /// The number of the present assignment.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Lanes of one trainer, ascending.
+    pub fn of(&self, trainer: TrainerId) -> Vec<Lane> {
+        let owned = self.owners.iter().enumerate().filter(|(_, owner)| **owner == Some(trainer));
+        owned.map(|(lane, _)| Lane(lane as u32)).collect()
+    }
+
+    /// Spreads the lanes over `live`: nobody holds two more than another, and no lane moves that
+    /// need not.
+    pub fn rebalance(&mut self, live: &BTreeSet<TrainerId>) {
+        let before = self.owners.clone();
+        for owner in &mut self.owners {
+            *owner = owner.filter(|trainer| live.contains(trainer));
+        }
+        self.shed(live);
+        self.hand_out(live);
+        if self.owners != before {
+            self.number += 1;
+        }
+    }
+
+    fn load(&self, live: &BTreeSet<TrainerId>) -> BTreeMap<TrainerId, usize> {
+        let mut load: BTreeMap<TrainerId, usize> = live.iter().map(|it| (*it, 0)).collect();
+        for owner in self.owners.iter().flatten() {
+            *load.entry(*owner).or_default() += 1;
+        }
+        load
+    }
+
+    /// Takes lanes from those who hold more than their share. As many as divide unevenly may keep
+    /// one more; those who hold the most keep it.
+    fn shed(&mut self, live: &BTreeSet<TrainerId>) {
+        if live.is_empty() {
+            return;
+        }
+        let share = self.owners.len() / live.len();
+        let mut extra = self.owners.len() % live.len();
+        let mut by_load: Vec<(TrainerId, usize)> = self.load(live).into_iter().collect();
+        by_load.sort_by_key(|(_, load)| std::cmp::Reverse(*load));
+        for (trainer, load) in by_load {
+            let allowed = if share < load && 0 < extra {
+                extra -= 1;
+                share + 1
+            } else {
+                share
+            };
+            let surplus = load.saturating_sub(allowed);
+            let owned = self.owners.iter_mut().rev().filter(|owner| **owner == Some(trainer));
+            owned.take(surplus).for_each(|owner| *owner = None);
+        }
+    }
+
+    fn hand_out(&mut self, live: &BTreeSet<TrainerId>) {
+        let mut load: BTreeSet<(usize, TrainerId)> =
+            self.load(live).into_iter().map(|(trainer, load)| (load, trainer)).collect();
+        for owner in self.owners.iter_mut().filter(|owner| owner.is_none()) {
+            let Some((held, trainer)) = load.pop_first() else { return };
+            *owner = Some(trainer);
+            load.insert((held + 1, trainer));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn trainers(ids: &[u128]) -> BTreeSet<TrainerId> {
+        ids.iter().map(|id| TrainerId(Uuid::from_u128(*id))).collect()
+    }
+
+    /// S004-34: lanes always have an owner while one trainer lives; nobody carries two more than
+    /// another; a lane of a trainer that stays moves only for balance.
+    #[test]
+    fn lanes_are_balanced_and_sticky_through_any_sequence_of_members() {
+        let mut lanes = Lanes::new(8, 0);
+        let crowds: [&[u128]; 7] =
+            [&[1], &[1, 2], &[1, 2, 3], &[2, 3], &[], &[4, 5, 6, 7, 8, 9, 10, 11, 12], &[4]];
+        for crowd in crowds {
+            let live = trainers(crowd);
+            let before = lanes.clone();
+            lanes.rebalance(&live);
+            let loads: Vec<usize> = live.iter().map(|it| lanes.of(*it).len()).collect();
+            if !live.is_empty() {
+                assert_eq!(loads.iter().sum::<usize>(), 8);
+                let spread = loads.iter().max().unwrap() - loads.iter().min().unwrap();
+                assert!(spread <= 1, "{loads:?}");
+            }
+            let again = lanes.clone();
+            lanes.rebalance(&live);
+            assert_eq!(lanes, again, "a second look changes nothing");
+            assert_eq!(lanes.number() != before.number(), lanes.owners != before.owners);
+        }
+    }
+
+    #[test]
+    fn a_joiner_takes_only_its_share() {
+        let mut lanes = Lanes::new(6, 0);
+        lanes.rebalance(&trainers(&[1, 2]));
+        let before = lanes.owners.clone();
+        lanes.rebalance(&trainers(&[1, 2, 3]));
+        let moved = lanes.owners.iter().zip(&before).filter(|(now, then)| now != then).count();
+        assert_eq!(moved, 2);
+    }
+}

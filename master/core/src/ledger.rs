@@ -1,0 +1,551 @@
+//! The task queues of an asynchronous job.
+//!
+//! ```text
+//!            claim                    finish
+//!   todo ─────────────▶ pending ─────────────────▶ done
+//!    ▲                     │  fail, timeout, lost trainer
+//!    ├─────────────────────┤  failures ≤ failures_max
+//!    │                     └─▶ discarded              failures > failures_max
+//!    └──── pass over: all of done and discarded, failures reset
+//! ```
+//!
+//! A decision ([`Ledger::next_task`], [`Ledger::expire`], …) is pure and returns facts; the caller
+//! commits them to etcd and only then folds them in with [`Ledger::evolve`], which cannot fail.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use steadfast_common::ids::{Attempt, Millis, Pass, RequestId, TaskId, TrainerId};
+use steadfast_common::records::{
+    DiscardedTask, DispatchRecord, QueueRecord, QueueSnapshot, ReplyRecord, TaskRecord,
+};
+use steadfast_common::status::Queues;
+
+/// A durable change to the queues.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fact {
+    /// The head moved: a task was dispatched for the first time, an attempt was numbered, or a
+    /// pass began.
+    Head(QueueRecord),
+    /// A task is no longer simply waiting or done.
+    Task { task: TaskId, record: TaskRecord },
+    /// A task was trained on.
+    Done { task: TaskId },
+    /// What a trainer was answered.
+    Replied { trainer: TrainerId, reply: ReplyRecord },
+    /// A trainer is gone; its retries will not come.
+    Forgotten { trainer: TrainerId },
+}
+
+/// How a trainer's last task went.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Report {
+    Finished { task: TaskId, attempt: Attempt },
+    Failed { task: TaskId, attempt: Attempt, reason: String },
+    /// The trainer leaves; no fault of the task.
+    Returned { task: TaskId, attempt: Attempt },
+}
+
+/// What a trainer asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    pub id: RequestId,
+    pub trainer: TrainerId,
+    pub report: Option<Report>,
+    pub wants: Wants,
+}
+
+/// Whether the trainer goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wants {
+    Task,
+    Nothing,
+}
+
+/// What a trainer is answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Whether the report changed the queues; a late one of an attempt that is over does not.
+    pub counted: bool,
+    pub next: Next,
+}
+
+/// What a trainer does next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next {
+    Task(DispatchRecord),
+    /// Nothing waits, but tasks are pending: they may come back, or the pass may end.
+    NotYet,
+    /// Every pass is over.
+    AllDone,
+    /// Every task of a pass was given up.
+    AllFailed { pass: Pass },
+}
+
+/// Bounds of the job.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub passes: u32,
+    /// One failure more than this discards a task.
+    pub failures_max: u32,
+    /// How long a trainer may hold a task.
+    pub deadline_ms: u64,
+}
+
+/// The fold of all facts of a job.
+///
+/// Each task of the pass is in exactly one queue: `retry` or the order from `head.cursor` on
+/// (todo), `pending`, `discarded`, or none of these (done).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ledger {
+    orders: Orders,
+    head: QueueRecord,
+    retry: BTreeMap<TaskId, (u32, String)>,
+    pending: BTreeMap<TaskId, Pending>,
+    discarded: BTreeMap<TaskId, (u32, String)>,
+    replies: BTreeMap<TrainerId, ReplyRecord>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Pending {
+    failures: u32,
+    attempt: Attempt,
+    trainer: TrainerId,
+}
+
+/// The order of tasks in the present pass; shared between copies of the ledger.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Orders {
+    pass: Pass,
+    tasks: Arc<[TaskId]>,
+}
+
+/// Gives the order of a pass.
+pub type OrderOf<'a> = &'a dyn Fn(Pass) -> Vec<TaskId>;
+
+impl Ledger {
+    /// All tasks wait in the first pass.
+    pub fn new(order_of: OrderOf<'_>) -> Self {
+        let orders = Orders { pass: Pass(0), tasks: order_of(Pass(0)).into() };
+        Self {
+            orders,
+            head: QueueRecord::default(),
+            retry: BTreeMap::new(),
+            pending: BTreeMap::new(),
+            discarded: BTreeMap::new(),
+            replies: BTreeMap::new(),
+        }
+    }
+
+    /// Builds the ledger from what etcd holds.
+    pub fn recover(
+        head: QueueRecord,
+        tasks: impl IntoIterator<Item = (TaskId, TaskRecord)>,
+        replies: impl IntoIterator<Item = (TrainerId, ReplyRecord)>,
+        order_of: OrderOf<'_>,
+    ) -> Self {
+        let mut ledger = Self::new(order_of);
+        ledger.evolve(&Fact::Head(head), order_of);
+        for (task, record) in tasks {
+            ledger.evolve(&Fact::Task { task, record }, order_of);
+        }
+        for (trainer, reply) in replies {
+            ledger.evolve(&Fact::Replied { trainer, reply }, order_of);
+        }
+        ledger
+    }
+
+    /// The head as it is stored.
+    pub fn head(&self) -> QueueRecord {
+        self.head
+    }
+
+    /// Takes a report and gives out a task, as one change.
+    ///
+    /// A repeated request gets the answer that it got before, without a change.
+    pub fn next_task(&self, request: &Request, limits: &Limits) -> (Vec<Fact>, Answer) {
+        if let Some(reply) = self.replies.get(&request.trainer) {
+            if reply.request == request.id {
+                return (Vec::new(), self.repeat(reply, limits));
+            }
+        }
+        let mut draft = Draft::new(self);
+        let counted = match &request.report {
+            Some(report) => draft.report(request.trainer, report, limits),
+            None => false,
+        };
+        draft.close_pass_if_drained(limits);
+        let next = match request.wants {
+            Wants::Task => draft.dispatch(request.trainer, limits),
+            Wants::Nothing => Next::NotYet,
+        };
+        let task = match &next {
+            Next::Task(dispatch) => Some(*dispatch),
+            Next::NotYet | Next::AllDone | Next::AllFailed { .. } => None,
+        };
+        // An answer without effect need not be remembered: the same question may be asked again.
+        if !draft.facts.is_empty() {
+            let reply = ReplyRecord { request: request.id, counted, task };
+            draft.facts.push(Fact::Replied { trainer: request.trainer, reply });
+        }
+        (draft.facts, Answer { counted, next })
+    }
+
+    fn repeat(&self, reply: &ReplyRecord, limits: &Limits) -> Answer {
+        let next = match reply.task {
+            Some(dispatch) => Next::Task(dispatch),
+            None => self.outlook(limits),
+        };
+        Answer { counted: reply.counted, next }
+    }
+
+    fn outlook(&self, limits: &Limits) -> Next {
+        if self.orders.tasks.len() == self.discarded.len() {
+            return Next::AllFailed { pass: self.head.pass };
+        }
+        if limits.passes <= self.head.pass.0 { Next::AllDone } else { Next::NotYet }
+    }
+
+    /// Takes back one attempt whose time is up, if it is still the pending one.
+    pub fn expire(&self, task: TaskId, attempt: Attempt, limits: &Limits) -> Vec<Fact> {
+        let mut draft = Draft::new(self);
+        if draft.take_back(task, attempt, "its deadline passed", Blame::Task, limits) {
+            draft.close_pass_if_drained(limits);
+        }
+        draft.facts
+    }
+
+    /// Takes back everything that a lost trainer held. Its death counts against its tasks: one of
+    /// them may have caused it.
+    pub fn lose_trainer(&self, trainer: TrainerId, limits: &Limits) -> Vec<Fact> {
+        let mut draft = Draft::new(self);
+        for (task, attempt) in self.held_by(trainer) {
+            draft.take_back(task, attempt, "its trainer was lost", Blame::Task, limits);
+        }
+        draft.close_pass_if_drained(limits);
+        if self.replies.contains_key(&trainer) {
+            draft.facts.push(Fact::Forgotten { trainer });
+        }
+        draft.facts
+    }
+
+    fn held_by(&self, trainer: TrainerId) -> Vec<(TaskId, Attempt)> {
+        let held = self.pending.iter().filter(|(_, pending)| pending.trainer == trainer);
+        held.map(|(task, pending)| (*task, pending.attempt)).collect()
+    }
+
+    /// All pending attempts.
+    pub fn pending(&self) -> impl Iterator<Item = (TaskId, Attempt, TrainerId)> + '_ {
+        self.pending.iter().map(|(task, held)| (*task, held.attempt, held.trainer))
+    }
+
+    /// Everyone who holds a task or has a remembered reply.
+    pub fn known_trainers(&self) -> BTreeSet<TrainerId> {
+        let holders = self.pending.values().map(|pending| pending.trainer);
+        holders.chain(self.replies.keys().copied()).collect()
+    }
+
+    /// Sizes of the queues.
+    pub fn queues(&self) -> Queues {
+        let todo = self.orders.tasks.len() as u32 - self.head.cursor + self.retry.len() as u32;
+        let pending = self.pending.len() as u32;
+        let discarded = self.discarded.len() as u32;
+        let done = self.orders.tasks.len() as u32 - todo - pending - discarded;
+        Queues { todo, pending, done, discarded }
+    }
+
+    /// Tasks given up in the present pass.
+    pub fn discarded(&self) -> Vec<DiscardedTask> {
+        let listed = self.discarded.iter().map(|(task, (_, reason))| DiscardedTask {
+            pass: self.head.pass,
+            task: *task,
+            reason: reason.clone(),
+        });
+        listed.collect()
+    }
+
+    /// The queues as a checkpoint keeps them: whatever is not done counts as waiting.
+    pub fn snapshot(&self) -> QueueSnapshot {
+        let retry = self.retry.iter().map(|(task, (failures, _))| (*task, *failures));
+        let pending = self.pending.iter().map(|(task, held)| (*task, held.failures));
+        let discarded = self.discarded.iter().map(|(task, (_, reason))| (*task, reason.clone()));
+        QueueSnapshot {
+            pass: self.head.pass,
+            cursor: self.head.cursor,
+            open: retry.chain(pending).collect(),
+            discarded: discarded.collect(),
+        }
+    }
+
+    /// Goes back to a checkpoint's queues, in a round of its own. Attempts go on counting, so
+    /// that none of the abandoned future can be mistaken for one of the new.
+    pub fn rewind(&self, to: &QueueSnapshot) -> Vec<Fact> {
+        let head = QueueRecord {
+            round: self.head.round + 1,
+            pass: to.pass,
+            cursor: to.cursor,
+            next_attempt: self.head.next_attempt,
+        };
+        let mut facts = vec![Fact::Head(head)];
+        facts.extend(to.open.iter().map(|(task, failures)| {
+            let reason = "the job went back to a checkpoint".to_owned();
+            Fact::Task { task: *task, record: TaskRecord::Todo { failures: *failures, reason } }
+        }));
+        facts.extend(to.discarded.iter().map(|(task, reason)| {
+            let record = TaskRecord::Discarded { failures: 0, reason: reason.clone() };
+            Fact::Task { task: *task, record }
+        }));
+        facts.extend(self.replies.keys().map(|trainer| Fact::Forgotten { trainer: *trainer }));
+        facts
+    }
+
+    /// Folds one committed fact into the state.
+    pub fn evolve(&mut self, fact: &Fact, order_of: OrderOf<'_>) {
+        match fact {
+            Fact::Head(head) => self.move_head(*head, order_of),
+            Fact::Task { task, record } => {
+                self.unlist(*task);
+                match record.clone() {
+                    TaskRecord::Todo { failures, reason } => {
+                        self.retry.insert(*task, (failures, reason));
+                    }
+                    TaskRecord::Pending { failures, attempt, trainer } => {
+                        self.pending.insert(*task, Pending { failures, attempt, trainer });
+                    }
+                    TaskRecord::Discarded { failures, reason } => {
+                        self.discarded.insert(*task, (failures, reason));
+                    }
+                }
+            }
+            Fact::Done { task } => self.unlist(*task),
+            Fact::Replied { trainer, reply } => {
+                self.replies.insert(*trainer, reply.clone());
+            }
+            Fact::Forgotten { trainer } => {
+                self.replies.remove(trainer);
+            }
+        }
+    }
+
+    fn unlist(&mut self, task: TaskId) {
+        self.retry.remove(&task);
+        self.pending.remove(&task);
+        self.discarded.remove(&task);
+    }
+
+    fn move_head(&mut self, head: QueueRecord, order_of: OrderOf<'_>) {
+        if head.round != self.head.round {
+            self.retry.clear();
+            self.pending.clear();
+            self.discarded.clear();
+        }
+        if head.pass != self.orders.pass {
+            self.orders = Orders { pass: head.pass, tasks: order_of(head.pass).into() };
+        }
+        let cursor = head.cursor.min(self.orders.tasks.len() as u32);
+        self.head = QueueRecord { cursor, ..head };
+    }
+}
+
+/// Whether a failure is held against the task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Blame {
+    Task,
+    Nobody,
+}
+
+/// A ledger with uncommitted facts on top.
+///
+/// Holds only what facts of one request can touch, so that a decision costs nothing of the size of
+/// the queues.
+struct Draft<'a> {
+    base: &'a Ledger,
+    head: QueueRecord,
+    /// Changed tasks; `None` is done.
+    changed: BTreeMap<TaskId, Option<TaskRecord>>,
+    /// Whether a new round began, so that nothing of `base` but the order counts.
+    rolled: bool,
+    facts: Vec<Fact>,
+}
+
+impl<'a> Draft<'a> {
+    fn new(base: &'a Ledger) -> Self {
+        Self { base, head: base.head, changed: BTreeMap::new(), rolled: false, facts: Vec::new() }
+    }
+
+    fn pending(&self, task: TaskId) -> Option<Pending> {
+        match self.changed.get(&task) {
+            Some(Some(TaskRecord::Pending { failures, attempt, trainer })) => {
+                Some(Pending { failures: *failures, attempt: *attempt, trainer: *trainer })
+            }
+            Some(_) => None,
+            None => self.base.pending.get(&task).cloned(),
+        }
+    }
+
+    fn set(&mut self, task: TaskId, record: TaskRecord) {
+        self.changed.insert(task, Some(record.clone()));
+        self.facts.push(Fact::Task { task, record });
+    }
+
+    fn report(&mut self, trainer: TrainerId, report: &Report, limits: &Limits) -> bool {
+        let (task, attempt) = match report {
+            Report::Finished { task, attempt }
+            | Report::Failed { task, attempt, .. }
+            | Report::Returned { task, attempt } => (*task, *attempt),
+        };
+        let held = self.pending(task);
+        let is_current = held.is_some_and(|it| it.attempt == attempt && it.trainer == trainer);
+        if !is_current {
+            return false;
+        }
+        match report {
+            Report::Finished { .. } => {
+                self.changed.insert(task, None);
+                self.facts.push(Fact::Done { task });
+                true
+            }
+            Report::Failed { reason, .. } => {
+                self.take_back(task, attempt, reason, Blame::Task, limits)
+            }
+            Report::Returned { .. } => {
+                self.take_back(task, attempt, "its trainer left", Blame::Nobody, limits)
+            }
+        }
+    }
+
+    fn take_back(
+        &mut self,
+        task: TaskId,
+        attempt: Attempt,
+        reason: &str,
+        blame: Blame,
+        limits: &Limits,
+    ) -> bool {
+        let Some(held) = self.pending(task).filter(|held| held.attempt == attempt) else {
+            return false;
+        };
+        let failures = match blame {
+            Blame::Task => held.failures + 1,
+            Blame::Nobody => held.failures,
+        };
+        let reason = reason.to_owned();
+        let record = if limits.failures_max < failures {
+            TaskRecord::Discarded { failures, reason }
+        } else {
+            TaskRecord::Todo { failures, reason }
+        };
+        self.set(task, record);
+        true
+    }
+
+    fn count(&self, in_base: usize, is: impl Fn(&TaskRecord) -> bool, was: impl Fn(TaskId) -> bool) -> usize {
+        let gone = self.changed.keys().filter(|task| was(**task)).count();
+        let come = self.changed.values().flatten().filter(|record| is(record)).count();
+        in_base - gone + come
+    }
+
+    fn is_drained(&self) -> bool {
+        let waiting = self.count(
+            self.base.retry.len(),
+            |record| matches!(record, TaskRecord::Todo { .. }),
+            |task| self.base.retry.contains_key(&task),
+        );
+        let pending = self.count(
+            self.base.pending.len(),
+            |record| matches!(record, TaskRecord::Pending { .. }),
+            |task| self.base.pending.contains_key(&task),
+        );
+        waiting + pending == 0 && self.head.cursor as usize == self.base.orders.tasks.len()
+    }
+
+    fn all_discarded(&self) -> bool {
+        let discarded = self.count(
+            self.base.discarded.len(),
+            |record| matches!(record, TaskRecord::Discarded { .. }),
+            |task| self.base.discarded.contains_key(&task),
+        );
+        !self.rolled && discarded == self.base.orders.tasks.len()
+    }
+
+    /// Begins the next pass once nothing waits and nothing is pending, whichever way the last task
+    /// ended. A pass in which every task was given up stays as it is: the job has failed.
+    fn close_pass_if_drained(&mut self, limits: &Limits) {
+        let over = limits.passes <= self.head.pass.0;
+        if over || self.rolled || !self.is_drained() || self.all_discarded() {
+            return;
+        }
+        self.head = QueueRecord {
+            round: self.head.round + 1,
+            pass: Pass(self.head.pass.0 + 1),
+            cursor: 0,
+            next_attempt: self.head.next_attempt,
+        };
+        self.rolled = true;
+        self.facts.push(Fact::Head(self.head));
+    }
+
+    fn dispatch(&mut self, trainer: TrainerId, limits: &Limits) -> Next {
+        if self.all_discarded() {
+            return Next::AllFailed { pass: self.head.pass };
+        }
+        if limits.passes <= self.head.pass.0 {
+            return Next::AllDone;
+        }
+        // The next pass has another order, which is known once its head is committed.
+        if self.rolled {
+            return Next::NotYet;
+        }
+        let Some((task, failures)) = self.take_waiting() else { return Next::NotYet };
+        let attempt = self.head.next_attempt;
+        self.head.next_attempt = Attempt(attempt.0 + 1);
+        self.facts.push(Fact::Head(self.head));
+        self.set(task, TaskRecord::Pending { failures, attempt, trainer });
+        Next::Task(DispatchRecord { task, attempt, pass: self.head.pass })
+    }
+
+    /// Fresh tasks first: one that failed before waits until the others were tried.
+    fn take_waiting(&mut self) -> Option<(TaskId, u32)> {
+        if let Some(task) = self.base.orders.tasks.get(self.head.cursor as usize) {
+            self.head.cursor += 1;
+            return Some((*task, 0));
+        }
+        let changed = self.changed.iter().find_map(|(task, record)| match record {
+            Some(TaskRecord::Todo { failures, .. }) => Some((*task, *failures)),
+            Some(TaskRecord::Pending { .. } | TaskRecord::Discarded { .. }) | None => None,
+        });
+        let kept = self.base.retry.iter().filter(|(task, _)| !self.changed.contains_key(task));
+        kept.map(|(task, (failures, _))| (*task, *failures)).next().or(changed)
+    }
+}
+
+/// When attempts are due, on the clock of the acting master. A successor gives each its full time
+/// again.
+#[derive(Clone, Debug, Default)]
+pub struct Deadlines {
+    due: BTreeSet<(Millis, Attempt, TaskId)>,
+    of: BTreeMap<Attempt, Millis>,
+}
+
+impl Deadlines {
+    /// Keeps deadlines for exactly the pending attempts; one that is new gets its full time.
+    pub fn follow(&mut self, ledger: &Ledger, now: Millis, limits: &Limits) {
+        let pending: BTreeMap<Attempt, TaskId> =
+            ledger.pending().map(|(task, attempt, _)| (attempt, task)).collect();
+        self.due.retain(|(_, attempt, _)| pending.contains_key(attempt));
+        self.of.retain(|attempt, _| pending.contains_key(attempt));
+        for (attempt, task) in pending {
+            self.of.entry(attempt).or_insert_with(|| {
+                let at = Millis(now.0.saturating_add(limits.deadline_ms));
+                self.due.insert((at, attempt, task));
+                at
+            });
+        }
+    }
+
+    /// Attempts whose time is up.
+    pub fn overdue(&self, now: Millis) -> Vec<(TaskId, Attempt)> {
+        let past = self.due.iter().take_while(|(at, _, _)| *at <= now);
+        past.map(|(_, attempt, task)| (*task, *attempt)).collect()
+    }
+}

@@ -1,0 +1,365 @@
+//! The task queues, explored: every interleaving of a small world, many of a large one.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use steadfast_common::ids::{Attempt, Millis, Pass, RequestId, TaskId, TrainerId};
+use steadfast_common::records::{DispatchRecord, QueueRecord, ReplyRecord, TaskRecord};
+use steadfast_master_core::ledger::{
+    Answer, Deadlines, Fact, Ledger, Limits, Next, Report, Request, Wants,
+};
+use uuid::Uuid;
+
+const LIMITS: Limits = Limits { passes: 2, failures_max: 1, deadline_ms: 10 };
+
+fn trainer(number: u128) -> TrainerId {
+    TrainerId(Uuid::from_u128(number))
+}
+
+/// Tasks in order, turned by one place each pass.
+fn order_of(tasks: u32) -> impl Fn(Pass) -> Vec<TaskId> {
+    move |pass| (0..tasks).map(|index| TaskId((index + pass.0) % tasks)).collect()
+}
+
+/// What etcd would hold: the same facts, written as keys.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Store {
+    head: QueueRecord,
+    tasks: BTreeMap<(u64, TaskId), TaskRecord>,
+    replies: BTreeMap<TrainerId, ReplyRecord>,
+}
+
+impl Store {
+    fn commit(&mut self, facts: &[Fact]) {
+        for fact in facts {
+            match fact.clone() {
+                Fact::Head(head) => self.head = head,
+                Fact::Task { task, record } => {
+                    self.tasks.insert((self.head.round, task), record);
+                }
+                Fact::Done { task } => {
+                    self.tasks.remove(&(self.head.round, task));
+                }
+                Fact::Replied { trainer, reply } => {
+                    self.replies.insert(trainer, reply);
+                }
+                Fact::Forgotten { trainer } => {
+                    self.replies.remove(&trainer);
+                }
+            }
+        }
+    }
+
+    fn recover(&self, tasks: u32) -> Ledger {
+        let round = self.head.round;
+        let kept = self.tasks.iter().filter(|((of, _), _)| *of == round);
+        Ledger::recover(
+            self.head,
+            kept.map(|((_, task), record)| (*task, record.clone())),
+            self.replies.clone(),
+            &order_of(tasks),
+        )
+    }
+}
+
+/// A ledger, its store, and what each trainer believes that it holds.
+#[derive(Clone, Debug)]
+struct World {
+    tasks: u32,
+    ledger: Ledger,
+    store: Store,
+    holds: BTreeMap<TrainerId, DispatchRecord>,
+    requests: u128,
+    last: Option<(Request, Answer)>,
+    finished: BTreeMap<(Pass, TaskId), u32>,
+}
+
+impl World {
+    fn new(tasks: u32) -> Self {
+        Self {
+            tasks,
+            ledger: Ledger::new(&order_of(tasks)),
+            store: Store::default(),
+            holds: BTreeMap::new(),
+            requests: 0,
+            last: None,
+            finished: BTreeMap::new(),
+        }
+    }
+
+    fn commit(&mut self, facts: &[Fact]) {
+        for fact in facts {
+            if let Fact::Done { task } = fact {
+                *self.finished.entry((self.ledger.head().pass, *task)).or_default() += 1;
+            }
+            self.ledger.evolve(fact, &order_of(self.tasks));
+        }
+        self.store.commit(facts);
+        self.check();
+    }
+
+    fn ask(&mut self, who: TrainerId, report: Option<Report>, wants: Wants) -> Answer {
+        self.requests += 1;
+        let id = RequestId(Uuid::from_u128(self.requests));
+        let request = Request { id, trainer: who, report, wants };
+        let (facts, answer) = self.ledger.next_task(&request, &LIMITS);
+        self.commit(&facts);
+        match answer.next {
+            Next::Task(dispatch) => self.holds.insert(who, dispatch),
+            Next::NotYet | Next::AllDone | Next::AllFailed { .. } => self.holds.remove(&who),
+        };
+        self.last = Some((request, answer.clone()));
+        answer
+    }
+
+    /// Invariants at every committed revision.
+    fn check(&self) {
+        let queues = self.ledger.queues();
+        // I2: conservation.
+        let sum = queues.todo + queues.pending + queues.done + queues.discarded;
+        assert_eq!(sum, self.tasks, "{:?}", self.ledger);
+        // S004-21: what is recovered is what was committed.
+        assert_eq!(self.store.recover(self.tasks), self.ledger);
+        // A drained pass has been closed, unless every task was given up.
+        let head = self.ledger.head();
+        let drained = queues.todo == 0 && queues.pending == 0;
+        assert!(!drained || queues.discarded == self.tasks, "stalled: {:?}", self.ledger);
+        assert!(head.pass.0 <= LIMITS.passes);
+        // I4: a task is done at most once a pass.
+        assert!(self.finished.values().all(|times| *times == 1), "{:?}", self.finished);
+    }
+
+    fn report(&self, who: TrainerId, kind: u8) -> Option<Report> {
+        let DispatchRecord { task, attempt, .. } = *self.holds.get(&who)?;
+        Some(match kind {
+            0 => Report::Finished { task, attempt },
+            1 => Report::Failed { task, attempt, reason: "bad record".to_owned() },
+            _ => Report::Returned { task, attempt },
+        })
+    }
+}
+
+/// One step of a world: who does what.
+#[derive(Clone, Copy, Debug)]
+enum Move {
+    Ask { who: u128, wants: Wants, report: u8 },
+    Expire,
+    Lose { who: u128 },
+    Retry,
+    Rewind,
+}
+
+fn apply(world: &mut World, step: Move) {
+    match step {
+        Move::Ask { who, wants, report } => {
+            let report = world.report(trainer(who), report);
+            world.ask(trainer(who), report, wants);
+        }
+        Move::Expire => {
+            let due: Vec<_> = world.ledger.pending().map(|(task, at, _)| (task, at)).collect();
+            if let Some((task, attempt)) = due.first() {
+                let facts = world.ledger.expire(*task, *attempt, &LIMITS);
+                world.commit(&facts);
+            }
+        }
+        Move::Lose { who } => {
+            let facts = world.ledger.lose_trainer(trainer(who), &LIMITS);
+            world.commit(&facts);
+        }
+        Move::Retry => retry_gets_the_same_answer(world),
+        Move::Rewind => {
+            let snapshot = world.ledger.snapshot();
+            let facts = world.ledger.rewind(&snapshot);
+            // What was done before the checkpoint stays done, so it may not be done again.
+            world.commit(&facts);
+        }
+    }
+}
+
+fn retry_gets_the_same_answer(world: &mut World) {
+    let Some((request, answer)) = world.last.clone() else { return };
+    let remembered = world.store.replies.get(&request.trainer);
+    if remembered.is_none_or(|reply| reply.request != request.id) {
+        return;
+    }
+    let (facts, again) = world.ledger.next_task(&request, &LIMITS);
+    assert_eq!(facts, [], "a retry changed something");
+    assert_eq!(again.counted, answer.counted);
+    if let Next::Task(dispatch) = answer.next {
+        assert_eq!(again.next, Next::Task(dispatch));
+    }
+}
+
+fn moves() -> Vec<Move> {
+    let mut moves = vec![Move::Expire, Move::Retry];
+    for who in [1, 2] {
+        moves.push(Move::Lose { who });
+        moves.push(Move::Ask { who, wants: Wants::Nothing, report: 2 });
+        for report in [0, 1] {
+            moves.push(Move::Ask { who, wants: Wants::Task, report });
+        }
+    }
+    moves
+}
+
+/// S004-5, S004-6, S004-7, S004-11, I2, I4: every interleaving of two trainers over two tasks and
+/// two passes, seven moves deep, keeps each task in one queue, never stalls, and recovers to
+/// itself.
+#[test]
+fn every_interleaving_keeps_each_task_in_one_queue_and_never_stalls() {
+    let mut frontier = vec![World::new(2)];
+    let mut seen = BTreeSet::new();
+    for _ in 0..7 {
+        let mut next = Vec::new();
+        for world in &frontier {
+            for step in moves() {
+                let mut after = world.clone();
+                apply(&mut after, step);
+                let state = format!("{:?} {:?}", strip(&after), after.holds);
+                if seen.insert(state) {
+                    next.push(after);
+                }
+            }
+        }
+        frontier = next;
+    }
+    assert!(2_000 < seen.len(), "explored only {} states", seen.len());
+}
+
+/// The state without what only counts up (request ids), so that equal worlds are met once.
+fn strip(world: &World) -> (QueueRecord, BTreeMap<(u64, TaskId), TaskRecord>) {
+    (world.store.head, world.store.tasks.clone())
+}
+
+fn any_move() -> impl Strategy<Value = Move> {
+    prop_oneof![
+        12 => (0..5_u128, 0..10_u8).prop_map(|(who, report)| Move::Ask {
+            who, wants: Wants::Task, report: report.saturating_sub(7),
+        }),
+        1 => (0..5_u128).prop_map(|who| Move::Ask { who, wants: Wants::Nothing, report: 2 }),
+        1 => Just(Move::Expire),
+        1 => (0..5_u128).prop_map(|who| Move::Lose { who }),
+        3 => Just(Move::Retry),
+        1 => Just(Move::Rewind),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    /// I2, I4: the same for five trainers over many tasks, at random.
+    #[test]
+    fn long_random_histories_keep_each_task_in_one_queue(
+        tasks in 1..40_u32,
+        steps in prop::collection::vec(any_move(), 0..400),
+    ) {
+        let mut world = World::new(tasks);
+        for step in steps {
+            apply(&mut world, step);
+        }
+    }
+}
+
+/// S004-8, S004-10: with a threshold of n, failure n + 1 discards; it is listed with its reason and
+/// not dispatched again in this pass. S004-11, D7: the pass closes although its last task was
+/// given up. S004-12: the next pass brings it back.
+#[test]
+fn a_pass_closes_even_if_its_last_task_was_given_up() {
+    let mut world = World::new(2);
+    let Next::Task(first) = world.ask(trainer(1), None, Wants::Task).next else { panic!() };
+    world.ask(trainer(1), world.report(trainer(1), 0), Wants::Task);
+    assert_eq!(first.task, TaskId(0));
+    for _ in 0..LIMITS.failures_max {
+        let answer = world.ask(trainer(1), world.report(trainer(1), 1), Wants::Task);
+        assert!(matches!(answer.next, Next::Task(it) if it.task == TaskId(1)));
+    }
+    assert_eq!(world.ledger.discarded(), []);
+    world.ask(trainer(1), world.report(trainer(1), 1), Wants::Nothing);
+    assert_eq!(world.ledger.head().pass, Pass(1));
+    assert_eq!(world.ledger.queues().todo, 2);
+}
+
+/// S004-13: a pass in which every task was given up is an error, not a spin.
+#[test]
+fn all_tasks_given_up_is_an_error() {
+    let mut world = World::new(1);
+    let mut answer = world.ask(trainer(1), None, Wants::Task);
+    for _ in 0..=LIMITS.failures_max {
+        answer = world.ask(trainer(1), world.report(trainer(1), 1), Wants::Task);
+    }
+    assert_eq!(answer.next, Next::AllFailed { pass: Pass(0) });
+}
+
+/// S004-16, D6: a late report of an attempt that is over changes nothing.
+#[test]
+fn a_late_report_of_an_expired_attempt_does_not_count() {
+    let mut world = World::new(3);
+    let Next::Task(held) = world.ask(trainer(1), None, Wants::Task).next else { panic!() };
+    let facts = world.ledger.expire(held.task, held.attempt, &LIMITS);
+    world.commit(&facts);
+    let before = world.ledger.queues();
+    let report = Report::Finished { task: held.task, attempt: held.attempt };
+    let answer = world.ask(trainer(1), Some(report), Wants::Nothing);
+    assert!(!answer.counted);
+    assert_eq!(world.ledger.queues(), before);
+}
+
+/// S004-9: an attempt expires at its deadline, not before; one that ended has no deadline.
+#[test]
+fn a_deadline_is_counted_per_attempt() {
+    let mut world = World::new(2);
+    let mut deadlines = Deadlines::default();
+    let Next::Task(held) = world.ask(trainer(1), None, Wants::Task).next else { panic!() };
+    deadlines.follow(&world.ledger, Millis(100), &LIMITS);
+    assert_eq!(deadlines.overdue(Millis(109)), []);
+    assert_eq!(deadlines.overdue(Millis(110)), [(held.task, held.attempt)]);
+    world.ask(trainer(1), world.report(trainer(1), 0), Wants::Nothing);
+    deadlines.follow(&world.ledger, Millis(111), &LIMITS);
+    assert_eq!(deadlines.overdue(Millis(500)), []);
+}
+
+/// S004-16: a trainer's lost lease requeues what it held at once.
+#[test]
+fn a_lost_trainer_gives_its_tasks_back_at_once() {
+    let mut world = World::new(4);
+    world.ask(trainer(1), None, Wants::Task);
+    world.ask(trainer(2), None, Wants::Task);
+    let facts = world.ledger.lose_trainer(trainer(1), &LIMITS);
+    world.commit(&facts);
+    assert_eq!(world.ledger.queues().pending, 1);
+    assert_eq!(world.ledger.queues().todo, 3);
+}
+
+/// S004-27: a retry after a lost reply gets the same task under the same attempt.
+#[test]
+fn a_repeated_request_gets_the_first_answer() {
+    let mut world = World::new(4);
+    world.ask(trainer(1), None, Wants::Task);
+    world.ask(trainer(1), world.report(trainer(1), 0), Wants::Task);
+    let (request, answer) = world.last.clone().unwrap();
+    let recovered = world.store.recover(4);
+    let (facts, again) = recovered.next_task(&request, &LIMITS);
+    assert_eq!((facts, again), (vec![], answer));
+}
+
+/// S004-26, I2: 10⁶ tasks are dispatched and finished; only what is in flight has a key.
+#[test]
+fn a_million_tasks_need_keys_only_for_what_is_in_flight() {
+    let tasks = 1_000_000;
+    let order = order_of(tasks);
+    let mut ledger = Ledger::new(&order);
+    let mut store = Store::default();
+    let mut report = None;
+    for number in 0..20_000_u128 {
+        let id = RequestId(Uuid::from_u128(number));
+        let request = Request { id, trainer: trainer(1), report, wants: Wants::Task };
+        let (facts, answer) = ledger.next_task(&request, &LIMITS);
+        facts.iter().for_each(|fact| ledger.evolve(fact, &order));
+        store.commit(&facts);
+        let Next::Task(held) = answer.next else { panic!() };
+        report = Some(Report::Finished { task: held.task, attempt: held.attempt });
+    }
+    assert_eq!(store.tasks.len(), 1);
+    assert_eq!(ledger.queues().done, 19_999);
+    assert_eq!(ledger.head().next_attempt, Attempt(20_000));
+}

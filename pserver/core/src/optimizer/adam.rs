@@ -1,0 +1,57 @@
+//! Adam and AdamW, which differ in weight decay only.
+
+use steadfast_common::spec::OptimizerSpec;
+
+use super::{Rule, vectors};
+
+/// `m ← m + (1 − β₁)(g − m)`, `v ← β₂ v + (1 − β₂) g²`,
+/// `p ← p − rate · m̂ / (√v̂ + ε)` with `m̂ = m / (1 − β₁ᵗ)` and `v̂ = v / (1 − β₂ᵗ)` (Kingma and Ba
+/// 2015).
+#[derive(Debug)]
+pub(super) struct Adam {
+    beta1: f32,
+    beta2: f32,
+    epsilon: f32,
+}
+
+impl Adam {
+    pub(super) fn new(spec: &OptimizerSpec) -> Self {
+        Self {
+            beta1: spec.beta1.unwrap_or(0.9),
+            beta2: spec.beta2.unwrap_or(0.999),
+            epsilon: spec.epsilon.unwrap_or(1e-8),
+        }
+    }
+}
+
+impl Rule for Adam {
+    fn state_names(&self) -> &'static [&'static str] {
+        &["m", "v"]
+    }
+
+    fn apply(
+        &self,
+        params: &mut [f32],
+        gradient: &[f32],
+        state: &mut [Vec<f32>],
+        rate: f32,
+        update: u64,
+    ) {
+        let [first, second] = vectors(state);
+        let Self { beta1, beta2, epsilon } = *self;
+        // 1 − β is exact in `f32` for β from 0.5 on, and the corrections cancel what is not.
+        let (gain1, gain2) = (1.0 - beta1, 1.0 - beta2);
+        let step = (f64::from(rate) / correction(beta1, update)) as f32;
+        let scale = (1.0 / correction(beta2, update).sqrt()) as f32;
+        for (((p, g), m), v) in params.iter_mut().zip(gradient).zip(first).zip(second) {
+            *m += gain1 * (*g - *m);
+            *v = beta2 * *v + gain2 * *g * *g;
+            *p -= step * *m / (v.sqrt() * scale + epsilon);
+        }
+    }
+}
+
+/// `1 − βᵗ`: the share of a running mean that does not stem from its start at zero.
+fn correction(beta: f32, update: u64) -> f64 {
+    1.0 - libm::pow(f64::from(beta), update as f64)
+}

@@ -1,0 +1,66 @@
+//! Gradient descent, plain and with momentum.
+
+use steadfast_common::spec::OptimizerSpec;
+
+use super::{Rule, vectors};
+
+/// `p ← p − rate · g`.
+#[derive(Debug)]
+pub(super) struct Sgd;
+
+impl Rule for Sgd {
+    fn state_names(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    fn apply(&self, params: &mut [f32], gradient: &[f32], _: &mut [Vec<f32>], rate: f32, _: u64) {
+        for (p, g) in params.iter_mut().zip(gradient) {
+            *p -= rate * *g;
+        }
+    }
+}
+
+/// `u ← μ u + g`, `p ← p − rate · u`; with Nesterov's look-ahead `p ← p − rate · (g + μ u)`
+/// (Sutskever et al. 2013, in the form of PyTorch: the rate is not part of the velocity).
+#[derive(Debug)]
+pub(super) struct Momentum {
+    momentum: f32,
+    nesterov: bool,
+}
+
+impl Momentum {
+    pub(super) fn new(spec: &OptimizerSpec) -> Self {
+        let momentum = spec.momentum.unwrap_or(0.9);
+        Self { momentum, nesterov: spec.nesterov.unwrap_or(false) }
+    }
+}
+
+impl Rule for Momentum {
+    fn state_names(&self) -> &'static [&'static str] {
+        &["velocity"]
+    }
+
+    fn apply(
+        &self,
+        params: &mut [f32],
+        gradient: &[f32],
+        state: &mut [Vec<f32>],
+        rate: f32,
+        _: u64,
+    ) {
+        let [velocity] = vectors(state);
+        let momentum = self.momentum;
+        let values = params.iter_mut().zip(gradient).zip(velocity);
+        if self.nesterov {
+            for ((p, g), u) in values {
+                *u = momentum * *u + *g;
+                *p -= rate * (*g + momentum * *u);
+            }
+        } else {
+            for ((p, g), u) in values {
+                *u = momentum * *u + *g;
+                *p -= rate * *u;
+            }
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Follow the regularised leader, with L1 for sparse models.
+
+use steadfast_common::spec::OptimizerSpec;
+
+use super::{Rule, vectors};
+
+/// FTRL-proximal (McMahan et al. 2013), with the constants of TensorFlow's optimizer: `n ← n + g²`,
+/// `q ← n^−power / rate`, `z ← z + g − (q − q_before) p`, and `p` becomes the least point of
+/// `z p + ½ q p² + l1 |p| + l2 p²`, which is zero where `|z| ≤ l1`.
+///
+/// `q` is kept, not worked out anew from the `n` before: else a falling rate would raise all of `q`
+/// but not `z`, and shrink the parameters. While the rate stays the same, so do the results.
+#[derive(Debug)]
+pub(super) struct Ftrl {
+    power: f32,
+    l1: f32,
+    l2: f32,
+    start: f32,
+}
+
+impl Ftrl {
+    pub(super) fn new(spec: &OptimizerSpec) -> Self {
+        Self {
+            power: spec.learning_rate_power.unwrap_or(-0.5),
+            l1: spec.l1.unwrap_or(0.0),
+            l2: spec.l2.unwrap_or(0.0),
+            start: spec.initial_accumulator.unwrap_or(0.1),
+        }
+    }
+
+    /// Generic, so that the usual root gets a loop of its own, which the compiler can vectorise.
+    fn sweep(
+        &self,
+        params: &mut [f32],
+        gradient: &[f32],
+        [squares, linear, inverse]: &mut [Vec<f32>; 3],
+        rate: f32,
+        update: u64,
+        root: impl Fn(f32) -> f32,
+    ) {
+        let Self { l1, l2, start, .. } = *self;
+        if update == 1 {
+            inverse.fill(root(start) / rate);
+        }
+        let values = params.iter_mut().zip(gradient).zip(squares).zip(linear).zip(inverse);
+        for ((((p, g), n), z), q) in values {
+            *n += *g * *g;
+            let before = *q;
+            *q = root(*n) / rate;
+            *z += *g - (*q - before) * *p;
+            let pull = l1.copysign(*z) - *z;
+            *p = if z.abs() > l1 { pull / (*q + 2.0 * l2) } else { 0.0 };
+        }
+    }
+}
+
+impl Rule for Ftrl {
+    fn state_names(&self) -> &'static [&'static str] {
+        &["square_sum", "linear", "inverse_rate"]
+    }
+
+    fn start(&self) -> f32 {
+        self.start
+    }
+
+    fn apply(
+        &self,
+        params: &mut [f32],
+        gradient: &[f32],
+        state: &mut [Vec<f32>],
+        rate: f32,
+        update: u64,
+    ) {
+        // The limit of ever smaller rates; the formulas would divide by zero.
+        if rate == 0.0 {
+            return;
+        }
+        let state: &mut [Vec<f32>; 3] = vectors(state);
+        match -self.power {
+            0.5 => self.sweep(params, gradient, state, rate, update, f32::sqrt),
+            power => {
+                self.sweep(params, gradient, state, rate, update, |n| libm::powf(n, power));
+            }
+        }
+    }
+}

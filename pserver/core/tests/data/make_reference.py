@@ -1,0 +1,141 @@
+"""Writes optimizers.json: what the reference implementations make of fixed gradients.
+
+PyTorch computes the rules that it has, in double precision. FTRL-proximal follows algorithm 1 of
+McMahan et al. 2013 with the constants of TensorFlow's FtrlOptimizer, in numpy.
+
+    pip install torch numpy && python make_reference.py
+"""
+
+import json
+import pathlib
+
+import numpy
+import torch
+
+UPDATES = 12
+SIZE = 11
+
+
+def single(value):
+    """The value as it is after a journey through a job file: rounded to single precision."""
+    return float(numpy.float32(value))
+
+
+def drawn():
+    generator = numpy.random.default_rng(1)
+    params = generator.uniform(0.5, 2.0, SIZE) * generator.choice([-1.0, 1.0], SIZE)
+    gradients = generator.normal(0.0, 1.0, (UPDATES, SIZE))
+    return params.astype(numpy.float32), gradients.astype(numpy.float32)
+
+
+def by_torch(make, params, gradients, rates):
+    parameter = torch.nn.Parameter(torch.tensor(params, dtype=torch.float64))
+    optimizer = make(parameter)
+    for gradient, rate in zip(gradients, rates):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        parameter.grad = torch.tensor(gradient, dtype=torch.float64)
+        optimizer.step()
+    return parameter.detach().tolist()
+
+
+def by_ftrl(params, gradients, rates, power=-0.5, l1=0.0, l2=0.0, start=0.1, weight_decay=0.0):
+    w = params.astype(numpy.float64)
+    n, z = numpy.full(SIZE, start), numpy.zeros(SIZE)
+    for gradient, rate in zip(gradients, rates):
+        g = gradient.astype(numpy.float64) + weight_decay * w
+        sigma = ((n + g * g) ** -power - n**-power) / rate
+        n = n + g * g
+        z = z + g - sigma * w
+        quadratic = n**-power / rate + 2.0 * l2
+        w = numpy.where(abs(z) > l1, (numpy.sign(z) * l1 - z) / quadratic, 0.0)
+    return w.tolist()
+
+
+def torch_cases():
+    """Name, job-file keys, PyTorch class, its arguments."""
+    optim = torch.optim
+    wd, half, most = single(0.05), single(0.5), single(0.8)
+    b1, b2, eps = single(0.9), single(0.999), single(1e-8)
+    betas = dict(betas=(b1, b2), eps=eps)
+    yield "sgd", dict(), optim.SGD, dict()
+    yield "sgd", dict(weight_decay=wd), optim.SGD, dict(weight_decay=wd)
+    yield "momentum", dict(), optim.SGD, dict(momentum=b1)
+    yield "momentum", dict(momentum=half), optim.SGD, dict(momentum=half)
+    yield (
+        "momentum",
+        dict(nesterov=True, weight_decay=wd),
+        optim.SGD,
+        dict(momentum=b1, nesterov=True, weight_decay=wd),
+    )
+    tiny = single(1e-10)
+    yield "adagrad", dict(), optim.Adagrad, dict(eps=tiny)
+    yield (
+        "adagrad",
+        dict(initial_accumulator=half, weight_decay=wd),
+        optim.Adagrad,
+        dict(initial_accumulator_value=half, weight_decay=wd, eps=tiny),
+    )
+    yield "adadelta", dict(), optim.Adadelta, dict(rho=b1, eps=single(1e-6))
+    yield (
+        "adadelta",
+        dict(rho=most, epsilon=single(1e-3), weight_decay=wd),
+        optim.Adadelta,
+        dict(rho=most, eps=single(1e-3), weight_decay=wd),
+    )
+    rho = single(0.99)
+    yield "rmsprop", dict(), optim.RMSprop, dict(alpha=rho, eps=eps)
+    yield (
+        "rmsprop",
+        dict(rho=most, momentum=half, weight_decay=wd),
+        optim.RMSprop,
+        dict(alpha=most, momentum=half, weight_decay=wd, eps=eps),
+    )
+    yield "adam", dict(), optim.Adam, betas
+    yield (
+        "adam",
+        dict(beta1=half, beta2=most, epsilon=single(0.01), weight_decay=wd),
+        optim.Adam,
+        dict(betas=(half, most), eps=single(0.01), weight_decay=wd),
+    )
+    yield "adamw", dict(), optim.AdamW, dict(weight_decay=0.0, **betas)
+    yield "adamw", dict(weight_decay=wd), optim.AdamW, dict(weight_decay=wd, **betas)
+
+
+def ftrl_cases():
+    """Job-file keys, arguments of by_ftrl."""
+    l1, l2, wd = single(0.3), single(0.2), single(0.05)
+    yield dict(), dict()
+    yield dict(l1=l1, l2=l2), dict(l1=l1, l2=l2)
+    power, start = single(-0.7), single(0.5)
+    yield (
+        dict(learning_rate_power=power, initial_accumulator=start, weight_decay=wd, l1=l1),
+        dict(power=power, start=start, weight_decay=wd, l1=l1),
+    )
+
+
+def main():
+    params, gradients = drawn()
+    constant = [single(0.1)] * UPDATES
+    falling = [single(0.1 / (1 + update)) for update in range(UPDATES)]
+    cases = []
+    for kind, keys, rule, arguments in torch_cases():
+        for rates in constant, falling:
+            make = lambda parameter: rule([parameter], lr=rates[0], **arguments)
+            expected = by_torch(make, params, gradients, rates)
+            cases.append(dict(spec=dict(kind=kind, **keys), rates=rates, expected=expected))
+    for keys, arguments in ftrl_cases():
+        expected = by_ftrl(params, gradients, constant, **arguments)
+        cases.append(dict(spec=dict(kind="ftrl", **keys), rates=constant, expected=expected))
+    document = dict(
+        made_by=f"make_reference.py with torch {torch.__version__}, numpy {numpy.__version__}",
+        params=params.tolist(),
+        gradients=gradients.tolist(),
+        cases=cases,
+    )
+    path = pathlib.Path(__file__).with_name("optimizers.json")
+    path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
