@@ -175,8 +175,7 @@ mod tests {
 
     #[test]
     fn what_is_left_out_is_no_fault() {
-        let kinds =
-            ["sgd", "momentum", "adagrad", "adadelta", "rmsprop", "adam", "adamw", "ftrl"];
+        let kinds = ["sgd", "momentum", "adagrad", "adadelta", "rmsprop", "adam", "adamw", "ftrl"];
         for kind in kinds {
             assert!(optimizer_faults(&format!("kind = \"{kind}\"")).is_empty());
         }
@@ -226,7 +225,8 @@ mod tests {
         for key in keys {
             assert_eq!(optimizer_faults(key).len(), 1, "{key}");
         }
-        for key in ["every_steps = 5", "gamma = 0.5", "decay_steps = 5", "end = 0.0", "power = 1.0"] {
+        for key in ["every_steps = 5", "gamma = 0.5", "decay_steps = 5", "end = 0.0", "power = 1.0"]
+        {
             assert_eq!(rate_faults(key).len(), 1, "{key}");
         }
     }

@@ -185,9 +185,14 @@ impl Node {
         });
     }
 
+    /// Answers everyone who still waits for the log: it does not go on. A failure stays one.
     pub fn end(&self, stage: Stage) {
         self.lock().is_open = false;
-        self.progress.send_modify(|progress| progress.stage = stage);
+        self.progress.send_modify(|progress| {
+            if progress.stage != Stage::Failed {
+                progress.stage = stage;
+            }
+        });
     }
 
     fn commit(&self, state: &mut State, fact: Fact) {

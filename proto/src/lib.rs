@@ -1,6 +1,8 @@
 //! The wire: messages and services of `steadfast.v1`, and the one mapping between error kinds and
 //! gRPC codes.
 
+pub mod tensor;
+
 use steadfast_common::error::ErrorKind;
 use tonic::{Code, Status};
 
@@ -12,9 +14,6 @@ pub mod v1 {
 
 /// The largest message that either side takes: a few blocks.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
-
-/// Tensor bytes in one message of a stream; larger contributions span several.
-pub const CHUNK_BYTES: usize = 2 << 20;
 
 /// HTTP/2 flow-control window of one stream.
 pub const STREAM_WINDOW_BYTES: u32 = 16 << 20;

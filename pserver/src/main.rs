@@ -1,2 +1,8 @@
-//! Runs the pserver.
-fn main() {}
+//! Runs a parameter server.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let args: steadfast_pserver::Args = steadfast_process::parse();
+    steadfast_process::run("steadfast-pserver", steadfast_pserver::run(args))
+}

@@ -1,1 +1,25 @@
-//! Work in progress.
+//! What every process of Steadfast does alike: configuration, logs, the admin port, health,
+//! shutdown, exit codes and the settings of a gRPC server.
+
+mod admin;
+mod admin_page;
+mod args;
+mod failure;
+mod log_line;
+mod logging;
+mod parse;
+mod readiness;
+mod run;
+mod server;
+mod shutdown;
+mod sources;
+
+pub use admin::{Admin, AdminContent, AdminServer};
+pub use args::{CommonArgs, EtcdArgs, EtcdAuthArgs, LogArgs, LogFormat, job_name};
+pub use failure::Failure;
+pub use logging::{LogIdentity, init_logging};
+pub use parse::{Refusal, parse, try_parse};
+pub use readiness::{HealthTask, Readiness, Ready, health};
+pub use run::run;
+pub use server::{bind, incoming, server_builder};
+pub use shutdown::Shutdown;

@@ -182,6 +182,37 @@ mod tests {
         }
     }
 
+    /// A client that asks for credentials first would ask the metadata address, not the server.
+    #[tokio::test]
+    async fn the_first_request_goes_to_the_configured_endpoint() {
+        use std::io::{BufRead, BufReader, Write};
+        let cases = [
+            ("s3://bucket/", "AWS_ENDPOINT", None),
+            ("gs://bucket/", "GOOGLE_BASE_URL", None),
+            ("az://bucket/", "AZURE_STORAGE_ENDPOINT", Some(("AZURE_STORAGE_ACCOUNT_NAME", "a"))),
+        ];
+        for (base, endpoint, more) in cases {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let url = format!("http://{}", listener.local_addr().unwrap());
+            let server = std::thread::spawn(move || {
+                let (stream, _) = listener.accept().unwrap();
+                let mut reader = BufReader::new(stream);
+                let mut head = String::new();
+                while reader.read_line(&mut head).unwrap() > 2 {}
+                let refusal = "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n";
+                reader.get_mut().write_all(refusal.as_bytes()).unwrap();
+                head
+            });
+            let environment = [(endpoint, url.as_str())].into_iter().chain(more);
+            let environment = environment.map(|(name, value)| (name.into(), value.into()));
+            let store = connect(&Url::parse(base).unwrap(), environment).unwrap();
+            let answer = store.get_opts(&"x".into(), Default::default()).await;
+            assert!(matches!(answer, Err(object_store::Error::NotFound { .. })), "{answer:?}");
+            let head = server.join().unwrap().to_lowercase();
+            assert!(!head.contains("authorization"), "{head}");
+        }
+    }
+
     #[test]
     fn a_cloud_of_its_own_endpoint_is_asked_with_whatever_credentials_the_machine_has() {
         assert!(!has(&options_of(&AWS, &[]), "aws_skip_signature", "true"));

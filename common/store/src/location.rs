@@ -104,13 +104,15 @@ impl Location {
         Ok(bytes)
     }
 
-    /// Reads several ranges together, near ones in one request; in the order of `ranges`.
+    /// Reads several ranges together, near ones in one request; in the order of `ranges`. The
+    /// caller knows that the object is that long: memory is set aside beforehand.
     pub async fn read_ranges(&self, ranges: &[Range<u64>]) -> Result<Vec<Bytes>, StoreError> {
-        let total = ranges.iter().map(|range| range.end.saturating_sub(range.start)).sum();
+        let length = |range: &Range<u64>| range.end.saturating_sub(range.start);
+        let total = ranges.iter().map(length).fold(0, u64::saturating_add);
         let reading = self.root.store.get_ranges(&self.path, ranges);
         let pieces = self.within(time_for(total), READING, reading).await?;
         for (range, piece) in ranges.iter().zip(&pieces) {
-            if piece.len() as u64 != range.end.saturating_sub(range.start) {
+            if piece.len() as u64 != length(range) {
                 return Err(self.out_of_range(range));
             }
         }

@@ -6,6 +6,7 @@
 
 mod compare;
 mod fact;
+mod form;
 mod history;
 mod lease;
 mod overlap;
@@ -22,9 +23,12 @@ mod write;
 mod tests;
 
 pub use fact::{Change, Fact, Key, LeaseId, Millis, Revision, Write};
+pub use form::{Checked, Form};
 pub use history::{History, HistoryImage, Retention};
 pub use refusal::Refusal;
 pub use reply::{MEMBER_ID, RAFT_TERM, header};
+pub use span::Span;
+pub use txn::is_read_only;
 pub use watch::{Told, Wants, Watcher, size as event_bytes};
 
 use etcd_client::proto::{
@@ -35,9 +39,6 @@ use etcd_client::proto::{
 };
 use lease::Leases;
 use staged::Staged;
-
-/// Operations, and compares, in one transaction.
-pub const OPERATIONS_MAX: usize = 128;
 
 /// The whole store in memory.
 #[derive(Debug, Default)]
@@ -70,16 +71,14 @@ impl Core {
         self.history.revision()
     }
 
-    pub fn range(&self, request: &PbRangeRequest) -> Result<PbRangeResponse, Refusal> {
-        range::check(request)?;
+    pub fn range(&self, request: &Checked<PbRangeRequest>) -> Result<PbRangeResponse, Refusal> {
         range::check_revision(request, self.revision(), self.history.compacted())?;
         let mut reply = range::read(&Staged::new(&self.history), request);
         reply.header = Some(header(self.revision()));
         Ok(reply)
     }
 
-    pub fn put(&self, request: &PbPutRequest) -> Result<Decided<PbPutResponse>, Refusal> {
-        write::check_put(request)?;
+    pub fn put(&self, request: &Checked<PbPutRequest>) -> Result<Decided<PbPutResponse>, Refusal> {
         self.check_lease(request.lease)?;
         let mut staged = Staged::new(&self.history);
         let mut reply = write::put(&mut staged, request)?;
@@ -87,17 +86,17 @@ impl Core {
         Ok(Decided { reply, fact: staged.finish().map(Fact::Written) })
     }
 
-    pub fn delete(&self, request: &PbDeleteRequest) -> Result<Decided<PbDeleteResponse>, Refusal> {
-        write::check_delete(request)?;
+    pub fn delete(
+        &self,
+        request: &Checked<PbDeleteRequest>,
+    ) -> Result<Decided<PbDeleteResponse>, Refusal> {
         let mut staged = Staged::new(&self.history);
         let mut reply = write::delete(&mut staged, request);
         reply.header = Some(header(staged.revision()));
         Ok(Decided { reply, fact: staged.finish().map(Fact::Written) })
     }
 
-    pub fn txn(&self, request: &PbTxnRequest) -> Result<Decided<PbTxnResponse>, Refusal> {
-        txn::check(request, OPERATIONS_MAX)?;
-        overlap::check(request)?;
+    pub fn txn(&self, request: &Checked<PbTxnRequest>) -> Result<Decided<PbTxnResponse>, Refusal> {
         let plan = txn::plan(&self.history, request);
         for put in plan.puts() {
             if write::needs_previous(put) && self.history.get(&put.key, Revision::MAX).is_none() {

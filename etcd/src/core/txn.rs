@@ -51,6 +51,13 @@ pub fn check(request: &PbTxnRequest, operations_max: usize) -> Result<(), Refusa
     Ok(())
 }
 
+/// Tells whether a transaction cannot change anything; like real etcd, it does not look into nested
+/// ones.
+pub fn is_read_only(request: &PbTxnRequest) -> bool {
+    let mut operations = request.success.iter().chain(&request.failure);
+    operations.all(|o| matches!(o.request, Some(PbTxnOpRequest::RequestRange(_))))
+}
+
 /// Chooses the branches by what the store holds now.
 pub fn plan<'r>(history: &History, request: &'r PbTxnRequest) -> Plan<'r> {
     let succeeded = request.compare.iter().all(|c| compare::holds(history, c));

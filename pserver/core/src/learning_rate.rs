@@ -115,7 +115,8 @@ mod tests {
         for spec in decaying() {
             let rate = learning_rate(&LearningRateSpec { warmup_steps: 4, ..spec }, u64::MAX);
             assert!(rate.is_finite() && 0.0 <= rate);
-            let warm = LearningRateSpec { warmup_steps: u64::MAX, ..self::spec(Schedule::Constant) };
+            let warm =
+                LearningRateSpec { warmup_steps: u64::MAX, ..self::spec(Schedule::Constant) };
             assert_eq!(learning_rate(&warm, u64::MAX - 1), 0.5);
         }
     }

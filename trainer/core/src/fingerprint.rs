@@ -24,7 +24,7 @@ const PRODUCTS: [(usize, usize, usize); 6] =
     [(1, 7, 1), (3, 64, 5), (16, 784, 33), (130, 17, 9), (8, 600, 8), (5, 9, 1100)];
 
 /// Hashes the bits of a fixed small computation: SHA-256 in hexadecimal, the same on every machine
-/// with the same arithmetic. Takes some milliseconds.
+/// with the same arithmetic. Takes about a millisecond.
 pub fn fingerprint() -> String {
     let mut hash = Sha256::new();
     for (index, (rows, inner, columns)) in PRODUCTS.into_iter().enumerate() {

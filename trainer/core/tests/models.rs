@@ -76,8 +76,8 @@ fn gradients_agree_with_central_differences() {
     for spec in every_model() {
         let model = build(&spec).unwrap();
         let mut parameters = start(&*model, 1);
-        // With biases of zero a unit behind dead ones would stand right at the kink of a ReLU.
-        let mut random = Random::keyed(12, Purpose::Gradient, 0, 0, 0);
+        // A start where no ReLU is near its kink; with biases of zero, one behind dead ones is.
+        let mut random = Random::keyed(17, Purpose::Gradient, 0, 0, 0);
         parameters.values_mut().iter_mut().for_each(|value| *value += 0.2 * random.normal());
         let (_, gradient) = gradient_of(&*model, &parameters, &KEY);
         let scale = gradient.values().iter().fold(0.0_f32, |most, it| most.max(it.abs()));

@@ -1,0 +1,183 @@
+//! How files become tasks.
+
+mod files;
+
+use files::{Folder, parquet_of, spec};
+use proptest::prelude::*;
+use steadfast_common::dataset::ReadOptions;
+use steadfast_common::spec::{DataFormat, Header};
+use steadfast_data::{DataError, ErrorKind, plan, read};
+use steadfast_store::StoreError;
+
+async fn error_of(folder: &Folder, spec: &steadfast_common::spec::DatasetSpec) -> DataError {
+    plan(spec, 0.0, Some(folder.path())).await.unwrap_err()
+}
+
+/// S004-15: an empty match is an error, not an empty job.
+#[tokio::test]
+async fn a_source_that_matches_nothing_is_an_error() {
+    let folder = Folder::new();
+    let error = error_of(&folder, &spec(DataFormat::Csv, &["*.csv"])).await;
+    assert!(matches!(error, DataError::Store(StoreError::NoMatch { .. })), "{error}");
+    let error = error_of(&folder, &spec(DataFormat::Csv, &["a.csv"])).await;
+    assert!(matches!(error, DataError::Store(StoreError::NotFound { .. })), "{error}");
+    let error = error_of(&folder, &spec(DataFormat::Csv, &[])).await;
+    assert!(matches!(error, DataError::NoSource), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Permanent);
+}
+
+#[tokio::test]
+async fn a_dataset_without_records_is_an_error() {
+    let folder = Folder::new();
+    folder.write("a.csv", "x0,x1,y\n");
+    let error = error_of(&folder, &spec(DataFormat::Csv, &["*.csv"])).await;
+    assert!(matches!(error, DataError::NoRecords { files: 1, .. }), "{error}");
+    folder.write("b.csv", "");
+    let error = error_of(&folder, &spec(DataFormat::Csv, &["b.csv"])).await;
+    assert!(matches!(error, DataError::BadFile { .. }), "{error}");
+    folder.write_bytes("c.parquet", &parquet_of(&[], &[], 10));
+    let error = error_of(&folder, &spec(DataFormat::Parquet, &["c.parquet"])).await;
+    assert!(matches!(error, DataError::NoRecords { files: 1, .. }), "{error}");
+}
+
+#[tokio::test]
+async fn files_keep_the_order_of_the_sources_and_come_once() {
+    let folder = Folder::new();
+    for name in ["b/2.csv", "b/1.csv", "a.csv"] {
+        folder.write(name, "x0,x1,y\n1,2,3\n");
+    }
+    let spec = spec(DataFormat::Csv, &["b/*.csv", "a.csv", "**/*.csv"]);
+    let manifest = plan(&spec, 0.0, Some(folder.path())).await.unwrap();
+    let names: Vec<_> = manifest.files.iter().map(|f| f.url.rsplit('/').next().unwrap()).collect();
+    assert_eq!(names, ["1.csv", "2.csv", "a.csv"]);
+    assert!(manifest.files.iter().all(|f| f.url.starts_with("file:///") && f.size_bytes == 14));
+}
+
+#[tokio::test]
+async fn a_record_of_the_wrong_length_is_named_with_its_line() {
+    let rows = "x0,x1,y\n1,2,3\n\"4\n4\",5,6\n7,8\n";
+    for text in [rows.to_owned(), rows.replace('\n', "\r\n")] {
+        let folder = Folder::new();
+        folder.write("a.csv", &text);
+        let error = error_of(&folder, &spec(DataFormat::Csv, &["a.csv"])).await;
+        let DataError::FieldCount { record, line, expected, found, ref file } = error else {
+            panic!("{error}");
+        };
+        assert_eq!((record, line, expected, found), (2, 5, 3, 2), "{text:?}");
+        assert!(file.ends_with("/a.csv"));
+    }
+}
+
+#[tokio::test]
+async fn the_columns_of_all_files_must_fit_the_job() {
+    let folder = Folder::new();
+    folder.write("1.csv", "x0,x1,y\n1,2,3\n");
+    folder.write("2.csv", "y,x1,x0\n30,20,10\n");
+    let mut wanted = spec(DataFormat::Csv, &["*.csv"]);
+    let manifest = plan(&wanted, 0.0, Some(folder.path())).await.unwrap();
+    let options = ReadOptions::new(&wanted, &manifest);
+    let records = read(&manifest, &options, &manifest.chunks).await.unwrap();
+    assert_eq!(records.features, [1.0, 2.0, 10.0, 20.0]);
+    assert_eq!(records.labels, [3.0, 30.0]);
+
+    folder.write("3.csv", "x0,x1,x2,y\n1,2,3,4\n");
+    let error = error_of(&folder, &wanted).await;
+    assert!(matches!(error, DataError::ColumnsDiffer { .. }), "{error}");
+    assert!(error.to_string().contains("`x2` is new"), "{error}");
+    wanted.label = "Y".to_owned();
+    let error = error_of(&folder, &wanted).await;
+    let DataError::UnknownColumn { column, candidates, .. } = error else { panic!("{error}") };
+    assert_eq!((column.as_str(), candidates), ("Y", vec!["y".to_owned()]));
+}
+
+#[tokio::test]
+async fn a_column_of_text_is_refused_by_a_schema() {
+    let folder = Folder::new();
+    folder.write_bytes("a.parquet", &files::parquet_with_text());
+    let error = error_of(&folder, &spec(DataFormat::Parquet, &["a.parquet"])).await;
+    assert!(matches!(error, DataError::NotNumeric { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn something_must_be_left_to_train_on() {
+    let folder = Folder::new();
+    folder.write("a.csv", "x0,x1,y\n1,2,3\n1,2,3\n1,2,3\n1,2,3\n");
+    let mut spec = spec(DataFormat::Csv, &["a.csv"]);
+    spec.records_per_task = Some(1);
+    let manifest = plan(&spec, 0.5, Some(folder.path())).await.unwrap();
+    assert_eq!((manifest.held_out.len(), manifest.training_records()), (2, 2));
+    let error = plan(&spec, 1.0, Some(folder.path())).await.unwrap_err();
+    assert!(matches!(error, DataError::NothingToTrain { tasks: 4, .. }), "{error}");
+    spec.records_per_task = Some(0);
+    let error = error_of(&folder, &spec).await;
+    assert!(matches!(error, DataError::BadTaskSize { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_quote_that_is_never_closed_does_not_fill_the_memory() {
+    let folder = Folder::new();
+    folder.write("a.csv", &format!("x0,x1,y\n1,2,\"{}", "3,\n".repeat(7 << 20)));
+    let error = error_of(&folder, &spec(DataFormat::Csv, &["a.csv"])).await;
+    assert!(error.to_string().contains("quote"), "{error}");
+    folder.write("b.csv", &format!("x0,x1,\"y{}", "3,\n".repeat(7 << 20)));
+    let error = error_of(&folder, &spec(DataFormat::Csv, &["b.csv"])).await;
+    assert!(error.to_string().contains("quotes"), "{error}");
+}
+
+#[tokio::test]
+async fn a_header_longer_than_the_first_look_is_read() {
+    let folder = Folder::new();
+    let names: Vec<String> = (0..20_000).map(|i| format!("pixel_{i}")).collect();
+    folder.write("a.csv", &format!("{},y\n{}1\n", names.join(","), "0,".repeat(20_000)));
+    let mut spec = spec(DataFormat::Csv, &["a.csv"]);
+    spec.features = vec!["pixel_*".to_owned()];
+    let manifest = plan(&spec, 0.0, Some(folder.path())).await.unwrap();
+    assert_eq!(manifest.features.len(), 20_000);
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// S004-15: whatever the file looks like, reading all tasks gives all records, once, in order.
+    #[test]
+    fn every_record_of_a_text_file_is_read_in_exactly_one_task(
+        lines in prop::collection::vec((any::<i16>(), any::<bool>(), 0_usize..3), 1..300),
+        line_end in prop::sample::select(vec!["\n", "\r\n"]),
+        header in prop::sample::select(vec![Header::Present, Header::Absent]),
+        byte_order_mark in any::<bool>(),
+        closed in any::<bool>(),
+        records_per_task in prop::option::of(1_u32..50),
+    ) {
+        let mut text = String::new();
+        if byte_order_mark { text.push('\u{feff}'); }
+        if header == Header::Present { text += "note,x,y"; text += line_end; }
+        for (number, quoted, blank) in &lines {
+            let note = if *quoted { format!("\"a, \"\"{number}\"\"{line_end}\"") } else { "a".into() };
+            text += &format!("{note},{number},1{line_end}{}", line_end.repeat(*blank));
+        }
+        if !closed { text.truncate(text.trim_end().len()); }
+        let folder = Folder::new();
+        folder.write("a.csv", &text);
+        let mut spec = spec(DataFormat::Csv, &["a.csv"]);
+        spec.header = header;
+        spec.records_per_task = records_per_task;
+        let (feature, label) = if header == Header::Present { ("x", "y") } else { ("1", "2") };
+        (spec.features, spec.label) = (vec![feature.to_owned()], label.to_owned());
+        runtime().block_on(async {
+            let manifest = plan(&spec, 0.0, Some(folder.path())).await.unwrap();
+            let options = ReadOptions::new(&spec, &manifest);
+            let mut found = Vec::new();
+            for task in manifest.training_tasks() {
+                let records = read(&manifest, &options, manifest.chunks_of(task)).await.unwrap();
+                assert_eq!(records.len() as u64, manifest.records_of(task));
+                found.extend(records.features);
+            }
+            let expected: Vec<f32> = lines.iter().map(|line| f32::from(line.0)).collect();
+            assert_eq!(found, expected);
+        });
+    }
+}

@@ -1,0 +1,276 @@
+//! The admin port of a process: liveness, readiness, metrics and status over HTTP.
+//!
+//! It reads no request body, and bounds connections, header bytes and time, so that nobody who can
+//! reach it can take the process's memory.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{HeaderName, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use prometheus_client::registry::Registry;
+use serde_json::Value;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::{JoinHandle, JoinSet};
+use tracing::{debug, warn};
+
+use crate::admin_page;
+use crate::{Failure, Readiness, Ready, bind};
+
+/// Connections served at a time; more wait in the kernel's queue.
+const CONNECTIONS_MAX: usize = 64;
+
+/// Time for the headers of a request to arrive, which also ends idle connections.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Longest life of a connection.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Bytes and number of a request's headers.
+const HEADER_BYTES_MAX: usize = 16 << 10;
+const HEADERS_MAX: usize = 64;
+
+/// Pause after a connection could not be accepted (out of file descriptors).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const HTML_TYPE: &str = "text/html; charset=utf-8";
+const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; \
+     form-action 'none'";
+
+/// A bound admin port that is not served yet.
+#[derive(Debug)]
+pub struct Admin {
+    listener: TcpListener,
+    address: SocketAddr,
+}
+
+/// What an admin port shows.
+pub struct AdminContent {
+    /// `master`, `pserver`, …
+    pub role: &'static str,
+    pub job: String,
+    pub readiness: Readiness,
+    pub metrics: Registry,
+    /// Gives the process's status; must not wait.
+    pub status: Box<dyn Fn() -> Value + Send + Sync>,
+}
+
+/// A served admin port; it closes when this is dropped.
+#[derive(Debug)]
+pub struct AdminServer {
+    address: SocketAddr,
+    task: JoinHandle<()>,
+}
+
+impl Admin {
+    /// Binds `--admin-listen`.
+    ///
+    /// # Errors
+    /// If the address cannot be had; the message names it.
+    pub async fn bind(address: SocketAddr) -> Result<Self, Failure> {
+        let listener = bind(address, "--admin-listen").await?;
+        let address = listener
+            .local_addr()
+            .map_err(|error| Failure::io("cannot read the admin port's address", &error))?;
+        Ok(Self { listener, address })
+    }
+
+    /// The address that was bound.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Starts to answer.
+    pub fn serve(self, content: AdminContent) -> AdminServer {
+        let address = self.address;
+        let task = tokio::spawn(accept(self.listener, router(Arc::new(content))));
+        AdminServer { address, task }
+    }
+}
+
+impl AdminServer {
+    /// The address that was bound.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for AdminServer {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn accept(listener: TcpListener, router: Router) {
+    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut connections = JoinSet::new();
+    loop {
+        let slot = slots.clone().acquire_owned().await.expect("the semaphore is never closed");
+        while connections.try_join_next().is_some() {}
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let router = router.clone();
+                connections.spawn(async move {
+                    let _slot = slot;
+                    if tokio::time::timeout(CONNECTION_TIMEOUT, answer(stream, router))
+                        .await
+                        .is_err()
+                    {
+                        debug!("admin connection ended for its age");
+                    }
+                });
+            }
+            Err(error) => {
+                warn!(%error, "cannot accept on the admin port");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn answer(stream: TcpStream, router: Router) {
+    let served = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT)
+        .max_buf_size(HEADER_BYTES_MAX)
+        .max_headers(HEADERS_MAX)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
+        .await;
+    if let Err(error) = served {
+        debug!(%error, "admin connection broke");
+    }
+}
+
+fn router(content: Arc<AdminContent>) -> Router {
+    Router::new()
+        .route("/", get(page))
+        .route("/healthz", get(async || Ok::<_, Infallible>("alive\n")))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(metrics))
+        .route("/status", get(status))
+        .with_state(content)
+}
+
+type Content = State<Arc<AdminContent>>;
+
+async fn ready(State(content): Content) -> Response {
+    match content.readiness.get() {
+        Ready::Yes => "ready\n".into_response(),
+        Ready::No(reason) => {
+            (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {reason}\n")).into_response()
+        }
+    }
+}
+
+async fn metrics(State(content): Content) -> Response {
+    let mut text = String::new();
+    match prometheus_client::encoding::text::encode(&mut text, &content.metrics) {
+        Ok(()) => ([(header::CONTENT_TYPE, METRICS_TYPE)], text).into_response(),
+        Err(error) => {
+            warn!(%error, "cannot write metrics");
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
+    }
+}
+
+async fn status(State(content): Content) -> Response {
+    axum::Json((content.status)()).into_response()
+}
+
+async fn page(State(content): Content) -> Response {
+    let ready = content.readiness.get();
+    let html = admin_page::render(content.role, &content.job, &ready, &(content.status)());
+    let headers: [(HeaderName, &str); 4] = [
+        (header::CONTENT_TYPE, HTML_TYPE),
+        (header::CONTENT_SECURITY_POLICY, PAGE_POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::CACHE_CONTROL, "no-store"),
+    ];
+    (headers, html).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::metrics::counter::Counter;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    async fn start(readiness: &Readiness) -> AdminServer {
+        let mut metrics = Registry::default();
+        let steps: Counter = Counter::default();
+        metrics.register("steadfast_steps", "Steps", steps.clone());
+        steps.inc_by(3);
+        let content = AdminContent {
+            role: "master",
+            job: "digits".to_owned(),
+            readiness: readiness.clone(),
+            metrics,
+            status: Box::new(|| serde_json::json!({ "note": "<script>alert(1)</script>" })),
+        };
+        Admin::bind("127.0.0.1:0".parse().unwrap()).await.unwrap().serve(content)
+    }
+
+    async fn send(address: SocketAddr, request: &str) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        // A refused request may be answered and reset before it was read to its end.
+        let _ = stream.read_to_string(&mut answer).await;
+        answer
+    }
+
+    async fn fetch(address: SocketAddr, path: &str) -> String {
+        send(address, &format!("GET {path} HTTP/1.1\r\nHost: it\r\nConnection: close\r\n\r\n"))
+            .await
+    }
+
+    #[tokio::test]
+    async fn readiness_and_its_reason_are_shown_while_liveness_stays() {
+        let readiness = Readiness::new("waiting for a slot");
+        let server = start(&readiness).await;
+        let address = server.local_addr();
+        assert!(fetch(address, "/healthz").await.starts_with("HTTP/1.1 200"));
+        let answer = fetch(address, "/readyz").await;
+        assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("waiting for a slot"));
+        readiness.set_ready();
+        assert!(fetch(address, "/readyz").await.starts_with("HTTP/1.1 200"));
+    }
+
+    #[tokio::test]
+    async fn metrics_are_open_metrics() {
+        let server = start(&Readiness::new("")).await;
+        let answer = fetch(server.local_addr(), "/metrics").await;
+        assert!(answer.contains("content-type: application/openmetrics-text; version=1.0.0"));
+        assert!(answer.contains("steadfast_steps_total 3"), "{answer}");
+        assert!(answer.ends_with("# EOF\n"));
+    }
+
+    #[tokio::test]
+    async fn the_page_shows_status_as_text_and_loads_nothing() {
+        let server = start(&Readiness::new("")).await;
+        let answer = fetch(server.local_addr(), "/").await;
+        assert!(answer.contains("content-security-policy: default-src 'none'"));
+        assert!(answer.contains("&lt;script&gt;") && !answer.contains("<script>"));
+        let answer = fetch(server.local_addr(), "/status").await;
+        assert!(answer.contains("content-type: application/json"));
+    }
+
+    #[tokio::test]
+    async fn a_request_with_endless_headers_is_refused() {
+        let server = start(&Readiness::new("")).await;
+        let request = format!("GET / HTTP/1.1\r\nX: {}\r\n\r\n", "y".repeat(64 << 10));
+        let answer = send(server.local_addr(), &request).await;
+        assert!(!answer.starts_with("HTTP/1.1 200"), "{answer}");
+        assert!(fetch(server.local_addr(), "/healthz").await.starts_with("HTTP/1.1 200"));
+    }
+}

@@ -1,0 +1,307 @@
+//! The settings that all processes share.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use steadfast_common::{durations, keys::Keys};
+use steadfast_coord::EtcdOptions;
+
+use crate::Failure;
+
+/// Settings of every server process, flattened into its own.
+#[derive(Clone, Debug, Args)]
+pub struct CommonArgs {
+    #[command(flatten)]
+    pub etcd: EtcdArgs,
+    /// Name of the job.
+    #[arg(long, value_name = "NAME", value_parser = job_name)]
+    pub job: String,
+    /// Where the job's keys lie in etcd [default: /jobs/<job>]; `/` is the bare layout.
+    #[arg(long, value_name = "KEY", value_parser = keys_root)]
+    pub root: Option<String>,
+    /// Address to serve on; port 0 picks a free one.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0", value_parser = socket_addr)]
+    pub listen: SocketAddr,
+    /// Host, or host and port, that others reach this process by [default: the bound address].
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = host)]
+    pub advertise: Option<String>,
+    /// Address of the admin port: health, metrics, status.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0", value_parser = socket_addr)]
+    pub admin_listen: SocketAddr,
+    /// How long etcd takes this process for alive after its last sign of life.
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = lease_ttl)]
+    pub lease_ttl: Duration,
+    #[command(flatten)]
+    pub log: LogArgs,
+    /// File with settings (TOML); flags and variables go before it.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Check the settings, print them and exit.
+    #[arg(long)]
+    pub check_config: bool,
+}
+
+/// How to reach etcd.
+#[derive(Clone, Debug, Args)]
+pub struct EtcdArgs {
+    /// URLs of etcd's members, separated by commas.
+    #[arg(
+        long,
+        value_name = "URL,…",
+        value_delimiter = ',',
+        default_value = "http://127.0.0.1:2379",
+        value_parser = endpoint
+    )]
+    pub etcd_endpoints: Vec<String>,
+    #[command(flatten)]
+    pub auth: EtcdAuthArgs,
+}
+
+/// How to prove to etcd who we are, and whom we trust.
+#[derive(Clone, Debug, Default, Args)]
+pub struct EtcdAuthArgs {
+    /// User name for etcd.
+    #[arg(long, value_name = "NAME", requires = "etcd_password_file")]
+    pub etcd_user: Option<String>,
+    /// File with the password of that user.
+    #[arg(long, value_name = "FILE", requires = "etcd_user")]
+    pub etcd_password_file: Option<PathBuf>,
+    /// PEM file with the certificate authority to trust.
+    #[arg(long, value_name = "FILE")]
+    pub etcd_ca: Option<PathBuf>,
+    /// PEM file with our own certificate.
+    #[arg(long, value_name = "FILE", requires = "etcd_key")]
+    pub etcd_cert: Option<PathBuf>,
+    /// PEM file with the key of our certificate.
+    #[arg(long, value_name = "FILE", requires = "etcd_cert")]
+    pub etcd_key: Option<PathBuf>,
+}
+
+/// What to log, and how.
+#[derive(Clone, Debug, Args)]
+pub struct LogArgs {
+    /// Which events to log: a level, or `target=level` pairs separated by commas.
+    #[arg(long = "log", value_name = "FILTER", default_value = "info", value_parser = log_filter)]
+    pub filter: String,
+    /// Form of the log's lines.
+    #[arg(long = "log-format", value_name = "FORMAT", default_value = "text")]
+    pub format: LogFormat,
+}
+
+/// Forms of a log line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+impl CommonArgs {
+    /// The keys of the job.
+    pub fn keys(&self) -> Keys {
+        self.root.as_deref().map_or_else(|| Keys::of_job(&self.job), Keys::below)
+    }
+
+    /// How to reach etcd.
+    ///
+    /// # Errors
+    /// If the password file cannot be read.
+    pub fn etcd_options(&self) -> Result<EtcdOptions, Failure> {
+        self.etcd.options()
+    }
+
+    /// The address that others reach the gRPC port by.
+    ///
+    /// # Errors
+    /// If the bound address means nothing elsewhere (`0.0.0.0`) and nothing else is advertised.
+    pub fn advertised(&self, bound: SocketAddr) -> Result<String, Failure> {
+        match &self.advertise {
+            None => own_address(bound),
+            Some(told) if port_of(told).is_some_and(|port| port != 0) => Ok(told.clone()),
+            Some(told) => Ok(format!("{}:{}", host_of(told), bound.port())),
+        }
+    }
+
+    /// The address that others reach the admin port by: the advertised host, the bound port.
+    ///
+    /// # Errors
+    /// As [`CommonArgs::advertised`].
+    pub fn admin_advertised(&self, bound: SocketAddr) -> Result<String, Failure> {
+        match &self.advertise {
+            None => own_address(bound),
+            // Nobody elsewhere reaches a loopback address by an advertised host.
+            Some(_) if bound.ip().is_loopback() => Ok(bound.to_string()),
+            Some(told) => Ok(format!("{}:{}", host_of(told), bound.port())),
+        }
+    }
+}
+
+impl EtcdArgs {
+    /// Reads the password file, if there is one, and puts all together.
+    ///
+    /// # Errors
+    /// If the password file cannot be read.
+    pub fn options(&self) -> Result<EtcdOptions, Failure> {
+        self.auth.options(self.etcd_endpoints.clone())
+    }
+}
+
+impl EtcdAuthArgs {
+    /// The same for endpoints known otherwise.
+    ///
+    /// # Errors
+    /// If the password file cannot be read.
+    pub fn options(&self, endpoints: Vec<String>) -> Result<EtcdOptions, Failure> {
+        let password = match &self.etcd_password_file {
+            None => None,
+            Some(path) => {
+                let text = std::fs::read_to_string(path).map_err(|error| {
+                    Failure::io(format!("cannot read the password file {}", path.display()), &error)
+                })?;
+                Some(text.trim_end_matches(['\r', '\n']).to_owned())
+            }
+        };
+        Ok(EtcdOptions {
+            endpoints,
+            user: self.etcd_user.clone(),
+            password,
+            ca_file: self.etcd_ca.clone(),
+            cert_file: self.etcd_cert.clone(),
+            key_file: self.etcd_key.clone(),
+        })
+    }
+}
+
+fn own_address(bound: SocketAddr) -> Result<String, Failure> {
+    if bound.ip().is_unspecified() {
+        return Err(Failure::invalid(format!(
+            "nobody can reach this process by {bound}; say its address with --advertise"
+        )));
+    }
+    Ok(bound.to_string())
+}
+
+/// Checks a job's name.
+///
+/// # Errors
+/// A sentence that says what a name looks like.
+pub fn job_name(text: &str) -> Result<String, String> {
+    let allowed = |it: char| it.is_ascii_alphanumeric() || "-_.".contains(it);
+    if text.is_empty() || 100 < text.len() || text.starts_with('.') || !text.chars().all(allowed) {
+        return Err("use 1 to 100 letters, digits, `-`, `_` or `.`, no leading `.`".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+fn keys_root(text: &str) -> Result<String, String> {
+    match text.strip_prefix('/') {
+        Some("") => Ok("/".to_owned()),
+        Some(rest) if !rest.ends_with('/') && !rest.contains("//") => Ok(text.to_owned()),
+        _ => Err("use `/`, or a key such as `/jobs/digits` without a final `/`".to_owned()),
+    }
+}
+
+fn socket_addr(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "use an IP address and a port, such as `127.0.0.1:0`".to_owned())
+}
+
+fn host(text: &str) -> Result<String, String> {
+    let name = host_of(text);
+    let bad_port = text.len() != name.len() && port_of(text).is_none();
+    let bare_v6 = name.contains(':') && !name.starts_with('[');
+    if name.is_empty() || bad_port || bare_v6 || text.contains(|it: char| "/ @".contains(it)) {
+        return Err("use `host`, `host:port` or `[v6-address]:port`".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+/// The part of `host:port` before the port.
+fn host_of(text: &str) -> &str {
+    match text.rfind(':') {
+        Some(colon) if !text[colon..].contains(']') => &text[..colon],
+        _ => text,
+    }
+}
+
+fn port_of(text: &str) -> Option<u16> {
+    text[host_of(text).len()..].strip_prefix(':')?.parse().ok()
+}
+
+fn endpoint(text: &str) -> Result<String, String> {
+    let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
+    match rest {
+        Some(rest) if !rest.is_empty() && !rest.contains(char::is_whitespace) => {
+            Ok(text.trim_end_matches('/').to_owned())
+        }
+        _ => Err("use a URL such as `http://127.0.0.1:2379`".to_owned()),
+    }
+}
+
+fn lease_ttl(text: &str) -> Result<Duration, String> {
+    let ttl = durations::parse(text)?;
+    if ttl < Duration::from_secs(1) || Duration::from_secs(600) < ttl {
+        return Err("use 1s to 10m".to_owned());
+    }
+    Ok(ttl)
+}
+
+fn log_filter(text: &str) -> Result<String, String> {
+    text.parse::<tracing_subscriber::EnvFilter>()
+        .map(|_| text.to_owned())
+        .map_err(|error| format!("use a level or `target=level`: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Only {
+        #[command(flatten)]
+        common: CommonArgs,
+    }
+
+    fn common(more: &[&str]) -> CommonArgs {
+        Only::parse_from(["it", "--job", "digits"].iter().chain(more)).common
+    }
+
+    #[test]
+    fn keys_lie_below_the_job_unless_a_root_is_given() {
+        assert_eq!(common(&[]).keys().ps_desired(), "/jobs/digits/ps_desired");
+        assert_eq!(common(&["--root", "/"]).keys().ps_desired(), "/ps_desired");
+        assert_eq!(common(&["--root", "/a/b"]).keys().ps_desired(), "/a/b/ps_desired");
+    }
+
+    #[test]
+    fn an_advertised_host_takes_the_port_that_was_bound() {
+        let bound: SocketAddr = "0.0.0.0:4711".parse().unwrap();
+        let told = |it: &str| common(&["--advertise", it]).advertised(bound).unwrap();
+        assert_eq!(told("node-1"), "node-1:4711");
+        assert_eq!(told("node-1:0"), "node-1:4711");
+        assert_eq!(told("node-1:80"), "node-1:80");
+        assert_eq!(told("[::1]"), "[::1]:4711");
+        assert_eq!(told("[::1]:80"), "[::1]:80");
+        assert!(host("::1").is_err());
+        assert!(host("a:b").is_err());
+    }
+
+    #[test]
+    fn an_address_that_means_nothing_elsewhere_is_not_announced() {
+        let bound: SocketAddr = "0.0.0.0:4711".parse().unwrap();
+        assert!(common(&[]).advertised(bound).unwrap_err().message.contains("--advertise"));
+        let bound: SocketAddr = "127.0.0.1:4711".parse().unwrap();
+        assert_eq!(common(&[]).advertised(bound).unwrap(), "127.0.0.1:4711");
+    }
+
+    #[test]
+    fn the_password_is_the_file_without_its_last_line_end() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "se cret\n").unwrap();
+        let path = file.path().to_str().unwrap();
+        let args = common(&["--etcd-user", "me", "--etcd-password-file", path]);
+        assert_eq!(args.etcd_options().unwrap().password.as_deref(), Some("se cret"));
+    }
+}

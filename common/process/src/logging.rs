@@ -1,0 +1,151 @@
+//! Structured logs on stderr; every line says which process it comes from.
+
+use std::fmt;
+use std::io::IsTerminal;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use steadfast_common::ids::Incarnation;
+use tracing_subscriber::EnvFilter;
+
+use crate::Failure;
+use crate::args::LogArgs;
+use crate::log_line::LogLine;
+
+/// Who writes a log. All clones show the same incarnation.
+#[derive(Clone, Debug)]
+pub struct LogIdentity(Arc<Identity>);
+
+#[derive(Debug)]
+struct Identity {
+    role: &'static str,
+    job: String,
+    id: String,
+    /// 0 until the process has registered in etcd.
+    incarnation: AtomicI64,
+}
+
+impl LogIdentity {
+    /// Names a process.
+    pub fn new(role: &'static str, job: &str, id: impl fmt::Display) -> Self {
+        let (job, id) = (job.to_owned(), id.to_string());
+        Self(Arc::new(Identity { role, job, id, incarnation: AtomicI64::new(0) }))
+    }
+
+    /// From now on, lines also carry the create-revision of the process's key.
+    pub fn set_incarnation(&self, incarnation: Incarnation) {
+        self.0.incarnation.store(incarnation.0, Ordering::Relaxed);
+    }
+
+    pub(crate) fn role(&self) -> &str {
+        self.0.role
+    }
+
+    pub(crate) fn job(&self) -> &str {
+        &self.0.job
+    }
+
+    pub(crate) fn id(&self) -> &str {
+        &self.0.id
+    }
+
+    pub(crate) fn incarnation(&self) -> Option<Incarnation> {
+        match self.0.incarnation.load(Ordering::Relaxed) {
+            0 => None,
+            revision => Some(Incarnation(revision)),
+        }
+    }
+}
+
+/// Starts to log to stderr, in colour only on a terminal. `role` is `master`, `pserver`, …; `id` is
+/// what the process calls itself in etcd.
+///
+/// # Errors
+/// If the filter is none, or logging was started before.
+pub fn init_logging(
+    role: &'static str,
+    job: &str,
+    id: impl fmt::Display,
+    args: &LogArgs,
+) -> Result<LogIdentity, Failure> {
+    let identity = LogIdentity::new(role, job, id);
+    let filter = EnvFilter::try_new(&args.filter)
+        .map_err(|error| Failure::invalid(format!("--log `{}`: {error}", args.filter)))?;
+    let line = LogLine { format: args.format, identity: identity.clone() };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .event_format(line)
+        .try_init()
+        .map_err(|error| Failure::internal(format!("cannot start logging: {error}")))?;
+    Ok(identity)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::args::LogFormat;
+
+    #[derive(Clone, Default)]
+    struct Captured(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Captured {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn logged(format: LogFormat, event: impl FnOnce(&LogIdentity)) -> String {
+        let captured = Captured::default();
+        let sink = captured.clone();
+        let identity = LogIdentity::new("master", "digits", "1f");
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(move || sink.clone())
+            .with_ansi(false)
+            .event_format(LogLine { format, identity: identity.clone() })
+            .finish();
+        tracing::subscriber::with_default(subscriber, || event(&identity));
+        let bytes = captured.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn a_line_names_its_process_its_message_and_its_fields() {
+        let text = logged(LogFormat::Text, |_| {
+            tracing::warn!(task = 7, reason = "too late", "task lease expired");
+        });
+        let expected = " warn  master digits 1f steadfast_process::logging::tests: \
+                        task lease expired task=7 reason=\"too late\"\n";
+        assert!(text.ends_with(expected), "{text}");
+    }
+
+    #[test]
+    fn a_json_line_is_one_object_with_the_incarnation_once_known() {
+        let text = logged(LogFormat::Json, |identity| {
+            identity.set_incarnation(Incarnation(12));
+            tracing::info!(step = 3_u64, "done");
+        });
+        let line: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(line["role"], "master");
+        assert_eq!(line["job"], "digits");
+        assert_eq!(line["incarnation"], 12);
+        assert_eq!(line["message"], "done");
+        assert_eq!(line["fields"]["step"], 3);
+    }
+
+    #[test]
+    fn text_from_outside_cannot_forge_a_line() {
+        let text = logged(LogFormat::Text, |_| {
+            tracing::info!(name = "a\nb\x1b[2J", "{}", "x\ny");
+        });
+        assert_eq!(text.matches('\n').count(), 1);
+        assert!(!text.contains('\x1b'), "{text:?}");
+    }
+}

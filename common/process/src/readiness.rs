@@ -1,0 +1,127 @@
+//! Whether a process can do its work, and if not, why; told to `/readyz` and to `grpc.health.v1`.
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tonic_health::ServingStatus;
+use tonic_health::pb::health_server::{Health, HealthServer};
+
+/// Whether the process can do its work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ready {
+    Yes,
+    /// Not now; the reason is for a person.
+    No(String),
+}
+
+/// The shared flag. All clones show the same.
+#[derive(Clone, Debug)]
+pub struct Readiness {
+    state: watch::Sender<Ready>,
+}
+
+impl Readiness {
+    /// Begins as not ready.
+    pub fn new(reason: impl Into<String>) -> Self {
+        Self { state: watch::Sender::new(Ready::No(reason.into())) }
+    }
+
+    /// The process can do its work.
+    pub fn set_ready(&self) {
+        self.set(Ready::Yes);
+    }
+
+    /// The process cannot do its work.
+    pub fn set_not_ready(&self, reason: impl Into<String>) {
+        self.set(Ready::No(reason.into()));
+    }
+
+    /// Sets either.
+    pub fn set(&self, ready: Ready) {
+        self.state.send_if_modified(|state| {
+            let changed = *state != ready;
+            *state = ready;
+            changed
+        });
+    }
+
+    /// The state now.
+    pub fn get(&self) -> Ready {
+        self.state.borrow().clone()
+    }
+
+    /// A receiver that is told of every change.
+    pub fn subscribe(&self) -> watch::Receiver<Ready> {
+        self.state.subscribe()
+    }
+}
+
+/// Keeps the health service in step with a [`Readiness`]; the service keeps its last answer when
+/// this is dropped.
+#[derive(Debug)]
+pub struct HealthTask(JoinHandle<()>);
+
+impl Drop for HealthTask {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// The `grpc.health.v1` service for a gRPC port. It answers for the whole server (`""`) and for
+/// `service` (`steadfast.v1.Master`) what `readiness` says.
+pub async fn health(
+    service: &'static str,
+    readiness: &Readiness,
+) -> (HealthTask, HealthServer<impl Health>) {
+    let (reporter, server) = tonic_health::server::health_reporter();
+    let mut changes = readiness.subscribe();
+    let first = serving(&changes.borrow_and_update());
+    for name in ["", service] {
+        reporter.set_service_status(name, first).await;
+    }
+    let task = tokio::spawn(async move {
+        while changes.changed().await.is_ok() {
+            let status = serving(&changes.borrow_and_update());
+            for name in ["", service] {
+                reporter.set_service_status(name, status).await;
+            }
+        }
+    });
+    (HealthTask(task), server)
+}
+
+fn serving(ready: &Ready) -> ServingStatus {
+    match ready {
+        Ready::Yes => ServingStatus::Serving,
+        Ready::No(_) => ServingStatus::NotServing,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tonic_health::pb::HealthCheckRequest;
+    use tonic_health::pb::health_check_response::ServingStatus as Wire;
+    use tonic_health::pb::health_client::HealthClient;
+
+    #[tokio::test]
+    async fn the_health_service_says_what_the_flag_says() {
+        let readiness = Readiness::new("starting");
+        let (_task, service) = health("steadfast.v1.Master", &readiness).await;
+        let listener = crate::bind("127.0.0.1:0".parse().unwrap(), "--listen").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let serving = crate::server_builder().add_service(service);
+        let server = tokio::spawn(serving.serve_with_incoming(crate::incoming(listener)));
+
+        let channel = tonic::transport::Endpoint::try_from(url).unwrap().connect().await.unwrap();
+        let mut client = HealthClient::new(channel);
+        let request = HealthCheckRequest { service: "steadfast.v1.Master".to_owned() };
+        let mut answers = client.watch(request).await.unwrap().into_inner();
+        let mut next = async || answers.message().await.unwrap().unwrap().status();
+        assert_eq!(next().await, Wire::NotServing);
+        readiness.set_ready();
+        assert_eq!(next().await, Wire::Serving);
+        readiness.set_not_ready("draining");
+        assert_eq!(next().await, Wire::NotServing);
+        server.abort();
+    }
+}

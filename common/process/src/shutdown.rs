@@ -1,0 +1,89 @@
+//! The first signal asks a process to finish in good order, the second ends it.
+
+use std::sync::Arc;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::JoinHandle;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tracing::{info, warn};
+
+use crate::Failure;
+
+/// A request to drain, seen by all clones.
+#[derive(Clone, Debug)]
+pub struct Shutdown {
+    token: CancellationToken,
+    _signals: Option<Arc<Signals>>,
+}
+
+#[derive(Debug)]
+struct Signals(JoinHandle<()>);
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Shutdown {
+    /// Takes over SIGTERM and SIGINT: the first one drains, the second one exits at once with 143
+    /// or 130.
+    ///
+    /// # Errors
+    /// If the signals cannot be taken over.
+    pub fn install() -> Result<Self, Failure> {
+        let take =
+            |kind| signal(kind).map_err(|error| Failure::io("cannot take over signals", &error));
+        let terminate = take(SignalKind::terminate())?;
+        let interrupt = take(SignalKind::interrupt())?;
+        let token = CancellationToken::new();
+        let task = tokio::spawn(listen(terminate, interrupt, token.clone()));
+        Ok(Self { token, _signals: Some(Arc::new(Signals(task))) })
+    }
+
+    /// One that only [`Shutdown::trigger`] sets off.
+    pub fn manual() -> Self {
+        Self { token: CancellationToken::new(), _signals: None }
+    }
+
+    /// Completes when the process shall drain.
+    pub fn drain(&self) -> WaitForCancellationFutureOwned {
+        self.token.clone().cancelled_owned()
+    }
+
+    /// Whether the process shall drain.
+    pub fn is_draining(&self) -> bool {
+        self.token.is_cancelled()
+    }
+
+    /// Asks for a drain, as a signal would.
+    pub fn trigger(&self) {
+        self.token.cancel();
+    }
+
+    /// The token behind it, to be passed on.
+    pub fn token(&self) -> CancellationToken {
+        self.token.clone()
+    }
+}
+
+async fn listen(mut terminate: Signal, mut interrupt: Signal, token: CancellationToken) {
+    let first = next(&mut terminate, &mut interrupt).await;
+    info!(signal = first.name, "draining; a second signal ends the process at once");
+    token.cancel();
+    let second = next(&mut terminate, &mut interrupt).await;
+    warn!(signal = second.name, "ended at once");
+    std::process::exit(second.exit_code);
+}
+
+struct Received {
+    name: &'static str,
+    exit_code: i32,
+}
+
+async fn next(terminate: &mut Signal, interrupt: &mut Signal) -> Received {
+    tokio::select! {
+        _ = terminate.recv() => Received { name: "SIGTERM", exit_code: 143 },
+        _ = interrupt.recv() => Received { name: "SIGINT", exit_code: 130 },
+    }
+}

@@ -1,0 +1,221 @@
+//! What every kind of store must do alike, run on local files and on memory.
+
+use bytes::Bytes;
+use steadfast_store::{Created, ErrorKind, Location, StoreError, expand, open};
+
+/// Runs `rules` on a fresh folder of each kind of store.
+async fn on_each<F: Future<Output = ()>>(name: &str, rules: impl Fn(Location) -> F) {
+    let folder = tempfile::tempdir().unwrap();
+    rules(open(folder.path().to_str().unwrap()).unwrap()).await;
+    rules(open(&format!("memory://{name}/folder")).unwrap()).await;
+}
+
+fn bytes(text: &str) -> Bytes {
+    Bytes::copy_from_slice(text.as_bytes())
+}
+
+async fn put(folder: &Location, names: &[&str]) {
+    for name in names {
+        folder.child(name).unwrap().write(bytes(name)).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn what_was_written_last_is_read() {
+    on_each("written-last", |folder| async move {
+        let object = folder.child("a/b c%.txt").unwrap();
+        assert_eq!(object.size().await.unwrap(), None);
+        object.write(bytes("old")).await.unwrap();
+        object.write(bytes("newer")).await.unwrap();
+        assert_eq!(object.read().await.unwrap(), "newer");
+        assert_eq!(object.size().await.unwrap(), Some(5));
+        let again = open(object.url()).unwrap();
+        assert_eq!(again.url(), object.url());
+        assert_eq!(again.read().await.unwrap(), "newer");
+        folder.child("empty").unwrap().write(Bytes::new()).await.unwrap();
+        assert!(folder.child("empty").unwrap().read().await.unwrap().is_empty());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_range_is_read_whole_or_not_at_all() {
+    on_each("ranges", |folder| async move {
+        let object = folder.child("x").unwrap();
+        object.write(bytes("0123456789")).await.unwrap();
+        assert_eq!(object.read_range(2..5).await.unwrap(), "234");
+        assert_eq!(object.read_range(10..10).await.unwrap(), "");
+        let error = object.read_range(8..12).await.unwrap_err();
+        assert!(matches!(error, StoreError::OutOfRange { start: 8, end: 12, .. }), "{error}");
+        assert!(object.read_range(20..30).await.is_err());
+        assert!(object.read_range(0..u64::MAX).await.is_err());
+        let pieces = object.read_ranges(&[5..6, 0..2, 9..10]).await.unwrap();
+        assert_eq!(pieces, ["5", "01", "9"]);
+        assert!(object.read_ranges(&[0..1, 9..11]).await.is_err());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn of_many_who_create_an_object_one_succeeds() {
+    on_each("create", |folder| async move {
+        let object = folder.child("deep/down/marker").unwrap();
+        let all = (0..8).map(|i| {
+            let object = object.clone();
+            tokio::spawn(async move { (i, object.create(bytes(&i.to_string())).await.unwrap()) })
+        });
+        let outcomes = futures::future::join_all(all).await;
+        let winners: Vec<i32> = outcomes
+            .into_iter()
+            .map(Result::unwrap)
+            .filter(|(_, created)| *created == Created::Now)
+            .map(|(i, _)| i)
+            .collect();
+        assert_eq!(winners.len(), 1);
+        assert_eq!(object.read().await.unwrap(), winners[0].to_string());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn deleting_what_is_not_there_is_fine() {
+    on_each("delete", |folder| async move {
+        let object = folder.child("x").unwrap();
+        object.delete().await.unwrap();
+        object.write(bytes("x")).await.unwrap();
+        object.delete().await.unwrap();
+        let error = object.read().await.unwrap_err();
+        assert!(matches!(error, StoreError::NotFound { .. }), "{error}");
+        assert_eq!(error.kind(), ErrorKind::Permanent);
+        assert_eq!(error.to_string(), format!("{} does not exist", object.url()));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_list_names_all_that_is_below_and_nothing_beside() {
+    on_each("list", |folder| async move {
+        assert_eq!(folder.list().await.unwrap(), []);
+        put(&folder, &["in/b", "in/a/z", "in/a/y", "inside", "out/x"]).await;
+        let listed = folder.child("in").unwrap().list().await.unwrap();
+        let expected = [("a/y", 6), ("a/z", 6), ("b", 4)].map(|(n, s)| (n.to_owned(), s));
+        assert_eq!(listed, expected);
+        for (name, _) in listed {
+            folder.child("in").unwrap().child(&name).unwrap().read().await.unwrap();
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_wildcard_finds_what_a_shell_would_sorted() {
+    on_each("expand", |folder| async move {
+        put(
+            &folder,
+            &["b.csv", "a.csv", "a.csv.bak", "x1/d.csv", "x2/c.csv", "x2/y/e.csv", "[a].txt"],
+        )
+        .await;
+        let root = folder.url().trim_end_matches('/').to_owned();
+        let found = |pattern: &'static str| {
+            let root = root.clone();
+            async move {
+                let found = expand(&format!("{root}/{pattern}")).await.unwrap();
+                let relative = |l: &Location| l.url()[root.len() + 1..].to_owned();
+                found.iter().map(relative).collect::<Vec<_>>()
+            }
+        };
+        assert_eq!(found("*.csv").await, ["a.csv", "b.csv"]);
+        assert_eq!(found("?.csv").await, ["a.csv", "b.csv"]);
+        assert_eq!(found("*/*.csv").await, ["x1/d.csv", "x2/c.csv"]);
+        assert_eq!(found("x?/c.csv").await, ["x2/c.csv"]);
+        assert_eq!(found("*/y/e.csv").await, ["x2/y/e.csv"]);
+        assert_eq!(found("x2/**").await, ["x2/c.csv", "x2/y/e.csv"]);
+        assert_eq!(
+            found("**/*.csv").await,
+            ["a.csv", "b.csv", "x1/d.csv", "x2/c.csv", "x2/y/e.csv"]
+        );
+        assert_eq!(found("%5Ba%5D.*").await, ["[a].txt"]);
+        assert_eq!(found("nothing.csv").await, ["nothing.csv"]);
+        let pattern = format!("{root}/*.nothing");
+        let error = expand(&pattern).await.unwrap_err();
+        assert!(error.to_string().contains(&pattern), "{error}");
+        assert!(matches!(error, StoreError::NoMatch { .. }), "{error}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_name_cannot_leave_its_folder() {
+    on_each("names", |folder| async move {
+        for name in ["", "/x", "..", "../x", "a/../b", "a//b", "a\0b", "x/", "./x"] {
+            let error = folder.child(name).unwrap_err();
+            assert!(matches!(error, StoreError::BadName { .. }), "{name}: {error}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn locations_of_one_memory_store_share_its_content() {
+    open("memory://shared/x").unwrap().write(bytes("x")).await.unwrap();
+    assert_eq!(open("memory://shared/x").unwrap().read().await.unwrap(), "x");
+    assert_eq!(open("memory://other/x").unwrap().size().await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_path_is_resolved_as_the_system_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().canonicalize().unwrap();
+    std::fs::create_dir_all(root.join("real/inner")).unwrap();
+    std::os::unix::fs::symlink(root.join("real/inner"), root.join("link")).unwrap();
+    std::fs::write(root.join("real/data"), "here").unwrap();
+    let through = root.join("link/../data");
+    assert_eq!(open(through.to_str().unwrap()).unwrap().read().await.unwrap(), "here");
+    let relative = open("Cargo.toml").unwrap();
+    assert!(relative.url().starts_with("file:///"), "{relative}");
+    assert!(relative.read().await.unwrap().starts_with(b"[package]"));
+}
+
+#[tokio::test]
+async fn no_half_written_file_is_ever_seen() {
+    let folder = tempfile::tempdir().unwrap();
+    let object = open(folder.path().to_str().unwrap()).unwrap().child("x").unwrap();
+    let contents = [b"a", b"b"].map(|byte| Bytes::from(byte.repeat(1 << 20)));
+    object.write(contents[0].clone()).await.unwrap();
+    let writer = {
+        let (object, contents) = (object.clone(), contents.clone());
+        tokio::spawn(async move {
+            for i in 0..20 {
+                object.write(contents[i % 2].clone()).await.unwrap();
+            }
+        })
+    };
+    while !writer.is_finished() {
+        let read = object.read().await.unwrap();
+        assert!(contents.contains(&read));
+    }
+    writer.await.unwrap();
+    let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
+    assert_eq!(left.len(), 1);
+}
+
+#[test]
+fn a_url_that_cannot_work_says_why_and_keeps_secrets() {
+    let message = |url: &str| open(url).unwrap_err().to_string();
+    assert!(message("ftp://host/x").contains("`ftp` is not a known kind of store"));
+    assert!(message("s3:///x").contains("the name of the bucket or host is missing"));
+    assert!(message("file://host/x").contains("no host"));
+    assert!(message("s3://bucket/../x").contains("is no place to store data"));
+    let signed = message("https://host/x?signature=hush");
+    assert!(signed.contains("query") && !signed.contains("hush"), "{signed}");
+    let password = message("https://user:hush@host/x");
+    assert!(password.contains("password") && !password.contains("hush"), "{password}");
+    assert!(message("a\0b").contains("is no place"));
+}
+
+#[cfg(not(feature = "cloud"))]
+#[test]
+fn a_build_without_clouds_names_the_feature_that_is_missing() {
+    let error = open("s3://bucket/x").unwrap_err();
+    assert!(error.to_string().contains("feature `cloud`"), "{error}");
+}

@@ -1,0 +1,58 @@
+//! What can be said of a request without looking at the store.
+
+use super::refusal::Refusal;
+use super::{overlap, range, txn, write};
+use etcd_client::proto::{PbDeleteRequest, PbPutRequest, PbRangeRequest, PbTxnRequest};
+use std::ops::Deref;
+
+/// Operations, and compares, in one transaction: real etcd's `--max-txn-ops`.
+const OPERATIONS_MAX: usize = 128;
+
+/// A request that has good and bad forms.
+pub trait Form {
+    fn check(&self) -> Result<(), Refusal>;
+}
+
+/// A request in good form. The core takes no other, and the check is made outside of its lock.
+#[derive(Debug)]
+pub struct Checked<R>(R);
+
+impl<R: Form> Checked<R> {
+    pub fn new(request: R) -> Result<Self, Refusal> {
+        request.check()?;
+        Ok(Checked(request))
+    }
+}
+
+impl<R> Deref for Checked<R> {
+    type Target = R;
+
+    fn deref(&self) -> &R {
+        &self.0
+    }
+}
+
+impl Form for PbRangeRequest {
+    fn check(&self) -> Result<(), Refusal> {
+        range::check(self)
+    }
+}
+
+impl Form for PbPutRequest {
+    fn check(&self) -> Result<(), Refusal> {
+        write::check_put(self)
+    }
+}
+
+impl Form for PbDeleteRequest {
+    fn check(&self) -> Result<(), Refusal> {
+        write::check_delete(self)
+    }
+}
+
+impl Form for PbTxnRequest {
+    fn check(&self) -> Result<(), Refusal> {
+        txn::check(self, OPERATIONS_MAX)?;
+        overlap::check(self)
+    }
+}

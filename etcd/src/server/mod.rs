@@ -1,0 +1,141 @@
+//! The gRPC front: binds, serves, stops.
+
+mod kv;
+mod lease;
+mod limit;
+mod maintenance;
+mod status;
+mod watch;
+mod watch_session;
+
+use crate::committer::Committer;
+use crate::config::Config;
+use crate::disk::Disk;
+use crate::error::Error;
+use crate::node::{Node, Stage};
+use etcd_client::proto::{
+    PbClusterServer, PbKvServer, PbLeaseServer, PbMaintenanceServer, PbWatchServer,
+};
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::task::spawn_blocking;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+use tonic::service::Routes;
+use tonic::transport::server::TcpIncoming;
+use tracing::{debug, info};
+
+/// How much later than its time a lease may end.
+const EXPIRY_INTERVAL: Duration = Duration::from_millis(100);
+/// A client that does not answer for this long is gone, and its watches with it.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// How long a stop waits for clients to hang up.
+const DRAIN_MAX: Duration = Duration::from_secs(3);
+
+/// An embedded etcd, bound and holding its data directory, but not serving yet.
+pub struct Server {
+    listener: TcpListener,
+    address: SocketAddr,
+    node: Arc<Node>,
+    committer: Committer,
+    watch_progress_interval: Duration,
+}
+
+impl Server {
+    /// Listens, takes hold of the data directory and reads it. Clients that connect from now on
+    /// are answered once [`Server::serve`] runs.
+    pub async fn bind(config: Config) -> Result<Self, Error> {
+        let address = config.listen;
+        let listen_error = |source| Error::Listen { address, source };
+        let listener = TcpListener::bind(address).await.map_err(listen_error)?;
+        let address = listener.local_addr().map_err(listen_error)?;
+        let (data_dir, log_bytes_max) = (config.data_dir, config.log_bytes_max);
+        let (disk, core) = blocking(move || Disk::open(&data_dir, log_bytes_max)).await?;
+        let node = Arc::new(Node::new(core, config.retention, disk.bytes()));
+        let committer = Committer::spawn(node.clone(), disk)?;
+        let watch_progress_interval = config.watch_progress_interval;
+        Ok(Server { listener, address, node, committer, watch_progress_interval })
+    }
+
+    /// Returns where the server listens, with the port that the system chose if it was asked to.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until `shutdown` resolves or the log cannot be written any more. Whatever was
+    /// answered is on disk, whether this returns, is dropped, or dies with the process.
+    pub async fn serve(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), Error> {
+        info!(address = %self.address, "embedded etcd serving");
+        let routes = self.routes();
+        let Server { listener, node, mut committer, .. } = self;
+        let stop = async {
+            tokio::select! {
+                () = shutdown => {}
+                () = stopping(&node) => {}
+            }
+            node.drain();
+        };
+        let serving = tonic::transport::Server::builder()
+            .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
+            .add_routes(routes)
+            .serve_with_incoming_shutdown(
+                TcpIncoming::from(listener).with_nodelay(Some(true)),
+                stop,
+            );
+        let served = tokio::select! {
+            served = serving => served.map_err(Error::from),
+            () = drained_long_enough(&node) => Ok(()),
+            never = expire_leases(&node) => match never {},
+        };
+        let written = blocking(move || committer.finish()).await;
+        // A log that cannot be written is why the front stopped, so it is the better answer.
+        written.and(served)
+    }
+
+    fn routes(&self) -> Routes {
+        let node = &self.node;
+        let kv = PbKvServer::new(kv::KvService::new(node.clone()))
+            .max_decoding_message_size(limit::DECODED_BYTES_MAX);
+        let lease = PbLeaseServer::new(lease::LeaseService::new(node.clone()));
+        let watch = watch::WatchService::new(node.clone(), self.watch_progress_interval);
+        let maintenance = maintenance::MaintenanceService::new(node.clone(), self.address);
+        Routes::new(kv)
+            .add_service(lease)
+            .add_service(PbWatchServer::new(watch))
+            .add_service(PbMaintenanceServer::new(maintenance.clone()))
+            .add_service(PbClusterServer::new(maintenance))
+    }
+}
+
+/// Runs what blocks on a thread that may be blocked.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    spawn_blocking(work).await.unwrap_or(Err(Error::LogThread))
+}
+
+/// Resolves once the node does anything but serve.
+async fn stopping(node: &Node) {
+    let mut progress = node.progress();
+    // An error means that the node is gone, which is the end of serving, too.
+    let _ = progress.wait_for(|progress| progress.stage != Stage::Serving).await;
+}
+
+/// Resolves when clients that do not hang up have had their time.
+async fn drained_long_enough(node: &Node) {
+    stopping(node).await;
+    sleep(DRAIN_MAX).await;
+}
+
+async fn expire_leases(node: &Node) -> std::convert::Infallible {
+    let mut ticks = interval(EXPIRY_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        for id in node.expire_leases() {
+            debug!(lease = id, "lease expired");
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! The gRPC codes of refusals, as real etcd gives them.
+
+use crate::core::Refusal;
+use crate::node::Unanswered;
+use tonic::{Code, Status};
+
+pub fn refused(refusal: Refusal) -> Status {
+    let code = match refusal {
+        Refusal::EmptyKey
+        | Refusal::KeyNotFound
+        | Refusal::ValueProvided
+        | Refusal::LeaseProvided
+        | Refusal::TooManyOperations
+        | Refusal::DuplicateKey
+        | Refusal::InvalidSortOption
+        | Refusal::RequestTooLarge => Code::InvalidArgument,
+        Refusal::Compacted | Refusal::FutureRevision | Refusal::LeaseTtlTooLarge => {
+            Code::OutOfRange
+        }
+        Refusal::LeaseNotFound => Code::NotFound,
+        Refusal::LeaseExists => Code::FailedPrecondition,
+    };
+    Status::new(code, refusal.to_string())
+}
+
+pub fn unanswered(unanswered: Unanswered) -> Status {
+    match unanswered {
+        Unanswered::Refused(refusal) => refused(refusal),
+        Unanswered::Stopped => stopped(),
+    }
+}
+
+pub fn stopped() -> Status {
+    Status::unavailable("etcdserver: server stopped")
+}

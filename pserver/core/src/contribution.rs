@@ -1,0 +1,113 @@
+//! A gradient on its way into a shard, and why one is refused.
+
+use bytes::Bytes;
+use steadfast_common::error::ErrorKind;
+use steadfast_common::ids::{Lane, Version};
+use steadfast_common::layout::Block;
+
+/// The sum of some records' gradients, for all blocks of a shard.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Contribution {
+    /// Records that were summed up.
+    pub records: u64,
+    /// Sum of their losses.
+    pub loss_sum: f64,
+    /// Values of the shard's blocks, in the shard's order, as little-endian `f32`; empty when no
+    /// record was summed up.
+    pub blocks: Vec<Bytes>,
+}
+
+/// Whether a lane goes on after this contribution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LaneEnd {
+    MoreToCome,
+    /// The lane has no further records in this pass.
+    LastOfPass,
+}
+
+/// What became of a contribution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contributed {
+    /// The same name came before; nothing changed.
+    Duplicate,
+    /// It waits for the other lanes of its step.
+    Waiting,
+    /// It was the last one of its step, or was applied at once.
+    Complete,
+}
+
+/// Why nothing was applied.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Refusal {
+    #[error("block {block} has {found} bytes; {wanted} are wanted")]
+    WrongLength { block: u32, found: usize, wanted: usize },
+    #[error("{found} blocks were sent; the shard has {wanted}")]
+    WrongBlocks { found: usize, wanted: usize },
+    #[error("the gradient of block {block} is not finite; a lower learning rate or clipping may help")]
+    NotFinite { block: u32 },
+    #[error("there is no lane {lane}; the job has {lanes}")]
+    NoSuchLane { lane: Lane, lanes: u32 },
+    #[error("lane {lane} ended before, yet sends records")]
+    LaneEnded { lane: Lane },
+    #[error("lane {lane} sends no record and goes on")]
+    EmptyLane { lane: Lane },
+    #[error("the contribution is for version {found}; the shard is at {present}")]
+    Ahead { found: Version, present: Version },
+    #[error("the shard of a {0} job takes no such contribution")]
+    WrongMode(&'static str),
+}
+
+impl Refusal {
+    /// What the caller does next.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Ahead { .. } => ErrorKind::Stale,
+            Self::WrongLength { .. }
+            | Self::WrongBlocks { .. }
+            | Self::NotFinite { .. }
+            | Self::NoSuchLane { .. }
+            | Self::LaneEnded { .. }
+            | Self::EmptyLane { .. }
+            | Self::WrongMode(_) => ErrorKind::Invalid,
+        }
+    }
+}
+
+impl Contribution {
+    /// Checks everything before anything is applied.
+    ///
+    /// # Errors
+    /// If blocks are missing, of the wrong length, or hold a value that is not finite.
+    pub fn check(&self, blocks: &[(u32, Block)]) -> Result<(), Refusal> {
+        if self.records == 0 && self.blocks.is_empty() {
+            return Ok(());
+        }
+        if self.blocks.len() != blocks.len() {
+            return Err(Refusal::WrongBlocks { found: self.blocks.len(), wanted: blocks.len() });
+        }
+        for (data, (number, block)) in self.blocks.iter().zip(blocks) {
+            let wanted = block.len * size_of::<f32>();
+            if data.len() != wanted {
+                return Err(Refusal::WrongLength { block: *number, found: data.len(), wanted });
+            }
+            // A sum of finite values times zero is zero; one NaN or infinity makes it NaN.
+            let probe: f32 = floats(data).fold(0.0, |probe, value| probe + value * 0.0);
+            if probe != 0.0 {
+                return Err(Refusal::NotFinite { block: *number });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The values in little-endian bytes.
+pub fn floats(data: &[u8]) -> impl Iterator<Item = f32> + '_ {
+    data.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes))
+}
+
+/// Adds little-endian bytes to `sum`, element by element.
+pub fn add(sum: &mut [f32], data: &[u8]) {
+    for (sum, bytes) in sum.iter_mut().zip(data.as_chunks::<4>().0) {
+        *sum += f32::from_le_bytes(*bytes);
+    }
+}

@@ -1,0 +1,344 @@
+//! The blocks of one slot: values, optimizer state, and the record of what they reflect.
+//!
+//! Blocks are reference-counted. A reader or a checkpoint takes references; an update copies a
+//! block only while somebody else still holds it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use steadfast_common::ids::{Lane, Pass, Slot, TrainerId, Version};
+use steadfast_common::layout::{Block, Layout};
+use steadfast_common::spec::{JobSpec, LearningRateSpec, Mode, OptimizerSpec};
+
+use crate::contribution::{Contributed, Contribution, LaneEnd, Refusal, floats};
+use crate::lane_sum::{LaneSum, PassEnd};
+use crate::learning_rate::learning_rate;
+use crate::optimizer::Optimizer;
+
+/// How updates are made.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    pub mode: Mode,
+    pub lanes: u32,
+    pub optimizer: OptimizerSpec,
+    pub learning_rate: LearningRateSpec,
+}
+
+impl Rules {
+    /// The rules of a job.
+    pub fn new(spec: &JobSpec) -> Self {
+        Self {
+            mode: spec.mode,
+            lanes: spec.sync.lanes,
+            optimizer: spec.optimizer.clone(),
+            learning_rate: spec.learning_rate.clone(),
+        }
+    }
+}
+
+/// How far a shard is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Position {
+    pub version: Version,
+    pub pass: Pass,
+    /// The version at which the pass began.
+    pub pass_start: Version,
+    /// Records that the values reflect.
+    pub examples: u64,
+    /// Mean loss of a record in the last update.
+    pub loss: Option<f64>,
+}
+
+/// Everything that a shard is, by reference: what a checkpoint holds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cut {
+    pub position: Position,
+    /// Updates so far; steps without a record make none.
+    pub updates: u64,
+    /// Lanes that ended in the present pass.
+    pub ended: BTreeSet<Lane>,
+    /// Last applied push of each trainer (asynchronous mode).
+    pub applied: BTreeMap<TrainerId, u64>,
+    pub blocks: Vec<CutBlock>,
+}
+
+/// One block of a [`Cut`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct CutBlock {
+    pub number: u32,
+    pub values: Arc<Vec<f32>>,
+    /// One vector for each of the optimizer's state names.
+    pub state: Arc<Vec<Vec<f32>>>,
+}
+
+/// The blocks of one slot.
+#[derive(Debug)]
+pub struct Shard {
+    layout: Arc<Layout>,
+    rules: Rules,
+    optimizer: Optimizer,
+    blocks: Vec<(u32, Block)>,
+    values: Vec<Arc<Vec<f32>>>,
+    state: Vec<Arc<Vec<Vec<f32>>>>,
+    position: Position,
+    updates: u64,
+    applied: BTreeMap<TrainerId, u64>,
+    step: LaneSum,
+    scratch: Vec<f32>,
+}
+
+impl Shard {
+    /// The numbers of a slot's blocks, with their places.
+    pub fn blocks_of(layout: &Layout, slot: Slot, slots: u32) -> Vec<(u32, Block)> {
+        let numbers = layout.blocks_of(slot, slots);
+        numbers.into_iter().map(|number| (number, layout.blocks()[number as usize])).collect()
+    }
+
+    /// A shard with first values, one vector for each of the slot's blocks in order.
+    pub fn new(
+        layout: Arc<Layout>,
+        blocks: Vec<(u32, Block)>,
+        values: Vec<Vec<f32>>,
+        rules: Rules,
+    ) -> Self {
+        let optimizer = Optimizer::new(&rules.optimizer);
+        let cut = Cut {
+            position: Position::default(),
+            updates: 0,
+            ended: BTreeSet::new(),
+            applied: BTreeMap::new(),
+            blocks: blocks
+                .iter()
+                .zip(values)
+                .map(|((number, _), values)| CutBlock {
+                    number: *number,
+                    state: Arc::new(optimizer.initial_state(&values)),
+                    values: Arc::new(values),
+                })
+                .collect(),
+        };
+        Self::restore(layout, blocks, cut, rules)
+    }
+
+    /// A shard as it was cut. `cut.blocks` are those of `blocks`, in the same order.
+    pub fn restore(
+        layout: Arc<Layout>,
+        blocks: Vec<(u32, Block)>,
+        cut: Cut,
+        rules: Rules,
+    ) -> Self {
+        let lens: Vec<usize> = match rules.mode {
+            Mode::Sync => blocks.iter().map(|(_, block)| block.len).collect(),
+            Mode::Async => Vec::new(),
+        };
+        Self {
+            optimizer: Optimizer::new(&rules.optimizer),
+            step: LaneSum::new(rules.lanes, cut.ended, &lens),
+            values: cut.blocks.iter().map(|block| block.values.clone()).collect(),
+            state: cut.blocks.into_iter().map(|block| block.state).collect(),
+            position: cut.position,
+            updates: cut.updates,
+            applied: cut.applied,
+            scratch: Vec::new(),
+            layout,
+            rules,
+            blocks,
+        }
+    }
+
+    /// All parameters of the model.
+    pub fn layout(&self) -> &Arc<Layout> {
+        &self.layout
+    }
+
+    /// This shard's blocks, in order.
+    pub fn blocks(&self) -> &[(u32, Block)] {
+        &self.blocks
+    }
+
+    /// How far the shard is.
+    pub fn position(&self) -> &Position {
+        &self.position
+    }
+
+    /// Present values, one vector a block, by reference.
+    pub fn values(&self) -> &[Arc<Vec<f32>>] {
+        &self.values
+    }
+
+    /// Lanes that the present step waits for.
+    pub fn missing(&self) -> Vec<Lane> {
+        self.step.missing()
+    }
+
+    /// Everything, by reference. Between the last contribution of a step and its update there is
+    /// no cut: call it after [`Contributed::Complete`] was followed by [`Shard::finish_step`].
+    pub fn cut(&self) -> Cut {
+        let blocks = self.blocks.iter().zip(&self.values).zip(&self.state);
+        Cut {
+            position: self.position.clone(),
+            updates: self.updates,
+            ended: self.step.ended().clone(),
+            applied: self.applied.clone(),
+            blocks: blocks
+                .map(|(((number, _), values), state)| CutBlock {
+                    number: *number,
+                    values: values.clone(),
+                    state: state.clone(),
+                })
+                .collect(),
+        }
+    }
+
+    /// Takes what `lane` contributes to the step from `version` on. After
+    /// [`Contributed::Complete`] the caller calls [`Shard::finish_step`].
+    ///
+    /// # Errors
+    /// See [`Refusal`]; nothing has changed then.
+    pub fn contribute(
+        &mut self,
+        version: Version,
+        lane: Lane,
+        contribution: Contribution,
+        end: LaneEnd,
+    ) -> Result<Contributed, Refusal> {
+        if self.rules.mode != Mode::Sync {
+            return Err(Refusal::WrongMode("asynchronous"));
+        }
+        if self.rules.lanes <= lane.0 {
+            return Err(Refusal::NoSuchLane { lane, lanes: self.rules.lanes });
+        }
+        if self.position.version < version {
+            return Err(Refusal::Ahead { found: version, present: self.position.version });
+        }
+        // `has` counts lanes that ended earlier as in, so that they need no contribution.
+        let ended = self.step.ended().contains(&lane);
+        if version < self.position.version || (self.step.has(lane) && !ended) {
+            return Ok(Contributed::Duplicate);
+        }
+        if ended && contribution.records == 0 {
+            return Ok(Contributed::Duplicate);
+        }
+        if ended {
+            return Err(Refusal::LaneEnded { lane });
+        }
+        if contribution.records == 0 && end == LaneEnd::MoreToCome {
+            return Err(Refusal::EmptyLane { lane });
+        }
+        contribution.check(&self.blocks)?;
+        self.step.take(lane, contribution, end);
+        Ok(if self.step.is_complete() { Contributed::Complete } else { Contributed::Waiting })
+    }
+
+    /// Whether every lane of the present step is in, so that [`Shard::finish_step`] may be called.
+    pub fn is_step_complete(&self) -> bool {
+        self.rules.mode == Mode::Sync && self.step.is_complete()
+    }
+
+    /// Squared norm of each block of the complete step's *mean* gradient (after clipping by
+    /// value), summed from the first value to the last in `f64`.
+    pub fn squares(&self) -> Vec<f64> {
+        let (records, _) = self.step.records();
+        let scale = mean_scale(records);
+        let clip = self.rules.optimizer.clip_value;
+        let square = |sum: &f32| {
+            let value = f64::from(clipped(sum * scale, clip));
+            value * value
+        };
+        self.step.sum().iter().map(|block| block.iter().map(square).sum()).collect()
+    }
+
+    /// Applies the complete step and publishes the next version. `norm` is the global norm of the
+    /// mean gradient over all slots, wanted when the job clips by it.
+    pub fn finish_step(&mut self, norm: Option<f64>) {
+        debug_assert!(self.step.is_complete());
+        let (records, loss_sum) = self.step.records();
+        if 0 < records {
+            let scale = mean_scale(records);
+            let shrink = shrink(norm, self.rules.optimizer.clip_norm);
+            let rate = learning_rate(&self.rules.learning_rate, self.updates);
+            self.updates += 1;
+            let sums = self.step.sum_mut().iter_mut();
+            for ((values, state), sum) in self.values.iter_mut().zip(&mut self.state).zip(sums) {
+                prepare(sum, scale, self.rules.optimizer.clip_value, shrink);
+                let (values, state) = (Arc::make_mut(values), Arc::make_mut(state));
+                self.optimizer.apply(values, sum, state, rate, self.updates);
+            }
+            self.position.loss = Some(loss_sum / records as f64);
+        }
+        self.position.examples += records;
+        self.position.version = Version(self.position.version.0 + 1);
+        if self.step.roll() == PassEnd::Over {
+            self.position.pass = Pass(self.position.pass.0 + 1);
+            self.position.pass_start = self.position.version;
+        }
+    }
+
+    /// Applies a push of `trainer` at once, unless its number was applied before.
+    ///
+    /// # Errors
+    /// See [`Refusal`]; nothing has changed then.
+    pub fn apply(
+        &mut self,
+        trainer: TrainerId,
+        sequence: u64,
+        contribution: &Contribution,
+    ) -> Result<Contributed, Refusal> {
+        if self.rules.mode != Mode::Async {
+            return Err(Refusal::WrongMode("synchronous"));
+        }
+        if self.applied.get(&trainer).is_some_and(|last| sequence <= *last) {
+            return Ok(Contributed::Duplicate);
+        }
+        contribution.check(&self.blocks)?;
+        self.applied.insert(trainer, sequence);
+        if 0 < contribution.records {
+            self.apply_blocks(contribution);
+        }
+        Ok(Contributed::Complete)
+    }
+
+    fn apply_blocks(&mut self, contribution: &Contribution) {
+        let scale = mean_scale(contribution.records);
+        let rate = learning_rate(&self.rules.learning_rate, self.updates);
+        self.updates += 1;
+        let blocks = self.values.iter_mut().zip(&mut self.state).zip(&contribution.blocks);
+        for ((values, state), data) in blocks {
+            self.scratch.clear();
+            self.scratch.extend(floats(data));
+            prepare(&mut self.scratch, scale, self.rules.optimizer.clip_value, 1.0);
+            let (values, state) = (Arc::make_mut(values), Arc::make_mut(state));
+            self.optimizer.apply(values, &mut self.scratch, state, rate, self.updates);
+        }
+        self.position.examples += contribution.records;
+        self.position.loss = Some(contribution.loss_sum / contribution.records as f64);
+        self.position.version = Version(self.position.version.0 + 1);
+    }
+}
+
+/// What turns a sum over `records` into a mean.
+fn mean_scale(records: u64) -> f32 {
+    if records == 0 { 0.0 } else { 1.0 / records as f32 }
+}
+
+fn clipped(value: f32, bound: Option<f32>) -> f32 {
+    match bound {
+        Some(bound) => value.clamp(-bound, bound),
+        None => value,
+    }
+}
+
+/// The factor that brings a gradient of `norm` down to `bound`.
+fn shrink(norm: Option<f64>, bound: Option<f32>) -> f32 {
+    match (norm, bound) {
+        (Some(norm), Some(bound)) if f64::from(bound) < norm => (f64::from(bound) / norm) as f32,
+        (Some(_) | None, Some(_) | None) => 1.0,
+    }
+}
+
+/// Turns a sum into the mean gradient, clipped by value, then by norm.
+fn prepare(sum: &mut [f32], scale: f32, bound: Option<f32>, shrink: f32) {
+    for value in sum.iter_mut() {
+        *value = clipped(*value * scale, bound) * shrink;
+    }
+}

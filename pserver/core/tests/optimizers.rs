@@ -1,0 +1,164 @@
+//! Update rules against reference implementations, and the promises that training rests on.
+
+use serde::Deserialize;
+use steadfast_common::faults_optimizer;
+use steadfast_common::spec::OptimizerSpec;
+use steadfast_pserver_core::optimizer::Optimizer;
+
+/// What `data/make_reference.py` wrote.
+#[derive(Deserialize)]
+struct Reference {
+    params: Vec<f32>,
+    gradients: Vec<Vec<f32>>,
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    spec: OptimizerSpec,
+    rates: Vec<f32>,
+    expected: Vec<f64>,
+}
+
+fn reference() -> Reference {
+    serde_json::from_str(include_str!("data/optimizers.json")).unwrap()
+}
+
+/// Parameters and state after all gradients, block by block of `len` values.
+fn trained(
+    spec: &OptimizerSpec,
+    params: &[f32],
+    gradients: &[Vec<f32>],
+    rates: &[f32],
+    len: usize,
+) -> (Vec<f32>, Vec<Vec<f32>>) {
+    let optimizer = Optimizer::new(spec);
+    let mut all = params.to_vec();
+    let mut states = vec![Vec::new(); optimizer.state_names().len()];
+    for (index, params) in all.chunks_mut(len).enumerate() {
+        let mut state = optimizer.initial_state(params);
+        for (update, (gradient, rate)) in (1..).zip(gradients.iter().zip(rates)) {
+            let start = index * len;
+            let mut gradient = gradient[start..start + params.len()].to_vec();
+            optimizer.apply(params, &mut gradient, &mut state, *rate, update);
+        }
+        states.iter_mut().zip(state).for_each(|(all, block)| all.extend(block));
+    }
+    (all, states)
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// S004-48: the rules named for pservers, and those that replaced them since, compute what their
+/// reference implementations compute.
+#[test]
+fn each_rule_agrees_with_its_reference() {
+    let Reference { params, gradients, cases } = reference();
+    assert_eq!(cases.len(), 33);
+    for case in cases {
+        let (found, _) = trained(&case.spec, &params, &gradients, &case.rates, params.len());
+        for (index, (found, expected)) in found.iter().zip(&case.expected).enumerate() {
+            let error = (f64::from(*found) - expected).abs();
+            // A value that ends near zero was rounded to the digits of where it came from.
+            let allowed = 1e-6 * expected.abs().max(f64::from(params[index].abs()));
+            assert!(error <= allowed, "{:?}, value {index}: {found}, not {expected}", case.spec);
+        }
+    }
+}
+
+/// S004-48: the references cover settings that the job file allows.
+#[test]
+fn the_references_have_no_fault() {
+    for case in reference().cases {
+        assert_eq!(faults_optimizer::optimizer(&case.spec), [""; 0]);
+    }
+}
+
+/// S004-48: any number of pservers gives the same parameters.
+#[test]
+fn the_result_does_not_depend_on_how_parameters_are_cut() {
+    let Reference { params, gradients, cases } = reference();
+    // Repeated beyond the width of any vector unit, and not a multiple of it.
+    let params = params.repeat(9);
+    let gradients: Vec<Vec<f32>> = gradients.iter().map(|gradient| gradient.repeat(9)).collect();
+    for case in cases {
+        let train = |len| trained(&case.spec, &params, &gradients, &case.rates, len);
+        let (whole, whole_state) = train(params.len());
+        for len in [1, 2, 7, 16, 33, 98] {
+            let (cut, cut_state) = train(len);
+            assert_eq!(bits(&cut), bits(&whole), "{:?} in blocks of {len}", case.spec);
+            for (cut, whole) in cut_state.iter().zip(&whole_state) {
+                assert_eq!(bits(cut), bits(whole), "{:?} in blocks of {len}", case.spec);
+            }
+        }
+    }
+}
+
+/// S004-48: what a checkpoint holds is all there is.
+#[test]
+fn training_goes_on_from_a_saved_state_with_the_same_bits() {
+    let Reference { params, gradients, cases } = reference();
+    for case in cases {
+        let (whole, _) = trained(&case.spec, &params, &gradients, &case.rates, params.len());
+        let (mut half, mut state) =
+            trained(&case.spec, &params, &gradients[..5], &case.rates[..5], params.len());
+        let restored = Optimizer::new(&case.spec);
+        for (update, (gradient, rate)) in (1..).zip(gradients.iter().zip(&case.rates)).skip(5) {
+            restored.apply(&mut half, &mut gradient.clone(), &mut state, *rate, update);
+        }
+        assert_eq!(bits(&half), bits(&whole), "{:?}", case.spec);
+    }
+}
+
+/// S004-48: without regularisation, FTRL is gradient descent with a rate of its own for each value
+/// (McMahan et al. 2013), so a changed rate must not move parameters by itself.
+#[test]
+fn ftrl_without_regularisation_is_descent_also_when_the_rate_changes() {
+    let Reference { params, gradients, .. } = reference();
+    let spec: OptimizerSpec =
+        serde_json::from_str(r#"{"kind": "ftrl", "initial_accumulator": 0.1}"#).unwrap();
+    let rates: Vec<f32> = (0..12).map(|update| 0.1 / (1.0 + update as f32)).collect();
+    let (found, _) = trained(&spec, &vec![0.0; params.len()], &gradients, &rates, params.len());
+    for (index, found) in found.into_iter().enumerate() {
+        let (mut squares, mut expected) = (0.1, 0.0);
+        for (gradient, rate) in gradients.iter().zip(&rates) {
+            let gradient = f64::from(gradient[index]);
+            squares += gradient * gradient;
+            expected -= f64::from(*rate) * gradient / squares.sqrt();
+        }
+        assert!((f64::from(found) - expected).abs() < 1e-6, "{found}, not {expected}");
+    }
+}
+
+#[test]
+fn a_rate_of_zero_leaves_parameters_as_they_are() {
+    let Reference { params, gradients, cases } = reference();
+    for case in cases {
+        let optimizer = Optimizer::new(&case.spec);
+        let mut state = optimizer.initial_state(&params);
+        let mut at = params.clone();
+        optimizer.apply(&mut at, &mut gradients[0].clone(), &mut state, 0.1, 1);
+        let before = at.clone();
+        optimizer.apply(&mut at, &mut gradients[1].clone(), &mut state, 0.0, 2);
+        assert_eq!(bits(&at), bits(&before), "{:?}", case.spec);
+    }
+}
+
+#[test]
+fn a_state_has_one_vector_for_each_name() {
+    for case in reference().cases {
+        let optimizer = Optimizer::new(&case.spec);
+        let state = optimizer.initial_state(&[1.0; 5]);
+        assert_eq!(state.len(), optimizer.state_names().len());
+        assert!(state.iter().all(|vector| vector.len() == 5));
+    }
+}
+
+#[test]
+#[should_panic(expected = "a gradient is as long as its block")]
+fn a_gradient_of_another_block_is_not_applied() {
+    let optimizer = Optimizer::new(&OptimizerSpec::default());
+    optimizer.apply(&mut [0.0; 3], &mut [0.0; 2], &mut [], 0.1, 1);
+}

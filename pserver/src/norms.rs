@@ -1,0 +1,123 @@
+//! Finds the global norm of a step's gradient: every slot's squares, added in the order of blocks,
+//! so that every slot comes to the same bits.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use steadfast_common::ids::Slot;
+use steadfast_common::keys::Keys;
+use steadfast_common::records::PserverRecord;
+use steadfast_coord::{Mirror, View};
+use steadfast_proto::v1::NormsRequest;
+use steadfast_proto::v1::pserver_client::PserverClient;
+use tokio::task::JoinSet;
+use tonic::transport::Channel;
+use tracing::debug;
+
+use crate::engine::{Engine, Event, Published, Squares};
+
+/// How long one question waits at a peer.
+const WAIT: Duration = Duration::from_secs(5);
+
+/// Pause before a peer that could not be reached is asked again.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// Answers every complete step of `engine` with its global norm, as long as it runs.
+pub async fn follow(engine: Engine, keys: Keys, peers: Mirror) {
+    let mut published = engine.published();
+    let mut clients = BTreeMap::new();
+    loop {
+        let seen = published.borrow_and_update().clone();
+        if let Some(squares) = waiting(&seen) {
+            let (generation, version) = (seen.generation, squares.version);
+            let norm = global(&engine, &seen, &squares, &keys, &peers, &mut clients).await;
+            if let Some(norm) = norm {
+                engine.tell(Event::Norm { generation, version, norm }).await;
+            }
+            // The loop has not published the step yet; do not ask again for the same one.
+        }
+        if published.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// The squares of a step that is not applied yet.
+fn waiting(published: &Published) -> Option<Squares> {
+    let shard = published.shard.as_ref()?;
+    published.squares.clone().filter(|squares| squares.version == shard.position.version)
+}
+
+type Clients = BTreeMap<String, PserverClient<Channel>>;
+
+async fn global(
+    engine: &Engine,
+    seen: &Published,
+    squares: &Squares,
+    keys: &Keys,
+    peers: &Mirror,
+    clients: &mut Clients,
+) -> Option<f64> {
+    let mut all: BTreeMap<u32, f64> = squares.of.iter().copied().collect();
+    let request = NormsRequest {
+        generation: seen.generation.0,
+        version: squares.version.0,
+        wait_ms: WAIT.as_millis() as u64,
+    };
+    let mut missing: Vec<Slot> =
+        (0..seen.slots).map(Slot).filter(|slot| *slot != engine.slot).collect();
+    while !missing.is_empty() {
+        if engine.published().borrow().generation != seen.generation {
+            return None;
+        }
+        let mut asked = JoinSet::new();
+        for slot in missing.drain(..) {
+            let client = client(slot, keys, &peers.view(), clients);
+            asked.spawn(async move { (slot, ask(client, request).await) });
+        }
+        while let Some(Ok((slot, answer))) = asked.join_next().await {
+            match answer {
+                Some(squares) => all.extend(squares),
+                None => missing.push(slot),
+            }
+        }
+        if !missing.is_empty() {
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+    Some(all.values().sum::<f64>().sqrt())
+}
+
+fn client(
+    slot: Slot,
+    keys: &Keys,
+    view: &View,
+    clients: &mut Clients,
+) -> Option<PserverClient<Channel>> {
+    let record: PserverRecord = view.entries.get(&keys.ps(slot))?.json().ok()?;
+    if let Some(known) = clients.get(&record.address) {
+        return Some(known.clone());
+    }
+    let endpoint = Channel::from_shared(format!("http://{}", record.address)).ok()?;
+    let endpoint = endpoint.connect_timeout(Duration::from_secs(2)).tcp_nodelay(true);
+    let client = PserverClient::new(endpoint.connect_lazy());
+    clients.insert(record.address, client.clone());
+    Some(client)
+}
+
+async fn ask(
+    client: Option<PserverClient<Channel>>,
+    request: NormsRequest,
+) -> Option<Vec<(u32, f64)>> {
+    match tokio::time::timeout(2 * WAIT, client?.norms(request)).await {
+        Ok(Ok(reply)) => {
+            let reply = reply.into_inner();
+            reply.ready.then(|| reply.blocks.into_iter().zip(reply.squares).collect())
+        }
+        Ok(Err(status)) => {
+            debug!(%status, "a peer's norms are not to be had yet");
+            None
+        }
+        Err(_) => None,
+    }
+}

@@ -1,0 +1,139 @@
+//! Who takes part in the job, as etcd shows it.
+
+use std::sync::Arc;
+
+use steadfast_common::ids::{Generation, Slot};
+use steadfast_common::keys::Keys;
+use steadfast_common::records::{
+    GenerationRecord, InitRecord, MasterRecord, PserverRecord, ResultRecord,
+};
+use steadfast_coord::{CoordError, Etcd, Mirror, Range, View};
+use tokio::sync::watch;
+use tracing::warn;
+
+use crate::ClientError;
+
+/// Pictures of the keys that a client needs, kept current.
+#[derive(Debug)]
+pub struct Cluster {
+    keys: Keys,
+    master: Mirror,
+    slots: Mirror,
+    generation: Mirror,
+    init: Mirror,
+    result: Mirror,
+}
+
+/// The pservers of one generation: one for each slot, as the generation names them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Crew {
+    pub record: GenerationRecord,
+    /// Addresses by slot.
+    pub addresses: Vec<String>,
+}
+
+impl Cluster {
+    /// Starts to follow the job's keys.
+    ///
+    /// # Errors
+    /// If etcd does not answer.
+    pub async fn join(etcd: &Etcd, keys: Keys) -> Result<Self, CoordError> {
+        let follow = |key: String| Mirror::start(etcd, Range::Key(key));
+        Ok(Self {
+            master: follow(keys.master_addr()).await?,
+            slots: Mirror::start(etcd, Range::Prefix(keys.ps_prefix())).await?,
+            generation: follow(keys.generation()).await?,
+            init: follow(keys.init()).await?,
+            result: follow(keys.result()).await?,
+            keys,
+        })
+    }
+
+    /// The acting master's address, and how to learn of another.
+    pub fn master(&self) -> (Option<String>, watch::Receiver<Arc<View>>) {
+        let mut changes = self.master.subscribe();
+        let record = read::<MasterRecord>(&changes.borrow_and_update());
+        (record.map(|record| record.address), changes)
+    }
+
+    /// How the job ended, if it did.
+    pub fn result(&self) -> Option<ResultRecord> {
+        read(&self.result.view())
+    }
+
+    /// Completes when the job has ended.
+    pub async fn over(&self) {
+        let mut changes = self.result.subscribe();
+        let _ = changes.wait_for(|view| !view.entries.is_empty()).await;
+    }
+
+    /// The newest generation.
+    pub fn generation(&self) -> Option<GenerationRecord> {
+        read(&self.generation.view())
+    }
+
+    /// Completes when a generation after `known` begins.
+    pub async fn generation_after(&self, known: Generation) {
+        let mut changes = self.generation.subscribe();
+        let is_newer = |view: &Arc<View>| {
+            read::<GenerationRecord>(view).is_some_and(|it| known < it.generation)
+        };
+        let _ = changes.wait_for(is_newer).await;
+    }
+
+    /// Whether the parameters of `generation` have their first values.
+    pub fn is_initialised(&self, record: &GenerationRecord) -> bool {
+        let init: Option<InitRecord> = read(&self.init.view());
+        record.checkpoint.is_some()
+            || init.is_some_and(|init| init.generation == record.generation && init.done)
+    }
+
+    /// Completes when the init record changes.
+    pub async fn init_changed(&self) {
+        let mut changes = self.init.subscribe();
+        changes.mark_unchanged();
+        let _ = changes.changed().await;
+    }
+
+    /// Waits until every slot is held by the pserver that the newest generation names, so that
+    /// nobody trains against a partial set.
+    ///
+    /// # Errors
+    /// If the job ended meanwhile.
+    pub async fn crew(&self) -> Result<Crew, ClientError> {
+        let (mut slots, mut generation) = (self.slots.subscribe(), self.generation.subscribe());
+        loop {
+            let present = self.present(&slots.borrow_and_update(), &generation.borrow_and_update());
+            if let Some(crew) = present {
+                return Ok(crew);
+            }
+            tokio::select! {
+                _ = slots.changed() => {}
+                _ = generation.changed() => {}
+                () = self.over() => return Err(ClientError::JobOver),
+            }
+        }
+    }
+
+    fn present(&self, slots: &View, generation: &View) -> Option<Crew> {
+        let record: GenerationRecord = read(generation)?;
+        let mut addresses = Vec::new();
+        for (slot, incarnation) in record.slots.iter().enumerate() {
+            let entry = slots.entries.get(&self.keys.ps(Slot(slot as u32)))?;
+            if entry.create_revision != incarnation.0 {
+                return None;
+            }
+            let holder: PserverRecord = entry.json().ok()?;
+            addresses.push(holder.address);
+        }
+        Some(Crew { record, addresses })
+    }
+}
+
+/// Reads the only entry of a view. One that cannot be read is as good as none, and said aloud.
+fn read<T: serde::de::DeserializeOwned>(view: &View) -> Option<T> {
+    view.single().unwrap_or_else(|error| {
+        warn!(%error, "a key cannot be read");
+        None
+    })
+}

@@ -1,0 +1,15 @@
+//! Pauses between attempts.
+
+use std::time::Duration;
+
+use backon::{BackoffBuilder, ExponentialBuilder};
+
+/// Growing pauses with jitter, without end; each call site says itself when to stop.
+pub fn pauses() -> impl Iterator<Item = Duration> {
+    ExponentialBuilder::default()
+        .with_jitter()
+        .with_min_delay(Duration::from_millis(10))
+        .with_max_delay(Duration::from_secs(1))
+        .without_max_times()
+        .build()
+}
