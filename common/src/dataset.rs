@@ -95,6 +95,13 @@ impl Manifest {
     }
 }
 
+impl Manifest {
+    /// Where the manifest with this digest lies below a job's store.
+    pub fn object_name(digest: &str) -> String {
+        format!("manifest-{digest}.json")
+    }
+}
+
 /// What a reader needs to turn chunks into numbers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReadOptions {

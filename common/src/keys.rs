@@ -89,6 +89,11 @@ impl Keys {
         format!("{}/init", self.root)
     }
 
+    /// What all task keys begin with.
+    pub fn tasks_prefix(&self) -> String {
+        format!("{}/tasks/", self.root)
+    }
+
     /// Head of the task queues: round, pass, cursor.
     pub fn queue(&self) -> String {
         format!("{}/tasks/queue", self.root)

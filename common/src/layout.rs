@@ -8,7 +8,9 @@
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
+use crate::dataset::hex;
 use crate::ids::Slot;
 
 /// Values in the largest block: 1 MiB of `f32`.
@@ -84,7 +86,7 @@ impl Layout {
         let mut layout = Self { params, ..Self::default() };
         for (index, param) in layout.params.iter().enumerate() {
             layout.offsets.push(layout.len);
-            let end = layout.len + param.len();
+            let end = layout.len.saturating_add(param.len());
             while layout.len < end {
                 let len = BLOCK_LEN_MAX.min(end - layout.len);
                 layout.blocks.push(Block { param: index as u32, start: layout.len, len });
@@ -121,6 +123,26 @@ impl Layout {
     pub fn range_of(&self, index: usize) -> Range<usize> {
         let start = self.offsets[index];
         start..start + self.params[index].len()
+    }
+
+    /// SHA-256 over all parameters in order (name, shape, little-endian values), in hexadecimal:
+    /// equal exactly when two models are equal bit by bit.
+    ///
+    /// # Panics
+    /// If there are more or fewer values than the layout has places.
+    pub fn digest(&self, values: &[f32]) -> String {
+        assert_eq!(values.len(), self.len, "as many values as the layout has places");
+        let mut hash = Sha256::new();
+        for (index, param) in self.params.iter().enumerate() {
+            hash.update((param.name.len() as u64).to_le_bytes());
+            hash.update(&param.name);
+            hash.update((param.shape.len() as u64).to_le_bytes());
+            param.shape.iter().for_each(|side| hash.update((*side as u64).to_le_bytes()));
+            for value in &values[self.range_of(index)] {
+                hash.update(value.to_le_bytes());
+            }
+        }
+        hex(&hash.finalize())
     }
 
     /// Places every block on one of `slots` slots; returns each slot's block numbers, ascending.

@@ -111,7 +111,6 @@ pub struct Published {
 /// Values at one version.
 #[derive(Clone, Debug)]
 pub struct PublishedShard {
-    pub layout: Arc<Layout>,
     pub position: Position,
     pub blocks: Arc<Vec<(u32, Block)>>,
     pub values: Vec<Arc<Vec<f32>>>,
@@ -371,7 +370,6 @@ impl Owner {
     fn publish(&mut self) {
         let Stage::Ready { shard, .. } = &self.stage else { return };
         let shown = PublishedShard {
-            layout: shard.layout().clone(),
             position: shard.position().clone(),
             blocks: Arc::new(shard.blocks().to_vec()),
             values: shard.values().to_vec(),

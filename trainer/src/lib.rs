@@ -1,1 +1,31 @@
-//! x
+//! The trainer: reads records, computes gradients, follows the master and the pservers.
+//!
+//! A program with a model of its own is three lines:
+//!
+//! ```no_run
+//! fn main() -> std::process::ExitCode {
+//!     let mut models = steadfast_trainer::Registry::built_in();
+//!     // models.register("my-model", |spec, features| …);
+//!     steadfast_trainer::main(models)
+//! }
+//! ```
+
+mod async_loop;
+mod context;
+mod follow;
+mod metrics;
+mod model_file;
+mod run;
+mod sync_loop;
+mod tasks;
+
+use std::process::ExitCode;
+
+pub use run::{Args, run};
+pub use steadfast_trainer_core::*;
+
+/// Runs a trainer with the command line's settings and the given models.
+pub fn main(models: Registry) -> ExitCode {
+    let args: Args = steadfast_process::parse();
+    steadfast_process::run("steadfast-trainer", run(args, models))
+}

@@ -1,38 +1,40 @@
 //! Parquet files: their schema and row groups, and the numbers of a range of rows.
 
+mod source;
+
 use std::ops::Range;
-use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::Float64Type;
 use arrow_array::{Array, RecordBatch};
 use arrow_schema::DataType;
-use bytes::Bytes;
-use futures::future::BoxFuture;
-use futures::{FutureExt, StreamExt};
-use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
-use parquet::arrow::async_reader::{AsyncFileReader, ParquetRecordBatchStream};
-use parquet::arrow::{ParquetRecordBatchStreamBuilder, ProjectionMask};
-use parquet::errors::ParquetError;
-use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData, ParquetMetaDataReader};
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::{
+    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder,
+};
+use parquet::file::metadata::PageIndexPolicy;
 use steadfast_common::dataset::{Chunk, ReadOptions, Records};
-use steadfast_store::{Location, StoreError};
+use steadfast_store::Location;
 
 use crate::columns::{Column, Content};
 use crate::cuts::{Places, Shape};
 use crate::error::DataError;
 use crate::read::{Wanted, narrow};
+use source::Source;
 
 /// Bytes at the end of a file that are fetched at once in the hope that its metadata are in there.
-const FOOTER_BYTES: usize = 64 * 1024;
+const FOOTER_BYTES: u64 = 64 * 1024;
+/// A row group's columns of at most this size are fetched at once. Of larger ones only the pages
+/// that are needed, one after the other.
+const GROUP_BYTES_MAX: u64 = 8 * 1024 * 1024;
 /// Rows decoded at a time.
 const BATCH_ROWS: usize = 1024;
 
 /// A file whose metadata were read and found sound.
 #[derive(Clone)]
 pub(crate) struct ParquetFile {
-    source: Source,
+    file: Location,
+    size: u64,
     metadata: ArrowReaderMetadata,
     /// Rows in each row group.
     groups: Vec<u64>,
@@ -41,14 +43,21 @@ pub(crate) struct ParquetFile {
 impl ParquetFile {
     /// Reads the metadata of `file`, which has `size` bytes.
     pub async fn open(file: &Location, size: u64) -> Result<Self, DataError> {
-        let mut source = Source { file: file.clone(), size };
+        let footer = size.saturating_sub(FOOTER_BYTES)..size;
+        let source = Source::prefetch(file, size, &[footer]).await?;
         // Only the physical file counts: what a writer's own schema adds is for its own readers.
-        let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
-        let loading = ArrowReaderMetadata::load_async(&mut source, options);
-        let metadata = guarded(file.url(), loading).await?;
+        // With the places of pages, a part of a large row group is read without the rest.
+        let options = ArrowReaderOptions::new()
+            .with_skip_arrow_metadata(true)
+            .with_offset_index_policy(PageIndexPolicy::Optional);
+        let metadata = source
+            .decode(move |source| {
+                ArrowReaderMetadata::load(source, options).map_err(|error| source.fault(&error))
+            })
+            .await?;
         let groups = row_groups(&metadata)
             .ok_or_else(|| DataError::bad_file(file.url(), "its row counts make no sense"))?;
-        Ok(Self { source, metadata, groups })
+        Ok(Self { file: file.clone(), size, metadata, groups })
     }
 
     /// Its columns, in order.
@@ -72,32 +81,59 @@ impl ParquetFile {
 
     /// Reads the rows of `chunk`.
     pub async fn read(&self, chunk: Chunk, options: &ReadOptions) -> Result<Records, DataError> {
-        let file = self.source.file.url();
+        let url = self.file.url();
         let columns: Vec<String> =
             self.metadata.schema().fields().iter().map(|field| field.name().clone()).collect();
-        let wanted = Wanted::find(options, &columns, file)?;
+        let wanted = Wanted::find(options, &columns, url)?;
         let (group, first_row) = self.group_of(&chunk)?;
         let mask = ProjectionMask::roots(
             self.metadata.metadata().file_metadata().schema_descr(),
             wanted.features.iter().copied().chain([wanted.label]),
         );
-        let offset = (chunk.start - first_row) as usize;
-        let builder = ParquetRecordBatchStreamBuilder::new_with_metadata(
-            self.source.clone(),
-            self.metadata.clone(),
-        );
-        let building = async {
-            builder
-                .with_projection(mask)
-                .with_row_groups(vec![group])
-                .with_offset(offset)
-                .with_limit(chunk.records as usize)
-                .with_batch_size(BATCH_ROWS)
-                .build()
-        };
-        let stream = guarded(file, building).await?;
-        let table = Table { file, chunk, options };
-        table.collect(stream).await
+        let source = Source::prefetch(&self.file, self.size, &self.worth_it(group, &mask)?).await?;
+        let metadata = self.metadata.clone();
+        let table = Table { file: url.to_owned(), chunk, options: options.clone() };
+        let decoding = source.decode(move |source| {
+            let batches =
+                ParquetRecordBatchReaderBuilder::new_with_metadata(source.clone(), metadata)
+                    .with_projection(mask)
+                    .with_row_groups(vec![group])
+                    .with_offset((chunk.start - first_row) as usize)
+                    .with_limit(chunk.records as usize)
+                    .with_batch_size(BATCH_ROWS)
+                    .build()
+                    .map_err(|error| source.fault(&error))?;
+            let mut records = Records { width: table.options.features.len(), ..Records::default() };
+            for batch in batches {
+                table.append(&mut records, &batch.map_err(|error| source.fault(&error))?)?;
+            }
+            Ok(records)
+        });
+        decoding.await
+    }
+
+    /// The places of the wanted columns if fetching them whole is no waste.
+    fn worth_it(&self, group: usize, mask: &ProjectionMask) -> Result<Vec<Range<u64>>, DataError> {
+        let columns = self.metadata.metadata().row_group(group).columns();
+        let mut places = Vec::new();
+        let mut total = 0_u64;
+        for (leaf, column) in columns.iter().enumerate() {
+            if !mask.leaf_included(leaf) {
+                continue;
+            }
+            let start = column.dictionary_page_offset().unwrap_or(column.data_page_offset());
+            let range = u64::try_from(start).ok().zip(u64::try_from(column.compressed_size()).ok());
+            let place = range.and_then(|(start, size)| Some(start..start.checked_add(size)?));
+            let place = place.filter(|place| place.end <= self.size).ok_or_else(|| {
+                DataError::bad_file(self.file.url(), "it names places beyond its end")
+            })?;
+            total = total.saturating_add(place.end - place.start);
+            places.push(place);
+        }
+        if total > GROUP_BYTES_MAX {
+            places.clear();
+        }
+        Ok(places)
     }
 
     /// The row group that holds all of `chunk`, and its first row.
@@ -115,7 +151,7 @@ impl ParquetFile {
             first = end;
         }
         let (start, end) = (chunk.start, chunk.end);
-        let reason = format!("{} has no row group with rows {start}..{end}", self.source.file);
+        let reason = format!("{} has no row group with rows {start}..{end}", self.file);
         Err(DataError::BadManifest { reason })
     }
 }
@@ -132,25 +168,13 @@ fn row_groups(metadata: &ArrowReaderMetadata) -> Option<Vec<u64>> {
 }
 
 /// What is being read, for filling in rows and for messages.
-struct Table<'a> {
-    file: &'a str,
+struct Table {
+    file: String,
     chunk: Chunk,
-    options: &'a ReadOptions,
+    options: ReadOptions,
 }
 
-impl Table<'_> {
-    async fn collect(
-        &self,
-        mut stream: ParquetRecordBatchStream<Source>,
-    ) -> Result<Records, DataError> {
-        let mut records = Records { width: self.options.features.len(), ..Records::default() };
-        loop {
-            let next = async { stream.next().await.transpose() };
-            let Some(batch) = guarded(self.file, next).await? else { return Ok(records) };
-            self.append(&mut records, &batch)?;
-        }
-    }
-
+impl Table {
     fn append(&self, records: &mut Records, batch: &RecordBatch) -> Result<(), DataError> {
         let (rows, width) = (batch.num_rows(), records.width);
         let first_record = self.chunk.first_record + records.len() as u64;
@@ -175,14 +199,14 @@ impl Table<'_> {
         first_record: u64,
     ) -> Result<Vec<f32>, DataError> {
         let bad = |row: usize, reason: String| DataError::BadRecord {
-            file: self.file.to_owned(),
+            file: self.file.clone(),
             record: first_record + row as u64,
             column: name.to_owned(),
             reason,
         };
         let column = batch
             .column_by_name(name)
-            .ok_or_else(|| DataError::bad_file(self.file, format!("column `{name}` is gone")))?;
+            .ok_or_else(|| DataError::bad_file(&self.file, format!("column `{name}` is gone")))?;
         // By way of 64 bits, as for text: so both formats give the same numbers.
         let wide = arrow_cast::cast(column, &DataType::Float64)
             .map_err(|error| bad(0, error.to_string()))?;
@@ -193,80 +217,4 @@ impl Table<'_> {
         };
         (0..wide.len()).map(value).collect()
     }
-}
-
-/// Does what may go wrong in the decoder; its panics are the file's fault.
-async fn guarded<T>(
-    file: &str,
-    work: impl Future<Output = Result<T, ParquetError>>,
-) -> Result<T, DataError> {
-    match AssertUnwindSafe(work).catch_unwind().await {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(ParquetError::External(error))) => match error.downcast::<StoreError>() {
-            Ok(error) => Err(DataError::Store(*error)),
-            Err(error) => Err(DataError::bad_file(file, error.to_string())),
-        },
-        Ok(Err(error)) => {
-            Err(DataError::bad_file(file, format!("it is no sound Parquet file ({error})")))
-        }
-        Err(panic) => Err(DataError::from_panic(file, &*panic)),
-    }
-}
-
-/// Hands the bytes of a file to the decoder.
-#[derive(Clone)]
-struct Source {
-    file: Location,
-    size: u64,
-}
-
-impl Source {
-    /// Refuses a range that a corrupt file names before memory is set aside for it.
-    fn check(&self, range: &Range<u64>) -> Result<(), ParquetError> {
-        if range.start <= range.end && range.end <= self.size {
-            return Ok(());
-        }
-        let (start, end, size) = (range.start, range.end, self.size);
-        Err(ParquetError::EOF(format!("bytes {start}..{end} of {size} bytes were asked for")))
-    }
-}
-
-impl AsyncFileReader for Source {
-    fn get_bytes(&mut self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, ParquetError>> {
-        async move {
-            self.check(&range)?;
-            self.file.read_range(range).await.map_err(external)
-        }
-        .boxed()
-    }
-
-    fn get_byte_ranges(
-        &mut self,
-        ranges: Vec<Range<u64>>,
-    ) -> BoxFuture<'_, Result<Vec<Bytes>, ParquetError>> {
-        async move {
-            ranges.iter().try_for_each(|range| self.check(range))?;
-            self.file.read_ranges(&ranges).await.map_err(external)
-        }
-        .boxed()
-    }
-
-    fn get_metadata<'a>(
-        &'a mut self,
-        _options: Option<&'a ArrowReaderOptions>,
-    ) -> BoxFuture<'a, Result<Arc<ParquetMetaData>, ParquetError>> {
-        async move {
-            let size = self.size;
-            // With the places of pages, a part of a large row group is read without the rest.
-            let reader = ParquetMetaDataReader::new()
-                .with_offset_index_policy(PageIndexPolicy::Optional)
-                .with_prefetch_hint(Some(FOOTER_BYTES));
-            reader.load_and_finish(self, size).await.map(Arc::new)
-        }
-        .boxed()
-    }
-}
-
-fn external(error: StoreError) -> ParquetError {
-    ParquetError::External(Box::new(error))
 }

@@ -32,7 +32,8 @@ pub async fn plan(
     let locations = source::files(spec, base).await?;
     let mut manifest = Manifest::default();
     let mut shapes = Vec::new();
-    let looking = locations.iter().map(|file| look(spec, file));
+    // Collected, so that no closure is part of this future, which then is `Send` for callers.
+    let looking: Vec<_> = locations.iter().map(|file| look(spec, file)).collect();
     let mut seen = stream::iter(looking).buffered(FILES_AT_ONCE);
     while let Some(file) = seen.try_next().await? {
         if !file.columns.is_empty() {

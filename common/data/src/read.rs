@@ -20,8 +20,11 @@ pub async fn read(
     options: &ReadOptions,
     chunks: &[Chunk],
 ) -> Result<Records, DataError> {
-    let by_file: Vec<&[Chunk]> = chunks.chunk_by(|a, b| a.file == b.file).collect();
-    let reading = by_file.into_iter().map(|chunks| read_file(manifest, options, chunks));
+    // Collected, so that no closure is part of this future, which then is `Send` for callers.
+    let reading: Vec<_> = chunks
+        .chunk_by(|a, b| a.file == b.file)
+        .map(|chunks| read_file(manifest, options, chunks))
+        .collect();
     let mut pieces = stream::iter(reading).buffered(FILES_AT_ONCE);
     let mut all = Records { width: options.features.len(), ..Records::default() };
     while let Some(piece) = pieces.try_next().await? {

@@ -135,6 +135,20 @@ async fn a_header_longer_than_the_first_look_is_read() {
     assert_eq!(manifest.features.len(), 20_000);
 }
 
+/// Compiles only if what callers spawn can move between threads.
+#[tokio::test]
+async fn planning_and_reading_can_be_spawned() {
+    let folder = Folder::new();
+    folder.write("a.csv", "x0,x1,y\n1,2,3\n");
+    let (spec, base) = (spec(DataFormat::Csv, &["a.csv"]), folder.path().to_owned());
+    let job = tokio::spawn(async move {
+        let manifest = plan(&spec, 0.0, Some(&base)).await.unwrap();
+        let options = ReadOptions::new(&spec, &manifest);
+        read(&manifest, &options, &manifest.chunks).await.unwrap().len()
+    });
+    assert_eq!(job.await.unwrap(), 1);
+}
+
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use arrow_array::{
     ArrayRef, BooleanArray, Decimal128Array, Float32Array, Float64Array, Int64Array, UInt8Array,
 };
-use files::{Folder, example, parquet, parquet_of, spec};
+use files::{Folder, PageIndex, example, large_parquet, parquet, parquet_of, spec};
 use steadfast_common::dataset::{Chunk, Manifest, ReadOptions, Records};
 use steadfast_common::ids::TaskId;
 use steadfast_common::spec::{DataFormat, DatasetSpec};
@@ -63,6 +63,27 @@ async fn rows_of_any_row_group_and_page_are_found() {
         spec.records_per_task = Some(records_per_task);
         let (_, records) = all(&spec, Some(folder.path())).await.unwrap();
         assert!(records.labels.iter().map(|v| f64::from(*v)).eq(x.iter().copied()));
+    }
+}
+
+#[tokio::test]
+async fn rows_within_a_large_row_group_are_found_page_by_page() {
+    let folder = Folder::new();
+    let values: Vec<f64> = (0..700_000).map(f64::from).collect();
+    for index in [PageIndex::Present, PageIndex::Absent] {
+        folder.write_bytes("a.parquet", &large_parquet(&values, index));
+        let mut spec = spec(DataFormat::Parquet, &["a.parquet"]);
+        spec.records_per_task = Some(7000);
+        let manifest = plan(&spec, 0.0, Some(folder.path())).await.unwrap();
+        let options = ReadOptions::new(&spec, &manifest);
+        for task in [0, 1, 50, 99] {
+            let records =
+                read(&manifest, &options, manifest.chunks_of(TaskId(task))).await.unwrap();
+            let first = task * 7000;
+            let expected: Vec<f32> = (first..first + 7000).map(|value| value as f32).collect();
+            assert_eq!(records.features, expected);
+            assert_eq!(records.labels, expected);
+        }
     }
 }
 

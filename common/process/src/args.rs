@@ -229,7 +229,11 @@ fn port_of(text: &str) -> Option<u16> {
     text[host_of(text).len()..].strip_prefix(':')?.parse().ok()
 }
 
-fn endpoint(text: &str) -> Result<String, String> {
+/// Checks the URL of an etcd member.
+///
+/// # Errors
+/// A sentence that says what a URL looks like.
+pub fn endpoint(text: &str) -> Result<String, String> {
     let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
     match rest {
         Some(rest) if !rest.is_empty() && !rest.contains(char::is_whitespace) => {
@@ -239,7 +243,11 @@ fn endpoint(text: &str) -> Result<String, String> {
     }
 }
 
-fn lease_ttl(text: &str) -> Result<Duration, String> {
+/// Parses the time to live of a lease, within sensible bounds.
+///
+/// # Errors
+/// A sentence that says what fits.
+pub fn lease_ttl(text: &str) -> Result<Duration, String> {
     let ttl = durations::parse(text)?;
     if ttl < Duration::from_secs(1) || Duration::from_secs(600) < ttl {
         return Err("use 1s to 10m".to_owned());

@@ -15,7 +15,8 @@ mod shutdown;
 mod sources;
 
 pub use admin::{Admin, AdminContent, AdminServer};
-pub use args::{CommonArgs, EtcdArgs, EtcdAuthArgs, LogArgs, LogFormat, job_name};
+pub use args::{CommonArgs, EtcdArgs, EtcdAuthArgs, LogArgs, LogFormat};
+pub use args::{endpoint, job_name, lease_ttl};
 pub use failure::Failure;
 pub use logging::{LogIdentity, init_logging};
 pub use parse::{Refusal, parse, try_parse};

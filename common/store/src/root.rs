@@ -23,7 +23,6 @@ pub(crate) struct Root {
 pub(crate) enum Upload {
     Whole,
     /// In parts, each retried and timed by itself.
-    #[cfg_attr(not(feature = "cloud"), expect(dead_code, reason = "clouds only"))]
     InParts,
 }
 

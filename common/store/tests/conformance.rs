@@ -144,6 +144,23 @@ async fn a_wildcard_finds_what_a_shell_would_sorted() {
     .await;
 }
 
+/// Compiles only if what callers spawn can move between threads.
+#[tokio::test]
+async fn every_operation_can_be_spawned() {
+    let object = open("memory://spawned/x").unwrap();
+    let job = tokio::spawn(async move {
+        object.write(bytes("0123")).await.unwrap();
+        object.create(bytes("x")).await.unwrap();
+        object.read_ranges(&[0..1, 2..3]).await.unwrap();
+        object.read_range(0..object.size().await.unwrap().unwrap()).await.unwrap();
+        let found = expand("memory://spawned/*").await.unwrap();
+        object.list().await.unwrap();
+        object.delete().await.unwrap();
+        found.len()
+    });
+    assert_eq!(job.await.unwrap(), 1);
+}
+
 #[tokio::test]
 async fn a_name_cannot_leave_its_folder() {
     on_each("names", |folder| async move {

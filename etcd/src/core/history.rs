@@ -1,6 +1,6 @@
 //! Every key at every revision since the last compaction.
 
-use super::fact::{Change, Key, Revision, Write};
+use super::fact::{Key, Revision, Write};
 use super::span::Span;
 use etcd_client::proto::PbKeyValue;
 use std::collections::{BTreeMap, BTreeSet};
@@ -89,11 +89,6 @@ impl History {
     /// Returns the revision below which the writes themselves are gone.
     pub fn floor(&self) -> Revision {
         self.floor
-    }
-
-    /// Returns roughly how many bytes the writes since the last compaction take.
-    pub fn bytes(&self) -> usize {
-        self.bytes
     }
 
     /// Reads one key as of revision `at`.
@@ -252,6 +247,7 @@ fn version_at(versions: &[Version], at: Revision) -> Option<&Arc<PbKeyValue>> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::fact::Change;
     use super::*;
 
     fn put(revision: Revision, key: &str) -> Write {
@@ -341,7 +337,7 @@ mod tests {
     #[test]
     fn too_many_bytes_are_overdue_for_compaction() {
         let mut h = history((2..=101).map(|revision| put(revision, "a")));
-        let retention = Retention { revisions: 1_000_000, bytes: h.bytes() / 2 };
+        let retention = Retention { revisions: 1_000_000, bytes: h.bytes / 2 };
         let to = h.overdue(retention).unwrap();
         assert!((70..80).contains(&to), "{to}");
         h.compact(to);

@@ -22,7 +22,7 @@ mod write;
 #[cfg(test)]
 mod tests;
 
-pub use fact::{Change, Fact, Key, LeaseId, Millis, Revision, Write};
+pub use fact::{Change, Fact, LeaseId, Millis, Revision, Write};
 pub use form::{Checked, Form};
 pub use history::{History, HistoryImage, Retention};
 pub use refusal::Refusal;

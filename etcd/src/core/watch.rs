@@ -87,7 +87,9 @@ impl Watcher {
                 (EVENT_DELETE, tombstone)
             }
         };
-        let prev_kv = match self.wants.prev_kv {
+        // A key deleted and put again in one revision counts as created: nothing came before it.
+        let is_creation = r#type == EVENT_PUT && kv.create_revision == revision;
+        let prev_kv = match self.wants.prev_kv && !is_creation {
             true => previous(history, change.key(), revision),
             false => None,
         };

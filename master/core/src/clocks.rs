@@ -11,15 +11,33 @@ use steadfast_common::ids::TrainerId;
 /// Clocks of the trainers at work.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Clocks {
-    of: BTreeMap<TrainerId, u64>,
+    of: BTreeMap<TrainerId, Clock>,
     largest_lead: u64,
 }
 
+/// One trainer's clock. Trainers count from when their process began; so that a late one does not
+/// hold up the others until it has caught up, it starts where the slowest stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Clock {
+    /// What the trainer counted when we first heard of it; unknown until it says so.
+    from: Option<u64>,
+    start: u64,
+    now: u64,
+}
+
 impl Clocks {
-    /// Notes that `trainer` has pushed `clock` times.
-    pub fn advance(&mut self, trainer: TrainerId, clock: u64) {
-        let known = self.of.entry(trainer).or_insert(clock);
-        *known = clock.max(*known);
+    /// Notes that `trainer` begins to work.
+    pub fn begin(&mut self, trainer: TrainerId) {
+        let start = self.of.values().map(|clock| clock.now).min().unwrap_or(0);
+        self.of.entry(trainer).or_insert(Clock { from: None, start, now: start });
+    }
+
+    /// Notes that `trainer` has pushed `count` times by its own count.
+    pub fn advance(&mut self, trainer: TrainerId, count: u64) {
+        self.begin(trainer);
+        let Some(clock) = self.of.get_mut(&trainer) else { return };
+        let from = *clock.from.get_or_insert(count);
+        clock.now = clock.now.max(clock.start + count.saturating_sub(from));
     }
 
     /// Forgets a trainer that idles or is gone.
@@ -29,8 +47,9 @@ impl Clocks {
 
     /// How far `trainer` is ahead of the slowest.
     pub fn lead(&self, trainer: TrainerId) -> u64 {
-        let own = self.of.get(&trainer).copied().unwrap_or(0);
-        own - self.of.values().copied().min().unwrap_or(own).min(own)
+        let Some(own) = self.of.get(&trainer) else { return 0 };
+        let slowest = self.of.values().map(|clock| clock.now).min().unwrap_or(own.now);
+        own.now - slowest
     }
 
     /// Whether `trainer` may go on under `bound`.
@@ -46,11 +65,6 @@ impl Clocks {
     /// The largest lead that was ever let through.
     pub fn largest_lead(&self) -> u64 {
         self.largest_lead
-    }
-
-    /// The clock at which a trainer that begins to work starts: that of the slowest.
-    pub fn start(&self) -> u64 {
-        self.of.values().copied().min().unwrap_or(0)
     }
 }
 
@@ -82,10 +96,27 @@ mod tests {
     fn a_bound_of_zero_is_lock_step() {
         let (a, b) = (TrainerId(Uuid::from_u128(1)), TrainerId(Uuid::from_u128(2)));
         let mut clocks = Clocks::default();
-        clocks.advance(a, 1);
+        clocks.advance(a, 0);
         clocks.advance(b, 0);
+        clocks.advance(a, 1);
         assert!(!clocks.may_go(a, 0));
         clocks.advance(b, 1);
         assert!(clocks.may_go(a, 0) && clocks.may_go(b, 0));
+    }
+
+    /// A late joiner counts from where the slowest stands, whatever its own count says.
+    #[test]
+    fn a_late_joiner_does_not_hold_the_others_up() {
+        let (old, young) = (TrainerId(Uuid::from_u128(1)), TrainerId(Uuid::from_u128(2)));
+        let mut clocks = Clocks::default();
+        clocks.advance(old, 0);
+        clocks.advance(old, 1000);
+        clocks.begin(young);
+        assert!(clocks.may_go(old, 0));
+        clocks.advance(young, 5);
+        clocks.advance(old, 1001);
+        assert!(!clocks.may_go(old, 0));
+        clocks.advance(young, 6);
+        assert!(clocks.may_go(old, 0));
     }
 }

@@ -54,6 +54,10 @@
 //!         Ok(sums)
 //!     }
 //!
+//!     fn check(&self, batch: &Batch) -> Result<(), ModelError> {
+//!         batch.check(self.features)
+//!     }
+//!
 //!     fn metric(&self) -> Metric {
 //!         Metric::mean("absolute_error")
 //!     }

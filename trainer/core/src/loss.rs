@@ -31,6 +31,17 @@ impl Loss {
         }
     }
 
+    /// Whether every label is one that the loss is defined for.
+    pub(crate) fn check(self, labels: &[f32]) -> Result<(), ModelError> {
+        for (record, &label) in labels.iter().enumerate() {
+            match self {
+                Self::Squared => finite(label, record).map(|_| ())?,
+                Self::CrossEntropy { classes } => class(label, record, classes).map(|_| ())?,
+            }
+        }
+        Ok(())
+    }
+
     /// Sums up loss and metric, record by record in order, and replaces `outputs` (records ×
     /// outputs, row-major) by the derivative of the loss by each of them.
     pub(crate) fn sum(

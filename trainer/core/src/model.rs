@@ -32,6 +32,10 @@ pub trait Model: Send + Sync {
     /// Sums up loss and metric over the records, without chance.
     fn evaluate(&self, parameters: &Parameters, batch: &Batch) -> Result<Evaluation, ModelError>;
 
+    /// Says whether every record is fit for the model. Whole tasks are checked before any of their
+    /// records is trained on, so that a task with a bad record can be given up without a trace.
+    fn check(&self, batch: &Batch) -> Result<(), ModelError>;
+
     /// What [`Evaluation::metric_sum`] sums up.
     fn metric(&self) -> Metric;
 }

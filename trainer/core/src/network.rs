@@ -194,6 +194,11 @@ impl Model for Network {
         self.loss.sum(&mut outputs, batch.labels)
     }
 
+    fn check(&self, batch: &Batch) -> Result<(), ModelError> {
+        batch.check(self.widths[0])?;
+        self.loss.check(batch.labels)
+    }
+
     fn metric(&self) -> Metric {
         self.loss.metric()
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Float64Array, RecordBatch, StringArray};
 use parquet::arrow::ArrowWriter;
-use parquet::file::properties::WriterProperties;
+use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use steadfast_common::spec::{DataFormat, DatasetSpec, Header};
 
 /// A folder that goes away with the test.
@@ -62,6 +62,28 @@ pub fn parquet(columns: Vec<(&str, ArrayRef)>, rows_per_group: usize) -> Vec<u8>
     writer.write(&batch).unwrap();
     writer.close().unwrap();
     bytes
+}
+
+/// One row group too large to be fetched whole, of many pages, with an index of them or without.
+pub fn large_parquet(values: &[f64], index: PageIndex) -> Vec<u8> {
+    let column = Arc::new(Float64Array::from(values.to_vec())) as ArrayRef;
+    let batch = RecordBatch::try_from_iter([("x", Arc::clone(&column)), ("y", column)]).unwrap();
+    let properties = WriterProperties::builder()
+        .set_max_row_group_row_count(Some(values.len()))
+        .set_offset_index_disabled(index == PageIndex::Absent)
+        .set_statistics_enabled(EnabledStatistics::Chunk)
+        .build();
+    let mut bytes = Vec::new();
+    let mut writer = ArrowWriter::try_new(&mut bytes, batch.schema(), Some(properties)).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+    bytes
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub enum PageIndex {
+    Present,
+    Absent,
 }
 
 /// Columns `x` and `y`.

@@ -1,0 +1,111 @@
+//! The embedded etcd as a child of ours.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use steadfast_common::error::ErrorKind;
+use steadfast_coord::{Etcd, EtcdOptions};
+use steadfast_process::Failure;
+use tokio::sync::mpsc;
+
+use super::folder::Folder;
+use super::plan::{Process, Role};
+use super::supervisor::{Notice, Supervisor};
+
+/// Time for etcd to read its data and answer.
+const START_PATIENCE: Duration = Duration::from_secs(60);
+const RETRY: Duration = Duration::from_millis(30);
+
+/// Between our picking a port and etcd's taking it, somebody else may: then we pick another.
+const PORTS_TRIED: u32 = 3;
+
+/// A running embedded etcd.
+#[derive(Debug)]
+pub struct EtcdChild {
+    pub supervisor: Supervisor,
+    pub client: Etcd,
+    pub endpoint: String,
+}
+
+/// Starts etcd on a free port and waits until it answers.
+pub async fn start(
+    folder: &Folder,
+    own_program: &Path,
+    notices_tx: &mpsc::Sender<Notice>,
+    notices: &mut mpsc::Receiver<Notice>,
+) -> Result<EtcdChild, Failure> {
+    let mut failure = None;
+    for _ in 0..PORTS_TRIED {
+        let address = format!("127.0.0.1:{}", free_port()?);
+        let process = process(folder, own_program, &address);
+        let log = process.log.clone();
+        let endpoint = format!("http://{address}");
+        let supervisor = Supervisor::start(vec![process], notices_tx);
+        let answer = tokio::select! {
+            connected = connect(&endpoint, &log) => connected,
+            fatal = first_fatal(notices) => Err(fatal),
+        };
+        match answer {
+            Ok(client) => {
+                folder.write_endpoint(&endpoint)?;
+                return Ok(EtcdChild { supervisor, client, endpoint });
+            }
+            Err(error) => {
+                supervisor.stop(Duration::ZERO).await;
+                let another_port_may_help = error.kind == ErrorKind::Conflict;
+                failure = Some(error);
+                if !another_port_may_help {
+                    break;
+                }
+            }
+        }
+    }
+    Err(failure.unwrap_or_else(|| Failure::internal("etcd was not started")))
+}
+
+fn process(folder: &Folder, own_program: &Path, address: &str) -> Process {
+    let args = ["etcd", "--listen", address, "--data-dir"].map(Into::into);
+    let mut args = Vec::from(args);
+    args.push(folder.etcd().into_os_string());
+    Process {
+        role: Role::Etcd,
+        name: Role::Etcd.to_string(),
+        program: own_program.to_owned(),
+        args,
+        log: folder.log("etcd"),
+    }
+}
+
+fn free_port() -> Result<u16, Failure> {
+    TcpListener::bind("127.0.0.1:0")
+        .and_then(|listener| listener.local_addr())
+        .map(|address| address.port())
+        .map_err(|error| Failure::io("cannot find a free port on 127.0.0.1", &error))
+}
+
+async fn connect(endpoint: &str, log: &PathBuf) -> Result<Etcd, Failure> {
+    let options = EtcdOptions { endpoints: vec![endpoint.to_owned()], ..EtcdOptions::default() };
+    let trying = async {
+        loop {
+            match Etcd::connect(&options).await {
+                Ok(client) => return client,
+                Err(_) => tokio::time::sleep(RETRY).await,
+            }
+        }
+    };
+    tokio::time::timeout(START_PATIENCE, trying).await.map_err(|_| {
+        let log = log.display();
+        Failure::unavailable(format!("etcd does not answer after {START_PATIENCE:?}; see {log}"))
+    })
+}
+
+async fn first_fatal(notices: &mut mpsc::Receiver<Notice>) -> Failure {
+    while let Some(notice) = notices.recv().await {
+        match notice {
+            Notice::Fatal(failure) => return failure,
+            Notice::Restart { .. } => {}
+        }
+    }
+    std::future::pending().await
+}

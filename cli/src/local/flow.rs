@@ -1,0 +1,327 @@
+//! A local run from its job file to its summary.
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use steadfast_common::error::ErrorKind;
+use steadfast_common::job_file;
+use steadfast_common::keys::Keys;
+use steadfast_common::records::{JobRecord, ResultRecord};
+use steadfast_common::spec::JobSpec;
+use steadfast_coord::{Etcd, Mirror, Range};
+use steadfast_process::{Failure, Shutdown};
+use tokio::sync::mpsc;
+
+use super::args::LocalArgs;
+use super::folder::Folder;
+use super::observer::Observer;
+use super::plan::{Plan, Programs, absolute};
+use super::progress::{Progress, Stderr};
+use super::summary::Summary;
+use super::supervisor::{Notice, Supervisor};
+use super::{etcd_child, log_tail};
+use crate::job_master::JobMaster;
+
+/// Notices that may wait to be read.
+const NOTICES_MAX: usize = 256;
+
+/// How long processes may take to see the job's end and leave.
+const LEAVE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long the master may take for a last checkpoint.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Runs a job to its end, or until it is interrupted.
+pub async fn run(args: LocalArgs) -> Result<ExitCode, Failure> {
+    let started = Instant::now();
+    let shutdown = Shutdown::install()?;
+    let (job_file, spec) = read_job(&args.job_file)?;
+    let own = std::env::current_exe()
+        .map_err(|error| Failure::io("cannot find the path of this program", &error))?;
+    let programs = Programs::find(&args, &own)?;
+    let default_folder = || Path::new("steadfast-data").join(&spec.name);
+    let path = args.data_dir.clone().unwrap_or_else(default_folder);
+    let folder = Folder::open(&path)?;
+    log_tail::put_by(&folder.logs());
+
+    let (notices_tx, mut notices) = mpsc::channel(NOTICES_MAX);
+    let opening = open_etcd(&args, &folder, &own, &notices_tx, &mut notices);
+    let cluster = tokio::select! {
+        opened = opening => opened?,
+        () = shutdown.drain() => {
+            say_how_to_resume();
+            let summary = Summary::of_drained(&spec, None, started.elapsed().as_secs_f64());
+            summary.print(args.output);
+            return Ok(summary.exit_code());
+        }
+    };
+    let plan = Plan {
+        args: &args,
+        programs,
+        job: &spec.name,
+        job_file,
+        store: folder.store(),
+        endpoints: cluster.endpoints.clone(),
+        logs: folder.logs(),
+    };
+    let run = Run { spec: &spec, plan, folder: &folder, etcd: &cluster.etcd, shutdown, started };
+    let outcome = run.drive(&notices_tx, &mut notices).await;
+    if let Some(supervisor) = cluster.supervisor {
+        supervisor.stop(Duration::ZERO).await;
+    }
+    let summary = outcome?;
+    summary.print(args.output);
+    Ok(summary.exit_code())
+}
+
+fn read_job(path: &Path) -> Result<(PathBuf, JobSpec), Failure> {
+    let shown = path.display();
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Failure::io(format!("cannot read the job file {shown}"), &error))
+        .map_err(|failure| Failure::invalid(failure.message))?;
+    let spec = job_file::parse(&text).map_err(|error| {
+        let faults: Vec<String> =
+            error.faults.iter().map(|fault| format!("{shown}: {fault}")).collect();
+        Failure::invalid(faults.join("\n"))
+    })?;
+    Ok((absolute(path)?, spec))
+}
+
+struct Cluster {
+    etcd: Etcd,
+    endpoints: Vec<String>,
+    /// Keeps the embedded etcd, if that is used.
+    supervisor: Option<Supervisor>,
+}
+
+async fn open_etcd(
+    args: &LocalArgs,
+    folder: &Folder,
+    own: &Path,
+    notices_tx: &mpsc::Sender<Notice>,
+    notices: &mut mpsc::Receiver<Notice>,
+) -> Result<Cluster, Failure> {
+    if !args.etcd.is_empty() {
+        let options = args.auth.options(args.etcd.clone())?;
+        let etcd = Etcd::connect(&options).await?;
+        return Ok(Cluster { etcd, endpoints: args.etcd.clone(), supervisor: None });
+    }
+    let child = etcd_child::start(folder, own, notices_tx, notices).await?;
+    let endpoints = vec![child.endpoint];
+    Ok(Cluster { etcd: child.client, endpoints, supervisor: Some(child.supervisor) })
+}
+
+/// A run whose etcd is there.
+struct Run<'a> {
+    spec: &'a JobSpec,
+    plan: Plan<'a>,
+    folder: &'a Folder,
+    etcd: &'a Etcd,
+    shutdown: Shutdown,
+    started: Instant,
+}
+
+/// Why the processes are no longer needed.
+enum End {
+    Result(Box<ResultRecord>),
+    Interrupted,
+    Fatal(Failure),
+}
+
+impl Run<'_> {
+    /// Runs the processes until the job has a result.
+    async fn drive(
+        &self,
+        notices_tx: &mpsc::Sender<Notice>,
+        notices: &mut mpsc::Receiver<Notice>,
+    ) -> Result<Summary, Failure> {
+        let keys = Keys::of_job(&self.spec.name);
+        if let Some(result) = self.etcd.get_json(&keys.result()).await? {
+            return self.told_again(&keys, result).await;
+        }
+        let mut progress = Progress::new(match std::io::stderr().is_terminal() {
+            true => Stderr::Terminal,
+            false => Stderr::Other,
+        });
+        progress.note(&self.greeting());
+        let mirror = Mirror::start(self.etcd, Range::Key(keys.result())).await?;
+        let mut observer = Observer::start(JobMaster::new(self.etcd.clone(), keys.clone()));
+        let supervisor = Supervisor::start(self.plan.processes(), notices_tx);
+        let end = self.watch(&mirror, &mut observer, notices, &mut progress).await;
+        let end = match end {
+            End::Interrupted => self.drain(&keys, &supervisor, &progress).await,
+            end => end,
+        };
+        progress.clear();
+        let wall_seconds = self.started.elapsed().as_secs_f64();
+        match end {
+            End::Result(result) => {
+                supervisor.stop(LEAVE_PATIENCE).await;
+                let summary = Summary::of_result(self.spec, *result, wall_seconds);
+                summary.save(&self.folder.summary());
+                Ok(summary)
+            }
+            End::Interrupted => {
+                supervisor.stop(Duration::ZERO).await;
+                say_how_to_resume();
+                let seen = observer.seen();
+                Ok(Summary::of_drained(self.spec, seen.status.as_ref(), wall_seconds))
+            }
+            End::Fatal(failure) => {
+                supervisor.stop(Duration::ZERO).await;
+                Err(failure)
+            }
+        }
+    }
+
+    fn greeting(&self) -> String {
+        let look = match self.plan.args.etcd.is_empty() {
+            true => format!("steadfast status --data-dir {}", quote(&self.folder.shown())),
+            false => format!("steadfast status --etcd-endpoints {}", self.plan.endpoints.join(",")),
+        };
+        format!(
+            "job {}; logs in {}; look at it with `{look}`",
+            self.spec.name,
+            self.folder.logs().display()
+        )
+    }
+
+    /// Follows the job until something ends the run.
+    async fn watch(
+        &self,
+        mirror: &Mirror,
+        observer: &mut Observer,
+        notices: &mut mpsc::Receiver<Notice>,
+        progress: &mut Progress,
+    ) -> End {
+        let mut results = mirror.subscribe();
+        results.mark_changed();
+        loop {
+            tokio::select! {
+                () = self.shutdown.drain() => return End::Interrupted,
+                // The sender lives as long as the mirror.
+                Ok(()) = results.changed() => {
+                    let view = results.borrow_and_update().clone();
+                    match view.single() {
+                        Ok(Some(result)) => return End::Result(Box::new(result)),
+                        Ok(None) => {}
+                        Err(error) => return End::Fatal(error.into()),
+                    }
+                }
+                Some(notice) = notices.recv() => match notice {
+                    Notice::Fatal(failure) => return End::Fatal(failure),
+                    Notice::Restart { name, death, pause } => {
+                        let words = death.words.as_deref().and_then(|words| words.lines().next());
+                        let words = words.map_or_else(String::new, |words| format!(", {words}"));
+                        progress.note(&format!(
+                            "{name} ended ({}{words}); starting it again in {pause:?}",
+                            death.how
+                        ));
+                    }
+                },
+                () = observer.changed() => progress.update(&observer.seen()),
+            }
+        }
+    }
+
+    /// Has the job put away, within bounds; it may also come to its end meanwhile.
+    async fn drain(&self, keys: &Keys, supervisor: &Supervisor, progress: &Progress) -> End {
+        progress.note("stopping after a last checkpoint; a second Ctrl-C stops at once");
+        supervisor.leave();
+        let mut master = JobMaster::new(self.etcd.clone(), keys.clone());
+        match master.drain(DRAIN_PATIENCE).await {
+            Ok(Some(checkpoint)) => progress.note(&format!("took checkpoint {checkpoint}")),
+            Ok(None) => progress.note("there was nothing to save yet"),
+            Err(failure) => progress.note(&format!("took no last checkpoint: {failure}")),
+        }
+        match self.etcd.get_json(&keys.result()).await {
+            Ok(Some(result)) => End::Result(Box::new(result)),
+            Ok(None) | Err(_) => End::Interrupted,
+        }
+    }
+
+    /// Repeats the summary of a job that ended before, if it is the same job.
+    async fn told_again(&self, keys: &Keys, result: ResultRecord) -> Result<Summary, Failure> {
+        let record: Option<JobRecord> = self.etcd.get_json(&keys.job()).await?;
+        if record.is_some_and(|record| !is_same_job(&record.spec, self.spec)) {
+            let name = &self.spec.name;
+            return Err(Failure::new(
+                ErrorKind::Conflict,
+                format!(
+                    "a job named {name} with another job file has ended already; give this one \
+                     another name, or another folder with --data-dir"
+                ),
+            ));
+        }
+        let sha256 = result.parameters_sha256.clone();
+        let saved = Summary::saved_wall_seconds(&self.folder.summary(), sha256.as_deref());
+        let wall_seconds = saved.unwrap_or_else(|| self.started.elapsed().as_secs_f64());
+        Ok(Summary::of_result(self.spec, result, wall_seconds))
+    }
+}
+
+/// Whether an accepted job is the one that the job file asks for. The accepted one has absolute
+/// sources.
+fn is_same_job(accepted: &JobSpec, asked: &JobSpec) -> bool {
+    let mut asked = asked.clone();
+    let (old, new) = (&accepted.dataset.source, &asked.dataset.source);
+    let same_source = |(old, new): (&String, &String)| {
+        old.ends_with(new.trim_start_matches("./").trim_start_matches("../"))
+    };
+    let same_sources = old.len() == new.len() && old.iter().zip(new).all(same_source);
+    asked.dataset.source.clone_from(old);
+    same_sources && asked == *accepted
+}
+
+fn say_how_to_resume() {
+    let words: Vec<String> = std::env::args().map(|word| quote(&word)).collect();
+    eprintln!("steadfast: resume it with the same command: {}", words.join(" "));
+}
+
+/// Quotes a word for a shell, if it needs to be.
+fn quote(word: &str) -> String {
+    let plain = |it: char| it.is_ascii_alphanumeric() || "-_./:=,@%+".contains(it);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::sample;
+
+    #[test]
+    fn an_accepted_job_is_recognized_although_its_sources_became_absolute() {
+        let mut asked = sample::spec();
+        asked.dataset.source = vec!["../data/digits.parquet".to_owned()];
+        let mut accepted = asked.clone();
+        accepted.dataset.source = vec!["/home/me/data/digits.parquet".to_owned()];
+        assert!(is_same_job(&accepted, &asked));
+        asked.seed += 1;
+        assert!(!is_same_job(&accepted, &asked));
+    }
+
+    #[test]
+    fn a_word_is_quoted_only_if_a_shell_would_take_it_apart() {
+        assert_eq!(quote("a/b.toml"), "a/b.toml");
+        assert_eq!(quote("my job"), "'my job'");
+        assert_eq!(quote("it's"), r"'it'\''s'");
+    }
+
+    #[test]
+    fn every_fault_of_a_job_file_is_reported_with_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("bad.toml");
+        std::fs::write(&path, "name = 'a b'\npases = 1\n").unwrap();
+        let failure = read_job(&path).unwrap_err();
+        assert_eq!(failure.kind, ErrorKind::Invalid);
+        assert!(failure.message.lines().all(|line| line.contains("bad.toml: ")), "{failure}");
+        let failure = read_job(&folder.path().join("none.toml")).unwrap_err();
+        assert!(failure.message.ends_with("none.toml: no such file or folder"), "{failure}");
+        assert_eq!(failure.kind, ErrorKind::Invalid);
+    }
+}

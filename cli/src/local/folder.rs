@@ -1,0 +1,141 @@
+//! The data folder of a job: who uses it, and where things lie in it.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+use steadfast_common::error::ErrorKind;
+use steadfast_process::Failure;
+
+/// A data folder, ours until this is dropped.
+#[derive(Debug)]
+pub struct Folder {
+    path: PathBuf,
+    /// Locked; the kernel lets go of it when the process ends, however it ends.
+    _lock: File,
+}
+
+impl Folder {
+    /// Creates the folder if need be and locks it.
+    pub fn open(path: &Path) -> Result<Self, Failure> {
+        let made = fs::create_dir_all(path.join("logs")).and_then(|()| path.canonicalize());
+        let path = made.map_err(|error| {
+            Failure::io(format!("cannot use the data folder {}", path.display()), &error)
+        })?;
+        let lock = lock(&path)?;
+        Ok(Self { path, _lock: lock })
+    }
+
+    /// Its path as text.
+    pub fn shown(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    /// Where the embedded etcd keeps its data.
+    pub fn etcd(&self) -> PathBuf {
+        self.path.join("etcd")
+    }
+
+    /// Where the job's objects lie.
+    pub fn store(&self) -> PathBuf {
+        self.path.join("store")
+    }
+
+    /// The log of one process.
+    pub fn log(&self, name: &str) -> PathBuf {
+        self.path.join("logs").join(format!("{name}.log"))
+    }
+
+    /// The folder of all logs.
+    pub fn logs(&self) -> PathBuf {
+        self.path.join("logs")
+    }
+
+    /// The summary of a finished job.
+    pub fn summary(&self) -> PathBuf {
+        self.path.join("summary.json")
+    }
+
+    /// Says where the embedded etcd listens, for `steadfast status --data-dir`.
+    pub fn write_endpoint(&self, endpoint: &str) -> Result<(), Failure> {
+        let path = endpoint_file(&self.path);
+        fs::write(&path, endpoint)
+            .map_err(|error| Failure::io(format!("cannot write {}", path.display()), &error))
+    }
+}
+
+/// Where the embedded etcd of a data folder listens, if one was started there.
+pub fn read_endpoint(folder: &Path) -> Result<String, Failure> {
+    let path = endpoint_file(folder);
+    fs::read_to_string(&path).map(|text| text.trim().to_owned()).map_err(|error| {
+        Failure::io(
+            format!("no job was run in {}: cannot read {}", folder.display(), path.display()),
+            &error,
+        )
+    })
+}
+
+fn endpoint_file(folder: &Path) -> PathBuf {
+    folder.join("etcd-endpoint")
+}
+
+fn lock(folder: &Path) -> Result<File, Failure> {
+    let path = folder.join("lock");
+    let failure = |error: std::io::Error| {
+        Failure::io(format!("cannot lock the data folder by {}", path.display()), &error)
+    };
+    let mut options = OpenOptions::new();
+    let opened = options.read(true).write(true).create(true).truncate(false).open(&path);
+    let mut file = opened.map_err(failure)?;
+    match file.try_lock() {
+        Ok(()) => {
+            file.set_len(0)
+                .and_then(|()| file.rewind())
+                .and_then(|()| writeln!(file, "{}", std::process::id()))
+                .map_err(failure)?;
+            Ok(file)
+        }
+        Err(TryLockError::WouldBlock) => {
+            let mut holder = String::new();
+            // The number only helps the reader to find the process.
+            let _ = file.read_to_string(&mut holder);
+            Err(Failure::new(
+                ErrorKind::Conflict,
+                format!(
+                    "process {} already runs a job in {}; wait for it, stop it, or choose another \
+                     folder with --data-dir",
+                    holder.trim(),
+                    folder.display()
+                ),
+            ))
+        }
+        Err(TryLockError::Error(error)) => Err(failure(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_serves_one_run_at_a_time_and_names_the_other() {
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("a/b");
+        let folder = Folder::open(&path).unwrap();
+        let failure = Folder::open(&path).unwrap_err();
+        assert_eq!(failure.kind, ErrorKind::Conflict);
+        let holder = format!("process {} already runs", std::process::id());
+        assert!(failure.message.starts_with(&holder), "{failure}");
+        drop(folder);
+        assert!(Folder::open(&path).is_ok());
+    }
+
+    #[test]
+    fn a_folder_remembers_where_its_etcd_listens() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = Folder::open(parent.path()).unwrap();
+        assert!(read_endpoint(parent.path()).is_err());
+        folder.write_endpoint("http://127.0.0.1:4000").unwrap();
+        assert_eq!(read_endpoint(parent.path()).unwrap(), "http://127.0.0.1:4000");
+    }
+}

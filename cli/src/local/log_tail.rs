@@ -1,0 +1,80 @@
+//! The words that a process died with, from the end of its log.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
+
+/// How much of a log's end is looked at.
+const TAIL_BYTES: u64 = 16 << 10;
+
+/// What a log says from byte `from` on that explains an end: its `error:` lines without the
+/// program's name, else a panic, else the last line.
+pub fn last_words(log: &Path, from: u64) -> Option<String> {
+    let mut file = File::open(log).ok()?;
+    let length = file.metadata().ok()?.len();
+    file.seek(SeekFrom::Start(from.max(length.saturating_sub(TAIL_BYTES)))).ok()?;
+    let mut bytes = Vec::new();
+    file.take(TAIL_BYTES).read_to_end(&mut bytes).ok()?;
+    explain(&String::from_utf8_lossy(&bytes))
+}
+
+/// Renames the logs of the run before (`master-0.log` to `master-0.log.old`), so that each log tells
+/// of one run.
+pub fn put_by(folder: &Path) {
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    for path in entries.flatten().map(|entry| entry.path()) {
+        if path.extension().is_some_and(|it| it == "log") {
+            // A log that cannot be renamed is continued.
+            let _ = std::fs::rename(&path, path.with_extension("log.old"));
+        }
+    }
+}
+
+fn explain(text: &str) -> Option<String> {
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let errors: Vec<&str> = lines.iter().filter_map(|line| error_of(line)).collect();
+    if !errors.is_empty() {
+        return Some(printable(&errors.join("\n")));
+    }
+    let panic = lines.iter().position(|line| line.contains("panicked at"));
+    if let Some(at) = panic {
+        return Some(printable(&lines[at..(at + 2).min(lines.len())].join(" ")));
+    }
+    lines.last().map(|line| printable(line))
+}
+
+/// `steadfast-master: error: what` gives `what`; clap's `error: what` as well.
+fn error_of(line: &str) -> Option<&str> {
+    let (program, what) = line.split_once("error: ")?;
+    let named = program.strip_suffix(": ").is_some_and(|name| !name.contains(char::is_whitespace));
+    (program.is_empty() || named).then_some(what)
+}
+
+/// A log may hold text from anywhere; none of it shall move the reader's cursor.
+fn printable(text: &str) -> String {
+    text.chars().filter(|it| *it == '\n' || !it.is_control()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_lines_count_before_all_else() {
+        let text = "2026 info master started\nsteadfast-master: error: `passes` must be at least 1\n\
+                    steadfast-master: error: unknown key `x`\n";
+        assert_eq!(explain(text).unwrap(), "`passes` must be at least 1\nunknown key `x`");
+    }
+
+    #[test]
+    fn a_panic_is_found_before_the_hint_below_it() {
+        let text = "info\nthread 'main' panicked at src/a.rs:1:2:\nbroken\nnote: run with `RUST_BACKTRACE=1`";
+        assert_eq!(explain(text).unwrap(), "thread 'main' panicked at src/a.rs:1:2: broken");
+    }
+
+    #[test]
+    fn otherwise_the_last_line_is_shown_without_control_characters() {
+        assert_eq!(explain("a\nb \x1b[31mred\n\n").unwrap(), "b [31mred");
+        assert_eq!(explain("\n"), None);
+    }
+}

@@ -1,0 +1,218 @@
+//! Which processes a local job consists of, and how each is called.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use steadfast_common::error::ErrorKind;
+use steadfast_process::Failure;
+
+use super::args::LocalArgs;
+
+/// What a process is in the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    Etcd,
+    Master,
+    Pserver,
+    Trainer,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Etcd => "etcd",
+            Self::Master => "master",
+            Self::Pserver => "pserver",
+            Self::Trainer => "trainer",
+        })
+    }
+}
+
+/// One process to be kept running.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    pub role: Role,
+    /// `trainer-1`, which also names its log.
+    pub name: String,
+    pub program: PathBuf,
+    pub args: Vec<OsString>,
+    pub log: PathBuf,
+}
+
+/// The programs of the roles.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Programs {
+    pub master: PathBuf,
+    pub pserver: PathBuf,
+    pub trainer: PathBuf,
+}
+
+impl Programs {
+    /// Finds them in `--bin-dir`, or beside this program.
+    pub fn find(args: &LocalArgs, own: &Path) -> Result<Self, Failure> {
+        let folder = match (&args.bin_dir, own.parent()) {
+            (Some(folder), _) => absolute(folder)?,
+            (None, Some(folder)) => folder.to_owned(),
+            (None, None) => {
+                return Err(Failure::invalid("give the programs' folder with --bin-dir"));
+            }
+        };
+        let trainer = match &args.trainer_bin {
+            Some(program) => absolute(program)?,
+            None => folder.join("steadfast-trainer"),
+        };
+        let programs = Self {
+            master: folder.join("steadfast-master"),
+            pserver: folder.join("steadfast-pserver"),
+            trainer,
+        };
+        let missing: Vec<String> = [&programs.master, &programs.pserver, &programs.trainer]
+            .into_iter()
+            .filter(|program| !program.is_file())
+            .map(|program| {
+                format!(
+                    "{} is not there; build it with `cargo build --release`, or say where it is \
+                     with --bin-dir or --trainer-bin",
+                    program.display()
+                )
+            })
+            .collect();
+        match missing.is_empty() {
+            true => Ok(programs),
+            false => Err(Failure::new(ErrorKind::NotFound, missing.join("\n"))),
+        }
+    }
+}
+
+/// Makes a path independent of the current folder.
+pub fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(path)
+        .map_err(|error| Failure::io(format!("cannot use {}", path.display()), &error))
+}
+
+/// What all processes of the job are told.
+#[derive(Clone, Debug)]
+pub struct Plan<'a> {
+    pub args: &'a LocalArgs,
+    pub programs: Programs,
+    pub job: &'a str,
+    pub job_file: PathBuf,
+    pub store: PathBuf,
+    pub endpoints: Vec<String>,
+    /// Where the log of the process of a given name is.
+    pub logs: PathBuf,
+}
+
+impl Plan<'_> {
+    /// All processes but etcd.
+    pub fn processes(&self) -> Vec<Process> {
+        let mut processes = Vec::new();
+        let programs = &self.programs;
+        for (role, program, count) in [
+            (Role::Master, &programs.master, self.args.masters),
+            (Role::Pserver, &programs.pserver, self.args.pservers),
+            (Role::Trainer, &programs.trainer, self.args.trainers),
+        ] {
+            for number in 0..count {
+                let name = format!("{role}-{number}");
+                let log = self.logs.join(format!("{name}.log"));
+                let args = self.args_of(role);
+                processes.push(Process { role, name, program: program.clone(), args, log });
+            }
+        }
+        processes
+    }
+
+    fn args_of(&self, role: Role) -> Vec<OsString> {
+        let mut words = Words::default();
+        words.add("--job", self.job);
+        words.add("--etcd-endpoints", self.endpoints.join(","));
+        words.add("--listen", "127.0.0.1:0");
+        words.add("--admin-listen", "127.0.0.1:0");
+        words.add("--lease-ttl", format!("{}ms", self.args.lease_ttl.as_millis()));
+        let auth = &self.args.auth;
+        words.add_if("--etcd-user", auth.etcd_user.as_deref());
+        words.add_if("--etcd-password-file", auth.etcd_password_file.as_deref());
+        words.add_if("--etcd-ca", auth.etcd_ca.as_deref());
+        words.add_if("--etcd-cert", auth.etcd_cert.as_deref());
+        words.add_if("--etcd-key", auth.etcd_key.as_deref());
+        if role == Role::Master {
+            words.add("--job-file", &self.job_file);
+            words.add("--store", &self.store);
+            words.add("--pservers", self.args.pservers.to_string());
+        }
+        words.0
+    }
+}
+
+#[derive(Default)]
+struct Words(Vec<OsString>);
+
+impl Words {
+    fn add(&mut self, flag: &str, value: impl Into<OsString>) {
+        self.0.push(flag.into());
+        self.0.push(value.into());
+    }
+
+    fn add_if(&mut self, flag: &str, value: Option<impl Into<OsString>>) {
+        if let Some(value) = value {
+            self.add(flag, value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Only {
+        #[command(flatten)]
+        args: LocalArgs,
+    }
+
+    fn args(words: &[&str]) -> LocalArgs {
+        Only::parse_from(["it", "job.toml"].iter().chain(words)).args
+    }
+
+    #[test]
+    fn only_masters_are_told_of_the_job_file_and_every_process_picks_its_ports() {
+        let args = args(&["--pservers", "1", "--trainers", "3"]);
+        let bin = |name: &str| PathBuf::from("/bin").join(name);
+        let plan = Plan {
+            args: &args,
+            programs: Programs { master: bin("m"), pserver: bin("p"), trainer: bin("t") },
+            job: "digits",
+            job_file: "/jobs/digits.toml".into(),
+            store: "/data/store".into(),
+            endpoints: vec!["http://a:1".to_owned(), "http://b:1".to_owned()],
+            logs: "/data/logs".into(),
+        };
+        let processes = plan.processes();
+        let names: Vec<&str> = processes.iter().map(|it| it.name.as_str()).collect();
+        assert_eq!(names, ["master-0", "pserver-0", "trainer-0", "trainer-1", "trainer-2"]);
+        let master = processes[0].args.join(&OsString::from(" ")).into_string().unwrap();
+        assert_eq!(
+            master,
+            "--job digits --etcd-endpoints http://a:1,http://b:1 --listen 127.0.0.1:0 \
+             --admin-listen 127.0.0.1:0 --lease-ttl 5000ms --job-file /jobs/digits.toml \
+             --store /data/store --pservers 1"
+        );
+        assert!(!processes[1].args.contains(&OsString::from("--job-file")));
+        assert_eq!(processes[4].log, Path::new("/data/logs/trainer-2.log"));
+    }
+
+    #[test]
+    fn every_missing_program_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("steadfast-master"), "").unwrap();
+        let own = folder.path().join("steadfast");
+        let failure = Programs::find(&args(&[]), &own).unwrap_err();
+        assert_eq!(failure.kind, ErrorKind::NotFound);
+        assert_eq!(failure.message.lines().count(), 2);
+        assert!(failure.message.contains("steadfast-pserver is not there"));
+    }
+}

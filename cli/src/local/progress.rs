@@ -1,0 +1,213 @@
+//! Shows how a job goes: a bar on a terminal, else a line now and then. All on stderr.
+
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use steadfast_common::status::{JobState, JobStatus};
+
+use super::observer::Seen;
+use crate::format::{figure, plural, rate, span};
+
+/// Longest silence while something changes.
+const LINE_EVERY: Duration = Duration::from_secs(2);
+
+/// Silence of the master that is worth a word.
+const SILENCE_SHOWN: Duration = Duration::from_secs(2);
+
+const BAR: &str = "{bar:24} {percent:>3}%  {msg}";
+
+/// Where progress is shown.
+#[derive(Debug)]
+pub struct Progress {
+    shown: Shown,
+    /// When the master last answered.
+    heard: Instant,
+}
+
+#[derive(Debug)]
+enum Shown {
+    Bar(ProgressBar),
+    Lines(Lines),
+}
+
+/// Whether stderr is something to draw on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stderr {
+    Terminal,
+    Other,
+}
+
+impl Progress {
+    /// Shows nothing yet.
+    pub fn new(stderr: Stderr) -> Self {
+        let shown = match stderr {
+            Stderr::Terminal => {
+                let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
+                let style = ProgressStyle::with_template(BAR).expect("the template is a constant");
+                Shown::Bar(bar.with_style(style.progress_chars("━╸─")))
+            }
+            Stderr::Other => Shown::Lines(Lines::default()),
+        };
+        Self { shown, heard: Instant::now() }
+    }
+
+    /// Shows the latest news.
+    pub fn update(&mut self, seen: &Seen) {
+        let now = Instant::now();
+        if seen.silence.is_none() {
+            self.heard = now;
+        }
+        let silent = SILENCE_SHOWN <= now - self.heard;
+        let text = match (&seen.status, silent) {
+            (None, _) => "waiting for a master".to_owned(),
+            (Some(status), false) => describe(status),
+            (Some(status), true) => format!("{} · no master answers", describe(status)),
+        };
+        match &mut self.shown {
+            Shown::Bar(bar) => {
+                let (position, length) = seen.status.as_ref().map_or((0, 1), position);
+                bar.set_length(length);
+                bar.set_position(position);
+                bar.set_message(text);
+            }
+            Shown::Lines(lines) => {
+                let stage = seen.status.as_ref().map(|status| (status.state, status.pass.0));
+                if lines.is_due(stage, &text, now) {
+                    eprintln!("{text}");
+                }
+            }
+        }
+    }
+
+    /// Says something in between.
+    pub fn note(&self, text: &str) {
+        let say = || eprintln!("steadfast: {text}");
+        match &self.shown {
+            Shown::Bar(bar) => bar.suspend(say),
+            Shown::Lines(_) => say(),
+        }
+    }
+
+    /// Takes the bar away.
+    pub fn clear(&self) {
+        match &self.shown {
+            Shown::Bar(bar) => bar.finish_and_clear(),
+            Shown::Lines(_) => {}
+        }
+    }
+}
+
+/// Decides which news get a line of their own.
+#[derive(Debug, Default)]
+struct Lines {
+    last: Option<(Option<(JobState, u32)>, String, Instant)>,
+}
+
+impl Lines {
+    fn is_due(&mut self, stage: Option<(JobState, u32)>, text: &str, now: Instant) -> bool {
+        let due = self.last.as_ref().is_none_or(|(last_stage, last_text, when)| {
+            *last_stage != stage || (last_text != text && LINE_EVERY <= now - *when)
+        });
+        if due {
+            self.last = Some((stage, text.to_owned(), now));
+        }
+        due
+    }
+}
+
+/// How far the job is, in records if their number is known, else in tasks of the pass.
+fn position(status: &JobStatus) -> (u64, u64) {
+    let queues = &status.queues;
+    let tasks = u64::from(queues.todo + queues.pending + queues.done + queues.discarded);
+    match status.examples_total {
+        Some(total) if total != 0 => (status.examples.min(total), total),
+        _ => (u64::from(queues.done + queues.discarded), tasks.max(1)),
+    }
+}
+
+/// One line about a job.
+fn describe(status: &JobStatus) -> String {
+    let mut parts = Vec::new();
+    match status.state {
+        JobState::Waiting if !status.waiting.is_empty() => {
+            return format!("waiting: {}", status.waiting.join("; "));
+        }
+        JobState::Waiting => return "waiting".to_owned(),
+        JobState::Starting => parts.push("starting".to_owned()),
+        JobState::Saving => parts.push("saving the model".to_owned()),
+        JobState::Finished => parts.push("finished".to_owned()),
+        JobState::Failed => parts.push("failed".to_owned()),
+        JobState::Training => {}
+    }
+    let pass = status.pass.0.saturating_add(1);
+    match (status.passes, status.steps) {
+        (Some(passes), _) => parts.push(format!("pass {}/{passes}", pass.min(passes))),
+        (None, Some(steps)) => parts.push(format!("step {}/{steps}", status.version)),
+        (None, None) => parts.push(format!("pass {pass}")),
+    }
+    let queues = &status.queues;
+    let tasks = queues.todo + queues.pending + queues.done + queues.discarded;
+    parts.push(format!("tasks {}/{tasks}", queues.done));
+    if 0 < queues.discarded {
+        parts.push(format!("{} discarded", queues.discarded));
+    }
+    parts.push(format!("{} examples/s", rate(status.examples_per_second)));
+    if let Some(loss) = status.loss {
+        parts.push(format!("loss {}", figure(loss)));
+    }
+    if let Some(evaluation) = &status.evaluation {
+        parts.push(format!("{} {}", evaluation.metric_name, figure(evaluation.metric)));
+    }
+    parts.push(plural(status.trainers.len(), "trainer"));
+    let held = status.slots.iter().filter(|slot| slot.address.is_some()).count();
+    parts.push(format!("{held}/{} pservers", status.ps_desired));
+    if let (JobState::Training, Some(left)) = (status.state, status.seconds_left) {
+        parts.push(format!("{} left", span(left)));
+    }
+    // A job that trains may wait for something all the same (a slot that is free).
+    parts.extend(status.waiting.iter().map(|reason| format!("waiting: {reason}")));
+    parts.join(" · ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::sample;
+
+    #[test]
+    fn a_line_tells_pass_tasks_speed_loss_members_and_time_left() {
+        let line = describe(&sample::training());
+        assert_eq!(
+            line,
+            "pass 3/20 · tasks 12/90 · 5.2k examples/s · loss 0.1235 · accuracy 0.9710 · \
+             2 trainers · 1/2 pservers · 12s left · waiting: slot 1 has no pserver"
+        );
+    }
+
+    #[test]
+    fn a_waiting_job_tells_what_it_waits_for() {
+        let status = JobStatus { state: JobState::Waiting, ..sample::training() };
+        assert_eq!(describe(&status), "waiting: slot 1 has no pserver");
+    }
+
+    #[test]
+    fn a_line_is_due_at_each_new_pass_and_else_every_two_seconds_if_something_changed() {
+        let mut lines = Lines::default();
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let pass = |number| Some((JobState::Training, number));
+        assert!(lines.is_due(pass(0), "a", at(0)));
+        assert!(!lines.is_due(pass(0), "b", at(1_999)));
+        assert!(lines.is_due(pass(0), "b", at(2_000)));
+        assert!(!lines.is_due(pass(0), "b", at(9_000)));
+        assert!(lines.is_due(pass(1), "b", at(9_001)));
+    }
+
+    #[test]
+    fn the_position_is_in_records_if_their_number_is_known() {
+        let mut status = sample::training();
+        assert_eq!(position(&status), (3_000, 28_740));
+        status.examples_total = None;
+        assert_eq!(position(&status), (12, 90));
+    }
+}

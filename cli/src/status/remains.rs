@@ -1,0 +1,93 @@
+//! What etcd says about a job whose master does not answer.
+
+use serde::Serialize;
+use steadfast_common::error::ErrorKind;
+use steadfast_common::ids::Generation;
+use steadfast_common::ids::Incarnation;
+use steadfast_common::keys::Keys;
+use steadfast_common::records::{
+    EvaluationRecord, GenerationRecord, JobRecord, PserverRecord, ResultRecord, TrainerRecord,
+};
+use steadfast_common::spec::Mode;
+use steadfast_common::status::SlotStatus;
+use steadfast_coord::Etcd;
+use steadfast_process::Failure;
+
+/// A job without a master.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct Remains {
+    pub job: String,
+    /// Absent if no master ever accepted the job.
+    pub mode: Option<Mode>,
+    /// Always absent, which tells this from a living job's status.
+    pub master: Option<()>,
+    /// Why no master answers.
+    pub silence: String,
+    pub generation: Option<Generation>,
+    pub ps_desired: Option<u32>,
+    /// The slots that are held.
+    pub slots: Vec<SlotStatus>,
+    pub trainers: Vec<TrainerRemains>,
+    pub checkpoint: Option<String>,
+    pub evaluation: Option<EvaluationRecord>,
+    pub result: Option<ResultRecord>,
+}
+
+/// A trainer that is registered.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct TrainerRemains {
+    pub id: String,
+    pub admin: String,
+}
+
+impl Remains {
+    /// Reads the job's keys.
+    pub async fn read(
+        etcd: &Etcd,
+        keys: &Keys,
+        name: &str,
+        silence: String,
+    ) -> Result<Self, Failure> {
+        let record: Option<JobRecord> = etcd.get_json(&keys.job()).await?;
+        let mut slots = Vec::new();
+        for entry in etcd.list(&keys.ps_prefix()).await?.entries.values() {
+            let Some(slot) = keys.slot_of(&entry.key) else { continue };
+            let pserver: PserverRecord = entry.json()?;
+            let incarnation = Some(Incarnation(entry.create_revision));
+            slots.push(SlotStatus { slot, address: Some(pserver.address), incarnation });
+        }
+        slots.sort_by_key(|slot| slot.slot);
+        let mut trainers = Vec::new();
+        for entry in etcd.list(&keys.trainers_prefix()).await?.entries.values() {
+            let Some(id) = keys.trainer_of(&entry.key) else { continue };
+            let trainer: TrainerRecord = entry.json()?;
+            trainers.push(TrainerRemains { id: id.to_string(), admin: trainer.admin });
+        }
+        let result = etcd.get_json(&keys.result()).await?;
+        if record.is_none() && result.is_none() && slots.is_empty() && trainers.is_empty() {
+            return Err(Failure::new(
+                ErrorKind::NotFound,
+                format!("etcd has no job {name} (no key below `{}/`)", keys.root()),
+            ));
+        }
+        let generation: Option<GenerationRecord> = etcd.get_json(&keys.generation()).await?;
+        Ok(Self {
+            job: name.to_owned(),
+            mode: record.map(|record| record.spec.mode),
+            master: None,
+            silence,
+            generation: generation.map(|it| it.generation),
+            ps_desired: etcd.get_json(&keys.ps_desired()).await?,
+            slots,
+            trainers,
+            checkpoint: etcd.get(&keys.checkpoint_latest()).await?.map(|it| plain(&it.value)),
+            evaluation: etcd.get_json(&keys.evaluation()).await?,
+            result,
+        })
+    }
+}
+
+/// The text of a value that is a JSON text, or text without quotes.
+fn plain(value: &[u8]) -> String {
+    serde_json::from_slice(value).unwrap_or_else(|_| String::from_utf8_lossy(value).into_owned())
+}

@@ -1,0 +1,325 @@
+//! The status of a job for people.
+
+use std::fmt::Write;
+
+use steadfast_common::records::{DiscardedTask, EvaluationRecord, JobOutcome, ResultRecord};
+use steadfast_common::spec::Mode;
+use steadfast_common::status::{JobState, JobStatus, SlotStatus, TrainerStatus};
+
+use super::remains::Remains;
+use crate::format::{figure, plural, rate, span};
+
+/// Discarded tasks and trainers that are listed one by one.
+const LISTED_MAX: usize = 20;
+
+/// Writes the status that a master gave.
+pub fn live(status: &JobStatus) -> String {
+    let mut page = Page::new(&status.job, state(status.state), Some(status.mode));
+    for reason in &status.waiting {
+        page.row("waiting", reason);
+    }
+    let pass = status.pass.0.saturating_add(1);
+    page.row(
+        "pass",
+        match status.passes {
+            Some(passes) => format!("{} of {passes}", pass.min(passes)),
+            None => pass.to_string(),
+        },
+    );
+    page.row(
+        "step",
+        match status.steps {
+            Some(steps) => format!("{} of {steps}", status.version),
+            None => status.version.to_string(),
+        },
+    );
+    let queues = &status.queues;
+    page.row(
+        "tasks",
+        format!(
+            "{} todo, {} pending, {} done, {} discarded",
+            queues.todo, queues.pending, queues.done, queues.discarded
+        ),
+    );
+    page.row(
+        "examples",
+        match status.examples_total {
+            Some(total) => format!(
+                "{} of {total}, {} a second",
+                status.examples,
+                rate(status.examples_per_second)
+            ),
+            None => format!("{}, {} a second", status.examples, rate(status.examples_per_second)),
+        },
+    );
+    if let Some(seconds) = status.seconds_left {
+        page.row("left", span(seconds));
+    }
+    if let Some(loss) = status.loss {
+        page.row("loss", figure(loss));
+    }
+    page.evaluation(status.evaluation.as_ref());
+    page.row("generation", status.generation.to_string());
+    page.row("checkpoint", status.checkpoint.as_deref().unwrap_or("none"));
+    page.row("master", format!("{} (epoch {})", status.master.address, status.master.epoch));
+    page.slots(&status.slots, Some(status.ps_desired));
+    page.trainers(&status.trainers);
+    page.discarded(&status.discarded);
+    if let Some(result) = &status.result {
+        page.result(result);
+    }
+    page.text
+}
+
+/// Writes what etcd says of a job whose master does not answer.
+pub fn remains(remains: &Remains) -> String {
+    let state = match &remains.result {
+        Some(result) => outcome(result),
+        None => "no master answers",
+    };
+    let mut page = Page::new(&remains.job, state, remains.mode);
+    if let Some(result) = &remains.result {
+        page.result(result);
+        page.row("checkpoint", remains.checkpoint.as_deref().unwrap_or("none"));
+        page.discarded(&result.discarded);
+        return page.text;
+    }
+    page.row("why", &remains.silence);
+    page.row("below", "what etcd says; the job goes on as soon as a master acts");
+    if let Some(generation) = remains.generation {
+        page.row("generation", generation.to_string());
+    }
+    page.row("checkpoint", remains.checkpoint.as_deref().unwrap_or("none"));
+    page.evaluation(remains.evaluation.as_ref());
+    page.slots(&remains.slots, remains.ps_desired);
+    page.row("trainers", plural(remains.trainers.len(), "live trainer"));
+    for trainer in remains.trainers.iter().take(LISTED_MAX) {
+        page.row("", format!("{}, admin port {}", trainer.id, trainer.admin));
+    }
+    page.text
+}
+
+fn state(state: JobState) -> &'static str {
+    match state {
+        JobState::Waiting => "waiting",
+        JobState::Starting => "starting",
+        JobState::Training => "training",
+        JobState::Saving => "saving",
+        JobState::Finished => "finished",
+        JobState::Failed => "failed",
+    }
+}
+
+fn outcome(result: &ResultRecord) -> &'static str {
+    match result.state {
+        JobOutcome::Finished => "finished",
+        JobOutcome::Failed => "failed",
+    }
+}
+
+/// A text of two columns that grows.
+struct Page {
+    text: String,
+}
+
+impl Page {
+    fn new(job: &str, state: &str, mode: Option<Mode>) -> Self {
+        let mode = match mode {
+            Some(Mode::Sync) => " (synchronous)",
+            Some(Mode::Async) => " (asynchronous)",
+            None => "",
+        };
+        Self { text: format!("job {job}: {state}{mode}\n") }
+    }
+
+    fn row(&mut self, name: &str, value: impl AsRef<str>) {
+        // Writing to a String cannot fail.
+        let _ = writeln!(self.text, "  {name:<11} {}", value.as_ref());
+    }
+
+    fn evaluation(&mut self, evaluation: Option<&EvaluationRecord>) {
+        if let Some(it) = evaluation {
+            self.row(
+                &it.metric_name,
+                format!(
+                    "{} (loss {}) on {} held-out records after pass {}",
+                    figure(it.metric),
+                    figure(it.loss),
+                    it.records,
+                    it.pass.0.saturating_add(1)
+                ),
+            );
+        }
+    }
+
+    fn slots(&mut self, slots: &[SlotStatus], desired: Option<u32>) {
+        let held = slots.iter().filter(|slot| slot.address.is_some()).count();
+        self.row(
+            "pservers",
+            match desired {
+                Some(desired) => format!("{held} of {}", plural(desired as usize, "slot")),
+                None => plural(held, "slot"),
+            },
+        );
+        for slot in slots {
+            let holder = match (&slot.address, slot.incarnation) {
+                (Some(address), Some(incarnation)) => {
+                    format!("{address} (incarnation {incarnation})")
+                }
+                (Some(address), None) => address.clone(),
+                (None, _) => "free".to_owned(),
+            };
+            self.row("", format!("slot {}: {holder}", slot.slot));
+        }
+    }
+
+    fn trainers(&mut self, trainers: &[TrainerStatus]) {
+        self.row("trainers", trainers.len().to_string());
+        for trainer in trainers.iter().take(LISTED_MAX) {
+            let work = match trainer.lanes.as_slice() {
+                [] => plural(trainer.tasks as usize, "task"),
+                lanes => {
+                    let lanes: Vec<String> = lanes.iter().map(ToString::to_string).collect();
+                    format!("lanes {}", lanes.join(" "))
+                }
+            };
+            self.row("", format!("{}: {work}, admin port {}", trainer.id, trainer.admin));
+        }
+        self.more(trainers.len());
+    }
+
+    fn discarded(&mut self, discarded: &[DiscardedTask]) {
+        for task in discarded.iter().take(LISTED_MAX) {
+            let pass = task.pass.0.saturating_add(1);
+            self.row("discarded", format!("task {} in pass {pass}: {}", task.task, task.reason));
+        }
+        self.more(discarded.len());
+    }
+
+    fn more(&mut self, count: usize) {
+        if LISTED_MAX < count {
+            self.row("", format!("and {} more", count - LISTED_MAX));
+        }
+    }
+
+    fn result(&mut self, result: &ResultRecord) {
+        if let Some(reason) = &result.reason {
+            self.row("reason", reason);
+        }
+        self.row(
+            "result",
+            format!(
+                "{}, {}, {}",
+                plural(result.passes as usize, "pass").replace("passs", "passes"),
+                plural(usize::try_from(result.steps).unwrap_or(usize::MAX), "step"),
+                plural(usize::try_from(result.examples).unwrap_or(usize::MAX), "example")
+            ),
+        );
+        if let Some(loss) = result.loss {
+            self.row("loss", figure(loss));
+        }
+        if let Some(metric) = result.metric {
+            self.row(result.metric_name.as_deref().unwrap_or("metric"), figure(metric));
+        }
+        if let Some(sha256) = &result.parameters_sha256 {
+            self.row("sha-256", sha256);
+        }
+        if let Some(model) = &result.model {
+            self.row("model", model);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use steadfast_common::ids::{Pass, TaskId};
+
+    use super::*;
+    use crate::status::sample;
+
+    #[test]
+    fn a_living_job_shows_queues_members_and_who_waits_for_whom() {
+        let text = live(&sample::training());
+        let expected = "\
+job digits: training (synchronous)
+  waiting     slot 1 has no pserver
+  pass        3 of 20
+  step        180
+  tasks       76 todo, 2 pending, 12 done, 0 discarded
+  examples    3000 of 28740, 5.2k a second
+  left        12s
+  loss        0.1235
+  accuracy    0.9710 (loss 0.1000) on 359 held-out records after pass 2
+  generation  1
+  checkpoint  c-1
+  master      127.0.0.1:4000 (epoch 9)
+  pservers    1 of 2 slots
+              slot 0: 127.0.0.1:4100 (incarnation 12)
+              slot 1: free
+  trainers    2
+              00000000-0000-0000-0000-000000000001: lanes 0 1, admin port 127.0.0.1:4201
+              00000000-0000-0000-0000-000000000002: 1 task, admin port 127.0.0.1:4202
+";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn a_long_list_is_cut_and_says_so() {
+        let discarded = |task| DiscardedTask {
+            pass: Pass(0),
+            task: TaskId(task),
+            reason: "bad record".to_owned(),
+        };
+        let status =
+            JobStatus { discarded: (0..25).map(discarded).collect(), ..sample::training() };
+        assert!(
+            live(&status).ends_with("task 19 in pass 1: bad record\n              and 5 more\n")
+        );
+    }
+
+    fn without_master(result: Option<ResultRecord>) -> Remains {
+        Remains {
+            job: "digits".to_owned(),
+            mode: Some(Mode::Sync),
+            master: None,
+            silence: "no master acts for the job".to_owned(),
+            generation: None,
+            ps_desired: Some(2),
+            slots: sample::training().slots[..1].to_vec(),
+            trainers: Vec::new(),
+            checkpoint: None,
+            evaluation: None,
+            result,
+        }
+    }
+
+    #[test]
+    fn a_job_without_a_master_shows_what_etcd_says_and_says_so() {
+        let text = remains(&without_master(None));
+        assert!(text.starts_with("job digits: no master answers (synchronous)\n"), "{text}");
+        assert!(text.contains("why         no master acts for the job\n"), "{text}");
+        assert!(text.contains("pservers    1 of 2 slots\n"), "{text}");
+        assert!(text.contains("trainers    0 live trainers\n"), "{text}");
+    }
+
+    #[test]
+    fn a_job_that_has_ended_shows_its_result() {
+        let result = ResultRecord {
+            state: JobOutcome::Failed,
+            reason: Some("all tasks were discarded".to_owned()),
+            passes: 0,
+            steps: 1,
+            examples: 16,
+            loss: None,
+            metric: None,
+            metric_name: None,
+            parameters_sha256: None,
+            model: None,
+            discarded: Vec::new(),
+        };
+        let text = remains(&without_master(Some(result)));
+        let expected = "job digits: failed (synchronous)\n  reason      all tasks were discarded\n  \
+                        result      0 passes, 1 step, 16 examples\n  checkpoint  none\n";
+        assert_eq!(text, expected);
+    }
+}

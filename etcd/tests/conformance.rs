@@ -1,0 +1,104 @@
+//! Random sequences of requests, played step by step against a real etcd and the embedded one:
+//! every answer must be the same. Where they differ, real etcd is right.
+//!
+//! `SEED=17 cargo test --test conformance` repeats one sequence, `SEED=100-200` plays many.
+
+mod support;
+
+#[path = "conformance/generate.rs"]
+mod generate;
+#[path = "conformance/odd.rs"]
+mod odd;
+#[path = "conformance/pair.rs"]
+mod pair;
+#[path = "conformance/watches.rs"]
+mod watches;
+
+use generate::Generator;
+use pair::Pair;
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use support::Chance;
+
+const SEEDS: RangeInclusive<u64> = 1..=8;
+const STEPS: u64 = 400;
+
+/// What the sequences must have met between them, or their agreement shows little.
+const TO_BE_MET: [&str; 30] = [
+    "KV/Compact etcdserver: mvcc: required revision has been compacted",
+    "KV/Compact ok",
+    "KV/DeleteRange etcdserver: key is not provided",
+    "KV/DeleteRange ok",
+    "KV/Put etcdserver: key is not provided",
+    "KV/Put etcdserver: key not found",
+    "KV/Put etcdserver: lease is provided",
+    "KV/Put etcdserver: requested lease not found",
+    "KV/Put etcdserver: value is provided",
+    "KV/Put ok",
+    "KV/Range etcdserver: key is not provided",
+    "KV/Range etcdserver: mvcc: required revision has been compacted",
+    "KV/Range etcdserver: mvcc: required revision is a future revision",
+    "KV/Range ok",
+    "KV/Txn etcdserver: duplicate key given in txn request",
+    "KV/Txn etcdserver: key is not provided",
+    "KV/Txn etcdserver: key not found",
+    "KV/Txn etcdserver: lease is provided",
+    "KV/Txn etcdserver: mvcc: required revision has been compacted",
+    "KV/Txn etcdserver: requested lease not found",
+    "KV/Txn etcdserver: too many operations in txn request",
+    "KV/Txn etcdserver: value is provided",
+    "KV/Txn ok",
+    "Lease/LeaseGrant etcdserver: lease already exists",
+    "Lease/LeaseGrant etcdserver: too large lease TTL",
+    "Lease/LeaseGrant ok",
+    "Lease/LeaseLeases ok",
+    "Lease/LeaseRevoke etcdserver: requested lease not found",
+    "Lease/LeaseRevoke ok",
+    "Lease/LeaseTimeToLive ok",
+];
+
+/// Requests of every kind, good and bad, and the events that watches are told of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_embedded_etcd_answers_as_a_real_one_does() {
+    let Ok(seeds) = std::env::var("SEED") else {
+        let met = play_all(SEEDS).await;
+        let missing: Vec<_> = TO_BE_MET.iter().filter(|answer| !met.contains_key(**answer)).collect();
+        assert!(missing.is_empty(), "never met: {missing:#?}");
+        return;
+    };
+    let (first, last) = seeds.split_once('-').unwrap_or((&seeds, &seeds));
+    let met = play_all(first.parse().unwrap()..=last.parse().unwrap()).await;
+    println!("{met:#?}");
+}
+
+/// Requests that no sequence makes up: too large, too deep, out of every range.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_embedded_etcd_refuses_odd_requests_as_a_real_one_does() {
+    let mut pair = Pair::start(0).await;
+    for step in odd::steps() {
+        pair.step(step).await;
+    }
+    pair.compare_everything().await;
+}
+
+async fn play_all(seeds: RangeInclusive<u64>) -> BTreeMap<String, u32> {
+    let mut met = BTreeMap::new();
+    for seed in seeds {
+        println!("seed {seed}");
+        for (answer, times) in play(seed).await {
+            *met.entry(answer).or_insert(0) += times;
+        }
+    }
+    met
+}
+
+/// Plays one sequence and returns how often each method was answered in each way.
+async fn play(seed: u64) -> BTreeMap<String, u32> {
+    let mut pair = Pair::start(seed).await;
+    let mut generator = Generator::new(Chance::new(seed));
+    for _ in 0..STEPS {
+        pair.step(generator.next_step(&pair.known)).await;
+    }
+    pair.compare_everything().await;
+    pair.met
+}

@@ -1,0 +1,188 @@
+//! Brings a job into etcd: plans its dataset, stores the manifest, accepts the spec once.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use steadfast_common::dataset::Manifest;
+use steadfast_common::error::ErrorKind;
+use steadfast_common::job_file;
+use steadfast_common::keys::Keys;
+use steadfast_common::records::JobRecord;
+use steadfast_common::spec::{JobSpec, Mode};
+use steadfast_coord::Etcd;
+use steadfast_process::Failure;
+use steadfast_store::Location;
+use tracing::{info, warn};
+
+/// A job and its dataset.
+#[derive(Clone, Debug)]
+pub struct Job {
+    pub record: JobRecord,
+    pub manifest: Arc<Manifest>,
+}
+
+/// What a master was told to run.
+#[derive(Clone, Debug)]
+pub struct Order {
+    pub spec: JobSpec,
+    /// Folder of the job file; relative sources are resolved against it.
+    pub base: Option<String>,
+    pub store: String,
+}
+
+impl Order {
+    /// Reads and checks a job file.
+    ///
+    /// # Errors
+    /// All its faults.
+    pub fn read(path: &Path, store: &str) -> Result<Self, Failure> {
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            Failure::io(format!("cannot read the job file {}", path.display()), &error)
+        })?;
+        let spec = job_file::parse(&text).map_err(|error| {
+            let faults = error.faults.iter().map(|fault| format!("{}: {fault}", path.display()));
+            Failure::invalid(faults.collect::<Vec<_>>().join("\n"))
+        })?;
+        let absolute = std::path::absolute(path)
+            .map_err(|error| Failure::io(format!("cannot find {}", path.display()), &error))?;
+        let base = absolute.parent().map(|folder| folder.display().to_string());
+        Ok(Self { spec, base, store: store.to_owned() })
+    }
+}
+
+/// Refuses an order that contradicts the job that etcd holds.
+///
+/// # Errors
+/// If the specs differ, or etcd does not answer.
+pub async fn check(etcd: &Etcd, keys: &Keys, order: Option<&Order>) -> Result<(), Failure> {
+    let Some(held) = etcd.get_json::<JobRecord>(&keys.job()).await? else { return Ok(()) };
+    match order {
+        Some(order) if order.spec.digest() != held.digest => Err(conflict(keys, order, &held)),
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn conflict(keys: &Keys, order: &Order, held: &JobRecord) -> Failure {
+    let faults = difference(&order.spec, &held.spec);
+    Failure::new(
+        ErrorKind::Conflict,
+        format!(
+            "the job `{}` exists with another spec ({}); give the new one another name, or delete \
+             the old one: etcdctl del --prefix {}/",
+            order.spec.name,
+            faults.join(", "),
+            keys.root()
+        ),
+    )
+}
+
+/// Names the keys in which two specs differ.
+fn difference(new: &JobSpec, old: &JobSpec) -> Vec<String> {
+    let fields = |spec: &JobSpec| match serde_json::to_value(spec) {
+        Ok(serde_json::Value::Object(fields)) => fields,
+        _ => serde_json::Map::new(),
+    };
+    let (new, old) = (fields(new), fields(old));
+    let keys: std::collections::BTreeSet<&String> = new.keys().chain(old.keys()).collect();
+    let differing = keys.into_iter().filter(|key| new.get(*key) != old.get(*key));
+    differing.map(|key| format!("`{key}` differs")).collect()
+}
+
+/// The job that etcd holds; brings the ordered one there first if there is none.
+///
+/// # Errors
+/// If nothing was ordered and nothing is there, the dataset cannot be planned, or etcd or the
+/// store does not answer.
+pub async fn open(etcd: &Etcd, keys: &Keys, order: Option<&Order>) -> Result<Job, Failure> {
+    if let Some(record) = etcd.get_json::<JobRecord>(&keys.job()).await? {
+        check(etcd, keys, order).await?;
+        return load(record).await;
+    }
+    let Some(order) = order else {
+        return Err(Failure::new(
+            ErrorKind::NotFound,
+            format!("there is no job at {}; start a master with --job-file", keys.job()),
+        ));
+    };
+    let job = plan(order).await?;
+    let value = serde_json::to_vec(&job.record)
+        .map_err(|error| Failure::internal(format!("the job record: {error}")))?;
+    match etcd.create(&keys.job(), &value, 0).await? {
+        Ok(_) => Ok(job),
+        Err(found) => {
+            check(etcd, keys, Some(order)).await?;
+            load(found.json()?).await
+        }
+    }
+}
+
+async fn plan(order: &Order) -> Result<Job, Failure> {
+    let spec = &order.spec;
+    let fraction = spec.evaluation.fraction;
+    let manifest = steadfast_data::plan(&spec.dataset, fraction, order.base.as_deref())
+        .await
+        .map_err(|error| Failure::new(data_kind(error.kind()), error.to_string()))?;
+    info!(
+        files = manifest.files.len(),
+        tasks = manifest.task_count(),
+        held_out = manifest.held_out.len(),
+        records = manifest.training_records(),
+        "dataset planned"
+    );
+    warn_if_coarse(spec, &manifest);
+    let record = JobRecord {
+        spec: spec.clone(),
+        digest: spec.digest(),
+        store: order.store.clone(),
+        manifest: manifest.digest(),
+    };
+    let place = manifest_place(&record)?;
+    let json = serde_json::to_vec(&manifest)
+        .map_err(|error| Failure::internal(format!("the manifest: {error}")))?;
+    place.create(json.into()).await.map_err(unavailable)?;
+    Ok(Job { record, manifest: Arc::new(manifest) })
+}
+
+fn data_kind(kind: steadfast_data::ErrorKind) -> ErrorKind {
+    match kind {
+        steadfast_data::ErrorKind::Permanent => ErrorKind::Invalid,
+        steadfast_data::ErrorKind::Transient => ErrorKind::Unavailable,
+    }
+}
+
+/// Few, or small, tasks make for idle trainers.
+fn warn_if_coarse(spec: &JobSpec, manifest: &Manifest) {
+    let tasks = manifest.training_tasks().len() as u64;
+    let records = manifest.training_records() / tasks.max(1);
+    let batch = match spec.mode {
+        Mode::Sync => u64::from(spec.sync.micro_batch),
+        Mode::Async => u64::from(spec.asynchronous.batch),
+    };
+    if records < batch {
+        warn!(records, batch, "tasks hold less than one mini-batch; raise dataset.records_per_task");
+    }
+    if spec.mode == Mode::Sync && tasks < u64::from(spec.sync.lanes) {
+        warn!(tasks, lanes = spec.sync.lanes, "there are fewer tasks than lanes; some lanes idle");
+    }
+}
+
+async fn load(record: JobRecord) -> Result<Job, Failure> {
+    let place = manifest_place(&record)?;
+    let bytes = place.read().await.map_err(unavailable)?;
+    let manifest: Manifest = serde_json::from_slice(&bytes)
+        .map_err(|error| Failure::invalid(format!("{} is damaged: {error}", place.url())))?;
+    if manifest.digest() != record.manifest {
+        return Err(Failure::invalid(format!("{} is damaged: its digest differs", place.url())));
+    }
+    Ok(Job { record, manifest: Arc::new(manifest) })
+}
+
+fn manifest_place(record: &JobRecord) -> Result<Location, Failure> {
+    let store = steadfast_store::open(&record.store)
+        .map_err(|error| Failure::invalid(format!("the store: {error}")))?;
+    store.child(&Manifest::object_name(&record.manifest)).map_err(unavailable)
+}
+
+fn unavailable(error: steadfast_store::StoreError) -> Failure {
+    Failure::unavailable(format!("the dataset manifest: {error}"))
+}

@@ -1,0 +1,190 @@
+//! The life of a pserver: bind, claim, serve, end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Parser;
+use serde_json::json;
+use steadfast_common::error::ErrorKind;
+use steadfast_common::keys::Keys;
+use steadfast_common::records::{JobRecord, PserverRecord};
+use steadfast_coord::{Etcd, Mirror, Range, Session};
+use steadfast_process::{
+    Admin, AdminContent, CommonArgs, Failure, Readiness, Shutdown, health, init_logging,
+};
+use steadfast_proto::MESSAGE_BYTES_MAX;
+use steadfast_proto::v1::pserver_server::PserverServer;
+use steadfast_pserver_core::shard::Rules;
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use crate::engine::{Engine, Published};
+use crate::metrics::Metrics;
+use crate::service::Service;
+use crate::shard_file::ShardStore;
+use crate::{generations, norms, slot};
+
+/// How long calls in flight may take once we leave.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// Settings of a pserver.
+#[derive(Debug, Parser)]
+#[command(name = "steadfast-pserver", version, about = "Holds one slot of a job's parameters")]
+pub struct Args {
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
+/// Runs a pserver until the job is over, its lease is lost, or it is told to leave.
+///
+/// # Errors
+/// What a person has to act on.
+pub async fn run(args: Args) -> Result<(), Failure> {
+    let args = args.common;
+    let id = Uuid::new_v4();
+    let identity = init_logging("pserver", &args.job, id, &args.log)?;
+    let shutdown = Shutdown::install()?;
+    let listener = steadfast_process::bind(args.listen, "--listen").await?;
+    let bound = listener.local_addr().map_err(|error| Failure::io("the port", &error))?;
+    let admin = Admin::bind(args.admin_listen).await?;
+    let record = PserverRecord {
+        id,
+        address: args.advertised(bound)?,
+        admin: args.admin_advertised(admin.local_addr())?,
+    };
+    let readiness = Readiness::new("connects to etcd");
+    let mut registry = prometheus_client::registry::Registry::default();
+    let metrics = Metrics::register(&mut registry);
+    let status = Arc::new(std::sync::OnceLock::<Engine>::new());
+    let shown = status.clone();
+    let _admin = admin.serve(AdminContent {
+        role: "pserver",
+        job: args.job.clone(),
+        readiness: readiness.clone(),
+        metrics: registry,
+        status: Box::new(move || shown.get().map_or(json!({"slot": null}), show)),
+    });
+
+    let keys = args.keys();
+    let etcd = Etcd::connect(&args.etcd_options()?).await?;
+    let result = Mirror::start(&etcd, Range::Key(keys.result())).await?;
+    let (session, engine, shards) = tokio::select! {
+        joined = join(&etcd, &keys, &args, &record, &readiness) => joined?,
+        () = shutdown.drain() => return Ok(()),
+        () = over(&result) => return Ok(()),
+    };
+    identity.set_incarnation(engine.incarnation);
+    let _ = status.set(engine.clone());
+    readiness.set_ready();
+
+    let service = Service {
+        engine: engine.clone(),
+        deadline: session.deadline(),
+        shards: shards.clone(),
+        metrics,
+    };
+    let (_health, health) = health("steadfast.v1.Pserver", &readiness).await;
+    let server = PserverServer::new(service)
+        .max_decoding_message_size(MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let stop = tokio_util::sync::CancellationToken::new();
+    let mut serving = tokio::spawn(
+        steadfast_process::server_builder()
+            .add_service(health)
+            .add_service(server)
+            .serve_with_incoming_shutdown(
+                steadfast_process::incoming(listener),
+                stop.clone().cancelled_owned(),
+            ),
+    );
+    let generation = Mirror::start(&etcd, Range::Key(keys.generation())).await?;
+    let peers = Mirror::start(&etcd, Range::Prefix(keys.ps_prefix())).await?;
+    let following = generations::follow(
+        engine.clone(),
+        etcd.clone(),
+        keys.clone(),
+        shards,
+        generation,
+    );
+
+    let ending = tokio::select! {
+        () = following => Err(Failure::internal("the loop of the shard ended")),
+        () = norms::follow(engine.clone(), keys.clone(), peers) => {
+            Err(Failure::internal("the loop of the shard ended"))
+        }
+        served = &mut serving => Err(Failure::internal(format!("the server ended: {served:?}"))),
+        () = session.lost() => Err(Failure::new(
+            ErrorKind::Unavailable,
+            format!("the lease of slot {} is lost; its memory may be stale, so it ends", engine.slot),
+        )),
+        () = over(&result) => {
+            info!("the job is over");
+            Ok(())
+        }
+        () = shutdown.drain() => Ok(()),
+    };
+    // The slot is free for a successor at once; calls in flight are refused by the deadline.
+    session.close(&etcd).await;
+    stop.cancel();
+    if tokio::time::timeout(DRAIN, serving).await.is_err() {
+        warn!("calls in flight were cut off");
+    }
+    ending
+}
+
+async fn join(
+    etcd: &Etcd,
+    keys: &Keys,
+    args: &CommonArgs,
+    record: &PserverRecord,
+    readiness: &Readiness,
+) -> Result<(Session, Engine, ShardStore), Failure> {
+    readiness.set_not_ready(format!("waits for {}", keys.job()));
+    let job = job(etcd, keys).await?;
+    let store = steadfast_store::open(&job.store)
+        .map_err(|error| Failure::new(ErrorKind::Invalid, error.to_string()))?;
+    let shards = ShardStore::new(store, &job.spec.optimizer);
+    let session = Session::open(etcd, args.lease_ttl).await?;
+    let (slot, incarnation) = slot::claim(etcd, &session, keys, record, readiness).await?;
+    Ok((session, Engine::start(slot, incarnation, Rules::new(&job.spec)), shards))
+}
+
+/// Waits for the job that a master accepts.
+async fn job(etcd: &Etcd, keys: &Keys) -> Result<JobRecord, Failure> {
+    let mirror = Mirror::start(etcd, Range::Key(keys.job())).await?;
+    let mut changes = mirror.subscribe();
+    loop {
+        if let Some(job) = changes.borrow_and_update().single()? {
+            return Ok(job);
+        }
+        changes.changed().await.map_err(|_| Failure::internal("the watch of the job ended"))?;
+    }
+}
+
+async fn over(result: &Mirror) {
+    let mut changes = result.subscribe();
+    let _ = changes.wait_for(|view| !view.entries.is_empty()).await;
+}
+
+fn show(engine: &Engine) -> serde_json::Value {
+    let published: Arc<Published> = engine.published().borrow().clone();
+    let shard = published.shard.as_ref().map(|shard| {
+        json!({
+            "version": shard.position.version,
+            "pass": shard.position.pass,
+            "examples": shard.position.examples,
+            "loss": shard.position.loss,
+            "blocks": shard.blocks.len(),
+            "values": shard.blocks.iter().map(|(_, block)| block.len).sum::<usize>(),
+            "waits_for_lanes": shard.missing,
+        })
+    });
+    json!({
+        "slot": engine.slot,
+        "incarnation": engine.incarnation,
+        "generation": published.generation,
+        "slots": published.slots,
+        "checkpoint": published.checkpoint,
+        "shard": shard,
+    })
+}

@@ -1,0 +1,288 @@
+//! Asynchronous training: takes tasks, pushes every n mini-batches, pulls every m.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use steadfast_client::{ClientError, Gradient, Name, Pservers, Pulled};
+use steadfast_common::dataset::Records;
+use steadfast_common::ids::{Lane, Pass, RequestId, TaskId, Version};
+use steadfast_coord::CoordError;
+use steadfast_proto::v1::next_task_reply::Next;
+use steadfast_proto::v1::next_task_request::Report;
+use steadfast_proto::v1::{
+    AdvanceRequest, Dispatch, Failed, Finished, NextTaskReply, NextTaskRequest, Returned,
+};
+use steadfast_trainer_core::{Batch, MicroBatch, Parameters};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+use uuid::Uuid;
+
+use crate::context::{Context, Interrupt, Last};
+
+/// Tasks held at a time: one in work, one being read ahead.
+const HELD_MAX: usize = 2;
+
+/// How long one question about staleness waits at the master.
+const ADVANCE_WAIT_MS: u64 = 1000;
+
+/// How training ended.
+pub enum Ending {
+    /// All passes are over.
+    Trained(Last),
+    /// The process shall leave; its tasks were handed back.
+    Left,
+}
+
+/// Trains until all passes are over. `sequence` counts this process's pushes over all generations.
+///
+/// # Errors
+/// Another generation, the end of the job, or what a person has to act on.
+pub async fn train(
+    context: &Arc<Context>,
+    pservers: &Pservers,
+    sequence: &mut u64,
+    leave: &CancellationToken,
+) -> Result<Ending, Interrupt> {
+    let parameters = Parameters::zeros(context.layout.clone());
+    let gradient = Parameters::zeros(context.layout.clone());
+    let mut worker = Worker {
+        context,
+        pservers,
+        sequence,
+        parameters,
+        gradient,
+        position: Pulled::default(),
+        records: 0,
+        loss_sum: 0.0,
+        batches: 0,
+        held: VecDeque::new(),
+    };
+    worker.pull().await?;
+    worker.work(leave).await
+}
+
+struct Worker<'a> {
+    context: &'a Arc<Context>,
+    pservers: &'a Pservers,
+    sequence: &'a mut u64,
+    parameters: Parameters,
+    /// Sum over the mini-batches since the last push.
+    gradient: Parameters,
+    position: Pulled,
+    records: u64,
+    loss_sum: f64,
+    /// Mini-batches since this generation began.
+    batches: u64,
+    /// Tasks in our care; the first is in work, the others are read ahead.
+    held: VecDeque<Dispatch>,
+}
+
+/// What the master said about the next task.
+enum Outlook {
+    Held,
+    Later(Duration),
+    AllDone,
+}
+
+impl Worker<'_> {
+    async fn work(&mut self, leave: &CancellationToken) -> Result<Ending, Interrupt> {
+        let mut outlook = self.ask(None, true).await?;
+        loop {
+            if leave.is_cancelled() {
+                self.hand_back().await?;
+                return Ok(Ending::Left);
+            }
+            if matches!(outlook, Outlook::Held) && self.held.len() < HELD_MAX {
+                self.ask(None, true).await?;
+            }
+            let Some(dispatch) = self.held.pop_front() else {
+                match outlook {
+                    Outlook::AllDone => return Ok(Ending::Trained(self.last().await?)),
+                    Outlook::Later(pause) => tokio::time::sleep(pause).await,
+                    Outlook::Held => {}
+                }
+                outlook = self.ask(None, true).await?;
+                continue;
+            };
+            let report = self.compute(dispatch).await?;
+            outlook = self.ask(Some(report), true).await?;
+        }
+    }
+
+    /// Reports on the task just done and takes another.
+    async fn ask(&mut self, report: Option<Report>, more: bool) -> Result<Outlook, Interrupt> {
+        let request = NextTaskRequest {
+            caller: self.context.master.caller(self.pservers.generation()),
+            request_id: RequestId(Uuid::new_v4()).0.to_string(),
+            report,
+            more,
+        };
+        let NextTaskReply { next, .. } = self.context.master.next_task(request).await?;
+        Ok(match next {
+            Some(Next::Task(dispatch)) => {
+                debug!(task = dispatch.task, attempt = dispatch.attempt, "task taken");
+                self.context.tasks.prefetch(Pass(dispatch.pass), TaskId(dispatch.task));
+                self.held.push_back(dispatch);
+                Outlook::Held
+            }
+            Some(Next::Later(later)) => Outlook::Later(Duration::from_millis(later.retry_ms)),
+            Some(Next::AllDone(_)) => Outlook::AllDone,
+            None => Outlook::Later(Duration::from_millis(100)),
+        })
+    }
+
+    async fn hand_back(&mut self) -> Result<(), Interrupt> {
+        while let Some(dispatch) = self.held.pop_front() {
+            info!(task = dispatch.task, "task handed back");
+            let returned = Returned { attempt: dispatch.attempt, task: dispatch.task };
+            self.ask(Some(Report::Returned(returned)), false).await?;
+        }
+        Ok(())
+    }
+
+    /// Trains on one task; everything is acknowledged when this returns.
+    async fn compute(&mut self, dispatch: Dispatch) -> Result<Report, Interrupt> {
+        let (pass, task) = (Pass(dispatch.pass), TaskId(dispatch.task));
+        let records = match self.context.tasks.get(pass, task).await {
+            Ok(records) => records,
+            Err(error) => {
+                warn!(%task, %pass, %error, "task cannot be computed");
+                self.context.metrics.failed();
+                let (attempt, task) = (dispatch.attempt, dispatch.task);
+                let reason = error.to_string();
+                return Ok(Report::Failed(Failed { attempt, task, reason }));
+            }
+        };
+        let loss_sum = self.train_on(pass, task, &records).await?;
+        Ok(Report::Finished(Finished {
+            attempt: dispatch.attempt,
+            task: dispatch.task,
+            records: records.len() as u64,
+            loss_sum,
+        }))
+    }
+
+    async fn train_on(
+        &mut self,
+        pass: Pass,
+        task: TaskId,
+        records: &Records,
+    ) -> Result<f64, Interrupt> {
+        let rhythm = &self.context.job.spec.asynchronous;
+        let (batch_size, push_every, pull_every) = (
+            rhythm.batch as usize,
+            u64::from(rhythm.push_every),
+            u64::from(rhythm.pull_every),
+        );
+        let mut loss_sum = 0.0;
+        let indices: Vec<u32> = (0..records.len() as u32).collect();
+        for (step, indices) in indices.chunks(batch_size).enumerate() {
+            let batch = records.select(indices);
+            // Chance is named by the task, so that it does not depend on who trains on it.
+            let key = MicroBatch {
+                seed: self.context.job.spec.seed,
+                pass,
+                step: step as u64,
+                lane: Lane(task.0),
+            };
+            let empty = Parameters::zeros(Arc::default());
+            let sum = std::mem::replace(&mut self.gradient, empty);
+            let computed =
+                self.context.gradient(&self.parameters, &Batch::from(&batch), &key, sum)?;
+            self.gradient = computed.gradient;
+            self.records += batch.len() as u64;
+            self.loss_sum += computed.loss_sum;
+            loss_sum += computed.loss_sum;
+            self.batches += 1;
+            if self.batches.is_multiple_of(push_every) {
+                self.push().await?;
+            }
+            if self.batches.is_multiple_of(pull_every) {
+                self.pull().await?;
+            }
+        }
+        // The task counts as done only when its last gradient is in.
+        self.push().await?;
+        Ok(loss_sum)
+    }
+
+    async fn push(&mut self) -> Result<(), Interrupt> {
+        if self.records == 0 {
+            return Ok(());
+        }
+        self.wait_for_the_slowest().await?;
+        // A trainer whose lease may be over pushes nothing: its task may be another's by now.
+        if !self.context.deadline.is_ahead() {
+            return Err(ClientError::from(CoordError::LeaseLost).into());
+        }
+        let zeros = Parameters::zeros(self.context.layout.clone());
+        let mut values = std::mem::replace(&mut self.gradient, zeros).into_values();
+        if let Some(bound) = self.context.job.spec.optimizer.clip_norm {
+            clip(&mut values, self.records, bound);
+        }
+        *self.sequence += 1;
+        let name = Name::Sequence {
+            trainer: self.context.id,
+            sequence: *self.sequence,
+            version: self.position.version,
+        };
+        let gradient = Gradient {
+            records: std::mem::take(&mut self.records),
+            loss_sum: std::mem::take(&mut self.loss_sum),
+            values: Arc::new(values),
+        };
+        let started = Instant::now();
+        self.pservers.push(name, gradient).await?;
+        self.context.metrics.pushed(started.elapsed());
+        Ok(())
+    }
+
+    /// Bounded staleness: a trainer too far ahead of the slowest waits.
+    async fn wait_for_the_slowest(&mut self) -> Result<(), Interrupt> {
+        if self.context.job.spec.asynchronous.max_staleness.is_none() {
+            return Ok(());
+        }
+        loop {
+            let request = AdvanceRequest {
+                caller: self.context.master.caller(self.pservers.generation()),
+                clock: *self.sequence,
+                wait_ms: ADVANCE_WAIT_MS,
+            };
+            if self.context.master.advance(request).await?.go {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn pull(&mut self) -> Result<(), Interrupt> {
+        let started = Instant::now();
+        let values = self.parameters.values_mut();
+        self.position = self.pservers.pull(Version(0), values).await?;
+        self.context.metrics.pulled(started.elapsed());
+        Ok(())
+    }
+
+    /// The final parameters. Every push of every trainer is in: tasks are done only then.
+    async fn last(&mut self) -> Result<Last, Interrupt> {
+        self.pull().await?;
+        let spec = &self.context.job.spec;
+        Ok(Last {
+            parameters: self.parameters.clone(),
+            pass: Pass(spec.passes.unwrap_or(0)),
+            version: self.position.version,
+            examples: self.position.examples,
+            loss: self.position.loss,
+        })
+    }
+}
+
+/// Scales a sum over `records` so that the norm of its mean is at most `bound`.
+fn clip(values: &mut [f32], records: u64, bound: f32) {
+    let square: f64 = values.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
+    let norm = square.sqrt() / records as f64;
+    if f64::from(bound) < norm {
+        let shrink = (f64::from(bound) / norm) as f32;
+        values.iter_mut().for_each(|value| *value *= shrink);
+    }
+}

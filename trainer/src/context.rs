@@ -1,0 +1,231 @@
+//! What every part of a running trainer needs.
+
+use std::sync::Arc;
+
+use steadfast_client::{ClientError, Cluster, Crew, Master, Pservers};
+use steadfast_common::error::ErrorKind;
+use steadfast_common::ids::{Generation, Pass, TrainerId, Version};
+use steadfast_common::layout::Layout;
+use steadfast_common::records::JobRecord;
+use steadfast_coord::Deadline;
+use steadfast_process::Failure;
+use steadfast_proto::v1::begin_init_reply::Answer;
+use steadfast_proto::v1::{self, BeginInitRequest, BeginSaveRequest, FinishInitRequest};
+use steadfast_store::Location;
+use steadfast_trainer_core::{Batch, Evaluation, Model, ModelError, Parameters};
+use tracing::info;
+
+use crate::metrics::Metrics;
+use crate::tasks::{TaskError, Tasks};
+
+/// What every part of a running trainer needs.
+pub struct Context {
+    pub id: TrainerId,
+    pub job: JobRecord,
+    pub cluster: Arc<Cluster>,
+    pub master: Master,
+    pub model: Arc<dyn Model>,
+    pub layout: Arc<Layout>,
+    pub tasks: Arc<Tasks>,
+    pub store: Location,
+    pub deadline: Arc<Deadline>,
+    pub metrics: Metrics,
+}
+
+/// Why a trainer stops what it is doing.
+#[derive(Debug, thiserror::Error)]
+pub enum Interrupt {
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error("the model was not saved: {0}")]
+    Store(#[from] steadfast_store::StoreError),
+    #[error("held-out records cannot be read: {0}")]
+    HeldOut(TaskError),
+    #[error("the gradient of {what} is not finite; a lower learning rate or clipping may help")]
+    NotFinite { what: String },
+    #[error("a task of the trainer broke: {0}")]
+    Broken(String),
+}
+
+impl From<Interrupt> for Failure {
+    fn from(interrupt: Interrupt) -> Self {
+        let kind = match &interrupt {
+            Interrupt::Client(error) => error.kind(),
+            Interrupt::Model(error) => error.kind(),
+            Interrupt::NotFinite { .. } => ErrorKind::Invalid,
+            Interrupt::Store(_) | Interrupt::HeldOut(_) => ErrorKind::Unavailable,
+            Interrupt::Broken(_) => ErrorKind::Internal,
+        };
+        Self::new(kind, interrupt.to_string())
+    }
+}
+
+/// A checked gradient: the sum over some records.
+pub struct Computed {
+    pub loss_sum: f64,
+    pub gradient: Parameters,
+}
+
+impl Context {
+    /// Waits for a whole set of pservers whose parameters have values; gives them their first ones
+    /// if this trainer is elected to.
+    ///
+    /// # Errors
+    /// A refusal, another generation, or the end of the job.
+    pub async fn pservers(&self) -> Result<Pservers, Interrupt> {
+        let crew = self.cluster.crew().await?;
+        let pservers = Pservers::new(self.cluster.clone(), &crew, self.layout.clone())?;
+        while !self.cluster.is_initialised(&crew.record) {
+            self.offer_to_initialise(&crew, &pservers).await?;
+        }
+        Ok(pservers)
+    }
+
+    async fn offer_to_initialise(
+        &self,
+        crew: &Crew,
+        pservers: &Pservers,
+    ) -> Result<(), Interrupt> {
+        let generation = crew.record.generation;
+        let caller = self.master.caller(generation);
+        let changed = self.cluster.init_changed();
+        let reply = self.master.begin_init(BeginInitRequest { caller: caller.clone() }).await?;
+        match reply.answer() {
+            Answer::Initialize => {
+                info!(attempt = reply.attempt, "initialises the parameters");
+                let mut parameters = Parameters::zeros(self.layout.clone());
+                self.model.initialize(self.job.spec.seed, &mut parameters);
+                let values = Arc::new(parameters.into_values());
+                pservers.init(reply.attempt, values).await?;
+                let attempt = reply.attempt;
+                self.master.finish_init(FinishInitRequest { caller, attempt }).await?;
+            }
+            // The mirror of the record may lag behind the master's word.
+            Answer::Wait | Answer::Done => {
+                let patience = std::time::Duration::from_millis(500);
+                let _ = tokio::time::timeout(patience, changed).await;
+            }
+        }
+        if self.cluster.generation().is_some_and(|it| generation < it.generation) {
+            return Err(ClientError::NewGeneration.into());
+        }
+        Ok(())
+    }
+
+    /// Sums loss and metric over all held-out records, in order; nothing without any.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub async fn evaluate(&self, parameters: &Parameters) -> Result<Option<Evaluation>, Interrupt> {
+        let held_out = &self.tasks.manifest().held_out;
+        if held_out.is_empty() {
+            return Ok(None);
+        }
+        let mut sums = Evaluation::default();
+        for task in held_out {
+            let records = self.tasks.read_in_order(*task).await.map_err(Interrupt::HeldOut)?;
+            let batch = Batch::from(&records);
+            sums.merge(&tokio::task::block_in_place(|| self.model.evaluate(parameters, &batch))?);
+        }
+        Ok(Some(sums))
+    }
+
+    /// An evaluation as the master is told of it.
+    pub fn wire(&self, sums: &Evaluation, pass: Pass, version: Version) -> v1::Evaluation {
+        let metric = self.model.metric();
+        v1::Evaluation {
+            pass: pass.0,
+            version: version.0,
+            records: sums.records,
+            loss: sums.mean_loss().unwrap_or(0.0),
+            metric: sums.metric(&metric).unwrap_or(0.0),
+            metric_name: metric.name.to_owned(),
+        }
+    }
+
+    /// Whether an evaluation is due once `passes` passes are over.
+    pub fn evaluates_after(&self, passes: u32) -> bool {
+        let every = self.job.spec.evaluation.every_passes.unwrap_or(1);
+        passes % every == 0 && !self.tasks.manifest().held_out.is_empty()
+    }
+
+    /// Offers to save; if elected, evaluates, writes the model and says so. Then waits for the end
+    /// of the job, and offers itself again in case the elected one dies.
+    ///
+    /// # Errors
+    /// If another generation begins before the job is over.
+    pub async fn finish(&self, generation: Generation, last: &Last) -> Result<(), Interrupt> {
+        loop {
+            let caller = self.master.caller(generation);
+            let reply = self.master.begin_save(BeginSaveRequest { caller: caller.clone() }).await?;
+            if reply.save {
+                let request = self.save(last, caller).await?;
+                self.master.finish_save(request).await?;
+            }
+            tokio::select! {
+                () = self.cluster.over() => return Ok(()),
+                () = self.cluster.generation_after(generation) => {
+                    return Err(ClientError::NewGeneration.into());
+                }
+                () = tokio::time::sleep(std::time::Duration::from_secs(1)) => {}
+            }
+        }
+    }
+
+    async fn save(
+        &self,
+        last: &Last,
+        caller: Option<v1::Caller>,
+    ) -> Result<v1::FinishSaveRequest, Interrupt> {
+        let evaluation = self.evaluate(&last.parameters).await?;
+        let sha256 = self.layout.digest(last.parameters.values());
+        let place = self.store.child("model.safetensors")?;
+        let bytes = crate::model_file::encode(&last.parameters, &self.job, &sha256);
+        place.write(bytes).await?;
+        info!(model = place.url(), sha256, "model saved");
+        Ok(v1::FinishSaveRequest {
+            caller,
+            model: place.url().to_owned(),
+            parameters_sha256: sha256,
+            version: last.version.0,
+            examples: last.examples,
+            loss: last.loss,
+            evaluation: evaluation.map(|sums| self.wire(&sums, last.pass, last.version)),
+        })
+    }
+
+    /// Computes the gradient of a batch, away from the threads that serve connections.
+    ///
+    /// # Errors
+    /// If the model refuses, or the gradient is not finite.
+    pub fn gradient(
+        &self,
+        parameters: &Parameters,
+        batch: &Batch<'_>,
+        key: &steadfast_trainer_core::MicroBatch,
+        mut gradient: Parameters,
+    ) -> Result<Computed, Interrupt> {
+        let started = std::time::Instant::now();
+        let computed = tokio::task::block_in_place(|| {
+            let loss_sum = self.model.gradient(parameters, batch, key, &mut gradient)?;
+            if gradient.is_finite() {
+                return Ok(Computed { loss_sum, gradient });
+            }
+            let what = format!("lane {}, step {} of pass {}", key.lane, key.step, key.pass);
+            Err(Interrupt::NotFinite { what })
+        });
+        self.metrics.computed(batch.len(), started.elapsed());
+        computed
+    }
+}
+
+/// The end of training.
+pub struct Last {
+    pub parameters: Parameters,
+    pub pass: Pass,
+    pub version: Version,
+    pub examples: u64,
+    pub loss: Option<f64>,
+}

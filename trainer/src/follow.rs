@@ -1,0 +1,113 @@
+//! Keeps in touch with the master: tells it the position, learns which lanes are ours.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use steadfast_client::{ClientError, Pulled};
+use steadfast_common::ids::{Generation, Lane, Pass, TaskId};
+use steadfast_proto::v1::{FollowReply, FollowRequest, Position};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tracing::{debug, info, warn};
+
+use crate::context::Context;
+
+/// How long one question waits at the master; also how often the position is reported.
+const WAIT_MS: u64 = 200;
+
+/// What the master wants of us.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Assignment {
+    pub number: u64,
+    pub lanes: Vec<Lane>,
+    pub given_up: BTreeMap<Pass, BTreeSet<TaskId>>,
+}
+
+/// A running conversation with the master; ends when dropped.
+pub struct Follower {
+    assignment: watch::Receiver<Assignment>,
+    position: watch::Sender<Option<Pulled>>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Follower {
+    /// Begins to follow. When the conversation cannot go on the assignment's sender is dropped.
+    pub fn start(context: Arc<Context>, generation: Generation) -> Self {
+        let (tx, assignment) = watch::channel(Assignment::default());
+        let (position, reported) = watch::channel(None);
+        let task = tokio::spawn(follow(context, generation, tx, reported));
+        Self { assignment, position, task }
+    }
+
+    /// The present lanes.
+    pub fn assignment(&self) -> watch::Receiver<Assignment> {
+        self.assignment.clone()
+    }
+
+    /// Notes the position, to be told with the next question.
+    pub fn report(&self, position: Pulled) {
+        self.position.send_replace(Some(position));
+    }
+}
+
+async fn follow(
+    context: Arc<Context>,
+    generation: Generation,
+    tx: watch::Sender<Assignment>,
+    position: watch::Receiver<Option<Pulled>>,
+) {
+    loop {
+        let request = FollowRequest {
+            caller: context.master.caller(generation),
+            assignment: tx.borrow().number,
+            wait_ms: WAIT_MS,
+            position: position.borrow().map(wire),
+        };
+        match context.master.follow(request).await {
+            Ok(reply) => adopt(&tx, reply),
+            Err(ClientError::NewGeneration | ClientError::JobOver) => return,
+            Err(error) => {
+                warn!(%error, "the master takes no part of us");
+                return;
+            }
+        }
+    }
+}
+
+fn adopt(tx: &watch::Sender<Assignment>, reply: FollowReply) {
+    let given_up = reply.given_up.into_iter().map(|it| {
+        (Pass(it.pass), it.tasks.into_iter().map(TaskId).collect::<BTreeSet<TaskId>>())
+    });
+    let assignment = Assignment {
+        number: reply.assignment,
+        lanes: reply.lanes.into_iter().map(Lane).collect(),
+        given_up: given_up.collect(),
+    };
+    tx.send_if_modified(|present| {
+        if *present == assignment {
+            return false;
+        }
+        if present.lanes != assignment.lanes {
+            info!(lanes = ?assignment.lanes, "lanes assigned");
+        }
+        debug!(number = assignment.number, "assignment");
+        *present = assignment;
+        true
+    });
+}
+
+fn wire(position: Pulled) -> Position {
+    Position {
+        version: position.version.0,
+        pass: position.pass.0,
+        pass_start: position.pass_start.0,
+        examples: position.examples,
+        loss: position.loss,
+    }
+}

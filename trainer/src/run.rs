@@ -1,0 +1,237 @@
+//! The life of a trainer: register, train through all generations, leave.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use clap::Parser;
+use serde_json::json;
+use steadfast_client::{ClientError, Cluster, Master};
+use steadfast_common::dataset::{Manifest, ReadOptions};
+use steadfast_common::error::ErrorKind;
+use steadfast_common::ids::{Incarnation, TrainerId};
+use steadfast_common::keys::Keys;
+use steadfast_common::layout::Layout;
+use steadfast_common::records::{JobRecord, TrainerRecord};
+use steadfast_common::spec::Mode;
+use steadfast_coord::{Etcd, Mirror, Range, Session};
+use steadfast_process::{
+    Admin, AdminContent, CommonArgs, Failure, Readiness, Shutdown, init_logging,
+};
+use steadfast_trainer_core::{Model, Registry, fingerprint};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use crate::async_loop::{self, Ending};
+use crate::context::{Context, Interrupt};
+use crate::metrics::Metrics;
+use crate::sync_loop;
+use crate::tasks::Tasks;
+
+/// Settings of a trainer.
+#[derive(Debug, Parser)]
+#[command(name = "steadfast-trainer", version, about = "Computes gradients for a job")]
+pub struct Args {
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
+/// Runs a trainer with the models in `registry` until the job is over or it is told to leave.
+///
+/// # Errors
+/// What a person has to act on.
+pub async fn run(args: Args, registry: Registry) -> Result<(), Failure> {
+    let args = args.common;
+    let id = TrainerId(Uuid::new_v4());
+    let identity = init_logging("trainer", &args.job, id, &args.log)?;
+    let shutdown = Shutdown::install()?;
+    let admin = Admin::bind(args.admin_listen).await?;
+    let admin_address = args.admin_advertised(admin.local_addr())?;
+    let readiness = Readiness::new("connects to etcd");
+    let mut metrics_registry = prometheus_client::registry::Registry::default();
+    let metrics = Metrics::register(&mut metrics_registry);
+    let _admin = admin.serve(AdminContent {
+        role: "trainer",
+        job: args.job.clone(),
+        readiness: readiness.clone(),
+        metrics: metrics_registry,
+        status: Box::new(move || json!({ "id": id })),
+    });
+
+    let keys = args.keys();
+    let etcd = Etcd::connect(&args.etcd_options()?).await?;
+    let joined = join(&etcd, &keys, &args, id, &admin_address, &registry, metrics, &readiness);
+    let (session, context, incarnation) = tokio::select! {
+        joined = joined => joined?,
+        () = shutdown.drain() => return Ok(()),
+    };
+    identity.set_incarnation(incarnation);
+    readiness.set_ready();
+
+    let leave = shutdown.token();
+    let ending = tokio::select! {
+        trained = train(&context, &leave) => trained.map_err(Failure::from),
+        () = session.lost() => Err(Failure::new(
+            ErrorKind::Unavailable,
+            "the lease of this trainer is lost: its work has gone to others",
+        )),
+        () = context.cluster.over() => Ok(()),
+        () = leave_at_once(&context, &leave) => Ok(()),
+    };
+    // Lanes and tasks go to others at once.
+    session.close(&etcd).await;
+    ending
+}
+
+/// In synchronous mode there is nothing to hand back: whoever gets our lanes computes them.
+async fn leave_at_once(context: &Context, leave: &CancellationToken) {
+    leave.cancelled().await;
+    match context.job.spec.mode {
+        Mode::Sync => {}
+        Mode::Async => std::future::pending().await,
+    }
+}
+
+async fn train(context: &Arc<Context>, leave: &CancellationToken) -> Result<(), Interrupt> {
+    let mut sequence = 0;
+    loop {
+        match train_one_generation(context, &mut sequence, leave).await {
+            Ok(()) | Err(Interrupt::Client(ClientError::JobOver)) => return Ok(()),
+            Err(Interrupt::Client(ClientError::NewGeneration)) => {
+                info!("the job began another generation");
+            }
+            // Reading and writing of data is worth another try; the job waits for it meanwhile.
+            Err(error @ (Interrupt::Store(_) | Interrupt::HeldOut(_))) => {
+                warn!(%error, "trying again");
+                tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+async fn train_one_generation(
+    context: &Arc<Context>,
+    sequence: &mut u64,
+    leave: &CancellationToken,
+) -> Result<(), Interrupt> {
+    let pservers = context.pservers().await?;
+    let last = match context.job.spec.mode {
+        Mode::Sync => sync_loop::train(context, &pservers).await?,
+        Mode::Async => match async_loop::train(context, &pservers, sequence, leave).await? {
+            Ending::Trained(last) => last,
+            Ending::Left => return Ok(()),
+        },
+    };
+    context.finish(pservers.generation(), &last).await
+}
+
+#[allow(clippy::too_many_arguments)]
+async fn join(
+    etcd: &Etcd,
+    keys: &Keys,
+    args: &CommonArgs,
+    id: TrainerId,
+    admin: &str,
+    registry: &Registry,
+    metrics: Metrics,
+    readiness: &Readiness,
+) -> Result<(Session, Arc<Context>, Incarnation), Failure> {
+    readiness.set_not_ready(format!("waits for {}", keys.job()));
+    let job = job(etcd, keys).await?;
+    let numerics = check_numerics(etcd, keys).await?;
+    let store = steadfast_store::open(&job.store)
+        .map_err(|error| Failure::new(ErrorKind::Invalid, error.to_string()))?;
+    let manifest = Arc::new(load_manifest(&store, &job).await?);
+    let model = registry
+        .build(&job.spec.model, manifest.features.len())
+        .map_err(|error| Failure::new(error.kind(), error.to_string()))?;
+    let model: Arc<dyn Model> = Arc::from(model);
+    let layout = Arc::new(checked_layout(model.as_ref())?);
+
+    let session = Session::open(etcd, args.lease_ttl).await?;
+    let record = TrainerRecord { admin: admin.to_owned(), numerics };
+    let value = serde_json::to_vec(&record).expect("records are plain data");
+    let created = etcd.create(&keys.trainer(id), &value, session.lease()).await?;
+    let revision = created.map_err(|_| Failure::internal("another trainer has our id"))?;
+
+    let cluster = Arc::new(Cluster::join(etcd, keys.clone()).await?);
+    let options = ReadOptions::new(&job.spec.dataset, &manifest);
+    let in_use = match job.spec.mode {
+        Mode::Sync => job.spec.sync.lanes as usize,
+        Mode::Async => 2,
+    };
+    let tasks = Tasks::new(manifest, options, job.spec.seed, model.clone(), in_use);
+    let context = Context {
+        id,
+        master: Master::new(cluster.clone(), id),
+        cluster,
+        model,
+        layout,
+        tasks: Arc::new(tasks),
+        store,
+        deadline: session.deadline(),
+        metrics,
+        job,
+    };
+    Ok((session, Arc::new(context), Incarnation(revision)))
+}
+
+async fn job(etcd: &Etcd, keys: &Keys) -> Result<JobRecord, Failure> {
+    let mirror = Mirror::start(etcd, Range::Key(keys.job())).await?;
+    let mut changes = mirror.subscribe();
+    loop {
+        if let Some(job) = changes.borrow_and_update().single()? {
+            return Ok(job);
+        }
+        changes.changed().await.map_err(|_| Failure::internal("the watch of the job ended"))?;
+    }
+}
+
+/// Makes sure that this machine computes the same bits as the job's others; the first trainer
+/// decides which those are.
+async fn check_numerics(etcd: &Etcd, keys: &Keys) -> Result<String, Failure> {
+    let own = fingerprint();
+    match etcd.create(&keys.numerics(), own.as_bytes(), 0).await? {
+        Ok(_) => Ok(own),
+        Err(found) if found.value == own.as_bytes() => Ok(own),
+        Err(found) => Err(Failure::new(
+            ErrorKind::Denied,
+            format!(
+                "this machine computes other bits than the job's (numerics {own}, the job has {}); \
+                 use a machine of the same kind",
+                String::from_utf8_lossy(&found.value)
+            ),
+        )),
+    }
+}
+
+async fn load_manifest(
+    store: &steadfast_store::Location,
+    job: &JobRecord,
+) -> Result<Manifest, Failure> {
+    let unavailable = |error: steadfast_store::StoreError| {
+        Failure::new(ErrorKind::Unavailable, format!("the dataset manifest: {error}"))
+    };
+    let place = store.child(&Manifest::object_name(&job.manifest)).map_err(unavailable)?;
+    let bytes = place.read().await.map_err(unavailable)?;
+    let manifest: Manifest = serde_json::from_slice(&bytes)
+        .map_err(|error| Failure::invalid(format!("{} is damaged: {error}", place.url())))?;
+    if manifest.digest() != job.manifest {
+        return Err(Failure::invalid(format!("{} is damaged: its digest differs", place.url())));
+    }
+    Ok(manifest)
+}
+
+fn checked_layout(model: &dyn Model) -> Result<Layout, Failure> {
+    let params = model.parameters();
+    let names: BTreeSet<&str> = params.iter().map(|param| param.name.as_str()).collect();
+    if names.len() != params.len() {
+        return Err(Failure::invalid("the model has two parameters of the same name"));
+    }
+    let total = params.iter().fold(0_usize, |sum, param| sum.saturating_add(param.len()));
+    if total == 0 || 1 << 32 < total {
+        return Err(Failure::invalid(format!("a model of {total} values cannot be trained")));
+    }
+    Ok(Layout::new(params))
+}

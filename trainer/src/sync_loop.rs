@@ -1,0 +1,259 @@
+//! Synchronous training: computes the lanes in this trainer's care, step by step.
+//!
+//! A contribution is named by step and lane, and its bits depend on nothing else. So it does no
+//! harm to compute one that somebody else computes too, and whenever lanes come to this trainer in
+//! the middle of a step it simply computes them for that step.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Instant;
+
+use steadfast_client::{ClientError, Gradient, Name, Pservers, Pulled};
+use steadfast_common::dataset::Records;
+use steadfast_common::ids::{Lane, Pass, RequestId, TaskId, Version};
+use steadfast_common::schedule::LaneSchedule;
+use steadfast_proto::v1::FailTaskRequest;
+use steadfast_trainer_core::{Batch, MicroBatch, Parameters};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tracing::{debug, warn};
+use uuid::Uuid;
+
+use crate::context::{Context, Interrupt, Last};
+use crate::follow::{Assignment, Follower};
+
+/// Trains until the job has all its passes (or steps).
+///
+/// # Errors
+/// Another generation, the end of the job, or what a person has to act on.
+pub async fn train(context: &Arc<Context>, pservers: &Pservers) -> Result<Last, Interrupt> {
+    let follower = Follower::start(context.clone(), pservers.generation());
+    let mut worker = Worker {
+        context,
+        pservers,
+        assignment: follower.assignment(),
+        given_up: BTreeMap::new(),
+        schedule: None,
+        parameters: Parameters::zeros(context.layout.clone()),
+        evaluation: JoinSet::new(),
+    };
+    let mut position = worker.pull_first().await?;
+    while !worker.is_last(&position) {
+        follower.report(position);
+        worker.evaluate_in_background(&position);
+        position = worker.step(position).await?;
+    }
+    follower.report(position);
+    Ok(Last {
+        parameters: worker.parameters,
+        pass: position.pass,
+        version: position.version,
+        examples: position.examples,
+        loss: position.loss,
+    })
+}
+
+struct Worker<'a> {
+    context: &'a Arc<Context>,
+    pservers: &'a Pservers,
+    assignment: watch::Receiver<Assignment>,
+    /// Tasks given up, as the master or our own reports told.
+    given_up: BTreeMap<Pass, BTreeSet<TaskId>>,
+    schedule: Option<(Pass, LaneSchedule)>,
+    parameters: Parameters,
+    /// At most one; ends with the worker.
+    evaluation: JoinSet<()>,
+}
+
+impl Worker<'_> {
+    async fn pull_first(&mut self) -> Result<Pulled, Interrupt> {
+        let mut values = vec![0.0; self.context.layout.len()];
+        let position = self.pservers.pull(Version(0), &mut values).await?;
+        // Slots may be one step apart here; all reach the later one or stay at the same.
+        let position = self.pservers.pull(position.version, &mut values).await?;
+        self.parameters = Parameters::new(self.context.layout.clone(), values);
+        Ok(position)
+    }
+
+    fn is_last(&self, position: &Pulled) -> bool {
+        let spec = &self.context.job.spec;
+        spec.passes.is_some_and(|passes| passes <= position.pass.0)
+            || spec.steps.is_some_and(|steps| steps <= position.version.0)
+    }
+
+    /// Computes our lanes of one step and waits for the next version.
+    async fn step(&mut self, position: Pulled) -> Result<Pulled, Interrupt> {
+        let mut next = vec![0.0; self.context.layout.len()];
+        let mut done = BTreeSet::new();
+        let mut pushes = JoinSet::new();
+        let pulled = {
+            let wanted = Version(position.version.0 + 1);
+            let pservers = self.pservers.clone();
+            let mut pull = pin!(pservers.pull(wanted, &mut next));
+            let mut waited = None;
+            loop {
+                let lanes = self.assignment.borrow_and_update().lanes.clone();
+                for lane in lanes {
+                    if done.insert(lane) {
+                        self.contribute(position, lane, &mut pushes).await?;
+                    }
+                }
+                waited.get_or_insert_with(Instant::now);
+                tokio::select! {
+                    pulled = &mut pull => {
+                        self.context.metrics.pulled(waited.map_or_else(Default::default, |it| it.elapsed()));
+                        break pulled?;
+                    }
+                    changed = self.assignment.changed() => {
+                        changed.map_err(|_| ClientError::NewGeneration)?;
+                    }
+                    Some(pushed) = pushes.join_next() => {
+                        pushed.map_err(|error| Interrupt::Broken(error.to_string()))??;
+                    }
+                }
+            }
+        };
+        self.parameters = Parameters::new(self.context.layout.clone(), next);
+        Ok(pulled)
+    }
+
+    /// Computes one lane's part of the step and sends it off.
+    async fn contribute(
+        &mut self,
+        position: Pulled,
+        lane: Lane,
+        pushes: &mut JoinSet<Result<(), ClientError>>,
+    ) -> Result<(), Interrupt> {
+        let step = position.version.0 - position.pass_start.0;
+        let records = self.records(position.pass, step, lane).await?;
+        let last = {
+            let given_up = self.given_up(position.pass);
+            let steps = self.schedule(position.pass).steps_of(lane, &given_up);
+            steps <= step + 1
+        };
+        let gradient = if records.is_empty() {
+            Gradient { records: 0, loss_sum: 0.0, values: Arc::default() }
+        } else {
+            let key = MicroBatch { seed: self.context.job.spec.seed, pass: position.pass, step, lane };
+            let zeros = Parameters::zeros(self.context.layout.clone());
+            let batch = Batch::from(&records);
+            let computed = self.context.gradient(&self.parameters, &batch, &key, zeros)?;
+            let values = Arc::new(computed.gradient.into_values());
+            Gradient { records: records.len() as u64, loss_sum: computed.loss_sum, values }
+        };
+        let name = Name::Lane { version: position.version, lane, last };
+        let (pservers, context) = (self.pservers.clone(), self.context.clone());
+        pushes.spawn(async move {
+            let started = Instant::now();
+            pservers.push(name, gradient).await?;
+            context.metrics.pushed(started.elapsed());
+            Ok(())
+        });
+        Ok(())
+    }
+
+    /// The records of a lane's micro-batch. A task that cannot be loaded is reported until it
+    /// loads or the master gives it up, and then the lane goes on without it.
+    async fn records(&mut self, pass: Pass, step: u64, lane: Lane) -> Result<Records, Interrupt> {
+        'again: loop {
+            let given_up = self.given_up(pass);
+            let pieces = self.schedule(pass).micro_batch(lane, step, &given_up);
+            let mut records = Records::default();
+            for piece in &pieces {
+                match self.context.tasks.get(pass, piece.task).await {
+                    Ok(task) => {
+                        let positions: Vec<u32> = piece.positions.clone().collect();
+                        records.extend(&task.select(&positions));
+                    }
+                    Err(error) => {
+                        self.report_failure(pass, piece.task, error.to_string()).await?;
+                        continue 'again;
+                    }
+                }
+            }
+            self.prefetch(pass, step, lane, &given_up);
+            return Ok(records);
+        }
+    }
+
+    fn prefetch(&mut self, pass: Pass, step: u64, lane: Lane, given_up: &BTreeSet<TaskId>) {
+        for ahead in 1..=2 {
+            for piece in self.schedule(pass).micro_batch(lane, step + ahead, given_up) {
+                self.context.tasks.prefetch(pass, piece.task);
+            }
+        }
+    }
+
+    async fn report_failure(
+        &mut self,
+        pass: Pass,
+        task: TaskId,
+        reason: String,
+    ) -> Result<(), Interrupt> {
+        warn!(%task, %pass, reason, "task cannot be computed");
+        self.context.metrics.failed();
+        let request = FailTaskRequest {
+            caller: self.context.master.caller(self.pservers.generation()),
+            request_id: RequestId(Uuid::new_v4()).0.to_string(),
+            pass: pass.0,
+            task: task.0,
+            reason,
+        };
+        let reply = self.context.master.fail_task(request).await?;
+        if reply.given_up {
+            self.given_up.entry(pass).or_default().insert(task);
+        }
+        Ok(())
+    }
+
+    fn given_up(&self, pass: Pass) -> BTreeSet<TaskId> {
+        let mut all = self.given_up.get(&pass).cloned().unwrap_or_default();
+        let assignment = self.assignment.borrow();
+        all.extend(assignment.given_up.get(&pass).into_iter().flatten());
+        all
+    }
+
+    fn schedule(&mut self, pass: Pass) -> &LaneSchedule {
+        let is_known = self.schedule.as_ref().is_some_and(|(known, _)| *known == pass);
+        if !is_known {
+            let spec = &self.context.job.spec;
+            let schedule = LaneSchedule::new(
+                self.context.tasks.manifest(),
+                spec.seed,
+                pass,
+                spec.sync.lanes,
+                spec.sync.micro_batch,
+            );
+            self.schedule = Some((pass, schedule));
+        }
+        let (_, schedule) = self.schedule.as_ref().expect("it was just put there");
+        schedule
+    }
+
+    /// At the beginning of a pass the owner of the first lane evaluates what the last one brought.
+    fn evaluate_in_background(&mut self, position: &Pulled) {
+        let begins = position.version == position.pass_start && 0 < position.pass.0;
+        let is_ours = self.assignment.borrow().lanes.first() == Some(&Lane(0));
+        while self.evaluation.try_join_next().is_some() {}
+        if !(begins && is_ours && self.context.evaluates_after(position.pass.0))
+            || !self.evaluation.is_empty()
+        {
+            return;
+        }
+        let (context, parameters) = (self.context.clone(), self.parameters.clone());
+        let (generation, position) = (self.pservers.generation(), *position);
+        self.evaluation.spawn(async move {
+            match context.evaluate(&parameters).await {
+                Ok(Some(sums)) => {
+                    let figures = context.wire(&sums, position.pass, position.version);
+                    if let Err(error) = context.master.report_evaluation(generation, figures).await {
+                        debug!(%error, "evaluation not reported");
+                    }
+                }
+                Ok(None) => {}
+                Err(error) => warn!(%error, "no evaluation"),
+            }
+        });
+    }
+}

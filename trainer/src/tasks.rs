@@ -1,0 +1,166 @@
+//! Records of tasks, loaded ahead of their use and shared between lanes.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex};
+
+use futures::FutureExt;
+use futures::future::{BoxFuture, Shared};
+use steadfast_common::dataset::{Manifest, ReadOptions, Records};
+use steadfast_common::ids::{Pass, TaskId};
+use steadfast_common::schedule::record_order;
+use steadfast_data::DataError;
+use steadfast_trainer_core::{Batch, Model, ModelError};
+
+/// Tasks kept in memory at least.
+const KEPT_MIN: usize = 8;
+
+/// Why a task has no records for us.
+#[derive(Debug, thiserror::Error)]
+pub enum TaskError {
+    #[error(transparent)]
+    Data(#[from] DataError),
+    #[error("record {record} of {file}: {source}")]
+    BadRecord { file: String, record: u64, source: ModelError },
+    #[error(transparent)]
+    Model(ModelError),
+    #[error("the reader broke: {0}")]
+    Broken(String),
+}
+
+/// A loaded task, or what kept it from loading.
+pub type Loaded = Result<Arc<Records>, Arc<TaskError>>;
+
+type Load = Shared<BoxFuture<'static, Loaded>>;
+
+/// Reads tasks in the background and keeps the last ones.
+pub struct Tasks {
+    manifest: Arc<Manifest>,
+    options: ReadOptions,
+    seed: u64,
+    model: Arc<dyn Model>,
+    /// Loads by pass and task, oldest first in the queue. Guards only itself.
+    loads: Mutex<Loads>,
+}
+
+#[derive(Default)]
+struct Loads {
+    of: BTreeMap<(Pass, TaskId), Load>,
+    age: VecDeque<(Pass, TaskId)>,
+    kept_max: usize,
+}
+
+impl Tasks {
+    /// Reads the dataset of `manifest`; keeps about `in_use` tasks, and as many ahead.
+    pub fn new(
+        manifest: Arc<Manifest>,
+        options: ReadOptions,
+        seed: u64,
+        model: Arc<dyn Model>,
+        in_use: usize,
+    ) -> Self {
+        let kept_max = KEPT_MIN.max(3 * in_use);
+        Self {
+            manifest,
+            options,
+            seed,
+            model,
+            loads: Mutex::new(Loads { kept_max, ..Loads::default() }),
+        }
+    }
+
+    /// The dataset.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Begins to load a task, unless it is loaded or loading.
+    pub fn prefetch(self: &Arc<Self>, pass: Pass, task: TaskId) {
+        drop(self.load(pass, task));
+    }
+
+    /// The records of a task in the order of `pass`.
+    ///
+    /// # Errors
+    /// If they cannot be read, or one is unfit for the model. The next call tries again.
+    pub async fn get(self: &Arc<Self>, pass: Pass, task: TaskId) -> Loaded {
+        let loaded = self.load(pass, task).await;
+        if loaded.is_err() {
+            self.loads.lock().expect("no holder panics").forget((pass, task));
+        }
+        loaded
+    }
+
+    fn load(self: &Arc<Self>, pass: Pass, task: TaskId) -> Load {
+        let mut loads = self.loads.lock().expect("no holder panics");
+        if let Some(load) = loads.of.get(&(pass, task)) {
+            return load.clone();
+        }
+        let this = self.clone();
+        let reading = tokio::spawn(async move { this.read(pass, task).await });
+        let load: Load = async move {
+            match reading.await {
+                Ok(Ok(records)) => Ok(Arc::new(records)),
+                Ok(Err(error)) => Err(Arc::new(error)),
+                Err(error) => Err(Arc::new(TaskError::Broken(error.to_string()))),
+            }
+        }
+        .boxed()
+        .shared();
+        loads.keep((pass, task), load.clone());
+        load
+    }
+
+    async fn read(&self, pass: Pass, task: TaskId) -> Result<Records, TaskError> {
+        let records = self.read_in_order(task).await?;
+        let order = record_order(records.len() as u32, self.seed, pass, task);
+        Ok(records.select(&order))
+    }
+
+    /// The records of a task as they stand in the files, checked against the model.
+    ///
+    /// # Errors
+    /// As [`Tasks::get`].
+    pub async fn read_in_order(&self, task: TaskId) -> Result<Records, TaskError> {
+        let chunks = self.manifest.chunks_of(task);
+        let records = steadfast_data::read(&self.manifest, &self.options, chunks).await?;
+        self.model.check(&Batch::from(&records)).map_err(|error| self.located(task, error))?;
+        Ok(records)
+    }
+
+    /// Says in which file a bad record stands.
+    fn located(&self, task: TaskId, source: ModelError) -> TaskError {
+        let (ModelError::BadFeature { record, .. }
+        | ModelError::BadLabel { record, .. }
+        | ModelError::LabelNotFinite { record, .. }) = source
+        else {
+            return TaskError::Model(source);
+        };
+        let mut before = 0;
+        for chunk in self.manifest.chunks_of(task) {
+            let within = record as u64 - before;
+            if within < u64::from(chunk.records) {
+                let file = self.manifest.files[chunk.file as usize].url.clone();
+                return TaskError::BadRecord { file, record: chunk.first_record + within, source };
+            }
+            before += u64::from(chunk.records);
+        }
+        TaskError::Model(source)
+    }
+}
+
+impl Loads {
+    fn keep(&mut self, key: (Pass, TaskId), load: Load) {
+        self.of.insert(key, load);
+        self.age.push_back(key);
+        while self.kept_max < self.age.len() {
+            if let Some(oldest) = self.age.pop_front() {
+                self.of.remove(&oldest);
+            }
+        }
+    }
+
+    fn forget(&mut self, key: (Pass, TaskId)) {
+        self.of.remove(&key);
+        self.age.retain(|kept| *kept != key);
+    }
+}
