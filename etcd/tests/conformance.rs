@@ -62,7 +62,8 @@ const TO_BE_MET: [&str; 30] = [
 async fn the_embedded_etcd_answers_as_a_real_one_does() {
     let Ok(seeds) = std::env::var("SEED") else {
         let met = play_all(SEEDS).await;
-        let missing: Vec<_> = TO_BE_MET.iter().filter(|answer| !met.contains_key(**answer)).collect();
+        let missing: Vec<_> =
+            TO_BE_MET.iter().filter(|answer| !met.contains_key(**answer)).collect();
         assert!(missing.is_empty(), "never met: {missing:#?}");
         return;
     };

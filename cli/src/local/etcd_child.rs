@@ -1,7 +1,7 @@
 //! The embedded etcd as a child of ours.
 
 use std::net::TcpListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
@@ -84,7 +84,7 @@ fn free_port() -> Result<u16, Failure> {
         .map_err(|error| Failure::io("cannot find a free port on 127.0.0.1", &error))
 }
 
-async fn connect(endpoint: &str, log: &PathBuf) -> Result<Etcd, Failure> {
+async fn connect(endpoint: &str, log: &Path) -> Result<Etcd, Failure> {
     let options = EtcdOptions { endpoints: vec![endpoint.to_owned()], ..EtcdOptions::default() };
     let trying = async {
         loop {

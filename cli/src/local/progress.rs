@@ -42,7 +42,7 @@ impl Progress {
     pub fn new(stderr: Stderr) -> Self {
         let shown = match stderr {
             Stderr::Terminal => {
-                let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
+                let bar = ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stderr());
                 let style = ProgressStyle::with_template(BAR).expect("the template is a constant");
                 Shown::Bar(bar.with_style(style.progress_chars("━╸─")))
             }
@@ -97,14 +97,17 @@ impl Progress {
     }
 }
 
+/// State and pass, once a master told them.
+type Stage = Option<(JobState, u32)>;
+
 /// Decides which news get a line of their own.
 #[derive(Debug, Default)]
 struct Lines {
-    last: Option<(Option<(JobState, u32)>, String, Instant)>,
+    last: Option<(Stage, String, Instant)>,
 }
 
 impl Lines {
-    fn is_due(&mut self, stage: Option<(JobState, u32)>, text: &str, now: Instant) -> bool {
+    fn is_due(&mut self, stage: Stage, text: &str, now: Instant) -> bool {
         let due = self.last.as_ref().is_none_or(|(last_stage, last_text, when)| {
             *last_stage != stage || (last_text != text && LINE_EVERY <= now - *when)
         });

@@ -66,7 +66,12 @@ pub async fn run(args: StatusArgs) -> Result<ExitCode, Failure> {
     if let Some(folder) = &args.data_dir {
         options.endpoints = vec![read_endpoint(folder)?];
     }
-    let etcd = Etcd::connect(&options).await?;
+    let etcd = Etcd::connect(&options).await.map_err(|error| match &args.data_dir {
+        Some(folder) => {
+            Failure::from(error).context(format!("no run is under way in {}", folder.display()))
+        }
+        None => error.into(),
+    })?;
     let (name, keys) = choose(&etcd, &args).await?;
     let mut master = JobMaster::new(etcd.clone(), keys.clone());
     let mut last = None;

@@ -93,7 +93,8 @@ fn is_cut_before_sort(request: &PbRangeRequest) -> bool {
 }
 
 fn passes(kv: &PbKeyValue, request: &PbRangeRequest) -> bool {
-    let within = |revision, min, max| (min == 0 || revision >= min) && (max == 0 || revision <= max);
+    let within =
+        |revision, min, max| (min == 0 || revision >= min) && (max == 0 || revision <= max);
     within(kv.mod_revision, request.min_mod_revision, request.max_mod_revision)
         && within(kv.create_revision, request.min_create_revision, request.max_create_revision)
 }

@@ -5,6 +5,9 @@ use std::ops::Bound;
 /// A range end of one zero byte stands for "no end".
 const NO_END: &[u8] = &[0];
 
+/// A range as a sorted map takes it.
+pub type Bounds<'a> = (Bound<&'a [u8]>, Bound<&'a [u8]>);
+
 /// One key, a half-open interval of keys, or every key from one on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Span<'a> {
@@ -32,7 +35,7 @@ impl<'a> Span<'a> {
 
     /// Returns what a sorted map calls this range, or `None` if no key can be in it.
     /// (An ordered map panics on a range that ends before it starts; a client may send one.)
-    pub fn bounds(&self) -> Option<(Bound<&'a [u8]>, Bound<&'a [u8]>)> {
+    pub fn bounds(&self) -> Option<Bounds<'a>> {
         match *self {
             Span::One(only) => Some((Bound::Included(only), Bound::Included(only))),
             Span::Between(start, end) if start >= end => None,

@@ -31,8 +31,7 @@ enum Step<'r> {
 /// Checks the form of a transaction: its size and that of its parts. What a nested transaction may
 /// hold shrinks with every level.
 pub fn check(request: &PbTxnRequest, operations_max: usize) -> Result<(), Refusal> {
-    let longest =
-        request.compare.len().max(request.success.len()).max(request.failure.len());
+    let longest = request.compare.len().max(request.success.len()).max(request.failure.len());
     let Some(left) = operations_max.checked_sub(longest) else {
         return Err(Refusal::TooManyOperations);
     };

@@ -110,7 +110,5 @@ fn previous(history: &History, key: &[u8], revision: Revision) -> Option<PbKeyVa
 pub fn size(event: &PbEvent) -> usize {
     const OVERHEAD: usize = 64;
     let kv_size = |kv: &PbKeyValue| kv.key.len() + kv.value.len();
-    OVERHEAD
-        + event.kv.as_ref().map_or(0, kv_size)
-        + event.prev_kv.as_ref().map_or(0, kv_size)
+    OVERHEAD + event.kv.as_ref().map_or(0, kv_size) + event.prev_kv.as_ref().map_or(0, kv_size)
 }

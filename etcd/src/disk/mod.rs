@@ -57,8 +57,14 @@ impl Disk {
             None => Log::create(path)?,
         };
         file::sync_dir(dir)?;
-        let disk =
-            Disk { dir: dir.to_path_buf(), generation, log, snapshot_bytes, log_bytes_max, _lock: lock };
+        let disk = Disk {
+            dir: dir.to_path_buf(),
+            generation,
+            log,
+            snapshot_bytes,
+            log_bytes_max,
+            _lock: lock,
+        };
         disk.remove_leftovers();
         info!(dir = %dir.display(), revision = core.revision(), "data directory opened");
         Ok((disk, core))

@@ -1,1 +1,177 @@
-//! t
+//! What a data directory survives, and what it says when it does not.
+
+use super::*;
+use crate::core::{Change, Fact, Write};
+use etcd_client::proto::PbKeyValue;
+use std::sync::Arc;
+use tempfile::TempDir;
+
+const LOG_BYTES_MAX: u64 = 1 << 20;
+
+fn open(dir: &TempDir) -> Result<(Disk, Core), Error> {
+    Disk::open(dir.path(), LOG_BYTES_MAX)
+}
+
+/// A batch with one put, as the log thread would write it.
+fn batch(revision: i64) -> Vec<u8> {
+    let kv = PbKeyValue {
+        key: format!("k{revision}").into(),
+        value: vec![b'v'; 20],
+        create_revision: revision,
+        mod_revision: revision,
+        version: 1,
+        lease: 0,
+    };
+    let write = Write { revision, changes: vec![Change::Put(Arc::new(kv))] };
+    let mut batch = Vec::new();
+    append_fact(&mut batch, &Fact::Written(write));
+    batch
+}
+
+/// A directory with a log of three puts; returns where each frame ends, too.
+fn directory_with_three_puts() -> (TempDir, Vec<usize>) {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut disk, _) = open(&dir).unwrap();
+    let mut ends = Vec::new();
+    for revision in 2..=4 {
+        disk.append(&batch(revision)).unwrap();
+        ends.push(usize::try_from(disk.bytes()).unwrap());
+    }
+    (dir, ends)
+}
+
+fn log_file(dir: &TempDir) -> PathBuf {
+    log_path(dir.path(), 0)
+}
+
+/// Wherever in a write the crash comes, what was acknowledged before it is there, and the log can
+/// be written on.
+#[test]
+fn a_torn_tail_is_cut_off_and_the_rest_survives() {
+    let (dir, ends) = directory_with_three_puts();
+    let whole = fs::read(log_file(&dir)).unwrap();
+    for length in 0..whole.len() {
+        fs::write(log_file(&dir), &whole[..length]).unwrap();
+        let frames = ends.iter().filter(|end| **end <= length).count();
+        let revision = 1 + i64::try_from(frames).unwrap();
+        let (mut disk, core) = open(&dir).unwrap();
+        assert_eq!(core.revision(), revision, "cut to {length}");
+        disk.append(&batch(revision + 1)).unwrap();
+        drop(disk);
+        let (_, core) = open(&dir).unwrap();
+        assert_eq!(core.revision(), revision + 1, "cut to {length} and gone on");
+    }
+}
+
+/// A crash may also leave the right length and the wrong bytes.
+#[test]
+fn a_tail_of_zeros_is_cut_off() {
+    let (dir, ends) = directory_with_three_puts();
+    let mut bytes = fs::read(log_file(&dir)).unwrap();
+    bytes[ends[1] + 3..].fill(0);
+    bytes.extend([0; 4_096]);
+    fs::write(log_file(&dir), &bytes).unwrap();
+    let (disk, core) = open(&dir).unwrap();
+    assert_eq!(core.revision(), 3);
+    assert_eq!(disk.bytes(), ends[1] as u64);
+}
+
+/// Whatever bit of an acknowledged record is lost, nothing is served and nothing is cut off: the
+/// error names the file and the place.
+#[test]
+fn corruption_in_the_middle_is_an_error_that_names_file_and_offset() {
+    let (dir, ends) = directory_with_three_puts();
+    let whole = fs::read(log_file(&dir)).unwrap();
+    for at in ends[0]..ends[1] {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x10;
+        fs::write(log_file(&dir), &bytes).unwrap();
+        let error = open(&dir).err().unwrap();
+        let Error::Corrupt { path, offset, .. } = &error else { panic!("{error}") };
+        assert_eq!((path, *offset), (&log_file(&dir), ends[0] as u64), "byte {at}");
+        assert!(error.to_string().contains("restore the data directory from a backup"));
+        assert_eq!(fs::read(log_file(&dir)).unwrap(), bytes, "left as it was");
+    }
+}
+
+/// A file that is not ours, or of a later version, is not taken for a torn one.
+#[test]
+fn a_foreign_log_is_refused() {
+    let (dir, _) = directory_with_three_puts();
+    fs::write(log_file(&dir), b"SFETCD9\nsomething").unwrap();
+    assert!(matches!(open(&dir), Err(Error::Corrupt { offset: 0, .. })));
+}
+
+/// A directory has one holder.
+#[test]
+fn a_second_holder_is_refused_until_the_first_lets_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = open(&dir).unwrap();
+    assert!(matches!(open(&dir), Err(Error::InUse { .. })));
+    drop(first);
+    open(&dir).unwrap();
+}
+
+/// The log does not grow for ever, and a snapshot holds all that it held.
+#[test]
+fn a_snapshot_takes_the_place_of_the_log() {
+    let (dir, _) = directory_with_three_puts();
+    let (mut disk, mut core) = open(&dir).unwrap();
+    core.evolve(Fact::LeaseGranted { id: 7, ttl_s: 30 }, 0);
+    core.evolve(Fact::Compacted { revision: 3 }, 0);
+    disk.replace(&core.image()).unwrap();
+    assert!(!log_file(&dir).exists());
+    disk.append(&batch(5)).unwrap();
+    drop(disk);
+    let (_, reopened) = open(&dir).unwrap();
+    assert_eq!(reopened.revision(), 5);
+    assert_eq!(reopened.history().compacted(), 3);
+    assert_eq!(reopened.image().leases, [(7, 30)]);
+}
+
+/// Between any two steps of putting a snapshot in place, a crash loses nothing.
+#[test]
+fn a_crash_while_the_snapshot_takes_over_loses_nothing() {
+    let (dir, _) = directory_with_three_puts();
+    let old_log = fs::read(log_file(&dir)).unwrap();
+    let (mut disk, core) = open(&dir).unwrap();
+    disk.replace(&core.image()).unwrap();
+    drop(disk);
+    let (snapshot, new_log) = (snapshot_path(dir.path(), 1), log_path(dir.path(), 1));
+    let snapshot_bytes = fs::read(&snapshot).unwrap();
+
+    // The old log is still there.
+    fs::write(log_file(&dir), &old_log).unwrap();
+    assert_eq!(open(&dir).unwrap().1.revision(), 4);
+    assert!(!log_file(&dir).exists());
+
+    // The new log is not there yet.
+    fs::remove_file(&new_log).unwrap();
+    fs::write(log_file(&dir), &old_log).unwrap();
+    assert_eq!(open(&dir).unwrap().1.revision(), 4);
+
+    // The snapshot has no name yet.
+    fs::remove_file(&snapshot).unwrap();
+    fs::remove_file(&new_log).unwrap();
+    fs::write(log_file(&dir), &old_log).unwrap();
+    fs::write(snapshot.with_extension("tmp"), &snapshot_bytes[..20]).unwrap();
+    assert_eq!(open(&dir).unwrap().1.revision(), 4);
+    assert!(!snapshot.with_extension("tmp").exists());
+}
+
+/// A snapshot was whole when it got its name, so anything less is corruption.
+#[test]
+fn a_damaged_snapshot_is_an_error() {
+    let (dir, _) = directory_with_three_puts();
+    let (mut disk, core) = open(&dir).unwrap();
+    disk.replace(&core.image()).unwrap();
+    drop(disk);
+    let path = snapshot_path(dir.path(), 1);
+    let whole = fs::read(&path).unwrap();
+    for length in 0..whole.len() {
+        fs::write(&path, &whole[..length]).unwrap();
+        assert!(matches!(open(&dir), Err(Error::Corrupt { .. })), "cut to {length}");
+    }
+    fs::remove_file(&path).unwrap();
+    assert!(matches!(open(&dir), Err(Error::Corrupt { .. })), "gone");
+}

@@ -47,10 +47,7 @@ impl PbMaintenanceService for MaintenanceService {
     type SnapshotStream = Empty<Result<PbSnapshotResponse, Status>>;
 
     /// Answers that there is no alarm: a disk that fails stops the server instead.
-    async fn alarm(
-        &self,
-        _: Request<PbAlarmRequest>,
-    ) -> Result<Response<PbAlarmResponse>, Status> {
+    async fn alarm(&self, _: Request<PbAlarmRequest>) -> Result<Response<PbAlarmResponse>, Status> {
         Ok(Response::new(PbAlarmResponse { header: self.header().await?, alarms: Vec::new() }))
     }
 

@@ -74,10 +74,7 @@ impl Session {
                 self.create(core, latest, create.watch_id, watch);
             }
             Some(PbWatchRequestUnion::CancelRequest(cancel)) => {
-                if self.watches.remove(&cancel.watch_id).is_some() {
-                    let response = response(cancel.watch_id, latest);
-                    self.responses.push_back(PbWatchResponse { canceled: true, ..response });
-                }
+                self.cancel(latest, cancel.watch_id);
             }
             Some(PbWatchRequestUnion::ProgressRequest(_)) => self.owes_progress = true,
             None => {}
@@ -137,6 +134,13 @@ impl Session {
         // A negative revision means "from the first" as long as nothing is compacted.
         *next = (*next).max(core.history().floor());
         self.watches.insert(id, watch);
+    }
+
+    fn cancel(&mut self, latest: Revision, id: i64) {
+        if self.watches.remove(&id).is_some() {
+            let canceled = PbWatchResponse { canceled: true, ..response(id, latest) };
+            self.responses.push_back(canceled);
+        }
     }
 
     fn free_id(&mut self) -> i64 {

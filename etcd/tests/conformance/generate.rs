@@ -117,11 +117,8 @@ impl Generator {
     }
 
     fn delete(&mut self) -> PbDeleteRequest {
-        let (key, range_end) = if self.chance.one_in(4) {
-            self.span()
-        } else {
-            (self.key(), Vec::new())
-        };
+        let (key, range_end) =
+            if self.chance.one_in(4) { self.span() } else { (self.key(), Vec::new()) };
         PbDeleteRequest { key, range_end, prev_kv: self.chance.one_in(2) }
     }
 

@@ -1,17 +1,17 @@
 //! Two servers that are told the same and must answer the same.
 
 use crate::generate::{Known, NewWatch, Step};
+use crate::support;
 use crate::support::embedded::Embedded;
 use crate::support::raw::Raw;
 use crate::support::real::RealEtcd;
-use crate::support;
 use crate::watches::{Position, Watches};
 use etcd_client::Client;
 use etcd_client::proto::{
     PbCompactionResponse, PbDeleteRequest, PbDeleteResponse, PbLeaseGrantResponse,
-    PbLeaseLeasesRequest, PbLeaseLeasesResponse, PbLeaseRevokeResponse,
-    PbLeaseTimeToLiveResponse, PbPutRequest, PbPutResponse, PbRangeRequest, PbRangeResponse,
-    PbResponseHeader, PbTxnOpResponse, PbTxnResponse,
+    PbLeaseLeasesRequest, PbLeaseLeasesResponse, PbLeaseRevokeResponse, PbLeaseTimeToLiveResponse,
+    PbPutRequest, PbPutResponse, PbRangeRequest, PbRangeResponse, PbResponseHeader,
+    PbTxnOpResponse, PbTxnResponse,
 };
 use prost::Message;
 use std::collections::BTreeMap;
@@ -79,7 +79,8 @@ impl Pair {
             }
             Step::Compact(request) => {
                 let to = request.revision;
-                let reply = self.both::<_, PbCompactionResponse>(&what, "KV/Compact", request).await;
+                let reply =
+                    self.both::<_, PbCompactionResponse>(&what, "KV/Compact", request).await;
                 if reply.is_some() {
                     self.known.compacted = to;
                 }

@@ -1,0 +1,244 @@
+//! `steadfast local` and `steadfast status` as processes, with scripts in the place of the job's
+//! own programs.
+
+mod support;
+
+use std::fs;
+use std::process::Output;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use serde_json::Value;
+use steadfast_common::keys::Keys;
+use steadfast_coord::Etcd;
+
+use support::{FakeMaster, Stage, all_gone, eventually};
+
+/// One master, two pservers, two trainers.
+const PROCESSES: usize = 5;
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+async fn put_result(etcd: &Etcd, discarded: Value) {
+    let result = serde_json::json!({
+        "state": "finished", "passes": 2, "steps": 44, "examples": 1000, "loss": 0.25,
+        "metric": 0.5, "metric_name": "accuracy", "parameters_sha256": "ab",
+        "model": "file:///tmp/model.safetensors", "discarded": discarded
+    });
+    etcd.put(&Keys::of_job("digits").result(), result.to_string().as_bytes()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_job_runs_to_its_end_and_the_same_command_tells_it_again() {
+    let stage = Stage::new();
+    let running = stage.start(&["--output", "json"]);
+    let pids = stage.pids(PROCESSES).await;
+    let etcd = stage.etcd().await;
+    let fake = FakeMaster::default();
+    let master = fake.start(&etcd).await;
+    eventually(|| (3 <= fake.asked.load(Ordering::SeqCst)).then_some(())).await;
+    put_result(&etcd, serde_json::json!([])).await;
+    stage.finish_processes();
+    let output = running.end().await;
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let summary: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(summary["state"], "finished");
+    assert_eq!(summary["model"], "/tmp/model.safetensors");
+    assert_eq!(summary["steps"], 44);
+    assert!(stderr(&output).contains("pass 2/2 · tasks 6/10"), "{}", stderr(&output));
+    all_gone(&pids).await;
+    master.abort();
+
+    let again = stage.start(&["--output", "json"]).end().await;
+    assert_eq!(again.status.code(), Some(0), "{}", stderr(&again));
+    assert_eq!(stdout(&again), stdout(&output));
+    assert_eq!(stage.pids(0).await.len(), PROCESSES, "nothing was started for it");
+}
+
+#[tokio::test]
+async fn a_job_that_lost_data_ends_with_a_code_of_its_own() {
+    let stage = Stage::new();
+    let running = stage.start(&[]);
+    let etcd = stage.etcd().await;
+    stage.pids(PROCESSES).await;
+    let lost = serde_json::json!([{ "pass": 0, "task": 3, "reason": "bad record" }]);
+    put_result(&etcd, lost).await;
+    stage.finish_processes();
+    let output = running.end().await;
+    assert_eq!(output.status.code(), Some(10));
+    assert!(stdout(&output).contains("discarded  task 3 in pass 1: bad record"));
+}
+
+#[tokio::test]
+async fn another_job_file_under_the_name_of_an_ended_job_is_refused() {
+    let stage = Stage::new();
+    let running = stage.start(&[]);
+    let etcd = stage.etcd().await;
+    stage.pids(PROCESSES).await;
+    let spec = steadfast_common::job_file::parse(support::JOB).unwrap();
+    let record =
+        serde_json::json!({ "spec": spec, "digest": "", "store": "file:///", "manifest": "" });
+    let key = Keys::of_job("digits").job();
+    etcd.put(&key, record.to_string().as_bytes()).await.unwrap();
+    put_result(&etcd, serde_json::json!([])).await;
+    stage.finish_processes();
+    assert_eq!(running.end().await.status.code(), Some(0));
+
+    fs::write(stage.path("job.toml"), format!("seed = 7\n{}", support::JOB)).unwrap();
+    let output = stage.start(&[]).end().await;
+    assert_eq!(output.status.code(), Some(4));
+    assert!(stderr(&output).contains("with another job file has ended already"));
+}
+
+#[tokio::test]
+async fn a_fault_that_a_person_must_mend_ends_the_run_and_leaves_no_process() {
+    let stage = Stage::new();
+    stage.script("master", "sleep 0.3; echo 'steadfast-master: error: no column `digit`'; exit 2");
+    let output = stage.start(&[]).end().await;
+    assert_eq!(output.status.code(), Some(2));
+    let expected = "steadfast: error: master-0 ended (exit code 2): no column `digit`";
+    assert!(stderr(&output).lines().any(|line| line == expected), "{}", stderr(&output));
+    assert_eq!(stdout(&output), "");
+    all_gone(&stage.pids(PROCESSES).await).await;
+}
+
+#[tokio::test]
+async fn a_killed_process_is_started_again() {
+    let stage = Stage::new();
+    let running = stage.start(&[]);
+    let pids = stage.pids(PROCESSES).await;
+    kill(pids[4], Signal::SIGKILL).unwrap();
+    let pids = stage.pids(PROCESSES + 1).await;
+    running.signal(Signal::SIGINT);
+    let output = running.end().await;
+    assert!(stderr(&output).contains("ended (signal SIGKILL"), "{}", stderr(&output));
+    all_gone(&pids).await;
+}
+
+#[tokio::test]
+async fn an_interrupt_drains_says_how_to_resume_and_leaves_no_process() {
+    let stage = Stage::new();
+    let running = stage.start(&["--output=json"]);
+    let pids = stage.pids(PROCESSES).await;
+    let etcd = stage.etcd().await;
+    let fake = FakeMaster::default();
+    let master = fake.start(&etcd).await;
+    running.signal(Signal::SIGINT);
+    let output = running.end().await;
+    assert_eq!(output.status.code(), Some(130));
+    assert_eq!(fake.drains.load(Ordering::SeqCst), 1);
+    let text = stderr(&output);
+    assert!(text.contains("took checkpoint c-7"), "{text}");
+    assert!(text.contains("resume it with the same command: "), "{text}");
+    assert!(text.contains("local job.toml --bin-dir . --data-dir data --output=json"), "{text}");
+    let summary: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(summary["state"], "drained");
+    all_gone(&pids).await;
+    master.abort();
+}
+
+#[tokio::test]
+async fn a_second_interrupt_ends_the_run_at_once_and_leaves_no_process() {
+    let stage = Stage::new();
+    for role in ["master", "pserver", "trainer"] {
+        stage.script(role, "trap '' TERM; while :; do sleep 0.05; done");
+    }
+    let running = stage.start(&[]);
+    let pids = stage.pids(PROCESSES).await;
+    running.signal(Signal::SIGINT);
+    // Nobody answers the drain and nobody obeys SIGTERM: without a second signal this takes 10 s.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let asked = Instant::now();
+    running.signal(Signal::SIGINT);
+    assert_eq!(running.end().await.status.code(), Some(130));
+    assert!(asked.elapsed() < Duration::from_secs(5));
+    all_gone(&pids).await;
+}
+
+#[tokio::test]
+async fn no_process_outlives_a_killed_run() {
+    let stage = Stage::new();
+    let running = stage.start(&[]);
+    let pids = stage.pids(PROCESSES).await;
+    running.signal(Signal::SIGKILL);
+    running.end().await;
+    all_gone(&pids).await;
+}
+
+#[tokio::test]
+async fn a_second_run_in_the_same_folder_is_refused() {
+    let stage = Stage::new();
+    let running = stage.start(&[]);
+    stage.pids(PROCESSES).await;
+    let second = stage.start(&[]).end().await;
+    assert_eq!(second.status.code(), Some(4));
+    let expected = format!("process {} already runs a job", running.pid());
+    assert!(stderr(&second).contains(&expected), "{}", stderr(&second));
+    running.signal(Signal::SIGTERM);
+    running.end().await;
+}
+
+#[tokio::test]
+async fn a_broken_job_file_is_refused_before_anything_is_started_or_created() {
+    let stage = Stage::new();
+    fs::write(stage.path("job.toml"), support::JOB.replace("passes", "pases")).unwrap();
+    let output = stage.start(&[]).end().await;
+    assert_eq!(output.status.code(), Some(2));
+    let expected = "steadfast: error: job.toml: unknown key `pases`; did you mean `passes`?";
+    assert!(stderr(&output).lines().any(|line| line == expected), "{}", stderr(&output));
+    assert!(!stage.path("data").exists());
+}
+
+#[tokio::test]
+async fn an_etcd_that_is_not_there_is_named() {
+    let stage = Stage::new();
+    let output = stage.start(&["--etcd", "http://127.0.0.1:1"]).end().await;
+    assert_eq!(output.status.code(), Some(6));
+    assert!(stderr(&output).contains("etcd at http://127.0.0.1:1 does not answer"));
+}
+
+#[tokio::test]
+async fn status_shows_the_masters_view_or_what_etcd_says_without_one() {
+    let stage = Stage::new();
+    let running = stage.start(&[]);
+    stage.pids(PROCESSES).await;
+    let etcd = stage.etcd().await;
+    let none = stage.status(&[]);
+    assert_eq!(none.status.code(), Some(3));
+    assert!(stderr(&none).contains("etcd knows no job"), "{}", stderr(&none));
+
+    let keys = Keys::of_job("digits");
+    etcd.put(&keys.ps_desired(), b"2").await.unwrap();
+    let slot = serde_json::json!({
+        "id": "00000000-0000-0000-0000-000000000002", "address": "127.0.0.1:5", "admin": "x:1"
+    });
+    let slot_key = keys.ps(steadfast_common::ids::Slot(0));
+    etcd.put(&slot_key, slot.to_string().as_bytes()).await.unwrap();
+    let silent = stage.status(&[]);
+    let text = stdout(&silent);
+    assert!(text.starts_with("job digits: no master answers\n"), "{text}{}", stderr(&silent));
+    assert!(text.contains("pservers    1 of 2 slots"), "{text}");
+    let json: Value = serde_json::from_str(&stdout(&stage.status(&["--output=json"]))).unwrap();
+    assert_eq!(json["master"], Value::Null);
+    assert_eq!(json["slots"][0]["address"], "127.0.0.1:5");
+
+    let master = FakeMaster::default().start(&etcd).await;
+    let live = tokio::task::spawn_blocking(move || (stage.status(&["--output=json"]), stage));
+    let (live, stage) = live.await.unwrap();
+    let json: Value = serde_json::from_str(&stdout(&live)).unwrap();
+    assert_eq!(json, support::status_json());
+    master.abort();
+
+    put_result(&etcd, serde_json::json!([])).await;
+    stage.finish_processes();
+    running.end().await;
+    let gone = stage.status(&[]);
+    assert_eq!(gone.status.code(), Some(6), "its etcd is gone: {}", stdout(&gone));
+}

@@ -1,0 +1,241 @@
+//! A local run whose master, pservers and trainers are scripts; the test plays the master's part in
+//! etcd and on the wire.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use steadfast_common::keys::Keys;
+use steadfast_coord::{Etcd, EtcdOptions};
+use steadfast_proto::v1::master_server::{Master, MasterServer};
+use steadfast_proto::v1::*;
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+use tonic::{Request, Response, Status};
+
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+pub const JOB: &str = "name = 'digits'\npasses = 2\n[dataset]\nsource = ['digits.parquet']\n\
+                       format = 'parquet'\nfeatures = ['pixel_*']\nlabel = 'digit'\n\
+                       [model]\nkind = 'softmax'\nclasses = 10\n";
+
+/// Notes its process id, then waits for the end of the job.
+const PATIENT: &str = "while [ ! -e \"$here/over\" ]; do sleep 0.05; done";
+
+/// A folder with a job file, scripts in the programs' place and a data folder.
+pub struct Stage {
+    folder: TempDir,
+}
+
+impl Stage {
+    pub fn new() -> Self {
+        let stage = Self { folder: tempfile::tempdir().unwrap() };
+        fs::write(stage.path("job.toml"), JOB).unwrap();
+        for role in ["master", "pserver", "trainer"] {
+            stage.script(role, PATIENT);
+        }
+        stage
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Puts a script in a program's place.
+    pub fn script(&self, role: &str, body: &str) {
+        let path = self.path(&format!("steadfast-{role}"));
+        let text =
+            format!("#!/bin/sh\nhere=$(dirname \"$0\")\necho $$ >> \"$here/pids\"\n{body}\n");
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    pub fn command(&self, more: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_steadfast"));
+        command
+            .current_dir(self.folder.path())
+            .args(["local", "job.toml", "--bin-dir", ".", "--data-dir", "data"])
+            .args(more)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    pub fn start(&self, more: &[&str]) -> Running {
+        Running { child: Some(self.command(more).spawn().unwrap()) }
+    }
+
+    pub fn status(&self, more: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_steadfast"));
+        command.current_dir(self.folder.path()).args(["status", "--data-dir", "data"]);
+        command.args(more).output().unwrap()
+    }
+
+    /// Waits until that many processes were started, and returns their ids.
+    pub async fn pids(&self, count: usize) -> Vec<Pid> {
+        eventually(|| {
+            let text = fs::read_to_string(self.path("pids")).unwrap_or_default();
+            let pids: Vec<Pid> =
+                text.lines().filter_map(|line| line.parse().ok()).map(Pid::from_raw).collect();
+            (count <= pids.len()).then_some(pids)
+        })
+        .await
+    }
+
+    /// Has all patient scripts end.
+    pub fn finish_processes(&self) {
+        fs::write(self.path("over"), "").unwrap();
+    }
+
+    /// Connects to the etcd of the run.
+    pub async fn etcd(&self) -> Etcd {
+        let file = self.path("data/etcd-endpoint");
+        let endpoint =
+            eventually(|| fs::read_to_string(&file).ok().filter(|it| !it.is_empty())).await;
+        let options = EtcdOptions { endpoints: vec![endpoint], ..EtcdOptions::default() };
+        Etcd::connect(&options).await.unwrap()
+    }
+}
+
+/// A run that is ended if the test fails.
+pub struct Running {
+    child: Option<Child>,
+}
+
+impl Running {
+    pub fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal).unwrap();
+    }
+
+    pub fn pid(&self) -> Pid {
+        let child = self.child.as_ref().expect("it was not waited for yet");
+        Pid::from_raw(i32::try_from(child.id()).unwrap())
+    }
+
+    /// Waits for its end.
+    pub async fn end(mut self) -> Output {
+        let child = self.child.take().expect("it ends once");
+        tokio::task::spawn_blocking(move || child.wait_with_output().unwrap()).await.unwrap()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+pub async fn eventually<T>(mut look: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(start.elapsed() < PATIENCE, "it did not happen");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Waits until none of the processes is there any more.
+pub async fn all_gone(pids: &[Pid]) {
+    eventually(|| pids.iter().all(|pid| has_ended(*pid)).then_some(())).await;
+}
+
+/// A zombie has ended; nobody in a small container may be there to reap it.
+fn has_ended(pid: Pid) -> bool {
+    let stat = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat"));
+    stat.is_err() || stat.is_ok_and(|stat| stat.contains(") Z "))
+}
+
+/// A master that knows its status and counts questions and drains.
+#[derive(Clone, Default)]
+pub struct FakeMaster {
+    pub asked: Arc<AtomicU32>,
+    pub drains: Arc<AtomicU32>,
+}
+
+impl FakeMaster {
+    /// Serves, and announces itself in etcd.
+    pub async fn start(&self, etcd: &Etcd) -> JoinHandle<()> {
+        let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        let listener = steadfast_process::bind(any, "--listen").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let service = MasterServer::new(self.clone());
+        let server = tokio::spawn(async move {
+            let incoming = steadfast_process::incoming(listener);
+            let server = steadfast_process::server_builder().add_service(service);
+            server.serve_with_incoming(incoming).await.unwrap();
+        });
+        let record = serde_json::json!({
+            "id": "00000000-0000-0000-0000-000000000001", "address": address, "admin": address
+        });
+        let key = Keys::of_job("digits").master_addr();
+        etcd.put(&key, record.to_string().as_bytes()).await.unwrap();
+        server
+    }
+}
+
+/// What it says about the job.
+pub fn status_json() -> serde_json::Value {
+    serde_json::json!({
+        "job": "digits", "mode": "sync", "state": "training", "waiting": [], "generation": 1,
+        "pass": 1, "passes": 2, "steps": null, "version": 40,
+        "queues": { "todo": 3, "pending": 1, "done": 6, "discarded": 0 },
+        "examples": 900, "examples_total": 1000, "examples_per_second": 120.5, "loss": 0.5,
+        "evaluation": null, "master": { "address": "127.0.0.1:1", "epoch": 3 }, "slots": [],
+        "ps_desired": 2, "trainers": [], "checkpoint": null, "discarded": [],
+        "seconds_left": 3.0, "result": null
+    })
+}
+
+macro_rules! not_played {
+    ($($method:ident: $request:ty => $reply:ty),* $(,)?) => {
+        #[tonic::async_trait]
+        impl Master for FakeMaster {
+            async fn drain(
+                &self,
+                _: Request<DrainRequest>,
+            ) -> Result<Response<DrainReply>, Status> {
+                self.drains.fetch_add(1, Ordering::SeqCst);
+                Ok(Response::new(DrainReply { checkpoint: "c-7".to_owned() }))
+            }
+
+            async fn status(
+                &self,
+                _: Request<StatusRequest>,
+            ) -> Result<Response<StatusReply>, Status> {
+                self.asked.fetch_add(1, Ordering::SeqCst);
+                Ok(Response::new(StatusReply { json: status_json().to_string().into() }))
+            }
+
+            $(
+                async fn $method(&self, _: Request<$request>) -> Result<Response<$reply>, Status> {
+                    Err(Status::unimplemented("not played"))
+                }
+            )*
+        }
+    };
+}
+
+not_played! {
+    begin_init: BeginInitRequest => BeginInitReply,
+    finish_init: FinishInitRequest => FinishInitReply,
+    follow: FollowRequest => FollowReply,
+    next_task: NextTaskRequest => NextTaskReply,
+    fail_task: FailTaskRequest => FailTaskReply,
+    advance: AdvanceRequest => AdvanceReply,
+    report_evaluation: ReportEvaluationRequest => ReportEvaluationReply,
+    begin_save: BeginSaveRequest => BeginSaveReply,
+    finish_save: FinishSaveRequest => FinishSaveReply,
+}

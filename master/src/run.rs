@@ -1,0 +1,251 @@
+//! The life of a master: bind, check the order, wait for the lock, act, end.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use clap::Parser;
+use serde_json::json;
+use steadfast_common::error::ErrorKind;
+use steadfast_common::keys::Keys;
+use steadfast_common::records::{LockRecord, MasterRecord};
+use steadfast_coord::{Etcd, Mirror, Op, Range, Reign, Session};
+use steadfast_master_core::rate::Rate;
+use steadfast_process::{
+    Admin, AdminContent, CommonArgs, Failure, Readiness, Shutdown, health, init_logging,
+};
+use steadfast_proto::MESSAGE_BYTES_MAX;
+use steadfast_proto::v1::master_server::MasterServer;
+use tokio::sync::watch;
+use tracing::{info, warn};
+use uuid::Uuid;
+
+use crate::acting::{Acting, View};
+use crate::checkpoints::Keeper;
+use crate::job::{self, Order};
+use crate::metrics::Metrics;
+use crate::office::{Desk, End};
+use crate::service::Service;
+
+/// How long calls in flight may take once we leave.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// Time between attempts at the lock while nothing tells of its release.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Settings of a master.
+#[derive(Debug, Parser)]
+#[command(name = "steadfast-master", version, about = "Owns the task queues of a job")]
+pub struct Args {
+    #[command(flatten)]
+    pub common: CommonArgs,
+    /// The job to run (TOML). Without it the master takes up the job that etcd holds.
+    #[arg(long, value_name = "FILE")]
+    pub job_file: Option<PathBuf>,
+    /// URL below which the dataset manifest, checkpoints and the model are kept.
+    #[arg(long, value_name = "URL", requires = "job_file")]
+    pub store: Option<String>,
+    /// Number of pserver slots, if the job has none yet.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub pservers: u32,
+}
+
+/// Runs a master until the job is over, its reign is lost, or it is told to leave.
+///
+/// # Errors
+/// What a person has to act on.
+pub async fn run(args: Args) -> Result<(), Failure> {
+    let common = args.common.clone();
+    let id = Uuid::new_v4();
+    let identity = init_logging("master", &common.job, id, &common.log)?;
+    let shutdown = Shutdown::install()?;
+    let order = order(&args)?;
+    let listener = steadfast_process::bind(common.listen, "--listen").await?;
+    let bound = listener.local_addr().map_err(|error| Failure::io("the port", &error))?;
+    let admin = Admin::bind(common.admin_listen).await?;
+    let record = MasterRecord {
+        id,
+        address: common.advertised(bound)?,
+        admin: common.admin_advertised(admin.local_addr())?,
+    };
+    let readiness = Readiness::new("connects to etcd");
+    let (acting, acting_rx) = watch::channel(None::<Acting>);
+    let mut registry = prometheus_client::registry::Registry::default();
+    Metrics::register(&mut registry, acting_rx.clone());
+    let shown = acting_rx.clone();
+    let _admin = admin.serve(AdminContent {
+        role: "master",
+        job: common.job.clone(),
+        readiness: readiness.clone(),
+        metrics: registry,
+        status: Box::new(move || match &*shown.borrow() {
+            Some(acting) => json!(acting.status()),
+            None => json!({ "acting": false }),
+        }),
+    });
+    let (_health, health) = health("steadfast.v1.Master", &readiness).await;
+    let server = MasterServer::new(Service { acting: acting_rx })
+        .max_decoding_message_size(MESSAGE_BYTES_MAX);
+    let stop = tokio_util::sync::CancellationToken::new();
+    let mut serving = tokio::spawn(
+        steadfast_process::server_builder()
+            .add_service(health)
+            .add_service(server)
+            .serve_with_incoming_shutdown(
+                steadfast_process::incoming(listener),
+                stop.clone().cancelled_owned(),
+            ),
+    );
+
+    let etcd = Etcd::connect(&common.etcd_options()?).await?;
+    let keys = common.keys();
+    job::check(&etcd, &keys, order.as_ref()).await?;
+    let session = Session::open(&etcd, common.lease_ttl).await?;
+    let life = Life { etcd: &etcd, keys: &keys, order: order.as_ref(), args: &args, record };
+    let ending = tokio::select! {
+        ending = life.lead(&session, &identity, &readiness, &acting, &shutdown) => ending,
+        served = &mut serving => Err(Failure::internal(format!("the server ended: {served:?}"))),
+        () = session.lost() => Err(Failure::new(
+            ErrorKind::Unavailable,
+            "the lease of this master is lost: another one may act",
+        )),
+    };
+    acting.send_replace(None);
+    session.close(&etcd).await;
+    stop.cancel();
+    if tokio::time::timeout(DRAIN, serving).await.is_err() {
+        warn!("calls in flight were cut off");
+    }
+    ending
+}
+
+fn order(args: &Args) -> Result<Option<Order>, Failure> {
+    let Some(path) = &args.job_file else { return Ok(None) };
+    let store = args.store.as_deref().ok_or_else(|| {
+        Failure::invalid("--job-file needs --store: where shall checkpoints and the model go?")
+    })?;
+    let order = Order::read(path, store)?;
+    if order.spec.name != args.common.job {
+        return Err(Failure::invalid(format!(
+            "{} describes the job `{}`, --job says `{}`",
+            path.display(),
+            order.spec.name,
+            args.common.job
+        )));
+    }
+    Ok(Some(order))
+}
+
+struct Life<'a> {
+    etcd: &'a Etcd,
+    keys: &'a Keys,
+    order: Option<&'a Order>,
+    args: &'a Args,
+    record: MasterRecord,
+}
+
+impl Life<'_> {
+    /// Waits for the lock, then acts.
+    async fn lead(
+        &self,
+        session: &Session,
+        identity: &steadfast_process::LogIdentity,
+        readiness: &Readiness,
+        acting: &watch::Sender<Option<Acting>>,
+        shutdown: &Shutdown,
+    ) -> Result<(), Failure> {
+        let result = Mirror::start(self.etcd, Range::Key(self.keys.result())).await?;
+        let mut over = result.subscribe();
+        let reign = tokio::select! {
+            reign = self.campaign(session, readiness) => reign?,
+            () = shutdown.drain() => return Ok(()),
+            _ = over.wait_for(|view| !view.entries.is_empty()) => {
+                info!("the job is over");
+                return Ok(());
+            }
+        };
+        identity.set_incarnation(steadfast_common::ids::Incarnation(reign.epoch()));
+        info!(epoch = reign.epoch(), "acts");
+        self.act(reign, session, readiness, acting, shutdown).await
+    }
+
+    async fn campaign(
+        &self,
+        session: &Session,
+        readiness: &Readiness,
+    ) -> Result<Reign, Failure> {
+        let key = self.keys.master_lock();
+        let value = serde_json::to_vec(&LockRecord { holder: self.record.id })
+            .map_err(|error| Failure::internal(error.to_string()))?;
+        let lock = Mirror::start(self.etcd, Range::Key(key.clone())).await?;
+        let mut changes = lock.subscribe();
+        loop {
+            let is_free = changes.borrow_and_update().entries.is_empty();
+            if is_free {
+                match Reign::seize(self.etcd, session, &key, &value).await {
+                    Ok(Ok(reign)) => return Ok(reign),
+                    Ok(Err(_)) => {}
+                    Err(error) if error.is_transient() => warn!(%error, "lock not asked for"),
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            readiness.set_not_ready("stands by: another master acts");
+            let _ = tokio::time::timeout(RETRY, changes.changed()).await;
+        }
+    }
+
+    async fn act(
+        &self,
+        mut reign: Reign,
+        session: &Session,
+        readiness: &Readiness,
+        acting: &watch::Sender<Option<Acting>>,
+        shutdown: &Shutdown,
+    ) -> Result<(), Failure> {
+        let job = job::open(self.etcd, self.keys, self.order).await?;
+        let desired = serde_json::to_vec(&self.args.pservers)
+            .map_err(|error| Failure::internal(error.to_string()))?;
+        // An operator's number stays.
+        let _ = self.etcd.create(&self.keys.ps_desired(), &desired, 0).await?;
+        let address = serde_json::to_vec(&self.record)
+            .map_err(|error| Failure::internal(error.to_string()))?;
+        let announce = Op::put_leased(&self.keys.master_addr(), address, session.lease());
+        let spec = job.record.spec.clone();
+        let records = job.manifest.training_records();
+        let store = steadfast_store::open(&job.record.store)
+            .map_err(|error| Failure::invalid(format!("the store: {error}")))?;
+        // Announced before recovery: callers wait at the port, which answers when all is loaded.
+        reign.commit(self.etcd, &[announce], &[]).await?;
+        let (desk, office) = Desk::open(self.etcd, self.keys, job, reign).await?;
+        let (keeper, checkpoints, requests) = Keeper::new(
+            self.etcd.clone(),
+            self.keys.clone(),
+            spec.clone(),
+            store,
+            office.clone(),
+        );
+        acting.send_replace(Some(Acting {
+            office,
+            checkpoints,
+            task_deadline: spec.tasks.deadline,
+            max_staleness: spec.asynchronous.max_staleness,
+            view: Arc::new(View {
+                spec,
+                address: self.record.address.clone(),
+                records,
+                rate: Mutex::new(Rate::default()),
+            }),
+        }));
+        readiness.set_ready();
+        tokio::select! {
+            ended = desk.run(shutdown.drain()) => match ended? {
+                End::Over(result) => {
+                    info!(state = ?result.state, "the job is over");
+                    Ok(())
+                }
+                End::Left => Ok(()),
+            },
+            () = keeper.run(requests) => Err(Failure::internal("the checkpoint keeper ended")),
+        }
+    }
+}

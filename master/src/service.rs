@@ -1,0 +1,336 @@
+//! The gRPC face of a master. While it does not act it says so, and callers look for the one that
+//! does.
+
+use std::time::Duration;
+
+use steadfast_common::error::ErrorKind;
+use steadfast_common::ids::{Attempt, Generation, Lane, Pass, RequestId, TaskId, TrainerId, Version};
+use steadfast_common::records::{EvaluationRecord, JobOutcome, ResultRecord};
+use steadfast_master_core::election::Verdict;
+use steadfast_master_core::ledger::{Next, Report, Request as TaskRequest, Wants};
+use steadfast_proto::status;
+use steadfast_proto::v1::master_server::Master;
+use steadfast_proto::v1::next_task_request::Report as WireReport;
+use steadfast_proto::v1::{
+    AdvanceReply, AdvanceRequest, AllDone, BeginInitReply, BeginInitRequest, BeginSaveReply,
+    BeginSaveRequest, Caller, Dispatch, DrainReply, DrainRequest, Evaluation, FailTaskReply,
+    FailTaskRequest, FinishInitReply, FinishInitRequest, FinishSaveReply, FinishSaveRequest,
+    FollowReply, FollowRequest, GivenUp as WireGivenUp, Later, NextTaskReply, NextTaskRequest,
+    ReportEvaluationReply, ReportEvaluationRequest, StatusReply, StatusRequest, begin_init_reply,
+    next_task_reply,
+};
+use tokio::sync::watch;
+use tonic::{Request, Response, Status};
+use uuid::Uuid;
+
+use crate::acting::Acting;
+use crate::board::Board;
+use crate::office::{Event, GivenUp, OfficeError, Position, Saver, TaskDone};
+
+/// The longest that a call may wait.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// When a trainer without a task asks again.
+const RETRY_MS: u64 = 50;
+
+/// Longest reason that is kept of a failure.
+const REASON_BYTES_MAX: usize = 1000;
+
+/// Serves whatever this master is at the moment.
+pub struct Service {
+    pub acting: watch::Receiver<Option<Acting>>,
+}
+
+fn refuse(error: &OfficeError) -> Status {
+    status(error.kind(), error.to_string())
+}
+
+fn invalid(message: &str) -> Status {
+    status(ErrorKind::Invalid, message)
+}
+
+/// The trainer and the generation of a call.
+fn caller(caller: Option<Caller>) -> Result<(TrainerId, Generation), Status> {
+    let caller = caller.ok_or_else(|| invalid("the call names no caller"))?;
+    let id: Uuid = caller.trainer.parse().map_err(|_| invalid("the trainer is no UUID"))?;
+    Ok((TrainerId(id), Generation(caller.generation)))
+}
+
+fn request_id(text: &str) -> Result<RequestId, Status> {
+    Ok(RequestId(text.parse().map_err(|_| invalid("the request id is no UUID"))?))
+}
+
+fn reason(mut text: String) -> String {
+    while REASON_BYTES_MAX < text.len() {
+        text.pop();
+    }
+    text
+}
+
+impl Service {
+    fn acting(&self) -> Result<Acting, Status> {
+        self.acting.borrow().clone().ok_or_else(|| refuse(&OfficeError::NotActing))
+    }
+}
+
+#[tonic::async_trait]
+impl Master for Service {
+    async fn begin_init(
+        &self,
+        request: Request<BeginInitRequest>,
+    ) -> Result<Response<BeginInitReply>, Status> {
+        let (trainer, generation) = caller(request.into_inner().caller)?;
+        let office = self.acting()?.office;
+        let verdict = office
+            .ask(|reply| Event::BeginInit { generation, trainer, reply })
+            .await
+            .map_err(|error| refuse(&error))?;
+        let (answer, attempt) = match verdict {
+            Verdict::Elected { record } => {
+                (begin_init_reply::Answer::Initialize, record.attempt)
+            }
+            Verdict::Wait => (begin_init_reply::Answer::Wait, 0),
+            Verdict::Done => (begin_init_reply::Answer::Done, 0),
+        };
+        Ok(Response::new(BeginInitReply { answer: answer.into(), attempt }))
+    }
+
+    async fn finish_init(
+        &self,
+        request: Request<FinishInitRequest>,
+    ) -> Result<Response<FinishInitReply>, Status> {
+        let request = request.into_inner();
+        let (trainer, generation) = caller(request.caller)?;
+        let attempt = request.attempt;
+        let office = self.acting()?.office;
+        office
+            .ask(|reply| Event::FinishInit { generation, trainer, attempt, reply })
+            .await
+            .map_err(|error| refuse(&error))?;
+        Ok(Response::new(FinishInitReply {}))
+    }
+
+    async fn follow(
+        &self,
+        request: Request<FollowRequest>,
+    ) -> Result<Response<FollowReply>, Status> {
+        let request = request.into_inner();
+        let (trainer, generation) = caller(request.caller)?;
+        let office = self.acting()?.office;
+        if let Some(position) = request.position {
+            let position = Position {
+                version: Version(position.version),
+                pass: Pass(position.pass),
+                pass_start: Version(position.pass_start),
+                examples: position.examples,
+                loss: position.loss,
+            };
+            office.mention(Event::Position { generation, trainer, position });
+        }
+        let mut board = office.board.clone();
+        let known = request.assignment;
+        let seen = board.borrow_and_update().clone();
+        // An assignment of an earlier reign is as good as none.
+        if seen.number == known {
+            let wait = Duration::from_millis(request.wait_ms).min(WAIT_MAX);
+            let _ = tokio::time::timeout(wait, board.changed()).await;
+        }
+        let board = board.borrow().clone();
+        if generation < board.generation {
+            let (found, present) = (generation, board.generation);
+            return Err(refuse(&OfficeError::OtherGeneration { found, present }));
+        }
+        Ok(Response::new(follow_reply(&board, trainer)))
+    }
+
+    async fn next_task(
+        &self,
+        request: Request<NextTaskRequest>,
+    ) -> Result<Response<NextTaskReply>, Status> {
+        let request = request.into_inner();
+        let (trainer, generation) = caller(request.caller)?;
+        let acting = self.acting()?;
+        let done = match &request.report {
+            Some(WireReport::Finished(finished)) => {
+                Some(TaskDone { records: finished.records, loss_sum: finished.loss_sum })
+            }
+            Some(WireReport::Failed(_) | WireReport::Returned(_)) | None => None,
+        };
+        let request = TaskRequest {
+            id: request_id(&request.request_id)?,
+            trainer,
+            report: request.report.map(report),
+            wants: if request.more { Wants::Task } else { Wants::Nothing },
+        };
+        let answer = acting
+            .office
+            .ask(|reply| Event::NextTask { generation, request, done, reply })
+            .await
+            .map_err(|error| refuse(&error))?;
+        let next = match answer.next {
+            Next::Task(dispatch) => next_task_reply::Next::Task(Dispatch {
+                task: dispatch.task.0,
+                attempt: dispatch.attempt.0,
+                pass: dispatch.pass.0,
+                deadline_ms: acting.task_deadline.as_millis() as u64,
+            }),
+            Next::NotYet => next_task_reply::Next::Later(Later { retry_ms: RETRY_MS }),
+            Next::AllDone => next_task_reply::Next::AllDone(AllDone {}),
+            Next::AllFailed { pass } => return Err(refuse(&OfficeError::AllFailed { pass })),
+        };
+        Ok(Response::new(NextTaskReply { counted: answer.counted, next: Some(next) }))
+    }
+
+    async fn fail_task(
+        &self,
+        request: Request<FailTaskRequest>,
+    ) -> Result<Response<FailTaskReply>, Status> {
+        let request = request.into_inner();
+        caller(request.caller)?;
+        let (pass, task) = (Pass(request.pass), TaskId(request.task));
+        let reason = reason(request.reason);
+        let office = self.acting()?.office;
+        let given_up = office
+            .ask(|reply| Event::FailTask { pass, task, reason, reply })
+            .await
+            .map_err(|error| refuse(&error))?;
+        Ok(Response::new(FailTaskReply { given_up: given_up == GivenUp::Yes }))
+    }
+
+    async fn advance(
+        &self,
+        request: Request<AdvanceRequest>,
+    ) -> Result<Response<AdvanceReply>, Status> {
+        let request = request.into_inner();
+        let (trainer, _) = caller(request.caller)?;
+        let acting = self.acting()?;
+        let Some(bound) = acting.max_staleness else {
+            return Ok(Response::new(AdvanceReply { go: true, ahead: 0 }));
+        };
+        let room = &acting.office.clocks;
+        let wait = Duration::from_millis(request.wait_ms).min(WAIT_MAX);
+        let deadline = tokio::time::Instant::now() + wait;
+        loop {
+            let moved = room.moved.notified();
+            let (go, ahead) = {
+                let mut clocks = room.clocks.lock().expect("no holder panics");
+                clocks.advance(trainer, request.clock);
+                (clocks.may_go(trainer, bound), clocks.lead(trainer))
+            };
+            room.moved.notify_waiters();
+            if go || tokio::time::timeout_at(deadline, moved).await.is_err() {
+                return Ok(Response::new(AdvanceReply { go, ahead }));
+            }
+        }
+    }
+
+    async fn report_evaluation(
+        &self,
+        request: Request<ReportEvaluationRequest>,
+    ) -> Result<Response<ReportEvaluationReply>, Status> {
+        let request = request.into_inner();
+        caller(request.caller)?;
+        let wire = request.evaluation.ok_or_else(|| invalid("the call has no evaluation"))?;
+        let evaluation = evaluation(wire);
+        let office = self.acting()?.office;
+        office
+            .ask(|reply| Event::Evaluated { evaluation, reply })
+            .await
+            .map_err(|error| refuse(&error))?;
+        Ok(Response::new(ReportEvaluationReply {}))
+    }
+
+    async fn begin_save(
+        &self,
+        request: Request<BeginSaveRequest>,
+    ) -> Result<Response<BeginSaveReply>, Status> {
+        let (trainer, generation) = caller(request.into_inner().caller)?;
+        let office = self.acting()?.office;
+        let saver = office
+            .ask(|reply| Event::BeginSave { generation, trainer, reply })
+            .await
+            .map_err(|error| refuse(&error))?;
+        Ok(Response::new(BeginSaveReply { save: saver == Saver::You }))
+    }
+
+    async fn finish_save(
+        &self,
+        request: Request<FinishSaveRequest>,
+    ) -> Result<Response<FinishSaveReply>, Status> {
+        let request = request.into_inner();
+        let (_, generation) = caller(request.caller)?;
+        let evaluated = request.evaluation.map(evaluation);
+        let result = Box::new(ResultRecord {
+            state: JobOutcome::Finished,
+            reason: None,
+            passes: evaluated.as_ref().map_or(0, |it| it.pass.0),
+            steps: request.version,
+            examples: request.examples,
+            loss: evaluated.as_ref().map(|it| it.loss).or(request.loss),
+            metric: evaluated.as_ref().map(|it| it.metric),
+            metric_name: evaluated.map(|it| it.metric_name),
+            parameters_sha256: Some(request.parameters_sha256),
+            model: Some(request.model),
+            discarded: Vec::new(),
+        });
+        let office = self.acting()?.office;
+        office
+            .ask(|reply| Event::FinishSave { generation, result, reply })
+            .await
+            .map_err(|error| refuse(&error))?;
+        Ok(Response::new(FinishSaveReply {}))
+    }
+
+    async fn drain(&self, _: Request<DrainRequest>) -> Result<Response<DrainReply>, Status> {
+        let acting = self.acting()?;
+        let checkpoint = acting.checkpoints.take_now().await;
+        Ok(Response::new(DrainReply { checkpoint: checkpoint.unwrap_or_default() }))
+    }
+
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+        let status = self.acting()?.status();
+        let json = serde_json::to_vec(&status)
+            .map_err(|error| steadfast_proto::status(ErrorKind::Internal, error.to_string()))?;
+        Ok(Response::new(StatusReply { json: json.into() }))
+    }
+}
+
+fn report(report: WireReport) -> Report {
+    match report {
+        WireReport::Finished(it) => {
+            Report::Finished { task: TaskId(it.task), attempt: Attempt(it.attempt) }
+        }
+        WireReport::Failed(it) => Report::Failed {
+            task: TaskId(it.task),
+            attempt: Attempt(it.attempt),
+            reason: reason(it.reason),
+        },
+        WireReport::Returned(it) => {
+            Report::Returned { task: TaskId(it.task), attempt: Attempt(it.attempt) }
+        }
+    }
+}
+
+fn evaluation(wire: Evaluation) -> EvaluationRecord {
+    EvaluationRecord {
+        pass: Pass(wire.pass),
+        version: Version(wire.version),
+        records: wire.records,
+        loss: wire.loss,
+        metric: wire.metric,
+        metric_name: wire.metric_name,
+    }
+}
+
+fn follow_reply(board: &Board, trainer: TrainerId) -> FollowReply {
+    let lanes = board.lanes.get(&trainer).map_or(&[][..], Vec::as_slice);
+    let given_up = board.given_up.iter().map(|(pass, tasks)| WireGivenUp {
+        pass: pass.0,
+        tasks: tasks.iter().map(|task| task.0).collect(),
+    });
+    FollowReply {
+        assignment: board.number,
+        lanes: lanes.iter().map(|Lane(lane)| *lane).collect(),
+        given_up: given_up.collect(),
+    }
+}
