@@ -126,7 +126,7 @@ impl Context {
         let mut sums = Evaluation::default();
         for task in held_out {
             let records = self.tasks.read_in_order(*task).await.map_err(Interrupt::HeldOut)?;
-            let batch = Batch::from(&records);
+            let batch = Batch::from(records.as_ref());
             sums.merge(&tokio::task::block_in_place(|| self.model.evaluate(parameters, &batch))?);
         }
         Ok(Some(sums))

@@ -14,6 +14,9 @@ use steadfast_trainer_core::{Batch, Model, ModelError};
 /// Tasks kept in memory at least.
 const KEPT_MIN: usize = 8;
 
+/// Records kept from pass to pass, so that a small dataset is read once.
+const KEPT_BYTES_MAX: usize = 256 << 20;
+
 /// Why a task has no records for us.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
@@ -40,6 +43,15 @@ pub struct Tasks {
     model: Arc<dyn Model>,
     /// Loads by pass and task, oldest first in the queue. Guards only itself.
     loads: Mutex<Loads>,
+    /// Records in the order of the files. Guards only itself.
+    kept: Mutex<Kept>,
+}
+
+/// The first tasks that were read, as many as fit.
+#[derive(Default)]
+struct Kept {
+    of: BTreeMap<TaskId, Arc<Records>>,
+    size_bytes: usize,
 }
 
 #[derive(Default)]
@@ -65,6 +77,7 @@ impl Tasks {
             seed,
             model,
             loads: Mutex::new(Loads { kept_max, ..Loads::default() }),
+            kept: Mutex::default(),
         }
     }
 
@@ -120,10 +133,15 @@ impl Tasks {
     ///
     /// # Errors
     /// As [`Tasks::get`].
-    pub async fn read_in_order(&self, task: TaskId) -> Result<Records, TaskError> {
+    pub async fn read_in_order(&self, task: TaskId) -> Result<Arc<Records>, TaskError> {
+        if let Some(kept) = self.kept.lock().expect("no holder panics").of.get(&task) {
+            return Ok(kept.clone());
+        }
         let chunks = self.manifest.chunks_of(task);
         let records = steadfast_data::read(&self.manifest, &self.options, chunks).await?;
         self.model.check(&Batch::from(&records)).map_err(|error| self.located(task, error))?;
+        let records = Arc::new(records);
+        self.kept.lock().expect("no holder panics").keep(task, &records);
         Ok(records)
     }
 
@@ -145,6 +163,16 @@ impl Tasks {
             before += u64::from(chunk.records);
         }
         TaskError::Model(source)
+    }
+}
+
+impl Kept {
+    fn keep(&mut self, task: TaskId, records: &Arc<Records>) {
+        let size_bytes = size_of_val(&records.features[..]) + size_of_val(&records.labels[..]);
+        if self.size_bytes + size_bytes <= KEPT_BYTES_MAX && !self.of.contains_key(&task) {
+            self.size_bytes += size_bytes;
+            self.of.insert(task, records.clone());
+        }
     }
 }
 

@@ -107,8 +107,13 @@ impl Summary {
     pub fn print(&self, output: Output) {
         match output {
             Output::Text => print!("{}", self.text()),
-            Output::Json => println!("{}", serde_json::json!(self)),
+            Output::Json => println!("{}", self.json()),
         }
+    }
+
+    /// One line, its members in the order above.
+    fn json(&self) -> String {
+        serde_json::to_string(self).expect("a summary is plain data")
     }
 
     fn text(&self) -> String {
@@ -152,7 +157,7 @@ impl Summary {
     /// Keeps it for a later run of the same command.
     pub fn save(&self, path: &Path) {
         // It can be told again from etcd, all but the time that it took.
-        let _ = fs::write(path, format!("{}\n", serde_json::json!(self)));
+        let _ = fs::write(path, format!("{}\n", self.json()));
     }
 
     /// How long a job that ended with these parameters took, if that was kept.
