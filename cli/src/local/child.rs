@@ -104,7 +104,10 @@ impl Life {
             Ok(status) => Death {
                 code: status.code(),
                 how: describe(status),
-                words: log_tail::last_words(&process.log, self.log_start),
+                // Whom a signal ended had no time for last words.
+                words: status
+                    .code()
+                    .and_then(|_| log_tail::last_words(&process.log, self.log_start)),
             },
             Err(error) => {
                 Death { code: None, how: format!("no exit status: {error}"), words: None }

@@ -10,6 +10,7 @@ use steadfast_common::job_file;
 use steadfast_common::keys::Keys;
 use steadfast_common::records::{JobRecord, ResultRecord};
 use steadfast_common::spec::JobSpec;
+use steadfast_common::status::JobStatus;
 use steadfast_coord::{Etcd, Mirror, Range};
 use steadfast_process::{Failure, Shutdown};
 use tokio::sync::mpsc;
@@ -150,8 +151,9 @@ impl Run<'_> {
         let mut observer = Observer::start(JobMaster::new(self.etcd.clone(), keys.clone()));
         let supervisor = Supervisor::start(self.plan.processes(), notices_tx);
         let end = self.watch(&mirror, &mut observer, notices, &mut progress).await;
+        let mut seen = observer.seen().status;
         let end = match end {
-            End::Interrupted => self.drain(&keys, &supervisor, &progress).await,
+            End::Interrupted => self.drain(&keys, &supervisor, &progress, &mut seen).await,
             end => end,
         };
         progress.clear();
@@ -166,8 +168,7 @@ impl Run<'_> {
             End::Interrupted => {
                 supervisor.stop(Duration::ZERO).await;
                 say_how_to_resume();
-                let seen = observer.seen();
-                Ok(Summary::of_drained(self.spec, seen.status.as_ref(), wall_seconds))
+                Ok(Summary::of_drained(self.spec, seen.as_ref(), wall_seconds))
             }
             End::Fatal(failure) => {
                 supervisor.stop(Duration::ZERO).await;
@@ -227,7 +228,13 @@ impl Run<'_> {
     }
 
     /// Has the job put away, within bounds; it may also come to its end meanwhile.
-    async fn drain(&self, keys: &Keys, supervisor: &Supervisor, progress: &Progress) -> End {
+    async fn drain(
+        &self,
+        keys: &Keys,
+        supervisor: &Supervisor,
+        progress: &Progress,
+        seen: &mut Option<JobStatus>,
+    ) -> End {
         progress.note("stopping after a last checkpoint; a second Ctrl-C stops at once");
         supervisor.leave();
         let mut master = JobMaster::new(self.etcd.clone(), keys.clone());
@@ -235,6 +242,9 @@ impl Run<'_> {
             Ok(Some(checkpoint)) => progress.note(&format!("took checkpoint {checkpoint}")),
             Ok(None) => progress.note("there was nothing to save yet"),
             Err(failure) => progress.note(&format!("took no last checkpoint: {failure}")),
+        }
+        if let Ok(status) = master.status().await {
+            *seen = Some(status);
         }
         match self.etcd.get_json(&keys.result()).await {
             Ok(Some(result)) => End::Result(Box::new(result)),
