@@ -4,9 +4,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     tonic_prost_build::configure()
         // Tensor bytes are handed on by reference count, never copied into a vector.
         .bytes(".")
-        .compile_protos(
-            &["steadfast/v1/master.proto", "steadfast/v1/pserver.proto"],
-            &["."],
-        )?;
+        .compile_protos(&["steadfast/v1/master.proto", "steadfast/v1/pserver.proto"], &["."])?;
     Ok(())
 }

@@ -10,21 +10,72 @@ use crate::spec::{DataFormat, JobSpec, Mode};
 
 /// Every key of a job file, by its full path; the schema that suggestions are made from.
 const KEYS: &[&str] = &[
-    "name", "seed", "mode", "passes", "steps", "dataset", "dataset.source", "dataset.format",
-    "dataset.features", "dataset.label", "dataset.feature_scale", "dataset.records_per_task",
-    "dataset.header", "model", "model.kind", "model.classes", "model.hidden", "model.activation",
-    "model.dropout", "model.options", "optimizer", "optimizer.kind", "optimizer.momentum",
-    "optimizer.nesterov", "optimizer.beta1", "optimizer.beta2", "optimizer.rho",
-    "optimizer.epsilon", "optimizer.initial_accumulator", "optimizer.learning_rate_power",
-    "optimizer.l1", "optimizer.l2", "optimizer.weight_decay", "optimizer.clip_value",
-    "optimizer.clip_norm", "learning_rate", "learning_rate.schedule", "learning_rate.base",
-    "learning_rate.warmup_steps", "learning_rate.every_steps", "learning_rate.gamma",
-    "learning_rate.decay_steps", "learning_rate.end", "learning_rate.power", "sync", "sync.lanes",
-    "sync.micro_batch", "async", "async.batch", "async.push_every", "async.pull_every",
-    "async.max_staleness", "tasks", "tasks.deadline", "tasks.failures_max", "evaluation",
-    "evaluation.fraction", "evaluation.every_passes", "checkpoint", "checkpoint.every",
-    "checkpoint.every_steps", "checkpoint.keep",
+    "name",
+    "seed",
+    "mode",
+    "passes",
+    "steps",
+    "dataset",
+    "dataset.source",
+    "dataset.format",
+    "dataset.features",
+    "dataset.label",
+    "dataset.feature_scale",
+    "dataset.records_per_task",
+    "dataset.header",
+    "model",
+    "model.kind",
+    "model.classes",
+    "model.hidden",
+    "model.activation",
+    "model.dropout",
+    "model.options",
+    "optimizer",
+    "optimizer.kind",
+    "optimizer.momentum",
+    "optimizer.nesterov",
+    "optimizer.beta1",
+    "optimizer.beta2",
+    "optimizer.rho",
+    "optimizer.epsilon",
+    "optimizer.initial_accumulator",
+    "optimizer.learning_rate_power",
+    "optimizer.l1",
+    "optimizer.l2",
+    "optimizer.weight_decay",
+    "optimizer.clip_value",
+    "optimizer.clip_norm",
+    "learning_rate",
+    "learning_rate.schedule",
+    "learning_rate.base",
+    "learning_rate.warmup_steps",
+    "learning_rate.every_steps",
+    "learning_rate.gamma",
+    "learning_rate.decay_steps",
+    "learning_rate.end",
+    "learning_rate.power",
+    "sync",
+    "sync.lanes",
+    "sync.micro_batch",
+    "async",
+    "async.batch",
+    "async.push_every",
+    "async.pull_every",
+    "async.max_staleness",
+    "tasks",
+    "tasks.deadline",
+    "tasks.failures_max",
+    "evaluation",
+    "evaluation.fraction",
+    "evaluation.every_passes",
+    "checkpoint",
+    "checkpoint.every",
+    "checkpoint.every_steps",
+    "checkpoint.keep",
 ];
+
+/// Models that every trainer knows.
+pub const BUILT_IN_MODELS: &[&str] = &["linear", "softmax", "mlp"];
 
 /// Everything that is wrong with a job file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -101,7 +152,8 @@ impl JobSpec {
 
     fn general_faults(&self, faults: &mut Vec<String>) {
         let allowed = |it: char| it.is_ascii_alphanumeric() || "-_.".contains(it);
-        let named = !self.name.is_empty() && self.name.len() <= 100 && self.name.chars().all(allowed);
+        let named =
+            !self.name.is_empty() && self.name.len() <= 100 && self.name.chars().all(allowed);
         if !named || self.name.starts_with('.') {
             faults.push(format!(
                 "`name` is `{}`; use 1 to 100 letters, digits, `-`, `_` or `.`, no leading `.`",
@@ -162,6 +214,9 @@ impl JobSpec {
             faults.push("`model.hidden` has a layer of width 0".to_owned());
         }
         match model.kind.as_str() {
+            "mlp" if model.hidden.is_empty() => {
+                faults.push("`model.hidden` is needed by `mlp`, for example [64, 32]".to_owned());
+            }
             "softmax" if model.classes.is_none() => {
                 faults.push("`model.classes` is needed by `softmax`".to_owned());
             }
@@ -170,7 +225,10 @@ impl JobSpec {
             }
             _ => {}
         }
-        if model.kind != "mlp" && matches!(model.kind.as_str(), "linear" | "softmax") {
+        if BUILT_IN_MODELS.contains(&model.kind.as_str()) && !model.options.is_empty() {
+            faults.push(format!("`model.options` means nothing to `{}`", model.kind));
+        }
+        if matches!(model.kind.as_str(), "linear" | "softmax") {
             if !model.hidden.is_empty() {
                 faults.push(format!("`model.hidden` means nothing to `{}`", model.kind));
             }

@@ -92,7 +92,13 @@ pub struct QueueRecord {
 #[serde(rename_all = "lowercase", tag = "state")]
 pub enum TaskRecord {
     /// Failed before and waits again.
-    Todo { failures: u32, reason: String },
+    Todo {
+        failures: u32,
+        reason: String,
+        /// The report that was counted last, so that its retry counts for nothing.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        report: Option<RequestId>,
+    },
     /// Held by a trainer.
     Pending { failures: u32, attempt: Attempt, trainer: TrainerId },
     /// Given up for the rest of the pass.

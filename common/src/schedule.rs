@@ -105,12 +105,7 @@ impl LaneSchedule {
     }
 
     /// What lane `lane` computes at step `step` of the pass; empty once the lane is dry.
-    pub fn micro_batch(
-        &self,
-        lane: Lane,
-        step: u64,
-        given_up: &BTreeSet<TaskId>,
-    ) -> Vec<Piece> {
+    pub fn micro_batch(&self, lane: Lane, step: u64, given_up: &BTreeSet<TaskId>) -> Vec<Piece> {
         let wanted_start = step * u64::from(self.micro_batch);
         let wanted_end = wanted_start + u64::from(self.micro_batch);
         let mut pieces = Vec::new();
@@ -159,13 +154,8 @@ mod tests {
     use crate::dataset::Chunk;
 
     fn manifest(sizes: &[u32]) -> Manifest {
-        let chunk = |records: &u32| Chunk {
-            file: 0,
-            start: 0,
-            end: 0,
-            first_record: 0,
-            records: *records,
-        };
+        let chunk =
+            |records: &u32| Chunk { file: 0, start: 0, end: 0, first_record: 0, records: *records };
         Manifest {
             chunks: sizes.iter().map(chunk).collect(),
             task_ends: (1..=sizes.len() as u32).collect(),

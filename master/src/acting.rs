@@ -97,7 +97,9 @@ fn waiting(facts: &Facts, mode: Mode) -> Vec<String> {
     }
     match facts.ps_desired {
         None => reasons.push("pservers wait for the key `ps_desired`".to_owned()),
-        Some(0) => reasons.push("`ps_desired` is 0: there is nowhere to keep parameters".to_owned()),
+        Some(0) => {
+            reasons.push("`ps_desired` is 0: there is nowhere to keep parameters".to_owned())
+        }
         Some(_) => {}
     }
     for slot in facts.slots.iter().filter(|slot| slot.address.is_none()) {
@@ -108,6 +110,9 @@ fn waiting(facts: &Facts, mode: Mode) -> Vec<String> {
     }
     if reasons.is_empty() && !facts.initialised {
         reasons.push("trainers wait for one of them to initialise the parameters".to_owned());
+    }
+    for (task, reason) in &facts.troubled {
+        reasons.push(format!("the pass may wait for task {task}, which failed: {reason}"));
     }
     if mode == Mode::Async && facts.queues.todo == 0 && 0 < facts.queues.pending {
         let pending = facts.queues.pending;

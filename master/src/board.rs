@@ -40,6 +40,8 @@ pub struct Facts {
     pub evaluation: Option<EvaluationRecord>,
     pub checkpoint: Option<String>,
     pub discarded: Vec<DiscardedTask>,
+    /// Tasks that failed and are tried again, with the last reason.
+    pub troubled: Vec<(TaskId, String)>,
     pub result: Option<ResultRecord>,
 }
 
@@ -79,6 +81,7 @@ impl Facts {
         let spec = &desk.job.record.spec;
         let position = desk.position;
         self.pass = position.pass;
+        self.troubled = desk.state.sync_tasks.troubled(position.pass);
         self.examples = position.examples;
         self.loss = position.loss;
         self.all_passes_over = spec.passes.is_some_and(|passes| passes <= position.pass.0)
@@ -118,7 +121,8 @@ impl Facts {
         let records = desk.job.manifest.training_records();
         let done = u64::from(self.queues.done) * records / u64::from(total.max(1));
         let passes = u64::from(self.pass.0);
-        self.examples = if self.all_passes_over { passes * records } else { passes * records + done };
+        self.examples =
+            if self.all_passes_over { passes * records } else { passes * records + done };
     }
 }
 

@@ -31,6 +31,9 @@ const WAIT_MS: u64 = 5_000;
 /// Pause after a checkpoint that failed.
 const RETRY: Duration = Duration::from_secs(2);
 
+/// Manifests deleted in one transaction.
+const FORGOTTEN_AT_ONCE: usize = 32;
+
 /// Attempts for one that somebody waits for.
 const ATTEMPTS_MAX: u32 = 5;
 
@@ -51,6 +54,8 @@ pub enum CheckpointError {
     Slot { slot: Slot, reason: String },
     #[error("slot {slot} is past version {wanted} already, at {present}")]
     Past { slot: Slot, wanted: Version, present: Version },
+    #[error("a question for a shard broke: {0}")]
+    Broken(String),
     #[error("a shard's answer cannot be read: {0}")]
     BadAnswer(#[from] serde_json::Error),
 }
@@ -158,8 +163,11 @@ impl Keeper {
 
     /// Takes one checkpoint, in synchronous mode at version `at`, in asynchronous mode at once.
     async fn take(&self, at: Version) -> Result<String, CheckpointError> {
-        let generation: GenerationRecord =
-            self.etcd.get_json(&self.keys.generation()).await?.ok_or(CheckpointError::NoGeneration)?;
+        let generation: GenerationRecord = self
+            .etcd
+            .get_json(&self.keys.generation())
+            .await?
+            .ok_or(CheckpointError::NoGeneration)?;
         let slots = self.slots(&generation).await?;
         // What the queues call done was acknowledged before, so the shards, cut later, reflect it.
         let queue = self.office.ask(|reply| Event::Queues { reply }).await?;
@@ -188,8 +196,7 @@ impl Keeper {
             let slot = Slot(slot as u32);
             let entry = self.etcd.get(&self.keys.ps(slot)).await?;
             let entry = entry.filter(|entry| entry.create_revision == incarnation.0);
-            let record: PserverRecord =
-                entry.ok_or(CheckpointError::NoHolder { slot })?.json()?;
+            let record: PserverRecord = entry.ok_or(CheckpointError::NoHolder { slot })?.json()?;
             let target = Target {
                 generation: generation.generation.0,
                 slot: slot.0,
@@ -224,7 +231,7 @@ impl Keeper {
             match answer {
                 Ok(Ok(reply)) => saved.push(reply),
                 Ok(Err(error)) => failure = Some(error),
-                Err(error) => warn!(%error, "a question for a shard broke"),
+                Err(error) => failure = Some(CheckpointError::Broken(error.to_string())),
             }
         }
         match failure {
@@ -256,10 +263,10 @@ impl Keeper {
         if old.is_empty() {
             return Ok(());
         }
-        let ids: Vec<String> = old.iter().map(|(id, ..)| id.clone()).collect();
-        self.office.ask(|reply| Event::ForgetCheckpoints { ids, reply }).await?;
-        for (_, _, record) in &old {
-            for shard in &record.shards {
+        for some in old.chunks(FORGOTTEN_AT_ONCE) {
+            let ids: Vec<String> = some.iter().map(|(id, ..)| id.clone()).collect();
+            self.office.ask(|reply| Event::ForgetCheckpoints { ids, reply }).await?;
+            for shard in some.iter().flat_map(|(_, _, record)| &record.shards) {
                 self.store.child(&shard.object)?.delete().await?;
             }
         }

@@ -45,8 +45,16 @@ impl Order {
         })?;
         let absolute = std::path::absolute(path)
             .map_err(|error| Failure::io(format!("cannot find {}", path.display()), &error))?;
+        let store = if store.contains("://") {
+            store.to_owned()
+        } else {
+            // Everybody reads it from etcd, each in a folder of their own.
+            let absolute = std::path::absolute(store)
+                .map_err(|error| Failure::io(format!("cannot find {store}"), &error))?;
+            absolute.display().to_string()
+        };
         let base = absolute.parent().map(|folder| folder.display().to_string());
-        Ok(Self { spec, base, store: store.to_owned() })
+        Ok(Self { spec, base, store })
     }
 }
 
@@ -159,7 +167,10 @@ fn warn_if_coarse(spec: &JobSpec, manifest: &Manifest) {
         Mode::Async => u64::from(spec.asynchronous.batch),
     };
     if records < batch {
-        warn!(records, batch, "tasks hold less than one mini-batch; raise dataset.records_per_task");
+        warn!(
+            records,
+            batch, "tasks hold less than one mini-batch; raise dataset.records_per_task"
+        );
     }
     if spec.mode == Mode::Sync && tasks < u64::from(spec.sync.lanes) {
         warn!(tasks, lanes = spec.sync.lanes, "there are fewer tasks than lanes; some lanes idle");

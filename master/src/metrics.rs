@@ -32,13 +32,23 @@ impl Metrics {
 impl Collector for Metrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         let acting = self.acting.borrow().clone();
-        gauge(&mut encoder, "steadfast_master_acting", "1 if this master acts", i64::from(acting.is_some()))?;
+        gauge(
+            &mut encoder,
+            "steadfast_master_acting",
+            "1 if this master acts",
+            i64::from(acting.is_some()),
+        )?;
         let Some(status) = acting.map(|acting| acting.status()) else { return Ok(()) };
         tasks(&mut encoder, &status)?;
         let e = &mut encoder;
         gauge(e, "steadfast_generation", "Generation of the job", status.generation.0 as i64)?;
         gauge(e, "steadfast_pass", "Pass that the job is in", i64::from(status.pass.0))?;
-        gauge(e, "steadfast_version", "Steps that the parameters reflect", status.version.0 as i64)?;
+        gauge(
+            e,
+            "steadfast_version",
+            "Steps that the parameters reflect",
+            status.version.0 as i64,
+        )?;
         gauge(e, "steadfast_trainers", "Live trainers", status.trainers.len() as i64)?;
         let held = status.slots.iter().filter(|slot| slot.address.is_some()).count();
         gauge(e, "steadfast_slots_held", "Pserver slots with a holder", held as i64)?;

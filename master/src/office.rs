@@ -24,7 +24,7 @@ use steadfast_master_core::clocks::Clocks;
 use steadfast_master_core::election::{self, Verdict};
 use steadfast_master_core::lanes::Lanes;
 use steadfast_master_core::ledger::{Answer, Deadlines, Ledger, Limits, Next, Request};
-use steadfast_master_core::sync_tasks::SyncTasks;
+use steadfast_master_core::sync_tasks::{Failure, SyncTasks};
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 
@@ -36,7 +36,7 @@ use crate::store::{self, Changes};
 const EVENTS_MAX: usize = 1024;
 
 /// Changes that one request may need at most; a batch leaves room for them.
-const CHANGES_OF_ONE: usize = 8;
+const CHANGES_OF_ONE: usize = 40;
 
 /// How often deadlines are looked at and the status is renewed without an event.
 const TICK: Duration = Duration::from_millis(200);
@@ -47,20 +47,63 @@ pub type Reply<T> = oneshot::Sender<Result<T, OfficeError>>;
 /// What the loop is told.
 #[derive(Debug)]
 pub enum Event {
-    NextTask { generation: Generation, request: Request, done: Option<TaskDone>, reply: Reply<Answer> },
-    FailTask { pass: Pass, task: TaskId, reason: String, reply: Reply<GivenUp> },
-    BeginInit { generation: Generation, trainer: TrainerId, reply: Reply<Verdict> },
-    FinishInit { generation: Generation, trainer: TrainerId, attempt: u64, reply: Reply<()> },
-    Position { generation: Generation, trainer: TrainerId, position: Position },
-    Evaluated { evaluation: EvaluationRecord, reply: Reply<()> },
-    BeginSave { generation: Generation, trainer: TrainerId, reply: Reply<Saver> },
-    FinishSave { generation: Generation, result: Box<ResultRecord>, reply: Reply<()> },
+    NextTask {
+        generation: Generation,
+        request: Request,
+        done: Option<TaskDone>,
+        reply: Reply<Answer>,
+    },
+    FailTask {
+        generation: Generation,
+        trainer: TrainerId,
+        failure: Failure,
+        reply: Reply<GivenUp>,
+    },
+    BeginInit {
+        generation: Generation,
+        trainer: TrainerId,
+        reply: Reply<Verdict>,
+    },
+    FinishInit {
+        generation: Generation,
+        trainer: TrainerId,
+        attempt: u64,
+        reply: Reply<()>,
+    },
+    Position {
+        generation: Generation,
+        trainer: TrainerId,
+        position: Position,
+    },
+    Evaluated {
+        evaluation: EvaluationRecord,
+        reply: Reply<()>,
+    },
+    BeginSave {
+        generation: Generation,
+        trainer: TrainerId,
+        reply: Reply<Saver>,
+    },
+    FinishSave {
+        generation: Generation,
+        result: Box<ResultRecord>,
+        reply: Reply<()>,
+    },
     /// The queues as they are, for a checkpoint.
-    Queues { reply: Reply<Option<QueueSnapshot>> },
+    Queues {
+        reply: Reply<Option<QueueSnapshot>>,
+    },
     /// A checkpoint whose shards are all saved.
-    Checkpoint { id: String, record: Box<CheckpointRecord>, reply: Reply<()> },
+    Checkpoint {
+        id: String,
+        record: Box<CheckpointRecord>,
+        reply: Reply<()>,
+    },
     /// Checkpoints whose objects are about to be deleted.
-    ForgetCheckpoints { ids: Vec<String>, reply: Reply<()> },
+    ForgetCheckpoints {
+        ids: Vec<String>,
+        reply: Reply<()>,
+    },
 }
 
 /// Figures of a finished task, for those who watch.
@@ -68,6 +111,7 @@ pub enum Event {
 pub struct TaskDone {
     pub records: u64,
     pub loss_sum: f64,
+    pub version: Version,
 }
 
 /// Whether a task is given up for the rest of its pass.
@@ -372,8 +416,8 @@ impl Desk {
                 let answer = self.next_task(batch, generation, &request, done);
                 batch.later(reply, answer);
             }
-            Event::FailTask { pass, task, reason, reply } => {
-                let answer = self.fail_task(batch, pass, task, &reason);
+            Event::FailTask { generation, trainer, failure, reply } => {
+                let answer = self.fail_task(batch, generation, trainer, &failure);
                 batch.later(reply, answer);
             }
             Event::BeginInit { generation, trainer, reply } => {
@@ -412,7 +456,7 @@ impl Desk {
                 batch.later(reply, answer);
             }
             Event::ForgetCheckpoints { ids, reply } => {
-                for id in ids.iter().take(OPS_MAX / 2) {
+                for id in &ids {
                     batch.changes.add(Op::delete(&self.keys.checkpoint(id)));
                 }
                 batch.later(reply, Ok(()));
@@ -423,11 +467,7 @@ impl Desk {
     fn check_generation(&self, found: Generation) -> Result<(), OfficeError> {
         let present =
             self.state.generation.as_ref().map_or(Generation(0), |record| record.generation);
-        if found == present {
-            Ok(())
-        } else {
-            Err(OfficeError::OtherGeneration { found, present })
-        }
+        if found == present { Ok(()) } else { Err(OfficeError::OtherGeneration { found, present }) }
     }
 
     fn check_live(&self, trainer: TrainerId) -> Result<(), OfficeError> {
@@ -450,6 +490,7 @@ impl Desk {
         self.adopt(batch, &facts);
         if let Some(done) = done.filter(|_| answer.counted && !is_repeat) {
             self.finished.records += done.records;
+            self.position.version = self.position.version.max(done.version);
             self.finished.loss = Some(done.loss_sum / done.records.max(1) as f64);
         }
         if batch.state.ledger.head().pass != pass {
@@ -477,15 +518,17 @@ impl Desk {
     fn fail_task(
         &mut self,
         batch: &mut Batch,
-        pass: Pass,
-        task: TaskId,
-        reason: &str,
+        generation: Generation,
+        trainer: TrainerId,
+        failure: &Failure,
     ) -> Result<GivenUp, OfficeError> {
+        self.check_generation(generation)?;
+        self.check_live(trainer)?;
+        let (pass, task, reason) = (failure.pass, failure.task, &failure.reason);
         if self.job.manifest.chunks_of(task).is_empty() {
             return Err(OfficeError::NoSuchTask);
         }
-        let failures_max = self.limits.failures_max;
-        if let Some(fact) = batch.state.sync_tasks.fail(pass, task, reason, failures_max) {
+        if let Some(fact) = batch.state.sync_tasks.fail(failure, self.limits.failures_max) {
             batch.changes.add_sync_fact(&self.keys, &fact);
             batch.state.sync_tasks.evolve(&fact);
         }

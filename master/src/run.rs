@@ -169,11 +169,7 @@ impl Life<'_> {
         self.act(reign, session, readiness, acting, shutdown).await
     }
 
-    async fn campaign(
-        &self,
-        session: &Session,
-        readiness: &Readiness,
-    ) -> Result<Reign, Failure> {
+    async fn campaign(&self, session: &Session, readiness: &Readiness) -> Result<Reign, Failure> {
         let key = self.keys.master_lock();
         let value = serde_json::to_vec(&LockRecord { holder: self.record.id })
             .map_err(|error| Failure::internal(error.to_string()))?;
@@ -217,13 +213,8 @@ impl Life<'_> {
         // Announced before recovery: callers wait at the port, which answers when all is loaded.
         reign.commit(self.etcd, &[announce], &[]).await?;
         let (desk, office) = Desk::open(self.etcd, self.keys, job, reign).await?;
-        let (keeper, checkpoints, requests) = Keeper::new(
-            self.etcd.clone(),
-            self.keys.clone(),
-            spec.clone(),
-            store,
-            office.clone(),
-        );
+        let (keeper, checkpoints, requests) =
+            Keeper::new(self.etcd.clone(), self.keys.clone(), spec.clone(), store, office.clone());
         acting.send_replace(Some(Acting {
             office,
             checkpoints,

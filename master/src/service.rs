@@ -4,10 +4,14 @@
 use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
-use steadfast_common::ids::{Attempt, Generation, Lane, Pass, RequestId, TaskId, TrainerId, Version};
+use steadfast_common::ids::{
+    Attempt, Generation, Lane, Pass, RequestId, TaskId, TrainerId, Version,
+};
 use steadfast_common::records::{EvaluationRecord, JobOutcome, ResultRecord};
+use steadfast_master_core::clocks::Moved;
 use steadfast_master_core::election::Verdict;
 use steadfast_master_core::ledger::{Next, Report, Request as TaskRequest, Wants};
+use steadfast_master_core::sync_tasks::{Cause, Failure};
 use steadfast_proto::status;
 use steadfast_proto::v1::master_server::Master;
 use steadfast_proto::v1::next_task_request::Report as WireReport;
@@ -17,7 +21,7 @@ use steadfast_proto::v1::{
     FailTaskRequest, FinishInitReply, FinishInitRequest, FinishSaveReply, FinishSaveRequest,
     FollowReply, FollowRequest, GivenUp as WireGivenUp, Later, NextTaskReply, NextTaskRequest,
     ReportEvaluationReply, ReportEvaluationRequest, StatusReply, StatusRequest, begin_init_reply,
-    next_task_reply,
+    fail_task_request, next_task_reply,
 };
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
@@ -86,9 +90,7 @@ impl Master for Service {
             .await
             .map_err(|error| refuse(&error))?;
         let (answer, attempt) = match verdict {
-            Verdict::Elected { record } => {
-                (begin_init_reply::Answer::Initialize, record.attempt)
-            }
+            Verdict::Elected { record } => (begin_init_reply::Answer::Initialize, record.attempt),
             Verdict::Wait => (begin_init_reply::Answer::Wait, 0),
             Verdict::Done => (begin_init_reply::Answer::Done, 0),
         };
@@ -151,9 +153,11 @@ impl Master for Service {
         let (trainer, generation) = caller(request.caller)?;
         let acting = self.acting()?;
         let done = match &request.report {
-            Some(WireReport::Finished(finished)) => {
-                Some(TaskDone { records: finished.records, loss_sum: finished.loss_sum })
-            }
+            Some(WireReport::Finished(finished)) => Some(TaskDone {
+                records: finished.records,
+                loss_sum: finished.loss_sum,
+                version: Version(finished.version),
+            }),
             Some(WireReport::Failed(_) | WireReport::Returned(_)) | None => None,
         };
         let request = TaskRequest {
@@ -186,12 +190,21 @@ impl Master for Service {
         request: Request<FailTaskRequest>,
     ) -> Result<Response<FailTaskReply>, Status> {
         let request = request.into_inner();
-        caller(request.caller)?;
-        let (pass, task) = (Pass(request.pass), TaskId(request.task));
-        let reason = reason(request.reason);
+        let cause = match request.cause() {
+            fail_task_request::Cause::Transient => Cause::Transient,
+            fail_task_request::Cause::Data => Cause::Data,
+        };
+        let (trainer, generation) = caller(request.caller)?;
+        let failure = Failure {
+            id: request_id(&request.request_id)?,
+            pass: Pass(request.pass),
+            task: TaskId(request.task),
+            cause,
+            reason: reason(request.reason),
+        };
         let office = self.acting()?.office;
         let given_up = office
-            .ask(|reply| Event::FailTask { pass, task, reason, reply })
+            .ask(|reply| Event::FailTask { generation, trainer, failure, reply })
             .await
             .map_err(|error| refuse(&error))?;
         Ok(Response::new(FailTaskReply { given_up: given_up == GivenUp::Yes }))
@@ -212,15 +225,18 @@ impl Master for Service {
         let deadline = tokio::time::Instant::now() + wait;
         loop {
             let moved = room.moved.notified();
-            let (go, ahead) = {
+            let (go, ahead, news) = {
                 let mut clocks = room.clocks.lock().expect("no holder panics");
-                clocks.advance(trainer, request.clock);
-                (clocks.may_go(trainer, bound), clocks.lead(trainer))
+                let news = clocks.advance(trainer, request.clock);
+                (clocks.may_go(trainer, bound), clocks.lead(trainer), news)
             };
-            room.moved.notify_waiters();
-            if go || tokio::time::timeout_at(deadline, moved).await.is_err() {
+            if news == Moved::Yes {
+                room.moved.notify_waiters();
+            }
+            if go || deadline <= tokio::time::Instant::now() {
                 return Ok(Response::new(AdvanceReply { go, ahead }));
             }
+            let _ = tokio::time::timeout_at(deadline, moved).await;
         }
     }
 

@@ -23,7 +23,12 @@ pub enum Event {
     Restored { generation: Generation, layout: Arc<Layout>, cut: Cut },
     /// First values from the elected trainer.
     Init { generation: Generation, attempt: u64, first: FirstValues, reply: Reply<()> },
-    Push { generation: Generation, name: PushName, contribution: Contribution, reply: Reply<Pushed> },
+    Push {
+        generation: Generation,
+        name: PushName,
+        contribution: Contribution,
+        reply: Reply<Pushed>,
+    },
     /// The global norm of the complete step that makes `version` old.
     Norm { generation: Generation, version: Version, norm: f64 },
     /// Everything at `version` (now, if none is named).
@@ -58,9 +63,14 @@ pub struct Pushed {
 /// The answer to a request for a cut.
 #[derive(Debug)]
 pub enum CutAnswer {
-    Cut { layout: Arc<Layout>, cut: Cut },
+    Cut {
+        layout: Arc<Layout>,
+        cut: Cut,
+    },
     /// The version is past.
-    Past { present: Version },
+    Past {
+        present: Version,
+    },
 }
 
 /// Why the loop refused an event.
@@ -171,7 +181,10 @@ impl Engine {
 enum Stage {
     /// No generation, or one whose values are not there yet.
     Idle,
-    Ready { shard: Box<Shard>, init_attempt: u64 },
+    Ready {
+        shard: Box<Shard>,
+        init_attempt: u64,
+    },
 }
 
 struct Owner {
@@ -197,11 +210,7 @@ impl Owner {
 
     fn check(&self, found: Generation) -> Result<(), EngineError> {
         let present = self.generation();
-        if found == present {
-            Ok(())
-        } else {
-            Err(EngineError::OtherGeneration { found, present })
-        }
+        if found == present { Ok(()) } else { Err(EngineError::OtherGeneration { found, present }) }
     }
 
     fn handle(&mut self, event: Event) {

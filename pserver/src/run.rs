@@ -99,13 +99,8 @@ pub async fn run(args: Args) -> Result<(), Failure> {
     );
     let generation = Mirror::start(&etcd, Range::Key(keys.generation())).await?;
     let peers = Mirror::start(&etcd, Range::Prefix(keys.ps_prefix())).await?;
-    let following = generations::follow(
-        engine.clone(),
-        etcd.clone(),
-        keys.clone(),
-        shards,
-        generation,
-    );
+    let following =
+        generations::follow(engine.clone(), etcd.clone(), keys.clone(), shards, generation);
 
     let ending = tokio::select! {
         () = following => Err(Failure::internal("the loop of the shard ended")),

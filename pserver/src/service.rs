@@ -5,9 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Lane, Slot, TrainerId, Version};
 use steadfast_common::layout::{Layout, ParamSpec};
 use steadfast_coord::Deadline;
+use steadfast_proto::status;
+use steadfast_proto::tensor::{in_chunks, shared_bytes};
 use steadfast_proto::v1::pserver_server::Pserver;
 use steadfast_proto::v1::push_header::Name;
 use steadfast_proto::v1::{
@@ -15,15 +18,12 @@ use steadfast_proto::v1::{
     PullRequest, PushHeader, PushReply, PushRequest, SnapshotReply, SnapshotRequest, Target,
     snapshot_reply,
 };
-use steadfast_proto::status;
-use steadfast_proto::tensor::{in_chunks, shared_bytes};
-use steadfast_common::error::ErrorKind;
 use steadfast_pserver_core::contribution::{Contributed, Contribution, LaneEnd, floats};
 use steadfast_pserver_core::shard::Shard;
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::engine::{CutAnswer, Engine, EngineError, Event, FirstValues, PushName};
+use crate::engine::{CutAnswer, Engine, EngineError, Event, FirstValues, Published, PushName};
 use crate::metrics::Metrics;
 use crate::shard_file::ShardStore;
 
@@ -59,8 +59,8 @@ impl Service {
     /// The generation meant, if the call means this life of this slot.
     fn check(&self, target: Option<&Target>) -> Result<Generation, Status> {
         let target = target.ok_or_else(|| invalid("the call names no target"))?;
-        let is_us = target.slot == self.engine.slot.0
-            && target.incarnation == self.engine.incarnation.0;
+        let is_us =
+            target.slot == self.engine.slot.0 && target.incarnation == self.engine.incarnation.0;
         if !is_us {
             let message = format!(
                 "slot {} of incarnation {} was meant; this is slot {} of incarnation {}",
@@ -93,12 +93,11 @@ impl Pserver for Service {
         let header = first.header.ok_or_else(|| invalid("the first message has no header"))?;
         let generation = self.check(header.target.as_ref())?;
         let layout = Arc::new(layout(header.params)?);
-        let slots = self.engine.published().borrow().slots;
-        let mut values: Vec<(u32, Vec<f32>)> =
-            Shard::blocks_of(&layout, self.engine.slot, slots)
-                .into_iter()
-                .map(|(number, _)| (number, Vec::new()))
-                .collect();
+        let slots = self.published(generation)?.slots;
+        let mut values: Vec<(u32, Vec<f32>)> = Shard::blocks_of(&layout, self.engine.slot, slots)
+            .into_iter()
+            .map(|(number, _)| (number, Vec::new()))
+            .collect();
         let mut blocks = first.blocks;
         loop {
             for block in blocks {
@@ -133,7 +132,7 @@ impl Pserver for Service {
         let header = first.header.ok_or_else(|| invalid("the first message has no header"))?;
         let generation = self.check(header.target.as_ref())?;
         let name = push_name(&header)?;
-        let wanted = self.wanted_blocks()?;
+        let wanted = self.wanted_blocks(generation)?;
         let mut gathered = Gathered::new(wanted);
         gathered.take(first.blocks)?;
         while let Some(message) = messages.message().await? {
@@ -167,7 +166,10 @@ impl Pserver for Service {
         let mut published = self.engine.published();
         let reached = published.wait_for(|now| {
             now.generation != generation
-                || now.shard.as_ref().is_some_and(|it| Version(request.version) <= it.position.version)
+                || now
+                    .shard
+                    .as_ref()
+                    .is_some_and(|it| Version(request.version) <= it.position.version)
         });
         let seen = match tokio::time::timeout(wait, reached).await {
             Ok(Ok(seen)) => seen.clone(),
@@ -205,10 +207,7 @@ impl Pserver for Service {
         Ok(Response::new(Box::pin(tokio_stream::iter(replies))))
     }
 
-    async fn norms(
-        &self,
-        request: Request<NormsRequest>,
-    ) -> Result<Response<NormsReply>, Status> {
+    async fn norms(&self, request: Request<NormsRequest>) -> Result<Response<NormsReply>, Status> {
         let request = request.into_inner();
         self.check_lease()?;
         let wait = Duration::from_millis(request.wait_ms).min(WAIT_MAX);
@@ -273,10 +272,22 @@ impl Pserver for Service {
 }
 
 impl Service {
-    fn wanted_blocks(&self) -> Result<Arc<Vec<(u32, steadfast_common::layout::Block)>>, Status> {
-        let published = self.engine.published();
-        let published = published.borrow();
-        match &published.shard {
+    /// What the shard shows, if it is in the generation that the caller means.
+    fn published(&self, found: Generation) -> Result<Arc<Published>, Status> {
+        let published = self.engine.published().borrow().clone();
+        let present = published.generation;
+        if found == present {
+            Ok(published)
+        } else {
+            Err(refuse(&EngineError::OtherGeneration { found, present }))
+        }
+    }
+
+    fn wanted_blocks(
+        &self,
+        generation: Generation,
+    ) -> Result<Arc<Vec<(u32, steadfast_common::layout::Block)>>, Status> {
+        match &self.published(generation)?.shard {
             Some(shard) => Ok(shard.blocks.clone()),
             None => Err(refuse(&EngineError::NotInitialised)),
         }

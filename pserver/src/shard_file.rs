@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use safetensors::tensor::{Dtype, TensorView};
 use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use steadfast_common::dataset::hex;
@@ -138,8 +138,7 @@ impl ShardStore {
         bytes: &[u8],
         found: &mut BTreeMap<u32, CutBlock>,
     ) -> Result<Meta, ShardError> {
-        let damaged =
-            |reason: String| ShardError::Damaged { object: shard.object.clone(), reason };
+        let damaged = |reason: String| ShardError::Damaged { object: shard.object.clone(), reason };
         let (_, header) =
             SafeTensors::read_metadata(bytes).map_err(|error| damaged(error.to_string()))?;
         let file = SafeTensors::deserialize(bytes).map_err(|error| damaged(error.to_string()))?;

@@ -1,1 +1,21 @@
-//! Work in progress.
+//! What tests over whole clusters share: the built programs, a scene for each test that takes
+//! everything down with it, job files, runs of `steadfast local`, and a real etcd.
+
+mod etcd;
+mod http;
+mod job;
+mod process;
+mod run;
+mod scene;
+mod turn;
+mod wait;
+
+pub use etcd::EtcdServer;
+pub use http::{Answer, get, send_garbage};
+pub use job::{Job, examples};
+pub use process::{Ended, Process, Seen, program};
+pub use run::Run;
+pub use scene::Scene;
+pub use wait::{eventually, within};
+
+pub use nix::sys::signal::Signal;

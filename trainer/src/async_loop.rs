@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use steadfast_client::{ClientError, Gradient, Name, Pservers, Pulled};
+use steadfast_client::{Gradient, Name, Pservers, Pulled};
 use steadfast_common::dataset::Records;
 use steadfast_common::ids::{Lane, Pass, RequestId, TaskId, Version};
-use steadfast_coord::CoordError;
+use steadfast_common::spec::OptimizerSpec;
 use steadfast_proto::v1::next_task_reply::Next;
 use steadfast_proto::v1::next_task_request::Report;
 use steadfast_proto::v1::{
@@ -160,6 +160,7 @@ impl Worker<'_> {
             task: dispatch.task,
             records: records.len() as u64,
             loss_sum,
+            version: self.position.version.0,
         }))
     }
 
@@ -170,11 +171,8 @@ impl Worker<'_> {
         records: &Records,
     ) -> Result<f64, Interrupt> {
         let rhythm = &self.context.job.spec.asynchronous;
-        let (batch_size, push_every, pull_every) = (
-            rhythm.batch as usize,
-            u64::from(rhythm.push_every),
-            u64::from(rhythm.pull_every),
-        );
+        let (batch_size, push_every, pull_every) =
+            (rhythm.batch as usize, u64::from(rhythm.push_every), u64::from(rhythm.pull_every));
         let mut loss_sum = 0.0;
         let indices: Vec<u32> = (0..records.len() as u32).collect();
         for (step, indices) in indices.chunks(batch_size).enumerate() {
@@ -212,15 +210,9 @@ impl Worker<'_> {
             return Ok(());
         }
         self.wait_for_the_slowest().await?;
-        // A trainer whose lease may be over pushes nothing: its task may be another's by now.
-        if !self.context.deadline.is_ahead() {
-            return Err(ClientError::from(CoordError::LeaseLost).into());
-        }
         let zeros = Parameters::zeros(self.context.layout.clone());
         let mut values = std::mem::replace(&mut self.gradient, zeros).into_values();
-        if let Some(bound) = self.context.job.spec.optimizer.clip_norm {
-            clip(&mut values, self.records, bound);
-        }
+        clip(&mut values, self.records, &self.context.job.spec.optimizer);
         *self.sequence += 1;
         let name = Name::Sequence {
             trainer: self.context.id,
@@ -277,8 +269,14 @@ impl Worker<'_> {
     }
 }
 
-/// Scales a sum over `records` so that the norm of its mean is at most `bound`.
-fn clip(values: &mut [f32], records: u64, bound: f32) {
+/// Bounds the mean that a sum over `records` stands for: by value first, then by norm, as pservers
+/// do in synchronous mode. There the norm is that of all slots; here this is the one place that
+/// sees the whole gradient.
+fn clip(values: &mut [f32], records: u64, rules: &OptimizerSpec) {
+    let Some(bound) = rules.clip_norm else { return };
+    if let Some(most) = rules.clip_value.map(|most| most * records as f32) {
+        values.iter_mut().for_each(|value| *value = value.clamp(-most, most));
+    }
     let square: f64 = values.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
     let norm = square.sqrt() / records as f64;
     if f64::from(bound) < norm {

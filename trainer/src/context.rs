@@ -76,18 +76,15 @@ impl Context {
     /// A refusal, another generation, or the end of the job.
     pub async fn pservers(&self) -> Result<Pservers, Interrupt> {
         let crew = self.cluster.crew().await?;
-        let pservers = Pservers::new(self.cluster.clone(), &crew, self.layout.clone())?;
+        let pservers =
+            Pservers::new(self.cluster.clone(), &crew, self.layout.clone(), self.deadline.clone())?;
         while !self.cluster.is_initialised(&crew.record) {
             self.offer_to_initialise(&crew, &pservers).await?;
         }
         Ok(pservers)
     }
 
-    async fn offer_to_initialise(
-        &self,
-        crew: &Crew,
-        pservers: &Pservers,
-    ) -> Result<(), Interrupt> {
+    async fn offer_to_initialise(&self, crew: &Crew, pservers: &Pservers) -> Result<(), Interrupt> {
         let generation = crew.record.generation;
         let caller = self.master.caller(generation);
         let changed = self.cluster.init_changed();

@@ -81,9 +81,10 @@ async fn follow(
 }
 
 fn adopt(tx: &watch::Sender<Assignment>, reply: FollowReply) {
-    let given_up = reply.given_up.into_iter().map(|it| {
-        (Pass(it.pass), it.tasks.into_iter().map(TaskId).collect::<BTreeSet<TaskId>>())
-    });
+    let given_up = reply
+        .given_up
+        .into_iter()
+        .map(|it| (Pass(it.pass), it.tasks.into_iter().map(TaskId).collect::<BTreeSet<TaskId>>()));
     let assignment = Assignment {
         number: reply.assignment,
         lanes: reply.lanes.into_iter().map(Lane).collect(),

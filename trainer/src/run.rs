@@ -192,9 +192,10 @@ async fn job(etcd: &Etcd, keys: &Keys) -> Result<JobRecord, Failure> {
 /// decides which those are.
 async fn check_numerics(etcd: &Etcd, keys: &Keys) -> Result<String, Failure> {
     let own = fingerprint();
-    match etcd.create(&keys.numerics(), own.as_bytes(), 0).await? {
+    let value = serde_json::to_vec(&own).expect("a string is plain data");
+    match etcd.create(&keys.numerics(), &value, 0).await? {
         Ok(_) => Ok(own),
-        Err(found) if found.value == own.as_bytes() => Ok(own),
+        Err(found) if found.value == value => Ok(own),
         Err(found) => Err(Failure::new(
             ErrorKind::Denied,
             format!(

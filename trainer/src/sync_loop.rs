@@ -7,13 +7,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use steadfast_client::{ClientError, Gradient, Name, Pservers, Pulled};
 use steadfast_common::dataset::Records;
 use steadfast_common::ids::{Lane, Pass, RequestId, TaskId, Version};
 use steadfast_common::schedule::LaneSchedule;
 use steadfast_proto::v1::FailTaskRequest;
+use steadfast_proto::v1::fail_task_request::Cause;
 use steadfast_trainer_core::{Batch, MicroBatch, Parameters};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -22,6 +23,10 @@ use uuid::Uuid;
 
 use crate::context::{Context, Interrupt, Last};
 use crate::follow::{Assignment, Follower};
+use crate::tasks::TaskError;
+
+/// Pause before data that could not be reached are tried again.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// Trains until the job has all its passes (or steps).
 ///
@@ -135,7 +140,8 @@ impl Worker<'_> {
         let gradient = if records.is_empty() {
             Gradient { records: 0, loss_sum: 0.0, values: Arc::default() }
         } else {
-            let key = MicroBatch { seed: self.context.job.spec.seed, pass: position.pass, step, lane };
+            let key =
+                MicroBatch { seed: self.context.job.spec.seed, pass: position.pass, step, lane };
             let zeros = Parameters::zeros(self.context.layout.clone());
             let batch = Batch::from(&records);
             let computed = self.context.gradient(&self.parameters, &batch, &key, zeros)?;
@@ -167,7 +173,7 @@ impl Worker<'_> {
                         records.extend(&task.select(&positions));
                     }
                     Err(error) => {
-                        self.report_failure(pass, piece.task, error.to_string()).await?;
+                        self.report_failure(pass, piece.task, &error).await?;
                         continue 'again;
                     }
                 }
@@ -189,20 +195,23 @@ impl Worker<'_> {
         &mut self,
         pass: Pass,
         task: TaskId,
-        reason: String,
+        error: &TaskError,
     ) -> Result<(), Interrupt> {
-        warn!(%task, %pass, reason, "task cannot be computed");
+        warn!(%task, %pass, %error, "task cannot be computed");
         self.context.metrics.failed();
         let request = FailTaskRequest {
             caller: self.context.master.caller(self.pservers.generation()),
             request_id: RequestId(Uuid::new_v4()).0.to_string(),
             pass: pass.0,
             task: task.0,
-            reason,
+            reason: error.to_string(),
+            cause: error.cause().into(),
         };
         let reply = self.context.master.fail_task(request).await?;
         if reply.given_up {
             self.given_up.entry(pass).or_default().insert(task);
+        } else if error.cause() == Cause::Transient {
+            tokio::time::sleep(RETRY).await;
         }
         Ok(())
     }
@@ -247,7 +256,8 @@ impl Worker<'_> {
             match context.evaluate(&parameters).await {
                 Ok(Some(sums)) => {
                     let figures = context.wire(&sums, position.pass, position.version);
-                    if let Err(error) = context.master.report_evaluation(generation, figures).await {
+                    if let Err(error) = context.master.report_evaluation(generation, figures).await
+                    {
                         debug!(%error, "evaluation not reported");
                     }
                 }

@@ -9,6 +9,7 @@ use steadfast_common::dataset::{Manifest, ReadOptions, Records};
 use steadfast_common::ids::{Pass, TaskId};
 use steadfast_common::schedule::record_order;
 use steadfast_data::DataError;
+use steadfast_proto::v1::fail_task_request::Cause;
 use steadfast_trainer_core::{Batch, Model, ModelError};
 
 /// Tasks kept in memory at least.
@@ -28,6 +29,22 @@ pub enum TaskError {
     Model(ModelError),
     #[error("the reader broke: {0}")]
     Broken(String),
+}
+
+impl TaskError {
+    /// Whether everybody would fail alike.
+    pub fn cause(&self) -> Cause {
+        match self {
+            // Another machine may hold the file as it was.
+            Self::Data(DataError::Changed { .. }) => Cause::Transient,
+            Self::Data(error) => match error.kind() {
+                steadfast_data::ErrorKind::Permanent => Cause::Data,
+                steadfast_data::ErrorKind::Transient => Cause::Transient,
+            },
+            Self::BadRecord { .. } | Self::Model(_) => Cause::Data,
+            Self::Broken(_) => Cause::Transient,
+        }
+    }
 }
 
 /// A loaded task, or what kept it from loading.

@@ -18,10 +18,10 @@ pub struct LocalArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub masters: u32,
     /// Pserver processes, and slots.
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub pservers: u32,
     /// Trainer processes.
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub trainers: u32,
     /// Use this etcd instead of the embedded one; several URLs are separated by commas.
     #[arg(long, value_name = "URL", value_delimiter = ',', value_parser = endpoint)]

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use steadfast_common::error::ErrorKind;
-use steadfast_common::job_file;
+use steadfast_common::job_file::{self, BUILT_IN_MODELS, nearest};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::{JobRecord, ResultRecord};
 use steadfast_common::spec::JobSpec;
@@ -42,6 +42,7 @@ pub async fn run(args: LocalArgs) -> Result<ExitCode, Failure> {
     let own = std::env::current_exe()
         .map_err(|error| Failure::io("cannot find the path of this program", &error))?;
     let programs = Programs::find(&args, &own)?;
+    check_model(&args, &spec)?;
     let default_folder = || Path::new("steadfast-data").join(&spec.name);
     let path = args.data_dir.clone().unwrap_or_else(default_folder);
     let folder = Folder::open(&path)?;
@@ -58,6 +59,7 @@ pub async fn run(args: LocalArgs) -> Result<ExitCode, Failure> {
             return Ok(summary.exit_code());
         }
     };
+    check_same_job(&cluster, &spec, &folder).await?;
     let plan = Plan {
         args: &args,
         programs,
@@ -88,6 +90,40 @@ fn read_job(path: &Path) -> Result<(PathBuf, JobSpec), Failure> {
         Failure::invalid(faults.join("\n"))
     })?;
     Ok((absolute(path)?, spec))
+}
+
+/// Without a trainer of the user's own only the built-in models exist.
+fn check_model(args: &LocalArgs, spec: &JobSpec) -> Result<(), Failure> {
+    let kind = spec.model.kind.as_str();
+    if args.trainer_bin.is_some() || BUILT_IN_MODELS.contains(&kind) {
+        return Ok(());
+    }
+    let hint = match nearest(kind, BUILT_IN_MODELS.iter().copied()) {
+        Some(known) => format!("did you mean `{known}`?"),
+        None => format!(
+            "known are {}; a trainer with a model of your own is given with --trainer-bin",
+            BUILT_IN_MODELS.join(", ")
+        ),
+    };
+    Err(Failure::invalid(format!("{}: `model.kind` is `{kind}`; {hint}", args.job_file.display())))
+}
+
+/// Refuses to go on with a folder (or an etcd) that holds the job with another spec, before
+/// anything is started.
+async fn check_same_job(cluster: &Cluster, spec: &JobSpec, folder: &Folder) -> Result<(), Failure> {
+    let key = Keys::of_job(&spec.name).job();
+    match cluster.etcd.get_json::<JobRecord>(&key).await? {
+        Some(held) if held.digest != spec.digest() => Err(Failure::new(
+            ErrorKind::Conflict,
+            format!(
+                "the job `{}` exists with another spec; give the new one another name or another \
+                 --data-dir, or delete {} to start afresh",
+                spec.name,
+                folder.shown()
+            ),
+        )),
+        Some(_) | None => Ok(()),
+    }
 }
 
 struct Cluster {

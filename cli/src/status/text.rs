@@ -142,11 +142,14 @@ impl Page {
             self.row(
                 &it.metric_name,
                 format!(
-                    "{} (loss {}) on {} held-out records after pass {}",
+                    "{} (loss {}) on {} held-out records after {}",
                     figure(it.metric),
                     figure(it.loss),
                     it.records,
-                    it.pass.0.saturating_add(1)
+                    match it.pass.0 {
+                        1 => "1 pass".to_owned(),
+                        passes => format!("{passes} passes"),
+                    }
                 ),
             );
         }

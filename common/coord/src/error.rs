@@ -7,13 +7,17 @@ use steadfast_common::error::ErrorKind;
 /// An operation on etcd failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CoordError {
-    #[error("etcd at {endpoints} does not answer: {reason}; is it running, and is the address right?")]
+    #[error(
+        "etcd at {endpoints} does not answer: {reason}; is it running, and is the address right?"
+    )]
     Unreachable { endpoints: String, reason: String },
     #[error("etcd did not answer `{operation}` within {after:?}")]
     TimedOut { operation: &'static str, after: Duration },
     #[error("etcd refused `{operation}`: {source}")]
     Refused { operation: &'static str, source: Box<etcd_client::Error> },
-    #[error("the value of `{key}` in etcd is not what this version writes: {reason}; `etcdctl get {key}` shows it")]
+    #[error(
+        "the value of `{key}` in etcd is not what this version writes: {reason}; `etcdctl get {key}` shows it"
+    )]
     BadValue { key: String, reason: String },
     #[error("the lease is lost")]
     LeaseLost,
@@ -54,7 +58,9 @@ fn refusal_kind(error: &etcd_client::Error) -> ErrorKind {
             9 | 11 => ErrorKind::Stale,
             _ => ErrorKind::Unavailable,
         },
-        etcd_client::Error::InvalidArgs(_) | etcd_client::Error::InvalidUri(_) => ErrorKind::Invalid,
+        etcd_client::Error::InvalidArgs(_) | etcd_client::Error::InvalidUri(_) => {
+            ErrorKind::Invalid
+        }
         _ => ErrorKind::Unavailable,
     }
 }

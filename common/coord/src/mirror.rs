@@ -141,11 +141,7 @@ async fn watch_on(
     Ok(())
 }
 
-async fn open(
-    etcd: &Etcd,
-    range: &Range,
-    from: i64,
-) -> Result<WatchStream, etcd_client::Error> {
+async fn open(etcd: &Etcd, range: &Range, from: i64) -> Result<WatchStream, etcd_client::Error> {
     let options = WatchOptions::new().with_start_revision(from);
     let (key, options) = match range {
         Range::Key(key) => (key, options),

@@ -42,7 +42,9 @@ pub enum Condition {
 /// What became of a commit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Commit {
-    Done { revision: i64 },
+    Done {
+        revision: i64,
+    },
     /// A [`Condition`] did not hold; nothing changed.
     ConditionFailed,
 }

@@ -65,7 +65,8 @@ impl Session {
         let deadline = Arc::new(Deadline { at_ms: AtomicU64::new(0) });
         deadline.extend(sent, granted);
         let (lost_tx, lost) = watch::channel(false);
-        let beat = tokio::spawn(keep_alive(etcd.clone(), lease, granted, deadline.clone(), lost_tx));
+        let beat =
+            tokio::spawn(keep_alive(etcd.clone(), lease, granted, deadline.clone(), lost_tx));
         Ok(Self { lease, deadline, lost, beat })
     }
 

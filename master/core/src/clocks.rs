@@ -25,6 +25,13 @@ struct Clock {
     now: u64,
 }
 
+/// Whether those who wait have reason to look again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moved {
+    Yes,
+    No,
+}
+
 impl Clocks {
     /// Notes that `trainer` begins to work.
     pub fn begin(&mut self, trainer: TrainerId) {
@@ -32,12 +39,15 @@ impl Clocks {
         self.of.entry(trainer).or_insert(Clock { from: None, start, now: start });
     }
 
-    /// Notes that `trainer` has pushed `count` times by its own count.
-    pub fn advance(&mut self, trainer: TrainerId, count: u64) {
+    /// Notes that `trainer` has pushed `count` times by its own count, and says whether that was
+    /// news to anybody.
+    pub fn advance(&mut self, trainer: TrainerId, count: u64) -> Moved {
         self.begin(trainer);
-        let Some(clock) = self.of.get_mut(&trainer) else { return };
+        let Some(clock) = self.of.get_mut(&trainer) else { return Moved::No };
         let from = *clock.from.get_or_insert(count);
+        let before = clock.now;
         clock.now = clock.now.max(clock.start + count.saturating_sub(from));
+        if clock.now == before { Moved::No } else { Moved::Yes }
     }
 
     /// Forgets a trainer that idles or is gone.
@@ -118,5 +128,17 @@ mod tests {
         assert!(!clocks.may_go(old, 0));
         clocks.advance(young, 6);
         assert!(clocks.may_go(old, 0));
+    }
+
+    /// A waiter that asks again with the same count wakes nobody, or two waiters would keep each
+    /// other awake for ever.
+    #[test]
+    fn asking_again_is_no_news() {
+        let (a, b) = (TrainerId(Uuid::from_u128(1)), TrainerId(Uuid::from_u128(2)));
+        let mut clocks = Clocks::default();
+        clocks.advance(b, 0);
+        clocks.advance(a, 0);
+        assert_eq!(clocks.advance(a, 1), Moved::Yes);
+        assert_eq!(clocks.advance(a, 1), Moved::No);
     }
 }

@@ -53,9 +53,8 @@ pub fn finish(
     attempt: u64,
 ) -> Option<InitRecord> {
     let record = stored?;
-    let is_elected = record.generation == generation
-        && record.trainer == candidate
-        && record.attempt == attempt;
+    let is_elected =
+        record.generation == generation && record.trainer == candidate && record.attempt == attempt;
     is_elected.then(|| InitRecord { done: true, ..record.clone() })
 }
 

@@ -40,10 +40,20 @@ pub enum Fact {
 /// How a trainer's last task went.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
-    Finished { task: TaskId, attempt: Attempt },
-    Failed { task: TaskId, attempt: Attempt, reason: String },
+    Finished {
+        task: TaskId,
+        attempt: Attempt,
+    },
+    Failed {
+        task: TaskId,
+        attempt: Attempt,
+        reason: String,
+    },
     /// The trainer leaves; no fault of the task.
-    Returned { task: TaskId, attempt: Attempt },
+    Returned {
+        task: TaskId,
+        attempt: Attempt,
+    },
 }
 
 /// What a trainer asks.
@@ -79,7 +89,9 @@ pub enum Next {
     /// Every pass is over.
     AllDone,
     /// Every task of a pass was given up.
-    AllFailed { pass: Pass },
+    AllFailed {
+        pass: Pass,
+    },
 }
 
 /// Bounds of the job.
@@ -289,7 +301,8 @@ impl Ledger {
         let mut facts = vec![Fact::Head(head)];
         facts.extend(to.open.iter().map(|(task, failures)| {
             let reason = "the job went back to a checkpoint".to_owned();
-            Fact::Task { task: *task, record: TaskRecord::Todo { failures: *failures, reason } }
+            let record = TaskRecord::Todo { failures: *failures, reason, report: None };
+            Fact::Task { task: *task, record }
         }));
         facts.extend(to.discarded.iter().map(|(task, reason)| {
             let record = TaskRecord::Discarded { failures: 0, reason: reason.clone() };
@@ -306,7 +319,7 @@ impl Ledger {
             Fact::Task { task, record } => {
                 self.unlist(*task);
                 match record.clone() {
-                    TaskRecord::Todo { failures, reason } => {
+                    TaskRecord::Todo { failures, reason, report: _ } => {
                         self.retry.insert(*task, (failures, reason));
                     }
                     TaskRecord::Pending { failures, attempt, trainer } => {
@@ -433,13 +446,18 @@ impl<'a> Draft<'a> {
         let record = if limits.failures_max < failures {
             TaskRecord::Discarded { failures, reason }
         } else {
-            TaskRecord::Todo { failures, reason }
+            TaskRecord::Todo { failures, reason, report: None }
         };
         self.set(task, record);
         true
     }
 
-    fn count(&self, in_base: usize, is: impl Fn(&TaskRecord) -> bool, was: impl Fn(TaskId) -> bool) -> usize {
+    fn count(
+        &self,
+        in_base: usize,
+        is: impl Fn(&TaskRecord) -> bool,
+        was: impl Fn(TaskId) -> bool,
+    ) -> usize {
         let gone = self.changed.keys().filter(|task| was(**task)).count();
         let come = self.changed.values().flatten().filter(|record| is(record)).count();
         in_base - gone + come

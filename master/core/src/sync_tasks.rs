@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use steadfast_common::ids::{Pass, TaskId};
+use steadfast_common::ids::{Pass, RequestId, TaskId};
 use steadfast_common::records::{DiscardedTask, TaskRecord};
 
 /// A durable change: the task's record in the round of its pass.
@@ -14,6 +14,25 @@ pub struct Fact {
     pub pass: Pass,
     pub task: TaskId,
     pub record: TaskRecord,
+}
+
+/// What keeps a task from being computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The data: nobody can compute the task.
+    Data,
+    /// The way to the data: it may work later, or elsewhere.
+    Transient,
+}
+
+/// A trainer's report that it cannot compute a task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    pub id: RequestId,
+    pub pass: Pass,
+    pub task: TaskId,
+    pub cause: Cause,
+    pub reason: String,
 }
 
 /// The fold of all facts.
@@ -30,27 +49,38 @@ impl SyncTasks {
         state
     }
 
-    /// Counts a failure of `task`; one more than `failures_max` gives it up. A task that is given
-    /// up already stays so.
-    pub fn fail(
-        &self,
-        pass: Pass,
-        task: TaskId,
-        reason: &str,
-        failures_max: u32,
-    ) -> Option<Fact> {
-        let failures = match self.tasks.get(&(pass, task)) {
-            None | Some(TaskRecord::Pending { .. }) => 1,
-            Some(TaskRecord::Todo { failures, .. }) => failures + 1,
+    /// Takes a report that `task` failed. Only failures of the data count: everybody meets those
+    /// alike, so a task that is given up cannot have contributed anywhere. One more of them than
+    /// `failures_max` gives the task up. A repeated report, and one of a task that is given up
+    /// already, changes nothing.
+    pub fn fail(&self, failure: &Failure, failures_max: u32) -> Option<Fact> {
+        let before = match self.tasks.get(&(failure.pass, failure.task)) {
+            None | Some(TaskRecord::Pending { .. }) => 0,
+            Some(TaskRecord::Todo { report, .. }) if *report == Some(failure.id) => return None,
+            Some(TaskRecord::Todo { failures, .. }) => *failures,
             Some(TaskRecord::Discarded { .. }) => return None,
         };
-        let reason = reason.to_owned();
+        let failures = match failure.cause {
+            Cause::Data => before + 1,
+            Cause::Transient => before,
+        };
+        let reason = failure.reason.clone();
         let record = if failures_max < failures {
             TaskRecord::Discarded { failures, reason }
         } else {
-            TaskRecord::Todo { failures, reason }
+            TaskRecord::Todo { failures, reason, report: Some(failure.id) }
         };
-        Some(Fact { pass, task, record })
+        Some(Fact { pass: failure.pass, task: failure.task, record })
+    }
+
+    /// Tasks of `pass` that failed and are not given up, with the last reason.
+    pub fn troubled(&self, pass: Pass) -> Vec<(TaskId, String)> {
+        let of_pass = self.tasks.range((pass, TaskId(0))..=(pass, TaskId(u32::MAX)));
+        let troubled = of_pass.filter_map(|((_, task), record)| match record {
+            TaskRecord::Todo { reason, .. } => Some((*task, reason.clone())),
+            TaskRecord::Pending { .. } | TaskRecord::Discarded { .. } => None,
+        });
+        troubled.collect()
     }
 
     /// Whether `task` is given up in `pass`.
@@ -89,20 +119,55 @@ impl SyncTasks {
 
 #[cfg(test)]
 mod tests {
+    use uuid::Uuid;
+
     use super::*;
+
+    fn failure(id: u128, cause: Cause) -> Failure {
+        Failure {
+            id: RequestId(Uuid::from_u128(id)),
+            pass: Pass(1),
+            task: TaskId(7),
+            cause,
+            reason: "why".to_owned(),
+        }
+    }
 
     /// S004-10: with a threshold of 3, the fourth failure discards. S004-12: the next pass starts
     /// over.
     #[test]
     fn one_failure_more_than_the_threshold_gives_a_task_up_for_that_pass() {
         let mut state = SyncTasks::default();
-        for failure in 1..=4 {
-            let fact = state.fail(Pass(1), TaskId(7), "bad record", 3).unwrap();
+        for number in 1..=4 {
+            let fact = state.fail(&failure(number, Cause::Data), 3).unwrap();
             state.evolve(&fact);
-            assert_eq!(state.is_given_up(Pass(1), TaskId(7)), failure == 4);
+            assert_eq!(state.is_given_up(Pass(1), TaskId(7)), number == 4);
         }
-        assert_eq!(state.fail(Pass(1), TaskId(7), "late", 3), None);
+        assert_eq!(state.fail(&failure(5, Cause::Data), 3), None);
         assert!(state.given_up(Pass(2)).is_empty());
         assert_eq!(state.discarded().len(), 1);
+    }
+
+    /// S004-27: a report that is repeated after a lost reply counts once.
+    #[test]
+    fn a_repeated_report_counts_once() {
+        let mut state = SyncTasks::default();
+        let fact = state.fail(&failure(1, Cause::Data), 3).unwrap();
+        state.evolve(&fact);
+        assert_eq!(state.fail(&failure(1, Cause::Data), 3), None);
+    }
+
+    /// I7: a task that one trainer cannot reach may be computed by another, so it is never given
+    /// up for that; or a lane would contribute two different things under one name.
+    #[test]
+    fn trouble_on_the_way_to_the_data_never_gives_a_task_up() {
+        let mut state = SyncTasks::default();
+        for number in 0..100 {
+            if let Some(fact) = state.fail(&failure(number, Cause::Transient), 3) {
+                state.evolve(&fact);
+            }
+        }
+        assert!(!state.is_given_up(Pass(1), TaskId(7)));
+        assert_eq!(state.troubled(Pass(1)).len(), 1);
     }
 }

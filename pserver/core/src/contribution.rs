@@ -43,7 +43,9 @@ pub enum Refusal {
     WrongLength { block: u32, found: usize, wanted: usize },
     #[error("{found} blocks were sent; the shard has {wanted}")]
     WrongBlocks { found: usize, wanted: usize },
-    #[error("the gradient of block {block} is not finite; a lower learning rate or clipping may help")]
+    #[error(
+        "the gradient of block {block} is not finite; a lower learning rate or clipping may help"
+    )]
     NotFinite { block: u32 },
     #[error("there is no lane {lane}; the job has {lanes}")]
     NoSuchLane { lane: Lane, lanes: u32 },

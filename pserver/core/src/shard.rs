@@ -121,12 +121,7 @@ impl Shard {
     }
 
     /// A shard as it was cut. `cut.blocks` are those of `blocks`, in the same order.
-    pub fn restore(
-        layout: Arc<Layout>,
-        blocks: Vec<(u32, Block)>,
-        cut: Cut,
-        rules: Rules,
-    ) -> Self {
+    pub fn restore(layout: Arc<Layout>, blocks: Vec<(u32, Block)>, cut: Cut, rules: Rules) -> Self {
         let lens: Vec<usize> = match rules.mode {
             Mode::Sync => blocks.iter().map(|(_, block)| block.len).collect(),
             Mode::Async => Vec::new(),

@@ -8,6 +8,7 @@ use futures::future::try_join_all;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Lane, Pass, TrainerId, Version};
 use steadfast_common::layout::Layout;
+use steadfast_coord::{CoordError, Deadline};
 use steadfast_proto::v1::pserver_client::PserverClient;
 use steadfast_proto::v1::push_header;
 use steadfast_proto::v1::{
@@ -36,6 +37,8 @@ const PULL_WAIT: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub struct Pservers {
     cluster: Arc<Cluster>,
+    /// The end of our own lease: whoever is past it says nothing any more.
+    deadline: Arc<Deadline>,
     generation: Generation,
     layout: Arc<Layout>,
     slots: Arc<Vec<SlotClient>>,
@@ -83,6 +86,7 @@ impl Pservers {
         cluster: Arc<Cluster>,
         crew: &Crew,
         layout: Arc<Layout>,
+        deadline: Arc<Deadline>,
     ) -> Result<Self, ClientError> {
         let placed = layout.place(crew.addresses.len() as u32);
         let members = crew.addresses.iter().zip(&crew.record.slots).zip(placed).enumerate();
@@ -96,7 +100,7 @@ impl Pservers {
         });
         let slots: Result<Vec<SlotClient>, ClientError> = slots.collect();
         let generation = crew.record.generation;
-        Ok(Self { cluster, generation, layout, slots: Arc::new(slots?) })
+        Ok(Self { cluster, deadline, generation, layout, slots: Arc::new(slots?) })
     }
 
     /// The generation that these pservers are of.
@@ -143,7 +147,8 @@ impl Pservers {
                 loss_sum: gradient.loss_sum,
                 name: Some(wire_name(name)),
             };
-            let chunks = if bytes.is_empty() { vec![Vec::new()] } else { self.chunks(slot, &bytes) };
+            let chunks =
+                if bytes.is_empty() { vec![Vec::new()] } else { self.chunks(slot, &bytes) };
             let mut header = Some(header);
             let messages: Vec<PushRequest> = chunks
                 .into_iter()
@@ -162,11 +167,7 @@ impl Pservers {
     ///
     /// # Errors
     /// A refusal, another generation, or the end of the job.
-    pub async fn pull(
-        &self,
-        version: Version,
-        values: &mut [f32],
-    ) -> Result<Pulled, ClientError> {
+    pub async fn pull(&self, version: Version, values: &mut [f32]) -> Result<Pulled, ClientError> {
         let pulls = self.slots.iter().map(|slot| {
             self.until_answered(move || {
                 let (mut client, target) = (slot.client.clone(), slot.target);
@@ -223,6 +224,9 @@ impl Pservers {
         let mut pauses = pauses();
         let work = async {
             loop {
+                if !self.deadline.is_ahead() {
+                    return Err(CoordError::LeaseLost.into());
+                }
                 match tokio::time::timeout(TIMEOUT, attempt()).await {
                     Ok(Ok(answer)) => return Ok(answer),
                     Ok(Err(status)) => judge(&status)?,
@@ -289,11 +293,9 @@ async fn pull_one(
 
 fn wire_name(name: Name) -> push_header::Name {
     match name {
-        Name::Lane { version, lane, last } => push_header::Name::Lane(LaneContribution {
-            version: version.0,
-            lane: lane.0,
-            last,
-        }),
+        Name::Lane { version, lane, last } => {
+            push_header::Name::Lane(LaneContribution { version: version.0, lane: lane.0, last })
+        }
         Name::Sequence { trainer, sequence, version } => {
             push_header::Name::Sequence(AsyncContribution {
                 trainer: trainer.to_string(),

@@ -1,0 +1,30 @@
+# What people do with this repository. Every target does its own set-up.
+
+CARGO ?= cargo
+export CARGO_TERM_COLOR ?= auto
+
+.PHONY: help setup build demo test verify fix clean-demo
+
+help: ## Say what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+setup: ## Install what building and testing need (apt, as root or by sudo)
+	@scripts/setup
+
+build: setup ## Build all programs
+	$(CARGO) build --release --workspace --bins
+
+demo: build ## Train a model on a cluster of processes on this machine
+	target/release/steadfast local examples/digits.toml
+
+test: build ## Run all tests
+	$(CARGO) test --release --workspace
+
+verify: setup ## Check form and lints; changes nothing
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
+	$(CARGO) test --release -p steadfast-tests --test layers
+
+fix: setup ## Format and apply what clippy can mend
+	$(CARGO) clippy --release --workspace --all-targets --fix --allow-dirty --allow-staged
+	$(CARGO) fmt --all

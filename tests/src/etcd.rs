@@ -1,0 +1,110 @@
+//! A real etcd, or the embedded one as a process, for one scene.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+
+use crate::{Process, Scene, program, within};
+
+/// Another process may take a port between our finding it free and etcd's binding it.
+const PORTS_TRIED: u32 = 5;
+const START_MAX: Duration = Duration::from_secs(30);
+
+/// An etcd that is killed when this is dropped.
+#[derive(Debug)]
+pub struct EtcdServer {
+    process: Process,
+    address: SocketAddr,
+}
+
+impl EtcdServer {
+    /// Starts an empty real etcd.
+    pub fn real(scene: &Scene) -> Self {
+        let path = find("etcd", "etcd-server");
+        Self::start(scene, |address, data| {
+            let peer = format!("http://{}", free_address());
+            let client = format!("http://{address}");
+            let mut command = scene.command(&path);
+            command.arg("--data-dir").arg(data);
+            command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+            command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+            command.arg(format!("--initial-cluster=default={peer}"));
+            command.args(["--unsafe-no-fsync", "--log-level=error"]);
+            command
+        })
+    }
+
+    /// Starts an empty embedded etcd.
+    pub fn embedded(scene: &Scene) -> Self {
+        Self::start(scene, |address, data| {
+            let mut command = scene.command(&program("steadfast"));
+            command.args(["etcd", "--listen", &address.to_string(), "--data-dir"]).arg(data);
+            command
+        })
+    }
+
+    fn start(scene: &Scene, command: impl Fn(SocketAddr, &Path) -> std::process::Command) -> Self {
+        for attempt in 0..PORTS_TRIED {
+            let address = free_address();
+            let name = format!("etcd-{}-{attempt}", address.port());
+            let mut command = command(address, &scene.path(&name));
+            let mut process = Process::start(scene.folder(), &name, &mut command);
+            let listens = within(START_MAX, "etcd listens", || {
+                match (TcpStream::connect(address), process.is_running()) {
+                    (_, false) => Some(false),
+                    (Ok(_), true) => Some(true),
+                    (Err(_), true) => None,
+                }
+            });
+            if listens {
+                return Self { process, address };
+            }
+        }
+        panic!("etcd ended at its start {PORTS_TRIED} times");
+    }
+
+    /// Its URL.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Stops or resumes it.
+    pub fn signal(&self, signal: Signal) {
+        self.process.signal(signal);
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> Pid {
+        self.process.pid()
+    }
+
+    /// Asks it by `etcdctl`, and returns what that printed.
+    pub fn ctl(&self, scene: &Scene, args: &[&str]) -> String {
+        let mut command = scene.command(&find("etcdctl", "etcd-client"));
+        command.env("ETCDCTL_API", "3").args(["--endpoints", &self.url()]).args(args);
+        let output = command.output().expect("etcdctl starts");
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+}
+
+/// The path of an installed program, or a failure that says what to install.
+pub fn find(name: &str, package: &str) -> PathBuf {
+    let folders = std::env::var("PATH").unwrap_or_default();
+    folders
+        .split(':')
+        .chain(["/usr/bin", "/usr/local/bin"])
+        .map(|folder| Path::new(folder).join(name))
+        .find(|path| path.is_file())
+        .unwrap_or_else(|| panic!("{name} is not installed: install the package {package}"))
+}
+
+/// An address on loopback that nobody listens on right now.
+pub fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0")
+        .and_then(|listener| listener.local_addr())
+        .expect("loopback has free ports")
+}

@@ -1,0 +1,164 @@
+//! Processes of a test: started so that they cannot outlive it, and found again by a mark that
+//! their children inherit.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, getpid, getppid};
+
+use crate::within;
+
+/// The environment variable that tells the processes of one scene from all others.
+pub const MARK: &str = "SUITE_MARK";
+
+/// The path of one of our programs as `make test` builds it.
+pub fn program(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release");
+    let path = folder.join(name);
+    assert!(path.is_file(), "{} is not built; run `make test`", path.display());
+    path
+}
+
+/// How a process ended.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// Absent if a signal ended it.
+    pub code: Option<i32>,
+    pub signal: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// A process that is killed when this is dropped.
+#[derive(Debug)]
+pub struct Process {
+    name: String,
+    child: Child,
+    stdout: PathBuf,
+    stderr: PathBuf,
+}
+
+impl Process {
+    /// Starts a program whose output goes to files `<name>.out` and `<name>.err`.
+    ///
+    /// It dies with the thread that calls this, which is the test's own.
+    pub fn start(folder: &Path, name: &str, command: &mut Command) -> Self {
+        let stdout = folder.join(format!("{name}.out"));
+        let stderr = folder.join(format!("{name}.err"));
+        let create = |path: &Path| File::create(path).expect("the test's folder can be written to");
+        command
+            .stdin(Stdio::null())
+            .stdout(create(&stdout))
+            .stderr(create(&stderr))
+            .process_group(0);
+        let parent = getpid();
+        let die_with_parent = move || {
+            set_pdeathsig(Signal::SIGKILL)?;
+            // The parent may have died before the line above, and nobody would tell.
+            if getppid() == parent { Ok(()) } else { Err(io::Error::from(Errno::ESRCH)) }
+        };
+        // SAFETY: between fork and exec it only calls prctl and getppid, which are safe there; it
+        // allocates nothing and takes no lock.
+        unsafe { command.pre_exec(die_with_parent) };
+        let child = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("{:?} does not start: {error}", command.get_program()));
+        Self { name: name.to_owned(), child, stdout, stderr }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> Pid {
+        pid_of(self.child.id())
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal).expect("it was not waited for yet");
+    }
+
+    /// What it wrote to stderr so far.
+    pub fn stderr(&self) -> String {
+        text(&self.stderr)
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("a child can be waited for").is_none()
+    }
+
+    /// Waits for its end.
+    pub fn end(&mut self, bound: Duration) -> Ended {
+        let child = &mut self.child;
+        let what = format!("{} ended", self.name);
+        let status = within(bound, &what, || child.try_wait().expect("a child can be waited for"));
+        Ended {
+            code: status.code(),
+            signal: status.signal(),
+            stdout: text(&self.stdout),
+            stderr: text(&self.stderr),
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A living process that carries a mark.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    pub pid: Pid,
+    /// `master`, `pserver`, `trainer`, `etcd`, `local`, or the name of another program.
+    pub role: String,
+}
+
+/// All living processes that carry `mark`.
+pub fn marked(mark: &str) -> Vec<Seen> {
+    let entry = format!("{MARK}={mark}");
+    let mut seen = Vec::new();
+    for folder in fs::read_dir("/proc").expect("Linux has /proc").flatten() {
+        let path = folder.path();
+        let Some(pid) = folder.file_name().to_str().and_then(|it| it.parse().ok()) else {
+            continue;
+        };
+        // Whoever ended meanwhile, or is another user's, has no readable environment.
+        let environment = fs::read(path.join("environ")).unwrap_or_default();
+        if environment.split(|byte| *byte == 0).any(|it| it == entry.as_bytes()) {
+            let words = fs::read(path.join("cmdline")).unwrap_or_default();
+            seen.push(Seen { pid: Pid::from_raw(pid), role: role(&words) });
+        }
+    }
+    // In the order in which they were started, as far as numbers tell.
+    seen.sort_by_key(|it| it.pid);
+    seen
+}
+
+fn role(command_line: &[u8]) -> String {
+    let mut words = command_line.split(|byte| *byte == 0).map(String::from_utf8_lossy);
+    let program = words.next().unwrap_or_default().into_owned();
+    let name = Path::new(&program).file_name().and_then(OsStr::to_str).unwrap_or_default();
+    match (name, name.strip_prefix("steadfast-")) {
+        ("steadfast", _) => words.next().unwrap_or_default().into_owned(),
+        (_, Some(role)) => role.to_owned(),
+        (other, None) => other.to_owned(),
+    }
+}
+
+fn pid_of(id: u32) -> Pid {
+    Pid::from_raw(i32::try_from(id).expect("process ids are small"))
+}
+
+fn text(path: &Path) -> String {
+    String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).into_owned()
+}

@@ -1,0 +1,161 @@
+//! The place of one test: a folder, a mark on its processes, and a turn on the machine.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use tempfile::TempDir;
+
+use crate::process::{self, MARK, Process, Seen, program};
+use crate::turn::Turn;
+use crate::{eventually, within};
+
+static SCENES: AtomicU32 = AtomicU32::new(0);
+
+/// Lines of each log that a failed test shows.
+const LINES_SHOWN: usize = 25;
+
+/// Where a test takes place. When it is dropped, also by a panic, its processes are killed.
+#[derive(Debug)]
+pub struct Scene {
+    mark: String,
+    folder: TempDir,
+    _turn: Turn,
+}
+
+impl Scene {
+    /// Waits for its turn and sets up an empty place.
+    pub fn new() -> Self {
+        let turn = Turn::take();
+        let number = SCENES.fetch_add(1, Ordering::Relaxed);
+        let mark = format!("{}-{number}", std::process::id());
+        let folder = tempfile::Builder::new()
+            .prefix("steadfast-test-")
+            .tempdir()
+            .expect("a temporary folder can be made");
+        Self { mark, folder, _turn: turn }
+    }
+
+    /// The path of something in its folder.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Its folder.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Writes a file, and returns its path.
+    pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, content).expect("the test's folder can be written to");
+        path
+    }
+
+    /// A command that runs in its folder and carries its mark.
+    pub fn command(&self, path: &Path) -> Command {
+        let mut command = Command::new(path);
+        command.current_dir(self.folder()).env(MARK, &self.mark);
+        command
+    }
+
+    /// Starts one of our programs.
+    pub fn start(&self, name: &str, program_name: &str, args: &[&str]) -> Process {
+        let mut command = self.command(&program(program_name));
+        Process::start(self.folder(), name, command.args(args))
+    }
+
+    /// Its living processes.
+    pub fn processes(&self) -> Vec<Seen> {
+        process::marked(&self.mark)
+    }
+
+    /// Its living processes of one role.
+    pub fn all_of(&self, role: &str) -> Vec<Seen> {
+        self.processes().into_iter().filter(|it| it.role == role).collect()
+    }
+
+    /// Waits until a process of that role lives.
+    pub fn one_of(&self, role: &str) -> Seen {
+        eventually(&format!("a {role} runs"), || self.all_of(role).into_iter().next())
+    }
+
+    /// Kills a process without a word.
+    pub fn kill(&self, it: &Seen) {
+        // An error means that it has ended already.
+        let _ = kill(it.pid, Signal::SIGKILL);
+    }
+
+    /// Stops or resumes a process.
+    pub fn signal(&self, it: &Seen, signal: Signal) {
+        kill(it.pid, signal).unwrap_or_else(|error| panic!("{it:?} got no {signal}: {error}"));
+    }
+
+    /// Waits until none of its processes is left.
+    #[track_caller]
+    pub fn leaves_no_process(&self) {
+        let start = std::time::Instant::now();
+        while start.elapsed() < Duration::from_secs(10) {
+            if self.processes().is_empty() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        panic!("left behind: {:?}", self.processes());
+    }
+
+    fn show_logs(&self) {
+        for path in files(self.folder()) {
+            let is_log = path.extension().is_some_and(|it| it == "log" || it == "err");
+            let text = match is_log {
+                true => fs::read_to_string(&path).unwrap_or_default(),
+                false => continue,
+            };
+            let lines: Vec<&str> = text.lines().collect();
+            let last = &lines[lines.len().saturating_sub(LINES_SHOWN)..];
+            let name = path.strip_prefix(self.folder()).unwrap_or(&path).display();
+            eprintln!("--- {name}, last of {} lines\n{}", lines.len(), last.join("\n"));
+        }
+    }
+}
+
+impl Default for Scene {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.show_logs();
+        }
+        // Whoever starts others is killed as well; look again until nobody is left.
+        let kill_all = || {
+            let left = self.processes();
+            left.iter().for_each(|it| self.kill(it));
+            left.is_empty().then_some(())
+        };
+        match std::thread::panicking() {
+            true => drop(kill_all()),
+            false => within(Duration::from_secs(20), "all processes of the test ended", kill_all),
+        }
+    }
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        match path.is_dir() {
+            true => found.extend(files(&path)),
+            false => found.push(path),
+        }
+    }
+    found.sort();
+    found
+}

@@ -1,0 +1,265 @@
+//! Whole jobs by `steadfast local`: real programs, real processes, real kills.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use safetensors::SafeTensors;
+use serde_json::Value;
+use steadfast_tests::{EtcdServer, Job, Run, Scene, Signal, eventually};
+
+fn sha(summary: &Value) -> String {
+    summary["parameters_sha256"].as_str().expect("a finished job has parameters").to_owned()
+}
+
+/// The parameters of the small job, trained by one trainer and one pserver.
+fn small_sha() -> &'static str {
+    static SHA: OnceLock<String> = OnceLock::new();
+    SHA.get_or_init(|| {
+        let scene = Scene::new();
+        let more = ["--trainers", "1", "--pservers", "1"];
+        sha(&Run::to_end(&scene, &Job::small(), "data", &more))
+    })
+}
+
+/// The parameters of the long job if nothing disturbs it.
+fn long_sha() -> &'static str {
+    static SHA: OnceLock<String> = OnceLock::new();
+    SHA.get_or_init(|| {
+        let scene = Scene::new();
+        sha(&Run::to_end(&scene, &Job::long(), "data", &[]))
+    })
+}
+
+/// S004-50
+#[test]
+fn a_synchronous_result_is_the_same_for_any_number_of_trainers_and_pservers() {
+    let expected = small_sha();
+    let scene = Scene::new();
+    for (trainers, pservers) in [("2", "1"), ("1", "2"), ("3", "2"), ("2", "3"), ("3", "3")] {
+        let data = format!("data-{trainers}x{pservers}");
+        let more = ["--trainers", trainers, "--pservers", pservers];
+        let summary = Run::to_end(&scene, &Job::small(), &data, &more);
+        assert_eq!(sha(&summary), expected, "{trainers} trainers, {pservers} pservers");
+    }
+}
+
+/// S004-50
+#[test]
+fn a_synchronous_result_is_the_same_with_a_real_etcd() {
+    let expected = small_sha();
+    let scene = Scene::new();
+    let etcd = EtcdServer::real(&scene);
+    let summary = Run::to_end(&scene, &Job::small(), "data", &["--etcd", &etcd.url()]);
+    assert_eq!(sha(&summary), expected);
+}
+
+/// S004-50
+#[test]
+fn a_synchronous_result_with_a_clipped_norm_is_the_same_for_any_number_of_processes() {
+    let job = Job::small().with("kind = \"adam\"", "kind = \"adam\"\nclip_norm = 0.5");
+    let scene = Scene::new();
+    let run = |data: &str, trainers: &str, pservers: &str| {
+        sha(&Run::to_end(&scene, &job, data, &["--trainers", trainers, "--pservers", pservers]))
+    };
+    let alone = run("data-1x1", "1", "1");
+    assert_eq!(run("data-2x3", "2", "3"), alone);
+    assert_ne!(alone, small_sha(), "the norm was clipped");
+}
+
+/// S004-1, S004-2
+#[test]
+fn the_synchronous_example_learns_the_digits() {
+    let scene = Scene::new();
+    let summary = Run::to_end(&scene, &Job::example("digits"), "data", &[]);
+    assert_eq!(summary["metric_name"], "accuracy");
+    assert!(0.97 <= summary["metric"].as_f64().unwrap(), "{summary}");
+    assert_eq!(summary["passes"], 120);
+    assert_eq!(summary["steps"], 1440);
+    assert_eq!(summary["examples"], 172_800);
+    assert_eq!(summary["discarded"], serde_json::json!([]));
+}
+
+/// S004-51, S004-52
+#[test]
+fn the_asynchronous_example_learns_the_digits() {
+    let scene = Scene::new();
+    let summary = Run::to_end(&scene, &Job::asynchronous(), "data", &[]);
+    assert!(0.94 <= summary["metric"].as_f64().unwrap(), "{summary}");
+    assert_eq!(summary["mode"], "async");
+}
+
+#[test]
+fn the_linear_example_finds_the_line() {
+    let scene = Scene::new();
+    let summary = Run::to_end(&scene, &Job::example("linear"), "data", &[]);
+    assert_eq!(summary["metric_name"], "rmse");
+    assert!(summary["metric"].as_f64().unwrap() < 0.05, "{summary}");
+}
+
+/// S004-36
+#[test]
+fn the_model_is_a_safetensors_file_with_names_and_shapes_of_its_layers() {
+    let scene = Scene::new();
+    let summary = Run::to_end(&scene, &Job::small(), "data", &[]);
+    let path = summary["model"].as_str().expect("a finished job has a model");
+    let bytes = std::fs::read(path).expect("the model is where the summary says");
+    let model = SafeTensors::deserialize(&bytes).expect("it is a safetensors file");
+    let mut tensors: Vec<(String, Vec<usize>)> =
+        model.tensors().into_iter().map(|(name, view)| (name, view.shape().to_vec())).collect();
+    tensors.sort();
+    let expected = [
+        ("layers.0.bias", vec![16]),
+        ("layers.0.weight", vec![16, 64]),
+        ("layers.1.bias", vec![10]),
+        ("layers.1.weight", vec![10, 16]),
+    ];
+    assert_eq!(tensors, expected.map(|(name, shape)| (name.to_owned(), shape)));
+}
+
+/// Kills one process of a role in mid-run; the job must end as if nothing had been.
+fn a_killed_process_changes_nothing(role: &str, more: &[&str]) {
+    let expected = long_sha();
+    let scene = Scene::new();
+    let mut run = Run::start(&scene, &Job::long(), more);
+    run.until_step(300);
+    run.kill_one(role);
+    assert_eq!(sha(&run.finish()), expected);
+    scene.leaves_no_process();
+}
+
+/// S004-2, S004-33, S004-34
+#[test]
+fn a_killed_trainer_does_not_change_a_synchronous_result() {
+    a_killed_process_changes_nothing("trainer", &[]);
+}
+
+/// S004-2, S004-46
+#[test]
+fn a_killed_pserver_does_not_change_a_synchronous_result() {
+    a_killed_process_changes_nothing("pserver", &[]);
+}
+
+/// S004-2, S004-21, S004-24
+#[test]
+fn a_killed_master_does_not_change_a_synchronous_result() {
+    a_killed_process_changes_nothing("master", &["--masters", "1"]);
+}
+
+/// S004-2, S004-20
+#[test]
+fn kills_of_every_role_one_after_another_do_not_change_a_synchronous_result() {
+    let expected = long_sha();
+    let scene = Scene::new();
+    let mut run = Run::start(&scene, &Job::long(), &["--masters", "2", "--trainers", "3"]);
+    for (step, role) in [(200, "trainer"), (500, "pserver"), (800, "master"), (1100, "trainer")] {
+        run.until_step(step);
+        scene.kill(&scene.one_of(role));
+    }
+    assert_eq!(sha(&run.finish()), expected);
+    scene.leaves_no_process();
+}
+
+/// S004-2, S004-16, S004-34
+#[test]
+fn an_asynchronous_job_survives_a_killed_trainer() {
+    let scene = Scene::new();
+    let job = Job::asynchronous().with("passes = 30", "passes = 40");
+    let mut run = Run::start(&scene, &job, &[]);
+    run.until_pass(5);
+    run.kill_one("trainer");
+    let summary = run.finish();
+    assert!(0.94 <= summary["metric"].as_f64().unwrap(), "{summary}");
+    scene.leaves_no_process();
+}
+
+/// S004-2, S004-46, S004-70
+#[test]
+fn an_asynchronous_job_survives_a_killed_pserver() {
+    let scene = Scene::new();
+    let job = Job::asynchronous().with("every = \"10s\"", "every = \"500ms\"");
+    let mut run = Run::start(&scene, &job, &[]);
+    run.until("a checkpoint is there", |it| it["checkpoint"].is_string());
+    run.kill_one("pserver");
+    let summary = run.finish();
+    assert!(0.94 <= summary["metric"].as_f64().unwrap(), "{summary}");
+    scene.leaves_no_process();
+}
+
+/// The other trainer waits at the gate meanwhile; when the stopped one's lease is over it goes on.
+fn a_stopped_trainer_holds_nobody_up_for_ever(max_staleness: u32) {
+    let scene = Scene::new();
+    let bound = format!("max_staleness = {max_staleness}");
+    let job =
+        Job::asynchronous().with("max_staleness = 8", &bound).with("passes = 30", "passes = 8");
+    let mut run = Run::start(&scene, &job, &["--trainers", "2"]);
+    run.until_pass(1);
+    let trainer = scene.one_of("trainer");
+    scene.signal(&trainer, Signal::SIGSTOP);
+    run.until("the stopped trainer counts as lost", |it| {
+        it["trainers"].as_array().is_some_and(|it| it.len() == 1)
+    });
+    scene.kill(&trainer);
+    let summary = run.finish();
+    assert_eq!(summary["passes"], 8);
+    scene.leaves_no_process();
+}
+
+/// S004-51
+#[test]
+fn a_trainer_stopped_in_lock_step_holds_nobody_up_for_ever() {
+    a_stopped_trainer_holds_nobody_up_for_ever(0);
+}
+
+/// S004-51
+#[test]
+fn a_trainer_stopped_within_a_staleness_of_two_holds_nobody_up_for_ever() {
+    a_stopped_trainer_holds_nobody_up_for_ever(2);
+}
+
+/// S004-2, S004-42, S004-45
+#[test]
+fn an_interrupted_run_says_how_to_resume_and_the_same_command_ends_with_the_same_result() {
+    let expected = long_sha();
+    let scene = Scene::new();
+    let job = Job::long().with("every_steps = 200", "every = \"1h\"");
+    let mut run = Run::start(&scene, &job, &[]);
+    run.until_step(500);
+    run.signal(Signal::SIGINT);
+    let ended = run.end();
+    scene.leaves_no_process();
+    assert_eq!(ended.code, Some(130), "{}", ended.stderr);
+    assert_eq!(ended.summary()["state"], "drained");
+    assert!(ended.stderr.contains("took checkpoint "), "{}", ended.stderr);
+    assert!(ended.stderr.contains("resume it with the same command: "), "{}", ended.stderr);
+
+    let mut run = Run::start(&scene, &job, &[]);
+    let status = run.until("it trains", |it| it["state"] == "training");
+    assert!(status["version"].as_u64() >= Some(500), "it began anew: {status}");
+    assert_eq!(sha(&run.finish()), expected);
+    scene.leaves_no_process();
+}
+
+/// S004-2, S004-42
+#[test]
+fn a_killed_run_leaves_no_process_and_the_same_command_ends_with_the_same_result() {
+    let expected = long_sha();
+    let scene = Scene::new();
+    let mut run = Run::start(&scene, &Job::long(), &[]);
+    run.until("a checkpoint is there", |it| it["checkpoint"].is_string());
+    run.signal(Signal::SIGKILL);
+    run.end();
+    scene.leaves_no_process();
+    assert_eq!(sha(&Run::start(&scene, &Job::long(), &[]).finish()), expected);
+    scene.leaves_no_process();
+}
+
+/// S004-24
+#[test]
+fn the_same_command_for_a_finished_job_tells_its_summary_again() {
+    let scene = Scene::new();
+    let first = Run::to_end(&scene, &Job::small(), "data", &[]);
+    let again = Run::to_end(&scene, &Job::small(), "data", &[]);
+    assert_eq!(first, again);
+    eventually("nothing is left", || scene.processes().is_empty().then_some(()));
+    assert!(Duration::ZERO < Duration::from_secs_f64(first["wall_seconds"].as_f64().unwrap()));
+}

@@ -1,0 +1,315 @@
+//! Who may import whom, and the rules of the code's style that a machine can check.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const FILE_LINES_MAX: usize = 500;
+const FN_LINES_MAX: usize = 70;
+
+/// Who may import whom: each package may name those of lower layers only, and of these just the
+/// ones listed. A package that is missing here fails the test, so a new one starts with a decision
+/// about its place.
+const LAYERS: &[&[(&str, &[&str])]] = &[
+    // Vocabulary.
+    &[("steadfast-common", &[])],
+    // Wire and cores; the embedded etcd stands alone.
+    &[
+        ("steadfast-proto", &["steadfast-common"]),
+        ("steadfast-master-core", &["steadfast-common"]),
+        ("steadfast-pserver-core", &["steadfast-common"]),
+        ("steadfast-trainer-core", &["steadfast-common"]),
+        ("steadfast-etcd", &[]),
+    ],
+    // Adapters, the lower ones first.
+    &[("steadfast-coord", &["steadfast-common"]), ("steadfast-store", &[])],
+    &[
+        ("steadfast-data", &["steadfast-common", "steadfast-store"]),
+        ("steadfast-process", &["steadfast-common", "steadfast-coord", "steadfast-proto"]),
+    ],
+    // The client library.
+    &[("steadfast-client", &["steadfast-common", "steadfast-coord", "steadfast-proto"])],
+    // Processes. They never import each other.
+    &[
+        (
+            "steadfast-master",
+            &[
+                "steadfast-common",
+                "steadfast-proto",
+                "steadfast-master-core",
+                "steadfast-coord",
+                "steadfast-store",
+                "steadfast-data",
+                "steadfast-process",
+            ],
+        ),
+        (
+            "steadfast-pserver",
+            &[
+                "steadfast-common",
+                "steadfast-proto",
+                "steadfast-pserver-core",
+                "steadfast-coord",
+                "steadfast-store",
+                "steadfast-process",
+            ],
+        ),
+        (
+            "steadfast-trainer",
+            &[
+                "steadfast-common",
+                "steadfast-proto",
+                "steadfast-trainer-core",
+                "steadfast-coord",
+                "steadfast-store",
+                "steadfast-data",
+                "steadfast-process",
+                "steadfast-client",
+            ],
+        ),
+    ],
+    // Tools.
+    &[(
+        "steadfast-cli",
+        &[
+            "steadfast-common",
+            "steadfast-proto",
+            "steadfast-coord",
+            "steadfast-etcd",
+            "steadfast-process",
+        ],
+    )],
+    // Tests.
+    &[(
+        "steadfast-tests",
+        &["steadfast-common", "steadfast-coord", "steadfast-etcd", "steadfast-proto"],
+    )],
+];
+
+/// Packages that may not wait, read a clock, roll dice or touch the outside.
+const PURE: &[&str] = &[
+    "steadfast-common",
+    "steadfast-master-core",
+    "steadfast-pserver-core",
+    "steadfast-trainer-core",
+];
+
+/// What they may use from elsewhere: plain data, parsing, arithmetic.
+const PURE_CRATES: &[&str] = &[
+    "bytes",
+    "humantime", // Parses durations.
+    "libm",
+    "ndarray",
+    "rand_chacha", // Generators that are given their seed.
+    "serde",
+    "serde_ignored",
+    "serde_json",
+    "sha2",
+    "strsim",
+    "thiserror",
+    "toml",
+    "uuid", // Its type; making one takes chance.
+];
+
+const PURE_BANNED: &[&str] = &[
+    "async ",
+    ".await",
+    "Instant::now",
+    "SystemTime",
+    "std::env",
+    "std::fs",
+    "std::net",
+    "std::thread",
+    "new_v4",
+    "HashMap", // Iterates in a random order; use BTreeMap.
+    "HashSet", // The same; use BTreeSet.
+];
+
+/// Crates of others that only some of our packages may name.
+const RESERVED: &[(&str, &[&str])] = &[
+    ("etcd-client", &["steadfast-coord", "steadfast-etcd"]),
+    ("object_store", &["steadfast-store"]),
+];
+
+#[test]
+fn packages_import_only_downwards() {
+    let mut errors = Vec::new();
+    for package in packages() {
+        let Some((_, allowed)) =
+            LAYERS.iter().flat_map(|layer| layer.iter()).find(|(name, _)| *name == package.name)
+        else {
+            errors.push(format!("{} has no place in LAYERS", package.name));
+            continue;
+        };
+        for import in package.local.iter().filter(|it| !allowed.contains(&it.as_str())) {
+            errors.push(format!("{} must not import {import}", package.name));
+        }
+    }
+    report(&errors);
+}
+
+#[test]
+fn the_table_of_layers_is_itself_in_order() {
+    let mut errors = Vec::new();
+    let mut below = BTreeSet::new();
+    for layer in LAYERS {
+        for (name, allowed) in *layer {
+            for import in allowed.iter().filter(|it| !below.contains(**it)) {
+                errors.push(format!("{name}: {import} is not in a lower layer"));
+            }
+        }
+        below.extend(layer.iter().map(|(name, _)| *name));
+    }
+    let known: BTreeSet<String> = packages().into_iter().map(|package| package.name).collect();
+    for name in below.iter().filter(|name| !known.contains(**name)) {
+        errors.push(format!("{name} is in LAYERS and not in the workspace"));
+    }
+    report(&errors);
+}
+
+#[test]
+fn pure_packages_use_only_pure_crates() {
+    let mut errors = Vec::new();
+    for package in packages().iter().filter(|it| PURE.contains(&it.name.as_str())) {
+        for import in package.external.iter().filter(|it| !PURE_CRATES.contains(&it.as_str())) {
+            errors.push(format!("{} is pure and must not use {import}", package.name));
+        }
+    }
+    report(&errors);
+}
+
+#[test]
+fn one_package_names_each_library_of_the_outside() {
+    let mut errors = Vec::new();
+    for package in packages() {
+        for (library, allowed) in RESERVED {
+            let names_it = package.external.contains(*library) || package.dev.contains(*library);
+            if names_it && !allowed.contains(&package.name.as_str()) {
+                errors.push(format!("{} must not use {library}", package.name));
+            }
+        }
+    }
+    report(&errors);
+}
+
+#[test]
+fn sources_are_tidy() {
+    let mut errors = Vec::new();
+    for package in packages() {
+        let banned = match PURE.contains(&package.name.as_str()) {
+            true => PURE_BANNED,
+            false => &[],
+        };
+        for path in sources(&package.dir.join("src")) {
+            let text = fs::read_to_string(&path).expect("a source file is readable");
+            check_source(&path, &text, banned, &mut errors);
+        }
+    }
+    report(&errors);
+}
+
+fn report(errors: &[String]) {
+    assert!(errors.is_empty(), "\n{}", errors.join("\n"));
+}
+
+fn check_source(path: &Path, text: &str, banned: &[&str], errors: &mut Vec<String>) {
+    let mut error = |line: usize, message: String| {
+        errors.push(format!("{}:{line}: {message}", path.display()));
+    };
+    if !text.starts_with("//!") {
+        error(1, "start with a `//!` line that says what this file is for".to_owned());
+    }
+    if is_test_module(path) {
+        return;
+    }
+    let body = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text);
+    let lines: Vec<&str> = body.lines().collect();
+    if FILE_LINES_MAX < lines.len() {
+        error(1, format!("{} lines; split it at {FILE_LINES_MAX}", lines.len()));
+    }
+    for (index, line) in lines.iter().enumerate() {
+        let code = line.split("//").next().unwrap_or(line);
+        for word in banned.iter().filter(|it| code.contains(**it)) {
+            error(index + 1, format!("`{}` in a pure package", word.trim()));
+        }
+        if code.contains(".unwrap()") {
+            error(index + 1, "`unwrap` outside tests; say with `expect` why it holds".to_owned());
+        }
+        if let Some(length) = fn_length(&lines[index..]).filter(|it| FN_LINES_MAX < *it) {
+            error(index + 1, format!("a function of {length} lines; the limit is {FN_LINES_MAX}"));
+        }
+    }
+}
+
+/// Whether a whole file is a test: `tests.rs`, or one in a folder `tests`.
+fn is_test_module(path: &Path) -> bool {
+    path.file_stem().is_some_and(|it| it == "tests" || it == "sample")
+        || path.parent().is_some_and(|it| it.ends_with("tests"))
+}
+
+/// The length of the function that starts at the first of `lines`, if one does. Trusts rustfmt:
+/// the closing brace stands below the first letter.
+fn fn_length(lines: &[&str]) -> Option<usize> {
+    let head = lines.first()?;
+    let code = head.trim_start();
+    let is_fn = code.starts_with("fn ") || code.contains(" fn ");
+    if !is_fn || code.starts_with("//") || code.ends_with(';') {
+        return None;
+    }
+    let indent = head.len() - code.len();
+    let close = format!("{}}}", " ".repeat(indent));
+    lines.iter().position(|line| *line == close).map(|index| index + 1)
+}
+
+struct Package {
+    name: String,
+    dir: PathBuf,
+    /// Names of packages of this workspace that it imports, outside tests.
+    local: BTreeSet<String>,
+    /// Names of other packages that it imports, outside tests.
+    external: BTreeSet<String>,
+    /// Names of packages that only its tests import.
+    dev: BTreeSet<String>,
+}
+
+fn packages() -> Vec<Package> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo metadata runs");
+    let metadata: serde_json::Value =
+        serde_json::from_slice(&output.stdout).expect("cargo metadata is JSON");
+    let packages = metadata["packages"].as_array().expect("packages is a list");
+    packages.iter().map(package).collect()
+}
+
+fn package(value: &serde_json::Value) -> Package {
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    let (mut local, mut external, mut dev) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    for dependency in value["dependencies"].as_array().expect("dependencies is a list") {
+        let names = match (dependency["kind"] == "dev", dependency["path"].is_string()) {
+            (true, _) => &mut dev,
+            (false, true) => &mut local,
+            (false, false) => &mut external,
+        };
+        names.insert(text(&dependency["name"]));
+    }
+    let manifest = PathBuf::from(text(&value["manifest_path"]));
+    let dir = manifest.parent().expect("a manifest has a folder").to_owned();
+    Package { name: text(&value["name"]), dir, local, external, dev }
+}
+
+fn sources(dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|it| it == "rs") {
+            found.push(path);
+        }
+    }
+    found
+}
