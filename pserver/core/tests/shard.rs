@@ -1,0 +1,254 @@
+//! A shard under contributions in any order, repeated, and broken.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use proptest::prelude::*;
+use steadfast_common::ids::{Lane, Pass, Slot, TrainerId, Version};
+use steadfast_common::layout::{BLOCK_LEN_MAX, Layout, ParamSpec};
+use steadfast_common::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpec};
+use steadfast_pserver_core::contribution::{Contributed, Contribution, LaneEnd, Refusal};
+use steadfast_pserver_core::shard::{Rules, Shard};
+use uuid::Uuid;
+
+const LANES: u32 = 4;
+
+fn rules(mode: Mode) -> Rules {
+    let optimizer = OptimizerSpec { kind: OptimizerKind::Adam, ..OptimizerSpec::default() };
+    Rules { mode, lanes: LANES, optimizer, learning_rate: LearningRateSpec::default() }
+}
+
+fn layout() -> Arc<Layout> {
+    Arc::new(Layout::new(vec![
+        ParamSpec::new("weight", &[2, BLOCK_LEN_MAX]),
+        ParamSpec::new("bias", &[3]),
+    ]))
+}
+
+/// First values that differ from place to place.
+fn first(layout: &Layout) -> Vec<f32> {
+    (0..layout.len()).map(|index| (index % 17) as f32 * 0.1 - 0.8).collect()
+}
+
+fn shard_of(layout: &Arc<Layout>, slot: u32, slots: u32, rules: Rules) -> Shard {
+    let blocks = Shard::blocks_of(layout, Slot(slot), slots);
+    let all = first(layout);
+    let values = blocks.iter().map(|(_, block)| all[block.range()].to_vec()).collect();
+    Shard::new(layout.clone(), blocks, values, rules)
+}
+
+fn shard(mode: Mode) -> Shard {
+    shard_of(&layout(), 0, 1, rules(mode))
+}
+
+/// What a lane contributes: irregular values, so that the order of addition shows in the bits.
+fn contribution(shard: &Shard, lane: u32, step: u64) -> Contribution {
+    let value = |index: usize| {
+        let mixed = (index as u64 * 2_654_435_761 + u64::from(lane) * 97 + step * 131) % 10_007;
+        (mixed as f32 - 5_000.0) * 0.000_37
+    };
+    let bytes = |range: std::ops::Range<usize>| -> Bytes {
+        range.flat_map(|index| value(index).to_le_bytes()).collect::<Vec<u8>>().into()
+    };
+    Contribution {
+        records: u64::from(lane) + 3,
+        loss_sum: f64::from(lane) * 0.7,
+        blocks: shard.blocks().iter().map(|(_, block)| bytes(block.range())).collect(),
+    }
+}
+
+fn contribute(shard: &mut Shard, lane: u32, end: LaneEnd) -> Result<Contributed, Refusal> {
+    let version = shard.position().version;
+    let given = contribution(shard, lane, version.0);
+    let outcome = shard.contribute(version, Lane(lane), given, end)?;
+    if outcome == Contributed::Complete {
+        shard.finish_step(None);
+    }
+    Ok(outcome)
+}
+
+fn bits(shard: &Shard) -> Vec<u32> {
+    shard.values().iter().flat_map(|block| block.iter().map(|value| value.to_bits())).collect()
+}
+
+/// The bits after some steps in which lanes arrive in the given orders.
+fn train(orders: &[Vec<u32>]) -> Vec<u32> {
+    let mut shard = shard(Mode::Sync);
+    for order in orders {
+        for lane in order {
+            contribute(&mut shard, *lane, LaneEnd::MoreToCome).unwrap();
+        }
+    }
+    assert_eq!(shard.position().version.0, orders.len() as u64);
+    bits(&shard)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    /// I7, S004-50: the result does not depend on the order in which lanes arrive.
+    #[test]
+    fn lanes_may_arrive_in_any_order(
+        orders in prop::collection::vec(Just((0..LANES).collect::<Vec<u32>>()).prop_shuffle(), 3),
+    ) {
+        let in_order = vec![(0..LANES).collect::<Vec<u32>>(); 3];
+        prop_assert!(train(&orders) == train(&in_order));
+    }
+}
+
+/// S004-50, I6: two pushes of one lane never count twice, in the step or after it.
+#[test]
+fn a_repeated_lane_counts_once() {
+    let mut shard = shard(Mode::Sync);
+    assert_eq!(contribute(&mut shard, 1, LaneEnd::MoreToCome), Ok(Contributed::Waiting));
+    assert_eq!(contribute(&mut shard, 1, LaneEnd::MoreToCome), Ok(Contributed::Duplicate));
+    assert_eq!(shard.missing(), [Lane(0), Lane(2), Lane(3)]);
+    for lane in [0, 0, 2, 3] {
+        contribute(&mut shard, lane, LaneEnd::MoreToCome).unwrap();
+    }
+    let late = contribution(&shard, 2, 0);
+    let outcome = shard.contribute(Version(0), Lane(2), late, LaneEnd::MoreToCome);
+    assert_eq!(outcome, Ok(Contributed::Duplicate));
+    assert!(bits(&shard) == train(&[vec![0, 1, 2, 3]]));
+    assert_eq!(shard.position().examples, 3 + 4 + 5 + 6);
+}
+
+/// S004-47: the same bits however the blocks are spread over slots.
+#[test]
+fn any_number_of_slots_gives_the_same_bits() {
+    let layout = layout();
+    let whole = train(&[vec![0, 1, 2, 3], vec![3, 2, 1, 0]]);
+    for slots in 1..=5 {
+        let mut joined = vec![0; layout.len()];
+        for slot in 0..slots {
+            let mut shard = shard_of(&layout, slot, slots, rules(Mode::Sync));
+            for lane in [0, 1, 2, 3, 3, 2, 1, 0] {
+                contribute(&mut shard, lane, LaneEnd::MoreToCome).unwrap();
+            }
+            for ((_, block), values) in shard.blocks().iter().zip(shard.values()) {
+                for (place, value) in joined[block.range()].iter_mut().zip(values.iter()) {
+                    *place = value.to_bits();
+                }
+            }
+        }
+        assert!(joined == whole, "{slots} slots");
+    }
+}
+
+/// A pass is over when its last lane has ended; a lane that ended is not waited for.
+#[test]
+fn a_pass_ends_with_its_longest_lane() {
+    let mut shard = shard(Mode::Sync);
+    for lane in [0, 1, 2] {
+        contribute(&mut shard, lane, LaneEnd::LastOfPass).unwrap();
+    }
+    contribute(&mut shard, 3, LaneEnd::MoreToCome).unwrap();
+    assert_eq!((shard.position().version, shard.position().pass), (Version(1), Pass(0)));
+    assert_eq!(shard.missing(), [Lane(3)]);
+    assert_eq!(contribute(&mut shard, 0, LaneEnd::LastOfPass), Err(Refusal::LaneEnded { lane: Lane(0) }));
+    contribute(&mut shard, 3, LaneEnd::LastOfPass).unwrap();
+    assert_eq!((shard.position().version, shard.position().pass), (Version(2), Pass(1)));
+    assert_eq!(shard.position().pass_start, Version(2));
+    assert_eq!(shard.missing().len(), 4);
+}
+
+/// S004-37, F48: what does not fit is refused as a whole, and nothing has changed.
+#[test]
+fn a_contribution_that_does_not_fit_changes_nothing() {
+    let mut shard = shard(Mode::Sync);
+    let before = bits(&shard);
+    let good = contribution(&shard, 0, 0);
+    let mut short = good.clone();
+    short.blocks[1] = short.blocks[1].slice(4..);
+    let mut fewer = good.clone();
+    fewer.blocks.pop();
+    let mut infinite = good.clone();
+    let mut bytes = infinite.blocks[0].to_vec();
+    bytes[4..8].copy_from_slice(&f32::INFINITY.to_le_bytes());
+    infinite.blocks[0] = bytes.into();
+    let none = Contribution { records: 0, loss_sum: 0.0, blocks: Vec::new() };
+    let mut offer = |version, lane, given| {
+        shard.contribute(Version(version), Lane(lane), given, LaneEnd::MoreToCome)
+    };
+    assert!(matches!(offer(0, 0, short), Err(Refusal::WrongLength { .. })));
+    assert!(matches!(offer(0, 0, fewer), Err(Refusal::WrongBlocks { .. })));
+    assert!(matches!(offer(0, 0, infinite), Err(Refusal::NotFinite { .. })));
+    assert!(matches!(offer(0, 0, none), Err(Refusal::EmptyLane { .. })));
+    assert!(matches!(offer(0, LANES, good.clone()), Err(Refusal::NoSuchLane { .. })));
+    assert!(matches!(offer(1, 0, good.clone()), Err(Refusal::Ahead { .. })));
+    let trainer = TrainerId(Uuid::from_u128(1));
+    assert!(matches!(shard.apply(trainer, 1, &good), Err(Refusal::WrongMode(_))));
+    assert_eq!(shard.missing().len(), LANES as usize);
+    assert!(bits(&shard) == before);
+}
+
+/// I6: a push whose reply was lost is answered again, not applied again.
+#[test]
+fn a_repeated_sequence_is_applied_once() {
+    let mut shard = shard(Mode::Async);
+    let (a, b) = (TrainerId(Uuid::from_u128(1)), TrainerId(Uuid::from_u128(2)));
+    let given = contribution(&shard, 0, 0);
+    assert_eq!(shard.apply(a, 1, &given), Ok(Contributed::Complete));
+    let once = bits(&shard);
+    assert_eq!(shard.apply(a, 1, &given), Ok(Contributed::Duplicate));
+    assert!(bits(&shard) == once);
+    assert_eq!(shard.apply(b, 1, &given), Ok(Contributed::Complete));
+    assert_eq!(shard.apply(a, 2, &given), Ok(Contributed::Complete));
+    assert_eq!(shard.position().version, Version(3));
+}
+
+/// I10: a shard restored from a cut goes on with the bits of one that was never interrupted; and
+/// training on after the cut does not change it (S004-65).
+#[test]
+fn a_cut_is_everything_and_stays_as_it_was() {
+    let mut shard = shard(Mode::Sync);
+    let step = |shard: &mut Shard| {
+        for lane in 0..LANES {
+            contribute(shard, lane, LaneEnd::MoreToCome).unwrap();
+        }
+    };
+    step(&mut shard);
+    step(&mut shard);
+    let cut = shard.cut();
+    let values: Vec<Vec<f32>> = cut.blocks.iter().map(|block| block.values.to_vec()).collect();
+    step(&mut shard);
+    let untouched = cut.blocks.iter().zip(&values).all(|(block, kept)| *block.values == *kept);
+    assert!(untouched, "training on changed the cut");
+    let blocks = shard.blocks().to_vec();
+    let mut restored = Shard::restore(shard.layout().clone(), blocks, cut, rules(Mode::Sync));
+    step(&mut restored);
+    assert!(bits(&restored) == bits(&shard));
+    assert_eq!(restored.position(), shard.position());
+}
+
+/// A step in which no lane had a record makes no update, but does end.
+#[test]
+fn a_step_without_a_record_changes_no_value() {
+    let mut shard = shard(Mode::Sync);
+    let before = bits(&shard);
+    for lane in 0..LANES {
+        let none = Contribution { records: 0, loss_sum: 0.0, blocks: Vec::new() };
+        shard.contribute(Version(0), Lane(lane), none, LaneEnd::LastOfPass).unwrap();
+    }
+    shard.finish_step(None);
+    assert!(bits(&shard) == before);
+    assert_eq!((shard.position().version, shard.position().pass), (Version(1), Pass(1)));
+}
+
+/// Clipping by global norm: the squares of all blocks, added in the order of blocks, and a factor.
+#[test]
+fn a_gradient_is_shrunk_to_the_global_norm() {
+    let mut rules = rules(Mode::Sync);
+    rules.optimizer = OptimizerSpec { clip_norm: Some(1.0), ..OptimizerSpec::default() };
+    rules.learning_rate.base = 1.0;
+    let layout = Arc::new(Layout::new(vec![ParamSpec::new("w", &[2])]));
+    let blocks = Shard::blocks_of(&layout, Slot(0), 1);
+    let mut shard = Shard::new(layout, blocks, vec![vec![0.0, 0.0]], Rules { lanes: 1, ..rules });
+    let data: Vec<u8> = [6.0_f32, 8.0].iter().flat_map(|it| it.to_le_bytes()).collect();
+    let given = Contribution { records: 2, loss_sum: 0.0, blocks: vec![data.into()] };
+    shard.contribute(Version(0), Lane(0), given, LaneEnd::MoreToCome).unwrap();
+    assert_eq!(shard.squares(), [25.0]);
+    shard.finish_step(Some(5.0));
+    let moved = &shard.values()[0];
+    assert!((moved[0] + 0.6).abs() < 1e-6 && (moved[1] + 0.8).abs() < 1e-6, "{moved:?}");
+}
