@@ -304,6 +304,24 @@ fn a_late_report_of_an_expired_attempt_does_not_count() {
     assert_eq!(world.ledger.queues(), before);
 }
 
+/// S004-16, I4: the late success of a dead attempt does not close the attempt that replaced it.
+#[test]
+fn a_late_report_does_not_close_the_attempt_that_replaced_it() {
+    let mut world = World::new(1);
+    let Next::Task(dead) = world.ask(trainer(1), None, Wants::Task).next else { panic!() };
+    let facts = world.ledger.expire(dead.task, dead.attempt, &LIMITS);
+    world.commit(&facts);
+    let Next::Task(live) = world.ask(trainer(2), None, Wants::Task).next else { panic!() };
+    assert_eq!(live.task, dead.task);
+    for (who, attempt) in [(trainer(1), dead.attempt), (trainer(1), live.attempt)] {
+        let report = Report::Finished { task: dead.task, attempt };
+        assert!(!world.ask(who, Some(report), Wants::Nothing).counted);
+        assert_eq!(world.ledger.queues().pending, 1);
+    }
+    let report = Report::Finished { task: live.task, attempt: live.attempt };
+    assert!(world.ask(trainer(2), Some(report), Wants::Nothing).counted);
+}
+
 /// S004-9: an attempt expires at its deadline, not before; one that ended has no deadline.
 #[test]
 fn a_deadline_is_counted_per_attempt() {
