@@ -57,6 +57,8 @@ pub struct Piece {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaneSchedule {
     lanes: Vec<Vec<(TaskId, u32)>>,
+    /// Where each task of a lane starts in the lane's stream, while none is given up.
+    starts: Vec<Vec<u64>>,
     micro_batch: u32,
 }
 
@@ -64,14 +66,16 @@ impl LaneSchedule {
     /// Deals the tasks of `pass` to `lanes` lanes.
     pub fn new(manifest: &Manifest, seed: u64, pass: Pass, lanes: u32, micro_batch: u32) -> Self {
         let mut dealt = vec![Vec::new(); lanes as usize];
+        let mut starts = vec![Vec::new(); lanes as usize];
         let mut load = BTreeSet::from_iter((0..lanes).map(|lane| (0_u64, lane)));
         for task in task_order(manifest, seed, pass) {
             let records = manifest.records_of(task);
             let Some((held, lane)) = load.pop_first() else { break };
             dealt[lane as usize].push((task, records as u32));
+            starts[lane as usize].push(held);
             load.insert((held + records, lane));
         }
-        Self { lanes: dealt, micro_batch }
+        Self { lanes: dealt, starts, micro_batch }
     }
 
     /// Number of lanes.
@@ -109,8 +113,8 @@ impl LaneSchedule {
         let wanted_start = step * u64::from(self.micro_batch);
         let wanted_end = wanted_start + u64::from(self.micro_batch);
         let mut pieces = Vec::new();
-        let mut start = 0;
-        for (task, records) in self.tasks_of(lane) {
+        let (first, mut start) = self.before(lane, wanted_start, given_up);
+        for (task, records) in self.tasks_of(lane).iter().skip(first) {
             if given_up.contains(task) {
                 continue;
             }
@@ -126,6 +130,18 @@ impl LaneSchedule {
             start = end;
         }
         pieces
+    }
+
+    /// A task of the lane from which on to look for the record at `wanted`, and where it starts.
+    /// While no task is given up the starts are known, and a lane of many tasks costs no more.
+    fn before(&self, lane: Lane, wanted: u64, given_up: &BTreeSet<TaskId>) -> (usize, u64) {
+        match self.starts.get(lane.0 as usize) {
+            Some(starts) if given_up.is_empty() => {
+                let first = starts.partition_point(|start| *start <= wanted).saturating_sub(1);
+                (first, starts.get(first).copied().unwrap_or(0))
+            }
+            Some(_) | None => (0, 0),
+        }
     }
 
     /// How many of the pass's tasks are wholly computed, and how many begun, after `steps` steps.

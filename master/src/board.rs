@@ -6,11 +6,11 @@ use steadfast_common::ids::{Generation, Incarnation, Lane, Pass, Slot, TaskId, T
 use steadfast_common::records::{
     DiscardedTask, EvaluationRecord, PserverRecord, ResultRecord, TrainerRecord,
 };
-use steadfast_common::schedule::LaneSchedule;
 use steadfast_common::spec::Mode;
 use steadfast_common::status::{Queues, SlotStatus, TrainerStatus};
 
-use crate::office::{Desk, Position};
+use crate::desk::Desk;
+use crate::office::Position;
 
 /// Who computes which lane, and which tasks were given up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -86,18 +86,14 @@ impl Facts {
         self.loss = position.loss;
         self.all_passes_over = spec.passes.is_some_and(|passes| passes <= position.pass.0)
             || spec.steps.is_some_and(|steps| steps <= position.version.0);
-        let total = desk.job.manifest.training_tasks().len() as u32;
-        if self.all_passes_over {
-            self.queues = Queues { done: total, ..Queues::default() };
-            return;
-        }
-        let schedule = LaneSchedule::new(
-            &desk.job.manifest,
-            spec.seed,
-            position.pass,
-            spec.sync.lanes,
-            spec.sync.micro_batch,
-        );
+        let total = desk.job.tasks;
+        let schedule = match &desk.schedule {
+            Some((pass, schedule)) if *pass == position.pass && !self.all_passes_over => schedule,
+            Some(_) | None => {
+                self.queues = Queues { done: total, ..Queues::default() };
+                return;
+            }
+        };
         let given_up = desk.state.sync_tasks.given_up(position.pass);
         let steps = position.version.0.saturating_sub(position.pass_start.0);
         let (done, pending) = schedule.progress(steps, &given_up);
@@ -113,12 +109,12 @@ impl Facts {
         self.discarded.extend(ledger.discarded());
         self.queues = ledger.queues();
         self.all_passes_over = desk.limits.passes <= self.pass.0;
-        let total = desk.job.manifest.training_tasks().len() as u32;
+        let total = desk.job.tasks;
         if self.all_passes_over {
             self.queues = Queues { done: total, ..Queues::default() };
         }
         // Tasks are of nearly one size, so the count of finished ones tells the records.
-        let records = desk.job.manifest.training_records();
+        let records = desk.job.records;
         let done = u64::from(self.queues.done) * records / u64::from(total.max(1));
         let passes = u64::from(self.pass.0);
         self.examples =

@@ -19,6 +19,17 @@ use tracing::{info, warn};
 pub struct Job {
     pub record: JobRecord,
     pub manifest: Arc<Manifest>,
+    /// Tasks and records that one pass trains on.
+    pub tasks: u32,
+    pub records: u64,
+}
+
+impl Job {
+    fn new(record: JobRecord, manifest: Manifest) -> Self {
+        let (tasks, records) =
+            (manifest.training_tasks().len() as u32, manifest.training_records());
+        Self { record, manifest: Arc::new(manifest), tasks, records }
+    }
 }
 
 /// What a master was told to run.
@@ -148,7 +159,7 @@ async fn plan(order: &Order) -> Result<Job, Failure> {
     let json = serde_json::to_vec(&manifest)
         .map_err(|error| Failure::internal(format!("the manifest: {error}")))?;
     place.create(json.into()).await.map_err(unavailable)?;
-    Ok(Job { record, manifest: Arc::new(manifest) })
+    Ok(Job::new(record, manifest))
 }
 
 fn data_kind(kind: steadfast_data::ErrorKind) -> ErrorKind {
@@ -185,7 +196,7 @@ async fn load(record: JobRecord) -> Result<Job, Failure> {
     if manifest.digest() != record.manifest {
         return Err(Failure::invalid(format!("{} is damaged: its digest differs", place.url())));
     }
-    Ok(Job { record, manifest: Arc::new(manifest) })
+    Ok(Job::new(record, manifest))
 }
 
 fn manifest_place(record: &JobRecord) -> Result<Location, Failure> {

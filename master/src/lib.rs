@@ -3,7 +3,10 @@
 mod acting;
 mod board;
 mod checkpoints;
+mod decisions;
+mod desk;
 mod job;
+mod members;
 mod metrics;
 mod office;
 mod run;

@@ -38,7 +38,11 @@ impl Collector for Metrics {
             "1 if this master acts",
             i64::from(acting.is_some()),
         )?;
-        let Some(status) = acting.map(|acting| acting.status()) else { return Ok(()) };
+        let Some(acting) = acting else { return Ok(()) };
+        let status = acting.status();
+        let lead = acting.office.clocks.largest_lead() as i64;
+        let help = "Largest lead in pushes that bounded staleness let through";
+        gauge(&mut encoder, "steadfast_staleness_max", help, lead)?;
         tasks(&mut encoder, &status)?;
         let e = &mut encoder;
         gauge(e, "steadfast_generation", "Generation of the job", status.generation.0 as i64)?;

@@ -22,9 +22,10 @@ use uuid::Uuid;
 
 use crate::acting::{Acting, View};
 use crate::checkpoints::Keeper;
+use crate::desk::Desk;
 use crate::job::{self, Order};
 use crate::metrics::Metrics;
-use crate::office::{Desk, End};
+use crate::office::End;
 use crate::service::Service;
 
 /// How long calls in flight may take once we leave.
@@ -207,7 +208,7 @@ impl Life<'_> {
             .map_err(|error| Failure::internal(error.to_string()))?;
         let announce = Op::put_leased(&self.keys.master_addr(), address, session.lease());
         let spec = job.record.spec.clone();
-        let records = job.manifest.training_records();
+        let records = job.records;
         let store = steadfast_store::open(&job.record.store)
             .map_err(|error| Failure::invalid(format!("the store: {error}")))?;
         // Announced before recovery: callers wait at the port, which answers when all is loaded.

@@ -8,7 +8,6 @@ use steadfast_common::ids::{
     Attempt, Generation, Lane, Pass, RequestId, TaskId, TrainerId, Version,
 };
 use steadfast_common::records::{EvaluationRecord, JobOutcome, ResultRecord};
-use steadfast_master_core::clocks::Moved;
 use steadfast_master_core::election::Verdict;
 use steadfast_master_core::ledger::{Next, Report, Request as TaskRequest, Wants};
 use steadfast_master_core::sync_tasks::{Cause, Failure};
@@ -220,24 +219,11 @@ impl Master for Service {
         let Some(bound) = acting.max_staleness else {
             return Ok(Response::new(AdvanceReply { go: true, ahead: 0 }));
         };
-        let room = &acting.office.clocks;
         let wait = Duration::from_millis(request.wait_ms).min(WAIT_MAX);
         let deadline = tokio::time::Instant::now() + wait;
-        loop {
-            let moved = room.moved.notified();
-            let (go, ahead, news) = {
-                let mut clocks = room.clocks.lock().expect("no holder panics");
-                let news = clocks.advance(trainer, request.clock);
-                (clocks.may_go(trainer, bound), clocks.lead(trainer), news)
-            };
-            if news == Moved::Yes {
-                room.moved.notify_waiters();
-            }
-            if go || deadline <= tokio::time::Instant::now() {
-                return Ok(Response::new(AdvanceReply { go, ahead }));
-            }
-            let _ = tokio::time::timeout_at(deadline, moved).await;
-        }
+        let room = &acting.office.clocks;
+        let (go, ahead) = room.pass(trainer, request.clock, bound, deadline).await;
+        Ok(Response::new(AdvanceReply { go, ahead }))
     }
 
     async fn report_evaluation(

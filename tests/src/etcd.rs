@@ -2,6 +2,7 @@
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -46,7 +47,7 @@ impl EtcdServer {
         })
     }
 
-    fn start(scene: &Scene, command: impl Fn(SocketAddr, &Path) -> std::process::Command) -> Self {
+    fn start(scene: &Scene, command: impl Fn(SocketAddr, &Path) -> Command) -> Self {
         for attempt in 0..PORTS_TRIED {
             let address = free_address();
             let name = format!("etcd-{}-{attempt}", address.port());
@@ -80,19 +81,19 @@ impl EtcdServer {
     pub fn pid(&self) -> Pid {
         self.process.pid()
     }
+}
 
-    /// Asks it by `etcdctl`, and returns what that printed.
-    pub fn ctl(&self, scene: &Scene, args: &[&str]) -> String {
-        let mut command = scene.command(&find("etcdctl", "etcd-client"));
-        command.env("ETCDCTL_API", "3").args(["--endpoints", &self.url()]).args(args);
-        let output = command.output().expect("etcdctl starts");
-        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8_lossy(&output.stdout).into_owned()
-    }
+/// Asks an etcd by `etcdctl`, and returns what that printed.
+pub fn etcdctl(url: &str, args: &[&str]) -> String {
+    let mut command = Command::new(find("etcdctl", "etcd-client"));
+    command.env("ETCDCTL_API", "3").args(["--endpoints", url]).args(args);
+    let output = command.output().expect("etcdctl starts");
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// The path of an installed program, or a failure that says what to install.
-pub fn find(name: &str, package: &str) -> PathBuf {
+fn find(name: &str, package: &str) -> PathBuf {
     let folders = std::env::var("PATH").unwrap_or_default();
     folders
         .split(':')

@@ -5,15 +5,17 @@ mod etcd;
 mod http;
 mod job;
 mod process;
+mod proxy;
 mod run;
 mod scene;
 mod turn;
 mod wait;
 
-pub use etcd::EtcdServer;
+pub use etcd::{EtcdServer, etcdctl, free_address};
 pub use http::{Answer, get, send_garbage};
 pub use job::{Job, examples};
 pub use process::{Ended, Process, Seen, program};
+pub use proxy::Proxy;
 pub use run::Run;
 pub use scene::Scene;
 pub use wait::{eventually, within};

@@ -18,6 +18,8 @@ pub struct Run<'a> {
     scene: &'a Scene,
     process: Process,
     data: PathBuf,
+    /// Where the job's keys are, if not in the etcd of this run.
+    etcd: Option<String>,
 }
 
 impl<'a> Run<'a> {
@@ -38,13 +40,18 @@ impl<'a> Run<'a> {
         command.arg("local").arg(file).args(["--data-dir", data, "--output", "json"]);
         command.args(["--lease-ttl", "2s"]).args(more);
         let process = Process::start(scene.folder(), &format!("local-{data}"), &mut command);
-        Self { scene, process, data: scene.path(data) }
+        Self { scene, process, data: scene.path(data), etcd: None }
     }
 
     /// Runs a job to its end; the result must be there.
     #[track_caller]
     pub fn to_end(scene: &'a Scene, job: &Job, data: &str, more: &[&str]) -> Value {
         Self::start_in(scene, job, data, more).finish()
+    }
+
+    /// Says that its job lies in this etcd.
+    pub fn at(&mut self, etcd: &str) {
+        self.etcd = Some(etcd.to_owned());
     }
 
     /// Waits for the end, which must be a success, and returns the summary.
@@ -87,11 +94,13 @@ impl<'a> Run<'a> {
 
     /// The job's status as `steadfast status` tells it, if anybody answers.
     pub fn status(&self) -> Option<Value> {
-        let output = Command::new(program("steadfast"))
-            .args(["status", "--output", "json", "--data-dir"])
-            .arg(&self.data)
-            .output()
-            .expect("the program starts");
+        let mut command = Command::new(program("steadfast"));
+        command.args(["status", "--output", "json"]);
+        match &self.etcd {
+            Some(url) => command.args(["--etcd-endpoints", url]),
+            None => command.arg("--data-dir").arg(&self.data),
+        };
+        let output = command.output().expect("the program starts");
         serde_json::from_slice(&output.stdout).ok()
     }
 

@@ -16,7 +16,7 @@ use crate::{eventually, within};
 static SCENES: AtomicU32 = AtomicU32::new(0);
 
 /// Lines of each log that a failed test shows.
-const LINES_SHOWN: usize = 25;
+const LINES_SHOWN: usize = 12;
 
 /// Where a test takes place. When it is dropped, also by a panic, its processes are killed.
 #[derive(Debug)]

@@ -145,7 +145,7 @@ impl Context {
     /// Whether an evaluation is due once `passes` passes are over.
     pub fn evaluates_after(&self, passes: u32) -> bool {
         let every = self.job.spec.evaluation.every_passes.unwrap_or(1);
-        passes % every == 0 && !self.tasks.manifest().held_out.is_empty()
+        passes.is_multiple_of(every) && !self.tasks.manifest().held_out.is_empty()
     }
 
     /// Offers to save; if elected, evaluates, writes the model and says so. Then waits for the end

@@ -245,9 +245,8 @@ impl Worker<'_> {
         let begins = position.version == position.pass_start && 0 < position.pass.0;
         let is_ours = self.assignment.borrow().lanes.first() == Some(&Lane(0));
         while self.evaluation.try_join_next().is_some() {}
-        if !(begins && is_ours && self.context.evaluates_after(position.pass.0))
-            || !self.evaluation.is_empty()
-        {
+        let is_due = begins && is_ours && self.context.evaluates_after(position.pass.0);
+        if !is_due || !self.evaluation.is_empty() {
             return;
         }
         let (context, parameters) = (self.context.clone(), self.parameters.clone());

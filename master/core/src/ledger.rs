@@ -15,11 +15,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use steadfast_common::ids::{Attempt, Millis, Pass, RequestId, TaskId, TrainerId};
+use steadfast_common::ids::{Attempt, Pass, RequestId, TaskId, TrainerId};
 use steadfast_common::records::{
     DiscardedTask, DispatchRecord, QueueRecord, QueueSnapshot, ReplyRecord, TaskRecord,
 };
 use steadfast_common::status::Queues;
+
+use crate::draft::{Blame, Draft};
 
 /// A durable change to the queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,26 +112,26 @@ pub struct Limits {
 /// (todo), `pending`, `discarded`, or none of these (done).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ledger {
-    orders: Orders,
-    head: QueueRecord,
-    retry: BTreeMap<TaskId, (u32, String)>,
-    pending: BTreeMap<TaskId, Pending>,
-    discarded: BTreeMap<TaskId, (u32, String)>,
-    replies: BTreeMap<TrainerId, ReplyRecord>,
+    pub(crate) orders: Orders,
+    pub(crate) head: QueueRecord,
+    pub(crate) retry: BTreeMap<TaskId, (u32, String)>,
+    pub(crate) pending: BTreeMap<TaskId, Pending>,
+    pub(crate) discarded: BTreeMap<TaskId, (u32, String)>,
+    pub(crate) replies: BTreeMap<TrainerId, ReplyRecord>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Pending {
-    failures: u32,
-    attempt: Attempt,
-    trainer: TrainerId,
+pub(crate) struct Pending {
+    pub failures: u32,
+    pub attempt: Attempt,
+    pub trainer: TrainerId,
 }
 
 /// The order of tasks in the present pass; shared between copies of the ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Orders {
-    pass: Pass,
-    tasks: Arc<[TaskId]>,
+pub(crate) struct Orders {
+    pub pass: Pass,
+    pub tasks: Arc<[TaskId]>,
 }
 
 /// Gives the order of a pass.
@@ -176,10 +178,10 @@ impl Ledger {
     ///
     /// A repeated request gets the answer that it got before, without a change.
     pub fn next_task(&self, request: &Request, limits: &Limits) -> (Vec<Fact>, Answer) {
-        if let Some(reply) = self.replies.get(&request.trainer) {
-            if reply.request == request.id {
-                return (Vec::new(), self.repeat(reply, limits));
-            }
+        if let Some(reply) = self.replies.get(&request.trainer)
+            && reply.request == request.id
+        {
+            return (Vec::new(), self.repeat(reply, limits));
         }
         let mut draft = Draft::new(self);
         let counted = match &request.report {
@@ -357,213 +359,5 @@ impl Ledger {
         }
         let cursor = head.cursor.min(self.orders.tasks.len() as u32);
         self.head = QueueRecord { cursor, ..head };
-    }
-}
-
-/// Whether a failure is held against the task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Blame {
-    Task,
-    Nobody,
-}
-
-/// A ledger with uncommitted facts on top.
-///
-/// Holds only what facts of one request can touch, so that a decision costs nothing of the size of
-/// the queues.
-struct Draft<'a> {
-    base: &'a Ledger,
-    head: QueueRecord,
-    /// Changed tasks; `None` is done.
-    changed: BTreeMap<TaskId, Option<TaskRecord>>,
-    /// Whether a new round began, so that nothing of `base` but the order counts.
-    rolled: bool,
-    facts: Vec<Fact>,
-}
-
-impl<'a> Draft<'a> {
-    fn new(base: &'a Ledger) -> Self {
-        Self { base, head: base.head, changed: BTreeMap::new(), rolled: false, facts: Vec::new() }
-    }
-
-    fn pending(&self, task: TaskId) -> Option<Pending> {
-        match self.changed.get(&task) {
-            Some(Some(TaskRecord::Pending { failures, attempt, trainer })) => {
-                Some(Pending { failures: *failures, attempt: *attempt, trainer: *trainer })
-            }
-            Some(_) => None,
-            None => self.base.pending.get(&task).cloned(),
-        }
-    }
-
-    fn set(&mut self, task: TaskId, record: TaskRecord) {
-        self.changed.insert(task, Some(record.clone()));
-        self.facts.push(Fact::Task { task, record });
-    }
-
-    fn report(&mut self, trainer: TrainerId, report: &Report, limits: &Limits) -> bool {
-        let (task, attempt) = match report {
-            Report::Finished { task, attempt }
-            | Report::Failed { task, attempt, .. }
-            | Report::Returned { task, attempt } => (*task, *attempt),
-        };
-        let held = self.pending(task);
-        let is_current = held.is_some_and(|it| it.attempt == attempt && it.trainer == trainer);
-        if !is_current {
-            return false;
-        }
-        match report {
-            Report::Finished { .. } => {
-                self.changed.insert(task, None);
-                self.facts.push(Fact::Done { task });
-                true
-            }
-            Report::Failed { reason, .. } => {
-                self.take_back(task, attempt, reason, Blame::Task, limits)
-            }
-            Report::Returned { .. } => {
-                self.take_back(task, attempt, "its trainer left", Blame::Nobody, limits)
-            }
-        }
-    }
-
-    fn take_back(
-        &mut self,
-        task: TaskId,
-        attempt: Attempt,
-        reason: &str,
-        blame: Blame,
-        limits: &Limits,
-    ) -> bool {
-        let Some(held) = self.pending(task).filter(|held| held.attempt == attempt) else {
-            return false;
-        };
-        let failures = match blame {
-            Blame::Task => held.failures + 1,
-            Blame::Nobody => held.failures,
-        };
-        let reason = reason.to_owned();
-        let record = if limits.failures_max < failures {
-            TaskRecord::Discarded { failures, reason }
-        } else {
-            TaskRecord::Todo { failures, reason, report: None }
-        };
-        self.set(task, record);
-        true
-    }
-
-    fn count(
-        &self,
-        in_base: usize,
-        is: impl Fn(&TaskRecord) -> bool,
-        was: impl Fn(TaskId) -> bool,
-    ) -> usize {
-        let gone = self.changed.keys().filter(|task| was(**task)).count();
-        let come = self.changed.values().flatten().filter(|record| is(record)).count();
-        in_base - gone + come
-    }
-
-    fn is_drained(&self) -> bool {
-        let waiting = self.count(
-            self.base.retry.len(),
-            |record| matches!(record, TaskRecord::Todo { .. }),
-            |task| self.base.retry.contains_key(&task),
-        );
-        let pending = self.count(
-            self.base.pending.len(),
-            |record| matches!(record, TaskRecord::Pending { .. }),
-            |task| self.base.pending.contains_key(&task),
-        );
-        waiting + pending == 0 && self.head.cursor as usize == self.base.orders.tasks.len()
-    }
-
-    fn all_discarded(&self) -> bool {
-        let discarded = self.count(
-            self.base.discarded.len(),
-            |record| matches!(record, TaskRecord::Discarded { .. }),
-            |task| self.base.discarded.contains_key(&task),
-        );
-        !self.rolled && discarded == self.base.orders.tasks.len()
-    }
-
-    /// Begins the next pass once nothing waits and nothing is pending, whichever way the last task
-    /// ended. A pass in which every task was given up stays as it is: the job has failed.
-    fn close_pass_if_drained(&mut self, limits: &Limits) {
-        let over = limits.passes <= self.head.pass.0;
-        if over || self.rolled || !self.is_drained() || self.all_discarded() {
-            return;
-        }
-        self.head = QueueRecord {
-            round: self.head.round + 1,
-            pass: Pass(self.head.pass.0 + 1),
-            cursor: 0,
-            next_attempt: self.head.next_attempt,
-        };
-        self.rolled = true;
-        self.facts.push(Fact::Head(self.head));
-    }
-
-    fn dispatch(&mut self, trainer: TrainerId, limits: &Limits) -> Next {
-        if self.all_discarded() {
-            return Next::AllFailed { pass: self.head.pass };
-        }
-        if limits.passes <= self.head.pass.0 {
-            return Next::AllDone;
-        }
-        // The next pass has another order, which is known once its head is committed.
-        if self.rolled {
-            return Next::NotYet;
-        }
-        let Some((task, failures)) = self.take_waiting() else { return Next::NotYet };
-        let attempt = self.head.next_attempt;
-        self.head.next_attempt = Attempt(attempt.0 + 1);
-        self.facts.push(Fact::Head(self.head));
-        self.set(task, TaskRecord::Pending { failures, attempt, trainer });
-        Next::Task(DispatchRecord { task, attempt, pass: self.head.pass })
-    }
-
-    /// Fresh tasks first: one that failed before waits until the others were tried.
-    fn take_waiting(&mut self) -> Option<(TaskId, u32)> {
-        if let Some(task) = self.base.orders.tasks.get(self.head.cursor as usize) {
-            self.head.cursor += 1;
-            return Some((*task, 0));
-        }
-        let changed = self.changed.iter().find_map(|(task, record)| match record {
-            Some(TaskRecord::Todo { failures, .. }) => Some((*task, *failures)),
-            Some(TaskRecord::Pending { .. } | TaskRecord::Discarded { .. }) | None => None,
-        });
-        let kept = self.base.retry.iter().filter(|(task, _)| !self.changed.contains_key(task));
-        kept.map(|(task, (failures, _))| (*task, *failures)).next().or(changed)
-    }
-}
-
-/// When attempts are due, on the clock of the acting master. A successor gives each its full time
-/// again.
-#[derive(Clone, Debug, Default)]
-pub struct Deadlines {
-    due: BTreeSet<(Millis, Attempt, TaskId)>,
-    of: BTreeMap<Attempt, Millis>,
-}
-
-impl Deadlines {
-    /// Keeps deadlines for exactly the pending attempts; one that is new gets its full time.
-    pub fn follow(&mut self, ledger: &Ledger, now: Millis, limits: &Limits) {
-        let pending: BTreeMap<Attempt, TaskId> =
-            ledger.pending().map(|(task, attempt, _)| (attempt, task)).collect();
-        self.due.retain(|(_, attempt, _)| pending.contains_key(attempt));
-        self.of.retain(|attempt, _| pending.contains_key(attempt));
-        for (attempt, task) in pending {
-            self.of.entry(attempt).or_insert_with(|| {
-                let at = Millis(now.0.saturating_add(limits.deadline_ms));
-                self.due.insert((at, attempt, task));
-                at
-            });
-        }
-    }
-
-    /// Attempts whose time is up.
-    pub fn overdue(&self, now: Millis) -> Vec<(TaskId, Attempt)> {
-        let past = self.due.iter().take_while(|(at, _, _)| *at <= now);
-        past.map(|(_, attempt, task)| (*task, *attempt)).collect()
     }
 }

@@ -2,6 +2,8 @@
 //! staleness gate. Pure: time is given, etcd is elsewhere.
 
 pub mod clocks;
+pub mod deadlines;
+mod draft;
 pub mod election;
 pub mod lanes;
 pub mod ledger;

@@ -5,9 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 use steadfast_common::ids::{Attempt, Millis, Pass, RequestId, TaskId, TrainerId};
 use steadfast_common::records::{DispatchRecord, QueueRecord, ReplyRecord, TaskRecord};
-use steadfast_master_core::ledger::{
-    Answer, Deadlines, Fact, Ledger, Limits, Next, Report, Request, Wants,
-};
+use steadfast_master_core::deadlines::Deadlines;
+use steadfast_master_core::ledger::{Answer, Fact, Ledger, Limits, Next, Report, Request, Wants};
 use uuid::Uuid;
 
 const LIMITS: Limits = Limits { passes: 2, failures_max: 1, deadline_ms: 10 };

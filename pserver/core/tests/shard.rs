@@ -145,7 +145,10 @@ fn a_pass_ends_with_its_longest_lane() {
     contribute(&mut shard, 3, LaneEnd::MoreToCome).unwrap();
     assert_eq!((shard.position().version, shard.position().pass), (Version(1), Pass(0)));
     assert_eq!(shard.missing(), [Lane(3)]);
-    assert_eq!(contribute(&mut shard, 0, LaneEnd::LastOfPass), Err(Refusal::LaneEnded { lane: Lane(0) }));
+    assert_eq!(
+        contribute(&mut shard, 0, LaneEnd::LastOfPass),
+        Err(Refusal::LaneEnded { lane: Lane(0) })
+    );
     contribute(&mut shard, 3, LaneEnd::LastOfPass).unwrap();
     assert_eq!((shard.position().version, shard.position().pass), (Version(2), Pass(1)));
     assert_eq!(shard.position().pass_start, Version(2));

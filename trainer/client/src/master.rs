@@ -28,8 +28,11 @@ pub struct Master {
     cluster: Arc<Cluster>,
     trainer: TrainerId,
     /// The last connection; guards nothing but its own replacement.
-    connection: Arc<Mutex<Option<(String, MasterClient<Channel>)>>>,
+    connection: Arc<Mutex<Option<Connection>>>,
 }
+
+/// A master's address, and the client that leads there.
+type Connection = (String, MasterClient<Channel>);
 
 macro_rules! calls {
     ($($(#[$doc:meta])* $name:ident($request:ty) -> $reply:ty;)*) => {$(
@@ -171,10 +174,10 @@ impl Master {
 
     fn client(&self, address: &str) -> Option<MasterClient<Channel>> {
         let mut connection = self.connection.lock().expect("no holder panics");
-        if let Some((known, client)) = &*connection {
-            if known == address {
-                return Some(client.clone());
-            }
+        if let Some((known, client)) = &*connection
+            && known == address
+        {
+            return Some(client.clone());
         }
         let endpoint = Endpoint::from_shared(format!("http://{address}")).ok()?;
         let channel = endpoint

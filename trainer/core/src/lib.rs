@@ -104,3 +104,4 @@ pub use ndarray;
 pub use parameters::Parameters;
 pub use random::{Purpose, Random};
 pub use registry::{ModelFactory, Registry};
+pub use steadfast_common::layout::ParamSpec;
