@@ -77,6 +77,11 @@ impl EtcdServer {
         self.process.signal(signal);
     }
 
+    /// Asks it by `etcdctl`.
+    pub fn ctl(&self, args: &[&str]) -> String {
+        etcdctl(&self.url(), args)
+    }
+
     /// Its process id.
     pub fn pid(&self) -> Pid {
         self.process.pid()
@@ -90,6 +95,14 @@ pub fn etcdctl(url: &str, args: &[&str]) -> String {
     let output = command.output().expect("etcdctl starts");
     assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// A command that writes all changes below a prefix since the beginning, and goes on for ever.
+pub fn watch_command(scene: &Scene, url: &str, prefix: &str) -> Command {
+    let mut command = scene.command(&find("etcdctl", "etcd-client"));
+    command.env("ETCDCTL_API", "3").args(["--endpoints", url]);
+    command.args(["watch", "--rev=1", "--prefix", "-w", "json", prefix]);
+    command
 }
 
 /// The path of an installed program, or a failure that says what to install.

@@ -14,13 +14,13 @@ pub struct Answer {
     pub body: String,
 }
 
-/// Asks `address` for `path`.
-pub fn get(address: &str, path: &str) -> Answer {
+/// Asks `address` for `path`; nothing if nobody answers.
+pub fn get(address: &str, path: &str) -> Option<Answer> {
     let request = format!("GET {path} HTTP/1.1\r\nHost: it\r\nConnection: close\r\n\r\n");
-    let text = exchange(address, request.as_bytes());
-    let (head, body) = text.split_once("\r\n\r\n").expect("an answer has a head");
-    let code = head.split(' ').nth(1).and_then(|it| it.parse().ok()).expect("a head has a code");
-    Answer { code, head: head.to_owned(), body: body.to_owned() }
+    let text = exchange(TcpStream::connect(address).ok()?, request.as_bytes());
+    let (head, body) = text.split_once("\r\n\r\n")?;
+    let code = head.split(' ').nth(1)?.parse().ok()?;
+    Some(Answer { code, head: head.to_owned(), body: body.to_owned() })
 }
 
 /// Sends bytes that are no request, and waits until the other side has closed the connection or
@@ -28,14 +28,15 @@ pub fn get(address: &str, path: &str) -> Answer {
 pub fn send_garbage(address: &str) {
     let bytes: Vec<u8> =
         (0..4096_u32).map(|it| (it.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-    exchange(address, &bytes);
-    exchange(address, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff\xff\xff\xff\xff\xff");
-    exchange(address, b"");
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\xff\xff\xff\xff\xff\xff";
+    for bytes in [bytes.as_slice(), preface, b""] {
+        let stream = TcpStream::connect(address)
+            .unwrap_or_else(|error| panic!("{address} does not take a connection: {error}"));
+        exchange(stream, bytes);
+    }
 }
 
-fn exchange(address: &str, bytes: &[u8]) -> String {
-    let mut stream = TcpStream::connect(address)
-        .unwrap_or_else(|error| panic!("{address} does not take a connection: {error}"));
+fn exchange(mut stream: TcpStream, bytes: &[u8]) -> String {
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout above zero is fine");
     // It may be refused before it was read to its end.
     let _ = stream.write_all(bytes);

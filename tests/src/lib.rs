@@ -1,7 +1,9 @@
 //! What tests over whole clusters share: the built programs, a scene for each test that takes
 //! everything down with it, job files, runs of `steadfast local`, and a real etcd.
 
+mod cluster;
 mod etcd;
+mod history;
 mod http;
 mod job;
 mod process;
@@ -11,7 +13,9 @@ mod scene;
 mod turn;
 mod wait;
 
+pub use cluster::{Cluster, Member};
 pub use etcd::{EtcdServer, etcdctl, free_address};
+pub use history::{Change, history};
 pub use http::{Answer, get, send_garbage};
 pub use job::{Job, examples};
 pub use process::{Ended, Process, Seen, program};

@@ -84,6 +84,11 @@ impl Process {
         kill(self.pid(), signal).expect("it was not waited for yet");
     }
 
+    /// What it wrote to stdout so far.
+    pub fn stdout(&self) -> String {
+        text(&self.stdout)
+    }
+
     /// What it wrote to stderr so far.
     pub fn stderr(&self) -> String {
         text(&self.stderr)

@@ -114,6 +114,8 @@ fn a_former_holder_of_the_lock_changes_nothing() {
         let other = Session::open(&etcd, LONG).await.unwrap();
         let mut acting = seize(&etcd, &other, "acting").await;
         assert!(former.epoch() < acting.epoch());
+        // Both have committed once, so the count of commits does not tell them apart.
+        acting.commit(&etcd, &[put("/jobs/it/y", "1")], &[]).await.unwrap();
         let refused = former.commit(&etcd, &[put("/jobs/it/x", "3")], &[]).await;
         assert!(matches!(refused, Err(CoordError::Fenced { .. })), "{refused:?}");
         assert_eq!(value(&etcd, "/jobs/it/x").await.as_deref(), Some("1"));

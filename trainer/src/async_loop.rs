@@ -144,6 +144,12 @@ impl Worker<'_> {
     /// Trains on one task; everything is acknowledged when this returns.
     async fn compute(&mut self, dispatch: Dispatch) -> Result<Report, Interrupt> {
         let (pass, task) = (Pass(dispatch.pass), TaskId(dispatch.task));
+        self.context.view.note(|facts| {
+            facts.pass = pass;
+            facts.task = Some(task);
+            facts.version = self.position.version;
+            facts.doing = "training";
+        });
         let records = match self.context.tasks.get(pass, task).await {
             Ok(records) => records,
             Err(error) => {

@@ -17,6 +17,7 @@ use tracing::info;
 
 use crate::metrics::Metrics;
 use crate::tasks::{TaskError, Tasks};
+use crate::view::View;
 
 /// What every part of a running trainer needs.
 pub struct Context {
@@ -30,6 +31,7 @@ pub struct Context {
     pub store: Location,
     pub deadline: Arc<Deadline>,
     pub metrics: Metrics,
+    pub view: View,
 }
 
 /// Why a trainer stops what it is doing.
@@ -75,7 +77,13 @@ impl Context {
     /// # Errors
     /// A refusal, another generation, or the end of the job.
     pub async fn pservers(&self) -> Result<Pservers, Interrupt> {
+        self.view.note(|facts| facts.doing = "waiting for all pservers");
         let crew = self.cluster.crew().await?;
+        let generation = crew.record.generation;
+        self.view.note(|facts| {
+            facts.generation = generation;
+            facts.doing = "waiting for first values";
+        });
         let pservers =
             Pservers::new(self.cluster.clone(), &crew, self.layout.clone(), self.deadline.clone())?;
         while !self.cluster.is_initialised(&crew.record) {
@@ -154,6 +162,7 @@ impl Context {
     /// # Errors
     /// If another generation begins before the job is over.
     pub async fn finish(&self, generation: Generation, last: &Last) -> Result<(), Interrupt> {
+        self.view.note(|facts| facts.doing = "waiting for the end of the job");
         loop {
             let caller = self.master.caller(generation);
             let reply = self.master.begin_save(BeginSaveRequest { caller: caller.clone() }).await?;

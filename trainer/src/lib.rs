@@ -18,6 +18,7 @@ mod model_file;
 mod run;
 mod sync_loop;
 mod tasks;
+mod view;
 
 use std::process::ExitCode;
 

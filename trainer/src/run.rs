@@ -27,6 +27,7 @@ use crate::context::{Context, Interrupt};
 use crate::metrics::Metrics;
 use crate::sync_loop;
 use crate::tasks::Tasks;
+use crate::view::View;
 
 /// Settings of a trainer.
 #[derive(Debug, Parser)]
@@ -50,19 +51,22 @@ pub async fn run(args: Args, registry: Registry) -> Result<(), Failure> {
     let readiness = Readiness::new("connects to etcd");
     let mut metrics_registry = prometheus_client::registry::Registry::default();
     let metrics = Metrics::register(&mut metrics_registry);
+    let view = View::new(id);
+    let shown = view.clone();
     let _admin = admin.serve(AdminContent {
         role: "trainer",
         job: args.job.clone(),
         readiness: readiness.clone(),
         metrics: metrics_registry,
-        status: Box::new(move || json!({ "id": id })),
+        status: Box::new(move || json!(shown.facts())),
     });
 
     let keys = args.keys();
     let etcd = Etcd::connect(&args.etcd_options()?).await?;
-    let joined = join(&etcd, &keys, &args, id, &admin_address, &registry, metrics, &readiness);
+    readiness.set_not_ready(format!("waits for {}", keys.job()));
+    let entry = Entry { etcd: &etcd, keys: &keys, lease_ttl: args.lease_ttl, id, admin_address };
     let (session, context, incarnation) = tokio::select! {
-        joined = joined => joined?,
+        joined = entry.join(&registry, metrics, view) => joined?,
         () = shutdown.drain() => return Ok(()),
     };
     identity.set_incarnation(incarnation);
@@ -126,55 +130,63 @@ async fn train_one_generation(
     context.finish(pservers.generation(), &last).await
 }
 
-#[allow(clippy::too_many_arguments)]
-async fn join(
-    etcd: &Etcd,
-    keys: &Keys,
-    args: &CommonArgs,
+/// A trainer on its way into the job.
+struct Entry<'a> {
+    etcd: &'a Etcd,
+    keys: &'a Keys,
+    lease_ttl: std::time::Duration,
     id: TrainerId,
-    admin: &str,
-    registry: &Registry,
-    metrics: Metrics,
-    readiness: &Readiness,
-) -> Result<(Session, Arc<Context>, Incarnation), Failure> {
-    readiness.set_not_ready(format!("waits for {}", keys.job()));
-    let job = job(etcd, keys).await?;
-    let numerics = check_numerics(etcd, keys).await?;
-    let store = steadfast_store::open(&job.store)
-        .map_err(|error| Failure::new(ErrorKind::Invalid, error.to_string()))?;
-    let manifest = Arc::new(load_manifest(&store, &job).await?);
-    let model = registry
-        .build(&job.spec.model, manifest.features.len())
-        .map_err(|error| Failure::new(error.kind(), error.to_string()))?;
-    let model: Arc<dyn Model> = Arc::from(model);
-    let layout = Arc::new(checked_layout(model.as_ref())?);
+    admin_address: String,
+}
 
-    let session = Session::open(etcd, args.lease_ttl).await?;
-    let record = TrainerRecord { admin: admin.to_owned(), numerics };
-    let value = serde_json::to_vec(&record).expect("records are plain data");
-    let created = etcd.create(&keys.trainer(id), &value, session.lease()).await?;
-    let revision = created.map_err(|_| Failure::internal("another trainer has our id"))?;
+impl Entry<'_> {
+    /// Waits for the job, makes sure that this machine and this model fit it, and registers.
+    async fn join(
+        self,
+        registry: &Registry,
+        metrics: Metrics,
+        view: View,
+    ) -> Result<(Session, Arc<Context>, Incarnation), Failure> {
+        let (etcd, keys, id) = (self.etcd, self.keys, self.id);
+        let job = job(etcd, keys).await?;
+        let numerics = check_numerics(etcd, keys).await?;
+        let store = steadfast_store::open(&job.store)
+            .map_err(|error| Failure::new(ErrorKind::Invalid, error.to_string()))?;
+        let manifest = Arc::new(load_manifest(&store, &job).await?);
+        let model = registry
+            .build(&job.spec.model, manifest.features.len())
+            .map_err(|error| Failure::new(error.kind(), error.to_string()))?;
+        let model: Arc<dyn Model> = Arc::from(model);
+        let layout = Arc::new(checked_layout(model.as_ref())?);
 
-    let cluster = Arc::new(Cluster::join(etcd, keys.clone()).await?);
-    let options = ReadOptions::new(&job.spec.dataset, &manifest);
-    let in_use = match job.spec.mode {
-        Mode::Sync => job.spec.sync.lanes as usize,
-        Mode::Async => 2,
-    };
-    let tasks = Tasks::new(manifest, options, job.spec.seed, model.clone(), in_use);
-    let context = Context {
-        id,
-        master: Master::new(cluster.clone(), id),
-        cluster,
-        model,
-        layout,
-        tasks: Arc::new(tasks),
-        store,
-        deadline: session.deadline(),
-        metrics,
-        job,
-    };
-    Ok((session, Arc::new(context), Incarnation(revision)))
+        let session = Session::open(etcd, self.lease_ttl).await?;
+        let record = TrainerRecord { admin: self.admin_address, numerics };
+        let value = serde_json::to_vec(&record).expect("records are plain data");
+        let created = etcd.create(&keys.trainer(id), &value, session.lease()).await?;
+        let revision = created.map_err(|_| Failure::internal("another trainer has our id"))?;
+
+        let cluster = Arc::new(Cluster::join(etcd, keys.clone()).await?);
+        let options = ReadOptions::new(&job.spec.dataset, &manifest);
+        let in_use = match job.spec.mode {
+            Mode::Sync => job.spec.sync.lanes as usize,
+            Mode::Async => 2,
+        };
+        let tasks = Tasks::new(manifest, options, job.spec.seed, model.clone(), in_use);
+        let context = Context {
+            id,
+            master: Master::new(cluster.clone(), id),
+            cluster,
+            model,
+            layout,
+            tasks: Arc::new(tasks),
+            store,
+            deadline: session.deadline(),
+            metrics,
+            view,
+            job,
+        };
+        Ok((session, Arc::new(context), Incarnation(revision)))
+    }
 }
 
 async fn job(etcd: &Etcd, keys: &Keys) -> Result<JobRecord, Failure> {

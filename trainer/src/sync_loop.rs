@@ -89,6 +89,13 @@ impl Worker<'_> {
 
     /// Computes our lanes of one step and waits for the next version.
     async fn step(&mut self, position: Pulled) -> Result<Pulled, Interrupt> {
+        let assigned = self.assignment.borrow().lanes.clone();
+        self.context.view.note(|facts| {
+            facts.pass = position.pass;
+            facts.version = position.version;
+            facts.lanes = assigned;
+            facts.doing = "training";
+        });
         let mut next = vec![0.0; self.context.layout.len()];
         let mut done = BTreeSet::new();
         let mut pushes = JoinSet::new();

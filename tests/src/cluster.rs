@@ -1,0 +1,157 @@
+//! A job whose processes a test starts one by one, on a real etcd.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use steadfast_common::keys::Keys;
+use steadfast_common::spec::JobSpec;
+use steadfast_coord::{Entry, Etcd, EtcdOptions};
+use tokio::runtime::Runtime;
+
+use crate::{Answer, Ended, EtcdServer, Job, Process, Scene, eventually, free_address, get};
+
+/// Longest time that a process may take to leave.
+const LEAVE_MAX: Duration = Duration::from_secs(60);
+
+/// The settings of a cluster by hand.
+#[derive(Debug)]
+pub struct Cluster<'a> {
+    scene: &'a Scene,
+    pub keys: Keys,
+    pub spec: JobSpec,
+    pub etcd: EtcdServer,
+    job: String,
+    lease_ttl: String,
+    pservers: String,
+    client: Etcd,
+    runtime: Runtime,
+}
+
+/// One process of a cluster.
+#[derive(Debug)]
+pub struct Member {
+    pub admin: String,
+    pub process: Process,
+}
+
+impl<'a> Cluster<'a> {
+    /// Starts a real etcd for a job with that many slots.
+    pub fn new(scene: &'a Scene, job: &Job, pservers: u32, lease_ttl: &str) -> Self {
+        let etcd = EtcdServer::real(scene);
+        let spec = steadfast_common::job_file::parse(&job.text).expect("the job file is sound");
+        let runtime = Runtime::new().expect("threads can be started");
+        let options = EtcdOptions { endpoints: vec![etcd.url()], ..EtcdOptions::default() };
+        let client =
+            eventually("etcd has a leader", || runtime.block_on(Etcd::connect(&options)).ok());
+        Self {
+            scene,
+            keys: Keys::of_job(&spec.name),
+            spec,
+            etcd,
+            job: job.write(scene).display().to_string(),
+            lease_ttl: lease_ttl.to_owned(),
+            pservers: pservers.to_string(),
+            client,
+            runtime,
+        }
+    }
+
+    /// Starts a master.
+    pub fn master(&self, name: &str) -> Member {
+        let store = self.scene.path("store").display().to_string();
+        let more = ["--job-file", &self.job, "--store", &store, "--pservers", &self.pservers];
+        self.member(name, "steadfast-master", &more)
+    }
+
+    /// Starts a pserver.
+    pub fn pserver(&self, name: &str) -> Member {
+        self.member(name, "steadfast-pserver", &[])
+    }
+
+    /// Starts a trainer.
+    pub fn trainer(&self, name: &str) -> Member {
+        self.member(name, "steadfast-trainer", &[])
+    }
+
+    fn member(&self, name: &str, program: &str, more: &[&str]) -> Member {
+        let admin = free_address().to_string();
+        let url = self.etcd.url();
+        let common = ["--job", &self.spec.name, "--etcd-endpoints", &url];
+        let ports = ["--admin-listen", &admin, "--lease-ttl", &self.lease_ttl];
+        let process = self.scene.start(name, program, &[&common, &ports, more].concat());
+        Member { admin, process }
+    }
+
+    /// Reads all keys that begin with `prefix`.
+    pub fn list(&self, prefix: &str) -> BTreeMap<String, Entry> {
+        self.runtime.block_on(self.client.list(prefix)).expect("etcd answers").entries
+    }
+
+    /// Reads one key.
+    pub fn get(&self, key: &str) -> Option<Entry> {
+        self.runtime.block_on(self.client.get(key)).expect("etcd answers")
+    }
+
+    /// Reads one key as JSON.
+    pub fn value(&self, key: &str) -> Option<Value> {
+        self.get(key).map(|entry| entry.json().expect("values are JSON"))
+    }
+
+    /// The admin port of the master that acts, once one does.
+    pub fn acting(&self) -> String {
+        eventually("a master acts", || self.acting_now())
+    }
+
+    /// The admin port of the master that acts, if one does.
+    pub fn acting_now(&self) -> Option<String> {
+        Some(self.value(&self.keys.master_addr())?["admin"].as_str()?.to_owned())
+    }
+
+    /// Waits until the acting master tells such a status.
+    #[track_caller]
+    pub fn until(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+        eventually(what, || {
+            let status = serde_json::from_str(&get(&self.acting_now()?, "/status")?.body).ok()?;
+            holds(&status).then_some(status)
+        })
+    }
+
+    /// Waits until that many steps are done.
+    #[track_caller]
+    pub fn until_step(&self, step: u64) {
+        self.until(&format!("step {step} is done"), |it| it["version"].as_u64() >= Some(step));
+    }
+
+    /// Waits for the result.
+    #[track_caller]
+    pub fn result(&self) -> Value {
+        eventually("the job has a result", || self.value(&self.keys.result()))
+    }
+}
+
+impl Member {
+    /// Asks its admin port.
+    pub fn ask(&self, path: &str) -> Option<Answer> {
+        get(&self.admin, path)
+    }
+
+    /// Whether it says that it can do its work.
+    pub fn is_ready(&self) -> bool {
+        self.ask("/readyz").is_some_and(|it| it.code == 200)
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        self.process.signal(signal);
+    }
+
+    /// Waits for its end.
+    #[track_caller]
+    pub fn end(&mut self) -> Ended {
+        let ended = self.process.end(LEAVE_MAX);
+        assert!(!ended.stderr.contains("panicked"), "{}", ended.stderr);
+        ended
+    }
+}

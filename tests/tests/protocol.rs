@@ -1,0 +1,458 @@
+//! The protocol between processes that are started one by one, on a real etcd: who acts, who holds
+//! which slot, what a process that comes back too late can do, and what etcd remembers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use steadfast_common::dataset::Manifest;
+use steadfast_common::ids::Pass;
+use steadfast_common::schedule::task_order;
+use steadfast_tests::{
+    Change, Cluster, EtcdServer, Job, Member, Run, Scene, Signal, eventually, history, program,
+    within,
+};
+
+/// Short: silence is noticed soon.
+const SHORT: &str = "2s";
+
+/// So long that what happens before it ran out has another cause.
+const LONG: &str = "60s";
+
+/// At once, on a busy machine.
+const AT_ONCE: Duration = Duration::from_secs(10);
+
+fn sha(result: &Value) -> String {
+    result["parameters_sha256"].as_str().expect("a finished job has parameters").to_owned()
+}
+
+/// The parameters of the long job if nothing disturbs it.
+fn undisturbed() -> String {
+    let scene = Scene::new();
+    sha(&Run::to_end(&scene, &Job::long(), "data", &[]))
+}
+
+/// The holders of the slots: admin address and create-revision, by key.
+fn holders(cluster: &Cluster) -> BTreeMap<String, (String, i64)> {
+    let slots = cluster.list(&cluster.keys.ps_prefix());
+    let holder = |entry: &steadfast_coord::Entry| {
+        let record: Value = entry.json().expect("slots are JSON");
+        let admin = record["admin"].as_str().expect("a holder has an admin port").to_owned();
+        (admin, entry.create_revision)
+    };
+    slots.iter().map(|(key, entry)| (key.clone(), holder(entry))).collect()
+}
+
+/// S004-40, S004-41, S004-47
+#[test]
+fn of_more_pservers_than_slots_each_slot_gets_one_and_spares_take_over_freed_ones() {
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &Job::long(), 2, SHORT);
+    let mut pservers: Vec<Member> =
+        (0..5).map(|it| cluster.pserver(&format!("pserver-{it}"))).collect();
+    let _master = cluster.master("master");
+    let is_spare = |it: &Member| {
+        it.ask("/readyz").is_some_and(|it| it.body.contains("spare: all 2 slots are taken"))
+    };
+    eventually("two pservers hold slots and three are spares", || {
+        let ready = pservers.iter().filter(|it| it.is_ready()).count();
+        let spare = pservers.iter().filter(|it| is_spare(it)).count();
+        ((ready, spare) == (2, 3)).then_some(())
+    });
+    let mut before = holders(&cluster);
+    let slots = [0, 1].map(|slot| cluster.keys.ps(steadfast_common::ids::Slot(slot)));
+    assert!(before.keys().eq(slots.iter()), "{before:?}");
+    let different: BTreeSet<&String> = before.values().map(|(admin, _)| admin).collect();
+    assert_eq!(different.len(), 2, "{before:?}");
+
+    for slot in &slots {
+        let (admin, incarnation) = before[slot].clone();
+        let index = pservers.iter().position(|it| it.admin == admin).expect("it is one of them");
+        drop(pservers.remove(index));
+        eventually("a spare holds the slot", || {
+            let (now, newer) = holders(&cluster).get(slot)?.clone();
+            (incarnation < newer && pservers.iter().any(|it| it.admin == now)).then_some(())
+        });
+        let after = holders(&cluster);
+        assert!(after.keys().eq(slots.iter()), "{after:?}");
+        before = after;
+    }
+    let desired = cluster.get(&cluster.keys.ps_desired()).expect("it outlives its writer");
+    assert_eq!((desired.value.as_slice(), desired.lease), (b"2".as_slice(), 0));
+}
+
+/// S004-20, S004-22, S004-23
+#[test]
+fn one_master_acts_and_a_standby_takes_over_after_a_kill_and_at_once_after_a_sigterm() {
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &Job::long(), 1, SHORT);
+    let first = cluster.master("first");
+    eventually("the first acts", || first.is_ready().then_some(()));
+    let second = cluster.master("second");
+    eventually("the second stands by", || {
+        second.ask("/readyz").filter(|it| it.code == 503 && it.body.contains("lock"))
+    });
+    let idle = second.ask("/status").expect("it answers");
+    assert_eq!(serde_json::from_str::<Value>(&idle.body).unwrap(), json!({ "acting": false }));
+    assert_eq!(cluster.acting(), first.admin);
+    let lock = cluster.get(&cluster.keys.master_lock()).expect("it is held");
+    let address = cluster.get(&cluster.keys.master_addr()).expect("somebody acts");
+    assert_ne!(lock.lease, 0);
+    assert_eq!(address.lease, lock.lease, "the address goes with the lock");
+
+    first.signal(Signal::SIGKILL);
+    eventually("the second acts", || {
+        (cluster.acting_now()? == second.admin && second.is_ready()).then_some(())
+    });
+    let taken = cluster.get(&cluster.keys.master_lock()).expect("it is held");
+    assert!(lock.create_revision < taken.create_revision, "another reign");
+
+    drop(first);
+    let cluster_of_patience = Cluster::new(&scene, &Job::long(), 1, LONG);
+    leaving_in_good_order_hands_over_at_once(&cluster_of_patience);
+}
+
+fn leaving_in_good_order_hands_over_at_once(cluster: &Cluster) {
+    let mut third = cluster.master("third");
+    eventually("the third acts", || third.is_ready().then_some(()));
+    let fourth = cluster.master("fourth");
+    eventually("the fourth stands by", || fourth.ask("/readyz").filter(|it| it.code == 503));
+    third.signal(Signal::SIGTERM);
+    within(AT_ONCE, "the fourth acts", || {
+        (cluster.acting_now()? == fourth.admin && fourth.is_ready()).then_some(())
+    });
+    assert_eq!(third.end().code, Some(0));
+}
+
+/// What a master writes, as part of keys.
+const OF_MASTERS: &[&str] =
+    &["/generation", "/init", "/tasks/", "/checkpoints/", "/evaluation", "/result", "/master/addr"];
+
+/// S004-20
+#[test]
+fn a_master_stopped_beyond_its_lease_and_resumed_changes_nothing_and_ends() {
+    let expected = undisturbed();
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &Job::long(), 2, SHORT);
+    let mut former = cluster.master("former");
+    eventually("it acts", || former.is_ready().then_some(()));
+    let _others: Vec<Member> = vec![
+        cluster.master("successor"),
+        cluster.pserver("pserver-0"),
+        cluster.pserver("pserver-1"),
+        cluster.trainer("trainer-0"),
+        cluster.trainer("trainer-1"),
+    ];
+    cluster.until_step(200);
+    former.signal(Signal::SIGSTOP);
+    eventually("another acts", || (cluster.acting_now()? != former.admin).then_some(()));
+    let reign = cluster.get(&cluster.keys.master_lock()).expect("it is held");
+    former.signal(Signal::SIGCONT);
+    let ended = former.end();
+    assert!(!matches!(ended.code, None | Some(0)), "{ended:?}");
+    assert_eq!(ended.errors().len(), 1, "{}", ended.stderr);
+    assert!(ended.errors()[0].contains("lease"), "{}", ended.stderr);
+
+    assert_eq!(sha(&cluster.result()), expected);
+    let result = cluster.get(&cluster.keys.result()).expect("it was just seen");
+    let changes = history(&scene, &cluster.etcd.url(), cluster.keys.root(), result.mod_revision);
+    let holder = String::from_utf8(reign.value).expect("it is JSON");
+    for (revision, changes) in changes.range(reign.create_revision + 1..) {
+        let of_master =
+            |it: &&Change| it.value.is_some() && OF_MASTERS.iter().any(|key| it.key.contains(key));
+        let Some(change) = changes.iter().find(of_master) else { continue };
+        // Every commit puts the lock again, so it tells whose commit it was.
+        let by_successor = changes
+            .iter()
+            .any(|it| it.key == cluster.keys.master_lock() && it.value.as_ref() == Some(&holder));
+        assert!(by_successor, "revision {revision}: {change:?}");
+    }
+}
+
+/// S004-43, S004-46
+#[test]
+fn a_pserver_stopped_beyond_its_lease_and_resumed_acknowledges_nothing_and_ends() {
+    let expected = undisturbed();
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &Job::long(), 2, SHORT);
+    let mut pservers: Vec<Member> =
+        (0..3).map(|it| cluster.pserver(&format!("pserver-{it}"))).collect();
+    let _others =
+        [cluster.master("master"), cluster.trainer("trainer-0"), cluster.trainer("trainer-1")];
+    cluster.until_step(500);
+    let (slot, (admin, incarnation)) =
+        holders(&cluster).into_iter().next().expect("the slots are held");
+    let index = pservers.iter().position(|it| it.admin == admin).expect("it is one of them");
+    let mut former = pservers.remove(index);
+    former.signal(Signal::SIGSTOP);
+    eventually("the spare holds the slot", || {
+        holders(&cluster).get(&slot).filter(|(_, newer)| incarnation < *newer).map(|_| ())
+    });
+    former.signal(Signal::SIGCONT);
+    let ended = former.end();
+    assert!(!matches!(ended.code, None | Some(0)), "{ended:?}");
+    assert_eq!(ended.errors().len(), 1, "{}", ended.stderr);
+    assert!(ended.errors()[0].contains("lease"), "{}", ended.stderr);
+    assert_eq!(sha(&cluster.result()), expected);
+    let generation = cluster.value(&cluster.keys.generation()).expect("it has one");
+    assert!(2 <= generation["generation"].as_u64().unwrap(), "{generation}");
+}
+
+/// S004-38, S004-46
+#[test]
+fn training_waits_while_a_slot_is_empty_and_says_so() {
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &Job::small(), 2, SHORT);
+    let _others =
+        [cluster.master("master"), cluster.pserver("pserver-0"), cluster.trainer("trainer-0")];
+    let waiting = cluster.until("it waits for a slot", |it| {
+        it["state"] == "waiting" && it["waiting"].to_string().contains("slot")
+    });
+    assert_eq!(waiting["version"], 0);
+    let _second = cluster.pserver("pserver-1");
+    assert_eq!(cluster.result()["state"], "finished");
+}
+
+/// The queues of an asynchronous job as its keys tell them, revision by revision.
+struct Queues {
+    manifest: Manifest,
+    seed: u64,
+    tasks_prefix: String,
+    keys: BTreeMap<String, String>,
+    /// Attempts that were ever pending, with their task and trainer.
+    attempts: BTreeMap<u64, (u64, u32, String)>,
+    seen_todo: bool,
+    seen_discarded: bool,
+}
+
+impl Queues {
+    fn apply(&mut self, changes: &[Change]) {
+        for change in changes {
+            match &change.value {
+                Some(value) => self.keys.insert(change.key.clone(), value.clone()),
+                None => self.keys.remove(&change.key),
+            };
+        }
+    }
+
+    fn head(&self) -> Option<Value> {
+        let head = self.keys.get(&format!("{}queue", self.tasks_prefix))?;
+        Some(serde_json::from_str(head).expect("the head of the queues is JSON"))
+    }
+
+    /// Checks that each task is in exactly one queue; returns (round, pass, done and discarded).
+    fn check(&mut self, revision: i64) -> Option<(u64, u64, usize)> {
+        let head = self.head()?;
+        let number = |name: &str| head[name].as_u64().expect("the head has it");
+        let (round, pass, cursor) = (number("round"), number("pass"), number("cursor") as usize);
+        let order = task_order(&self.manifest, self.seed, Pass(pass as u32));
+        assert!(cursor <= order.len(), "revision {revision}: cursor {cursor}");
+        let dispatched: BTreeSet<u32> = order[..cursor].iter().map(|task| task.0).collect();
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        let prefix = format!("{}{round:06}/", self.tasks_prefix);
+        for (key, value) in &self.keys {
+            let Some(task) = key.strip_prefix(&prefix) else { continue };
+            let task: u32 = task.parse().expect("a task's key ends with its number");
+            // A task that waits behind the cursor, and has a key, would be in two queues.
+            assert!(dispatched.contains(&task), "revision {revision}: task {task} has a key");
+            let record: Value = serde_json::from_str(value).expect("tasks are JSON");
+            let state = match record["state"].as_str() {
+                Some("pending") => "pending",
+                Some("todo") => "todo",
+                Some("discarded") => "discarded",
+                other => panic!("revision {revision}: task {task} is {other:?}"),
+            };
+            *counts.entry(state).or_default() += 1;
+            if state == "pending" {
+                let attempt = record["attempt"].as_u64().expect("it has an attempt");
+                let trainer = record["trainer"].as_str().expect("it has a trainer").to_owned();
+                assert!(attempt < number("next_attempt"), "revision {revision}: {record}");
+                let dispatch = (round, task, trainer);
+                let first = self.attempts.entry(attempt).or_insert_with(|| dispatch.clone());
+                assert_eq!(*first, dispatch, "revision {revision}: attempt {attempt} came twice");
+            }
+        }
+        let count = |state: &str| counts.get(state).copied().unwrap_or_default();
+        let keyed = count("todo") + count("pending") + count("discarded");
+        let done = cursor.checked_sub(keyed).expect("what has a key was dispatched");
+        let todo = order.len() - cursor + count("todo");
+        let total = todo + count("pending") + done + count("discarded");
+        assert_eq!(total, order.len(), "revision {revision}");
+        self.seen_todo |= 0 < count("todo");
+        self.seen_discarded |= 0 < count("discarded");
+        Some((round, pass, todo + count("pending")))
+    }
+}
+
+/// S004-3, S004-5, S004-7, S004-10, S004-16, S004-21
+#[test]
+fn at_every_revision_each_task_is_in_one_queue_and_no_attempt_comes_twice() {
+    let scene = Scene::new();
+    let csv = std::fs::read_to_string(steadfast_tests::examples().join("data/digits.csv"));
+    let mut lines: Vec<String> = csv.expect("it is there").lines().map(str::to_owned).collect();
+    lines[2] = lines[2].replace(|it: char| it.is_ascii_digit(), "x");
+    let data = scene.write("digits.csv", lines.join("\n") + "\n").display().to_string();
+    let original = steadfast_tests::examples().join("data/digits.csv").display().to_string();
+    let job = Job::asynchronous().with(&original, &data).with("fraction = 0.2", "fraction = 0.0");
+    let cluster = Cluster::new(&scene, &job, 2, SHORT);
+    let first = cluster.master("first");
+    eventually("it acts", || first.is_ready().then_some(()));
+    let trainer = cluster.trainer("trainer-0");
+    let _others: Vec<Member> = vec![
+        cluster.master("second"),
+        cluster.pserver("pserver-0"),
+        cluster.pserver("pserver-1"),
+        cluster.trainer("trainer-1"),
+    ];
+    cluster.until("the third pass began", |it| it["pass"].as_u64() >= Some(2));
+    drop(trainer);
+    cluster.until("its death was noticed", |it| {
+        it["trainers"].as_array().is_some_and(|it| it.len() == 1)
+    });
+    drop(first);
+    let result = cluster.result();
+    assert_eq!(result["state"], "finished");
+    assert_eq!(result["passes"], 30);
+
+    let last = cluster.get(&cluster.keys.result()).expect("it was just seen").mod_revision;
+    let changes = history(&scene, &cluster.etcd.url(), cluster.keys.root(), last);
+    let record = cluster.value(&cluster.keys.job()).expect("the job was accepted");
+    let name = Manifest::object_name(record["manifest"].as_str().expect("it has a manifest"));
+    let text = std::fs::read_to_string(scene.path("store").join(name)).expect("it is stored");
+    let mut queues = Queues {
+        manifest: serde_json::from_str(&text).expect("a manifest is JSON"),
+        seed: cluster.spec.seed,
+        tasks_prefix: cluster.keys.tasks_prefix(),
+        keys: BTreeMap::new(),
+        attempts: BTreeMap::new(),
+        seen_todo: false,
+        seen_discarded: false,
+    };
+    let mut before = (0, 0, usize::MAX);
+    for (revision, changes) in changes.range(..=last) {
+        queues.apply(changes);
+        let Some(now) = queues.check(*revision) else { continue };
+        assert!(before.0 <= now.0 && before.1 <= now.1, "revision {revision}: {before:?} {now:?}");
+        assert!(now.1 <= before.1 + 1, "revision {revision}: a pass was left out");
+        before = now;
+    }
+    assert_eq!(before.1, 30);
+    // Each of the passes dispatched each of its tasks.
+    assert!(30 * queues.manifest.task_count() as usize <= queues.attempts.len());
+    assert!(queues.seen_todo, "the dead trainer's tasks went back");
+    assert!(queues.seen_discarded, "the bad record's task was given up");
+}
+
+/// Checks the text of a scrape; returns the names of its metrics.
+fn check_metrics(text: &str) -> BTreeSet<String> {
+    let mut kinds: BTreeMap<&str, &str> = BTreeMap::new();
+    assert!(text.ends_with("# EOF\n"), "{text}");
+    for line in text.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        match words.as_slice() {
+            ["#", "TYPE", name, kind] => assert!(kinds.insert(name, kind).is_none(), "{line}"),
+            ["#", "HELP" | "UNIT", _, ..] | ["#", "EOF"] => {}
+            [series, value] => {
+                let name = series.split('{').next().unwrap_or_default();
+                assert!(value.parse::<f64>().is_ok(), "{line}");
+                let family =
+                    |suffix: &str| name.strip_suffix(suffix).and_then(|it| kinds.get(it)).copied();
+                let is_counter = family("_total") == Some("counter");
+                let is_gauge = kinds.get(name) == Some(&"gauge");
+                let is_histogram = ["_bucket", "_sum", "_count"]
+                    .iter()
+                    .any(|it| family(it) == Some("histogram") && name.contains("_seconds"));
+                assert!(is_counter || is_gauge || is_histogram, "{line}");
+                assert!(name.starts_with("steadfast_"), "{line}");
+            }
+            _ => panic!("{line}"),
+        }
+    }
+    kinds.keys().map(|name| (*name).to_owned()).collect()
+}
+
+fn check_admin_port(member: &Member, metric: &str) -> Value {
+    let ask = |path: &str| member.ask(path).unwrap_or_else(|| panic!("{path} is not answered"));
+    assert_eq!(ask("/healthz").code, 200);
+    assert_eq!(ask("/readyz").code, 200);
+    let page = ask("/");
+    assert!(page.code == 200 && page.head.contains("text/html"), "{page:?}");
+    assert!(page.body.contains("digits"), "{page:?}");
+    let metrics = ask("/metrics");
+    assert!(metrics.code == 200 && metrics.head.contains("openmetrics-text"), "{}", metrics.head);
+    let names = check_metrics(&metrics.body);
+    assert!(names.contains(metric), "{names:?}");
+    assert_eq!(ask("/none").code, 404);
+    let status = ask("/status");
+    assert!(status.code == 200 && status.head.contains("application/json"), "{}", status.head);
+    serde_json::from_str(&status.body).expect("the status is JSON")
+}
+
+#[test]
+fn every_role_answers_on_its_admin_port() {
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &Job::long(), 1, SHORT);
+    let master = cluster.master("master");
+    let standby = {
+        eventually("the master acts", || master.is_ready().then_some(()));
+        cluster.master("standby")
+    };
+    let (pserver, trainer) = (cluster.pserver("pserver"), cluster.trainer("trainer"));
+    cluster.until_step(50);
+    assert_eq!(check_admin_port(&master, "steadfast_master_acting")["job"], "digits");
+    assert_eq!(check_admin_port(&pserver, "steadfast_pserver_pushes")["slot"], 0);
+    assert!(check_admin_port(&trainer, "steadfast_trainer_examples").is_object());
+    assert_eq!(standby.ask("/readyz").expect("it answers").code, 503);
+    check_metrics(&standby.ask("/metrics").expect("it answers").body);
+}
+
+fn status(etcd: &EtcdServer, more: &[&str]) -> String {
+    let mut command = std::process::Command::new(program("steadfast"));
+    command.args(["status", "--etcd-endpoints", &etcd.url()]).args(more);
+    let output = command.output().expect("the program starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("it is text")
+}
+
+#[test]
+fn the_status_of_a_running_job_shows_queues_members_and_steps() {
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &Job::long(), 2, SHORT);
+    let _members = [
+        cluster.master("master"),
+        cluster.pserver("pserver-0"),
+        cluster.pserver("pserver-1"),
+        cluster.trainer("trainer"),
+    ];
+    cluster.until_step(50);
+    let json: Value = serde_json::from_str(&status(&cluster.etcd, &["--output", "json"])).unwrap();
+    assert_eq!(json["state"], "training", "{json}");
+    assert_eq!(json["slots"].as_array().map(Vec::len), Some(2));
+    assert_eq!(json["trainers"][0]["lanes"].as_array().map(Vec::len), Some(8));
+    let queues = json["queues"].as_object().expect("it has queues");
+    let total: u64 = queues.values().filter_map(Value::as_u64).sum();
+    assert_eq!(total, 32, "40 tasks, a fifth of which is held out: {json}");
+    let text = status(&cluster.etcd, &[]);
+    for words in ["job digits: training (synchronous)", "tasks ", "2 of 2 slots", "trainers    1"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+}
+
+/// S004-3
+#[test]
+fn two_jobs_share_one_etcd_and_no_key() {
+    let scene = Scene::new();
+    let etcd = EtcdServer::real(&scene);
+    let url = etcd.url();
+    let linear = Run::start_in(&scene, &Job::example("linear"), "linear", &["--etcd", &url]);
+    let digits = Run::start_in(&scene, &Job::small(), "digits", &["--etcd", &url]);
+    let started = Instant::now();
+    assert_eq!(linear.finish()["job"], "linear");
+    assert_eq!(digits.finish()["job"], "digits");
+    assert!(started.elapsed() < Duration::from_secs(100));
+    let keys = etcd.ctl(&["get", "--prefix", "--keys-only", ""]);
+    for key in keys.lines().filter(|it| !it.is_empty()) {
+        let of_one = ["/jobs/linear/", "/jobs/digits/"].iter().any(|root| key.starts_with(root));
+        assert!(of_one, "{key}");
+    }
+}
