@@ -310,7 +310,7 @@ mod tests {
     #[test]
     fn an_unknown_key_is_refused_with_a_suggestion() {
         let error = parse(&GOOD.replace("hidden", "hiden")).unwrap_err();
-        assert_eq!(error.faults, ["unknown key `model.hiden`; did you mean `model.hidden`?"]);
+        assert_eq!(error.faults[0], "unknown key `model.hiden`; did you mean `model.hidden`?");
     }
 
     #[test]

@@ -275,8 +275,8 @@ pub struct EvaluationSpec {
 /// When checkpoints are taken and how many are kept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointSpec {
-    /// Time between checkpoints; none by time when absent.
-    #[serde(default, with = "optional", skip_serializing_if = "Option::is_none")]
+    /// Time between checkpoints.
+    #[serde(default = "default_every", with = "optional", skip_serializing_if = "Option::is_none")]
     pub every: Option<Duration>,
     /// Steps between checkpoints; none by steps when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -309,6 +309,9 @@ fn default_deadline() -> Duration {
 }
 fn default_failures_max() -> u32 {
     3
+}
+fn default_every() -> Option<Duration> {
+    Some(Duration::from_secs(600))
 }
 fn default_keep() -> u32 {
     2
@@ -349,6 +352,6 @@ impl Default for TaskSpec {
 
 impl Default for CheckpointSpec {
     fn default() -> Self {
-        Self { every: None, every_steps: None, keep: default_keep() }
+        Self { every: default_every(), every_steps: None, keep: default_keep() }
     }
 }
