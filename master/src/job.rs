@@ -10,6 +10,7 @@ use steadfast_common::keys::Keys;
 use steadfast_common::records::JobRecord;
 use steadfast_common::spec::{JobSpec, Mode};
 use steadfast_coord::Etcd;
+use steadfast_data::DataError;
 use steadfast_process::Failure;
 use steadfast_store::Location;
 use tracing::{info, warn};
@@ -140,7 +141,7 @@ async fn plan(order: &Order) -> Result<Job, Failure> {
     let fraction = spec.evaluation.fraction;
     let manifest = steadfast_data::plan(&spec.dataset, fraction, order.base.as_deref())
         .await
-        .map_err(|error| Failure::new(data_kind(error.kind()), error.to_string()))?;
+        .map_err(data_failure)?;
     info!(
         files = manifest.files.len(),
         tasks = manifest.task_count(),
@@ -155,18 +156,17 @@ async fn plan(order: &Order) -> Result<Job, Failure> {
         store: order.store.clone(),
         manifest: manifest.digest(),
     };
-    let place = manifest_place(&record)?;
-    let json = serde_json::to_vec(&manifest)
-        .map_err(|error| Failure::internal(format!("the manifest: {error}")))?;
-    place.create(json.into()).await.map_err(unavailable)?;
+    let store = open_store(&record)?;
+    steadfast_data::store_manifest(&store, &manifest).await.map_err(data_failure)?;
     Ok(Job::new(record, manifest))
 }
 
-fn data_kind(kind: steadfast_data::ErrorKind) -> ErrorKind {
-    match kind {
+fn data_failure(error: DataError) -> Failure {
+    let kind = match error.kind() {
         steadfast_data::ErrorKind::Permanent => ErrorKind::Invalid,
         steadfast_data::ErrorKind::Transient => ErrorKind::Unavailable,
-    }
+    };
+    Failure::new(kind, error.to_string())
 }
 
 /// Few, or small, tasks make for idle trainers.
@@ -189,22 +189,12 @@ fn warn_if_coarse(spec: &JobSpec, manifest: &Manifest) {
 }
 
 async fn load(record: JobRecord) -> Result<Job, Failure> {
-    let place = manifest_place(&record)?;
-    let bytes = place.read().await.map_err(unavailable)?;
-    let manifest: Manifest = serde_json::from_slice(&bytes)
-        .map_err(|error| Failure::invalid(format!("{} is damaged: {error}", place.url())))?;
-    if manifest.digest() != record.manifest {
-        return Err(Failure::invalid(format!("{} is damaged: its digest differs", place.url())));
-    }
-    Ok(Job::new(record, manifest))
+    let store = open_store(&record)?;
+    let manifest = steadfast_data::load_manifest(&store, &record.manifest).await;
+    Ok(Job::new(record, manifest.map_err(data_failure)?))
 }
 
-fn manifest_place(record: &JobRecord) -> Result<Location, Failure> {
-    let store = steadfast_store::open(&record.store)
-        .map_err(|error| Failure::invalid(format!("the store: {error}")))?;
-    store.child(&Manifest::object_name(&record.manifest)).map_err(unavailable)
-}
-
-fn unavailable(error: steadfast_store::StoreError) -> Failure {
-    Failure::unavailable(format!("the dataset manifest: {error}"))
+fn open_store(record: &JobRecord) -> Result<Location, Failure> {
+    steadfast_store::open(&record.store)
+        .map_err(|error| Failure::invalid(format!("the store: {error}")))
 }

@@ -7,10 +7,11 @@ use clap::Parser;
 use serde_json::json;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
-use steadfast_common::records::{JobRecord, PserverRecord};
+use steadfast_common::records::PserverRecord;
 use steadfast_coord::{Etcd, Mirror, Range, Session};
 use steadfast_process::{
     Admin, AdminContent, CommonArgs, Failure, Readiness, Shutdown, health, init_logging,
+    wait_for_job,
 };
 use steadfast_proto::MESSAGE_BYTES_MAX;
 use steadfast_proto::v1::pserver_server::PserverServer;
@@ -135,25 +136,13 @@ async fn join(
     readiness: &Readiness,
 ) -> Result<(Session, Engine, ShardStore), Failure> {
     readiness.set_not_ready(format!("waits for {}", keys.job()));
-    let job = job(etcd, keys).await?;
+    let job = wait_for_job(etcd, keys).await?;
     let store = steadfast_store::open(&job.store)
         .map_err(|error| Failure::new(ErrorKind::Invalid, error.to_string()))?;
     let shards = ShardStore::new(store, &job.spec.optimizer);
     let session = Session::open(etcd, args.lease_ttl).await?;
     let (slot, incarnation) = slot::claim(etcd, &session, keys, record, readiness).await?;
     Ok((session, Engine::start(slot, incarnation, Rules::new(&job.spec)), shards))
-}
-
-/// Waits for the job that a master accepts.
-async fn job(etcd: &Etcd, keys: &Keys) -> Result<JobRecord, Failure> {
-    let mirror = Mirror::start(etcd, Range::Key(keys.job())).await?;
-    let mut changes = mirror.subscribe();
-    loop {
-        if let Some(job) = changes.borrow_and_update().single()? {
-            return Ok(job);
-        }
-        changes.changed().await.map_err(|_| Failure::internal("the watch of the job ended"))?;
-    }
 }
 
 async fn over(result: &Mirror) {

@@ -69,17 +69,20 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
             ],
         ),
     ],
-    // Tools.
-    &[(
-        "steadfast-cli",
-        &[
-            "steadfast-common",
-            "steadfast-proto",
-            "steadfast-coord",
-            "steadfast-etcd",
-            "steadfast-process",
-        ],
-    )],
+    // Tools, and an example of a user's own trainer.
+    &[
+        (
+            "steadfast-cli",
+            &[
+                "steadfast-common",
+                "steadfast-proto",
+                "steadfast-coord",
+                "steadfast-etcd",
+                "steadfast-process",
+            ],
+        ),
+        ("own-model", &["steadfast-trainer"]),
+    ],
     // Tests.
     &[(
         "steadfast-tests",

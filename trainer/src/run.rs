@@ -6,16 +6,16 @@ use std::sync::Arc;
 use clap::Parser;
 use serde_json::json;
 use steadfast_client::{ClientError, Cluster, Master};
-use steadfast_common::dataset::{Manifest, ReadOptions};
+use steadfast_common::dataset::ReadOptions;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Incarnation, TrainerId};
 use steadfast_common::keys::Keys;
 use steadfast_common::layout::Layout;
-use steadfast_common::records::{JobRecord, TrainerRecord};
+use steadfast_common::records::TrainerRecord;
 use steadfast_common::spec::Mode;
-use steadfast_coord::{Etcd, Mirror, Range, Session};
+use steadfast_coord::{Etcd, Session};
 use steadfast_process::{
-    Admin, AdminContent, CommonArgs, Failure, Readiness, Shutdown, init_logging,
+    Admin, AdminContent, CommonArgs, Failure, Readiness, Shutdown, init_logging, wait_for_job,
 };
 use steadfast_trainer_core::{Model, Registry, fingerprint};
 use tokio_util::sync::CancellationToken;
@@ -148,11 +148,14 @@ impl Entry<'_> {
         view: View,
     ) -> Result<(Session, Arc<Context>, Incarnation), Failure> {
         let (etcd, keys, id) = (self.etcd, self.keys, self.id);
-        let job = job(etcd, keys).await?;
+        let job = wait_for_job(etcd, keys).await?;
         let numerics = check_numerics(etcd, keys).await?;
         let store = steadfast_store::open(&job.store)
             .map_err(|error| Failure::new(ErrorKind::Invalid, error.to_string()))?;
-        let manifest = Arc::new(load_manifest(&store, &job).await?);
+        let manifest = steadfast_data::load_manifest(&store, &job.manifest)
+            .await
+            .map_err(|error| Failure::new(ErrorKind::Unavailable, error.to_string()))?;
+        let manifest = Arc::new(manifest);
         let model = registry
             .build(&job.spec.model, manifest.features.len())
             .map_err(|error| Failure::new(error.kind(), error.to_string()))?;
@@ -189,17 +192,6 @@ impl Entry<'_> {
     }
 }
 
-async fn job(etcd: &Etcd, keys: &Keys) -> Result<JobRecord, Failure> {
-    let mirror = Mirror::start(etcd, Range::Key(keys.job())).await?;
-    let mut changes = mirror.subscribe();
-    loop {
-        if let Some(job) = changes.borrow_and_update().single()? {
-            return Ok(job);
-        }
-        changes.changed().await.map_err(|_| Failure::internal("the watch of the job ended"))?;
-    }
-}
-
 /// Makes sure that this machine computes the same bits as the job's others; the first trainer
 /// decides which those are.
 async fn check_numerics(etcd: &Etcd, keys: &Keys) -> Result<String, Failure> {
@@ -217,23 +209,6 @@ async fn check_numerics(etcd: &Etcd, keys: &Keys) -> Result<String, Failure> {
             ),
         )),
     }
-}
-
-async fn load_manifest(
-    store: &steadfast_store::Location,
-    job: &JobRecord,
-) -> Result<Manifest, Failure> {
-    let unavailable = |error: steadfast_store::StoreError| {
-        Failure::new(ErrorKind::Unavailable, format!("the dataset manifest: {error}"))
-    };
-    let place = store.child(&Manifest::object_name(&job.manifest)).map_err(unavailable)?;
-    let bytes = place.read().await.map_err(unavailable)?;
-    let manifest: Manifest = serde_json::from_slice(&bytes)
-        .map_err(|error| Failure::invalid(format!("{} is damaged: {error}", place.url())))?;
-    if manifest.digest() != job.manifest {
-        return Err(Failure::invalid(format!("{} is damaged: its digest differs", place.url())));
-    }
-    Ok(manifest)
 }
 
 fn checked_layout(model: &dyn Model) -> Result<Layout, Failure> {

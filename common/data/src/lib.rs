@@ -3,6 +3,7 @@
 mod columns;
 mod cuts;
 mod error;
+mod manifest_file;
 mod parquet_file;
 mod plan;
 mod read;
@@ -10,6 +11,7 @@ mod source;
 mod text;
 
 pub use error::DataError;
+pub use manifest_file::{load_manifest, store_manifest};
 pub use plan::plan;
 pub use read::read;
 pub use steadfast_store::ErrorKind;

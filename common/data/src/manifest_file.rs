@@ -1,0 +1,36 @@
+//! The dataset manifest in a job's store, named by its digest.
+
+use bytes::Bytes;
+use steadfast_common::dataset::Manifest;
+use steadfast_store::Location;
+
+use crate::error::DataError;
+
+/// Stores a manifest; one that is there already is the same.
+///
+/// # Errors
+/// If the store does not take it.
+pub async fn store_manifest(store: &Location, manifest: &Manifest) -> Result<(), DataError> {
+    let place = store.child(&Manifest::object_name(&manifest.digest()))?;
+    let json = serde_json::to_vec(manifest).expect("a manifest is plain data");
+    place.create(Bytes::from(json)).await?;
+    Ok(())
+}
+
+/// Loads the manifest with this digest.
+///
+/// # Errors
+/// If it is not there, or is not what the digest says.
+pub async fn load_manifest(store: &Location, digest: &str) -> Result<Manifest, DataError> {
+    let place = store.child(&Manifest::object_name(digest))?;
+    let damaged = |reason: String| DataError::BadManifest {
+        reason: format!("{} is damaged: {reason}", place.url()),
+    };
+    let bytes = place.read().await?;
+    let manifest: Manifest =
+        serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+    match manifest.digest() {
+        found if found == digest => Ok(manifest),
+        found => Err(damaged(format!("its digest is {found}"))),
+    }
+}
