@@ -69,25 +69,16 @@ pub async fn run(args: Args) -> Result<(), Failure> {
     let keys = args.keys();
     let etcd = Etcd::connect(&args.etcd_options()?).await?;
     let result = Mirror::start(&etcd, Range::Key(keys.result())).await?;
-    let (session, engine, shards) = tokio::select! {
+    let joined = tokio::select! {
         joined = join(&etcd, &keys, &args, &record, &readiness) => joined?,
         () = shutdown.drain() => return Ok(()),
         () = over(&result) => return Ok(()),
     };
-    identity.set_incarnation(engine.incarnation);
-    let _ = status.set(engine.clone());
+    identity.set_incarnation(joined.engine.incarnation);
+    let _ = status.set(joined.engine.clone());
     readiness.set_ready();
-
-    let service = Service {
-        engine: engine.clone(),
-        deadline: session.deadline(),
-        shards: shards.clone(),
-        metrics,
-    };
     let (_health, health) = health("steadfast.v1.Pserver", &readiness).await;
-    let server = PserverServer::new(service)
-        .max_decoding_message_size(MESSAGE_BYTES_MAX)
-        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let server = joined.service(metrics);
     let stop = tokio_util::sync::CancellationToken::new();
     let mut serving = tokio::spawn(
         steadfast_process::server_builder()
@@ -98,21 +89,9 @@ pub async fn run(args: Args) -> Result<(), Failure> {
                 stop.clone().cancelled_owned(),
             ),
     );
-    let generation = Mirror::start(&etcd, Range::Key(keys.generation())).await?;
-    let peers = Mirror::start(&etcd, Range::Prefix(keys.ps_prefix())).await?;
-    let following =
-        generations::follow(engine.clone(), etcd.clone(), keys.clone(), shards, generation);
-
     let ending = tokio::select! {
-        () = following => Err(Failure::internal("the loop of the shard ended")),
-        () = norms::follow(engine.clone(), keys.clone(), peers) => {
-            Err(Failure::internal("the loop of the shard ended"))
-        }
+        ending = joined.hold(&etcd, &keys) => ending,
         served = &mut serving => Err(Failure::internal(format!("the server ended: {served:?}"))),
-        () = session.lost() => Err(Failure::new(
-            ErrorKind::Unavailable,
-            format!("the lease of slot {} is lost; its memory may be stale, so it ends", engine.slot),
-        )),
         () = over(&result) => {
             info!("the job is over");
             Ok(())
@@ -120,12 +99,53 @@ pub async fn run(args: Args) -> Result<(), Failure> {
         () = shutdown.drain() => Ok(()),
     };
     // The slot is free for a successor at once; calls in flight are refused by the deadline.
-    session.close(&etcd).await;
+    joined.session.close(&etcd).await;
     stop.cancel();
     if tokio::time::timeout(DRAIN, serving).await.is_err() {
         warn!("calls in flight were cut off");
     }
     ending
+}
+
+/// A pserver that holds a slot.
+struct Joined {
+    session: Session,
+    engine: Engine,
+    shards: ShardStore,
+}
+
+impl Joined {
+    fn service(&self, metrics: Metrics) -> PserverServer<Service> {
+        let service = Service {
+            engine: self.engine.clone(),
+            deadline: self.session.deadline(),
+            shards: self.shards.clone(),
+            metrics,
+        };
+        PserverServer::new(service)
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX)
+    }
+
+    /// Takes part in the job's generations until the lease is lost.
+    async fn hold(&self, etcd: &Etcd, keys: &Keys) -> Result<(), Failure> {
+        let generation = Mirror::start(etcd, Range::Key(keys.generation())).await?;
+        let peers = Mirror::start(etcd, Range::Prefix(keys.ps_prefix())).await?;
+        let (engine, shards) = (self.engine.clone(), self.shards.clone());
+        let following =
+            generations::follow(engine.clone(), etcd.clone(), keys.clone(), shards, generation);
+        tokio::select! {
+            () = following => {}
+            () = norms::follow(engine, keys.clone(), peers) => {}
+            () = self.session.lost() => {
+                let slot = self.engine.slot;
+                let message =
+                    format!("the lease of slot {slot} is lost; its memory may be stale, so it ends");
+                return Err(Failure::new(ErrorKind::Unavailable, message));
+            }
+        }
+        Err(Failure::internal("the loop of the shard ended"))
+    }
 }
 
 async fn join(
@@ -134,7 +154,7 @@ async fn join(
     args: &CommonArgs,
     record: &PserverRecord,
     readiness: &Readiness,
-) -> Result<(Session, Engine, ShardStore), Failure> {
+) -> Result<Joined, Failure> {
     readiness.set_not_ready(format!("waits for {}", keys.job()));
     let job = wait_for_job(etcd, keys).await?;
     let store = steadfast_store::open(&job.store)
@@ -142,7 +162,8 @@ async fn join(
     let shards = ShardStore::new(store, &job.spec.optimizer);
     let session = Session::open(etcd, args.lease_ttl).await?;
     let (slot, incarnation) = slot::claim(etcd, &session, keys, record, readiness).await?;
-    Ok((session, Engine::start(slot, incarnation, Rules::new(&job.spec)), shards))
+    let engine = Engine::start(slot, incarnation, Rules::new(&job.spec));
+    Ok(Joined { session, engine, shards })
 }
 
 async fn over(result: &Mirror) {
