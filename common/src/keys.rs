@@ -1,6 +1,6 @@
 //! Every key of a job in etcd. No other file spells one.
 
-use crate::ids::{Slot, TaskId, TrainerId};
+use crate::ids::{Pass, Slot, TaskId, TrainerId};
 
 /// The root under which the keys of one job lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,6 +115,22 @@ impl Keys {
         key.strip_prefix(&self.round_prefix(round))?.parse().ok().map(TaskId)
     }
 
+    /// What the keys of all tasks that were given up begin with (asynchronous mode).
+    pub fn given_up_prefix(&self) -> String {
+        format!("{}/given_up/", self.root)
+    }
+
+    /// A task that was given up in a pass, and why.
+    pub fn given_up(&self, pass: Pass, task: TaskId) -> String {
+        format!("{}{:06}/{:08}", self.given_up_prefix(), pass.0, task.0)
+    }
+
+    /// The pass and the task that a key below [`Keys::given_up_prefix`] names.
+    pub fn given_up_of(&self, key: &str) -> Option<(Pass, TaskId)> {
+        let (pass, task) = key.strip_prefix(&self.given_up_prefix())?.split_once('/')?;
+        Some((Pass(pass.parse().ok()?), TaskId(task.parse().ok()?)))
+    }
+
     /// What all remembered replies begin with.
     pub fn replies_prefix(&self) -> String {
         format!("{}/tasks/replies/", self.root)
@@ -173,5 +189,7 @@ mod tests {
         assert_eq!(keys.slot_of("/jobs/other/ps/7"), None);
         assert_eq!(keys.task_of(3, &keys.task(3, TaskId(41))), Some(TaskId(41)));
         assert_eq!(keys.task_of(4, &keys.task(3, TaskId(41))), None);
+        let given_up = keys.given_up(Pass(2), TaskId(41));
+        assert_eq!(keys.given_up_of(&given_up), Some((Pass(2), TaskId(41))));
     }
 }

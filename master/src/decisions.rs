@@ -109,7 +109,7 @@ impl Desk {
             }
         }
         if let Next::AllFailed { pass } = answer.next {
-            self.fail_job(batch, format!("every task of pass {pass} was given up"));
+            self.fail_job(batch, format!("every task of pass {} was given up", pass.0 + 1));
             return Err(OfficeError::AllFailed { pass });
         }
         Ok(answer)
@@ -134,7 +134,10 @@ impl Desk {
         }
         let given_up = batch.state.sync_tasks.given_up(pass);
         if given_up.len() == self.job.tasks as usize {
-            self.fail_job(batch, format!("every task of pass {pass} was given up: {reason}"));
+            self.fail_job(
+                batch,
+                format!("every task of pass {} was given up: {reason}", pass.0 + 1),
+            );
             return Err(OfficeError::AllFailed { pass });
         }
         if given_up.contains(&task) {

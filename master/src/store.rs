@@ -32,6 +32,10 @@ impl Changes {
                 }
                 Fact::Task { task, record } => Op::put(&keys.task(round, *task), record),
                 Fact::Done { task } => Op::delete(&keys.task(round, *task)),
+                Fact::GivenUp { pass, task, reason } => {
+                    Op::put(&keys.given_up(*pass, *task), reason)
+                }
+                Fact::TakenBack { pass, task } => Op::delete(&keys.given_up(*pass, *task)),
                 Fact::Replied { trainer, reply } => Op::put(&keys.reply(*trainer), reply),
                 Fact::Forgotten { trainer } => Op::delete(&keys.reply(*trainer)),
             });
@@ -89,7 +93,14 @@ pub async fn recover_ledger(
             None => warn!(key, "a key that is none of ours is ignored"),
         }
     }
-    Ok(Ledger::recover(head, tasks, replies, order_of))
+    let mut given_up = Vec::new();
+    for (key, entry) in &etcd.list(&keys.given_up_prefix()).await?.entries {
+        match keys.given_up_of(key) {
+            Some(which) => given_up.push((which, entry.json::<String>()?)),
+            None => warn!(key, "a key that is none of ours is ignored"),
+        }
+    }
+    Ok(Ledger::recover(head, tasks, given_up, replies, order_of))
 }
 
 /// Reads the failed and given-up tasks of a synchronous job.

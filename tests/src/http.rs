@@ -1,7 +1,7 @@
 //! The little HTTP that admin ports need, and bytes that are none.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -17,7 +17,7 @@ pub struct Answer {
 /// Asks `address` for `path`; nothing if nobody answers.
 pub fn get(address: &str, path: &str) -> Option<Answer> {
     let request = format!("GET {path} HTTP/1.1\r\nHost: it\r\nConnection: close\r\n\r\n");
-    let text = exchange(TcpStream::connect(address).ok()?, request.as_bytes());
+    let text = exchange(TcpStream::connect(address).ok()?, request.as_bytes(), || {});
     let (head, body) = text.split_once("\r\n\r\n")?;
     let code = head.split(' ').nth(1)?.parse().ok()?;
     Some(Answer { code, head: head.to_owned(), body: body.to_owned() })
@@ -32,15 +32,17 @@ pub fn send_garbage(address: &str) {
     for bytes in [bytes.as_slice(), preface, b""] {
         let stream = TcpStream::connect(address)
             .unwrap_or_else(|error| panic!("{address} does not take a connection: {error}"));
-        exchange(stream, bytes);
+        let half_closed = stream.try_clone().expect("a socket can be shared");
+        exchange(stream, bytes, || drop(half_closed.shutdown(Shutdown::Write)));
     }
 }
 
-fn exchange(mut stream: TcpStream, bytes: &[u8]) -> String {
+/// Sends all there is to send, does what comes after it, and reads until the other side closes.
+fn exchange(mut stream: TcpStream, bytes: &[u8], when_sent: impl FnOnce()) -> String {
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout above zero is fine");
     // It may be refused before it was read to its end.
     let _ = stream.write_all(bytes);
-    let _ = stream.shutdown(std::net::Shutdown::Write);
+    when_sent();
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
     String::from_utf8_lossy(&answer).into_owned()

@@ -45,6 +45,11 @@ impl Job {
             .with("every = \"10s\"", "every_steps = 200")
     }
 
+    /// One that no test sees the end of.
+    pub fn endless() -> Self {
+        Self::long().with("passes = 300", "passes = 300000")
+    }
+
     /// The asynchronous digits.
     pub fn asynchronous() -> Self {
         Self::example("digits-async")

@@ -285,7 +285,7 @@ fn a_job_all_of_whose_tasks_are_bad_fails_and_says_so() {
 #[test]
 fn bytes_that_are_no_request_end_no_process() {
     let scene = Scene::new();
-    let mut run = Run::start(&scene, &Job::long(), &[]);
+    let mut run = Run::start(&scene, &Job::endless(), &[]);
     run.until_step(1);
     let before = scene.processes();
     let endpoint = run.endpoint();
@@ -302,5 +302,7 @@ fn bytes_that_are_no_request_end_no_process() {
     assert_eq!(ports.len(), 1 + 2 + 2 * 2 + 2, "{ports:?}");
     ports.iter().for_each(|port| send_garbage(port));
     assert_eq!(scene.processes(), before);
-    run.finish();
+    let now = run.until("it has a step", |it| it["version"].is_u64());
+    run.until_step(now["version"].as_u64().unwrap_or_default() + 100);
+    assert_eq!(scene.processes(), before, "none was started again");
 }

@@ -396,7 +396,7 @@ fn check_admin_port(member: &Member, metric: &str) -> Value {
 #[test]
 fn every_role_answers_on_its_admin_port() {
     let scene = Scene::new();
-    let cluster = Cluster::new(&scene, &Job::long(), 1, SHORT);
+    let cluster = Cluster::new(&scene, &Job::endless(), 1, SHORT);
     let master = cluster.master("master");
     let standby = {
         eventually("the master acts", || master.is_ready().then_some(()));
@@ -422,7 +422,7 @@ fn status(etcd: &EtcdServer, more: &[&str]) -> String {
 #[test]
 fn the_status_of_a_running_job_shows_queues_members_and_steps() {
     let scene = Scene::new();
-    let cluster = Cluster::new(&scene, &Job::long(), 2, SHORT);
+    let cluster = Cluster::new(&scene, &Job::endless(), 2, SHORT);
     let _members = [
         cluster.master("master"),
         cluster.pserver("pserver-0"),

@@ -1,12 +1,8 @@
 //! From `main` to an exit code.
 
 use std::process::{ExitCode, Termination};
-use std::time::Duration;
 
 use crate::Failure;
-
-/// How long work on blocking threads may go on after the end.
-const LINGER: Duration = Duration::from_secs(2);
 
 /// Runs a process to its end on all cores. A failure becomes a line on stderr (`name: error: …`)
 /// and the exit code of its kind.
@@ -15,7 +11,9 @@ pub fn run<T: Termination>(name: &str, main: impl Future<Output = Result<T, Fail
     let outcome = match runtime {
         Ok(runtime) => {
             let outcome = runtime.block_on(main);
-            runtime.shutdown_timeout(LINGER);
+            // The process ends now, and its threads with it. To shut the runtime down first would
+            // only make calls that are still in flight panic on their way out.
+            std::mem::forget(runtime);
             outcome
         }
         Err(error) => Err(Failure::io("cannot start threads", &error)),

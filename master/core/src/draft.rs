@@ -91,6 +91,8 @@ impl<'a> Draft<'a> {
         };
         let reason = reason.to_owned();
         let record = if limits.failures_max < failures {
+            let (pass, reason) = (self.head.pass, reason.clone());
+            self.facts.push(Fact::GivenUp { pass, task, reason: reason.clone() });
             TaskRecord::Discarded { failures, reason }
         } else {
             TaskRecord::Todo { failures, reason, report: None }

@@ -33,6 +33,10 @@ pub enum Fact {
     Task { task: TaskId, record: TaskRecord },
     /// A task was trained on.
     Done { task: TaskId },
+    /// A task was given up in a pass; kept beyond the pass, for the user's eyes.
+    GivenUp { pass: Pass, task: TaskId, reason: String },
+    /// The pass is done again from a checkpoint in which the task was not given up.
+    TakenBack { pass: Pass, task: TaskId },
     /// What a trainer was answered.
     Replied { trainer: TrainerId, reply: ReplyRecord },
     /// A trainer is gone; its retries will not come.
@@ -117,6 +121,8 @@ pub struct Ledger {
     pub(crate) retry: BTreeMap<TaskId, (u32, String)>,
     pub(crate) pending: BTreeMap<TaskId, Pending>,
     pub(crate) discarded: BTreeMap<TaskId, (u32, String)>,
+    /// Every task that was given up, in this pass or before.
+    pub(crate) given_up: BTreeMap<(Pass, TaskId), String>,
     pub(crate) replies: BTreeMap<TrainerId, ReplyRecord>,
 }
 
@@ -147,6 +153,7 @@ impl Ledger {
             retry: BTreeMap::new(),
             pending: BTreeMap::new(),
             discarded: BTreeMap::new(),
+            given_up: BTreeMap::new(),
             replies: BTreeMap::new(),
         }
     }
@@ -155,6 +162,7 @@ impl Ledger {
     pub fn recover(
         head: QueueRecord,
         tasks: impl IntoIterator<Item = (TaskId, TaskRecord)>,
+        given_up: impl IntoIterator<Item = ((Pass, TaskId), String)>,
         replies: impl IntoIterator<Item = (TrainerId, ReplyRecord)>,
         order_of: OrderOf<'_>,
     ) -> Self {
@@ -163,6 +171,7 @@ impl Ledger {
         for (task, record) in tasks {
             ledger.evolve(&Fact::Task { task, record }, order_of);
         }
+        ledger.given_up.extend(given_up);
         for (trainer, reply) in replies {
             ledger.evolve(&Fact::Replied { trainer, reply }, order_of);
         }
@@ -268,10 +277,10 @@ impl Ledger {
         Queues { todo, pending, done, discarded }
     }
 
-    /// Tasks given up in the present pass.
+    /// Every task that was given up, in this pass or before.
     pub fn discarded(&self) -> Vec<DiscardedTask> {
-        let listed = self.discarded.iter().map(|(task, (_, reason))| DiscardedTask {
-            pass: self.head.pass,
+        let listed = self.given_up.iter().map(|((pass, task), reason)| DiscardedTask {
+            pass: *pass,
             task: *task,
             reason: reason.clone(),
         });
@@ -310,6 +319,11 @@ impl Ledger {
             let record = TaskRecord::Discarded { failures: 0, reason: reason.clone() };
             Fact::Task { task: *task, record }
         }));
+        let stays = |pass: Pass, task: &TaskId| {
+            pass < to.pass || (pass == to.pass && to.discarded.contains_key(task))
+        };
+        let undone = self.given_up.keys().filter(|(pass, task)| !stays(*pass, task));
+        facts.extend(undone.map(|(pass, task)| Fact::TakenBack { pass: *pass, task: *task }));
         facts.extend(self.replies.keys().map(|trainer| Fact::Forgotten { trainer: *trainer }));
         facts
     }
@@ -333,6 +347,12 @@ impl Ledger {
                 }
             }
             Fact::Done { task } => self.unlist(*task),
+            Fact::GivenUp { pass, task, reason } => {
+                self.given_up.insert((*pass, *task), reason.clone());
+            }
+            Fact::TakenBack { pass, task } => {
+                self.given_up.remove(&(*pass, *task));
+            }
             Fact::Replied { trainer, reply } => {
                 self.replies.insert(*trainer, reply.clone());
             }

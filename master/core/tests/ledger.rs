@@ -25,6 +25,7 @@ fn order_of(tasks: u32) -> impl Fn(Pass) -> Vec<TaskId> {
 struct Store {
     head: QueueRecord,
     tasks: BTreeMap<(u64, TaskId), TaskRecord>,
+    given_up: BTreeMap<(Pass, TaskId), String>,
     replies: BTreeMap<TrainerId, ReplyRecord>,
 }
 
@@ -38,6 +39,12 @@ impl Store {
                 }
                 Fact::Done { task } => {
                     self.tasks.remove(&(self.head.round, task));
+                }
+                Fact::GivenUp { pass, task, reason } => {
+                    self.given_up.insert((pass, task), reason);
+                }
+                Fact::TakenBack { pass, task } => {
+                    self.given_up.remove(&(pass, task));
                 }
                 Fact::Replied { trainer, reply } => {
                     self.replies.insert(trainer, reply);
@@ -55,6 +62,7 @@ impl Store {
         Ledger::recover(
             self.head,
             kept.map(|((_, task), record)| (*task, record.clone())),
+            self.given_up.clone(),
             self.replies.clone(),
             &order_of(tasks),
         )
@@ -276,6 +284,10 @@ fn a_pass_closes_even_if_its_last_task_was_given_up() {
     world.ask(trainer(1), world.report(trainer(1), 1), Wants::Nothing);
     assert_eq!(world.ledger.head().pass, Pass(1));
     assert_eq!(world.ledger.queues().todo, 2);
+    // I3: what was given up stays listed after its pass is over.
+    let listed = world.ledger.discarded();
+    assert_eq!(listed.len(), 1);
+    assert_eq!((listed[0].pass, listed[0].task), (Pass(0), TaskId(1)));
 }
 
 /// S004-13: a pass in which every task was given up is an error, not a spin.
