@@ -15,6 +15,9 @@ use steadfast_process::Failure;
 use steadfast_store::Location;
 use tracing::{info, warn};
 
+/// Mini-batches in a task, and tasks for a lane, below which a plan is called coarse.
+const ENOUGH: u64 = 4;
+
 /// A job and its dataset.
 #[derive(Clone, Debug)]
 pub struct Job {
@@ -169,22 +172,24 @@ fn data_failure(error: DataError) -> Failure {
     Failure::new(kind, error.to_string())
 }
 
-/// Few, or small, tasks make for idle trainers.
+/// Few, or small, tasks make for idle trainers: each should hold several mini-batches, and there
+/// should be several for each lane.
 fn warn_if_coarse(spec: &JobSpec, manifest: &Manifest) {
     let tasks = manifest.training_tasks().len() as u64;
     let records = manifest.training_records() / tasks.max(1);
-    let batch = match spec.mode {
-        Mode::Sync => u64::from(spec.sync.micro_batch),
-        Mode::Async => u64::from(spec.asynchronous.batch),
-    };
-    if records < batch {
-        warn!(
-            records,
-            batch, "tasks hold less than one mini-batch; raise dataset.records_per_task"
-        );
-    }
-    if spec.mode == Mode::Sync && tasks < u64::from(spec.sync.lanes) {
-        warn!(tasks, lanes = spec.sync.lanes, "there are fewer tasks than lanes; some lanes idle");
+    match spec.mode {
+        Mode::Sync => {
+            let lanes = u64::from(spec.sync.lanes);
+            if tasks < ENOUGH * lanes {
+                warn!(tasks, lanes, "few tasks for so many lanes; lower dataset.records_per_task");
+            }
+        }
+        Mode::Async => {
+            let batch = u64::from(spec.asynchronous.batch);
+            if records < ENOUGH * batch {
+                warn!(records, batch, "small tasks; raise dataset.records_per_task");
+            }
+        }
     }
 }
 
