@@ -94,7 +94,7 @@ async fn another_job_file_under_the_name_of_an_ended_job_is_refused() {
     fs::write(stage.path("job.toml"), format!("seed = 7\n{}", support::JOB)).unwrap();
     let output = stage.start(&[]).end().await;
     assert_eq!(output.status.code(), Some(4));
-    assert!(stderr(&output).contains("with another job file has ended already"));
+    assert!(stderr(&output).contains("exists with another spec"));
 }
 
 #[tokio::test]

@@ -176,7 +176,7 @@ impl Run<'_> {
     ) -> Result<Summary, Failure> {
         let keys = Keys::of_job(&self.spec.name);
         if let Some(result) = self.etcd.get_json(&keys.result()).await? {
-            return self.told_again(&keys, result).await;
+            return Ok(self.told_again(result));
         }
         let mut progress = Progress::new(match std::io::stderr().is_terminal() {
             true => Stderr::Terminal,
@@ -288,37 +288,13 @@ impl Run<'_> {
         }
     }
 
-    /// Repeats the summary of a job that ended before, if it is the same job.
-    async fn told_again(&self, keys: &Keys, result: ResultRecord) -> Result<Summary, Failure> {
-        let record: Option<JobRecord> = self.etcd.get_json(&keys.job()).await?;
-        if record.is_some_and(|record| !is_same_job(&record.spec, self.spec)) {
-            let name = &self.spec.name;
-            return Err(Failure::new(
-                ErrorKind::Conflict,
-                format!(
-                    "a job named {name} with another job file has ended already; give this one \
-                     another name, or another folder with --data-dir"
-                ),
-            ));
-        }
+    /// Repeats the summary of a job that ended before.
+    fn told_again(&self, result: ResultRecord) -> Summary {
         let sha256 = result.parameters_sha256.clone();
         let saved = Summary::saved_wall_seconds(&self.folder.summary(), sha256.as_deref());
         let wall_seconds = saved.unwrap_or_else(|| self.started.elapsed().as_secs_f64());
-        Ok(Summary::of_result(self.spec, result, wall_seconds))
+        Summary::of_result(self.spec, result, wall_seconds)
     }
-}
-
-/// Whether an accepted job is the one that the job file asks for. The accepted one has absolute
-/// sources.
-fn is_same_job(accepted: &JobSpec, asked: &JobSpec) -> bool {
-    let mut asked = asked.clone();
-    let (old, new) = (&accepted.dataset.source, &asked.dataset.source);
-    let same_source = |(old, new): (&String, &String)| {
-        old.ends_with(new.trim_start_matches("./").trim_start_matches("../"))
-    };
-    let same_sources = old.len() == new.len() && old.iter().zip(new).all(same_source);
-    asked.dataset.source.clone_from(old);
-    same_sources && asked == *accepted
 }
 
 fn say_how_to_resume() {
@@ -338,18 +314,6 @@ fn quote(word: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::sample;
-
-    #[test]
-    fn an_accepted_job_is_recognized_although_its_sources_became_absolute() {
-        let mut asked = sample::spec();
-        asked.dataset.source = vec!["../data/digits.parquet".to_owned()];
-        let mut accepted = asked.clone();
-        accepted.dataset.source = vec!["/home/me/data/digits.parquet".to_owned()];
-        assert!(is_same_job(&accepted, &asked));
-        asked.seed += 1;
-        assert!(!is_same_job(&accepted, &asked));
-    }
 
     #[test]
     fn a_word_is_quoted_only_if_a_shell_would_take_it_apart() {
