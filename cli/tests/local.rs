@@ -148,13 +148,13 @@ async fn an_interrupt_drains_says_how_to_resume_and_leaves_no_process() {
 async fn a_second_interrupt_ends_the_run_at_once_and_leaves_no_process() {
     let stage = Stage::new();
     for role in ["master", "pserver", "trainer"] {
-        stage.script(role, "trap '' TERM; while :; do sleep 0.05; done");
+        stage.script(role, "trap 'touch \"$here/asked\"' TERM; while :; do sleep 0.05; done");
     }
     let running = stage.start(&[]);
     let pids = stage.pids(PROCESSES).await;
     running.signal(Signal::SIGINT);
     // Nobody answers the drain and nobody obeys SIGTERM: without a second signal this takes 10 s.
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    eventually(|| stage.path("asked").exists().then_some(())).await;
     let asked = Instant::now();
     running.signal(Signal::SIGINT);
     assert_eq!(running.end().await.status.code(), Some(130));
