@@ -3,7 +3,7 @@
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build demo test verify fix clean-demo
+.PHONY: help setup build demo test chaos verify fix
 
 help: ## Say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -19,6 +19,9 @@ demo: build ## Train a model on a cluster of processes on this machine
 
 test: build ## Run all tests
 	$(CARGO) test --release --workspace
+
+chaos: build ## Run seeded schedules of faults: SEED=1 MINUTES=5 MODE=sync|async
+	$(CARGO) run --release -p steadfast-tests --bin chaos -- --seed $(or $(SEED),1) --minutes $(or $(MINUTES),5) --mode $(or $(MODE),sync)
 
 verify: setup ## Check form and lints; changes nothing
 	$(CARGO) fmt --all --check

@@ -24,6 +24,21 @@ pub fn span(seconds: f64) -> String {
     }
 }
 
+/// Writes a number of bytes: `812 B`, `1.2 MiB`.
+pub fn bytes(count: u64) -> String {
+    let mut value = count as f64;
+    for unit in ["B", "KiB", "MiB", "GiB"] {
+        if value < 1024.0 {
+            return match unit {
+                "B" => format!("{count} B"),
+                unit => format!("{value:.1} {unit}"),
+            };
+        }
+        value /= 1024.0;
+    }
+    format!("{value:.1} TiB")
+}
+
 /// Writes `1 trainer`, `2 trainers`.
 pub fn plural(count: usize, noun: &str) -> String {
     match count {
@@ -54,6 +69,8 @@ mod tests {
         assert_eq!([0.0, 0.12345, 1e-7].map(figure), ["0.0000", "0.1235", "1.000e-7"]);
         assert_eq!(plural(1, "trainer"), "1 trainer");
         assert_eq!(plural(0, "trainer"), "0 trainers");
+        let sizes = [0, 1023, 1024, 1_300_000, 5 << 40].map(bytes);
+        assert_eq!(sizes, ["0 B", "1023 B", "1.0 KiB", "1.2 MiB", "5.0 TiB"]);
         assert_eq!(rate(f64::NAN), "0");
         assert_eq!(span(f64::INFINITY), "?");
     }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
+use steadfast_common::ids::Generation;
 use steadfast_common::keys::Keys;
 use steadfast_common::records::MasterRecord;
 use steadfast_common::status::JobStatus;
@@ -10,7 +11,7 @@ use steadfast_coord::Etcd;
 use steadfast_process::Failure;
 use steadfast_proto::MESSAGE_BYTES_MAX;
 use steadfast_proto::v1::master_client::MasterClient;
-use steadfast_proto::v1::{DrainRequest, StatusRequest};
+use steadfast_proto::v1::{RestoreCheckpointRequest, StatusRequest, TakeCheckpointRequest};
 use tonic::transport::{Channel, Endpoint};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -23,6 +24,22 @@ pub struct JobMaster {
     keys: Keys,
     /// The last connection, and the address that it goes to.
     open: Option<(String, MasterClient<Channel>)>,
+}
+
+/// What came of asking for a checkpoint.
+#[derive(Clone, Debug)]
+pub struct Taken {
+    /// The checkpoint that the job would resume from.
+    pub latest: Option<String>,
+    /// Why it is not a new one.
+    pub trouble: Option<String>,
+}
+
+/// Whether steps that were trained since may be thrown away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Force {
+    Yes,
+    No,
 }
 
 impl JobMaster {
@@ -41,17 +58,45 @@ impl JobMaster {
         })
     }
 
-    /// Asks for a checkpoint and the end of all dispatch; returns the checkpoint, if there is one.
-    pub async fn drain(&mut self, patience: Duration) -> Result<Option<String>, Failure> {
-        let drain = async {
+    /// Asks for a checkpoint now; returns the latest one's id, if there is one, and why it is not a
+    /// new one.
+    pub async fn take_checkpoint(&mut self, patience: Duration) -> Result<Taken, Failure> {
+        let take = async {
             let mut client = self.client().await?;
-            Ok::<_, Failure>(client.drain(DrainRequest {}).await?.into_inner().checkpoint)
+            Ok::<_, Failure>(client.take_checkpoint(TakeCheckpointRequest {}).await?.into_inner())
         };
-        let asked = tokio::time::timeout(patience, drain).await;
-        let checkpoint = asked.map_err(|_| {
-            Failure::unavailable(format!("the master did not drain within {patience:?}"))
+        let asked = tokio::time::timeout(patience, take).await;
+        let reply = asked.map_err(|_| {
+            Failure::unavailable(format!("the master took no checkpoint within {patience:?}"))
         })??;
-        Ok((!checkpoint.is_empty()).then_some(checkpoint))
+        let some = |text: String| (!text.is_empty()).then_some(text);
+        Ok(Taken { latest: some(reply.checkpoint), trouble: some(reply.trouble) })
+    }
+
+    /// Sends the job back to a checkpoint; returns the generation that begins from it.
+    pub async fn restore_checkpoint(
+        &mut self,
+        checkpoint: &str,
+        force: Force,
+        patience: Duration,
+    ) -> Result<Generation, Failure> {
+        let force = match force {
+            Force::Yes => true,
+            Force::No => false,
+        };
+        let request = RestoreCheckpointRequest { checkpoint: checkpoint.to_owned(), force };
+        let restore = async {
+            let mut client = self.client().await?;
+            Ok::<_, Failure>(client.restore_checkpoint(request).await?.into_inner())
+        };
+        let asked = tokio::time::timeout(patience, restore).await;
+        let reply = asked.map_err(|_| {
+            Failure::unavailable(format!(
+                "the master did not say within {patience:?} whether it went back to {checkpoint}; \
+                 see `steadfast status`"
+            ))
+        })??;
+        Ok(Generation(reply.generation))
     }
 
     async fn client(&mut self) -> Result<MasterClient<Channel>, Failure> {

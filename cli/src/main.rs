@@ -1,7 +1,11 @@
-//! `steadfast`: runs a whole job on this machine, looks at a job, serves the embedded etcd.
+//! `steadfast`: runs a whole job on this machine, looks at a job and its checkpoints, serves the
+//! embedded etcd.
 
+mod audit;
+mod checkpoint;
 mod etcd;
 mod format;
+mod job_args;
 mod job_master;
 mod local;
 mod output;
@@ -23,6 +27,8 @@ struct Cli {
 enum Command {
     Local(local::LocalArgs),
     Status(status::StatusArgs),
+    Checkpoint(checkpoint::CheckpointArgs),
+    Audit(audit::AuditArgs),
     Etcd(etcd::EtcdServerArgs),
 }
 
@@ -33,21 +39,25 @@ fn main() -> ExitCode {
         match cli.command {
             Command::Local(args) => local::run(args).await,
             Command::Status(args) => status::run(args).await,
+            Command::Checkpoint(args) => checkpoint::run(args).await,
+            Command::Audit(args) => audit::run(args).await,
             Command::Etcd(args) => etcd::run(args).await,
         }
     })
 }
 
-/// Gives every flag of every subcommand its variable (`--data-dir`: `STEADFAST_DATA_DIR`).
+/// Gives every flag of every subcommand its variable (`--data-dir`: `STEADFAST_DATA_DIR`). What
+/// throws something away has none: it must be said each time.
 fn with_variables(command: clap::Command) -> clap::Command {
     command.mut_subcommands(|command| {
-        command.mut_args(|arg| match arg.get_long() {
-            Some("help" | "version") | None => arg,
+        let command = command.mut_args(|arg| match arg.get_long() {
+            Some("help" | "version" | "force") | None => arg,
             Some(long) => {
                 let name = format!("STEADFAST_{}", long.replace('-', "_").to_uppercase());
                 arg.env(name)
             }
-        })
+        });
+        with_variables(command)
     })
 }
 

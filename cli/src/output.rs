@@ -1,6 +1,6 @@
 //! The two forms in which a command answers.
 
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 
 /// Form of what goes to stdout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -10,4 +10,22 @@ pub enum Output {
     Text,
     /// For programs.
     Json,
+}
+
+/// The settings that choose the form.
+#[derive(Debug, Args)]
+pub struct FormArgs {
+    /// Form of the answer on stdout.
+    #[arg(long, value_name = "FORM", default_value = "text")]
+    output: Output,
+    /// Short for `--output json`.
+    #[arg(long)]
+    json: bool,
+}
+
+impl FormArgs {
+    /// The form that was chosen.
+    pub fn output(&self) -> Output {
+        if self.json { Output::Json } else { self.output }
+    }
 }

@@ -123,7 +123,7 @@ async fn a_killed_process_is_started_again() {
 }
 
 #[tokio::test]
-async fn an_interrupt_drains_says_how_to_resume_and_leaves_no_process() {
+async fn an_interrupt_takes_a_checkpoint_says_how_to_resume_and_leaves_no_process() {
     let stage = Stage::new();
     let running = stage.start(&["--output=json"]);
     let pids = stage.pids(PROCESSES).await;
@@ -133,7 +133,7 @@ async fn an_interrupt_drains_says_how_to_resume_and_leaves_no_process() {
     running.signal(Signal::SIGINT);
     let output = running.end().await;
     assert_eq!(output.status.code(), Some(130));
-    assert_eq!(fake.drains.load(Ordering::SeqCst), 1);
+    assert_eq!(fake.checkpoints.load(Ordering::SeqCst), 1);
     let text = stderr(&output);
     assert!(text.contains("took checkpoint c-7"), "{text}");
     assert!(text.contains("resume it with the same command: "), "{text}");

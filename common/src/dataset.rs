@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::ids::TaskId;
+use crate::records::RecordRange;
 use crate::spec::{DataFormat, DatasetSpec};
 
 /// Records of one file that are read in one go.
@@ -65,6 +66,16 @@ impl Manifest {
     /// Records in one task.
     pub fn records_of(&self, task: TaskId) -> u64 {
         self.chunks_of(task).iter().map(|chunk| u64::from(chunk.records)).sum()
+    }
+
+    /// Which records a task is made of, for people.
+    pub fn records_named(&self, task: TaskId) -> Vec<RecordRange> {
+        let named = self.chunks_of(task).iter().map(|chunk| RecordRange {
+            file: self.files.get(chunk.file as usize).map_or_else(String::new, |it| it.url.clone()),
+            first: chunk.first_record,
+            records: chunk.records,
+        });
+        named.collect()
     }
 
     /// Tasks that are trained on, ascending.

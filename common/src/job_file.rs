@@ -62,6 +62,7 @@ const KEYS: &[&str] = &[
     "async.push_every",
     "async.pull_every",
     "async.max_staleness",
+    "async.lost_pserver",
     "tasks",
     "tasks.deadline",
     "tasks.failures_max",

@@ -1,6 +1,6 @@
 //! Every key of a job in etcd. No other file spells one.
 
-use crate::ids::{Pass, Slot, TaskId, TrainerId};
+use crate::ids::{Generation, Pass, Slot, TaskId, TrainerId};
 
 /// The root under which the keys of one job lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,6 +82,16 @@ impl Keys {
     /// The current generation, its slots and its starting point.
     pub fn generation(&self) -> String {
         format!("{}/generation", self.root)
+    }
+
+    /// What the keys of all generations begin with.
+    pub fn generations_prefix(&self) -> String {
+        format!("{}/generations/", self.root)
+    }
+
+    /// One generation, kept for the record.
+    pub fn generation_record(&self, generation: Generation) -> String {
+        format!("{}{:06}", self.generations_prefix(), generation.0)
     }
 
     /// Who gives the parameters their first values, and whether that is done.

@@ -13,3 +13,4 @@ pub mod records;
 pub mod schedule;
 pub mod spec;
 pub mod status;
+pub mod tally;

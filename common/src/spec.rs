@@ -248,6 +248,21 @@ pub struct AsyncSpec {
     /// Pushes that a trainer may be ahead of the slowest working one; unbounded when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_staleness: Option<u32>,
+    /// What becomes of the others when a pserver's memory is lost.
+    #[serde(default)]
+    pub lost_pserver: LostPserver,
+}
+
+/// What becomes of the other slots when one slot's memory is lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LostPserver {
+    /// All go back to the latest checkpoint, the task queues as well: no record is left out.
+    #[default]
+    Rewind,
+    /// The others go on. The lost slot goes back to the latest checkpoint and never sees what the
+    /// tasks that were finished since then had given it.
+    Continue,
 }
 
 /// Patience with tasks.
@@ -340,7 +355,13 @@ impl Default for SyncSpec {
 
 impl Default for AsyncSpec {
     fn default() -> Self {
-        Self { batch: default_batch(), push_every: 1, pull_every: 1, max_staleness: None }
+        Self {
+            batch: default_batch(),
+            push_every: 1,
+            pull_every: 1,
+            max_staleness: None,
+            lost_pserver: LostPserver::Rewind,
+        }
     }
 }
 

@@ -37,10 +37,27 @@ pub struct JobStatus {
     pub ps_desired: u32,
     pub trainers: Vec<TrainerStatus>,
     pub checkpoint: Option<String>,
+    /// Why no checkpoint could be taken lately; absent while all is well.
+    #[serde(default)]
+    pub checkpoint_trouble: Option<String>,
+    /// Pauses that failures made, the latest last.
+    #[serde(default)]
+    pub recoveries: Vec<Recovery>,
     pub discarded: Vec<DiscardedTask>,
     /// Seconds until the end at the present rate.
     pub seconds_left: Option<f64>,
     pub result: Option<ResultRecord>,
+}
+
+/// A pause in training that a failure made.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Recovery {
+    /// What had failed.
+    pub cause: String,
+    /// From when it was noticed to the next completed step.
+    pub seconds: f64,
+    /// When that step was completed, in milliseconds since 1970; for people only.
+    pub ended_unix_ms: u64,
 }
 
 /// Phases of a job.

@@ -68,6 +68,8 @@ impl Acting {
             ps_desired: facts.ps_desired.unwrap_or(0),
             trainers: facts.trainers.clone(),
             checkpoint: facts.checkpoint.clone(),
+            checkpoint_trouble: self.checkpoints.health().trouble,
+            recoveries: facts.recoveries.clone(),
             discarded: facts.discarded.clone(),
             seconds_left: left.filter(|seconds| seconds.is_finite()),
             result: facts.result.clone(),

@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use steadfast_common::ids::{Generation, Incarnation, Lane, Pass, Slot, TaskId, TrainerId};
+use steadfast_common::ids::{Generation, Lane, Pass, Slot, TaskId, TrainerId};
 use steadfast_common::records::{
     DiscardedTask, EvaluationRecord, PserverRecord, ResultRecord, TrainerRecord,
 };
 use steadfast_common::spec::Mode;
-use steadfast_common::status::{Queues, SlotStatus, TrainerStatus};
+use steadfast_common::status::{Queues, Recovery, SlotStatus, TrainerStatus};
 
 use crate::desk::Desk;
 use crate::office::Position;
@@ -39,6 +39,7 @@ pub struct Facts {
     pub loss: Option<f64>,
     pub evaluation: Option<EvaluationRecord>,
     pub checkpoint: Option<String>,
+    pub recoveries: Vec<Recovery>,
     pub discarded: Vec<DiscardedTask>,
     /// Tasks that failed and are tried again, with the last reason.
     pub troubled: Vec<(TaskId, String)>,
@@ -66,7 +67,8 @@ impl Facts {
             position: desk.position,
             evaluation: state.evaluation.clone(),
             checkpoint: state.checkpoint.clone(),
-            discarded: state.sync_tasks.discarded(),
+            discarded: desk.discarded(state),
+            recoveries: desk.recoveries.past(),
             result: state.result.clone(),
             ..Self::default()
         };
@@ -106,7 +108,6 @@ impl Facts {
         let ledger = &desk.state.ledger;
         self.pass = ledger.head().pass;
         self.loss = desk.finished.loss;
-        self.discarded.extend(ledger.discarded());
         self.queues = ledger.queues();
         self.all_passes_over = desk.limits.passes <= self.pass.0;
         let total = desk.job.tasks;
@@ -129,7 +130,7 @@ fn slot_status(desk: &Desk, slot: Slot) -> SlotStatus {
     SlotStatus {
         slot,
         address: record.map(|record| record.address),
-        incarnation: entry.map(|entry| Incarnation(entry.create_revision)),
+        incarnation: desk.holder(slot).map(|holder| holder.incarnation),
     }
 }
 

@@ -1,41 +1,39 @@
 //! Takes checkpoints: asks every slot for its shard of one cut, commits the manifest, and deletes
-//! what it makes superfluous only after that.
+//! what it makes superfluous only after that. Trouble with the store never stops training; it shows
+//! in status and metrics until a checkpoint succeeds again.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use steadfast_common::ids::{Slot, Version};
+use steadfast_common::ids::{Generation, Slot, Version};
 use steadfast_common::keys::Keys;
-use steadfast_common::layout::ParamSpec;
-use steadfast_common::records::{
-    CheckpointRecord, GenerationRecord, PositionRecord, PserverRecord, ShardRecord,
-};
+use steadfast_common::records::GenerationRecord;
 use steadfast_common::spec::{JobSpec, Mode};
-use steadfast_coord::{CoordError, Etcd};
-use steadfast_proto::v1::pserver_client::PserverClient;
-use steadfast_proto::v1::{SnapshotReply, SnapshotRequest, Target, snapshot_reply};
+use steadfast_coord::{CoordError, Etcd, pauses};
 use steadfast_store::{Location, StoreError};
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinSet;
-use tonic::transport::Endpoint;
+use tokio::time::Instant;
 use tracing::{info, warn};
 use uuid::Uuid;
 
+use crate::collection;
 use crate::office::{Event, Office, OfficeError};
+use crate::snapshot;
 
-/// How long one slot may take to reach the version and upload its shard.
-const SLOT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Pause while there is nothing to take a checkpoint of.
+const IDLE: Duration = Duration::from_millis(200);
 
-/// How long one question waits at a pserver for the version.
-const WAIT_MS: u64 = 5_000;
+/// How many multiples ahead of a fast job the next checkpoint is asked for at most.
+const AHEAD_MAX: u64 = 64;
 
-/// Pause after a checkpoint that failed.
-const RETRY: Duration = Duration::from_secs(2);
+/// Growing pauses after which they have come to a second, and stay there.
+const PAUSES_TO_A_SECOND: usize = 8;
 
-/// Manifests deleted in one transaction.
-const FORGOTTEN_AT_ONCE: usize = 32;
+/// Longest pause after checkpoints that failed.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// Attempts for one that somebody waits for.
-const ATTEMPTS_MAX: u32 = 5;
+const ATTEMPTS_MAX: u32 = 6;
 
 /// Why there is no checkpoint this time.
 #[derive(Debug, thiserror::Error)]
@@ -60,18 +58,67 @@ pub enum CheckpointError {
     BadAnswer(#[from] serde_json::Error),
 }
 
+/// How taking checkpoints goes.
+#[derive(Clone, Debug, Default)]
+pub struct Health {
+    /// Checkpoints committed in this reign.
+    pub committed: u64,
+    pub failures_in_a_row: u32,
+    /// What went wrong last; absent while all is well.
+    pub trouble: Option<String>,
+    /// When the last one was committed.
+    pub last: Option<Instant>,
+}
+
+/// What somebody asks of the keeper.
+#[derive(Debug)]
+pub enum Wish {
+    /// A checkpoint of what is there now.
+    Now(oneshot::Sender<Taken>),
+    /// The one that holds the final parameters, at this version.
+    Final(Version, oneshot::Sender<Taken>),
+}
+
+/// What came of a wish.
+#[derive(Clone, Debug, Default)]
+pub struct Taken {
+    /// The checkpoint that the job would resume from.
+    pub latest: Option<String>,
+    /// Why it is not a new one.
+    pub trouble: Option<String>,
+}
+
 /// A handle to the task that takes checkpoints.
 #[derive(Clone, Debug)]
 pub struct Checkpoints {
-    requests: mpsc::Sender<oneshot::Sender<Option<String>>>,
+    wishes: mpsc::Sender<Wish>,
+    /// Guards only itself.
+    health: Arc<Mutex<Health>>,
 }
 
 impl Checkpoints {
-    /// Takes a checkpoint now; returns its id, or that of the latest one if none can be taken.
-    pub async fn take_now(&self) -> Option<String> {
+    /// Takes a checkpoint now.
+    pub async fn take_now(&self) -> Taken {
+        self.wish(Wish::Now).await
+    }
+
+    /// Takes the one that holds the final parameters.
+    pub async fn take_final(&self, version: Version) -> Taken {
+        self.wish(|reply| Wish::Final(version, reply)).await
+    }
+
+    async fn wish(&self, wish: impl FnOnce(oneshot::Sender<Taken>) -> Wish) -> Taken {
         let (reply, answer) = oneshot::channel();
-        self.requests.send(reply).await.ok()?;
-        answer.await.ok().flatten()
+        let gone = || Taken { latest: None, trouble: Some("this master does not act".to_owned()) };
+        match self.wishes.send(wish(reply)).await {
+            Ok(()) => answer.await.unwrap_or_else(|_| gone()),
+            Err(_) => gone(),
+        }
+    }
+
+    /// How it goes.
+    pub fn health(&self) -> Health {
+        self.health.lock().expect("no holder panics").clone()
     }
 }
 
@@ -82,10 +129,15 @@ pub struct Keeper {
     spec: JobSpec,
     store: Location,
     office: Office,
+    health: Arc<Mutex<Health>>,
+    /// The checkpoint of the final parameters, once it was taken.
+    last_one: Option<(Generation, String)>,
+    /// When orphans were looked for.
+    swept: Option<Instant>,
 }
 
-/// Where requests for a checkpoint come in.
-pub type Requests = mpsc::Receiver<oneshot::Sender<Option<String>>>;
+/// Where wishes come in.
+pub type Wishes = mpsc::Receiver<Wish>;
 
 impl Keeper {
     /// A keeper, the handle to it, and what comes in by the handle.
@@ -95,70 +147,111 @@ impl Keeper {
         spec: JobSpec,
         store: Location,
         office: Office,
-    ) -> (Self, Checkpoints, Requests) {
-        let (tx, requests) = mpsc::channel(8);
-        (Self { etcd, keys, spec, store, office }, Checkpoints { requests: tx }, requests)
+    ) -> (Self, Checkpoints, Wishes) {
+        let (tx, wishes) = mpsc::channel(8);
+        let health = Arc::<Mutex<Health>>::default();
+        let handle = Checkpoints { wishes: tx, health: health.clone() };
+        let (last_one, swept) = (None, None);
+        (Self { etcd, keys, spec, store, office, health, last_one, swept }, handle, wishes)
     }
 
     /// Takes checkpoints as the job wants them, and whenever somebody asks, until dropped.
-    pub async fn run(self, mut requests: Requests) {
-        let mut last = tokio::time::Instant::now();
+    pub async fn run(mut self, mut wishes: Wishes) {
+        let (every, steps) = (self.spec.checkpoint.every, self.spec.checkpoint.every_steps);
+        let mut due = every.map(|every| Instant::now() + every);
         loop {
-            let due = self.spec.checkpoint.every.map(|every| last + every);
-            let steps = self.spec.checkpoint.every_steps;
             tokio::select! {
-                request = requests.recv() => match request {
-                    Some(reply) => {
-                        let id = self.insist().await;
-                        let _ = reply.send(id);
+                wish = wishes.recv() => match wish {
+                    Some(Wish::Now(reply)) => {
+                        let taken = self.insist().await;
+                        let _ = reply.send(taken);
+                    }
+                    Some(Wish::Final(version, reply)) => {
+                        let taken = self.take_last_one(version).await;
+                        let _ = reply.send(taken);
                     }
                     None => return,
                 },
                 () = sleep_until(due) => {
-                    self.insist().await;
+                    let taken = self.insist().await;
+                    due = match taken.trouble {
+                        Some(_) => Some(Instant::now() + self.pause()),
+                        None => every.map(|every| Instant::now() + every),
+                    };
                 }
                 () = self.by_steps(steps) => {}
             }
-            last = tokio::time::Instant::now();
+            self.tidy().await;
         }
     }
 
-    /// One checkpoint at the next multiple of `steps`.
+    /// One checkpoint at the next multiple of `steps` that training has not passed.
     async fn by_steps(&self, steps: Option<u64>) {
         let Some(steps) = steps else { return std::future::pending().await };
-        let present = self.office.facts.borrow().position.version.0;
-        let wanted = Version((present / steps + 1) * steps);
-        match self.take(wanted).await {
-            Ok(_) => {}
-            // Training was faster than we; the next multiple will do.
-            Err(CheckpointError::Past { .. }) => tokio::time::sleep(RETRY / 20).await,
-            Err(CheckpointError::NoGeneration | CheckpointError::NoHolder { .. }) => {
-                tokio::time::sleep(RETRY).await;
-            }
-            Err(error) => {
-                warn!(%error, "no checkpoint this time");
-                tokio::time::sleep(RETRY).await;
+        let (mut present, mut ahead) = (self.office.facts.borrow().position.version, 1);
+        loop {
+            match self.take(Version((present.0 / steps + ahead) * steps)).await {
+                Ok(_) => return,
+                // What we know of the position is always a little old.
+                Err(CheckpointError::Past { present: now, .. }) => {
+                    present = now;
+                    ahead = (ahead * 2).min(AHEAD_MAX);
+                }
+                Err(CheckpointError::NoGeneration | CheckpointError::NoHolder { .. }) => {
+                    return tokio::time::sleep(IDLE).await;
+                }
+                Err(error) => {
+                    self.count_failure(&error);
+                    return tokio::time::sleep(self.pause()).await;
+                }
             }
         }
     }
 
-    /// Tries some times; the latest checkpoint's id in any case.
-    async fn insist(&self) -> Option<String> {
-        let (mut seen, mut margin) = (self.office.facts.borrow().position.version, 2);
+    /// Tries some times to take one of what is there now.
+    async fn insist(&self) -> Taken {
+        let (mut seen, mut margin) = (self.office.facts.borrow().position.version, 0);
+        let mut trouble = "training is too fast for a cut".to_owned();
         for _ in 0..ATTEMPTS_MAX {
             match self.take(Version(seen.0 + margin)).await {
-                Ok(id) => return Some(id),
+                Ok(id) => return Taken { latest: Some(id), trouble: None },
                 Err(CheckpointError::Past { present, .. }) => {
                     seen = present;
-                    margin *= 4;
+                    margin = (margin * 4).max(2);
+                }
+                Err(CheckpointError::Office(error @ OfficeError::QueuesMoved)) => {
+                    trouble = error.to_string();
                 }
                 Err(error) => {
-                    warn!(%error, "no checkpoint could be taken");
+                    self.count_failure(&error);
+                    trouble = error.to_string();
                     break;
                 }
             }
         }
-        self.office.facts.borrow().checkpoint.clone()
+        let latest = self.office.facts.borrow().checkpoint.clone();
+        Taken { latest, trouble: Some(trouble) }
+    }
+
+    /// Takes the one that holds the final parameters, once a generation: whoever asks again after a
+    /// lost reply gets the same.
+    async fn take_last_one(&mut self, version: Version) -> Taken {
+        let present = self.office.facts.borrow().generation;
+        if let Some((generation, id)) = &self.last_one
+            && *generation == present
+        {
+            return Taken { latest: Some(id.clone()), trouble: None };
+        }
+        match self.take(version).await {
+            Ok(id) => {
+                self.last_one = Some((present, id.clone()));
+                Taken { latest: Some(id), trouble: None }
+            }
+            Err(error) => {
+                self.count_failure(&error);
+                Taken { latest: None, trouble: Some(error.to_string()) }
+            }
+        }
     }
 
     /// Takes one checkpoint, in synchronous mode at version `at`, in asynchronous mode at once.
@@ -168,185 +261,66 @@ impl Keeper {
             .get_json(&self.keys.generation())
             .await?
             .ok_or(CheckpointError::NoGeneration)?;
-        let slots = self.slots(&generation).await?;
+        let slots = snapshot::slots(&self.etcd, &self.keys, &generation).await?;
         // What the queues call done was acknowledged before, so the shards, cut later, reflect it.
         let queue = self.office.ask(|reply| Event::Queues { reply }).await?;
         let version = match self.spec.mode {
             Mode::Async => None,
             Mode::Sync => Some(at),
         };
-        let saved = self.snapshots(slots, version).await?;
-        let record = assemble(&generation, saved, queue)?;
+        let saved = snapshot::shards(&self.store, slots, version).await?;
+        let record = snapshot::assemble(&generation, saved, queue)?;
         let id = format!("{:012}-{}", record.position.version.0, Uuid::new_v4().simple());
-        let kept = record.clone();
-        let named = id.clone();
-        self.office
-            .ask(|reply| Event::Checkpoint { id: named, record: Box::new(kept), reply })
-            .await?;
-        info!(checkpoint = id, version = record.position.version.0, "checkpoint committed");
-        if let Err(error) = self.collect(&id).await {
+        let (named, version) = (id.clone(), record.position.version.0);
+        let record = Box::new(record);
+        self.office.ask(|reply| Event::Checkpoint { id: named, record, reply }).await?;
+        info!(checkpoint = id, version, "checkpoint committed");
+        {
+            let mut health = self.health.lock().expect("no holder panics");
+            let committed = health.committed + 1;
+            let last = Some(Instant::now());
+            *health = Health { committed, last, failures_in_a_row: 0, trouble: None };
+        }
+        let keep = self.spec.checkpoint.keep as usize;
+        let (etcd, keys, store) = (&self.etcd, &self.keys, &self.store);
+        let collected = collection::old_checkpoints(etcd, keys, store, &self.office, keep, &id);
+        if let Err(error) = collected.await {
             warn!(%error, "old checkpoints are not all deleted");
         }
         Ok(id)
     }
 
-    async fn slots(&self, generation: &GenerationRecord) -> Result<Vec<Asked>, CheckpointError> {
-        let mut slots = Vec::new();
-        for (slot, incarnation) in generation.slots.iter().enumerate() {
-            let slot = Slot(slot as u32);
-            let entry = self.etcd.get(&self.keys.ps(slot)).await?;
-            let entry = entry.filter(|entry| entry.create_revision == incarnation.0);
-            let record: PserverRecord = entry.ok_or(CheckpointError::NoHolder { slot })?.json()?;
-            let target = Target {
-                generation: generation.generation.0,
-                slot: slot.0,
-                incarnation: incarnation.0,
-            };
-            slots.push(Asked { slot, target, address: record.address });
-        }
-        Ok(slots)
+    fn count_failure(&self, error: &CheckpointError) {
+        let mut health = self.health.lock().expect("no holder panics");
+        health.failures_in_a_row += 1;
+        health.trouble = Some(error.to_string());
+        warn!(%error, in_a_row = health.failures_in_a_row, "no checkpoint could be taken");
     }
 
-    /// All shards of the cut. If one fails, the others' objects are deleted again.
-    async fn snapshots(
-        &self,
-        slots: Vec<Asked>,
-        version: Option<Version>,
-    ) -> Result<Vec<SnapshotReply>, CheckpointError> {
-        let mut asked = JoinSet::new();
-        for slot in slots {
-            asked.spawn(async move {
-                let id = slot.slot;
-                match tokio::time::timeout(SLOT_TIMEOUT, snapshot(slot, version)).await {
-                    Ok(answer) => answer,
-                    Err(_) => {
-                        let reason = "no answer in time".to_owned();
-                        Err(CheckpointError::Slot { slot: id, reason })
-                    }
-                }
-            });
-        }
-        let (mut saved, mut failure) = (Vec::new(), None);
-        while let Some(answer) = asked.join_next().await {
-            match answer {
-                Ok(Ok(reply)) => saved.push(reply),
-                Ok(Err(error)) => failure = Some(error),
-                Err(error) => failure = Some(CheckpointError::Broken(error.to_string())),
-            }
-        }
-        match failure {
-            None => Ok(saved),
-            Some(error) => {
-                for reply in saved {
-                    let shard: ShardRecord = serde_json::from_slice(&reply.shard)?;
-                    self.store.child(&shard.object)?.delete().await?;
-                }
-                Err(error)
-            }
-        }
+    /// The pause after a failure: longer after each, with jitter.
+    fn pause(&self) -> Duration {
+        let failures = self.health.lock().expect("no holder panics").failures_in_a_row;
+        let second = pauses().nth(PAUSES_TO_A_SECOND).unwrap_or(PAUSE_MAX);
+        (second * failures.max(1)).min(PAUSE_MAX)
     }
 
-    /// Deletes all but the newest checkpoints: manifests first, then objects that none names.
-    async fn collect(&self, latest: &str) -> Result<(), CheckpointError> {
-        let prefix = self.keys.checkpoints_prefix();
-        let view = self.etcd.list(&prefix).await?;
-        let mut manifests: Vec<(String, i64, CheckpointRecord)> = Vec::new();
-        for (key, entry) in &view.entries {
-            let id = key.strip_prefix(&prefix).unwrap_or(key);
-            if *key != self.keys.checkpoint_latest() {
-                manifests.push((id.to_owned(), entry.create_revision, entry.json()?));
-            }
+    /// Deletes orphans, seldom.
+    async fn tidy(&mut self) {
+        let age = collection::ORPHAN_AGE;
+        if self.swept.is_some_and(|swept| swept.elapsed() < age) {
+            return;
         }
-        manifests.sort_by_key(|(_, revision, _)| std::cmp::Reverse(*revision));
-        let keep = self.spec.checkpoint.keep as usize;
-        let old: Vec<_> = manifests.into_iter().skip(keep).filter(|it| it.0 != latest).collect();
-        if old.is_empty() {
-            return Ok(());
+        self.swept = Some(Instant::now());
+        let swept = collection::orphans(&self.etcd, &self.keys, &self.store, age);
+        if let Err(error) = swept.await {
+            warn!(%error, "orphans are not all deleted");
         }
-        for some in old.chunks(FORGOTTEN_AT_ONCE) {
-            let ids: Vec<String> = some.iter().map(|(id, ..)| id.clone()).collect();
-            self.office.ask(|reply| Event::ForgetCheckpoints { ids, reply }).await?;
-            for shard in some.iter().flat_map(|(_, _, record)| &record.shards) {
-                self.store.child(&shard.object)?.delete().await?;
-            }
-        }
-        Ok(())
     }
 }
 
-struct Asked {
-    slot: Slot,
-    target: Target,
-    address: String,
-}
-
-async fn sleep_until(due: Option<tokio::time::Instant>) {
+async fn sleep_until(due: Option<Instant>) {
     match due {
         Some(due) => tokio::time::sleep_until(due).await,
         None => std::future::pending().await,
     }
-}
-
-async fn snapshot(
-    asked: Asked,
-    version: Option<Version>,
-) -> Result<SnapshotReply, CheckpointError> {
-    let slot = asked.slot;
-    let failed = |reason: String| CheckpointError::Slot { slot, reason };
-    let endpoint = Endpoint::from_shared(format!("http://{}", asked.address))
-        .map_err(|error| failed(error.to_string()))?;
-    let channel = endpoint.connect_timeout(Duration::from_secs(2)).connect_lazy();
-    let mut client = PserverClient::new(channel);
-    loop {
-        let request = SnapshotRequest {
-            target: Some(asked.target),
-            version: version.map(|version| version.0),
-            wait_ms: WAIT_MS,
-        };
-        let reply = client.snapshot(request).await;
-        let reply = reply.map_err(|status| failed(status.message().to_owned()))?.into_inner();
-        match (reply.answer(), version) {
-            (snapshot_reply::Answer::Saved, _) => return Ok(reply),
-            (snapshot_reply::Answer::NotYet, _) | (snapshot_reply::Answer::Past, None) => {}
-            (snapshot_reply::Answer::Past, Some(wanted)) => {
-                let present = Version(reply.version);
-                return Err(CheckpointError::Past { slot, wanted, present });
-            }
-        }
-    }
-}
-
-fn assemble(
-    generation: &GenerationRecord,
-    saved: Vec<SnapshotReply>,
-    queue: Option<steadfast_common::records::QueueSnapshot>,
-) -> Result<CheckpointRecord, CheckpointError> {
-    let mut shards = Vec::new();
-    let mut position: Option<PositionRecord> = None;
-    let mut params = Vec::new();
-    for reply in saved {
-        shards.push(serde_json::from_slice::<ShardRecord>(&reply.shard)?);
-        let of_shard: PositionRecord = serde_json::from_slice(&reply.position)?;
-        // In synchronous mode all are equal; in asynchronous mode the least is what all reflect.
-        position = Some(match position {
-            Some(known) if known.version <= of_shard.version => known,
-            Some(_) | None => of_shard,
-        });
-        params = reply
-            .params
-            .into_iter()
-            .map(|param| ParamSpec {
-                name: param.name,
-                shape: param.shape.into_iter().map(|side| side as usize).collect(),
-            })
-            .collect();
-    }
-    shards.sort_by_key(|shard| shard.slot);
-    Ok(CheckpointRecord {
-        generation: generation.generation,
-        params,
-        position: position.unwrap_or_default(),
-        shards,
-        queue,
-    })
 }

@@ -1,16 +1,16 @@
 //! The decisions of the acting master, one for each event.
 
 use steadfast_common::ids::{Generation, TrainerId};
-use steadfast_common::records::{CheckpointRecord, JobOutcome, ResultRecord};
+use steadfast_common::records::{CheckpointRecord, DiscardedTask, JobOutcome, ResultRecord};
 use steadfast_common::spec::Mode;
-use steadfast_coord::{COMPARES_MAX, Condition, Op};
+use steadfast_coord::{COMPARES_MAX, Condition, Op, now, unix_ms};
 use steadfast_master_core::election::{self, Verdict};
 use steadfast_master_core::ledger::{Answer, Next, Request};
 use steadfast_master_core::sync_tasks::Failure;
 use tracing::{error, info, warn};
 
 use crate::desk::{Batch, Desk, State};
-use crate::office::{Event, GivenUp, OfficeError, Position, Saver, TaskDone};
+use crate::office::{Event, GivenUp, OfficeError, Position, Saver, Setback, TaskDone};
 
 impl Desk {
     pub(crate) fn decide(&mut self, event: Event, batch: &mut Batch) {
@@ -19,8 +19,8 @@ impl Desk {
                 let answer = self.next_task(batch, generation, &request, done);
                 batch.later(reply, answer);
             }
-            Event::FailTask { generation, trainer, failure, reply } => {
-                let answer = self.fail_task(batch, generation, trainer, &failure);
+            Event::FailTask { generation, failure, reply } => {
+                let answer = self.fail_task(batch, generation, &failure);
                 batch.later(reply, answer);
             }
             Event::BeginInit { generation, trainer, reply } => {
@@ -64,7 +64,34 @@ impl Desk {
                 }
                 batch.later(reply, Ok(()));
             }
+            Event::Damaged { generation, checkpoint, reason, reply } => {
+                batch.later(reply, self.note_damage(generation, checkpoint, reason));
+            }
+            Event::SetBack { checkpoint, force, reply } => {
+                if batch.state.result.is_some() {
+                    return batch.later(reply, Err(OfficeError::Over));
+                }
+                self.setback = Some(Setback::Wanted { checkpoint, force, reply });
+            }
         }
+    }
+
+    /// Whether a checkpoint is damaged is decided by whoever failed to load it: its hash was compared
+    /// there. Only the one that the present generation waits for counts.
+    fn note_damage(
+        &mut self,
+        generation: Generation,
+        checkpoint: String,
+        reason: String,
+    ) -> Result<(), OfficeError> {
+        self.check_generation(generation)?;
+        let record = self.state.generation.as_ref();
+        let is_present = record.and_then(|it| it.checkpoint.as_ref()) == Some(&checkpoint);
+        if is_present && self.setback.is_none() {
+            error!(checkpoint, reason, "checkpoint is damaged; the one before it is used");
+            self.setback = Some(Setback::Damaged { checkpoint, reason });
+        }
+        Ok(())
     }
 
     fn check_generation(&self, found: Generation) -> Result<(), OfficeError> {
@@ -94,6 +121,7 @@ impl Desk {
         if let Some(done) = done.filter(|_| answer.counted && !is_repeat) {
             self.finished.records += done.records;
             self.position.version = self.position.version.max(done.version);
+            self.recoveries.progress(self.position.version, now(), unix_ms());
             self.finished.loss = Some(done.loss_sum / done.records.max(1) as f64);
         }
         if batch.state.ledger.head().pass != pass {
@@ -119,16 +147,15 @@ impl Desk {
         &mut self,
         batch: &mut Batch,
         generation: Generation,
-        trainer: TrainerId,
         failure: &Failure,
     ) -> Result<GivenUp, OfficeError> {
         self.check_generation(generation)?;
-        self.check_live(trainer)?;
+        self.check_live(failure.trainer)?;
         let (pass, task, reason) = (failure.pass, failure.task, &failure.reason);
         if self.job.manifest.chunks_of(task).is_empty() {
             return Err(OfficeError::NoSuchTask);
         }
-        if let Some(fact) = batch.state.sync_tasks.fail(failure, self.limits.failures_max) {
+        if let Some(fact) = batch.state.sync_tasks.fail(failure, &self.limits) {
             batch.changes.add_sync_fact(&self.keys, &fact);
             batch.state.sync_tasks.evolve(&fact);
         }
@@ -144,7 +171,10 @@ impl Desk {
             warn!(%task, %pass, reason, "task given up for this pass");
             return Ok(GivenUp::Yes);
         }
-        Ok(GivenUp::No)
+        match self.lanes.pass_on(failure.lane, failure.trainer, &self.live()) {
+            true => Ok(GivenUp::Elsewhere),
+            false => Ok(GivenUp::No),
+        }
     }
 
     fn fail_job(&self, batch: &mut Batch, reason: String) {
@@ -160,7 +190,8 @@ impl Desk {
             metric_name: None,
             parameters_sha256: None,
             model: None,
-            discarded: discarded(&batch.state),
+            checkpoint: self.state.checkpoint.clone(),
+            discarded: self.discarded(&batch.state),
         };
         batch.changes.add(Op::put(&self.keys.result(), &result));
         batch.state.result = Some(result);
@@ -213,6 +244,7 @@ impl Desk {
             && self.position.version <= position.version;
         if is_news {
             self.position = position;
+            self.recoveries.progress(position.version, now(), unix_ms());
         }
     }
 
@@ -242,7 +274,7 @@ impl Desk {
         mut result: ResultRecord,
     ) -> Result<(), OfficeError> {
         self.check_generation(generation)?;
-        result.discarded = discarded(&batch.state);
+        result.discarded = self.discarded(&batch.state);
         if let Some(passes) = self.job.record.spec.passes {
             result.passes = passes;
         }
@@ -260,21 +292,33 @@ impl Desk {
         record: &CheckpointRecord,
     ) -> Result<(), OfficeError> {
         self.check_generation(record.generation)?;
-        batch.conditions.extend(record.shards.iter().take(COMPARES_MAX).map(|shard| {
-            Condition::CreateRevision {
-                key: self.keys.ps(shard.slot),
-                revision: shard.incarnation.0,
-            }
-        }));
+        // A shard may have left the pass of a task that was given up since, so that nobody could give
+        // it what going back would have computed again.
+        if record.queue.as_ref().is_some_and(|queue| batch.state.ledger.gave_up_since(queue)) {
+            return Err(OfficeError::QueuesMoved);
+        }
+        for shard in record.shards.iter().take(COMPARES_MAX) {
+            let holder = self.holder(shard.slot).filter(|it| it.incarnation == shard.incarnation);
+            let slot = shard.slot;
+            let holder = holder.ok_or(OfficeError::SlotLost { slot })?;
+            batch.conditions.push(Condition::CreateRevision {
+                key: self.keys.ps(slot),
+                revision: holder.create_revision,
+            });
+        }
         batch.changes.add(Op::put(&self.keys.checkpoint(id), record));
         batch.changes.add(Op::put(&self.keys.checkpoint_latest(), &id));
         batch.state.checkpoint = Some(id.to_owned());
         Ok(())
     }
-}
 
-fn discarded(state: &State) -> Vec<steadfast_common::records::DiscardedTask> {
-    let mut all = state.sync_tasks.discarded();
-    all.extend(state.ledger.discarded());
-    all
+    /// All tasks that were given up, with the records that they are made of.
+    pub(crate) fn discarded(&self, state: &State) -> Vec<DiscardedTask> {
+        let mut all = state.sync_tasks.discarded();
+        all.extend(state.ledger.discarded());
+        for discarded in &mut all {
+            discarded.records = self.job.manifest.records_named(discarded.task);
+        }
+        all
+    }
 }

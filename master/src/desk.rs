@@ -8,12 +8,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use steadfast_common::ids::{Generation, Pass, TaskId, TrainerId};
+use steadfast_common::ids::{Generation, Pass, Slot, TaskId, TrainerId};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::{EvaluationRecord, GenerationRecord, InitRecord, ResultRecord};
 use steadfast_common::schedule::{LaneSchedule, task_order};
 use steadfast_common::spec::Mode;
-use steadfast_coord::{Commit, Condition, CoordError, Etcd, Mirror, OPS_MAX, Range, Reign};
+use steadfast_coord::{Commit, Condition, CoordError, Etcd, Mirror, OPS_MAX, Range, Reign, now};
 use steadfast_master_core::deadlines::Deadlines;
 use steadfast_master_core::lanes::Lanes;
 use steadfast_master_core::ledger::{Fact, Ledger, Limits};
@@ -23,8 +23,10 @@ use tracing::warn;
 
 use crate::board::{Board, Facts};
 use crate::job::Job;
-use crate::office::{ClockRoom, End, Event, Office, OfficeError, Position, Reply};
+use crate::office::{ClockRoom, End, Event, Office, OfficeError, Position, Reply, Setback};
+use crate::recoveries::Recoveries;
 use crate::store::{self, Changes};
+use crate::vigils::Vigils;
 
 /// Requests that may wait for the loop; callers wait beyond that.
 const EVENTS_MAX: usize = 1024;
@@ -33,7 +35,7 @@ const EVENTS_MAX: usize = 1024;
 pub(crate) const CHANGES_OF_ONE: usize = 40;
 
 /// How often deadlines are looked at and the status is renewed without an event.
-const TICK: Duration = Duration::from_millis(200);
+const TICK: Duration = Duration::from_millis(100);
 
 /// Durable state, folded from what etcd holds.
 #[derive(Clone, Debug)]
@@ -56,6 +58,8 @@ pub struct Desk {
     pub(crate) reign: Reign,
     pub(crate) state: State,
     pub(crate) lanes: Lanes,
+    /// The pass and the trainers that the lanes were balanced for.
+    pub(crate) dealt: Option<(Pass, BTreeSet<TrainerId>)>,
     pub(crate) deadlines: Deadlines,
     pub(crate) position: Position,
     pub(crate) finished: Finished,
@@ -63,6 +67,13 @@ pub struct Desk {
     /// The lanes of the present pass, for the status.
     pub(crate) schedule: Option<(Pass, LaneSchedule)>,
     pub(crate) clocks: Arc<ClockRoom>,
+    pub(crate) recoveries: Recoveries,
+    /// What an event asked for that the next turn of the loop does.
+    pub(crate) setback: Option<Setback>,
+    pub(crate) vigils: Vigils,
+    /// Live trainers, and slots without their memory, when they were looked at last.
+    pub(crate) seen_trainers: BTreeSet<TrainerId>,
+    pub(crate) slots_seen_lost: Vec<Slot>,
     pub(crate) slots: Mirror,
     pub(crate) desired: Mirror,
     pub(crate) trainers: Mirror,
@@ -99,6 +110,7 @@ impl Desk {
         keys: &Keys,
         job: Job,
         reign: Reign,
+        own_address: &str,
     ) -> Result<(Self, Office), CoordError> {
         let order_of = order_of(&job);
         let ledger = store::recover_ledger(etcd, keys, &order_of).await?;
@@ -112,13 +124,14 @@ impl Desk {
             generation: etcd.get_json(&keys.generation()).await?,
             init: etcd.get_json(&keys.init()).await?,
             evaluation: etcd.get_json(&keys.evaluation()).await?,
-            checkpoint: etcd.get_json(&keys.checkpoint_latest()).await?,
+            checkpoint: store::read_pointer(etcd, keys).await?,
             result: etcd.get_json(&keys.result()).await?,
         };
         let spec = &job.record.spec;
         let limits = Limits {
             passes: spec.passes.unwrap_or(u32::MAX),
             failures_max: spec.tasks.failures_max,
+            trainers: 0,
             deadline_ms: spec.tasks.deadline.as_millis() as u64,
         };
         let (events, inbox) = mpsc::channel(EVENTS_MAX);
@@ -128,8 +141,13 @@ impl Desk {
         // No former master's reign began later, and none makes 2²⁰ assignments a revision.
         let first_number = (reign.epoch() as u64) << 20;
         drop(order_of);
+        let mut recoveries = Recoveries::default();
+        if state.generation.is_some() {
+            recoveries.notice("the master before this one ended", now(), None);
+        }
         let desk = Self {
             lanes: Lanes::new(spec.sync.lanes, first_number),
+            dealt: None,
             limits,
             state,
             reign,
@@ -139,6 +157,11 @@ impl Desk {
             saver: None,
             schedule: None,
             clocks: clocks.clone(),
+            recoveries,
+            setback: None,
+            vigils: Vigils::new(etcd, own_address),
+            seen_trainers: BTreeSet::new(),
+            slots_seen_lost: Vec::new(),
             slots: Mirror::start(etcd, Range::Prefix(keys.ps_prefix())).await?,
             desired: Mirror::start(etcd, Range::Key(keys.ps_desired())).await?,
             trainers: Mirror::start(etcd, Range::Prefix(keys.trainers_prefix())).await?,
@@ -181,6 +204,7 @@ impl Desk {
                 () = &mut leave => return Ok(End::Left),
             }
             self.work_off(first).await?;
+            self.work_off_setback().await?;
         }
     }
 

@@ -3,14 +3,19 @@
 mod acting;
 mod board;
 mod checkpoints;
+mod collection;
 mod decisions;
 mod desk;
+mod generations;
 mod job;
 mod members;
 mod metrics;
 mod office;
+mod recoveries;
 mod run;
 mod service;
+mod snapshot;
 mod store;
+mod vigils;
 
 pub use run::{Args, run};

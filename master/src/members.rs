@@ -1,123 +1,121 @@
-//! Members that come and go: lost trainers' tasks, the lanes, and new generations.
+//! Members that come and go: lost trainers' tasks, the lanes, and when a generation begins.
 
-use steadfast_common::ids::{Generation, Incarnation, Slot, TrainerId};
-use steadfast_common::records::{
-    CheckpointRecord, GenerationRecord, PositionRecord, QueueSnapshot,
-};
-use steadfast_common::spec::Mode;
-use steadfast_coord::{COMPARES_MAX, Condition, CoordError, OPS_MAX, Op};
+use std::collections::BTreeSet;
+
+use steadfast_common::ids::{Incarnation, Slot, TrainerId};
+use steadfast_common::records::PserverRecord;
+use steadfast_coord::{CoordError, now};
+use steadfast_master_core::ledger::Blame;
 use tracing::info;
 
-use crate::desk::{Batch, CHANGES_OF_ONE, Desk};
-use crate::office::Position;
+use crate::desk::{Batch, Desk};
+
+/// Whoever holds a slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Holder {
+    /// Of its memory.
+    pub incarnation: Incarnation,
+    /// Of the slot's key.
+    pub create_revision: i64,
+}
 
 impl Desk {
     /// Reacts to members that came or went: lost trainers' tasks, lanes, and a new generation once
-    /// every slot has a holder and one of them is new.
+    /// every slot has a holder and one of them has another memory.
     pub(crate) async fn look_after_members(&mut self) -> Result<(), CoordError> {
+        self.vigils.follow(&[self.slots.view(), self.trainers.view()]);
         let live = self.live();
+        self.limits.trainers = live.len() as u32;
+        self.take_from_lost_trainers(&live).await?;
+        // Trainers pass lanes on that they cannot compute; they get others at the next pass.
+        let dealt = (self.position.pass, live);
+        if self.dealt.as_ref() != Some(&dealt) {
+            self.lanes.rebalance(&dealt.1);
+            self.dealt = Some(dealt);
+        }
+        let crew = self.crew()?;
+        self.note_lost_slots();
+        match crew {
+            Some(crew) if !self.is_present(&crew) => {
+                let reason = self.why_another_generation(&crew);
+                self.begin_generation(&crew, reason, None).await.map(|_| ())
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    async fn take_from_lost_trainers(
+        &mut self,
+        live: &BTreeSet<TrainerId>,
+    ) -> Result<(), CoordError> {
+        if let Some(gone) = self.seen_trainers.difference(live).next() {
+            let version = self.position.version;
+            self.recoveries.notice(format!("trainer {gone} left"), now(), Some(version));
+        }
+        let seen = std::mem::replace(&mut self.seen_trainers, live.clone());
         let lost: Vec<TrainerId> =
-            self.state.ledger.known_trainers().difference(&live).copied().collect();
+            self.state.ledger.known_trainers().difference(live).copied().collect();
         for trainer in lost {
             info!(%trainer, "trainer lost; its tasks go to others");
-            let facts = self.state.ledger.lose_trainer(trainer, &self.limits);
+            // Whoever went before we acted may have gone with etcd, together with all others.
+            let blame = if seen.contains(&trainer) { Blame::Task } else { Blame::Nobody };
+            let facts = self.state.ledger.lose_trainer(trainer, blame, &self.limits);
             self.clocks.remove(trainer);
             let mut batch = Batch::on(&self.state);
             self.adopt(&mut batch, &facts);
             self.commit(batch).await?;
         }
-        self.lanes.rebalance(&live);
-        match self.crew()? {
-            Some(slots) if !self.is_present(&slots) => self.begin_generation(slots).await,
-            Some(_) | None => Ok(()),
-        }
+        Ok(())
     }
 
     /// The holders of all slots, if every slot is held.
-    fn crew(&self) -> Result<Option<Vec<Incarnation>>, CoordError> {
+    pub(crate) fn crew(&self) -> Result<Option<Vec<Holder>>, CoordError> {
         let Some(desired) = self.desired.view().single::<u32>()? else { return Ok(None) };
-        let view = self.slots.view();
-        let holder = |slot: u32| {
-            let entry = view.entries.get(&self.keys.ps(Slot(slot)))?;
-            Some(Incarnation(entry.create_revision))
-        };
-        let crew: Option<Vec<Incarnation>> = (0..desired).map(holder).collect();
+        let crew: Option<Vec<Holder>> = (0..desired).map(|slot| self.holder(Slot(slot))).collect();
         Ok(crew.filter(|crew| !crew.is_empty()))
     }
 
-    fn is_present(&self, slots: &[Incarnation]) -> bool {
-        self.state.generation.as_ref().is_some_and(|record| record.slots == slots)
+    /// Whoever holds `slot`. A key that cannot be read names nobody.
+    pub(crate) fn holder(&self, slot: Slot) -> Option<Holder> {
+        let view = self.slots.view();
+        let entry = view.entries.get(&self.keys.ps(slot))?;
+        let create_revision = entry.create_revision;
+        let incarnation = entry.json::<PserverRecord>().ok()?.incarnation(create_revision);
+        Some(Holder { incarnation, create_revision })
     }
 
-    /// Sends everybody back to the latest checkpoint, or to the start if there is none.
-    async fn begin_generation(&mut self, slots: Vec<Incarnation>) -> Result<(), CoordError> {
-        let before = self.state.generation.as_ref().map_or(0, |record| record.generation.0);
-        let checkpoint = self.state.checkpoint.clone();
-        let record = GenerationRecord { generation: Generation(before + 1), slots, checkpoint };
-        info!(generation = record.generation.0, checkpoint = ?record.checkpoint, "generation begins");
-        let mut batch = Batch::on(&self.state);
-        let manifest = self.checkpoint_of(&record).await?;
-        if self.job.record.spec.mode == Mode::Async && 0 < before {
-            let to = manifest.as_ref().and_then(|it| it.queue.clone()).unwrap_or_default();
-            self.rewind(&mut batch, &to).await?;
-        }
-        batch.conditions = (0..record.slots.len().min(COMPARES_MAX))
-            .map(|slot| Condition::CreateRevision {
-                key: self.keys.ps(Slot(slot as u32)),
-                revision: record.slots[slot].0,
-            })
-            .collect();
-        batch.changes.add(Op::put(&self.keys.generation(), &record));
-        batch.state.generation = Some(record);
-        let begun = batch.state.generation.clone();
-        self.commit(batch).await?;
-        if self.state.generation != begun {
-            return Ok(());
-        }
-        let position = manifest.map(|it| it.position).unwrap_or_default();
-        self.position = start_of(&position);
-        self.saver = None;
-        Ok(())
+    fn is_present(&self, crew: &[Holder]) -> bool {
+        self.state.generation.as_ref().is_some_and(|record| {
+            record.slots.iter().eq(crew.iter().map(|holder| &holder.incarnation))
+        })
     }
 
-    async fn checkpoint_of(
-        &self,
-        record: &GenerationRecord,
-    ) -> Result<Option<CheckpointRecord>, CoordError> {
-        match &record.checkpoint {
-            Some(id) => self.etcd.get_json(&self.keys.checkpoint(id)).await,
-            None => Ok(None),
-        }
+    /// Slots whose memory the present generation names and nobody has.
+    fn lost_slots(&self) -> Vec<Slot> {
+        let named = self.state.generation.iter().flat_map(|record| record.slots.iter().enumerate());
+        let lost = named.filter(|(slot, named)| {
+            self.holder(Slot(*slot as u32)).is_none_or(|holder| holder.incarnation != **named)
+        });
+        lost.map(|(slot, _)| Slot(slot as u32)).collect()
     }
 
-    /// Puts the queues back. Task keys of the new round count for nothing until the head names the
-    /// round, so what does not fit into the last transaction goes ahead of it.
-    async fn rewind(&mut self, batch: &mut Batch, to: &QueueSnapshot) -> Result<(), CoordError> {
-        let facts = batch.state.ledger.rewind(to);
-        let round = batch.state.ledger.head().round + 1;
-        self.adopt(batch, &facts);
-        if batch.changes.len() + CHANGES_OF_ONE <= OPS_MAX {
-            return Ok(());
+    fn note_lost_slots(&mut self) {
+        let lost = self.lost_slots();
+        if let Some(slot) = lost.iter().find(|slot| !self.slots_seen_lost.contains(slot)) {
+            let version = self.position.version;
+            let cause = format!("the pserver of slot {slot} was lost");
+            info!(cause);
+            self.recoveries.notice(cause, now(), Some(version));
         }
-        let (head, rest): (Vec<Op>, Vec<Op>) = std::mem::take(&mut batch.changes)
-            .into_ops()
-            .into_iter()
-            .partition(|op| op.key() == self.keys.queue());
-        for ops in rest.chunks(OPS_MAX) {
-            self.reign.commit(&self.etcd, ops, &[]).await?;
-        }
-        info!(round, keys = rest.len(), "queues put back");
-        head.into_iter().for_each(|op| batch.changes.add(op));
-        Ok(())
+        self.slots_seen_lost = lost;
     }
-}
 
-fn start_of(position: &PositionRecord) -> Position {
-    Position {
-        version: position.version,
-        pass: position.pass,
-        pass_start: position.pass_start,
-        examples: position.examples,
-        loss: None,
+    fn why_another_generation(&self, crew: &[Holder]) -> String {
+        let Some(record) = &self.state.generation else { return "the job begins".to_owned() };
+        if record.slots.len() != crew.len() {
+            return format!("{} slots became {}", record.slots.len(), crew.len());
+        }
+        let lost: Vec<String> = self.lost_slots().iter().map(Slot::to_string).collect();
+        format!("the memory of slot {} was lost", lost.join(", "))
     }
 }

@@ -10,6 +10,7 @@ use steadfast_common::status::JobStatus;
 use tokio::sync::watch;
 
 use crate::acting::Acting;
+use crate::checkpoints::Health;
 
 /// Reads the acting master's status.
 #[derive(Debug)]
@@ -44,6 +45,7 @@ impl Collector for Metrics {
         let help = "Largest lead in pushes that bounded staleness let through";
         gauge(&mut encoder, "steadfast_staleness_max", help, lead)?;
         tasks(&mut encoder, &status)?;
+        checkpoints(&mut encoder, &acting.checkpoints.health())?;
         let e = &mut encoder;
         gauge(e, "steadfast_generation", "Generation of the job", status.generation.0 as i64)?;
         gauge(e, "steadfast_pass", "Pass that the job is in", i64::from(status.pass.0))?;
@@ -74,6 +76,24 @@ impl Collector for Metrics {
         }
         Ok(())
     }
+}
+
+fn checkpoints(
+    encoder: &mut DescriptorEncoder<'_>,
+    health: &Health,
+) -> Result<(), std::fmt::Error> {
+    let help = "Checkpoints that failed since the last one that succeeded";
+    let failures = i64::from(health.failures_in_a_row);
+    gauge(encoder, "steadfast_checkpoint_failures_in_a_row", help, failures)?;
+    let committed = ConstCounter::new(health.committed);
+    let (name, help) = ("steadfast_checkpoints", "Checkpoints committed by this master");
+    committed.encode(encoder.encode_descriptor(name, help, None, committed.metric_type())?)?;
+    if let Some(last) = health.last {
+        let help = "Time since this master committed a checkpoint";
+        let age = last.elapsed().as_secs_f64();
+        float(encoder, "steadfast_checkpoint_age_seconds", help, age)?;
+    }
+    Ok(())
 }
 
 fn tasks(encoder: &mut DescriptorEncoder<'_>, status: &JobStatus) -> Result<(), std::fmt::Error> {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use steadfast_common::error::ErrorKind;
-use steadfast_common::ids::{Generation, Pass, TrainerId, Version};
+use steadfast_common::ids::{Generation, Pass, Slot, TrainerId, Version};
 use steadfast_common::records::{CheckpointRecord, EvaluationRecord, QueueSnapshot, ResultRecord};
 use steadfast_master_core::clocks::{Clocks, Moved};
 use steadfast_master_core::election::Verdict;
@@ -27,7 +27,6 @@ pub enum Event {
     },
     FailTask {
         generation: Generation,
-        trainer: TrainerId,
         failure: Failure,
         reply: Reply<GivenUp>,
     },
@@ -76,6 +75,26 @@ pub enum Event {
         ids: Vec<String>,
         reply: Reply<()>,
     },
+    /// A checkpoint that the generation should have begun from cannot be loaded, now or ever.
+    Damaged {
+        generation: Generation,
+        checkpoint: String,
+        reason: String,
+        reply: Reply<()>,
+    },
+    /// A person wants the job to go back to a checkpoint.
+    SetBack {
+        checkpoint: String,
+        force: bool,
+        reply: Reply<Generation>,
+    },
+}
+
+/// Why the job shall go back, and where to.
+#[derive(Debug)]
+pub enum Setback {
+    Damaged { checkpoint: String, reason: String },
+    Wanted { checkpoint: String, force: bool, reply: Reply<Generation> },
 }
 
 /// Figures of a finished task, for those who watch.
@@ -90,6 +109,8 @@ pub struct TaskDone {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GivenUp {
     Yes,
+    /// Another trainer has the lane now.
+    Elsewhere,
     No,
 }
 
@@ -123,6 +144,20 @@ pub enum OfficeError {
     NoSuchTask,
     #[error("another trainer was elected")]
     NotElected,
+    #[error("there is no checkpoint {0}; `steadfast checkpoint list` shows them")]
+    NoSuchCheckpoint(String),
+    #[error("checkpoint {id} cannot be restored: {reason}")]
+    NotRestorable { id: String, reason: String },
+    #[error("going back to {id} throws away {steps} steps; add --force if that is meant")]
+    NeedsForce { id: String, steps: u64 },
+    #[error("the memory of slot {slot} was lost meanwhile")]
+    SlotLost { slot: Slot },
+    #[error("a task was given up while the checkpoint was taken")]
+    QueuesMoved,
+    #[error("not every slot is held by a pserver now; try again when all are")]
+    NotAllSlots,
+    #[error("the job is over; `steadfast checkpoint export` still works")]
+    Over,
     #[error("this master does not act")]
     NotActing,
 }
@@ -133,8 +168,14 @@ impl OfficeError {
         match self {
             Self::OtherGeneration { .. } | Self::NotElected => ErrorKind::Stale,
             Self::UnknownTrainer(_) => ErrorKind::NotYet,
-            Self::AllFailed { .. } | Self::NoSuchTask => ErrorKind::Invalid,
-            Self::NotActing => ErrorKind::Unavailable,
+            Self::AllFailed { .. } | Self::NoSuchTask | Self::NotRestorable { .. } => {
+                ErrorKind::Invalid
+            }
+            Self::NoSuchCheckpoint(_) => ErrorKind::NotFound,
+            Self::NeedsForce { .. } | Self::Over => ErrorKind::Conflict,
+            Self::NotAllSlots | Self::SlotLost { .. } | Self::QueuesMoved | Self::NotActing => {
+                ErrorKind::Unavailable
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
 use steadfast_common::records::{LockRecord, MasterRecord};
-use steadfast_coord::{Etcd, Mirror, Op, Range, Reign, Session};
+use steadfast_coord::{CoordError, Etcd, Mirror, Op, Range, Reign, Session};
 use steadfast_master_core::rate::Rate;
 use steadfast_process::{
     Admin, AdminContent, CommonArgs, Failure, Readiness, Shutdown, health, init_logging,
@@ -27,6 +27,7 @@ use crate::job::{self, Order};
 use crate::metrics::Metrics;
 use crate::office::End;
 use crate::service::Service;
+use crate::vigils::Vigils;
 
 /// How long calls in flight may take once we leave.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -51,7 +52,7 @@ pub struct Args {
     pub pservers: u32,
 }
 
-/// Runs a master until the job is over, its reign is lost, or it is told to leave.
+/// Runs a master until the job is over, another one acts in its place, or it is told to leave.
 ///
 /// # Errors
 /// What a person has to act on.
@@ -101,18 +102,11 @@ pub async fn run(args: Args) -> Result<(), Failure> {
     let etcd = Etcd::connect(&common.etcd_options()?).await?;
     let keys = common.keys();
     job::check(&etcd, &keys, order.as_ref()).await?;
-    let session = Session::open(&etcd, common.lease_ttl).await?;
     let life = Life { etcd: &etcd, keys: &keys, order: order.as_ref(), args: &args, record };
     let ending = tokio::select! {
-        ending = life.lead(&session, &identity, &readiness, &acting, &shutdown) => ending,
+        ending = life.live(&identity, &readiness, &acting, &shutdown) => ending,
         served = &mut serving => Err(Failure::internal(format!("the server ended: {served:?}"))),
-        () = session.lost() => Err(Failure::new(
-            ErrorKind::Unavailable,
-            "the lease of this master is lost: another one may act",
-        )),
     };
-    acting.send_replace(None);
-    session.close(&etcd).await;
     stop.cancel();
     if tokio::time::timeout(DRAIN, serving).await.is_err() {
         warn!("calls in flight were cut off");
@@ -137,6 +131,13 @@ fn order(args: &Args) -> Result<Option<Order>, Failure> {
     Ok(Some(order))
 }
 
+/// An etcd that does not answer, or has no space left, is waited for: the reign is over, the master
+/// is not.
+fn after_acting(error: CoordError) -> Failure {
+    let kind = if error.is_transient() { ErrorKind::Stale } else { error.kind() };
+    Failure::new(kind, error.to_string())
+}
+
 struct Life<'a> {
     etcd: &'a Etcd,
     keys: &'a Keys,
@@ -146,6 +147,53 @@ struct Life<'a> {
 }
 
 impl Life<'_> {
+    /// Stands by and acts, through losses of the lease, until the job is over, another master acts
+    /// in our place, or we are told to leave.
+    async fn live(
+        &self,
+        identity: &steadfast_process::LogIdentity,
+        readiness: &Readiness,
+        acting: &watch::Sender<Option<Acting>>,
+        shutdown: &Shutdown,
+    ) -> Result<(), Failure> {
+        let mut has_acted = false;
+        loop {
+            let session = tokio::select! {
+                session = Session::open_patiently(self.etcd, self.args.common.lease_ttl) => session?,
+                () = shutdown.drain() => return Ok(()),
+            };
+            if has_acted {
+                self.end_if_replaced().await?;
+            }
+            let ending = tokio::select! {
+                ending = self.lead(&session, identity, readiness, acting, shutdown) => ending,
+                () = session.lost() => Err(CoordError::LeaseLost.into()),
+            };
+            // What was decided and not committed is forgotten; callers are refused from now on.
+            has_acted |= acting.send_replace(None).is_some();
+            session.close(self.etcd).await;
+            match ending {
+                Err(failure) if failure.kind == ErrorKind::Stale => {
+                    warn!(has_acted, reason = failure.message, "stands by again");
+                    readiness.set_not_ready(format!("its reign is over: {}", failure.message));
+                }
+                ending => return ending,
+            }
+        }
+    }
+
+    /// Ends a master that acted, lost its lease, and finds another one acting.
+    async fn end_if_replaced(&self) -> Result<(), Failure> {
+        let lock = self.etcd.get_json::<LockRecord>(&self.keys.master_lock()).await?;
+        match lock {
+            Some(lock) if lock.holder != self.record.id => Err(Failure::new(
+                ErrorKind::Unavailable,
+                "the lease of this master is lost: another one acts",
+            )),
+            Some(_) | None => Ok(()),
+        }
+    }
+
     /// Waits for the lock, then acts.
     async fn lead(
         &self,
@@ -175,8 +223,12 @@ impl Life<'_> {
         let value = serde_json::to_vec(&LockRecord { holder: self.record.id })
             .map_err(|error| Failure::internal(error.to_string()))?;
         let lock = Mirror::start(self.etcd, Range::Key(key.clone())).await?;
-        let mut changes = lock.subscribe();
+        let address = Mirror::start(self.etcd, Range::Key(self.keys.master_addr())).await?;
+        let (mut changes, mut addresses) = (lock.subscribe(), address.subscribe());
+        // The address is bound to the same lease as the lock.
+        let mut vigils = Vigils::new(self.etcd, &self.record.address);
         loop {
+            vigils.follow(&[addresses.borrow_and_update().clone()]);
             let is_free = changes.borrow_and_update().entries.is_empty();
             if is_free {
                 match Reign::seize(self.etcd, session, &key, &value).await {
@@ -187,7 +239,11 @@ impl Life<'_> {
                 }
             }
             readiness.set_not_ready("stands by: another master acts");
-            let _ = tokio::time::timeout(RETRY, changes.changed()).await;
+            tokio::select! {
+                _ = changes.changed() => {}
+                _ = addresses.changed() => {}
+                () = tokio::time::sleep(RETRY) => {}
+            }
         }
     }
 
@@ -213,7 +269,8 @@ impl Life<'_> {
             .map_err(|error| Failure::invalid(format!("the store: {error}")))?;
         // Announced before recovery: callers wait at the port, which answers when all is loaded.
         reign.commit(self.etcd, &[announce], &[]).await?;
-        let (desk, office) = Desk::open(self.etcd, self.keys, job, reign).await?;
+        let (desk, office) =
+            Desk::open(self.etcd, self.keys, job, reign, &self.record.address).await?;
         let (keeper, checkpoints, requests) =
             Keeper::new(self.etcd.clone(), self.keys.clone(), spec.clone(), store, office.clone());
         acting.send_replace(Some(Acting {
@@ -230,7 +287,7 @@ impl Life<'_> {
         }));
         readiness.set_ready();
         tokio::select! {
-            ended = desk.run(shutdown.drain()) => match ended? {
+            ended = desk.run(shutdown.drain()) => match ended.map_err(after_acting)? {
                 End::Over(result) => {
                     info!(state = ?result.state, "the job is over");
                     Ok(())

@@ -16,11 +16,13 @@ use steadfast_proto::v1::master_server::Master;
 use steadfast_proto::v1::next_task_request::Report as WireReport;
 use steadfast_proto::v1::{
     AdvanceReply, AdvanceRequest, AllDone, BeginInitReply, BeginInitRequest, BeginSaveReply,
-    BeginSaveRequest, Caller, Dispatch, DrainReply, DrainRequest, Evaluation, FailTaskReply,
-    FailTaskRequest, FinishInitReply, FinishInitRequest, FinishSaveReply, FinishSaveRequest,
-    FollowReply, FollowRequest, GivenUp as WireGivenUp, Later, NextTaskReply, NextTaskRequest,
-    ReportEvaluationReply, ReportEvaluationRequest, StatusReply, StatusRequest, begin_init_reply,
-    fail_task_request, next_task_reply,
+    BeginSaveRequest, Caller, Dispatch, Evaluation, FailTaskReply, FailTaskRequest,
+    FinishInitReply, FinishInitRequest, FinishSaveReply, FinishSaveRequest, FollowReply,
+    FollowRequest, GivenUp as WireGivenUp, Later, NextTaskReply, NextTaskRequest,
+    ReportDamageReply, ReportDamageRequest, ReportEvaluationReply, ReportEvaluationRequest,
+    RestoreCheckpointReply, RestoreCheckpointRequest, StatusReply, StatusRequest,
+    TakeCheckpointReply, TakeCheckpointRequest, begin_init_reply, fail_task_request,
+    next_task_reply,
 };
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
@@ -196,17 +198,22 @@ impl Master for Service {
         let (trainer, generation) = caller(request.caller)?;
         let failure = Failure {
             id: request_id(&request.request_id)?,
+            trainer,
             pass: Pass(request.pass),
             task: TaskId(request.task),
+            lane: Lane(request.lane),
             cause,
             reason: reason(request.reason),
         };
         let office = self.acting()?.office;
         let given_up = office
-            .ask(|reply| Event::FailTask { generation, trainer, failure, reply })
+            .ask(|reply| Event::FailTask { generation, failure, reply })
             .await
             .map_err(|error| refuse(&error))?;
-        Ok(Response::new(FailTaskReply { given_up: given_up == GivenUp::Yes }))
+        Ok(Response::new(FailTaskReply {
+            given_up: given_up == GivenUp::Yes,
+            elsewhere: given_up == GivenUp::Elsewhere,
+        }))
     }
 
     async fn advance(
@@ -273,9 +280,17 @@ impl Master for Service {
             metric_name: evaluated.map(|it| it.metric_name),
             parameters_sha256: Some(request.parameters_sha256),
             model: Some(request.model),
+            checkpoint: None,
             discarded: Vec::new(),
         });
-        let office = self.acting()?.office;
+        let Acting { office, checkpoints, .. } = self.acting()?;
+        // The final parameters outlive the pservers, with the count of what they reflect. A store
+        // that took the model and then fails does not hold up the job's end.
+        let taken = checkpoints.take_final(Version(request.version)).await;
+        let result = match taken.trouble {
+            None => Box::new(ResultRecord { checkpoint: taken.latest, ..*result }),
+            Some(_) => result,
+        };
         office
             .ask(|reply| Event::FinishSave { generation, result, reply })
             .await
@@ -283,10 +298,43 @@ impl Master for Service {
         Ok(Response::new(FinishSaveReply {}))
     }
 
-    async fn drain(&self, _: Request<DrainRequest>) -> Result<Response<DrainReply>, Status> {
-        let acting = self.acting()?;
-        let checkpoint = acting.checkpoints.take_now().await;
-        Ok(Response::new(DrainReply { checkpoint: checkpoint.unwrap_or_default() }))
+    async fn take_checkpoint(
+        &self,
+        _: Request<TakeCheckpointRequest>,
+    ) -> Result<Response<TakeCheckpointReply>, Status> {
+        let taken = self.acting()?.checkpoints.take_now().await;
+        Ok(Response::new(TakeCheckpointReply {
+            checkpoint: taken.latest.unwrap_or_default(),
+            trouble: taken.trouble.unwrap_or_default(),
+        }))
+    }
+
+    async fn restore_checkpoint(
+        &self,
+        request: Request<RestoreCheckpointRequest>,
+    ) -> Result<Response<RestoreCheckpointReply>, Status> {
+        let RestoreCheckpointRequest { checkpoint, force } = request.into_inner();
+        let office = self.acting()?.office;
+        let generation = office
+            .ask(|reply| Event::SetBack { checkpoint, force, reply })
+            .await
+            .map_err(|error| refuse(&error))?;
+        Ok(Response::new(RestoreCheckpointReply { generation: generation.0 }))
+    }
+
+    async fn report_damage(
+        &self,
+        request: Request<ReportDamageRequest>,
+    ) -> Result<Response<ReportDamageReply>, Status> {
+        let request = request.into_inner();
+        let (generation, checkpoint) = (Generation(request.generation), request.checkpoint);
+        let reason = reason(request.reason);
+        let office = self.acting()?.office;
+        office
+            .ask(|reply| Event::Damaged { generation, checkpoint, reason, reply })
+            .await
+            .map_err(|error| refuse(&error))?;
+        Ok(Response::new(ReportDamageReply {}))
     }
 
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {

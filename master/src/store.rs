@@ -64,6 +64,22 @@ impl Changes {
     }
 }
 
+/// Which checkpoint is the latest. A pointer that cannot be read points at nothing that exists, so
+/// that the newest whole checkpoint is looked for.
+///
+/// # Errors
+/// If etcd does not answer.
+pub async fn read_pointer(etcd: &Etcd, keys: &Keys) -> Result<Option<String>, CoordError> {
+    match etcd.get_json(&keys.checkpoint_latest()).await {
+        Ok(pointer) => Ok(pointer),
+        Err(error @ CoordError::BadValue { .. }) => {
+            warn!(%error, "the pointer to the latest checkpoint cannot be read");
+            Ok(Some(String::new()))
+        }
+        Err(error) => Err(error),
+    }
+}
+
 /// Reads the queues of an asynchronous job.
 ///
 /// # Errors

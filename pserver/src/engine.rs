@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use steadfast_common::error::ErrorKind;
-use steadfast_common::ids::{Generation, Incarnation, Lane, Slot, TrainerId, Version};
+use steadfast_common::ids::{Generation, Incarnation, Lane, Slot, Version};
 use steadfast_common::layout::{Block, Layout};
 use steadfast_common::records::GenerationRecord;
+use steadfast_common::spec::Mode;
+use steadfast_common::tally::TaskPiece;
 use steadfast_pserver_core::contribution::{Contributed, Contribution, LaneEnd, Refusal};
 use steadfast_pserver_core::shard::{Cut, Position, Rules, Shard};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -17,8 +19,8 @@ const EVENTS_MAX: usize = 256;
 /// What the loop is told.
 #[derive(Debug)]
 pub enum Event {
-    /// The job began another generation.
-    Generation(GenerationRecord),
+    /// The job began another generation; the answer is what this slot has to do.
+    Generation { record: GenerationRecord, reply: Reply<Begun> },
     /// The shard of a generation was loaded from its checkpoint.
     Restored { generation: Generation, layout: Arc<Layout>, cut: Cut },
     /// First values from the elected trainer.
@@ -33,6 +35,14 @@ pub enum Event {
     Norm { generation: Generation, version: Version, norm: f64 },
     /// Everything at `version` (now, if none is named).
     Cut { generation: Generation, version: Option<Version>, reply: Reply<CutAnswer> },
+}
+
+/// What a slot has at the beginning of a generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begun {
+    /// The values that it had.
+    Kept,
+    Nothing,
 }
 
 /// Where an answer goes. Nobody may be waiting any more.
@@ -50,7 +60,7 @@ pub struct FirstValues {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PushName {
     Lane { version: Version, lane: Lane, end: LaneEnd },
-    Sequence { trainer: TrainerId, sequence: u64 },
+    Piece(TaskPiece),
 }
 
 /// The answer to a push.
@@ -114,8 +124,29 @@ pub struct Published {
     pub checkpoint: Option<String>,
     /// Absent until the shard has values.
     pub shard: Option<PublishedShard>,
+    /// The same at the version before (synchronous mode): another slot may still be there, and a
+    /// trainer that comes now needs all of them at one version.
+    pub previous: Option<PublishedShard>,
     /// Squared norms of the complete step that waits for the global norm.
     pub squares: Option<Squares>,
+}
+
+impl Published {
+    /// The values at `version`; with [`Which::AtLeast`] also those of a later one.
+    pub fn at(&self, version: Version, which: Which) -> Option<&PublishedShard> {
+        let is_it = |it: &&PublishedShard| match which {
+            Which::AtLeast => version <= it.position.version,
+            Which::Exactly => version == it.position.version,
+        };
+        self.shard.as_ref().filter(is_it).or_else(|| self.previous.as_ref().filter(is_it))
+    }
+}
+
+/// Which versions will do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    AtLeast,
+    Exactly,
 }
 
 /// Values at one version.
@@ -215,7 +246,9 @@ impl Owner {
 
     fn handle(&mut self, event: Event) {
         match event {
-            Event::Generation(record) => self.begin(record),
+            Event::Generation { record, reply } => {
+                let _ = reply.send(Ok(self.begin(record)));
+            }
             Event::Restored { generation, layout, cut } => self.restore(generation, layout, cut),
             Event::Init { generation, attempt, first, reply } => {
                 let _ = reply.send(self.init(generation, attempt, first));
@@ -232,20 +265,34 @@ impl Owner {
         }
     }
 
-    fn begin(&mut self, record: GenerationRecord) {
+    fn begin(&mut self, record: GenerationRecord) -> Begun {
         if record.generation <= self.generation() {
-            return;
+            return self.has();
         }
         info!(generation = record.generation.0, checkpoint = ?record.checkpoint, "generation begins");
-        self.stage = Stage::Idle;
+        let keeps =
+            record.kept.contains(&self.slot) && record.slots.len() as u32 == self.tx.borrow().slots;
+        if !keeps {
+            self.stage = Stage::Idle;
+        }
         self.cuts.clear();
         self.tx.send_replace(Arc::new(Published {
             generation: record.generation,
             slots: record.slots.len() as u32,
             checkpoint: record.checkpoint,
             shard: None,
+            previous: None,
             squares: None,
         }));
+        self.publish();
+        self.has()
+    }
+
+    fn has(&self) -> Begun {
+        match self.stage {
+            Stage::Idle => Begun::Nothing,
+            Stage::Ready { .. } => Begun::Kept,
+        }
     }
 
     fn restore(&mut self, generation: Generation, layout: Arc<Layout>, cut: Cut) {
@@ -296,13 +343,11 @@ impl Owner {
             PushName::Lane { version, lane, end } => {
                 shard.contribute(version, lane, contribution, end)?
             }
-            PushName::Sequence { trainer, sequence } => {
-                shard.apply(trainer, sequence, &contribution)?
-            }
+            PushName::Piece(piece) => shard.apply(&piece, &contribution)?,
         };
         match (name, outcome) {
             (PushName::Lane { .. }, Contributed::Complete) => self.complete_step(),
-            (PushName::Sequence { .. }, Contributed::Complete) => self.publish(),
+            (PushName::Piece(_), Contributed::Complete) => self.publish(),
             (_, Contributed::Duplicate | Contributed::Waiting) => {}
         }
         let version = self.tx.borrow().shard.as_ref().map_or(Version(0), |it| it.position.version);
@@ -384,9 +429,12 @@ impl Owner {
             values: shard.values().to_vec(),
             missing: shard.missing(),
         };
+        let before = Version(shown.position.version.0.wrapping_sub(1));
+        let keeps_previous = self.rules.mode == Mode::Sync;
         self.tx.send_modify(|published| {
             let mut next = Published::clone(published);
-            next.shard = Some(shown);
+            let present = next.shard.replace(shown);
+            next.previous = present.filter(|it| keeps_previous && it.position.version == before);
             // Peers may still ask for the squares of the step before.
             *published = Arc::new(next);
         });

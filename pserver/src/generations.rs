@@ -1,18 +1,24 @@
 //! Follows the job's generation: takes part in those that name this life of this slot, and loads
 //! what they start from.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use steadfast_common::ids::Generation;
 use steadfast_common::keys::Keys;
+use steadfast_common::layout::Layout;
 use steadfast_common::records::{CheckpointRecord, GenerationRecord};
-use steadfast_coord::{CoordError, Etcd, Mirror};
+use steadfast_coord::{CoordError, Etcd, Mirror, pauses};
+use steadfast_proto::v1::ReportDamageRequest;
+use steadfast_pserver_core::shard::Cut;
 use tracing::{error, warn};
 
-use crate::engine::{Engine, Event};
+use crate::engine::{Begun, Engine, Event};
+use crate::master;
 use crate::shard_file::{ShardError, ShardStore};
 
-/// Pause between attempts to load a checkpoint.
-const RETRY: Duration = Duration::from_secs(1);
+/// Longest time that the master may take to hear of damage.
+const CALL_MAX: Duration = Duration::from_secs(5);
 
 /// Why a checkpoint could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +29,17 @@ enum LoadError {
     NoManifest,
     #[error(transparent)]
     Shard(#[from] ShardError),
+}
+
+impl LoadError {
+    /// Whether trying again is of no use.
+    fn is_permanent(&self) -> bool {
+        match self {
+            Self::NoManifest => true,
+            Self::Coord(error) => !error.is_transient(),
+            Self::Shard(error) => error.is_permanent(),
+        }
+    }
 }
 
 /// Tells `engine` of every generation, as long as it runs.
@@ -55,6 +72,7 @@ fn names(record: &GenerationRecord, engine: &Engine) -> bool {
     record.slots.get(engine.slot.0 as usize) == Some(&engine.incarnation)
 }
 
+/// Enters a generation with the memory that it keeps, or with what its checkpoint holds.
 async fn begin(
     engine: &Engine,
     etcd: &Etcd,
@@ -64,22 +82,60 @@ async fn begin(
 ) {
     let (generation, slots) = (record.generation, record.slots.len() as u32);
     let checkpoint = record.checkpoint.clone();
-    engine.tell(Event::Generation(record)).await;
-    let Some(id) = checkpoint else { return };
+    let begun = engine.ask(|reply| Event::Generation { record, reply }).await;
+    let (Ok(Begun::Nothing), Some(id)) = (begun, checkpoint) else { return };
+    let mut pauses = pauses();
     loop {
-        let key = keys.checkpoint(&id);
-        let loaded = async {
-            let manifest: Option<CheckpointRecord> = etcd.get_json(&key).await?;
-            let manifest = manifest.ok_or(LoadError::NoManifest)?;
-            Ok::<_, LoadError>(shards.load(&manifest, engine.slot, slots).await?)
-        };
-        match loaded.await {
+        match load(engine, etcd, keys, shards, &id, slots).await {
             Ok((layout, cut)) => {
                 engine.tell(Event::Restored { generation, layout, cut }).await;
                 return;
             }
+            Err(error) if error.is_permanent() => {
+                error!(checkpoint = id, %error, "checkpoint cannot be loaded");
+                // Until another generation begins from another checkpoint it is tried again: what
+                // one of us finds damaged may have been a fault of its own.
+                report_damage(etcd, keys, generation, &id, &error).await;
+            }
             Err(error) => warn!(checkpoint = id, %error, "checkpoint not loaded; trying again"),
         }
-        tokio::time::sleep(RETRY).await;
+        tokio::time::sleep(pauses.next().unwrap_or(CALL_MAX)).await;
+    }
+}
+
+async fn load(
+    engine: &Engine,
+    etcd: &Etcd,
+    keys: &Keys,
+    shards: &ShardStore,
+    id: &str,
+    slots: u32,
+) -> Result<(Arc<Layout>, Cut), LoadError> {
+    let manifest: Option<CheckpointRecord> = etcd.get_json(&keys.checkpoint(id)).await?;
+    let manifest = manifest.ok_or(LoadError::NoManifest)?;
+    Ok(shards.load(&manifest, engine.slot, slots).await?)
+}
+
+/// Tells the acting master, which sends everybody to the checkpoint before.
+async fn report_damage(
+    etcd: &Etcd,
+    keys: &Keys,
+    generation: Generation,
+    id: &str,
+    error: &LoadError,
+) {
+    let request = ReportDamageRequest {
+        generation: generation.0,
+        checkpoint: id.to_owned(),
+        reason: error.to_string(),
+    };
+    let reported = async {
+        let mut master = master::acting(etcd, keys).await?;
+        master.report_damage(request).await.map_err(|status| status.message().to_owned())
+    };
+    match tokio::time::timeout(CALL_MAX, reported).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(reason)) => warn!(reason, "damage not reported yet"),
+        Err(_) => warn!("damage not reported yet: the master does not answer"),
     }
 }

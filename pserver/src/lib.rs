@@ -2,11 +2,13 @@
 
 mod engine;
 mod generations;
+mod master;
 mod metrics;
 mod norms;
 mod run;
 mod service;
 mod shard_file;
 mod slot;
+mod tenure;
 
 pub use run::{Args, run};

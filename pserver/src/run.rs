@@ -8,7 +8,7 @@ use serde_json::json;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
 use steadfast_common::records::PserverRecord;
-use steadfast_coord::{Etcd, Mirror, Range, Session};
+use steadfast_coord::{CoordError, Etcd, Mirror, Range, Session};
 use steadfast_process::{
     Admin, AdminContent, CommonArgs, Failure, Readiness, Shutdown, health, init_logging,
     wait_for_job,
@@ -23,7 +23,8 @@ use crate::engine::{Engine, Published};
 use crate::metrics::Metrics;
 use crate::service::Service;
 use crate::shard_file::ShardStore;
-use crate::{generations, norms, slot};
+use crate::tenure::{Claim, Holder};
+use crate::{generations, master, norms, slot};
 
 /// How long calls in flight may take once we leave.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -36,7 +37,7 @@ pub struct Args {
     pub common: CommonArgs,
 }
 
-/// Runs a pserver until the job is over, its lease is lost, or it is told to leave.
+/// Runs a pserver until the job is over, its slot is another's, or it is told to leave.
 ///
 /// # Errors
 /// What a person has to act on.
@@ -52,6 +53,7 @@ pub async fn run(args: Args) -> Result<(), Failure> {
         id,
         address: args.advertised(bound)?,
         admin: args.admin_advertised(admin.local_addr())?,
+        memory_of: None,
     };
     let readiness = Readiness::new("connects to etcd");
     let mut registry = prometheus_client::registry::Registry::default();
@@ -69,7 +71,7 @@ pub async fn run(args: Args) -> Result<(), Failure> {
     let keys = args.keys();
     let etcd = Etcd::connect(&args.etcd_options()?).await?;
     let result = Mirror::start(&etcd, Range::Key(keys.result())).await?;
-    let joined = tokio::select! {
+    let mut joined = tokio::select! {
         joined = join(&etcd, &keys, &args, &record, &readiness) => joined?,
         () = shutdown.drain() => return Ok(()),
         () = over(&result) => return Ok(()),
@@ -90,13 +92,13 @@ pub async fn run(args: Args) -> Result<(), Failure> {
             ),
     );
     let ending = tokio::select! {
-        ending = joined.hold(&etcd, &keys) => ending,
+        ending = joined.hold(&etcd, &keys, &readiness) => ending,
         served = &mut serving => Err(Failure::internal(format!("the server ended: {served:?}"))),
         () = over(&result) => {
             info!("the job is over");
             Ok(())
         }
-        () = shutdown.drain() => Ok(()),
+        () = drained(&shutdown, &etcd, &keys) => Ok(()),
     };
     // The slot is free for a successor at once; calls in flight are refused by the deadline.
     joined.session.close(&etcd).await;
@@ -110,6 +112,9 @@ pub async fn run(args: Args) -> Result<(), Failure> {
 /// A pserver that holds a slot.
 struct Joined {
     session: Session,
+    holder: Holder,
+    record: PserverRecord,
+    lease_ttl: Duration,
     engine: Engine,
     shards: ShardStore,
 }
@@ -118,7 +123,7 @@ impl Joined {
     fn service(&self, metrics: Metrics) -> PserverServer<Service> {
         let service = Service {
             engine: self.engine.clone(),
-            deadline: self.session.deadline(),
+            tenure: self.holder.tenure(),
             shards: self.shards.clone(),
             metrics,
         };
@@ -127,8 +132,13 @@ impl Joined {
             .max_encoding_message_size(MESSAGE_BYTES_MAX)
     }
 
-    /// Takes part in the job's generations until the lease is lost.
-    async fn hold(&self, etcd: &Etcd, keys: &Keys) -> Result<(), Failure> {
+    /// Takes part in the job's generations until the slot is another's.
+    async fn hold(
+        &mut self,
+        etcd: &Etcd,
+        keys: &Keys,
+        readiness: &Readiness,
+    ) -> Result<(), Failure> {
         let generation = Mirror::start(etcd, Range::Key(keys.generation())).await?;
         let peers = Mirror::start(etcd, Range::Prefix(keys.ps_prefix())).await?;
         let (engine, shards) = (self.engine.clone(), self.shards.clone());
@@ -137,14 +147,33 @@ impl Joined {
         tokio::select! {
             () = following => {}
             () = norms::follow(engine, keys.clone(), peers) => {}
-            () = self.session.lost() => {
-                let slot = self.engine.slot;
-                let message =
-                    format!("the lease of slot {slot} is lost; its memory may be stale, so it ends");
-                return Err(Failure::new(ErrorKind::Unavailable, message));
-            }
+            failure = self.keep_slot(etcd, keys, readiness) => return Err(failure),
         }
         Err(Failure::internal("the loop of the shard ended"))
+    }
+
+    /// Keeps the slot through losses of the lease; ends when it is lost for good.
+    async fn keep_slot(&mut self, etcd: &Etcd, keys: &Keys, readiness: &Readiness) -> Failure {
+        loop {
+            self.session.lost().await;
+            self.holder.suspend();
+            warn!(slot = %self.engine.slot, "the lease is lost; serves nobody until the slot is taken again");
+            readiness.set_not_ready("its lease is lost; waits for etcd");
+            let claim = Claim {
+                etcd,
+                keys,
+                record: &self.record,
+                slot: self.engine.slot,
+                incarnation: self.engine.incarnation,
+                lease_ttl: self.lease_ttl,
+            };
+            match claim.renew().await {
+                Ok(session) => self.session = session,
+                Err(failure) => return failure,
+            }
+            self.holder.resume(&self.session);
+            readiness.set_ready();
+        }
     }
 }
 
@@ -159,11 +188,26 @@ async fn join(
     let job = wait_for_job(etcd, keys).await?;
     let store = steadfast_store::open(&job.store)
         .map_err(|error| Failure::new(ErrorKind::Invalid, error.to_string()))?;
-    let shards = ShardStore::new(store, &job.spec.optimizer);
-    let session = Session::open(etcd, args.lease_ttl).await?;
-    let (slot, incarnation) = slot::claim(etcd, &session, keys, record, readiness).await?;
-    let engine = Engine::start(slot, incarnation, Rules::new(&job.spec));
-    Ok(Joined { session, engine, shards })
+    let rules = Rules::new(&job.spec);
+    let shards = ShardStore::new(store, job);
+    let (session, (slot, incarnation)) = loop {
+        let session = Session::open_patiently(etcd, args.lease_ttl).await?;
+        match slot::claim(etcd, &session, keys, record, readiness).await {
+            Ok(claimed) => break (session, claimed),
+            // Nothing is lost with the lease of a spare.
+            Err(CoordError::LeaseLost) => warn!("the lease of a spare is lost; asks for another"),
+            Err(error) => return Err(error.into()),
+        }
+    };
+    let engine = Engine::start(slot, incarnation, rules);
+    let (holder, record) = (Holder::new(&session), record.clone());
+    Ok(Joined { session, holder, record, lease_ttl: args.lease_ttl, engine, shards })
+}
+
+/// Completes when we shall leave and our memory was saved, as far as that is to be had.
+async fn drained(shutdown: &Shutdown, etcd: &Etcd, keys: &Keys) {
+    shutdown.drain().await;
+    master::save_before_leaving(etcd, keys).await;
 }
 
 async fn over(result: &Mirror) {

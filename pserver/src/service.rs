@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use steadfast_common::error::ErrorKind;
-use steadfast_common::ids::{Generation, Lane, Slot, TrainerId, Version};
+use steadfast_common::ids::{Generation, Lane, Pass, Slot, TaskId, Version};
 use steadfast_common::layout::{Layout, ParamSpec};
-use steadfast_coord::Deadline;
+use steadfast_common::tally::TaskPiece;
 use steadfast_proto::status;
 use steadfast_proto::tensor::{in_chunks, shared_bytes};
 use steadfast_proto::v1::pserver_server::Pserver;
@@ -23,9 +23,12 @@ use steadfast_pserver_core::shard::Shard;
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::engine::{CutAnswer, Engine, EngineError, Event, FirstValues, Published, PushName};
+use crate::engine::{
+    CutAnswer, Engine, EngineError, Event, FirstValues, Published, PushName, Which,
+};
 use crate::metrics::Metrics;
 use crate::shard_file::ShardStore;
+use crate::tenure::Tenure;
 
 /// The longest that a call may wait for a version.
 const WAIT_MAX: Duration = Duration::from_secs(30);
@@ -39,8 +42,8 @@ const VALUES_MAX: usize = 1 << 32;
 /// Serves one slot.
 pub struct Service {
     pub engine: Engine,
-    /// Every answer is given only before the end of our lease.
-    pub deadline: Arc<Deadline>,
+    /// Every answer is given only while the slot is ours beyond doubt.
+    pub tenure: Tenure,
     pub shards: ShardStore,
     pub metrics: Metrics,
 }
@@ -72,12 +75,12 @@ impl Service {
         Ok(Generation(target.generation))
     }
 
-    /// A pserver whose lease may be over says nothing any more: its slot may be another's.
+    /// A pserver whose lease may be over says nothing: its slot may be another's.
     fn check_lease(&self) -> Result<(), Status> {
-        if self.deadline.is_ahead() {
+        if self.tenure.is_ours() {
             Ok(())
         } else {
-            Err(status(ErrorKind::Stale, "the lease of this pserver is over"))
+            Err(status(ErrorKind::Unavailable, "the lease of this pserver is over"))
         }
     }
 }
@@ -139,8 +142,12 @@ impl Pserver for Service {
             gathered.take(message.blocks)?;
         }
         let (blocks, size_bytes) = gathered.finish()?;
-        let contribution =
-            Contribution { records: header.records, loss_sum: header.loss_sum, blocks };
+        let contribution = Contribution {
+            records: header.records,
+            loss_sum: header.loss_sum,
+            checksum: header.checksum,
+            blocks,
+        };
         let pushed = self
             .engine
             .ask(|reply| Event::Push { generation, name, contribution, reply })
@@ -181,9 +188,10 @@ impl Pserver for Service {
             let (found, present) = (generation, seen.generation);
             return Err(refuse(&EngineError::OtherGeneration { found, present }));
         }
-        let ready = seen.shard.as_ref().filter(|it| request.version <= it.position.version.0);
-        let Some(shard) = ready else {
-            let header = PullHeader { ready: false, ..PullHeader::default() };
+        let which = if request.exact { Which::Exactly } else { Which::AtLeast };
+        let Some(shard) = seen.at(Version(request.version), which) else {
+            let version = seen.shard.as_ref().map_or(0, |it| it.position.version.0);
+            let header = PullHeader { ready: false, version, ..PullHeader::default() };
             let reply = PullReply { header: Some(header), blocks: Vec::new() };
             return Ok(Response::new(Box::pin(tokio_stream::iter([Ok(reply)]))));
         };
@@ -329,10 +337,13 @@ fn push_name(header: &PushHeader) -> Result<PushName, Status> {
             lane: Lane(lane.lane),
             end: if lane.last { LaneEnd::LastOfPass } else { LaneEnd::MoreToCome },
         }),
-        Name::Sequence(name) => {
-            let trainer = name.trainer.parse().map_err(|_| invalid("the trainer is no UUID"))?;
-            Ok(PushName::Sequence { trainer: TrainerId(trainer), sequence: name.sequence })
-        }
+        Name::Task(name) => Ok(PushName::Piece(TaskPiece {
+            pass: Pass(name.pass),
+            task: TaskId(name.task),
+            from: name.from,
+            to: name.to,
+            last: name.last,
+        })),
     }
 }
 

@@ -1,62 +1,64 @@
-//! A shard as a safetensors object: parameters, optimizer state, and what they reflect.
-//!
-//! A block of parameter `w` that begins at value 10 of all is the tensor `w@10`; its optimizer state
-//! is `m/w@10` and so on. What is no tensor stands in the file's metadata as JSON.
+//! What a pserver holds to and from the shard files of checkpoints.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use safetensors::SafeTensors;
-use safetensors::tensor::{Dtype, TensorView};
-use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
-use steadfast_common::dataset::hex;
-use steadfast_common::ids::{Incarnation, Lane, Slot, TrainerId, Version};
-use steadfast_common::layout::{Block, Layout};
-use steadfast_common::records::{CheckpointRecord, PositionRecord, ShardRecord};
-use steadfast_common::spec::OptimizerSpec;
-use steadfast_pserver_core::contribution::floats;
+use steadfast_checkpoint::{
+    BlockTensors, Checkpoint, EncodeError, Fault, ShardFile, ShardMeta, digest, encode_shard,
+    is_in_place,
+};
+use steadfast_common::ids::{Incarnation, Lane, Slot};
+use steadfast_common::layout::Layout;
+use steadfast_common::records::{CheckpointRecord, JobRecord, PositionRecord, ShardRecord};
+use steadfast_common::tally::Counted;
 use steadfast_pserver_core::optimizer::Optimizer;
 use steadfast_pserver_core::shard::{Cut, CutBlock, Position, Shard};
 use steadfast_store::{Location, StoreError};
 use uuid::Uuid;
 
-/// Key of our JSON in a shard's metadata.
-const META: &str = "steadfast";
+#[cfg(test)]
+mod tests;
 
 /// Why a shard could not be saved or loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum ShardError {
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error("{object} is damaged: {reason}")]
-    Damaged { object: String, reason: String },
-    #[error("no shard of the checkpoint holds `{tensor}`")]
-    Missing { tensor: String },
+    #[error(transparent)]
+    Encode(#[from] EncodeError),
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    #[error("the store is not in place: it lacks the job's dataset manifest as well")]
+    StoreAway,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
-struct Meta {
-    updates: u64,
-    examples: u64,
-    version: Version,
-    loss: Option<f64>,
-    applied: BTreeMap<TrainerId, u64>,
+impl ShardError {
+    /// Whether any other attempt would fail as well, on any machine: an object of the checkpoint is
+    /// missing, damaged or holds something else. A store that does not answer, or refuses us, is no
+    /// fault of the checkpoint.
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::Store(_) | Self::StoreAway => false,
+            Self::Encode(_) => true,
+            Self::Fault(fault) => fault.is_permanent(),
+        }
+    }
 }
 
 /// Where the shards of a job lie.
 #[derive(Clone, Debug)]
 pub struct ShardStore {
     store: Location,
+    job: Arc<JobRecord>,
     states: &'static [&'static str],
 }
 
 impl ShardStore {
-    /// Shards below `store`, for the job's optimizer.
-    pub fn new(store: Location, optimizer: &OptimizerSpec) -> Self {
-        let states = Optimizer::new(optimizer).state_names();
-        Self { store, states }
+    /// Shards of `job` below `store`.
+    pub fn new(store: Location, job: JobRecord) -> Self {
+        let states = Optimizer::new(&job.spec.optimizer).state_names();
+        Self { store, job: Arc::new(job), states }
     }
 
     /// Uploads a cut under a new name.
@@ -74,9 +76,9 @@ impl ShardStore {
         let place = self.store.child(&object)?;
         let (states, version) = (self.states, cut.position.version);
         let position = position_record(&cut);
-        let bytes = tokio::task::block_in_place(|| encode(layout, states, &cut));
+        let bytes = tokio::task::block_in_place(|| encode(layout, states, &cut))?;
         drop(cut);
-        let sha256 = tokio::task::block_in_place(|| hex(&Sha256::digest(&bytes)));
+        let sha256 = tokio::task::block_in_place(|| digest(&bytes));
         let size_bytes = bytes.len() as u64;
         place.create(bytes).await?;
         let shard = ShardRecord { slot, incarnation, object, sha256, size_bytes, version };
@@ -86,85 +88,97 @@ impl ShardStore {
     /// Loads the blocks of `slot` out of `slots` from a checkpoint, however many slots it had.
     ///
     /// # Errors
-    /// If an object is missing or damaged.
+    /// If an object is missing or damaged, or the store does not give it.
     pub async fn load(
         &self,
         checkpoint: &CheckpointRecord,
         slot: Slot,
         slots: u32,
     ) -> Result<(Arc<Layout>, Cut), ShardError> {
-        let layout = Arc::new(Layout::new(checkpoint.params.clone()));
-        let blocks = Shard::blocks_of(&layout, slot, slots);
+        match self.read(checkpoint, slot, slots).await {
+            // A folder that is not mounted lacks every object.
+            Err(error) if error.is_permanent() && !is_in_place(&self.store, &self.job).await? => {
+                Err(ShardError::StoreAway)
+            }
+            read => read,
+        }
+    }
+
+    async fn read(
+        &self,
+        checkpoint: &CheckpointRecord,
+        slot: Slot,
+        slots: u32,
+    ) -> Result<(Arc<Layout>, Cut), ShardError> {
+        let files = Checkpoint::open(&self.store, checkpoint).await?;
+        let layout = Arc::clone(files.layout());
+        let wanted = Shard::blocks_of(&layout, slot, slots);
         let mut cut = Cut {
             position: position(&checkpoint.position),
             updates: 0,
             ended: checkpoint.position.dry.iter().copied().collect(),
-            applied: BTreeMap::new(),
+            counts: Vec::new(),
             blocks: Vec::new(),
         };
         let mut found = BTreeMap::new();
+        let mut most = Counted::default();
         for shard in &checkpoint.shards {
-            let bytes = self.fetch(shard).await?;
-            let meta = self.collect(&layout, &blocks, shard, &bytes, &mut found)?;
-            cut.updates = cut.updates.max(meta.updates);
-            cut.position.loss = meta.loss.or(cut.position.loss);
-            for (trainer, sequence) in meta.applied {
-                let last = cut.applied.entry(trainer).or_default();
-                *last = sequence.max(*last);
+            let file = files.read(shard).await?;
+            let counts = file.meta().counts.iter();
+            most = counts
+                .cloned()
+                .fold(most, |most, it| if most.records() < it.records() { it } else { most });
+            cut.updates = cut.updates.max(file.meta().updates);
+            cut.position.loss = file.meta().loss.or(cut.position.loss);
+            for (number, _) in &wanted {
+                let Some(block) = self.block(&file, *number, &mut cut.counts) else { continue };
+                let damaged = |reason: String| Fault::Damaged {
+                    object: shard.object.clone(),
+                    reason: format!("`{}` {reason}", files.names().block(*number).1),
+                };
+                if found.insert(*number, block.map_err(damaged)?).is_some() {
+                    return Err(damaged("is in another shard as well".to_owned()).into());
+                }
             }
         }
-        for (number, block) in &blocks {
-            let missing = || ShardError::Missing { tensor: tensor_name(&layout, block) };
+        for (number, _) in &wanted {
+            let missing = || Fault::NotHeld { tensor: files.names().block(*number).1 };
             cut.blocks.push(found.remove(number).ok_or_else(missing)?);
+        }
+        // A slot of a small model may have no block. It reflects nothing, and holds nobody up.
+        if cut.counts.is_empty() {
+            cut.counts.push(most);
         }
         Ok((layout, cut))
     }
 
-    async fn fetch(&self, shard: &ShardRecord) -> Result<Bytes, ShardError> {
-        let bytes = self.store.child(&shard.object)?.read().await?;
-        let sha256 = tokio::task::block_in_place(|| hex(&Sha256::digest(&bytes)));
-        if sha256 == shard.sha256 {
-            return Ok(bytes);
-        }
-        let reason = format!("its SHA-256 is {sha256}, not {}", shard.sha256);
-        Err(ShardError::Damaged { object: shard.object.clone(), reason })
-    }
-
-    fn collect(
+    /// A block from a shard, if it is there.
+    fn block(
         &self,
-        layout: &Layout,
-        blocks: &[(u32, Block)],
-        shard: &ShardRecord,
-        bytes: &[u8],
-        found: &mut BTreeMap<u32, CutBlock>,
-    ) -> Result<Meta, ShardError> {
-        let damaged = |reason: String| ShardError::Damaged { object: shard.object.clone(), reason };
-        let (_, header) =
-            SafeTensors::read_metadata(bytes).map_err(|error| damaged(error.to_string()))?;
-        let file = SafeTensors::deserialize(bytes).map_err(|error| damaged(error.to_string()))?;
-        let meta = header.metadata().as_ref().and_then(|it| it.get(META));
-        let meta = meta.ok_or_else(|| damaged("it has no metadata of ours".to_owned()))?;
-        let meta: Meta = serde_json::from_str(meta).map_err(|error| damaged(error.to_string()))?;
-        for (number, block) in blocks {
-            let name = tensor_name(layout, block);
-            let Ok(values) = file.tensor(&name) else { continue };
-            let read = |view: &TensorView<'_>| -> Result<Vec<f32>, ShardError> {
-                if view.dtype() != Dtype::F32 || view.data().len() != block.len * 4 {
-                    return Err(damaged(format!("`{name}` has another type or length")));
-                }
-                Ok(floats(view.data()).collect())
-            };
-            let mut state = Vec::new();
-            for of in self.states {
-                let view = file.tensor(&format!("{of}/{name}"));
-                state.push(read(&view.map_err(|error| damaged(error.to_string()))?)?);
+        file: &ShardFile,
+        number: u32,
+        counts: &mut Vec<Counted>,
+    ) -> Option<Result<CutBlock, String>> {
+        let values = Arc::new(file.values(number)?.collect());
+        let count = place_of(counts, file.meta().counted(number)?);
+        let mut state: Vec<Vec<f32>> = Vec::new();
+        for name in self.states {
+            match file.state(number, name) {
+                Some(values) => state.push(values.collect()),
+                None => return Some(Err(format!("lacks the optimizer state `{name}`"))),
             }
-            let values = Arc::new(read(&values)?);
-            let block = CutBlock { number: *number, values, state: Arc::new(state) };
-            found.insert(*number, block);
         }
-        Ok(meta)
+        Some(Ok(CutBlock { number, count, values, state: Arc::new(state) }))
     }
+}
+
+/// Where `counted` stands in `counts`; puts it there first if it is new.
+fn place_of(counts: &mut Vec<Counted>, counted: &Counted) -> usize {
+    if let Some(place) = counts.iter().position(|known| known == counted) {
+        return place;
+    }
+    counts.push(counted.clone());
+    counts.len() - 1
 }
 
 /// How far a checkpoint is, as a shard sees it.
@@ -188,33 +202,20 @@ fn position_record(cut: &Cut) -> PositionRecord {
     }
 }
 
-fn tensor_name(layout: &Layout, block: &Block) -> String {
-    let param = block.param as usize;
-    let start = block.start - layout.range_of(param).start;
-    format!("{}@{start}", layout.params()[param].name)
-}
-
-fn encode(layout: &Layout, states: &[&str], cut: &Cut) -> Bytes {
-    let mut tensors: Vec<(String, &[f32])> = Vec::new();
-    for block in &cut.blocks {
-        let name = tensor_name(layout, &layout.blocks()[block.number as usize]);
-        for (of, state) in states.iter().zip(block.state.iter()) {
-            tensors.push((format!("{of}/{name}"), state));
-        }
-        tensors.push((name, &block.values));
-    }
-    let views = tensors.iter().map(|(name, values)| {
-        let view = TensorView::new(Dtype::F32, vec![values.len()], bytemuck::cast_slice(values));
-        (name, view.expect("a vector's bytes fit its length"))
-    });
-    let meta = Meta {
+fn encode(layout: &Layout, states: &[&str], cut: &Cut) -> Result<Bytes, EncodeError> {
+    let by_other_count = cut.blocks.iter().filter(|block| 0 < block.count);
+    let meta = ShardMeta {
         updates: cut.updates,
         examples: cut.position.examples,
         version: cut.position.version,
         loss: cut.position.loss,
-        applied: cut.applied.clone(),
+        counts: cut.counts.clone(),
+        count_of: by_other_count.map(|block| (block.number, block.count)).collect(),
     };
-    let meta = serde_json::to_string(&meta).expect("metadata are plain data");
-    let meta = std::collections::HashMap::from([(META.to_owned(), meta)]);
-    safetensors::serialize(views, Some(meta)).expect("names are unique").into()
+    let tensors = cut.blocks.iter().map(|block| BlockTensors {
+        number: block.number,
+        values: &block.values,
+        states: &block.state,
+    });
+    encode_shard(layout, states, &meta, tensors)
 }

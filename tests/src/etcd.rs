@@ -12,7 +12,8 @@ use crate::{Process, Scene, program, within};
 
 /// Another process may take a port between our finding it free and etcd's binding it.
 const PORTS_TRIED: u32 = 5;
-const START_MAX: Duration = Duration::from_secs(30);
+/// Longest time until an etcd that was started answers.
+pub(crate) const START_MAX: Duration = Duration::from_secs(30);
 
 /// An etcd that is killed when this is dropped.
 #[derive(Debug)]
@@ -97,16 +98,16 @@ pub fn etcdctl(url: &str, args: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// A command that writes all changes below a prefix since the beginning, and goes on for ever.
-pub fn watch_command(scene: &Scene, url: &str, prefix: &str) -> Command {
+/// A command that writes all changes below a prefix since a revision, and goes on for ever.
+pub fn watch_command(scene: &Scene, urls: &str, prefix: &str, first: i64) -> Command {
     let mut command = scene.command(&find("etcdctl", "etcd-client"));
-    command.env("ETCDCTL_API", "3").args(["--endpoints", url]);
-    command.args(["watch", "--rev=1", "--prefix", "-w", "json", prefix]);
+    command.env("ETCDCTL_API", "3").args(["--endpoints", urls]);
+    command.arg("watch").arg(format!("--rev={first}")).args(["--prefix", "-w", "json", prefix]);
     command
 }
 
 /// The path of an installed program, or a failure that says what to install.
-fn find(name: &str, package: &str) -> PathBuf {
+pub(crate) fn find(name: &str, package: &str) -> PathBuf {
     let folders = std::env::var("PATH").unwrap_or_default();
     folders
         .split(':')

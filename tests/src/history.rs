@@ -1,73 +1,100 @@
 //! What happened in an etcd, revision by revision.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
 use std::time::Duration;
 
-use serde_json::Value;
+use steadfast_audit::history::{Change, Revision, etcdctl};
 
 use crate::etcd::watch_command;
 use crate::{Process, Scene, within};
 
-/// A key that was put (with its value) or deleted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
-    pub key: String,
-    pub value: Option<String>,
+/// Writes down what happens below a prefix. It outlives members of etcd that die or stop.
+#[derive(Debug)]
+pub struct Recorder<'a> {
+    scene: &'a Scene,
+    urls: String,
+    prefix: String,
+    /// A watch, and the bytes of its output that were read.
+    watch: Process,
+    read: u64,
+    /// A line of it that is not whole yet.
+    rest: String,
+    starts: u32,
+    /// All whole lines so far.
+    lines: String,
+    revisions: BTreeMap<i64, Vec<Change>>,
 }
 
-/// All changes below `prefix` up to a revision, by revision. Nothing may have been compacted.
-pub fn history(scene: &Scene, url: &str, prefix: &str, last: i64) -> BTreeMap<i64, Vec<Change>> {
-    let mut command = watch_command(scene, url, prefix);
-    let watch = Process::start(scene.folder(), "watch", &mut command);
+impl<'a> Recorder<'a> {
+    /// Begins with what was first put below `prefix`. Nothing may have been compacted.
+    pub fn start(scene: &'a Scene, urls: &[String], prefix: &str) -> Self {
+        let (urls, prefix) = (urls.join(","), prefix.to_owned());
+        let watch = start_watch(scene, &urls, &prefix, 1, 1);
+        let (rest, lines, revisions) = (String::new(), String::new(), BTreeMap::new());
+        Self { scene, urls, prefix, watch, read: 0, rest, starts: 1, lines, revisions }
+    }
+
+    /// What was seen so far, in its order.
+    pub fn changes(&self) -> impl Iterator<Item = &Change> {
+        self.revisions.values().flatten()
+    }
+
+    /// What was seen so far, as `etcdctl watch` wrote it.
+    pub fn lines(&self) -> &str {
+        &self.lines
+    }
+
+    /// The last revision that was seen.
+    pub fn last(&self) -> i64 {
+        self.revisions.keys().next_back().copied().unwrap_or_default()
+    }
+
+    /// Reads on; returns the changes that are new.
+    pub fn look(&mut self) -> Vec<Change> {
+        let ended = !self.watch.is_running();
+        let mut text = std::mem::take(&mut self.rest);
+        let mut file = File::open(self.watch.stdout_path()).expect("it was created at the start");
+        file.seek(SeekFrom::Start(self.read)).expect("a file can be read from anywhere");
+        self.read += file.read_to_string(&mut text).expect("etcdctl writes text") as u64;
+        let whole = text.rfind('\n').map_or(0, |end| end + 1);
+        self.rest = text.split_off(whole);
+        let mut new = Vec::new();
+        for Revision { revision, changes } in etcdctl::parse(&text).expect("etcdctl wrote it") {
+            new.extend(changes.iter().cloned());
+            self.revisions.entry(revision).or_default().extend(changes);
+        }
+        self.lines.push_str(&text);
+        if ended {
+            self.go_on();
+        }
+        new
+    }
+
+    /// A watch ends when it cannot go on; another one begins where it ended.
+    fn go_on(&mut self) {
+        let said = self.watch.stderr();
+        assert!(!said.contains("compacted"), "history was compacted before it was seen: {said}");
+        self.starts += 1;
+        let next = self.last() + 1;
+        self.watch = start_watch(self.scene, &self.urls, &self.prefix, next, self.starts);
+        (self.read, self.rest) = (0, String::new());
+    }
+}
+
+fn start_watch(scene: &Scene, urls: &str, prefix: &str, first: i64, number: u32) -> Process {
+    let mut command = watch_command(scene, urls, prefix, first);
+    Process::start(scene.folder(), &format!("watch-{number}"), &mut command)
+}
+
+/// All changes below `prefix` up to a revision. Nothing may have been compacted.
+pub fn history(scene: &Scene, url: &str, prefix: &str, last: i64) -> Vec<Revision> {
+    let mut recorder = Recorder::start(scene, &[url.to_owned()], prefix);
     within(Duration::from_secs(30), "the history was read", || {
-        let text = watch.stdout();
-        // The last line may be half written.
-        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
-        let changes = parse(whole);
-        (changes.keys().next_back() >= Some(&last)).then_some(changes)
-    })
-}
-
-fn parse(lines: &str) -> BTreeMap<i64, Vec<Change>> {
-    let mut changes: BTreeMap<i64, Vec<Change>> = BTreeMap::new();
-    for line in lines.lines() {
-        let response: Value = serde_json::from_str(line).expect("etcdctl writes JSON");
-        for event in response["Events"].as_array().into_iter().flatten() {
-            let kv = &event["kv"];
-            let text = |it: &Value| decode(it.as_str().unwrap_or_default());
-            let is_delete = event["type"] == 1 || event["type"] == "DELETE";
-            let value = (!is_delete).then(|| text(&kv["value"]));
-            let revision = kv["mod_revision"].as_i64().expect("an event has a revision");
-            changes.entry(revision).or_default().push(Change { key: text(&kv["key"]), value });
-        }
-    }
-    changes
-}
-
-/// Decodes Base64 (RFC 4648) of text.
-fn decode(text: &str) -> String {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let (mut bits, mut count, mut bytes) = (0_u32, 0, Vec::new());
-    for byte in text.bytes().filter(|byte| *byte != b'=') {
-        let digit = ALPHABET.iter().position(|it| *it == byte).expect("it is Base64");
-        bits = bits << 6 | digit as u32;
-        count += 6;
-        if 8 <= count {
-            count -= 8;
-            bytes.push((bits >> count) as u8);
-            bits &= (1 << count) - 1;
-        }
-    }
-    String::from_utf8(bytes).expect("keys and values are text")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn base64_of_any_length_is_decoded() {
-        let decoded = ["", "YQ==", "YWI=", "YWJj", "L2pvYnMv"].map(decode);
-        assert_eq!(decoded, ["", "a", "ab", "abc", "/jobs/"]);
-    }
+        recorder.look();
+        (last <= recorder.last()).then_some(())
+    });
+    let seen = recorder.revisions.range(..=last);
+    seen.map(|(at, it)| Revision { revision: *at, changes: it.clone() }).collect()
 }

@@ -1,11 +1,16 @@
 //! What tests over whole clusters share: the built programs, a scene for each test that takes
-//! everything down with it, job files, runs of `steadfast local`, and a real etcd.
+//! everything down with it, job files, runs of `steadfast local`, a real etcd, and worlds in which
+//! a job meets a schedule of faults.
 
+mod audit;
 mod cluster;
 mod etcd;
+mod etcd_cluster;
+pub mod faults;
 mod history;
 mod http;
 mod job;
+mod netns;
 mod process;
 mod proxy;
 mod run;
@@ -13,11 +18,14 @@ mod scene;
 mod turn;
 mod wait;
 
+pub use audit::{audit, run_audit};
 pub use cluster::{Cluster, Member};
 pub use etcd::{EtcdServer, etcdctl, free_address};
-pub use history::{Change, history};
+pub use etcd_cluster::{EtcdCluster, Quota};
+pub use history::{Recorder, history};
 pub use http::{Answer, get, send_garbage};
 pub use job::{Job, examples};
+pub use netns::Network;
 pub use process::{Ended, Process, Seen, program};
 pub use proxy::Proxy;
 pub use run::Run;

@@ -19,9 +19,13 @@ use crate::within;
 /// The environment variable that tells the processes of one scene from all others.
 pub const MARK: &str = "SUITE_MARK";
 
-/// The path of one of our programs as `make test` builds it.
+/// The environment variable that names a folder of other builds of our programs.
+const PROGRAMS: &str = "SUITE_PROGRAMS";
+
+/// The path of one of our programs as `make test` builds it, or of another build.
 pub fn program(name: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release");
+    let built = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release");
+    let folder = std::env::var_os(PROGRAMS).map_or_else(built, PathBuf::from);
     let path = folder.join(name);
     assert!(path.is_file(), "{} is not built; run `make test`", path.display());
     path
@@ -82,6 +86,18 @@ impl Process {
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
         kill(self.pid(), signal).expect("it was not waited for yet");
+    }
+
+    /// Sends it a signal, unless it has ended.
+    pub fn signal_if_running(&mut self, signal: Signal) {
+        if self.is_running() {
+            self.signal(signal);
+        }
+    }
+
+    /// The file that its stdout goes to.
+    pub fn stdout_path(&self) -> &Path {
+        &self.stdout
     }
 
     /// What it wrote to stdout so far.

@@ -1,19 +1,51 @@
-//! A TCP proxy that loses replies and cuts connections when a test says so.
+//! A TCP proxy that loses, delays and cuts what passes through it when a test says so.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+/// What becomes of the bytes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Open,
+    /// They pass after a while.
+    Delay(Duration),
     /// Requests pass, replies wait.
     HoldReplies,
+    /// Requests pass, replies vanish.
+    DropReplies,
+    /// Both vanish, and no end of a connection is told: to each side the other one is silent.
+    Drop,
     /// All connections are closed, and new ones at once.
     Cut,
+    /// As [`Mode::Cut`], but by a reset: what was under way is lost, and no end is told in order.
+    Reset,
+}
+
+impl Mode {
+    fn is_cut(self) -> bool {
+        matches!(self, Self::Cut | Self::Reset)
+    }
+
+    fn holds(self, way: Way) -> bool {
+        self == Self::HoldReplies && way == Way::Reply
+    }
+
+    fn drops(self, way: Way) -> bool {
+        self == Self::Drop || self == Self::DropReplies && way == Way::Reply
+    }
+}
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Request,
+    Reply,
 }
 
 /// Stands between a client and a server until it is dropped.
@@ -27,13 +59,23 @@ pub struct Proxy {
 impl Proxy {
     /// Listens on a free port and forwards to the server of an URL.
     pub async fn start(url: &str) -> Self {
+        Self::start_at("127.0.0.1", url).await
+    }
+
+    /// Listens on a free port of one of this machine's addresses.
+    pub async fn start_at(host: &str, url: &str) -> Self {
         let target: SocketAddr =
             url.trim_start_matches("http://").parse().expect("the URL has an address");
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has free ports");
+        let listener = TcpListener::bind((host, 0)).await.expect("the host has free ports");
         let address = listener.local_addr().expect("it is bound");
         let mode = watch::Sender::new(Mode::Open);
         let task = tokio::spawn(accept(listener, target, mode.clone()));
         Self { address, mode, task }
+    }
+
+    /// The address at which clients reach it.
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// The URL at which clients reach it.
@@ -41,9 +83,14 @@ impl Proxy {
         format!("http://{}", self.address)
     }
 
-    /// Forwards again.
+    /// Forwards again. A connection that lost bytes is of no use any more, so it is closed.
     pub fn open(&self) {
         self.mode.send_replace(Mode::Open);
+    }
+
+    /// Lets everything through, each piece that much later.
+    pub fn delay(&self, by: Duration) {
+        self.mode.send_replace(Mode::Delay(by));
     }
 
     /// Lets requests through and keeps the replies.
@@ -51,9 +98,24 @@ impl Proxy {
         self.mode.send_replace(Mode::HoldReplies);
     }
 
+    /// Lets requests through and loses the replies.
+    pub fn drop_replies(&self) {
+        self.mode.send_replace(Mode::DropReplies);
+    }
+
+    /// Loses everything, and tells neither side: connections are half-open from now on.
+    pub fn drop_all(&self) {
+        self.mode.send_replace(Mode::Drop);
+    }
+
     /// Closes all connections, with the replies that were held, and refuses new ones.
     pub fn cut(&self) {
         self.mode.send_replace(Mode::Cut);
+    }
+
+    /// Resets all connections, and new ones.
+    pub fn reset(&self) {
+        self.mode.send_replace(Mode::Reset);
     }
 }
 
@@ -66,7 +128,11 @@ impl Drop for Proxy {
 
 async fn accept(listener: TcpListener, target: SocketAddr, mode: watch::Sender<Mode>) {
     while let Ok((client, _)) = listener.accept().await {
-        if *mode.borrow() != Mode::Cut {
+        if *mode.borrow() == Mode::Reset {
+            // Closing with no time to linger sends a reset.
+            let _ = client.set_zero_linger();
+        }
+        if !mode.borrow().is_cut() {
             tokio::spawn(forward(client, target, mode.subscribe()));
         }
     }
@@ -74,24 +140,134 @@ async fn accept(listener: TcpListener, target: SocketAddr, mode: watch::Sender<M
 
 async fn forward(mut client: TcpStream, target: SocketAddr, mode: watch::Receiver<Mode>) {
     let Ok(mut server) = TcpStream::connect(target).await else { return };
-    let (mut from_client, mut to_client) = client.split();
-    let (mut from_server, mut to_server) = server.split();
+    // Without this, small pieces would wait for each other's acknowledgement.
+    let _ = (client.set_nodelay(true), server.set_nodelay(true));
+    let (from_client, to_client) = client.split();
+    let (from_server, to_server) = server.split();
     let mut until_cut = mode.clone();
-    let replies = async {
-        let mut buffer = vec![0; 64 << 10];
-        let mut until_open = mode.clone();
-        loop {
-            let count = from_server.read(&mut buffer).await.unwrap_or(0);
-            let _ = until_open.wait_for(|mode| *mode != Mode::HoldReplies).await;
-            let is_over = count == 0 || *mode.borrow() == Mode::Cut;
-            if is_over || to_client.write_all(&buffer[..count]).await.is_err() {
-                return;
-            }
+    tokio::select! {
+        _ = until_cut.wait_for(|mode| mode.is_cut()) => {}
+        () = pass(from_client, to_server, Way::Request, mode.clone()) => {}
+        () = pass(from_server, to_client, Way::Reply, mode.clone()) => {}
+    }
+    if *mode.borrow() == Mode::Reset {
+        let _ = client.set_zero_linger();
+        let _ = server.set_zero_linger();
+    }
+}
+
+/// Passes bytes one way until the connection is over.
+async fn pass(
+    mut from: ReadHalf<'_>,
+    mut to: WriteHalf<'_>,
+    way: Way,
+    mut mode: watch::Receiver<Mode>,
+) {
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        let count = from.read(&mut buffer).await.unwrap_or(0);
+        let now = *mode.borrow();
+        if let Mode::Delay(by) = now {
+            tokio::time::sleep(by).await;
         }
+        let _ = mode.wait_for(|mode| !mode.holds(way)).await;
+        let now = *mode.borrow();
+        if now.drops(way) {
+            return swallow(from, way, mode).await;
+        }
+        if count == 0 || now.is_cut() || to.write_all(&buffer[..count]).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Loses bytes, and the end of the connection, until nothing is lost any more. What comes after a
+/// gap means nothing, so the connection is over then.
+async fn swallow(mut from: ReadHalf<'_>, way: Way, mut mode: watch::Receiver<Mode>) {
+    let mut buffer = vec![0; 64 << 10];
+    let read_on = async {
+        while 0 < from.read(&mut buffer).await.unwrap_or(0) {}
+        std::future::pending::<()>().await;
     };
     tokio::select! {
-        _ = until_cut.wait_for(|mode| *mode == Mode::Cut) => {}
-        _ = tokio::io::copy(&mut from_client, &mut to_server) => {}
-        () = replies => {}
+        _ = mode.wait_for(|mode| !mode.drops(way)) => {}
+        () = read_on => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+    use std::net::TcpListener as StdListener;
+
+    use super::*;
+
+    /// A server that sends everything back, and a connection to it through a proxy.
+    async fn echo() -> (Proxy, TcpStream) {
+        let listener = StdListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        listener.set_nonblocking(true).unwrap();
+        let listener = TcpListener::from_std(listener).unwrap();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                tokio::spawn(async move {
+                    let (mut from, mut to) = stream.split();
+                    let _ = tokio::io::copy(&mut from, &mut to).await;
+                });
+            }
+        });
+        let proxy = Proxy::start(&url).await;
+        let mut client = TcpStream::connect(proxy.address()).await.unwrap();
+        assert_eq!(ask(&mut client).await.unwrap(), b"ping");
+        (proxy, client)
+    }
+
+    async fn ask(client: &mut TcpStream) -> std::io::Result<Vec<u8>> {
+        client.write_all(b"ping").await?;
+        let mut answer = vec![0; 4];
+        let count = client.read(&mut answer).await?;
+        answer.truncate(count);
+        Ok(answer)
+    }
+
+    /// Whether a question stays without an answer and without an end of the connection.
+    async fn is_silent(client: &mut TcpStream) -> bool {
+        tokio::time::timeout(Duration::from_millis(200), ask(client)).await.is_err()
+    }
+
+    #[tokio::test]
+    async fn what_is_dropped_is_dropped_silently_and_the_connection_is_over_after_that() {
+        for drop in [Proxy::drop_all, Proxy::drop_replies] {
+            let (proxy, mut client) = echo().await;
+            drop(&proxy);
+            assert!(is_silent(&mut client).await);
+            proxy.open();
+            assert_eq!(client.read(&mut [0; 4]).await.unwrap(), 0, "it has a gap");
+            let mut another = TcpStream::connect(proxy.address()).await.unwrap();
+            assert_eq!(ask(&mut another).await.unwrap(), b"ping");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_reset_is_no_orderly_end_and_a_cut_is_one() {
+        let (proxy, mut client) = echo().await;
+        proxy.reset();
+        let error = client.read(&mut [0; 4]).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        let (proxy, mut client) = echo().await;
+        proxy.cut();
+        assert_eq!(client.read(&mut [0; 4]).await.unwrap(), 0);
+    }
+
+    #[tokio::test]
+    async fn what_is_held_or_delayed_comes_later() {
+        let (proxy, mut client) = echo().await;
+        proxy.hold_replies();
+        assert!(is_silent(&mut client).await);
+        proxy.open();
+        assert_eq!(client.read(&mut [0; 4]).await.unwrap(), 4);
+        proxy.delay(Duration::from_millis(300));
+        assert!(is_silent(&mut client).await);
+        assert_eq!(client.read(&mut [0; 4]).await.unwrap(), 4);
     }
 }

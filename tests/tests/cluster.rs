@@ -30,7 +30,7 @@ fn long_sha() -> &'static str {
     })
 }
 
-/// S004-50
+/// S004-50, D5, F43, I7
 #[test]
 fn a_synchronous_result_is_the_same_for_any_number_of_trainers_and_pservers() {
     let expected = small_sha();
@@ -128,19 +128,19 @@ fn a_killed_process_changes_nothing(role: &str, more: &[&str]) {
     scene.leaves_no_process();
 }
 
-/// S004-2, S004-33, S004-34
+/// S004-2, S004-33, S004-34, F7, F42
 #[test]
 fn a_killed_trainer_does_not_change_a_synchronous_result() {
     a_killed_process_changes_nothing("trainer", &[]);
 }
 
-/// S004-2, S004-46
+/// S004-2, S004-46, D14, F4
 #[test]
 fn a_killed_pserver_does_not_change_a_synchronous_result() {
     a_killed_process_changes_nothing("pserver", &[]);
 }
 
-/// S004-2, S004-21, S004-24
+/// S004-2, S004-21, S004-24, F1, S004-32
 #[test]
 fn a_killed_master_does_not_change_a_synchronous_result() {
     a_killed_process_changes_nothing("master", &["--masters", "1"]);

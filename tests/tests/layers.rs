@@ -17,6 +17,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
     // Wire and cores; the embedded etcd stands alone.
     &[
         ("steadfast-proto", &["steadfast-common"]),
+        ("steadfast-audit", &["steadfast-common"]),
         ("steadfast-master-core", &["steadfast-common"]),
         ("steadfast-pserver-core", &["steadfast-common"]),
         ("steadfast-trainer-core", &["steadfast-common"]),
@@ -25,6 +26,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
     // Adapters, the lower ones first.
     &[("steadfast-coord", &["steadfast-common"]), ("steadfast-store", &[])],
     &[
+        ("steadfast-checkpoint", &["steadfast-common", "steadfast-store"]),
         ("steadfast-data", &["steadfast-common", "steadfast-store"]),
         ("steadfast-process", &["steadfast-common", "steadfast-coord", "steadfast-proto"]),
     ],
@@ -52,6 +54,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
                 "steadfast-pserver-core",
                 "steadfast-coord",
                 "steadfast-store",
+                "steadfast-checkpoint",
                 "steadfast-process",
             ],
         ),
@@ -63,6 +66,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
                 "steadfast-trainer-core",
                 "steadfast-coord",
                 "steadfast-store",
+                "steadfast-checkpoint",
                 "steadfast-data",
                 "steadfast-process",
                 "steadfast-client",
@@ -75,8 +79,11 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
             "steadfast-cli",
             &[
                 "steadfast-common",
+                "steadfast-audit",
                 "steadfast-proto",
                 "steadfast-coord",
+                "steadfast-store",
+                "steadfast-checkpoint",
                 "steadfast-etcd",
                 "steadfast-process",
             ],
@@ -86,13 +93,20 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
     // Tests.
     &[(
         "steadfast-tests",
-        &["steadfast-common", "steadfast-coord", "steadfast-etcd", "steadfast-proto"],
+        &[
+            "steadfast-common",
+            "steadfast-audit",
+            "steadfast-coord",
+            "steadfast-etcd",
+            "steadfast-proto",
+        ],
     )],
 ];
 
 /// Packages that may not wait, read a clock, roll dice or touch the outside.
 const PURE: &[&str] = &[
     "steadfast-common",
+    "steadfast-audit",
     "steadfast-master-core",
     "steadfast-pserver-core",
     "steadfast-trainer-core",
@@ -100,6 +114,7 @@ const PURE: &[&str] = &[
 
 /// What they may use from elsewhere: plain data, parsing, arithmetic.
 const PURE_CRATES: &[&str] = &[
+    "base64",
     "bytes",
     "humantime", // Parses durations.
     "libm",

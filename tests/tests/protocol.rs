@@ -5,12 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use steadfast_audit::history::{HistoryReport, Revision, check};
 use steadfast_common::dataset::Manifest;
-use steadfast_common::ids::Pass;
-use steadfast_common::schedule::task_order;
 use steadfast_tests::{
-    Change, Cluster, EtcdServer, Job, Member, Run, Scene, Signal, eventually, history, program,
-    within,
+    Cluster, EtcdServer, Job, Member, Run, Scene, Signal, eventually, history, program, within,
 };
 
 /// Short: silence is noticed soon.
@@ -43,7 +41,7 @@ fn holders(cluster: &Cluster) -> BTreeMap<String, (String, i64)> {
     slots.iter().map(|(key, entry)| (key.clone(), holder(entry))).collect()
 }
 
-/// S004-40, S004-41, S004-47
+/// S004-40, S004-41, S004-47, D3, F6
 #[test]
 fn of_more_pservers_than_slots_each_slot_gets_one_and_spares_take_over_freed_ones() {
     let scene = Scene::new();
@@ -124,11 +122,7 @@ fn leaving_in_good_order_hands_over_at_once(cluster: &Cluster) {
     assert_eq!(third.end().code, Some(0));
 }
 
-/// What a master writes, as part of keys.
-const OF_MASTERS: &[&str] =
-    &["/generation", "/init", "/tasks/", "/checkpoints/", "/evaluation", "/result", "/master/addr"];
-
-/// S004-20
+/// S004-20, F2
 #[test]
 fn a_master_stopped_beyond_its_lease_and_resumed_changes_nothing_and_ends() {
     let expected = undisturbed();
@@ -155,21 +149,15 @@ fn a_master_stopped_beyond_its_lease_and_resumed_changes_nothing_and_ends() {
 
     assert_eq!(sha(&cluster.result()), expected);
     let result = cluster.get(&cluster.keys.result()).expect("it was just seen");
-    let changes = history(&scene, &cluster.etcd.url(), cluster.keys.root(), result.mod_revision);
-    let holder = String::from_utf8(reign.value).expect("it is JSON");
-    for (revision, changes) in changes.range(reign.create_revision + 1..) {
-        let of_master =
-            |it: &&Change| it.value.is_some() && OF_MASTERS.iter().any(|key| it.key.contains(key));
-        let Some(change) = changes.iter().find(of_master) else { continue };
-        // Every commit puts the lock again, so it tells whose commit it was.
-        let by_successor = changes
-            .iter()
-            .any(|it| it.key == cluster.keys.master_lock() && it.value.as_ref() == Some(&holder));
-        assert!(by_successor, "revision {revision}: {change:?}");
-    }
+    let (revisions, report) = checked_history(&scene, &cluster, result.mod_revision);
+    assert_eq!(report.reigns, 2, "the former one and its successor");
+    // The former one's lock is not put any more once its successor has taken it.
+    let mut puts = revisions.iter().flat_map(|it| &it.changes).filter(|it| it.value.is_some());
+    let last = puts.rfind(|it| it.key == cluster.keys.master_lock());
+    assert_eq!(last.map(|it| it.create_revision), Some(reign.create_revision));
 }
 
-/// S004-43, S004-46
+/// S004-43, S004-46, D4, F3
 #[test]
 fn a_pserver_stopped_beyond_its_lease_and_resumed_acknowledges_nothing_and_ends() {
     let expected = undisturbed();
@@ -198,7 +186,7 @@ fn a_pserver_stopped_beyond_its_lease_and_resumed_acknowledges_nothing_and_ends(
     assert!(2 <= generation["generation"].as_u64().unwrap(), "{generation}");
 }
 
-/// S004-38, S004-46
+/// S004-38, S004-46, S004-30
 #[test]
 fn training_waits_while_a_slot_is_empty_and_says_so() {
     let scene = Scene::new();
@@ -211,82 +199,6 @@ fn training_waits_while_a_slot_is_empty_and_says_so() {
     assert_eq!(waiting["version"], 0);
     let _second = cluster.pserver("pserver-1");
     assert_eq!(cluster.result()["state"], "finished");
-}
-
-/// The queues of an asynchronous job as its keys tell them, revision by revision.
-struct Queues {
-    manifest: Manifest,
-    seed: u64,
-    tasks_prefix: String,
-    keys: BTreeMap<String, String>,
-    /// Attempts that were ever pending, with their task and trainer.
-    attempts: BTreeMap<u64, (u64, u32, String)>,
-    seen_todo: bool,
-    seen_discarded: bool,
-}
-
-impl Queues {
-    fn apply(&mut self, changes: &[Change]) {
-        for change in changes {
-            // The task whose discarding ends a pass is only seen in the round that ended with it.
-            let is = |state: &str| {
-                let is_task = change.key.starts_with(&self.tasks_prefix);
-                is_task && change.value.as_ref().is_some_and(|it| it.contains(state))
-            };
-            self.seen_todo |= is("\"state\":\"todo\"");
-            self.seen_discarded |= is("\"state\":\"discarded\"");
-            match &change.value {
-                Some(value) => self.keys.insert(change.key.clone(), value.clone()),
-                None => self.keys.remove(&change.key),
-            };
-        }
-    }
-
-    fn head(&self) -> Option<Value> {
-        let head = self.keys.get(&format!("{}queue", self.tasks_prefix))?;
-        Some(serde_json::from_str(head).expect("the head of the queues is JSON"))
-    }
-
-    /// Checks that each task is in exactly one queue; returns (round, pass, done and discarded).
-    fn check(&mut self, revision: i64) -> Option<(u64, u64, usize)> {
-        let head = self.head()?;
-        let number = |name: &str| head[name].as_u64().expect("the head has it");
-        let (round, pass, cursor) = (number("round"), number("pass"), number("cursor") as usize);
-        let order = task_order(&self.manifest, self.seed, Pass(pass as u32));
-        assert!(cursor <= order.len(), "revision {revision}: cursor {cursor}");
-        let dispatched: BTreeSet<u32> = order[..cursor].iter().map(|task| task.0).collect();
-        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-        let prefix = format!("{}{round:06}/", self.tasks_prefix);
-        for (key, value) in &self.keys {
-            let Some(task) = key.strip_prefix(&prefix) else { continue };
-            let task: u32 = task.parse().expect("a task's key ends with its number");
-            // A task that waits behind the cursor, and has a key, would be in two queues.
-            assert!(dispatched.contains(&task), "revision {revision}: task {task} has a key");
-            let record: Value = serde_json::from_str(value).expect("tasks are JSON");
-            let state = match record["state"].as_str() {
-                Some("pending") => "pending",
-                Some("todo") => "todo",
-                Some("discarded") => "discarded",
-                other => panic!("revision {revision}: task {task} is {other:?}"),
-            };
-            *counts.entry(state).or_default() += 1;
-            if state == "pending" {
-                let attempt = record["attempt"].as_u64().expect("it has an attempt");
-                let trainer = record["trainer"].as_str().expect("it has a trainer").to_owned();
-                assert!(attempt < number("next_attempt"), "revision {revision}: {record}");
-                let dispatch = (round, task, trainer);
-                let first = self.attempts.entry(attempt).or_insert_with(|| dispatch.clone());
-                assert_eq!(*first, dispatch, "revision {revision}: attempt {attempt} came twice");
-            }
-        }
-        let count = |state: &str| counts.get(state).copied().unwrap_or_default();
-        let keyed = count("todo") + count("pending") + count("discarded");
-        let done = cursor.checked_sub(keyed).expect("what has a key was dispatched");
-        let todo = order.len() - cursor + count("todo");
-        let total = todo + count("pending") + done + count("discarded");
-        assert_eq!(total, order.len(), "revision {revision}");
-        Some((round, pass, todo + count("pending")))
-    }
 }
 
 /// S004-3, S004-5, S004-7, S004-10, S004-16, S004-21
@@ -320,32 +232,36 @@ fn at_every_revision_each_task_is_in_one_queue_and_no_attempt_comes_twice() {
     assert_eq!(result["passes"], 30);
 
     let last = cluster.get(&cluster.keys.result()).expect("it was just seen").mod_revision;
-    let changes = history(&scene, &cluster.etcd.url(), cluster.keys.root(), last);
+    let (revisions, report) = checked_history(&scene, &cluster, last);
+    // Each of the passes dispatched each of its tasks.
+    let tasks = u64::from(manifest(&scene, &cluster).task_count());
+    assert!(30 * tasks <= report.attempts, "{report}");
+    let tasks = cluster.keys.tasks_prefix();
+    let changes =
+        revisions.iter().flat_map(|it| &it.changes).filter(|it| it.key.starts_with(&tasks));
+    let states = |it: &str| {
+        changes.clone().filter_map(|it| it.value.as_ref()).any(|value| value.contains(it))
+    };
+    assert!(states("\"state\":\"todo\""), "the dead trainer's tasks went back");
+    assert!(states("\"state\":\"discarded\""), "the bad record's task was given up");
+}
+
+/// What happened in etcd up to a revision, which must have kept all rules.
+fn checked_history(scene: &Scene, cluster: &Cluster, last: i64) -> (Vec<Revision>, HistoryReport) {
+    let revisions = history(scene, &cluster.etcd.url(), cluster.keys.root(), last);
+    let manifest = manifest(scene, cluster);
+    let (keys, spec) = (&cluster.keys, &cluster.spec);
+    let job = steadfast_audit::history::Job { keys, spec, manifest: &manifest };
+    let report = check(&job, &[], &revisions);
+    assert!(report.is_clean(), "{report}");
+    (revisions, report)
+}
+
+fn manifest(scene: &Scene, cluster: &Cluster) -> Manifest {
     let record = cluster.value(&cluster.keys.job()).expect("the job was accepted");
     let name = Manifest::object_name(record["manifest"].as_str().expect("it has a manifest"));
     let text = std::fs::read_to_string(scene.path("store").join(name)).expect("it is stored");
-    let mut queues = Queues {
-        manifest: serde_json::from_str(&text).expect("a manifest is JSON"),
-        seed: cluster.spec.seed,
-        tasks_prefix: cluster.keys.tasks_prefix(),
-        keys: BTreeMap::new(),
-        attempts: BTreeMap::new(),
-        seen_todo: false,
-        seen_discarded: false,
-    };
-    let mut before = (0, 0, usize::MAX);
-    for (revision, changes) in changes.range(..=last) {
-        queues.apply(changes);
-        let Some(now) = queues.check(*revision) else { continue };
-        assert!(before.0 <= now.0 && before.1 <= now.1, "revision {revision}: {before:?} {now:?}");
-        assert!(now.1 <= before.1 + 1, "revision {revision}: a pass was left out");
-        before = now;
-    }
-    assert_eq!(before.1, 30);
-    // Each of the passes dispatched each of its tasks.
-    assert!(30 * queues.manifest.task_count() as usize <= queues.attempts.len());
-    assert!(queues.seen_todo, "the dead trainer's tasks went back");
-    assert!(queues.seen_discarded, "the bad record's task was given up");
+    serde_json::from_str(&text).expect("a manifest is JSON")
 }
 
 /// Checks the text of a scrape; returns the names of its metrics.

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use steadfast_client::{Gradient, Name, Pservers, Pulled};
 use steadfast_common::dataset::Records;
-use steadfast_common::ids::{Lane, Pass, RequestId, TaskId, Version};
+use steadfast_common::ids::{Lane, Pass, RequestId, TaskId};
 use steadfast_common::spec::OptimizerSpec;
+use steadfast_common::tally::{TaskPiece, checksum};
 use steadfast_proto::v1::next_task_reply::Next;
 use steadfast_proto::v1::next_task_request::Report;
 use steadfast_proto::v1::{
@@ -34,14 +35,15 @@ pub enum Ending {
     Left,
 }
 
-/// Trains until all passes are over. `sequence` counts this process's pushes over all generations.
+/// Trains until all passes are over. `clock` counts this process's pushes over all
+/// generations.
 ///
 /// # Errors
 /// Another generation, the end of the job, or what a person has to act on.
 pub async fn train(
     context: &Arc<Context>,
     pservers: &Pservers,
-    sequence: &mut u64,
+    clock: &mut u64,
     leave: &CancellationToken,
 ) -> Result<Ending, Interrupt> {
     let parameters = Parameters::zeros(context.layout.clone());
@@ -49,11 +51,11 @@ pub async fn train(
     let mut worker = Worker {
         context,
         pservers,
-        sequence,
+        clock,
         parameters,
         gradient,
         position: Pulled::default(),
-        records: 0,
+        pushed_to: 0,
         loss_sum: 0.0,
         batches: 0,
         held: VecDeque::new(),
@@ -65,12 +67,13 @@ pub async fn train(
 struct Worker<'a> {
     context: &'a Arc<Context>,
     pservers: &'a Pservers,
-    sequence: &'a mut u64,
+    clock: &'a mut u64,
     parameters: Parameters,
     /// Sum over the mini-batches since the last push.
     gradient: Parameters,
     position: Pulled,
-    records: u64,
+    /// Records of the task in work before which all were pushed.
+    pushed_to: u32,
     loss_sum: f64,
     /// Mini-batches since this generation began.
     batches: u64,
@@ -180,7 +183,9 @@ impl Worker<'_> {
         let (batch_size, push_every, pull_every) =
             (rhythm.batch as usize, u64::from(rhythm.push_every), u64::from(rhythm.pull_every));
         let mut loss_sum = 0.0;
+        self.pushed_to = 0;
         let indices: Vec<u32> = (0..records.len() as u32).collect();
+        let batches = indices.chunks(batch_size).len();
         for (step, indices) in indices.chunks(batch_size).enumerate() {
             let batch = records.select(indices);
             // Chance is named by the task, so that it does not depend on who trains on it.
@@ -195,39 +200,36 @@ impl Worker<'_> {
             let computed =
                 self.context.gradient(&self.parameters, &Batch::from(&batch), &key, sum)?;
             self.gradient = computed.gradient;
-            self.records += batch.len() as u64;
             self.loss_sum += computed.loss_sum;
             loss_sum += computed.loss_sum;
             self.batches += 1;
-            if self.batches.is_multiple_of(push_every) {
-                self.push().await?;
+            // Pushes begin and end at the same records whoever trains on the task: that is their
+            // name. The task counts as done only when its last one is in.
+            let last = step + 1 == batches;
+            if last || (step as u64 + 1).is_multiple_of(push_every) {
+                let to = indices.last().map_or(0, |index| index + 1);
+                self.push(TaskPiece { pass, task, from: self.pushed_to, to, last }).await?;
+                self.pushed_to = to;
             }
             if self.batches.is_multiple_of(pull_every) {
                 self.pull().await?;
             }
         }
-        // The task counts as done only when its last gradient is in.
-        self.push().await?;
         Ok(loss_sum)
     }
 
-    async fn push(&mut self) -> Result<(), Interrupt> {
-        if self.records == 0 {
-            return Ok(());
-        }
+    async fn push(&mut self, piece: TaskPiece) -> Result<(), Interrupt> {
         self.wait_for_the_slowest().await?;
+        let records = u64::from(piece.to - piece.from);
         let zeros = Parameters::zeros(self.context.layout.clone());
         let mut values = std::mem::replace(&mut self.gradient, zeros).into_values();
-        clip(&mut values, self.records, &self.context.job.spec.optimizer);
-        *self.sequence += 1;
-        let name = Name::Sequence {
-            trainer: self.context.id,
-            sequence: *self.sequence,
-            version: self.position.version,
-        };
+        clip(&mut values, records, &self.context.job.spec.optimizer);
+        *self.clock += 1;
+        let name = Name::Piece { piece, version: self.position.version };
         let gradient = Gradient {
-            records: std::mem::take(&mut self.records),
+            records,
             loss_sum: std::mem::take(&mut self.loss_sum),
+            checksum: checksum(piece.pass, piece.task, piece.from..piece.to),
             values: Arc::new(values),
         };
         let started = Instant::now();
@@ -244,7 +246,7 @@ impl Worker<'_> {
         loop {
             let request = AdvanceRequest {
                 caller: self.context.master.caller(self.pservers.generation()),
-                clock: *self.sequence,
+                clock: *self.clock,
                 wait_ms: ADVANCE_WAIT_MS,
             };
             if self.context.master.advance(request).await?.go {
@@ -256,7 +258,7 @@ impl Worker<'_> {
     async fn pull(&mut self) -> Result<(), Interrupt> {
         let started = Instant::now();
         let values = self.parameters.values_mut();
-        self.position = self.pservers.pull(Version(0), values).await?;
+        self.position = self.pservers.pull(values).await?;
         self.context.metrics.pulled(started.elapsed());
         Ok(())
     }

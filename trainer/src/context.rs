@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use steadfast_checkpoint::{EncodeError, ModelFile, encode_model};
 use steadfast_client::{ClientError, Cluster, Crew, Master, Pservers};
 use steadfast_common::error::ErrorKind;
-use steadfast_common::ids::{Generation, Pass, TrainerId, Version};
+use steadfast_common::ids::{Generation, Pass, Version};
 use steadfast_common::layout::Layout;
 use steadfast_common::records::JobRecord;
 use steadfast_coord::Deadline;
@@ -21,7 +22,6 @@ use crate::view::View;
 
 /// What every part of a running trainer needs.
 pub struct Context {
-    pub id: TrainerId,
     pub job: JobRecord,
     pub cluster: Arc<Cluster>,
     pub master: Master,
@@ -43,6 +43,8 @@ pub enum Interrupt {
     Model(#[from] ModelError),
     #[error("the model was not saved: {0}")]
     Store(#[from] steadfast_store::StoreError),
+    #[error("the model cannot be written: {0}")]
+    ModelFile(#[from] EncodeError),
     #[error("held-out records cannot be read: {0}")]
     HeldOut(TaskError),
     #[error("the gradient of {what} is not finite; a lower learning rate or clipping may help")]
@@ -56,7 +58,7 @@ impl From<Interrupt> for Failure {
         let kind = match &interrupt {
             Interrupt::Client(error) => error.kind(),
             Interrupt::Model(error) => error.kind(),
-            Interrupt::NotFinite { .. } => ErrorKind::Invalid,
+            Interrupt::NotFinite { .. } | Interrupt::ModelFile(_) => ErrorKind::Invalid,
             Interrupt::Store(_) | Interrupt::HeldOut(_) => ErrorKind::Unavailable,
             Interrupt::Broken(_) => ErrorKind::Internal,
         };
@@ -188,7 +190,10 @@ impl Context {
         let evaluation = self.evaluate(&last.parameters).await?;
         let sha256 = self.layout.digest(last.parameters.values());
         let place = self.store.child("model.safetensors")?;
-        let bytes = crate::model_file::encode(&last.parameters, &self.job, &sha256);
+        let spec = &self.job.spec;
+        let about =
+            ModelFile { job: &spec.name, model: &spec.model.kind, parameters_sha256: &sha256 };
+        let bytes = encode_model(&self.layout, last.parameters.values(), about)?;
         place.write(bytes).await?;
         info!(model = place.url(), sha256, "model saved");
         Ok(v1::FinishSaveRequest {

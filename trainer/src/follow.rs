@@ -13,7 +13,7 @@ use tracing::{debug, info, warn};
 use crate::context::Context;
 
 /// How long one question waits at the master; also how often the position is reported.
-const WAIT_MS: u64 = 200;
+const WAIT_MS: u64 = 100;
 
 /// What the master wants of us.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -14,7 +14,6 @@ mod async_loop;
 mod context;
 mod follow;
 mod metrics;
-mod model_file;
 mod run;
 mod sync_loop;
 mod tasks;

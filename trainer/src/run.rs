@@ -13,7 +13,7 @@ use steadfast_common::keys::Keys;
 use steadfast_common::layout::Layout;
 use steadfast_common::records::TrainerRecord;
 use steadfast_common::spec::Mode;
-use steadfast_coord::{Etcd, Session};
+use steadfast_coord::{CoordError, Etcd, Session};
 use steadfast_process::{
     Admin, AdminContent, CommonArgs, Failure, Readiness, Shutdown, init_logging, wait_for_job,
 };
@@ -64,27 +64,47 @@ pub async fn run(args: Args, registry: Registry) -> Result<(), Failure> {
     let keys = args.keys();
     let etcd = Etcd::connect(&args.etcd_options()?).await?;
     readiness.set_not_ready(format!("waits for {}", keys.job()));
-    let entry = Entry { etcd: &etcd, keys: &keys, lease_ttl: args.lease_ttl, id, admin_address };
-    let (session, context, incarnation) = tokio::select! {
-        joined = entry.join(&registry, metrics, view) => joined?,
-        () = shutdown.drain() => return Ok(()),
+    let entry = Entry {
+        etcd: &etcd,
+        keys: &keys,
+        lease_ttl: args.lease_ttl,
+        admin_address,
+        registry: &registry,
+        metrics,
+        view,
     };
-    identity.set_incarnation(incarnation);
-    readiness.set_ready();
-
     let leave = shutdown.token();
-    let ending = tokio::select! {
-        trained = train(&context, &leave) => trained.map_err(Failure::from),
-        () = session.lost() => Err(Failure::new(
-            ErrorKind::Unavailable,
-            "the lease of this trainer is lost: its work has gone to others",
-        )),
-        () = context.cluster.over() => Ok(()),
-        () = leave_at_once(&context, &leave) => Ok(()),
-    };
-    // Lanes and tasks go to others at once.
-    session.close(&etcd).await;
-    ending
+    // The first life has the process's id; each lease that was lost begins another one.
+    let mut next = Some(id);
+    loop {
+        let id = next.take().unwrap_or_else(|| TrainerId(Uuid::new_v4()));
+        let (session, context, incarnation) = tokio::select! {
+            joined = entry.join(id) => joined?,
+            () = shutdown.drain() => return Ok(()),
+        };
+        identity.set_incarnation(incarnation);
+        readiness.set_ready();
+        let ending = tokio::select! {
+            trained = train(&context, &leave) => trained,
+            () = session.lost() => Err(lease_lost()),
+            () = context.cluster.over() => Ok(()),
+            () = leave_at_once(&context, &leave) => Ok(()),
+        };
+        // Lanes and tasks go to others at once.
+        session.close(&etcd).await;
+        match ending {
+            Err(Interrupt::Client(ClientError::Coord(CoordError::LeaseLost))) => {
+                // Whatever was under way is forgotten; if it arrived, it counts once.
+                warn!(%id, "the lease is lost: its work goes to others; registers anew");
+                readiness.set_not_ready("its lease is lost; waits for etcd");
+            }
+            ending => return ending.map_err(Failure::from),
+        }
+    }
+}
+
+fn lease_lost() -> Interrupt {
+    Interrupt::Client(ClientError::Coord(CoordError::LeaseLost))
 }
 
 /// In synchronous mode there is nothing to hand back: whoever gets our lanes computes them.
@@ -97,9 +117,9 @@ async fn leave_at_once(context: &Context, leave: &CancellationToken) {
 }
 
 async fn train(context: &Arc<Context>, leave: &CancellationToken) -> Result<(), Interrupt> {
-    let mut sequence = 0;
+    let mut clock = 0;
     loop {
-        match train_one_generation(context, &mut sequence, leave).await {
+        match train_one_generation(context, &mut clock, leave).await {
             Ok(()) | Err(Interrupt::Client(ClientError::JobOver)) => return Ok(()),
             Err(Interrupt::Client(ClientError::NewGeneration)) => {
                 info!("the job began another generation");
@@ -116,13 +136,13 @@ async fn train(context: &Arc<Context>, leave: &CancellationToken) -> Result<(), 
 
 async fn train_one_generation(
     context: &Arc<Context>,
-    sequence: &mut u64,
+    clock: &mut u64,
     leave: &CancellationToken,
 ) -> Result<(), Interrupt> {
     let pservers = context.pservers().await?;
     let last = match context.job.spec.mode {
         Mode::Sync => sync_loop::train(context, &pservers).await?,
-        Mode::Async => match async_loop::train(context, &pservers, sequence, leave).await? {
+        Mode::Async => match async_loop::train(context, &pservers, clock, leave).await? {
             Ending::Trained(last) => last,
             Ending::Left => return Ok(()),
         },
@@ -135,19 +155,19 @@ struct Entry<'a> {
     etcd: &'a Etcd,
     keys: &'a Keys,
     lease_ttl: std::time::Duration,
-    id: TrainerId,
     admin_address: String,
+    registry: &'a Registry,
+    metrics: Metrics,
+    view: View,
 }
 
 impl Entry<'_> {
     /// Waits for the job, makes sure that this machine and this model fit it, and registers.
-    async fn join(
-        self,
-        registry: &Registry,
-        metrics: Metrics,
-        view: View,
-    ) -> Result<(Session, Arc<Context>, Incarnation), Failure> {
-        let (etcd, keys, id) = (self.etcd, self.keys, self.id);
+    async fn join(&self, id: TrainerId) -> Result<(Session, Arc<Context>, Incarnation), Failure> {
+        let (etcd, keys) = (self.etcd, self.keys);
+        self.view.note(|facts| facts.id = id);
+        // First of all, because it is what waits for an etcd that is away.
+        let session = Session::open_patiently(etcd, self.lease_ttl).await?;
         let job = wait_for_job(etcd, keys).await?;
         let numerics = check_numerics(etcd, keys).await?;
         let store = steadfast_store::open(&job.store)
@@ -156,14 +176,14 @@ impl Entry<'_> {
             .await
             .map_err(|error| Failure::new(ErrorKind::Unavailable, error.to_string()))?;
         let manifest = Arc::new(manifest);
-        let model = registry
+        let model = self
+            .registry
             .build(&job.spec.model, manifest.features.len())
             .map_err(|error| Failure::new(error.kind(), error.to_string()))?;
         let model: Arc<dyn Model> = Arc::from(model);
         let layout = Arc::new(checked_layout(model.as_ref())?);
 
-        let session = Session::open(etcd, self.lease_ttl).await?;
-        let record = TrainerRecord { admin: self.admin_address, numerics };
+        let record = TrainerRecord { admin: self.admin_address.clone(), numerics };
         let value = serde_json::to_vec(&record).expect("records are plain data");
         let created = etcd.create(&keys.trainer(id), &value, session.lease()).await?;
         let revision = created.map_err(|_| Failure::internal("another trainer has our id"))?;
@@ -176,7 +196,6 @@ impl Entry<'_> {
         };
         let tasks = Tasks::new(manifest, options, job.spec.seed, model.clone(), in_use);
         let context = Context {
-            id,
             master: Master::new(cluster.clone(), id),
             cluster,
             model,
@@ -184,8 +203,8 @@ impl Entry<'_> {
             tasks: Arc::new(tasks),
             store,
             deadline: session.deadline(),
-            metrics,
-            view,
+            metrics: self.metrics.clone(),
+            view: self.view.clone(),
             job,
         };
         Ok((session, Arc::new(context), Incarnation(revision)))

@@ -13,6 +13,7 @@ use steadfast_client::{ClientError, Gradient, Name, Pservers, Pulled};
 use steadfast_common::dataset::Records;
 use steadfast_common::ids::{Lane, Pass, RequestId, TaskId, Version};
 use steadfast_common::schedule::LaneSchedule;
+use steadfast_common::tally::checksum;
 use steadfast_proto::v1::FailTaskRequest;
 use steadfast_proto::v1::fail_task_request::Cause;
 use steadfast_trainer_core::{Batch, MicroBatch, Parameters};
@@ -25,7 +26,7 @@ use crate::context::{Context, Interrupt, Last};
 use crate::follow::{Assignment, Follower};
 use crate::tasks::TaskError;
 
-/// Pause before data that could not be reached are tried again.
+/// Pause before data that could not be reached are tried again, unless another trainer tries first.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Trains until the job has all its passes (or steps).
@@ -71,12 +72,23 @@ struct Worker<'a> {
     evaluation: JoinSet<()>,
 }
 
+/// Whether a lane's part of a step is on its way.
+enum Contributed {
+    Yes,
+    /// Its data could not be loaded; if the lane stays ours it is to be tried again.
+    NotYet,
+}
+
+/// When a lane is to be tried again after one of its tasks failed.
+enum AfterFailure {
+    Again,
+    Later,
+}
+
 impl Worker<'_> {
     async fn pull_first(&mut self) -> Result<Pulled, Interrupt> {
         let mut values = vec![0.0; self.context.layout.len()];
-        let position = self.pservers.pull(Version(0), &mut values).await?;
-        // Slots may be one step apart here; all reach the later one or stay at the same.
-        let position = self.pservers.pull(position.version, &mut values).await?;
+        let position = self.pservers.pull_step(Version(0), &mut values).await?;
         self.parameters = Parameters::new(self.context.layout.clone(), values);
         Ok(position)
     }
@@ -102,17 +114,21 @@ impl Worker<'_> {
         let pulled = {
             let wanted = Version(position.version.0 + 1);
             let pservers = self.pservers.clone();
-            let mut pull = pin!(pservers.pull(wanted, &mut next));
+            let mut pull = pin!(pservers.pull_step(wanted, &mut next));
             let mut waited = None;
             loop {
-                let lanes = self.assignment.borrow_and_update().lanes.clone();
+                let mut lanes = self.assignment.borrow_and_update().lanes.clone();
+                lanes.retain(|lane| !done.contains(lane));
+                let mut is_done = true;
                 for lane in lanes {
-                    if done.insert(lane) {
-                        self.contribute(position, lane, &mut pushes).await?;
+                    match self.contribute(position, lane, &mut pushes).await? {
+                        Contributed::Yes => drop(done.insert(lane)),
+                        Contributed::NotYet => is_done = false,
                     }
                 }
                 waited.get_or_insert_with(Instant::now);
                 tokio::select! {
+                    () = tokio::time::sleep(RETRY), if !is_done => {}
                     pulled = &mut pull => {
                         self.context.metrics.pulled(waited.map_or_else(Default::default, |it| it.elapsed()));
                         break pulled?;
@@ -136,16 +152,17 @@ impl Worker<'_> {
         position: Pulled,
         lane: Lane,
         pushes: &mut JoinSet<Result<(), ClientError>>,
-    ) -> Result<(), Interrupt> {
+    ) -> Result<Contributed, Interrupt> {
         let step = position.version.0 - position.pass_start.0;
         let records = self.records(position.pass, step, lane).await?;
+        let Some((records, checksum)) = records else { return Ok(Contributed::NotYet) };
         let last = {
             let given_up = self.given_up(position.pass);
             let steps = self.schedule(position.pass).steps_of(lane, &given_up);
             steps <= step + 1
         };
         let gradient = if records.is_empty() {
-            Gradient { records: 0, loss_sum: 0.0, values: Arc::default() }
+            Gradient { records: 0, loss_sum: 0.0, checksum: 0, values: Arc::default() }
         } else {
             let key =
                 MicroBatch { seed: self.context.job.spec.seed, pass: position.pass, step, lane };
@@ -153,7 +170,12 @@ impl Worker<'_> {
             let batch = Batch::from(&records);
             let computed = self.context.gradient(&self.parameters, &batch, &key, zeros)?;
             let values = Arc::new(computed.gradient.into_values());
-            Gradient { records: records.len() as u64, loss_sum: computed.loss_sum, values }
+            Gradient {
+                records: records.len() as u64,
+                loss_sum: computed.loss_sum,
+                checksum,
+                values,
+            }
         };
         let name = Name::Lane { version: position.version, lane, last };
         let (pservers, context) = (self.pservers.clone(), self.context.clone());
@@ -163,30 +185,40 @@ impl Worker<'_> {
             context.metrics.pushed(started.elapsed());
             Ok(())
         });
-        Ok(())
+        Ok(Contributed::Yes)
     }
 
-    /// The records of a lane's micro-batch. A task that cannot be loaded is reported until it
-    /// loads or the master gives it up, and then the lane goes on without it.
-    async fn records(&mut self, pass: Pass, step: u64, lane: Lane) -> Result<Records, Interrupt> {
+    /// The records of a lane's micro-batch, and the sum of their checksums. A task that cannot be
+    /// loaded is reported; once the master gives it up the lane goes on without it. Nothing if the
+    /// lane has to wait, or is another trainer's now.
+    async fn records(
+        &mut self,
+        pass: Pass,
+        step: u64,
+        lane: Lane,
+    ) -> Result<Option<(Records, u64)>, Interrupt> {
         'again: loop {
             let given_up = self.given_up(pass);
             let pieces = self.schedule(pass).micro_batch(lane, step, &given_up);
-            let mut records = Records::default();
+            let (mut records, mut sum) = (Records::default(), 0_u64);
             for piece in &pieces {
                 match self.context.tasks.get(pass, piece.task).await {
                     Ok(task) => {
                         let positions: Vec<u32> = piece.positions.clone().collect();
                         records.extend(&task.select(&positions));
+                        let of_piece = checksum(pass, piece.task, piece.positions.clone());
+                        sum = sum.wrapping_add(of_piece);
                     }
                     Err(error) => {
-                        self.report_failure(pass, piece.task, &error).await?;
-                        continue 'again;
+                        match self.report_failure(pass, piece.task, lane, &error).await? {
+                            AfterFailure::Again => continue 'again,
+                            AfterFailure::Later => return Ok(None),
+                        }
                     }
                 }
             }
             self.prefetch(pass, step, lane, &given_up);
-            return Ok(records);
+            return Ok(Some((records, sum)));
         }
     }
 
@@ -202,8 +234,9 @@ impl Worker<'_> {
         &mut self,
         pass: Pass,
         task: TaskId,
+        lane: Lane,
         error: &TaskError,
-    ) -> Result<(), Interrupt> {
+    ) -> Result<AfterFailure, Interrupt> {
         warn!(%task, %pass, %error, "task cannot be computed");
         self.context.metrics.failed();
         let request = FailTaskRequest {
@@ -213,14 +246,17 @@ impl Worker<'_> {
             task: task.0,
             reason: error.to_string(),
             cause: error.cause().into(),
+            lane: lane.0,
         };
         let reply = self.context.master.fail_task(request).await?;
         if reply.given_up {
             self.given_up.entry(pass).or_default().insert(task);
-        } else if error.cause() == Cause::Transient {
-            tokio::time::sleep(RETRY).await;
+            return Ok(AfterFailure::Again);
         }
-        Ok(())
+        match error.cause() {
+            Cause::Data if !reply.elsewhere => Ok(AfterFailure::Again),
+            Cause::Data | Cause::Transient => Ok(AfterFailure::Later),
+        }
     }
 
     fn given_up(&self, pass: Pass) -> BTreeSet<TaskId> {

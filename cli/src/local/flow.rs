@@ -11,11 +11,12 @@ use steadfast_common::keys::Keys;
 use steadfast_common::records::{JobRecord, ResultRecord};
 use steadfast_common::spec::JobSpec;
 use steadfast_common::status::JobStatus;
-use steadfast_coord::{Etcd, Mirror, Range};
+use steadfast_coord::{Etcd, Mirror, Range, unix_ms};
 use steadfast_process::{Failure, Shutdown};
 use tokio::sync::mpsc;
 
 use super::args::LocalArgs;
+use super::deaths::Deaths;
 use super::folder::Folder;
 use super::observer::Observer;
 use super::plan::{Plan, Programs, absolute};
@@ -23,7 +24,7 @@ use super::progress::{Progress, Stderr};
 use super::summary::Summary;
 use super::supervisor::{Notice, Supervisor};
 use super::{etcd_child, log_tail};
-use crate::job_master::JobMaster;
+use crate::job_master::{JobMaster, Taken};
 
 /// Notices that may wait to be read.
 const NOTICES_MAX: usize = 256;
@@ -186,7 +187,8 @@ impl Run<'_> {
         let mirror = Mirror::start(self.etcd, Range::Key(keys.result())).await?;
         let mut observer = Observer::start(JobMaster::new(self.etcd.clone(), keys.clone()));
         let supervisor = Supervisor::start(self.plan.processes(), notices_tx);
-        let end = self.watch(&mirror, &mut observer, notices, &mut progress).await;
+        let mut deaths = Deaths::default();
+        let end = self.watch(&mirror, &mut observer, notices, &mut progress, &mut deaths).await;
         let mut seen = observer.seen().status;
         let end = match end {
             End::Interrupted => self.drain(&keys, &supervisor, &progress, &mut seen).await,
@@ -197,14 +199,17 @@ impl Run<'_> {
         match end {
             End::Result(result) => {
                 supervisor.stop(LEAVE_PATIENCE).await;
-                let summary = Summary::of_result(self.spec, *result, wall_seconds);
+                let mut summary = Summary::of_result(self.spec, *result, wall_seconds);
+                summary.outages = deaths.outages();
                 summary.save(&self.folder.summary());
                 Ok(summary)
             }
             End::Interrupted => {
                 supervisor.stop(Duration::ZERO).await;
                 say_how_to_resume();
-                Ok(Summary::of_drained(self.spec, seen.as_ref(), wall_seconds))
+                let mut summary = Summary::of_drained(self.spec, seen.as_ref(), wall_seconds);
+                summary.outages = deaths.outages();
+                Ok(summary)
             }
             End::Fatal(failure) => {
                 supervisor.stop(Duration::ZERO).await;
@@ -232,6 +237,7 @@ impl Run<'_> {
         observer: &mut Observer,
         notices: &mut mpsc::Receiver<Notice>,
         progress: &mut Progress,
+        deaths: &mut Deaths,
     ) -> End {
         let mut results = mirror.subscribe();
         results.mark_changed();
@@ -252,13 +258,18 @@ impl Run<'_> {
                     Notice::Restart { name, death, pause } => {
                         let words = death.words.as_deref().and_then(|words| words.lines().next());
                         let words = words.map_or_else(String::new, |words| format!(", {words}"));
+                        deaths.add(format!("{name} ended ({})", death.how), unix_ms());
                         progress.note(&format!(
                             "{name} ended ({}{words}); starting it again in {pause:?}",
                             death.how
                         ));
                     }
                 },
-                () = observer.changed() => progress.update(&observer.seen()),
+                () = observer.changed() => {
+                    let seen = observer.seen();
+                    seen.status.iter().for_each(|status| deaths.follow(&status.recoveries));
+                    progress.update(&seen);
+                }
             }
         }
     }
@@ -274,9 +285,14 @@ impl Run<'_> {
         progress.note("stopping after a last checkpoint; a second Ctrl-C stops at once");
         supervisor.leave();
         let mut master = JobMaster::new(self.etcd.clone(), keys.clone());
-        match master.drain(DRAIN_PATIENCE).await {
-            Ok(Some(checkpoint)) => progress.note(&format!("took checkpoint {checkpoint}")),
-            Ok(None) => progress.note("there was nothing to save yet"),
+        match master.take_checkpoint(DRAIN_PATIENCE).await {
+            Ok(Taken { latest: Some(id), trouble: None }) => {
+                progress.note(&format!("took checkpoint {id}"));
+            }
+            Ok(Taken { latest: Some(id), trouble: Some(trouble) }) => {
+                progress.note(&format!("kept checkpoint {id}; took no new one: {trouble}"));
+            }
+            Ok(Taken { latest: None, .. }) => progress.note("there was nothing to save yet"),
             Err(failure) => progress.note(&format!("took no last checkpoint: {failure}")),
         }
         if let Ok(status) = master.status().await {

@@ -4,6 +4,7 @@
 mod args;
 mod backoff;
 mod child;
+mod deaths;
 mod etcd_child;
 mod flow;
 mod folder;

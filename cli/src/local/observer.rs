@@ -8,7 +8,7 @@ use tokio::task::JoinHandle;
 
 use crate::job_master::JobMaster;
 
-const EVERY: Duration = Duration::from_millis(250);
+const EVERY: Duration = Duration::from_millis(100);
 
 /// What was last heard.
 #[derive(Clone, Debug, Default)]

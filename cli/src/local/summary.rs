@@ -5,10 +5,11 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use serde::{Deserialize, Serialize};
-use steadfast_common::records::{DiscardedTask, JobOutcome, ResultRecord};
+use steadfast_common::records::{DiscardedTask, JobOutcome, RecordRange, ResultRecord};
 use steadfast_common::spec::{JobSpec, Mode};
 use steadfast_common::status::JobStatus;
 
+use super::deaths::Outage;
 use crate::format::{figure, span};
 use crate::output::Output;
 
@@ -32,6 +33,9 @@ pub struct Summary {
     pub model: Option<String>,
     pub wall_seconds: f64,
     pub discarded: Vec<DiscardedTask>,
+    /// Processes that died during this run, and how long training stood still for each.
+    #[serde(default)]
+    pub outages: Vec<Outage>,
     /// Why the job failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -67,6 +71,7 @@ impl Summary {
             model: result.model.map(|model| local_path(&model)),
             wall_seconds,
             discarded: result.discarded,
+            outages: Vec::new(),
             reason: result.reason,
         }
     }
@@ -88,6 +93,7 @@ impl Summary {
             model: None,
             wall_seconds,
             discarded: seen.map(|status| status.discarded.clone()).unwrap_or_default(),
+            outages: Vec::new(),
             reason: None,
         }
     }
@@ -142,10 +148,18 @@ impl Summary {
         }
         rows.push(("time", span(self.wall_seconds)));
         for task in &self.discarded {
-            rows.push((
-                "discarded",
-                format!("task {} in pass {}: {}", task.task, task.pass.0 + 1, task.reason),
-            ));
+            let named: Vec<String> = task.records.iter().map(range).collect();
+            let place =
+                if named.is_empty() { String::new() } else { format!(" ({})", named.join(", ")) };
+            let (number, pass, reason) = (task.task, task.pass.0 + 1, &task.reason);
+            rows.push(("discarded", format!("task {number}{place} in pass {pass}: {reason}")));
+        }
+        for outage in &self.outages {
+            let lasted = match outage.seconds {
+                Some(seconds) => format!("the next step came after {seconds:.2} s"),
+                None => "training was not held up".to_owned(),
+            };
+            rows.push(("outage", format!("{}; {lasted}", outage.cause)));
         }
         let mut text = format!("job {}: {state}\n", self.job);
         for (name, value) in rows {
@@ -165,6 +179,12 @@ impl Summary {
         let saved: Self = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
         (saved.parameters_sha256.as_deref() == parameters_sha256).then_some(saved.wall_seconds)
     }
+}
+
+/// Records of one file, counted from 1 as a person does.
+fn range(of: &RecordRange) -> String {
+    let (first, last) = (of.first + 1, of.first + u64::from(of.records));
+    format!("{}, records {first} to {last}", local_path(&of.file))
 }
 
 /// The path that a `file` URL means; other URLs stay as they are.
@@ -206,12 +226,15 @@ mod tests {
             metric_name: Some("accuracy".to_owned()),
             parameters_sha256: Some("ab12".to_owned()),
             model: Some("file:///data/my%20jobs/model.safetensors".to_owned()),
+            checkpoint: None,
             discarded: Vec::new(),
         }
     }
 
     fn discarded() -> DiscardedTask {
-        DiscardedTask { pass: Pass(1), task: TaskId(7), reason: "bad record".to_owned() }
+        let file = "file:///data/a.csv".to_owned();
+        let records = vec![RecordRange { file, first: 70, records: 10 }];
+        DiscardedTask { pass: Pass(1), task: TaskId(7), reason: "bad record".to_owned(), records }
     }
 
     #[test]
@@ -232,7 +255,8 @@ mod tests {
         let expected = "job digits: finished\n  passes     20\n  steps      1800\n  \
                         examples   28740\n  loss       0.0123\n  accuracy   0.9778\n  \
                         sha-256    ab12\n  model      /data/my jobs/model.safetensors\n  \
-                        time       1m 06s\n  discarded  task 7 in pass 2: bad record\n";
+                        time       1m 06s\n  discarded  task 7 (/data/a.csv, records 71 to 80) in pass 2: \
+                        bad record\n";
         assert_eq!(text, expected);
     }
 
@@ -255,6 +279,7 @@ mod tests {
             "model",
             "wall_seconds",
             "discarded",
+            "outages",
         ];
         documented.sort_unstable();
         let mut names = names;

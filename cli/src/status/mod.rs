@@ -6,20 +6,18 @@ pub mod sample;
 mod text;
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
-use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
 use steadfast_common::status::{JobState, JobStatus};
 use steadfast_coord::Etcd;
-use steadfast_process::{EtcdArgs, Failure, job_name};
+use steadfast_process::Failure;
 
+use crate::job_args::{Job, JobArgs};
 use crate::job_master::JobMaster;
-use crate::local::read_endpoint;
 use crate::output::Output;
 use remains::Remains;
 
@@ -32,17 +30,8 @@ const CLEAR: &str = "\x1b[H\x1b[J";
 /// Look at a job.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// Name of the job; needed if etcd knows several.
-    #[arg(long, value_name = "NAME", value_parser = job_name)]
-    job: Option<String>,
-    /// Where the job's keys lie in etcd [default: /jobs/<job>]; `/` is the bare layout.
-    #[arg(long, value_name = "KEY")]
-    root: Option<String>,
     #[command(flatten)]
-    etcd: EtcdArgs,
-    /// Look at the job that `steadfast local` runs in this folder.
-    #[arg(long, value_name = "DIR", conflicts_with = "etcd_endpoints")]
-    data_dir: Option<PathBuf>,
+    job: JobArgs,
     /// Form of the answer on stdout.
     #[arg(long, value_name = "FORM", default_value = "text")]
     output: Output,
@@ -62,17 +51,7 @@ enum Picture {
 
 /// Shows a job once, or until it has ended.
 pub async fn run(args: StatusArgs) -> Result<ExitCode, Failure> {
-    let mut options = args.etcd.options()?;
-    if let Some(folder) = &args.data_dir {
-        options.endpoints = vec![read_endpoint(folder)?];
-    }
-    let etcd = Etcd::connect(&options).await.map_err(|error| match &args.data_dir {
-        Some(folder) => {
-            Failure::from(error).context(format!("no run is under way in {}", folder.display()))
-        }
-        None => error.into(),
-    })?;
-    let (name, keys) = choose(&etcd, &args).await?;
+    let Job { name, etcd, keys } = args.job.find().await?;
     let mut master = JobMaster::new(etcd.clone(), keys.clone());
     let mut last = None;
     loop {
@@ -87,39 +66,6 @@ pub async fn run(args: StatusArgs) -> Result<ExitCode, Failure> {
         last = Some(picture);
         tokio::time::sleep(WATCH_EVERY).await;
     }
-}
-
-/// Finds the job that is meant.
-async fn choose(etcd: &Etcd, args: &StatusArgs) -> Result<(String, Keys), Failure> {
-    if let Some(root) = &args.root {
-        let name = args.job.clone().unwrap_or_else(|| root.clone());
-        return Ok((name, Keys::below(root)));
-    }
-    if let Some(name) = &args.job {
-        return Ok((name.clone(), Keys::of_job(name)));
-    }
-    // The root of a job without a name is what the roots of all jobs begin with.
-    let prefix = Keys::of_job("").root().to_owned();
-    let view = etcd.list(&prefix).await?;
-    let names = job_names(view.entries.keys().map(String::as_str), &prefix);
-    match names.as_slice() {
-        [] => Err(Failure::new(ErrorKind::NotFound, "etcd knows no job")),
-        [name] => Ok((name.clone(), Keys::of_job(name))),
-        names => Err(Failure::invalid(format!(
-            "etcd knows several jobs; choose one with --job: {}",
-            names.join(", ")
-        ))),
-    }
-}
-
-/// The names of the jobs that keys belong to, each once.
-fn job_names<'a>(keys: impl Iterator<Item = &'a str>, prefix: &str) -> Vec<String> {
-    let mut names: Vec<String> = keys
-        .filter_map(|key| key.strip_prefix(prefix)?.split('/').next().map(str::to_owned))
-        .collect();
-    names.sort_unstable();
-    names.dedup();
-    names
 }
 
 async fn look(
@@ -171,12 +117,6 @@ impl Picture {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn each_job_that_has_keys_is_named_once() {
-        let keys = ["/jobs/b/job", "/jobs/a/job", "/jobs/a/ps/0", "/other/x"];
-        assert_eq!(job_names(keys.into_iter(), "/jobs/"), ["a", "b"]);
-    }
 
     #[test]
     fn watching_ends_with_the_job() {

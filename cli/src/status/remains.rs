@@ -13,6 +13,8 @@ use steadfast_common::status::SlotStatus;
 use steadfast_coord::Etcd;
 use steadfast_process::Failure;
 
+use crate::checkpoint::pointer;
+
 /// A job without a master.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Remains {
@@ -80,14 +82,9 @@ impl Remains {
             ps_desired: etcd.get_json(&keys.ps_desired()).await?,
             slots,
             trainers,
-            checkpoint: etcd.get(&keys.checkpoint_latest()).await?.map(|it| plain(&it.value)),
+            checkpoint: etcd.get(&keys.checkpoint_latest()).await?.map(|it| pointer(&it.value)),
             evaluation: etcd.get_json(&keys.evaluation()).await?,
             result,
         })
     }
-}
-
-/// The text of a value that is a JSON text, or text without quotes.
-fn plain(value: &[u8]) -> String {
-    serde_json::from_slice(value).unwrap_or_else(|_| String::from_utf8_lossy(value).into_owned())
 }

@@ -62,6 +62,8 @@ pub fn training() -> JobStatus {
         ps_desired: 2,
         trainers: vec![trainer(1, &[0, 1], 0), trainer(2, &[], 1)],
         checkpoint: Some("c-1".to_owned()),
+        checkpoint_trouble: None,
+        recoveries: Vec::new(),
         discarded: Vec::new(),
         seconds_left: Some(12.0),
         result: None,

@@ -4,13 +4,16 @@ use std::fmt::Write;
 
 use steadfast_common::records::{DiscardedTask, EvaluationRecord, JobOutcome, ResultRecord};
 use steadfast_common::spec::Mode;
-use steadfast_common::status::{JobState, JobStatus, SlotStatus, TrainerStatus};
+use steadfast_common::status::{JobState, JobStatus, Recovery, SlotStatus, TrainerStatus};
 
 use super::remains::Remains;
 use crate::format::{figure, plural, rate, span};
 
 /// Discarded tasks and trainers that are listed one by one.
 const LISTED_MAX: usize = 20;
+
+/// Pauses that are told, the latest ones.
+const RECOVERIES_SHOWN: usize = 3;
 
 /// Writes the status that a master gave.
 pub fn live(status: &JobStatus) -> String {
@@ -61,6 +64,13 @@ pub fn live(status: &JobStatus) -> String {
     page.evaluation(status.evaluation.as_ref());
     page.row("generation", status.generation.to_string());
     page.row("checkpoint", status.checkpoint.as_deref().unwrap_or("none"));
+    if let Some(trouble) = &status.checkpoint_trouble {
+        page.row("trouble", format!("no new checkpoint: {trouble}"));
+    }
+    for recovery in status.recoveries.iter().rev().take(RECOVERIES_SHOWN) {
+        let Recovery { cause, seconds, .. } = recovery;
+        page.row("recovered", format!("{cause}; the next step came after {seconds:.2} s"));
+    }
     page.row("master", format!("{} (epoch {})", status.master.address, status.master.epoch));
     page.slots(&status.slots, Some(status.ps_desired));
     page.trainers(&status.trainers);
@@ -272,6 +282,7 @@ job digits: training (synchronous)
             pass: Pass(0),
             task: TaskId(task),
             reason: "bad record".to_owned(),
+            records: Vec::new(),
         };
         let status =
             JobStatus { discarded: (0..25).map(discarded).collect(), ..sample::training() };
@@ -318,6 +329,7 @@ job digits: training (synchronous)
             metric_name: None,
             parameters_sha256: None,
             model: None,
+            checkpoint: None,
             discarded: Vec::new(),
         };
         let text = remains(&without_master(Some(result)));

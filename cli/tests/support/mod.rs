@@ -158,11 +158,11 @@ fn has_ended(pid: Pid) -> bool {
     stat.is_err() || stat.is_ok_and(|stat| stat.contains(") Z "))
 }
 
-/// A master that knows its status and counts questions and drains.
+/// A master that knows its status and counts questions and checkpoints.
 #[derive(Clone, Default)]
 pub struct FakeMaster {
     pub asked: Arc<AtomicU32>,
-    pub drains: Arc<AtomicU32>,
+    pub checkpoints: Arc<AtomicU32>,
 }
 
 impl FakeMaster {
@@ -194,7 +194,8 @@ pub fn status_json() -> serde_json::Value {
         "queues": { "todo": 3, "pending": 1, "done": 6, "discarded": 0 },
         "examples": 900, "examples_total": 1000, "examples_per_second": 120.5, "loss": 0.5,
         "evaluation": null, "master": { "address": "127.0.0.1:1", "epoch": 3 }, "slots": [],
-        "ps_desired": 2, "trainers": [], "checkpoint": null, "discarded": [],
+        "ps_desired": 2, "trainers": [], "checkpoint": null,
+        "checkpoint_trouble": null, "recoveries": [], "discarded": [],
         "seconds_left": 3.0, "result": null
     })
 }
@@ -203,12 +204,13 @@ macro_rules! not_played {
     ($($method:ident: $request:ty => $reply:ty),* $(,)?) => {
         #[tonic::async_trait]
         impl Master for FakeMaster {
-            async fn drain(
+            async fn take_checkpoint(
                 &self,
-                _: Request<DrainRequest>,
-            ) -> Result<Response<DrainReply>, Status> {
-                self.drains.fetch_add(1, Ordering::SeqCst);
-                Ok(Response::new(DrainReply { checkpoint: "c-7".to_owned() }))
+                _: Request<TakeCheckpointRequest>,
+            ) -> Result<Response<TakeCheckpointReply>, Status> {
+                self.checkpoints.fetch_add(1, Ordering::SeqCst);
+                let (checkpoint, trouble) = ("c-7".to_owned(), String::new());
+                Ok(Response::new(TakeCheckpointReply { checkpoint, trouble }))
             }
 
             async fn status(
@@ -238,4 +240,6 @@ not_played! {
     report_evaluation: ReportEvaluationRequest => ReportEvaluationReply,
     begin_save: BeginSaveRequest => BeginSaveReply,
     finish_save: FinishSaveRequest => FinishSaveReply,
+    restore_checkpoint: RestoreCheckpointRequest => RestoreCheckpointReply,
+    report_damage: ReportDamageRequest => ReportDamageReply,
 }

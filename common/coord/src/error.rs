@@ -54,6 +54,8 @@ fn refusal_kind(error: &etcd_client::Error) -> ErrorKind {
             3 => ErrorKind::Invalid,
             5 => ErrorKind::NotFound,
             7 | 16 => ErrorKind::Denied,
+            // Full disks are emptied by people; until then everybody waits.
+            8 if status.message().contains("space exceeded") => ErrorKind::Unavailable,
             8 => ErrorKind::TooLarge,
             9 | 11 => ErrorKind::Stale,
             _ => ErrorKind::Unavailable,

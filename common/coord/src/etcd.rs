@@ -10,7 +10,7 @@ use etcd_client::{
 use serde::de::DeserializeOwned;
 
 use crate::mirror::View;
-use crate::{CoordError, Op, op};
+use crate::{Condition, CoordError, Op, op};
 
 /// Longest wait for one answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -204,6 +204,21 @@ impl Etcd {
                 reason: "it exists and does not".to_owned(),
             }),
         }
+    }
+
+    /// Puts a key if all `conditions` hold; returns the revision of the put, if it happened.
+    ///
+    /// # Errors
+    /// If etcd does not answer; the put may have happened all the same.
+    pub async fn put_if(
+        &self,
+        op: &Op,
+        conditions: &[Condition],
+    ) -> Result<Option<i64>, CoordError> {
+        let compares: Vec<Compare> = conditions.iter().map(Condition::compare).collect();
+        let txn = Txn::new().when(compares).and_then(vec![op::to_txn(op)]);
+        let outcome = self.txn("put", txn).await?;
+        Ok(outcome.succeeded.then_some(outcome.revision))
     }
 
     /// Puts a key without any condition.

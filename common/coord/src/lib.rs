@@ -8,12 +8,14 @@ mod etcd;
 mod mirror;
 mod op;
 mod reign;
+mod retry;
 mod session;
 
-pub use clock::{boot_time, now};
+pub use clock::{boot_time, now, unix_ms};
 pub use error::CoordError;
 pub use etcd::{Entry, Etcd, EtcdOptions};
 pub use mirror::{Mirror, Range, View};
 pub use op::Op;
 pub use reign::{COMPARES_MAX, Commit, Condition, OPS_MAX, Reign};
+pub use retry::pauses;
 pub use session::{Deadline, Session};

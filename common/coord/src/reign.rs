@@ -37,6 +37,21 @@ pub struct Reign {
 pub enum Condition {
     /// The key has this create-revision; 0 means that it does not exist.
     CreateRevision { key: String, revision: i64 },
+    /// The key was changed last at this revision; 0 means that it does not exist.
+    ModRevision { key: String, revision: i64 },
+}
+
+impl Condition {
+    pub(crate) fn compare(&self) -> Compare {
+        match self {
+            Self::CreateRevision { key, revision } => {
+                Compare::create_revision(key.clone(), CompareOp::Equal, *revision)
+            }
+            Self::ModRevision { key, revision } => {
+                Compare::mod_revision(key.clone(), CompareOp::Equal, *revision)
+            }
+        }
+    }
 }
 
 /// What became of a commit.
@@ -124,11 +139,7 @@ impl Reign {
             Compare::create_revision(self.key.clone(), CompareOp::Equal, self.create_revision),
             Compare::version(self.key.clone(), CompareOp::Equal, self.version),
         ];
-        compares.extend(conditions.iter().map(|condition| match condition {
-            Condition::CreateRevision { key, revision } => {
-                Compare::create_revision(key.clone(), CompareOp::Equal, *revision)
-            }
-        }));
+        compares.extend(conditions.iter().map(Condition::compare));
         let mut puts: Vec<TxnOp> = ops.iter().map(op::to_txn).collect();
         puts.push(op::to_txn(&Op::put_leased(&self.key, self.value.clone(), self.lease)));
         let txn = Txn::new()

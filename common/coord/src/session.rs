@@ -14,6 +14,7 @@ use tokio::task::JoinHandle;
 use tracing::{debug, warn};
 
 use crate::clock::boot_time;
+use crate::retry::pauses;
 use crate::{CoordError, Etcd};
 
 /// Share of the TTL by which the holder stops before etcd does.
@@ -68,6 +69,22 @@ impl Session {
         let beat =
             tokio::spawn(keep_alive(etcd.clone(), lease, granted, deadline.clone(), lost_tx));
         Ok(Self { lease, deadline, lost, beat })
+    }
+
+    /// The same, as long as it takes until etcd grants one.
+    ///
+    /// # Errors
+    /// If etcd refuses for a reason that waiting does not cure.
+    pub async fn open_patiently(etcd: &Etcd, ttl: Duration) -> Result<Self, CoordError> {
+        let mut pauses = pauses();
+        loop {
+            match Self::open(etcd, ttl).await {
+                Ok(session) => return Ok(session),
+                Err(error) if error.is_transient() => warn!(%error, "no lease yet"),
+                Err(error) => return Err(error),
+            }
+            tokio::time::sleep(pauses.next().unwrap_or(ttl)).await;
+        }
     }
 
     /// The lease's number, for keys that shall vanish with it.

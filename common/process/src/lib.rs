@@ -14,6 +14,7 @@ mod run;
 mod server;
 mod shutdown;
 mod sources;
+mod vigil;
 
 pub use admin::{Admin, AdminContent, AdminServer};
 pub use args::{CommonArgs, EtcdArgs, EtcdAuthArgs, LogArgs, LogFormat};
@@ -26,3 +27,4 @@ pub use readiness::{HealthTask, Readiness, Ready, health};
 pub use run::run;
 pub use server::{bind, incoming, server_builder};
 pub use shutdown::Shutdown;
+pub use vigil::{gone, is_on_this_host};

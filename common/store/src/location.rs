@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -220,6 +220,24 @@ impl Location {
             }
         }
         found.sort();
+        Ok(found)
+    }
+
+    /// Lists all objects below this location: their names relative to it and when they were written,
+    /// by the store's clock.
+    ///
+    /// # Errors
+    /// If the store does not answer.
+    pub async fn list_modified(&self) -> Result<Vec<(String, SystemTime)>, StoreError> {
+        let mut listing = self.root.store.list(Some(&self.path));
+        let mut found = Vec::new();
+        loop {
+            let next = async { listing.next().await.transpose() };
+            let Some(meta) = self.within(PATIENCE, LISTING, next).await? else { break };
+            if let Some(name) = self.relative(&meta.location) {
+                found.push((name, meta.last_modified.into()));
+            }
+        }
         Ok(found)
     }
 

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use steadfast_common::ids::{Attempt, Pass, TaskId, TrainerId};
 use steadfast_common::records::{DispatchRecord, QueueRecord, TaskRecord};
 
-use crate::ledger::{Fact, Ledger, Limits, Next, Pending, Report};
+use crate::ledger::{Blamed, Fact, Ledger, Limits, Next, Pending, Report};
 
 /// Whether a failure is held against the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Blame {
+pub enum Blame {
     Task,
     Nobody,
 }
@@ -35,8 +35,9 @@ impl<'a> Draft<'a> {
 
     fn pending(&self, task: TaskId) -> Option<Pending> {
         match self.changed.get(&task) {
-            Some(Some(TaskRecord::Pending { failures, attempt, trainer })) => {
-                Some(Pending { failures: *failures, attempt: *attempt, trainer: *trainer })
+            Some(Some(TaskRecord::Pending { failures, attempt, trainer, failed_by })) => {
+                let blamed = Blamed { failures: *failures, failed_by: failed_by.clone() };
+                Some(Pending { blamed, attempt: *attempt, trainer: *trainer })
             }
             Some(_) => None,
             None => self.base.pending.get(&task).cloned(),
@@ -85,17 +86,17 @@ impl<'a> Draft<'a> {
         let Some(held) = self.pending(task).filter(|held| held.attempt == attempt) else {
             return false;
         };
-        let failures = match blame {
-            Blame::Task => held.failures + 1,
-            Blame::Nobody => held.failures,
+        let blamed = match blame {
+            Blame::Task => held.blamed.and(held.trainer),
+            Blame::Nobody => held.blamed,
         };
         let reason = reason.to_owned();
-        let record = if limits.failures_max < failures {
-            let (pass, reason) = (self.head.pass, reason.clone());
+        let record = if blame == Blame::Task && blamed.is_enough(limits) {
+            let pass = self.head.pass;
             self.facts.push(Fact::GivenUp { pass, task, reason: reason.clone() });
-            TaskRecord::Discarded { failures, reason }
+            TaskRecord::Discarded { failures: blamed.failures, reason }
         } else {
-            TaskRecord::Todo { failures, reason, report: None }
+            blamed.todo(reason)
         };
         self.set(task, record);
         true
@@ -163,25 +164,37 @@ impl<'a> Draft<'a> {
         if self.rolled {
             return Next::NotYet;
         }
-        let Some((task, failures)) = self.take_waiting() else { return Next::NotYet };
+        let Some((task, blamed)) = self.take_waiting(trainer) else { return Next::NotYet };
         let attempt = self.head.next_attempt;
         self.head.next_attempt = Attempt(attempt.0 + 1);
         self.facts.push(Fact::Head(self.head));
-        self.set(task, TaskRecord::Pending { failures, attempt, trainer });
+        let Blamed { failures, failed_by } = blamed;
+        self.set(task, TaskRecord::Pending { failures, attempt, trainer, failed_by });
         Next::Task(DispatchRecord { task, attempt, pass: self.head.pass })
     }
 
-    /// Fresh tasks first: one that failed before waits until the others were tried.
-    fn take_waiting(&mut self) -> Option<(TaskId, u32)> {
+    /// Fresh tasks first: one that failed before waits until the others were tried, and goes to
+    /// somebody else than before if it can.
+    fn take_waiting(&mut self, trainer: TrainerId) -> Option<(TaskId, Blamed)> {
         if let Some(task) = self.base.orders.tasks.get(self.head.cursor as usize) {
             self.head.cursor += 1;
-            return Some((*task, 0));
+            return Some((*task, Blamed::default()));
         }
-        let changed = self.changed.iter().find_map(|(task, record)| match record {
-            Some(TaskRecord::Todo { failures, .. }) => Some((*task, *failures)),
+        let kept = self.base.retry.iter().filter(|(task, _)| !self.changed.contains_key(task));
+        let kept = kept.map(|(task, retry)| (*task, retry.blamed.clone()));
+        let changed = self.changed.iter().filter_map(|(task, record)| match record {
+            Some(TaskRecord::Todo { failures, failed_by, .. }) => {
+                Some((*task, Blamed { failures: *failures, failed_by: failed_by.clone() }))
+            }
             Some(TaskRecord::Pending { .. } | TaskRecord::Discarded { .. }) | None => None,
         });
-        let kept = self.base.retry.iter().filter(|(task, _)| !self.changed.contains_key(task));
-        kept.map(|(task, (failures, _))| (*task, *failures)).next().or(changed)
+        let mut second = None;
+        for (task, blamed) in kept.chain(changed) {
+            if !blamed.failed_by.contains(&trainer) {
+                return Some((task, blamed));
+            }
+            second = second.or(Some((task, blamed)));
+        }
+        second
     }
 }

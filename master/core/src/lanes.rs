@@ -4,6 +4,7 @@
 //! same name. So they live in memory only, and a new master simply makes new ones.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound::{Excluded, Unbounded};
 
 use steadfast_common::ids::{Lane, TrainerId};
 
@@ -45,6 +46,22 @@ impl Lanes {
         if self.owners != before {
             self.number += 1;
         }
+    }
+
+    /// Takes `lane` from a trainer that cannot compute it now, for the next one of `live`. A
+    /// trainer that can compute nothing so ends without lanes, until they are balanced again. Says
+    /// whether somebody else has the lane now.
+    pub fn pass_on(&mut self, lane: Lane, from: TrainerId, live: &BTreeSet<TrainerId>) -> bool {
+        let lane = lane.0 as usize;
+        let Some(Some(owner)) = self.owners.get(lane).copied() else { return false };
+        if owner != from {
+            return true;
+        }
+        let next = live.range((Excluded(from), Unbounded)).next().or(live.first());
+        let Some(to) = next.copied().filter(|it| *it != from) else { return false };
+        self.owners[lane] = Some(to);
+        self.number += 1;
+        true
     }
 
     fn load(&self, live: &BTreeSet<TrainerId>) -> BTreeMap<TrainerId, usize> {
@@ -121,6 +138,37 @@ mod tests {
             assert_eq!(lanes, again, "a second look changes nothing");
             assert_eq!(lanes.number() != before.number(), lanes.owners != before.owners);
         }
+    }
+
+    /// S004-10: whoever cannot compute a lane does not keep it from those who can.
+    #[test]
+    fn a_lane_that_is_passed_on_meets_every_trainer() {
+        let live = trainers(&[1, 2, 3]);
+        let mut lanes = Lanes::new(8, 0);
+        lanes.rebalance(&live);
+        let lane = Lane(4);
+        let mut met = BTreeSet::new();
+        for _ in 0..3 {
+            let from = lanes.owners[4].unwrap();
+            met.insert(from);
+            let number = lanes.number();
+            assert!(lanes.pass_on(lane, from, &live));
+            assert_eq!(lanes.number(), number + 1);
+            assert!(lanes.pass_on(lane, from, &live), "somebody else has it");
+            assert_eq!(lanes.number(), number + 1);
+        }
+        assert_eq!(met, live);
+    }
+
+    #[test]
+    fn a_lane_stays_with_the_only_trainer() {
+        let live = trainers(&[1]);
+        let mut lanes = Lanes::new(2, 0);
+        lanes.rebalance(&live);
+        let only = *live.first().unwrap();
+        assert!(!lanes.pass_on(Lane(0), only, &live));
+        assert!(!lanes.pass_on(Lane(9), only, &live), "there is no such lane");
+        assert_eq!(lanes.of(only).len(), 2);
     }
 
     #[test]

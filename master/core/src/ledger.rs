@@ -4,7 +4,7 @@
 //!            claim                    finish
 //!   todo ─────────────▶ pending ─────────────────▶ done
 //!    ▲                     │  fail, timeout, lost trainer
-//!    ├─────────────────────┤  failures ≤ failures_max
+//!    ├─────────────────────┤  failures ≤ failures_max, or all by one of several trainers
 //!    │                     └─▶ discarded              failures > failures_max
 //!    └──── pass over: all of done and discarded, failures reset
 //! ```
@@ -21,7 +21,8 @@ use steadfast_common::records::{
 };
 use steadfast_common::status::Queues;
 
-use crate::draft::{Blame, Draft};
+pub use crate::draft::Blame;
+use crate::draft::Draft;
 
 /// A durable change to the queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,6 +107,8 @@ pub struct Limits {
     pub passes: u32,
     /// One failure more than this discards a task.
     pub failures_max: u32,
+    /// Live trainers. Where there are two, two have to fail before a task is discarded.
+    pub trainers: u32,
     /// How long a trainer may hold a task.
     pub deadline_ms: u64,
 }
@@ -118,7 +121,7 @@ pub struct Limits {
 pub struct Ledger {
     pub(crate) orders: Orders,
     pub(crate) head: QueueRecord,
-    pub(crate) retry: BTreeMap<TaskId, (u32, String)>,
+    pub(crate) retry: BTreeMap<TaskId, Retry>,
     pub(crate) pending: BTreeMap<TaskId, Pending>,
     pub(crate) discarded: BTreeMap<TaskId, (u32, String)>,
     /// Every task that was given up, in this pass or before.
@@ -126,9 +129,49 @@ pub struct Ledger {
     pub(crate) replies: BTreeMap<TrainerId, ReplyRecord>,
 }
 
+/// How often a task failed in this pass, and with whom: at most two of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Blamed {
+    pub failures: u32,
+    pub failed_by: Vec<TrainerId>,
+}
+
+impl Blamed {
+    /// One failure more.
+    pub fn and(mut self, trainer: TrainerId) -> Self {
+        self.failures += 1;
+        if self.failed_by.len() < 2 && !self.failed_by.contains(&trainer) {
+            self.failed_by.push(trainer);
+        }
+        self
+    }
+
+    /// Whether the task is to blame. One trainer may fail for reasons of its own, so where there are
+    /// two both have to; but nobody waits for ever for a second one that does not ask.
+    pub fn is_enough(&self, limits: &Limits) -> bool {
+        let by_two = 2 <= self.failed_by.len() || limits.trainers < 2;
+        let patience = limits.failures_max.saturating_mul(2).saturating_add(1);
+        limits.failures_max < self.failures && (by_two || patience < self.failures)
+    }
+}
+
+impl Blamed {
+    /// The record of a task that waits again.
+    pub fn todo(self, reason: String) -> TaskRecord {
+        let Self { failures, failed_by } = self;
+        TaskRecord::Todo { failures, reason, report: None, failed_by }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Retry {
+    pub blamed: Blamed,
+    pub reason: String,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pending {
-    pub failures: u32,
+    pub blamed: Blamed,
     pub attempt: Attempt,
     pub trainer: TrainerId,
 }
@@ -238,17 +281,29 @@ impl Ledger {
         draft.facts
     }
 
-    /// Takes back everything that a lost trainer held. Its death counts against its tasks: one of
-    /// them may have caused it.
-    pub fn lose_trainer(&self, trainer: TrainerId, limits: &Limits) -> Vec<Fact> {
+    /// Takes back everything that a lost trainer held. Its death counts against its tasks, since one
+    /// of them may have caused it; unless many went at once, or nobody knows when.
+    pub fn lose_trainer(&self, trainer: TrainerId, blame: Blame, limits: &Limits) -> Vec<Fact> {
         let mut draft = Draft::new(self);
         for (task, attempt) in self.held_by(trainer) {
-            draft.take_back(task, attempt, "its trainer was lost", Blame::Task, limits);
+            draft.take_back(task, attempt, "its trainer was lost", blame, limits);
         }
         draft.close_pass_if_drained(limits);
         if self.replies.contains_key(&trainer) {
             draft.facts.push(Fact::Forgotten { trainer });
         }
+        draft.facts
+    }
+
+    /// Takes back everything that is pending, held against nobody: every trainer begins anew.
+    pub fn recall(&self, limits: &Limits) -> Vec<Fact> {
+        let mut draft = Draft::new(self);
+        for (task, held) in &self.pending {
+            let reason = "the job began another generation";
+            draft.take_back(*task, held.attempt, reason, Blame::Nobody, limits);
+        }
+        let known = self.replies.keys().map(|trainer| Fact::Forgotten { trainer: *trainer });
+        draft.facts.extend(known);
         draft.facts
     }
 
@@ -283,14 +338,15 @@ impl Ledger {
             pass: *pass,
             task: *task,
             reason: reason.clone(),
+            records: Vec::new(),
         });
         listed.collect()
     }
 
     /// The queues as a checkpoint keeps them: whatever is not done counts as waiting.
     pub fn snapshot(&self) -> QueueSnapshot {
-        let retry = self.retry.iter().map(|(task, (failures, _))| (*task, *failures));
-        let pending = self.pending.iter().map(|(task, held)| (*task, held.failures));
+        let retry = self.retry.iter().map(|(task, retry)| (*task, retry.blamed.failures));
+        let pending = self.pending.iter().map(|(task, held)| (*task, held.blamed.failures));
         let discarded = self.discarded.iter().map(|(task, (_, reason))| (*task, reason.clone()));
         QueueSnapshot {
             pass: self.head.pass,
@@ -298,6 +354,15 @@ impl Ledger {
             open: retry.chain(pending).collect(),
             discarded: discarded.collect(),
         }
+    }
+
+    /// Whether a task was given up since a snapshot was taken.
+    pub fn gave_up_since(&self, snapshot: &QueueSnapshot) -> bool {
+        let since = self.given_up.range((snapshot.pass, TaskId(0))..);
+        let is_known = |pass: Pass, task: &TaskId| {
+            pass == snapshot.pass && snapshot.discarded.contains_key(task)
+        };
+        since.into_iter().any(|((pass, task), _)| !is_known(*pass, task))
     }
 
     /// Goes back to a checkpoint's queues, in a round of its own. Attempts go on counting, so
@@ -312,8 +377,8 @@ impl Ledger {
         let mut facts = vec![Fact::Head(head)];
         facts.extend(to.open.iter().map(|(task, failures)| {
             let reason = "the job went back to a checkpoint".to_owned();
-            let record = TaskRecord::Todo { failures: *failures, reason, report: None };
-            Fact::Task { task: *task, record }
+            let blamed = Blamed { failures: *failures, failed_by: Vec::new() };
+            Fact::Task { task: *task, record: blamed.todo(reason) }
         }));
         facts.extend(to.discarded.iter().map(|(task, reason)| {
             let record = TaskRecord::Discarded { failures: 0, reason: reason.clone() };
@@ -335,11 +400,13 @@ impl Ledger {
             Fact::Task { task, record } => {
                 self.unlist(*task);
                 match record.clone() {
-                    TaskRecord::Todo { failures, reason, report: _ } => {
-                        self.retry.insert(*task, (failures, reason));
+                    TaskRecord::Todo { failures, reason, report: _, failed_by } => {
+                        let blamed = Blamed { failures, failed_by };
+                        self.retry.insert(*task, Retry { blamed, reason });
                     }
-                    TaskRecord::Pending { failures, attempt, trainer } => {
-                        self.pending.insert(*task, Pending { failures, attempt, trainer });
+                    TaskRecord::Pending { failures, attempt, trainer, failed_by } => {
+                        let blamed = Blamed { failures, failed_by };
+                        self.pending.insert(*task, Pending { blamed, attempt, trainer });
                     }
                     TaskRecord::Discarded { failures, reason } => {
                         self.discarded.insert(*task, (failures, reason));

@@ -8,4 +8,5 @@ pub mod election;
 pub mod lanes;
 pub mod ledger;
 pub mod rate;
+pub mod restore_point;
 pub mod sync_tasks;

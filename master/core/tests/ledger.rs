@@ -6,10 +6,12 @@ use proptest::prelude::*;
 use steadfast_common::ids::{Attempt, Millis, Pass, RequestId, TaskId, TrainerId};
 use steadfast_common::records::{DispatchRecord, QueueRecord, ReplyRecord, TaskRecord};
 use steadfast_master_core::deadlines::Deadlines;
-use steadfast_master_core::ledger::{Answer, Fact, Ledger, Limits, Next, Report, Request, Wants};
+use steadfast_master_core::ledger::{
+    Answer, Blame, Fact, Ledger, Limits, Next, Report, Request, Wants,
+};
 use uuid::Uuid;
 
-const LIMITS: Limits = Limits { passes: 2, failures_max: 1, deadline_ms: 10 };
+const LIMITS: Limits = Limits { passes: 2, failures_max: 1, trainers: 1, deadline_ms: 10 };
 
 fn trainer(number: u128) -> TrainerId {
     TrainerId(Uuid::from_u128(number))
@@ -73,6 +75,7 @@ impl Store {
 #[derive(Clone, Debug)]
 struct World {
     tasks: u32,
+    limits: Limits,
     ledger: Ledger,
     store: Store,
     holds: BTreeMap<TrainerId, DispatchRecord>,
@@ -85,6 +88,7 @@ impl World {
     fn new(tasks: u32) -> Self {
         Self {
             tasks,
+            limits: LIMITS,
             ledger: Ledger::new(&order_of(tasks)),
             store: Store::default(),
             holds: BTreeMap::new(),
@@ -109,7 +113,7 @@ impl World {
         self.requests += 1;
         let id = RequestId(Uuid::from_u128(self.requests));
         let request = Request { id, trainer: who, report, wants };
-        let (facts, answer) = self.ledger.next_task(&request, &LIMITS);
+        let (facts, answer) = self.ledger.next_task(&request, &self.limits);
         self.commit(&facts);
         match answer.next {
             Next::Task(dispatch) => self.holds.insert(who, dispatch),
@@ -170,7 +174,7 @@ fn apply(world: &mut World, step: Move) {
             }
         }
         Move::Lose { who } => {
-            let facts = world.ledger.lose_trainer(trainer(who), &LIMITS);
+            let facts = world.ledger.lose_trainer(trainer(who), Blame::Task, &LIMITS);
             world.commit(&facts);
         }
         Move::Retry => retry_gets_the_same_answer(world),
@@ -353,10 +357,106 @@ fn a_lost_trainer_gives_its_tasks_back_at_once() {
     let mut world = World::new(4);
     world.ask(trainer(1), None, Wants::Task);
     world.ask(trainer(2), None, Wants::Task);
-    let facts = world.ledger.lose_trainer(trainer(1), &LIMITS);
+    let facts = world.ledger.lose_trainer(trainer(1), Blame::Task, &LIMITS);
     world.commit(&facts);
     assert_eq!(world.ledger.queues().pending, 1);
     assert_eq!(world.ledger.queues().todo, 3);
+}
+
+/// F9: where there are two trainers, two have to fail before a task is given up; and it goes to the
+/// other one.
+#[test]
+fn one_of_two_trainers_alone_does_not_get_a_task_given_up() {
+    let mut world = World::new(1);
+    world.limits.trainers = 2;
+    world.ask(trainer(1), None, Wants::Task);
+    for _ in 0..=LIMITS.failures_max {
+        let answer = world.ask(trainer(1), world.report(trainer(1), 1), Wants::Task);
+        assert!(matches!(answer.next, Next::Task(_)), "given up after one trainer's failures");
+    }
+    world.ask(trainer(1), world.report(trainer(1), 1), Wants::Nothing);
+    assert!(matches!(world.ask(trainer(2), None, Wants::Task).next, Next::Task(_)));
+    let answer = world.ask(trainer(2), world.report(trainer(2), 1), Wants::Task);
+    assert_eq!(answer.next, Next::AllFailed { pass: Pass(0) });
+}
+
+/// F9: a trainer is given what others failed rather than what it failed itself.
+#[test]
+fn a_task_goes_to_another_trainer_than_the_one_that_failed_it() {
+    let mut world = World::new(2);
+    world.limits.trainers = 2;
+    world.ask(trainer(1), None, Wants::Task);
+    world.ask(trainer(2), None, Wants::Task);
+    world.ask(trainer(1), world.report(trainer(1), 1), Wants::Nothing);
+    let answer = world.ask(trainer(2), world.report(trainer(2), 1), Wants::Task);
+    assert!(matches!(answer.next, Next::Task(it) if it.task == TaskId(0)));
+    let answer = world.ask(trainer(1), None, Wants::Task);
+    assert!(matches!(answer.next, Next::Task(it) if it.task == TaskId(1)));
+}
+
+/// I12: nobody waits for ever for a second trainer that does not ask.
+#[test]
+fn a_task_is_given_up_in_the_end_even_if_only_one_trainer_asks() {
+    let mut world = World::new(1);
+    world.limits.trainers = 2;
+    let mut answer = world.ask(trainer(1), None, Wants::Task);
+    for _ in 0..2 * LIMITS.failures_max + 2 {
+        assert!(matches!(answer.next, Next::Task(_)));
+        answer = world.ask(trainer(1), world.report(trainer(1), 1), Wants::Task);
+    }
+    assert_eq!(answer.next, Next::AllFailed { pass: Pass(0) });
+}
+
+/// S004-16: when a generation begins without going back, what was pending waits again, held against
+/// nobody.
+#[test]
+fn a_recall_puts_pending_tasks_back_and_blames_nobody() {
+    let mut world = World::new(4);
+    world.ask(trainer(1), None, Wants::Task);
+    world.ask(trainer(2), None, Wants::Task);
+    for _ in 0..5 {
+        let facts = world.ledger.recall(&LIMITS);
+        world.commit(&facts);
+        assert_eq!(world.ledger.queues().pending, 0);
+        world.ask(trainer(1), None, Wants::Task);
+    }
+    assert_eq!(world.ledger.queues().discarded, 0);
+    assert!(world.ledger.snapshot().open.values().all(|failures| *failures == 0));
+}
+
+/// I2: a checkpoint whose queues were noted before a task was given up would bring the task back into
+/// a pass that some shards have left.
+#[test]
+fn a_snapshot_knows_what_was_given_up_after_it() {
+    let mut world = World::new(2);
+    world.ask(trainer(1), None, Wants::Task);
+    let before = world.ledger.snapshot();
+    assert!(!world.ledger.gave_up_since(&before));
+    for _ in 0..=LIMITS.failures_max {
+        let facts = world
+            .ledger
+            .pending()
+            .next()
+            .map(|(task, attempt, _)| world.ledger.expire(task, attempt, &LIMITS));
+        world.commit(&facts.unwrap());
+        world.ask(trainer(1), None, Wants::Task);
+        world.ask(trainer(1), None, Wants::Task);
+    }
+    assert_eq!(world.ledger.discarded().len(), 1);
+    assert!(world.ledger.gave_up_since(&before));
+    assert!(!world.ledger.gave_up_since(&world.ledger.snapshot()));
+}
+
+/// F17: trainers that went while nobody acted are not held against their tasks.
+#[test]
+fn a_trainer_lost_without_blame_discards_no_task() {
+    let mut world = World::new(1);
+    for number in 1..10 {
+        world.ask(trainer(number), None, Wants::Task);
+        let facts = world.ledger.lose_trainer(trainer(number), Blame::Nobody, &LIMITS);
+        world.commit(&facts);
+    }
+    assert_eq!(world.ledger.queues().todo, 1);
 }
 
 /// S004-27: a retry after a lost reply gets the same task under the same attempt.
@@ -371,7 +471,7 @@ fn a_repeated_request_gets_the_first_answer() {
     assert_eq!((facts, again), (vec![], answer));
 }
 
-/// S004-26, I2: 10⁶ tasks are dispatched and finished; only what is in flight has a key.
+/// S004-26, I2, D10, F21: 10⁶ tasks are dispatched and finished; only what is in flight has a key.
 #[test]
 fn a_million_tasks_need_keys_only_for_what_is_in_flight() {
     let tasks = 1_000_000;

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use steadfast_common::error::ErrorKind;
-use steadfast_common::ids::{Lane, Version};
+use steadfast_common::ids::{Lane, TaskId, Version};
 use steadfast_common::layout::Block;
 
 /// The sum of some records' gradients, for all blocks of a shard.
@@ -12,6 +12,8 @@ pub struct Contribution {
     pub records: u64,
     /// Sum of their losses.
     pub loss_sum: f64,
+    /// Sum of their checksums (see [`steadfast_common::tally`]).
+    pub checksum: u64,
     /// Values of the shard's blocks, in the shard's order, as little-endian `f32`; empty when no
     /// record was summed up.
     pub blocks: Vec<Bytes>,
@@ -55,6 +57,10 @@ pub enum Refusal {
     EmptyLane { lane: Lane },
     #[error("the contribution is for version {found}; the shard is at {present}")]
     Ahead { found: Version, present: Version },
+    #[error("the push begins at record {from} of task {task}; {counted} are counted so far")]
+    Gap { task: TaskId, from: u32, counted: u32 },
+    #[error("the push holds {records} records and names {named}")]
+    OtherRecords { records: u64, named: u32 },
     #[error("the shard of a {0} job takes no such contribution")]
     WrongMode(&'static str),
 }
@@ -70,6 +76,8 @@ impl Refusal {
             | Self::NoSuchLane { .. }
             | Self::LaneEnded { .. }
             | Self::EmptyLane { .. }
+            | Self::Gap { .. }
+            | Self::OtherRecords { .. }
             | Self::WrongMode(_) => ErrorKind::Invalid,
         }
     }

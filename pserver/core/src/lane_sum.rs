@@ -22,8 +22,16 @@ pub struct LaneSum {
     early: BTreeMap<Lane, Contribution>,
     /// Sum of the lanes before `next`, one vector a block.
     sum: Vec<Vec<f32>>,
-    records: u64,
-    loss_sum: f64,
+    total: StepTotal,
+}
+
+/// What the lanes of a step hold together.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepTotal {
+    pub records: u64,
+    pub loss_sum: f64,
+    /// Sum of the records' checksums.
+    pub checksum: u64,
 }
 
 impl LaneSum {
@@ -66,8 +74,9 @@ impl LaneSum {
             for (sum, data) in self.sum.iter_mut().zip(&contribution.blocks) {
                 add(sum, data);
             }
-            self.records += contribution.records;
-            self.loss_sum += contribution.loss_sum;
+            self.total.records += contribution.records;
+            self.total.loss_sum += contribution.loss_sum;
+            self.total.checksum = self.total.checksum.wrapping_add(contribution.checksum);
             self.next += 1;
             self.skip_ended();
         }
@@ -89,9 +98,9 @@ impl LaneSum {
         &self.sum
     }
 
-    /// Records that were summed up, and their losses.
-    pub fn records(&self) -> (u64, f64) {
-        (self.records, self.loss_sum)
+    /// The records that were summed up.
+    pub fn total(&self) -> StepTotal {
+        self.total
     }
 
     /// Begins the next step; returns whether it belongs to the next pass.
@@ -102,8 +111,7 @@ impl LaneSum {
             self.ended.clear();
         }
         self.sum.iter_mut().for_each(|block| block.fill(0.0));
-        self.records = 0;
-        self.loss_sum = 0.0;
+        self.total = StepTotal::default();
         self.next = 0;
         self.skip_ended();
         if over { PassEnd::Over } else { PassEnd::GoesOn }

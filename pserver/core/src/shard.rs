@@ -3,15 +3,16 @@
 //! Blocks are reference-counted. A reader or a checkpoint takes references; an update copies a
 //! block only while somebody else still holds it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use steadfast_common::ids::{Lane, Pass, Slot, TrainerId, Version};
+use steadfast_common::ids::{Lane, Pass, Slot, Version};
 use steadfast_common::layout::{Block, Layout};
 use steadfast_common::spec::{JobSpec, LearningRateSpec, Mode, OptimizerSpec};
+use steadfast_common::tally::{Counted, TaskPiece, Verdict};
 
 use crate::contribution::{Contributed, Contribution, LaneEnd, Refusal, floats};
-use crate::lane_sum::{LaneSum, PassEnd};
+use crate::lane_sum::{LaneSum, PassEnd, StepTotal};
 use crate::learning_rate::learning_rate;
 use crate::optimizer::Optimizer;
 
@@ -57,8 +58,9 @@ pub struct Cut {
     pub updates: u64,
     /// Lanes that ended in the present pass.
     pub ended: BTreeSet<Lane>,
-    /// Last applied push of each trainer (asynchronous mode).
-    pub applied: BTreeMap<TrainerId, u64>,
+    /// What the blocks reflect; blocks that reflect the same share one. There is more than one only
+    /// after blocks of several slots came together under asynchronous training.
+    pub counts: Vec<Counted>,
     pub blocks: Vec<CutBlock>,
 }
 
@@ -66,6 +68,8 @@ pub struct Cut {
 #[derive(Clone, Debug, PartialEq)]
 pub struct CutBlock {
     pub number: u32,
+    /// Which of [`Cut::counts`] is the block's.
+    pub count: usize,
     pub values: Arc<Vec<f32>>,
     /// One vector for each of the optimizer's state names.
     pub state: Arc<Vec<Vec<f32>>>,
@@ -82,7 +86,9 @@ pub struct Shard {
     state: Vec<Arc<Vec<Vec<f32>>>>,
     position: Position,
     updates: u64,
-    applied: BTreeMap<TrainerId, u64>,
+    counts: Vec<Counted>,
+    /// Which of `counts` is each block's.
+    count_of: Vec<usize>,
     step: LaneSum,
     scratch: Vec<f32>,
 }
@@ -106,12 +112,13 @@ impl Shard {
             position: Position::default(),
             updates: 0,
             ended: BTreeSet::new(),
-            applied: BTreeMap::new(),
+            counts: vec![Counted::default()],
             blocks: blocks
                 .iter()
                 .zip(values)
                 .map(|((number, _), values)| CutBlock {
                     number: *number,
+                    count: 0,
                     state: Arc::new(optimizer.initial_state(&values)),
                     values: Arc::new(values),
                 })
@@ -130,10 +137,11 @@ impl Shard {
             optimizer: Optimizer::new(&rules.optimizer),
             step: LaneSum::new(rules.lanes, cut.ended, &lens),
             values: cut.blocks.iter().map(|block| block.values.clone()).collect(),
+            count_of: cut.blocks.iter().map(|block| block.count).collect(),
             state: cut.blocks.into_iter().map(|block| block.state).collect(),
             position: cut.position,
             updates: cut.updates,
-            applied: cut.applied,
+            counts: cut.counts,
             scratch: Vec::new(),
             layout,
             rules,
@@ -169,15 +177,16 @@ impl Shard {
     /// Everything, by reference. Between the last contribution of a step and its update there is
     /// no cut: call it after [`Contributed::Complete`] was followed by [`Shard::finish_step`].
     pub fn cut(&self) -> Cut {
-        let blocks = self.blocks.iter().zip(&self.values).zip(&self.state);
+        let blocks = self.blocks.iter().zip(&self.count_of).zip(&self.values).zip(&self.state);
         Cut {
             position: self.position.clone(),
             updates: self.updates,
             ended: self.step.ended().clone(),
-            applied: self.applied.clone(),
+            counts: self.counts.clone(),
             blocks: blocks
-                .map(|(((number, _), values), state)| CutBlock {
+                .map(|((((number, _), count), values), state)| CutBlock {
                     number: *number,
+                    count: *count,
                     values: values.clone(),
                     state: state.clone(),
                 })
@@ -233,8 +242,7 @@ impl Shard {
     /// Squared norm of each block of the complete step's *mean* gradient (after clipping by
     /// value), summed from the first value to the last in `f64`.
     pub fn squares(&self) -> Vec<f64> {
-        let (records, _) = self.step.records();
-        let scale = mean_scale(records);
+        let scale = mean_scale(self.step.total().records);
         let clip = self.rules.optimizer.clip_value;
         let square = |sum: &f32| {
             let value = f64::from(clipped(sum * scale, clip));
@@ -247,7 +255,7 @@ impl Shard {
     /// mean gradient over all slots, wanted when the job clips by it.
     pub fn finish_step(&mut self, norm: Option<f64>) {
         debug_assert!(self.step.is_complete());
-        let (records, loss_sum) = self.step.records();
+        let StepTotal { records, loss_sum, checksum } = self.step.total();
         if 0 < records {
             let scale = mean_scale(records);
             let shrink = shrink(norm, self.rules.optimizer.clip_norm);
@@ -261,6 +269,8 @@ impl Shard {
             }
             self.position.loss = Some(loss_sum / records as f64);
         }
+        let pass = self.position.pass;
+        self.counts.iter_mut().for_each(|counted| counted.count(pass, records, checksum));
         self.position.examples += records;
         self.position.version = Version(self.position.version.0 + 1);
         if self.step.roll() == PassEnd::Over {
@@ -269,43 +279,62 @@ impl Shard {
         }
     }
 
-    /// Applies a push of `trainer` at once, unless its number was applied before.
+    /// Applies a push at once to the blocks that do not reflect its records yet: to all or none of
+    /// them, unless blocks of several slots came together here.
     ///
     /// # Errors
     /// See [`Refusal`]; nothing has changed then.
     pub fn apply(
         &mut self,
-        trainer: TrainerId,
-        sequence: u64,
+        piece: &TaskPiece,
         contribution: &Contribution,
     ) -> Result<Contributed, Refusal> {
         if self.rules.mode != Mode::Async {
             return Err(Refusal::WrongMode("synchronous"));
         }
-        if self.applied.get(&trainer).is_some_and(|last| sequence <= *last) {
+        let named = piece.to.saturating_sub(piece.from);
+        if u64::from(named) != contribution.records || named == 0 {
+            return Err(Refusal::OtherRecords { records: contribution.records, named });
+        }
+        let mut fresh = Vec::new();
+        for counted in &self.counts {
+            fresh.push(match counted.judge(piece) {
+                Verdict::Fresh => true,
+                Verdict::Duplicate => false,
+                Verdict::Gap { counted } => {
+                    return Err(Refusal::Gap { task: piece.task, from: piece.from, counted });
+                }
+            });
+        }
+        if !fresh.contains(&true) {
             return Ok(Contributed::Duplicate);
         }
         contribution.check(&self.blocks)?;
-        self.applied.insert(trainer, sequence);
-        if 0 < contribution.records {
-            self.apply_blocks(contribution);
+        self.apply_blocks(contribution, &fresh);
+        let counts = self.counts.iter_mut().zip(fresh);
+        for (counted, _) in counts.filter(|(_, is_fresh)| *is_fresh) {
+            counted.count_piece(piece, contribution.checksum);
         }
+        self.position.examples = self.counts.iter().map(Counted::records).min().unwrap_or(0);
+        self.position.pass = self.position.pass.max(piece.pass);
         Ok(Contributed::Complete)
     }
 
-    fn apply_blocks(&mut self, contribution: &Contribution) {
+    fn apply_blocks(&mut self, contribution: &Contribution, fresh: &[bool]) {
         let scale = mean_scale(contribution.records);
         let rate = learning_rate(&self.rules.learning_rate, self.updates);
         self.updates += 1;
         let blocks = self.values.iter_mut().zip(&mut self.state).zip(&contribution.blocks);
-        for ((values, state), data) in blocks {
+        for (((values, state), data), count) in blocks.zip(&self.count_of) {
+            if !fresh[*count] {
+                continue;
+            }
             self.scratch.clear();
             self.scratch.extend(floats(data));
             prepare(&mut self.scratch, scale, self.rules.optimizer.clip_value, 1.0);
             let (values, state) = (Arc::make_mut(values), Arc::make_mut(state));
             self.optimizer.apply(values, &mut self.scratch, state, rate, self.updates);
         }
-        self.position.examples += contribution.records;
         self.position.loss = Some(contribution.loss_sum / contribution.records as f64);
         self.position.version = Version(self.position.version.0 + 1);
     }

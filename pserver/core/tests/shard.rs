@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use proptest::prelude::*;
-use steadfast_common::ids::{Lane, Pass, Slot, TrainerId, Version};
+use steadfast_common::ids::{Lane, Pass, Slot, TaskId, Version};
 use steadfast_common::layout::{BLOCK_LEN_MAX, Layout, ParamSpec};
 use steadfast_common::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpec};
+use steadfast_common::tally::{Counted, TaskPiece};
 use steadfast_pserver_core::contribution::{Contributed, Contribution, LaneEnd, Refusal};
-use steadfast_pserver_core::shard::{Rules, Shard};
-use uuid::Uuid;
+use steadfast_pserver_core::shard::{CutBlock, Rules, Shard};
 
 const LANES: u32 = 4;
 
@@ -53,6 +53,7 @@ fn contribution(shard: &Shard, lane: u32, step: u64) -> Contribution {
     Contribution {
         records: u64::from(lane) + 3,
         loss_sum: f64::from(lane) * 0.7,
+        checksum: 1 << lane,
         blocks: shard.blocks().iter().map(|(_, block)| bytes(block.range())).collect(),
     }
 }
@@ -155,7 +156,7 @@ fn a_pass_ends_with_its_longest_lane() {
     assert_eq!(shard.missing().len(), 4);
 }
 
-/// S004-37, F48: what does not fit is refused as a whole, and nothing has changed.
+/// S004-37, F41, F48: what does not fit, or is not finite, is refused as a whole, and nothing has changed.
 #[test]
 fn a_contribution_that_does_not_fit_changes_nothing() {
     let mut shard = shard(Mode::Sync);
@@ -169,7 +170,7 @@ fn a_contribution_that_does_not_fit_changes_nothing() {
     let mut bytes = infinite.blocks[0].to_vec();
     bytes[4..8].copy_from_slice(&f32::INFINITY.to_le_bytes());
     infinite.blocks[0] = bytes.into();
-    let none = Contribution { records: 0, loss_sum: 0.0, blocks: Vec::new() };
+    let none = Contribution { records: 0, loss_sum: 0.0, checksum: 0, blocks: Vec::new() };
     let mut offer = |version, lane, given| {
         shard.contribute(Version(version), Lane(lane), given, LaneEnd::MoreToCome)
     };
@@ -179,28 +180,69 @@ fn a_contribution_that_does_not_fit_changes_nothing() {
     assert!(matches!(offer(0, 0, none), Err(Refusal::EmptyLane { .. })));
     assert!(matches!(offer(0, LANES, good.clone()), Err(Refusal::NoSuchLane { .. })));
     assert!(matches!(offer(1, 0, good.clone()), Err(Refusal::Ahead { .. })));
-    let trainer = TrainerId(Uuid::from_u128(1));
-    assert!(matches!(shard.apply(trainer, 1, &good), Err(Refusal::WrongMode(_))));
+    assert!(matches!(shard.apply(&piece(0, 0, 3), &good), Err(Refusal::WrongMode(_))));
     assert_eq!(shard.missing().len(), LANES as usize);
     assert!(bits(&shard) == before);
 }
 
-/// I6: a push whose reply was lost is answered again, not applied again.
-#[test]
-fn a_repeated_sequence_is_applied_once() {
-    let mut shard = shard(Mode::Async);
-    let (a, b) = (TrainerId(Uuid::from_u128(1)), TrainerId(Uuid::from_u128(2)));
-    let given = contribution(&shard, 0, 0);
-    assert_eq!(shard.apply(a, 1, &given), Ok(Contributed::Complete));
-    let once = bits(&shard);
-    assert_eq!(shard.apply(a, 1, &given), Ok(Contributed::Duplicate));
-    assert!(bits(&shard) == once);
-    assert_eq!(shard.apply(b, 1, &given), Ok(Contributed::Complete));
-    assert_eq!(shard.apply(a, 2, &given), Ok(Contributed::Complete));
-    assert_eq!(shard.position().version, Version(3));
+fn piece(task: u32, from: u32, to: u32) -> TaskPiece {
+    TaskPiece { pass: Pass(0), task: TaskId(task), from, to, last: false }
 }
 
-/// I10: a shard restored from a cut goes on with the bits of one that was never interrupted; and
+/// I6: a push whose reply was lost is answered again, not applied again; so is one that another
+/// trainer computes after the first one died.
+#[test]
+fn a_repeated_push_is_applied_once_whoever_computed_it() {
+    let mut shard = shard(Mode::Async);
+    let given = contribution(&shard, 0, 0);
+    let other = contribution(&shard, 0, 1);
+    assert_eq!(shard.apply(&piece(7, 0, 3), &given), Ok(Contributed::Complete));
+    let once = bits(&shard);
+    assert_eq!(shard.apply(&piece(7, 0, 3), &given), Ok(Contributed::Duplicate));
+    assert_eq!(shard.apply(&piece(7, 0, 3), &other), Ok(Contributed::Duplicate));
+    assert!(bits(&shard) == once);
+    assert_eq!(shard.apply(&piece(8, 0, 3), &given), Ok(Contributed::Complete));
+    assert_eq!(shard.apply(&piece(7, 3, 6), &given), Ok(Contributed::Complete));
+    assert_eq!((shard.position().version, shard.position().examples), (Version(3), 9));
+}
+
+/// I6: a push that leaves records out, or whose name and content differ, changes nothing.
+#[test]
+fn a_push_with_a_gap_or_of_other_records_is_refused() {
+    let mut shard = shard(Mode::Async);
+    let before = bits(&shard);
+    let given = contribution(&shard, 0, 0);
+    assert!(matches!(shard.apply(&piece(7, 3, 6), &given), Err(Refusal::Gap { .. })));
+    for named in [piece(7, 0, 2), piece(7, 3, 0), piece(7, 0, u32::MAX)] {
+        assert!(matches!(shard.apply(&named, &given), Err(Refusal::OtherRecords { .. })));
+    }
+    assert!(bits(&shard) == before);
+    assert_eq!(shard.cut().counts, [Counted::default()]);
+}
+
+/// F37: after blocks of slots that were cut at different moments came together, a push is applied
+/// to just those blocks that do not reflect it yet.
+#[test]
+fn a_push_reaches_the_blocks_that_lack_it_and_no_others() {
+    let mut ahead = shard(Mode::Async);
+    let behind = ahead.cut();
+    let given = contribution(&ahead, 0, 0);
+    ahead.apply(&piece(7, 0, 3), &given).unwrap();
+    let mut mixed = ahead.cut();
+    mixed.counts.extend(behind.counts);
+    mixed.blocks[0] = CutBlock { count: 1, ..behind.blocks[0].clone() };
+    let blocks = ahead.blocks().to_vec();
+    let mut shard = Shard::restore(ahead.layout().clone(), blocks, mixed, rules(Mode::Async));
+    assert!(bits(&shard) != bits(&ahead));
+    assert_eq!(shard.apply(&piece(7, 0, 3), &given), Ok(Contributed::Complete));
+    assert!(1 < shard.blocks().len());
+    assert_eq!(shard.values()[1], ahead.values()[1], "applied twice");
+    assert_ne!(shard.values()[0], behind.blocks[0].values, "not applied");
+    assert_eq!(shard.apply(&piece(7, 0, 3), &given), Ok(Contributed::Duplicate));
+    assert_eq!(shard.position().examples, 3);
+}
+
+/// I10, D11: a shard restored from a cut goes on with the bits of one that was never interrupted; and
 /// training on after the cut does not change it (S004-65).
 #[test]
 fn a_cut_is_everything_and_stays_as_it_was() {
@@ -230,7 +272,7 @@ fn a_step_without_a_record_changes_no_value() {
     let mut shard = shard(Mode::Sync);
     let before = bits(&shard);
     for lane in 0..LANES {
-        let none = Contribution { records: 0, loss_sum: 0.0, blocks: Vec::new() };
+        let none = Contribution { records: 0, loss_sum: 0.0, checksum: 0, blocks: Vec::new() };
         shard.contribute(Version(0), Lane(lane), none, LaneEnd::LastOfPass).unwrap();
     }
     shard.finish_step(None);
@@ -248,7 +290,7 @@ fn a_gradient_is_shrunk_to_the_global_norm() {
     let blocks = Shard::blocks_of(&layout, Slot(0), 1);
     let mut shard = Shard::new(layout, blocks, vec![vec![0.0, 0.0]], Rules { lanes: 1, ..rules });
     let data: Vec<u8> = [6.0_f32, 8.0].iter().flat_map(|it| it.to_le_bytes()).collect();
-    let given = Contribution { records: 2, loss_sum: 0.0, blocks: vec![data.into()] };
+    let given = Contribution { records: 2, loss_sum: 0.0, checksum: 0, blocks: vec![data.into()] };
     shard.contribute(Version(0), Lane(0), given, LaneEnd::MoreToCome).unwrap();
     assert_eq!(shard.squares(), [25.0]);
     shard.finish_step(Some(5.0));

@@ -120,10 +120,10 @@ impl Cluster {
         let mut addresses = Vec::new();
         for (slot, incarnation) in record.slots.iter().enumerate() {
             let entry = slots.entries.get(&self.keys.ps(Slot(slot as u32)))?;
-            if entry.create_revision != incarnation.0 {
+            let holder: PserverRecord = entry.json().ok()?;
+            if holder.incarnation(entry.create_revision) != *incarnation {
                 return None;
             }
-            let holder: PserverRecord = entry.json().ok()?;
             addresses.push(holder.address);
         }
         Some(Crew { record, addresses })

@@ -5,7 +5,6 @@ mod cluster;
 mod error;
 mod master;
 mod pservers;
-mod retry;
 
 pub use cluster::{Cluster, Crew};
 pub use error::ClientError;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, TrainerId};
+use steadfast_coord::pauses;
 use steadfast_proto::v1::master_client::MasterClient;
 use steadfast_proto::v1::{
     AdvanceReply, AdvanceRequest, BeginInitReply, BeginInitRequest, BeginSaveReply,
@@ -16,7 +17,6 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
 use tracing::{debug, info};
 
-use crate::retry::pauses;
 use crate::{ClientError, Cluster};
 
 /// Longest wait for an answer, beyond what the call itself asks the master to wait.

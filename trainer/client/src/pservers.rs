@@ -6,14 +6,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::future::try_join_all;
 use steadfast_common::error::ErrorKind;
-use steadfast_common::ids::{Generation, Lane, Pass, TrainerId, Version};
+use steadfast_common::ids::{Generation, Lane, Pass, Version};
 use steadfast_common::layout::Layout;
-use steadfast_coord::{CoordError, Deadline};
+use steadfast_common::tally::TaskPiece;
+use steadfast_coord::{CoordError, Deadline, pauses};
 use steadfast_proto::v1::pserver_client::PserverClient;
 use steadfast_proto::v1::push_header;
 use steadfast_proto::v1::{
-    AsyncContribution, BlockData, InitHeader, InitRequest, LaneContribution, Param, PullHeader,
-    PullRequest, PushHeader, PushRequest, Target,
+    BlockData, InitHeader, InitRequest, LaneContribution, Param, PullHeader, PullRequest,
+    PushHeader, PushRequest, Target, TaskContribution,
 };
 use steadfast_proto::{
     CONNECTION_WINDOW_BYTES, MESSAGE_BYTES_MAX, STREAM_WINDOW_BYTES,
@@ -24,7 +25,6 @@ use tonic::transport::{Channel, Endpoint};
 use tracing::debug;
 
 use crate::cluster::Crew;
-use crate::retry::pauses;
 use crate::{ClientError, Cluster};
 
 /// Longest wait for an answer, beyond what the call itself asks the pserver to wait.
@@ -56,7 +56,7 @@ struct SlotClient {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Name {
     Lane { version: Version, lane: Lane, last: bool },
-    Sequence { trainer: TrainerId, sequence: u64, version: Version },
+    Piece { piece: TaskPiece, version: Version },
 }
 
 /// The sum of some records' gradients, flat; empty when there was no record.
@@ -64,6 +64,8 @@ pub enum Name {
 pub struct Gradient {
     pub records: u64,
     pub loss_sum: f64,
+    /// Sum of the records' checksums.
+    pub checksum: u64,
     pub values: Arc<Vec<f32>>,
 }
 
@@ -145,6 +147,7 @@ impl Pservers {
                 target: Some(slot.target),
                 records: gradient.records,
                 loss_sum: gradient.loss_sum,
+                checksum: gradient.checksum,
                 name: Some(wire_name(name)),
             };
             let chunks =
@@ -162,36 +165,66 @@ impl Pservers {
         try_join_all(sent).await.map(|_| ())
     }
 
-    /// Waits for `version` (or a later one) of every slot and writes all blocks into `values`,
-    /// which is as long as the layout. After an error `values` may hold blocks of two versions.
+    /// Asynchronous mode: writes the present blocks of every slot into `values`, which is as long as
+    /// the layout. Slots may be at different versions; the smallest one, which all reflect, is told.
     ///
     /// # Errors
     /// A refusal, another generation, or the end of the job.
-    pub async fn pull(&self, version: Version, values: &mut [f32]) -> Result<Pulled, ClientError> {
+    pub async fn pull(&self, values: &mut [f32]) -> Result<Pulled, ClientError> {
+        let answers = self.pull_all(Version(0), Which::AtLeast).await?;
+        self.adopt(answers, values)
+    }
+
+    /// Synchronous mode: waits for `version` of every slot, or the first later one that all of them
+    /// have, and writes all blocks into `values`. All of them reflect the version that is told: values
+    /// of two steps would make for a gradient that nobody else computes.
+    ///
+    /// # Errors
+    /// A refusal, another generation, or the end of the job.
+    pub async fn pull_step(
+        &self,
+        version: Version,
+        values: &mut [f32],
+    ) -> Result<Pulled, ClientError> {
+        let mut wanted = version;
+        loop {
+            let answers = self.pull_all(wanted, Which::Exactly).await?;
+            let past = answers.iter().filter(|it| !it.0.ready).map(|it| it.0.version);
+            let past: Vec<u64> = past.collect();
+            let Some(most) = past.iter().max() else { return self.adopt(answers, values) };
+            // A slot is at most one step ahead of another, and then it keeps the step before.
+            let all_there = past.len() == answers.len() && past.iter().all(|it| it == most);
+            wanted = Version(if all_there { *most } else { most.saturating_sub(1) });
+        }
+    }
+
+    async fn pull_all(&self, version: Version, which: Which) -> Result<Vec<Answer>, ClientError> {
         let pulls = self.slots.iter().map(|slot| {
             self.until_answered(move || {
                 let (mut client, target) = (slot.client.clone(), slot.target);
-                async move { pull_one(&mut client, target, version).await }
+                async move { pull_one(&mut client, target, version, which).await }
             })
         });
-        let answers = try_join_all(pulls).await?;
-        let mut pulled = Pulled::default();
+        try_join_all(pulls).await
+    }
+
+    fn adopt(&self, answers: Vec<Answer>, values: &mut [f32]) -> Result<Pulled, ClientError> {
+        let mut pulled: Option<Pulled> = None;
         for (position, blocks) in answers {
             for block in &blocks {
                 self.write(block, values)?;
             }
-            // Slots differ only in asynchronous mode; the smallest version is what all reflect.
-            if pulled == Pulled::default() || position.version < pulled.version.0 {
-                pulled = Pulled {
+            if pulled.is_none_or(|least| position.version < least.version.0) {
+                pulled = Some(Pulled {
                     version: Version(position.version),
                     pass: Pass(position.pass),
                     pass_start: Version(position.pass_start),
                     examples: position.examples,
                     loss: position.loss,
-                };
+                });
             }
         }
-        Ok(pulled)
+        Ok(pulled.unwrap_or_default())
     }
 
     fn write(&self, block: &BlockData, values: &mut [f32]) -> Result<(), ClientError> {
@@ -266,16 +299,29 @@ fn judge(status: &Status) -> Result<(), ClientError> {
     }
 }
 
+/// What a slot says to a pull.
+type Answer = (PullHeader, Vec<BlockData>);
+
+/// Which versions will do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Which {
+    AtLeast,
+    Exactly,
+}
+
+/// Asks one slot until it has the version, or is past it.
 async fn pull_one(
     client: &mut PserverClient<Channel>,
     target: Target,
     version: Version,
-) -> Result<(PullHeader, Vec<BlockData>), Status> {
+    which: Which,
+) -> Result<Answer, Status> {
     loop {
         let request = PullRequest {
             target: Some(target),
             version: version.0,
             wait_ms: PULL_WAIT.as_millis() as u64,
+            exact: which == Which::Exactly,
         };
         let mut messages = client.pull(request).await?.into_inner();
         let mut header = None;
@@ -285,7 +331,7 @@ async fn pull_one(
             blocks.extend(message.blocks);
         }
         let header = header.ok_or_else(|| Status::unavailable("the answer was cut off"))?;
-        if header.ready {
+        if header.ready || version.0 < header.version {
             return Ok((header, blocks));
         }
     }
@@ -296,13 +342,14 @@ fn wire_name(name: Name) -> push_header::Name {
         Name::Lane { version, lane, last } => {
             push_header::Name::Lane(LaneContribution { version: version.0, lane: lane.0, last })
         }
-        Name::Sequence { trainer, sequence, version } => {
-            push_header::Name::Sequence(AsyncContribution {
-                trainer: trainer.to_string(),
-                sequence,
-                version: version.0,
-            })
-        }
+        Name::Piece { piece, version } => push_header::Name::Task(TaskContribution {
+            pass: piece.pass.0,
+            task: piece.task.0,
+            from: piece.from,
+            to: piece.to,
+            last: piece.last,
+            version: version.0,
+        }),
     }
 }
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
 
-/// Growing pauses with jitter, without end; each call site says itself when to stop.
-pub fn pauses() -> impl Iterator<Item = Duration> {
+/// Growing pauses with jitter, without end, so that a crowd does not come back all at once.
+pub fn pauses() -> impl Iterator<Item = Duration> + Send {
     ExponentialBuilder::default()
         .with_jitter()
         .with_min_delay(Duration::from_millis(10))

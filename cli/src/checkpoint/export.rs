@@ -1,0 +1,105 @@
+//! `steadfast checkpoint export`: makes a plain model file of a checkpoint.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use bytes::Bytes;
+use clap::Args;
+use steadfast_checkpoint::{Fault, ModelFile, encode_model, parameters};
+use steadfast_common::error::ErrorKind;
+use steadfast_process::Failure;
+use steadfast_store::{Created, Location};
+
+use super::explain;
+use super::manifests::{self, store_failure};
+use super::verify::is_gone;
+use crate::job_args::JobArgs;
+
+/// Write the parameters of a checkpoint as one safetensors file.
+#[derive(Debug, Args)]
+pub struct ExportArgs {
+    /// Id of the checkpoint, or how it begins [default: latest].
+    #[arg(value_name = "ID")]
+    id: Vec<String>,
+    /// File to write: a path, or a URL of an object store.
+    #[arg(long, value_name = "PATH_OR_URL")]
+    to: String,
+    /// Replace what is there.
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    job: JobArgs,
+}
+
+/// What to do about a file that is there already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum IfThere {
+    Fail,
+    Replace,
+}
+
+/// Exports it; the SHA-256 of the parameters goes to stdout.
+pub async fn run(args: ExportArgs) -> Result<ExitCode, Failure> {
+    let target = open_target(&args.to)?;
+    let if_there = match args.force {
+        true => IfThere::Replace,
+        false => IfThere::Fail,
+    };
+    if if_there == IfThere::Fail && target.size().await.map_err(store_failure)?.is_some() {
+        return Err(stands_there(&target));
+    }
+    let job = args.job.find().await?;
+    let record = manifests::record(&job).await?;
+    let manifest = manifests::read_one(&job, &args.id).await?;
+    let checkpoint = manifest.record()?;
+    let store = manifests::open_store(&record).await?;
+    let id = &manifest.id;
+    let (layout, values) = match parameters(&store, checkpoint).await {
+        Ok(found) => found,
+        Err(Fault::Missing { .. }) if is_gone(&job, id).await? => {
+            let message =
+                format!("checkpoint {id} was deleted meanwhile, as the job took newer ones");
+            return Err(Failure::new(ErrorKind::Stale, message));
+        }
+        Err(fault) => {
+            let failure = explain(fault, &store, &record).await;
+            return Err(failure.context(format!("checkpoint {id} is not exported")));
+        }
+    };
+    let (name, model) = (&record.spec.name, &record.spec.model.kind);
+    let sha256 = tokio::task::block_in_place(|| layout.digest(&values));
+    let about = ModelFile { job: name, model, parameters_sha256: &sha256 };
+    let bytes = encode_model(&layout, &values, about)
+        .map_err(|error| Failure::invalid(format!("checkpoint {id}: {error}")))?;
+    write(&target, bytes, if_there).await?;
+    let step = checkpoint.position.version;
+    eprintln!("steadfast: wrote checkpoint {id} (step {step}) to {target}");
+    println!("{sha256}");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn open_target(text: &str) -> Result<Location, Failure> {
+    if text.is_empty() || text.ends_with('/') || Path::new(text).is_dir() {
+        let folder = text.trim_end_matches('/');
+        return Err(Failure::invalid(format!(
+            "--to {text} is a folder; name the file, such as {folder}/model.safetensors"
+        )));
+    }
+    steadfast_store::open(text).map_err(store_failure)
+}
+
+async fn write(target: &Location, bytes: Bytes, if_there: IfThere) -> Result<(), Failure> {
+    match if_there {
+        IfThere::Replace => target.write(bytes).await.map_err(store_failure),
+        // Somebody may have written it since we looked.
+        IfThere::Fail => match target.create(bytes).await.map_err(store_failure)? {
+            Created::Now => Ok(()),
+            Created::Already => Err(stands_there(target)),
+        },
+    }
+}
+
+fn stands_there(target: &Location) -> Failure {
+    let message = format!("{target} is there already; name another file, or replace it by --force");
+    Failure::new(ErrorKind::Conflict, message)
+}

@@ -1,0 +1,198 @@
+//! `steadfast checkpoint list`: the checkpoints of a job, the newest first.
+
+use std::fmt::Write;
+use std::process::ExitCode;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use serde::Serialize;
+use steadfast_common::ids::{Generation, Pass, Version};
+use steadfast_common::records::CheckpointRecord;
+use steadfast_process::Failure;
+
+use super::manifests::{self, Manifest};
+use crate::format::{bytes, span};
+use crate::job_args::JobArgs;
+use crate::output::{FormArgs, Output};
+
+/// List the checkpoints of a job, the newest first.
+#[derive(Debug, Args)]
+pub struct ListArgs {
+    #[command(flatten)]
+    job: JobArgs,
+    #[command(flatten)]
+    form: FormArgs,
+}
+
+/// One line.
+#[derive(Debug, PartialEq, Serialize)]
+struct Row {
+    id: String,
+    /// Whether the job would resume from it.
+    latest: bool,
+    #[serde(flatten)]
+    about: Option<About>,
+    /// Why nobody restores it.
+    set_aside: Option<String>,
+    /// What is wrong with the manifest.
+    fault: Option<String>,
+}
+
+/// What a manifest says.
+#[derive(Debug, PartialEq, Serialize)]
+struct About {
+    version: Version,
+    pass: Pass,
+    examples: u64,
+    generation: Generation,
+    /// Absent if it does not say when it was committed.
+    age_seconds: Option<u64>,
+    created_unix_ms: u64,
+    size_bytes: u64,
+    shards: usize,
+}
+
+/// Lists them.
+pub async fn run(args: ListArgs) -> Result<ExitCode, Failure> {
+    let job = args.job.find().await?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+    let passes = manifests::record(&job).await?.spec.passes;
+    let manifests = manifests::read(&job).await?;
+    let rows: Vec<Row> = manifests.into_iter().map(|manifest| row(manifest, now_ms)).collect();
+    match args.form.output() {
+        Output::Json => println!("{}", serde_json::json!(rows)),
+        Output::Text if rows.is_empty() => {
+            eprintln!("steadfast: job {} has no checkpoint", job.name);
+        }
+        Output::Text => print!("{}", table(&rows, passes)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn row(manifest: Manifest, now_ms: u64) -> Row {
+    let Manifest { id, record, is_latest: latest, create_revision: _ } = manifest;
+    match record {
+        Ok(record) => Row {
+            id,
+            latest,
+            about: Some(about(&record, now_ms)),
+            fault: record.fault(),
+            set_aside: record.set_aside,
+        },
+        Err(fault) => Row { id, latest, about: None, set_aside: None, fault: Some(fault) },
+    }
+}
+
+fn about(record: &CheckpointRecord, now_ms: u64) -> About {
+    let created = record.created_unix_ms;
+    About {
+        version: record.position.version,
+        pass: record.position.pass,
+        examples: record.position.examples,
+        generation: record.generation,
+        age_seconds: (created != 0).then(|| now_ms.saturating_sub(created) / 1000),
+        created_unix_ms: created,
+        size_bytes: record.shards.iter().map(|it| it.size_bytes).fold(0, u64::saturating_add),
+        shards: record.shards.len(),
+    }
+}
+
+/// Writes the rows of a job of that many passes.
+fn table(rows: &[Row], passes: Option<u32>) -> String {
+    let width = rows.iter().map(|row| row.id.len()).max().unwrap_or_default().max(2);
+    let mut text = format!(
+        "{:width$}  {:>9}  {:>5}  {:>8}  {:>10}  {:>6}\n",
+        "ID", "STEP", "PASS", "AGE", "SIZE", "SHARDS"
+    );
+    for row in rows {
+        let cells = match &row.about {
+            Some(about) => [
+                about.version.to_string(),
+                // After the last pass there is no next one.
+                about.pass.0.saturating_add(1).min(passes.unwrap_or(u32::MAX)).to_string(),
+                about.age_seconds.map_or_else(|| "?".to_owned(), |age| span(age as f64)),
+                bytes(about.size_bytes),
+                about.shards.to_string(),
+            ],
+            None => ["?"; 5].map(str::to_owned),
+        };
+        let [step, pass, age, size, shards] = cells;
+        let line = format!(
+            "{:width$}  {step:>9}  {pass:>5}  {age:>8}  {size:>10}  {shards:>6}{}",
+            row.id,
+            remarks(row)
+        );
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+    text
+}
+
+fn remarks(row: &Row) -> String {
+    let latest = row.latest.then(|| "latest".to_owned());
+    let set_aside = row.set_aside.as_ref().map(|reason| format!("set aside: {reason}"));
+    let fault = row.fault.as_ref().map(|reason| format!("fault: {reason}"));
+    let all: Vec<String> = [latest, set_aside, fault].into_iter().flatten().collect();
+    match all.is_empty() {
+        true => String::new(),
+        false => format!("  {}", all.join("; ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use steadfast_common::records::PositionRecord;
+
+    use super::*;
+
+    fn manifest(id: &str, record: Result<CheckpointRecord, String>) -> Manifest {
+        Manifest { id: id.to_owned(), create_revision: 1, record, is_latest: id == "new" }
+    }
+
+    fn rows() -> Vec<Row> {
+        let position =
+            PositionRecord { version: Version(400), pass: Pass(2), ..PositionRecord::default() };
+        let sound = CheckpointRecord { position, created_unix_ms: 1_000, ..Default::default() };
+        let aside = CheckpointRecord {
+            set_aside: Some("shards/x is missing".to_owned()),
+            created_unix_ms: 0,
+            ..sound.clone()
+        };
+        let mut rows: Vec<Row> = [
+            manifest("new", Ok(sound)),
+            manifest("old", Ok(aside)),
+            manifest("torn", Err("no JSON".to_owned())),
+        ]
+        .map(|manifest| row(manifest, 66_500))
+        .into();
+        // These manifests have no shards, which is another matter.
+        rows[..2].iter_mut().for_each(|row| row.fault = None);
+        rows
+    }
+
+    #[test]
+    fn a_list_says_how_far_how_old_and_how_sound_each_checkpoint_is() {
+        let text = table(&rows(), Some(3));
+        assert_eq!(text, table(&rows(), None));
+        assert_ne!(text, table(&rows(), Some(2)));
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "ID         STEP   PASS       AGE        SIZE  SHARDS");
+        assert_eq!(lines[1], "new         400      3    1m 05s         0 B       0  latest");
+        let expected = "old         400      3         ?         0 B       0  \
+                        set aside: shards/x is missing";
+        assert_eq!(lines[2], expected);
+        let expected = "torn          ?      ?         ?           ?       ?  fault: no JSON";
+        assert_eq!(lines[3], expected);
+    }
+
+    #[test]
+    fn programs_read_the_numbers_as_etcd_has_them() {
+        let json = serde_json::json!(rows());
+        assert_eq!(json[0]["version"], 400);
+        assert_eq!(json[0]["pass"], 2);
+        assert_eq!(json[0]["age_seconds"], 65);
+        assert_eq!(json[0]["latest"], true);
+        assert_eq!(json[1]["set_aside"], "shards/x is missing");
+        assert_eq!(json[2]["fault"], "no JSON");
+    }
+}

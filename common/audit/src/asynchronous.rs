@@ -1,0 +1,391 @@
+//! Asynchronous jobs: what the queues call done must be counted in every block, and every tally
+//! must be the sum of the tasks that it stands for.
+//!
+//! The queues are noted before the shards are cut. So a slot may have counted more than the queues
+//! call done, and be in a later pass than they are; it may never have counted less.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use steadfast_common::ids::{Pass, Slot, TaskId};
+use steadfast_common::records::QueueSnapshot;
+use steadfast_common::schedule::task_order;
+use steadfast_common::tally::{Counted, PassTally};
+
+use crate::cause::{Which, explain};
+use crate::generations::losses;
+use crate::sum::{PassSums, records_of};
+use crate::{
+    Cut, Evidence, Group, Loss, PassReport, PassState, Replay, Report, Severity, SlotFigures, Sum,
+    Verdict, What,
+};
+
+/// Given-up tasks of one pass among which those that counted wholly are looked for.
+const SUBSET_MAX: usize = 32;
+
+/// Checks every pass that any slot, or the queues, came to.
+pub(crate) fn check(evidence: &Evidence, cut: &Cut, report: &mut Report) {
+    let Some(queue) = &cut.queue else {
+        let reason = "the checkpoint of an asynchronous job has no queues".to_owned();
+        return report.violation(What::Position { reason });
+    };
+    check_groups(evidence, cut, report);
+    let last = cut.groups().filter_map(|(_, group)| present(&group.counted)).max();
+    let last = last.unwrap_or_default().max(queue.pass);
+    // Passes beyond the last are told above; nobody looks for what they would hold.
+    let passes = evidence.spec.passes.unwrap_or(u32::MAX).min(last.0.saturating_add(1));
+    for pass in (0..passes).map(Pass) {
+        let checker = PassChecker::new(evidence, cut, queue, pass);
+        let Some(first) = cut.groups().next() else { return };
+        let is_over = cut.groups().all(|(_, group)| checker.is_over_for(group));
+        let mut figures = Vec::new();
+        for (slot, group) in cut.groups() {
+            let found = found(&group.counted, pass);
+            let verdict = checker.check(slot, group, report);
+            figures.push(SlotFigures { slot, blocks: group.blocks, found, verdict });
+        }
+        let nothing = first.1.counted.passes.is_empty() && queue.cursor == 0 && last == Pass(0);
+        if !nothing {
+            report.passes.push(checker.report(is_over, figures));
+        }
+    }
+    report.replay = Some(replay(evidence, cut, queue));
+}
+
+/// Checks what does not belong to one pass: the order of passes, and the number of records told.
+fn check_groups(evidence: &Evidence, cut: &Cut, report: &mut Report) {
+    let passes = evidence.spec.passes.unwrap_or(u32::MAX);
+    for (slot, group) in cut.groups() {
+        let mut next = Pass(0);
+        for tally in &group.counted.passes {
+            if tally.pass < next || passes <= tally.pass.0 {
+                report.violation(What::PassOutOfOrder { pass: tally.pass, slot });
+            }
+            next = Pass(tally.pass.0.saturating_add(1));
+        }
+    }
+    // The position is that of the slot with the fewest updates; it may be behind, never ahead.
+    let counted = cut.groups().map(|(_, group)| group.counted.records()).max().unwrap_or(0);
+    if counted < cut.position.examples {
+        let told_by = "the checkpoint".to_owned();
+        report.violation(What::Examples { told_by, told: cut.position.examples, counted });
+    }
+}
+
+/// The pass that a slot is in.
+fn present(counted: &Counted) -> Option<Pass> {
+    counted.passes.last().map(|tally| tally.pass)
+}
+
+fn tally(counted: &Counted, pass: Pass) -> Option<&PassTally> {
+    counted.passes.iter().find(|tally| tally.pass == pass)
+}
+
+fn found(counted: &Counted, pass: Pass) -> Sum {
+    tally(counted, pass).map_or_else(Sum::default, Sum::from)
+}
+
+/// What one pass had to count.
+struct PassChecker<'a> {
+    evidence: &'a Evidence,
+    cut: &'a Cut,
+    queue: &'a QueueSnapshot,
+    sums: PassSums,
+    discarded: BTreeSet<TaskId>,
+    /// Tasks that the queues call done, by which a pass that is not over must have counted them.
+    acknowledged: BTreeSet<TaskId>,
+}
+
+impl<'a> PassChecker<'a> {
+    fn new(evidence: &'a Evidence, cut: &'a Cut, queue: &'a QueueSnapshot, pass: Pass) -> Self {
+        let acknowledged = match queue.pass == pass {
+            true => done(evidence, queue),
+            false => BTreeSet::new(),
+        };
+        let sums = PassSums::new(&evidence.manifest, pass);
+        Self { evidence, cut, queue, sums, discarded: evidence.discarded_in(pass), acknowledged }
+    }
+
+    /// Whether the pass is over, as the queues say or as the slot's next pass implies.
+    fn is_over_for(&self, group: &Group) -> bool {
+        let next = present(&group.counted).is_some_and(|present| self.sums.pass < present);
+        next || self.sums.pass < self.queue.pass
+    }
+
+    /// Tasks that a slot must have counted wholly.
+    fn wanted(&self, is_over: bool) -> BTreeSet<TaskId> {
+        match is_over {
+            true => {
+                let all = self.sums.tasks.iter().filter(|(_, sum)| 0 < sum.records);
+                all.map(|(task, _)| *task).filter(|task| !self.discarded.contains(task)).collect()
+            }
+            false => self.acknowledged.clone(),
+        }
+    }
+
+    /// Checks what one group counted.
+    fn check(&self, slot: Slot, group: &Group, report: &mut Report) -> Verdict {
+        let wanted = self.wanted(self.is_over_for(group));
+        let before = report.findings.len();
+        match present(&group.counted) == Some(self.sums.pass) {
+            true => self.check_present(slot, group, &wanted, report),
+            false => self.check_left(slot, group, &wanted, report),
+        }
+        let worst = report.findings[before..].iter().map(|it| it.severity).min();
+        match worst {
+            Some(Severity::Violation) => Verdict::Wrong,
+            Some(Severity::AllowedLoss) => Verdict::AllowedLoss,
+            Some(Severity::Note) | None => Verdict::Exact,
+        }
+    }
+
+    /// A pass of which the slot still knows the tasks.
+    fn check_present(
+        &self,
+        slot: Slot,
+        group: &Group,
+        wanted: &BTreeSet<TaskId>,
+        report: &mut Report,
+    ) {
+        let (pass, counted) = (self.sums.pass, &group.counted);
+        let is_over = self.is_over_for(group);
+        let mut expected = Sum::default();
+        for task in counted.done.iter() {
+            if !self.sums.tasks.contains_key(&task) {
+                report.violation(What::NotOfThePass { pass, slot, task });
+            }
+            if self.evidence.manifest.task_count() <= task.0 {
+                break;
+            }
+            expected = expected.and(self.sums.of(task));
+            if self.discarded.contains(&task) {
+                report.find(Severity::Note, What::WhollyCounted { pass, slot, task });
+            }
+        }
+        for (task, to) in &counted.open {
+            expected = expected.and(self.prefix(slot, *task, *to, report));
+            if counted.done.contains(*task) {
+                report.violation(What::NotOfThePass { pass, slot, task: *task });
+            }
+            if is_over || self.discarded.contains(task) {
+                self.note_prefix(slot, *task, *to, report);
+            }
+        }
+        let found = found(counted, pass);
+        if found != expected {
+            self.miscounted(slot, expected, found, report);
+        }
+        let lost: Vec<TaskId> =
+            wanted.iter().filter(|task| !counted.done.contains(**task)).copied().collect();
+        if !lost.is_empty() {
+            let whole: u64 = lost.iter().map(|task| self.sums.of(*task).records).sum();
+            let begun = lost.iter().filter_map(|task| counted.open.get(task));
+            let records = whole.saturating_sub(begun.map(|it| u64::from(*it)).sum());
+            self.lost(slot, records, true, lost, report);
+        }
+    }
+
+    /// A pass that the slot left for another, or never came to: it knows the sum, and the tasks
+    /// that it left unfinished.
+    fn check_left(
+        &self,
+        slot: Slot,
+        group: &Group,
+        wanted: &BTreeSet<TaskId>,
+        report: &mut Report,
+    ) {
+        let none = BTreeMap::new();
+        let partial = tally(&group.counted, self.sums.pass).map_or(&none, |it| &it.partial);
+        let mut expected =
+            wanted.iter().fold(Sum::default(), |sum, task| sum.and(self.sums.of(*task)));
+        let (mut unfinished, mut tails) = (Vec::new(), 0);
+        for (task, to) in partial {
+            expected = expected.and(self.prefix(slot, *task, *to, report));
+            if wanted.contains(task) {
+                expected = expected.less(self.sums.of(*task));
+                tails += self.sums.of(*task).records.saturating_sub(u64::from(*to));
+                unfinished.push(*task);
+            } else {
+                self.note_prefix(slot, *task, *to, report);
+            }
+        }
+        let found = found(&group.counted, self.sums.pass);
+        let extra = found.less(expected);
+        let without_prefix = |task: &&TaskId| !partial.contains_key(task);
+        let free: Vec<(TaskId, Sum)> = self
+            .discarded
+            .iter()
+            .filter(without_prefix)
+            .map(|task| (*task, self.sums.of(*task)))
+            .collect();
+        if let Some(whole) = subset(&free, extra) {
+            self.note_whole(slot, whole, report);
+            if !unfinished.is_empty() {
+                self.lost(slot, tails, true, unfinished, report);
+            }
+            return;
+        }
+        if self.losses(slot).is_empty() {
+            return self.miscounted(slot, expected, found, report);
+        }
+        let less = |task: &TaskId| (*task, Sum::default().less(self.sums.of(*task)));
+        let maybe: Vec<(TaskId, Sum)> = wanted.iter().filter(without_prefix).map(less).collect();
+        let both = [free.as_slice(), &maybe].concat();
+        match subset(&both, extra) {
+            // Few tasks: then those that make up the loss can be told.
+            Some(told) => {
+                let (lost, whole): (Vec<_>, Vec<_>) =
+                    told.into_iter().partition(|task| wanted.contains(task));
+                let records: u64 = lost.iter().map(|task| self.sums.of(*task).records).sum();
+                self.note_whole(slot, whole, report);
+                self.lost(slot, records + tails, true, [unfinished, lost].concat(), report);
+            }
+            None => {
+                let counted_most: u64 = free.iter().map(|(_, sum)| sum.records).sum();
+                let may_be = SUBSET_MAX < both.len()
+                    && found.records <= expected.records.saturating_add(counted_most);
+                if !may_be {
+                    return self.miscounted(slot, expected, found, report);
+                }
+                let missing = expected.records.saturating_sub(found.records);
+                self.lost(slot, missing + tails, free.is_empty(), unfinished, report);
+            }
+        }
+    }
+
+    fn note_whole(&self, slot: Slot, tasks: Vec<TaskId>, report: &mut Report) {
+        let pass = self.sums.pass;
+        for task in tasks {
+            report.find(Severity::Note, What::WhollyCounted { pass, slot, task });
+        }
+    }
+
+    /// The sum of the first records of a task.
+    fn prefix(&self, slot: Slot, task: TaskId, to: u32, report: &mut Report) -> Sum {
+        let pass = self.sums.pass;
+        if self.sums.of(task).records <= u64::from(to) {
+            report.violation(What::NotOfThePass { pass, slot, task });
+        }
+        // What does not exist is not added up: a hostile file must not cost hours.
+        let to = to.min(records_of(&self.evidence.manifest, task));
+        Sum::of_piece(pass, task, 0..to)
+    }
+
+    fn note_prefix(&self, slot: Slot, task: TaskId, counted: u32, report: &mut Report) {
+        if self.discarded.contains(&task) {
+            let (pass, records) = (self.sums.pass, self.sums.of(task).records);
+            let what = What::Prefix { pass, slot, task, counted, records };
+            report.find(Severity::Note, what);
+        }
+    }
+
+    fn losses(&self, slot: Slot) -> Vec<Loss> {
+        losses(self.evidence, self.cut.generation, slot)
+    }
+
+    fn lost(&self, slot: Slot, records: u64, exact: bool, tasks: Vec<TaskId>, report: &mut Report) {
+        let losses = self.losses(slot);
+        let severity = match losses.is_empty() {
+            true => Severity::Violation,
+            false => Severity::AllowedLoss,
+        };
+        let pass = self.sums.pass;
+        report.find(severity, What::Lost { pass, slot, records, exact, tasks, losses });
+    }
+
+    fn miscounted(&self, slot: Slot, expected: Sum, found: Sum, report: &mut Report) {
+        let cause = explain(expected, found, self.candidates());
+        let pass = self.sums.pass;
+        report.violation(What::Miscounted { pass, slot, expected, found, cause });
+    }
+
+    /// What may have been left out or counted too often: tasks, and what one push holds.
+    fn candidates(&self) -> impl Iterator<Item = (Which, Sum)> {
+        let rhythm = &self.evidence.spec.asynchronous;
+        let push = rhythm.batch.saturating_mul(rhythm.push_every).max(1);
+        let whole = self.sums.tasks.iter().map(|(task, sum)| (Which::Task(*task), *sum));
+        let pieces = self.sums.tasks.iter().flat_map(move |(task, sum)| {
+            let records = u32::try_from(sum.records).unwrap_or(u32::MAX);
+            (0..records).step_by(push as usize).map(move |from| {
+                let to = from.saturating_add(push).min(records);
+                let sum = Sum::of_piece(self.sums.pass, *task, from..to);
+                (Which::Piece { task: *task, from, to }, sum)
+            })
+        });
+        whole.chain(pieces)
+    }
+
+    fn report(&self, is_over: bool, slots: Vec<SlotFigures>) -> PassReport {
+        let wanted = self.wanted(is_over);
+        PassReport {
+            pass: self.sums.pass,
+            state: if is_over { PassState::Over } else { PassState::UnderWay },
+            expected: wanted.iter().fold(Sum::default(), |sum, it| sum.and(self.sums.of(*it))),
+            discarded: self.discarded.iter().copied().collect(),
+            discarded_records: self.discarded.iter().map(|it| self.sums.of(*it).records).sum(),
+            slots,
+        }
+    }
+}
+
+/// Tasks that the queues call done: handed out, and neither waiting again nor given up.
+fn done(evidence: &Evidence, queue: &QueueSnapshot) -> BTreeSet<TaskId> {
+    let order = task_order(&evidence.manifest, evidence.spec.seed, queue.pass);
+    let handed_out = order.into_iter().take(queue.cursor as usize);
+    let is_done =
+        |task: &TaskId| !queue.open.contains_key(task) && !queue.discarded.contains_key(task);
+    handed_out.filter(is_done).collect()
+}
+
+/// Which of some tasks add up to `wanted`: all ways are looked at, half of the tasks at a time. Of
+/// too many tasks only the first are looked at.
+fn subset(tasks: &[(TaskId, Sum)], wanted: Sum) -> Option<Vec<TaskId>> {
+    if wanted == Sum::default() {
+        return Some(Vec::new());
+    }
+    let tasks = tasks.get(..SUBSET_MAX).unwrap_or(tasks);
+    let (left, right) = tasks.split_at(tasks.len() / 2);
+    let known: BTreeMap<Sum, u32> = subsets(left).collect();
+    subsets(right).find_map(|(sum, of_right)| {
+        let of_left = *known.get(&wanted.less(sum))?;
+        let pick = |tasks: &[(TaskId, Sum)], bits: u32| -> Vec<TaskId> {
+            let picked = tasks.iter().enumerate().filter(|(at, _)| bits >> at & 1 == 1);
+            picked.map(|(_, (task, _))| *task).collect()
+        };
+        Some([pick(left, of_left), pick(right, of_right)].concat())
+    })
+}
+
+fn subsets(tasks: &[(TaskId, Sum)]) -> impl Iterator<Item = (Sum, u32)> {
+    (0..1_u32 << tasks.len()).map(move |bits| {
+        let picked = tasks.iter().enumerate().filter(|(at, _)| bits >> at & 1 == 1);
+        (picked.fold(Sum::default(), |sum, (_, (_, of))| sum.and(*of)), bits)
+    })
+}
+
+/// What going back to the checkpoint computes again, and how much of it counts for nothing.
+fn replay(evidence: &Evidence, cut: &Cut, queue: &QueueSnapshot) -> Replay {
+    let done = done(evidence, queue);
+    let is_left = |task: &TaskId| !done.contains(task) && !queue.discarded.contains_key(task);
+    let is_over = evidence.spec.passes.is_some_and(|passes| passes <= queue.pass.0);
+    let left: BTreeSet<TaskId> = match is_over {
+        true => BTreeSet::new(),
+        false => evidence.manifest.training_tasks().into_iter().filter(is_left).collect(),
+    };
+    let records = |tasks: &BTreeSet<TaskId>| -> u64 {
+        tasks.iter().map(|task| evidence.manifest.records_of(*task)).sum()
+    };
+    let acknowledged = records(&done);
+    let mut counted: BTreeMap<Slot, u64> = BTreeMap::new();
+    for (slot, group) in cut.groups() {
+        let later = group.counted.passes.iter().filter(|tally| queue.pass <= tally.pass);
+        let later = later.map(|tally| tally.records).fold(0, u64::saturating_add);
+        let most = counted.entry(slot).or_default();
+        *most = later.saturating_sub(acknowledged).max(*most);
+    }
+    Replay {
+        pass: queue.pass,
+        tasks: left.len() as u32,
+        records: records(&left),
+        counted: counted.into_iter().collect(),
+    }
+}

@@ -1,0 +1,90 @@
+//! Generations: from what each began, and what that may have cost.
+
+use steadfast_common::ids::{Generation, Slot};
+use steadfast_common::records::GenerationRecord;
+use steadfast_common::spec::{LostPserver, Mode};
+
+use crate::{Evidence, Finding, GenerationReport, Loss, Report, Severity, What};
+
+/// Checks the row of generations and reports on each.
+pub(crate) fn check(evidence: &Evidence, report: &mut Report) {
+    let mut expected = 1;
+    for record in &evidence.generations {
+        if record.generation.0 != expected {
+            let reason = format!("generation {expected} was expected here");
+            report.generation(record.generation, reason);
+        }
+        expected = record.generation.0 + 1;
+        check_one(evidence, record, report);
+        report.generations.push(GenerationReport {
+            generation: record.generation,
+            checkpoint: record.checkpoint.clone(),
+            kept: record.kept.clone(),
+            lost: lost(record),
+            reason: record.reason.clone(),
+        });
+    }
+    if let Some(cut) = &evidence.checkpoint {
+        let is_known = evidence.generations.iter().any(|it| it.generation == cut.generation);
+        if !is_known {
+            let reason = "the checkpoint was taken in it, and it is not recorded".to_owned();
+            report.generation(cut.generation, reason);
+        }
+    }
+}
+
+fn check_one(evidence: &Evidence, record: &GenerationRecord, report: &mut Report) {
+    if record.kept.is_empty() {
+        return;
+    }
+    if !may_continue(evidence) {
+        let reason = "some slots went on with their memory, and the job wants all to go back";
+        report.generation(record.generation, reason.to_owned());
+    }
+    let is_slot = |slot: &&Slot| (slot.0 as usize) < record.slots.len();
+    if let Some(slot) = record.kept.iter().find(|slot| !is_slot(slot)) {
+        report.generation(record.generation, format!("there is no slot {slot} that it could keep"));
+    }
+}
+
+/// Whether the job lets others go on when a slot loses its memory.
+fn may_continue(evidence: &Evidence) -> bool {
+    evidence.spec.mode == Mode::Async
+        && evidence.spec.asynchronous.lost_pserver == LostPserver::Continue
+}
+
+/// Slots that began anew while others went on.
+fn lost(record: &GenerationRecord) -> Vec<Slot> {
+    if record.kept.is_empty() {
+        return Vec::new();
+    }
+    let slots = (0..record.slots.len() as u32).map(Slot);
+    slots.filter(|slot| !record.kept.contains(slot)).collect()
+}
+
+/// Generations up to `last` in which `slot` lost records as the job's policy allows. Blocks move
+/// when the number of slots changes, so from then on any slot may hold what another one had lost.
+pub(crate) fn losses(evidence: &Evidence, last: Generation, slot: Slot) -> Vec<Loss> {
+    if !may_continue(evidence) {
+        return Vec::new();
+    }
+    let before: Vec<_> = evidence.generations.iter().filter(|it| it.generation <= last).collect();
+    let moved_after =
+        |at: usize| before[at..].windows(2).any(|it| it[0].slots.len() != it[1].slots.len());
+    let of_slot = before.iter().enumerate().filter(|(at, record)| {
+        let lost = lost(record);
+        lost.contains(&slot) || !lost.is_empty() && moved_after(*at)
+    });
+    let loss = |record: &GenerationRecord| Loss {
+        generation: record.generation,
+        checkpoint: record.checkpoint.clone(),
+    };
+    of_slot.map(|(_, record)| loss(record)).collect()
+}
+
+impl Report {
+    fn generation(&mut self, generation: Generation, reason: String) {
+        let what = What::Generation { generation, reason };
+        self.findings.push(Finding::new(Severity::Violation, what));
+    }
+}

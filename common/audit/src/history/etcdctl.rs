@@ -1,0 +1,112 @@
+//! Reads what `etcdctl watch --prefix --rev=1 -w json` writes: one response a line, keys and values
+//! in Base64 (RFC 4648).
+
+use std::collections::BTreeMap;
+
+use base64::prelude::{BASE64_STANDARD, Engine as _};
+use serde::Deserialize;
+
+use super::{Change, Revision};
+
+/// Why a line is not a watch response.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line} is no answer to a watch: {reason}")]
+pub struct ParseError {
+    pub line: usize,
+    pub reason: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Response {
+    #[serde(default)]
+    events: Vec<Event>,
+    #[serde(default)]
+    compact_revision: i64,
+}
+
+#[derive(Deserialize)]
+struct Event {
+    /// 1 or `DELETE` for a deletion; absent for a put.
+    #[serde(default, rename = "type")]
+    kind: serde_json::Value,
+    kv: KeyValue,
+}
+
+#[derive(Deserialize)]
+struct KeyValue {
+    key: String,
+    #[serde(default)]
+    value: String,
+    #[serde(default)]
+    create_revision: i64,
+    mod_revision: i64,
+    #[serde(default)]
+    version: i64,
+}
+
+/// The revisions of all lines, ascending. A response may be cut into several.
+///
+/// # Errors
+/// If a line is of another form, or says that history was compacted.
+pub fn parse(lines: &str) -> Result<Vec<Revision>, ParseError> {
+    let mut revisions: BTreeMap<i64, Vec<Change>> = BTreeMap::new();
+    for (number, line) in lines.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+        let failed = |reason: String| ParseError { line: number + 1, reason };
+        let response: Response =
+            serde_json::from_str(line).map_err(|error| failed(error.to_string()))?;
+        if response.compact_revision != 0 {
+            let reason = format!("everything before {} was compacted", response.compact_revision);
+            return Err(failed(reason));
+        }
+        for Event { kind, kv } in response.events {
+            let text = |it: &str| decode(it).ok_or_else(|| failed("a key is no text".to_owned()));
+            let is_delete = kind == 1 || kind == "DELETE";
+            let change = Change {
+                key: text(&kv.key)?,
+                value: if is_delete { None } else { Some(text(&kv.value)?) },
+                create_revision: kv.create_revision,
+                version: kv.version,
+            };
+            revisions.entry(kv.mod_revision).or_default().push(change);
+        }
+    }
+    let revision = |(revision, changes)| Revision { revision, changes };
+    Ok(revisions.into_iter().map(revision).collect())
+}
+
+/// Decodes Base64 of UTF-8.
+fn decode(text: &str) -> Option<String> {
+    String::from_utf8(BASE64_STANDARD.decode(text).ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn puts_and_deletes_are_told_apart_and_sorted_into_revisions() {
+        let lines = concat!(
+            r#"{"Header":{"revision":9},"Events":[{"kv":{"key":"L2E=","create_revision":3,"#,
+            r#""mod_revision":5,"version":2,"value":"eA=="}},{"type":1,"kv":{"key":"L2I=","#,
+            r#""mod_revision":5}}],"CompactRevision":0,"Canceled":false,"Created":false}"#,
+            "\n\n",
+            r#"{"Events":[{"type":"DELETE","kv":{"key":"L2E=","mod_revision":7}}]}"#,
+        );
+        let put =
+            Change { key: "/a".into(), value: Some("x".into()), create_revision: 3, version: 2 };
+        let deleted =
+            |key: &str| Change { key: key.into(), value: None, create_revision: 0, version: 0 };
+        let expected = [
+            Revision { revision: 5, changes: vec![put, deleted("/b")] },
+            Revision { revision: 7, changes: vec![deleted("/a")] },
+        ];
+        assert_eq!(parse(lines).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_compacted_history_is_refused() {
+        assert!(parse(r#"{"CompactRevision":12}"#).unwrap_err().to_string().contains("compacted"));
+        assert_eq!(parse("{}\nnonsense").unwrap_err().line, 2);
+    }
+}

@@ -1,0 +1,181 @@
+//! Everything but the task queues: the lock, generations, checkpoints, and what is written once.
+
+use std::collections::BTreeMap;
+
+use steadfast_common::ids::Generation;
+use steadfast_common::keys::Keys;
+use steadfast_common::records::{CheckpointRecord, GenerationRecord};
+
+use super::records::read;
+use super::{Change, HistoryReport, Job, Revision, Rule};
+
+/// The keys that these rules are about, as of the last revision.
+pub(super) struct Keyspace<'a> {
+    keys: &'a Keys,
+    lock: Option<Lock>,
+    /// The create-revision of the youngest lock so far.
+    youngest: i64,
+    generation: Option<GenerationRecord>,
+    checkpoints: BTreeMap<String, CheckpointRecord>,
+    latest: Option<String>,
+}
+
+struct Lock {
+    create_revision: i64,
+    holder: String,
+}
+
+impl<'a> Keyspace<'a> {
+    pub fn new(job: &Job<'a>, start: &[Change]) -> Self {
+        let mut keyspace = Self {
+            keys: job.keys,
+            lock: None,
+            youngest: 0,
+            generation: None,
+            checkpoints: BTreeMap::new(),
+            latest: None,
+        };
+        // What breaks a rule before the beginning is not ours to tell.
+        let mut unseen = HistoryReport::default();
+        start.iter().for_each(|change| keyspace.apply(0, change, &mut unseen));
+        keyspace
+    }
+
+    /// The record of a checkpoint that exists.
+    pub fn checkpoint(&self, id: &str) -> Option<&CheckpointRecord> {
+        self.checkpoints.get(id)
+    }
+
+    /// Checks one revision and takes it in.
+    pub fn check(&mut self, revision: &Revision, report: &mut HistoryReport) {
+        let at = revision.revision;
+        self.check_fence(revision, report);
+        let before = self.latest.clone().and_then(|id| {
+            let position = self.checkpoints.get(&id)?.position.version;
+            Some((id, position))
+        });
+        let pointer = self.keys.checkpoint_latest();
+        let mut moved = false;
+        for change in &revision.changes {
+            moved |= change.key == pointer;
+            self.check_once(at, change, report);
+            self.apply(at, change, report);
+        }
+        let Some(id) = &self.latest else { return };
+        let Some(record) = self.checkpoints.get(id) else {
+            let text = format!("checkpoint {id} is called the latest and does not exist");
+            return report.breaks(at, Rule::Checkpoints, text);
+        };
+        let Some((id_before, version)) = before.filter(|_| moved) else { return };
+        let is_whole = self.checkpoints.get(&id_before).is_some_and(|it| it.set_aside.is_none());
+        if record.position.version < version && is_whole {
+            let text = format!("the latest checkpoint goes back from {id_before} to {id}");
+            report.breaks(at, Rule::Checkpoints, text);
+        }
+    }
+
+    /// Whether only the acting master may make a change.
+    fn is_governed(&self, key: &str) -> bool {
+        let keys = self.keys;
+        let under = [
+            keys.tasks_prefix(),
+            keys.given_up_prefix(),
+            keys.checkpoints_prefix(),
+            keys.generations_prefix(),
+        ];
+        let single = [keys.generation(), keys.init(), keys.evaluation(), keys.result()];
+        under.iter().any(|prefix| key.starts_with(prefix)) || single.iter().any(|it| it == key)
+    }
+
+    fn check_fence(&mut self, revision: &Revision, report: &mut HistoryReport) {
+        let at = revision.revision;
+        let lock = self.keys.master_lock();
+        let governed = revision.changes.iter().find(|change| self.is_governed(&change.key));
+        let put = revision.changes.iter().find(|change| change.key == lock);
+        if let Some(Change { value: Some(holder), create_revision, .. }) = put {
+            if *create_revision < self.youngest {
+                let text = "the master's lock is older than one before it";
+                report.breaks(at, Rule::Fence, text);
+            }
+            let reigns =
+                self.lock.as_ref().is_some_and(|it| it.create_revision == *create_revision);
+            let is_other = self.lock.as_ref().is_some_and(|it| reigns && it.holder != *holder);
+            if is_other {
+                let text = "somebody wrote who had not taken the lock that stands";
+                report.breaks(at, Rule::Fence, text);
+            }
+            report.reigns += u64::from(!reigns);
+            let taken = *create_revision == at;
+            if let Some(change) = governed.filter(|_| taken) {
+                let text = format!("{} changed without the lock being held", change.key);
+                report.breaks(at, Rule::Fence, text);
+            }
+            self.youngest = self.youngest.max(*create_revision);
+            report.commits += u64::from(governed.is_some());
+        } else if let Some(change) = governed {
+            let text = format!("{} changed without the master's lock", change.key);
+            report.breaks(at, Rule::Fence, text);
+        }
+    }
+
+    /// The job, the result and each generation's record are written once.
+    fn check_once(&self, at: i64, change: &Change, report: &mut HistoryReport) {
+        let keys = self.keys;
+        let is_final = [keys.job(), keys.result(), keys.numerics()].contains(&change.key)
+            || change.key.starts_with(&keys.generations_prefix());
+        if is_final && (change.value.is_none() || 1 < change.version) {
+            report.breaks(at, Rule::Once, format!("{} changed after it was written", change.key));
+        }
+    }
+
+    fn apply(&mut self, at: i64, change: &Change, report: &mut HistoryReport) {
+        let key = &change.key;
+        if *key == self.keys.master_lock() {
+            self.lock = change
+                .value
+                .clone()
+                .map(|holder| Lock { create_revision: change.create_revision, holder });
+        } else if *key == self.keys.generation() {
+            self.apply_generation(at, change, report);
+        } else if *key == self.keys.checkpoint_latest() {
+            self.latest = change.value.is_some().then(|| read(at, change, report)).flatten();
+        } else if let Some(id) = key.strip_prefix(&self.keys.checkpoints_prefix()) {
+            self.apply_checkpoint(at, id, change, report);
+        }
+    }
+
+    fn apply_generation(&mut self, at: i64, change: &Change, report: &mut HistoryReport) {
+        let record = match &change.value {
+            Some(_) => read::<GenerationRecord>(at, change, report),
+            None => return report.breaks(at, Rule::Generations, "the generation was deleted"),
+        };
+        let Some(record) = record else { return };
+        let before = self.generation.as_ref().map_or(Generation(0), |it| it.generation);
+        if record.generation.0 != before.0 + 1 {
+            let text = format!("generation {} came after {before}", record.generation);
+            report.breaks(at, Rule::Generations, text);
+        }
+        report.generations += 1;
+        self.generation = Some(record);
+    }
+
+    fn apply_checkpoint(&mut self, at: i64, id: &str, change: &Change, report: &mut HistoryReport) {
+        if change.value.is_none() {
+            self.checkpoints.remove(id);
+            return;
+        }
+        let Some(record) = read::<CheckpointRecord>(at, change, report) else { return };
+        match self.checkpoints.get(id) {
+            // Setting it aside, or back, is the one change that may be.
+            Some(known) => {
+                let same =
+                    CheckpointRecord { set_aside: known.set_aside.clone(), ..record.clone() };
+                if same != *known {
+                    report.breaks(at, Rule::Once, format!("checkpoint {id} was changed"));
+                }
+            }
+            None => report.checkpoints += 1,
+        }
+        self.checkpoints.insert(id.to_owned(), record);
+    }
+}

@@ -1,0 +1,294 @@
+//! The task queues of an asynchronous job, folded from their keys.
+//!
+//! A task's queue follows from its key and the head: with a key it is what the key says; without
+//! one it is done if it was handed out, and waits if it was not. So the rules are about what changes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use steadfast_common::ids::{Attempt, Pass, TaskId};
+use steadfast_common::records::{GenerationRecord, QueueRecord, QueueSnapshot, TaskRecord};
+use steadfast_common::schedule::task_order;
+use steadfast_common::spec::Mode;
+
+use super::keyspace::Keyspace;
+use super::records::read;
+use super::{Change, HistoryReport, Job, Revision, Rule};
+
+/// The queues as of the last revision.
+pub(super) struct Queues<'a> {
+    job: Job<'a>,
+    head: Option<QueueRecord>,
+    /// Tasks that have keys, by round. Those of a later round than the head's may be there already.
+    rounds: BTreeMap<u64, BTreeMap<TaskId, TaskRecord>>,
+    /// The order of the head's pass.
+    order: Arc<Order>,
+}
+
+#[derive(Default)]
+struct Order {
+    tasks: Vec<TaskId>,
+    place: BTreeMap<TaskId, u32>,
+}
+
+/// What one revision changes.
+#[derive(Default)]
+struct News {
+    head: Option<QueueRecord>,
+    tasks: BTreeMap<(u64, TaskId), Option<TaskRecord>>,
+    generation: Option<GenerationRecord>,
+}
+
+impl<'a> Queues<'a> {
+    pub fn new(job: &Job<'a>, start: &[Change]) -> Self {
+        let mut queues =
+            Self { job: *job, head: None, rounds: BTreeMap::new(), order: Arc::default() };
+        let mut unseen = HistoryReport::default();
+        let news = queues.news(0, start, &mut unseen);
+        queues.take(news);
+        queues
+    }
+
+    /// Checks one revision and takes it in.
+    pub fn check(
+        &mut self,
+        revision: &Revision,
+        keyspace: &Keyspace<'_>,
+        report: &mut HistoryReport,
+    ) {
+        if self.job.spec.mode == Mode::Sync {
+            return;
+        }
+        let at = revision.revision;
+        let news = self.news(at, &revision.changes, report);
+        if news.head.is_none() && news.tasks.is_empty() {
+            return;
+        }
+        self.check_attempts(at, &news, report);
+        let before = self.head.unwrap_or_default();
+        let after = news.head.unwrap_or(before);
+        self.check_round(at, &news, before.round, report);
+        if after.round == before.round {
+            let is_forward = after.pass == before.pass
+                && before.cursor <= after.cursor
+                && after.cursor as usize <= self.order_of(after.pass).tasks.len();
+            if !is_forward {
+                let text = format!("the head of the queues went from {before:?} to {after:?}");
+                report.breaks(at, Rule::Queues, text);
+            }
+            let order = self.order_of(after.pass);
+            self.check_handed_out(at, &news, &order, before.cursor..after.cursor, report);
+            self.take(news);
+        } else {
+            let ends_pass = after.pass.0 == before.pass.0 + 1 && news.generation.is_none();
+            let to = news.generation.as_ref().map(|record| {
+                let checkpoint =
+                    record.checkpoint.as_deref().and_then(|id| keyspace.checkpoint(id));
+                checkpoint.and_then(|it| it.queue.clone()).unwrap_or_default()
+            });
+            if ends_pass {
+                self.check_pass_end(at, &news, before, report);
+            } else if to.is_none() {
+                let text = format!("pass {} came after pass {}", after.pass.0, before.pass.0);
+                report.breaks(at, Rule::PassEnd, text);
+            }
+            self.take(news);
+            let handed_out_before =
+                to.unwrap_or(QueueSnapshot { pass: after.pass, ..QueueSnapshot::default() });
+            self.check_new_round(at, &handed_out_before, report);
+        }
+    }
+
+    fn news(&self, at: i64, changes: &[Change], report: &mut HistoryReport) -> News {
+        let keys = self.job.keys;
+        let mut news = News::default();
+        for change in changes {
+            if change.key == keys.queue() {
+                if change.value.is_none() {
+                    report.breaks(at, Rule::Queues, "the head of the queues was deleted");
+                }
+                news.head = read(at, change, report);
+            } else if change.key == keys.generation() {
+                news.generation = read(at, change, report);
+            } else if let Some((round, task)) = self.task_of(&change.key) {
+                let record = match &change.value {
+                    Some(_) => match read(at, change, report) {
+                        Some(record) => Some(record),
+                        None => continue,
+                    },
+                    None => None,
+                };
+                news.tasks.insert((round, task), record);
+            }
+        }
+        news
+    }
+
+    fn task_of(&self, key: &str) -> Option<(u64, TaskId)> {
+        let rest = key.strip_prefix(&self.job.keys.tasks_prefix())?;
+        let (round, _) = rest.split_once('/')?;
+        let round = round.parse().ok()?;
+        Some((round, self.job.keys.task_of(round, key)?))
+    }
+
+    fn order_of(&self, pass: Pass) -> Arc<Order> {
+        if self.head.is_some_and(|head| head.pass == pass) && !self.order.tasks.is_empty() {
+            return self.order.clone();
+        }
+        let tasks = task_order(self.job.manifest, self.job.spec.seed, pass);
+        let place = tasks.iter().enumerate().map(|(at, task)| (*task, at as u32)).collect();
+        Arc::new(Order { tasks, place })
+    }
+
+    fn record(&self, round: u64, task: TaskId) -> Option<&TaskRecord> {
+        self.rounds.get(&round)?.get(&task)
+    }
+
+    /// Numbers of attempts count up; one that is over does not come back.
+    fn check_attempts(&self, at: i64, news: &News, report: &mut HistoryReport) {
+        let next = self.head.map_or(Attempt(0), |head| head.next_attempt);
+        let after = news.head.map_or(next, |head| head.next_attempt);
+        if after < next {
+            let text = format!("attempts were numbered up to {next}, and now only to {after}");
+            report.breaks(at, Rule::Attempts, text);
+        }
+        let mut seen = BTreeSet::new();
+        for ((round, task), record) in &news.tasks {
+            let Some(TaskRecord::Pending { attempt, .. }) = record else { continue };
+            let is_same = self.record(*round, *task).is_some_and(
+                |it| matches!(it, TaskRecord::Pending { attempt: known, .. } if known == attempt),
+            );
+            if is_same {
+                continue;
+            }
+            report.attempts += 1;
+            if *attempt < next || after <= *attempt || !seen.insert(*attempt) {
+                let text =
+                    format!("task {task} is pending under attempt {attempt}, which is not new");
+                report.breaks(at, Rule::Attempts, text);
+            }
+        }
+    }
+
+    /// A key of the present round is deleted only when its task is done, so only if it was pending.
+    fn check_round(&self, at: i64, news: &News, round: u64, report: &mut HistoryReport) {
+        for ((of, task), record) in &news.tasks {
+            if *of != round || record.is_some() {
+                continue;
+            }
+            match self.record(round, *task) {
+                Some(TaskRecord::Pending { .. }) => {}
+                Some(TaskRecord::Todo { .. } | TaskRecord::Discarded { .. }) | None => {
+                    let text = format!("task {task} is done and was not pending");
+                    report.breaks(at, Rule::Queues, text);
+                }
+            }
+        }
+    }
+
+    /// A task gets its first key when it is handed out, and then it must get one.
+    fn check_handed_out(
+        &self,
+        at: i64,
+        news: &News,
+        order: &Order,
+        handed_out: std::ops::Range<u32>,
+        report: &mut HistoryReport,
+    ) {
+        let round = news.head.or(self.head).map_or(0, |head| head.round);
+        for ((of, task), record) in &news.tasks {
+            if *of != round || record.is_none() {
+                continue;
+            }
+            let is_known = self.record(round, *task).is_some();
+            let is_new = order.place.get(task).is_some_and(|place| handed_out.contains(place));
+            if !is_known && !is_new {
+                let text = format!("task {task} was done, or not handed out, and has a key again");
+                report.breaks(at, Rule::Queues, text);
+            }
+            let was_given_up =
+                matches!(self.record(round, *task), Some(TaskRecord::Discarded { .. }));
+            if was_given_up && !matches!(record, Some(TaskRecord::Discarded { .. })) {
+                let text = format!("task {task} was given up and is not any more");
+                report.breaks(at, Rule::Queues, text);
+            }
+        }
+        for task in order.tasks.iter().skip(handed_out.start as usize).take(handed_out.len()) {
+            if !matches!(news.tasks.get(&(round, *task)), Some(Some(_))) {
+                let text =
+                    format!("task {task} was passed over: it counts as done without a trainer");
+                report.breaks(at, Rule::Queues, text);
+            }
+        }
+    }
+
+    /// Nothing of the old round waits or is pending when a pass ends.
+    fn check_pass_end(
+        &self,
+        at: i64,
+        news: &News,
+        before: QueueRecord,
+        report: &mut HistoryReport,
+    ) {
+        let order = self.order_of(before.pass);
+        let mut left = self.rounds.get(&before.round).cloned().unwrap_or_default();
+        for ((round, task), record) in &news.tasks {
+            if *round == before.round {
+                match record {
+                    Some(record) => left.insert(*task, record.clone()),
+                    None => left.remove(task),
+                };
+            }
+        }
+        let is_left = |record: &&TaskRecord| !matches!(record, TaskRecord::Discarded { .. });
+        let waiting = left.values().filter(is_left).count();
+        let unseen = order.tasks.len().saturating_sub(before.cursor as usize);
+        if 0 < waiting + unseen {
+            let text = format!(
+                "pass {} ended with {} tasks neither done nor given up",
+                before.pass.0,
+                waiting + unseen
+            );
+            report.breaks(at, Rule::PassEnd, text);
+        }
+    }
+
+    /// A new round calls done only what a checkpoint's queues called done.
+    fn check_new_round(&self, at: i64, from: &QueueSnapshot, report: &mut HistoryReport) {
+        let Some(head) = self.head else { return };
+        let none = BTreeMap::new();
+        let keyed = self.rounds.get(&head.round).unwrap_or(&none);
+        for (place, task) in (0..head.cursor).zip(&self.order.tasks) {
+            let was_done = from.pass == head.pass
+                && place < from.cursor
+                && !from.open.contains_key(task)
+                && !from.discarded.contains_key(task);
+            if !keyed.contains_key(task) && !was_done {
+                let text = format!("task {task} counts as done in a round in which nobody had it");
+                report.breaks(at, Rule::Queues, text);
+            }
+        }
+        let is_handed_out =
+            |task: &&TaskId| self.order.place.get(task).is_some_and(|it| *it < head.cursor);
+        if let Some(task) = keyed.keys().find(|task| !is_handed_out(task)) {
+            let text = format!("task {task} was not handed out and has a key");
+            report.breaks(at, Rule::Queues, text);
+        }
+    }
+
+    fn take(&mut self, news: News) {
+        for ((round, task), record) in news.tasks {
+            let tasks = self.rounds.entry(round).or_default();
+            match record {
+                Some(record) => tasks.insert(task, record),
+                None => tasks.remove(&task),
+            };
+        }
+        if let Some(head) = news.head {
+            self.order = self.order_of(head.pass);
+            self.head = Some(head);
+            // Rounds before the present one matter no more.
+            self.rounds = self.rounds.split_off(&head.round);
+        }
+    }
+}

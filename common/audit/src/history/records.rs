@@ -1,0 +1,21 @@
+//! Values under keys.
+
+use serde::de::DeserializeOwned;
+
+use super::{Change, HistoryReport, Rule};
+
+/// The value that was put, if it is what its key holds.
+pub(super) fn read<T: DeserializeOwned>(
+    at: i64,
+    change: &Change,
+    report: &mut HistoryReport,
+) -> Option<T> {
+    let value = change.value.as_deref()?;
+    match serde_json::from_str(value) {
+        Ok(value) => Some(value),
+        Err(error) => {
+            report.breaks(at, Rule::Value, format!("{}: {error}", change.key));
+            None
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Synchronous jobs: a step counts all its lanes at once, so what a checkpoint counts follows from
+//! its position, the schedule, and the tasks that were given up.
+
+use std::collections::BTreeSet;
+
+use steadfast_common::dataset::Manifest;
+use steadfast_common::ids::{Lane, Pass, Slot, TaskId};
+use steadfast_common::schedule::LaneSchedule;
+use steadfast_common::tally::Counted;
+
+use crate::cause::{Which, explain};
+use crate::sum::PassSums;
+use crate::{Cut, Evidence, PassReport, PassState, Report, SlotFigures, Sum, Verdict, What};
+
+/// Checks every pass up to the checkpoint's.
+pub(crate) fn check(evidence: &Evidence, cut: &Cut, report: &mut Report) {
+    let position = &cut.position;
+    let steps_done = position.version.0.checked_sub(position.pass_start.0);
+    let Some(steps_done) = steps_done else {
+        let reason = "the pass of the checkpoint began after its version".to_owned();
+        return report.violation(What::Position { reason });
+    };
+    let spec = &evidence.spec;
+    let is_beyond = spec.passes.is_some_and(|passes| passes < position.pass.0)
+        || spec.steps.is_some_and(|steps| steps < position.version.0)
+        || position.version.0 < u64::from(position.pass.0);
+    if is_beyond {
+        let reason = "the checkpoint is beyond the end of the job".to_owned();
+        return report.violation(What::Position { reason });
+    }
+    let (mut fewest, mut most) = (0_u64, 0_u64);
+    for pass in (0..position.pass.0).map(Pass) {
+        let plan = Plan::new(evidence, pass);
+        let steps = plan.schedule.steps(&plan.discarded);
+        // A lane whose last tasks are given up once it has come to them ends one step later.
+        (fewest, most) = (fewest + steps, most + steps + u64::from(!plan.discarded.is_empty()));
+        plan.check(cut, None, report);
+    }
+    if !(fewest..=most).contains(&position.pass_start.0) {
+        let reason = format!(
+            "{} steps are said to make up the passes that are over; they have {fewest} to {most}",
+            position.pass_start
+        );
+        report.violation(What::Position { reason });
+    }
+    let present = Plan::new(evidence, position.pass);
+    present.check_dry(cut, steps_done, report);
+    if 0 < steps_done {
+        present.check(cut, Some(steps_done), report);
+    }
+    check_groups(cut, report);
+}
+
+/// Checks what does not belong to one pass: the order of passes, and the number of records told.
+fn check_groups(cut: &Cut, report: &mut Report) {
+    for (slot, group) in cut.groups() {
+        let counted = &group.counted;
+        let mut next = Pass(0);
+        for tally in &counted.passes {
+            if tally.pass < next || cut.position.pass < tally.pass {
+                report.violation(What::PassOutOfOrder { pass: tally.pass, slot });
+            }
+            next = Pass(tally.pass.0.saturating_add(1));
+        }
+        if counted.records() != cut.position.examples {
+            report.violation(What::Examples {
+                told_by: "the checkpoint".to_owned(),
+                told: cut.position.examples,
+                counted: counted.records(),
+            });
+        }
+    }
+}
+
+/// What one pass had to compute.
+struct Plan<'a> {
+    manifest: &'a Manifest,
+    pass: Pass,
+    schedule: LaneSchedule,
+    micro_batch: u32,
+    discarded: BTreeSet<TaskId>,
+}
+
+impl<'a> Plan<'a> {
+    fn new(evidence: &'a Evidence, pass: Pass) -> Self {
+        let (spec, manifest) = (&evidence.spec, &evidence.manifest);
+        let (lanes, micro_batch) = (spec.sync.lanes, spec.sync.micro_batch);
+        let schedule = LaneSchedule::new(manifest, spec.seed, pass, lanes, micro_batch);
+        Self { manifest, pass, schedule, micro_batch, discarded: evidence.discarded_in(pass) }
+    }
+
+    /// Compares what each group counted in the pass, or in its first `steps` steps.
+    fn check(&self, cut: &Cut, steps: Option<u64>, report: &mut Report) {
+        let expected = self.expected(steps);
+        let mut figures = Vec::new();
+        for (slot, group) in cut.groups() {
+            let found = found(&group.counted, self.pass);
+            let verdict = match found == expected {
+                true => Verdict::Exact,
+                false => Verdict::Wrong,
+            };
+            figures.push(SlotFigures { slot, blocks: group.blocks, found, verdict });
+            if verdict == Verdict::Wrong {
+                self.report_mismatch(slot, expected, found, report);
+            }
+        }
+        report.passes.push(PassReport {
+            pass: self.pass,
+            state: if steps.is_some() { PassState::UnderWay } else { PassState::Over },
+            expected,
+            discarded: self.discarded.iter().copied().collect(),
+            discarded_records: self.discarded.iter().map(|it| self.manifest.records_of(*it)).sum(),
+            slots: figures,
+        });
+    }
+
+    fn report_mismatch(&self, slot: Slot, expected: Sum, found: Sum, report: &mut Report) {
+        let cause = explain(expected, found, self.candidates(expected, found));
+        let pass = self.pass;
+        report.violation(What::Miscounted { pass, slot, expected, found, cause });
+    }
+
+    /// The records of the whole pass, or of the first steps: those at the beginning of each lane's
+    /// stream.
+    fn expected(&self, steps: Option<u64>) -> Sum {
+        let mut sum = Sum::default();
+        for lane in (0..self.schedule.lanes()).map(Lane) {
+            let mut left = steps.map_or(u64::MAX, |it| it.saturating_mul(self.micro_batch.into()));
+            for (task, records) in self.schedule.tasks_of(lane) {
+                if self.discarded.contains(task) {
+                    continue;
+                }
+                let to = u64::from(*records).min(left) as u32;
+                sum = sum.and(Sum::of_piece(self.pass, *task, 0..to));
+                left -= u64::from(to);
+            }
+        }
+        sum
+    }
+
+    /// What may have been left out or counted too often.
+    fn candidates(&self, expected: Sum, found: Sum) -> Vec<(Which, Sum)> {
+        let sums = PassSums::new(self.manifest, self.pass);
+        let mut all: Vec<_> =
+            sums.tasks.iter().map(|(task, sum)| (Which::Task(*task), *sum)).collect();
+        // A task that was given up may have contributed its first records before.
+        let extra = found.records.wrapping_sub(expected.records);
+        for task in &self.discarded {
+            if let Some(to) =
+                u32::try_from(extra).ok().filter(|to| sums.of(*task).records > u64::from(*to))
+            {
+                let which = Which::Piece { task: *task, from: 0, to };
+                all.push((which, Sum::of_piece(self.pass, *task, 0..to)));
+            }
+        }
+        for step in 0..self.schedule.steps(&self.discarded) {
+            let mut of_step = Sum::default();
+            for lane in (0..self.schedule.lanes()).map(Lane) {
+                let pieces = self.schedule.micro_batch(lane, step, &self.discarded);
+                let of_lane = pieces.into_iter().fold(Sum::default(), |sum, piece| {
+                    sum.and(Sum::of_piece(self.pass, piece.task, piece.positions))
+                });
+                of_step = of_step.and(of_lane);
+                all.push((Which::MicroBatch { lane, step }, of_lane));
+            }
+            all.push((Which::Step(step), of_step));
+        }
+        all
+    }
+
+    /// A lane is dry once its last micro-batch was counted, and not before.
+    fn check_dry(&self, cut: &Cut, steps: u64, report: &mut Report) {
+        let told: BTreeSet<Lane> = cut.position.dry.iter().copied().collect();
+        for lane in (0..self.schedule.lanes()).map(Lane) {
+            let ends = self.schedule.steps_of(lane, &self.discarded).max(1);
+            let is_over = ends <= steps;
+            let may_go_on = ends == steps && !self.discarded.is_empty();
+            if told.contains(&lane) != is_over && !may_go_on {
+                let reason = format!(
+                    "lane {lane} is {}said to be dry after {steps} steps of the pass; it has \
+                     {ends}",
+                    if is_over { "not " } else { "" }
+                );
+                report.violation(What::Position { reason });
+            }
+        }
+    }
+}
+
+fn found(counted: &Counted, pass: Pass) -> Sum {
+    let tallies = counted.passes.iter().filter(|tally| tally.pass == pass);
+    tallies.fold(Sum::default(), |sum, tally| sum.and(Sum::from(tally)))
+}

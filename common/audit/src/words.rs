@@ -1,0 +1,28 @@
+//! Words that texts for people share. Passes are counted from 1 there.
+
+use std::fmt::Display;
+
+use steadfast_common::ids::Pass;
+
+/// `1 record`, `2 records`.
+pub(crate) fn plural(count: u64, noun: &str) -> String {
+    match count {
+        1 => format!("1 {noun}"),
+        _ => format!("{count} {noun}s"),
+    }
+}
+
+/// The name of a pass.
+pub(crate) fn pass(pass: Pass) -> String {
+    format!("pass {}", u64::from(pass.0) + 1)
+}
+
+/// The first few of a list, and how many more there are.
+pub(crate) fn some<T: Display>(items: &[T]) -> String {
+    const SHOWN: usize = 8;
+    let shown: Vec<String> = items.iter().take(SHOWN).map(ToString::to_string).collect();
+    match items.len().checked_sub(SHOWN) {
+        None | Some(0) => shown.join(", "),
+        Some(more) => format!("{} and {more} more", shown.join(", ")),
+    }
+}

@@ -1,0 +1,275 @@
+//! Histories in which one thing was changed: the rule that it breaks is told, at its revision.
+
+use steadfast_audit::history::{self, Change, HistoryReport, Job, Revision, Rule};
+use steadfast_common::ids::{Generation, TaskId, TrainerId};
+use steadfast_common::records::{GenerationRecord, QueueRecord, TaskRecord};
+use steadfast_common::spec::LostPserver;
+use uuid::Uuid;
+
+use crate::async_world::World;
+use crate::etcd::put;
+
+const SEEDS: u64 = 60;
+
+fn worlds() -> impl Iterator<Item = World> {
+    (1..=SEEDS).map(|seed| {
+        let mut world = World::new(seed, LostPserver::Rewind);
+        world.run();
+        world
+    })
+}
+
+fn check(world: &World) -> HistoryReport {
+    check_from(world, &[], &world.etcd.revisions)
+}
+
+fn check_from(world: &World, start: &[Change], revisions: &[Revision]) -> HistoryReport {
+    let keys = &world.etcd.keys;
+    history::check(&Job { keys, spec: &world.spec, manifest: &world.manifest }, start, revisions)
+}
+
+/// The last revision breaks this rule, and no other one does any.
+fn is_told(world: &World, rule: Rule) {
+    let report = check(world);
+    let last = world.etcd.revisions.last().expect("there are some").revision;
+    assert!(report.broken.iter().any(|it| it.rule == rule), "{rule:?}: {report}");
+    assert!(report.broken.iter().all(|it| it.revision == last), "{report}");
+}
+
+/// Who acts at the end.
+fn holder(world: &World) -> u128 {
+    let lock = world.etcd.keys.master_lock();
+    let changes = world.etcd.revisions.iter().rev().flat_map(|it| &it.changes);
+    let mut values = changes.filter(|it| it.key == lock).filter_map(|it| it.value.as_deref());
+    let value: serde_json::Value =
+        serde_json::from_str(values.next().expect("somebody acts")).expect("it is JSON");
+    let id: Uuid = value["holder"].as_str().expect("it has a holder").parse().expect("an id");
+    id.as_u128()
+}
+
+fn head(world: &World) -> QueueRecord {
+    world.ledger.head()
+}
+
+fn pending(attempt: u64) -> TaskRecord {
+    TaskRecord::Pending {
+        failures: 0,
+        attempt: steadfast_common::ids::Attempt(attempt),
+        trainer: TrainerId(Uuid::from_u128(7)),
+        failed_by: Vec::new(),
+    }
+}
+
+/// A job in the midst of a pass in which something was done.
+fn underway() -> impl Iterator<Item = World> {
+    (1..=SEEDS).map(|seed| {
+        let mut world = World::new(seed, LostPserver::Rewind);
+        while world.ledger.queues().done == 0 || world.ledger.pending().next().is_none() {
+            world.step();
+            assert!(!world.over);
+        }
+        world
+    })
+}
+
+/// I1
+#[test]
+fn a_commit_without_the_lock_is_told() {
+    for mut world in worlds() {
+        let lock = world.etcd.keys.master_lock();
+        let commits = world.etcd.revisions.iter().filter(|it| 1 < it.changes.len()).count();
+        let victim = world.dice.roll(commits);
+        let mut commits = world.etcd.revisions.iter_mut().filter(|it| 1 < it.changes.len());
+        let revision = commits.nth(victim).expect("it was counted");
+        revision.changes.retain(|change| change.key != lock);
+        let at = revision.revision;
+        let report = check(&world);
+        assert!(report.broken.iter().any(|it| it.rule == Rule::Fence && it.revision == at));
+    }
+}
+
+/// I4
+#[test]
+fn an_attempt_that_comes_again_is_told() {
+    for mut world in underway() {
+        let holder = holder(&world);
+        let (task, attempt, _) = world.ledger.pending().next().expect("one is pending");
+        let record = pending(attempt.0.saturating_sub(1).min(attempt.0));
+        if attempt.0 == 0 {
+            continue;
+        }
+        let op = put(&world.etcd.keys.task(head(&world).round, task), &record);
+        world.etcd.commit(holder, vec![op]);
+        is_told(&world, Rule::Attempts);
+    }
+}
+
+/// I4: the numbers of attempts never go back.
+#[test]
+fn attempts_that_are_numbered_anew_are_told() {
+    for mut world in underway() {
+        let (holder, head) = (holder(&world), head(&world));
+        let next_attempt = steadfast_common::ids::Attempt(0);
+        let op = put(&world.etcd.keys.queue(), &QueueRecord { next_attempt, ..head });
+        world.etcd.commit(holder, vec![op]);
+        is_told(&world, Rule::Attempts);
+    }
+}
+
+/// I2: a task that is done does not come back in its pass.
+#[test]
+fn a_task_that_is_done_and_pending_again_is_told() {
+    for mut world in underway() {
+        let (holder, head) = (holder(&world), head(&world));
+        let queue = world.ledger.snapshot();
+        let order =
+            steadfast_common::schedule::task_order(&world.manifest, world.spec.seed, queue.pass);
+        let done = order
+            .into_iter()
+            .take(queue.cursor as usize)
+            .find(|task| !queue.open.contains_key(task) && !queue.discarded.contains_key(task));
+        let done = done.expect("one is done");
+        let next = steadfast_common::ids::Attempt(head.next_attempt.0 + 1);
+        let keys = world.etcd.keys.clone();
+        let ops = vec![
+            put(&keys.queue(), &QueueRecord { next_attempt: next, ..head }),
+            put(&keys.task(head.round, done), &pending(head.next_attempt.0)),
+        ];
+        world.etcd.commit(holder, ops);
+        is_told(&world, Rule::Queues);
+    }
+}
+
+/// I2: a task counts as done only after somebody had it.
+#[test]
+fn a_task_that_is_passed_over_is_told() {
+    let mut seen = 0;
+    for mut world in underway() {
+        let (holder, head) = (holder(&world), head(&world));
+        if head.cursor as usize == world.manifest.training_tasks().len() {
+            continue;
+        }
+        let op = put(&world.etcd.keys.queue(), &QueueRecord { cursor: head.cursor + 1, ..head });
+        world.etcd.commit(holder, vec![op]);
+        is_told(&world, Rule::Queues);
+        seen += 1;
+    }
+    assert!(10 < seen);
+}
+
+/// I2
+#[test]
+fn a_key_of_a_task_that_the_pass_does_not_have_is_told() {
+    for mut world in underway() {
+        let holder = holder(&world);
+        let key = world.etcd.keys.task(head(&world).round, TaskId(9_999));
+        let record = TaskRecord::Discarded { failures: 9, reason: "bad".to_owned() };
+        world.etcd.commit(holder, vec![put(&key, &record)]);
+        is_told(&world, Rule::Queues);
+    }
+}
+
+/// I3
+#[test]
+fn a_pass_that_ends_with_a_task_pending_is_told() {
+    for mut world in underway() {
+        let (holder, head) = (holder(&world), head(&world));
+        let pass = steadfast_common::ids::Pass(head.pass.0 + 1);
+        let next = QueueRecord { round: head.round + 1, pass, cursor: 0, ..head };
+        world.etcd.commit(holder, vec![put(&world.etcd.keys.queue(), &next)]);
+        is_told(&world, Rule::PassEnd);
+    }
+}
+
+/// I2: after going back, only what the checkpoint called done is done.
+#[test]
+fn queues_that_go_back_to_something_else_than_the_checkpoint_are_told() {
+    for mut world in underway() {
+        let (holder, head) = (holder(&world), head(&world));
+        let next = QueueRecord { round: head.round + 1, cursor: 1, ..head };
+        let keys = world.etcd.keys.clone();
+        let generation = Generation(world.generations.len() as u64 + 1);
+        let record = GenerationRecord { generation, ..GenerationRecord::default() };
+        let ops = vec![put(&keys.queue(), &next), put(&keys.generation(), &record)];
+        world.etcd.commit(holder, ops);
+        is_told(&world, Rule::Queues);
+    }
+}
+
+/// I5
+#[test]
+fn generations_that_do_not_count_up_by_one_are_told() {
+    for (number, mut world) in worlds().enumerate() {
+        let holder = holder(&world);
+        let present = world.generations.len() as u64;
+        let generation = Generation([present, present + 2, 0][number % 3]);
+        let record = GenerationRecord { generation, ..GenerationRecord::default() };
+        let op = put(&world.etcd.keys.generation(), &record);
+        world.etcd.commit(holder, vec![op]);
+        is_told(&world, Rule::Generations);
+    }
+}
+
+/// I9
+#[test]
+fn a_pointer_to_a_checkpoint_that_does_not_exist_is_told() {
+    for (number, mut world) in worlds().enumerate() {
+        let holder = holder(&world);
+        let keys = world.etcd.keys.clone();
+        let latest = world.saved.last().expect("the last is always taken").id.clone();
+        let op = match number.is_multiple_of(2) {
+            true => put(&keys.checkpoint_latest(), &"none"),
+            false => (keys.checkpoint(&latest), None),
+        };
+        world.etcd.commit(holder, vec![op]);
+        is_told(&world, Rule::Checkpoints);
+    }
+}
+
+/// I9: nobody goes back behind a good checkpoint unless it was set aside.
+#[test]
+fn a_pointer_that_goes_back_behind_a_good_checkpoint_is_told() {
+    let mut seen = 0;
+    for mut world in worlds() {
+        let holder = holder(&world);
+        let last = world.saved.last().expect("the last is always taken").position.version;
+        let older = world.saved.iter().find(|it| it.position.version < last);
+        let Some(older) = older.map(|it| it.id.clone()) else { continue };
+        let op = put(&world.etcd.keys.checkpoint_latest(), &older);
+        world.etcd.commit(holder, vec![op]);
+        is_told(&world, Rule::Checkpoints);
+        seen += 1;
+    }
+    assert!(10 < seen);
+}
+
+/// F35, I9: a manifest that exists is not rewritten.
+#[test]
+fn a_checkpoint_or_a_generation_that_is_rewritten_is_told() {
+    for mut world in worlds() {
+        let holder = holder(&world);
+        let keys = world.etcd.keys.clone();
+        let op = put(&keys.generation_record(Generation(1)), &GenerationRecord::default());
+        world.etcd.commit(holder, vec![op]);
+        is_told(&world, Rule::Once);
+    }
+}
+
+/// F19: a history whose beginning was compacted is checked from what etcd held then.
+#[test]
+fn a_history_is_checked_from_the_middle_on_as_well() {
+    for world in worlds() {
+        let middle = world.etcd.revisions.len() / 2;
+        let (before, after) = world.etcd.revisions.split_at(middle);
+        let mut held = std::collections::BTreeMap::new();
+        for change in before.iter().flat_map(|it| &it.changes) {
+            match change.value {
+                Some(_) => held.insert(change.key.clone(), change.clone()),
+                None => held.remove(&change.key),
+            };
+        }
+        let start: Vec<Change> = held.into_values().collect();
+        let report = check_from(&world, &start, after);
+        assert!(report.is_clean(), "{report}");
+    }
+}

@@ -1,0 +1,104 @@
+//! A simulated etcd that writes down its history, with the master's lock put in each commit.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use steadfast_audit::history::{Change, Revision};
+use steadfast_common::keys::Keys;
+use steadfast_common::records::LockRecord;
+use steadfast_master_core::ledger::Fact;
+use uuid::Uuid;
+
+#[derive(Clone, Debug)]
+pub struct Etcd {
+    pub keys: Keys,
+    pub revisions: Vec<Revision>,
+    /// Create-revision and version of each key.
+    entries: BTreeMap<String, (i64, i64)>,
+    revision: i64,
+}
+
+/// A key to be put, or deleted.
+pub type Op = (String, Option<String>);
+
+pub fn put<T: Serialize>(key: &str, value: &T) -> Op {
+    (key.to_owned(), Some(serde_json::to_string(value).expect("records are plain data")))
+}
+
+impl Etcd {
+    pub fn new() -> Self {
+        let keys = Keys::of_job("job");
+        Self { keys, revisions: Vec::new(), entries: BTreeMap::new(), revision: 0 }
+    }
+
+    /// One transaction.
+    pub fn txn(&mut self, ops: Vec<Op>) {
+        self.revision += 1;
+        let at = self.revision;
+        // A key at most once, as etcd wants it.
+        let ops: BTreeMap<String, Option<String>> = ops.into_iter().collect();
+        let mut changes = Vec::new();
+        for (key, value) in ops {
+            if value.is_none() && !self.entries.contains_key(&key) {
+                continue;
+            }
+            let entry = self.entries.entry(key.clone()).or_insert((at, 0));
+            entry.1 += 1;
+            let (create_revision, version) = *entry;
+            let change = match value.is_some() {
+                true => Change { key: key.clone(), value, create_revision, version },
+                false => Change { key: key.clone(), value, create_revision: 0, version: 0 },
+            };
+            if change.value.is_none() {
+                self.entries.remove(&key);
+            }
+            changes.push(change);
+        }
+        if !changes.is_empty() {
+            self.revisions.push(Revision { revision: at, changes });
+        }
+    }
+
+    fn lock(&self, holder: u128) -> Op {
+        put(&self.keys.master_lock(), &LockRecord { holder: Uuid::from_u128(holder) })
+    }
+
+    /// The lock of the one before is over, and another takes it.
+    pub fn seize(&mut self, holder: u128) {
+        self.txn(vec![(self.keys.master_lock(), None)]);
+        let lock = self.lock(holder);
+        self.txn(vec![lock]);
+    }
+
+    /// The lock is over and nobody has it.
+    pub fn expire_lock(&mut self) {
+        self.txn(vec![(self.keys.master_lock(), None)]);
+    }
+
+    /// A commit of the one who acts.
+    pub fn commit(&mut self, holder: u128, mut ops: Vec<Op>) {
+        if ops.is_empty() {
+            return;
+        }
+        ops.push(self.lock(holder));
+        self.txn(ops);
+    }
+
+    /// Facts about queues as changes of keys, as the master's store writes them.
+    pub fn ops_of(&self, mut round: u64, facts: &[Fact]) -> Vec<Op> {
+        let keys = &self.keys;
+        let op = |fact: &Fact| match fact {
+            Fact::Head(head) => {
+                round = head.round;
+                put(&keys.queue(), head)
+            }
+            Fact::Task { task, record } => put(&keys.task(round, *task), record),
+            Fact::Done { task } => (keys.task(round, *task), None),
+            Fact::GivenUp { pass, task, reason } => put(&keys.given_up(*pass, *task), reason),
+            Fact::TakenBack { pass, task } => (keys.given_up(*pass, *task), None),
+            Fact::Replied { trainer, reply } => put(&keys.reply(*trainer), reply),
+            Fact::Forgotten { trainer } => (keys.reply(*trainer), None),
+        };
+        facts.iter().map(op).collect()
+    }
+}

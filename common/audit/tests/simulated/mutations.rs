@@ -1,0 +1,197 @@
+//! Each guard that is missing is found, whatever else happened: the audits of jobs that are simulated
+//! without it are never clean.
+
+use steadfast_audit::history::{self, Job, Rule};
+use steadfast_audit::{What, audit};
+use steadfast_common::ids::Pass;
+use steadfast_common::spec::LostPserver;
+
+use crate::async_world::{Mutation, World};
+use crate::sync_world;
+
+/// Runs in which the missing guard has to matter.
+const RUNS: usize = 200;
+
+/// Audits jobs without a guard until it has mattered often enough; each of them must be red.
+fn is_always_found(mutation: Mutation) {
+    let (mut fired, mut seed) = (0, 0);
+    while fired < RUNS {
+        seed += 1;
+        assert!(seed < 100_000, "{mutation:?} matters too rarely");
+        let mut world = World::new(seed, LostPserver::Rewind);
+        world.mutation = Some(mutation);
+        world.run();
+        let report = world.audit();
+        assert!(!world.fired || !report.is_clean(), "{mutation:?}, seed {seed}: {report}");
+        fired += usize::from(world.fired);
+    }
+}
+
+/// I6, F25, F26
+#[test]
+fn a_piece_that_counts_again_is_found() {
+    is_always_found(Mutation::NoDeduplication);
+}
+
+/// I4, F2
+#[test]
+fn a_late_report_that_counts_for_another_attempt_is_found() {
+    is_always_found(Mutation::NoAttemptCheck);
+}
+
+/// I6, I10
+#[test]
+fn a_slot_that_goes_back_and_keeps_its_sums_is_found() {
+    is_always_found(Mutation::TalliesNotRestored);
+}
+
+/// I6, I10
+#[test]
+fn queues_that_do_not_go_back_with_the_slots_are_found() {
+    is_always_found(Mutation::QueueNotRestored);
+}
+
+/// I5, F4
+#[test]
+fn a_slot_whose_memory_is_lost_without_a_generation_is_found() {
+    is_always_found(Mutation::SilentLoss);
+}
+
+/// I6, F48
+#[test]
+fn records_in_the_place_of_others_are_found() {
+    is_always_found(Mutation::Exchanged);
+}
+
+/// I6: the queues of the checkpoint bring the task back, and a shard that has left the pass does not
+/// count it any more.
+#[test]
+fn a_task_given_up_between_queues_and_shards_of_a_checkpoint_is_found_when_it_is_lost() {
+    let red = (1..3000).filter(|seed| {
+        let mut world = World::new(*seed, LostPserver::Rewind);
+        world.mutation = Some(Mutation::GivenUpWhileCut);
+        world.run();
+        !world.audit().is_clean()
+    });
+    assert!(5 < red.count());
+}
+
+/// I3
+#[test]
+fn a_task_that_was_given_up_and_is_not_listed_is_found() {
+    let (mut seen, mut seed) = (0, 0);
+    while seen < RUNS {
+        seed += 1;
+        let mut world = World::new(seed, LostPserver::Rewind);
+        world.run();
+        let mut evidence = world.evidence(world.saved.last());
+        let of_bad = evidence.discarded.iter().position(|it| world.bad.contains(&it.task));
+        let Some(hidden) = of_bad else { continue };
+        evidence.discarded.remove(hidden);
+        if let Some(result) = &mut evidence.result {
+            result.discarded.remove(hidden);
+        }
+        let report = audit(&evidence);
+        assert!(!report.is_clean(), "seed {seed}: {report}");
+        seen += 1;
+    }
+}
+
+/// S004-20, I1, F2: a former master whose writes are not fenced is found, whether its lock was taken
+/// by another or is just over.
+#[test]
+fn a_commit_of_a_former_master_is_found() {
+    for seed in 1..=RUNS as u64 {
+        let mut world = World::new(seed, LostPserver::Rewind);
+        for _ in 0..20 + world.dice.roll(300) {
+            if !world.over {
+                world.step();
+            }
+        }
+        let former = world.ledger.clone();
+        let expired = seed.is_multiple_of(2);
+        if expired {
+            world.etcd.expire_lock();
+        } else {
+            world.etcd.seize(1_000);
+        }
+        // What it decides on its old picture of the queues.
+        let head = former.head();
+        let late = vec![crate::etcd::put(&world.etcd.keys.queue(), &head)];
+        let with_lock = world.dice.once_in(2);
+        match with_lock {
+            true => world.etcd.commit(999, late),
+            false => world.etcd.txn(late),
+        }
+        let keys = &world.etcd.keys;
+        let job = Job { keys, spec: &world.spec, manifest: &world.manifest };
+        let report = history::check(&job, &[], &world.etcd.revisions);
+        assert!(report.broken.iter().any(|it| it.rule == Rule::Fence), "seed {seed}: {report}");
+    }
+}
+
+fn is_always_found_in_steps(mutation: sync_world::Mutation) {
+    let (mut fired, mut seed) = (0, 0);
+    while fired < RUNS {
+        seed += 1;
+        assert!(seed < 100_000, "{mutation:?} matters too rarely");
+        let mut world = sync_world::World::new(seed);
+        world.mutation = Some(mutation);
+        world.run();
+        let report = world.audit();
+        assert!(!world.fired || !report.is_clean(), "{mutation:?}, seed {seed}: {report}");
+        fired += usize::from(world.fired);
+    }
+}
+
+/// I6, I7, F25
+#[test]
+fn a_lane_that_counts_again_is_found() {
+    is_always_found_in_steps(sync_world::Mutation::NoDeduplication);
+}
+
+/// I7
+#[test]
+fn a_lane_that_is_left_out_of_a_step_is_found() {
+    is_always_found_in_steps(sync_world::Mutation::LaneSkipped);
+}
+
+/// I7, I10
+#[test]
+fn a_synchronous_slot_that_goes_back_and_keeps_its_counts_is_found() {
+    is_always_found_in_steps(sync_world::Mutation::CountsNotRestored);
+}
+
+/// I5, F4
+#[test]
+fn a_synchronous_slot_whose_memory_is_lost_without_a_generation_is_found() {
+    is_always_found_in_steps(sync_world::Mutation::SilentLoss);
+}
+
+/// I7
+#[test]
+fn records_in_the_place_of_others_in_a_lane_are_found() {
+    is_always_found_in_steps(sync_world::Mutation::Exchanged);
+}
+
+/// I3, I7
+#[test]
+fn a_task_of_a_synchronous_job_that_was_given_up_and_is_not_listed_is_found() {
+    let (mut seen, mut seed) = (0, 0);
+    while seen < RUNS {
+        seed += 1;
+        let mut world = sync_world::World::new(seed);
+        world.run();
+        let mut evidence = world.evidence();
+        // One that a pass that is over left out; the present pass may not have come to it.
+        let passes = evidence.checkpoint.as_ref().map_or(Pass(0), |it| it.position.pass);
+        let Some(hidden) = evidence.discarded.iter().position(|it| it.pass < passes) else {
+            continue;
+        };
+        evidence.discarded.remove(hidden);
+        let report = audit(&evidence);
+        let is_missed = report.findings.iter().any(|it| matches!(it.what, What::Miscounted { .. }));
+        assert!(!report.is_clean() && is_missed, "seed {seed}: {report}");
+        seen += 1;
+    }
+}

@@ -1,0 +1,145 @@
+//! Writes safetensors files that have the same bytes whenever they have the same content. (The
+//! library writes several metadata entries in an order of chance.)
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
+
+/// The longest header that readers accept.
+const HEADER_BYTES_MAX: usize = 100_000_000;
+/// Length of the header's length; headers are padded to a multiple of it.
+const WORD: usize = size_of::<u64>();
+/// What the format keeps for itself.
+const METADATA: &str = "__metadata__";
+
+/// Why there can be no such file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EncodeError {
+    #[error("two tensors are called `{name}`; rename one of the parameters")]
+    SameName { name: String },
+    #[error("a tensor is called `{METADATA}`, which the file format keeps for itself; rename it")]
+    Reserved,
+    #[error("the header of {bytes} bytes is longer than readers accept; use fewer parameters")]
+    HeaderTooLarge { bytes: usize },
+}
+
+/// One tensor of `f32`.
+pub(crate) struct Tensor<'a> {
+    pub name: String,
+    /// As many values as `values` has.
+    pub shape: Vec<usize>,
+    pub values: &'a [f32],
+}
+
+#[derive(Serialize)]
+struct Info<'a> {
+    dtype: &'static str,
+    shape: &'a [usize],
+    data_offsets: (usize, usize),
+}
+
+struct Header<'a> {
+    metadata: &'a BTreeMap<&'static str, String>,
+    tensors: &'a [Tensor<'a>],
+}
+
+impl Serialize for Header<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry(METADATA, self.metadata)?;
+        let mut start = 0;
+        for tensor in self.tensors {
+            let end = start + size_of_val(tensor.values);
+            let info = Info { dtype: "F32", shape: &tensor.shape, data_offsets: (start, end) };
+            map.serialize_entry(&tensor.name, &info)?;
+            start = end;
+        }
+        map.end()
+    }
+}
+
+/// Writes `tensors` in the order of their names.
+///
+/// # Errors
+/// See [`EncodeError`].
+pub(crate) fn encode(
+    mut tensors: Vec<Tensor<'_>>,
+    metadata: &BTreeMap<&'static str, String>,
+) -> Result<Bytes, EncodeError> {
+    tensors.sort_unstable_by(|left, right| left.name.cmp(&right.name));
+    if let Some(pair) = tensors.windows(2).find(|pair| pair[0].name == pair[1].name) {
+        return Err(EncodeError::SameName { name: pair[0].name.clone() });
+    }
+    if tensors.iter().any(|tensor| tensor.name == METADATA) {
+        return Err(EncodeError::Reserved);
+    }
+    let header = Header { metadata, tensors: &tensors };
+    let mut header = serde_json::to_vec(&header).expect("names and numbers can be written");
+    header.resize(header.len().next_multiple_of(WORD), b' ');
+    if HEADER_BYTES_MAX < header.len() {
+        return Err(EncodeError::HeaderTooLarge { bytes: header.len() });
+    }
+    let data: usize = tensors.iter().map(|tensor| size_of_val(tensor.values)).sum();
+    let mut file = Vec::with_capacity(WORD + header.len() + data);
+    file.extend((header.len() as u64).to_le_bytes());
+    file.extend(header);
+    for tensor in &tensors {
+        file.extend_from_slice(bytemuck::cast_slice(tensor.values));
+    }
+    Ok(file.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use safetensors::tensor::{Dtype, TensorView};
+
+    use super::*;
+
+    fn tensors() -> Vec<Tensor<'static>> {
+        let tensor = |name: &str, shape: &[usize], values: &'static [f32]| Tensor {
+            name: name.to_owned(),
+            shape: shape.to_vec(),
+            values,
+        };
+        vec![
+            tensor("w@0", &[2, 2], &[1.0, 2.0, 3.0, 4.0]),
+            tensor("a \"quoted\" näme", &[1], &[-0.0]),
+            tensor("scalar", &[], &[7.5]),
+            tensor("nothing", &[0], &[]),
+        ]
+    }
+
+    #[test]
+    fn a_file_has_the_very_bytes_that_the_library_would_write() {
+        let ours = encode(tensors(), &BTreeMap::from([("one", "entry".to_owned())])).unwrap();
+        let tensors = tensors();
+        let views = tensors.iter().map(|it| {
+            let bytes = bytemuck::cast_slice(it.values);
+            (&it.name, TensorView::new(Dtype::F32, it.shape.clone(), bytes).unwrap())
+        });
+        let metadata = HashMap::from([("one".to_owned(), "entry".to_owned())]);
+        assert_eq!(ours, safetensors::serialize(views, Some(metadata)).unwrap());
+    }
+
+    #[test]
+    fn the_same_content_gives_the_same_bytes() {
+        let metadata: BTreeMap<&'static str, String> =
+            ["c", "a", "b", "d"].map(|key| (key, key.to_owned())).into();
+        let mut other = tensors();
+        other.reverse();
+        assert_eq!(encode(tensors(), &metadata), encode(other, &metadata));
+    }
+
+    #[test]
+    fn tensors_whose_names_clash_are_refused() {
+        let named = |name: &str| Tensor { name: name.to_owned(), shape: vec![0], values: &[] };
+        let none = BTreeMap::new();
+        let same = encode(vec![named("m/w@0"), named("m/w@0")], &none);
+        assert_eq!(same, Err(EncodeError::SameName { name: "m/w@0".to_owned() }));
+        assert_eq!(encode(vec![named(METADATA)], &none), Err(EncodeError::Reserved));
+    }
+}

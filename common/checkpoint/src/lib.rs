@@ -1,0 +1,20 @@
+//! The format of a checkpoint's objects, and of the model file that is made of them: one
+//! implementation for whoever writes, restores, verifies or exports a checkpoint.
+
+mod encode;
+mod fault;
+mod model_file;
+mod names;
+mod reading;
+mod shard_file;
+#[cfg(test)]
+mod tests;
+mod verify;
+
+pub use encode::EncodeError;
+pub use fault::Fault;
+pub use model_file::{ModelFile, encode_model};
+pub use names::{BlockNames, tensor_name};
+pub use reading::{Checkpoint, digest, is_in_place};
+pub use shard_file::{BlockTensors, ShardFile, ShardMeta, encode_shard};
+pub use verify::{CountedBlocks, Verified, parameters, verify};

@@ -1,0 +1,44 @@
+//! A trained model as one plain safetensors file: every parameter under its own name and shape.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use steadfast_common::layout::Layout;
+
+use crate::encode::{EncodeError, Tensor, encode};
+
+/// What a model file says about its parameters, as metadata.
+#[derive(Clone, Copy, Debug)]
+pub struct ModelFile<'a> {
+    pub job: &'a str,
+    /// The kind of the model in the job file.
+    pub model: &'a str,
+    /// [`Layout::digest`] of the parameters.
+    pub parameters_sha256: &'a str,
+}
+
+/// Writes a model file; equal parameters of one job give equal bytes.
+///
+/// # Errors
+/// If the parameters' names clash.
+///
+/// # Panics
+/// If there are more or fewer values than the layout has places.
+pub fn encode_model(
+    layout: &Layout,
+    values: &[f32],
+    about: ModelFile<'_>,
+) -> Result<Bytes, EncodeError> {
+    assert_eq!(values.len(), layout.len(), "as many values as the layout has places");
+    let tensor = |(index, param): (usize, &steadfast_common::layout::ParamSpec)| Tensor {
+        name: param.name.clone(),
+        shape: param.shape.clone(),
+        values: &values[layout.range_of(index)],
+    };
+    let metadata = BTreeMap::from([
+        ("job", about.job.to_owned()),
+        ("model", about.model.to_owned()),
+        ("parameters_sha256", about.parameters_sha256.to_owned()),
+    ]);
+    encode(layout.params().iter().enumerate().map(tensor).collect(), &metadata)
+}

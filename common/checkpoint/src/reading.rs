@@ -1,0 +1,110 @@
+//! Reads the shards of a checkpoint from its store, each checked against its manifest.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use sha2::{Digest, Sha256};
+use steadfast_common::dataset::{Manifest, hex};
+use steadfast_common::layout::Layout;
+use steadfast_common::records::{CheckpointRecord, JobRecord, ShardRecord};
+use steadfast_store::{Location, StoreError};
+
+use crate::fault::Fault;
+use crate::names::BlockNames;
+use crate::shard_file::ShardFile;
+
+/// SHA-256 of an object, in hexadecimal. Takes a while for a large one.
+pub fn digest(bytes: &[u8]) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
+/// Whether `store` has the job's dataset manifest, which is there from the start and which nobody
+/// deletes. If not, the store is away (a folder that is not mounted) or another one, and objects
+/// that are missing say nothing about a checkpoint.
+///
+/// # Errors
+/// If the store does not answer.
+pub async fn is_in_place(store: &Location, job: &JobRecord) -> Result<bool, StoreError> {
+    let manifest = store.child(&Manifest::object_name(&job.manifest))?;
+    Ok(manifest.size().await?.is_some())
+}
+
+/// A checkpoint whose manifest is sound and whose objects have the sizes that it says.
+#[derive(Debug)]
+pub struct Checkpoint<'a> {
+    store: &'a Location,
+    names: BlockNames,
+}
+
+impl<'a> Checkpoint<'a> {
+    /// Checks the manifest and the sizes of all objects below `store`. Only then the manifest's
+    /// sizes count: a forged one makes nobody set memory aside.
+    ///
+    /// # Errors
+    /// See [`Fault`].
+    pub async fn open(store: &'a Location, record: &CheckpointRecord) -> Result<Self, Fault> {
+        if let Some(reason) = record.fault() {
+            return Err(Fault::Manifest { reason });
+        }
+        for shard in &record.shards {
+            let place = place(store, shard)?;
+            let size = place.size().await.map_err(|error| Fault::of_store(&shard.object, error))?;
+            match size {
+                None => return Err(Fault::Missing { object: shard.object.clone() }),
+                Some(size) => check_size(shard, size)?,
+            }
+        }
+        let layout = Arc::new(Layout::new(record.params.clone()));
+        Ok(Self { store, names: BlockNames::new(layout) })
+    }
+
+    /// All parameters.
+    pub fn layout(&self) -> &Arc<Layout> {
+        self.names.layout()
+    }
+
+    /// The names of all blocks.
+    pub fn names(&self) -> &BlockNames {
+        &self.names
+    }
+
+    /// Reads one shard.
+    ///
+    /// # Errors
+    /// See [`Fault`].
+    ///
+    /// # Panics
+    /// Outside of a runtime with several threads: a large shard keeps a thread busy.
+    pub async fn read(&self, shard: &ShardRecord) -> Result<ShardFile, Fault> {
+        let bytes = place(self.store, shard)?.read().await;
+        let bytes = bytes.map_err(|error| Fault::of_store(&shard.object, error))?;
+        tokio::task::block_in_place(|| decode(&self.names, shard, bytes))
+    }
+}
+
+fn place(store: &Location, shard: &ShardRecord) -> Result<Location, Fault> {
+    store.child(&shard.object).map_err(|error| Fault::of_store(&shard.object, error))
+}
+
+fn decode(names: &BlockNames, shard: &ShardRecord, bytes: Bytes) -> Result<ShardFile, Fault> {
+    check_size(shard, bytes.len() as u64)?;
+    let damaged = |reason| Fault::Damaged { object: shard.object.clone(), reason };
+    let sha256 = digest(&bytes);
+    if sha256 != shard.sha256 {
+        return Err(damaged(format!("its SHA-256 is {sha256}, not {}", shard.sha256)));
+    }
+    let file = ShardFile::decode(names, bytes).map_err(damaged)?;
+    let (found, wanted) = (file.meta().version, shard.version);
+    if found != wanted {
+        return Err(damaged(format!("it is of version {found}, not {wanted}")));
+    }
+    Ok(file)
+}
+
+fn check_size(shard: &ShardRecord, found: u64) -> Result<(), Fault> {
+    if found == shard.size_bytes {
+        return Ok(());
+    }
+    let reason = format!("it has {found} bytes, not {}", shard.size_bytes);
+    Err(Fault::Damaged { object: shard.object.clone(), reason })
+}

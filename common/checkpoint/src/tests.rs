@@ -1,0 +1,414 @@
+//! Rules of the format, on small checkpoints and on what hostile hands or bad disks make of them.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use safetensors::SafeTensors;
+use steadfast_common::ids::{Generation, Incarnation, Pass, Slot, Version};
+use steadfast_common::layout::{Layout, ParamSpec};
+use steadfast_common::records::{CheckpointRecord, PositionRecord, ShardRecord};
+use steadfast_common::tally::Counted;
+use steadfast_store::{Location, StoreError};
+use tempfile::TempDir;
+
+use crate::*;
+
+const STATES: [&str; 2] = ["m", "v"];
+
+/// A checkpoint of two slots in a folder.
+struct Scene {
+    folder: TempDir,
+    store: Location,
+    layout: Arc<Layout>,
+    record: CheckpointRecord,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let params = [("w", vec![2, 3]), ("b", vec![2]), ("c", vec![])];
+        let params: Vec<ParamSpec> =
+            params.iter().map(|(name, shape)| ParamSpec::new(*name, shape)).collect();
+        let layout = Arc::new(Layout::new(params.clone()));
+        let folder = tempfile::tempdir().unwrap();
+        let store = steadfast_store::open(folder.path().to_str().unwrap()).unwrap();
+        let position = PositionRecord { version: Version(7), ..PositionRecord::default() };
+        let record = CheckpointRecord {
+            generation: Generation(1),
+            params,
+            position,
+            ..CheckpointRecord::default()
+        };
+        let mut scene = Self { folder, store, layout, record };
+        scene.put(0, encoded(&scene.layout, &scene.layout.blocks_of(Slot(0), 2)));
+        scene.put(1, encoded(&scene.layout, &scene.layout.blocks_of(Slot(1), 2)));
+        scene
+    }
+
+    /// Makes `bytes` the shard of a slot, in the store and in the manifest.
+    fn put(&mut self, slot: u32, bytes: Bytes) {
+        let shard = ShardRecord {
+            slot: Slot(slot),
+            incarnation: Incarnation(5),
+            object: format!("shards/{slot}.safetensors"),
+            sha256: digest(&bytes),
+            size_bytes: bytes.len() as u64,
+            version: Version(7),
+        };
+        self.overwrite(&shard.object, &bytes);
+        self.record.shards.retain(|shard| shard.slot.0 != slot);
+        self.record.shards.insert(slot as usize, shard);
+    }
+
+    /// Changes an object behind the manifest's back.
+    fn overwrite(&self, object: &str, bytes: &[u8]) {
+        let path = self.folder.path().join(object);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, bytes).unwrap();
+    }
+
+    fn names(&self) -> BlockNames {
+        BlockNames::new(Arc::clone(&self.layout))
+    }
+
+    fn verify(&self) -> Result<Verified, Fault> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        runtime.block_on(verify(&self.store, &self.record))
+    }
+
+    #[track_caller]
+    fn fault(&self) -> String {
+        let fault = self.verify().expect_err("the checkpoint has a fault");
+        assert!(fault.is_permanent(), "{fault}");
+        fault.to_string()
+    }
+}
+
+fn values(layout: &Layout) -> Vec<f32> {
+    (0..layout.len()).map(|it| it as f32 * 0.25 - 1.0).collect()
+}
+
+fn counted(records: u64) -> Counted {
+    let mut counted = Counted::default();
+    counted.count(Pass(0), records, records ^ 77);
+    counted
+}
+
+fn meta() -> ShardMeta {
+    ShardMeta { version: Version(7), counts: vec![counted(40)], ..ShardMeta::default() }
+}
+
+fn encoded(layout: &Layout, numbers: &[u32]) -> Bytes {
+    let values = values(layout);
+    encoded_with(layout, numbers, &meta(), &STATES, &values)
+}
+
+fn encoded_with(
+    layout: &Layout,
+    numbers: &[u32],
+    meta: &ShardMeta,
+    states: &[&str],
+    values: &[f32],
+) -> Bytes {
+    let range = |number: u32| layout.blocks()[number as usize].range();
+    let state: Vec<Vec<Vec<f32>>> = (0..layout.blocks().len() as u32)
+        .map(|number| {
+            states
+                .iter()
+                .map(|_| values[range(number)].iter().map(|it| it * it).collect())
+                .collect()
+        })
+        .collect();
+    let blocks = numbers.iter().map(|number| BlockTensors {
+        number: *number,
+        values: &values[range(*number)],
+        states: &state[*number as usize],
+    });
+    encode_shard(layout, states, meta, blocks).unwrap()
+}
+
+/// Writes a file whose header is `json`.
+fn file(json: &str, data: &[u8]) -> Bytes {
+    [&(json.len() as u64).to_le_bytes(), json.as_bytes(), data].concat().into()
+}
+
+/// The whole file with another text in place of our metadata.
+fn with_meta(meta: &str) -> Bytes {
+    let json = serde_json::json!({
+        "__metadata__": { "steadfast": meta },
+        "b@0": { "dtype": "F32", "shape": [2], "data_offsets": [0, 8] },
+    });
+    file(&json.to_string(), &[0; 8])
+}
+
+/// I10
+#[test]
+fn a_sound_checkpoint_gives_the_parameters_bit_by_bit() {
+    let scene = Scene::new();
+    let expected = values(&scene.layout);
+    let verified = scene.verify().unwrap();
+    assert_eq!(verified.parameters_sha256, scene.layout.digest(&expected));
+    assert_eq!(verified.values, 9);
+    assert_eq!(verified.states, STATES);
+    assert_eq!(verified.counted, [CountedBlocks { counted: counted(40), blocks: 3 }]);
+
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let (layout, found) = runtime.block_on(parameters(&scene.store, &scene.record)).unwrap();
+    assert_eq!(*layout, *scene.layout);
+    assert_eq!(found, expected);
+}
+
+/// I10
+#[test]
+fn a_shard_that_is_read_is_the_one_that_was_written() {
+    let layout = Scene::new().layout;
+    let mut meta = meta();
+    meta.counts.push(counted(41));
+    meta.count_of.insert(1, 1);
+    meta.loss = Some(0.1);
+    let values = values(&layout);
+    let bytes = encoded_with(&layout, &[0, 1], &meta, &STATES, &values);
+    let read = ShardFile::decode(&BlockNames::new(Arc::clone(&layout)), bytes).unwrap();
+    assert_eq!(*read.meta(), meta);
+    assert_eq!(read.blocks().collect::<Vec<_>>(), [0, 1]);
+    for number in [0, 1] {
+        let range = layout.blocks()[number as usize].range();
+        assert!(read.values(number).unwrap().eq(values[range.clone()].iter().copied()));
+        assert_eq!(read.state_names(number).collect::<Vec<_>>(), STATES);
+        let state = read.state(number, "v").unwrap();
+        assert!(state.eq(values[range].iter().map(|it| it * it)));
+        assert!(read.state(number, "other").is_none());
+    }
+    assert!(read.values(2).is_none());
+    assert_eq!([0, 1].map(|it| read.meta().counted(it).unwrap().records()), [40, 41]);
+}
+
+/// S004-36
+#[test]
+fn a_model_file_has_every_parameter_by_name_and_shape_and_says_whose_it_is() {
+    let layout = Scene::new().layout;
+    let values = values(&layout);
+    let about = ModelFile { job: "digits", model: "softmax", parameters_sha256: "5a" };
+    let bytes = encode_model(&layout, &values, about).unwrap();
+    assert_eq!(bytes, encode_model(&layout, &values, about).unwrap());
+    let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+    let said = header.metadata().clone().unwrap();
+    let entries = [("job", "digits"), ("model", "softmax"), ("parameters_sha256", "5a")];
+    assert_eq!(said.len(), entries.len());
+    entries.iter().for_each(|(key, value)| assert_eq!(said[*key], *value));
+    let model = SafeTensors::deserialize(&bytes).unwrap();
+    for (index, param) in layout.params().iter().enumerate() {
+        let tensor = model.tensor(&param.name).unwrap();
+        assert_eq!(tensor.shape(), param.shape);
+        let expected: Vec<u8> =
+            values[layout.range_of(index)].iter().flat_map(|it| it.to_le_bytes()).collect();
+        assert_eq!(tensor.data(), expected);
+    }
+}
+
+/// F34
+#[test]
+fn a_shard_cut_short_anywhere_is_refused() {
+    let scene = Scene::new();
+    let whole = encoded(&scene.layout, &[0, 1, 2]);
+    let names = scene.names();
+    assert!(ShardFile::decode(&names, whole.clone()).is_ok());
+    for len in 0..whole.len() {
+        ShardFile::decode(&names, whole.slice(..len)).unwrap_err();
+    }
+    let object = &scene.record.shards[0].object;
+    let whole = encoded(&scene.layout, &scene.layout.blocks_of(Slot(0), 2));
+    for len in [0, 1, 8, whole.len() - 1] {
+        scene.overwrite(object, &whole[..len]);
+        let expected = format!("{object} is damaged: it has {len} bytes, not {}", whole.len());
+        assert_eq!(scene.fault(), expected);
+    }
+}
+
+/// F34
+#[test]
+fn any_flipped_bit_is_found_and_the_object_named() {
+    let scene = Scene::new();
+    let object = scene.record.shards[0].object.clone();
+    let whole = encoded(&scene.layout, &scene.layout.blocks_of(Slot(0), 2));
+    let names = scene.names();
+    for bit in 0..whole.len() * 8 {
+        let mut flipped = whole.to_vec();
+        flipped[bit / 8] ^= 1 << (bit % 8);
+        // By its form alone a shard may still look sound; it must not break the reader.
+        let _ = ShardFile::decode(&names, flipped.into());
+    }
+    for bit in (0..whole.len() * 8).step_by(97) {
+        let mut flipped = whole.to_vec();
+        flipped[bit / 8] ^= 1 << (bit % 8);
+        scene.overwrite(&object, &flipped);
+        let fault = scene.fault();
+        assert!(fault.starts_with(&format!("{object} is damaged: its SHA-256 is ")), "{fault}");
+    }
+}
+
+/// F34
+#[test]
+fn bytes_that_are_no_shard_are_refused_whatever_they_claim() {
+    let scene = Scene::new();
+    let names = scene.names();
+    let whole = encoded(&scene.layout, &[0, 1, 2]).to_vec();
+    let len = whole.len() as u64;
+    for claimed in [0, 1, len - 8, len - 7, len, 99_999_999, 1 << 40, u64::MAX - 8, u64::MAX] {
+        let mut file = whole.clone();
+        file[..8].copy_from_slice(&claimed.to_le_bytes());
+        ShardFile::decode(&names, file.into()).unwrap_err();
+    }
+    let tensor = |dtype: &str, shape: &str, offsets: &str| {
+        let tensor = format!(r#"{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}"#);
+        let meta = r#"{"steadfast":"{\"updates\":0,\"examples\":0,\"version\":7,\"loss\":null,\"counts\":[{\"passes\":[]}]}"}"#;
+        file(&format!(r#"{{"__metadata__":{meta},"b@0":{tensor}}}"#), &[0; 8])
+    };
+    assert!(ShardFile::decode(&names, tensor("F32", "[2]", "[0,8]")).is_ok());
+    let most = u64::MAX;
+    for (dtype, shape, offsets) in [
+        ("F64", "[1]", "[0,8]".to_owned()),
+        ("F32", "[1,2]", "[0,8]".to_owned()),
+        ("F32", "[2]", "[8,0]".to_owned()),
+        ("F32", "[2]", "[0,9]".to_owned()),
+        ("F32", "[2]", "[1,9]".to_owned()),
+        ("F32", "[-2]", "[0,8]".to_owned()),
+        ("F32", "[1152921504606846976]", format!("[0,{most}]")),
+        ("F32", "[4611686018427387904,4]", "[0,8]".to_owned()),
+        ("U8", "[18446744073709551615]", format!("[0,{most}]")),
+    ] {
+        let fault = ShardFile::decode(&names, tensor(dtype, shape, &offsets));
+        assert!(fault.is_err(), "{dtype} {shape} {offsets}");
+    }
+    let deep = "[".repeat(100_000);
+    for json in ["", "{", "[]", "null", "{\"b@0\":1}", "\u{7f}", deep.as_str()] {
+        assert!(ShardFile::decode(&names, file(json, &[])).is_err(), "{json}");
+    }
+}
+
+/// F34
+#[test]
+fn metadata_that_say_nothing_sensible_are_refused() {
+    let names = Scene::new().names();
+    let refused = |meta: &str| ShardFile::decode(&names, with_meta(meta)).unwrap_err();
+    let sound = serde_json::to_value(meta()).unwrap();
+    assert!(ShardFile::decode(&names, with_meta(&sound.to_string())).is_ok());
+    for text in ["", "{}", "[]", "7", "{\"updates\":-1}", "{\"counts\":[[[["] {
+        assert!(refused(text).starts_with("its metadata cannot be read: "), "{text}");
+    }
+    for key in ["updates", "examples", "version", "counts"] {
+        let mut other = sound.clone();
+        other[key] = "much".into();
+        refused(&other.to_string());
+        other.as_object_mut().unwrap().remove(key);
+        refused(&other.to_string());
+    }
+    let mut other = sound.clone();
+    other["counts"] = serde_json::json!([]);
+    assert_eq!(refused(&other.to_string()), "its `b@0` is not counted");
+    let mut other = sound;
+    other["count_of"] = serde_json::json!({ "1": u64::MAX });
+    assert_eq!(refused(&other.to_string()), "its `b@0` is not counted");
+
+    let none = file(r#"{"b@0":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#, &[0; 8]);
+    let fault = ShardFile::decode(&names, none).unwrap_err();
+    assert_eq!(fault, "it has no metadata called `steadfast`");
+}
+
+/// F34
+#[test]
+fn a_missing_object_is_named() {
+    let scene = Scene::new();
+    let object = &scene.record.shards[1].object;
+    std::fs::remove_file(scene.folder.path().join(object)).unwrap();
+    assert_eq!(scene.fault(), format!("{object} is missing"));
+}
+
+/// F34
+#[test]
+fn shards_that_are_sound_and_do_not_belong_together_are_refused() {
+    let first = "shards/0.safetensors";
+    let second = "shards/1.safetensors";
+
+    let mut scene = Scene::new();
+    scene.put(1, encoded(&scene.layout, &[0, 1, 2]));
+    let name = scene.names().block(scene.layout.blocks_of(Slot(0), 2)[0]).1;
+    let expected = format!("{second} is damaged: it holds `{name}`, which {first} holds as well");
+    assert_eq!(scene.fault(), expected);
+
+    let mut scene = Scene::new();
+    scene.put(0, encoded(&scene.layout, &[0]));
+    scene.put(1, encoded(&scene.layout, &[2]));
+    assert_eq!(scene.fault(), "no shard holds `b@0`");
+
+    let mut scene = Scene::new();
+    let (blocks, values) = (scene.layout.blocks_of(Slot(1), 2), values(&scene.layout));
+    scene.put(1, encoded_with(&scene.layout, &blocks, &meta(), &["m"], &values));
+    let fault = scene.fault();
+    assert!(fault.starts_with(second) && fault.contains(r#"state ["m"]"#), "{fault}");
+
+    let mut scene = Scene::new();
+    let later = ShardMeta { version: Version(8), ..meta() };
+    scene.put(1, encoded_with(&scene.layout, &blocks, &later, &STATES, &values));
+    assert_eq!(scene.fault(), format!("{second} is damaged: it is of version 8, not 7"));
+
+    let mut scene = Scene::new();
+    let other = Layout::new(vec![ParamSpec::new("stranger", &[2])]);
+    scene.put(1, encoded(&other, &[0]));
+    let expected = "its `m/stranger@0` is no block of the model";
+    assert_eq!(scene.fault(), format!("{second} is damaged: {expected}"));
+}
+
+#[test]
+fn a_value_that_is_not_finite_is_found_in_parameters_and_in_state() {
+    let mut scene = Scene::new();
+    let blocks = scene.layout.blocks_of(Slot(0), 2);
+    let mut values = values(&scene.layout);
+    // The square of the last one, which is the state, is infinite; it itself is not.
+    for (value, tensor) in [(f32::NAN, "m/w@0"), (f32::INFINITY, "m/w@0"), (f32::MAX, "m/w@0")] {
+        values[3] = value;
+        scene.put(0, encoded_with(&scene.layout, &blocks, &meta(), &STATES, &values));
+        let fault = scene.fault();
+        assert!(
+            fault.ends_with(&format!("value 3 of `{tensor}` is not a finite number")),
+            "{fault}"
+        );
+    }
+    values[3] = f32::NAN;
+    scene.put(0, encoded_with(&scene.layout, &blocks, &meta(), &[], &values));
+    let without = encoded_with(&scene.layout, &[1, 2], &meta(), &[], &values);
+    scene.put(1, without);
+    assert!(scene.fault().ends_with("value 3 of `w@0` is not a finite number"));
+}
+
+/// F35
+#[test]
+fn a_forged_manifest_is_refused_before_anything_is_read_or_memory_set_aside() {
+    let mut scene = Scene::new();
+    scene.record.params[0].shape = vec![1 << 60];
+    assert!(scene.fault().starts_with("the manifest is not sound: "));
+    scene.record.shards[0].size_bytes = u64::MAX;
+    assert!(scene.fault().contains(" bytes, not 18446744073709551615"));
+
+    let mut scene = Scene::new();
+    scene.record.shards[0].object = "../../etc/passwd".to_owned();
+    let expected = "the manifest is not sound: `../../etc/passwd` is no name of an object";
+    assert_eq!(scene.fault(), expected);
+}
+
+#[test]
+fn a_store_that_does_not_answer_is_no_fault_of_the_checkpoint() {
+    let url = || "s3://bucket/x".to_owned();
+    let limit = std::time::Duration::from_secs(1);
+    let cause = || Box::new(std::io::Error::other("no"));
+    for error in [
+        StoreError::TimedOut { url: url(), operation: "reading", limit },
+        StoreError::Failed { url: url(), operation: "reading", source: cause() },
+        StoreError::Denied { url: url(), operation: "reading", source: cause() },
+        StoreError::Configuration { url: url(), source: cause() },
+    ] {
+        let fault = Fault::of_store("shards/x", error);
+        assert!(!fault.is_permanent(), "{fault}");
+        assert!(fault.to_string().starts_with("shards/x cannot be read: "), "{fault}");
+    }
+    assert!(Fault::of_store("shards/x", StoreError::NotFound { url: url() }).is_permanent());
+}

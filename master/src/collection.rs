@@ -1,0 +1,97 @@
+//! Deletes what nobody will restore: old checkpoints, manifests first, and shards that no manifest
+//! names.
+
+use std::time::{Duration, SystemTime};
+
+use steadfast_common::keys::Keys;
+use steadfast_common::records::CheckpointRecord;
+use steadfast_coord::Etcd;
+use steadfast_store::Location;
+use tracing::{info, warn};
+
+use crate::checkpoints::CheckpointError;
+use crate::office::{Event, Office};
+
+/// Manifests deleted in one transaction.
+const FORGOTTEN_AT_ONCE: usize = 32;
+
+/// Age from which a shard without a manifest is an orphan. No upload takes nearly as long, so one
+/// that is still to get its manifest is safe, whoever else collects at the same time.
+pub(crate) const ORPHAN_AGE: Duration = Duration::from_secs(3600);
+
+struct Manifest {
+    id: String,
+    create_revision: i64,
+    record: CheckpointRecord,
+}
+
+/// Deletes all but the newest `keep` checkpoints, and as many of those that were set aside.
+pub(crate) async fn old_checkpoints(
+    etcd: &Etcd,
+    keys: &Keys,
+    store: &Location,
+    office: &Office,
+    keep: usize,
+    latest: &str,
+) -> Result<(), CheckpointError> {
+    let mut manifests = manifests(etcd, keys).await?;
+    manifests.sort_by_key(|it| std::cmp::Reverse(it.create_revision));
+    let (good, aside): (Vec<_>, Vec<_>) =
+        manifests.into_iter().partition(|it| it.record.set_aside.is_none());
+    let old: Vec<Manifest> = good
+        .into_iter()
+        .skip(keep)
+        .chain(aside.into_iter().skip(keep))
+        .filter(|it| it.id != latest)
+        .collect();
+    for some in old.chunks(FORGOTTEN_AT_ONCE) {
+        let ids: Vec<String> = some.iter().map(|it| it.id.clone()).collect();
+        office.ask(|reply| Event::ForgetCheckpoints { ids, reply }).await?;
+        for shard in some.iter().flat_map(|it| &it.record.shards) {
+            store.child(&shard.object)?.delete().await?;
+        }
+    }
+    Ok(())
+}
+
+/// Deletes shards older than `age` that no manifest names: what a process left that died between
+/// uploading and committing.
+pub(crate) async fn orphans(
+    etcd: &Etcd,
+    keys: &Keys,
+    store: &Location,
+    age: Duration,
+) -> Result<(), CheckpointError> {
+    // Listed before the manifests are read, so that a shard which gets its manifest now is not seen
+    // as one without.
+    let listed = store.child("shards")?.list_modified().await?;
+    let manifests = manifests(etcd, keys).await?;
+    let named: std::collections::BTreeSet<&str> =
+        manifests.iter().flat_map(|it| &it.record.shards).map(|it| it.object.as_str()).collect();
+    let before = SystemTime::now().checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH);
+    for (name, modified) in listed {
+        let object = format!("shards/{name}");
+        if modified < before && !named.contains(object.as_str()) {
+            info!(object, "a shard without a manifest is deleted");
+            store.child(&object)?.delete().await?;
+        }
+    }
+    Ok(())
+}
+
+async fn manifests(etcd: &Etcd, keys: &Keys) -> Result<Vec<Manifest>, CheckpointError> {
+    let prefix = keys.checkpoints_prefix();
+    let view = etcd.list(&prefix).await?;
+    let mut manifests = Vec::new();
+    for (key, entry) in view.entries.iter().filter(|(key, _)| **key != keys.checkpoint_latest()) {
+        match entry.json() {
+            Ok(record) => manifests.push(Manifest {
+                id: key.strip_prefix(&prefix).unwrap_or(key).to_owned(),
+                create_revision: entry.create_revision,
+                record,
+            }),
+            Err(error) => warn!(%error, "a manifest cannot be read; it is left alone"),
+        }
+    }
+    Ok(manifests)
+}

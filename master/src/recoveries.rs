@@ -1,0 +1,108 @@
+//! How long training stood still because of a failure: from when it was noticed to the next step
+//! that was completed after it.
+
+use std::collections::VecDeque;
+
+use steadfast_common::ids::{Millis, Version};
+use steadfast_common::status::Recovery;
+use tracing::info;
+
+/// Pauses that are remembered.
+const REMEMBERED: usize = 20;
+
+/// Pauses of this reign.
+#[derive(Debug, Default)]
+pub(crate) struct Recoveries {
+    open: Option<Open>,
+    past: VecDeque<Recovery>,
+}
+
+#[derive(Debug)]
+struct Open {
+    cause: String,
+    since: Millis,
+    /// The pause is over when the parameters reflect this version; unknown until a first one is.
+    until: Option<Version>,
+}
+
+impl Recoveries {
+    /// Something failed while the parameters were at `version`, if that is known. The step that was
+    /// under way then may still be completed by what had been sent before, so the one after it
+    /// counts.
+    pub fn notice(&mut self, cause: impl Into<String>, now: Millis, version: Option<Version>) {
+        let until = version.map(after_the_next);
+        match &mut self.open {
+            Some(open) => open.until = open.until.max(until),
+            None => self.open = Some(Open { cause: cause.into(), since: now, until }),
+        }
+    }
+
+    /// Training goes on from `version`, in memories that no earlier step reaches.
+    pub fn go_on_from(&mut self, version: Version) {
+        if let Some(open) = &mut self.open {
+            open.until = Some(Version(version.0 + 1));
+        }
+    }
+
+    /// The parameters have come to `version`, at `unix_ms` by the calendar.
+    pub fn progress(&mut self, version: Version, now: Millis, unix_ms: u64) {
+        let is_over =
+            |open: &mut Open| *open.until.get_or_insert(after_the_next(version)) <= version;
+        let Some(open) = self.open.take_if(is_over) else { return };
+        let seconds = now.0.saturating_sub(open.since.0) as f64 / 1000.0;
+        info!(cause = open.cause, seconds, "training goes on");
+        self.past.push_back(Recovery { cause: open.cause, seconds, ended_unix_ms: unix_ms });
+        if REMEMBERED < self.past.len() {
+            self.past.pop_front();
+        }
+    }
+
+    /// All pauses that are over, the latest last.
+    pub fn past(&self) -> Vec<Recovery> {
+        self.past.iter().cloned().collect()
+    }
+}
+
+fn after_the_next(version: Version) -> Version {
+    Version(version.0 + 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_lasts_until_a_step_that_began_after_it_is_completed() {
+        let mut recoveries = Recoveries::default();
+        recoveries.notice("a trainer was lost", Millis(1000), Some(Version(7)));
+        recoveries.progress(Version(8), Millis(1100), 0);
+        assert_eq!(recoveries.past(), []);
+        recoveries.progress(Version(9), Millis(1500), 0);
+        let past = recoveries.past();
+        assert_eq!((past.len(), past[0].seconds), (1, 0.5));
+    }
+
+    #[test]
+    fn after_going_back_the_first_step_counts() {
+        let mut recoveries = Recoveries::default();
+        recoveries.notice("a pserver was lost", Millis(0), Some(Version(70)));
+        recoveries.notice("another one", Millis(500), Some(Version(70)));
+        recoveries.go_on_from(Version(40));
+        recoveries.progress(Version(41), Millis(2000), 0);
+        assert_eq!(recoveries.past().len(), 1);
+        assert_eq!(recoveries.past()[0].seconds, 2.0);
+        recoveries.progress(Version(42), Millis(2100), 0);
+        assert_eq!(recoveries.past().len(), 1);
+    }
+
+    #[test]
+    fn a_new_master_counts_from_the_first_version_that_it_hears_of() {
+        let mut recoveries = Recoveries::default();
+        recoveries.notice("the master ended", Millis(0), None);
+        recoveries.progress(Version(30), Millis(100), 0);
+        recoveries.progress(Version(31), Millis(200), 0);
+        assert_eq!(recoveries.past(), []);
+        recoveries.progress(Version(32), Millis(300), 0);
+        assert_eq!(recoveries.past().len(), 1);
+    }
+}

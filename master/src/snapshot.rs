@@ -1,0 +1,162 @@
+//! One cut over all slots: asks each for its shard, and puts the answers together.
+
+use std::time::Duration;
+
+use steadfast_common::ids::{Slot, Version};
+use steadfast_common::keys::Keys;
+use steadfast_common::layout::ParamSpec;
+use steadfast_common::records::{
+    CheckpointRecord, GenerationRecord, PositionRecord, PserverRecord, QueueSnapshot, ShardRecord,
+};
+use steadfast_coord::{Etcd, unix_ms};
+use steadfast_proto::v1::pserver_client::PserverClient;
+use steadfast_proto::v1::{SnapshotReply, SnapshotRequest, Target, snapshot_reply};
+use steadfast_store::Location;
+use tokio::task::JoinSet;
+use tonic::transport::Endpoint;
+
+use crate::checkpoints::CheckpointError;
+
+/// How long one slot may take to reach the version and upload its shard.
+const SLOT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long one question waits at a pserver for the version.
+const WAIT_MS: u64 = 5_000;
+
+/// A slot that is asked for its shard.
+pub(crate) struct Asked {
+    slot: Slot,
+    target: Target,
+    address: String,
+}
+
+/// Where the holders of a generation's slots are.
+pub(crate) async fn slots(
+    etcd: &Etcd,
+    keys: &Keys,
+    generation: &GenerationRecord,
+) -> Result<Vec<Asked>, CheckpointError> {
+    let mut slots = Vec::new();
+    for (slot, incarnation) in generation.slots.iter().enumerate() {
+        let slot = Slot(slot as u32);
+        let nobody = || CheckpointError::NoHolder { slot };
+        let entry = etcd.get(&keys.ps(slot)).await?.ok_or_else(nobody)?;
+        let record: PserverRecord = entry.json()?;
+        if record.incarnation(entry.create_revision) != *incarnation {
+            return Err(nobody());
+        }
+        let target = Target {
+            generation: generation.generation.0,
+            slot: slot.0,
+            incarnation: incarnation.0,
+        };
+        slots.push(Asked { slot, target, address: record.address });
+    }
+    Ok(slots)
+}
+
+/// All shards of the cut. If one fails, the others' objects are deleted again.
+pub(crate) async fn shards(
+    store: &Location,
+    slots: Vec<Asked>,
+    version: Option<Version>,
+) -> Result<Vec<SnapshotReply>, CheckpointError> {
+    let mut asked = JoinSet::new();
+    for slot in slots {
+        asked.spawn(async move {
+            let id = slot.slot;
+            match tokio::time::timeout(SLOT_TIMEOUT, snapshot(slot, version)).await {
+                Ok(answer) => answer,
+                Err(_) => {
+                    let reason = "no answer in time".to_owned();
+                    Err(CheckpointError::Slot { slot: id, reason })
+                }
+            }
+        });
+    }
+    let (mut saved, mut failure) = (Vec::new(), None);
+    while let Some(answer) = asked.join_next().await {
+        match answer {
+            Ok(Ok(reply)) => saved.push(reply),
+            Ok(Err(error)) => failure = Some(error),
+            Err(error) => failure = Some(CheckpointError::Broken(error.to_string())),
+        }
+    }
+    match failure {
+        None => Ok(saved),
+        Some(error) => {
+            for reply in saved {
+                let shard: ShardRecord = serde_json::from_slice(&reply.shard)?;
+                store.child(&shard.object)?.delete().await?;
+            }
+            Err(error)
+        }
+    }
+}
+
+async fn snapshot(
+    asked: Asked,
+    version: Option<Version>,
+) -> Result<SnapshotReply, CheckpointError> {
+    let slot = asked.slot;
+    let failed = |reason: String| CheckpointError::Slot { slot, reason };
+    let endpoint = Endpoint::from_shared(format!("http://{}", asked.address))
+        .map_err(|error| failed(error.to_string()))?;
+    let channel = endpoint.connect_timeout(Duration::from_secs(2)).connect_lazy();
+    let mut client = PserverClient::new(channel);
+    loop {
+        let request = SnapshotRequest {
+            target: Some(asked.target),
+            version: version.map(|version| version.0),
+            wait_ms: WAIT_MS,
+        };
+        let reply = client.snapshot(request).await;
+        let reply = reply.map_err(|status| failed(status.message().to_owned()))?.into_inner();
+        match (reply.answer(), version) {
+            (snapshot_reply::Answer::Saved, _) => return Ok(reply),
+            (snapshot_reply::Answer::NotYet, _) | (snapshot_reply::Answer::Past, None) => {}
+            (snapshot_reply::Answer::Past, Some(wanted)) => {
+                let present = Version(reply.version);
+                return Err(CheckpointError::Past { slot, wanted, present });
+            }
+        }
+    }
+}
+
+/// The manifest of a cut.
+pub(crate) fn assemble(
+    generation: &GenerationRecord,
+    saved: Vec<SnapshotReply>,
+    queue: Option<QueueSnapshot>,
+) -> Result<CheckpointRecord, CheckpointError> {
+    let mut shards = Vec::new();
+    let mut position: Option<PositionRecord> = None;
+    let mut params = Vec::new();
+    for reply in saved {
+        shards.push(serde_json::from_slice::<ShardRecord>(&reply.shard)?);
+        let of_shard: PositionRecord = serde_json::from_slice(&reply.position)?;
+        // In synchronous mode all are equal; in asynchronous mode the least is what all reflect.
+        position = Some(match position {
+            Some(known) if known.version <= of_shard.version => known,
+            Some(_) | None => of_shard,
+        });
+        params = reply
+            .params
+            .into_iter()
+            .map(|param| ParamSpec {
+                name: param.name,
+                shape: param.shape.into_iter().map(|side| side as usize).collect(),
+            })
+            .collect();
+    }
+    shards.sort_by_key(|shard| shard.slot);
+    Ok(CheckpointRecord {
+        generation: generation.generation,
+        params,
+        position: position.unwrap_or_default(),
+        shards,
+        queue,
+        created_unix_ms: unix_ms(),
+        set_aside: None,
+    })
+}

@@ -1,0 +1,232 @@
+//! Rules of saving and restoring, on files in a folder.
+
+use std::collections::BTreeSet;
+
+use steadfast_common::dataset::Manifest;
+use steadfast_common::ids::{Pass, Version};
+use steadfast_common::layout::{BLOCK_LEN_MAX, ParamSpec};
+use steadfast_common::records::QueueSnapshot;
+use steadfast_common::spec::{OptimizerKind, OptimizerSpec};
+use tempfile::TempDir;
+
+use super::*;
+
+/// By the number of a block: its values' bits, its state's bits, what it reflects.
+type Blocks = BTreeMap<u32, (Vec<u32>, Vec<Vec<u32>>, Counted)>;
+
+fn job(kind: OptimizerKind) -> JobRecord {
+    let text = include_str!("../../../examples/digits.toml");
+    let mut spec = steadfast_common::job_file::parse(text).unwrap();
+    spec.optimizer = OptimizerSpec { kind, ..OptimizerSpec::default() };
+    let digest = spec.digest();
+    JobRecord { spec, digest, store: String::new(), manifest: "abc".to_owned() }
+}
+
+struct Scene {
+    folder: TempDir,
+    shards: ShardStore,
+    layout: Layout,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let params = vec![
+            ParamSpec::new("embedding", &[BLOCK_LEN_MAX / 64 + 1, 64]),
+            ParamSpec::new("layers.0.weight", &[16, 8]),
+            ParamSpec::new("layers.0.bias", &[16]),
+            ParamSpec::new("layers.1.weight", &[4, 16]),
+            ParamSpec::new("layers.1.bias", &[4]),
+            ParamSpec::new("scale", &[]),
+        ];
+        let folder = tempfile::tempdir().unwrap();
+        let store = steadfast_store::open(folder.path().to_str().unwrap()).unwrap();
+        let shards = ShardStore::new(store, job(OptimizerKind::Adam));
+        let scene = Self { folder, shards, layout: Layout::new(params) };
+        std::fs::write(scene.manifest(), "{}").unwrap();
+        scene
+    }
+
+    /// The file of the dataset manifest, by which a store is known.
+    fn manifest(&self) -> std::path::PathBuf {
+        self.folder.path().join(Manifest::object_name("abc"))
+    }
+
+    /// What a slot could have after some training; blocks of odd numbers reflect more.
+    fn cut(&self, slot: u32, slots: u32) -> Cut {
+        let numbers = self.layout.blocks_of(Slot(slot), slots);
+        let made = |number: u32, salt: u32| -> Vec<f32> {
+            let len = self.layout.blocks()[number as usize].len as u32;
+            (0..len).map(|it| ((it * 2_654_435 + number * 97 + salt) as f32).sin()).collect()
+        };
+        let blocks = numbers.into_iter().map(|number| CutBlock {
+            number,
+            count: number as usize % 2,
+            values: Arc::new(made(number, 1)),
+            state: Arc::new(
+                (2..).zip(self.shards.states).map(|(salt, _)| made(number, salt)).collect(),
+            ),
+        });
+        let position = Position {
+            version: Version(7),
+            pass: Pass(1),
+            pass_start: Version(4),
+            examples: 300,
+            loss: Some(0.25),
+        };
+        Cut {
+            position,
+            updates: 6,
+            ended: BTreeSet::from([Lane(3)]),
+            counts: [300, 310].map(counted).to_vec(),
+            blocks: blocks.collect(),
+        }
+    }
+
+    async fn save(&self, cuts: Vec<Cut>) -> CheckpointRecord {
+        let mut record = CheckpointRecord {
+            params: self.layout.params().to_vec(),
+            queue: Some(QueueSnapshot::default()),
+            ..CheckpointRecord::default()
+        };
+        for (slot, cut) in cuts.into_iter().enumerate() {
+            let (slot, incarnation) = (Slot(slot as u32), Incarnation(9));
+            let saved = self.shards.save(&self.layout, slot, incarnation, cut).await.unwrap();
+            record.shards.push(saved.0);
+            record.position = saved.1;
+        }
+        record
+    }
+
+    async fn load(&self, record: &CheckpointRecord, slots: u32) -> Vec<Cut> {
+        let mut cuts = Vec::new();
+        for slot in 0..slots {
+            let (layout, cut) = self.shards.load(record, Slot(slot), slots).await.unwrap();
+            assert_eq!(*layout, self.layout);
+            cuts.push(cut);
+        }
+        cuts
+    }
+
+    fn path(&self, record: &CheckpointRecord, shard: usize) -> std::path::PathBuf {
+        self.folder.path().join(&record.shards[shard].object)
+    }
+}
+
+fn counted(records: u64) -> Counted {
+    let mut counted = Counted::default();
+    counted.count(Pass(0), records, records * 31);
+    counted
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// All blocks of some slots; none is in two of them.
+fn blocks(cuts: &[Cut]) -> Blocks {
+    let mut blocks = Blocks::new();
+    for cut in cuts {
+        for block in &cut.blocks {
+            let state = block.state.iter().map(|state| bits(state)).collect();
+            let content = (bits(&block.values), state, cut.counts[block.count].clone());
+            assert!(blocks.insert(block.number, content).is_none());
+        }
+    }
+    blocks
+}
+
+/// F37, I10
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_of_two_slots_is_restored_bit_by_bit_into_any_number_of_slots() {
+    let scene = Scene::new();
+    let cuts = vec![scene.cut(0, 2), scene.cut(1, 2)];
+    let expected = blocks(&cuts);
+    assert_eq!(expected.len(), scene.layout.blocks().len());
+    let position = cuts[0].position.clone();
+    let record = scene.save(cuts).await;
+    for slots in [1, 2, 3, 5] {
+        let restored = scene.load(&record, slots).await;
+        assert_eq!(blocks(&restored), expected, "{slots} slots");
+        for (slot, cut) in restored.iter().enumerate() {
+            assert_eq!(cut.position, position);
+            assert_eq!(cut.updates, 6);
+            assert_eq!(cut.ended, BTreeSet::from([Lane(3)]));
+            let numbers: Vec<u32> = cut.blocks.iter().map(|block| block.number).collect();
+            assert_eq!(numbers, scene.layout.blocks_of(Slot(slot as u32), slots));
+        }
+        let again = scene.save(restored).await;
+        assert_eq!(blocks(&scene.load(&again, 2).await), expected, "from {slots} slots");
+    }
+}
+
+/// F34, I9
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_shard_is_not_loaded_and_never_will_be() {
+    let scene = Scene::new();
+    let record = scene.save(vec![scene.cut(0, 2), scene.cut(1, 2)]).await;
+    let path = scene.path(&record, 1);
+    let whole = std::fs::read(&path).unwrap();
+    let damages: [fn(&mut Vec<u8>); 5] = [
+        |bytes| *bytes.last_mut().unwrap() ^= 1,
+        |bytes| bytes[20] ^= 0x80,
+        |bytes| bytes.truncate(bytes.len() / 2),
+        |bytes| bytes.clear(),
+        |bytes| bytes.push(0),
+    ];
+    for damage in damages {
+        let mut bytes = whole.clone();
+        damage(&mut bytes);
+        std::fs::write(&path, &bytes).unwrap();
+        for slot in [0, 1] {
+            let error = scene.shards.load(&record, Slot(slot), 2).await.unwrap_err();
+            let expected = format!("{} is damaged: its ", record.shards[1].object);
+            let of_size = expected.replace("its ", "it has ");
+            let text = error.to_string();
+            assert!(text.starts_with(&expected) || text.starts_with(&of_size), "{text}");
+            assert!(error.is_permanent(), "{text}");
+        }
+    }
+    std::fs::remove_file(&path).unwrap();
+    let error = scene.shards.load(&record, Slot(0), 1).await.unwrap_err();
+    assert_eq!(error.to_string(), format!("{} is missing", record.shards[1].object));
+    assert!(error.is_permanent());
+}
+
+/// F33: a folder that is not mounted says nothing about a checkpoint.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_is_away_damages_no_checkpoint() {
+    let scene = Scene::new();
+    let record = scene.save(vec![scene.cut(0, 1)]).await;
+    let (store, away) = (scene.folder.path(), tempfile::tempdir().unwrap());
+    std::fs::rename(store.join("shards"), away.path().join("shards")).unwrap();
+    std::fs::rename(scene.manifest(), away.path().join("manifest")).unwrap();
+    let error = scene.shards.load(&record, Slot(0), 1).await.unwrap_err();
+    assert!(matches!(error, ShardError::StoreAway) && !error.is_permanent(), "{error}");
+    std::fs::rename(away.path().join("manifest"), scene.manifest()).unwrap();
+    let error = scene.shards.load(&record, Slot(0), 1).await.unwrap_err();
+    assert!(error.is_permanent(), "{error}");
+}
+
+/// F34
+#[tokio::test(flavor = "multi_thread")]
+async fn sound_shards_that_are_not_this_jobs_are_not_loaded() {
+    let scene = Scene::new();
+    let record = scene.save(vec![scene.cut(0, 2), scene.cut(1, 2)]).await;
+    let other = ShardStore::new(scene.shards.store.clone(), job(OptimizerKind::Adagrad));
+    let error = other.load(&record, Slot(0), 1).await.unwrap_err();
+    assert!(error.to_string().contains("lacks the optimizer state"), "{error}");
+    assert!(error.is_permanent());
+
+    let lone = scene.save(vec![scene.cut(0, 2)]).await;
+    let error = scene.shards.load(&lone, Slot(0), 1).await.unwrap_err();
+    assert!(error.to_string().starts_with("no shard holds "), "{error}");
+    assert!(error.is_permanent());
+
+    let mut twice = scene.save(vec![scene.cut(0, 2), scene.cut(0, 1)]).await;
+    let error = scene.shards.load(&twice, Slot(0), 1).await.unwrap_err();
+    assert!(error.to_string().ends_with("is in another shard as well"), "{error}");
+    twice.shards.clear();
+    let error = scene.shards.load(&twice, Slot(0), 1).await.unwrap_err();
+    assert_eq!(error.to_string(), "the manifest is not sound: it has no shards");
+    assert!(error.is_permanent());
+}

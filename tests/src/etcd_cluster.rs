@@ -1,0 +1,238 @@
+//! A real etcd of one or several members, each of which can be killed, stopped and started again.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::process::Command;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::etcd::{START_MAX, find, free_address};
+use crate::{Process, Scene, within};
+
+/// Another process may take a port between our finding it free and etcd's binding it.
+const CLUSTERS_TRIED: u32 = 5;
+
+/// What fills a store: values of nearly the largest size that etcd takes.
+const FILLER_BYTES: usize = 1 << 20;
+const FILLER_PREFIX: &str = "/filler/";
+
+/// How much an etcd holds before it refuses to take more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quota {
+    Default,
+    Bytes(u64),
+}
+
+/// The members of an etcd. They are killed when this is dropped.
+#[derive(Debug)]
+pub struct EtcdCluster<'a> {
+    scene: &'a Scene,
+    members: Vec<EtcdMember>,
+    quota: Quota,
+}
+
+/// One member: its place stays the same over all its lives.
+#[derive(Debug)]
+struct EtcdMember {
+    name: String,
+    client: SocketAddr,
+    peer: SocketAddr,
+    /// Lives so far.
+    starts: u32,
+    process: Option<Process>,
+}
+
+impl<'a> EtcdCluster<'a> {
+    /// Starts an empty etcd of that many members, and waits until it answers.
+    pub fn start(scene: &'a Scene, members: usize, quota: Quota) -> Self {
+        for attempt in 0..CLUSTERS_TRIED {
+            let members = (0..members).map(|index| EtcdMember {
+                name: format!("etcd-{attempt}-{index}"),
+                client: free_address(),
+                peer: free_address(),
+                starts: 0,
+                process: None,
+            });
+            let mut cluster = Self { scene, members: members.collect(), quota };
+            cluster.start_missing();
+            let answers =
+                within(START_MAX, "etcd answers", || match (cluster.all_run(), cluster.leader()) {
+                    (false, _) => Some(false),
+                    (true, Some(_)) => Some(true),
+                    (true, None) => None,
+                });
+            if answers {
+                return cluster;
+            }
+        }
+        panic!("etcd ended at its start {CLUSTERS_TRIED} times");
+    }
+
+    /// How many members it has.
+    pub fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Whether it has no member, which never is.
+    pub fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    /// The URL of each member.
+    pub fn urls(&self) -> Vec<String> {
+        self.members.iter().map(|it| format!("http://{}", it.client)).collect()
+    }
+
+    /// Starts those that do not run, each with the data and the ports that it had.
+    pub fn start_missing(&mut self) {
+        for index in 0..self.members.len() {
+            let is_running = self.members[index].process.as_mut().is_some_and(Process::is_running);
+            if !is_running {
+                let mut command = self.command(index);
+                let member = &mut self.members[index];
+                member.starts += 1;
+                let log = format!("{}.{}", member.name, member.starts);
+                member.process = Some(Process::start(self.scene.folder(), &log, &mut command));
+            }
+        }
+    }
+
+    fn command(&self, index: usize) -> Command {
+        let member = &self.members[index];
+        let all: Vec<String> =
+            self.members.iter().map(|it| format!("{}=http://{}", it.name, it.peer)).collect();
+        let client = format!("http://{}", member.client);
+        let peer = format!("http://{}", member.peer);
+        let mut command = self.scene.command(&find("etcd", "etcd-server"));
+        command.args(["--name", &member.name, "--initial-cluster", &all.join(",")]);
+        command.arg("--data-dir").arg(self.scene.path(&format!("{}-data", member.name)));
+        command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+        command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+        // A killed process loses nothing that the kernel has, so no disk has to be waited for.
+        command.args(["--unsafe-no-fsync", "--log-level=error"]);
+        if let Quota::Bytes(bytes) = self.quota {
+            command.arg(format!("--quota-backend-bytes={bytes}"));
+        }
+        command
+    }
+
+    fn all_run(&mut self) -> bool {
+        self.members.iter_mut().all(|it| it.process.as_mut().is_some_and(Process::is_running))
+    }
+
+    /// Kills a member without a word.
+    pub fn kill(&mut self, index: usize) {
+        self.members[index].process = None;
+    }
+
+    /// Kills all members without a word.
+    pub fn kill_all(&mut self) {
+        self.members.iter_mut().for_each(|it| it.process = None);
+    }
+
+    /// Stops or resumes a member, if it runs.
+    pub fn signal(&mut self, index: usize, signal: Signal) {
+        if let Some(process) = &mut self.members[index].process {
+            process.signal_if_running(signal);
+        }
+    }
+
+    /// Stops or resumes all members that run.
+    pub fn signal_all(&mut self, signal: Signal) {
+        (0..self.len()).for_each(|index| self.signal(index, signal));
+    }
+
+    /// Which member leads, if a member says so of itself.
+    pub fn leader(&self) -> Option<usize> {
+        self.statuses().iter().position(|status| match status {
+            Some(status) => !status["leader"].is_null() && status["leader"] == *id(status),
+            None => false,
+        })
+    }
+
+    /// Hands the lead to the next member that answers; returns it.
+    pub fn move_leader(&self) -> Option<usize> {
+        let (from, statuses) = (self.leader()?, self.statuses());
+        let to = (1..self.len())
+            .map(|step| (from + step) % self.len())
+            .find(|index| statuses[*index].is_some())?;
+        let target = format!("{:x}", id(statuses[to].as_ref()?).as_u64()?);
+        self.try_ctl(&[self.urls()[from].clone()], &["move-leader", &target])?;
+        Some(to)
+    }
+
+    /// What each member says of itself; nothing of those that do not answer.
+    fn statuses(&self) -> Vec<Option<Value>> {
+        let status = |url: String| {
+            let text = self.try_ctl(&[url], &["endpoint", "status", "-w", "json"])?;
+            let mut answer: Value = serde_json::from_str(&text).ok()?;
+            Some(answer[0]["Status"].take())
+        };
+        self.urls().into_iter().map(status).collect()
+    }
+
+    /// Drops the history before a revision; says whether that went well.
+    pub fn compact(&self, revision: i64) -> bool {
+        self.try_ctl(&self.urls(), &["compact", &revision.to_string()]).is_some()
+    }
+
+    /// Puts values until there is no space left; says whether it came to that.
+    pub fn fill(&self) -> bool {
+        let path = self.scene.write("filler", vec![b'x'; FILLER_BYTES]);
+        let (bytes, urls) = (
+            match self.quota {
+                Quota::Default => panic!("an etcd without a small quota is too large to fill"),
+                Quota::Bytes(bytes) => bytes,
+            },
+            self.urls(),
+        );
+        for number in 0..=bytes / FILLER_BYTES as u64 {
+            let mut command = ctl_command(&urls, &["put", &format!("{FILLER_PREFIX}{number}")]);
+            command.stdin(fs::File::open(&path).expect("it was just written"));
+            let output = command.output().expect("etcdctl starts");
+            if !output.status.success() {
+                return String::from_utf8_lossy(&output.stderr).contains("space exceeded");
+            }
+        }
+        self.is_full()
+    }
+
+    /// Whether it refuses to take more.
+    pub fn is_full(&self) -> bool {
+        self.try_ctl(&self.urls(), &["alarm", "list"]).is_some_and(|it| it.contains("NOSPACE"))
+    }
+
+    /// Deletes what fills it, gives the space back, and ends the alarm. It may be tried again.
+    pub fn empty(&self) -> bool {
+        let urls = self.urls();
+        let ctl = |args: &[&str]| self.try_ctl(&urls, args);
+        let revision = |status: &Value| status["header"]["revision"].as_i64();
+        let clear = || {
+            ctl(&["del", "--prefix", FILLER_PREFIX])?;
+            let now = self.statuses().iter().flatten().filter_map(revision).max()?;
+            ctl(&["compact", &now.to_string()])?;
+            ctl(&["defrag"])?;
+            ctl(&["alarm", "disarm"])
+        };
+        clear().is_some()
+    }
+
+    /// Asks by `etcdctl`; nothing if the answer is an error or does not come soon.
+    fn try_ctl(&self, urls: &[String], args: &[&str]) -> Option<String> {
+        let output = ctl_command(urls, args).output().expect("etcdctl starts");
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        output.status.success().then_some(text)
+    }
+}
+
+fn id(status: &Value) -> &Value {
+    &status["header"]["member_id"]
+}
+
+fn ctl_command(urls: &[String], args: &[&str]) -> Command {
+    let mut command = Command::new(find("etcdctl", "etcd-client"));
+    command.env("ETCDCTL_API", "3").args(["--endpoints", &urls.join(",")]);
+    command.args(["--dial-timeout=1s", "--command-timeout=2s"]).args(args);
+    command
+}

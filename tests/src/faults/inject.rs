@@ -1,0 +1,172 @@
+//! How each fault is done, and undone when its time is over.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+
+use super::{Fault, Kind, Role, World};
+use crate::Proxy;
+
+/// By how much a fault that shall end leases lasts longer than they do. etcd looks at its leases
+/// twice a second.
+const BEYOND_LEASE: Duration = Duration::from_millis(1000);
+
+/// How long resets go on.
+const RESET: Duration = Duration::from_millis(50);
+
+/// How much later each piece comes through a slow connection.
+const DELAY: Duration = Duration::from_millis(100);
+
+/// A member of etcd that was killed comes back after this at the latest, even if no other leads.
+const LEADERLESS_MAX: Duration = Duration::from_secs(4);
+
+/// A fault that is to be undone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Heal {
+    fault: Fault,
+    /// A fault that ends leases lasts by their measure, which is time.
+    due: Instant,
+    /// It is also due as soon as etcd has a leader.
+    with_leader: bool,
+}
+
+impl World<'_> {
+    /// Does a fault.
+    pub fn inject(&mut self, fault: Fault) {
+        self.tell(&format!("fault: {fault}"));
+        let lease = Duration::from_secs(u64::from(self.shape.lease_ttl_s)) + BEYOND_LEASE;
+        let lasts = match fault.kind {
+            Kind::Kill | Kind::Leave | Kind::EtcdCompact | Kind::EtcdMoveLeader | Kind::KillAll => {
+                Duration::ZERO
+            }
+            Kind::Reset => RESET,
+            Kind::EtcdKill | Kind::EtcdKillLeader => LEADERLESS_MAX,
+            Kind::Pause
+            | Kind::Cut
+            | Kind::Isolate
+            | Kind::Deafen
+            | Kind::Slow
+            | Kind::Shut
+            | Kind::EtcdPause
+            | Kind::EtcdStall
+            | Kind::EtcdFull
+            | Kind::StoreFull
+            | Kind::StoreAway => lease,
+        };
+        if let Some(role) = fault.role {
+            self.inject_into(fault.kind, role, fault.index);
+        } else {
+            self.inject_beside(fault.kind, fault.index as usize);
+        }
+        if !lasts.is_zero() {
+            let with_leader = fault.kind == Kind::EtcdKillLeader;
+            self.heals.push(Heal { fault, due: Instant::now() + lasts, with_leader });
+        }
+    }
+
+    /// Does a fault that stays until [`World::heal_all`].
+    pub fn inject_for_long(&mut self, fault: Fault) {
+        self.inject(fault);
+        if let Some(heal) = self.heals.iter_mut().rev().find(|it| it.fault == fault) {
+            heal.due += Duration::from_secs(3600);
+        }
+    }
+
+    fn inject_into(&mut self, kind: Kind, role: Role, index: u32) {
+        let member = self.member_mut(role, index);
+        match kind {
+            Kind::Kill => member.signal(Signal::SIGKILL),
+            Kind::Leave => member.signal(Signal::SIGTERM),
+            Kind::Pause => {
+                member.signal(Signal::SIGSTOP);
+                member.is_paused = true;
+            }
+            Kind::Cut => member.proxies.iter().for_each(Proxy::cut),
+            Kind::Isolate => member.proxies.iter().for_each(Proxy::drop_all),
+            Kind::Deafen => member.proxies.iter().for_each(Proxy::drop_replies),
+            Kind::Slow => member.proxies.iter().for_each(|it| it.delay(DELAY)),
+            Kind::Reset => member.proxies.iter().for_each(Proxy::reset),
+            Kind::Shut => member.front.iter().for_each(Proxy::drop_all),
+            other => unreachable!("{} hits no process", other.name()),
+        }
+    }
+
+    fn inject_beside(&mut self, kind: Kind, index: usize) {
+        match kind {
+            Kind::EtcdKillLeader => {
+                let leader = self.until("etcd has a leader", |world| world.etcd.leader());
+                self.tell(&format!("etcd {leader} leads"));
+                self.etcd.kill(leader);
+            }
+            Kind::EtcdKill => self.etcd.kill(index),
+            Kind::EtcdPause => self.etcd.signal(index, Signal::SIGSTOP),
+            Kind::EtcdStall => self.etcd.signal_all(Signal::SIGSTOP),
+            // What the recorder has not seen is kept: it is the witness of this world.
+            Kind::EtcdCompact => drop(self.etcd.compact(self.recorder.last())),
+            Kind::EtcdMoveLeader => drop(self.etcd.move_leader()),
+            Kind::EtcdFull => {
+                let is_full = self.etcd.fill();
+                self.tell(if is_full { "etcd is full" } else { "etcd could not be filled" });
+            }
+            Kind::StoreFull if self.store.can_be_full() => self.store.fill(),
+            Kind::StoreFull => self.tell("skipped: no file system can be mounted here"),
+            Kind::StoreAway => self.store.take_away(),
+            Kind::KillAll => {
+                self.heal_all();
+                self.members.iter_mut().for_each(|it| it.signal(Signal::SIGKILL));
+                self.etcd.kill_all();
+                self.etcd.start_missing();
+            }
+            other => unreachable!("{} hits one of many", other.name()),
+        }
+    }
+
+    /// Undoes what is due.
+    pub(super) fn heal_due(&mut self) {
+        let now = Instant::now();
+        for heal in std::mem::take(&mut self.heals) {
+            let is_due = heal.due <= now || heal.with_leader && self.etcd.leader().is_some();
+            if !is_due || !self.heal(heal.fault) {
+                self.heals.push(heal);
+            }
+        }
+    }
+
+    /// Undoes everything.
+    pub fn heal_all(&mut self) {
+        for heal in std::mem::take(&mut self.heals) {
+            if !self.heal(heal.fault) {
+                self.heals.push(heal);
+            }
+        }
+    }
+
+    /// Undoes a fault; says whether that went well.
+    fn heal(&mut self, fault: Fault) -> bool {
+        let index = fault.index as usize;
+        match (fault.kind, fault.role) {
+            (Kind::Pause, Some(role)) => {
+                let member = self.member_mut(role, fault.index);
+                member.signal(Signal::SIGCONT);
+                member.is_paused = false;
+            }
+            (Kind::Shut, Some(role)) => {
+                self.member_mut(role, fault.index).front.iter().for_each(Proxy::open);
+            }
+            (_, Some(role)) => {
+                self.member_mut(role, fault.index).proxies.iter().for_each(Proxy::open);
+            }
+            (Kind::EtcdPause, None) => self.etcd.signal(index, Signal::SIGCONT),
+            (Kind::EtcdStall, None) => self.etcd.signal_all(Signal::SIGCONT),
+            (Kind::EtcdFull, None) => {
+                if !self.etcd.empty() {
+                    return false;
+                }
+            }
+            (Kind::StoreFull | Kind::StoreAway, None) => self.store.heal(),
+            (_, None) => self.etcd.start_missing(),
+        }
+        self.tell(&format!("healed: {fault}"));
+        true
+    }
+}

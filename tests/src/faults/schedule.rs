@@ -1,0 +1,155 @@
+//! Which faults come when: by the progress of the job, never by the clock, so that a slow machine
+//! meets the same faults as a fast one.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::{Fault, Kind, Role, Shape};
+
+/// Most steps between two faults of a random schedule.
+const GAP_MAX: u64 = 60;
+
+/// When a fault comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// Once that many steps of the job are done.
+    Step(u64),
+    /// Once that many steps more are done than when the fault before came.
+    After(u64),
+}
+
+/// A fault and its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    pub when: When,
+    pub fault: Fault,
+}
+
+/// Faults in the order in which they come. Its text is one line: `@100 kill master 0; +20 …`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Schedule {
+    pub events: Vec<Event>,
+}
+
+impl Schedule {
+    /// That many faults of the kinds that are allowed, in a world of that shape. The same
+    /// arguments give the same schedule.
+    pub fn random(seed: u64, count: usize, allowed: &[Kind], shape: &Shape) -> Self {
+        let mut random = Random(seed);
+        let mut events = Vec::with_capacity(count);
+        for number in 0..count {
+            let gap = match number {
+                0 => When::Step(20 + random.below(GAP_MAX)),
+                // Some faults come together.
+                _ if random.below(6) == 0 => When::After(0),
+                _ => When::After(1 + random.below(GAP_MAX)),
+            };
+            let kind = allowed[random.below(allowed.len() as u64) as usize];
+            events.push(Event { when: gap, fault: random.fault(kind, shape) });
+        }
+        Self { events }
+    }
+}
+
+/// Numbers that follow from a seed (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+
+    /// The bias of the remainder does not matter for so small bounds.
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    fn fault(&mut self, kind: Kind, shape: &Shape) -> Fault {
+        match (kind.hits_a_process(), kind.hits_an_etcd_member()) {
+            (true, _) => {
+                // Nobody calls a trainer.
+                let roles = if kind == Kind::Shut { &Role::ALL[..2] } else { &Role::ALL };
+                let role = roles[self.below(roles.len() as u64) as usize];
+                Fault::of(kind, role, self.below(u64::from(shape.count(role))) as u32)
+            }
+            (false, true) => Fault::of_etcd(kind, self.below(u64::from(shape.etcd)) as u32),
+            (false, false) => Fault::of_all(kind),
+        }
+    }
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, event) in self.events.iter().enumerate() {
+            let separator = if number == 0 { "" } else { "; " };
+            match event.when {
+                When::Step(step) => write!(f, "{separator}@{step} {}", event.fault)?,
+                When::After(steps) => write!(f, "{separator}+{steps} {}", event.fault)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Schedule {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.split(';').map(str::trim).filter(|it| !it.is_empty());
+        Ok(Self { events: parts.map(event).collect::<Result<_, _>>()? })
+    }
+}
+
+fn event(text: &str) -> Result<Event, String> {
+    let wrong = || format!("`{text}` does not begin with `@STEP` or `+STEPS`");
+    let (when, fault) = text.split_once(' ').ok_or_else(wrong)?;
+    let number = |it: &str| it.parse::<u64>().map_err(|_| wrong());
+    let when = match (when.strip_prefix('@'), when.strip_prefix('+')) {
+        (Some(step), _) => When::Step(number(step)?),
+        (None, Some(steps)) => When::After(number(steps)?),
+        (None, None) => return Err(wrong()),
+    };
+    Ok(Event { when, fault: fault.parse()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_random_schedule_follows_from_its_seed_and_survives_its_text() {
+        for seed in 0..50 {
+            let random = |seed| Schedule::random(seed, 20, &Kind::ALL, &Shape::default());
+            let schedule = random(seed);
+            assert_eq!(schedule, random(seed));
+            assert_ne!(schedule, random(seed + 1));
+            let text = schedule.to_string();
+            assert!(!text.contains('\n'), "{text}");
+            assert_eq!(text.parse::<Schedule>().as_ref(), Ok(&schedule), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_random_schedule_has_only_what_is_allowed_and_there() {
+        let shape = Shape { etcd: 3, ..Shape::default() };
+        let allowed = [Kind::Kill, Kind::EtcdKill];
+        for event in Schedule::random(7, 200, &allowed, &shape).events {
+            let fault = event.fault;
+            assert!(allowed.contains(&fault.kind), "{fault}");
+            let count = fault.role.map_or(shape.etcd, |role| shape.count(role));
+            assert!(fault.index < count, "{fault}");
+        }
+    }
+
+    #[test]
+    fn a_schedule_that_makes_no_sense_is_refused() {
+        for text in ["kill master 0", "@5 kill", "@x kill master 0", "+1 etcd-kill", "@1 burn"] {
+            assert!(text.parse::<Schedule>().is_err(), "{text}");
+        }
+        assert_eq!("".parse::<Schedule>(), Ok(Schedule::default()));
+    }
+}

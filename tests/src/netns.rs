@@ -1,0 +1,136 @@
+//! A network of its own for one process, joined to the machine's by a link that a test can break
+//! as networks break: silently.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// What the names of all our networks begin with; the rest is the owner's process id and a number.
+const PREFIX: &str = "steadfast-";
+
+static NETWORKS: AtomicU32 = AtomicU32::new(0);
+
+/// A network with one link. It vanishes when this is dropped, also by a panic.
+#[derive(Debug)]
+pub struct Network {
+    name: String,
+    /// Our end of the link.
+    link: String,
+    /// Our address, and the one on the other side.
+    pub outside: String,
+    pub inside: String,
+}
+
+impl Network {
+    /// Makes a network.
+    ///
+    /// # Errors
+    /// Why this process cannot make one here.
+    pub fn make() -> Result<Self, String> {
+        remove_orphans();
+        let number = NETWORKS.fetch_add(1, Ordering::Relaxed);
+        let owner = std::process::id();
+        // Networks of different processes get different addresses, as far as there are enough.
+        let subnet = format!("10.{}.{}", 64 + owner / 256 % 64, owner % 256);
+        let base = number % 64 * 4;
+        let made = Self {
+            name: format!("{PREFIX}{owner}-{number}"),
+            link: format!("sf{owner}x{number}"),
+            outside: format!("{subnet}.{}", base + 1),
+            inside: format!("{subnet}.{}", base + 2),
+        };
+        made.set_up()?;
+        Ok(made)
+    }
+
+    fn set_up(&self) -> Result<(), String> {
+        let (name, link) = (&self.name, &self.link);
+        let peer = format!("{link}p");
+        let (outside, inside) = (format!("{}/30", self.outside), format!("{}/30", self.inside));
+        ip(&["netns", "add", name])?;
+        ip(&["link", "add", link, "type", "veth", "peer", "name", &peer, "netns", name])?;
+        ip(&["addr", "add", &outside, "dev", link])?;
+        ip(&["link", "set", link, "up"])?;
+        ip(&["-n", name, "addr", "add", &inside, "dev", &peer])?;
+        ip(&["-n", name, "link", "set", &peer, "up"])?;
+        ip(&["-n", name, "link", "set", "lo", "up"])?;
+        // Whether packets can be dropped is better known before it is needed.
+        self.filter("-A", "65535").and_then(|()| self.filter("-D", "65535"))
+    }
+
+    /// Makes a command run in this network. The process keeps its id.
+    pub fn wrap(&self, command: &Command) -> Command {
+        let mut wrapped = Command::new("ip");
+        wrapped.args(["netns", "exec", &self.name]).arg(command.get_program());
+        wrapped.args(command.get_args());
+        if let Some(folder) = command.get_current_dir() {
+            wrapped.current_dir(folder);
+        }
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => wrapped.env(name, value),
+                None => wrapped.env_remove(name),
+            };
+        }
+        wrapped
+    }
+
+    /// Loses every packet from and to a port on our side.
+    pub fn drop_port(&self, port: u16) {
+        self.filter("-A", &port.to_string()).expect("it could be done before");
+    }
+
+    /// Lets packets from and to that port through again.
+    pub fn pass_port(&self, port: u16) {
+        self.filter("-D", &port.to_string()).expect("packets of that port were dropped");
+    }
+
+    /// Takes the link down.
+    pub fn link_down(&self) {
+        ip(&["link", "set", &self.link, "down"]).expect("the link is there");
+    }
+
+    /// Takes the link up again.
+    pub fn link_up(&self) {
+        ip(&["link", "set", &self.link, "up"]).expect("the link is there");
+    }
+
+    fn filter(&self, change: &str, port: &str) -> Result<(), String> {
+        let inside = ["netns", "exec", &self.name, "iptables", "-w", change];
+        let out = ["OUTPUT", "-p", "tcp", "--dport", port, "-j", "DROP"];
+        let back = ["INPUT", "-p", "tcp", "--sport", port, "-j", "DROP"];
+        ip(&[&inside[..], &out].concat())?;
+        ip(&[&inside[..], &back].concat())
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        // The other end of the link goes with it.
+        let _ = ip(&["link", "del", &self.link]);
+        let _ = ip(&["netns", "del", &self.name]);
+    }
+}
+
+fn ip(args: &[&str]) -> Result<(), String> {
+    let output = Command::new("ip").args(args).output();
+    let output = output.map_err(|error| format!("`ip` does not start: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(format!("`ip {}` failed: {}", args.join(" "), said.trim()))
+}
+
+/// Removes networks whose owner was killed before it could.
+fn remove_orphans() {
+    let Ok(output) = Command::new("ip").args(["netns", "list"]).output() else { return };
+    for line in String::from_utf8_lossy(&output.stdout).lines() {
+        let name = line.split(' ').next().unwrap_or_default();
+        let owner = name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next());
+        let Some(owner) = owner else { continue };
+        if !Path::new("/proc").join(owner).exists() {
+            let _ = ip(&["netns", "del", name]);
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Checkpoints in the hands of people: `steadfast checkpoint` on real jobs.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Output;
+
+use serde_json::Value;
+use steadfast_tests::{EtcdServer, Job, Run, Scene, program};
+
+/// A job whose keys outlive its run.
+struct Stage<'a> {
+    scene: &'a Scene,
+    etcd: EtcdServer,
+}
+
+impl<'a> Stage<'a> {
+    fn new(scene: &'a Scene) -> Self {
+        Self { scene, etcd: EtcdServer::embedded(scene) }
+    }
+
+    /// Runs a job to its end; returns its summary.
+    fn to_end(&self, job: &Job) -> Value {
+        Run::to_end(self.scene, job, "data", &["--etcd", &self.etcd.url()])
+    }
+
+    fn start(&self, job: &Job) -> Run<'a> {
+        let mut run = Run::start(self.scene, job, &["--etcd", &self.etcd.url()]);
+        run.at(&self.etcd.url());
+        run
+    }
+
+    /// Asks `steadfast checkpoint`.
+    fn checkpoint(&self, args: &[&str]) -> Output {
+        let mut command = self.scene.command(&program("steadfast"));
+        command.arg("checkpoint").args(args).args(["--etcd-endpoints", &self.etcd.url()]);
+        command.output().expect("the program starts")
+    }
+
+    /// Asks it for something that it can do; returns its stdout without the end of the line.
+    #[track_caller]
+    fn told(&self, args: &[&str]) -> String {
+        let output = self.checkpoint(args);
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        text(&output.stdout).trim_end().to_owned()
+    }
+
+    /// Asks it for something that it refuses by one line; returns its exit code and that line.
+    #[track_caller]
+    fn refused(&self, args: &[&str]) -> (i32, String) {
+        let output = self.checkpoint(args);
+        let stderr = text(&output.stderr);
+        let line = stderr.trim_end().strip_prefix("steadfast: error: ").unwrap_or_default();
+        assert!(!line.is_empty() && !line.contains('\n'), "{args:?}: {output:?}");
+        (output.status.code().expect("no signal ended it"), line.to_owned())
+    }
+
+    /// The checkpoints that there are, the newest first.
+    fn list(&self) -> Vec<Value> {
+        let list = serde_json::from_str(&self.told(&["list", "--json"]));
+        list.expect("the list is a JSON array")
+    }
+
+    /// The objects of the shards that the store has.
+    fn shards(&self) -> Vec<PathBuf> {
+        let folder = fs::read_dir(self.scene.path("data/store/shards")).expect("shards are there");
+        let mut shards: Vec<PathBuf> =
+            folder.map(|entry| entry.expect("the folder can be read").path()).collect();
+        shards.sort();
+        shards
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Changes the last bit of a file.
+fn flip(path: &PathBuf) {
+    let mut bytes = fs::read(path).expect("the object is there");
+    *bytes.last_mut().expect("it is not empty") ^= 1;
+    fs::write(path, bytes).expect("the store can be written to");
+}
+
+/// I10
+#[test]
+fn an_export_of_a_finished_job_equals_its_saved_model_bit_by_bit() {
+    let scene = Scene::new();
+    let stage = Stage::new(&scene);
+    let summary = stage.to_end(&Job::small());
+    let sha = summary["parameters_sha256"].as_str().expect("a finished job has parameters");
+
+    let list = stage.list();
+    let last = &list[0];
+    let id = last["id"].as_str().expect("a checkpoint has an id");
+    assert_eq!(last["latest"], true);
+    assert_eq!(last["version"], summary["steps"]);
+    assert_eq!(last["examples"], summary["examples"]);
+    assert_eq!(last["shards"], stage.shards().len());
+    assert_eq!(last["fault"], Value::Null);
+    assert!(last["age_seconds"].as_u64().is_some_and(|age| age < 600), "{last}");
+    let table = stage.told(&["list"]);
+    assert!(table.lines().nth(1).is_some_and(|line| line.starts_with(id)), "{table}");
+
+    assert_eq!(stage.told(&["verify"]), format!("OK {id} parameters_sha256 {sha}"));
+    let verified: Value =
+        serde_json::from_str(&stage.told(&["verify", "--all", "--json"])).unwrap();
+    assert_eq!(verified[0]["parameters_sha256"], sha);
+    let counted = &verified[0]["counted"][0]["counted"]["passes"];
+    let records = counted.as_array().unwrap().iter().map(|it| it["records"].as_u64().unwrap());
+    assert_eq!(summary["examples"].as_u64(), Some(records.sum()));
+
+    assert_eq!(stage.told(&["export", "--to", "exported.safetensors"]), sha);
+    let exported = fs::read(scene.path("exported.safetensors")).unwrap();
+    let saved = fs::read(summary["model"].as_str().unwrap()).unwrap();
+    assert!(exported == saved, "the files differ");
+}
+
+#[test]
+fn an_export_replaces_no_file_unless_it_is_forced_to() {
+    let scene = Scene::new();
+    let stage = Stage::new(&scene);
+    stage.to_end(&Job::small().with("passes = 30", "passes = 3"));
+    let path = scene.write("mine", "a file of mine");
+    let (code, line) = stage.refused(&["export", "--to", "mine"]);
+    assert_eq!(code, 4);
+    assert!(line.contains("/mine is there already; ") && line.contains("--force"), "{line}");
+    assert_eq!(fs::read(&path).unwrap(), b"a file of mine");
+    let sha = stage.told(&["export", "--to", "mine", "--force"]);
+    assert_ne!(fs::read(&path).unwrap(), b"a file of mine");
+    let url = format!("file://{}", scene.path("other/place").display());
+    assert_eq!(stage.told(&["export", "latest", "--to", &url]), sha);
+    assert_eq!(fs::read(scene.path("other/place")).unwrap(), fs::read(&path).unwrap());
+}
+
+/// F34
+#[test]
+fn a_flipped_bit_is_found_and_its_object_named() {
+    let scene = Scene::new();
+    let stage = Stage::new(&scene);
+    stage.to_end(&Job::small().with("passes = 30", "passes = 3"));
+    let id = stage.list()[0]["id"].as_str().expect("a checkpoint has an id").to_owned();
+    for shard in stage.shards() {
+        let object = format!("shards/{}", shard.file_name().unwrap().to_string_lossy());
+        flip(&shard);
+        let output = stage.checkpoint(&["verify"]);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        let line = text(&output.stdout);
+        let expected = format!("FAULT {id}: {object} is damaged: its SHA-256 is ");
+        assert!(line.starts_with(&expected), "{line}");
+        let (code, line) = stage.refused(&["export", "--to", "exported"]);
+        assert_eq!(code, 2);
+        assert!(line.contains(&format!("{object} is damaged")), "{line}");
+        assert!(!scene.path("exported").exists());
+        flip(&shard);
+        stage.told(&["verify"]);
+
+        fs::rename(&shard, scene.path("away")).unwrap();
+        let (_, line) = stage.refused(&["export", "--to", "exported"]);
+        assert!(line.contains(&format!("{object} is missing (in file:///")), "{line}");
+        fs::rename(scene.path("away"), &shard).unwrap();
+    }
+    fs::rename(scene.path("data/store"), scene.path("away")).unwrap();
+    let (code, line) = stage.refused(&["export", "--to", "exported"]);
+    assert_eq!(code, 6);
+    assert!(line.contains("/data/store is away or not the job's store; "), "{line}");
+}
+
+/// I9, F35
+#[test]
+fn a_person_takes_a_checkpoint_and_goes_back_to_it() {
+    let scene = Scene::new();
+    let stage = Stage::new(&scene);
+    let job = Job::endless().with("every_steps = 200", "every = \"1h\"");
+    let mut run = stage.start(&job);
+    run.until_step(50);
+    let id = stage.told(&["now"]);
+    let list = stage.list();
+    assert_eq!(list.len(), 1);
+    assert_eq!(list[0]["id"], *id);
+    assert_eq!(list[0]["latest"], true);
+    let step = list[0]["version"].as_u64().expect("it has a step");
+    assert!(50 <= step);
+    assert!(stage.told(&["verify", &id]).starts_with(&format!("OK {id} parameters_sha256 ")));
+
+    run.until_step(step + 200);
+    let (_, line) = stage.refused(&["restore", &id]);
+    assert!(line.contains("--force"), "{line}");
+    assert_eq!(stage.told(&["restore", &id, "--force"]), "2");
+    run.until("it trains in the next generation", |it| {
+        it["generation"] == 2 && it["version"].as_u64() > Some(step)
+    });
+}
+
+#[test]
+fn bad_input_gets_one_line_with_the_way_out() {
+    let scene = Scene::new();
+    let stage = Stage::new(&scene);
+    let job = Job::endless().with("every_steps = 200", "every = \"1h\"");
+    let (code, line) = stage.refused(&["list", "--job", "digits"]);
+    assert_eq!(code, 3);
+    assert!(line.starts_with("etcd has no job digits ") && line.contains("right etcd"), "{line}");
+
+    let mut run = stage.start(&job);
+    run.until_step(10);
+    let (code, line) = stage.refused(&["list", "--job", "other"]);
+    assert_eq!(code, 3);
+    assert!(line.contains("it knows digits; choose with --job"), "{line}");
+    let (code, line) = stage.refused(&["verify"]);
+    let none = "job digits has no checkpoint; take one with `steadfast checkpoint now`";
+    assert_eq!((code, line.as_str()), (3, none));
+
+    stage.told(&["now"]);
+    for args in [&["verify", "zzz"][..], &["export", "zzz", "--to", "x"], &["restore", "zzz"]] {
+        let (code, line) = stage.refused(args);
+        assert_eq!(code, 3);
+        assert_eq!(line, "job digits has no checkpoint zzz; see `steadfast checkpoint list`");
+    }
+    let (code, line) = stage.refused(&["restore", "latest", "0"]);
+    assert_eq!(code, 2);
+    assert_eq!(line, "latest, 0 are 2 checkpoints; name just one");
+    let (code, line) = stage.refused(&["export", "--to", "data/"]);
+    assert_eq!(code, 2);
+    assert!(line.contains("--to data/ is a folder; name the file"), "{line}");
+}

@@ -1,0 +1,296 @@
+//! Jobs of real processes that meet faults: each ends with the parameters of the undisturbed run,
+//! and what etcd saw of it keeps the rules at every revision.
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use steadfast_tests::faults::{Fault, Kind, Outcome, Role, Schedule, Shape, World};
+use steadfast_tests::{EtcdCluster, Job, Network, Quota, Run, Scene, Signal, eventually};
+
+/// The parameters of the job of all worlds, if nothing disturbs it.
+fn undisturbed() -> &'static str {
+    static SHA: OnceLock<String> = OnceLock::new();
+    SHA.get_or_init(|| undisturbed_sha(&Shape::default().job()))
+}
+
+fn undisturbed_sha(job: &Job) -> String {
+    let scene = Scene::new();
+    let summary = Run::to_end(&scene, job, "data", &[]);
+    summary["parameters_sha256"].as_str().expect("a finished job has parameters").to_owned()
+}
+
+/// Lets a schedule happen to a job, which must end as if nothing had been.
+fn survives(shape: &Shape, seed: Option<u64>, schedule: &Schedule) -> Outcome {
+    let expected = undisturbed();
+    let scene = Scene::new();
+    let mut world = World::start(&scene, shape.clone());
+    world.run(seed, schedule);
+    world.finish_as(|outcome| assert_eq!(outcome.sha, expected))
+}
+
+fn with_three_etcd_members() -> Shape {
+    Shape { etcd: 3, ..Shape::default() }
+}
+
+/// How many processes ended before the job was over.
+fn deaths(outcome: &Outcome) -> u32 {
+    outcome.ends.values().sum()
+}
+
+/// S004-2, S004-21, S004-24, S004-33, S004-34, S004-40, S004-46, F1, F4, F7, F8, I1, I7, I9, I12
+#[test]
+fn a_job_survives_twenty_two_kills_of_masters_pservers_and_trainers() {
+    let (seed, shape) = (11, Shape::default());
+    let schedule = Schedule::random(seed, 22, &[Kind::Kill], &shape);
+    let outcome = survives(&shape, Some(seed), &schedule);
+    // Some hit a process that was not there again since the kill before.
+    assert!(16 <= deaths(&outcome), "{:?}", outcome.ends);
+}
+
+/// S004-2, S004-20, S004-31, S004-43, F2, F3, F14, F19, F22, F29, I1, I7, I9, I12
+#[test]
+fn a_job_survives_kills_pauses_cuts_compaction_and_changes_of_the_leader() {
+    let (seed, shape) = (5, with_three_etcd_members());
+    let kinds = [Kind::Kill, Kind::Pause, Kind::Cut, Kind::EtcdCompact, Kind::EtcdMoveLeader];
+    survives(&shape, Some(seed), &Schedule::random(seed, 9, &kinds, &shape));
+}
+
+/// F22, F23, F26, F27
+#[test]
+fn a_job_survives_connections_to_etcd_that_are_silent_one_way_slow_or_reset() {
+    let text = "@60 isolate pserver 0; +0 slow trainer 0; +20 reset master 0; +0 reset pserver 1; \
+                +40 deafen master 0; +0 deafen master 1; +20 isolate trainer 1";
+    let schedule = text.parse().expect("it is a schedule");
+    survives(&Shape::default(), None, &schedule);
+}
+
+/// F14
+#[test]
+fn a_job_survives_the_death_of_the_leader_of_etcd_and_nobody_loses_a_lease() {
+    let expected = undisturbed();
+    let scene = Scene::new();
+    let shape = Shape { lease_ttl_s: 9, ..with_three_etcd_members() };
+    let mut world = World::start(&scene, shape);
+    world.until_step(200);
+    world.inject(Fault::of_all(Kind::EtcdKillLeader));
+    let (killed, last) = (Instant::now(), world.recorder.last());
+    world.until("etcd takes commits again", |it| (last < it.recorder.last()).then_some(()));
+    assert!(killed.elapsed() < Duration::from_secs(10), "{:?}", killed.elapsed());
+    let outcome = world.finish_as(|outcome| assert_eq!(outcome.sha, expected));
+    assert_eq!(deaths(&outcome), 0, "{:?}", outcome.ends);
+    let history = &outcome.audit["history"];
+    assert_eq!((&history["reigns"], &history["generations"]), (&json!(1), &json!(1)));
+}
+
+/// F15
+#[test]
+fn a_job_survives_a_dead_and_a_silent_member_of_etcd() {
+    let text = "@100 etcd-kill 0; +100 etcd-pause 1; +100 etcd-kill 2";
+    let shape = with_three_etcd_members();
+    survives(&shape, None, &text.parse().expect("it is a schedule"));
+}
+
+/// S004-31, F19, F24
+#[test]
+fn a_trainer_that_missed_compacted_history_finds_the_new_master_and_goes_on() {
+    let expected = undisturbed();
+    let scene = Scene::new();
+    let shape = Shape { masters: 1, spares: 0, lease_ttl_s: 30, ..Shape::default() };
+    let mut world = World::start(&scene, shape);
+    world.until_step(100);
+    world.inject_for_long(Fault::of(Kind::Cut, Role::Trainer, 0));
+    world.inject(Fault::of(Kind::Leave, Role::Master, 0));
+    let address = world.keys.master_addr();
+    world.until("another master acts", |world| {
+        let said = world.recorder.changes();
+        (said.filter(|it| it.key == address && it.value.is_some()).count() == 2).then_some(())
+    });
+    world.inject(Fault::of_all(Kind::EtcdCompact));
+    world.heal_all();
+    let lives = [0, 1, 2].map(|it| world.lives(Role::Trainer, it));
+    assert_eq!(lives, [1; 3], "their leases are long");
+    let outcome = world.finish_as(|outcome| assert_eq!(outcome.sha, expected));
+    assert_eq!(deaths(&outcome), 1, "{:?}", outcome.ends);
+    assert_eq!(outcome.audit["history"]["reigns"], 2);
+}
+
+/// A trainer that dies between its pushes leaves the slots one step apart. Whoever computes the
+/// missing lanes must do so on parameters of one step.
+///
+/// S004-2, S004-33, F7, I7
+#[test]
+fn a_job_survives_a_trainer_that_dies_while_the_slots_are_one_step_apart() {
+    let expected = undisturbed();
+    let scene = Scene::new();
+    let shape = Shape { masters: 1, spares: 0, trainers: 1, ..Shape::default() };
+    let mut world = World::start(&scene, shape);
+    world.until_step(100);
+    let shut = Fault::of(Kind::Shut, Role::Pserver, 0);
+    // It may just have been reached by all that belongs to the step; then there is another try.
+    let mut is_apart = false;
+    while !is_apart {
+        world.inject_for_long(shut);
+        let mut seen = (Vec::new(), Instant::now());
+        is_apart = world.until("nothing moves any more", |world| {
+            let steps = world.steps_of_pservers();
+            if steps != seen.0 {
+                seen = (steps, Instant::now());
+            }
+            let is_still = Duration::from_millis(500) < seen.1.elapsed();
+            is_still.then(|| seen.0.len() == 2 && seen.0[0] != seen.0[1])
+        });
+        if is_apart {
+            world.inject(Fault::of(Kind::Kill, Role::Trainer, 0));
+        }
+        world.heal_all();
+        let step = world.steps();
+        world.until_step(step + 2);
+    }
+    world.finish_as(|outcome| assert_eq!(outcome.sha, expected));
+}
+
+/// The latest checkpoint that etcd has seen.
+fn latest(world: &World) -> Option<String> {
+    let puts = world.recorder.changes().filter(|it| it.key == world.keys.checkpoint_latest());
+    puts.filter_map(|it| it.value.clone()).last()
+}
+
+/// Training goes on while no checkpoint can be stored, and what was stored before stays good.
+fn survives_a_store_that_fails(kind: Kind) {
+    static SHA: OnceLock<String> = OnceLock::new();
+    // Long enough that it is not over while checkpoints fail.
+    let job = Shape::default().job().with("passes = 120", "passes = 250");
+    let expected = SHA.get_or_init(|| undisturbed_sha(&job));
+    let scene = Scene::new();
+    let mut world = World::start_job(&scene, Shape::default(), &job);
+    if kind == Kind::StoreFull && !world.store_can_be_full() {
+        eprintln!("skipped: this test may not mount a file system; run it as root");
+        return;
+    }
+    world.until("a checkpoint is there", |world| latest(world));
+    world.inject_for_long(Fault::of_all(kind));
+    let failed = "no checkpoint could be taken";
+    world.until("a checkpoint failed, loudly", |world| world.says(Role::Master, failed));
+    let (before, step) = (latest(&world), world.steps());
+    world.until_step(step + 100);
+    assert_eq!(latest(&world), before, "nothing can be stored");
+    // Whoever wants to load the checkpoint waits for the store.
+    world.heal_all();
+    world.until("a checkpoint is taken again", |world| {
+        let now = latest(world);
+        (now != before).then_some(())
+    });
+    world.inject(Fault::of(Kind::Kill, Role::Pserver, 0));
+    world.finish_as(|outcome| assert_eq!(&outcome.sha, expected));
+}
+
+/// F33
+#[test]
+fn a_job_survives_a_store_that_is_away_while_checkpoints_are_taken() {
+    survives_a_store_that_fails(Kind::StoreAway);
+}
+
+/// F30
+#[test]
+fn a_job_survives_a_store_without_space_while_checkpoints_are_taken() {
+    survives_a_store_that_fails(Kind::StoreFull);
+}
+
+/// F16, F17
+#[test]
+fn a_job_survives_an_etcd_that_stalls_until_all_leases_are_over() {
+    survives(&Shape::default(), None, &"@200 etcd-stall".parse().expect("it is a schedule"));
+}
+
+/// F16, F17
+#[test]
+fn pservers_go_on_with_their_memory_after_etcd_stalled_until_all_leases_were_over() {
+    let expected = undisturbed();
+    let scene = Scene::new();
+    let shape = Shape { spares: 0, ..Shape::default() };
+    let mut world = World::start(&scene, shape);
+    world.until_step(200);
+    world.inject(Fault::of_all(Kind::EtcdStall));
+    let outcome = world.finish_as(|outcome| assert_eq!(outcome.sha, expected));
+    let of_pservers = outcome.ends.keys().filter(|it| it.starts_with("pserver"));
+    assert_eq!(of_pservers.count(), 0, "{:?}", outcome.ends);
+    assert_eq!(outcome.checkpoints_loaded, Vec::<Value>::new(), "nobody went back");
+}
+
+/// F20
+#[test]
+fn a_job_survives_an_etcd_without_space() {
+    let expected = undisturbed();
+    let scene = Scene::new();
+    let mut world = World::start(&scene, Shape::default());
+    world.until_step(200);
+    world.inject(Fault::of_all(Kind::EtcdFull));
+    assert!(world.etcd.is_full());
+    world.finish_as(|outcome| assert_eq!(outcome.sha, expected));
+}
+
+/// The faults of etcd do what they say.
+#[test]
+fn an_etcd_of_three_members_can_be_hurt_in_every_way_and_heals() {
+    let scene = Scene::new();
+    let mut etcd = EtcdCluster::start(&scene, 3, Quota::Bytes(8 << 20));
+    let first = etcd.leader().expect("it answers");
+    let second = etcd.move_leader().expect("another one can lead");
+    assert_ne!(first, second);
+    eventually("it leads", || (etcd.leader() == Some(second)).then_some(()));
+    etcd.kill(second);
+    let third = eventually("one of the others leads", || etcd.leader());
+    assert_ne!(third, second);
+    etcd.start_missing();
+    etcd.signal(third, Signal::SIGSTOP);
+    eventually("one of the others leads", || etcd.leader().filter(|it| *it != third));
+    etcd.signal(third, Signal::SIGCONT);
+    assert!(etcd.fill() && etcd.is_full());
+    eventually("there is space again", || etcd.empty().then_some(()));
+    assert!(!etcd.is_full());
+}
+
+/// How often somebody lost a slot.
+fn slots_lost(world: &World) -> usize {
+    let of_slots =
+        world.recorder.changes().filter(|it| it.key.starts_with(&world.keys.ps_prefix()));
+    of_slots.filter(|it| it.value.is_none()).count()
+}
+
+/// S004-43, F22, F23, F27
+#[test]
+fn a_job_survives_a_pserver_whose_network_loses_etcd_and_then_everything() {
+    let expected = undisturbed();
+    let network = match Network::make() {
+        Ok(network) => network,
+        Err(reason) => {
+            eprintln!("skipped: no network of its own can be made here (run it as root): {reason}");
+            return;
+        }
+    };
+    let scene = Scene::new();
+    let (shape, role) = (Shape { spares: 0, ..Shape::default() }, Role::Pserver);
+    let job = shape.job();
+    let mut world = World::start_apart(&scene, shape, &job, Some((role, 0, network)));
+    world.until_step(100);
+    let ports = world.etcd_ports(role, 0);
+    ports.iter().for_each(|it| world.network(role, 0).drop_port(*it));
+    world.until("its slot is free", |world| (1 <= slots_lost(world)).then_some(()));
+    ports.iter().for_each(|it| world.network(role, 0).pass_port(*it));
+    world.until("training goes on", |it| (it.generation() == 2).then_some(()));
+
+    let step = world.steps();
+    world.until_step(step + 100);
+    world.network(role, 0).link_down();
+    world.until("its slot is free again", |world| (2 <= slots_lost(world)).then_some(()));
+    world.network(role, 0).link_up();
+    world.finish_as(|outcome| assert_eq!(outcome.sha, expected));
+}
+
+/// S004-24, F16, F18
+#[test]
+fn a_job_survives_the_death_of_everything_including_etcd() {
+    let schedule = "@400 kill-all; +100 kill-all".parse().expect("it is a schedule");
+    survives(&with_three_etcd_members(), None, &schedule);
+}

@@ -1,0 +1,359 @@
+//! What is lost when something fails: nothing but time, and little of that. Processes that are
+//! started one by one, on a real etcd.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use serde_json::{Value, json};
+use steadfast_common::ids::Slot;
+use steadfast_tests::{Cluster, Job, Member, Run, Scene, Signal, eventually, program, within};
+
+/// Short: silence is noticed soon.
+const SHORT: &str = "2s";
+
+/// So long that what happens before it ran out has another cause.
+const LONG: &str = "60s";
+
+/// At once, on a busy machine.
+const AT_ONCE: Duration = Duration::from_secs(10);
+
+fn sha(result: &Value) -> String {
+    result["parameters_sha256"].as_str().expect("a finished job has parameters").to_owned()
+}
+
+/// The parameters of a job if nothing disturbs it.
+fn undisturbed(job: &Job) -> String {
+    let scene = Scene::new();
+    sha(&Run::to_end(&scene, job, "data", &[]))
+}
+
+fn generation(cluster: &Cluster) -> Value {
+    cluster.value(&cluster.keys.generation()).expect("a generation began")
+}
+
+/// Waits for the generation after one.
+fn next_generation(cluster: &Cluster, before: &Value) -> Value {
+    let number = |it: &Value| it["generation"].as_u64();
+    eventually("another generation begins", || {
+        cluster.value(&cluster.keys.generation()).filter(|it| number(before) < number(it))
+    })
+}
+
+fn latest(cluster: &Cluster) -> String {
+    let key = cluster.keys.checkpoint_latest();
+    let pointer = eventually("there is a checkpoint", || cluster.value(&key));
+    pointer.as_str().expect("a pointer is text").to_owned()
+}
+
+fn manifest(cluster: &Cluster, id: &str) -> Value {
+    cluster.value(&cluster.keys.checkpoint(id)).unwrap_or_default()
+}
+
+/// Waits for two checkpoints, and takes the only trainer away, so that there is no further one.
+fn train_until_two_checkpoints_are_there(cluster: &Cluster, trainer: Member) {
+    eventually("two checkpoints and the pointer are there", || {
+        (cluster.list(&cluster.keys.checkpoints_prefix()).len() == 3).then_some(())
+    });
+    drop(trainer);
+    cluster.until("nobody trains", |it| it["trainers"] == json!([]));
+}
+
+/// The file of a shard of a checkpoint.
+fn shard(scene: &Scene, manifest: &Value, slot: usize) -> PathBuf {
+    let object = manifest["shards"][slot]["object"].as_str().expect("a shard has an object");
+    scene.path("store").join(object)
+}
+
+/// The member that holds a slot.
+fn holder<'m>(cluster: &Cluster, pservers: &'m [Member], slot: u32) -> &'m Member {
+    let record = cluster.value(&cluster.keys.ps(Slot(slot))).expect("the slot is held");
+    pservers.iter().find(|it| record["admin"] == it.admin.as_str()).expect("by one of them")
+}
+
+fn pservers(cluster: &Cluster, count: u32) -> Vec<Member> {
+    (0..count).map(|it| cluster.pserver(&format!("pserver-{it}"))).collect()
+}
+
+/// F1, F4, F7, S004-20, S004-41: a closed connection tells of a death in moments; the lease would
+/// tell of it in a minute.
+#[test]
+fn what_a_killed_process_held_goes_to_others_long_before_its_lease_ends() {
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &Job::endless(), 2, LONG);
+    let first = cluster.master("first");
+    eventually("it acts", || first.is_ready().then_some(()));
+    let second = cluster.master("second");
+    let pservers = pservers(&cluster, 3);
+    let trainers = [cluster.trainer("trainer-0"), cluster.trainer("trainer-1")];
+    cluster.until_step(100);
+
+    trainers[0].signal(Signal::SIGKILL);
+    within(AT_ONCE, "the other trainer has all lanes", || {
+        let status = cluster.until("it answers", |_| true);
+        let lanes = status["trainers"][0]["lanes"].as_array().map(Vec::len);
+        (status["trainers"].as_array()?.len() == 1 && lanes == Some(8)).then_some(())
+    });
+
+    let before = generation(&cluster);
+    holder(&cluster, &pservers, 1).signal(Signal::SIGKILL);
+    let after = within(AT_ONCE, "the spare takes part", || {
+        let record = generation(&cluster);
+        (before["generation"].as_u64() < record["generation"].as_u64()).then_some(record)
+    });
+    assert_eq!(after["slots"][0], before["slots"][0]);
+    assert_ne!(after["slots"][1], before["slots"][1]);
+
+    first.signal(Signal::SIGKILL);
+    within(AT_ONCE, "the standby acts", || {
+        (cluster.acting_now()? == second.admin && second.is_ready()).then_some(())
+    });
+    let resumed = cluster.until("training goes on", |it| it["state"] == "training");
+    let step = resumed["version"].as_u64().expect("a version is a number");
+    cluster.until_step(step + 20);
+    let recoveries = cluster.until("pauses are told", |it| {
+        it["recoveries"].as_array().is_some_and(|it| !it.is_empty())
+    });
+    assert!(recoveries["recoveries"][0]["seconds"].as_f64() < Some(30.0), "{recoveries}");
+}
+
+/// F34, S004-67, D1: the newest checkpoint is damaged. The one before it is used; the damaged one is
+/// kept, with the reason.
+#[test]
+fn a_damaged_checkpoint_is_passed_over_and_the_result_stays_the_same() {
+    let expected = undisturbed(&Job::long());
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &Job::long(), 2, SHORT);
+    let _master = cluster.master("master");
+    let pservers = pservers(&cluster, 3);
+    let trainer = cluster.trainer("trainer-0");
+    train_until_two_checkpoints_are_there(&cluster, trainer);
+    let id = latest(&cluster);
+    let path = shard(&scene, &manifest(&cluster, &id), 0);
+    let mut bytes = fs::read(&path).expect("the shard is there");
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 0x10;
+    fs::write(&path, &bytes).expect("the shard can be written");
+
+    holder(&cluster, &pservers, 1).signal(Signal::SIGKILL);
+    let chosen = eventually("a generation begins from another checkpoint", || {
+        let record = generation(&cluster);
+        let begins_from = record["checkpoint"].as_str()?.to_owned();
+        (begins_from != id).then_some(begins_from)
+    });
+    assert!(chosen < id, "{chosen} comes before {id}");
+    assert_eq!(latest(&cluster), chosen);
+    let reason = manifest(&cluster, &id)["set_aside"].to_string();
+    let object = path.file_name().expect("it is a file").to_string_lossy().into_owned();
+    assert!(reason.contains(&object), "{reason} names the object {object}");
+    assert_eq!(fs::read(&path).expect("it is kept"), bytes);
+
+    let _trainer = cluster.trainer("trainer-1");
+    assert_eq!(sha(&cluster.result()), expected);
+}
+
+/// F10, F34, S004-67: a shard that is gone is as good as a damaged one; where no checkpoint is left the job
+/// begins anew, and ends with the same bits.
+#[test]
+fn a_job_whose_checkpoints_are_all_gone_begins_anew_and_the_result_stays_the_same() {
+    let expected = undisturbed(&Job::long());
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &Job::long(), 1, SHORT);
+    let _master = cluster.master("master");
+    let pservers = pservers(&cluster, 2);
+    let trainer = cluster.trainer("trainer-0");
+    train_until_two_checkpoints_are_there(&cluster, trainer);
+    fs::remove_dir_all(scene.path("store/shards")).expect("the shards can be removed");
+    holder(&cluster, &pservers, 0).signal(Signal::SIGKILL);
+    eventually("a generation begins anew", || {
+        let record = generation(&cluster);
+        (record["generation"] != 1 && record["checkpoint"].is_null()).then_some(())
+    });
+    let _trainer = cluster.trainer("trainer-1");
+    assert_eq!(sha(&cluster.result()), expected);
+}
+
+/// F35: a manifest that no commit points at counts for nothing; a pointer to nothing does not hide the
+/// checkpoints that are there.
+#[test]
+fn forged_manifests_and_pointers_are_passed_over() {
+    let expected = undisturbed(&Job::long());
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &Job::long(), 1, SHORT);
+    let first = cluster.master("first");
+    let pservers = pservers(&cluster, 3);
+    let trainer = cluster.trainer("trainer-0");
+    train_until_two_checkpoints_are_there(&cluster, trainer);
+    let id = latest(&cluster);
+    let mut forged = manifest(&cluster, &id);
+    forged["position"]["version"] = json!(999_999);
+    let forged_id = "000000999999-forged";
+    let key = cluster.keys.checkpoint(forged_id);
+    cluster.etcd.ctl(&["put", &key, &forged.to_string()]);
+
+    let before = generation(&cluster);
+    holder(&cluster, &pservers, 0).signal(Signal::SIGKILL);
+    let after = next_generation(&cluster, &before);
+    assert!(after["checkpoint"].as_str().is_some_and(|it| it != forged_id), "{after}");
+
+    forged["shards"] = json!([]);
+    cluster.etcd.ctl(&["put", &key, &forged.to_string()]);
+    cluster.etcd.ctl(&["put", &cluster.keys.checkpoint_latest(), "no JSON"]);
+    drop(first);
+    let _second = cluster.master("second");
+    holder(&cluster, &pservers, 0).signal(Signal::SIGKILL);
+    let last = next_generation(&cluster, &after);
+    assert!(last["checkpoint"].as_str().is_some_and(|it| it != forged_id), "{last}");
+    eventually("the pointer is mended", || {
+        let pointer = cluster.get(&cluster.keys.checkpoint_latest())?;
+        pointer.json::<String>().ok().filter(|it| it != forged_id)
+    });
+    let _trainer = cluster.trainer("trainer-1");
+    assert_eq!(sha(&cluster.result()), expected);
+}
+
+/// F37, D2: the number of slots changes while the job runs; those that took over save as well.
+#[test]
+fn a_changed_number_of_slots_moves_the_parameters_and_changes_no_bit() {
+    let expected = undisturbed(&Job::long());
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &Job::long(), 2, SHORT);
+    let _master = cluster.master("master");
+    let _pservers = pservers(&cluster, 3);
+    let _trainers = [cluster.trainer("trainer-0"), cluster.trainer("trainer-1")];
+    cluster.until_step(500);
+    let before = generation(&cluster);
+    cluster.etcd.ctl(&["put", &cluster.keys.ps_desired(), "3"]);
+    let after = next_generation(&cluster, &before);
+    assert_eq!(after["slots"].as_array().map(Vec::len), Some(3));
+    eventually("the new generation takes checkpoints as well", || {
+        (manifest(&cluster, &latest(&cluster))["generation"] == after["generation"]).then_some(())
+    });
+    assert_eq!(sha(&cluster.result()), expected);
+}
+
+/// F40: a pserver that is told to leave leaves a checkpoint behind.
+#[test]
+fn a_pserver_that_leaves_in_good_order_loses_no_step() {
+    let job = Job::long().with("every_steps = 200", "every = \"1h\"");
+    let expected = undisturbed(&job);
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &job, 2, SHORT);
+    let _master = cluster.master("master");
+    let mut pservers = pservers(&cluster, 3);
+    let _trainers = [cluster.trainer("trainer-0"), cluster.trainer("trainer-1")];
+    cluster.until_step(400);
+    let before = generation(&cluster);
+    let record = cluster.value(&cluster.keys.ps(Slot(0))).expect("the slot is held");
+    let leaver = pservers.iter_mut().find(|it| record["admin"] == it.admin.as_str());
+    let leaver = leaver.expect("it is one of them");
+    leaver.signal(Signal::SIGTERM);
+    assert_eq!(leaver.end().code, Some(0));
+    let after = next_generation(&cluster, &before);
+    let id = after["checkpoint"].as_str().expect("it left a checkpoint").to_owned();
+    let version = manifest(&cluster, &id)["position"]["version"].as_u64();
+    assert!(Some(400) <= version, "{version:?}");
+    assert_eq!(sha(&cluster.result()), expected);
+}
+
+/// F5: what a pserver leaves that dies between uploading and committing is deleted later, and what
+/// may yet get its manifest is not.
+#[test]
+fn old_shards_without_a_manifest_are_deleted_and_new_ones_are_not() {
+    let scene = Scene::new();
+    let shards = scene.path("store/shards");
+    fs::create_dir_all(&shards).expect("the folder can be made");
+    let (old, new) = (shards.join("old.safetensors"), shards.join("new.safetensors"));
+    fs::write(&old, "orphan").expect("it can be written");
+    fs::write(&new, "about to be committed").expect("it can be written");
+    let day_ago = SystemTime::now() - Duration::from_secs(86_400);
+    let file = File::options().write(true).open(&old).expect("it is there");
+    file.set_modified(day_ago).expect("its time can be set");
+    let cluster = Cluster::new(&scene, &Job::endless(), 1, SHORT);
+    let _members =
+        [cluster.master("master"), cluster.pserver("pserver"), cluster.trainer("trainer")];
+    eventually("the orphan is deleted", || (!old.exists()).then_some(()));
+    assert!(new.exists());
+    eventually("a checkpoint is there", || cluster.value(&cluster.keys.checkpoint_latest()));
+    let path = shard(&scene, &manifest(&cluster, &latest(&cluster)), 0);
+    assert!(path.exists(), "what a manifest names stays");
+}
+
+fn asynchronous(policy: &str) -> Job {
+    Job::asynchronous()
+        .with("passes = 30", "passes = 60")
+        .with("[async]", &format!("[async]\nlost_pserver = \"{policy}\""))
+        .with("every = \"10s\"", "every = \"300ms\"")
+}
+
+/// Kills the pserver of slot 1 of an asynchronous job once a checkpoint is there; returns the
+/// generation that follows, and the result.
+fn a_pserver_lost_under(policy: &str) -> (Value, Value) {
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &asynchronous(policy), 2, SHORT);
+    let _master = cluster.master("master");
+    let pservers = pservers(&cluster, 3);
+    let _trainers = [cluster.trainer("trainer-0"), cluster.trainer("trainer-1")];
+    cluster.until("a checkpoint is there", |it| {
+        it["checkpoint"].is_string() && it["pass"].as_u64() >= Some(5)
+    });
+    let before = generation(&cluster);
+    holder(&cluster, &pservers, 1).signal(Signal::SIGKILL);
+    let after = next_generation(&cluster, &before);
+    (after, cluster.result())
+}
+
+/// D8, S004-70, I6: everybody goes back, the queues as well: no record is left out, none counts twice.
+#[test]
+fn under_rewind_a_lost_pserver_sends_everybody_back_and_every_record_counts_once() {
+    let (generation, result) = a_pserver_lost_under("rewind");
+    assert!(generation.get("kept").is_none(), "{generation}");
+    assert!(generation["checkpoint"].is_string(), "{generation}");
+    assert_eq!(result["examples"], 60 * 1440);
+}
+
+/// S004-70: the other slots keep their memory; only the lost one goes back.
+#[test]
+fn under_continue_a_lost_pserver_goes_back_alone() {
+    let (generation, result) = a_pserver_lost_under("continue");
+    assert_eq!(generation["kept"], json!([0]), "{generation}");
+    assert!(generation["checkpoint"].is_string(), "{generation}");
+    let least = result["examples"].as_u64().expect("it is counted");
+    assert!(60 * 1440 / 2 < least && least <= 60 * 1440, "{result}");
+}
+
+/// F35, I9: only a person takes the job back behind its latest checkpoint, and says so twice.
+#[test]
+fn a_job_is_set_back_by_hand_only_with_force_and_what_came_later_is_set_aside() {
+    let expected = undisturbed(&Job::long());
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &Job::long(), 2, SHORT);
+    let _master = cluster.master("master");
+    let _pservers = pservers(&cluster, 2);
+    train_until_two_checkpoints_are_there(&cluster, cluster.trainer("trainer-0"));
+    let prefix = cluster.keys.checkpoints_prefix();
+    let keys: Vec<String> = cluster.list(&prefix).into_keys().collect();
+    let older = keys[0].trim_start_matches(&prefix).to_owned();
+    let newer = latest(&cluster);
+    let url = cluster.etcd.url();
+    let restore = |more: &[&str]| {
+        let mut command = std::process::Command::new(program("steadfast"));
+        command.args(["checkpoint", "restore", &older, "--etcd-endpoints", &url]).args(more);
+        command.output().expect("the program starts")
+    };
+    let before = generation(&cluster);
+    let refused = restore(&[]);
+    let words = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(4), "{words}");
+    assert!(words.contains("throws away") && words.contains("--force"), "{words}");
+    assert_eq!(generation(&cluster), before);
+
+    let done = restore(&["--force"]);
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let after = next_generation(&cluster, &before);
+    assert_eq!(after["checkpoint"], older.as_str());
+    assert_eq!(latest(&cluster), older);
+    assert!(manifest(&cluster, &newer)["set_aside"].to_string().contains("set back"));
+    let _trainer = cluster.trainer("trainer-1");
+    assert_eq!(sha(&cluster.result()), expected);
+}
