@@ -218,11 +218,6 @@ impl<'a> World<'a> {
         answer
     }
 
-    /// The present generation.
-    pub fn generation(&self) -> u64 {
-        self.recorder.changes().filter(|it| it.key == self.keys.generation()).count() as u64
-    }
-
     fn checkpoints_loaded(&self) -> Vec<Value> {
         let generations = self.recorder.changes().filter(|it| it.key == self.keys.generation());
         let record = |it: &Change| serde_json::from_str::<Value>(it.value.as_deref()?).ok();
