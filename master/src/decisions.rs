@@ -127,15 +127,6 @@ impl Desk {
         if batch.state.ledger.head().pass != pass {
             info!(pass = pass.0, "pass over");
         }
-        match answer.next {
-            Next::Task(_) => self.clocks.begin(request.trainer),
-            Next::NotYet | Next::AllDone | Next::AllFailed { .. } => {
-                let holds = batch.state.ledger.pending().any(|(_, _, by)| by == request.trainer);
-                if !holds {
-                    self.clocks.remove(request.trainer);
-                }
-            }
-        }
         if let Next::AllFailed { pass } = answer.next {
             self.fail_job(batch, format!("every task of pass {} was given up", pass.0 + 1));
             return Err(OfficeError::AllFailed { pass });

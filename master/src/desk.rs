@@ -138,6 +138,7 @@ impl Desk {
         let (board, board_rx) = watch::channel(Arc::default());
         let (facts, facts_rx) = watch::channel(Arc::default());
         let clocks = Arc::<ClockRoom>::default();
+        clocks.follow(&holders(&state));
         // No former master's reign began later, and none makes 2²⁰ assignments a revision.
         let first_number = (reign.epoch() as u64) << 20;
         drop(order_of);
@@ -232,6 +233,7 @@ impl Desk {
             }
         }
         self.state = batch.state;
+        self.clocks.follow(&holders(&self.state));
         batch.answers.into_iter().for_each(|answer| answer());
         Ok(())
     }
@@ -293,6 +295,11 @@ impl Desk {
             changed
         });
     }
+}
+
+/// Who holds a task.
+fn holders(state: &State) -> BTreeSet<TrainerId> {
+    state.ledger.pending().map(|(_, _, trainer)| trainer).collect()
 }
 
 impl Batch {

@@ -60,7 +60,6 @@ impl Desk {
             // Whoever went before we acted may have gone with etcd, together with all others.
             let blame = if seen.contains(&trainer) { Blame::Task } else { Blame::Nobody };
             let facts = self.state.ledger.lose_trainer(trainer, blame, &self.limits);
-            self.clocks.remove(trainer);
             let mut batch = Batch::on(&self.state);
             self.adopt(&mut batch, &facts);
             self.commit(batch).await?;

@@ -1,5 +1,6 @@
 //! How the acting master's loop is spoken to: events in, answers out.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use steadfast_common::error::ErrorKind;
@@ -207,15 +208,12 @@ pub struct ClockRoom {
 }
 
 impl ClockRoom {
-    /// Notes that a trainer begins to work.
-    pub fn begin(&self, trainer: TrainerId) {
-        self.clocks.lock().expect("no holder panics").begin(trainer);
-    }
-
-    /// Forgets a trainer that idles or is gone, and lets others look again.
-    pub fn remove(&self, trainer: TrainerId) {
-        self.clocks.lock().expect("no holder panics").remove(trainer);
-        self.moved.notify_waiters();
+    /// Notes who is at work now; if somebody went, those who wait look again.
+    pub fn follow(&self, at_work: &BTreeSet<TrainerId>) {
+        let moved = self.clocks.lock().expect("no holder panics").follow(at_work);
+        if moved == Moved::Yes {
+            self.moved.notify_waiters();
+        }
     }
 
     /// Waits until a trainer that has pushed `count` times may go on under `bound`, at most until

@@ -172,13 +172,23 @@ impl<'a> EtcdCluster<'a> {
         self.urls().into_iter().map(status).collect()
     }
 
+    /// Its present revision, if a member answers.
+    pub fn revision(&self) -> Option<i64> {
+        let statuses = self.statuses();
+        let revisions = statuses.iter().flatten().map(|it| it["header"]["revision"].as_i64());
+        revisions.max().flatten()
+    }
+
     /// Drops the history before a revision; says whether that went well.
     pub fn compact(&self, revision: i64) -> bool {
         self.try_ctl(&self.urls(), &["compact", &revision.to_string()]).is_some()
     }
 
-    /// Puts values until there is no space left; says whether it came to that.
-    pub fn fill(&self) -> bool {
+    /// Puts `mark`, and then values until there is no space left; says whether it came to that.
+    pub fn fill(&self, mark: &str) -> bool {
+        if self.try_ctl(&self.urls(), &["put", mark, ""]).is_none() {
+            return false;
+        }
         let path = self.scene.write("filler", vec![b'x'; FILLER_BYTES]);
         let (bytes, urls) = (
             match self.quota {
@@ -203,19 +213,19 @@ impl<'a> EtcdCluster<'a> {
         self.try_ctl(&self.urls(), &["alarm", "list"]).is_some_and(|it| it.contains("NOSPACE"))
     }
 
-    /// Deletes what fills it, gives the space back, and ends the alarm. It may be tried again.
-    pub fn empty(&self) -> bool {
-        let urls = self.urls();
-        let ctl = |args: &[&str]| self.try_ctl(&urls, args);
-        let revision = |status: &Value| status["header"]["revision"].as_i64();
-        let clear = || {
-            ctl(&["del", "--prefix", FILLER_PREFIX])?;
-            let now = self.statuses().iter().flatten().filter_map(revision).max()?;
-            ctl(&["compact", &now.to_string()])?;
-            ctl(&["defrag"])?;
-            ctl(&["alarm", "disarm"])
-        };
-        clear().is_some()
+    /// Deletes what fills it, and `mark` after that. It may be tried again.
+    pub fn empty(&self, mark: &str) -> bool {
+        let delete = |args: &[&str]| self.try_ctl(&self.urls(), &[&["del"], args].concat());
+        delete(&["--prefix", FILLER_PREFIX]).and_then(|_| delete(&[mark])).is_some()
+    }
+
+    /// Drops all history before a revision, when what filled it was deleted; gives the space back,
+    /// and ends the alarm. It may be tried again.
+    pub fn reclaim(&self, revision: i64) -> bool {
+        let ctl = |args: &[&str]| self.try_ctl(&self.urls(), args);
+        // If it was done before, this fails and the rest may still have to be done.
+        self.compact(revision);
+        ctl(&["defrag"]).and_then(|_| ctl(&["alarm", "disarm"])).is_some() && !self.is_full()
     }
 
     /// Asks by `etcdctl`; nothing if the answer is an error or does not come soon.
@@ -233,6 +243,6 @@ fn id(status: &Value) -> &Value {
 fn ctl_command(urls: &[String], args: &[&str]) -> Command {
     let mut command = Command::new(find("etcdctl", "etcd-client"));
     command.env("ETCDCTL_API", "3").args(["--endpoints", &urls.join(",")]);
-    command.args(["--dial-timeout=1s", "--command-timeout=2s"]).args(args);
+    command.args(["--dial-timeout=500ms", "--command-timeout=1s"]).args(args);
     command
 }

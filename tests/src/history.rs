@@ -41,6 +41,13 @@ impl<'a> Recorder<'a> {
         self.revisions.values().flatten()
     }
 
+    /// The last change of a key, and its revision.
+    pub fn last_of(&self, key: &str) -> Option<(i64, &Change)> {
+        let all = self.revisions.iter().rev();
+        let mut of_key = all.flat_map(|(at, changes)| changes.iter().map(|it| (*at, it)));
+        of_key.find(|(_, change)| change.key == key)
+    }
+
     /// What was seen so far, as `etcdctl watch` wrote it.
     pub fn lines(&self) -> &str {
         &self.lines

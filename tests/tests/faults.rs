@@ -26,8 +26,11 @@ fn survives(shape: &Shape, seed: Option<u64>, schedule: &Schedule) -> Outcome {
     let expected = undisturbed();
     let scene = Scene::new();
     let mut world = World::start(&scene, shape.clone());
-    world.run(seed, schedule);
-    world.finish_as(|outcome| assert_eq!(outcome.sha, expected))
+    let came = world.run(seed, schedule);
+    world.finish_as(|outcome| {
+        assert_eq!(outcome.sha, expected);
+        assert_eq!(came, schedule.events.len(), "the job was over before the faults");
+    })
 }
 
 fn with_three_etcd_members() -> Shape {
@@ -67,8 +70,9 @@ fn an_asynchronous_job_counts_each_record_once_through_kills_pauses_and_cuts() {
     let schedule = Schedule::random(seed, 8, &kinds, &shape);
     let scene = Scene::new();
     let mut world = World::start(&scene, shape);
-    world.run(Some(seed), &schedule);
+    let came = world.run(Some(seed), &schedule);
     world.finish_as(|outcome| {
+        assert_eq!(came, schedule.events.len(), "the job was over before the faults");
         let metric = outcome.result["metric"].as_f64().expect("it was evaluated");
         assert!(0.94 <= metric, "{}", outcome.result);
     });
@@ -264,9 +268,10 @@ fn an_etcd_of_three_members_can_be_hurt_in_every_way_and_heals() {
     etcd.signal(third, Signal::SIGSTOP);
     eventually("one of the others leads", || etcd.leader().filter(|it| *it != third));
     etcd.signal(third, Signal::SIGCONT);
-    assert!(etcd.fill() && etcd.is_full());
-    eventually("there is space again", || etcd.empty().then_some(()));
-    assert!(!etcd.is_full());
+    assert!(etcd.fill("mark") && etcd.is_full());
+    eventually("what filled it is deleted", || etcd.empty("mark").then_some(()));
+    let now = etcd.revision().expect("it answers");
+    eventually("there is space again", || etcd.reclaim(now).then_some(()));
 }
 
 /// How often somebody lost a slot.

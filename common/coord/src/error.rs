@@ -13,7 +13,7 @@ pub enum CoordError {
     Unreachable { endpoints: String, reason: String },
     #[error("etcd did not answer `{operation}` within {after:?}")]
     TimedOut { operation: &'static str, after: Duration },
-    #[error("etcd refused `{operation}`: {source}")]
+    #[error("etcd did not do `{operation}`: {source}")]
     Refused { operation: &'static str, source: Box<etcd_client::Error> },
     #[error(
         "the value of `{key}` in etcd is not what this version writes: {reason}; `etcdctl get {key}` shows it"

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use etcd_client::{
-    Certificate, Client, Compare, CompareOp, ConnectOptions, GetOptions, Identity, KeyValue,
-    TlsOptions, Txn, TxnOp, TxnOpResponse,
+    Certificate, Client, Compare, CompareOp, ConnectOptions, GetOptions, GetResponse, Identity,
+    KeyValue, TlsOptions, Txn, TxnOp, TxnOpResponse,
 };
 use serde::de::DeserializeOwned;
 
 use crate::mirror::View;
-use crate::{Condition, CoordError, Op, op};
+use crate::{Condition, CoordError, Op, op, pauses};
 
 /// Longest wait for one answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -104,7 +104,8 @@ impl Etcd {
             Err(_) => return Err(unreachable("no answer in time".to_owned())),
         };
         let etcd = Self { client };
-        match etcd.get("/").await {
+        // Not patiently: an address that is wrong is to be told at once.
+        match call("get", etcd.client.kv_client().get("/", None)).await {
             // An authenticated user may lack the right to read this key; it did reach etcd.
             Ok(_) => Ok(etcd),
             Err(error) if error.kind() == steadfast_common::error::ErrorKind::Denied => Ok(etcd),
@@ -130,8 +131,7 @@ impl Etcd {
     /// # Errors
     /// If etcd does not answer.
     pub async fn get_at(&self, key: &str) -> Result<(i64, Option<Entry>), CoordError> {
-        let mut kv = self.client.kv_client();
-        let response = call("get", kv.get(key, None)).await?;
+        let response = self.read("get", key.as_bytes(), GetOptions::new).await?;
         let revision = response.header().map_or(0, |header| header.revision());
         Ok((revision, response.kvs().first().map(Entry::from)))
     }
@@ -149,16 +149,15 @@ impl Etcd {
     /// # Errors
     /// If etcd does not answer, or compacted the revision meanwhile.
     pub async fn list(&self, prefix: &str) -> Result<View, CoordError> {
-        let mut kv = self.client.kv_client();
         let mut view = View::default();
         let mut from = prefix.as_bytes().to_vec();
         let end = prefix_end(prefix.as_bytes());
         loop {
-            let options = GetOptions::new()
-                .with_range(end.clone())
-                .with_limit(PAGE)
-                .with_revision(view.revision);
-            let page = call("list", kv.get(from.clone(), Some(options))).await?;
+            let options = || {
+                let options = GetOptions::new().with_range(end.clone()).with_limit(PAGE);
+                options.with_revision(view.revision)
+            };
+            let page = self.read("list", &from, options).await?;
             if view.revision == 0 {
                 view.revision = page.header().map_or(0, |header| header.revision());
             }
@@ -171,6 +170,19 @@ impl Etcd {
                 return Ok(view);
             }
         }
+    }
+
+    async fn read(
+        &self,
+        operation: &'static str,
+        key: &[u8],
+        options: impl Fn() -> GetOptions,
+    ) -> Result<GetResponse, CoordError> {
+        patiently(|| {
+            let (mut kv, options) = (self.client.kv_client(), options());
+            async move { call(operation, kv.get(key, Some(options))).await }
+        })
+        .await
     }
 
     /// Creates `key` unless it exists; returns its create-revision, or the entry that stands there.
@@ -190,7 +202,7 @@ impl Etcd {
             .when(vec![Compare::create_revision(key, CompareOp::Equal, 0)])
             .and_then(vec![op::to_txn(&put)])
             .or_else(vec![TxnOp::get(key, None)]);
-        let outcome = self.txn("create", txn).await?;
+        let outcome = patiently(|| self.txn("create", txn.clone())).await?;
         if outcome.succeeded {
             return Ok(Ok(outcome.revision));
         }
@@ -272,6 +284,25 @@ impl Etcd {
     pub async fn compact(&self, revision: i64) -> Result<(), CoordError> {
         let mut kv = self.client.kv_client();
         call("compact", kv.compact(revision, None)).await.map(|_| ())
+    }
+}
+
+/// Tries what does no harm when it is done twice until it is answered: a member of etcd that goes
+/// away is no failure.
+async fn patiently<T, F>(attempt: impl Fn() -> F) -> Result<T, CoordError>
+where
+    F: Future<Output = Result<T, CoordError>>,
+{
+    let deadline = tokio::time::Instant::now() + CALL_TIMEOUT;
+    let mut pauses = pauses();
+    loop {
+        let answer = attempt().await;
+        let pause = pauses.next().unwrap_or(CALL_TIMEOUT);
+        let is_late = deadline <= tokio::time::Instant::now() + pause;
+        match answer {
+            Err(error) if error.is_transient() && !is_late => tokio::time::sleep(pause).await,
+            answer => return answer,
+        }
     }
 }
 

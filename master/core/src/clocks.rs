@@ -1,10 +1,12 @@
 //! The gate of bounded staleness (SSP, Ho et al. 2013): a trainer's clock counts its pushes, and
 //! none may be more than the bound ahead of the slowest that is at work.
 //!
-//! Clocks count from when a trainer begins to work; one that holds no task holds nobody up. They
-//! live in memory: each request carries its trainer's clock, so a new master learns them again.
+//! Who is at work follows from the queues, never from who asks: a trainer that holds no task holds
+//! nobody up, however often a late request of its comes in. Clocks count from when a trainer begins
+//! to work. They live in memory: each request carries its trainer's clock, so a new master learns
+//! them again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use steadfast_common::ids::TrainerId;
 
@@ -33,26 +35,26 @@ pub enum Moved {
 }
 
 impl Clocks {
-    /// Notes that `trainer` begins to work.
-    pub fn begin(&mut self, trainer: TrainerId) {
+    /// Notes who is at work now: those who hold a task. Says whether somebody went.
+    pub fn follow(&mut self, at_work: &BTreeSet<TrainerId>) -> Moved {
+        let before = self.of.len();
+        self.of.retain(|trainer, _| at_work.contains(trainer));
+        let moved = if self.of.len() < before { Moved::Yes } else { Moved::No };
         let start = self.of.values().map(|clock| clock.now).min().unwrap_or(0);
-        self.of.entry(trainer).or_insert(Clock { from: None, start, now: start });
+        for trainer in at_work {
+            self.of.entry(*trainer).or_insert(Clock { from: None, start, now: start });
+        }
+        moved
     }
 
-    /// Notes that `trainer` has pushed `count` times by its own count, and says whether that was
-    /// news to anybody.
+    /// Notes that `trainer`, if it is at work, has pushed `count` times by its own count, and says
+    /// whether that was news to anybody.
     pub fn advance(&mut self, trainer: TrainerId, count: u64) -> Moved {
-        self.begin(trainer);
         let Some(clock) = self.of.get_mut(&trainer) else { return Moved::No };
         let from = *clock.from.get_or_insert(count);
         let before = clock.now;
         clock.now = clock.now.max(clock.start + count.saturating_sub(from));
         if clock.now == before { Moved::No } else { Moved::Yes }
-    }
-
-    /// Forgets a trainer that idles or is gone.
-    pub fn remove(&mut self, trainer: TrainerId) {
-        self.of.remove(&trainer);
     }
 
     /// How far `trainer` is ahead of the slowest.
@@ -84,11 +86,17 @@ mod tests {
 
     use super::*;
 
+    fn at_work(trainers: &[TrainerId]) -> Clocks {
+        let mut clocks = Clocks::default();
+        clocks.follow(&trainers.iter().copied().collect());
+        clocks
+    }
+
     /// I8: nobody is let through with a lead above the bound.
     #[test]
     fn a_fast_trainer_waits_for_the_slowest_and_not_for_one_that_is_gone() {
         let (fast, slow) = (TrainerId(Uuid::from_u128(1)), TrainerId(Uuid::from_u128(2)));
-        let mut clocks = Clocks::default();
+        let mut clocks = at_work(&[fast, slow]);
         clocks.advance(slow, 0);
         for clock in 0..=2 {
             clocks.advance(fast, clock);
@@ -97,7 +105,10 @@ mod tests {
         clocks.advance(fast, 3);
         assert!(!clocks.may_go(fast, 2));
         assert!(clocks.may_go(slow, 2));
-        clocks.remove(slow);
+        clocks.follow(&BTreeSet::from([fast]));
+        assert!(clocks.may_go(fast, 2));
+        // What it asked before it was gone may arrive later.
+        clocks.advance(slow, 0);
         assert!(clocks.may_go(fast, 2));
         assert_eq!(clocks.largest_lead(), 2);
     }
@@ -105,7 +116,7 @@ mod tests {
     #[test]
     fn a_bound_of_zero_is_lock_step() {
         let (a, b) = (TrainerId(Uuid::from_u128(1)), TrainerId(Uuid::from_u128(2)));
-        let mut clocks = Clocks::default();
+        let mut clocks = at_work(&[a, b]);
         clocks.advance(a, 0);
         clocks.advance(b, 0);
         clocks.advance(a, 1);
@@ -118,10 +129,10 @@ mod tests {
     #[test]
     fn a_late_joiner_does_not_hold_the_others_up() {
         let (old, young) = (TrainerId(Uuid::from_u128(1)), TrainerId(Uuid::from_u128(2)));
-        let mut clocks = Clocks::default();
+        let mut clocks = at_work(&[old]);
         clocks.advance(old, 0);
         clocks.advance(old, 1000);
-        clocks.begin(young);
+        clocks.follow(&BTreeSet::from([old, young]));
         assert!(clocks.may_go(old, 0));
         clocks.advance(young, 5);
         clocks.advance(old, 1001);
@@ -135,7 +146,7 @@ mod tests {
     #[test]
     fn asking_again_is_no_news() {
         let (a, b) = (TrainerId(Uuid::from_u128(1)), TrainerId(Uuid::from_u128(2)));
-        let mut clocks = Clocks::default();
+        let mut clocks = at_work(&[a, b]);
         clocks.advance(b, 0);
         clocks.advance(a, 0);
         assert_eq!(clocks.advance(a, 1), Moved::Yes);

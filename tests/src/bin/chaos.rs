@@ -48,6 +48,9 @@ struct Args {
     /// Seconds.
     #[arg(long, default_value_t = 2)]
     lease_ttl: u32,
+    /// Tell what happened also where nothing failed.
+    #[arg(long)]
+    story: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -87,7 +90,12 @@ fn main() -> ExitCode {
         let schedule = args.schedule.clone().unwrap_or_else(random);
         let run = AssertUnwindSafe(|| run(&shape, seed, &schedule, expected.as_deref()));
         match catch_unwind(run) {
-            Ok(outcome) => println!("{}", line(seed, &schedule, &outcome)),
+            Ok((faults, outcome)) => {
+                if args.story {
+                    println!("{}", outcome.story.join("\n"));
+                }
+                println!("{}", line(seed, faults, &outcome));
+            }
             Err(_) => {
                 println!("seed {seed}: FAILED: {}", shape.command(Some(seed), &schedule));
                 return ExitCode::FAILURE;
@@ -107,24 +115,24 @@ fn undisturbed(shape: &Shape) -> String {
     summary["parameters_sha256"].as_str().unwrap_or_default().to_owned()
 }
 
-fn run(shape: &Shape, seed: u64, schedule: &Schedule, expected: Option<&str>) -> Outcome {
+fn run(shape: &Shape, seed: u64, schedule: &Schedule, expected: Option<&str>) -> (usize, Outcome) {
     let scene = Scene::new();
     let mut world = World::start(&scene, shape.clone());
-    world.run(Some(seed), schedule);
-    world.finish_as(|outcome| match expected {
+    let faults = world.run(Some(seed), schedule);
+    let outcome = world.finish_as(|outcome| match expected {
         Some(expected) => assert_eq!(outcome.sha, expected, "the parameters differ"),
         None => {
             let metric = outcome.result["metric"].as_f64().unwrap_or_default();
             assert!(METRIC_MIN <= metric, "{}", outcome.result);
         }
-    })
+    });
+    (faults, outcome)
 }
 
-fn line(seed: u64, schedule: &Schedule, outcome: &Outcome) -> String {
+fn line(seed: u64, faults: usize, outcome: &Outcome) -> String {
     let history = &outcome.audit["history"];
     format!(
-        "seed {seed}: survived {} faults in {:.1} s: {} reigns, {} generations, {} checkpoints; ends: {:?}",
-        schedule.events.len(),
+        "seed {seed}: survived {faults} faults in {:.1} s: {} reigns, {} generations, {} checkpoints; ends: {:?}",
         outcome.wall.as_secs_f64(),
         history["reigns"],
         history["generations"],

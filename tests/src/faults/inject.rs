@@ -105,7 +105,7 @@ impl World<'_> {
             Kind::EtcdCompact => drop(self.etcd.compact(self.recorder.last())),
             Kind::EtcdMoveLeader => drop(self.etcd.move_leader()),
             Kind::EtcdFull => {
-                let is_full = self.etcd.fill();
+                let is_full = self.etcd.fill(&self.filler_mark());
                 self.tell(if is_full { "etcd is full" } else { "etcd could not be filled" });
             }
             Kind::StoreFull if self.store.can_be_full() => self.store.fill(),
@@ -119,6 +119,22 @@ impl World<'_> {
             }
             other => unreachable!("{} hits one of many", other.name()),
         }
+    }
+
+    /// A key that the recorder sees, and nobody else looks at.
+    fn filler_mark(&self) -> String {
+        format!("{}/filler", self.keys.root())
+    }
+
+    /// Empties etcd; says whether that went well. History is dropped only once the recorder has seen
+    /// all that came before.
+    fn give_space_back(&self) -> bool {
+        let mark = self.filler_mark();
+        self.etcd.empty(&mark)
+            && match self.recorder.last_of(&mark) {
+                Some((revision, change)) if change.value.is_none() => self.etcd.reclaim(revision),
+                Some(_) | None => false,
+            }
     }
 
     /// Undoes what is due.
@@ -159,7 +175,7 @@ impl World<'_> {
             (Kind::EtcdPause, None) => self.etcd.signal(index, Signal::SIGCONT),
             (Kind::EtcdStall, None) => self.etcd.signal_all(Signal::SIGCONT),
             (Kind::EtcdFull, None) => {
-                if !self.etcd.empty() {
+                if !self.give_space_back() {
                     return false;
                 }
             }

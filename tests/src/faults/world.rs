@@ -79,6 +79,8 @@ pub struct Outcome {
     pub ends: BTreeMap<String, u32>,
     /// The checkpoints that generations began from, one after another.
     pub checkpoints_loaded: Vec<Value>,
+    /// What happened, line by line.
+    pub story: Vec<String>,
     pub wall: Duration,
 }
 
@@ -139,22 +141,27 @@ impl<'a> World<'a> {
         world
     }
 
-    /// Lets a schedule happen and waits for the result. A failure tells how to repeat it.
-    pub fn run(&mut self, seed: Option<u64>, schedule: &Schedule) {
+    /// Lets a schedule happen, as far as the job lives to see it; says how many faults came. A
+    /// failure tells how to repeat it.
+    pub fn run(&mut self, seed: Option<u64>, schedule: &Schedule) -> usize {
         (self.seed, self.schedule) = (seed, schedule.clone());
         let mut before = 0;
-        for event in &schedule.events {
+        for (number, event) in schedule.events.iter().enumerate() {
             let due = match event.when {
                 When::Step(step) => step,
                 When::After(steps) => before + steps,
             };
             self.until(&format!("step {due} is done, for {}", event.fault), |world| {
-                assert!(world.result.is_none(), "the job was over before {}", event.fault);
-                (due <= world.steps).then_some(())
+                (due <= world.steps || world.result.is_some()).then_some(())
             });
+            if self.result.is_some() {
+                self.tell(&format!("the job was over before {}", event.fault));
+                return number;
+            }
             before = due.max(self.steps);
             self.inject(event.fault);
         }
+        schedule.events.len()
     }
 
     /// Waits until there is something; meanwhile the world goes on.
@@ -204,8 +211,8 @@ impl<'a> World<'a> {
         let audit = self.audit();
         let sha = result["parameters_sha256"].as_str().unwrap_or_default().to_owned();
         let checkpoints_loaded = self.checkpoints_loaded();
-        let ends = self.ends.clone();
-        Outcome { sha, result, audit, ends, checkpoints_loaded, wall }
+        let (ends, story) = (self.ends.clone(), self.story.clone());
+        Outcome { sha, result, audit, ends, checkpoints_loaded, story, wall }
     }
 
     /// Has the whole ledger checked: what happened in etcd and what the files hold.

@@ -19,8 +19,8 @@ pub struct ParseError {
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Response {
-    #[serde(default)]
-    events: Vec<Event>,
+    /// Absent or null in a response that only tells of progress or of the watch itself.
+    events: Option<Vec<Event>>,
     #[serde(default)]
     compact_revision: i64,
 }
@@ -59,7 +59,7 @@ pub fn parse(lines: &str) -> Result<Vec<Revision>, ParseError> {
             let reason = format!("everything before {} was compacted", response.compact_revision);
             return Err(failed(reason));
         }
-        for Event { kind, kv } in response.events {
+        for Event { kind, kv } in response.events.unwrap_or_default() {
             let text = |it: &str| decode(it).ok_or_else(|| failed("a key is no text".to_owned()));
             let is_delete = kind == 1 || kind == "DELETE";
             let change = Change {
@@ -107,6 +107,6 @@ mod tests {
     #[test]
     fn a_compacted_history_is_refused() {
         assert!(parse(r#"{"CompactRevision":12}"#).unwrap_err().to_string().contains("compacted"));
-        assert_eq!(parse("{}\nnonsense").unwrap_err().line, 2);
+        assert_eq!(parse("{}\n{\"Events\":null}\nnonsense").unwrap_err().line, 3);
     }
 }
