@@ -26,7 +26,7 @@ pub use history::{Recorder, history};
 pub use http::{Answer, get, send_garbage};
 pub use job::{Job, examples};
 pub use netns::Network;
-pub use process::{Ended, Process, Seen, program};
+pub use process::{Ended, Process, Seen, program, sha256sum};
 pub use proxy::Proxy;
 pub use run::Run;
 pub use scene::Scene;

@@ -22,6 +22,13 @@ pub const MARK: &str = "SUITE_MARK";
 /// The environment variable that names a folder of other builds of our programs.
 const PROGRAMS: &str = "SUITE_PROGRAMS";
 
+/// The SHA-256 of a file, by a program that is not ours.
+pub fn sha256sum(path: &Path) -> String {
+    let output = Command::new("sha256sum").arg(path).output().expect("it is installed");
+    let text = String::from_utf8(output.stdout).expect("it is text");
+    text.split(' ').next().filter(|it| !it.is_empty()).expect("the file is there").to_owned()
+}
+
 /// The path of one of our programs as `make test` builds it, or of another build.
 pub fn program(name: &str) -> PathBuf {
     let built = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release");

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::{Value, json};
-use steadfast_tests::{Cluster, Ended, Job, Member, Process, Scene, eventually, run_audit};
+use steadfast_tests::{
+    Cluster, Ended, Job, Member, Process, Scene, eventually, run_audit, sha256sum,
+};
 
 /// Short: silence is noticed soon.
 const SHORT: &str = "2s";
@@ -184,9 +186,7 @@ fn tamper(scene: &Scene, cluster: &Cluster, id: &str, change: impl Fn(&mut Value
     let length = (header.len() as u64).to_le_bytes();
     let bytes = [length.as_slice(), &header, data].concat();
     fs::write(&path, &bytes).expect("the store can be written to");
-    let sum = Command::new("sha256sum").arg(&path).output().expect("it is installed").stdout;
-    let sum = String::from_utf8(sum).expect("it is text");
-    record["shards"][0]["sha256"] = json!(sum.split(' ').next());
+    record["shards"][0]["sha256"] = json!(sha256sum(&path));
     record["shards"][0]["size_bytes"] = json!(bytes.len());
     cluster.etcd.ctl(&["put", &key, &record.to_string()]);
 }

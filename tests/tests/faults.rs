@@ -78,6 +78,16 @@ fn an_asynchronous_job_counts_each_record_once_through_kills_pauses_and_cuts() {
     });
 }
 
+/// S004-20, F11, F40: whoever leaves in good order ends with 0, and the job goes on.
+#[test]
+fn a_job_survives_members_of_every_role_that_are_told_to_leave() {
+    let text = "@60 leave trainer 0; +60 leave master 0; +60 leave pserver 0; +60 leave master 1; \
+                +60 leave trainer 1; +0 leave trainer 2";
+    let outcome = survives(&Shape::default(), None, &text.parse().expect("it is a schedule"));
+    assert!(outcome.ends.keys().all(|it| it.ends_with("with 0")), "{:?}", outcome.ends);
+    assert_eq!(deaths(&outcome), 6, "{:?}", outcome.ends);
+}
+
 /// F22, F23, F26, F27
 #[test]
 fn a_job_survives_connections_to_etcd_that_are_silent_one_way_slow_or_reset() {
@@ -195,6 +205,10 @@ fn survives_a_store_that_fails(kind: Kind) {
     let failed = "no checkpoint could be taken";
     world.until("a checkpoint failed, loudly", |world| world.says(Role::Master, failed));
     let (before, step) = (latest(&world), world.steps());
+    world.until("an alert would be raised", |world| {
+        let failures = world.metric(Role::Master, "steadfast_checkpoint_failures_in_a_row")?;
+        (2.0 <= failures).then_some(())
+    });
     world.until_step(step + 100);
     assert_eq!(latest(&world), before, "nothing can be stored");
     // Whoever wants to load the checkpoint waits for the store.
@@ -203,6 +217,8 @@ fn survives_a_store_that_fails(kind: Kind) {
         let now = latest(world);
         (now != before).then_some(())
     });
+    let failures = world.metric(Role::Master, "steadfast_checkpoint_failures_in_a_row");
+    assert_eq!(failures, Some(0.0), "the alert ends by itself");
     world.inject(Fault::of(Kind::Kill, Role::Pserver, 0));
     world.finish_as(|outcome| assert_eq!(&outcome.sha, expected));
 }

@@ -1,13 +1,17 @@
 //! What is lost when something fails: nothing but time, and little of that. Processes that are
 //! started one by one, on a real etcd.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 use steadfast_common::ids::Slot;
-use steadfast_tests::{Cluster, Job, Member, Run, Scene, Signal, eventually, program, within};
+use steadfast_tests::{
+    Cluster, Job, Member, Run, Scene, Signal, eventually, program, sha256sum, within,
+};
+use uuid::Uuid;
 
 /// Short: silence is noticed soon.
 const SHORT: &str = "2s";
@@ -254,6 +258,37 @@ fn a_pserver_that_leaves_in_good_order_loses_no_step() {
     let version = manifest(&cluster, &id)["position"]["version"].as_u64();
     assert!(Some(400) <= version, "{version:?}");
     assert_eq!(sha(&cluster.result()), expected);
+}
+
+/// S004-61, S004-62, S004-63, S004-64: files have UUIDs for names, manifests their SHA-256; what is not
+/// kept is deleted once a newer checkpoint is committed.
+#[test]
+fn only_the_newest_checkpoints_are_kept_and_no_file_of_an_older_one() {
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &Job::long(), 2, SHORT);
+    let _members = (cluster.master("master"), cluster.trainer("trainer"), pservers(&cluster, 2));
+    let result = cluster.result();
+    let prefix = cluster.keys.checkpoints_prefix();
+    let pointer = cluster.keys.checkpoint_latest();
+    let entries = cluster.list(&prefix).into_values().filter(|it| it.key != pointer);
+    let manifests: Vec<Value> = entries.map(|it| it.json().expect("it is JSON")).collect();
+    assert_eq!(manifests.len(), 2, "{manifests:?}");
+    let versions = manifests.iter().map(|it| it["position"]["version"].as_u64());
+    assert_eq!(versions.max().flatten(), result["steps"].as_u64());
+    let mut named = BTreeSet::new();
+    for shard in manifests.iter().flat_map(|it| it["shards"].as_array().expect("it has shards")) {
+        let object = shard["object"].as_str().expect("a shard has an object");
+        let path = scene.path("store").join(object);
+        let name = path.file_stem().and_then(|it| it.to_str()).expect("a file has a name");
+        assert!(name.parse::<Uuid>().is_ok(), "{object}");
+        assert_eq!(shard["sha256"], sha256sum(&path), "{object}");
+        named.insert(path);
+    }
+    assert_eq!(named.len(), 2 * 2);
+    eventually("all other files are deleted", || {
+        let files = fs::read_dir(scene.path("store/shards")).expect("it is a folder").flatten();
+        (files.map(|it| it.path()).collect::<BTreeSet<_>>() == named).then_some(())
+    });
 }
 
 /// F5: what a pserver leaves that dies between uploading and committing is deleted later, and what

@@ -224,7 +224,7 @@ fn a_shard_cut_short_anywhere_is_refused() {
     }
 }
 
-/// F34
+/// S004-62, F34
 #[test]
 fn any_flipped_bit_is_found_and_the_object_named() {
     let scene = Scene::new();
@@ -358,6 +358,7 @@ fn shards_that_are_sound_and_do_not_belong_together_are_refused() {
     assert_eq!(scene.fault(), format!("{second} is damaged: {expected}"));
 }
 
+/// I11
 #[test]
 fn a_value_that_is_not_finite_is_found_in_parameters_and_in_state() {
     let mut scene = Scene::new();

@@ -56,6 +56,7 @@ async fn a_range_is_read_whole_or_not_at_all() {
     .await;
 }
 
+/// F36
 #[tokio::test]
 async fn of_many_who_create_an_object_one_succeeds() {
     on_each("create", |folder| async move {

@@ -253,6 +253,17 @@ impl<'a> World<'a> {
         of_role.any(|it| it.stderr().contains(what)).then_some(())
     }
 
+    /// The greatest value of a metric without labels among the living processes of a role.
+    pub fn metric(&self, role: Role, name: &str) -> Option<f64> {
+        let living = self.members.iter().filter(|it| it.role == role && it.is_alive());
+        let scrapes = living.filter_map(|it| get(&it.admin, "/metrics"));
+        let values = scrapes.filter_map(|it| {
+            let line = it.body.lines().find_map(|it| it.strip_prefix(name)?.strip_prefix(' '))?;
+            line.parse::<f64>().ok()
+        });
+        values.max_by(f64::total_cmp)
+    }
+
     /// Whether its store has an end.
     pub fn store_can_be_full(&self) -> bool {
         self.store.can_be_full()
