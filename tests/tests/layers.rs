@@ -227,6 +227,27 @@ fn sources_are_tidy() {
     report(&errors);
 }
 
+/// A guarantee is worth what the test behind it is worth: each one that is named is there.
+#[test]
+fn every_test_that_the_guarantees_name_exists() {
+    let guarantees = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/guarantees.md");
+    let text = fs::read_to_string(guarantees).expect("the page is there");
+    let mut known = String::new();
+    for path in packages().iter().flat_map(|it| sources(&it.dir)) {
+        known += &fs::read_to_string(path).expect("a source file is readable");
+    }
+    let mut errors = Vec::new();
+    let quoted = text.split('`').skip(1).step_by(2);
+    for name in quoted.filter_map(|it| it.split(": ").last()) {
+        let is_test = 3 <= name.matches('_').count()
+            && name.bytes().all(|it| it.is_ascii_lowercase() || it.is_ascii_digit() || it == b'_');
+        if is_test && !known.contains(&format!("fn {name}(")) {
+            errors.push(format!("no test has the name {name}"));
+        }
+    }
+    report(&errors);
+}
+
 fn report(errors: &[String]) {
     assert!(errors.is_empty(), "\n{}", errors.join("\n"));
 }
