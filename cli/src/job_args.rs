@@ -1,11 +1,13 @@
 //! Which job a command is about, and how to reach its etcd.
 
-use std::path::PathBuf;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
 use steadfast_coord::Etcd;
+use steadfast_etcd::{Config, Server};
 use steadfast_process::{EtcdArgs, Failure, job_name};
 
 use crate::local::read_endpoint;
@@ -21,7 +23,7 @@ pub struct JobArgs {
     root: Option<String>,
     #[command(flatten)]
     etcd: EtcdArgs,
-    /// Look at the job that `steadfast local` runs in this folder.
+    /// Look at the job that `steadfast local` runs in this folder, or ran.
     #[arg(long, value_name = "DIR", conflicts_with = "etcd_endpoints")]
     data_dir: Option<PathBuf>,
 }
@@ -35,52 +37,77 @@ pub struct Job {
 }
 
 impl JobArgs {
-    /// Connects to etcd and finds the job that is meant.
+    /// Connects to etcd and finds the job that is meant. If no run is under way in its folder, what
+    /// the last one left is served until this process ends.
     ///
     /// # Errors
     /// If etcd does not answer, or knows not just one job and none was named.
     pub async fn find(&self) -> Result<Job, Failure> {
-        let mut options = self.etcd.options()?;
-        if let Some(folder) = &self.data_dir {
-            options.endpoints = vec![read_endpoint(folder)?];
+        match (self.connect().await, &self.data_dir) {
+            (Err(failure), Some(folder)) => match serve_remains(folder).await {
+                Some(endpoint) => self.choose(self.connect_to(endpoint).await?).await,
+                None => Err(failure),
+            },
+            (etcd, _) => self.choose(etcd?).await,
         }
-        let etcd = Etcd::connect(&options).await.map_err(|error| match &self.data_dir {
-            Some(folder) => {
-                let data = folder.join("etcd");
-                let way_out = match data.is_dir() {
-                    true => format!(
-                        " (for what it left, serve its etcd: `steadfast etcd --data-dir {}`)",
-                        data.display()
-                    ),
-                    false => String::new(),
-                };
-                let what = format!("no run is under way in {}{way_out}", folder.display());
-                Failure::from(error).context(what)
-            }
-            None => error.into(),
-        })?;
-        let (name, keys) = self.choose(&etcd).await?;
-        Ok(Job { name, etcd, keys })
     }
 
-    async fn choose(&self, etcd: &Etcd) -> Result<(String, Keys), Failure> {
+    /// The same for a job whose etcd runs.
+    ///
+    /// # Errors
+    /// As [`JobArgs::find`].
+    pub async fn find_running(&self) -> Result<Job, Failure> {
+        self.choose(self.connect().await?).await
+    }
+
+    async fn connect(&self) -> Result<Etcd, Failure> {
+        let Some(folder) = &self.data_dir else {
+            return Ok(Etcd::connect(&self.etcd.options()?).await?);
+        };
+        let what = || format!("no run is under way in {}", folder.display());
+        self.connect_to(read_endpoint(folder)?).await.map_err(|failure| failure.context(what()))
+    }
+
+    async fn connect_to(&self, endpoint: String) -> Result<Etcd, Failure> {
+        let mut options = self.etcd.options()?;
+        options.endpoints = vec![endpoint];
+        Ok(Etcd::connect(&options).await?)
+    }
+
+    async fn choose(&self, etcd: Etcd) -> Result<Job, Failure> {
         if let Some(root) = &self.root {
             let name = self.job.clone().unwrap_or_else(|| root.clone());
-            return Ok((name, Keys::below(root)));
+            return Ok(Job { name, etcd, keys: Keys::below(root) });
         }
+        let of_name =
+            |name: &str, etcd| Job { name: name.to_owned(), etcd, keys: Keys::of_job(name) };
         if let Some(name) = &self.job {
-            return Ok((name.clone(), Keys::of_job(name)));
+            return Ok(of_name(name, etcd));
         }
-        let names = known(etcd).await?;
+        let names = known(&etcd).await?;
         match names.as_slice() {
             [] => Err(Failure::new(ErrorKind::NotFound, "etcd knows no job")),
-            [name] => Ok((name.clone(), Keys::of_job(name))),
+            [name] => Ok(of_name(name, etcd)),
             names => Err(Failure::invalid(format!(
                 "etcd knows several jobs; choose one with --job: {}",
                 names.join(", ")
             ))),
         }
     }
+}
+
+/// Serves the embedded etcd of a run that is over, on a free port of this machine, for as long as
+/// this process lives; says where. None if the folder has none, or somebody else serves it.
+async fn serve_remains(folder: &Path) -> Option<String> {
+    let data = folder.join("etcd");
+    if !data.is_dir() {
+        return None;
+    }
+    let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let server = Server::bind(Config::new(anywhere, data)).await.ok()?;
+    let endpoint = format!("http://{}", server.local_addr());
+    tokio::spawn(server.serve(std::future::pending()));
+    Some(endpoint)
 }
 
 /// The names of all jobs of which etcd has a key.

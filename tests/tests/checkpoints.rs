@@ -115,6 +115,28 @@ fn an_export_of_a_finished_job_equals_its_saved_model_bit_by_bit() {
     assert!(exported == saved, "the files differ");
 }
 
+/// The embedded etcd ends with its run; what it holds can be looked at all the same.
+#[test]
+fn what_a_run_left_is_looked_at_by_the_same_commands() {
+    let scene = Scene::new();
+    let summary = Run::to_end(&scene, &Job::small(), "data", &[]);
+    let data = scene.path("data").display().to_string();
+    let told = |args: &[&str]| {
+        let mut command = scene.command(&program("steadfast"));
+        let output = command.args(args).args(["--data-dir", &data]).output();
+        output.expect("the program starts")
+    };
+    let sha = summary["parameters_sha256"].as_str().expect("a finished job has parameters");
+    for args in [&["status"][..], &["audit"], &["checkpoint", "verify"], &["checkpoint", "list"]] {
+        let output = told(args);
+        assert!(output.status.success(), "{args:?}: {output:?}");
+    }
+    assert!(text(&told(&["checkpoint", "verify"]).stdout).trim_end().ends_with(sha));
+    let output = told(&["status", "--watch"]);
+    assert!(text(&output.stderr).contains("no run is under way"), "{output:?}");
+    assert_eq!(output.status.code(), Some(6));
+}
+
 #[test]
 fn an_export_replaces_no_file_unless_it_is_forced_to() {
     let scene = Scene::new();

@@ -51,7 +51,11 @@ enum Picture {
 
 /// Shows a job once, or until it has ended.
 pub async fn run(args: StatusArgs) -> Result<ExitCode, Failure> {
-    let Job { name, etcd, keys } = args.job.find().await?;
+    let Job { name, etcd, keys } = match args.watch {
+        // Whoever waits for a run must not be in its way.
+        true => args.job.find_running().await?,
+        false => args.job.find().await?,
+    };
     let mut master = JobMaster::new(etcd.clone(), keys.clone());
     let mut last = None;
     loop {
