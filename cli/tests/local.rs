@@ -239,6 +239,7 @@ async fn status_shows_the_masters_view_or_what_etcd_says_without_one() {
     put_result(&etcd, serde_json::json!([])).await;
     stage.finish_processes();
     running.end().await;
-    let gone = stage.status(&[]);
-    assert_eq!(gone.status.code(), Some(6), "its etcd is gone: {}", stdout(&gone));
+    // Its etcd has ended with it.
+    let over = stage.status(&[]);
+    assert!(stdout(&over).starts_with("job digits: finished\n"), "{}", stderr(&over));
 }
