@@ -107,6 +107,18 @@ impl Manifest {
 }
 
 impl Manifest {
+    /// Reads the manifest with this digest.
+    ///
+    /// # Errors
+    /// Why the JSON is not that of this manifest.
+    pub fn parse(json: &[u8], digest: &str) -> Result<Self, String> {
+        let manifest: Self = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+        match manifest.digest() {
+            found if found == digest => Ok(manifest),
+            found => Err(format!("its SHA-256 is {found}, not {digest}")),
+        }
+    }
+
     /// Where the manifest with this digest lies below a job's store.
     pub fn object_name(digest: &str) -> String {
         format!("manifest-{digest}.json")

@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::de::DeserializeOwned;
 use steadfast_audit::{Cut, Evidence, Group, SlotCounts};
 use steadfast_checkpoint::{Checkpoint, Fault, ShardFile, verify};
 use steadfast_common::dataset::Manifest;
@@ -11,14 +10,16 @@ use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Pass, TaskId};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::{
-    CheckpointRecord, DiscardedTask, GenerationRecord, JobRecord, ResultRecord, TaskRecord,
+    CheckpointRecord, DiscardedTask, GenerationRecord, ResultRecord, TaskRecord,
 };
 use steadfast_common::spec::Mode;
 use steadfast_coord::{Entry, View};
 use steadfast_process::Failure;
-use steadfast_store::{Location, StoreError};
+use steadfast_store::Location;
 
-use crate::checkpoint::pointer;
+use crate::checkpoint::choice::one;
+use crate::checkpoint::explain;
+use crate::checkpoint::manifests::{self, Manifest as Listed, open_store, store_failure};
 use crate::job_args::Job;
 
 /// Reads everything; `wanted` names a checkpoint, or how its id begins.
@@ -28,18 +29,29 @@ use crate::job_args::Job;
 pub async fn read(job: &Job, wanted: Option<&str>) -> Result<Evidence, Failure> {
     let keys = &job.keys;
     let view = job.etcd.list(&format!("{}/", keys.root())).await?;
-    let record: JobRecord = one(&view, &keys.job())?.ok_or_else(|| {
-        let message = format!("etcd has no job {} (no key `{}`)", job.name, keys.job());
-        Failure::new(ErrorKind::NotFound, message)
-    })?;
-    let result: Option<ResultRecord> = one(&view, &keys.result())?;
-    let chosen = choose(&view, keys, wanted, result.as_ref())?;
-    let store = steadfast_store::open(&record.store).map_err(|error| of_store(&error))?;
+    let record = manifests::record(job).await?;
+    let entry = view.entries.get(&keys.result());
+    let result: Option<ResultRecord> = entry.map(Entry::json).transpose()?;
+    let chosen = chosen(job, &manifests::of_view(&view, keys), wanted, result.as_ref())?;
+    let store = open_store(&record).await?;
     let manifest = dataset(&store, &record.manifest).await?;
     let checkpoint = match chosen {
-        Some((id, record)) => {
+        Some((id, manifest)) => {
             let is_final = result.as_ref().is_some_and(|it| it.checkpoint.as_ref() == Some(&id));
-            Some(cut(job, &store, id, record, is_final).await?)
+            match cut(&store, id.clone(), manifest, is_final).await {
+                Ok(cut) => Some(cut),
+                Err(Fault::Missing { .. })
+                    if job.etcd.get(&keys.checkpoint(&id)).await?.is_none() =>
+                {
+                    let message =
+                        format!("checkpoint {id} was deleted meanwhile; audit a newer one");
+                    return Err(Failure::new(ErrorKind::Stale, message));
+                }
+                Err(fault) => {
+                    let failure = explain(fault, &store, &record).await;
+                    return Err(failure.context(format!("checkpoint {id}")));
+                }
+            }
         }
         None => None,
     };
@@ -53,63 +65,35 @@ pub async fn read(job: &Job, wanted: Option<&str>) -> Result<Evidence, Failure> 
     })
 }
 
-fn one<T: DeserializeOwned>(view: &View, key: &str) -> Result<Option<T>, Failure> {
-    Ok(view.entries.get(key).map(Entry::json).transpose()?)
-}
-
 fn below<'a>(view: &'a View, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a Entry)> {
     let all = view.entries.range(prefix.to_owned()..);
     all.map_while(move |(key, entry)| Some((key.strip_prefix(prefix)?, entry)))
 }
 
-/// The checkpoint that is meant, if there is one.
-fn choose(
-    view: &View,
-    keys: &Keys,
+/// The checkpoint that is meant: the one that `wanted` names, or else the final one of a job that is
+/// over, or the latest, if there is one.
+fn chosen(
+    job: &Job,
+    manifests: &[Listed],
     wanted: Option<&str>,
     result: Option<&ResultRecord>,
 ) -> Result<Option<(String, CheckpointRecord)>, Failure> {
-    let prefix = keys.checkpoints_prefix();
-    let latest_key = keys.checkpoint_latest();
-    let latest = view.entries.get(&latest_key).map(|entry| pointer(&entry.value));
-    let last = result.and_then(|it| it.checkpoint.clone());
-    let id = match wanted {
-        Some("latest") => latest,
-        None => last.filter(|id| view.entries.contains_key(&keys.checkpoint(id))).or(latest),
-        Some(wanted) => {
-            let ids = below(view, &prefix).map(|(id, _)| id).filter(|id| *id != "latest");
-            let found: Vec<&str> = ids.filter(|id| id.starts_with(wanted)).collect();
-            match found.iter().find(|id| **id == wanted).or(found.first()) {
-                Some(id) if found.len() == 1 || *id == wanted => Some((*id).to_owned()),
-                Some(_) => {
-                    let several = found.join(", ");
-                    let message = format!("{wanted} may be any of {several}; write more of it");
-                    return Err(Failure::invalid(message));
-                }
-                None => return Err(no_such(wanted)),
-            }
-        }
+    let last = result.and_then(|it| it.checkpoint.as_deref());
+    let found = match wanted {
+        Some(wanted) => Some(one(&job.name, manifests, wanted)?),
+        None => manifests
+            .iter()
+            .find(|it| last == Some(it.id.as_str()))
+            .or_else(|| manifests.iter().find(|it| it.is_latest)),
     };
-    let Some(id) = id else { return Ok(None) };
-    let record = one(view, &keys.checkpoint(&id))?.ok_or_else(|| no_such(&id))?;
-    Ok(Some((id, record)))
-}
-
-fn no_such(id: &str) -> Failure {
-    let message = format!("there is no checkpoint {id}; see `steadfast checkpoint list`");
-    Failure::new(ErrorKind::NotFound, message)
+    found.map(|it| Ok((it.id.clone(), it.record()?.clone()))).transpose()
 }
 
 async fn dataset(store: &Location, digest: &str) -> Result<Manifest, Failure> {
-    let place = store.child(&Manifest::object_name(digest)).map_err(|error| of_store(&error))?;
-    let bytes = place.read().await.map_err(|error| of_store(&error))?;
-    let damaged = |reason: String| Failure::invalid(format!("{place} is damaged: {reason}"));
-    let manifest: Manifest =
-        serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
-    match manifest.digest() == digest {
-        true => Ok(manifest),
-        false => Err(damaged(format!("its SHA-256 is {}, not {digest}", manifest.digest()))),
-    }
+    let place = store.child(&Manifest::object_name(digest)).map_err(store_failure)?;
+    let json = place.read().await.map_err(store_failure)?;
+    Manifest::parse(&json, digest)
+        .map_err(|reason| Failure::invalid(format!("{place} is damaged: {reason}")))
 }
 
 /// Tasks that were given up: under keys of their own, or among the keys of a synchronous job's
@@ -160,42 +144,25 @@ fn generations(view: &View, keys: &Keys) -> Result<Vec<GenerationRecord>, Failur
 
 /// What the shard files of a checkpoint say; the parameters as well if it is the final one.
 async fn cut(
-    job: &Job,
     store: &Location,
     id: String,
     record: CheckpointRecord,
     is_final: bool,
-) -> Result<Cut, Failure> {
-    let read = async {
-        let slots = counts(store, &record).await?;
-        let parameters = match is_final {
-            true => Some(verify(store, &record).await?.parameters_sha256),
-            false => None,
-        };
-        Ok::<_, Fault>((slots, parameters))
+) -> Result<Cut, Fault> {
+    let slots = counts(store, &record).await?;
+    let parameters_sha256 = match is_final {
+        true => Some(verify(store, &record).await?.parameters_sha256),
+        false => None,
     };
-    match read.await {
-        Ok((slots, parameters_sha256)) => Ok(Cut {
-            generation: record.generation,
-            position: record.position,
-            slots,
-            queue: record.queue,
-            set_aside: record.set_aside,
-            parameters_sha256,
-            id,
-        }),
-        Err(Fault::Missing { .. }) if job.etcd.get(&job.keys.checkpoint(&id)).await?.is_none() => {
-            let message = format!("checkpoint {id} was deleted meanwhile; audit a newer one");
-            Err(Failure::new(ErrorKind::Stale, message))
-        }
-        Err(fault) => {
-            let kind = match fault.is_permanent() {
-                true => ErrorKind::Invalid,
-                false => ErrorKind::Unavailable,
-            };
-            Err(Failure::new(kind, format!("checkpoint {id}: {fault} (in {store})")))
-        }
-    }
+    Ok(Cut {
+        generation: record.generation,
+        position: record.position,
+        slots,
+        queue: record.queue,
+        set_aside: record.set_aside,
+        parameters_sha256,
+        id,
+    })
 }
 
 /// What the blocks of each slot reflect. Every block is in one shard.
@@ -230,12 +197,4 @@ fn groups(file: &ShardFile) -> Vec<Group> {
         blocks: blocks.get(&at).copied().unwrap_or(0),
     };
     meta.counts.iter().enumerate().map(group).collect()
-}
-
-fn of_store(error: &StoreError) -> Failure {
-    let kind = match error.kind() {
-        steadfast_store::ErrorKind::Permanent => ErrorKind::Invalid,
-        steadfast_store::ErrorKind::Transient => ErrorKind::Unavailable,
-    };
-    Failure::new(kind, error.to_string())
 }

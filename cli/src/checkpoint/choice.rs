@@ -38,7 +38,15 @@ fn latest<'a>(job: &str, manifests: &'a [Manifest]) -> Result<&'a Manifest, Fail
     })
 }
 
-fn one<'a>(job: &str, manifests: &'a [Manifest], wanted: &str) -> Result<&'a Manifest, Failure> {
+/// Finds the checkpoint that `wanted` names.
+///
+/// # Errors
+/// If it names none, or several.
+pub fn one<'a>(
+    job: &str,
+    manifests: &'a [Manifest],
+    wanted: &str,
+) -> Result<&'a Manifest, Failure> {
     if wanted == LATEST {
         return latest(job, manifests);
     }

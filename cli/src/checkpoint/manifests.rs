@@ -1,7 +1,9 @@
 //! The manifests of a job's checkpoints, as etcd has them.
 
 use steadfast_common::error::ErrorKind;
+use steadfast_common::keys::Keys;
 use steadfast_common::records::{CheckpointRecord, JobRecord, ResultRecord};
+use steadfast_coord::View;
 use steadfast_process::Failure;
 use steadfast_store::{Location, StoreError};
 
@@ -38,12 +40,16 @@ impl Manifest {
 /// # Errors
 /// If etcd does not answer.
 pub async fn read(job: &Job) -> Result<Vec<Manifest>, Failure> {
-    let (prefix, pointer_key) = (job.keys.checkpoints_prefix(), job.keys.checkpoint_latest());
-    let view = job.etcd.list(&prefix).await?;
+    Ok(of_view(&job.etcd.list(&job.keys.checkpoints_prefix()).await?, &job.keys))
+}
+
+/// All manifests of a job among what etcd holds, the newest first.
+pub fn of_view(view: &View, keys: &Keys) -> Vec<Manifest> {
+    let (prefix, pointer_key) = (keys.checkpoints_prefix(), keys.checkpoint_latest());
     let latest = view.entries.get(&pointer_key).map(|entry| pointer(&entry.value));
     let mut manifests = Vec::new();
     for (key, entry) in view.entries.iter().filter(|(key, _)| **key != pointer_key) {
-        let id = key.strip_prefix(&prefix).unwrap_or(key).to_owned();
+        let Some(id) = key.strip_prefix(&prefix).map(str::to_owned) else { continue };
         manifests.push(Manifest {
             is_latest: latest.as_ref() == Some(&id),
             create_revision: entry.create_revision,
@@ -52,7 +58,7 @@ pub async fn read(job: &Job) -> Result<Vec<Manifest>, Failure> {
         });
     }
     manifests.sort_by_key(|manifest| std::cmp::Reverse(manifest.create_revision));
-    Ok(manifests)
+    manifests
 }
 
 /// Reads the manifest of one checkpoint: the one that `wanted` names, or else the latest.

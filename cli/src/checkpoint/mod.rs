@@ -1,10 +1,10 @@
 //! `steadfast checkpoint`: looks at a job's checkpoints, makes models of them, takes one, goes back
 //! to one.
 
-mod choice;
+pub mod choice;
 mod export;
 mod list;
-mod manifests;
+pub mod manifests;
 mod now;
 mod restore;
 mod verify;
@@ -48,7 +48,7 @@ pub async fn run(args: CheckpointArgs) -> Result<ExitCode, Failure> {
 }
 
 /// Says what a fault calls for, and in which store it is.
-async fn explain(fault: Fault, store: &Location, job: &JobRecord) -> Failure {
+pub async fn explain(fault: Fault, store: &Location, job: &JobRecord) -> Failure {
     let kind = match fault.is_permanent() {
         true => ErrorKind::Invalid,
         false => ErrorKind::Unavailable,

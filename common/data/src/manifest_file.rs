@@ -23,14 +23,7 @@ pub async fn store_manifest(store: &Location, manifest: &Manifest) -> Result<(),
 /// If it is not there, or is not what the digest says.
 pub async fn load_manifest(store: &Location, digest: &str) -> Result<Manifest, DataError> {
     let place = store.child(&Manifest::object_name(digest))?;
-    let damaged = |reason: String| DataError::BadManifest {
+    Manifest::parse(&place.read().await?, digest).map_err(|reason| DataError::BadManifest {
         reason: format!("{} is damaged: {reason}", place.url()),
-    };
-    let bytes = place.read().await?;
-    let manifest: Manifest =
-        serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
-    match manifest.digest() {
-        found if found == digest => Ok(manifest),
-        found => Err(damaged(format!("its digest is {found}"))),
-    }
+    })
 }

@@ -9,7 +9,9 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
-use object_store::{GetOptions, GetRange, MultipartUpload, ObjectStore, ObjectStoreExt, PutMode};
+use object_store::{
+    GetOptions, GetRange, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode,
+};
 use url::Url;
 
 use crate::address::{Address, QuestionMark};
@@ -209,16 +211,11 @@ impl Location {
     }
 
     /// Lists all objects below this location: their names relative to it and their sizes, sorted.
+    ///
+    /// # Errors
+    /// If the store does not answer.
     pub async fn list(&self) -> Result<Vec<(String, u64)>, StoreError> {
-        let mut listing = self.root.store.list(Some(&self.path));
-        let mut found = Vec::new();
-        loop {
-            let next = async { listing.next().await.transpose() };
-            let Some(meta) = self.within(PATIENCE, LISTING, next).await? else { break };
-            if let Some(name) = self.relative(&meta.location) {
-                found.push((name, meta.size));
-            }
-        }
+        let mut found = self.list_with(|meta| meta.size).await?;
         found.sort();
         Ok(found)
     }
@@ -229,13 +226,20 @@ impl Location {
     /// # Errors
     /// If the store does not answer.
     pub async fn list_modified(&self) -> Result<Vec<(String, SystemTime)>, StoreError> {
+        self.list_with(|meta| meta.last_modified.into()).await
+    }
+
+    async fn list_with<T>(
+        &self,
+        figure: impl Fn(&ObjectMeta) -> T + Send + Sync,
+    ) -> Result<Vec<(String, T)>, StoreError> {
         let mut listing = self.root.store.list(Some(&self.path));
         let mut found = Vec::new();
         loop {
             let next = async { listing.next().await.transpose() };
             let Some(meta) = self.within(PATIENCE, LISTING, next).await? else { break };
             if let Some(name) = self.relative(&meta.location) {
-                found.push((name, meta.last_modified.into()));
+                found.push((name, figure(&meta)));
             }
         }
         Ok(found)
