@@ -41,6 +41,14 @@ pub struct JobSpec {
     pub checkpoint: CheckpointSpec,
 }
 
+impl JobSpec {
+    /// Where the job's shards lie below its store. Jobs may share a store, and each deletes only what
+    /// is its own.
+    pub fn shards_folder(&self) -> String {
+        format!("shards/{}", self.name)
+    }
+}
+
 /// How gradients reach the parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -311,7 +311,8 @@ impl Keeper {
             return;
         }
         self.swept = Some(Instant::now());
-        let swept = collection::orphans(&self.etcd, &self.keys, &self.store, age);
+        let folder = self.spec.shards_folder();
+        let swept = collection::orphans(&self.etcd, &self.keys, &self.store, &folder, age);
         if let Err(error) = swept.await {
             warn!(%error, "orphans are not all deleted");
         }

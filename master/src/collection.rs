@@ -34,7 +34,7 @@ pub(crate) async fn old_checkpoints(
     keep: usize,
     latest: &str,
 ) -> Result<(), CheckpointError> {
-    let mut manifests = manifests(etcd, keys).await?;
+    let Manifests { mut manifests, .. } = manifests(etcd, keys).await?;
     manifests.sort_by_key(|it| std::cmp::Reverse(it.create_revision));
     let (good, aside): (Vec<_>, Vec<_>) =
         manifests.into_iter().partition(|it| it.record.set_aside.is_none());
@@ -46,8 +46,9 @@ pub(crate) async fn old_checkpoints(
         .collect();
     for some in old.chunks(FORGOTTEN_AT_ONCE) {
         let ids: Vec<String> = some.iter().map(|it| it.id.clone()).collect();
-        office.ask(|reply| Event::ForgetCheckpoints { ids, reply }).await?;
-        for shard in some.iter().flat_map(|it| &it.record.shards) {
+        let forgotten = office.ask(|reply| Event::ForgetCheckpoints { ids, reply }).await?;
+        let gone = some.iter().filter(|it| forgotten.contains(&it.id));
+        for shard in gone.flat_map(|it| &it.record.shards) {
             store.child(&shard.object)?.delete().await?;
         }
     }
@@ -60,17 +61,22 @@ pub(crate) async fn orphans(
     etcd: &Etcd,
     keys: &Keys,
     store: &Location,
+    folder: &str,
     age: Duration,
 ) -> Result<(), CheckpointError> {
     // Listed before the manifests are read, so that a shard which gets its manifest now is not seen
     // as one without.
-    let listed = store.child("shards")?.list_modified().await?;
-    let manifests = manifests(etcd, keys).await?;
+    let listed = store.child(folder)?.list_modified().await?;
+    let Manifests { manifests, unreadable } = manifests(etcd, keys).await?;
+    if 0 < unreadable {
+        // Nobody knows which shards these name.
+        return Ok(());
+    }
     let named: std::collections::BTreeSet<&str> =
         manifests.iter().flat_map(|it| &it.record.shards).map(|it| it.object.as_str()).collect();
     let before = SystemTime::now().checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH);
     for (name, modified) in listed {
-        let object = format!("shards/{name}");
+        let object = format!("{folder}/{name}");
         if modified < before && !named.contains(object.as_str()) {
             info!(object, "a shard without a manifest is deleted");
             store.child(&object)?.delete().await?;
@@ -79,10 +85,15 @@ pub(crate) async fn orphans(
     Ok(())
 }
 
-async fn manifests(etcd: &Etcd, keys: &Keys) -> Result<Vec<Manifest>, CheckpointError> {
+struct Manifests {
+    manifests: Vec<Manifest>,
+    unreadable: usize,
+}
+
+async fn manifests(etcd: &Etcd, keys: &Keys) -> Result<Manifests, CheckpointError> {
     let prefix = keys.checkpoints_prefix();
     let view = etcd.list(&prefix).await?;
-    let mut manifests = Vec::new();
+    let (mut manifests, mut unreadable) = (Vec::new(), 0);
     for (key, entry) in view.entries.iter().filter(|(key, _)| **key != keys.checkpoint_latest()) {
         match entry.json() {
             Ok(record) => manifests.push(Manifest {
@@ -90,8 +101,11 @@ async fn manifests(etcd: &Etcd, keys: &Keys) -> Result<Vec<Manifest>, Checkpoint
                 create_revision: entry.create_revision,
                 record,
             }),
-            Err(error) => warn!(%error, "a manifest cannot be read; it is left alone"),
+            Err(error) => {
+                warn!(%error, "a manifest cannot be read; it is left alone");
+                unreadable += 1;
+            }
         }
     }
-    Ok(manifests)
+    Ok(Manifests { manifests, unreadable })
 }

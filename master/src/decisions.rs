@@ -59,10 +59,16 @@ impl Desk {
                 batch.later(reply, answer);
             }
             Event::ForgetCheckpoints { ids, reply } => {
-                for id in &ids {
+                // Somebody may have gone back to one of them since it was found to be old.
+                let generation = batch.state.generation.as_ref();
+                let began_from = generation.and_then(|it| it.checkpoint.as_ref());
+                let in_use = [batch.state.checkpoint.as_ref(), began_from];
+                let forgotten: Vec<String> =
+                    ids.into_iter().filter(|id| !in_use.contains(&Some(id))).collect();
+                for id in &forgotten {
                     batch.changes.add(Op::delete(&self.keys.checkpoint(id)));
                 }
-                batch.later(reply, Ok(()));
+                batch.later(reply, Ok(forgotten));
             }
             Event::Damaged { generation, checkpoint, reason, reply } => {
                 batch.later(reply, self.note_damage(generation, checkpoint, reason));

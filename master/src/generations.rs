@@ -16,17 +16,28 @@ use crate::office::{OfficeError, Position, Setback};
 /// Manifests set aside in one transaction.
 const SET_ASIDE_AT_ONCE: usize = 32;
 
+/// Where a generation begins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Start<'a> {
+    /// From the latest checkpoint; a slot that went on may keep its memory.
+    Latest,
+    /// The same, because the checkpoint of the present generation could not be loaded.
+    AfterDamage,
+    /// From the one that a person chose.
+    Chosen(&'a str),
+}
+
 impl Desk {
-    /// Sends everybody to the latest checkpoint that is whole (or to the one at `set_back_to`), or to
-    /// the start if there is none. Returns whether the generation began: a crew that has changed
+    /// Sends everybody to the latest checkpoint that is whole (or to the chosen one), or to the start
+    /// if there is none. Returns whether the generation began: a crew that has changed
     /// meanwhile comes back with its next change.
     pub(crate) async fn begin_generation(
         &mut self,
         crew: &[Holder],
         reason: String,
-        set_back_to: Option<&str>,
+        start: Start<'_>,
     ) -> Result<bool, CoordError> {
-        let point = self.restore_point(set_back_to).await?;
+        let point = self.restore_point(start).await?;
         for (id, reason) in &point.skipped {
             error!(checkpoint = id, reason, "checkpoint passed over");
         }
@@ -35,7 +46,7 @@ impl Desk {
             generation: Generation(before + 1),
             slots: crew.iter().map(|holder| holder.incarnation).collect(),
             checkpoint: point.checkpoint.as_ref().map(|(id, _)| id.clone()),
-            kept: if set_back_to.is_none() { self.kept(crew, &point) } else { Vec::new() },
+            kept: self.kept(crew, &point, start),
             reason,
         };
         info!(
@@ -51,8 +62,8 @@ impl Desk {
                 let to = manifest.and_then(|it| it.queue.clone()).unwrap_or_default();
                 self.rewind(&mut batch, &to).await?;
             } else {
-                let facts = batch.state.ledger.recall(&self.limits);
-                self.adopt(&mut batch, &facts);
+                self.recall().await?;
+                batch = Batch::on(&self.state);
             }
         }
         self.point_at(&mut batch, &point, manifest.map(|_| &record)).await?;
@@ -74,7 +85,7 @@ impl Desk {
     }
 
     /// Looks through all manifests for the one to begin from.
-    async fn restore_point(&self, set_back_to: Option<&str>) -> Result<RestorePoint, CoordError> {
+    async fn restore_point(&self, start: Start<'_>) -> Result<RestorePoint, CoordError> {
         let prefix = self.keys.checkpoints_prefix();
         let view = self.etcd.list(&prefix).await?;
         let pointer = self.keys.checkpoint_latest();
@@ -84,12 +95,15 @@ impl Desk {
             create_revision: entry.create_revision,
             record: entry.json().map_err(|error| error.to_string()),
         });
-        let from = set_back_to.or(self.state.checkpoint.as_deref());
+        let from = match start {
+            Start::Latest | Start::AfterDamage => self.state.checkpoint.as_deref(),
+            Start::Chosen(id) => Some(id),
+        };
         Ok(choose(from, candidates.collect(), CheckpointRecord::fault))
     }
 
     /// Slots that go on with their memory although another slot's was lost.
-    fn kept(&self, crew: &[Holder], point: &RestorePoint) -> Vec<Slot> {
+    fn kept(&self, crew: &[Holder], point: &RestorePoint, start: Start<'_>) -> Vec<Slot> {
         let spec = &self.job.record.spec;
         let Some(record) = &self.state.generation else { return Vec::new() };
         let goes_on = spec.mode == Mode::Async
@@ -97,9 +111,14 @@ impl Desk {
             && record.slots.len() == crew.len()
             && point.checkpoint.is_some();
         let same = crew.iter().zip(&record.slots).enumerate();
-        same.filter(|(_, (holder, named))| goes_on && holder.incarnation == **named)
-            .map(|(slot, _)| Slot(slot as u32))
-            .collect()
+        let same = same.filter(|(_, (holder, named))| goes_on && holder.incarnation == **named);
+        let slots = same.map(|(slot, _)| Slot(slot as u32));
+        match start {
+            Start::Latest => slots.collect(),
+            // Who waited for the damaged checkpoint has no memory yet.
+            Start::AfterDamage => slots.filter(|slot| record.kept.contains(slot)).collect(),
+            Start::Chosen(_) => Vec::new(),
+        }
     }
 
     /// Moves the pointer to where the generation begins, if it is elsewhere, and notes why what was
@@ -130,6 +149,18 @@ impl Desk {
             None => Op::delete(&self.keys.checkpoint_latest()),
         });
         batch.state.checkpoint = chosen;
+        Ok(())
+    }
+
+    /// Takes all tasks back, in as many transactions as that needs: should no generation follow, they
+    /// are done once more, which counts no record twice.
+    async fn recall(&mut self) -> Result<(), CoordError> {
+        let facts = self.state.ledger.recall(&self.limits);
+        for facts in facts.chunks(OPS_MAX / 4) {
+            let mut batch = Batch::on(&self.state);
+            self.adopt(&mut batch, facts);
+            self.commit(batch).await?;
+        }
         Ok(())
     }
 
@@ -164,12 +195,19 @@ impl Desk {
     /// damaged, or because a person wants it.
     pub(crate) async fn work_off_setback(&mut self) -> Result<(), CoordError> {
         let Some(setback) = self.setback.take() else { return Ok(()) };
+        if self.state.result.is_some() {
+            // Nothing moves a job that is over.
+            if let Setback::Wanted { reply, .. } = setback {
+                let _ = reply.send(Err(OfficeError::Over));
+            }
+            return Ok(());
+        }
         match setback {
             Setback::Damaged { checkpoint, reason } => {
                 self.set_aside(&checkpoint, &reason).await?;
                 let Some(crew) = self.crew()? else { return Ok(()) };
                 let reason = format!("checkpoint {checkpoint} is damaged: {reason}");
-                self.begin_generation(&crew, reason, None).await.map(|_| ())
+                self.begin_generation(&crew, reason, Start::AfterDamage).await.map(|_| ())
             }
             Setback::Wanted { checkpoint, force, reply } => {
                 let answer = self.set_back(&checkpoint, force).await?;
@@ -181,9 +219,9 @@ impl Desk {
 
     async fn set_aside(&mut self, id: &str, reason: &str) -> Result<(), CoordError> {
         let key = self.keys.checkpoint(id);
-        let Some(mut manifest) = self.etcd.get_json::<CheckpointRecord>(&key).await? else {
-            return Ok(());
-        };
+        // What cannot be read is passed over each time anew.
+        let Some(entry) = self.etcd.get(&key).await? else { return Ok(()) };
+        let Ok(mut manifest) = entry.json::<CheckpointRecord>() else { return Ok(()) };
         manifest.set_aside = Some(reason.to_owned());
         let mut batch = Batch::on(&self.state);
         batch.changes.add(Op::put(&key, &manifest));
@@ -201,7 +239,16 @@ impl Desk {
         let Some(entry) = self.etcd.get(&key).await? else {
             return Ok(Err(OfficeError::NoSuchCheckpoint(id.to_owned())));
         };
-        let manifest: CheckpointRecord = entry.json()?;
+        if key == self.keys.checkpoint_latest() {
+            return Ok(Err(OfficeError::NoSuchCheckpoint(id.to_owned())));
+        }
+        let manifest: CheckpointRecord = match entry.json() {
+            Ok(manifest) => manifest,
+            Err(error) => {
+                let (id, reason) = (id.to_owned(), error.to_string());
+                return Ok(Err(OfficeError::NotRestorable { id, reason }));
+            }
+        };
         if let Some(fault) = manifest.fault() {
             let id = id.to_owned();
             return Ok(Err(OfficeError::NotRestorable { id, reason: fault }));
@@ -227,7 +274,7 @@ impl Desk {
             self.commit(batch).await?;
         }
         let reason = format!("set back to {id} by hand, {lost} steps");
-        if !self.begin_generation(&crew, reason, Some(id)).await? {
+        if !self.begin_generation(&crew, reason, Start::Chosen(id)).await? {
             return Ok(Err(OfficeError::NotAllSlots));
         }
         let begun = self.state.generation.as_ref().map_or(Generation(0), |it| it.generation);

@@ -9,6 +9,7 @@ use steadfast_master_core::ledger::Blame;
 use tracing::info;
 
 use crate::desk::{Batch, Desk};
+use crate::generations::Start;
 
 /// Whoever holds a slot.
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +39,7 @@ impl Desk {
         match crew {
             Some(crew) if !self.is_present(&crew) => {
                 let reason = self.why_another_generation(&crew);
-                self.begin_generation(&crew, reason, None).await.map(|_| ())
+                self.begin_generation(&crew, reason, Start::Latest).await.map(|_| ())
             }
             Some(_) | None => Ok(()),
         }

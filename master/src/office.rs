@@ -74,7 +74,8 @@ pub enum Event {
     /// Checkpoints whose objects are about to be deleted.
     ForgetCheckpoints {
         ids: Vec<String>,
-        reply: Reply<()>,
+        /// Those that are forgotten.
+        reply: Reply<Vec<String>>,
     },
     /// A checkpoint that the generation should have begun from cannot be loaded, now or ever.
     Damaged {

@@ -72,7 +72,7 @@ impl ShardStore {
         incarnation: Incarnation,
         cut: Cut,
     ) -> Result<(ShardRecord, PositionRecord), ShardError> {
-        let object = format!("shards/{}.safetensors", Uuid::new_v4());
+        let object = format!("{}/{}.safetensors", self.job.spec.shards_folder(), Uuid::new_v4());
         let place = self.store.child(&object)?;
         let (states, version) = (self.states, cut.position.version);
         let position = position_record(&cut);

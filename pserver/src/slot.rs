@@ -40,6 +40,7 @@ pub async fn claim(
                 // Somebody was faster; the mirror will show it.
                 Ok(Err(_)) => {}
                 Err(error) if error.is_transient() => warn!(%error, "slot not claimed yet"),
+                Err(_) if !session.is_live() => return Err(CoordError::LeaseLost),
                 Err(error) => return Err(error),
             }
         } else {

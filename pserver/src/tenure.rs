@@ -77,8 +77,8 @@ impl Claim<'_> {
     /// If the slot or the generation has gone on without us: our memory is of no use then.
     pub async fn renew(&self) -> Result<Session, Failure> {
         let mut pauses = pauses();
+        let mut session = Session::open_patiently(self.etcd, self.lease_ttl).await?;
         loop {
-            let session = Session::open_patiently(self.etcd, self.lease_ttl).await?;
             match self.attempt(&session).await {
                 Ok(Some(())) => {
                     info!(slot = %self.slot, "slot taken again with its memory");
@@ -92,13 +92,17 @@ impl Claim<'_> {
                     session.close(self.etcd).await;
                     return Err(Failure::new(ErrorKind::Unavailable, message));
                 }
-                Err(Refusal::Coord(error)) if error.is_transient() => {
+                Err(Refusal::Coord(error)) if error.is_transient() || !session.is_live() => {
                     warn!(%error, "slot not taken again yet");
                 }
                 Err(Refusal::Coord(error)) => return Err(error.into()),
             }
-            session.close(self.etcd).await;
             tokio::time::sleep(pauses.next().unwrap_or(self.lease_ttl)).await;
+            // The lease stays the same as long as it lives: the last attempt may have taken the slot
+            // although its answer was lost, and the next look shows it.
+            if !session.is_live() {
+                session = Session::open_patiently(self.etcd, self.lease_ttl).await?;
+            }
         }
     }
 

@@ -286,29 +286,35 @@ fn only_the_newest_checkpoints_are_kept_and_no_file_of_an_older_one() {
     }
     assert_eq!(named.len(), 2 * 2);
     eventually("all other files are deleted", || {
-        let files = fs::read_dir(scene.path("store/shards")).expect("it is a folder").flatten();
+        let files =
+            fs::read_dir(scene.path("store/shards/digits")).expect("it is a folder").flatten();
         (files.map(|it| it.path()).collect::<BTreeSet<_>>() == named).then_some(())
     });
 }
 
-/// F5: what a pserver leaves that dies between uploading and committing is deleted later, and what
-/// may yet get its manifest is not.
+/// F5: what a pserver leaves that dies between uploading and committing is deleted later. What may yet
+/// get its manifest is not, nor is what belongs to another job in the same store.
 #[test]
 fn old_shards_without_a_manifest_are_deleted_and_new_ones_are_not() {
     let scene = Scene::new();
-    let shards = scene.path("store/shards");
+    let shards = scene.path("store/shards/digits");
     fs::create_dir_all(&shards).expect("the folder can be made");
     let (old, new) = (shards.join("old.safetensors"), shards.join("new.safetensors"));
     fs::write(&old, "orphan").expect("it can be written");
     fs::write(&new, "about to be committed").expect("it can be written");
+    let of_another_job = scene.path("store/shards/other/old.safetensors");
+    fs::create_dir_all(scene.path("store/shards/other")).expect("the folder can be made");
+    fs::write(&of_another_job, "not ours").expect("it can be written");
     let day_ago = SystemTime::now() - Duration::from_secs(86_400);
-    let file = File::options().write(true).open(&old).expect("it is there");
-    file.set_modified(day_ago).expect("its time can be set");
+    for path in [&old, &of_another_job] {
+        let file = File::options().write(true).open(path).expect("it is there");
+        file.set_modified(day_ago).expect("its time can be set");
+    }
     let cluster = Cluster::new(&scene, &Job::endless(), 1, SHORT);
     let _members =
         [cluster.master("master"), cluster.pserver("pserver"), cluster.trainer("trainer")];
     eventually("the orphan is deleted", || (!old.exists()).then_some(()));
-    assert!(new.exists());
+    assert!(new.exists() && of_another_job.exists());
     eventually("a checkpoint is there", || cluster.value(&cluster.keys.checkpoint_latest()));
     let path = shard(&scene, &manifest(&cluster, &latest(&cluster)), 0);
     assert!(path.exists(), "what a manifest names stays");

@@ -292,7 +292,12 @@ impl Run<'_> {
             Ok(Taken { latest: Some(id), trouble: Some(trouble) }) => {
                 progress.note(&format!("kept checkpoint {id}; took no new one: {trouble}"));
             }
-            Ok(Taken { latest: None, .. }) => progress.note("there was nothing to save yet"),
+            Ok(Taken { latest: None, trouble: Some(trouble) }) => {
+                progress.note(&format!("took no checkpoint: {trouble}"));
+            }
+            Ok(Taken { latest: None, trouble: None }) => {
+                progress.note("there was nothing to save yet");
+            }
             Err(failure) => progress.note(&format!("took no last checkpoint: {failure}")),
         }
         if let Ok(status) = master.status().await {
