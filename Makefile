@@ -3,7 +3,7 @@
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build demo test chaos verify fix
+.PHONY: help setup build demo test chaos sim sim-deep mutants verify fix
 
 help: ## Say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -22,6 +22,15 @@ test: build ## Run all tests
 
 chaos: build ## Run seeded schedules of faults: SEED=1 MINUTES=5 MODE=sync|async
 	$(CARGO) run --release -p steadfast-tests --bin chaos -- --seed $(or $(SEED),1) --minutes $(or $(MINUTES),5) --mode $(or $(MODE),sync)
+
+sim: setup ## Run seeds in simulation: SEEDS=10000 SEED=1 MODE=both|sync|async
+	$(CARGO) run --release -p steadfast-sim --bin steadfast-sim -- --seed $(or $(SEED),1) --seeds $(or $(SEEDS),10000) --mode $(or $(MODE),both)
+
+sim-deep: setup ## Try every single detour of a small job in simulation
+	$(CARGO) run --release -p steadfast-sim --bin steadfast-sim -- --explore
+
+mutants: setup ## Put deliberate faults into our protocol and see the simulator find them
+	$(CARGO) run --release -p steadfast-sim --bin steadfast-mutants -- $(ONLY)
 
 verify: setup ## Check form and lints; changes nothing
 	$(CARGO) fmt --all --check

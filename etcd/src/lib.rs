@@ -27,8 +27,10 @@ mod disk;
 mod error;
 mod node;
 mod server;
+mod simulated;
 
 pub use config::Config;
 pub use core::Retention;
 pub use error::Error;
 pub use server::Server;
+pub use simulated::{Changed, Simulated, Unwritten};

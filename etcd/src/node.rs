@@ -9,8 +9,9 @@
 use crate::core::{Core, Decided, Fact, LeaseId, Millis, Refusal, Retention, Revision};
 use crate::disk;
 use std::sync::{Condvar, Mutex, MutexGuard};
-use tokio::sync::watch;
-use tokio::time::Instant;
+use steadfast_host::time::Instant;
+use tokio::sync::futures::Notified;
+use tokio::sync::{Notify, watch};
 
 /// The store as all tasks share it.
 pub struct Node {
@@ -18,6 +19,8 @@ pub struct Node {
     state: Mutex<State>,
     /// Tells the log thread that the batch is not empty any more, or that the node closes.
     work: Condvar,
+    /// Tells the same to a writer that is no thread.
+    stirred: Notify,
     progress: watch::Sender<Progress>,
     retention: Retention,
     started: Instant,
@@ -79,6 +82,7 @@ impl Node {
         Node {
             state: Mutex::new(state),
             work: Condvar::new(),
+            stirred: Notify::new(),
             progress: watch::Sender::new(progress),
             retention,
             started: Instant::now(),
@@ -168,6 +172,25 @@ impl Node {
         if state.batch.is_empty() { None } else { Some(take_batch(&mut state)) }
     }
 
+    /// The same without waiting: nothing if there is nothing to write.
+    pub fn try_batch(&self) -> Option<Batch> {
+        let mut state = self.lock();
+        (!state.batch.is_empty()).then(|| take_batch(&mut state))
+    }
+
+    /// Completes when there is something to write.
+    pub fn stirred(&self) -> Notified<'_> {
+        self.stirred.notified()
+    }
+
+    /// Does what is decided by nobody's request.
+    pub fn decide(&self, decide: impl FnOnce(&Core) -> Option<Fact>) {
+        let mut state = self.lock();
+        if let Some(fact) = decide(&state.core) {
+            self.commit(&mut state, fact);
+        }
+    }
+
     /// Takes a look at the whole store together with the facts that led to it and are not yet
     /// written; they need not be, once what is looked at is on disk.
     pub fn take_with<T>(&self, look: impl FnOnce(&Core) -> T) -> (T, Batch) {
@@ -202,6 +225,7 @@ impl Node {
             push(state, compaction, now);
         }
         self.work.notify_one();
+        self.stirred.notify_one();
     }
 
     async fn durable(&self, position: u64) -> Result<(), Unanswered> {

@@ -10,11 +10,11 @@ use steadfast_common::keys::Keys;
 use steadfast_common::records::GenerationRecord;
 use steadfast_common::spec::{JobSpec, Mode};
 use steadfast_coord::{CoordError, Etcd, pauses};
+use steadfast_host::chance;
+use steadfast_host::time::{Instant, sleep};
 use steadfast_store::{Location, StoreError};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::Instant;
 use tracing::{info, warn};
-use uuid::Uuid;
 
 use crate::collection;
 use crate::office::{Event, Office, OfficeError};
@@ -35,6 +35,16 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// Attempts for one that somebody waits for.
 const ATTEMPTS_MAX: u32 = 6;
 
+/// How long a slot may take to upload a version that it has.
+const UPLOAD_MAX: Duration = Duration::from_secs(60);
+
+/// How long training may take to come to a version a little ahead; it may also be over before.
+const AHEAD_FOR_MAX: Duration = Duration::from_secs(5);
+
+/// How long training may take to come to the next multiple of some steps. A slot that is lost
+/// meanwhile says so long before.
+const STEPS_TAKE_MAX: Duration = Duration::from_secs(24 * 3600);
+
 /// Why there is no checkpoint this time.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
@@ -50,6 +60,8 @@ pub enum CheckpointError {
     NoHolder { slot: Slot },
     #[error("slot {slot}: {reason}")]
     Slot { slot: Slot, reason: String },
+    #[error("slot {slot} gave no answer in time")]
+    TooLate { slot: Slot },
     #[error("slot {slot} is past version {wanted} already, at {present}")]
     Past { slot: Slot, wanted: Version, present: Version },
     #[error("a question for a shard broke: {0}")]
@@ -75,8 +87,8 @@ pub struct Health {
 pub enum Wish {
     /// A checkpoint of what is there now.
     Now(oneshot::Sender<Taken>),
-    /// The one that holds the final parameters, at this version.
-    Final(Version, oneshot::Sender<Taken>),
+    /// The one that holds the final parameters, which this generation has at this version.
+    Final(Generation, Version, oneshot::Sender<Taken>),
 }
 
 /// What came of a wish.
@@ -103,8 +115,8 @@ impl Checkpoints {
     }
 
     /// Takes the one that holds the final parameters.
-    pub async fn take_final(&self, version: Version) -> Taken {
-        self.wish(|reply| Wish::Final(version, reply)).await
+    pub async fn take_final(&self, generation: Generation, version: Version) -> Taken {
+        self.wish(|reply| Wish::Final(generation, version, reply)).await
     }
 
     async fn wish(&self, wish: impl FnOnce(oneshot::Sender<Taken>) -> Wish) -> Taken {
@@ -161,13 +173,14 @@ impl Keeper {
         let mut due = every.map(|every| Instant::now() + every);
         loop {
             tokio::select! {
+                biased;
                 wish = wishes.recv() => match wish {
                     Some(Wish::Now(reply)) => {
                         let taken = self.insist().await;
                         let _ = reply.send(taken);
                     }
-                    Some(Wish::Final(version, reply)) => {
-                        let taken = self.take_last_one(version).await;
+                    Some(Wish::Final(generation, version, reply)) => {
+                        let taken = self.take_last_one(generation, version).await;
                         let _ = reply.send(taken);
                     }
                     None => return,
@@ -190,7 +203,8 @@ impl Keeper {
         let Some(steps) = steps else { return std::future::pending().await };
         let (mut present, mut ahead) = (self.office.facts.borrow().position.version, 1);
         loop {
-            match self.take(Version((present.0 / steps + ahead) * steps)).await {
+            let at = Version((present.0 / steps + ahead) * steps);
+            match self.take(at, STEPS_TAKE_MAX).await {
                 Ok(_) => return,
                 // What we know of the position is always a little old.
                 Err(CheckpointError::Past { present: now, .. }) => {
@@ -198,11 +212,11 @@ impl Keeper {
                     ahead = (ahead * 2).min(AHEAD_MAX);
                 }
                 Err(CheckpointError::NoGeneration | CheckpointError::NoHolder { .. }) => {
-                    return tokio::time::sleep(IDLE).await;
+                    return sleep(IDLE).await;
                 }
                 Err(error) => {
                     self.count_failure(&error);
-                    return tokio::time::sleep(self.pause()).await;
+                    return sleep(self.pause()).await;
                 }
             }
         }
@@ -213,7 +227,8 @@ impl Keeper {
         let (mut seen, mut margin) = (self.office.facts.borrow().position.version, 0);
         let mut trouble = "training is too fast for a cut".to_owned();
         for _ in 0..ATTEMPTS_MAX {
-            match self.take(Version(seen.0 + margin)).await {
+            let patience = if margin == 0 { UPLOAD_MAX } else { AHEAD_FOR_MAX };
+            match self.take(Version(seen.0 + margin), patience).await {
                 Ok(id) => return Taken { latest: Some(id), trouble: None },
                 Err(CheckpointError::Past { present, .. }) => {
                     seen = present;
@@ -221,6 +236,11 @@ impl Keeper {
                 }
                 Err(CheckpointError::Office(error @ OfficeError::QueuesMoved)) => {
                     trouble = error.to_string();
+                }
+                // Training does not get there soon, or ever: what is there now will do.
+                Err(error @ CheckpointError::TooLate { .. }) if 0 < margin => {
+                    trouble = error.to_string();
+                    (seen, margin) = (self.office.facts.borrow().position.version, 0);
                 }
                 Err(error) => {
                     self.count_failure(&error);
@@ -235,16 +255,15 @@ impl Keeper {
 
     /// Takes the one that holds the final parameters, once a generation: whoever asks again after a
     /// lost reply gets the same.
-    async fn take_last_one(&mut self, version: Version) -> Taken {
-        let present = self.office.facts.borrow().generation;
-        if let Some((generation, id)) = &self.last_one
-            && *generation == present
+    async fn take_last_one(&mut self, generation: Generation, version: Version) -> Taken {
+        if let Some((known, id)) = &self.last_one
+            && *known == generation
         {
             return Taken { latest: Some(id.clone()), trouble: None };
         }
-        match self.take(version).await {
+        match self.take_of(Some(generation), version, UPLOAD_MAX).await {
             Ok(id) => {
-                self.last_one = Some((present, id.clone()));
+                self.last_one = Some((generation, id.clone()));
                 Taken { latest: Some(id), trouble: None }
             }
             Err(error) => {
@@ -254,13 +273,27 @@ impl Keeper {
         }
     }
 
-    /// Takes one checkpoint, in synchronous mode at version `at`, in asynchronous mode at once.
-    async fn take(&self, at: Version) -> Result<String, CheckpointError> {
+    async fn take(&self, at: Version, patience: Duration) -> Result<String, CheckpointError> {
+        self.take_of(None, at, patience).await
+    }
+
+    /// Takes one checkpoint, in synchronous mode at version `at`, in asynchronous mode at once; of
+    /// the present generation, which has to be `wanted` if that is named.
+    async fn take_of(
+        &self,
+        wanted: Option<Generation>,
+        at: Version,
+        patience: Duration,
+    ) -> Result<String, CheckpointError> {
         let generation: GenerationRecord = self
             .etcd
             .get_json(&self.keys.generation())
             .await?
             .ok_or(CheckpointError::NoGeneration)?;
+        if let Some(found) = wanted.filter(|wanted| *wanted != generation.generation) {
+            let present = generation.generation;
+            return Err(OfficeError::OtherGeneration { found, present }.into());
+        }
         let slots = snapshot::slots(&self.etcd, &self.keys, &generation).await?;
         // What the queues call done was acknowledged before, so the shards, cut later, reflect it.
         let queue = self.office.ask(|reply| Event::Queues { reply }).await?;
@@ -268,9 +301,9 @@ impl Keeper {
             Mode::Async => None,
             Mode::Sync => Some(at),
         };
-        let saved = snapshot::shards(&self.store, slots, version).await?;
+        let saved = snapshot::shards(&self.store, slots, version, patience).await?;
         let record = snapshot::assemble(&generation, saved, queue)?;
-        let id = format!("{:012}-{}", record.position.version.0, Uuid::new_v4().simple());
+        let id = format!("{:012}-{}", record.position.version.0, chance::uuid().simple());
         let (named, version) = (id.clone(), record.position.version.0);
         let record = Box::new(record);
         self.office.ask(|reply| Event::Checkpoint { id: named, record, reply }).await?;
@@ -321,7 +354,7 @@ impl Keeper {
 
 async fn sleep_until(due: Option<Instant>) {
     match due {
-        Some(due) => tokio::time::sleep_until(due).await,
+        Some(due) => steadfast_host::time::sleep_until(due).await,
         None => std::future::pending().await,
     }
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::CheckpointRecord;
 use steadfast_coord::Etcd;
+use steadfast_host::time::system_time;
 use steadfast_store::Location;
 use tracing::{info, warn};
 
@@ -74,7 +75,7 @@ pub(crate) async fn orphans(
     }
     let named: std::collections::BTreeSet<&str> =
         manifests.iter().flat_map(|it| &it.record.shards).map(|it| it.object.as_str()).collect();
-    let before = SystemTime::now().checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH);
+    let before = system_time().checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH);
     for (name, modified) in listed {
         let object = format!("{folder}/{name}");
         if modified < before && !named.contains(object.as_str()) {

@@ -3,7 +3,8 @@
 use steadfast_common::ids::{Generation, TrainerId};
 use steadfast_common::records::{CheckpointRecord, DiscardedTask, JobOutcome, ResultRecord};
 use steadfast_common::spec::Mode;
-use steadfast_coord::{COMPARES_MAX, Condition, Op, now, unix_ms};
+use steadfast_coord::{COMPARES_MAX, Condition, Op, now};
+use steadfast_host::time::unix_ms;
 use steadfast_master_core::election::{self, Verdict};
 use steadfast_master_core::ledger::{Answer, Next, Request};
 use steadfast_master_core::sync_tasks::Failure;

@@ -14,6 +14,7 @@ use steadfast_common::records::{EvaluationRecord, GenerationRecord, InitRecord, 
 use steadfast_common::schedule::{LaneSchedule, task_order};
 use steadfast_common::spec::Mode;
 use steadfast_coord::{Commit, Condition, CoordError, Etcd, Mirror, OPS_MAX, Range, Reign, now};
+use steadfast_host::time::interval;
 use steadfast_master_core::deadlines::Deadlines;
 use steadfast_master_core::lanes::Lanes;
 use steadfast_master_core::ledger::{Fact, Ledger, Limits};
@@ -185,7 +186,7 @@ impl Desk {
         let mut leave = std::pin::pin!(leave);
         let (mut slots, mut desired, mut trainers) =
             (self.slots.subscribe(), self.desired.subscribe(), self.trainers.subscribe());
-        let mut tick = tokio::time::interval(TICK);
+        let mut tick = interval(TICK);
         loop {
             if let Some(result) = &self.state.result {
                 return Ok(End::Over(result.clone()));
@@ -194,7 +195,9 @@ impl Desk {
             self.publish_board();
             let mut first = None;
             tokio::select! {
-                event = self.inbox.recv() => first = event,
+                biased;
+                // Requests come last: however many there are, they keep nothing else from its turn.
+                () = &mut leave => return Ok(End::Left),
                 _ = slots.changed() => {}
                 _ = desired.changed() => {}
                 _ = trainers.changed() => {}
@@ -202,7 +205,7 @@ impl Desk {
                     self.follow_schedule();
                     self.facts.send_replace(Arc::new(Facts::of(&self)));
                 }
-                () = &mut leave => return Ok(End::Left),
+                event = self.inbox.recv() => first = event,
             }
             self.work_off(first).await?;
             self.work_off_setback().await?;

@@ -18,4 +18,5 @@ mod snapshot;
 mod store;
 mod vigils;
 
-pub use run::{Args, run};
+pub use job::Order;
+pub use run::{Args, live, run};

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Pass, Slot, TrainerId, Version};
 use steadfast_common::records::{CheckpointRecord, EvaluationRecord, QueueSnapshot, ResultRecord};
+use steadfast_host::time::{Instant, timeout};
 use steadfast_master_core::clocks::{Clocks, Moved};
 use steadfast_master_core::election::Verdict;
 use steadfast_master_core::ledger::{Answer, Request};
@@ -224,7 +225,7 @@ impl ClockRoom {
         trainer: TrainerId,
         count: u64,
         bound: u32,
-        deadline: tokio::time::Instant,
+        deadline: Instant,
     ) -> (bool, u64) {
         loop {
             let moved = self.moved.notified();
@@ -236,10 +237,10 @@ impl ClockRoom {
             if news == Moved::Yes {
                 self.moved.notify_waiters();
             }
-            if go || deadline <= tokio::time::Instant::now() {
+            if go || deadline <= Instant::now() {
                 return (go, lead);
             }
-            let _ = tokio::time::timeout_at(deadline, moved).await;
+            let _ = timeout(deadline.remaining(), moved).await;
         }
     }
 

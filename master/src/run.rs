@@ -10,13 +10,17 @@ use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
 use steadfast_common::records::{LockRecord, MasterRecord};
 use steadfast_coord::{CoordError, Etcd, Mirror, Op, Range, Reign, Session};
+use steadfast_host::chance;
+use steadfast_host::time::{sleep, timeout};
 use steadfast_master_core::rate::Rate;
 use steadfast_process::{
-    Admin, AdminContent, CommonArgs, Failure, Readiness, Shutdown, health, init_logging,
+    Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, health,
+    init_logging,
 };
 use steadfast_proto::MESSAGE_BYTES_MAX;
 use steadfast_proto::v1::master_server::MasterServer;
 use tokio::sync::watch;
+use tonic::service::Routes;
 use tracing::{info, warn};
 use uuid::Uuid;
 
@@ -57,11 +61,25 @@ pub struct Args {
 /// # Errors
 /// What a person has to act on.
 pub async fn run(args: Args) -> Result<(), Failure> {
-    let common = args.common.clone();
-    let id = Uuid::new_v4();
+    let (id, common) = (chance::uuid(), &args.common);
     let identity = init_logging("master", &common.job, id, &common.log)?;
     let shutdown = Shutdown::install()?;
     let order = order(&args)?;
+    live(args, order, id, identity, shutdown).await
+}
+
+/// The same for a process that gets its order, logs and is told to leave in ways of its own.
+///
+/// # Errors
+/// As [`run`].
+pub async fn live(
+    args: Args,
+    order: Option<Order>,
+    id: Uuid,
+    identity: LogIdentity,
+    shutdown: Shutdown,
+) -> Result<(), Failure> {
+    let common = args.common.clone();
     let listener = steadfast_process::bind(common.listen, "--listen").await?;
     let bound = listener.local_addr().map_err(|error| Failure::io("the port", &error))?;
     let admin = Admin::bind(common.admin_listen).await?;
@@ -89,26 +107,22 @@ pub async fn run(args: Args) -> Result<(), Failure> {
     let server = MasterServer::new(Service { acting: acting_rx })
         .max_decoding_message_size(MESSAGE_BYTES_MAX);
     let stop = tokio_util::sync::CancellationToken::new();
-    let mut serving = tokio::spawn(
-        steadfast_process::server_builder()
-            .add_service(health)
-            .add_service(server)
-            .serve_with_incoming_shutdown(
-                steadfast_process::incoming(listener),
-                stop.clone().cancelled_owned(),
-            ),
-    );
+    let routes = Routes::new(health).add_service(server);
+    let mut serving = listener.serve(routes, stop.clone());
 
     let etcd = Etcd::connect(&common.etcd_options()?).await?;
     let keys = common.keys();
     job::check(&etcd, &keys, order.as_ref()).await?;
     let life = Life { etcd: &etcd, keys: &keys, order: order.as_ref(), args: &args, record };
     let ending = tokio::select! {
+        biased;
         ending = life.live(&identity, &readiness, &acting, &shutdown) => ending,
-        served = &mut serving => Err(Failure::internal(format!("the server ended: {served:?}"))),
+        served = &mut serving => {
+            return Err(Failure::internal(format!("the server ended: {served:?}")));
+        }
     };
     stop.cancel();
-    if tokio::time::timeout(DRAIN, serving).await.is_err() {
+    if timeout(DRAIN, serving).await.is_err() {
         warn!("calls in flight were cut off");
     }
     ending
@@ -151,7 +165,7 @@ impl Life<'_> {
     /// in our place, or we are told to leave.
     async fn live(
         &self,
-        identity: &steadfast_process::LogIdentity,
+        identity: &LogIdentity,
         readiness: &Readiness,
         acting: &watch::Sender<Option<Acting>>,
         shutdown: &Shutdown,
@@ -159,6 +173,7 @@ impl Life<'_> {
         let mut has_acted = false;
         loop {
             let session = tokio::select! {
+                biased;
                 session = Session::open_patiently(self.etcd, self.args.common.lease_ttl) => session?,
                 () = shutdown.drain() => return Ok(()),
             };
@@ -166,6 +181,7 @@ impl Life<'_> {
                 self.end_if_replaced().await?;
             }
             let ending = tokio::select! {
+                biased;
                 ending = self.lead(&session, identity, readiness, acting, shutdown) => ending,
                 () = session.lost() => Err(CoordError::LeaseLost.into()),
             };
@@ -198,7 +214,7 @@ impl Life<'_> {
     async fn lead(
         &self,
         session: &Session,
-        identity: &steadfast_process::LogIdentity,
+        identity: &LogIdentity,
         readiness: &Readiness,
         acting: &watch::Sender<Option<Acting>>,
         shutdown: &Shutdown,
@@ -206,6 +222,7 @@ impl Life<'_> {
         let result = Mirror::start(self.etcd, Range::Key(self.keys.result())).await?;
         let mut over = result.subscribe();
         let reign = tokio::select! {
+            biased;
             reign = self.campaign(session, readiness) => reign?,
             () = shutdown.drain() => return Ok(()),
             _ = over.wait_for(|view| !view.entries.is_empty()) => {
@@ -240,9 +257,10 @@ impl Life<'_> {
             }
             readiness.set_not_ready("stands by: another master acts");
             tokio::select! {
+                biased;
                 _ = changes.changed() => {}
                 _ = addresses.changed() => {}
-                () = tokio::time::sleep(RETRY) => {}
+                () = sleep(RETRY) => {}
             }
         }
     }
@@ -287,6 +305,7 @@ impl Life<'_> {
         }));
         readiness.set_ready();
         tokio::select! {
+            biased;
             ended = desk.run(shutdown.drain()) => match ended.map_err(after_acting)? {
                 End::Over(result) => {
                     info!(state = ?result.state, "the job is over");

@@ -8,6 +8,7 @@ use steadfast_common::ids::{
     Attempt, Generation, Lane, Pass, RequestId, TaskId, TrainerId, Version,
 };
 use steadfast_common::records::{EvaluationRecord, JobOutcome, ResultRecord};
+use steadfast_host::time::{Instant, timeout};
 use steadfast_master_core::election::Verdict;
 use steadfast_master_core::ledger::{Next, Report, Request as TaskRequest, Wants};
 use steadfast_master_core::sync_tasks::{Cause, Failure};
@@ -136,7 +137,7 @@ impl Master for Service {
         // An assignment of an earlier reign is as good as none.
         if seen.number == known {
             let wait = Duration::from_millis(request.wait_ms).min(WAIT_MAX);
-            let _ = tokio::time::timeout(wait, board.changed()).await;
+            let _ = timeout(wait, board.changed()).await;
         }
         let board = board.borrow().clone();
         if generation < board.generation {
@@ -166,6 +167,7 @@ impl Master for Service {
             trainer,
             report: request.report.map(report),
             wants: if request.more { Wants::Task } else { Wants::Nothing },
+            held: request.held.map(|it| it.attempts.into_iter().map(Attempt).collect()),
         };
         let answer = acting
             .office
@@ -227,7 +229,7 @@ impl Master for Service {
             return Ok(Response::new(AdvanceReply { go: true, ahead: 0 }));
         };
         let wait = Duration::from_millis(request.wait_ms).min(WAIT_MAX);
-        let deadline = tokio::time::Instant::now() + wait;
+        let deadline = Instant::now() + wait;
         let room = &acting.office.clocks;
         let (go, ahead) = room.pass(trainer, request.clock, bound, deadline).await;
         Ok(Response::new(AdvanceReply { go, ahead }))
@@ -286,7 +288,7 @@ impl Master for Service {
         let Acting { office, checkpoints, .. } = self.acting()?;
         // The final parameters outlive the pservers, with the count of what they reflect. A store
         // that took the model and then fails does not hold up the job's end.
-        let taken = checkpoints.take_final(Version(request.version)).await;
+        let taken = checkpoints.take_final(generation, Version(request.version)).await;
         let result = match taken.trouble {
             None => Box::new(ResultRecord { checkpoint: taken.latest, ..*result }),
             Some(_) => result,

@@ -8,17 +8,15 @@ use steadfast_common::layout::ParamSpec;
 use steadfast_common::records::{
     CheckpointRecord, GenerationRecord, PositionRecord, PserverRecord, QueueSnapshot, ShardRecord,
 };
-use steadfast_coord::{Etcd, unix_ms};
+use steadfast_coord::Etcd;
+use steadfast_host::net::dial;
+use steadfast_host::task::TaskSet;
+use steadfast_host::time::{timeout, unix_ms};
 use steadfast_proto::v1::pserver_client::PserverClient;
 use steadfast_proto::v1::{SnapshotReply, SnapshotRequest, Target, snapshot_reply};
 use steadfast_store::Location;
-use tokio::task::JoinSet;
-use tonic::transport::Endpoint;
 
 use crate::checkpoints::CheckpointError;
-
-/// How long one slot may take to reach the version and upload its shard.
-const SLOT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long one question waits at a pserver for the version.
 const WAIT_MS: u64 = 5_000;
@@ -55,22 +53,21 @@ pub(crate) async fn slots(
     Ok(slots)
 }
 
-/// All shards of the cut. If one fails, the others' objects are deleted again.
+/// All shards of the cut. If one fails, the others' objects are deleted again. A slot may take as
+/// long as `patience` to reach the version and upload its shard.
 pub(crate) async fn shards(
     store: &Location,
     slots: Vec<Asked>,
     version: Option<Version>,
+    patience: Duration,
 ) -> Result<Vec<SnapshotReply>, CheckpointError> {
-    let mut asked = JoinSet::new();
+    let mut asked = TaskSet::default();
     for slot in slots {
         asked.spawn(async move {
             let id = slot.slot;
-            match tokio::time::timeout(SLOT_TIMEOUT, snapshot(slot, version)).await {
+            match timeout(patience, snapshot(slot, version)).await {
                 Ok(answer) => answer,
-                Err(_) => {
-                    let reason = "no answer in time".to_owned();
-                    Err(CheckpointError::Slot { slot: id, reason })
-                }
+                Err(_) => Err(CheckpointError::TooLate { slot: id }),
             }
         });
     }
@@ -100,10 +97,7 @@ async fn snapshot(
 ) -> Result<SnapshotReply, CheckpointError> {
     let slot = asked.slot;
     let failed = |reason: String| CheckpointError::Slot { slot, reason };
-    let endpoint = Endpoint::from_shared(format!("http://{}", asked.address))
-        .map_err(|error| failed(error.to_string()))?;
-    let channel = endpoint.connect_timeout(Duration::from_secs(2)).connect_lazy();
-    let mut client = PserverClient::new(channel);
+    let mut client = PserverClient::new(dial(&asked.address).map_err(failed)?);
     loop {
         let request = SnapshotRequest {
             target: Some(asked.target),

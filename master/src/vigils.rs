@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use steadfast_coord::{Etcd, View};
+use steadfast_host::task::{Task, spawn};
 use steadfast_process::{gone, is_on_this_host};
-use tokio::task::JoinHandle;
 use tracing::{debug, info};
 
 /// One watcher for each key of a member.
@@ -16,7 +16,7 @@ pub struct Vigils {
     /// Whether everybody is on this host; otherwise a loopback address is that of another one.
     one_host: bool,
     /// By key: the lease that it is bound to, and who watches its owner.
-    watchers: BTreeMap<String, (i64, JoinHandle<()>)>,
+    watchers: BTreeMap<String, (i64, Task<()>)>,
 }
 
 impl Vigils {
@@ -50,7 +50,7 @@ impl Vigils {
                 continue;
             }
             let watcher = watch(self.etcd.clone(), key.clone(), admin.to_owned(), entry.lease);
-            self.watchers.insert(key.clone(), (entry.lease, tokio::spawn(watcher)));
+            self.watchers.insert(key.clone(), (entry.lease, spawn(watcher)));
         }
     }
 }

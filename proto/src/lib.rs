@@ -15,15 +15,6 @@ pub mod v1 {
 /// The largest message that either side takes: a few blocks.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
 
-/// HTTP/2 flow-control window of one stream.
-pub const STREAM_WINDOW_BYTES: u32 = 16 << 20;
-
-/// HTTP/2 flow-control window of one connection.
-pub const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
-
-/// Largest HTTP/2 frame; large frames keep the cost per byte low.
-pub const FRAME_BYTES: u32 = 1 << 20;
-
 /// Builds the status that carries an error of `kind` to the caller.
 pub fn status(kind: ErrorKind, message: impl Into<String>) -> Status {
     let code = match kind {

@@ -8,6 +8,7 @@ use steadfast_common::layout::{Block, Layout};
 use steadfast_common::records::GenerationRecord;
 use steadfast_common::spec::Mode;
 use steadfast_common::tally::TaskPiece;
+use steadfast_host::task::{in_place, spawn};
 use steadfast_pserver_core::contribution::{Contributed, Contribution, LaneEnd, Refusal};
 use steadfast_pserver_core::shard::{Cut, Position, Rules, Shard};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -183,7 +184,7 @@ impl Engine {
         let owner = Owner { slot, rules, tx, stage: Stage::Idle, cuts: Vec::new(), clip: None };
         let owner = Owner { clip: owner.rules.optimizer.clip_norm, ..owner };
         // The loop ends by itself when the last handle is gone.
-        tokio::spawn(owner.run(inbox));
+        spawn(owner.run(inbox));
         Self { events, published, slot, incarnation }
     }
 
@@ -231,7 +232,7 @@ impl Owner {
     async fn run(mut self, mut inbox: mpsc::Receiver<Event>) {
         while let Some(event) = inbox.recv().await {
             // An update of a large shard takes a while; the other tasks of this thread move on.
-            tokio::task::block_in_place(|| self.handle(event));
+            in_place(|| self.handle(event));
         }
     }
 
@@ -316,6 +317,10 @@ impl Owner {
         if let Stage::Ready { shard, init_attempt } = &self.stage {
             if attempt < *init_attempt {
                 return Err(EngineError::Superseded { latest: *init_attempt });
+            }
+            // Repeated, or late. Training may have begun, and its first step must not be forgotten.
+            if attempt == *init_attempt {
+                return Ok(());
             }
             if shard.position().version != Version(0) {
                 return Err(EngineError::InUse);

@@ -9,6 +9,7 @@ use steadfast_common::keys::Keys;
 use steadfast_common::layout::Layout;
 use steadfast_common::records::{CheckpointRecord, GenerationRecord};
 use steadfast_coord::{CoordError, Etcd, Mirror, pauses};
+use steadfast_host::time::{sleep, timeout};
 use steadfast_proto::v1::ReportDamageRequest;
 use steadfast_pserver_core::shard::Cut;
 use tracing::{error, warn};
@@ -51,6 +52,7 @@ pub async fn follow(engine: Engine, etcd: Etcd, keys: Keys, shards: ShardStore, 
             Ok(Some(record)) if names(&record, &engine) => {
                 let load = begin(&engine, &etcd, &keys, &shards, record);
                 tokio::select! {
+                    biased;
                     () = load => {}
                     // Another generation makes this one's checkpoint irrelevant.
                     changed = changes.changed() => match changed {
@@ -99,7 +101,7 @@ async fn begin(
             }
             Err(error) => warn!(checkpoint = id, %error, "checkpoint not loaded; trying again"),
         }
-        tokio::time::sleep(pauses.next().unwrap_or(CALL_MAX)).await;
+        sleep(pauses.next().unwrap_or(CALL_MAX)).await;
     }
 }
 
@@ -133,7 +135,7 @@ async fn report_damage(
         let mut master = master::acting(etcd, keys).await?;
         master.report_damage(request).await.map_err(|status| status.message().to_owned())
     };
-    match tokio::time::timeout(CALL_MAX, reported).await {
+    match timeout(CALL_MAX, reported).await {
         Ok(Ok(_)) => {}
         Ok(Err(reason)) => warn!(reason, "damage not reported yet"),
         Err(_) => warn!("damage not reported yet: the master does not answer"),

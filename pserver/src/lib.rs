@@ -11,4 +11,4 @@ mod shard_file;
 mod slot;
 mod tenure;
 
-pub use run::{Args, run};
+pub use run::{Args, live, run};

@@ -5,9 +5,10 @@ use std::time::Duration;
 use steadfast_common::keys::Keys;
 use steadfast_common::records::MasterRecord;
 use steadfast_coord::Etcd;
+use steadfast_host::net::{Wire, dial};
+use steadfast_host::time::timeout;
 use steadfast_proto::v1::TakeCheckpointRequest;
 use steadfast_proto::v1::master_client::MasterClient;
-use tonic::transport::{Channel, Endpoint};
 use tracing::{info, warn};
 
 /// Longest wait for a checkpoint before we leave.
@@ -17,14 +18,11 @@ const CHECKPOINT_MAX: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// Why there is none, for a log.
-pub async fn acting(etcd: &Etcd, keys: &Keys) -> Result<MasterClient<Channel>, String> {
+pub async fn acting(etcd: &Etcd, keys: &Keys) -> Result<MasterClient<Wire>, String> {
     let record = etcd.get_json::<MasterRecord>(&keys.master_addr()).await;
     let record = record.map_err(|error| error.to_string())?;
     let address = record.ok_or("no master acts")?.address;
-    let endpoint = Endpoint::from_shared(format!("http://{address}"));
-    let endpoint = endpoint.map_err(|error| format!("`{address}`: {error}"))?;
-    let channel = endpoint.connect_timeout(Duration::from_secs(2)).connect_lazy();
-    Ok(MasterClient::new(channel))
+    dial(&address).map(MasterClient::new)
 }
 
 /// Asks for a checkpoint, so that what our memory holds outlives us. Leaves without one if the
@@ -35,7 +33,7 @@ pub async fn save_before_leaving(etcd: &Etcd, keys: &Keys) {
         let reply = master.take_checkpoint(TakeCheckpointRequest {}).await;
         reply.map(tonic::Response::into_inner).map_err(|status| status.message().to_owned())
     };
-    match tokio::time::timeout(CHECKPOINT_MAX, asked).await {
+    match timeout(CHECKPOINT_MAX, asked).await {
         Ok(Ok(reply)) if reply.trouble.is_empty() => {
             info!(checkpoint = reply.checkpoint, "leaves a checkpoint behind");
         }

@@ -8,10 +8,11 @@ use steadfast_common::ids::Slot;
 use steadfast_common::keys::Keys;
 use steadfast_common::records::PserverRecord;
 use steadfast_coord::{Mirror, View};
+use steadfast_host::net::{Wire, dial};
+use steadfast_host::task::TaskSet;
+use steadfast_host::time::{sleep, timeout};
 use steadfast_proto::v1::NormsRequest;
 use steadfast_proto::v1::pserver_client::PserverClient;
-use tokio::task::JoinSet;
-use tonic::transport::Channel;
 use tracing::debug;
 
 use crate::engine::{Engine, Event, Published, Squares};
@@ -48,7 +49,7 @@ fn waiting(published: &Published) -> Option<Squares> {
     published.squares.clone().filter(|squares| squares.version == shard.position.version)
 }
 
-type Clients = BTreeMap<String, PserverClient<Channel>>;
+type Clients = BTreeMap<String, PserverClient<Wire>>;
 
 async fn global(
     engine: &Engine,
@@ -70,7 +71,7 @@ async fn global(
         if engine.published().borrow().generation != seen.generation {
             return None;
         }
-        let mut asked = JoinSet::new();
+        let mut asked = TaskSet::default();
         for slot in missing.drain(..) {
             let client = client(slot, keys, &peers.view(), clients);
             asked.spawn(async move { (slot, ask(client, request).await) });
@@ -82,7 +83,7 @@ async fn global(
             }
         }
         if !missing.is_empty() {
-            tokio::time::sleep(RETRY).await;
+            sleep(RETRY).await;
         }
     }
     Some(all.values().sum::<f64>().sqrt())
@@ -93,23 +94,21 @@ fn client(
     keys: &Keys,
     view: &View,
     clients: &mut Clients,
-) -> Option<PserverClient<Channel>> {
+) -> Option<PserverClient<Wire>> {
     let record: PserverRecord = view.entries.get(&keys.ps(slot))?.json().ok()?;
     if let Some(known) = clients.get(&record.address) {
         return Some(known.clone());
     }
-    let endpoint = Channel::from_shared(format!("http://{}", record.address)).ok()?;
-    let endpoint = endpoint.connect_timeout(Duration::from_secs(2)).tcp_nodelay(true);
-    let client = PserverClient::new(endpoint.connect_lazy());
+    let client = PserverClient::new(dial(&record.address).ok()?);
     clients.insert(record.address, client.clone());
     Some(client)
 }
 
 async fn ask(
-    client: Option<PserverClient<Channel>>,
+    client: Option<PserverClient<Wire>>,
     request: NormsRequest,
 ) -> Option<Vec<(u32, f64)>> {
-    match tokio::time::timeout(2 * WAIT, client?.norms(request)).await {
+    match timeout(2 * WAIT, client?.norms(request)).await {
         Ok(Ok(reply)) => {
             let reply = reply.into_inner();
             reply.ready.then(|| reply.blocks.into_iter().zip(reply.squares).collect())

@@ -9,13 +9,16 @@ use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
 use steadfast_common::records::PserverRecord;
 use steadfast_coord::{CoordError, Etcd, Mirror, Range, Session};
+use steadfast_host::chance;
+use steadfast_host::time::timeout;
 use steadfast_process::{
-    Admin, AdminContent, CommonArgs, Failure, Readiness, Shutdown, health, init_logging,
-    wait_for_job,
+    Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, health,
+    init_logging, wait_for_job,
 };
 use steadfast_proto::MESSAGE_BYTES_MAX;
 use steadfast_proto::v1::pserver_server::PserverServer;
 use steadfast_pserver_core::shard::Rules;
+use tonic::service::Routes;
 use tracing::{info, warn};
 use uuid::Uuid;
 
@@ -42,10 +45,22 @@ pub struct Args {
 /// # Errors
 /// What a person has to act on.
 pub async fn run(args: Args) -> Result<(), Failure> {
+    let (id, common) = (chance::uuid(), &args.common);
+    let identity = init_logging("pserver", &common.job, id, &common.log)?;
+    live(args, id, identity, Shutdown::install()?).await
+}
+
+/// The same for a process that logs and is told to leave in ways of its own.
+///
+/// # Errors
+/// As [`run`].
+pub async fn live(
+    args: Args,
+    id: Uuid,
+    identity: LogIdentity,
+    shutdown: Shutdown,
+) -> Result<(), Failure> {
     let args = args.common;
-    let id = Uuid::new_v4();
-    let identity = init_logging("pserver", &args.job, id, &args.log)?;
-    let shutdown = Shutdown::install()?;
     let listener = steadfast_process::bind(args.listen, "--listen").await?;
     let bound = listener.local_addr().map_err(|error| Failure::io("the port", &error))?;
     let admin = Admin::bind(args.admin_listen).await?;
@@ -72,6 +87,7 @@ pub async fn run(args: Args) -> Result<(), Failure> {
     let etcd = Etcd::connect(&args.etcd_options()?).await?;
     let result = Mirror::start(&etcd, Range::Key(keys.result())).await?;
     let mut joined = tokio::select! {
+        biased;
         joined = join(&etcd, &keys, &args, &record, &readiness) => joined?,
         () = shutdown.drain() => return Ok(()),
         () = over(&result) => return Ok(()),
@@ -82,18 +98,13 @@ pub async fn run(args: Args) -> Result<(), Failure> {
     let (_health, health) = health("steadfast.v1.Pserver", &readiness).await;
     let server = joined.service(metrics);
     let stop = tokio_util::sync::CancellationToken::new();
-    let mut serving = tokio::spawn(
-        steadfast_process::server_builder()
-            .add_service(health)
-            .add_service(server)
-            .serve_with_incoming_shutdown(
-                steadfast_process::incoming(listener),
-                stop.clone().cancelled_owned(),
-            ),
-    );
+    let mut serving = listener.serve(Routes::new(health).add_service(server), stop.clone());
     let ending = tokio::select! {
+        biased;
         ending = joined.hold(&etcd, &keys, &readiness) => ending,
-        served = &mut serving => Err(Failure::internal(format!("the server ended: {served:?}"))),
+        served = &mut serving => {
+            return Err(Failure::internal(format!("the server ended: {served:?}")));
+        }
         () = over(&result) => {
             info!("the job is over");
             Ok(())
@@ -103,7 +114,7 @@ pub async fn run(args: Args) -> Result<(), Failure> {
     // The slot is free for a successor at once; calls in flight are refused by the deadline.
     joined.session.close(&etcd).await;
     stop.cancel();
-    if tokio::time::timeout(DRAIN, serving).await.is_err() {
+    if timeout(DRAIN, serving).await.is_err() {
         warn!("calls in flight were cut off");
     }
     ending
@@ -145,6 +156,7 @@ impl Joined {
         let following =
             generations::follow(engine.clone(), etcd.clone(), keys.clone(), shards, generation);
         tokio::select! {
+            biased;
             () = following => {}
             () = norms::follow(engine, keys.clone(), peers) => {}
             failure = self.keep_slot(etcd, keys, readiness) => return Err(failure),

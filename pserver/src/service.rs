@@ -9,6 +9,7 @@ use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Lane, Pass, Slot, TaskId, Version};
 use steadfast_common::layout::{Layout, ParamSpec};
 use steadfast_common::tally::TaskPiece;
+use steadfast_host::time::timeout;
 use steadfast_proto::status;
 use steadfast_proto::tensor::{in_chunks, shared_bytes};
 use steadfast_proto::v1::pserver_server::Pserver;
@@ -178,7 +179,7 @@ impl Pserver for Service {
                     .as_ref()
                     .is_some_and(|it| Version(request.version) <= it.position.version)
         });
-        let seen = match tokio::time::timeout(wait, reached).await {
+        let seen = match timeout(wait, reached).await {
             Ok(Ok(seen)) => seen.clone(),
             Ok(Err(_)) => return Err(refuse(&EngineError::Ending)),
             Err(_) => self.engine.published().borrow().clone(),
@@ -224,7 +225,9 @@ impl Pserver for Service {
             now.generation.0 != request.generation
                 || now.squares.as_ref().is_some_and(|it| it.version.0 == request.version)
         });
-        let Ok(Ok(seen)) = tokio::time::timeout(wait, reached).await else {
+        let reached = timeout(wait, reached).await;
+        self.check_lease()?;
+        let Ok(Ok(seen)) = reached else {
             return Ok(Response::new(NormsReply::default()));
         };
         if seen.generation.0 != request.generation {
@@ -247,7 +250,9 @@ impl Pserver for Service {
         let version = request.version.map(Version);
         let wait = Duration::from_millis(request.wait_ms).min(WAIT_MAX);
         let answer = self.engine.ask(|reply| Event::Cut { generation, version, reply });
-        let answer = match tokio::time::timeout(wait, answer).await {
+        let answer = timeout(wait, answer).await;
+        self.check_lease()?;
+        let answer = match answer {
             Ok(answer) => answer.map_err(|error| refuse(&error))?,
             Err(_) => return Ok(Response::new(SnapshotReply::default())),
         };

@@ -12,10 +12,11 @@ use steadfast_common::ids::{Incarnation, Lane, Slot};
 use steadfast_common::layout::Layout;
 use steadfast_common::records::{CheckpointRecord, JobRecord, PositionRecord, ShardRecord};
 use steadfast_common::tally::Counted;
+use steadfast_host::chance;
+use steadfast_host::task::in_place;
 use steadfast_pserver_core::optimizer::Optimizer;
 use steadfast_pserver_core::shard::{Cut, CutBlock, Position, Shard};
 use steadfast_store::{Location, StoreError};
-use uuid::Uuid;
 
 #[cfg(test)]
 mod tests;
@@ -72,13 +73,13 @@ impl ShardStore {
         incarnation: Incarnation,
         cut: Cut,
     ) -> Result<(ShardRecord, PositionRecord), ShardError> {
-        let object = format!("{}/{}.safetensors", self.job.spec.shards_folder(), Uuid::new_v4());
+        let object = format!("{}/{}.safetensors", self.job.spec.shards_folder(), chance::uuid());
         let place = self.store.child(&object)?;
         let (states, version) = (self.states, cut.position.version);
         let position = position_record(&cut);
-        let bytes = tokio::task::block_in_place(|| encode(layout, states, &cut))?;
+        let bytes = in_place(|| encode(layout, states, &cut))?;
         drop(cut);
-        let sha256 = tokio::task::block_in_place(|| digest(&bytes));
+        let sha256 = in_place(|| digest(&bytes));
         let size_bytes = bytes.len() as u64;
         place.create(bytes).await?;
         let shard = ShardRecord { slot, incarnation, object, sha256, size_bytes, version };

@@ -6,6 +6,7 @@ use steadfast_common::ids::{Incarnation, Slot};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::PserverRecord;
 use steadfast_coord::{CoordError, Etcd, Mirror, Range, Session, View};
+use steadfast_host::time::sleep;
 use steadfast_process::Readiness;
 use tracing::{info, warn};
 
@@ -50,9 +51,10 @@ pub async fn claim(
             });
         }
         tokio::select! {
+            biased;
             _ = desired_changes.changed() => {}
             _ = slot_changes.changed() => {}
-            () = tokio::time::sleep(RETRY) => {}
+            () = sleep(RETRY) => {}
             () = session.lost() => return Err(CoordError::LeaseLost),
         }
     }

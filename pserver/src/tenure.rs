@@ -13,6 +13,7 @@ use steadfast_common::ids::{Incarnation, Slot};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::{GenerationRecord, PserverRecord};
 use steadfast_coord::{Condition, CoordError, Deadline, Etcd, Op, Session, pauses};
+use steadfast_host::time::sleep;
 use steadfast_process::Failure;
 use tokio::sync::watch;
 use tracing::{info, warn};
@@ -97,7 +98,7 @@ impl Claim<'_> {
                 }
                 Err(Refusal::Coord(error)) => return Err(error.into()),
             }
-            tokio::time::sleep(pauses.next().unwrap_or(self.lease_ttl)).await;
+            sleep(pauses.next().unwrap_or(self.lease_ttl)).await;
             // The lease stays the same as long as it lives: the last attempt may have taken the slot
             // although its answer was lost, and the next look shows it.
             if !session.is_live() {

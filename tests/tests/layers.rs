@@ -12,8 +12,8 @@ const FN_LINES_MAX: usize = 70;
 /// ones listed. A package that is missing here fails the test, so a new one starts with a decision
 /// about its place.
 const LAYERS: &[&[(&str, &[&str])]] = &[
-    // Vocabulary.
-    &[("steadfast-common", &[])],
+    // Vocabulary, and the machine below every process.
+    &[("steadfast-common", &[]), ("steadfast-host", &[])],
     // Wire and cores; the embedded etcd stands alone.
     &[
         ("steadfast-proto", &["steadfast-common"]),
@@ -21,23 +21,33 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
         ("steadfast-master-core", &["steadfast-common"]),
         ("steadfast-pserver-core", &["steadfast-common"]),
         ("steadfast-trainer-core", &["steadfast-common"]),
-        ("steadfast-etcd", &[]),
+        ("steadfast-etcd", &["steadfast-host"]),
     ],
     // Adapters, the lower ones first.
-    &[("steadfast-coord", &["steadfast-common"]), ("steadfast-store", &[])],
     &[
-        ("steadfast-checkpoint", &["steadfast-common", "steadfast-store"]),
-        ("steadfast-data", &["steadfast-common", "steadfast-store"]),
-        ("steadfast-process", &["steadfast-common", "steadfast-coord", "steadfast-proto"]),
+        ("steadfast-coord", &["steadfast-common", "steadfast-host"]),
+        ("steadfast-store", &["steadfast-host"]),
+    ],
+    &[
+        ("steadfast-checkpoint", &["steadfast-common", "steadfast-host", "steadfast-store"]),
+        ("steadfast-data", &["steadfast-common", "steadfast-host", "steadfast-store"]),
+        (
+            "steadfast-process",
+            &["steadfast-common", "steadfast-host", "steadfast-coord", "steadfast-proto"],
+        ),
     ],
     // The client library.
-    &[("steadfast-client", &["steadfast-common", "steadfast-coord", "steadfast-proto"])],
+    &[(
+        "steadfast-client",
+        &["steadfast-common", "steadfast-host", "steadfast-coord", "steadfast-proto"],
+    )],
     // Processes. They never import each other.
     &[
         (
             "steadfast-master",
             &[
                 "steadfast-common",
+                "steadfast-host",
                 "steadfast-proto",
                 "steadfast-master-core",
                 "steadfast-coord",
@@ -50,6 +60,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
             "steadfast-pserver",
             &[
                 "steadfast-common",
+                "steadfast-host",
                 "steadfast-proto",
                 "steadfast-pserver-core",
                 "steadfast-coord",
@@ -62,6 +73,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
             "steadfast-trainer",
             &[
                 "steadfast-common",
+                "steadfast-host",
                 "steadfast-proto",
                 "steadfast-trainer-core",
                 "steadfast-coord",
@@ -79,6 +91,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
             "steadfast-cli",
             &[
                 "steadfast-common",
+                "steadfast-host",
                 "steadfast-audit",
                 "steadfast-proto",
                 "steadfast-coord",
@@ -89,6 +102,22 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
             ],
         ),
         ("own-model", &["steadfast-trainer"]),
+        (
+            "steadfast-sim",
+            &[
+                "steadfast-common",
+                "steadfast-host",
+                "steadfast-audit",
+                "steadfast-proto",
+                "steadfast-store",
+                "steadfast-data",
+                "steadfast-etcd",
+                "steadfast-process",
+                "steadfast-master",
+                "steadfast-pserver",
+                "steadfast-trainer",
+            ],
+        ),
     ],
     // Tests.
     &[(
@@ -144,10 +173,35 @@ const PURE_BANNED: &[&str] = &[
     "HashSet", // The same; use BTreeSet.
 ];
 
+/// Packages that run in simulation as well: what they ask of the machine they ask of
+/// `steadfast-host`.
+const HOSTED: &[&str] = &[
+    "steadfast-coord",
+    "steadfast-store",
+    "steadfast-checkpoint",
+    "steadfast-client",
+    "steadfast-master",
+    "steadfast-pserver",
+    "steadfast-trainer",
+];
+
+const HOSTED_BANNED: &[&str] = &[
+    "tokio::spawn",
+    "tokio::time",
+    "tokio::task",
+    "tokio::net",
+    "JoinSet",
+    "std::time::Instant",
+    "SystemTime::now",
+    "new_v4",
+    "HashMap::new", // Iterates in a random order; use BTreeMap.
+    "HashSet::new",
+];
+
 /// Crates of others that only some of our packages may name.
 const RESERVED: &[(&str, &[&str])] = &[
     ("etcd-client", &["steadfast-coord", "steadfast-etcd"]),
-    ("object_store", &["steadfast-store"]),
+    ("object_store", &["steadfast-store", "steadfast-sim"]),
 ];
 
 #[test]
@@ -215,9 +269,11 @@ fn one_package_names_each_library_of_the_outside() {
 fn sources_are_tidy() {
     let mut errors = Vec::new();
     for package in packages() {
-        let banned = match PURE.contains(&package.name.as_str()) {
-            true => PURE_BANNED,
-            false => &[],
+        let name = package.name.as_str();
+        let banned = match (PURE.contains(&name), HOSTED.contains(&name)) {
+            (true, _) => PURE_BANNED,
+            (false, true) => HOSTED_BANNED,
+            (false, false) => &[],
         };
         for path in sources(&package.dir.join("src")) {
             let text = fs::read_to_string(&path).expect("a source file is readable");
@@ -270,7 +326,12 @@ fn check_source(path: &Path, text: &str, banned: &[&str], errors: &mut Vec<Strin
     for (index, line) in lines.iter().enumerate() {
         let code = line.split("//").next().unwrap_or(line);
         for word in banned.iter().filter(|it| code.contains(**it)) {
-            error(index + 1, format!("`{}` in a pure package", word.trim()));
+            error(index + 1, format!("`{}` has no place in this package", word.trim()));
+        }
+        // An unbiased one rolls dice that a simulation does not hold.
+        let is_select = code.trim_end().ends_with("select! {") && banned == HOSTED_BANNED;
+        if is_select && lines.get(index + 1).is_none_or(|next| next.trim() != "biased;") {
+            error(index + 1, "`select!` without `biased;`".to_owned());
         }
         if code.contains(".unwrap()") {
             error(index + 1, "`unwrap` outside tests; say with `expect` why it holds".to_owned());

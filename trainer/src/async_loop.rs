@@ -2,22 +2,23 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use steadfast_client::{Gradient, Name, Pservers, Pulled};
 use steadfast_common::dataset::Records;
 use steadfast_common::ids::{Lane, Pass, RequestId, TaskId};
 use steadfast_common::spec::OptimizerSpec;
 use steadfast_common::tally::{TaskPiece, checksum};
+use steadfast_host::chance;
+use steadfast_host::time::{Instant, sleep};
 use steadfast_proto::v1::next_task_reply::Next;
 use steadfast_proto::v1::next_task_request::Report;
 use steadfast_proto::v1::{
-    AdvanceRequest, Dispatch, Failed, Finished, NextTaskReply, NextTaskRequest, Returned,
+    AdvanceRequest, Dispatch, Failed, Finished, Held, NextTaskReply, NextTaskRequest, Returned,
 };
 use steadfast_trainer_core::{Batch, MicroBatch, Parameters};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
-use uuid::Uuid;
 
 use crate::context::{Context, Interrupt, Last};
 
@@ -102,7 +103,7 @@ impl Worker<'_> {
             let Some(dispatch) = self.held.pop_front() else {
                 match outlook {
                     Outlook::AllDone => return Ok(Ending::Trained(self.last().await?)),
-                    Outlook::Later(pause) => tokio::time::sleep(pause).await,
+                    Outlook::Later(pause) => sleep(pause).await,
                     Outlook::Held => {}
                 }
                 outlook = self.ask(None, true).await?;
@@ -117,9 +118,10 @@ impl Worker<'_> {
     async fn ask(&mut self, report: Option<Report>, more: bool) -> Result<Outlook, Interrupt> {
         let request = NextTaskRequest {
             caller: self.context.master.caller(self.pservers.generation()),
-            request_id: RequestId(Uuid::new_v4()).0.to_string(),
+            request_id: RequestId(chance::uuid()).0.to_string(),
             report,
             more,
+            held: Some(Held { attempts: self.held.iter().map(|it| it.attempt).collect() }),
         };
         let NextTaskReply { next, .. } = self.context.master.next_task(request).await?;
         Ok(match next {

@@ -9,6 +9,8 @@ use steadfast_common::ids::{Generation, Pass, Version};
 use steadfast_common::layout::Layout;
 use steadfast_common::records::JobRecord;
 use steadfast_coord::Deadline;
+use steadfast_host::task::in_place;
+use steadfast_host::time::{Instant, sleep, timeout};
 use steadfast_process::Failure;
 use steadfast_proto::v1::begin_init_reply::Answer;
 use steadfast_proto::v1::{self, BeginInitRequest, BeginSaveRequest, FinishInitRequest};
@@ -112,7 +114,7 @@ impl Context {
             // The mirror of the record may lag behind the master's word.
             Answer::Wait | Answer::Done => {
                 let patience = std::time::Duration::from_millis(500);
-                let _ = tokio::time::timeout(patience, changed).await;
+                let _ = timeout(patience, changed).await;
             }
         }
         if self.cluster.generation().is_some_and(|it| generation < it.generation) {
@@ -134,7 +136,7 @@ impl Context {
         for task in held_out {
             let records = self.tasks.read_in_order(*task).await.map_err(Interrupt::HeldOut)?;
             let batch = Batch::from(records.as_ref());
-            sums.merge(&tokio::task::block_in_place(|| self.model.evaluate(parameters, &batch))?);
+            sums.merge(&in_place(|| self.model.evaluate(parameters, &batch))?);
         }
         Ok(Some(sums))
     }
@@ -173,11 +175,12 @@ impl Context {
                 self.master.finish_save(request).await?;
             }
             tokio::select! {
+                biased;
                 () = self.cluster.over() => return Ok(()),
                 () = self.cluster.generation_after(generation) => {
                     return Err(ClientError::NewGeneration.into());
                 }
-                () = tokio::time::sleep(std::time::Duration::from_secs(1)) => {}
+                () = sleep(std::time::Duration::from_secs(1)) => {}
             }
         }
     }
@@ -218,8 +221,8 @@ impl Context {
         key: &steadfast_trainer_core::MicroBatch,
         mut gradient: Parameters,
     ) -> Result<Computed, Interrupt> {
-        let started = std::time::Instant::now();
-        let computed = tokio::task::block_in_place(|| {
+        let started = Instant::now();
+        let computed = in_place(|| {
             let loss_sum = self.model.gradient(parameters, batch, key, &mut gradient)?;
             if gradient.is_finite() {
                 return Ok(Computed { loss_sum, gradient });

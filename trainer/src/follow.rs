@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use steadfast_client::{ClientError, Pulled};
 use steadfast_common::ids::{Generation, Lane, Pass, TaskId};
+use steadfast_host::task::{Task, spawn};
 use steadfast_proto::v1::{FollowReply, FollowRequest, Position};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tracing::{debug, info, warn};
 
 use crate::context::Context;
@@ -27,7 +27,7 @@ pub struct Assignment {
 pub struct Follower {
     assignment: watch::Receiver<Assignment>,
     position: watch::Sender<Option<Pulled>>,
-    task: JoinHandle<()>,
+    task: Task<()>,
 }
 
 impl Drop for Follower {
@@ -41,7 +41,7 @@ impl Follower {
     pub fn start(context: Arc<Context>, generation: Generation) -> Self {
         let (tx, assignment) = watch::channel(Assignment::default());
         let (position, reported) = watch::channel(None);
-        let task = tokio::spawn(follow(context, generation, tx, reported));
+        let task = spawn(follow(context, generation, tx, reported));
         Self { assignment, position, task }
     }
 

@@ -21,7 +21,7 @@ mod view;
 
 use std::process::ExitCode;
 
-pub use run::{Args, run};
+pub use run::{Args, live, run};
 pub use steadfast_trainer_core::*;
 
 /// Runs a trainer with the command line's settings and the given models.

@@ -14,8 +14,11 @@ use steadfast_common::layout::Layout;
 use steadfast_common::records::TrainerRecord;
 use steadfast_common::spec::Mode;
 use steadfast_coord::{CoordError, Etcd, Session};
+use steadfast_host::chance;
+use steadfast_host::time::sleep;
 use steadfast_process::{
-    Admin, AdminContent, CommonArgs, Failure, Readiness, Shutdown, init_logging, wait_for_job,
+    Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, init_logging,
+    wait_for_job,
 };
 use steadfast_trainer_core::{Model, Registry, fingerprint};
 use tokio_util::sync::CancellationToken;
@@ -42,10 +45,23 @@ pub struct Args {
 /// # Errors
 /// What a person has to act on.
 pub async fn run(args: Args, registry: Registry) -> Result<(), Failure> {
-    let args = args.common;
-    let id = TrainerId(Uuid::new_v4());
-    let identity = init_logging("trainer", &args.job, id, &args.log)?;
-    let shutdown = Shutdown::install()?;
+    let (id, common) = (chance::uuid(), &args.common);
+    let identity = init_logging("trainer", &common.job, id, &common.log)?;
+    live(args, registry, id, identity, Shutdown::install()?).await
+}
+
+/// The same for a process that logs and is told to leave in ways of its own.
+///
+/// # Errors
+/// As [`run`].
+pub async fn live(
+    args: Args,
+    registry: Registry,
+    id: Uuid,
+    identity: LogIdentity,
+    shutdown: Shutdown,
+) -> Result<(), Failure> {
+    let (id, args) = (TrainerId(id), args.common);
     let admin = Admin::bind(args.admin_listen).await?;
     let admin_address = args.admin_advertised(admin.local_addr())?;
     let readiness = Readiness::new("connects to etcd");
@@ -77,14 +93,16 @@ pub async fn run(args: Args, registry: Registry) -> Result<(), Failure> {
     // The first life has the process's id; each lease that was lost begins another one.
     let mut next = Some(id);
     loop {
-        let id = next.take().unwrap_or_else(|| TrainerId(Uuid::new_v4()));
+        let id = next.take().unwrap_or_else(|| TrainerId(chance::uuid()));
         let (session, context, incarnation) = tokio::select! {
+            biased;
             joined = entry.join(id) => joined?,
             () = shutdown.drain() => return Ok(()),
         };
         identity.set_incarnation(incarnation);
         readiness.set_ready();
         let ending = tokio::select! {
+            biased;
             trained = train(&context, &leave) => trained,
             () = session.lost() => Err(lease_lost()),
             () = context.cluster.over() => Ok(()),
@@ -127,7 +145,7 @@ async fn train(context: &Arc<Context>, leave: &CancellationToken) -> Result<(), 
             // Reading and writing of data is worth another try; the job waits for it meanwhile.
             Err(error @ (Interrupt::Store(_) | Interrupt::HeldOut(_))) => {
                 warn!(%error, "trying again");
-                tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+                sleep(std::time::Duration::from_secs(1)).await;
             }
             Err(error) => return Err(error),
         }

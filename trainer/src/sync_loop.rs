@@ -7,20 +7,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use steadfast_client::{ClientError, Gradient, Name, Pservers, Pulled};
 use steadfast_common::dataset::Records;
 use steadfast_common::ids::{Lane, Pass, RequestId, TaskId, Version};
 use steadfast_common::schedule::LaneSchedule;
 use steadfast_common::tally::checksum;
+use steadfast_host::chance;
+use steadfast_host::task::TaskSet;
+use steadfast_host::time::{Instant, sleep};
 use steadfast_proto::v1::FailTaskRequest;
 use steadfast_proto::v1::fail_task_request::Cause;
 use steadfast_trainer_core::{Batch, MicroBatch, Parameters};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tracing::{debug, warn};
-use uuid::Uuid;
 
 use crate::context::{Context, Interrupt, Last};
 use crate::follow::{Assignment, Follower};
@@ -42,7 +43,7 @@ pub async fn train(context: &Arc<Context>, pservers: &Pservers) -> Result<Last, 
         given_up: BTreeMap::new(),
         schedule: None,
         parameters: Parameters::zeros(context.layout.clone()),
-        evaluation: JoinSet::new(),
+        evaluation: TaskSet::default(),
     };
     let mut position = worker.pull_first().await?;
     while !worker.is_last(&position) {
@@ -69,7 +70,7 @@ struct Worker<'a> {
     schedule: Option<(Pass, LaneSchedule)>,
     parameters: Parameters,
     /// At most one; ends with the worker.
-    evaluation: JoinSet<()>,
+    evaluation: TaskSet<()>,
 }
 
 /// Whether a lane's part of a step is on its way.
@@ -110,7 +111,7 @@ impl Worker<'_> {
         });
         let mut next = vec![0.0; self.context.layout.len()];
         let mut done = BTreeSet::new();
-        let mut pushes = JoinSet::new();
+        let mut pushes = TaskSet::default();
         let pulled = {
             let wanted = Version(position.version.0 + 1);
             let pservers = self.pservers.clone();
@@ -128,7 +129,8 @@ impl Worker<'_> {
                 }
                 waited.get_or_insert_with(Instant::now);
                 tokio::select! {
-                    () = tokio::time::sleep(RETRY), if !is_done => {}
+                    biased;
+                    () = sleep(RETRY), if !is_done => {}
                     pulled = &mut pull => {
                         self.context.metrics.pulled(waited.map_or_else(Default::default, |it| it.elapsed()));
                         break pulled?;
@@ -151,7 +153,7 @@ impl Worker<'_> {
         &mut self,
         position: Pulled,
         lane: Lane,
-        pushes: &mut JoinSet<Result<(), ClientError>>,
+        pushes: &mut TaskSet<Result<(), ClientError>>,
     ) -> Result<Contributed, Interrupt> {
         let step = position.version.0 - position.pass_start.0;
         let records = self.records(position.pass, step, lane).await?;
@@ -241,7 +243,7 @@ impl Worker<'_> {
         self.context.metrics.failed();
         let request = FailTaskRequest {
             caller: self.context.master.caller(self.pservers.generation()),
-            request_id: RequestId(Uuid::new_v4()).0.to_string(),
+            request_id: RequestId(chance::uuid()).0.to_string(),
             pass: pass.0,
             task: task.0,
             reason: error.to_string(),

@@ -9,6 +9,7 @@ use steadfast_common::dataset::{Manifest, ReadOptions, Records};
 use steadfast_common::ids::{Pass, TaskId};
 use steadfast_common::schedule::record_order;
 use steadfast_data::DataError;
+use steadfast_host::task::spawn;
 use steadfast_proto::v1::fail_task_request::Cause;
 use steadfast_trainer_core::{Batch, Model, ModelError};
 
@@ -126,7 +127,7 @@ impl Tasks {
             return load.clone();
         }
         let this = self.clone();
-        let reading = tokio::spawn(async move { this.read(pass, task).await });
+        let reading = spawn(async move { this.read(pass, task).await });
         let load: Load = async move {
             match reading.await {
                 Ok(Ok(records)) => Ok(Arc::new(records)),

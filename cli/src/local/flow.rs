@@ -11,7 +11,8 @@ use steadfast_common::keys::Keys;
 use steadfast_common::records::{JobRecord, ResultRecord};
 use steadfast_common::spec::JobSpec;
 use steadfast_common::status::JobStatus;
-use steadfast_coord::{Etcd, Mirror, Range, unix_ms};
+use steadfast_coord::{Etcd, Mirror, Range};
+use steadfast_host::time::unix_ms;
 use steadfast_process::{Failure, Shutdown};
 use tokio::sync::mpsc;
 

@@ -14,10 +14,12 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use steadfast_common::keys::Keys;
 use steadfast_coord::{Etcd, EtcdOptions};
+use steadfast_host::task::Task;
 use steadfast_proto::v1::master_server::{Master, MasterServer};
 use steadfast_proto::v1::*;
 use tempfile::TempDir;
-use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -167,16 +169,12 @@ pub struct FakeMaster {
 
 impl FakeMaster {
     /// Serves, and announces itself in etcd.
-    pub async fn start(&self, etcd: &Etcd) -> JoinHandle<()> {
+    pub async fn start(&self, etcd: &Etcd) -> Task<Result<(), tonic::transport::Error>> {
         let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
         let listener = steadfast_process::bind(any, "--listen").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let service = MasterServer::new(self.clone());
-        let server = tokio::spawn(async move {
-            let incoming = steadfast_process::incoming(listener);
-            let server = steadfast_process::server_builder().add_service(service);
-            server.serve_with_incoming(incoming).await.unwrap();
-        });
+        let routes = Routes::new(MasterServer::new(self.clone()));
+        let server = listener.serve(routes, CancellationToken::new());
         let record = serde_json::json!({
             "id": "00000000-0000-0000-0000-000000000001", "address": address, "admin": address
         });

@@ -107,15 +107,32 @@ impl HistoryReport {
 /// Checks `revisions`, ascending, that follow on a moment when etcd held `start` (nothing, for a
 /// history from the beginning).
 pub fn check(job: &Job<'_>, start: &[Change], revisions: &[Revision]) -> HistoryReport {
-    let mut report = HistoryReport::default();
-    let mut keyspace = Keyspace::new(job, start);
-    let mut queues = Queues::new(job, start);
-    for revision in revisions {
-        report.revisions += 1;
-        keyspace.check(revision, &mut report);
-        queues.check(revision, &keyspace, &mut report);
+    let mut checker = Checker::new(job, start);
+    revisions.iter().for_each(|revision| checker.check(revision));
+    checker.report
+}
+
+/// Checks a history revision by revision, as it comes to be.
+pub struct Checker<'a> {
+    keyspace: Keyspace<'a>,
+    queues: Queues<'a>,
+    /// What was found so far.
+    pub report: HistoryReport,
+}
+
+impl<'a> Checker<'a> {
+    /// Begins at a moment when etcd held `start`.
+    pub fn new(job: &Job<'a>, start: &[Change]) -> Self {
+        let (keyspace, queues) = (Keyspace::new(job, start), Queues::new(job, start));
+        Self { keyspace, queues, report: HistoryReport::default() }
     }
-    report
+
+    /// Takes the next revision.
+    pub fn check(&mut self, revision: &Revision) {
+        self.report.revisions += 1;
+        self.keyspace.check(revision, &mut self.report);
+        self.queues.check(revision, &self.keyspace, &mut self.report);
+    }
 }
 
 impl fmt::Display for Broken {

@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 use steadfast_common::dataset::{Manifest, hex};
 use steadfast_common::layout::Layout;
 use steadfast_common::records::{CheckpointRecord, JobRecord, ShardRecord};
+use steadfast_host::task::in_place;
 use steadfast_store::{Location, StoreError};
 
 use crate::fault::Fault;
@@ -78,7 +79,7 @@ impl<'a> Checkpoint<'a> {
     pub async fn read(&self, shard: &ShardRecord) -> Result<ShardFile, Fault> {
         let bytes = place(self.store, shard)?.read().await;
         let bytes = bytes.map_err(|error| Fault::of_store(&shard.object, error))?;
-        tokio::task::block_in_place(|| decode(&self.names, shard, bytes))
+        in_place(|| decode(&self.names, shard, bytes))
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use steadfast_common::layout::Layout;
 use steadfast_common::records::CheckpointRecord;
 use steadfast_common::tally::Counted;
+use steadfast_host::task::in_place;
 use steadfast_store::Location;
 
 use crate::fault::Fault;
@@ -44,7 +45,7 @@ pub struct CountedBlocks {
 pub async fn verify(store: &Location, record: &CheckpointRecord) -> Result<Verified, Fault> {
     let found = assemble(store, record).await?;
     Ok(Verified {
-        parameters_sha256: tokio::task::block_in_place(|| found.layout.digest(&found.values)),
+        parameters_sha256: in_place(|| found.layout.digest(&found.values)),
         values: found.values.len(),
         states: found.states.unwrap_or_default(),
         counted: found.counted,
@@ -72,8 +73,7 @@ async fn assemble(store: &Location, record: &CheckpointRecord) -> Result<Assembl
     for shard in &record.shards {
         let file = checkpoint.read(shard).await?;
         let add = || assembly.add(checkpoint.names(), &shard.object, &file);
-        tokio::task::block_in_place(add)
-            .map_err(|reason| Fault::Damaged { object: shard.object.clone(), reason })?;
+        in_place(add).map_err(|reason| Fault::Damaged { object: shard.object.clone(), reason })?;
     }
     match assembly.holders.iter().position(Option::is_none) {
         Some(number) => Err(Fault::NotHeld { tensor: checkpoint.names().block(number as u32).1 }),

@@ -4,10 +4,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use etcd_client::{
-    Certificate, Client, Compare, CompareOp, ConnectOptions, GetOptions, GetResponse, Identity,
-    KeyValue, TlsOptions, Txn, TxnOp, TxnOpResponse,
+    Certificate, Channel, Client, Compare, CompareOp, ConnectOptions, GetOptions, GetResponse,
+    Identity, KeyValue, TlsOptions, Txn, TxnOp, TxnOpResponse,
 };
 use serde::de::DeserializeOwned;
+use steadfast_host::net;
+use steadfast_host::time::{Instant, sleep, timeout};
 
 use crate::mirror::View;
 use crate::{Condition, CoordError, Op, op, pauses};
@@ -98,8 +100,8 @@ impl Etcd {
             endpoints: options.endpoints.join(", "),
             reason,
         };
-        let client = Client::connect(&options.endpoints, Some(connect_options(options)?));
-        let client = match tokio::time::timeout(CALL_TIMEOUT, client).await {
+        let connect = connect_options(options)?;
+        let client = match timeout(CALL_TIMEOUT, client(&options.endpoints, connect)).await {
             Ok(connected) => connected.map_err(|error| unreachable(deepest(&error)))?,
             Err(_) => return Err(unreachable("no answer in time".to_owned())),
         };
@@ -293,16 +295,26 @@ async fn patiently<T, F>(attempt: impl Fn() -> F) -> Result<T, CoordError>
 where
     F: Future<Output = Result<T, CoordError>>,
 {
-    let deadline = tokio::time::Instant::now() + CALL_TIMEOUT;
+    let deadline = Instant::now() + CALL_TIMEOUT;
     let mut pauses = pauses();
     loop {
         let answer = attempt().await;
         let pause = pauses.next().unwrap_or(CALL_TIMEOUT);
-        let is_late = deadline <= tokio::time::Instant::now() + pause;
+        let is_late = deadline <= Instant::now() + pause;
         match answer {
-            Err(error) if error.is_transient() && !is_late => tokio::time::sleep(pause).await,
+            Err(error) if error.is_transient() && !is_late => sleep(pause).await,
             answer => return answer,
         }
+    }
+}
+
+async fn client(
+    endpoints: &[String],
+    options: ConnectOptions,
+) -> Result<Client, etcd_client::Error> {
+    match endpoints.first().and_then(|first| net::simulated(first)) {
+        None => Client::connect(endpoints, Some(options)).await,
+        Some(wire) => Client::from_channel(Channel::Custom(wire), Some(options)).await,
     }
 }
 
@@ -310,7 +322,7 @@ async fn call<T>(
     operation: &'static str,
     future: impl Future<Output = Result<T, etcd_client::Error>>,
 ) -> Result<T, CoordError> {
-    match tokio::time::timeout(CALL_TIMEOUT, future).await {
+    match timeout(CALL_TIMEOUT, future).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(error)) => Err(CoordError::Refused { operation, source: Box::new(error) }),
         Err(_) => Err(CoordError::TimedOut { operation, after: CALL_TIMEOUT }),

@@ -11,7 +11,7 @@ mod reign;
 mod retry;
 mod session;
 
-pub use clock::{boot_time, now, unix_ms};
+pub use clock::now;
 pub use error::CoordError;
 pub use etcd::{Entry, Etcd, EtcdOptions};
 pub use mirror::{Mirror, Range, View};

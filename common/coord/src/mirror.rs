@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use etcd_client::{EventType, WatchOptions, WatchStream};
 use serde::de::DeserializeOwned;
+use steadfast_host::task::{Task, spawn};
+use steadfast_host::time::sleep;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tracing::{debug, warn};
 
 use crate::{CoordError, Entry, Etcd};
@@ -47,7 +48,7 @@ impl View {
 #[derive(Debug)]
 pub struct Mirror {
     view: watch::Receiver<Arc<View>>,
-    task: JoinHandle<()>,
+    task: Task<()>,
 }
 
 impl Drop for Mirror {
@@ -64,7 +65,7 @@ impl Mirror {
     pub async fn start(etcd: &Etcd, range: Range) -> Result<Self, CoordError> {
         let first = list(etcd, &range).await?;
         let (tx, view) = watch::channel(Arc::new(first));
-        let task = tokio::spawn(follow(etcd.clone(), range, tx));
+        let task = spawn(follow(etcd.clone(), range, tx));
         Ok(Self { view, task })
     }
 
@@ -105,7 +106,7 @@ async fn follow(etcd: Etcd, range: Range, tx: watch::Sender<Arc<View>>) {
             }
             Err(error) => {
                 warn!(?range, %error, "cannot list; trying again");
-                tokio::time::sleep(RETRY).await;
+                sleep(RETRY).await;
             }
         }
     }

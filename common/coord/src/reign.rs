@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, Txn, TxnOp};
+use steadfast_host::time::{Instant, sleep};
 use tracing::warn;
 
 use crate::{CoordError, Entry, Etcd, Op, Session, op};
@@ -113,7 +114,7 @@ impl Reign {
             let operations = ops.len().max(conditions.len());
             return Err(CoordError::TooManyOperations { operations, limit: OPS_MAX });
         }
-        let started = tokio::time::Instant::now();
+        let started = Instant::now();
         loop {
             if !self.deadline.is_ahead() {
                 return Err(CoordError::LeaseLost);
@@ -122,7 +123,7 @@ impl Reign {
                 Ok(outcome) => return Ok(outcome),
                 Err(error) if error.is_transient() && started.elapsed() < COMMIT_PATIENCE => {
                     warn!(%error, "commit is tried again");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    sleep(Duration::from_millis(100)).await;
                 }
                 Err(error) => return Err(error),
             }

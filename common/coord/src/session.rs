@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use etcd_client::{LeaseKeepAliveStream, LeaseKeeper};
+use steadfast_host::task::{Task, spawn};
+use steadfast_host::time::{boot_time, interval, sleep, timeout};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tracing::{debug, warn};
 
-use crate::clock::boot_time;
 use crate::retry::pauses;
 use crate::{CoordError, Etcd};
 
@@ -30,7 +30,7 @@ pub struct Session {
     lease: i64,
     deadline: Arc<Deadline>,
     lost: watch::Receiver<bool>,
-    beat: JoinHandle<()>,
+    beat: Task<()>,
 }
 
 /// The moment after which the holder must not act any more.
@@ -66,8 +66,7 @@ impl Session {
         let deadline = Arc::new(Deadline { at_ms: AtomicU64::new(0) });
         deadline.extend(sent, granted);
         let (lost_tx, lost) = watch::channel(false);
-        let beat =
-            tokio::spawn(keep_alive(etcd.clone(), lease, granted, deadline.clone(), lost_tx));
+        let beat = spawn(keep_alive(etcd.clone(), lease, granted, deadline.clone(), lost_tx));
         Ok(Self { lease, deadline, lost, beat })
     }
 
@@ -83,7 +82,7 @@ impl Session {
                 Err(error) if error.is_transient() => warn!(%error, "no lease yet"),
                 Err(error) => return Err(error),
             }
-            tokio::time::sleep(pauses.next().unwrap_or(ttl)).await;
+            sleep(pauses.next().unwrap_or(ttl)).await;
         }
     }
 
@@ -132,13 +131,12 @@ async fn keep_alive(
     deadline: Arc<Deadline>,
     lost: watch::Sender<bool>,
 ) {
-    let mut ticks = tokio::time::interval(ttl / BEATS_PER_TTL);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut ticks = interval(ttl / BEATS_PER_TTL);
     let mut stream = None;
     while deadline.is_ahead() {
         ticks.tick().await;
         let sent = boot_time();
-        match tokio::time::timeout(ttl / 2, beat(&etcd, lease, &mut stream)).await {
+        match timeout(ttl / 2, beat(&etcd, lease, &mut stream)).await {
             Ok(Ok(granted)) if granted.is_zero() => {
                 warn!(lease, "lease is gone");
                 break;

@@ -2,18 +2,23 @@
 
 use bytes::Bytes;
 use steadfast_common::dataset::Manifest;
-use steadfast_store::Location;
+use steadfast_store::{Created, Location};
 
 use crate::error::DataError;
 
-/// Stores a manifest; one that is there already is the same.
+/// Stores a manifest. One that is there already is the same, unless an upload of it was cut short:
+/// then it is stored anew, for nobody could ever load it.
 ///
 /// # Errors
 /// If the store does not take it.
 pub async fn store_manifest(store: &Location, manifest: &Manifest) -> Result<(), DataError> {
     let place = store.child(&Manifest::object_name(&manifest.digest()))?;
-    let json = serde_json::to_vec(manifest).expect("a manifest is plain data");
-    place.create(Bytes::from(json)).await?;
+    let json = Bytes::from(serde_json::to_vec(manifest).expect("a manifest is plain data"));
+    match place.create(json.clone()).await? {
+        Created::Now => {}
+        Created::Already if place.read().await? == json => {}
+        Created::Already => place.write(json).await?,
+    }
     Ok(())
 }
 

@@ -2,6 +2,7 @@
 
 use futures::{StreamExt, TryStreamExt, stream};
 use steadfast_common::dataset::{Chunk, DataFile, Manifest, ReadOptions, Records};
+use steadfast_host::task::blocking;
 use steadfast_store::{Location, StoreError, open};
 
 use crate::error::DataError;
@@ -100,11 +101,9 @@ impl Source {
         let bytes = file.read_range(chunk.start..chunk.end).await?;
         let (url, options) = (file.url().to_owned(), options.clone());
         // Parsing takes a while; the threads that serve requests must not wait for it.
-        tokio::task::spawn_blocking(move || {
-            text::decode(&bytes, &url, chunk, dialect, &layout, &options)
-        })
-        .await
-        .unwrap_or_else(|error| Err(DataError::bad_file(file.url(), error.to_string())))
+        blocking(move || text::decode(&bytes, &url, chunk, dialect, &layout, &options))
+            .await
+            .unwrap_or_else(|error| Err(DataError::bad_file(file.url(), error.to_string())))
     }
 }
 

@@ -17,9 +17,11 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
+use steadfast_host::net::Port;
+use steadfast_host::task::{Task, spawn};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 use tracing::{debug, warn};
 
 use crate::admin_page;
@@ -49,7 +51,7 @@ const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; frame-
 /// A bound admin port that is not served yet.
 #[derive(Debug)]
 pub struct Admin {
-    listener: TcpListener,
+    port: Port,
     address: SocketAddr,
 }
 
@@ -68,7 +70,7 @@ pub struct AdminContent {
 #[derive(Debug)]
 pub struct AdminServer {
     address: SocketAddr,
-    task: JoinHandle<()>,
+    task: Task<()>,
 }
 
 impl Admin {
@@ -77,11 +79,11 @@ impl Admin {
     /// # Errors
     /// If the address cannot be had; the message names it.
     pub async fn bind(address: SocketAddr) -> Result<Self, Failure> {
-        let listener = bind(address, "--admin-listen").await?;
-        let address = listener
+        let port = bind(address, "--admin-listen").await?;
+        let address = port
             .local_addr()
             .map_err(|error| Failure::io("cannot read the admin port's address", &error))?;
-        Ok(Self { listener, address })
+        Ok(Self { port, address })
     }
 
     /// The address that was bound.
@@ -92,7 +94,15 @@ impl Admin {
     /// Starts to answer.
     pub fn serve(self, content: AdminContent) -> AdminServer {
         let address = self.address;
-        let task = tokio::spawn(accept(self.listener, router(Arc::new(content))));
+        let router = router(Arc::new(content));
+        let task = match self.port.into_tcp() {
+            Ok(listener) => spawn(accept(listener, router)),
+            // It is there to be knocked at.
+            Err(port) => spawn(async move {
+                let _port = port;
+                std::future::pending().await
+            }),
+        };
         AdminServer { address, task }
     }
 }

@@ -80,8 +80,8 @@ impl From<tonic::transport::Error> for Failure {
     }
 }
 
-impl From<tokio::task::JoinError> for Failure {
-    fn from(error: tokio::task::JoinError) -> Self {
+impl From<steadfast_host::task::Broken> for Failure {
+    fn from(error: steadfast_host::task::Broken) -> Self {
         Self::internal(format!("a task of this process broke: {error}"))
     }
 }

@@ -1,5 +1,5 @@
 //! What every process of Steadfast does alike: configuration, logs, the admin port, health,
-//! shutdown, exit codes and the settings of a gRPC server.
+//! shutdown and exit codes.
 
 mod admin;
 mod admin_page;
@@ -25,6 +25,6 @@ pub use logging::{LogIdentity, init_logging};
 pub use parse::{Refusal, parse, try_parse};
 pub use readiness::{HealthTask, Readiness, Ready, health};
 pub use run::run;
-pub use server::{bind, incoming, server_builder};
+pub use server::bind;
 pub use shutdown::Shutdown;
 pub use vigil::{gone, is_on_this_host};

@@ -1,7 +1,7 @@
 //! Whether a process can do its work, and if not, why; told to `/readyz` and to `grpc.health.v1`.
 
+use steadfast_host::task::{Task, spawn};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
 use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::{Health, HealthServer};
 
@@ -58,7 +58,7 @@ impl Readiness {
 /// Keeps the health service in step with a [`Readiness`]; the service keeps its last answer when
 /// this is dropped.
 #[derive(Debug)]
-pub struct HealthTask(JoinHandle<()>);
+pub struct HealthTask(Task<()>);
 
 impl Drop for HealthTask {
     fn drop(&mut self) {
@@ -78,7 +78,7 @@ pub async fn health(
     for name in ["", service] {
         reporter.set_service_status(name, first).await;
     }
-    let task = tokio::spawn(async move {
+    let task = spawn(async move {
         while changes.changed().await.is_ok() {
             let status = serving(&changes.borrow_and_update());
             for name in ["", service] {
@@ -109,8 +109,8 @@ mod tests {
         let (_task, service) = health("steadfast.v1.Master", &readiness).await;
         let listener = crate::bind("127.0.0.1:0".parse().unwrap(), "--listen").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let serving = crate::server_builder().add_service(service);
-        let server = tokio::spawn(serving.serve_with_incoming(crate::incoming(listener)));
+        let stop = tokio_util::sync::CancellationToken::new();
+        let server = listener.serve(tonic::service::Routes::new(service), stop);
 
         let channel = tonic::transport::Endpoint::try_from(url).unwrap().connect().await.unwrap();
         let mut client = HealthClient::new(channel);

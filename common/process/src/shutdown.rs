@@ -83,6 +83,7 @@ struct Received {
 
 async fn next(terminate: &mut Signal, interrupt: &mut Signal) -> Received {
     tokio::select! {
+        biased;
         _ = terminate.recv() => Received { name: "SIGTERM", exit_code: 143 },
         _ = interrupt.recv() => Received { name: "SIGINT", exit_code: 130 },
     }

@@ -4,21 +4,17 @@
 //! closes and new ones are refused again and again, nobody is there any more. Whoever acts on this
 //! must be safe if it is wrong: it is a hint, the lease is the truth.
 
-use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use tokio::io::AsyncReadExt;
-use tokio::net::TcpStream;
+use steadfast_host::net::{Knock, knock};
+use steadfast_host::time::sleep;
 
 /// Refusals in a row after which nobody is there.
 const REFUSALS: u32 = 3;
 
 /// Time between these attempts.
 const PROBE: Duration = Duration::from_millis(20);
-
-/// Longest time for a connection to open.
-const CONNECT_MAX: Duration = Duration::from_secs(2);
 
 /// Pause after a connection that could not be opened, or was closed by a process that lives.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -31,57 +27,32 @@ pub async fn gone(address: &str) {
     let mut was_met = is_on_this_host(address);
     loop {
         match knock(address).await {
-            Knock::Open(stream) => {
+            Knock::Open(closed) => {
                 was_met = true;
-                closed(stream).await;
+                closed.await;
             }
             Knock::Refused => {}
             Knock::Silent => {
-                tokio::time::sleep(PAUSE).await;
+                sleep(PAUSE).await;
                 continue;
             }
         }
         if was_met && is_refused_again(address).await {
             return;
         }
-        tokio::time::sleep(PAUSE).await;
-    }
-}
-
-enum Knock {
-    Open(TcpStream),
-    /// The host says that nobody listens there, or that there is no such host.
-    Refused,
-    /// Nothing can be said.
-    Silent,
-}
-
-async fn knock(address: &str) -> Knock {
-    match tokio::time::timeout(CONNECT_MAX, TcpStream::connect(address)).await {
-        Ok(Ok(stream)) => Knock::Open(stream),
-        Ok(Err(error)) => match error.kind() {
-            ErrorKind::ConnectionRefused | ErrorKind::HostUnreachable => Knock::Refused,
-            _ => Knock::Silent,
-        },
-        Err(_) => Knock::Silent,
+        sleep(PAUSE).await;
     }
 }
 
 async fn is_refused_again(address: &str) -> bool {
     for _ in 0..REFUSALS {
-        tokio::time::sleep(PROBE).await;
+        sleep(PROBE).await;
         match knock(address).await {
             Knock::Refused => {}
             Knock::Open(_) | Knock::Silent => return false,
         }
     }
     true
-}
-
-/// Waits until the other side closes; whatever it sends means nothing.
-async fn closed(mut stream: TcpStream) {
-    let mut bytes = [0; 64];
-    while let Ok(1..) = stream.read(&mut bytes).await {}
 }
 
 /// Whether an address can only be meant by processes of one host.

@@ -12,3 +12,4 @@ mod root;
 pub use error::{ErrorKind, StoreError};
 pub use expand::expand;
 pub use location::{Created, Location, open};
+pub use root::{Mounted, mount};

@@ -12,6 +12,7 @@ use object_store::path::Path;
 use object_store::{
     GetOptions, GetRange, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode,
 };
+use steadfast_host::time::timeout;
 use url::Url;
 
 use crate::address::{Address, QuestionMark};
@@ -271,7 +272,7 @@ impl Location {
         operation: &'static str,
         work: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T, StoreError> {
-        match tokio::time::timeout(limit, work).await {
+        match timeout(limit, work).await {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(cause)) => Err(StoreError::sort(&self.url, operation, cause)),
             Err(_) => Err(StoreError::TimedOut { url: self.url.clone(), operation, limit }),

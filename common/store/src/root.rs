@@ -1,6 +1,8 @@
 //! The stores that this process talks to: one client each, shared by all locations in it.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::marker::PhantomData;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use object_store::ObjectStore;
@@ -31,9 +33,46 @@ pub(crate) enum Upload {
 /// process uses stores, which is a handful.
 static ROOTS: LazyLock<Mutex<BTreeMap<String, Arc<Root>>>> = LazyLock::new(Mutex::default);
 
+thread_local! {
+    /// Stores that a caller brought along.
+    static MOUNTED: RefCell<BTreeMap<String, Arc<Root>>> = const { RefCell::new(BTreeMap::new()) };
+}
+
+/// A store of the caller's own under a URL of its own, as long as this lives, for this thread.
+#[derive(Debug)]
+pub struct Mounted {
+    base: Url,
+    /// It belongs to the thread.
+    _here: PhantomData<*const ()>,
+}
+
+/// Lets `base` (`scheme://authority/`) stand for `store`.
+///
+/// # Errors
+/// If that is no URL.
+pub fn mount(base: &str, store: Arc<dyn ObjectStore>) -> Result<Mounted, StoreError> {
+    let bad = |error: url::ParseError| StoreError::BadUrl {
+        url: base.to_owned(),
+        reason: error.to_string(),
+    };
+    let base = Url::parse(base).map_err(bad)?;
+    let root = Root { store, base: base.clone(), upload: Upload::Whole };
+    MOUNTED.with_borrow_mut(|all| all.insert(base.as_str().to_owned(), Arc::new(root)));
+    Ok(Mounted { base, _here: PhantomData })
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        MOUNTED.with_borrow_mut(|all| all.remove(self.base.as_str()));
+    }
+}
+
 impl Root {
     /// Finds or makes the client of the store at `base`.
     pub fn shared(base: &Url) -> Result<Arc<Self>, StoreError> {
+        if let Some(mounted) = MOUNTED.with_borrow(|all| all.get(base.as_str()).cloned()) {
+            return Ok(mounted);
+        }
         let mut roots = ROOTS.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(root) = roots.get(base.as_str()) {
             return Ok(Arc::clone(root));
@@ -82,4 +121,22 @@ fn cloud_store(base: &Url) -> Result<Arc<dyn ObjectStore>, StoreError> {
 #[cfg(not(feature = "cloud"))]
 fn cloud_store(base: &Url) -> Result<Arc<dyn ObjectStore>, StoreError> {
     Err(StoreError::CloudMissing { url: base.as_str().to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A simulation has a store of its own, and leaves nothing behind.
+    #[test]
+    fn a_mounted_store_is_there_as_long_as_it_is_mounted_and_for_its_thread() {
+        let base = Url::parse("simulated://it/").unwrap();
+        let mounted = mount(base.as_str(), Arc::new(InMemory::new())).unwrap();
+        assert!(Root::shared(&base).is_ok());
+        let elsewhere = base.clone();
+        let is_there = std::thread::spawn(move || Root::shared(&elsewhere).is_ok()).join();
+        assert!(!is_there.unwrap());
+        drop(mounted);
+        assert!(Root::shared(&base).is_err());
+    }
 }

@@ -2,10 +2,9 @@
 
 use super::file::{self, MAGIC};
 use super::frame;
-use super::wire::LogBatch;
-use crate::core::{Core, Fact};
+use super::wire;
+use crate::core::Core;
 use crate::error::Error;
-use prost::Message;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -76,20 +75,8 @@ fn fold(path: &Path, bytes: &[u8], core: &mut Core) -> Result<usize, Error> {
             }
             break;
         };
-        fold_frame(payload, core).map_err(|reason| file::corrupt(path, offset, reason))?;
+        wire::fold(payload, core).map_err(|reason| file::corrupt(path, offset, reason))?;
         offset += frame::HEADER_BYTES + payload.len();
     }
     Ok(offset)
-}
-
-fn fold_frame(payload: &[u8], core: &mut Core) -> Result<(), String> {
-    let batch = LogBatch::decode(payload).map_err(|error| error.to_string())?;
-    for fact in batch.facts {
-        let fact = Fact::try_from(fact)?;
-        if !core.is_next(&fact) {
-            return Err(format!("a record that does not follow revision {}", core.revision()));
-        }
-        core.evolve(fact, 0);
-    }
-    Ok(())
 }

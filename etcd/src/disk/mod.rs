@@ -18,7 +18,7 @@ mod wire;
 #[cfg(test)]
 mod tests;
 
-pub use wire::append_fact;
+pub use wire::{append_fact, fold};
 
 use crate::core::{Core, Image};
 use crate::error::Error;

@@ -1,6 +1,6 @@
 //! The form in which facts and images are written. Tags are for ever: old files must stay readable.
 
-use crate::core::{Change, Fact, HistoryImage, Image, LeaseId, Revision, Write};
+use crate::core::{Change, Core, Fact, HistoryImage, Image, LeaseId, Revision, Write};
 use etcd_client::proto::PbKeyValue;
 use prost::{Message, Oneof};
 use std::sync::Arc;
@@ -97,6 +97,19 @@ pub struct SnapshotEnd {
 pub fn append_fact(batch: &mut Vec<u8>, fact: &Fact) {
     let one = LogBatch { facts: vec![WireFact::from(fact)] };
     one.encode(batch).expect("a vector takes any number of bytes");
+}
+
+/// Brings a store up to date with the bytes of a [`LogBatch`].
+pub fn fold(batch: &[u8], core: &mut Core) -> Result<(), Reason> {
+    let batch = LogBatch::decode(batch).map_err(|error| error.to_string())?;
+    for fact in batch.facts {
+        let fact = Fact::try_from(fact)?;
+        if !core.is_next(&fact) {
+            return Err(format!("a record that does not follow revision {}", core.revision()));
+        }
+        core.evolve(fact, 0);
+    }
+    Ok(())
 }
 
 impl From<&Fact> for WireFact {

@@ -11,7 +11,7 @@ use etcd_client::proto::{
 use futures::stream::{BoxStream, StreamExt, unfold};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
+use steadfast_host::time::unix_ms;
 use tonic::{Request, Response, Status, Streaming};
 
 /// Bits of a lease id that count within the millisecond of its server's start.
@@ -31,8 +31,7 @@ impl LeaseService {
 /// Returns an id that no earlier server of the same data has given out: a client that comes back
 /// with the id of a lease that has ended must not find another's.
 fn first_id() -> LeaseId {
-    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let millis = i64::try_from(since_epoch.as_millis()).unwrap_or_default();
+    let millis = i64::try_from(unix_ms()).unwrap_or_default();
     (millis << COUNTER_BITS) & LeaseId::MAX | 1
 }
 
@@ -100,6 +99,7 @@ async fn keep_alive(
 ) -> Result<Option<PbLeaseKeepAliveResponse>, Status> {
     let mut progress = node.progress();
     let request = tokio::select! {
+        biased;
         request = requests.message() => request?,
         _ = progress.wait_for(|progress| progress.stage != Stage::Serving) => return Err(stopped()),
     };

@@ -20,9 +20,9 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use steadfast_host::time::{interval, sleep};
 use tokio::net::TcpListener;
 use tokio::task::spawn_blocking;
-use tokio::time::{MissedTickBehavior, interval, sleep};
 use tonic::service::Routes;
 use tonic::transport::server::TcpIncoming;
 use tracing::{debug, info};
@@ -68,10 +68,11 @@ impl Server {
     /// answered is on disk, whether this returns, is dropped, or dies with the process.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), Error> {
         info!(address = %self.address, "embedded etcd serving");
-        let routes = self.routes();
+        let routes = routes(&self.node, self.address, self.watch_progress_interval);
         let Server { listener, node, mut committer, .. } = self;
         let stop = async {
             tokio::select! {
+                biased;
                 () = shutdown => {}
                 () = stopping(&node) => {}
             }
@@ -85,6 +86,7 @@ impl Server {
                 stop,
             );
         let served = tokio::select! {
+                biased;
             served = serving => served.map_err(Error::from),
             () = drained_long_enough(&node) => Ok(()),
             never = expire_leases(&node) => match never {},
@@ -93,20 +95,20 @@ impl Server {
         // A log that cannot be written is why the front stopped, so it is the better answer.
         written.and(served)
     }
+}
 
-    fn routes(&self) -> Routes {
-        let node = &self.node;
-        let kv = PbKvServer::new(kv::KvService::new(node.clone()))
-            .max_decoding_message_size(limit::DECODED_BYTES_MAX);
-        let lease = PbLeaseServer::new(lease::LeaseService::new(node.clone()));
-        let watch = watch::WatchService::new(node.clone(), self.watch_progress_interval);
-        let maintenance = maintenance::MaintenanceService::new(node.clone(), self.address);
-        Routes::new(kv)
-            .add_service(lease)
-            .add_service(PbWatchServer::new(watch))
-            .add_service(PbMaintenanceServer::new(maintenance.clone()))
-            .add_service(PbClusterServer::new(maintenance))
-    }
+/// All services of a store.
+pub fn routes(node: &Arc<Node>, address: SocketAddr, watch_progress_interval: Duration) -> Routes {
+    let kv = PbKvServer::new(kv::KvService::new(node.clone()))
+        .max_decoding_message_size(limit::DECODED_BYTES_MAX);
+    let lease = PbLeaseServer::new(lease::LeaseService::new(node.clone()));
+    let watch = watch::WatchService::new(node.clone(), watch_progress_interval);
+    let maintenance = maintenance::MaintenanceService::new(node.clone(), address);
+    Routes::new(kv)
+        .add_service(lease)
+        .add_service(PbWatchServer::new(watch))
+        .add_service(PbMaintenanceServer::new(maintenance.clone()))
+        .add_service(PbClusterServer::new(maintenance))
 }
 
 /// Runs what blocks on a thread that may be blocked.
@@ -129,9 +131,8 @@ async fn drained_long_enough(node: &Node) {
     sleep(DRAIN_MAX).await;
 }
 
-async fn expire_leases(node: &Node) -> std::convert::Infallible {
+pub async fn expire_leases(node: &Node) -> std::convert::Infallible {
     let mut ticks = interval(EXPIRY_INTERVAL);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         for id in node.expire_leases() {

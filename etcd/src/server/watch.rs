@@ -8,8 +8,8 @@ use futures::FutureExt;
 use futures::stream::{BoxStream, StreamExt, unfold};
 use std::sync::Arc;
 use std::time::Duration;
+use steadfast_host::time::{Interval, interval};
 use tokio::sync::watch::Receiver;
-use tokio::time::{Interval, MissedTickBehavior, interval};
 use tonic::{Request, Response, Status, Streaming};
 
 pub struct WatchService {
@@ -53,7 +53,6 @@ impl PbWatchService for WatchService {
 fn ticks(period: Duration) -> Interval {
     // A period of zero would panic.
     let mut ticks = interval(period.max(Duration::from_millis(1)));
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks.reset();
     ticks
 }
@@ -90,6 +89,7 @@ impl Driver {
                 continue;
             }
             tokio::select! {
+                biased;
                 request = self.requests.message() => {
                     let Some(request) = request? else { return Ok(None) };
                     self.request(request);

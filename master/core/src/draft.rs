@@ -50,11 +50,7 @@ impl<'a> Draft<'a> {
     }
 
     pub fn report(&mut self, trainer: TrainerId, report: &Report, limits: &Limits) -> bool {
-        let (task, attempt) = match report {
-            Report::Finished { task, attempt }
-            | Report::Failed { task, attempt, .. }
-            | Report::Returned { task, attempt } => (*task, *attempt),
-        };
+        let (task, attempt) = (report.task(), report.attempt());
         let held = self.pending(task);
         let is_current = held.is_some_and(|it| it.attempt == attempt && it.trainer == trainer);
         if !is_current {

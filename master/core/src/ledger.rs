@@ -63,6 +63,26 @@ pub enum Report {
     },
 }
 
+impl Report {
+    /// The task that it is about.
+    pub fn task(&self) -> TaskId {
+        match self {
+            Self::Finished { task, .. }
+            | Self::Failed { task, .. }
+            | Self::Returned { task, .. } => *task,
+        }
+    }
+
+    /// The attempt at it.
+    pub fn attempt(&self) -> Attempt {
+        match self {
+            Self::Finished { attempt, .. }
+            | Self::Failed { attempt, .. }
+            | Self::Returned { attempt, .. } => *attempt,
+        }
+    }
+}
+
 /// What a trainer asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
@@ -70,6 +90,8 @@ pub struct Request {
     pub trainer: TrainerId,
     pub report: Option<Report>,
     pub wants: Wants,
+    /// Attempts in the trainer's care beside the reported one, if it says so.
+    pub held: Option<BTreeSet<Attempt>>,
 }
 
 /// Whether the trainer goes on.
@@ -184,7 +206,7 @@ pub(crate) struct Orders {
 }
 
 /// Gives the order of a pass.
-pub type OrderOf<'a> = &'a dyn Fn(Pass) -> Vec<TaskId>;
+pub type OrderOf<'a> = &'a (dyn Fn(Pass) -> Vec<TaskId> + Sync);
 
 impl Ledger {
     /// All tasks wait in the first pass.
@@ -240,6 +262,9 @@ impl Ledger {
             Some(report) => draft.report(request.trainer, report, limits),
             None => false,
         };
+        for (task, attempt) in self.forgotten(request) {
+            draft.take_back(task, attempt, "its trainer never got it", Blame::Nobody, limits);
+        }
         draft.close_pass_if_drained(limits);
         let next = match request.wants {
             Wants::Task => draft.dispatch(request.trainer, limits),
@@ -305,6 +330,15 @@ impl Ledger {
         let known = self.replies.keys().map(|trainer| Fact::Forgotten { trainer: *trainer });
         draft.facts.extend(known);
         draft.facts
+    }
+
+    /// What a trainer was given in an answer that it never got: a request that arrived a second time,
+    /// long after it was answered, is answered to nobody.
+    fn forgotten(&self, request: &Request) -> Vec<(TaskId, Attempt)> {
+        let Some(held) = &request.held else { return Vec::new() };
+        let reported = request.report.as_ref().map(Report::attempt);
+        let given = self.held_by(request.trainer).into_iter();
+        given.filter(|(_, it)| !held.contains(it) && reported != Some(*it)).collect()
     }
 
     fn held_by(&self, trainer: TrainerId) -> Vec<(TaskId, Attempt)> {

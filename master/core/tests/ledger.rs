@@ -112,7 +112,7 @@ impl World {
     fn ask(&mut self, who: TrainerId, report: Option<Report>, wants: Wants) -> Answer {
         self.requests += 1;
         let id = RequestId(Uuid::from_u128(self.requests));
-        let request = Request { id, trainer: who, report, wants };
+        let request = Request { id, trainer: who, report, wants, held: None };
         let (facts, answer) = self.ledger.next_task(&request, &self.limits);
         self.commit(&facts);
         match answer.next {
@@ -481,7 +481,7 @@ fn a_million_tasks_need_keys_only_for_what_is_in_flight() {
     let mut report = None;
     for number in 0..20_000_u128 {
         let id = RequestId(Uuid::from_u128(number));
-        let request = Request { id, trainer: trainer(1), report, wants: Wants::Task };
+        let request = Request { id, trainer: trainer(1), report, wants: Wants::Task, held: None };
         let (facts, answer) = ledger.next_task(&request, &LIMITS);
         facts.iter().for_each(|fact| ledger.evolve(fact, &order));
         store.commit(&facts);
@@ -491,4 +491,31 @@ fn a_million_tasks_need_keys_only_for_what_is_in_flight() {
     assert_eq!(store.tasks.len(), 1);
     assert_eq!(ledger.queues().done, 19_999);
     assert_eq!(ledger.head().next_attempt, Attempt(20_000));
+}
+
+/// F25, I4, I12: a request that arrives once more, after others of its trainer, hands out a task to
+/// nobody. The next request says what the trainer has, and the task goes back, held against nobody.
+#[test]
+fn a_task_that_its_trainer_never_got_goes_back_with_its_next_request() {
+    let mut world = World::new(3);
+    let Next::Task(known) = world.ask(trainer(1), None, Wants::Task).next else { panic!() };
+    let Next::Task(lost) = world.ask(trainer(1), None, Wants::Task).next else { panic!() };
+    let ask = |world: &mut World, held: &[Attempt]| {
+        world.requests += 1;
+        let id = RequestId(Uuid::from_u128(world.requests));
+        let held = Some(held.iter().copied().collect());
+        let request =
+            Request { id, trainer: trainer(1), report: None, wants: Wants::Nothing, held };
+        let (facts, _) = world.ledger.next_task(&request, &world.limits);
+        world.commit(&facts);
+        facts
+    };
+    ask(&mut world, &[known.attempt]);
+    let pending: Vec<Attempt> = world.ledger.pending().map(|(_, attempt, _)| attempt).collect();
+    assert_eq!(pending, [known.attempt]);
+    let snapshot = world.ledger.snapshot();
+    assert_eq!(snapshot.open.get(&lost.task), Some(&0), "it is held against somebody");
+    // A request of long ago, which had nothing in hand, costs an attempt and no more.
+    ask(&mut world, &[]);
+    assert_eq!(world.ledger.pending().count(), 0);
 }

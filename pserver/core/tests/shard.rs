@@ -297,3 +297,53 @@ fn a_gradient_is_shrunk_to_the_global_norm() {
     let moved = &shard.values()[0];
     assert!((moved[0] + 0.6).abs() < 1e-6 && (moved[1] + 0.8).abs() < 1e-6, "{moved:?}");
 }
+
+/// I6, I7: every order in which the contributions of three lanes to three steps can come, repeated and
+/// late ones among them, nine deep, leads through the same values.
+#[test]
+fn every_interleaving_of_lanes_gives_the_same_bits() {
+    const STEPS: u64 = 3;
+    let rules = || Rules { lanes: 3, ..rules(Mode::Sync) };
+    let small =
+        Arc::new(Layout::new(vec![ParamSpec::new("weight", &[5]), ParamSpec::new("bias", &[2])]));
+    // The second lane ends with the first step of the pass, the others with the second.
+    let end = |version: u64, lane: u32| match (version, lane) {
+        (0, 1) | (1, 0 | 2) => LaneEnd::LastOfPass,
+        _ => LaneEnd::MoreToCome,
+    };
+    let replay = |pushes: &[(u64, u32)]| {
+        let mut shard = shard_of(&small, 0, 1, rules());
+        for (version, lane) in pushes {
+            let given = contribution(&shard, *lane, *version);
+            let taken =
+                shard.contribute(Version(*version), Lane(*lane), given, end(*version, *lane));
+            if taken == Ok(Contributed::Complete) {
+                shard.finish_step(None);
+            }
+        }
+        shard
+    };
+    let moves: Vec<(u64, u32)> =
+        (0..STEPS).flat_map(|version| (0..3).map(move |lane| (version, lane))).collect();
+    let mut at = std::collections::BTreeMap::<Version, (Vec<u32>, u64)>::new();
+    let mut seen = std::collections::BTreeSet::new();
+    let mut frontier = vec![Vec::new()];
+    for _ in 0..9 {
+        let mut next = Vec::new();
+        for before in &frontier {
+            for push in &moves {
+                let pushes = [&before[..], &[*push]].concat();
+                let shard = replay(&pushes);
+                let found = (bits(&shard), shard.position().examples);
+                let known = at.entry(shard.position().version).or_insert_with(|| found.clone());
+                assert_eq!(*known, found, "{pushes:?}");
+                if seen.insert(format!("{shard:?}")) {
+                    next.push(pushes);
+                }
+            }
+        }
+        frontier = next;
+    }
+    assert_eq!(at.len() as u64, STEPS + 1, "every step was made");
+    assert!(15 < seen.len(), "explored only {} states", seen.len());
+}

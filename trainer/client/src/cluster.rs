@@ -108,6 +108,7 @@ impl Cluster {
                 return Ok(crew);
             }
             tokio::select! {
+                biased;
                 _ = slots.changed() => {}
                 _ = generation.changed() => {}
                 () = self.over() => return Err(ClientError::JobOver),

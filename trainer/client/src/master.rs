@@ -6,6 +6,8 @@ use std::time::Duration;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, TrainerId};
 use steadfast_coord::pauses;
+use steadfast_host::net::{Wire, dial};
+use steadfast_host::time::{sleep, timeout};
 use steadfast_proto::v1::master_client::MasterClient;
 use steadfast_proto::v1::{
     AdvanceReply, AdvanceRequest, BeginInitReply, BeginInitRequest, BeginSaveReply,
@@ -13,7 +15,6 @@ use steadfast_proto::v1::{
     FinishInitRequest, FinishSaveReply, FinishSaveRequest, FollowReply, FollowRequest,
     NextTaskReply, NextTaskRequest, ReportEvaluationReply, ReportEvaluationRequest,
 };
-use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status};
 use tracing::{debug, info};
 
@@ -32,7 +33,7 @@ pub struct Master {
 }
 
 /// A master's address, and the client that leads there.
-type Connection = (String, MasterClient<Channel>);
+type Connection = (String, MasterClient<Wire>);
 
 macro_rules! calls {
     ($($(#[$doc:meta])* $name:ident($request:ty) -> $reply:ty;)*) => {$(
@@ -125,7 +126,7 @@ impl Master {
     async fn call<T, F>(
         &self,
         wait: Duration,
-        attempt: impl Fn(MasterClient<Channel>) -> F,
+        attempt: impl Fn(MasterClient<Wire>) -> F,
     ) -> Result<T, ClientError>
     where
         F: Future<Output = Result<Response<T>, Status>>,
@@ -134,7 +135,7 @@ impl Master {
         loop {
             let (address, mut changes) = self.cluster.master();
             if let Some(client) = address.and_then(|address| self.client(&address)) {
-                match tokio::time::timeout(wait + TIMEOUT, attempt(client)).await {
+                match timeout(wait + TIMEOUT, attempt(client)).await {
                     Ok(Ok(reply)) => return Ok(reply.into_inner()),
                     Ok(Err(status)) => self.judge(&status)?,
                     Err(_) => debug!("the master does not answer"),
@@ -143,7 +144,8 @@ impl Master {
                 self.connection.lock().expect("no holder panics").take();
             }
             tokio::select! {
-                () = tokio::time::sleep(pauses.next().unwrap_or(TIMEOUT)) => {}
+                biased;
+                () = sleep(pauses.next().unwrap_or(TIMEOUT)) => {}
                 _ = changes.changed() => {}
                 () = self.cluster.over() => return Err(ClientError::JobOver),
             }
@@ -172,22 +174,16 @@ impl Master {
         }
     }
 
-    fn client(&self, address: &str) -> Option<MasterClient<Channel>> {
+    fn client(&self, address: &str) -> Option<MasterClient<Wire>> {
         let mut connection = self.connection.lock().expect("no holder panics");
         if let Some((known, client)) = &*connection
             && known == address
         {
             return Some(client.clone());
         }
-        let endpoint = Endpoint::from_shared(format!("http://{address}")).ok()?;
-        let channel = endpoint
-            .connect_timeout(Duration::from_secs(2))
-            .tcp_nodelay(true)
-            .http2_keep_alive_interval(Duration::from_secs(5))
-            .keep_alive_timeout(Duration::from_secs(5))
-            .connect_lazy();
+        let wire = dial(address).ok()?;
         info!(address, "follows the master");
-        let client = MasterClient::new(channel);
+        let client = MasterClient::new(wire);
         *connection = Some((address.to_owned(), client.clone()));
         Some(client)
     }

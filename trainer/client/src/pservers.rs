@@ -10,6 +10,8 @@ use steadfast_common::ids::{Generation, Lane, Pass, Version};
 use steadfast_common::layout::Layout;
 use steadfast_common::tally::TaskPiece;
 use steadfast_coord::{CoordError, Deadline, pauses};
+use steadfast_host::net::{Wire, dial};
+use steadfast_host::time::{sleep, timeout};
 use steadfast_proto::v1::pserver_client::PserverClient;
 use steadfast_proto::v1::push_header;
 use steadfast_proto::v1::{
@@ -17,11 +19,10 @@ use steadfast_proto::v1::{
     PushHeader, PushRequest, Target, TaskContribution,
 };
 use steadfast_proto::{
-    CONNECTION_WINDOW_BYTES, MESSAGE_BYTES_MAX, STREAM_WINDOW_BYTES,
+    MESSAGE_BYTES_MAX,
     tensor::{copy_into, in_chunks, shared_bytes},
 };
 use tonic::Status;
-use tonic::transport::{Channel, Endpoint};
 use tracing::debug;
 
 use crate::cluster::Crew;
@@ -47,7 +48,7 @@ pub struct Pservers {
 #[derive(Clone, Debug)]
 struct SlotClient {
     target: Target,
-    client: PserverClient<Channel>,
+    client: PserverClient<Wire>,
     /// Numbers of the blocks that the slot holds.
     blocks: Vec<u32>,
 }
@@ -260,12 +261,12 @@ impl Pservers {
                 if !self.deadline.is_ahead() {
                     return Err(CoordError::LeaseLost.into());
                 }
-                match tokio::time::timeout(TIMEOUT, attempt()).await {
+                match timeout(TIMEOUT, attempt()).await {
                     Ok(Ok(answer)) => return Ok(answer),
                     Ok(Err(status)) => judge(&status)?,
                     Err(_) => debug!("a pserver does not answer"),
                 }
-                tokio::time::sleep(pauses.next().unwrap_or(TIMEOUT)).await;
+                sleep(pauses.next().unwrap_or(TIMEOUT)).await;
             }
         };
         tokio::select! {
@@ -311,7 +312,7 @@ enum Which {
 
 /// Asks one slot until it has the version, or is past it.
 async fn pull_one(
-    client: &mut PserverClient<Channel>,
+    client: &mut PserverClient<Wire>,
     target: Target,
     version: Version,
     which: Which,
@@ -357,23 +358,13 @@ fn param(spec: &steadfast_common::layout::ParamSpec) -> Param {
     Param { name: spec.name.clone(), shape: spec.shape.iter().map(|side| *side as u64).collect() }
 }
 
-fn connect(address: &str) -> Result<PserverClient<Channel>, ClientError> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|error| {
-        ClientError::Refused {
-            what: "a pserver's address",
-            kind: ErrorKind::Invalid,
-            message: format!("`{address}`: {error}"),
-        }
+fn connect(address: &str) -> Result<PserverClient<Wire>, ClientError> {
+    let wire = dial(address).map_err(|message| ClientError::Refused {
+        what: "a pserver's address",
+        kind: ErrorKind::Invalid,
+        message,
     })?;
-    let channel = endpoint
-        .connect_timeout(Duration::from_secs(2))
-        .tcp_nodelay(true)
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .http2_keep_alive_interval(Duration::from_secs(5))
-        .keep_alive_timeout(Duration::from_secs(5))
-        .connect_lazy();
-    Ok(PserverClient::new(channel)
+    Ok(PserverClient::new(wire)
         .max_decoding_message_size(MESSAGE_BYTES_MAX)
         .max_encoding_message_size(MESSAGE_BYTES_MAX))
 }

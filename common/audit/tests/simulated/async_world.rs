@@ -255,7 +255,7 @@ impl World {
     fn ask(&mut self, who: TrainerId, report: Option<Told>) {
         self.requests += 1;
         let id = RequestId(Uuid::from_u128(self.requests));
-        let request = Request { id, trainer: who, report, wants: Wants::Task };
+        let request = Request { id, trainer: who, report, wants: Wants::Task, held: None };
         let (facts, answer) = self.ledger.next_task(&request, &self.limits);
         self.commit(&facts);
         let held = match answer.next {

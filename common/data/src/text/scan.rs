@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use csv_core::ReadRecordResult;
+use steadfast_host::task::blocking;
 use steadfast_store::Location;
 
 use super::{Dialect, Layout, RECORD_BYTES_MAX};
@@ -37,7 +38,7 @@ pub(crate) async fn scan(
 /// Looks at a block off the threads that serve requests.
 async fn feed(mut scanner: Scanner, block: Bytes) -> Result<Scanner, DataError> {
     let file = scanner.file.clone();
-    tokio::task::spawn_blocking(move || scanner.feed(&block).map(|()| scanner))
+    blocking(move || scanner.feed(&block).map(|()| scanner))
         .await
         .unwrap_or_else(|error| Err(DataError::bad_file(&file, error.to_string())))
 }

@@ -1,0 +1,244 @@
+//! Ports, and connections to others: gRPC over HTTP/2, or whatever a simulation puts in its place.
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use tokio::io::AsyncReadExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
+use tonic::service::Routes;
+use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Channel, Endpoint, Server};
+use tower::util::BoxCloneSyncService;
+use tower::{BoxError, Service};
+
+use crate::simulated::present;
+use crate::task::{Task, spawn};
+
+/// HTTP/2 flow-control window of one stream.
+const STREAM_WINDOW_BYTES: u32 = 16 << 20;
+
+/// HTTP/2 flow-control window of one connection.
+const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
+
+/// Largest HTTP/2 frame; large frames keep the cost per byte low.
+const FRAME_BYTES: u32 = 1 << 20;
+
+/// Longest time for a connection to open.
+const CONNECT_MAX: Duration = Duration::from_secs(2);
+
+/// Requests in flight on one connection; more wait.
+const STREAMS_MAX: u32 = 1024;
+
+/// Bytes of a request's headers.
+const HEADER_BYTES_MAX: u32 = 16 << 10;
+
+/// Time between pings on a connection, and the wait for their answer: a peer that vanished without
+/// a word is noticed within their sum.
+const PING_EVERY: Duration = Duration::from_secs(5);
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
+
+type Request = http::Request<Body>;
+type Response = http::Response<Body>;
+
+/// A connection that a simulation makes.
+pub type SimulatedWire = BoxCloneSyncService<Request, Response, BoxError>;
+
+/// A way to another process, for generated clients. Connects when it is first used, and again
+/// whenever that is needed. Cheap to clone.
+#[derive(Clone)]
+pub struct Wire(Kind);
+
+#[derive(Clone)]
+enum Kind {
+    Http2(Channel),
+    Simulated(SimulatedWire),
+}
+
+impl fmt::Debug for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Wire")
+    }
+}
+
+impl Service<Request> for Wire {
+    type Response = Response;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Response, BoxError>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        match &mut self.0 {
+            Kind::Http2(channel) => channel.poll_ready(context).map_err(BoxError::from),
+            Kind::Simulated(wire) => wire.poll_ready(context),
+        }
+    }
+
+    fn call(&mut self, request: Request) -> Self::Future {
+        match &mut self.0 {
+            Kind::Http2(channel) => {
+                channel.call(request).map(|it| it.map_err(BoxError::from)).boxed()
+            }
+            Kind::Simulated(wire) => Pin::from(Box::new(wire.call(request))),
+        }
+    }
+}
+
+/// A way to `host:port`, with windows for large tensors and pings that notice a peer that is gone.
+///
+/// # Errors
+/// A sentence, if that is no address.
+pub fn dial(address: &str) -> Result<Wire, String> {
+    if let Some(wire) = simulated(address) {
+        return Ok(Wire(Kind::Simulated(wire)));
+    }
+    let endpoint = Endpoint::from_shared(format!("http://{address}"));
+    let channel = endpoint
+        .map_err(|error| format!("`{address}`: {error}"))?
+        .connect_timeout(CONNECT_MAX)
+        .tcp_nodelay(true)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .http2_keep_alive_interval(PING_EVERY)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .connect_lazy();
+    Ok(Wire(Kind::Http2(channel)))
+}
+
+/// The same for a client that brings its own HTTP/2, while a simulation runs; otherwise nothing.
+pub fn simulated(address: &str) -> Option<SimulatedWire> {
+    present().map(|host| host.dial(address))
+}
+
+/// A port that is bound, and not served yet.
+#[derive(Debug)]
+pub struct Port(Bound);
+
+#[derive(Debug)]
+enum Bound {
+    Tcp(TcpListener),
+    Simulated(SimulatedPort),
+}
+
+/// Closes when it is dropped, as a socket does.
+#[derive(Debug)]
+pub struct SimulatedPort(SocketAddr);
+
+impl Drop for SimulatedPort {
+    fn drop(&mut self) {
+        if let Some(host) = present() {
+            host.close(self.0);
+        }
+    }
+}
+
+impl Port {
+    /// Listens on `address`; port 0 picks a free one.
+    ///
+    /// # Errors
+    /// The system's.
+    pub async fn bind(address: SocketAddr) -> io::Result<Self> {
+        Ok(Self(match present() {
+            Some(host) => Bound::Simulated(SimulatedPort(host.listen())),
+            None => Bound::Tcp(TcpListener::bind(address).await?),
+        }))
+    }
+
+    /// The address that was bound.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        match &self.0 {
+            Bound::Tcp(listener) => listener.local_addr(),
+            Bound::Simulated(port) => Ok(port.0),
+        }
+    }
+
+    /// The socket, for a server of another kind; a simulated port just stays open.
+    ///
+    /// # Errors
+    /// The simulated port.
+    pub fn into_tcp(self) -> Result<TcpListener, SimulatedPort> {
+        match self.0 {
+            Bound::Tcp(listener) => Ok(listener),
+            Bound::Simulated(port) => Err(port),
+        }
+    }
+
+    /// Answers calls until `stop`, then lets those in flight end. The largest message is a setting of
+    /// each service (`max_decoding_message_size`).
+    pub fn serve(
+        self,
+        routes: Routes,
+        stop: CancellationToken,
+    ) -> Task<Result<(), tonic::transport::Error>> {
+        match self.0 {
+            Bound::Tcp(listener) => {
+                let incoming = TcpIncoming::from(listener)
+                    .with_nodelay(Some(true))
+                    .with_keepalive(Some(PING_EVERY));
+                let server = server().add_routes(routes);
+                spawn(server.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()))
+            }
+            Bound::Simulated(port) => {
+                let serving = present().map(|host| host.serve(port.0, routes, stop));
+                spawn(async move {
+                    let _port = port;
+                    if let Some(serving) = serving {
+                        serving.await;
+                    }
+                    Ok(())
+                })
+            }
+        }
+    }
+}
+
+fn server() -> Server {
+    Server::builder()
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_frame_size(FRAME_BYTES)
+        .max_concurrent_streams(STREAMS_MAX)
+        .http2_max_header_list_size(HEADER_BYTES_MAX)
+        .http2_keepalive_interval(Some(PING_EVERY))
+        .http2_keepalive_timeout(Some(PING_TIMEOUT))
+}
+
+/// What came of trying to open a connection.
+pub enum Knock {
+    /// It is open; the future completes when the other side closes it. Whatever is sent over it
+    /// means nothing.
+    Open(BoxFuture<'static, ()>),
+    /// The host says that nobody listens there, or that there is no such host.
+    Refused,
+    /// Nothing can be said.
+    Silent,
+}
+
+/// Tries to open a connection to `host:port`.
+pub async fn knock(address: &str) -> Knock {
+    if let Some(host) = present() {
+        return host.knock(address).await;
+    }
+    match tokio::time::timeout(CONNECT_MAX, TcpStream::connect(address)).await {
+        Ok(Ok(stream)) => Knock::Open(closed(stream).boxed()),
+        Ok(Err(error)) => match error.kind() {
+            io::ErrorKind::ConnectionRefused | io::ErrorKind::HostUnreachable => Knock::Refused,
+            _ => Knock::Silent,
+        },
+        Err(_) => Knock::Silent,
+    }
+}
+
+async fn closed(mut stream: TcpStream) {
+    let mut bytes = [0; 64];
+    while let Ok(1..) = stream.read(&mut bytes).await {}
+}

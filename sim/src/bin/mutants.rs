@@ -1,0 +1,111 @@
+//! Puts each deliberate fault of `sim/mutations.toml` into a copy of the sources, builds the simulator
+//! with it, and says after how many seeds it was found.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
+
+use clap::Parser;
+use steadfast_sim::mutations::{Mutation, mutations};
+
+/// Builds the simulator with each deliberate fault, and looks how soon it is found.
+#[derive(Debug, Parser)]
+#[command(name = "steadfast-mutants", version)]
+struct Args {
+    /// Only mutations whose name contains this.
+    only: Option<String>,
+    /// Seeds to try for each mode.
+    #[arg(long, default_value_t = 2000)]
+    seeds: u64,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let tree = root.join("target/mutants/tree");
+    let (mut holes, mut rows) = (0, Vec::new());
+    copy_sources(&root, &tree);
+    for mutation in mutations() {
+        if args.only.as_ref().is_some_and(|only| !mutation.name.contains(only.as_str())) {
+            continue;
+        }
+        let started = Instant::now();
+        let found = try_out(&root, &tree, &mutation, args.seeds);
+        holes += u32::from(found.is_err());
+        let found = found.unwrap_or_else(|reason| format!("NOT FOUND: {reason}"));
+        let row = format!("| {} | {} | {found} |", mutation.name, mutation.what);
+        println!("{row}  ({:.0} s)", started.elapsed().as_secs_f64());
+        rows.push(row);
+    }
+    println!("\n| mutation | what | first found |\n|---|---|---|\n{}", rows.join("\n"));
+    ExitCode::from(u8::from(0 < holes))
+}
+
+/// Copies everything that git knows.
+fn copy_sources(root: &Path, tree: &Path) {
+    let listed = Command::new("git").arg("ls-files").current_dir(root).output();
+    let listed = String::from_utf8(listed.expect("git is there").stdout).expect("names are UTF-8");
+    for name in listed.lines() {
+        let (from, to) = (root.join(name), tree.join(name));
+        let folder = to.parent().expect("a file has a folder");
+        std::fs::create_dir_all(folder).expect("a folder of ours");
+        // Times tell cargo what has changed.
+        let is_same = std::fs::read(&from).ok() == std::fs::read(&to).ok();
+        if !is_same && from.exists() {
+            std::fs::copy(&from, &to).expect("a folder of ours");
+        }
+    }
+}
+
+fn try_out(root: &Path, tree: &Path, mutation: &Mutation, seeds: u64) -> Result<String, String> {
+    let mut before: Vec<(PathBuf, String)> = Vec::new();
+    for edit in &mutation.edits {
+        let path = tree.join(&edit.file);
+        let text = std::fs::read_to_string(&path).map_err(|error| error.to_string())?;
+        let changed = edit.apply(&text)?;
+        std::fs::write(&path, changed).map_err(|error| error.to_string())?;
+        before.push((path, text));
+    }
+    let found = build(root, tree).and_then(|()| first_found(root, seeds));
+    for (path, text) in before.into_iter().rev() {
+        std::fs::write(path, text).map_err(|error| error.to_string())?;
+    }
+    found
+}
+
+fn target(root: &Path) -> PathBuf {
+    root.join("target/mutants/target")
+}
+
+fn build(root: &Path, tree: &Path) -> Result<(), String> {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let built = Command::new(cargo)
+        .args(["build", "--quiet", "--profile", "mutants", "--package", "steadfast-sim"])
+        .args(["--bin", "steadfast-sim"])
+        .current_dir(tree)
+        .env("CARGO_TARGET_DIR", target(root))
+        .output()
+        .map_err(|error| error.to_string())?;
+    match built.status.success() {
+        true => Ok(()),
+        false => Err(format!("it does not build\n{}", String::from_utf8_lossy(&built.stderr))),
+    }
+}
+
+fn first_found(root: &Path, seeds: u64) -> Result<String, String> {
+    let seeds = seeds.to_string();
+    for how in
+        [&["--seed", "1", "--seeds", &seeds, "--first"][..], &["--explore", "--calls", "--first"]]
+    {
+        let ran = Command::new(target(root).join("mutants/steadfast-sim"))
+            .args(how)
+            .stderr(Stdio::null())
+            .output()
+            .map_err(|error| error.to_string())?;
+        let said = String::from_utf8_lossy(&ran.stdout);
+        if let Some(found) = said.lines().find_map(|line| line.strip_prefix("found: ")) {
+            return Ok(found.to_owned());
+        }
+    }
+    Err(format!("{seeds} seeds of each mode, and every detour of a single call, were clean"))
+}

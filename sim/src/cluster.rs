@@ -1,0 +1,358 @@
+//! The processes of a job, on their machines: started, watched over, started again.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use futures::FutureExt;
+use steadfast_common::error::ErrorKind;
+use steadfast_common::keys::Keys;
+use steadfast_host::Host;
+use steadfast_master::Order;
+use steadfast_process::{
+    CommonArgs, EtcdArgs, EtcdAuthArgs, Failure, LogArgs, LogFormat, LogIdentity, Shutdown,
+};
+
+use crate::etcd::EtcdServer;
+use crate::host::{Addresses, Simulated};
+use crate::job::{Job, STORE, registry};
+use crate::net::{Machine, Net};
+use crate::world::{Clock, ProcessId, World};
+
+/// What a process does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Role {
+    Master,
+    Pserver,
+    Trainer,
+}
+
+/// A member of the job: a role and a number within it. It has a machine of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Member {
+    pub role: Role,
+    pub number: u16,
+}
+
+impl std::fmt::Display for Member {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let role = match self.role {
+            Role::Master => "master",
+            Role::Pserver => "pserver",
+            Role::Trainer => "trainer",
+        };
+        write!(f, "{role}-{}", self.number)
+    }
+}
+
+impl Member {
+    /// Its machine.
+    pub fn machine(self) -> Machine {
+        let first = match self.role {
+            Role::Master => 10,
+            Role::Pserver => 30,
+            Role::Trainer => 60,
+        };
+        Machine(first + self.number)
+    }
+}
+
+/// The machine of those who look on and ask.
+pub const PERSON: Machine = Machine(2);
+
+/// The machine that etcd runs on.
+pub const ETCD: Machine = Machine(1);
+
+/// What a cluster is made of.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    pub addresses: Addresses,
+    pub masters: u16,
+    /// Slots at the beginning.
+    pub slots: u32,
+    /// Pservers, spares included.
+    pub pservers: u16,
+    pub trainers: u16,
+    pub lease_ttl: Duration,
+    /// How long etcd takes to write.
+    pub sync: (Duration, Duration),
+    /// How much clocks go wrong, at most.
+    pub drift: f64,
+}
+
+/// The cluster. Cheap to clone.
+#[derive(Clone)]
+pub struct Cluster(Arc<Shared>);
+
+struct Shared {
+    world: World,
+    net: Net,
+    job: Job,
+    shape: Shape,
+    etcd: EtcdServer,
+    state: Mutex<State>,
+}
+
+struct State {
+    members: BTreeMap<Member, Seat>,
+    /// Ends that no fault explains.
+    strange: Vec<String>,
+    /// Whether processes that end are started again.
+    is_watched: bool,
+}
+
+struct Seat {
+    /// The process that runs there, if one does.
+    process: Option<(ProcessId, Shutdown)>,
+    lives: u16,
+    clock: Clock,
+    /// Whether somebody wants it to run.
+    is_wanted: bool,
+    /// Whether it was asked to leave, and shall come back.
+    is_leaving: bool,
+}
+
+const LOCK: &str = "one thread, and nothing panics while it holds this";
+
+impl Cluster {
+    /// Machines for everybody, on which nothing runs yet.
+    pub fn new(world: &World, net: &Net, etcd: &EtcdServer, job: &Job, shape: &Shape) -> Self {
+        let state = State { members: BTreeMap::new(), strange: Vec::new(), is_watched: true };
+        Self(Arc::new(Shared {
+            world: world.clone(),
+            net: net.clone(),
+            job: job.clone(),
+            shape: shape.clone(),
+            etcd: etcd.clone(),
+            state: Mutex::new(state),
+        }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().expect(LOCK)
+    }
+
+    /// The job's keys.
+    pub fn keys(&self) -> Keys {
+        Keys::of_job(&self.0.job.spec.name)
+    }
+
+    /// Where its shards lie in the store.
+    pub fn shards_folder(&self) -> String {
+        self.0.job.spec.shards_folder()
+    }
+
+    /// All members that there ever were.
+    pub fn members(&self) -> Vec<Member> {
+        self.state().members.keys().copied().collect()
+    }
+
+    /// The process that runs on a member's machine.
+    pub fn process(&self, member: Member) -> Option<ProcessId> {
+        self.state().members.get(&member)?.process.as_ref().map(|(process, _)| *process)
+    }
+
+    /// Ends that no fault explains.
+    pub fn strange(&self) -> Vec<String> {
+        self.state().strange.clone()
+    }
+
+    /// Whether any process of the job runs.
+    pub fn is_empty(&self) -> bool {
+        self.state().members.values().all(|seat| seat.process.is_none())
+    }
+
+    /// Starts a member on its machine, unless it runs.
+    pub fn start(&self, member: Member) {
+        let (world, drift) = (&self.0.world, self.0.shape.drift);
+        let clock = world.roll(|dice| Clock {
+            ahead: Duration::from_secs(dice.between(1, 100_000)),
+            rate: 1.0 + drift * (2.0 * dice.share() - 1.0),
+        });
+        let mut state = self.state();
+        let seat = state.members.entry(member).or_insert(Seat {
+            process: None,
+            lives: 0,
+            clock,
+            is_wanted: true,
+            is_leaving: false,
+        });
+        seat.is_wanted = true;
+        if seat.process.is_some() {
+            return;
+        }
+        let (life, clock) = (seat.lives, seat.clock);
+        seat.lives += 1;
+        let process = world.begin(format!("{member}.{life}"), clock);
+        let shutdown = Shutdown::manual();
+        seat.process = Some((process, shutdown.clone()));
+        drop(state);
+        self.0.net.place(process, member.machine());
+        let addresses = self.0.shape.addresses;
+        let host = Simulated::new(world, &self.0.net, process, member.machine(), addresses, life);
+        let host: Arc<dyn Host> = Arc::new(host);
+        world.settle(process, host.clone());
+        let life = steadfast_host::enter(host, || self.program(member, shutdown));
+        let cluster = self.clone();
+        let task = async move {
+            let ending = life.await;
+            cluster
+                .0
+                .world
+                .clone()
+                .after(Duration::ZERO, move |_| cluster.ended(member, process, ending));
+        };
+        world.spawn(process, task.boxed());
+    }
+
+    fn program(
+        &self,
+        member: Member,
+        shutdown: Shutdown,
+    ) -> futures::future::BoxFuture<'static, Result<(), Failure>> {
+        let (spec, shape) = (&self.0.job.spec, &self.0.shape);
+        let (id, common) = (steadfast_host::chance::uuid(), self.settings());
+        match member.role {
+            Role::Master => {
+                let identity = LogIdentity::new("master", &spec.name, id);
+                let order = Order { spec: spec.clone(), base: None, store: STORE.to_owned() };
+                let args = steadfast_master::Args {
+                    common,
+                    job_file: None,
+                    store: None,
+                    pservers: shape.slots,
+                };
+                steadfast_master::live(args, Some(order), id, identity, shutdown).boxed()
+            }
+            Role::Pserver => {
+                let identity = LogIdentity::new("pserver", &spec.name, id);
+                let args = steadfast_pserver::Args { common };
+                steadfast_pserver::live(args, id, identity, shutdown).boxed()
+            }
+            Role::Trainer => {
+                let identity = LogIdentity::new("trainer", &spec.name, id);
+                let args = steadfast_trainer::Args { common };
+                steadfast_trainer::live(args, registry(), id, identity, shutdown).boxed()
+            }
+        }
+    }
+
+    fn settings(&self) -> CommonArgs {
+        let any = "0.0.0.0:0".parse().expect("an address");
+        CommonArgs {
+            etcd: EtcdArgs {
+                etcd_endpoints: vec![format!("http://{}", self.0.etcd.address())],
+                auth: EtcdAuthArgs::default(),
+            },
+            job: self.0.job.spec.name.clone(),
+            root: None,
+            listen: any,
+            advertise: None,
+            admin_listen: any,
+            lease_ttl: self.0.shape.lease_ttl,
+            log: LogArgs { filter: "info".to_owned(), format: LogFormat::Text },
+            config: None,
+            check_config: false,
+        }
+    }
+
+    /// A process has come to its end by itself.
+    fn ended(&self, member: Member, process: ProcessId, ending: Result<(), Failure>) {
+        if !self.0.world.lives(process) {
+            return;
+        }
+        self.0.world.kill(process);
+        self.0.net.bury(process, false);
+        tracing::info!(member = %member, ending = ?ending, "process ended");
+        let mut state = self.state();
+        // A job that gives tasks up may come to give up all of them, and says so.
+        let may_fail = !self.0.job.is_patient;
+        if let Err(failure) = &ending
+            && (matches!(failure.kind, ErrorKind::Internal | ErrorKind::Denied)
+                || failure.kind == ErrorKind::Invalid && !may_fail)
+        {
+            state.strange.push(format!("{member} ended with {failure:?}"));
+        }
+        let Some(seat) = state.members.get_mut(&member) else { return };
+        seat.process = None;
+        // Whoever ended well has nothing more to do, unless it was asked to leave and comes back.
+        let comes_back = std::mem::take(&mut seat.is_leaving);
+        if ending.is_ok() && !comes_back {
+            seat.is_wanted = false;
+        }
+        drop(state);
+        self.start_again(member);
+    }
+
+    /// Watches over a member: it is started again after a while.
+    fn start_again(&self, member: Member) {
+        let pause =
+            self.0.world.roll(|dice| dice.time(Duration::from_millis(20), Duration::from_secs(3)));
+        let cluster = self.clone();
+        self.0.world.after(pause, move |_| {
+            let is_wanted = {
+                let state = cluster.state();
+                state.is_watched && state.members.get(&member).is_some_and(|it| it.is_wanted)
+            };
+            if is_wanted {
+                cluster.start(member);
+            }
+        });
+    }
+
+    /// Ends a member's process at once. `silent` is how a machine goes that loses power.
+    pub fn kill(&self, member: Member, silent: bool) {
+        let process = {
+            let mut state = self.state();
+            state.members.get_mut(&member).and_then(|seat| seat.process.take())
+        };
+        if let Some((process, _)) = process {
+            self.0.world.kill(process);
+            self.0.net.bury(process, silent);
+            self.start_again(member);
+        }
+    }
+
+    /// Stops a member's process.
+    pub fn stop(&self, member: Member) {
+        if let Some(process) = self.process(member) {
+            self.0.world.stop(process);
+        }
+    }
+
+    /// Lets all stopped processes of a member go on.
+    pub fn resume(&self, member: Member) {
+        if let Some(process) = self.process(member) {
+            self.0.world.resume(process);
+        }
+    }
+
+    /// Asks a member to leave, as a signal does; `for_good` if it shall not come back.
+    pub fn ask_to_leave(&self, member: Member, for_good: bool) {
+        let process = {
+            let mut state = self.state();
+            let Some(seat) = state.members.get_mut(&member) else { return };
+            seat.is_wanted &= !for_good;
+            seat.is_leaving = !for_good;
+            seat.process.clone()
+        };
+        if let Some((process, shutdown)) = process {
+            self.0.world.after(Duration::ZERO, move |world| {
+                if world.lives(process) {
+                    shutdown.trigger();
+                }
+            });
+        }
+    }
+
+    /// Everybody that is wanted runs, from now on.
+    pub fn revive(&self) {
+        for member in self.members() {
+            self.resume(member);
+            let is_wanted = self.state().members.get(&member).is_some_and(|it| it.is_wanted);
+            if is_wanted {
+                self.start(member);
+            }
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Runs seeds; replays one with its story; shrinks what failed.
+
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::{Parser, ValueEnum};
+use steadfast_sim::explore::{detours, detours_of_calls, small};
+use steadfast_sim::{Mode, Outcome, Plan, run, shrink};
+
+/// Runs whole jobs in deterministic simulation: one seed decides everything.
+#[derive(Debug, Parser)]
+#[command(name = "steadfast-sim", version)]
+struct Args {
+    /// The first seed.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How many seeds.
+    #[arg(long, default_value_t = 1)]
+    seeds: u64,
+    /// Stop after so many minutes, done or not.
+    #[arg(long)]
+    minutes: Option<f64>,
+    #[arg(long, default_value = "both")]
+    mode: Modes,
+    /// Stop at the first seed that fails.
+    #[arg(long)]
+    first: bool,
+    /// Tell what every process says, as it happens; a log filter, such as `info,net=trace`.
+    #[arg(long, num_args = 0..=1, default_missing_value = "info")]
+    story: Option<String>,
+    /// Only these faults of the seed's, by their numbers.
+    #[arg(long, value_delimiter = ',', num_args = 0..)]
+    only: Option<Vec<usize>>,
+    /// Without trouble for single calls and requests.
+    #[arg(long)]
+    fair: bool,
+    /// Instead of seeds: every single detour of a small job, or each so-many-th of them.
+    #[arg(long, value_name = "STRIDE", num_args = 0..=1, default_missing_value = "1")]
+    explore: Option<usize>,
+    /// Of these only the ones of a single call.
+    #[arg(long, requires = "explore")]
+    calls: bool,
+    #[arg(long, default_value_t = 2)]
+    threads: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Modes {
+    Sync,
+    Async,
+    Both,
+}
+
+impl Modes {
+    fn all(self) -> &'static [Mode] {
+        match self {
+            Self::Sync => &[Mode::Sync],
+            Self::Async => &[Mode::Async],
+            Self::Both => &[Mode::Sync, Mode::Async],
+        }
+    }
+}
+
+/// A seed that failed.
+struct Failed {
+    seed: u64,
+    plan: Plan,
+    outcome: Outcome,
+}
+
+/// What all seeds came to together.
+#[derive(Default)]
+struct Totals {
+    jobs: AtomicU64,
+    faults: AtomicU64,
+    revisions: AtomicU64,
+    pulls: AtomicU64,
+    failed: Mutex<Vec<Failed>>,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if let Some(filter) = &args.story {
+        steadfast_sim::tell(filter);
+    }
+    if let Some(stride) = args.explore {
+        return explore(&args, stride);
+    }
+    let (started, next, totals) = (Instant::now(), AtomicU64::new(args.seed), Totals::default());
+    std::thread::scope(|scope| {
+        for _ in 0..args.threads {
+            scope.spawn(|| work(&args, started, &next, &totals));
+        }
+    });
+    let (jobs, seconds) = (totals.jobs.into_inner(), started.elapsed().as_secs_f64());
+    let failed = totals.failed.into_inner().expect("no holder panics");
+    if let Some(first) = failed.iter().min_by_key(|it| it.seed).filter(|_| args.first) {
+        println!("found: seed {} ({}): {}", first.seed, first.plan.mode_name(), brief(first));
+    }
+    println!(
+        "{jobs} jobs in {seconds:.1} s ({:.0} a minute): {} faults, {} revisions, {} pulls \
+         checked; {} failed",
+        60.0 * jobs as f64 / seconds,
+        totals.faults.into_inner(),
+        totals.revisions.into_inner(),
+        totals.pulls.into_inner(),
+        failed.len()
+    );
+    ExitCode::from(u8::from(!failed.is_empty()))
+}
+
+/// Takes every detour, on all threads.
+fn explore(args: &Args, stride: usize) -> ExitCode {
+    let mut failed = 0;
+    for mode in args.mode.all() {
+        let (started, plan) = (Instant::now(), small(*mode));
+        let first = args.seed as usize % stride.max(1);
+        let detours = match args.calls {
+            true => detours_of_calls(&plan),
+            false => detours(&plan, first, stride),
+        };
+        let (next, broken) = (AtomicU64::new(0), Mutex::new(Vec::new()));
+        std::thread::scope(|scope| {
+            for _ in 0..args.threads {
+                scope.spawn(|| {
+                    while let Some(detour) =
+                        detours.get(next.fetch_add(1, Ordering::Relaxed) as usize)
+                    {
+                        let outcome = run(&plan.clone().with(detour.clone()));
+                        if !outcome.broken.is_empty() && args.first {
+                            println!("found: {} of a small job ({})", detour, plan.mode_name());
+                            next.store(u64::MAX / 2, Ordering::Relaxed);
+                        }
+                        if !outcome.broken.is_empty() {
+                            println!("{detour}\n{outcome}");
+                            broken.lock().expect("no holder panics").push(detour.clone());
+                        }
+                    }
+                });
+            }
+        });
+        let broken = broken.into_inner().expect("no holder panics").len();
+        let (count, seconds) = (detours.len(), started.elapsed().as_secs_f64());
+        println!("{}: {count} detours in {seconds:.1} s, {broken} failed", plan.mode_name());
+        failed += broken;
+    }
+    ExitCode::from(u8::from(0 < failed))
+}
+
+fn brief(failed: &Failed) -> String {
+    let first = failed.outcome.broken.first().map_or("", |it| it.lines().next().unwrap_or(""));
+    first.chars().take(100).collect()
+}
+
+fn work(args: &Args, started: Instant, next: &AtomicU64, totals: &Totals) {
+    let limit = args.minutes.map(|minutes| Duration::from_secs_f64(60.0 * minutes));
+    loop {
+        let seed = next.fetch_add(1, Ordering::Relaxed);
+        let is_late = limit.is_some_and(|limit| limit < started.elapsed());
+        if args.seed.saturating_add(args.seeds) <= seed || is_late {
+            return;
+        }
+        for mode in args.mode.all() {
+            let plan = plan(args, *mode, seed);
+            let outcome = run(&plan);
+            totals.jobs.fetch_add(1, Ordering::Relaxed);
+            totals.faults.fetch_add(outcome.faults as u64, Ordering::Relaxed);
+            totals.revisions.fetch_add(outcome.revisions, Ordering::Relaxed);
+            totals.pulls.fetch_add(outcome.pulls, Ordering::Relaxed);
+            if args.seeds == 1 {
+                println!("{plan}{outcome}");
+            }
+            if outcome.broken.is_empty() {
+                continue;
+            }
+            if args.first {
+                next.store(u64::MAX / 2, Ordering::Relaxed);
+            } else {
+                report(args, &plan, &outcome);
+            }
+            let failed = Failed { seed, plan, outcome };
+            totals.failed.lock().expect("no holder panics").push(failed);
+        }
+    }
+}
+
+fn plan(args: &Args, mode: Mode, seed: u64) -> Plan {
+    let mut plan = Plan::of_seed(mode, seed);
+    if let Some(only) = &args.only {
+        plan = plan.with_only(only);
+    }
+    if args.fair { plan.in_fair_weather() } else { plan }
+}
+
+/// Says what failed, and how to see it again: as it was, and with as little as still fails.
+fn report(args: &Args, plan: &Plan, outcome: &Outcome) {
+    let (seed, mode) = (plan.seed, plan.mode_name());
+    let replay = format!("cargo run --release -p steadfast-sim -- --seed {seed} --mode {mode}");
+    let broken = outcome.broken.join("\n  ");
+    if args.story.is_some() || args.only.is_some() {
+        return println!("{mode} seed {seed} failed:\n  {broken}");
+    }
+    let smaller = shrink(plan, outcome);
+    let only: Vec<String> = smaller.only.iter().map(ToString::to_string).collect();
+    let fair = if smaller.is_fair { " --fair" } else { "" };
+    println!(
+        "{mode} seed {seed} failed:\n  {broken}\n  see it again: {replay} --story\n  with less: \
+         {replay}{fair} --story --only={}\n{}",
+        only.join(","),
+        smaller.plan
+    );
+}

@@ -1,0 +1,79 @@
+//! A connection that is held open to see whether its other end is there.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use steadfast_host::net::Knock;
+
+use super::{CONNECT_MAX, LOCK, Machine, Net, machine_of};
+use crate::world::ProcessId;
+
+/// A connection that is held open to see whether its other end is there.
+pub(super) struct Visit {
+    pub(super) at: (ProcessId, Machine),
+    pub(super) visitor: Machine,
+    closed: Mutex<(bool, Option<Waker>)>,
+}
+
+impl Net {
+    /// Tries to open a connection that says whether its other end lives.
+    pub fn knock(&self, from: ProcessId, address: &str) -> BoxFuture<'static, Knock> {
+        let (net, to) = (self.clone(), address.parse::<SocketAddr>().ok());
+        async move {
+            let Some(to) = to else { return Knock::Silent };
+            let machine = net.state().machines[&from];
+            let target = machine_of(&to);
+            let trip = net.latency(machine, target) + net.latency(target, machine);
+            net.world().sleep(trip).await;
+            if net.is_blocked(machine, target) || net.is_blocked(target, machine) {
+                net.world().sleep(CONNECT_MAX).await;
+                return Knock::Silent;
+            }
+            let process = net.state().ports.get(&to).map(|port| port.process);
+            let Some(process) = process.filter(|it| net.world().lives(*it)) else {
+                return Knock::Refused;
+            };
+            let visit = Arc::new(Visit {
+                at: (process, target),
+                visitor: machine,
+                closed: Mutex::default(),
+            });
+            let mut state = net.state();
+            state.visits.retain(|it| it.strong_count() != 0);
+            state.visits.push(Arc::downgrade(&visit));
+            drop(state);
+            Knock::Open(Visiting(visit).boxed())
+        }
+        .boxed()
+    }
+}
+
+impl Visit {
+    pub(super) fn close(&self) {
+        let mut closed = self.closed.lock().expect(LOCK);
+        closed.0 = true;
+        if let Some(waker) = closed.1.take() {
+            drop(closed);
+            waker.wake();
+        }
+    }
+}
+
+struct Visiting(Arc<Visit>);
+
+impl Future for Visiting {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let mut closed = self.0.closed.lock().expect(LOCK);
+        if closed.0 {
+            return Poll::Ready(());
+        }
+        closed.1 = Some(context.waker().clone());
+        Poll::Pending
+    }
+}

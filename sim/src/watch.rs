@@ -1,0 +1,67 @@
+//! Everything that is looked at after every turn.
+
+use std::sync::{Arc, Mutex};
+
+use steadfast_audit::history::{Checker, HistoryReport, Job};
+use steadfast_common::keys::Keys;
+use steadfast_common::records::ResultRecord;
+
+use crate::checks::Seen;
+use crate::crew::Crew;
+use crate::fault::Scene;
+use crate::pointer::Pointer;
+
+/// Looks at what the last turn has brought.
+pub struct Watch<'a> {
+    keys: &'a Keys,
+    checker: Checker<'a>,
+    pointer: Pointer,
+    crew: Crew,
+    /// Deletions in the store that were looked at.
+    deleted: u64,
+    seen: Arc<Mutex<Seen>>,
+    /// How the job ended, once it has.
+    pub result: Option<ResultRecord>,
+}
+
+impl<'a> Watch<'a> {
+    /// Begins with an empty etcd. `seen` is filled by those who look at answers.
+    pub fn new(job: &Job<'a>, seen: Arc<Mutex<Seen>>) -> Self {
+        Self {
+            keys: job.keys,
+            checker: Checker::new(job, &[]),
+            pointer: Pointer::default(),
+            crew: Crew::default(),
+            deleted: 0,
+            seen,
+            result: None,
+        }
+    }
+
+    /// What etcd's history was like so far.
+    pub fn report(&self) -> &HistoryReport {
+        &self.checker.report
+    }
+
+    /// What must not be.
+    pub fn look(&mut self, scene: &Scene) -> Vec<String> {
+        let mut broken = Vec::new();
+        for revision in scene.etcd.news() {
+            self.checker.check(&revision);
+            self.pointer.follow(self.keys, &revision);
+            broken.extend(self.crew.follow(self.keys, &revision));
+            let result = revision.changes.iter().find(|it| it.key == self.keys.result());
+            if let Some(text) = result.and_then(|it| it.value.as_ref()) {
+                self.result = serde_json::from_str(text).ok();
+            }
+        }
+        broken.extend(self.checker.report.broken.iter().map(ToString::to_string));
+        broken.append(&mut self.seen.lock().expect("one thread").broken);
+        broken.extend(scene.cluster.strange());
+        if self.pointer.has_moved() || self.deleted < scene.store.deleted() {
+            self.deleted = scene.store.deleted();
+            broken.extend(self.pointer.is_dangling(&scene.store));
+        }
+        broken
+    }
+}

@@ -1,0 +1,573 @@
+//! Simulated time and the tasks in it: one thread, one seed, the same again for the same seed.
+//!
+//! Of all tasks that could run now one is drawn; when none can, time moves on to the next event. A
+//! process is what its tasks belong to: it can be stopped, resumed and killed as a whole, and has a
+//! clock of its own that is a little wrong.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use steadfast_host::Host;
+
+use crate::dice::Dice;
+
+/// Time that one turn of a task takes.
+const TURN: Duration = Duration::from_micros(2);
+
+/// A process, from its start to its end. The same program started again is another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProcessId(pub usize);
+
+/// A task of some process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TaskId(u64);
+
+/// How a machine's clock differs from the world's.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    /// What it showed when the world began.
+    pub ahead: Duration,
+    /// Seconds that it counts in one.
+    pub rate: f64,
+}
+
+impl Clock {
+    /// One that is right.
+    pub fn right() -> Self {
+        Self { ahead: Duration::ZERO, rate: 1.0 }
+    }
+}
+
+/// The world. Cheap to clone.
+#[derive(Clone)]
+pub struct World(Arc<Shared>);
+
+struct Shared {
+    state: Mutex<State>,
+    /// Tasks that something has woken since the last turn.
+    woken: Arc<Mutex<Vec<TaskId>>>,
+}
+
+struct State {
+    now: Duration,
+    dice: Dice,
+    tasks: BTreeMap<TaskId, Entry>,
+    ready: BTreeSet<TaskId>,
+    events: BinaryHeap<Reverse<Event>>,
+    processes: Vec<Process>,
+    /// Tasks and events so far.
+    count: u64,
+    turns: u64,
+    /// How often there was more than one task that could run.
+    choices: u64,
+    /// Choices that go another way than the dice say.
+    detours: BTreeMap<u64, u64>,
+    /// Of everything that happened, in order.
+    digest: u64,
+}
+
+struct Entry {
+    process: ProcessId,
+    /// Absent during its turn.
+    future: Option<BoxFuture<'static, ()>>,
+    waker: Waker,
+}
+
+struct Process {
+    name: String,
+    clock: Clock,
+    host: Option<Arc<dyn Host>>,
+    tasks: BTreeSet<TaskId>,
+    condition: Condition,
+}
+
+/// Whether a process runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Condition {
+    Running,
+    /// Stopped, with the tasks that could have run meanwhile.
+    Stopped(BTreeSet<TaskId>),
+    Dead,
+}
+
+struct Event {
+    at: Duration,
+    number: u64,
+    what: What,
+}
+
+enum What {
+    Fire(Arc<Timer>),
+    Do(Box<dyn FnOnce(&World) + Send>),
+}
+
+impl PartialEq for Event {
+    fn eq(&self, other: &Self) -> bool {
+        self.number == other.number
+    }
+}
+
+impl Eq for Event {}
+
+impl PartialOrd for Event {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Event {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.number).cmp(&(other.at, other.number))
+    }
+}
+
+struct TaskWaker {
+    task: TaskId,
+    woken: Arc<Mutex<Vec<TaskId>>>,
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.woken.lock().expect(LOCK).push(self.task);
+    }
+}
+
+const LOCK: &str = "one thread, and nothing panics while it holds this";
+
+/// What a turn of the world came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    Moved,
+    /// Nothing will ever happen again.
+    Still,
+}
+
+impl World {
+    /// An empty world at time zero.
+    pub fn new(seed: u64) -> Self {
+        let state = State {
+            now: Duration::ZERO,
+            dice: Dice::new(seed),
+            tasks: BTreeMap::new(),
+            ready: BTreeSet::new(),
+            events: BinaryHeap::new(),
+            processes: Vec::new(),
+            count: 0,
+            turns: 0,
+            choices: 0,
+            detours: BTreeMap::new(),
+            digest: 0,
+        };
+        Self(Arc::new(Shared { state: Mutex::new(state), woken: Arc::default() }))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().expect(LOCK)
+    }
+
+    /// Time since the world began.
+    pub fn now(&self) -> Duration {
+        self.state().now
+    }
+
+    /// Turns that tasks had so far.
+    pub fn turns(&self) -> u64 {
+        self.state().turns
+    }
+
+    /// How often there was more than one task that could run.
+    pub fn choices(&self) -> u64 {
+        self.state().choices
+    }
+
+    /// Lets choices go another way than the dice say: by number, how many places further on.
+    pub fn detour(&self, choices: BTreeMap<u64, u64>) {
+        self.state().detours = choices;
+    }
+
+    /// A number that depends on everything that happened so far.
+    pub fn digest(&self) -> u64 {
+        self.state().digest
+    }
+
+    /// Rolls the world's dice.
+    pub fn roll<T>(&self, with: impl FnOnce(&mut Dice) -> T) -> T {
+        with(&mut self.state().dice)
+    }
+
+    /// Does something after a time.
+    pub fn after(&self, time: Duration, what: impl FnOnce(&World) + Send + 'static) {
+        let mut state = self.state();
+        let at = state.now.saturating_add(time);
+        state.schedule(at, What::Do(Box::new(what)));
+    }
+
+    /// Waits for a time of the world's, whatever the clocks of processes show.
+    pub fn sleep(&self, time: Duration) -> Sleep {
+        let at = self.now().saturating_add(time);
+        Sleep { world: self.clone(), at, timer: None }
+    }
+
+    /// Begins a process.
+    pub fn begin(&self, name: String, clock: Clock) -> ProcessId {
+        let mut state = self.state();
+        let (host, tasks) = (None, BTreeSet::new());
+        state.processes.push(Process { name, clock, host, tasks, condition: Condition::Running });
+        ProcessId(state.processes.len() - 1)
+    }
+
+    /// Says what the process's tasks run on.
+    pub fn settle(&self, process: ProcessId, host: Arc<dyn Host>) {
+        self.state().processes[process.0].host = Some(host);
+    }
+
+    /// Its name.
+    pub fn name(&self, process: ProcessId) -> String {
+        self.state().processes[process.0].name.clone()
+    }
+
+    /// What the process's clock shows.
+    pub fn local_time(&self, process: ProcessId) -> Duration {
+        let state = self.state();
+        let clock = state.processes[process.0].clock;
+        clock.ahead + state.now.mul_f64(clock.rate)
+    }
+
+    /// Waits until the process's clock shows `local`.
+    pub fn sleep_until(&self, process: ProcessId, local: Duration) -> Sleep {
+        let clock = self.state().processes[process.0].clock;
+        let since = local.saturating_sub(clock.ahead).as_secs_f64() / clock.rate;
+        // A nanosecond too early would come to another sleep at once.
+        let at = Duration::try_from_secs_f64(since).unwrap_or(Duration::MAX / 2);
+        Sleep { world: self.clone(), at: at + Duration::from_nanos(2), timer: None }
+    }
+
+    /// Runs a task of a process. One of a dead process never runs.
+    pub fn spawn(&self, process: ProcessId, future: BoxFuture<'static, ()>) -> TaskId {
+        let mut state = self.state();
+        state.count += 1;
+        let task = TaskId(state.count);
+        if state.processes[process.0].condition == Condition::Dead {
+            drop(state);
+            drop(future);
+            return task;
+        }
+        let waker = Waker::from(Arc::new(TaskWaker { task, woken: self.0.woken.clone() }));
+        state.tasks.insert(task, Entry { process, future: Some(future), waker });
+        state.processes[process.0].tasks.insert(task);
+        state.wake(task);
+        task
+    }
+
+    /// Ends a task without its doing.
+    pub fn abort(&self, task: TaskId) {
+        let entry = self.state().remove(task);
+        if let Some(entry) = entry {
+            self.discard(entry.process, entry.future);
+        }
+    }
+
+    /// Drops what a process had, as if the process did it itself.
+    fn discard<T>(&self, process: ProcessId, what: T) {
+        let host = self.state().processes[process.0].host.clone();
+        match host {
+            Some(host) => steadfast_host::enter(host, || drop(what)),
+            None => drop(what),
+        }
+    }
+
+    /// Ends a process with all its tasks, at once.
+    pub fn kill(&self, process: ProcessId) {
+        let entries: Vec<Entry> = {
+            let mut state = self.state();
+            state.processes[process.0].condition = Condition::Dead;
+            let tasks = std::mem::take(&mut state.processes[process.0].tasks);
+            tasks.into_iter().filter_map(|task| state.remove(task)).collect()
+        };
+        self.discard(process, entries);
+    }
+
+    /// Stops a process; time goes on without it.
+    pub fn stop(&self, process: ProcessId) {
+        self.take_in_woken();
+        let mut state = self.state();
+        let state = &mut *state;
+        let it = &mut state.processes[process.0];
+        if it.condition == Condition::Running {
+            let parked = it.tasks.intersection(&state.ready).copied().collect();
+            state.ready.retain(|task| !it.tasks.contains(task));
+            it.condition = Condition::Stopped(parked);
+        }
+    }
+
+    /// Lets a stopped process go on.
+    pub fn resume(&self, process: ProcessId) {
+        let mut state = self.state();
+        let it = &mut state.processes[process.0];
+        if let Condition::Stopped(parked) = &mut it.condition {
+            let parked = std::mem::take(parked);
+            it.condition = Condition::Running;
+            state.ready.extend(parked);
+        }
+    }
+
+    /// Whether the process is not dead.
+    pub fn lives(&self, process: ProcessId) -> bool {
+        self.state().processes[process.0].condition != Condition::Dead
+    }
+
+    /// Ends everything, so that nothing keeps anything else in memory.
+    pub fn end(&self) {
+        let processes = self.state().processes.len();
+        (0..processes).for_each(|process| self.kill(ProcessId(process)));
+        let (events, hosts) = {
+            let mut state = self.state();
+            let hosts: Vec<_> = state.processes.iter_mut().map(|it| it.host.take()).collect();
+            (std::mem::take(&mut state.events), hosts)
+        };
+        drop((events, hosts));
+    }
+
+    fn take_in_woken(&self) {
+        let woken = std::mem::take(&mut *self.0.woken.lock().expect(LOCK));
+        if !woken.is_empty() {
+            let mut state = self.state();
+            woken.into_iter().for_each(|task| state.wake(task));
+        }
+    }
+
+    /// Lets one task have its turn, or moves on to the next event.
+    pub fn turn(&self) -> Turn {
+        self.take_in_woken();
+        let mut state = self.state();
+        let is_due = state.events.peek().is_some_and(|Reverse(event)| event.at <= state.now);
+        if is_due || state.ready.is_empty() {
+            let Some(Reverse(event)) = state.events.pop() else { return Turn::Still };
+            state.now = state.now.max(event.at);
+            state.mix(event.number);
+            crate::story::turn(state.now, "");
+            drop(state);
+            match event.what {
+                What::Fire(timer) => timer.fire(),
+                What::Do(work) => work(self),
+            }
+            return Turn::Moved;
+        }
+        let task = state.choose();
+        let Some(entry) = state.tasks.get_mut(&task) else { return Turn::Moved };
+        let (process, waker) = (entry.process, entry.waker.clone());
+        let Some(mut future) = entry.future.take() else { return Turn::Moved };
+        let host = state.processes[process.0].host.clone();
+        state.now += TURN;
+        state.turns += 1;
+        state.mix(task.0);
+        crate::story::turn(state.now, &state.processes[process.0].name);
+        drop(state);
+        let mut poll = || future.as_mut().poll(&mut Context::from_waker(&waker));
+        let polled = match host {
+            Some(host) => steadfast_host::enter(host, poll),
+            None => poll(),
+        };
+        let gone = match polled {
+            Poll::Ready(()) => {
+                self.state().remove(task);
+                Some(future)
+            }
+            Poll::Pending => match self.state().tasks.get_mut(&task) {
+                Some(entry) => {
+                    entry.future = Some(future);
+                    None
+                }
+                // Aborted in its own turn.
+                None => Some(future),
+            },
+        };
+        self.discard(process, gone);
+        Turn::Moved
+    }
+}
+
+impl State {
+    fn mix(&mut self, what: u64) {
+        self.digest = (self.digest.rotate_left(5) ^ what).wrapping_mul(0x517c_c1b7_2722_0a95);
+        self.digest ^= self.now.as_nanos() as u64;
+    }
+
+    /// Takes one of the tasks that could run.
+    fn choose(&mut self) -> TaskId {
+        let count = self.ready.len() as u64;
+        let mut nth = 0;
+        if 1 < count {
+            self.choices += 1;
+            let further = self.detours.get(&self.choices).copied().unwrap_or(0);
+            nth = (self.dice.below(count) + further) % count;
+        }
+        let task = self.ready.iter().nth(nth as usize).copied();
+        let task = task.expect("one of those that are there");
+        self.ready.remove(&task);
+        task
+    }
+
+    fn schedule(&mut self, at: Duration, what: What) {
+        self.count += 1;
+        self.events.push(Reverse(Event { at, number: self.count, what }));
+    }
+
+    fn wake(&mut self, task: TaskId) {
+        let Some(entry) = self.tasks.get(&task) else { return };
+        match &mut self.processes[entry.process.0].condition {
+            Condition::Running => drop(self.ready.insert(task)),
+            Condition::Stopped(parked) => drop(parked.insert(task)),
+            Condition::Dead => {}
+        }
+    }
+
+    fn remove(&mut self, task: TaskId) -> Option<Entry> {
+        self.ready.remove(&task);
+        let entry = self.tasks.remove(&task)?;
+        let process = &mut self.processes[entry.process.0];
+        process.tasks.remove(&task);
+        if let Condition::Stopped(parked) = &mut process.condition {
+            parked.remove(&task);
+        }
+        Some(entry)
+    }
+}
+
+/// Waits for a moment of the world's.
+pub struct Sleep {
+    world: World,
+    at: Duration,
+    timer: Option<Arc<Timer>>,
+}
+
+#[derive(Default)]
+struct Timer(Mutex<TimerState>);
+
+#[derive(Default)]
+enum TimerState {
+    #[default]
+    Idle,
+    Waiting(Waker),
+    Fired,
+}
+
+impl Timer {
+    fn fire(&self) {
+        let before = std::mem::replace(&mut *self.0.lock().expect(LOCK), TimerState::Fired);
+        if let TimerState::Waiting(waker) = before {
+            waker.wake();
+        }
+    }
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if let Some(timer) = &self.timer {
+            let mut state = timer.0.lock().expect(LOCK);
+            if matches!(*state, TimerState::Fired) {
+                return Poll::Ready(());
+            }
+            *state = TimerState::Waiting(context.waker().clone());
+            return Poll::Pending;
+        }
+        if self.at <= self.world.now() {
+            return Poll::Ready(());
+        }
+        let timer = Arc::new(Timer(Mutex::new(TimerState::Waiting(context.waker().clone()))));
+        self.world.state().schedule(self.at, What::Fire(timer.clone()));
+        self.timer = Some(timer);
+        Poll::Pending
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        if let Some(timer) = &self.timer {
+            *timer.0.lock().expect(LOCK) = TimerState::Fired;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    type Log = Arc<Mutex<Vec<(Duration, &'static str)>>>;
+
+    fn process(world: &World) -> ProcessId {
+        world.begin("it".to_owned(), Clock::right())
+    }
+
+    /// Says something every second.
+    fn speaker(world: &World, process: ProcessId, text: &'static str, log: &Log) {
+        let (clock, log) = (world.clone(), log.clone());
+        let speak = async move {
+            loop {
+                clock.sleep(Duration::from_secs(1)).await;
+                log.lock().unwrap().push((clock.now(), text));
+            }
+        };
+        world.spawn(process, speak.boxed());
+    }
+
+    fn run(world: &World, until: Duration) {
+        while world.now() < until && world.turn() == Turn::Moved {}
+    }
+
+    #[test]
+    fn a_stopped_process_says_nothing_until_it_goes_on() {
+        let (world, log) = (World::new(1), Log::default());
+        let process = process(&world);
+        speaker(&world, process, "tick", &log);
+        let stop = move |world: &World| world.stop(process);
+        world.after(Duration::from_millis(2500), stop);
+        let resume = move |world: &World| world.resume(process);
+        world.after(Duration::from_millis(7500), resume);
+        run(&world, Duration::from_secs(9));
+        let seconds: Vec<u64> = log.lock().unwrap().iter().map(|(at, _)| at.as_secs()).collect();
+        assert_eq!(seconds, [1, 2, 7, 8]);
+        world.end();
+    }
+
+    #[test]
+    fn a_killed_process_never_runs_again_and_its_tasks_are_dropped() {
+        let (world, log) = (World::new(1), Log::default());
+        let process = process(&world);
+        speaker(&world, process, "tick", &log);
+        world.after(Duration::from_millis(1500), move |world| world.kill(process));
+        run(&world, Duration::from_secs(9));
+        world.spawn(process, async { panic!("it runs") }.boxed());
+        run(&world, Duration::from_secs(10));
+        assert_eq!(log.lock().unwrap().len(), 1);
+        world.end();
+        assert_eq!(Arc::strong_count(&log), 1, "somebody keeps a task of a dead process");
+    }
+
+    #[test]
+    fn a_clock_that_is_fast_wakes_its_sleepers_early() {
+        let world = World::new(1);
+        let fast = Clock { ahead: Duration::from_secs(100), rate: 1.25 };
+        let process = world.begin("it".to_owned(), fast);
+        assert_eq!(world.local_time(process), Duration::from_secs(100));
+        let woken = Arc::new(Mutex::new(None));
+        let (clock, out) = (world.clone(), woken.clone());
+        let sleeper = async move {
+            clock.sleep_until(process, Duration::from_secs(110)).await;
+            *out.lock().unwrap() = Some(clock.now().as_secs());
+        };
+        world.spawn(process, sleeper.boxed());
+        run(&world, Duration::from_secs(20));
+        assert_eq!(*woken.lock().unwrap(), Some(8));
+        world.end();
+    }
+}
