@@ -179,6 +179,12 @@ impl<'a> EtcdCluster<'a> {
         revisions.max().flatten()
     }
 
+    /// What a key holds, if it holds something and a member answers.
+    pub fn value(&self, key: &str) -> Option<String> {
+        let text = self.try_ctl(&self.urls(), &["get", "--print-value-only", key])?;
+        (!text.is_empty()).then_some(text)
+    }
+
     /// Drops the history before a revision; says whether that went well.
     pub fn compact(&self, revision: i64) -> bool {
         self.try_ctl(&self.urls(), &["compact", &revision.to_string()]).is_some()

@@ -374,7 +374,10 @@ impl<'a> World<'a> {
         };
         let last = ended.stderr.lines().last().unwrap_or_default();
         self.tell(&format!("{life} ended {how}: {last}"));
-        if self.result.is_none() {
+        // Whoever leaves when the job is over may have seen it before our recorder did.
+        let is_over = self.result.is_some()
+            || ended.code == Some(0) && self.etcd.value(&self.keys.result()).is_some();
+        if !is_over {
             let role = self.members[index].role.name();
             *self.ends.entry(format!("{role} {how}")).or_default() += 1;
         }
