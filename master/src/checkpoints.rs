@@ -64,6 +64,8 @@ pub enum CheckpointError {
     TooLate { slot: Slot },
     #[error("slot {slot} is past version {wanted} already, at {present}")]
     Past { slot: Slot, wanted: Version, present: Version },
+    #[error("slot {slot}, version {at}: {what}")]
+    Diverged { slot: Slot, at: Version, what: String },
     #[error("a question for a shard broke: {0}")]
     Broken(String),
     #[error("a shard's answer cannot be read: {0}")]
@@ -144,6 +146,8 @@ pub struct Keeper {
     health: Arc<Mutex<Health>>,
     /// The checkpoint of the final parameters, once it was taken.
     last_one: Option<(Generation, String)>,
+    /// Of which generation and version the last one was that was due by steps.
+    by_steps_at: (Generation, Version),
     /// When orphans were looked for.
     swept: Option<Instant>,
 }
@@ -163,8 +167,18 @@ impl Keeper {
         let (tx, wishes) = mpsc::channel(8);
         let health = Arc::<Mutex<Health>>::default();
         let handle = Checkpoints { wishes: tx, health: health.clone() };
-        let (last_one, swept) = (None, None);
-        (Self { etcd, keys, spec, store, office, health, last_one, swept }, handle, wishes)
+        let keeper = Self {
+            etcd,
+            keys,
+            spec,
+            store,
+            office,
+            health,
+            last_one: None,
+            by_steps_at: (Generation(0), Version(0)),
+            swept: None,
+        };
+        (keeper, handle, wishes)
     }
 
     /// Takes checkpoints as the job wants them, and whenever somebody asks, until dropped.
@@ -199,13 +213,24 @@ impl Keeper {
     }
 
     /// One checkpoint at the next multiple of `steps` that training has not passed.
-    async fn by_steps(&self, steps: Option<u64>) {
+    async fn by_steps(&mut self, steps: Option<u64>) {
         let Some(steps) = steps else { return std::future::pending().await };
-        let (mut present, mut ahead) = (self.office.facts.borrow().position.version, 1);
+        let (generation, mut present) = {
+            let facts = self.office.facts.borrow();
+            (facts.generation, facts.position.version)
+        };
+        // What we hear of the position may be from before the last one was taken.
+        if self.by_steps_at.0 == generation {
+            present = present.max(self.by_steps_at.1);
+        }
+        let mut ahead = 1;
         loop {
             let at = Version((present.0 / steps + ahead) * steps);
             match self.take(at, STEPS_TAKE_MAX).await {
-                Ok(_) => return,
+                Ok(_) => {
+                    self.by_steps_at = (generation, at);
+                    return;
+                }
                 // What we know of the position is always a little old.
                 Err(CheckpointError::Past { present: now, .. }) => {
                     present = now;
@@ -301,7 +326,12 @@ impl Keeper {
             Mode::Async => None,
             Mode::Sync => Some(at),
         };
-        let saved = snapshot::shards(&self.store, slots, version, patience).await?;
+        let saved = snapshot::shards(&self.store, slots, version, patience).await;
+        if let Err(error @ CheckpointError::Diverged { .. }) = &saved {
+            let (generation, reason) = (generation.generation, error.to_string());
+            self.office.ask(|reply| Event::Diverged { generation, reason, reply }).await?;
+        }
+        let saved = saved?;
         let record = snapshot::assemble(&generation, saved, queue)?;
         let id = format!("{:012}-{}", record.position.version.0, chance::uuid().simple());
         let (named, version) = (id.clone(), record.position.version.0);

@@ -74,6 +74,14 @@ impl Desk {
             Event::Damaged { generation, checkpoint, reason, reply } => {
                 batch.later(reply, self.note_damage(generation, checkpoint, reason));
             }
+            Event::Diverged { generation, reason, reply } => {
+                let answer = self.check_generation(generation);
+                // Others may have found it as well.
+                if answer.is_ok() && batch.state.result.is_none() {
+                    self.fail_job(batch, reason);
+                }
+                batch.later(reply, answer);
+            }
             Event::SetBack { checkpoint, force, reply } => {
                 if batch.state.result.is_some() {
                     return batch.later(reply, Err(OfficeError::Over));

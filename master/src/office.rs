@@ -85,6 +85,12 @@ pub enum Event {
         reason: String,
         reply: Reply<()>,
     },
+    /// Parameters or gradients are not finite: whatever follows would not be either.
+    Diverged {
+        generation: Generation,
+        reason: String,
+        reply: Reply<()>,
+    },
     /// A person wants the job to go back to a checkpoint.
     SetBack {
         checkpoint: String,

@@ -20,10 +20,10 @@ use steadfast_proto::v1::{
     BeginSaveRequest, Caller, Dispatch, Evaluation, FailTaskReply, FailTaskRequest,
     FinishInitReply, FinishInitRequest, FinishSaveReply, FinishSaveRequest, FollowReply,
     FollowRequest, GivenUp as WireGivenUp, Later, NextTaskReply, NextTaskRequest,
-    ReportDamageReply, ReportDamageRequest, ReportEvaluationReply, ReportEvaluationRequest,
-    RestoreCheckpointReply, RestoreCheckpointRequest, StatusReply, StatusRequest,
-    TakeCheckpointReply, TakeCheckpointRequest, begin_init_reply, fail_task_request,
-    next_task_reply,
+    ReportDamageReply, ReportDamageRequest, ReportDivergenceReply, ReportDivergenceRequest,
+    ReportEvaluationReply, ReportEvaluationRequest, RestoreCheckpointReply,
+    RestoreCheckpointRequest, StatusReply, StatusRequest, TakeCheckpointReply,
+    TakeCheckpointRequest, begin_init_reply, fail_task_request, next_task_reply,
 };
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
@@ -337,6 +337,21 @@ impl Master for Service {
             .await
             .map_err(|error| refuse(&error))?;
         Ok(Response::new(ReportDamageReply {}))
+    }
+
+    async fn report_divergence(
+        &self,
+        request: Request<ReportDivergenceRequest>,
+    ) -> Result<Response<ReportDivergenceReply>, Status> {
+        let request = request.into_inner();
+        let (trainer, generation) = caller(request.caller)?;
+        let reason = format!("trainer {trainer}: {}", reason(request.reason));
+        let office = self.acting()?.office;
+        office
+            .ask(|reply| Event::Diverged { generation, reason, reply })
+            .await
+            .map_err(|error| refuse(&error))?;
+        Ok(Response::new(ReportDivergenceReply {}))
     }
 
     async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {

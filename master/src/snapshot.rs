@@ -108,6 +108,10 @@ async fn snapshot(
         let reply = reply.map_err(|status| failed(status.message().to_owned()))?.into_inner();
         match (reply.answer(), version) {
             (snapshot_reply::Answer::Saved, _) => return Ok(reply),
+            (snapshot_reply::Answer::Diverged, _) => {
+                let at = Version(reply.version);
+                return Err(CheckpointError::Diverged { slot, at, what: reply.diverged });
+            }
             (snapshot_reply::Answer::NotYet, _) | (snapshot_reply::Answer::Past, None) => {}
             (snapshot_reply::Answer::Past, Some(wanted)) => {
                 let present = Version(reply.version);

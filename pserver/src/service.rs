@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use steadfast_checkpoint::EncodeError;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Lane, Pass, Slot, TaskId, Version};
 use steadfast_common::layout::{Layout, ParamSpec};
@@ -28,7 +29,7 @@ use crate::engine::{
     CutAnswer, Engine, EngineError, Event, FirstValues, Published, PushName, Which,
 };
 use crate::metrics::Metrics;
-use crate::shard_file::ShardStore;
+use crate::shard_file::{ShardError, ShardStore};
 use crate::tenure::Tenure;
 
 /// The longest that a call may wait for a version.
@@ -269,6 +270,14 @@ impl Pserver for Service {
         let version = cut.position.version;
         let (slot, incarnation) = (self.engine.slot, self.engine.incarnation);
         let saved = self.shards.save(&layout, slot, incarnation, cut).await;
+        if let Err(ShardError::Encode(error @ EncodeError::NotFinite { .. })) = &saved {
+            return Ok(Response::new(SnapshotReply {
+                answer: snapshot_reply::Answer::Diverged.into(),
+                version: version.0,
+                diverged: error.to_string(),
+                ..SnapshotReply::default()
+            }));
+        }
         let (shard, position) = saved.map_err(|error| {
             status(ErrorKind::Unavailable, format!("the shard was not saved: {error}"))
         })?;
@@ -280,6 +289,7 @@ impl Pserver for Service {
             shard: json(&shard),
             position: json(&position),
             params: layout.params().iter().map(param).collect(),
+            diverged: String::new(),
         }))
     }
 }

@@ -145,7 +145,7 @@ impl Seen {
                         ));
                     }
                 }
-                Mode::Async if COUNTS.contains(&block.block) => {
+                Mode::Async if COUNTS.contains(&block.block) && !job.diverges => {
                     let floats = block.data.chunks_exact(4);
                     let values: Vec<f32> = floats
                         .map(|it| f32::from_le_bytes(it.try_into().expect("four bytes")))

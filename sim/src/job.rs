@@ -7,7 +7,7 @@
 use bytes::Bytes;
 use steadfast_common::job_file;
 use steadfast_common::layout::ParamSpec;
-use steadfast_common::spec::{JobSpec, LostPserver, Mode};
+use steadfast_common::spec::{JobSpec, LostPserver, Mode, OptimizerSpec};
 use steadfast_trainer::{
     Batch, Evaluation, Metric, MicroBatch, Model, ModelError, Parameters, Random, Registry,
 };
@@ -36,6 +36,8 @@ pub struct Job {
     pub one: f32,
     /// Whether no task is ever given up.
     pub is_patient: bool,
+    /// Whether its parameters come to overflow before it is over.
+    pub diverges: bool,
 }
 
 impl Job {
@@ -84,7 +86,18 @@ impl Job {
         let spec = job_file::parse(&text).unwrap_or_else(|error| panic!("{text}\n{error}"));
         let rhythm = &spec.asynchronous;
         let one = 0.25 / (rhythm.batch * rhythm.push_every) as f32;
-        Self { number, spec, records, one, is_patient }
+        Self { number, spec, records, one, is_patient, diverges: false }
+    }
+
+    /// A job whose counts overflow, which no gradient shows.
+    pub fn diverging(mode: Mode) -> Self {
+        let mut job = Self::smallest(mode);
+        (job.number, job.diverges) = (JOBS, true);
+        job.spec.passes = Some(3);
+        job.spec.optimizer = OptimizerSpec::default();
+        job.spec.learning_rate.base = 1e36;
+        job.spec.model.options.insert("slope".to_owned(), 1e3.into());
+        job
     }
 
     /// The job of the catalogue that takes the fewest steps, of those in which no task is given up.
@@ -153,7 +166,8 @@ pub fn registry() -> Registry {
     let mut models = Registry::built_in();
     models.register("counting", |spec, features| {
         let records = spec.options.get("records").and_then(|it| it.as_integer()).unwrap_or(0);
-        Ok(Box::new(Counting { records: records as usize, features }))
+        let slope = spec.options.get("slope").and_then(|it| it.as_float());
+        Ok(Box::new(Counting { records: records as usize, features, slope }))
     });
     models
 }
@@ -164,6 +178,8 @@ const COUNTS: usize = 1;
 struct Counting {
     records: usize,
     features: usize,
+    /// The gradient of a count, of a model that holds nothing but counts.
+    slope: Option<f64>,
 }
 
 impl Model for Counting {
@@ -192,6 +208,10 @@ impl Model for Counting {
         for (record, label) in batch.features.rows().into_iter().zip(batch.labels) {
             let number = record[0] as usize;
             let x = record.slice(steadfast_trainer::ndarray::s![1..]);
+            if let Some(slope) = self.slope {
+                gradient.vector_mut(COUNTS)[number] += slope as f32;
+                continue;
+            }
             let error = x.dot(&parameters.vector(0)) + parameters.vector(2)[0] - label;
             loss_sum += f64::from(error * error) / 2.0;
             gradient.vector_mut(0).scaled_add(error, &x);

@@ -56,6 +56,7 @@ impl Plan {
         }
         let faults = Mix::draw(&mut dice, &shape, latency.1).faults(&mut dice);
         let detours = Detours::default();
+        let job = if dice.happens(0.04) { Job::diverging(mode) } else { job };
         Self { seed, job, shape, weather, store_weather, faults, detours }
     }
 

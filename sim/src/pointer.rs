@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use futures::FutureExt;
+use safetensors::SafeTensors;
 use steadfast_audit::history::Revision;
 use steadfast_common::keys::Keys;
 use steadfast_common::records::CheckpointRecord;
@@ -36,6 +38,20 @@ impl Pointer {
     /// Whether it names another one since this was asked last.
     pub fn has_moved(&mut self) -> bool {
         std::mem::take(&mut self.has_moved)
+    }
+
+    /// What is not finite in the checkpoint that it names.
+    pub fn has_diverged(&self, store: &Store) -> Option<String> {
+        let latest = self.latest.as_ref()?;
+        self.manifests.get(latest)?.shards.iter().find_map(|shard| {
+            let bytes = store.read(&shard.object).now_or_never()??;
+            let tensors = SafeTensors::deserialize(&bytes).ok()?;
+            let (name, _) = tensors.iter().find(|(_, tensor)| {
+                let mut values = tensor.data().as_chunks().0.iter();
+                values.any(|it| !f32::from_le_bytes(*it).is_finite())
+            })?;
+            Some(format!("I11: `{name}` is not finite in {latest}, which is committed"))
+        })
     }
 
     /// What is missing of the checkpoint that it names.

@@ -82,6 +82,8 @@ thread_local! {
 /// Carries a plan out.
 pub fn run(plan: &Plan) -> Outcome {
     let reference = match plan.job.spec.mode {
+        // How far such a job comes is a matter of chance.
+        Mode::Sync if plan.job.diverges => None,
         Mode::Sync => match reference(&plan.job) {
             Ok(reference) => Some(reference),
             Err(broken) => {
@@ -311,6 +313,12 @@ impl<'a> Run<'a> {
     /// Compares what the job has come to with what it had to come to.
     fn end(&self, manifest: &Manifest) -> Vec<String> {
         let Some(result) = &self.result else { return vec!["there is no result".to_owned()] };
+        if self.plan.job.diverges {
+            let reason = result.reason.as_deref().unwrap_or_default();
+            let is_told = result.state == JobOutcome::Failed && reason.contains("not finite");
+            let broken = || format!("I11: the job's parameters overflow, and it ended: {result:?}");
+            return (!is_told).then(broken).into_iter().collect();
+        }
         let may_give_up = !self.plan.job.is_patient && self.plan.job.spec.mode == Mode::Async;
         if result.state != JobOutcome::Finished && may_give_up {
             return Vec::new();

@@ -58,7 +58,11 @@ impl<'a> Watch<'a> {
         broken.extend(self.checker.report.broken.iter().map(ToString::to_string));
         broken.append(&mut self.seen.lock().expect("one thread").broken);
         broken.extend(scene.cluster.strange());
-        if self.pointer.has_moved() || self.deleted < scene.store.deleted() {
+        let has_moved = self.pointer.has_moved();
+        if has_moved {
+            broken.extend(self.pointer.has_diverged(&scene.store));
+        }
+        if has_moved || self.deleted < scene.store.deleted() {
             self.deleted = scene.store.deleted();
             broken.extend(self.pointer.is_dangling(&scene.store));
         }

@@ -282,6 +282,25 @@ fn a_job_all_of_whose_tasks_are_bad_fails_and_says_so() {
     }
 }
 
+/// Whatever followed would not be finite either, so nobody goes on, and what was kept before stays.
+///
+/// F41, I11
+#[test]
+fn a_job_that_diverges_fails_with_the_reason_and_keeps_only_what_is_finite() {
+    for mode in ["sync", "async"] {
+        let scene = Scene::new();
+        let job = in_mode(Job::example("linear"), mode).with("base = 0.1", "base = 1e6");
+        let ended = Run::start(&scene, &job, &[]).end();
+        scene.leaves_no_process();
+        assert_eq!(ended.code, Some(1), "{mode}: {}{}", ended.stdout, ended.stderr);
+        let summary = ended.summary();
+        let reason = summary["reason"].as_str().expect("a failure has a reason");
+        assert!(reason.contains("not finite"), "{mode}: {reason}");
+        assert!(reason.contains("learning rate"), "{mode}: {reason}");
+        assert_eq!(summary["model"], Value::Null, "{mode}: {summary}");
+    }
+}
+
 #[test]
 fn bytes_that_are_no_request_end_no_process() {
     let scene = Scene::new();

@@ -55,6 +55,18 @@ pub enum Interrupt {
     Broken(String),
 }
 
+impl Interrupt {
+    /// Whether training has come to values that are not finite.
+    pub fn is_divergence(&self) -> bool {
+        matches!(
+            self,
+            Self::NotFinite { .. }
+                | Self::Model(ModelError::NotFinite)
+                | Self::ModelFile(EncodeError::NotFinite { .. })
+        )
+    }
+}
+
 impl From<Interrupt> for Failure {
     fn from(interrupt: Interrupt) -> Self {
         let kind = match &interrupt {

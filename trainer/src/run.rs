@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::Parser;
 use serde_json::json;
-use steadfast_client::{ClientError, Cluster, Master};
+use steadfast_client::{ClientError, Cluster, Master, Pservers};
 use steadfast_common::dataset::ReadOptions;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Incarnation, TrainerId};
@@ -20,9 +20,10 @@ use steadfast_process::{
     Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, init_logging,
     wait_for_job,
 };
+use steadfast_proto::v1::ReportDivergenceRequest;
 use steadfast_trainer_core::{Model, Registry, fingerprint};
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 use uuid::Uuid;
 
 use crate::async_loop::{self, Ending};
@@ -158,9 +159,28 @@ async fn train_one_generation(
     leave: &CancellationToken,
 ) -> Result<(), Interrupt> {
     let pservers = context.pservers().await?;
+    match train_with(context, &pservers, clock, leave).await {
+        // All others would come to the same, again and again.
+        Err(error) if error.is_divergence() => {
+            error!(%error, "training has diverged");
+            let caller = context.master.caller(pservers.generation());
+            let request = ReportDivergenceRequest { caller, reason: error.to_string() };
+            context.master.report_divergence(request).await?;
+            Ok(())
+        }
+        trained => trained,
+    }
+}
+
+async fn train_with(
+    context: &Arc<Context>,
+    pservers: &Pservers,
+    clock: &mut u64,
+    leave: &CancellationToken,
+) -> Result<(), Interrupt> {
     let last = match context.job.spec.mode {
-        Mode::Sync => sync_loop::train(context, &pservers).await?,
-        Mode::Async => match async_loop::train(context, &pservers, clock, leave).await? {
+        Mode::Sync => sync_loop::train(context, pservers).await?,
+        Mode::Async => match async_loop::train(context, pservers, clock, leave).await? {
             Ending::Trained(last) => last,
             Ending::Left => return Ok(()),
         },

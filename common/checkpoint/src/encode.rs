@@ -21,6 +21,11 @@ pub enum EncodeError {
     SameName { name: String },
     #[error("a tensor is called `{METADATA}`, which the file format keeps for itself; rename it")]
     Reserved,
+    /// Whatever came of such values would not be finite either.
+    #[error(
+        "a value of `{tensor}` is not finite any more; a lower learning rate or clipping may help"
+    )]
+    NotFinite { tensor: String },
     #[error("the header of {bytes} bytes is longer than readers accept; use fewer parameters")]
     HeaderTooLarge { bytes: usize },
 }
@@ -75,6 +80,9 @@ pub(crate) fn encode(
     if tensors.iter().any(|tensor| tensor.name == METADATA) {
         return Err(EncodeError::Reserved);
     }
+    if let Some(tensor) = tensors.iter().find(|tensor| !are_finite(tensor.values)) {
+        return Err(EncodeError::NotFinite { tensor: tensor.name.clone() });
+    }
     let header = Header { metadata, tensors: &tensors };
     let mut header = serde_json::to_vec(&header).expect("names and numbers can be written");
     header.resize(header.len().next_multiple_of(WORD), b' ');
@@ -89,6 +97,11 @@ pub(crate) fn encode(
         file.extend_from_slice(bytemuck::cast_slice(tensor.values));
     }
     Ok(file.into())
+}
+
+/// Whether no value is infinite or NaN. Looks at all of them, so that it runs at memory speed.
+fn are_finite(values: &[f32]) -> bool {
+    values.iter().fold(true, |finite, value| finite & value.is_finite())
 }
 
 #[cfg(test)]
@@ -111,6 +124,18 @@ mod tests {
             tensor("scalar", &[], &[7.5]),
             tensor("nothing", &[0], &[]),
         ]
+    }
+
+    /// I11
+    #[test]
+    fn a_value_that_is_not_finite_is_named_and_not_written() {
+        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let values = [1.0, value];
+            let bad = Tensor { name: "bad".to_owned(), shape: vec![2], values: &values };
+            let all = tensors().into_iter().chain([bad]).collect();
+            let refusal = encode(all, &BTreeMap::new()).unwrap_err();
+            assert_eq!(refusal, EncodeError::NotFinite { tensor: "bad".to_owned() });
+        }
     }
 
     #[test]

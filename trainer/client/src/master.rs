@@ -13,7 +13,8 @@ use steadfast_proto::v1::{
     AdvanceReply, AdvanceRequest, BeginInitReply, BeginInitRequest, BeginSaveReply,
     BeginSaveRequest, Caller, Evaluation, FailTaskReply, FailTaskRequest, FinishInitReply,
     FinishInitRequest, FinishSaveReply, FinishSaveRequest, FollowReply, FollowRequest,
-    NextTaskReply, NextTaskRequest, ReportEvaluationReply, ReportEvaluationRequest,
+    NextTaskReply, NextTaskRequest, ReportDivergenceReply, ReportDivergenceRequest,
+    ReportEvaluationReply, ReportEvaluationRequest,
 };
 use tonic::{Response, Status};
 use tracing::{debug, info};
@@ -71,6 +72,8 @@ impl Master {
         next_task(NextTaskRequest) -> NextTaskReply;
         /// Says that a task of a lane cannot be computed.
         fail_task(FailTaskRequest) -> FailTaskReply;
+        /// Says that gradients or parameters are not finite, which ends the job.
+        report_divergence(ReportDivergenceRequest) -> ReportDivergenceReply;
         /// Offers to save the model.
         begin_save(BeginSaveRequest) -> BeginSaveReply;
         /// Says that the model is saved.
