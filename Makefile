@@ -21,16 +21,17 @@ test: build ## Run all tests
 	$(CARGO) test --release --workspace
 
 chaos: build ## Run seeded schedules of faults: SEED=1 MINUTES=5 MODE=sync|async
-	$(CARGO) run --release -p steadfast-tests --bin chaos -- --seed $(or $(SEED),1) --minutes $(or $(MINUTES),5) --mode $(or $(MODE),sync)
+	target/release/chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),5) --mode $(or $(MODE),sync)
 
-sim: setup ## Run seeds in simulation: SEEDS=10000 SEED=1 MODE=both|sync|async
-	$(CARGO) run --release -p steadfast-sim --bin steadfast-sim -- --seed $(or $(SEED),1) --seeds $(or $(SEEDS),10000) --mode $(or $(MODE),both)
+sim: build ## Run seeds in simulation: SEEDS=10000 SEED=1 MODE=both|sync|async
+	target/release/steadfast-sim --seed $(or $(SEED),1) --seeds $(or $(SEEDS),10000) --mode $(or $(MODE),both)
 
-sim-deep: setup ## Try every single detour of a small job in simulation
-	$(CARGO) run --release -p steadfast-sim --bin steadfast-sim -- --explore
+sim-deep: build ## Try every single detour of a small job in simulation, and every two faults
+	target/release/steadfast-sim --explore
+	target/release/steadfast-sim --explore --pairs
 
-mutants: setup ## Put deliberate faults into our protocol and see the simulator find them
-	$(CARGO) run --release -p steadfast-sim --bin steadfast-mutants -- $(ONLY)
+mutants: build ## Put deliberate faults into our protocol and see the simulator find them
+	target/release/steadfast-mutants $(ONLY)
 
 verify: setup ## Check form and lints; changes nothing
 	$(CARGO) fmt --all --check

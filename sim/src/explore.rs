@@ -3,8 +3,9 @@
 //! The schedule of an undisturbed small job is repeated again and again, each time with one detour:
 //! a process is killed, or stopped for longer than its lease, before one particular turn; one particular
 //! call breaks, loses its answer or arrives again late; one particular choice between tasks that could
-//! run goes another way. Whatever the detour, everything has to hold, and the job has to end as it
-//! would without.
+//! run goes another way. Besides, with every two faults that can come between the transactions which
+//! lock, slots and generations are made of. Whatever the detours, everything has to hold, and the job
+//! has to end as it would without.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use steadfast_common::spec::Mode;
 
 use crate::cluster::{Member, Role, Shape};
-use crate::fault::Fault;
+use crate::fault::{End, Fault};
 use crate::host::Addresses;
 use crate::job::Job;
 use crate::plan::Plan;
@@ -21,11 +22,20 @@ use crate::run::{Outcome, run};
 use crate::store::StoreWeather;
 use crate::weather::{Fate, Weather};
 
+/// When a fault strikes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// Before the turn of this number.
+    Turn(u64),
+    /// As soon as etcd has this revision, before anybody has heard of it.
+    Revision(u64),
+}
+
 /// One detour from a schedule.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Detour {
-    /// A fault strikes before the turn of this number.
-    Strike(u64, Fault),
+    /// A fault strikes.
+    Strike(Moment, Fault),
     /// This becomes of the call of this number.
     Call(u64, Fate),
     /// When tasks are chosen from for the so-many-th time, the one so many places further on runs.
@@ -35,7 +45,7 @@ pub enum Detour {
 /// Detours of one run.
 #[derive(Clone, Debug, Default)]
 pub struct Detours {
-    pub strikes: Vec<(u64, Fault)>,
+    pub strikes: Vec<(Moment, Fault)>,
     pub calls: BTreeMap<u64, Fate>,
     pub choices: BTreeMap<u64, u64>,
 }
@@ -45,7 +55,7 @@ impl Detours {
     #[must_use]
     pub fn and(mut self, detour: Detour) -> Self {
         match detour {
-            Detour::Strike(turn, fault) => self.strikes.push((turn, fault)),
+            Detour::Strike(moment, fault) => self.strikes.push((moment, fault)),
             Detour::Call(number, fate) => drop(self.calls.insert(number, fate)),
             Detour::Choice(number, further) => drop(self.choices.insert(number, further)),
         }
@@ -56,7 +66,8 @@ impl Detours {
 impl fmt::Display for Detour {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Strike(turn, fault) => write!(f, "before turn {turn}: {fault}"),
+            Self::Strike(Moment::Turn(turn), fault) => write!(f, "before turn {turn}: {fault}"),
+            Self::Strike(Moment::Revision(at), fault) => write!(f, "at revision {at}: {fault}"),
             Self::Call(number, fate) => write!(f, "call {number}: {fate:?}"),
             Self::Choice(number, further) => write!(f, "choice {number}: {further} further on"),
         }
@@ -86,28 +97,55 @@ pub fn small(mode: Mode) -> Plan {
     }
 }
 
-/// Every single detour from the schedule of `plan`, but only each `stride`-th, from `first` on.
-pub fn detours(plan: &Plan, first: usize, stride: usize) -> Vec<Detour> {
-    let base = run(plan);
-    let all = strikes(plan, &base).into_iter().chain(calls(&base)).chain(choices(&base));
+/// Every two faults that come, one after the other or both at once, between the transactions of
+/// `plan`, but only each `stride`-th pair, from `first` on.
+pub fn pairs(plan: &Plan, first: usize, stride: usize) -> Vec<Vec<Detour>> {
+    let longer = plan.shape.lease_ttl * 2;
+    let mut faults = vec![Fault::EtcdKill(Duration::from_millis(300)), Fault::EtcdStop(longer)];
+    for member in members(plan) {
+        faults.push(Fault::Kill(member));
+        faults.push(Fault::Stop(member, longer));
+        faults.push(Fault::Cut(End::Member(member), End::Etcd, longer));
+    }
+    let faults = &faults;
+    let revisions = run(plan).revisions;
+    let strikes = |at| {
+        let strike = move |fault: &Fault| Detour::Strike(Moment::Revision(at), fault.clone());
+        faults.iter().map(strike)
+    };
+    let from = |at, one: Detour| {
+        let later = (at..=revisions).flat_map(strikes);
+        later.map(move |two| vec![one.clone(), two])
+    };
+    let all = (1..=revisions).flat_map(|at| strikes(at).flat_map(move |one| from(at, one)));
     all.skip(first).step_by(stride.max(1)).collect()
 }
 
+fn members(plan: &Plan) -> Vec<Member> {
+    let shape = &plan.shape;
+    let of = |role, count| (0..count).map(move |number| Member { role, number });
+    of(Role::Master, shape.masters)
+        .chain(of(Role::Pserver, shape.pservers))
+        .chain(of(Role::Trainer, shape.trainers))
+        .collect()
+}
+
+/// Every single detour from the schedule of `plan`, but only each `stride`-th, from `first` on.
+pub fn singles(plan: &Plan, first: usize, stride: usize) -> Vec<Vec<Detour>> {
+    let base = run(plan);
+    let all = strikes(plan, &base).into_iter().chain(calls(&base)).chain(choices(&base));
+    all.skip(first).step_by(stride.max(1)).map(|it| vec![it]).collect()
+}
+
 /// Every detour of a single call.
-pub fn detours_of_calls(plan: &Plan) -> Vec<Detour> {
-    calls(&run(plan))
+pub fn single_calls(plan: &Plan) -> Vec<Vec<Detour>> {
+    calls(&run(plan)).into_iter().map(|it| vec![it]).collect()
 }
 
 fn strikes(plan: &Plan, base: &Outcome) -> Vec<Detour> {
-    let shape = &plan.shape;
-    let of = |role, count| (0..count).map(move |number| Member { role, number });
-    let members: Vec<Member> = of(Role::Master, shape.masters)
-        .chain(of(Role::Pserver, shape.pservers))
-        .chain(of(Role::Trainer, shape.trainers))
-        .collect();
-    let longer = shape.lease_ttl * 2;
+    let (members, longer) = (members(plan), plan.shape.lease_ttl * 2);
     let mut all = Vec::new();
-    for turn in 0..base.turns {
+    for turn in (0..base.turns).map(Moment::Turn) {
         for member in &members {
             all.push(Detour::Strike(turn, Fault::Kill(*member)));
             all.push(Detour::Strike(turn, Fault::Stop(*member, longer)));

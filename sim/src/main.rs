@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
-use steadfast_sim::explore::{detours, detours_of_calls, small};
+use steadfast_sim::explore::{pairs, single_calls, singles, small};
 use steadfast_sim::{Mode, Outcome, Plan, run, shrink};
 
 /// Runs whole jobs in deterministic simulation: one seed decides everything.
@@ -42,6 +42,9 @@ struct Args {
     /// Of these only the ones of a single call.
     #[arg(long, requires = "explore")]
     calls: bool,
+    /// Instead of single detours: every two faults between transactions.
+    #[arg(long, requires = "explore", conflicts_with = "calls")]
+    pairs: bool,
     #[arg(long, default_value_t = 2)]
     threads: usize,
 }
@@ -117,33 +120,37 @@ fn explore(args: &Args, stride: usize) -> ExitCode {
     for mode in args.mode.all() {
         let (started, plan) = (Instant::now(), small(*mode));
         let first = args.seed as usize % stride.max(1);
-        let detours = match args.calls {
-            true => detours_of_calls(&plan),
-            false => detours(&plan, first, stride),
+        let routes = match (args.calls, args.pairs) {
+            (true, _) => single_calls(&plan),
+            (_, true) => pairs(&plan, first, stride),
+            (false, false) => singles(&plan, first, stride),
         };
-        let (next, broken) = (AtomicU64::new(0), Mutex::new(Vec::new()));
+        let (next, broken) = (AtomicU64::new(0), AtomicU64::new(0));
         std::thread::scope(|scope| {
             for _ in 0..args.threads {
                 scope.spawn(|| {
-                    while let Some(detour) =
-                        detours.get(next.fetch_add(1, Ordering::Relaxed) as usize)
+                    while let Some(route) =
+                        routes.get(next.fetch_add(1, Ordering::Relaxed) as usize)
                     {
-                        let outcome = run(&plan.clone().with(detour.clone()));
-                        if !outcome.broken.is_empty() && args.first {
-                            println!("found: {} of a small job ({})", detour, plan.mode_name());
+                        let outcome = run(&plan.clone().with(route));
+                        if outcome.broken.is_empty() {
+                            continue;
+                        }
+                        let told: Vec<String> = route.iter().map(ToString::to_string).collect();
+                        let told = told.join(", ");
+                        if args.first {
+                            println!("found: {told} of a small job ({})", plan.mode_name());
                             next.store(u64::MAX / 2, Ordering::Relaxed);
                         }
-                        if !outcome.broken.is_empty() {
-                            println!("{detour}\n{outcome}");
-                            broken.lock().expect("no holder panics").push(detour.clone());
-                        }
+                        println!("{told}\n{outcome}");
+                        broken.fetch_add(1, Ordering::Relaxed);
                     }
                 });
             }
         });
-        let broken = broken.into_inner().expect("no holder panics").len();
-        let (count, seconds) = (detours.len(), started.elapsed().as_secs_f64());
-        println!("{}: {count} detours in {seconds:.1} s, {broken} failed", plan.mode_name());
+        let broken = broken.into_inner();
+        let (count, seconds) = (routes.len(), started.elapsed().as_secs_f64());
+        println!("{}: {count} routes in {seconds:.1} s, {broken} failed", plan.mode_name());
         failed += broken;
     }
     ExitCode::from(u8::from(0 < failed))

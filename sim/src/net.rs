@@ -105,6 +105,13 @@ impl Net {
         *self.0.observer.lock().expect(LOCK) = Some(observer);
     }
 
+    /// Forgets who looks at answers and who serves, so that nothing keeps anything else in memory.
+    pub fn end(&self) {
+        let observer = self.0.observer.lock().expect(LOCK).take();
+        let ports = std::mem::take(&mut self.state().ports);
+        drop((observer, ports));
+    }
+
     /// Says on which machine a process runs.
     pub fn place(&self, process: ProcessId, machine: Machine) {
         self.state().machines.insert(process, machine);

@@ -79,8 +79,8 @@ impl Plan {
 
     /// The same with one more detour.
     #[must_use]
-    pub fn with(mut self, detour: Detour) -> Self {
-        self.detours = self.detours.and(detour);
+    pub fn with(mut self, detours: &[Detour]) -> Self {
+        self.detours = detours.iter().cloned().fold(self.detours, Detours::and);
         self
     }
 

@@ -17,7 +17,8 @@ use steadfast_common::spec::Mode;
 use crate::checks::{Reference, Seen, miscounted_at_the_end, observer};
 use crate::cluster::{Cluster, Member, PERSON, Role};
 use crate::etcd::EtcdServer;
-use crate::fault::Scene;
+use crate::explore::Moment;
+use crate::fault::{Fault, Scene};
 use crate::job::{Job, STORE};
 use crate::net::Net;
 use crate::plan::Plan;
@@ -164,6 +165,7 @@ impl<'a> Run<'a> {
             (world.now(), world.turns(), world.digest());
         (outcome.calls, outcome.choices) = (self.scene.net.calls(), world.choices());
         world.end();
+        self.scene.net.end();
         let seen = std::mem::take(&mut *self.seen.lock().expect("one thread"));
         outcome.pulls = seen.pulls;
         outcome.broken = broken;
@@ -261,7 +263,11 @@ impl<'a> Run<'a> {
         let mut limit = world.now() + last + self.plan.shape.lease_ttl * 2 + PATIENCE;
         let mut strikes = self.plan.detours.strikes.clone();
         loop {
-            if let Some(at) = strikes.iter().position(|(turn, _)| *turn <= world.turns()) {
+            let is_due = |(moment, _): &(Moment, Fault)| match moment {
+                Moment::Turn(turn) => *turn <= world.turns(),
+                Moment::Revision(at) => *at <= watch.report().revisions,
+            };
+            if let Some(at) = strikes.iter().position(is_due) {
                 let (_, fault) = strikes.swap_remove(at);
                 self.scene.strike(&fault);
                 if strikes.is_empty() {
