@@ -58,7 +58,22 @@ fn copy_sources(root: &Path, tree: &Path) {
 }
 
 fn try_out(root: &Path, tree: &Path, mutation: &Mutation, seeds: u64) -> Result<String, String> {
-    let mut before: Vec<(PathBuf, String)> = Vec::new();
+    let mut before = Vec::new();
+    let found = mutate(tree, mutation, &mut before)
+        .and_then(|()| build(root, tree))
+        .and_then(|()| first_found(root, seeds));
+    for (path, text) in before.into_iter().rev() {
+        std::fs::write(path, text).map_err(|error| error.to_string())?;
+    }
+    found
+}
+
+/// Makes all edits of a mutation; `before` gets what each file held.
+fn mutate(
+    tree: &Path,
+    mutation: &Mutation,
+    before: &mut Vec<(PathBuf, String)>,
+) -> Result<(), String> {
     for edit in &mutation.edits {
         let path = tree.join(&edit.file);
         let text = std::fs::read_to_string(&path).map_err(|error| error.to_string())?;
@@ -66,11 +81,7 @@ fn try_out(root: &Path, tree: &Path, mutation: &Mutation, seeds: u64) -> Result<
         std::fs::write(&path, changed).map_err(|error| error.to_string())?;
         before.push((path, text));
     }
-    let found = build(root, tree).and_then(|()| first_found(root, seeds));
-    for (path, text) in before.into_iter().rev() {
-        std::fs::write(path, text).map_err(|error| error.to_string())?;
-    }
-    found
+    Ok(())
 }
 
 fn target(root: &Path) -> PathBuf {
