@@ -240,4 +240,5 @@ not_played! {
     finish_save: FinishSaveRequest => FinishSaveReply,
     restore_checkpoint: RestoreCheckpointRequest => RestoreCheckpointReply,
     report_damage: ReportDamageRequest => ReportDamageReply,
+    report_divergence: ReportDivergenceRequest => ReportDivergenceReply,
 }
