@@ -3,12 +3,20 @@
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
 use crate::{Process, Scene, program, within};
+
+/// Ports that are chosen beforehand. Linux gives none of them to whoever asks for any, as connections
+/// do, so nobody takes one between our choice and the process that is to listen there.
+const PORTS: std::ops::Range<u16> = 20_000..32_000;
+
+/// How far apart processes of tests begin to choose.
+const PORTS_OF_PROCESS: u32 = 211;
 
 /// Another process may take a port between our finding it free and etcd's binding it.
 const PORTS_TRIED: u32 = 5;
@@ -119,7 +127,12 @@ pub(crate) fn find(name: &str, package: &str) -> PathBuf {
 
 /// An address on loopback that nobody listens on right now.
 pub fn free_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0")
-        .and_then(|listener| listener.local_addr())
-        .expect("loopback has free ports")
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let first = std::process::id().wrapping_mul(PORTS_OF_PROCESS);
+    let count = PORTS.len() as u32;
+    let mut addresses = (0..count).map(|_| {
+        let place = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % count;
+        SocketAddr::from(([127, 0, 0, 1], PORTS.start + place as u16))
+    });
+    addresses.find(|it| TcpListener::bind(it).is_ok()).expect("loopback has free ports")
 }
