@@ -60,15 +60,7 @@ impl Desk {
                 batch.later(reply, answer);
             }
             Event::ForgetCheckpoints { ids, reply } => {
-                // Somebody may have gone back to one of them since it was found to be old.
-                let generation = batch.state.generation.as_ref();
-                let began_from = generation.and_then(|it| it.checkpoint.as_ref());
-                let in_use = [batch.state.checkpoint.as_ref(), began_from];
-                let forgotten: Vec<String> =
-                    ids.into_iter().filter(|id| !in_use.contains(&Some(id))).collect();
-                for id in &forgotten {
-                    batch.changes.add(Op::delete(&self.keys.checkpoint(id)));
-                }
+                let forgotten = self.forget_checkpoints(batch, ids);
                 batch.later(reply, Ok(forgotten));
             }
             Event::Damaged { generation, checkpoint, reason, reply } => {
@@ -89,6 +81,19 @@ impl Desk {
                 self.setback = Some(Setback::Wanted { checkpoint, force, reply });
             }
         }
+    }
+
+    fn forget_checkpoints(&self, batch: &mut Batch, ids: Vec<String>) -> Vec<String> {
+        // Somebody may have gone back to one of them since it was found to be old.
+        let generation = batch.state.generation.as_ref();
+        let began_from = generation.and_then(|it| it.checkpoint.as_ref());
+        let in_use = [batch.state.checkpoint.as_ref(), began_from];
+        let forgotten: Vec<String> =
+            ids.into_iter().filter(|id| !in_use.contains(&Some(id))).collect();
+        for id in &forgotten {
+            batch.changes.add(Op::delete(&self.keys.checkpoint(id)));
+        }
+        forgotten
     }
 
     /// Whether a checkpoint is damaged is decided by whoever failed to load it: its hash was compared
