@@ -3,7 +3,7 @@
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build demo test chaos sim sim-deep mutants verify fix
+.PHONY: help setup build demo test chaos sim sim-deep mutants bench bench-compare verify fix
 
 help: ## Say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -32,6 +32,12 @@ sim-deep: build ## Try every single detour of a small job in simulation, and eve
 
 mutants: build ## Put deliberate faults into our protocol and see the simulator find them
 	target/release/steadfast-mutants $(ONLY)
+
+bench: build ## Measure beside this machine's limits: ONLY="push pull" ROUNDS=5
+	target/release/steadfast-bench $(ONLY) --rounds $(or $(ROUNDS),5) --json target/bench.json
+
+bench-compare: build ## Measure beside another revision: BASE=main~5 ONLY="push pull" ROUNDS=5
+	scripts/bench-compare "$(BASE)" $(ONLY) --rounds $(or $(ROUNDS),5)
 
 verify: setup ## Check form and lints; changes nothing
 	$(CARGO) fmt --all --check

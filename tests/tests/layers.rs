@@ -130,6 +130,18 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
             "steadfast-proto",
         ],
     )],
+    &[(
+        "steadfast-benches",
+        &[
+            "steadfast-common",
+            "steadfast-host",
+            "steadfast-proto",
+            "steadfast-coord",
+            "steadfast-client",
+            "steadfast-pserver-core",
+            "steadfast-tests",
+        ],
+    )],
 ];
 
 /// Packages that may not wait, read a clock, roll dice or touch the outside.

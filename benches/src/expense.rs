@@ -1,0 +1,32 @@
+//! What processes cost: CPU time and memory, as the system counts them.
+
+use std::fs;
+
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
+
+/// Time in `/proc/<pid>/stat` is counted in hundredths of a second on every Linux.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// CPU seconds of this process so far.
+pub fn own_cpu() -> f64 {
+    let usage = getrusage(UsageWho::RUSAGE_SELF).expect("a process may ask about itself");
+    (usage.user_time() + usage.system_time()).num_microseconds() as f64 / 1e6
+}
+
+/// CPU seconds of another process so far; nothing if it has ended.
+pub fn cpu_of(pid: i32) -> f64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name, in parentheses, may hold anything.
+    let after_name = text.rsplit(')').next().unwrap_or_default();
+    let mut fields = after_name.split_whitespace().skip(11).filter_map(|it| it.parse::<f64>().ok());
+    (fields.next().unwrap_or(0.0) + fields.next().unwrap_or(0.0)) / TICKS_PER_SECOND
+}
+
+/// The most memory that a process held so far.
+pub fn peak_of(pid: i32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = text.lines().find_map(|it| it.strip_prefix("VmHWM:"));
+    let kibibytes = line.and_then(|it| it.split_whitespace().next()?.parse::<u64>().ok());
+    kibibytes.unwrap_or(0) * 1024
+}

@@ -1,0 +1,134 @@
+//! Update rules and the sum of lanes, beside loops that only move the same bytes.
+
+use std::hint::black_box;
+
+use bytes::Bytes;
+use steadfast_common::ids::Lane;
+use steadfast_common::spec::{OptimizerKind, OptimizerSpec};
+use steadfast_pserver_core::contribution::{Contribution, LaneEnd};
+use steadfast_pserver_core::lane_sum::LaneSum;
+use steadfast_pserver_core::optimizer::Optimizer;
+
+use crate::sample::Sample;
+use crate::watch::Watch;
+
+/// Values in cache: a block.
+pub const BLOCK: usize = 1 << 16;
+
+/// Values out of cache: 64 MiB.
+pub const LARGE: usize = 16 << 20;
+
+/// Bytes that one sample moves, about.
+const SAMPLE_BYTES: usize = 3 << 30;
+
+/// Lanes that are added up.
+const LANES: u32 = 8;
+
+/// Values of one lane in the sum: 8 MiB.
+const LANE: usize = 2 << 20;
+
+/// Applies a rule again and again to `values` values.
+pub fn optimizer(kind: OptimizerKind, values: usize) -> Sample {
+    let spec = OptimizerSpec { kind, momentum: Some(0.9), ..OptimizerSpec::default() };
+    let rule = Optimizer::new(&spec);
+    let mut params = vec![0.25_f32; values];
+    let mut gradient = vec![0.5_f32; values];
+    let mut state = rule.initial_state(&params);
+    let bytes = moved(state.len(), values);
+    let times = (SAMPLE_BYTES / bytes).max(1);
+    rule.apply(&mut params, &mut gradient, &mut state, 1e-3, 1);
+    let watch = Watch::start(Vec::new());
+    for time in 0..times {
+        rule.apply(black_box(&mut params), &mut gradient, &mut state, 1e-3, time as u64 + 2);
+    }
+    watch.stop((times * bytes) as f64)
+}
+
+/// Moves the bytes of such a rule: reads gradient, parameters and state, writes the latter two.
+pub fn copy(kind: OptimizerKind, values: usize) -> Sample {
+    let spec = OptimizerSpec { kind, momentum: Some(0.9), ..OptimizerSpec::default() };
+    let states = Optimizer::new(&spec).state_names().len();
+    let gradient = vec![0.5_f32; values];
+    let mut written: Vec<Vec<f32>> = vec![vec![0.25; values]; 1 + states];
+    let bytes = moved(states, values);
+    let times = (SAMPLE_BYTES / bytes).max(1);
+    let watch = Watch::start(Vec::new());
+    for _ in 0..times {
+        move_through(black_box(&mut written), &gradient);
+    }
+    watch.stop((times * bytes) as f64)
+}
+
+/// One addition for each value that is written.
+fn move_through(written: &mut [Vec<f32>], gradient: &[f32]) {
+    match written {
+        [a] => a.iter_mut().zip(gradient).for_each(|(a, g)| *a += g),
+        [a, b] => {
+            for ((a, b), g) in a.iter_mut().zip(b).zip(gradient) {
+                *a += g;
+                *b += g;
+            }
+        }
+        [a, b, c] => {
+            for (((a, b), c), g) in a.iter_mut().zip(b).zip(c).zip(gradient) {
+                *a += g;
+                *b += g;
+                *c += g;
+            }
+        }
+        [a, b, c, d] => {
+            for ((((a, b), c), d), g) in a.iter_mut().zip(b).zip(c).zip(d).zip(gradient) {
+                *a += g;
+                *b += g;
+                *c += g;
+                *d += g;
+            }
+        }
+        _ => unreachable!("no rule keeps more than three vectors"),
+    }
+}
+
+/// The gradient is read, the others are read and written.
+fn moved(states: usize, values: usize) -> usize {
+    (1 + 2 * (1 + states)) * values * size_of::<f32>()
+}
+
+/// Adds lanes in their order, of which every second one comes too early.
+pub fn lanes() -> Sample {
+    let bytes = lane_bytes();
+    let order: Vec<u32> = (0..LANES).map(|it| it ^ 1).collect();
+    let mut sum = LaneSum::new(LANES, Default::default(), &[LANE]);
+    let times = SAMPLE_BYTES / (LANES as usize * bytes.len());
+    let watch = Watch::start(Vec::new());
+    for _ in 0..times {
+        for lane in &order {
+            let blocks = vec![bytes.clone().into()];
+            let one = Contribution { records: 1, loss_sum: 0.5, checksum: 1, blocks };
+            sum.take(Lane(*lane), one, LaneEnd::MoreToCome);
+        }
+        black_box(sum.sum());
+        sum.roll();
+    }
+    watch.stop((times * LANES as usize * bytes.len()) as f64)
+}
+
+/// Adds as much in whatever order it comes.
+pub fn unordered() -> Sample {
+    let bytes = lane_bytes();
+    let mut sum = vec![0.0_f32; LANE];
+    let times = SAMPLE_BYTES / (LANES as usize * bytes.len());
+    let watch = Watch::start(Vec::new());
+    for _ in 0..times {
+        sum.fill(0.0);
+        for _ in 0..LANES {
+            for (sum, value) in black_box(&mut sum).iter_mut().zip(bytes.as_chunks().0) {
+                *sum += f32::from_le_bytes(*value);
+            }
+        }
+    }
+    watch.stop((times * LANES as usize * bytes.len()) as f64)
+}
+
+fn lane_bytes() -> Bytes {
+    Bytes::from(0.5_f32.to_le_bytes().repeat(LANE))
+}

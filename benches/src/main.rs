@@ -1,0 +1,148 @@
+//! Measures how fast we are beside what this machine can do, in one run, the two sides in turn.
+
+mod catalogue;
+mod expense;
+mod kernels;
+mod ping;
+mod raw;
+mod rig;
+mod sample;
+mod table;
+mod watch;
+mod wire;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use clap::{Parser, Subcommand};
+
+use crate::catalogue::{Bench, Side, benches};
+use crate::sample::{Pairs, Sample};
+
+/// Measures how fast Steadfast is beside what this machine can do.
+#[derive(Debug, Parser)]
+#[command(name = "steadfast-bench", version)]
+struct Args {
+    /// Benches by the beginning of their names; all without any.
+    names: Vec<String>,
+    /// How often both sides are measured.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Writes all samples to this file as well.
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Another build of this program, with its own programs beside it, to measure instead of the
+    /// limit.
+    #[arg(long)]
+    base: Option<PathBuf>,
+    #[command(subcommand)]
+    part: Option<Part>,
+}
+
+/// What processes of a measurement do.
+#[derive(Debug, Subcommand)]
+enum Part {
+    /// Takes one sample and prints it.
+    #[command(hide = true)]
+    Sample { name: String, side: Side },
+    #[command(hide = true)]
+    ServeRaw,
+    #[command(hide = true)]
+    ServeEcho,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let outcome = match &args.part {
+        None => measure(&args),
+        Some(part) => act(part),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) => {
+            eprintln!("steadfast-bench: {reason}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn act(part: &Part) -> Result<(), String> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| error.to_string())?;
+    match part {
+        Part::Sample { name, side } => {
+            let bench = benches().into_iter().find(|it| it.name == *name);
+            let bench = bench.ok_or_else(|| format!("there is no bench `{name}`"))?;
+            let sample = runtime.block_on(bench.sample(*side));
+            println!("{}", serde_json::to_string(&sample).expect("it is plain data"));
+            Ok(())
+        }
+        Part::ServeRaw => runtime.block_on(raw::serve()).map_err(|error| error.to_string()),
+        Part::ServeEcho => runtime.block_on(ping::serve()).map_err(|error| error.to_string()),
+    }
+}
+
+fn measure(args: &Args) -> Result<(), String> {
+    let is_wanted = |bench: &Bench| {
+        args.names.is_empty() || args.names.iter().any(|name| bench.name.starts_with(name.as_str()))
+    };
+    let wanted: Vec<Bench> = benches().into_iter().filter(is_wanted).collect();
+    if wanted.is_empty() {
+        let names: Vec<String> = benches().into_iter().map(|it| it.name).collect();
+        return Err(format!("there is no such bench; there are {}", names.join(", ")));
+    }
+    let own = std::env::current_exe().map_err(|error| error.to_string())?;
+    let mut rows = Vec::new();
+    for bench in &wanted {
+        eprintln!("{}", table::legend(bench));
+    }
+    println!("{}", table::head(args.base.is_some()));
+    for bench in wanted {
+        let mut pairs = Pairs::default();
+        for round in 0..args.rounds {
+            // Whoever comes second may find the machine warmer.
+            let ours =
+                |pairs: &mut Pairs| sample(&own, &bench, Side::Ours).map(|it| pairs.ours.push(it));
+            let beside = |pairs: &mut Pairs| {
+                let it = match &args.base {
+                    None => sample(&own, &bench, Side::Beside),
+                    Some(base) => sample(base, &bench, Side::Ours),
+                };
+                it.map(|it| pairs.limit.push(it))
+            };
+            if round % 2 == 0 {
+                ours(&mut pairs)?;
+                beside(&mut pairs)?;
+            } else {
+                beside(&mut pairs)?;
+                ours(&mut pairs)?;
+            }
+        }
+        println!("{}", table::row(&bench, &pairs, args.base.is_some()));
+        rows.push(serde_json::json!({ "name": bench.name, "bar": bench.bar, "samples": pairs }));
+    }
+    if let Some(path) = &args.json {
+        let text = serde_json::to_string_pretty(&rows).expect("it is plain data");
+        std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Takes a sample in a process of its own, so that memory and caches are its own.
+fn sample(program: &Path, bench: &Bench, side: Side) -> Result<Sample, String> {
+    let side = match side {
+        Side::Ours => "ours",
+        Side::Beside => "beside",
+    };
+    let mut command = Command::new(program);
+    command.args(["sample", &bench.name, side]);
+    if let Some(folder) = program.parent() {
+        command.env("SUITE_PROGRAMS", folder);
+    }
+    let output = command.output().map_err(|error| format!("{}: {error}", program.display()))?;
+    if !output.status.success() {
+        let reason = String::from_utf8_lossy(&output.stderr).into_owned();
+        return Err(format!("{} ({side}): {reason}", bench.name));
+    }
+    serde_json::from_slice(&output.stdout).map_err(|error| format!("{}: {error}", bench.name))
+}

@@ -1,0 +1,92 @@
+//! The limit of small steps: as many bytes there and back over the HTTP/2 that we use, as fast as one
+//! answer can follow another.
+
+use std::net::SocketAddr;
+use std::process::Stdio;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use steadfast_host::net::{Port, dial};
+use steadfast_proto::v1::BlockData;
+use steadfast_tests::{Process, Scene, within};
+use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::server::{NamedService, UnaryService};
+use tonic::service::Routes;
+use tonic::{Request, Response, Status};
+use tonic_prost::ProstCodec;
+
+use crate::sample::Sample;
+use crate::watch::Watch;
+use crate::wire::{SMALL, SMALL_STEPS};
+
+/// Gives back what it gets.
+#[derive(Clone)]
+struct Echo;
+
+impl NamedService for Echo {
+    const NAME: &'static str = "steadfast.bench.Echo";
+}
+
+impl UnaryService<BlockData> for Echo {
+    type Response = BlockData;
+    type Future = std::future::Ready<Result<Response<BlockData>, Status>>;
+
+    fn call(&mut self, request: Request<BlockData>) -> Self::Future {
+        std::future::ready(Ok(Response::new(request.into_inner())))
+    }
+}
+
+impl tower::Service<tonic::codegen::http::Request<Body>> for Echo {
+    type Response = tonic::codegen::http::Response<Body>;
+    type Error = std::convert::Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: tonic::codegen::http::Request<Body>) -> Self::Future {
+        Box::pin(async move {
+            let mut grpc = tonic::server::Grpc::new(ProstCodec::default());
+            Ok(grpc.unary(Echo, request).await)
+        })
+    }
+}
+
+/// Answers until it is killed. Says first where.
+pub async fn serve() -> std::io::Result<()> {
+    let port = Port::bind("127.0.0.1:0".parse().expect("an address")).await?;
+    println!("{}", port.local_addr()?);
+    let served = port.serve(Routes::new(Echo), CancellationToken::new()).await;
+    served.map_err(std::io::Error::other)?.map_err(std::io::Error::other)
+}
+
+/// As many exchanges as a sample of small steps has steps.
+pub async fn ping_pong() -> Sample {
+    let scene = Scene::new();
+    let own = std::env::current_exe().expect("we run");
+    let mut command = scene.command(&own);
+    command.arg("serve-echo").stdin(Stdio::null());
+    let process = Process::start(scene.folder(), "echo", &mut command);
+    let address: SocketAddr =
+        within(Duration::from_secs(10), "it listens", || process.stdout().trim().parse().ok());
+    let mut client = tonic::client::Grpc::new(dial(&address.to_string()).expect("an address"));
+    let data = Bytes::from(vec![7; SMALL * size_of::<f32>()]);
+    let path = PathAndQuery::from_static("/steadfast.bench.Echo/Echo");
+    let mut exchange = async || {
+        client.ready().await.expect("it is there");
+        let block = Request::new(BlockData { block: 0, data: data.clone() });
+        let codec = ProstCodec::<BlockData, BlockData>::default();
+        client.unary(block, path.clone(), codec).await.expect("it answers");
+    };
+    exchange().await;
+    let watch = Watch::start(vec![process.pid().as_raw()]);
+    for _ in 0..SMALL_STEPS {
+        exchange().await;
+    }
+    watch.stop(SMALL_STEPS as f64)
+}

@@ -1,0 +1,84 @@
+//! What one measurement of one side came to, and what several come to together.
+
+use serde::{Deserialize, Serialize};
+
+/// What was counted, in how much time, and at what expense.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Sample {
+    /// Bytes, steps, or whatever the bench counts.
+    pub amount: f64,
+    pub seconds: f64,
+    /// CPU time of all processes that took part.
+    pub cpu_seconds: f64,
+    /// Most memory that each process held, added up.
+    pub peak_bytes: u64,
+}
+
+impl Sample {
+    /// Amount per second.
+    pub fn rate(&self) -> f64 {
+        self.amount / self.seconds
+    }
+
+    /// CPU seconds per thousand million of the amount.
+    pub fn cpu_per_giga(&self) -> f64 {
+        self.cpu_seconds / self.amount * 1e9
+    }
+}
+
+/// Samples of two sides that were taken in turn.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Pairs {
+    pub ours: Vec<Sample>,
+    pub limit: Vec<Sample>,
+}
+
+impl Pairs {
+    /// Median of ours against the other side, pair by pair: above 1 is faster.
+    pub fn ratio(&self) -> f64 {
+        median(self.each(|ours, limit| ours.rate() / limit.rate()))
+    }
+
+    /// The same for CPU time per amount: above 1 is more expensive.
+    pub fn cpu_ratio(&self) -> f64 {
+        median(self.each(|ours, limit| ours.cpu_per_giga() / limit.cpu_per_giga()))
+    }
+
+    fn each(&self, of: impl Fn(&Sample, &Sample) -> f64) -> Vec<f64> {
+        self.ours.iter().zip(&self.limit).map(|(ours, limit)| of(ours, limit)).collect()
+    }
+}
+
+/// The middle of `values`; NaN if there are none.
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    match values.len() {
+        0 => f64::NAN,
+        len if len % 2 == 1 => values[len / 2],
+        len => values[len / 2 - 1].midpoint(values[len / 2]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_median_is_what_half_of_the_values_are_below() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert!(median(Vec::new()).is_nan());
+    }
+
+    #[test]
+    fn sides_are_compared_pair_by_pair() {
+        let sample =
+            |amount, cpu_seconds| Sample { amount, seconds: 2.0, cpu_seconds, peak_bytes: 0 };
+        let pairs = Pairs {
+            ours: vec![sample(10.0, 1.0), sample(30.0, 1.0), sample(20.0, 1.0)],
+            limit: vec![sample(20.0, 1.0), sample(20.0, 1.0), sample(20.0, 4.0)],
+        };
+        assert_eq!(pairs.ratio(), 1.0);
+        assert_eq!(pairs.cpu_ratio(), 2.0 / 3.0);
+    }
+}

@@ -1,0 +1,49 @@
+//! The table that a person reads.
+
+use crate::catalogue::{Bench, Unit};
+use crate::sample::{Pairs, Sample, median};
+
+/// Its first two lines.
+pub fn head(is_compared: bool) -> String {
+    let other = if is_compared { "base" } else { "limit" };
+    let ratio = if is_compared { "ratio" } else { "ratio (bar)" };
+    format!(
+        "| bench | ours | {other} | {ratio} | CPU, ours | CPU, {other} | ratio of CPU | memory, ours \
+         | memory, {other} |\n|---|---|---|---|---|---|---|---|---|"
+    )
+}
+
+/// What a bench measures.
+pub fn legend(bench: &Bench) -> String {
+    format!("{}: {}; its limit: {}", bench.name, bench.what, bench.beside)
+}
+
+/// The line of one bench.
+pub fn row(bench: &Bench, pairs: &Pairs, is_compared: bool) -> String {
+    let rate = |samples: &[Sample]| median(samples.iter().map(Sample::rate).collect());
+    let cpu = |samples: &[Sample]| median(samples.iter().map(Sample::cpu_per_giga).collect());
+    let peak = |samples: &[Sample]| samples.iter().map(|it| it.peak_bytes).max().unwrap_or(0) >> 20;
+    let ratio = match is_compared {
+        true => format!("{:.2}", pairs.ratio()),
+        false => format!("{:.2} ({})", pairs.ratio(), bench.bar),
+    };
+    let rate_text = |it: f64| match bench.unit {
+        Unit::Bytes => format!("{:.2} GB/s", it / 1e9),
+        Unit::Steps => format!("{it:.0}/s"),
+    };
+    let cpu_text = |it: f64| match bench.unit {
+        Unit::Bytes => format!("{it:.2} s/GB"),
+        Unit::Steps => format!("{:.0} µs", it / 1e3),
+    };
+    format!(
+        "| {} | {} | {} | {ratio} | {} | {} | {:.2} | {} MiB | {} MiB |",
+        bench.name,
+        rate_text(rate(&pairs.ours)),
+        rate_text(rate(&pairs.limit)),
+        cpu_text(cpu(&pairs.ours)),
+        cpu_text(cpu(&pairs.limit)),
+        pairs.cpu_ratio(),
+        peak(&pairs.ours),
+        peak(&pairs.limit)
+    )
+}

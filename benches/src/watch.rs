@@ -1,0 +1,34 @@
+//! Takes a sample: time, CPU time and memory of this process and of those that work with it.
+
+use std::time::Instant;
+
+use crate::expense::{cpu_of, own_cpu, peak_of};
+use crate::sample::Sample;
+
+/// A measurement that has begun.
+pub struct Watch {
+    others: Vec<i32>,
+    cpu: f64,
+    started: Instant,
+}
+
+impl Watch {
+    /// Begins to measure.
+    pub fn start(others: Vec<i32>) -> Self {
+        let cpu = total_cpu(&others);
+        Self { others, cpu, started: Instant::now() }
+    }
+
+    /// What was done since: `amount`.
+    pub fn stop(self, amount: f64) -> Sample {
+        let seconds = self.started.elapsed().as_secs_f64();
+        let cpu_seconds = total_cpu(&self.others) - self.cpu;
+        let own = std::process::id().cast_signed();
+        let peak_bytes = self.others.iter().chain([&own]).map(|pid| peak_of(*pid)).sum();
+        Sample { amount, seconds, cpu_seconds, peak_bytes }
+    }
+}
+
+fn total_cpu(others: &[i32]) -> f64 {
+    others.iter().map(|pid| cpu_of(*pid)).sum::<f64>() + own_cpu()
+}
