@@ -9,6 +9,7 @@ pub mod ids;
 pub mod job_file;
 pub mod keys;
 pub mod layout;
+pub mod pieces;
 pub mod records;
 pub mod schedule;
 pub mod spec;

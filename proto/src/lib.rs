@@ -1,8 +1,14 @@
 //! The wire: messages and services of `steadfast.v1`, and the one mapping between error kinds and
 //! gRPC codes.
 
+mod calls;
+mod decoder;
+mod framing;
 pub mod tensor;
 
+pub use calls::{answer, call, next, read_one};
+pub use decoder::Decoder;
+pub use framing::{encode, framed};
 use steadfast_common::error::ErrorKind;
 use tonic::{Code, Status};
 

@@ -39,13 +39,3 @@ pub fn in_chunks(blocks: impl IntoIterator<Item = BlockData>) -> Vec<Vec<BlockDa
     }
     groups
 }
-
-/// Writes little-endian bytes over `values`; false (and nothing written) if the lengths differ.
-#[must_use]
-pub fn copy_into(values: &mut [f32], data: &[u8]) -> bool {
-    if size_of_val(values) != data.len() {
-        return false;
-    }
-    bytemuck::cast_slice_mut(values).copy_from_slice(data);
-    true
-}

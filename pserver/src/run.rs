@@ -15,14 +15,13 @@ use steadfast_process::{
     Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, health,
     init_logging, wait_for_job,
 };
-use steadfast_proto::MESSAGE_BYTES_MAX;
-use steadfast_proto::v1::pserver_server::PserverServer;
 use steadfast_pserver_core::shard::Rules;
 use tonic::service::Routes;
 use tracing::{info, warn};
 use uuid::Uuid;
 
 use crate::engine::{Engine, Published};
+use crate::exchange::Exchange;
 use crate::metrics::Metrics;
 use crate::service::Service;
 use crate::shard_file::ShardStore;
@@ -131,16 +130,13 @@ struct Joined {
 }
 
 impl Joined {
-    fn service(&self, metrics: Metrics) -> PserverServer<Service> {
-        let service = Service {
+    fn service(&self, metrics: Metrics) -> Exchange {
+        Exchange::new(Service {
             engine: self.engine.clone(),
             tenure: self.holder.tenure(),
             shards: self.shards.clone(),
             metrics,
-        };
-        PserverServer::new(service)
-            .max_decoding_message_size(MESSAGE_BYTES_MAX)
-            .max_encoding_message_size(MESSAGE_BYTES_MAX)
+        })
     }
 
     /// Takes part in the job's generations until the slot is another's.

@@ -1,9 +1,9 @@
 //! A gradient on its way into a shard, and why one is refused.
 
-use bytes::Bytes;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Lane, TaskId, Version};
 use steadfast_common::layout::Block;
+use steadfast_common::pieces::Pieces;
 
 /// The sum of some records' gradients, for all blocks of a shard.
 #[derive(Clone, Debug, PartialEq)]
@@ -16,7 +16,7 @@ pub struct Contribution {
     pub checksum: u64,
     /// Values of the shard's blocks, in the shard's order, as little-endian `f32`; empty when no
     /// record was summed up.
-    pub blocks: Vec<Bytes>,
+    pub blocks: Vec<Pieces>,
 }
 
 /// Whether a lane goes on after this contribution.
@@ -100,24 +100,10 @@ impl Contribution {
             if data.len() != wanted {
                 return Err(Refusal::WrongLength { block: *number, found: data.len(), wanted });
             }
-            // A sum of finite values times zero is zero; one NaN or infinity makes it NaN.
-            let probe: f32 = floats(data).fold(0.0, |probe, value| probe + value * 0.0);
-            if probe != 0.0 {
+            if !data.are_finite() {
                 return Err(Refusal::NotFinite { block: *number });
             }
         }
         Ok(())
-    }
-}
-
-/// The values in little-endian bytes.
-pub fn floats(data: &[u8]) -> impl Iterator<Item = f32> + '_ {
-    data.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes))
-}
-
-/// Adds little-endian bytes to `sum`, element by element.
-pub fn add(sum: &mut [f32], data: &[u8]) {
-    for (sum, bytes) in sum.iter_mut().zip(data.as_chunks::<4>().0) {
-        *sum += f32::from_le_bytes(*bytes);
     }
 }

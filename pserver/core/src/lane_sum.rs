@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use steadfast_common::ids::Lane;
 
-use crate::contribution::{Contribution, LaneEnd, add};
+use crate::contribution::{Contribution, LaneEnd};
 
 /// What has been contributed to the present step.
 #[derive(Clone, Debug, Default)]
@@ -72,7 +72,7 @@ impl LaneSum {
         self.early.insert(lane, contribution);
         while let Some(contribution) = self.early.remove(&Lane(self.next)) {
             for (sum, data) in self.sum.iter_mut().zip(&contribution.blocks) {
-                add(sum, data);
+                data.add_to(sum);
             }
             self.total.records += contribution.records;
             self.total.loss_sum += contribution.loss_sum;

@@ -11,7 +11,7 @@ use steadfast_common::layout::{Block, Layout};
 use steadfast_common::spec::{JobSpec, LearningRateSpec, Mode, OptimizerSpec};
 use steadfast_common::tally::{Counted, TaskPiece, Verdict};
 
-use crate::contribution::{Contributed, Contribution, LaneEnd, Refusal, floats};
+use crate::contribution::{Contributed, Contribution, LaneEnd, Refusal};
 use crate::lane_sum::{LaneSum, PassEnd, StepTotal};
 use crate::learning_rate::learning_rate;
 use crate::optimizer::Optimizer;
@@ -329,8 +329,8 @@ impl Shard {
             if !fresh[*count] {
                 continue;
             }
-            self.scratch.clear();
-            self.scratch.extend(floats(data));
+            self.scratch.resize(values.len(), 0.0);
+            data.copy_to(&mut self.scratch);
             prepare(&mut self.scratch, scale, self.rules.optimizer.clip_value, 1.0);
             let (values, state) = (Arc::make_mut(values), Arc::make_mut(state));
             self.optimizer.apply(values, &mut self.scratch, state, rate, self.updates);

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use steadfast_common::ids::{Lane, Pass, Slot, TaskId, Version};
 use steadfast_common::layout::{BLOCK_LEN_MAX, Layout, ParamSpec};
+use steadfast_common::pieces::Pieces;
 use steadfast_common::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpec};
 use steadfast_common::tally::{Counted, TaskPiece};
 use steadfast_pserver_core::contribution::{Contributed, Contribution, LaneEnd, Refusal};
@@ -47,14 +48,15 @@ fn contribution(shard: &Shard, lane: u32, step: u64) -> Contribution {
         let mixed = (index as u64 * 2_654_435_761 + u64::from(lane) * 97 + step * 131) % 10_007;
         (mixed as f32 - 5_000.0) * 0.000_37
     };
-    let bytes = |range: std::ops::Range<usize>| -> Bytes {
-        range.flat_map(|index| value(index).to_le_bytes()).collect::<Vec<u8>>().into()
+    let pieces = |range: std::ops::Range<usize>| -> Pieces {
+        let bytes: Vec<u8> = range.flat_map(|index| value(index).to_le_bytes()).collect();
+        Bytes::from(bytes).into()
     };
     Contribution {
         records: u64::from(lane) + 3,
         loss_sum: f64::from(lane) * 0.7,
         checksum: 1 << lane,
-        blocks: shard.blocks().iter().map(|(_, block)| bytes(block.range())).collect(),
+        blocks: shard.blocks().iter().map(|(_, block)| pieces(block.range())).collect(),
     }
 }
 
@@ -157,19 +159,23 @@ fn a_pass_ends_with_its_longest_lane() {
 }
 
 /// S004-37, F41, F48: what does not fit, or is not finite, is refused as a whole, and nothing has changed.
+fn bytes(pieces: &Pieces) -> Vec<u8> {
+    pieces.iter().flat_map(|it| it.to_vec()).collect()
+}
+
 #[test]
 fn a_contribution_that_does_not_fit_changes_nothing() {
     let mut shard = shard(Mode::Sync);
     let before = bits(&shard);
     let good = contribution(&shard, 0, 0);
     let mut short = good.clone();
-    short.blocks[1] = short.blocks[1].slice(4..);
+    short.blocks[1] = Bytes::from(bytes(&short.blocks[1]).split_off(4)).into();
     let mut fewer = good.clone();
     fewer.blocks.pop();
     let mut infinite = good.clone();
-    let mut bytes = infinite.blocks[0].to_vec();
+    let mut bytes = bytes(&infinite.blocks[0]);
     bytes[4..8].copy_from_slice(&f32::INFINITY.to_le_bytes());
-    infinite.blocks[0] = bytes.into();
+    infinite.blocks[0] = Bytes::from(bytes).into();
     let none = Contribution { records: 0, loss_sum: 0.0, checksum: 0, blocks: Vec::new() };
     let mut offer = |version, lane, given| {
         shard.contribute(Version(version), Lane(lane), given, LaneEnd::MoreToCome)
@@ -290,7 +296,8 @@ fn a_gradient_is_shrunk_to_the_global_norm() {
     let blocks = Shard::blocks_of(&layout, Slot(0), 1);
     let mut shard = Shard::new(layout, blocks, vec![vec![0.0, 0.0]], Rules { lanes: 1, ..rules });
     let data: Vec<u8> = [6.0_f32, 8.0].iter().flat_map(|it| it.to_le_bytes()).collect();
-    let given = Contribution { records: 2, loss_sum: 0.0, checksum: 0, blocks: vec![data.into()] };
+    let blocks = vec![Bytes::from(data).into()];
+    let given = Contribution { records: 2, loss_sum: 0.0, checksum: 0, blocks };
     shard.contribute(Version(0), Lane(0), given, LaneEnd::MoreToCome).unwrap();
     assert_eq!(shard.squares(), [25.0]);
     shard.finish_step(Some(5.0));

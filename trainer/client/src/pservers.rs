@@ -1,5 +1,6 @@
 //! Gradients out, parameters in: to all pservers of a generation at once.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,16 +13,14 @@ use steadfast_common::tally::TaskPiece;
 use steadfast_coord::{CoordError, Deadline, pauses};
 use steadfast_host::net::{Wire, dial};
 use steadfast_host::time::{sleep, timeout};
+use steadfast_proto::tensor::{in_chunks, shared_bytes};
 use steadfast_proto::v1::pserver_client::PserverClient;
 use steadfast_proto::v1::push_header;
 use steadfast_proto::v1::{
     BlockData, InitHeader, InitRequest, LaneContribution, Param, PullHeader, PullRequest,
-    PushHeader, PushRequest, Target, TaskContribution,
+    PushHeader, PushReply, Target, TaskContribution,
 };
-use steadfast_proto::{
-    MESSAGE_BYTES_MAX,
-    tensor::{copy_into, in_chunks, shared_bytes},
-};
+use steadfast_proto::{Decoder, call, encode, framed, next, read_one};
 use tonic::Status;
 use tracing::debug;
 
@@ -33,6 +32,9 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long one pull waits at a pserver before it asks again.
 const PULL_WAIT: Duration = Duration::from_secs(10);
+
+const PUSH: &str = "/steadfast.v1.Pserver/Push";
+const PULL: &str = "/steadfast.v1.Pserver/Pull";
 
 /// The pservers of one generation.
 #[derive(Clone, Debug)]
@@ -48,7 +50,7 @@ pub struct Pservers {
 #[derive(Clone, Debug)]
 struct SlotClient {
     target: Target,
-    client: PserverClient<Wire>,
+    wire: Wire,
     /// Numbers of the blocks that the slot holds.
     blocks: Vec<u32>,
 }
@@ -99,7 +101,7 @@ impl Pservers {
                 slot: slot as u32,
                 incarnation: incarnation.0,
             };
-            Ok(SlotClient { target, client: connect(address)?, blocks })
+            Ok(SlotClient { target, wire: connect(address)?, blocks })
         });
         let slots: Result<Vec<SlotClient>, ClientError> = slots.collect();
         let generation = crew.record.generation;
@@ -117,22 +119,21 @@ impl Pservers {
     /// A refusal, another generation, or the end of the job.
     pub async fn init(&self, attempt: u64, values: Arc<Vec<f32>>) -> Result<(), ClientError> {
         let bytes = shared_bytes(values);
-        let sent = self.slots.iter().map(|slot| {
-            let header = InitHeader {
-                target: Some(slot.target),
-                attempt,
-                params: self.layout.params().iter().map(param).collect(),
-            };
-            let mut header = Some(header);
-            let messages: Vec<InitRequest> = self
-                .chunks(slot, &bytes)
-                .into_iter()
-                .map(|blocks| InitRequest { header: header.take(), blocks })
-                .collect();
-            self.until_answered(move || {
-                let (mut client, messages) = (slot.client.clone(), messages.clone());
-                async move { client.init(tokio_stream::iter(messages)).await.map(|_| ()) }
-            })
+        let params: Vec<Param> = self.layout.params().iter().map(param).collect();
+        let sent = self.slots.iter().map(async |slot| {
+            let target = Some(slot.target);
+            let mut header = Some(InitHeader { target, attempt, params: params.clone() });
+            let chunks = self.chunks(slot, &bytes).into_iter();
+            let messages: Vec<InitRequest> =
+                chunks.map(|blocks| InitRequest { header: header.take(), blocks }).collect();
+            let mut patience = self.patience();
+            loop {
+                let mut client = PserverClient::new(slot.wire.clone());
+                let init = client.init(tokio_stream::iter(messages.clone()));
+                if patience.attempt(init).await?.is_some() {
+                    return Ok(());
+                }
+            }
         });
         try_join_all(sent).await.map(|_| ())
     }
@@ -144,36 +145,46 @@ impl Pservers {
     pub async fn push(&self, name: Name, gradient: Gradient) -> Result<(), ClientError> {
         let bytes = shared_bytes(gradient.values.clone());
         let sent = self.slots.iter().map(|slot| {
-            let header = PushHeader {
+            let mut header = Some(PushHeader {
                 target: Some(slot.target),
                 records: gradient.records,
                 loss_sum: gradient.loss_sum,
                 checksum: gradient.checksum,
                 name: Some(wire_name(name)),
-            };
+            });
             let chunks =
                 if bytes.is_empty() { vec![Vec::new()] } else { self.chunks(slot, &bytes) };
-            let mut header = Some(header);
-            let messages: Vec<PushRequest> = chunks
-                .into_iter()
-                .map(|blocks| PushRequest { header: header.take(), blocks })
-                .collect();
-            self.until_answered(move || {
-                let (mut client, messages) = (slot.client.clone(), messages.clone());
-                async move { client.push(tokio_stream::iter(messages)).await.map(|_| ()) }
-            })
+            let mut pieces = Vec::new();
+            for blocks in chunks {
+                encode(header.take().as_ref(), &blocks, &mut pieces);
+            }
+            self.push_one(slot, pieces)
         });
         try_join_all(sent).await.map(|_| ())
+    }
+
+    async fn push_one(&self, slot: &SlotClient, pieces: Vec<Bytes>) -> Result<(), ClientError> {
+        let mut patience = self.patience();
+        loop {
+            let push = async {
+                let mut wire = slot.wire.clone();
+                let mut body = call(&mut wire, PUSH, pieces.clone()).await?;
+                read_one::<PushReply>(&mut body).await
+            };
+            if patience.attempt(push).await?.is_some() {
+                return Ok(());
+            }
+        }
     }
 
     /// Asynchronous mode: writes the present blocks of every slot into `values`, which is as long as
     /// the layout. Slots may be at different versions; the smallest one, which all reflect, is told.
     ///
     /// # Errors
-    /// A refusal, another generation, or the end of the job.
+    /// A refusal, another generation, or the end of the job. Blocks may have been written then.
     pub async fn pull(&self, values: &mut [f32]) -> Result<Pulled, ClientError> {
-        let answers = self.pull_all(Version(0), Which::AtLeast).await?;
-        self.adopt(answers, values)
+        let headers = self.pull_all(Version(0), Which::AtLeast, values).await?;
+        Ok(least(&headers))
     }
 
     /// Synchronous mode: waits for `version` of every slot, or the first later one that all of them
@@ -181,7 +192,7 @@ impl Pservers {
     /// of two steps would make for a gradient that nobody else computes.
     ///
     /// # Errors
-    /// A refusal, another generation, or the end of the job.
+    /// A refusal, another generation, or the end of the job. Blocks may have been written then.
     pub async fn pull_step(
         &self,
         version: Version,
@@ -189,56 +200,51 @@ impl Pservers {
     ) -> Result<Pulled, ClientError> {
         let mut wanted = version;
         loop {
-            let answers = self.pull_all(wanted, Which::Exactly).await?;
-            let past = answers.iter().filter(|it| !it.0.ready).map(|it| it.0.version);
+            let headers = self.pull_all(wanted, Which::Exactly, values).await?;
+            let past = headers.iter().filter(|it| !it.ready).map(|it| it.version);
             let past: Vec<u64> = past.collect();
-            let Some(most) = past.iter().max() else { return self.adopt(answers, values) };
+            let Some(most) = past.iter().max() else { return Ok(least(&headers)) };
             // A slot is at most one step ahead of another, and then it keeps the step before.
-            let all_there = past.len() == answers.len() && past.iter().all(|it| it == most);
+            let all_there = past.len() == headers.len() && past.iter().all(|it| it == most);
             wanted = Version(if all_there { *most } else { most.saturating_sub(1) });
         }
     }
 
-    async fn pull_all(&self, version: Version, which: Which) -> Result<Vec<Answer>, ClientError> {
-        let pulls = self.slots.iter().map(|slot| {
-            self.until_answered(move || {
-                let (mut client, target) = (slot.client.clone(), slot.target);
-                async move { pull_one(&mut client, target, version, which).await }
-            })
+    async fn pull_all(
+        &self,
+        version: Version,
+        which: Which,
+        values: &mut [f32],
+    ) -> Result<Vec<PullHeader>, ClientError> {
+        let places = self.places(values)?;
+        let pulls = self.slots.iter().zip(places).map(|(slot, mut places)| async move {
+            let mut patience = self.patience();
+            loop {
+                let pull = pull_one(slot, version, which, &mut places);
+                if let Some(header) = patience.attempt(pull).await? {
+                    return Ok(header);
+                }
+            }
         });
         try_join_all(pulls).await
     }
 
-    fn adopt(&self, answers: Vec<Answer>, values: &mut [f32]) -> Result<Pulled, ClientError> {
-        let mut pulled: Option<Pulled> = None;
-        for (position, blocks) in answers {
-            for block in &blocks {
-                self.write(block, values)?;
-            }
-            if pulled.is_none_or(|least| position.version < least.version.0) {
-                pulled = Some(Pulled {
-                    version: Version(position.version),
-                    pass: Pass(position.pass),
-                    pass_start: Version(position.pass_start),
-                    examples: position.examples,
-                    loss: position.loss,
-                });
-            }
+    /// Where each slot's blocks go, by their numbers.
+    fn places<'a>(&self, values: &'a mut [f32]) -> Result<Vec<Places<'a>>, ClientError> {
+        let mut of_block = BTreeMap::new();
+        let mut rest = values;
+        for (number, block) in self.layout.blocks().iter().enumerate() {
+            let (place, after) = rest.split_at_mut_checked(block.len).ok_or_else(|| {
+                let message = "the values are fewer than those of the model";
+                refused(ErrorKind::Internal, message.to_owned())
+            })?;
+            of_block.insert(number as u32, place);
+            rest = after;
         }
-        Ok(pulled.unwrap_or_default())
-    }
-
-    fn write(&self, block: &BlockData, values: &mut [f32]) -> Result<(), ClientError> {
-        let range = self.layout.blocks().get(block.block as usize).map(|it| it.range());
-        let place = range.and_then(|range| values.get_mut(range));
-        if place.is_some_and(|place| copy_into(place, &block.data)) {
-            return Ok(());
-        }
-        Err(ClientError::Refused {
-            what: "a pserver",
-            kind: ErrorKind::Internal,
-            message: format!("block {} does not fit the model's layout", block.block),
-        })
+        let of_slot = |slot: &SlotClient| {
+            slot.blocks.iter().filter_map(|it| Some((*it, of_block.remove(it)?))).collect()
+        };
+        Ok(self.slots.iter().map(of_slot).collect())
     }
 
     fn chunks(&self, slot: &SlotClient, bytes: &Bytes) -> Vec<Vec<BlockData>> {
@@ -250,30 +256,42 @@ impl Pservers {
         in_chunks(blocks)
     }
 
-    /// Repeats a call until the pserver answers or the generation is over.
-    async fn until_answered<T, F>(&self, attempt: impl Fn() -> F) -> Result<T, ClientError>
-    where
-        F: Future<Output = Result<T, Status>>,
-    {
-        let mut pauses = pauses();
+    /// For one call that is repeated until the pserver answers or the generation is over.
+    fn patience(&self) -> Patience<'_> {
+        Patience { of: self, pauses: Box::new(pauses()) }
+    }
+}
+
+/// Repeats of one call.
+struct Patience<'a> {
+    of: &'a Pservers,
+    pauses: Box<dyn Iterator<Item = Duration> + Send>,
+}
+
+impl Patience<'_> {
+    /// One attempt; nothing, after a pause, if another one is worth it.
+    async fn attempt<T>(
+        &mut self,
+        attempt: impl Future<Output = Result<T, Status>>,
+    ) -> Result<Option<T>, ClientError> {
+        let Pservers { cluster, deadline, generation, .. } = self.of;
         let work = async {
-            loop {
-                if !self.deadline.is_ahead() {
-                    return Err(CoordError::LeaseLost.into());
-                }
-                match timeout(TIMEOUT, attempt()).await {
-                    Ok(Ok(answer)) => return Ok(answer),
-                    Ok(Err(status)) => judge(&status)?,
-                    Err(_) => debug!("a pserver does not answer"),
-                }
-                sleep(pauses.next().unwrap_or(TIMEOUT)).await;
+            if !deadline.is_ahead() {
+                return Err(CoordError::LeaseLost.into());
             }
+            match timeout(TIMEOUT, attempt).await {
+                Ok(Ok(answer)) => return Ok(Some(answer)),
+                Ok(Err(status)) => judge(&status)?,
+                Err(_) => debug!("a pserver does not answer"),
+            }
+            sleep(self.pauses.next().unwrap_or(TIMEOUT)).await;
+            Ok(None)
         };
         tokio::select! {
             biased;
             answer = work => answer,
-            () = self.cluster.generation_after(self.generation) => Err(ClientError::NewGeneration),
-            () = self.cluster.over() => Err(ClientError::JobOver),
+            () = cluster.generation_after(*generation) => Err(ClientError::NewGeneration),
+            () = cluster.over() => Err(ClientError::JobOver),
         }
     }
 }
@@ -292,16 +310,16 @@ fn judge(status: &Status) -> Result<(), ClientError> {
         | ErrorKind::Conflict
         | ErrorKind::TooLarge
         | ErrorKind::Denied
-        | ErrorKind::Internal => Err(ClientError::Refused {
-            what: "a pserver",
-            kind,
-            message: status.message().to_owned(),
-        }),
+        | ErrorKind::Internal => Err(refused(kind, status.message().to_owned())),
     }
 }
 
-/// What a slot says to a pull.
-type Answer = (PullHeader, Vec<BlockData>);
+fn refused(kind: ErrorKind, message: String) -> ClientError {
+    ClientError::Refused { what: "a pserver", kind, message }
+}
+
+/// Where blocks go, by their numbers.
+type Places<'a> = BTreeMap<u32, &'a mut [f32]>;
 
 /// Which versions will do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -310,32 +328,56 @@ enum Which {
     Exactly,
 }
 
-/// Asks one slot until it has the version, or is past it.
+/// Asks one slot until it has the version, or is past it; writes its blocks if it has it.
 async fn pull_one(
-    client: &mut PserverClient<Wire>,
-    target: Target,
+    slot: &SlotClient,
     version: Version,
     which: Which,
-) -> Result<Answer, Status> {
+    places: &mut Places<'_>,
+) -> Result<PullHeader, Status> {
     loop {
         let request = PullRequest {
-            target: Some(target),
+            target: Some(slot.target),
             version: version.0,
             wait_ms: PULL_WAIT.as_millis() as u64,
             exact: which == Which::Exactly,
         };
-        let mut messages = client.pull(request).await?.into_inner();
-        let mut header = None;
-        let mut blocks = Vec::new();
-        while let Some(message) = messages.message().await? {
-            header = header.or(message.header);
-            blocks.extend(message.blocks);
+        let mut wire = slot.wire.clone();
+        let mut body = call(&mut wire, PULL, vec![framed(&request)]).await?;
+        let (mut decoder, mut written) = (Decoder::<PullHeader>::default(), 0);
+        while let Some(bytes) = next(&mut body).await? {
+            decoder.feed(bytes, |_, number, data| {
+                let place = places.get_mut(&number);
+                let place = place.filter(|it| size_of_val(&***it) == data.len());
+                let place = place.ok_or_else(|| {
+                    Status::internal(format!("block {number} does not fit the model's layout"))
+                })?;
+                data.copy_to(place);
+                written += 1;
+                Ok(())
+            })?;
         }
-        let header = header.ok_or_else(|| Status::unavailable("the answer was cut off"))?;
+        let cut_off = || Status::unavailable("the answer was cut off");
+        let header = decoder.end().ok().flatten().ok_or_else(cut_off)?;
+        if header.ready && written != places.len() {
+            return Err(cut_off());
+        }
         if header.ready || version.0 < header.version {
-            return Ok((header, blocks));
+            return Ok(header);
         }
     }
+}
+
+/// How far all slots are that answered.
+fn least(headers: &[PullHeader]) -> Pulled {
+    let least = headers.iter().min_by_key(|it| it.version);
+    least.map_or_else(Pulled::default, |it| Pulled {
+        version: Version(it.version),
+        pass: Pass(it.pass),
+        pass_start: Version(it.pass_start),
+        examples: it.examples,
+        loss: it.loss,
+    })
 }
 
 fn wire_name(name: Name) -> push_header::Name {
@@ -358,13 +400,10 @@ fn param(spec: &steadfast_common::layout::ParamSpec) -> Param {
     Param { name: spec.name.clone(), shape: spec.shape.iter().map(|side| *side as u64).collect() }
 }
 
-fn connect(address: &str) -> Result<PserverClient<Wire>, ClientError> {
-    let wire = dial(address).map_err(|message| ClientError::Refused {
+fn connect(address: &str) -> Result<Wire, ClientError> {
+    dial(address).map_err(|message| ClientError::Refused {
         what: "a pserver's address",
         kind: ErrorKind::Invalid,
         message,
-    })?;
-    Ok(PserverClient::new(wire)
-        .max_decoding_message_size(MESSAGE_BYTES_MAX)
-        .max_encoding_message_size(MESSAGE_BYTES_MAX))
+    })
 }

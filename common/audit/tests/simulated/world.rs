@@ -156,7 +156,7 @@ pub fn contribution(shard: &Shard, records: u64, checksum: u64) -> Contribution 
         records,
         loss_sum: 0.0,
         checksum,
-        blocks: shard.blocks().iter().map(|(_, block)| zeros(block.len)).collect(),
+        blocks: shard.blocks().iter().map(|(_, block)| zeros(block.len).into()).collect(),
     }
 }
 
