@@ -1,0 +1,79 @@
+//! The wire as others speak it: any gRPC client with our messages is understood.
+
+use steadfast_common::ids::Slot;
+use steadfast_common::records::{GenerationRecord, PserverRecord};
+use steadfast_proto::v1::pserver_client::PserverClient;
+use steadfast_proto::v1::push_header::Name;
+use steadfast_proto::v1::{
+    BlockData, LaneContribution, PullRequest, PushHeader, PushRequest, Target,
+};
+use steadfast_tests::{Cluster, Job, Scene};
+use tonic::Code;
+use tonic::transport::Channel;
+
+/// Values of [`Job::endless`]'s model: 64 inputs, a layer of 32, 10 classes.
+const VALUES: usize = 64 * 32 + 32 + 32 * 10 + 10;
+
+/// All messages of a pull: the version of the blocks, and the blocks.
+async fn pull(client: &mut PserverClient<Channel>, target: Target) -> (u64, Vec<BlockData>) {
+    let request = PullRequest { target: Some(target), version: 1, wait_ms: 10_000, exact: false };
+    let mut messages = client.pull(request).await.expect("the slot answers").into_inner();
+    let (mut version, mut blocks) = (None, Vec::new());
+    while let Some(message) = messages.message().await.expect("it answers to the end") {
+        version = version.or(message.header.filter(|it| it.ready).map(|it| it.version));
+        blocks.extend(message.blocks);
+    }
+    (version.expect("the slot has the version"), blocks)
+}
+
+/// Both calls stay gRPC, although our own ends read and write them without its codec.
+#[test]
+fn a_plain_grpc_client_pulls_and_pushes() {
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &Job::endless(), 1, "30s");
+    let _members =
+        [cluster.master("master"), cluster.pserver("pserver"), cluster.trainer("trainer")];
+    cluster.until_step(3);
+    let entry = cluster.get(&cluster.keys.ps(Slot(0))).expect("the slot is held");
+    let holder: PserverRecord = entry.json().expect("it is a record");
+    let entry = cluster.get(&cluster.keys.generation()).expect("the job is in a generation");
+    let generation: GenerationRecord = entry.json().expect("it is a record");
+    let target =
+        Target { generation: generation.generation.0, slot: 0, incarnation: generation.slots[0].0 };
+    let runtime = tokio::runtime::Runtime::new().expect("threads can be started");
+    runtime.block_on(async {
+        let connected = PserverClient::connect(format!("http://{}", holder.address)).await;
+        let mut client = connected.expect("the pserver listens");
+        let (version, blocks) = pull(&mut client, target).await;
+        assert!(1 <= version);
+        let bytes: usize = blocks.iter().map(|it| it.data.len()).sum();
+        assert_eq!(bytes, VALUES * size_of::<f32>());
+
+        // A step that is over takes nothing any more, but is understood: every block in a message of
+        // its own, the header in another.
+        let lane = LaneContribution { version: 0, lane: 0, last: false };
+        let header = PushHeader {
+            target: Some(target),
+            records: 1,
+            loss_sum: 0.5,
+            checksum: 1,
+            name: Some(Name::Lane(lane)),
+        };
+        let first = PushRequest { header: Some(header), blocks: Vec::new() };
+        let rest = blocks.into_iter().map(|it| PushRequest { header: None, blocks: vec![it] });
+        let messages: Vec<PushRequest> = [first].into_iter().chain(rest).collect();
+        let pushed = client.push(tokio_stream::iter(messages.clone())).await;
+        assert!(pushed.expect("the slot answers").into_inner().duplicate);
+
+        let without_last = messages[..messages.len() - 1].to_vec();
+        let refused = client.push(tokio_stream::iter(without_last)).await;
+        assert_eq!(refused.expect_err("a block is missing").code(), Code::InvalidArgument);
+        let without_header = messages[1..].to_vec();
+        let refused = client.push(tokio_stream::iter(without_header)).await;
+        assert_eq!(refused.expect_err("it is not named").code(), Code::InvalidArgument);
+        let stranger = Target { incarnation: target.incarnation + 1, ..target };
+        let request = PullRequest { target: Some(stranger), ..PullRequest::default() };
+        let refused = client.pull(request).await.expect_err("another life is meant");
+        assert_eq!(refused.code(), Code::FailedPrecondition);
+    });
+}
