@@ -7,15 +7,12 @@ use std::time::Duration;
 use steadfast_host::net::{Knock, Port, knock};
 use steadfast_host::task::{TaskSet, spawn};
 use steadfast_host::time::{Instant, TooLate, interval, sleep, timeout};
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
 const SOON: Duration = Duration::from_millis(20);
 const NEVER: Duration = Duration::from_secs(3600);
-
-fn any_port() -> std::net::SocketAddr {
-    "127.0.0.1:0".parse().unwrap()
-}
 
 #[tokio::test]
 async fn work_that_takes_too_long_is_dropped() {
@@ -78,13 +75,26 @@ async fn a_task_that_panics_is_broken_and_harms_nobody() {
 /// A knock tells who is gone from who is only silent, and notices when an open one closes.
 #[tokio::test]
 async fn a_knock_is_answered_while_somebody_listens() {
-    let port = Port::bind(any_port()).await.unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let Knock::Open(closed) = knock(&address).await else { panic!("nobody listens") };
+    let (stream, _) = listener.accept().await.unwrap();
+    let mut closed = std::pin::pin!(closed);
+    assert_eq!(timeout(SOON, &mut closed).await, Err(TooLate));
+    drop(stream);
+    timeout(Duration::from_secs(10), closed).await.expect("the other side has closed");
+    drop(listener);
+    assert!(matches!(knock(&address).await, Knock::Refused));
+}
+
+/// A port that is served is closed when it is told to stop.
+#[tokio::test]
+async fn a_port_is_served_until_it_is_told_to_stop() {
+    let port = Port::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let address = port.local_addr().unwrap().to_string();
     let stop = CancellationToken::new();
     let serving = port.serve(Routes::default(), stop.clone());
-    let Knock::Open(closed) = knock(&address).await else { panic!("nobody listens") };
     stop.cancel();
     serving.await.unwrap().unwrap();
-    timeout(Duration::from_secs(10), closed).await.expect("the other side has closed");
     assert!(matches!(knock(&address).await, Knock::Refused));
 }
