@@ -148,6 +148,8 @@ pub struct Keeper {
     last_one: Option<(Generation, String)>,
     /// Of which generation and version the last one was that was due by steps.
     by_steps_at: (Generation, Version),
+    /// The newest one since what is superfluous was deleted, committed for all we know.
+    uncollected: Option<String>,
     /// When orphans were looked for.
     swept: Option<Instant>,
 }
@@ -176,6 +178,7 @@ impl Keeper {
             health,
             last_one: None,
             by_steps_at: (Generation(0), Version(0)),
+            uncollected: None,
             swept: None,
         };
         (keeper, handle, wishes)
@@ -191,10 +194,13 @@ impl Keeper {
                 wish = wishes.recv() => match wish {
                     Some(Wish::Now(reply)) => {
                         let taken = self.insist().await;
+                        self.collect().await;
                         let _ = reply.send(taken);
                     }
                     Some(Wish::Final(generation, version, reply)) => {
                         let taken = self.take_last_one(generation, version).await;
+                        // The job may be over with the answer, and this master with it.
+                        self.collect().await;
                         let _ = reply.send(taken);
                     }
                     None => return,
@@ -208,6 +214,7 @@ impl Keeper {
                 }
                 () = self.by_steps(steps) => {}
             }
+            self.collect().await;
             self.tidy().await;
         }
     }
@@ -248,7 +255,7 @@ impl Keeper {
     }
 
     /// Tries some times to take one of what is there now.
-    async fn insist(&self) -> Taken {
+    async fn insist(&mut self) -> Taken {
         let (mut seen, mut margin) = (self.office.facts.borrow().position.version, 0);
         let mut trouble = "training is too fast for a cut".to_owned();
         for _ in 0..ATTEMPTS_MAX {
@@ -298,14 +305,14 @@ impl Keeper {
         }
     }
 
-    async fn take(&self, at: Version, patience: Duration) -> Result<String, CheckpointError> {
+    async fn take(&mut self, at: Version, patience: Duration) -> Result<String, CheckpointError> {
         self.take_of(None, at, patience).await
     }
 
     /// Takes one checkpoint, in synchronous mode at version `at`, in asynchronous mode at once; of
     /// the present generation, which has to be `wanted` if that is named.
     async fn take_of(
-        &self,
+        &mut self,
         wanted: Option<Generation>,
         at: Version,
         patience: Duration,
@@ -336,6 +343,7 @@ impl Keeper {
         let id = format!("{:012}-{}", record.position.version.0, chance::uuid().simple());
         let (named, version) = (id.clone(), record.position.version.0);
         let record = Box::new(record);
+        self.uncollected = Some(id.clone());
         self.office.ask(|reply| Event::Checkpoint { id: named, record, reply }).await?;
         info!(checkpoint = id, version, "checkpoint committed");
         {
@@ -344,13 +352,19 @@ impl Keeper {
             let last = Some(Instant::now());
             *health = Health { committed, last, failures_in_a_row: 0, trouble: None };
         }
+        Ok(id)
+    }
+
+    /// Deletes what a new checkpoint makes superfluous. Nothing that may be dropped half-way does so: a
+    /// manifest would be gone, and its files would stay.
+    async fn collect(&mut self) {
+        let Some(id) = self.uncollected.take() else { return };
         let keep = self.spec.checkpoint.keep as usize;
         let (etcd, keys, store) = (&self.etcd, &self.keys, &self.store);
         let collected = collection::old_checkpoints(etcd, keys, store, &self.office, keep, &id);
         if let Err(error) = collected.await {
             warn!(%error, "old checkpoints are not all deleted");
         }
-        Ok(id)
     }
 
     fn count_failure(&self, error: &CheckpointError) {
