@@ -4,13 +4,15 @@ use steadfast_common::spec::OptimizerKind;
 
 use crate::kernels::{BLOCK, LARGE};
 use crate::sample::Sample;
-use crate::{kernels, ping, raw, wire};
+use crate::{checkpoint, kernels, model, ping, raw, tasks, whole, wire};
 
 /// What a bench counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     Bytes,
     Steps,
+    /// How long one thing takes; the limit is a bound.
+    Seconds,
 }
 
 /// One line of the table.
@@ -37,8 +39,15 @@ pub enum Side {
 enum Work {
     Push,
     Pull,
+    Steps,
     SmallSteps,
     Lanes,
+    Dispatch,
+    TakeOver,
+    Checkpoint,
+    Gradient,
+    StartAndEnd,
+    Idle,
     Rule(OptimizerKind, usize),
 }
 
@@ -50,74 +59,146 @@ impl Bench {
             (Work::Push, Side::Beside) => raw::push().await,
             (Work::Pull, Side::Ours) => wire::pull().await,
             (Work::Pull, Side::Beside) => raw::pull().await,
+            (Work::Steps, Side::Ours) => wire::steps().await,
+            (Work::Steps, Side::Beside) => raw::steps().await,
+            (Work::Checkpoint, Side::Ours) => checkpoint::take().await,
+            (Work::Checkpoint, Side::Beside) => checkpoint::write(),
+            (Work::Gradient, Side::Ours) => model::gradient(),
+            (Work::Gradient, Side::Beside) => model::products(),
+            (Work::StartAndEnd, Side::Ours) => whole::start_and_end(),
+            (Work::StartAndEnd, Side::Beside) => Sample::bound(1.5),
+            (Work::Idle, Side::Ours) => whole::idle().await,
+            (Work::Idle, Side::Beside) => Sample::bound(0.005),
             (Work::SmallSteps, Side::Ours) => wire::small_steps().await,
             (Work::SmallSteps, Side::Beside) => ping::ping_pong().await,
             (Work::Lanes, Side::Ours) => kernels::lanes(),
             (Work::Lanes, Side::Beside) => kernels::unordered(),
+            (Work::Dispatch, Side::Ours) => tasks::dispatch().await,
+            (Work::Dispatch, Side::Beside) => tasks::write().await,
+            (Work::TakeOver, Side::Ours) => tasks::take_over().await,
+            (Work::TakeOver, Side::Beside) => Sample::bound(2.0),
             (Work::Rule(kind, values), Side::Ours) => kernels::optimizer(kind, values),
             (Work::Rule(kind, values), Side::Beside) => kernels::copy(kind, values),
         }
     }
 }
 
+/// A line of the table as it is written here: what a [`Bench`] says, in the same order.
+type Line = (&'static str, &'static str, &'static str, Unit, f64, Work);
+
+const LINES: [Line; 11] = [
+    (
+        "push",
+        "gradient of 64 MiB to 2 pservers, applied by SGD",
+        "tokio TCP into the same update",
+        Unit::Bytes,
+        0.9,
+        Work::Push,
+    ),
+    ("pull", "parameters of 64 MiB from 2 pservers", "tokio TCP", Unit::Bytes, 0.9, Work::Pull),
+    (
+        "step",
+        "synchronous step of 100 MiB, 2 trainers and 2 pservers: push, add, apply, pull",
+        "tokio TCP moving the same bytes",
+        Unit::Bytes,
+        0.8,
+        Work::Steps,
+    ),
+    (
+        "small-step",
+        "synchronous step of a model of 64 KiB",
+        "ping-pong of the same bytes over the same HTTP/2",
+        Unit::Steps,
+        0.6,
+        Work::SmallSteps,
+    ),
+    (
+        "lanes",
+        "8 lanes of 8 MiB, added in order",
+        "the same bytes in any order",
+        Unit::Bytes,
+        0.8,
+        Work::Lanes,
+    ),
+    (
+        "dispatch",
+        "40 000 of 10⁶ tasks to 64 trainers and back, over etcd with fsync",
+        "one writer of full transactions with the same keys",
+        Unit::Steps,
+        0.8,
+        Work::Dispatch,
+    ),
+    (
+        "takeover",
+        "from a master's death to the next task of 10⁶",
+        "2 s",
+        Unit::Seconds,
+        1.0,
+        Work::TakeOver,
+    ),
+    (
+        "checkpoint",
+        "checkpoint of a model of 512 MiB on 2 pservers",
+        "plain writes of as much, with hash and fsync",
+        Unit::Bytes,
+        0.8,
+        Work::Checkpoint,
+    ),
+    (
+        "gradient",
+        "gradient of a perceptron of 784-512-256-10 over 256 records, on one core",
+        "its matrix products alone",
+        Unit::Steps,
+        0.8,
+        Work::Gradient,
+    ),
+    (
+        "start-and-end",
+        "`steadfast local` with a job of 12 steps, from command to exit",
+        "1.5 s",
+        Unit::Seconds,
+        1.0,
+        Work::StartAndEnd,
+    ),
+    (
+        "idle",
+        "a process of a job whose trainers are away, for each second",
+        "0.5 % of a core",
+        Unit::Seconds,
+        1.0,
+        Work::Idle,
+    ),
+];
+
+/// Update rules by the names of their benches.
+const RULES: [(&str, OptimizerKind); 6] = [
+    ("sgd", OptimizerKind::Sgd),
+    ("momentum", OptimizerKind::Momentum),
+    ("adagrad", OptimizerKind::Adagrad),
+    ("adam", OptimizerKind::Adam),
+    ("adamw", OptimizerKind::Adamw),
+    ("ftrl", OptimizerKind::Ftrl),
+];
+
 /// All benches.
 pub fn benches() -> Vec<Bench> {
-    let bench = |name: &str, what: &str, beside, unit, bar, work| Bench {
+    let lines = LINES.map(|(name, what, beside, unit, bar, work)| Bench {
         name: name.to_owned(),
         what: what.to_owned(),
         beside,
         unit,
         bar,
         work,
-    };
-    let mut all = vec![
-        bench(
-            "push",
-            "gradient of 64 MiB to 2 pservers, applied by SGD",
-            "tokio TCP into the same update",
-            Unit::Bytes,
-            0.9,
-            Work::Push,
-        ),
-        bench(
-            "pull",
-            "parameters of 64 MiB from 2 pservers",
-            "tokio TCP",
-            Unit::Bytes,
-            0.9,
-            Work::Pull,
-        ),
-        bench(
-            "small-step",
-            "synchronous step of a model of 64 KiB",
-            "ping-pong of the same bytes over the same HTTP/2",
-            Unit::Steps,
-            0.6,
-            Work::SmallSteps,
-        ),
-        bench(
-            "lanes",
-            "8 lanes of 8 MiB, added in order",
-            "the same bytes in any order",
-            Unit::Bytes,
-            0.8,
-            Work::Lanes,
-        ),
-    ];
-    let rules = [
-        ("sgd", OptimizerKind::Sgd),
-        ("momentum", OptimizerKind::Momentum),
-        ("adagrad", OptimizerKind::Adagrad),
-        ("adam", OptimizerKind::Adam),
-        ("adamw", OptimizerKind::Adamw),
-        ("ftrl", OptimizerKind::Ftrl),
-    ];
-    for (name, kind) in rules {
-        for (size, values) in [("cached", BLOCK), ("large", LARGE)] {
-            let (name, what) = (format!("{name}-{size}"), format!("{name} on {values} values"));
-            let work = Work::Rule(kind, values);
-            all.push(bench(&name, &what, "a loop that moves as much", Unit::Bytes, 0.9, work));
-        }
-    }
-    all
+    });
+    let rules = RULES.iter().flat_map(|(name, kind)| {
+        [("cached", BLOCK), ("large", LARGE)].map(|(size, values)| Bench {
+            name: format!("{name}-{size}"),
+            what: format!("{name} on {values} values"),
+            beside: "a loop that moves as much",
+            unit: Unit::Bytes,
+            bar: 0.9,
+            work: Work::Rule(*kind, values),
+        })
+    });
+    lines.into_iter().chain(rules).collect()
 }

@@ -4,10 +4,12 @@ use std::hint::black_box;
 
 use bytes::Bytes;
 use steadfast_common::ids::Lane;
+use steadfast_common::pieces::Pieces;
 use steadfast_common::spec::{OptimizerKind, OptimizerSpec};
-use steadfast_pserver_core::contribution::{Contribution, LaneEnd};
+use steadfast_pserver_core::contribution::{Contribution, Finite, LaneEnd};
 use steadfast_pserver_core::lane_sum::LaneSum;
-use steadfast_pserver_core::optimizer::Optimizer;
+use steadfast_pserver_core::memory::Memory;
+use steadfast_pserver_core::optimizer::{Optimizer, State};
 
 use crate::sample::Sample;
 use crate::watch::Watch;
@@ -36,10 +38,14 @@ pub fn optimizer(kind: OptimizerKind, values: usize) -> Sample {
     let mut state = rule.initial_state(&params);
     let bytes = moved(state.len(), values);
     let times = (SAMPLE_BYTES / bytes).max(1);
-    rule.apply(&mut params, &mut gradient, &mut state, 1e-3, 1);
+    let mut apply = |update| {
+        let state = State::new(&mut state, 0..values);
+        rule.apply(black_box(&mut params), &mut gradient, state, 1e-3, update);
+    };
+    apply(1);
     let watch = Watch::start(Vec::new());
     for time in 0..times {
-        rule.apply(black_box(&mut params), &mut gradient, &mut state, 1e-3, time as u64 + 2);
+        apply(time as u64 + 2);
     }
     watch.stop((times * bytes) as f64)
 }
@@ -95,40 +101,44 @@ fn moved(states: usize, values: usize) -> usize {
 
 /// Adds lanes in their order, of which every second one comes too early.
 pub fn lanes() -> Sample {
-    let bytes = lane_bytes();
+    let lane = Pieces::from(Bytes::from(0.5_f32.to_le_bytes().repeat(LANE)));
     let order: Vec<u32> = (0..LANES).map(|it| it ^ 1).collect();
     let mut sum = LaneSum::new(LANES, Default::default(), &[LANE]);
-    let times = SAMPLE_BYTES / (LANES as usize * bytes.len());
-    let watch = Watch::start(Vec::new());
-    for _ in 0..times {
-        for lane in &order {
-            let blocks = vec![bytes.clone().into()];
-            let one = Contribution { records: 1, loss_sum: 0.5, checksum: 1, blocks };
-            sum.take(Lane(*lane), one, LaneEnd::MoreToCome);
+    let memory = Memory::default();
+    let step = |_| {
+        let came = order.iter().map(|number| {
+            let block = Finite::new(0, &lane, memory.lend(LANE)).expect("they are finite");
+            let blocks = vec![block];
+            (*number, Contribution { records: 1, loss_sum: 0.5, checksum: 1, blocks })
+        });
+        let came: Vec<_> = came.collect();
+        let watch = Watch::start(Vec::new());
+        for (number, contribution) in came {
+            sum.take(Lane(number), contribution, LaneEnd::MoreToCome);
         }
         black_box(sum.sum());
         sum.roll();
-    }
-    watch.stop((times * LANES as usize * bytes.len()) as f64)
+        watch.stop((LANES as usize * lane.len()) as f64)
+    };
+    (0..lane_times()).map(step).sum()
 }
 
-/// Adds as much in whatever order it comes.
+/// Adds as many values of as many lanes, in whatever order.
 pub fn unordered() -> Sample {
-    let bytes = lane_bytes();
+    let lanes = vec![vec![0.5_f32; LANE]; LANES as usize];
     let mut sum = vec![0.0_f32; LANE];
-    let times = SAMPLE_BYTES / (LANES as usize * bytes.len());
-    let watch = Watch::start(Vec::new());
-    for _ in 0..times {
+    let step = |_| {
+        let watch = Watch::start(Vec::new());
         sum.fill(0.0);
-        for _ in 0..LANES {
-            for (sum, value) in black_box(&mut sum).iter_mut().zip(bytes.as_chunks().0) {
-                *sum += f32::from_le_bytes(*value);
-            }
+        for lane in black_box(&lanes) {
+            sum.iter_mut().zip(lane).for_each(|(sum, value)| *sum += value);
         }
-    }
-    watch.stop((times * LANES as usize * bytes.len()) as f64)
+        black_box(&sum);
+        watch.stop((LANES as usize * size_of_val(&lanes[0][..])) as f64)
+    };
+    (0..lane_times()).map(step).sum()
 }
 
-fn lane_bytes() -> Bytes {
-    Bytes::from(0.5_f32.to_le_bytes().repeat(LANE))
+fn lane_times() -> usize {
+    SAMPLE_BYTES / (LANES as usize * LANE * size_of::<f32>())
 }

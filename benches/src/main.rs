@@ -1,14 +1,18 @@
 //! Measures how fast we are beside what this machine can do, in one run, the two sides in turn.
 
 mod catalogue;
+mod checkpoint;
 mod expense;
 mod kernels;
+mod model;
 mod ping;
 mod raw;
 mod rig;
 mod sample;
 mod table;
+mod tasks;
 mod watch;
+mod whole;
 mod wire;
 
 use std::path::{Path, PathBuf};
@@ -17,6 +21,8 @@ use std::process::{Command, ExitCode};
 use clap::{Parser, Subcommand};
 
 use crate::catalogue::{Bench, Side, benches};
+use steadfast_process::keep_freed_memory;
+
 use crate::sample::{Pairs, Sample};
 
 /// Measures how fast Steadfast is beside what this machine can do.
@@ -67,6 +73,8 @@ fn main() -> ExitCode {
 }
 
 fn act(part: &Part) -> Result<(), String> {
+    // As every process of ours does.
+    keep_freed_memory();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| error.to_string())?;
     match part {

@@ -12,10 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::sample::Sample;
 use crate::watch::Watch;
-use crate::wire::{ROUNDS, SLOTS, VALUES};
-
-/// Bytes that each receiver takes of one gradient.
-const SHARE_BYTES: usize = VALUES / SLOTS * size_of::<f32>();
+use crate::wire::{ROUNDS, SLOTS, STEP_VALUES, STEPS, TRAINERS, VALUES, step_bytes};
 
 /// Bytes of one read.
 const READ_BYTES: usize = 256 << 10;
@@ -28,9 +25,16 @@ const PULL: u8 = 2;
 pub async fn serve() -> std::io::Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     println!("{}", listener.local_addr()?);
-    let (mut stream, _) = listener.accept().await?;
+    loop {
+        let (stream, _) = listener.accept().await?;
+        tokio::spawn(serve_one(stream));
+    }
+}
+
+async fn serve_one(mut stream: TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
-    let mut sum = vec![0.0_f32; SHARE_BYTES / size_of::<f32>()];
+    let values = stream.read_u64().await? as usize;
+    let mut sum = vec![0.0_f32; values];
     let mut buffer = vec![0; READ_BYTES];
     loop {
         match stream.read_u8().await? {
@@ -49,18 +53,24 @@ pub async fn serve() -> std::io::Result<()> {
     }
 }
 
-/// Receivers, connected to.
+/// Receivers, each connected to by every sender.
 struct Peers {
     processes: Vec<Process>,
-    streams: Vec<TcpStream>,
+    senders: Vec<Sender>,
     _scene: Scene,
 }
 
+/// A trainer's connections, one to each receiver.
+struct Sender {
+    streams: Vec<TcpStream>,
+    values: Vec<f32>,
+}
+
 impl Peers {
-    async fn start() -> Self {
+    async fn start(senders: usize, values: usize) -> Self {
         let scene = Scene::new();
         let own = std::env::current_exe().expect("we run");
-        let (mut processes, mut streams) = (Vec::new(), Vec::new());
+        let (mut processes, mut addresses) = (Vec::new(), Vec::new());
         for slot in 0..SLOTS {
             let mut command = scene.command(&own);
             command.arg("serve-raw").stdin(Stdio::null());
@@ -68,33 +78,57 @@ impl Peers {
             let address: SocketAddr = within(Duration::from_secs(10), "it listens", || {
                 process.stdout().trim().parse().ok()
             });
-            let stream = TcpStream::connect(address).await.expect("it listens");
-            stream.set_nodelay(true).expect("it is a socket");
+            addresses.push(address);
             processes.push(process);
-            streams.push(stream);
         }
-        Self { processes, streams, _scene: scene }
+        let mut all = Vec::new();
+        for _ in 0..senders {
+            all.push(Sender::connect(&addresses, values).await);
+        }
+        Self { processes, senders: all, _scene: scene }
     }
 
     fn pids(&self) -> Vec<i32> {
         self.processes.iter().map(|it| it.pid().as_raw()).collect()
     }
 
-    async fn push(&mut self, bytes: &[u8]) {
-        let shares = bytes.chunks(SHARE_BYTES);
+    async fn push(&mut self) {
+        join_all(self.senders.iter_mut().map(Sender::push)).await;
+    }
+
+    async fn pull(&mut self) {
+        join_all(self.senders.iter_mut().map(Sender::pull)).await;
+    }
+}
+
+impl Sender {
+    async fn connect(addresses: &[SocketAddr], values: usize) -> Self {
+        let mut streams = Vec::new();
+        for address in addresses {
+            let mut stream = TcpStream::connect(address).await.expect("it listens");
+            stream.set_nodelay(true).expect("it is a socket");
+            stream.write_u64((values / SLOTS) as u64).await.expect("it is there");
+            streams.push(stream);
+        }
+        Self { streams, values: vec![0.5; values] }
+    }
+
+    async fn push(&mut self) {
+        let shares = self.values.chunks(self.values.len() / SLOTS);
         join_all(self.streams.iter_mut().zip(shares).map(async |(stream, share)| {
             stream.write_u8(PUSH).await.expect("it is there");
-            stream.write_all(share).await.expect("it is there");
+            stream.write_all(bytemuck::cast_slice(share)).await.expect("it is there");
             stream.read_u8().await.expect("it answers");
         }))
         .await;
     }
 
-    async fn pull(&mut self, bytes: &mut [u8]) {
-        let shares = bytes.chunks_mut(SHARE_BYTES);
+    async fn pull(&mut self) {
+        let share = self.values.len() / SLOTS;
+        let shares = self.values.chunks_mut(share);
         join_all(self.streams.iter_mut().zip(shares).map(async |(stream, share)| {
             stream.write_u8(PULL).await.expect("it is there");
-            stream.read_exact(share).await.expect("it answers");
+            stream.read_exact(bytemuck::cast_slice_mut(share)).await.expect("it answers");
         }))
         .await;
     }
@@ -102,26 +136,35 @@ impl Peers {
 
 /// Gradients of [`VALUES`] to [`SLOTS`] processes that add them up.
 pub async fn push() -> Sample {
-    let mut peers = Peers::start().await;
-    let gradient = vec![0.5_f32; VALUES];
-    let bytes = bytemuck::cast_slice(&gradient);
-    peers.push(bytes).await;
+    let mut peers = Peers::start(1, VALUES).await;
+    peers.push().await;
     let watch = Watch::start(peers.pids());
     for _ in 0..ROUNDS {
-        peers.push(bytes).await;
+        peers.push().await;
     }
-    watch.stop((ROUNDS * bytes.len()) as f64)
+    watch.stop((ROUNDS * VALUES * size_of::<f32>()) as f64)
 }
 
 /// Parameters of [`VALUES`] from [`SLOTS`] processes.
 pub async fn pull() -> Sample {
-    let mut peers = Peers::start().await;
-    let mut parameters = vec![0.5_f32; VALUES];
-    let bytes = bytemuck::cast_slice_mut(&mut parameters);
-    peers.pull(bytes).await;
+    let mut peers = Peers::start(1, VALUES).await;
+    peers.pull().await;
     let watch = Watch::start(peers.pids());
     for _ in 0..ROUNDS {
-        peers.pull(bytes).await;
+        peers.pull().await;
     }
-    watch.stop((ROUNDS * bytes.len()) as f64)
+    watch.stop((ROUNDS * VALUES * size_of::<f32>()) as f64)
+}
+
+/// The bytes of whole steps: all gradients, then all parameters.
+pub async fn steps() -> Sample {
+    let mut peers = Peers::start(TRAINERS, STEP_VALUES).await;
+    peers.push().await;
+    peers.pull().await;
+    let watch = Watch::start(peers.pids());
+    for _ in 0..STEPS {
+        peers.push().await;
+        peers.pull().await;
+    }
+    watch.stop(STEPS as f64 * step_bytes())
 }

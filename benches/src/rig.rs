@@ -11,39 +11,101 @@ use steadfast_common::records::TrainerRecord;
 use steadfast_coord::{Etcd, EtcdOptions, Session};
 use steadfast_proto::v1::begin_init_reply::Answer;
 use steadfast_proto::v1::{BeginInitRequest, FinishInitRequest};
-use steadfast_tests::{EtcdServer, Job, Process, Scene, free_address};
+use steadfast_tests::{EtcdServer, Job, Process, Scene, Signal, free_address, within};
+use tokio::net::TcpListener;
 use uuid::Uuid;
 
 const LEASE: &str = "30s";
 
+/// Longest wait for anything.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Processes of one job, and our own connections to them.
 pub struct Rig {
     pub pservers: Pservers,
+    pub cluster: Arc<Cluster>,
+    layout: Arc<Layout>,
+    client: Etcd,
+    keys: Keys,
+    commands: Commands,
     processes: Vec<Process>,
-    _session: Session,
+    session: Session,
     _etcd: EtcdServer,
-    _scene: Scene,
+    scene: Scene,
 }
 
 impl Rig {
     /// Starts a job whose model has `values` parameters on that many slots, all of them zero.
-    pub async fn start(job: &Job, slots: u32, values: usize) -> Self {
-        let scene = Scene::new();
-        let etcd = EtcdServer::embedded(&scene);
-        let processes = start(&scene, &etcd, job, slots);
-        let options = EtcdOptions { endpoints: vec![etcd.url()], ..EtcdOptions::default() };
-        let client = Etcd::connect(&options).await.expect("etcd answers");
+    pub async fn start(
+        scene: Scene,
+        etcd: EtcdServer,
+        job: &Job,
+        slots: u32,
+        values: usize,
+    ) -> Self {
+        let commands = Commands::new(&scene, &etcd, job, slots);
+        let processes = commands.start_all(&scene, slots);
+        let client = connect(&etcd).await;
         let keys = Keys::of_job(&job.name);
         let session = Session::open(&client, Duration::from_secs(30)).await.expect("a lease");
+        let cluster = Arc::new(Cluster::join(&client, keys.clone()).await.expect("etcd answers"));
         let id = TrainerId(Uuid::new_v4());
-        let record = TrainerRecord { admin: free_address().to_string(), numerics: String::new() };
-        let record = serde_json::to_vec(&record).expect("records are plain data");
-        let created = client.create(&keys.trainer(id), &record, session.lease()).await;
-        created.expect("etcd answers").expect("it is a new key");
-        let cluster = Arc::new(Cluster::join(&client, keys).await.expect("etcd answers"));
+        register(&client, &keys, &session, id).await;
         let layout = Arc::new(Layout::new(vec![ParamSpec::new("w", &[values])]));
-        let pservers = initialise(cluster, id, layout, &session).await;
-        Self { pservers, processes, _session: session, _etcd: etcd, _scene: scene }
+        let pservers = initialise(cluster.clone(), id, layout.clone(), &session).await;
+        Self {
+            layout,
+            pservers,
+            cluster,
+            client,
+            keys,
+            commands,
+            processes,
+            session,
+            _etcd: etcd,
+            scene,
+        }
+    }
+
+    /// Announces one more trainer.
+    pub async fn register(&self, id: TrainerId) {
+        register(&self.client, &self.keys, &self.session, id).await;
+    }
+
+    /// One more pserver than there are slots.
+    pub fn start_spare(&mut self) {
+        let spare = self.commands.start(&self.scene, "spare", "steadfast-pserver", &[]);
+        self.processes.push(spare);
+    }
+
+    /// As another trainer sees the pservers: over connections of its own.
+    pub async fn other_pservers(&self) -> Pservers {
+        let crew = self.cluster.crew().await.expect("the job has begun");
+        let layout = self.layout.clone();
+        let deadline = self.session.deadline();
+        Pservers::new(self.cluster.clone(), &crew, layout, deadline).expect("addresses")
+    }
+
+    /// Starts a second master; returns its process.
+    pub fn start_standby(&mut self) -> i32 {
+        let process = self.commands.start_master(&self.scene, "standby");
+        within(PATIENCE, "it stands by", || process.stderr().contains("stands by").then_some(()));
+        let pid = process.pid().as_raw();
+        self.processes.push(process);
+        pid
+    }
+
+    /// Takes a checkpoint, and waits for it.
+    pub fn take_checkpoint(&self) {
+        let args: Vec<&str> = self.commands.cluster.iter().map(String::as_str).collect();
+        let args = [&["checkpoint", "now"], &args[..]].concat();
+        let ended = self.scene.start("checkpoint", "steadfast", &args).end(PATIENCE);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    }
+
+    /// Ends the first master without a word.
+    pub fn kill_master(&self) {
+        self.processes[0].signal(Signal::SIGKILL);
     }
 
     /// The processes whose work counts.
@@ -52,23 +114,71 @@ impl Rig {
     }
 }
 
-fn start(scene: &Scene, etcd: &EtcdServer, job: &Job, slots: u32) -> Vec<Process> {
-    let (file, store) = (job.write(scene), scene.path("store"));
-    let (file, store, slots_text) =
-        (file.display().to_string(), store.display().to_string(), slots.to_string());
-    let url = etcd.url();
-    let member = |name: &str, program: &str, more: &[&str]| {
-        let admin = free_address().to_string();
-        let common = ["--job", &job.name, "--etcd-endpoints", &url, "--lease-ttl", LEASE];
-        let args = [&common[..], &["--admin-listen", &admin], more].concat();
+/// A connection to an etcd.
+pub async fn connect(etcd: &EtcdServer) -> Etcd {
+    let options = EtcdOptions { endpoints: vec![etcd.url()], ..EtcdOptions::default() };
+    Etcd::connect(&options).await.expect("etcd answers")
+}
+
+/// An address of ours that whoever doubts that we live can connect to.
+async fn be_seen() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback is there");
+    let address = listener.local_addr().expect("it is bound").to_string();
+    tokio::spawn(async move {
+        let mut visitors = Vec::new();
+        while let Ok((visitor, _)) = listener.accept().await {
+            visitors.push(visitor);
+        }
+    });
+    address
+}
+
+async fn register(client: &Etcd, keys: &Keys, session: &Session, id: TrainerId) {
+    let record = TrainerRecord { admin: be_seen().await, numerics: String::new() };
+    let record = serde_json::to_vec(&record).expect("records are plain data");
+    let created = client.create(&keys.trainer(id), &record, session.lease()).await;
+    created.expect("etcd answers").expect("it is a new key");
+}
+
+/// How the processes of a job are started.
+struct Commands {
+    /// Where the job is.
+    cluster: Vec<String>,
+    common: Vec<String>,
+    master: Vec<String>,
+}
+
+impl Commands {
+    fn new(scene: &Scene, etcd: &EtcdServer, job: &Job, slots: u32) -> Self {
+        let (file, store) = (job.write(scene), scene.path("store"));
+        let (file, store) = (file.display().to_string(), store.display().to_string());
+        let slots = slots.to_string();
+        let owned = |args: &[&str]| args.iter().map(|&it| it.to_owned()).collect();
+        let url = etcd.url();
+        let cluster = ["--job", &job.name, "--etcd-endpoints", &url];
+        Self {
+            cluster: owned(&cluster),
+            common: owned(&[&cluster[..], &["--lease-ttl", LEASE]].concat()),
+            master: owned(&["--job-file", &file, "--store", &store, "--pservers", &slots]),
+        }
+    }
+
+    fn start_all(&self, scene: &Scene, slots: u32) -> Vec<Process> {
+        let pserver =
+            |slot| self.start(scene, &format!("pserver-{slot}"), "steadfast-pserver", &[]);
+        [self.start_master(scene, "master")].into_iter().chain((0..slots).map(pserver)).collect()
+    }
+
+    fn start_master(&self, scene: &Scene, name: &str) -> Process {
+        self.start(scene, name, "steadfast-master", &self.master)
+    }
+
+    fn start(&self, scene: &Scene, name: &str, program: &str, more: &[String]) -> Process {
+        let admin = ["--admin-listen".to_owned(), free_address().to_string()];
+        let args: Vec<&str> =
+            self.common.iter().chain(&admin).chain(more).map(String::as_str).collect();
         scene.start(name, program, &args)
-    };
-    let master = ["--job-file", &file, "--store", &store, "--pservers", &slots_text];
-    let mut processes = vec![member("master", "steadfast-master", &master)];
-    processes.extend(
-        (0..slots).map(|slot| member(&format!("pserver-{slot}"), "steadfast-pserver", &[])),
-    );
-    processes
+    }
 }
 
 async fn initialise(

@@ -1,9 +1,11 @@
 //! What one measurement of one side came to, and what several come to together.
 
+use std::iter::Sum;
+
 use serde::{Deserialize, Serialize};
 
 /// What was counted, in how much time, and at what expense.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Sample {
     /// Bytes, steps, or whatever the bench counts.
     pub amount: f64,
@@ -12,9 +14,24 @@ pub struct Sample {
     pub cpu_seconds: f64,
     /// Most memory that each process held, added up.
     pub peak_bytes: u64,
+    /// What 99 of 100 calls took at most, where calls were timed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub p99_seconds: Option<f64>,
 }
 
 impl Sample {
+    /// One thing that may take so long.
+    pub fn bound(seconds: f64) -> Self {
+        Self { amount: 1.0, seconds, ..Self::default() }
+    }
+
+    /// The same with how long each call took.
+    pub fn with_waits(self, mut waits: Vec<f64>) -> Self {
+        waits.sort_by(f64::total_cmp);
+        let place = (waits.len() * 99).div_ceil(100).saturating_sub(1);
+        Self { p99_seconds: waits.get(place).copied(), ..self }
+    }
+
     /// Amount per second.
     pub fn rate(&self) -> f64 {
         self.amount / self.seconds
@@ -23,6 +40,19 @@ impl Sample {
     /// CPU seconds per thousand million of the amount.
     pub fn cpu_per_giga(&self) -> f64 {
         self.cpu_seconds / self.amount * 1e9
+    }
+}
+
+/// Several parts of one measurement, with pauses between them.
+impl Sum for Sample {
+    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+        parts.fold(Self::default(), |all, part| Self {
+            amount: all.amount + part.amount,
+            seconds: all.seconds + part.seconds,
+            cpu_seconds: all.cpu_seconds + part.cpu_seconds,
+            peak_bytes: all.peak_bytes.max(part.peak_bytes),
+            p99_seconds: None,
+        })
     }
 }
 
@@ -71,9 +101,15 @@ mod tests {
     }
 
     #[test]
+    fn one_call_of_a_hundred_takes_longer_than_its_bound() {
+        let waits = (1..=200).rev().map(f64::from).collect();
+        assert_eq!(Sample::default().with_waits(waits).p99_seconds, Some(198.0));
+    }
+
+    #[test]
     fn sides_are_compared_pair_by_pair() {
         let sample =
-            |amount, cpu_seconds| Sample { amount, seconds: 2.0, cpu_seconds, peak_bytes: 0 };
+            |amount, cpu_seconds| Sample { amount, seconds: 2.0, cpu_seconds, ..Sample::default() };
         let pairs = Pairs {
             ours: vec![sample(10.0, 1.0), sample(30.0, 1.0), sample(20.0, 1.0)],
             limit: vec![sample(20.0, 1.0), sample(20.0, 1.0), sample(20.0, 4.0)],

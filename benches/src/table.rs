@@ -9,7 +9,7 @@ pub fn head(is_compared: bool) -> String {
     let ratio = if is_compared { "ratio" } else { "ratio (bar)" };
     format!(
         "| bench | ours | {other} | {ratio} | CPU, ours | CPU, {other} | ratio of CPU | memory, ours \
-         | memory, {other} |\n|---|---|---|---|---|---|---|---|---|"
+         | memory, {other} | p99, ours |\n|---|---|---|---|---|---|---|---|---|---|"
     )
 }
 
@@ -30,19 +30,30 @@ pub fn row(bench: &Bench, pairs: &Pairs, is_compared: bool) -> String {
     let rate_text = |it: f64| match bench.unit {
         Unit::Bytes => format!("{:.2} GB/s", it / 1e9),
         Unit::Steps => format!("{it:.0}/s"),
+        Unit::Seconds => format!("{:.3} s", 1.0 / it),
     };
     let cpu_text = |it: f64| match bench.unit {
         Unit::Bytes => format!("{it:.2} s/GB"),
         Unit::Steps => format!("{:.0} µs", it / 1e3),
+        Unit::Seconds => format!("{:.2} s", it / 1e9),
+    };
+    let waits: Vec<f64> = pairs.ours.iter().filter_map(|it| it.p99_seconds).collect();
+    let p99 = match waits.is_empty() {
+        true => "–".to_owned(),
+        false => format!("{:.1} ms", median(waits) * 1e3),
+    };
+    // A bound costs nothing.
+    let cpu_ratio = match pairs.cpu_ratio() {
+        ratio if ratio.is_finite() => format!("{ratio:.2}"),
+        _ => "–".to_owned(),
     };
     format!(
-        "| {} | {} | {} | {ratio} | {} | {} | {:.2} | {} MiB | {} MiB |",
+        "| {} | {} | {} | {ratio} | {} | {} | {cpu_ratio} | {} MiB | {} MiB | {p99} |",
         bench.name,
         rate_text(rate(&pairs.ours)),
         rate_text(rate(&pairs.limit)),
         cpu_text(cpu(&pairs.ours)),
         cpu_text(cpu(&pairs.limit)),
-        pairs.cpu_ratio(),
         peak(&pairs.ours),
         peak(&pairs.limit)
     )

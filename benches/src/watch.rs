@@ -25,7 +25,7 @@ impl Watch {
         let cpu_seconds = total_cpu(&self.others) - self.cpu;
         let own = std::process::id().cast_signed();
         let peak_bytes = self.others.iter().chain([&own]).map(|pid| peak_of(*pid)).sum();
-        Sample { amount, seconds, cpu_seconds, peak_bytes }
+        Sample { amount, seconds, cpu_seconds, peak_bytes, p99_seconds: None }
     }
 }
 

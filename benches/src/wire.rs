@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use futures::future::join_all;
 use steadfast_client::{Gradient, Name};
 use steadfast_common::ids::{Lane, Pass, TaskId, Version};
 use steadfast_common::tally::TaskPiece;
-use steadfast_tests::Job;
+use steadfast_tests::{EtcdServer, Job, Scene};
 
 use crate::rig::Rig;
 use crate::sample::Sample;
@@ -37,6 +38,12 @@ fn synchronous() -> Job {
     Job::example("linear").with("lanes = 4", "lanes = 1").with("passes = 30", "passes = 1000000")
 }
 
+async fn rig(job: &Job, slots: u32, values: usize) -> Rig {
+    let scene = Scene::new();
+    let etcd = EtcdServer::embedded(&scene);
+    Rig::start(scene, etcd, job, slots, values).await
+}
+
 fn gradient(values: Vec<f32>) -> Gradient {
     Gradient { records: 1, loss_sum: 0.5, checksum: 1, values: Arc::new(values) }
 }
@@ -50,7 +57,7 @@ fn piece(number: usize) -> Name {
 
 /// Gradients of [`VALUES`] to [`SLOTS`] pservers that apply them by SGD.
 pub async fn push() -> Sample {
-    let rig = Rig::start(&asynchronous(), SLOTS as u32, VALUES).await;
+    let rig = rig(&asynchronous(), SLOTS as u32, VALUES).await;
     let gradient = gradient(vec![0.5; VALUES]);
     rig.pservers.push(piece(0), gradient.clone()).await.expect("pservers take it");
     let watch = Watch::start(rig.pids());
@@ -62,7 +69,7 @@ pub async fn push() -> Sample {
 
 /// Parameters of [`VALUES`] from [`SLOTS`] pservers.
 pub async fn pull() -> Sample {
-    let rig = Rig::start(&asynchronous(), SLOTS as u32, VALUES).await;
+    let rig = rig(&asynchronous(), SLOTS as u32, VALUES).await;
     let mut values = vec![0.0; VALUES];
     rig.pservers.pull(&mut values).await.expect("pservers give them");
     let watch = Watch::start(rig.pids());
@@ -74,7 +81,7 @@ pub async fn pull() -> Sample {
 
 /// Synchronous steps of a small model: one lane, one pserver.
 pub async fn small_steps() -> Sample {
-    let rig = Rig::start(&synchronous(), 1, SMALL).await;
+    let rig = rig(&synchronous(), 1, SMALL).await;
     let gradient = gradient(vec![0.5; SMALL]);
     let mut values = vec![0.0; SMALL];
     let step = async |version: u64, values: &mut [f32]| {
@@ -91,4 +98,62 @@ pub async fn small_steps() -> Sample {
         step(version, &mut values).await;
     }
     watch.stop(SMALL_STEPS as f64)
+}
+
+/// Trainers of the whole step.
+pub const TRAINERS: usize = 2;
+
+/// Values of the model of the whole step: 100 MiB.
+pub const STEP_VALUES: usize = 25 << 20;
+
+/// Whole steps of one sample.
+pub const STEPS: u64 = 5;
+
+/// Synchronous steps of two trainers, one lane each, on two pservers.
+pub async fn steps() -> Sample {
+    let job = synchronous().with("lanes = 1", "lanes = 2");
+    let rig = rig(&job, SLOTS as u32, STEP_VALUES).await;
+    let gradient = gradient(vec![0.5; STEP_VALUES]);
+    let mut trainers = Vec::new();
+    for _ in 0..TRAINERS {
+        trainers.push((rig.other_pservers().await, vec![0.0; STEP_VALUES]));
+    }
+    let mut step = async |version: u64| {
+        let each = trainers.iter_mut().enumerate().map(|(lane, (pservers, values))| {
+            let lane = Lane(lane as u32);
+            let name = Name::Lane { version: Version(version), lane, last: false };
+            let gradient = gradient.clone();
+            async move {
+                let pushed = pservers.push(name, gradient);
+                let pulled = pservers.pull_step(Version(version + 1), values);
+                let (pushed, pulled) = tokio::join!(pushed, pulled);
+                pushed.expect("pservers take it");
+                pulled.expect("pservers give it");
+            }
+        });
+        join_all(each).await;
+    };
+    step(0).await;
+    let watch = Watch::start(rig.pids());
+    for version in 1..=STEPS {
+        step(version).await;
+    }
+    watch.stop(STEPS as f64 * step_bytes())
+}
+
+/// Bytes that a whole step moves.
+pub fn step_bytes() -> f64 {
+    (2 * TRAINERS * STEP_VALUES * size_of::<f32>()) as f64
+}
+
+/// A model of that many values on [`SLOTS`] pservers.
+pub async fn large(values: usize) -> Rig {
+    rig(&synchronous(), SLOTS as u32, values).await
+}
+
+/// A job whose trainers are away, with a pserver in reserve.
+pub async fn waiting() -> Rig {
+    let mut rig = rig(&synchronous(), 1, SMALL).await;
+    rig.start_spare();
+    rig
 }

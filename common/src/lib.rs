@@ -5,6 +5,7 @@ pub mod dataset;
 pub mod durations;
 pub mod error;
 pub mod faults_optimizer;
+pub mod finite;
 pub mod ids;
 pub mod job_file;
 pub mod keys;

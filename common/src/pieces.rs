@@ -56,16 +56,6 @@ impl Pieces {
         }
     }
 
-    /// Adds each value to that of `sum` at its place; what is beyond its end is left out.
-    pub fn add_to(&self, sum: &mut [f32]) {
-        self.for_each_run(|at, run| {
-            let place = sum.get_mut(at..).unwrap_or_default();
-            for (sum, bytes) in place.iter_mut().zip(run) {
-                *sum += f32::from_le_bytes(*bytes);
-            }
-        });
-    }
-
     /// Writes each value over that of `values` at its place; what is beyond its end is left out.
     pub fn copy_to(&self, values: &mut [f32]) {
         self.for_each_run(|at, run| {
@@ -74,17 +64,6 @@ impl Pieces {
                 *value = f32::from_le_bytes(*bytes);
             }
         });
-    }
-
-    /// Whether no value is infinite or NaN. Looks at all of them, so that it runs at memory speed.
-    pub fn are_finite(&self) -> bool {
-        let mut are_finite = true;
-        self.for_each_run(|_, values| {
-            are_finite &= values
-                .iter()
-                .fold(true, |finite, value| finite & f32::from_le_bytes(*value).is_finite());
-        });
-        are_finite
     }
 }
 
@@ -160,24 +139,6 @@ mod tests {
                     let mut copy = [0.0; VALUES.len()];
                     pieces.copy_to(&mut copy);
                     assert_eq!(copy, VALUES);
-                    let mut sum = VALUES;
-                    pieces.add_to(&mut sum);
-                    assert_eq!(sum, VALUES.map(|it| it + it));
-                    assert!(pieces.are_finite());
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn one_value_that_is_not_finite_is_found_wherever_it_is() {
-        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            for place in 0..VALUES.len() {
-                let mut values = VALUES;
-                values[place] = bad;
-                let bytes = bytes(&values);
-                for at in 0..bytes.len() {
-                    assert!(!cut(&bytes, &[at]).are_finite(), "{bad} at {place}, cut at {at}");
                 }
             }
         }
@@ -185,10 +146,10 @@ mod tests {
 
     #[test]
     fn bytes_that_make_no_whole_value_are_left_out() {
-        let mut sum = [0.0; 2];
+        let mut copy = [0.0; 2];
         let mut pieces = Pieces::from(Bytes::from(bytes(&[1.0])));
         pieces.push(Bytes::from_static(&[1, 2, 3]));
-        pieces.add_to(&mut sum);
-        assert_eq!((sum, pieces.len()), ([1.0, 0.0], 7));
+        pieces.copy_to(&mut copy);
+        assert_eq!((copy, pieces.len()), ([1.0, 0.0], 7));
     }
 }

@@ -1,6 +1,8 @@
 //! What a job looks like from outside. The command-line tool, `/status` and the page render this
 //! one structure.
 
+use std::ops::AddAssign;
+
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Generation, Incarnation, Lane, Pass, Slot, TrainerId, Version};
@@ -44,9 +46,44 @@ pub struct JobStatus {
     #[serde(default)]
     pub recoveries: Vec<Recovery>,
     pub discarded: Vec<DiscardedTask>,
+    /// What trainers spent their time on while this master acts, those that are gone included.
+    #[serde(default)]
+    pub spent: Spent,
     /// Seconds until the end at the present rate.
     pub seconds_left: Option<f64>,
     pub result: Option<ResultRecord>,
+}
+
+/// What a trainer's time went to, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Spent {
+    /// Waiting for records to be read.
+    pub data: f64,
+    /// Computing gradients.
+    pub compute: f64,
+    /// Pushing them, after they were computed.
+    pub push: f64,
+    /// Waiting for other trainers, or for a task.
+    pub wait: f64,
+    /// Receiving parameters.
+    pub pull: f64,
+}
+
+impl Spent {
+    /// All of it.
+    pub fn total(&self) -> f64 {
+        self.data + self.compute + self.push + self.wait + self.pull
+    }
+}
+
+impl AddAssign for Spent {
+    fn add_assign(&mut self, more: Self) {
+        self.data += more.data;
+        self.compute += more.compute;
+        self.push += more.push;
+        self.wait += more.wait;
+        self.pull += more.pull;
+    }
 }
 
 /// A pause in training that a failure made.
@@ -102,7 +139,7 @@ pub struct SlotStatus {
 }
 
 /// One live trainer.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TrainerStatus {
     pub id: TrainerId,
     pub admin: String,
@@ -110,4 +147,6 @@ pub struct TrainerStatus {
     pub lanes: Vec<Lane>,
     /// Tasks that it holds (asynchronous mode).
     pub tasks: u32,
+    #[serde(default)]
+    pub spent: Spent,
 }

@@ -71,6 +71,7 @@ impl Acting {
             checkpoint_trouble: self.checkpoints.health().trouble,
             recoveries: facts.recoveries.clone(),
             discarded: facts.discarded.clone(),
+            spent: facts.spent,
             seconds_left: left.filter(|seconds| seconds.is_finite()),
             result: facts.result.clone(),
         }

@@ -7,7 +7,7 @@ use steadfast_common::records::{
     DiscardedTask, EvaluationRecord, PserverRecord, ResultRecord, TrainerRecord,
 };
 use steadfast_common::spec::Mode;
-use steadfast_common::status::{Queues, Recovery, SlotStatus, TrainerStatus};
+use steadfast_common::status::{Queues, Recovery, SlotStatus, Spent, TrainerStatus};
 
 use crate::desk::Desk;
 use crate::office::Position;
@@ -40,6 +40,7 @@ pub struct Facts {
     pub evaluation: Option<EvaluationRecord>,
     pub checkpoint: Option<String>,
     pub recoveries: Vec<Recovery>,
+    pub spent: Spent,
     pub discarded: Vec<DiscardedTask>,
     /// Tasks that failed and are tried again, with the last reason.
     pub troubled: Vec<(TaskId, String)>,
@@ -69,6 +70,7 @@ impl Facts {
             checkpoint: state.checkpoint.clone(),
             discarded: desk.discarded(state),
             recoveries: desk.recoveries.past(),
+            spent: desk.spendings.total(),
             result: state.result.clone(),
             ..Self::default()
         };
@@ -135,6 +137,10 @@ fn slot_status(desk: &Desk, slot: Slot) -> SlotStatus {
 }
 
 fn trainers(desk: &Desk) -> Vec<TrainerStatus> {
+    let mut tasks = BTreeMap::<TrainerId, u32>::new();
+    for (_, _, holder) in desk.state.ledger.pending() {
+        *tasks.entry(holder).or_default() += 1;
+    }
     let view = desk.trainers.view();
     let listed = view.entries.iter().filter_map(|(key, entry)| {
         let id = desk.keys.trainer_of(key)?;
@@ -146,7 +152,8 @@ fn trainers(desk: &Desk) -> Vec<TrainerStatus> {
                 Mode::Sync => desk.lanes.of(id),
                 Mode::Async => Vec::new(),
             },
-            tasks: desk.state.ledger.pending().filter(|(_, _, by)| *by == id).count() as u32,
+            spent: desk.spendings.of(id),
+            tasks: tasks.get(&id).copied().unwrap_or(0),
         })
     });
     listed.collect()

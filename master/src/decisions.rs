@@ -3,6 +3,7 @@
 use steadfast_common::ids::{Generation, TrainerId};
 use steadfast_common::records::{CheckpointRecord, DiscardedTask, JobOutcome, ResultRecord};
 use steadfast_common::spec::Mode;
+use steadfast_common::status::Spent;
 use steadfast_coord::{COMPARES_MAX, Condition, Op, now};
 use steadfast_host::time::unix_ms;
 use steadfast_master_core::election::{self, Verdict};
@@ -16,7 +17,8 @@ use crate::office::{Event, GivenUp, OfficeError, Position, Saver, Setback, TaskD
 impl Desk {
     pub(crate) fn decide(&mut self, event: Event, batch: &mut Batch) {
         match event {
-            Event::NextTask { generation, request, done, reply } => {
+            Event::NextTask { generation, request, done, spent, reply } => {
+                self.note_spent(request.trainer, spent);
                 let answer = self.next_task(batch, generation, &request, done);
                 batch.later(reply, answer);
             }
@@ -32,7 +34,8 @@ impl Desk {
                 let answer = self.finish_init(batch, generation, trainer, attempt);
                 batch.later(reply, answer);
             }
-            Event::Position { generation, trainer, position } => {
+            Event::Position { generation, trainer, position, spent } => {
+                self.note_spent(trainer, spent);
                 self.note_position(generation, trainer, position);
             }
             Event::Evaluated { evaluation, reply } => {
@@ -247,6 +250,12 @@ impl Desk {
         batch.changes.add(Op::put(&self.keys.init(), &record));
         batch.state.init = Some(record);
         Ok(())
+    }
+
+    fn note_spent(&mut self, trainer: TrainerId, spent: Option<Spent>) {
+        if let Some(spent) = spent.filter(|_| self.check_live(trainer).is_ok()) {
+            self.spendings.note(trainer, spent);
+        }
     }
 
     fn note_position(&mut self, generation: Generation, trainer: TrainerId, position: Position) {

@@ -26,14 +26,19 @@ use crate::board::{Board, Facts};
 use crate::job::Job;
 use crate::office::{ClockRoom, End, Event, Office, OfficeError, Position, Reply, Setback};
 use crate::recoveries::Recoveries;
+use crate::spendings::Spendings;
 use crate::store::{self, Changes};
 use crate::vigils::Vigils;
 
 /// Requests that may wait for the loop; callers wait beyond that.
 const EVENTS_MAX: usize = 1024;
 
-/// Changes that one request may need at most; a batch leaves room for them.
+/// Changes that one event may need at most, unless more is known of it.
 pub(crate) const CHANGES_OF_ONE: usize = 40;
+
+/// Changes that a request for a task needs at most, beside those of tasks whose answer was lost: the
+/// task that is reported (two), the next one, the head, the answer, and the end of the job.
+const CHANGES_OF_TASK: usize = 6;
 
 /// How often deadlines are looked at and the status is renewed without an event.
 const TICK: Duration = Duration::from_millis(100);
@@ -69,6 +74,7 @@ pub struct Desk {
     pub(crate) schedule: Option<(Pass, LaneSchedule)>,
     pub(crate) clocks: Arc<ClockRoom>,
     pub(crate) recoveries: Recoveries,
+    pub(crate) spendings: Spendings,
     /// What an event asked for that the next turn of the loop does.
     pub(crate) setback: Option<Setback>,
     pub(crate) vigils: Vigils,
@@ -79,6 +85,8 @@ pub struct Desk {
     pub(crate) desired: Mirror,
     pub(crate) trainers: Mirror,
     inbox: mpsc::Receiver<Event>,
+    /// An event for which the last transaction had no room.
+    left_over: Option<Event>,
     board: watch::Sender<Arc<Board>>,
     facts: watch::Sender<Arc<Facts>>,
 }
@@ -113,8 +121,7 @@ impl Desk {
         reign: Reign,
         own_address: &str,
     ) -> Result<(Self, Office), CoordError> {
-        let order_of = order_of(&job);
-        let ledger = store::recover_ledger(etcd, keys, &order_of).await?;
+        let ledger = store::recover_ledger(etcd, keys, &order_of(&job)).await?;
         let sync_tasks = match job.record.spec.mode {
             Mode::Sync => store::recover_sync_tasks(etcd, keys).await?,
             Mode::Async => SyncTasks::default(),
@@ -142,7 +149,6 @@ impl Desk {
         clocks.follow(&holders(&state));
         // No former master's reign began later, and none makes 2²⁰ assignments a revision.
         let first_number = (reign.epoch() as u64) << 20;
-        drop(order_of);
         let mut recoveries = Recoveries::default();
         if state.generation.is_some() {
             recoveries.notice("the master before this one ended", now(), None);
@@ -160,6 +166,7 @@ impl Desk {
             schedule: None,
             clocks: clocks.clone(),
             recoveries,
+            spendings: Spendings::default(),
             setback: None,
             vigils: Vigils::new(etcd, own_address),
             seen_trainers: BTreeSet::new(),
@@ -168,6 +175,7 @@ impl Desk {
             desired: Mirror::start(etcd, Range::Key(keys.ps_desired())).await?,
             trainers: Mirror::start(etcd, Range::Prefix(keys.trainers_prefix())).await?,
             inbox,
+            left_over: None,
             board,
             facts,
             etcd: etcd.clone(),
@@ -193,7 +201,7 @@ impl Desk {
             }
             self.look_after_members().await?;
             self.publish_board();
-            let mut first = None;
+            let mut first = self.left_over.take();
             tokio::select! {
                 biased;
                 // Requests come last: however many there are, they keep nothing else from its turn.
@@ -205,7 +213,8 @@ impl Desk {
                     self.follow_schedule();
                     self.facts.send_replace(Arc::new(Facts::of(&self)));
                 }
-                event = self.inbox.recv() => first = event,
+                event = self.inbox.recv(), if first.is_none() => first = event,
+                () = std::future::ready(()), if first.is_some() => {}
             }
             self.work_off(first).await?;
             self.work_off_setback().await?;
@@ -219,8 +228,14 @@ impl Desk {
         let mut next = first;
         while let Some(event) = next.take() {
             self.decide(event, &mut batch);
-            if batch.changes.len() + CHANGES_OF_ONE <= OPS_MAX && batch.conditions.is_empty() {
-                next = self.inbox.try_recv().ok();
+            if !batch.conditions.is_empty() {
+                break;
+            }
+            let Ok(event) = self.inbox.try_recv() else { break };
+            if batch.changes.len() + changes_of(&event, &batch.state) <= OPS_MAX {
+                next = Some(event);
+            } else {
+                self.left_over = Some(event);
             }
         }
         self.commit(batch).await
@@ -297,6 +312,17 @@ impl Desk {
             }
             changed
         });
+    }
+}
+
+/// How many changes an event may need.
+fn changes_of(event: &Event, state: &State) -> usize {
+    match event {
+        // A task that goes back is changed, and may be given up.
+        Event::NextTask { request, .. } => {
+            CHANGES_OF_TASK + 2 * state.ledger.held_by(request.trainer).count()
+        }
+        _ => CHANGES_OF_ONE,
     }
 }
 

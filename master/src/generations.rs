@@ -228,8 +228,8 @@ impl Desk {
         self.commit(batch).await
     }
 
-    /// Goes back to a checkpoint that a person chose. Those committed after it are set aside, so that
-    /// nobody ever goes on from an abandoned future.
+    /// Goes back to a checkpoint that a person chose. Those committed after it, or ahead of it, are set
+    /// aside, so that nobody ever goes on from an abandoned future.
     async fn set_back(
         &mut self,
         id: &str,
@@ -259,12 +259,17 @@ impl Desk {
         }
         let Some(crew) = self.crew()? else { return Ok(Err(OfficeError::NotAllSlots)) };
         let prefix = self.keys.checkpoints_prefix();
-        for (key, later) in &self.etcd.list(&prefix).await?.entries {
-            let is_later = entry.create_revision < later.create_revision
+        for (key, other) in &self.etcd.list(&prefix).await?.entries {
+            // One that is ahead may be older: of a future that the job left, came back to, and leaves
+            // again. The pointer is no manifest, and is never ahead.
+            let is_ahead = other
+                .json::<CheckpointRecord>()
+                .is_ok_and(|it| manifest.position.version < it.position.version);
+            let is_later = entry.create_revision < other.create_revision
                 && *key != self.keys.checkpoint_latest();
-            if is_later {
-                let later_id = key.strip_prefix(&prefix).unwrap_or(key).to_owned();
-                self.set_aside(&later_id, &format!("the job was set back to {id}")).await?;
+            if is_later || is_ahead {
+                let other_id = key.strip_prefix(&prefix).unwrap_or(key).to_owned();
+                self.set_aside(&other_id, &format!("the job was set back to {id}")).await?;
             }
         }
         if manifest.set_aside.is_some() {

@@ -15,6 +15,7 @@ mod recoveries;
 mod run;
 mod service;
 mod snapshot;
+mod spendings;
 mod store;
 mod vigils;
 

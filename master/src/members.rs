@@ -53,6 +53,7 @@ impl Desk {
             let version = self.position.version;
             self.recoveries.notice(format!("trainer {gone} left"), now(), Some(version));
         }
+        self.spendings.follow(live);
         let seen = std::mem::replace(&mut self.seen_trainers, live.clone());
         let lost: Vec<TrainerId> =
             self.state.ledger.known_trainers().difference(live).copied().collect();

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Pass, Slot, TrainerId, Version};
 use steadfast_common::records::{CheckpointRecord, EvaluationRecord, QueueSnapshot, ResultRecord};
+use steadfast_common::status::Spent;
 use steadfast_host::time::{Instant, timeout};
 use steadfast_master_core::clocks::{Clocks, Moved};
 use steadfast_master_core::election::Verdict;
@@ -25,6 +26,7 @@ pub enum Event {
         generation: Generation,
         request: Request,
         done: Option<TaskDone>,
+        spent: Option<Spent>,
         reply: Reply<Answer>,
     },
     FailTask {
@@ -47,6 +49,7 @@ pub enum Event {
         generation: Generation,
         trainer: TrainerId,
         position: Position,
+        spent: Option<Spent>,
     },
     Evaluated {
         evaluation: EvaluationRecord,

@@ -244,6 +244,7 @@ impl Life<'_> {
         let (mut changes, mut addresses) = (lock.subscribe(), address.subscribe());
         // The address is bound to the same lease as the lock.
         let mut vigils = Vigils::new(self.etcd, &self.record.address);
+        let mut is_told = false;
         loop {
             vigils.follow(&[addresses.borrow_and_update().clone()]);
             let is_free = changes.borrow_and_update().entries.is_empty();
@@ -254,6 +255,10 @@ impl Life<'_> {
                     Err(error) if error.is_transient() => warn!(%error, "lock not asked for"),
                     Err(error) => return Err(error.into()),
                 }
+            }
+            if !is_told {
+                info!("stands by: another master acts");
+                is_told = true;
             }
             readiness.set_not_ready("stands by: another master acts");
             tokio::select! {

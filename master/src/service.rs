@@ -8,11 +8,11 @@ use steadfast_common::ids::{
     Attempt, Generation, Lane, Pass, RequestId, TaskId, TrainerId, Version,
 };
 use steadfast_common::records::{EvaluationRecord, JobOutcome, ResultRecord};
+use steadfast_common::status::Spent;
 use steadfast_host::time::{Instant, timeout};
 use steadfast_master_core::election::Verdict;
 use steadfast_master_core::ledger::{Next, Report, Request as TaskRequest, Wants};
 use steadfast_master_core::sync_tasks::{Cause, Failure};
-use steadfast_proto::status;
 use steadfast_proto::v1::master_server::Master;
 use steadfast_proto::v1::next_task_request::Report as WireReport;
 use steadfast_proto::v1::{
@@ -25,13 +25,14 @@ use steadfast_proto::v1::{
     RestoreCheckpointRequest, StatusReply, StatusRequest, TakeCheckpointReply,
     TakeCheckpointRequest, begin_init_reply, fail_task_request, next_task_reply,
 };
+use steadfast_proto::{status, v1};
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
 use crate::acting::Acting;
 use crate::board::Board;
-use crate::office::{Event, GivenUp, OfficeError, Position, Saver, TaskDone};
+use crate::office::{Event, GivenUp, OfficeError, Position, Reply, Saver, TaskDone};
 
 /// The longest that a call may wait.
 const WAIT_MAX: Duration = Duration::from_secs(10);
@@ -77,6 +78,11 @@ impl Service {
     fn acting(&self) -> Result<Acting, Status> {
         self.acting.borrow().clone().ok_or_else(|| refuse(&OfficeError::NotActing))
     }
+
+    /// Asks the acting master's loop.
+    async fn ask<T>(&self, event: impl FnOnce(Reply<T>) -> Event) -> Result<T, Status> {
+        self.acting()?.office.ask(event).await.map_err(|error| refuse(&error))
+    }
 }
 
 #[tonic::async_trait]
@@ -86,11 +92,7 @@ impl Master for Service {
         request: Request<BeginInitRequest>,
     ) -> Result<Response<BeginInitReply>, Status> {
         let (trainer, generation) = caller(request.into_inner().caller)?;
-        let office = self.acting()?.office;
-        let verdict = office
-            .ask(|reply| Event::BeginInit { generation, trainer, reply })
-            .await
-            .map_err(|error| refuse(&error))?;
+        let verdict = self.ask(|reply| Event::BeginInit { generation, trainer, reply }).await?;
         let (answer, attempt) = match verdict {
             Verdict::Elected { record } => (begin_init_reply::Answer::Initialize, record.attempt),
             Verdict::Wait => (begin_init_reply::Answer::Wait, 0),
@@ -106,11 +108,7 @@ impl Master for Service {
         let request = request.into_inner();
         let (trainer, generation) = caller(request.caller)?;
         let attempt = request.attempt;
-        let office = self.acting()?.office;
-        office
-            .ask(|reply| Event::FinishInit { generation, trainer, attempt, reply })
-            .await
-            .map_err(|error| refuse(&error))?;
+        self.ask(|reply| Event::FinishInit { generation, trainer, attempt, reply }).await?;
         Ok(Response::new(FinishInitReply {}))
     }
 
@@ -121,6 +119,7 @@ impl Master for Service {
         let request = request.into_inner();
         let (trainer, generation) = caller(request.caller)?;
         let office = self.acting()?.office;
+        let spent = request.spent.map(spent);
         if let Some(position) = request.position {
             let position = Position {
                 version: Version(position.version),
@@ -129,7 +128,7 @@ impl Master for Service {
                 examples: position.examples,
                 loss: position.loss,
             };
-            office.mention(Event::Position { generation, trainer, position });
+            office.mention(Event::Position { generation, trainer, position, spent });
         }
         let mut board = office.board.clone();
         let known = request.assignment;
@@ -162,6 +161,7 @@ impl Master for Service {
             }),
             Some(WireReport::Failed(_) | WireReport::Returned(_)) | None => None,
         };
+        let spent = request.spent.map(spent);
         let request = TaskRequest {
             id: request_id(&request.request_id)?,
             trainer,
@@ -171,7 +171,7 @@ impl Master for Service {
         };
         let answer = acting
             .office
-            .ask(|reply| Event::NextTask { generation, request, done, reply })
+            .ask(|reply| Event::NextTask { generation, request, done, spent, reply })
             .await
             .map_err(|error| refuse(&error))?;
         let next = match answer.next {
@@ -207,11 +207,7 @@ impl Master for Service {
             cause,
             reason: reason(request.reason),
         };
-        let office = self.acting()?.office;
-        let given_up = office
-            .ask(|reply| Event::FailTask { generation, failure, reply })
-            .await
-            .map_err(|error| refuse(&error))?;
+        let given_up = self.ask(|reply| Event::FailTask { generation, failure, reply }).await?;
         Ok(Response::new(FailTaskReply {
             given_up: given_up == GivenUp::Yes,
             elsewhere: given_up == GivenUp::Elsewhere,
@@ -243,11 +239,7 @@ impl Master for Service {
         caller(request.caller)?;
         let wire = request.evaluation.ok_or_else(|| invalid("the call has no evaluation"))?;
         let evaluation = evaluation(wire);
-        let office = self.acting()?.office;
-        office
-            .ask(|reply| Event::Evaluated { evaluation, reply })
-            .await
-            .map_err(|error| refuse(&error))?;
+        self.ask(|reply| Event::Evaluated { evaluation, reply }).await?;
         Ok(Response::new(ReportEvaluationReply {}))
     }
 
@@ -256,11 +248,7 @@ impl Master for Service {
         request: Request<BeginSaveRequest>,
     ) -> Result<Response<BeginSaveReply>, Status> {
         let (trainer, generation) = caller(request.into_inner().caller)?;
-        let office = self.acting()?.office;
-        let saver = office
-            .ask(|reply| Event::BeginSave { generation, trainer, reply })
-            .await
-            .map_err(|error| refuse(&error))?;
+        let saver = self.ask(|reply| Event::BeginSave { generation, trainer, reply }).await?;
         Ok(Response::new(BeginSaveReply { save: saver == Saver::You }))
     }
 
@@ -316,11 +304,7 @@ impl Master for Service {
         request: Request<RestoreCheckpointRequest>,
     ) -> Result<Response<RestoreCheckpointReply>, Status> {
         let RestoreCheckpointRequest { checkpoint, force } = request.into_inner();
-        let office = self.acting()?.office;
-        let generation = office
-            .ask(|reply| Event::SetBack { checkpoint, force, reply })
-            .await
-            .map_err(|error| refuse(&error))?;
+        let generation = self.ask(|reply| Event::SetBack { checkpoint, force, reply }).await?;
         Ok(Response::new(RestoreCheckpointReply { generation: generation.0 }))
     }
 
@@ -331,11 +315,7 @@ impl Master for Service {
         let request = request.into_inner();
         let (generation, checkpoint) = (Generation(request.generation), request.checkpoint);
         let reason = reason(request.reason);
-        let office = self.acting()?.office;
-        office
-            .ask(|reply| Event::Damaged { generation, checkpoint, reason, reply })
-            .await
-            .map_err(|error| refuse(&error))?;
+        self.ask(|reply| Event::Damaged { generation, checkpoint, reason, reply }).await?;
         Ok(Response::new(ReportDamageReply {}))
     }
 
@@ -346,11 +326,7 @@ impl Master for Service {
         let request = request.into_inner();
         let (trainer, generation) = caller(request.caller)?;
         let reason = format!("trainer {trainer}: {}", reason(request.reason));
-        let office = self.acting()?.office;
-        office
-            .ask(|reply| Event::Diverged { generation, reason, reply })
-            .await
-            .map_err(|error| refuse(&error))?;
+        self.ask(|reply| Event::Diverged { generation, reason, reply }).await?;
         Ok(Response::new(ReportDivergenceReply {}))
     }
 
@@ -359,6 +335,18 @@ impl Master for Service {
         let json = serde_json::to_vec(&status)
             .map_err(|error| steadfast_proto::status(ErrorKind::Internal, error.to_string()))?;
         Ok(Response::new(StatusReply { json: json.into() }))
+    }
+}
+
+/// What is no time counts as none.
+fn spent(wire: v1::Spent) -> Spent {
+    let time = |seconds: f64| if seconds.is_finite() { seconds.max(0.0) } else { 0.0 };
+    Spent {
+        data: time(wire.data),
+        compute: time(wire.compute),
+        push: time(wire.push),
+        wait: time(wire.wait),
+        pull: time(wire.pull),
     }
 }
 

@@ -2,118 +2,23 @@
 
 use std::sync::Arc;
 
-use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Incarnation, Lane, Slot, Version};
 use steadfast_common::layout::{Block, Layout};
 use steadfast_common::records::GenerationRecord;
-use steadfast_common::spec::Mode;
-use steadfast_common::tally::TaskPiece;
 use steadfast_host::task::{in_place, spawn};
-use steadfast_pserver_core::contribution::{Contributed, Contribution, LaneEnd, Refusal};
-use steadfast_pserver_core::shard::{Cut, Position, Rules, Shard};
+use steadfast_pserver_core::contribution::{Contributed, Contribution, Refusal};
+use steadfast_pserver_core::memory::Memory;
+use steadfast_pserver_core::shard::{Cut, Parameters, Position, Rules, Shard};
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::info;
 
+use crate::event::{
+    Begun, CutAnswer, EngineError, Event, FirstValues, Patience, Pulled, PushName, Pushed, Reply,
+    Which,
+};
+
 /// Events that may wait for the loop; senders wait beyond that.
 const EVENTS_MAX: usize = 256;
-
-/// What the loop is told.
-#[derive(Debug)]
-pub enum Event {
-    /// The job began another generation; the answer is what this slot has to do.
-    Generation { record: GenerationRecord, reply: Reply<Begun> },
-    /// The shard of a generation was loaded from its checkpoint.
-    Restored { generation: Generation, layout: Arc<Layout>, cut: Cut },
-    /// First values from the elected trainer.
-    Init { generation: Generation, attempt: u64, first: FirstValues, reply: Reply<()> },
-    Push {
-        generation: Generation,
-        name: PushName,
-        contribution: Contribution,
-        reply: Reply<Pushed>,
-    },
-    /// The global norm of the complete step that makes `version` old.
-    Norm { generation: Generation, version: Version, norm: f64 },
-    /// Everything at `version` (now, if none is named).
-    Cut { generation: Generation, version: Option<Version>, reply: Reply<CutAnswer> },
-}
-
-/// What a slot has at the beginning of a generation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Begun {
-    /// The values that it had.
-    Kept,
-    Nothing,
-}
-
-/// Where an answer goes. Nobody may be waiting any more.
-pub type Reply<T> = oneshot::Sender<Result<T, EngineError>>;
-
-/// Layout and values of an initialisation.
-#[derive(Debug)]
-pub struct FirstValues {
-    pub layout: Arc<Layout>,
-    /// One vector for each of the slot's blocks, in order.
-    pub values: Vec<Vec<f32>>,
-}
-
-/// What a push is called; equal names carry equal bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PushName {
-    Lane { version: Version, lane: Lane, end: LaneEnd },
-    Piece(TaskPiece),
-}
-
-/// The answer to a push.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pushed {
-    pub version: Version,
-    pub outcome: Contributed,
-}
-
-/// The answer to a request for a cut.
-#[derive(Debug)]
-pub enum CutAnswer {
-    Cut {
-        layout: Arc<Layout>,
-        cut: Cut,
-    },
-    /// The version is past.
-    Past {
-        present: Version,
-    },
-}
-
-/// Why the loop refused an event.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum EngineError {
-    #[error("generation {found} was meant; this slot is in generation {present}")]
-    OtherGeneration { found: Generation, present: Generation },
-    #[error("the parameters are not initialised yet")]
-    NotInitialised,
-    #[error("the parameters were initialised by a later attempt, {latest}")]
-    Superseded { latest: u64 },
-    #[error("training has begun; the parameters cannot be initialised again")]
-    InUse,
-    #[error(transparent)]
-    Refused(#[from] Refusal),
-    #[error("the pserver is ending")]
-    Ending,
-}
-
-impl EngineError {
-    /// What the caller does next.
-    pub fn kind(&self) -> ErrorKind {
-        match self {
-            Self::OtherGeneration { .. } | Self::Superseded { .. } | Self::InUse => {
-                ErrorKind::Stale
-            }
-            Self::NotInitialised => ErrorKind::NotYet,
-            Self::Refused(refusal) => refusal.kind(),
-            Self::Ending => ErrorKind::Unavailable,
-        }
-    }
-}
 
 /// What everybody may see of the shard, by reference.
 #[derive(Clone, Debug, Default)]
@@ -125,37 +30,17 @@ pub struct Published {
     pub checkpoint: Option<String>,
     /// Absent until the shard has values.
     pub shard: Option<PublishedShard>,
-    /// The same at the version before (synchronous mode): another slot may still be there, and a
-    /// trainer that comes now needs all of them at one version.
-    pub previous: Option<PublishedShard>,
     /// Squared norms of the complete step that waits for the global norm.
     pub squares: Option<Squares>,
 }
 
-impl Published {
-    /// The values at `version`; with [`Which::AtLeast`] also those of a later one.
-    pub fn at(&self, version: Version, which: Which) -> Option<&PublishedShard> {
-        let is_it = |it: &&PublishedShard| match which {
-            Which::AtLeast => version <= it.position.version,
-            Which::Exactly => version == it.position.version,
-        };
-        self.shard.as_ref().filter(is_it).or_else(|| self.previous.as_ref().filter(is_it))
-    }
-}
-
-/// Which versions will do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which {
-    AtLeast,
-    Exactly,
-}
-
-/// Values at one version.
+/// How far the shard is.
 #[derive(Clone, Debug)]
 pub struct PublishedShard {
     pub position: Position,
     pub blocks: Arc<Vec<(u32, Block)>>,
-    pub values: Vec<Arc<Vec<f32>>>,
+    /// Memory for what is pushed.
+    pub memory: Memory,
     /// Lanes that the present step waits for.
     pub missing: Vec<Lane>,
 }
@@ -181,8 +66,15 @@ impl Engine {
     pub fn start(slot: Slot, incarnation: Incarnation, rules: Rules) -> Self {
         let (events, inbox) = mpsc::channel(EVENTS_MAX);
         let (tx, published) = watch::channel(Arc::new(Published::default()));
-        let owner = Owner { slot, rules, tx, stage: Stage::Idle, cuts: Vec::new(), clip: None };
-        let owner = Owner { clip: owner.rules.optimizer.clip_norm, ..owner };
+        let owner = Owner {
+            slot,
+            rules,
+            tx,
+            stage: Stage::Idle,
+            previous: None,
+            pulls: Vec::new(),
+            cuts: Vec::new(),
+        };
         // The loop ends by itself when the last handle is gone.
         spawn(owner.run(inbox));
         Self { events, published, slot, incarnation }
@@ -224,8 +116,18 @@ struct Owner {
     rules: Rules,
     tx: watch::Sender<Arc<Published>>,
     stage: Stage,
+    /// The values at the version before (synchronous mode): another slot may still be there, and a
+    /// trainer that comes now needs all of them at one version.
+    previous: Option<Parameters>,
+    pulls: Vec<WaitingPull>,
     cuts: Vec<(Version, Reply<CutAnswer>)>,
-    clip: Option<f32>,
+}
+
+/// A pull whose version has not come yet.
+struct WaitingPull {
+    version: Version,
+    which: Which,
+    reply: Reply<Pulled>,
 }
 
 impl Owner {
@@ -256,14 +158,17 @@ impl Owner {
             }
             Event::Push { generation, name, contribution, reply } => {
                 let _ = reply.send(self.push(generation, name, contribution));
-                self.settle_cuts();
             }
-            Event::Norm { generation, version, norm } => {
-                self.norm(generation, version, norm);
-                self.settle_cuts();
+            Event::Norm { generation, version, norm } => self.norm(generation, version, norm),
+            Event::Pull { generation, version, which, patience, reply } => {
+                match self.check(generation) {
+                    Ok(()) => self.pull(WaitingPull { version, which, reply }, patience),
+                    Err(error) => drop(reply.send(Err(error))),
+                }
             }
             Event::Cut { generation, version, reply } => self.cut(generation, version, reply),
         }
+        self.settle_cuts();
     }
 
     fn begin(&mut self, record: GenerationRecord) -> Begun {
@@ -276,13 +181,17 @@ impl Owner {
         if !keeps {
             self.stage = Stage::Idle;
         }
+        self.previous = None;
         self.cuts.clear();
+        let (found, present) = (self.generation(), record.generation);
+        for WaitingPull { reply, .. } in self.pulls.drain(..) {
+            let _ = reply.send(Err(EngineError::OtherGeneration { found, present }));
+        }
         self.tx.send_replace(Arc::new(Published {
             generation: record.generation,
             slots: record.slots.len() as u32,
             checkpoint: record.checkpoint,
             shard: None,
-            previous: None,
             squares: None,
         }));
         self.publish();
@@ -348,7 +257,7 @@ impl Owner {
             PushName::Lane { version, lane, end } => {
                 shard.contribute(version, lane, contribution, end)?
             }
-            PushName::Piece(piece) => shard.apply(&piece, &contribution)?,
+            PushName::Piece(piece) => shard.apply(&piece, contribution)?,
         };
         match (name, outcome) {
             (PushName::Lane { .. }, Contributed::Complete) => self.complete_step(),
@@ -361,10 +270,9 @@ impl Owner {
 
     /// Applies the step at once, or asks for the global norm first.
     fn complete_step(&mut self) {
-        let Stage::Ready { shard, .. } = &mut self.stage else { return };
-        if self.clip.is_none() {
-            shard.finish_step(None);
-            self.publish();
+        let Stage::Ready { shard, .. } = &self.stage else { return };
+        if self.rules.optimizer.clip_norm.is_none() {
+            self.finish_step(None);
             return;
         }
         let numbers = shard.blocks().iter().map(|(number, _)| *number);
@@ -381,10 +289,61 @@ impl Owner {
         if self.check(generation).is_err() {
             return;
         }
-        let Stage::Ready { shard, .. } = &mut self.stage else { return };
+        let Stage::Ready { shard, .. } = &self.stage else { return };
         if shard.position().version == version && shard.is_step_complete() {
-            shard.finish_step(Some(norm));
-            self.publish();
+            self.finish_step(Some(norm));
+        }
+    }
+
+    fn finish_step(&mut self, norm: Option<f64>) {
+        let Stage::Ready { shard, .. } = &mut self.stage else { return };
+        // All lanes of the step are in, so every slot has come to its version: nobody needs the one
+        // before any more, and its memory becomes that of the next one.
+        self.previous = None;
+        let parameters = shard.parameters();
+        shard.finish_step(norm);
+        self.previous = Some(parameters);
+        self.publish();
+    }
+
+    fn pull(&mut self, pull: WaitingPull, patience: Patience) {
+        if self.pulls.len() == self.pulls.capacity() {
+            // Before there is room for more: somebody may have stopped waiting.
+            self.pulls.retain(|pull| !pull.reply.is_closed());
+        }
+        match (self.answer_to(&pull), patience) {
+            (Some(answer), _) => drop(pull.reply.send(Ok(answer))),
+            (None, Patience::Waits) => self.pulls.push(pull),
+            (None, Patience::None) => {
+                let shown = self.tx.borrow().shard.as_ref().map(|it| it.position.version);
+                let present = shown.unwrap_or_default();
+                drop(pull.reply.send(Ok(Pulled::NotThere { present })));
+            }
+        }
+    }
+
+    /// Nothing before its version has come.
+    fn answer_to(&self, pull: &WaitingPull) -> Option<Pulled> {
+        let Stage::Ready { shard, .. } = &self.stage else { return None };
+        let present = shard.position().version;
+        if present < pull.version {
+            return None;
+        }
+        let previous = self.previous.as_ref().filter(|it| it.position.version == pull.version);
+        let found = match pull.which {
+            Which::Exactly if pull.version < present => previous.cloned(),
+            Which::Exactly | Which::AtLeast => Some(shard.parameters()),
+        };
+        Some(found.map_or(Pulled::NotThere { present }, Pulled::Parameters))
+    }
+
+    /// Answers pulls whose version has come.
+    fn settle_pulls(&mut self) {
+        for pull in std::mem::take(&mut self.pulls) {
+            match self.answer_to(&pull) {
+                Some(answer) => drop(pull.reply.send(Ok(answer))),
+                None => self.pulls.push(pull),
+            }
         }
     }
 
@@ -430,19 +389,17 @@ impl Owner {
         let Stage::Ready { shard, .. } = &self.stage else { return };
         let shown = PublishedShard {
             position: shard.position().clone(),
-            blocks: Arc::new(shard.blocks().to_vec()),
-            values: shard.values().to_vec(),
+            blocks: shard.blocks().clone(),
+            memory: shard.memory().clone(),
             missing: shard.missing(),
         };
-        let before = Version(shown.position.version.0.wrapping_sub(1));
-        let keeps_previous = self.rules.mode == Mode::Sync;
         self.tx.send_modify(|published| {
-            let mut next = Published::clone(published);
-            let present = next.shard.replace(shown);
-            next.previous = present.filter(|it| keeps_previous && it.position.version == before);
             // Peers may still ask for the squares of the step before.
+            let mut next = Published::clone(published);
+            next.shard = Some(shown);
             *published = Arc::new(next);
         });
+        self.settle_pulls();
     }
 }
 
@@ -452,7 +409,7 @@ fn check_first_values(blocks: &[(u32, Block)], values: &[Vec<f32>]) -> Result<()
     }
     for ((number, block), values) in blocks.iter().zip(values) {
         if values.len() != block.len {
-            let (found, wanted) = (values.len() * 4, block.len * 4);
+            let (found, wanted) = (size_of_val(&values[..]), block.len * size_of::<f32>());
             return Err(Refusal::WrongLength { block: *number, found, wanted });
         }
         if values.iter().any(|value| !value.is_finite()) {

@@ -21,18 +21,25 @@ use steadfast_proto::v1::pserver_server::PserverServer;
 use steadfast_proto::v1::push_header::Name;
 use steadfast_proto::v1::{BlockData, PullHeader, PullRequest, PushHeader, PushReply};
 use steadfast_proto::{Decoder, MESSAGE_BYTES_MAX, answer, encode, framed, next, read_one, status};
-use steadfast_pserver_core::contribution::{Contributed, Contribution, LaneEnd};
+use steadfast_pserver_core::contribution::{Contributed, Contribution, Finite, LaneEnd};
+use steadfast_pserver_core::memory::Memory;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
 
-use crate::engine::{EngineError, Event, PushName, Which};
+use crate::event::{EngineError, Event, Patience, Pulled, PushName, Which};
 use crate::service::{Service, WAIT_MAX, invalid, refuse};
+
+/// KiB of gradients that may be coming in at once, or else one push: more would only be memory. Whoever
+/// waits keeps its gradient, and sends when it is its turn.
+const INCOMING_KIB: u32 = 512 << 10;
 
 /// Serves one slot.
 #[derive(Clone)]
 pub struct Exchange {
     service: Arc<Service>,
+    incoming: Arc<Semaphore>,
     others: PserverServer<Service>,
 }
 
@@ -43,7 +50,8 @@ impl Exchange {
         let others = PserverServer::from_arc(service.clone())
             .max_decoding_message_size(MESSAGE_BYTES_MAX)
             .max_encoding_message_size(MESSAGE_BYTES_MAX);
-        Self { service, others }
+        let incoming = Arc::new(Semaphore::new(INCOMING_KIB as usize));
+        Self { service, incoming, others }
     }
 }
 
@@ -64,7 +72,9 @@ impl tower::Service<http::Request<Body>> for Exchange {
         let service = self.service.clone();
         match request.uri().path() {
             "/steadfast.v1.Pserver/Push" => {
-                async move { Ok(answer(push(&service, request.into_body()).await)) }.boxed()
+                let incoming = self.incoming.clone();
+                async move { Ok(answer(push(&service, &incoming, request.into_body()).await)) }
+                    .boxed()
             }
             "/steadfast.v1.Pserver/Pull" => {
                 async move { Ok(answer(pull(&service, request.into_body()).await)) }.boxed()
@@ -89,11 +99,28 @@ impl Incoming {
         let published = service.published(generation)?;
         let not_yet = || refuse(&EngineError::NotInitialised);
         let shard = published.shard.as_ref().ok_or_else(not_yet)?;
-        Ok(Self { generation, name, gathered: Gathered::new(shard.blocks.clone()) })
+        let gathered = Gathered::new(shard.blocks.clone(), shard.memory.clone());
+        Ok(Self { generation, name, gathered })
     }
 }
 
-async fn push(service: &Service, mut body: Body) -> Result<Vec<Bytes>, Status> {
+/// Waits until there is room for a push.
+async fn room<'a>(
+    service: &Service,
+    incoming: &'a Semaphore,
+) -> Result<SemaphorePermit<'a>, Status> {
+    let published = service.engine.published().borrow().clone();
+    let bytes = published.shard.as_ref().map_or(0, |it| size_bytes(&it.blocks));
+    let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).min(INCOMING_KIB);
+    incoming.acquire_many(kib).await.map_err(|_| refuse(&EngineError::Ending))
+}
+
+async fn push(
+    service: &Service,
+    incoming: &Semaphore,
+    mut body: Body,
+) -> Result<Vec<Bytes>, Status> {
+    let _room = room(service, incoming).await?;
     let (mut decoder, mut incoming) = (Decoder::<PushHeader>::default(), None);
     while let Some(bytes) = next(&mut body).await? {
         decoder.feed(bytes, |header, block, data| {
@@ -136,46 +163,50 @@ async fn pull(service: &Service, mut body: Body) -> Result<Vec<Bytes>, Status> {
     let request: PullRequest = read_one(&mut body).await?;
     let generation = service.check(request.target.as_ref())?;
     let wait = Duration::from_millis(request.wait_ms).min(WAIT_MAX);
-    let mut published = service.engine.published();
-    let reached = published.wait_for(|now| {
-        now.generation != generation
-            || now.shard.as_ref().is_some_and(|it| Version(request.version) <= it.position.version)
-    });
-    let seen = match timeout(wait, reached).await {
-        Ok(Ok(seen)) => seen.clone(),
-        Ok(Err(_)) => return Err(refuse(&EngineError::Ending)),
-        Err(_) => service.engine.published().borrow().clone(),
+    let (version, which) = match request.exact {
+        true => (Version(request.version), Which::Exactly),
+        false => (Version(request.version), Which::AtLeast),
+    };
+    let ask = |patience| {
+        service.engine.ask(move |reply| Event::Pull { generation, version, which, patience, reply })
+    };
+    let answer = match timeout(wait, ask(Patience::Waits)).await {
+        Ok(answer) => answer,
+        // However short the wait is, what is there is given.
+        Err(_) => ask(Patience::None).await,
     };
     service.check_lease()?;
-    if seen.generation != generation {
-        let (found, present) = (generation, seen.generation);
-        return Err(refuse(&EngineError::OtherGeneration { found, present }));
-    }
-    let which = if request.exact { Which::Exactly } else { Which::AtLeast };
     let mut pieces = Vec::new();
-    let Some(shard) = seen.at(Version(request.version), which) else {
-        let version = seen.shard.as_ref().map_or(0, |it| it.position.version.0);
-        let header = PullHeader { ready: false, version, ..PullHeader::default() };
-        encode(Some(&header), &[], &mut pieces);
-        return Ok(pieces);
+    let parameters = match answer.map_err(|error| refuse(&error))? {
+        Pulled::Parameters(parameters) => parameters,
+        Pulled::NotThere { present } => {
+            let version = present.0;
+            let header = PullHeader { ready: false, version, ..PullHeader::default() };
+            encode(Some(&header), &[], &mut pieces);
+            return Ok(pieces);
+        }
     };
     let mut header = Some(PullHeader {
         ready: true,
-        version: shard.position.version.0,
-        pass: shard.position.pass.0,
-        pass_start: shard.position.pass_start.0,
-        examples: shard.position.examples,
-        loss: shard.position.loss,
+        version: parameters.position.version.0,
+        pass: parameters.position.pass.0,
+        pass_start: parameters.position.pass_start.0,
+        examples: parameters.position.examples,
+        loss: parameters.position.loss,
     });
-    let blocks = shard.blocks.iter().zip(&shard.values).map(|((block, _), values)| BlockData {
-        block: *block,
-        data: shared_bytes(values.clone()),
+    let blocks = parameters.blocks.iter().zip(&parameters.values).map(|((block, _), values)| {
+        BlockData { block: *block, data: shared_bytes(values.clone()) }
     });
     for blocks in in_chunks(blocks) {
         encode(header.take().as_ref(), &blocks, &mut pieces);
     }
-    service.metrics.pull(shard.blocks.iter().map(|(_, block)| block.len * 4).sum());
+    service.metrics.pull(size_bytes(&parameters.blocks));
     Ok(pieces)
+}
+
+/// Bytes of all values of some blocks.
+fn size_bytes(blocks: &[(u32, Block)]) -> usize {
+    blocks.iter().map(|(_, block)| block.len * size_of::<f32>()).sum()
 }
 
 fn push_name(header: &PushHeader) -> Result<PushName, Status> {
@@ -197,36 +228,34 @@ fn push_name(header: &PushHeader) -> Result<PushName, Status> {
 
 /// Blocks of one contribution, as they come in.
 struct Gathered {
+    memory: Memory,
     wanted: Arc<Vec<(u32, Block)>>,
-    blocks: Vec<Option<Pieces>>,
+    blocks: Vec<Option<Finite>>,
     size_bytes: usize,
 }
 
 impl Gathered {
-    fn new(wanted: Arc<Vec<(u32, Block)>>) -> Self {
+    fn new(wanted: Arc<Vec<(u32, Block)>>, memory: Memory) -> Self {
         let blocks = vec![None; wanted.len()];
-        Self { wanted, blocks, size_bytes: 0 }
+        Self { memory, wanted, blocks, size_bytes: 0 }
     }
 
     fn take(&mut self, number: u32, data: Pieces) -> Result<(), Status> {
         let place = self.wanted.binary_search_by_key(&number, |(number, _)| *number);
         let place =
             place.map_err(|_| invalid(format!("block {number} does not belong to this slot")))?;
-        let (found, wanted) = (data.len(), self.wanted[place].1.len * size_of::<f32>());
-        if found != wanted {
-            let message = format!("block {number} has {found} bytes; {wanted} are wanted");
-            return Err(invalid(message));
-        }
         if self.blocks[place].is_some() {
             return Err(invalid(format!("block {number} was sent twice")));
         }
-        self.size_bytes += wanted;
-        self.blocks[place] = Some(data);
+        let memory = self.memory.lend(self.wanted[place].1.len);
+        let values = Finite::new(number, &data, memory);
+        self.blocks[place] = Some(values.map_err(|refusal| refuse(&refusal.into()))?);
+        self.size_bytes += data.len();
         Ok(())
     }
 
     /// All blocks, or none at all.
-    fn finish(self) -> Result<(Vec<Pieces>, usize), Status> {
+    fn finish(self) -> Result<(Vec<Finite>, usize), Status> {
         let found = self.blocks.iter().flatten().count();
         if found != 0 && found != self.wanted.len() {
             let wanted = self.wanted.len();

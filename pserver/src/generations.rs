@@ -14,7 +14,8 @@ use steadfast_proto::v1::ReportDamageRequest;
 use steadfast_pserver_core::shard::Cut;
 use tracing::{error, warn};
 
-use crate::engine::{Begun, Engine, Event};
+use crate::engine::Engine;
+use crate::event::{Begun, Event};
 use crate::master;
 use crate::shard_file::{ShardError, ShardStore};
 

@@ -1,6 +1,7 @@
 //! The parameter server: holds the blocks of one slot, adds up gradients, applies them once.
 
 mod engine;
+mod event;
 mod exchange;
 mod generations;
 mod master;

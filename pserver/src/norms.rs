@@ -15,7 +15,8 @@ use steadfast_proto::v1::NormsRequest;
 use steadfast_proto::v1::pserver_client::PserverClient;
 use tracing::debug;
 
-use crate::engine::{Engine, Event, Published, Squares};
+use crate::engine::{Engine, Published, Squares};
+use crate::event::Event;
 
 /// How long one question waits at a peer.
 const WAIT: Duration = Duration::from_secs(5);

@@ -151,9 +151,11 @@ impl Joined {
         let (engine, shards) = (self.engine.clone(), self.shards.clone());
         let following =
             generations::follow(engine.clone(), etcd.clone(), keys.clone(), shards, generation);
+        let (own, record, seen) = (engine.slot, self.record.clone(), peers.subscribe());
         tokio::select! {
             biased;
             () = following => {}
+            () = slot::give_back_others(etcd, keys, own, &record, seen) => {}
             () = norms::follow(engine, keys.clone(), peers) => {}
             failure = self.keep_slot(etcd, keys, readiness) => return Err(failure),
         }

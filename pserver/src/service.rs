@@ -18,7 +18,8 @@ use steadfast_proto::v1::{
 use steadfast_pserver_core::shard::Shard;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::engine::{CutAnswer, Engine, EngineError, Event, FirstValues, Published};
+use crate::engine::{Engine, Published};
+use crate::event::{CutAnswer, EngineError, Event, FirstValues};
 use crate::metrics::Metrics;
 use crate::shard_file::{ShardError, ShardStore};
 use crate::tenure::Tenure;

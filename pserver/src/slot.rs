@@ -1,13 +1,15 @@
 //! Claims a slot: the first free one below the desired number, or waits as a spare.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use steadfast_common::ids::{Incarnation, Slot};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::PserverRecord;
-use steadfast_coord::{CoordError, Etcd, Mirror, Range, Session, View};
+use steadfast_coord::{Condition, CoordError, Entry, Etcd, Mirror, Op, Range, Session, View};
 use steadfast_host::time::sleep;
 use steadfast_process::Readiness;
+use tokio::sync::watch;
 use tracing::{info, warn};
 
 /// Time between looks at etcd while nothing tells of a change.
@@ -31,6 +33,12 @@ pub async fn claim(
     loop {
         let wanted = desired_changes.borrow_and_update().single::<u32>()?;
         let taken = slot_changes.borrow_and_update().clone();
+        // A request that was given up for lost may have come through.
+        let ours = taken_by(keys, &taken, record).find(|(_, it)| it.lease == session.lease());
+        if let Some((slot, entry)) = ours {
+            info!(%slot, "slot claimed");
+            return Ok((slot, Incarnation(entry.create_revision)));
+        }
         let free = wanted.and_then(|wanted| first_free(keys, wanted, &taken));
         if let Some(slot) = free {
             match etcd.create(&keys.ps(slot), &value, session.lease()).await {
@@ -58,6 +66,51 @@ pub async fn claim(
             () = session.lost() => return Err(CoordError::LeaseLost),
         }
     }
+}
+
+/// Gives back every slot but `own` that is taken in our name, as long as it is waited for: a request to
+/// take one, which was given up for lost, may come to etcd after we took another.
+pub async fn give_back_others(
+    etcd: &Etcd,
+    keys: &Keys,
+    own: Slot,
+    record: &PserverRecord,
+    mut slots: watch::Receiver<Arc<View>>,
+) {
+    loop {
+        let taken = slots.borrow_and_update().clone();
+        let mut pause = Duration::MAX;
+        for (slot, entry) in taken_by(keys, &taken, record).filter(|(slot, _)| *slot != own) {
+            let key = keys.ps(slot);
+            let unchanged =
+                [Condition::ModRevision { key: key.clone(), revision: entry.mod_revision }];
+            match etcd.put_if(&Op::delete(&key), &unchanged).await {
+                Ok(_) => warn!(%slot, "a late request took another slot; it is given back"),
+                Err(error) => {
+                    warn!(%slot, %error, "a slot too many is not given back yet");
+                    pause = RETRY;
+                }
+            }
+        }
+        tokio::select! {
+            biased;
+            changed = slots.changed() => if changed.is_err() { std::future::pending().await },
+            () = sleep(pause), if pause != Duration::MAX => {}
+        }
+    }
+}
+
+/// The slots that are taken in a pserver's name.
+fn taken_by<'a>(
+    keys: &'a Keys,
+    taken: &'a View,
+    record: &'a PserverRecord,
+) -> impl Iterator<Item = (Slot, &'a Entry)> {
+    taken.entries.iter().filter_map(|(key, entry)| {
+        let slot = key.strip_prefix(&keys.ps_prefix())?.parse().ok().map(Slot)?;
+        let holder: PserverRecord = entry.json().ok()?;
+        (holder.id == record.id).then_some((slot, entry))
+    })
 }
 
 fn first_free(keys: &Keys, wanted: u32, taken: &View) -> Option<Slot> {

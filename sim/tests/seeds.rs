@@ -20,6 +20,8 @@ const FOUND: &[(Mode, u64, &str)] = &[
     (Mode::Sync, 291, "a manifest whose upload was cut short kept a job from ever starting"),
     (Mode::Async, 5, "a trainer that was gone held the others up at the staleness gate"),
     (Mode::Async, 117, "a late request kept a task until its deadline"),
+    (Mode::Sync, 1_795_313_661_163, "a job could go on from a future that it had left twice"),
+    (Mode::Async, 1_795_314_710_990, "a late request took a second slot, which nobody served"),
 ];
 
 fn see_it(plan: &Plan) -> String {

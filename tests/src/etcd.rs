@@ -31,8 +31,17 @@ pub struct EtcdServer {
 }
 
 impl EtcdServer {
-    /// Starts an empty real etcd.
+    /// Starts an empty real etcd, which is quick because it leaves it to the system when to write.
     pub fn real(scene: &Scene) -> Self {
+        Self::start_real(scene, &["--unsafe-no-fsync"])
+    }
+
+    /// Starts an empty real etcd as people run it: what it answered is on the disk.
+    pub fn durable(scene: &Scene) -> Self {
+        Self::start_real(scene, &[])
+    }
+
+    fn start_real(scene: &Scene, more: &[&str]) -> Self {
         let path = find("etcd", "etcd-server");
         Self::start(scene, |address, data| {
             let peer = format!("http://{}", free_address());
@@ -42,7 +51,7 @@ impl EtcdServer {
             command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
             command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
             command.arg(format!("--initial-cluster=default={peer}"));
-            command.args(["--unsafe-no-fsync", "--log-level=error"]);
+            command.arg("--log-level=error").args(more);
             command
         })
     }

@@ -216,6 +216,32 @@ fn a_person_takes_a_checkpoint_and_goes_back_to_it() {
     });
 }
 
+/// I9: a checkpoint of a future that the job left, came back to, and left again is nobody's latest.
+#[test]
+fn going_back_and_forth_sets_aside_what_is_ahead() {
+    let scene = Scene::new();
+    let stage = Stage::new(&scene);
+    let job = Job::endless().with("every_steps = 200", "every = \"1h\"");
+    let mut run = stage.start(&job);
+    run.until_step(10);
+    let first = stage.told(&["now"]);
+    run.until_step(3_000);
+    let ahead = stage.told(&["now"]);
+    stage.told(&["restore", &first, "--force"]);
+    let between = stage.told(&["now"]);
+    let state = |id: &str| {
+        let list = stage.list();
+        let row = list.into_iter().find(|it| it["id"] == *id).expect("it is listed");
+        (row["version"].as_u64(), row["latest"] == true, row["set_aside"].is_string())
+    };
+    assert!(state(&between).0 < state(&ahead).0, "the machine is too slow for this test");
+    stage.told(&["restore", &ahead, "--force"]);
+    assert_eq!((state(&ahead).1, state(&between).2), (true, true));
+    stage.told(&["restore", &between, "--force"]);
+    assert_eq!((state(&between).1, state(&between).2), (true, false));
+    assert!(state(&ahead).2, "the job could go on from a future that it left");
+}
+
 #[test]
 fn bad_input_gets_one_line_with_the_way_out() {
     let scene = Scene::new();

@@ -135,6 +135,8 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
         &[
             "steadfast-common",
             "steadfast-host",
+            "steadfast-process",
+            "steadfast-trainer-core",
             "steadfast-proto",
             "steadfast-coord",
             "steadfast-client",

@@ -265,7 +265,9 @@ fn a_pserver_that_leaves_in_good_order_loses_no_step() {
 #[test]
 fn only_the_newest_checkpoints_are_kept_and_no_file_of_an_older_one() {
     let scene = Scene::new();
-    let cluster = Cluster::new(&scene, &Job::long(), 2, SHORT);
+    // None is due by steps when the final one is: what that interrupts is left to the sweep of orphans.
+    let job = Job::long().with("every_steps = 200", "every_steps = 190");
+    let cluster = Cluster::new(&scene, &job, 2, SHORT);
     let _members = (cluster.master("master"), cluster.trainer("trainer"), pservers(&cluster, 2));
     let result = cluster.result();
     let prefix = cluster.keys.checkpoints_prefix();
@@ -290,6 +292,22 @@ fn only_the_newest_checkpoints_are_kept_and_no_file_of_an_older_one() {
             fs::read_dir(scene.path("store/shards/digits")).expect("it is a folder").flatten();
         (files.map(|it| it.path()).collect::<BTreeSet<_>>() == named).then_some(())
     });
+}
+
+/// I5: a pserver has one slot. A request that it gave up for lost may take another one later.
+#[test]
+fn a_slot_too_many_in_the_name_of_a_pserver_is_given_back() {
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &Job::small(), 2, LONG);
+    let _members = [cluster.master("master"), cluster.pserver("first"), cluster.trainer("trainer")];
+    let own = cluster.keys.ps(Slot(0));
+    let entry = eventually("a slot is taken", || cluster.get(&own));
+    let other = cluster.keys.ps(Slot(1));
+    cluster.etcd.ctl(&["put", &other, &String::from_utf8_lossy(&entry.value)]);
+    eventually("the other slot is free", || cluster.get(&other).is_none().then_some(()));
+    assert!(cluster.get(&own).is_some());
+    let _second = cluster.pserver("second");
+    cluster.result();
 }
 
 /// F5: what a pserver leaves that dies between uploading and committing is deleted later. What may yet

@@ -16,7 +16,8 @@ const VALUES: usize = 64 * 32 + 32 + 32 * 10 + 10;
 
 /// All messages of a pull: the version of the blocks, and the blocks.
 async fn pull(client: &mut PserverClient<Channel>, target: Target) -> (u64, Vec<BlockData>) {
-    let request = PullRequest { target: Some(target), version: 1, wait_ms: 10_000, exact: false };
+    // Without a wait what is there is given all the same.
+    let request = PullRequest { target: Some(target), version: 1, wait_ms: 0, exact: false };
     let mut messages = client.pull(request).await.expect("the slot answers").into_inner();
     let (mut version, mut blocks) = (None, Vec::new());
     while let Some(message) = messages.message().await.expect("it answers to the end") {

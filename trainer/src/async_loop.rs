@@ -8,6 +8,7 @@ use steadfast_client::{Gradient, Name, Pservers, Pulled};
 use steadfast_common::dataset::Records;
 use steadfast_common::ids::{Lane, Pass, RequestId, TaskId};
 use steadfast_common::spec::OptimizerSpec;
+use steadfast_common::status::Spent;
 use steadfast_common::tally::{TaskPiece, checksum};
 use steadfast_host::chance;
 use steadfast_host::time::{Instant, sleep};
@@ -103,7 +104,11 @@ impl Worker<'_> {
             let Some(dispatch) = self.held.pop_front() else {
                 match outlook {
                     Outlook::AllDone => return Ok(Ending::Trained(self.last().await?)),
-                    Outlook::Later(pause) => sleep(pause).await,
+                    Outlook::Later(pause) => {
+                        let started = Instant::now();
+                        sleep(pause).await;
+                        self.waited(started);
+                    }
                     Outlook::Held => {}
                 }
                 outlook = self.ask(None, true).await?;
@@ -121,9 +126,12 @@ impl Worker<'_> {
             request_id: RequestId(chance::uuid()).0.to_string(),
             report,
             more,
+            spent: Some(self.context.view.spent()),
             held: Some(Held { attempts: self.held.iter().map(|it| it.attempt).collect() }),
         };
+        let started = Instant::now();
         let NextTaskReply { next, .. } = self.context.master.next_task(request).await?;
+        self.waited(started);
         Ok(match next {
             Some(Next::Task(dispatch)) => {
                 debug!(task = dispatch.task, attempt = dispatch.attempt, "task taken");
@@ -155,7 +163,11 @@ impl Worker<'_> {
             facts.version = self.position.version;
             facts.doing = "training";
         });
-        let records = match self.context.tasks.get(pass, task).await {
+        let started = Instant::now();
+        let records = self.context.tasks.get(pass, task).await;
+        let data = started.elapsed().as_secs_f64();
+        self.context.view.spend(Spent { data, ..Spent::default() });
+        let records = match records {
             Ok(records) => records,
             Err(error) => {
                 warn!(%task, %pass, %error, "task cannot be computed");
@@ -221,7 +233,9 @@ impl Worker<'_> {
     }
 
     async fn push(&mut self, piece: TaskPiece) -> Result<(), Interrupt> {
+        let started = Instant::now();
         self.wait_for_the_slowest().await?;
+        self.waited(started);
         let records = u64::from(piece.to - piece.from);
         let zeros = Parameters::zeros(self.context.layout.clone());
         let mut values = std::mem::replace(&mut self.gradient, zeros).into_values();
@@ -236,8 +250,15 @@ impl Worker<'_> {
         };
         let started = Instant::now();
         self.pservers.push(name, gradient).await?;
-        self.context.metrics.pushed(started.elapsed());
+        let took = started.elapsed();
+        self.context.metrics.pushed(took);
+        self.context.view.spend(Spent { push: took.as_secs_f64(), ..Spent::default() });
         Ok(())
+    }
+
+    fn waited(&self, since: Instant) {
+        let wait = since.elapsed().as_secs_f64();
+        self.context.view.spend(Spent { wait, ..Spent::default() });
     }
 
     /// Bounded staleness: a trainer too far ahead of the slowest waits.
@@ -261,7 +282,9 @@ impl Worker<'_> {
         let started = Instant::now();
         let values = self.parameters.values_mut();
         self.position = self.pservers.pull(values).await?;
-        self.context.metrics.pulled(started.elapsed());
+        let took = started.elapsed();
+        self.context.metrics.pulled(took);
+        self.context.view.spend(Spent { pull: took.as_secs_f64(), ..Spent::default() });
         Ok(())
     }
 

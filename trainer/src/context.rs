@@ -8,6 +8,7 @@ use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Pass, Version};
 use steadfast_common::layout::Layout;
 use steadfast_common::records::JobRecord;
+use steadfast_common::status::Spent;
 use steadfast_coord::Deadline;
 use steadfast_host::task::in_place;
 use steadfast_host::time::{Instant, sleep, timeout};
@@ -242,7 +243,9 @@ impl Context {
             let what = format!("lane {}, step {} of pass {}", key.lane, key.step, key.pass);
             Err(Interrupt::NotFinite { what })
         });
-        self.metrics.computed(batch.len(), started.elapsed());
+        let took = started.elapsed();
+        self.metrics.computed(batch.len(), took);
+        self.view.spend(Spent { compute: took.as_secs_f64(), ..Spent::default() });
         computed
     }
 }

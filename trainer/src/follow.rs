@@ -68,6 +68,7 @@ async fn follow(
             assignment: tx.borrow().number,
             wait_ms: WAIT_MS,
             position: position.borrow().map(wire),
+            spent: Some(context.view.spent()),
         };
         match context.master.follow(request).await {
             Ok(reply) => adopt(&tx, reply),

@@ -13,6 +13,7 @@ use steadfast_client::{ClientError, Gradient, Name, Pservers, Pulled};
 use steadfast_common::dataset::Records;
 use steadfast_common::ids::{Lane, Pass, RequestId, TaskId, Version};
 use steadfast_common::schedule::LaneSchedule;
+use steadfast_common::status::Spent;
 use steadfast_common::tally::checksum;
 use steadfast_host::chance;
 use steadfast_host::task::TaskSet;
@@ -80,6 +81,32 @@ enum Contributed {
     NotYet,
 }
 
+/// The part of a step after our gradients were computed.
+struct Waited {
+    began: Instant,
+    /// Until our last push was answered.
+    pushed: Duration,
+}
+
+impl Waited {
+    fn begin() -> Self {
+        Self { began: Instant::now(), pushed: Duration::ZERO }
+    }
+
+    /// What it went to, now that the next parameters are here.
+    fn spent(&self, pulled: &Pulled) -> Spent {
+        let all = self.began.elapsed();
+        let pull = pulled.transfer.min(all);
+        let push = self.pushed.min(all - pull);
+        Spent {
+            push: push.as_secs_f64(),
+            pull: pull.as_secs_f64(),
+            wait: (all - pull - push).as_secs_f64(),
+            ..Spent::default()
+        }
+    }
+}
+
 /// When a lane is to be tried again after one of its tasks failed.
 enum AfterFailure {
     Again,
@@ -116,7 +143,7 @@ impl Worker<'_> {
             let wanted = Version(position.version.0 + 1);
             let pservers = self.pservers.clone();
             let mut pull = pin!(pservers.pull_step(wanted, &mut next));
-            let mut waited = None;
+            let mut waited: Option<Waited> = None;
             loop {
                 let mut lanes = self.assignment.borrow_and_update().lanes.clone();
                 lanes.retain(|lane| !done.contains(lane));
@@ -127,19 +154,22 @@ impl Worker<'_> {
                         Contributed::NotYet => is_done = false,
                     }
                 }
-                waited.get_or_insert_with(Instant::now);
+                let waited = waited.get_or_insert_with(Waited::begin);
                 tokio::select! {
                     biased;
                     () = sleep(RETRY), if !is_done => {}
                     pulled = &mut pull => {
-                        self.context.metrics.pulled(waited.map_or_else(Default::default, |it| it.elapsed()));
-                        break pulled?;
+                        let pulled = pulled?;
+                        self.context.metrics.pulled(waited.began.elapsed());
+                        self.context.view.spend(waited.spent(&pulled));
+                        break pulled;
                     }
                     changed = self.assignment.changed() => {
                         changed.map_err(|_| ClientError::NewGeneration)?;
                     }
                     Some(pushed) = pushes.join_next() => {
                         pushed.map_err(|error| Interrupt::Broken(error.to_string()))??;
+                        waited.pushed = waited.began.elapsed();
                     }
                 }
             }
@@ -156,7 +186,10 @@ impl Worker<'_> {
         pushes: &mut TaskSet<Result<(), ClientError>>,
     ) -> Result<Contributed, Interrupt> {
         let step = position.version.0 - position.pass_start.0;
+        let started = Instant::now();
         let records = self.records(position.pass, step, lane).await?;
+        let data = started.elapsed().as_secs_f64();
+        self.context.view.spend(Spent { data, ..Spent::default() });
         let Some((records, checksum)) = records else { return Ok(Contributed::NotYet) };
         let last = {
             let given_up = self.given_up(position.pass);

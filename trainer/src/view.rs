@@ -4,6 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use serde::Serialize;
 use steadfast_common::ids::{Generation, Lane, Pass, TaskId, TrainerId, Version};
+use steadfast_common::status::Spent;
+use steadfast_proto::v1;
 
 /// What a trainer is doing.
 #[derive(Clone, Debug, Serialize)]
@@ -18,6 +20,7 @@ pub struct Facts {
     /// The task in work (asynchronous mode).
     pub task: Option<TaskId>,
     pub doing: &'static str,
+    pub spent: Spent,
 }
 
 /// The same, shared with the admin port.
@@ -38,6 +41,7 @@ impl View {
             lanes: Vec::new(),
             task: None,
             doing: "joining the job",
+            spent: Spent::default(),
         };
         Self { facts: Arc::new(Mutex::new(facts)) }
     }
@@ -45,6 +49,17 @@ impl View {
     /// Notes a change.
     pub fn note(&self, change: impl FnOnce(&mut Facts)) {
         change(&mut self.facts.lock().expect("no holder panics"));
+    }
+
+    /// Notes what time went to.
+    pub fn spend(&self, spent: Spent) {
+        self.note(|facts| facts.spent += spent);
+    }
+
+    /// What time went to since the start.
+    pub fn spent(&self) -> v1::Spent {
+        let Spent { data, compute, push, wait, pull } = self.facts().spent;
+        v1::Spent { data, compute, push, wait, pull }
     }
 
     /// How it is now.

@@ -202,6 +202,7 @@ impl Run<'_> {
                 supervisor.stop(LEAVE_PATIENCE).await;
                 let mut summary = Summary::of_result(self.spec, *result, wall_seconds);
                 summary.outages = deaths.outages();
+                summary.spent = seen.map(|status| status.spent).unwrap_or_default();
                 summary.save(&self.folder.summary());
                 Ok(summary)
             }
@@ -313,9 +314,14 @@ impl Run<'_> {
     /// Repeats the summary of a job that ended before.
     fn told_again(&self, result: ResultRecord) -> Summary {
         let sha256 = result.parameters_sha256.clone();
-        let saved = Summary::saved_wall_seconds(&self.folder.summary(), sha256.as_deref());
-        let wall_seconds = saved.unwrap_or_else(|| self.started.elapsed().as_secs_f64());
-        Summary::of_result(self.spec, result, wall_seconds)
+        let told = Summary::of_result(self.spec, result, self.started.elapsed().as_secs_f64());
+        match Summary::saved(&self.folder.summary(), sha256.as_deref()) {
+            // Only the run itself saw these.
+            Some(Summary { wall_seconds, outages, spent, .. }) => {
+                Summary { wall_seconds, outages, spent, ..told }
+            }
+            None => told,
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use serde::{Deserialize, Serialize};
 use steadfast_common::records::{DiscardedTask, JobOutcome, RecordRange, ResultRecord};
 use steadfast_common::spec::{JobSpec, Mode};
-use steadfast_common::status::JobStatus;
+use steadfast_common::status::{JobStatus, Spent};
 
 use super::deaths::Outage;
 use crate::format::{figure, span};
@@ -36,6 +36,9 @@ pub struct Summary {
     /// Processes that died during this run, and how long training stood still for each.
     #[serde(default)]
     pub outages: Vec<Outage>,
+    /// What trainers spent their time on, as far as this run saw.
+    #[serde(default)]
+    pub spent: Spent,
     /// Why the job failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -72,6 +75,7 @@ impl Summary {
             wall_seconds,
             discarded: result.discarded,
             outages: Vec::new(),
+            spent: Spent::default(),
             reason: result.reason,
         }
     }
@@ -94,6 +98,7 @@ impl Summary {
             wall_seconds,
             discarded: seen.map(|status| status.discarded.clone()).unwrap_or_default(),
             outages: Vec::new(),
+            spent: seen.map(|status| status.spent).unwrap_or_default(),
             reason: None,
         }
     }
@@ -147,6 +152,7 @@ impl Summary {
             rows.push(("model", model.clone()));
         }
         rows.push(("time", span(self.wall_seconds)));
+        rows.extend(split(&self.spent).map(|it| ("trainers", it)));
         for task in &self.discarded {
             let named: Vec<String> = task.records.iter().map(range).collect();
             let place =
@@ -174,11 +180,26 @@ impl Summary {
         let _ = fs::write(path, format!("{}\n", self.json()));
     }
 
-    /// How long a job that ended with these parameters took, if that was kept.
-    pub fn saved_wall_seconds(path: &Path, parameters_sha256: Option<&str>) -> Option<f64> {
+    /// What was kept of a job that ended with these parameters.
+    pub fn saved(path: &Path, parameters_sha256: Option<&str>) -> Option<Self> {
         let saved: Self = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
-        (saved.parameters_sha256.as_deref() == parameters_sha256).then_some(saved.wall_seconds)
+        (saved.parameters_sha256.as_deref() == parameters_sha256).then_some(saved)
     }
+}
+
+/// The shares of trainers' time; nothing if there was none.
+fn split(spent: &Spent) -> Option<String> {
+    let Spent { data, compute, push, wait, pull } = *spent;
+    let parts = [
+        ("computed", compute),
+        ("pushed", push),
+        ("waited", wait),
+        ("pulled", pull),
+        ("read data", data),
+    ];
+    let share =
+        |(what, seconds): (&str, f64)| format!("{what} {:.0} %", 100.0 * seconds / spent.total());
+    (0.0 < spent.total()).then(|| parts.map(share).join(", "))
 }
 
 /// Records of one file, counted from 1 as a person does.
@@ -238,6 +259,15 @@ mod tests {
     }
 
     #[test]
+    fn the_shares_of_trainers_time_are_told_once_there_are_any() {
+        let mut summary = Summary::of_result(&sample::spec(), result(), 1.0);
+        assert!(!summary.text().contains("trainers"));
+        summary.spent = Spent { data: 0.5, compute: 8.5, push: 0.3, wait: 0.5, pull: 0.2 };
+        let line = "computed 85 %, pushed 3 %, waited 5 %, pulled 2 %, read data 5 %";
+        assert!(summary.text().contains(line), "{}", summary.text());
+    }
+
+    #[test]
     fn the_exit_code_tells_finished_from_finished_with_losses_from_failed() {
         let code = |result| Summary::of_result(&sample::spec(), result, 1.0).exit_code();
         assert_eq!(code(result()), ExitCode::SUCCESS);
@@ -280,6 +310,7 @@ mod tests {
             "wall_seconds",
             "discarded",
             "outages",
+            "spent",
         ];
         documented.sort_unstable();
         let mut names = names;
@@ -294,7 +325,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("summary.json");
         Summary::of_result(&sample::spec(), result(), 12.5).save(&path);
-        assert_eq!(Summary::saved_wall_seconds(&path, Some("ab12")), Some(12.5));
-        assert_eq!(Summary::saved_wall_seconds(&path, Some("cd34")), None);
+        let seconds = |sha256| Summary::saved(&path, Some(sha256)).map(|it| it.wall_seconds);
+        assert_eq!((seconds("ab12"), seconds("cd34")), (Some(12.5), None));
     }
 }

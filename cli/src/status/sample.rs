@@ -5,7 +5,7 @@ use steadfast_common::job_file;
 use steadfast_common::records::EvaluationRecord;
 use steadfast_common::spec::{JobSpec, Mode};
 use steadfast_common::status::{
-    JobState, JobStatus, MasterStatus, Queues, SlotStatus, TrainerStatus,
+    JobState, JobStatus, MasterStatus, Queues, SlotStatus, Spent, TrainerStatus,
 };
 
 /// A small synchronous job.
@@ -26,6 +26,7 @@ pub fn training() -> JobStatus {
         admin: format!("127.0.0.1:420{id}"),
         lanes: lanes.iter().copied().map(Lane).collect(),
         tasks,
+        spent: Spent::default(),
     };
     JobStatus {
         job: "digits".to_owned(),
@@ -65,6 +66,7 @@ pub fn training() -> JobStatus {
         checkpoint_trouble: None,
         recoveries: Vec::new(),
         discarded: Vec::new(),
+        spent: Spent::default(),
         seconds_left: Some(12.0),
         result: None,
     }

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
+use steadfast_common::finite::are_finite;
 
 /// The longest header that readers accept.
 const HEADER_BYTES_MAX: usize = 100_000_000;
@@ -97,11 +98,6 @@ pub(crate) fn encode(
         file.extend_from_slice(bytemuck::cast_slice(tensor.values));
     }
     Ok(file.into())
-}
-
-/// Whether no value is infinite or NaN. Looks at all of them, so that it runs at memory speed.
-fn are_finite(values: &[f32]) -> bool {
-    values.iter().fold(true, |finite, value| finite & value.is_finite())
 }
 
 #[cfg(test)]

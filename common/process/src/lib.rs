@@ -24,7 +24,7 @@ pub use job::wait_for_job;
 pub use logging::{LogIdentity, init_logging};
 pub use parse::{Refusal, parse, try_parse};
 pub use readiness::{HealthTask, Readiness, Ready, health};
-pub use run::run;
+pub use run::{keep_freed_memory, run};
 pub use server::bind;
 pub use shutdown::Shutdown;
 pub use vigil::{gone, is_on_this_host};

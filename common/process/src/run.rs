@@ -4,9 +4,14 @@ use std::process::{ExitCode, Termination};
 
 use crate::Failure;
 
+/// Allocations up to this size are made of memory that was freed before. The most that glibc takes is
+/// 32 MiB.
+const KEPT_BYTES: usize = 31 << 20;
+
 /// Runs a process to its end on all cores. A failure becomes a line on stderr (`name: error: …`)
 /// and the exit code of its kind.
 pub fn run<T: Termination>(name: &str, main: impl Future<Output = Result<T, Failure>>) -> ExitCode {
+    keep_freed_memory();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let outcome = match runtime {
         Ok(runtime) => {
@@ -27,4 +32,13 @@ pub fn run<T: Termination>(name: &str, main: impl Future<Output = Result<T, Fail
             ExitCode::from(failure.kind.exit_code())
         }
     }
+}
+
+/// Lets the allocator keep what is freed for what is asked for next.
+///
+/// glibc gives buffers of the size of a tensor's pieces back to the system at once, and asking for them
+/// anew costs as much as filling them. A large allocation that is freed raises the bounds for that
+/// (`M_MMAP_THRESHOLD` in mallopt(3)); this one is never touched, so it costs nothing.
+pub fn keep_freed_memory() {
+    drop(std::hint::black_box(Vec::<u8>::with_capacity(KEPT_BYTES)));
 }

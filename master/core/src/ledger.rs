@@ -337,13 +337,14 @@ impl Ledger {
     fn forgotten(&self, request: &Request) -> Vec<(TaskId, Attempt)> {
         let Some(held) = &request.held else { return Vec::new() };
         let reported = request.report.as_ref().map(Report::attempt);
-        let given = self.held_by(request.trainer).into_iter();
+        let given = self.held_by(request.trainer);
         given.filter(|(_, it)| !held.contains(it) && reported != Some(*it)).collect()
     }
 
-    fn held_by(&self, trainer: TrainerId) -> Vec<(TaskId, Attempt)> {
-        let held = self.pending.iter().filter(|(_, pending)| pending.trainer == trainer);
-        held.map(|(task, pending)| (*task, pending.attempt)).collect()
+    /// Attempts that a trainer holds.
+    pub fn held_by(&self, trainer: TrainerId) -> impl Iterator<Item = (TaskId, Attempt)> + '_ {
+        let held = self.pending.iter().filter(move |(_, pending)| pending.trainer == trainer);
+        held.map(|(task, pending)| (*task, pending.attempt))
     }
 
     /// All pending attempts.

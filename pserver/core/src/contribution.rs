@@ -1,9 +1,13 @@
 //! A gradient on its way into a shard, and why one is refused.
 
 use steadfast_common::error::ErrorKind;
+use steadfast_common::finite::are_finite;
 use steadfast_common::ids::{Lane, TaskId, Version};
 use steadfast_common::layout::Block;
 use steadfast_common::pieces::Pieces;
+
+use crate::memory::Lent;
+use crate::update::STRIP;
 
 /// The sum of some records' gradients, for all blocks of a shard.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,9 +18,47 @@ pub struct Contribution {
     pub loss_sum: f64,
     /// Sum of their checksums (see [`steadfast_common::tally`]).
     pub checksum: u64,
-    /// Values of the shard's blocks, in the shard's order, as little-endian `f32`; empty when no
-    /// record was summed up.
-    pub blocks: Vec<Pieces>,
+    /// Values of the shard's blocks, in the shard's order; empty when no record was summed up.
+    pub blocks: Vec<Finite>,
+}
+
+/// Values of one block, none of which is infinite or NaN.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finite(Lent);
+
+impl Finite {
+    /// Takes values as they came into `memory`.
+    ///
+    /// # Errors
+    /// If they do not fill it, or one of them is not finite.
+    pub fn new(block: u32, values: &Pieces, mut memory: Lent) -> Result<Self, Refusal> {
+        let (found, wanted) = (values.len(), size_of_val(&memory[..]));
+        if found != wanted {
+            return Err(Refusal::WrongLength { block, found, wanted });
+        }
+        let mut are_all_finite = true;
+        values.for_each_run(|from, run| {
+            let place = &mut memory[from..from + run.len()];
+            // Looked at while they are in the fastest cache.
+            for (place, run) in place.chunks_mut(STRIP).zip(run.chunks(STRIP)) {
+                for (value, bytes) in place.iter_mut().zip(run) {
+                    *value = f32::from_le_bytes(*bytes);
+                }
+                are_all_finite &= are_finite(place);
+            }
+        });
+        if are_all_finite { Ok(Self(memory)) } else { Err(Refusal::NotFinite { block }) }
+    }
+
+    /// The values.
+    pub fn values(&self) -> &[f32] {
+        &self.0
+    }
+
+    /// The memory, in which they need not stay finite.
+    pub(crate) fn into_memory(self) -> Lent {
+        self.0
+    }
 }
 
 /// Whether a lane goes on after this contribution.
@@ -87,21 +129,16 @@ impl Contribution {
     /// Checks everything before anything is applied.
     ///
     /// # Errors
-    /// If blocks are missing, of the wrong length, or hold a value that is not finite.
+    /// If blocks are missing or of the wrong length.
     pub fn check(&self, blocks: &[(u32, Block)]) -> Result<(), Refusal> {
-        if self.records == 0 && self.blocks.is_empty() {
-            return Ok(());
-        }
-        if self.blocks.len() != blocks.len() {
-            return Err(Refusal::WrongBlocks { found: self.blocks.len(), wanted: blocks.len() });
+        let wanted = if self.records == 0 { 0 } else { blocks.len() };
+        if self.blocks.len() != wanted {
+            return Err(Refusal::WrongBlocks { found: self.blocks.len(), wanted });
         }
         for (data, (number, block)) in self.blocks.iter().zip(blocks) {
-            let wanted = block.len * size_of::<f32>();
-            if data.len() != wanted {
-                return Err(Refusal::WrongLength { block: *number, found: data.len(), wanted });
-            }
-            if !data.are_finite() {
-                return Err(Refusal::NotFinite { block: *number });
+            let (found, wanted) = (size_of_val(data.values()), block.len * size_of::<f32>());
+            if found != wanted {
+                return Err(Refusal::WrongLength { block: *number, found, wanted });
             }
         }
         Ok(())

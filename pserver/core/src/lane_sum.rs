@@ -20,7 +20,7 @@ pub struct LaneSum {
     /// The next lane to be added.
     next: u32,
     early: BTreeMap<Lane, Contribution>,
-    /// Sum of the lanes before `next`, one vector a block.
+    /// Sum of the lanes before `next`, one vector a block; means nothing before there is a record.
     sum: Vec<Vec<f32>>,
     total: StepTotal,
 }
@@ -71,8 +71,13 @@ impl LaneSum {
         }
         self.early.insert(lane, contribution);
         while let Some(contribution) = self.early.remove(&Lane(self.next)) {
-            for (sum, data) in self.sum.iter_mut().zip(&contribution.blocks) {
-                data.add_to(sum);
+            let is_first = self.total.records == 0;
+            for (sum, block) in self.sum.iter_mut().zip(contribution.blocks) {
+                if is_first {
+                    block.into_memory().swap(sum);
+                } else {
+                    sum.iter_mut().zip(block.values()).for_each(|(sum, value)| *sum += value);
+                }
             }
             self.total.records += contribution.records;
             self.total.loss_sum += contribution.loss_sum;
@@ -88,12 +93,7 @@ impl LaneSum {
         }
     }
 
-    /// The sum over all lanes, one vector a block.
-    pub fn sum_mut(&mut self) -> &mut [Vec<f32>] {
-        &mut self.sum
-    }
-
-    /// The same, to look at.
+    /// The sum over all lanes, one vector a block; means nothing if there is no record.
     pub fn sum(&self) -> &[Vec<f32>] {
         &self.sum
     }
@@ -110,7 +110,6 @@ impl LaneSum {
         if over {
             self.ended.clear();
         }
-        self.sum.iter_mut().for_each(|block| block.fill(0.0));
         self.total = StepTotal::default();
         self.next = 0;
         self.skip_ended();

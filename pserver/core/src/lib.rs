@@ -4,5 +4,8 @@
 pub mod contribution;
 pub mod lane_sum;
 pub mod learning_rate;
+pub mod memory;
 pub mod optimizer;
 pub mod shard;
+mod update;
+mod values;

@@ -9,6 +9,7 @@ mod descent;
 mod ftrl;
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use steadfast_common::spec::{OptimizerKind, OptimizerSpec};
@@ -34,7 +35,7 @@ enum Decay {
     Parameters(f32),
 }
 
-/// One update rule. All vectors are as long as the block.
+/// One update rule. All vectors are equally long.
 trait Rule: fmt::Debug + Send + Sync {
     /// Names of the vectors kept from update to update.
     fn state_names(&self) -> &'static [&'static str];
@@ -46,14 +47,28 @@ trait Rule: fmt::Debug + Send + Sync {
     }
 
     /// Changes `params` and `state` by one gradient; `update` counts from 1.
-    fn apply(
-        &self,
-        params: &mut [f32],
-        gradient: &[f32],
-        state: &mut [Vec<f32>],
-        rate: f32,
-        update: u64,
-    );
+    fn apply(&self, params: &mut [f32], gradient: &[f32], state: State<'_>, rate: f32, update: u64);
+}
+
+/// A rule's vectors for some of a block's values.
+#[derive(Debug)]
+pub struct State<'a> {
+    vectors: &'a mut [Vec<f32>],
+    range: Range<usize>,
+}
+
+impl<'a> State<'a> {
+    /// The part of the block's `vectors` that belongs to the values in `range`.
+    pub fn new(vectors: &'a mut [Vec<f32>], range: Range<usize>) -> Self {
+        Self { vectors, range }
+    }
+
+    /// The vectors by name: as many as the rule named.
+    fn by_name<const N: usize>(self) -> [&'a mut [f32]; N] {
+        let vectors: &mut [Vec<f32>; N] =
+            self.vectors.try_into().expect("a state has one vector for each name");
+        vectors.each_mut().map(|vector| &mut vector[self.range.clone()])
+    }
 }
 
 impl Optimizer {
@@ -98,23 +113,22 @@ impl Optimizer {
         state
     }
 
-    /// Applies one update to one block. `gradient` holds the mean gradient, bounded already; weight
-    /// decay overwrites it. `update` counts the updates of this block from 1.
+    /// Applies one update to one block, or to a part of it. `gradient` holds the mean gradient, bounded
+    /// already; weight decay overwrites it. `update` counts the updates of this block from 1.
     ///
     /// # Panics
-    /// If `gradient` or a vector of `state` is not as long as `params`, or a vector is missing.
+    /// If `gradient` or `state` is not as long as `params`, or a vector is missing.
     pub fn apply(
         &self,
         params: &mut [f32],
         gradient: &mut [f32],
-        state: &mut [Vec<f32>],
+        state: State<'_>,
         rate: f32,
         update: u64,
     ) {
         // The loops end with the shortest vector, so a short one would go unnoticed.
-        let fits = |vector: &Vec<f32>| vector.len() == params.len();
         assert_eq!(gradient.len(), params.len(), "a gradient is as long as its block");
-        assert!(state.iter().all(fits), "a state vector is as long as its block");
+        assert_eq!(state.range.len(), params.len(), "a state is as long as its block");
         self.decay.apply(params, gradient, rate);
         self.rule.apply(params, gradient, state, rate, update);
     }
@@ -136,9 +150,4 @@ impl Decay {
             }
         }
     }
-}
-
-/// The vectors of a state by name, which has as many as the rule named.
-fn vectors<const N: usize>(state: &mut [Vec<f32>]) -> &mut [Vec<f32>; N] {
-    state.try_into().expect("a state has one vector for each name")
 }

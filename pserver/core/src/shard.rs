@@ -1,7 +1,7 @@
 //! The blocks of one slot: values, optimizer state, and the record of what they reflect.
 //!
-//! Blocks are reference-counted. A reader or a checkpoint takes references; an update copies a
-//! block only while somebody else still holds it.
+//! Blocks are reference-counted. A reader or a checkpoint takes references; an update leaves a block as
+//! it is, and makes another one, only while somebody else still holds it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,7 +14,10 @@ use steadfast_common::tally::{Counted, TaskPiece, Verdict};
 use crate::contribution::{Contributed, Contribution, LaneEnd, Refusal};
 use crate::lane_sum::{LaneSum, PassEnd, StepTotal};
 use crate::learning_rate::learning_rate;
+use crate::memory::Memory;
 use crate::optimizer::Optimizer;
+use crate::update::{Mean, Update, squares};
+use crate::values::Values;
 
 /// How updates are made.
 #[derive(Clone, Debug)]
@@ -75,14 +78,23 @@ pub struct CutBlock {
     pub state: Arc<Vec<Vec<f32>>>,
 }
 
+/// All values at one version, by reference.
+#[derive(Clone, Debug)]
+pub struct Parameters {
+    pub position: Position,
+    pub blocks: Arc<Vec<(u32, Block)>>,
+    /// One vector a block.
+    pub values: Vec<Arc<Vec<f32>>>,
+}
+
 /// The blocks of one slot.
 #[derive(Debug)]
 pub struct Shard {
     layout: Arc<Layout>,
     rules: Rules,
     optimizer: Optimizer,
-    blocks: Vec<(u32, Block)>,
-    values: Vec<Arc<Vec<f32>>>,
+    blocks: Arc<Vec<(u32, Block)>>,
+    values: Vec<Values>,
     state: Vec<Arc<Vec<Vec<f32>>>>,
     position: Position,
     updates: u64,
@@ -90,7 +102,7 @@ pub struct Shard {
     /// Which of `counts` is each block's.
     count_of: Vec<usize>,
     step: LaneSum,
-    scratch: Vec<f32>,
+    memory: Memory,
 }
 
 impl Shard {
@@ -136,16 +148,16 @@ impl Shard {
         Self {
             optimizer: Optimizer::new(&rules.optimizer),
             step: LaneSum::new(rules.lanes, cut.ended, &lens),
-            values: cut.blocks.iter().map(|block| block.values.clone()).collect(),
+            values: cut.blocks.iter().map(|block| Values::new(block.values.clone())).collect(),
             count_of: cut.blocks.iter().map(|block| block.count).collect(),
             state: cut.blocks.into_iter().map(|block| block.state).collect(),
             position: cut.position,
             updates: cut.updates,
             counts: cut.counts,
-            scratch: Vec::new(),
             layout,
             rules,
-            blocks,
+            blocks: Arc::new(blocks),
+            memory: Memory::default(),
         }
     }
 
@@ -155,8 +167,13 @@ impl Shard {
     }
 
     /// This shard's blocks, in order.
-    pub fn blocks(&self) -> &[(u32, Block)] {
+    pub fn blocks(&self) -> &Arc<Vec<(u32, Block)>> {
         &self.blocks
+    }
+
+    /// Memory for contributions.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
     }
 
     /// How far the shard is.
@@ -164,9 +181,13 @@ impl Shard {
         &self.position
     }
 
-    /// Present values, one vector a block, by reference.
-    pub fn values(&self) -> &[Arc<Vec<f32>>] {
-        &self.values
+    /// The present values.
+    pub fn parameters(&self) -> Parameters {
+        Parameters {
+            position: self.position.clone(),
+            blocks: self.blocks.clone(),
+            values: self.values.iter().map(|it| it.present().clone()).collect(),
+        }
     }
 
     /// Lanes that the present step waits for.
@@ -187,7 +208,7 @@ impl Shard {
                 .map(|((((number, _), count), values), state)| CutBlock {
                     number: *number,
                     count: *count,
-                    values: values.clone(),
+                    values: values.present().clone(),
                     state: state.clone(),
                 })
                 .collect(),
@@ -242,13 +263,8 @@ impl Shard {
     /// Squared norm of each block of the complete step's *mean* gradient (after clipping by
     /// value), summed from the first value to the last in `f64`.
     pub fn squares(&self) -> Vec<f64> {
-        let scale = mean_scale(self.step.total().records);
-        let clip = self.rules.optimizer.clip_value;
-        let square = |sum: &f32| {
-            let value = f64::from(clipped(sum * scale, clip));
-            value * value
-        };
-        self.step.sum().iter().map(|block| block.iter().map(square).sum()).collect()
+        let mean = Mean::new(self.step.total().records, self.rules.optimizer.clip_value);
+        self.step.sum().iter().map(|sum| squares(mean, sum)).collect()
     }
 
     /// Applies the complete step and publishes the next version. `norm` is the global norm of the
@@ -257,15 +273,15 @@ impl Shard {
         debug_assert!(self.step.is_complete());
         let StepTotal { records, loss_sum, checksum } = self.step.total();
         if 0 < records {
-            let scale = mean_scale(records);
-            let shrink = shrink(norm, self.rules.optimizer.clip_norm);
+            let OptimizerSpec { clip_value, clip_norm, .. } = self.rules.optimizer;
             let rate = learning_rate(&self.rules.learning_rate, self.updates);
             self.updates += 1;
-            let sums = self.step.sum_mut().iter_mut();
+            let mean = Mean::new(records, clip_value).shrunk(norm, clip_norm);
+            let update = Update { optimizer: &self.optimizer, mean, rate, number: self.updates };
+            let sums = self.step.sum();
             for ((values, state), sum) in self.values.iter_mut().zip(&mut self.state).zip(sums) {
-                prepare(sum, scale, self.rules.optimizer.clip_value, shrink);
-                let (values, state) = (Arc::make_mut(values), Arc::make_mut(state));
-                self.optimizer.apply(values, sum, state, rate, self.updates);
+                let state = Arc::make_mut(state);
+                update.apply(sum, values, state);
             }
             self.position.loss = Some(loss_sum / records as f64);
         }
@@ -287,7 +303,7 @@ impl Shard {
     pub fn apply(
         &mut self,
         piece: &TaskPiece,
-        contribution: &Contribution,
+        contribution: Contribution,
     ) -> Result<Contributed, Refusal> {
         if self.rules.mode != Mode::Async {
             return Err(Refusal::WrongMode("synchronous"));
@@ -310,59 +326,29 @@ impl Shard {
             return Ok(Contributed::Duplicate);
         }
         contribution.check(&self.blocks)?;
-        self.apply_blocks(contribution, &fresh);
-        let counts = self.counts.iter_mut().zip(fresh);
-        for (counted, _) in counts.filter(|(_, is_fresh)| *is_fresh) {
+        let counts = self.counts.iter_mut().zip(&fresh);
+        for (counted, _) in counts.filter(|(_, is_fresh)| **is_fresh) {
             counted.count_piece(piece, contribution.checksum);
         }
+        self.apply_blocks(contribution, &fresh);
         self.position.examples = self.counts.iter().map(Counted::records).min().unwrap_or(0);
         self.position.pass = self.position.pass.max(piece.pass);
         Ok(Contributed::Complete)
     }
 
-    fn apply_blocks(&mut self, contribution: &Contribution, fresh: &[bool]) {
-        let scale = mean_scale(contribution.records);
+    fn apply_blocks(&mut self, contribution: Contribution, fresh: &[bool]) {
         let rate = learning_rate(&self.rules.learning_rate, self.updates);
         self.updates += 1;
-        let blocks = self.values.iter_mut().zip(&mut self.state).zip(&contribution.blocks);
-        for (((values, state), data), count) in blocks.zip(&self.count_of) {
-            if !fresh[*count] {
-                continue;
+        let mean = Mean::new(contribution.records, self.rules.optimizer.clip_value);
+        let update = Update { optimizer: &self.optimizer, mean, rate, number: self.updates };
+        let blocks = self.values.iter_mut().zip(&mut self.state).zip(contribution.blocks);
+        for (((values, state), sum), count) in blocks.zip(&self.count_of) {
+            if fresh[*count] {
+                let state = Arc::make_mut(state);
+                update.apply(sum.values(), values, state);
             }
-            self.scratch.resize(values.len(), 0.0);
-            data.copy_to(&mut self.scratch);
-            prepare(&mut self.scratch, scale, self.rules.optimizer.clip_value, 1.0);
-            let (values, state) = (Arc::make_mut(values), Arc::make_mut(state));
-            self.optimizer.apply(values, &mut self.scratch, state, rate, self.updates);
         }
         self.position.loss = Some(contribution.loss_sum / contribution.records as f64);
         self.position.version = Version(self.position.version.0 + 1);
-    }
-}
-
-/// What turns a sum over `records` into a mean.
-fn mean_scale(records: u64) -> f32 {
-    if records == 0 { 0.0 } else { 1.0 / records as f32 }
-}
-
-fn clipped(value: f32, bound: Option<f32>) -> f32 {
-    match bound {
-        Some(bound) => value.clamp(-bound, bound),
-        None => value,
-    }
-}
-
-/// The factor that brings a gradient of `norm` down to `bound`.
-fn shrink(norm: Option<f64>, bound: Option<f32>) -> f32 {
-    match (norm, bound) {
-        (Some(norm), Some(bound)) if f64::from(bound) < norm => (f64::from(bound) / norm) as f32,
-        (Some(_) | None, Some(_) | None) => 1.0,
-    }
-}
-
-/// Turns a sum into the mean gradient, clipped by value, then by norm.
-fn prepare(sum: &mut [f32], scale: f32, bound: Option<f32>, shrink: f32) {
-    for value in sum.iter_mut() {
-        *value = clipped(*value * scale, bound) * shrink;
     }
 }

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use steadfast_common::faults_optimizer;
 use steadfast_common::spec::OptimizerSpec;
-use steadfast_pserver_core::optimizer::Optimizer;
+use steadfast_pserver_core::optimizer::{Optimizer, State};
 
 /// What `data/make_reference.py` wrote.
 #[derive(Deserialize)]
@@ -40,7 +40,8 @@ fn trained(
         for (update, (gradient, rate)) in (1..).zip(gradients.iter().zip(rates)) {
             let start = index * len;
             let mut gradient = gradient[start..start + params.len()].to_vec();
-            optimizer.apply(params, &mut gradient, &mut state, *rate, update);
+            let state = State::new(&mut state, 0..params.len());
+            optimizer.apply(params, &mut gradient, state, *rate, update);
         }
         states.iter_mut().zip(state).for_each(|(all, block)| all.extend(block));
     }
@@ -106,7 +107,8 @@ fn training_goes_on_from_a_saved_state_with_the_same_bits() {
             trained(&case.spec, &params, &gradients[..5], &case.rates[..5], params.len());
         let restored = Optimizer::new(&case.spec);
         for (update, (gradient, rate)) in (1..).zip(gradients.iter().zip(&case.rates)).skip(5) {
-            restored.apply(&mut half, &mut gradient.clone(), &mut state, *rate, update);
+            let state = State::new(&mut state, 0..params.len());
+            restored.apply(&mut half, &mut gradient.clone(), state, *rate, update);
         }
         assert_eq!(bits(&half), bits(&whole), "{:?}", case.spec);
     }
@@ -139,9 +141,13 @@ fn a_rate_of_zero_leaves_parameters_as_they_are() {
         let optimizer = Optimizer::new(&case.spec);
         let mut state = optimizer.initial_state(&params);
         let mut at = params.clone();
-        optimizer.apply(&mut at, &mut gradients[0].clone(), &mut state, 0.1, 1);
+        let mut apply = |at: &mut [f32], gradient: &[f32], rate, update| {
+            let state = State::new(&mut state, 0..at.len());
+            optimizer.apply(at, &mut gradient.to_vec(), state, rate, update);
+        };
+        apply(&mut at, &gradients[0], 0.1, 1);
         let before = at.clone();
-        optimizer.apply(&mut at, &mut gradients[1].clone(), &mut state, 0.0, 2);
+        apply(&mut at, &gradients[1], 0.0, 2);
         assert_eq!(bits(&at), bits(&before), "{:?}", case.spec);
     }
 }
@@ -160,5 +166,5 @@ fn a_state_has_one_vector_for_each_name() {
 #[should_panic(expected = "a gradient is as long as its block")]
 fn a_gradient_of_another_block_is_not_applied() {
     let optimizer = Optimizer::new(&OptimizerSpec::default());
-    optimizer.apply(&mut [0.0; 3], &mut [0.0; 2], &mut [], 0.1, 1);
+    optimizer.apply(&mut [0.0; 3], &mut [0.0; 2], State::new(&mut [], 0..3), 0.1, 1);
 }

@@ -9,7 +9,8 @@ use steadfast_common::layout::{BLOCK_LEN_MAX, Layout, ParamSpec};
 use steadfast_common::pieces::Pieces;
 use steadfast_common::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpec};
 use steadfast_common::tally::{Counted, TaskPiece};
-use steadfast_pserver_core::contribution::{Contributed, Contribution, LaneEnd, Refusal};
+use steadfast_pserver_core::contribution::{Contributed, Contribution, Finite, LaneEnd, Refusal};
+use steadfast_pserver_core::memory::Memory;
 use steadfast_pserver_core::shard::{CutBlock, Rules, Shard};
 
 const LANES: u32 = 4;
@@ -48,9 +49,9 @@ fn contribution(shard: &Shard, lane: u32, step: u64) -> Contribution {
         let mixed = (index as u64 * 2_654_435_761 + u64::from(lane) * 97 + step * 131) % 10_007;
         (mixed as f32 - 5_000.0) * 0.000_37
     };
-    let pieces = |range: std::ops::Range<usize>| -> Pieces {
-        let bytes: Vec<u8> = range.flat_map(|index| value(index).to_le_bytes()).collect();
-        Bytes::from(bytes).into()
+    let pieces = |range: std::ops::Range<usize>| {
+        let values: Vec<f32> = range.map(value).collect();
+        finite(&values)
     };
     Contribution {
         records: u64::from(lane) + 3,
@@ -71,7 +72,12 @@ fn contribute(shard: &mut Shard, lane: u32, end: LaneEnd) -> Result<Contributed,
 }
 
 fn bits(shard: &Shard) -> Vec<u32> {
-    shard.values().iter().flat_map(|block| block.iter().map(|value| value.to_bits())).collect()
+    shard
+        .parameters()
+        .values
+        .iter()
+        .flat_map(|block| block.iter().map(|value| value.to_bits()))
+        .collect()
 }
 
 /// The bits after some steps in which lanes arrive in the given orders.
@@ -128,7 +134,7 @@ fn any_number_of_slots_gives_the_same_bits() {
             for lane in [0, 1, 2, 3, 3, 2, 1, 0] {
                 contribute(&mut shard, lane, LaneEnd::MoreToCome).unwrap();
             }
-            for ((_, block), values) in shard.blocks().iter().zip(shard.values()) {
+            for ((_, block), values) in shard.blocks().iter().zip(&shard.parameters().values) {
                 for (place, value) in joined[block.range()].iter_mut().zip(values.iter()) {
                     *place = value.to_bits();
                 }
@@ -158,35 +164,60 @@ fn a_pass_ends_with_its_longest_lane() {
     assert_eq!(shard.missing().len(), 4);
 }
 
-/// S004-37, F41, F48: what does not fit, or is not finite, is refused as a whole, and nothing has changed.
-fn bytes(pieces: &Pieces) -> Vec<u8> {
-    pieces.iter().flat_map(|it| it.to_vec()).collect()
+fn pieces(values: &[f32]) -> Pieces {
+    Bytes::from_iter(values.iter().flat_map(|it| it.to_le_bytes())).into()
 }
 
+fn finite(values: &[f32]) -> Finite {
+    Finite::new(0, &pieces(values), Memory::default().lend(values.len())).unwrap()
+}
+
+/// F41, F48: one value that is not finite is enough to refuse a gradient, wherever it is.
+#[test]
+fn a_gradient_that_is_not_finite_is_refused() {
+    const LEN: usize = 2500;
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for place in [0, 1, 1023, 1024, 2047, 2048, LEN - 1] {
+            let mut values = [1.0; LEN];
+            values[place] = bad;
+            let refusal = Finite::new(7, &pieces(&values), Memory::default().lend(LEN));
+            assert_eq!(refusal, Err(Refusal::NotFinite { block: 7 }), "{bad} at {place}");
+        }
+    }
+}
+
+/// S004-37: a gradient of another length is refused.
+#[test]
+fn a_gradient_of_another_length_is_refused() {
+    let refusal = Finite::new(7, &pieces(&[1.0; 3]), Memory::default().lend(4));
+    assert_eq!(refusal, Err(Refusal::WrongLength { block: 7, found: 12, wanted: 16 }));
+}
+
+/// S004-37: what does not fit is refused as a whole, and nothing has changed.
 #[test]
 fn a_contribution_that_does_not_fit_changes_nothing() {
     let mut shard = shard(Mode::Sync);
     let before = bits(&shard);
     let good = contribution(&shard, 0, 0);
     let mut short = good.clone();
-    short.blocks[1] = Bytes::from(bytes(&short.blocks[1]).split_off(4)).into();
+    short.blocks[1] = finite(&short.blocks[1].values()[1..]);
     let mut fewer = good.clone();
     fewer.blocks.pop();
-    let mut infinite = good.clone();
-    let mut bytes = bytes(&infinite.blocks[0]);
-    bytes[4..8].copy_from_slice(&f32::INFINITY.to_le_bytes());
-    infinite.blocks[0] = Bytes::from(bytes).into();
     let none = Contribution { records: 0, loss_sum: 0.0, checksum: 0, blocks: Vec::new() };
+    let of_nothing = Contribution { records: 0, ..good.clone() };
+    assert_eq!(
+        shard.contribute(Version(0), Lane(0), of_nothing, LaneEnd::LastOfPass),
+        Err(Refusal::WrongBlocks { found: good.blocks.len(), wanted: 0 }),
+    );
     let mut offer = |version, lane, given| {
         shard.contribute(Version(version), Lane(lane), given, LaneEnd::MoreToCome)
     };
     assert!(matches!(offer(0, 0, short), Err(Refusal::WrongLength { .. })));
     assert!(matches!(offer(0, 0, fewer), Err(Refusal::WrongBlocks { .. })));
-    assert!(matches!(offer(0, 0, infinite), Err(Refusal::NotFinite { .. })));
     assert!(matches!(offer(0, 0, none), Err(Refusal::EmptyLane { .. })));
     assert!(matches!(offer(0, LANES, good.clone()), Err(Refusal::NoSuchLane { .. })));
     assert!(matches!(offer(1, 0, good.clone()), Err(Refusal::Ahead { .. })));
-    assert!(matches!(shard.apply(&piece(0, 0, 3), &good), Err(Refusal::WrongMode(_))));
+    assert!(matches!(shard.apply(&piece(0, 0, 3), good.clone()), Err(Refusal::WrongMode(_))));
     assert_eq!(shard.missing().len(), LANES as usize);
     assert!(bits(&shard) == before);
 }
@@ -202,13 +233,13 @@ fn a_repeated_push_is_applied_once_whoever_computed_it() {
     let mut shard = shard(Mode::Async);
     let given = contribution(&shard, 0, 0);
     let other = contribution(&shard, 0, 1);
-    assert_eq!(shard.apply(&piece(7, 0, 3), &given), Ok(Contributed::Complete));
+    assert_eq!(shard.apply(&piece(7, 0, 3), given.clone()), Ok(Contributed::Complete));
     let once = bits(&shard);
-    assert_eq!(shard.apply(&piece(7, 0, 3), &given), Ok(Contributed::Duplicate));
-    assert_eq!(shard.apply(&piece(7, 0, 3), &other), Ok(Contributed::Duplicate));
+    assert_eq!(shard.apply(&piece(7, 0, 3), given.clone()), Ok(Contributed::Duplicate));
+    assert_eq!(shard.apply(&piece(7, 0, 3), other.clone()), Ok(Contributed::Duplicate));
     assert!(bits(&shard) == once);
-    assert_eq!(shard.apply(&piece(8, 0, 3), &given), Ok(Contributed::Complete));
-    assert_eq!(shard.apply(&piece(7, 3, 6), &given), Ok(Contributed::Complete));
+    assert_eq!(shard.apply(&piece(8, 0, 3), given.clone()), Ok(Contributed::Complete));
+    assert_eq!(shard.apply(&piece(7, 3, 6), given.clone()), Ok(Contributed::Complete));
     assert_eq!((shard.position().version, shard.position().examples), (Version(3), 9));
 }
 
@@ -218,9 +249,9 @@ fn a_push_with_a_gap_or_of_other_records_is_refused() {
     let mut shard = shard(Mode::Async);
     let before = bits(&shard);
     let given = contribution(&shard, 0, 0);
-    assert!(matches!(shard.apply(&piece(7, 3, 6), &given), Err(Refusal::Gap { .. })));
+    assert!(matches!(shard.apply(&piece(7, 3, 6), given.clone()), Err(Refusal::Gap { .. })));
     for named in [piece(7, 0, 2), piece(7, 3, 0), piece(7, 0, u32::MAX)] {
-        assert!(matches!(shard.apply(&named, &given), Err(Refusal::OtherRecords { .. })));
+        assert!(matches!(shard.apply(&named, given.clone()), Err(Refusal::OtherRecords { .. })));
     }
     assert!(bits(&shard) == before);
     assert_eq!(shard.cut().counts, [Counted::default()]);
@@ -233,18 +264,18 @@ fn a_push_reaches_the_blocks_that_lack_it_and_no_others() {
     let mut ahead = shard(Mode::Async);
     let behind = ahead.cut();
     let given = contribution(&ahead, 0, 0);
-    ahead.apply(&piece(7, 0, 3), &given).unwrap();
+    ahead.apply(&piece(7, 0, 3), given.clone()).unwrap();
     let mut mixed = ahead.cut();
     mixed.counts.extend(behind.counts);
     mixed.blocks[0] = CutBlock { count: 1, ..behind.blocks[0].clone() };
     let blocks = ahead.blocks().to_vec();
     let mut shard = Shard::restore(ahead.layout().clone(), blocks, mixed, rules(Mode::Async));
     assert!(bits(&shard) != bits(&ahead));
-    assert_eq!(shard.apply(&piece(7, 0, 3), &given), Ok(Contributed::Complete));
+    assert_eq!(shard.apply(&piece(7, 0, 3), given.clone()), Ok(Contributed::Complete));
     assert!(1 < shard.blocks().len());
-    assert_eq!(shard.values()[1], ahead.values()[1], "applied twice");
-    assert_ne!(shard.values()[0], behind.blocks[0].values, "not applied");
-    assert_eq!(shard.apply(&piece(7, 0, 3), &given), Ok(Contributed::Duplicate));
+    assert_eq!(shard.parameters().values[1], ahead.parameters().values[1], "applied twice");
+    assert_ne!(shard.parameters().values[0], behind.blocks[0].values, "not applied");
+    assert_eq!(shard.apply(&piece(7, 0, 3), given.clone()), Ok(Contributed::Duplicate));
     assert_eq!(shard.position().examples, 3);
 }
 
@@ -295,13 +326,12 @@ fn a_gradient_is_shrunk_to_the_global_norm() {
     let layout = Arc::new(Layout::new(vec![ParamSpec::new("w", &[2])]));
     let blocks = Shard::blocks_of(&layout, Slot(0), 1);
     let mut shard = Shard::new(layout, blocks, vec![vec![0.0, 0.0]], Rules { lanes: 1, ..rules });
-    let data: Vec<u8> = [6.0_f32, 8.0].iter().flat_map(|it| it.to_le_bytes()).collect();
-    let blocks = vec![Bytes::from(data).into()];
+    let blocks = vec![finite(&[6.0, 8.0])];
     let given = Contribution { records: 2, loss_sum: 0.0, checksum: 0, blocks };
     shard.contribute(Version(0), Lane(0), given, LaneEnd::MoreToCome).unwrap();
     assert_eq!(shard.squares(), [25.0]);
     shard.finish_step(Some(5.0));
-    let moved = &shard.values()[0];
+    let moved = &shard.parameters().values[0];
     assert!((moved[0] + 0.6).abs() < 1e-6 && (moved[1] + 0.8).abs() < 1e-6, "{moved:?}");
 }
 

@@ -12,7 +12,7 @@ use steadfast_common::layout::Layout;
 use steadfast_common::tally::TaskPiece;
 use steadfast_coord::{CoordError, Deadline, pauses};
 use steadfast_host::net::{Wire, dial};
-use steadfast_host::time::{sleep, timeout};
+use steadfast_host::time::{Instant, sleep, timeout};
 use steadfast_proto::tensor::{in_chunks, shared_bytes};
 use steadfast_proto::v1::pserver_client::PserverClient;
 use steadfast_proto::v1::push_header;
@@ -80,6 +80,8 @@ pub struct Pulled {
     pub pass_start: Version,
     pub examples: u64,
     pub loss: Option<f64>,
+    /// From the beginning of the answers to the end of the last one.
+    pub transfer: Duration,
 }
 
 impl Pservers {
@@ -183,8 +185,8 @@ impl Pservers {
     /// # Errors
     /// A refusal, another generation, or the end of the job. Blocks may have been written then.
     pub async fn pull(&self, values: &mut [f32]) -> Result<Pulled, ClientError> {
-        let headers = self.pull_all(Version(0), Which::AtLeast, values).await?;
-        Ok(least(&headers))
+        let answers = self.pull_all(Version(0), Which::AtLeast, values).await?;
+        Ok(least(&answers))
     }
 
     /// Synchronous mode: waits for `version` of every slot, or the first later one that all of them
@@ -200,12 +202,12 @@ impl Pservers {
     ) -> Result<Pulled, ClientError> {
         let mut wanted = version;
         loop {
-            let headers = self.pull_all(wanted, Which::Exactly, values).await?;
-            let past = headers.iter().filter(|it| !it.ready).map(|it| it.version);
+            let answers = self.pull_all(wanted, Which::Exactly, values).await?;
+            let past = answers.iter().filter(|it| !it.header.ready).map(|it| it.header.version);
             let past: Vec<u64> = past.collect();
-            let Some(most) = past.iter().max() else { return Ok(least(&headers)) };
+            let Some(most) = past.iter().max() else { return Ok(least(&answers)) };
             // A slot is at most one step ahead of another, and then it keeps the step before.
-            let all_there = past.len() == headers.len() && past.iter().all(|it| it == most);
+            let all_there = past.len() == answers.len() && past.iter().all(|it| it == most);
             wanted = Version(if all_there { *most } else { most.saturating_sub(1) });
         }
     }
@@ -215,14 +217,14 @@ impl Pservers {
         version: Version,
         which: Which,
         values: &mut [f32],
-    ) -> Result<Vec<PullHeader>, ClientError> {
+    ) -> Result<Vec<Answer>, ClientError> {
         let places = self.places(values)?;
         let pulls = self.slots.iter().zip(places).map(|(slot, mut places)| async move {
             let mut patience = self.patience();
             loop {
                 let pull = pull_one(slot, version, which, &mut places);
-                if let Some(header) = patience.attempt(pull).await? {
-                    return Ok(header);
+                if let Some(answer) = patience.attempt(pull).await? {
+                    return Ok(answer);
                 }
             }
         });
@@ -328,13 +330,19 @@ enum Which {
     Exactly,
 }
 
+/// What a slot answered to a pull.
+struct Answer {
+    header: PullHeader,
+    transfer: Duration,
+}
+
 /// Asks one slot until it has the version, or is past it; writes its blocks if it has it.
 async fn pull_one(
     slot: &SlotClient,
     version: Version,
     which: Which,
     places: &mut Places<'_>,
-) -> Result<PullHeader, Status> {
+) -> Result<Answer, Status> {
     loop {
         let request = PullRequest {
             target: Some(slot.target),
@@ -344,6 +352,7 @@ async fn pull_one(
         };
         let mut wire = slot.wire.clone();
         let mut body = call(&mut wire, PULL, vec![framed(&request)]).await?;
+        let began = Instant::now();
         let (mut decoder, mut written) = (Decoder::<PullHeader>::default(), 0);
         while let Some(bytes) = next(&mut body).await? {
             decoder.feed(bytes, |_, number, data| {
@@ -363,20 +372,21 @@ async fn pull_one(
             return Err(cut_off());
         }
         if header.ready || version.0 < header.version {
-            return Ok(header);
+            return Ok(Answer { header, transfer: began.elapsed() });
         }
     }
 }
 
 /// How far all slots are that answered.
-fn least(headers: &[PullHeader]) -> Pulled {
-    let least = headers.iter().min_by_key(|it| it.version);
+fn least(answers: &[Answer]) -> Pulled {
+    let least = answers.iter().map(|it| it.header).min_by_key(|it| it.version);
     least.map_or_else(Pulled::default, |it| Pulled {
         version: Version(it.version),
         pass: Pass(it.pass),
         pass_start: Version(it.pass_start),
         examples: it.examples,
         loss: it.loss,
+        transfer: answers.iter().map(|it| it.transfer).max().unwrap_or_default(),
     })
 }
 

@@ -226,7 +226,7 @@ impl World {
         }
         let shard = &mut self.shards[slot];
         let given = contribution(shard, u64::from(piece.to - piece.from), sum);
-        let outcome = shard.apply(piece, &given);
+        let outcome = shard.apply(piece, given.clone());
         assert!(outcome.is_ok() || self.mutation.is_some(), "{outcome:?}");
         self.fired |= exchanges && outcome == Ok(Contributed::Complete);
         outcome
@@ -238,7 +238,7 @@ impl World {
         let sum = checksum(piece.pass, piece.task, piece.from..piece.to);
         let given = contribution(&self.shards[slot], u64::from(piece.to - piece.from), sum);
         // A piece that comes too early is refused; one that is on its way still counts once.
-        let outcome = self.shards[slot].apply(&piece, &given);
+        let outcome = self.shards[slot].apply(&piece, given.clone());
         let again = outcome == Ok(Contributed::Duplicate);
         if again && self.mutation == Some(Mutation::NoDeduplication) {
             tamper(&self.spec, &mut self.shards[slot], |cut| {

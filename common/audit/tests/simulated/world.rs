@@ -9,7 +9,7 @@ use steadfast_common::ids::{Generation, Slot};
 use steadfast_common::layout::{Layout, ParamSpec};
 use steadfast_common::records::PositionRecord;
 use steadfast_common::spec::{JobSpec, Mode};
-use steadfast_pserver_core::contribution::Contribution;
+use steadfast_pserver_core::contribution::{Contribution, Finite};
 use steadfast_pserver_core::shard::{self, CutBlock, Rules, Shard};
 
 /// Chance that a seed repeats (SplitMix64).
@@ -149,14 +149,18 @@ pub fn tamper(spec: &JobSpec, shard: &mut Shard, change: impl FnOnce(&mut shard:
     *shard = Shard::restore(layout, blocks, cut, Rules::new(spec));
 }
 
-/// A gradient of nothing but zeros.
+/// A gradient of nothing but zeros; a lane that has no record gives none.
 pub fn contribution(shard: &Shard, records: u64, checksum: u64) -> Contribution {
-    let zeros = |len: usize| Bytes::from(vec![0; len * size_of::<f32>()]);
+    let zeros = |len: usize| {
+        let bytes = Bytes::from(vec![0; len * size_of::<f32>()]);
+        Finite::new(0, &bytes.into(), shard.memory().lend(len)).expect("zero is finite")
+    };
+    let given = if records == 0 { &[] } else { shard.blocks().as_slice() };
     Contribution {
         records,
         loss_sum: 0.0,
         checksum,
-        blocks: shard.blocks().iter().map(|(_, block)| zeros(block.len).into()).collect(),
+        blocks: given.iter().map(|(_, block)| zeros(block.len)).collect(),
     }
 }
 

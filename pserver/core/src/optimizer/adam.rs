@@ -2,7 +2,7 @@
 
 use steadfast_common::spec::OptimizerSpec;
 
-use super::{Rule, vectors};
+use super::{Rule, State};
 
 /// `m ← m + (1 − β₁)(g − m)`, `v ← β₂ v + (1 − β₂) g²`,
 /// `p ← p − rate · m̂ / (√v̂ + ε)` with `m̂ = m / (1 − β₁ᵗ)` and `v̂ = v / (1 − β₂ᵗ)` (Kingma and Ba
@@ -33,11 +33,11 @@ impl Rule for Adam {
         &self,
         params: &mut [f32],
         gradient: &[f32],
-        state: &mut [Vec<f32>],
+        state: State<'_>,
         rate: f32,
         update: u64,
     ) {
-        let [first, second] = vectors(state);
+        let [first, second] = state.by_name();
         let Self { beta1, beta2, epsilon } = *self;
         // 1 − β is exact in `f32` for β from 0.5 on, and the corrections cancel what is not.
         let (gain1, gain2) = (1.0 - beta1, 1.0 - beta2);

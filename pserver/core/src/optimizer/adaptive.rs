@@ -2,7 +2,7 @@
 
 use steadfast_common::spec::OptimizerSpec;
 
-use super::{Rule, vectors};
+use super::{Rule, State};
 
 /// `n ← n + g²`, `p ← p − rate · g / (√n + ε)` (Duchi, Hazan and Singer 2011).
 #[derive(Debug)]
@@ -27,15 +27,8 @@ impl Rule for Adagrad {
         self.start
     }
 
-    fn apply(
-        &self,
-        params: &mut [f32],
-        gradient: &[f32],
-        state: &mut [Vec<f32>],
-        rate: f32,
-        _: u64,
-    ) {
-        let [squares] = vectors(state);
+    fn apply(&self, params: &mut [f32], gradient: &[f32], state: State<'_>, rate: f32, _: u64) {
+        let [squares] = state.by_name();
         for ((p, g), n) in params.iter_mut().zip(gradient).zip(squares) {
             *n += *g * *g;
             *p -= rate * *g / (n.sqrt() + self.epsilon);
@@ -62,15 +55,8 @@ impl Rule for Adadelta {
         &["square_mean", "change_mean"]
     }
 
-    fn apply(
-        &self,
-        params: &mut [f32],
-        gradient: &[f32],
-        state: &mut [Vec<f32>],
-        rate: f32,
-        _: u64,
-    ) {
-        let [squares, changes] = vectors(state);
+    fn apply(&self, params: &mut [f32], gradient: &[f32], state: State<'_>, rate: f32, _: u64) {
+        let [squares, changes] = state.by_name();
         let Self { rho, epsilon } = *self;
         let values = params.iter_mut().zip(gradient).zip(squares).zip(changes);
         for (((p, g), n), c) in values {
@@ -106,24 +92,17 @@ impl Rule for Rmsprop {
         if self.momentum == 0.0 { &["square_mean"] } else { &["square_mean", "velocity"] }
     }
 
-    fn apply(
-        &self,
-        params: &mut [f32],
-        gradient: &[f32],
-        state: &mut [Vec<f32>],
-        rate: f32,
-        _: u64,
-    ) {
+    fn apply(&self, params: &mut [f32], gradient: &[f32], state: State<'_>, rate: f32, _: u64) {
         let Self { rho, epsilon, momentum } = *self;
         if momentum == 0.0 {
-            let [squares] = vectors(state);
+            let [squares] = state.by_name();
             for ((p, g), n) in params.iter_mut().zip(gradient).zip(squares) {
                 *n = rho * *n + (1.0 - rho) * *g * *g;
                 *p -= rate * *g / (n.sqrt() + epsilon);
             }
             return;
         }
-        let [squares, velocity] = vectors(state);
+        let [squares, velocity] = state.by_name();
         for (((p, g), n), u) in params.iter_mut().zip(gradient).zip(squares).zip(velocity) {
             *n = rho * *n + (1.0 - rho) * *g * *g;
             *u = momentum * *u + *g / (n.sqrt() + epsilon);

@@ -2,7 +2,7 @@
 
 use steadfast_common::spec::OptimizerSpec;
 
-use super::{Rule, vectors};
+use super::{Rule, State};
 
 /// `p ← p − rate · g`.
 #[derive(Debug)]
@@ -13,7 +13,7 @@ impl Rule for Sgd {
         &[]
     }
 
-    fn apply(&self, params: &mut [f32], gradient: &[f32], _: &mut [Vec<f32>], rate: f32, _: u64) {
+    fn apply(&self, params: &mut [f32], gradient: &[f32], _: State<'_>, rate: f32, _: u64) {
         for (p, g) in params.iter_mut().zip(gradient) {
             *p -= rate * *g;
         }
@@ -40,15 +40,8 @@ impl Rule for Momentum {
         &["velocity"]
     }
 
-    fn apply(
-        &self,
-        params: &mut [f32],
-        gradient: &[f32],
-        state: &mut [Vec<f32>],
-        rate: f32,
-        _: u64,
-    ) {
-        let [velocity] = vectors(state);
+    fn apply(&self, params: &mut [f32], gradient: &[f32], state: State<'_>, rate: f32, _: u64) {
+        let [velocity] = state.by_name();
         let momentum = self.momentum;
         let values = params.iter_mut().zip(gradient).zip(velocity);
         if self.nesterov {

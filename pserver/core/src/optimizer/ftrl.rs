@@ -2,7 +2,7 @@
 
 use steadfast_common::spec::OptimizerSpec;
 
-use super::{Rule, vectors};
+use super::{Rule, State};
 
 /// FTRL-proximal (McMahan et al. 2013), with the constants of TensorFlow's optimizer: `n ← n + g²`,
 /// `q ← n^−power / rate`, `z ← z + g − (q − q_before) p`, and `p` becomes the least point of
@@ -33,7 +33,7 @@ impl Ftrl {
         &self,
         params: &mut [f32],
         gradient: &[f32],
-        [squares, linear, inverse]: &mut [Vec<f32>; 3],
+        [squares, linear, inverse]: [&mut [f32]; 3],
         rate: f32,
         update: u64,
         root: impl Fn(f32) -> f32,
@@ -67,7 +67,7 @@ impl Rule for Ftrl {
         &self,
         params: &mut [f32],
         gradient: &[f32],
-        state: &mut [Vec<f32>],
+        state: State<'_>,
         rate: f32,
         update: u64,
     ) {
@@ -75,7 +75,7 @@ impl Rule for Ftrl {
         if rate == 0.0 {
             return;
         }
-        let state: &mut [Vec<f32>; 3] = vectors(state);
+        let state = state.by_name();
         match -self.power {
             0.5 => self.sweep(params, gradient, state, rate, update, f32::sqrt),
             power => {

@@ -1,0 +1,148 @@
+//! Tasks out and back: the master with a real etcd that syncs every commit to disk.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use futures::future::join_all;
+use steadfast_client::Master;
+use steadfast_common::ids::TrainerId;
+use steadfast_coord::{OPS_MAX, Op, Reign, Session};
+use steadfast_proto::v1::next_task_reply::Next;
+use steadfast_proto::v1::next_task_request::Report;
+use steadfast_proto::v1::{Finished, NextTaskRequest};
+use steadfast_tests::{EtcdServer, Job, Scene, examples};
+use uuid::Uuid;
+
+use crate::rig::{Rig, connect};
+use crate::sample::Sample;
+use crate::watch::Watch;
+
+/// Tasks of the job.
+const TASKS: usize = 1_000_000;
+
+/// Tasks that one sample gives out.
+const DISPATCHED: usize = 40_000;
+
+/// Trainers that ask at once.
+const TRAINERS: usize = 64;
+
+/// Keys that a dispatch changes on its own: the task before, the task, and the answer.
+const KEYS_OF_ONE: usize = 3;
+
+async fn rig() -> Rig {
+    let scene = Scene::new();
+    let data = scene.write("tasks.csv", format!("x0,y\n{}", "1,2\n".repeat(TASKS)));
+    let example = format!("{}/data/linear.csv", examples().display());
+    let job = Job::example("linear")
+        .with(&example, &data.display().to_string())
+        .with("records_per_task = 50", "records_per_task = 1")
+        .with("mode = \"sync\"", "mode = \"async\"")
+        .with("[sync]\nlanes = 4\nmicro_batch = 25", "[async]\nbatch = 1")
+        .with("fraction = 0.2", "fraction = 0.0");
+    let etcd = EtcdServer::durable(&scene);
+    Rig::start(scene, etcd, &job, 1, 1).await
+}
+
+/// A trainer that takes tasks and says that they are done.
+struct Worker {
+    master: Master,
+    report: Option<Report>,
+}
+
+impl Worker {
+    async fn new(rig: &Rig) -> Self {
+        let id = TrainerId(Uuid::new_v4());
+        rig.register(id).await;
+        Self { master: Master::new(rig.cluster.clone(), id), report: None }
+    }
+
+    /// Gives back a task and takes another.
+    async fn turn(&mut self, rig: &Rig) {
+        let request = NextTaskRequest {
+            caller: self.master.caller(rig.pservers.generation()),
+            request_id: Uuid::new_v4().to_string(),
+            report: self.report.take(),
+            more: true,
+            held: None,
+            spent: None,
+        };
+        let reply = self.master.next_task(request).await.expect("the master answers");
+        let Some(Next::Task(dispatch)) = reply.next else { panic!("there are tasks: {reply:?}") };
+        self.report = Some(Report::Finished(Finished {
+            attempt: dispatch.attempt,
+            task: dispatch.task,
+            records: 1,
+            loss_sum: 0.5,
+            version: 0,
+        }));
+    }
+}
+
+/// [`DISPATCHED`] of [`TASKS`] tasks to [`TRAINERS`] trainers.
+pub async fn dispatch() -> Sample {
+    let rig = Arc::new(rig().await);
+    let mut workers = Vec::new();
+    for _ in 0..TRAINERS {
+        let mut worker = Worker::new(&rig).await;
+        worker.turn(&rig).await;
+        workers.push(worker);
+    }
+    let given = Arc::new(AtomicUsize::new(0));
+    let watch = Watch::start(rig.pids());
+    let runs = workers.into_iter().map(|mut worker| {
+        let (rig, given) = (rig.clone(), given.clone());
+        tokio::spawn(async move {
+            let mut waits = Vec::new();
+            while given.fetch_add(1, Ordering::Relaxed) < DISPATCHED {
+                let started = Instant::now();
+                worker.turn(&rig).await;
+                waits.push(started.elapsed().as_secs_f64());
+            }
+            waits
+        })
+    });
+    let waits = join_all(runs).await.into_iter().map(|it| it.expect("no worker panics"));
+    let sample = watch.stop(DISPATCHED as f64);
+    sample.with_waits(waits.flatten().collect())
+}
+
+/// One writer of transactions with as many changes as dispatches of one transaction need.
+pub async fn write() -> Sample {
+    let scene = Scene::new();
+    let etcd = EtcdServer::durable(&scene);
+    let client = connect(&etcd).await;
+    let session = Session::open(&client, Duration::from_secs(30)).await.expect("a lease");
+    let reign = Reign::seize(&client, &session, "/bench/lock", b"bench").await;
+    let mut reign = reign.expect("etcd answers").expect("nobody else holds it");
+    let in_one = (OPS_MAX - 1) / KEYS_OF_ONE;
+    let value = serde_json::json!({ "a": "0".repeat(150) });
+    let watch = Watch::start(vec![etcd.pid().as_raw()]);
+    let mut next = 0;
+    while next < DISPATCHED {
+        let ops = (next..next + in_one).flat_map(|number| {
+            let key = |number: usize| format!("/bench/tasks/{number:07}");
+            [
+                Op::put(&key(number), &value),
+                Op::delete(&key(number.wrapping_sub(in_one))),
+                Op::put(&format!("/bench/replies/{}", number % TRAINERS), &value),
+            ]
+        });
+        let ops: Vec<Op> = ops.chain([Op::put("/bench/head", &value)]).collect();
+        reign.commit(&client, &ops, &[]).await.expect("etcd answers");
+        next += in_one;
+    }
+    watch.stop(next as f64)
+}
+
+/// From the death of a master to the first task that another gives out.
+pub async fn take_over() -> Sample {
+    let mut rig = rig().await;
+    let mut worker = Worker::new(&rig).await;
+    worker.turn(&rig).await;
+    let standby = rig.start_standby();
+    let watch = Watch::start(vec![standby]);
+    rig.kill_master();
+    worker.turn(&rig).await;
+    watch.stop(1.0)
+}

@@ -1,0 +1,103 @@
+//! The values of a block, which others may hold while they change.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Present values of one block, and the memory of earlier ones.
+#[derive(Debug)]
+pub(crate) struct Values {
+    present: Arc<Vec<f32>>,
+    /// Kept so that an update, for which memory was just given back, need not ask for new one.
+    spare: Arc<Vec<f32>>,
+}
+
+impl Values {
+    pub(crate) fn new(present: Arc<Vec<f32>>) -> Self {
+        Self { present, spare: Arc::default() }
+    }
+
+    pub(crate) fn present(&self) -> &Arc<Vec<f32>> {
+        &self.present
+    }
+
+    /// Begins a change of all values: in their place if nobody else holds them, and otherwise, strip by
+    /// strip, beside them.
+    pub(crate) fn change(&mut self) -> Change<'_> {
+        let is_held = Arc::get_mut(&mut self.present).is_none();
+        let before = is_held.then(|| self.move_on());
+        let values = Arc::get_mut(&mut self.present).expect("nobody else holds it");
+        Change { before, values }
+    }
+
+    /// Makes other memory the present one; gives back what it was.
+    fn move_on(&mut self) -> Arc<Vec<f32>> {
+        let len = self.present.len();
+        let is_of_use = Arc::get_mut(&mut self.spare).is_some_and(|it| it.len() == len);
+        let next = if is_of_use { std::mem::take(&mut self.spare) } else { vec![0.0; len].into() };
+        self.spare = std::mem::replace(&mut self.present, next);
+        self.spare.clone()
+    }
+}
+
+/// A change of all values of a block, strip by strip. Whoever begins it visits every strip.
+pub(crate) struct Change<'a> {
+    before: Option<Arc<Vec<f32>>>,
+    values: &'a mut [f32],
+}
+
+impl Change<'_> {
+    /// A strip with its values so far.
+    pub(crate) fn strip(&mut self, range: Range<usize>) -> &mut [f32] {
+        let strip = &mut self.values[range.clone()];
+        if let Some(before) = &self.before {
+            strip.copy_from_slice(&before[range]);
+        }
+        strip
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn add_one(values: &mut Values) {
+        let mut change = values.change();
+        for range in [0..2, 2..3] {
+            change.strip(range).iter_mut().for_each(|it| *it += 1.0);
+        }
+    }
+
+    #[test]
+    fn values_that_nobody_holds_change_in_their_place() {
+        let mut values = Values::new(Arc::new(vec![1.0, 2.0, 3.0]));
+        let place = values.present().as_ptr();
+        add_one(&mut values);
+        assert_eq!(**values.present(), [2.0, 3.0, 4.0]);
+        assert_eq!(values.present().as_ptr(), place);
+    }
+
+    #[test]
+    fn values_that_somebody_holds_stay_as_they_are() {
+        let mut values = Values::new(Arc::new(vec![1.0, 2.0, 3.0]));
+        let held = values.present().clone();
+        add_one(&mut values);
+        let held_too = values.present().clone();
+        add_one(&mut values);
+        assert_eq!(**values.present(), [3.0, 4.0, 5.0]);
+        assert_eq!((&**held, &**held_too), (&[1.0, 2.0, 3.0][..], &[2.0, 3.0, 4.0][..]));
+    }
+
+    /// One reader after the other costs two vectors in all, not one each.
+    #[test]
+    fn memory_that_a_reader_gave_back_is_used_again() {
+        let mut values = Values::new(Arc::new(vec![1.0, 2.0, 3.0]));
+        let held = values.present().clone();
+        let first = held.as_ptr();
+        add_one(&mut values);
+        drop(held);
+        let _held = values.present().clone();
+        add_one(&mut values);
+        assert_eq!(values.present().as_ptr(), first);
+        assert_eq!(**values.present(), [3.0, 4.0, 5.0]);
+    }
+}
