@@ -3,6 +3,7 @@
 use steadfast_common::spec::OptimizerKind;
 
 use crate::kernels::{BLOCK, LARGE};
+use crate::rig::Via;
 use crate::sample::Sample;
 use crate::{checkpoint, kernels, model, ping, raw, tasks, whole, wire};
 
@@ -37,8 +38,8 @@ pub enum Side {
 
 #[derive(Clone, Copy, Debug)]
 enum Work {
-    Push,
-    Pull,
+    Push(Via),
+    Pull(Via),
     Steps,
     SmallSteps,
     Lanes,
@@ -55,10 +56,10 @@ impl Bench {
     /// Takes one sample.
     pub async fn sample(&self, side: Side) -> Sample {
         match (self.work, side) {
-            (Work::Push, Side::Ours) => wire::push().await,
-            (Work::Push, Side::Beside) => raw::push().await,
-            (Work::Pull, Side::Ours) => wire::pull().await,
-            (Work::Pull, Side::Beside) => raw::pull().await,
+            (Work::Push(via), Side::Ours) => wire::push(via).await,
+            (Work::Push(via), Side::Beside) => raw::push(via).await,
+            (Work::Pull(via), Side::Ours) => wire::pull(via).await,
+            (Work::Pull(via), Side::Beside) => raw::pull(via).await,
             (Work::Steps, Side::Ours) => wire::steps().await,
             (Work::Steps, Side::Beside) => raw::steps().await,
             (Work::Checkpoint, Side::Ours) => checkpoint::take().await,
@@ -86,16 +87,39 @@ impl Bench {
 /// A line of the table as it is written here: what a [`Bench`] says, in the same order.
 type Line = (&'static str, &'static str, &'static str, Unit, f64, Work);
 
-const LINES: [Line; 11] = [
+const LINES: [Line; 13] = [
     (
         "push",
         "gradient of 64 MiB to 2 pservers, applied by SGD",
         "tokio TCP into the same update",
         Unit::Bytes,
         0.9,
-        Work::Push,
+        Work::Push(Via::Tcp),
     ),
-    ("pull", "parameters of 64 MiB from 2 pservers", "tokio TCP", Unit::Bytes, 0.9, Work::Pull),
+    (
+        "pull",
+        "parameters of 64 MiB from 2 pservers",
+        "tokio TCP",
+        Unit::Bytes,
+        0.9,
+        Work::Pull(Via::Tcp),
+    ),
+    (
+        "unix-push",
+        "the same gradient over a Unix socket",
+        "tokio's Unix sockets into the same update",
+        Unit::Bytes,
+        0.8,
+        Work::Push(Via::Unix),
+    ),
+    (
+        "unix-pull",
+        "the same parameters over a Unix socket",
+        "tokio's Unix sockets",
+        Unit::Bytes,
+        0.8,
+        Work::Pull(Via::Unix),
+    ),
     (
         "step",
         "synchronous step of 100 MiB, 2 trainers and 2 pservers: push, add, apply, pull",

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use steadfast_common::ids::Lane;
 use steadfast_common::pieces::Pieces;
 use steadfast_common::spec::{OptimizerKind, OptimizerSpec};
-use steadfast_pserver_core::contribution::{Contribution, Finite, LaneEnd};
+use steadfast_pserver_core::contribution::{Contribution, Finite, LaneEnd, LaneShare};
 use steadfast_pserver_core::lane_sum::LaneSum;
 use steadfast_pserver_core::memory::Memory;
 use steadfast_pserver_core::optimizer::{Optimizer, State};
@@ -99,11 +99,14 @@ fn moved(states: usize, values: usize) -> usize {
     (1 + 2 * (1 + states)) * values * size_of::<f32>()
 }
 
-/// Adds lanes in their order, of which every second one comes too early.
+/// A lane that goes on, with one record.
+const MORE: LaneShare = LaneShare { records: 1, end: LaneEnd::MoreToCome };
+
+/// Adds lanes along their tree, of which every second one comes too early.
 pub fn lanes() -> Sample {
     let lane = Pieces::from(Bytes::from(0.5_f32.to_le_bytes().repeat(LANE)));
     let order: Vec<u32> = (0..LANES).map(|it| it ^ 1).collect();
-    let mut sum = LaneSum::new(LANES, Default::default(), &[LANE]);
+    let mut sum = LaneSum::new(LANES, Default::default());
     let memory = Memory::default();
     let step = |_| {
         let came = order.iter().map(|number| {
@@ -114,7 +117,8 @@ pub fn lanes() -> Sample {
         let came: Vec<_> = came.collect();
         let watch = Watch::start(Vec::new());
         for (number, contribution) in came {
-            sum.take(Lane(number), contribution, LaneEnd::MoreToCome);
+            let leaf = sum.tree().leaf(Lane(number));
+            sum.take(leaf, &[MORE], contribution);
         }
         black_box(sum.sum());
         sum.roll();

@@ -1,4 +1,4 @@
-//! The limit of the wire: tokio's TCP and nothing above it, moving the same bytes between as many
+//! The limit of the wire: tokio's TCP or Unix sockets and nothing above them, moving the same bytes between as many
 //! processes, into the same sums.
 
 use std::net::SocketAddr;
@@ -8,8 +8,10 @@ use std::time::Duration;
 use futures::future::join_all;
 use steadfast_tests::{Process, Scene, within};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio_util::either::Either;
 
+use crate::rig::Via;
 use crate::sample::Sample;
 use crate::watch::Watch;
 use crate::wire::{ROUNDS, SLOTS, STEP_VALUES, STEPS, TRAINERS, VALUES, step_bytes};
@@ -24,15 +26,31 @@ const PULL: u8 = 2;
 /// Receives gradients and adds them up, or gives the sum away, until it is killed. Says first where.
 pub async fn serve() -> std::io::Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
-    println!("{}", listener.local_addr()?);
+    let address = listener.local_addr()?;
+    let near = UnixListener::bind(unix_name(address))?;
+    println!("{address}");
     loop {
-        let (stream, _) = listener.accept().await?;
+        let stream = tokio::select! {
+            biased;
+            accepted = listener.accept() => {
+                let (stream, _) = accepted?;
+                stream.set_nodelay(true)?;
+                Either::Left(stream)
+            }
+            accepted = near.accept() => Either::Right(accepted?.0),
+        };
         tokio::spawn(serve_one(stream));
     }
 }
 
-async fn serve_one(mut stream: TcpStream) -> std::io::Result<()> {
-    stream.set_nodelay(true)?;
+type Stream = Either<TcpStream, UnixStream>;
+
+/// Beside a port.
+fn unix_name(address: SocketAddr) -> String {
+    format!("\0steadfast-bench-{address}")
+}
+
+async fn serve_one(mut stream: Stream) -> std::io::Result<()> {
     let values = stream.read_u64().await? as usize;
     let mut sum = vec![0.0_f32; values];
     let mut buffer = vec![0; READ_BYTES];
@@ -62,12 +80,12 @@ struct Peers {
 
 /// A trainer's connections, one to each receiver.
 struct Sender {
-    streams: Vec<TcpStream>,
+    streams: Vec<Stream>,
     values: Vec<f32>,
 }
 
 impl Peers {
-    async fn start(senders: usize, values: usize) -> Self {
+    async fn start(senders: usize, values: usize, via: Via) -> Self {
         let scene = Scene::new();
         let own = std::env::current_exe().expect("we run");
         let (mut processes, mut addresses) = (Vec::new(), Vec::new());
@@ -83,7 +101,7 @@ impl Peers {
         }
         let mut all = Vec::new();
         for _ in 0..senders {
-            all.push(Sender::connect(&addresses, values).await);
+            all.push(Sender::connect(&addresses, values, via).await);
         }
         Self { processes, senders: all, _scene: scene }
     }
@@ -102,11 +120,20 @@ impl Peers {
 }
 
 impl Sender {
-    async fn connect(addresses: &[SocketAddr], values: usize) -> Self {
+    async fn connect(addresses: &[SocketAddr], values: usize, via: Via) -> Self {
         let mut streams = Vec::new();
         for address in addresses {
-            let mut stream = TcpStream::connect(address).await.expect("it listens");
-            stream.set_nodelay(true).expect("it is a socket");
+            let mut stream = match via {
+                Via::Tcp => {
+                    let stream = TcpStream::connect(address).await.expect("it listens");
+                    stream.set_nodelay(true).expect("it is a socket");
+                    Either::Left(stream)
+                }
+                Via::Unix => {
+                    let stream = UnixStream::connect(unix_name(*address)).await;
+                    Either::Right(stream.expect("it listens"))
+                }
+            };
             stream.write_u64((values / SLOTS) as u64).await.expect("it is there");
             streams.push(stream);
         }
@@ -135,8 +162,8 @@ impl Sender {
 }
 
 /// Gradients of [`VALUES`] to [`SLOTS`] processes that add them up.
-pub async fn push() -> Sample {
-    let mut peers = Peers::start(1, VALUES).await;
+pub async fn push(via: Via) -> Sample {
+    let mut peers = Peers::start(1, VALUES, via).await;
     peers.push().await;
     let watch = Watch::start(peers.pids());
     for _ in 0..ROUNDS {
@@ -146,8 +173,8 @@ pub async fn push() -> Sample {
 }
 
 /// Parameters of [`VALUES`] from [`SLOTS`] processes.
-pub async fn pull() -> Sample {
-    let mut peers = Peers::start(1, VALUES).await;
+pub async fn pull(via: Via) -> Sample {
+    let mut peers = Peers::start(1, VALUES, via).await;
     peers.pull().await;
     let watch = Watch::start(peers.pids());
     for _ in 0..ROUNDS {
@@ -158,7 +185,7 @@ pub async fn pull() -> Sample {
 
 /// The bytes of whole steps: all gradients, then all parameters.
 pub async fn steps() -> Sample {
-    let mut peers = Peers::start(TRAINERS, STEP_VALUES).await;
+    let mut peers = Peers::start(TRAINERS, STEP_VALUES, Via::Tcp).await;
     peers.push().await;
     peers.pull().await;
     let watch = Watch::start(peers.pids());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use steadfast_client::{Cluster, Master, Pservers};
+use steadfast_client::{Cluster, Crew, Master, Pservers};
 use steadfast_common::ids::TrainerId;
 use steadfast_common::keys::Keys;
 use steadfast_common::layout::{Layout, ParamSpec};
@@ -20,10 +20,18 @@ const LEASE: &str = "30s";
 /// Longest wait for anything.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// How we reach pservers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Via {
+    Tcp,
+    Unix,
+}
+
 /// Processes of one job, and our own connections to them.
 pub struct Rig {
     pub pservers: Pservers,
     pub cluster: Arc<Cluster>,
+    via: Via,
     layout: Arc<Layout>,
     client: Etcd,
     keys: Keys,
@@ -42,6 +50,7 @@ impl Rig {
         job: &Job,
         slots: u32,
         values: usize,
+        via: Via,
     ) -> Self {
         let commands = Commands::new(&scene, &etcd, job, slots);
         let processes = commands.start_all(&scene, slots);
@@ -52,8 +61,9 @@ impl Rig {
         let id = TrainerId(Uuid::new_v4());
         register(&client, &keys, &session, id).await;
         let layout = Arc::new(Layout::new(vec![ParamSpec::new("w", &[values])]));
-        let pservers = initialise(cluster.clone(), id, layout.clone(), &session).await;
+        let pservers = initialise(cluster.clone(), id, layout.clone(), &session, via).await;
         Self {
+            via,
             layout,
             pservers,
             cluster,
@@ -80,7 +90,7 @@ impl Rig {
 
     /// As another trainer sees the pservers: over connections of its own.
     pub async fn other_pservers(&self) -> Pservers {
-        let crew = self.cluster.crew().await.expect("the job has begun");
+        let crew = crew(&self.cluster, self.via).await;
         let layout = self.layout.clone();
         let deadline = self.session.deadline();
         Pservers::new(self.cluster.clone(), &crew, layout, deadline).expect("addresses")
@@ -181,14 +191,27 @@ impl Commands {
     }
 }
 
+/// The pservers, of which those that listen at a Unix socket as well may be known by their port alone.
+async fn crew(cluster: &Cluster, via: Via) -> Crew {
+    let mut crew = cluster.crew().await.expect("the job begins");
+    for holder in &mut crew.holders {
+        assert!(holder.unix.is_some(), "we share a machine");
+        if via == Via::Tcp {
+            holder.unix = None;
+        }
+    }
+    crew
+}
+
 async fn initialise(
     cluster: Arc<Cluster>,
     id: TrainerId,
     layout: Arc<Layout>,
     session: &Session,
+    via: Via,
 ) -> Pservers {
     let master = Master::new(cluster.clone(), id);
-    let crew = cluster.crew().await.expect("the job begins");
+    let crew = crew(&cluster, via).await;
     let caller = master.caller(crew.record.generation);
     let values = Arc::new(vec![0.0; layout.len()]);
     let pservers = Pservers::new(cluster, &crew, layout, session.deadline()).expect("addresses");

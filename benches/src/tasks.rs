@@ -14,7 +14,7 @@ use steadfast_proto::v1::{Finished, NextTaskRequest};
 use steadfast_tests::{EtcdServer, Job, Scene, examples};
 use uuid::Uuid;
 
-use crate::rig::{Rig, connect};
+use crate::rig::{Rig, Via, connect};
 use crate::sample::Sample;
 use crate::watch::Watch;
 
@@ -41,7 +41,7 @@ async fn rig() -> Rig {
         .with("[sync]\nlanes = 4\nmicro_batch = 25", "[async]\nbatch = 1")
         .with("fraction = 0.2", "fraction = 0.0");
     let etcd = EtcdServer::durable(&scene);
-    Rig::start(scene, etcd, &job, 1, 1).await
+    Rig::start(scene, etcd, &job, 1, 1, Via::Tcp).await
 }
 
 /// A trainer that takes tasks and says that they are done.

@@ -6,9 +6,10 @@ use futures::future::join_all;
 use steadfast_client::{Gradient, Name};
 use steadfast_common::ids::{Lane, Pass, TaskId, Version};
 use steadfast_common::tally::TaskPiece;
+use steadfast_proto::v1::LaneShare;
 use steadfast_tests::{EtcdServer, Job, Scene};
 
-use crate::rig::Rig;
+use crate::rig::{Rig, Via};
 use crate::sample::Sample;
 use crate::watch::Watch;
 
@@ -38,14 +39,20 @@ fn synchronous() -> Job {
     Job::example("linear").with("lanes = 4", "lanes = 1").with("passes = 30", "passes = 1000000")
 }
 
-async fn rig(job: &Job, slots: u32, values: usize) -> Rig {
+async fn rig(job: &Job, slots: u32, values: usize, via: Via) -> Rig {
     let scene = Scene::new();
     let etcd = EtcdServer::embedded(&scene);
-    Rig::start(scene, etcd, job, slots, values).await
+    Rig::start(scene, etcd, job, slots, values, via).await
 }
 
 fn gradient(values: Vec<f32>) -> Gradient {
     Gradient { records: 1, loss_sum: 0.5, checksum: 1, values: Arc::new(values) }
+}
+
+/// The sum of one lane that has one record and goes on.
+fn lane(version: u64, first: Lane) -> Name {
+    let shares = vec![LaneShare { records: 1, last: false }];
+    Name::Lanes { version: Version(version), first, shares }
 }
 
 /// One record after the other, so that no push repeats another.
@@ -56,8 +63,8 @@ fn piece(number: usize) -> Name {
 }
 
 /// Gradients of [`VALUES`] to [`SLOTS`] pservers that apply them by SGD.
-pub async fn push() -> Sample {
-    let rig = rig(&asynchronous(), SLOTS as u32, VALUES).await;
+pub async fn push(via: Via) -> Sample {
+    let rig = rig(&asynchronous(), SLOTS as u32, VALUES, via).await;
     let gradient = gradient(vec![0.5; VALUES]);
     rig.pservers.push(piece(0), gradient.clone()).await.expect("pservers take it");
     let watch = Watch::start(rig.pids());
@@ -68,8 +75,8 @@ pub async fn push() -> Sample {
 }
 
 /// Parameters of [`VALUES`] from [`SLOTS`] pservers.
-pub async fn pull() -> Sample {
-    let rig = rig(&asynchronous(), SLOTS as u32, VALUES).await;
+pub async fn pull(via: Via) -> Sample {
+    let rig = rig(&asynchronous(), SLOTS as u32, VALUES, via).await;
     let mut values = vec![0.0; VALUES];
     rig.pservers.pull(&mut values).await.expect("pservers give them");
     let watch = Watch::start(rig.pids());
@@ -81,11 +88,11 @@ pub async fn pull() -> Sample {
 
 /// Synchronous steps of a small model: one lane, one pserver.
 pub async fn small_steps() -> Sample {
-    let rig = rig(&synchronous(), 1, SMALL).await;
+    let rig = rig(&synchronous(), 1, SMALL, Via::Tcp).await;
     let gradient = gradient(vec![0.5; SMALL]);
     let mut values = vec![0.0; SMALL];
     let step = async |version: u64, values: &mut [f32]| {
-        let name = Name::Lane { version: Version(version), lane: Lane(0), last: false };
+        let name = lane(version, Lane(0));
         let pushed = rig.pservers.push(name, gradient.clone());
         let pulled = rig.pservers.pull_step(Version(version + 1), values);
         let (pushed, pulled) = tokio::join!(pushed, pulled);
@@ -112,16 +119,16 @@ pub const STEPS: u64 = 5;
 /// Synchronous steps of two trainers, one lane each, on two pservers.
 pub async fn steps() -> Sample {
     let job = synchronous().with("lanes = 1", "lanes = 2");
-    let rig = rig(&job, SLOTS as u32, STEP_VALUES).await;
+    let rig = rig(&job, SLOTS as u32, STEP_VALUES, Via::Tcp).await;
     let gradient = gradient(vec![0.5; STEP_VALUES]);
     let mut trainers = Vec::new();
     for _ in 0..TRAINERS {
         trainers.push((rig.other_pservers().await, vec![0.0; STEP_VALUES]));
     }
     let mut step = async |version: u64| {
-        let each = trainers.iter_mut().enumerate().map(|(lane, (pservers, values))| {
-            let lane = Lane(lane as u32);
-            let name = Name::Lane { version: Version(version), lane, last: false };
+        let each = trainers.iter_mut().enumerate().map(|(lane_number, (pservers, values))| {
+            let lane_number = Lane(lane_number as u32);
+            let name = lane(version, lane_number);
             let gradient = gradient.clone();
             async move {
                 let pushed = pservers.push(name, gradient);
@@ -148,12 +155,12 @@ pub fn step_bytes() -> f64 {
 
 /// A model of that many values on [`SLOTS`] pservers.
 pub async fn large(values: usize) -> Rig {
-    rig(&synchronous(), SLOTS as u32, values).await
+    rig(&synchronous(), SLOTS as u32, values, Via::Tcp).await
 }
 
 /// A job whose trainers are away, with a pserver in reserve.
 pub async fn waiting() -> Rig {
-    let mut rig = rig(&synchronous(), 1, SMALL).await;
+    let mut rig = rig(&synchronous(), 1, SMALL, Via::Tcp).await;
     rig.start_spare();
     rig
 }

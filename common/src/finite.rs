@@ -5,6 +5,12 @@ pub fn are_finite(values: &[f32]) -> bool {
     values.iter().fold(true, |are_finite, value| are_finite & value.is_finite())
 }
 
+/// The same of little-endian values.
+pub fn are_finite_bytes(values: &[u8]) -> bool {
+    let values = values.as_chunks().0.iter().map(|it| f32::from_le_bytes(*it));
+    values.fold(true, |are_finite, value| are_finite & value.is_finite())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,6 +9,7 @@ pub mod finite;
 pub mod ids;
 pub mod job_file;
 pub mod keys;
+pub mod lane_tree;
 pub mod layout;
 pub mod pieces;
 pub mod records;

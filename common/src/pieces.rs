@@ -1,9 +1,27 @@
 //! Tensor bytes as they came: in pieces, which may be cut anywhere.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
+
+#[cfg(target_endian = "big")]
+compile_error!("values travel as little-endian f32 straight from memory");
 
 /// Bytes of one value.
 const VALUE: usize = size_of::<f32>();
+
+struct Shared(Arc<Vec<f32>>);
+
+impl AsRef<[u8]> for Shared {
+    fn as_ref(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.0)
+    }
+}
+
+/// The bytes of `values`, which stay alive as long as the result does.
+pub fn shared_bytes(values: Arc<Vec<f32>>) -> Bytes {
+    Bytes::from_owner(Shared(values))
+}
 
 /// Little-endian `f32` values in one or more pieces of memory, which are shared and never copied
 /// together. A value may lie across two pieces.

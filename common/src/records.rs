@@ -42,6 +42,10 @@ pub struct MasterRecord {
 pub struct PserverRecord {
     pub id: Uuid,
     pub address: String,
+    /// Name of a Unix socket in the abstract namespace, which leads to the same place for processes of
+    /// the same machine and user.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unix: Option<String>,
     pub admin: String,
     /// The incarnation under which the holder's memory first held the slot, when it took the slot
     /// again after its lease had been lost.

@@ -2,6 +2,8 @@
 //! what it makes superfluous only after that. Trouble with the store never stops training; it shows
 //! in status and metrics until a checkpoint succeeds again.
 
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -11,7 +13,7 @@ use steadfast_common::records::GenerationRecord;
 use steadfast_common::spec::{JobSpec, Mode};
 use steadfast_coord::{CoordError, Etcd, pauses};
 use steadfast_host::chance;
-use steadfast_host::time::{Instant, sleep};
+use steadfast_host::time::{Instant, sleep, timeout};
 use steadfast_store::{Location, StoreError};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{info, warn};
@@ -146,12 +148,29 @@ pub struct Keeper {
     health: Arc<Mutex<Health>>,
     /// The checkpoint of the final parameters, once it was taken.
     last_one: Option<(Generation, String)>,
-    /// Of which generation and version the last one was that was due by steps.
-    by_steps_at: (Generation, Version),
+    by_steps: BySteps,
     /// The newest one since what is superfluous was deleted, committed for all we know.
     uncollected: Option<String>,
     /// When orphans were looked for.
     swept: Option<Instant>,
+}
+
+/// How far the checkpoints are that are due by steps.
+#[derive(Clone, Copy, Debug, Default)]
+struct BySteps {
+    generation: Generation,
+    /// Training is there at least. What we hear of the position may be older.
+    seen: Version,
+    /// How many multiples we were late in a row: the next one is so much further ahead.
+    late: u32,
+}
+
+/// What the keeper does next.
+enum Next {
+    Wish(Option<Wish>),
+    Due,
+    /// An attempt at one that is due by steps is over.
+    Tried,
 }
 
 /// Where wishes come in.
@@ -177,7 +196,7 @@ impl Keeper {
             office,
             health,
             last_one: None,
-            by_steps_at: (Generation(0), Version(0)),
+            by_steps: BySteps::default(),
             uncollected: None,
             swept: None,
         };
@@ -189,67 +208,90 @@ impl Keeper {
         let (every, steps) = (self.spec.checkpoint.every, self.spec.checkpoint.every_steps);
         let mut due = every.map(|every| Instant::now() + every);
         loop {
-            tokio::select! {
-                biased;
-                wish = wishes.recv() => match wish {
-                    Some(Wish::Now(reply)) => {
-                        let taken = self.insist().await;
-                        self.collect().await;
-                        let _ = reply.send(taken);
-                    }
-                    Some(Wish::Final(generation, version, reply)) => {
-                        let taken = self.take_last_one(generation, version).await;
-                        // The job may be over with the answer, and this master with it.
-                        self.collect().await;
-                        let _ = reply.send(taken);
-                    }
-                    None => return,
-                },
-                () = sleep_until(due) => {
+            match self.next(&mut wishes, due, steps).await {
+                Next::Wish(None) => return,
+                Next::Wish(Some(Wish::Now(reply))) => {
+                    let taken = self.insist().await;
+                    self.collect().await;
+                    let _ = reply.send(taken);
+                }
+                Next::Wish(Some(Wish::Final(generation, version, reply))) => {
+                    let taken = self.take_last_one(generation, version).await;
+                    // The job may be over with the answer, and this master with it.
+                    self.collect().await;
+                    let _ = reply.send(taken);
+                }
+                Next::Due => {
                     let taken = self.insist().await;
                     due = match taken.trouble {
                         Some(_) => Some(Instant::now() + self.pause()),
                         None => every.map(|every| Instant::now() + every),
                     };
                 }
-                () = self.by_steps(steps) => {}
+                Next::Tried => {}
             }
             self.collect().await;
             self.tidy().await;
         }
     }
 
-    /// One checkpoint at the next multiple of `steps` that training has not passed.
-    async fn by_steps(&mut self, steps: Option<u64>) {
+    /// What comes first. Meanwhile the next checkpoint that is due by steps waits for its version. If
+    /// training has come there it is not dropped, since the shards that it saved would stay.
+    async fn next(
+        &mut self,
+        wishes: &mut Wishes,
+        due: Option<Instant>,
+        steps: Option<u64>,
+    ) -> Next {
+        let (facts, awaited) = (self.office.facts.clone(), AtomicU64::new(u64::MAX));
+        let mut by_steps = pin!(self.by_steps(steps, &awaited));
+        let next = tokio::select! {
+            biased;
+            wish = wishes.recv() => Next::Wish(wish),
+            () = sleep_until(due) => Next::Due,
+            () = &mut by_steps => return Next::Tried,
+        };
+        let reached = match &next {
+            Next::Wish(Some(Wish::Final(_, version, _))) => *version,
+            Next::Wish(_) | Next::Due | Next::Tried => facts.borrow().position.version,
+        };
+        if awaited.load(Ordering::Relaxed) <= reached.0 {
+            // One that takes longer is left to the sweep.
+            let _ = timeout(UPLOAD_MAX, by_steps).await;
+        }
+        next
+    }
+
+    /// One attempt at the next multiple of `steps` that training has not passed; tells which version
+    /// it waits for.
+    async fn by_steps(&mut self, steps: Option<u64>, awaited: &AtomicU64) {
         let Some(steps) = steps else { return std::future::pending().await };
-        let (generation, mut present) = {
+        let (generation, present) = {
             let facts = self.office.facts.borrow();
             (facts.generation, facts.position.version)
         };
-        // What we hear of the position may be from before the last one was taken.
-        if self.by_steps_at.0 == generation {
-            present = present.max(self.by_steps_at.1);
+        if self.by_steps.generation != generation {
+            self.by_steps = BySteps { generation, ..BySteps::default() };
         }
-        let mut ahead = 1;
-        loop {
-            let at = Version((present.0 / steps + ahead) * steps);
-            match self.take(at, STEPS_TAKE_MAX).await {
-                Ok(_) => {
-                    self.by_steps_at = (generation, at);
-                    return;
-                }
-                // What we know of the position is always a little old.
-                Err(CheckpointError::Past { present: now, .. }) => {
-                    present = now;
-                    ahead = (ahead * 2).min(AHEAD_MAX);
-                }
-                Err(CheckpointError::NoGeneration | CheckpointError::NoHolder { .. }) => {
-                    return sleep(IDLE).await;
-                }
-                Err(error) => {
-                    self.count_failure(&error);
-                    return sleep(self.pause()).await;
-                }
+        self.by_steps.seen = self.by_steps.seen.max(present);
+        let ahead = 1_u64.checked_shl(self.by_steps.late).unwrap_or(AHEAD_MAX).min(AHEAD_MAX);
+        let at = Version((self.by_steps.seen.0 / steps + ahead) * steps);
+        awaited.store(at.0, Ordering::Relaxed);
+        let taken = self.take(at, STEPS_TAKE_MAX).await;
+        awaited.store(u64::MAX, Ordering::Relaxed);
+        match taken {
+            Ok(_) => (self.by_steps.seen, self.by_steps.late) = (at, 0),
+            // What we know of the position is always a little old.
+            Err(CheckpointError::Past { present, .. }) => {
+                self.by_steps.seen = present;
+                self.by_steps.late += 1;
+            }
+            Err(CheckpointError::NoGeneration | CheckpointError::NoHolder { .. }) => {
+                sleep(IDLE).await;
+            }
+            Err(error) => {
+                self.count_failure(&error);
+                sleep(self.pause()).await;
             }
         }
     }

@@ -31,7 +31,10 @@ impl Desk {
         // Trainers pass lanes on that they cannot compute; they get others at the next pass.
         let dealt = (self.position.pass, live);
         if self.dealt.as_ref() != Some(&dealt) {
-            self.lanes.rebalance(&dealt.1);
+            match self.dealt.as_ref() {
+                Some((pass, _)) if *pass == dealt.0 => self.lanes.rebalance(&dealt.1),
+                Some(_) | None => self.lanes.deal(&dealt.1),
+            }
             self.dealt = Some(dealt);
         }
         let crew = self.crew()?;

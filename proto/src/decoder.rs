@@ -310,7 +310,7 @@ mod tests {
     fn expected(messages: &[PushRequest]) -> Found {
         let blocks = messages.iter().flat_map(|it| &it.blocks);
         let blocks = blocks.map(|it| (it.block, it.data.to_vec())).collect();
-        (messages[0].header, blocks)
+        (messages[0].header.clone(), blocks)
     }
 
     proptest! {

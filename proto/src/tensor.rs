@@ -1,29 +1,9 @@
 //! Tensor bytes on their way into and out of messages, without copies of ours.
 
-use std::sync::Arc;
-
-use bytes::Bytes;
-
 use crate::v1::BlockData;
-
-#[cfg(target_endian = "big")]
-compile_error!("values travel as little-endian f32 straight from memory");
 
 /// Tensor bytes in one message of a stream; larger contributions span several.
 pub const CHUNK_BYTES: usize = 2 << 20;
-
-struct Shared(Arc<Vec<f32>>);
-
-impl AsRef<[u8]> for Shared {
-    fn as_ref(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.0)
-    }
-}
-
-/// The bytes of `values`, which stay alive as long as the result does.
-pub fn shared_bytes(values: Arc<Vec<f32>>) -> Bytes {
-    Bytes::from_owner(Shared(values))
-}
 
 /// Packs blocks into groups of about [`CHUNK_BYTES`], one for each message; at least one group.
 pub fn in_chunks(blocks: impl IntoIterator<Item = BlockData>) -> Vec<Vec<BlockData>> {

@@ -253,14 +253,14 @@ impl Owner {
         let Stage::Ready { shard, .. } = &mut self.stage else {
             return Err(EngineError::NotInitialised);
         };
-        let outcome = match name {
-            PushName::Lane { version, lane, end } => {
-                shard.contribute(version, lane, contribution, end)?
+        let outcome = match &name {
+            PushName::Lanes { version, first, shares } => {
+                shard.contribute(*version, *first, shares, contribution)?
             }
-            PushName::Piece(piece) => shard.apply(&piece, contribution)?,
+            PushName::Piece(piece) => shard.apply(piece, contribution)?,
         };
         match (name, outcome) {
-            (PushName::Lane { .. }, Contributed::Complete) => self.complete_step(),
+            (PushName::Lanes { .. }, Contributed::Complete) => self.complete_step(),
             (PushName::Piece(_), Contributed::Complete) => self.publish(),
             (_, Contributed::Duplicate | Contributed::Waiting) => {}
         }

@@ -7,7 +7,7 @@ use steadfast_common::ids::{Generation, Lane, Version};
 use steadfast_common::layout::Layout;
 use steadfast_common::records::GenerationRecord;
 use steadfast_common::tally::TaskPiece;
-use steadfast_pserver_core::contribution::{Contributed, Contribution, LaneEnd, Refusal};
+use steadfast_pserver_core::contribution::{Contributed, Contribution, LaneShare, Refusal};
 use steadfast_pserver_core::shard::{Cut, Parameters};
 use tokio::sync::oneshot;
 
@@ -60,9 +60,14 @@ pub struct FirstValues {
 }
 
 /// What a push is called; equal names carry equal bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PushName {
-    Lane { version: Version, lane: Lane, end: LaneEnd },
+    /// The sum of as many lanes from `first` on as there are shares.
+    Lanes {
+        version: Version,
+        first: Lane,
+        shares: Vec<LaneShare>,
+    },
     Piece(TaskPiece),
 }
 

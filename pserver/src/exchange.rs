@@ -13,15 +13,16 @@ use futures::future::BoxFuture;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Lane, Pass, TaskId, Version};
 use steadfast_common::layout::Block;
-use steadfast_common::pieces::Pieces;
+use steadfast_common::pieces::{Pieces, shared_bytes};
 use steadfast_common::tally::TaskPiece;
 use steadfast_host::time::timeout;
-use steadfast_proto::tensor::{in_chunks, shared_bytes};
+use steadfast_proto::tensor::in_chunks;
+use steadfast_proto::v1;
 use steadfast_proto::v1::pserver_server::PserverServer;
 use steadfast_proto::v1::push_header::Name;
 use steadfast_proto::v1::{BlockData, PullHeader, PullRequest, PushHeader, PushReply};
 use steadfast_proto::{Decoder, MESSAGE_BYTES_MAX, answer, encode, framed, next, read_one, status};
-use steadfast_pserver_core::contribution::{Contributed, Contribution, Finite, LaneEnd};
+use steadfast_pserver_core::contribution::{Contributed, Contribution, Finite, LaneEnd, LaneShare};
 use steadfast_pserver_core::memory::Memory;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tonic::Status;
@@ -211,11 +212,14 @@ fn size_bytes(blocks: &[(u32, Block)]) -> usize {
 
 fn push_name(header: &PushHeader) -> Result<PushName, Status> {
     match header.name.as_ref().ok_or_else(|| invalid("the contribution has no name"))? {
-        Name::Lane(lane) => Ok(PushName::Lane {
-            version: Version(lane.version),
-            lane: Lane(lane.lane),
-            end: if lane.last { LaneEnd::LastOfPass } else { LaneEnd::MoreToCome },
-        }),
+        Name::Lanes(name) => {
+            let share = |it: &v1::LaneShare| LaneShare {
+                records: it.records,
+                end: if it.last { LaneEnd::LastOfPass } else { LaneEnd::MoreToCome },
+            };
+            let shares = name.shares.iter().map(share).collect();
+            Ok(PushName::Lanes { version: Version(name.version), first: Lane(name.lane), shares })
+        }
         Name::Task(name) => Ok(PushName::Piece(TaskPiece {
             pass: Pass(name.pass),
             task: TaskId(name.task),

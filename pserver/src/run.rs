@@ -60,11 +60,14 @@ pub async fn live(
     shutdown: Shutdown,
 ) -> Result<(), Failure> {
     let args = args.common;
-    let listener = steadfast_process::bind(args.listen, "--listen").await?;
+    let mut listener = steadfast_process::bind(args.listen, "--listen").await?;
     let bound = listener.local_addr().map_err(|error| Failure::io("the port", &error))?;
     let admin = Admin::bind(args.admin_listen).await?;
+    // Whoever advertises another address wants to be reached by it.
+    let unix = args.advertise.is_none().then(|| format!("steadfast-{id}"));
     let record = PserverRecord {
         id,
+        unix: unix.filter(|name| listener.also_near(name)),
         address: args.advertised(bound)?,
         admin: args.admin_advertised(admin.local_addr())?,
         memory_of: None,

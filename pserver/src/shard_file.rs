@@ -16,7 +16,7 @@ use steadfast_host::chance;
 use steadfast_host::task::in_place;
 use steadfast_pserver_core::optimizer::Optimizer;
 use steadfast_pserver_core::shard::{Cut, CutBlock, Position, Shard};
-use steadfast_store::{Location, StoreError};
+use steadfast_store::{Location, PutPayload, StoreError};
 
 #[cfg(test)]
 mod tests;
@@ -77,11 +77,13 @@ impl ShardStore {
         let place = self.store.child(&object)?;
         let (states, version) = (self.states, cut.position.version);
         let position = position_record(&cut);
-        let bytes = in_place(|| encode(layout, states, &cut))?;
-        drop(cut);
-        let sha256 = in_place(|| digest(&bytes));
-        let size_bytes = bytes.len() as u64;
-        place.create(bytes).await?;
+        let pieces = in_place(|| encode(layout, states, cut))?;
+        let size_bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
+        // The store is asked first: while it writes, the hash is taken.
+        let written = place.create(pieces.iter().cloned().collect::<PutPayload>());
+        let hashed = async { in_place(|| digest(&pieces)) };
+        let (written, sha256) = tokio::join!(biased; written, hashed);
+        written?;
         let shard = ShardRecord { slot, incarnation, object, sha256, size_bytes, version };
         Ok((shard, position))
     }
@@ -203,20 +205,20 @@ fn position_record(cut: &Cut) -> PositionRecord {
     }
 }
 
-fn encode(layout: &Layout, states: &[&str], cut: &Cut) -> Result<Bytes, EncodeError> {
+fn encode(layout: &Layout, states: &[&str], cut: Cut) -> Result<Vec<Bytes>, EncodeError> {
     let by_other_count = cut.blocks.iter().filter(|block| 0 < block.count);
     let meta = ShardMeta {
         updates: cut.updates,
         examples: cut.position.examples,
         version: cut.position.version,
         loss: cut.position.loss,
-        counts: cut.counts.clone(),
+        counts: cut.counts,
         count_of: by_other_count.map(|block| (block.number, block.count)).collect(),
     };
-    let tensors = cut.blocks.iter().map(|block| BlockTensors {
+    let tensors = cut.blocks.into_iter().map(|block| BlockTensors {
         number: block.number,
-        values: &block.values,
-        states: &block.state,
+        values: block.values,
+        states: block.state,
     });
     encode_shard(layout, states, &meta, tensors)
 }

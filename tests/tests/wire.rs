@@ -5,7 +5,7 @@ use steadfast_common::records::{GenerationRecord, PserverRecord};
 use steadfast_proto::v1::pserver_client::PserverClient;
 use steadfast_proto::v1::push_header::Name;
 use steadfast_proto::v1::{
-    BlockData, LaneContribution, PullRequest, PushHeader, PushRequest, Target,
+    BlockData, LaneContribution, LaneShare, PullRequest, PushHeader, PushRequest, Target,
 };
 use steadfast_tests::{Cluster, Job, Scene};
 use tonic::Code;
@@ -52,13 +52,17 @@ fn a_plain_grpc_client_pulls_and_pushes() {
 
         // A step that is over takes nothing any more, but is understood: every block in a message of
         // its own, the header in another.
-        let lane = LaneContribution { version: 0, lane: 0, last: false };
+        let lane = LaneContribution {
+            version: 0,
+            lane: 0,
+            shares: vec![LaneShare { records: 1, last: false }],
+        };
         let header = PushHeader {
             target: Some(target),
             records: 1,
             loss_sum: 0.5,
             checksum: 1,
-            name: Some(Name::Lane(lane)),
+            name: Some(Name::Lanes(lane)),
         };
         let first = PushRequest { header: Some(header), blocks: Vec::new() };
         let rest = blocks.into_iter().map(|it| PushRequest { header: None, blocks: vec![it] });

@@ -11,15 +11,17 @@ use std::time::Duration;
 
 use steadfast_client::{ClientError, Gradient, Name, Pservers, Pulled};
 use steadfast_common::dataset::Records;
+use steadfast_common::finite::are_finite;
 use steadfast_common::ids::{Lane, Pass, RequestId, TaskId, Version};
+use steadfast_common::lane_tree::{LaneSums, LaneTree, Node};
 use steadfast_common::schedule::LaneSchedule;
 use steadfast_common::status::Spent;
 use steadfast_common::tally::checksum;
 use steadfast_host::chance;
-use steadfast_host::task::TaskSet;
+use steadfast_host::task::{TaskSet, in_place};
 use steadfast_host::time::{Instant, sleep};
-use steadfast_proto::v1::FailTaskRequest;
 use steadfast_proto::v1::fail_task_request::Cause;
+use steadfast_proto::v1::{FailTaskRequest, LaneShare};
 use steadfast_trainer_core::{Batch, MicroBatch, Parameters};
 use tokio::sync::watch;
 use tracing::{debug, warn};
@@ -41,6 +43,7 @@ pub async fn train(context: &Arc<Context>, pservers: &Pservers) -> Result<Last, 
         context,
         pservers,
         assignment: follower.assignment(),
+        tree: LaneTree::new(context.job.spec.sync.lanes),
         given_up: BTreeMap::new(),
         schedule: None,
         parameters: Parameters::zeros(context.layout.clone()),
@@ -66,19 +69,13 @@ struct Worker<'a> {
     context: &'a Arc<Context>,
     pservers: &'a Pservers,
     assignment: watch::Receiver<Assignment>,
+    tree: LaneTree,
     /// Tasks given up, as the master or our own reports told.
     given_up: BTreeMap<Pass, BTreeSet<TaskId>>,
     schedule: Option<(Pass, LaneSchedule)>,
     parameters: Parameters,
     /// At most one; ends with the worker.
     evaluation: TaskSet<()>,
-}
-
-/// Whether a lane's part of a step is on its way.
-enum Contributed {
-    Yes,
-    /// Its data could not be loaded; if the lane stays ours it is to be tried again.
-    NotYet,
 }
 
 /// The part of a step after our gradients were computed.
@@ -145,15 +142,13 @@ impl Worker<'_> {
             let mut pull = pin!(pservers.pull_step(wanted, &mut next));
             let mut waited: Option<Waited> = None;
             loop {
-                let mut lanes = self.assignment.borrow_and_update().lanes.clone();
-                lanes.retain(|lane| !done.contains(lane));
-                let mut is_done = true;
-                for lane in lanes {
-                    match self.contribute(position, lane, &mut pushes).await? {
-                        Contributed::Yes => drop(done.insert(lane)),
-                        Contributed::NotYet => is_done = false,
-                    }
+                let lanes = self.assignment.borrow_and_update().lanes.clone();
+                let lanes: BTreeSet<Lane> =
+                    BTreeSet::from_iter(lanes).difference(&done).copied().collect();
+                for node in self.tree.cover(&lanes) {
+                    done.append(&mut self.contribute(position, node, &mut pushes).await?);
                 }
+                let is_done = lanes.is_subset(&done);
                 let waited = waited.get_or_insert_with(Waited::begin);
                 tokio::select! {
                     biased;
@@ -178,49 +173,70 @@ impl Worker<'_> {
         Ok(pulled)
     }
 
-    /// Computes one lane's part of the step and sends it off.
+    /// Computes the lanes of a node, adds them up and sends them off; says which. Those are missing
+    /// whose data could not be loaded: if they stay ours they are to be tried again.
     async fn contribute(
         &mut self,
         position: Pulled,
-        lane: Lane,
+        node: Node,
         pushes: &mut TaskSet<Result<(), ClientError>>,
-    ) -> Result<Contributed, Interrupt> {
+    ) -> Result<BTreeSet<Lane>, Interrupt> {
+        let (mut sums, mut shares) = (LaneSums::new(self.tree), BTreeMap::new());
+        for lane in node.lanes() {
+            if let Some((share, gradient)) = self.compute(position, lane).await? {
+                in_place(|| sums.put(self.tree.leaf(lane), gradient, Gradient::add));
+                shares.insert(lane, share);
+            }
+        }
+        for (node, sum) in sums.into_held() {
+            let sum = sum.unwrap_or_default();
+            if !in_place(|| are_finite(&sum.values)) {
+                let what = format!("the sum of lanes at version {}", position.version);
+                return Err(Interrupt::NotFinite { what });
+            }
+            let shares = node.lanes().filter_map(|lane| shares.get(&lane).copied()).collect();
+            let name = Name::Lanes { version: position.version, first: node.first(), shares };
+            let (pservers, context) = (self.pservers.clone(), self.context.clone());
+            pushes.spawn(async move {
+                let started = Instant::now();
+                pservers.push(name, sum).await?;
+                context.metrics.pushed(started.elapsed());
+                Ok(())
+            });
+        }
+        Ok(shares.into_keys().collect())
+    }
+
+    /// Computes one lane's part of the step, if its data can be loaded; no gradient if it has no
+    /// record.
+    async fn compute(
+        &mut self,
+        position: Pulled,
+        lane: Lane,
+    ) -> Result<Option<(LaneShare, Option<Gradient>)>, Interrupt> {
         let step = position.version.0 - position.pass_start.0;
         let started = Instant::now();
         let records = self.records(position.pass, step, lane).await?;
         let data = started.elapsed().as_secs_f64();
         self.context.view.spend(Spent { data, ..Spent::default() });
-        let Some((records, checksum)) = records else { return Ok(Contributed::NotYet) };
-        let last = {
-            let given_up = self.given_up(position.pass);
-            let steps = self.schedule(position.pass).steps_of(lane, &given_up);
-            steps <= step + 1
+        let Some((records, checksum)) = records else { return Ok(None) };
+        let given_up = self.given_up(position.pass);
+        let last = self.schedule(position.pass).steps_of(lane, &given_up) <= step + 1;
+        let share = LaneShare { records: records.len() as u64, last };
+        if records.is_empty() {
+            return Ok(Some((share, None)));
+        }
+        let key = MicroBatch { seed: self.context.job.spec.seed, pass: position.pass, step, lane };
+        let zeros = Parameters::zeros(self.context.layout.clone());
+        let computed =
+            self.context.gradient(&self.parameters, &Batch::from(&records), &key, zeros)?;
+        let gradient = Gradient {
+            records: share.records,
+            loss_sum: computed.loss_sum,
+            checksum,
+            values: Arc::new(computed.gradient.into_values()),
         };
-        let gradient = if records.is_empty() {
-            Gradient { records: 0, loss_sum: 0.0, checksum: 0, values: Arc::default() }
-        } else {
-            let key =
-                MicroBatch { seed: self.context.job.spec.seed, pass: position.pass, step, lane };
-            let zeros = Parameters::zeros(self.context.layout.clone());
-            let batch = Batch::from(&records);
-            let computed = self.context.gradient(&self.parameters, &batch, &key, zeros)?;
-            let values = Arc::new(computed.gradient.into_values());
-            Gradient {
-                records: records.len() as u64,
-                loss_sum: computed.loss_sum,
-                checksum,
-                values,
-            }
-        };
-        let name = Name::Lane { version: position.version, lane, last };
-        let (pservers, context) = (self.pservers.clone(), self.context.clone());
-        pushes.spawn(async move {
-            let started = Instant::now();
-            pservers.push(name, gradient).await?;
-            context.metrics.pushed(started.elapsed());
-            Ok(())
-        });
-        Ok(Contributed::Yes)
+        Ok(Some((share, Some(gradient))))
     }
 
     /// The records of a lane's micro-batch, and the sum of their checksums. A task that cannot be

@@ -3,10 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use bytes::Bytes;
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
-use steadfast_common::finite::are_finite;
+use steadfast_common::finite::are_finite_bytes;
 
 /// The longest header that readers accept.
 const HEADER_BYTES_MAX: usize = 100_000_000;
@@ -32,11 +31,12 @@ pub enum EncodeError {
 }
 
 /// One tensor of `f32`.
-pub(crate) struct Tensor<'a> {
+pub(crate) struct Tensor<B> {
     pub name: String,
-    /// As many values as `values` has.
+    /// As many values as there are in `bytes`.
     pub shape: Vec<usize>,
-    pub values: &'a [f32],
+    /// Little-endian.
+    pub bytes: B,
 }
 
 #[derive(Serialize)]
@@ -46,18 +46,18 @@ struct Info<'a> {
     data_offsets: (usize, usize),
 }
 
-struct Header<'a> {
+struct Header<'a, B> {
     metadata: &'a BTreeMap<&'static str, String>,
-    tensors: &'a [Tensor<'a>],
+    tensors: &'a [Tensor<B>],
 }
 
-impl Serialize for Header<'_> {
+impl<B: AsRef<[u8]>> Serialize for Header<'_, B> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry(METADATA, self.metadata)?;
         let mut start = 0;
         for tensor in self.tensors {
-            let end = start + size_of_val(tensor.values);
+            let end = start + tensor.bytes.as_ref().len();
             let info = Info { dtype: "F32", shape: &tensor.shape, data_offsets: (start, end) };
             map.serialize_entry(&tensor.name, &info)?;
             start = end;
@@ -66,14 +66,15 @@ impl Serialize for Header<'_> {
     }
 }
 
-/// Writes `tensors` in the order of their names.
+/// A file of `tensors`: its header, and what follows it, the tensors' own bytes in the order of their
+/// names.
 ///
 /// # Errors
 /// See [`EncodeError`].
-pub(crate) fn encode(
-    mut tensors: Vec<Tensor<'_>>,
+pub(crate) fn encode<B: AsRef<[u8]>>(
+    mut tensors: Vec<Tensor<B>>,
     metadata: &BTreeMap<&'static str, String>,
-) -> Result<Bytes, EncodeError> {
+) -> Result<(Vec<u8>, Vec<B>), EncodeError> {
     tensors.sort_unstable_by(|left, right| left.name.cmp(&right.name));
     if let Some(pair) = tensors.windows(2).find(|pair| pair[0].name == pair[1].name) {
         return Err(EncodeError::SameName { name: pair[0].name.clone() });
@@ -81,7 +82,7 @@ pub(crate) fn encode(
     if tensors.iter().any(|tensor| tensor.name == METADATA) {
         return Err(EncodeError::Reserved);
     }
-    if let Some(tensor) = tensors.iter().find(|tensor| !are_finite(tensor.values)) {
+    if let Some(tensor) = tensors.iter().find(|tensor| !are_finite_bytes(tensor.bytes.as_ref())) {
         return Err(EncodeError::NotFinite { tensor: tensor.name.clone() });
     }
     let header = Header { metadata, tensors: &tensors };
@@ -90,14 +91,8 @@ pub(crate) fn encode(
     if HEADER_BYTES_MAX < header.len() {
         return Err(EncodeError::HeaderTooLarge { bytes: header.len() });
     }
-    let data: usize = tensors.iter().map(|tensor| size_of_val(tensor.values)).sum();
-    let mut file = Vec::with_capacity(WORD + header.len() + data);
-    file.extend((header.len() as u64).to_le_bytes());
-    file.extend(header);
-    for tensor in &tensors {
-        file.extend_from_slice(bytemuck::cast_slice(tensor.values));
-    }
-    Ok(file.into())
+    let first = [&(header.len() as u64).to_le_bytes()[..], &header].concat();
+    Ok((first, tensors.into_iter().map(|tensor| tensor.bytes).collect()))
 }
 
 #[cfg(test)]
@@ -108,12 +103,12 @@ mod tests {
 
     use super::*;
 
-    fn tensors() -> Vec<Tensor<'static>> {
-        let tensor = |name: &str, shape: &[usize], values: &'static [f32]| Tensor {
-            name: name.to_owned(),
-            shape: shape.to_vec(),
-            values,
-        };
+    fn tensor(name: &str, shape: &[usize], values: &[f32]) -> Tensor<Vec<u8>> {
+        let bytes = bytemuck::cast_slice(values).to_vec();
+        Tensor { name: name.to_owned(), shape: shape.to_vec(), bytes }
+    }
+
+    fn tensors() -> Vec<Tensor<Vec<u8>>> {
         vec![
             tensor("w@0", &[2, 2], &[1.0, 2.0, 3.0, 4.0]),
             tensor("a \"quoted\" näme", &[1], &[-0.0]),
@@ -126,9 +121,7 @@ mod tests {
     #[test]
     fn a_value_that_is_not_finite_is_named_and_not_written() {
         for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let values = [1.0, value];
-            let bad = Tensor { name: "bad".to_owned(), shape: vec![2], values: &values };
-            let all = tensors().into_iter().chain([bad]).collect();
+            let all = tensors().into_iter().chain([tensor("bad", &[2], &[1.0, value])]).collect();
             let refusal = encode(all, &BTreeMap::new()).unwrap_err();
             assert_eq!(refusal, EncodeError::NotFinite { tensor: "bad".to_owned() });
         }
@@ -136,13 +129,14 @@ mod tests {
 
     #[test]
     fn a_file_has_the_very_bytes_that_the_library_would_write() {
-        let ours = encode(tensors(), &BTreeMap::from([("one", "entry".to_owned())])).unwrap();
+        let one = BTreeMap::from([("one", "entry".to_owned())]);
+        let (header, data) = encode(tensors(), &one).unwrap();
         let tensors = tensors();
         let views = tensors.iter().map(|it| {
-            let bytes = bytemuck::cast_slice(it.values);
-            (&it.name, TensorView::new(Dtype::F32, it.shape.clone(), bytes).unwrap())
+            (&it.name, TensorView::new(Dtype::F32, it.shape.clone(), &it.bytes).unwrap())
         });
         let metadata = HashMap::from([("one".to_owned(), "entry".to_owned())]);
+        let ours = [header, data.concat()].concat();
         assert_eq!(ours, safetensors::serialize(views, Some(metadata)).unwrap());
     }
 
@@ -157,7 +151,7 @@ mod tests {
 
     #[test]
     fn tensors_whose_names_clash_are_refused() {
-        let named = |name: &str| Tensor { name: name.to_owned(), shape: vec![0], values: &[] };
+        let named = |name: &str| tensor(name, &[0], &[]);
         let none = BTreeMap::new();
         let same = encode(vec![named("m/w@0"), named("m/w@0")], &none);
         assert_eq!(same, Err(EncodeError::SameName { name: "m/w@0".to_owned() }));

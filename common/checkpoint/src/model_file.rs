@@ -33,12 +33,16 @@ pub fn encode_model(
     let tensor = |(index, param): (usize, &steadfast_common::layout::ParamSpec)| Tensor {
         name: param.name.clone(),
         shape: param.shape.clone(),
-        values: &values[layout.range_of(index)],
+        bytes: bytemuck::cast_slice::<f32, u8>(&values[layout.range_of(index)]),
     };
     let metadata = BTreeMap::from([
         ("job", about.job.to_owned()),
         ("model", about.model.to_owned()),
         ("parameters_sha256", about.parameters_sha256.to_owned()),
     ]);
-    encode(layout.params().iter().enumerate().map(tensor).collect(), &metadata)
+    let tensors = layout.params().iter().enumerate().map(tensor).collect();
+    let (mut file, data) = encode(tensors, &metadata)?;
+    file.reserve_exact(data.iter().map(|bytes| bytes.len()).sum());
+    data.iter().for_each(|bytes| file.extend_from_slice(bytes));
+    Ok(file.into())
 }

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use safetensors::SafeTensors;
@@ -12,6 +13,7 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
 use steadfast_common::ids::Version;
 use steadfast_common::layout::Layout;
+use steadfast_common::pieces::shared_bytes;
 use steadfast_common::tally::Counted;
 
 use crate::encode::{EncodeError, Tensor, encode};
@@ -47,38 +49,53 @@ impl ShardMeta {
 }
 
 /// One block to be written.
-#[derive(Clone, Copy, Debug)]
-pub struct BlockTensors<'a> {
+#[derive(Clone, Debug)]
+pub struct BlockTensors {
     pub number: u32,
-    pub values: &'a [f32],
+    pub values: Arc<Vec<f32>>,
     /// One vector for each name of a state.
-    pub states: &'a [Vec<f32>],
+    pub states: Arc<Vec<Vec<f32>>>,
 }
 
-/// Writes a shard.
+/// Writes a shard: the pieces of its file. They are the blocks' own memory, not copies.
 ///
 /// # Errors
 /// If names of tensors clash.
 ///
 /// # Panics
 /// If the layout has no such block.
-pub fn encode_shard<'a>(
+pub fn encode_shard(
     layout: &Layout,
     state_names: &[&str],
     meta: &ShardMeta,
-    blocks: impl Iterator<Item = BlockTensors<'a>>,
-) -> Result<Bytes, EncodeError> {
+    blocks: impl Iterator<Item = BlockTensors>,
+) -> Result<Vec<Bytes>, EncodeError> {
     let mut tensors = Vec::new();
     for block in blocks {
         let name = tensor_name(layout, &layout.blocks()[block.number as usize]);
-        for (state, values) in state_names.iter().zip(block.states) {
-            let name = state_name(state, &name);
-            tensors.push(Tensor { name, shape: vec![values.len()], values });
+        for (index, (state, values)) in state_names.iter().zip(&*block.states).enumerate() {
+            let (name, shape) = (state_name(state, &name), vec![values.len()]);
+            let bytes = Bytes::from_owner(State { all: block.states.clone(), index });
+            tensors.push(Tensor { name, shape, bytes });
         }
-        tensors.push(Tensor { name, shape: vec![block.values.len()], values: block.values });
+        let shape = vec![block.values.len()];
+        tensors.push(Tensor { name, shape, bytes: shared_bytes(block.values) });
     }
     let meta = serde_json::to_string(meta).expect("metadata are plain data");
-    encode(tensors, &BTreeMap::from([(META, meta)]))
+    let (header, data) = encode(tensors, &BTreeMap::from([(META, meta)]))?;
+    Ok([header.into()].into_iter().chain(data).collect())
+}
+
+/// One vector of a block's state.
+struct State {
+    all: Arc<Vec<Vec<f32>>>,
+    index: usize,
+}
+
+impl AsRef<[u8]> for State {
+    fn as_ref(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.all[self.index])
+    }
 }
 
 /// A shard that was read and whose form was checked.

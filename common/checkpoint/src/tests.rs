@@ -50,7 +50,7 @@ impl Scene {
             slot: Slot(slot),
             incarnation: Incarnation(5),
             object: format!("shards/{slot}.safetensors"),
-            sha256: digest(&bytes),
+            sha256: digest(std::slice::from_ref(&bytes)),
             size_bytes: bytes.len() as u64,
             version: Version(7),
         };
@@ -120,10 +120,10 @@ fn encoded_with(
         .collect();
     let blocks = numbers.iter().map(|number| BlockTensors {
         number: *number,
-        values: &values[range(*number)],
-        states: &state[*number as usize],
+        values: Arc::new(values[range(*number)].to_vec()),
+        states: Arc::new(state[*number as usize].clone()),
     });
-    encode_shard(layout, states, meta, blocks).unwrap()
+    encode_shard(layout, states, meta, blocks).unwrap().concat().into()
 }
 
 /// Writes a file whose header is `json`.

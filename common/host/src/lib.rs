@@ -7,6 +7,7 @@
 //! dice that no simulation holds.
 
 pub mod chance;
+mod near;
 pub mod net;
 mod simulated;
 pub mod task;

@@ -8,9 +8,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::FutureExt;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, OptionFuture, try_join};
+use hyper_util::rt::TokioIo;
 use tokio::io::AsyncReadExt;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tonic::service::Routes;
@@ -19,6 +20,7 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tower::util::BoxCloneSyncService;
 use tower::{BoxError, Service};
 
+use crate::near;
 use crate::simulated::present;
 use crate::task::{Task, spawn};
 
@@ -99,8 +101,29 @@ pub fn dial(address: &str) -> Result<Wire, String> {
     if let Some(wire) = simulated(address) {
         return Ok(Wire(Kind::Simulated(wire)));
     }
-    let endpoint = Endpoint::from_shared(format!("http://{address}"));
-    let channel = endpoint
+    Ok(Wire(Kind::Http2(endpoint(address)?.connect_lazy())))
+}
+
+/// The same, by the Unix socket `name` where that is of this machine and user, and otherwise to
+/// `host:port`.
+///
+/// # Errors
+/// As [`dial`].
+pub fn dial_near(address: &str, name: &str) -> Result<Wire, String> {
+    if let Some(wire) = simulated(address) {
+        return Ok(Wire(Kind::Simulated(wire)));
+    }
+    let endpoint = endpoint(address)?;
+    let (address, name) = (address.to_owned(), name.to_owned());
+    let connector = tower::service_fn(move |_: http::Uri| {
+        let (address, name) = (address.clone(), name.clone());
+        async move { near::connect(&name, &address).await.map(TokioIo::new) }
+    });
+    Ok(Wire(Kind::Http2(endpoint.connect_with_connector_lazy(connector))))
+}
+
+fn endpoint(address: &str) -> Result<Endpoint, String> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
         .map_err(|error| format!("`{address}`: {error}"))?
         .connect_timeout(CONNECT_MAX)
         .tcp_nodelay(true)
@@ -108,9 +131,8 @@ pub fn dial(address: &str) -> Result<Wire, String> {
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_frame_size(FRAME_BYTES)
         .http2_keep_alive_interval(PING_EVERY)
-        .keep_alive_timeout(PING_TIMEOUT)
-        .connect_lazy();
-    Ok(Wire(Kind::Http2(channel)))
+        .keep_alive_timeout(PING_TIMEOUT);
+    Ok(endpoint)
 }
 
 /// The same for a client that brings its own HTTP/2, while a simulation runs; otherwise nothing.
@@ -124,7 +146,11 @@ pub struct Port(Bound);
 
 #[derive(Debug)]
 enum Bound {
-    Tcp(TcpListener),
+    Tcp {
+        listener: TcpListener,
+        /// For processes of this machine.
+        near: Option<UnixListener>,
+    },
     Simulated(SimulatedPort),
 }
 
@@ -148,7 +174,7 @@ impl Port {
     pub async fn bind(address: SocketAddr) -> io::Result<Self> {
         Ok(Self(match present() {
             Some(host) => Bound::Simulated(SimulatedPort(host.listen())),
-            None => Bound::Tcp(TcpListener::bind(address).await?),
+            None => Bound::Tcp { listener: TcpListener::bind(address).await?, near: None },
         }))
     }
 
@@ -158,8 +184,20 @@ impl Port {
     /// The system's.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match &self.0 {
-            Bound::Tcp(listener) => listener.local_addr(),
+            Bound::Tcp { listener, .. } => listener.local_addr(),
             Bound::Simulated(port) => Ok(port.0),
+        }
+    }
+
+    /// Listens at a Unix socket as well, for processes of this machine and user; says whether that is
+    /// possible here.
+    pub fn also_near(&mut self, name: &str) -> bool {
+        match &mut self.0 {
+            Bound::Tcp { near, .. } => {
+                *near = near::listen(name).ok();
+                near.is_some()
+            }
+            Bound::Simulated(_) => false,
         }
     }
 
@@ -169,7 +207,7 @@ impl Port {
     /// The simulated port.
     pub fn into_tcp(self) -> Result<TcpListener, SimulatedPort> {
         match self.0 {
-            Bound::Tcp(listener) => Ok(listener),
+            Bound::Tcp { listener, .. } => Ok(listener),
             Bound::Simulated(port) => Err(port),
         }
     }
@@ -182,12 +220,20 @@ impl Port {
         stop: CancellationToken,
     ) -> Task<Result<(), tonic::transport::Error>> {
         match self.0 {
-            Bound::Tcp(listener) => {
+            Bound::Tcp { listener, near } => {
                 let incoming = TcpIncoming::from(listener)
                     .with_nodelay(Some(true))
                     .with_keepalive(Some(PING_EVERY));
-                let server = server().add_routes(routes);
-                spawn(server.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()))
+                let far = server().add_routes(routes.clone());
+                let far =
+                    far.serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
+                let near =
+                    near.and_then(|listener| near::incoming(listener).ok()).map(|incoming| {
+                        let near = server().add_routes(routes);
+                        near.serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
+                    });
+                let near = OptionFuture::from(near).map(|it| it.unwrap_or(Ok(())));
+                spawn(async move { try_join(far, near).await.map(|_| ()) })
             }
             Bound::Simulated(port) => {
                 let serving = present().map(|host| host.serve(port.0, routes, stop));

@@ -12,4 +12,5 @@ mod root;
 pub use error::{ErrorKind, StoreError};
 pub use expand::expand;
 pub use location::{Created, Location, open};
+pub use object_store::PutPayload;
 pub use root::{Mounted, mount};

@@ -11,6 +11,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 use object_store::{
     GetOptions, GetRange, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode,
+    PutPayload,
 };
 use steadfast_host::time::timeout;
 use url::Url;
@@ -187,10 +188,11 @@ impl Location {
     }
 
     /// Writes the object unless there is one.
-    pub async fn create(&self, bytes: Bytes) -> Result<Created, StoreError> {
-        let limit = time_for(bytes.len() as u64);
+    pub async fn create(&self, bytes: impl Into<PutPayload>) -> Result<Created, StoreError> {
+        let bytes = bytes.into();
+        let limit = time_for(bytes.content_length() as u64);
         let put = async {
-            let put = self.root.store.put_opts(&self.path, bytes.into(), PutMode::Create.into());
+            let put = self.root.store.put_opts(&self.path, bytes, PutMode::Create.into());
             match put.await {
                 Ok(_) => Ok(Created::Now),
                 Err(

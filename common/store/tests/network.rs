@@ -71,6 +71,6 @@ async fn objects_of_an_http_server_are_read() {
     assert_eq!(missing.size().await.unwrap(), None);
     let error = missing.read().await.unwrap_err();
     assert!(matches!(error, StoreError::NotFound { .. }), "{error}");
-    let error = missing.create(BODY.into()).await.unwrap_err();
+    let error = missing.create(bytes::Bytes::from(BODY)).await.unwrap_err();
     assert!(matches!(error, StoreError::Unsupported { .. }), "{error}");
 }

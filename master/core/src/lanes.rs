@@ -34,6 +34,15 @@ impl Lanes {
         owned.map(|(lane, _)| Lane(lane as u32)).collect()
     }
 
+    /// Deals all lanes afresh, neighbours to one hand: they are added up there, and travel as one sum.
+    /// A pass begins with it: no lane has data then that would have to be loaded again elsewhere.
+    pub fn deal(&mut self, live: &BTreeSet<TrainerId>) {
+        let hands: Vec<TrainerId> = live.iter().copied().collect();
+        let count = self.owners.len();
+        let hand_of = |lane: usize| hands.get(lane * hands.len() / count).copied();
+        self.own((0..count).map(hand_of).collect());
+    }
+
     /// Spreads the lanes over `live`: nobody holds two more than another, and no lane moves that
     /// need not.
     pub fn rebalance(&mut self, live: &BTreeSet<TrainerId>) {
@@ -43,7 +52,13 @@ impl Lanes {
         }
         self.shed(live);
         self.hand_out(live);
-        if self.owners != before {
+        let owners = std::mem::replace(&mut self.owners, before);
+        self.own(owners);
+    }
+
+    fn own(&mut self, owners: Vec<Option<TrainerId>>) {
+        if self.owners != owners {
+            self.owners = owners;
             self.number += 1;
         }
     }
@@ -169,6 +184,26 @@ mod tests {
         assert!(!lanes.pass_on(Lane(0), only, &live));
         assert!(!lanes.pass_on(Lane(9), only, &live), "there is no such lane");
         assert_eq!(lanes.of(only).len(), 2);
+    }
+
+    /// S004-34: whoever is dealt lanes has them in one run, and nobody two more than another.
+    #[test]
+    fn lanes_are_dealt_in_runs() {
+        for crowd in 0..=10_u128 {
+            let live = trainers(&Vec::from_iter(1..=crowd));
+            let mut lanes = Lanes::new(8, 0);
+            lanes.deal(&live);
+            let loads: Vec<usize> = live.iter().map(|it| lanes.of(*it).len()).collect();
+            assert_eq!(loads.iter().sum::<usize>(), if live.is_empty() { 0 } else { 8 });
+            let most = loads.iter().max().copied().unwrap_or_default();
+            assert!(loads.iter().all(|load| most <= load + 1), "{loads:?}");
+            let runs = 1 + lanes.owners.windows(2).filter(|it| it[0] != it[1]).count();
+            assert!(runs <= live.len().max(1), "{:?}", lanes.owners);
+            let dealt = lanes.clone();
+            lanes.rebalance(&live);
+            lanes.deal(&live);
+            assert_eq!(lanes, dealt, "what is dealt well stays");
+        }
     }
 
     #[test]

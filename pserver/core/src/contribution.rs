@@ -22,7 +22,7 @@ pub struct Contribution {
     pub blocks: Vec<Finite>,
 }
 
-/// Values of one block, none of which is infinite or NaN.
+/// Values of one block, none of which was infinite or NaN when they came.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finite(Lent);
 
@@ -55,10 +55,17 @@ impl Finite {
         &self.0
     }
 
-    /// The memory, in which they need not stay finite.
-    pub(crate) fn into_memory(self) -> Lent {
-        self.0
+    /// Adds other values of the same block.
+    fn add(&mut self, other: &Self) {
+        self.0.iter_mut().zip(&other.0[..]).for_each(|(sum, value)| *sum += value);
     }
+}
+
+/// What one lane gives to a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneShare {
+    pub records: u64,
+    pub end: LaneEnd,
 }
 
 /// Whether a lane goes on after this contribution.
@@ -91,8 +98,6 @@ pub enum Refusal {
         "the gradient of block {block} is not finite; a lower learning rate or clipping may help"
     )]
     NotFinite { block: u32 },
-    #[error("there is no lane {lane}; the job has {lanes}")]
-    NoSuchLane { lane: Lane, lanes: u32 },
     #[error("lane {lane} ended before, yet sends records")]
     LaneEnded { lane: Lane },
     #[error("lane {lane} sends no record and goes on")]
@@ -102,7 +107,9 @@ pub enum Refusal {
     #[error("the push begins at record {from} of task {task}; {counted} are counted so far")]
     Gap { task: TaskId, from: u32, counted: u32 },
     #[error("the push holds {records} records and names {named}")]
-    OtherRecords { records: u64, named: u32 },
+    OtherRecords { records: u64, named: u64 },
+    #[error("{count} lanes from lane {first} on are no node of the tree of {lanes} lanes")]
+    NoSuchNode { first: Lane, count: usize, lanes: u32 },
     #[error("the shard of a {0} job takes no such contribution")]
     WrongMode(&'static str),
 }
@@ -115,7 +122,7 @@ impl Refusal {
             Self::WrongLength { .. }
             | Self::WrongBlocks { .. }
             | Self::NotFinite { .. }
-            | Self::NoSuchLane { .. }
+            | Self::NoSuchNode { .. }
             | Self::LaneEnded { .. }
             | Self::EmptyLane { .. }
             | Self::Gap { .. }
@@ -126,6 +133,14 @@ impl Refusal {
 }
 
 impl Contribution {
+    /// Adds another one over the same blocks; both hold records.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.records += other.records;
+        self.loss_sum += other.loss_sum;
+        self.checksum = self.checksum.wrapping_add(other.checksum);
+        self.blocks.iter_mut().zip(&other.blocks).for_each(|(sum, block)| sum.add(block));
+    }
+
     /// Checks everything before anything is applied.
     ///
     /// # Errors

@@ -34,14 +34,6 @@ pub struct Lent {
     home: Memory,
 }
 
-impl Lent {
-    /// Exchanges the memory for `other`, which is as long.
-    pub(crate) fn swap(&mut self, other: &mut Vec<f32>) {
-        debug_assert_eq!(self.values.len(), other.len());
-        std::mem::swap(&mut self.values, other);
-    }
-}
-
 impl Deref for Lent {
     type Target = [f32];
 

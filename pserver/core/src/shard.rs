@@ -11,8 +11,8 @@ use steadfast_common::layout::{Block, Layout};
 use steadfast_common::spec::{JobSpec, LearningRateSpec, Mode, OptimizerSpec};
 use steadfast_common::tally::{Counted, TaskPiece, Verdict};
 
-use crate::contribution::{Contributed, Contribution, LaneEnd, Refusal};
-use crate::lane_sum::{LaneSum, PassEnd, StepTotal};
+use crate::contribution::{Contributed, Contribution, LaneEnd, LaneShare, Refusal};
+use crate::lane_sum::{LaneSum, PassEnd};
 use crate::learning_rate::learning_rate;
 use crate::memory::Memory;
 use crate::optimizer::Optimizer;
@@ -141,13 +141,9 @@ impl Shard {
 
     /// A shard as it was cut. `cut.blocks` are those of `blocks`, in the same order.
     pub fn restore(layout: Arc<Layout>, blocks: Vec<(u32, Block)>, cut: Cut, rules: Rules) -> Self {
-        let lens: Vec<usize> = match rules.mode {
-            Mode::Sync => blocks.iter().map(|(_, block)| block.len).collect(),
-            Mode::Async => Vec::new(),
-        };
         Self {
             optimizer: Optimizer::new(&rules.optimizer),
-            step: LaneSum::new(rules.lanes, cut.ended, &lens),
+            step: LaneSum::new(rules.lanes, cut.ended),
             values: cut.blocks.iter().map(|block| Values::new(block.values.clone())).collect(),
             count_of: cut.blocks.iter().map(|block| block.count).collect(),
             state: cut.blocks.into_iter().map(|block| block.state).collect(),
@@ -215,7 +211,8 @@ impl Shard {
         }
     }
 
-    /// Takes what `lane` contributes to the step from `version` on. After
+    /// Takes what lanes from `first` on contribute to the step from `version` on: the sum of a node
+    /// of the [`LaneTree`](steadfast_common::lane_tree::LaneTree), with the share of each lane. After
     /// [`Contributed::Complete`] the caller calls [`Shard::finish_step`].
     ///
     /// # Errors
@@ -223,35 +220,41 @@ impl Shard {
     pub fn contribute(
         &mut self,
         version: Version,
-        lane: Lane,
+        first: Lane,
+        shares: &[LaneShare],
         contribution: Contribution,
-        end: LaneEnd,
     ) -> Result<Contributed, Refusal> {
         if self.rules.mode != Mode::Sync {
             return Err(Refusal::WrongMode("asynchronous"));
         }
-        if self.rules.lanes <= lane.0 {
-            return Err(Refusal::NoSuchLane { lane, lanes: self.rules.lanes });
-        }
+        let count = shares.len();
+        let node = u32::try_from(count).ok().and_then(|it| self.step.tree().node(first, it));
+        let lanes = self.rules.lanes;
+        let node = node.ok_or(Refusal::NoSuchNode { first, count, lanes })?;
         if self.position.version < version {
             return Err(Refusal::Ahead { found: version, present: self.position.version });
         }
-        // `has` counts lanes that ended earlier as in, so that they need no contribution.
-        let ended = self.step.ended().contains(&lane);
-        if version < self.position.version || (self.step.has(lane) && !ended) {
+        if version < self.position.version {
             return Ok(Contributed::Duplicate);
         }
-        if ended && contribution.records == 0 {
+        for (lane, share) in node.lanes().zip(shares) {
+            match (self.step.ended().contains(&lane), share) {
+                (true, LaneShare { records: 1.., .. }) => return Err(Refusal::LaneEnded { lane }),
+                (false, LaneShare { records: 0, end: LaneEnd::MoreToCome }) => {
+                    return Err(Refusal::EmptyLane { lane });
+                }
+                (true | false, LaneShare { .. }) => {}
+            }
+        }
+        let named = shares.iter().map(|it| it.records).fold(0, u64::saturating_add);
+        if named != contribution.records {
+            return Err(Refusal::OtherRecords { records: contribution.records, named });
+        }
+        if self.step.has(node) {
             return Ok(Contributed::Duplicate);
-        }
-        if ended {
-            return Err(Refusal::LaneEnded { lane });
-        }
-        if contribution.records == 0 && end == LaneEnd::MoreToCome {
-            return Err(Refusal::EmptyLane { lane });
         }
         contribution.check(&self.blocks)?;
-        self.step.take(lane, contribution, end);
+        self.step.take(node, shares, contribution);
         Ok(if self.step.is_complete() { Contributed::Complete } else { Contributed::Waiting })
     }
 
@@ -263,27 +266,29 @@ impl Shard {
     /// Squared norm of each block of the complete step's *mean* gradient (after clipping by
     /// value), summed from the first value to the last in `f64`.
     pub fn squares(&self) -> Vec<f64> {
-        let mean = Mean::new(self.step.total().records, self.rules.optimizer.clip_value);
-        self.step.sum().iter().map(|sum| squares(mean, sum)).collect()
+        let Some(step) = self.step.sum() else { return vec![0.0; self.blocks.len()] };
+        let mean = Mean::new(step.records, self.rules.optimizer.clip_value);
+        step.blocks.iter().map(|sum| squares(mean, sum.values())).collect()
     }
 
     /// Applies the complete step and publishes the next version. `norm` is the global norm of the
     /// mean gradient over all slots, wanted when the job clips by it.
     pub fn finish_step(&mut self, norm: Option<f64>) {
         debug_assert!(self.step.is_complete());
-        let StepTotal { records, loss_sum, checksum } = self.step.total();
-        if 0 < records {
+        let (mut records, mut checksum) = (0, 0);
+        if let Some(step) = self.step.sum() {
+            (records, checksum) = (step.records, step.checksum);
             let OptimizerSpec { clip_value, clip_norm, .. } = self.rules.optimizer;
             let rate = learning_rate(&self.rules.learning_rate, self.updates);
             self.updates += 1;
             let mean = Mean::new(records, clip_value).shrunk(norm, clip_norm);
             let update = Update { optimizer: &self.optimizer, mean, rate, number: self.updates };
-            let sums = self.step.sum();
-            for ((values, state), sum) in self.values.iter_mut().zip(&mut self.state).zip(sums) {
+            let blocks = self.values.iter_mut().zip(&mut self.state).zip(&step.blocks);
+            for ((values, state), sum) in blocks {
                 let state = Arc::make_mut(state);
-                update.apply(sum, values, state);
+                update.apply(sum.values(), values, state);
             }
-            self.position.loss = Some(loss_sum / records as f64);
+            self.position.loss = Some(step.loss_sum / records as f64);
         }
         let pass = self.position.pass;
         self.counts.iter_mut().for_each(|counted| counted.count(pass, records, checksum));
@@ -308,8 +313,8 @@ impl Shard {
         if self.rules.mode != Mode::Async {
             return Err(Refusal::WrongMode("synchronous"));
         }
-        let named = piece.to.saturating_sub(piece.from);
-        if u64::from(named) != contribution.records || named == 0 {
+        let named = u64::from(piece.to.saturating_sub(piece.from));
+        if named != contribution.records || named == 0 {
             return Err(Refusal::OtherRecords { records: contribution.records, named });
         }
         let mut fresh = Vec::new();

@@ -9,7 +9,9 @@ use steadfast_common::layout::{BLOCK_LEN_MAX, Layout, ParamSpec};
 use steadfast_common::pieces::Pieces;
 use steadfast_common::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpec};
 use steadfast_common::tally::{Counted, TaskPiece};
-use steadfast_pserver_core::contribution::{Contributed, Contribution, Finite, LaneEnd, Refusal};
+use steadfast_pserver_core::contribution::{
+    Contributed, Contribution, Finite, LaneEnd, LaneShare, Refusal,
+};
 use steadfast_pserver_core::memory::Memory;
 use steadfast_pserver_core::shard::{CutBlock, Rules, Shard};
 
@@ -61,10 +63,22 @@ fn contribution(shard: &Shard, lane: u32, step: u64) -> Contribution {
     }
 }
 
+/// Offers what one lane computed.
+fn offer(
+    shard: &mut Shard,
+    version: Version,
+    lane: u32,
+    given: Contribution,
+    end: LaneEnd,
+) -> Result<Contributed, Refusal> {
+    let share = [LaneShare { records: given.records, end }];
+    shard.contribute(version, Lane(lane), &share, given)
+}
+
 fn contribute(shard: &mut Shard, lane: u32, end: LaneEnd) -> Result<Contributed, Refusal> {
     let version = shard.position().version;
     let given = contribution(shard, lane, version.0);
-    let outcome = shard.contribute(version, Lane(lane), given, end)?;
+    let outcome = offer(shard, version, lane, given, end)?;
     if outcome == Contributed::Complete {
         shard.finish_step(None);
     }
@@ -105,6 +119,59 @@ proptest! {
     }
 }
 
+/// The sum of two contributions, as a trainer makes it.
+fn added(one: &Contribution, other: &Contribution) -> Contribution {
+    let block = |(one, other): (&Finite, &Finite)| {
+        let sums: Vec<f32> = one.values().iter().zip(other.values()).map(|(a, b)| a + b).collect();
+        finite(&sums)
+    };
+    Contribution {
+        records: one.records + other.records,
+        loss_sum: one.loss_sum + other.loss_sum,
+        checksum: one.checksum + other.checksum,
+        blocks: one.blocks.iter().zip(&other.blocks).map(block).collect(),
+    }
+}
+
+/// I7, I6: lanes that a trainer added up and lanes that came one by one make the same bits, also where
+/// both come.
+#[test]
+fn whoever_adds_lanes_up_the_bits_are_the_same() {
+    let lanes: Vec<Contribution> =
+        (0..LANES).map(|it| contribution(&shard(Mode::Sync), it, 0)).collect();
+    let (left, right) = (added(&lanes[0], &lanes[1]), added(&lanes[2], &lanes[3]));
+    let of = |first: u32, count: u32| match (first, count) {
+        (lane, 1) => lanes[lane as usize].clone(),
+        (0, 2) => left.clone(),
+        (2, 2) => right.clone(),
+        _ => added(&left, &right),
+    };
+    let wanted = train(&[vec![0, 1, 2, 3]]);
+    for order in [
+        &[(0, 4)][..],
+        &[(2, 2), (0, 2)],
+        &[(0, 1), (2, 2), (1, 1)],
+        &[(1, 1), (0, 2), (3, 1), (2, 1)],
+        &[(3, 1), (0, 1), (2, 1), (0, 4)],
+        &[(0, 2), (1, 1), (0, 1), (3, 1), (2, 2)],
+    ] {
+        let mut shard = shard(Mode::Sync);
+        for (first, count) in order {
+            let shares: Vec<LaneShare> = (*first..first + count)
+                .map(|lane| LaneShare {
+                    records: lanes[lane as usize].records,
+                    end: LaneEnd::MoreToCome,
+                })
+                .collect();
+            shard.contribute(Version(0), Lane(*first), &shares, of(*first, *count)).unwrap();
+        }
+        assert!(shard.is_step_complete(), "{order:?}");
+        shard.finish_step(None);
+        assert!(bits(&shard) == wanted, "{order:?}");
+        assert_eq!(shard.position().examples, 3 + 4 + 5 + 6, "{order:?}");
+    }
+}
+
 /// S004-50, I6: two pushes of one lane never count twice, in the step or after it.
 #[test]
 fn a_repeated_lane_counts_once() {
@@ -116,7 +183,7 @@ fn a_repeated_lane_counts_once() {
         contribute(&mut shard, lane, LaneEnd::MoreToCome).unwrap();
     }
     let late = contribution(&shard, 2, 0);
-    let outcome = shard.contribute(Version(0), Lane(2), late, LaneEnd::MoreToCome);
+    let outcome = offer(&mut shard, Version(0), 2, late, LaneEnd::MoreToCome);
     assert_eq!(outcome, Ok(Contributed::Duplicate));
     assert!(bits(&shard) == train(&[vec![0, 1, 2, 3]]));
     assert_eq!(shard.position().examples, 3 + 4 + 5 + 6);
@@ -206,16 +273,27 @@ fn a_contribution_that_does_not_fit_changes_nothing() {
     let none = Contribution { records: 0, loss_sum: 0.0, checksum: 0, blocks: Vec::new() };
     let of_nothing = Contribution { records: 0, ..good.clone() };
     assert_eq!(
-        shard.contribute(Version(0), Lane(0), of_nothing, LaneEnd::LastOfPass),
+        offer(&mut shard, Version(0), 0, of_nothing, LaneEnd::LastOfPass),
         Err(Refusal::WrongBlocks { found: good.blocks.len(), wanted: 0 }),
     );
+    let few = [LaneShare { records: 1, end: LaneEnd::MoreToCome }];
+    assert!(matches!(
+        shard.contribute(Version(0), Lane(0), &few, good.clone()),
+        Err(Refusal::OtherRecords { .. })
+    ));
+    for (first, count) in [(0, 0), (1, 2), (0, 3), (2, 4)] {
+        assert!(matches!(
+            shard.contribute(Version(0), Lane(first), &few.repeat(count), good.clone()),
+            Err(Refusal::NoSuchNode { .. })
+        ));
+    }
     let mut offer = |version, lane, given| {
-        shard.contribute(Version(version), Lane(lane), given, LaneEnd::MoreToCome)
+        offer(&mut shard, Version(version), lane, given, LaneEnd::MoreToCome)
     };
     assert!(matches!(offer(0, 0, short), Err(Refusal::WrongLength { .. })));
     assert!(matches!(offer(0, 0, fewer), Err(Refusal::WrongBlocks { .. })));
     assert!(matches!(offer(0, 0, none), Err(Refusal::EmptyLane { .. })));
-    assert!(matches!(offer(0, LANES, good.clone()), Err(Refusal::NoSuchLane { .. })));
+    assert!(matches!(offer(0, LANES, good.clone()), Err(Refusal::NoSuchNode { .. })));
     assert!(matches!(offer(1, 0, good.clone()), Err(Refusal::Ahead { .. })));
     assert!(matches!(shard.apply(&piece(0, 0, 3), good.clone()), Err(Refusal::WrongMode(_))));
     assert_eq!(shard.missing().len(), LANES as usize);
@@ -310,7 +388,7 @@ fn a_step_without_a_record_changes_no_value() {
     let before = bits(&shard);
     for lane in 0..LANES {
         let none = Contribution { records: 0, loss_sum: 0.0, checksum: 0, blocks: Vec::new() };
-        shard.contribute(Version(0), Lane(lane), none, LaneEnd::LastOfPass).unwrap();
+        offer(&mut shard, Version(0), lane, none, LaneEnd::LastOfPass).unwrap();
     }
     shard.finish_step(None);
     assert!(bits(&shard) == before);
@@ -328,7 +406,7 @@ fn a_gradient_is_shrunk_to_the_global_norm() {
     let mut shard = Shard::new(layout, blocks, vec![vec![0.0, 0.0]], Rules { lanes: 1, ..rules });
     let blocks = vec![finite(&[6.0, 8.0])];
     let given = Contribution { records: 2, loss_sum: 0.0, checksum: 0, blocks };
-    shard.contribute(Version(0), Lane(0), given, LaneEnd::MoreToCome).unwrap();
+    offer(&mut shard, Version(0), 0, given, LaneEnd::MoreToCome).unwrap();
     assert_eq!(shard.squares(), [25.0]);
     shard.finish_step(Some(5.0));
     let moved = &shard.parameters().values[0];
@@ -352,8 +430,7 @@ fn every_interleaving_of_lanes_gives_the_same_bits() {
         let mut shard = shard_of(&small, 0, 1, rules());
         for (version, lane) in pushes {
             let given = contribution(&shard, *lane, *version);
-            let taken =
-                shard.contribute(Version(*version), Lane(*lane), given, end(*version, *lane));
+            let taken = offer(&mut shard, Version(*version), *lane, given, end(*version, *lane));
             if taken == Ok(Contributed::Complete) {
                 shard.finish_step(None);
             }

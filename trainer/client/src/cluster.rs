@@ -28,8 +28,8 @@ pub struct Cluster {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Crew {
     pub record: GenerationRecord,
-    /// Addresses by slot.
-    pub addresses: Vec<String>,
+    /// By slot.
+    pub holders: Vec<PserverRecord>,
 }
 
 impl Cluster {
@@ -118,16 +118,16 @@ impl Cluster {
 
     fn present(&self, slots: &View, generation: &View) -> Option<Crew> {
         let record: GenerationRecord = read(generation)?;
-        let mut addresses = Vec::new();
+        let mut holders = Vec::new();
         for (slot, incarnation) in record.slots.iter().enumerate() {
             let entry = slots.entries.get(&self.keys.ps(Slot(slot as u32)))?;
             let holder: PserverRecord = entry.json().ok()?;
             if holder.incarnation(entry.create_revision) != *incarnation {
                 return None;
             }
-            addresses.push(holder.address);
+            holders.push(holder);
         }
-        Some(Crew { record, addresses })
+        Some(Crew { record, holders })
     }
 }
 

@@ -9,16 +9,18 @@ use futures::future::try_join_all;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Lane, Pass, Version};
 use steadfast_common::layout::Layout;
+use steadfast_common::pieces::shared_bytes;
+use steadfast_common::records::PserverRecord;
 use steadfast_common::tally::TaskPiece;
 use steadfast_coord::{CoordError, Deadline, pauses};
-use steadfast_host::net::{Wire, dial};
+use steadfast_host::net::{Wire, dial, dial_near};
 use steadfast_host::time::{Instant, sleep, timeout};
-use steadfast_proto::tensor::{in_chunks, shared_bytes};
+use steadfast_proto::tensor::in_chunks;
 use steadfast_proto::v1::pserver_client::PserverClient;
 use steadfast_proto::v1::push_header;
 use steadfast_proto::v1::{
-    BlockData, InitHeader, InitRequest, LaneContribution, Param, PullHeader, PullRequest,
-    PushHeader, PushReply, Target, TaskContribution,
+    BlockData, InitHeader, InitRequest, LaneContribution, LaneShare, Param, PullHeader,
+    PullRequest, PushHeader, PushReply, Target, TaskContribution,
 };
 use steadfast_proto::{Decoder, call, encode, framed, next, read_one};
 use tonic::Status;
@@ -56,20 +58,39 @@ struct SlotClient {
 }
 
 /// What a contribution is called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Name {
-    Lane { version: Version, lane: Lane, last: bool },
-    Piece { piece: TaskPiece, version: Version },
+    /// The sum of a node of the lane tree, with the share of each of its lanes.
+    Lanes {
+        version: Version,
+        first: Lane,
+        shares: Vec<LaneShare>,
+    },
+    Piece {
+        piece: TaskPiece,
+        version: Version,
+    },
 }
 
 /// The sum of some records' gradients, flat; empty when there was no record.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Gradient {
     pub records: u64,
     pub loss_sum: f64,
     /// Sum of the records' checksums.
     pub checksum: u64,
     pub values: Arc<Vec<f32>>,
+}
+
+impl Gradient {
+    /// Adds the gradient of other records; neither is empty.
+    pub fn add(&mut self, other: Self) {
+        self.records += other.records;
+        self.loss_sum += other.loss_sum;
+        self.checksum = self.checksum.wrapping_add(other.checksum);
+        let sums = Arc::make_mut(&mut self.values);
+        sums.iter_mut().zip(&*other.values).for_each(|(sum, value)| *sum += value);
+    }
 }
 
 /// How far the parameters are that a pull brought.
@@ -95,15 +116,15 @@ impl Pservers {
         layout: Arc<Layout>,
         deadline: Arc<Deadline>,
     ) -> Result<Self, ClientError> {
-        let placed = layout.place(crew.addresses.len() as u32);
-        let members = crew.addresses.iter().zip(&crew.record.slots).zip(placed).enumerate();
-        let slots = members.map(|(slot, ((address, incarnation), blocks))| {
+        let placed = layout.place(crew.holders.len() as u32);
+        let members = crew.holders.iter().zip(&crew.record.slots).zip(placed).enumerate();
+        let slots = members.map(|(slot, ((holder, incarnation), blocks))| {
             let target = Target {
                 generation: crew.record.generation.0,
                 slot: slot as u32,
                 incarnation: incarnation.0,
             };
-            Ok(SlotClient { target, wire: connect(address)?, blocks })
+            Ok(SlotClient { target, wire: connect(holder)?, blocks })
         });
         let slots: Result<Vec<SlotClient>, ClientError> = slots.collect();
         let generation = crew.record.generation;
@@ -152,7 +173,7 @@ impl Pservers {
                 records: gradient.records,
                 loss_sum: gradient.loss_sum,
                 checksum: gradient.checksum,
-                name: Some(wire_name(name)),
+                name: Some(wire_name(name.clone())),
             });
             let chunks =
                 if bytes.is_empty() { vec![Vec::new()] } else { self.chunks(slot, &bytes) };
@@ -392,8 +413,8 @@ fn least(answers: &[Answer]) -> Pulled {
 
 fn wire_name(name: Name) -> push_header::Name {
     match name {
-        Name::Lane { version, lane, last } => {
-            push_header::Name::Lane(LaneContribution { version: version.0, lane: lane.0, last })
+        Name::Lanes { version, first, shares } => {
+            push_header::Name::Lanes(LaneContribution { version: version.0, lane: first.0, shares })
         }
         Name::Piece { piece, version } => push_header::Name::Task(TaskContribution {
             pass: piece.pass.0,
@@ -410,8 +431,12 @@ fn param(spec: &steadfast_common::layout::ParamSpec) -> Param {
     Param { name: spec.name.clone(), shape: spec.shape.iter().map(|side| *side as u64).collect() }
 }
 
-fn connect(address: &str) -> Result<Wire, ClientError> {
-    dial(address).map_err(|message| ClientError::Refused {
+fn connect(holder: &PserverRecord) -> Result<Wire, ClientError> {
+    let wire = match &holder.unix {
+        Some(name) => dial_near(&holder.address, name),
+        None => dial(&holder.address),
+    };
+    wire.map_err(|message| ClientError::Refused {
         what: "a pserver's address",
         kind: ErrorKind::Invalid,
         message,

@@ -9,7 +9,7 @@ use steadfast_common::ids::{Generation, Incarnation, Lane, Pass, Slot, TaskId, V
 use steadfast_common::records::{DiscardedTask, GenerationRecord};
 use steadfast_common::schedule::LaneSchedule;
 use steadfast_common::spec::{JobSpec, Mode};
-use steadfast_pserver_core::contribution::{Contributed, LaneEnd};
+use steadfast_pserver_core::contribution::{Contributed, LaneEnd, LaneShare};
 use steadfast_pserver_core::shard::Shard;
 
 use crate::world::{Dice, Saved, contribution, load_shards, manifest, new_shards, position_of};
@@ -164,11 +164,12 @@ impl World {
             // A lane that goes on must hold records; one that was skipped holds none of its own.
             let records = if skipped { sum.records.max(1) } else { sum.records };
             let contribution = contribution(shard, records, sum.checksum);
-            let outcome = shard.contribute(version, *lane, contribution.clone(), *end);
+            let share = [LaneShare { records, end: *end }];
+            let outcome = shard.contribute(version, *lane, &share, contribution.clone());
             let outcome = outcome.expect("honest lanes are taken");
             assert_ne!(outcome, Contributed::Duplicate);
             if self.dice.once_in(5) {
-                let outcome = shard.contribute(version, *lane, contribution, *end);
+                let outcome = shard.contribute(version, *lane, &share, contribution);
                 assert_eq!(outcome, Ok(Contributed::Duplicate));
                 if may_fire && self.mutation == Some(Mutation::NoDeduplication) {
                     again = again.and(sum);

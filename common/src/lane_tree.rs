@@ -1,0 +1,242 @@
+//! The order in which the lanes of a step are added up: along a fixed tree.
+//!
+//! Addition of floats is not associative, so what is added to what is part of the result. The tree is
+//! that of RFC 6962, section 2.1: a node of more than one lane has as many lanes on its left as the
+//! largest power of two below their number. Two nodes lie apart, or one holds the other. So a trainer
+//! that has all lanes of a node adds them up by itself and sends one sum, others send theirs lane by
+//! lane, and the bits are the same: what a node holds depends on its name alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::ids::Lane;
+
+/// A node of the tree: the lanes from `first` up to, not including, `end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Node {
+    first: u32,
+    end: u32,
+}
+
+impl Node {
+    /// Its lanes, ascending.
+    pub fn lanes(self) -> impl Iterator<Item = Lane> {
+        (self.first..self.end).map(Lane)
+    }
+
+    /// The first of its lanes.
+    pub fn first(self) -> Lane {
+        Lane(self.first)
+    }
+
+    /// Whether all lanes of `other` are its own.
+    pub fn holds(self, other: Self) -> bool {
+        self.first <= other.first && other.end <= self.end
+    }
+
+    /// What it is the sum of; nothing for a single lane.
+    fn halves(self) -> Option<(Self, Self)> {
+        let len = self.end - self.first;
+        if len < 2 {
+            return None;
+        }
+        let middle = self.first + (1 << (len - 1).ilog2());
+        Some((Self { end: middle, ..self }, Self { first: middle, ..self }))
+    }
+}
+
+/// The tree over the lanes of a job.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaneTree {
+    lanes: u32,
+}
+
+impl LaneTree {
+    /// Over so many lanes.
+    pub fn new(lanes: u32) -> Self {
+        Self { lanes }
+    }
+
+    /// All lanes.
+    pub fn root(self) -> Node {
+        Node { first: 0, end: self.lanes }
+    }
+
+    /// One lane.
+    pub fn leaf(self, lane: Lane) -> Node {
+        Node { first: lane.0, end: lane.0 + 1 }
+    }
+
+    /// The node of `count` lanes from `first` on, if there is one.
+    pub fn node(self, first: Lane, count: u32) -> Option<Node> {
+        let node = Node { first: first.0, end: first.0.checked_add(count)? };
+        (0 < count && (node == self.root() || self.parent(node).is_some())).then_some(node)
+    }
+
+    /// The fewest nodes that hold just these lanes, ascending.
+    pub fn cover(self, lanes: &BTreeSet<Lane>) -> Vec<Node> {
+        let mut cover = Vec::new();
+        let mut open = vec![self.root()];
+        while let Some(node) = open.pop() {
+            if node.lanes().all(|lane| lanes.contains(&lane)) {
+                cover.push(node);
+            } else if let Some((left, right)) = node.halves() {
+                open.extend([right, left]);
+            }
+        }
+        cover
+    }
+
+    /// The node that is the sum of this one and another, with its two parts. Nothing for the root,
+    /// and for what is no node.
+    fn parent(self, node: Node) -> Option<(Node, (Node, Node))> {
+        let mut above = self.root();
+        while let Some((left, right)) = above.halves() {
+            if left == node || right == node {
+                return Some((above, (left, right)));
+            }
+            above = if left.holds(node) { left } else { right };
+        }
+        None
+    }
+}
+
+/// Sums of lanes, each added to its neighbour as soon as both are there.
+///
+/// Nodes held lie apart from each other, and no two of them make up a third.
+#[derive(Clone, Debug, Default)]
+pub struct LaneSums<T> {
+    tree: LaneTree,
+    /// Nothing for lanes that have no record.
+    held: BTreeMap<Node, Option<T>>,
+}
+
+impl<T> LaneSums<T> {
+    /// Of no lane yet.
+    pub fn new(tree: LaneTree) -> Self {
+        Self { tree, held: BTreeMap::new() }
+    }
+
+    /// Whether all lanes of a node are in.
+    pub fn has(&self, node: Node) -> bool {
+        let until = Node { first: node.first, end: u32::MAX };
+        self.held.range(..=until).next_back().is_some_and(|(held, _)| held.holds(node))
+    }
+
+    /// Takes the sum of a node that is not in, in place of all that is in of it: it is the same.
+    /// `add` adds the sum on the right to the one on the left.
+    pub fn put(&mut self, node: Node, sum: Option<T>, mut add: impl FnMut(&mut T, T)) {
+        let (mut node, mut sum) = (node, sum);
+        self.held.retain(|held, _| !node.holds(*held));
+        while let Some((parent, (left, right))) = self.tree.parent(node) {
+            let other = if node == left { right } else { left };
+            let Some(of_other) = self.held.remove(&other) else { break };
+            let (of_left, of_right) = if node == left { (sum, of_other) } else { (of_other, sum) };
+            sum = match (of_left, of_right) {
+                (Some(mut left), Some(right)) => {
+                    add(&mut left, right);
+                    Some(left)
+                }
+                (one, other) => one.or(other),
+            };
+            node = parent;
+        }
+        self.held.insert(node, sum);
+    }
+
+    /// The sum of all lanes once all of them are in; nothing in it if none had a record.
+    pub fn whole(&self) -> Option<&Option<T>> {
+        self.held.get(&self.tree.root())
+    }
+
+    /// What is in, ascending.
+    pub fn into_held(self) -> impl Iterator<Item = (Node, Option<T>)> {
+        self.held.into_iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nodes(tree: LaneTree) -> Vec<Node> {
+        let all = (0..tree.lanes).flat_map(|first| (1..=tree.lanes).map(move |it| (first, it)));
+        all.filter_map(|(first, count)| tree.node(Lane(first), count)).collect()
+    }
+
+    /// The sum of a node, written out.
+    fn written(node: Node, without: &[u32]) -> Option<String> {
+        let Some((left, right)) = node.halves() else {
+            return (!without.contains(&node.first)).then(|| node.first.to_string());
+        };
+        match (written(left, without), written(right, without)) {
+            (Some(left), Some(right)) => Some(format!("({left}+{right})")),
+            (one, other) => one.or(other),
+        }
+    }
+
+    fn add(left: &mut String, right: String) {
+        *left = format!("({left}+{right})");
+    }
+
+    #[test]
+    fn a_tree_has_one_node_less_than_twice_its_lanes_and_they_are_nested() {
+        for lanes in 1..=19 {
+            let all = nodes(LaneTree::new(lanes));
+            assert_eq!(all.len() as u32, 2 * lanes - 1);
+            for (one, other) in all.iter().flat_map(|one| all.iter().map(move |it| (*one, *it))) {
+                let apart = one.end <= other.first || other.end <= one.first;
+                assert!(apart || one.holds(other) || other.holds(one), "{one:?} {other:?}");
+            }
+        }
+        assert_eq!(LaneTree::new(4).node(Lane(1), 2), None);
+        assert_eq!(LaneTree::new(4).node(Lane(u32::MAX), 2), None);
+        assert_eq!(LaneTree::new(4).node(Lane(0), 0), None);
+        assert_eq!(LaneTree::new(4).node(Lane(2), 4), None);
+    }
+
+    /// Some lanes are covered by the fewest nodes, and by each lane once.
+    #[test]
+    fn a_cover_holds_each_lane_once_in_the_largest_nodes() {
+        let tree = LaneTree::new(7);
+        for chosen in 0_u32..1 << 7 {
+            let lanes: BTreeSet<Lane> =
+                tree.root().lanes().filter(|it| chosen >> it.0 & 1 == 1).collect();
+            let cover = tree.cover(&lanes);
+            let covered: Vec<Lane> = cover.iter().flat_map(|it| it.lanes()).collect();
+            assert_eq!(covered, Vec::from_iter(lanes));
+            for (node, (left, right)) in cover.iter().filter_map(|it| tree.parent(*it)) {
+                assert!(!(cover.contains(&left) && cover.contains(&right)), "{node:?} is whole");
+            }
+        }
+        assert_eq!(tree.cover(&tree.root().lanes().collect()), [tree.root()]);
+    }
+
+    /// I7: whatever nodes come, in whatever order, over each other and with lanes that have no record:
+    /// the sum is written the same way.
+    #[test]
+    fn the_sum_depends_on_no_order_and_on_nobody_who_added() {
+        let tree = LaneTree::new(5);
+        let all = nodes(tree);
+        for without in [&[][..], &[0], &[3, 4], &[0, 1, 2, 3, 4]] {
+            let wanted = written(tree.root(), without);
+            let mut open = vec![LaneSums::new(tree)];
+            let (mut seen, mut whole) = (BTreeSet::new(), 0);
+            while let Some(sums) = open.pop() {
+                if let Some(sum) = sums.whole() {
+                    assert_eq!(*sum, wanted);
+                    whole += 1;
+                    continue;
+                }
+                for node in all.iter().filter(|it| !sums.has(**it)) {
+                    let mut next = sums.clone();
+                    next.put(*node, written(*node, without), add);
+                    if seen.insert(format!("{:?}", next.held)) {
+                        open.push(next);
+                    }
+                }
+            }
+            assert_eq!(whole, 1, "all ways lead to one sum");
+            assert!(20 < seen.len(), "{}", seen.len());
+        }
+    }
+}
