@@ -2,6 +2,7 @@
 
 use steadfast_common::spec::OptimizerKind;
 
+use crate::checkpoint::Meanwhile;
 use crate::kernels::{BLOCK, LARGE};
 use crate::rig::Via;
 use crate::sample::Sample;
@@ -39,6 +40,8 @@ pub enum Side {
 #[derive(Clone, Copy, Debug)]
 enum Work {
     Push(Via),
+    /// In another form than `f32`.
+    PushCompressed(&'static str),
     Pull(Via),
     Steps,
     SmallSteps,
@@ -46,6 +49,8 @@ enum Work {
     Dispatch,
     TakeOver,
     Checkpoint,
+    Restore,
+    StepsUnderCheckpoints,
     Gradient,
     StartAndEnd,
     Idle,
@@ -56,7 +61,9 @@ impl Bench {
     /// Takes one sample.
     pub async fn sample(&self, side: Side) -> Sample {
         match (self.work, side) {
-            (Work::Push(via), Side::Ours) => wire::push(via).await,
+            (Work::Push(via), Side::Ours) => wire::push(via, "none").await,
+            (Work::PushCompressed(form), Side::Ours) => wire::push(Via::Tcp, form).await,
+            (Work::PushCompressed(_), Side::Beside) => raw::push(Via::Tcp).await,
             (Work::Push(via), Side::Beside) => raw::push(via).await,
             (Work::Pull(via), Side::Ours) => wire::pull(via).await,
             (Work::Pull(via), Side::Beside) => raw::pull(via).await,
@@ -64,6 +71,14 @@ impl Bench {
             (Work::Steps, Side::Beside) => raw::steps().await,
             (Work::Checkpoint, Side::Ours) => checkpoint::take().await,
             (Work::Checkpoint, Side::Beside) => checkpoint::write(),
+            (Work::Restore, Side::Ours) => checkpoint::restore().await,
+            (Work::Restore, Side::Beside) => checkpoint::read(),
+            (Work::StepsUnderCheckpoints, Side::Ours) => {
+                checkpoint::steps(Meanwhile::Checkpoints).await
+            }
+            (Work::StepsUnderCheckpoints, Side::Beside) => {
+                checkpoint::steps(Meanwhile::Nothing).await
+            }
             (Work::Gradient, Side::Ours) => model::gradient(),
             (Work::Gradient, Side::Beside) => model::products(),
             (Work::StartAndEnd, Side::Ours) => whole::start_and_end(),
@@ -87,7 +102,7 @@ impl Bench {
 /// A line of the table as it is written here: what a [`Bench`] says, in the same order.
 type Line = (&'static str, &'static str, &'static str, Unit, f64, Work);
 
-const LINES: [Line; 13] = [
+const LINES: [Line; 17] = [
     (
         "push",
         "gradient of 64 MiB to 2 pservers, applied by SGD",
@@ -111,6 +126,22 @@ const LINES: [Line; 13] = [
         Unit::Bytes,
         0.8,
         Work::Push(Via::Unix),
+    ),
+    (
+        "bf16-push",
+        "the same gradient in 16 bits a value",
+        "tokio TCP with all bits",
+        Unit::Bytes,
+        1.0,
+        Work::PushCompressed("bf16"),
+    ),
+    (
+        "int8-push",
+        "the same gradient in 8 bits a value",
+        "tokio TCP with all bits",
+        Unit::Bytes,
+        1.0,
+        Work::PushCompressed("int8"),
     ),
     (
         "unix-pull",
@@ -167,6 +198,22 @@ const LINES: [Line; 13] = [
         Unit::Bytes,
         0.8,
         Work::Checkpoint,
+    ),
+    (
+        "restore",
+        "from the death of 2 pservers with 512 MiB until others give the values",
+        "plain reads of as much, with hash",
+        Unit::Bytes,
+        0.8,
+        Work::Restore,
+    ),
+    (
+        "steps-under-checkpoints",
+        "steps of a model of 256 MiB while one checkpoint is taken after the other",
+        "the same steps alone",
+        Unit::Steps,
+        0.95,
+        Work::StepsUnderCheckpoints,
     ),
     (
         "gradient",

@@ -1,16 +1,20 @@
-//! A checkpoint, beside a plain write of as much.
+//! A checkpoint, beside a plain write of as much; going back to it, beside a plain read; and steps
+//! meanwhile.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Write;
+use std::sync::Arc;
 use std::thread;
 
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 use steadfast_tests::Scene;
+use tokio_util::sync::CancellationToken;
 
+use crate::expense::{cpu_of, peak_of};
 use crate::sample::Sample;
 use crate::watch::Watch;
-use crate::wire::{SLOTS, large};
+use crate::wire::{SLOTS, gradient, large, step};
 
 /// Values of the model: 512 MiB.
 pub const VALUES: usize = 128 << 20;
@@ -21,6 +25,80 @@ pub async fn take() -> Sample {
     let watch = Watch::start(rig.pids());
     rig.take_checkpoint();
     watch.stop((VALUES * size_of::<f32>()) as f64)
+}
+
+/// From the death of all pservers until others give the values of the checkpoint.
+pub async fn restore() -> Sample {
+    let mut rig = large(VALUES).await;
+    rig.take_checkpoint();
+    let mut values = vec![1.0; VALUES];
+    let watch = Watch::start(Vec::new());
+    rig.replace_pservers().await;
+    rig.pservers.pull(&mut values).await.expect("pservers give them");
+    let sample = watch.stop((VALUES * size_of::<f32>()) as f64);
+    assert!(values.iter().all(|value| *value == 0.0), "these are not the checkpoint's");
+    let cpu_seconds = rig.pids().iter().skip(1).map(|pid| cpu_of(*pid)).sum::<f64>();
+    Sample { cpu_seconds, peak_bytes: rig.pids().iter().map(|pid| peak_of(*pid)).sum(), ..sample }
+}
+
+/// As many files read from the disk, with hashes.
+pub fn read() -> Sample {
+    let scene = Scene::new();
+    let share = vec![0; VALUES / SLOTS * size_of::<f32>()];
+    let paths = (0..SLOTS).map(|slot| scene.path(&slot.to_string()));
+    let paths: Vec<_> =
+        paths.inspect(|path| fs::write(path, &share).expect("there is room")).collect();
+    let watch = Watch::start(Vec::new());
+    thread::scope(|threads| {
+        for path in &paths {
+            threads.spawn(move || {
+                let bytes = fs::read(path).expect("it was written");
+                std::hint::black_box(Sha256::digest(&bytes));
+            });
+        }
+    });
+    watch.stop((VALUES * size_of::<f32>()) as f64)
+}
+
+/// Values of the model that is trained while checkpoints of it are taken: 256 MiB.
+const TRAINED: usize = 64 << 20;
+
+/// Steps of one sample.
+const STEPS: u64 = 12;
+
+/// Whether checkpoints are taken one after the other, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Meanwhile {
+    Checkpoints,
+    Nothing,
+}
+
+/// Synchronous steps of one trainer.
+pub async fn steps(meanwhile: Meanwhile) -> Sample {
+    let rig = Arc::new(large(TRAINED).await);
+    let stop = CancellationToken::new();
+    let taking = (meanwhile == Meanwhile::Checkpoints).then(|| {
+        let (rig, stop) = (rig.clone(), stop.clone());
+        tokio::task::spawn_blocking(move || {
+            while !stop.is_cancelled() {
+                rig.take_checkpoint();
+            }
+        })
+    });
+    let gradient = gradient(vec![0.5; TRAINED]);
+    let mut values = vec![0.0; TRAINED];
+    step(&rig, 0, &gradient, &mut values).await;
+    let watch = Watch::start(rig.pids());
+    for version in 1..=STEPS {
+        step(&rig, version, &gradient, &mut values).await;
+    }
+    let sample = watch.stop(STEPS as f64);
+    stop.cancel();
+    // The last one waits for a version a little ahead; with no more steps it takes what is there.
+    if let Some(taking) = taking {
+        taking.await.expect("checkpoints are taken");
+    }
+    sample
 }
 
 /// As many files, with hashes, onto the disk.

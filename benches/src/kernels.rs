@@ -3,6 +3,7 @@
 use std::hint::black_box;
 
 use bytes::Bytes;
+use steadfast_common::compression::Codec;
 use steadfast_common::ids::Lane;
 use steadfast_common::pieces::Pieces;
 use steadfast_common::spec::{OptimizerKind, OptimizerSpec};
@@ -106,7 +107,7 @@ const MORE: LaneShare = LaneShare { records: 1, end: LaneEnd::MoreToCome };
 pub fn lanes() -> Sample {
     let lane = Pieces::from(Bytes::from(0.5_f32.to_le_bytes().repeat(LANE)));
     let order: Vec<u32> = (0..LANES).map(|it| it ^ 1).collect();
-    let mut sum = LaneSum::new(LANES, Default::default());
+    let mut sum = LaneSum::new(LANES, Default::default(), Codec::Plain);
     let memory = Memory::default();
     let step = |_| {
         let came = order.iter().map(|number| {

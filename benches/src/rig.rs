@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use steadfast_client::{Cluster, Crew, Master, Pservers};
+use steadfast_common::compression::Codec;
 use steadfast_common::ids::TrainerId;
+use steadfast_common::job_file::parse;
 use steadfast_common::keys::Keys;
 use steadfast_common::layout::{Layout, ParamSpec};
 use steadfast_common::records::TrainerRecord;
@@ -32,6 +34,7 @@ pub struct Rig {
     pub pservers: Pservers,
     pub cluster: Arc<Cluster>,
     via: Via,
+    codec: Codec,
     layout: Arc<Layout>,
     client: Etcd,
     keys: Keys,
@@ -61,9 +64,12 @@ impl Rig {
         let id = TrainerId(Uuid::new_v4());
         register(&client, &keys, &session, id).await;
         let layout = Arc::new(Layout::new(vec![ParamSpec::new("w", &[values])]));
-        let pservers = initialise(cluster.clone(), id, layout.clone(), &session, via).await;
+        let codec = parse(&job.text).expect("it is a job file").gradients.codec();
+        let pservers =
+            initialise(cluster.clone(), id, layout.clone(), &session, (via, codec)).await;
         Self {
             via,
+            codec,
             layout,
             pservers,
             cluster,
@@ -93,7 +99,7 @@ impl Rig {
         let crew = crew(&self.cluster, self.via).await;
         let layout = self.layout.clone();
         let deadline = self.session.deadline();
-        Pservers::new(self.cluster.clone(), &crew, layout, deadline).expect("addresses")
+        Pservers::new(self.cluster.clone(), &crew, layout, self.codec, deadline).expect("addresses")
     }
 
     /// Starts a second master; returns its process.
@@ -111,6 +117,23 @@ impl Rig {
         let args = [&["checkpoint", "now"], &args[..]].concat();
         let ended = self.scene.start("checkpoint", "steadfast", &args).end(PATIENCE);
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    }
+
+    /// Ends all pservers without a word, and starts others in their place: they load the last
+    /// checkpoint. Returns once they are connected to, and have values.
+    pub async fn replace_pservers(&mut self) {
+        let before = self.pservers.generation();
+        let slots = self.processes.len() - 1;
+        for mut pserver in self.processes.drain(1..) {
+            pserver.signal(Signal::SIGKILL);
+            pserver.end(PATIENCE);
+        }
+        for slot in 0..slots {
+            let name = format!("pserver-{}", slots + slot);
+            self.processes.push(self.commands.start(&self.scene, &name, "steadfast-pserver", &[]));
+        }
+        self.cluster.generation_after(before).await;
+        self.pservers = self.other_pservers().await;
     }
 
     /// Ends the first master without a word.
@@ -208,13 +231,14 @@ async fn initialise(
     id: TrainerId,
     layout: Arc<Layout>,
     session: &Session,
-    via: Via,
+    (via, codec): (Via, Codec),
 ) -> Pservers {
     let master = Master::new(cluster.clone(), id);
     let crew = crew(&cluster, via).await;
     let caller = master.caller(crew.record.generation);
     let values = Arc::new(vec![0.0; layout.len()]);
-    let pservers = Pservers::new(cluster, &crew, layout, session.deadline()).expect("addresses");
+    let pservers =
+        Pservers::new(cluster, &crew, layout, codec, session.deadline()).expect("addresses");
     let begun = BeginInitRequest { caller: caller.clone() };
     let reply = master.begin_init(begun).await.expect("the master answers");
     assert_eq!(reply.answer(), Answer::Initialize, "nobody else is there");

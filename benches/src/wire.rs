@@ -45,7 +45,8 @@ async fn rig(job: &Job, slots: u32, values: usize, via: Via) -> Rig {
     Rig::start(scene, etcd, job, slots, values, via).await
 }
 
-fn gradient(values: Vec<f32>) -> Gradient {
+/// Of one record.
+pub fn gradient(values: Vec<f32>) -> Gradient {
     Gradient { records: 1, loss_sum: 0.5, checksum: 1, values: Arc::new(values) }
 }
 
@@ -55,16 +56,24 @@ fn lane(version: u64, first: Lane) -> Name {
     Name::Lanes { version: Version(version), first, shares }
 }
 
+/// The first record of a task.
+fn first_piece() -> TaskPiece {
+    TaskPiece { pass: Pass(0), task: TaskId(0), from: 0, to: 1, last: false }
+}
+
 /// One record after the other, so that no push repeats another.
 fn piece(number: usize) -> Name {
     let from = number as u32;
-    let piece = TaskPiece { pass: Pass(0), task: TaskId(0), from, to: from + 1, last: false };
+    let piece = TaskPiece { from, to: from + 1, ..first_piece() };
     Name::Piece { piece, version: Version(0) }
 }
 
-/// Gradients of [`VALUES`] to [`SLOTS`] pservers that apply them by SGD.
-pub async fn push(via: Via) -> Sample {
-    let rig = rig(&asynchronous(), SLOTS as u32, VALUES, via).await;
+/// Gradients of [`VALUES`] to [`SLOTS`] pservers that apply them by SGD; counts what they stand for,
+/// however few bytes they take.
+pub async fn push(via: Via, compression: &str) -> Sample {
+    let form = format!("[gradients]\ncompression = \"{compression}\"\n[async]\n");
+    let job = asynchronous().with("[async]\n", &form);
+    let rig = rig(&job, SLOTS as u32, VALUES, via).await;
     let gradient = gradient(vec![0.5; VALUES]);
     rig.pservers.push(piece(0), gradient.clone()).await.expect("pservers take it");
     let watch = Watch::start(rig.pids());
@@ -91,20 +100,21 @@ pub async fn small_steps() -> Sample {
     let rig = rig(&synchronous(), 1, SMALL, Via::Tcp).await;
     let gradient = gradient(vec![0.5; SMALL]);
     let mut values = vec![0.0; SMALL];
-    let step = async |version: u64, values: &mut [f32]| {
-        let name = lane(version, Lane(0));
-        let pushed = rig.pservers.push(name, gradient.clone());
-        let pulled = rig.pservers.pull_step(Version(version + 1), values);
-        let (pushed, pulled) = tokio::join!(pushed, pulled);
-        pushed.expect("the pserver takes it");
-        pulled.expect("the pserver gives it");
-    };
-    step(0, &mut values).await;
+    step(&rig, 0, &gradient, &mut values).await;
     let watch = Watch::start(rig.pids());
     for version in 1..=SMALL_STEPS {
-        step(version, &mut values).await;
+        step(&rig, version, &gradient, &mut values).await;
     }
     watch.stop(SMALL_STEPS as f64)
+}
+
+/// One step of a job of one lane.
+pub async fn step(rig: &Rig, version: u64, gradient: &Gradient, values: &mut [f32]) {
+    let pushed = rig.pservers.push(lane(version, Lane(0)), gradient.clone());
+    let pulled = rig.pservers.pull_step(Version(version + 1), values);
+    let (pushed, pulled) = tokio::join!(pushed, pulled);
+    pushed.expect("the pserver takes it");
+    pulled.expect("the pserver gives it");
 }
 
 /// Trainers of the whole step.
@@ -163,4 +173,38 @@ pub async fn waiting() -> Rig {
     let mut rig = rig(&synchronous(), 1, SMALL, Via::Tcp).await;
     rig.start_spare();
     rig
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::future::try_join_all;
+
+    use super::*;
+    use crate::expense::peak_of;
+
+    /// Trainers that push at once.
+    const CROWD: usize = 24;
+
+    /// F48: however many gradients come at once, what a pserver sets aside for them is bounded; the others
+    /// wait at their senders, and all of them are applied.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn gradients_that_come_at_once_take_bounded_memory() {
+        let rig = rig(&asynchronous(), 1, VALUES, Via::Tcp).await;
+        let gradient = gradient(vec![0.5; VALUES]);
+        let mut crowd = Vec::new();
+        for _ in 0..CROWD {
+            crowd.push(rig.other_pservers().await);
+        }
+        let pushes = crowd.iter().enumerate().map(|(task, pservers)| {
+            let piece = TaskPiece { task: TaskId(task as u32), ..first_piece() };
+            pservers.push(Name::Piece { piece, version: Version(0) }, gradient.clone())
+        });
+        try_join_all(pushes).await.expect("the pserver takes all of them");
+        let pserver = *rig.pids().last().expect("it is there");
+        let (peak, one) = (peak_of(pserver), (VALUES * size_of::<f32>()) as u64);
+        let all = CROWD as u64 * one;
+        // The bound, the values twice, and what lies in the connections' windows.
+        let bound = (512 << 20) + 5 * one;
+        assert!(peak < bound && bound < all, "{} MiB", peak >> 20);
+    }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use sha2::{Digest, Sha256};
 
+use crate::compression::Compression;
 use crate::dataset::hex;
 use crate::faults_optimizer;
 use crate::spec::{DataFormat, JobSpec, Mode};
@@ -63,6 +64,9 @@ const KEYS: &[&str] = &[
     "async.pull_every",
     "async.max_staleness",
     "async.lost_pserver",
+    "gradients",
+    "gradients.compression",
+    "gradients.keep",
     "tasks",
     "tasks.deadline",
     "tasks.failures_max",
@@ -146,6 +150,7 @@ impl JobSpec {
         self.dataset_faults(&mut faults);
         self.model_faults(&mut faults);
         self.rhythm_faults(&mut faults);
+        self.gradient_faults(&mut faults);
         faults.extend(faults_optimizer::optimizer(&self.optimizer));
         faults.extend(faults_optimizer::learning_rate(&self.learning_rate));
         faults
@@ -242,6 +247,25 @@ impl JobSpec {
         }
     }
 
+    fn gradient_faults(&self, faults: &mut Vec<String>) {
+        let sparse = self.gradients.compression == Compression::TopK;
+        if sparse && self.mode == Mode::Sync {
+            faults.push(
+                "`gradients.compression` `top_k` needs mode = \"async\"; use `bf16` or `int8`"
+                    .to_owned(),
+            );
+        }
+        match self.gradients.keep {
+            Some(_) if !sparse => {
+                faults.push("`gradients.keep` means nothing without `top_k`; remove it".to_owned());
+            }
+            Some(keep) if !(0.0 < keep && keep <= 1.0) => {
+                faults.push("`gradients.keep` must lie in 0 < … ≤ 1".to_owned());
+            }
+            Some(_) | None => {}
+        }
+    }
+
     fn rhythm_faults(&self, faults: &mut Vec<String>) {
         let mut at_least_one = |key: &str, value: u64| {
             if value == 0 {
@@ -274,6 +298,7 @@ impl JobSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::compression::Codec;
 
     const GOOD: &str = r#"
         name = "digits"
@@ -319,6 +344,23 @@ mod tests {
         let text = GOOD.replace("passes = 3", "passes = 0").replace("kind", "optimiser = 1\nkind");
         let text = text + "\n[sync]\nlanes = 0\nmicro_batch = 0";
         assert_eq!(parse(&text).unwrap_err().faults.len(), 4);
+    }
+
+    #[test]
+    fn compression_that_cannot_work_is_refused() {
+        let with = |mode: &str, keys: &str| {
+            let text = GOOD.replace("passes = 3", &format!("passes = 3\nmode = \"{mode}\""));
+            parse(&format!("{text}\n[gradients]\n{keys}")).map_err(|error| error.faults.len())
+        };
+        let top = "compression = \"top_k\"";
+        assert_eq!(with("sync", top).unwrap_err(), 1);
+        assert_eq!(with("sync", "compression = \"int8\"\nkeep = 0.1").unwrap_err(), 1);
+        for keep in ["0.0", "1.5", "-1.0", "nan"] {
+            assert_eq!(with("async", &format!("{top}\nkeep = {keep}")).unwrap_err(), 1);
+        }
+        assert_eq!(with("async", top).unwrap().gradients.codec(), Codec::Sparse { keep: 0.01 });
+        assert_eq!(with("sync", "compression = \"bf16\"").unwrap().gradients.codec(), Codec::Bf16);
+        assert_eq!(parse(GOOD).unwrap().gradients.codec(), Codec::Plain);
     }
 
     #[test]

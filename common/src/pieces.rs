@@ -50,6 +50,14 @@ impl Pieces {
         self.bytes == 0
     }
 
+    /// All bytes in one piece: copied together, unless they are one already.
+    pub fn joined(&self) -> Bytes {
+        match &self.pieces[..] {
+            [one] => one.clone(),
+            several => Bytes::from(several.concat()),
+        }
+    }
+
     /// The pieces, in their order.
     pub fn iter(&self) -> impl Iterator<Item = &Bytes> {
         self.pieces.iter()

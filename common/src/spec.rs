@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::compression::GradientsSpec;
 use crate::durations::{self, optional};
 
 /// Everything that defines a job. Two specs with the same [`JobSpec::digest`] train the same model.
@@ -33,6 +34,8 @@ pub struct JobSpec {
     pub sync: SyncSpec,
     #[serde(default, rename = "async")]
     pub asynchronous: AsyncSpec,
+    #[serde(default)]
+    pub gradients: GradientsSpec,
     #[serde(default)]
     pub tasks: TaskSpec,
     #[serde(default)]

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use steadfast_common::compression::Codec;
 use steadfast_common::ids::{Generation, Incarnation, Lane, Slot, Version};
 use steadfast_common::layout::{Block, Layout};
 use steadfast_common::records::GenerationRecord;
@@ -41,6 +42,8 @@ pub struct PublishedShard {
     pub blocks: Arc<Vec<(u32, Block)>>,
     /// Memory for what is pushed.
     pub memory: Memory,
+    /// How it is encoded.
+    pub codec: Codec,
     /// Lanes that the present step waits for.
     pub missing: Vec<Lane>,
 }
@@ -391,6 +394,7 @@ impl Owner {
             position: shard.position().clone(),
             blocks: shard.blocks().clone(),
             memory: shard.memory().clone(),
+            codec: shard.codec(),
             missing: shard.missing(),
         };
         self.tx.send_modify(|published| {

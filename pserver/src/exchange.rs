@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use steadfast_common::compression::Codec;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Lane, Pass, TaskId, Version};
 use steadfast_common::layout::Block;
@@ -29,6 +30,7 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
 
+use crate::engine::PublishedShard;
 use crate::event::{EngineError, Event, Patience, Pulled, PushName, Which};
 use crate::service::{Service, WAIT_MAX, invalid, refuse};
 
@@ -100,7 +102,7 @@ impl Incoming {
         let published = service.published(generation)?;
         let not_yet = || refuse(&EngineError::NotInitialised);
         let shard = published.shard.as_ref().ok_or_else(not_yet)?;
-        let gathered = Gathered::new(shard.blocks.clone(), shard.memory.clone());
+        let gathered = Gathered::new(shard);
         Ok(Self { generation, name, gathered })
     }
 }
@@ -233,15 +235,17 @@ fn push_name(header: &PushHeader) -> Result<PushName, Status> {
 /// Blocks of one contribution, as they come in.
 struct Gathered {
     memory: Memory,
+    codec: Codec,
     wanted: Arc<Vec<(u32, Block)>>,
     blocks: Vec<Option<Finite>>,
     size_bytes: usize,
 }
 
 impl Gathered {
-    fn new(wanted: Arc<Vec<(u32, Block)>>, memory: Memory) -> Self {
+    fn new(shard: &PublishedShard) -> Self {
+        let (wanted, memory, codec) = (shard.blocks.clone(), shard.memory.clone(), shard.codec);
         let blocks = vec![None; wanted.len()];
-        Self { memory, wanted, blocks, size_bytes: 0 }
+        Self { memory, codec, wanted, blocks, size_bytes: 0 }
     }
 
     fn take(&mut self, number: u32, data: Pieces) -> Result<(), Status> {
@@ -252,7 +256,7 @@ impl Gathered {
             return Err(invalid(format!("block {number} was sent twice")));
         }
         let memory = self.memory.lend(self.wanted[place].1.len);
-        let values = Finite::new(number, &data, memory);
+        let values = Finite::decode(self.codec, number, &data, memory);
         self.blocks[place] = Some(values.map_err(|refusal| refuse(&refusal.into()))?);
         self.size_bytes += data.len();
         Ok(())

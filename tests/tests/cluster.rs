@@ -67,6 +67,41 @@ fn a_synchronous_result_with_a_clipped_norm_is_the_same_for_any_number_of_proces
     assert_ne!(alone, unclipped, "the norm was clipped");
 }
 
+/// S004-50: compressed gradients lose digits, but the same ones whoever adds them.
+#[test]
+fn a_synchronous_result_with_compressed_gradients_is_the_same_for_any_number_of_processes() {
+    let exact = small_sha();
+    let scene = Scene::new();
+    for form in ["bf16", "f16", "int8"] {
+        let compression = format!("[gradients]\ncompression = \"{form}\"\n\n[sync]");
+        let job = Job::small().with("[sync]", &compression);
+        let run = |trainers: &str, pservers: &str| {
+            let data = format!("data-{form}-{trainers}x{pservers}");
+            let more = ["--trainers", trainers, "--pservers", pservers];
+            Run::to_end(&scene, &job, &data, &more)
+        };
+        let alone = run("1", "1");
+        assert_eq!(sha(&run("3", "2")), sha(&alone), "{form}");
+        assert_ne!(sha(&alone), exact, "{form}");
+        let accuracy = alone["metric"].as_f64().expect("it is evaluated");
+        assert!(0.9 < accuracy, "{form}: {accuracy}");
+    }
+}
+
+/// Asynchronous training learns from a tenth of the gradient, since the rest goes with the next one.
+#[test]
+fn an_asynchronous_job_learns_from_compressed_gradients() {
+    let scene = Scene::new();
+    for form in ["compression = \"int8\"", "compression = \"top_k\"\nkeep = 0.1"] {
+        let compression = format!("[gradients]\n{form}\n\n[async]");
+        let job = Job::asynchronous().with("[async]", &compression);
+        let data = format!("data-{}", form.len());
+        let summary = Run::to_end(&scene, &job, &data, &[]);
+        let accuracy = summary["metric"].as_f64().expect("it is evaluated");
+        assert!(0.9 < accuracy, "{form}: {accuracy}");
+    }
+}
+
 /// S004-1, S004-2
 #[test]
 fn the_synchronous_example_learns_the_digits() {

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use steadfast_client::{Gradient, Name, Pservers, Pulled};
+use steadfast_common::compression::Codec;
 use steadfast_common::dataset::Records;
 use steadfast_common::ids::{Lane, Pass, RequestId, TaskId};
 use steadfast_common::spec::OptimizerSpec;
 use steadfast_common::status::Spent;
 use steadfast_common::tally::{TaskPiece, checksum};
 use steadfast_host::chance;
+use steadfast_host::task::in_place;
 use steadfast_host::time::{Instant, sleep};
 use steadfast_proto::v1::next_task_reply::Next;
 use steadfast_proto::v1::next_task_request::Report;
@@ -71,7 +73,7 @@ struct Worker<'a> {
     pservers: &'a Pservers,
     clock: &'a mut u64,
     parameters: Parameters,
-    /// Sum over the mini-batches since the last push.
+    /// Sum over the mini-batches since the last push, and what rounding took from the one before.
     gradient: Parameters,
     position: Pulled,
     /// Records of the task in work before which all were pushed.
@@ -240,6 +242,7 @@ impl Worker<'_> {
         let zeros = Parameters::zeros(self.context.layout.clone());
         let mut values = std::mem::replace(&mut self.gradient, zeros).into_values();
         clip(&mut values, records, &self.context.job.spec.optimizer);
+        in_place(|| self.round(&mut values));
         *self.clock += 1;
         let name = Name::Piece { piece, version: self.position.version };
         let gradient = Gradient {
@@ -254,6 +257,18 @@ impl Worker<'_> {
         self.context.metrics.pushed(took);
         self.context.view.spend(Spent { push: took.as_secs_f64(), ..Spent::default() });
         Ok(())
+    }
+
+    /// Rounds a gradient to what travels; what that takes from it goes with the next one (error
+    /// feedback: Seide et al., 1-Bit Stochastic Gradient Descent, 2014).
+    fn round(&mut self, values: &mut [f32]) {
+        if self.context.job.spec.gradients.codec() == Codec::Plain {
+            return;
+        }
+        let rest = self.gradient.values_mut();
+        rest.copy_from_slice(values);
+        self.pservers.round(values);
+        rest.iter_mut().zip(values).for_each(|(rest, sent)| *rest -= *sent);
     }
 
     fn waited(&self, since: Instant) {

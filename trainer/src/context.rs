@@ -101,8 +101,9 @@ impl Context {
             facts.generation = generation;
             facts.doing = "waiting for first values";
         });
+        let (cluster, codec) = (self.cluster.clone(), self.job.spec.gradients.codec());
         let pservers =
-            Pservers::new(self.cluster.clone(), &crew, self.layout.clone(), self.deadline.clone())?;
+            Pservers::new(cluster, &crew, self.layout.clone(), codec, self.deadline.clone())?;
         while !self.cluster.is_initialised(&crew.record) {
             self.offer_to_initialise(&crew, &pservers).await?;
         }

@@ -184,7 +184,9 @@ impl Worker<'_> {
         let (mut sums, mut shares) = (LaneSums::new(self.tree), BTreeMap::new());
         for lane in node.lanes() {
             if let Some((share, gradient)) = self.compute(position, lane).await? {
-                in_place(|| sums.put(self.tree.leaf(lane), gradient, Gradient::add));
+                in_place(|| {
+                    sums.put(self.tree.leaf(lane), gradient, |left, right| self.add(left, right))
+                });
                 shares.insert(lane, share);
             }
         }
@@ -205,6 +207,13 @@ impl Worker<'_> {
             });
         }
         Ok(shares.into_keys().collect())
+    }
+
+    /// Adds as pservers do.
+    fn add(&self, left: &mut Gradient, right: Gradient) {
+        left.add(right);
+        let sum: &mut Vec<f32> = Arc::make_mut(&mut left.values);
+        self.pservers.round(sum);
     }
 
     /// Computes one lane's part of the step, if its data can be loaded; no gradient if it has no
@@ -230,11 +239,13 @@ impl Worker<'_> {
         let zeros = Parameters::zeros(self.context.layout.clone());
         let computed =
             self.context.gradient(&self.parameters, &Batch::from(&records), &key, zeros)?;
+        let mut values = computed.gradient.into_values();
+        in_place(|| self.pservers.round(&mut values));
         let gradient = Gradient {
             records: share.records,
             loss_sum: computed.loss_sum,
             checksum,
-            values: Arc::new(computed.gradient.into_values()),
+            values: Arc::new(values),
         };
         Ok(Some((share, Some(gradient))))
     }

@@ -40,7 +40,7 @@ impl<'a> Draft<'a> {
                 Some(Pending { blamed, attempt: *attempt, trainer: *trainer })
             }
             Some(_) => None,
-            None => self.base.pending.get(&task).cloned(),
+            None => self.base.pending.get(task).cloned(),
         }
     }
 
@@ -118,7 +118,7 @@ impl<'a> Draft<'a> {
         let pending = self.count(
             self.base.pending.len(),
             |record| matches!(record, TaskRecord::Pending { .. }),
-            |task| self.base.pending.contains_key(&task),
+            |task| self.base.pending.get(task).is_some(),
         );
         waiting + pending == 0 && self.head.cursor as usize == self.base.orders.tasks.len()
     }

@@ -23,6 +23,7 @@ use steadfast_common::status::Queues;
 
 pub use crate::draft::Blame;
 use crate::draft::Draft;
+use crate::holdings::Holdings;
 
 /// A durable change to the queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,7 +145,7 @@ pub struct Ledger {
     pub(crate) orders: Orders,
     pub(crate) head: QueueRecord,
     pub(crate) retry: BTreeMap<TaskId, Retry>,
-    pub(crate) pending: BTreeMap<TaskId, Pending>,
+    pub(crate) pending: Holdings,
     pub(crate) discarded: BTreeMap<TaskId, (u32, String)>,
     /// Every task that was given up, in this pass or before.
     pub(crate) given_up: BTreeMap<(Pass, TaskId), String>,
@@ -216,7 +217,7 @@ impl Ledger {
             orders,
             head: QueueRecord::default(),
             retry: BTreeMap::new(),
-            pending: BTreeMap::new(),
+            pending: Holdings::default(),
             discarded: BTreeMap::new(),
             given_up: BTreeMap::new(),
             replies: BTreeMap::new(),
@@ -323,9 +324,9 @@ impl Ledger {
     /// Takes back everything that is pending, held against nobody: every trainer begins anew.
     pub fn recall(&self, limits: &Limits) -> Vec<Fact> {
         let mut draft = Draft::new(self);
-        for (task, held) in &self.pending {
+        for (task, held) in self.pending.iter() {
             let reason = "the job began another generation";
-            draft.take_back(*task, held.attempt, reason, Blame::Nobody, limits);
+            draft.take_back(task, held.attempt, reason, Blame::Nobody, limits);
         }
         let known = self.replies.keys().map(|trainer| Fact::Forgotten { trainer: *trainer });
         draft.facts.extend(known);
@@ -343,18 +344,17 @@ impl Ledger {
 
     /// Attempts that a trainer holds.
     pub fn held_by(&self, trainer: TrainerId) -> impl Iterator<Item = (TaskId, Attempt)> + '_ {
-        let held = self.pending.iter().filter(move |(_, pending)| pending.trainer == trainer);
-        held.map(|(task, pending)| (*task, pending.attempt))
+        self.pending.of(trainer).map(|(task, pending)| (task, pending.attempt))
     }
 
     /// All pending attempts.
     pub fn pending(&self) -> impl Iterator<Item = (TaskId, Attempt, TrainerId)> + '_ {
-        self.pending.iter().map(|(task, held)| (*task, held.attempt, held.trainer))
+        self.pending.iter().map(|(task, held)| (task, held.attempt, held.trainer))
     }
 
     /// Everyone who holds a task or has a remembered reply.
     pub fn known_trainers(&self) -> BTreeSet<TrainerId> {
-        let holders = self.pending.values().map(|pending| pending.trainer);
+        let holders = self.pending.holders();
         holders.chain(self.replies.keys().copied()).collect()
     }
 
@@ -381,7 +381,7 @@ impl Ledger {
     /// The queues as a checkpoint keeps them: whatever is not done counts as waiting.
     pub fn snapshot(&self) -> QueueSnapshot {
         let retry = self.retry.iter().map(|(task, retry)| (*task, retry.blamed.failures));
-        let pending = self.pending.iter().map(|(task, held)| (*task, held.blamed.failures));
+        let pending = self.pending.iter().map(|(task, held)| (task, held.blamed.failures));
         let discarded = self.discarded.iter().map(|(task, (_, reason))| (*task, reason.clone()));
         QueueSnapshot {
             pass: self.head.pass,
@@ -466,7 +466,7 @@ impl Ledger {
 
     fn unlist(&mut self, task: TaskId) {
         self.retry.remove(&task);
-        self.pending.remove(&task);
+        self.pending.remove(task);
         self.discarded.remove(&task);
     }
 

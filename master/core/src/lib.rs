@@ -5,6 +5,7 @@ pub mod clocks;
 pub mod deadlines;
 mod draft;
 pub mod election;
+mod holdings;
 pub mod lanes;
 pub mod ledger;
 pub mod rate;

@@ -1,5 +1,6 @@
 //! A gradient on its way into a shard, and why one is refused.
 
+use steadfast_common::compression::{Codec, Malformed};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::finite::are_finite;
 use steadfast_common::ids::{Lane, TaskId, Version};
@@ -55,9 +56,28 @@ impl Finite {
         &self.0
     }
 
-    /// Adds other values of the same block.
-    fn add(&mut self, other: &Self) {
+    /// Takes values as a job's `codec` encoded them.
+    ///
+    /// # Errors
+    /// As [`Finite::new`], and if they are encoded in another way.
+    pub fn decode(
+        codec: Codec,
+        block: u32,
+        bytes: &Pieces,
+        mut memory: Lent,
+    ) -> Result<Self, Refusal> {
+        if codec == Codec::Plain {
+            return Self::new(block, bytes, memory);
+        }
+        let malformed = |source| Refusal::Malformed { block, source };
+        codec.decode(&bytes.joined(), &mut memory).map_err(malformed)?;
+        if are_finite(&memory) { Ok(Self(memory)) } else { Err(Refusal::NotFinite { block }) }
+    }
+
+    /// Adds other values of the same block, in the arithmetic of `codec`.
+    fn add(&mut self, other: &Self, codec: Codec) {
         self.0.iter_mut().zip(&other.0[..]).for_each(|(sum, value)| *sum += value);
+        codec.round(&mut self.0);
     }
 }
 
@@ -92,6 +112,8 @@ pub enum Contributed {
 pub enum Refusal {
     #[error("block {block} has {found} bytes; {wanted} are wanted")]
     WrongLength { block: u32, found: usize, wanted: usize },
+    #[error("the gradient of block {block} is not encoded as the job says: {source}")]
+    Malformed { block: u32, source: Malformed },
     #[error("{found} blocks were sent; the shard has {wanted}")]
     WrongBlocks { found: usize, wanted: usize },
     #[error(
@@ -120,6 +142,7 @@ impl Refusal {
         match self {
             Self::Ahead { .. } => ErrorKind::Stale,
             Self::WrongLength { .. }
+            | Self::Malformed { .. }
             | Self::WrongBlocks { .. }
             | Self::NotFinite { .. }
             | Self::NoSuchNode { .. }
@@ -133,12 +156,12 @@ impl Refusal {
 }
 
 impl Contribution {
-    /// Adds another one over the same blocks; both hold records.
-    pub(crate) fn add(&mut self, other: Self) {
+    /// Adds another one over the same blocks, in the arithmetic of `codec`; both hold records.
+    pub(crate) fn add(&mut self, other: Self, codec: Codec) {
         self.records += other.records;
         self.loss_sum += other.loss_sum;
         self.checksum = self.checksum.wrapping_add(other.checksum);
-        self.blocks.iter_mut().zip(&other.blocks).for_each(|(sum, block)| sum.add(block));
+        self.blocks.iter_mut().zip(&other.blocks).for_each(|(sum, block)| sum.add(block, codec));
     }
 
     /// Checks everything before anything is applied.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use steadfast_common::compression::Codec;
 use steadfast_common::ids::Lane;
 use steadfast_common::lane_tree::{LaneSums, LaneTree, Node};
 
@@ -10,6 +11,8 @@ use crate::contribution::{Contribution, LaneEnd, LaneShare};
 /// What has been contributed to the present step.
 #[derive(Clone, Debug)]
 pub struct LaneSum {
+    /// In whose arithmetic lanes are added.
+    codec: Codec,
     tree: LaneTree,
     /// Lanes that ended in an earlier step of this pass.
     ended: BTreeSet<Lane>,
@@ -20,9 +23,10 @@ pub struct LaneSum {
 
 impl LaneSum {
     /// Waits for `lanes` lanes less those that have `ended`.
-    pub fn new(lanes: u32, ended: BTreeSet<Lane>) -> Self {
+    pub fn new(lanes: u32, ended: BTreeSet<Lane>, codec: Codec) -> Self {
         let tree = LaneTree::new(lanes);
-        let mut new = Self { tree, ended, ending: BTreeSet::new(), sums: LaneSums::new(tree) };
+        let (ending, sums) = (BTreeSet::new(), LaneSums::new(tree));
+        let mut new = Self { codec, tree, ended, ending, sums };
         new.begin();
         new
     }
@@ -58,7 +62,7 @@ impl LaneSum {
         let ending = node.lanes().zip(shares).filter(|(_, it)| it.end == LaneEnd::LastOfPass);
         self.ending.extend(ending.map(|(lane, _)| lane));
         let sum = (0 < contribution.records).then_some(contribution);
-        self.sums.put(node, sum, Contribution::add);
+        self.sums.put(node, sum, |left, right| left.add(right, self.codec));
     }
 
     /// The sum over all lanes of a complete step; nothing if there is no record.
@@ -80,7 +84,7 @@ impl LaneSum {
     fn begin(&mut self) {
         self.sums = LaneSums::new(self.tree);
         for lane in &self.ended {
-            self.sums.put(self.tree.leaf(*lane), None, Contribution::add);
+            self.sums.put(self.tree.leaf(*lane), None, |left, right| left.add(right, self.codec));
         }
     }
 }

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use steadfast_common::compression::Codec;
 use steadfast_common::ids::{Lane, Pass, Slot, Version};
 use steadfast_common::layout::{Block, Layout};
 use steadfast_common::spec::{JobSpec, LearningRateSpec, Mode, OptimizerSpec};
@@ -26,6 +27,8 @@ pub struct Rules {
     pub lanes: u32,
     pub optimizer: OptimizerSpec,
     pub learning_rate: LearningRateSpec,
+    /// How gradients travel, and are added.
+    pub codec: Codec,
 }
 
 impl Rules {
@@ -36,6 +39,7 @@ impl Rules {
             lanes: spec.sync.lanes,
             optimizer: spec.optimizer.clone(),
             learning_rate: spec.learning_rate.clone(),
+            codec: spec.gradients.codec(),
         }
     }
 }
@@ -143,7 +147,7 @@ impl Shard {
     pub fn restore(layout: Arc<Layout>, blocks: Vec<(u32, Block)>, cut: Cut, rules: Rules) -> Self {
         Self {
             optimizer: Optimizer::new(&rules.optimizer),
-            step: LaneSum::new(rules.lanes, cut.ended),
+            step: LaneSum::new(rules.lanes, cut.ended, rules.codec),
             values: cut.blocks.iter().map(|block| Values::new(block.values.clone())).collect(),
             count_of: cut.blocks.iter().map(|block| block.count).collect(),
             state: cut.blocks.into_iter().map(|block| block.state).collect(),
@@ -170,6 +174,11 @@ impl Shard {
     /// Memory for contributions.
     pub fn memory(&self) -> &Memory {
         &self.memory
+    }
+
+    /// How contributions are encoded.
+    pub fn codec(&self) -> Codec {
+        self.rules.codec
     }
 
     /// How far the shard is.

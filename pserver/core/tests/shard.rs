@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use proptest::prelude::*;
+use steadfast_common::compression::Codec;
 use steadfast_common::ids::{Lane, Pass, Slot, TaskId, Version};
 use steadfast_common::layout::{BLOCK_LEN_MAX, Layout, ParamSpec};
 use steadfast_common::pieces::Pieces;
@@ -19,7 +20,13 @@ const LANES: u32 = 4;
 
 fn rules(mode: Mode) -> Rules {
     let optimizer = OptimizerSpec { kind: OptimizerKind::Adam, ..OptimizerSpec::default() };
-    Rules { mode, lanes: LANES, optimizer, learning_rate: LearningRateSpec::default() }
+    Rules {
+        mode,
+        lanes: LANES,
+        optimizer,
+        learning_rate: LearningRateSpec::default(),
+        codec: Codec::Plain,
+    }
 }
 
 fn layout() -> Arc<Layout> {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::try_join_all;
+use steadfast_common::compression::Codec;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Lane, Pass, Version};
 use steadfast_common::layout::Layout;
@@ -14,6 +15,7 @@ use steadfast_common::records::PserverRecord;
 use steadfast_common::tally::TaskPiece;
 use steadfast_coord::{CoordError, Deadline, pauses};
 use steadfast_host::net::{Wire, dial, dial_near};
+use steadfast_host::task::in_place;
 use steadfast_host::time::{Instant, sleep, timeout};
 use steadfast_proto::tensor::in_chunks;
 use steadfast_proto::v1::pserver_client::PserverClient;
@@ -46,6 +48,8 @@ pub struct Pservers {
     deadline: Arc<Deadline>,
     generation: Generation,
     layout: Arc<Layout>,
+    /// How gradients travel.
+    codec: Codec,
     slots: Arc<Vec<SlotClient>>,
 }
 
@@ -114,6 +118,7 @@ impl Pservers {
         cluster: Arc<Cluster>,
         crew: &Crew,
         layout: Arc<Layout>,
+        codec: Codec,
         deadline: Arc<Deadline>,
     ) -> Result<Self, ClientError> {
         let placed = layout.place(crew.holders.len() as u32);
@@ -128,7 +133,7 @@ impl Pservers {
         });
         let slots: Result<Vec<SlotClient>, ClientError> = slots.collect();
         let generation = crew.record.generation;
-        Ok(Self { cluster, deadline, generation, layout, slots: Arc::new(slots?) })
+        Ok(Self { cluster, deadline, generation, layout, codec, slots: Arc::new(slots?) })
     }
 
     /// The generation that these pservers are of.
@@ -161,12 +166,18 @@ impl Pservers {
         try_join_all(sent).await.map(|_| ())
     }
 
-    /// Sends a contribution to every slot; returns when all have it.
+    /// Rounds a gradient to what travels. Sums of rounded ones are to be rounded again.
+    pub fn round(&self, values: &mut [f32]) {
+        for block in self.layout.blocks() {
+            self.codec.round(&mut values[block.range()]);
+        }
+    }
+
+    /// Sends a contribution, which was rounded, to every slot; returns when all have it.
     ///
     /// # Errors
     /// A refusal, another generation, or the end of the job.
     pub async fn push(&self, name: Name, gradient: Gradient) -> Result<(), ClientError> {
-        let bytes = shared_bytes(gradient.values.clone());
         let sent = self.slots.iter().map(|slot| {
             let mut header = Some(PushHeader {
                 target: Some(slot.target),
@@ -175,8 +186,7 @@ impl Pservers {
                 checksum: gradient.checksum,
                 name: Some(wire_name(name.clone())),
             });
-            let chunks =
-                if bytes.is_empty() { vec![Vec::new()] } else { self.chunks(slot, &bytes) };
+            let chunks = in_place(|| self.gradient_chunks(slot, &gradient.values));
             let mut pieces = Vec::new();
             for blocks in chunks {
                 encode(header.take().as_ref(), &blocks, &mut pieces);
@@ -268,6 +278,20 @@ impl Pservers {
             slot.blocks.iter().filter_map(|it| Some((*it, of_block.remove(it)?))).collect()
         };
         Ok(self.slots.iter().map(of_slot).collect())
+    }
+
+    /// One without blocks if there are no values.
+    fn gradient_chunks(&self, slot: &SlotClient, values: &Arc<Vec<f32>>) -> Vec<Vec<BlockData>> {
+        if values.is_empty() {
+            return vec![Vec::new()];
+        }
+        if self.codec == Codec::Plain {
+            return self.chunks(slot, &shared_bytes(values.clone()));
+        }
+        in_chunks(slot.blocks.iter().map(|number| {
+            let range = self.layout.blocks()[*number as usize].range();
+            BlockData { block: *number, data: self.codec.encode(&values[range]).into() }
+        }))
     }
 
     fn chunks(&self, slot: &SlotClient, bytes: &Bytes) -> Vec<Vec<BlockData>> {
