@@ -17,6 +17,9 @@ const WORD: usize = 4;
 /// Largest step of [`Codec::Int8`] in either direction.
 const STEPS: f32 = 127.0;
 
+/// 2¹²⁷: a larger value could be rounded to one that is not finite.
+const LARGEST_INT8: f32 = 1.701_411_8e38;
+
 /// Added and taken away again it rounds a small number to the nearest integer, ties to even.
 const ROUNDER: f32 = 12_582_912.0;
 
@@ -94,18 +97,34 @@ pub enum Malformed {
 }
 
 impl Codec {
-    /// Leaves of each value what can be encoded. A value that is too large becomes infinite.
+    /// Adds finite values to those of a sum, and rounds it. Like a value, a sum that is too large
+    /// becomes the largest there is: it stays finite, so it does not matter who looks whether it is.
+    pub fn add(self, sum: &mut [f32], values: &[f32]) {
+        for (sum, value) in sum.iter_mut().zip(values) {
+            *sum = bounded(*sum + value, f32::MAX);
+        }
+        self.round(sum);
+    }
+
+    /// Leaves of each value, which is finite, what can be encoded.
     pub fn round(self, values: &mut [f32]) {
         match self {
             Self::Plain => {}
             Self::Bf16 => {
-                values.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32());
+                let largest = bf16::MAX.to_f32();
+                for value in values {
+                    *value = bf16::from_f32(bounded(*value, largest)).to_f32();
+                }
             }
             Self::F16 => {
-                values.iter_mut().for_each(|value| *value = f16::from_f32(*value).to_f32());
+                let largest = f16::MAX.to_f32();
+                for value in values {
+                    *value = f16::from_f32(bounded(*value, largest)).to_f32();
+                }
             }
             Self::Int8 => {
                 for group in values.chunks_mut(GROUP) {
+                    group.iter_mut().for_each(|value| *value = bounded(*value, LARGEST_INT8));
                     let scale = scale_of(group);
                     let steps = 1.0 / scale;
                     for value in group {
@@ -227,6 +246,11 @@ fn checked_scale(scale: f32) -> Result<f32, Malformed> {
     if is_power { Ok(scale) } else { Err(Malformed::Scale(scale.to_string())) }
 }
 
+/// Unlike [`f32::clamp`] without a panic, for which a loop would stop.
+fn bounded(value: f32, largest: f32) -> f32 {
+    value.min(largest).max(-largest)
+}
+
 /// The nearest integer; not finite if the value is not, and never more than 127.
 fn nearest(value: f32) -> f32 {
     (value + ROUNDER) - ROUNDER
@@ -304,6 +328,25 @@ mod tests {
                 let mut again = rounded.clone();
                 codec.round(&mut again);
                 assert_eq!(bits(&again), bits(&rounded), "{codec:?} {len}");
+            }
+        }
+    }
+
+    /// I7: a sum that overflows is the same whoever makes it, since nobody ever sees it overflow.
+    #[test]
+    fn a_sum_stays_finite() {
+        for codec in CODECS {
+            for value in [f32::MAX, f32::MIN, 65_504.0, 40_000.0] {
+                let mut rounded = [value, 1.0];
+                codec.round(&mut rounded);
+                let mut sum = rounded;
+                codec.add(&mut sum, &rounded);
+                codec.add(&mut sum, &rounded);
+                assert!(sum.iter().all(|it| it.is_finite()), "{codec:?}: {sum:?}");
+                assert!(rounded[0].abs() <= sum[0].abs(), "{codec:?}: {sum:?}");
+                let mut again = sum;
+                codec.round(&mut again);
+                assert_eq!(bits(&again), bits(&sum), "{codec:?}");
             }
         }
     }

@@ -21,6 +21,8 @@ pub struct Decoder<H> {
     /// Bytes that the present block still has.
     block: Option<usize>,
     header: Option<H>,
+    /// Bytes of all its parts.
+    header_bytes: usize,
     number: u32,
     data: Pieces,
 }
@@ -66,6 +68,7 @@ impl<H> Default for Decoder<H> {
             message: 0,
             block: None,
             header: None,
+            header_bytes: 0,
             number: 0,
             data: Pieces::default(),
         }
@@ -189,10 +192,14 @@ impl<H: Message + Default> Decoder<H> {
                     return Err(invalid("a field is longer than its message"));
                 }
                 match field {
-                    Field::Header if HEADER_BYTES_MAX < len => {
-                        return Err(status(ErrorKind::TooLarge, "the header is too long"));
+                    Field::Header => {
+                        // One that comes in several parts is merged, and may not grow by that.
+                        self.header_bytes = self.header_bytes.saturating_add(len);
+                        if HEADER_BYTES_MAX < self.header_bytes {
+                            return Err(status(ErrorKind::TooLarge, "the header is too long"));
+                        }
+                        State::Header(len, BytesMut::new())
                     }
-                    Field::Header => State::Header(len, BytesMut::new()),
                     Field::Block => {
                         (self.block, self.number) = (Some(len), 0);
                         self.data = Pieces::default();
@@ -265,7 +272,8 @@ mod tests {
 
     use super::*;
     use crate::framing::{encode, framed};
-    use crate::v1::{BlockData, PushHeader, PushRequest};
+    use crate::v1::push_header::Name;
+    use crate::v1::{BlockData, LaneContribution, LaneShare, PushHeader, PushRequest};
 
     type Found = (Option<PushHeader>, Vec<(u32, Vec<u8>)>);
 
@@ -335,6 +343,19 @@ mod tests {
                 prop_assert_eq!(&read, message);
             }
             prop_assert!(bytes.is_empty());
+        }
+
+        /// F48: a header in many parts is bounded as a whole.
+        #[test]
+        fn a_header_that_grows_part_by_part_is_refused(parts in 2_usize..6) {
+            let shares = vec![LaneShare { records: 1, last: true }; HEADER_BYTES_MAX / 5 / parts];
+            let name = LaneContribution { version: 1, lane: 0, shares };
+            let header = PushHeader { name: Some(Name::Lanes(name)), ..PushHeader::default() };
+            let part = framed(&PushRequest { header: Some(header), blocks: Vec::new() });
+            let whole = |times: usize| read(&part.repeat(times), &[]);
+            prop_assert!(whole(1).is_ok());
+            let refused = whole(parts + 1).unwrap_err();
+            prop_assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
         }
 
         /// F46: whatever comes, it is read as a codec reads it, or refused.

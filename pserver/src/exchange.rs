@@ -216,7 +216,7 @@ fn push_name(header: &PushHeader) -> Result<PushName, Status> {
     match header.name.as_ref().ok_or_else(|| invalid("the contribution has no name"))? {
         Name::Lanes(name) => {
             let share = |it: &v1::LaneShare| LaneShare {
-                records: it.records,
+                records: it.records.into(),
                 end: if it.last { LaneEnd::LastOfPass } else { LaneEnd::MoreToCome },
             };
             let shares = name.shares.iter().map(share).collect();

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use steadfast_client::{ClientError, Gradient, Name, Pservers, Pulled};
 use steadfast_common::dataset::Records;
-use steadfast_common::finite::are_finite;
 use steadfast_common::ids::{Lane, Pass, RequestId, TaskId, Version};
 use steadfast_common::lane_tree::{LaneSums, LaneTree, Node};
 use steadfast_common::schedule::LaneSchedule;
@@ -185,17 +184,15 @@ impl Worker<'_> {
         for lane in node.lanes() {
             if let Some((share, gradient)) = self.compute(position, lane).await? {
                 in_place(|| {
-                    sums.put(self.tree.leaf(lane), gradient, |left, right| self.add(left, right))
+                    sums.put(self.tree.leaf(lane), gradient, |left, right| {
+                        self.pservers.add(left, right)
+                    })
                 });
                 shares.insert(lane, share);
             }
         }
         for (node, sum) in sums.into_held() {
             let sum = sum.unwrap_or_default();
-            if !in_place(|| are_finite(&sum.values)) {
-                let what = format!("the sum of lanes at version {}", position.version);
-                return Err(Interrupt::NotFinite { what });
-            }
             let shares = node.lanes().filter_map(|lane| shares.get(&lane).copied()).collect();
             let name = Name::Lanes { version: position.version, first: node.first(), shares };
             let (pservers, context) = (self.pservers.clone(), self.context.clone());
@@ -207,13 +204,6 @@ impl Worker<'_> {
             });
         }
         Ok(shares.into_keys().collect())
-    }
-
-    /// Adds as pservers do.
-    fn add(&self, left: &mut Gradient, right: Gradient) {
-        left.add(right);
-        let sum: &mut Vec<f32> = Arc::make_mut(&mut left.values);
-        self.pservers.round(sum);
     }
 
     /// Computes one lane's part of the step, if its data can be loaded; no gradient if it has no
@@ -231,7 +221,7 @@ impl Worker<'_> {
         let Some((records, checksum)) = records else { return Ok(None) };
         let given_up = self.given_up(position.pass);
         let last = self.schedule(position.pass).steps_of(lane, &given_up) <= step + 1;
-        let share = LaneShare { records: records.len() as u64, last };
+        let share = LaneShare { records: records.len() as u32, last };
         if records.is_empty() {
             return Ok(Some((share, None)));
         }
@@ -242,7 +232,7 @@ impl Worker<'_> {
         let mut values = computed.gradient.into_values();
         in_place(|| self.pservers.round(&mut values));
         let gradient = Gradient {
-            records: share.records,
+            records: share.records.into(),
             loss_sum: computed.loss_sum,
             checksum,
             values: Arc::new(values),

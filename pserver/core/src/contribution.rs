@@ -23,7 +23,7 @@ pub struct Contribution {
     pub blocks: Vec<Finite>,
 }
 
-/// Values of one block, none of which was infinite or NaN when they came.
+/// Values of one block, none of which is infinite or NaN.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finite(Lent);
 
@@ -76,8 +76,7 @@ impl Finite {
 
     /// Adds other values of the same block, in the arithmetic of `codec`.
     fn add(&mut self, other: &Self, codec: Codec) {
-        self.0.iter_mut().zip(&other.0[..]).for_each(|(sum, value)| *sum += value);
-        codec.round(&mut self.0);
+        codec.add(&mut self.0, &other.0);
     }
 }
 

@@ -59,6 +59,8 @@ impl LaneSum {
 
     /// Takes a checked contribution of a node's lanes, not all of which are in.
     pub fn take(&mut self, node: Node, shares: &[LaneShare], contribution: Contribution) {
+        // What the node takes the place of said the same.
+        self.ending.retain(|lane| !node.holds(self.tree.leaf(*lane)));
         let ending = node.lanes().zip(shares).filter(|(_, it)| it.end == LaneEnd::LastOfPass);
         self.ending.extend(ending.map(|(lane, _)| lane));
         let sum = (0 < contribution.records).then_some(contribution);

@@ -86,17 +86,6 @@ pub struct Gradient {
     pub values: Arc<Vec<f32>>,
 }
 
-impl Gradient {
-    /// Adds the gradient of other records; neither is empty.
-    pub fn add(&mut self, other: Self) {
-        self.records += other.records;
-        self.loss_sum += other.loss_sum;
-        self.checksum = self.checksum.wrapping_add(other.checksum);
-        let sums = Arc::make_mut(&mut self.values);
-        sums.iter_mut().zip(&*other.values).for_each(|(sum, value)| *sum += value);
-    }
-}
-
 /// How far the parameters are that a pull brought.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pulled {
@@ -166,7 +155,18 @@ impl Pservers {
         try_join_all(sent).await.map(|_| ())
     }
 
-    /// Rounds a gradient to what travels. Sums of rounded ones are to be rounded again.
+    /// Adds the gradient of other records to one, as pservers do; neither is empty, both were rounded.
+    pub fn add(&self, sum: &mut Gradient, other: Gradient) {
+        sum.records += other.records;
+        sum.loss_sum += other.loss_sum;
+        sum.checksum = sum.checksum.wrapping_add(other.checksum);
+        let sums: &mut Vec<f32> = Arc::make_mut(&mut sum.values);
+        for block in self.layout.blocks() {
+            self.codec.add(&mut sums[block.range()], &other.values[block.range()]);
+        }
+    }
+
+    /// Rounds a gradient to what travels.
     pub fn round(&self, values: &mut [f32]) {
         for block in self.layout.blocks() {
             self.codec.round(&mut values[block.range()]);
