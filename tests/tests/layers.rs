@@ -158,7 +158,9 @@ const PURE: &[&str] = &[
 /// What they may use from elsewhere: plain data, parsing, arithmetic.
 const PURE_CRATES: &[&str] = &[
     "base64",
+    "bytemuck", // Values as bytes.
     "bytes",
+    "half",      // Values of 16 bits.
     "humantime", // Parses durations.
     "libm",
     "ndarray",
