@@ -13,7 +13,7 @@ use steadfast_common::records::TrainerRecord;
 use steadfast_coord::{Etcd, EtcdOptions, Session};
 use steadfast_proto::v1::begin_init_reply::Answer;
 use steadfast_proto::v1::{BeginInitRequest, FinishInitRequest};
-use steadfast_tests::{EtcdServer, Job, Process, Scene, Signal, free_address, within};
+use steadfast_tests::{Ended, EtcdServer, Job, Process, Scene, Signal, free_address, within};
 use tokio::net::TcpListener;
 use uuid::Uuid;
 
@@ -113,16 +113,20 @@ impl Rig {
 
     /// Takes a checkpoint, and waits for it.
     pub fn take_checkpoint(&self) {
-        let args: Vec<&str> = self.commands.cluster.iter().map(String::as_str).collect();
-        let args = [&["checkpoint", "now"], &args[..]].concat();
-        let ended = self.scene.start("checkpoint", "steadfast", &args).end(PATIENCE);
+        let ended = self.ask_for_checkpoint();
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     }
 
-    /// Ends all pservers without a word, and starts others in their place: they load the last
-    /// checkpoint. Returns once they are connected to, and have values.
-    pub async fn replace_pservers(&mut self) {
-        let before = self.pservers.generation();
+    /// The same, of a job that may not go on.
+    pub fn ask_for_checkpoint(&self) -> Ended {
+        let args: Vec<&str> = self.commands.cluster.iter().map(String::as_str).collect();
+        let args = [&["checkpoint", "now"], &args[..]].concat();
+        self.scene.start("checkpoint", "steadfast", &args).end(PATIENCE)
+    }
+
+    /// Ends all pservers without a word, and starts others in their place, which load the last
+    /// checkpoint. Returns what they have then.
+    pub async fn replace_pservers(&mut self, values: &mut [f32]) {
         let slots = self.processes.len() - 1;
         for mut pserver in self.processes.drain(1..) {
             pserver.signal(Signal::SIGKILL);
@@ -132,8 +136,11 @@ impl Rig {
             let name = format!("pserver-{}", slots + slot);
             self.processes.push(self.commands.start(&self.scene, &name, "steadfast-pserver", &[]));
         }
-        self.cluster.generation_after(before).await;
-        self.pservers = self.other_pservers().await;
+        // There may be more than one generation until all are there.
+        while self.pservers.pull(values).await.is_err() {
+            self.cluster.generation_after(self.pservers.generation()).await;
+            self.pservers = self.other_pservers().await;
+        }
     }
 
     /// Ends the first master without a word.
