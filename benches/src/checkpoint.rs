@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::expense::{cpu_of, peak_of};
 use crate::sample::Sample;
 use crate::watch::Watch;
-use crate::wire::{SLOTS, gradient, large, step};
+use crate::wire::{SLOTS, large, steps_alone};
 
 /// Values of the model: 512 MiB.
 pub const VALUES: usize = 128 << 20;
@@ -86,14 +86,7 @@ pub async fn steps(meanwhile: Meanwhile) -> Sample {
             taken
         })
     });
-    let gradient = gradient(vec![0.5; TRAINED]);
-    let mut values = vec![0.0; TRAINED];
-    step(&rig, 0, &gradient, &mut values).await;
-    let watch = Watch::start(rig.pids());
-    for version in 1..=STEPS {
-        step(&rig, version, &gradient, &mut values).await;
-    }
-    let sample = watch.stop(STEPS as f64);
+    let sample = steps_alone(&rig, TRAINED, STEPS).await;
     stop.cancel();
     // The last one may wait for a version that does not come any more.
     if let Some(taking) = taking {

@@ -27,7 +27,7 @@ const PULL: u8 = 2;
 pub async fn serve() -> std::io::Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
-    let near = UnixListener::bind(unix_name(address))?;
+    let unix = UnixListener::bind(unix_name(address))?;
     println!("{address}");
     loop {
         let stream = tokio::select! {
@@ -37,7 +37,7 @@ pub async fn serve() -> std::io::Result<()> {
                 stream.set_nodelay(true)?;
                 Either::Left(stream)
             }
-            accepted = near.accept() => Either::Right(accepted?.0),
+            accepted = unix.accept() => Either::Right(accepted?.0),
         };
         tokio::spawn(serve_one(stream));
     }

@@ -125,7 +125,7 @@ impl Rig {
     }
 
     /// Ends all pservers without a word, and starts others in their place, which load the last
-    /// checkpoint. Returns what they have then.
+    /// checkpoint. Writes what they have then into `values`.
     pub async fn replace_pservers(&mut self, values: &mut [f32]) {
         let slots = self.processes.len() - 1;
         for mut pserver in self.processes.drain(1..) {

@@ -45,8 +45,7 @@ async fn rig(job: &Job, slots: u32, values: usize, via: Via) -> Rig {
     Rig::start(scene, etcd, job, slots, values, via).await
 }
 
-/// Of one record.
-pub fn gradient(values: Vec<f32>) -> Gradient {
+fn gradient(values: Vec<f32>) -> Gradient {
     Gradient { records: 1, loss_sum: 0.5, checksum: 1, values: Arc::new(values) }
 }
 
@@ -98,18 +97,22 @@ pub async fn pull(via: Via) -> Sample {
 /// Synchronous steps of a small model: one lane, one pserver.
 pub async fn small_steps() -> Sample {
     let rig = rig(&synchronous(), 1, SMALL, Via::Tcp).await;
-    let gradient = gradient(vec![0.5; SMALL]);
-    let mut values = vec![0.0; SMALL];
-    step(&rig, 0, &gradient, &mut values).await;
-    let watch = Watch::start(rig.pids());
-    for version in 1..=SMALL_STEPS {
-        step(&rig, version, &gradient, &mut values).await;
-    }
-    watch.stop(SMALL_STEPS as f64)
+    steps_alone(&rig, SMALL, SMALL_STEPS).await
 }
 
-/// One step of a job of one lane.
-pub async fn step(rig: &Rig, version: u64, gradient: &Gradient, values: &mut [f32]) {
+/// Steps of a job of one lane, whose model has `values` parameters; one more goes before them.
+pub async fn steps_alone(rig: &Rig, values: usize, steps: u64) -> Sample {
+    let gradient = gradient(vec![0.5; values]);
+    let mut values = vec![0.0; values];
+    step(rig, 0, &gradient, &mut values).await;
+    let watch = Watch::start(rig.pids());
+    for version in 1..=steps {
+        step(rig, version, &gradient, &mut values).await;
+    }
+    watch.stop(steps as f64)
+}
+
+async fn step(rig: &Rig, version: u64, gradient: &Gradient, values: &mut [f32]) {
     let pushed = rig.pservers.push(lane(version, Lane(0)), gradient.clone());
     let pulled = rig.pservers.pull_step(Version(version + 1), values);
     let (pushed, pulled) = tokio::join!(pushed, pulled);

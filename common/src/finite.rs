@@ -1,14 +1,29 @@
-//! Values that are numbers.
+//! Values that are numbers, and stay some.
 
 /// Whether no value is infinite or NaN. Looks at all of them, so that it runs at memory's speed.
 pub fn are_finite(values: &[f32]) -> bool {
-    values.iter().fold(true, |are_finite, value| are_finite & value.is_finite())
+    are_all_finite(values.iter().copied())
 }
 
 /// The same of little-endian values.
 pub fn are_finite_bytes(values: &[u8]) -> bool {
-    let values = values.as_chunks().0.iter().map(|it| f32::from_le_bytes(*it));
+    are_all_finite(values.as_chunks().0.iter().map(|it| f32::from_le_bytes(*it)))
+}
+
+fn are_all_finite(values: impl Iterator<Item = f32>) -> bool {
     values.fold(true, |are_finite, value| are_finite & value.is_finite())
+}
+
+/// A value that is no further from zero than `bound`; NaN stays NaN. Unlike [`f32::clamp`] without a
+/// panic, for which a loop would stop.
+pub fn bounded(value: f32, bound: f32) -> f32 {
+    if bound < value {
+        bound
+    } else if value < -bound {
+        -bound
+    } else {
+        value
+    }
 }
 
 #[cfg(test)]
@@ -23,6 +38,8 @@ mod tests {
                 assert!(are_finite(&values));
                 values[place] = bad;
                 assert!(!are_finite(&values), "{bad} at {place}");
+                let bytes: Vec<u8> = values.iter().flat_map(|it| it.to_le_bytes()).collect();
+                assert!(!are_finite_bytes(&bytes), "{bad} at {place}");
             }
         }
     }

@@ -67,7 +67,7 @@ pub async fn live(
     let unix = args.advertise.is_none().then(|| format!("steadfast-{id}"));
     let record = PserverRecord {
         id,
-        unix: unix.filter(|name| listener.also_near(name)),
+        unix: unix.filter(|name| listener.also_unix(name)),
         address: args.advertised(bound)?,
         admin: args.admin_advertised(admin.local_addr())?,
         memory_of: None,

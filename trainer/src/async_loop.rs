@@ -7,6 +7,7 @@ use std::time::Duration;
 use steadfast_client::{Gradient, Name, Pservers, Pulled};
 use steadfast_common::compression::Codec;
 use steadfast_common::dataset::Records;
+use steadfast_common::finite::bounded;
 use steadfast_common::ids::{Lane, Pass, RequestId, TaskId};
 use steadfast_common::spec::OptimizerSpec;
 use steadfast_common::status::Spent;
@@ -323,7 +324,7 @@ impl Worker<'_> {
 fn clip(values: &mut [f32], records: u64, rules: &OptimizerSpec) {
     let Some(bound) = rules.clip_norm else { return };
     if let Some(most) = rules.clip_value.map(|most| most * records as f32) {
-        values.iter_mut().for_each(|value| *value = value.clamp(-most, most));
+        values.iter_mut().for_each(|value| *value = bounded(*value, most));
     }
     let square: f64 = values.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
     let norm = square.sqrt() / records as f64;

@@ -7,10 +7,10 @@
 //! dice that no simulation holds.
 
 pub mod chance;
-mod near;
 pub mod net;
 mod simulated;
 pub mod task;
 pub mod time;
+mod unix;
 
 pub use simulated::{Abort, Host, enter};

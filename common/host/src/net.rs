@@ -20,9 +20,9 @@ use tonic::transport::{Channel, Endpoint, Server};
 use tower::util::BoxCloneSyncService;
 use tower::{BoxError, Service};
 
-use crate::near;
 use crate::simulated::present;
 use crate::task::{Task, spawn};
+use crate::unix;
 
 /// HTTP/2 flow-control window of one stream: enough for 10 Gbit/s over 3 ms. Bytes beyond it wait at the
 /// sender; larger ones only fill caches here.
@@ -109,7 +109,7 @@ pub fn dial(address: &str) -> Result<Wire, String> {
 ///
 /// # Errors
 /// As [`dial`].
-pub fn dial_near(address: &str, name: &str) -> Result<Wire, String> {
+pub fn dial_unix_or_tcp(address: &str, name: &str) -> Result<Wire, String> {
     if let Some(wire) = simulated(address) {
         return Ok(Wire(Kind::Simulated(wire)));
     }
@@ -117,7 +117,7 @@ pub fn dial_near(address: &str, name: &str) -> Result<Wire, String> {
     let (address, name) = (address.to_owned(), name.to_owned());
     let connector = tower::service_fn(move |_: http::Uri| {
         let (address, name) = (address.clone(), name.clone());
-        async move { near::connect(&name, &address).await.map(TokioIo::new) }
+        async move { unix::connect(&name, &address).await.map(TokioIo::new) }
     });
     Ok(Wire(Kind::Http2(endpoint.connect_with_connector_lazy(connector))))
 }
@@ -149,7 +149,7 @@ enum Bound {
     Tcp {
         listener: TcpListener,
         /// For processes of this machine.
-        near: Option<UnixListener>,
+        unix: Option<UnixListener>,
     },
     Simulated(SimulatedPort),
 }
@@ -174,7 +174,7 @@ impl Port {
     pub async fn bind(address: SocketAddr) -> io::Result<Self> {
         Ok(Self(match present() {
             Some(host) => Bound::Simulated(SimulatedPort(host.listen())),
-            None => Bound::Tcp { listener: TcpListener::bind(address).await?, near: None },
+            None => Bound::Tcp { listener: TcpListener::bind(address).await?, unix: None },
         }))
     }
 
@@ -191,11 +191,11 @@ impl Port {
 
     /// Listens at a Unix socket as well, for processes of this machine and user; says whether that is
     /// possible here.
-    pub fn also_near(&mut self, name: &str) -> bool {
+    pub fn also_unix(&mut self, name: &str) -> bool {
         match &mut self.0 {
-            Bound::Tcp { near, .. } => {
-                *near = near::listen(name).ok();
-                near.is_some()
+            Bound::Tcp { unix, .. } => {
+                *unix = unix::listen(name).ok();
+                unix.is_some()
             }
             Bound::Simulated(_) => false,
         }
@@ -220,20 +220,20 @@ impl Port {
         stop: CancellationToken,
     ) -> Task<Result<(), tonic::transport::Error>> {
         match self.0 {
-            Bound::Tcp { listener, near } => {
+            Bound::Tcp { listener, unix } => {
                 let incoming = TcpIncoming::from(listener)
                     .with_nodelay(Some(true))
                     .with_keepalive(Some(PING_EVERY));
-                let far = server().add_routes(routes.clone());
-                let far =
-                    far.serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
-                let near =
-                    near.and_then(|listener| near::incoming(listener).ok()).map(|incoming| {
-                        let near = server().add_routes(routes);
-                        near.serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
-                    });
-                let near = OptionFuture::from(near).map(|it| it.unwrap_or(Ok(())));
-                spawn(async move { try_join(far, near).await.map(|_| ()) })
+                let tcp = server().add_routes(routes.clone());
+                let tcp =
+                    tcp.serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
+                let incoming = unix.and_then(|listener| unix::incoming(listener).ok());
+                let unix = incoming.map(|incoming| {
+                    let unix = server().add_routes(routes);
+                    unix.serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
+                });
+                let unix = OptionFuture::from(unix).map(|it| it.unwrap_or(Ok(())));
+                spawn(async move { try_join(tcp, unix).await.map(|_| ()) })
             }
             Bound::Simulated(port) => {
                 let serving = present().map(|host| host.serve(port.0, routes, stop));

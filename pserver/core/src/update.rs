@@ -4,6 +4,8 @@
 //! cache, and memory is read and written once. Values do not depend on each other, so the result does
 //! not depend on the strips.
 
+use steadfast_common::finite::bounded;
+
 use crate::optimizer::{Optimizer, State};
 use crate::values::Values;
 
@@ -58,17 +60,6 @@ impl Mean {
         if self.shrink != 1.0 {
             sums.iter_mut().for_each(|it| *it *= self.shrink);
         }
-    }
-}
-
-/// Unlike [`f32::clamp`] without a panic, for which a loop would stop.
-fn bounded(value: f32, bound: f32) -> f32 {
-    if bound < value {
-        bound
-    } else if value < -bound {
-        -bound
-    } else {
-        value
     }
 }
 

@@ -14,7 +14,7 @@ use steadfast_common::pieces::shared_bytes;
 use steadfast_common::records::PserverRecord;
 use steadfast_common::tally::TaskPiece;
 use steadfast_coord::{CoordError, Deadline, pauses};
-use steadfast_host::net::{Wire, dial, dial_near};
+use steadfast_host::net::{Wire, dial, dial_unix_or_tcp};
 use steadfast_host::task::in_place;
 use steadfast_host::time::{Instant, sleep, timeout};
 use steadfast_proto::tensor::in_chunks;
@@ -457,7 +457,7 @@ fn param(spec: &steadfast_common::layout::ParamSpec) -> Param {
 
 fn connect(holder: &PserverRecord) -> Result<Wire, ClientError> {
     let wire = match &holder.unix {
-        Some(name) => dial_near(&holder.address, name),
+        Some(name) => dial_unix_or_tcp(&holder.address, name),
         None => dial(&holder.address),
     };
     wire.map_err(|message| ClientError::Refused {

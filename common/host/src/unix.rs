@@ -64,3 +64,28 @@ fn own_user() -> io::Result<u32> {
     let (one, _other) = UnixStream::pair()?;
     Ok(one.peer_cred()?.uid())
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+    use uuid::Uuid;
+
+    use super::*;
+
+    /// The socket is taken where it is, and the port where it is not, or not any more.
+    #[tokio::test]
+    async fn a_unix_socket_is_preferred_and_tcp_is_the_way_without_one() {
+        let name = format!("steadfast-test-{}", Uuid::new_v4());
+        let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = tcp.local_addr().unwrap().to_string();
+        let listener = listen(&name).unwrap();
+        assert!(listen(&name).is_err(), "nobody else takes the name meanwhile");
+        let mut incoming = Box::pin(incoming(listener).unwrap());
+        assert!(matches!(connect(&name, &address).await, Ok(Either::Left(_))));
+        assert!(incoming.next().await.is_some_and(|it| it.is_ok()), "we are of our own user");
+        drop(incoming);
+        assert!(matches!(connect(&name, &address).await, Ok(Either::Right(_))));
+        drop(tcp);
+        assert!(connect(&name, &address).await.is_err());
+    }
+}
