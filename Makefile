@@ -3,6 +3,9 @@
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
+# What a job runs on; the other programs look after these.
+PRODUCT = -p steadfast-cli -p steadfast-master -p steadfast-pserver -p steadfast-trainer
+
 .PHONY: help setup build demo test chaos sim sim-deep mutants bench bench-compare verify fix
 
 help: ## Say what there is
@@ -14,7 +17,8 @@ setup: ## Install what building and testing need (apt, as root or by sudo)
 build: setup ## Build all programs
 	$(CARGO) build --release --workspace --bins
 
-demo: build ## Train a model on a cluster of processes on this machine
+demo: setup ## Train a model on a cluster of processes on this machine
+	$(CARGO) build --release --bins $(PRODUCT)
 	target/release/steadfast local examples/digits.toml
 
 test: build ## Run all tests

@@ -39,9 +39,8 @@ pub enum Side {
 
 #[derive(Clone, Copy, Debug)]
 enum Work {
-    Push(Via),
-    /// In another form than `f32`.
-    PushCompressed(&'static str),
+    /// In what form.
+    Push(Via, &'static str),
     Pull(Via),
     Steps,
     SmallSteps,
@@ -61,10 +60,8 @@ impl Bench {
     /// Takes one sample.
     pub async fn sample(&self, side: Side) -> Sample {
         match (self.work, side) {
-            (Work::Push(via), Side::Ours) => wire::push(via, "none").await,
-            (Work::PushCompressed(form), Side::Ours) => wire::push(Via::Tcp, form).await,
-            (Work::PushCompressed(_), Side::Beside) => raw::push(Via::Tcp).await,
-            (Work::Push(via), Side::Beside) => raw::push(via).await,
+            (Work::Push(via, form), Side::Ours) => wire::push(via, form).await,
+            (Work::Push(via, _), Side::Beside) => raw::push(via).await,
             (Work::Pull(via), Side::Ours) => wire::pull(via).await,
             (Work::Pull(via), Side::Beside) => raw::pull(via).await,
             (Work::Steps, Side::Ours) => wire::steps().await,
@@ -102,14 +99,14 @@ impl Bench {
 /// A line of the table as it is written here: what a [`Bench`] says, in the same order.
 type Line = (&'static str, &'static str, &'static str, Unit, f64, Work);
 
-const LINES: [Line; 17] = [
+const LINES: [Line; 20] = [
     (
         "push",
         "gradient of 64 MiB to 2 pservers, applied by SGD",
         "tokio TCP into the same update",
         Unit::Bytes,
         0.9,
-        Work::Push(Via::Tcp),
+        Work::Push(Via::Tcp, "none"),
     ),
     (
         "pull",
@@ -125,7 +122,7 @@ const LINES: [Line; 17] = [
         "tokio's Unix sockets into the same update",
         Unit::Bytes,
         0.8,
-        Work::Push(Via::Unix),
+        Work::Push(Via::Unix, "none"),
     ),
     (
         "bf16-push",
@@ -133,7 +130,7 @@ const LINES: [Line; 17] = [
         "tokio TCP with all bits",
         Unit::Bytes,
         1.0,
-        Work::PushCompressed("bf16"),
+        Work::Push(Via::Tcp, "bf16"),
     ),
     (
         "int8-push",
@@ -141,7 +138,31 @@ const LINES: [Line; 17] = [
         "tokio TCP with all bits",
         Unit::Bytes,
         1.0,
-        Work::PushCompressed("int8"),
+        Work::Push(Via::Tcp, "int8"),
+    ),
+    (
+        "slow-push",
+        "the same gradient over links of some 60 MB/s",
+        "tokio TCP over such links, with all bits",
+        Unit::Bytes,
+        0.9,
+        Work::Push(Via::SlowTcp, "none"),
+    ),
+    (
+        "slow-bf16-push",
+        "the same in 16 bits a value",
+        "tokio TCP over such links, with all bits",
+        Unit::Bytes,
+        1.8,
+        Work::Push(Via::SlowTcp, "bf16"),
+    ),
+    (
+        "slow-int8-push",
+        "the same in 8 bits a value",
+        "tokio TCP over such links, with all bits",
+        Unit::Bytes,
+        3.5,
+        Work::Push(Via::SlowTcp, "int8"),
     ),
     (
         "unix-pull",
@@ -193,7 +214,7 @@ const LINES: [Line; 17] = [
     ),
     (
         "checkpoint",
-        "checkpoint of a model of 512 MiB on 2 pservers",
+        "checkpoint of a model of 1 GiB on 2 pservers",
         "plain writes of as much, with hash and fsync",
         Unit::Bytes,
         0.8,
@@ -201,7 +222,7 @@ const LINES: [Line; 17] = [
     ),
     (
         "restore",
-        "from the death of 2 pservers with 512 MiB until others give the values",
+        "2 pservers with 1 GiB die: until others have the values of the checkpoint",
         "plain reads of as much, with hash",
         Unit::Bytes,
         0.8,

@@ -16,8 +16,8 @@ use crate::sample::Sample;
 use crate::watch::Watch;
 use crate::wire::{SLOTS, large, steps_alone};
 
-/// Values of the model: 512 MiB.
-pub const VALUES: usize = 128 << 20;
+/// Values of the model: 1 GiB.
+pub const VALUES: usize = 256 << 20;
 
 /// One checkpoint of a model that nobody trains, by `steadfast checkpoint now`.
 pub async fn take() -> Sample {
@@ -27,17 +27,19 @@ pub async fn take() -> Sample {
     watch.stop((VALUES * size_of::<f32>()) as f64)
 }
 
-/// From the death of all pservers until others give the values of the checkpoint.
+/// From the death of all pservers until others have the values of the checkpoint.
 pub async fn restore() -> Sample {
     let mut rig = large(VALUES).await;
     rig.take_checkpoint();
-    let mut values = vec![1.0; VALUES];
     let watch = Watch::start(Vec::new());
-    rig.replace_pservers(&mut values).await;
+    rig.replace_pservers();
     let sample = watch.stop((VALUES * size_of::<f32>()) as f64);
-    assert!(values.iter().all(|value| *value == 0.0), "these are not the checkpoint's");
     let cpu_seconds = rig.pids().iter().skip(1).map(|pid| cpu_of(*pid)).sum::<f64>();
-    Sample { cpu_seconds, peak_bytes: rig.pids().iter().map(|pid| peak_of(*pid)).sum(), ..sample }
+    let peak_bytes = rig.pids().iter().map(|pid| peak_of(*pid)).sum();
+    let mut values = vec![1.0; VALUES];
+    rig.pull(&mut values).await;
+    assert!(values.iter().all(|value| *value == 0.0), "these are not the checkpoint's");
+    Sample { cpu_seconds, peak_bytes, ..sample }
 }
 
 /// As many files read from the disk, with hashes.

@@ -7,6 +7,7 @@ use steadfast_common::compression::Codec;
 use steadfast_common::ids::Lane;
 use steadfast_common::pieces::Pieces;
 use steadfast_common::spec::{OptimizerKind, OptimizerSpec};
+use steadfast_common::widest::widest;
 use steadfast_pserver_core::contribution::{Contribution, Finite, LaneEnd, LaneShare};
 use steadfast_pserver_core::lane_sum::LaneSum;
 use steadfast_pserver_core::memory::Memory;
@@ -61,12 +62,13 @@ pub fn copy(kind: OptimizerKind, values: usize) -> Sample {
     let times = (SAMPLE_BYTES / bytes).max(1);
     let watch = Watch::start(Vec::new());
     for _ in 0..times {
-        move_through(black_box(&mut written), &gradient);
+        widest(|| move_through(black_box(&mut written), &gradient));
     }
     watch.stop((times * bytes) as f64)
 }
 
 /// One addition for each value that is written.
+#[inline(always)]
 fn move_through(written: &mut [Vec<f32>], gradient: &[f32]) {
     match written {
         [a] => a.iter_mut().zip(gradient).for_each(|(a, g)| *a += g),

@@ -6,15 +6,15 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use futures::future::join_all;
-use steadfast_tests::{Process, Scene, within};
+use steadfast_tests::{Process, Proxy, Scene, within};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio_util::either::Either;
 
-use crate::rig::Via;
+use crate::rig::{Via, slow_link};
 use crate::sample::Sample;
 use crate::watch::Watch;
-use crate::wire::{ROUNDS, SLOTS, STEP_VALUES, STEPS, TRAINERS, VALUES, step_bytes};
+use crate::wire::{SLOTS, STEP_VALUES, STEPS, TRAINERS, VALUES, step_bytes};
 
 /// Bytes of one read.
 const READ_BYTES: usize = 256 << 10;
@@ -81,6 +81,7 @@ struct Peers {
 /// A trainer's connections, one to each receiver.
 struct Sender {
     streams: Vec<Stream>,
+    _links: Vec<Proxy>,
     values: Vec<f32>,
 }
 
@@ -121,12 +122,14 @@ impl Peers {
 
 impl Sender {
     async fn connect(addresses: &[SocketAddr], values: usize, via: Via) -> Self {
-        let mut streams = Vec::new();
+        let (mut streams, mut links) = (Vec::new(), Vec::new());
         for address in addresses {
             let mut stream = match via {
-                Via::Tcp => {
-                    let stream = TcpStream::connect(address).await.expect("it listens");
-                    stream.set_nodelay(true).expect("it is a socket");
+                Via::Tcp => Either::Left(connect(*address).await),
+                Via::SlowTcp => {
+                    let link = slow_link(&address.to_string()).await;
+                    let stream = connect(link.address()).await;
+                    links.push(link);
                     Either::Left(stream)
                 }
                 Via::Unix => {
@@ -137,7 +140,7 @@ impl Sender {
             stream.write_u64((values / SLOTS) as u64).await.expect("it is there");
             streams.push(stream);
         }
-        Self { streams, values: vec![0.5; values] }
+        Self { streams, _links: links, values: vec![0.5; values] }
     }
 
     async fn push(&mut self) {
@@ -161,15 +164,21 @@ impl Sender {
     }
 }
 
+async fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(address).await.expect("it listens");
+    stream.set_nodelay(true).expect("it is a socket");
+    stream
+}
+
 /// Gradients of [`VALUES`] to [`SLOTS`] processes that add them up.
 pub async fn push(via: Via) -> Sample {
     let mut peers = Peers::start(1, VALUES, via).await;
     peers.push().await;
     let watch = Watch::start(peers.pids());
-    for _ in 0..ROUNDS {
+    for _ in 0..via.rounds() {
         peers.push().await;
     }
-    watch.stop((ROUNDS * VALUES * size_of::<f32>()) as f64)
+    watch.stop((via.rounds() * VALUES * size_of::<f32>()) as f64)
 }
 
 /// Parameters of [`VALUES`] from [`SLOTS`] processes.
@@ -177,10 +186,10 @@ pub async fn pull(via: Via) -> Sample {
     let mut peers = Peers::start(1, VALUES, via).await;
     peers.pull().await;
     let watch = Watch::start(peers.pids());
-    for _ in 0..ROUNDS {
+    for _ in 0..via.rounds() {
         peers.pull().await;
     }
-    watch.stop((ROUNDS * VALUES * size_of::<f32>()) as f64)
+    watch.stop((via.rounds() * VALUES * size_of::<f32>()) as f64)
 }
 
 /// The bytes of whole steps: all gradients, then all parameters.

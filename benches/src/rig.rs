@@ -13,7 +13,9 @@ use steadfast_common::records::TrainerRecord;
 use steadfast_coord::{Etcd, EtcdOptions, Session};
 use steadfast_proto::v1::begin_init_reply::Answer;
 use steadfast_proto::v1::{BeginInitRequest, FinishInitRequest};
-use steadfast_tests::{Ended, EtcdServer, Job, Process, Scene, Signal, free_address, within};
+use steadfast_tests::{
+    Ended, EtcdServer, Job, Process, Proxy, Scene, Signal, free_address, within,
+};
 use tokio::net::TcpListener;
 use uuid::Uuid;
 
@@ -26,7 +28,26 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Via {
     Tcp,
+    /// Over a link that lets one piece through each millisecond.
+    SlowTcp,
     Unix,
+}
+
+impl Via {
+    /// How many gradients of the benches' size make a sample.
+    pub fn rounds(self) -> usize {
+        match self {
+            Self::Tcp | Self::Unix => 24,
+            Self::SlowTcp => 3,
+        }
+    }
+}
+
+/// A slow link to `address`.
+pub async fn slow_link(address: &str) -> Proxy {
+    let link = Proxy::start(address).await;
+    link.delay(Duration::from_millis(1));
+    link
 }
 
 /// Processes of one job, and our own connections to them.
@@ -34,6 +55,8 @@ pub struct Rig {
     pub pservers: Pservers,
     pub cluster: Arc<Cluster>,
     via: Via,
+    /// Slow links that we reach pservers over.
+    links: Vec<Proxy>,
     codec: Codec,
     layout: Arc<Layout>,
     client: Etcd,
@@ -65,10 +88,13 @@ impl Rig {
         register(&client, &keys, &session, id).await;
         let layout = Arc::new(Layout::new(vec![ParamSpec::new("w", &[values])]));
         let codec = parse(&job.text).expect("it is a job file").gradients.codec();
+        let mut links = Vec::new();
+        let crew = crew(&cluster, via, &mut links).await;
         let pservers =
-            initialise(cluster.clone(), id, layout.clone(), &session, (via, codec)).await;
+            initialise(cluster.clone(), id, &crew, layout.clone(), &session, codec).await;
         Self {
             via,
+            links,
             codec,
             layout,
             pservers,
@@ -96,7 +122,8 @@ impl Rig {
 
     /// As another trainer sees the pservers: over connections of its own.
     pub async fn other_pservers(&self) -> Pservers {
-        let crew = crew(&self.cluster, self.via).await;
+        assert!(self.links.is_empty(), "a slow link has one trainer");
+        let crew = crew(&self.cluster, self.via, &mut Vec::new()).await;
         let layout = self.layout.clone();
         let deadline = self.session.deadline();
         Pservers::new(self.cluster.clone(), &crew, layout, self.codec, deadline).expect("addresses")
@@ -124,9 +151,9 @@ impl Rig {
         self.scene.start("checkpoint", "steadfast", &args).end(PATIENCE)
     }
 
-    /// Ends all pservers without a word, and starts others in their place, which load the last
-    /// checkpoint. Writes what they have then into `values`.
-    pub async fn replace_pservers(&mut self, values: &mut [f32]) {
+    /// Ends all pservers without a word, and starts others in their place; waits until these have the
+    /// values of the last checkpoint.
+    pub fn replace_pservers(&mut self) {
         let slots = self.processes.len() - 1;
         for mut pserver in self.processes.drain(1..) {
             pserver.signal(Signal::SIGKILL);
@@ -136,7 +163,14 @@ impl Rig {
             let name = format!("pserver-{}", slots + slot);
             self.processes.push(self.commands.start(&self.scene, &name, "steadfast-pserver", &[]));
         }
-        // There may be more than one generation until all are there.
+        for pserver in &self.processes[1..] {
+            let has_restored = || pserver.stderr().contains("shard restored").then_some(());
+            within(PATIENCE, "it restores its shard", has_restored);
+        }
+    }
+
+    /// What the pservers have, in whatever generation they are by now.
+    pub async fn pull(&mut self, values: &mut [f32]) {
         while self.pservers.pull(values).await.is_err() {
             self.cluster.generation_after(self.pservers.generation()).await;
             self.pservers = self.other_pservers().await;
@@ -221,13 +255,18 @@ impl Commands {
     }
 }
 
-/// The pservers, of which those that listen at a Unix socket as well may be known by their port alone.
-async fn crew(cluster: &Cluster, via: Via) -> Crew {
+/// The pservers, as they are reached that way; over new `links` if it is a slow one.
+async fn crew(cluster: &Cluster, via: Via, links: &mut Vec<Proxy>) -> Crew {
     let mut crew = cluster.crew().await.expect("the job begins");
     for holder in &mut crew.holders {
         assert!(holder.unix.is_some(), "we share a machine");
-        if via == Via::Tcp {
+        if via != Via::Unix {
             holder.unix = None;
+        }
+        if via == Via::SlowTcp {
+            let link = slow_link(&holder.address).await;
+            holder.address = link.address().to_string();
+            links.push(link);
         }
     }
     crew
@@ -236,16 +275,16 @@ async fn crew(cluster: &Cluster, via: Via) -> Crew {
 async fn initialise(
     cluster: Arc<Cluster>,
     id: TrainerId,
+    crew: &Crew,
     layout: Arc<Layout>,
     session: &Session,
-    (via, codec): (Via, Codec),
+    codec: Codec,
 ) -> Pservers {
     let master = Master::new(cluster.clone(), id);
-    let crew = crew(&cluster, via).await;
     let caller = master.caller(crew.record.generation);
     let values = Arc::new(vec![0.0; layout.len()]);
     let pservers =
-        Pservers::new(cluster, &crew, layout, codec, session.deadline()).expect("addresses");
+        Pservers::new(cluster, crew, layout, codec, session.deadline()).expect("addresses");
     let begun = BeginInitRequest { caller: caller.clone() };
     let reply = master.begin_init(begun).await.expect("the master answers");
     assert_eq!(reply.answer(), Answer::Initialize, "nobody else is there");

@@ -19,9 +19,6 @@ pub const VALUES: usize = 16 << 20;
 /// Pservers that share it.
 pub const SLOTS: usize = 2;
 
-/// Gradients of one sample.
-pub const ROUNDS: usize = 24;
-
 /// Values of the small model: 64 KiB.
 pub const SMALL: usize = 16 << 10;
 
@@ -76,10 +73,10 @@ pub async fn push(via: Via, compression: &str) -> Sample {
     let gradient = gradient(vec![0.5; VALUES]);
     rig.pservers.push(piece(0), gradient.clone()).await.expect("pservers take it");
     let watch = Watch::start(rig.pids());
-    for number in 1..=ROUNDS {
+    for number in 1..=via.rounds() {
         rig.pservers.push(piece(number), gradient.clone()).await.expect("pservers take it");
     }
-    watch.stop((ROUNDS * VALUES * size_of::<f32>()) as f64)
+    watch.stop((via.rounds() * VALUES * size_of::<f32>()) as f64)
 }
 
 /// Parameters of [`VALUES`] from [`SLOTS`] pservers.
@@ -88,10 +85,10 @@ pub async fn pull(via: Via) -> Sample {
     let mut values = vec![0.0; VALUES];
     rig.pservers.pull(&mut values).await.expect("pservers give them");
     let watch = Watch::start(rig.pids());
-    for _ in 0..ROUNDS {
+    for _ in 0..via.rounds() {
         rig.pservers.pull(&mut values).await.expect("pservers give them");
     }
-    watch.stop((ROUNDS * VALUES * size_of::<f32>()) as f64)
+    watch.stop((via.rounds() * VALUES * size_of::<f32>()) as f64)
 }
 
 /// Synchronous steps of a small model: one lane, one pserver.

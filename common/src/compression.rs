@@ -9,6 +9,7 @@ use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
 use crate::finite::bounded;
+use crate::widest::widest;
 
 /// Values that share a scale in [`Codec::Int8`].
 const GROUP: usize = 1024;
@@ -105,9 +106,11 @@ impl Codec {
     /// Adds finite values to those of a sum, and rounds it. Like a value, a sum that is too large
     /// becomes the largest there is: it stays finite, so it does not matter who looks whether it is.
     pub fn add(self, sum: &mut [f32], values: &[f32]) {
-        for (sum, value) in sum.iter_mut().zip(values) {
-            *sum = bounded(*sum + value, f32::MAX);
-        }
+        widest(|| {
+            for (sum, value) in sum.iter_mut().zip(values) {
+                *sum = bounded(*sum + value, f32::MAX);
+            }
+        });
         self.round(sum);
     }
 
@@ -118,14 +121,16 @@ impl Codec {
             Self::Bf16 => round_each(values, bf16::MAX.to_f32(), |it| bf16::from_f32(it).to_f32()),
             Self::F16 => round_each(values, f16::MAX.to_f32(), |it| f16::from_f32(it).to_f32()),
             Self::Int8 => {
-                for group in values.chunks_mut(GROUP) {
-                    group.iter_mut().for_each(|value| *value = bounded(*value, LARGEST_INT8));
-                    let scale = scale_of(group);
-                    let steps = 1.0 / scale;
-                    for value in group {
-                        *value = nearest(*value * steps) * scale;
+                widest(|| {
+                    for group in values.chunks_mut(GROUP) {
+                        group.iter_mut().for_each(|value| *value = bounded(*value, LARGEST_INT8));
+                        let scale = scale_of(group);
+                        let steps = 1.0 / scale;
+                        for value in group {
+                            *value = nearest(*value * steps) * scale;
+                        }
                     }
-                }
+                });
             }
             Self::Sparse { keep } => leave_largest(values, keep),
         }
@@ -138,13 +143,9 @@ impl Codec {
             Self::Bf16 => encode_halves(bf16::ZERO, values),
             Self::F16 => encode_halves(f16::ZERO, values),
             Self::Int8 => {
-                let mut bytes = Vec::with_capacity(Self::int8_len(values.len()));
-                for group in values.chunks(GROUP) {
-                    let scale = scale_of(group);
-                    let steps = 1.0 / scale;
-                    bytes.extend(scale.to_le_bytes());
-                    bytes.extend(group.iter().map(|value| nearest(*value * steps) as i8 as u8));
-                }
+                let mut bytes = vec![0; Self::int8_len(values.len())];
+                let groups = values.chunks(GROUP).zip(bytes.chunks_mut(WORD + GROUP));
+                widest(|| groups.for_each(|(group, bytes)| encode_group(group, bytes)));
                 bytes
             }
             Self::Sparse { .. } => {
@@ -181,14 +182,8 @@ impl Codec {
             }
             Self::Int8 => {
                 of_length(Self::int8_len(values.len()))?;
-                let groups = values.chunks_mut(GROUP).zip(bytes.chunks(WORD + GROUP));
-                for (group, bytes) in groups {
-                    let (scale, steps) = bytes.split_first_chunk().expect("the length was checked");
-                    let scale = checked_scale(f32::from_le_bytes(*scale))?;
-                    for (value, step) in group.iter_mut().zip(steps) {
-                        *value = f32::from(*step as i8) * scale;
-                    }
-                }
+                let mut groups = values.chunks_mut(GROUP).zip(bytes.chunks(WORD + GROUP));
+                widest(|| groups.try_for_each(|(group, bytes)| decode_group(bytes, group)))?;
             }
             Self::Sparse { .. } => decode_sparse(bytes, values)?,
         }
@@ -201,7 +196,7 @@ impl Codec {
 }
 
 fn round_each(values: &mut [f32], largest: f32, round: impl Fn(f32) -> f32) {
-    values.iter_mut().for_each(|value| *value = round(bounded(*value, largest)));
+    widest(|| values.iter_mut().for_each(|value| *value = round(bounded(*value, largest))));
 }
 
 fn encode_halves<H: Copy>(zero: H, values: &[f32]) -> Vec<u8>
@@ -215,13 +210,39 @@ where
 
 fn decode_each<const N: usize>(bytes: &[u8], values: &mut [f32], read: impl Fn([u8; N]) -> f32) {
     let pairs = values.iter_mut().zip(bytes.as_chunks().0);
-    pairs.for_each(|(value, bytes)| *value = read(*bytes));
+    widest(|| pairs.for_each(|(value, bytes)| *value = read(*bytes)));
+}
+
+/// Writes a group of [`Codec::Int8`].
+#[inline(always)]
+fn encode_group(group: &[f32], bytes: &mut [u8]) {
+    let scale = scale_of(group);
+    let steps = 1.0 / scale;
+    let (first, rest) = bytes.split_at_mut(WORD);
+    first.copy_from_slice(&scale.to_le_bytes());
+    for (byte, value) in rest.iter_mut().zip(group) {
+        *byte = lowest_byte(*value * steps);
+    }
+}
+
+/// Reads a group of [`Codec::Int8`], whose length was checked.
+#[inline(always)]
+fn decode_group(bytes: &[u8], group: &mut [f32]) -> Result<(), Malformed> {
+    let (scale, steps) = bytes.split_first_chunk().expect("the length was checked");
+    let scale = checked_scale(f32::from_le_bytes(*scale))?;
+    for (value, step) in group.iter_mut().zip(steps) {
+        *value = f32::from(*step as i8) * scale;
+    }
+    Ok(())
 }
 
 /// The smallest power of two of which no value is more than 127 times as large. Being a power of two it
 /// loses no digit, and what was rounded by it gives the same one again.
+#[inline(always)]
 fn scale_of(group: &[f32]) -> f32 {
-    let largest = group.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+    // Without their sign, values are ordered as their bits are; integers are compared by eights.
+    let largest = group.iter().map(|value| value.abs().to_bits()).max();
+    let largest = f32::from_bits(largest.unwrap_or_default());
     let mut scale = f32::from_bits((largest / STEPS).to_bits() & f32::INFINITY.to_bits());
     if scale < f32::MIN_POSITIVE {
         // Below it there are no more digits to share.
@@ -241,6 +262,12 @@ fn checked_scale(scale: f32) -> Result<f32, Malformed> {
 /// The nearest integer of a value that is small against [`ROUNDER`].
 fn nearest(value: f32) -> f32 {
     (value + ROUNDER) - ROUNDER
+}
+
+/// The lowest byte of that integer in two's complement, in which the digits of such a sum end. Faster
+/// than a conversion, which has to mind values that are too large.
+fn lowest_byte(value: f32) -> u8 {
+    (value + ROUNDER).to_bits() as u8
 }
 
 /// Sets all values to zero but the largest; of equal ones the first is kept.

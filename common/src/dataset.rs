@@ -11,8 +11,10 @@ use crate::ids::TaskId;
 use crate::records::RecordRange;
 use crate::spec::{DataFormat, DatasetSpec};
 
-/// Records of one file that are read in one go.
+/// Records of one file that are read in one go. In JSON a row of its five numbers: there may be
+/// millions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "ChunkRow", into = "ChunkRow")]
 pub struct Chunk {
     /// Index into [`Manifest::files`].
     pub file: u32,
@@ -24,6 +26,20 @@ pub struct Chunk {
     pub first_record: u64,
     /// Records between `start` and `end`.
     pub records: u32,
+}
+
+type ChunkRow = (u32, u64, u64, u64, u32);
+
+impl From<ChunkRow> for Chunk {
+    fn from((file, start, end, first_record, records): ChunkRow) -> Self {
+        Self { file, start, end, first_record, records }
+    }
+}
+
+impl From<Chunk> for ChunkRow {
+    fn from(Chunk { file, start, end, first_record, records }: Chunk) -> Self {
+        (file, start, end, first_record, records)
+    }
 }
 
 /// One file of the dataset, as it was when the manifest was made.

@@ -18,3 +18,4 @@ pub mod schedule;
 pub mod spec;
 pub mod status;
 pub mod tally;
+pub mod widest;

@@ -8,6 +8,7 @@ use steadfast_checkpoint::EncodeError;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Slot, Version};
 use steadfast_common::layout::{Layout, ParamSpec};
+use steadfast_host::task::yielding;
 use steadfast_host::time::timeout;
 use steadfast_proto::status;
 use steadfast_proto::v1::pserver_server::Pserver;
@@ -185,7 +186,10 @@ impl Pserver for Service {
         };
         let version = cut.position.version;
         let (slot, incarnation) = (self.engine.slot, self.engine.incarnation);
-        let saved = self.shards.save(&layout, slot, incarnation, cut).await;
+        let (shards, of) = (self.shards.clone(), layout.clone());
+        let saving = async move { shards.save(&of, slot, incarnation, cut).await };
+        let saved = yielding(saving).await;
+        let saved = saved.map_err(|error| status(ErrorKind::Internal, error.to_string()))?;
         if let Err(ShardError::Encode(error @ EncodeError::NotFinite { .. })) = &saved {
             return Ok(Response::new(SnapshotReply {
                 answer: snapshot_reply::Answer::Diverged.into(),

@@ -15,7 +15,7 @@ use steadfast_common::tally::Counted;
 use steadfast_host::chance;
 use steadfast_host::task::in_place;
 use steadfast_pserver_core::optimizer::Optimizer;
-use steadfast_pserver_core::shard::{Cut, CutBlock, Position, Shard};
+use steadfast_pserver_core::shard::{Cut, CutBlock, Position};
 use steadfast_store::{Location, PutPayload, StoreError};
 
 #[cfg(test)]
@@ -115,7 +115,7 @@ impl ShardStore {
     ) -> Result<(Arc<Layout>, Cut), ShardError> {
         let files = Checkpoint::open(&self.store, checkpoint).await?;
         let layout = Arc::clone(files.layout());
-        let wanted = Shard::blocks_of(&layout, slot, slots);
+        let wanted = layout.blocks_of(slot, slots);
         let mut cut = Cut {
             position: position(&checkpoint.position),
             updates: 0,
@@ -125,16 +125,20 @@ impl ShardStore {
         };
         let mut found = BTreeMap::new();
         let mut most = Counted::default();
-        for shard in &checkpoint.shards {
-            let file = files.read(shard).await?;
+        for shard in sources(checkpoint, &layout, &wanted) {
+            // A slot of a small model may have no block, and looks at all shards.
+            if !wanted.is_empty() && found.len() == wanted.len() {
+                break;
+            }
+            let mut file = files.read(shard, &|it| wanted.binary_search(&it).is_ok()).await?;
             let counts = file.meta().counts.iter();
             most = counts
                 .cloned()
                 .fold(most, |most, it| if most.records() < it.records() { it } else { most });
             cut.updates = cut.updates.max(file.meta().updates);
             cut.position.loss = file.meta().loss.or(cut.position.loss);
-            for (number, _) in &wanted {
-                let Some(block) = self.block(&file, *number, &mut cut.counts) else { continue };
+            for number in &wanted {
+                let Some(block) = self.block(&mut file, *number, &mut cut.counts) else { continue };
                 let damaged = |reason: String| Fault::Damaged {
                     object: shard.object.clone(),
                     reason: format!("`{}` {reason}", files.names().block(*number).1),
@@ -144,11 +148,11 @@ impl ShardStore {
                 }
             }
         }
-        for (number, _) in &wanted {
+        for number in &wanted {
             let missing = || Fault::NotHeld { tensor: files.names().block(*number).1 };
             cut.blocks.push(found.remove(number).ok_or_else(missing)?);
         }
-        // A slot of a small model may have no block. It reflects nothing, and holds nobody up.
+        // A slot without blocks reflects nothing, and holds nobody up.
         if cut.counts.is_empty() {
             cut.counts.push(most);
         }
@@ -158,21 +162,38 @@ impl ShardStore {
     /// A block from a shard, if it is there.
     fn block(
         &self,
-        file: &ShardFile,
+        file: &mut ShardFile,
         number: u32,
         counts: &mut Vec<Counted>,
     ) -> Option<Result<CutBlock, String>> {
-        let values = Arc::new(file.values(number)?.collect());
+        let mut read = file.take(number)?;
         let count = place_of(counts, file.meta().counted(number)?);
         let mut state: Vec<Vec<f32>> = Vec::new();
         for name in self.states {
-            match file.state(number, name) {
-                Some(values) => state.push(values.collect()),
+            match read.states.remove(*name) {
+                Some(values) => state.push(values),
                 None => return Some(Err(format!("lacks the optimizer state `{name}`"))),
             }
         }
-        Some(Ok(CutBlock { number, count, values, state: Arc::new(state) }))
+        let (values, state) = (Arc::new(read.values), Arc::new(state));
+        Some(Ok(CutBlock { number, count, values, state }))
     }
+}
+
+/// The shards of a checkpoint, those first that hold any of the `wanted` blocks if they were placed
+/// as we place them now.
+fn sources<'a>(
+    checkpoint: &'a CheckpointRecord,
+    layout: &Layout,
+    wanted: &[u32],
+) -> Vec<&'a ShardRecord> {
+    let placed = layout.place(checkpoint.shards.len() as u32);
+    let holds = |shard: &ShardRecord| {
+        let numbers = placed.get(shard.slot.0 as usize);
+        numbers.is_some_and(|it| it.iter().any(|it| wanted.binary_search(it).is_ok()))
+    };
+    let (first, others): (Vec<_>, Vec<_>) = checkpoint.shards.iter().partition(|it| holds(it));
+    [first, others].concat()
 }
 
 /// Where `counted` stands in `counts`; puts it there first if it is new.

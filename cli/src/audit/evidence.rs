@@ -170,8 +170,8 @@ async fn counts(store: &Location, record: &CheckpointRecord) -> Result<Vec<SlotC
     let checkpoint = Checkpoint::open(store, record).await?;
     let (mut slots, mut seen) = (Vec::new(), BTreeSet::new());
     for shard in &record.shards {
-        let file = checkpoint.read(shard).await?;
-        if let Some(number) = file.blocks().find(|number| !seen.insert(*number)) {
+        let file = checkpoint.read(shard, &|_| false).await?;
+        if let Some(number) = file.numbers().find(|number| !seen.insert(*number)) {
             let name = checkpoint.names().block(number).1;
             let reason = format!("it holds `{name}`, which another shard holds as well");
             return Err(Fault::Damaged { object: shard.object.clone(), reason });
@@ -188,7 +188,7 @@ async fn counts(store: &Location, record: &CheckpointRecord) -> Result<Vec<SlotC
 fn groups(file: &ShardFile) -> Vec<Group> {
     let meta = file.meta();
     let mut blocks: BTreeMap<usize, usize> = BTreeMap::new();
-    for number in file.blocks() {
+    for number in file.numbers() {
         let count = meta.count_of.get(&number).copied().unwrap_or(0);
         *blocks.entry(count).or_default() += 1;
     }

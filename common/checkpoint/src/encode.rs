@@ -8,9 +8,9 @@ use serde::{Serialize, Serializer};
 use steadfast_common::finite::are_finite_bytes;
 
 /// The longest header that readers accept.
-const HEADER_BYTES_MAX: usize = 100_000_000;
+pub(crate) const HEADER_BYTES_MAX: usize = 100_000_000;
 /// Length of the header's length; headers are padded to a multiple of it.
-const WORD: usize = size_of::<u64>();
+pub(crate) const WORD: usize = size_of::<u64>();
 /// What the format keeps for itself.
 const METADATA: &str = "__metadata__";
 

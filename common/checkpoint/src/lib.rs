@@ -1,6 +1,7 @@
 //! The format of a checkpoint's objects, and of the model file that is made of them: one
 //! implementation for whoever writes, restores, verifies or exports a checkpoint.
 
+mod decode;
 mod encode;
 mod fault;
 mod model_file;
@@ -11,10 +12,11 @@ mod shard_file;
 mod tests;
 mod verify;
 
+pub use decode::ShardDecoder;
 pub use encode::EncodeError;
 pub use fault::Fault;
 pub use model_file::{ModelFile, encode_model};
 pub use names::{BlockNames, tensor_name};
 pub use reading::{Checkpoint, digest, is_in_place};
-pub use shard_file::{BlockTensors, ShardFile, ShardMeta, encode_shard};
+pub use shard_file::{BlockTensors, ReadBlock, ShardFile, ShardMeta, encode_shard};
 pub use verify::{CountedBlocks, Verified, parameters, verify};

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures::StreamExt;
 use sha2::{Digest, Sha256};
 use steadfast_common::dataset::{Manifest, hex};
 use steadfast_common::layout::Layout;
@@ -10,6 +11,7 @@ use steadfast_common::records::{CheckpointRecord, JobRecord, ShardRecord};
 use steadfast_host::task::in_place;
 use steadfast_store::{Location, StoreError};
 
+use crate::decode::ShardDecoder;
 use crate::fault::Fault;
 use crate::names::BlockNames;
 use crate::shard_file::ShardFile;
@@ -71,37 +73,50 @@ impl<'a> Checkpoint<'a> {
         &self.names
     }
 
-    /// Reads one shard.
+    /// Reads one shard, and keeps the values of the blocks that are `wanted`. Holds a few pieces of
+    /// the file in memory beside them.
     ///
     /// # Errors
     /// See [`Fault`].
     ///
     /// # Panics
-    /// Outside of a runtime with several threads: a large shard keeps a thread busy.
-    pub async fn read(&self, shard: &ShardRecord) -> Result<ShardFile, Fault> {
-        let bytes = place(self.store, shard)?.read().await;
-        let bytes = bytes.map_err(|error| Fault::of_store(&shard.object, error))?;
-        in_place(|| decode(&self.names, shard, bytes))
+    /// Outside of a runtime with several threads: hashing keeps a thread busy.
+    pub async fn read(
+        &self,
+        shard: &ShardRecord,
+        wanted: &(dyn Fn(u32) -> bool + Sync),
+    ) -> Result<ShardFile, Fault> {
+        let damaged = |reason| Fault::Damaged { object: shard.object.clone(), reason };
+        let place = place(self.store, shard)?;
+        let mut pieces = place.read_in_pieces(shard.size_bytes);
+        let mut hash = Sha256::new();
+        let mut decoder = ShardDecoder::new(&self.names, shard.size_bytes, wanted);
+        let mut form = Ok(());
+        while let Some(piece) = pieces.next().await {
+            let piece = piece.map_err(|error| Fault::of_store(&shard.object, error))?;
+            in_place(|| {
+                hash.update(&piece);
+                if form.is_ok() {
+                    form = decoder.push(piece);
+                }
+            });
+        }
+        // A file whose form is wrong has most likely another hash, which says more.
+        let sha256 = hex(&hash.finalize());
+        if sha256 != shard.sha256 {
+            return Err(damaged(format!("its SHA-256 is {sha256}, not {}", shard.sha256)));
+        }
+        let file = form.and_then(|()| decoder.finish()).map_err(damaged)?;
+        let (found, wanted) = (file.meta().version, shard.version);
+        if found != wanted {
+            return Err(damaged(format!("it is of version {found}, not {wanted}")));
+        }
+        Ok(file)
     }
 }
 
 fn place(store: &Location, shard: &ShardRecord) -> Result<Location, Fault> {
     store.child(&shard.object).map_err(|error| Fault::of_store(&shard.object, error))
-}
-
-fn decode(names: &BlockNames, shard: &ShardRecord, bytes: Bytes) -> Result<ShardFile, Fault> {
-    check_size(shard, bytes.len() as u64)?;
-    let damaged = |reason| Fault::Damaged { object: shard.object.clone(), reason };
-    let sha256 = digest(std::slice::from_ref(&bytes));
-    if sha256 != shard.sha256 {
-        return Err(damaged(format!("its SHA-256 is {sha256}, not {}", shard.sha256)));
-    }
-    let file = ShardFile::decode(names, bytes).map_err(damaged)?;
-    let (found, wanted) = (file.meta().version, shard.version);
-    if found != wanted {
-        return Err(damaged(format!("it is of version {found}, not {wanted}")));
-    }
-    Ok(file)
 }
 
 fn check_size(shard: &ShardRecord, found: u64) -> Result<(), Fault> {

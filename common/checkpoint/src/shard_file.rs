@@ -3,13 +3,10 @@
 //! The tensors are blocks and their optimizer state, see [`crate::BlockNames`]; what is no tensor
 //! stands in the file's metadata as JSON.
 
-use std::collections::BTreeMap;
-use std::ops::Range;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use safetensors::SafeTensors;
-use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
 use steadfast_common::ids::Version;
 use steadfast_common::layout::Layout;
@@ -17,12 +14,10 @@ use steadfast_common::pieces::shared_bytes;
 use steadfast_common::tally::Counted;
 
 use crate::encode::{EncodeError, Tensor, encode};
-use crate::names::{BlockNames, Content, state_name, tensor_name};
+use crate::names::{state_name, tensor_name};
 
 /// Key of our JSON in a shard's metadata.
-const META: &str = "steadfast";
-/// Bytes of the length before a safetensors header.
-const WORD: usize = size_of::<u64>();
+pub(crate) const META: &str = "steadfast";
 
 /// What a shard says beside its tensors.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -99,123 +94,39 @@ impl AsRef<[u8]> for State {
 }
 
 /// A shard that was read and whose form was checked.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct ShardFile {
-    meta: ShardMeta,
-    bytes: Bytes,
-    blocks: BTreeMap<u32, Places>,
+    pub(crate) meta: ShardMeta,
+    pub(crate) numbers: BTreeSet<u32>,
+    pub(crate) blocks: BTreeMap<u32, ReadBlock>,
 }
 
-/// Where the tensors of a block are in the file.
-#[derive(Clone, Debug)]
-struct Places {
-    values: Range<usize>,
-    states: BTreeMap<String, Range<usize>>,
+/// A block that was read.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ReadBlock {
+    pub values: Vec<f32>,
+    /// Its optimizer state by name.
+    pub states: BTreeMap<String, Vec<f32>>,
 }
 
 impl ShardFile {
-    /// Checks the form of a shard of which `names` are the possible blocks. Sets no memory aside
-    /// for what the file only claims to hold.
-    ///
-    /// # Errors
-    /// What is wrong with it: its form, a tensor that the layout does not know or that has another
-    /// type or length, state without values, values of which it is not known what they reflect.
-    pub fn decode(names: &BlockNames, bytes: Bytes) -> Result<Self, String> {
-        let (header_len, header) =
-            SafeTensors::read_metadata(&bytes).map_err(|error| error.to_string())?;
-        let meta = read_meta(&header)?;
-        let (mut values, mut states) = (BTreeMap::new(), BTreeMap::new());
-        for (name, info) in header.tensors().into_iter().collect::<BTreeMap<_, _>>() {
-            let content = names.content(&name);
-            let content =
-                content.ok_or_else(|| format!("its `{name}` is no block of the model"))?;
-            let (Content::Values { number } | Content::State { number, .. }) = content;
-            let len = names.layout().blocks()[number as usize].len;
-            let place = place(&name, info, len, WORD + header_len, bytes.len())?;
-            match content {
-                Content::Values { number } => drop(values.insert(number, place)),
-                Content::State { number, state } => {
-                    let of_block: &mut BTreeMap<_, _> = states.entry(number).or_default();
-                    of_block.insert(state.to_owned(), place);
-                }
-            }
-        }
-        let mut blocks = BTreeMap::new();
-        for (number, values) in values {
-            if meta.counted(number).is_none() {
-                return Err(format!("its `{}` is not counted", names.block(number).1));
-            }
-            let states = states.remove(&number).unwrap_or_default();
-            blocks.insert(number, Places { values, states });
-        }
-        match states.first_key_value() {
-            Some((number, _)) => {
-                Err(format!("`{}` has optimizer state and no values", names.block(*number).1))
-            }
-            None => Ok(Self { meta, bytes, blocks }),
-        }
-    }
-
     /// What the shard says beside its tensors.
     pub fn meta(&self) -> &ShardMeta {
         &self.meta
     }
 
-    /// The numbers of its blocks, ascending.
-    pub fn blocks(&self) -> impl Iterator<Item = u32> + '_ {
-        self.blocks.keys().copied()
+    /// The numbers of all its blocks, ascending, whether their values were asked for or not.
+    pub fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
+        self.numbers.iter().copied()
     }
 
-    /// A block's values, if it is here.
-    pub fn values(&self, number: u32) -> Option<impl ExactSizeIterator<Item = f32> + '_> {
-        Some(self.floats(&self.blocks.get(&number)?.values))
+    /// The blocks that were asked for and are here, by number.
+    pub fn blocks(&self) -> &BTreeMap<u32, ReadBlock> {
+        &self.blocks
     }
 
-    /// The names of a block's optimizer state, ascending.
-    pub fn state_names(&self, number: u32) -> impl Iterator<Item = &str> {
-        let states = self.blocks.get(&number).map(|block| &block.states);
-        states.into_iter().flat_map(BTreeMap::keys).map(String::as_str)
-    }
-
-    /// One of a block's optimizer state, if it is here.
-    pub fn state(
-        &self,
-        number: u32,
-        state: &str,
-    ) -> Option<impl ExactSizeIterator<Item = f32> + '_> {
-        Some(self.floats(self.blocks.get(&number)?.states.get(state)?))
-    }
-
-    fn floats(&self, place: &Range<usize>) -> impl ExactSizeIterator<Item = f32> + '_ {
-        let words = self.bytes[place.clone()].as_chunks::<4>().0;
-        words.iter().map(|word| f32::from_le_bytes(*word))
-    }
-}
-
-fn read_meta(header: &Metadata) -> Result<ShardMeta, String> {
-    let text = header.metadata().as_ref().and_then(|it| it.get(META));
-    let text = text.ok_or_else(|| format!("it has no metadata called `{META}`"))?;
-    serde_json::from_str(text).map_err(|error| format!("its metadata cannot be read: {error}"))
-}
-
-/// Where a tensor of `len` values is in the file.
-fn place(
-    name: &str,
-    info: &TensorInfo,
-    len: usize,
-    data_start: usize,
-    file_len: usize,
-) -> Result<Range<usize>, String> {
-    if info.dtype != Dtype::F32 || info.shape != [len] {
-        let (dtype, shape) = (info.dtype, &info.shape);
-        return Err(format!("its `{name}` is {dtype} {shape:?}, not F32 [{len}]"));
-    }
-    let (start, end) = info.data_offsets;
-    let range = data_start.checked_add(start).zip(data_start.checked_add(end));
-    match range {
-        Some((start, end)) if start <= end && end <= file_len && end - start == len * 4 => {
-            Ok(start..end)
-        }
-        Some(_) | None => Err(format!("its `{name}` lies outside of the file")),
+    /// Takes a block out, if it was asked for and is here.
+    pub fn take(&mut self, number: u32) -> Option<ReadBlock> {
+        self.blocks.remove(&number)
     }
 }

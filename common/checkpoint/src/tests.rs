@@ -126,6 +126,17 @@ fn encoded_with(
     encode_shard(layout, states, meta, blocks).unwrap().concat().into()
 }
 
+/// Decodes a file that comes in pieces of `len` bytes.
+fn decoded_in(len: usize, names: &BlockNames, bytes: &[u8]) -> Result<ShardFile, String> {
+    let mut decoder = ShardDecoder::new(names, bytes.len() as u64, &|_| true);
+    bytes.chunks(len).try_for_each(|piece| decoder.push(Bytes::copy_from_slice(piece)))?;
+    decoder.finish()
+}
+
+fn decoded(names: &BlockNames, bytes: Bytes) -> Result<ShardFile, String> {
+    decoded_in(bytes.len().max(1), names, &bytes)
+}
+
 /// Writes a file whose header is `json`.
 fn file(json: &str, data: &[u8]) -> Bytes {
     [&(json.len() as u64).to_le_bytes(), json.as_bytes(), data].concat().into()
@@ -167,19 +178,43 @@ fn a_shard_that_is_read_is_the_one_that_was_written() {
     meta.loss = Some(0.1);
     let values = values(&layout);
     let bytes = encoded_with(&layout, &[0, 1], &meta, &STATES, &values);
-    let read = ShardFile::decode(&BlockNames::new(Arc::clone(&layout)), bytes).unwrap();
+    let read = decoded(&BlockNames::new(Arc::clone(&layout)), bytes).unwrap();
     assert_eq!(*read.meta(), meta);
-    assert_eq!(read.blocks().collect::<Vec<_>>(), [0, 1]);
-    for number in [0, 1] {
-        let range = layout.blocks()[number as usize].range();
-        assert!(read.values(number).unwrap().eq(values[range.clone()].iter().copied()));
-        assert_eq!(read.state_names(number).collect::<Vec<_>>(), STATES);
-        let state = read.state(number, "v").unwrap();
-        assert!(state.eq(values[range].iter().map(|it| it * it)));
-        assert!(read.state(number, "other").is_none());
+    assert!(read.numbers().eq([0, 1]) && read.blocks().keys().eq(&[0, 1]));
+    for (number, block) in read.blocks() {
+        let range = layout.blocks()[*number as usize].range();
+        assert_eq!(block.values, values[range.clone()]);
+        assert!(block.states.keys().eq(&STATES));
+        assert!(block.states["v"].iter().copied().eq(values[range].iter().map(|it| it * it)));
     }
-    assert!(read.values(2).is_none());
     assert_eq!([0, 1].map(|it| read.meta().counted(it).unwrap().records()), [40, 41]);
+}
+
+/// I10
+#[test]
+fn wherever_a_file_is_cut_into_pieces_it_is_the_same_shard() {
+    let scene = Scene::new();
+    let bytes = encoded(&scene.layout, &[0, 1, 2]);
+    let names = scene.names();
+    let whole = decoded(&names, bytes.clone()).unwrap();
+    for len in 1..bytes.len() {
+        let read = decoded_in(len, &names, &bytes).unwrap();
+        assert_eq!((read.meta(), read.blocks()), (whole.meta(), whole.blocks()), "by {len}");
+    }
+}
+
+#[test]
+fn a_block_that_nobody_wants_is_checked_and_not_kept() {
+    let scene = Scene::new();
+    let bytes = encoded(&scene.layout, &[0, 1, 2]);
+    let names = scene.names();
+    let mut decoder = ShardDecoder::new(&names, bytes.len() as u64, &|number| number == 1);
+    decoder.push(bytes.clone()).unwrap();
+    let read = decoder.finish().unwrap();
+    assert!(read.numbers().eq(0..3) && read.blocks().keys().eq(&[1]));
+    let fault = decoded(&names, with_meta("{}")).unwrap_err();
+    let mut decoder = ShardDecoder::new(&names, with_meta("{}").len() as u64, &|_| false);
+    assert_eq!(decoder.push(with_meta("{}")).unwrap_err(), fault);
 }
 
 /// S004-36
@@ -211,9 +246,9 @@ fn a_shard_cut_short_anywhere_is_refused() {
     let scene = Scene::new();
     let whole = encoded(&scene.layout, &[0, 1, 2]);
     let names = scene.names();
-    assert!(ShardFile::decode(&names, whole.clone()).is_ok());
+    assert!(decoded(&names, whole.clone()).is_ok());
     for len in 0..whole.len() {
-        ShardFile::decode(&names, whole.slice(..len)).unwrap_err();
+        decoded(&names, whole.slice(..len)).unwrap_err();
     }
     let object = &scene.record.shards[0].object;
     let whole = encoded(&scene.layout, &scene.layout.blocks_of(Slot(0), 2));
@@ -235,7 +270,7 @@ fn any_flipped_bit_is_found_and_the_object_named() {
         let mut flipped = whole.to_vec();
         flipped[bit / 8] ^= 1 << (bit % 8);
         // By its form alone a shard may still look sound; it must not break the reader.
-        let _ = ShardFile::decode(&names, flipped.into());
+        let _ = decoded(&names, flipped.into());
     }
     for bit in (0..whole.len() * 8).step_by(97) {
         let mut flipped = whole.to_vec();
@@ -256,14 +291,14 @@ fn bytes_that_are_no_shard_are_refused_whatever_they_claim() {
     for claimed in [0, 1, len - 8, len - 7, len, 99_999_999, 1 << 40, u64::MAX - 8, u64::MAX] {
         let mut file = whole.clone();
         file[..8].copy_from_slice(&claimed.to_le_bytes());
-        ShardFile::decode(&names, file.into()).unwrap_err();
+        decoded(&names, file.into()).unwrap_err();
     }
     let tensor = |dtype: &str, shape: &str, offsets: &str| {
         let tensor = format!(r#"{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}"#);
         let meta = r#"{"steadfast":"{\"updates\":0,\"examples\":0,\"version\":7,\"loss\":null,\"counts\":[{\"passes\":[]}]}"}"#;
         file(&format!(r#"{{"__metadata__":{meta},"b@0":{tensor}}}"#), &[0; 8])
     };
-    assert!(ShardFile::decode(&names, tensor("F32", "[2]", "[0,8]")).is_ok());
+    assert!(decoded(&names, tensor("F32", "[2]", "[0,8]")).is_ok());
     let most = u64::MAX;
     for (dtype, shape, offsets) in [
         ("F64", "[1]", "[0,8]".to_owned()),
@@ -276,12 +311,12 @@ fn bytes_that_are_no_shard_are_refused_whatever_they_claim() {
         ("F32", "[4611686018427387904,4]", "[0,8]".to_owned()),
         ("U8", "[18446744073709551615]", format!("[0,{most}]")),
     ] {
-        let fault = ShardFile::decode(&names, tensor(dtype, shape, &offsets));
+        let fault = decoded(&names, tensor(dtype, shape, &offsets));
         assert!(fault.is_err(), "{dtype} {shape} {offsets}");
     }
     let deep = "[".repeat(100_000);
     for json in ["", "{", "[]", "null", "{\"b@0\":1}", "\u{7f}", deep.as_str()] {
-        assert!(ShardFile::decode(&names, file(json, &[])).is_err(), "{json}");
+        assert!(decoded(&names, file(json, &[])).is_err(), "{json}");
     }
 }
 
@@ -289,9 +324,9 @@ fn bytes_that_are_no_shard_are_refused_whatever_they_claim() {
 #[test]
 fn metadata_that_say_nothing_sensible_are_refused() {
     let names = Scene::new().names();
-    let refused = |meta: &str| ShardFile::decode(&names, with_meta(meta)).unwrap_err();
+    let refused = |meta: &str| decoded(&names, with_meta(meta)).unwrap_err();
     let sound = serde_json::to_value(meta()).unwrap();
-    assert!(ShardFile::decode(&names, with_meta(&sound.to_string())).is_ok());
+    assert!(decoded(&names, with_meta(&sound.to_string())).is_ok());
     for text in ["", "{}", "[]", "7", "{\"updates\":-1}", "{\"counts\":[[[["] {
         assert!(refused(text).starts_with("its metadata cannot be read: "), "{text}");
     }
@@ -310,7 +345,7 @@ fn metadata_that_say_nothing_sensible_are_refused() {
     assert_eq!(refused(&other.to_string()), "its `b@0` is not counted");
 
     let none = file(r#"{"b@0":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#, &[0; 8]);
-    let fault = ShardFile::decode(&names, none).unwrap_err();
+    let fault = decoded(&names, none).unwrap_err();
     assert_eq!(fault, "it has no metadata called `steadfast`");
 }
 

@@ -11,7 +11,7 @@ use steadfast_store::Location;
 use crate::fault::Fault;
 use crate::names::BlockNames;
 use crate::reading::Checkpoint;
-use crate::shard_file::ShardFile;
+use crate::shard_file::{ReadBlock, ShardFile};
 
 /// What a checkpoint holds in which nothing is wrong.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,7 +71,7 @@ async fn assemble(store: &Location, record: &CheckpointRecord) -> Result<Assembl
     let checkpoint = Checkpoint::open(store, record).await?;
     let mut assembly = Assembly::new(checkpoint.layout());
     for shard in &record.shards {
-        let file = checkpoint.read(shard).await?;
+        let file = checkpoint.read(shard, &|_| true).await?;
         let add = || assembly.add(checkpoint.names(), &shard.object, &file);
         in_place(add).map_err(|reason| Fault::Damaged { object: shard.object.clone(), reason })?;
     }
@@ -105,28 +105,24 @@ impl Assembly {
 
     fn add(&mut self, names: &BlockNames, object: &str, file: &ShardFile) -> Result<(), String> {
         let object: Arc<str> = object.into();
-        for number in file.blocks() {
-            let (block, name) = names.block(number);
-            if let Some(other) = self.holders[number as usize].replace(Arc::clone(&object)) {
+        for (number, read) in file.blocks() {
+            let (block, name) = names.block(*number);
+            if let Some(other) = self.holders[*number as usize].replace(Arc::clone(&object)) {
                 return Err(format!("it holds `{name}`, which {other} holds as well"));
             }
-            self.add_states(file, number, &name)?;
-            let values = file.values(number).into_iter().flatten();
-            for (place, value) in self.values[block.range()].iter_mut().zip(values) {
-                *place = value;
-            }
-            check_finite(&name, self.values[block.range()].iter().copied())?;
-            self.count(file, number);
+            check_finite(&name, &read.values)?;
+            self.values[block.range()].copy_from_slice(&read.values);
+            self.add_states(read, &name)?;
+            self.count(file, *number);
         }
         Ok(())
     }
 
-    fn add_states(&mut self, file: &ShardFile, number: u32, name: &str) -> Result<(), String> {
-        let states: Vec<String> = file.state_names(number).map(str::to_owned).collect();
-        for state in &states {
-            let values = file.state(number, state).into_iter().flatten();
+    fn add_states(&mut self, read: &ReadBlock, name: &str) -> Result<(), String> {
+        for (state, values) in &read.states {
             check_finite(&format!("{state}/{name}"), values)?;
         }
+        let states: Vec<String> = read.states.keys().cloned().collect();
         let known = self.states.get_or_insert_with(|| states.clone());
         if *known != states {
             return Err(format!(
@@ -145,8 +141,8 @@ impl Assembly {
     }
 }
 
-fn check_finite(name: &str, mut values: impl Iterator<Item = f32>) -> Result<(), String> {
-    match values.position(|value| !value.is_finite()) {
+fn check_finite(name: &str, values: &[f32]) -> Result<(), String> {
+    match values.iter().position(|value| !value.is_finite()) {
         Some(place) => Err(format!("value {place} of `{name}` is not a finite number")),
         None => Ok(()),
     }

@@ -1,13 +1,15 @@
 //! Tasks that run beside each other.
 
 use std::pin::Pin;
+use std::sync::LazyLock;
 use std::task::{Context, Poll};
 
 use futures::stream::{FuturesUnordered, StreamExt};
 use futures::{FutureExt, ready};
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
-use crate::simulated::{Abort, present};
+use crate::simulated::{Abort, Host, present};
 
 /// A task did not come to its end: it panicked or was aborted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -30,7 +32,53 @@ impl<T> std::fmt::Debug for Task<T> {
 
 /// Runs `task` beside everything else.
 pub fn spawn<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) -> Task<T> {
-    let Some(host) = present() else { return Task(Running::Tokio(tokio::spawn(task))) };
+    match present() {
+        None => Task(Running::Tokio(tokio::spawn(task))),
+        Some(host) => simulated(&*host, task),
+    }
+}
+
+/// Runs `task` on threads of its own, which leave the processors to all others that want them: work
+/// that nobody is in a hurry for. Ends it when this is dropped.
+///
+/// # Errors
+/// If it panics.
+pub async fn yielding<T: Send + 'static>(
+    task: impl Future<Output = T> + Send + 'static,
+) -> Result<T, Broken> {
+    let mut alone = TaskSet::default();
+    alone.tasks.push(match (present(), &*YIELDING) {
+        (Some(host), _) => simulated(&*host, task),
+        (None, Some(runtime)) => Task(Running::Tokio(runtime.spawn(task))),
+        // Without threads of its own it is as urgent as everything else.
+        (None, None) => spawn(task),
+    });
+    alone.join_next().await.expect("it is the one that was put there")
+}
+
+/// How much less urgent yielding threads are, in steps of `nice`: beside one other busy thread they
+/// get about a tenth of a processor, and never nothing.
+const YIELDING_NICE: i32 = 10;
+
+/// Threads cannot become more urgent again without privilege, so these stay as they are.
+static YIELDING: LazyLock<Option<Runtime>> = LazyLock::new(|| {
+    let yields = || {
+        // A system that refuses leaves them as urgent as the others.
+        let _ = rustix::process::nice(YIELDING_NICE);
+    };
+    let threads = Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_name("yielding")
+        .on_thread_start(yields)
+        .enable_all()
+        .build();
+    threads.ok()
+});
+
+fn simulated<T: Send + 'static>(
+    host: &dyn Host,
+    task: impl Future<Output = T> + Send + 'static,
+) -> Task<T> {
     let (tx, outcome) = oneshot::channel();
     let work = task.map(|done| {
         // Nobody may wait for it.

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::{Stream, StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 use object_store::{
     GetOptions, GetRange, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode,
@@ -28,6 +28,10 @@ const SLOWEST_BYTES_PER_SECOND: u64 = 256 * 1024;
 const PART_BYTES: usize = 16 * 1024 * 1024;
 /// Parts that are under way together.
 const PARTS_IN_FLIGHT: usize = 4;
+/// Size of the pieces in which large objects are read.
+const PIECE_BYTES: u64 = 4 * 1024 * 1024;
+/// Pieces that are under way together.
+const PIECES_IN_FLIGHT: usize = 4;
 
 const READING: &str = "reading";
 const WRITING: &str = "writing";
@@ -124,6 +128,18 @@ impl Location {
             }
         }
         Ok(pieces)
+    }
+
+    /// Reads an object of `size` bytes in pieces, in their order; some are under way while the one
+    /// before is looked at.
+    pub fn read_in_pieces(
+        &self,
+        size: u64,
+    ) -> impl Stream<Item = Result<Bytes, StoreError>> + Unpin + '_ {
+        let starts = (0..size).step_by(PIECE_BYTES as usize);
+        let ranges = starts.map(move |start| start..size.min(start + PIECE_BYTES));
+        let reading = ranges.map(|range| self.read_range(range));
+        Box::pin(stream::iter(reading).buffered(PIECES_IN_FLIGHT))
     }
 
     fn out_of_range(&self, range: &Range<u64>) -> StoreError {

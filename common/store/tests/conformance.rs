@@ -1,6 +1,7 @@
 //! What every kind of store must do alike, run on local files and on memory.
 
 use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
 use steadfast_store::{Created, ErrorKind, Location, StoreError, expand, open};
 
 /// Runs `rules` on a fresh folder of each kind of store.
@@ -52,6 +53,22 @@ async fn a_range_is_read_whole_or_not_at_all() {
         let pieces = object.read_ranges(&[5..6, 0..2, 9..10]).await.unwrap();
         assert_eq!(pieces, ["5", "01", "9"]);
         assert!(object.read_ranges(&[0..1, 9..11]).await.is_err());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_object_in_pieces_is_the_whole_object_in_its_order() {
+    on_each("pieces", |folder| async move {
+        let content: Vec<u8> = (0..9_000_000_u32).map(|it| (it % 251) as u8).collect();
+        let object = folder.child("x").unwrap();
+        object.write(content.clone().into()).await.unwrap();
+        let pieces = object.read_in_pieces(content.len() as u64).try_collect::<Vec<_>>().await;
+        let pieces = pieces.unwrap();
+        assert!(1 < pieces.len() && pieces.concat() == content);
+        let beyond = object.read_in_pieces(content.len() as u64 + 1);
+        assert!(beyond.try_collect::<Vec<_>>().await.is_err());
+        assert!(object.read_in_pieces(0).next().await.is_none());
     })
     .await;
 }

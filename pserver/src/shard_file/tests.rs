@@ -177,8 +177,9 @@ async fn a_damaged_shard_is_not_loaded_and_never_will_be() {
         let mut bytes = whole.clone();
         damage(&mut bytes);
         std::fs::write(&path, &bytes).unwrap();
-        for slot in [0, 1] {
-            let error = scene.shards.load(&record, Slot(slot), 2).await.unwrap_err();
+        // The slot that had it, and whoever takes several together.
+        for (slot, slots) in [(1, 2), (0, 1)] {
+            let error = scene.shards.load(&record, Slot(slot), slots).await.unwrap_err();
             let expected = format!("{} is damaged: its ", record.shards[1].object);
             let of_size = expected.replace("its ", "it has ");
             let text = error.to_string();
@@ -190,6 +191,29 @@ async fn a_damaged_shard_is_not_loaded_and_never_will_be() {
     let error = scene.shards.load(&record, Slot(0), 1).await.unwrap_err();
     assert_eq!(error.to_string(), format!("{} is missing", record.shards[1].object));
     assert!(error.is_permanent());
+}
+
+/// Else the work of restoring would grow with the square of the number of pservers.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_reads_no_shard_that_it_needs_nothing_of() {
+    let scene = Scene::new();
+    let record = scene.save(vec![scene.cut(0, 2), scene.cut(1, 2)]).await;
+    let path = scene.path(&record, 1);
+    let mut bytes = std::fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    scene.shards.load(&record, Slot(0), 2).await.unwrap();
+    scene.shards.load(&record, Slot(1), 2).await.unwrap_err();
+}
+
+/// Wherever the version that wrote it had placed its blocks.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_block_is_found_in_a_shard_where_it_was_not_expected() {
+    let scene = Scene::new();
+    let cuts = vec![scene.cut(1, 2), scene.cut(0, 2)];
+    let expected = blocks(&cuts);
+    let record = scene.save(cuts).await;
+    assert_eq!(blocks(&scene.load(&record, 2).await), expected);
 }
 
 /// F33: a folder that is not mounted says nothing about a checkpoint.

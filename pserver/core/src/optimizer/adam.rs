@@ -1,6 +1,7 @@
 //! Adam and AdamW, which differ in weight decay only.
 
 use steadfast_common::spec::OptimizerSpec;
+use steadfast_common::widest::widest;
 
 use super::{Rule, State};
 
@@ -43,11 +44,13 @@ impl Rule for Adam {
         let (gain1, gain2) = (1.0 - beta1, 1.0 - beta2);
         let step = (f64::from(rate) / correction(beta1, update)) as f32;
         let scale = (1.0 / correction(beta2, update).sqrt()) as f32;
-        for (((p, g), m), v) in params.iter_mut().zip(gradient).zip(first).zip(second) {
-            *m += gain1 * (*g - *m);
-            *v = beta2 * *v + gain2 * *g * *g;
-            *p -= step * *m / (v.sqrt() * scale + epsilon);
-        }
+        widest(|| {
+            for (((p, g), m), v) in params.iter_mut().zip(gradient).zip(first).zip(second) {
+                *m += gain1 * (*g - *m);
+                *v = beta2 * *v + gain2 * *g * *g;
+                *p -= step * *m / (v.sqrt() * scale + epsilon);
+            }
+        });
     }
 }
 

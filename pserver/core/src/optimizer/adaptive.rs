@@ -1,6 +1,7 @@
 //! Rules that scale each value's step by the squares of its gradients.
 
 use steadfast_common::spec::OptimizerSpec;
+use steadfast_common::widest::widest;
 
 use super::{Rule, State};
 
@@ -29,10 +30,13 @@ impl Rule for Adagrad {
 
     fn apply(&self, params: &mut [f32], gradient: &[f32], state: State<'_>, rate: f32, _: u64) {
         let [squares] = state.by_name();
-        for ((p, g), n) in params.iter_mut().zip(gradient).zip(squares) {
-            *n += *g * *g;
-            *p -= rate * *g / (n.sqrt() + self.epsilon);
-        }
+        let epsilon = self.epsilon;
+        widest(|| {
+            for ((p, g), n) in params.iter_mut().zip(gradient).zip(squares) {
+                *n += *g * *g;
+                *p -= rate * *g / (n.sqrt() + epsilon);
+            }
+        });
     }
 }
 
@@ -58,13 +62,14 @@ impl Rule for Adadelta {
     fn apply(&self, params: &mut [f32], gradient: &[f32], state: State<'_>, rate: f32, _: u64) {
         let [squares, changes] = state.by_name();
         let Self { rho, epsilon } = *self;
-        let values = params.iter_mut().zip(gradient).zip(squares).zip(changes);
-        for (((p, g), n), c) in values {
-            *n = rho * *n + (1.0 - rho) * *g * *g;
-            let change = (*c + epsilon).sqrt() / (*n + epsilon).sqrt() * *g;
-            *c = rho * *c + (1.0 - rho) * change * change;
-            *p -= rate * change;
-        }
+        widest(|| {
+            for (((p, g), n), c) in params.iter_mut().zip(gradient).zip(squares).zip(changes) {
+                *n = rho * *n + (1.0 - rho) * *g * *g;
+                let change = (*c + epsilon).sqrt() / (*n + epsilon).sqrt() * *g;
+                *c = rho * *c + (1.0 - rho) * change * change;
+                *p -= rate * change;
+            }
+        });
     }
 }
 
@@ -96,17 +101,21 @@ impl Rule for Rmsprop {
         let Self { rho, epsilon, momentum } = *self;
         if momentum == 0.0 {
             let [squares] = state.by_name();
-            for ((p, g), n) in params.iter_mut().zip(gradient).zip(squares) {
-                *n = rho * *n + (1.0 - rho) * *g * *g;
-                *p -= rate * *g / (n.sqrt() + epsilon);
-            }
+            widest(|| {
+                for ((p, g), n) in params.iter_mut().zip(gradient).zip(squares) {
+                    *n = rho * *n + (1.0 - rho) * *g * *g;
+                    *p -= rate * *g / (n.sqrt() + epsilon);
+                }
+            });
             return;
         }
         let [squares, velocity] = state.by_name();
-        for (((p, g), n), u) in params.iter_mut().zip(gradient).zip(squares).zip(velocity) {
-            *n = rho * *n + (1.0 - rho) * *g * *g;
-            *u = momentum * *u + *g / (n.sqrt() + epsilon);
-            *p -= rate * *u;
-        }
+        widest(|| {
+            for (((p, g), n), u) in params.iter_mut().zip(gradient).zip(squares).zip(velocity) {
+                *n = rho * *n + (1.0 - rho) * *g * *g;
+                *u = momentum * *u + *g / (n.sqrt() + epsilon);
+                *p -= rate * *u;
+            }
+        });
     }
 }

@@ -1,6 +1,7 @@
 //! Gradient descent, plain and with momentum.
 
 use steadfast_common::spec::OptimizerSpec;
+use steadfast_common::widest::widest;
 
 use super::{Rule, State};
 
@@ -14,9 +15,11 @@ impl Rule for Sgd {
     }
 
     fn apply(&self, params: &mut [f32], gradient: &[f32], _: State<'_>, rate: f32, _: u64) {
-        for (p, g) in params.iter_mut().zip(gradient) {
-            *p -= rate * *g;
-        }
+        widest(|| {
+            for (p, g) in params.iter_mut().zip(gradient) {
+                *p -= rate * *g;
+            }
+        });
     }
 }
 
@@ -45,15 +48,19 @@ impl Rule for Momentum {
         let momentum = self.momentum;
         let values = params.iter_mut().zip(gradient).zip(velocity);
         if self.nesterov {
-            for ((p, g), u) in values {
-                *u = momentum * *u + *g;
-                *p -= rate * (*g + momentum * *u);
-            }
+            widest(|| {
+                for ((p, g), u) in values {
+                    *u = momentum * *u + *g;
+                    *p -= rate * (*g + momentum * *u);
+                }
+            });
         } else {
-            for ((p, g), u) in values {
-                *u = momentum * *u + *g;
-                *p -= rate * *u;
-            }
+            widest(|| {
+                for ((p, g), u) in values {
+                    *u = momentum * *u + *g;
+                    *p -= rate * *u;
+                }
+            });
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Follow the regularised leader, with L1 for sparse models.
 
 use steadfast_common::spec::OptimizerSpec;
+use steadfast_common::widest::widest;
 
 use super::{Rule, State};
 
@@ -43,14 +44,16 @@ impl Ftrl {
             inverse.fill(root(start) / rate);
         }
         let values = params.iter_mut().zip(gradient).zip(squares).zip(linear).zip(inverse);
-        for ((((p, g), n), z), q) in values {
-            *n += *g * *g;
-            let before = *q;
-            *q = root(*n) / rate;
-            *z += *g - (*q - before) * *p;
-            let pull = l1.copysign(*z) - *z;
-            *p = if z.abs() > l1 { pull / (*q + 2.0 * l2) } else { 0.0 };
-        }
+        widest(move || {
+            for ((((p, g), n), z), q) in values {
+                *n += *g * *g;
+                let before = *q;
+                *q = root(*n) / rate;
+                *z += *g - (*q - before) * *p;
+                let pull = l1.copysign(*z) - *z;
+                *p = if z.abs() > l1 { pull / (*q + 2.0 * l2) } else { 0.0 };
+            }
+        });
     }
 }
 
@@ -77,7 +80,7 @@ impl Rule for Ftrl {
         }
         let state = state.by_name();
         match -self.power {
-            0.5 => self.sweep(params, gradient, state, rate, update, f32::sqrt),
+            0.5 => self.sweep(params, gradient, state, rate, update, |n| n.sqrt()),
             power => {
                 self.sweep(params, gradient, state, rate, update, |n| libm::powf(n, power));
             }
