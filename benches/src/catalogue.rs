@@ -142,7 +142,7 @@ const LINES: [Line; 20] = [
     ),
     (
         "slow-push",
-        "the same gradient over links of some 60 MB/s",
+        "the same gradient over a link of 32 MiB/s to each pserver",
         "tokio TCP over such links, with all bits",
         Unit::Bytes,
         0.9,
@@ -161,7 +161,7 @@ const LINES: [Line; 20] = [
         "the same in 8 bits a value",
         "tokio TCP over such links, with all bits",
         Unit::Bytes,
-        3.5,
+        3.4,
         Work::Push(Via::SlowTcp, "int8"),
     ),
     (

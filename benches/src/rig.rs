@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Via {
     Tcp,
-    /// Over a link that lets one piece through each millisecond.
+    /// Over a link of [`SLOW_BYTES`] a second.
     SlowTcp,
     Unix,
 }
@@ -43,10 +43,13 @@ impl Via {
     }
 }
 
+/// What a slow link lets through in a second, to each pserver.
+const SLOW_BYTES: u32 = 32 << 20;
+
 /// A slow link to `address`.
 pub async fn slow_link(address: &str) -> Proxy {
     let link = Proxy::start(address).await;
-    link.delay(Duration::from_millis(1));
+    link.slow(SLOW_BYTES);
     link
 }
 

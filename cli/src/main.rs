@@ -9,6 +9,7 @@ mod job_args;
 mod job_master;
 mod local;
 mod output;
+mod probe;
 mod status;
 
 use std::process::ExitCode;
@@ -30,6 +31,7 @@ enum Command {
     Checkpoint(checkpoint::CheckpointArgs),
     Audit(audit::AuditArgs),
     Etcd(etcd::EtcdServerArgs),
+    Probe(probe::ProbeArgs),
 }
 
 fn main() -> ExitCode {
@@ -42,6 +44,7 @@ fn main() -> ExitCode {
             Command::Checkpoint(args) => checkpoint::run(args).await,
             Command::Audit(args) => audit::run(args).await,
             Command::Etcd(args) => etcd::run(args).await,
+            Command::Probe(args) => probe::run(args).await,
         }
     })
 }

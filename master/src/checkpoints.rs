@@ -37,8 +37,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// Attempts for one that somebody waits for.
 const ATTEMPTS_MAX: u32 = 6;
 
-/// How long a slot may take to upload a version that it has.
-const UPLOAD_MAX: Duration = Duration::from_secs(60);
+/// How long all slots may take to come to a version that training has reached.
+const REACHED_MAX: Duration = Duration::from_secs(60);
 
 /// How long training may take to come to a version a little ahead; it may also be over before.
 const AHEAD_FOR_MAX: Duration = Duration::from_secs(5);
@@ -257,7 +257,7 @@ impl Keeper {
         };
         if awaited.load(Ordering::Relaxed) <= reached.0 {
             // One that takes longer is left to the sweep.
-            let _ = timeout(UPLOAD_MAX, by_steps).await;
+            let _ = timeout(snapshot::UPLOAD_MAX, by_steps).await;
         }
         next
     }
@@ -301,7 +301,7 @@ impl Keeper {
         let (mut seen, mut margin) = (self.office.facts.borrow().position.version, 0);
         let mut trouble = "training is too fast for a cut".to_owned();
         for _ in 0..ATTEMPTS_MAX {
-            let patience = if margin == 0 { UPLOAD_MAX } else { AHEAD_FOR_MAX };
+            let patience = if margin == 0 { REACHED_MAX } else { AHEAD_FOR_MAX };
             match self.take(Version(seen.0 + margin), patience).await {
                 Ok(id) => return Taken { latest: Some(id), trouble: None },
                 Err(CheckpointError::Past { present, .. }) => {
@@ -335,7 +335,7 @@ impl Keeper {
         {
             return Taken { latest: Some(id.clone()), trouble: None };
         }
-        match self.take_of(Some(generation), version, UPLOAD_MAX).await {
+        match self.take_of(Some(generation), version, REACHED_MAX).await {
             Ok(id) => {
                 self.last_one = Some((generation, id.clone()));
                 Taken { latest: Some(id), trouble: None }

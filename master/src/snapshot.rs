@@ -11,7 +11,7 @@ use steadfast_common::records::{
 use steadfast_coord::Etcd;
 use steadfast_host::net::dial;
 use steadfast_host::task::TaskSet;
-use steadfast_host::time::{timeout, unix_ms};
+use steadfast_host::time::{Instant, timeout, unix_ms};
 use steadfast_proto::v1::pserver_client::PserverClient;
 use steadfast_proto::v1::{SnapshotReply, SnapshotRequest, Target, snapshot_reply};
 use steadfast_store::Location;
@@ -20,6 +20,10 @@ use crate::checkpoints::CheckpointError;
 
 /// How long one question waits at a pserver for the version.
 const WAIT_MS: u64 = 5_000;
+
+/// How long a slot may take to upload a version that it has: a large shard, to a slow store, from a busy
+/// machine. One that is gone is noticed long before, by its connection.
+pub(crate) const UPLOAD_MAX: Duration = Duration::from_secs(600);
 
 /// A slot that is asked for its shard.
 pub(crate) struct Asked {
@@ -54,7 +58,7 @@ pub(crate) async fn slots(
 }
 
 /// All shards of the cut. If one fails, the others' objects are deleted again. A slot may take as
-/// long as `patience` to reach the version and upload its shard.
+/// long as `patience` to reach the version; then it uploads its shard.
 pub(crate) async fn shards(
     store: &Location,
     slots: Vec<Asked>,
@@ -65,7 +69,7 @@ pub(crate) async fn shards(
     for slot in slots {
         asked.spawn(async move {
             let id = slot.slot;
-            match timeout(patience, snapshot(slot, version)).await {
+            match timeout(patience + UPLOAD_MAX, snapshot(slot, version, patience)).await {
                 Ok(answer) => answer,
                 Err(_) => Err(CheckpointError::TooLate { slot: id }),
             }
@@ -94,15 +98,18 @@ pub(crate) async fn shards(
 async fn snapshot(
     asked: Asked,
     version: Option<Version>,
+    patience: Duration,
 ) -> Result<SnapshotReply, CheckpointError> {
     let slot = asked.slot;
     let failed = |reason: String| CheckpointError::Slot { slot, reason };
     let mut client = PserverClient::new(dial(&asked.address).map_err(failed)?);
+    let started = Instant::now();
     loop {
+        let left = patience.saturating_sub(started.elapsed());
         let request = SnapshotRequest {
             target: Some(asked.target),
             version: version.map(|version| version.0),
-            wait_ms: WAIT_MS,
+            wait_ms: WAIT_MS.min(left.as_millis() as u64),
         };
         let reply = client.snapshot(request).await;
         let reply = reply.map_err(|status| failed(status.message().to_owned()))?.into_inner();
@@ -112,7 +119,11 @@ async fn snapshot(
                 let at = Version(reply.version);
                 return Err(CheckpointError::Diverged { slot, at, what: reply.diverged });
             }
-            (snapshot_reply::Answer::NotYet, _) | (snapshot_reply::Answer::Past, None) => {}
+            (snapshot_reply::Answer::NotYet, _) | (snapshot_reply::Answer::Past, None) => {
+                if left.is_zero() {
+                    return Err(CheckpointError::TooLate { slot });
+                }
+            }
             (snapshot_reply::Answer::Past, Some(wanted)) => {
                 let present = Version(reply.version);
                 return Err(CheckpointError::Past { slot, wanted, present });

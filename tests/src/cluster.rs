@@ -1,6 +1,7 @@
 //! A job whose processes a test starts one by one, on a real etcd.
 
 use std::collections::BTreeMap;
+use std::process::Command;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -10,7 +11,9 @@ use steadfast_common::spec::JobSpec;
 use steadfast_coord::{Entry, Etcd, EtcdOptions};
 use tokio::runtime::Runtime;
 
-use crate::{Answer, Ended, EtcdServer, Job, Process, Scene, eventually, free_address, get};
+use crate::{
+    Answer, Ended, EtcdServer, Job, Process, Scene, eventually, free_address, get, program,
+};
 
 /// Longest time that a process may take to leave.
 const LEAVE_MAX: Duration = Duration::from_secs(60);
@@ -25,6 +28,8 @@ pub struct Cluster<'a> {
     job: String,
     lease_ttl: String,
     pservers: String,
+    store: String,
+    environment: Vec<(String, String)>,
     client: Etcd,
     runtime: Runtime,
 }
@@ -53,15 +58,24 @@ impl<'a> Cluster<'a> {
             job: job.write(scene).display().to_string(),
             lease_ttl: lease_ttl.to_owned(),
             pservers: pservers.to_string(),
+            store: scene.path("store").display().to_string(),
+            environment: Vec::new(),
             client,
             runtime,
         }
     }
 
+    /// Keeps what the job saves at this URL, which needs these variables.
+    pub fn with_store(mut self, url: &str, environment: &[(&str, &str)]) -> Self {
+        self.store = url.to_owned();
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        self.environment = environment.iter().map(owned).collect();
+        self
+    }
+
     /// Starts a master.
     pub fn master(&self, name: &str) -> Member {
-        let store = self.scene.path("store").display().to_string();
-        let more = ["--job-file", &self.job, "--store", &store, "--pservers", &self.pservers];
+        let more = ["--job-file", &self.job, "--store", &self.store, "--pservers", &self.pservers];
         self.member(name, "steadfast-master", &more)
     }
 
@@ -75,13 +89,21 @@ impl<'a> Cluster<'a> {
         self.member(name, "steadfast-trainer", &[])
     }
 
-    fn member(&self, name: &str, program: &str, more: &[&str]) -> Member {
+    /// One of our programs, with what it needs to reach the store.
+    pub fn command(&self, program_name: &str) -> Command {
+        let mut command = self.scene.command(&program(program_name));
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command
+    }
+
+    fn member(&self, name: &str, role: &str, more: &[&str]) -> Member {
         let admin = free_address().to_string();
         let url = self.etcd.url();
         let common = ["--job", &self.spec.name, "--etcd-endpoints", &url];
         let ports = ["--admin-listen", &admin, "--lease-ttl", &self.lease_ttl];
-        let process = self.scene.start(name, program, &[&common, &ports, more].concat());
-        Member { admin, process }
+        let mut command = self.command(role);
+        command.args(common).args(ports).args(more);
+        Member { admin, process: Process::start(self.scene.folder(), name, &mut command) }
     }
 
     /// Reads all keys that begin with `prefix`.

@@ -1,7 +1,7 @@
 //! A TCP proxy that loses, delays and cuts what passes through it when a test says so.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{ReadHalf, WriteHalf};
@@ -9,12 +9,17 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+/// How late a piece may come through a slow link and still be made up for.
+const LATE_MAX: Duration = Duration::from_millis(20);
+
 /// What becomes of the bytes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Open,
     /// They pass after a while.
     Delay(Duration),
+    /// So many bytes of each connection pass in a second, either way.
+    Slow(u32),
     /// Requests pass, replies wait.
     HoldReplies,
     /// Requests pass, replies vanish.
@@ -93,6 +98,11 @@ impl Proxy {
         self.mode.send_replace(Mode::Delay(by));
     }
 
+    /// Lets everything through at that rate, for each connection and either way.
+    pub fn slow(&self, bytes_per_second: u32) {
+        self.mode.send_replace(Mode::Slow(bytes_per_second));
+    }
+
     /// Lets requests through and keeps the replies.
     pub fn hold_replies(&self) {
         self.mode.send_replace(Mode::HoldReplies);
@@ -164,11 +174,19 @@ async fn pass(
     mut mode: watch::Receiver<Mode>,
 ) {
     let mut buffer = vec![0; 64 << 10];
+    let mut free_at = Instant::now();
     loop {
         let count = from.read(&mut buffer).await.unwrap_or(0);
         let now = *mode.borrow();
-        if let Mode::Delay(by) = now {
-            tokio::time::sleep(by).await;
+        match now {
+            Mode::Delay(by) => tokio::time::sleep(by).await,
+            Mode::Slow(rate) => {
+                // By the clock, since sleeping is no more exact than a millisecond.
+                let takes = Duration::from_secs_f64(count as f64 / f64::from(rate));
+                free_at = free_at.max(Instant::now() - LATE_MAX) + takes;
+                tokio::time::sleep_until(free_at.into()).await;
+            }
+            _ => {}
         }
         let _ = mode.wait_for(|mode| !mode.holds(way)).await;
         let now = *mode.borrow();

@@ -1,13 +1,13 @@
 //! Files of checkpoints and models, opened by Python's own safetensors package.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde::Deserialize;
 use serde_json::Value;
-use steadfast_tests::{EtcdServer, Job, Run, Scene, program};
+use steadfast_tests::{EtcdServer, Job, Run, Scene, program, python};
 
 const PACKAGES: [&str; 2] = ["safetensors>=0.4,<1", "numpy>=1.24,<3"];
 
@@ -43,46 +43,6 @@ struct Tensor {
     bytes: String,
 }
 
-/// A Python that has the packages; made once for all tests. None, with a message, where Python or
-/// the index of its packages is missing. Continuous integration has both, so there it is a failure.
-fn python() -> Option<PathBuf> {
-    let skip = |why: String| -> Option<PathBuf> {
-        assert!(std::env::var_os("CI").is_none(), "{why}");
-        eprintln!("skipped: {why}");
-        None
-    };
-    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
-    if let Err(error) = Command::new("python3").arg("--version").output() {
-        return skip(format!("python3 does not start: {error}"));
-    }
-    let _lock = lock(&target.join("python-venv.lock"));
-    let (folder, ready) = (target.join("python-venv"), target.join("python-venv/ready"));
-    let python = folder.join("bin/python");
-    if ready.is_file() && python.exists() {
-        return Some(python);
-    }
-    // One that was not completed is of no use.
-    let _ = fs::remove_dir_all(&folder);
-    let made = run(Command::new("python3").args(["-m", "venv"]).arg(&folder));
-    assert!(made.status.success(), "no virtual environment; run scripts/setup: {made:?}");
-    let mut pip = Command::new(&python);
-    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
-    let installed = run(pip.args(["--retries", "2", "--timeout", "20"]).args(PACKAGES));
-    if !installed.status.success() {
-        let said = String::from_utf8_lossy(&installed.stderr).into_owned();
-        return skip(format!("Python's packages cannot be installed: {said}"));
-    }
-    fs::write(ready, "").expect("the folder of the build can be written to");
-    Some(python)
-}
-
-fn lock(path: &Path) -> File {
-    let opened = OpenOptions::new().write(true).create(true).truncate(false).open(path);
-    let file = opened.expect("the folder of the build can be written to");
-    file.lock().expect("files can be locked");
-    file
-}
-
 fn run(command: &mut Command) -> Output {
     command.output().expect("the program starts")
 }
@@ -116,7 +76,7 @@ fn assemble(shards: &[Read], prefix: &str, name: &str) -> String {
 /// S004-36, I10
 #[test]
 fn python_opens_shards_exports_and_models_and_finds_the_same_values() {
-    let Some(python) = python() else { return };
+    let Some(python) = python("safetensors", &PACKAGES) else { return };
     let scene = Scene::new();
     let etcd = EtcdServer::embedded(&scene);
     // One of its parameters is large enough to be cut into two blocks.

@@ -17,6 +17,7 @@ pub struct ShardDecoder<'a> {
     wanted: &'a (dyn Fn(u32) -> bool + Sync),
     /// Bytes that the whole file has.
     file_len: u64,
+    header_max: u64,
     /// What has come of the header.
     head: Vec<u8>,
     /// What follows the header, once that is known.
@@ -42,14 +43,16 @@ struct Expected {
 }
 
 impl<'a> ShardDecoder<'a> {
-    /// A shard of `file_len` bytes of which `names` are the possible blocks. Keeps the values of the
-    /// `wanted` ones.
+    /// A shard of `file_len` bytes, of which `header_max` at most are its header, and of which `names` are
+    /// the possible blocks. Keeps the values of the `wanted` ones.
     pub fn new(
         names: &'a BlockNames,
         file_len: u64,
+        header_max: u64,
         wanted: &'a (dyn Fn(u32) -> bool + Sync),
     ) -> Self {
-        Self { names, wanted, file_len, head: Vec::new(), body: None }
+        let header_max = header_max.min(HEADER_BYTES_MAX as u64);
+        Self { names, wanted, file_len, header_max, head: Vec::new(), body: None }
     }
 
     /// Takes what came next.
@@ -85,7 +88,7 @@ impl<'a> ShardDecoder<'a> {
         let Some((word, _)) = self.head.split_first_chunk::<WORD>() else { return Ok(None) };
         let header_len = u64::from_le_bytes(*word);
         let end = header_len.saturating_add(WORD as u64);
-        if (HEADER_BYTES_MAX as u64) < header_len || self.file_len < end {
+        if self.header_max < header_len || self.file_len < end {
             return Err(format!("its header claims to have {header_len} bytes"));
         }
         let end = usize::try_from(end).expect("headers are bounded");

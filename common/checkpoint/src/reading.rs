@@ -12,9 +12,13 @@ use steadfast_host::task::in_place;
 use steadfast_store::{Location, StoreError};
 
 use crate::decode::ShardDecoder;
+use crate::encode::WORD;
 use crate::fault::Fault;
 use crate::names::BlockNames;
 use crate::shard_file::ShardFile;
+
+/// The longest header that is parsed before the hash of its file is known: of some gigabytes of values.
+const HEADER_UNSEEN_MAX: u64 = 1 << 20;
 
 /// SHA-256 of an object, in hexadecimal. Takes a while for a large one.
 pub fn digest(pieces: &[Bytes]) -> String {
@@ -88,24 +92,22 @@ impl<'a> Checkpoint<'a> {
     ) -> Result<ShardFile, Fault> {
         let damaged = |reason| Fault::Damaged { object: shard.object.clone(), reason };
         let place = place(self.store, shard)?;
-        let mut pieces = place.read_in_pieces(shard.size_bytes);
-        let mut hash = Sha256::new();
-        let mut decoder = ShardDecoder::new(&self.names, shard.size_bytes, wanted);
+        let first = place.read_range(0..shard.size_bytes.min(WORD as u64)).await;
+        let first = first.map_err(|error| Fault::of_store(&shard.object, error))?;
+        let header_len = first.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
+        if HEADER_UNSEEN_MAX < header_len {
+            // Parsing takes many times the memory of a header, so somebody has to vouch for a long one.
+            check_hash(&place, shard, |_| {}).await?;
+        }
+        let mut decoder = ShardDecoder::new(&self.names, shard.size_bytes, header_len, wanted);
         let mut form = Ok(());
-        while let Some(piece) = pieces.next().await {
-            let piece = piece.map_err(|error| Fault::of_store(&shard.object, error))?;
-            in_place(|| {
-                hash.update(&piece);
-                if form.is_ok() {
-                    form = decoder.push(piece);
-                }
-            });
-        }
         // A file whose form is wrong has most likely another hash, which says more.
-        let sha256 = hex(&hash.finalize());
-        if sha256 != shard.sha256 {
-            return Err(damaged(format!("its SHA-256 is {sha256}, not {}", shard.sha256)));
-        }
+        check_hash(&place, shard, |piece| {
+            if form.is_ok() {
+                form = decoder.push(piece);
+            }
+        })
+        .await?;
         let file = form.and_then(|()| decoder.finish()).map_err(damaged)?;
         let (found, wanted) = (file.meta().version, shard.version);
         if found != wanted {
@@ -117,6 +119,29 @@ impl<'a> Checkpoint<'a> {
 
 fn place(store: &Location, shard: &ShardRecord) -> Result<Location, Fault> {
     store.child(&shard.object).map_err(|error| Fault::of_store(&shard.object, error))
+}
+
+/// Shows all pieces of a shard, and says whether they have the hash of the manifest.
+async fn check_hash(
+    place: &Location,
+    shard: &ShardRecord,
+    mut show: impl FnMut(Bytes),
+) -> Result<(), Fault> {
+    let mut hash = Sha256::new();
+    let mut pieces = place.read_in_pieces(shard.size_bytes);
+    while let Some(piece) = pieces.next().await {
+        let piece = piece.map_err(|error| Fault::of_store(&shard.object, error))?;
+        in_place(|| {
+            hash.update(&piece);
+            show(piece);
+        });
+    }
+    let sha256 = hex(&hash.finalize());
+    if sha256 == shard.sha256 {
+        return Ok(());
+    }
+    let reason = format!("its SHA-256 is {sha256}, not {}", shard.sha256);
+    Err(Fault::Damaged { object: shard.object.clone(), reason })
 }
 
 fn check_size(shard: &ShardRecord, found: u64) -> Result<(), Fault> {

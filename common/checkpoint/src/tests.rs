@@ -128,7 +128,7 @@ fn encoded_with(
 
 /// Decodes a file that comes in pieces of `len` bytes.
 fn decoded_in(len: usize, names: &BlockNames, bytes: &[u8]) -> Result<ShardFile, String> {
-    let mut decoder = ShardDecoder::new(names, bytes.len() as u64, &|_| true);
+    let mut decoder = ShardDecoder::new(names, bytes.len() as u64, u64::MAX, &|_| true);
     bytes.chunks(len).try_for_each(|piece| decoder.push(Bytes::copy_from_slice(piece)))?;
     decoder.finish()
 }
@@ -208,12 +208,13 @@ fn a_block_that_nobody_wants_is_checked_and_not_kept() {
     let scene = Scene::new();
     let bytes = encoded(&scene.layout, &[0, 1, 2]);
     let names = scene.names();
-    let mut decoder = ShardDecoder::new(&names, bytes.len() as u64, &|number| number == 1);
+    let mut decoder =
+        ShardDecoder::new(&names, bytes.len() as u64, u64::MAX, &|number| number == 1);
     decoder.push(bytes.clone()).unwrap();
     let read = decoder.finish().unwrap();
     assert!(read.numbers().eq(0..3) && read.blocks().keys().eq(&[1]));
     let fault = decoded(&names, with_meta("{}")).unwrap_err();
-    let mut decoder = ShardDecoder::new(&names, with_meta("{}").len() as u64, &|_| false);
+    let mut decoder = ShardDecoder::new(&names, with_meta("{}").len() as u64, u64::MAX, &|_| false);
     assert_eq!(decoder.push(with_meta("{}")).unwrap_err(), fault);
 }
 
@@ -347,6 +348,22 @@ fn metadata_that_say_nothing_sensible_are_refused() {
     let none = file(r#"{"b@0":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#, &[0; 8]);
     let fault = decoded(&names, none).unwrap_err();
     assert_eq!(fault, "it has no metadata called `steadfast`");
+}
+
+/// F54
+#[test]
+fn a_long_header_is_parsed_only_if_the_manifest_vouches_for_it() {
+    let mut scene = Scene::new();
+    // Numbers without end, which no reader would like to hold.
+    let json = format!("{{\"x\":[{}0]}}", "0,".repeat(1 << 20));
+    let long = file(&json, &[0; 8]);
+    scene.put(0, long.clone());
+    let object = scene.record.shards[0].object.clone();
+    assert!(scene.fault().contains("its header cannot be read"), "it is the manifest's own");
+    let mut other = long.to_vec();
+    *other.last_mut().unwrap() = 1;
+    scene.overwrite(&object, &other);
+    assert!(scene.fault().starts_with(&format!("{object} is damaged: its SHA-256 is ")));
 }
 
 /// F34

@@ -47,25 +47,35 @@ pub async fn yielding<T: Send + 'static>(
     task: impl Future<Output = T> + Send + 'static,
 ) -> Result<T, Broken> {
     let mut alone = TaskSet::default();
-    alone.tasks.push(match (present(), &*YIELDING) {
-        (Some(host), _) => simulated(&*host, task),
-        (None, Some(runtime)) => Task(Running::Tokio(runtime.spawn(task))),
-        // Without threads of its own it is as urgent as everything else.
-        (None, None) => spawn(task),
+    alone.tasks.push(match present() {
+        Some(host) => simulated(&*host, task),
+        None => match &*YIELDING {
+            Some(runtime) => Task(Running::Tokio(runtime.spawn(task))),
+            // Without threads of its own it is as urgent as everything else.
+            None => spawn(task),
+        },
     });
     alone.join_next().await.expect("it is the one that was put there")
 }
 
-/// How much less urgent yielding threads are, in steps of `nice`: beside one other busy thread they
-/// get about a tenth of a processor, and never nothing.
+/// How much less urgent yielding threads are than the others of the process, in steps of `nice`: beside
+/// one other busy thread they get about a tenth of a processor, and never nothing.
+#[cfg(target_os = "linux")]
 const YIELDING_NICE: i32 = 10;
 
 /// Threads cannot become more urgent again without privilege, so these stay as they are.
 static YIELDING: LazyLock<Option<Runtime>> = LazyLock::new(|| {
-    let yields = || {
-        // A system that refuses leaves them as urgent as the others.
-        let _ = rustix::process::nice(YIELDING_NICE);
+    // On Linux, priorities are the threads' own; a thread begins with that of the one that starts it.
+    #[cfg(target_os = "linux")]
+    let yields = {
+        let urgency = rustix::process::getpriority_process(None).unwrap_or_default();
+        move || {
+            // A system that refuses leaves them as urgent as the others.
+            let _ = rustix::process::setpriority_process(None, urgency + YIELDING_NICE);
+        }
     };
+    #[cfg(not(target_os = "linux"))]
+    let yields = || {};
     let threads = Builder::new_multi_thread()
         .worker_threads(1)
         .thread_name("yielding")

@@ -1,6 +1,6 @@
 //! The settings that all processes share.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -24,7 +24,8 @@ pub struct CommonArgs {
     /// Address to serve on; port 0 picks a free one.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0", value_parser = socket_addr)]
     pub listen: SocketAddr,
-    /// Host, or host and port, that others reach this process by [default: the bound address].
+    /// Host, or host and port, that others reach this process by [default: the bound address; if that
+    /// is 0.0.0.0, the one that this machine has towards etcd].
     #[arg(long, value_name = "HOST[:PORT]", value_parser = host)]
     pub advertise: Option<String>,
     /// Address of the admin port: health, metrics, status.
@@ -118,7 +119,7 @@ impl CommonArgs {
     /// If the bound address means nothing elsewhere (`0.0.0.0`) and nothing else is advertised.
     pub fn advertised(&self, bound: SocketAddr) -> Result<String, Failure> {
         match &self.advertise {
-            None => own_address(bound),
+            None => self.own_address(bound),
             Some(told) if port_of(told).is_some_and(|port| port != 0) => Ok(told.clone()),
             Some(told) => Ok(format!("{}:{}", host_of(told), bound.port())),
         }
@@ -130,12 +131,41 @@ impl CommonArgs {
     /// As [`CommonArgs::advertised`].
     pub fn admin_advertised(&self, bound: SocketAddr) -> Result<String, Failure> {
         match &self.advertise {
-            None => own_address(bound),
+            None => self.own_address(bound),
             // Nobody elsewhere reaches a loopback address by an advertised host.
             Some(_) if bound.ip().is_loopback() => Ok(bound.to_string()),
             Some(told) => Ok(format!("{}:{}", host_of(told), bound.port())),
         }
     }
+
+    /// What was bound; where that means nothing elsewhere, the address that this machine has towards
+    /// etcd, by which those who meet there reach it most likely.
+    fn own_address(&self, bound: SocketAddr) -> Result<String, Failure> {
+        if !bound.ip().is_unspecified() {
+            return Ok(bound.to_string());
+        }
+        let towards = self.etcd.etcd_endpoints.iter().find_map(|it| address_towards(it));
+        // An etcd on this machine says nothing about where the others are.
+        match towards.filter(|address| !address.is_loopback()) {
+            Some(address) => Ok(SocketAddr::new(address, bound.port()).to_string()),
+            None => Err(Failure::invalid(format!(
+                "nobody can reach this process by {bound}; say its address with --advertise"
+            ))),
+        }
+    }
+}
+
+/// The address from which this machine would send to an URL. Sends nothing.
+fn address_towards(url: &str) -> Option<IpAddr> {
+    let address = url.split_once("://")?.1;
+    let peer = address.to_socket_addrs().ok()?.next()?;
+    let any: IpAddr = match peer {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect(peer).ok()?;
+    Some(socket.local_addr().ok()?.ip())
 }
 
 impl EtcdArgs {
@@ -172,15 +202,6 @@ impl EtcdAuthArgs {
             key_file: self.etcd_key.clone(),
         })
     }
-}
-
-fn own_address(bound: SocketAddr) -> Result<String, Failure> {
-    if bound.ip().is_unspecified() {
-        return Err(Failure::invalid(format!(
-            "nobody can reach this process by {bound}; say its address with --advertise"
-        )));
-    }
-    Ok(bound.to_string())
 }
 
 /// Checks a job's name.
@@ -300,6 +321,15 @@ mod tests {
     fn an_address_that_means_nothing_elsewhere_is_not_announced() {
         let bound: SocketAddr = "0.0.0.0:4711".parse().unwrap();
         assert!(common(&[]).advertised(bound).unwrap_err().message.contains("--advertise"));
+        // No packet goes there; the machine only says which of its addresses it would use.
+        let args = common(&["--etcd-endpoints", "http://192.0.2.1:2379"]);
+        match address_towards("http://192.0.2.1:2379") {
+            Some(own) if !own.is_loopback() => {
+                assert_eq!(args.advertised(bound).unwrap(), format!("{own}:4711"));
+            }
+            // A machine without a network.
+            Some(_) | None => assert!(args.advertised(bound).is_err()),
+        }
         let bound: SocketAddr = "127.0.0.1:4711".parse().unwrap();
         assert_eq!(common(&[]).advertised(bound).unwrap(), "127.0.0.1:4711");
     }

@@ -1,6 +1,8 @@
-//! Clients of stores across the network, set up from their usual environment variables.
+//! Clients of stores across the network, set up from their usual environment variables, or from files
+//! that these name.
 
 use std::ffi::OsString;
+use std::io;
 use std::sync::Arc;
 
 use object_store::http::HttpBuilder;
@@ -24,6 +26,8 @@ struct Family {
     endpoints: &'static [&'static str],
     /// With one of these set, somebody has thought about how to prove who we are.
     credentials: &'static [&'static str],
+    /// Those that may be in a file, which `<variable>_FILE` names: where containers find secrets.
+    secrets: &'static [&'static str],
     skip_signature: &'static str,
 }
 
@@ -40,6 +44,7 @@ const AWS: Family = Family {
         "aws_metadata_endpoint",
         "aws_skip_signature",
     ],
+    secrets: &["aws_access_key_id", "aws_secret_access_key", "aws_session_token"],
     skip_signature: "aws_skip_signature",
 };
 
@@ -56,6 +61,7 @@ const GOOGLE: Family = Family {
         "google_bearer_token",
         "google_skip_signature",
     ],
+    secrets: &["google_service_account_key", "google_bearer_token"],
     skip_signature: "google_skip_signature",
 };
 
@@ -82,6 +88,12 @@ const AZURE: Family = Family {
         "azure_credential_type",
         "azure_skip_signature",
     ],
+    secrets: &[
+        "azure_storage_account_key",
+        "azure_storage_client_secret",
+        "azure_storage_sas_token",
+        "azure_storage_token",
+    ],
     skip_signature: "azure_skip_signature",
 };
 
@@ -102,7 +114,11 @@ pub(crate) fn connect(
         "gs" => &GOOGLE,
         _ => &AZURE,
     };
-    let (store, _) = parse_url_opts(base, options(family, environment)).map_err(failed)?;
+    let variables = variables(family, environment).map_err(|source| StoreError::Configuration {
+        url: base.as_str().to_owned(),
+        source: source.into(),
+    })?;
+    let (store, _) = parse_url_opts(base, options(family, variables)).map_err(failed)?;
     Ok(Arc::from(store))
 }
 
@@ -116,12 +132,12 @@ fn http_store(base: &Url) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
     Ok(Arc::new(store))
 }
 
-/// What to tell the client: our defaults, then the variables of its family, which win.
-fn options(
+/// The variables of a family that are set, by their names in lower case; secrets from their files.
+fn variables(
     family: &Family,
     environment: impl Iterator<Item = (OsString, OsString)>,
-) -> Vec<(String, String)> {
-    let variables: Vec<(String, String)> = environment
+) -> io::Result<Vec<(String, String)>> {
+    let mut variables: Vec<(String, String)> = environment
         .filter_map(|(name, value)| {
             Some((name.into_string().ok()?.to_ascii_lowercase(), value.into_string().ok()?))
         })
@@ -130,6 +146,28 @@ fn options(
             ours && !value.is_empty()
         })
         .collect();
+    for secret in family.secrets {
+        let named = format!("{secret}_file");
+        let Some(at) = variables.iter().position(|(name, _)| *name == named) else { continue };
+        let (_, path) = variables.swap_remove(at);
+        let (variable, named) = (secret.to_uppercase(), named.to_uppercase());
+        if variables.iter().any(|(name, _)| name == secret) {
+            let message = format!("both {variable} and {named} are set; unset one of them");
+            return Err(io::Error::other(message));
+        }
+        let value = std::fs::read_to_string(&path).map_err(|error| {
+            io::Error::new(
+                error.kind(),
+                format!("cannot read {path}, which {named} names: {error}"),
+            )
+        })?;
+        variables.push(((*secret).to_owned(), value.trim_end_matches(['\r', '\n']).to_owned()));
+    }
+    Ok(variables)
+}
+
+/// What to tell the client: our defaults, then the variables of its family, which win.
+fn options(family: &Family, variables: Vec<(String, String)>) -> Vec<(String, String)> {
     let one_of = |names: &[&str]| {
         variables.iter().find(|(name, _)| names.contains(&name.as_str())).map(|(_, value)| value)
     };
@@ -157,8 +195,11 @@ mod tests {
     use super::*;
 
     fn options_of(family: &Family, variables: &[(&str, &str)]) -> Vec<(String, String)> {
-        let variables = variables.iter().map(|(name, value)| (name.into(), value.into()));
-        options(family, variables)
+        options(family, set(family, variables).unwrap())
+    }
+
+    fn set(family: &Family, all: &[(&str, &str)]) -> io::Result<Vec<(String, String)>> {
+        variables(family, all.iter().map(|(name, value)| (name.into(), value.into())))
     }
 
     fn has(options: &[(String, String)], name: &str, value: &str) -> bool {
@@ -211,6 +252,24 @@ mod tests {
             let head = server.join().unwrap().to_lowercase();
             assert!(!head.contains("authorization"), "{head}");
         }
+    }
+
+    #[test]
+    fn a_secret_may_be_in_a_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "s3cr3t\n").unwrap();
+        let path = file.path().to_str().unwrap();
+        let named = ("AWS_SECRET_ACCESS_KEY_FILE", path);
+        let options = options_of(&AWS, &[named, ("AWS_ENDPOINT", "http://store")]);
+        assert!(has(&options, "aws_secret_access_key", "s3cr3t"), "{options:?}");
+        assert!(!has(&options, "aws_skip_signature", "true"), "{options:?}");
+        assert!(options.iter().all(|(name, _)| name != "aws_secret_access_key_file"));
+
+        let both = set(&AWS, &[named, ("AWS_SECRET_ACCESS_KEY", "x")]).unwrap_err();
+        assert!(both.to_string().contains("unset one of them"), "{both}");
+        let gone =
+            set(&AWS, &[("AWS_SECRET_ACCESS_KEY_FILE", "/no/such")]).unwrap_err().to_string();
+        assert!(gone.contains("/no/such") && gone.contains("AWS_SECRET_ACCESS_KEY_FILE"), "{gone}");
     }
 
     #[test]

@@ -206,6 +206,17 @@ async fn a_slot_reads_no_shard_that_it_needs_nothing_of() {
     scene.shards.load(&record, Slot(1), 2).await.unwrap_err();
 }
 
+/// In asynchronous mode slots make updates of their own; what depends on their number is theirs too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_has_as_many_updates_as_the_shards_that_it_came_from() {
+    let scene = Scene::new();
+    let other = Cut { updates: 9, ..scene.cut(1, 2) };
+    let record = scene.save(vec![scene.cut(0, 2), other]).await;
+    let updates = |cuts: Vec<Cut>| cuts.iter().map(|cut| cut.updates).collect::<Vec<_>>();
+    assert_eq!(updates(scene.load(&record, 2).await), [6, 9]);
+    assert_eq!(updates(scene.load(&record, 1).await), [9]);
+}
+
 /// Wherever the version that wrote it had placed its blocks.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_block_is_found_in_a_shard_where_it_was_not_expected() {

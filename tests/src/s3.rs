@@ -1,0 +1,82 @@
+//! A server that speaks S3, for tests: moto, in a process of its own.
+
+use std::net::TcpStream;
+use std::process::Command;
+
+use crate::{Process, Scene, examples, free_address, python, within};
+
+const PACKAGES: [&str; 1] = ["moto[s3,server]>=5.1,<6"];
+
+const BUCKET: &str = "steadfast";
+
+/// Makes the bucket, with the example's data in it.
+const FILL: &str = r#"
+import sys, boto3
+endpoint, bucket, path = sys.argv[1:]
+s3 = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1",
+                  aws_access_key_id="any", aws_secret_access_key="any")
+s3.create_bucket(Bucket=bucket)
+s3.upload_file(path, bucket, "digits.parquet")
+"#;
+
+/// Prints the names of all objects.
+const LIST: &str = r#"
+import sys, boto3
+endpoint, bucket = sys.argv[1:]
+s3 = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1",
+                  aws_access_key_id="any", aws_secret_access_key="any")
+for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket):
+    for it in page.get("Contents", []):
+        print(it["Key"])
+"#;
+
+/// An S3 server with one bucket, which holds `digits.parquet`.
+#[derive(Debug)]
+pub struct S3Server {
+    python: std::path::PathBuf,
+    pub process: Process,
+    endpoint: String,
+}
+
+impl S3Server {
+    /// Starts one; none, with a message, where Python has no such package.
+    pub fn start(scene: &Scene) -> Option<Self> {
+        let python = python("moto", &PACKAGES)?;
+        let address = free_address();
+        let mut command = scene.command(&python);
+        command
+            .args(["-m", "moto.server", "-H", "127.0.0.1", "-p"])
+            .arg(address.port().to_string());
+        let process = Process::start(scene.folder(), "s3", &mut command);
+        within(std::time::Duration::from_secs(60), "the S3 server listens", || {
+            TcpStream::connect(address).ok()
+        });
+        let server = Self { python, process, endpoint: format!("http://{address}") };
+        let data = examples().join("data/digits.parquet");
+        server.run(FILL, &[&data.display().to_string()]);
+        Some(server)
+    }
+
+    /// The URL of something in its bucket.
+    pub fn url(&self, name: &str) -> String {
+        format!("s3://{BUCKET}/{name}")
+    }
+
+    /// Where it listens, as clients want it.
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// The names of all objects.
+    pub fn objects(&self) -> Vec<String> {
+        self.run(LIST, &[]).lines().map(str::to_owned).collect()
+    }
+
+    fn run(&self, script: &str, more: &[&str]) -> String {
+        let mut command = Command::new(&self.python);
+        command.args(["-c", script, &self.endpoint, BUCKET]).args(more);
+        let output = command.output().expect("python starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("names are text")
+    }
+}

@@ -1,0 +1,91 @@
+//! Jobs whose data, checkpoints and model lie in an S3 server that speaks for itself.
+
+use std::fs;
+use std::time::Duration;
+
+use steadfast_tests::{Cluster, Job, Run, S3Server, Scene, Signal, eventually, get};
+
+/// What must not be seen anywhere.
+const SECRET: &str = "canary-7f3a91c0-secret-key";
+const KEY_ID: &str = "canary-key-id-55aa";
+
+/// I7, I10, F52: data come from S3, checkpoints and the model go there; a pserver dies on the way, the
+/// store falls silent for a while, the bits are those of a run on local files; and what proves to the
+/// store who we are is in the environment of processes and nowhere else.
+#[test]
+fn a_job_in_s3_survives_and_gives_the_same_bits_and_tells_no_secret() {
+    let scene = Scene::new();
+    let Some(s3) = S3Server::start(&scene) else { return };
+    let expected = Run::to_end(&scene, &Job::long(), "local", &["--pservers", "2"]);
+    let local = format!("{}/data/digits.parquet", steadfast_tests::examples().display());
+    let job = Job::long().with(&local, &s3.url("digits.parquet"));
+    let secret = scene.write("secret", format!("{SECRET}\n")).display().to_string();
+    let environment = [
+        ("AWS_ENDPOINT", s3.endpoint()),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_ACCESS_KEY_ID", KEY_ID),
+        ("AWS_SECRET_ACCESS_KEY_FILE", &secret),
+    ];
+    let cluster = Cluster::new(&scene, &job, 2, "2s").with_store(&s3.url("jobs"), &environment);
+    let mut members = vec![cluster.master("master")];
+    let names = ["pserver-0", "pserver-1", "spare"];
+    members.extend(names.iter().map(|name| cluster.pserver(name)));
+    members.extend(["trainer-0", "trainer-1"].iter().map(|name| cluster.trainer(name)));
+
+    eventually("a checkpoint is there", || {
+        cluster.get(&cluster.keys.checkpoint_latest()).map(|_| ())
+    });
+    let holder = members.iter_mut().skip(1).find(|it| it.is_ready()).expect("one holds a slot");
+    holder.signal(Signal::SIGKILL);
+    holder.end();
+    cluster.until_step(700);
+    s3.process.signal(Signal::SIGSTOP);
+    std::thread::sleep(Duration::from_secs(3));
+    let shown: Vec<String> = ["/metrics", "/status", "/"]
+        .iter()
+        .filter_map(|path| Some(get(&members.first()?.admin, path)?.body))
+        .collect();
+    s3.process.signal(Signal::SIGCONT);
+
+    let result = cluster.result();
+    assert_eq!(result["state"], "finished", "{result}");
+    let sha256 = &result["parameters_sha256"];
+    assert_eq!(*sha256, expected["parameters_sha256"], "{result}");
+    members.iter_mut().for_each(|it| drop(it.process.end(Duration::from_secs(60))));
+
+    let objects = s3.objects();
+    assert!(objects.contains(&"jobs/model.safetensors".to_owned()), "{objects:?}");
+    assert!(objects.iter().any(|it| it.starts_with("jobs/shards/digits/")), "{objects:?}");
+    let mut verify = cluster.command("steadfast");
+    let url = cluster.etcd.url();
+    verify.args(["checkpoint", "verify", "--etcd-endpoints", &url]);
+    let verified = verify.output().expect("the program starts");
+    let said = String::from_utf8_lossy(&verified.stdout).into_owned();
+    assert!(verified.status.success() && said.contains(sha256.as_str().unwrap()), "{verified:?}");
+
+    assert_eq!(shown.len(), 3);
+    let etcd = cluster.list("/").into_values().map(|it| String::from_utf8(it.value).unwrap());
+    let files = fs::read_dir(scene.folder()).unwrap().map(|it| it.unwrap().path());
+    let logs = files.filter(|it| it.extension().is_some_and(|it| it == "err" || it == "out"));
+    let logs: Vec<String> = logs.map(|it| fs::read_to_string(it).unwrap()).collect();
+    assert!(6 < logs.len() && logs.iter().any(|it| it.contains("shard restored")));
+    for text in shown.into_iter().chain(etcd).chain(logs).chain([said, result.to_string()]) {
+        for canary in [SECRET, KEY_ID] {
+            assert!(!text.contains(canary), "{canary} is in: {text}");
+        }
+    }
+}
+
+/// A master says which bucket, and ends, before anything is trained.
+#[test]
+fn a_bucket_that_is_not_there_is_named_with_the_way_out() {
+    let scene = Scene::new();
+    let Some(s3) = S3Server::start(&scene) else { return };
+    let environment = [("AWS_ENDPOINT", s3.endpoint()), ("AWS_REGION", "us-east-1")];
+    let cluster = Cluster::new(&scene, &Job::small(), 1, "2s");
+    let cluster = cluster.with_store("s3://no-such-bucket/jobs", &environment);
+    let ended = cluster.master("master").end();
+    assert_ne!(ended.code, Some(0));
+    assert!(ended.stderr.contains("no-such-bucket"), "{}", ended.stderr);
+    assert!(cluster.value(&cluster.keys.job()).is_none());
+}
