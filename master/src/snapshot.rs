@@ -1,5 +1,7 @@
 //! One cut over all slots: asks each for its shard, and puts the answers together.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use steadfast_common::ids::{Slot, Version};
@@ -21,9 +23,8 @@ use crate::checkpoints::CheckpointError;
 /// How long one question waits at a pserver for the version.
 const WAIT_MS: u64 = 5_000;
 
-/// How long a slot may take to upload a version that it has: a large shard, to a slow store, from a busy
-/// machine. One that is gone is noticed long before, by its connection.
-pub(crate) const UPLOAD_MAX: Duration = Duration::from_secs(600);
+/// How long a slot may take to upload a version that it has.
+pub(crate) const UPLOAD_MAX: Duration = Duration::from_secs(60);
 
 /// A slot that is asked for its shard.
 pub(crate) struct Asked {
@@ -66,13 +67,16 @@ pub(crate) async fn shards(
     patience: Duration,
 ) -> Result<Vec<SnapshotReply>, CheckpointError> {
     let mut asked = TaskSet::default();
+    let in_vain = Arc::new(AtomicBool::new(false));
     for slot in slots {
+        let in_vain = in_vain.clone();
         asked.spawn(async move {
             let id = slot.slot;
-            match timeout(patience + UPLOAD_MAX, snapshot(slot, version, patience)).await {
-                Ok(answer) => answer,
-                Err(_) => Err(CheckpointError::TooLate { slot: id }),
-            }
+            let answer = snapshot(slot, version, patience, &in_vain);
+            let answer = timeout(patience + UPLOAD_MAX, answer).await;
+            let answer = answer.unwrap_or(Err(CheckpointError::TooLate { slot: id }));
+            in_vain.fetch_or(answer.is_err(), Ordering::Relaxed);
+            answer
         });
     }
     let (mut saved, mut failure) = (Vec::new(), None);
@@ -95,10 +99,13 @@ pub(crate) async fn shards(
     }
 }
 
+/// One slot's shard. Nobody waits for the version once all is `in_vain`, since another slot failed: this
+/// one may never come to it.
 async fn snapshot(
     asked: Asked,
     version: Option<Version>,
     patience: Duration,
+    in_vain: &AtomicBool,
 ) -> Result<SnapshotReply, CheckpointError> {
     let slot = asked.slot;
     let failed = |reason: String| CheckpointError::Slot { slot, reason };
@@ -120,7 +127,7 @@ async fn snapshot(
                 return Err(CheckpointError::Diverged { slot, at, what: reply.diverged });
             }
             (snapshot_reply::Answer::NotYet, _) | (snapshot_reply::Answer::Past, None) => {
-                if left.is_zero() {
+                if left.is_zero() || in_vain.load(Ordering::Relaxed) {
                     return Err(CheckpointError::TooLate { slot });
                 }
             }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use safetensors::SafeTensors;
 use serde_json::Value;
-use steadfast_tests::{EtcdServer, Job, Run, Scene, Signal, eventually};
+use steadfast_tests::{Cluster, EtcdServer, Job, Run, Scene, Signal, eventually};
 
 fn sha(summary: &Value) -> String {
     summary["parameters_sha256"].as_str().expect("a finished job has parameters").to_owned()
@@ -298,4 +298,29 @@ fn the_same_command_for_a_finished_job_tells_its_summary_again() {
     assert_eq!(first, again);
     eventually("nothing is left", || scene.processes().is_empty().then_some(()));
     assert!(Duration::ZERO < Duration::from_secs_f64(first["wall_seconds"].as_f64().unwrap()));
+}
+
+/// Whoever looks after containers learns by an exit code what an admin port says.
+#[test]
+fn a_probe_tells_alive_from_ready_and_from_gone() {
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &Job::small(), 1, "2s");
+    let first = cluster.master("first");
+    eventually("the first master acts", || first.is_ready().then_some(()));
+    let second = cluster.master("second");
+    eventually("the second one lives", || second.ask("/healthz"));
+    let probe = |args: &[&str]| {
+        let output = cluster.command("steadfast").arg("probe").args(args).output();
+        let output = output.expect("the program starts");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    assert_eq!(probe(&[&first.admin]).0, Some(0));
+    assert_eq!(probe(&[&first.admin, "--ready"]).0, Some(0));
+    assert_eq!(probe(&[&second.admin]).0, Some(0));
+    let (code, reason) = probe(&[&second.admin, "--ready"]);
+    assert!(code == Some(6) && reason.contains("not ready: "), "{code:?} {reason}");
+    let (code, reason) = probe(&[&steadfast_tests::free_address().to_string()]);
+    assert!(code == Some(6) && reason.contains("does not answer"), "{code:?} {reason}");
+    let (code, reason) = probe(&["no address"]);
+    assert!(code == Some(2) && reason.contains("no HOST:PORT"), "{code:?} {reason}");
 }
