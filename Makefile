@@ -46,7 +46,7 @@ bench-compare: build ## Measure beside another revision: BASE=main~5 ONLY="push 
 verify: setup ## Check form and lints; changes nothing
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
-	$(CARGO) test --release -p steadfast-tests --test layers
+	$(CARGO) test --release --workspace --test layers
 
 fix: setup ## Format and apply what clippy can mend
 	$(CARGO) clippy --release --workspace --all-targets --fix --allow-dirty --allow-staged
