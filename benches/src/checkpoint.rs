@@ -45,23 +45,24 @@ pub async fn restore() -> Sample {
     Sample { cpu_seconds, peak_bytes, ..sample }
 }
 
-/// As many files read from the disk, with hashes.
+/// As many files read from the disk into memory, with hashes.
 pub fn read() -> Sample {
     let scene = Scene::new();
-    let share = vec![0; VALUES / SLOTS * size_of::<f32>()];
+    let len = VALUES / SLOTS * size_of::<f32>();
     let paths = (0..SLOTS).map(|slot| scene.path(&slot.to_string()));
     let paths: Vec<_> =
-        paths.inspect(|path| fs::write(path, &share).expect("there is room")).collect();
+        paths.inspect(|path| fs::write(path, vec![0; len]).expect("there is room")).collect();
     let watch = Watch::start(Vec::new());
     thread::scope(|threads| {
         for path in &paths {
             threads.spawn(move || {
                 let mut file = File::open(path).expect("it was written");
-                let (mut piece, mut hash) = (vec![0; PIECE], Sha256::new());
-                while let 1.. = file.read(&mut piece).expect("it can be read") {
+                let (mut bytes, mut hash) = (vec![0; len], Sha256::new());
+                for piece in bytes.chunks_mut(PIECE) {
+                    file.read_exact(piece).expect("it is all there");
                     hash.update(&piece);
                 }
-                std::hint::black_box(hash.finalize());
+                std::hint::black_box((bytes, hash.finalize()));
             });
         }
     });
