@@ -115,7 +115,8 @@ impl Desk {
         let slots = same.map(|(slot, _)| Slot(slot as u32));
         match start {
             Start::Latest => slots.collect(),
-            // Who waited for the damaged checkpoint has no memory yet.
+            // Who began from the damaged checkpoint goes back with the others, even if its own shard was
+            // sound.
             Start::AfterDamage => slots.filter(|slot| record.kept.contains(slot)).collect(),
             Start::Chosen(_) => Vec::new(),
         }

@@ -1,9 +1,12 @@
 //! A server that speaks S3, for tests: moto, in a process of its own.
 
+use std::fs;
 use std::net::TcpStream;
+use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
-use crate::{Process, Scene, examples, free_address, python, within};
+use crate::{Process, Scene, Signal, eventually, examples, free_address, python, within};
 
 const PACKAGES: [&str; 1] = ["moto[s3,server]>=5.1,<6"];
 
@@ -33,9 +36,9 @@ for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket):
 /// An S3 server with one bucket, which holds `digits.parquet`.
 #[derive(Debug)]
 pub struct S3Server {
-    python: std::path::PathBuf,
-    pub process: Process,
-    endpoint: String,
+    python: PathBuf,
+    process: Process,
+    port: u16,
 }
 
 impl S3Server {
@@ -48,10 +51,10 @@ impl S3Server {
             .args(["-m", "moto.server", "-H", "127.0.0.1", "-p"])
             .arg(address.port().to_string());
         let process = Process::start(scene.folder(), "s3", &mut command);
-        within(std::time::Duration::from_secs(60), "the S3 server listens", || {
+        within(Duration::from_secs(60), "the S3 server listens", || {
             TcpStream::connect(address).ok()
         });
-        let server = Self { python, process, endpoint: format!("http://{address}") };
+        let server = Self { python, process, port: address.port() };
         let data = examples().join("data/digits.parquet");
         server.run(FILL, &[&data.display().to_string()]);
         Some(server)
@@ -63,8 +66,21 @@ impl S3Server {
     }
 
     /// Where it listens, as clients want it.
-    pub fn endpoint(&self) -> &str {
-        &self.endpoint
+    pub fn endpoint(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    /// Stops it until [`S3Server::resume`]; returns once somebody waits for it in vain.
+    pub fn fall_silent(&self) {
+        self.process.signal(Signal::SIGSTOP);
+        let asked =
+            || has_unread(self.port, &fs::read_to_string("/proc/net/tcp").ok()?).then_some(());
+        eventually("somebody asks the silent S3 server", asked);
+    }
+
+    /// Lets it go on.
+    pub fn resume(&self) {
+        self.process.signal(Signal::SIGCONT);
     }
 
     /// The names of all objects.
@@ -74,9 +90,21 @@ impl S3Server {
 
     fn run(&self, script: &str, more: &[&str]) -> String {
         let mut command = Command::new(&self.python);
-        command.args(["-c", script, &self.endpoint, BUCKET]).args(more);
+        command.args(["-c", script, &self.endpoint(), BUCKET]).args(more);
         let output = command.output().expect("python starts");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).expect("names are text")
     }
+}
+
+/// Whether the kernel holds bytes, or a connection, that the owner of `port` has not taken; by what
+/// `/proc/net/tcp` says: fields 1 and 4 of a line are the local address and the two queues.
+fn has_unread(port: u16, sockets: &str) -> bool {
+    let local = format!(":{port:04X}");
+    sockets.lines().any(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let unread = fields.get(4).and_then(|queues| queues.split_once(':'));
+        fields.get(1).is_some_and(|address| address.ends_with(&local))
+            && unread.is_some_and(|(_, unread)| unread.bytes().any(|digit| digit != b'0'))
+    })
 }

@@ -20,8 +20,9 @@ fn a_job_in_s3_survives_and_gives_the_same_bits_and_tells_no_secret() {
     let local = format!("{}/data/digits.parquet", steadfast_tests::examples().display());
     let job = Job::long().with(&local, &s3.url("digits.parquet"));
     let secret = scene.write("secret", format!("{SECRET}\n")).display().to_string();
+    let endpoint = s3.endpoint();
     let environment = [
-        ("AWS_ENDPOINT", s3.endpoint()),
+        ("AWS_ENDPOINT", endpoint.as_str()),
         ("AWS_REGION", "us-east-1"),
         ("AWS_ACCESS_KEY_ID", KEY_ID),
         ("AWS_SECRET_ACCESS_KEY_FILE", &secret),
@@ -39,13 +40,12 @@ fn a_job_in_s3_survives_and_gives_the_same_bits_and_tells_no_secret() {
     holder.signal(Signal::SIGKILL);
     holder.end();
     cluster.until_step(700);
-    s3.process.signal(Signal::SIGSTOP);
-    std::thread::sleep(Duration::from_secs(3));
+    s3.fall_silent();
     let shown: Vec<String> = ["/metrics", "/status", "/"]
         .iter()
         .filter_map(|path| Some(get(&members.first()?.admin, path)?.body))
         .collect();
-    s3.process.signal(Signal::SIGCONT);
+    s3.resume();
 
     let result = cluster.result();
     assert_eq!(result["state"], "finished", "{result}");
@@ -81,7 +81,8 @@ fn a_job_in_s3_survives_and_gives_the_same_bits_and_tells_no_secret() {
 fn a_bucket_that_is_not_there_is_named_with_the_way_out() {
     let scene = Scene::new();
     let Some(s3) = S3Server::start(&scene) else { return };
-    let environment = [("AWS_ENDPOINT", s3.endpoint()), ("AWS_REGION", "us-east-1")];
+    let endpoint = s3.endpoint();
+    let environment = [("AWS_ENDPOINT", endpoint.as_str()), ("AWS_REGION", "us-east-1")];
     let cluster = Cluster::new(&scene, &Job::small(), 1, "2s");
     let cluster = cluster.with_store("s3://no-such-bucket/jobs", &environment);
     let ended = cluster.master("master").end();
