@@ -6,7 +6,7 @@ export CARGO_TERM_COLOR ?= auto
 # What a job runs on; the other programs look after these.
 PRODUCT = -p steadfast-cli -p steadfast-master -p steadfast-pserver -p steadfast-trainer
 
-.PHONY: help setup build demo test chaos sim sim-deep mutants bench bench-compare verify fix
+.PHONY: help setup build demo test test-compose chaos sim sim-deep mutants bench bench-compare verify fix
 
 help: ## Say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -23,6 +23,9 @@ demo: setup ## Train a model on a cluster of processes on this machine
 
 test: build ## Run all tests
 	$(CARGO) test --release --workspace
+
+test-compose: build ## Run a job in containers and disturb it (part of `test` too; needs a Docker engine)
+	$(CARGO) test --release --workspace --test compose -- --nocapture
 
 chaos: build ## Run seeded schedules of faults: SEED=1 MINUTES=5 MODE=sync|async
 	target/release/chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),5) --mode $(or $(MODE),sync)

@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use steadfast_host::net::{Port, dial};
+use steadfast_host::role::Role;
 use steadfast_proto::v1::BlockData;
 use steadfast_tests::{Process, Scene, within};
 use tokio_util::sync::CancellationToken;
@@ -61,7 +62,7 @@ impl tower::Service<tonic::codegen::http::Request<Body>> for Echo {
 pub async fn serve() -> std::io::Result<()> {
     let port = Port::bind("127.0.0.1:0".parse().expect("an address")).await?;
     println!("{}", port.local_addr()?);
-    let served = port.serve(Routes::new(Echo), CancellationToken::new()).await;
+    let served = port.serve(Routes::new(Echo), |_| &[], CancellationToken::new()).await;
     served.map_err(std::io::Error::other)?.map_err(std::io::Error::other)
 }
 
@@ -74,7 +75,7 @@ pub async fn ping_pong() -> Sample {
     let process = Process::start(scene.folder(), "echo", &mut command);
     let address: SocketAddr =
         within(Duration::from_secs(10), "it listens", || process.stdout().trim().parse().ok());
-    let mut client = tonic::client::Grpc::new(dial(&address.to_string()).expect("an address"));
+    let mut client = tonic::client::Grpc::new(dial(&address.to_string(), Role::Pserver).expect("an address"));
     let data = Bytes::from(vec![7; SMALL * size_of::<f32>()]);
     let path = PathAndQuery::from_static("/steadfast.bench.Echo/Echo");
     let mut exchange = async || {

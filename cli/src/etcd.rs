@@ -19,6 +19,9 @@ pub struct EtcdServerArgs {
     /// Folder that keeps the data.
     #[arg(long, value_name = "DIR")]
     data_dir: PathBuf,
+    /// Serve on other addresses than loopback: whoever reaches them can read and change everything.
+    #[arg(long)]
+    insecure_allow_plaintext: bool,
     #[command(flatten)]
     log: LogArgs,
 }
@@ -27,6 +30,13 @@ pub struct EtcdServerArgs {
 pub async fn run(args: EtcdServerArgs) -> Result<ExitCode, Failure> {
     init_logging("etcd", "-", std::process::id(), &args.log)?;
     let shutdown = Shutdown::install()?;
+    if !args.listen.ip().is_loopback() && !args.insecure_allow_plaintext {
+        return Err(Failure::invalid(format!(
+            "--listen {} is open to others than this machine's, and this etcd has neither TLS nor users: run \
+             etcd itself where others are to reach it, or say --insecure-allow-plaintext",
+            args.listen
+        )));
+    }
     let server = Server::bind(Config::new(args.listen, args.data_dir)).await.map_err(failure)?;
     server.serve(shutdown.drain()).await.map_err(failure)?;
     Ok(ExitCode::SUCCESS)

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
-use steadfast_coord::Etcd;
+use steadfast_coord::{Etcd, EtcdOptions};
 use steadfast_etcd::{Config, Server};
-use steadfast_process::{EtcdArgs, Failure, job_name};
+use steadfast_process::{EtcdArgs, Failure, TlsArgs, job_name};
 
 use crate::local::read_endpoint;
 
@@ -23,6 +23,8 @@ pub struct JobArgs {
     root: Option<String>,
     #[command(flatten)]
     etcd: EtcdArgs,
+    #[command(flatten)]
+    tls: TlsArgs,
     /// Look at the job that `steadfast local` runs in this folder, or ran.
     #[arg(long, value_name = "DIR", conflicts_with = "etcd_endpoints")]
     data_dir: Option<PathBuf>,
@@ -43,6 +45,7 @@ impl JobArgs {
     /// # Errors
     /// If etcd does not answer, or knows not just one job and none was named.
     pub async fn find(&self) -> Result<Job, Failure> {
+        self.tls.decide()?;
         match (self.connect().await, &self.data_dir) {
             (Err(failure), Some(folder)) => match serve_remains(folder).await {
                 Some(endpoint) => self.choose(self.connect_to(endpoint).await?).await,
@@ -57,19 +60,32 @@ impl JobArgs {
     /// # Errors
     /// As [`JobArgs::find`].
     pub async fn find_running(&self) -> Result<Job, Failure> {
+        self.tls.decide()?;
         self.choose(self.connect().await?).await
+    }
+
+    /// How to reach the etcd that is meant.
+    ///
+    /// # Errors
+    /// If a file cannot be read, or no run is under way in the folder.
+    pub fn etcd_options(&self) -> Result<EtcdOptions, Failure> {
+        let mut options = self.etcd.options(&self.tls)?;
+        if let Some(folder) = &self.data_dir {
+            options.endpoints = vec![read_endpoint(folder)?];
+        }
+        Ok(options)
     }
 
     async fn connect(&self) -> Result<Etcd, Failure> {
         let Some(folder) = &self.data_dir else {
-            return Ok(Etcd::connect(&self.etcd.options()?).await?);
+            return Ok(Etcd::connect(&self.etcd.options(&self.tls)?).await?);
         };
         let what = || format!("no run is under way in {}", folder.display());
         self.connect_to(read_endpoint(folder)?).await.map_err(|failure| failure.context(what()))
     }
 
     async fn connect_to(&self, endpoint: String) -> Result<Etcd, Failure> {
-        let mut options = self.etcd.options()?;
+        let mut options = self.etcd.options(&self.tls)?;
         options.endpoints = vec![endpoint];
         Ok(Etcd::connect(&options).await?)
     }

@@ -8,13 +8,13 @@ use steadfast_common::keys::Keys;
 use steadfast_common::records::MasterRecord;
 use steadfast_common::status::JobStatus;
 use steadfast_coord::Etcd;
+use steadfast_host::net::{Wire, dial};
+use steadfast_host::role::Role;
 use steadfast_process::Failure;
 use steadfast_proto::MESSAGE_BYTES_MAX;
 use steadfast_proto::v1::master_client::MasterClient;
 use steadfast_proto::v1::{RestoreCheckpointRequest, StatusRequest, TakeCheckpointRequest};
-use tonic::transport::{Channel, Endpoint};
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The way to a job's acting master, whoever that is.
@@ -23,7 +23,7 @@ pub struct JobMaster {
     etcd: Etcd,
     keys: Keys,
     /// The last connection, and the address that it goes to.
-    open: Option<(String, MasterClient<Channel>)>,
+    open: Option<(String, MasterClient<Wire>)>,
 }
 
 /// What came of asking for a checkpoint.
@@ -99,7 +99,7 @@ impl JobMaster {
         Ok(Generation(reply.generation))
     }
 
-    async fn client(&mut self) -> Result<MasterClient<Channel>, Failure> {
+    async fn client(&mut self) -> Result<MasterClient<Wire>, Failure> {
         let record: Option<MasterRecord> = self.etcd.get_json(&self.keys.master_addr()).await?;
         let address = match record {
             Some(record) => record.address,
@@ -113,9 +113,8 @@ impl JobMaster {
         {
             return Ok(client.clone());
         }
-        let endpoint = Endpoint::try_from(format!("http://{address}"))?;
-        let channel = endpoint.connect_timeout(CONNECT_TIMEOUT).tcp_nodelay(true).connect_lazy();
-        let client = MasterClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
+        let wire = dial(&address, Role::Master).map_err(Failure::internal)?;
+        let client = MasterClient::new(wire).max_decoding_message_size(MESSAGE_BYTES_MAX);
         self.open = Some((address, client.clone()));
         Ok(client)
     }

@@ -1,16 +1,24 @@
 //! `steadfast`: runs a whole job on this machine, looks at a job and its checkpoints, serves the
 //! embedded etcd.
 
+mod admin_client;
 mod audit;
+mod certs;
 mod checkpoint;
+mod doctor;
 mod etcd;
+mod etcd_users;
+mod etcd_version;
 mod format;
 mod job_args;
 mod job_master;
+mod lists;
 mod local;
 mod output;
 mod probe;
+mod shell;
 mod status;
+mod why;
 
 use std::process::ExitCode;
 
@@ -28,10 +36,19 @@ struct Cli {
 enum Command {
     Local(local::LocalArgs),
     Status(status::StatusArgs),
+    Why(why::WhyArgs),
+    Members(lists::MembersArgs),
+    Slots(lists::SlotsArgs),
+    Tasks(lists::TasksArgs),
     Checkpoint(checkpoint::CheckpointArgs),
     Audit(audit::AuditArgs),
     Etcd(etcd::EtcdServerArgs),
     Probe(probe::ProbeArgs),
+    Certs(certs::CertsArgs),
+    EtcdUsers(etcd_users::EtcdUsersArgs),
+    Doctor(doctor::DoctorArgs),
+    Completions(shell::CompletionsArgs),
+    Man(shell::ManArgs),
 }
 
 fn main() -> ExitCode {
@@ -41,10 +58,19 @@ fn main() -> ExitCode {
         match cli.command {
             Command::Local(args) => local::run(args).await,
             Command::Status(args) => status::run(args).await,
+            Command::Why(args) => why::run(args).await,
+            Command::Members(args) => lists::members(args).await,
+            Command::Slots(args) => lists::slots(args).await,
+            Command::Tasks(args) => lists::tasks(args).await,
             Command::Checkpoint(args) => checkpoint::run(args).await,
             Command::Audit(args) => audit::run(args).await,
             Command::Etcd(args) => etcd::run(args).await,
             Command::Probe(args) => probe::run(args).await,
+            Command::Certs(args) => certs::run(args),
+            Command::EtcdUsers(args) => etcd_users::run(args).await,
+            Command::Doctor(args) => doctor::run(args).await,
+            Command::Completions(args) => Ok(shell::completions(&args, with_variables(Cli::command()))),
+            Command::Man(args) => shell::man(&args, with_variables(Cli::command())),
         }
     })
 }

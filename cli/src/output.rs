@@ -16,7 +16,7 @@ pub enum Output {
 #[derive(Debug, Args)]
 pub struct FormArgs {
     /// Form of the answer on stdout.
-    #[arg(long, value_name = "FORM", default_value = "text")]
+    #[arg(long, short, value_name = "FORM", default_value = "text")]
     output: Output,
     /// Short for `--output json`.
     #[arg(long)]

@@ -11,11 +11,12 @@ use steadfast_common::keys::Keys;
 use steadfast_common::records::{LockRecord, MasterRecord};
 use steadfast_coord::{CoordError, Etcd, Mirror, Op, Range, Reign, Session};
 use steadfast_host::chance;
+use steadfast_host::role::Role;
 use steadfast_host::time::{sleep, timeout};
 use steadfast_master_core::rate::Rate;
 use steadfast_process::{
-    Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, health,
-    init_logging,
+    Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, access,
+    health, init_logging, linger,
 };
 use steadfast_proto::MESSAGE_BYTES_MAX;
 use steadfast_proto::v1::master_server::MasterServer;
@@ -64,6 +65,7 @@ pub async fn run(args: Args) -> Result<(), Failure> {
     let (id, common) = (chance::uuid(), &args.common);
     let identity = init_logging("master", &common.job, id, &common.log)?;
     let shutdown = Shutdown::install()?;
+    common.security.decide(Role::Master)?;
     let order = order(&args)?;
     live(args, order, id, identity, shutdown).await
 }
@@ -98,6 +100,7 @@ pub async fn live(
         job: common.job.clone(),
         readiness: readiness.clone(),
         metrics: registry,
+        token: common.security.admin_token()?,
         status: Box::new(move || match &*shown.borrow() {
             Some(acting) => json!(acting.status()),
             None => json!({ "acting": false }),
@@ -108,7 +111,7 @@ pub async fn live(
         .max_decoding_message_size(MESSAGE_BYTES_MAX);
     let stop = tokio_util::sync::CancellationToken::new();
     let routes = Routes::new(health).add_service(server);
-    let mut serving = listener.serve(routes, stop.clone());
+    let mut serving = listener.serve(routes, access, stop.clone());
 
     let etcd = Etcd::connect(&common.etcd_options()?).await?;
     let keys = common.keys();
@@ -125,7 +128,9 @@ pub async fn live(
     if timeout(DRAIN, serving).await.is_err() {
         warn!("calls in flight were cut off");
     }
-    ending
+    ending?;
+    linger(&common, &readiness, &shutdown).await;
+    Ok(())
 }
 
 fn order(args: &Args) -> Result<Option<Order>, Failure> {

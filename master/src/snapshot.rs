@@ -12,6 +12,7 @@ use steadfast_common::records::{
 };
 use steadfast_coord::Etcd;
 use steadfast_host::net::dial;
+use steadfast_host::role::Role;
 use steadfast_host::task::TaskSet;
 use steadfast_host::time::{Instant, timeout, unix_ms};
 use steadfast_proto::v1::pserver_client::PserverClient;
@@ -109,7 +110,7 @@ async fn snapshot(
 ) -> Result<SnapshotReply, CheckpointError> {
     let slot = asked.slot;
     let failed = |reason: String| CheckpointError::Slot { slot, reason };
-    let mut client = PserverClient::new(dial(&asked.address).map_err(failed)?);
+    let mut client = PserverClient::new(dial(&asked.address, Role::Pserver).map_err(failed)?);
     let started = Instant::now();
     loop {
         let left = patience.saturating_sub(started.elapsed());

@@ -6,6 +6,7 @@ use steadfast_common::keys::Keys;
 use steadfast_common::records::MasterRecord;
 use steadfast_coord::Etcd;
 use steadfast_host::net::{Wire, dial};
+use steadfast_host::role::Role;
 use steadfast_host::time::timeout;
 use steadfast_proto::v1::TakeCheckpointRequest;
 use steadfast_proto::v1::master_client::MasterClient;
@@ -22,7 +23,7 @@ pub async fn acting(etcd: &Etcd, keys: &Keys) -> Result<MasterClient<Wire>, Stri
     let record = etcd.get_json::<MasterRecord>(&keys.master_addr()).await;
     let record = record.map_err(|error| error.to_string())?;
     let address = record.ok_or("no master acts")?.address;
-    dial(&address).map(MasterClient::new)
+    dial(&address, Role::Master).map(MasterClient::new)
 }
 
 /// Asks for a checkpoint, so that what our memory holds outlives us. Leaves without one if the

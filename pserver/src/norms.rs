@@ -9,6 +9,7 @@ use steadfast_common::keys::Keys;
 use steadfast_common::records::PserverRecord;
 use steadfast_coord::{Mirror, View};
 use steadfast_host::net::{Wire, dial};
+use steadfast_host::role::Role;
 use steadfast_host::task::TaskSet;
 use steadfast_host::time::{sleep, timeout};
 use steadfast_proto::v1::NormsRequest;
@@ -100,7 +101,7 @@ fn client(
     if let Some(known) = clients.get(&record.address) {
         return Some(known.clone());
     }
-    let client = PserverClient::new(dial(&record.address).ok()?);
+    let client = PserverClient::new(dial(&record.address, Role::Pserver).ok()?);
     clients.insert(record.address, client.clone());
     Some(client)
 }

@@ -10,10 +10,11 @@ use steadfast_common::keys::Keys;
 use steadfast_common::records::PserverRecord;
 use steadfast_coord::{CoordError, Etcd, Mirror, Range, Session};
 use steadfast_host::chance;
+use steadfast_host::role::Role;
 use steadfast_host::time::timeout;
 use steadfast_process::{
-    Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, health,
-    init_logging, wait_for_job,
+    Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, access,
+    health, init_logging, linger, wait_for_job,
 };
 use steadfast_pserver_core::shard::Rules;
 use tonic::service::Routes;
@@ -46,6 +47,7 @@ pub struct Args {
 pub async fn run(args: Args) -> Result<(), Failure> {
     let (id, common) = (chance::uuid(), &args.common);
     let identity = init_logging("pserver", &common.job, id, &common.log)?;
+    common.security.decide(Role::Pserver)?;
     live(args, id, identity, Shutdown::install()?).await
 }
 
@@ -82,6 +84,7 @@ pub async fn live(
         job: args.job.clone(),
         readiness: readiness.clone(),
         metrics: registry,
+        token: args.security.admin_token()?,
         status: Box::new(move || shown.get().map_or(json!({"slot": null}), show)),
     });
 
@@ -92,15 +95,19 @@ pub async fn live(
         biased;
         joined = join(&etcd, &keys, &args, &record, &readiness) => joined?,
         () = shutdown.drain() => return Ok(()),
-        () = over(&result) => return Ok(()),
+        () = over(&result) => {
+            linger(&args, &readiness, &shutdown).await;
+            return Ok(());
+        }
     };
     identity.set_incarnation(joined.engine.incarnation);
     let _ = status.set(joined.engine.clone());
     readiness.set_ready();
     let (_health, health) = health("steadfast.v1.Pserver", &readiness).await;
     let server = joined.service(metrics);
+    let routes = Routes::new(health).add_service(server);
     let stop = tokio_util::sync::CancellationToken::new();
-    let mut serving = listener.serve(Routes::new(health).add_service(server), stop.clone());
+    let mut serving = listener.serve(routes, access, stop.clone());
     let ending = tokio::select! {
         biased;
         ending = joined.hold(&etcd, &keys, &readiness) => ending,
@@ -119,7 +126,9 @@ pub async fn live(
     if timeout(DRAIN, serving).await.is_err() {
         warn!("calls in flight were cut off");
     }
-    ending
+    ending?;
+    linger(&args, &readiness, &shutdown).await;
+    Ok(())
 }
 
 /// A pserver that holds a slot.

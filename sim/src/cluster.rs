@@ -10,7 +10,7 @@ use steadfast_common::keys::Keys;
 use steadfast_host::Host;
 use steadfast_master::Order;
 use steadfast_process::{
-    CommonArgs, EtcdArgs, EtcdAuthArgs, Failure, LogArgs, LogFormat, LogIdentity, Shutdown,
+    CommonArgs, EtcdArgs, EtcdAuthArgs, Failure, LogArgs, LogFormat, LogIdentity, SecurityArgs, Shutdown,
 };
 
 use crate::etcd::EtcdServer;
@@ -238,7 +238,7 @@ impl Cluster {
     }
 
     fn settings(&self) -> CommonArgs {
-        let any = "0.0.0.0:0".parse().expect("an address");
+        let any = "127.0.0.1:0".parse().expect("an address");
         CommonArgs {
             etcd: EtcdArgs {
                 etcd_endpoints: vec![format!("http://{}", self.0.etcd.address())],
@@ -250,6 +250,8 @@ impl Cluster {
             advertise: None,
             admin_listen: any,
             lease_ttl: self.0.shape.lease_ttl,
+            security: SecurityArgs::default(),
+            linger: false,
             log: LogArgs { filter: "info".to_owned(), format: LogFormat::Text },
             config: None,
             check_config: false,

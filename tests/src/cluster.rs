@@ -1,7 +1,7 @@
 //! A job whose processes a test starts one by one, on a real etcd.
 
 use std::collections::BTreeMap;
-use std::process::Command;
+use std::process::{Command, Output};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -12,11 +12,14 @@ use steadfast_coord::{Entry, Etcd, EtcdOptions};
 use tokio::runtime::Runtime;
 
 use crate::{
-    Answer, Ended, EtcdServer, Job, Process, Scene, eventually, free_address, get, program,
+    Answer, Certificates, Ended, EtcdServer, Job, Process, Scene, eventually, free_address, get, program,
 };
 
 /// Longest time that a process may take to leave.
 const LEAVE_MAX: Duration = Duration::from_secs(60);
+
+/// What opens the admin ports of a cluster with certificates.
+pub const TOKEN: &str = "canary-token-0d5e6f1a";
 
 /// The settings of a cluster by hand.
 #[derive(Debug)]
@@ -30,6 +33,7 @@ pub struct Cluster<'a> {
     pservers: String,
     store: String,
     environment: Vec<(String, String)>,
+    certificates: Option<Certificates>,
     client: Etcd,
     runtime: Runtime,
 }
@@ -44,10 +48,41 @@ pub struct Member {
 impl<'a> Cluster<'a> {
     /// Starts a real etcd for a job with that many slots.
     pub fn new(scene: &'a Scene, job: &Job, pservers: u32, lease_ttl: &str) -> Self {
-        let etcd = EtcdServer::real(scene);
+        Self::on(scene, job, pservers, lease_ttl, None)
+    }
+
+    /// The same with certificates, also towards etcd.
+    pub fn secured(
+        scene: &'a Scene,
+        job: &Job,
+        pservers: u32,
+        lease_ttl: &str,
+        certificates: &Certificates,
+    ) -> Self {
+        Self::on(scene, job, pservers, lease_ttl, Some(certificates))
+    }
+
+    fn on(
+        scene: &'a Scene,
+        job: &Job,
+        pservers: u32,
+        lease_ttl: &str,
+        certificates: Option<&Certificates>,
+    ) -> Self {
+        let etcd = match certificates {
+            Some(certificates) => EtcdServer::secured(scene, certificates),
+            None => EtcdServer::real(scene),
+        };
         let spec = steadfast_common::job_file::parse(&job.text).expect("the job file is sound");
         let runtime = Runtime::new().expect("threads can be started");
-        let options = EtcdOptions { endpoints: vec![etcd.url()], ..EtcdOptions::default() };
+        let file = |name| Some(certificates?.of("admin").join(name));
+        let options = EtcdOptions {
+            endpoints: vec![etcd.url()],
+            ca_file: file("ca.crt"),
+            cert_file: file("tls.crt"),
+            key_file: file("tls.key"),
+            ..EtcdOptions::default()
+        };
         let client =
             eventually("etcd has a leader", || runtime.block_on(Etcd::connect(&options)).ok());
         Self {
@@ -60,6 +95,7 @@ impl<'a> Cluster<'a> {
             pservers: pservers.to_string(),
             store: scene.path("store").display().to_string(),
             environment: Vec::new(),
+            certificates: certificates.cloned(),
             client,
             runtime,
         }
@@ -76,17 +112,17 @@ impl<'a> Cluster<'a> {
     /// Starts a master.
     pub fn master(&self, name: &str) -> Member {
         let more = ["--job-file", &self.job, "--store", &self.store, "--pservers", &self.pservers];
-        self.member(name, "steadfast-master", &more)
+        self.member(name, "master", &more)
     }
 
     /// Starts a pserver.
     pub fn pserver(&self, name: &str) -> Member {
-        self.member(name, "steadfast-pserver", &[])
+        self.member(name, "pserver", &[])
     }
 
     /// Starts a trainer.
     pub fn trainer(&self, name: &str) -> Member {
-        self.member(name, "steadfast-trainer", &[])
+        self.member(name, "trainer", &[])
     }
 
     /// One of our programs, with what it needs to reach the store.
@@ -101,9 +137,24 @@ impl<'a> Cluster<'a> {
         let url = self.etcd.url();
         let common = ["--job", &self.spec.name, "--etcd-endpoints", &url];
         let ports = ["--admin-listen", &admin, "--lease-ttl", &self.lease_ttl];
-        let mut command = self.command(role);
+        let mut command = self.command(&format!("steadfast-{role}"));
+        if let Some(certificates) = &self.certificates {
+            let token = self.scene.write("token", TOKEN);
+            command.arg("--tls").arg(certificates.of(role));
+            command.arg("--admin-token-file").arg(token);
+        }
         command.args(common).args(ports).args(more);
         Member { admin, process: Process::start(self.scene.folder(), name, &mut command) }
+    }
+
+    /// Runs `steadfast` with these words, as an administrator.
+    pub fn steadfast(&self, args: &[&str]) -> Output {
+        let mut command = self.command("steadfast");
+        command.args(args).args(["--job", &self.spec.name, "--etcd-endpoints", &self.etcd.url()]);
+        if let Some(certificates) = &self.certificates {
+            command.arg("--tls").arg(certificates.of("admin"));
+        }
+        command.output().expect("the program starts")
     }
 
     /// Reads all keys that begin with `prefix`.
@@ -135,9 +186,19 @@ impl<'a> Cluster<'a> {
     #[track_caller]
     pub fn until(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
         eventually(what, || {
-            let status = serde_json::from_str(&get(&self.acting_now()?, "/status")?.body).ok()?;
+            let status = self.status()?;
             holds(&status).then_some(status)
         })
+    }
+
+    /// What the acting master tells; with certificates, by the command line.
+    fn status(&self) -> Option<Value> {
+        let acting = self.acting_now()?;
+        let text = match &self.certificates {
+            None => get(&acting, "/status")?.body,
+            Some(_) => String::from_utf8(self.steadfast(&["status", "--json"]).stdout).ok()?,
+        };
+        serde_json::from_str(&text).ok()
     }
 
     /// Waits until that many steps are done.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use crate::{Process, Scene, program, within};
+use crate::{Certificates, Process, Scene, program, within};
 
 /// Ports that are chosen beforehand. Linux gives none of them to whoever asks for any, as connections
 /// do, so nobody takes one between our choice and the process that is to listen there.
@@ -28,24 +28,35 @@ pub(crate) const START_MAX: Duration = Duration::from_secs(30);
 pub struct EtcdServer {
     process: Process,
     address: SocketAddr,
+    certificates: Option<Certificates>,
 }
 
 impl EtcdServer {
     /// Starts an empty real etcd, which is quick because it leaves it to the system when to write.
     pub fn real(scene: &Scene) -> Self {
-        Self::start_real(scene, &["--unsafe-no-fsync"])
+        Self::start_real(scene, None, &["--unsafe-no-fsync"])
+    }
+
+    /// The same, for none but those who have certificates of that authority.
+    pub fn secured(scene: &Scene, certificates: &Certificates) -> Self {
+        let file = |name| certificates.file("etcd", name);
+        let (ca, certificate, key) = (file("ca.crt"), file("tls.crt"), file("tls.key"));
+        let files = ["--trusted-ca-file", &ca, "--cert-file", &certificate, "--key-file", &key];
+        let more = [&["--unsafe-no-fsync", "--client-cert-auth"], &files[..]].concat();
+        Self::start_real(scene, Some(certificates.clone()), &more)
     }
 
     /// Starts an empty real etcd as people run it: what it answered is on the disk.
     pub fn durable(scene: &Scene) -> Self {
-        Self::start_real(scene, &[])
+        Self::start_real(scene, None, &[])
     }
 
-    fn start_real(scene: &Scene, more: &[&str]) -> Self {
+    fn start_real(scene: &Scene, certificates: Option<Certificates>, more: &[&str]) -> Self {
         let path = find("etcd", "etcd-server");
-        Self::start(scene, |address, data| {
+        let scheme = scheme(certificates.as_ref());
+        Self::start(scene, certificates, |address, data| {
             let peer = format!("http://{}", free_address());
-            let client = format!("http://{address}");
+            let client = format!("{scheme}://{address}");
             let mut command = scene.command(&path);
             command.arg("--data-dir").arg(data);
             command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
@@ -58,14 +69,18 @@ impl EtcdServer {
 
     /// Starts an empty embedded etcd.
     pub fn embedded(scene: &Scene) -> Self {
-        Self::start(scene, |address, data| {
+        Self::start(scene, None, |address, data| {
             let mut command = scene.command(&program("steadfast"));
             command.args(["etcd", "--listen", &address.to_string(), "--data-dir"]).arg(data);
             command
         })
     }
 
-    fn start(scene: &Scene, command: impl Fn(SocketAddr, &Path) -> Command) -> Self {
+    fn start(
+        scene: &Scene,
+        certificates: Option<Certificates>,
+        command: impl Fn(SocketAddr, &Path) -> Command,
+    ) -> Self {
         for attempt in 0..PORTS_TRIED {
             let address = free_address();
             let name = format!("etcd-{}-{attempt}", address.port());
@@ -79,7 +94,7 @@ impl EtcdServer {
                 }
             });
             if listens {
-                return Self { process, address };
+                return Self { process, address, certificates };
             }
         }
         panic!("etcd ended at its start {PORTS_TRIED} times");
@@ -87,7 +102,7 @@ impl EtcdServer {
 
     /// Its URL.
     pub fn url(&self) -> String {
-        format!("http://{}", self.address)
+        format!("{}://{}", scheme(self.certificates.as_ref()), self.address)
     }
 
     /// Stops or resumes it.
@@ -97,7 +112,21 @@ impl EtcdServer {
 
     /// Asks it by `etcdctl`.
     pub fn ctl(&self, args: &[&str]) -> String {
-        etcdctl(&self.url(), args)
+        self.ctl_as("admin", args).unwrap_or_else(|said| panic!("{args:?}: {said}"))
+    }
+
+    /// The same with the certificate of a role; what it printed, if it was refused.
+    ///
+    /// # Errors
+    /// What it said.
+    pub fn ctl_as(&self, role: &str, args: &[&str]) -> Result<String, String> {
+        let mut command = etcdctl_command(&self.url());
+        if let Some(certificates) = &self.certificates {
+            command.env("ETCDCTL_CACERT", certificates.file(role, "ca.crt"));
+            command.env("ETCDCTL_CERT", certificates.file(role, "tls.crt"));
+            command.env("ETCDCTL_KEY", certificates.file(role, "tls.key"));
+        }
+        answer(command.args(args))
     }
 
     /// Its process id.
@@ -108,11 +137,25 @@ impl EtcdServer {
 
 /// Asks an etcd by `etcdctl`, and returns what that printed.
 pub fn etcdctl(url: &str, args: &[&str]) -> String {
+    answer(etcdctl_command(url).args(args)).unwrap_or_else(|said| panic!("{args:?}: {said}"))
+}
+
+fn etcdctl_command(url: &str) -> Command {
     let mut command = Command::new(find("etcdctl", "etcd-client"));
-    command.env("ETCDCTL_API", "3").args(["--endpoints", url]).args(args);
+    command.env("ETCDCTL_API", "3").args(["--endpoints", url]);
+    command
+}
+
+fn answer(command: &mut Command) -> Result<String, String> {
     let output = command.output().expect("etcdctl starts");
-    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).into_owned()
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+        false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+    }
+}
+
+fn scheme(certificates: Option<&Certificates>) -> &'static str {
+    if certificates.is_some() { "https" } else { "http" }
 }
 
 /// A command that writes all changes below a prefix since a revision, and goes on for ever.

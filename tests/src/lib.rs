@@ -3,7 +3,9 @@
 //! a job meets a schedule of faults.
 
 mod audit;
+mod certificates;
 mod cluster;
+mod containers;
 mod etcd;
 mod etcd_cluster;
 pub mod faults;
@@ -21,7 +23,9 @@ mod turn;
 mod wait;
 
 pub use audit::{audit, run_audit};
-pub use cluster::{Cluster, Member};
+pub use certificates::Certificates;
+pub use cluster::{Cluster, Member, TOKEN};
+pub use containers::{Container, Deployment, docker};
 pub use etcd::{EtcdServer, etcdctl, free_address};
 pub use etcd_cluster::{EtcdCluster, Quota};
 pub use history::{Recorder, history};

@@ -15,10 +15,11 @@ use steadfast_common::records::TrainerRecord;
 use steadfast_common::spec::Mode;
 use steadfast_coord::{CoordError, Etcd, Session};
 use steadfast_host::chance;
+use steadfast_host::role::Role;
 use steadfast_host::time::sleep;
 use steadfast_process::{
     Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, init_logging,
-    wait_for_job,
+    linger, wait_for_job,
 };
 use steadfast_proto::v1::ReportDivergenceRequest;
 use steadfast_trainer_core::{Model, Registry, fingerprint};
@@ -48,6 +49,7 @@ pub struct Args {
 pub async fn run(args: Args, registry: Registry) -> Result<(), Failure> {
     let (id, common) = (chance::uuid(), &args.common);
     let identity = init_logging("trainer", &common.job, id, &common.log)?;
+    common.security.decide(Role::Trainer)?;
     live(args, registry, id, identity, Shutdown::install()?).await
 }
 
@@ -75,6 +77,7 @@ pub async fn live(
         job: args.job.clone(),
         readiness: readiness.clone(),
         metrics: metrics_registry,
+        token: args.security.admin_token()?,
         status: Box::new(move || json!(shown.facts())),
     });
 
@@ -117,7 +120,11 @@ pub async fn live(
                 warn!(%id, "the lease is lost: its work goes to others; registers anew");
                 readiness.set_not_ready("its lease is lost; waits for etcd");
             }
-            ending => return ending.map_err(Failure::from),
+            ending => {
+                ending?;
+                linger(&args, &readiness, &shutdown).await;
+                return Ok(());
+            }
         }
     }
 }

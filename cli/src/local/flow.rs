@@ -13,7 +13,7 @@ use steadfast_common::spec::JobSpec;
 use steadfast_common::status::JobStatus;
 use steadfast_coord::{Etcd, Mirror, Range};
 use steadfast_host::time::unix_ms;
-use steadfast_process::{Failure, Shutdown};
+use steadfast_process::{Failure, Shutdown, TlsArgs};
 use tokio::sync::mpsc;
 
 use super::args::LocalArgs;
@@ -143,7 +143,7 @@ async fn open_etcd(
     notices: &mut mpsc::Receiver<Notice>,
 ) -> Result<Cluster, Failure> {
     if !args.etcd.is_empty() {
-        let options = args.auth.options(args.etcd.clone())?;
+        let options = args.auth.options(args.etcd.clone(), &TlsArgs::default())?;
         let etcd = Etcd::connect(&options).await?;
         return Ok(Cluster { etcd, endpoints: args.etcd.clone(), supervisor: None });
     }

@@ -18,7 +18,7 @@ use steadfast_process::Failure;
 
 use crate::job_args::{Job, JobArgs};
 use crate::job_master::JobMaster;
-use crate::output::Output;
+use crate::output::{FormArgs, Output};
 use remains::Remains;
 
 /// Time between looks with `--watch`.
@@ -32,9 +32,8 @@ const CLEAR: &str = "\x1b[H\x1b[J";
 pub struct StatusArgs {
     #[command(flatten)]
     job: JobArgs,
-    /// Form of the answer on stdout.
-    #[arg(long, value_name = "FORM", default_value = "text")]
-    output: Output,
+    #[command(flatten)]
+    form: FormArgs,
     /// Look again and again until the job has ended.
     #[arg(long)]
     watch: bool,
@@ -88,7 +87,7 @@ async fn look(
 }
 
 fn show(picture: &Picture, args: &StatusArgs) {
-    match args.output {
+    match args.form.output() {
         Output::Json => println!("{}", serde_json::json!(picture)),
         Output::Text => {
             let text = match picture {

@@ -174,7 +174,7 @@ impl FakeMaster {
         let listener = steadfast_process::bind(any, "--listen").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let routes = Routes::new(MasterServer::new(self.clone()));
-        let server = listener.serve(routes, CancellationToken::new());
+        let server = listener.serve(routes, steadfast_process::access, CancellationToken::new());
         let record = serde_json::json!({
             "id": "00000000-0000-0000-0000-000000000001", "address": address, "admin": address
         });

@@ -318,7 +318,7 @@ async fn client(
     }
 }
 
-async fn call<T>(
+pub(crate) async fn call<T>(
     operation: &'static str,
     future: impl Future<Output = Result<T, etcd_client::Error>>,
 ) -> Result<T, CoordError> {

@@ -10,6 +10,7 @@ mod op;
 mod reign;
 mod retry;
 mod session;
+mod users;
 
 pub use clock::now;
 pub use error::CoordError;
@@ -19,3 +20,4 @@ pub use op::Op;
 pub use reign::{COMPARES_MAX, Commit, Condition, OPS_MAX, Reign};
 pub use retry::pauses;
 pub use session::{Deadline, Session};
+pub use users::Grant;

@@ -7,10 +7,17 @@
 //! dice that no simulation holds.
 
 pub mod chance;
+mod gate;
+pub mod incoming;
 pub mod net;
+pub mod refusals;
+pub mod role;
 mod simulated;
 pub mod task;
 pub mod time;
+pub mod tls;
 mod unix;
+mod way;
 
+pub use gate::Access;
 pub use simulated::{Abort, Host, enter};

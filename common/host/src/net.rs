@@ -12,17 +12,20 @@ use futures::future::{BoxFuture, OptionFuture, try_join};
 use hyper_util::rt::TokioIo;
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tonic::service::Routes;
-use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Endpoint, Server};
 use tower::util::BoxCloneSyncService;
 use tower::{BoxError, Service};
 
+use crate::gate::{Access, GateLayer};
+use crate::incoming::{Peer, Visitor, visitors};
+use crate::role::Role;
 use crate::simulated::present;
 use crate::task::{Task, spawn};
-use crate::unix;
+use crate::{tls, unix, way};
 
 /// HTTP/2 flow-control window of one stream: enough for 10 Gbit/s over 3 ms. Bytes beyond it wait at the
 /// sender; larger ones only fill caches here.
@@ -93,23 +96,34 @@ impl Service<Request> for Wire {
     }
 }
 
-/// A way to `host:port`, with windows for large tensors and pings that notice a peer that is gone.
+/// A way to the process of `role` at `host:port`, with windows for large tensors and pings that notice a
+/// peer that is gone. If we have certificates it is not used before the other side has shown one of that
+/// role.
 ///
 /// # Errors
 /// A sentence, if that is no address.
-pub fn dial(address: &str) -> Result<Wire, String> {
+pub fn dial(address: &str, role: Role) -> Result<Wire, String> {
     if let Some(wire) = simulated(address) {
         return Ok(Wire(Kind::Simulated(wire)));
     }
-    Ok(Wire(Kind::Http2(endpoint(address)?.connect_lazy())))
+    let endpoint = endpoint(address)?;
+    let Some(credentials) = tls::credentials() else {
+        return Ok(Wire(Kind::Http2(endpoint.connect_lazy())));
+    };
+    let address = address.to_owned();
+    let connector = tower::service_fn(move |_: http::Uri| {
+        let (address, credentials) = (address.clone(), credentials.clone());
+        async move { way::tls(&address, role, &credentials).await.map(TokioIo::new) }
+    });
+    Ok(Wire(Kind::Http2(endpoint.connect_with_connector_lazy(connector))))
 }
 
-/// The same, by the Unix socket `name` where that is of this machine and user, and otherwise to
-/// `host:port`.
+/// The same, by the Unix socket `name` where that is of this machine and user (whom the system vouches
+/// for), and otherwise to `host:port`.
 ///
 /// # Errors
 /// As [`dial`].
-pub fn dial_unix_or_tcp(address: &str, name: &str) -> Result<Wire, String> {
+pub fn dial_unix_or_tcp(address: &str, name: &str, role: Role) -> Result<Wire, String> {
     if let Some(wire) = simulated(address) {
         return Ok(Wire(Kind::Simulated(wire)));
     }
@@ -117,7 +131,7 @@ pub fn dial_unix_or_tcp(address: &str, name: &str) -> Result<Wire, String> {
     let (address, name) = (address.to_owned(), name.to_owned());
     let connector = tower::service_fn(move |_: http::Uri| {
         let (address, name) = (address.clone(), name.clone());
-        async move { unix::connect(&name, &address).await.map(TokioIo::new) }
+        async move { way::unix_or_tcp(&name, &address, role).await.map(TokioIo::new) }
     });
     Ok(Wire(Kind::Http2(endpoint.connect_with_connector_lazy(connector))))
 }
@@ -212,24 +226,32 @@ impl Port {
         }
     }
 
-    /// Answers calls until `stop`, then lets those in flight end. The largest message is a setting of
-    /// each service (`max_decoding_message_size`).
+    /// Answers calls until `stop`, then lets those in flight end. If we have certificates, only to those
+    /// who may make them by `access`. The largest message is a setting of each service
+    /// (`max_decoding_message_size`).
     pub fn serve(
         self,
         routes: Routes,
+        access: Access,
         stop: CancellationToken,
     ) -> Task<Result<(), tonic::transport::Error>> {
         match self.0 {
             Bound::Tcp { listener, unix } => {
-                let incoming = TcpIncoming::from(listener)
-                    .with_nodelay(Some(true))
-                    .with_keepalive(Some(PING_EVERY));
-                let tcp = server().add_routes(routes.clone());
+                let credentials = tls::credentials();
+                let neighbour = match &credentials {
+                    // Somebody of our own user; no other process has a use for that way.
+                    Some(_) => Peer::of(Role::Trainer),
+                    None => Peer::Unasked,
+                };
+                let tcp = server().layer(GateLayer(access)).add_routes(routes.clone());
+                let incoming = visitors(listener, PING_EVERY, credentials);
                 let tcp =
                     tcp.serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
                 let incoming = unix.and_then(|listener| unix::incoming(listener).ok());
                 let unix = incoming.map(|incoming| {
-                    let unix = server().add_routes(routes);
+                    let unix = server().layer(GateLayer(access)).add_routes(routes);
+                    let visit = move |stream| Visitor::new(stream, neighbour.clone());
+                    let incoming = incoming.map(move |it| it.map(&visit));
                     unix.serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
                 });
                 let unix = OptionFuture::from(unix).map(|it| it.unwrap_or(Ok(())));

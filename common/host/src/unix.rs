@@ -6,11 +6,9 @@
 
 use std::io;
 
-use tokio::net::{TcpStream, UnixListener, UnixStream};
+use tokio::net::{UnixListener, UnixStream};
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_stream::{Stream, StreamExt};
-use tokio_util::either::Either;
-use tracing::debug;
 
 /// What tells a name in the abstract namespace from a path.
 const ABSTRACT: char = '\0';
@@ -37,23 +35,10 @@ pub(crate) fn incoming(
     }))
 }
 
-/// Connects to `name` on this machine, or else to `address` wherever that is.
-///
-/// # Errors
-/// The system's.
-pub(crate) async fn connect(
-    name: &str,
-    address: &str,
-) -> io::Result<Either<UnixStream, TcpStream>> {
-    match UnixStream::connect(format!("{ABSTRACT}{name}")).await {
-        Ok(stream) if is_of(&stream, own_user()?) => Ok(Either::Left(stream)),
-        Ok(_) | Err(_) => {
-            debug!(address, "no Unix socket of ours; uses TCP");
-            let stream = TcpStream::connect(address).await?;
-            stream.set_nodelay(true)?;
-            Ok(Either::Right(stream))
-        }
-    }
+/// Connects to `name`, if a process of our own user listens there.
+pub(crate) async fn connect(name: &str) -> Option<UnixStream> {
+    let stream = UnixStream::connect(format!("{ABSTRACT}{name}")).await.ok()?;
+    is_of(&stream, own_user().ok()?).then_some(stream)
 }
 
 fn is_of(stream: &UnixStream, user: u32) -> bool {
@@ -63,29 +48,4 @@ fn is_of(stream: &UnixStream, user: u32) -> bool {
 fn own_user() -> io::Result<u32> {
     let (one, _other) = UnixStream::pair()?;
     Ok(one.peer_cred()?.uid())
-}
-
-#[cfg(test)]
-mod tests {
-    use tokio::net::TcpListener;
-    use uuid::Uuid;
-
-    use super::*;
-
-    /// The socket is taken where it is, and the port where it is not, or not any more.
-    #[tokio::test]
-    async fn a_unix_socket_is_preferred_and_tcp_is_the_way_without_one() {
-        let name = format!("steadfast-test-{}", Uuid::new_v4());
-        let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = tcp.local_addr().unwrap().to_string();
-        let listener = listen(&name).unwrap();
-        assert!(listen(&name).is_err(), "nobody else takes the name meanwhile");
-        let mut incoming = Box::pin(incoming(listener).unwrap());
-        assert!(matches!(connect(&name, &address).await, Ok(Either::Left(_))));
-        assert!(incoming.next().await.is_some_and(|it| it.is_ok()), "we are of our own user");
-        drop(incoming);
-        assert!(matches!(connect(&name, &address).await, Ok(Either::Right(_))));
-        drop(tcp);
-        assert!(connect(&name, &address).await.is_err());
-    }
 }

@@ -96,7 +96,7 @@ async fn a_port_is_served_until_it_is_told_to_stop() {
     let port = Port::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let address = port.local_addr().unwrap().to_string();
     let stop = CancellationToken::new();
-    let serving = port.serve(Routes::default(), stop.clone());
+    let serving = port.serve(Routes::default(), |_| &[], stop.clone());
     stop.cancel();
     serving.await.unwrap().unwrap();
     assert!(matches!(knock(&address).await, Knock::Refused));

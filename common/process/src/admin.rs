@@ -1,4 +1,6 @@
-//! The admin port of a process: liveness, readiness, metrics and status over HTTP.
+//! The admin port of a process: liveness, readiness, metrics and status over HTTP, or HTTPS if the process
+//! has certificates. Then only an administrator's certificate or the port's token opens more than whether
+//! it lives and is ready, which orchestrators ask without either.
 //!
 //! It reads no request body, and bounds connections, header bytes and time, so that nobody who can
 //! reach it can take the process's memory.
@@ -8,24 +10,30 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::{HeaderName, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::{Extension, Router};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
+use steadfast_host::incoming::{Peer, agree};
 use steadfast_host::net::Port;
+use steadfast_host::refusals::{Refusal, refused};
 use steadfast_host::task::{Task, spawn};
+use steadfast_host::tls::{self, Exposure};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tracing::{debug, warn};
 
-use crate::admin_page;
-use crate::{Failure, Readiness, Ready, bind};
+use crate::admin_lock::{CHALLENGE, Lock};
+use crate::process_metrics::ProcessMetrics;
+use crate::{Failure, Readiness, Ready, admin_page, bind};
 
 /// Connections served at a time; more wait in the kernel's queue.
 const CONNECTIONS_MAX: usize = 64;
@@ -62,6 +70,8 @@ pub struct AdminContent {
     pub job: String,
     pub readiness: Readiness,
     pub metrics: Registry,
+    /// Opens the port to whoever has no certificate; see [`crate::SecurityArgs::admin_token`].
+    pub token: Option<String>,
     /// Gives the process's status; must not wait.
     pub status: Box<dyn Fn() -> Value + Send + Sync>,
 }
@@ -92,8 +102,9 @@ impl Admin {
     }
 
     /// Starts to answer.
-    pub fn serve(self, content: AdminContent) -> AdminServer {
+    pub fn serve(self, mut content: AdminContent) -> AdminServer {
         let address = self.address;
+        content.metrics.register_collector(Box::new(ProcessMetrics));
         let router = router(Arc::new(content));
         let task = match self.port.into_tcp() {
             Ok(listener) => spawn(accept(listener, router)),
@@ -131,10 +142,8 @@ async fn accept(listener: TcpListener, router: Router) {
                 let router = router.clone();
                 connections.spawn(async move {
                     let _slot = slot;
-                    if tokio::time::timeout(CONNECTION_TIMEOUT, answer(stream, router))
-                        .await
-                        .is_err()
-                    {
+                    let met = tokio::time::timeout(CONNECTION_TIMEOUT, meet(stream, router));
+                    if met.await.is_err() {
                         debug!("admin connection ended for its age");
                     }
                 });
@@ -147,7 +156,21 @@ async fn accept(listener: TcpListener, router: Router) {
     }
 }
 
-async fn answer(stream: TcpStream, router: Router) {
+async fn meet(stream: TcpStream, router: Router) {
+    let Some(credentials) = tls::credentials() else {
+        return answer(stream, Peer::Unasked, router).await;
+    };
+    let acceptor = credentials.current().admin.clone().into();
+    if let Some((stream, peer)) = agree(stream, acceptor).await {
+        answer(stream, peer, router).await;
+    }
+}
+
+async fn answer<S>(stream: S, peer: Peer, router: Router)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let router = router.layer(Extension(peer));
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIMEOUT)
@@ -161,13 +184,31 @@ async fn answer(stream: TcpStream, router: Router) {
 }
 
 fn router(content: Arc<AdminContent>) -> Router {
+    let lock = Arc::new(Lock::new(content.token.clone()));
     Router::new()
         .route("/", get(page))
-        .route("/healthz", get(async || Ok::<_, Infallible>("alive\n")))
-        .route("/readyz", get(ready))
         .route("/metrics", get(metrics))
         .route("/status", get(status))
+        .route_layer(from_fn_with_state(lock, unlock))
+        .route("/healthz", get(async || Ok::<_, Infallible>("alive\n")))
+        .route("/readyz", get(ready))
         .with_state(content)
+}
+
+/// Lets those through who may see what others may not.
+async fn unlock(
+    State(lock): State<Arc<Lock>>,
+    Extension(peer): Extension<Peer>,
+    request: Request,
+    next: Next,
+) -> Response {
+    if lock.opens(&peer, request.headers().get(header::AUTHORIZATION)) {
+        return next.run(request).await;
+    }
+    let (path, caller) = (request.uri().path().to_owned(), "nobody".to_owned());
+    refused(&Refusal::Call { path, caller });
+    let why = "this needs an administrator's certificate, or the token as bearer or password\n";
+    (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, CHALLENGE)], why).into_response()
 }
 
 type Content = State<Arc<AdminContent>>;
@@ -198,7 +239,12 @@ async fn status(State(content): Content) -> Response {
 
 async fn page(State(content): Content) -> Response {
     let ready = content.readiness.get();
-    let html = admin_page::render(content.role, &content.job, &ready, &(content.status)());
+    let warning = match tls::exposure() {
+        Exposure::Plaintext => Some("INSECURE: whoever reaches this process can read and change everything"),
+        Exposure::Loopback | Exposure::Tls(_) => None,
+    };
+    let status = (content.status)();
+    let html = admin_page::render(content.role, &content.job, &ready, warning, &status);
     let headers: [(HeaderName, &str); 4] = [
         (header::CONTENT_TYPE, HTML_TYPE),
         (header::CONTENT_SECURITY_POLICY, PAGE_POLICY),
@@ -225,6 +271,7 @@ mod tests {
             job: "digits".to_owned(),
             readiness: readiness.clone(),
             metrics,
+            token: None,
             status: Box::new(|| serde_json::json!({ "note": "<script>alert(1)</script>" })),
         };
         Admin::bind("127.0.0.1:0".parse().unwrap()).await.unwrap().serve(content)

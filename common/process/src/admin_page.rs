@@ -15,7 +15,13 @@ vertical-align:top}th{font-weight:600;background:#f4f4f4}\
 th{background:#242424}th,td{border-color:#444}a{color:#8ab4f8}}";
 
 /// Writes the page.
-pub(crate) fn render(role: &str, job: &str, ready: &Ready, status: &Value) -> String {
+pub(crate) fn render(
+    role: &str,
+    job: &str,
+    ready: &Ready,
+    warning: Option<&str>,
+    status: &Value,
+) -> String {
     let (role, job) = (escape(role), escape(job));
     let ready = match ready {
         Ready::Yes => "ready".to_owned(),
@@ -28,6 +34,9 @@ pub(crate) fn render(role: &str, job: &str, ready: &Ready, status: &Value) -> St
          <style>{STYLE}</style></head><body><h1>{job}: {role}</h1><p>{ready} · \
          <a href=\"/status\">status</a> · <a href=\"/metrics\">metrics</a></p>"
     );
+    if let Some(warning) = warning {
+        let _ = write!(page, "<p><strong>{}</strong></p>", escape(warning));
+    }
     cell(&mut page, status);
     page.push_str("</body></html>\n");
     page
@@ -84,10 +93,11 @@ mod tests {
     #[test]
     fn nested_status_becomes_nested_tables_with_every_text_escaped() {
         let status = serde_json::json!({ "a<b": [1, 2], "slots": [{ "at": "\"x\"" }], "no": null });
-        let page = render("master", "d&d", &Ready::No("<x>".to_owned()), &status);
+        let page = render("master", "d&d", &Ready::No("<x>".to_owned()), Some("a&b"), &status);
         assert!(page.contains("<th>a&lt;b</th><td>1, 2</td>"));
         assert!(page.contains("<th>at</th><td>&quot;x&quot;</td>"));
         assert!(page.contains("<title>d&amp;d master</title>"));
         assert!(page.contains("not ready: &lt;x&gt;"));
+        assert!(page.contains("<strong>a&amp;b</strong>"));
     }
 }

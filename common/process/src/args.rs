@@ -7,7 +7,9 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use steadfast_common::{durations, keys::Keys};
 use steadfast_coord::EtcdOptions;
+use steadfast_host::tls::{CA_FILE, CERTIFICATE_FILE, KEY_FILE};
 
+use crate::security::{SecurityArgs, TlsArgs, secret};
 use crate::Failure;
 
 /// Settings of every server process, flattened into its own.
@@ -34,6 +36,12 @@ pub struct CommonArgs {
     /// How long etcd takes this process for alive after its last sign of life.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = lease_ttl)]
     pub lease_ttl: Duration,
+    #[command(flatten)]
+    pub security: SecurityArgs,
+    /// When the job is over, wait to be told to leave instead of ending with 0; for whatever starts
+    /// again what ends.
+    #[arg(long)]
+    pub linger: bool,
     #[command(flatten)]
     pub log: LogArgs,
     /// File with settings (TOML); flags and variables go before it.
@@ -110,7 +118,7 @@ impl CommonArgs {
     /// # Errors
     /// If the password file cannot be read.
     pub fn etcd_options(&self) -> Result<EtcdOptions, Failure> {
-        self.etcd.options()
+        self.etcd.options(&self.security.tls)
     }
 
     /// The address that others reach the gRPC port by.
@@ -173,33 +181,39 @@ impl EtcdArgs {
     ///
     /// # Errors
     /// If the password file cannot be read.
-    pub fn options(&self) -> Result<EtcdOptions, Failure> {
-        self.auth.options(self.etcd_endpoints.clone())
+    pub fn options(&self, own: &TlsArgs) -> Result<EtcdOptions, Failure> {
+        self.auth.options(self.etcd_endpoints.clone(), own)
     }
 }
 
 impl EtcdAuthArgs {
-    /// The same for endpoints known otherwise.
+    /// The same for endpoints known otherwise. Where nothing is said of certificates, an etcd that has
+    /// some is shown our `own`.
     ///
     /// # Errors
     /// If the password file cannot be read.
-    pub fn options(&self, endpoints: Vec<String>) -> Result<EtcdOptions, Failure> {
+    pub fn options(
+        &self,
+        endpoints: Vec<String>,
+        own: &TlsArgs,
+    ) -> Result<EtcdOptions, Failure> {
         let password = match &self.etcd_password_file {
             None => None,
-            Some(path) => {
-                let text = std::fs::read_to_string(path).map_err(|error| {
-                    Failure::io(format!("cannot read the password file {}", path.display()), &error)
-                })?;
-                Some(text.trim_end_matches(['\r', '\n']).to_owned())
-            }
+            Some(path) => Some(secret(path, "password file")?),
+        };
+        let is_said = self.etcd_ca.is_some() || self.etcd_cert.is_some();
+        let own = own.tls.as_ref().filter(|_| !is_said);
+        let own = own.filter(|_| endpoints.iter().any(|it| it.starts_with("https://")));
+        let file = |said: &Option<PathBuf>, name: &str| {
+            said.clone().or_else(|| own.map(|folder| folder.join(name)))
         };
         Ok(EtcdOptions {
             endpoints,
             user: self.etcd_user.clone(),
             password,
-            ca_file: self.etcd_ca.clone(),
-            cert_file: self.etcd_cert.clone(),
-            key_file: self.etcd_key.clone(),
+            ca_file: file(&self.etcd_ca, CA_FILE),
+            cert_file: file(&self.etcd_cert, CERTIFICATE_FILE),
+            key_file: file(&self.etcd_key, KEY_FILE),
         })
     }
 }
@@ -332,6 +346,17 @@ mod tests {
         }
         let bound: SocketAddr = "127.0.0.1:4711".parse().unwrap();
         assert_eq!(common(&[]).advertised(bound).unwrap(), "127.0.0.1:4711");
+    }
+
+    #[test]
+    fn an_etcd_with_certificates_is_shown_our_own_unless_others_are_named() {
+        let ca = |more: &[&str]| {
+            let args = [&["--tls", "/tls", "--etcd-endpoints"], more].concat();
+            common(&args).etcd_options().unwrap().ca_file
+        };
+        assert_eq!(ca(&["https://etcd:2379"]), Some("/tls/ca.crt".into()));
+        assert_eq!(ca(&["http://etcd:2379"]), None);
+        assert_eq!(ca(&["https://etcd:2379", "--etcd-ca", "/ca"]), Some("/ca".into()));
     }
 
     #[test]

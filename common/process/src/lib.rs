@@ -1,7 +1,9 @@
 //! What every process of Steadfast does alike: configuration, logs, the admin port, health,
 //! shutdown and exit codes.
 
+mod access;
 mod admin;
+mod admin_lock;
 mod admin_page;
 mod args;
 mod failure;
@@ -9,13 +11,16 @@ mod job;
 mod log_line;
 mod logging;
 mod parse;
+mod process_metrics;
 mod readiness;
 mod run;
+mod security;
 mod server;
 mod shutdown;
 mod sources;
 mod vigil;
 
+pub use access::access;
 pub use admin::{Admin, AdminContent, AdminServer};
 pub use args::{CommonArgs, EtcdArgs, EtcdAuthArgs, LogArgs, LogFormat};
 pub use args::{endpoint, job_name, lease_ttl};
@@ -24,7 +29,8 @@ pub use job::wait_for_job;
 pub use logging::{LogIdentity, init_logging};
 pub use parse::{Refusal, parse, try_parse};
 pub use readiness::{HealthTask, Readiness, Ready, health};
-pub use run::{keep_freed_memory, run};
+pub use run::{keep_freed_memory, linger, run};
+pub use security::{SecurityArgs, TlsArgs};
 pub use server::bind;
 pub use shutdown::Shutdown;
 pub use vigil::{gone, is_on_this_host};

@@ -110,7 +110,7 @@ mod tests {
         let listener = crate::bind("127.0.0.1:0".parse().unwrap(), "--listen").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let stop = tokio_util::sync::CancellationToken::new();
-        let server = listener.serve(tonic::service::Routes::new(service), stop);
+        let server = listener.serve(tonic::service::Routes::new(service), crate::access, stop);
 
         let channel = tonic::transport::Endpoint::try_from(url).unwrap().connect().await.unwrap();
         let mut client = HealthClient::new(channel);

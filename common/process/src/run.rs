@@ -2,7 +2,9 @@
 
 use std::process::{ExitCode, Termination};
 
-use crate::Failure;
+use tracing::info;
+
+use crate::{CommonArgs, Failure, Readiness, Shutdown};
 
 /// Allocations up to this size are made of memory that was freed before. The most that glibc takes is
 /// 32 MiB.
@@ -31,6 +33,15 @@ pub fn run<T: Termination>(name: &str, main: impl Future<Output = Result<T, Fail
             }
             ExitCode::from(failure.kind.exit_code())
         }
+    }
+}
+
+/// Waits to be told to leave once the job is over, if that is wanted; the admin port goes on answering.
+pub async fn linger(args: &CommonArgs, readiness: &Readiness, shutdown: &Shutdown) {
+    if args.linger && !shutdown.is_draining() {
+        info!("the job is over; stays until it is told to leave");
+        readiness.set_not_ready("the job is over");
+        shutdown.drain().await;
     }
 }
 

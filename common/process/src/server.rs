@@ -7,12 +7,14 @@ use steadfast_common::error::ErrorKind;
 use steadfast_host::net::Port;
 
 use crate::Failure;
+use crate::security::may_listen;
 
 /// Listens on `address`; `flag` is the setting that would choose another.
 ///
 /// # Errors
 /// A sentence that names the address, the reason and the flag.
 pub async fn bind(address: SocketAddr, flag: &str) -> Result<Port, Failure> {
+    may_listen(address, flag)?;
     Port::bind(address).await.map_err(|error| {
         let (kind, reason) = match error.kind() {
             io::ErrorKind::AddrInUse => (ErrorKind::Conflict, "port in use".to_owned()),

@@ -103,7 +103,7 @@ pub(crate) fn connect(
     environment: impl Iterator<Item = (OsString, OsString)>,
 ) -> Result<Arc<dyn ObjectStore>, StoreError> {
     // Fails when the process has chosen its cryptography already, which is as good.
-    let _ = rustls::crypto::ring::default_provider().install_default();
+    let _ = steadfast_host::tls::crypto().install_default();
     let failed = |source: object_store::Error| StoreError::Configuration {
         url: base.as_str().to_owned(),
         source: source.into(),

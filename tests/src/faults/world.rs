@@ -401,6 +401,10 @@ impl<'a> World<'a> {
         if member.role != Role::Trainer {
             args.extend(["--listen", &listen, "--advertise", &advertised]);
         }
+        if member.network.is_some() {
+            // Its own network is as private as loopback is.
+            args.push("--insecure-allow-plaintext");
+        }
         if member.role == Role::Master {
             args.extend(["--job-file", &self.job_file, "--store", &store, "--pservers", &slots]);
         }

@@ -7,6 +7,7 @@ use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, TrainerId};
 use steadfast_coord::pauses;
 use steadfast_host::net::{Wire, dial};
+use steadfast_host::role::Role;
 use steadfast_host::time::{sleep, timeout};
 use steadfast_proto::v1::master_client::MasterClient;
 use steadfast_proto::v1::{
@@ -184,7 +185,7 @@ impl Master {
         {
             return Some(client.clone());
         }
-        let wire = dial(address).ok()?;
+        let wire = dial(address, Role::Master).ok()?;
         info!(address, "follows the master");
         let client = MasterClient::new(wire);
         *connection = Some((address.to_owned(), client.clone()));

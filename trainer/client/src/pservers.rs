@@ -15,6 +15,7 @@ use steadfast_common::records::PserverRecord;
 use steadfast_common::tally::TaskPiece;
 use steadfast_coord::{CoordError, Deadline, pauses};
 use steadfast_host::net::{Wire, dial, dial_unix_or_tcp};
+use steadfast_host::role::Role;
 use steadfast_host::task::in_place;
 use steadfast_host::time::{Instant, sleep, timeout};
 use steadfast_proto::tensor::in_chunks;
@@ -457,8 +458,8 @@ fn param(spec: &steadfast_common::layout::ParamSpec) -> Param {
 
 fn connect(holder: &PserverRecord) -> Result<Wire, ClientError> {
     let wire = match &holder.unix {
-        Some(name) => dial_unix_or_tcp(&holder.address, name),
-        None => dial(&holder.address),
+        Some(name) => dial_unix_or_tcp(&holder.address, name, Role::Pserver),
+        None => dial(&holder.address, Role::Pserver),
     };
     wire.map_err(|message| ClientError::Refused {
         what: "a pserver's address",

@@ -1,0 +1,85 @@
+//! Questions to the admin ports of a job's processes.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use reqwest::{Client, ClientBuilder, StatusCode};
+use serde_json::Value;
+use steadfast_common::error::ErrorKind;
+use steadfast_host::role::ANY_ROLE;
+use steadfast_host::tls;
+use steadfast_process::Failure;
+
+/// Longest wait for an answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Asks an admin port, by certificates if we have some: then any process of the job is believed, wherever
+/// it is, and nobody else.
+///
+/// # Errors
+/// If nobody answers there.
+pub async fn ask(address: &str, path: &str) -> Result<(StatusCode, String), Failure> {
+    // Fails when the process has chosen its cryptography already, which is as good.
+    let _ = tls::crypto().install_default();
+    let silent = |error: reqwest::Error| {
+        Failure::unavailable(format!("{address} does not answer: {}", innermost(&error)))
+    };
+    let client = Client::builder().timeout(PATIENCE).no_proxy();
+    let (client, origin) = match tls::credentials() {
+        None => (client, format!("http://{address}")),
+        Some(credentials) => {
+            let at = resolve(address).await?;
+            trusting(client, &credentials.current(), at)
+        }
+    };
+    let request = client.build().map_err(silent)?.get(format!("{origin}{path}"));
+    let answer = request.send().await.map_err(|error| {
+        if error.is_builder() {
+            Failure::new(ErrorKind::Invalid, format!("`{address}` is no HOST:PORT"))
+        } else {
+            silent(error)
+        }
+    })?;
+    let status = answer.status();
+    Ok((status, answer.text().await.map_err(silent)?))
+}
+
+/// What a process says of itself.
+///
+/// # Errors
+/// If it does not answer, or not to us.
+pub async fn status(address: &str) -> Result<Value, Failure> {
+    let (code, text) = ask(address, "/status").await?;
+    if !code.is_success() {
+        return Err(Failure::new(ErrorKind::Denied, format!("{address}: {}", text.trim_end())));
+    }
+    serde_json::from_str(&text)
+        .map_err(|error| Failure::internal(format!("{address} gives no status: {error}")))
+}
+
+fn trusting(
+    client: ClientBuilder,
+    credentials: &tls::Loaded,
+    address: SocketAddr,
+) -> (ClientBuilder, String) {
+    let config = rustls::ClientConfig::clone(&credentials.client);
+    let client = client.use_preconfigured_tls(config).resolve(ANY_ROLE, address);
+    (client, format!("https://{ANY_ROLE}:{}", address.port()))
+}
+
+async fn resolve(address: &str) -> Result<SocketAddr, Failure> {
+    let found = tokio::net::lookup_host(address).await;
+    let mut found = found.map_err(|error| {
+        Failure::new(ErrorKind::Invalid, format!("`{address}` is no HOST:PORT: {error}"))
+    })?;
+    found.next().ok_or_else(|| Failure::unavailable(format!("{address} has no address")))
+}
+
+/// What went wrong at the bottom, which is what a person can mend.
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost.to_string()
+}

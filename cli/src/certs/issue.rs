@@ -1,0 +1,187 @@
+//! An authority, and what it signs.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+use steadfast_host::role::{ANY_ROLE, Role};
+use steadfast_host::tls::{CA_FILE, CERTIFICATE_FILE, KEY_FILE, described_file};
+use steadfast_process::Failure;
+use time::{Duration, OffsetDateTime};
+
+use super::{InitArgs, RenewArgs};
+
+/// The folder of the authority itself.
+const AUTHORITY: &str = "ca";
+
+/// The folder of the certificate that all members of etcd show.
+const ETCD: &str = "etcd";
+
+/// Life of the authority: long, since whoever trusts it has to be told of another.
+const AUTHORITY_DAYS: i64 = 3650;
+
+/// Clocks differ.
+const EARLIER: Duration = Duration::hours(1);
+
+/// How others reach an etcd of the same machine.
+const LOCAL: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
+
+/// Makes what is missing.
+pub fn init(args: &InitArgs) -> Result<(), Failure> {
+    let folder = args.dir.join(AUTHORITY);
+    if !folder.join(CERTIFICATE_FILE).exists() {
+        let key = key()?;
+        let params = authority_params()?;
+        let authority = params.self_signed(&key).map_err(broken)?;
+        write(&folder, &key, &authority.pem(), &authority.pem())?;
+        println!("made {}", folder.display());
+    }
+    let authority = Authority::read(&args.dir)?;
+    for (name, names) in wanted(args) {
+        let folder = args.dir.join(name);
+        if folder.join(CERTIFICATE_FILE).exists() {
+            println!("kept {}", folder.display());
+            continue;
+        }
+        authority.issue(&folder, name, names, args.days)?;
+        println!("made {}", folder.display());
+    }
+    Ok(())
+}
+
+/// Makes all certificates anew but the authority's.
+pub fn renew(args: &RenewArgs) -> Result<(), Failure> {
+    let authority = Authority::read(&args.dir)?;
+    let mut some = false;
+    for name in Role::ALL.map(Role::name).into_iter().chain([ETCD]) {
+        let folder = args.dir.join(name);
+        let certificate = folder.join(CERTIFICATE_FILE);
+        if !certificate.exists() {
+            continue;
+        }
+        let old = described_file(&certificate).map_err(|it| Failure::invalid(it.to_string()))?;
+        authority.issue(&folder, name, old.names, args.days)?;
+        println!("made {}", folder.display());
+        some = true;
+    }
+    if some {
+        return Ok(());
+    }
+    let dir = args.dir.display();
+    Err(Failure::invalid(format!("no certificates are in {dir}; `steadfast certs init` makes some")))
+}
+
+/// Folders, and the names of the certificates in them.
+fn wanted(args: &InitArgs) -> Vec<(&'static str, Vec<String>)> {
+    let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+    let mut wanted: Vec<_> = Role::ALL
+        .into_iter()
+        .map(|role| {
+            let names = [owned(&[role.dns_name(), ANY_ROLE]), args.host.clone()].concat();
+            (role.name(), names)
+        })
+        .collect();
+    if !args.etcd_host.is_empty() {
+        wanted.push((ETCD, [owned(&LOCAL), args.etcd_host.clone()].concat()));
+    }
+    wanted
+}
+
+struct Authority {
+    pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    fn read(dir: &Path) -> Result<Self, Failure> {
+        let read = |name| {
+            let path = dir.join(AUTHORITY).join(name);
+            let text = fs::read_to_string(&path);
+            text.map_err(|error| Failure::io(format!("cannot read {}", path.display()), &error))
+        };
+        let (pem, key) = (read(CERTIFICATE_FILE)?, read(KEY_FILE)?);
+        let bad = |error: rcgen::Error| {
+            let folder = dir.join(AUTHORITY);
+            Failure::invalid(format!("the authority in {}: {error}", folder.display()))
+        };
+        let key = KeyPair::from_pem(&key).map_err(bad)?;
+        let issuer = Issuer::from_ca_cert_pem(&pem, key).map_err(bad)?;
+        Ok(Self { pem, issuer })
+    }
+
+    /// A certificate for both ends of a connection; its common name is the user that etcd takes it for.
+    fn issue(
+        &self,
+        folder: &Path,
+        user: &str,
+        names: Vec<String>,
+        days: u32,
+    ) -> Result<(), Failure> {
+        let key = key()?;
+        let mut params = CertificateParams::new(names)
+            .map_err(|error| Failure::invalid(format!("the names of {user}: {error}")))?;
+        params.distinguished_name.push(DnType::CommonName, user);
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        params.use_authority_key_identifier_extension = true;
+        lasts(&mut params, i64::from(days));
+        let certificate = params.signed_by(&key, &self.issuer).map_err(broken)?;
+        write(folder, &key, &certificate.pem(), &self.pem)
+    }
+}
+
+fn authority_params() -> Result<CertificateParams, Failure> {
+    let mut params = CertificateParams::new([]).map_err(broken)?;
+    params.distinguished_name.push(DnType::CommonName, "steadfast job authority");
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    lasts(&mut params, AUTHORITY_DAYS);
+    Ok(params)
+}
+
+fn lasts(params: &mut CertificateParams, days: i64) {
+    let now = OffsetDateTime::now_utc();
+    params.not_before = now - EARLIER;
+    params.not_after = now + Duration::days(days);
+}
+
+fn key() -> Result<KeyPair, Failure> {
+    KeyPair::generate().map_err(broken)
+}
+
+fn broken(error: rcgen::Error) -> Failure {
+    Failure::internal(format!("cannot make a certificate: {error}"))
+}
+
+/// Writes a folder's files, the certificate last: whoever sees it new sees all new.
+fn write(folder: &Path, key: &KeyPair, certificate: &str, authority: &str) -> Result<(), Failure> {
+    let failed = |error: &std::io::Error| {
+        Failure::io(format!("cannot write certificates to {}", folder.display()), error)
+    };
+    fs::create_dir_all(folder).map_err(|error| failed(&error))?;
+    let files = [
+        (CA_FILE, authority.to_owned(), 0o644),
+        (KEY_FILE, key.serialize_pem(), 0o600),
+        (CERTIFICATE_FILE, certificate.to_owned(), 0o644),
+    ];
+    files
+        .into_iter()
+        .try_for_each(|(name, text, mode)| replace(&folder.join(name), &text, mode))
+        .map_err(|error| failed(&error))
+}
+
+/// Writes a file so that nobody sees half of it.
+fn replace(path: &Path, text: &str, mode: u32) -> std::io::Result<()> {
+    let next: PathBuf = path.with_extension("new");
+    let _ = fs::remove_file(&next);
+    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&next)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&next, path)
+}

@@ -1,0 +1,63 @@
+//! What certificates there are.
+
+use std::fs;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+use steadfast_host::tls::{CERTIFICATE_FILE, described_file};
+use steadfast_process::Failure;
+
+use super::ShowArgs;
+use crate::output::Output;
+
+const DAY: i64 = 24 * 3600;
+
+#[derive(Debug, Serialize)]
+struct Row {
+    folder: String,
+    names: Vec<String>,
+    /// In seconds since 1970.
+    not_after: i64,
+    /// Whole days until then; negative when it is over.
+    days_left: i64,
+}
+
+/// Lists them, in the order of their folders.
+pub fn run(args: &ShowArgs) -> Result<(), Failure> {
+    let rows = rows(&args.dir)?;
+    match args.form.output() {
+        Output::Json => println!("{}", serde_json::json!(rows)),
+        Output::Text => {
+            println!("{:<10}{:>10}  names", "folder", "days left");
+            for row in rows {
+                println!("{:<10}{:>10}  {}", row.folder, row.days_left, row.names.join(", "));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn rows(dir: &Path) -> Result<Vec<Row>, Failure> {
+    let failed = |error| Failure::io(format!("cannot read {}", dir.display()), &error);
+    let mut folders = Vec::new();
+    for entry in fs::read_dir(dir).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.join(CERTIFICATE_FILE).exists() {
+            folders.push(path);
+        }
+    }
+    folders.sort();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() as i64;
+    let row = |folder: &Path| {
+        let it = described_file(&folder.join(CERTIFICATE_FILE))
+            .map_err(|error| Failure::invalid(error.to_string()))?;
+        Ok(Row {
+            folder: folder.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            names: it.names,
+            not_after: it.not_after,
+            days_left: (it.not_after - now).div_euclid(DAY),
+        })
+    };
+    folders.iter().map(|folder| row(folder)).collect()
+}

@@ -1,0 +1,76 @@
+//! `steadfast etcd-users`: has etcd let each role of a job do what it needs, and nothing else.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use steadfast_common::keys::Keys;
+use steadfast_coord::{Etcd, Grant};
+use steadfast_host::role::Role;
+use steadfast_process::{EtcdArgs, Failure, TlsArgs, job_name};
+
+/// Make users of etcd for the roles of a job, and have etcd refuse everybody else.
+///
+/// A user has no password; it is the common name of a certificate, as `steadfast certs` makes them
+/// (`master`, `pserver`, `trainer`, `admin`). etcd has to run with `--client-cert-auth`. Whoever calls
+/// this has to be `admin`, who may do everything afterwards. It can be called again, for another job say.
+#[derive(Debug, Args)]
+pub struct EtcdUsersArgs {
+    /// Name of the job.
+    #[arg(long, value_name = "NAME", value_parser = job_name)]
+    job: String,
+    /// Where the job's keys lie in etcd [default: /jobs/<job>].
+    #[arg(long, value_name = "KEY")]
+    root: Option<String>,
+    #[command(flatten)]
+    etcd: EtcdArgs,
+    #[command(flatten)]
+    tls: TlsArgs,
+}
+
+/// Makes them.
+pub async fn run(args: EtcdUsersArgs) -> Result<ExitCode, Failure> {
+    let keys = args.root.as_deref().map_or_else(|| Keys::of_job(&args.job), Keys::below);
+    let etcd = Etcd::connect(&args.etcd.options(&args.tls)?).await?;
+    etcd.allow_all(Role::Admin.name()).await?;
+    for role in [Role::Master, Role::Pserver, Role::Trainer] {
+        let grant = grant(role, &args.job, &keys);
+        etcd.allow(&grant).await?;
+        println!("{}: reads {}, writes {}", role, grant.reads.join(" "), grant.writes.join(" "));
+    }
+    etcd.enforce_grants().await?;
+    println!("{}: everything", Role::Admin);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What the processes of a role do in etcd.
+fn grant(role: Role, job: &str, keys: &Keys) -> Grant {
+    let all = format!("{}/", keys.root());
+    let writes = match role {
+        // It owns the queues, and clears away whatever lies below them.
+        Role::Master => vec![all.clone()],
+        Role::Pserver => vec![keys.ps_prefix()],
+        Role::Trainer => vec![keys.trainers_prefix(), keys.numerics()],
+        Role::Admin => Vec::new(),
+    };
+    Grant { user: role.name().to_owned(), role: format!("{job}-{role}"), reads: vec![all], writes }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_master_may_write_what_others_rely_on() {
+        let keys = Keys::of_job("digits");
+        let reaches = |role: Role, key: String| {
+            let writes = grant(role, "digits", &keys).writes;
+            writes.iter().any(|it| key == *it || it.ends_with('/') && key.starts_with(it.as_str()))
+        };
+        for key in [keys.job(), keys.queue(), keys.master_lock(), keys.checkpoint_latest()] {
+            assert!(reaches(Role::Master, key.clone()));
+            assert!(!reaches(Role::Pserver, key.clone()) && !reaches(Role::Trainer, key));
+        }
+        assert!(!reaches(Role::Trainer, keys.ps(steadfast_common::ids::Slot(0))));
+        assert_eq!(grant(Role::Pserver, "digits", &keys).reads, ["/jobs/digits/"]);
+    }
+}

@@ -1,0 +1,79 @@
+//! Lets a call through if what its caller is may make it.
+
+use std::convert::Infallible;
+use std::task::{Context, Poll};
+
+use futures::future::{Either, Ready, ready};
+use http::{Request, Response};
+use tonic::Status;
+use tonic::body::Body;
+use tower::{Layer, Service};
+
+use crate::incoming::Peer;
+use crate::refusals::{Refusal, refused};
+use crate::role::Role;
+
+/// Which roles may call a method, by its path (`/steadfast.v1.Master/Status`). What it does not know,
+/// nobody may call.
+pub type Access = fn(&str) -> &'static [Role];
+
+/// Puts a [`Gate`] before a service.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GateLayer(pub Access);
+
+impl<S> Layer<S> for GateLayer {
+    type Service = Gate<S>;
+
+    fn layer(&self, inner: S) -> Gate<S> {
+        Gate { access: self.0, inner }
+    }
+}
+
+/// A service behind access rules.
+#[derive(Clone, Debug)]
+pub(crate) struct Gate<S> {
+    access: Access,
+    inner: S,
+}
+
+impl<S> Gate<S> {
+    fn judge(&self, request: &Request<Body>) -> Result<(), Status> {
+        let path = request.uri().path();
+        let roles = match request.extensions().get::<Peer>() {
+            Some(Peer::Unasked) => return Ok(()),
+            Some(Peer::Known(roles)) => &**roles,
+            // Whoever came another way is nobody.
+            None => &[],
+        };
+        if (self.access)(path).iter().any(|role| roles.contains(role)) {
+            return Ok(());
+        }
+        let caller = match roles {
+            [] => "nobody".to_owned(),
+            roles => roles.iter().map(Role::to_string).collect::<Vec<_>>().join(", "),
+        };
+        let message = format!("{path} is not for {caller}");
+        refused(&Refusal::Call { path: path.to_owned(), caller });
+        Err(Status::permission_denied(message))
+    }
+}
+
+impl<S> Service<Request<Body>> for Gate<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Either<S::Future, Ready<Result<Response<Body>, Infallible>>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        match self.judge(&request) {
+            Ok(()) => Either::Left(self.inner.call(request)),
+            Err(status) => Either::Right(ready(Ok(status.into_http()))),
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Who may make which call.
+
+use steadfast_host::role::Role::{self, Admin, Master, Pserver, Trainer};
+
+/// The roles that may call a method, by its path; nobody, if we do not know it.
+///
+/// Whoever may save or leave asks for a checkpoint; only an administrator sets a job back.
+pub fn access(path: &str) -> &'static [Role] {
+    let Some((service, method)) = path.strip_prefix('/').and_then(|it| it.split_once('/')) else {
+        return &[];
+    };
+    match (service, method) {
+        ("grpc.health.v1.Health", "Check" | "Watch") => &Role::ALL,
+        (
+            "steadfast.v1.Master",
+            "BeginInit" | "FinishInit" | "Follow" | "NextTask" | "FailTask" | "Advance"
+            | "ReportEvaluation" | "BeginSave" | "FinishSave" | "ReportDivergence",
+        ) => &[Trainer],
+        ("steadfast.v1.Master", "ReportDamage") => &[Pserver],
+        ("steadfast.v1.Master", "TakeCheckpoint") => &[Pserver, Admin],
+        ("steadfast.v1.Master", "RestoreCheckpoint" | "Status") => &[Admin],
+        ("steadfast.v1.Pserver", "Init" | "Push" | "Pull") => &[Trainer],
+        ("steadfast.v1.Pserver", "Norms") => &[Pserver],
+        ("steadfast.v1.Pserver", "Snapshot") => &[Master],
+        _ => &[],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// F50: nobody may do what is not theirs, and what nobody knows nobody may.
+    #[test]
+    fn each_role_may_do_what_its_work_needs_and_nothing_else() {
+        assert_eq!(access("/steadfast.v1.Master/NextTask"), [Trainer]);
+        assert_eq!(access("/steadfast.v1.Master/RestoreCheckpoint"), [Admin]);
+        assert_eq!(access("/steadfast.v1.Pserver/Snapshot"), [Master]);
+        for unknown in ["", "/", "/steadfast.v1.Master", "/steadfast.v1.Master/Other", "Push"] {
+            assert_eq!(access(unknown), [], "{unknown}");
+        }
+    }
+
+    /// A method that is added to a service needs a line here, or nobody can call it.
+    #[test]
+    fn every_method_of_our_services_is_somebodys() {
+        let files = ["master", "pserver"].map(|service| {
+            let file = format!("{}/../../proto/steadfast/v1/{service}.proto", env!("CARGO_MANIFEST_DIR"));
+            (service, std::fs::read_to_string(file).unwrap())
+        });
+        let mut methods = 0;
+        for (service, text) in &files {
+            let (first, rest) = service.split_at(1);
+            for line in text.lines().filter_map(|line| line.trim().strip_prefix("rpc ")) {
+                let (method, _) = line.split_once('(').unwrap();
+                let path = format!("/steadfast.v1.{}{rest}/{method}", first.to_uppercase());
+                assert!(!access(&path).is_empty(), "{path}");
+                methods += 1;
+            }
+        }
+        assert!(15 < methods, "{methods}");
+    }
+}

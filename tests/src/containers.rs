@@ -1,0 +1,265 @@
+//! The compose file of `deploy`, brought up under a name of its own and taken down with the test.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::{Job, Scene, examples, program};
+
+/// Images that the deployment names, but for the store, for which the test has one of its own.
+const IMAGES: [&str; 3] =
+    ["debian:bookworm-slim", "quay.io/coreos/etcd:v3.5.16", "motoserver/moto:5.1.0"];
+
+/// Our image, of programs that were built outside.
+const IMAGE: &str = "steadfast:test";
+const PROGRAMS_IMAGE: &str = "steadfast-programs:test";
+const PROGRAMS: [&str; 4] =
+    ["steadfast", "steadfast-master", "steadfast-pserver", "steadfast-trainer"];
+
+/// Longest wait for an image that is not there.
+const PULL_MAX: Duration = Duration::from_secs(60);
+
+/// Replaces the store by a server that is made for tests.
+const STORE: &str = "
+services:
+  store:
+    image: motoserver/moto:5.1.0
+    command: [\"-p\", \"3900\"]
+    healthcheck:
+      test:
+        - CMD
+        - python3
+        - -c
+        - |
+          import urllib.request as u
+          u.urlopen(u.Request('http://127.0.0.1:3900/steadfast', method='PUT'))
+";
+
+/// A deployment that is up.
+#[derive(Debug)]
+pub struct Deployment {
+    project: String,
+    files: [PathBuf; 2],
+    jobs: PathBuf,
+    job: String,
+}
+
+/// A container of a service.
+#[derive(Clone, Debug)]
+pub struct Container {
+    pub id: String,
+    pub service: String,
+    /// As the host sees it.
+    pub pid: i32,
+    pub address: String,
+}
+
+impl Deployment {
+    /// Makes the image and brings a job up. None, with a message, where no Docker engine answers, or it
+    /// cannot have the images.
+    pub fn up(scene: &Scene, job: &Job) -> Option<Self> {
+        if let Err(reason) = can_be_had() {
+            eprintln!("skipped: {reason}");
+            return None;
+        }
+        make_image(scene);
+        let jobs = scene.path("jobs");
+        fs::create_dir_all(jobs.join("data")).expect("the test's folder can be written to");
+        for entry in fs::read_dir(examples().join("data")).expect("the examples have data") {
+            let path = entry.expect("it can be listed").path();
+            let name = path.file_name().expect("it has a name");
+            fs::copy(&path, jobs.join("data").join(name)).expect("it can be copied");
+        }
+        let outside = format!("{}/", examples().join("data").display());
+        fs::write(jobs.join(format!("{}.toml", job.name)), job.text.replace(&outside, "data/"))
+            .expect("the test's folder can be written to");
+        let deploy = examples().join("../deploy/compose.yaml");
+        let deployment = Self {
+            project: format!("steadfast-test-{}", std::process::id()),
+            files: [deploy, scene.write("store.yaml", STORE)],
+            jobs,
+            job: job.name.clone(),
+        };
+        deployment.compose(&["up", "--wait", "--no-build", "--quiet-pull"]);
+        Some(deployment)
+    }
+
+    /// Runs `docker compose`; gives back what it printed.
+    #[track_caller]
+    pub fn compose(&self, args: &[&str]) -> String {
+        said(&self.try_compose(args), args)
+    }
+
+    fn try_compose(&self, args: &[&str]) -> Output {
+        let mut command = Command::new("docker");
+        command.args(["compose", "--project-name", &self.project]);
+        for file in &self.files {
+            command.arg("--file").arg(file);
+        }
+        command.env("STEADFAST_IMAGE", IMAGE).env("PROGRAMS", PROGRAMS_IMAGE);
+        command.env("JOBS", &self.jobs).env("JOB", &self.job);
+        command.args(args).stdin(Stdio::null()).output().expect("docker starts")
+    }
+
+    /// What `steadfast` says as an administrator, if it can.
+    pub fn steadfast(&self, args: &[&str]) -> Option<Value> {
+        let run = ["run", "--rm", "--no-deps", "-T", "admin", "steadfast"];
+        let output = self.try_compose(&[&run, args].concat());
+        serde_json::from_slice(&output.stdout).ok()
+    }
+
+    /// The containers of a service that run.
+    pub fn running(&self, service: &str) -> Vec<Container> {
+        let listed = self.compose(&["ps", "--quiet", "--status", "running", service]);
+        listed.lines().filter_map(|id| self.inspect(id, service)).collect()
+    }
+
+    fn inspect(&self, id: &str, service: &str) -> Option<Container> {
+        let network = format!("{}_inside", self.project);
+        let form = format!(
+            "{{{{.State.Pid}}}} {{{{with index .NetworkSettings.Networks \"{network}\"}}}}{{{{.IPAddress}}}}{{{{end}}}}"
+        );
+        let output = docker(&["inspect", "--format", &form, id]);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let (pid, address) = text.trim().split_once(' ')?;
+        Some(Container {
+            id: id.to_owned(),
+            service: service.to_owned(),
+            pid: pid.parse().ok().filter(|pid| 0 < *pid)?,
+            address: address.to_owned(),
+        })
+    }
+
+    /// The codes that the containers of a service ended with; none while one runs.
+    pub fn exit_codes(&self, service: &str) -> Option<Vec<i64>> {
+        let ids = self.compose(&["ps", "--quiet", "--all", service]);
+        let code = |id: &str| -> Option<i64> {
+            let form = "{{.State.Status}} {{.State.ExitCode}}";
+            let output = docker(&["inspect", "--format", form, id]);
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            text.trim().strip_prefix("exited ")?.parse().ok()
+        };
+        ids.lines().map(code).collect()
+    }
+
+    /// The network that all containers are on.
+    pub fn network(&self) -> String {
+        format!("{}_inside", self.project)
+    }
+}
+
+impl Drop for Deployment {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let logs = self.try_compose(&["logs", "--no-color", "--tail", "15"]);
+            eprintln!("{}", String::from_utf8_lossy(&logs.stdout));
+        }
+        let down = ["--profile", "*", "down", "--volumes", "--remove-orphans", "--timeout", "1"];
+        let down = self.try_compose(&down);
+        if !down.status.success() {
+            eprintln!("left behind: {}", String::from_utf8_lossy(&down.stderr));
+        }
+    }
+}
+
+impl Container {
+    /// Kills its process from the host, as the kernel kills when memory is short. To kill it by
+    /// `docker kill` would count as somebody's wish that it be stopped.
+    pub fn kill(&self) {
+        kill(Pid::from_raw(self.pid), Signal::SIGKILL).expect("it runs, and we may");
+    }
+
+    /// Runs a command in its network.
+    #[track_caller]
+    pub fn in_its_network(&self, command: &[&str]) {
+        let mut entered = Command::new("nsenter");
+        entered.args(["--target", &self.pid.to_string(), "--net", "--"]).args(command);
+        let output = entered.output().expect("nsenter starts");
+        assert!(output.status.success(), "{command:?}: {output:?}");
+    }
+}
+
+/// Runs `docker`, which must do what it is asked.
+#[track_caller]
+pub fn docker(args: &[&str]) -> Output {
+    let output = Command::new("docker").args(args).stdin(Stdio::null()).output();
+    let output = output.expect("docker starts");
+    assert!(output.status.success(), "docker {args:?}: {output:?}");
+    output
+}
+
+fn can_be_had() -> Result<(), String> {
+    let runs = |args: &[&str]| {
+        let output = Command::new("docker").args(args).stdin(Stdio::null()).output();
+        output.is_ok_and(|it| it.status.success())
+    };
+    if !runs(&["info"]) {
+        return Err("no Docker engine answers".to_owned());
+    }
+    if !runs(&["compose", "version"]) {
+        return Err("docker has no `compose`".to_owned());
+    }
+    for image in IMAGES {
+        if !runs(&["image", "inspect", image]) && !pull(image) {
+            return Err(format!("the image {image} is not here and cannot be pulled"));
+        }
+    }
+    Ok(())
+}
+
+fn pull(image: &str) -> bool {
+    let mut command = Command::new("docker");
+    command.args(["pull", "--quiet", image]).stdin(Stdio::null());
+    let started = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let Ok(mut child) = started else { return false };
+    let start = Instant::now();
+    while start.elapsed() < PULL_MAX {
+        if let Ok(Some(status)) = child.try_wait() {
+            return status.success();
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+    false
+}
+
+/// Makes our image as `deploy/Dockerfile` says, of the programs that are built already.
+fn make_image(scene: &Scene) {
+    let folder = scene.path("image/programs");
+    fs::create_dir_all(&folder).expect("the test's folder can be written to");
+    for name in PROGRAMS {
+        let (from, to) = (program(name), folder.join(name));
+        // Line tables are three quarters of it.
+        let stripped = Command::new("strip").arg("-o").arg(&to).arg(&from).status();
+        if !stripped.is_ok_and(|it| it.success()) {
+            fs::copy(&from, &to).expect("it can be copied");
+        }
+    }
+    let archive = scene.path("programs.tar");
+    let mut tar = Command::new("tar");
+    tar.arg("-C").arg(scene.path("image")).arg("-cf").arg(&archive).arg("programs");
+    assert!(tar.status().is_ok_and(|it| it.success()), "the programs can be packed");
+    docker(&["import", &archive.display().to_string(), PROGRAMS_IMAGE]);
+    let repository = examples().join("..");
+    let dockerfile = repository.join("deploy/Dockerfile");
+    let argument = format!("PROGRAMS={PROGRAMS_IMAGE}");
+    let build = ["build", "--quiet", "--tag", IMAGE, "--build-arg", &argument, "--file"];
+    docker(&[&build[..], &[path(&dockerfile), path(&repository)]].concat());
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().expect("paths of this repository are text")
+}
+
+#[track_caller]
+fn said(output: &Output, args: &[&str]) -> String {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "docker compose {args:?}: {stderr}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}

@@ -1,0 +1,73 @@
+//! The deployment that `deploy/compose.yaml` describes, for real.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use serde_json::Value;
+use steadfast_tests::{Deployment, Job, Run, Scene, docker, within};
+
+/// How long somebody is away: longer than a lease.
+const AWAY: Duration = Duration::from_secs(8);
+
+/// Longest time that the job may take here.
+const JOB_MAX: Duration = Duration::from_secs(300);
+
+/// S004-1, I7, F1, F4, F7, F22, F40: `up --wait` brings up a job with certificates, users of etcd and
+/// checkpoints in S3. Processes are killed by the host, one is paused, one is disconnected, one loses etcd
+/// and nothing else, trainers join; the job ends with the bits of an undisturbed run on one machine, and
+/// nothing was counted twice.
+#[test]
+fn a_deployment_survives_what_happens_to_containers() {
+    let scene = Scene::new();
+    let job = Job::long().with("passes = 300", "passes = 1500").with("= 3500", "= 17000");
+    let Some(deployment) = Deployment::up(&scene, &job) else { return };
+    let status = || deployment.steadfast(&["status", "--json"]);
+    let after = |more: u64| {
+        let start = within(JOB_MAX, "there is a status", || status()?["version"].as_u64());
+        within(JOB_MAX, "training goes on", || {
+            status().filter(|it| it["version"].as_u64() >= Some(start + more))
+        })
+    };
+    let of = |service: &str, address: &Value| {
+        let address = address.as_str().unwrap_or_default().to_owned();
+        let found = deployment.running(service);
+        let is_meant = |it: &str| address.starts_with(&format!("{it}:"));
+        found.into_iter().find(|it| is_meant(&it.address)).expect("it runs")
+    };
+
+    let now = after(300);
+    of("master", &now["master"]["address"]).kill();
+    let now = after(300);
+    of("pserver", &now["slots"][0]["address"]).kill();
+    deployment.running("trainer")[0].kill();
+    deployment.compose(&["up", "--detach", "--no-recreate", "--no-build", "--scale", "trainer=4"]);
+    let now = after(300);
+
+    let paused = deployment.running("trainer").remove(1);
+    docker(&["pause", &paused.id]);
+    sleep(AWAY);
+    docker(&["unpause", &paused.id]);
+    let cut = of("pserver", &now["slots"][1]["address"]);
+    docker(&["network", "disconnect", &deployment.network(), &cut.id]);
+    sleep(AWAY);
+    docker(&["network", "connect", &deployment.network(), &cut.id]);
+    let now = after(300);
+    let deaf = of("master", &now["master"]["address"]);
+    deaf.in_its_network(&["iptables", "-A", "OUTPUT", "-p", "tcp", "--dport", "2379", "-j", "DROP"]);
+    sleep(AWAY);
+    deaf.in_its_network(&["iptables", "-F", "OUTPUT"]);
+
+    for service in ["master", "pserver", "trainer"] {
+        let codes = within(JOB_MAX, "the job is over", || deployment.exit_codes(service));
+        assert!(codes.iter().all(|code| *code == 0), "{service}: {codes:?}");
+    }
+    let audit = deployment.steadfast(&["audit", "--json"]).expect("there is an audit");
+    assert_eq!(audit["clean"], true, "{audit}");
+    let status = deployment.steadfast(&["status", "--json"]).expect("there is a result");
+    let result = &status["result"];
+    assert_eq!(result["state"], "finished", "{result}");
+    let model = result["model"].as_str().expect("there is a model");
+    assert!(model.starts_with("s3://steadfast/"), "{model}");
+    let expected = Run::to_end(&scene, &job, "local", &["--pservers", "3"]);
+    assert_eq!(result["parameters_sha256"], expected["parameters_sha256"]);
+}
