@@ -1,0 +1,111 @@
+//! The manifests of `deploy/kubernetes`, rendered as `kubectl apply -k` would render them, and judged
+//! without a cluster: by the schemas of Kubernetes, by a lint of policies, by our own programs, and by what
+//! the objects say of each other.
+
+mod disruption;
+mod manifests;
+mod network;
+mod pods;
+mod references;
+mod settings;
+mod spoiled;
+mod tools;
+
+use manifests::{Overlay, overlays};
+use serde_json::json;
+use tools::{LINT_EXCUSED, lint, validate};
+
+/// One kind of check: what is wrong with an overlay, a line for each fault.
+type Check = fn(&Overlay) -> Vec<String>;
+
+/// The oldest Kubernetes that the manifests are for, and the newest that there are schemas for.
+const VERSIONS: [&str; 2] = ["1.30.0", "1.37.0"];
+
+fn find_nothing(checks: &[Check]) {
+    let Some(overlays) = overlays() else { return };
+    for overlay in overlays {
+        let faults: Vec<String> = checks.iter().flat_map(|check| check(overlay)).collect();
+        assert!(faults.is_empty(), "{}:\n{}", overlay.name, faults.join("\n"));
+    }
+}
+
+/// S004-1, S004-87
+#[test]
+fn manifests_fit_the_strict_schemas_of_the_oldest_and_the_newest_kubernetes() {
+    let Some(overlays) = overlays() else { return };
+    for (overlay, version) in overlays.iter().flat_map(|it| VERSIONS.map(|version| (it, version))) {
+        let Some(faults) = validate(overlay, version) else { return };
+        assert!(faults.is_empty(), "{}, {version}:\n{}", overlay.name, faults.join("\n"));
+    }
+}
+
+#[test]
+fn the_lint_of_policies_finds_what_is_excused_and_nothing_else() {
+    let Some(overlays) = overlays() else { return };
+    let Some(mut found) = lint(overlays) else { return };
+    let mut unused = Vec::new();
+    for (check, name, _) in LINT_EXCUSED {
+        let before = found.len();
+        found.retain(|it| it.check != *check || !it.is_about(name));
+        if found.len() == before {
+            unused.push(format!("{check} needs no excuse for {name}"));
+        }
+    }
+    assert!(found.is_empty() && unused.is_empty(), "{found:#?}\n{}", unused.join("\n"));
+}
+
+#[test]
+fn every_name_in_a_manifest_leads_to_what_it_means() {
+    find_nothing(&[
+        references::selectors,
+        references::ports,
+        references::volumes,
+        references::keys,
+    ]);
+}
+
+#[test]
+fn every_program_accepts_the_settings_that_its_pod_gives_it() {
+    find_nothing(&[settings::accepted, settings::ports_are_those_of_the_manifest, settings::job]);
+}
+
+#[test]
+fn every_pod_is_restricted_and_probed_without_asking_etcd_whether_it_lives() {
+    find_nothing(&[pods::restricted, pods::probes, pods::grace]);
+}
+
+/// F39, F40
+#[test]
+fn a_node_can_be_drained_and_a_rollout_ends_with_at_most_one_slot_down() {
+    find_nothing(&[disruption::budgets, disruption::rollouts]);
+}
+
+#[test]
+fn the_ways_that_the_processes_use_are_open_and_all_others_are_closed() {
+    find_nothing(&[network::ways]);
+}
+
+/// A check that never complains proves nothing.
+#[test]
+fn each_check_sees_what_it_is_there_for() {
+    let Some(overlays) = overlays() else { return };
+    let silent = spoiled::silent(&overlays[0]);
+    assert!(silent.is_empty(), "\n{}", silent.join("\n"));
+}
+
+#[test]
+fn schemas_and_lint_see_what_they_are_there_for() {
+    let Some(overlays) = overlays() else { return };
+    let master = ("Deployment", "steadfast-master");
+    let misspelt = overlays[0].with(master, "/spec/replica", json!(2));
+    let mistyped = overlays[0].with(master, "/spec/replicas", json!("two"));
+    let probe = "/spec/template/spec/containers/0/livenessProbe/httpGet/schema";
+    let deep = overlays[0].with(master, probe, json!("HTTPS"));
+    for (overlay, words) in [(misspelt, "replica"), (mistyped, "two"), (deep, "schema")] {
+        let Some(faults) = validate(&overlay, VERSIONS[0]) else { return };
+        assert!(faults.join("\n").contains(words), "{words}: {faults:?}");
+    }
+    let container = "/spec/template/spec/containers/0/securityContext/privileged";
+    let Some(found) = lint(&[overlays[0].with(master, container, json!(true))]) else { return };
+    assert!(found.iter().any(|it| it.check == "CKV_K8S_16"), "{found:#?}");
+}

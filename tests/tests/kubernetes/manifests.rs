@@ -1,0 +1,287 @@
+//! Overlays as they are rendered, and their objects.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::Value;
+use steadfast_tests::program;
+use tempfile::TempDir;
+
+use crate::tools::{from_yaml, kubectl};
+
+/// An overlay, rendered.
+#[derive(Clone)]
+pub struct Overlay {
+    pub name: &'static str,
+    pub objects: Vec<Value>,
+    /// Secrets that somebody else makes, with their files' content.
+    pub outside: Vec<Value>,
+}
+
+/// A Deployment or a StatefulSet.
+#[derive(Clone, Copy)]
+pub struct Workload<'a> {
+    pub object: &'a Value,
+}
+
+/// The Secrets that `own-etcd` asks others to make; for tests these are the ones of `example`.
+const OUTSIDE: [&str; 4] = [
+    "steadfast-master-tls",
+    "steadfast-pserver-tls",
+    "steadfast-trainer-tls",
+    "steadfast-admin-token",
+];
+
+/// All overlays, the one with everything first; None, with a message, where the tools are missing.
+pub fn overlays() -> Option<&'static [Overlay]> {
+    static ALL: OnceLock<Option<Vec<Overlay>>> = OnceLock::new();
+    ALL.get_or_init(render_all).as_deref()
+}
+
+fn render_all() -> Option<Vec<Overlay>> {
+    let kubectl = kubectl()?;
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes");
+    copy(&source, folder.path());
+    make_secrets(&folder);
+    let example = render(&kubectl, &folder, "example")?;
+    let mut own_etcd = render(&kubectl, &folder, "own-etcd")?;
+    for name in OUTSIDE {
+        let mut secret = example.found("Secret", name).expect("the example makes it").clone();
+        secret["metadata"]["name"] = name.into();
+        own_etcd.outside.push(secret);
+    }
+    Some(vec![example, own_etcd])
+}
+
+/// What the documentation tells people to do before they apply the example.
+fn make_secrets(folder: &TempDir) {
+    let example = folder.path().join("overlays/example");
+    let made = Command::new(program("steadfast"))
+        .args(["certs", "init", "--dir"])
+        .arg(example.join("tls"))
+        .args(["--etcd-host", "etcd-0.etcd", "--etcd-host", "etcd-1.etcd"])
+        .args(["--etcd-host", "etcd-2.etcd"])
+        .output()
+        .expect("the program starts");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let write = |name: &str, text: &str| {
+        fs::write(example.join(name), text).expect("the folder can be written to");
+    };
+    write("admin-token", "0123456789abcdef0123456789abcdef");
+    fs::create_dir_all(example.join("store-keys")).expect("the folder can be written to");
+    write("store-keys/access-key-id", "id");
+    write("store-keys/secret-access-key", "key");
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).expect("a folder can be made");
+    for entry in fs::read_dir(from).expect("the folder is there") {
+        let entry = entry.expect("the folder is readable");
+        let (path, target) = (entry.path(), to.join(entry.file_name()));
+        // Somebody's own secrets are not for tests.
+        let is_secret = ["tls", "store-keys", "admin-token"].iter().any(|it| path.ends_with(it));
+        if is_secret {
+            continue;
+        }
+        if path.is_dir() {
+            copy(&path, &target);
+        } else {
+            fs::copy(&path, &target).expect("a file can be copied");
+        }
+    }
+}
+
+fn render(kubectl: &Path, folder: &TempDir, name: &'static str) -> Option<Overlay> {
+    let overlay = folder.path().join("overlays").join(name);
+    let output = Command::new(kubectl)
+        .arg("kustomize")
+        .arg(overlay)
+        .stdin(Stdio::null())
+        .output()
+        .expect("kubectl starts");
+    assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    Some(Overlay { name, objects: from_yaml(&output.stdout)?, outside: Vec::new() })
+}
+
+/// The text at a JSON pointer, empty if there is none.
+pub fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
+    value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// The list at a JSON pointer, empty if there is none.
+pub fn list<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
+    value.pointer(pointer).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+/// Whether a selector (`matchLabels`, `matchExpressions` with `In`) selects these labels.
+pub fn selects(selector: &Value, labels: &Value) -> bool {
+    let empty = serde_json::Map::new();
+    let wanted = selector["matchLabels"].as_object().unwrap_or(&empty);
+    wanted.iter().all(|(key, value)| labels[key] == *value)
+        && list(selector, "/matchExpressions").iter().all(|it| {
+            assert_eq!(it["operator"], "In", "this test knows no other operator");
+            list(it, "/values").contains(&labels[text(it, "/key")])
+        })
+}
+
+impl Overlay {
+    /// All objects of a kind.
+    pub fn of_kind<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a Value> {
+        self.objects.iter().filter(move |it| it["kind"] == kind)
+    }
+
+    /// The object whose name is this one, or this one and a hash.
+    pub fn found(&self, kind: &str, name: &str) -> Option<&Value> {
+        let all = self.objects.iter().chain(&self.outside).filter(|it| it["kind"] == kind);
+        all.into_iter().find(|it| is_named(it, name))
+    }
+
+    /// The object of just this name.
+    pub fn exactly(&self, kind: &str, name: &str) -> Option<&Value> {
+        let all = self.objects.iter().chain(&self.outside);
+        all.into_iter().find(|it| it["kind"] == kind && text(it, "/metadata/name") == name)
+    }
+
+    /// All Deployments and StatefulSets.
+    pub fn workloads(&self) -> Vec<Workload<'_>> {
+        let all = self.of_kind("Deployment").chain(self.of_kind("StatefulSet"));
+        all.map(|object| Workload { object }).collect()
+    }
+
+    /// The workload of a component, if the overlay has it.
+    pub fn component(&self, name: &str) -> Option<Workload<'_>> {
+        self.workloads().into_iter().find(|it| it.component() == name)
+    }
+
+    /// The same with one value changed, or taken away by null.
+    pub fn with(&self, (kind, name): (&str, &str), pointer: &str, value: Value) -> Self {
+        let mut changed = self.clone();
+        let objects = &mut changed.objects;
+        let object = objects.iter_mut().find(|it| it["kind"] == kind && is_named(it, name));
+        let object = object.unwrap_or_else(|| panic!("there is no {kind} {name}"));
+        let (parent, key) = pointer.rsplit_once('/').expect("a pointer has a slash");
+        let parent = object.pointer_mut(parent).unwrap_or_else(|| panic!("no {pointer}"));
+        let key = key.replace("~1", "/");
+        match (parent, key.parse::<usize>()) {
+            (Value::Array(items), Ok(index)) => items[index] = value,
+            (Value::Object(map), _) if value.is_null() => {
+                map.remove(&key).unwrap_or_else(|| panic!("no {pointer}"));
+            }
+            (parent, _) => parent[key] = value,
+        }
+        changed
+    }
+
+    /// The files of a ConfigMap or a Secret.
+    pub fn files(&self, kind: &str, name: &str) -> Option<Vec<(String, Vec<u8>)>> {
+        let object = self.exactly(kind, name)?;
+        let data = object["data"].as_object()?;
+        let decode = |value: &Value| {
+            let text = value.as_str().expect("data are text");
+            match kind {
+                "Secret" => BASE64_STANDARD.decode(text).expect("secrets are in base64"),
+                _ => text.as_bytes().to_vec(),
+            }
+        };
+        Some(data.iter().map(|(key, value)| (key.clone(), decode(value))).collect())
+    }
+
+    /// The value of a setting in a ConfigMap.
+    pub fn setting(&self, map: &str, name: &str) -> String {
+        let map = self.found("ConfigMap", map).expect("it is there");
+        text(map, &format!("/data/{name}")).to_owned()
+    }
+
+    /// The number of slots that the job begins with.
+    pub fn slots(&self) -> u64 {
+        let number = self.setting("steadfast-master-settings", "STEADFAST_PSERVERS");
+        number.parse().expect("the number of slots is a number")
+    }
+}
+
+fn is_named(object: &Value, name: &str) -> bool {
+    let full = text(object, "/metadata/name");
+    // kustomize puts ten letters and digits behind the names of what it makes.
+    let is_hash =
+        |rest: &str| rest.len() == 11 && rest.starts_with('-') && !rest[1..].contains('-');
+    full.strip_prefix(name).is_some_and(|rest| rest.is_empty() || is_hash(rest))
+}
+
+impl<'a> Workload<'a> {
+    pub fn name(&self) -> &'a str {
+        text(self.object, "/metadata/name")
+    }
+
+    pub fn kind(&self) -> &'a str {
+        text(self.object, "/kind")
+    }
+
+    pub fn component(&self) -> &'a str {
+        self.labels()["app.kubernetes.io/component"].as_str().unwrap_or_default()
+    }
+
+    /// The labels of its pods.
+    pub fn labels(&self) -> &'a Value {
+        self.object.pointer("/spec/template/metadata/labels").unwrap_or(&Value::Null)
+    }
+
+    /// The spec of its pods.
+    pub fn pod(&self) -> &'a Value {
+        self.object.pointer("/spec/template/spec").expect("a workload has a pod")
+    }
+
+    /// Its only container.
+    pub fn container(&self) -> &'a Value {
+        match list(self.pod(), "/containers") {
+            [only] => only,
+            other => panic!("{} has {} containers", self.name(), other.len()),
+        }
+    }
+
+    /// The program, and what it is told on its command line.
+    pub fn command(&self) -> Vec<&'a str> {
+        let container = self.container();
+        let words = list(container, "/command").iter().chain(list(container, "/args"));
+        words.filter_map(Value::as_str).collect()
+    }
+
+    /// The numbers of its ports, by name.
+    pub fn ports(&self) -> Vec<(&'a str, u64)> {
+        let all = list(self.container(), "/ports").iter();
+        all.map(|it| (text(it, "/name"), it["containerPort"].as_u64().expect("a number"))).collect()
+    }
+
+    /// The number of a port that is given by name or by number.
+    pub fn port(&self, port: &Value) -> Option<u64> {
+        let all = self.ports();
+        let found = all.iter().find(|(name, number)| port == name || port == number);
+        found.map(|(_, number)| *number)
+    }
+}
+
+/// A folder for each pod, with the files of its volumes where they are mounted.
+pub fn mounted(overlay: &Overlay, workload: Workload) -> (TempDir, Vec<String>) {
+    let root = tempfile::tempdir().expect("a temporary folder can be made");
+    let mut mounts = Vec::new();
+    for mount in list(workload.container(), "/volumeMounts") {
+        let path = text(mount, "/mountPath");
+        mounts.push(path.to_owned());
+        let folder: PathBuf = root.path().join(path.trim_start_matches('/'));
+        fs::create_dir_all(&folder).expect("a folder can be made");
+        let volumes = list(workload.pod(), "/volumes");
+        let volume = volumes.iter().find(|it| it["name"] == mount["name"]);
+        let Some(volume) = volume else { continue };
+        let secret = text(volume, "/secret/secretName");
+        let map = text(volume, "/configMap/name");
+        let files = overlay.files("Secret", secret).or_else(|| overlay.files("ConfigMap", map));
+        for (name, content) in files.into_iter().flatten() {
+            fs::write(folder.join(name), content).expect("a file can be written");
+        }
+    }
+    (root, mounts)
+}
