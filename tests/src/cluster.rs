@@ -21,6 +21,8 @@ const LEAVE_MAX: Duration = Duration::from_secs(60);
 /// What opens the admin ports of a cluster with certificates.
 pub const TOKEN: &str = "canary-token-0d5e6f1a";
 
+const TOKEN_FILE: &str = "token";
+
 /// The settings of a cluster by hand.
 #[derive(Debug)]
 pub struct Cluster<'a> {
@@ -75,6 +77,7 @@ impl<'a> Cluster<'a> {
         };
         let spec = steadfast_common::job_file::parse(&job.text).expect("the job file is sound");
         let runtime = Runtime::new().expect("threads can be started");
+        scene.write(TOKEN_FILE, TOKEN);
         let file = |name| Some(certificates?.of("admin").join(name));
         let options = EtcdOptions {
             endpoints: vec![etcd.url()],
@@ -139,9 +142,8 @@ impl<'a> Cluster<'a> {
         let ports = ["--admin-listen", &admin, "--lease-ttl", &self.lease_ttl];
         let mut command = self.command(&format!("steadfast-{role}"));
         if let Some(certificates) = &self.certificates {
-            let token = self.scene.write("token", TOKEN);
             command.arg("--tls").arg(certificates.of(role));
-            command.arg("--admin-token-file").arg(token);
+            command.arg("--admin-token-file").arg(self.scene.path(TOKEN_FILE));
         }
         command.args(common).args(ports).args(more);
         Member { admin, process: Process::start(self.scene.folder(), name, &mut command) }
