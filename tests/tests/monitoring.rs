@@ -50,7 +50,7 @@ fn served(scene: &Scene) -> BTreeMap<&'static str, String> {
     };
     eventually("two trainers are at work and a checkpoint is there", || {
         let text = has("steadfast_checkpoint_age_seconds")?;
-        text.contains("steadfast_trainers 2").then_some(())
+        text.contains("\nsteadfast_trainers 2\n").then_some(())
     });
     first.signal(Signal::SIGKILL);
     first.end();
@@ -62,7 +62,7 @@ fn served(scene: &Scene) -> BTreeMap<&'static str, String> {
     let asynchronous = Cluster::new(scene, &Job::asynchronous(), 1, "2s");
     let other = asynchronous.master("other-master");
     let of_other = eventually("the other master acts", || {
-        metrics(&other).filter(|it| it.contains("steadfast_master_acting 1"))
+        metrics(&other).filter(|it| it.contains("\nsteadfast_master_acting 1\n"))
     });
     let url = cluster.etcd.url();
     let address = url.strip_prefix("http://").expect("it is plain HTTP");
@@ -104,6 +104,34 @@ fn what_alerts_and_dashboard_ask_for_is_served_and_keeps_the_conventions() {
                 || SERVED_ELSEWHERE.contains(&name.as_str());
             assert!(is_known, "{} names {name}, which nobody serves", file.display());
         }
+    }
+}
+
+/// The checks above are worth something: promtool runs, and is told what we mean to tell it.
+#[test]
+fn metrics_that_break_the_conventions_are_found() {
+    let Some(promtool) = Promtool::find() else { return };
+    let scene = Scene::new();
+    let check = |metrics: &str| {
+        promtool.check(scene.folder(), &["check", "metrics"], &in_older_text(metrics))
+    };
+    let sound = "# HELP x_seconds Time.\n# TYPE x_seconds counter\n# UNIT x_seconds seconds\n\
+                 x_seconds_total 1\n# EOF\n";
+    check(sound).unwrap();
+    for (old, new) in [("# HELP x_seconds Time.\n", ""), ("x_seconds", "x_milliseconds")] {
+        let broken = sound.replace(old, new);
+        assert!(check(&broken).is_err(), "{broken}");
+    }
+    let take_in = |metrics: &str| {
+        let file = scene.write("openmetrics", with_times(metrics)).display().to_string();
+        let blocks = scene.path("blocks").display().to_string();
+        let args = ["tsdb", "create-blocks-from", "openmetrics", &file, &blocks];
+        promtool.check(scene.folder(), &args, "")
+    };
+    take_in(sound).unwrap();
+    for (old, new) in [("# EOF\n", ""), ("UNIT x_seconds seconds", "UNIT x_seconds bytes")] {
+        let broken = sound.replace(old, new);
+        assert!(take_in(&broken).is_err(), "{broken}");
     }
 }
 
