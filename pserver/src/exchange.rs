@@ -22,7 +22,9 @@ use steadfast_proto::v1;
 use steadfast_proto::v1::pserver_server::PserverServer;
 use steadfast_proto::v1::push_header::Name;
 use steadfast_proto::v1::{BlockData, PullHeader, PullRequest, PushHeader, PushReply};
-use steadfast_proto::{Decoder, MESSAGE_BYTES_MAX, answer, encode, framed, next, read_one, status};
+use steadfast_proto::{
+    Decoder, MESSAGE_BYTES_MAX, answer, encode, framed, kind, next, read_one, status,
+};
 use steadfast_pserver_core::contribution::{Contributed, Contribution, Finite, LaneEnd, LaneShare};
 use steadfast_pserver_core::memory::Memory;
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -76,8 +78,11 @@ impl tower::Service<http::Request<Body>> for Exchange {
         match request.uri().path() {
             "/steadfast.v1.Pserver/Push" => {
                 let incoming = self.incoming.clone();
-                async move { Ok(answer(push(&service, &incoming, request.into_body()).await)) }
-                    .boxed()
+                async move {
+                    let pushed = push(&service, &incoming, request.into_body()).await;
+                    Ok(answer(pushed.inspect_err(|error| service.metrics.refuse(kind(error)))))
+                }
+                .boxed()
             }
             "/steadfast.v1.Pserver/Pull" => {
                 async move { Ok(answer(pull(&service, request.into_body()).await)) }.boxed()

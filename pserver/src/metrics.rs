@@ -4,6 +4,7 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::{Registry, Unit};
+use steadfast_common::error::ErrorKind;
 use steadfast_pserver_core::contribution::Contributed;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -11,11 +12,20 @@ struct Outcome {
     outcome: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Reason {
+    kind: &'static str,
+}
+
+/// Kinds of refusals. A rate can only be told of a counter that was there before it rose.
+const REFUSALS: [&str; 5] = ["invalid", "stale", "not_yet", "unavailable", "other"];
+
 /// Counters of one pserver.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
     pushes: Family<Outcome, Counter>,
     pushed: Counter,
+    refused: Family<Reason, Counter>,
     pulls: Counter,
     pulled: Counter,
     checkpoints: Counter,
@@ -34,6 +44,11 @@ impl Metrics {
             Unit::Bytes,
             m.pushed.clone(),
         );
+        registry.register(
+            "steadfast_pserver_refused_pushes",
+            "Pushes that were refused, by the kind of the error",
+            m.refused.clone(),
+        );
         registry.register("steadfast_pserver_pulls", "Pulls answered", m.pulls.clone());
         registry.register_with_unit(
             "steadfast_pserver_pulled",
@@ -48,6 +63,9 @@ impl Metrics {
             Unit::Bytes,
             m.saved.clone(),
         );
+        for kind in REFUSALS {
+            drop(metrics.refused.get_or_create(&Reason { kind }));
+        }
         metrics
     }
 
@@ -60,6 +78,22 @@ impl Metrics {
         };
         self.pushes.get_or_create(&Outcome { outcome }).inc();
         self.pushed.inc_by(size_bytes as u64);
+    }
+
+    /// Counts a push that was refused.
+    pub fn refuse(&self, kind: ErrorKind) {
+        let kind = match kind {
+            ErrorKind::Invalid => "invalid",
+            ErrorKind::Stale => "stale",
+            ErrorKind::NotYet => "not_yet",
+            ErrorKind::Unavailable => "unavailable",
+            ErrorKind::NotFound
+            | ErrorKind::Conflict
+            | ErrorKind::TooLarge
+            | ErrorKind::Denied
+            | ErrorKind::Internal => "other",
+        };
+        self.refused.get_or_create(&Reason { kind }).inc();
     }
 
     /// Counts a pull.

@@ -20,7 +20,23 @@ pub fn get(address: &str, path: &str) -> Option<Answer> {
     let text = exchange(TcpStream::connect(address).ok()?, request.as_bytes(), || {});
     let (head, body) = text.split_once("\r\n\r\n")?;
     let code = head.split(' ').nth(1)?.parse().ok()?;
-    Some(Answer { code, head: head.to_owned(), body: body.to_owned() })
+    let is_chunked = head.to_lowercase().contains("transfer-encoding: chunked");
+    let body = if is_chunked { joined(body)? } else { body.to_owned() };
+    Some(Answer { code, head: head.to_owned(), body })
+}
+
+/// A body that came in pieces, each with its length before it.
+fn joined(mut pieces: &str) -> Option<String> {
+    let mut body = String::new();
+    loop {
+        let (length, rest) = pieces.split_once("\r\n")?;
+        let (piece, rest) = rest.split_at_checked(usize::from_str_radix(length, 16).ok()?)?;
+        if piece.is_empty() {
+            return Some(body);
+        }
+        body.push_str(piece);
+        pieces = rest.strip_prefix("\r\n")?;
+    }
 }
 
 /// Sends bytes that are no request, and waits until the other side has closed the connection or

@@ -14,6 +14,7 @@ mod http;
 mod job;
 mod netns;
 mod process;
+pub mod promtool;
 mod proxy;
 mod python;
 mod run;

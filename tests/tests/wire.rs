@@ -7,7 +7,7 @@ use steadfast_proto::v1::push_header::Name;
 use steadfast_proto::v1::{
     BlockData, LaneContribution, LaneShare, PullRequest, PushHeader, PushRequest, Target,
 };
-use steadfast_tests::{Cluster, Job, Scene};
+use steadfast_tests::{Cluster, Job, Member, Scene};
 use tonic::Code;
 use tonic::transport::Channel;
 
@@ -27,13 +27,21 @@ async fn pull(client: &mut PserverClient<Channel>, target: Target) -> (u64, Vec<
     (version.expect("the slot has the version"), blocks)
 }
 
+/// How many pushes a pserver has refused for errors of that kind.
+fn refused_pushes(pserver: &Member, kind: &str) -> u64 {
+    let metrics = pserver.ask("/metrics").expect("the pserver lives").body;
+    let name = format!("steadfast_pserver_refused_pushes_total{{kind=\"{kind}\"}} ");
+    let count = metrics.lines().find_map(|line| line.strip_prefix(&name)?.parse().ok());
+    count.expect("each kind is told from the start")
+}
+
 /// Both calls stay gRPC, although our own ends read and write them without its codec.
 #[test]
 fn a_plain_grpc_client_pulls_and_pushes() {
     let scene = Scene::new();
     let cluster = Cluster::new(&scene, &Job::endless(), 1, "30s");
-    let _members =
-        [cluster.master("master"), cluster.pserver("pserver"), cluster.trainer("trainer")];
+    let (_master, pserver) = (cluster.master("master"), cluster.pserver("pserver"));
+    let _trainer = cluster.trainer("trainer");
     cluster.until_step(3);
     let entry = cluster.get(&cluster.keys.ps(Slot(0))).expect("the slot is held");
     let holder: PserverRecord = entry.json().expect("it is a record");
@@ -41,6 +49,7 @@ fn a_plain_grpc_client_pulls_and_pushes() {
     let generation: GenerationRecord = entry.json().expect("it is a record");
     let target =
         Target { generation: generation.generation.0, slot: 0, incarnation: generation.slots[0].0 };
+    let before = (refused_pushes(&pserver, "invalid"), refused_pushes(&pserver, "stale"));
     let runtime = tokio::runtime::Runtime::new().expect("threads can be started");
     runtime.block_on(async {
         let connected = PserverClient::connect(format!("http://{}", holder.address)).await;
@@ -80,5 +89,12 @@ fn a_plain_grpc_client_pulls_and_pushes() {
         let request = PullRequest { target: Some(stranger), ..PullRequest::default() };
         let refused = client.pull(request).await.expect_err("another life is meant");
         assert_eq!(refused.code(), Code::FailedPrecondition);
+        let mut messages = messages;
+        messages[0].header.as_mut().expect("the first has it").target = Some(stranger);
+        let refused = client.push(tokio_stream::iter(messages)).await;
+        assert_eq!(refused.expect_err("the same").code(), Code::FailedPrecondition);
     });
+    // Whoever is on call sees what was refused.
+    assert_eq!(refused_pushes(&pserver, "invalid"), before.0 + 2);
+    assert_eq!(refused_pushes(&pserver, "stale"), before.1 + 1);
 }
