@@ -22,6 +22,7 @@ demo: setup ## Train a model on a cluster of processes on this machine
 	target/release/steadfast local examples/digits.toml
 
 test: build ## Run all tests
+	@scripts/setup --tests
 	$(CARGO) test --release --workspace
 
 test-compose: build ## Run a job in containers and disturb it (part of `test` too; needs a Docker engine)

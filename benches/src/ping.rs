@@ -75,7 +75,8 @@ pub async fn ping_pong() -> Sample {
     let process = Process::start(scene.folder(), "echo", &mut command);
     let address: SocketAddr =
         within(Duration::from_secs(10), "it listens", || process.stdout().trim().parse().ok());
-    let mut client = tonic::client::Grpc::new(dial(&address.to_string(), Role::Pserver).expect("an address"));
+    let mut client =
+        tonic::client::Grpc::new(dial(&address.to_string(), Role::Pserver).expect("an address"));
     let data = Bytes::from(vec![7; SMALL * size_of::<f32>()]);
     let path = PathAndQuery::from_static("/steadfast.bench.Echo/Echo");
     let mut exchange = async || {

@@ -91,7 +91,11 @@ pub async fn members(args: MembersArgs) -> Result<ExitCode, Failure> {
             since: entry.create_revision,
         });
     }
-    show(&args.of.form, &json!(members), "role     name                                  admin port");
+    show(
+        &args.of.form,
+        &json!(members),
+        "role     name                                  admin port",
+    );
     if args.of.form.output() == Output::Text {
         for Member { role, name, admin, .. } in members {
             println!("{role:<9}{name:<38}{admin}");

@@ -16,6 +16,7 @@ mod lists;
 mod local;
 mod output;
 mod probe;
+mod scale;
 mod shell;
 mod status;
 mod why;
@@ -40,6 +41,7 @@ enum Command {
     Members(lists::MembersArgs),
     Slots(lists::SlotsArgs),
     Tasks(lists::TasksArgs),
+    Scale(scale::ScaleArgs),
     Checkpoint(checkpoint::CheckpointArgs),
     Audit(audit::AuditArgs),
     Etcd(etcd::EtcdServerArgs),
@@ -62,6 +64,7 @@ fn main() -> ExitCode {
             Command::Members(args) => lists::members(args).await,
             Command::Slots(args) => lists::slots(args).await,
             Command::Tasks(args) => lists::tasks(args).await,
+            Command::Scale(args) => scale::run(args).await,
             Command::Checkpoint(args) => checkpoint::run(args).await,
             Command::Audit(args) => audit::run(args).await,
             Command::Etcd(args) => etcd::run(args).await,
@@ -69,7 +72,9 @@ fn main() -> ExitCode {
             Command::Certs(args) => certs::run(args),
             Command::EtcdUsers(args) => etcd_users::run(args).await,
             Command::Doctor(args) => doctor::run(args).await,
-            Command::Completions(args) => Ok(shell::completions(&args, with_variables(Cli::command()))),
+            Command::Completions(args) => {
+                Ok(shell::completions(&args, with_variables(Cli::command())))
+            }
             Command::Man(args) => shell::man(&args, with_variables(Cli::command())),
         }
     })

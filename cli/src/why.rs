@@ -79,7 +79,9 @@ async fn look(job: &Job) -> Vec<Waits> {
     let got_on = first.version < status.version || first.examples < status.examples;
     if got_on {
         let speed = rate(status.examples_per_second);
-        found.push(Waits::end(format!("nothing holds it up: it trains on {speed} records a second")));
+        found.push(Waits::end(format!(
+            "nothing holds it up: it trains on {speed} records a second"
+        )));
     } else if status.state == JobState::Training {
         found.push(step(job, &status).await);
     }

@@ -51,6 +51,12 @@ pub struct JobStatus {
     pub spent: Spent,
     /// Seconds until the end at the present rate.
     pub seconds_left: Option<f64>,
+    /// What happened while this master acts, the latest last.
+    #[serde(default)]
+    pub happenings: Vec<Happening>,
+    /// How the figures went while this master acts.
+    #[serde(default)]
+    pub points: Vec<Point>,
     pub result: Option<ResultRecord>,
 }
 
@@ -95,6 +101,28 @@ pub struct Recovery {
     pub seconds: f64,
     /// When that step was completed, in milliseconds since 1970; for people only.
     pub ended_unix_ms: u64,
+}
+
+/// Something that happened to a job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Happening {
+    /// In milliseconds since 1970; for people only.
+    pub unix_ms: u64,
+    pub what: String,
+}
+
+/// A job's figures at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// In milliseconds since 1970; for people only.
+    pub unix_ms: u64,
+    pub version: Version,
+    /// Records trained on so far.
+    pub examples: u64,
+    /// Mean loss of a record in the last step or task.
+    pub loss: Option<f64>,
+    /// The latest metric on held-out records.
+    pub metric: Option<f64>,
 }
 
 /// Phases of a job.

@@ -44,6 +44,10 @@ impl Acting {
             rate.note(now(), facts.examples);
             rate.per_second()
         };
+        let (happenings, points) = {
+            let chronicle = self.office.chronicle.lock().expect("no holder panics");
+            (chronicle.happenings(), chronicle.points())
+        };
         let total = view.spec.passes.map(|passes| u64::from(passes) * view.records);
         let state = state(&facts);
         let left = total.map(|total| total.saturating_sub(facts.examples) as f64 / per_second);
@@ -73,6 +77,8 @@ impl Acting {
             discarded: facts.discarded.clone(),
             spent: facts.spent,
             seconds_left: left.filter(|seconds| seconds.is_finite()),
+            happenings,
+            points,
             result: facts.result.clone(),
         }
     }

@@ -5,7 +5,7 @@
 //! memory is never ahead of etcd, and a commit's cost is shared.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use steadfast_common::ids::{Generation, Pass, Slot, TaskId, TrainerId};
@@ -14,7 +14,7 @@ use steadfast_common::records::{EvaluationRecord, GenerationRecord, InitRecord, 
 use steadfast_common::schedule::{LaneSchedule, task_order};
 use steadfast_common::spec::Mode;
 use steadfast_coord::{Commit, Condition, CoordError, Etcd, Mirror, OPS_MAX, Range, Reign, now};
-use steadfast_host::time::interval;
+use steadfast_host::time::{interval, unix_ms};
 use steadfast_master_core::deadlines::Deadlines;
 use steadfast_master_core::lanes::Lanes;
 use steadfast_master_core::ledger::{Fact, Ledger, Limits};
@@ -23,6 +23,7 @@ use tokio::sync::{mpsc, watch};
 use tracing::warn;
 
 use crate::board::{Board, Facts};
+use crate::chronicle::Chronicle;
 use crate::job::Job;
 use crate::office::{ClockRoom, End, Event, Office, OfficeError, Position, Reply, Setback};
 use crate::recoveries::Recoveries;
@@ -89,6 +90,8 @@ pub struct Desk {
     left_over: Option<Event>,
     board: watch::Sender<Arc<Board>>,
     facts: watch::Sender<Arc<Facts>>,
+    /// Guards a look at the facts.
+    chronicle: Arc<Mutex<Chronicle>>,
 }
 
 /// Sums over tasks that were finished in this reign, for those who watch.
@@ -146,6 +149,7 @@ impl Desk {
         let (board, board_rx) = watch::channel(Arc::default());
         let (facts, facts_rx) = watch::channel(Arc::default());
         let clocks = Arc::<ClockRoom>::default();
+        let chronicle = Arc::<Mutex<Chronicle>>::default();
         clocks.follow(&holders(&state));
         // No former master's reign began later, and none makes 2²⁰ assignments a revision.
         let first_number = (reign.epoch() as u64) << 20;
@@ -178,11 +182,12 @@ impl Desk {
             left_over: None,
             board,
             facts,
+            chronicle: chronicle.clone(),
             etcd: etcd.clone(),
             keys: keys.clone(),
             job,
         };
-        Ok((desk, Office { events, board: board_rx, facts: facts_rx, clocks }))
+        Ok((desk, Office { events, board: board_rx, facts: facts_rx, clocks, chronicle }))
     }
 
     /// Acts until the job is over or `leave` completes.
@@ -211,7 +216,7 @@ impl Desk {
                 _ = trainers.changed() => {}
                 _ = tick.tick() => {
                     self.follow_schedule();
-                    self.facts.send_replace(Arc::new(Facts::of(&self)));
+                    self.show();
                 }
                 event = self.inbox.recv(), if first.is_none() => first = event,
                 () = std::future::ready(()), if first.is_some() => {}
@@ -219,6 +224,13 @@ impl Desk {
             self.work_off(first).await?;
             self.work_off_setback().await?;
         }
+    }
+
+    /// Lets those who look see how things stand.
+    fn show(&self) {
+        let facts = Facts::of(self);
+        self.chronicle.lock().expect("no holder panics").note(&facts, unix_ms());
+        self.facts.send_replace(Arc::new(facts));
     }
 
     /// Decides everything that waits, as far as one transaction holds, commits, answers.

@@ -3,7 +3,9 @@
 mod acting;
 mod board;
 mod checkpoints;
+mod chronicle;
 mod collection;
+mod curve;
 mod decisions;
 mod desk;
 mod generations;
@@ -11,6 +13,7 @@ mod job;
 mod members;
 mod metrics;
 mod office;
+mod page;
 mod recoveries;
 mod run;
 mod service;

@@ -15,6 +15,7 @@ use steadfast_master_core::sync_tasks::Failure;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
 use crate::board::{Board, Facts};
+use crate::chronicle::Chronicle;
 
 /// Where an answer goes. Nobody may be waiting any more.
 pub type Reply<T> = oneshot::Sender<Result<T, OfficeError>>;
@@ -208,6 +209,7 @@ pub struct Office {
     pub board: watch::Receiver<Arc<Board>>,
     pub facts: watch::Receiver<Arc<Facts>>,
     pub clocks: Arc<ClockRoom>,
+    pub(crate) chronicle: Arc<Mutex<Chronicle>>,
 }
 
 /// The staleness gate, shared with those who wait at it.

@@ -12,11 +12,11 @@ use steadfast_common::records::{LockRecord, MasterRecord};
 use steadfast_coord::{CoordError, Etcd, Mirror, Op, Range, Reign, Session};
 use steadfast_host::chance;
 use steadfast_host::role::Role;
-use steadfast_host::time::{sleep, timeout};
+use steadfast_host::time::{sleep, timeout, unix_ms};
 use steadfast_master_core::rate::Rate;
 use steadfast_process::{
-    Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, access,
-    health, init_logging, linger,
+    Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, access, health,
+    init_logging, linger,
 };
 use steadfast_proto::MESSAGE_BYTES_MAX;
 use steadfast_proto::v1::master_server::MasterServer;
@@ -31,6 +31,7 @@ use crate::desk::Desk;
 use crate::job::{self, Order};
 use crate::metrics::Metrics;
 use crate::office::End;
+use crate::page;
 use crate::service::Service;
 use crate::vigils::Vigils;
 
@@ -94,7 +95,7 @@ pub async fn live(
     let (acting, acting_rx) = watch::channel(None::<Acting>);
     let mut registry = prometheus_client::registry::Registry::default();
     Metrics::register(&mut registry, acting_rx.clone());
-    let shown = acting_rx.clone();
+    let (shown, paged) = (acting_rx.clone(), acting_rx.clone());
     let _admin = admin.serve(AdminContent {
         role: "master",
         job: common.job.clone(),
@@ -105,6 +106,10 @@ pub async fn live(
             Some(acting) => json!(acting.status()),
             None => json!({ "acting": false }),
         }),
+        page: Some(Box::new(move || match &*paged.borrow() {
+            Some(acting) => page::sections(&acting.status(), unix_ms()),
+            None => page::standby(),
+        })),
     });
     let (_health, health) = health("steadfast.v1.Master", &readiness).await;
     let server = MasterServer::new(Service { acting: acting_rx })

@@ -13,8 +13,8 @@ use steadfast_host::chance;
 use steadfast_host::role::Role;
 use steadfast_host::time::timeout;
 use steadfast_process::{
-    Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, access,
-    health, init_logging, linger, wait_for_job,
+    Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, access, health,
+    init_logging, linger, wait_for_job,
 };
 use steadfast_pserver_core::shard::Rules;
 use tonic::service::Routes;
@@ -86,6 +86,7 @@ pub async fn live(
         metrics: registry,
         token: args.security.admin_token()?,
         status: Box::new(move || shown.get().map_or(json!({"slot": null}), show)),
+        page: None,
     });
 
     let keys = args.keys();

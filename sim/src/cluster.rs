@@ -10,7 +10,8 @@ use steadfast_common::keys::Keys;
 use steadfast_host::Host;
 use steadfast_master::Order;
 use steadfast_process::{
-    CommonArgs, EtcdArgs, EtcdAuthArgs, Failure, LogArgs, LogFormat, LogIdentity, SecurityArgs, Shutdown,
+    CommonArgs, EtcdArgs, EtcdAuthArgs, Failure, LogArgs, LogFormat, LogIdentity, SecurityArgs,
+    Shutdown,
 };
 
 use crate::etcd::EtcdServer;

@@ -12,7 +12,8 @@ use steadfast_coord::{Entry, Etcd, EtcdOptions};
 use tokio::runtime::Runtime;
 
 use crate::{
-    Answer, Certificates, Ended, EtcdServer, Job, Process, Scene, eventually, free_address, get, program,
+    Answer, Certificates, Ended, EtcdServer, Job, Process, Scene, eventually, free_address, get,
+    program,
 };
 
 /// Longest time that a process may take to leave.

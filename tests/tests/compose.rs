@@ -53,7 +53,9 @@ fn a_deployment_survives_what_happens_to_containers() {
     docker(&["network", "connect", &deployment.network(), &cut.id]);
     let now = after(300);
     let deaf = of("master", &now["master"]["address"]);
-    deaf.in_its_network(&["iptables", "-A", "OUTPUT", "-p", "tcp", "--dport", "2379", "-j", "DROP"]);
+    deaf.in_its_network(&[
+        "iptables", "-A", "OUTPUT", "-p", "tcp", "--dport", "2379", "-j", "DROP",
+    ]);
     sleep(AWAY);
     deaf.in_its_network(&["iptables", "-F", "OUTPUT"]);
 

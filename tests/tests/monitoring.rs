@@ -12,9 +12,8 @@ use steadfast_tests::{Cluster, Job, Member, Scene, Signal, eventually, get};
 /// A label of ours that begins as our metrics do.
 const LABEL: &str = "steadfast_job";
 
-/// Served where processes talk by TLS, or by plain text to other machines; these clusters do neither.
-const SERVED_ELSEWHERE: [&str; 2] =
-    ["steadfast_certificate_not_after_seconds", "steadfast_insecure_plaintext"];
+/// Served where processes talk by TLS, which these clusters do not.
+const SERVED_ELSEWHERE: [&str; 1] = ["steadfast_certificate_not_after_seconds"];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")

@@ -40,7 +40,8 @@ fn a_job_with_certificates_gives_the_same_bits_while_they_are_replaced() {
     // What ends in whole seconds would not tell one from the other.
     std::thread::sleep(Duration::from_secs(1));
     certificates.renew();
-    let holder = members.iter_mut().skip(1).take(3).find(|it| is_ready(it)).expect("one holds a slot");
+    let holder =
+        members.iter_mut().skip(1).take(3).find(|it| is_ready(it)).expect("one holds a slot");
     holder.signal(Signal::SIGKILL);
     holder.end();
     members.push(cluster.trainer("trainer-2"));
@@ -214,11 +215,17 @@ fn certificates_that_are_no_good_are_named() {
     };
     let folder = |role| certificates.of(role).display().to_string();
     let refused = start(&folder("trainer"));
-    assert!(refused.stderr.contains("is a certificate of trainer; this is a pserver"), "{refused:?}");
+    assert!(
+        refused.stderr.contains("is a certificate of trainer; this is a pserver"),
+        "{refused:?}"
+    );
     let refused = start("nowhere");
     assert!(refused.stderr.contains("nowhere/ca.crt"), "{refused:?}");
-    fs::copy(certificates.of("trainer").join("tls.key"), certificates.of("pserver").join("tls.key"))
-        .unwrap();
+    fs::copy(
+        certificates.of("trainer").join("tls.key"),
+        certificates.of("pserver").join("tls.key"),
+    )
+    .unwrap();
     let refused = start(&folder("pserver"));
     assert!(refused.stderr.contains("tls.key"), "{refused:?}");
     assert_eq!(refused.code, Some(2));

@@ -79,6 +79,7 @@ pub async fn live(
         metrics: metrics_registry,
         token: args.security.admin_token()?,
         status: Box::new(move || json!(shown.facts())),
+        page: None,
     });
 
     let keys = args.keys();

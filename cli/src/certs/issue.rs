@@ -73,7 +73,9 @@ pub fn renew(args: &RenewArgs) -> Result<(), Failure> {
         return Ok(());
     }
     let dir = args.dir.display();
-    Err(Failure::invalid(format!("no certificates are in {dir}; `steadfast certs init` makes some")))
+    Err(Failure::invalid(format!(
+        "no certificates are in {dir}; `steadfast certs init` makes some"
+    )))
 }
 
 /// Folders, and the names of the certificates in them.

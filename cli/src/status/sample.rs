@@ -68,6 +68,8 @@ pub fn training() -> JobStatus {
         discarded: Vec::new(),
         spent: Spent::default(),
         seconds_left: Some(12.0),
+        happenings: Vec::new(),
+        points: Vec::new(),
         result: None,
     }
 }

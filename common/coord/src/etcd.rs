@@ -116,6 +116,15 @@ impl Etcd {
         }
     }
 
+    /// The version that a member says it has: `3.5.16`.
+    ///
+    /// # Errors
+    /// If etcd does not answer.
+    pub async fn version(&self) -> Result<String, CoordError> {
+        let status = call("status", self.client.maintenance_client().status()).await?;
+        Ok(status.version().to_owned())
+    }
+
     pub(crate) fn client(&self) -> Client {
         self.client.clone()
     }

@@ -197,7 +197,8 @@ impl Files {
             roots.add(authority).map_err(|error| bad(&path, error))?;
         }
         let path = folder.join(KEY_FILE);
-        let key = PrivateKeyDer::from_pem_slice(&read(&path)?).map_err(|error| bad(&path, error))?;
+        let key =
+            PrivateKeyDer::from_pem_slice(&read(&path)?).map_err(|error| bad(&path, error))?;
         Ok(Self {
             folder: folder.to_owned(),
             roots: Arc::new(roots),

@@ -45,7 +45,8 @@ mod tests {
     #[test]
     fn every_method_of_our_services_is_somebodys() {
         let files = ["master", "pserver"].map(|service| {
-            let file = format!("{}/../../proto/steadfast/v1/{service}.proto", env!("CARGO_MANIFEST_DIR"));
+            let file =
+                format!("{}/../../proto/steadfast/v1/{service}.proto", env!("CARGO_MANIFEST_DIR"));
             (service, std::fs::read_to_string(file).unwrap())
         });
         let mut methods = 0;

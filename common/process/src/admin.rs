@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderName, StatusCode, header};
+use axum::http::{StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -32,8 +32,9 @@ use tokio::task::JoinSet;
 use tracing::{debug, warn};
 
 use crate::admin_lock::{CHALLENGE, Lock};
+use crate::page::{self, Head, Section, Sections};
 use crate::process_metrics::ProcessMetrics;
-use crate::{Failure, Readiness, Ready, admin_page, bind};
+use crate::{Failure, Readiness, Ready, bind, tables};
 
 /// Connections served at a time; more wait in the kernel's queue.
 const CONNECTIONS_MAX: usize = 64;
@@ -52,10 +53,6 @@ const HEADERS_MAX: usize = 64;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-const HTML_TYPE: &str = "text/html; charset=utf-8";
-const PAGE_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; \
-     form-action 'none'";
-
 /// A bound admin port that is not served yet.
 #[derive(Debug)]
 pub struct Admin {
@@ -74,6 +71,8 @@ pub struct AdminContent {
     pub token: Option<String>,
     /// Gives the process's status; must not wait.
     pub status: Box<dyn Fn() -> Value + Send + Sync>,
+    /// Writes the page, if that is more than the status in tables.
+    pub page: Option<Sections>,
 }
 
 /// A served admin port; it closes when this is dropped.
@@ -187,6 +186,9 @@ fn router(content: Arc<AdminContent>) -> Router {
     let lock = Arc::new(Lock::new(content.token.clone()));
     Router::new()
         .route("/", get(page))
+        .route("/page.css", get(page::style))
+        .route("/page.js", get(page::script))
+        .route("/events", get(events))
         .route("/metrics", get(metrics))
         .route("/status", get(status))
         .route_layer(from_fn_with_state(lock, unlock))
@@ -238,20 +240,37 @@ async fn status(State(content): Content) -> Response {
 }
 
 async fn page(State(content): Content) -> Response {
-    let ready = content.readiness.get();
     let warning = match tls::exposure() {
-        Exposure::Plaintext => Some("INSECURE: whoever reaches this process can read and change everything"),
+        Exposure::Plaintext => {
+            Some("INSECURE: whoever reaches this process can read and change everything")
+        }
         Exposure::Loopback | Exposure::Tls(_) => None,
     };
-    let status = (content.status)();
-    let html = admin_page::render(content.role, &content.job, &ready, warning, &status);
-    let headers: [(HeaderName, &str); 4] = [
-        (header::CONTENT_TYPE, HTML_TYPE),
-        (header::CONTENT_SECURITY_POLICY, PAGE_POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (header::CACHE_CONTROL, "no-store"),
-    ];
-    (headers, html).into_response()
+    let (ready, sections) = content.look();
+    let head = Head { role: content.role, job: &content.job, ready: &ready, warning };
+    page::page(&head, &sections)
+}
+
+async fn events(State(content): Content) -> Response {
+    page::events(move || content.look())
+}
+
+impl AdminContent {
+    /// Readiness in words, and the page's sections.
+    fn look(&self) -> (String, Vec<Section>) {
+        let ready = match self.readiness.get() {
+            Ready::Yes => "ready".to_owned(),
+            Ready::No(reason) => format!("not ready: {reason}"),
+        };
+        let sections = match &self.page {
+            Some(write) => write(),
+            None => {
+                let body = tables(&(self.status)());
+                vec![Section { id: "status", title: "Status", body }]
+            }
+        };
+        (ready, sections)
+    }
 }
 
 #[cfg(test)]
@@ -273,6 +292,7 @@ mod tests {
             metrics,
             token: None,
             status: Box::new(|| serde_json::json!({ "note": "<script>alert(1)</script>" })),
+            page: None,
         };
         Admin::bind("127.0.0.1:0".parse().unwrap()).await.unwrap().serve(content)
     }
@@ -317,9 +337,30 @@ mod tests {
         let server = start(&Readiness::new("")).await;
         let answer = fetch(server.local_addr(), "/").await;
         assert!(answer.contains("content-security-policy: default-src 'none'"));
-        assert!(answer.contains("&lt;script&gt;") && !answer.contains("<script>"));
+        assert!(answer.contains("&lt;script&gt;") && !answer.contains("<script>alert"));
         let answer = fetch(server.local_addr(), "/status").await;
         assert!(answer.contains("content-type: application/json"));
+    }
+
+    /// A browser learns of a change without asking again.
+    #[tokio::test]
+    async fn a_change_is_told_to_whoever_listens() {
+        let readiness = Readiness::new("starting");
+        let server = start(&readiness).await;
+        let mut stream = TcpStream::connect(server.local_addr()).await.unwrap();
+        stream.write_all(b"GET /events HTTP/1.1\r\nHost: it\r\n\r\n").await.unwrap();
+        let mut told = String::new();
+        let mut until = async |what: &str| {
+            while !told.contains(what) {
+                let mut bytes = [0; 4096];
+                let read = tokio::time::timeout(Duration::from_secs(5), stream.read(&mut bytes));
+                let count = read.await.unwrap().unwrap();
+                told += &String::from_utf8_lossy(&bytes[..count]);
+            }
+        };
+        until("not ready: starting").await;
+        readiness.set_ready();
+        until("\"ready\":\"ready\"").await;
     }
 
     #[tokio::test]

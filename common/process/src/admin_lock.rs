@@ -27,9 +27,10 @@ impl Lock {
             Peer::Known(roles) if roles.contains(&Role::Admin) => true,
             Peer::Known(_) => {
                 let shown = authorization.and_then(|it| token(it.to_str().ok()?));
-                self.token.as_ref().zip(shown).is_some_and(|(token, shown)| {
-                    token.as_bytes().ct_eq(shown.as_bytes()).into()
-                })
+                self.token
+                    .as_ref()
+                    .zip(shown)
+                    .is_some_and(|(token, shown)| token.as_bytes().ct_eq(shown.as_bytes()).into())
             }
         }
     }
@@ -66,7 +67,8 @@ mod tests {
         assert!(opens(&nobody, "Bearer 0123456789abcdef"));
         let password = STANDARD.encode("anybody:0123456789abcdef");
         assert!(opens(&nobody, &format!("Basic {password}")));
-        for wrong in ["Bearer 0123456789abcdeg", "Bearer ", "Bearer", "Basic !", "0123456789abcdef"] {
+        for wrong in ["Bearer 0123456789abcdeg", "Bearer ", "Bearer", "Basic !", "0123456789abcdef"]
+        {
             assert!(!opens(&trainer, wrong), "{wrong}");
         }
         assert!(!Lock::new(None).opens(&nobody, Some(&HeaderValue::from_static("Bearer "))));

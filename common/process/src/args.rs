@@ -9,8 +9,8 @@ use steadfast_common::{durations, keys::Keys};
 use steadfast_coord::EtcdOptions;
 use steadfast_host::tls::{CA_FILE, CERTIFICATE_FILE, KEY_FILE};
 
-use crate::security::{SecurityArgs, TlsArgs, secret};
 use crate::Failure;
+use crate::security::{SecurityArgs, TlsArgs, secret};
 
 /// Settings of every server process, flattened into its own.
 #[derive(Clone, Debug, Args)]
@@ -192,11 +192,7 @@ impl EtcdAuthArgs {
     ///
     /// # Errors
     /// If the password file cannot be read.
-    pub fn options(
-        &self,
-        endpoints: Vec<String>,
-        own: &TlsArgs,
-    ) -> Result<EtcdOptions, Failure> {
+    pub fn options(&self, endpoints: Vec<String>, own: &TlsArgs) -> Result<EtcdOptions, Failure> {
         let password = match &self.etcd_password_file {
             None => None,
             Some(path) => Some(secret(path, "password file")?),

@@ -67,7 +67,9 @@ impl SecurityArgs {
                 tls::decide(Exposure::Tls(Arc::new(credentials)));
             }
             None if self.insecure_allow_plaintext => {
-                warn!("INSECURE: no TLS; whoever reaches this process can read and change everything");
+                warn!(
+                    "INSECURE: no TLS; whoever reaches this process can read and change everything"
+                );
                 tls::decide(Exposure::Plaintext);
             }
             None => {}
@@ -98,8 +100,9 @@ impl SecurityArgs {
 /// # Errors
 /// If it cannot be read; `what` names it.
 pub(crate) fn secret(path: &Path, what: &str) -> Result<String, Failure> {
-    let text = fs::read_to_string(path)
-        .map_err(|error| Failure::io(format!("cannot read the {what} {}", path.display()), &error))?;
+    let text = fs::read_to_string(path).map_err(|error| {
+        Failure::io(format!("cannot read the {what} {}", path.display()), &error)
+    })?;
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
 

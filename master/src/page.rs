@@ -1,0 +1,259 @@
+//! The acting master's page: its job, at a glance and in detail.
+
+use maud::{Markup, PreEscaped, html};
+use steadfast_common::spec::Mode;
+use steadfast_common::status::{Happening, JobState, JobStatus, Point, Spent, TrainerStatus};
+use steadfast_process::Section;
+
+use crate::curve::curve;
+
+/// Rows of a table that may be long.
+const ROWS_MAX: usize = 100;
+
+/// Happenings on the page; the status has more.
+const HAPPENINGS_SHOWN: usize = 40;
+
+/// Writes the sections of a job's page.
+pub(crate) fn sections(status: &JobStatus, now_unix_ms: u64) -> Vec<Section> {
+    let section = |id, title, body| Section { id, title, body };
+    vec![
+        section("job", "Job", job(status)),
+        section("why", "What it waits for", why(status)),
+        section("curves", "Curves", curves(&status.points)),
+        section("tasks", "Tasks", tasks(status)),
+        section("slots", "Slots", slots(status)),
+        section("trainers", "Trainers", trainers(status)),
+        section("checkpoints", "Checkpoints", checkpoints(status)),
+        section("happenings", "What happened", happenings(&status.happenings, now_unix_ms)),
+    ]
+}
+
+/// What a master shows that does not act.
+pub(crate) fn standby() -> Vec<Section> {
+    let body = html! { p { "This master stands by. The acting one is in " code { "steadfast members" } "." } };
+    vec![Section { id: "job", title: "Job", body }]
+}
+
+fn job(status: &JobStatus) -> Markup {
+    let state = match status.state {
+        JobState::Waiting => "waiting",
+        JobState::Starting => "starting",
+        JobState::Training => "training",
+        JobState::Saving => "saving the model",
+        JobState::Finished => "finished",
+        JobState::Failed => "failed",
+    };
+    let mode = match status.mode {
+        Mode::Sync => "synchronous",
+        Mode::Async => "asynchronous",
+    };
+    let of = |now: u64, all: Option<u64>| match all {
+        Some(all) => format!("{now} of {all}"),
+        None => now.to_string(),
+    };
+    let pass = u64::from(status.pass.0) + 1;
+    let passes = status.passes.map(u64::from);
+    html! {
+        @if let Some(total) = status.examples_total {
+            progress max=(total) value=(status.examples) aria-label="Share of the job that is done" {}
+        }
+        table {
+            (fact("state", html! { (state) ", " (mode) }))
+            @if let Some(reason) = status.result.as_ref().and_then(|it| it.reason.as_ref()) {
+                (fact("reason", html! { (reason) }))
+            }
+            (fact("pass", html! { (of(passes.map_or(pass, |all| pass.min(all)), passes)) }))
+            (fact("step", html! { (of(status.version.0, status.steps)) }))
+            (fact("records", html! { (of(status.examples, status.examples_total)) }))
+            (fact("records a second", html! { (rounded(status.examples_per_second)) }))
+            @if let Some(seconds) = status.seconds_left {
+                (fact("time left", html! { (span(seconds)) }))
+            }
+            @if let Some(loss) = status.loss { (fact("loss", html! { (figure(loss)) })) }
+            @if let Some(it) = &status.evaluation {
+                (fact(&it.metric_name, html! {
+                    (figure(it.metric)) " (loss " (figure(it.loss)) ") on " (it.records) " held-out records"
+                }))
+            }
+            (fact("generation", html! { (status.generation) }))
+            (fact("master", html! { (status.master.address) ", epoch " (status.master.epoch) }))
+            @if let Some(sha) = status.result.as_ref().and_then(|it| it.parameters_sha256.as_ref()) {
+                (fact("SHA-256", html! { code { (sha) } }))
+            }
+        }
+    }
+}
+
+fn fact(name: &str, value: Markup) -> Markup {
+    html! { tr { th scope="row" { (name) } td { (value) } } }
+}
+
+fn why(status: &JobStatus) -> Markup {
+    html! {
+        @if status.waiting.is_empty() { p { "Nothing." } }
+        @else { ul { @for reason in &status.waiting { li.bad { (reason) } } } }
+    }
+}
+
+fn curves(points: &[Point]) -> Markup {
+    let over_time = |value: &dyn Fn(&Point) -> Option<f64>| -> Vec<(f64, f64)> {
+        let first = points.first().map_or(0, |it| it.unix_ms);
+        let at = |it: &Point| it.unix_ms.saturating_sub(first) as f64 / 1000.0;
+        points.iter().filter_map(|it| Some((at(it), value(it)?))).collect()
+    };
+    let rates: Vec<(f64, f64)> = over_time(&|it| Some(it.examples as f64))
+        .windows(2)
+        .map(|two| (two[1].0, (two[1].1 - two[0].1).max(0.0) / (two[1].0 - two[0].0).max(1e-3)))
+        .collect();
+    html! {
+        div.curves {
+            (figure_of("Loss", &over_time(&|it| it.loss)))
+            (figure_of("Metric on held-out records", &over_time(&|it| it.metric)))
+            (figure_of("Records a second", &rates))
+        }
+    }
+}
+
+fn figure_of(title: &str, points: &[(f64, f64)]) -> Markup {
+    let last = points.last().map_or_else(|| "nothing yet".to_owned(), |it| figure(it.1));
+    html! {
+        figure role="img" aria-label={ (title) ": " (last) } {
+            figcaption { (title) ": " (last) }
+            @if 1 < points.len() { (PreEscaped(curve(points))) }
+        }
+    }
+}
+
+fn tasks(status: &JobStatus) -> Markup {
+    let queues = status.queues;
+    html! {
+        table {
+            thead { tr { th scope="col" { "todo" } th scope="col" { "pending" } th scope="col" { "done" } th scope="col" { "discarded" } } }
+            tbody { tr {
+                @for count in [queues.todo, queues.pending, queues.done, queues.discarded] {
+                    td.number { (count) }
+                }
+            } }
+        }
+        @if !status.discarded.is_empty() {
+            table {
+                thead { tr { th scope="col" { "given up" } th scope="col" { "pass" } th scope="col" { "why" } } }
+                tbody { @for it in status.discarded.iter().take(ROWS_MAX) { tr {
+                    td.number { (it.task) } td.number { (it.pass.0 + 1) } td { (it.reason) }
+                } } }
+            }
+            (more(status.discarded.len()))
+        }
+    }
+}
+
+fn slots(status: &JobStatus) -> Markup {
+    html! {
+        table {
+            thead { tr { th scope="col" { "slot" } th scope="col" { "pserver" } th scope="col" { "incarnation" } } }
+            tbody { @for it in status.slots.iter().take(ROWS_MAX) { tr {
+                td.number { (it.slot) }
+                @match &it.address { Some(address) => td { (address) }, None => td.bad { "nobody" } }
+                td.number { @if let Some(it) = it.incarnation { (it) } }
+            } } }
+        }
+        (more(status.slots.len()))
+    }
+}
+
+fn trainers(status: &JobStatus) -> Markup {
+    html! {
+        @if status.trainers.is_empty() { p.bad { "None." } }
+        @else {
+            table {
+                thead { tr {
+                    th scope="col" { "trainer" } th scope="col" { "admin port" } th scope="col" { "works on" }
+                    @for (what, _) in shares(&Spent::default()) { th scope="col" { (what) } }
+                } }
+                tbody { @for it in status.trainers.iter().take(ROWS_MAX) { (trainer(it)) } }
+            }
+            (more(status.trainers.len()))
+        }
+    }
+}
+
+fn trainer(it: &TrainerStatus) -> Markup {
+    let lanes: Vec<String> = it.lanes.iter().map(ToString::to_string).collect();
+    html! {
+        tr {
+            td { code { (it.id) } }
+            td { (it.admin) }
+            td { @if lanes.is_empty() { (it.tasks) " tasks" } @else { "lanes " (lanes.join(", ")) } }
+            @for (_, share) in shares(&it.spent) { td.number { (share) } }
+        }
+    }
+}
+
+/// What a trainer's time went to.
+fn shares(spent: &Spent) -> [(&'static str, String); 5] {
+    let total = spent.total();
+    let share = |part: f64| {
+        if total <= 0.0 { "–".to_owned() } else { format!("{:.0} %", part / total * 100.0) }
+    };
+    [
+        ("computing", share(spent.compute)),
+        ("pushing", share(spent.push)),
+        ("waiting", share(spent.wait)),
+        ("pulling", share(spent.pull)),
+        ("reading", share(spent.data)),
+    ]
+}
+
+fn checkpoints(status: &JobStatus) -> Markup {
+    html! {
+        @match &status.checkpoint {
+            Some(id) => p { "The latest is " code { (id) } "." },
+            None => p { "There is none yet." },
+        }
+        @if let Some(trouble) = &status.checkpoint_trouble {
+            p.bad { "No new one could be taken: " (trouble) }
+        }
+    }
+}
+
+fn happenings(happenings: &[Happening], now_unix_ms: u64) -> Markup {
+    html! {
+        table {
+            thead { tr { th scope="col" { "ago" } th scope="col" { "what" } } }
+            tbody { @for it in happenings.iter().rev().take(HAPPENINGS_SHOWN) { tr {
+                // To the minute after a while, so that not every row changes each second.
+                td.number { (ago(now_unix_ms.saturating_sub(it.unix_ms))) }
+                td { (it.what) }
+            } } }
+        }
+    }
+}
+
+fn more(count: usize) -> Markup {
+    html! { @if ROWS_MAX < count { p { "and " (count - ROWS_MAX) " more" } } }
+}
+
+fn ago(ms: u64) -> String {
+    match ms / 1000 {
+        seconds @ 0..60 => format!("{seconds} s"),
+        seconds @ 60..7200 => format!("{} min", seconds / 60),
+        seconds => format!("{} h", seconds / 3600),
+    }
+}
+
+fn span(seconds: f64) -> String {
+    ago((seconds.clamp(0.0, 1e12) * 1000.0) as u64)
+}
+
+fn rounded(value: f64) -> String {
+    if value.is_finite() { format!("{value:.0}") } else { "–".to_owned() }
+}
+
+fn figure(value: f64) -> String {
+    match value.abs() {
+        it if !it.is_finite() => "–".to_owned(),
+        it if it != 0.0 && !(1e-3..1e9).contains(&it) => format!("{value:.3e}"),
+        it if 100.0 <= it => format!("{value:.0}"),
+        _ => format!("{value:.4}"),
+    }
+}

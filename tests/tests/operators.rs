@@ -1,0 +1,104 @@
+//! What people ask the tool when they look after a job.
+
+use serde_json::Value;
+use steadfast_tests::{Certificates, Cluster, Job, Scene, Signal, eventually};
+
+fn said(cluster: &Cluster<'_>, args: &[&str]) -> String {
+    let output = cluster.steadfast(args);
+    assert!(output.status.success(), "{args:?}: {output:?}");
+    String::from_utf8(output.stdout).expect("it prints text")
+}
+
+fn json(cluster: &Cluster<'_>, command: &str) -> Value {
+    serde_json::from_str(&said(cluster, &[command, "-o", "json"])).expect("it prints JSON")
+}
+
+/// I12: whoever holds a job up is named, through all who wait between.
+#[test]
+fn why_names_the_trainer_that_holds_a_step_up() {
+    let scene = Scene::new();
+    let certificates = Certificates::make(&scene, "certs");
+    let cluster = Cluster::secured(&scene, &Job::endless(), 1, "30s", &certificates);
+    let why = || said(&cluster, &["why"]);
+    let nobody = cluster.steadfast(&["why"]);
+    let text = String::from_utf8_lossy(&nobody.stdout).into_owned();
+    assert!(text.contains("everybody waits for\n  a master: "), "{text}");
+    let _master = cluster.master("master");
+    let waits = "everybody waits for a pserver to take slot 0";
+    eventually("it waits for a pserver", || why().contains(waits).then_some(()));
+    let _pserver = cluster.pserver("pserver");
+    eventually("it waits for trainers", || why().contains("waits for trainers").then_some(()));
+    let trainers = [cluster.trainer("trainer-0"), cluster.trainer("trainer-1")];
+    cluster.until_step(20);
+    assert!(why().contains("nothing holds it up"), "{}", why());
+
+    let stopped = &trainers[1];
+    stopped.signal(Signal::SIGSTOP);
+    let told = eventually("a stopped trainer is named", || {
+        let told = why();
+        told.contains(&stopped.admin).then_some(told)
+    });
+    stopped.signal(Signal::SIGCONT);
+    let lines: Vec<&str> = told.lines().collect();
+    assert!(lines[0].starts_with("version ") && lines[0].ends_with("waits for"), "{told}");
+    assert!(lines[1].starts_with("  slot 0 (pserver 127.0.0.1:"), "{told}");
+    assert!(lines[2].starts_with("    lane") && lines[2].contains("does not answer"), "{told}");
+    assert!(!told.contains(&trainers[0].admin), "the other one is not to blame: {told}");
+}
+
+/// Lists say what etcd holds, slots are changed while a job runs, and the doctor finds what is wrong.
+#[test]
+fn a_job_is_looked_over_and_scaled() {
+    let scene = Scene::new();
+    let certificates = Certificates::make(&scene, "certs");
+    let cluster = Cluster::secured(&scene, &Job::endless(), 1, "2s", &certificates);
+    let (_master, _pserver) = (cluster.master("master"), cluster.pserver("pserver"));
+    let mut trainer = cluster.trainer("trainer");
+    cluster.until_step(5);
+    let roles: Vec<Value> = json(&cluster, "members").as_array().unwrap().clone();
+    let roles: Vec<&str> = roles.iter().map(|it| it["role"].as_str().unwrap()).collect();
+    assert_eq!(roles, ["master", "pserver", "trainer"]);
+    assert!(said(&cluster, &["tasks"]).starts_with("task      state"));
+    let well = json(&cluster, "doctor");
+    let findings = well.as_array().expect("they are a list");
+    assert!(findings.iter().all(|it| it["verdict"] == "well"), "{well}");
+    assert!(6 <= findings.len(), "{well}");
+
+    let _second = cluster.pserver("second");
+    said(&cluster, &["scale", "--slots", "2"]);
+    cluster
+        .until("there are two slots", |it| it["slots"].as_array().is_some_and(|it| it.len() == 2));
+    let slots = eventually("both are held", || {
+        let slots = json(&cluster, "slots");
+        slots
+            .as_array()
+            .is_some_and(|it| it.iter().all(|it| it["address"].is_string()))
+            .then_some(slots)
+    });
+    assert_eq!(slots.as_array().map(Vec::len), Some(2), "{slots}");
+
+    trainer.signal(Signal::SIGSTOP);
+    let ill = cluster.steadfast(&["doctor"]);
+    trainer.signal(Signal::SIGCONT);
+    let text = String::from_utf8_lossy(&ill.stdout).into_owned();
+    assert!(text.lines().any(|it| !it.starts_with("  ") && it.contains("trainer ")), "{text}");
+    trainer.signal(Signal::SIGTERM);
+    trainer.end();
+}
+
+/// A shell knows the commands, and there is a page of the manual for each.
+#[test]
+fn completions_and_a_manual_can_be_had() {
+    let scene = Scene::new();
+    let folder = scene.folder().display().to_string();
+    let run = |args: &[&str]| {
+        let output = scene.command(&steadfast_tests::program("steadfast")).args(args).output();
+        let output = output.expect("the program starts");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).expect("it prints text")
+    };
+    assert!(run(&["completions", "bash"]).contains("etcd-users"));
+    run(&["man", "--dir", &folder]);
+    let page = std::fs::read_to_string(scene.path("steadfast-why.1")).expect("it is there");
+    assert!(page.contains("waits for whom"), "{page}");
+}

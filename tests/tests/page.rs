@@ -1,0 +1,53 @@
+//! The page of an acting master, in a browser.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::{Value, json};
+use steadfast_tests::{Cluster, Job, Scene, python};
+
+const BROWSER: &str = "/usr/bin/chromium";
+
+/// Whoever opens the page sees the job at work and, within two seconds, that a pserver was killed and
+/// who took over; it asks nobody else for anything, fits a phone, knows the dark, and needs no mouse.
+#[test]
+fn a_browser_shows_a_job_and_a_kill_as_it_happens() {
+    if !Path::new(BROWSER).is_file() {
+        assert!(
+            std::env::var_os("CI").is_none(),
+            "{BROWSER} is not there; run scripts/setup --tests"
+        );
+        eprintln!("skipped: {BROWSER} is not there; run scripts/setup --tests");
+        return;
+    }
+    let Some(python) = python("browser", &["playwright==1.55.0"]) else { return };
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &Job::endless(), 1, "2s");
+    let (master, pserver) = (cluster.master("master"), cluster.pserver("pserver"));
+    let _trainers = [cluster.trainer("trainer-0"), cluster.trainer("trainer-1")];
+    cluster.until_step(50);
+    let _spare = cluster.pserver("spare");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/page.py");
+    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
+    let mut look = Command::new(python);
+    look.arg(script).arg(format!("http://{}/", master.admin));
+    look.arg(pserver.process.pid().to_string()).arg(target);
+    let output = look.output().expect("python starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let seen: Value = serde_json::from_slice(&output.stdout).expect("it prints JSON");
+    let headings = json!([
+        "Job",
+        "What it waits for",
+        "Curves",
+        "Tasks",
+        "Slots",
+        "Trainers",
+        "Checkpoints",
+        "What happened"
+    ]);
+    assert_eq!(seen["headings"], headings);
+    assert_eq!((&seen["complaints"], &seen["elsewhere"]), (&json!([]), &json!([])));
+    assert_eq!((&seen["focused"], &seen["too_wide"]), (&json!("#job"), &json!(0)));
+    assert_eq!(seen["dark"], "rgb(22, 22, 22)");
+    assert!(seen["seconds"].as_f64().is_some_and(|it| it < 2.0), "{seen}");
+}
