@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use reqwest::redirect::Policy;
 use reqwest::{Client, ClientBuilder, StatusCode};
 use serde_json::Value;
 use steadfast_common::error::ErrorKind;
@@ -12,6 +13,9 @@ use steadfast_process::Failure;
 
 /// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Longest answer.
+const BODY_MAX: usize = 16 << 20;
 
 /// Asks an admin port, by certificates if we have some: then any process of the job is believed, wherever
 /// it is, and nobody else.
@@ -24,7 +28,8 @@ pub async fn ask(address: &str, path: &str) -> Result<(StatusCode, String), Fail
     let silent = |error: reqwest::Error| {
         Failure::unavailable(format!("{address} does not answer: {}", innermost(&error)))
     };
-    let client = Client::builder().timeout(PATIENCE).no_proxy();
+    // Addresses come from etcd, where members write their own.
+    let client = Client::builder().timeout(PATIENCE).no_proxy().redirect(Policy::none());
     let (client, origin) = match tls::credentials() {
         None => (client, format!("http://{address}")),
         Some(credentials) => {
@@ -33,7 +38,7 @@ pub async fn ask(address: &str, path: &str) -> Result<(StatusCode, String), Fail
         }
     };
     let request = client.build().map_err(silent)?.get(format!("{origin}{path}"));
-    let answer = request.send().await.map_err(|error| {
+    let mut answer = request.send().await.map_err(|error| {
         if error.is_builder() {
             Failure::new(ErrorKind::Invalid, format!("`{address}` is no HOST:PORT"))
         } else {
@@ -41,7 +46,17 @@ pub async fn ask(address: &str, path: &str) -> Result<(StatusCode, String), Fail
         }
     })?;
     let status = answer.status();
-    Ok((status, answer.text().await.map_err(silent)?))
+    let mut body = Vec::new();
+    while let Some(piece) = answer.chunk().await.map_err(silent)? {
+        if BODY_MAX < body.len() + piece.len() {
+            return Err(Failure::new(
+                ErrorKind::TooLarge,
+                format!("{address} answers without end"),
+            ));
+        }
+        body.extend_from_slice(&piece);
+    }
+    Ok((status, String::from_utf8_lossy(&body).into_owned()))
 }
 
 /// What a process says of itself.

@@ -14,6 +14,7 @@ use steadfast_store::{Created, StoreError};
 
 use crate::admin_client;
 use crate::etcd_version::{self, Version};
+use crate::format::plain;
 use crate::job_args::{Job, JobArgs};
 use crate::output::{FormArgs, Output};
 
@@ -77,7 +78,7 @@ pub async fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
                     Verdict::Odd => "? ",
                     Verdict::Wrong => "! ",
                 };
-                println!("{mark}{what}: {said}");
+                println!("{}", plain(&format!("{mark}{what}: {said}")));
             }
         }
     }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use reqwest::redirect::Policy;
 use reqwest::{Certificate, Client, ClientBuilder, Identity};
 use steadfast_coord::{Etcd, EtcdOptions};
 use steadfast_host::tls;
@@ -46,7 +47,7 @@ pub async fn ask(endpoint: &str, options: &EtcdOptions) -> Result<Answer, String
 /// Only HTTP tells the time, and the embedded etcd has none.
 async fn skew(endpoint: &str, options: &EtcdOptions) -> Option<Duration> {
     let _ = tls::crypto().install_default();
-    let client = Client::builder().timeout(PATIENCE).no_proxy();
+    let client = Client::builder().timeout(PATIENCE).no_proxy().redirect(Policy::none());
     let client = with_certificates(client, options).ok()?.build().ok()?;
     let answer = client.get(format!("{endpoint}/version")).send().await.ok()?;
     let date = answer.headers().get(reqwest::header::DATE)?.to_str().ok()?;

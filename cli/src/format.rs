@@ -24,6 +24,11 @@ pub fn span(seconds: f64) -> String {
     }
 }
 
+/// Text of others for a terminal: what would move its cursor or colour it is left out.
+pub fn plain(text: &str) -> String {
+    text.chars().filter(|it| *it == '\n' || !it.is_control()).collect()
+}
+
 /// Writes a number of bytes: `812 B`, `1.2 MiB`.
 pub fn bytes(count: u64) -> String {
     let mut value = count as f64;

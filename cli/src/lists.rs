@@ -12,6 +12,7 @@ use steadfast_common::records::{
 };
 use steadfast_process::Failure;
 
+use crate::format::plain;
 use crate::job_args::{Job, JobArgs};
 use crate::output::{FormArgs, Output};
 
@@ -98,7 +99,7 @@ pub async fn members(args: MembersArgs) -> Result<ExitCode, Failure> {
     );
     if args.of.form.output() == Output::Text {
         for Member { role, name, admin, .. } in members {
-            println!("{role:<9}{name:<38}{admin}");
+            println!("{}", plain(&format!("{role:<9}{name:<38}{admin}")));
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -134,7 +135,7 @@ pub async fn slots(args: SlotsArgs) -> Result<ExitCode, Failure> {
         for SlotRow { slot, address, incarnation } in rows {
             let incarnation = incarnation.map_or_else(|| "–".to_owned(), |it| it.to_string());
             let address = address.as_deref().unwrap_or("free");
-            println!("{:<6}{incarnation:<13}{address}", slot.to_string());
+            println!("{}", plain(&format!("{:<6}{incarnation:<13}{address}", slot.to_string())));
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -180,7 +181,8 @@ pub async fn tasks(args: TasksArgs) -> Result<ExitCode, Failure> {
                 }
                 TaskRecord::Discarded { failures, reason } => ("discarded", failures, reason),
             };
-            println!("{:<10}{state:<11}{failures:<10}{more}", task.to_string());
+            let line = format!("{:<10}{state:<11}{failures:<10}{more}", task.to_string());
+            println!("{}", plain(&line));
         }
     }
     Ok(ExitCode::SUCCESS)

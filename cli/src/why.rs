@@ -12,7 +12,7 @@ use steadfast_common::status::{JobState, JobStatus, TrainerStatus};
 use steadfast_process::Failure;
 
 use crate::admin_client;
-use crate::format::rate;
+use crate::format::{plain, rate};
 use crate::job_args::{Job, JobArgs};
 use crate::job_master::JobMaster;
 use crate::output::{FormArgs, Output};
@@ -52,7 +52,7 @@ pub async fn run(args: WhyArgs) -> Result<ExitCode, Failure> {
     let found = look(&job).await;
     match args.form.output() {
         Output::Json => println!("{}", serde_json::json!(found)),
-        Output::Text => print!("{}", text(&found)),
+        Output::Text => print!("{}", plain(&text(&found))),
     }
     Ok(ExitCode::SUCCESS)
 }

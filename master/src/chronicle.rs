@@ -10,6 +10,9 @@ use crate::board::Facts;
 /// Happenings that are remembered.
 const HAPPENINGS_MAX: usize = 200;
 
+/// Longest description of one.
+const CHARS_MAX: usize = 300;
+
 /// Points of a curve. When there are more, every second one goes, and the rest lie twice as far apart.
 const POINTS_MAX: usize = 512;
 
@@ -65,7 +68,11 @@ impl Chronicle {
         self.points.clone()
     }
 
-    fn tell(&mut self, unix_ms: u64, what: String) {
+    fn tell(&mut self, unix_ms: u64, mut what: String) {
+        // Addresses and reasons are what others said.
+        if let Some((end, _)) = what.char_indices().nth(CHARS_MAX) {
+            what.truncate(end);
+        }
         self.happenings.push_back(Happening { unix_ms, what });
         if HAPPENINGS_MAX < self.happenings.len() {
             self.happenings.pop_front();

@@ -11,9 +11,11 @@ use serde_json::Value;
 
 use crate::{Job, Scene, examples, program};
 
-/// Images that the deployment names, but for the store, for which the test has one of its own.
-const IMAGES: [&str; 3] =
-    ["debian:bookworm-slim", "quay.io/coreos/etcd:v3.5.16", "motoserver/moto:5.1.0"];
+/// Images that the deployment needs, but for etcd; and for the store, of which the test has one of its own.
+const IMAGES: [&str; 2] = ["debian:bookworm-slim", "motoserver/moto:5.1.0"];
+
+/// The first that can be had is taken: what the deployment names, or an older one.
+const ETCD_IMAGES: [&str; 2] = ["quay.io/coreos/etcd:v3.6.14", "quay.io/coreos/etcd:v3.5.16"];
 
 /// Our image, of programs that were built outside.
 const IMAGE: &str = "steadfast:test";
@@ -47,6 +49,7 @@ pub struct Deployment {
     files: [PathBuf; 2],
     jobs: PathBuf,
     job: String,
+    etcd_image: &'static str,
 }
 
 /// A container of a service.
@@ -63,10 +66,13 @@ impl Deployment {
     /// Makes the image and brings a job up. None, with a message, where no Docker engine answers, or it
     /// cannot have the images.
     pub fn up(scene: &Scene, job: &Job) -> Option<Self> {
-        if let Err(reason) = can_be_had() {
-            eprintln!("skipped: {reason}");
-            return None;
-        }
+        let etcd_image = match can_be_had() {
+            Ok(image) => image,
+            Err(reason) => {
+                eprintln!("skipped: {reason}");
+                return None;
+            }
+        };
         make_image(scene);
         let jobs = scene.path("jobs");
         fs::create_dir_all(jobs.join("data")).expect("the test's folder can be written to");
@@ -84,6 +90,7 @@ impl Deployment {
             files: [deploy, scene.write("store.yaml", STORE)],
             jobs,
             job: job.name.clone(),
+            etcd_image,
         };
         deployment.compose(&["up", "--wait", "--no-build", "--quiet-pull"]);
         Some(deployment)
@@ -102,7 +109,7 @@ impl Deployment {
             command.arg("--file").arg(file);
         }
         command.env("STEADFAST_IMAGE", IMAGE).env("PROGRAMS", PROGRAMS_IMAGE);
-        command.env("JOBS", &self.jobs).env("JOB", &self.job);
+        command.env("JOBS", &self.jobs).env("JOB", &self.job).env("ETCD_IMAGE", self.etcd_image);
         command.args(args).stdin(Stdio::null()).output().expect("docker starts")
     }
 
@@ -193,7 +200,8 @@ pub fn docker(args: &[&str]) -> Output {
     output
 }
 
-fn can_be_had() -> Result<(), String> {
+/// Whether the images are here; which one of etcd's.
+fn can_be_had() -> Result<&'static str, String> {
     let runs = |args: &[&str]| {
         let output = Command::new("docker").args(args).stdin(Stdio::null()).output();
         output.is_ok_and(|it| it.status.success())
@@ -204,12 +212,15 @@ fn can_be_had() -> Result<(), String> {
     if !runs(&["compose", "version"]) {
         return Err("docker has no `compose`".to_owned());
     }
+    let is_here = |image: &str| runs(&["image", "inspect", image]);
     for image in IMAGES {
-        if !runs(&["image", "inspect", image]) && !pull(image) {
+        if !is_here(image) && !pull(image) {
             return Err(format!("the image {image} is not here and cannot be pulled"));
         }
     }
-    Ok(())
+    let here = ETCD_IMAGES.into_iter().find(|image| is_here(image));
+    let etcd = here.or_else(|| ETCD_IMAGES.into_iter().find(|image| pull(image)));
+    etcd.ok_or_else(|| "no image of etcd is here or can be pulled".to_owned())
 }
 
 fn pull(image: &str) -> bool {

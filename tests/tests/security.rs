@@ -23,9 +23,10 @@ use tonic::{Code, Status};
 #[test]
 fn a_job_with_certificates_gives_the_same_bits_while_they_are_replaced() {
     let scene = Scene::new();
-    let expected = Run::to_end(&scene, &Job::long(), "local", &["--pservers", "2"]);
+    let job = Job::long().with("passes = 300", "passes = 600");
+    let expected = Run::to_end(&scene, &job, "local", &["--pservers", "2"]);
     let certificates = Certificates::make(&scene, "certs");
-    let cluster = Cluster::secured(&scene, &Job::long(), 2, "2s", &certificates);
+    let cluster = Cluster::secured(&scene, &job, 2, "2s", &certificates);
     let mut members = vec![cluster.master("master")];
     members.extend(["pserver-0", "pserver-1", "spare"].iter().map(|it| cluster.pserver(it)));
     members.extend(["trainer-0", "trainer-1"].iter().map(|it| cluster.trainer(it)));
@@ -45,8 +46,10 @@ fn a_job_with_certificates_gives_the_same_bits_while_they_are_replaced() {
     holder.signal(Signal::SIGKILL);
     holder.end();
     members.push(cluster.trainer("trainer-2"));
-    let trained = cluster.until("training goes on", |it| Some(400) <= it["version"].as_u64());
-    assert!(trained["trainers"].as_array().is_some_and(|it| it.len() == 3), "{trained}");
+    cluster.until("training goes on with another pserver and trainer", |it| {
+        let count = |what: &str| it[what].as_array().map_or(0, Vec::len);
+        count("trainers") == 3 && 0 < count("recoveries")
+    });
     assert!(before < ends(&members[0]), "the master has its new certificate");
 
     let result = cluster.result();
@@ -177,6 +180,33 @@ fn an_admin_port_with_certificates_opens_by_certificate_or_token() {
     assert!(probed.status.success() && probed.stdout == b"ready\n", "{probed:?}");
 }
 
+/// F50: who came in with a certificate does not come in again once it is over, also not by resuming what it
+/// had begun.
+#[test]
+fn a_certificate_that_is_over_opens_nothing_for_those_who_were_in() {
+    let scene = Scene::new();
+    let certificates = Certificates::make(&scene, "certs");
+    let cluster = Cluster::secured(&scene, &Job::endless(), 1, "5s", &certificates);
+    let master = cluster.master("master");
+    within(Duration::from_secs(20), "it acts", || is_ready(&master).then_some(()));
+    let until = OffsetDateTime::now_utc() + Span::seconds(4);
+    let (certificate, key) = administrator(&certificates, until - Span::hours(1), until);
+    let identity = reqwest::Identity::from_pem(format!("{key}{certificate}").as_bytes()).unwrap();
+    let client = reqwest::Client::builder().tls_danger_accept_invalid_certs(true).no_proxy();
+    // Each request makes a connection of its own; sessions are kept.
+    let client = client.identity(identity).pool_max_idle_per_host(0).build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let ask = || {
+        let asked = client.get(format!("https://{}/status", master.admin)).send();
+        runtime.block_on(asked).map_or(0, |it| it.status().as_u16())
+    };
+    assert_eq!((ask(), ask()), (200, 200));
+    within(Duration::from_secs(10), "it is over", || {
+        (until + Span::seconds(1) < OffsetDateTime::now_utc()).then_some(())
+    });
+    assert_eq!(ask(), 0);
+}
+
 /// F50: nobody is open to the world by accident, and who is says so.
 #[test]
 fn an_open_port_without_certificates_needs_to_be_wanted() {
@@ -275,17 +305,27 @@ fn identity(certificates: &Certificates, role: &str) -> Identity {
 
 /// What an administrator had until yesterday.
 fn expired(certificates: &Certificates) -> Identity {
+    let now = OffsetDateTime::now_utc();
+    let (certificate, key) = administrator(certificates, now - Span::days(9), now - Span::days(1));
+    Identity::from_pem(certificate, key)
+}
+
+/// An administrator's certificate and key.
+fn administrator(
+    certificates: &Certificates,
+    from: OffsetDateTime,
+    until: OffsetDateTime,
+) -> (String, String) {
     let read = |name| fs::read_to_string(certificates.of("ca").join(name)).expect("it is there");
     let key = KeyPair::from_pem(&read("tls.key")).unwrap();
     let issuer = Issuer::from_ca_cert_pem(&read("tls.crt"), key).unwrap();
     let names = vec!["admin.steadfast".to_owned(), "steadfast".to_owned()];
     let mut params = CertificateParams::new(names).unwrap();
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-    params.not_before = OffsetDateTime::now_utc() - Span::days(9);
-    params.not_after = OffsetDateTime::now_utc() - Span::days(1);
+    (params.not_before, params.not_after) = (from, until);
     let key = KeyPair::generate().unwrap();
     let certificate = params.signed_by(&key, &issuer).unwrap();
-    Identity::from_pem(certificate.pem(), key.serialize_pem())
+    (certificate.pem(), key.serialize_pem())
 }
 
 fn trust(certificates: &Certificates, role: &str, identity: Option<Identity>) -> ClientTlsConfig {

@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::stream::{self, Stream, StreamExt};
+use nix::sys::resource::{Resource, getrlimit};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -21,8 +22,15 @@ use crate::refusals::{Refusal, refused};
 use crate::role::Role;
 use crate::tls::{Credentials, described};
 
-/// Connections of one port at a time; more wait in the kernel's queue.
+/// Connections of one port at a time, if the process may open as many files; more wait in the kernel's
+/// queue.
 const CONNECTIONS_MAX: usize = 8192;
+
+/// Files that are left for everything else.
+const OTHER_FILES: usize = 256;
+
+/// Connections whose sides have not agreed yet. Those who knock take no place of those who came in.
+const AGREEING_MAX: usize = 512;
 
 /// Longest time in which the two sides agree on a connection. Whoever only wants to see whether we are
 /// there says nothing, and comes again.
@@ -75,7 +83,7 @@ pub(crate) fn visitors(
         incoming: TcpIncoming::from(listener)
             .with_nodelay(Some(true))
             .with_keepalive(Some(keepalive)),
-        places: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+        places: Arc::new(Semaphore::new(room())),
         agreeing: JoinSet::new(),
         credentials,
     };
@@ -106,7 +114,8 @@ impl Door {
                         continue;
                     }
                 },
-                accepted = accept(&mut self.incoming, &self.places) => accepted,
+                accepted = accept(&mut self.incoming, &self.places),
+                    if self.agreeing.len() < AGREEING_MAX => accepted,
             };
             let Some(credentials) = self.credentials.clone() else {
                 let stream = Either::Left(stream);
@@ -119,6 +128,13 @@ impl Door {
             });
         }
     }
+}
+
+/// As many connections as there are files to spare.
+fn room() -> usize {
+    let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
+    let files = usize::try_from(files).unwrap_or(usize::MAX);
+    files.saturating_sub(OTHER_FILES).clamp(OTHER_FILES, CONNECTIONS_MAX)
 }
 
 async fn accept(

@@ -13,7 +13,13 @@ const QUIET: Duration = Duration::from_secs(1);
 static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
 static CALLS: AtomicU64 = AtomicU64::new(0);
 /// When the last line was written, and how many were not since.
-static LOG: Mutex<(Option<Instant>, u64)> = Mutex::new((None, 0));
+static CONNECTIONS_LOG: Log = Mutex::new((None, 0));
+static CALLS_LOG: Log = Mutex::new((None, 0));
+
+type Log = Mutex<(Option<Instant>, u64)>;
+
+/// Longest part of a path that is logged.
+const PATH_CHARS: usize = 200;
 
 /// Somebody who was turned away.
 #[derive(Clone, Debug)]
@@ -41,23 +47,27 @@ pub fn refusals() -> Refusals {
 
 /// Counts and logs a refusal.
 pub fn refused(refusal: &Refusal) {
-    let counter = match refusal {
-        Refusal::Connection { .. } => &CONNECTIONS,
-        Refusal::Call { .. } => &CALLS,
+    // Strangers who knock must not hide what insiders try.
+    let (counter, log) = match refusal {
+        Refusal::Connection { .. } => (&CONNECTIONS, &CONNECTIONS_LOG),
+        Refusal::Call { .. } => (&CALLS, &CALLS_LOG),
     };
     counter.fetch_add(1, Ordering::Relaxed);
-    let Some(unsaid) = its_turn() else { return };
+    let Some(unsaid) = its_turn(log) else { return };
     match refusal {
         Refusal::Connection { address, reason } => {
             warn!(%address, reason, unsaid, "refused a connection");
         }
-        Refusal::Call { path, caller } => warn!(path, caller, unsaid, "refused a call"),
+        Refusal::Call { path, caller } => {
+            let path: String = path.chars().take(PATH_CHARS).collect();
+            warn!(path, caller, unsaid, "refused a call");
+        }
     }
 }
 
 /// Whether a line may be written now, and how many were not since the last one.
-fn its_turn() -> Option<u64> {
-    let mut log = LOG.lock().expect("no holder panics");
+fn its_turn(log: &Log) -> Option<u64> {
+    let mut log = log.lock().expect("no holder panics");
     let (last, unsaid) = &mut *log;
     if last.is_some_and(|last| last.elapsed() < QUIET) {
         *unsaid += 1;

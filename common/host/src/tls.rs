@@ -17,7 +17,7 @@ use rustls::client::danger::ServerCertVerifier;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tracing::{info, warn};
@@ -83,6 +83,8 @@ pub fn credentials() -> Option<Arc<Credentials>> {
 #[derive(Debug)]
 pub struct Credentials {
     folder: PathBuf,
+    /// What the process has to be, if that is known.
+    role: Option<Role>,
     state: Mutex<State>,
 }
 
@@ -119,7 +121,8 @@ impl Credentials {
         // Before they are read: what changes meanwhile is read again.
         let seen = stamps(folder);
         let good = Arc::new(Loaded::read(folder)?);
-        Ok(Self { folder: folder.to_owned(), state: Mutex::new(State { seen, good }) })
+        let state = Mutex::new(State { seen, good });
+        Ok(Self { folder: folder.to_owned(), role: None, state })
     }
 
     /// The same for a process that is to have `role`.
@@ -128,15 +131,8 @@ impl Credentials {
     /// As [`Credentials::open`], or that the certificate is of another role.
     pub fn open_as(folder: &Path, role: Role) -> Result<Self, TlsError> {
         let credentials = Self::open(folder)?;
-        let roles = &credentials.current().roles;
-        if roles.contains(&role) {
-            return Ok(credentials);
-        }
-        let found = match roles.as_slice() {
-            [] => "no role".to_owned(),
-            roles => roles.iter().map(Role::to_string).collect::<Vec<_>>().join(", "),
-        };
-        Err(TlsError::OtherRole { path: folder.join(CERTIFICATE_FILE), found, wanted: role })
+        credentials.current().demand(folder, role)?;
+        Ok(Self { role: Some(role), ..credentials })
     }
 
     /// What the files say now; if they are no good (just being written, say), what they said last.
@@ -145,7 +141,7 @@ impl Credentials {
         let seen = stamps(&self.folder);
         if seen != state.seen {
             state.seen = seen;
-            match Loaded::read(&self.folder) {
+            match self.read() {
                 Ok(loaded) => {
                     info!(folder = %self.folder.display(), "has new certificates");
                     state.good = Arc::new(loaded);
@@ -173,7 +169,29 @@ struct Files {
     provider: Arc<CryptoProvider>,
 }
 
+impl Credentials {
+    fn read(&self) -> Result<Loaded, TlsError> {
+        let loaded = Loaded::read(&self.folder)?;
+        if let Some(role) = self.role {
+            loaded.demand(&self.folder, role)?;
+        }
+        Ok(loaded)
+    }
+}
+
 impl Loaded {
+    /// A process stays what it is, whatever certificate it is given.
+    fn demand(&self, folder: &Path, wanted: Role) -> Result<(), TlsError> {
+        if self.roles.contains(&wanted) {
+            return Ok(());
+        }
+        let found = match self.roles.as_slice() {
+            [] => "no role".to_owned(),
+            roles => roles.iter().map(Role::to_string).collect::<Vec<_>>().join(", "),
+        };
+        Err(TlsError::OtherRole { path: folder.join(CERTIFICATE_FILE), found, wanted })
+    }
+
     fn read(folder: &Path) -> Result<Self, TlsError> {
         let files = Files::read(folder)?;
         let own = described(&files.chain[0])
@@ -236,6 +254,9 @@ impl Files {
             .with_single_cert(self.chain.clone(), self.key.clone_key())
             .map_err(|error| self.misfit(&error))?;
         config.alpn_protocols = vec![protocol.to_owned()];
+        // Whoever resumes a session shows no certificate again, so one that is over would open doors.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
         Ok(Arc::new(config))
     }
 

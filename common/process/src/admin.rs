@@ -7,6 +7,7 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -38,6 +39,9 @@ use crate::{Failure, Readiness, Ready, bind, tables};
 
 /// Connections served at a time; more wait in the kernel's queue.
 const CONNECTIONS_MAX: usize = 64;
+
+/// Of these, how many may listen for changes, which takes long.
+const LISTENERS_MAX: usize = 16;
 
 /// Time for the headers of a request to arrive, which also ends idle connections.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -75,6 +79,20 @@ pub struct AdminContent {
     pub page: Option<Sections>,
 }
 
+/// What an admin port shows, and how many may listen for changes.
+struct Shown {
+    content: AdminContent,
+    listeners: Arc<Semaphore>,
+}
+
+impl Deref for Shown {
+    type Target = AdminContent;
+
+    fn deref(&self) -> &AdminContent {
+        &self.content
+    }
+}
+
 /// A served admin port; it closes when this is dropped.
 #[derive(Debug)]
 pub struct AdminServer {
@@ -104,7 +122,8 @@ impl Admin {
     pub fn serve(self, mut content: AdminContent) -> AdminServer {
         let address = self.address;
         content.metrics.register_collector(Box::new(ProcessMetrics));
-        let router = router(Arc::new(content));
+        let listeners = Arc::new(Semaphore::new(LISTENERS_MAX));
+        let router = router(Arc::new(Shown { content, listeners }));
         let task = match self.port.into_tcp() {
             Ok(listener) => spawn(accept(listener, router)),
             // It is there to be knocked at.
@@ -169,9 +188,15 @@ async fn answer<S>(stream: S, peer: Peer, router: Router)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    // Strangers ask one question and go: whoever probes must find a free place.
+    let is_known = match &peer {
+        Peer::Unasked => true,
+        Peer::Known(roles) => !roles.is_empty(),
+    };
     let router = router.layer(Extension(peer));
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
+        .keep_alive(is_known)
         .header_read_timeout(HEADER_TIMEOUT)
         .max_buf_size(HEADER_BYTES_MAX)
         .max_headers(HEADERS_MAX)
@@ -182,7 +207,7 @@ where
     }
 }
 
-fn router(content: Arc<AdminContent>) -> Router {
+fn router(content: Arc<Shown>) -> Router {
     let lock = Arc::new(Lock::new(content.token.clone()));
     Router::new()
         .route("/", get(page))
@@ -213,7 +238,7 @@ async fn unlock(
     (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, CHALLENGE)], why).into_response()
 }
 
-type Content = State<Arc<AdminContent>>;
+type Content = State<Arc<Shown>>;
 
 async fn ready(State(content): Content) -> Response {
     match content.readiness.get() {
@@ -252,7 +277,13 @@ async fn page(State(content): Content) -> Response {
 }
 
 async fn events(State(content): Content) -> Response {
-    page::events(move || content.look())
+    match content.listeners.clone().try_acquire_owned() {
+        Ok(place) => page::events(move || {
+            let _place = &place;
+            content.look()
+        }),
+        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "too many listen already\n").into_response(),
+    }
 }
 
 impl AdminContent {

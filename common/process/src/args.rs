@@ -8,9 +8,10 @@ use clap::{Args, ValueEnum};
 use steadfast_common::{durations, keys::Keys};
 use steadfast_coord::EtcdOptions;
 use steadfast_host::tls::{CA_FILE, CERTIFICATE_FILE, KEY_FILE};
+use tracing::warn;
 
-use crate::Failure;
 use crate::security::{SecurityArgs, TlsArgs, secret};
+use crate::{Failure, is_on_this_host};
 
 /// Settings of every server process, flattened into its own.
 #[derive(Clone, Debug, Args)]
@@ -118,6 +119,18 @@ impl CommonArgs {
     /// # Errors
     /// If the password file cannot be read.
     pub fn etcd_options(&self) -> Result<EtcdOptions, Failure> {
+        let in_the_clear = |url: &&String| {
+            let address = url.strip_prefix("http://");
+            address.is_some_and(|it| !is_on_this_host(it) && !it.starts_with("localhost:"))
+        };
+        if self.security.tls.tls.is_some() {
+            if let Some(url) = self.etcd.etcd_endpoints.iter().find(in_the_clear) {
+                warn!(
+                    url,
+                    "talks to etcd in the clear; whoever is between can change the job's state"
+                );
+            }
+        }
         self.etcd.options(&self.security.tls)
     }
 
@@ -267,6 +280,10 @@ fn port_of(text: &str) -> Option<u16> {
 pub fn endpoint(text: &str) -> Result<String, String> {
     let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
     match rest {
+        Some(rest) if rest.contains('@') => {
+            Err("a URL says no names and passwords; use --etcd-user and --etcd-password-file"
+                .to_owned())
+        }
         Some(rest) if !rest.is_empty() && !rest.contains(char::is_whitespace) => {
             Ok(text.trim_end_matches('/').to_owned())
         }

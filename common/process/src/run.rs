@@ -2,6 +2,7 @@
 
 use std::process::{ExitCode, Termination};
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tracing::info;
 
 use crate::{CommonArgs, Failure, Readiness, Shutdown};
@@ -14,6 +15,7 @@ const KEPT_BYTES: usize = 31 << 20;
 /// and the exit code of its kind.
 pub fn run<T: Termination>(name: &str, main: impl Future<Output = Result<T, Failure>>) -> ExitCode {
     keep_freed_memory();
+    open_many_files();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let outcome = match runtime {
         Ok(runtime) => {
@@ -33,6 +35,15 @@ pub fn run<T: Termination>(name: &str, main: impl Future<Output = Result<T, Fail
             }
             ExitCode::from(failure.kind.exit_code())
         }
+    }
+}
+
+/// Raises the number of files and connections that this process may have to what the system lets it have;
+/// the usual 1024 are fewer than the connections of a large job.
+fn open_many_files() {
+    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        // Without it there is room for fewer.
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
     }
 }
 

@@ -5,7 +5,6 @@ mod tables;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::{HeaderName, header};
@@ -134,11 +133,10 @@ fn changes(
     clock: Interval,
     look: impl Fn() -> (String, Vec<Section>) + Send + 'static,
 ) -> impl Stream<Item = Result<Event, Infallible>> + Send {
-    let look = Arc::new(std::sync::Mutex::new(look));
     stream::unfold((clock, BTreeMap::new(), look), |(mut clock, mut told, look)| async move {
         loop {
             clock.tick().await;
-            let (ready, sections) = (look.lock().expect("no holder panics"))();
+            let (ready, sections) = look();
             let mut now: BTreeMap<String, String> =
                 sections.into_iter().map(|it| (place(&it), it.body.into_string())).collect();
             now.insert(READY.to_owned(), html! { (ready) }.into_string());
