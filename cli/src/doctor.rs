@@ -26,7 +26,10 @@ const DAY_SECONDS: i64 = 24 * 3600;
 const SKEW_MAX: Duration = Duration::from_secs(2);
 
 /// The oldest etcd that this was tried with.
-const ETCD_MIN: Version = Version { major: 3, minor: 4 };
+const ETCD_MIN: Version = Version { major: 3, minor: 4, patch: 0 };
+
+/// The oldest whose users can do no more than they were granted.
+const ETCD_STRICT: Version = Version { major: 3, minor: 6, patch: 14 };
 
 /// Check what a job rests on: etcd, its members' addresses, the store, certificates.
 ///
@@ -104,6 +107,13 @@ async fn etcd(options: &EtcdOptions) -> Vec<Finding> {
                 let said = format!("version {} is older than {ETCD_MIN}", answer.version);
                 Finding::new(what, Verdict::Odd, said)
             }
+            Ok(answer) if tls::credentials().is_some() && answer.version < ETCD_STRICT => {
+                let said = format!(
+                    "version {}; only from {ETCD_STRICT} on can its users do no more than they may",
+                    answer.version
+                );
+                Finding::new(what, Verdict::Odd, said)
+            }
             Ok(answer) => match answer.skew.filter(|skew| SKEW_MAX < *skew) {
                 None => Finding::new(what, Verdict::Well, format!("version {}", answer.version)),
                 Some(skew) => {
@@ -119,6 +129,10 @@ async fn etcd(options: &EtcdOptions) -> Vec<Finding> {
 /// Whether those who say where they are can be reached there.
 async fn members(job: &Job) -> Result<Vec<Finding>, Failure> {
     let mut found = Vec::new();
+    if job.etcd.get(&job.keys.result()).await?.is_some() {
+        found.push(Finding::new("job", Verdict::Well, "is over; nobody needs to be there"));
+        return Ok(found);
+    }
     let master: Option<MasterRecord> = job.etcd.get_json(&job.keys.master_addr()).await?;
     match master {
         None => found.push(Finding::new("master", Verdict::Wrong, "none acts")),

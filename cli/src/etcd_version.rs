@@ -16,11 +16,12 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub struct Version {
     pub major: u32,
     pub minor: u32,
+    pub patch: u32,
 }
 
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
+        write!(f, "{}.{}.{}", self.major, self.minor, self.patch)
     }
 }
 
@@ -75,8 +76,8 @@ fn with_certificates(
 }
 
 fn parse(text: &str) -> Option<Version> {
-    let mut parts = text.split('.');
-    Some(Version { major: parts.next()?.parse().ok()?, minor: parts.next()?.parse().ok()? })
+    let mut parts = text.split('.').map(|part| part.parse().ok());
+    Some(Version { major: parts.next()??, minor: parts.next()??, patch: parts.next()?? })
 }
 
 #[cfg(test)]
@@ -85,7 +86,8 @@ mod tests {
 
     #[test]
     fn versions_are_compared_as_numbers() {
-        assert!(Version { major: 3, minor: 4 } < parse("3.10.2").unwrap());
-        assert!(parse("<html>").is_none() && parse("3.x").is_none());
+        assert!(parse("3.4.23").unwrap() < parse("3.10.2").unwrap());
+        assert!(parse("3.6.9").unwrap() < parse("3.6.14").unwrap());
+        assert!(parse("<html>").is_none() && parse("3.x.1").is_none());
     }
 }

@@ -124,13 +124,12 @@ impl Seen {
         told.extend(joined.map(|id| format!("trainer {id} joined")));
         for (slot, address) in &now.slots {
             let before = self.slots.iter().find(|it| it.0 == *slot).and_then(|it| it.1.as_ref());
-            match (before, address) {
-                (Some(before), None) => told.push(format!("slot {slot} lost its pserver {before}")),
-                (before, Some(after)) if before != Some(after) => {
-                    told.push(format!("slot {slot} was taken by pserver {after}"));
-                }
-                (Some(_) | None, Some(_) | None) => {}
+            if before == address.as_ref() {
+                continue;
             }
+            // A spare may be there before anybody looks.
+            told.extend(before.map(|it| format!("slot {slot} lost its pserver {it}")));
+            told.extend(address.iter().map(|it| format!("slot {slot} was taken by pserver {it}")));
         }
         if self.generation != now.generation {
             told.push(format!("generation {} began", now.generation));
@@ -173,13 +172,16 @@ mod tests {
     #[test]
     fn who_leaves_and_who_takes_over_is_told_once() {
         let mut chronicle = Chronicle::default();
-        for (at, address) in [(0, Some("a:1")), (1, Some("a:1")), (2, None), (3, Some("b:1"))] {
+        let holders = [Some("a:1"), Some("a:1"), None, Some("b:1"), Some("c:1")];
+        for (at, address) in (0..).zip(holders) {
             chronicle.note(&with_slot(address), at);
         }
         let expected = [
             "this master acts, as of epoch 0",
             "slot 0 lost its pserver a:1",
             "slot 0 was taken by pserver b:1",
+            "slot 0 lost its pserver b:1",
+            "slot 0 was taken by pserver c:1",
         ];
         assert_eq!(told(&chronicle), expected);
     }

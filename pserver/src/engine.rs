@@ -265,6 +265,7 @@ impl Owner {
         match (name, outcome) {
             (PushName::Lanes { .. }, Contributed::Complete) => self.complete_step(),
             (PushName::Piece(_), Contributed::Complete) => self.publish(),
+            (PushName::Lanes { .. }, Contributed::Waiting) => self.show_missing(),
             (_, Contributed::Duplicate | Contributed::Waiting) => {}
         }
         let version = self.tx.borrow().shard.as_ref().map_or(Version(0), |it| it.position.version);
@@ -386,6 +387,17 @@ impl Owner {
             let answer = CutAnswer::Cut { layout: shard.layout().clone(), cut: shard.cut() };
             let _ = reply.send(Ok(answer));
         }
+    }
+
+    /// Lets those who look see which lanes are still to come; nobody waits for that.
+    fn show_missing(&self) {
+        let Stage::Ready { shard, .. } = &self.stage else { return };
+        self.tx.send_if_modified(|published| {
+            if let Some(shown) = &mut Arc::make_mut(published).shard {
+                shown.missing = shard.missing();
+            }
+            false
+        });
     }
 
     fn publish(&mut self) {

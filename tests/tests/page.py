@@ -8,6 +8,18 @@ import time
 
 from playwright.sync_api import sync_playwright
 
+PATIENCE = 10.0
+
+
+def until(page, what):
+    """Looks again and again: the page's policy lets nobody evaluate text within it."""
+    start = time.monotonic()
+    while not page.evaluate(what):
+        if PATIENCE < time.monotonic() - start:
+            sys.exit(f"never: {what}")
+        time.sleep(0.02)
+
+
 url, victim, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 complaints = []
 elsewhere = []
@@ -19,15 +31,15 @@ with sync_playwright() as tools:
     page.on("pageerror", lambda it: complaints.append(str(it)))
     page.on("request", lambda it: elsewhere.append(it.url) if not it.url.startswith(url) else None)
     page.goto(url)
-    page.wait_for_function("document.getElementById('connection').textContent === 'live'")
-    page.wait_for_selector("#curves-body svg polyline")
+    until(page, "document.getElementById('connection').textContent === 'live'")
+    page.wait_for_selector("#curves-body svg")
     page.screenshot(path=f"{folder}/page-light.png", full_page=True)
 
     headings = page.locator("h2").all_inner_texts()
     page.keyboard.press("Tab")
     focused = page.evaluate("document.activeElement.getAttribute('href')")
     first = page.locator("#job-body").inner_text()
-    page.wait_for_function("before => document.getElementById('job-body').innerText !== before", arg=first)
+    until(page, f"document.getElementById('job-body').innerText !== {json.dumps(first)}")
 
     page.set_viewport_size({"width": 390, "height": 800})
     too_wide = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
@@ -37,10 +49,7 @@ with sync_playwright() as tools:
 
     os.kill(victim, signal.SIGKILL)
     killed = time.monotonic()
-    page.wait_for_function(
-        "document.getElementById('happenings-body').innerText.includes('lost its pserver')",
-        timeout=10_000,
-    )
+    until(page, "document.getElementById('happenings-body').innerText.includes('lost its pserver')")
     seconds = time.monotonic() - killed
     browser.close()
 
