@@ -6,7 +6,10 @@ export CARGO_TERM_COLOR ?= auto
 # What a job runs on; the other programs look after these.
 PRODUCT = -p steadfast-cli -p steadfast-master -p steadfast-pserver -p steadfast-trainer
 
-.PHONY: help setup build demo test test-compose chaos sim sim-deep mutants bench bench-compare verify fix
+# A workspace of its own, at which cargo does not look from here.
+FUZZ = --edition 2024 fuzz/src/lib.rs $(wildcard fuzz/targets/*.rs)
+
+.PHONY: help setup build demo test test-compose chaos sim sim-deep mutants bench bench-compare verify verify-deep fix
 
 help: ## Say what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -49,9 +52,14 @@ bench-compare: build ## Measure beside another revision: BASE=main~5 ONLY="push 
 
 verify: setup ## Check form and lints; changes nothing
 	$(CARGO) fmt --all --check
+	rustfmt --check $(FUZZ)
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
 	$(CARGO) test --release --workspace --test layers
+
+verify-deep: setup ## Feed hostile bytes to every decoder: SECONDS=60 each, ONLY="shard text"
+	scripts/fuzz --seconds $(or $(SECONDS),60) $(ONLY)
 
 fix: setup ## Format and apply what clippy can mend
 	$(CARGO) clippy --release --workspace --all-targets --fix --allow-dirty --allow-staged
 	$(CARGO) fmt --all
+	rustfmt $(FUZZ)

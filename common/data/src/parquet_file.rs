@@ -2,7 +2,9 @@
 
 mod source;
 
+use std::io::Read;
 use std::ops::Range;
+use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::Float64Type;
@@ -12,7 +14,9 @@ use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder,
 };
-use parquet::file::metadata::PageIndexPolicy;
+use parquet::errors::ParquetError;
+use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData, ParquetMetaDataReader};
+use parquet::file::reader::ChunkReader;
 use steadfast_common::dataset::{Chunk, ReadOptions, Records};
 use steadfast_store::Location;
 
@@ -27,6 +31,8 @@ const FOOTER_BYTES: u64 = 64 * 1024;
 /// A row group's columns of at most this size are fetched at once. Of larger ones only the pages
 /// that are needed, one after the other.
 const GROUP_BYTES_MAX: u64 = 8 * 1024 * 1024;
+/// The head of a list of pages: that of the field, that of the list, and a number of 32 bits.
+const PAGE_LIST_HEAD_BYTES: u64 = 1 + 1 + 5;
 /// Rows decoded at a time.
 const BATCH_ROWS: usize = 1024;
 
@@ -45,16 +51,8 @@ impl ParquetFile {
     pub async fn open(file: &Location, size: u64) -> Result<Self, DataError> {
         let footer = size.saturating_sub(FOOTER_BYTES)..size;
         let source = Source::prefetch(file, size, &[footer]).await?;
-        // Only the physical file counts: what a writer's own schema adds is for its own readers.
-        // With the places of pages, a part of a large row group is read without the rest.
-        let options = ArrowReaderOptions::new()
-            .with_skip_arrow_metadata(true)
-            .with_offset_index_policy(PageIndexPolicy::Optional);
-        let metadata = source
-            .decode(move |source| {
-                ArrowReaderMetadata::load(source, options).map_err(|error| source.fault(&error))
-            })
-            .await?;
+        let metadata =
+            source.decode(|source| load(source).map_err(|error| source.fault(&error))).await?;
         let groups = row_groups(&metadata)
             .ok_or_else(|| DataError::bad_file(file.url(), "its row counts make no sense"))?;
         Ok(Self { file: file.clone(), size, metadata, groups })
@@ -154,6 +152,57 @@ impl ParquetFile {
         let reason = format!("{} has no row group with rows {start}..{end}", self.file);
         Err(DataError::BadManifest { reason })
     }
+}
+
+/// Reads the metadata, with the places of pages: so a part of a large row group is read without the rest.
+fn load(source: &Source) -> Result<ArrowReaderMetadata, ParquetError> {
+    // Only the physical file counts: what a writer's own schema adds is for its own readers.
+    let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
+    let metadata = ArrowReaderMetadata::load(source, options.clone())?;
+    check_page_lists(source, metadata.metadata())?;
+    let metadata = ParquetMetaData::clone(metadata.metadata());
+    let mut reader = ParquetMetaDataReader::new_with_metadata(metadata)
+        .with_offset_index_policy(PageIndexPolicy::Optional);
+    reader.read_page_indexes(source)?;
+    ArrowReaderMetadata::try_new(Arc::new(reader.finish()?), options)
+}
+
+/// Makes sure that each list of pages has at least a byte for each: for as many as it claims to have, the
+/// library sets memory aside beforehand.
+fn check_page_lists(source: &Source, metadata: &ParquetMetaData) -> Result<(), ParquetError> {
+    for column in metadata.row_groups().iter().flat_map(|group| group.columns()) {
+        let place = column.offset_index_offset().zip(column.offset_index_length());
+        let place =
+            place.and_then(|(start, len)| Some((start.try_into().ok()?, len.try_into().ok()?)));
+        // One that is elsewhere is not read either.
+        let Some((start, len)): Option<(u64, u64)> = place else { continue };
+        let mut head = Vec::new();
+        source.get_read(start)?.take(len.min(PAGE_LIST_HEAD_BYTES)).read_to_end(&mut head)?;
+        let claimed = claimed_pages(&head);
+        if len < claimed {
+            let reason = format!("{claimed} pages are listed in {len} bytes");
+            return Err(ParquetError::General(reason));
+        }
+    }
+    Ok(())
+}
+
+/// How many pages a list claims to have, by its beginning in Thrift's compact form: the field's head, and
+/// the list's, which has the number if that is below 15, and is followed by it otherwise.
+fn claimed_pages(list: &[u8]) -> u64 {
+    let [_, head, number @ ..] = list else { return 0 };
+    if head >> 4 < 15 {
+        return u64::from(head >> 4);
+    }
+    let mut claimed = 0;
+    for (index, byte) in number.iter().enumerate() {
+        claimed |= u64::from(byte & 0x7f) << (7 * index);
+        if byte & 0x80 == 0 {
+            return claimed;
+        }
+    }
+    // A number of more bytes than any sound one.
+    u64::MAX
 }
 
 fn row_groups(metadata: &ArrowReaderMetadata) -> Option<Vec<u64>> {

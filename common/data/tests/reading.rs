@@ -7,7 +7,9 @@ use std::sync::Arc;
 use arrow_array::{
     ArrayRef, BooleanArray, Decimal128Array, Float32Array, Float64Array, Int64Array, UInt8Array,
 };
+use bytes::Bytes;
 use files::{Folder, PageIndex, example, large_parquet, parquet, parquet_of, spec};
+use parquet::file::metadata::ParquetMetaDataReader;
 use steadfast_common::dataset::{Chunk, Manifest, ReadOptions, Records};
 use steadfast_common::ids::TaskId;
 use steadfast_common::spec::{DataFormat, DatasetSpec};
@@ -230,4 +232,21 @@ async fn tabs_separate_too() {
     let spec = spec(DataFormat::Tsv, &["a.tsv"]);
     let (_, records) = all(&spec, Some(folder.path())).await.unwrap();
     assert_eq!((records.features, records.labels), (vec![1.0, 3.0], vec![2.0, 4.0]));
+}
+
+/// F54: a list of pages that claims to have more of them than it has bytes makes nobody set memory aside.
+#[tokio::test]
+async fn a_list_of_pages_that_lies_about_its_length_is_refused() {
+    let folder = Folder::new();
+    let mut bytes = parquet_of(&[1.0, 2.0, 3.0], &[1.0, 2.0, 3.0], 10);
+    let metadata = ParquetMetaDataReader::new().parse_and_finish(&Bytes::from(bytes.clone()));
+    let metadata = metadata.unwrap();
+    let start = metadata.row_group(0).column(0).offset_index_offset().unwrap() as usize;
+    // The field's head stays; a list of structs follows, and how many: 2³¹ − 1.
+    bytes[start + 1..start + 7].copy_from_slice(&[0xfc, 0xff, 0xff, 0xff, 0xff, 0x07]);
+    folder.write_bytes("a.parquet", &bytes);
+    let error =
+        all(&spec(DataFormat::Parquet, &["a.parquet"]), Some(folder.path())).await.unwrap_err();
+    assert!(error.to_string().contains("2147483647 pages are listed in"), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Permanent);
 }

@@ -50,6 +50,18 @@ pub struct HistoryImage {
     pub writes: Vec<Arc<Write>>,
 }
 
+impl HistoryImage {
+    /// Whether a history can look like this: one write for each revision from the compaction on, and
+    /// a revision after which there are others.
+    pub fn is_sound(&self) -> bool {
+        let revisions = self.compacted.max(FIRST_REVISION + 1)..=self.revision;
+        (FIRST_REVISION..Revision::MAX).contains(&self.revision)
+            && (NEVER_COMPACTED..=self.revision).contains(&self.compacted)
+            && self.kept.iter().all(|kv| kv.mod_revision < self.compacted)
+            && self.writes.iter().map(|write| write.revision).eq(revisions)
+    }
+}
+
 /// How much history is kept when nobody asks for a compaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retention {

@@ -1,7 +1,7 @@
 //! What a data directory survives, and what it says when it does not.
 
 use super::*;
-use crate::core::{Change, Fact, Write};
+use crate::core::{Change, Fact, HistoryImage, Write};
 use etcd_client::proto::PbKeyValue;
 use std::sync::Arc;
 use tempfile::TempDir;
@@ -174,4 +174,35 @@ fn a_damaged_snapshot_is_an_error() {
     }
     fs::remove_file(&path).unwrap();
     assert!(matches!(open(&dir), Err(Error::Corrupt { .. })), "gone");
+}
+
+/// Checksums are no proof of sense: what counts on from a snapshot is not to overflow, or to forget
+/// revisions that a watcher may ask for.
+#[test]
+fn a_snapshot_of_a_history_that_cannot_be_is_an_error() {
+    let (dir, _) = directory_with_three_puts();
+    let (mut disk, mut core) = open(&dir).unwrap();
+    core.evolve(Fact::Compacted { revision: 3 }, 0);
+    let spoils: [fn(&mut HistoryImage); 6] = [
+        |it| it.revision = i64::MAX,
+        |it| it.revision = 0,
+        |it| it.compacted = i64::MIN,
+        |it| it.compacted = 5,
+        |it| drop(it.writes.remove(0)),
+        |it| it.kept.push(Arc::new(PbKeyValue { mod_revision: 3, ..PbKeyValue::default() })),
+    ];
+    for (number, spoil) in spoils.into_iter().enumerate() {
+        let mut image = core.image();
+        spoil(&mut image.history);
+        disk.replace(&image).unwrap();
+        drop(disk);
+        assert!(matches!(open(&dir), Err(Error::Corrupt { .. })), "{number}");
+        let generation = newest_generation(dir.path()).unwrap();
+        fs::remove_file(snapshot_path(dir.path(), generation)).unwrap();
+        fs::remove_file(log_path(dir.path(), generation)).unwrap();
+        disk = open(&dir).unwrap().0;
+    }
+    disk.replace(&core.image()).unwrap();
+    drop(disk);
+    assert_eq!(open(&dir).unwrap().1.image(), core.image());
 }

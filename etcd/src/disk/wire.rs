@@ -202,6 +202,9 @@ impl Assembly {
         let end = self.end.ok_or("the end is missing")?;
         let SnapshotEnd { revision, compacted } = end;
         let history = HistoryImage { revision, compacted, kept: self.kept, writes: self.writes };
+        if !history.is_sound() {
+            return Err(format!("no history up to revision {revision} looks like this"));
+        }
         Ok(Image { history, leases: self.leases })
     }
 }

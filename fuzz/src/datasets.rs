@@ -1,0 +1,65 @@
+//! Files of records, planned and read as a job does it.
+
+use std::cell::LazyCell;
+
+use bytes::Bytes;
+use steadfast_common::dataset::{ReadOptions, Records};
+use steadfast_common::spec::{DataFormat, DatasetSpec, Header};
+use steadfast_data::{DataError, plan, read};
+use steadfast_store::open;
+use tokio::runtime::{Builder, Runtime};
+
+/// What the threads are called that decode.
+pub const DECODER: &str = "decoder";
+
+thread_local! {
+    static RUNTIME: LazyCell<Runtime> = LazyCell::new(|| {
+        let mut builder = Builder::new_current_thread();
+        builder.enable_time().thread_name(DECODER).max_blocking_threads(1);
+        builder.build().expect("there are threads")
+    });
+}
+
+/// All features but the label, which is the first column that is called so.
+pub fn spec(format: DataFormat, header: Header, label: &str) -> DatasetSpec {
+    DatasetSpec {
+        source: vec!["memory:///file".to_owned()],
+        format,
+        features: vec!["*".to_owned()],
+        label: label.to_owned(),
+        feature_scale: 0.5,
+        records_per_task: None,
+        header,
+    }
+}
+
+/// Plans a dataset of one file, and reads all of its tasks.
+///
+/// # Errors
+/// What is wrong with the file.
+///
+/// # Panics
+/// If there are other records than planned.
+pub fn records(
+    spec: &DatasetSpec,
+    records_per_task: Option<u32>,
+    file: &[u8],
+) -> Result<Records, DataError> {
+    let spec = DatasetSpec { records_per_task, ..spec.clone() };
+    RUNTIME.with(|runtime| {
+        runtime.block_on(async {
+            open(&spec.source[0])?.write(Bytes::copy_from_slice(file)).await?;
+            let manifest = plan(&spec, 0.0, None).await?;
+            let options = ReadOptions::new(&spec, &manifest);
+            let mut all = Records { width: options.features.len(), ..Records::default() };
+            for task in manifest.training_tasks() {
+                let found = read(&manifest, &options, manifest.chunks_of(task)).await?;
+                assert_eq!(found.len() as u64, manifest.records_of(task));
+                all.extend(&found);
+            }
+            assert_eq!(all.features.len(), all.len() * all.width);
+            assert!(all.features.iter().chain(&all.labels).all(|value| value.is_finite()));
+            Ok(all)
+        })
+    })
+}

@@ -1,0 +1,60 @@
+//! Counts the memory that is held, so that a target can tell what its decoder sets aside: also what is
+//! never touched, which neither the system nor a sanitizer would notice.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+
+static HELD: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+struct Counting;
+
+/// Runs `work`, which may hold `bytes_max` more than what was held before.
+///
+/// # Panics
+/// If it held more.
+pub fn within<T>(bytes_max: usize, work: impl FnOnce() -> T) -> T {
+    let before = HELD.load(Relaxed);
+    PEAK.store(before, Relaxed);
+    let result = work();
+    let held = PEAK.load(Relaxed).saturating_sub(before);
+    assert!(held <= bytes_max, "{held} bytes were set aside; {bytes_max} are the most");
+    result
+}
+
+fn add(bytes: usize) {
+    let held = HELD.fetch_add(bytes, Relaxed) + bytes;
+    PEAK.fetch_max(held, Relaxed);
+}
+
+// SAFETY: all work is the system's; only numbers are kept beside it.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        add(layout.size());
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        add(layout.size());
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
+        HELD.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(place, layout) }
+    }
+
+    unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        add(size);
+        HELD.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: as the caller promises.
+        unsafe { System.realloc(place, layout, size) }
+    }
+}

@@ -1,0 +1,139 @@
+//! Gradients that lie about their version, lanes, records, length and values: what is refused, and what
+//! came before, changes nothing.
+
+#![no_main]
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use libfuzzer_sys::arbitrary::{Result, Unstructured};
+use libfuzzer_sys::fuzz_target;
+use steadfast_common::compression::Codec;
+use steadfast_common::ids::{Lane, Pass, Slot, TaskId, Version};
+use steadfast_common::layout::{Layout, ParamSpec};
+use steadfast_common::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpec};
+use steadfast_common::tally::TaskPiece;
+use steadfast_fuzz::{seeds, within};
+use steadfast_pserver_core::contribution::{
+    Contributed, Contribution, Finite, LaneEnd, LaneShare, Refusal,
+};
+use steadfast_pserver_core::shard::{Rules, Shard};
+
+const LANES: u32 = 5;
+/// Two pushes of all lanes, and what is kept beside them.
+const BYTES_MAX: usize = 1 << 20;
+
+fuzz_target!(init: seeds("contributions", beginnings()), |data: &[u8]| {
+    within(BYTES_MAX, || drop(play(&mut Unstructured::new(data))));
+});
+
+fn play(chance: &mut Unstructured<'_>) -> Result<()> {
+    let mode = *chance.choose(&[Mode::Sync, Mode::Async])?;
+    let mut shard = begin(mode, *chance.choose(&[Codec::Plain, Codec::Int8, Codec::F16])?);
+    for _ in 0..32 {
+        if chance.is_empty() {
+            break;
+        }
+        let before = state(&shard);
+        let version = shard.position().version;
+        let Ok(contribution) = contribution(&shard, chance)? else { continue };
+        let contributed = match mode {
+            Mode::Sync => contribute(&mut shard, contribution, chance)?,
+            Mode::Async => shard.apply(&piece(chance)?, contribution),
+        };
+        match contributed {
+            Err(_) | Ok(Contributed::Duplicate | Contributed::Waiting) => {
+                assert_eq!(state(&shard), before);
+            }
+            Ok(Contributed::Complete) => {
+                if mode == Mode::Sync {
+                    assert_eq!(shard.squares().len(), shard.blocks().len());
+                    shard.finish_step(chance.arbitrary()?);
+                }
+                assert_eq!(shard.position().version, Version(version.0 + 1));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn begin(mode: Mode, codec: Codec) -> Shard {
+    let kind = OptimizerKind::Adam;
+    let optimizer = OptimizerSpec { kind, clip_norm: Some(1.0), ..OptimizerSpec::default() };
+    let learning_rate = LearningRateSpec::default();
+    let rules = Rules { mode, lanes: LANES, optimizer, learning_rate, codec };
+    let params = [("w", &[2, 2][..]), ("b", &[3])];
+    let params = params.map(|(name, shape)| ParamSpec::new(name, shape)).to_vec();
+    let layout = Arc::new(Layout::new(params));
+    let blocks = Shard::blocks_of(&layout, Slot(0), 1);
+    let values = blocks.iter().map(|(_, block)| vec![0.5; block.len]).collect();
+    Shard::new(layout, blocks, values, rules)
+}
+
+/// Everything that a checkpoint would hold. As text, in which what is no number equals itself.
+fn state(shard: &Shard) -> String {
+    format!("{:?}", shard.cut())
+}
+
+fn contribution(
+    shard: &Shard,
+    chance: &mut Unstructured<'_>,
+) -> Result<std::result::Result<Contribution, Refusal>> {
+    let mut blocks = Vec::new();
+    for (number, block) in &**shard.blocks() {
+        let usual = shard.codec().encode(&vec![0.25; block.len]);
+        let bytes = match chance.arbitrary::<u8>()? {
+            0 => break,
+            1..128 => usual,
+            _ => chance.bytes(usual.len().min(chance.len()))?.to_vec(),
+        };
+        let memory = shard.memory().lend(block.len);
+        match Finite::decode(shard.codec(), *number, &Bytes::from(bytes).into(), memory) {
+            Ok(values) => blocks.push(values),
+            Err(refusal) => return Ok(Err(refusal)),
+        }
+    }
+    let (records, loss_sum, checksum) =
+        (small_or_any(chance)?, chance.arbitrary()?, chance.arbitrary()?);
+    Ok(Ok(Contribution { records, loss_sum, checksum, blocks }))
+}
+
+fn contribute(
+    shard: &mut Shard,
+    mut contribution: Contribution,
+    chance: &mut Unstructured<'_>,
+) -> Result<std::result::Result<Contributed, Refusal>> {
+    let version = Version(small_or_any(chance)?);
+    let first = Lane(small_or_any(chance)? as u32);
+    let mut shares = Vec::new();
+    for _ in 0..chance.int_in_range(0..=LANES + 1)? {
+        let end = *chance.choose(&[LaneEnd::MoreToCome, LaneEnd::LastOfPass])?;
+        shares.push(LaneShare { records: small_or_any(chance)?, end });
+    }
+    if chance.ratio(7, 8)? {
+        contribution.records = shares.iter().map(|it| it.records).fold(0, u64::saturating_add);
+    }
+    Ok(shard.contribute(version, first, &shares, contribution))
+}
+
+fn piece(chance: &mut Unstructured<'_>) -> Result<TaskPiece> {
+    Ok(TaskPiece {
+        pass: Pass(small_or_any(chance)? as u32),
+        task: TaskId(small_or_any(chance)? as u32),
+        from: small_or_any(chance)? as u32,
+        to: small_or_any(chance)? as u32,
+        last: chance.arbitrary()?,
+    })
+}
+
+/// Mostly a number of which something comes; any 32 bits otherwise, which is what the wire carries.
+fn small_or_any(chance: &mut Unstructured<'_>) -> Result<u64> {
+    match chance.arbitrary::<u8>()? {
+        small @ 0..250 => Ok(u64::from(small % 8)),
+        _ => chance.arbitrary::<u32>().map(u64::from),
+    }
+}
+
+fn beginnings() -> Vec<Vec<u8>> {
+    (1..5).map(|step| (0..200_u8).map(|it| it.wrapping_mul(step) % 7).collect()).collect()
+}

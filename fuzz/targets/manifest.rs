@@ -1,0 +1,46 @@
+//! Manifests of a dataset: only the one with the right digest is taken, and whatever it says of chunks
+//! and tasks, asking it is safe.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use sha2::{Digest, Sha256};
+use steadfast_common::dataset::{Chunk, DataFile, Manifest, hex};
+use steadfast_common::ids::TaskId;
+use steadfast_fuzz::{seeds, within};
+
+/// A file `{"url":"","size_bytes":0}`, a chunk `[0,0,0,0,0]`, a name `""`.
+const TIMES_MAX: usize = 64;
+
+fuzz_target!(init: seeds("manifest", well_formed()), |json: &[u8]| {
+    let digest = hex(&Sha256::digest(json));
+    let bytes_max = TIMES_MAX * json.len() + (64 << 10);
+    let Ok(manifest) = within(bytes_max, || Manifest::parse(json, &digest)) else { return };
+    assert!(Manifest::parse(&[json, b" "].concat(), &digest).is_err());
+    let written = serde_json::to_vec(&manifest).expect("a manifest is plain data");
+    assert_eq!(Manifest::parse(&written, &manifest.digest()), Ok(manifest.clone()));
+
+    let tasks = (0..=manifest.task_count()).map(TaskId);
+    for task in tasks {
+        assert!(manifest.chunks_of(task).len() <= manifest.chunks.len());
+        assert_eq!(manifest.records_named(task).len(), manifest.chunks_of(task).len());
+    }
+    assert!(manifest.training_tasks().len() <= manifest.task_ends.len());
+    let _ = manifest.training_records();
+});
+
+fn well_formed() -> Vec<Vec<u8>> {
+    let chunk = |file, start, end| Chunk { file, start, end, first_record: start, records: 5 };
+    let file = |url: &str| DataFile { url: url.to_owned(), size_bytes: 100 };
+    let mut manifest = Manifest {
+        files: vec![file("file:///a.csv"), file("s3://b/c.parquet")],
+        chunks: vec![chunk(0, 0, 50), chunk(0, 50, 100), chunk(1, 0, 5)],
+        task_ends: vec![1, 2, 3],
+        features: vec!["x".to_owned(), "ä".to_owned()],
+        held_out: Vec::new(),
+    };
+    manifest.hold_out(0.4);
+    [manifest, Manifest::default()]
+        .map(|it| serde_json::to_vec(&it).expect("a manifest is plain data"))
+        .to_vec()
+}

@@ -1,0 +1,133 @@
+//! Hostile bytes on the ports of a process, that for gRPC and that for its admin: each connection ends,
+//! costs little memory and is told little, and the next one is served.
+
+#![no_main]
+
+use std::net::SocketAddr;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use libfuzzer_sys::fuzz_target;
+use prometheus_client::registry::Registry;
+use steadfast_fuzz::{seeds, within};
+use steadfast_process::{Admin, AdminContent, AdminServer, HealthTask, Readiness, bind, health};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+
+const LOOPBACK: ([u8; 4], u16) = ([127, 0, 0, 1], 0);
+/// Buffers of a connection, and of the one before that may still end.
+const BYTES_MAX: usize = 4 << 20;
+const ANSWER_MAX: usize = 256 << 10;
+const PATIENCE: Duration = Duration::from_secs(15);
+/// How often the port is asked whether it still serves.
+const EVERY: u8 = 16;
+
+static PORTS: LazyLock<Ports> = LazyLock::new(Ports::open);
+
+fuzz_target!(init: begin(), |data: &[u8]| {
+    let Some((port, bytes)) = data.split_first() else { return };
+    let ports = &*PORTS;
+    ports.runtime.block_on(async {
+        let address = if port & 1 == 0 { ports.admin.local_addr() } else { ports.calls };
+        let answer = visit(address, bytes).await;
+        assert!(answer.len() <= ANSWER_MAX, "{} bytes", answer.len());
+        if port / 2 % EVERY == 0 {
+            let alive = visit(ports.admin.local_addr(), ALIVE).await;
+            assert!(alive.starts_with(b"HTTP/1.1 200"));
+        }
+    });
+});
+
+const ALIVE: &[u8] = b"GET /healthz HTTP/1.1\r\nHost: it\r\nConnection: close\r\n\r\n";
+
+struct Ports {
+    runtime: Runtime,
+    admin: AdminServer,
+    calls: SocketAddr,
+    _health: HealthTask,
+}
+
+impl Ports {
+    fn open() -> Self {
+        let runtime = Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.expect("there are threads");
+        let (admin, calls, _health) = runtime.block_on(async {
+            let readiness = Readiness::new("begins");
+            let content = AdminContent {
+                role: "master",
+                job: "it".to_owned(),
+                readiness: readiness.clone(),
+                metrics: Registry::default(),
+                token: Some("0123456789abcdef".to_owned()),
+                status: Box::new(|| serde_json::json!({ "step": 1 })),
+                page: None,
+            };
+            let admin = Admin::bind(LOOPBACK.into()).await.expect("there are ports");
+            let port = bind(LOOPBACK.into(), "--listen").await.expect("there are ports");
+            let calls = port.local_addr().expect("it is bound");
+            let (task, service) = health("steadfast.v1.Master", &readiness).await;
+            let stop = CancellationToken::new();
+            // It lives as long as the process.
+            std::mem::forget(port.serve(Routes::new(service), steadfast_process::access, stop));
+            (admin.serve(content), calls, task)
+        });
+        Self { runtime, admin, calls, _health }
+    }
+}
+
+/// Sends bytes, and nothing more; returns what was answered before the other side hung up.
+async fn visit(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
+    let mut answer = Vec::new();
+    let met = timeout(PATIENCE, async {
+        let mut stream = TcpStream::connect(address).await.expect("it listens");
+        // Whoever is refused in the middle of a sentence finds the connection broken.
+        let _ = stream.write_all(bytes).await;
+        let _ = stream.shutdown().await;
+        let _ = stream.read_to_end(&mut answer).await;
+    });
+    assert!(met.await.is_ok(), "the connection does not end");
+    answer
+}
+
+fn begin() {
+    seeds("ports", well_formed());
+    LazyLock::force(&PORTS);
+}
+
+fn well_formed() -> Vec<Vec<u8>> {
+    let get = |path: &str, header: &str| {
+        format!("\0GET {path} HTTP/1.1\r\nHost: it\r\n{header}\r\n\r\n").into_bytes()
+    };
+    let name = |name: &str, value: &str| {
+        [&[0, name.len() as u8], name.as_bytes(), &[value.len() as u8], value.as_bytes()].concat()
+    };
+    let frame = |kind: u8, flags: u8, stream: u8, body: &[u8]| {
+        [&[0, 0, body.len() as u8, kind, flags, 0, 0, 0, stream], body].concat()
+    };
+    let headers = [
+        name(":method", "POST"),
+        name(":scheme", "http"),
+        name(":path", "/grpc.health.v1.Health/Check"),
+        name(":authority", "it"),
+        name("content-type", "application/grpc"),
+        name("te", "trailers"),
+    ];
+    let call = [
+        b"\x01PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
+        frame(4, 0, 0, &[]),
+        frame(1, 4, 1, &headers.concat()),
+        frame(0, 1, 1, &[0; 5]),
+    ];
+    vec![
+        get("/healthz", "Connection: close"),
+        get("/readyz", "X: y"),
+        get("/metrics", "Authorization: Bearer 0123456789abcdef"),
+        get("/", "Authorization: Basic YTowMTIzNDU2Nzg5YWJjZGVm"),
+        get("/status", "Content-Length: 5\r\n\r\nhello"),
+        call.concat(),
+    ]
+}

@@ -1,0 +1,132 @@
+//! The values under a job's keys in etcd: what is read can be written and read again, and a manifest of a
+//! checkpoint in which no fault is found makes nobody set aside more memory than its objects have bytes.
+
+#![no_main]
+
+use std::fmt::Debug;
+
+use libfuzzer_sys::fuzz_target;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use steadfast_common::layout::Layout;
+use steadfast_common::records::*;
+use steadfast_fuzz::{seeds, within};
+
+/// A record in JSON: `{}` in a list, or a key of a map.
+const TIMES_MAX: usize = 256;
+/// The largest checkpoint whose layout is made.
+const CHECKPOINT_BYTES_MAX: u64 = 1 << 24;
+
+fuzz_target!(init: seeds("records", well_formed()), |data: &[u8]| {
+    let Some((kind, json)) = data.split_first() else { return };
+    CHECKS[usize::from(*kind) % CHECKS.len()](json);
+});
+
+const CHECKS: &[fn(&[u8])] = &[
+    |json| {
+        check::<JobRecord>(json);
+    },
+    |json| {
+        check::<LockRecord>(json);
+    },
+    |json| {
+        check::<MasterRecord>(json);
+    },
+    |json| {
+        check::<PserverRecord>(json);
+    },
+    |json| {
+        check::<TrainerRecord>(json);
+    },
+    |json| {
+        check::<GenerationRecord>(json);
+    },
+    |json| {
+        check::<InitRecord>(json);
+    },
+    |json| {
+        check::<QueueRecord>(json);
+    },
+    |json| {
+        check::<TaskRecord>(json);
+    },
+    |json| {
+        check::<ReplyRecord>(json);
+    },
+    |json| {
+        check::<EvaluationRecord>(json);
+    },
+    |json| {
+        check::<ResultRecord>(json);
+    },
+    checkpoint,
+];
+
+fn check<T: DeserializeOwned + Serialize + PartialEq + Debug>(json: &[u8]) -> Option<T> {
+    let bytes_max = TIMES_MAX * json.len() + (64 << 10);
+    let record: T = within(bytes_max, || serde_json::from_slice(json)).ok()?;
+    let written = serde_json::to_vec(&record).expect("a record is plain data");
+    let again: T = serde_json::from_slice(&written).expect("it was just written");
+    assert_eq!(again, record);
+    Some(record)
+}
+
+fn checkpoint(json: &[u8]) {
+    let Some(record) = check::<CheckpointRecord>(json) else { return };
+    let bytes = record.shards.iter().fold(0, |sum: u64, it| sum.saturating_add(it.size_bytes));
+    if record.fault().is_some() || CHECKPOINT_BYTES_MAX < bytes {
+        return;
+    }
+    let layout = within(bytes as usize + TIMES_MAX * json.len() + (64 << 10), || {
+        Layout::new(record.params.clone())
+    });
+    assert!(layout.len() as u64 <= bytes / 4);
+    let placed = layout.place(record.shards.len() as u32).concat();
+    assert_eq!(placed.len(), layout.blocks().len());
+}
+
+fn well_formed() -> Vec<Vec<u8>> {
+    let id = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
+    let address = "127.0.0.1:1";
+    let shard = json!({
+        "slot": 0, "incarnation": 7, "object": "a/0.safetensors", "sha256": "0a".repeat(32),
+        "size_bytes": 200, "version": 3,
+    });
+    let params = json!([{ "name": "w", "shape": [3, 4] }, { "name": "b", "shape": [] }]);
+    let position = json!({ "version": 3, "pass": 1, "pass_start": 2, "examples": 5, "dry": [1] });
+    let spec = json!({
+        "name": "digits", "passes": 3, "model": { "kind": "mlp", "hidden": [32], "classes": 10 },
+        "dataset": {
+            "source": ["d.csv"], "format": "csv", "features": ["x*"], "label": "y",
+        },
+        "tasks": { "deadline": "30s" }, "evaluation": { "fraction": 0.1 },
+    });
+    let records = [
+        json!({ "spec": spec, "digest": "d", "store": "memory:///", "manifest": "m" }),
+        json!({ "holder": id }),
+        json!({ "id": id, "address": address, "admin": address }),
+        json!({ "id": id, "address": address, "unix": "u", "admin": address, "memory_of": 4 }),
+        json!({ "admin": address, "numerics": "n" }),
+        json!({ "generation": 2, "slots": [5, 6], "checkpoint": "c", "kept": [1], "reason": "r" }),
+        json!({ "generation": 2, "attempt": 1, "trainer": id, "done": true }),
+        json!({ "round": 1, "pass": 0, "cursor": 3, "next_attempt": 9 }),
+        json!({ "state": "pending", "failures": 1, "attempt": 4, "trainer": id }),
+        json!({
+            "request": id, "counted": true, "task": { "task": 1, "attempt": 2, "pass": 3 },
+        }),
+        json!({
+            "pass": 1, "version": 2, "records": 3, "loss": 0.1, "metric": 0.25, "metric_name": "a",
+        }),
+        json!({
+            "state": "finished", "passes": 1, "steps": 2, "examples": 3, "loss": 0.1,
+            "discarded": [],
+        }),
+        json!({
+            "generation": 1, "params": params, "position": position, "shards": [shard],
+            "queue": { "pass": 0, "cursor": 2, "open": { "1": 1 }, "discarded": { "0": "r" } },
+        }),
+    ];
+    let numbered = (0..).zip(records);
+    numbered.map(|(kind, it): (u8, _)| [&[kind], it.to_string().as_bytes()].concat()).collect()
+}
