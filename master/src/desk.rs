@@ -12,7 +12,7 @@ use steadfast_common::ids::{Generation, Pass, Slot, TaskId, TrainerId};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::{EvaluationRecord, GenerationRecord, InitRecord, ResultRecord};
 use steadfast_common::schedule::{LaneSchedule, task_order};
-use steadfast_common::spec::Mode;
+use steadfast_common::spec::{JobSpec, Mode};
 use steadfast_coord::{Commit, Condition, CoordError, Etcd, Mirror, OPS_MAX, Range, Reign, now};
 use steadfast_host::time::{interval, unix_ms};
 use steadfast_master_core::deadlines::Deadlines;
@@ -139,12 +139,6 @@ impl Desk {
             result: etcd.get_json(&keys.result()).await?,
         };
         let spec = &job.record.spec;
-        let limits = Limits {
-            passes: spec.passes.unwrap_or(u32::MAX),
-            failures_max: spec.tasks.failures_max,
-            trainers: 0,
-            deadline_ms: spec.tasks.deadline.as_millis() as u64,
-        };
         let (events, inbox) = mpsc::channel(EVENTS_MAX);
         let (board, board_rx) = watch::channel(Arc::default());
         let (facts, facts_rx) = watch::channel(Arc::default());
@@ -160,7 +154,7 @@ impl Desk {
         let desk = Self {
             lanes: Lanes::new(spec.sync.lanes, first_number),
             dealt: None,
-            limits,
+            limits: limits(spec),
             state,
             reign,
             deadlines: Deadlines::default(),
@@ -370,4 +364,13 @@ impl Batch {
 fn order_of(job: &Job) -> impl Fn(Pass) -> Vec<TaskId> + use<> {
     let (manifest, seed) = (job.manifest.clone(), job.record.spec.seed);
     move |pass| task_order(&manifest, seed, pass)
+}
+
+fn limits(spec: &JobSpec) -> Limits {
+    Limits {
+        passes: spec.passes.unwrap_or(u32::MAX),
+        failures_max: spec.tasks.failures_max,
+        trainers: 0,
+        deadline_ms: spec.tasks.deadline.as_millis() as u64,
+    }
 }

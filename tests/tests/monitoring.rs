@@ -168,10 +168,10 @@ fn prometheus_takes_its_settings() {
     let Some(promtool) = Promtool::find() else { return };
     let scene = Scene::new();
     let secrets = scene.folder().display().to_string();
-    scene.write("steadfast-ca", "");
-    scene.write("steadfast-admin-token", "");
+    scene.write("ca.crt", "");
+    scene.write("admin-token", "");
     scene.write("alerts.yaml", read(&monitoring().join("alerts.yaml")));
-    let settings = read(&monitoring().join("prometheus.yml")).replace("/run/secrets", &secrets);
+    let settings = read(&monitoring().join("prometheus.yml")).replace("/viewers", &secrets);
     scene.write("prometheus.yml", settings);
     promtool.check(scene.folder(), &["check", "config", "prometheus.yml"], "").unwrap();
 }
