@@ -195,7 +195,8 @@ pub fn status_json() -> serde_json::Value {
         "ps_desired": 2, "trainers": [], "checkpoint": null,
         "checkpoint_trouble": null, "recoveries": [], "discarded": [],
         "spent": { "data": 0.0, "compute": 0.0, "push": 0.0, "wait": 0.0, "pull": 0.0 },
-        "seconds_left": 3.0, "result": null
+        "seconds_left": 3.0, "result": null,
+        "happenings": [], "points": []
     })
 }
 
