@@ -123,13 +123,10 @@ impl CommonArgs {
             let address = url.strip_prefix("http://");
             address.is_some_and(|it| !is_on_this_host(it) && !it.starts_with("localhost:"))
         };
-        if self.security.tls.tls.is_some() {
-            if let Some(url) = self.etcd.etcd_endpoints.iter().find(in_the_clear) {
-                warn!(
-                    url,
-                    "talks to etcd in the clear; whoever is between can change the job's state"
-                );
-            }
+        if self.security.tls.tls.is_some()
+            && let Some(url) = self.etcd.etcd_endpoints.iter().find(in_the_clear)
+        {
+            warn!(url, "talks to etcd in the clear; whoever is between can change the job's state");
         }
         self.etcd.options(&self.security.tls)
     }
