@@ -184,7 +184,11 @@ impl Overlay {
         let decode = |value: &Value| {
             let text = value.as_str().expect("data are text");
             match kind {
-                "Secret" => BASE64_STANDARD.decode(text).expect("secrets are in base64"),
+                // What is long comes in lines.
+                "Secret" => {
+                    let whole: String = text.split_whitespace().collect();
+                    BASE64_STANDARD.decode(whole).expect("secrets are in base64")
+                }
                 _ => text.as_bytes().to_vec(),
             }
         };
