@@ -1,9 +1,10 @@
 //! The life of a pserver: bind, claim, serve, end.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use clap::Parser;
+use prometheus_client::registry::Registry;
 use serde_json::json;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
@@ -75,19 +76,10 @@ pub async fn live(
         memory_of: None,
     };
     let readiness = Readiness::new("connects to etcd");
-    let mut registry = prometheus_client::registry::Registry::default();
+    let mut registry = Registry::default();
     let metrics = Metrics::register(&mut registry);
-    let status = Arc::new(std::sync::OnceLock::<Engine>::new());
-    let shown = status.clone();
-    let _admin = admin.serve(AdminContent {
-        role: "pserver",
-        job: args.job.clone(),
-        readiness: readiness.clone(),
-        metrics: registry,
-        token: args.security.admin_token()?,
-        status: Box::new(move || shown.get().map_or(json!({"slot": null}), show)),
-        page: None,
-    });
+    let status = Arc::new(OnceLock::<Engine>::new());
+    let _admin = admin.serve(content(&args, &readiness, registry, status.clone())?);
 
     let keys = args.keys();
     let etcd = Etcd::connect(&args.etcd_options()?).await?;
@@ -130,6 +122,24 @@ pub async fn live(
     ending?;
     linger(&args, &readiness, &shutdown).await;
     Ok(())
+}
+
+/// What the admin port shows.
+fn content(
+    args: &CommonArgs,
+    readiness: &Readiness,
+    metrics: Registry,
+    engine: Arc<OnceLock<Engine>>,
+) -> Result<AdminContent, Failure> {
+    Ok(AdminContent {
+        role: "pserver",
+        job: args.job.clone(),
+        readiness: readiness.clone(),
+        metrics,
+        token: args.security.admin_token()?,
+        status: Box::new(move || engine.get().map_or(json!({"slot": null}), show)),
+        page: None,
+    })
 }
 
 /// A pserver that holds a slot.

@@ -71,16 +71,7 @@ pub async fn live(
     let mut metrics_registry = prometheus_client::registry::Registry::default();
     let metrics = Metrics::register(&mut metrics_registry);
     let view = View::new(id);
-    let shown = view.clone();
-    let _admin = admin.serve(AdminContent {
-        role: "trainer",
-        job: args.job.clone(),
-        readiness: readiness.clone(),
-        metrics: metrics_registry,
-        token: args.security.admin_token()?,
-        status: Box::new(move || json!(shown.facts())),
-        page: None,
-    });
+    let _admin = admin.serve(content(&args, &readiness, metrics_registry, view.clone())?);
 
     let keys = args.keys();
     let etcd = Etcd::connect(&args.etcd_options()?).await?;
@@ -128,6 +119,24 @@ pub async fn live(
             }
         }
     }
+}
+
+/// What the admin port shows.
+fn content(
+    args: &CommonArgs,
+    readiness: &Readiness,
+    metrics: prometheus_client::registry::Registry,
+    view: View,
+) -> Result<AdminContent, Failure> {
+    Ok(AdminContent {
+        role: "trainer",
+        job: args.job.clone(),
+        readiness: readiness.clone(),
+        metrics,
+        token: args.security.admin_token()?,
+        status: Box::new(move || json!(view.facts())),
+        page: None,
+    })
 }
 
 fn lease_lost() -> Interrupt {
