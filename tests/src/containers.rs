@@ -3,7 +3,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -24,7 +23,7 @@ const PROGRAMS: [&str; 4] =
     ["steadfast", "steadfast-master", "steadfast-pserver", "steadfast-trainer"];
 
 /// Longest wait for an image that is not there.
-const PULL_MAX: Duration = Duration::from_secs(60);
+const PULL_MAX: &str = "60s";
 
 /// Replaces the store by a server that is made for tests.
 const STORE: &str = "
@@ -224,20 +223,9 @@ fn can_be_had() -> Result<&'static str, String> {
 }
 
 fn pull(image: &str) -> bool {
-    let mut command = Command::new("docker");
-    command.args(["pull", "--quiet", image]).stdin(Stdio::null());
-    let started = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-    let Ok(mut child) = started else { return false };
-    let start = Instant::now();
-    while start.elapsed() < PULL_MAX {
-        if let Ok(Some(status)) = child.try_wait() {
-            return status.success();
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    let _ = child.kill();
-    let _ = child.wait();
-    false
+    let mut command = Command::new("timeout");
+    command.args([PULL_MAX, "docker", "pull", "--quiet", image]).stdin(Stdio::null());
+    command.output().is_ok_and(|it| it.status.success())
 }
 
 /// Makes our image as `deploy/Dockerfile` says, of the programs that are built already.

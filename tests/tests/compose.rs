@@ -1,13 +1,9 @@
 //! The deployment that `deploy/compose.yaml` describes, for real.
 
-use std::thread::sleep;
 use std::time::Duration;
 
 use serde_json::Value;
 use steadfast_tests::{Deployment, Job, Run, Scene, docker, within};
-
-/// How long somebody is away: longer than a lease.
-const AWAY: Duration = Duration::from_secs(8);
 
 /// Longest time that the job may take here.
 const JOB_MAX: Duration = Duration::from_secs(400);
@@ -35,6 +31,10 @@ fn a_deployment_survives_what_happens_to_containers() {
         found.into_iter().find(|it| is_meant(&it.address)).expect("it runs")
     };
 
+    let until = |what: &str, holds: &dyn Fn(&Value) -> bool| {
+        within(JOB_MAX, what, || status().filter(|it| holds(it)).map(|_| ()));
+    };
+
     let now = after(200);
     of("master", &now["master"]["address"]).kill();
     let now = after(200);
@@ -45,18 +45,30 @@ fn a_deployment_survives_what_happens_to_containers() {
 
     let paused = deployment.running("trainer").remove(1);
     docker(&["pause", &paused.id]);
-    sleep(AWAY);
+    let own = format!("{}:", paused.address);
+    let is_its = |it: &Value| it["admin"].as_str().is_some_and(|it| it.starts_with(&own));
+    until("its lanes are with others", &|it| {
+        it["trainers"].as_array().is_some_and(|all| !all.iter().any(is_its))
+    });
     docker(&["unpause", &paused.id]);
-    let cut = of("pserver", &now["slots"][1]["address"]);
+    let held = now["slots"][1]["address"].clone();
+    let cut = of("pserver", &held);
     docker(&["network", "disconnect", &deployment.network(), &cut.id]);
-    sleep(AWAY);
+    until("another one has its slot", &|it| {
+        let holder = &it["slots"][1]["address"];
+        holder.is_string() && *holder != held
+    });
     docker(&["network", "connect", &deployment.network(), &cut.id]);
     let now = after(200);
-    let deaf = of("master", &now["master"]["address"]);
+    let acting = now["master"]["address"].clone();
+    let deaf = of("master", &acting);
     deaf.in_its_network(&[
         "iptables", "-A", "OUTPUT", "-p", "tcp", "--dport", "2379", "-j", "DROP",
     ]);
-    sleep(AWAY);
+    until("another master acts", &|it| {
+        let master = &it["master"]["address"];
+        master.is_string() && *master != acting
+    });
     deaf.in_its_network(&["iptables", "-F", "OUTPUT"]);
 
     for service in ["master", "pserver", "trainer"] {
