@@ -106,3 +106,31 @@ fn completions_and_a_manual_can_be_had() {
     let page = std::fs::read_to_string(scene.path("steadfast-why.1")).expect("it is there");
     assert!(page.contains("waits for whom"), "{page}");
 }
+
+/// S004-1: with `--linger` a process whose job is over stays until it is told to leave, has nothing and is
+/// not ready, so that whatever starts again what ends leaves it alone.
+#[test]
+fn who_lingers_stays_after_the_job_with_nothing_in_its_hands() {
+    let scene = Scene::new();
+    let store = scene.path("store").display().to_string();
+    let cluster = Cluster::new(&scene, &Job::small(), 1, "2s");
+    let cluster = cluster.with_store(&store, &[("STEADFAST_LINGER", "true")]);
+    let mut members = vec![cluster.master("master"), cluster.pserver("pserver")];
+    members.extend([cluster.pserver("spare"), cluster.trainer("trainer")]);
+    assert_eq!(cluster.result()["state"], "finished");
+    for member in &members {
+        eventually("it says why it is not ready", || {
+            let said = member.ask("/readyz")?;
+            (said.code == 503 && said.body.contains("the job is over")).then_some(())
+        });
+        assert_eq!(member.ask("/healthz").map(|it| it.code), Some(200));
+    }
+    let keys = &cluster.keys;
+    assert!(cluster.list(&keys.ps_prefix()).is_empty());
+    assert!(cluster.list(&keys.trainers_prefix()).is_empty());
+    assert!(cluster.get(&keys.master_addr()).is_none());
+    for member in &mut members {
+        member.signal(Signal::SIGTERM);
+        assert_eq!(member.end().code, Some(0));
+    }
+}
