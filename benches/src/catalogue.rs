@@ -4,9 +4,10 @@ use steadfast_common::spec::OptimizerKind;
 
 use crate::checkpoint::Meanwhile;
 use crate::kernels::{BLOCK, LARGE};
+use crate::raw::Adds;
 use crate::rig::Via;
 use crate::sample::Sample;
-use crate::{checkpoint, kernels, model, ping, raw, tasks, whole, wire};
+use crate::{checkpoint, counter, kernels, model, ping, raw, tasks, whole, wire};
 
 /// What a bench counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,11 +42,15 @@ pub enum Side {
 enum Work {
     /// In what form.
     Push(Via, &'static str),
+    /// Beside one that is as whole as ours.
+    WholePush,
     Pull(Via),
     Steps,
     SmallSteps,
     Lanes,
     Dispatch,
+    /// Beside a writer that serves as many.
+    ServedDispatch,
     TakeOver,
     Checkpoint,
     Restore,
@@ -61,7 +66,9 @@ impl Bench {
     pub async fn sample(&self, side: Side) -> Sample {
         match (self.work, side) {
             (Work::Push(via, form), Side::Ours) => wire::push(via, form).await,
-            (Work::Push(via, _), Side::Beside) => raw::push(via).await,
+            (Work::Push(via, _), Side::Beside) => raw::push(via, Adds::AsItComes).await,
+            (Work::WholePush, Side::Ours) => wire::push(Via::Tcp, "none").await,
+            (Work::WholePush, Side::Beside) => raw::push(Via::Tcp, Adds::Whole).await,
             (Work::Pull(via), Side::Ours) => wire::pull(via).await,
             (Work::Pull(via), Side::Beside) => raw::pull(via).await,
             (Work::Steps, Side::Ours) => wire::steps().await,
@@ -88,6 +95,8 @@ impl Bench {
             (Work::Lanes, Side::Beside) => kernels::unordered(),
             (Work::Dispatch, Side::Ours) => tasks::dispatch().await,
             (Work::Dispatch, Side::Beside) => tasks::write().await,
+            (Work::ServedDispatch, Side::Ours) => tasks::dispatch().await,
+            (Work::ServedDispatch, Side::Beside) => counter::dispatch().await,
             (Work::TakeOver, Side::Ours) => tasks::take_over().await,
             (Work::TakeOver, Side::Beside) => Sample::bound(2.0),
             (Work::Rule(kind, values), Side::Ours) => kernels::optimizer(kind, values),
@@ -99,7 +108,7 @@ impl Bench {
 /// A line of the table as it is written here: what a [`Bench`] says, in the same order.
 type Line = (&'static str, &'static str, &'static str, Unit, f64, Work);
 
-const LINES: [Line; 20] = [
+const LINES: [Line; 22] = [
     (
         "push",
         "gradient of 64 MiB to 2 pservers, applied by SGD",
@@ -107,6 +116,14 @@ const LINES: [Line; 20] = [
         Unit::Bytes,
         0.9,
         Work::Push(Via::Tcp, "none"),
+    ),
+    (
+        "whole-push",
+        "the same, counted beside what is applied as a whole or not at all",
+        "tokio TCP into memory, then into the same update",
+        Unit::Bytes,
+        0.9,
+        Work::WholePush,
     ),
     (
         "pull",
@@ -203,6 +220,14 @@ const LINES: [Line; 20] = [
         Unit::Steps,
         0.8,
         Work::Dispatch,
+    ),
+    (
+        "served-dispatch",
+        "the same, counted beside one that serves as many",
+        "a server of the same calls that commits as many keys and decides nothing",
+        Unit::Steps,
+        0.8,
+        Work::ServedDispatch,
     ),
     (
         "takeover",

@@ -2,6 +2,7 @@
 
 mod catalogue;
 mod checkpoint;
+mod counter;
 mod expense;
 mod kernels;
 mod model;
@@ -55,6 +56,8 @@ enum Part {
     ServeRaw,
     #[command(hide = true)]
     ServeEcho,
+    #[command(hide = true)]
+    ServeCounter { etcd: String },
 }
 
 fn main() -> ExitCode {
@@ -86,6 +89,9 @@ fn act(part: &Part) -> Result<(), String> {
             Ok(())
         }
         Part::ServeRaw => runtime.block_on(raw::serve()).map_err(|error| error.to_string()),
+        Part::ServeCounter { etcd } => {
+            runtime.block_on(counter::serve(etcd)).map_err(|error| error.to_string())
+        }
         Part::ServeEcho => runtime.block_on(ping::serve()).map_err(|error| error.to_string()),
     }
 }

@@ -22,6 +22,16 @@ const READ_BYTES: usize = 256 << 10;
 /// What a connection is for.
 const PUSH: u8 = 1;
 const PULL: u8 = 2;
+const PUSH_WHOLE: u8 = 3;
+
+/// When a gradient is added up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Adds {
+    /// As it comes in, so that one which breaks off was added in part.
+    AsItComes,
+    /// As a whole or not at all: once its last byte is there.
+    Whole,
+}
 
 /// Receives gradients and adds them up, or gives the sum away, until it is killed. Says first where.
 pub async fn serve() -> std::io::Result<()> {
@@ -54,20 +64,33 @@ async fn serve_one(mut stream: Stream) -> std::io::Result<()> {
     let values = stream.read_u64().await? as usize;
     let mut sum = vec![0.0_f32; values];
     let mut buffer = vec![0; READ_BYTES];
+    let mut whole = Vec::new();
     loop {
         match stream.read_u8().await? {
             PUSH => {
                 for sums in sum.chunks_mut(READ_BYTES / size_of::<f32>()) {
                     let bytes = &mut buffer[..size_of_val(sums)];
                     stream.read_exact(bytes).await?;
-                    for (sum, value) in sums.iter_mut().zip(bytes.as_chunks().0) {
-                        *sum -= 0.001 * f32::from_le_bytes(*value);
-                    }
+                    add(sums, bytes);
                 }
                 stream.write_u8(PUSH).await?;
             }
+            PUSH_WHOLE => {
+                whole.resize(size_of_val(&sum[..]), 0);
+                for bytes in whole.chunks_mut(READ_BYTES) {
+                    stream.read_exact(bytes).await?;
+                }
+                tokio::task::block_in_place(|| add(&mut sum, &whole));
+                stream.write_u8(PUSH_WHOLE).await?;
+            }
             _ => stream.write_all(bytemuck::cast_slice(&sum)).await?,
         }
+    }
+}
+
+fn add(sums: &mut [f32], bytes: &[u8]) {
+    for (sum, value) in sums.iter_mut().zip(bytes.as_chunks().0) {
+        *sum -= 0.001 * f32::from_le_bytes(*value);
     }
 }
 
@@ -111,8 +134,8 @@ impl Peers {
         self.processes.iter().map(|it| it.pid().as_raw()).collect()
     }
 
-    async fn push(&mut self) {
-        join_all(self.senders.iter_mut().map(Sender::push)).await;
+    async fn push(&mut self, adds: Adds) {
+        join_all(self.senders.iter_mut().map(|sender| sender.push(adds))).await;
     }
 
     async fn pull(&mut self) {
@@ -143,10 +166,14 @@ impl Sender {
         Self { streams, _links: links, values: vec![0.5; values] }
     }
 
-    async fn push(&mut self) {
+    async fn push(&mut self, adds: Adds) {
+        let what = match adds {
+            Adds::AsItComes => PUSH,
+            Adds::Whole => PUSH_WHOLE,
+        };
         let shares = self.values.chunks(self.values.len() / SLOTS);
         join_all(self.streams.iter_mut().zip(shares).map(async |(stream, share)| {
-            stream.write_u8(PUSH).await.expect("it is there");
+            stream.write_u8(what).await.expect("it is there");
             stream.write_all(bytemuck::cast_slice(share)).await.expect("it is there");
             stream.read_u8().await.expect("it answers");
         }))
@@ -171,12 +198,12 @@ async fn connect(address: SocketAddr) -> TcpStream {
 }
 
 /// Gradients of [`VALUES`] to [`SLOTS`] processes that add them up.
-pub async fn push(via: Via) -> Sample {
+pub async fn push(via: Via, adds: Adds) -> Sample {
     let mut peers = Peers::start(1, VALUES, via).await;
-    peers.push().await;
+    peers.push(adds).await;
     let watch = Watch::start(peers.pids());
     for _ in 0..via.rounds() {
-        peers.push().await;
+        peers.push(adds).await;
     }
     watch.stop((via.rounds() * VALUES * size_of::<f32>()) as f64)
 }
@@ -195,11 +222,11 @@ pub async fn pull(via: Via) -> Sample {
 /// The bytes of whole steps: all gradients, then all parameters.
 pub async fn steps() -> Sample {
     let mut peers = Peers::start(TRAINERS, STEP_VALUES, Via::Tcp).await;
-    peers.push().await;
+    peers.push(Adds::AsItComes).await;
     peers.pull().await;
     let watch = Watch::start(peers.pids());
     for _ in 0..STEPS {
-        peers.push().await;
+        peers.push(Adds::AsItComes).await;
         peers.pull().await;
     }
     watch.stop(STEPS as f64 * step_bytes())

@@ -83,7 +83,7 @@ impl Rig {
     ) -> Self {
         let commands = Commands::new(&scene, &etcd, job, slots);
         let processes = commands.start_all(&scene, slots);
-        let client = connect(&etcd).await;
+        let client = connect(&etcd.url()).await;
         let keys = Keys::of_job(&job.name);
         let session = Session::open(&client, Duration::from_secs(30)).await.expect("a lease");
         let cluster = Arc::new(Cluster::join(&client, keys.clone()).await.expect("etcd answers"));
@@ -191,9 +191,9 @@ impl Rig {
     }
 }
 
-/// A connection to an etcd.
-pub async fn connect(etcd: &EtcdServer) -> Etcd {
-    let options = EtcdOptions { endpoints: vec![etcd.url()], ..EtcdOptions::default() };
+/// A connection to the etcd at `url`.
+pub async fn connect(url: &str) -> Etcd {
+    let options = EtcdOptions { endpoints: vec![url.to_owned()], ..EtcdOptions::default() };
     Etcd::connect(&options).await.expect("etcd answers")
 }
 

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use steadfast_client::Master;
-use steadfast_common::ids::TrainerId;
+use steadfast_common::ids::{Generation, TrainerId};
 use steadfast_coord::{OPS_MAX, Op, Reign, Session};
 use steadfast_proto::v1::next_task_reply::Next;
 use steadfast_proto::v1::next_task_request::Report;
-use steadfast_proto::v1::{Finished, NextTaskRequest};
+use steadfast_proto::v1::{Dispatch, Finished, NextTaskRequest};
 use steadfast_tests::{EtcdServer, Job, Scene, examples};
 use uuid::Uuid;
 
@@ -25,10 +25,10 @@ const TASKS: usize = 1_000_000;
 const DISPATCHED: usize = 40_000;
 
 /// Trainers that ask at once.
-const TRAINERS: usize = 64;
+pub const TRAINERS: usize = 64;
 
 /// Keys that a dispatch changes on its own: the task before, the task, and the answer.
-const KEYS_OF_ONE: usize = 3;
+pub const KEYS_OF_ONE: usize = 3;
 
 async fn rig() -> Rig {
     let scene = Scene::new();
@@ -44,9 +44,16 @@ async fn rig() -> Rig {
     Rig::start(scene, etcd, &job, 1, 1, Via::Tcp).await
 }
 
+/// Somebody who asks one time after the other.
+pub trait Asks: Send + 'static {
+    /// Asks once, and waits for the answer.
+    fn turn(&mut self) -> impl Future<Output = ()> + Send;
+}
+
 /// A trainer that takes tasks and says that they are done.
 struct Worker {
     master: Master,
+    generation: Generation,
     report: Option<Report>,
 }
 
@@ -54,13 +61,16 @@ impl Worker {
     async fn new(rig: &Rig) -> Self {
         let id = TrainerId(Uuid::new_v4());
         rig.register(id).await;
-        Self { master: Master::new(rig.cluster.clone(), id), report: None }
+        let master = Master::new(rig.cluster.clone(), id);
+        Self { master, generation: rig.pservers.generation(), report: None }
     }
+}
 
+impl Asks for Worker {
     /// Gives back a task and takes another.
-    async fn turn(&mut self, rig: &Rig) {
+    async fn turn(&mut self) {
         let request = NextTaskRequest {
-            caller: self.master.caller(rig.pservers.generation()),
+            caller: self.master.caller(self.generation),
             request_id: Uuid::new_v4().to_string(),
             report: self.report.take(),
             more: true,
@@ -69,67 +79,81 @@ impl Worker {
         };
         let reply = self.master.next_task(request).await.expect("the master answers");
         let Some(Next::Task(dispatch)) = reply.next else { panic!("there are tasks: {reply:?}") };
-        self.report = Some(Report::Finished(Finished {
-            attempt: dispatch.attempt,
-            task: dispatch.task,
-            records: 1,
-            loss_sum: 0.5,
-            version: 0,
-        }));
+        self.report = Some(finished(&dispatch));
     }
+}
+
+/// A task that is done.
+pub fn finished(dispatch: &Dispatch) -> Report {
+    Report::Finished(Finished {
+        attempt: dispatch.attempt,
+        task: dispatch.task,
+        records: 1,
+        loss_sum: 0.5,
+        version: 0,
+    })
 }
 
 /// [`DISPATCHED`] of [`TASKS`] tasks to [`TRAINERS`] trainers.
 pub async fn dispatch() -> Sample {
-    let rig = Arc::new(rig().await);
+    let rig = rig().await;
     let mut workers = Vec::new();
     for _ in 0..TRAINERS {
         let mut worker = Worker::new(&rig).await;
-        worker.turn(&rig).await;
+        worker.turn().await;
         workers.push(worker);
     }
+    all_at_once(workers, rig.pids()).await
+}
+
+/// [`DISPATCHED`] turns of all `askers` together, with the processes that serve them.
+pub async fn all_at_once(askers: Vec<impl Asks>, pids: Vec<i32>) -> Sample {
     let given = Arc::new(AtomicUsize::new(0));
-    let watch = Watch::start(rig.pids());
-    let runs = workers.into_iter().map(|mut worker| {
-        let (rig, given) = (rig.clone(), given.clone());
+    let watch = Watch::start(pids);
+    let runs = askers.into_iter().map(|mut asker| {
+        let given = given.clone();
         tokio::spawn(async move {
             let mut waits = Vec::new();
             while given.fetch_add(1, Ordering::Relaxed) < DISPATCHED {
                 let started = Instant::now();
-                worker.turn(&rig).await;
+                asker.turn().await;
                 waits.push(started.elapsed().as_secs_f64());
             }
             waits
         })
     });
-    let waits = join_all(runs).await.into_iter().map(|it| it.expect("no worker panics"));
+    let waits = join_all(runs).await.into_iter().map(|it| it.expect("no asker panics"));
     let sample = watch.stop(DISPATCHED as f64);
     sample.with_waits(waits.flatten().collect())
+}
+
+/// What `count` dispatches from `first` on change, and what they have in common.
+pub fn changes(first: usize, count: usize) -> Vec<Op> {
+    let value = serde_json::json!({ "a": "0".repeat(150) });
+    let ops = (first..first + count).flat_map(|number| {
+        let key = |number: usize| format!("/bench/tasks/{number:07}");
+        [
+            Op::put(&key(number), &value),
+            Op::delete(&key(number.wrapping_sub(count))),
+            Op::put(&format!("/bench/replies/{}", number % TRAINERS), &value),
+        ]
+    });
+    ops.chain([Op::put("/bench/head", &value)]).collect()
 }
 
 /// One writer of transactions with as many changes as dispatches of one transaction need.
 pub async fn write() -> Sample {
     let scene = Scene::new();
     let etcd = EtcdServer::durable(&scene);
-    let client = connect(&etcd).await;
+    let client = connect(&etcd.url()).await;
     let session = Session::open(&client, Duration::from_secs(30)).await.expect("a lease");
     let reign = Reign::seize(&client, &session, "/bench/lock", b"bench").await;
     let mut reign = reign.expect("etcd answers").expect("nobody else holds it");
     let in_one = (OPS_MAX - 1) / KEYS_OF_ONE;
-    let value = serde_json::json!({ "a": "0".repeat(150) });
     let watch = Watch::start(vec![etcd.pid().as_raw()]);
     let mut next = 0;
     while next < DISPATCHED {
-        let ops = (next..next + in_one).flat_map(|number| {
-            let key = |number: usize| format!("/bench/tasks/{number:07}");
-            [
-                Op::put(&key(number), &value),
-                Op::delete(&key(number.wrapping_sub(in_one))),
-                Op::put(&format!("/bench/replies/{}", number % TRAINERS), &value),
-            ]
-        });
-        let ops: Vec<Op> = ops.chain([Op::put("/bench/head", &value)]).collect();
-        reign.commit(&client, &ops, &[]).await.expect("etcd answers");
+        reign.commit(&client, &changes(next, in_one), &[]).await.expect("etcd answers");
         next += in_one;
     }
     watch.stop(next as f64)
@@ -139,10 +163,10 @@ pub async fn write() -> Sample {
 pub async fn take_over() -> Sample {
     let mut rig = rig().await;
     let mut worker = Worker::new(&rig).await;
-    worker.turn(&rig).await;
+    worker.turn().await;
     let standby = rig.start_standby();
     let watch = Watch::start(vec![standby]);
     rig.kill_master();
-    worker.turn(&rig).await;
+    worker.turn().await;
     watch.stop(1.0)
 }

@@ -1,0 +1,149 @@
+//! The limit of dispatches that are served: a process that answers the same calls over the same HTTP/2, commits as
+//! many keys of as many bytes for each, as many calls at once, and decides nothing.
+
+use std::net::SocketAddr;
+use std::process::Stdio;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use steadfast_coord::{OPS_MAX, Op, Reign, Session};
+use steadfast_host::net::{Port, Wire, dial};
+use steadfast_host::role::Role;
+use steadfast_proto::v1::next_task_reply::Next;
+use steadfast_proto::v1::next_task_request::Report;
+use steadfast_proto::v1::{Caller, Dispatch, NextTaskReply, NextTaskRequest};
+use steadfast_tests::{EtcdServer, Process, Scene, within};
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::server::{NamedService, UnaryService};
+use tonic::service::Routes;
+use tonic::{Request, Response, Status};
+use tonic_prost::ProstCodec;
+use uuid::Uuid;
+
+use crate::rig::connect;
+use crate::sample::Sample;
+use crate::tasks::{Asks, KEYS_OF_ONE, TRAINERS, all_at_once, changes, finished};
+
+/// Somebody waits for the commit.
+type Waiting = (NextTaskRequest, oneshot::Sender<NextTaskReply>);
+
+/// Answers once the writer has committed.
+#[derive(Clone)]
+struct Counter {
+    calls: mpsc::Sender<Waiting>,
+}
+
+impl NamedService for Counter {
+    const NAME: &'static str = "steadfast.bench.Counter";
+}
+
+impl UnaryService<NextTaskRequest> for Counter {
+    type Response = NextTaskReply;
+    type Future = BoxFuture<'static, Result<Response<NextTaskReply>, Status>>;
+
+    fn call(&mut self, request: Request<NextTaskRequest>) -> Self::Future {
+        let calls = self.calls.clone();
+        Box::pin(async move {
+            let (reply, answer) = oneshot::channel();
+            let ended = || Status::unavailable("the writer has ended");
+            calls.send((request.into_inner(), reply)).await.map_err(|_| ended())?;
+            Ok(Response::new(answer.await.map_err(|_| ended())?))
+        })
+    }
+}
+
+impl tower::Service<tonic::codegen::http::Request<Body>> for Counter {
+    type Response = tonic::codegen::http::Response<Body>;
+    type Error = std::convert::Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: tonic::codegen::http::Request<Body>) -> Self::Future {
+        let counter = self.clone();
+        Box::pin(async move {
+            let mut grpc = tonic::server::Grpc::new(ProstCodec::default());
+            Ok(grpc.unary(counter, request).await)
+        })
+    }
+}
+
+/// Answers until it is killed. Says first where.
+pub async fn serve(etcd: &str) -> std::io::Result<()> {
+    let (calls, waiting) = mpsc::channel(1024);
+    let port = Port::bind("127.0.0.1:0".parse().expect("an address")).await?;
+    println!("{}", port.local_addr()?);
+    tokio::spawn(write(etcd.to_owned(), waiting));
+    let served = port.serve(Routes::new(Counter { calls }), |_| &[], CancellationToken::new());
+    served.await.map_err(std::io::Error::other)?.map_err(std::io::Error::other)
+}
+
+/// Commits all that wait together, then answers them.
+async fn write(etcd: String, mut waiting: mpsc::Receiver<Waiting>) {
+    let client = connect(&etcd).await;
+    let session = Session::open(&client, Duration::from_secs(30)).await.expect("a lease");
+    let reign = Reign::seize(&client, &session, "/bench/lock", b"bench").await;
+    let mut reign = reign.expect("etcd answers").expect("nobody else holds it");
+    let (mut batch, mut number) = (Vec::new(), 0);
+    while 0 < waiting.recv_many(&mut batch, (OPS_MAX - 1) / KEYS_OF_ONE).await {
+        let ops: Vec<Op> = changes(number, batch.len());
+        reign.commit(&client, &ops, &[]).await.expect("etcd answers");
+        for (_, reply) in batch.drain(..) {
+            number += 1;
+            let task =
+                Dispatch { task: number as u32, attempt: number as u64, ..Dispatch::default() };
+            // Who asked waits.
+            let _ = reply.send(NextTaskReply { counted: true, next: Some(Next::Task(task)) });
+        }
+    }
+}
+
+struct Client {
+    grpc: tonic::client::Grpc<Wire>,
+    report: Option<Report>,
+}
+
+impl Asks for Client {
+    async fn turn(&mut self) {
+        let request = NextTaskRequest {
+            caller: Some(Caller { trainer: Uuid::new_v4().to_string(), generation: 1 }),
+            request_id: Uuid::new_v4().to_string(),
+            report: self.report.take(),
+            more: true,
+            ..NextTaskRequest::default()
+        };
+        self.grpc.ready().await.expect("it is there");
+        let path = PathAndQuery::from_static("/steadfast.bench.Counter/NextTask");
+        let codec = ProstCodec::<NextTaskRequest, NextTaskReply>::default();
+        let reply = self.grpc.unary(Request::new(request), path, codec).await;
+        let next = reply.expect("it answers").into_inner().next;
+        let Some(Next::Task(dispatch)) = next else { panic!("there are tasks: {next:?}") };
+        self.report = Some(finished(&dispatch));
+    }
+}
+
+/// As many calls of as many clients as our own sample has.
+pub async fn dispatch() -> Sample {
+    let scene = Scene::new();
+    let etcd = EtcdServer::durable(&scene);
+    let own = std::env::current_exe().expect("we run");
+    let mut command = scene.command(&own);
+    command.args(["serve-counter", &etcd.url()]).stdin(Stdio::null());
+    let process = Process::start(scene.folder(), "counter", &mut command);
+    let address: SocketAddr =
+        within(Duration::from_secs(10), "it listens", || process.stdout().trim().parse().ok());
+    let mut clients = Vec::new();
+    for _ in 0..TRAINERS {
+        let wire = dial(&address.to_string(), Role::Master).expect("an address");
+        let mut client = Client { grpc: tonic::client::Grpc::new(wire), report: None };
+        client.turn().await;
+        clients.push(client);
+    }
+    all_at_once(clients, vec![etcd.pid().as_raw(), process.pid().as_raw()]).await
+}
