@@ -13,7 +13,7 @@ use steadfast_common::records::GenerationRecord;
 use steadfast_common::spec::{JobSpec, Mode};
 use steadfast_coord::{CoordError, Etcd, pauses};
 use steadfast_host::chance;
-use steadfast_host::time::{Instant, sleep, timeout};
+use steadfast_host::time::{Instant, sleep};
 use steadfast_store::{Location, StoreError};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{info, warn};
@@ -256,8 +256,7 @@ impl Keeper {
             Next::Wish(_) | Next::Due | Next::Tried => facts.borrow().position.version,
         };
         if awaited.load(Ordering::Relaxed) <= reached.0 {
-            // One that takes longer is left to the sweep.
-            let _ = timeout(snapshot::UPLOAD_MAX, by_steps).await;
+            by_steps.await;
         }
         next
     }
@@ -375,7 +374,8 @@ impl Keeper {
             Mode::Async => None,
             Mode::Sync => Some(at),
         };
-        let saved = snapshot::shards(&self.store, slots, version, patience).await;
+        let facts = &self.office.facts;
+        let saved = snapshot::shards(&self.store, slots, version, patience, facts).await;
         if let Err(error @ CheckpointError::Diverged { .. }) = &saved {
             let (generation, reason) = (generation.generation, error.to_string());
             self.office.ask(|reply| Event::Diverged { generation, reason, reply }).await?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use steadfast_common::ids::{Slot, Version};
+use steadfast_common::ids::{Generation, Slot, Version};
 use steadfast_common::keys::Keys;
 use steadfast_common::layout::ParamSpec;
 use steadfast_common::records::{
@@ -14,18 +14,18 @@ use steadfast_coord::Etcd;
 use steadfast_host::net::dial;
 use steadfast_host::role::Role;
 use steadfast_host::task::TaskSet;
-use steadfast_host::time::{Instant, timeout, unix_ms};
+use steadfast_host::time::{Instant, unix_ms};
 use steadfast_proto::v1::pserver_client::PserverClient;
 use steadfast_proto::v1::{SnapshotReply, SnapshotRequest, Target, snapshot_reply};
 use steadfast_store::Location;
+use tokio::sync::watch;
 
+use crate::board::Facts;
 use crate::checkpoints::CheckpointError;
+use crate::office::OfficeError;
 
 /// How long one question waits at a pserver for the version.
 const WAIT_MS: u64 = 5_000;
-
-/// How long a slot may take to upload a version that it has.
-pub(crate) const UPLOAD_MAX: Duration = Duration::from_secs(60);
 
 /// A slot that is asked for its shard.
 pub(crate) struct Asked {
@@ -60,22 +60,27 @@ pub(crate) async fn slots(
 }
 
 /// All shards of the cut. If one fails, the others' objects are deleted again. A slot may take as
-/// long as `patience` to reach the version; then it uploads its shard.
+/// long as `patience` to reach the version. Then it uploads its shard, for which it has as long as the
+/// store lets it take for so many bytes: whoever does not live through that loses its slot, and so the
+/// generation ends.
 pub(crate) async fn shards(
     store: &Location,
     slots: Vec<Asked>,
     version: Option<Version>,
     patience: Duration,
+    facts: &watch::Receiver<Arc<Facts>>,
 ) -> Result<Vec<SnapshotReply>, CheckpointError> {
     let mut asked = TaskSet::default();
     let in_vain = Arc::new(AtomicBool::new(false));
     for slot in slots {
-        let in_vain = in_vain.clone();
+        let (in_vain, facts) = (in_vain.clone(), facts.clone());
         asked.spawn(async move {
-            let id = slot.slot;
-            let answer = snapshot(slot, version, patience, &in_vain);
-            let answer = timeout(patience + UPLOAD_MAX, answer).await;
-            let answer = answer.unwrap_or(Err(CheckpointError::TooLate { slot: id }));
+            let generation = Generation(slot.target.generation);
+            let answer = tokio::select! {
+                biased;
+                answer = snapshot(slot, version, patience, &in_vain) => answer,
+                over = generation_over(generation, facts) => Err(over.into()),
+            };
             in_vain.fetch_or(answer.is_err(), Ordering::Relaxed);
             answer
         });
@@ -97,6 +102,14 @@ pub(crate) async fn shards(
             }
             Err(error)
         }
+    }
+}
+
+/// Waits until the job has another generation, or this master does not act any more.
+async fn generation_over(found: Generation, mut facts: watch::Receiver<Arc<Facts>>) -> OfficeError {
+    match facts.wait_for(|facts| found < facts.generation).await {
+        Ok(facts) => OfficeError::OtherGeneration { found, present: facts.generation },
+        Err(_) => OfficeError::NotActing,
     }
 }
 
