@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use reqwest::redirect::Policy;
-use reqwest::{Client, ClientBuilder, StatusCode};
+use reqwest::{Client, ClientBuilder, Method, StatusCode};
 use serde_json::Value;
 use steadfast_common::error::ErrorKind;
 use steadfast_host::role::ANY_ROLE;
@@ -23,6 +23,14 @@ const BODY_MAX: usize = 16 << 20;
 /// # Errors
 /// If nobody answers there.
 pub async fn ask(address: &str, path: &str) -> Result<(StatusCode, String), Failure> {
+    request(address, Method::GET, path).await
+}
+
+async fn request(
+    address: &str,
+    method: Method,
+    path: &str,
+) -> Result<(StatusCode, String), Failure> {
     // Fails when the process has chosen its cryptography already, which is as good.
     let _ = tls::crypto().install_default();
     let silent = |error: reqwest::Error| {
@@ -37,7 +45,7 @@ pub async fn ask(address: &str, path: &str) -> Result<(StatusCode, String), Fail
             trusting(client, &credentials.current(), at)
         }
     };
-    let request = client.build().map_err(silent)?.get(format!("{origin}{path}"));
+    let request = client.build().map_err(silent)?.request(method, format!("{origin}{path}"));
     let mut answer = request.send().await.map_err(|error| {
         if error.is_builder() {
             Failure::new(ErrorKind::Invalid, format!("`{address}` is no HOST:PORT"))
@@ -65,11 +73,25 @@ pub async fn ask(address: &str, path: &str) -> Result<(StatusCode, String), Fail
 /// If it does not answer, or not to us.
 pub async fn status(address: &str) -> Result<Value, Failure> {
     let (code, text) = ask(address, "/status").await?;
-    if !code.is_success() {
-        return Err(Failure::new(ErrorKind::Denied, format!("{address}: {}", text.trim_end())));
-    }
+    let text = allowed(address, code, text)?;
     serde_json::from_str(&text)
         .map_err(|error| Failure::internal(format!("{address} gives no status: {error}")))
+}
+
+/// Has a process finish in good order.
+///
+/// # Errors
+/// If it does not answer, or not to us.
+pub async fn drain(address: &str) -> Result<(), Failure> {
+    let (code, text) = request(address, Method::POST, "/drain").await?;
+    allowed(address, code, text).map(|_| ())
+}
+
+fn allowed(address: &str, code: StatusCode, text: String) -> Result<String, Failure> {
+    match code.is_success() {
+        true => Ok(text),
+        false => Err(Failure::new(ErrorKind::Denied, format!("{address}: {}", text.trim_end()))),
+    }
 }
 
 fn trusting(

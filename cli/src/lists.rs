@@ -47,20 +47,35 @@ struct Of {
     form: FormArgs,
 }
 
-#[derive(Debug, Serialize)]
-struct Member {
-    role: &'static str,
-    /// The slot of a pserver, the id of a trainer.
-    name: String,
-    address: Option<String>,
-    admin: String,
+/// A process that has a place in the job.
+#[derive(Clone, Debug, Serialize)]
+pub struct Member {
+    pub role: &'static str,
+    /// The slot of a pserver, the id of any other.
+    pub name: String,
+    pub address: Option<String>,
+    pub admin: String,
     /// Revision of etcd at which it took its place: the smaller, the longer ago.
-    since: i64,
+    pub since: i64,
 }
 
-/// Lists processes.
-pub async fn members(args: MembersArgs) -> Result<ExitCode, Failure> {
-    let job = args.of.job.find().await?;
+impl Member {
+    /// What people call it.
+    pub fn title(&self) -> String {
+        match self.role {
+            "trainer" => format!("trainer {}", self.name),
+            // There is one, and one for each slot.
+            "master" => "master".to_owned(),
+            _ => self.name.clone(),
+        }
+    }
+}
+
+/// All processes that have a place in the job, as etcd holds them.
+///
+/// # Errors
+/// If etcd does not answer, or holds a value that is not ours.
+pub async fn all_members(job: &Job) -> Result<Vec<Member>, Failure> {
     let mut members = Vec::new();
     if let Some(entry) = job.etcd.get(&job.keys.master_addr()).await? {
         let record: MasterRecord = entry.json()?;
@@ -72,7 +87,7 @@ pub async fn members(args: MembersArgs) -> Result<ExitCode, Failure> {
             since: entry.create_revision,
         });
     }
-    for (slot, record, since) in holders(&job).await? {
+    for (slot, record, since) in holders(job).await? {
         members.push(Member {
             role: "pserver",
             name: format!("slot {slot}"),
@@ -92,6 +107,12 @@ pub async fn members(args: MembersArgs) -> Result<ExitCode, Failure> {
             since: entry.create_revision,
         });
     }
+    Ok(members)
+}
+
+/// Lists processes.
+pub async fn members(args: MembersArgs) -> Result<ExitCode, Failure> {
+    let members = all_members(&args.of.job.find().await?).await?;
     show(
         &args.of.form,
         &json!(members),

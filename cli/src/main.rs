@@ -6,6 +6,7 @@ mod audit;
 mod certs;
 mod checkpoint;
 mod doctor;
+mod drain;
 mod etcd;
 mod etcd_users;
 mod etcd_version;
@@ -19,6 +20,7 @@ mod probe;
 mod scale;
 mod shell;
 mod status;
+mod top;
 mod why;
 
 use std::process::ExitCode;
@@ -42,6 +44,8 @@ enum Command {
     Slots(lists::SlotsArgs),
     Tasks(lists::TasksArgs),
     Scale(scale::ScaleArgs),
+    Drain(drain::DrainArgs),
+    Top(top::TopArgs),
     Checkpoint(checkpoint::CheckpointArgs),
     Audit(audit::AuditArgs),
     Etcd(etcd::EtcdServerArgs),
@@ -65,6 +69,8 @@ fn main() -> ExitCode {
             Command::Slots(args) => lists::slots(args).await,
             Command::Tasks(args) => lists::tasks(args).await,
             Command::Scale(args) => scale::run(args).await,
+            Command::Drain(args) => drain::run(args).await,
+            Command::Top(args) => top::run(args).await,
             Command::Checkpoint(args) => checkpoint::run(args).await,
             Command::Audit(args) => audit::run(args).await,
             Command::Etcd(args) => etcd::run(args).await,

@@ -357,6 +357,28 @@ mod tests {
         record.fault().expect("it has a fault")
     }
 
+    /// A reader that is an ulp off would make other bits of the same settings.
+    #[test]
+    fn a_number_is_read_as_it_was_written() {
+        let mut bits = 0x3fee_a21d_8d2b_3c00_u64;
+        for _ in 0..10_000 {
+            bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            // In [0.5, 1), where a short way to write one is seldom.
+            let loss = f64::from_bits(0x3fe0_0000_0000_0000 | bits >> 12);
+            let written = EvaluationRecord {
+                pass: Pass(0),
+                version: Version(0),
+                records: 1,
+                loss,
+                metric: 0.0,
+                metric_name: String::new(),
+            };
+            let text = serde_json::to_string(&written).unwrap();
+            let read: EvaluationRecord = serde_json::from_str(&text).unwrap();
+            assert_eq!(read.loss.to_bits(), loss.to_bits(), "{text}");
+        }
+    }
+
     #[test]
     fn a_checkpoint_that_was_set_aside_is_no_fault_of_its_manifest() {
         assert_eq!(sound().fault(), None);

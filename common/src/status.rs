@@ -60,7 +60,7 @@ pub struct JobStatus {
     pub result: Option<ResultRecord>,
 }
 
-/// What a trainer's time went to, in seconds.
+/// What a trainer's time went to, in seconds, and what it moved meanwhile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Spent {
     /// Waiting for records to be read.
@@ -73,12 +73,20 @@ pub struct Spent {
     pub wait: f64,
     /// Receiving parameters.
     pub pull: f64,
+    /// Bytes of gradients that were sent and of parameters that were received.
+    #[serde(default)]
+    pub moved_bytes: u64,
 }
 
 impl Spent {
-    /// All of it.
+    /// All of the time.
     pub fn total(&self) -> f64 {
         self.data + self.compute + self.push + self.wait + self.pull
+    }
+
+    /// Bytes moved in a second, over all of the time.
+    pub fn bytes_per_second(&self) -> f64 {
+        if 0.0 < self.total() { self.moved_bytes as f64 / self.total() } else { 0.0 }
     }
 }
 
@@ -89,6 +97,8 @@ impl AddAssign for Spent {
         self.push += more.push;
         self.wait += more.wait;
         self.pull += more.pull;
+        // What others tell may be anything.
+        self.moved_bytes = self.moved_bytes.saturating_add(more.moved_bytes);
     }
 }
 
@@ -123,6 +133,38 @@ pub struct Point {
     pub loss: Option<f64>,
     /// The latest metric on held-out records.
     pub metric: Option<f64>,
+}
+
+/// Values over the seconds since the first point.
+pub type Curve = Vec<(f64, f64)>;
+
+/// What there is to draw of a job.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Curves {
+    pub loss: Curve,
+    /// On held-out records.
+    pub metric: Curve,
+    pub examples_per_second: Curve,
+}
+
+impl Curves {
+    /// The curves through some points, the latest last.
+    pub fn through(points: &[Point]) -> Self {
+        let first = points.first().map_or(0, |it| it.unix_ms);
+        let at = |it: &Point| it.unix_ms.saturating_sub(first) as f64 / 1000.0;
+        let over_time = |value: fn(&Point) -> Option<f64>| {
+            points.iter().filter_map(|it| Some((at(it), value(it)?))).collect()
+        };
+        let rate = |two: &[Point]| {
+            let trained = two[1].examples.saturating_sub(two[0].examples) as f64;
+            (at(&two[1]), trained / (at(&two[1]) - at(&two[0])).max(1e-3))
+        };
+        Self {
+            loss: over_time(|it| it.loss),
+            metric: over_time(|it| it.metric),
+            examples_per_second: points.windows(2).map(rate).collect(),
+        }
+    }
 }
 
 /// Phases of a job.
@@ -177,4 +219,7 @@ pub struct TrainerStatus {
     pub tasks: u32,
     #[serde(default)]
     pub spent: Spent,
+    /// Pushes by which it is ahead of the slowest, if the job bounds that.
+    #[serde(default)]
+    pub lead: Option<u64>,
 }

@@ -40,6 +40,8 @@ pub struct Facts {
     pub evaluation: Option<EvaluationRecord>,
     pub checkpoint: Option<String>,
     pub recoveries: Vec<Recovery>,
+    /// Those that are not remembered any more included.
+    pub recoveries_count: u64,
     pub spent: Spent,
     pub discarded: Vec<DiscardedTask>,
     /// Tasks that failed and are tried again, with the last reason.
@@ -70,6 +72,7 @@ impl Facts {
             checkpoint: state.checkpoint.clone(),
             discarded: desk.discarded(state),
             recoveries: desk.recoveries.past(),
+            recoveries_count: desk.recoveries.count(),
             spent: desk.spendings.total(),
             result: state.result.clone(),
             ..Self::default()
@@ -142,6 +145,7 @@ fn trainers(desk: &Desk) -> Vec<TrainerStatus> {
         *tasks.entry(holder).or_default() += 1;
     }
     let view = desk.trainers.view();
+    let bound = desk.job.record.spec.asynchronous.max_staleness;
     let listed = view.entries.iter().filter_map(|(key, entry)| {
         let id = desk.keys.trainer_of(key)?;
         let record: Option<TrainerRecord> = entry.json().ok();
@@ -153,6 +157,7 @@ fn trainers(desk: &Desk) -> Vec<TrainerStatus> {
                 Mode::Async => Vec::new(),
             },
             spent: desk.spendings.of(id),
+            lead: bound.map(|_| desk.clocks.lead(id)),
             tasks: tasks.get(&id).copied().unwrap_or(0),
         })
     });

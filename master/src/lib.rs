@@ -20,6 +20,7 @@ mod service;
 mod snapshot;
 mod spendings;
 mod store;
+mod tensorboard;
 mod vigils;
 
 pub use job::Order;

@@ -58,6 +58,9 @@ impl Collector for Metrics {
         checkpoints(&mut encoder, &acting.checkpoints.health())?;
         state(&mut encoder, status.state)?;
         members(&mut encoder, &status)?;
+        let recoveries = acting.office.facts.borrow().recoveries_count;
+        let help = "Pauses that failures made and that are over, while this master acts";
+        counter(&mut encoder, "steadfast_recoveries", help, recoveries)?;
         progress(&mut encoder, &status)?;
         spent(&mut encoder, status.spent)
     }
@@ -80,9 +83,7 @@ fn progress(e: &mut DescriptorEncoder<'_>, status: &JobStatus) -> Result<(), std
     gauge(e, "steadfast_pass", "Pass that the job is in", i64::from(status.pass.0))?;
     let version = status.version.0 as i64;
     gauge(e, "steadfast_version", "Steps that the parameters reflect", version)?;
-    let examples = ConstCounter::new(status.examples);
-    let (name, help) = ("steadfast_examples", "Records trained on");
-    examples.encode(e.encode_descriptor(name, help, None, examples.metric_type())?)?;
+    counter(e, "steadfast_examples", "Records trained on", status.examples)?;
     let done = match (status.examples_total, status.steps) {
         (Some(total), _) => Some(status.examples as f64 / total as f64),
         (None, Some(steps)) => Some(status.version.0 as f64 / steps as f64),
@@ -153,9 +154,8 @@ fn checkpoints(
     let help = "Checkpoints that failed since the last one that succeeded";
     let failures = i64::from(health.failures_in_a_row);
     gauge(encoder, "steadfast_checkpoint_failures_in_a_row", help, failures)?;
-    let committed = ConstCounter::new(health.committed);
-    let (name, help) = ("steadfast_checkpoints", "Checkpoints committed by this master");
-    committed.encode(encoder.encode_descriptor(name, help, None, committed.metric_type())?)?;
+    let help = "Checkpoints committed by this master";
+    counter(encoder, "steadfast_checkpoints", help, health.committed)?;
     if let Some(last) = health.last {
         let help = "Time since this master committed a checkpoint";
         let age = last.elapsed().as_secs_f64();
@@ -182,6 +182,16 @@ fn tasks(encoder: &mut DescriptorEncoder<'_>, status: &JobStatus) -> Result<(), 
         family.metric_type(),
     )?;
     family.encode(descriptor)
+}
+
+fn counter(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    value: u64,
+) -> Result<(), std::fmt::Error> {
+    let counter = ConstCounter::new(value);
+    counter.encode(encoder.encode_descriptor(name, help, None, counter.metric_type())?)
 }
 
 fn gauge(

@@ -255,6 +255,11 @@ impl ClockRoom {
         }
     }
 
+    /// How far a trainer is ahead of the slowest.
+    pub fn lead(&self, trainer: TrainerId) -> u64 {
+        self.clocks.lock().expect("no holder panics").lead(trainer)
+    }
+
     /// The largest lead that was ever let through.
     pub fn largest_lead(&self) -> u64 {
         self.clocks.lock().expect("no holder panics").largest_lead()

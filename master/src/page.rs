@@ -2,7 +2,9 @@
 
 use maud::{Markup, PreEscaped, html};
 use steadfast_common::spec::Mode;
-use steadfast_common::status::{Happening, JobState, JobStatus, Point, Spent, TrainerStatus};
+use steadfast_common::status::{
+    Curves, Happening, JobState, JobStatus, Point, Spent, TrainerStatus,
+};
 use steadfast_process::Section;
 
 use crate::curve::curve;
@@ -96,20 +98,12 @@ fn why(status: &JobStatus) -> Markup {
 }
 
 fn curves(points: &[Point]) -> Markup {
-    let over_time = |value: &dyn Fn(&Point) -> Option<f64>| -> Vec<(f64, f64)> {
-        let first = points.first().map_or(0, |it| it.unix_ms);
-        let at = |it: &Point| it.unix_ms.saturating_sub(first) as f64 / 1000.0;
-        points.iter().filter_map(|it| Some((at(it), value(it)?))).collect()
-    };
-    let rates: Vec<(f64, f64)> = over_time(&|it| Some(it.examples as f64))
-        .windows(2)
-        .map(|two| (two[1].0, (two[1].1 - two[0].1).max(0.0) / (two[1].0 - two[0].0).max(1e-3)))
-        .collect();
+    let curves = Curves::through(points);
     html! {
         div.curves {
-            (figure_of("Loss", &over_time(&|it| it.loss)))
-            (figure_of("Metric on held-out records", &over_time(&|it| it.metric)))
-            (figure_of("Records a second", &rates))
+            (figure_of("Loss", &curves.loss))
+            (figure_of("Metric on held-out records", &curves.metric))
+            (figure_of("Records a second", &curves.examples_per_second))
         }
     }
 }
@@ -169,6 +163,8 @@ fn trainers(status: &JobStatus) -> Markup {
                 thead { tr {
                     th scope="col" { "trainer" } th scope="col" { "admin port" } th scope="col" { "works on" }
                     @for (what, _) in shares(&Spent::default()) { th scope="col" { (what) } }
+                    th scope="col" { "MB a second" }
+                    th scope="col" { "pushes ahead" }
                 } }
                 tbody { @for it in status.trainers.iter().take(ROWS_MAX) { (trainer(it)) } }
             }
@@ -185,6 +181,8 @@ fn trainer(it: &TrainerStatus) -> Markup {
             td { (it.admin) }
             td { @if lanes.is_empty() { (it.tasks) " tasks" } @else { "lanes " (lanes.join(", ")) } }
             @for (_, share) in shares(&it.spent) { td.number { (share) } }
+            td.number { (format!("{:.1}", it.spent.bytes_per_second() / 1e6)) }
+            td.number { @match it.lead { Some(lead) => (lead), None => "–" } }
         }
     }
 }

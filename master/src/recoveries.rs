@@ -15,6 +15,7 @@ const REMEMBERED: usize = 20;
 pub(crate) struct Recoveries {
     open: Option<Open>,
     past: VecDeque<Recovery>,
+    count: u64,
 }
 
 #[derive(Debug)]
@@ -51,13 +52,19 @@ impl Recoveries {
         let Some(open) = self.open.take_if(is_over) else { return };
         let seconds = now.0.saturating_sub(open.since.0) as f64 / 1000.0;
         info!(cause = open.cause, seconds, "training goes on");
+        self.count += 1;
         self.past.push_back(Recovery { cause: open.cause, seconds, ended_unix_ms: unix_ms });
         if REMEMBERED < self.past.len() {
             self.past.pop_front();
         }
     }
 
-    /// All pauses that are over, the latest last.
+    /// How many pauses are over.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The latest pauses that are over, the last one last.
     pub fn past(&self) -> Vec<Recovery> {
         self.past.iter().cloned().collect()
     }
@@ -79,7 +86,7 @@ mod tests {
         assert_eq!(recoveries.past(), []);
         recoveries.progress(Version(9), Millis(1500), 0);
         let past = recoveries.past();
-        assert_eq!((past.len(), past[0].seconds), (1, 0.5));
+        assert_eq!((recoveries.count(), past.len(), past[0].seconds), (1, 1, 0.5));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use steadfast_host::time::{sleep, timeout, unix_ms};
 use steadfast_master_core::rate::Rate;
 use steadfast_process::{
     Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, access, health,
-    init_logging, linger,
+    init_logging, linger, moved,
 };
 use steadfast_proto::MESSAGE_BYTES_MAX;
 use steadfast_proto::v1::master_server::MasterServer;
@@ -26,6 +26,7 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use crate::acting::{Acting, View};
+use crate::board::Facts;
 use crate::checkpoints::Keeper;
 use crate::desk::Desk;
 use crate::job::{self, Order};
@@ -33,6 +34,7 @@ use crate::metrics::Metrics;
 use crate::office::End;
 use crate::page;
 use crate::service::Service;
+use crate::tensorboard::TensorBoard;
 use crate::vigils::Vigils;
 
 /// How long calls in flight may take once we leave.
@@ -56,6 +58,9 @@ pub struct Args {
     /// Number of pserver slots, if the job has none yet.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub pservers: u32,
+    /// Folder of this machine for curves that TensorBoard reads.
+    #[arg(long, value_name = "DIR")]
+    pub tensorboard: Option<PathBuf>,
 }
 
 /// Runs a master until the job is over, another one acts in its place, or it is told to leave.
@@ -83,6 +88,10 @@ pub async fn live(
     shutdown: Shutdown,
 ) -> Result<(), Failure> {
     let common = args.common.clone();
+    if let Some(folder) = &args.tensorboard {
+        std::fs::create_dir_all(folder)
+            .map_err(|error| Failure::io(format!("--tensorboard {}", folder.display()), &error))?;
+    }
     let listener = steadfast_process::bind(common.listen, "--listen").await?;
     let bound = listener.local_addr().map_err(|error| Failure::io("the port", &error))?;
     let admin = Admin::bind(common.admin_listen).await?;
@@ -102,6 +111,7 @@ pub async fn live(
         readiness: readiness.clone(),
         metrics: registry,
         token: common.security.admin_token()?,
+        shutdown: shutdown.clone(),
         status: Box::new(move || match &*shown.borrow() {
             Some(acting) => json!(acting.status()),
             None => json!({ "acting": false }),
@@ -121,6 +131,7 @@ pub async fn live(
     let etcd = Etcd::connect(&common.etcd_options()?).await?;
     let keys = common.keys();
     job::check(&etcd, &keys, order.as_ref()).await?;
+    let told = record.address.clone();
     let life = Life { etcd: &etcd, keys: &keys, order: order.as_ref(), args: &args, record };
     let ending = tokio::select! {
         biased;
@@ -128,6 +139,7 @@ pub async fn live(
         served = &mut serving => {
             return Err(Failure::internal(format!("the server ended: {served:?}")));
         }
+        failure = moved(&common, &told) => return Err(failure),
     };
     stop.cancel();
     if timeout(DRAIN, serving).await.is_err() {
@@ -160,6 +172,14 @@ fn order(args: &Args) -> Result<Option<Order>, Failure> {
 fn after_acting(error: CoordError) -> Failure {
     let kind = if error.is_transient() { ErrorKind::Stale } else { error.kind() };
     Failure::new(kind, error.to_string())
+}
+
+/// Tells TensorBoard, if anybody wants that.
+async fn follow(curves: &mut Option<TensorBoard>, facts: watch::Receiver<Arc<Facts>>) {
+    match curves {
+        Some(curves) => curves.follow(facts).await,
+        None => std::future::pending().await,
+    }
 }
 
 struct Life<'a> {
@@ -206,6 +226,17 @@ impl Life<'_> {
                 ending => return ending,
             }
         }
+    }
+
+    /// A file for TensorBoard, if one is wanted. A folder that cannot be written to is not worth a reign.
+    fn curves(&self) -> Option<TensorBoard> {
+        let folder = self.args.tensorboard.as_ref()?;
+        let created = TensorBoard::create(folder, self.record.id);
+        created
+            .inspect_err(|error| {
+                warn!(folder = %folder.display(), %error, "no curves for TensorBoard");
+            })
+            .ok()
     }
 
     /// Ends a master that acted, lost its lease, and finds another one acting.
@@ -306,6 +337,8 @@ impl Life<'_> {
             Desk::open(self.etcd, self.keys, job, reign, &self.record.address).await?;
         let (keeper, checkpoints, requests) =
             Keeper::new(self.etcd.clone(), self.keys.clone(), spec.clone(), store, office.clone());
+        let mut curves = self.curves();
+        let facts = office.facts.clone();
         acting.send_replace(Some(Acting {
             office,
             checkpoints,
@@ -324,10 +357,14 @@ impl Life<'_> {
             ended = desk.run(shutdown.drain()) => match ended.map_err(after_acting)? {
                 End::Over(result) => {
                     info!(state = ?result.state, "the job is over");
+                    if let Some(curves) = &mut curves {
+                        curves.finish(&result);
+                    }
                     Ok(())
                 }
                 End::Left => Ok(()),
             },
+            () = follow(&mut curves, facts) => Err(Failure::internal("the curves ended")),
             () = keeper.run(requests) => Err(Failure::internal("the checkpoint keeper ended")),
         }
     }

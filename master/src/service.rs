@@ -347,6 +347,7 @@ fn spent(wire: v1::Spent) -> Spent {
         push: time(wire.push),
         wait: time(wire.wait),
         pull: time(wire.pull),
+        moved_bytes: wire.moved_bytes,
     }
 }
 

@@ -39,6 +39,11 @@ pub fn status(kind: ErrorKind, message: impl Into<String>) -> Status {
 
 /// Reads the kind of error that a status carries.
 pub fn kind(status: &Status) -> ErrorKind {
+    // What a connection broke by is kept as its source, whatever code that was given. What the other side
+    // said has none.
+    if std::error::Error::source(status).is_some() {
+        return ErrorKind::Unavailable;
+    }
     match status.code() {
         Code::InvalidArgument | Code::Unimplemented => ErrorKind::Invalid,
         Code::NotFound => ErrorKind::NotFound,
@@ -74,6 +79,16 @@ mod tests {
             ErrorKind::Internal,
         ] {
             assert_eq!(kind(&status(sent, "why")), sent);
+        }
+    }
+
+    /// F25: HTTP/2 calls some ways in which a connection breaks an internal error, or one of too much.
+    #[test]
+    fn a_connection_that_broke_is_no_word_of_the_other_side() {
+        for code in [Code::Internal, Code::ResourceExhausted, Code::PermissionDenied] {
+            let mut broken = Status::new(code, "h2 protocol error");
+            broken.set_source(std::sync::Arc::new(std::io::Error::other("reset")));
+            assert_eq!(kind(&broken), ErrorKind::Unavailable);
         }
     }
 }

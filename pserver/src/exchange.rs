@@ -17,6 +17,7 @@ use steadfast_common::layout::Block;
 use steadfast_common::pieces::{Pieces, shared_bytes};
 use steadfast_common::tally::TaskPiece;
 use steadfast_host::time::timeout;
+use steadfast_host::traces::TRACE;
 use steadfast_proto::tensor::in_chunks;
 use steadfast_proto::v1;
 use steadfast_proto::v1::pserver_server::PserverServer;
@@ -31,6 +32,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
+use tracing::{Instrument, info_span};
 
 use crate::engine::PublishedShard;
 use crate::event::{EngineError, Event, Patience, Pulled, PushName, Which};
@@ -153,9 +155,11 @@ async fn push(
         checksum: header.checksum,
         blocks,
     };
+    let apply = info_span!(target: TRACE, "apply");
     let pushed = service
         .engine
         .ask(|reply| Event::Push { generation, name, contribution, reply })
+        .instrument(apply)
         .await
         .map_err(|error| refuse(&error))?;
     service.check_lease()?;

@@ -15,7 +15,7 @@ use steadfast_host::role::Role;
 use steadfast_host::time::timeout;
 use steadfast_process::{
     Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, access, health,
-    init_logging, linger, wait_for_job,
+    init_logging, linger, moved, wait_for_job,
 };
 use steadfast_pserver_core::shard::Rules;
 use tonic::service::Routes;
@@ -79,7 +79,7 @@ pub async fn live(
     let mut registry = Registry::default();
     let metrics = Metrics::register(&mut registry);
     let status = Arc::new(OnceLock::<Engine>::new());
-    let _admin = admin.serve(content(&args, &readiness, registry, status.clone())?);
+    let _admin = admin.serve(content(&args, &readiness, registry, &shutdown, status.clone())?);
 
     let keys = args.keys();
     let etcd = Etcd::connect(&args.etcd_options()?).await?;
@@ -92,6 +92,7 @@ pub async fn live(
             linger(&args, &readiness, &shutdown).await;
             return Ok(());
         }
+        failure = moved(&args, &record.address) => return Err(failure),
     };
     identity.set_incarnation(joined.engine.incarnation);
     let _ = status.set(joined.engine.clone());
@@ -107,6 +108,7 @@ pub async fn live(
         served = &mut serving => {
             return Err(Failure::internal(format!("the server ended: {served:?}")));
         }
+        failure = moved(&args, &record.address) => Err(failure),
         () = over(&result) => {
             info!("the job is over");
             Ok(())
@@ -129,6 +131,7 @@ fn content(
     args: &CommonArgs,
     readiness: &Readiness,
     metrics: Registry,
+    shutdown: &Shutdown,
     engine: Arc<OnceLock<Engine>>,
 ) -> Result<AdminContent, Failure> {
     Ok(AdminContent {
@@ -137,6 +140,7 @@ fn content(
         readiness: readiness.clone(),
         metrics,
         token: args.security.admin_token()?,
+        shutdown: shutdown.clone(),
         status: Box::new(move || engine.get().map_or(json!({"slot": null}), show)),
         page: None,
     })

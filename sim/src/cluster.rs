@@ -222,6 +222,7 @@ impl Cluster {
                     job_file: None,
                     store: None,
                     pservers: shape.slots,
+                    tensorboard: None,
                 };
                 steadfast_master::live(args, Some(order), id, identity, shutdown).boxed()
             }
@@ -253,7 +254,11 @@ impl Cluster {
             lease_ttl: self.0.shape.lease_ttl,
             security: SecurityArgs::default(),
             linger: false,
-            log: LogArgs { filter: "info".to_owned(), format: LogFormat::Text },
+            log: LogArgs {
+                filter: "info".to_owned(),
+                format: LogFormat::Text,
+                otlp_endpoint: None,
+            },
             config: None,
             check_config: false,
         }

@@ -124,6 +124,11 @@ impl<'a> Cluster<'a> {
         self.member(name, "pserver", &[])
     }
 
+    /// Starts a pserver with more settings.
+    pub fn pserver_with(&self, name: &str, more: &[&str]) -> Member {
+        self.member(name, "pserver", more)
+    }
+
     /// Starts a trainer.
     pub fn trainer(&self, name: &str) -> Member {
         self.member(name, "trainer", &[])
@@ -152,12 +157,17 @@ impl<'a> Cluster<'a> {
 
     /// Runs `steadfast` with these words, as an administrator.
     pub fn steadfast(&self, args: &[&str]) -> Output {
+        self.tool(args).output().expect("the program starts")
+    }
+
+    /// `steadfast` with these words, as an administrator.
+    pub fn tool(&self, args: &[&str]) -> Command {
         let mut command = self.command("steadfast");
         command.args(args).args(["--job", &self.spec.name, "--etcd-endpoints", &self.etcd.url()]);
         if let Some(certificates) = &self.certificates {
             command.arg("--tls").arg(certificates.of("admin"));
         }
-        command.output().expect("the program starts")
+        command
     }
 
     /// Reads all keys that begin with `prefix`.

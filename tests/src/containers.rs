@@ -112,6 +112,16 @@ impl Deployment {
         command.args(args).stdin(Stdio::null()).output().expect("docker starts")
     }
 
+    /// Has `deploy/chaos.sh` disturb the deployment; gives back what it says.
+    #[track_caller]
+    pub fn disturb(&self, rounds: u32) -> String {
+        let mut command = Command::new("sh");
+        command.arg(examples().join("../deploy/chaos.sh")).env("CHAOS_ROUNDS", rounds.to_string());
+        command.env("COMPOSE_PROJECT_NAME", &self.project).env("CHAOS_EVERY", "2");
+        let output = command.env("CHAOS_FOR", "7").output().expect("a shell starts");
+        said(&output, &["chaos"])
+    }
+
     /// What `steadfast` says as an administrator, if it can.
     pub fn steadfast(&self, args: &[&str]) -> Option<Value> {
         let run = ["run", "--rm", "--no-deps", "-T", "admin", "steadfast"];

@@ -9,7 +9,7 @@ use steadfast_tests::{Deployment, Job, Run, Scene, docker, within};
 const JOB_MAX: Duration = Duration::from_secs(400);
 
 /// S004-1, I7, F1, F4, F7, F22, F40: `up --wait` brings up a job with certificates, users of etcd and
-/// checkpoints in S3. Processes are killed by the host, one is paused, one is disconnected, one loses etcd
+/// checkpoints in S3. The profile chaos has its way with it; processes are killed by the host, one is paused, one is disconnected, one loses etcd
 /// and nothing else, trainers join; the job ends with the bits of an undisturbed run on one machine, and
 /// nothing was counted twice.
 #[test]
@@ -35,6 +35,9 @@ fn a_deployment_survives_what_happens_to_containers() {
         within(JOB_MAX, what, || status().filter(|it| holds(it)).map(|_| ()));
     };
 
+    after(100);
+    let disturbed = deployment.disturb(4);
+    assert_eq!(disturbed.matches("chaos: ").count(), 4, "{disturbed}");
     let now = after(200);
     of("master", &now["master"]["address"]).kill();
     let now = after(200);

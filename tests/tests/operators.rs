@@ -1,5 +1,7 @@
 //! What people ask the tool when they look after a job.
 
+use std::path::Path;
+
 use serde_json::Value;
 use steadfast_tests::{Certificates, Cluster, Job, Scene, Signal, eventually};
 
@@ -134,3 +136,83 @@ fn who_lingers_stays_after_the_job_with_nothing_in_its_hands() {
         assert_eq!(member.end().code, Some(0));
     }
 }
+
+/// F40: whoever is asked to leave gives its place to another, and the job goes on; whoever is not of the job
+/// is not asked.
+#[test]
+fn who_is_drained_leaves_its_place_to_another() {
+    let scene = Scene::new();
+    let certificates = Certificates::make(&scene, "certs");
+    let cluster = Cluster::secured(&scene, &Job::endless(), 1, "5s", &certificates);
+    let mut master = cluster.master("master");
+    cluster.until("it acts", |_| true);
+    let (mut pserver, mut trainer) = (cluster.pserver("pserver"), cluster.trainer("trainer-0"));
+    cluster.until_step(5);
+    let others = [cluster.master("standby"), cluster.pserver("spare"), cluster.trainer("other")];
+    cluster.until("two train", |it| it["trainers"].as_array().is_some_and(|it| it.len() == 2));
+
+    let unknown = cluster.steadfast(&["drain", "slot", "7"]);
+    let said_no = String::from_utf8_lossy(&unknown.stderr).into_owned();
+    assert!(said_no.contains("there is no `slot 7`; there are: master, slot 0"), "{said_no}");
+    let list = json(&cluster, "members");
+    let of_trainer = list.as_array().unwrap().iter().find(|it| it["admin"] == trainer.admin);
+    let id = of_trainer.unwrap()["name"].as_str().unwrap();
+    let told = said(&cluster, &["drain", "trainer", &id[..12]]);
+    assert!(told.ends_with("has left; others go on with its work\n"), "{told}");
+    for (name, member) in [("slot 0", &mut pserver), ("master", &mut master)] {
+        let told = said(&cluster, &["drain", name]);
+        assert!(told.starts_with(&format!("{name} has left; ")), "{told}");
+        assert_eq!(member.end().code, Some(0));
+    }
+    assert_eq!(trainer.end().code, Some(0));
+    let at = cluster.until("it trains again", |it| it["state"] == "training");
+    cluster.until_step(at["version"].as_u64().unwrap() + 5);
+    drop(others);
+}
+
+/// A terminal shows the job, and is left as it was.
+#[test]
+fn a_terminal_shows_the_job_until_a_key_ends_that() {
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &Job::endless(), 1, "2s");
+    let (_master, _pserver) = (cluster.master("master"), cluster.pserver("pserver"));
+    let _trainer = cluster.trainer("trainer");
+    cluster.until_step(5);
+    let refused = cluster.steadfast(&["top"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("needs a terminal"), "{refused:?}");
+
+    let script = scene.write("terminal.py", TERMINAL);
+    let (look, mut python) = (cluster.tool(&["top"]), scene.command(Path::new("python3")));
+    python.arg(script).arg(look.get_program()).args(look.get_args());
+    let output = python.output().expect("python starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Runs a program in a terminal of 120 columns until it shows a job (words apart: what is blank already is
+/// not written), presses `q`, and demands that it ends well and leaves the other screen.
+const TERMINAL: &str = r#"
+import fcntl, os, pty, select, struct, sys, termios, time
+pid, terminal = pty.fork()
+if pid == 0:
+    os.environ["TERM"] = "xterm-256color"
+    os.execv(sys.argv[1], sys.argv[1:])
+fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 45, 120, 0, 0))
+shown, wanted = b"", [b"digits", b"second", b"quits", b"happened", b"generation", b"lanes"]
+end, is_told = time.time() + 30, False
+while time.time() < end:
+    if not select.select([terminal], [], [], 0.5)[0]:
+        continue
+    try:
+        shown += os.read(terminal, 65536)
+    except OSError:
+        break
+    if not is_told and all(it in shown for it in wanted):
+        os.write(terminal, b"q")
+        is_told = True
+if not is_told:
+    os.kill(pid, 9)
+_, status = os.waitpid(pid, 0)
+assert is_told, shown
+assert os.waitstatus_to_exitcode(status) == 0, status
+assert b"\x1b[?1049h" in shown and b"\x1b[?1049l" in shown, shown[-200:]
+"#;

@@ -1,5 +1,11 @@
 //! The wire as others speak it: any gRPC client with our messages is understood.
 
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
 use steadfast_common::ids::Slot;
 use steadfast_common::records::{GenerationRecord, PserverRecord};
 use steadfast_proto::v1::pserver_client::PserverClient;
@@ -7,7 +13,7 @@ use steadfast_proto::v1::push_header::Name;
 use steadfast_proto::v1::{
     BlockData, LaneContribution, LaneShare, PullRequest, PushHeader, PushRequest, Target,
 };
-use steadfast_tests::{Cluster, Job, Member, Scene};
+use steadfast_tests::{Cluster, Job, Member, Scene, free_address};
 use tonic::Code;
 use tonic::transport::Channel;
 
@@ -97,4 +103,68 @@ fn a_plain_grpc_client_pulls_and_pushes() {
     // Whoever is on call sees what was refused.
     assert_eq!(refused_pushes(&pserver, "invalid"), before.0 + 2);
     assert_eq!(refused_pushes(&pserver, "stale"), before.1 + 1);
+}
+
+/// A relay that counts how often the one that connects gives a call up (RST_STREAM, RFC 9113 6.4).
+#[derive(Clone, Default)]
+struct Resets(Arc<AtomicUsize>);
+
+impl Resets {
+    /// Leads from an address of its own to another.
+    fn relay(&self, to: SocketAddr) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback is there");
+        let address = listener.local_addr().expect("it is bound");
+        let resets = self.clone();
+        let meet = move |caller: TcpStream| {
+            let callee = TcpStream::connect(to)?;
+            caller.set_nodelay(true)?;
+            callee.set_nodelay(true)?;
+            Ok((caller, callee))
+        };
+        thread::spawn(move || {
+            for caller in listener.incoming() {
+                let Ok((caller, callee)) = caller.and_then(meet) else { continue };
+                let (mut back, mut to_caller) =
+                    (callee.try_clone().unwrap(), caller.try_clone().unwrap());
+                thread::spawn(move || io::copy(&mut back, &mut to_caller));
+                let resets = resets.clone();
+                thread::spawn(move || resets.pass_on(caller, callee));
+            }
+        });
+        address
+    }
+
+    /// Frame by frame.
+    fn pass_on(&self, mut from: TcpStream, mut to: TcpStream) -> io::Result<()> {
+        let (mut preface, mut head) = ([0; 24], [0; 9]);
+        from.read_exact(&mut preface)?;
+        to.write_all(&preface)?;
+        loop {
+            from.read_exact(&mut head)?;
+            let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+            from.read_exact(&mut payload)?;
+            to.write_all(&[&head[..], &payload].concat())?;
+            if head[3] == RST_STREAM {
+                self.0.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+const RST_STREAM: u8 = 3;
+
+/// F25: a trainer reads all answers to the end. Those that it gave up came too late for its HTTP/2 to know
+/// of them, until it held so many for a fault of the pserver that the connection broke.
+#[test]
+fn a_trainer_gives_up_no_call_in_its_steps() {
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &Job::endless(), 1, "30s");
+    let _master = cluster.master("master");
+    let (resets, listens) = (Resets::default(), free_address());
+    let advertised = resets.relay(listens).to_string();
+    let at = ["--listen", &listens.to_string(), "--advertise", &advertised];
+    let _pserver = cluster.pserver_with("pserver", &at);
+    let _trainer = cluster.trainer("trainer");
+    cluster.until_step(2000);
+    assert_eq!(resets.0.load(Ordering::Relaxed), 0);
 }

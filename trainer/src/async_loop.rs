@@ -15,6 +15,7 @@ use steadfast_common::tally::{TaskPiece, checksum};
 use steadfast_host::chance;
 use steadfast_host::task::in_place;
 use steadfast_host::time::{Instant, sleep};
+use steadfast_host::traces::TRACE;
 use steadfast_proto::v1::next_task_reply::Next;
 use steadfast_proto::v1::next_task_request::Report;
 use steadfast_proto::v1::{
@@ -22,7 +23,7 @@ use steadfast_proto::v1::{
 };
 use steadfast_trainer_core::{Batch, MicroBatch, Parameters};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, warn};
+use tracing::{Instrument, debug, info, info_span, warn};
 
 use crate::context::{Context, Interrupt, Last};
 
@@ -117,8 +118,11 @@ impl Worker<'_> {
                 outlook = self.ask(None, true).await?;
                 continue;
             };
-            let report = self.compute(dispatch).await?;
-            outlook = self.ask(Some(report), true).await?;
+            let (task, pass) = (dispatch.task, dispatch.pass);
+            let span =
+                info_span!(target: TRACE, parent: None, "task", task, pass, dispatch.attempt);
+            let report = self.compute(dispatch).instrument(span.clone()).await?;
+            outlook = self.ask(Some(report), true).instrument(span).await?;
         }
     }
 
@@ -167,7 +171,8 @@ impl Worker<'_> {
             facts.doing = "training";
         });
         let started = Instant::now();
-        let records = self.context.tasks.get(pass, task).await;
+        let read = info_span!(target: TRACE, "read");
+        let records = self.context.tasks.get(pass, task).instrument(read).await;
         let data = started.elapsed().as_secs_f64();
         self.context.view.spend(Spent { data, ..Spent::default() });
         let records = match records {
@@ -253,10 +258,12 @@ impl Worker<'_> {
             values: Arc::new(values),
         };
         let started = Instant::now();
-        self.pservers.push(name, gradient).await?;
+        let push = info_span!(target: TRACE, "push");
+        let moved_bytes = self.pservers.push(name, gradient).instrument(push).await?;
         let took = started.elapsed();
         self.context.metrics.pushed(took);
-        self.context.view.spend(Spent { push: took.as_secs_f64(), ..Spent::default() });
+        let push = took.as_secs_f64();
+        self.context.view.spend(Spent { push, moved_bytes, ..Spent::default() });
         Ok(())
     }
 
@@ -297,10 +304,12 @@ impl Worker<'_> {
     async fn pull(&mut self) -> Result<(), Interrupt> {
         let started = Instant::now();
         let values = self.parameters.values_mut();
-        self.position = self.pservers.pull(values).await?;
+        let pull = info_span!(target: TRACE, "pull");
+        self.position = self.pservers.pull(values).instrument(pull).await?;
         let took = started.elapsed();
         self.context.metrics.pulled(took);
-        self.context.view.spend(Spent { pull: took.as_secs_f64(), ..Spent::default() });
+        let (pull, moved_bytes) = (took.as_secs_f64(), self.position.bytes);
+        self.context.view.spend(Spent { pull, moved_bytes, ..Spent::default() });
         Ok(())
     }
 

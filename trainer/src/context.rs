@@ -12,12 +12,13 @@ use steadfast_common::status::Spent;
 use steadfast_coord::Deadline;
 use steadfast_host::task::in_place;
 use steadfast_host::time::{Instant, sleep, timeout};
+use steadfast_host::traces::TRACE;
 use steadfast_process::Failure;
 use steadfast_proto::v1::begin_init_reply::Answer;
 use steadfast_proto::v1::{self, BeginInitRequest, BeginSaveRequest, FinishInitRequest};
 use steadfast_store::Location;
 use steadfast_trainer_core::{Batch, Evaluation, Model, ModelError, Parameters};
-use tracing::info;
+use tracing::{info, info_span};
 
 use crate::metrics::Metrics;
 use crate::tasks::{TaskError, Tasks};
@@ -236,6 +237,8 @@ impl Context {
         mut gradient: Parameters,
     ) -> Result<Computed, Interrupt> {
         let started = Instant::now();
+        let span = info_span!(target: TRACE, "compute", lane = key.lane.0, records = batch.len());
+        let _traced = span.enter();
         let computed = in_place(|| {
             let loss_sum = self.model.gradient(parameters, batch, key, &mut gradient)?;
             if gradient.is_finite() {

@@ -71,7 +71,8 @@ pub async fn live(
     let mut metrics_registry = prometheus_client::registry::Registry::default();
     let metrics = Metrics::register(&mut metrics_registry);
     let view = View::new(id);
-    let _admin = admin.serve(content(&args, &readiness, metrics_registry, view.clone())?);
+    let _admin =
+        admin.serve(content(&args, &readiness, metrics_registry, &shutdown, view.clone())?);
 
     let keys = args.keys();
     let etcd = Etcd::connect(&args.etcd_options()?).await?;
@@ -126,6 +127,7 @@ fn content(
     args: &CommonArgs,
     readiness: &Readiness,
     metrics: prometheus_client::registry::Registry,
+    shutdown: &Shutdown,
     view: View,
 ) -> Result<AdminContent, Failure> {
     Ok(AdminContent {
@@ -134,6 +136,7 @@ fn content(
         readiness: readiness.clone(),
         metrics,
         token: args.security.admin_token()?,
+        shutdown: shutdown.clone(),
         status: Box::new(move || json!(view.facts())),
         page: None,
     })

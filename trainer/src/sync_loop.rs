@@ -19,11 +19,12 @@ use steadfast_common::tally::checksum;
 use steadfast_host::chance;
 use steadfast_host::task::{TaskSet, in_place};
 use steadfast_host::time::{Instant, sleep};
+use steadfast_host::traces::TRACE;
 use steadfast_proto::v1::fail_task_request::Cause;
 use steadfast_proto::v1::{FailTaskRequest, LaneShare};
 use steadfast_trainer_core::{Batch, MicroBatch, Parameters};
 use tokio::sync::watch;
-use tracing::{debug, warn};
+use tracing::{Instrument, debug, info_span, warn};
 
 use crate::context::{Context, Interrupt, Last};
 use crate::follow::{Assignment, Follower};
@@ -31,6 +32,12 @@ use crate::tasks::TaskError;
 
 /// Pause before data that could not be reached are tried again, unless another trainer tries first.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// Steps whose data are loaded before they are due.
+const AHEAD: u64 = 2;
+
+/// The present pass and the next one.
+const SCHEDULES_KEPT: usize = 2;
 
 /// Trains until the job has all its passes (or steps).
 ///
@@ -44,15 +51,18 @@ pub async fn train(context: &Arc<Context>, pservers: &Pservers) -> Result<Last, 
         assignment: follower.assignment(),
         tree: LaneTree::new(context.job.spec.sync.lanes),
         given_up: BTreeMap::new(),
-        schedule: None,
+        schedules: BTreeMap::new(),
         parameters: Parameters::zeros(context.layout.clone()),
+        pushes: TaskSet::default(),
         evaluation: TaskSet::default(),
     };
     let mut position = worker.pull_first().await?;
     while !worker.is_last(&position) {
         follower.report(position);
         worker.evaluate_in_background(&position);
-        position = worker.step(position).await?;
+        let (version, pass) = (position.version.0, position.pass.0);
+        let span = info_span!(target: TRACE, parent: None, "step", version, pass);
+        position = worker.step(position).instrument(span).await?;
     }
     follower.report(position);
     Ok(Last {
@@ -71,8 +81,12 @@ struct Worker<'a> {
     tree: LaneTree,
     /// Tasks given up, as the master or our own reports told.
     given_up: BTreeMap<Pass, BTreeSet<TaskId>>,
-    schedule: Option<(Pass, LaneSchedule)>,
+    /// Of the present pass, and of the next one when it is near.
+    schedules: BTreeMap<Pass, LaneSchedule>,
     parameters: Parameters,
+    /// Pushes that were not answered yet. Some are of earlier steps: a version can be there before all who
+    /// contributed to it have heard so. Calls that are given up in each step would break the connection.
+    pushes: TaskSet<Result<Version, ClientError>>,
     /// At most one; ends with the worker.
     evaluation: TaskSet<()>,
 }
@@ -98,6 +112,7 @@ impl Waited {
             push: push.as_secs_f64(),
             pull: pull.as_secs_f64(),
             wait: (all - pull - push).as_secs_f64(),
+            moved_bytes: pulled.bytes,
             ..Spent::default()
         }
     }
@@ -134,18 +149,18 @@ impl Worker<'_> {
         });
         let mut next = vec![0.0; self.context.layout.len()];
         let mut done = BTreeSet::new();
-        let mut pushes = TaskSet::default();
         let pulled = {
             let wanted = Version(position.version.0 + 1);
             let pservers = self.pservers.clone();
-            let mut pull = pin!(pservers.pull_step(wanted, &mut next));
+            let span = info_span!(target: TRACE, "pull");
+            let mut pull = pin!(pservers.pull_step(wanted, &mut next).instrument(span));
             let mut waited: Option<Waited> = None;
             loop {
                 let lanes = self.assignment.borrow_and_update().lanes.clone();
                 let lanes: BTreeSet<Lane> =
                     BTreeSet::from_iter(lanes).difference(&done).copied().collect();
                 for node in self.tree.cover(&lanes) {
-                    done.append(&mut self.contribute(position, node, &mut pushes).await?);
+                    done.append(&mut self.contribute(position, node).await?);
                 }
                 let is_done = lanes.is_subset(&done);
                 let waited = waited.get_or_insert_with(Waited::begin);
@@ -161,9 +176,11 @@ impl Worker<'_> {
                     changed = self.assignment.changed() => {
                         changed.map_err(|_| ClientError::NewGeneration)?;
                     }
-                    Some(pushed) = pushes.join_next() => {
-                        pushed.map_err(|error| Interrupt::Broken(error.to_string()))??;
-                        waited.pushed = waited.began.elapsed();
+                    Some(pushed) = self.pushes.join_next() => {
+                        let of = pushed.map_err(|error| Interrupt::Broken(error.to_string()))??;
+                        if of == position.version {
+                            waited.pushed = waited.began.elapsed();
+                        }
                     }
                 }
             }
@@ -178,7 +195,6 @@ impl Worker<'_> {
         &mut self,
         position: Pulled,
         node: Node,
-        pushes: &mut TaskSet<Result<(), ClientError>>,
     ) -> Result<BTreeSet<Lane>, Interrupt> {
         let (mut sums, mut shares) = (LaneSums::new(self.tree), BTreeMap::new());
         for lane in node.lanes() {
@@ -196,12 +212,15 @@ impl Worker<'_> {
             let shares = node.lanes().filter_map(|lane| shares.get(&lane).copied()).collect();
             let name = Name::Lanes { version: position.version, first: node.first(), shares };
             let (pservers, context) = (self.pservers.clone(), self.context.clone());
-            pushes.spawn(async move {
+            let push = async move {
                 let started = Instant::now();
-                pservers.push(name, sum).await?;
+                let moved_bytes = pservers.push(name, sum).await?;
                 context.metrics.pushed(started.elapsed());
-                Ok(())
-            });
+                context.view.spend(Spent { moved_bytes, ..Spent::default() });
+                Ok(position.version)
+            };
+            let lane = node.first().0;
+            self.pushes.spawn(push.instrument(info_span!(target: TRACE, "push", lane)));
         }
         Ok(shares.into_keys().collect())
     }
@@ -215,7 +234,8 @@ impl Worker<'_> {
     ) -> Result<Option<(LaneShare, Option<Gradient>)>, Interrupt> {
         let step = position.version.0 - position.pass_start.0;
         let started = Instant::now();
-        let records = self.records(position.pass, step, lane).await?;
+        let read = info_span!(target: TRACE, "read", lane = lane.0);
+        let records = self.records(position.pass, step, lane).instrument(read).await?;
         let data = started.elapsed().as_secs_f64();
         self.context.view.spend(Spent { data, ..Spent::default() });
         let Some((records, checksum)) = records else { return Ok(None) };
@@ -274,10 +294,21 @@ impl Worker<'_> {
         }
     }
 
+    /// Begins to load what the lane computes in the next steps, be they of the next pass.
     fn prefetch(&mut self, pass: Pass, step: u64, lane: Lane, given_up: &BTreeSet<TaskId>) {
-        for ahead in 1..=2 {
+        for ahead in 1..=AHEAD {
             for piece in self.schedule(pass).micro_batch(lane, step + ahead, given_up) {
                 self.context.tasks.prefetch(pass, piece.task);
+            }
+        }
+        let left = self.schedule(pass).steps_of(lane, given_up).saturating_sub(step + 1);
+        let next = Pass(pass.0 + 1);
+        if self.context.job.spec.passes.is_some_and(|passes| passes <= next.0) {
+            return;
+        }
+        for step in 0..AHEAD.saturating_sub(left) {
+            for piece in self.schedule(next).micro_batch(lane, step, &BTreeSet::new()) {
+                self.context.tasks.prefetch(next, piece.task);
             }
         }
     }
@@ -319,20 +350,16 @@ impl Worker<'_> {
     }
 
     fn schedule(&mut self, pass: Pass) -> &LaneSchedule {
-        let is_known = self.schedule.as_ref().is_some_and(|(known, _)| *known == pass);
-        if !is_known {
-            let spec = &self.context.job.spec;
-            let schedule = LaneSchedule::new(
-                self.context.tasks.manifest(),
-                spec.seed,
-                pass,
-                spec.sync.lanes,
-                spec.sync.micro_batch,
-            );
-            self.schedule = Some((pass, schedule));
+        let context = self.context;
+        let is_new = !self.schedules.contains_key(&pass);
+        if is_new && SCHEDULES_KEPT <= self.schedules.len() {
+            self.schedules.pop_first();
         }
-        let (_, schedule) = self.schedule.as_ref().expect("it was just put there");
-        schedule
+        self.schedules.entry(pass).or_insert_with(|| {
+            let spec = &context.job.spec;
+            let (lanes, micro_batch) = (spec.sync.lanes, spec.sync.micro_batch);
+            LaneSchedule::new(context.tasks.manifest(), spec.seed, pass, lanes, micro_batch)
+        })
     }
 
     /// At the beginning of a pass the owner of the first lane evaluates what the last one brought.

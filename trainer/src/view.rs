@@ -58,8 +58,8 @@ impl View {
 
     /// What time went to since the start.
     pub fn spent(&self) -> v1::Spent {
-        let Spent { data, compute, push, wait, pull } = self.facts().spent;
-        v1::Spent { data, compute, push, wait, pull }
+        let Spent { data, compute, push, wait, pull, moved_bytes } = self.facts().spent;
+        v1::Spent { data, compute, push, wait, pull, moved_bytes }
     }
 
     /// How it is now.

@@ -40,6 +40,9 @@ pub struct LocalArgs {
     /// The trainer's program, if it is a user's own.
     #[arg(long, value_name = "FILE")]
     pub trainer_bin: Option<PathBuf>,
+    /// Folder for curves that TensorBoard reads.
+    #[arg(long, value_name = "DIR")]
+    pub tensorboard: Option<PathBuf>,
     /// How long etcd takes a process for alive after its last sign of life.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = lease_ttl)]
     pub lease_ttl: Duration,

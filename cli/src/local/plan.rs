@@ -141,6 +141,7 @@ impl Plan<'_> {
             words.add("--job-file", &self.job_file);
             words.add("--store", &self.store);
             words.add("--pservers", self.args.pservers.to_string());
+            words.add_if("--tensorboard", self.args.tensorboard.as_deref());
         }
         words.0
     }

@@ -189,7 +189,7 @@ impl Summary {
 
 /// The shares of trainers' time; nothing if there was none.
 fn split(spent: &Spent) -> Option<String> {
-    let Spent { data, compute, push, wait, pull } = *spent;
+    let Spent { data, compute, push, wait, pull, .. } = *spent;
     let parts = [
         ("computed", compute),
         ("pushed", push),
@@ -262,7 +262,8 @@ mod tests {
     fn the_shares_of_trainers_time_are_told_once_there_are_any() {
         let mut summary = Summary::of_result(&sample::spec(), result(), 1.0);
         assert!(!summary.text().contains("trainers"));
-        summary.spent = Spent { data: 0.5, compute: 8.5, push: 0.3, wait: 0.5, pull: 0.2 };
+        let spent = Spent { data: 0.5, compute: 8.5, push: 0.3, ..Spent::default() };
+        summary.spent = Spent { wait: 0.5, pull: 0.2, ..spent };
         let line = "computed 85 %, pushed 3 %, waited 5 %, pulled 2 %, read data 5 %";
         assert!(summary.text().contains(line), "{}", summary.text());
     }

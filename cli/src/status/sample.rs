@@ -27,6 +27,7 @@ pub fn training() -> JobStatus {
         lanes: lanes.iter().copied().map(Lane).collect(),
         tasks,
         spent: Spent::default(),
+        lead: None,
     };
     JobStatus {
         job: "digits".to_owned(),

@@ -12,7 +12,7 @@ use steadfast_host::net;
 use steadfast_host::time::{Instant, sleep, timeout};
 
 use crate::mirror::View;
-use crate::{Condition, CoordError, Op, op, pauses};
+use crate::{Condition, CoordError, Op, op, pauses, troubles};
 
 /// Longest wait for one answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -331,11 +331,13 @@ pub(crate) async fn call<T>(
     operation: &'static str,
     future: impl Future<Output = Result<T, etcd_client::Error>>,
 ) -> Result<T, CoordError> {
-    match timeout(CALL_TIMEOUT, future).await {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(error)) => Err(CoordError::Refused { operation, source: Box::new(error) }),
-        Err(_) => Err(CoordError::TimedOut { operation, after: CALL_TIMEOUT }),
-    }
+    let failure = match timeout(CALL_TIMEOUT, future).await {
+        Ok(Ok(answer)) => return Ok(answer),
+        Ok(Err(error)) => CoordError::Refused { operation, source: Box::new(error) },
+        Err(_) => CoordError::TimedOut { operation, after: CALL_TIMEOUT },
+    };
+    troubles::call_failed();
+    Err(failure)
 }
 
 fn connect_options(options: &EtcdOptions) -> Result<ConnectOptions, CoordError> {

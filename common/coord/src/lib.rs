@@ -10,6 +10,7 @@ mod op;
 mod reign;
 mod retry;
 mod session;
+mod troubles;
 mod users;
 
 pub use clock::now;
@@ -20,4 +21,5 @@ pub use op::Op;
 pub use reign::{COMPARES_MAX, Commit, Condition, OPS_MAX, Reign};
 pub use retry::pauses;
 pub use session::{Deadline, Session};
+pub use troubles::{Troubles, troubles};
 pub use users::Grant;

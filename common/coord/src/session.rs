@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use tracing::{debug, warn};
 
 use crate::retry::pauses;
-use crate::{CoordError, Etcd};
+use crate::{CoordError, Etcd, troubles};
 
 /// Share of the TTL by which the holder stops before etcd does.
 const MARGIN: f64 = 0.1;
@@ -153,6 +153,7 @@ async fn keep_alive(
         }
     }
     deadline.end();
+    troubles::lease_lost();
     lost.send_replace(true);
 }
 

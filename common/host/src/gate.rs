@@ -8,10 +8,13 @@ use http::{Request, Response};
 use tonic::Status;
 use tonic::body::Body;
 use tower::{Layer, Service};
+use tracing::Instrument;
+use tracing::instrument::Instrumented;
 
 use crate::incoming::Peer;
 use crate::refusals::{Refusal, refused};
 use crate::role::Role;
+use crate::traces;
 
 /// Which roles may call a method, by its path (`/steadfast.v1.Master/Status`). What it does not know,
 /// nobody may call.
@@ -64,7 +67,7 @@ where
 {
     type Response = Response<Body>;
     type Error = Infallible;
-    type Future = Either<S::Future, Ready<Result<Response<Body>, Infallible>>>;
+    type Future = Either<Instrumented<S::Future>, Ready<Result<Response<Body>, Infallible>>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         self.inner.poll_ready(context)
@@ -72,7 +75,11 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         match self.judge(&request) {
-            Ok(()) => Either::Left(self.inner.call(request)),
+            Ok(()) => {
+                let span = traces::receive(request.uri().path(), request.headers());
+                let called = span.in_scope(|| self.inner.call(request));
+                Either::Left(called.instrument(span))
+            }
             Err(status) => Either::Right(ready(Ok(status.into_http()))),
         }
     }

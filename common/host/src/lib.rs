@@ -16,6 +16,7 @@ mod simulated;
 pub mod task;
 pub mod time;
 pub mod tls;
+pub mod traces;
 mod unix;
 mod way;
 

@@ -25,7 +25,7 @@ use crate::incoming::{Peer, Visitor, visitors};
 use crate::role::Role;
 use crate::simulated::present;
 use crate::task::{Task, spawn};
-use crate::{tls, unix, way};
+use crate::{tls, traces, unix, way};
 
 /// HTTP/2 flow-control window of one stream: enough for 10 Gbit/s over 3 ms. Bytes beyond it wait at the
 /// sender; larger ones only fill caches here.
@@ -86,9 +86,10 @@ impl Service<Request> for Wire {
         }
     }
 
-    fn call(&mut self, request: Request) -> Self::Future {
+    fn call(&mut self, mut request: Request) -> Self::Future {
         match &mut self.0 {
             Kind::Http2(channel) => {
+                traces::send(request.headers_mut());
                 channel.call(request).map(|it| it.map_err(BoxError::from)).boxed()
             }
             Kind::Simulated(wire) => Pin::from(Box::new(wire.call(request))),

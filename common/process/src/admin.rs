@@ -15,7 +15,7 @@ use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
+use axum::routing::{get, post};
 use axum::{Extension, Router};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -30,12 +30,12 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use crate::admin_lock::{CHALLENGE, Lock};
 use crate::page::{self, Head, Section, Sections};
 use crate::process_metrics::ProcessMetrics;
-use crate::{Failure, Readiness, Ready, bind, tables};
+use crate::{Failure, Readiness, Ready, Shutdown, bind, tables};
 
 /// Connections served at a time; more wait in the kernel's queue.
 const CONNECTIONS_MAX: usize = 64;
@@ -73,6 +73,8 @@ pub struct AdminContent {
     pub metrics: Registry,
     /// Opens the port to whoever has no certificate; see [`crate::SecurityArgs::admin_token`].
     pub token: Option<String>,
+    /// What `/drain` sets off.
+    pub shutdown: Shutdown,
     /// Gives the process's status; must not wait.
     pub status: Box<dyn Fn() -> Value + Send + Sync>,
     /// Writes the page, if that is more than the status in tables.
@@ -121,7 +123,7 @@ impl Admin {
     /// Starts to answer.
     pub fn serve(self, mut content: AdminContent) -> AdminServer {
         let address = self.address;
-        content.metrics.register_collector(Box::new(ProcessMetrics));
+        content.metrics.register_collector(Box::new(ProcessMetrics { role: content.role }));
         let listeners = Arc::new(Semaphore::new(LISTENERS_MAX));
         let router = router(Arc::new(Shown { content, listeners }));
         let task = match self.port.into_tcp() {
@@ -216,6 +218,7 @@ fn router(content: Arc<Shown>) -> Router {
         .route("/events", get(events))
         .route("/metrics", get(metrics))
         .route("/status", get(status))
+        .route("/drain", post(drain))
         .route_layer(from_fn_with_state(lock, unlock))
         .route("/healthz", get(async || Ok::<_, Infallible>("alive\n")))
         .route("/readyz", get(ready))
@@ -262,6 +265,17 @@ async fn metrics(State(content): Content) -> Response {
 
 async fn status(State(content): Content) -> Response {
     axum::Json((content.status)()).into_response()
+}
+
+/// Asks the process to finish in good order. Pages of others can have a browser ask as well, even with the
+/// token that it remembers; browsers say where such a request comes from.
+async fn drain(State(content): Content, request: Request) -> Response {
+    if request.headers().contains_key(header::ORIGIN) {
+        return (StatusCode::FORBIDDEN, "not from a browser\n").into_response();
+    }
+    info!("draining: an administrator asked for it");
+    content.shutdown.trigger();
+    (StatusCode::ACCEPTED, "draining\n").into_response()
 }
 
 async fn page(State(content): Content) -> Response {
@@ -312,6 +326,10 @@ mod tests {
     use super::*;
 
     async fn start(readiness: &Readiness) -> AdminServer {
+        serve(readiness, &Shutdown::manual()).await
+    }
+
+    async fn serve(readiness: &Readiness, shutdown: &Shutdown) -> AdminServer {
         let mut metrics = Registry::default();
         let steps: Counter = Counter::default();
         metrics.register("steadfast_steps", "Steps", steps.clone());
@@ -322,6 +340,7 @@ mod tests {
             readiness: readiness.clone(),
             metrics,
             token: None,
+            shutdown: shutdown.clone(),
             status: Box::new(|| serde_json::json!({ "note": "<script>alert(1)</script>" })),
             page: None,
         };
@@ -371,6 +390,23 @@ mod tests {
         assert!(answer.contains("&lt;script&gt;") && !answer.contains("<script>alert"));
         let answer = fetch(server.local_addr(), "/status").await;
         assert!(answer.contains("content-type: application/json"));
+    }
+
+    /// A page of somebody else, open in a browser of this machine, ends nothing.
+    #[tokio::test]
+    async fn whoever_is_no_browser_can_have_the_process_drain() {
+        let shutdown = Shutdown::manual();
+        let server = serve(&Readiness::new(""), &shutdown).await;
+        let ask = async |method: &str, more: &str| {
+            let head = "HTTP/1.1\r\nHost: it\r\nContent-Length: 0\r\nConnection: close";
+            send(server.local_addr(), &format!("{method} /drain {head}\r\n{more}\r\n")).await
+        };
+        assert!(ask("GET", "").await.starts_with("HTTP/1.1 405"));
+        let foreign = ask("POST", "Origin: http://elsewhere.example\r\n").await;
+        assert!(foreign.starts_with("HTTP/1.1 403"), "{foreign}");
+        assert!(!shutdown.is_draining());
+        assert!(ask("POST", "").await.starts_with("HTTP/1.1 202"));
+        assert!(shutdown.is_draining());
     }
 
     /// A browser learns of a change without asking again.

@@ -98,6 +98,9 @@ pub struct LogArgs {
     /// Form of the log's lines.
     #[arg(long = "log-format", value_name = "FORMAT", default_value = "text")]
     pub format: LogFormat,
+    /// Send traces to this OpenTelemetry collector (gRPC), such as http://127.0.0.1:4317.
+    #[arg(long, value_name = "URL", value_parser = collector)]
+    pub otlp_endpoint: Option<String>,
 }
 
 /// Forms of a log line.
@@ -174,7 +177,7 @@ impl CommonArgs {
 }
 
 /// The address from which this machine would send to an URL. Sends nothing.
-fn address_towards(url: &str) -> Option<IpAddr> {
+pub(crate) fn address_towards(url: &str) -> Option<IpAddr> {
     let address = url.split_once("://")?.1;
     let peer = address.to_socket_addrs().ok()?.next()?;
     let any: IpAddr = match peer {
@@ -285,6 +288,16 @@ pub fn endpoint(text: &str) -> Result<String, String> {
             Ok(text.trim_end_matches('/').to_owned())
         }
         _ => Err("use a URL such as `http://127.0.0.1:2379`".to_owned()),
+    }
+}
+
+/// Parses the address of a collector of traces.
+fn collector(text: &str) -> Result<String, String> {
+    match text.parse::<http::Uri>() {
+        Ok(url) if matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some() => {
+            Ok(text.to_owned())
+        }
+        _ => Err("use a URL such as `http://127.0.0.1:4317`".to_owned()),
     }
 }
 

@@ -6,11 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use steadfast_common::ids::Incarnation;
-use tracing_subscriber::EnvFilter;
+use steadfast_host::traces::TRACE;
+use tracing_subscriber::filter::{FilterExt, filter_fn};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
 
 use crate::Failure;
 use crate::args::LogArgs;
 use crate::log_line::LogLine;
+use crate::traces;
 
 /// Who writes a log. All clones show the same incarnation.
 #[derive(Clone, Debug)]
@@ -72,11 +77,18 @@ pub fn init_logging(
     let filter = EnvFilter::try_new(&args.filter)
         .map_err(|error| Failure::invalid(format!("--log `{}`: {error}", args.filter)))?;
     let line = LogLine { format: args.format, identity: identity.clone() };
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .event_format(line)
+        .with_filter(filter.and(filter_fn(|metadata| metadata.target() != TRACE)));
+    let traces = match traces::endpoint(args.otlp_endpoint.as_deref()) {
+        Some(endpoint) => Some(traces::layer(&endpoint, &identity)?),
+        None => None,
+    };
+    tracing_subscriber::registry()
+        .with(lines)
+        .with(traces)
         .try_init()
         .map_err(|error| Failure::internal(format!("cannot start logging: {error}")))?;
     Ok(identity)

@@ -5,6 +5,7 @@ use std::process::{ExitCode, Termination};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tracing::info;
 
+use crate::traces;
 use crate::{CommonArgs, Failure, Readiness, Shutdown};
 
 /// Allocations up to this size are made of memory that was freed before. The most that glibc takes is
@@ -19,7 +20,11 @@ pub fn run<T: Termination>(name: &str, main: impl Future<Output = Result<T, Fail
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let outcome = match runtime {
         Ok(runtime) => {
-            let outcome = runtime.block_on(main);
+            let outcome = runtime.block_on(async {
+                let outcome = main.await;
+                tokio::task::block_in_place(traces::end);
+                outcome
+            });
             // The process ends now, and its threads with it. To shut the runtime down first would
             // only make calls that are still in flight panic on their way out.
             std::mem::forget(runtime);

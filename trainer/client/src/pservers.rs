@@ -97,6 +97,8 @@ pub struct Pulled {
     pub loss: Option<f64>,
     /// From the beginning of the answers to the end of the last one.
     pub transfer: Duration,
+    /// Received from all pservers.
+    pub bytes: u64,
 }
 
 impl Pservers {
@@ -174,11 +176,12 @@ impl Pservers {
         }
     }
 
-    /// Sends a contribution, which was rounded, to every slot; returns when all have it.
+    /// Sends a contribution, which was rounded, to every slot; returns when all have it, and how many bytes
+    /// it took.
     ///
     /// # Errors
     /// A refusal, another generation, or the end of the job.
-    pub async fn push(&self, name: Name, gradient: Gradient) -> Result<(), ClientError> {
+    pub async fn push(&self, name: Name, gradient: Gradient) -> Result<u64, ClientError> {
         let sent = self.slots.iter().map(|slot| {
             let mut header = Some(PushHeader {
                 target: Some(slot.target),
@@ -194,10 +197,11 @@ impl Pservers {
             }
             self.push_one(slot, pieces)
         });
-        try_join_all(sent).await.map(|_| ())
+        try_join_all(sent).await.map(|sent| sent.into_iter().sum())
     }
 
-    async fn push_one(&self, slot: &SlotClient, pieces: Vec<Bytes>) -> Result<(), ClientError> {
+    async fn push_one(&self, slot: &SlotClient, pieces: Vec<Bytes>) -> Result<u64, ClientError> {
+        let bytes = pieces.iter().map(|it| it.len() as u64).sum();
         let mut patience = self.patience();
         loop {
             let push = async {
@@ -206,7 +210,7 @@ impl Pservers {
                 read_one::<PushReply>(&mut body).await
             };
             if patience.attempt(push).await?.is_some() {
-                return Ok(());
+                return Ok(bytes);
             }
         }
     }
@@ -380,6 +384,7 @@ enum Which {
 struct Answer {
     header: PullHeader,
     transfer: Duration,
+    bytes: u64,
 }
 
 /// Asks one slot until it has the version, or is past it; writes its blocks if it has it.
@@ -400,7 +405,9 @@ async fn pull_one(
         let mut body = call(&mut wire, PULL, vec![framed(&request)]).await?;
         let began = Instant::now();
         let (mut decoder, mut written) = (Decoder::<PullHeader>::default(), 0);
+        let mut received = 0;
         while let Some(bytes) = next(&mut body).await? {
+            received += bytes.len() as u64;
             decoder.feed(bytes, |_, number, data| {
                 let place = places.get_mut(&number);
                 let place = place.filter(|it| size_of_val(&***it) == data.len());
@@ -418,7 +425,7 @@ async fn pull_one(
             return Err(cut_off());
         }
         if header.ready || version.0 < header.version {
-            return Ok(Answer { header, transfer: began.elapsed() });
+            return Ok(Answer { header, transfer: began.elapsed(), bytes: received });
         }
     }
 }
@@ -433,6 +440,7 @@ fn least(answers: &[Answer]) -> Pulled {
         examples: it.examples,
         loss: it.loss,
         transfer: answers.iter().map(|it| it.transfer).max().unwrap_or_default(),
+        bytes: answers.iter().map(|it| it.bytes).sum(),
     })
 }
 

@@ -1,0 +1,355 @@
+//! What the terminal shows.
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Style, Stylize};
+use ratatui::symbols::Marker;
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{
+    Axis, Block, Cell, Chart, Dataset, GraphType, LineGauge, Paragraph, Row, Table, Wrap,
+};
+use steadfast_common::spec::Mode;
+use steadfast_common::status::{Curve, Curves, JobState, JobStatus, SlotStatus, TrainerStatus};
+use steadfast_process::Failure;
+
+use crate::format::{figure, plain, plural, rate, span};
+
+/// Reasons for waiting that are told; the rest is counted.
+const REASONS_SHOWN: usize = 4;
+
+/// Rows of a curve, with its frame.
+const CURVE_ROWS: u16 = 9;
+
+/// Rows of what happened, with its frame.
+const HAPPENINGS_ROWS: u16 = 8;
+
+/// On less than this there are no curves.
+const ROWS_FOR_CURVES: u16 = 36;
+
+/// A job as it was seen last.
+#[derive(Debug)]
+pub struct View {
+    name: String,
+    status: Option<JobStatus>,
+    /// Why it is not how the job stands now.
+    trouble: Option<String>,
+    /// Trainers above the first one that is shown.
+    above: usize,
+}
+
+impl View {
+    /// Nothing was seen yet of the job `name`.
+    pub fn new(name: &str) -> Self {
+        Self { name: name.to_owned(), status: None, trouble: None, above: 0 }
+    }
+
+    /// Takes note of a look. One in vain leaves what was seen before.
+    pub fn note(&mut self, looked: Result<JobStatus, Failure>) {
+        match looked {
+            Ok(status) => (self.status, self.trouble) = (Some(status), None),
+            Err(failure) => self.trouble = Some(failure.message),
+        }
+        self.scroll(0);
+    }
+
+    /// Moves among trainers.
+    pub fn scroll(&mut self, rows: isize) {
+        let last = self.status.as_ref().map_or(0, |it| it.trainers.len().saturating_sub(1));
+        self.above = self.above.saturating_add_signed(rows).min(last);
+    }
+}
+
+/// Draws it.
+pub fn draw(frame: &mut Frame<'_>, view: &View) {
+    let Some(status) = &view.status else {
+        let why = view.trouble.as_deref().unwrap_or("asks …");
+        let text = format!("job {}: {why}", plain(&view.name));
+        return frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }), frame.area());
+    };
+    let reasons = reasons(view, status);
+    let curves = if frame.area().height < ROWS_FOR_CURVES { 0 } else { CURVE_ROWS };
+    let [head, why, drawn, members, happened] = Layout::vertical([
+        Constraint::Length(7),
+        Constraint::Length(if reasons.is_empty() { 0 } else { reasons.len() as u16 + 2 }),
+        Constraint::Length(curves),
+        Constraint::Min(4),
+        Constraint::Length(HAPPENINGS_ROWS),
+    ])
+    .areas(frame.area());
+    draw_head(frame, head, status);
+    if !reasons.is_empty() {
+        let lines: Vec<Line<'_>> = reasons.into_iter().map(|it| Line::from(it).red()).collect();
+        frame.render_widget(Paragraph::new(lines).block(Block::bordered().title("waits for")), why);
+    }
+    if curves != 0 {
+        draw_curves(frame, drawn, &Curves::through(&status.points));
+    }
+    let [trainers, slots] =
+        Layout::horizontal([Constraint::Fill(3), Constraint::Fill(2)]).areas(members);
+    draw_trainers(frame, trainers, &status.trainers, view.above);
+    draw_slots(frame, slots, &status.slots);
+    draw_happenings(frame, happened, status);
+}
+
+/// Why the job, or our picture of it, does not go on.
+fn reasons(view: &View, status: &JobStatus) -> Vec<String> {
+    let silence = view.trouble.iter().map(|it| format!("a master: {it}"));
+    let mut reasons: Vec<String> =
+        silence.chain(status.waiting.iter().cloned()).map(|it| plain(&it)).collect();
+    if let Some(trouble) = &status.checkpoint_trouble {
+        reasons.push(plain(&format!("no new checkpoint: {trouble}")));
+    }
+    if REASONS_SHOWN < reasons.len() {
+        let more = reasons.len() - REASONS_SHOWN;
+        reasons.truncate(REASONS_SHOWN);
+        reasons.push(format!("and {more} more"));
+    }
+    reasons
+}
+
+fn draw_head(frame: &mut Frame<'_>, area: Rect, status: &JobStatus) {
+    let state = match status.state {
+        JobState::Waiting => "waiting".red(),
+        JobState::Starting => "starting".yellow(),
+        JobState::Training => "training".green(),
+        JobState::Saving => "saving".green(),
+        JobState::Finished => "finished".green(),
+        JobState::Failed => "failed".red(),
+    };
+    let mode = match status.mode {
+        Mode::Sync => "synchronous",
+        Mode::Async => "asynchronous",
+    };
+    let title = Line::from(vec![
+        Span::from(plain(&status.job)).bold(),
+        ": ".into(),
+        state,
+        format!(", {mode}").into(),
+    ]);
+    let block =
+        Block::bordered().title(title).title_bottom(Line::from(" q quits ").right_aligned());
+    let inner = block.inner(area);
+    frame.render_widget(block, area);
+    let [gauge, facts] = Layout::vertical([Constraint::Length(1), Constraint::Min(0)]).areas(inner);
+    let done = match (status.examples_total, status.steps) {
+        (Some(total), _) => status.examples as f64 / total as f64,
+        (None, Some(steps)) => status.version.0 as f64 / steps as f64,
+        (None, None) => 0.0,
+    };
+    let done = if done.is_finite() { done.clamp(0.0, 1.0) } else { 0.0 };
+    let filled = Style::new().fg(Color::Green);
+    frame.render_widget(LineGauge::default().filled_style(filled).ratio(done), gauge);
+    frame.render_widget(Paragraph::new(facts_of(status)), facts);
+}
+
+fn facts_of(status: &JobStatus) -> Vec<Line<'static>> {
+    let of = |now: u64, all: Option<u64>| match all {
+        Some(all) => format!("{now} of {all}"),
+        None => now.to_string(),
+    };
+    let pass = u64::from(status.pass.0) + 1;
+    let passes = status.passes.map(u64::from);
+    let left = status.seconds_left.map_or_else(String::new, |it| format!(", {} left", span(it)));
+    let progress = format!(
+        "pass {}, step {}, {} records, {} a second{left}",
+        of(passes.map_or(pass, |all| pass.min(all)), passes),
+        of(status.version.0, status.steps),
+        of(status.examples, status.examples_total),
+        rate(status.examples_per_second),
+    );
+    let loss = status.loss.map_or_else(|| "–".to_owned(), figure);
+    let metric = status.evaluation.as_ref().map_or_else(String::new, |it| {
+        format!(", {} {} on {} held-out records", it.metric_name, figure(it.metric), it.records)
+    });
+    let queues = status.queues;
+    let tasks = format!(
+        "tasks: {} todo, {} pending, {} done, {} discarded",
+        queues.todo, queues.pending, queues.done, queues.discarded
+    );
+    let whole = format!(
+        "generation {}, master {} (epoch {}), checkpoint {}",
+        status.generation,
+        status.master.address,
+        status.master.epoch,
+        status.checkpoint.as_deref().unwrap_or("none"),
+    );
+    [progress, format!("loss {loss}{metric}"), tasks, whole]
+        .into_iter()
+        .map(|it| Line::from(plain(&it)))
+        .collect()
+}
+
+fn draw_curves(frame: &mut Frame<'_>, area: Rect, curves: &Curves) {
+    let places: [Rect; 3] = Layout::horizontal([Constraint::Fill(1); 3]).areas(area);
+    for (place, (title, curve)) in places.into_iter().zip([
+        ("loss", &curves.loss),
+        ("held-out metric", &curves.metric),
+        ("records a second", &curves.examples_per_second),
+    ]) {
+        draw_curve(frame, place, title, curve);
+    }
+}
+
+fn draw_curve(frame: &mut Frame<'_>, area: Rect, title: &'static str, curve: &Curve) {
+    let block = Block::bordered().title(title);
+    let (Some(first), Some(last)) = (curve.first(), curve.last()) else {
+        return frame.render_widget(Paragraph::new("nothing yet").block(block), area);
+    };
+    let values = curve.iter().map(|it| it.1);
+    let low = values.clone().fold(f64::INFINITY, f64::min);
+    let high = values.fold(f64::NEG_INFINITY, f64::max);
+    let room = ((high - low) * 0.05).max(high.abs() * 1e-6).max(1e-9);
+    let line = Dataset::default().marker(Marker::Braille).graph_type(GraphType::Line).data(curve);
+    let chart = Chart::new(vec![line.cyan()])
+        .block(block)
+        .x_axis(
+            Axis::default()
+                .bounds([first.0, last.0.max(first.0 + 1.0)])
+                .labels([span(first.0), span(last.0)]),
+        )
+        .y_axis(
+            Axis::default().bounds([low - room, high + room]).labels([figure(low), figure(high)]),
+        );
+    frame.render_widget(chart, area);
+}
+
+fn draw_trainers(frame: &mut Frame<'_>, area: Rect, trainers: &[TrainerStatus], above: usize) {
+    let head = ["trainer", "works on", "computes", "pushes", "waits", "pulls", "reads", "MB/s"];
+    let rows = trainers.iter().skip(above).map(|it| {
+        let work = match it.lanes.as_slice() {
+            [] => plural(it.tasks as usize, "task"),
+            lanes => {
+                let lanes: Vec<String> = lanes.iter().map(ToString::to_string).collect();
+                format!("lanes {}", lanes.join(" "))
+            }
+        };
+        let spent = it.spent;
+        let share = |part: f64| match spent.total() {
+            total if 0.0 < total => format!("{:.0} %", part / total * 100.0),
+            _ => "–".to_owned(),
+        };
+        let id = it.id.to_string();
+        let shares = [spent.compute, spent.push, spent.wait, spent.pull, spent.data].map(share);
+        let moved = format!("{:.1}", spent.bytes_per_second() / 1e6);
+        let cells = [id.chars().take(8).collect(), work].into_iter().chain(shares).chain([moved]);
+        Row::new(cells.map(Cell::from))
+    });
+    let shares = [Constraint::Length(8); 6];
+    let widths = [Constraint::Length(8), Constraint::Min(12)].into_iter().chain(shares);
+    let title = match above {
+        0 => plural(trainers.len(), "trainer"),
+        above => format!("{} ({above} above)", plural(trainers.len(), "trainer")),
+    };
+    let table = Table::new(rows, widths).header(Row::new(head).bold());
+    frame.render_widget(table.block(Block::bordered().title(title)), area);
+}
+
+fn draw_slots(frame: &mut Frame<'_>, area: Rect, slots: &[SlotStatus]) {
+    let rows = slots.iter().map(|it| {
+        let holder = match &it.address {
+            Some(address) => Cell::from(plain(address)),
+            None => Cell::from("nobody").red(),
+        };
+        let since = it.incarnation.map_or_else(String::new, |it| it.to_string());
+        Row::new([Cell::from(it.slot.to_string()), holder, Cell::from(since)])
+    });
+    let widths = [Constraint::Length(4), Constraint::Min(14), Constraint::Length(11)];
+    let head = Row::new(["slot", "pserver", "incarnation"]).bold();
+    let block = Block::bordered().title(plural(slots.len(), "slot"));
+    frame.render_widget(Table::new(rows, widths).header(head).block(block), area);
+}
+
+fn draw_happenings(frame: &mut Frame<'_>, area: Rect, status: &JobStatus) {
+    let latest = status.happenings.iter().rev();
+    let now = status.points.iter().map(|it| it.unix_ms).max().unwrap_or(0);
+    let lines: Vec<Line<'_>> = latest
+        .take(usize::from(HAPPENINGS_ROWS))
+        .map(|it| {
+            let ago = span(now.saturating_sub(it.unix_ms) as f64 / 1000.0);
+            Line::from(format!("{ago:>7} ago  {}", plain(&it.what)))
+        })
+        .collect();
+    frame
+        .render_widget(Paragraph::new(lines).block(Block::bordered().title("what happened")), area);
+}
+
+#[cfg(test)]
+mod tests {
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+    use steadfast_common::status::{Happening, Point};
+
+    use super::*;
+    use crate::status::sample;
+
+    fn shown(view: &View, columns: u16, rows: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(columns, rows)).unwrap();
+        terminal.draw(|frame| draw(frame, view)).unwrap();
+        terminal.backend().to_string()
+    }
+
+    fn seen() -> View {
+        let mut status = sample::training();
+        status.points = (0..20)
+            .map(|at| Point {
+                unix_ms: at * 500,
+                version: status.version,
+                examples: at * 100,
+                loss: Some(1.0 / (at + 1) as f64),
+                metric: None,
+            })
+            .collect();
+        let what = "slot 1 lost its \x1b[31mpserver".to_owned();
+        status.happenings.push(Happening { unix_ms: 4500, what });
+        let mut view = View::new("digits");
+        view.note(Ok(status));
+        view
+    }
+
+    #[test]
+    fn a_job_is_on_one_screen() {
+        let text = shown(&seen(), 120, 45);
+        for wanted in [
+            "digits: training",
+            "synchronous",
+            "pass 3 of 20, step 180",
+            "slot 1 has no pserver",
+            "accuracy 0.9710",
+            "records a second",
+            "lanes 0 1",
+            "nobody",
+            "5s ago  slot 1 lost its [31mpserver",
+            "q quits",
+        ] {
+            assert!(text.contains(wanted), "{wanted} in\n{text}");
+        }
+    }
+
+    /// Terminals have all sizes; none of them is an error.
+    #[test]
+    fn any_size_is_drawn() {
+        let view = seen();
+        for (columns, rows) in [(1, 1), (20, 5), (80, 24), (400, 100)] {
+            shown(&view, columns, rows);
+        }
+        shown(&View::new("digits"), 80, 24);
+    }
+
+    #[test]
+    fn what_was_seen_stays_while_no_master_answers() {
+        let mut view = seen();
+        view.note(Err(Failure::unavailable("no master acts")));
+        let text = shown(&view, 120, 45);
+        assert!(text.contains("a master: no master acts") && text.contains("pass 3 of 20"));
+    }
+
+    #[test]
+    fn moving_among_trainers_ends_at_the_last_one() {
+        let mut view = seen();
+        view.scroll(-5);
+        assert_eq!(view.above, 0);
+        view.scroll(100);
+        assert_eq!(view.above, 1);
+        assert!(shown(&view, 120, 45).contains("1 task"));
+    }
+}

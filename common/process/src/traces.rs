@@ -1,0 +1,113 @@
+//! Traces for OpenTelemetry: off unless somebody says where to send them.
+//!
+//! What is sent and how much of it is also decided by OpenTelemetry's own variables, such as
+//! `OTEL_TRACES_SAMPLER`. A collector that is away or slow costs spans, never a step: they wait in a bounded
+//! queue, and what finds it full is dropped.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use http::HeaderMap;
+use opentelemetry::KeyValue;
+use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator};
+use opentelemetry::trace::TracerProvider;
+use opentelemetry_otlp::{SpanExporter, WithExportConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use steadfast_host::traces::{Courier, TRACE, carry};
+use tracing::{Span, Subscriber};
+use tracing_opentelemetry::OpenTelemetrySpanExt;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::registry::LookupSpan;
+
+use crate::{Failure, LogIdentity};
+
+/// Where OpenTelemetry's programs look for their collector.
+const VARIABLES: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
+
+/// Longest wait for the collector, also at the end of the process.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// What is still to be sent when the process ends.
+static PROVIDER: OnceLock<SdkTracerProvider> = OnceLock::new();
+
+/// The collector's address: the one that was named, or else that of the environment.
+pub(crate) fn endpoint(named: Option<&str>) -> Option<String> {
+    let variable = || VARIABLES.iter().find_map(|name| std::env::var(name).ok());
+    named.map(str::to_owned).or_else(variable).filter(|it| !it.is_empty())
+}
+
+/// Takes up what the spans of [`TRACE`] tell, sends it to `endpoint`, and has calls carry it on.
+///
+/// # Errors
+/// If that is no address of a collector.
+pub(crate) fn layer<S>(
+    endpoint: &str,
+    identity: &LogIdentity,
+) -> Result<impl Layer<S> + Send + Sync, Failure>
+where
+    S: Subscriber + for<'a> LookupSpan<'a> + Send + Sync + 'static,
+{
+    let exporter = SpanExporter::builder()
+        .with_tonic()
+        .with_endpoint(endpoint)
+        .with_timeout(PATIENCE)
+        .build()
+        .map_err(|error| Failure::invalid(format!("--otlp-endpoint `{endpoint}`: {error}")))?;
+    let resource = Resource::builder()
+        .with_service_name(format!("steadfast-{}", identity.role()))
+        .with_attributes([
+            KeyValue::new("service.instance.id", identity.id().to_owned()),
+            KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
+            KeyValue::new("steadfast.job", identity.job().to_owned()),
+        ])
+        .build();
+    let provider =
+        SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build();
+    let tracer = provider.tracer("steadfast");
+    let _ = PROVIDER.set(provider);
+    carry(Courier { send, receive });
+    let ours = filter_fn(|metadata| metadata.target() == TRACE);
+    Ok(tracing_opentelemetry::layer().with_tracer(tracer).with_filter(ours))
+}
+
+/// Sends what was not sent yet. To be called where waiting is allowed.
+pub(crate) fn end() {
+    if let Some(provider) = PROVIDER.get() {
+        // Whoever reads traces lives without the last ones.
+        let _ = provider.shutdown_with_timeout(PATIENCE);
+    }
+}
+
+struct Headers<'a>(&'a HeaderMap);
+
+impl Extractor for Headers<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key)?.to_str().ok()
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.0.keys().map(http::HeaderName::as_str).collect()
+    }
+}
+
+struct HeadersMut<'a>(&'a mut HeaderMap);
+
+impl Injector for HeadersMut<'_> {
+    fn set(&mut self, key: &str, value: String) {
+        if let (Ok(name), Ok(value)) = (http::HeaderName::try_from(key), value.try_into()) {
+            self.0.insert(name, value);
+        }
+    }
+}
+
+fn send(span: &Span, headers: &mut HeaderMap) {
+    TraceContextPropagator::new().inject_context(&span.context(), &mut HeadersMut(headers));
+}
+
+fn receive(headers: &HeaderMap, span: &Span) {
+    // A span that nobody takes up has no parent either.
+    let _ = span.set_parent(TraceContextPropagator::new().extract(&Headers(headers)));
+}

@@ -1,0 +1,243 @@
+//! Curves for TensorBoard: an event file of its own for each reign, in a folder of this machine.
+//!
+//! Records are framed as TensorFlow's `TFRecord` (length, its masked CRC-32C, data, their masked CRC-32C),
+//! and hold messages of TensorFlow's `event.proto` and `summary.proto`, of which this is the part that
+//! scalars need.
+
+use std::fs::{File, create_dir_all};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crc_fast::{CrcAlgorithm, checksum};
+use prost::{Message, Oneof};
+use steadfast_common::ids::{Pass, Version};
+use steadfast_common::records::ResultRecord;
+use steadfast_host::time::{interval, unix_ms};
+use tokio::sync::watch;
+use tracing::warn;
+use uuid::Uuid;
+
+use crate::board::Facts;
+
+/// Time between points.
+const EVERY: Duration = Duration::from_millis(500);
+
+/// The format that readers know to drop what a restarted job does anew.
+const FILE_VERSION: &str = "brain.Event:2";
+
+/// `tensorflow.SessionLog.SessionStatus.START`: what was told of this step and later ones does not hold.
+const START: i32 = 1;
+
+/// `tensorflow.Event`
+#[derive(Clone, PartialEq, Message)]
+struct Event {
+    #[prost(double, tag = "1")]
+    wall_time: f64,
+    #[prost(int64, tag = "2")]
+    step: i64,
+    #[prost(oneof = "What", tags = "3, 5, 7")]
+    what: Option<What>,
+}
+
+#[derive(Clone, PartialEq, Oneof)]
+enum What {
+    #[prost(string, tag = "3")]
+    FileVersion(String),
+    #[prost(message, tag = "5")]
+    Summary(Summary),
+    #[prost(message, tag = "7")]
+    SessionLog(SessionLog),
+}
+
+/// `tensorflow.Summary`
+#[derive(Clone, PartialEq, Message)]
+struct Summary {
+    #[prost(message, repeated, tag = "1")]
+    value: Vec<Value>,
+}
+
+/// `tensorflow.Summary.Value`
+#[derive(Clone, PartialEq, Message)]
+struct Value {
+    #[prost(string, tag = "1")]
+    tag: String,
+    #[prost(float, tag = "2")]
+    simple_value: f32,
+}
+
+/// `tensorflow.SessionLog`
+#[derive(Clone, PartialEq, Message)]
+struct SessionLog {
+    #[prost(int32, tag = "1")]
+    status: i32,
+}
+
+/// A folder that TensorBoard reads, and what was told there.
+#[derive(Debug)]
+pub(crate) struct TensorBoard {
+    file: File,
+    path: PathBuf,
+    /// 0 until something was told.
+    version: Version,
+    evaluated: Option<(Pass, Version)>,
+    /// Records trained on and when, for the rate.
+    examples: Option<(u64, u64)>,
+}
+
+impl TensorBoard {
+    /// Begins a file in `folder`, which is made if it is missing.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn create(folder: &Path, master: Uuid) -> io::Result<Self> {
+        let now = unix_ms();
+        let path = folder.join(format!("events.out.tfevents.{:010}.{master}", now / 1000));
+        create_dir_all(folder)?;
+        let file = File::options().append(true).create(true).open(&path)?;
+        let mut board =
+            Self { file, path, version: Version::default(), evaluated: None, examples: None };
+        let version = What::FileVersion(FILE_VERSION.to_owned());
+        board.file.write_all(&record(&event(now, 0, version)))?;
+        Ok(board)
+    }
+
+    /// Tells how the job gets on, until dropped. A folder that takes nothing more is not worth a job.
+    pub async fn follow(&mut self, facts: watch::Receiver<Arc<Facts>>) {
+        let mut ticks = interval(EVERY);
+        loop {
+            ticks.tick().await;
+            let told = self.tell(&facts.borrow().clone(), unix_ms());
+            self.write(&told);
+        }
+    }
+
+    /// Tells how the job ended.
+    pub fn finish(&mut self, result: &ResultRecord) {
+        let metric = result.metric_name.as_deref().unwrap_or("metric").to_owned();
+        let evaluated = [(result.loss, "loss".to_owned()), (result.metric, metric)];
+        let values = evaluated
+            .into_iter()
+            .filter_map(|(value, name)| Some((format!("held_out/{name}"), value?)));
+        let values: Vec<(String, f64)> = values.collect();
+        // Without held-out records the loss is that of the last step.
+        let told = match result.metric {
+            Some(_) => scalars(unix_ms(), Version(result.steps), values),
+            None => Vec::new(),
+        };
+        self.write(&told);
+    }
+
+    fn write(&mut self, told: &[Event]) {
+        let bytes: Vec<u8> = told.iter().flat_map(record).collect();
+        if let Err(error) = self.file.write_all(&bytes) {
+            warn!(file = %self.path.display(), %error, "the curves for TensorBoard have a gap");
+        }
+    }
+
+    /// What is new.
+    fn tell(&mut self, facts: &Facts, now: u64) -> Vec<Event> {
+        let (mut told, version) = (Vec::new(), facts.position.version);
+        // A new master does not know yet how far the job is.
+        if version == Version(0) {
+            return told;
+        }
+        if self.version == Version(0) || version < self.version {
+            let log = What::SessionLog(SessionLog { status: START });
+            told.push(event(now, version.0, log));
+            (self.evaluated, self.examples) = (None, None);
+        }
+        if version != std::mem::replace(&mut self.version, version) {
+            let mut values: Vec<(String, f64)> = Vec::new();
+            values.extend(facts.loss.map(|loss| ("train/loss".to_owned(), loss)));
+            if let Some((examples, then)) = self.examples.filter(|(_, then)| *then < now) {
+                let seconds = (now - then) as f64 / 1000.0;
+                let rate = facts.examples.saturating_sub(examples) as f64 / seconds;
+                values.push(("train/examples_per_second".to_owned(), rate));
+            }
+            self.examples = Some((facts.examples, now));
+            told.extend(scalars(now, version, values));
+        }
+        let evaluation = facts.evaluation.as_ref();
+        if let Some(it) = evaluation.filter(|it| self.evaluated != Some((it.pass, it.version))) {
+            self.evaluated = Some((it.pass, it.version));
+            let metric = format!("held_out/{}", it.metric_name);
+            let values = vec![("held_out/loss".to_owned(), it.loss), (metric, it.metric)];
+            told.extend(scalars(now, it.version, values));
+        }
+        told
+    }
+}
+
+fn event(unix_ms: u64, step: u64, what: What) -> Event {
+    Event { wall_time: unix_ms as f64 / 1000.0, step: step as i64, what: Some(what) }
+}
+
+/// Values of one step, if there are any.
+fn scalars(unix_ms: u64, version: Version, values: Vec<(String, f64)>) -> Vec<Event> {
+    let value = |(tag, value): (String, f64)| Value { tag, simple_value: value as f32 };
+    let summary = Summary { value: values.into_iter().map(value).collect() };
+    match summary.value.is_empty() {
+        true => Vec::new(),
+        false => vec![event(unix_ms, version.0, What::Summary(summary))],
+    }
+}
+
+/// An event as it stands in a file.
+fn record(event: &Event) -> Vec<u8> {
+    let data = event.encode_to_vec();
+    let length = (data.len() as u64).to_le_bytes();
+    let sum = |bytes: &[u8]| masked(checksum(CrcAlgorithm::Crc32Iscsi, bytes) as u32).to_le_bytes();
+    [&length[..], &sum(&length), &data, &sum(&data)].concat()
+}
+
+/// As TensorFlow's `masked_crc32c`: sums of data that hold sums are weak.
+fn masked(crc: u32) -> u32 {
+    crc.rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::office::Position;
+
+    fn at(version: u64, loss: f64) -> Facts {
+        Facts {
+            position: Position { version: Version(version), ..Position::default() },
+            loss: Some(loss),
+            ..Facts::default()
+        }
+    }
+
+    fn board(folder: &Path) -> TensorBoard {
+        TensorBoard::create(folder, Uuid::nil()).unwrap()
+    }
+
+    #[test]
+    fn a_step_is_told_once_and_a_job_that_goes_back_drops_what_it_leaves() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut board = board(folder.path());
+        assert_eq!(board.tell(&Facts::default(), 0), []);
+        let first = board.tell(&at(8, 0.5), 1000);
+        assert_eq!(first.iter().map(|it| it.step).collect::<Vec<_>>(), [8, 8], "{first:?}");
+        assert_eq!(board.tell(&at(8, 0.5), 1500), []);
+        let steps: Vec<i64> = board.tell(&at(20, 0.4), 2000).iter().map(|it| it.step).collect();
+        assert_eq!(steps, [20]);
+        let back = board.tell(&at(10, 0.45), 3000);
+        assert!(matches!(back[0].what, Some(What::SessionLog(_))) && back[0].step == 10);
+        assert_eq!(back.len(), 2);
+    }
+
+    /// The frame of a record as TensorFlow writes it, byte by byte.
+    #[test]
+    fn a_record_is_framed_by_its_length_and_masked_sums() {
+        // CRC-32C of "123456789" is 0xe3069283 (RFC 3720 and the catalogue of CRCs).
+        assert_eq!(checksum(CrcAlgorithm::Crc32Iscsi, b"123456789") as u32, 0xe306_9283);
+        assert_eq!(masked(0), 0xa282_ead8);
+        let event = event(0, 0, What::FileVersion(FILE_VERSION.to_owned()));
+        let bytes = record(&event);
+        assert_eq!(bytes[..8], (event.encoded_len() as u64).to_le_bytes());
+        assert_eq!(bytes.len(), 8 + 4 + event.encoded_len() + 4);
+    }
+}
