@@ -3,7 +3,7 @@
 //! in status and metrics until a checkpoint succeeds again.
 
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use tracing::{info, warn};
 
 use crate::collection;
 use crate::office::{Event, Office, OfficeError};
-use crate::snapshot;
+use crate::snapshot::{self, Patience};
 
 /// Pause while there is nothing to take a checkpoint of.
 const IDLE: Duration = Duration::from_millis(200);
@@ -165,6 +165,20 @@ struct BySteps {
     late: u32,
 }
 
+/// An attempt at a checkpoint that is due by steps, for whoever may be in its way.
+#[derive(Debug)]
+struct Attempt {
+    /// The version that it waits for; none is that high.
+    awaited: AtomicU64,
+    in_vain: Arc<AtomicBool>,
+}
+
+impl Default for Attempt {
+    fn default() -> Self {
+        Self { awaited: AtomicU64::new(u64::MAX), in_vain: Arc::default() }
+    }
+}
+
 /// What the keeper does next.
 enum Next {
     Wish(Option<Wish>),
@@ -243,19 +257,27 @@ impl Keeper {
         due: Option<Instant>,
         steps: Option<u64>,
     ) -> Next {
-        let (facts, awaited) = (self.office.facts.clone(), AtomicU64::new(u64::MAX));
-        let mut by_steps = pin!(self.by_steps(steps, &awaited));
+        let (facts, attempt) = (self.office.facts.clone(), Attempt::default());
+        let mut by_steps = pin!(self.by_steps(steps, &attempt));
         let next = tokio::select! {
             biased;
             wish = wishes.recv() => Next::Wish(wish),
             () = sleep_until(due) => Next::Due,
             () = &mut by_steps => return Next::Tried,
         };
+        let present = facts.borrow().clone();
         let reached = match &next {
-            Next::Wish(Some(Wish::Final(_, version, _))) => *version,
-            Next::Wish(_) | Next::Due | Next::Tried => facts.borrow().position.version,
+            // A late one may be of a generation that came further than the present one has yet.
+            Next::Wish(Some(Wish::Final(generation, version, _)))
+                if *generation == present.generation =>
+            {
+                *version
+            }
+            Next::Wish(_) | Next::Due | Next::Tried => present.position.version,
         };
-        if awaited.load(Ordering::Relaxed) <= reached.0 {
+        if attempt.awaited.load(Ordering::Relaxed) <= reached.0 {
+            // Slots that are not at the version after all are not waited for.
+            attempt.in_vain.store(true, Ordering::Relaxed);
             by_steps.await;
         }
         next
@@ -263,7 +285,7 @@ impl Keeper {
 
     /// One attempt at the next multiple of `steps` that training has not passed; tells which version
     /// it waits for.
-    async fn by_steps(&mut self, steps: Option<u64>, awaited: &AtomicU64) {
+    async fn by_steps(&mut self, steps: Option<u64>, attempt: &Attempt) {
         let Some(steps) = steps else { return std::future::pending().await };
         let (generation, present) = {
             let facts = self.office.facts.borrow();
@@ -275,9 +297,10 @@ impl Keeper {
         self.by_steps.seen = self.by_steps.seen.max(present);
         let ahead = 1_u64.checked_shl(self.by_steps.late).unwrap_or(AHEAD_MAX).min(AHEAD_MAX);
         let at = Version((self.by_steps.seen.0 / steps + ahead) * steps);
-        awaited.store(at.0, Ordering::Relaxed);
-        let taken = self.take(at, STEPS_TAKE_MAX).await;
-        awaited.store(u64::MAX, Ordering::Relaxed);
+        attempt.awaited.store(at.0, Ordering::Relaxed);
+        let patience = Patience { most: STEPS_TAKE_MAX, in_vain: attempt.in_vain.clone() };
+        let taken = self.take(at, patience).await;
+        attempt.awaited.store(u64::MAX, Ordering::Relaxed);
         match taken {
             Ok(_) => (self.by_steps.seen, self.by_steps.late) = (at, 0),
             // What we know of the position is always a little old.
@@ -288,6 +311,8 @@ impl Keeper {
             Err(CheckpointError::NoGeneration | CheckpointError::NoHolder { .. }) => {
                 sleep(IDLE).await;
             }
+            // Somebody wants another one first.
+            Err(CheckpointError::TooLate { .. }) => {}
             Err(error) => {
                 self.count_failure(&error);
                 sleep(self.pause()).await;
@@ -301,7 +326,7 @@ impl Keeper {
         let mut trouble = "training is too fast for a cut".to_owned();
         for _ in 0..ATTEMPTS_MAX {
             let patience = if margin == 0 { REACHED_MAX } else { AHEAD_FOR_MAX };
-            match self.take(Version(seen.0 + margin), patience).await {
+            match self.take(Version(seen.0 + margin), Patience::of(patience)).await {
                 Ok(id) => return Taken { latest: Some(id), trouble: None },
                 Err(CheckpointError::Past { present, .. }) => {
                     seen = present;
@@ -334,7 +359,7 @@ impl Keeper {
         {
             return Taken { latest: Some(id.clone()), trouble: None };
         }
-        match self.take_of(Some(generation), version, REACHED_MAX).await {
+        match self.take_of(Some(generation), version, Patience::of(REACHED_MAX)).await {
             Ok(id) => {
                 self.last_one = Some((generation, id.clone()));
                 Taken { latest: Some(id), trouble: None }
@@ -346,7 +371,7 @@ impl Keeper {
         }
     }
 
-    async fn take(&mut self, at: Version, patience: Duration) -> Result<String, CheckpointError> {
+    async fn take(&mut self, at: Version, patience: Patience) -> Result<String, CheckpointError> {
         self.take_of(None, at, patience).await
     }
 
@@ -356,7 +381,7 @@ impl Keeper {
         &mut self,
         wanted: Option<Generation>,
         at: Version,
-        patience: Duration,
+        patience: Patience,
     ) -> Result<String, CheckpointError> {
         let generation: GenerationRecord = self
             .etcd

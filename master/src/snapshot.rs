@@ -13,7 +13,7 @@ use steadfast_common::records::{
 use steadfast_coord::Etcd;
 use steadfast_host::net::dial;
 use steadfast_host::role::Role;
-use steadfast_host::task::TaskSet;
+use steadfast_host::task::{Broken, TaskSet};
 use steadfast_host::time::{Instant, unix_ms};
 use steadfast_proto::v1::pserver_client::PserverClient;
 use steadfast_proto::v1::{SnapshotReply, SnapshotRequest, Target, snapshot_reply};
@@ -26,6 +26,22 @@ use crate::office::OfficeError;
 
 /// How long one question waits at a pserver for the version.
 const WAIT_MS: u64 = 5_000;
+
+/// How long slots may take to come to a version. The upload that follows is not bounded by it.
+#[derive(Clone, Debug)]
+pub(crate) struct Patience {
+    pub most: Duration,
+    /// Nobody waits for a version any more: a slot that is not there, or has failed, makes the others'
+    /// shards useless.
+    pub in_vain: Arc<AtomicBool>,
+}
+
+impl Patience {
+    /// That long.
+    pub fn of(most: Duration) -> Self {
+        Self { most, in_vain: Arc::default() }
+    }
+}
 
 /// A slot that is asked for its shard.
 pub(crate) struct Asked {
@@ -60,37 +76,39 @@ pub(crate) async fn slots(
 }
 
 /// All shards of the cut. If one fails, the others' objects are deleted again. A slot may take as
-/// long as `patience` to reach the version. Then it uploads its shard, for which it has as long as the
+/// long as `patience` says to reach the version. Then it uploads its shard, for which it has as long as the
 /// store lets it take for so many bytes: whoever does not live through that loses its slot, and so the
 /// generation ends.
 pub(crate) async fn shards(
     store: &Location,
     slots: Vec<Asked>,
     version: Option<Version>,
-    patience: Duration,
+    patience: Patience,
     facts: &watch::Receiver<Arc<Facts>>,
 ) -> Result<Vec<SnapshotReply>, CheckpointError> {
     let mut asked = TaskSet::default();
-    let in_vain = Arc::new(AtomicBool::new(false));
     for slot in slots {
-        let (in_vain, facts) = (in_vain.clone(), facts.clone());
+        let (patience, facts) = (patience.clone(), facts.clone());
         asked.spawn(async move {
             let generation = Generation(slot.target.generation);
             let answer = tokio::select! {
                 biased;
-                answer = snapshot(slot, version, patience, &in_vain) => answer,
+                answer = snapshot(slot, version, &patience) => answer,
                 over = generation_over(generation, facts) => Err(over.into()),
             };
-            in_vain.fetch_or(answer.is_err(), Ordering::Relaxed);
+            patience.in_vain.fetch_or(answer.is_err(), Ordering::Relaxed);
             answer
         });
     }
     let (mut saved, mut failure) = (Vec::new(), None);
     while let Some(answer) = asked.join_next().await {
-        match answer {
-            Ok(Ok(reply)) => saved.push(reply),
-            Ok(Err(error)) => failure = Some(error),
-            Err(error) => failure = Some(CheckpointError::Broken(error.to_string())),
+        let broken = |error: Broken| CheckpointError::Broken(error.to_string());
+        match answer.map_err(broken).flatten() {
+            Ok(reply) => saved.push(reply),
+            // After the first all others are in vain, and say no more than that.
+            Err(error) => {
+                failure.get_or_insert(error);
+            }
         }
     }
     match failure {
@@ -113,20 +131,18 @@ async fn generation_over(found: Generation, mut facts: watch::Receiver<Arc<Facts
     }
 }
 
-/// One slot's shard. Nobody waits for the version once all is `in_vain`, since another slot failed: this
-/// one may never come to it.
+/// One slot's shard. Nobody waits for the version once all is in vain: the slot may never come to it.
 async fn snapshot(
     asked: Asked,
     version: Option<Version>,
-    patience: Duration,
-    in_vain: &AtomicBool,
+    patience: &Patience,
 ) -> Result<SnapshotReply, CheckpointError> {
     let slot = asked.slot;
     let failed = |reason: String| CheckpointError::Slot { slot, reason };
     let mut client = PserverClient::new(dial(&asked.address, Role::Pserver).map_err(failed)?);
     let started = Instant::now();
     loop {
-        let left = patience.saturating_sub(started.elapsed());
+        let left = patience.most.saturating_sub(started.elapsed());
         let request = SnapshotRequest {
             target: Some(asked.target),
             version: version.map(|version| version.0),
@@ -141,7 +157,7 @@ async fn snapshot(
                 return Err(CheckpointError::Diverged { slot, at, what: reply.diverged });
             }
             (snapshot_reply::Answer::NotYet, _) | (snapshot_reply::Answer::Past, None) => {
-                if left.is_zero() || in_vain.load(Ordering::Relaxed) {
+                if left.is_zero() || patience.in_vain.load(Ordering::Relaxed) {
                     return Err(CheckpointError::TooLate { slot });
                 }
             }

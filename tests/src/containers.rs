@@ -117,8 +117,8 @@ impl Deployment {
     pub fn disturb(&self, rounds: u32) -> String {
         let mut command = Command::new("sh");
         command.arg(examples().join("../deploy/chaos.sh")).env("CHAOS_ROUNDS", rounds.to_string());
-        command.env("COMPOSE_PROJECT_NAME", &self.project).env("CHAOS_EVERY", "2");
-        let output = command.env("CHAOS_FOR", "7").output().expect("a shell starts");
+        command.env("COMPOSE_PROJECT_NAME", &self.project).env("CHAOS_EVERY", "1");
+        let output = command.env("CHAOS_FOR", "6").output().expect("a shell starts");
         said(&output, &["chaos"])
     }
 

@@ -15,7 +15,7 @@ const JOB_MAX: Duration = Duration::from_secs(400);
 #[test]
 fn a_deployment_survives_what_happens_to_containers() {
     let scene = Scene::new();
-    let job = Job::long().with("passes = 300", "passes = 800").with("= 3500", "= 9000");
+    let job = Job::long().with("passes = 300", "passes = 1600").with("= 3500", "= 18000");
     let Some(deployment) = Deployment::up(&scene, &job) else { return };
     let status = || deployment.steadfast(&["status", "--json"]);
     let after = |more: u64| {
@@ -36,8 +36,8 @@ fn a_deployment_survives_what_happens_to_containers() {
     };
 
     after(100);
-    let disturbed = deployment.disturb(4);
-    assert_eq!(disturbed.matches("chaos: ").count(), 4, "{disturbed}");
+    let disturbed = deployment.disturb(2);
+    assert_eq!(disturbed.matches("chaos: ").count(), 2, "{disturbed}");
     let now = after(200);
     of("master", &now["master"]["address"]).kill();
     let now = after(200);

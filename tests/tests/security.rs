@@ -4,6 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair};
+use reqwest::Method;
 use steadfast_common::ids::Slot;
 use steadfast_common::records::{MasterRecord, PserverRecord};
 use steadfast_proto::v1::master_client::MasterClient;
@@ -154,18 +155,20 @@ fn nobody_gets_in_without_the_right_certificate() {
 }
 
 /// F50: an admin port says whether its process lives and is ready to everybody, and everything else to
-/// administrators and to whoever has the token.
+/// administrators and to whoever has the token; it obeys only administrators.
 #[test]
 fn an_admin_port_with_certificates_opens_by_certificate_or_token() {
     let scene = Scene::new();
     let certificates = Certificates::make(&scene, "certs");
     let cluster = Cluster::secured(&scene, &Job::endless(), 1, "5s", &certificates);
-    let master = cluster.master("master");
+    let mut master = cluster.master("master");
     within(Duration::from_secs(20), "it acts", || is_ready(&master).then_some(()));
-    let code = |path: &str, role: Option<&str>, token: Option<&str>| {
+    let ask = |method, path: &str, role: Option<&str>, token: Option<&str>| {
         let identity = role.map(|role| (&certificates, role));
-        admin(&master.admin, path, identity, token).0
+        request(method, &master.admin, path, identity, token).0
     };
+    let code =
+        |path: &str, role: Option<&str>, token: Option<&str>| ask(Method::GET, path, role, token);
     for path in ["/", "/metrics", "/status"] {
         assert_eq!(code(path, None, None), 401, "{path}");
         assert_eq!(code(path, Some("trainer"), None), 401, "{path}");
@@ -181,6 +184,13 @@ fn an_admin_port_with_certificates_opens_by_certificate_or_token() {
     };
     let probed = probe("master");
     assert!(probed.status.success() && probed.stdout == b"ready\n", "{probed:?}");
+    let drain = |role: Option<&str>, token| ask(Method::POST, "/drain", role, token);
+    for refused in [drain(None, None), drain(Some("master"), None), drain(None, Some(TOKEN))] {
+        assert_eq!(refused, 401);
+    }
+    assert!(is_ready(&master));
+    assert_eq!(drain(Some("admin"), None), 202);
+    assert_eq!(master.end().code, Some(0));
 }
 
 /// F50: who came in with a certificate does not come in again once it is over, also not by resuming what it
@@ -271,8 +281,18 @@ fn is_ready(member: &Member) -> bool {
     admin(&member.admin, "/readyz", None, None).0 == 200
 }
 
-/// Asks an admin port; 0 if it does not answer.
+/// Looks at what an admin port shows; 0 if it does not answer.
 fn admin(
+    address: &str,
+    path: &str,
+    identity: Option<(&Certificates, &str)>,
+    token: Option<&str>,
+) -> (u16, String) {
+    request(Method::GET, address, path, identity, token)
+}
+
+fn request(
+    method: Method,
     address: &str,
     path: &str,
     identity: Option<(&Certificates, &str)>,
@@ -288,7 +308,7 @@ fn admin(
         client = client.identity(reqwest::Identity::from_pem(&pem).expect("it is one"));
     }
     let client = client.timeout(Duration::from_secs(10)).build().expect("it is a client");
-    let mut request = client.get(format!("https://{address}{path}"));
+    let mut request = client.request(method, format!("https://{address}{path}"));
     if let Some(token) = token {
         request = request.bearer_auth(token);
     }

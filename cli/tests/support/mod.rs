@@ -194,7 +194,7 @@ pub fn status_json() -> serde_json::Value {
         "evaluation": null, "master": { "address": "127.0.0.1:1", "epoch": 3 }, "slots": [],
         "ps_desired": 2, "trainers": [], "checkpoint": null,
         "checkpoint_trouble": null, "recoveries": [], "discarded": [],
-        "spent": { "data": 0.0, "compute": 0.0, "push": 0.0, "wait": 0.0, "pull": 0.0 },
+        "spent": { "data": 0.0, "compute": 0.0, "push": 0.0, "wait": 0.0, "pull": 0.0, "moved_bytes": 0 },
         "seconds_left": 3.0, "result": null,
         "happenings": [], "points": []
     })

@@ -211,6 +211,9 @@ where
 
 fn router(content: Arc<Shown>) -> Router {
     let lock = Arc::new(Lock::new(content.token.clone()));
+    // Whoever watches has the token; it changes nothing.
+    let changes = from_fn_with_state(Arc::new(Lock::new(None)), unlock);
+    let acts = Router::new().route("/drain", post(drain)).route_layer(changes);
     Router::new()
         .route("/", get(page))
         .route("/page.css", get(page::style))
@@ -218,8 +221,8 @@ fn router(content: Arc<Shown>) -> Router {
         .route("/events", get(events))
         .route("/metrics", get(metrics))
         .route("/status", get(status))
-        .route("/drain", post(drain))
         .route_layer(from_fn_with_state(lock, unlock))
+        .merge(acts)
         .route("/healthz", get(async || Ok::<_, Infallible>("alive\n")))
         .route("/readyz", get(ready))
         .with_state(content)
@@ -237,7 +240,8 @@ async fn unlock(
     }
     let (path, caller) = (request.uri().path().to_owned(), "nobody".to_owned());
     refused(&Refusal::Call { path, caller });
-    let why = "this needs an administrator's certificate, or the token as bearer or password\n";
+    let why =
+        "this needs an administrator's certificate, or, to look, the token as bearer or password\n";
     (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, CHALLENGE)], why).into_response()
 }
 
@@ -267,8 +271,8 @@ async fn status(State(content): Content) -> Response {
     axum::Json((content.status)()).into_response()
 }
 
-/// Asks the process to finish in good order. Pages of others can have a browser ask as well, even with the
-/// token that it remembers; browsers say where such a request comes from.
+/// Asks the process to finish in good order. Pages of others can have a browser of this machine ask as well;
+/// browsers say where such a request comes from.
 async fn drain(State(content): Content, request: Request) -> Response {
     if request.headers().contains_key(header::ORIGIN) {
         return (StatusCode::FORBIDDEN, "not from a browser\n").into_response();
