@@ -15,7 +15,7 @@ const JOB_MAX: Duration = Duration::from_secs(400);
 #[test]
 fn a_deployment_survives_what_happens_to_containers() {
     let scene = Scene::new();
-    let job = Job::long().with("passes = 300", "passes = 1600").with("= 3500", "= 18000");
+    let job = Job::long().with("passes = 300", "passes = 1200").with("= 3500", "= 13500");
     let Some(deployment) = Deployment::up(&scene, &job) else { return };
     let status = || deployment.steadfast(&["status", "--json"]);
     let after = |more: u64| {

@@ -8,6 +8,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{
     Axis, Block, Cell, Chart, Dataset, GraphType, LineGauge, Paragraph, Row, Table, Wrap,
 };
+use steadfast_common::ids::Lane;
 use steadfast_common::spec::Mode;
 use steadfast_common::status::{Curve, Curves, JobState, JobStatus, SlotStatus, TrainerStatus};
 use steadfast_process::Failure;
@@ -85,7 +86,7 @@ pub fn draw(frame: &mut Frame<'_>, view: &View) {
         draw_curves(frame, drawn, &Curves::through(&status.points));
     }
     let [trainers, slots] =
-        Layout::horizontal([Constraint::Fill(3), Constraint::Fill(2)]).areas(members);
+        Layout::horizontal([Constraint::Fill(2), Constraint::Fill(1)]).areas(members);
     draw_trainers(frame, trainers, &status.trainers, view.above);
     draw_slots(frame, slots, &status.slots);
     draw_happenings(frame, happened, status);
@@ -181,16 +182,19 @@ fn facts_of(status: &JobStatus) -> Vec<Line<'static>> {
 
 fn draw_curves(frame: &mut Frame<'_>, area: Rect, curves: &Curves) {
     let places: [Rect; 3] = Layout::horizontal([Constraint::Fill(1); 3]).areas(area);
-    for (place, (title, curve)) in places.into_iter().zip([
-        ("loss", &curves.loss),
-        ("held-out metric", &curves.metric),
-        ("records a second", &curves.examples_per_second),
-    ]) {
-        draw_curve(frame, place, title, curve);
-    }
+    let [loss, metric, speed] = places;
+    draw_curve(frame, loss, "loss", &curves.loss, figure);
+    draw_curve(frame, metric, "held-out metric", &curves.metric, figure);
+    draw_curve(frame, speed, "records a second", &curves.examples_per_second, rate);
 }
 
-fn draw_curve(frame: &mut Frame<'_>, area: Rect, title: &'static str, curve: &Curve) {
+fn draw_curve(
+    frame: &mut Frame<'_>,
+    area: Rect,
+    title: &'static str,
+    curve: &Curve,
+    label: fn(f64) -> String,
+) {
     let block = Block::bordered().title(title);
     let (Some(first), Some(last)) = (curve.first(), curve.last()) else {
         return frame.render_widget(Paragraph::new("nothing yet").block(block), area);
@@ -208,20 +212,17 @@ fn draw_curve(frame: &mut Frame<'_>, area: Rect, title: &'static str, curve: &Cu
                 .labels([span(first.0), span(last.0)]),
         )
         .y_axis(
-            Axis::default().bounds([low - room, high + room]).labels([figure(low), figure(high)]),
+            Axis::default().bounds([low - room, high + room]).labels([label(low), label(high)]),
         );
     frame.render_widget(chart, area);
 }
 
 fn draw_trainers(frame: &mut Frame<'_>, area: Rect, trainers: &[TrainerStatus], above: usize) {
-    let head = ["trainer", "works on", "computes", "pushes", "waits", "pulls", "reads", "MB/s"];
+    let head = ["trainer", "works on", "comp", "push", "wait", "pull", "read", "MB/s"];
     let rows = trainers.iter().skip(above).map(|it| {
         let work = match it.lanes.as_slice() {
             [] => plural(it.tasks as usize, "task"),
-            lanes => {
-                let lanes: Vec<String> = lanes.iter().map(ToString::to_string).collect();
-                format!("lanes {}", lanes.join(" "))
-            }
+            lanes => format!("lanes {}", ranges(lanes)),
         };
         let spent = it.spent;
         let share = |part: f64| match spent.total() {
@@ -234,7 +235,7 @@ fn draw_trainers(frame: &mut Frame<'_>, area: Rect, trainers: &[TrainerStatus], 
         let cells = [id.chars().take(8).collect(), work].into_iter().chain(shares).chain([moved]);
         Row::new(cells.map(Cell::from))
     });
-    let shares = [Constraint::Length(8); 6];
+    let shares = [Constraint::Length(5); 6];
     let widths = [Constraint::Length(8), Constraint::Min(12)].into_iter().chain(shares);
     let title = match above {
         0 => plural(trainers.len(), "trainer"),
@@ -242,6 +243,15 @@ fn draw_trainers(frame: &mut Frame<'_>, area: Rect, trainers: &[TrainerStatus], 
     };
     let table = Table::new(rows, widths).header(Row::new(head).bold());
     frame.render_widget(table.block(Block::bordered().title(title)), area);
+}
+
+/// Lanes, which come in neighbours mostly: `0-3 6`.
+fn ranges(lanes: &[Lane]) -> String {
+    let ranges = lanes.chunk_by(|left, right| left.0 + 1 == right.0).map(|chunk| match chunk {
+        [first, .., last] => format!("{first}-{last}"),
+        lone => lone.iter().map(ToString::to_string).collect(),
+    });
+    ranges.collect::<Vec<String>>().join(" ")
 }
 
 fn draw_slots(frame: &mut Frame<'_>, area: Rect, slots: &[SlotStatus]) {
@@ -253,7 +263,7 @@ fn draw_slots(frame: &mut Frame<'_>, area: Rect, slots: &[SlotStatus]) {
         let since = it.incarnation.map_or_else(String::new, |it| it.to_string());
         Row::new([Cell::from(it.slot.to_string()), holder, Cell::from(since)])
     });
-    let widths = [Constraint::Length(4), Constraint::Min(14), Constraint::Length(11)];
+    let widths = [Constraint::Length(4), Constraint::Min(15), Constraint::Length(11)];
     let head = Row::new(["slot", "pserver", "incarnation"]).bold();
     let block = Block::bordered().title(plural(slots.len(), "slot"));
     frame.render_widget(Table::new(rows, widths).header(head).block(block), area);
@@ -316,7 +326,7 @@ mod tests {
             "slot 1 has no pserver",
             "accuracy 0.9710",
             "records a second",
-            "lanes 0 1",
+            "lanes 0-1",
             "nobody",
             "5s ago  slot 1 lost its [31mpserver",
             "q quits",
@@ -341,6 +351,13 @@ mod tests {
         view.note(Err(Failure::unavailable("no master acts")));
         let text = shown(&view, 120, 45);
         assert!(text.contains("a master: no master acts") && text.contains("pass 3 of 20"));
+    }
+
+    #[test]
+    fn neighbouring_lanes_are_one_range() {
+        let lanes = |of: &[u32]| ranges(&of.iter().copied().map(Lane).collect::<Vec<_>>());
+        assert_eq!(lanes(&[0, 1, 2, 5, 7, 8]), "0-2 5 7-8");
+        assert_eq!(lanes(&[]), "");
     }
 
     #[test]
