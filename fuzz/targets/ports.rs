@@ -9,8 +9,10 @@ use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
 use prometheus_client::registry::Registry;
-use steadfast_fuzz::{seeds, within};
-use steadfast_process::{Admin, AdminContent, AdminServer, HealthTask, Readiness, bind, health};
+use steadfast_fuzz::seeds;
+use steadfast_process::{
+    Admin, AdminContent, AdminServer, HealthTask, Readiness, Shutdown, bind, health,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
@@ -58,6 +60,7 @@ impl Ports {
         let (admin, calls, _health) = runtime.block_on(async {
             let readiness = Readiness::new("begins");
             let content = AdminContent {
+                shutdown: Shutdown::manual(),
                 role: "master",
                 job: "it".to_owned(),
                 readiness: readiness.clone(),
