@@ -3,7 +3,6 @@
 
 use std::net::SocketAddr;
 use std::process::Stdio;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -16,9 +15,8 @@ use steadfast_proto::v1::{Caller, Dispatch, NextTaskReply, NextTaskRequest};
 use steadfast_tests::{EtcdServer, Process, Scene, within};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
-use tonic::body::Body;
 use tonic::codegen::http::uri::PathAndQuery;
-use tonic::server::{NamedService, UnaryService};
+use tonic::server::UnaryService;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 use tonic_prost::ProstCodec;
@@ -27,6 +25,7 @@ use uuid::Uuid;
 use crate::rig::connect;
 use crate::sample::Sample;
 use crate::tasks::{Asks, KEYS_OF_ONE, TRAINERS, all_at_once, changes, finished};
+use crate::unary::Unary;
 
 /// Somebody waits for the commit.
 type Waiting = (NextTaskRequest, oneshot::Sender<NextTaskReply>);
@@ -35,10 +34,6 @@ type Waiting = (NextTaskRequest, oneshot::Sender<NextTaskReply>);
 #[derive(Clone)]
 struct Counter {
     calls: mpsc::Sender<Waiting>,
-}
-
-impl NamedService for Counter {
-    const NAME: &'static str = "steadfast.bench.Counter";
 }
 
 impl UnaryService<NextTaskRequest> for Counter {
@@ -56,31 +51,14 @@ impl UnaryService<NextTaskRequest> for Counter {
     }
 }
 
-impl tower::Service<tonic::codegen::http::Request<Body>> for Counter {
-    type Response = tonic::codegen::http::Response<Body>;
-    type Error = std::convert::Infallible;
-    type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: tonic::codegen::http::Request<Body>) -> Self::Future {
-        let counter = self.clone();
-        Box::pin(async move {
-            let mut grpc = tonic::server::Grpc::new(ProstCodec::default());
-            Ok(grpc.unary(counter, request).await)
-        })
-    }
-}
-
 /// Answers until it is killed. Says first where.
 pub async fn serve(etcd: &str) -> std::io::Result<()> {
     let (calls, waiting) = mpsc::channel(1024);
     let port = Port::bind("127.0.0.1:0".parse().expect("an address")).await?;
     println!("{}", port.local_addr()?);
     tokio::spawn(write(etcd.to_owned(), waiting));
-    let served = port.serve(Routes::new(Counter { calls }), |_| &[], CancellationToken::new());
+    let served =
+        port.serve(Routes::new(Unary::new(Counter { calls })), |_| &[], CancellationToken::new());
     served.await.map_err(std::io::Error::other)?.map_err(std::io::Error::other)
 }
 
@@ -119,7 +97,7 @@ impl Asks for Client {
             ..NextTaskRequest::default()
         };
         self.grpc.ready().await.expect("it is there");
-        let path = PathAndQuery::from_static("/steadfast.bench.Counter/NextTask");
+        let path = PathAndQuery::from_static("/steadfast.bench.Unary/NextTask");
         let codec = ProstCodec::<NextTaskRequest, NextTaskReply>::default();
         let reply = self.grpc.unary(Request::new(request), path, codec).await;
         let next = reply.expect("it answers").into_inner().next;

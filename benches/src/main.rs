@@ -12,6 +12,7 @@ mod rig;
 mod sample;
 mod table;
 mod tasks;
+mod unary;
 mod watch;
 mod whole;
 mod wire;

@@ -3,34 +3,28 @@
 
 use std::net::SocketAddr;
 use std::process::Stdio;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::future::BoxFuture;
 use steadfast_host::net::{Port, dial};
 use steadfast_host::role::Role;
 use steadfast_proto::v1::BlockData;
 use steadfast_tests::{Process, Scene, within};
 use tokio_util::sync::CancellationToken;
-use tonic::body::Body;
 use tonic::codegen::http::uri::PathAndQuery;
-use tonic::server::{NamedService, UnaryService};
+use tonic::server::UnaryService;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 use tonic_prost::ProstCodec;
 
 use crate::sample::Sample;
+use crate::unary::Unary;
 use crate::watch::Watch;
 use crate::wire::{SMALL, SMALL_STEPS};
 
 /// Gives back what it gets.
 #[derive(Clone)]
 struct Echo;
-
-impl NamedService for Echo {
-    const NAME: &'static str = "steadfast.bench.Echo";
-}
 
 impl UnaryService<BlockData> for Echo {
     type Response = BlockData;
@@ -41,28 +35,11 @@ impl UnaryService<BlockData> for Echo {
     }
 }
 
-impl tower::Service<tonic::codegen::http::Request<Body>> for Echo {
-    type Response = tonic::codegen::http::Response<Body>;
-    type Error = std::convert::Infallible;
-    type Future = BoxFuture<'static, Result<Self::Response, Self::Error>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: tonic::codegen::http::Request<Body>) -> Self::Future {
-        Box::pin(async move {
-            let mut grpc = tonic::server::Grpc::new(ProstCodec::default());
-            Ok(grpc.unary(Echo, request).await)
-        })
-    }
-}
-
 /// Answers until it is killed. Says first where.
 pub async fn serve() -> std::io::Result<()> {
     let port = Port::bind("127.0.0.1:0".parse().expect("an address")).await?;
     println!("{}", port.local_addr()?);
-    let served = port.serve(Routes::new(Echo), |_| &[], CancellationToken::new()).await;
+    let served = port.serve(Routes::new(Unary::new(Echo)), |_| &[], CancellationToken::new()).await;
     served.map_err(std::io::Error::other)?.map_err(std::io::Error::other)
 }
 
@@ -78,7 +55,7 @@ pub async fn ping_pong() -> Sample {
     let mut client =
         tonic::client::Grpc::new(dial(&address.to_string(), Role::Pserver).expect("an address"));
     let data = Bytes::from(vec![7; SMALL * size_of::<f32>()]);
-    let path = PathAndQuery::from_static("/steadfast.bench.Echo/Echo");
+    let path = PathAndQuery::from_static("/steadfast.bench.Unary/Echo");
     let mut exchange = async || {
         client.ready().await.expect("it is there");
         let block = Request::new(BlockData { block: 0, data: data.clone() });
