@@ -247,7 +247,7 @@ const LINES: [Line; 22] = [
     ),
     (
         "restore",
-        "2 pservers with 1 GiB die: until others have the values of the checkpoint",
+        "start of 2 pservers in place of dead ones: until they have the checkpoint's 1 GiB",
         "plain reads of as much, with hash",
         Unit::Bytes,
         0.8,

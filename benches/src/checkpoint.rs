@@ -30,12 +30,13 @@ pub async fn take() -> Sample {
     watch.stop((VALUES * size_of::<f32>()) as f64)
 }
 
-/// From the death of all pservers until others have the values of the checkpoint.
+/// From the start of pservers in place of dead ones until they have the values of the checkpoint.
 pub async fn restore() -> Sample {
     let mut rig = large(VALUES).await;
     rig.take_checkpoint();
+    rig.kill_pservers();
     let watch = Watch::start(Vec::new());
-    rig.replace_pservers();
+    rig.replace_pservers(SLOTS);
     let sample = watch.stop((VALUES * size_of::<f32>()) as f64);
     let cpu_seconds = rig.pids().iter().skip(1).map(|pid| cpu_of(*pid)).sum::<f64>();
     let peak_bytes = rig.pids().iter().map(|pid| peak_of(*pid)).sum();

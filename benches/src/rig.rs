@@ -154,16 +154,18 @@ impl Rig {
         self.scene.start("checkpoint", "steadfast", &args).end(PATIENCE)
     }
 
-    /// Ends all pservers without a word, and starts others in their place; waits until these have the
-    /// values of the last checkpoint.
-    pub fn replace_pservers(&mut self) {
-        let slots = self.processes.len() - 1;
+    /// Ends all pservers without a word.
+    pub fn kill_pservers(&mut self) {
         for mut pserver in self.processes.drain(1..) {
             pserver.signal(Signal::SIGKILL);
             pserver.end(PATIENCE);
         }
+    }
+
+    /// Starts others in their place; waits until these have the values of the last checkpoint.
+    pub fn replace_pservers(&mut self, slots: usize) {
         for slot in 0..slots {
-            let name = format!("pserver-{}", slots + slot);
+            let name = format!("other-pserver-{slot}");
             self.processes.push(self.commands.start(&self.scene, &name, "steadfast-pserver", &[]));
         }
         for pserver in &self.processes[1..] {

@@ -10,6 +10,7 @@ use steadfast_common::error::ErrorKind;
 use steadfast_host::role::ANY_ROLE;
 use steadfast_host::tls;
 use steadfast_process::Failure;
+use uuid::Uuid;
 
 /// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -78,12 +79,13 @@ pub async fn status(address: &str) -> Result<Value, Failure> {
         .map_err(|error| Failure::internal(format!("{address} gives no status: {error}")))
 }
 
-/// Has a process finish in good order.
+/// Has the process of that id finish in good order.
 ///
 /// # Errors
-/// If it does not answer, or not to us.
-pub async fn drain(address: &str) -> Result<(), Failure> {
-    let (code, text) = request(address, Method::POST, "/drain").await?;
+/// If it does not answer, or not to us, or another process does.
+pub async fn drain(address: &str, id: Uuid) -> Result<(), Failure> {
+    let path = format!("/drain?member={id}");
+    let (code, text) = request(address, Method::POST, &path).await?;
     allowed(address, code, text).map(|_| ())
 }
 

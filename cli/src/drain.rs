@@ -39,7 +39,9 @@ pub async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
     let members = all_members(&job).await?;
     let member = chosen(&members, &args.member.join(" "))?;
     let title = plain(&member.title());
-    admin_client::drain(&member.admin).await?;
+    let latest = job.keys.checkpoint_latest();
+    let before = job.etcd.get(&latest).await?.map(|it| it.mod_revision);
+    admin_client::drain(&member.admin, member.id).await?;
     eprintln!("{title} drains");
     let successor = left(&job, member, args.wait).await?;
     let successor = match (successor, member.role) {
@@ -48,6 +50,10 @@ pub async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
         (None, _) => "nobody is in its place yet".to_owned(),
     };
     println!("{title} has left; {successor}");
+    let after = job.etcd.get(&latest).await?.map(|it| it.mod_revision);
+    if member.role == "pserver" && before == after {
+        eprintln!("no checkpoint was taken meanwhile: the job goes on from the latest one");
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -89,10 +95,13 @@ fn chosen<'a>(members: &'a [Member], name: &str) -> Result<&'a Member, Failure> 
 
 #[cfg(test)]
 mod tests {
+    use uuid::Uuid;
+
     use super::*;
 
     fn member(role: &'static str, name: &str) -> Member {
-        Member { role, name: name.to_owned(), address: None, admin: String::new(), since: 1 }
+        let (name, id, admin) = (name.to_owned(), Uuid::nil(), String::new());
+        Member { role, name, id, address: None, admin, since: 1 }
     }
 
     #[test]

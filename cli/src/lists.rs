@@ -11,6 +11,7 @@ use steadfast_common::records::{
     MasterRecord, PserverRecord, QueueRecord, TaskRecord, TrainerRecord,
 };
 use steadfast_process::Failure;
+use uuid::Uuid;
 
 use crate::format::plain;
 use crate::job_args::{Job, JobArgs};
@@ -53,6 +54,8 @@ pub struct Member {
     pub role: &'static str,
     /// The slot of a pserver, the id of any other.
     pub name: String,
+    /// The process's own.
+    pub id: Uuid,
     pub address: Option<String>,
     pub admin: String,
     /// Revision of etcd at which it took its place: the smaller, the longer ago.
@@ -82,6 +85,7 @@ pub async fn all_members(job: &Job) -> Result<Vec<Member>, Failure> {
         members.push(Member {
             role: "master",
             name: record.id.to_string(),
+            id: record.id,
             address: Some(record.address),
             admin: record.admin,
             since: entry.create_revision,
@@ -91,6 +95,7 @@ pub async fn all_members(job: &Job) -> Result<Vec<Member>, Failure> {
         members.push(Member {
             role: "pserver",
             name: format!("slot {slot}"),
+            id: record.id,
             address: Some(record.address),
             admin: record.admin,
             since,
@@ -102,6 +107,7 @@ pub async fn all_members(job: &Job) -> Result<Vec<Member>, Failure> {
         members.push(Member {
             role: "trainer",
             name: id.to_string(),
+            id: id.0,
             address: None,
             admin: record.admin,
             since: entry.create_revision,

@@ -63,6 +63,7 @@ impl Ports {
                 shutdown: Shutdown::manual(),
                 role: "master",
                 job: "it".to_owned(),
+                id: Box::new(Default::default),
                 readiness: readiness.clone(),
                 metrics: Registry::default(),
                 token: Some("0123456789abcdef".to_owned()),

@@ -74,6 +74,22 @@ pub enum CheckpointError {
     BadAnswer(#[from] serde_json::Error),
 }
 
+impl CheckpointError {
+    /// Whether the crew was not whole, or is another by now: the next one gets its own checkpoints.
+    fn is_of_the_crew(&self) -> bool {
+        match self {
+            Self::NoGeneration | Self::NoHolder { .. } => true,
+            Self::Office(error) => {
+                matches!(error, OfficeError::OtherGeneration { .. } | OfficeError::NotActing)
+            }
+            Self::Coord(_) | Self::Store(_) | Self::Slot { .. } | Self::TooLate { .. } => false,
+            Self::Past { .. } | Self::Diverged { .. } | Self::Broken(_) | Self::BadAnswer(_) => {
+                false
+            }
+        }
+    }
+}
+
 /// How taking checkpoints goes.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
@@ -146,8 +162,8 @@ pub struct Keeper {
     store: Location,
     office: Office,
     health: Arc<Mutex<Health>>,
-    /// The checkpoint of the final parameters, once it was taken.
-    last_one: Option<(Generation, String)>,
+    /// What came of the checkpoint of the final parameters, once that is known.
+    last_one: Option<(Generation, Taken)>,
     by_steps: BySteps,
     /// The newest one since what is superfluous was deleted, committed for all we know.
     uncollected: Option<String>,
@@ -224,6 +240,8 @@ impl Keeper {
         loop {
             match self.next(&mut wishes, due, steps).await {
                 Next::Wish(None) => return,
+                // Whoever wished that has gone.
+                Next::Wish(Some(Wish::Now(reply))) if reply.is_closed() => {}
                 Next::Wish(Some(Wish::Now(reply))) => {
                     let taken = self.insist().await;
                     self.collect().await;
@@ -308,9 +326,7 @@ impl Keeper {
                 self.by_steps.seen = present;
                 self.by_steps.late += 1;
             }
-            Err(CheckpointError::NoGeneration | CheckpointError::NoHolder { .. }) => {
-                sleep(IDLE).await;
-            }
+            Err(error) if error.is_of_the_crew() => sleep(IDLE).await,
             // Somebody wants another one first.
             Err(CheckpointError::TooLate { .. }) => {}
             Err(error) => {
@@ -351,24 +367,21 @@ impl Keeper {
         Taken { latest, trouble: Some(trouble) }
     }
 
-    /// Takes the one that holds the final parameters, once a generation: whoever asks again after a
-    /// lost reply gets the same.
+    /// Takes the one that holds the final parameters, or fails to, once a generation: whoever asks again
+    /// after a lost reply, or because a slow store took longer than a call, gets the same.
     async fn take_last_one(&mut self, generation: Generation, version: Version) -> Taken {
-        if let Some((known, id)) = &self.last_one
-            && *known == generation
-        {
-            return Taken { latest: Some(id.clone()), trouble: None };
+        if let Some((_, taken)) = self.last_one.as_ref().filter(|(known, _)| *known == generation) {
+            return taken.clone();
         }
-        match self.take_of(Some(generation), version, Patience::of(REACHED_MAX)).await {
-            Ok(id) => {
-                self.last_one = Some((generation, id.clone()));
-                Taken { latest: Some(id), trouble: None }
-            }
+        let taken = match self.take_of(Some(generation), version, Patience::of(REACHED_MAX)).await {
+            Ok(id) => Taken { latest: Some(id), trouble: None },
             Err(error) => {
                 self.count_failure(&error);
                 Taken { latest: None, trouble: Some(error.to_string()) }
             }
-        }
+        };
+        self.last_one = Some((generation, taken.clone()));
+        taken
     }
 
     async fn take(&mut self, at: Version, patience: Patience) -> Result<String, CheckpointError> {
@@ -450,20 +463,20 @@ impl Keeper {
 
     /// Deletes orphans, seldom.
     async fn tidy(&mut self) {
-        let age = collection::ORPHAN_AGE;
-        if self.swept.is_some_and(|swept| swept.elapsed() < age) {
+        if self.swept.is_some_and(|swept| swept.elapsed() < collection::SWEEP_EVERY) {
             return;
         }
         self.swept = Some(Instant::now());
         let folder = self.spec.shards_folder();
-        let swept = collection::orphans(&self.etcd, &self.keys, &self.store, &folder, age);
+        let swept = collection::orphans(&self.etcd, &self.keys, &self.store, &folder);
         if let Err(error) = swept.await {
             warn!(%error, "orphans are not all deleted");
         }
     }
 }
 
-async fn sleep_until(due: Option<Instant>) {
+/// Sleeps for ever if nothing is due.
+pub(crate) async fn sleep_until(due: Option<Instant>) {
     match due {
         Some(due) => steadfast_host::time::sleep_until(due).await,
         None => std::future::pending().await,

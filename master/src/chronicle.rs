@@ -80,7 +80,11 @@ impl Chronicle {
     }
 
     fn draw(&mut self, facts: &Facts, unix_ms: u64) {
-        let is_due = self.points.last().is_none_or(|last| last.unix_ms + self.step_ms <= unix_ms);
+        // A calendar that is set back is no reason to wait.
+        let is_due = self
+            .points
+            .last()
+            .is_none_or(|last| unix_ms < last.unix_ms || last.unix_ms + self.step_ms <= unix_ms);
         if !is_due {
             return;
         }
@@ -109,7 +113,7 @@ impl Seen {
             slots: facts.slots.iter().map(|it| (it.slot, it.address.clone())).collect(),
             generation: facts.generation.0,
             checkpoint: facts.checkpoint.clone(),
-            recoveries: facts.recoveries.last().map_or(0, |it| it.ended_unix_ms),
+            recoveries: facts.recoveries_count,
             discarded: facts.discarded.len(),
             is_over: facts.result.is_some(),
         }
@@ -138,7 +142,8 @@ impl Seen {
         {
             told.push(format!("checkpoint {id} is the latest"));
         }
-        for it in facts.recoveries.iter().filter(|it| self.recoveries < it.ended_unix_ms) {
+        let new = now.recoveries.saturating_sub(self.recoveries) as usize;
+        for it in facts.recoveries.iter().skip(facts.recoveries.len().saturating_sub(new)) {
             told.push(format!("{}; the next step came after {:.2} s", it.cause, it.seconds));
         }
         for task in facts.discarded.iter().skip(self.discarded) {
@@ -184,6 +189,16 @@ mod tests {
             "slot 0 was taken by pserver c:1",
         ];
         assert_eq!(told(&chronicle), expected);
+    }
+
+    #[test]
+    fn curves_go_on_when_the_calendar_is_set_back() {
+        let mut chronicle = Chronicle::default();
+        for unix_ms in [10_000_000, 10_001_000, 1_000, 1_100, 2_000] {
+            chronicle.note(&Facts::default(), unix_ms);
+        }
+        let drawn: Vec<u64> = chronicle.points().iter().map(|it| it.unix_ms).collect();
+        assert_eq!(drawn, [10_000_000, 10_001_000, 1_000, 2_000]);
     }
 
     #[test]

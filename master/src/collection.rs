@@ -16,9 +16,16 @@ use crate::office::{Event, Office};
 /// Manifests deleted in one transaction.
 const FORGOTTEN_AT_ONCE: usize = 32;
 
-/// Age from which a shard without a manifest is an orphan. No upload takes nearly as long, so one
-/// that is still to get its manifest is safe, whoever else collects at the same time.
-pub(crate) const ORPHAN_AGE: Duration = Duration::from_secs(3600);
+/// Time between looks for what nobody will ever need.
+pub(crate) const SWEEP_EVERY: Duration = Duration::from_secs(3600);
+
+/// Age from which a shard without a manifest is an orphan. Where objects are as old as the beginning of
+/// their upload, one that is still to get its manifest is safe, whoever else collects at the same time: no
+/// checkpoint is a day under way.
+const ORPHAN_AGE: Duration = Duration::from_secs(24 * 3600);
+
+/// How long a file that is being written may stay as it is.
+const STALLED_MAX: Duration = Duration::from_secs(3600);
 
 struct Manifest {
     id: String,
@@ -56,18 +63,22 @@ pub(crate) async fn old_checkpoints(
     Ok(())
 }
 
-/// Deletes shards older than `age` that no manifest names: what a process left that died between
-/// uploading and committing.
+/// Deletes old shards that no manifest names, whole or in part: what a process left that died while it
+/// uploaded one, or before it was committed.
 pub(crate) async fn orphans(
     etcd: &Etcd,
     keys: &Keys,
     store: &Location,
     folder: &str,
-    age: Duration,
 ) -> Result<(), CheckpointError> {
     // Listed before the manifests are read, so that a shard which gets its manifest now is not seen
     // as one without.
-    let listed = store.child(folder)?.list_modified().await?;
+    let place = store.child(folder)?;
+    let ago = |age| system_time().checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH);
+    for name in place.delete_unfinished(ago(STALLED_MAX)).await? {
+        info!(name, "what is left of an upload is deleted");
+    }
+    let listed = place.list_modified().await?;
     let Manifests { manifests, unreadable } = manifests(etcd, keys).await?;
     if 0 < unreadable {
         // Nobody knows which shards these name.
@@ -75,7 +86,7 @@ pub(crate) async fn orphans(
     }
     let named: std::collections::BTreeSet<&str> =
         manifests.iter().flat_map(|it| &it.record.shards).map(|it| it.object.as_str()).collect();
-    let before = system_time().checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH);
+    let before = ago(ORPHAN_AGE);
     for (name, modified) in listed {
         let object = format!("{folder}/{name}");
         if modified < before && !named.contains(object.as_str()) {

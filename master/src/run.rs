@@ -26,7 +26,6 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use crate::acting::{Acting, View};
-use crate::board::Facts;
 use crate::checkpoints::Keeper;
 use crate::desk::Desk;
 use crate::job::{self, Order};
@@ -34,7 +33,7 @@ use crate::metrics::Metrics;
 use crate::office::End;
 use crate::page;
 use crate::service::Service;
-use crate::tensorboard::TensorBoard;
+use crate::tensorboard::Curves;
 use crate::vigils::Vigils;
 
 /// How long calls in flight may take once we leave.
@@ -108,6 +107,7 @@ pub async fn live(
     let _admin = admin.serve(AdminContent {
         role: "master",
         job: common.job.clone(),
+        id: Box::new(move || id),
         readiness: readiness.clone(),
         metrics: registry,
         token: common.security.admin_token()?,
@@ -131,7 +131,6 @@ pub async fn live(
     let etcd = Etcd::connect(&common.etcd_options()?).await?;
     let keys = common.keys();
     job::check(&etcd, &keys, order.as_ref()).await?;
-    let told = record.address.clone();
     let life = Life { etcd: &etcd, keys: &keys, order: order.as_ref(), args: &args, record };
     let ending = tokio::select! {
         biased;
@@ -139,7 +138,6 @@ pub async fn live(
         served = &mut serving => {
             return Err(Failure::internal(format!("the server ended: {served:?}")));
         }
-        failure = moved(&common, &told) => return Err(failure),
     };
     stop.cancel();
     if timeout(DRAIN, serving).await.is_err() {
@@ -174,14 +172,6 @@ fn after_acting(error: CoordError) -> Failure {
     Failure::new(kind, error.to_string())
 }
 
-/// Tells TensorBoard, if anybody wants that.
-async fn follow(curves: &mut Option<TensorBoard>, facts: watch::Receiver<Arc<Facts>>) {
-    match curves {
-        Some(curves) => curves.follow(facts).await,
-        None => std::future::pending().await,
-    }
-}
-
 struct Life<'a> {
     etcd: &'a Etcd,
     keys: &'a Keys,
@@ -214,6 +204,7 @@ impl Life<'_> {
                 biased;
                 ending = self.lead(&session, identity, readiness, acting, shutdown) => ending,
                 () = session.lost() => Err(CoordError::LeaseLost.into()),
+                failure = moved(&self.args.common, &self.record.address) => Err(failure),
             };
             // What was decided and not committed is forgotten; callers are refused from now on.
             has_acted |= acting.send_replace(None).is_some();
@@ -226,17 +217,6 @@ impl Life<'_> {
                 ending => return ending,
             }
         }
-    }
-
-    /// A file for TensorBoard, if one is wanted. A folder that cannot be written to is not worth a reign.
-    fn curves(&self) -> Option<TensorBoard> {
-        let folder = self.args.tensorboard.as_ref()?;
-        let created = TensorBoard::create(folder, self.record.id);
-        created
-            .inspect_err(|error| {
-                warn!(folder = %folder.display(), %error, "no curves for TensorBoard");
-            })
-            .ok()
     }
 
     /// Ends a master that acted, lost its lease, and finds another one acting.
@@ -337,8 +317,8 @@ impl Life<'_> {
             Desk::open(self.etcd, self.keys, job, reign, &self.record.address).await?;
         let (keeper, checkpoints, requests) =
             Keeper::new(self.etcd.clone(), self.keys.clone(), spec.clone(), store, office.clone());
-        let mut curves = self.curves();
-        let facts = office.facts.clone();
+        let curves = self.args.tensorboard.clone();
+        let curves = curves.map(|to| Curves::start(to, self.record.id, office.facts.clone()));
         acting.send_replace(Some(Acting {
             office,
             checkpoints,
@@ -357,14 +337,13 @@ impl Life<'_> {
             ended = desk.run(shutdown.drain()) => match ended.map_err(after_acting)? {
                 End::Over(result) => {
                     info!(state = ?result.state, "the job is over");
-                    if let Some(curves) = &mut curves {
-                        curves.finish(&result);
+                    if let Some(curves) = curves {
+                        curves.finish(result).await;
                     }
                     Ok(())
                 }
                 End::Left => Ok(()),
             },
-            () = follow(&mut curves, facts) => Err(Failure::internal("the curves ended")),
             () = keeper.run(requests) => Err(Failure::internal("the checkpoint keeper ended")),
         }
     }

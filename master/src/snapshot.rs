@@ -19,10 +19,15 @@ use steadfast_proto::v1::pserver_client::PserverClient;
 use steadfast_proto::v1::{SnapshotReply, SnapshotRequest, Target, snapshot_reply};
 use steadfast_store::Location;
 use tokio::sync::watch;
+use tracing::warn;
 
 use crate::board::Facts;
-use crate::checkpoints::CheckpointError;
+use crate::checkpoints::{CheckpointError, sleep_until};
 use crate::office::OfficeError;
+
+/// How long slots may still upload once another one has failed: what they do not tell us of is deleted as
+/// an orphan, much later.
+const LEFTOVERS_MAX: Duration = Duration::from_secs(60);
 
 /// How long one question waits at a pserver for the version.
 const WAIT_MS: u64 = 5_000;
@@ -100,27 +105,36 @@ pub(crate) async fn shards(
             answer
         });
     }
-    let (mut saved, mut failure) = (Vec::new(), None);
-    while let Some(answer) = asked.join_next().await {
+    let (mut saved, mut failure, mut until) = (Vec::new(), None, None);
+    loop {
+        let next = tokio::select! {
+            biased;
+            next = asked.join_next() => next,
+            () = sleep_until(until) => None,
+        };
+        let Some(answer) = next else { break };
         let broken = |error: Broken| CheckpointError::Broken(error.to_string());
         match answer.map_err(broken).flatten() {
             Ok(reply) => saved.push(reply),
             // After the first all others are in vain, and say no more than that.
             Err(error) => {
                 failure.get_or_insert(error);
+                until.get_or_insert(Instant::now() + LEFTOVERS_MAX);
             }
         }
     }
-    match failure {
-        None => Ok(saved),
-        Some(error) => {
-            for reply in saved {
-                let shard: ShardRecord = serde_json::from_slice(&reply.shard)?;
-                store.child(&shard.object)?.delete().await?;
-            }
-            Err(error)
+    let Some(error) = failure else { return Ok(saved) };
+    for reply in saved {
+        if let Err(error) = delete(store, &reply).await {
+            warn!(%error, "a shard that is of no use is not deleted yet");
         }
     }
+    Err(error)
+}
+
+async fn delete(store: &Location, reply: &SnapshotReply) -> Result<(), CheckpointError> {
+    let shard: ShardRecord = serde_json::from_slice(&reply.shard)?;
+    Ok(store.child(&shard.object)?.delete().await?)
 }
 
 /// Waits until the job has another generation, or this master does not act any more.

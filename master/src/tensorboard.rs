@@ -8,14 +8,16 @@ use std::fs::{File, create_dir_all};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::Duration;
 
 use crc_fast::{CrcAlgorithm, checksum};
 use prost::{Message, Oneof};
 use steadfast_common::ids::{Pass, Version};
 use steadfast_common::records::ResultRecord;
-use steadfast_host::time::{interval, unix_ms};
-use tokio::sync::watch;
+use steadfast_host::time::{timeout, unix_ms};
+use tokio::sync::{oneshot, watch};
 use tracing::warn;
 use uuid::Uuid;
 
@@ -23,6 +25,9 @@ use crate::board::Facts;
 
 /// Time between points.
 const EVERY: Duration = Duration::from_millis(500);
+
+/// How long the last events may take.
+const LAST_WORDS_MAX: Duration = Duration::from_secs(2);
 
 /// The format that readers know to drop what a restarted job does anew.
 const FILE_VERSION: &str = "brain.Event:2";
@@ -74,11 +79,94 @@ struct SessionLog {
     status: i32,
 }
 
-/// A folder that TensorBoard reads, and what was told there.
+/// Tells TensorBoard of a reign, by a thread of its own: a folder may be of a file server that does not
+/// answer, which no job has to wait for.
 #[derive(Debug)]
-pub(crate) struct TensorBoard {
+pub(crate) struct Curves {
+    end: mpsc::Sender<ResultRecord>,
+    is_told: oneshot::Receiver<()>,
+}
+
+impl Curves {
+    /// Begins a file in `folder`, which is made if it is missing, and tells how the job gets on. A folder
+    /// that cannot be written to is not worth a reign.
+    pub fn start(folder: PathBuf, master: Uuid, facts: watch::Receiver<Arc<Facts>>) -> Self {
+        let (end, ended) = mpsc::channel();
+        let (told, is_told) = oneshot::channel();
+        let tell = move || {
+            match create(&folder, master) {
+                Ok(file) => TensorBoard::new(file).follow(&facts, &ended),
+                Err(error) => {
+                    warn!(folder = %folder.display(), %error, "no curves for TensorBoard");
+                }
+            }
+            let _ = told.send(());
+        };
+        if let Err(error) = thread::Builder::new().name("tensorboard".to_owned()).spawn(tell) {
+            warn!(%error, "no curves for TensorBoard");
+        }
+        Self { end, is_told }
+    }
+
+    /// Tells how the job ended, within a bounded time.
+    pub async fn finish(self, result: ResultRecord) {
+        let Self { end, is_told } = self;
+        // A thread that could not begin has said so.
+        let _ = end.send(result);
+        if timeout(LAST_WORDS_MAX, is_told).await.is_err() {
+            warn!("the end of the curves for TensorBoard is missing: their folder does not answer");
+        }
+    }
+}
+
+/// A file that holds whole records only.
+#[derive(Debug)]
+struct EventFile {
     file: File,
     path: PathBuf,
+    /// Of its whole records.
+    len: u64,
+    is_in_trouble: bool,
+}
+
+fn create(folder: &Path, master: Uuid) -> io::Result<EventFile> {
+    let now = unix_ms();
+    let path = folder.join(format!("events.out.tfevents.{:010}.{master}", now / 1000));
+    create_dir_all(folder)?;
+    let file = File::options().append(true).create(true).open(&path)?;
+    let len = file.metadata()?.len();
+    let mut file = EventFile { file, path, len, is_in_trouble: false };
+    file.append(&[event(now, 0, What::FileVersion(FILE_VERSION.to_owned()))]);
+    Ok(file)
+}
+
+impl EventFile {
+    fn append(&mut self, told: &[Event]) {
+        match self.try_to_append(&told.iter().flat_map(record).collect::<Vec<u8>>()) {
+            Ok(()) => self.is_in_trouble = false,
+            Err(_) if self.is_in_trouble => {}
+            Err(error) => {
+                self.is_in_trouble = true;
+                warn!(file = %self.path.display(), %error, "the curves for TensorBoard have a gap");
+            }
+        }
+    }
+
+    fn try_to_append(&mut self, records: &[u8]) -> io::Result<()> {
+        if self.is_in_trouble {
+            // Readers do not get past half a record.
+            self.file.set_len(self.len)?;
+        }
+        self.file.write_all(records)?;
+        self.len += records.len() as u64;
+        Ok(())
+    }
+}
+
+/// What TensorBoard was told.
+#[derive(Debug)]
+struct TensorBoard {
+    file: EventFile,
     /// 0 until something was told.
     version: Version,
     evaluated: Option<(Pass, Version)>,
@@ -87,52 +175,23 @@ pub(crate) struct TensorBoard {
 }
 
 impl TensorBoard {
-    /// Begins a file in `folder`, which is made if it is missing.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn create(folder: &Path, master: Uuid) -> io::Result<Self> {
-        let now = unix_ms();
-        let path = folder.join(format!("events.out.tfevents.{:010}.{master}", now / 1000));
-        create_dir_all(folder)?;
-        let file = File::options().append(true).create(true).open(&path)?;
-        let mut board =
-            Self { file, path, version: Version::default(), evaluated: None, examples: None };
-        let version = What::FileVersion(FILE_VERSION.to_owned());
-        board.file.write_all(&record(&event(now, 0, version)))?;
-        Ok(board)
+    fn new(file: EventFile) -> Self {
+        Self { file, version: Version::default(), evaluated: None, examples: None }
     }
 
-    /// Tells how the job gets on, until dropped. A folder that takes nothing more is not worth a job.
-    pub async fn follow(&mut self, facts: watch::Receiver<Arc<Facts>>) {
-        let mut ticks = interval(EVERY);
+    /// Tells how the job gets on, and how it ended, until nobody will say that any more.
+    fn follow(mut self, facts: &watch::Receiver<Arc<Facts>>, ended: &mpsc::Receiver<ResultRecord>) {
         loop {
-            ticks.tick().await;
-            let told = self.tell(&facts.borrow().clone(), unix_ms());
-            self.write(&told);
-        }
-    }
-
-    /// Tells how the job ended.
-    pub fn finish(&mut self, result: &ResultRecord) {
-        let metric = result.metric_name.as_deref().unwrap_or("metric").to_owned();
-        let evaluated = [(result.loss, "loss".to_owned()), (result.metric, metric)];
-        let values = evaluated
-            .into_iter()
-            .filter_map(|(value, name)| Some((format!("held_out/{name}"), value?)));
-        let values: Vec<(String, f64)> = values.collect();
-        // Without held-out records the loss is that of the last step.
-        let told = match result.metric {
-            Some(_) => scalars(unix_ms(), Version(result.steps), values),
-            None => Vec::new(),
-        };
-        self.write(&told);
-    }
-
-    fn write(&mut self, told: &[Event]) {
-        let bytes: Vec<u8> = told.iter().flat_map(record).collect();
-        if let Err(error) = self.file.write_all(&bytes) {
-            warn!(file = %self.path.display(), %error, "the curves for TensorBoard have a gap");
+            let news = ended.recv_timeout(EVERY);
+            let facts = facts.borrow().clone();
+            let mut told = self.tell(&facts, unix_ms());
+            if let Ok(result) = &news {
+                told.extend(end(result));
+            }
+            self.file.append(&told);
+            if news != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
         }
     }
 
@@ -168,6 +227,16 @@ impl TensorBoard {
         }
         told
     }
+}
+
+/// How the job ended.
+fn end(result: &ResultRecord) -> Vec<Event> {
+    // Without held-out records the loss is that of the last step.
+    let Some(metric) = result.metric else { return Vec::new() };
+    let name = result.metric_name.as_deref().unwrap_or("metric");
+    let loss = result.loss.map(|loss| ("held_out/loss".to_owned(), loss));
+    let values = loss.into_iter().chain([(format!("held_out/{name}"), metric)]).collect();
+    scalars(unix_ms(), Version(result.steps), values)
 }
 
 fn event(unix_ms: u64, step: u64, what: What) -> Event {
@@ -211,7 +280,7 @@ mod tests {
     }
 
     fn board(folder: &Path) -> TensorBoard {
-        TensorBoard::create(folder, Uuid::nil()).unwrap()
+        TensorBoard::new(create(folder, Uuid::nil()).unwrap())
     }
 
     #[test]
@@ -227,6 +296,26 @@ mod tests {
         let back = board.tell(&at(10, 0.45), 3000);
         assert!(matches!(back[0].what, Some(What::SessionLog(_))) && back[0].step == 10);
         assert_eq!(back.len(), 2);
+    }
+
+    /// A disk that was full for a while leaves a gap, and nothing after it is lost.
+    #[test]
+    fn half_a_record_is_taken_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut file = create(folder.path(), Uuid::nil()).unwrap();
+        let told = event(1, 1, What::FileVersion("told".to_owned()));
+        file.append(std::slice::from_ref(&told));
+        let path = file.path.clone();
+        let whole = std::fs::read(&path).unwrap();
+        // A write that failed, and what a disk had room for of it.
+        let writable = std::mem::replace(&mut file.file, File::open(&path).unwrap());
+        file.append(std::slice::from_ref(&told));
+        assert!(file.is_in_trouble);
+        file.file = writable;
+        file.file.write_all(b"half a re").unwrap();
+        file.append(std::slice::from_ref(&told));
+        let expected = [&whole[..], &record(&told)].concat();
+        assert_eq!(std::fs::read(&path).unwrap(), expected);
     }
 
     /// The frame of a record as TensorFlow writes it, byte by byte.

@@ -12,9 +12,6 @@ use steadfast_proto::v1::TakeCheckpointRequest;
 use steadfast_proto::v1::master_client::MasterClient;
 use tracing::{info, warn};
 
-/// Longest wait for a checkpoint before we leave.
-const CHECKPOINT_MAX: Duration = Duration::from_secs(10);
-
 /// A connection to the acting master.
 ///
 /// # Errors
@@ -27,14 +24,14 @@ pub async fn acting(etcd: &Etcd, keys: &Keys) -> Result<MasterClient<Wire>, Stri
 }
 
 /// Asks for a checkpoint, so that what our memory holds outlives us. Leaves without one if the
-/// master does not take one soon.
-pub async fn save_before_leaving(etcd: &Etcd, keys: &Keys) {
+/// master takes none within `most`.
+pub async fn save_before_leaving(etcd: &Etcd, keys: &Keys, most: Duration) {
     let asked = async {
         let mut master = acting(etcd, keys).await?;
         let reply = master.take_checkpoint(TakeCheckpointRequest {}).await;
         reply.map(tonic::Response::into_inner).map_err(|status| status.message().to_owned())
     };
-    match timeout(CHECKPOINT_MAX, asked).await {
+    match timeout(most, asked).await {
         Ok(Ok(reply)) if reply.trouble.is_empty() => {
             info!(checkpoint = reply.checkpoint, "leaves a checkpoint behind");
         }

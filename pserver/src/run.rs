@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Parser;
 use prometheus_client::registry::Registry;
 use serde_json::json;
+use steadfast_common::durations::parse;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
 use steadfast_common::records::PserverRecord;
@@ -39,6 +40,9 @@ const DRAIN: Duration = Duration::from_secs(5);
 pub struct Args {
     #[command(flatten)]
     pub common: CommonArgs,
+    /// How long a checkpoint may take once the process shall leave; another signal ends it at once.
+    #[arg(long, value_name = "TIME", default_value = "45s", value_parser = parse)]
+    pub drain_timeout: Duration,
 }
 
 /// Runs a pserver until the job is over, its slot is another's, or it is told to leave.
@@ -62,7 +66,7 @@ pub async fn live(
     identity: LogIdentity,
     shutdown: Shutdown,
 ) -> Result<(), Failure> {
-    let args = args.common;
+    let Args { common: args, drain_timeout } = args;
     let mut listener = steadfast_process::bind(args.listen, "--listen").await?;
     let bound = listener.local_addr().map_err(|error| Failure::io("the port", &error))?;
     let admin = Admin::bind(args.admin_listen).await?;
@@ -79,7 +83,7 @@ pub async fn live(
     let mut registry = Registry::default();
     let metrics = Metrics::register(&mut registry);
     let status = Arc::new(OnceLock::<Engine>::new());
-    let _admin = admin.serve(content(&args, &readiness, registry, &shutdown, status.clone())?);
+    let _admin = admin.serve(content(&args, id, &readiness, registry, &shutdown, status.clone())?);
 
     let keys = args.keys();
     let etcd = Etcd::connect(&args.etcd_options()?).await?;
@@ -113,7 +117,7 @@ pub async fn live(
             info!("the job is over");
             Ok(())
         }
-        () = drained(&shutdown, &etcd, &keys) => Ok(()),
+        () = drained(&shutdown, &etcd, &keys, drain_timeout) => Ok(()),
     };
     // The slot is free for a successor at once; calls in flight are refused by the deadline.
     joined.session.close(&etcd).await;
@@ -129,6 +133,7 @@ pub async fn live(
 /// What the admin port shows.
 fn content(
     args: &CommonArgs,
+    id: Uuid,
     readiness: &Readiness,
     metrics: Registry,
     shutdown: &Shutdown,
@@ -137,6 +142,7 @@ fn content(
     Ok(AdminContent {
         role: "pserver",
         job: args.job.clone(),
+        id: Box::new(move || id),
         readiness: readiness.clone(),
         metrics,
         token: args.security.admin_token()?,
@@ -242,9 +248,9 @@ async fn join(
 }
 
 /// Completes when we shall leave and our memory was saved, as far as that is to be had.
-async fn drained(shutdown: &Shutdown, etcd: &Etcd, keys: &Keys) {
+async fn drained(shutdown: &Shutdown, etcd: &Etcd, keys: &Keys, most: Duration) {
     shutdown.drain().await;
-    master::save_before_leaving(etcd, keys).await;
+    master::save_before_leaving(etcd, keys, most).await;
 }
 
 async fn over(result: &Mirror) {

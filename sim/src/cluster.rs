@@ -113,6 +113,9 @@ struct Seat {
     is_leaving: bool,
 }
 
+/// How long pservers that shall leave wait for a checkpoint.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+
 const LOCK: &str = "one thread, and nothing panics while it holds this";
 
 impl Cluster {
@@ -228,7 +231,7 @@ impl Cluster {
             }
             Role::Pserver => {
                 let identity = LogIdentity::new("pserver", &spec.name, id);
-                let args = steadfast_pserver::Args { common };
+                let args = steadfast_pserver::Args { common, drain_timeout: DRAIN_TIMEOUT };
                 steadfast_pserver::live(args, id, identity, shutdown).boxed()
             }
             Role::Trainer => {

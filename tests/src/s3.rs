@@ -22,7 +22,7 @@ s3.create_bucket(Bucket=bucket)
 s3.upload_file(path, bucket, "digits.parquet")
 "#;
 
-/// Prints the names of all objects.
+/// Prints the names of all objects, and their tags: those of what came in parts end with how many.
 const LIST: &str = r#"
 import sys, boto3
 endpoint, bucket = sys.argv[1:]
@@ -30,7 +30,7 @@ s3 = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1",
                   aws_access_key_id="any", aws_secret_access_key="any")
 for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket):
     for it in page.get("Contents", []):
-        print(it["Key"])
+        print(it["Key"], it["ETag"])
 "#;
 
 /// An S3 server with one bucket, which holds `digits.parquet`.
@@ -85,7 +85,18 @@ impl S3Server {
 
     /// The names of all objects.
     pub fn objects(&self) -> Vec<String> {
-        self.run(LIST, &[]).lines().map(str::to_owned).collect()
+        self.tagged().into_iter().map(|(name, _)| name).collect()
+    }
+
+    /// The names of those that were uploaded in several parts.
+    pub fn objects_in_parts(&self) -> Vec<String> {
+        let several = |tag: &str| tag.contains('-') && !tag.contains("-1\"");
+        self.tagged().into_iter().filter(|(_, tag)| several(tag)).map(|(name, _)| name).collect()
+    }
+
+    fn tagged(&self) -> Vec<(String, String)> {
+        let pair = |line: &str| line.split_once(' ').map(|(name, tag)| (name.into(), tag.into()));
+        self.run(LIST, &[]).lines().filter_map(pair).collect()
     }
 
     fn run(&self, script: &str, more: &[&str]) -> String {

@@ -299,6 +299,26 @@ fn sources_are_tidy() {
     report(&errors);
 }
 
+/// Programs and libraries without tests are not built as tests; those that have some are.
+#[test]
+fn no_test_is_left_out() {
+    let mut errors = Vec::new();
+    for package in packages() {
+        for path in package.untested.iter().flat_map(|it| sources(it)) {
+            let text = fs::read_to_string(&path).expect("a source file is readable");
+            if text.contains("#[test]") || text.contains("#[tokio::test") {
+                let manifest = package.dir.join("Cargo.toml");
+                errors.push(format!(
+                    "{}: `test = false` in {}",
+                    path.display(),
+                    manifest.display()
+                ));
+            }
+        }
+    }
+    report(&errors);
+}
+
 /// A guarantee is worth what the test behind it is worth: each one that is named is there.
 #[test]
 fn every_test_that_the_guarantees_name_exists() {
@@ -387,6 +407,8 @@ struct Package {
     external: BTreeSet<String>,
     /// Names of packages that only its tests import.
     dev: BTreeSet<String>,
+    /// Sources of targets whose tests are not run: a program's file, a library's folder.
+    untested: Vec<PathBuf>,
 }
 
 fn packages() -> Vec<Package> {
@@ -414,12 +436,23 @@ fn package(value: &serde_json::Value) -> Package {
     }
     let manifest = PathBuf::from(text(&value["manifest_path"]));
     let dir = manifest.parent().expect("a manifest has a folder").to_owned();
-    Package { name: text(&value["name"]), dir, local, external, dev }
+    let targets = value["targets"].as_array().expect("targets is a list");
+    let untested = targets.iter().filter(|it| it["test"] == false).map(|target| {
+        let path = PathBuf::from(text(&target["src_path"]));
+        let is_library = path.ends_with("lib.rs");
+        if is_library { path.parent().map_or(path.clone(), Path::to_owned) } else { path }
+    });
+    let untested = untested.collect();
+    Package { name: text(&value["name"]), dir, local, external, dev, untested }
 }
 
-fn sources(dir: &Path) -> Vec<PathBuf> {
+/// The sources in a folder, or the one that is named.
+fn sources(place: &Path) -> Vec<PathBuf> {
+    if place.is_file() {
+        return vec![place.to_owned()];
+    }
     let mut found = Vec::new();
-    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+    for entry in fs::read_dir(place).into_iter().flatten().flatten() {
         let path = entry.path();
         if path.is_dir() {
             found.extend(sources(&path));

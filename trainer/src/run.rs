@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Parser;
 use serde_json::json;
@@ -33,6 +34,9 @@ use crate::metrics::Metrics;
 use crate::sync_loop;
 use crate::tasks::Tasks;
 use crate::view::View;
+
+/// How long a trainer that shall leave may still work at its last task.
+const LAST_TASK_MAX: Duration = Duration::from_secs(30);
 
 /// Settings of a trainer.
 #[derive(Debug, Parser)]
@@ -103,7 +107,7 @@ pub async fn live(
             trained = train(&context, &leave) => trained,
             () = session.lost() => Err(lease_lost()),
             () = context.cluster.over() => Ok(()),
-            () = leave_at_once(&context, &leave) => Ok(()),
+            () = leave_soon(&context, &leave) => Ok(()),
         };
         // Lanes and tasks go to others at once.
         session.close(&etcd).await;
@@ -130,9 +134,11 @@ fn content(
     shutdown: &Shutdown,
     view: View,
 ) -> Result<AdminContent, Failure> {
+    let present = view.clone();
     Ok(AdminContent {
         role: "trainer",
         job: args.job.clone(),
+        id: Box::new(move || present.facts().id.0),
         readiness: readiness.clone(),
         metrics,
         token: args.security.admin_token()?,
@@ -146,12 +152,14 @@ fn lease_lost() -> Interrupt {
     Interrupt::Client(ClientError::Coord(CoordError::LeaseLost))
 }
 
-/// In synchronous mode there is nothing to hand back: whoever gets our lanes computes them.
-async fn leave_at_once(context: &Context, leave: &CancellationToken) {
+/// In synchronous mode there is nothing to hand back: whoever gets our lanes computes them. In asynchronous
+/// mode a task is finished first, if nothing is in its way: without its lease it goes to another trainer, and
+/// what of it arrived counts once.
+async fn leave_soon(context: &Context, leave: &CancellationToken) {
     leave.cancelled().await;
     match context.job.spec.mode {
         Mode::Sync => {}
-        Mode::Async => std::future::pending().await,
+        Mode::Async => sleep(LAST_TASK_MAX).await,
     }
 }
 
@@ -166,7 +174,7 @@ async fn train(context: &Arc<Context>, leave: &CancellationToken) -> Result<(), 
             // Reading and writing of data is worth another try; the job waits for it meanwhile.
             Err(error @ (Interrupt::Store(_) | Interrupt::HeldOut(_))) => {
                 warn!(%error, "trying again");
-                sleep(std::time::Duration::from_secs(1)).await;
+                sleep(Duration::from_secs(1)).await;
             }
             Err(error) => return Err(error),
         }
@@ -212,7 +220,7 @@ async fn train_with(
 struct Entry<'a> {
     etcd: &'a Etcd,
     keys: &'a Keys,
-    lease_ttl: std::time::Duration,
+    lease_ttl: Duration,
     admin_address: String,
     registry: &'a Registry,
     metrics: Metrics,

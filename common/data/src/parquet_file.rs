@@ -1,8 +1,8 @@
 //! Parquet files: their schema and row groups, and the numbers of a range of rows.
 
+mod pages;
 mod source;
 
-use std::io::Read;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -15,8 +15,7 @@ use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder,
 };
 use parquet::errors::ParquetError;
-use parquet::file::metadata::{PageIndexPolicy, ParquetMetaData, ParquetMetaDataReader};
-use parquet::file::reader::ChunkReader;
+use parquet::file::metadata::ParquetMetaData;
 use steadfast_common::dataset::{Chunk, ReadOptions, Records};
 use steadfast_store::Location;
 
@@ -31,8 +30,6 @@ const FOOTER_BYTES: u64 = 64 * 1024;
 /// A row group's columns of at most this size are fetched at once. Of larger ones only the pages
 /// that are needed, one after the other.
 const GROUP_BYTES_MAX: u64 = 8 * 1024 * 1024;
-/// The head of a list of pages: that of the field, that of the list, and a number of 32 bits.
-const PAGE_LIST_HEAD_BYTES: u64 = 1 + 1 + 5;
 /// Rows decoded at a time.
 const BATCH_ROWS: usize = 1024;
 
@@ -42,6 +39,8 @@ pub(crate) struct ParquetFile {
     file: Location,
     size: u64,
     metadata: ArrowReaderMetadata,
+    /// The same with what the file lists of its pages.
+    listed: ArrowReaderMetadata,
     /// Rows in each row group.
     groups: Vec<u64>,
 }
@@ -51,11 +50,11 @@ impl ParquetFile {
     pub async fn open(file: &Location, size: u64) -> Result<Self, DataError> {
         let footer = size.saturating_sub(FOOTER_BYTES)..size;
         let source = Source::prefetch(file, size, &[footer]).await?;
-        let metadata =
-            source.decode(|source| load(source).map_err(|error| source.fault(&error))).await?;
+        let loading = source.decode(|source| load(source).map_err(|error| source.fault(&error)));
+        let (metadata, listed) = loading.await?;
         let groups = row_groups(&metadata)
             .ok_or_else(|| DataError::bad_file(file.url(), "its row counts make no sense"))?;
-        Ok(Self { file: file.clone(), size, metadata, groups })
+        Ok(Self { file: file.clone(), size, metadata, listed, groups })
     }
 
     /// Its columns, in order.
@@ -88,15 +87,22 @@ impl ParquetFile {
             self.metadata.metadata().file_metadata().schema_descr(),
             wanted.features.iter().copied().chain([wanted.label]),
         );
-        let source = Source::prefetch(&self.file, self.size, &self.worth_it(group, &mask)?).await?;
-        let metadata = self.metadata.clone();
+        let fetched = self.worth_it(group, &mask)?;
+        let source = Source::prefetch(&self.file, self.size, &fetched).await?;
+        let (metadata, listed) = (self.metadata.clone(), self.listed.clone());
+        let skipped = (chunk.start - first_row) as usize;
         let table = Table { file: url.to_owned(), chunk, options: options.clone() };
         let decoding = source.decode(move |source| {
+            // Who has the whole group goes from page to page. A list of them that is wrong would pair rows
+            // of one column with others of another.
+            let is_listed = fetched.is_empty()
+                && pages::are_as_listed(source, listed.metadata(), group, &mask, skipped);
+            let metadata = if is_listed { listed } else { metadata };
             let batches =
                 ParquetRecordBatchReaderBuilder::new_with_metadata(source.clone(), metadata)
                     .with_projection(mask)
                     .with_row_groups(vec![group])
-                    .with_offset((chunk.start - first_row) as usize)
+                    .with_offset(skipped)
                     .with_limit(chunk.records as usize)
                     .with_batch_size(BATCH_ROWS)
                     .build()
@@ -154,55 +160,14 @@ impl ParquetFile {
     }
 }
 
-/// Reads the metadata, with the places of pages: so a part of a large row group is read without the rest.
-fn load(source: &Source) -> Result<ArrowReaderMetadata, ParquetError> {
+/// Reads the metadata, without and with the places of pages.
+fn load(source: &Source) -> Result<(ArrowReaderMetadata, ArrowReaderMetadata), ParquetError> {
     // Only the physical file counts: what a writer's own schema adds is for its own readers.
     let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
     let metadata = ArrowReaderMetadata::load(source, options.clone())?;
-    check_page_lists(source, metadata.metadata())?;
-    let metadata = ParquetMetaData::clone(metadata.metadata());
-    let mut reader = ParquetMetaDataReader::new_with_metadata(metadata)
-        .with_offset_index_policy(PageIndexPolicy::Optional);
-    reader.read_page_indexes(source)?;
-    ArrowReaderMetadata::try_new(Arc::new(reader.finish()?), options)
-}
-
-/// Makes sure that each list of pages has at least a byte for each: for as many as it claims to have, the
-/// library sets memory aside beforehand.
-fn check_page_lists(source: &Source, metadata: &ParquetMetaData) -> Result<(), ParquetError> {
-    for column in metadata.row_groups().iter().flat_map(|group| group.columns()) {
-        let place = column.offset_index_offset().zip(column.offset_index_length());
-        let place =
-            place.and_then(|(start, len)| Some((start.try_into().ok()?, len.try_into().ok()?)));
-        // One that is elsewhere is not read either.
-        let Some((start, len)): Option<(u64, u64)> = place else { continue };
-        let mut head = Vec::new();
-        source.get_read(start)?.take(len.min(PAGE_LIST_HEAD_BYTES)).read_to_end(&mut head)?;
-        let claimed = claimed_pages(&head);
-        if len < claimed {
-            let reason = format!("{claimed} pages are listed in {len} bytes");
-            return Err(ParquetError::General(reason));
-        }
-    }
-    Ok(())
-}
-
-/// How many pages a list claims to have, by its beginning in Thrift's compact form: the field's head, and
-/// the list's, which has the number if that is below 15, and is followed by it otherwise.
-fn claimed_pages(list: &[u8]) -> u64 {
-    let [_, head, number @ ..] = list else { return 0 };
-    if head >> 4 < 15 {
-        return u64::from(head >> 4);
-    }
-    let mut claimed = 0;
-    for (index, byte) in number.iter().enumerate() {
-        claimed |= u64::from(byte & 0x7f) << (7 * index);
-        if byte & 0x80 == 0 {
-            return claimed;
-        }
-    }
-    // A number of more bytes than any sound one.
-    u64::MAX
+    let listed = pages::list(source, ParquetMetaData::clone(metadata.metadata()))?;
+    let listed = ArrowReaderMetadata::try_new(Arc::new(listed), options)?;
+    Ok((metadata, listed))
 }
 
 fn row_groups(metadata: &ArrowReaderMetadata) -> Option<Vec<u64>> {

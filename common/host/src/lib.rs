@@ -10,6 +10,7 @@ pub mod chance;
 mod gate;
 pub mod incoming;
 pub mod net;
+pub mod peers;
 pub mod refusals;
 pub mod role;
 mod simulated;

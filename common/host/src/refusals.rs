@@ -24,7 +24,7 @@ const PATH_CHARS: usize = 200;
 /// Somebody who was turned away.
 #[derive(Clone, Debug)]
 pub enum Refusal {
-    /// Without a certificate of the job's authority, or with one that is over.
+    /// Without a certificate of the job's authority, with one that is over, or with too many others.
     Connection { address: SocketAddr, reason: String },
     /// With a certificate that does not allow it, or without a token.
     Call { path: String, caller: String },

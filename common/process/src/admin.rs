@@ -23,6 +23,7 @@ use prometheus_client::registry::Registry;
 use serde_json::Value;
 use steadfast_host::incoming::{Peer, agree};
 use steadfast_host::net::Port;
+use steadfast_host::peers::Peers;
 use steadfast_host::refusals::{Refusal, refused};
 use steadfast_host::task::{Task, spawn};
 use steadfast_host::tls::{self, Exposure};
@@ -31,6 +32,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
+use uuid::Uuid;
 
 use crate::admin_lock::{CHALLENGE, Lock};
 use crate::page::{self, Head, Section, Sections};
@@ -40,7 +42,10 @@ use crate::{Failure, Readiness, Ready, Shutdown, bind, tables};
 /// Connections served at a time; more wait in the kernel's queue.
 const CONNECTIONS_MAX: usize = 64;
 
-/// Of these, how many may listen for changes, which takes long.
+/// Of these, how many one machine may have.
+const OF_ONE_MACHINE_MAX: usize = 32;
+
+/// Of all, how many may listen for changes, which takes long.
 const LISTENERS_MAX: usize = 16;
 
 /// Time for the headers of a request to arrive, which also ends idle connections.
@@ -69,6 +74,8 @@ pub struct AdminContent {
     /// `master`, `pserver`, …
     pub role: &'static str,
     pub job: String,
+    /// The id under which the process is a member of the job at present; must not wait.
+    pub id: Box<dyn Fn() -> Uuid + Send + Sync>,
     pub readiness: Readiness,
     pub metrics: Registry,
     /// Opens the port to whoever has no certificate; see [`crate::SecurityArgs::admin_token`].
@@ -153,15 +160,17 @@ impl Drop for AdminServer {
 
 async fn accept(listener: TcpListener, router: Router) {
     let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let peers = Peers::new(OF_ONE_MACHINE_MAX);
     let mut connections = JoinSet::new();
     loop {
         let slot = slots.clone().acquire_owned().await.expect("the semaphore is never closed");
         while connections.try_join_next().is_some() {}
         match listener.accept().await {
-            Ok((stream, _)) => {
+            Ok((stream, address)) => {
                 let router = router.clone();
+                let Some(admitted) = peers.admit(address) else { continue };
                 connections.spawn(async move {
-                    let _slot = slot;
+                    let (_slot, _admitted) = (slot, admitted);
                     let met = tokio::time::timeout(CONNECTION_TIMEOUT, meet(stream, router));
                     if met.await.is_err() {
                         debug!("admin connection ended for its age");
@@ -181,8 +190,8 @@ async fn meet(stream: TcpStream, router: Router) {
         return answer(stream, Peer::Unasked, router).await;
     };
     let acceptor = credentials.current().admin.clone().into();
-    if let Some((stream, peer)) = agree(stream, acceptor).await {
-        answer(stream, peer, router).await;
+    if let Some(agreed) = agree(stream, acceptor).await {
+        answer(agreed.stream, agreed.peer, router).await;
     }
 }
 
@@ -277,6 +286,14 @@ async fn drain(State(content): Content, request: Request) -> Response {
     if request.headers().contains_key(header::ORIGIN) {
         return (StatusCode::FORBIDDEN, "not from a browser\n").into_response();
     }
+    // Whoever got the address from etcd may reach another process by it: ports are used again, and
+    // loopback is another machine's everywhere.
+    let meant = request.uri().query().and_then(|query| query.strip_prefix("member="));
+    let id = (content.id)().to_string();
+    if meant.is_some_and(|meant| meant != id) {
+        let why = format!("this is {} {id}, not the one that was meant\n", content.role);
+        return (StatusCode::CONFLICT, why).into_response();
+    }
     info!("draining: an administrator asked for it");
     content.shutdown.trigger();
     (StatusCode::ACCEPTED, "draining\n").into_response()
@@ -341,6 +358,7 @@ mod tests {
         let content = AdminContent {
             role: "master",
             job: "digits".to_owned(),
+            id: Box::new(Uuid::nil),
             readiness: readiness.clone(),
             metrics,
             token: None,
@@ -401,16 +419,22 @@ mod tests {
     async fn whoever_is_no_browser_can_have_the_process_drain() {
         let shutdown = Shutdown::manual();
         let server = serve(&Readiness::new(""), &shutdown).await;
-        let ask = async |method: &str, more: &str| {
+        let ask_for = async |method: &str, path: &str, more: &str| {
             let head = "HTTP/1.1\r\nHost: it\r\nContent-Length: 0\r\nConnection: close";
-            send(server.local_addr(), &format!("{method} /drain {head}\r\n{more}\r\n")).await
+            send(server.local_addr(), &format!("{method} {path} {head}\r\n{more}\r\n")).await
         };
+        let ask = async |method, more| ask_for(method, "/drain", more).await;
         assert!(ask("GET", "").await.starts_with("HTTP/1.1 405"));
         let foreign = ask("POST", "Origin: http://elsewhere.example\r\n").await;
         assert!(foreign.starts_with("HTTP/1.1 403"), "{foreign}");
+        let another = format!("/drain?member={}", Uuid::from_u128(1));
+        let another = ask_for("POST", &another, "").await;
+        assert!(another.starts_with("HTTP/1.1 409"), "{another}");
         assert!(!shutdown.is_draining());
-        assert!(ask("POST", "").await.starts_with("HTTP/1.1 202"));
+        let this = format!("/drain?member={}", Uuid::nil());
+        assert!(ask_for("POST", &this, "").await.starts_with("HTTP/1.1 202"));
         assert!(shutdown.is_draining());
+        assert!(ask("POST", "").await.starts_with("HTTP/1.1 202"));
     }
 
     /// A browser learns of a change without asking again.
@@ -432,6 +456,26 @@ mod tests {
         until("not ready: starting").await;
         readiness.set_ready();
         until("\"ready\":\"ready\"").await;
+    }
+
+    /// F49: who opens connections and says nothing shuts nobody else out.
+    #[tokio::test]
+    async fn one_machine_does_not_take_all_places() {
+        let server = start(&Readiness::new("")).await;
+        let address = server.local_addr();
+        let mut idle = Vec::new();
+        for _ in 0..2 * CONNECTIONS_MAX {
+            idle.push(TcpStream::connect(address).await.unwrap());
+        }
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+        let mut other = socket.connect(address).await.unwrap();
+        let request = b"GET /healthz HTTP/1.1\r\nHost: it\r\nConnection: close\r\n\r\n";
+        other.write_all(request).await.unwrap();
+        let mut told = String::new();
+        let reading = other.read_to_string(&mut told);
+        tokio::time::timeout(HEADER_TIMEOUT / 2, reading).await.unwrap().unwrap();
+        assert!(told.starts_with("HTTP/1.1 200"), "{told}");
     }
 
     #[tokio::test]

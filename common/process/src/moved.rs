@@ -13,30 +13,40 @@ use crate::{CommonArgs, Failure};
 /// Time between looks.
 const EVERY: Duration = Duration::from_secs(2);
 
+/// Looks that agree: an interface that is down for a moment, or gets its address anew, has not moved.
+const LOOKS: u32 = 5;
+
 /// Completes when the machine is not at `told` (`host:port`) any more and somewhere else towards etcd. What
 /// it has announced is wrong from then on: it should end, and be started again.
 ///
 /// An address that somebody chose (`--listen`, `--advertise`) is not looked after: it may be a name, or one
 /// that somebody else translates.
 pub async fn moved(args: &CommonArgs, told: &str) -> Failure {
+    look(args, told, EVERY).await
+}
+
+async fn look(args: &CommonArgs, told: &str, every: Duration) -> Failure {
     let chosen = args.advertise.is_some() || !args.listen.ip().is_unspecified();
     let (Ok(told), false) = (told.parse::<SocketAddr>(), chosen) else {
         return std::future::pending().await;
     };
-    let mut ticks = interval(EVERY);
+    let mut ticks = interval(every);
+    let mut agree = 0;
     loop {
         ticks.tick().await;
         let endpoints = args.etcd.etcd_endpoints.clone();
         // Names are looked up, which may take long.
         let towards = blocking(move || endpoints.iter().find_map(|it| address_towards(it))).await;
-        match towards.ok().flatten() {
-            Some(now) if !now.is_loopback() && now != told.ip() && !is_ours(told) => {
-                return Failure::unavailable(format!(
-                    "others know this process by {}, and its machine is at {now} now; start it again",
-                    told.ip()
-                ));
-            }
-            Some(_) | None => {}
+        let elsewhere = towards
+            .ok()
+            .flatten()
+            .filter(|now| !now.is_loopback() && *now != told.ip() && !is_ours(told));
+        agree = if elsewhere.is_some() { agree + 1 } else { 0 };
+        if let Some(now) = elsewhere.filter(|_| agree == LOOKS) {
+            return Failure::unavailable(format!(
+                "others know this process by {}, and its machine is at {now} now; start it again",
+                told.ip()
+            ));
         }
     }
 }
@@ -70,13 +80,15 @@ mod tests {
         let anywhere = ["--listen", "0.0.0.0:0", "--insecure-allow-plaintext"];
         let soon = Duration::from_millis(500);
         let open = args(&anywhere);
+        let moved = |args, told| async move { look(args, told, Duration::from_millis(10)).await };
         let failure = timeout(soon, moved(&open, "192.0.2.7:7000")).await.unwrap();
         assert!(
             failure.message.contains("192.0.2.7, and its machine is at"),
             "{}",
             failure.message
         );
-        assert!(timeout(soon, moved(&open, &format!("{towards}:7000"))).await.is_err());
+        let here = format!("{towards}:7000");
+        assert!(timeout(soon, moved(&open, &here)).await.is_err());
         let chosen = args(&[&anywhere[..], &["--advertise", "192.0.2.7"]].concat());
         assert!(timeout(soon, moved(&chosen, "192.0.2.7:7000")).await.is_err());
     }

@@ -5,6 +5,7 @@
 //! queue, and what finds it full is dropped.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http::HeaderMap;
@@ -13,10 +14,11 @@ use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator};
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_otlp::{SpanExporter, WithExportConfig};
 use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
-use opentelemetry_sdk::trace::SdkTracerProvider;
+use opentelemetry_sdk::trace::{self, SdkTracerProvider, SpanData};
 use steadfast_host::traces::{Courier, TRACE, carry};
-use tracing::{Span, Subscriber};
+use tracing::{Span, Subscriber, info, warn};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::filter_fn;
@@ -64,13 +66,55 @@ where
             KeyValue::new("steadfast.job", identity.job().to_owned()),
         ])
         .build();
-    let provider =
-        SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource).build();
+    let provider = SdkTracerProvider::builder()
+        .with_batch_exporter(LoggedExporter::new(exporter))
+        .with_resource(resource)
+        .build();
     let tracer = provider.tracer("steadfast");
     let _ = PROVIDER.set(provider);
     carry(Courier { send, receive });
     let ours = filter_fn(|metadata| metadata.target() == TRACE);
     Ok(tracing_opentelemetry::layer().with_tracer(tracer).with_filter(ours))
+}
+
+/// Says when spans begin to be lost, and when they are taken again.
+#[derive(Debug)]
+struct LoggedExporter<E> {
+    exporter: E,
+    is_in_trouble: AtomicBool,
+}
+
+impl<E> LoggedExporter<E> {
+    fn new(exporter: E) -> Self {
+        Self { exporter, is_in_trouble: AtomicBool::new(false) }
+    }
+}
+
+impl<E: trace::SpanExporter> trace::SpanExporter for LoggedExporter<E> {
+    async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        let exported = self.exporter.export(batch).await;
+        let was_in_trouble = self.is_in_trouble.swap(exported.is_err(), Ordering::Relaxed);
+        match &exported {
+            Err(error) if !was_in_trouble => {
+                warn!(%error, "the collector takes no spans; they are lost until it does");
+            }
+            Ok(()) if was_in_trouble => info!("the collector takes spans again"),
+            Err(_) | Ok(()) => {}
+        }
+        exported
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.exporter.shutdown_with_timeout(timeout)
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.exporter.force_flush()
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.exporter.set_resource(resource);
+    }
 }
 
 /// Sends what was not sent yet. To be called where waiting is allowed.

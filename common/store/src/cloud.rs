@@ -11,8 +11,9 @@ use url::Url;
 
 use crate::error::StoreError;
 
-/// How long a connection may say nothing. It also bounds sending one part of an upload.
-const SILENCE_MAX: &str = "30 seconds";
+/// How long a connection may say nothing. It also bounds sending one part of an upload, while others share
+/// the link: four parts of 8 MiB at 512 KiB/s.
+const SILENCE_MAX: &str = "70 seconds";
 /// Bounds one request; what bounds a whole operation is its size, see `location`.
 const REQUEST_MAX: &str = "1 hour";
 

@@ -8,6 +8,7 @@ mod error;
 mod expand;
 mod location;
 mod root;
+mod unfinished;
 
 pub use error::{ErrorKind, StoreError};
 pub use expand::expand;

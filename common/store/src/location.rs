@@ -22,10 +22,13 @@ use crate::root::{Root, Upload};
 
 /// How long a store may take for an answer of no size, its retries included.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// The slowest transfer that still counts as working.
-const SLOWEST_BYTES_PER_SECOND: u64 = 256 * 1024;
-/// Size of the parts in which large objects are uploaded; no store takes more than 10 000.
-const PART_BYTES: usize = 16 * 1024 * 1024;
+/// The slowest transfer that still counts as working: the parts that are under way together are there within
+/// what the client allows for one request, see `cloud`.
+const SLOWEST_BYTES_PER_SECOND: u64 = 512 * 1024;
+/// Size of the parts in which large objects are uploaded.
+const PART_BYTES: usize = 8 * 1024 * 1024;
+/// No store takes more: of objects beyond 78 GiB the parts are larger.
+const PARTS_MAX: usize = 10_000;
 /// Parts that are under way together.
 const PARTS_IN_FLIGHT: usize = 4;
 /// Size of the pieces in which large objects are read.
@@ -167,18 +170,22 @@ impl Location {
     /// Writes the object, replacing what was there. Readers see the old bytes or the new ones,
     /// never a mixture; on return they are durable.
     pub async fn write(&self, bytes: Bytes) -> Result<(), StoreError> {
-        if self.root.upload == Upload::InParts && bytes.len() > PART_BYTES {
-            return self.write_in_parts(bytes).await;
+        if self.goes_in_parts(bytes.len()) {
+            return self.write_in_parts(bytes.into()).await;
         }
         let limit = time_for(bytes.len() as u64);
         self.within(limit, WRITING, self.root.store.put(&self.path, bytes.into())).await?;
         Ok(())
     }
 
-    async fn write_in_parts(&self, bytes: Bytes) -> Result<(), StoreError> {
+    fn goes_in_parts(&self, bytes: usize) -> bool {
+        self.root.upload == Upload::InParts && PART_BYTES < bytes
+    }
+
+    async fn write_in_parts(&self, bytes: PutPayload) -> Result<(), StoreError> {
         let mut upload =
             self.within(PATIENCE, WRITING, self.root.store.put_multipart(&self.path)).await?;
-        let sent = self.send_parts(&mut *upload, bytes).await;
+        let sent = self.send_parts(&mut *upload, &bytes).await;
         let Err(error) = sent else { return Ok(()) };
         // Parts that cannot be taken back are left to the store's clean-up rules; what matters to
         // the caller is why the upload failed.
@@ -189,13 +196,13 @@ impl Location {
     async fn send_parts(
         &self,
         upload: &mut dyn MultipartUpload,
-        bytes: Bytes,
+        bytes: &PutPayload,
     ) -> Result<(), StoreError> {
         let mut parts: Vec<BoxFuture<'_, Result<(), StoreError>>> = Vec::new();
-        for start in (0..bytes.len()).step_by(PART_BYTES) {
-            let part = bytes.slice(start..bytes.len().min(start + PART_BYTES));
-            let limit = time_for(part.len() as u64);
-            let sending = upload.put_part(part.into());
+        let size = PART_BYTES.max(bytes.content_length().div_ceil(PARTS_MAX));
+        for part in cut(bytes, size) {
+            let limit = time_for((part.content_length() * PARTS_IN_FLIGHT) as u64);
+            let sending = upload.put_part(part);
             parts.push(Box::pin(self.within(limit, WRITING, sending)));
         }
         stream::iter(parts).buffer_unordered(PARTS_IN_FLIGHT).try_collect::<()>().await?;
@@ -204,8 +211,17 @@ impl Location {
     }
 
     /// Writes the object unless there is one.
+    ///
+    /// What a store takes in parts only is looked for first: of two who create such an object at the same
+    /// time, the later one replaces the other's.
     pub async fn create(&self, bytes: impl Into<PutPayload>) -> Result<Created, StoreError> {
         let bytes = bytes.into();
+        if self.goes_in_parts(bytes.content_length()) {
+            if self.size().await?.is_some() {
+                return Ok(Created::Already);
+            }
+            return self.write_in_parts(bytes).await.map(|()| Created::Now);
+        }
         let limit = time_for(bytes.content_length() as u64);
         let put = async {
             let put = self.root.store.put_opts(&self.path, bytes, PutMode::Create.into());
@@ -326,6 +342,52 @@ fn render(base: &Url, path: &Path) -> String {
     url.into()
 }
 
+/// Pieces of `bytes` of that size, by reference; the last one has the rest.
+fn cut(bytes: &PutPayload, size: usize) -> Vec<PutPayload> {
+    let (mut parts, mut part, mut room) = (Vec::new(), Vec::new(), size);
+    for piece in bytes {
+        let mut piece = piece.clone();
+        while !piece.is_empty() {
+            let taken = piece.split_to(piece.len().min(room));
+            room -= taken.len();
+            part.push(taken);
+            if room == 0 {
+                parts.push(PutPayload::from_iter(part.drain(..)));
+                room = size;
+            }
+        }
+    }
+    if !part.is_empty() {
+        parts.push(PutPayload::from_iter(part));
+    }
+    parts
+}
+
 fn time_for(bytes: u64) -> Duration {
     PATIENCE + Duration::from_secs(bytes / SLOWEST_BYTES_PER_SECOND)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_of_one_size_and_have_all_bytes_in_order() {
+        let all: Vec<u8> = (0..=255).collect();
+        for pieces in [vec![256], vec![1, 255], vec![0, 100, 0, 56, 100], vec![50, 50, 50, 50, 56]]
+        {
+            let mut left = Bytes::from(all.clone());
+            let payload: PutPayload = pieces.iter().map(|size| left.split_to(*size)).collect();
+            for size in [1, 7, 50, 64, 255, 256, 1000] {
+                let parts = cut(&payload, size);
+                assert_eq!(parts.len(), 256_usize.div_ceil(size));
+                let (last, others) = parts.split_last().unwrap();
+                assert!(others.iter().all(|part| part.content_length() == size));
+                assert!(last.content_length() <= size);
+                let bytes: Vec<u8> = parts.iter().flatten().flatten().copied().collect();
+                assert_eq!(bytes, all);
+            }
+        }
+        assert!(cut(&PutPayload::new(), 8).is_empty());
+    }
 }

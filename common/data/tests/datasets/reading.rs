@@ -1,14 +1,12 @@
 //! How chunks become numbers.
 
-mod files;
-
 use std::sync::Arc;
 
+use crate::files::{Folder, PageIndex, example, large_parquet, parquet, parquet_of, spec};
 use arrow_array::{
     ArrayRef, BooleanArray, Decimal128Array, Float32Array, Float64Array, Int64Array, UInt8Array,
 };
 use bytes::Bytes;
-use files::{Folder, PageIndex, example, large_parquet, parquet, parquet_of, spec};
 use parquet::file::metadata::ParquetMetaDataReader;
 use steadfast_common::dataset::{Chunk, Manifest, ReadOptions, Records};
 use steadfast_common::ids::TaskId;

@@ -1,12 +1,10 @@
 //! The tool that people look with works.
 
-mod support;
-
+use crate::support::embedded::Embedded;
+use crate::support::real::binary;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
-use support::embedded::Embedded;
-use support::real::binary;
 
 /// The endpoint goes without a scheme, as in etcdctl's own default: with one, the 3.4 tool sends
 /// the whole URL as the authority of its status request, which the HTTP/2 library here refuses.

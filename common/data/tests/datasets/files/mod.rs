@@ -1,5 +1,4 @@
 //! Small datasets for tests.
-#![allow(dead_code, reason = "each test program uses its own share of this")]
 
 use std::path::Path;
 use std::sync::Arc;
@@ -57,9 +56,13 @@ pub fn parquet(columns: Vec<(&str, ArrayRef)>, rows_per_group: usize) -> Vec<u8>
         .set_data_page_row_count_limit(64)
         .set_write_batch_size(64)
         .build();
+    written(&batch, properties)
+}
+
+fn written(batch: &RecordBatch, properties: WriterProperties) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut writer = ArrowWriter::try_new(&mut bytes, batch.schema(), Some(properties)).unwrap();
-    writer.write(&batch).unwrap();
+    writer.write(batch).unwrap();
     writer.close().unwrap();
     bytes
 }
@@ -73,11 +76,7 @@ pub fn large_parquet(values: &[f64], index: PageIndex) -> Vec<u8> {
         .set_offset_index_disabled(index == PageIndex::Absent)
         .set_statistics_enabled(EnabledStatistics::Chunk)
         .build();
-    let mut bytes = Vec::new();
-    let mut writer = ArrowWriter::try_new(&mut bytes, batch.schema(), Some(properties)).unwrap();
-    writer.write(&batch).unwrap();
-    writer.close().unwrap();
-    bytes
+    written(&batch, properties)
 }
 
 #[derive(Clone, Copy, PartialEq)]

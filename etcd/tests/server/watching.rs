@@ -1,10 +1,8 @@
 //! What a watch promises.
 
-mod support;
-
+use crate::support::embedded::{Embedded, config};
 use etcd_client::{CompactionOptions, EventType, WatchOptions, WatchResponse, WatchStream};
 use std::time::Duration;
-use support::embedded::{Embedded, config};
 use tokio::time::timeout;
 
 async fn next(watch: &mut WatchStream) -> WatchResponse {
@@ -21,12 +19,12 @@ async fn a_watch_from_the_revision_after_a_read_misses_nothing() {
     let server = Embedded::start(dir.path()).await;
     let address = server.address;
     let writer = tokio::spawn(async move {
-        let mut client = support::client(address).await;
+        let mut client = crate::support::client(address).await;
         for n in 0..PUTS {
             client.put("k", n.to_string(), None).await.unwrap();
         }
     });
-    let mut client = support::client(address).await;
+    let mut client = crate::support::client(address).await;
     for _ in 0..5 {
         let read = client.get("k", None).await.unwrap();
         let seen = read.kvs().first().map_or(0, |kv| kv.version());
@@ -48,7 +46,7 @@ async fn a_watch_from_the_revision_after_a_read_misses_nothing() {
 async fn a_watch_from_before_the_compaction_is_cancelled_with_its_revision() {
     let dir = tempfile::tempdir().unwrap();
     let server = Embedded::start(dir.path()).await;
-    let mut client = support::client(server.address).await;
+    let mut client = crate::support::client(server.address).await;
     for n in 0..5 {
         client.put("k", n.to_string(), None).await.unwrap();
     }
@@ -66,7 +64,7 @@ async fn a_watch_from_before_the_compaction_is_cancelled_with_its_revision() {
 async fn a_watch_that_keeps_up_outlives_eager_compaction() {
     let dir = tempfile::tempdir().unwrap();
     let server = Embedded::start(dir.path()).await;
-    let mut client = support::client(server.address).await;
+    let mut client = crate::support::client(server.address).await;
     let mut watch = client.watch("k", None).await.unwrap();
     assert!(next(&mut watch).await.created());
     for n in 0..200 {
@@ -88,7 +86,7 @@ async fn a_watch_that_does_not_read_is_cancelled_rather_than_buffered_for() {
     let mut config = config(dir.path());
     config.retention.revisions = 20;
     let server = Embedded::start_with(config).await;
-    let mut client = support::client(server.address).await;
+    let mut client = crate::support::client(server.address).await;
     let mut watch = client.watch("k", None).await.unwrap();
     // Far more than the connection holds in its buffers, and than a compaction spares.
     let large = vec![b'x'; 1 << 20];
@@ -112,7 +110,7 @@ async fn a_watch_that_does_not_read_is_cancelled_rather_than_buffered_for() {
 async fn watches_share_a_stream() {
     let dir = tempfile::tempdir().unwrap();
     let server = Embedded::start(dir.path()).await;
-    let mut client = support::client(server.address).await;
+    let mut client = crate::support::client(server.address).await;
     let mut watch = client.watch("a", None).await.unwrap();
     let first = next(&mut watch).await.watch_id();
     watch.watch("b", None).await.unwrap();
@@ -135,7 +133,7 @@ async fn progress_is_told_on_request_and_after_a_while() {
     let mut config = config(dir.path());
     config.watch_progress_interval = Duration::from_millis(50);
     let server = Embedded::start_with(config).await;
-    let mut client = support::client(server.address).await;
+    let mut client = crate::support::client(server.address).await;
     let options = WatchOptions::new().with_progress_notify();
     let mut watch = client.watch("k", Some(options)).await.unwrap();
     assert!(next(&mut watch).await.created());
@@ -161,7 +159,7 @@ async fn progress_is_told_on_request_and_after_a_while() {
 async fn a_deletion_is_told_with_its_revision() {
     let dir = tempfile::tempdir().unwrap();
     let server = Embedded::start(dir.path()).await;
-    let mut client = support::client(server.address).await;
+    let mut client = crate::support::client(server.address).await;
     client.put("k", "1", None).await.unwrap();
     let options = WatchOptions::new().with_prev_key();
     let mut watch = client.watch("k", Some(options)).await.unwrap();

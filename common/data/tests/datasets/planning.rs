@@ -1,8 +1,6 @@
 //! How files become tasks.
 
-mod files;
-
-use files::{Folder, parquet_of, spec};
+use crate::files::{Folder, parquet_of, parquet_with_text, spec};
 use proptest::prelude::*;
 use steadfast_common::dataset::ReadOptions;
 use steadfast_common::spec::{DataFormat, Header};
@@ -93,7 +91,7 @@ async fn the_columns_of_all_files_must_fit_the_job() {
 #[tokio::test]
 async fn a_column_of_text_is_refused_by_a_schema() {
     let folder = Folder::new();
-    folder.write_bytes("a.parquet", &files::parquet_with_text());
+    folder.write_bytes("a.parquet", &parquet_with_text());
     let error = error_of(&folder, &spec(DataFormat::Parquet, &["a.parquet"])).await;
     assert!(matches!(error, DataError::NotNumeric { .. }), "{error}");
 }

@@ -13,7 +13,7 @@ use opentelemetry_proto::tonic::collector::trace::v1::{
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
-use steadfast_tests::{Cluster, Job, Scene};
+use steadfast_tests::{Cluster, Job, Member, Scene};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -113,7 +113,7 @@ fn a_trace_goes_from_the_trainer_to_what_a_pserver_applies() {
     }
 }
 
-/// A collector that is away costs traces, and neither steps nor bits.
+/// A collector that is away costs traces, and neither steps nor bits; it is told once.
 #[test]
 fn a_job_goes_on_without_its_collector() {
     let scene = Scene::new();
@@ -124,5 +124,8 @@ fn a_job_goes_on_without_its_collector() {
     let mut members = vec![cluster.master("master"), cluster.pserver("pserver")];
     members.push(cluster.trainer("trainer"));
     assert_eq!(cluster.result()["state"], "finished");
-    members.iter_mut().for_each(|it| assert_eq!(it.end().code, Some(0)));
+    let ended: Vec<_> = members.iter_mut().map(Member::end).collect();
+    assert!(ended.iter().all(|it| it.code == Some(0)));
+    let told = ended[2].stderr.matches("the collector takes no spans").count();
+    assert_eq!(told, 1, "{}", ended[2].stderr);
 }

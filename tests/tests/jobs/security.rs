@@ -326,6 +326,41 @@ fn identity(certificates: &Certificates, role: &str) -> Identity {
     Identity::from_pem(read("tls.crt"), read("tls.key"))
 }
 
+/// F50: an open connection is worth no more than the certificate that it began with.
+#[test]
+fn a_connection_ends_with_its_certificate() {
+    let scene = Scene::new();
+    let certificates = Certificates::make(&scene, "certs");
+    let cluster = Cluster::secured(&scene, &Job::endless(), 1, "5s", &certificates);
+    let _members =
+        [cluster.master("master"), cluster.pserver("pserver"), cluster.trainer("trainer")];
+    cluster.until_step(3);
+    let master: MasterRecord =
+        cluster.get(&cluster.keys.master_addr()).unwrap().json().expect("it is a record");
+    let now = OffsetDateTime::now_utc();
+    let end = now + Span::seconds(4);
+    let short = administrator(&certificates, now - Span::days(1), end);
+    let identity = Identity::from_pem(short.0, short.1);
+    let runtime = tokio::runtime::Runtime::new().expect("threads can be started");
+    runtime.block_on(async {
+        let channel =
+            connect(&master.address, Some(trust(&certificates, "master", Some(identity))));
+        let mut client = MasterClient::new(channel);
+        client.status(StatusRequest {}).await.expect("the certificate has not ended yet");
+        // The connection is in use all the time, which alone does not keep it open.
+        let last_answer = async {
+            let mut last = OffsetDateTime::now_utc();
+            while client.status(StatusRequest {}).await.is_ok() {
+                last = OffsetDateTime::now_utc();
+            }
+            last
+        };
+        let last = tokio::time::timeout(Duration::from_secs(30), last_answer).await;
+        let last = last.expect("whoever asks on is refused once the certificate has ended");
+        assert!(last < end + Span::seconds(2), "{last} is long after {end}");
+    });
+}
+
 /// What an administrator had until yesterday.
 fn expired(certificates: &Certificates) -> Identity {
     let now = OffsetDateTime::now_utc();

@@ -1,5 +1,4 @@
 //! Stores across the network, against a tiny server on this machine.
-#![cfg(feature = "cloud")]
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

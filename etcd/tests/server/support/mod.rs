@@ -1,8 +1,5 @@
 //! What the tests share: an embedded server, a real etcd, a way to call either, and chance.
 
-// Each test binary uses its own part of this.
-#![allow(dead_code)]
-
 pub mod embedded;
 pub mod raw;
 pub mod real;

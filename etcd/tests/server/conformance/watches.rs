@@ -1,6 +1,6 @@
 //! The watches of one server, all on one stream, and what they have been told.
 
-use crate::generate::NewWatch;
+use super::generate::NewWatch;
 use etcd_client::proto::{PbEvent, PbWatchResponse};
 use etcd_client::{Client, WatchFilterType, WatchOptions, WatchStream};
 use std::collections::BTreeMap;

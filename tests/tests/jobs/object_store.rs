@@ -90,3 +90,36 @@ fn a_bucket_that_is_not_there_is_named_with_the_way_out() {
     assert!(ended.stderr.contains("no-such-bucket"), "{}", ended.stderr);
     assert!(cluster.value(&cluster.keys.job()).is_none());
 }
+
+/// I7: a shard that takes a link longer than one request may, or is larger than a store takes at once, is
+/// saved and restored all the same.
+#[test]
+fn what_is_large_goes_to_s3_in_parts() {
+    let scene = Scene::new();
+    let Some(s3) = S3Server::start(&scene) else { return };
+    let job = Job::small()
+        .with("hidden = [16]", "hidden = [2048, 1024]")
+        .with("passes = 30", "passes = 2")
+        .with("decay_steps = 340", "decay_steps = 24");
+    let endpoint = s3.endpoint();
+    let environment = [
+        ("AWS_ENDPOINT", endpoint.as_str()),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_ACCESS_KEY_ID", KEY_ID),
+        ("AWS_SECRET_ACCESS_KEY", SECRET),
+    ];
+    let cluster = Cluster::new(&scene, &job, 1, "5s").with_store(&s3.url("jobs"), &environment);
+    let members =
+        [cluster.master("master"), cluster.pserver("pserver"), cluster.trainer("trainer")];
+    let result = cluster.result();
+    assert_eq!(result["state"], "finished", "{result}");
+    let mut verify = cluster.command("steadfast");
+    verify.args(["checkpoint", "verify", "--etcd-endpoints", &cluster.etcd.url()]);
+    let verified = verify.output().expect("the program starts");
+    assert!(verified.status.success(), "{verified:?}");
+    let in_parts = s3.objects_in_parts();
+    for place in ["jobs/model.safetensors", "jobs/shards/"] {
+        assert!(in_parts.iter().any(|it| it.starts_with(place)), "{place}: {in_parts:?}");
+    }
+    drop(members);
+}

@@ -27,7 +27,7 @@ fn a_browser_shows_a_job_and_a_kill_as_it_happens() {
     let _trainers = [cluster.trainer("trainer-0"), cluster.trainer("trainer-1")];
     cluster.until_step(50);
     let _spare = cluster.pserver("spare");
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/page.py");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/jobs/page.py");
     let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
     let mut look = Command::new(python);
     look.arg(script).arg(format!("http://{}/", master.admin));

@@ -1,11 +1,11 @@
 //! Two servers that are told the same and must answer the same.
 
-use crate::generate::{Known, NewWatch, Step};
+use super::generate::{Known, NewWatch, Step};
+use super::watches::{Position, Watches};
 use crate::support;
 use crate::support::embedded::Embedded;
 use crate::support::raw::Raw;
 use crate::support::real::RealEtcd;
-use crate::watches::{Position, Watches};
 use etcd_client::Client;
 use etcd_client::proto::{
     PbCompactionResponse, PbDeleteRequest, PbDeleteResponse, PbLeaseGrantResponse,

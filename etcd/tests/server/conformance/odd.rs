@@ -1,6 +1,6 @@
 //! Single requests at the edges of what can be sent.
 
-use crate::generate::{NewWatch, Step};
+use super::generate::{NewWatch, Step};
 use etcd_client::proto::{
     PbCompactionRequest, PbCompare, PbDeleteRequest, PbLeaseGrantRequest, PbLeaseRevokeRequest,
     PbLeaseTimeToLiveRequest, PbPutRequest, PbRangeRequest, PbTargetUnion, PbTxnOpRequest,

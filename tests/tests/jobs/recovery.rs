@@ -260,6 +260,25 @@ fn a_pserver_that_leaves_in_good_order_loses_no_step() {
     assert_eq!(sha(&cluster.result()), expected);
 }
 
+/// F40: a trainer that is told to leave in the middle of a task leaves although nobody takes its gradients.
+#[test]
+fn a_trainer_leaves_while_a_slot_is_missing() {
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &asynchronous("rewind"), 1, SHORT);
+    let _master = cluster.master("master");
+    let mut pserver = cluster.pserver("pserver");
+    let mut trainer = cluster.trainer("trainer");
+    eventually("a checkpoint is there", || cluster.value(&cluster.keys.checkpoint_latest()));
+    pserver.signal(Signal::SIGKILL);
+    pserver.end();
+    eventually("the slot is free", || {
+        cluster.value(&cluster.keys.ps(Slot(0))).is_none().then_some(())
+    });
+    trainer.signal(Signal::SIGTERM);
+    assert_eq!(trainer.end().code, Some(0));
+    assert!(cluster.list(&cluster.keys.trainers_prefix()).is_empty());
+}
+
 /// S004-61, S004-62, S004-63, S004-64: files have UUIDs for names, manifests their SHA-256; what is not
 /// kept is deleted once a newer checkpoint is committed.
 #[test]

@@ -1,10 +1,8 @@
 //! Leases on the clock.
 
-mod support;
-
+use crate::support::embedded::Embedded;
 use etcd_client::{EventType, PutOptions};
 use std::time::Duration;
-use support::embedded::Embedded;
 use tokio::time::{Instant, timeout};
 
 const TTL: Duration = Duration::from_secs(2);
@@ -14,7 +12,7 @@ const TTL: Duration = Duration::from_secs(2);
 async fn a_lease_that_ends_deletes_its_keys_and_tells_the_watchers() {
     let dir = tempfile::tempdir().unwrap();
     let server = Embedded::start(dir.path()).await;
-    let mut client = support::client(server.address).await;
+    let mut client = crate::support::client(server.address).await;
     let mut watch = client.watch("k", None).await.unwrap();
     let granted = client.lease_grant(1, None).await.unwrap();
     assert_eq!(granted.ttl(), 2, "shorter times are raised, as real etcd does");
@@ -39,7 +37,7 @@ async fn a_lease_that_ends_deletes_its_keys_and_tells_the_watchers() {
 async fn a_lease_that_is_kept_alive_does_not_end() {
     let dir = tempfile::tempdir().unwrap();
     let server = Embedded::start(dir.path()).await;
-    let mut client = support::client(server.address).await;
+    let mut client = crate::support::client(server.address).await;
     let lease = client.lease_grant(2, None).await.unwrap().id();
     client.put("k", "v", Some(PutOptions::new().with_lease(lease))).await.unwrap();
     let (mut keeper, mut replies) = client.lease_keep_alive(lease).await.unwrap();
@@ -64,7 +62,7 @@ async fn lease_ids_are_not_given_out_twice() {
     let mut ids = Vec::new();
     for _ in 0..3 {
         let server = Embedded::start(dir.path()).await;
-        let mut client = support::client(server.address).await;
+        let mut client = crate::support::client(server.address).await;
         for _ in 0..5 {
             let lease = client.lease_grant(10, None).await.unwrap().id();
             assert!(lease > 0 && !ids.contains(&lease));

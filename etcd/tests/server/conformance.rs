@@ -1,24 +1,18 @@
 //! Random sequences of requests, played step by step against a real etcd and the embedded one:
 //! every answer must be the same. Where they differ, real etcd is right.
 //!
-//! `SEED=17 cargo test --test conformance` repeats one sequence, `SEED=100-200` plays many.
+//! `SEED=17 cargo test -p steadfast-etcd conformance` repeats one sequence, `SEED=100-200` plays many.
 
-mod support;
-
-#[path = "conformance/generate.rs"]
 mod generate;
-#[path = "conformance/odd.rs"]
 mod odd;
-#[path = "conformance/pair.rs"]
 mod pair;
-#[path = "conformance/watches.rs"]
 mod watches;
 
+use crate::support::Chance;
 use generate::Generator;
 use pair::Pair;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
-use support::Chance;
 
 const SEEDS: RangeInclusive<u64> = 1..=8;
 const STEPS: u64 = 400;

@@ -1,18 +1,16 @@
 //! What was answered is there after the server is gone, whichever way it went.
 
-mod support;
-
+use crate::support::embedded::{Embedded, config};
 use etcd_client::{GetOptions, WatchOptions};
 use std::fs;
 use steadfast_etcd::{Error, Retention, Server};
-use support::embedded::{Embedded, config};
 
 /// A write that was answered outlives a server that was not asked to stop.
 #[tokio::test]
 async fn answered_writes_survive_a_server_that_is_torn_down() {
     let dir = tempfile::tempdir().unwrap();
     let server = Embedded::start(dir.path()).await;
-    let mut client = support::client(server.address).await;
+    let mut client = crate::support::client(server.address).await;
     let lease = client.lease_grant(30, None).await.unwrap().id();
     let mut revision = 0;
     for n in 0..50 {
@@ -22,7 +20,7 @@ async fn answered_writes_survive_a_server_that_is_torn_down() {
     server.tear_down().await;
 
     let server = Embedded::start(dir.path()).await;
-    let mut client = support::client(server.address).await;
+    let mut client = crate::support::client(server.address).await;
     let all = client.get("k/", Some(GetOptions::new().with_prefix())).await.unwrap();
     assert_eq!(all.header().unwrap().revision(), revision);
     assert_eq!(all.count(), 50);
@@ -36,14 +34,14 @@ async fn answered_writes_survive_a_server_that_is_torn_down() {
 async fn a_watch_resumes_by_revision_across_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let server = Embedded::start(dir.path()).await;
-    let mut client = support::client(server.address).await;
+    let mut client = crate::support::client(server.address).await;
     client.put("k", "1", None).await.unwrap();
     let second = client.put("k", "2", None).await.unwrap().header().unwrap().revision();
     client.delete("k", None).await.unwrap();
     server.stop().await;
 
     let server = Embedded::start(dir.path()).await;
-    let mut client = support::client(server.address).await;
+    let mut client = crate::support::client(server.address).await;
     let options = WatchOptions::new().with_start_revision(second).with_prev_key();
     let mut watch = client.watch("k", Some(options)).await.unwrap();
     assert!(watch.message().await.unwrap().unwrap().created());
@@ -66,7 +64,7 @@ async fn concurrent_writers_snapshots_and_compactions_lose_nothing() {
     let writers = (0..WRITERS).map(|writer| {
         let address = server.address;
         tokio::spawn(async move {
-            let mut client = support::client(address).await;
+            let mut client = crate::support::client(address).await;
             for n in 0..PUTS {
                 client.put(format!("{writer}/{n}"), "x".repeat(100), None).await.unwrap();
             }
@@ -81,7 +79,7 @@ async fn concurrent_writers_snapshots_and_compactions_lose_nothing() {
     assert!(names.iter().any(|name| name.to_str().unwrap().starts_with("snapshot-")));
 
     let server = Embedded::start(dir.path()).await;
-    let mut client = support::client(server.address).await;
+    let mut client = crate::support::client(server.address).await;
     let options = GetOptions::new().with_all_keys().with_count_only();
     let all = client.get("", Some(options)).await.unwrap();
     assert_eq!(all.count(), i64::try_from(WRITERS * PUTS).unwrap());
@@ -107,7 +105,7 @@ async fn a_second_server_on_the_same_directory_is_refused() {
 async fn a_stop_ends_open_watches() {
     let dir = tempfile::tempdir().unwrap();
     let server = Embedded::start(dir.path()).await;
-    let mut client = support::client(server.address).await;
+    let mut client = crate::support::client(server.address).await;
     let mut watch = client.watch("k", None).await.unwrap();
     assert!(watch.message().await.unwrap().unwrap().created());
     server.stop().await;

@@ -1,0 +1,88 @@
+//! Parquet files with a damaged byte: they are refused, or their records are the same however they are cut
+//! into tasks.
+
+use parquet::file::metadata::ParquetMetaDataReader;
+use steadfast_common::dataset::{ReadOptions, Records};
+use steadfast_common::ids::TaskId;
+use steadfast_common::spec::{DataFormat, DatasetSpec};
+use steadfast_data::{DataError, plan, read};
+
+use crate::files::{Folder, PageIndex, large_parquet, parquet_of, spec};
+
+async fn records(folder: &Folder, records_per_task: Option<u32>) -> Result<Records, DataError> {
+    let spec = DatasetSpec { records_per_task, ..spec(DataFormat::Parquet, &["a.parquet"]) };
+    let manifest = plan(&spec, 0.0, Some(folder.path())).await?;
+    let options = ReadOptions::new(&spec, &manifest);
+    let mut all = Records::default();
+    for task in manifest.training_tasks() {
+        all.extend(&read(&manifest, &options, manifest.chunks_of(task)).await?);
+    }
+    Ok(all)
+}
+
+/// F54: a byte anywhere in the file.
+#[tokio::test]
+async fn records_of_a_damaged_file_do_not_depend_on_its_tasks() {
+    let folder = Folder::new();
+    let values: Vec<f64> = (0..200).map(f64::from).collect();
+    let file = parquet_of(&values, &values, 150);
+    let mut read = 0;
+    for place in (0..file.len()).step_by(3) {
+        let mut damaged = file.clone();
+        damaged[place] ^= 6;
+        folder.write_bytes("a.parquet", &damaged);
+        let (whole, cut) = (records(&folder, None).await, records(&folder, Some(67)).await);
+        if let (Ok(whole), Ok(cut)) = (whole, cut) {
+            assert_eq!(whole, cut, "byte {place} of {}", file.len());
+            read += 1;
+        }
+    }
+    assert!(0 < read && read < file.len(), "{read}");
+}
+
+/// F54: a byte in the list of a large row group's pages, by which parts of it are found.
+#[tokio::test]
+async fn rows_are_not_mixed_up_by_a_damaged_list_of_pages() {
+    let folder = Folder::new();
+    let values: Vec<f64> = (0..700_000).map(f64::from).collect();
+    let file = large_parquet(&values, PageIndex::Present);
+    let metadata = ParquetMetaDataReader::new();
+    let metadata = metadata.parse_and_finish(&bytes::Bytes::from(file.clone())).unwrap();
+    let list = metadata.row_group(0).column(0).offset_index_range().unwrap();
+    let spec =
+        DatasetSpec { records_per_task: Some(7000), ..spec(DataFormat::Parquet, &["a.parquet"]) };
+    let mut read_well = 0;
+    for place in list.clone() {
+        let mut damaged = file.clone();
+        damaged[place as usize] ^= 6;
+        folder.write_bytes("a.parquet", &damaged);
+        let Ok(manifest) = plan(&spec, 0.0, Some(folder.path())).await else { continue };
+        let options = ReadOptions::new(&spec, &manifest);
+        for task in [1, 50, 98] {
+            let chunks = manifest.chunks_of(TaskId(task));
+            let Ok(records) = read(&manifest, &options, chunks).await else { continue };
+            assert_eq!(records.features, records.labels, "byte {place} of {list:?}, task {task}");
+            assert_eq!(records.labels[0], (task * 7000) as f32);
+            read_well += 1;
+        }
+    }
+    assert!(0 < read_well, "{list:?}");
+}
+
+/// F54: pages may carry checksums. The file is pyarrow's: columns `x` and `y` of 40 numbers, plainly
+/// encoded, by `pyarrow.parquet.write_table(…, write_page_checksum=True)`; no writer of ours makes any.
+#[tokio::test]
+async fn a_page_that_does_not_fit_its_checksum_is_refused() {
+    let folder = Folder::new();
+    let file = include_bytes!("files/checksums.parquet");
+    folder.write_bytes("a.parquet", file);
+    let sound = records(&folder, None).await.unwrap();
+    assert!(sound.labels.iter().map(|y| y / 8.0).eq(sound.features.iter().copied()));
+    let value = 17.0_f64.to_le_bytes();
+    let place = file.windows(8).position(|bytes| bytes == value).unwrap();
+    let mut damaged = file.to_vec();
+    damaged[place + 6] ^= 1;
+    folder.write_bytes("a.parquet", &damaged);
+    let error = records(&folder, None).await.unwrap_err().to_string();
+    assert!(error.contains("CRC"), "{error}");
+}

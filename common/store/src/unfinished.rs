@@ -1,0 +1,107 @@
+//! What writers leave in a local folder that die half-way. The library writes `name#number` first, gives it
+//! its name once it is whole, and shows no such files; other stores show nothing before it is whole either,
+//! and have rules of their own for parts of uploads that never end.
+
+use std::fs::{read_dir, remove_file};
+use std::io;
+use std::path::Path;
+use std::time::SystemTime;
+
+use steadfast_host::task::blocking;
+use url::Url;
+
+use crate::error::StoreError;
+use crate::location::Location;
+
+impl Location {
+    /// Deletes files directly in this location, a local folder, that are not whole and were not written to
+    /// since `before`; returns their names. Elsewhere there are none.
+    ///
+    /// # Errors
+    /// If one cannot be looked at or deleted.
+    pub async fn delete_unfinished(&self, before: SystemTime) -> Result<Vec<String>, StoreError> {
+        let url = Url::parse(self.url()).ok().filter(|url| url.scheme() == "file");
+        let Some(folder) = url.and_then(|url| url.to_file_path().ok()) else {
+            return Ok(Vec::new());
+        };
+        let failed = |cause| StoreError::Failed {
+            url: self.url().to_owned(),
+            operation: "tidying",
+            source: cause,
+        };
+        let deleted = blocking(move || delete(&folder, before)).await;
+        deleted.map_err(|broken| failed(broken.into()))?.map_err(|error| failed(error.into()))
+    }
+}
+
+fn delete(folder: &Path, before: SystemTime) -> io::Result<Vec<String>> {
+    let entries = match read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut deleted = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let is_whole = name.split_once('#').is_none_or(|(_, number)| {
+            number.is_empty() || !number.bytes().all(|digit| digit.is_ascii_digit())
+        });
+        if is_whole {
+            continue;
+        }
+        // A writer that finishes now takes it away under our eyes.
+        match entry.metadata().and_then(|it| it.modified()) {
+            Ok(modified) if modified < before && entry.file_type()?.is_file() => {}
+            Ok(_) => continue,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(error),
+        }
+        remove_file(entry.path())?;
+        deleted.push(name);
+    }
+    Ok(deleted)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::open;
+
+    #[tokio::test]
+    async fn only_what_is_old_and_half_written_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let now = SystemTime::now();
+        let (old, new) = (now - Duration::from_secs(100), now);
+        let files = [("a#1", old), ("b#12", new), ("c", old), ("d#x", old), ("e#", old)];
+        for (name, modified) in files {
+            let file = File::create(folder.path().join(name)).unwrap();
+            file.set_modified(modified).unwrap();
+        }
+        let place = open(folder.path().to_str().unwrap()).unwrap();
+        let deleted = place.delete_unfinished(now - Duration::from_secs(50)).await.unwrap();
+        assert_eq!(deleted, ["a#1"]);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4);
+        let nowhere = place.child("nowhere").unwrap();
+        assert!(nowhere.delete_unfinished(now).await.unwrap().is_empty());
+        assert!(open("memory://m/x").unwrap().delete_unfinished(now).await.unwrap().is_empty());
+    }
+
+    /// The name that the library gives to what it writes is still the one that we look for.
+    #[tokio::test]
+    async fn a_writer_leaves_what_we_look_for() {
+        use object_store::local::LocalFileSystem;
+        use object_store::{ObjectStoreExt, path::Path};
+        let folder = tempfile::tempdir().unwrap();
+        let store = LocalFileSystem::new_with_prefix(folder.path()).unwrap();
+        let mut upload = store.put_multipart(&Path::from("it")).await.unwrap();
+        upload.put_part("half".into()).await.unwrap();
+        let place = open(folder.path().to_str().unwrap()).unwrap();
+        assert!(place.list().await.unwrap().is_empty());
+        let later = SystemTime::now() + Duration::from_secs(1);
+        let deleted = place.delete_unfinished(later).await.unwrap();
+        assert!(deleted.len() == 1 && deleted[0].starts_with("it#"), "{deleted:?}");
+    }
+}

@@ -1,0 +1,4 @@
+//! Shards and the rules that update them.
+
+mod optimizers;
+mod shard;
