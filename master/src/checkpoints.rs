@@ -305,10 +305,7 @@ impl Keeper {
     /// it waits for.
     async fn by_steps(&mut self, steps: Option<u64>, attempt: &Attempt) {
         let Some(steps) = steps else { return std::future::pending().await };
-        let (generation, present) = {
-            let facts = self.office.facts.borrow();
-            (facts.generation, facts.position.version)
-        };
+        let (generation, present) = self.present();
         if self.by_steps.generation != generation {
             self.by_steps = BySteps { generation, ..BySteps::default() };
         }
@@ -317,7 +314,7 @@ impl Keeper {
         let at = Version((self.by_steps.seen.0 / steps + ahead) * steps);
         attempt.awaited.store(at.0, Ordering::Relaxed);
         let patience = Patience { most: STEPS_TAKE_MAX, in_vain: attempt.in_vain.clone() };
-        let taken = self.take(at, patience).await;
+        let taken = self.take(generation, at, patience).await;
         attempt.awaited.store(u64::MAX, Ordering::Relaxed);
         match taken {
             Ok(_) => (self.by_steps.seen, self.by_steps.late) = (at, 0),
@@ -338,12 +335,20 @@ impl Keeper {
 
     /// Tries some times to take one of what is there now.
     async fn insist(&mut self) -> Taken {
-        let (mut seen, mut margin) = (self.office.facts.borrow().position.version, 0);
+        let (mut generation, mut seen) = self.present();
+        let mut margin = 0;
         let mut trouble = "training is too fast for a cut".to_owned();
         for _ in 0..ATTEMPTS_MAX {
             let patience = if margin == 0 { REACHED_MAX } else { AHEAD_FOR_MAX };
-            match self.take(Version(seen.0 + margin), Patience::of(patience)).await {
+            let at = Version(seen.0 + margin);
+            match self.take(generation, at, Patience::of(patience)).await {
                 Ok(id) => return Taken { latest: Some(id), trouble: None },
+                // What we know is of the one before: the present one may never come so far.
+                Err(error @ CheckpointError::Office(OfficeError::OtherGeneration { .. })) => {
+                    trouble = error.to_string();
+                    sleep(IDLE).await;
+                    ((generation, seen), margin) = (self.present(), 0);
+                }
                 Err(CheckpointError::Past { present, .. }) => {
                     seen = present;
                     margin = (margin * 4).max(2);
@@ -354,7 +359,7 @@ impl Keeper {
                 // Training does not get there soon, or ever: what is there now will do.
                 Err(error @ CheckpointError::TooLate { .. }) if 0 < margin => {
                     trouble = error.to_string();
-                    (seen, margin) = (self.office.facts.borrow().position.version, 0);
+                    ((generation, seen), margin) = (self.present(), 0);
                 }
                 Err(error) => {
                     self.count_failure(&error);
@@ -373,7 +378,7 @@ impl Keeper {
         if let Some((_, taken)) = self.last_one.as_ref().filter(|(known, _)| *known == generation) {
             return taken.clone();
         }
-        let taken = match self.take_of(Some(generation), version, Patience::of(REACHED_MAX)).await {
+        let taken = match self.take(generation, version, Patience::of(REACHED_MAX)).await {
             Ok(id) => Taken { latest: Some(id), trouble: None },
             Err(error) => {
                 self.count_failure(&error);
@@ -384,15 +389,17 @@ impl Keeper {
         taken
     }
 
-    async fn take(&mut self, at: Version, patience: Patience) -> Result<String, CheckpointError> {
-        self.take_of(None, at, patience).await
+    /// The generation that we know of, and how far it is, as of some moments ago.
+    fn present(&self) -> (Generation, Version) {
+        let facts = self.office.facts.borrow();
+        (facts.generation, facts.position.version)
     }
 
-    /// Takes one checkpoint, in synchronous mode at version `at`, in asynchronous mode at once; of
-    /// the present generation, which has to be `wanted` if that is named.
-    async fn take_of(
+    /// Takes one checkpoint of that generation, in synchronous mode at version `at`, in asynchronous
+    /// mode at once.
+    async fn take(
         &mut self,
-        wanted: Option<Generation>,
+        wanted: Generation,
         at: Version,
         patience: Patience,
     ) -> Result<String, CheckpointError> {
@@ -401,8 +408,9 @@ impl Keeper {
             .get_json(&self.keys.generation())
             .await?
             .ok_or(CheckpointError::NoGeneration)?;
-        if let Some(found) = wanted.filter(|wanted| *wanted != generation.generation) {
-            let present = generation.generation;
+        // A version means something in its own generation only: another one may never come so far.
+        if wanted != generation.generation {
+            let (found, present) = (wanted, generation.generation);
             return Err(OfficeError::OtherGeneration { found, present }.into());
         }
         let slots = snapshot::slots(&self.etcd, &self.keys, &generation).await?;

@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use std::process::Output;
 
 use serde_json::Value;
-use steadfast_tests::{EtcdServer, Job, Run, Scene, program};
+use steadfast_common::records::MasterRecord;
+use steadfast_proto::v1::master_client::MasterClient;
+use steadfast_proto::v1::{RestoreCheckpointRequest, TakeCheckpointReply, TakeCheckpointRequest};
+use steadfast_tests::{Cluster, EtcdServer, Job, Run, Scene, Signal, program};
 
 /// A job whose keys outlive its run.
 struct Stage<'a> {
@@ -240,6 +243,42 @@ fn going_back_and_forth_sets_aside_what_is_ahead() {
     stage.told(&["restore", &between, "--force"]);
     assert_eq!((state(&between).1, state(&between).2), (true, false));
     assert!(state(&ahead).2, "the job could go on from a future that it left");
+}
+
+/// I9: how far the job was before it went back says nothing of where it is now.
+#[test]
+fn a_checkpoint_wished_for_as_the_job_goes_back_is_of_what_it_goes_back_to() {
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &Job::endless(), 1, "30s");
+    let _servers = [cluster.master("master"), cluster.pserver("pserver")];
+    let trainer = cluster.trainer("trainer");
+    cluster.until_step(3);
+    let entry = cluster.get(&cluster.keys.master_addr()).expect("a master acts");
+    let master: MasterRecord = entry.json().expect("it is a record");
+    let runtime = tokio::runtime::Runtime::new().expect("threads can be started");
+    let mut client = runtime
+        .block_on(MasterClient::connect(format!("http://{}", master.address)))
+        .expect("the master listens");
+    let version = |id: &str| {
+        let manifest = cluster.value(&cluster.keys.checkpoint(id)).expect("it is committed");
+        manifest["position"]["version"].as_u64().expect("it has a step")
+    };
+    for _ in 0..3 {
+        let taken = runtime.block_on(client.take_checkpoint(TakeCheckpointRequest {}));
+        let first = taken.expect("the master answers").into_inner().checkpoint;
+        cluster.until_step(version(&first) + 50);
+        // Nobody takes the job on to where it was.
+        trainer.signal(Signal::SIGSTOP);
+        let taken = runtime.block_on(async {
+            let back = RestoreCheckpointRequest { checkpoint: first.clone(), force: true };
+            client.restore_checkpoint(back).await.expect("the job goes back");
+            client.take_checkpoint(TakeCheckpointRequest {}).await.expect("the master answers")
+        });
+        trainer.signal(Signal::SIGCONT);
+        let TakeCheckpointReply { checkpoint, trouble } = taken.into_inner();
+        assert_eq!(trouble, "");
+        assert_eq!(version(&checkpoint), version(&first));
+    }
 }
 
 #[test]
