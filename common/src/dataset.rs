@@ -4,12 +4,19 @@
 //! during a job, so whatever follows from it (the order of a pass, the lanes' schedule) needs no
 //! storage of its own.
 
+use std::collections::VecDeque;
+use std::io::{self, BufReader, Read};
+
+use bytes::{Buf, Bytes};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::ids::TaskId;
 use crate::records::RecordRange;
 use crate::spec::{DataFormat, DatasetSpec};
+
+/// How much of a manifest's text is read at once.
+const READ_BYTES: usize = 64 << 10;
 
 /// Records of one file that are read in one go. In JSON a row of its five numbers: there may be
 /// millions.
@@ -123,21 +130,42 @@ impl Manifest {
 }
 
 impl Manifest {
-    /// Reads the manifest with this digest.
+    /// Reads the manifest with this digest from the pieces of its JSON. Each is given up as soon as it
+    /// is read: text and manifest of millions of tasks are not in memory together.
     ///
     /// # Errors
     /// Why the JSON is not that of this manifest.
-    pub fn parse(json: &[u8], digest: &str) -> Result<Self, String> {
-        let found = hex(&Sha256::digest(json));
+    pub fn parse(json: VecDeque<Bytes>, digest: &str) -> Result<Self, String> {
+        let mut hash = Sha256::new();
+        json.iter().for_each(|piece| hash.update(piece));
+        let found = hex(&hash.finalize());
         if found != digest {
             return Err(format!("its SHA-256 is {found}, not {digest}"));
         }
-        serde_json::from_slice(json).map_err(|error| error.to_string())
+        let reader = BufReader::with_capacity(READ_BYTES, Pieces(json));
+        serde_json::from_reader(reader).map_err(|error| error.to_string())
     }
 
     /// Where the manifest with this digest lies below a job's store.
     pub fn object_name(digest: &str) -> String {
         format!("manifest-{digest}.json")
+    }
+}
+
+/// Reads one piece after the other, and gives up those that are read.
+struct Pieces(VecDeque<Bytes>);
+
+impl Read for Pieces {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while let Some(piece) = self.0.front_mut() {
+            if piece.has_remaining() {
+                let some = buffer.len().min(piece.len());
+                piece.copy_to_slice(&mut buffer[..some]);
+                return Ok(some);
+            }
+            self.0.pop_front();
+        }
+        Ok(0)
     }
 }
 
@@ -213,4 +241,29 @@ impl Records {
 /// Lower-case hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manifest_is_read_from_pieces_of_any_size_and_only_with_its_digest() {
+        let chunk = Chunk { file: 0, start: 5, end: 40, first_record: 1, records: 7 };
+        let manifest = Manifest {
+            files: vec![DataFile { url: "file:///ä.csv".to_owned(), size_bytes: 40 }],
+            chunks: vec![chunk; 3],
+            task_ends: vec![1, 3],
+            features: vec!["x".to_owned()],
+            held_out: vec![TaskId(1)],
+        };
+        let (json, digest) = (serde_json::to_vec(&manifest).unwrap(), manifest.digest());
+        let pieces = |json: &[u8], size| json.chunks(size).map(Bytes::copy_from_slice).collect();
+        for size in [1, 2, 7, json.len()] {
+            assert_eq!(Manifest::parse(pieces(&json, size), &digest).as_ref(), Ok(&manifest));
+        }
+        let beyond = [&json[..], b" "].concat();
+        let refused = Manifest::parse(pieces(&beyond, 3), &digest).unwrap_err();
+        assert!(refused.ends_with(&format!(", not {digest}")), "{refused}");
+    }
 }

@@ -27,5 +27,6 @@ pub use steadfast_trainer_core::*;
 /// Runs a trainer with the command line's settings and the given models.
 pub fn main(models: Registry) -> ExitCode {
     let args: Args = steadfast_process::parse();
+    steadfast_process::keep_freed_memory();
     steadfast_process::run("steadfast-trainer", run(args, models))
 }

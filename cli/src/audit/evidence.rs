@@ -1,7 +1,7 @@
 //! Reads what an audit looks at: etcd as of one revision, the dataset manifest, and the shard files
 //! of one checkpoint.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use steadfast_audit::{Cut, Evidence, Group, SlotCounts};
 use steadfast_checkpoint::{Checkpoint, Fault, ShardFile, verify};
@@ -92,7 +92,7 @@ fn chosen(
 async fn dataset(store: &Location, digest: &str) -> Result<Manifest, Failure> {
     let place = store.child(&Manifest::object_name(digest)).map_err(store_failure)?;
     let json = place.read().await.map_err(store_failure)?;
-    Manifest::parse(&json, digest)
+    Manifest::parse(VecDeque::from([json]), digest)
         .map_err(|reason| Failure::invalid(format!("{place} is damaged: {reason}")))
 }
 

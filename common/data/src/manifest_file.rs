@@ -1,8 +1,9 @@
 //! The dataset manifest in a job's store, named by its digest.
 
 use bytes::Bytes;
+use futures::TryStreamExt;
 use steadfast_common::dataset::Manifest;
-use steadfast_store::{Created, Location};
+use steadfast_store::{Created, Location, StoreError};
 
 use crate::error::DataError;
 
@@ -28,7 +29,10 @@ pub async fn store_manifest(store: &Location, manifest: &Manifest) -> Result<(),
 /// If it is not there, or is not what the digest says.
 pub async fn load_manifest(store: &Location, digest: &str) -> Result<Manifest, DataError> {
     let place = store.child(&Manifest::object_name(digest))?;
-    Manifest::parse(&place.read().await?, digest).map_err(|reason| DataError::BadManifest {
+    let nothing = || StoreError::NotFound { url: place.url().to_owned() };
+    let size = place.size().await?.ok_or_else(nothing)?;
+    let json = place.read_in_pieces(size).try_collect().await?;
+    Manifest::parse(json, digest).map_err(|reason| DataError::BadManifest {
         reason: format!("{} is damaged: {reason}", place.url()),
     })
 }

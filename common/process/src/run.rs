@@ -15,7 +15,6 @@ const KEPT_BYTES: usize = 31 << 20;
 /// Runs a process to its end on all cores. A failure becomes a line on stderr (`name: error: …`)
 /// and the exit code of its kind.
 pub fn run<T: Termination>(name: &str, main: impl Future<Output = Result<T, Failure>>) -> ExitCode {
-    keep_freed_memory();
     open_many_files();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let outcome = match runtime {
@@ -61,7 +60,7 @@ pub async fn linger(args: &CommonArgs, readiness: &Readiness, shutdown: &Shutdow
     }
 }
 
-/// Lets the allocator keep what is freed for what is asked for next.
+/// Lets the allocator keep what is freed for what is asked for next: for processes that move tensors.
 ///
 /// glibc gives buffers of the size of a tensor's pieces back to the system at once, and asking for them
 /// anew costs as much as filling them. A large allocation that is freed raises the bounds for that
