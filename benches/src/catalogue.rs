@@ -55,6 +55,7 @@ enum Work {
     Checkpoint,
     Restore,
     StepsUnderCheckpoints,
+    StepsBesideWrites,
     Gradient,
     StartAndEnd,
     Idle,
@@ -77,12 +78,13 @@ impl Bench {
             (Work::Checkpoint, Side::Beside) => checkpoint::write(),
             (Work::Restore, Side::Ours) => checkpoint::restore().await,
             (Work::Restore, Side::Beside) => checkpoint::read(),
-            (Work::StepsUnderCheckpoints, Side::Ours) => {
+            (Work::StepsUnderCheckpoints | Work::StepsBesideWrites, Side::Ours) => {
                 checkpoint::steps(Meanwhile::Checkpoints).await
             }
             (Work::StepsUnderCheckpoints, Side::Beside) => {
                 checkpoint::steps(Meanwhile::Nothing).await
             }
+            (Work::StepsBesideWrites, Side::Beside) => checkpoint::steps(Meanwhile::Writes).await,
             (Work::Gradient, Side::Ours) => model::gradient(),
             (Work::Gradient, Side::Beside) => model::products(),
             (Work::StartAndEnd, Side::Ours) => whole::start_and_end(),
@@ -108,7 +110,7 @@ impl Bench {
 /// A line of the table as it is written here: what a [`Bench`] says, in the same order.
 type Line = (&'static str, &'static str, &'static str, Unit, f64, Work);
 
-const LINES: [Line; 22] = [
+const LINES: [Line; 23] = [
     (
         "push",
         "gradient of 64 MiB to 2 pservers, applied by SGD",
@@ -260,6 +262,14 @@ const LINES: [Line; 22] = [
         Unit::Steps,
         0.95,
         Work::StepsUnderCheckpoints,
+    ),
+    (
+        "steps-beside-writes",
+        "the same, counted beside what hashing and writing alone leave to steps",
+        "the same steps while as many threads, as urgent, hash and write as much",
+        Unit::Steps,
+        0.95,
+        Work::StepsBesideWrites,
     ),
     (
         "gradient",

@@ -3,10 +3,12 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
+use std::path::Path;
 use std::sync::Arc;
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use bytes::Bytes;
+use rustix::process::setpriority_process;
 use sha2::{Digest, Sha256};
 use steadfast_tests::Scene;
 use tokio_util::sync::CancellationToken;
@@ -76,10 +78,12 @@ const TRAINED: usize = 64 << 20;
 /// Steps of one sample.
 const STEPS: u64 = 12;
 
-/// Whether checkpoints are taken one after the other, or none.
+/// What is done all the time while steps are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Meanwhile {
     Checkpoints,
+    /// A thread for each slot hashes as much and writes it to a file, as urgently as pservers do.
+    Writes,
     Nothing,
 }
 
@@ -87,6 +91,7 @@ pub enum Meanwhile {
 pub async fn steps(meanwhile: Meanwhile) -> Sample {
     let rig = Arc::new(large(TRAINED).await);
     let stop = CancellationToken::new();
+    let writing = (meanwhile == Meanwhile::Writes).then(|| Writing::start(stop.clone()));
     let taking = (meanwhile == Meanwhile::Checkpoints).then(|| {
         let (rig, stop) = (rig.clone(), stop.clone());
         tokio::task::spawn_blocking(move || {
@@ -99,11 +104,58 @@ pub async fn steps(meanwhile: Meanwhile) -> Sample {
     });
     let sample = steps_alone(&rig, TRAINED, STEPS).await;
     stop.cancel();
+    if let Some(writing) = writing {
+        writing.end();
+    }
     // The last one may wait for a version that does not come any more.
     if let Some(taking) = taking {
         assert!(0 < taking.await.expect("they are asked for"), "none was taken");
     }
     sample
+}
+
+/// How much less urgent what pservers do for checkpoints is, in steps of `nice`.
+const LESS_URGENT: i32 = 10;
+
+/// Threads that write files.
+struct Writing {
+    threads: Vec<JoinHandle<u32>>,
+    _scene: Scene,
+}
+
+impl Writing {
+    fn start(stop: CancellationToken) -> Self {
+        let scene = Scene::new();
+        let share = Bytes::from(vec![0; TRAINED / SLOTS * size_of::<f32>()]);
+        let writer = |slot: usize| {
+            let (stop, share, path) = (stop.clone(), share.clone(), scene.path(&slot.to_string()));
+            thread::spawn(move || {
+                // On Linux that is this thread's alone.
+                setpriority_process(None, LESS_URGENT).expect("anybody may become less urgent");
+                let mut written = 0;
+                while !stop.is_cancelled() {
+                    write_one(&share, &path);
+                    written += 1;
+                }
+                written
+            })
+        };
+        Self { threads: (0..SLOTS).map(writer).collect(), _scene: scene }
+    }
+
+    fn end(self) {
+        for thread in self.threads {
+            assert!(0 < thread.join().expect("it writes"), "nothing was written");
+        }
+    }
+}
+
+/// A file with a share's bytes, which are hashed, on the disk.
+fn write_one(share: &[u8], path: &Path) {
+    std::hint::black_box(Sha256::digest(share));
+    let mut file = File::create(path).expect("the folder can be written to");
+    file.write_all(share).expect("there is room");
+    file.sync_all().expect("there is a disk");
 }
 
 /// As many files, with hashes, onto the disk.
@@ -114,12 +166,7 @@ pub fn write() -> Sample {
     thread::scope(|threads| {
         for slot in 0..SLOTS {
             let (share, path) = (share.clone(), scene.path(&slot.to_string()));
-            threads.spawn(move || {
-                std::hint::black_box(Sha256::digest(&share));
-                let mut file = File::create(path).expect("the folder can be written to");
-                file.write_all(&share).expect("there is room");
-                file.sync_all().expect("there is a disk");
-            });
+            threads.spawn(move || write_one(&share, &path));
         }
     });
     watch.stop((VALUES * size_of::<f32>()) as f64)
