@@ -47,6 +47,7 @@ enum Work {
     Pull(Via),
     Steps,
     SmallSteps,
+    SlowSteps,
     Lanes,
     Dispatch,
     /// Beside a writer that serves as many.
@@ -93,6 +94,8 @@ impl Bench {
             (Work::Idle, Side::Beside) => Sample::bound(0.005),
             (Work::SmallSteps, Side::Ours) => wire::small_steps().await,
             (Work::SmallSteps, Side::Beside) => ping::ping_pong().await,
+            (Work::SlowSteps, Side::Ours) => wire::slow_steps().await,
+            (Work::SlowSteps, Side::Beside) => raw::slow_steps().await,
             (Work::Lanes, Side::Ours) => kernels::lanes(),
             (Work::Lanes, Side::Beside) => kernels::unordered(),
             (Work::Dispatch, Side::Ours) => tasks::dispatch().await,
@@ -110,7 +113,7 @@ impl Bench {
 /// A line of the table as it is written here: what a [`Bench`] says, in the same order.
 type Line = (&'static str, &'static str, &'static str, Unit, f64, Work);
 
-const LINES: [Line; 23] = [
+const LINES: [Line; 24] = [
     (
         "push",
         "gradient of 64 MiB to 2 pservers, applied by SGD",
@@ -206,6 +209,14 @@ const LINES: [Line; 23] = [
         Unit::Steps,
         0.6,
         Work::SmallSteps,
+    ),
+    (
+        "slow-step",
+        "synchronous step of 64 MiB over links of 32 MiB/s either way: push, apply, pull",
+        "tokio TCP over such links: the gradient, then the parameters",
+        Unit::Steps,
+        1.5,
+        Work::SlowSteps,
     ),
     (
         "lanes",

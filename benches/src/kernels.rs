@@ -8,7 +8,7 @@ use steadfast_common::ids::Lane;
 use steadfast_common::pieces::Pieces;
 use steadfast_common::spec::{OptimizerKind, OptimizerSpec};
 use steadfast_common::widest::widest;
-use steadfast_pserver_core::contribution::{Contribution, Finite, LaneEnd, LaneShare};
+use steadfast_pserver_core::contribution::{Finite, LaneEnd, LaneShare};
 use steadfast_pserver_core::lane_sum::LaneSum;
 use steadfast_pserver_core::memory::Memory;
 use steadfast_pserver_core::optimizer::{Optimizer, State};
@@ -103,27 +103,26 @@ fn moved(states: usize, values: usize) -> usize {
 }
 
 /// A lane that goes on, with one record.
-const MORE: LaneShare = LaneShare { records: 1, end: LaneEnd::MoreToCome };
+const MORE: LaneShare = LaneShare { records: 1, checksum: 1, end: LaneEnd::MoreToCome };
 
 /// Adds lanes along their tree, of which every second one comes too early.
 pub fn lanes() -> Sample {
     let lane = Pieces::from(Bytes::from(0.5_f32.to_le_bytes().repeat(LANE)));
     let order: Vec<u32> = (0..LANES).map(|it| it ^ 1).collect();
-    let mut sum = LaneSum::new(LANES, Default::default(), Codec::Plain);
+    let mut sum = LaneSum::new(LANES, Default::default(), Codec::Plain, 1);
     let memory = Memory::default();
     let step = |_| {
         let came = order.iter().map(|number| {
             let block = Finite::new(0, &lane, memory.lend(LANE)).expect("they are finite");
-            let blocks = vec![block];
-            (*number, Contribution { records: 1, loss_sum: 0.5, checksum: 1, blocks })
+            (*number, block)
         });
         let came: Vec<_> = came.collect();
         let watch = Watch::start(Vec::new());
-        for (number, contribution) in came {
+        for (number, block) in came {
             let leaf = sum.tree().leaf(Lane(number));
-            sum.take(leaf, &[MORE], contribution);
+            sum.take(leaf, &[MORE], vec![(0, block)]);
         }
-        black_box(sum.sum());
+        black_box(sum.take_ready());
         sum.roll();
         watch.stop((LANES as usize * lane.len()) as f64)
     };

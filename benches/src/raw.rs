@@ -14,7 +14,7 @@ use tokio_util::either::Either;
 use crate::rig::{Via, slow_link};
 use crate::sample::Sample;
 use crate::watch::Watch;
-use crate::wire::{SLOTS, STEP_VALUES, STEPS, TRAINERS, VALUES, step_bytes};
+use crate::wire::{SLOTS, SLOW_STEPS, STEP_VALUES, STEPS, TRAINERS, VALUES, step_bytes};
 
 /// Bytes of one read.
 const READ_BYTES: usize = 256 << 10;
@@ -217,6 +217,19 @@ pub async fn pull(via: Via) -> Sample {
         peers.pull().await;
     }
     watch.stop((via.rounds() * VALUES * size_of::<f32>()) as f64)
+}
+
+/// As many bytes as slow steps move: the gradient, then the parameters.
+pub async fn slow_steps() -> Sample {
+    let mut peers = Peers::start(1, VALUES, Via::SlowTcp).await;
+    peers.push(Adds::AsItComes).await;
+    peers.pull().await;
+    let watch = Watch::start(peers.pids());
+    for _ in 0..SLOW_STEPS {
+        peers.push(Adds::AsItComes).await;
+        peers.pull().await;
+    }
+    watch.stop(SLOW_STEPS as f64)
 }
 
 /// The bytes of whole steps: all gradients, then all parameters.

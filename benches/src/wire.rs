@@ -48,7 +48,7 @@ fn gradient(values: Vec<f32>) -> Gradient {
 
 /// The sum of one lane that has one record and goes on.
 fn lane(version: u64, first: Lane) -> Name {
-    let shares = vec![LaneShare { records: 1, last: false }];
+    let shares = vec![LaneShare { records: 1, last: false, checksum: 1 }];
     Name::Lanes { version: Version(version), first, shares }
 }
 
@@ -95,6 +95,15 @@ pub async fn pull(via: Via) -> Sample {
 pub async fn small_steps() -> Sample {
     let rig = rig(&synchronous(), 1, SMALL, Via::Tcp).await;
     steps_alone(&rig, SMALL, SMALL_STEPS).await
+}
+
+/// Steps of one trainer over slow links.
+pub const SLOW_STEPS: u64 = 3;
+
+/// Synchronous steps of one trainer over slow links to two pservers.
+pub async fn slow_steps() -> Sample {
+    let rig = rig(&synchronous(), SLOTS as u32, VALUES, Via::SlowTcp).await;
+    steps_alone(&rig, VALUES, SLOW_STEPS).await
 }
 
 /// Steps of a job of one lane, whose model has `values` parameters; one more goes before them.

@@ -148,6 +148,11 @@ impl<T> LaneSums<T> {
         self.held.get(&self.tree.root())
     }
 
+    /// Takes the sum of all lanes out, once all of them are in. They stay in, with nothing in it.
+    pub fn take_whole(&mut self) -> Option<T> {
+        self.held.get_mut(&self.tree.root())?.take()
+    }
+
     /// What is in, ascending.
     pub fn into_held(self) -> impl Iterator<Item = (Node, Option<T>)> {
         self.held.into_iter()

@@ -108,10 +108,19 @@ fn contribute(
     let mut shares = Vec::new();
     for _ in 0..chance.int_in_range(0..=LANES + 1)? {
         let end = *chance.choose(&[LaneEnd::MoreToCome, LaneEnd::LastOfPass])?;
-        shares.push(LaneShare { records: small_or_any(chance)?, end });
+        let (records, checksum) = (small_or_any(chance)?, small_or_any(chance)?);
+        shares.push(LaneShare { records, checksum, end });
     }
     if chance.ratio(7, 8)? {
         contribution.records = shares.iter().map(|it| it.records).fold(0, u64::saturating_add);
+        contribution.checksum = shares.iter().map(|it| it.checksum).fold(0, u64::wrapping_add);
+    }
+    if chance.ratio(1, 4)? {
+        let rest = contribution.blocks.split_off(contribution.blocks.len() / 2);
+        let part = std::mem::replace(&mut contribution.blocks, rest);
+        if let Err(refusal) = shard.take_part(version, first, &shares, part) {
+            return Ok(Err(refusal));
+        }
     }
     Ok(shard.contribute(version, first, &shares, contribution))
 }

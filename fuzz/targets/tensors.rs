@@ -62,7 +62,7 @@ fn by_codec(mut bytes: &[u8]) -> Option<(Option<Vec<u8>>, Vec<(u32, Vec<u8>)>)> 
 }
 
 fn well_formed() -> Vec<Vec<u8>> {
-    let shares = vec![LaneShare { records: 7, last: true }; 3];
+    let shares = vec![LaneShare { records: 7, last: true, checksum: 5 }; 3];
     let lanes = LaneContribution { version: 3, lane: 4, shares };
     let header = PushHeader {
         records: 21,

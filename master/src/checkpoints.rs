@@ -35,7 +35,7 @@ const PAUSES_TO_A_SECOND: usize = 8;
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// Attempts for one that somebody waits for.
-const ATTEMPTS_MAX: u32 = 6;
+const ATTEMPTS_MAX: u32 = 7;
 
 /// How long all slots may take to come to a version that training has reached.
 const REACHED_MAX: Duration = Duration::from_secs(60);
@@ -243,7 +243,7 @@ impl Keeper {
                 // Whoever wished that has gone.
                 Next::Wish(Some(Wish::Now(reply))) if reply.is_closed() => {}
                 Next::Wish(Some(Wish::Now(reply))) => {
-                    let taken = self.insist().await;
+                    let taken = self.insist(0).await;
                     self.collect().await;
                     let _ = reply.send(taken);
                 }
@@ -254,7 +254,8 @@ impl Keeper {
                     let _ = reply.send(taken);
                 }
                 Next::Due => {
-                    let taken = self.insist().await;
+                    // Nobody waits for it: the next version is one that no slot is past yet.
+                    let taken = self.insist(1).await;
                     due = match taken.trouble {
                         Some(_) => Some(Instant::now() + self.pause()),
                         None => every.map(|every| Instant::now() + every),
@@ -333,10 +334,10 @@ impl Keeper {
         }
     }
 
-    /// Tries some times to take one of what is there now.
-    async fn insist(&mut self) -> Taken {
+    /// Tries some times to take one of what is there now, or at first of what will be there in `margin`
+    /// steps.
+    async fn insist(&mut self, mut margin: u64) -> Taken {
         let (mut generation, mut seen) = self.present();
-        let mut margin = 0;
         let mut trouble = "training is too fast for a cut".to_owned();
         for _ in 0..ATTEMPTS_MAX {
             let patience = if margin == 0 { REACHED_MAX } else { AHEAD_FOR_MAX };
@@ -348,6 +349,10 @@ impl Keeper {
                     trouble = error.to_string();
                     sleep(IDLE).await;
                     ((generation, seen), margin) = (self.present(), 0);
+                }
+                // The slot is on its way to the next one already, and so are the others.
+                Err(CheckpointError::Past { wanted, present, .. }) if wanted == present => {
+                    (seen, margin) = (Version(present.0 + 1), 0);
                 }
                 Err(CheckpointError::Past { present, .. }) => {
                     seen = present;

@@ -4,6 +4,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
+use futures::ready;
+use futures::stream::{BoxStream, Stream, StreamExt};
 use http::HeaderMap;
 use http_body::{Body as _, Frame, SizeHint};
 use prost::Message;
@@ -18,7 +20,7 @@ use crate::status;
 /// The longest message that is read whole.
 const MESSAGE_MAX: usize = 64 << 10;
 
-const CONTENT_TYPE: &str = "application/grpc";
+const GRPC: http::HeaderValue = http::HeaderValue::from_static("application/grpc");
 
 /// Reads a body that is one short message.
 ///
@@ -73,7 +75,7 @@ where
     let body = Body::new(TensorBody::request(pieces));
     let request = http::Request::post(path)
         .version(http::Version::HTTP_2)
-        .header(http::header::CONTENT_TYPE, CONTENT_TYPE)
+        .header(http::header::CONTENT_TYPE, GRPC)
         .header(http::header::TE, "trailers")
         .body(body)
         .map_err(|error| Status::internal(error.to_string()))?;
@@ -92,8 +94,16 @@ pub fn answer(answer: Result<Vec<Bytes>, Status>) -> http::Response<Body> {
         Err(status) => return status.into_http(),
     };
     let mut response = http::Response::new(Body::new(TensorBody::answer(pieces)));
-    let content_type = http::HeaderValue::from_static(CONTENT_TYPE);
-    response.headers_mut().insert(http::header::CONTENT_TYPE, content_type);
+    response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC);
+    response
+}
+
+/// What a method answers whose beginning is known to be no refusal; a later one comes in trailers.
+pub fn answer_as_it_comes(
+    pieces: impl Stream<Item = Result<Bytes, Status>> + Send + 'static,
+) -> http::Response<Body> {
+    let mut response = http::Response::new(Body::new(ComingBody(Some(pieces.boxed()))));
+    response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC);
     response
 }
 
@@ -118,9 +128,7 @@ impl TensorBody {
 
     /// What an answer without error sends.
     pub fn answer(pieces: Vec<Bytes>) -> Self {
-        let mut trailers = HeaderMap::new();
-        trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
-        Self { pieces: pieces.into_iter(), trailers: Some(trailers) }
+        Self { pieces: pieces.into_iter(), trailers: Some(well()) }
     }
 }
 
@@ -144,6 +152,44 @@ impl http_body::Body for TensorBody {
     fn size_hint(&self) -> SizeHint {
         SizeHint::with_exact(self.pieces.as_slice().iter().map(|it| it.len() as u64).sum())
     }
+}
+
+/// Pieces of an answer that are not all there yet, and then trailers.
+struct ComingBody(Option<BoxStream<'static, Result<Bytes, Status>>>);
+
+impl http_body::Body for ComingBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let Some(pieces) = &mut self.0 else { return Poll::Ready(None) };
+        let trailers = match ready!(pieces.poll_next_unpin(context)) {
+            Some(Ok(piece)) => return Poll::Ready(Some(Ok(Frame::data(piece)))),
+            Some(Err(status)) => {
+                let mut trailers = HeaderMap::new();
+                status.add_header(&mut trailers)?;
+                trailers
+            }
+            None => well(),
+        };
+        self.0 = None;
+        Poll::Ready(Some(Ok(Frame::trailers(trailers))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_none()
+    }
+}
+
+/// The trailers of an answer without error.
+fn well() -> HeaderMap {
+    HeaderMap::from_iter([(
+        http::HeaderName::from_static("grpc-status"),
+        http::HeaderValue::from_static("0"),
+    )])
 }
 
 fn invalid(message: impl Into<String>) -> Status {

@@ -10,7 +10,7 @@ use crate::framing::{BLOCKS, DATA, HEADER, NUMBER, PREFIX};
 use crate::{MESSAGE_BYTES_MAX, status};
 
 /// The longest header.
-const HEADER_BYTES_MAX: usize = 64 << 10;
+const HEADER_BYTES_MAX: usize = 128 << 10;
 
 /// Reads messages with tensors as they come, cut anywhere.
 #[derive(Debug)]
@@ -348,7 +348,7 @@ mod tests {
         /// F48: a header in many parts is bounded as a whole.
         #[test]
         fn a_header_that_grows_part_by_part_is_refused(parts in 2_usize..6) {
-            let shares = vec![LaneShare { records: 1, last: true }; HEADER_BYTES_MAX / 5 / parts];
+            let shares = vec![LaneShare { records: 1, last: true, checksum: 1 }; HEADER_BYTES_MAX / 14 / parts];
             let name = LaneContribution { version: 1, lane: 0, shares };
             let header = PushHeader { name: Some(Name::Lanes(name)), ..PushHeader::default() };
             let part = framed(&PushRequest { header: Some(header), blocks: Vec::new() });

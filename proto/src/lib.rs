@@ -6,7 +6,7 @@ mod decoder;
 mod framing;
 pub mod tensor;
 
-pub use calls::{answer, call, next, read_one};
+pub use calls::{answer, answer_as_it_comes, call, next, read_one};
 pub use decoder::Decoder;
 pub use framing::{encode, framed};
 use steadfast_common::error::ErrorKind;

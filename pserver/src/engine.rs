@@ -7,16 +7,16 @@ use steadfast_common::ids::{Generation, Incarnation, Lane, Slot, Version};
 use steadfast_common::layout::{Block, Layout};
 use steadfast_common::records::GenerationRecord;
 use steadfast_host::task::{in_place, spawn};
-use steadfast_pserver_core::contribution::{Contributed, Contribution, Refusal};
+use steadfast_pserver_core::contribution::{Contributed, Contribution, Finite, Refusal};
 use steadfast_pserver_core::memory::Memory;
-use steadfast_pserver_core::shard::{Cut, Parameters, Position, Rules, Shard};
+use steadfast_pserver_core::shard::{Cut, Position, Rules, Shard};
 use tokio::sync::{mpsc, oneshot, watch};
-use tracing::info;
+use tracing::{error, info};
 
 use crate::event::{
-    Begun, CutAnswer, EngineError, Event, FirstValues, Patience, Pulled, PushName, Pushed, Reply,
-    Which,
+    Begun, CutAnswer, EngineError, Event, FirstValues, LanesName, PushName, Pushed, Reply,
 };
+use crate::pulls::{Pulls, WaitingPull};
 
 /// Events that may wait for the loop; senders wait beyond that.
 const EVENTS_MAX: usize = 256;
@@ -74,8 +74,7 @@ impl Engine {
             rules,
             tx,
             stage: Stage::Idle,
-            previous: None,
-            pulls: Vec::new(),
+            pulls: Pulls::default(),
             cuts: Vec::new(),
         };
         // The loop ends by itself when the last handle is gone.
@@ -114,30 +113,33 @@ enum Stage {
     },
 }
 
+impl Stage {
+    fn shard(&self) -> Option<&Shard> {
+        match self {
+            Self::Idle => None,
+            Self::Ready { shard, .. } => Some(shard),
+        }
+    }
+}
+
 struct Owner {
     slot: Slot,
     rules: Rules,
     tx: watch::Sender<Arc<Published>>,
     stage: Stage,
-    /// The values at the version before (synchronous mode): another slot may still be there, and a
-    /// trainer that comes now needs all of them at one version.
-    previous: Option<Parameters>,
-    pulls: Vec<WaitingPull>,
+    pulls: Pulls,
     cuts: Vec<(Version, Reply<CutAnswer>)>,
-}
-
-/// A pull whose version has not come yet.
-struct WaitingPull {
-    version: Version,
-    which: Which,
-    reply: Reply<Pulled>,
 }
 
 impl Owner {
     async fn run(mut self, mut inbox: mpsc::Receiver<Event>) {
         while let Some(event) = inbox.recv().await {
             // An update of a large shard takes a while; the other tasks of this thread move on.
-            in_place(|| self.handle(event));
+            if let Err(spoiled) = in_place(|| self.handle(event)) {
+                // The process ends with this loop, and the job goes back to its last checkpoint.
+                error!(error = %spoiled, "nobody can complete this step; gives its memory up");
+                return;
+            }
         }
     }
 
@@ -150,7 +152,11 @@ impl Owner {
         if found == present { Ok(()) } else { Err(EngineError::OtherGeneration { found, present }) }
     }
 
-    fn handle(&mut self, event: Event) {
+    /// Does what an event asks for.
+    ///
+    /// # Errors
+    /// What makes the present step one that nobody can complete.
+    fn handle(&mut self, event: Event) -> Result<(), Refusal> {
         match event {
             Event::Generation { record, reply } => {
                 let _ = reply.send(Ok(self.begin(record)));
@@ -159,19 +165,27 @@ impl Owner {
             Event::Init { generation, attempt, first, reply } => {
                 let _ = reply.send(self.init(generation, attempt, first));
             }
+            Event::Part { generation, lanes, blocks } => self.part(generation, &lanes, blocks)?,
             Event::Push { generation, name, contribution, reply } => {
-                let _ = reply.send(self.push(generation, name, contribution));
+                let pushed = self.push(generation, &name, contribution);
+                let spoiled = pushed.as_ref().map_or_else(spoils, |_| None);
+                let _ = reply.send(pushed);
+                spoiled.map_or(Ok(()), Err)?;
             }
             Event::Norm { generation, version, norm } => self.norm(generation, version, norm),
-            Event::Pull { generation, version, which, patience, reply } => {
+            Event::Pull { generation, version, which, patience, early, reply } => {
                 match self.check(generation) {
-                    Ok(()) => self.pull(WaitingPull { version, which, reply }, patience),
+                    Ok(()) => {
+                        let pull = WaitingPull { version, which, early, reply };
+                        self.pulls.take(self.stage.shard(), pull, patience);
+                    }
                     Err(error) => drop(reply.send(Err(error))),
                 }
             }
             Event::Cut { generation, version, reply } => self.cut(generation, version, reply),
         }
         self.settle_cuts();
+        Ok(())
     }
 
     fn begin(&mut self, record: GenerationRecord) -> Begun {
@@ -184,12 +198,9 @@ impl Owner {
         if !keeps {
             self.stage = Stage::Idle;
         }
-        self.previous = None;
         self.cuts.clear();
         let (found, present) = (self.generation(), record.generation);
-        for WaitingPull { reply, .. } in self.pulls.drain(..) {
-            let _ = reply.send(Err(EngineError::OtherGeneration { found, present }));
-        }
+        self.pulls.end(&EngineError::OtherGeneration { found, present });
         self.tx.send_replace(Arc::new(Published {
             generation: record.generation,
             slots: record.slots.len() as u32,
@@ -246,26 +257,61 @@ impl Owner {
         Ok(())
     }
 
+    /// Takes blocks of a push. One that is refused is refused at its end.
+    fn part(
+        &mut self,
+        generation: Generation,
+        lanes: &LanesName,
+        blocks: Vec<Finite>,
+    ) -> Result<(), Refusal> {
+        let is_meant = self.check(generation).is_ok();
+        let Stage::Ready { shard, .. } = &mut self.stage else { return Ok(()) };
+        if !is_meant {
+            return Ok(());
+        }
+        let LanesName { version, first, shares } = lanes;
+        match shard.take_part(*version, *first, shares, blocks) {
+            Err(error @ Refusal::OtherShare { .. }) => return Err(error),
+            Err(_) => {}
+            Ok(()) => self.apply_early(),
+        }
+        Ok(())
+    }
+
+    /// Applies the step to blocks that all lanes are in of.
+    fn apply_early(&mut self) {
+        let Stage::Ready { shard, .. } = &mut self.stage else { return };
+        if shard.has_early() {
+            self.pulls.keep(shard);
+            let known = shard.early(0).count();
+            shard.apply_early();
+            self.pulls.send_early(shard, known);
+        }
+    }
+
     fn push(
         &mut self,
         generation: Generation,
-        name: PushName,
+        name: &PushName,
         contribution: Contribution,
     ) -> Result<Pushed, EngineError> {
         self.check(generation)?;
         let Stage::Ready { shard, .. } = &mut self.stage else {
             return Err(EngineError::NotInitialised);
         };
-        let outcome = match &name {
-            PushName::Lanes { version, first, shares } => {
+        let outcome = match name {
+            PushName::Lanes(LanesName { version, first, shares }) => {
                 shard.contribute(*version, *first, shares, contribution)?
             }
             PushName::Piece(piece) => shard.apply(piece, contribution)?,
         };
         match (name, outcome) {
-            (PushName::Lanes { .. }, Contributed::Complete) => self.complete_step(),
+            (PushName::Lanes(_), Contributed::Complete) => self.complete_step(),
             (PushName::Piece(_), Contributed::Complete) => self.publish(),
-            (PushName::Lanes { .. }, Contributed::Waiting) => self.show_missing(),
+            (PushName::Lanes(_), Contributed::Waiting) => {
+                self.apply_early();
+                self.show_missing();
+            }
             (_, Contributed::Duplicate | Contributed::Waiting) => {}
         }
         let version = self.tx.borrow().shard.as_ref().map_or(Version(0), |it| it.position.version);
@@ -301,54 +347,9 @@ impl Owner {
 
     fn finish_step(&mut self, norm: Option<f64>) {
         let Stage::Ready { shard, .. } = &mut self.stage else { return };
-        // All lanes of the step are in, so every slot has come to its version: nobody needs the one
-        // before any more, and its memory becomes that of the next one.
-        self.previous = None;
-        let parameters = shard.parameters();
+        self.pulls.keep(shard);
         shard.finish_step(norm);
-        self.previous = Some(parameters);
         self.publish();
-    }
-
-    fn pull(&mut self, pull: WaitingPull, patience: Patience) {
-        if self.pulls.len() == self.pulls.capacity() {
-            // Before there is room for more: somebody may have stopped waiting.
-            self.pulls.retain(|pull| !pull.reply.is_closed());
-        }
-        match (self.answer_to(&pull), patience) {
-            (Some(answer), _) => drop(pull.reply.send(Ok(answer))),
-            (None, Patience::Waits) => self.pulls.push(pull),
-            (None, Patience::None) => {
-                let shown = self.tx.borrow().shard.as_ref().map(|it| it.position.version);
-                let present = shown.unwrap_or_default();
-                drop(pull.reply.send(Ok(Pulled::NotThere { present })));
-            }
-        }
-    }
-
-    /// Nothing before its version has come.
-    fn answer_to(&self, pull: &WaitingPull) -> Option<Pulled> {
-        let Stage::Ready { shard, .. } = &self.stage else { return None };
-        let present = shard.position().version;
-        if present < pull.version {
-            return None;
-        }
-        let previous = self.previous.as_ref().filter(|it| it.position.version == pull.version);
-        let found = match pull.which {
-            Which::Exactly if pull.version < present => previous.cloned(),
-            Which::Exactly | Which::AtLeast => Some(shard.parameters()),
-        };
-        Some(found.map_or(Pulled::NotThere { present }, Pulled::Parameters))
-    }
-
-    /// Answers pulls whose version has come.
-    fn settle_pulls(&mut self) {
-        for pull in std::mem::take(&mut self.pulls) {
-            match self.answer_to(&pull) {
-                Some(answer) => drop(pull.reply.send(Ok(answer))),
-                None => self.pulls.push(pull),
-            }
-        }
     }
 
     fn cut(&mut self, generation: Generation, version: Option<Version>, reply: Reply<CutAnswer>) {
@@ -366,6 +367,10 @@ impl Owner {
         let present = shard.position().version;
         match version {
             Some(wanted) if wanted < present => {
+                let _ = reply.send(Ok(CutAnswer::Past { present }));
+            }
+            // Some of it is the next one's already.
+            wanted if wanted.unwrap_or(present) == present && shard.is_under_way() => {
                 let _ = reply.send(Ok(CutAnswer::Past { present }));
             }
             wanted => {
@@ -415,7 +420,15 @@ impl Owner {
             next.shard = Some(shown);
             *published = Arc::new(next);
         });
-        self.settle_pulls();
+        self.pulls.settle(shard);
+    }
+}
+
+/// The refusal after which nobody can complete the step.
+fn spoils(error: &EngineError) -> Option<Refusal> {
+    match error {
+        EngineError::Refused(error @ Refusal::OtherShare { .. }) => Some(error.clone()),
+        _ => None,
     }
 }
 
@@ -434,3 +447,6 @@ fn check_first_values(blocks: &[(u32, Block)], values: &[Vec<f32>]) -> Result<()
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

@@ -7,9 +7,9 @@ use steadfast_common::ids::{Generation, Lane, Version};
 use steadfast_common::layout::Layout;
 use steadfast_common::records::GenerationRecord;
 use steadfast_common::tally::TaskPiece;
-use steadfast_pserver_core::contribution::{Contributed, Contribution, LaneShare, Refusal};
+use steadfast_pserver_core::contribution::{Contributed, Contribution, Finite, LaneShare, Refusal};
 use steadfast_pserver_core::shard::{Cut, Parameters};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 /// What the engine is told.
 #[derive(Debug)]
@@ -20,6 +20,9 @@ pub enum Event {
     Restored { generation: Generation, layout: Arc<Layout>, cut: Cut },
     /// First values from the elected trainer.
     Init { generation: Generation, attempt: u64, first: FirstValues, reply: Reply<()> },
+    /// Some blocks of a push that is coming in. What is wrong with it is told at its end.
+    Part { generation: Generation, lanes: LanesName, blocks: Vec<Finite> },
+    /// A push, or what is left of it.
     Push {
         generation: Generation,
         name: PushName,
@@ -34,6 +37,9 @@ pub enum Event {
         version: Version,
         which: Which,
         patience: Patience,
+        /// Where blocks go that have come to exactly that version before others have. They count once
+        /// the reply says that it has come.
+        early: mpsc::UnboundedSender<EarlyBlock>,
         reply: Reply<Pulled>,
     },
     /// Everything at `version` (now, if none is named).
@@ -62,13 +68,16 @@ pub struct FirstValues {
 /// What a push is called; equal names carry equal bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PushName {
-    /// The sum of as many lanes from `first` on as there are shares.
-    Lanes {
-        version: Version,
-        first: Lane,
-        shares: Vec<LaneShare>,
-    },
+    Lanes(LanesName),
     Piece(TaskPiece),
+}
+
+/// The sum of as many lanes from `first` on as there are shares, for the step from `version` on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LanesName {
+    pub version: Version,
+    pub first: Lane,
+    pub shares: Arc<[LaneShare]>,
 }
 
 /// The answer to a push.
@@ -77,6 +86,9 @@ pub struct Pushed {
     pub version: Version,
     pub outcome: Contributed,
 }
+
+/// The number of a block, and its values.
+pub type EarlyBlock = (u32, Arc<Vec<f32>>);
 
 /// The answer to a pull.
 #[derive(Debug)]
@@ -109,7 +121,7 @@ pub enum CutAnswer {
         layout: Arc<Layout>,
         cut: Cut,
     },
-    /// The version is past.
+    /// The version is past, or some blocks are.
     Past {
         present: Version,
     },

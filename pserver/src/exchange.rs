@@ -2,6 +2,7 @@
 //! sum, and from the shard into the socket, without being copied together on the way; all other calls
 //! go to the generated server.
 
+use std::collections::{BTreeSet, VecDeque};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -10,13 +11,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use futures::stream::{self, Stream, StreamExt, TryStreamExt};
+use http_body::Body as _;
 use steadfast_common::compression::Codec;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Lane, Pass, TaskId, Version};
 use steadfast_common::layout::Block;
 use steadfast_common::pieces::{Pieces, shared_bytes};
 use steadfast_common::tally::TaskPiece;
-use steadfast_host::time::timeout;
+use steadfast_host::time::{Instant, sleep_until};
 use steadfast_host::traces::TRACE;
 use steadfast_proto::tensor::in_chunks;
 use steadfast_proto::v1;
@@ -24,18 +27,21 @@ use steadfast_proto::v1::pserver_server::PserverServer;
 use steadfast_proto::v1::push_header::Name;
 use steadfast_proto::v1::{BlockData, PullHeader, PullRequest, PushHeader, PushReply};
 use steadfast_proto::{
-    Decoder, MESSAGE_BYTES_MAX, answer, encode, framed, kind, next, read_one, status,
+    Decoder, MESSAGE_BYTES_MAX, answer, answer_as_it_comes, encode, framed, kind, next, read_one,
+    status,
 };
-use steadfast_pserver_core::contribution::{Contributed, Contribution, Finite, LaneEnd, LaneShare};
+use steadfast_pserver_core::contribution::{
+    Contributed, Contribution, Finite, LaneEnd, LaneShare, Refusal,
+};
 use steadfast_pserver_core::memory::Memory;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tracing::{Instrument, info_span};
 
 use crate::engine::PublishedShard;
-use crate::event::{EngineError, Event, Patience, Pulled, PushName, Which};
+use crate::event::{EarlyBlock, EngineError, Event, LanesName, Patience, Pulled, PushName, Which};
 use crate::service::{Service, WAIT_MAX, invalid, refuse};
 
 /// KiB of gradients that may be coming in at once, or else one push: more would only be memory. Whoever
@@ -86,9 +92,11 @@ impl tower::Service<http::Request<Body>> for Exchange {
                 }
                 .boxed()
             }
-            "/steadfast.v1.Pserver/Pull" => {
-                async move { Ok(answer(pull(&service, request.into_body()).await)) }.boxed()
+            "/steadfast.v1.Pserver/Pull" => async move {
+                let pulled = pull(service, request.into_body()).await;
+                Ok(pulled.map_or_else(Status::into_http, answer_as_it_comes))
             }
+            .boxed(),
             _ => self.others.call(request),
         }
     }
@@ -111,6 +119,14 @@ impl Incoming {
         let shard = published.shard.as_ref().ok_or_else(not_yet)?;
         let gathered = Gathered::new(shard);
         Ok(Self { generation, name, gathered })
+    }
+
+    /// The blocks that have come since the last part, if lanes are pushed.
+    fn part(&mut self) -> Option<Event> {
+        let PushName::Lanes(lanes) = &self.name else { return None };
+        let blocks = std::mem::take(&mut self.gathered.blocks);
+        let (generation, lanes) = (self.generation, lanes.clone());
+        (!blocks.is_empty()).then_some(Event::Part { generation, lanes, blocks })
     }
 }
 
@@ -140,6 +156,11 @@ async fn push(
             };
             incoming.gathered.take(block, data)
         })?;
+        // What is left at the end goes with the end.
+        let part = incoming.as_mut().filter(|_| !body.is_end_stream()).and_then(Incoming::part);
+        if let Some(part) = part {
+            service.engine.tell(part).await;
+        }
     }
     let header = decoder.end()?;
     let incoming = match incoming {
@@ -171,7 +192,11 @@ async fn push(
     Ok(vec![framed(&reply)])
 }
 
-async fn pull(service: &Service, mut body: Body) -> Result<Vec<Bytes>, Status> {
+/// Waits until there is something to send; the rest follows as it comes.
+async fn pull(
+    service: Arc<Service>,
+    mut body: Body,
+) -> Result<impl Stream<Item = Result<Bytes, Status>>, Status> {
     let request: PullRequest = read_one(&mut body).await?;
     let generation = service.check(request.target.as_ref())?;
     let wait = Duration::from_millis(request.wait_ms).min(WAIT_MAX);
@@ -179,41 +204,111 @@ async fn pull(service: &Service, mut body: Body) -> Result<Vec<Bytes>, Status> {
         true => (Version(request.version), Which::Exactly),
         false => (Version(request.version), Which::AtLeast),
     };
+    let (early, came) = mpsc::unbounded_channel();
     let ask = |patience| {
-        service.engine.ask(move |reply| Event::Pull { generation, version, which, patience, reply })
-    };
-    let answer = match timeout(wait, ask(Patience::Waits)).await {
-        Ok(answer) => answer,
-        // However short the wait is, what is there is given.
-        Err(_) => ask(Patience::None).await,
-    };
-    service.check_lease()?;
-    let mut pieces = Vec::new();
-    let parameters = match answer.map_err(|error| refuse(&error))? {
-        Pulled::Parameters(parameters) => parameters,
-        Pulled::NotThere { present } => {
-            let version = present.0;
-            let header = PullHeader { ready: false, version, ..PullHeader::default() };
-            encode(Some(&header), &[], &mut pieces);
-            return Ok(pieces);
+        let (engine, early) = (service.engine.clone(), early.clone());
+        async move {
+            let asked = engine.ask(move |reply| Event::Pull {
+                generation,
+                version,
+                which,
+                patience,
+                early,
+                reply,
+            });
+            asked.await
         }
+        .boxed()
     };
-    let mut header = Some(PullHeader {
-        ready: true,
-        version: parameters.position.version.0,
-        pass: parameters.position.pass.0,
-        pass_start: parameters.position.pass_start.0,
-        examples: parameters.position.examples,
-        loss: parameters.position.loss,
-    });
-    let blocks = parameters.blocks.iter().zip(&parameters.values).map(|((block, _), values)| {
-        BlockData { block: *block, data: shared_bytes(values.clone()) }
-    });
-    for blocks in in_chunks(blocks) {
-        encode(header.take().as_ref(), &blocks, &mut pieces);
+    let (outcome, at_once) = (Some(ask(Patience::Waits)), Some(ask(Patience::None)));
+    let until = Instant::now() + wait;
+    let (sent, pieces) = (BTreeSet::new(), VecDeque::new());
+    let answer = Answer { service, wait, until, came, outcome, at_once, sent, pieces };
+    let mut rest = Box::pin(stream::try_unfold(answer, Answer::next));
+    let first = rest.try_next().await?;
+    Ok(stream::iter(first.map(Ok)).chain(rest))
+}
+
+/// What an engine answers to a pull.
+type Outcome = BoxFuture<'static, Result<Pulled, EngineError>>;
+
+/// The answer to a pull, as it comes.
+struct Answer {
+    service: Arc<Service>,
+    came: mpsc::UnboundedReceiver<EarlyBlock>,
+    /// How long nothing may happen, and until when that is.
+    wait: Duration,
+    until: Instant,
+    /// Until it is known.
+    outcome: Option<Outcome>,
+    /// However short the wait is, what is there is given.
+    at_once: Option<Outcome>,
+    /// Blocks that were sent early.
+    sent: BTreeSet<u32>,
+    /// What goes out next.
+    pieces: VecDeque<Bytes>,
+}
+
+impl Answer {
+    /// The next bytes, and what is left.
+    async fn next(mut self) -> Result<Option<(Bytes, Self)>, Status> {
+        loop {
+            if let Some(piece) = self.pieces.pop_front() {
+                return Ok(Some((piece, self)));
+            }
+            let Some(outcome) = &mut self.outcome else { return Ok(None) };
+            let mut pieces = Vec::new();
+            tokio::select! {
+                biased;
+                Some((block, values)) = self.came.recv() => {
+                    let data = shared_bytes(values);
+                    encode(None::<&PullHeader>, &[BlockData { block, data }], &mut pieces);
+                    self.sent.insert(block);
+                    self.until = Instant::now() + self.wait;
+                }
+                pulled = outcome => {
+                    self.outcome = None;
+                    // Nothing counts without a header, which only follows while the slot is ours.
+                    self.service.check_lease()?;
+                    self.end(pulled.map_err(|error| refuse(&error))?, &mut pieces);
+                }
+                () = sleep_until(self.until), if self.at_once.is_some() => {
+                    self.outcome = self.at_once.take();
+                }
+            }
+            self.pieces.extend(pieces);
+        }
     }
-    service.metrics.pull(size_bytes(&parameters.blocks));
-    Ok(pieces)
+
+    /// The header, and the blocks that were not sent early.
+    fn end(&self, pulled: Pulled, pieces: &mut Vec<Bytes>) {
+        let parameters = match pulled {
+            Pulled::Parameters(parameters) => parameters,
+            Pulled::NotThere { present } => {
+                let version = present.0;
+                let header = PullHeader { ready: false, version, ..PullHeader::default() };
+                return encode(Some(&header), &[], pieces);
+            }
+        };
+        let mut header = Some(PullHeader {
+            ready: true,
+            version: parameters.position.version.0,
+            pass: parameters.position.pass.0,
+            pass_start: parameters.position.pass_start.0,
+            examples: parameters.position.examples,
+            loss: parameters.position.loss,
+        });
+        let blocks = parameters.blocks.iter().zip(&parameters.values);
+        let blocks = blocks.filter(|((block, _), _)| !self.sent.contains(block));
+        let blocks = blocks.map(|((block, _), values)| BlockData {
+            block: *block,
+            data: shared_bytes(values.clone()),
+        });
+        for blocks in in_chunks(blocks) {
+            encode(header.take().as_ref(), &blocks, pieces);
+        }
+        self.service.metrics.pull(size_bytes(&parameters.blocks));
+    }
 }
 
 /// Bytes of all values of some blocks.
@@ -226,10 +321,13 @@ fn push_name(header: &PushHeader) -> Result<PushName, Status> {
         Name::Lanes(name) => {
             let share = |it: &v1::LaneShare| LaneShare {
                 records: it.records.into(),
+                checksum: it.checksum,
                 end: if it.last { LaneEnd::LastOfPass } else { LaneEnd::MoreToCome },
             };
             let shares = name.shares.iter().map(share).collect();
-            Ok(PushName::Lanes { version: Version(name.version), first: Lane(name.lane), shares })
+            check_shares(header, &name.shares)?;
+            let (version, first) = (Version(name.version), Lane(name.lane));
+            Ok(PushName::Lanes(LanesName { version, first, shares }))
         }
         Name::Task(name) => Ok(PushName::Piece(TaskPiece {
             pass: Pass(name.pass),
@@ -241,46 +339,57 @@ fn push_name(header: &PushHeader) -> Result<PushName, Status> {
     }
 }
 
+/// Checks that a push holds the records of its lanes, before any of it is passed on.
+fn check_shares(header: &PushHeader, shares: &[v1::LaneShare]) -> Result<(), Status> {
+    let named = shares.iter().map(|it| u64::from(it.records)).fold(0, u64::saturating_add);
+    let checksum = shares.iter().map(|it| it.checksum).fold(0, u64::wrapping_add);
+    if (named, checksum) == (header.records, header.checksum) {
+        return Ok(());
+    }
+    let records = header.records;
+    Err(refuse(&EngineError::Refused(Refusal::OtherRecords { records, named })))
+}
+
 /// Blocks of one contribution, as they come in.
 struct Gathered {
     memory: Memory,
     codec: Codec,
     wanted: Arc<Vec<(u32, Block)>>,
-    blocks: Vec<Option<Finite>>,
+    /// Of each block, whether it came.
+    came: Vec<bool>,
+    /// Those that were not passed on yet.
+    blocks: Vec<Finite>,
     size_bytes: usize,
 }
 
 impl Gathered {
     fn new(shard: &PublishedShard) -> Self {
         let (wanted, memory, codec) = (shard.blocks.clone(), shard.memory.clone(), shard.codec);
-        let blocks = vec![None; wanted.len()];
-        Self { memory, codec, wanted, blocks, size_bytes: 0 }
+        let came = vec![false; wanted.len()];
+        Self { memory, codec, wanted, came, blocks: Vec::new(), size_bytes: 0 }
     }
 
     fn take(&mut self, number: u32, data: Pieces) -> Result<(), Status> {
         let place = self.wanted.binary_search_by_key(&number, |(number, _)| *number);
         let place =
             place.map_err(|_| invalid(format!("block {number} does not belong to this slot")))?;
-        if self.blocks[place].is_some() {
+        if std::mem::replace(&mut self.came[place], true) {
             return Err(invalid(format!("block {number} was sent twice")));
         }
         let memory = self.memory.lend(self.wanted[place].1.len);
         let values = Finite::decode(self.codec, number, &data, memory);
-        self.blocks[place] = Some(values.map_err(|refusal| refuse(&refusal.into()))?);
+        self.blocks.push(values.map_err(|refusal| refuse(&refusal.into()))?);
         self.size_bytes += data.len();
         Ok(())
     }
 
-    /// All blocks, or none at all.
+    /// Those that were not passed on, if all have come, or none at all.
     fn finish(self) -> Result<(Vec<Finite>, usize), Status> {
-        let found = self.blocks.iter().flatten().count();
-        if found != 0 && found != self.wanted.len() {
-            let wanted = self.wanted.len();
-            return Err(status(
-                ErrorKind::Invalid,
-                format!("{found} of {wanted} blocks were sent"),
-            ));
+        let (found, wanted) = (self.came.iter().filter(|it| **it).count(), self.came.len());
+        if found != 0 && found != wanted {
+            let message = format!("{found} of {wanted} blocks were sent");
+            return Err(status(ErrorKind::Invalid, message));
         }
-        Ok((self.blocks.into_iter().flatten().collect(), self.size_bytes))
+        Ok((self.blocks, self.size_bytes))
     }
 }

@@ -7,6 +7,7 @@ mod generations;
 mod master;
 mod metrics;
 mod norms;
+mod pulls;
 mod run;
 mod service;
 mod shard_file;

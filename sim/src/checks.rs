@@ -123,7 +123,7 @@ fn messages<M: Message + Default>(frames: &[Frame<Bytes>]) -> Vec<M> {
 
 impl Seen {
     fn pull(&mut self, job: &Job, reference: Option<&Reference>, messages: &[PullReply]) {
-        let Some(header) = messages.first().and_then(|it| it.header.as_ref()) else { return };
+        let Some(header) = messages.iter().find_map(|it| it.header.as_ref()) else { return };
         if !header.ready {
             return;
         }

@@ -159,7 +159,8 @@ fn strikes(plan: &Plan, base: &Outcome) -> Vec<Detour> {
 fn calls(base: &Outcome) -> Vec<Detour> {
     let late = [5, 10, 20, 30, 40, 60, 100, 3000].map(Duration::from_millis);
     let ghosts = late.map(Fate::Ghost);
-    let fates = [Fate::BrokenBefore, Fate::AnswerLost].into_iter().chain(ghosts);
+    let fates = [Fate::BrokenBefore, Fate::CutOff(500), Fate::AnswerLost];
+    let fates = fates.into_iter().chain(ghosts);
     let fates: Vec<Fate> = fates.collect();
     let of = |call| fates.iter().map(move |fate| Detour::Call(call, *fate));
     (1..=base.calls).flat_map(of).collect()

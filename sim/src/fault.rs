@@ -249,6 +249,7 @@ impl Scene {
     fn storm(&self, time: Duration) {
         let storm = Weather {
             broken_before: 0.1,
+            cut_off: 0.1,
             answer_lost: 0.1,
             ghost: 0.1,
             ghost_late: Duration::from_secs(5),

@@ -45,6 +45,7 @@ impl Plan {
         if dice.happens(0.4) {
             let mut rate = || if dice.happens(0.5) { 0.0 } else { 0.04 * dice.share() };
             weather.broken_before = rate();
+            weather.cut_off = rate();
             weather.answer_lost = rate();
             weather.ghost = rate();
         }

@@ -18,6 +18,7 @@ use steadfast_proto::v1::begin_init_reply::Answer;
 use steadfast_proto::v1::{self, BeginInitRequest, BeginSaveRequest, FinishInitRequest};
 use steadfast_store::Location;
 use steadfast_trainer_core::{Batch, Evaluation, Model, ModelError, Parameters};
+use tokio::sync::watch;
 use tracing::{info, info_span};
 
 use crate::metrics::Metrics;
@@ -36,6 +37,35 @@ pub struct Context {
     pub deadline: Arc<Deadline>,
     pub metrics: Metrics,
     pub view: View,
+    pub pushing: Pushing,
+}
+
+/// How many pushes were begun and not answered yet.
+#[derive(Clone, Debug, Default)]
+pub struct Pushing(watch::Sender<usize>);
+
+impl Pushing {
+    /// One more, until that is dropped.
+    pub fn begin(&self) -> Push {
+        self.0.send_modify(|count| *count += 1);
+        Push(self.clone())
+    }
+
+    /// Waits for a moment at which there is none.
+    pub async fn none(&self) {
+        // The sender is ours.
+        let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
+    }
+}
+
+/// A push that was begun.
+#[derive(Debug)]
+pub struct Push(Pushing);
+
+impl Drop for Push {
+    fn drop(&mut self) {
+        self.0.0.send_modify(|count| *count -= 1);
+    }
 }
 
 /// Why a trainer stops what it is doing.

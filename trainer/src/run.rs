@@ -17,7 +17,7 @@ use steadfast_common::spec::Mode;
 use steadfast_coord::{CoordError, Etcd, Session};
 use steadfast_host::chance;
 use steadfast_host::role::Role;
-use steadfast_host::time::sleep;
+use steadfast_host::time::{sleep, timeout};
 use steadfast_process::{
     Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, init_logging,
     linger, wait_for_job,
@@ -29,11 +29,14 @@ use tracing::{error, info, warn};
 use uuid::Uuid;
 
 use crate::async_loop::{self, Ending};
-use crate::context::{Context, Interrupt};
+use crate::context::{Context, Interrupt, Pushing};
 use crate::metrics::Metrics;
 use crate::sync_loop;
 use crate::tasks::Tasks;
 use crate::view::View;
+
+/// How long pushes that were begun may take when we leave.
+const LAST_PUSH_MAX: Duration = Duration::from_secs(10);
 
 /// How long a trainer that shall leave may still work at its last task.
 const LAST_TASK_MAX: Duration = Duration::from_secs(30);
@@ -152,13 +155,16 @@ fn lease_lost() -> Interrupt {
     Interrupt::Client(ClientError::Coord(CoordError::LeaseLost))
 }
 
-/// In synchronous mode there is nothing to hand back: whoever gets our lanes computes them. In asynchronous
+/// In synchronous mode there is nothing to hand back: whoever gets our lanes computes them. But a step of
+/// which some blocks are done on all lanes has no checkpoint before all are, so pushes that were begun come to
+/// their end: if everybody leaves at once, nothing is lost. In asynchronous
 /// mode a task is finished first, if nothing is in its way: without its lease it goes to another trainer, and
 /// what of it arrived counts once.
 async fn leave_soon(context: &Context, leave: &CancellationToken) {
     leave.cancelled().await;
     match context.job.spec.mode {
-        Mode::Sync => {}
+        // Longer than that only a pserver that is gone takes.
+        Mode::Sync => drop(timeout(LAST_PUSH_MAX, context.pushing.none()).await),
         Mode::Async => sleep(LAST_TASK_MAX).await,
     }
 }
@@ -271,6 +277,7 @@ impl Entry<'_> {
             deadline: session.deadline(),
             metrics: self.metrics.clone(),
             view: self.view.clone(),
+            pushing: Pushing::default(),
             job,
         };
         Ok((session, Arc::new(context), Incarnation(revision)))

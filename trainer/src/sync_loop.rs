@@ -212,7 +212,9 @@ impl Worker<'_> {
             let shares = node.lanes().filter_map(|lane| shares.get(&lane).copied()).collect();
             let name = Name::Lanes { version: position.version, first: node.first(), shares };
             let (pservers, context) = (self.pservers.clone(), self.context.clone());
+            let begun = context.pushing.begin();
             let push = async move {
+                let _begun = begun;
                 let started = Instant::now();
                 let moved_bytes = pservers.push(name, sum).await?;
                 context.metrics.pushed(started.elapsed());
@@ -241,7 +243,7 @@ impl Worker<'_> {
         let Some((records, checksum)) = records else { return Ok(None) };
         let given_up = self.given_up(position.pass);
         let last = self.schedule(position.pass).steps_of(lane, &given_up) <= step + 1;
-        let share = LaneShare { records: records.len() as u32, last };
+        let share = LaneShare { records: records.len() as u32, last, checksum };
         if records.is_empty() {
             return Ok(Some((share, None)));
         }

@@ -19,13 +19,24 @@ pub struct Contribution {
     pub loss_sum: f64,
     /// Sum of their checksums (see [`steadfast_common::tally`]).
     pub checksum: u64,
-    /// Values of the shard's blocks, in the shard's order; empty when no record was summed up.
+    /// Values of the shard's blocks; empty when no record was summed up.
     pub blocks: Vec<Finite>,
+}
+
+/// What is counted of a contribution.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Total {
+    pub records: u64,
+    pub loss_sum: f64,
+    pub checksum: u64,
 }
 
 /// Values of one block, none of which is infinite or NaN.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Finite(Lent);
+pub struct Finite {
+    block: u32,
+    values: Lent,
+}
 
 impl Finite {
     /// Takes values as they came into `memory`.
@@ -48,12 +59,20 @@ impl Finite {
                 are_all_finite &= are_finite(place);
             }
         });
-        if are_all_finite { Ok(Self(memory)) } else { Err(Refusal::NotFinite { block }) }
+        if !are_all_finite {
+            return Err(Refusal::NotFinite { block });
+        }
+        Ok(Self { block, values: memory })
+    }
+
+    /// The number of the block.
+    pub fn block(&self) -> u32 {
+        self.block
     }
 
     /// The values.
     pub fn values(&self) -> &[f32] {
-        &self.0
+        &self.values
     }
 
     /// Takes values as a job's `codec` encoded them.
@@ -71,12 +90,15 @@ impl Finite {
         }
         let malformed = |source| Refusal::Malformed { block, source };
         codec.decode(&bytes.joined(), &mut memory).map_err(malformed)?;
-        if are_finite(&memory) { Ok(Self(memory)) } else { Err(Refusal::NotFinite { block }) }
+        if !are_finite(&memory) {
+            return Err(Refusal::NotFinite { block });
+        }
+        Ok(Self { block, values: memory })
     }
 
     /// Adds other values of the same block, in the arithmetic of `codec`.
-    fn add(&mut self, other: &Self, codec: Codec) {
-        codec.add(&mut self.0, &other.0);
+    pub(crate) fn add(&mut self, other: &Self, codec: Codec) {
+        codec.add(&mut self.values, &other.values);
     }
 }
 
@@ -84,6 +106,8 @@ impl Finite {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneShare {
     pub records: u64,
+    /// Sum of their checksums.
+    pub checksum: u64,
     pub end: LaneEnd,
 }
 
@@ -115,6 +139,8 @@ pub enum Refusal {
     Malformed { block: u32, source: Malformed },
     #[error("{found} blocks were sent; the shard has {wanted}")]
     WrongBlocks { found: usize, wanted: usize },
+    #[error("block {block} is not the shard's, or comes twice")]
+    OtherBlock { block: u32 },
     #[error(
         "the gradient of block {block} is not finite; a lower learning rate or clipping may help"
     )]
@@ -123,6 +149,8 @@ pub enum Refusal {
     LaneEnded { lane: Lane },
     #[error("lane {lane} sends no record and goes on")]
     EmptyLane { lane: Lane },
+    #[error("lane {lane} is said to have other records than before")]
+    OtherShare { lane: Lane },
     #[error("the contribution is for version {found}; the shard is at {present}")]
     Ahead { found: Version, present: Version },
     #[error("the push begins at record {from} of task {task}; {counted} are counted so far")]
@@ -140,9 +168,12 @@ impl Refusal {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Ahead { .. } => ErrorKind::Stale,
+            // The slot ends, and a generation begins.
+            Self::OtherShare { .. } => ErrorKind::Unavailable,
             Self::WrongLength { .. }
             | Self::Malformed { .. }
             | Self::WrongBlocks { .. }
+            | Self::OtherBlock { .. }
             | Self::NotFinite { .. }
             | Self::NoSuchNode { .. }
             | Self::LaneEnded { .. }
@@ -154,30 +185,45 @@ impl Refusal {
     }
 }
 
-impl Contribution {
-    /// Adds another one over the same blocks, in the arithmetic of `codec`; both hold records.
-    pub(crate) fn add(&mut self, other: Self, codec: Codec) {
+impl Total {
+    /// Adds that of other records.
+    pub(crate) fn add(&mut self, other: Self) {
         self.records += other.records;
         self.loss_sum += other.loss_sum;
         self.checksum = self.checksum.wrapping_add(other.checksum);
-        self.blocks.iter_mut().zip(&other.blocks).for_each(|(sum, block)| sum.add(block, codec));
     }
+}
 
-    /// Checks everything before anything is applied.
-    ///
-    /// # Errors
-    /// If blocks are missing or of the wrong length.
-    pub fn check(&self, blocks: &[(u32, Block)]) -> Result<(), Refusal> {
-        let wanted = if self.records == 0 { 0 } else { blocks.len() };
-        if self.blocks.len() != wanted {
-            return Err(Refusal::WrongBlocks { found: self.blocks.len(), wanted });
+impl Contribution {
+    /// What is counted; nothing if there is no record.
+    pub(crate) fn total(&self) -> Option<Total> {
+        let Self { records, loss_sum, checksum, .. } = *self;
+        (0 < records).then_some(Total { records, loss_sum, checksum })
+    }
+}
+
+/// The places of a contribution's blocks among a shard's, ascending.
+///
+/// # Errors
+/// If one is not the shard's, is of another length, or comes twice.
+pub(crate) fn places(
+    given: Vec<Finite>,
+    blocks: &[(u32, Block)],
+) -> Result<Vec<(usize, Finite)>, Refusal> {
+    let mut placed = Vec::with_capacity(given.len());
+    for data in given {
+        let block = data.block;
+        let place = blocks.binary_search_by_key(&block, |(number, _)| *number);
+        let place = place.map_err(|_| Refusal::OtherBlock { block })?;
+        let (found, wanted) = (size_of_val(data.values()), blocks[place].1.len * size_of::<f32>());
+        if found != wanted {
+            return Err(Refusal::WrongLength { block, found, wanted });
         }
-        for (data, (number, block)) in self.blocks.iter().zip(blocks) {
-            let (found, wanted) = (size_of_val(data.values()), block.len * size_of::<f32>());
-            if found != wanted {
-                return Err(Refusal::WrongLength { block: *number, found, wanted });
-            }
-        }
-        Ok(())
+        placed.push((place, data));
+    }
+    placed.sort_unstable_by_key(|(place, _)| *place);
+    match placed.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        Some(pair) => Err(Refusal::OtherBlock { block: pair[0].1.block }),
+        None => Ok(placed),
     }
 }

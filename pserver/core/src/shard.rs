@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use steadfast_common::compression::Codec;
 use steadfast_common::ids::{Lane, Pass, Slot, Version};
+use steadfast_common::lane_tree::Node;
 use steadfast_common::layout::{Block, Layout};
 use steadfast_common::spec::{JobSpec, LearningRateSpec, Mode, OptimizerSpec};
 use steadfast_common::tally::{Counted, TaskPiece, Verdict};
 
-use crate::contribution::{Contributed, Contribution, LaneEnd, LaneShare, Refusal};
+use crate::contribution::{Contributed, Contribution, Finite, LaneEnd, LaneShare, Refusal, places};
 use crate::lane_sum::{LaneSum, PassEnd};
 use crate::learning_rate::learning_rate;
 use crate::memory::Memory;
@@ -106,6 +107,8 @@ pub struct Shard {
     /// Which of `counts` is each block's.
     count_of: Vec<usize>,
     step: LaneSum,
+    /// Places of the blocks that reflect the present step already, before the others do.
+    early: Vec<usize>,
     memory: Memory,
 }
 
@@ -147,7 +150,8 @@ impl Shard {
     pub fn restore(layout: Arc<Layout>, blocks: Vec<(u32, Block)>, cut: Cut, rules: Rules) -> Self {
         Self {
             optimizer: Optimizer::new(&rules.optimizer),
-            step: LaneSum::new(rules.lanes, cut.ended, rules.codec),
+            step: LaneSum::new(rules.lanes, cut.ended, rules.codec, blocks.len()),
+            early: Vec::new(),
             values: cut.blocks.iter().map(|block| Values::new(block.values.clone())).collect(),
             count_of: cut.blocks.iter().map(|block| block.count).collect(),
             state: cut.blocks.into_iter().map(|block| block.state).collect(),
@@ -220,9 +224,29 @@ impl Shard {
         }
     }
 
-    /// Takes what lanes from `first` on contribute to the step from `version` on: the sum of a node
-    /// of the [`LaneTree`](steadfast_common::lane_tree::LaneTree), with the share of each lane. After
-    /// [`Contributed::Complete`] the caller calls [`Shard::finish_step`].
+    /// Takes some blocks of what lanes from `first` on contribute to the step from `version` on: the
+    /// sum of a node of the [`LaneTree`](steadfast_common::lane_tree::LaneTree), with the share of each
+    /// lane. They count once [`Shard::contribute`] takes the rest, or the same of somebody else; until
+    /// then they wait.
+    ///
+    /// # Errors
+    /// See [`Refusal`]; nothing has changed then.
+    pub fn take_part(
+        &mut self,
+        version: Version,
+        first: Lane,
+        shares: &[LaneShare],
+        blocks: Vec<Finite>,
+    ) -> Result<(), Refusal> {
+        let Some(node) = self.open(version, first, shares)? else { return Ok(()) };
+        let placed = places(blocks, &self.blocks)?;
+        check_count(shares, placed.len(), self.blocks.len())?;
+        self.step.take(node, shares, placed);
+        Ok(())
+    }
+
+    /// Takes what lanes contribute to a step, as [`Shard::take_part`] does, or what is left of it; then
+    /// it counts. After [`Contributed::Complete`] the caller calls [`Shard::finish_step`].
     ///
     /// # Errors
     /// See [`Refusal`]; nothing has changed then.
@@ -233,6 +257,35 @@ impl Shard {
         shares: &[LaneShare],
         contribution: Contribution,
     ) -> Result<Contributed, Refusal> {
+        let Some(node) = self.open(version, first, shares)? else {
+            return Ok(Contributed::Duplicate);
+        };
+        let total = contribution.total();
+        let placed = places(contribution.blocks, &self.blocks)?;
+        let (found, wanted) = (placed.len(), self.blocks.len());
+        check_count(shares, found, wanted)?;
+        let is_given = |place: &usize| placed.binary_search_by_key(place, |(it, _)| *it).is_ok();
+        let mut missing = (0..wanted).filter(|place| !self.step.has_block(node, *place));
+        if total.is_some() && !missing.all(|place| is_given(&place)) {
+            return Err(Refusal::WrongBlocks { found, wanted });
+        }
+        let named = shares.iter().map(|it| it.records).fold(0, u64::saturating_add);
+        let checksum = shares.iter().map(|it| it.checksum).fold(0, u64::wrapping_add);
+        if (named, checksum) != (contribution.records, contribution.checksum) {
+            return Err(Refusal::OtherRecords { records: contribution.records, named });
+        }
+        self.step.take(node, shares, placed);
+        self.step.close(node, shares, total);
+        Ok(if self.step.is_complete() { Contributed::Complete } else { Contributed::Waiting })
+    }
+
+    /// The node of a contribution to the present step, if it is not in as a whole.
+    fn open(
+        &self,
+        version: Version,
+        first: Lane,
+        shares: &[LaneShare],
+    ) -> Result<Option<Node>, Refusal> {
         if self.rules.mode != Mode::Sync {
             return Err(Refusal::WrongMode("asynchronous"));
         }
@@ -244,27 +297,22 @@ impl Shard {
             return Err(Refusal::Ahead { found: version, present: self.position.version });
         }
         if version < self.position.version {
-            return Ok(Contributed::Duplicate);
+            return Ok(None);
         }
         for (lane, share) in node.lanes().zip(shares) {
             match (self.step.ended().contains(&lane), share) {
                 (true, LaneShare { records: 1.., .. }) => return Err(Refusal::LaneEnded { lane }),
-                (false, LaneShare { records: 0, end: LaneEnd::MoreToCome }) => {
+                (false, LaneShare { records: 0, end: LaneEnd::MoreToCome, .. }) => {
                     return Err(Refusal::EmptyLane { lane });
                 }
                 (true | false, LaneShare { .. }) => {}
             }
         }
-        let named = shares.iter().map(|it| it.records).fold(0, u64::saturating_add);
-        if named != contribution.records {
-            return Err(Refusal::OtherRecords { records: contribution.records, named });
-        }
         if self.step.has(node) {
-            return Ok(Contributed::Duplicate);
+            return Ok(None);
         }
-        contribution.check(&self.blocks)?;
-        self.step.take(node, shares, contribution);
-        Ok(if self.step.is_complete() { Contributed::Complete } else { Contributed::Waiting })
+        self.step.check(node, shares)?;
+        Ok(Some(node))
     }
 
     /// Whether every lane of the present step is in, so that [`Shard::finish_step`] may be called.
@@ -275,29 +323,59 @@ impl Shard {
     /// Squared norm of each block of the complete step's *mean* gradient (after clipping by
     /// value), summed from the first value to the last in `f64`.
     pub fn squares(&self) -> Vec<f64> {
-        let Some(step) = self.step.sum() else { return vec![0.0; self.blocks.len()] };
-        let mean = Mean::new(step.records, self.rules.optimizer.clip_value);
-        step.blocks.iter().map(|sum| squares(mean, sum.values())).collect()
+        let mean = Mean::new(self.step.records(), self.rules.optimizer.clip_value);
+        let sums = (0..self.blocks.len()).map(|place| self.step.sum(place));
+        sums.map(|sum| sum.map_or(0.0, |sum| squares(mean, sum.values()))).collect()
+    }
+
+    /// Whether [`Shard::apply_early`] has something to do.
+    pub fn has_early(&self) -> bool {
+        self.rules.optimizer.clip_norm.is_none() && self.step.has_ready()
+    }
+
+    /// Whether some blocks reflect a step that is not complete.
+    pub fn is_under_way(&self) -> bool {
+        !self.early.is_empty()
+    }
+
+    /// The blocks that reflect a step that is not complete, with the values that they have then, in the
+    /// order in which they came to it; without the first `known`.
+    pub fn early(&self, known: usize) -> impl Iterator<Item = (u32, Arc<Vec<f32>>)> {
+        let places = self.early.iter().skip(known);
+        places.map(|place| (self.blocks[*place].0, self.values[*place].present().clone()))
+    }
+
+    /// Applies the present step to the blocks that all lanes are in of, before the others are: nobody
+    /// may see them before the step is complete. Nothing where jobs clip by norm, which needs them all.
+    pub fn apply_early(&mut self) {
+        if self.has_early() {
+            self.apply_ready(None);
+        }
+    }
+
+    fn apply_ready(&mut self, norm: Option<f64>) {
+        let OptimizerSpec { clip_value, clip_norm, .. } = self.rules.optimizer;
+        let rate = learning_rate(&self.rules.learning_rate, self.updates);
+        let mean = Mean::new(self.step.records(), clip_value).shrunk(norm, clip_norm);
+        let update = Update { optimizer: &self.optimizer, mean, rate, number: self.updates + 1 };
+        while let Some((place, sum)) = self.step.take_ready() {
+            let state = Arc::make_mut(&mut self.state[place]);
+            update.apply(sum.values(), &mut self.values[place], state);
+            self.early.push(place);
+        }
     }
 
     /// Applies the complete step and publishes the next version. `norm` is the global norm of the
     /// mean gradient over all slots, wanted when the job clips by it.
     pub fn finish_step(&mut self, norm: Option<f64>) {
         debug_assert!(self.step.is_complete());
+        self.apply_ready(norm);
+        self.early.clear();
         let (mut records, mut checksum) = (0, 0);
-        if let Some(step) = self.step.sum() {
-            (records, checksum) = (step.records, step.checksum);
-            let OptimizerSpec { clip_value, clip_norm, .. } = self.rules.optimizer;
-            let rate = learning_rate(&self.rules.learning_rate, self.updates);
+        if let Some(total) = self.step.total() {
+            (records, checksum) = (total.records, total.checksum);
             self.updates += 1;
-            let mean = Mean::new(records, clip_value).shrunk(norm, clip_norm);
-            let update = Update { optimizer: &self.optimizer, mean, rate, number: self.updates };
-            let blocks = self.values.iter_mut().zip(&mut self.state).zip(&step.blocks);
-            for ((values, state), sum) in blocks {
-                let state = Arc::make_mut(state);
-                update.apply(sum.values(), values, state);
-            }
-            self.position.loss = Some(step.loss_sum / records as f64);
+            self.position.loss = Some(total.loss_sum / records as f64);
         }
         let pass = self.position.pass;
         self.counts.iter_mut().for_each(|counted| counted.count(pass, records, checksum));
@@ -339,30 +417,39 @@ impl Shard {
         if !fresh.contains(&true) {
             return Ok(Contributed::Duplicate);
         }
-        contribution.check(&self.blocks)?;
+        let Contribution { records, loss_sum, checksum, blocks } = contribution;
+        let (placed, wanted) = (places(blocks, &self.blocks)?, self.blocks.len());
+        if placed.len() != wanted {
+            return Err(Refusal::WrongBlocks { found: placed.len(), wanted });
+        }
         let counts = self.counts.iter_mut().zip(&fresh);
         for (counted, _) in counts.filter(|(_, is_fresh)| **is_fresh) {
-            counted.count_piece(piece, contribution.checksum);
+            counted.count_piece(piece, checksum);
         }
-        self.apply_blocks(contribution, &fresh);
+        self.apply_blocks(records, placed, &fresh);
+        self.position.loss = Some(loss_sum / records as f64);
         self.position.examples = self.counts.iter().map(Counted::records).min().unwrap_or(0);
         self.position.pass = self.position.pass.max(piece.pass);
         Ok(Contributed::Complete)
     }
 
-    fn apply_blocks(&mut self, contribution: Contribution, fresh: &[bool]) {
+    fn apply_blocks(&mut self, records: u64, placed: Vec<(usize, Finite)>, fresh: &[bool]) {
         let rate = learning_rate(&self.rules.learning_rate, self.updates);
         self.updates += 1;
-        let mean = Mean::new(contribution.records, self.rules.optimizer.clip_value);
+        let mean = Mean::new(records, self.rules.optimizer.clip_value);
         let update = Update { optimizer: &self.optimizer, mean, rate, number: self.updates };
-        let blocks = self.values.iter_mut().zip(&mut self.state).zip(contribution.blocks);
-        for (((values, state), sum), count) in blocks.zip(&self.count_of) {
-            if fresh[*count] {
-                let state = Arc::make_mut(state);
-                update.apply(sum.values(), values, state);
+        for (place, sum) in placed {
+            if fresh[self.count_of[place]] {
+                let state = Arc::make_mut(&mut self.state[place]);
+                update.apply(sum.values(), &mut self.values[place], state);
             }
         }
-        self.position.loss = Some(contribution.loss_sum / contribution.records as f64);
         self.position.version = Version(self.position.version.0 + 1);
     }
+}
+
+/// Checks that there are no blocks without records, and no more than there are.
+fn check_count(shares: &[LaneShare], found: usize, blocks: usize) -> Result<(), Refusal> {
+    let wanted = if shares.iter().all(|share| share.records == 0) { 0 } else { blocks };
+    if found <= wanted { Ok(()) } else { Err(Refusal::WrongBlocks { found, wanted }) }
 }

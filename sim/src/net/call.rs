@@ -58,6 +58,9 @@ struct Lane {
     last: Duration,
 }
 
+/// How often a request arrives in two parts.
+const IN_TWO: f64 = 0.2;
+
 /// What arrives together.
 struct Part {
     head: Head,
@@ -243,8 +246,7 @@ impl Net {
             let broken = move || net.fail(&it, "the connection was reset");
             return self.carry(call.from.1, call.from.1, None, broken.clone(), broken);
         }
-        let copied = frames.iter().filter_map(|it| it.data_ref().cloned()).map(Frame::data);
-        call.progress.lock().expect(LOCK).sent = copied.collect();
+        call.progress.lock().expect(LOCK).sent = copied(&frames);
         tracing::trace!(target: "net", call = call.number, path = call.path, %to, ?fate, "call");
         let latency = self.latency(call.from.1, call.to);
         let late = match fate {
@@ -254,10 +256,31 @@ impl Net {
                 self.world().after(latency, move |_| net.fail(&it, "the connection was reset"));
                 late
             }
+            Fate::CutOff(_) => {
+                let (net, it) = (self.clone(), call.clone());
+                self.world().after(latency, move |_| net.fail(&it, "the connection was reset"));
+                Duration::ZERO
+            }
             Fate::Whole | Fate::BrokenBefore | Fate::AnswerLost => Duration::ZERO,
         };
-        let part = Part { head: Head::Request { to, parts: Box::new(parts), fate }, frames, end };
-        self.send(call, Way::There, part, late);
+        let cut = match fate {
+            Fate::CutOff(thousandths) => Some(thousandths),
+            _ => self.world().roll(|dice| dice.happens(IN_TWO).then(|| dice.below(1000))),
+        };
+        let (frames, rest) = cut_at(cut.unwrap_or(1000), frames);
+        let head = Head::Request { to, parts: Box::new(parts), fate };
+        if cut.is_none() {
+            return self.send(call, Way::There, Part { head, frames, end }, late);
+        }
+        self.send(call, Way::There, Part { head, frames, end: None }, late);
+        let rest = match fate {
+            Fate::CutOff(_) => {
+                let reset = Status::unavailable("the connection was reset");
+                Part { head: Head::None, frames: Vec::new(), end: Some(Err(reset)) }
+            }
+            _ => Part { head: Head::None, frames: rest, end },
+        };
+        self.send(call, Way::There, rest, Duration::ZERO);
     }
 
     /// A call has come to its target.
@@ -291,17 +314,53 @@ impl Net {
     }
 }
 
+/// Whether frames end an answer with an error.
+fn is_refusal(frames: &[Frame<Bytes>]) -> bool {
+    let mut trailers = frames.iter().filter_map(Frame::trailers_ref);
+    trailers.any(|it| it.get("grpc-status").is_some_and(|status| status != "0"))
+}
+
+/// The data of frames.
+fn copied(frames: &[Frame<Bytes>]) -> Vec<Frame<Bytes>> {
+    frames.iter().filter_map(|it| it.data_ref().cloned()).map(Frame::data).collect()
+}
+
+/// Frames up to so many thousandths of their bytes, and the rest.
+fn cut_at(thousandths: u64, frames: Vec<Frame<Bytes>>) -> (Vec<Frame<Bytes>>, Vec<Frame<Bytes>>) {
+    let len = |frame: &Frame<Bytes>| frame.data_ref().map_or(0, Bytes::len);
+    let all: usize = frames.iter().map(len).sum();
+    let mut left = all * thousandths as usize / 1000;
+    let (mut first, mut rest) = (Vec::new(), Vec::new());
+    for frame in frames {
+        let some = left.min(len(&frame));
+        left -= some;
+        match frame.into_data() {
+            Ok(mut data) => {
+                let tail = data.split_off(some);
+                first.extend((!data.is_empty()).then(|| Frame::data(data)));
+                rest.extend((!tail.is_empty()).then(|| Frame::data(tail)));
+            }
+            Err(trailers) => rest.push(trailers),
+        }
+    }
+    (first, rest)
+}
+
 /// Carries a call out at its target.
 async fn handle(net: Net, call: Arc<Call>, mut routes: Routes, request: Request, fate: Fate) {
     let Ok(response) = routes.call(request).await;
     let (parts, mut body) = response.into_parts();
     let (frames, end) =
         std::future::poll_fn(|context| Poll::Ready(at_hand(&mut body, context))).await;
-    if end.is_some() {
+    let (mut answered, mut is_refused) = (copied(&frames), is_refusal(&frames));
+    let observe = |answered: &[Frame<Bytes>]| {
         let mut observer = net.0.observer.lock().expect(LOCK);
         if let Some(observer) = observer.as_mut() {
-            observer(&call.path, &call.progress.lock().expect(LOCK).sent, &frames);
+            observer(&call.path, &call.progress.lock().expect(LOCK).sent, answered);
         }
+    };
+    if end.is_some() && !is_refused {
+        observe(&answered);
     }
     tracing::trace!(target: "net", call = call.number, path = call.path, "answered");
     if fate == Fate::AnswerLost {
@@ -316,6 +375,11 @@ async fn handle(net: Net, call: Arc<Call>, mut routes: Routes, request: Request,
         loop {
             let (frames, end) = next(&mut body).await;
             let is_last = end.is_some();
+            answered.extend(copied(&frames));
+            is_refused |= is_refusal(&frames);
+            if is_last && !is_refused {
+                observe(&answered);
+            }
             net.send(&call, Way::Back, Part { head: Head::None, frames, end }, Duration::ZERO);
             if is_last {
                 break;

@@ -5,6 +5,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use steadfast_common::ids::Slot;
 use steadfast_common::records::{GenerationRecord, PserverRecord};
@@ -13,7 +14,8 @@ use steadfast_proto::v1::push_header::Name;
 use steadfast_proto::v1::{
     BlockData, LaneContribution, LaneShare, PullRequest, PushHeader, PushRequest, Target,
 };
-use steadfast_tests::{Cluster, Job, Member, Scene, free_address};
+use steadfast_tests::{Cluster, Job, Member, Scene, Signal, free_address};
+use tokio_stream::StreamExt;
 use tonic::Code;
 use tonic::transport::Channel;
 
@@ -70,7 +72,7 @@ fn a_plain_grpc_client_pulls_and_pushes() {
         let lane = LaneContribution {
             version: 0,
             lane: 0,
-            shares: vec![LaneShare { records: 1, last: false }],
+            shares: vec![LaneShare { records: 1, last: false, checksum: 1 }],
         };
         let header = PushHeader {
             target: Some(target),
@@ -103,6 +105,51 @@ fn a_plain_grpc_client_pulls_and_pushes() {
     // Whoever is on call sees what was refused.
     assert_eq!(refused_pushes(&pserver, "invalid"), before.0 + 2);
     assert_eq!(refused_pushes(&pserver, "stale"), before.1 + 1);
+}
+
+/// I6: a pserver that has blocks of a lane, of a push that was cut off, and then hears of the same lane that
+/// it holds other records, ends. The job goes back, and goes on.
+#[test]
+fn a_step_that_nobody_can_complete_sends_the_job_back() {
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &Job::endless(), 1, "30s");
+    let (_master, mut pserver) = (cluster.master("master"), cluster.pserver("pserver"));
+    let trainer = cluster.trainer("trainer");
+    cluster.until_step(3);
+    trainer.signal(Signal::SIGSTOP);
+    let entry = cluster.get(&cluster.keys.ps(Slot(0))).expect("the slot is held");
+    let holder: PserverRecord = entry.json().expect("it is a record");
+    let target =
+        Target { generation: 1, slot: 0, incarnation: holder.incarnation(entry.create_revision).0 };
+    let status = pserver.ask("/status").expect("the pserver lives").body;
+    let status: serde_json::Value = serde_json::from_str(&status).expect("it is JSON");
+    let version = status["shard"]["version"].as_u64().expect("it has values");
+    let runtime = tokio::runtime::Runtime::new().expect("threads can be started");
+    runtime.block_on(async {
+        let connected = PserverClient::connect(format!("http://{}", holder.address)).await;
+        let mut client = connected.expect("the pserver listens");
+        let (_, blocks) = pull(&mut client, target).await;
+        let shares = vec![LaneShare { records: 1, last: false, checksum: 12_345 }];
+        let lanes = LaneContribution { version, lane: 0, shares };
+        let header = PushHeader {
+            target: Some(target),
+            records: 1,
+            loss_sum: 0.5,
+            checksum: 12_345,
+            name: Some(Name::Lanes(lanes)),
+        };
+        let begun = PushRequest { header: Some(header), blocks: blocks[..1].to_vec() };
+        // The rest never comes.
+        let messages = tokio_stream::iter([begun]).chain(tokio_stream::pending());
+        let _ = tokio::time::timeout(Duration::from_secs(1), client.push(messages)).await;
+    });
+    trainer.signal(Signal::SIGCONT);
+    let ended = pserver.end();
+    assert!(ended.stderr.contains("said to have other records than before"), "{}", ended.stderr);
+    let _next = cluster.pserver("next");
+    cluster.until("it trains in the next generation", |it| {
+        it["generation"] == 2 && 0 < it["version"].as_u64().unwrap_or_default()
+    });
 }
 
 /// A relay that counts how often the one that connects gives a call up (RST_STREAM, RFC 9113 6.4).

@@ -5,6 +5,7 @@ mod cluster;
 mod error;
 mod master;
 mod pservers;
+mod pulls;
 
 pub use cluster::{Cluster, Crew};
 pub use error::ClientError;

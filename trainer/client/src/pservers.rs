@@ -17,29 +17,26 @@ use steadfast_coord::{CoordError, Deadline, pauses};
 use steadfast_host::net::{Wire, dial, dial_unix_or_tcp};
 use steadfast_host::role::Role;
 use steadfast_host::task::in_place;
-use steadfast_host::time::{Instant, sleep, timeout};
+use steadfast_host::time::{sleep, timeout};
 use steadfast_proto::tensor::in_chunks;
 use steadfast_proto::v1::pserver_client::PserverClient;
 use steadfast_proto::v1::push_header;
 use steadfast_proto::v1::{
-    BlockData, InitHeader, InitRequest, LaneContribution, LaneShare, Param, PullHeader,
-    PullRequest, PushHeader, PushReply, Target, TaskContribution,
+    BlockData, InitHeader, InitRequest, LaneContribution, LaneShare, Param, PushHeader, PushReply,
+    Target, TaskContribution,
 };
-use steadfast_proto::{Decoder, call, encode, framed, next, read_one};
+use steadfast_proto::{call, encode, read_one};
 use tonic::Status;
 use tracing::debug;
 
 use crate::cluster::Crew;
+use crate::pulls::{Answer, Places, Which, least, next_wanted, pull_one};
 use crate::{ClientError, Cluster};
 
 /// Longest wait for an answer, beyond what the call itself asks the pserver to wait.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long one pull waits at a pserver before it asks again.
-const PULL_WAIT: Duration = Duration::from_secs(10);
-
 const PUSH: &str = "/steadfast.v1.Pserver/Push";
-const PULL: &str = "/steadfast.v1.Pserver/Pull";
 
 /// The pservers of one generation.
 #[derive(Clone, Debug)]
@@ -55,9 +52,9 @@ pub struct Pservers {
 }
 
 #[derive(Clone, Debug)]
-struct SlotClient {
-    target: Target,
-    wire: Wire,
+pub(crate) struct SlotClient {
+    pub target: Target,
+    pub wire: Wire,
     /// Numbers of the blocks that the slot holds.
     blocks: Vec<u32>,
 }
@@ -95,7 +92,7 @@ pub struct Pulled {
     pub pass_start: Version,
     pub examples: u64,
     pub loss: Option<f64>,
-    /// From the beginning of the answers to the end of the last one.
+    /// From when all that was waited for had come to the end of the last answer.
     pub transfer: Duration,
     /// Received from all pservers.
     pub bytes: u64,
@@ -150,7 +147,7 @@ impl Pservers {
             loop {
                 let mut client = PserverClient::new(slot.wire.clone());
                 let init = client.init(tokio_stream::iter(messages.clone()));
-                if patience.attempt(init).await?.is_some() {
+                if patience.attempt(in_time(init)).await?.is_some() {
                     return Ok(());
                 }
             }
@@ -209,7 +206,7 @@ impl Pservers {
                 let mut body = call(&mut wire, PUSH, pieces.clone()).await?;
                 read_one::<PushReply>(&mut body).await
             };
-            if patience.attempt(push).await?.is_some() {
+            if patience.attempt(in_time(push)).await?.is_some() {
                 return Ok(bytes);
             }
         }
@@ -241,10 +238,10 @@ impl Pservers {
             let answers = self.pull_all(wanted, Which::Exactly, values).await?;
             let past = answers.iter().filter(|it| !it.header.ready).map(|it| it.header.version);
             let past: Vec<u64> = past.collect();
-            let Some(most) = past.iter().max() else { return Ok(least(&answers)) };
-            // A slot is at most one step ahead of another, and then it keeps the step before.
-            let all_there = past.len() == answers.len() && past.iter().all(|it| it == most);
-            wanted = Version(if all_there { *most } else { most.saturating_sub(1) });
+            let Some(next) = next_wanted(wanted.0, &past, answers.len()) else {
+                return Ok(least(&answers));
+            };
+            wanted = Version(next);
         }
     }
 
@@ -331,10 +328,9 @@ impl Patience<'_> {
             if !deadline.is_ahead() {
                 return Err(CoordError::LeaseLost.into());
             }
-            match timeout(TIMEOUT, attempt).await {
-                Ok(Ok(answer)) => return Ok(Some(answer)),
-                Ok(Err(status)) => judge(&status)?,
-                Err(_) => debug!("a pserver does not answer"),
+            match attempt.await {
+                Ok(answer) => return Ok(Some(answer)),
+                Err(status) => judge(&status)?,
             }
             sleep(self.pauses.next().unwrap_or(TIMEOUT)).await;
             Ok(None)
@@ -346,6 +342,12 @@ impl Patience<'_> {
             () = cluster.over() => Err(ClientError::JobOver),
         }
     }
+}
+
+/// Waits no longer than a pserver may take.
+pub(crate) async fn in_time<T>(work: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+    let late = |_| Err(Status::unavailable("a pserver does not answer"));
+    timeout(TIMEOUT, work).await.unwrap_or_else(late)
 }
 
 /// Whether the call is worth repeating: a pserver that is stale or gone is replaced by another
@@ -368,80 +370,6 @@ fn judge(status: &Status) -> Result<(), ClientError> {
 
 fn refused(kind: ErrorKind, message: String) -> ClientError {
     ClientError::Refused { what: "a pserver", kind, message }
-}
-
-/// Where blocks go, by their numbers.
-type Places<'a> = BTreeMap<u32, &'a mut [f32]>;
-
-/// Which versions will do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Which {
-    AtLeast,
-    Exactly,
-}
-
-/// What a slot answered to a pull.
-struct Answer {
-    header: PullHeader,
-    transfer: Duration,
-    bytes: u64,
-}
-
-/// Asks one slot until it has the version, or is past it; writes its blocks if it has it.
-async fn pull_one(
-    slot: &SlotClient,
-    version: Version,
-    which: Which,
-    places: &mut Places<'_>,
-) -> Result<Answer, Status> {
-    loop {
-        let request = PullRequest {
-            target: Some(slot.target),
-            version: version.0,
-            wait_ms: PULL_WAIT.as_millis() as u64,
-            exact: which == Which::Exactly,
-        };
-        let mut wire = slot.wire.clone();
-        let mut body = call(&mut wire, PULL, vec![framed(&request)]).await?;
-        let began = Instant::now();
-        let (mut decoder, mut written) = (Decoder::<PullHeader>::default(), 0);
-        let mut received = 0;
-        while let Some(bytes) = next(&mut body).await? {
-            received += bytes.len() as u64;
-            decoder.feed(bytes, |_, number, data| {
-                let place = places.get_mut(&number);
-                let place = place.filter(|it| size_of_val(&***it) == data.len());
-                let place = place.ok_or_else(|| {
-                    Status::internal(format!("block {number} does not fit the model's layout"))
-                })?;
-                data.copy_to(place);
-                written += 1;
-                Ok(())
-            })?;
-        }
-        let cut_off = || Status::unavailable("the answer was cut off");
-        let header = decoder.end().ok().flatten().ok_or_else(cut_off)?;
-        if header.ready && written != places.len() {
-            return Err(cut_off());
-        }
-        if header.ready || version.0 < header.version {
-            return Ok(Answer { header, transfer: began.elapsed(), bytes: received });
-        }
-    }
-}
-
-/// How far all slots are that answered.
-fn least(answers: &[Answer]) -> Pulled {
-    let least = answers.iter().map(|it| it.header).min_by_key(|it| it.version);
-    least.map_or_else(Pulled::default, |it| Pulled {
-        version: Version(it.version),
-        pass: Pass(it.pass),
-        pass_start: Version(it.pass_start),
-        examples: it.examples,
-        loss: it.loss,
-        transfer: answers.iter().map(|it| it.transfer).max().unwrap_or_default(),
-        bytes: answers.iter().map(|it| it.bytes).sum(),
-    })
 }
 
 fn wire_name(name: Name) -> push_header::Name {

@@ -164,7 +164,7 @@ impl World {
             // A lane that goes on must hold records; one that was skipped holds none of its own.
             let records = if skipped { sum.records.max(1) } else { sum.records };
             let contribution = contribution(shard, records, sum.checksum);
-            let share = [LaneShare { records, end: *end }];
+            let share = [LaneShare { records, checksum: sum.checksum, end: *end }];
             let outcome = shard.contribute(version, *lane, &share, contribution.clone());
             let outcome = outcome.expect("honest lanes are taken");
             assert_ne!(outcome, Contributed::Duplicate);

@@ -151,16 +151,16 @@ pub fn tamper(spec: &JobSpec, shard: &mut Shard, change: impl FnOnce(&mut shard:
 
 /// A gradient of nothing but zeros; a lane that has no record gives none.
 pub fn contribution(shard: &Shard, records: u64, checksum: u64) -> Contribution {
-    let zeros = |len: usize| {
+    let zeros = |block: u32, len: usize| {
         let bytes = Bytes::from(vec![0; len * size_of::<f32>()]);
-        Finite::new(0, &bytes.into(), shard.memory().lend(len)).expect("zero is finite")
+        Finite::new(block, &bytes.into(), shard.memory().lend(len)).expect("zero is finite")
     };
     let given = if records == 0 { &[] } else { shard.blocks().as_slice() };
     Contribution {
         records,
         loss_sum: 0.0,
         checksum,
-        blocks: given.iter().map(|(_, block)| zeros(block.len)).collect(),
+        blocks: given.iter().map(|(number, block)| zeros(*number, block.len)).collect(),
     }
 }
 

@@ -1,4 +1,5 @@
 //! Shards and the rules that update them.
 
 mod optimizers;
+mod parts;
 mod shard;

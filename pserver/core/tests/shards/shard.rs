@@ -6,7 +6,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 use steadfast_common::compression::Codec;
 use steadfast_common::ids::{Lane, Pass, Slot, TaskId, Version};
-use steadfast_common::layout::{BLOCK_LEN_MAX, Layout, ParamSpec};
+use steadfast_common::layout::{BLOCK_LEN_MAX, Block, Layout, ParamSpec};
 use steadfast_common::pieces::Pieces;
 use steadfast_common::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpec};
 use steadfast_common::tally::{Counted, TaskPiece};
@@ -16,7 +16,7 @@ use steadfast_pserver_core::contribution::{
 use steadfast_pserver_core::memory::Memory;
 use steadfast_pserver_core::shard::{CutBlock, Rules, Shard};
 
-const LANES: u32 = 4;
+pub(crate) const LANES: u32 = 4;
 
 fn rules(mode: Mode) -> Rules {
     let optimizer = OptimizerSpec { kind: OptimizerKind::Adam, ..OptimizerSpec::default() };
@@ -48,25 +48,25 @@ fn shard_of(layout: &Arc<Layout>, slot: u32, slots: u32, rules: Rules) -> Shard 
     Shard::new(layout.clone(), blocks, values, rules)
 }
 
-fn shard(mode: Mode) -> Shard {
+pub(crate) fn shard(mode: Mode) -> Shard {
     shard_of(&layout(), 0, 1, rules(mode))
 }
 
 /// What a lane contributes: irregular values, so that the order of addition shows in the bits.
-fn contribution(shard: &Shard, lane: u32, step: u64) -> Contribution {
+pub(crate) fn contribution(shard: &Shard, lane: u32, step: u64) -> Contribution {
     let value = |index: usize| {
         let mixed = (index as u64 * 2_654_435_761 + u64::from(lane) * 97 + step * 131) % 10_007;
         (mixed as f32 - 5_000.0) * 0.000_37
     };
-    let pieces = |range: std::ops::Range<usize>| {
-        let values: Vec<f32> = range.map(value).collect();
-        finite(&values)
+    let values = |(number, block): &(u32, Block)| {
+        let values: Vec<f32> = block.range().map(value).collect();
+        finite(*number, &values)
     };
     Contribution {
         records: u64::from(lane) + 3,
         loss_sum: f64::from(lane) * 0.7,
         checksum: 1 << lane,
-        blocks: shard.blocks().iter().map(|(_, block)| pieces(block.range())).collect(),
+        blocks: shard.blocks().iter().map(values).collect(),
     }
 }
 
@@ -78,8 +78,13 @@ fn offer(
     given: Contribution,
     end: LaneEnd,
 ) -> Result<Contributed, Refusal> {
-    let share = [LaneShare { records: given.records, end }];
+    let share = [share(&given, end)];
     shard.contribute(version, Lane(lane), &share, given)
+}
+
+/// What a lane that gives that says of itself.
+pub(crate) fn share(given: &Contribution, end: LaneEnd) -> LaneShare {
+    LaneShare { records: given.records, checksum: given.checksum, end }
 }
 
 fn contribute(shard: &mut Shard, lane: u32, end: LaneEnd) -> Result<Contributed, Refusal> {
@@ -92,7 +97,7 @@ fn contribute(shard: &mut Shard, lane: u32, end: LaneEnd) -> Result<Contributed,
     Ok(outcome)
 }
 
-fn bits(shard: &Shard) -> Vec<u32> {
+pub(crate) fn bits(shard: &Shard) -> Vec<u32> {
     shard
         .parameters()
         .values
@@ -102,7 +107,7 @@ fn bits(shard: &Shard) -> Vec<u32> {
 }
 
 /// The bits after some steps in which lanes arrive in the given orders.
-fn train(orders: &[Vec<u32>]) -> Vec<u32> {
+pub(crate) fn train(orders: &[Vec<u32>]) -> Vec<u32> {
     let mut shard = shard(Mode::Sync);
     for order in orders {
         for lane in order {
@@ -130,7 +135,7 @@ proptest! {
 fn added(one: &Contribution, other: &Contribution) -> Contribution {
     let block = |(one, other): (&Finite, &Finite)| {
         let sums: Vec<f32> = one.values().iter().zip(other.values()).map(|(a, b)| a + b).collect();
-        finite(&sums)
+        finite(one.block(), &sums)
     };
     Contribution {
         records: one.records + other.records,
@@ -165,10 +170,7 @@ fn whoever_adds_lanes_up_the_bits_are_the_same() {
         let mut shard = shard(Mode::Sync);
         for (first, count) in order {
             let shares: Vec<LaneShare> = (*first..first + count)
-                .map(|lane| LaneShare {
-                    records: lanes[lane as usize].records,
-                    end: LaneEnd::MoreToCome,
-                })
+                .map(|lane| share(&lanes[lane as usize], LaneEnd::MoreToCome))
                 .collect();
             shard.contribute(Version(0), Lane(*first), &shares, of(*first, *count)).unwrap();
         }
@@ -242,8 +244,8 @@ fn pieces(values: &[f32]) -> Pieces {
     Bytes::from_iter(values.iter().flat_map(|it| it.to_le_bytes())).into()
 }
 
-fn finite(values: &[f32]) -> Finite {
-    Finite::new(0, &pieces(values), Memory::default().lend(values.len())).unwrap()
+fn finite(block: u32, values: &[f32]) -> Finite {
+    Finite::new(block, &pieces(values), Memory::default().lend(values.len())).unwrap()
 }
 
 /// F41, F48: one value that is not finite is enough to refuse a gradient, wherever it is.
@@ -274,7 +276,11 @@ fn a_contribution_that_does_not_fit_changes_nothing() {
     let before = bits(&shard);
     let good = contribution(&shard, 0, 0);
     let mut short = good.clone();
-    short.blocks[1] = finite(&short.blocks[1].values()[1..]);
+    short.blocks[1] = finite(1, &short.blocks[1].values()[1..]);
+    let mut twice = good.clone();
+    twice.blocks[1] = twice.blocks[0].clone();
+    let mut strange = good.clone();
+    strange.blocks[1] = finite(77, good.blocks[1].values());
     let mut fewer = good.clone();
     fewer.blocks.pop();
     let none = Contribution { records: 0, loss_sum: 0.0, checksum: 0, blocks: Vec::new() };
@@ -283,11 +289,14 @@ fn a_contribution_that_does_not_fit_changes_nothing() {
         offer(&mut shard, Version(0), 0, of_nothing, LaneEnd::LastOfPass),
         Err(Refusal::WrongBlocks { found: good.blocks.len(), wanted: 0 }),
     );
-    let few = [LaneShare { records: 1, end: LaneEnd::MoreToCome }];
-    assert!(matches!(
-        shard.contribute(Version(0), Lane(0), &few, good.clone()),
-        Err(Refusal::OtherRecords { .. })
-    ));
+    let few = [LaneShare { records: 1, checksum: 1, end: LaneEnd::MoreToCome }];
+    let exchanged = [LaneShare { checksum: 2, ..share(&good, LaneEnd::MoreToCome) }];
+    for shares in [few, exchanged] {
+        assert!(matches!(
+            shard.contribute(Version(0), Lane(0), &shares, good.clone()),
+            Err(Refusal::OtherRecords { .. })
+        ));
+    }
     for (first, count) in [(0, 0), (1, 2), (0, 3), (2, 4)] {
         assert!(matches!(
             shard.contribute(Version(0), Lane(first), &few.repeat(count), good.clone()),
@@ -299,6 +308,8 @@ fn a_contribution_that_does_not_fit_changes_nothing() {
     };
     assert!(matches!(offer(0, 0, short), Err(Refusal::WrongLength { .. })));
     assert!(matches!(offer(0, 0, fewer), Err(Refusal::WrongBlocks { .. })));
+    assert!(matches!(offer(0, 0, twice), Err(Refusal::OtherBlock { .. })));
+    assert!(matches!(offer(0, 0, strange), Err(Refusal::OtherBlock { .. })));
     assert!(matches!(offer(0, 0, none), Err(Refusal::EmptyLane { .. })));
     assert!(matches!(offer(0, LANES, good.clone()), Err(Refusal::NoSuchNode { .. })));
     assert!(matches!(offer(1, 0, good.clone()), Err(Refusal::Ahead { .. })));
@@ -411,7 +422,7 @@ fn a_gradient_is_shrunk_to_the_global_norm() {
     let layout = Arc::new(Layout::new(vec![ParamSpec::new("w", &[2])]));
     let blocks = Shard::blocks_of(&layout, Slot(0), 1);
     let mut shard = Shard::new(layout, blocks, vec![vec![0.0, 0.0]], Rules { lanes: 1, ..rules });
-    let blocks = vec![finite(&[6.0, 8.0])];
+    let blocks = vec![finite(0, &[6.0, 8.0])];
     let given = Contribution { records: 2, loss_sum: 0.0, checksum: 0, blocks };
     offer(&mut shard, Version(0), 0, given, LaneEnd::MoreToCome).unwrap();
     assert_eq!(shard.squares(), [25.0]);

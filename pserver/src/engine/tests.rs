@@ -1,0 +1,163 @@
+//! Steps that go block by block, as those see them who push, pull and cut.
+
+use bytes::Bytes;
+use steadfast_common::ids::Lane;
+use steadfast_common::layout::ParamSpec;
+use steadfast_common::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpec};
+use steadfast_pserver_core::contribution::{Finite, LaneEnd, LaneShare};
+use steadfast_pserver_core::shard::CutBlock;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use super::*;
+use crate::event::{EarlyBlock, Patience, Pulled, Which};
+
+const GENERATION: Generation = Generation(1);
+
+/// Both blocks, and what they are after one step of [`whole`].
+const FIRST: [f32; 2] = [8.0, 16.0];
+const NEXT: [f32; 2] = [7.0, 14.0];
+
+/// A slot of two blocks of one value each, at version 0, in a job of one lane.
+async fn slot() -> Engine {
+    let optimizer = OptimizerSpec { kind: OptimizerKind::Sgd, ..OptimizerSpec::default() };
+    let learning_rate = LearningRateSpec { base: 1.0, ..LearningRateSpec::default() };
+    let (mode, lanes, codec) = (Mode::Sync, 1, Codec::Plain);
+    let rules = Rules { mode, lanes, optimizer, learning_rate, codec };
+    let engine = Engine::start(Slot(0), Incarnation(3), rules);
+    let record = GenerationRecord {
+        generation: GENERATION,
+        slots: vec![engine.incarnation],
+        ..GenerationRecord::default()
+    };
+    engine.ask(|reply| Event::Generation { record, reply }).await.unwrap();
+    let params = ["a", "b"].map(|name| ParamSpec::new(name, &[1])).to_vec();
+    let values = FIRST.map(|value| vec![value]).to_vec();
+    let first = FirstValues { layout: Arc::new(Layout::new(params)), values };
+    let init = |reply| Event::Init { generation: GENERATION, attempt: 1, first, reply };
+    engine.ask(init).await.unwrap();
+    engine
+}
+
+fn share(records: u64) -> LaneShare {
+    LaneShare { records, checksum: 5, end: LaneEnd::MoreToCome }
+}
+
+fn lanes(share: LaneShare) -> LanesName {
+    LanesName { version: Version(0), first: Lane(0), shares: [share].into() }
+}
+
+/// The gradient of a block is its number and one.
+fn block(engine: &Engine, number: u32) -> Finite {
+    let published = engine.published().borrow().clone();
+    let memory = published.shard.as_ref().unwrap().memory.lend(1);
+    let bytes = Bytes::copy_from_slice(&(number as f32 + 1.0).to_le_bytes());
+    Finite::new(number, &bytes.into(), memory).unwrap()
+}
+
+async fn part(engine: &Engine, share: LaneShare, number: u32) {
+    let (lanes, blocks) = (lanes(share), vec![block(engine, number)]);
+    engine.tell(Event::Part { generation: GENERATION, lanes, blocks }).await;
+}
+
+async fn rest(engine: &Engine, number: u32) -> Result<Pushed, EngineError> {
+    let (name, blocks) = (PushName::Lanes(lanes(share(1))), vec![block(engine, number)]);
+    let contribution = Contribution { records: 1, loss_sum: 0.5, checksum: 5, blocks };
+    engine.ask(|reply| Event::Push { generation: GENERATION, name, contribution, reply }).await
+}
+
+/// A pull that waits, and the blocks that it gets early.
+fn pull(
+    engine: &Engine,
+    version: u64,
+    which: Which,
+) -> (impl Future<Output = Result<Pulled, EngineError>> + use<>, UnboundedReceiver<EarlyBlock>) {
+    let (early, came) = mpsc::unbounded_channel();
+    let engine = engine.clone();
+    let asked = async move {
+        let (version, patience) = (Version(version), Patience::Waits);
+        engine
+            .ask(|reply| Event::Pull {
+                generation: GENERATION,
+                version,
+                which,
+                patience,
+                early,
+                reply,
+            })
+            .await
+    };
+    (asked, came)
+}
+
+fn values(pulled: Result<Pulled, EngineError>) -> (u64, Vec<f32>) {
+    match pulled.unwrap() {
+        Pulled::Parameters(it) => {
+            (it.position.version.0, it.values.iter().map(|values| values[0]).collect())
+        }
+        Pulled::NotThere { present } => panic!("the slot is at {present}"),
+    }
+}
+
+/// I7: a pull gets blocks of the next version while others still come in, and hears that the version is
+/// there when all are.
+#[tokio::test]
+async fn blocks_go_out_while_others_come_in() {
+    let engine = slot().await;
+    let (asked, mut came) = pull(&engine, 1, Which::Exactly);
+    let asked = tokio::spawn(asked);
+    part(&engine, share(1), 1).await;
+    let (number, early) = came.recv().await.unwrap();
+    assert_eq!((number, early[0]), (1, NEXT[1]));
+    // Who comes later gets them too.
+    let (late, mut came_late) = pull(&engine, 1, Which::Exactly);
+    let late = tokio::spawn(late);
+    assert_eq!(came_late.recv().await.unwrap().0, 1);
+    assert!(!asked.is_finished() && !late.is_finished());
+    assert_eq!(engine.published().borrow().shard.as_ref().unwrap().position.version, Version(0));
+
+    assert_eq!(rest(&engine, 0).await.unwrap().version, Version(1));
+    assert_eq!(values(asked.await.unwrap()), (1, NEXT.to_vec()));
+    assert_eq!(values(late.await.unwrap()), (1, NEXT.to_vec()));
+}
+
+/// I7, I9: as long as a step is under way all see the values of the version before it, and none cuts it.
+#[tokio::test]
+async fn nobody_sees_values_of_two_versions() {
+    let engine = slot().await;
+    part(&engine, share(1), 1).await;
+    for which in [Which::Exactly, Which::AtLeast] {
+        let (asked, mut came) = pull(&engine, 0, which);
+        assert_eq!(values(asked.await), (0, FIRST.to_vec()));
+        assert!(came.try_recv().is_err());
+    }
+    let cut = |version| {
+        let version = Some(Version(version));
+        engine.ask(move |reply| Event::Cut { generation: GENERATION, version, reply })
+    };
+    let Ok(CutAnswer::Past { present }) = cut(0).await else { panic!("blocks are ahead of it") };
+    assert_eq!(present, Version(0));
+    let later = cut(1);
+    rest(&engine, 0).await.unwrap();
+    let Ok(CutAnswer::Cut { cut, .. }) = later.await else { panic!("it has come") };
+    let of = |block: &CutBlock| block.values[0];
+    assert_eq!(cut.blocks.iter().map(of).collect::<Vec<_>>(), NEXT);
+}
+
+/// I6: a slot that hears other records of a lane whose blocks it has can never complete the step: its
+/// memory is given up.
+#[tokio::test]
+async fn a_step_of_two_kinds_of_blocks_ends_the_slot() {
+    for is_whole in [false, true] {
+        let engine = slot().await;
+        part(&engine, share(2), 1).await;
+        if is_whole {
+            let refused = rest(&engine, 0).await;
+            let other = Refusal::OtherShare { lane: Lane(0) };
+            assert_eq!(refused.map(|it| it.version), Err(EngineError::Refused(other)));
+        } else {
+            part(&engine, share(1), 0).await;
+        }
+        let (asked, _came) = pull(&engine, 0, Which::Exactly);
+        assert!(matches!(asked.await, Err(EngineError::Ending)));
+    }
+}
