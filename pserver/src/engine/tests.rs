@@ -100,7 +100,7 @@ fn values(pulled: Result<Pulled, EngineError>) -> (u64, Vec<f32>) {
 
 /// I7: a pull gets blocks of the next version while others still come in, and hears that the version is
 /// there when all are.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn blocks_go_out_while_others_come_in() {
     let engine = slot().await;
     let (asked, mut came) = pull(&engine, 1, Which::Exactly);
@@ -121,7 +121,7 @@ async fn blocks_go_out_while_others_come_in() {
 }
 
 /// I7, I9: as long as a step is under way all see the values of the version before it, and none cuts it.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn nobody_sees_values_of_two_versions() {
     let engine = slot().await;
     part(&engine, share(1), 1).await;
@@ -145,7 +145,7 @@ async fn nobody_sees_values_of_two_versions() {
 
 /// I6: a slot that hears other records of a lane whose blocks it has can never complete the step: its
 /// memory is given up.
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_step_of_two_kinds_of_blocks_ends_the_slot() {
     for is_whole in [false, true] {
         let engine = slot().await;
