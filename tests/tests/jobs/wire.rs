@@ -107,6 +107,30 @@ fn a_plain_grpc_client_pulls_and_pushes() {
     assert_eq!(refused_pushes(&pserver, "stale"), before.1 + 1);
 }
 
+/// The version that a pserver shows, as long as it lives.
+fn shown_version(pserver: &Member) -> Option<u64> {
+    let status: serde_json::Value = serde_json::from_str(&pserver.ask("/status")?.body).ok()?;
+    status["shard"]["version"].as_u64()
+}
+
+/// Pushes a block for the first lane, of records that nobody else has for it; the rest never comes.
+async fn begin_other_records(address: &str, target: Target, version: u64) {
+    let connected = PserverClient::connect(format!("http://{address}")).await;
+    let mut client = connected.expect("the pserver listens");
+    let (_, blocks) = pull(&mut client, target).await;
+    let shares = vec![LaneShare { records: 1, last: false, checksum: 12_345 }];
+    let header = PushHeader {
+        target: Some(target),
+        records: 1,
+        loss_sum: 0.5,
+        checksum: 12_345,
+        name: Some(Name::Lanes(LaneContribution { version, lane: 0, shares })),
+    };
+    let begun = PushRequest { header: Some(header), blocks: blocks[..1].to_vec() };
+    let messages = tokio_stream::iter([begun]).chain(tokio_stream::pending());
+    let _ = tokio::time::timeout(Duration::from_millis(300), client.push(messages)).await;
+}
+
 /// I6: a pserver that has blocks of a lane, of a push that was cut off, and then hears of the same lane that
 /// it holds other records, ends. The job goes back, and goes on.
 #[test]
@@ -116,34 +140,25 @@ fn a_step_that_nobody_can_complete_sends_the_job_back() {
     let (_master, mut pserver) = (cluster.master("master"), cluster.pserver("pserver"));
     let trainer = cluster.trainer("trainer");
     cluster.until_step(3);
-    trainer.signal(Signal::SIGSTOP);
     let entry = cluster.get(&cluster.keys.ps(Slot(0))).expect("the slot is held");
     let holder: PserverRecord = entry.json().expect("it is a record");
-    let target =
-        Target { generation: 1, slot: 0, incarnation: holder.incarnation(entry.create_revision).0 };
-    let status = pserver.ask("/status").expect("the pserver lives").body;
-    let status: serde_json::Value = serde_json::from_str(&status).expect("it is JSON");
-    let version = status["shard"]["version"].as_u64().expect("it has values");
+    let incarnation = holder.incarnation(entry.create_revision).0;
+    let target = Target { generation: 1, slot: 0, incarnation };
     let runtime = tokio::runtime::Runtime::new().expect("threads can be started");
-    runtime.block_on(async {
-        let connected = PserverClient::connect(format!("http://{}", holder.address)).await;
-        let mut client = connected.expect("the pserver listens");
-        let (_, blocks) = pull(&mut client, target).await;
-        let shares = vec![LaneShare { records: 1, last: false, checksum: 12_345 }];
-        let lanes = LaneContribution { version, lane: 0, shares };
-        let header = PushHeader {
-            target: Some(target),
-            records: 1,
-            loss_sum: 0.5,
-            checksum: 12_345,
-            name: Some(Name::Lanes(lanes)),
-        };
-        let begun = PushRequest { header: Some(header), blocks: blocks[..1].to_vec() };
-        // The rest never comes.
-        let messages = tokio_stream::iter([begun]).chain(tokio_stream::pending());
-        let _ = tokio::time::timeout(Duration::from_secs(1), client.push(messages)).await;
-    });
-    trainer.signal(Signal::SIGCONT);
+    'again: loop {
+        trainer.signal(Signal::SIGSTOP);
+        let version = shown_version(&pserver).expect("the pserver lives");
+        runtime.block_on(begin_other_records(&holder.address, target, version));
+        trainer.signal(Signal::SIGCONT);
+        // What the trainer had sent before may have come before ours.
+        while let Some(present) = shown_version(&pserver) {
+            if version + 1 < present {
+                continue 'again;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        break;
+    }
     let ended = pserver.end();
     assert!(ended.stderr.contains("said to have other records than before"), "{}", ended.stderr);
     let _next = cluster.pserver("next");
