@@ -14,7 +14,7 @@ use steadfast_proto::v1::push_header::Name;
 use steadfast_proto::v1::{
     BlockData, LaneContribution, LaneShare, PullRequest, PushHeader, PushRequest, Target,
 };
-use steadfast_tests::{Cluster, Job, Member, Scene, Signal, free_address};
+use steadfast_tests::{Cluster, Job, Member, Scene, Signal, eventually, free_address};
 use tokio_stream::StreamExt;
 use tonic::Code;
 use tonic::transport::Channel;
@@ -145,20 +145,18 @@ fn a_step_that_nobody_can_complete_sends_the_job_back() {
     let incarnation = holder.incarnation(entry.create_revision).0;
     let target = Target { generation: 1, slot: 0, incarnation };
     let runtime = tokio::runtime::Runtime::new().expect("threads can be started");
-    'again: loop {
+    let disturb = |_| {
         trainer.signal(Signal::SIGSTOP);
         let version = shown_version(&pserver).expect("the pserver lives");
         runtime.block_on(begin_other_records(&holder.address, target, version));
         trainer.signal(Signal::SIGCONT);
-        // What the trainer had sent before may have come before ours.
-        while let Some(present) = shown_version(&pserver) {
-            if version + 1 < present {
-                continue 'again;
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-        break;
-    }
+        eventually("the pserver ends, or the job goes on", || match shown_version(&pserver) {
+            None => Some(true),
+            Some(present) => (version + 1 < present).then_some(false),
+        })
+    };
+    // What the trainer had sent before it was stopped may have come before ours.
+    assert!((0..20).any(disturb), "the trainer was always first");
     let ended = pserver.end();
     assert!(ended.stderr.contains("said to have other records than before"), "{}", ended.stderr);
     let _next = cluster.pserver("next");
