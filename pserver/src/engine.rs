@@ -283,9 +283,8 @@ impl Owner {
         let Stage::Ready { shard, .. } = &mut self.stage else { return };
         if shard.has_early() {
             self.pulls.keep(shard);
-            let known = shard.early(0).count();
-            shard.apply_early();
-            self.pulls.send_early(shard, known);
+            let applied = shard.apply_early();
+            self.pulls.send_early(shard, &applied);
         }
     }
 

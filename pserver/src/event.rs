@@ -8,7 +8,7 @@ use steadfast_common::layout::Layout;
 use steadfast_common::records::GenerationRecord;
 use steadfast_common::tally::TaskPiece;
 use steadfast_pserver_core::contribution::{Contributed, Contribution, Finite, LaneShare, Refusal};
-use steadfast_pserver_core::shard::{Cut, Parameters};
+use steadfast_pserver_core::shard::{Cut, EarlyBlock, Parameters};
 use tokio::sync::{mpsc, oneshot};
 
 /// What the engine is told.
@@ -86,9 +86,6 @@ pub struct Pushed {
     pub version: Version,
     pub outcome: Contributed,
 }
-
-/// The number of a block, and its values.
-pub type EarlyBlock = (u32, Arc<Vec<f32>>);
 
 /// The answer to a pull.
 #[derive(Debug)]

@@ -31,9 +31,10 @@ use steadfast_proto::{
     status,
 };
 use steadfast_pserver_core::contribution::{
-    Contributed, Contribution, Finite, LaneEnd, LaneShare, Refusal,
+    Contributed, Contribution, Finite, LaneEnd, LaneShare, check_records,
 };
 use steadfast_pserver_core::memory::Memory;
+use steadfast_pserver_core::shard::EarlyBlock;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use tonic::Status;
 use tonic::body::Body;
@@ -41,7 +42,7 @@ use tonic::server::NamedService;
 use tracing::{Instrument, info_span};
 
 use crate::engine::PublishedShard;
-use crate::event::{EarlyBlock, EngineError, Event, LanesName, Patience, Pulled, PushName, Which};
+use crate::event::{EngineError, Event, LanesName, Patience, Pulled, PushName, Which};
 use crate::service::{Service, WAIT_MAX, invalid, refuse};
 
 /// KiB of gradients that may be coming in at once, or else one push: more would only be memory. Whoever
@@ -324,8 +325,10 @@ fn push_name(header: &PushHeader) -> Result<PushName, Status> {
                 checksum: it.checksum,
                 end: if it.last { LaneEnd::LastOfPass } else { LaneEnd::MoreToCome },
             };
-            let shares = name.shares.iter().map(share).collect();
-            check_shares(header, &name.shares)?;
+            let shares: Arc<[LaneShare]> = name.shares.iter().map(share).collect();
+            // Before any of it is passed on.
+            check_records(&shares, header.records, header.checksum)
+                .map_err(|refusal| refuse(&refusal.into()))?;
             let (version, first) = (Version(name.version), Lane(name.lane));
             Ok(PushName::Lanes(LanesName { version, first, shares }))
         }
@@ -337,17 +340,6 @@ fn push_name(header: &PushHeader) -> Result<PushName, Status> {
             last: name.last,
         })),
     }
-}
-
-/// Checks that a push holds the records of its lanes, before any of it is passed on.
-fn check_shares(header: &PushHeader, shares: &[v1::LaneShare]) -> Result<(), Status> {
-    let named = shares.iter().map(|it| u64::from(it.records)).fold(0, u64::saturating_add);
-    let checksum = shares.iter().map(|it| it.checksum).fold(0, u64::wrapping_add);
-    if (named, checksum) == (header.records, header.checksum) {
-        return Ok(());
-    }
-    let records = header.records;
-    Err(refuse(&EngineError::Refused(Refusal::OtherRecords { records, named })))
 }
 
 /// Blocks of one contribution, as they come in.

@@ -1,10 +1,10 @@
 //! Pulls that wait for their version, and the values that they may have meanwhile.
 
 use steadfast_common::ids::Version;
-use steadfast_pserver_core::shard::{Parameters, Shard};
+use steadfast_pserver_core::shard::{EarlyBlock, Parameters, Shard};
 use tokio::sync::mpsc;
 
-use crate::event::{EarlyBlock, EngineError, Patience, Pulled, Reply, Which};
+use crate::event::{EngineError, Patience, Pulled, Reply, Which};
 
 /// A pull whose version has not come yet.
 pub(crate) struct WaitingPull {
@@ -16,12 +16,12 @@ pub(crate) struct WaitingPull {
 }
 
 impl WaitingPull {
-    /// Passes on blocks that are at its version before others are, without the first `known`.
-    fn send_early(&self, shard: &Shard, known: usize) {
+    /// Passes on blocks that are one version ahead of the shard, if it waits for them.
+    fn send_early(&self, shard: &Shard, blocks: &[EarlyBlock]) {
         let next = Version(shard.position().version.0 + 1);
         if self.which == Which::Exactly && self.version == next {
             // Whoever has stopped waiting wants none.
-            shard.early(known).for_each(|block| drop(self.early.send(block)));
+            blocks.iter().for_each(|block| drop(self.early.send(block.clone())));
         }
     }
 }
@@ -56,7 +56,7 @@ impl Pulls {
         match (shard.and_then(|shard| self.answer_to(shard, &pull)), patience) {
             (Some(answer), _) => drop(pull.reply.send(Ok(answer))),
             (None, Patience::Waits) => {
-                shard.iter().for_each(|shard| pull.send_early(shard, 0));
+                shard.iter().for_each(|shard| pull.send_early(shard, &shard.early()));
                 self.waiting.push(pull);
             }
             (None, Patience::None) => {
@@ -66,9 +66,9 @@ impl Pulls {
         }
     }
 
-    /// Passes on blocks that are a version ahead, without the first `known`.
-    pub fn send_early(&self, shard: &Shard, known: usize) {
-        self.waiting.iter().for_each(|pull| pull.send_early(shard, known));
+    /// Passes on blocks that are one version ahead of the shard.
+    pub fn send_early(&self, shard: &Shard, blocks: &[EarlyBlock]) {
+        self.waiting.iter().for_each(|pull| pull.send_early(shard, blocks));
     }
 
     /// Answers those whose version has come.

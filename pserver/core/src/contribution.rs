@@ -202,6 +202,20 @@ impl Contribution {
     }
 }
 
+/// Checks that a contribution of `records` with that `checksum` holds just what its lanes say.
+///
+/// # Errors
+/// [`Refusal::OtherRecords`].
+pub fn check_records(shares: &[LaneShare], records: u64, checksum: u64) -> Result<(), Refusal> {
+    let named = shares.iter().map(|it| it.records).fold(0, u64::saturating_add);
+    let sum = shares.iter().map(|it| it.checksum).fold(0, u64::wrapping_add);
+    if (named, sum) == (records, checksum) {
+        Ok(())
+    } else {
+        Err(Refusal::OtherRecords { records, named })
+    }
+}
+
 /// The places of a contribution's blocks among a shard's, ascending.
 ///
 /// # Errors

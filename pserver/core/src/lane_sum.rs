@@ -12,6 +12,9 @@ use steadfast_common::lane_tree::{LaneSums, LaneTree, Node};
 
 use crate::contribution::{Finite, LaneEnd, LaneShare, Refusal, Total};
 
+/// What lanes say of themselves.
+type Said = BTreeMap<Lane, LaneShare>;
+
 /// What has been contributed to the present step.
 #[derive(Clone, Debug)]
 pub struct LaneSum {
@@ -21,7 +24,9 @@ pub struct LaneSum {
     /// Lanes that ended in an earlier step of this pass.
     ended: BTreeSet<Lane>,
     /// What those lanes said of themselves of which something is in.
-    said: BTreeMap<Lane, LaneShare>,
+    said: Said,
+    /// The same of the step before.
+    said_before: Said,
     /// Of contributions that are in as a whole.
     totals: LaneSums<Total>,
     /// In the shard's order.
@@ -38,7 +43,8 @@ impl LaneSum {
             codec,
             tree,
             ended,
-            said: BTreeMap::new(),
+            said: Said::new(),
+            said_before: Said::new(),
             totals: LaneSums::new(tree),
             blocks: vec![LaneSums::new(tree); blocks],
             ready: Vec::new(),
@@ -81,18 +87,18 @@ impl LaneSum {
     /// Checks what a node's lanes say of themselves.
     ///
     /// # Errors
-    /// If one of them said something else before: its blocks would be of two kinds.
+    /// If one of them said something else before: there would be blocks of both kinds, here or in
+    /// another slot.
     pub fn check(&self, node: Node, shares: &[LaneShare]) -> Result<(), Refusal> {
-        let mut said =
-            node.lanes().zip(shares).map(|(lane, share)| (lane, self.said.get(&lane), share));
-        // Which records come later is none of the gradient's.
-        let is_other = |said: &LaneShare, share: &LaneShare| {
-            (said.records, said.checksum) != (share.records, share.checksum)
-        };
-        match said.find(|(_, said, share)| said.is_some_and(|said| is_other(said, share))) {
-            Some((lane, ..)) => Err(Refusal::OtherShare { lane }),
-            None => Ok(()),
-        }
+        compare(&self.said, node, shares)
+    }
+
+    /// The same for the step before, which another slot may not have made yet.
+    ///
+    /// # Errors
+    /// As [`LaneSum::check`].
+    pub fn check_before(&self, node: Node, shares: &[LaneShare]) -> Result<(), Refusal> {
+        compare(&self.said_before, node, shares)
     }
 
     /// Takes checked blocks of a node's lanes, by their places.
@@ -151,8 +157,8 @@ impl LaneSum {
 
     /// Begins the next step; returns whether it belongs to the next pass.
     pub fn roll(&mut self) -> PassEnd {
-        let said = std::mem::take(&mut self.said);
-        let ending = said.iter().filter(|(_, share)| share.end == LaneEnd::LastOfPass);
+        self.said_before = std::mem::take(&mut self.said);
+        let ending = self.said_before.iter().filter(|(_, share)| share.end == LaneEnd::LastOfPass);
         self.ended.extend(ending.map(|(lane, _)| *lane));
         let over = self.ended.len() == self.tree.root().lanes().count();
         if over {
@@ -169,6 +175,18 @@ impl LaneSum {
         for lane in self.ended.clone() {
             self.close(self.tree.leaf(lane), &[], None);
         }
+    }
+}
+
+fn compare(said: &Said, node: Node, shares: &[LaneShare]) -> Result<(), Refusal> {
+    let mut both = node.lanes().zip(shares).map(|(lane, share)| (lane, said.get(&lane), share));
+    // Which records come later is none of the gradient's.
+    let is_other = |said: &LaneShare, share: &LaneShare| {
+        (said.records, said.checksum) != (share.records, share.checksum)
+    };
+    match both.find(|(_, said, share)| said.is_some_and(|said| is_other(said, share))) {
+        Some((lane, ..)) => Err(Refusal::OtherShare { lane }),
+        None => Ok(()),
     }
 }
 

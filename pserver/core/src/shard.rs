@@ -13,7 +13,9 @@ use steadfast_common::layout::{Block, Layout};
 use steadfast_common::spec::{JobSpec, LearningRateSpec, Mode, OptimizerSpec};
 use steadfast_common::tally::{Counted, TaskPiece, Verdict};
 
-use crate::contribution::{Contributed, Contribution, Finite, LaneEnd, LaneShare, Refusal, places};
+use crate::contribution::{
+    Contributed, Contribution, Finite, LaneEnd, LaneShare, Refusal, check_records, places,
+};
 use crate::lane_sum::{LaneSum, PassEnd};
 use crate::learning_rate::learning_rate;
 use crate::memory::Memory;
@@ -91,6 +93,9 @@ pub struct Parameters {
     /// One vector a block.
     pub values: Vec<Arc<Vec<f32>>>,
 }
+
+/// The number of a block, and its values.
+pub type EarlyBlock = (u32, Arc<Vec<f32>>);
 
 /// The blocks of one slot.
 #[derive(Debug)]
@@ -269,11 +274,7 @@ impl Shard {
         if total.is_some() && !missing.all(|place| is_given(&place)) {
             return Err(Refusal::WrongBlocks { found, wanted });
         }
-        let named = shares.iter().map(|it| it.records).fold(0, u64::saturating_add);
-        let checksum = shares.iter().map(|it| it.checksum).fold(0, u64::wrapping_add);
-        if (named, checksum) != (contribution.records, contribution.checksum) {
-            return Err(Refusal::OtherRecords { records: contribution.records, named });
-        }
+        check_records(shares, contribution.records, contribution.checksum)?;
         self.step.take(node, shares, placed);
         self.step.close(node, shares, total);
         Ok(if self.step.is_complete() { Contributed::Complete } else { Contributed::Waiting })
@@ -297,6 +298,9 @@ impl Shard {
             return Err(Refusal::Ahead { found: version, present: self.position.version });
         }
         if version < self.position.version {
+            if version.0 + 1 == self.position.version.0 {
+                self.step.check_before(node, shares)?;
+            }
             return Ok(None);
         }
         for (lane, share) in node.lanes().zip(shares) {
@@ -308,11 +312,9 @@ impl Shard {
                 (true | false, LaneShare { .. }) => {}
             }
         }
-        if self.step.has(node) {
-            return Ok(None);
-        }
+        // Also of what is in as a whole: it may not be in another slot, which would take this instead.
         self.step.check(node, shares)?;
-        Ok(Some(node))
+        Ok((!self.step.has(node)).then_some(node))
     }
 
     /// Whether every lane of the present step is in, so that [`Shard::finish_step`] may be called.
@@ -339,18 +341,25 @@ impl Shard {
     }
 
     /// The blocks that reflect a step that is not complete, with the values that they have then, in the
-    /// order in which they came to it; without the first `known`.
-    pub fn early(&self, known: usize) -> impl Iterator<Item = (u32, Arc<Vec<f32>>)> {
-        let places = self.early.iter().skip(known);
-        places.map(|place| (self.blocks[*place].0, self.values[*place].present().clone()))
+    /// order in which they came to it.
+    pub fn early(&self) -> Vec<EarlyBlock> {
+        self.early_from(0)
     }
 
-    /// Applies the present step to the blocks that all lanes are in of, before the others are: nobody
-    /// may see them before the step is complete. Nothing where jobs clip by norm, which needs them all.
-    pub fn apply_early(&mut self) {
+    fn early_from(&self, known: usize) -> Vec<EarlyBlock> {
+        let value = |&place: &usize| (self.blocks[place].0, self.values[place].present().clone());
+        self.early[known..].iter().map(value).collect()
+    }
+
+    /// Applies the present step to the blocks that all lanes are in of, before the others are, and
+    /// returns them: nobody may believe them before the step is complete. Nothing where jobs clip by
+    /// norm, which needs them all.
+    pub fn apply_early(&mut self) -> Vec<EarlyBlock> {
+        let known = self.early.len();
         if self.has_early() {
             self.apply_ready(None);
         }
+        self.early_from(known)
     }
 
     fn apply_ready(&mut self, norm: Option<f64>) {
