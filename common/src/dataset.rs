@@ -91,6 +91,12 @@ impl Manifest {
         self.chunks_of(task).iter().map(|chunk| u64::from(chunk.records)).sum()
     }
 
+    /// Records in a task on average, at least 1.
+    pub fn mean_records(&self) -> u64 {
+        let all: u64 = self.chunks.iter().map(|chunk| u64::from(chunk.records)).sum();
+        (all / u64::from(self.task_count()).max(1)).max(1)
+    }
+
     /// Which records a task is made of, for people.
     pub fn records_named(&self, task: TaskId) -> Vec<RecordRange> {
         let named = self.chunks_of(task).iter().map(|chunk| RecordRange {

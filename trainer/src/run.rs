@@ -263,7 +263,11 @@ impl Entry<'_> {
         let cluster = Arc::new(Cluster::join(etcd, keys.clone()).await?);
         let options = ReadOptions::new(&job.spec.dataset, &manifest);
         let in_use = match job.spec.mode {
-            Mode::Sync => job.spec.sync.lanes as usize,
+            // A micro-batch may begin and end in the middle of a task.
+            Mode::Sync => {
+                let tasks = u64::from(job.spec.sync.micro_batch).div_ceil(manifest.mean_records());
+                job.spec.sync.lanes as usize * (1 + tasks as usize)
+            }
             Mode::Async => 2,
         };
         let tasks = Tasks::new(manifest, options, job.spec.seed, model.clone(), in_use);
