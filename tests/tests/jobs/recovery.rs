@@ -9,7 +9,8 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 use steadfast_common::ids::Slot;
 use steadfast_tests::{
-    Cluster, Job, Member, Run, Scene, Signal, eventually, program, sha256sum, within,
+    Cluster, Job, Member, Proxy, Run, Scene, Signal, eventually, free_address, program, sha256sum,
+    within,
 };
 use uuid::Uuid;
 
@@ -433,4 +434,38 @@ fn a_job_is_set_back_by_hand_only_with_force_and_what_came_later_is_set_aside() 
     assert!(manifest(&cluster, &newer)["set_aside"].to_string().contains("set back"));
     let _trainer = cluster.trainer("trainer-1");
     assert_eq!(sha(&cluster.result()), expected);
+}
+
+/// Updates that a pserver has made.
+fn updates(pserver: &Member) -> Option<u64> {
+    let name = "steadfast_pserver_pushes_total{outcome=\"complete\"} ";
+    let metrics = pserver.ask("/metrics")?.body;
+    metrics.lines().find_map(|line| line.strip_prefix(name)?.parse().ok())
+}
+
+/// F39: a push that has come to one slot comes to the others also if its trainer is told to leave
+/// meanwhile. Otherwise, with nobody else to compute it, there would be no version to take a checkpoint of.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trainer_that_is_told_to_leave_ends_the_pushes_that_it_has_begun() {
+    let scene = Scene::new();
+    let job = Job::endless().with("hidden = [32]", "hidden = [2048]");
+    let cluster = Cluster::new(&scene, &job, 2, LONG);
+    let _master = cluster.master("master");
+    let near = cluster.pserver("near");
+    let listens = free_address();
+    // Each of its steps takes more than a second.
+    let link = Proxy::start(&format!("http://{listens}")).await;
+    link.slow(256 << 10);
+    let at = ["--listen", &listens.to_string(), "--advertise", &link.address().to_string()];
+    let far = cluster.pserver_with("far", &at);
+    let mut trainer = cluster.trainer("trainer");
+    let ahead = eventually("one slot is a step ahead", || {
+        let (near, far) = (updates(&near)?, updates(&far)?);
+        (far < near).then_some(near)
+    });
+    trainer.signal(Signal::SIGTERM);
+    assert_eq!(trainer.end().code, Some(0));
+    assert!(Some(ahead) <= updates(&far));
+    assert_eq!(updates(&near), updates(&far));
+    assert!(cluster.steadfast(&["checkpoint", "now"]).status.success());
 }
