@@ -40,10 +40,10 @@ pub enum Side {
 
 #[derive(Clone, Copy, Debug)]
 enum Work {
-    /// In what form.
-    Push(Via, &'static str),
-    /// Beside one that is as whole as ours.
-    WholePush,
+    /// In what form, beside one that adds in which way.
+    Push(Via, &'static str, Adds),
+    /// Applied by itself, as a whole or not at all, beside one that may be.
+    AsyncPush(Adds),
     Pull(Via),
     Steps,
     SmallSteps,
@@ -58,6 +58,7 @@ enum Work {
     StepsUnderCheckpoints,
     StepsBesideWrites,
     Gradient,
+    Digits,
     StartAndEnd,
     Idle,
     Rule(OptimizerKind, usize),
@@ -67,10 +68,10 @@ impl Bench {
     /// Takes one sample.
     pub async fn sample(&self, side: Side) -> Sample {
         match (self.work, side) {
-            (Work::Push(via, form), Side::Ours) => wire::push(via, form).await,
-            (Work::Push(via, _), Side::Beside) => raw::push(via, Adds::AsItComes).await,
-            (Work::WholePush, Side::Ours) => wire::push(Via::Tcp, "none").await,
-            (Work::WholePush, Side::Beside) => raw::push(Via::Tcp, Adds::Whole).await,
+            (Work::Push(via, form, _), Side::Ours) => wire::push(via, form).await,
+            (Work::Push(via, _, adds), Side::Beside) => raw::push(via, adds).await,
+            (Work::AsyncPush(_), Side::Ours) => wire::push_asynchronously().await,
+            (Work::AsyncPush(adds), Side::Beside) => raw::push(Via::Tcp, adds).await,
             (Work::Pull(via), Side::Ours) => wire::pull(via).await,
             (Work::Pull(via), Side::Beside) => raw::pull(via).await,
             (Work::Steps, Side::Ours) => wire::steps().await,
@@ -88,6 +89,8 @@ impl Bench {
             (Work::StepsBesideWrites, Side::Beside) => checkpoint::steps(Meanwhile::Writes).await,
             (Work::Gradient, Side::Ours) => model::gradient(),
             (Work::Gradient, Side::Beside) => model::products(),
+            (Work::Digits, Side::Ours) => whole::digits(),
+            (Work::Digits, Side::Beside) => Sample::bound(1.0),
             (Work::StartAndEnd, Side::Ours) => whole::start_and_end(),
             (Work::StartAndEnd, Side::Beside) => Sample::bound(1.5),
             (Work::Idle, Side::Ours) => whole::idle().await,
@@ -113,22 +116,38 @@ impl Bench {
 /// A line of the table as it is written here: what a [`Bench`] says, in the same order.
 type Line = (&'static str, &'static str, &'static str, Unit, f64, Work);
 
-const LINES: [Line; 24] = [
+const LINES: [Line; 27] = [
     (
         "push",
-        "gradient of 64 MiB to 2 pservers, applied by SGD",
+        "gradient of 64 MiB to 2 pservers: a synchronous step by SGD",
         "tokio TCP into the same update",
         Unit::Bytes,
         0.9,
-        Work::Push(Via::Tcp, "none"),
+        Work::Push(Via::Tcp, "none", Adds::AsItComes),
+    ),
+    (
+        "kept-push",
+        "the same as push",
+        "tokio TCP into the same update, while what was there before it stays",
+        Unit::Bytes,
+        0.9,
+        Work::Push(Via::Tcp, "none", Adds::Beside),
+    ),
+    (
+        "async-push",
+        "the same, asynchronously: applied as a whole or not at all",
+        "tokio TCP into the same update",
+        Unit::Bytes,
+        0.9,
+        Work::AsyncPush(Adds::AsItComes),
     ),
     (
         "whole-push",
-        "the same, counted beside what is applied as a whole or not at all",
+        "the same as async-push",
         "tokio TCP into memory, then into the same update",
         Unit::Bytes,
         0.9,
-        Work::WholePush,
+        Work::AsyncPush(Adds::Whole),
     ),
     (
         "pull",
@@ -144,7 +163,7 @@ const LINES: [Line; 24] = [
         "tokio's Unix sockets into the same update",
         Unit::Bytes,
         0.8,
-        Work::Push(Via::Unix, "none"),
+        Work::Push(Via::Unix, "none", Adds::AsItComes),
     ),
     (
         "bf16-push",
@@ -152,7 +171,7 @@ const LINES: [Line; 24] = [
         "tokio TCP with all bits",
         Unit::Bytes,
         1.0,
-        Work::Push(Via::Tcp, "bf16"),
+        Work::Push(Via::Tcp, "bf16", Adds::AsItComes),
     ),
     (
         "int8-push",
@@ -160,7 +179,7 @@ const LINES: [Line; 24] = [
         "tokio TCP with all bits",
         Unit::Bytes,
         1.0,
-        Work::Push(Via::Tcp, "int8"),
+        Work::Push(Via::Tcp, "int8", Adds::AsItComes),
     ),
     (
         "slow-push",
@@ -168,7 +187,7 @@ const LINES: [Line; 24] = [
         "tokio TCP over such links, with all bits",
         Unit::Bytes,
         0.9,
-        Work::Push(Via::SlowTcp, "none"),
+        Work::Push(Via::SlowTcp, "none", Adds::AsItComes),
     ),
     (
         "slow-bf16-push",
@@ -176,7 +195,7 @@ const LINES: [Line; 24] = [
         "tokio TCP over such links, with all bits",
         Unit::Bytes,
         1.8,
-        Work::Push(Via::SlowTcp, "bf16"),
+        Work::Push(Via::SlowTcp, "bf16", Adds::AsItComes),
     ),
     (
         "slow-int8-push",
@@ -184,7 +203,7 @@ const LINES: [Line; 24] = [
         "tokio TCP over such links, with all bits",
         Unit::Bytes,
         3.4,
-        Work::Push(Via::SlowTcp, "int8"),
+        Work::Push(Via::SlowTcp, "int8", Adds::AsItComes),
     ),
     (
         "unix-pull",
@@ -289,6 +308,14 @@ const LINES: [Line; 24] = [
         Unit::Steps,
         0.8,
         Work::Gradient,
+    ),
+    (
+        "digits",
+        "trainers' time in a synchronous job of 1.1 million parameters, 2 trainers and 2 pservers",
+        "a second for each in which they compute gradients",
+        Unit::Seconds,
+        0.85,
+        Work::Digits,
     ),
     (
         "start-and-end",

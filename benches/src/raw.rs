@@ -23,12 +23,15 @@ const READ_BYTES: usize = 256 << 10;
 const PUSH: u8 = 1;
 const PULL: u8 = 2;
 const PUSH_WHOLE: u8 = 3;
+const PUSH_BESIDE: u8 = 4;
 
 /// When a gradient is added up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Adds {
     /// As it comes in, so that one which breaks off was added in part.
     AsItComes,
+    /// The same, while the sum before stays as it was, for whoever still needs it.
+    Beside,
     /// As a whole or not at all: once its last byte is there.
     Whole,
 }
@@ -63,6 +66,7 @@ fn unix_name(address: SocketAddr) -> String {
 async fn serve_one(mut stream: Stream) -> std::io::Result<()> {
     let values = stream.read_u64().await? as usize;
     let mut sum = vec![0.0_f32; values];
+    let mut before = sum.clone();
     let mut buffer = vec![0; READ_BYTES];
     let mut whole = Vec::new();
     loop {
@@ -74,6 +78,17 @@ async fn serve_one(mut stream: Stream) -> std::io::Result<()> {
                     add(sums, bytes);
                 }
                 stream.write_u8(PUSH).await?;
+            }
+            PUSH_BESIDE => {
+                std::mem::swap(&mut sum, &mut before);
+                let len = READ_BYTES / size_of::<f32>();
+                for (sums, before) in sum.chunks_mut(len).zip(before.chunks(len)) {
+                    let bytes = &mut buffer[..size_of_val(sums)];
+                    stream.read_exact(bytes).await?;
+                    sums.copy_from_slice(before);
+                    add(sums, bytes);
+                }
+                stream.write_u8(PUSH_BESIDE).await?;
             }
             PUSH_WHOLE => {
                 whole.resize(size_of_val(&sum[..]), 0);
@@ -169,6 +184,7 @@ impl Sender {
     async fn push(&mut self, adds: Adds) {
         let what = match adds {
             Adds::AsItComes => PUSH,
+            Adds::Beside => PUSH_BESIDE,
             Adds::Whole => PUSH_WHOLE,
         };
         let shares = self.values.chunks(self.values.len() / SLOTS);

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use steadfast_common::status::Spent;
 use steadfast_tests::{Job, Run, Scene};
 
 use crate::expense::{cpu_of, peak_of};
@@ -21,6 +22,25 @@ pub fn start_and_end() -> Sample {
     let watch = Watch::start(Vec::new());
     Run::start(&scene, &job, &[]).finish();
     watch.stop(1.0)
+}
+
+/// Passes over the digits, each of them one step.
+const PASSES: u32 = 150;
+
+/// The time of trainers in a job of 1.1 million parameters on two trainers and two pservers, for each
+/// second that they compute gradients.
+pub fn digits() -> Sample {
+    let scene = Scene::new();
+    let job = Job::example("digits")
+        .with("hidden = [128, 64]", "hidden = [1024, 1024]")
+        .with("passes = 120", &format!("passes = {PASSES}"))
+        .with("micro_batch = 16 ", "micro_batch = 180")
+        .with("decay_steps = 1400", &format!("decay_steps = {PASSES}"))
+        .with("fraction = 0.2", &format!("fraction = 0.2\nevery_passes = {PASSES}"));
+    let watch = Watch::start(Vec::new());
+    let summary = Run::start(&scene, &job, &[]).finish();
+    let spent: Spent = serde_json::from_value(summary["spent"].clone()).expect("it was measured");
+    Sample { amount: spent.compute, seconds: spent.total(), ..watch.stop(1.0) }
 }
 
 /// The one that costs most of a master, a pserver, and a pserver in reserve, while no trainer works:

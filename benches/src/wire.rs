@@ -64,17 +64,26 @@ fn piece(number: usize) -> Name {
     Name::Piece { piece, version: Version(0) }
 }
 
-/// Gradients of [`VALUES`] to [`SLOTS`] pservers that apply them by SGD; counts what they stand for,
-/// however few bytes they take.
+/// Gradients of [`VALUES`] to [`SLOTS`] pservers, each of them a synchronous step by SGD that nobody
+/// pulls; counts what they stand for, however few bytes they take.
 pub async fn push(via: Via, compression: &str) -> Sample {
-    let form = format!("[gradients]\ncompression = \"{compression}\"\n[async]\n");
-    let job = asynchronous().with("[async]\n", &form);
-    let rig = rig(&job, SLOTS as u32, VALUES, via).await;
+    let form = format!("[gradients]\ncompression = \"{compression}\"\n[sync]\n");
+    let job = synchronous().with("[sync]\n", &form);
+    push_all(&job, via, |number| lane(number as u64, Lane(0))).await
+}
+
+/// The same gradients, each applied by itself, as a whole or not at all.
+pub async fn push_asynchronously() -> Sample {
+    push_all(&asynchronous(), Via::Tcp, piece).await
+}
+
+async fn push_all(job: &Job, via: Via, name: fn(usize) -> Name) -> Sample {
+    let rig = rig(job, SLOTS as u32, VALUES, via).await;
     let gradient = gradient(vec![0.5; VALUES]);
-    rig.pservers.push(piece(0), gradient.clone()).await.expect("pservers take it");
+    rig.pservers.push(name(0), gradient.clone()).await.expect("pservers take it");
     let watch = Watch::start(rig.pids());
     for number in 1..=via.rounds() {
-        rig.pservers.push(piece(number), gradient.clone()).await.expect("pservers take it");
+        rig.pservers.push(name(number), gradient.clone()).await.expect("pservers take it");
     }
     watch.stop((via.rounds() * VALUES * size_of::<f32>()) as f64)
 }
