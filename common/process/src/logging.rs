@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use steadfast_common::ids::Incarnation;
 use steadfast_host::traces::TRACE;
-use tracing_subscriber::filter::{FilterExt, filter_fn};
+use tracing::Subscriber;
+use tracing_subscriber::filter::{FilterExt, LevelFilter, filter_fn};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer};
+use tracing_subscriber::{EnvFilter, Layer, Registry};
 
 use crate::Failure;
 use crate::args::LogArgs;
@@ -77,22 +78,35 @@ pub fn init_logging(
     let filter = EnvFilter::try_new(&args.filter)
         .map_err(|error| Failure::invalid(format!("--log `{}`: {error}", args.filter)))?;
     let line = LogLine { format: args.format, identity: identity.clone() };
-    let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .event_format(line)
-        .with_filter(filter.and(filter_fn(|metadata| metadata.target() != TRACE)));
     let traces = match traces::endpoint(args.otlp_endpoint.as_deref()) {
-        Some(endpoint) => Some(traces::layer(&endpoint, &identity)?),
+        Some(endpoint) => Some(traces::layer(&endpoint, &identity)?.boxed()),
         None => None,
     };
-    tracing_subscriber::registry()
-        .with(lines)
-        .with(traces)
+    subscriber(filter, line, traces)
         .try_init()
         .map_err(|error| Failure::internal(format!("cannot start logging: {error}")))?;
     Ok(identity)
 }
+
+/// Writes lines, and takes up traces if somebody wants them. What nobody wants costs next to nothing, the
+/// spans and events of libraries among it: all layers say at most which levels they want, and there is none
+/// that has no filter.
+fn subscriber(
+    filter: EnvFilter,
+    line: LogLine,
+    traces: Option<BoxedLayer>,
+) -> impl Subscriber + Send + Sync {
+    let no_traces = filter_fn(|metadata| metadata.target() != TRACE);
+    let lines = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .event_format(line)
+        .with_filter(filter.and(no_traces.with_max_level_hint(LevelFilter::TRACE)));
+    let layers: Vec<BoxedLayer> = [lines.boxed()].into_iter().chain(traces).collect();
+    tracing_subscriber::registry().with(layers)
+}
+
+type BoxedLayer = Box<dyn Layer<Registry> + Send + Sync>;
 
 #[cfg(test)]
 mod tests {
@@ -126,6 +140,19 @@ mod tests {
         tracing::subscriber::with_default(subscriber, || event(&identity));
         let bytes = captured.0.lock().unwrap().clone();
         String::from_utf8(bytes).unwrap()
+    }
+
+    /// HTTP/2 alone has several spans for each of its frames.
+    #[test]
+    fn spans_that_nobody_wants_are_not_made() {
+        let identity = LogIdentity::new("master", "digits", "1f");
+        let line = LogLine { format: LogFormat::Text, identity };
+        let made = subscriber(EnvFilter::new("info"), line, None);
+        tracing::subscriber::with_default(made, || {
+            assert!(!tracing::info_span!("a line may name it").is_disabled());
+            assert!(tracing::trace_span!(target: "h2", "frame").is_disabled());
+            assert!(tracing::info_span!(target: TRACE, "step").is_disabled());
+        });
     }
 
     #[test]

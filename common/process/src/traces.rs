@@ -21,7 +21,7 @@ use steadfast_host::traces::{Courier, TRACE, carry};
 use tracing::{Span, Subscriber, info, warn};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 use tracing_subscriber::Layer;
-use tracing_subscriber::filter::filter_fn;
+use tracing_subscriber::filter::{LevelFilter, filter_fn};
 use tracing_subscriber::registry::LookupSpan;
 
 use crate::{Failure, LogIdentity};
@@ -74,6 +74,8 @@ where
     let _ = PROVIDER.set(provider);
     carry(Courier { send, receive });
     let ours = filter_fn(|metadata| metadata.target() == TRACE);
+    // Those of libraries, of whatever level, are never looked at.
+    let ours = ours.with_max_level_hint(LevelFilter::INFO);
     Ok(tracing_opentelemetry::layer().with_tracer(tracer).with_filter(ours))
 }
 
