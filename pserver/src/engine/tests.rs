@@ -5,11 +5,11 @@ use steadfast_common::ids::Lane;
 use steadfast_common::layout::ParamSpec;
 use steadfast_common::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpec};
 use steadfast_pserver_core::contribution::{Finite, LaneEnd, LaneShare};
-use steadfast_pserver_core::shard::CutBlock;
+use steadfast_pserver_core::shard::{CutBlock, EarlyBlock};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::*;
-use crate::event::{EarlyBlock, Patience, Pulled, Which};
+use crate::event::{Patience, Pulled, Which};
 
 const GENERATION: Generation = Generation(1);
 
