@@ -445,8 +445,9 @@ fn updates(pserver: &Member) -> Option<u64> {
 
 /// F39: a push that has come to one slot comes to the others also if its trainer is told to leave
 /// meanwhile. Otherwise, with nobody else to compute it, there would be no version to take a checkpoint of.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_trainer_that_is_told_to_leave_ends_the_pushes_that_it_has_begun() {
+#[test]
+fn a_trainer_that_is_told_to_leave_ends_the_pushes_that_it_has_begun() {
+    let runtime = tokio::runtime::Runtime::new().expect("threads can be started");
     let scene = Scene::new();
     let job = Job::endless().with("hidden = [32]", "hidden = [2048]");
     let cluster = Cluster::new(&scene, &job, 2, LONG);
@@ -454,7 +455,7 @@ async fn a_trainer_that_is_told_to_leave_ends_the_pushes_that_it_has_begun() {
     let near = cluster.pserver("near");
     let listens = free_address();
     // Each of its steps takes more than a second.
-    let link = Proxy::start(&format!("http://{listens}")).await;
+    let link = runtime.block_on(Proxy::start(&format!("http://{listens}")));
     link.slow(256 << 10);
     let at = ["--listen", &listens.to_string(), "--advertise", &link.address().to_string()];
     let far = cluster.pserver_with("far", &at);
