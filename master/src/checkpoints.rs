@@ -361,10 +361,13 @@ impl Keeper {
                 Err(CheckpointError::Office(error @ OfficeError::QueuesMoved)) => {
                     trouble = error.to_string();
                 }
-                // Training does not get there soon, or ever: what is there now will do.
+                // Training does not get there soon, or ever: what is there now will do. Slots told more of
+                // that than we know, if the last trainer left before it did.
                 Err(error @ CheckpointError::TooLate { .. }) if 0 < margin => {
                     trouble = error.to_string();
-                    ((generation, seen), margin) = (self.present(), 0);
+                    let (now, version) = self.present();
+                    seen = if now == generation { seen.max(version) } else { version };
+                    (generation, margin) = (now, 0);
                 }
                 Err(error) => {
                     self.count_failure(&error);
