@@ -66,9 +66,8 @@ fn unix_name(address: SocketAddr) -> String {
 async fn serve_one(mut stream: Stream) -> std::io::Result<()> {
     let values = stream.read_u64().await? as usize;
     let mut sum = vec![0.0_f32; values];
-    let mut before = sum.clone();
     let mut buffer = vec![0; READ_BYTES];
-    let mut whole = Vec::new();
+    let (mut before, mut whole) = (Vec::new(), Vec::new());
     loop {
         match stream.read_u8().await? {
             PUSH => {
@@ -80,6 +79,7 @@ async fn serve_one(mut stream: Stream) -> std::io::Result<()> {
                 stream.write_u8(PUSH).await?;
             }
             PUSH_BESIDE => {
+                before.resize(sum.len(), 0.0);
                 std::mem::swap(&mut sum, &mut before);
                 let len = READ_BYTES / size_of::<f32>();
                 for (sums, before) in sum.chunks_mut(len).zip(before.chunks(len)) {
