@@ -1,13 +1,12 @@
 //! Parquet files: their schema and row groups, and the numbers of a range of rows.
 
+mod numbers;
 mod pages;
 mod source;
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use arrow_array::cast::AsArray;
-use arrow_array::types::Float64Type;
 use arrow_array::{Array, RecordBatch};
 use arrow_schema::DataType;
 use parquet::arrow::ProjectionMask;
@@ -222,9 +221,8 @@ impl Table {
             .column_by_name(name)
             .ok_or_else(|| DataError::bad_file(&self.file, format!("column `{name}` is gone")))?;
         // By way of 64 bits, as for text: so both formats give the same numbers.
-        let wide = arrow_cast::cast(column, &DataType::Float64)
-            .map_err(|error| bad(0, error.to_string()))?;
-        let wide = wide.as_primitive::<Float64Type>();
+        let wide = numbers::wide(column)
+            .ok_or_else(|| bad(0, format!("{} is no number", column.data_type())))?;
         let value = |row: usize| match wide.is_null(row) {
             true => Err(bad(row, "it is empty (null)".to_owned())),
             false => narrow(wide.value(row), scale).map_err(|reason| bad(row, reason)),

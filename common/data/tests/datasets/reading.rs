@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use crate::files::{Folder, PageIndex, example, large_parquet, parquet, parquet_of, spec};
+use arrow_array::types::{Decimal256Type, Float16Type};
 use arrow_array::{
-    ArrayRef, BooleanArray, Decimal128Array, Float32Array, Float64Array, Int64Array, UInt8Array,
+    ArrayRef, ArrowPrimitiveType, BooleanArray, Decimal128Array, Decimal256Array, Float16Array,
+    Float32Array, Float64Array, Int64Array, UInt8Array,
 };
 use bytes::Bytes;
 use parquet::file::metadata::ParquetMetaDataReader;
@@ -89,13 +91,24 @@ async fn rows_within_a_large_row_group_are_found_page_by_page() {
 
 #[tokio::test]
 async fn every_kind_of_number_is_read() {
-    let decimals = Decimal128Array::from(vec![150, -25]).with_precision_and_scale(10, 2).unwrap();
+    let decimals = |values, precision, scale| -> ArrayRef {
+        let array = Decimal128Array::from(values);
+        Arc::new(array.with_precision_and_scale(precision, scale).unwrap())
+    };
+    type I256 = <Decimal256Type as ArrowPrimitiveType>::Native;
+    let wide = Decimal256Array::from(vec![I256::from_i128(5), I256::from_i128(-7)]);
+    type F16 = <Float16Type as ArrowPrimitiveType>::Native;
+    let halves = Float16Array::from(vec![F16::from_f32(0.25), F16::from_f32(-8.0)]);
     let columns: Vec<(&str, ArrayRef)> = vec![
         ("x_bool", Arc::new(BooleanArray::from(vec![true, false]))),
         ("x_u8", Arc::new(UInt8Array::from(vec![255, 0]))),
         ("x_i64", Arc::new(Int64Array::from(vec![-(1 << 40), 3]))),
         ("x_f32", Arc::new(Float32Array::from(vec![0.1, -0.5]))),
-        ("x_decimal", Arc::new(decimals)),
+        ("x_f16", Arc::new(halves)),
+        ("x_decimal", decimals(vec![150, -25], 10, 2)),
+        // Beyond what a float holds without rounding.
+        ("x_long", decimals(vec![12_345_678_901_234_567_890_123, 1], 38, 22)),
+        ("x_wide", Arc::new(wide.with_precision_and_scale(60, 1).unwrap())),
         ("y", Arc::new(Float64Array::from(vec![0.1, 2.0]))),
     ];
     let folder = Folder::new();
@@ -103,7 +116,9 @@ async fn every_kind_of_number_is_read() {
     let spec = spec(DataFormat::Parquet, &["a.parquet"]);
     let (_, records) = all(&spec, Some(folder.path())).await.unwrap();
     let big = -(2_f32.powi(40));
-    assert_eq!(records.features, [1.0, 255.0, big, 0.1, 1.5, 0.0, 0.0, 3.0, -0.5, -0.25]);
+    let first = [1.0, 255.0, big, 0.1, 0.25, 1.5, 1.234_567_9, 0.5];
+    let second = [0.0, 0.0, 3.0, -0.5, -8.0, -0.25, 1e-22, -0.7];
+    assert_eq!(records.features, [first, second].concat());
     assert_eq!(records.labels, [0.1, 2.0]);
 }
 
