@@ -23,5 +23,14 @@ mod store;
 mod tensorboard;
 mod vigils;
 
+use std::process::ExitCode;
+
 pub use job::Order;
-pub use run::{Args, live, run};
+pub use run::{Args, live};
+
+/// Runs a master with the command line's settings. (Its code is made with this library, not once more
+/// with each program that calls it.)
+pub fn main() -> ExitCode {
+    let args: Args = steadfast_process::parse();
+    steadfast_process::run("steadfast-master", run::run(args))
+}

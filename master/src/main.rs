@@ -3,6 +3,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let args: steadfast_master::Args = steadfast_process::parse();
-    steadfast_process::run("steadfast-master", steadfast_master::run(args))
+    steadfast_master::main()
 }

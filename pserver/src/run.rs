@@ -49,7 +49,7 @@ pub struct Args {
 ///
 /// # Errors
 /// What a person has to act on.
-pub async fn run(args: Args) -> Result<(), Failure> {
+pub(crate) async fn run(args: Args) -> Result<(), Failure> {
     let (id, common) = (chance::uuid(), &args.common);
     let identity = init_logging("pserver", &common.job, id, &common.log)?;
     common.security.decide(Role::Pserver)?;
