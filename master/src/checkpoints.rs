@@ -339,7 +339,7 @@ impl Keeper {
     async fn insist(&mut self, mut margin: u64) -> Taken {
         let (mut generation, mut seen) = self.present();
         let mut trouble = "training is too fast for a cut".to_owned();
-        for _ in 0..ATTEMPTS_MAX {
+        for attempt in 0..ATTEMPTS_MAX {
             let patience = if margin == 0 { REACHED_MAX } else { AHEAD_FOR_MAX };
             let at = Version(seen.0 + margin);
             match self.take(generation, at, Patience::of(patience)).await {
@@ -356,13 +356,13 @@ impl Keeper {
                 }
                 Err(CheckpointError::Past { present, .. }) => {
                     seen = present;
-                    margin = (margin * 4).max(2);
+                    // Perhaps nobody trains any more, and that is where it ended.
+                    margin = if attempt == 0 { 0 } else { (margin * 4).max(2) };
                 }
                 Err(CheckpointError::Office(error @ OfficeError::QueuesMoved)) => {
                     trouble = error.to_string();
                 }
-                // Training does not get there soon, or ever: what is there now will do. Slots told more of
-                // that than we know, if the last trainer left before it did.
+                // Training does not get there soon, or ever: what is there now, as slots told, will do.
                 Err(error @ CheckpointError::TooLate { .. }) if 0 < margin => {
                     trouble = error.to_string();
                     let (now, version) = self.present();
