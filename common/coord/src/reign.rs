@@ -130,6 +130,11 @@ impl Reign {
         }
     }
 
+    /// A lock that somebody put by hand has lost its lease, and its version counts more than commits.
+    fn is_ours(&self, lock: &Entry) -> bool {
+        lock.create_revision == self.create_revision && lock.lease == self.lease
+    }
+
     async fn attempt(
         &mut self,
         etcd: &Etcd,
@@ -152,10 +157,8 @@ impl Reign {
             self.version += 1;
             return Ok(Commit::Done { revision: outcome.revision });
         }
-        match outcome.gets.first().and_then(|found| found.first()) {
-            Some(lock) if lock.create_revision != self.create_revision => {
-                Err(CoordError::Fenced { key: self.key.clone() })
-            }
+        let lock = outcome.gets.first().and_then(|found| found.first());
+        match lock.filter(|lock| self.is_ours(lock)) {
             None => Err(CoordError::Fenced { key: self.key.clone() }),
             // Nobody else can have raised the version: an earlier attempt of this very commit,
             // whose reply was lost, had happened.

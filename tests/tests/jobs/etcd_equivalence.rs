@@ -196,6 +196,21 @@ fn a_commit_whose_reply_was_lost_happens_once() {
     });
 }
 
+/// S004-7, S004-23
+#[test]
+fn a_lock_that_was_put_by_hand_is_no_longer_its_holders() {
+    on_both(async |server| {
+        let etcd = connect(&server.url()).await;
+        let session = Session::open(&etcd, LONG).await.unwrap();
+        let mut reign = seize(&etcd, &session, "a").await;
+        etcd.put(LOCK, b"a").await.unwrap();
+        // Its version is what it would be after a commit whose reply was lost.
+        let refused = reign.commit(&etcd, &[put("/x", "1")], &[]).await;
+        assert!(matches!(refused, Err(CoordError::Fenced { .. })), "{refused:?}");
+        assert_eq!(value(&etcd, "/x").await, None);
+    });
+}
+
 /// S004-31, S004-38
 #[test]
 fn a_mirror_that_missed_compacted_history_shows_the_present_again() {

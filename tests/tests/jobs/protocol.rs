@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 use steadfast_audit::history::{HistoryReport, Revision, check};
 use steadfast_common::dataset::Manifest;
 use steadfast_tests::{
-    Cluster, EtcdServer, Job, Member, Run, Scene, Signal, eventually, history, program, within,
+    Cluster, EtcdServer, Job, Member, Run, Scene, Signal, etcdctl, eventually, history, program,
+    within,
 };
 
 /// Short: silence is noticed soon.
@@ -155,6 +156,27 @@ fn a_master_stopped_beyond_its_lease_and_resumed_changes_nothing_and_ends() {
     let mut puts = revisions.iter().flat_map(|it| &it.changes).filter(|it| it.value.is_some());
     let last = puts.rfind(|it| it.key == cluster.keys.master_lock());
     assert_eq!(last.map(|it| it.create_revision), Some(reign.create_revision));
+}
+
+/// S004-20, S004-23
+#[test]
+fn a_lock_put_by_hand_ends_the_reign_and_the_way_out_is_named() {
+    let expected = undisturbed();
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &Job::long(), 1, SHORT);
+    let master = cluster.master("master");
+    eventually("it acts", || master.is_ready().then_some(()));
+    let key = cluster.keys.master_lock();
+    let lock = cluster.get(&key).expect("it is held");
+    let value = String::from_utf8(lock.value).expect("it is JSON");
+    etcdctl(&cluster.etcd.url(), &["put", &key, &value]);
+    // Its next commit finds out.
+    let _others = [cluster.pserver("pserver"), cluster.trainer("trainer")];
+    eventually("it says what is in the way", || {
+        master.ask("/readyz").filter(|it| it.code == 503 && it.body.contains("etcdctl del"))
+    });
+    etcdctl(&cluster.etcd.url(), &["del", &key]);
+    assert_eq!(sha(&cluster.result()), expected);
 }
 
 /// S004-43, S004-46, D4, F3
