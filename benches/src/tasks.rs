@@ -27,8 +27,8 @@ const DISPATCHED: usize = 40_000;
 /// Trainers that ask at once.
 pub const TRAINERS: usize = 64;
 
-/// Keys that a dispatch changes on its own: the task before, the task, and the answer.
-pub const KEYS_OF_ONE: usize = 3;
+/// Keys that a dispatch changes on its own: the task before, and the task.
+pub const KEYS_OF_ONE: usize = 2;
 
 async fn rig() -> Rig {
     let scene = Scene::new();
@@ -132,11 +132,7 @@ pub fn changes(first: usize, count: usize) -> Vec<Op> {
     let value = serde_json::json!({ "a": "0".repeat(150) });
     let ops = (first..first + count).flat_map(|number| {
         let key = |number: usize| format!("/bench/tasks/{number:07}");
-        [
-            Op::put(&key(number), &value),
-            Op::delete(&key(number.wrapping_sub(count))),
-            Op::put(&format!("/bench/replies/{}", number % TRAINERS), &value),
-        ]
+        [Op::put(&key(number), &value), Op::delete(&key(number.wrapping_sub(count)))]
     });
     ops.chain([Op::put("/bench/head", &value)]).collect()
 }

@@ -130,6 +130,10 @@ pub enum TaskRecord {
         failures: u32,
         attempt: Attempt,
         trainer: TrainerId,
+        /// The request that it was given out for, so that its retry gets it again.
+        request: RequestId,
+        /// Whether the report that the request carried counted.
+        counted: bool,
         /// Who failed before, at most two of them.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         failed_by: Vec<TrainerId>,
@@ -138,13 +142,13 @@ pub enum TaskRecord {
     Discarded { failures: u32, reason: String },
 }
 
-/// `tasks/replies/<trainer>`: the last answer to a trainer, so that its retry gets the same one.
+/// `tasks/replies/<trainer>`: the last answer to a trainer that gave it no task, so that its retry gets the
+/// same one. Where a task was given, the task's record tells for which request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplyRecord {
     pub request: RequestId,
     /// Whether the report that the request carried counted.
     pub counted: bool,
-    pub task: Option<DispatchRecord>,
 }
 
 /// A task given to a trainer.

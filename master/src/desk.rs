@@ -38,8 +38,8 @@ const EVENTS_MAX: usize = 1024;
 pub(crate) const CHANGES_OF_ONE: usize = 40;
 
 /// Changes that a request for a task needs at most, beside those of tasks whose answer was lost: the
-/// task that is reported (two), the next one, the head, the answer, and the end of the job.
-const CHANGES_OF_TASK: usize = 6;
+/// task that is reported (two), the next one or the answer, the head, and the end of the job.
+const CHANGES_OF_TASK: usize = 5;
 
 /// How often deadlines are looked at and the status is renewed without an event.
 const TICK: Duration = Duration::from_millis(100);

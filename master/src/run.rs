@@ -66,7 +66,7 @@ pub struct Args {
 ///
 /// # Errors
 /// What a person has to act on.
-pub async fn run(args: Args) -> Result<(), Failure> {
+pub(crate) async fn run(args: Args) -> Result<(), Failure> {
     let (id, common) = (chance::uuid(), &args.common);
     let identity = init_logging("master", &common.job, id, &common.log)?;
     let shutdown = Shutdown::install()?;
@@ -265,11 +265,11 @@ impl Life<'_> {
         let (mut changes, mut addresses) = (lock.subscribe(), address.subscribe());
         // The address is bound to the same lease as the lock.
         let mut vigils = Vigils::new(self.etcd, &self.record.address);
-        let mut is_told = false;
+        let mut told = String::new();
         loop {
             vigils.follow(&[addresses.borrow_and_update().clone()]);
-            let is_free = changes.borrow_and_update().entries.is_empty();
-            if is_free {
+            let held = changes.borrow_and_update().entries.get(&key).cloned();
+            if held.is_none() {
                 match Reign::seize(self.etcd, session, &key, &value).await {
                     Ok(Ok(reign)) => return Ok(reign),
                     Ok(Err(_)) => {}
@@ -277,11 +277,17 @@ impl Life<'_> {
                     Err(error) => return Err(error.into()),
                 }
             }
-            if !is_told {
-                info!("stands by: another master acts");
-                is_told = true;
+            let why = match held {
+                Some(lock) if lock.lease == 0 => format!(
+                    "the lock `{key}` was put by hand and nobody can take it; `etcdctl del {key}` frees it"
+                ),
+                Some(_) | None => "stands by: another master acts".to_owned(),
+            };
+            if told != why {
+                info!("{why}");
+                told.clone_from(&why);
             }
-            readiness.set_not_ready("stands by: another master acts");
+            readiness.set_not_ready(why);
             tokio::select! {
                 biased;
                 _ = changes.changed() => {}

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use steadfast_common::ids::{Attempt, Pass, TaskId, TrainerId};
 use steadfast_common::records::{DispatchRecord, QueueRecord, TaskRecord};
 
-use crate::ledger::{Blamed, Fact, Ledger, Limits, Next, Pending, Report};
+use crate::ledger::{Blamed, Fact, Ledger, Limits, Next, Pending, Report, Request};
 
 /// Whether a failure is held against the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,10 +35,7 @@ impl<'a> Draft<'a> {
 
     fn pending(&self, task: TaskId) -> Option<Pending> {
         match self.changed.get(&task) {
-            Some(Some(TaskRecord::Pending { failures, attempt, trainer, failed_by })) => {
-                let blamed = Blamed { failures: *failures, failed_by: failed_by.clone() };
-                Some(Pending { blamed, attempt: *attempt, trainer: *trainer })
-            }
+            // What one request gives out is not what it reports.
             Some(_) => None,
             None => self.base.pending.get(task).cloned(),
         }
@@ -149,7 +146,8 @@ impl<'a> Draft<'a> {
         self.facts.push(Fact::Head(self.head));
     }
 
-    pub fn dispatch(&mut self, trainer: TrainerId, limits: &Limits) -> Next {
+    pub fn dispatch(&mut self, request: &Request, counted: bool, limits: &Limits) -> Next {
+        let Request { id, trainer, .. } = *request;
         if self.all_discarded() {
             return Next::AllFailed { pass: self.head.pass };
         }
@@ -165,7 +163,9 @@ impl<'a> Draft<'a> {
         self.head.next_attempt = Attempt(attempt.0 + 1);
         self.facts.push(Fact::Head(self.head));
         let Blamed { failures, failed_by } = blamed;
-        self.set(task, TaskRecord::Pending { failures, attempt, trainer, failed_by });
+        let record =
+            TaskRecord::Pending { failures, attempt, trainer, request: id, counted, failed_by };
+        self.set(task, record);
         Next::Task(DispatchRecord { task, attempt, pass: self.head.pass })
     }
 

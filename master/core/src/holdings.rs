@@ -61,7 +61,7 @@ impl Holdings {
 
 #[cfg(test)]
 mod tests {
-    use steadfast_common::ids::Attempt;
+    use steadfast_common::ids::{Attempt, RequestId};
     use uuid::Uuid;
 
     use super::*;
@@ -73,6 +73,8 @@ mod tests {
             blamed: Default::default(),
             attempt: Attempt(attempt),
             trainer: trainer(id),
+            request: RequestId(Uuid::from_u128(u128::from(attempt))),
+            counted: false,
         };
         let of = |holdings: &Holdings, id| {
             holdings.of(trainer(id)).map(|(task, _)| task.0).collect::<Vec<_>>()

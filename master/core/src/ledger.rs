@@ -39,7 +39,7 @@ pub enum Fact {
     GivenUp { pass: Pass, task: TaskId, reason: String },
     /// The pass is done again from a checkpoint in which the task was not given up.
     TakenBack { pass: Pass, task: TaskId },
-    /// What a trainer was answered.
+    /// What a trainer was answered that got no task.
     Replied { trainer: TrainerId, reply: ReplyRecord },
     /// A trainer is gone; its retries will not come.
     Forgotten { trainer: TrainerId },
@@ -149,6 +149,7 @@ pub struct Ledger {
     pub(crate) discarded: BTreeMap<TaskId, (u32, String)>,
     /// Every task that was given up, in this pass or before.
     pub(crate) given_up: BTreeMap<(Pass, TaskId), String>,
+    /// The last answers that gave no task.
     pub(crate) replies: BTreeMap<TrainerId, ReplyRecord>,
 }
 
@@ -197,6 +198,9 @@ pub(crate) struct Pending {
     pub blamed: Blamed,
     pub attempt: Attempt,
     pub trainer: TrainerId,
+    /// The request that it answered, and whether that one's report counted.
+    pub request: RequestId,
+    pub counted: bool,
 }
 
 /// The order of tasks in the present pass; shared between copies of the ledger.
@@ -251,12 +255,11 @@ impl Ledger {
 
     /// Takes a report and gives out a task, as one change.
     ///
-    /// A repeated request gets the answer that it got before, without a change.
+    /// A repeated request gets the answer that it got before, without a change, as long as the trainer
+    /// has what that gave it.
     pub fn next_task(&self, request: &Request, limits: &Limits) -> (Vec<Fact>, Answer) {
-        if let Some(reply) = self.replies.get(&request.trainer)
-            && reply.request == request.id
-        {
-            return (Vec::new(), self.repeat(reply, limits));
+        if let Some(answer) = self.given_before(request, limits) {
+            return (Vec::new(), answer);
         }
         let mut draft = Draft::new(self);
         let counted = match &request.report {
@@ -268,27 +271,29 @@ impl Ledger {
         }
         draft.close_pass_if_drained(limits);
         let next = match request.wants {
-            Wants::Task => draft.dispatch(request.trainer, limits),
+            Wants::Task => draft.dispatch(request, counted, limits),
             Wants::Nothing => Next::NotYet,
         };
-        let task = match &next {
-            Next::Task(dispatch) => Some(*dispatch),
-            Next::NotYet | Next::AllDone | Next::AllFailed { .. } => None,
-        };
-        // An answer without effect need not be remembered: the same question may be asked again.
-        if !draft.facts.is_empty() {
-            let reply = ReplyRecord { request: request.id, counted, task };
+        // A task's record tells for which request it was given out; and an answer without effect need
+        // not be remembered: the same question may be asked again.
+        if !matches!(next, Next::Task(_)) && !draft.facts.is_empty() {
+            let reply = ReplyRecord { request: request.id, counted };
             draft.facts.push(Fact::Replied { trainer: request.trainer, reply });
         }
         (draft.facts, Answer { counted, next })
     }
 
-    fn repeat(&self, reply: &ReplyRecord, limits: &Limits) -> Answer {
-        let next = match reply.task {
-            Some(dispatch) => Next::Task(dispatch),
-            None => self.outlook(limits),
-        };
-        Answer { counted: reply.counted, next }
+    /// The answer that the same request got before.
+    fn given_before(&self, request: &Request, limits: &Limits) -> Option<Answer> {
+        let mut given = self.pending.of(request.trainer);
+        if let Some((task, held)) = given.find(|(_, held)| held.request == request.id) {
+            let (attempt, pass) = (held.attempt, self.head.pass);
+            let next = Next::Task(DispatchRecord { task, attempt, pass });
+            return Some(Answer { counted: held.counted, next });
+        }
+        let reply = self.replies.get(&request.trainer);
+        let reply = reply.filter(|reply| reply.request == request.id)?;
+        Some(Answer { counted: reply.counted, next: self.outlook(limits) })
     }
 
     fn outlook(&self, limits: &Limits) -> Next {
@@ -439,9 +444,17 @@ impl Ledger {
                         let blamed = Blamed { failures, failed_by };
                         self.retry.insert(*task, Retry { blamed, reason });
                     }
-                    TaskRecord::Pending { failures, attempt, trainer, failed_by } => {
+                    TaskRecord::Pending {
+                        failures,
+                        attempt,
+                        trainer,
+                        request,
+                        counted,
+                        failed_by,
+                    } => {
                         let blamed = Blamed { failures, failed_by };
-                        self.pending.insert(*task, Pending { blamed, attempt, trainer });
+                        let held = Pending { blamed, attempt, trainer, request, counted };
+                        self.pending.insert(*task, held);
                     }
                     TaskRecord::Discarded { failures, reason } => {
                         self.discarded.insert(*task, (failures, reason));

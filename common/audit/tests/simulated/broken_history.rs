@@ -56,6 +56,8 @@ fn pending(attempt: u64) -> TaskRecord {
         failures: 0,
         attempt: steadfast_common::ids::Attempt(attempt),
         trainer: TrainerId(Uuid::from_u128(7)),
+        request: steadfast_common::ids::RequestId(Uuid::from_u128(8)),
+        counted: false,
         failed_by: Vec::new(),
     }
 }

@@ -189,8 +189,13 @@ fn apply(world: &mut World, step: Move) {
 
 fn retry_gets_the_same_answer(world: &mut World) {
     let Some((request, answer)) = world.last.clone() else { return };
-    let remembered = world.store.replies.get(&request.trainer);
-    if remembered.is_none_or(|reply| reply.request != request.id) {
+    let reply = world.store.replies.get(&request.trainer).map(|reply| reply.request);
+    let round = world.store.head.round;
+    let given = world.store.tasks.iter().filter_map(|((of, _), record)| match record {
+        TaskRecord::Pending { request, .. } if *of == round => Some(*request),
+        _ => None,
+    });
+    if !given.chain(reply).any(|known| known == request.id) {
         return;
     }
     let (facts, again) = world.ledger.next_task(&request, &LIMITS);
