@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use crate::compression::Compression;
 use crate::dataset::hex;
 use crate::faults_optimizer;
-use crate::spec::{DataFormat, JobSpec, Mode};
+use crate::spec::{DataFormat, JobSpec, LANES_MAX, Mode};
 
 /// Every key of a job file, by its full path; the schema that suggestions are made from.
 const KEYS: &[&str] = &[
@@ -284,8 +284,8 @@ impl JobSpec {
             "checkpoint.every",
             self.checkpoint.every.map_or(1, |every| every.as_millis() as u64),
         );
-        if 4096 < self.sync.lanes {
-            faults.push("`sync.lanes` is larger than 4096".to_owned());
+        if LANES_MAX < self.sync.lanes {
+            faults.push(format!("`sync.lanes` is larger than {LANES_MAX}"));
         }
         if self.mode == Mode::Async && self.checkpoint.every_steps.is_some() {
             faults.push(

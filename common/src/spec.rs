@@ -235,6 +235,9 @@ pub enum Schedule {
     Cosine,
 }
 
+/// The most lanes that a job may have.
+pub const LANES_MAX: u32 = 4096;
+
 /// The fixed global batch of a synchronous job: `lanes` × `micro_batch` records.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SyncSpec {

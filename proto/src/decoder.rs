@@ -377,6 +377,18 @@ mod tests {
         }
     }
 
+    /// F48: no job's own header is refused. One trainer may send the sum of all lanes, with what is counted
+    /// of each.
+    #[test]
+    fn the_header_of_as_many_lanes_as_a_job_may_have_is_read() {
+        let share = LaneShare { records: u32::MAX, last: true, checksum: u64::MAX };
+        let shares = vec![share; steadfast_common::spec::LANES_MAX as usize];
+        let name = LaneContribution { version: u64::MAX, lane: u32::MAX, shares };
+        let header = PushHeader { name: Some(Name::Lanes(name)), ..PushHeader::default() };
+        let message = PushRequest { header: Some(header), blocks: Vec::new() };
+        assert_eq!(read(&framed(&message), &[]).unwrap(), expected(&[message]));
+    }
+
     /// gRPC allows fields in any order, and such as are of a later version.
     #[test]
     fn fields_in_any_order_and_unknown_ones_are_taken_as_they_are() {
