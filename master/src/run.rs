@@ -33,7 +33,7 @@ use crate::metrics::Metrics;
 use crate::office::End;
 use crate::page;
 use crate::service::Service;
-use crate::tensorboard::Curves;
+use crate::tensorboard::{Curves, ReignName};
 use crate::vigils::Vigils;
 
 /// How long calls in flight may take once we leave.
@@ -319,12 +319,13 @@ impl Life<'_> {
             .map_err(|error| Failure::invalid(format!("the store: {error}")))?;
         // Announced before recovery: callers wait at the port, which answers when all is loaded.
         reign.commit(self.etcd, &[announce], &[]).await?;
+        let name = ReignName { epoch: reign.epoch(), master: self.record.id };
         let (desk, office) =
             Desk::open(self.etcd, self.keys, job, reign, &self.record.address).await?;
         let (keeper, checkpoints, requests) =
             Keeper::new(self.etcd.clone(), self.keys.clone(), spec.clone(), store, office.clone());
         let curves = self.args.tensorboard.clone();
-        let curves = curves.map(|to| Curves::start(to, self.record.id, office.facts.clone()));
+        let curves = curves.map(|to| Curves::start(to, name, office.facts.clone()));
         acting.send_replace(Some(Acting {
             office,
             checkpoints,

@@ -79,6 +79,21 @@ struct SessionLog {
     status: i32,
 }
 
+/// What a reign's file is named after.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReignName {
+    pub epoch: i64,
+    pub master: Uuid,
+}
+
+impl ReignName {
+    /// Readers take files by their names: those of reigns that began within a second in their order.
+    fn file_name(self, now: u64) -> String {
+        let Self { epoch, master } = self;
+        format!("events.out.tfevents.{:010}.{epoch:019}.{master}", now / 1000)
+    }
+}
+
 /// Tells TensorBoard of a reign, by a thread of its own: a folder may be of a file server that does not
 /// answer, which no job has to wait for.
 #[derive(Debug)]
@@ -90,11 +105,11 @@ pub(crate) struct Curves {
 impl Curves {
     /// Begins a file in `folder`, which is made if it is missing, and tells how the job gets on. A folder
     /// that cannot be written to is not worth a reign.
-    pub fn start(folder: PathBuf, master: Uuid, facts: watch::Receiver<Arc<Facts>>) -> Self {
+    pub fn start(folder: PathBuf, reign: ReignName, facts: watch::Receiver<Arc<Facts>>) -> Self {
         let (end, ended) = mpsc::channel();
         let (told, is_told) = oneshot::channel();
         let tell = move || {
-            match create(&folder, master) {
+            match create(&folder, reign) {
                 Ok(file) => TensorBoard::new(file).follow(&facts, &ended),
                 Err(error) => {
                     warn!(folder = %folder.display(), %error, "no curves for TensorBoard");
@@ -129,9 +144,9 @@ struct EventFile {
     is_in_trouble: bool,
 }
 
-fn create(folder: &Path, master: Uuid) -> io::Result<EventFile> {
+fn create(folder: &Path, reign: ReignName) -> io::Result<EventFile> {
     let now = unix_ms();
-    let path = folder.join(format!("events.out.tfevents.{:010}.{master}", now / 1000));
+    let path = folder.join(reign.file_name(now));
     create_dir_all(folder)?;
     let file = File::options().append(true).create(true).open(&path)?;
     let len = file.metadata()?.len();
@@ -269,6 +284,16 @@ fn masked(crc: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const REIGN: ReignName = ReignName { epoch: 7, master: Uuid::nil() };
+
+    #[test]
+    fn reigns_of_one_second_are_read_in_their_order() {
+        let later = ReignName { epoch: 10, master: Uuid::nil() };
+        let first = ReignName { master: Uuid::max(), ..REIGN };
+        assert!(first.file_name(1_000) < later.file_name(1_999));
+        assert!(later.file_name(1_999) < first.file_name(2_000));
+    }
     use crate::office::Position;
 
     fn at(version: u64, loss: f64) -> Facts {
@@ -280,7 +305,7 @@ mod tests {
     }
 
     fn board(folder: &Path) -> TensorBoard {
-        TensorBoard::new(create(folder, Uuid::nil()).unwrap())
+        TensorBoard::new(create(folder, REIGN).unwrap())
     }
 
     #[test]
@@ -302,7 +327,7 @@ mod tests {
     #[test]
     fn half_a_record_is_taken_back() {
         let folder = tempfile::tempdir().unwrap();
-        let mut file = create(folder.path(), Uuid::nil()).unwrap();
+        let mut file = create(folder.path(), REIGN).unwrap();
         let told = event(1, 1, What::FileVersion("told".to_owned()));
         file.append(std::slice::from_ref(&told));
         let path = file.path.clone();

@@ -249,7 +249,9 @@ fn going_back_and_forth_sets_aside_what_is_ahead() {
 #[test]
 fn a_checkpoint_wished_for_as_the_job_goes_back_is_of_what_it_goes_back_to() {
     let scene = Scene::new();
-    let cluster = Cluster::new(&scene, &Job::endless(), 1, "30s");
+    // No other checkpoint takes the place of one that the job goes back to.
+    let job = Job::endless().with("every_steps = 200", "every_steps = 1000000");
+    let cluster = Cluster::new(&scene, &job, 1, "30s");
     let _servers = [cluster.master("master"), cluster.pserver("pserver")];
     let trainer = cluster.trainer("trainer");
     cluster.until_step(3);
