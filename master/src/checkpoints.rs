@@ -35,7 +35,7 @@ const PAUSES_TO_A_SECOND: usize = 8;
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// Attempts for one that somebody waits for.
-const ATTEMPTS_MAX: u32 = 7;
+const ATTEMPTS_MAX: u32 = 8;
 
 /// How long all slots may take to come to a version that training has reached.
 const REACHED_MAX: Duration = Duration::from_secs(60);

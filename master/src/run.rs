@@ -277,14 +277,18 @@ impl Life<'_> {
                     Err(error) => return Err(error.into()),
                 }
             }
-            let why = match held {
-                Some(lock) if lock.lease == 0 => format!(
+            let is_stuck = held.is_some_and(|lock| lock.lease == 0);
+            let why = match is_stuck {
+                true => format!(
                     "the lock `{key}` was put by hand and nobody can take it; `etcdctl del {key}` frees it"
                 ),
-                Some(_) | None => "stands by: another master acts".to_owned(),
+                false => "stands by: another master acts".to_owned(),
             };
             if told != why {
-                info!("{why}");
+                match is_stuck {
+                    true => warn!("{why}"),
+                    false => info!("{why}"),
+                }
                 told.clone_from(&why);
             }
             readiness.set_not_ready(why);

@@ -284,6 +284,7 @@ fn masked(crc: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::office::Position;
 
     const REIGN: ReignName = ReignName { epoch: 7, master: Uuid::nil() };
 
@@ -294,7 +295,6 @@ mod tests {
         assert!(first.file_name(1_000) < later.file_name(1_999));
         assert!(later.file_name(1_999) < first.file_name(2_000));
     }
-    use crate::office::Position;
 
     fn at(version: u64, loss: f64) -> Facts {
         Facts {

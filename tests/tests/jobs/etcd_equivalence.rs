@@ -44,6 +44,14 @@ async fn seize(etcd: &Etcd, session: &Session, holder: &str) -> Reign {
     seized.expect("etcd answers").expect("the lock is free")
 }
 
+/// Somebody who holds the lock.
+async fn reigning(url: &str) -> (Etcd, Session, Reign) {
+    let etcd = connect(url).await;
+    let session = Session::open(&etcd, LONG).await.unwrap();
+    let reign = seize(&etcd, &session, "a").await;
+    (etcd, session, reign)
+}
+
 fn put(key: &str, value: &str) -> Op {
     Op::put(key, &value)
 }
@@ -74,9 +82,7 @@ fn a_key_is_created_once_and_a_retry_finds_its_own() {
 #[test]
 fn a_listing_of_several_pages_shows_one_revision() {
     on_both(async |server| {
-        let etcd = connect(&server.url()).await;
-        let session = Session::open(&etcd, LONG).await.unwrap();
-        let mut reign = seize(&etcd, &session, "a").await;
+        let (etcd, _session, mut reign) = reigning(&server.url()).await;
         let keys: Vec<String> = (0..1270).map(|it| format!("/jobs/it/tasks/{it:08}")).collect();
         for some in keys.chunks(OPS_MAX) {
             let ops: Vec<Op> = some.iter().map(|key| put(key, key)).collect();
@@ -131,9 +137,7 @@ fn a_former_holder_of_the_lock_changes_nothing() {
 #[test]
 fn a_commit_whose_condition_fails_changes_nothing_and_the_reign_goes_on() {
     on_both(async |server| {
-        let etcd = connect(&server.url()).await;
-        let session = Session::open(&etcd, LONG).await.unwrap();
-        let mut reign = seize(&etcd, &session, "a").await;
+        let (etcd, session, mut reign) = reigning(&server.url()).await;
         let slot = etcd.create("/ps/0", b"p", session.lease()).await.unwrap().unwrap();
         let holds = |revision| Condition::CreateRevision { key: "/ps/0".to_owned(), revision };
         let ops = [put("/x", "1"), Op::delete("/ps/1")];
@@ -150,9 +154,7 @@ fn a_commit_whose_condition_fails_changes_nothing_and_the_reign_goes_on() {
 #[test]
 fn the_largest_commit_is_taken_and_a_larger_one_is_refused_before_it_is_sent() {
     on_both(async |server| {
-        let etcd = connect(&server.url()).await;
-        let session = Session::open(&etcd, LONG).await.unwrap();
-        let mut reign = seize(&etcd, &session, "a").await;
+        let (etcd, _session, mut reign) = reigning(&server.url()).await;
         let ops: Vec<Op> = (0..=OPS_MAX).map(|it| put(&format!("/t/{it}"), "1")).collect();
         let absent = Condition::CreateRevision { key: "/none".to_owned(), revision: 0 };
         let conditions = vec![absent; COMPARES_MAX];
@@ -169,9 +171,7 @@ fn a_commit_whose_reply_was_lost_happens_once() {
     on_both(async |server| {
         let direct = connect(&server.url()).await;
         let proxy = Proxy::start(&server.url()).await;
-        let etcd = connect(&proxy.url()).await;
-        let session = Session::open(&etcd, LONG).await.unwrap();
-        let mut reign = seize(&etcd, &session, "a").await;
+        let (etcd, _session, mut reign) = reigning(&proxy.url()).await;
         reign.commit(&etcd, &[put("/before", "1")], &[]).await.unwrap();
 
         proxy.hold_replies();
@@ -200,9 +200,7 @@ fn a_commit_whose_reply_was_lost_happens_once() {
 #[test]
 fn a_lock_that_was_put_by_hand_is_no_longer_its_holders() {
     on_both(async |server| {
-        let etcd = connect(&server.url()).await;
-        let session = Session::open(&etcd, LONG).await.unwrap();
-        let mut reign = seize(&etcd, &session, "a").await;
+        let (etcd, _session, mut reign) = reigning(&server.url()).await;
         etcd.put(LOCK, b"a").await.unwrap();
         // Its version is what it would be after a commit whose reply was lost.
         let refused = reign.commit(&etcd, &[put("/x", "1")], &[]).await;

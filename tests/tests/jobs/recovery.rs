@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
 use steadfast_common::ids::Slot;
@@ -468,5 +468,8 @@ fn a_trainer_that_is_told_to_leave_ends_the_pushes_that_it_has_begun() {
     assert_eq!(trainer.end().code, Some(0));
     assert!(Some(ahead) <= updates(&far));
     assert_eq!(updates(&near), updates(&far));
+    let asked = Instant::now();
     assert!(cluster.steadfast(&["checkpoint", "now"]).status.success());
+    // A step that nobody trains towards is waited for that long.
+    assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
 }
