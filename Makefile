@@ -1,20 +1,20 @@
-# What people do with this repository. Every target does its own set-up.
+# Development tasks. Every target runs its own setup.
 
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-# What a job runs on; the other programs look after these.
+# The programs that a job runs; the others test and measure them.
 PRODUCT = -p steadfast-cli -p steadfast-master -p steadfast-pserver -p steadfast-trainer
 
-# A workspace of its own, at which cargo does not look from here.
+# A separate workspace, which cargo does not include from here.
 FUZZ = --edition 2024 fuzz/src/lib.rs $(wildcard fuzz/targets/*.rs)
 
 .PHONY: help setup build demo test test-compose chaos sim sim-deep mutants bench bench-compare verify verify-deep fix
 
-help: ## Say what there is
+help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
-setup: ## Install what building and testing need (apt, as root or by sudo)
+setup: ## Install build and test dependencies (apt, as root or with sudo)
 	@scripts/setup
 
 build: setup ## Build all programs
@@ -26,40 +26,41 @@ demo: setup ## Train a model on a cluster of processes on this machine
 
 test: build ## Run all tests
 	@scripts/setup --tests
-	$(CARGO) test --release --workspace
+	$(CARGO) test --release --workspace --no-fail-fast
 
-test-compose: build ## Run a job in containers and disturb it (part of `test` too; needs a Docker engine)
+test-compose: build ## Run a job in containers and inject faults (part of `test` too; needs a Docker engine)
 	$(CARGO) test --release --workspace --test compose -- --nocapture
 
 chaos: build ## Run seeded schedules of faults: SEED=1 MINUTES=5 MODE=sync|async
 	target/release/chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),5) --mode $(or $(MODE),sync)
 
-sim: build ## Run seeds in simulation: SEEDS=10000 SEED=1 MODE=both|sync|async
+sim: build ## Simulate seeds: SEEDS=10000 SEED=1 MODE=both|sync|async
 	target/release/steadfast-sim --seed $(or $(SEED),1) --seeds $(or $(SEEDS),10000) --mode $(or $(MODE),both)
 
-sim-deep: build ## Try every single detour of a small job in simulation, and every two faults
+sim-deep: build ## Simulate a small job with every single deviation, and with every pair of faults
 	target/release/steadfast-sim --explore
 	target/release/steadfast-sim --explore --pairs
 
-mutants: build ## Put deliberate faults into our protocol and see the simulator find them
+mutants: build ## Check that the simulator detects deliberate protocol bugs
 	target/release/steadfast-mutants $(ONLY)
 
-bench: build ## Measure beside this machine's limits: ONLY="push pull" ROUNDS=5
+bench: build ## Run benchmarks and compare with this machine's limits: ONLY="push pull" ROUNDS=5
 	target/release/steadfast-bench $(ONLY) --rounds $(or $(ROUNDS),5) --json target/bench.json
 
-bench-compare: build ## Measure beside another revision: BASE=main~5 ONLY="push pull" ROUNDS=5
+bench-compare: build ## Run benchmarks of this tree and of another revision: BASE=main~5 ONLY="push pull" ROUNDS=5
 	scripts/bench-compare "$(BASE)" $(ONLY) --rounds $(or $(ROUNDS),5)
 
-verify: setup ## Check form and lints; changes nothing
+verify: setup ## Check formatting, lints and documentation; changes no source (builds the programs for their --help)
 	$(CARGO) fmt --all --check
 	rustfmt --check $(FUZZ)
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
-	$(CARGO) test --release --workspace --test layers
+	$(CARGO) build --release --bins $(PRODUCT)
+	$(CARGO) test --release --workspace --test layers --test documentation
 
-verify-deep: setup ## Feed hostile bytes to every decoder: SECONDS=60 each, ONLY="shard text"
+verify-deep: setup ## Fuzz every decoder: SECONDS=60 each, ONLY="shard text"
 	scripts/fuzz --seconds $(or $(SECONDS),60) $(ONLY)
 
-fix: setup ## Format and apply what clippy can mend
+fix: setup ## Format, and apply clippy's fixes
 	$(CARGO) clippy --release --workspace --all-targets --fix --allow-dirty --allow-staged
 	$(CARGO) fmt --all
 	rustfmt $(FUZZ)

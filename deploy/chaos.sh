@@ -1,14 +1,14 @@
 #!/bin/sh
-# Disturbs the containers of a compose project, one after the other, for as long as it runs: kills processes
-# as a machine does that runs out of memory, pauses them, and takes them off the network.
+# Injects faults into the containers of a compose project, one at a time: kills processes (like the OOM
+# killer), pauses containers, and disconnects them from the network.
 #
-#   CHAOS_EVERY=10      seconds of peace between two disturbances
-#   CHAOS_FOR=8         seconds that one of them is paused or disconnected
-#   CHAOS_ROUNDS=0      how many; 0 is without end
-#   CHAOS_SERVICES=…    whom it may hit
+#   CHAOS_EVERY=10      seconds between two faults
+#   CHAOS_FOR=8         seconds that a container is paused or disconnected
+#   CHAOS_ROUNDS=0      number of faults; 0: no limit
+#   CHAOS_SERVICES=…    services to inject faults into
 #
-# It needs the engine's socket, and to see the processes of the host: it can do whatever root can. Run it
-# where nothing else is of worth.
+# It needs the engine's socket and the process namespace of the host, which is equivalent to root access. Run
+# it only on machines without valuable data.
 set -eu
 
 project=${COMPOSE_PROJECT_NAME:-steadfast}
@@ -29,29 +29,29 @@ while [ "$rounds" -eq 0 ] || [ "$round" -lt "$rounds" ]; do
 	service=$(one_of $services)
 	container=$(of "$service" | shuf -n 1)
 	if [ -z "$container" ]; then
-		say "there is no $service now"
+		say "no container of $service is running"
 		continue
 	fi
 	network=$(docker inspect --format '{{range $name, $_ := .NetworkSettings.Networks}}{{$name}} {{end}}' "$container" | cut -d ' ' -f 1)
-	# Whoever ends meanwhile has nothing more to be disturbed in.
+	# A container may exit at any time, so errors of docker are ignored.
 	case $(one_of kill pause disconnect) in
 	kill)
-		say "kills $service ($container)"
-		# By its process: what is killed through the engine is not started again. One that ended has 0.
+		say "killing $service ($container)"
+		# Not `docker kill`: the engine does not restart a container that it killed. Exited ones have pid 0.
 		process=$(docker inspect --format '{{.State.Pid}}' "$container") || continue
 		[ "$process" -eq 0 ] || kill -KILL "$process" || true
 		;;
 	pause)
-		say "pauses $service ($container) for $lasts s"
+		say "pausing $service ($container) for $lasts s"
 		docker pause "$container" >/dev/null || continue
 		sleep "$lasts"
 		docker unpause "$container" >/dev/null || true
 		;;
 	disconnect)
-		say "disconnects $service ($container) for $lasts s"
+		say "disconnecting $service ($container) for $lasts s"
 		docker network disconnect "$network" "$container" || continue
 		sleep "$lasts"
-		# With another address, perhaps: members of etcd are called by their names, and ours notice.
+		# The address may change: members of etcd are reached by name, and Steadfast processes notice the change.
 		docker network connect --alias "$service" "$network" "$container" || true
 		;;
 	esac

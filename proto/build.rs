@@ -2,7 +2,7 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     tonic_prost_build::configure()
-        // Tensor bytes are handed on by reference count, never copied into a vector.
+        // `Bytes` shares tensor data by reference count instead of copying it into vectors.
         .bytes(".")
         .compile_protos(&["steadfast/v1/master.proto", "steadfast/v1/pserver.proto"], &["."])?;
     Ok(())

@@ -1,4 +1,4 @@
-//! What is measured, and beside what.
+//! The benchmarks and their references.
 
 use steadfast_common::spec::OptimizerKind;
 
@@ -9,29 +9,29 @@ use crate::rig::Via;
 use crate::sample::Sample;
 use crate::{checkpoint, counter, kernels, model, ping, raw, tasks, whole, wire};
 
-/// What a bench counts.
+/// The unit of a benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     Bytes,
     Steps,
-    /// How long one thing takes; the limit is a bound.
+    /// Duration of one operation; the reference is an upper bound.
     Seconds,
 }
 
-/// One line of the table.
+/// One benchmark: a row of the table.
 #[derive(Clone, Debug)]
 pub struct Bench {
     pub name: String,
     pub what: String,
-    /// What the other side is.
+    /// The reference.
     pub beside: &'static str,
     pub unit: Unit,
-    /// The least ratio that is good.
-    pub bar: f64,
+    /// The minimum acceptable ratio.
+    pub target: f64,
     work: Work,
 }
 
-/// Which side of a bench.
+/// A side of a benchmark: our implementation or the reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Side {
     Ours,
@@ -40,9 +40,9 @@ pub enum Side {
 
 #[derive(Clone, Copy, Debug)]
 enum Work {
-    /// In what form, beside one that adds in which way.
+    /// Transport, compression, and how the reference adds gradients.
     Push(Via, &'static str, Adds),
-    /// Applied by itself, as a whole or not at all, beside one that may be.
+    /// Asynchronous pushes, applied as a whole or not at all, and how the reference adds gradients.
     AsyncPush(Adds),
     Pull(Via),
     Steps,
@@ -50,7 +50,7 @@ enum Work {
     SlowSteps,
     Lanes,
     Dispatch,
-    /// Beside a writer that serves as many.
+    /// With a server as reference.
     ServedDispatch,
     TakeOver,
     Checkpoint,
@@ -65,7 +65,7 @@ enum Work {
 }
 
 impl Bench {
-    /// Takes one sample.
+    /// Measures one sample.
     pub async fn sample(&self, side: Side) -> Sample {
         match (self.work, side) {
             (Work::Push(via, form, _), Side::Ours) => wire::push(via, form).await,
@@ -113,7 +113,7 @@ impl Bench {
     }
 }
 
-/// A line of the table as it is written here: what a [`Bench`] says, in the same order.
+/// The fields of a [`Bench`], in the same order.
 type Line = (&'static str, &'static str, &'static str, Unit, f64, Work);
 
 const LINES: [Line; 27] = [
@@ -128,7 +128,7 @@ const LINES: [Line; 27] = [
     (
         "kept-push",
         "the same as push",
-        "tokio TCP into the same update, while what was there before it stays",
+        "tokio TCP into the same update, which preserves the previous values",
         Unit::Bytes,
         0.9,
         Work::Push(Via::Tcp, "none", Adds::Beside),
@@ -167,16 +167,16 @@ const LINES: [Line; 27] = [
     ),
     (
         "bf16-push",
-        "the same gradient in 16 bits a value",
-        "tokio TCP with all bits",
+        "the same gradient in 16 bits per value",
+        "tokio TCP, uncompressed",
         Unit::Bytes,
         1.0,
         Work::Push(Via::Tcp, "bf16", Adds::AsItComes),
     ),
     (
         "int8-push",
-        "the same gradient in 8 bits a value",
-        "tokio TCP with all bits",
+        "the same gradient in 8 bits per value",
+        "tokio TCP, uncompressed",
         Unit::Bytes,
         1.0,
         Work::Push(Via::Tcp, "int8", Adds::AsItComes),
@@ -184,23 +184,23 @@ const LINES: [Line; 27] = [
     (
         "slow-push",
         "the same gradient over a link of 32 MiB/s to each pserver",
-        "tokio TCP over such links, with all bits",
+        "tokio TCP over such links, uncompressed",
         Unit::Bytes,
         0.9,
         Work::Push(Via::SlowTcp, "none", Adds::AsItComes),
     ),
     (
         "slow-bf16-push",
-        "the same in 16 bits a value",
-        "tokio TCP over such links, with all bits",
+        "the same in 16 bits per value",
+        "tokio TCP over such links, uncompressed",
         Unit::Bytes,
         1.8,
         Work::Push(Via::SlowTcp, "bf16", Adds::AsItComes),
     ),
     (
         "slow-int8-push",
-        "the same in 8 bits a value",
-        "tokio TCP over such links, with all bits",
+        "the same in 8 bits per value",
+        "tokio TCP over such links, uncompressed",
         Unit::Bytes,
         3.4,
         Work::Push(Via::SlowTcp, "int8", Adds::AsItComes),
@@ -231,7 +231,7 @@ const LINES: [Line; 27] = [
     ),
     (
         "slow-step",
-        "synchronous step of 64 MiB over links of 32 MiB/s either way: push, apply, pull",
+        "synchronous step of 64 MiB over links of 32 MiB/s in each direction: push, apply, pull",
         "tokio TCP over such links: the gradient, then the parameters",
         Unit::Steps,
         1.5,
@@ -240,7 +240,7 @@ const LINES: [Line; 27] = [
     (
         "lanes",
         "8 lanes of 8 MiB, added in order",
-        "the same bytes in any order",
+        "the same bytes added in any order",
         Unit::Bytes,
         0.8,
         Work::Lanes,
@@ -255,8 +255,8 @@ const LINES: [Line; 27] = [
     ),
     (
         "served-dispatch",
-        "the same, counted beside one that serves as many",
-        "a server of the same calls that commits as many keys and decides nothing",
+        "the same as dispatch",
+        "a server of the same calls that commits as many keys without any logic",
         Unit::Steps,
         0.8,
         Work::ServedDispatch,
@@ -272,22 +272,22 @@ const LINES: [Line; 27] = [
     (
         "checkpoint",
         "checkpoint of a model of 1 GiB on 2 pservers",
-        "plain writes of as much, with hash and fsync",
+        "plain writes of the same size, with hash and fsync",
         Unit::Bytes,
         0.8,
         Work::Checkpoint,
     ),
     (
         "restore",
-        "start of 2 pservers in place of dead ones: until they have the checkpoint's 1 GiB",
-        "plain reads of as much, with hash",
+        "start of 2 pservers in place of dead ones until a checkpoint of 1 GiB is restored",
+        "plain reads of the same size, with hash",
         Unit::Bytes,
         0.8,
         Work::Restore,
     ),
     (
         "steps-under-checkpoints",
-        "steps of a model of 256 MiB while one checkpoint is taken after the other",
+        "steps of a model of 256 MiB while checkpoints are taken continuously",
         "the same steps alone",
         Unit::Steps,
         0.95,
@@ -295,8 +295,8 @@ const LINES: [Line; 27] = [
     ),
     (
         "steps-beside-writes",
-        "the same, counted beside what hashing and writing alone leave to steps",
-        "the same steps while as many threads, as urgent, hash and write as much",
+        "the same as steps-under-checkpoints",
+        "the same steps while as many threads of the same priority hash and write the same bytes",
         Unit::Steps,
         0.95,
         Work::StepsBesideWrites,
@@ -312,7 +312,7 @@ const LINES: [Line; 27] = [
     (
         "digits",
         "trainers' time in a synchronous job of 1.1 million parameters, 2 trainers and 2 pservers",
-        "a second for each in which they compute gradients",
+        "1 s for each second of computing gradients",
         Unit::Seconds,
         0.85,
         Work::Digits,
@@ -327,7 +327,7 @@ const LINES: [Line; 27] = [
     ),
     (
         "idle",
-        "a process of a job whose trainers are away, for each second",
+        "CPU time per second of a process in a job without trainers",
         "0.5 % of a core",
         Unit::Seconds,
         1.0,
@@ -335,7 +335,7 @@ const LINES: [Line; 27] = [
     ),
 ];
 
-/// Update rules by the names of their benches.
+/// The benchmarked update rules, by name.
 const RULES: [(&str, OptimizerKind); 6] = [
     ("sgd", OptimizerKind::Sgd),
     ("momentum", OptimizerKind::Momentum),
@@ -345,23 +345,23 @@ const RULES: [(&str, OptimizerKind); 6] = [
     ("ftrl", OptimizerKind::Ftrl),
 ];
 
-/// All benches.
+/// Returns all benchmarks.
 pub fn benches() -> Vec<Bench> {
-    let lines = LINES.map(|(name, what, beside, unit, bar, work)| Bench {
+    let lines = LINES.map(|(name, what, beside, unit, target, work)| Bench {
         name: name.to_owned(),
         what: what.to_owned(),
         beside,
         unit,
-        bar,
+        target,
         work,
     });
     let rules = RULES.iter().flat_map(|(name, kind)| {
         [("cached", BLOCK), ("large", LARGE)].map(|(size, values)| Bench {
             name: format!("{name}-{size}"),
             what: format!("{name} on {values} values"),
-            beside: "a loop that moves as much",
+            beside: "a loop that moves the same bytes",
             unit: Unit::Bytes,
-            bar: 0.9,
+            target: 0.9,
             work: Work::Rule(*kind, values),
         })
     });

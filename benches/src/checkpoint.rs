@@ -1,5 +1,5 @@
-//! A checkpoint, beside a plain write of as much; going back to it, beside a plain read; and steps
-//! meanwhile.
+//! Checkpoints compared with plain writes, restores compared with plain reads, and training steps during
+//! both.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -21,10 +21,10 @@ use crate::wire::{SLOTS, large, steps_alone};
 /// Values of the model: 1 GiB.
 pub const VALUES: usize = 256 << 20;
 
-/// Bytes of one read: they are hashed while they are in cache.
+/// Bytes per read; they are hashed while they are in cache.
 const PIECE: usize = 4 << 20;
 
-/// One checkpoint of a model that nobody trains, by `steadfast checkpoint now`.
+/// Takes one checkpoint of an idle model, with `steadfast checkpoint now`.
 pub async fn take() -> Sample {
     let rig = large(VALUES).await;
     let watch = Watch::start(rig.pids());
@@ -32,7 +32,7 @@ pub async fn take() -> Sample {
     watch.stop((VALUES * size_of::<f32>()) as f64)
 }
 
-/// From the start of pservers in place of dead ones until they have the values of the checkpoint.
+/// Measures from the start of replacement pservers until they have the values of the checkpoint.
 pub async fn restore() -> Sample {
     let mut rig = large(VALUES).await;
     rig.take_checkpoint();
@@ -44,11 +44,11 @@ pub async fn restore() -> Sample {
     let peak_bytes = rig.pids().iter().map(|pid| peak_of(*pid)).sum();
     let mut values = vec![1.0; VALUES];
     rig.pull(&mut values).await;
-    assert!(values.iter().all(|value| *value == 0.0), "these are not the checkpoint's");
+    assert!(values.iter().all(|value| *value == 0.0), "the values differ from the checkpoint");
     Sample { cpu_seconds, peak_bytes, ..sample }
 }
 
-/// As many files read from the disk into memory, with hashes.
+/// Reads files of the same size from disk into memory, with hashes.
 pub fn read() -> Sample {
     let scene = Scene::new();
     let len = VALUES / SLOTS * size_of::<f32>();
@@ -72,22 +72,22 @@ pub fn read() -> Sample {
     watch.stop((VALUES * size_of::<f32>()) as f64)
 }
 
-/// Values of the model that is trained while checkpoints of it are taken: 256 MiB.
+/// Values of the model that is trained during checkpoints: 256 MiB.
 const TRAINED: usize = 64 << 20;
 
-/// Steps of one sample.
+/// Steps per sample.
 const STEPS: u64 = 12;
 
-/// What is done all the time while steps are taken.
+/// The background load during steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Meanwhile {
     Checkpoints,
-    /// A thread for each slot hashes as much and writes it to a file, as urgently as pservers do.
+    /// One thread per slot hashes the same bytes and writes them to a file, with the priority of pservers.
     Writes,
     Nothing,
 }
 
-/// Synchronous steps of one trainer.
+/// Measures synchronous steps of one trainer.
 pub async fn steps(meanwhile: Meanwhile) -> Sample {
     let rig = Arc::new(large(TRAINED).await);
     let stop = CancellationToken::new();
@@ -107,17 +107,17 @@ pub async fn steps(meanwhile: Meanwhile) -> Sample {
     if let Some(writing) = writing {
         writing.end();
     }
-    // The last one may wait for a version that does not come any more.
+    // The last checkpoint may wait for a version that is never reached.
     if let Some(taking) = taking {
-        assert!(0 < taking.await.expect("they are asked for"), "none was taken");
+        assert!(0 < taking.await.expect("the task does not panic"), "no checkpoint was taken");
     }
     sample
 }
 
-/// How much less urgent what pservers do for checkpoints is, in steps of `nice`.
-const LESS_URGENT: i32 = 10;
+/// Priority of the checkpoint work of pservers, as an increment of `nice`.
+const NICE: i32 = 10;
 
-/// Threads that write files.
+/// Threads that write files until stopped.
 struct Writing {
     threads: Vec<JoinHandle<u32>>,
     _scene: Scene,
@@ -130,8 +130,8 @@ impl Writing {
         let writer = |slot: usize| {
             let (stop, share, path) = (stop.clone(), share.clone(), scene.path(&slot.to_string()));
             thread::spawn(move || {
-                // On Linux that is this thread's alone.
-                setpriority_process(None, LESS_URGENT).expect("anybody may become less urgent");
+                // On Linux this affects only the calling thread.
+                setpriority_process(None, NICE).expect("lowering the priority is allowed");
                 let mut written = 0;
                 while !stop.is_cancelled() {
                     write_one(&share, &path);
@@ -145,20 +145,20 @@ impl Writing {
 
     fn end(self) {
         for thread in self.threads {
-            assert!(0 < thread.join().expect("it writes"), "nothing was written");
+            assert!(0 < thread.join().expect("the writer does not panic"), "nothing was written");
         }
     }
 }
 
-/// A file with a share's bytes, which are hashed, on the disk.
+/// Hashes a slot's bytes and writes them to a file on disk.
 fn write_one(share: &[u8], path: &Path) {
     std::hint::black_box(Sha256::digest(share));
     let mut file = File::create(path).expect("the folder can be written to");
     file.write_all(share).expect("there is room");
-    file.sync_all().expect("there is a disk");
+    file.sync_all().expect("the disk works");
 }
 
-/// As many files, with hashes, onto the disk.
+/// Writes files of the same size to disk, with hashes.
 pub fn write() -> Sample {
     let scene = Scene::new();
     let share = Bytes::from(vec![0; VALUES / SLOTS * size_of::<f32>()]);

@@ -1,13 +1,13 @@
-//! The limit of dispatches that are served: a process that answers the same calls over the same HTTP/2, commits as
-//! many keys of as many bytes for each, as many calls at once, and decides nothing.
+//! The reference for served dispatches: a process that answers the same calls over the same HTTP/2 and
+//! commits the same number of keys and bytes per call, with as many concurrent calls, but without any logic.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use steadfast_coord::{OPS_MAX, Op, Reign, Session};
-use steadfast_host::net::{Port, Wire, dial};
+use steadfast_coord::{Leadership, OPS_MAX, Op, Session};
+use steadfast_host::net::{Channel, Port, dial};
 use steadfast_host::role::Role;
 use steadfast_proto::v1::next_task_reply::Next;
 use steadfast_proto::v1::next_task_request::Report;
@@ -27,10 +27,10 @@ use crate::sample::Sample;
 use crate::tasks::{Asks, KEYS_OF_ONE, TRAINERS, all_at_once, changes, finished};
 use crate::unary::Unary;
 
-/// Somebody waits for the commit.
+/// A call that waits for its commit.
 type Waiting = (NextTaskRequest, oneshot::Sender<NextTaskReply>);
 
-/// Answers once the writer has committed.
+/// Answers calls once the writer has committed them.
 #[derive(Clone)]
 struct Counter {
     calls: mpsc::Sender<Waiting>,
@@ -51,7 +51,7 @@ impl UnaryService<NextTaskRequest> for Counter {
     }
 }
 
-/// Answers until it is killed. Says first where.
+/// Serves until it is killed. Prints its address first.
 pub async fn serve(etcd: &str) -> std::io::Result<()> {
     let (calls, waiting) = mpsc::channel(1024);
     let port = Port::bind("127.0.0.1:0".parse().expect("an address")).await?;
@@ -62,28 +62,28 @@ pub async fn serve(etcd: &str) -> std::io::Result<()> {
     served.await.map_err(std::io::Error::other)?.map_err(std::io::Error::other)
 }
 
-/// Commits all that wait together, then answers them.
+/// Commits all waiting calls together, then answers them.
 async fn write(etcd: String, mut waiting: mpsc::Receiver<Waiting>) {
     let client = connect(&etcd).await;
     let session = Session::open(&client, Duration::from_secs(30)).await.expect("a lease");
-    let reign = Reign::seize(&client, &session, "/bench/lock", b"bench").await;
-    let mut reign = reign.expect("etcd answers").expect("nobody else holds it");
+    let leadership = Leadership::acquire(&client, &session, "/bench/lock", b"bench").await;
+    let mut leadership = leadership.expect("etcd answers").expect("the lock is free");
     let (mut batch, mut number) = (Vec::new(), 0);
     while 0 < waiting.recv_many(&mut batch, (OPS_MAX - 1) / KEYS_OF_ONE).await {
         let ops: Vec<Op> = changes(number, batch.len());
-        reign.commit(&client, &ops, &[]).await.expect("etcd answers");
+        leadership.commit(&client, &ops).await.expect("etcd answers");
         for (_, reply) in batch.drain(..) {
             number += 1;
             let task =
                 Dispatch { task: number as u32, attempt: number as u64, ..Dispatch::default() };
-            // Who asked waits.
+            // The caller waits for the reply.
             let _ = reply.send(NextTaskReply { counted: true, next: Some(Next::Task(task)) });
         }
     }
 }
 
 struct Client {
-    grpc: tonic::client::Grpc<Wire>,
+    grpc: tonic::client::Grpc<Channel>,
     report: Option<Report>,
 }
 
@@ -106,7 +106,7 @@ impl Asks for Client {
     }
 }
 
-/// As many calls of as many clients as our own sample has.
+/// Makes as many calls from as many clients as the sample of our implementation.
 pub async fn dispatch() -> Sample {
     let scene = Scene::new();
     let etcd = EtcdServer::durable(&scene);

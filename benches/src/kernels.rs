@@ -1,37 +1,37 @@
-//! Update rules and the sum of lanes, beside loops that only move the same bytes.
+//! Update rules and the sum of lanes, compared with loops that only move the same bytes.
 
 use std::hint::black_box;
 
 use bytes::Bytes;
+use steadfast_common::byte_segments::ByteSegments;
 use steadfast_common::compression::Codec;
 use steadfast_common::ids::Lane;
-use steadfast_common::pieces::Pieces;
 use steadfast_common::spec::{OptimizerKind, OptimizerSpec};
 use steadfast_common::widest::widest;
-use steadfast_pserver_core::contribution::{Finite, LaneEnd, LaneShare};
+use steadfast_pserver_core::buffer_pool::BufferPool;
+use steadfast_pserver_core::contribution::{LaneEnd, LaneShare, ValidatedBlock};
 use steadfast_pserver_core::lane_sum::LaneSum;
-use steadfast_pserver_core::memory::Memory;
 use steadfast_pserver_core::optimizer::{Optimizer, State};
 
 use crate::sample::Sample;
 use crate::watch::Watch;
 
-/// Values in cache: a block.
+/// Values that fit into cache: one block.
 pub const BLOCK: usize = 1 << 16;
 
-/// Values out of cache: 64 MiB.
+/// Values that exceed the cache: 64 MiB.
 pub const LARGE: usize = 16 << 20;
 
-/// Bytes that one sample moves, about.
+/// Approximate number of bytes moved per sample.
 const SAMPLE_BYTES: usize = 3 << 30;
 
-/// Lanes that are added up.
+/// Number of lanes added up.
 const LANES: u32 = 8;
 
-/// Values of one lane in the sum: 8 MiB.
+/// Values per lane: 8 MiB.
 const LANE: usize = 2 << 20;
 
-/// Applies a rule again and again to `values` values.
+/// Applies a rule repeatedly to `values` values.
 pub fn optimizer(kind: OptimizerKind, values: usize) -> Sample {
     let spec = OptimizerSpec { kind, momentum: Some(0.9), ..OptimizerSpec::default() };
     let rule = Optimizer::new(&spec);
@@ -52,7 +52,7 @@ pub fn optimizer(kind: OptimizerKind, values: usize) -> Sample {
     watch.stop((times * bytes) as f64)
 }
 
-/// Moves the bytes of such a rule: reads gradient, parameters and state, writes the latter two.
+/// Moves the bytes of a rule: reads gradient, parameters and state, writes the latter two.
 pub fn copy(kind: OptimizerKind, values: usize) -> Sample {
     let spec = OptimizerSpec { kind, momentum: Some(0.9), ..OptimizerSpec::default() };
     let states = Optimizer::new(&spec).state_names().len();
@@ -67,7 +67,7 @@ pub fn copy(kind: OptimizerKind, values: usize) -> Sample {
     watch.stop((times * bytes) as f64)
 }
 
-/// One addition for each value that is written.
+/// Performs one addition per written value.
 #[inline(always)]
 fn move_through(written: &mut [Vec<f32>], gradient: &[f32]) {
     match written {
@@ -97,23 +97,23 @@ fn move_through(written: &mut [Vec<f32>], gradient: &[f32]) {
     }
 }
 
-/// The gradient is read, the others are read and written.
+/// Returns the bytes moved: the gradient is read, the other vectors are read and written.
 fn moved(states: usize, values: usize) -> usize {
     (1 + 2 * (1 + states)) * values * size_of::<f32>()
 }
 
-/// A lane that goes on, with one record.
+/// The share of a lane with one record that is not exhausted.
 const MORE: LaneShare = LaneShare { records: 1, checksum: 1, end: LaneEnd::MoreToCome };
 
-/// Adds lanes along their tree, of which every second one comes too early.
+/// Adds lanes along their tree; every second lane arrives before its left neighbour.
 pub fn lanes() -> Sample {
-    let lane = Pieces::from(Bytes::from(0.5_f32.to_le_bytes().repeat(LANE)));
+    let lane = ByteSegments::from(Bytes::from(0.5_f32.to_le_bytes().repeat(LANE)));
     let order: Vec<u32> = (0..LANES).map(|it| it ^ 1).collect();
     let mut sum = LaneSum::new(LANES, Default::default(), Codec::Plain, 1);
-    let memory = Memory::default();
+    let memory = BufferPool::default();
     let step = |_| {
         let came = order.iter().map(|number| {
-            let block = Finite::new(0, &lane, memory.lend(LANE)).expect("they are finite");
+            let block = ValidatedBlock::new(0, &lane, memory.lend(LANE)).expect("they are finite");
             (*number, block)
         });
         let came: Vec<_> = came.collect();
@@ -129,7 +129,7 @@ pub fn lanes() -> Sample {
     (0..lane_times()).map(step).sum()
 }
 
-/// Adds as many values of as many lanes, in whatever order.
+/// Adds the same number of values and lanes, in arbitrary order.
 pub fn unordered() -> Sample {
     let lanes = vec![vec![0.5_f32; LANE]; LANES as usize];
     let mut sum = vec![0.0_f32; LANE];

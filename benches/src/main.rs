@@ -1,4 +1,4 @@
-//! Measures how fast we are beside what this machine can do, in one run, the two sides in turn.
+//! Benchmarks Steadfast against the limits of the machine: both sides alternate within one run.
 
 mod catalogue;
 mod checkpoint;
@@ -27,27 +27,27 @@ use steadfast_process::keep_freed_memory;
 
 use crate::sample::{Pairs, Sample};
 
-/// Measures how fast Steadfast is beside what this machine can do.
+/// Benchmarks Steadfast against the limits of this machine.
 #[derive(Debug, Parser)]
 #[command(name = "steadfast-bench", version)]
 struct Args {
-    /// Benches by the beginning of their names; all without any.
+    /// Prefixes of benchmark names; default: all benchmarks.
     names: Vec<String>,
-    /// How often both sides are measured.
+    /// Number of samples per side.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Writes all samples to this file as well.
+    /// Also writes all samples to this file.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Another build of this program, with its own programs beside it, to measure instead of the
-    /// limit.
+    /// Path of another build of this program, next to its other binaries, to compare with instead of the
+    /// reference.
     #[arg(long)]
     base: Option<PathBuf>,
     #[command(subcommand)]
     part: Option<Part>,
 }
 
-/// What processes of a measurement do.
+/// Internal commands of measurement processes.
 #[derive(Debug, Subcommand)]
 enum Part {
     /// Takes one sample and prints it.
@@ -77,14 +77,14 @@ fn main() -> ExitCode {
 }
 
 fn act(part: &Part) -> Result<(), String> {
-    // As every process of ours does.
+    // All our processes do this.
     keep_freed_memory();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| error.to_string())?;
     match part {
         Part::Sample { name, side } => {
             let bench = benches().into_iter().find(|it| it.name == *name);
-            let bench = bench.ok_or_else(|| format!("there is no bench `{name}`"))?;
+            let bench = bench.ok_or_else(|| format!("unknown benchmark `{name}`"))?;
             let sample = runtime.block_on(bench.sample(*side));
             println!("{}", serde_json::to_string(&sample).expect("it is plain data"));
             Ok(())
@@ -104,7 +104,7 @@ fn measure(args: &Args) -> Result<(), String> {
     let wanted: Vec<Bench> = benches().into_iter().filter(is_wanted).collect();
     if wanted.is_empty() {
         let names: Vec<String> = benches().into_iter().map(|it| it.name).collect();
-        return Err(format!("there is no such bench; there are {}", names.join(", ")));
+        return Err(format!("no benchmark matches; available: {}", names.join(", ")));
     }
     let own = std::env::current_exe().map_err(|error| error.to_string())?;
     let mut rows = Vec::new();
@@ -115,7 +115,7 @@ fn measure(args: &Args) -> Result<(), String> {
     for bench in wanted {
         let mut pairs = Pairs::default();
         for round in 0..args.rounds {
-            // Whoever comes second may find the machine warmer.
+            // Alternates the order: the second side may find the machine warmer.
             let ours =
                 |pairs: &mut Pairs| sample(&own, &bench, Side::Ours).map(|it| pairs.ours.push(it));
             let beside = |pairs: &mut Pairs| {
@@ -134,7 +134,7 @@ fn measure(args: &Args) -> Result<(), String> {
             }
         }
         println!("{}", table::row(&bench, &pairs, args.base.is_some()));
-        rows.push(serde_json::json!({ "name": bench.name, "bar": bench.bar, "samples": pairs }));
+        rows.push(serde_json::json!({ "name": bench.name, "bar": bench.target, "samples": pairs }));
     }
     if let Some(path) = &args.json {
         let text = serde_json::to_string_pretty(&rows).expect("it is plain data");
@@ -143,7 +143,7 @@ fn measure(args: &Args) -> Result<(), String> {
     Ok(())
 }
 
-/// Takes a sample in a process of its own, so that memory and caches are its own.
+/// Takes a sample in a separate process, with its own memory and caches.
 fn sample(program: &Path, bench: &Bench, side: Side) -> Result<Sample, String> {
     let side = match side {
         Side::Ours => "ours",

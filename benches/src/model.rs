@@ -1,4 +1,4 @@
-//! A gradient of a built-in model, beside the matrix products that it cannot do without.
+//! A gradient of a built-in model, compared with its matrix products alone.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -16,13 +16,13 @@ use crate::watch::Watch;
 /// Inputs, hidden layers and classes.
 const WIDTHS: [usize; 4] = [784, 512, 256, 10];
 
-/// Records of one gradient.
+/// Records per gradient.
 const RECORDS: usize = 256;
 
-/// Gradients of one sample.
+/// Gradients per sample.
 const TIMES: usize = 150;
 
-/// The gradient of a perceptron, again and again.
+/// Measures the gradient of a perceptron.
 pub fn gradient() -> Sample {
     let [features, hidden @ .., classes] = WIDTHS;
     let spec = ModelSpec {
@@ -33,7 +33,7 @@ pub fn gradient() -> Sample {
         dropout: 0.0,
         options: Default::default(),
     };
-    let model = Registry::built_in().build(&spec, features).expect("the model is sound");
+    let model = Registry::built_in().build(&spec, features).expect("the model is valid");
     let layout = Arc::new(Layout::new(model.parameters()));
     let (mut parameters, mut gradient) =
         (Parameters::zeros(layout.clone()), Parameters::zeros(layout));
@@ -51,7 +51,7 @@ pub fn gradient() -> Sample {
     watch.stop(TIMES as f64)
 }
 
-/// The products alone: through every layer, and back.
+/// Measures only the matrix products of the forward and backward pass.
 pub fn products() -> Sample {
     let layers: Vec<Layer> =
         WIDTHS.windows(2).map(|widths| Layer::new(widths[0], widths[1])).collect();

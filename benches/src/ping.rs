@@ -1,5 +1,5 @@
-//! The limit of small steps: as many bytes there and back over the HTTP/2 that we use, as fast as one
-//! answer can follow another.
+//! The reference for small steps: a ping-pong of the same number of bytes over the same HTTP/2, without
+//! pauses.
 
 use std::net::SocketAddr;
 use std::process::Stdio;
@@ -22,7 +22,7 @@ use crate::unary::Unary;
 use crate::watch::Watch;
 use crate::wire::{SMALL, SMALL_STEPS};
 
-/// Gives back what it gets.
+/// Returns each request.
 #[derive(Clone)]
 struct Echo;
 
@@ -35,7 +35,7 @@ impl UnaryService<BlockData> for Echo {
     }
 }
 
-/// Answers until it is killed. Says first where.
+/// Serves until it is killed. Prints its address first.
 pub async fn serve() -> std::io::Result<()> {
     let port = Port::bind("127.0.0.1:0".parse().expect("an address")).await?;
     println!("{}", port.local_addr()?);
@@ -43,7 +43,7 @@ pub async fn serve() -> std::io::Result<()> {
     served.map_err(std::io::Error::other)?.map_err(std::io::Error::other)
 }
 
-/// As many exchanges as a sample of small steps has steps.
+/// Makes as many exchanges as a sample of small steps has steps.
 pub async fn ping_pong() -> Sample {
     let scene = Scene::new();
     let own = std::env::current_exe().expect("we run");

@@ -1,4 +1,4 @@
-//! The limit of the wire: tokio's TCP or Unix sockets and nothing above them, moving the same bytes between as many
+//! The reference for transfers: plain tokio TCP or Unix sockets that move the same bytes between as many
 //! processes, into the same sums.
 
 use std::net::SocketAddr;
@@ -16,27 +16,27 @@ use crate::sample::Sample;
 use crate::watch::Watch;
 use crate::wire::{SLOTS, SLOW_STEPS, STEP_VALUES, STEPS, TRAINERS, VALUES, step_bytes};
 
-/// Bytes of one read.
+/// Bytes per read.
 const READ_BYTES: usize = 256 << 10;
 
-/// What a connection is for.
+/// Operations of a connection.
 const PUSH: u8 = 1;
 const PULL: u8 = 2;
 const PUSH_WHOLE: u8 = 3;
 const PUSH_BESIDE: u8 = 4;
 
-/// When a gradient is added up.
+/// How a gradient is added to the sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Adds {
-    /// As it comes in, so that one which breaks off was added in part.
+    /// On arrival; an interrupted transfer is added in part.
     AsItComes,
-    /// The same, while the sum before stays as it was, for whoever still needs it.
+    /// On arrival, into a copy: the previous sum is preserved.
     Beside,
-    /// As a whole or not at all: once its last byte is there.
+    /// As a whole or not at all: after the last byte.
     Whole,
 }
 
-/// Receives gradients and adds them up, or gives the sum away, until it is killed. Says first where.
+/// Serves until it is killed: receives and adds gradients, or sends the sum. Prints its address first.
 pub async fn serve() -> std::io::Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
@@ -58,7 +58,7 @@ pub async fn serve() -> std::io::Result<()> {
 
 type Stream = Either<TcpStream, UnixStream>;
 
-/// Beside a port.
+/// Returns the name of the Unix socket that belongs to a TCP address.
 fn unix_name(address: SocketAddr) -> String {
     format!("\0steadfast-bench-{address}")
 }
@@ -109,14 +109,14 @@ fn add(sums: &mut [f32], bytes: &[u8]) {
     }
 }
 
-/// Receivers, each connected to by every sender.
+/// Receivers, each connected to every sender.
 struct Peers {
     processes: Vec<Process>,
     senders: Vec<Sender>,
     _scene: Scene,
 }
 
-/// A trainer's connections, one to each receiver.
+/// The connections of a trainer, one to each receiver.
 struct Sender {
     streams: Vec<Stream>,
     _links: Vec<Proxy>,
@@ -213,7 +213,7 @@ async fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Gradients of [`VALUES`] to [`SLOTS`] processes that add them up.
+/// Measures gradients of [`VALUES`] to [`SLOTS`] processes that add them up.
 pub async fn push(via: Via, adds: Adds) -> Sample {
     let mut peers = Peers::start(1, VALUES, via).await;
     peers.push(adds).await;
@@ -224,7 +224,7 @@ pub async fn push(via: Via, adds: Adds) -> Sample {
     watch.stop((via.rounds() * VALUES * size_of::<f32>()) as f64)
 }
 
-/// Parameters of [`VALUES`] from [`SLOTS`] processes.
+/// Measures parameters of [`VALUES`] from [`SLOTS`] processes.
 pub async fn pull(via: Via) -> Sample {
     let mut peers = Peers::start(1, VALUES, via).await;
     peers.pull().await;
@@ -235,7 +235,7 @@ pub async fn pull(via: Via) -> Sample {
     watch.stop((via.rounds() * VALUES * size_of::<f32>()) as f64)
 }
 
-/// As many bytes as slow steps move: the gradient, then the parameters.
+/// Moves as many bytes as slow steps: the gradient, then the parameters.
 pub async fn slow_steps() -> Sample {
     let mut peers = Peers::start(1, VALUES, Via::SlowTcp).await;
     peers.push(Adds::AsItComes).await;
@@ -248,7 +248,7 @@ pub async fn slow_steps() -> Sample {
     watch.stop(SLOW_STEPS as f64)
 }
 
-/// The bytes of whole steps: all gradients, then all parameters.
+/// Moves the bytes of whole steps: all gradients, then all parameters.
 pub async fn steps() -> Sample {
     let mut peers = Peers::start(TRAINERS, STEP_VALUES, Via::Tcp).await;
     peers.push(Adds::AsItComes).await;

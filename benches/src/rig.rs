@@ -1,9 +1,9 @@
-//! A real cluster, and in the trainer's place something that sends gradients as fast as it can.
+//! A real cluster, with a load generator in place of the trainer.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use steadfast_client::{Cluster, Crew, Master, Pservers};
+use steadfast_client::{Cluster, Master, PserverSet, Pservers};
 use steadfast_common::compression::Codec;
 use steadfast_common::ids::TrainerId;
 use steadfast_common::job_file::parse;
@@ -21,20 +21,20 @@ use uuid::Uuid;
 
 const LEASE: &str = "30s";
 
-/// Longest wait for anything.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout of every wait.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How we reach pservers.
+/// The transport to pservers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Via {
     Tcp,
-    /// Over a link of [`SLOW_BYTES`] a second.
+    /// A link of [`SLOW_BYTES`] per second.
     SlowTcp,
     Unix,
 }
 
 impl Via {
-    /// How many gradients of the benches' size make a sample.
+    /// Returns the number of transfers per sample.
     pub fn rounds(self) -> usize {
         match self {
             Self::Tcp | Self::Unix => 24,
@@ -43,22 +43,22 @@ impl Via {
     }
 }
 
-/// What a slow link lets through in a second, to each pserver.
+/// Bandwidth of a slow link to each pserver, in bytes per second.
 const SLOW_BYTES: u32 = 32 << 20;
 
-/// A slow link to `address`.
+/// Starts a slow link to `address`.
 pub async fn slow_link(address: &str) -> Proxy {
     let link = Proxy::start(address).await;
     link.slow(SLOW_BYTES);
     link
 }
 
-/// Processes of one job, and our own connections to them.
+/// The processes of one job, and the client connections to them.
 pub struct Rig {
     pub pservers: Pservers,
     pub cluster: Arc<Cluster>,
     via: Via,
-    /// Slow links that we reach pservers over.
+    /// Slow links to pservers.
     links: Vec<Proxy>,
     codec: Codec,
     layout: Arc<Layout>,
@@ -72,7 +72,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// Starts a job whose model has `values` parameters on that many slots, all of them zero.
+    /// Starts a job with `slots` slots and a model of `values` parameters, all zero.
     pub async fn start(
         scene: Scene,
         etcd: EtcdServer,
@@ -92,9 +92,9 @@ impl Rig {
         let layout = Arc::new(Layout::new(vec![ParamSpec::new("w", &[values])]));
         let codec = parse(&job.text).expect("it is a job file").gradients.codec();
         let mut links = Vec::new();
-        let crew = crew(&cluster, via, &mut links).await;
+        let pserver_set = pserver_set(&cluster, via, &mut links).await;
         let pservers =
-            initialise(cluster.clone(), id, &crew, layout.clone(), &session, codec).await;
+            initialise(cluster.clone(), id, &pserver_set, layout.clone(), &session, codec).await;
         Self {
             via,
             links,
@@ -112,57 +112,58 @@ impl Rig {
         }
     }
 
-    /// Announces one more trainer.
+    /// Registers another trainer.
     pub async fn register(&self, id: TrainerId) {
         register(&self.client, &self.keys, &self.session, id).await;
     }
 
-    /// One more pserver than there are slots.
+    /// Starts a spare pserver.
     pub fn start_spare(&mut self) {
         let spare = self.commands.start(&self.scene, "spare", "steadfast-pserver", &[]);
         self.processes.push(spare);
     }
 
-    /// As another trainer sees the pservers: over connections of its own.
+    /// Returns the pservers for another trainer, with connections of its own.
     pub async fn other_pservers(&self) -> Pservers {
         assert!(self.links.is_empty(), "a slow link has one trainer");
-        let crew = crew(&self.cluster, self.via, &mut Vec::new()).await;
+        let pserver_set = pserver_set(&self.cluster, self.via, &mut Vec::new()).await;
         let layout = self.layout.clone();
         let deadline = self.session.deadline();
-        Pservers::new(self.cluster.clone(), &crew, layout, self.codec, deadline).expect("addresses")
+        Pservers::new(self.cluster.clone(), &pserver_set, layout, self.codec, deadline)
+            .expect("addresses")
     }
 
     /// Starts a second master; returns its process.
     pub fn start_standby(&mut self) -> i32 {
         let process = self.commands.start_master(&self.scene, "standby");
-        within(PATIENCE, "it stands by", || process.stderr().contains("stands by").then_some(()));
+        within(TIMEOUT, "it stands by", || process.stderr().contains("stands by").then_some(()));
         let pid = process.pid().as_raw();
         self.processes.push(process);
         pid
     }
 
-    /// Takes a checkpoint, and waits for it.
+    /// Takes a checkpoint and waits for it.
     pub fn take_checkpoint(&self) {
         let ended = self.ask_for_checkpoint();
         assert_eq!(ended.code, Some(0), "{}", ended.stderr);
     }
 
-    /// The same, of a job that may not go on.
+    /// Takes a checkpoint of a job that may have stopped training, which may fail.
     pub fn ask_for_checkpoint(&self) -> Ended {
         let args: Vec<&str> = self.commands.cluster.iter().map(String::as_str).collect();
         let args = [&["checkpoint", "now"], &args[..]].concat();
-        self.scene.start("checkpoint", "steadfast", &args).end(PATIENCE)
+        self.scene.start("checkpoint", "steadfast", &args).end(TIMEOUT)
     }
 
-    /// Ends all pservers without a word.
+    /// Kills all pservers.
     pub fn kill_pservers(&mut self) {
         for mut pserver in self.processes.drain(1..) {
             pserver.signal(Signal::SIGKILL);
-            pserver.end(PATIENCE);
+            pserver.end(TIMEOUT);
         }
     }
 
-    /// Starts others in their place; waits until these have the values of the last checkpoint.
+    /// Starts replacement pservers and waits until they have restored the last checkpoint.
     pub fn replace_pservers(&mut self, slots: usize) {
         for slot in 0..slots {
             let name = format!("other-pserver-{slot}");
@@ -170,11 +171,11 @@ impl Rig {
         }
         for pserver in &self.processes[1..] {
             let has_restored = || pserver.stderr().contains("shard restored").then_some(());
-            within(PATIENCE, "it restores its shard", has_restored);
+            within(TIMEOUT, "it restores its shard", has_restored);
         }
     }
 
-    /// What the pservers have, in whatever generation they are by now.
+    /// Pulls the parameters, in whatever generation the pservers are.
     pub async fn pull(&mut self, values: &mut [f32]) {
         while self.pservers.pull(values).await.is_err() {
             self.cluster.generation_after(self.pservers.generation()).await;
@@ -182,25 +183,25 @@ impl Rig {
         }
     }
 
-    /// Ends the first master without a word.
+    /// Kills the first master.
     pub fn kill_master(&self) {
         self.processes[0].signal(Signal::SIGKILL);
     }
 
-    /// The processes whose work counts.
+    /// Returns the processes whose resources are measured.
     pub fn pids(&self) -> Vec<i32> {
         self.processes.iter().map(|it| it.pid().as_raw()).collect()
     }
 }
 
-/// A connection to the etcd at `url`.
+/// Connects to the etcd at `url`.
 pub async fn connect(url: &str) -> Etcd {
     let options = EtcdOptions { endpoints: vec![url.to_owned()], ..EtcdOptions::default() };
     Etcd::connect(&options).await.expect("etcd answers")
 }
 
-/// An address of ours that whoever doubts that we live can connect to.
-async fn be_seen() -> String {
+/// Listens for the failure detector, as the admin port of a trainer does; returns the address.
+async fn listen_for_probes() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback is there");
     let address = listener.local_addr().expect("it is bound").to_string();
     tokio::spawn(async move {
@@ -213,15 +214,15 @@ async fn be_seen() -> String {
 }
 
 async fn register(client: &Etcd, keys: &Keys, session: &Session, id: TrainerId) {
-    let record = TrainerRecord { admin: be_seen().await, numerics: String::new() };
+    let record = TrainerRecord { admin: listen_for_probes().await, numerics: String::new() };
     let record = serde_json::to_vec(&record).expect("records are plain data");
     let created = client.create(&keys.trainer(id), &record, session.lease()).await;
     created.expect("etcd answers").expect("it is a new key");
 }
 
-/// How the processes of a job are started.
+/// The command lines of a job's processes.
 struct Commands {
-    /// Where the job is.
+    /// The job and its etcd.
     cluster: Vec<String>,
     common: Vec<String>,
     master: Vec<String>,
@@ -260,11 +261,11 @@ impl Commands {
     }
 }
 
-/// The pservers, as they are reached that way; over new `links` if it is a slow one.
-async fn crew(cluster: &Cluster, via: Via, links: &mut Vec<Proxy>) -> Crew {
-    let mut crew = cluster.crew().await.expect("the job begins");
-    for holder in &mut crew.holders {
-        assert!(holder.unix.is_some(), "we share a machine");
+/// Returns the pserver set as reached over a transport; adds slow links to `links`.
+async fn pserver_set(cluster: &Cluster, via: Via, links: &mut Vec<Proxy>) -> PserverSet {
+    let mut pserver_set = cluster.pserver_set().await.expect("the job begins");
+    for holder in &mut pserver_set.holders {
+        assert!(holder.unix.is_some(), "the pserver is on another machine");
         if via != Via::Unix {
             holder.unix = None;
         }
@@ -274,25 +275,25 @@ async fn crew(cluster: &Cluster, via: Via, links: &mut Vec<Proxy>) -> Crew {
             links.push(link);
         }
     }
-    crew
+    pserver_set
 }
 
 async fn initialise(
     cluster: Arc<Cluster>,
     id: TrainerId,
-    crew: &Crew,
+    pserver_set: &PserverSet,
     layout: Arc<Layout>,
     session: &Session,
     codec: Codec,
 ) -> Pservers {
     let master = Master::new(cluster.clone(), id);
-    let caller = master.caller(crew.record.generation);
+    let caller = master.caller(pserver_set.record.generation);
     let values = Arc::new(vec![0.0; layout.len()]);
     let pservers =
-        Pservers::new(cluster, crew, layout, codec, session.deadline()).expect("addresses");
+        Pservers::new(cluster, pserver_set, layout, codec, session.deadline()).expect("addresses");
     let begun = BeginInitRequest { caller: caller.clone() };
     let reply = master.begin_init(begun).await.expect("the master answers");
-    assert_eq!(reply.answer(), Answer::Initialize, "nobody else is there");
+    assert_eq!(reply.answer(), Answer::Initialize, "there is another trainer");
     pservers.init(reply.attempt, values).await.expect("pservers take values");
     let finished = FinishInitRequest { caller, attempt: reply.attempt };
     master.finish_init(finished).await.expect("the master answers");

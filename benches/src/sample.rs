@@ -1,49 +1,49 @@
-//! What one measurement of one side came to, and what several come to together.
+//! Samples of one side, and statistics over several of them.
 
 use std::iter::Sum;
 
 use serde::{Deserialize, Serialize};
 
-/// What was counted, in how much time, and at what expense.
+/// Amount, time and resources of one measurement.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct Sample {
-    /// Bytes, steps, or whatever the bench counts.
+    /// Bytes, steps, or another unit of the benchmark.
     pub amount: f64,
     pub seconds: f64,
-    /// CPU time of all processes that took part.
+    /// CPU time of all processes involved.
     pub cpu_seconds: f64,
-    /// Most memory that each process held, added up.
+    /// Sum of the peak memory of all processes involved.
     pub peak_bytes: u64,
-    /// What 99 of 100 calls took at most, where calls were timed.
+    /// 99th percentile of call durations, if calls were timed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p99_seconds: Option<f64>,
 }
 
 impl Sample {
-    /// One thing that may take so long.
+    /// Creates a sample that stands for an upper bound on one operation.
     pub fn bound(seconds: f64) -> Self {
         Self { amount: 1.0, seconds, ..Self::default() }
     }
 
-    /// The same with how long each call took.
+    /// Adds the 99th percentile of call durations.
     pub fn with_waits(self, mut waits: Vec<f64>) -> Self {
         waits.sort_by(f64::total_cmp);
         let place = (waits.len() * 99).div_ceil(100).saturating_sub(1);
         Self { p99_seconds: waits.get(place).copied(), ..self }
     }
 
-    /// Amount per second.
+    /// Returns the amount per second.
     pub fn rate(&self) -> f64 {
         self.amount / self.seconds
     }
 
-    /// CPU seconds per thousand million of the amount.
+    /// Returns the CPU seconds per 10⁹ of the amount.
     pub fn cpu_per_giga(&self) -> f64 {
         self.cpu_seconds / self.amount * 1e9
     }
 }
 
-/// Several parts of one measurement, with pauses between them.
+/// Combines several parts of one measurement with pauses between them.
 impl Sum for Sample {
     fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
         parts.fold(Self::default(), |all, part| Self {
@@ -56,7 +56,7 @@ impl Sum for Sample {
     }
 }
 
-/// Samples of two sides that were taken in turn.
+/// Alternating samples of two sides.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Pairs {
     pub ours: Vec<Sample>,
@@ -64,12 +64,12 @@ pub struct Pairs {
 }
 
 impl Pairs {
-    /// Median of ours against the other side, pair by pair: above 1 is faster.
+    /// Returns the median over pairs of our rate divided by that of the reference: above 1 is faster.
     pub fn ratio(&self) -> f64 {
         median(self.each(|ours, limit| ours.rate() / limit.rate()))
     }
 
-    /// The same for CPU time per amount: above 1 is more expensive.
+    /// Returns the same ratio of CPU time per amount: above 1 is more expensive.
     pub fn cpu_ratio(&self) -> f64 {
         median(self.each(|ours, limit| ours.cpu_per_giga() / limit.cpu_per_giga()))
     }
@@ -79,7 +79,7 @@ impl Pairs {
     }
 }
 
-/// The middle of `values`; NaN if there are none.
+/// Returns the median of `values`; NaN if there are none.
 pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {

@@ -1,31 +1,31 @@
-//! The table that a person reads.
+//! The table of results.
 
 use crate::catalogue::{Bench, Unit};
 use crate::sample::{Pairs, Sample, median};
 
-/// Its first two lines.
+/// Returns the two header lines.
 pub fn head(is_compared: bool) -> String {
     let other = if is_compared { "base" } else { "limit" };
-    let ratio = if is_compared { "ratio" } else { "ratio (bar)" };
+    let ratio = if is_compared { "ratio" } else { "ratio (target)" };
     format!(
         "| bench | ours | {other} | {ratio} | CPU, ours | CPU, {other} | ratio of CPU | memory, ours \
          | memory, {other} | p99, ours |\n|---|---|---|---|---|---|---|---|---|---|"
     )
 }
 
-/// What a bench measures.
+/// Returns the description of a benchmark.
 pub fn legend(bench: &Bench) -> String {
-    format!("{}: {}; its limit: {}", bench.name, bench.what, bench.beside)
+    format!("{}: {}; reference: {}", bench.name, bench.what, bench.beside)
 }
 
-/// The line of one bench.
+/// Returns the row of one benchmark.
 pub fn row(bench: &Bench, pairs: &Pairs, is_compared: bool) -> String {
     let rate = |samples: &[Sample]| median(samples.iter().map(Sample::rate).collect());
     let cpu = |samples: &[Sample]| median(samples.iter().map(Sample::cpu_per_giga).collect());
     let peak = |samples: &[Sample]| samples.iter().map(|it| it.peak_bytes).max().unwrap_or(0) >> 20;
     let ratio = match is_compared {
         true => format!("{:.2}", pairs.ratio()),
-        false => format!("{:.2} ({})", pairs.ratio(), bench.bar),
+        false => format!("{:.2} ({})", pairs.ratio(), bench.target),
     };
     let rate_text = |it: f64| match bench.unit {
         Unit::Bytes => format!("{:.2} GB/s", it / 1e9),
@@ -42,7 +42,7 @@ pub fn row(bench: &Bench, pairs: &Pairs, is_compared: bool) -> String {
         true => "–".to_owned(),
         false => format!("{:.1} ms", median(waits) * 1e3),
     };
-    // A bound costs nothing.
+    // An upper bound has no CPU time.
     let cpu_ratio = match pairs.cpu_ratio() {
         ratio if ratio.is_finite() => format!("{ratio:.2}"),
         _ => "–".to_owned(),

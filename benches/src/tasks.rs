@@ -1,4 +1,4 @@
-//! Tasks out and back: the master with a real etcd that syncs every commit to disk.
+//! Task dispatch: the master with a real etcd that syncs every commit to disk.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use futures::future::join_all;
 use steadfast_client::Master;
 use steadfast_common::ids::{Generation, TrainerId};
-use steadfast_coord::{OPS_MAX, Op, Reign, Session};
+use steadfast_coord::{Leadership, OPS_MAX, Op, Session};
 use steadfast_proto::v1::next_task_reply::Next;
 use steadfast_proto::v1::next_task_request::Report;
 use steadfast_proto::v1::{Dispatch, Finished, NextTaskRequest};
@@ -18,16 +18,16 @@ use crate::rig::{Rig, Via, connect};
 use crate::sample::Sample;
 use crate::watch::Watch;
 
-/// Tasks of the job.
+/// Number of tasks in the job.
 const TASKS: usize = 1_000_000;
 
-/// Tasks that one sample gives out.
+/// Tasks dispatched per sample.
 const DISPATCHED: usize = 40_000;
 
-/// Trainers that ask at once.
+/// Number of concurrent trainers.
 pub const TRAINERS: usize = 64;
 
-/// Keys that a dispatch changes on its own: the task before, and the task.
+/// Keys changed by one dispatch: the previous task and the next one.
 pub const KEYS_OF_ONE: usize = 2;
 
 async fn rig() -> Rig {
@@ -44,13 +44,13 @@ async fn rig() -> Rig {
     Rig::start(scene, etcd, &job, 1, 1, Via::Tcp).await
 }
 
-/// Somebody who asks one time after the other.
+/// A client that makes one request after the other.
 pub trait Asks: Send + 'static {
-    /// Asks once, and waits for the answer.
+    /// Makes one request and waits for the reply.
     fn turn(&mut self) -> impl Future<Output = ()> + Send;
 }
 
-/// A trainer that takes tasks and says that they are done.
+/// A trainer that takes tasks and reports them as finished.
 struct Worker {
     master: Master,
     generation: Generation,
@@ -67,7 +67,7 @@ impl Worker {
 }
 
 impl Asks for Worker {
-    /// Gives back a task and takes another.
+    /// Reports the previous task and takes another.
     async fn turn(&mut self) {
         let request = NextTaskRequest {
             caller: self.master.caller(self.generation),
@@ -75,7 +75,7 @@ impl Asks for Worker {
             report: self.report.take(),
             more: true,
             held: None,
-            spent: None,
+            time_breakdown: None,
         };
         let reply = self.master.next_task(request).await.expect("the master answers");
         let Some(Next::Task(dispatch)) = reply.next else { panic!("there are tasks: {reply:?}") };
@@ -83,7 +83,7 @@ impl Asks for Worker {
     }
 }
 
-/// A task that is done.
+/// Returns the report of a finished task.
 pub fn finished(dispatch: &Dispatch) -> Report {
     Report::Finished(Finished {
         attempt: dispatch.attempt,
@@ -94,7 +94,7 @@ pub fn finished(dispatch: &Dispatch) -> Report {
     })
 }
 
-/// [`DISPATCHED`] of [`TASKS`] tasks to [`TRAINERS`] trainers.
+/// Dispatches [`DISPATCHED`] of [`TASKS`] tasks to [`TRAINERS`] trainers.
 pub async fn dispatch() -> Sample {
     let rig = rig().await;
     let mut workers = Vec::new();
@@ -106,7 +106,7 @@ pub async fn dispatch() -> Sample {
     all_at_once(workers, rig.pids()).await
 }
 
-/// [`DISPATCHED`] turns of all `askers` together, with the processes that serve them.
+/// Measures [`DISPATCHED`] turns of all `askers` together, and the processes that serve them.
 pub async fn all_at_once(askers: Vec<impl Asks>, pids: Vec<i32>) -> Sample {
     let given = Arc::new(AtomicUsize::new(0));
     let watch = Watch::start(pids);
@@ -127,7 +127,7 @@ pub async fn all_at_once(askers: Vec<impl Asks>, pids: Vec<i32>) -> Sample {
     sample.with_waits(waits.flatten().collect())
 }
 
-/// What `count` dispatches from `first` on change, and what they have in common.
+/// Returns the changes of `count` dispatches starting at `first`, including the key they share.
 pub fn changes(first: usize, count: usize) -> Vec<Op> {
     let value = serde_json::json!({ "a": "0".repeat(150) });
     let ops = (first..first + count).flat_map(|number| {
@@ -137,25 +137,25 @@ pub fn changes(first: usize, count: usize) -> Vec<Op> {
     ops.chain([Op::put("/bench/head", &value)]).collect()
 }
 
-/// One writer of transactions with as many changes as dispatches of one transaction need.
+/// Measures one writer of transactions with the changes of as many dispatches as fit into one.
 pub async fn write() -> Sample {
     let scene = Scene::new();
     let etcd = EtcdServer::durable(&scene);
     let client = connect(&etcd.url()).await;
     let session = Session::open(&client, Duration::from_secs(30)).await.expect("a lease");
-    let reign = Reign::seize(&client, &session, "/bench/lock", b"bench").await;
-    let mut reign = reign.expect("etcd answers").expect("nobody else holds it");
+    let leadership = Leadership::acquire(&client, &session, "/bench/lock", b"bench").await;
+    let mut leadership = leadership.expect("etcd answers").expect("the lock is free");
     let in_one = (OPS_MAX - 1) / KEYS_OF_ONE;
     let watch = Watch::start(vec![etcd.pid().as_raw()]);
     let mut next = 0;
     while next < DISPATCHED {
-        reign.commit(&client, &changes(next, in_one), &[]).await.expect("etcd answers");
+        leadership.commit(&client, &changes(next, in_one)).await.expect("etcd answers");
         next += in_one;
     }
     watch.stop(next as f64)
 }
 
-/// From the death of a master to the first task that another gives out.
+/// Measures from the death of a master to the first task dispatched by another.
 pub async fn take_over() -> Sample {
     let mut rig = rig().await;
     let mut worker = Worker::new(&rig).await;

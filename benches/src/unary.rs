@@ -11,14 +11,14 @@ use tonic::codegen::http;
 use tonic::server::{NamedService, UnaryService};
 use tonic_prost::ProstCodec;
 
-/// Answers calls whose request is an `R`, whatever their method is called.
+/// Answers calls with request type `R`, whatever the method name.
 pub struct Unary<S, R> {
     method: S,
     request: PhantomData<fn(R)>,
 }
 
 impl<S, R> Unary<S, R> {
-    /// Has `method` answer.
+    /// Creates a service that answers with `method`.
     pub fn new(method: S) -> Self {
         Self { method, request: PhantomData }
     }

@@ -1,11 +1,11 @@
-//! Takes a sample: time, CPU time and memory of this process and of those that work with it.
+//! Measures a sample: time, CPU time and memory of this process and of others.
 
 use std::time::Instant;
 
 use crate::expense::{cpu_of, own_cpu, peak_of};
 use crate::sample::Sample;
 
-/// A measurement that has begun.
+/// A measurement in progress.
 pub struct Watch {
     others: Vec<i32>,
     cpu: f64,
@@ -13,13 +13,13 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Begins to measure.
+    /// Starts to measure this process and `others`.
     pub fn start(others: Vec<i32>) -> Self {
         let cpu = total_cpu(&others);
         Self { others, cpu, started: Instant::now() }
     }
 
-    /// What was done since: `amount`.
+    /// Ends the measurement of `amount`.
     pub fn stop(self, amount: f64) -> Sample {
         let seconds = self.started.elapsed().as_secs_f64();
         let cpu_seconds = total_cpu(&self.others) - self.cpu;

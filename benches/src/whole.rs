@@ -1,8 +1,8 @@
-//! Whole jobs, from the command to its exit, and processes that wait.
+//! Whole jobs, from the command to its exit, and idle processes.
 
 use std::time::Duration;
 
-use steadfast_common::status::Spent;
+use steadfast_common::status::TimeBreakdown;
 use steadfast_tests::{Job, Run, Scene};
 
 use crate::expense::{cpu_of, peak_of};
@@ -10,10 +10,10 @@ use crate::sample::Sample;
 use crate::watch::Watch;
 use crate::wire;
 
-/// How long waiting processes are watched.
+/// How long idle processes are measured.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// One pass over the digits, twelve steps, with `steadfast local`: little more than start and end.
+/// Measures one pass over the digits, twelve steps, with `steadfast local`: mostly start and exit.
 pub fn start_and_end() -> Sample {
     let scene = Scene::new();
     let job = Job::small()
@@ -24,11 +24,11 @@ pub fn start_and_end() -> Sample {
     watch.stop(1.0)
 }
 
-/// Passes over the digits, each of them one step.
+/// Passes over the digits, of one step each.
 const PASSES: u32 = 150;
 
-/// The time of trainers in a job of 1.1 million parameters on two trainers and two pservers, for each
-/// second that they compute gradients.
+/// Measures the time of trainers in a job of 1.1 million parameters on two trainers and two pservers, per
+/// second of computing gradients.
 pub fn digits() -> Sample {
     let scene = Scene::new();
     let job = Job::example("digits")
@@ -39,12 +39,13 @@ pub fn digits() -> Sample {
         .with("fraction = 0.2", &format!("fraction = 0.2\nevery_passes = {PASSES}"));
     let watch = Watch::start(Vec::new());
     let summary = Run::start(&scene, &job, &[]).finish();
-    let spent: Spent = serde_json::from_value(summary["spent"].clone()).expect("it was measured");
-    Sample { amount: spent.compute, seconds: spent.total(), ..watch.stop(1.0) }
+    let time_breakdown: TimeBreakdown =
+        serde_json::from_value(summary["time_breakdown"].clone()).expect("it was measured");
+    Sample { amount: time_breakdown.compute, seconds: time_breakdown.total(), ..watch.stop(1.0) }
 }
 
-/// The one that costs most of a master, a pserver, and a pserver in reserve, while no trainer works:
-/// its CPU time against the time that passed, and its memory.
+/// Measures the most expensive of a master, a pserver and a spare while no trainer works: CPU time per
+/// elapsed time, and memory.
 pub async fn idle() -> Sample {
     let rig = wire::waiting().await;
     let pids = rig.pids();
@@ -53,7 +54,7 @@ pub async fn idle() -> Sample {
     let costs = pids.iter().zip(before).map(|(pid, before)| cpu_of(*pid) - before);
     Sample {
         amount: IDLE.as_secs_f64(),
-        // Below one tick of the system's clock there is nothing to see.
+        // CPU time below one tick of the kernel's clock is not measurable.
         seconds: costs.fold(0.01, f64::max),
         peak_bytes: pids.iter().map(|pid| peak_of(*pid)).max().unwrap_or(0),
         ..Sample::default()

@@ -1,11 +1,11 @@
-//! Gradients to real pservers, and parameters from them.
+//! Pushes to and pulls from real pservers.
 
 use std::sync::Arc;
 
 use futures::future::join_all;
 use steadfast_client::{Gradient, Name};
+use steadfast_common::applied_records::RecordRange;
 use steadfast_common::ids::{Lane, Pass, TaskId, Version};
-use steadfast_common::tally::TaskPiece;
 use steadfast_proto::v1::LaneShare;
 use steadfast_tests::{EtcdServer, Job, Scene};
 
@@ -16,13 +16,13 @@ use crate::watch::Watch;
 /// Values of the model: 64 MiB.
 pub const VALUES: usize = 16 << 20;
 
-/// Pservers that share it.
+/// Number of pservers.
 pub const SLOTS: usize = 2;
 
 /// Values of the small model: 64 KiB.
 pub const SMALL: usize = 16 << 10;
 
-/// Steps of one sample of the small model.
+/// Steps of the small model per sample.
 pub const SMALL_STEPS: u64 = 2000;
 
 fn asynchronous() -> Job {
@@ -46,35 +46,35 @@ fn gradient(values: Vec<f32>) -> Gradient {
     Gradient { records: 1, loss_sum: 0.5, checksum: 1, values: Arc::new(values) }
 }
 
-/// The sum of one lane that has one record and goes on.
+/// The sum of one lane with one record that is not exhausted.
 fn lane(version: u64, first: Lane) -> Name {
     let shares = vec![LaneShare { records: 1, last: false, checksum: 1 }];
     Name::Lanes { version: Version(version), first, shares }
 }
 
 /// The first record of a task.
-fn first_piece() -> TaskPiece {
-    TaskPiece { pass: Pass(0), task: TaskId(0), from: 0, to: 1, last: false }
+fn first_record() -> RecordRange {
+    RecordRange { pass: Pass(0), task: TaskId(0), from: 0, to: 1, last: false }
 }
 
-/// One record after the other, so that no push repeats another.
-fn piece(number: usize) -> Name {
+/// Consecutive records, so that no push repeats another.
+fn range(number: usize) -> Name {
     let from = number as u32;
-    let piece = TaskPiece { from, to: from + 1, ..first_piece() };
-    Name::Piece { piece, version: Version(0) }
+    let range = RecordRange { from, to: from + 1, ..first_record() };
+    Name::Range { range, version: Version(0) }
 }
 
-/// Gradients of [`VALUES`] to [`SLOTS`] pservers, each of them a synchronous step by SGD that nobody
-/// pulls; counts what they stand for, however few bytes they take.
+/// Measures gradients of [`VALUES`] to [`SLOTS`] pservers, each a synchronous SGD step without a pull;
+/// counts the uncompressed bytes.
 pub async fn push(via: Via, compression: &str) -> Sample {
     let form = format!("[gradients]\ncompression = \"{compression}\"\n[sync]\n");
     let job = synchronous().with("[sync]\n", &form);
     push_all(&job, via, |number| lane(number as u64, Lane(0))).await
 }
 
-/// The same gradients, each applied by itself, as a whole or not at all.
+/// Measures asynchronous pushes, each applied as a whole or not at all.
 pub async fn push_asynchronously() -> Sample {
-    push_all(&asynchronous(), Via::Tcp, piece).await
+    push_all(&asynchronous(), Via::Tcp, range).await
 }
 
 async fn push_all(job: &Job, via: Via, name: fn(usize) -> Name) -> Sample {
@@ -88,7 +88,7 @@ async fn push_all(job: &Job, via: Via, name: fn(usize) -> Name) -> Sample {
     watch.stop((via.rounds() * VALUES * size_of::<f32>()) as f64)
 }
 
-/// Parameters of [`VALUES`] from [`SLOTS`] pservers.
+/// Measures parameters of [`VALUES`] from [`SLOTS`] pservers.
 pub async fn pull(via: Via) -> Sample {
     let rig = rig(&asynchronous(), SLOTS as u32, VALUES, via).await;
     let mut values = vec![0.0; VALUES];
@@ -100,22 +100,22 @@ pub async fn pull(via: Via) -> Sample {
     watch.stop((via.rounds() * VALUES * size_of::<f32>()) as f64)
 }
 
-/// Synchronous steps of a small model: one lane, one pserver.
+/// Measures synchronous steps of a small model: one lane, one pserver.
 pub async fn small_steps() -> Sample {
     let rig = rig(&synchronous(), 1, SMALL, Via::Tcp).await;
     steps_alone(&rig, SMALL, SMALL_STEPS).await
 }
 
-/// Steps of one trainer over slow links.
+/// Steps per sample over slow links.
 pub const SLOW_STEPS: u64 = 3;
 
-/// Synchronous steps of one trainer over slow links to two pservers.
+/// Measures synchronous steps of one trainer over slow links to two pservers.
 pub async fn slow_steps() -> Sample {
     let rig = rig(&synchronous(), SLOTS as u32, VALUES, Via::SlowTcp).await;
     steps_alone(&rig, VALUES, SLOW_STEPS).await
 }
 
-/// Steps of a job of one lane, whose model has `values` parameters; one more goes before them.
+/// Measures steps of a job of one lane and `values` parameters, after one warm-up step.
 pub async fn steps_alone(rig: &Rig, values: usize, steps: u64) -> Sample {
     let gradient = gradient(vec![0.5; values]);
     let mut values = vec![0.0; values];
@@ -135,16 +135,16 @@ async fn step(rig: &Rig, version: u64, gradient: &Gradient, values: &mut [f32]) 
     pulled.expect("the pserver gives it");
 }
 
-/// Trainers of the whole step.
+/// Number of trainers of the whole step.
 pub const TRAINERS: usize = 2;
 
 /// Values of the model of the whole step: 100 MiB.
 pub const STEP_VALUES: usize = 25 << 20;
 
-/// Whole steps of one sample.
+/// Whole steps per sample.
 pub const STEPS: u64 = 5;
 
-/// Synchronous steps of two trainers, one lane each, on two pservers.
+/// Measures synchronous steps of two trainers, one lane each, on two pservers.
 pub async fn steps() -> Sample {
     let job = synchronous().with("lanes = 1", "lanes = 2");
     let rig = rig(&job, SLOTS as u32, STEP_VALUES, Via::Tcp).await;
@@ -176,17 +176,17 @@ pub async fn steps() -> Sample {
     watch.stop(STEPS as f64 * step_bytes())
 }
 
-/// Bytes that a whole step moves.
+/// Returns the bytes moved by a whole step.
 pub fn step_bytes() -> f64 {
     (2 * TRAINERS * STEP_VALUES * size_of::<f32>()) as f64
 }
 
-/// A model of that many values on [`SLOTS`] pservers.
+/// Starts a job with a model of `values` values on [`SLOTS`] pservers.
 pub async fn large(values: usize) -> Rig {
     rig(&synchronous(), SLOTS as u32, values, Via::Tcp).await
 }
 
-/// A job whose trainers are away, with a pserver in reserve.
+/// Starts a job without trainers, with a spare pserver.
 pub async fn waiting() -> Rig {
     let mut rig = rig(&synchronous(), 1, SMALL, Via::Tcp).await;
     rig.start_spare();
@@ -200,11 +200,11 @@ mod tests {
     use super::*;
     use crate::expense::peak_of;
 
-    /// Trainers that push at once.
+    /// Number of trainers that push at once.
     const CROWD: usize = 24;
 
-    /// F48: however many gradients come at once, what a pserver sets aside for them is bounded; the others
-    /// wait at their senders, and all of them are applied.
+    /// F48: the memory of a pserver for concurrent gradients is bounded; other pushes wait at their senders,
+    /// and all of them are applied.
     #[tokio::test(flavor = "multi_thread")]
     async fn gradients_that_come_at_once_take_bounded_memory() {
         let rig = rig(&asynchronous(), 1, VALUES, Via::Tcp).await;
@@ -214,14 +214,14 @@ mod tests {
             crowd.push(rig.other_pservers().await);
         }
         let pushes = crowd.iter().enumerate().map(|(task, pservers)| {
-            let piece = TaskPiece { task: TaskId(task as u32), ..first_piece() };
-            pservers.push(Name::Piece { piece, version: Version(0) }, gradient.clone())
+            let range = RecordRange { task: TaskId(task as u32), ..first_record() };
+            pservers.push(Name::Range { range, version: Version(0) }, gradient.clone())
         });
         try_join_all(pushes).await.expect("the pserver takes all of them");
         let pserver = *rig.pids().last().expect("it is there");
         let (peak, one) = (peak_of(pserver), (VALUES * size_of::<f32>()) as u64);
         let all = CROWD as u64 * one;
-        // The bound, the values twice, and what lies in the connections' windows.
+        // The limit, the values twice, and the receive windows of the connections.
         let bound = (512 << 20) + 5 * one;
         assert!(peak < bound && bound < all, "{} MiB", peak >> 20);
     }

@@ -1,4 +1,4 @@
-//! Questions to the admin ports of a job's processes.
+//! HTTP client for the admin ports of a job's processes.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,17 +12,17 @@ use steadfast_host::tls;
 use steadfast_process::Failure;
 use uuid::Uuid;
 
-/// Longest wait for an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout of a request.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Longest answer.
+/// Maximum size of a response body.
 const BODY_MAX: usize = 16 << 20;
 
-/// Asks an admin port, by certificates if we have some: then any process of the job is believed, wherever
-/// it is, and nobody else.
+/// Sends a GET request to an admin port. If this process has TLS credentials, the request uses mutual TLS and
+/// accepts the certificate of any role of the job, at any address, and no other certificate.
 ///
 /// # Errors
-/// If nobody answers there.
+/// If the address does not answer.
 pub async fn ask(address: &str, path: &str) -> Result<(StatusCode, String), Failure> {
     request(address, Method::GET, path).await
 }
@@ -32,13 +32,13 @@ async fn request(
     method: Method,
     path: &str,
 ) -> Result<(StatusCode, String), Failure> {
-    // Fails when the process has chosen its cryptography already, which is as good.
+    // Fails if a crypto provider is installed already, which is harmless.
     let _ = tls::crypto().install_default();
-    let silent = |error: reqwest::Error| {
-        Failure::unavailable(format!("{address} does not answer: {}", innermost(&error)))
+    let no_answer = |error: reqwest::Error| {
+        Failure::unavailable(format!("{address} does not answer: {}", root_cause(&error)))
     };
-    // Addresses come from etcd, where members write their own.
-    let client = Client::builder().timeout(PATIENCE).no_proxy().redirect(Policy::none());
+    // No proxies or redirects: members write these addresses to etcd themselves.
+    let client = Client::builder().timeout(TIMEOUT).no_proxy().redirect(Policy::none());
     let (client, origin) = match tls::credentials() {
         None => (client, format!("http://{address}")),
         Some(credentials) => {
@@ -46,43 +46,44 @@ async fn request(
             trusting(client, &credentials.current(), at)
         }
     };
-    let request = client.build().map_err(silent)?.request(method, format!("{origin}{path}"));
+    let request = client.build().map_err(no_answer)?.request(method, format!("{origin}{path}"));
     let mut answer = request.send().await.map_err(|error| {
         if error.is_builder() {
-            Failure::new(ErrorKind::Invalid, format!("`{address}` is no HOST:PORT"))
+            Failure::new(ErrorKind::Invalid, format!("`{address}` is not a HOST:PORT address"))
         } else {
-            silent(error)
+            no_answer(error)
         }
     })?;
     let status = answer.status();
     let mut body = Vec::new();
-    while let Some(piece) = answer.chunk().await.map_err(silent)? {
-        if BODY_MAX < body.len() + piece.len() {
+    while let Some(chunk) = answer.chunk().await.map_err(no_answer)? {
+        if BODY_MAX < body.len() + chunk.len() {
             return Err(Failure::new(
                 ErrorKind::TooLarge,
-                format!("{address} answers without end"),
+                format!("the response of {address} exceeds {} MiB", BODY_MAX >> 20),
             ));
         }
-        body.extend_from_slice(&piece);
+        body.extend_from_slice(&chunk);
     }
     Ok((status, String::from_utf8_lossy(&body).into_owned()))
 }
 
-/// What a process says of itself.
+/// Returns the `/status` of a process.
 ///
 /// # Errors
-/// If it does not answer, or not to us.
+/// If the process does not answer, or denies access.
 pub async fn status(address: &str) -> Result<Value, Failure> {
     let (code, text) = ask(address, "/status").await?;
     let text = allowed(address, code, text)?;
-    serde_json::from_str(&text)
-        .map_err(|error| Failure::internal(format!("{address} gives no status: {error}")))
+    serde_json::from_str(&text).map_err(|error| {
+        Failure::internal(format!("cannot parse the status of {address}: {error}"))
+    })
 }
 
-/// Has the process of that id finish in good order.
+/// Asks the process with this id to drain.
 ///
 /// # Errors
-/// If it does not answer, or not to us, or another process does.
+/// If the process does not answer or denies access, or if another process answers at this address.
 pub async fn drain(address: &str, id: Uuid) -> Result<(), Failure> {
     let path = format!("/drain?member={id}");
     let (code, text) = request(address, Method::POST, &path).await?;
@@ -109,16 +110,16 @@ fn trusting(
 async fn resolve(address: &str) -> Result<SocketAddr, Failure> {
     let found = tokio::net::lookup_host(address).await;
     let mut found = found.map_err(|error| {
-        Failure::new(ErrorKind::Invalid, format!("`{address}` is no HOST:PORT: {error}"))
+        Failure::new(ErrorKind::Invalid, format!("cannot resolve `{address}` (HOST:PORT): {error}"))
     })?;
-    found.next().ok_or_else(|| Failure::unavailable(format!("{address} has no address")))
+    found.next().ok_or_else(|| Failure::unavailable(format!("`{address}` resolves to no address")))
 }
 
-/// What went wrong at the bottom, which is what a person can mend.
-fn innermost(error: &dyn std::error::Error) -> String {
-    let mut innermost = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
+/// Returns the root cause, which is the part that a user can act on.
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
     }
-    innermost.to_string()
+    cause.to_string()
 }

@@ -1,4 +1,4 @@
-//! `steadfast audit`: proves that each record counted once, or says which did not.
+//! `steadfast audit`: proves that each record was applied exactly once, or lists the violations.
 
 mod evidence;
 
@@ -14,25 +14,26 @@ use steadfast_audit::{Evidence, Report, Severity};
 use steadfast_common::error::ErrorKind;
 use steadfast_process::Failure;
 
+use crate::format::plural;
 use crate::job_args::{Job, JobArgs};
-use crate::job_master::{JobMaster, Taken};
-use crate::output::{FormArgs, Output};
+use crate::job_master::{CheckpointOutcome, JobMaster};
+use crate::output::{FormArgs, Output, answered};
 
-/// A master tries several times before it gives up.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// The master retries a failed checkpoint several times.
+const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Prove that each record of each pass counted once, or is listed as given up.
+/// Prove that each record of each pass was applied exactly once or is listed as given up.
 #[derive(Debug, Args)]
 pub struct AuditArgs {
-    /// Id of the checkpoint whose counts to look at, or how it begins [default: the final one of a
-    /// job that is over, else the latest].
+    /// Checkpoint to audit: its id or a unique prefix of it [default: the final checkpoint of a job that has
+    /// ended, else the latest].
     #[arg(long, value_name = "ID", conflicts_with = "now")]
     checkpoint: Option<String>,
-    /// Have a checkpoint taken first, so that the counts are those of now.
+    /// Take a checkpoint first, and audit it.
     #[arg(long)]
     now: bool,
-    /// Check what happened in etcd as well: the output of `etcdctl watch --prefix --rev=1 -w json`
-    /// for the job's keys.
+    /// Also check the etcd history of the job: a file with the output of
+    /// `etcdctl watch --prefix --rev=1 -w json` for the job's keys.
     #[arg(long, value_name = "FILE")]
     history: Option<PathBuf>,
     #[command(flatten)]
@@ -41,9 +42,9 @@ pub struct AuditArgs {
     form: FormArgs,
 }
 
-/// What goes to stdout, for programs.
+/// JSON output of the command.
 #[derive(Serialize)]
-struct Answer<'a> {
+struct AuditOutput<'a> {
     clean: bool,
     #[serde(flatten)]
     report: &'a Report,
@@ -51,7 +52,7 @@ struct Answer<'a> {
     history: Option<&'a HistoryReport>,
 }
 
-/// Audits a job; fails if anything is wrong.
+/// Audits a job; fails if there is any violation.
 pub async fn run(args: AuditArgs) -> Result<ExitCode, Failure> {
     let job = args.job.find().await?;
     let wanted = match args.now {
@@ -68,7 +69,7 @@ pub async fn run(args: AuditArgs) -> Result<ExitCode, Failure> {
     let clean = report.is_clean() && broken == 0;
     match args.form.output() {
         Output::Json => {
-            let answer = Answer { clean, report: &report, history: history.as_ref() };
+            let answer = AuditOutput { clean, report: &report, history: history.as_ref() };
             println!("{}", serde_json::json!(answer));
         }
         Output::Text => {
@@ -82,17 +83,18 @@ pub async fn run(args: AuditArgs) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     let violations = report.of(Severity::Violation).count() + broken;
-    let message = format!("the audit of job {} is not clean: {violations} violations", job.name);
-    Err(Failure::internal(message))
+    let violations = plural(violations, "violation");
+    let message = format!("the audit of job {} found {violations}", job.name);
+    Ok(answered(&Failure::internal(message)))
 }
 
-/// Asks the acting master for a checkpoint.
+/// Asks the acting master for a checkpoint; returns its id.
 async fn take_checkpoint(job: &Job) -> Result<String, Failure> {
     let mut master = JobMaster::new(job.etcd.clone(), job.keys.clone());
-    match master.take_checkpoint(PATIENCE).await? {
-        Taken { latest: Some(id), trouble: None } => Ok(id),
-        Taken { trouble, .. } => {
-            let why = trouble.unwrap_or_else(|| "there is nothing to save yet".to_owned());
+    match master.take_checkpoint(TIMEOUT).await? {
+        CheckpointOutcome { latest: Some(id), error: None } => Ok(id),
+        CheckpointOutcome { error, .. } => {
+            let why = error.unwrap_or_else(|| "there is nothing to save yet".to_owned());
             let message = format!("job {} took no checkpoint: {why}", job.name);
             Err(Failure::new(ErrorKind::Unavailable, message))
         }

@@ -1,4 +1,4 @@
-//! `steadfast certs`: the certificates of a job, for those who have no authority of their own.
+//! `steadfast certs`: issues the certificates of a job, for users without a certificate authority.
 
 mod issue;
 mod show;
@@ -11,7 +11,7 @@ use steadfast_process::Failure;
 
 use crate::output::FormArgs;
 
-/// Make and renew the certificates of a job.
+/// Create, renew and list the certificates of a job.
 #[derive(Debug, Args)]
 pub struct CertsArgs {
     #[command(subcommand)]
@@ -25,49 +25,49 @@ enum Command {
     Show(ShowArgs),
 }
 
-/// Make an authority and one certificate for each role; what is there already stays.
+/// Create a certificate authority and one certificate per role; existing files are kept.
 ///
-/// Each role has a folder with `ca.crt`, `tls.crt` and `tls.key`: give a process that of its role, and
-/// nobody the folder `ca`.
+/// Each role has a folder with `ca.crt`, `tls.crt` and `tls.key`. Give each process the folder of its role,
+/// and keep the folder `ca` private.
 #[derive(Debug, Args)]
 pub struct InitArgs {
-    /// Folder for all of them.
+    /// Folder for the certificates.
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
-    /// Name or address that people reach processes by, in a browser say; may be given several times.
+    /// Additional host name or address of the processes, as used in a browser; repeatable.
     #[arg(long, value_name = "NAME")]
     host: Vec<String>,
-    /// Name or address of a member of etcd; may be given several times.
+    /// Host name or address of an etcd member; repeatable.
     #[arg(long, value_name = "NAME")]
     etcd_host: Vec<String>,
-    /// Days until the certificates end.
+    /// Days until the certificates expire.
     #[arg(long, value_name = "N", default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=3650))]
     days: u32,
 }
 
-/// Make new certificates for the same roles and names, by the same authority; processes take them up
-/// without a restart.
+/// Issue new certificates for the same roles and names by the same authority; processes load them without a
+/// restart.
 #[derive(Debug, Args)]
 pub struct RenewArgs {
-    /// Folder with all of them.
+    /// Folder with the certificates.
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
-    /// Days until the certificates end.
+    /// Days until the certificates expire.
     #[arg(long, value_name = "N", default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=3650))]
     days: u32,
 }
 
-/// List the certificates, their names and their ends.
+/// List the certificates with their names and expiry.
 #[derive(Debug, Args)]
 pub struct ShowArgs {
-    /// Folder with all of them.
+    /// Folder with the certificates.
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
     #[command(flatten)]
     form: FormArgs,
 }
 
-/// Does what was asked.
+/// Runs the subcommand.
 pub fn run(args: CertsArgs) -> Result<ExitCode, Failure> {
     match args.command {
         Command::Init(args) => issue::init(&args)?,

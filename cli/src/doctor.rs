@@ -1,16 +1,18 @@
-//! `steadfast doctor`: looks at everything that a job rests on, and says what is not as it should be.
+//! `steadfast doctor`: checks what a job depends on and reports problems.
 
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use serde::Serialize;
+use steadfast_common::ids::Slot;
 use steadfast_common::records::{JobRecord, MasterRecord, PserverRecord, TrainerRecord};
 use steadfast_coord::EtcdOptions;
-use steadfast_host::net::{Knock, knock};
-use steadfast_host::{chance, tls};
+use steadfast_host::net::{Probe, probe};
+use steadfast_host::{random, tls};
 use steadfast_process::Failure;
 use steadfast_store::{Created, StoreError};
+use tokio::time::{Instant, sleep};
 
 use crate::admin_client;
 use crate::etcd_version::{self, Version};
@@ -18,22 +20,26 @@ use crate::format::plain;
 use crate::job_args::{Job, JobArgs};
 use crate::output::{FormArgs, Output};
 
-/// A certificate that ends sooner deserves a word.
+/// A certificate that expires sooner is reported.
 const SOON_DAYS: i64 = 30;
 const DAY_SECONDS: i64 = 24 * 3600;
 
-/// Clocks that differ by more make logs hard to read. Nothing else depends on them.
+/// Clock skew above this is reported: it makes logs hard to correlate. Nothing else depends on clocks.
 const SKEW_MAX: Duration = Duration::from_secs(2);
 
-/// The oldest etcd that this was tried with.
+/// Time for a spare to take a slot that became free, and the polling interval.
+const SLOT_TAKEN_WITHIN: Duration = Duration::from_secs(3);
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// The oldest etcd version tested.
 const ETCD_MIN: Version = Version { major: 3, minor: 4, patch: 0 };
 
-/// The oldest whose users can do no more than they were granted.
+/// The oldest etcd version that confines users to their grants.
 const ETCD_STRICT: Version = Version { major: 3, minor: 6, patch: 14 };
 
-/// Check what a job rests on: etcd, its members' addresses, the store, certificates.
+/// Check what a job depends on: etcd, members' addresses, the store, certificates.
 ///
-/// Ends with 1 if something is wrong.
+/// Exits with 1 if a check fails.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
     #[command(flatten)]
@@ -42,30 +48,30 @@ pub struct DoctorArgs {
     form: FormArgs,
 }
 
-/// One thing that was looked at.
+/// Result of one check.
 #[derive(Debug, PartialEq, Serialize)]
 struct Finding {
     what: String,
-    verdict: Verdict,
+    verdict: Health,
     said: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Verdict {
+enum Health {
     Well,
-    /// Works, and will not for ever, or not well.
+    /// Works, with a restriction or for a limited time.
     Odd,
     Wrong,
 }
 
 impl Finding {
-    fn new(what: impl Into<String>, verdict: Verdict, said: impl Into<String>) -> Self {
+    fn new(what: impl Into<String>, verdict: Health, said: impl Into<String>) -> Self {
         Self { what: what.into(), verdict, said: said.into() }
     }
 }
 
-/// Looks at everything.
+/// Runs all checks.
 pub async fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
     let job = args.job.find_running().await?;
     let mut found: Vec<Finding> = certificate().into_iter().collect();
@@ -77,15 +83,15 @@ pub async fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
         Output::Text => {
             for Finding { what, verdict, said } in &found {
                 let mark = match verdict {
-                    Verdict::Well => "  ",
-                    Verdict::Odd => "? ",
-                    Verdict::Wrong => "! ",
+                    Health::Well => "  ",
+                    Health::Odd => "? ",
+                    Health::Wrong => "! ",
                 };
                 println!("{}", plain(&format!("{mark}{what}: {said}")));
             }
         }
     }
-    let is_wrong = found.iter().any(|it| it.verdict == Verdict::Wrong);
+    let is_wrong = found.iter().any(|it| it.verdict == Health::Wrong);
     Ok(if is_wrong { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -93,8 +99,8 @@ fn certificate() -> Option<Finding> {
     let not_after = tls::credentials()?.current().not_after;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() as i64;
     let days = (not_after - now).div_euclid(DAY_SECONDS);
-    let verdict = if days < SOON_DAYS { Verdict::Odd } else { Verdict::Well };
-    Some(Finding::new("our certificate", verdict, format!("ends in {days} days")))
+    let verdict = if days < SOON_DAYS { Health::Odd } else { Health::Well };
+    Some(Finding::new("certificate", verdict, format!("expires in {days} days")))
 }
 
 async fn etcd(options: &EtcdOptions) -> Vec<Finding> {
@@ -102,23 +108,23 @@ async fn etcd(options: &EtcdOptions) -> Vec<Finding> {
     for endpoint in &options.endpoints {
         let what = format!("etcd {endpoint}");
         found.push(match etcd_version::ask(endpoint, options).await {
-            Err(reason) => Finding::new(what, Verdict::Wrong, reason),
+            Err(reason) => Finding::new(what, Health::Wrong, reason),
             Ok(answer) if answer.version < ETCD_MIN => {
-                let said = format!("version {} is older than {ETCD_MIN}", answer.version);
-                Finding::new(what, Verdict::Odd, said)
+                let said = format!("version {} is older than {ETCD_MIN}; upgrade it", answer.version);
+                Finding::new(what, Health::Odd, said)
             }
             Ok(answer) if tls::credentials().is_some() && answer.version < ETCD_STRICT => {
                 let said = format!(
-                    "version {}; only from {ETCD_STRICT} on can its users do no more than they may",
+                    "version {} lets users exceed their grants; upgrade it to {ETCD_STRICT} or newer",
                     answer.version
                 );
-                Finding::new(what, Verdict::Odd, said)
+                Finding::new(what, Health::Odd, said)
             }
             Ok(answer) => match answer.skew.filter(|skew| SKEW_MAX < *skew) {
-                None => Finding::new(what, Verdict::Well, format!("version {}", answer.version)),
+                None => Finding::new(what, Health::Well, format!("version {}", answer.version)),
                 Some(skew) => {
-                    let said = format!("its clock and ours differ by {} s", skew.as_secs());
-                    Finding::new(what, Verdict::Odd, said)
+                    let said = format!("its clock differs from this machine's by {} s", skew.as_secs());
+                    Finding::new(what, Health::Odd, said)
                 }
             },
         });
@@ -126,80 +132,112 @@ async fn etcd(options: &EtcdOptions) -> Vec<Finding> {
     found
 }
 
-/// Whether those who say where they are can be reached there.
+/// Checks that the members registered in etcd can be reached at their addresses.
 async fn members(job: &Job) -> Result<Vec<Finding>, Failure> {
     let mut found = Vec::new();
     if job.etcd.get(&job.keys.result()).await?.is_some() {
-        found.push(Finding::new("job", Verdict::Well, "is over; nobody needs to be there"));
+        found.push(Finding::new("job", Health::Well, "has ended; no process is needed"));
         return Ok(found);
     }
     let master: Option<MasterRecord> = job.etcd.get_json(&job.keys.master_addr()).await?;
     match master {
-        None => found.push(Finding::new("master", Verdict::Wrong, "none acts")),
+        None => found.push(Finding::new("master", Health::Wrong, "none is acting; start one")),
         Some(it) => found.push(member("master".to_owned(), Some(&it.address), &it.admin).await),
     }
+    found.extend(free_slots(job).await?);
+    let desired: Option<u32> = job.etcd.get_json(&job.keys.ps_desired()).await?;
     for (key, entry) in job.etcd.list(&job.keys.ps_prefix()).await?.entries {
-        let what = job.keys.slot_of(&key).map_or(key, |slot| format!("slot {slot}"));
+        let slot = job.keys.slot_of(&key);
+        let what = slot.map_or(key, |slot| format!("slot {slot}"));
+        let is_surplus = slot.zip(desired).is_some_and(|(slot, desired)| desired <= slot.0);
         found.push(match entry.json::<PserverRecord>() {
+            Ok(_) if is_surplus => {
+                let said = "is held, although the job has fewer slots; its pserver should have released it";
+                Finding::new(what, Health::Wrong, said)
+            }
             Ok(it) => member(what, Some(&it.address), &it.admin).await,
-            Err(error) => Finding::new(what, Verdict::Wrong, error.to_string()),
+            Err(error) => Finding::new(what, Health::Wrong, error.to_string()),
         });
     }
     for (key, entry) in job.etcd.list(&job.keys.trainers_prefix()).await?.entries {
         let what = job.keys.trainer_of(&key).map_or(key, |id| format!("trainer {id}"));
         found.push(match entry.json::<TrainerRecord>() {
             Ok(it) => member(what, None, &it.admin).await,
-            Err(error) => Finding::new(what, Verdict::Wrong, error.to_string()),
+            Err(error) => Finding::new(what, Health::Wrong, error.to_string()),
         });
     }
     Ok(found)
 }
 
+/// Finds slots that stay free for longer than a spare needs to take them.
+async fn free_slots(job: &Job) -> Result<Vec<Finding>, Failure> {
+    let started = Instant::now();
+    loop {
+        let desired: Option<u32> = job.etcd.get_json(&job.keys.ps_desired()).await?;
+        let held = job.etcd.list(&job.keys.ps_prefix()).await?.entries;
+        let slots = (0..desired.unwrap_or(0)).map(Slot);
+        let free: Vec<Slot> = slots.filter(|it| !held.contains_key(&job.keys.ps(*it))).collect();
+        if free.is_empty() || SLOT_TAKEN_WITHIN <= started.elapsed() {
+            let said = "is free, and no pserver takes it: there is no spare; start another pserver, or \
+                        set fewer slots with `steadfast scale`";
+            let finding = |slot| Finding::new(format!("slot {slot}"), Health::Wrong, said);
+            return Ok(free.into_iter().map(finding).collect());
+        }
+        sleep(LOOK_EVERY).await;
+    }
+}
+
 async fn member(what: String, address: Option<&str>, admin: &str) -> Finding {
     if let Some(address) = address {
-        let trouble = match knock(address).await {
-            Knock::Open(_) => None,
-            Knock::Refused => Some("refuses connections"),
-            Knock::Silent => Some("does not answer"),
+        let error = match probe(address).await {
+            Probe::Open(_) => None,
+            Probe::Refused => Some("refuses connections"),
+            Probe::Silent => Some("does not answer"),
         };
-        if let Some(trouble) = trouble {
-            return Finding::new(what, Verdict::Wrong, format!("{address} {trouble}"));
+        if let Some(error) = error {
+            return Finding::new(what, Health::Wrong, format!("{address} {error}"));
         }
     }
     match admin_client::ask(admin, "/readyz").await {
         Ok((code, _)) if code.is_success() => {
             let at = address.unwrap_or(admin);
-            Finding::new(what, Verdict::Well, format!("is ready at {at}"))
+            Finding::new(what, Health::Well, format!("is ready at {at}"))
         }
-        Ok((_, text)) => Finding::new(what, Verdict::Odd, text.trim_end()),
-        // A port on loopback is meant for its own machine.
+        Ok((_, text)) => Finding::new(what, Health::Odd, text.trim_end()),
+        // An admin port on loopback can only be reached on its own machine.
         Err(failure) if steadfast_process::is_on_this_host(admin) => {
-            Finding::new(what, Verdict::Odd, failure.message)
+            Finding::new(what, Health::Odd, failure.message)
         }
-        Err(failure) => Finding::new(what, Verdict::Wrong, failure.message),
+        Err(failure) => Finding::new(what, Health::Wrong, failure.message),
     }
 }
 
-/// Whether the store takes an object, and refuses it where there is one.
+/// Checks that the store creates an object and refuses to create it again.
 async fn store(job: &Job) -> Result<Option<Finding>, Failure> {
     let Some(record) = job.etcd.get_json::<JobRecord>(&job.keys.job()).await? else {
-        return Ok(Some(Finding::new("job", Verdict::Wrong, "etcd has no such job")));
+        return Ok(Some(Finding::new(
+            "job",
+            Health::Wrong,
+            "etcd has no such job; name another one with --job",
+        )));
     };
     let what = format!("store {}", record.store);
     let (verdict, said) = match try_store(&record.store).await {
-        Err(error) => (Verdict::Wrong, error.to_string()),
-        Ok(Created::Already) => (Verdict::Well, "takes objects, and replaces none".to_owned()),
+        Err(error) => (Health::Wrong, error.to_string()),
+        Ok(Created::Already) => {
+            (Health::Well, "creates objects and does not overwrite them".to_owned())
+        }
         Ok(Created::Now) => {
-            let said = "replaces an object that it is asked to create; nothing of ours relies on that \
-                        but `checkpoint export` without --force";
-            (Verdict::Odd, said.to_owned())
+            let said = "overwrites an existing object on a conditional create; only `checkpoint export` \
+                        without --force relies on it";
+            (Health::Odd, said.to_owned())
         }
     };
     Ok(Some(Finding::new(what, verdict, said)))
 }
 
 async fn try_store(url: &str) -> Result<Created, StoreError> {
-    let place = steadfast_store::open(url)?.child(&format!("doctor/{}", chance::uuid()))?;
+    let place = steadfast_store::open(url)?.child(&format!("doctor/{}", random::uuid()))?;
     place.create("a probe").await?;
     let again = place.create("a probe").await;
     place.delete().await?;

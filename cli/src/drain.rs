@@ -1,4 +1,4 @@
-//! `steadfast drain`: has one process finish in good order, wherever it runs.
+//! `steadfast drain`: drains one process of a job, on any machine.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -14,26 +14,27 @@ use crate::format::plain;
 use crate::job_args::{Job, JobArgs};
 use crate::lists::{Member, all_members};
 
-/// Time between looks.
+/// Polling interval.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Have a process of a job finish in good order, and wait until it has left its place.
+/// Drain one process of a job and wait until it has left.
 ///
-/// A trainer gives its work back, a pserver leaves a checkpoint behind, a master hands over. Whatever looks
-/// after the process may start another one in its place.
+/// A trainer returns its work, a pserver leaves a checkpoint, a master hands over. The process manager may
+/// start a replacement.
 #[derive(Debug, Args)]
 pub struct DrainArgs {
-    /// Who: `master`, `slot N`, or `trainer ID`, of which the beginning will do; as `steadfast members` says.
+    /// The process, as listed by `steadfast members`: `master`, `slot N`, or `trainer ID` (a unique prefix of
+    /// the id is enough).
     #[arg(required = true, num_args = 1..=2, value_name = "MEMBER")]
     member: Vec<String>,
-    /// How long it may take.
+    /// Maximum time to wait.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse)]
     wait: Duration,
     #[command(flatten)]
     job: JobArgs,
 }
 
-/// Asks, and waits.
+/// Requests the drain and waits for it to complete.
 pub async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
     let job = args.job.find_running().await?;
     let members = all_members(&job).await?;
@@ -42,22 +43,24 @@ pub async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
     let latest = job.keys.checkpoint_latest();
     let before = job.etcd.get(&latest).await?.map(|it| it.mod_revision);
     admin_client::drain(&member.admin, member.id).await?;
-    eprintln!("{title} drains");
+    eprintln!("draining {title}");
     let successor = left(&job, member, args.wait).await?;
     let successor = match (successor, member.role) {
-        (_, "trainer") => "others go on with its work".to_owned(),
-        (Some(it), _) => plain(&format!("{} is in its place", it.address.unwrap_or(it.admin))),
-        (None, _) => "nobody is in its place yet".to_owned(),
+        (_, "trainer") => "other trainers continue its work".to_owned(),
+        (Some(it), _) => plain(&format!("{} has taken over", it.address.unwrap_or(it.admin))),
+        (None, _) => "no other process has taken over yet".to_owned(),
     };
     println!("{title} has left; {successor}");
     let after = job.etcd.get(&latest).await?.map(|it| it.mod_revision);
     if member.role == "pserver" && before == after {
-        eprintln!("no checkpoint was taken meanwhile: the job goes on from the latest one");
+        eprintln!(
+            "no checkpoint was taken during the drain; the job continues from the latest one"
+        );
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Waits until the member's place is free, or another's, whom it returns.
+/// Waits until the member has left its place; returns its successor, if there is one already.
 async fn left(job: &Job, member: &Member, wait: Duration) -> Result<Option<Member>, Failure> {
     let started = Instant::now();
     while started.elapsed() < wait {
@@ -72,24 +75,30 @@ async fn left(job: &Job, member: &Member, wait: Duration) -> Result<Option<Membe
         }
     }
     let title = member.title();
-    Err(Failure::unavailable(format!("{title} was asked and is still there after {wait:?}")))
+    Err(Failure::unavailable(format!(
+        "{title} has not left within {wait:?}; see its log, or wait longer with --wait"
+    )))
 }
 
-/// The one member that is meant.
+/// Selects the one member that `name` denotes.
 fn chosen<'a>(members: &'a [Member], name: &str) -> Result<&'a Member, Failure> {
-    let is_meant = |member: &&Member| {
+    let is_match = |member: &&Member| {
         let title = member.title();
         title == name || (member.role == "trainer" && title.starts_with(name))
     };
-    let all: Vec<&Member> = members.iter().filter(is_meant).collect();
+    let all: Vec<&Member> = members.iter().filter(is_match).collect();
     match all.as_slice() {
         [member] => Ok(member),
         [] => {
             let known: Vec<String> = members.iter().map(Member::title).collect();
-            let message = format!("there is no `{name}`; there are: {}", known.join(", "));
+            let message =
+                format!("the job has no member `{name}`; its members: {}", known.join(", "));
             Err(Failure::new(ErrorKind::NotFound, plain(&message)))
         }
-        several => Err(Failure::invalid(format!("`{name}` could be any of {}", several.len()))),
+        several => Err(Failure::invalid(format!(
+            "`{name}` matches {} members; give more of the id",
+            several.len()
+        ))),
     }
 }
 

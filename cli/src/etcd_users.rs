@@ -1,4 +1,4 @@
-//! `steadfast etcd-users`: has etcd let each role of a job do what it needs, and nothing else.
+//! `steadfast etcd-users`: grants each role of a job the etcd permissions that it needs, and no others.
 
 use std::process::ExitCode;
 
@@ -8,17 +8,18 @@ use steadfast_coord::{Etcd, Grant};
 use steadfast_host::role::Role;
 use steadfast_process::{EtcdArgs, Failure, TlsArgs, job_name};
 
-/// Make users of etcd for the roles of a job, and have etcd refuse everybody else.
+/// Create etcd users for the roles of a job, and enable authentication in etcd.
 ///
-/// A user has no password; it is the common name of a certificate, as `steadfast certs` makes them
-/// (`master`, `pserver`, `trainer`, `admin`). etcd has to run with `--client-cert-auth`. Whoever calls
-/// this has to be `admin`, who may do everything afterwards. It can be called again, for another job say.
+/// A user has no password; it is the common name of a certificate, as issued by `steadfast certs`
+/// (`master`, `pserver`, `trainer`, `admin`). etcd must run with `--client-cert-auth`. Run this command with
+/// the certificate of `admin`, which gets all permissions. The command can be repeated, for example for
+/// another job.
 #[derive(Debug, Args)]
 pub struct EtcdUsersArgs {
     /// Name of the job.
     #[arg(long, value_name = "NAME", value_parser = job_name)]
     job: String,
-    /// Where the job's keys lie in etcd [default: /jobs/<job>].
+    /// Prefix of the job's keys in etcd [default: /jobs/<job>].
     #[arg(long, value_name = "KEY")]
     root: Option<String>,
     #[command(flatten)]
@@ -27,7 +28,7 @@ pub struct EtcdUsersArgs {
     tls: TlsArgs,
 }
 
-/// Makes them.
+/// Creates the users and their grants.
 pub async fn run(args: EtcdUsersArgs) -> Result<ExitCode, Failure> {
     let keys = args.root.as_deref().map_or_else(|| Keys::of_job(&args.job), Keys::below);
     let etcd = Etcd::connect(&args.etcd.options(&args.tls)?).await?;
@@ -42,11 +43,11 @@ pub async fn run(args: EtcdUsersArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the processes of a role do in etcd.
+/// Returns the permissions that a role needs.
 fn grant(role: Role, job: &str, keys: &Keys) -> Grant {
     let all = format!("{}/", keys.root());
     let writes = match role {
-        // It owns the queues, and clears away whatever lies below them.
+        // It owns the queues and deletes the keys below them.
         Role::Master => vec![all.clone()],
         Role::Pserver => vec![keys.ps_prefix()],
         Role::Trainer => vec![keys.trainers_prefix(), keys.numerics()],

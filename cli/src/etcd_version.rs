@@ -1,4 +1,4 @@
-//! What one member of etcd says of itself.
+//! Version and clock skew of one etcd member.
 
 use std::fmt;
 use std::path::Path;
@@ -9,9 +9,9 @@ use reqwest::{Certificate, Client, ClientBuilder, Identity};
 use steadfast_coord::{Etcd, EtcdOptions};
 use steadfast_host::tls;
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A version of etcd.
+/// An etcd version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
     pub major: u32,
@@ -25,30 +25,30 @@ impl fmt::Display for Version {
     }
 }
 
-/// What a member answered.
+/// Answer of one etcd member.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct MemberVersion {
     pub version: Version,
-    /// How much its clock and ours differ, if it told the time. Whole seconds.
+    /// Difference between its clock and this machine's in whole seconds, if it reports the time.
     pub skew: Option<Duration>,
 }
 
-/// Asks one member.
+/// Queries one member.
 ///
 /// # Errors
-/// A sentence on why there is no answer.
-pub async fn ask(endpoint: &str, options: &EtcdOptions) -> Result<Answer, String> {
+/// The reason why there is no answer, for display.
+pub async fn ask(endpoint: &str, options: &EtcdOptions) -> Result<MemberVersion, String> {
     let options = EtcdOptions { endpoints: vec![endpoint.to_owned()], ..options.clone() };
     let etcd = Etcd::connect(&options).await.map_err(|error| error.to_string())?;
     let text = etcd.version().await.map_err(|error| error.to_string())?;
-    let version = parse(&text).ok_or_else(|| format!("`{text}` is no version"))?;
-    Ok(Answer { version, skew: skew(endpoint, &options).await })
+    let version = parse(&text).ok_or_else(|| format!("cannot parse the version `{text}`"))?;
+    Ok(MemberVersion { version, skew: skew(endpoint, &options).await })
 }
 
-/// Only HTTP tells the time, and the embedded etcd has none.
+/// Measures the clock skew by the HTTP `Date` header, which the embedded etcd does not send.
 async fn skew(endpoint: &str, options: &EtcdOptions) -> Option<Duration> {
     let _ = tls::crypto().install_default();
-    let client = Client::builder().timeout(PATIENCE).no_proxy().redirect(Policy::none());
+    let client = Client::builder().timeout(TIMEOUT).no_proxy().redirect(Policy::none());
     let client = with_certificates(client, options).ok()?.build().ok()?;
     let answer = client.get(format!("{endpoint}/version")).send().await.ok()?;
     let date = answer.headers().get(reqwest::header::DATE)?.to_str().ok()?;
@@ -76,7 +76,10 @@ fn with_certificates(
 }
 
 fn parse(text: &str) -> Option<Version> {
-    let mut parts = text.split('.').map(|part| part.parse().ok());
+    // A pre-release or build suffix may follow, as in semantic versions. The embedded etcd is
+    // `3.4.23-steadfast`.
+    let numbers = text.split(['-', '+']).next()?;
+    let mut parts = numbers.split('.').map(|part| part.parse().ok());
     Some(Version { major: parts.next()??, minor: parts.next()??, patch: parts.next()?? })
 }
 
@@ -88,6 +91,7 @@ mod tests {
     fn versions_are_compared_as_numbers() {
         assert!(parse("3.4.23").unwrap() < parse("3.10.2").unwrap());
         assert!(parse("3.6.9").unwrap() < parse("3.6.14").unwrap());
+        assert_eq!(parse("3.4.23-steadfast"), parse("3.4.23"));
         assert!(parse("<html>").is_none() && parse("3.x.1").is_none());
     }
 }

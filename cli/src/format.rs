@@ -1,6 +1,8 @@
-//! Numbers as people read them.
+//! Formats numbers, durations and sizes for text output.
 
-/// Writes a count of events per second: `5.2k`.
+use steadfast_common::given_up::DiscardedTask;
+
+/// Formats a rate per second: `5.2k`.
 pub fn rate(per_second: f64) -> String {
     match per_second {
         it if !it.is_finite() || it <= 0.0 => "0".to_owned(),
@@ -11,7 +13,7 @@ pub fn rate(per_second: f64) -> String {
     }
 }
 
-/// Writes a span of time: `1h 02m`, `3m 05s`, `12s`.
+/// Formats a duration: `1h 02m`, `3m 05s`, `12s`.
 pub fn span(seconds: f64) -> String {
     if !seconds.is_finite() || seconds < 0.0 {
         return "?".to_owned();
@@ -24,12 +26,12 @@ pub fn span(seconds: f64) -> String {
     }
 }
 
-/// Text of others for a terminal: what would move its cursor or colour it is left out.
+/// Removes control characters except newlines from text that this process did not write.
 pub fn plain(text: &str) -> String {
     text.chars().filter(|it| *it == '\n' || !it.is_control()).collect()
 }
 
-/// Writes a number of bytes: `812 B`, `1.2 MiB`.
+/// Formats a size in bytes: `812 B`, `1.2 MiB`.
 pub fn bytes(count: u64) -> String {
     let mut value = count as f64;
     for unit in ["B", "KiB", "MiB", "GiB"] {
@@ -44,7 +46,7 @@ pub fn bytes(count: u64) -> String {
     format!("{value:.1} TiB")
 }
 
-/// Writes `1 trainer`, `2 trainers`.
+/// Formats a count with its noun: `1 trainer`, `2 trainers`.
 pub fn plural(count: usize, noun: &str) -> String {
     match count {
         1 => format!("1 {noun}"),
@@ -52,7 +54,24 @@ pub fn plural(count: usize, noun: &str) -> String {
     }
 }
 
-/// Writes a loss or a metric with four digits that mean something.
+/// Formats the passes in which a task was given up: `in pass 3`, `in passes 1 to 4, 6 (9 in all)`.
+pub fn passes(task: &DiscardedTask) -> String {
+    if task.held_out {
+        return "held out for evaluation".to_owned();
+    }
+    let ranges = task.passes.ranges().iter().map(|(first, last)| match first == last {
+        true => (u64::from(first.0) + 1).to_string(),
+        false => format!("{} to {}", u64::from(first.0) + 1, u64::from(last.0) + 1),
+    });
+    let listed = ranges.collect::<Vec<_>>().join(", ");
+    match (task.times, task.passes.count()) {
+        (1, _) => format!("in pass {listed}"),
+        (times, all) if times == all => format!("in passes {listed}"),
+        (times, _) => format!("in passes {listed} ({times} in all)"),
+    }
+}
+
+/// Formats a loss or a metric with four decimals, or in scientific notation if it is very small or large.
 pub fn figure(value: f64) -> String {
     match value.abs() {
         it if it != 0.0 && !(0.001..10_000.0).contains(&it) => format!("{value:.3e}"),

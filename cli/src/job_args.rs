@@ -1,5 +1,7 @@
-//! Which job a command is about, and how to reach its etcd.
+//! Selects the job of a command and connects to its etcd.
 
+use std::fs;
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
@@ -12,25 +14,25 @@ use steadfast_process::{EtcdArgs, Failure, TlsArgs, job_name};
 
 use crate::local::read_endpoint;
 
-/// The settings of every command that looks at a job.
+/// Flags of every command that works on a job.
 #[derive(Debug, Args)]
 pub struct JobArgs {
-    /// Name of the job; needed if etcd knows several.
+    /// Name of the job; required if etcd has several.
     #[arg(long, value_name = "NAME", value_parser = job_name)]
     job: Option<String>,
-    /// Where the job's keys lie in etcd [default: /jobs/<job>]; `/` is the bare layout.
+    /// Prefix of the job's keys in etcd [default: /jobs/<job>]; `/` means no prefix.
     #[arg(long, value_name = "KEY")]
     root: Option<String>,
     #[command(flatten)]
     etcd: EtcdArgs,
     #[command(flatten)]
     tls: TlsArgs,
-    /// Look at the job that `steadfast local` runs in this folder, or ran.
+    /// Data folder of a present or past `steadfast local` run; selects its job.
     #[arg(long, value_name = "DIR", conflicts_with = "etcd_endpoints")]
     data_dir: Option<PathBuf>,
 }
 
-/// A job that was found, or named.
+/// The selected job.
 #[derive(Clone, Debug)]
 pub struct Job {
     pub name: String,
@@ -39,11 +41,11 @@ pub struct Job {
 }
 
 impl JobArgs {
-    /// Connects to etcd and finds the job that is meant. If no run is under way in its folder, what
-    /// the last one left is served until this process ends.
+    /// Connects to etcd and selects the job. If no run is active in the data folder, this process serves a
+    /// copy of the etcd data of the last run until it exits.
     ///
     /// # Errors
-    /// If etcd does not answer, or knows not just one job and none was named.
+    /// If etcd does not answer, or if no job was named and etcd does not have exactly one.
     pub async fn find(&self) -> Result<Job, Failure> {
         self.tls.decide()?;
         match (self.connect().await, &self.data_dir) {
@@ -55,7 +57,7 @@ impl JobArgs {
         }
     }
 
-    /// The same for a job whose etcd runs.
+    /// Like [`JobArgs::find`], for a job whose etcd is running.
     ///
     /// # Errors
     /// As [`JobArgs::find`].
@@ -64,10 +66,10 @@ impl JobArgs {
         self.choose(self.connect().await?).await
     }
 
-    /// How to reach the etcd that is meant.
+    /// Returns the connection options of the selected etcd.
     ///
     /// # Errors
-    /// If a file cannot be read, or no run is under way in the folder.
+    /// If a file cannot be read, or no run was ever started in the data folder.
     pub fn etcd_options(&self) -> Result<EtcdOptions, Failure> {
         let mut options = self.etcd.options(&self.tls)?;
         if let Some(folder) = &self.data_dir {
@@ -80,7 +82,7 @@ impl JobArgs {
         let Some(folder) = &self.data_dir else {
             return Ok(Etcd::connect(&self.etcd.options(&self.tls)?).await?);
         };
-        let what = || format!("no run is under way in {}", folder.display());
+        let what = || format!("no run is active in {}", folder.display());
         self.connect_to(read_endpoint(folder)?).await.map_err(|failure| failure.context(what()))
     }
 
@@ -102,39 +104,54 @@ impl JobArgs {
         }
         let names = known(&etcd).await?;
         match names.as_slice() {
-            [] => Err(Failure::new(ErrorKind::NotFound, "etcd knows no job")),
+            [] => Err(Failure::new(ErrorKind::NotFound, "etcd has no job")),
             [name] => Ok(of_name(name, etcd)),
             names => Err(Failure::invalid(format!(
-                "etcd knows several jobs; choose one with --job: {}",
+                "etcd has several jobs; choose one with --job: {}",
                 names.join(", ")
             ))),
         }
     }
 }
 
-/// Serves the embedded etcd of a run that is over, on a free port of this machine, for as long as
-/// this process lives; says where. None if the folder has none, or somebody else serves it.
+/// Serves the etcd data of a run that has ended on a free port of this machine until this process exits.
+/// Returns the endpoint, or `None` if the folder has no data.
+///
+/// It serves a copy: reading changes nothing and does not block a new run in the same folder.
 async fn serve_remains(folder: &Path) -> Option<String> {
-    let data = folder.join("etcd");
-    if !data.is_dir() {
-        return None;
-    }
+    let copy = tempfile::tempdir().ok()?;
+    let (from, to) = (folder.join("etcd"), copy.path().to_owned());
+    tokio::task::spawn_blocking(move || copy_files(&from, &to)).await.ok()?.ok()?;
     let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let server = Server::bind(Config::new(anywhere, data)).await.ok()?;
+    let server = Server::bind(Config::new(anywhere, copy.path().to_owned())).await.ok()?;
     let endpoint = format!("http://{}", server.local_addr());
-    tokio::spawn(server.serve(std::future::pending()));
+    tokio::spawn(async move {
+        let _keep_until_exit = copy;
+        server.serve(std::future::pending()).await
+    });
     Some(endpoint)
 }
 
-/// The names of all jobs of which etcd has a key.
+/// Copies the files of a folder, without subfolders.
+fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        if entry.file_type()?.is_file() {
+            fs::copy(entry.path(), to.join(entry.file_name()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns the names of all jobs that have keys in etcd.
 pub async fn known(etcd: &Etcd) -> Result<Vec<String>, Failure> {
-    // The root of a job without a name is what the roots of all jobs begin with.
+    // The root of a job with an empty name is the common prefix of all jobs' roots.
     let prefix = Keys::of_job("").root().to_owned();
     let view = etcd.list(&prefix).await?;
     Ok(job_names(view.entries.keys().map(String::as_str), &prefix))
 }
 
-/// The names of the jobs that keys belong to, each once.
+/// Returns the distinct names of the jobs that the keys belong to.
 fn job_names<'a>(keys: impl Iterator<Item = &'a str>, prefix: &str) -> Vec<String> {
     let mut names: Vec<String> = keys
         .filter_map(|key| key.strip_prefix(prefix)?.split('/').next().map(str::to_owned))

@@ -1,4 +1,4 @@
-//! Calls to a job's acting master, found through etcd anew for each call.
+//! Client of a job's acting master, whose address is read from etcd for each call.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use steadfast_common::keys::Keys;
 use steadfast_common::records::MasterRecord;
 use steadfast_common::status::JobStatus;
 use steadfast_coord::Etcd;
-use steadfast_host::net::{Wire, dial};
+use steadfast_host::net::{Channel, dial};
 use steadfast_host::role::Role;
 use steadfast_process::Failure;
 use steadfast_proto::MESSAGE_BYTES_MAX;
@@ -17,25 +17,25 @@ use steadfast_proto::v1::{RestoreCheckpointRequest, StatusRequest, TakeCheckpoin
 
 const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The way to a job's acting master, whoever that is.
+/// Client of a job's acting master.
 #[derive(Debug)]
 pub struct JobMaster {
     etcd: Etcd,
     keys: Keys,
-    /// The last connection, and the address that it goes to.
-    open: Option<(String, MasterClient<Wire>)>,
+    /// The last connection, with its address.
+    open: Option<(String, MasterClient<Channel>)>,
 }
 
-/// What came of asking for a checkpoint.
+/// Outcome of a checkpoint request.
 #[derive(Clone, Debug)]
-pub struct Taken {
-    /// The checkpoint that the job would resume from.
+pub struct CheckpointOutcome {
+    /// The latest checkpoint, from which the job would resume.
     pub latest: Option<String>,
-    /// Why it is not a new one.
-    pub trouble: Option<String>,
+    /// Why no new checkpoint was taken.
+    pub error: Option<String>,
 }
 
-/// Whether steps that were trained since may be thrown away.
+/// Whether steps trained after the checkpoint may be discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Force {
     Yes,
@@ -43,42 +43,43 @@ pub enum Force {
 }
 
 impl JobMaster {
-    /// Connects to nobody yet.
+    /// Creates a client that is not connected yet.
     pub fn new(etcd: Etcd, keys: Keys) -> Self {
         Self { etcd, keys, open: None }
     }
 
-    /// Asks how the job stands.
+    /// Requests the status of the job.
     pub async fn status(&mut self) -> Result<JobStatus, Failure> {
         let mut client = self.client().await?;
         let asked = tokio::time::timeout(STATUS_TIMEOUT, client.status(StatusRequest {})).await;
         let reply = asked.map_err(|_| Failure::unavailable("the master does not answer"))??;
         serde_json::from_slice(&reply.into_inner().json).map_err(|error| {
-            Failure::internal(format!("the master's status is of another version: {error}"))
+            Failure::internal(format!(
+                "cannot parse the master's status: {error}; use the `steadfast` of the master's version"
+            ))
         })
     }
 
-    /// Asks for a checkpoint now; returns the latest one's id, if there is one, and why it is not a
-    /// new one.
-    pub async fn take_checkpoint(&mut self, patience: Duration) -> Result<Taken, Failure> {
+    /// Requests a checkpoint now.
+    pub async fn take_checkpoint(&mut self, limit: Duration) -> Result<CheckpointOutcome, Failure> {
         let take = async {
             let mut client = self.client().await?;
             Ok::<_, Failure>(client.take_checkpoint(TakeCheckpointRequest {}).await?.into_inner())
         };
-        let asked = tokio::time::timeout(patience, take).await;
+        let asked = tokio::time::timeout(limit, take).await;
         let reply = asked.map_err(|_| {
-            Failure::unavailable(format!("the master took no checkpoint within {patience:?}"))
+            Failure::unavailable(format!("the master took no checkpoint within {limit:?}"))
         })??;
         let some = |text: String| (!text.is_empty()).then_some(text);
-        Ok(Taken { latest: some(reply.checkpoint), trouble: some(reply.trouble) })
+        Ok(CheckpointOutcome { latest: some(reply.checkpoint), error: some(reply.error) })
     }
 
-    /// Sends the job back to a checkpoint; returns the generation that begins from it.
+    /// Rolls the job back to a checkpoint; returns the generation that starts from it.
     pub async fn restore_checkpoint(
         &mut self,
         checkpoint: &str,
         force: Force,
-        patience: Duration,
+        limit: Duration,
     ) -> Result<Generation, Failure> {
         let force = match force {
             Force::Yes => true,
@@ -89,23 +90,23 @@ impl JobMaster {
             let mut client = self.client().await?;
             Ok::<_, Failure>(client.restore_checkpoint(request).await?.into_inner())
         };
-        let asked = tokio::time::timeout(patience, restore).await;
+        let asked = tokio::time::timeout(limit, restore).await;
         let reply = asked.map_err(|_| {
             Failure::unavailable(format!(
-                "the master did not say within {patience:?} whether it went back to {checkpoint}; \
-                 see `steadfast status`"
+                "the master did not confirm the rollback to {checkpoint} within {limit:?}; check \
+                 `steadfast status`"
             ))
         })??;
         Ok(Generation(reply.generation))
     }
 
-    async fn client(&mut self) -> Result<MasterClient<Wire>, Failure> {
+    async fn client(&mut self) -> Result<MasterClient<Channel>, Failure> {
         let record: Option<MasterRecord> = self.etcd.get_json(&self.keys.master_addr()).await?;
         let address = match record {
             Some(record) => record.address,
             None => {
                 self.open = None;
-                return Err(Failure::new(ErrorKind::NotYet, "no master acts for the job"));
+                return Err(Failure::new(ErrorKind::NotYet, "the job has no acting master"));
             }
         };
         if let Some((open, client)) = &self.open
@@ -113,8 +114,8 @@ impl JobMaster {
         {
             return Ok(client.clone());
         }
-        let wire = dial(&address, Role::Master).map_err(Failure::internal)?;
-        let client = MasterClient::new(wire).max_decoding_message_size(MESSAGE_BYTES_MAX);
+        let channel = dial(&address, Role::Master).map_err(Failure::internal)?;
+        let client = MasterClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
         self.open = Some((address, client.clone()));
         Ok(client)
     }

@@ -1,20 +1,24 @@
-//! `steadfast members`, `slots` and `tasks`: what etcd holds of a job, line by line, for people and
-//! scripts. A master need not answer.
+//! `steadfast members`, `slots` and `tasks`: list the state of a job in etcd. No master is needed.
 
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 
 use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
-use steadfast_common::ids::{Incarnation, Slot, TaskId};
+use steadfast_common::given_up::GivenUpRecord;
+use steadfast_common::ids::{Incarnation, Pass, Slot, TaskId};
 use steadfast_common::records::{
-    MasterRecord, PserverRecord, QueueRecord, TaskRecord, TrainerRecord,
+    CheckpointRecord, JobRecord, MasterRecord, PserverRecord, QueueRecord, TaskRecord,
+    TrainerRecord,
 };
+use steadfast_common::spec::Mode;
 use steadfast_process::Failure;
 use uuid::Uuid;
 
 use crate::format::plain;
 use crate::job_args::{Job, JobArgs};
+use crate::job_master::JobMaster;
 use crate::output::{FormArgs, Output};
 
 /// List the processes of a job: the acting master, the holders of slots, the trainers.
@@ -24,22 +28,22 @@ pub struct MembersArgs {
     of: Of,
 }
 
-/// List the slots of a job and who holds them.
+/// List the slots of a job and their pservers.
 #[derive(Debug, Args)]
 pub struct SlotsArgs {
     #[command(flatten)]
     of: Of,
 }
 
-/// List the tasks of the pass that are neither simply waiting nor done: with whom they are, how often they
-/// failed, and why they were given up.
+/// List the tasks of the current pass that are pending, have failed or were given up, with trainer, failures
+/// and reason.
 #[derive(Debug, Args)]
 pub struct TasksArgs {
     #[command(flatten)]
     of: Of,
 }
 
-/// Of which job, and in which form.
+/// Flags of the list commands.
 #[derive(Debug, Args)]
 struct Of {
     #[command(flatten)]
@@ -48,36 +52,36 @@ struct Of {
     form: FormArgs,
 }
 
-/// A process that has a place in the job.
+/// A process that is registered in the job.
 #[derive(Clone, Debug, Serialize)]
 pub struct Member {
     pub role: &'static str,
-    /// The slot of a pserver, the id of any other.
+    /// The slot of a pserver, the id of any other process.
     pub name: String,
-    /// The process's own.
+    /// Id of the process.
     pub id: Uuid,
     pub address: Option<String>,
     pub admin: String,
-    /// Revision of etcd at which it took its place: the smaller, the longer ago.
+    /// Create-revision of its key in etcd.
     pub since: i64,
 }
 
 impl Member {
-    /// What people call it.
+    /// Returns the name used in text output and by `steadfast drain`.
     pub fn title(&self) -> String {
         match self.role {
             "trainer" => format!("trainer {}", self.name),
-            // There is one, and one for each slot.
+            // There is one acting master, and the name of a pserver is its slot.
             "master" => "master".to_owned(),
             _ => self.name.clone(),
         }
     }
 }
 
-/// All processes that have a place in the job, as etcd holds them.
+/// Reads all processes that are registered in the job from etcd.
 ///
 /// # Errors
-/// If etcd does not answer, or holds a value that is not ours.
+/// If etcd does not answer, or holds a value that cannot be parsed.
 pub async fn all_members(job: &Job) -> Result<Vec<Member>, Failure> {
     let mut members = Vec::new();
     if let Some(entry) = job.etcd.get(&job.keys.master_addr()).await? {
@@ -135,7 +139,7 @@ pub async fn members(args: MembersArgs) -> Result<ExitCode, Failure> {
 #[derive(Debug, Serialize)]
 struct SlotRow {
     slot: Slot,
-    /// Absent while nobody holds it.
+    /// Absent while the slot is free.
     address: Option<String>,
     incarnation: Option<Incarnation>,
 }
@@ -153,7 +157,7 @@ pub async fn slots(args: SlotsArgs) -> Result<ExitCode, Failure> {
         let row = SlotRow { slot, address: Some(record.address), incarnation };
         match rows.get_mut(slot.0 as usize) {
             Some(place) => *place = row,
-            // Given back soon: there are fewer slots now.
+            // The number of slots was reduced; this one is released soon.
             None => rows.push(row),
         }
     }
@@ -189,17 +193,29 @@ struct TaskRow {
 /// Lists tasks.
 pub async fn tasks(args: TasksArgs) -> Result<ExitCode, Failure> {
     let job = args.of.job.find().await?;
-    let queue: Option<QueueRecord> = job.etcd.get_json(&job.keys.queue()).await?;
-    let queue = queue.unwrap_or_default();
+    let queue = queue(&job).await?;
     let mut rows = Vec::new();
     for (key, entry) in job.etcd.list(&job.keys.round_prefix(queue.round)).await?.entries {
         if let Some(task) = job.keys.task_of(queue.round, &key) {
             rows.push(TaskRow { task, record: entry.json()? });
         }
     }
-    let said = json!({ "pass": queue.pass, "dispatched": queue.cursor, "tasks": rows });
-    show(&args.of.form, &said, "task      state      failures  with, or why");
+    let listed: BTreeSet<TaskId> = rows.iter().map(|row| row.task).collect();
+    for (key, entry) in job.etcd.list(&job.keys.given_up_prefix()).await?.entries {
+        let Some(task) = job.keys.given_up_of(&key).filter(|task| !listed.contains(task)) else {
+            continue;
+        };
+        let record: GivenUpRecord = entry.json()?;
+        if record.passes.contains(queue.pass) {
+            let record = TaskRecord::Discarded { failures: 0, reason: record.reason };
+            rows.push(TaskRow { task, record });
+        }
+    }
+    rows.sort_by_key(|row| row.task);
+    let output = json!({ "pass": queue.pass, "dispatched": queue.cursor, "tasks": rows });
+    show(&args.of.form, &output, "task      state      failures  trainer or reason");
     if args.of.form.output() == Output::Text {
+        eprintln!("pass {}", u64::from(queue.pass.0) + 1);
         for TaskRow { task, record } in rows {
             let (state, failures, more) = match record {
                 TaskRecord::Todo { failures, reason, .. } => ("todo", failures, reason),
@@ -215,10 +231,31 @@ pub async fn tasks(args: TasksArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints the JSON, or the head of the table.
-fn show(form: &FormArgs, said: &Value, head: &str) {
+/// Reads the head of the queues. A synchronous job has none in etcd: its pass comes from the acting master or
+/// else from the latest checkpoint, and its rounds are its passes.
+async fn queue(job: &Job) -> Result<QueueRecord, Failure> {
+    let record: Option<JobRecord> = job.etcd.get_json(&job.keys.job()).await?;
+    if record.is_none_or(|record| record.spec.mode == Mode::Async) {
+        return Ok(job.etcd.get_json(&job.keys.queue()).await?.unwrap_or_default());
+    }
+    let pass = match JobMaster::new(job.etcd.clone(), job.keys.clone()).status().await {
+        Ok(status) => status.pass,
+        Err(_) => pass_of_latest(job).await?,
+    };
+    Ok(QueueRecord { round: u64::from(pass.0), pass, ..QueueRecord::default() })
+}
+
+async fn pass_of_latest(job: &Job) -> Result<Pass, Failure> {
+    let latest: Option<String> = job.etcd.get_json(&job.keys.checkpoint_latest()).await?;
+    let Some(id) = latest else { return Ok(Pass(0)) };
+    let record: Option<CheckpointRecord> = job.etcd.get_json(&job.keys.checkpoint(&id)).await?;
+    Ok(record.map_or(Pass(0), |record| record.position.pass))
+}
+
+/// Prints the JSON output or the header of the table.
+fn show(form: &FormArgs, output: &Value, head: &str) {
     match form.output() {
-        Output::Json => println!("{said}"),
+        Output::Json => println!("{output}"),
         Output::Text => println!("{head}"),
     }
 }

@@ -1,5 +1,5 @@
-//! `steadfast`: runs a whole job on this machine, looks at a job and its checkpoints, serves the
-//! embedded etcd.
+//! `steadfast`: runs a whole job on this machine, inspects and manages jobs and their checkpoints, and
+//! serves the embedded etcd.
 
 mod admin_client;
 mod audit;
@@ -25,7 +25,9 @@ mod why;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use crate::output::Output;
 
 /// Distributed training that no single failure stops.
 #[derive(Debug, Parser)]
@@ -60,8 +62,9 @@ enum Command {
 fn main() -> ExitCode {
     let matches = with_variables(Cli::command()).get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let form = form(&matches);
     steadfast_process::run("steadfast", async {
-        match cli.command {
+        let ended = match cli.command {
             Command::Local(args) => local::run(args).await,
             Command::Status(args) => status::run(args).await,
             Command::Why(args) => why::run(args).await,
@@ -82,12 +85,30 @@ fn main() -> ExitCode {
                 Ok(shell::completions(&args, with_variables(Cli::command())))
             }
             Command::Man(args) => shell::man(&args, with_variables(Cli::command())),
+        };
+        // With JSON output, stdout holds one object even if the command fails.
+        if let (Err(failure), Output::Json) = (&ended, form) {
+            println!("{}", serde_json::json!({ "state": "error", "reason": failure.message }));
         }
+        ended
     })
 }
 
-/// Gives every flag of every subcommand its variable (`--data-dir`: `STEADFAST_DATA_DIR`). What
-/// throws something away has none: it must be said each time.
+/// Output format of the innermost subcommand.
+fn form(matches: &ArgMatches) -> Output {
+    if let Some((_, matches)) = matches.subcommand() {
+        return form(matches);
+    }
+    let is_short = matches!(matches.try_get_one::<bool>("json"), Ok(Some(true)));
+    match matches.try_get_one::<Output>("output") {
+        Ok(Some(Output::Json)) => Output::Json,
+        _ if is_short => Output::Json,
+        _ => Output::Text,
+    }
+}
+
+/// Gives every flag of every subcommand an environment variable (`--data-dir`: `STEADFAST_DATA_DIR`).
+/// `--force` has none: destructive operations need an explicit flag on each call.
 fn with_variables(command: clap::Command) -> clap::Command {
     command.mut_subcommands(|command| {
         let command = command.mut_args(|arg| match arg.get_long() {

@@ -1,21 +1,30 @@
-//! The two forms in which a command answers.
+//! Output formats of the commands.
+
+use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
+use steadfast_process::Failure;
 
-/// Form of what goes to stdout.
+/// Output format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Output {
-    /// For people.
+    /// Human-readable text.
     #[default]
     Text,
-    /// For programs.
+    /// JSON.
     Json,
 }
 
-/// The settings that choose the form.
+/// Prints one line on stderr and returns the exit code, for a command whose findings are on stdout already.
+pub fn answered(failure: &Failure) -> ExitCode {
+    eprintln!("steadfast: error: {failure}");
+    ExitCode::from(failure.kind.exit_code())
+}
+
+/// Flags that select the output format.
 #[derive(Debug, Args)]
 pub struct FormArgs {
-    /// Form of the answer on stdout.
+    /// Output format.
     #[arg(long, short, value_name = "FORM", default_value = "text")]
     output: Output,
     /// Short for `--output json`.
@@ -24,7 +33,7 @@ pub struct FormArgs {
 }
 
 impl FormArgs {
-    /// The form that was chosen.
+    /// Returns the selected format.
     pub fn output(&self) -> Output {
         if self.json { Output::Json } else { self.output }
     }

@@ -1,4 +1,4 @@
-//! `steadfast probe`: whether a process lives, or can do its work, for whoever looks after containers.
+//! `steadfast probe`: liveness and readiness checks of a process, for container health checks.
 
 use std::process::ExitCode;
 
@@ -7,20 +7,20 @@ use steadfast_process::{Failure, TlsArgs};
 
 use crate::admin_client;
 
-/// Ask a process by its admin port whether it lives: 0 if it does, 6 if not.
+/// Check by its admin port whether a process is alive: exits with 0 if it is, with 6 if not.
 #[derive(Debug, Args)]
 pub struct ProbeArgs {
-    /// The admin port.
+    /// Address of the admin port.
     #[arg(value_name = "HOST:PORT")]
     address: String,
-    /// Ask whether it can do its work: a master acts, a pserver holds a slot, a trainer is registered.
+    /// Check readiness instead: a master acts, a pserver holds a slot, a trainer is registered.
     #[arg(long)]
     ready: bool,
     #[command(flatten)]
     tls: TlsArgs,
 }
 
-/// Asks, and says what was answered.
+/// Queries the process and prints the response.
 pub async fn run(args: ProbeArgs) -> Result<ExitCode, Failure> {
     args.tls.decide()?;
     let path = if args.ready { "/readyz" } else { "/healthz" };

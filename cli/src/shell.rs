@@ -1,4 +1,4 @@
-//! `steadfast completions` and `steadfast man`: for shells, and for whoever reads manuals.
+//! `steadfast completions` and `steadfast man`: shell completions and manual pages.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,30 +10,30 @@ use steadfast_process::Failure;
 
 const NAME: &str = "steadfast";
 
-/// Write completions for a shell to stdout.
+/// Write shell completions to stdout.
 #[derive(Debug, Args)]
 pub struct CompletionsArgs {
     shell: Shell,
 }
 
-/// Write the manual, a page for each command.
+/// Write manual pages, one per command.
 #[derive(Debug, Args)]
 pub struct ManArgs {
-    /// Folder for the pages; it must be there.
+    /// Folder for the pages; it must exist.
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
 }
 
-/// Writes completions.
+/// Writes the completions.
 pub fn completions(args: &CompletionsArgs, mut command: Command) -> ExitCode {
     clap_complete::generate(args.shell, &mut command, NAME, &mut io::stdout());
     ExitCode::SUCCESS
 }
 
-/// Writes the manual.
+/// Writes the manual pages.
 pub fn man(args: &ManArgs, command: Command) -> Result<ExitCode, Failure> {
     clap_mangen::generate_to(command, &args.dir).map_err(|error| {
-        Failure::io(format!("cannot write the manual to {}", args.dir.display()), &error)
+        Failure::io(format!("cannot write the manual pages to {}", args.dir.display()), &error)
     })?;
     Ok(ExitCode::SUCCESS)
 }

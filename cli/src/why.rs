@@ -1,4 +1,4 @@
-//! `steadfast why`: who waits for whom, down to whoever waits for nobody.
+//! `steadfast why`: follows the wait chain of a job down to the processes that block it.
 
 use std::fmt::Write;
 use std::process::ExitCode;
@@ -7,7 +7,8 @@ use std::time::Duration;
 use clap::Args;
 use serde::Serialize;
 use serde_json::Value;
-use steadfast_common::records::PserverRecord;
+use steadfast_common::ids::Lane;
+use steadfast_common::records::{JobOutcome, PserverRecord, ResultRecord};
 use steadfast_common::status::{JobState, JobStatus, TrainerStatus};
 use steadfast_process::Failure;
 
@@ -17,10 +18,13 @@ use crate::job_args::{Job, JobArgs};
 use crate::job_master::JobMaster;
 use crate::output::{FormArgs, Output};
 
-/// A job that got on in this time waits for nothing.
-const LOOK: Duration = Duration::from_secs(1);
+/// Observation period: a job that progresses within it is not blocked.
+const LOOK: Duration = Duration::from_secs(2);
 
-/// Say why a job does not go on: who waits for whom.
+/// Minimum share of the observation period that steps wait longer for a straggler than for any other trainer.
+const MUCH_WAITING: f64 = 0.5;
+
+/// Show why a job does not progress: which process waits for which.
 #[derive(Debug, Args)]
 pub struct WhyArgs {
     #[command(flatten)]
@@ -29,7 +33,7 @@ pub struct WhyArgs {
     form: FormArgs,
 }
 
-/// Somebody, and what it waits for.
+/// A waiting component and what it waits for.
 #[derive(Debug, PartialEq, Serialize)]
 struct Waits {
     what: String,
@@ -46,7 +50,7 @@ impl Waits {
     }
 }
 
-/// Looks, and says.
+/// Observes the job and prints the wait chain.
 pub async fn run(args: WhyArgs) -> Result<ExitCode, Failure> {
     let job = args.job.find().await?;
     let found = look(&job).await;
@@ -58,37 +62,93 @@ pub async fn run(args: WhyArgs) -> Result<ExitCode, Failure> {
 }
 
 async fn look(job: &Job) -> Vec<Waits> {
+    // The processes of a job that has ended have exited.
+    match job.etcd.get_json::<ResultRecord>(&job.keys.result()).await {
+        Ok(Some(result)) => return vec![Waits::end(outcome(&result))],
+        Ok(None) => {}
+        Err(error) => return vec![Waits::end(error.to_string())],
+    }
     let mut master = JobMaster::new(job.etcd.clone(), job.keys.clone());
     let first = match master.status().await {
         Ok(status) => status,
         Err(failure) => {
-            let master = Waits::end(format!("a master: {}", failure.message));
-            return vec![Waits::on("everybody", vec![master])];
+            let master = Waits::end(format!("an acting master: {}", failure.message));
+            return vec![Waits::on("the job", vec![master])];
         }
     };
     if let Some(result) = &first.result {
-        let reason = result.reason.as_deref().map_or_else(String::new, |it| format!(": {it}"));
-        return vec![Waits::end(format!("nothing: the job is over{reason}"))];
+        return vec![Waits::end(outcome(result))];
     }
+    let waits = lane_waits(job, &first).await;
     tokio::time::sleep(LOOK).await;
     let status = match master.status().await {
         Ok(status) => status,
         Err(failure) => return vec![Waits::end(failure.message)],
     };
     let mut found: Vec<Waits> = status.waiting.iter().map(Waits::end).collect();
-    let got_on = first.version < status.version || first.examples < status.examples;
-    if got_on {
+    let has_progressed = first.version < status.version || first.examples < status.examples;
+    if has_progressed {
         let speed = rate(status.examples_per_second);
-        found.push(Waits::end(format!(
-            "nothing holds it up: it trains on {speed} records a second"
-        )));
+        let waits_now = lane_waits(job, &status).await;
+        found.push(match straggler(&status.trainers, &waits, &waits_now) {
+            Some(straggler) => Waits::on(format!("{speed} records/s: each step"), vec![straggler]),
+            None => Waits::end(format!("not blocked: {speed} records/s")),
+        });
     } else if status.state == JobState::Training {
         found.push(step(job, &status).await);
     }
     found
 }
 
-/// Why the step is not complete.
+/// Returns the seconds that steps have waited for each lane so far, as reported by the first slot that has a
+/// pserver.
+async fn lane_waits(job: &Job, status: &JobStatus) -> Vec<f64> {
+    let Some(slot) = status.slots.iter().find(|it| it.address.is_some()) else { return Vec::new() };
+    let record: Option<PserverRecord> =
+        job.etcd.get_json(&job.keys.ps(slot.slot)).await.ok().flatten();
+    let Some(record) = record else { return Vec::new() };
+    let Ok(reply) = admin_client::status(&record.admin).await else { return Vec::new() };
+    let seconds = reply["shard"]["lanes_waited_seconds"].as_array();
+    seconds.into_iter().flatten().filter_map(Value::as_f64).collect()
+}
+
+/// Returns the trainer that steps wait for, if they wait for it much longer than for any other.
+fn straggler(trainers: &[TrainerStatus], before: &[f64], after: &[f64]) -> Option<Waits> {
+    // Without an answer of the slot, the wait times are unknown, not zero.
+    if before.is_empty() || after.is_empty() {
+        return None;
+    }
+    let of_lane = |lane: &Lane| {
+        let at = |seconds: &[f64]| seconds.get(lane.0 as usize).copied().unwrap_or_default();
+        at(after) - at(before)
+    };
+    let mut waits: Vec<(&TrainerStatus, f64)> = trainers
+        .iter()
+        .filter(|it| !it.lanes.is_empty())
+        .map(|it| (it, it.lanes.iter().map(of_lane).fold(0.0, f64::max)))
+        .collect();
+    waits.sort_by(|one, other| other.1.total_cmp(&one.1));
+    let [(straggler, longest), (_, next), ..] = waits.as_slice() else { return None };
+    if longest - next < MUCH_WAITING * LOOK.as_secs_f64() {
+        return None;
+    }
+    Some(Waits::end(format!(
+        "trainer {} ({}): steps waited for its gradients alone in {longest:.1} of the last {:.1} s",
+        straggler.id,
+        straggler.admin,
+        LOOK.as_secs_f64()
+    )))
+}
+
+fn outcome(result: &ResultRecord) -> String {
+    let reason = result.reason.as_deref().map_or_else(String::new, |it| format!(": {it}"));
+    match result.state {
+        JobOutcome::Finished => "not blocked: the job is finished".to_owned(),
+        JobOutcome::Failed => format!("not blocked: the job has failed{reason}"),
+    }
+}
+
+/// Returns why the step is not complete.
 async fn step(job: &Job, status: &JobStatus) -> Waits {
     let mut because = Vec::new();
     for slot in &status.slots {
@@ -96,14 +156,14 @@ async fn step(job: &Job, status: &JobStatus) -> Waits {
         let what = format!("slot {} (pserver {address})", slot.slot);
         let record: Option<PserverRecord> =
             job.etcd.get_json(&job.keys.ps(slot.slot)).await.ok().flatten();
-        let said = match record {
+        let reply = match record {
             Some(record) => admin_client::status(&record.admin).await,
-            None => Err(Failure::unavailable("it has no key in etcd")),
+            None => Err(Failure::unavailable("it is not registered in etcd")),
         };
-        match said {
+        match reply {
             Err(failure) => because.push(Waits::on(what, vec![Waits::end(failure.message)])),
-            Ok(said) => {
-                let lanes = lanes_missing(&said);
+            Ok(reply) => {
+                let lanes = lanes_missing(&reply);
                 if !lanes.is_empty() {
                     because.push(Waits::on(what, trainers(status, &lanes).await));
                 }
@@ -116,25 +176,25 @@ async fn step(job: &Job, status: &JobStatus) -> Waits {
     Waits::on(format!("version {} of the parameters", status.version.0 + 1), because)
 }
 
-fn lanes_missing(said: &Value) -> Vec<u64> {
-    let lanes = said["shard"]["waits_for_lanes"].as_array();
+fn lanes_missing(reply: &Value) -> Vec<u64> {
+    let lanes = reply["shard"]["waits_for_lanes"].as_array();
     lanes.into_iter().flatten().filter_map(Value::as_u64).collect()
 }
 
-/// Those who have the lanes, or all if none is named; and who has none of them.
+/// Returns the trainers of the lanes, or all trainers if `lanes` is empty; and the lanes without a trainer.
 async fn trainers(status: &JobStatus, lanes: &[u64]) -> Vec<Waits> {
     let mut found = Vec::new();
-    let mut orphans: Vec<u64> = lanes.to_vec();
+    let mut unassigned: Vec<u64> = lanes.to_vec();
     for trainer in &status.trainers {
         let has = |lane: &u64| trainer.lanes.iter().any(|it| u64::from(it.0) == *lane);
         let its: Vec<u64> = lanes.iter().copied().filter(has).collect();
-        orphans.retain(|lane| !its.contains(lane));
+        unassigned.retain(|lane| !its.contains(lane));
         if lanes.is_empty() || !its.is_empty() {
             found.push(Waits::end(one_trainer(trainer, &its).await));
         }
     }
-    if !orphans.is_empty() {
-        found.push(Waits::end(format!("{}, which nobody has", numbered(&orphans))));
+    if !unassigned.is_empty() {
+        found.push(Waits::end(format!("{}, assigned to no trainer", numbered(&unassigned))));
     }
     found
 }
@@ -146,9 +206,9 @@ async fn one_trainer(trainer: &TrainerStatus, lanes: &[u64]) -> String {
         lanes => format!("{} of {who}", numbered(lanes)),
     };
     let why = match admin_client::status(&trainer.admin).await {
-        Ok(said) => {
-            let doing = said["doing"].as_str().unwrap_or("does not say what it does");
-            format!("{doing}, with version {}", said["version"])
+        Ok(reply) => {
+            let doing = reply["doing"].as_str().unwrap_or("unknown activity");
+            format!("{doing}, at version {}", reply["version"])
         }
         Err(failure) => failure.message,
     };
@@ -184,6 +244,25 @@ fn indent(page: &mut String, found: &[Waits], depth: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::status::sample;
+
+    /// F12
+    #[test]
+    fn a_trainer_for_which_all_others_wait_is_named_and_equals_are_not() {
+        let mut trainers = sample::training().trainers;
+        for (trainer, lanes) in trainers.iter_mut().zip([[0, 2], [1, 3]]) {
+            trainer.lanes = lanes.map(Lane).to_vec();
+        }
+        let with = |waits: [f64; 2]| {
+            let after: Vec<f64> = [0.0, 0.0, waits[0], waits[1]].map(|wait| 5.0 + wait).to_vec();
+            straggler(&trainers, &[5.0; 4], &after).map(|it| it.what)
+        };
+        let named = with([0.1, 1.8]).unwrap();
+        assert!(named.starts_with("trainer 00000000-0000-0000-0000-000000000002 "), "{named}");
+        assert!(named.contains("1.8 of the last 2.0 s"), "{named}");
+        assert_eq!(with([0.9, 0.9]), None);
+        assert_eq!(with([0.5, 0.1]), None);
+    }
 
     #[test]
     fn a_chain_is_told_from_the_job_down_to_whoever_is_to_blame() {

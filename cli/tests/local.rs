@@ -1,5 +1,5 @@
-//! `steadfast local` and `steadfast status` as processes, with scripts in the place of the job's
-//! own programs.
+//! Tests `steadfast local` and `steadfast status` as processes, with scripts in place of the programs of
+//! the job.
 
 mod support;
 
@@ -44,7 +44,7 @@ async fn a_job_runs_to_its_end_and_the_same_command_tells_it_again() {
     let fake = FakeMaster::default();
     let master = fake.start(&etcd).await;
     eventually(|| (3 <= fake.asked.load(Ordering::SeqCst)).then_some(())).await;
-    put_result(&etcd, serde_json::json!([])).await;
+    put_result(&etcd, serde_json::json!({ "tasks": 0, "times": 0, "listed": [] })).await;
     stage.finish_processes();
     let output = running.end().await;
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -68,7 +68,10 @@ async fn a_job_that_lost_data_ends_with_a_code_of_its_own() {
     let running = stage.start(&[]);
     let etcd = stage.etcd().await;
     stage.pids(PROCESSES).await;
-    let lost = serde_json::json!([{ "pass": 0, "task": 3, "reason": "bad record" }]);
+    let task = serde_json::json!({
+        "task": 3, "passes": [[0, 0]], "times": 1, "reason": "bad record", "records": [],
+    });
+    let lost = serde_json::json!({ "tasks": 1, "times": 1, "listed": [task] });
     put_result(&etcd, lost).await;
     stage.finish_processes();
     let output = running.end().await;
@@ -83,11 +86,13 @@ async fn another_job_file_under_the_name_of_an_ended_job_is_refused() {
     let etcd = stage.etcd().await;
     stage.pids(PROCESSES).await;
     let spec = steadfast_common::job_file::parse(support::JOB).unwrap();
-    let record =
-        serde_json::json!({ "spec": spec, "digest": "", "store": "file:///", "manifest": "" });
+    let (format, store) = (steadfast_common::records::FORMAT, "file:///");
+    let record = serde_json::json!({
+        "format": format, "spec": spec, "digest": "", "store": store, "manifest": "",
+    });
     let key = Keys::of_job("digits").job();
     etcd.put(&key, record.to_string().as_bytes()).await.unwrap();
-    put_result(&etcd, serde_json::json!([])).await;
+    put_result(&etcd, serde_json::json!({ "tasks": 0, "times": 0, "listed": [] })).await;
     stage.finish_processes();
     assert_eq!(running.end().await.status.code(), Some(0));
 
@@ -153,7 +158,7 @@ async fn a_second_interrupt_ends_the_run_at_once_and_leaves_no_process() {
     let running = stage.start(&[]);
     let pids = stage.pids(PROCESSES).await;
     running.signal(Signal::SIGINT);
-    // Nobody answers the drain and nobody obeys SIGTERM: without a second signal this takes 10 s.
+    // No master takes a checkpoint and no process obeys SIGTERM: without a second signal this takes 10 s.
     eventually(|| stage.path("asked").exists().then_some(())).await;
     let asked = Instant::now();
     running.signal(Signal::SIGINT);
@@ -212,7 +217,7 @@ async fn status_shows_the_masters_view_or_what_etcd_says_without_one() {
     let etcd = stage.etcd().await;
     let none = stage.status(&[]);
     assert_eq!(none.status.code(), Some(3));
-    assert!(stderr(&none).contains("etcd knows no job"), "{}", stderr(&none));
+    assert!(stderr(&none).contains("etcd has no job"), "{}", stderr(&none));
 
     let keys = Keys::of_job("digits");
     etcd.put(&keys.ps_desired(), b"2").await.unwrap();
@@ -221,9 +226,9 @@ async fn status_shows_the_masters_view_or_what_etcd_says_without_one() {
     });
     let slot_key = keys.ps(steadfast_common::ids::Slot(0));
     etcd.put(&slot_key, slot.to_string().as_bytes()).await.unwrap();
-    let silent = stage.status(&[]);
-    let text = stdout(&silent);
-    assert!(text.starts_with("job digits: no master answers\n"), "{text}{}", stderr(&silent));
+    let no_master = stage.status(&[]);
+    let text = stdout(&no_master);
+    assert!(text.starts_with("job digits: no master answers\n"), "{text}{}", stderr(&no_master));
     assert!(text.contains("pservers    1 of 2 slots"), "{text}");
     let json: Value = serde_json::from_str(&stdout(&stage.status(&["--output=json"]))).unwrap();
     assert_eq!(json["master"], Value::Null);
@@ -236,10 +241,10 @@ async fn status_shows_the_masters_view_or_what_etcd_says_without_one() {
     assert_eq!(json, support::status_json());
     master.abort();
 
-    put_result(&etcd, serde_json::json!([])).await;
+    put_result(&etcd, serde_json::json!({ "tasks": 0, "times": 0, "listed": [] })).await;
     stage.finish_processes();
     running.end().await;
-    // Its etcd has ended with it.
+    // The embedded etcd has ended with the run.
     let over = stage.status(&[]);
     assert!(stdout(&over).starts_with("job digits: finished\n"), "{}", stderr(&over));
 }

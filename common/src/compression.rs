@@ -1,8 +1,8 @@
-//! How gradients travel when a job gives up some of their digits for fewer bytes.
+//! Lossy compression of gradients for transport.
 //!
-//! A gradient is first *rounded* to what its form can hold, and then *encoded*, by which nothing more is
-//! lost. Sums are rounded again, by whoever adds: so a sum of lanes has the same bits whether a trainer
-//! or a pserver made it (see [`crate::lane_tree`]).
+//! A gradient is first *rounded* to values that its codec can represent, and then *encoded* without
+//! further loss. Each addition rounds the sum again, so that a sum of lanes has the same bits whether a
+//! trainer or a pserver computed it (see [`crate::lane_tree`]).
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -20,35 +20,35 @@ const WORD: usize = 4;
 /// Bytes of a value in [`Codec::Bf16`] and [`Codec::F16`].
 const HALF: usize = 2;
 
-/// Largest step of [`Codec::Int8`] in either direction.
+/// Largest magnitude of a quantized value of [`Codec::Int8`].
 const STEPS: f32 = 127.0;
 
-/// 2¹²⁷: a larger value could be rounded to one that is not finite.
+/// 2¹²⁷: rounding a larger value could give infinity.
 const LARGEST_INT8: f32 = 1.701_411_8e38;
 
-/// Added and taken away again it rounds a small number to the nearest integer, ties to even.
+/// Adding and subtracting this rounds a small number to the nearest integer, ties to even.
 const ROUNDER: f32 = 12_582_912.0;
 
-/// The share of values that [`Compression::TopK`] keeps when the job does not say.
+/// Default share of values that [`Compression::TopK`] keeps.
 const KEEP: f64 = 0.01;
 
-/// Forms of a gradient.
+/// Compression methods of gradients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Compression {
     #[default]
     None,
-    /// 16 bits: the range of `f32`, 8 binary digits.
+    /// 16 bits: the range of `f32`, 8 significant bits.
     Bf16,
-    /// 16 bits: 11 binary digits, up to 65 504.
+    /// 16 bits: 11 significant bits, up to 65 504.
     F16,
-    /// 8 bits, and a scale for each 1 024 values.
+    /// 8 bits, and a scale for every 1 024 values.
     Int8,
-    /// The largest values alone, with their places.
+    /// Only the largest values, with their indices.
     TopK,
 }
 
-/// How the gradients of a job travel.
+/// How the gradients of a job are sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GradientsSpec {
     #[serde(default)]
@@ -59,7 +59,7 @@ pub struct GradientsSpec {
 }
 
 impl GradientsSpec {
-    /// What rounds, encodes and decodes.
+    /// Returns the codec of these settings.
     pub fn codec(self) -> Codec {
         match self.compression {
             Compression::None => Codec::Plain,
@@ -77,34 +77,34 @@ pub enum Codec {
     /// Little-endian `f32`.
     #[default]
     Plain,
-    /// Little-endian, one value after the other.
+    /// Little-endian `bf16`.
     Bf16,
-    /// The same.
+    /// Little-endian `f16`.
     F16,
     /// For each group of 1 024 values a scale, a power of two as little-endian `f32`, and a signed byte
-    /// for each value: how many times the scale it is.
+    /// for each value: the value divided by the scale.
     Int8,
-    /// For each value other than zero its place (little-endian `u32`, ascending) and itself (`f32`).
+    /// For each nonzero value its index (little-endian `u32`, ascending) and the value (`f32`).
     Sparse {
-        /// The share of values that rounding leaves.
+        /// The share of values that rounding keeps.
         keep: f64,
     },
 }
 
-/// Bytes that are no block of that many values.
+/// The bytes are not an encoded block of the expected length.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    #[error("{found} bytes were sent; {wanted} are wanted")]
+    #[error("received {found} bytes; expected {wanted}")]
     Length { found: usize, wanted: usize },
-    #[error("{0} is no scale; a positive power of two is wanted")]
+    #[error("invalid scale {0}; expected a positive power of two")]
     Scale(String),
-    #[error("place {0} does not come after the one before it, or lies beyond the block")]
+    #[error("invalid index {0}; expected one above the previous and within the block")]
     Place(u32),
 }
 
 impl Codec {
-    /// Adds finite values to those of a sum, and rounds it. Like a value, a sum that is too large
-    /// becomes the largest there is: it stays finite, so it does not matter who looks whether it is.
+    /// Adds finite values to a sum and rounds it. A sum that is too large saturates at the largest finite
+    /// value, so that the result does not depend on where values are checked to be finite.
     pub fn add(self, sum: &mut [f32], values: &[f32]) {
         widest(|| {
             for (sum, value) in sum.iter_mut().zip(values) {
@@ -114,7 +114,7 @@ impl Codec {
         self.round(sum);
     }
 
-    /// Leaves of each value, which is finite, what can be encoded.
+    /// Rounds finite values to values that can be encoded.
     pub fn round(self, values: &mut [f32]) {
         match self {
             Self::Plain => {}
@@ -132,11 +132,11 @@ impl Codec {
                     }
                 });
             }
-            Self::Sparse { keep } => leave_largest(values, keep),
+            Self::Sparse { keep } => keep_largest(values, keep),
         }
     }
 
-    /// Writes values that were rounded.
+    /// Encodes rounded values.
     pub fn encode(self, values: &[f32]) -> Vec<u8> {
         match self {
             Self::Plain => bytemuck::cast_slice(values).to_vec(),
@@ -150,18 +150,18 @@ impl Codec {
             }
             Self::Sparse { .. } => {
                 let kept = values.iter().enumerate().filter(|(_, value)| **value != 0.0);
-                let pair = |(place, value): (usize, &f32)| {
-                    [(place as u32).to_le_bytes(), value.to_le_bytes()].concat()
+                let pair = |(index, value): (usize, &f32)| {
+                    [(index as u32).to_le_bytes(), value.to_le_bytes()].concat()
                 };
                 kept.flat_map(pair).collect()
             }
         }
     }
 
-    /// Reads what was encoded into a block. The values need not be finite.
+    /// Decodes a block into `values`. They need not be finite.
     ///
     /// # Errors
-    /// If the bytes do not make as many values; some may have been written then.
+    /// If the bytes are not an encoding of that many values; some may already be written.
     pub fn decode(self, bytes: &[u8], values: &mut [f32]) -> Result<(), Malformed> {
         let of_length = |wanted: usize| match bytes.len() {
             found if found == wanted => Ok(()),
@@ -213,7 +213,7 @@ fn decode_each<const N: usize>(bytes: &[u8], values: &mut [f32], read: impl Fn([
     widest(|| pairs.for_each(|(value, bytes)| *value = read(*bytes)));
 }
 
-/// Writes a group of [`Codec::Int8`].
+/// Encodes a group of [`Codec::Int8`].
 #[inline(always)]
 fn encode_group(group: &[f32], bytes: &mut [u8]) {
     let scale = scale_of(group);
@@ -225,7 +225,7 @@ fn encode_group(group: &[f32], bytes: &mut [u8]) {
     }
 }
 
-/// Reads a group of [`Codec::Int8`], whose length was checked.
+/// Decodes a group of [`Codec::Int8`] of the right length.
 #[inline(always)]
 fn decode_group(bytes: &[u8], group: &mut [f32]) -> Result<(), Malformed> {
     let (scale, steps) = bytes.split_first_chunk().expect("the length was checked");
@@ -236,16 +236,16 @@ fn decode_group(bytes: &[u8], group: &mut [f32]) -> Result<(), Malformed> {
     Ok(())
 }
 
-/// The smallest power of two of which no value is more than 127 times as large. Being a power of two it
-/// loses no digit, and what was rounded by it gives the same one again.
+/// Returns the smallest power of two such that no value exceeds 127 times it. Scaling by a power of two is
+/// exact, and rounded values give the same scale again.
 #[inline(always)]
 fn scale_of(group: &[f32]) -> f32 {
-    // Without their sign, values are ordered as their bits are; integers are compared by eights.
+    // The bits of nonnegative floats are ordered as the floats, and integer comparison vectorizes.
     let largest = group.iter().map(|value| value.abs().to_bits()).max();
     let largest = f32::from_bits(largest.unwrap_or_default());
     let mut scale = f32::from_bits((largest / STEPS).to_bits() & f32::INFINITY.to_bits());
     if scale < f32::MIN_POSITIVE {
-        // Below it there are no more digits to share.
+        // Subnormal scales would lose precision.
         return f32::MIN_POSITIVE;
     }
     if scale * STEPS < largest {
@@ -259,19 +259,19 @@ fn checked_scale(scale: f32) -> Result<f32, Malformed> {
     if is_power { Ok(scale) } else { Err(Malformed::Scale(scale.to_string())) }
 }
 
-/// The nearest integer of a value that is small against [`ROUNDER`].
+/// Returns the nearest integer to a value that is small relative to [`ROUNDER`].
 fn nearest(value: f32) -> f32 {
     (value + ROUNDER) - ROUNDER
 }
 
-/// The lowest byte of that integer in two's complement, in which the digits of such a sum end. Faster
-/// than a conversion, which has to mind values that are too large.
+/// Returns the lowest byte of that integer in two's complement, which is the lowest byte of the sum's
+/// mantissa. Faster than a conversion, which has to saturate.
 fn lowest_byte(value: f32) -> u8 {
     (value + ROUNDER).to_bits() as u8
 }
 
-/// Sets all values to zero but the largest; of equal ones the first is kept.
-fn leave_largest(values: &mut [f32], keep: f64) {
+/// Sets all but the largest values to zero; keeps the first of equal ones.
+fn keep_largest(values: &mut [f32], keep: f64) {
     let kept = ((values.len() as f64 * keep).ceil() as usize).min(values.len());
     if kept < values.len() {
         let mut order: Vec<u32> = (0..values.len() as u32).collect();
@@ -280,9 +280,9 @@ fn leave_largest(values: &mut [f32], keep: f64) {
             of_other.total_cmp(&of_one).then(one.cmp(other))
         };
         order.select_nth_unstable_by(kept, by_size);
-        order[kept..].iter().for_each(|place| values[*place as usize] = 0.0);
+        order[kept..].iter().for_each(|index| values[*index as usize] = 0.0);
     }
-    // A zero has no sign on the way.
+    // The encoding does not keep the sign of a zero.
     values.iter_mut().for_each(|value| *value += 0.0);
 }
 
@@ -295,12 +295,12 @@ fn decode_sparse(bytes: &[u8], values: &mut [f32]) -> Result<(), Malformed> {
     values.fill(0.0);
     let mut next = 0;
     for pair in pairs {
-        let (place, value) = pair.split_first_chunk().expect("a pair has two words");
-        let place = u32::from_le_bytes(*place);
-        let target = values.get_mut(place as usize).filter(|_| next <= u64::from(place));
+        let (index, value) = pair.split_first_chunk().expect("a pair has two words");
+        let index = u32::from_le_bytes(*index);
+        let target = values.get_mut(index as usize).filter(|_| next <= u64::from(index));
         let value = value.first_chunk().expect("a pair has two words");
-        *target.ok_or(Malformed::Place(place))? = f32::from_le_bytes(*value);
-        next = u64::from(place) + 1;
+        *target.ok_or(Malformed::Place(index))? = f32::from_le_bytes(*value);
+        next = u64::from(index) + 1;
     }
     Ok(())
 }
@@ -312,7 +312,7 @@ mod tests {
     const CODECS: [Codec; 5] =
         [Codec::Plain, Codec::Bf16, Codec::F16, Codec::Int8, Codec::Sparse { keep: 0.1 }];
 
-    /// Of many sizes and both signs.
+    /// Returns values of many magnitudes and both signs.
     fn values(len: usize) -> Vec<f32> {
         let value = |index: usize| {
             let mixed = (index as u64 * 2_654_435_761 + 12_345) % 100_003;
@@ -326,8 +326,8 @@ mod tests {
         values.iter().map(|value| value.to_bits()).collect()
     }
 
-    /// What was rounded comes back bit by bit, and is not changed by being rounded again. So it does
-    /// not matter who rounds, and how often.
+    /// Rounding is idempotent, and encoding rounded values is lossless, so that it does not matter which
+    /// process rounds and how often.
     #[test]
     fn what_was_rounded_stays_as_it_is() {
         for codec in CODECS {
@@ -345,7 +345,7 @@ mod tests {
         }
     }
 
-    /// I7: a sum that overflows is the same whoever makes it, since nobody ever sees it overflow.
+    /// I7: sums saturate instead of overflowing, so that they do not depend on which process adds.
     #[test]
     fn a_sum_stays_finite() {
         for codec in CODECS {
@@ -371,7 +371,7 @@ mod tests {
             let mut rounded = exact.clone();
             codec.round(&mut rounded);
             for (rounded, exact) in rounded.iter().zip(&exact) {
-                // Below its range a form has a smallest step.
+                // Subnormal values have a fixed step.
                 let bound = (exact.abs() * relative).max(1e-7);
                 assert!((rounded - exact).abs() <= bound, "{codec:?}: {exact} is {rounded}");
             }
@@ -386,7 +386,7 @@ mod tests {
         }
     }
 
-    /// Whatever the largest value is: it is representable, and so are the smallest there are.
+    /// For every magnitude of the largest value, that value can be represented.
     #[test]
     fn a_scale_fits_the_largest_value() {
         for exponent in -149..128 {
@@ -410,17 +410,17 @@ mod tests {
         assert_eq!(Codec::Sparse { keep: 0.3 }.encode(&values).len(), 3 * 8);
     }
 
-    /// F48: bytes that make no block are refused, not read.
+    /// F48: bytes that do not encode a block are refused.
     #[test]
     fn bytes_that_make_no_block_are_refused() {
         for codec in CODECS {
             let mut rounded = values(7);
             codec.round(&mut rounded);
             let good = codec.encode(&rounded);
-            let mut place = [0.0; 7];
-            let short = codec.decode(&good[..good.len() - 1], &mut place);
+            let mut decoded = [0.0; 7];
+            let short = codec.decode(&good[..good.len() - 1], &mut decoded);
             assert!(matches!(short, Err(Malformed::Length { .. })), "{codec:?}");
-            let long = codec.decode(&[&good[..], &[0]].concat(), &mut place);
+            let long = codec.decode(&[&good[..], &[0]].concat(), &mut decoded);
             assert!(matches!(long, Err(Malformed::Length { .. })), "{codec:?}");
         }
         for scale in [0.0, -1.0, 3.0, f32::NAN, f32::INFINITY, 1e-40] {
@@ -428,14 +428,14 @@ mod tests {
             let read = Codec::Int8.decode(&bytes, &mut [0.0; 2]);
             assert!(matches!(read, Err(Malformed::Scale(_))), "{scale}");
         }
-        let sparse = |places: &[u32]| {
-            let pair = |place: &u32| [place.to_le_bytes(), 1_f32.to_le_bytes()].concat();
-            let bytes: Vec<u8> = places.iter().flat_map(pair).collect();
+        let sparse = |indices: &[u32]| {
+            let pair = |index: &u32| [index.to_le_bytes(), 1_f32.to_le_bytes()].concat();
+            let bytes: Vec<u8> = indices.iter().flat_map(pair).collect();
             Codec::Sparse { keep: 1.0 }.decode(&bytes, &mut [0.0; 3])
         };
         assert_eq!(sparse(&[0, 2]), Ok(()));
-        for places in [&[3][..], &[1, 1], &[2, 0], &[u32::MAX]] {
-            assert!(matches!(sparse(places), Err(Malformed::Place(_))), "{places:?}");
+        for indices in [&[3][..], &[1, 1], &[2, 0], &[u32::MAX]] {
+            assert!(matches!(sparse(indices), Err(Malformed::Place(_))), "{indices:?}");
         }
     }
 }

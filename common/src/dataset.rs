@@ -1,8 +1,8 @@
-//! The dataset manifest: which records exist, cut into tasks.
+//! The dataset manifest: all records, divided into tasks.
 //!
-//! Planned once by the master, stored beside the checkpoints, read by everyone. It never changes
-//! during a job, so whatever follows from it (the order of a pass, the lanes' schedule) needs no
-//! storage of its own.
+//! The master plans it once and stores it next to the checkpoints; all processes read it. It never changes
+//! during a job, so data that is derived from it (the order of a pass, the schedule of the lanes) is not
+//! stored.
 
 use std::collections::VecDeque;
 use std::io::{self, BufReader, Read};
@@ -15,21 +15,21 @@ use crate::ids::TaskId;
 use crate::records::RecordRange;
 use crate::spec::{DataFormat, DatasetSpec};
 
-/// How much of a manifest's text is read at once.
+/// Buffer size for reading a manifest.
 const READ_BYTES: usize = 64 << 10;
 
-/// Records of one file that are read in one go. In JSON a row of its five numbers: there may be
-/// millions.
+/// Records of one file that are read in one operation. JSON stores only an array of the five numbers,
+/// because there may be millions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "ChunkRow", into = "ChunkRow")]
 pub struct Chunk {
     /// Index into [`Manifest::files`].
     pub file: u32,
-    /// First byte (CSV, TSV) or first row (Parquet).
+    /// First byte (CSV, TSV; of the decompressed text) or first row (Parquet).
     pub start: u64,
     /// One past the last byte (CSV, TSV) or row (Parquet).
     pub end: u64,
-    /// Number of the first record within its file, from 0, for messages.
+    /// Index of the first record in its file, from 0, for messages.
     pub first_record: u64,
     /// Records between `start` and `end`.
     pub records: u32,
@@ -49,23 +49,23 @@ impl From<Chunk> for ChunkRow {
     }
 }
 
-/// One file of the dataset, as it was when the manifest was made.
+/// One file of the dataset at the time of planning.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataFile {
     pub url: String,
     pub size_bytes: u64,
 }
 
-/// All tasks of a dataset. Task `i` consists of the chunks up to `task_ends[i]`, from where the
-/// task before ends.
+/// All tasks of a dataset. Task `i` consists of the chunks from the end of the previous task up to
+/// `task_ends[i]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     pub files: Vec<DataFile>,
     pub chunks: Vec<Chunk>,
     pub task_ends: Vec<u32>,
-    /// Names of the feature columns, globs resolved, in the order in which a model sees them.
+    /// Names of the feature columns with globs expanded, in the order of a model's inputs.
     pub features: Vec<String>,
-    /// Tasks that are held out for evaluation, ascending.
+    /// Held-out tasks, ascending.
     pub held_out: Vec<TaskId>,
 }
 
@@ -75,7 +75,7 @@ impl Manifest {
         u32::try_from(self.task_ends.len()).expect("tasks are numbered by u32")
     }
 
-    /// The chunks of one task; empty if there is no such task.
+    /// Returns the chunks of one task; empty if the task does not exist.
     pub fn chunks_of(&self, task: TaskId) -> &[Chunk] {
         let index = task.0 as usize;
         let start = match index {
@@ -86,18 +86,18 @@ impl Manifest {
         self.chunks.get(start..end).unwrap_or(&[])
     }
 
-    /// Records in one task.
+    /// Number of records in one task.
     pub fn records_of(&self, task: TaskId) -> u64 {
         self.chunks_of(task).iter().map(|chunk| u64::from(chunk.records)).sum()
     }
 
-    /// Records in a task on average, at least 1.
+    /// Mean number of records in a task, at least 1.
     pub fn mean_records(&self) -> u64 {
         let all: u64 = self.chunks.iter().map(|chunk| u64::from(chunk.records)).sum();
         (all / u64::from(self.task_count()).max(1)).max(1)
     }
 
-    /// Which records a task is made of, for people.
+    /// Returns the records of a task by file, for display.
     pub fn records_named(&self, task: TaskId) -> Vec<RecordRange> {
         let named = self.chunks_of(task).iter().map(|chunk| RecordRange {
             file: self.files.get(chunk.file as usize).map_or_else(String::new, |it| it.url.clone()),
@@ -107,19 +107,19 @@ impl Manifest {
         named.collect()
     }
 
-    /// Tasks that are trained on, ascending.
+    /// Returns the tasks that are not held out, ascending.
     pub fn training_tasks(&self) -> Vec<TaskId> {
         let held_out = |task: &TaskId| self.held_out.binary_search(task).is_ok();
         (0..self.task_count()).map(TaskId).filter(|task| !held_out(task)).collect()
     }
 
-    /// Records that one pass trains on.
+    /// Number of records that one pass trains on.
     pub fn training_records(&self) -> u64 {
         self.training_tasks().iter().map(|task| self.records_of(*task)).sum()
     }
 
-    /// Holds out `fraction` of the tasks, spread evenly: task `i` is held out where the running
-    /// share passes a whole number.
+    /// Holds out `fraction` of the tasks, spread evenly: task `i` is held out if `i × fraction` and
+    /// `(i + 1) × fraction` have different integer parts.
     pub fn hold_out(&mut self, fraction: f64) {
         let share = |count: u32| (f64::from(count) * fraction).floor() as u64;
         self.held_out = (0..self.task_count())
@@ -136,37 +136,37 @@ impl Manifest {
 }
 
 impl Manifest {
-    /// Reads the manifest with this digest from the pieces of its JSON. Each is given up as soon as it
-    /// is read: text and manifest of millions of tasks are not in memory together.
+    /// Parses the manifest with this digest from the segments of its JSON. Each segment is freed as soon as
+    /// it is read, because the JSON of millions of tasks should not be in memory together with the manifest.
     ///
     /// # Errors
-    /// Why the JSON is not that of this manifest.
+    /// A message, if the JSON has another digest or cannot be parsed.
     pub fn parse(json: VecDeque<Bytes>, digest: &str) -> Result<Self, String> {
         let mut hash = Sha256::new();
-        json.iter().for_each(|piece| hash.update(piece));
+        json.iter().for_each(|segment| hash.update(segment));
         let found = hex(&hash.finalize());
         if found != digest {
             return Err(format!("its SHA-256 is {found}, not {digest}"));
         }
-        let reader = BufReader::with_capacity(READ_BYTES, Pieces(json));
+        let reader = BufReader::with_capacity(READ_BYTES, Segments(json));
         serde_json::from_reader(reader).map_err(|error| error.to_string())
     }
 
-    /// Where the manifest with this digest lies below a job's store.
+    /// Returns the name of the object with the manifest of this digest.
     pub fn object_name(digest: &str) -> String {
         format!("manifest-{digest}.json")
     }
 }
 
-/// Reads one piece after the other, and gives up those that are read.
-struct Pieces(VecDeque<Bytes>);
+/// Reads segments in order, and frees those that are read.
+struct Segments(VecDeque<Bytes>);
 
-impl Read for Pieces {
+impl Read for Segments {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        while let Some(piece) = self.0.front_mut() {
-            if piece.has_remaining() {
-                let some = buffer.len().min(piece.len());
-                piece.copy_to_slice(&mut buffer[..some]);
+        while let Some(segment) = self.0.front_mut() {
+            if segment.has_remaining() {
+                let some = buffer.len().min(segment.len());
+                segment.copy_to_slice(&mut buffer[..some]);
                 return Ok(some);
             }
             self.0.pop_front();
@@ -175,7 +175,7 @@ impl Read for Pieces {
     }
 }
 
-/// What a reader needs to turn chunks into numbers.
+/// Options for reading chunks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReadOptions {
     pub format: DataFormat,
@@ -186,7 +186,7 @@ pub struct ReadOptions {
 }
 
 impl ReadOptions {
-    /// Joins what the user wrote with what the planner found.
+    /// Combines the spec with the columns that the planner resolved.
     pub fn new(spec: &DatasetSpec, manifest: &Manifest) -> Self {
         Self {
             format: spec.format,
@@ -198,14 +198,14 @@ impl ReadOptions {
     }
 }
 
-/// Records as numbers, row by row.
+/// Records as numbers, row-major.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Records {
     /// `records × width` values.
     pub features: Vec<f32>,
     /// Number of features in a record.
     pub width: usize,
-    /// One value a record: a class index or a number.
+    /// One label for each record: a class index or a number.
     pub labels: Vec<f32>,
 }
 
@@ -215,12 +215,12 @@ impl Records {
         self.labels.len()
     }
 
-    /// Whether there is no record.
+    /// Whether there are no records.
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty()
     }
 
-    /// The records at `indices`, in that order.
+    /// Returns the records at `indices`, in that order.
     ///
     /// # Panics
     /// If an index is out of range.
@@ -244,7 +244,7 @@ impl Records {
     }
 }
 
-/// Lower-case hexadecimal.
+/// Formats bytes as lower-case hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -264,12 +264,12 @@ mod tests {
             held_out: vec![TaskId(1)],
         };
         let (json, digest) = (serde_json::to_vec(&manifest).unwrap(), manifest.digest());
-        let pieces = |json: &[u8], size| json.chunks(size).map(Bytes::copy_from_slice).collect();
+        let segments = |json: &[u8], size| json.chunks(size).map(Bytes::copy_from_slice).collect();
         for size in [1, 2, 7, json.len()] {
-            assert_eq!(Manifest::parse(pieces(&json, size), &digest).as_ref(), Ok(&manifest));
+            assert_eq!(Manifest::parse(segments(&json, size), &digest).as_ref(), Ok(&manifest));
         }
         let beyond = [&json[..], b" "].concat();
-        let refused = Manifest::parse(pieces(&beyond, 3), &digest).unwrap_err();
+        let refused = Manifest::parse(segments(&beyond, 3), &digest).unwrap_err();
         assert!(refused.ends_with(&format!(", not {digest}")), "{refused}");
     }
 }

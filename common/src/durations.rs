@@ -1,4 +1,4 @@
-//! Durations as people write them (`10m`, `30s`), in the job file and in etcd.
+//! Durations in human-readable form (`10m`, `30s`), for the job file and etcd.
 
 use std::time::Duration;
 
@@ -7,16 +7,16 @@ use serde::{Deserialize, Deserializer, Serializer, de::Error};
 /// Parses `90s`, `10m`, `1h 30m`.
 ///
 /// # Errors
-/// A sentence that names the faulty text.
+/// A message that names the invalid text.
 pub fn parse(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
-        .map_err(|error| format!("`{text}` is no duration such as `30s` or `10m`: {error}"))
+        .map_err(|error| format!("cannot parse `{text}` as a duration (`30s`, `10m`): {error}"))
 }
 
 /// Writes a [`Duration`] as text.
 ///
 /// # Errors
-/// Those of the serializer.
+/// Errors of the serializer.
 pub fn serialize<S: Serializer>(value: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&humantime::format_duration(*value))
 }
@@ -24,19 +24,19 @@ pub fn serialize<S: Serializer>(value: &Duration, serializer: S) -> Result<S::Ok
 /// Reads a [`Duration`] from text.
 ///
 /// # Errors
-/// If the text is no duration.
+/// If the text is not a valid duration.
 pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     parse(&String::deserialize(deserializer)?).map_err(D::Error::custom)
 }
 
-/// The same for a duration that may be absent.
+/// Reads and writes a duration that may be absent.
 pub mod optional {
     use super::{Deserialize, Deserializer, Duration, Error, Serializer, parse};
 
-    /// Writes the duration, or nothing.
+    /// Writes the duration, if there is one.
     ///
     /// # Errors
-    /// Those of the serializer.
+    /// Errors of the serializer.
     pub fn serialize<S: Serializer>(
         value: &Option<Duration>,
         serializer: S,
@@ -47,10 +47,10 @@ pub mod optional {
         }
     }
 
-    /// Reads a duration.
+    /// Reads the duration, if there is one.
     ///
     /// # Errors
-    /// If the text is no duration.
+    /// If the text is not a valid duration.
     pub fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Option<Duration>, D::Error> {

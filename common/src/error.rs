@@ -1,33 +1,33 @@
-//! What a caller does next about an error: the one classification that crosses process borders.
+//! The classification of errors that crosses process boundaries.
 
 use std::fmt;
 
-/// Kinds of errors, by what the caller does next. `proto` maps them to gRPC codes and back; the
-/// command-line tool maps them to exit codes.
+/// Kinds of errors, by the action of the caller. `proto` maps them to gRPC codes and back; the command-line
+/// tool maps them to exit codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ErrorKind {
-    /// Mend the input; trying again as it is gives the same answer.
+    /// Correct the input; a retry without changes fails again.
     Invalid,
-    /// What was asked for is not there.
+    /// The requested item does not exist.
     NotFound,
-    /// Something else stands in its place; choose another name or remove it.
+    /// Something else exists in its place; choose another name or remove it.
     Conflict,
-    /// The caller's view is out of date: look again, then decide anew.
+    /// The caller's view is out of date; read the state again and decide again.
     Stale,
-    /// Nothing is wrong; ask again in a while.
+    /// Not ready; retry later.
     NotYet,
-    /// The other side cannot be reached or is changing over; try again.
+    /// The peer is unreachable or failing over; retry.
     Unavailable,
-    /// A bound was reached; send less.
+    /// A limit was exceeded; send less.
     TooLarge,
-    /// The caller may not do this.
+    /// The caller lacks permission.
     Denied,
-    /// A fault of ours; see the log of the process.
+    /// A bug; see the log of the process.
     Internal,
 }
 
 impl ErrorKind {
-    /// The exit code of a process that ends because of such an error.
+    /// Returns the exit code of a process that fails with such an error.
     pub fn exit_code(self) -> u8 {
         match self {
             Self::Invalid => 2,

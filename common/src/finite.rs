@@ -1,11 +1,11 @@
-//! Values that are numbers, and stay some.
+//! Checks for finite values.
 
-/// Whether no value is infinite or NaN. Looks at all of them, so that it runs at memory's speed.
+/// Whether no value is infinite or NaN. Checks all values without an early exit, which vectorizes.
 pub fn are_finite(values: &[f32]) -> bool {
     are_all_finite(values.iter().copied())
 }
 
-/// The same of little-endian values.
+/// Whether no little-endian value is infinite or NaN.
 pub fn are_finite_bytes(values: &[u8]) -> bool {
     are_all_finite(values.as_chunks().0.iter().map(|it| f32::from_le_bytes(*it)))
 }
@@ -14,8 +14,7 @@ fn are_all_finite(values: impl Iterator<Item = f32>) -> bool {
     values.fold(true, |are_finite, value| are_finite & value.is_finite())
 }
 
-/// A value that is no further from zero than `bound`; NaN stays NaN. Unlike [`f32::clamp`] without a
-/// panic, for which a loop would stop.
+/// Clamps a value to ±`bound`; NaN stays NaN. Unlike [`f32::clamp`] this cannot panic, so loops vectorize.
 pub fn bounded(value: f32, bound: f32) -> f32 {
     if bound < value {
         bound

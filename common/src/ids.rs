@@ -1,4 +1,4 @@
-//! Names and numbers that must not be mixed up, each a type of its own.
+//! Ids and numbers, each with a separate type so that they cannot be confused.
 
 use std::fmt;
 
@@ -23,11 +23,11 @@ macro_rules! number {
 }
 
 number! {
-    /// A task's place in the dataset manifest.
+    /// Index of a task in the dataset manifest.
     TaskId(u32)
 }
 number! {
-    /// One dispatch of a task; never used twice in a job.
+    /// Number of one dispatch of a task; never reused in a job.
     Attempt(u64)
 }
 number! {
@@ -47,23 +47,23 @@ number! {
     Version(u64)
 }
 number! {
-    /// Raised each time the job goes back to a checkpoint (or to its start).
+    /// Incremented at each rollback of the job to a checkpoint (or to its start).
     Generation(u64)
 }
 number! {
-    /// A pserver's place in `/ps/<index>`.
+    /// Index of a pserver slot in `/ps/<index>`.
     Slot(u32)
 }
 number! {
-    /// The create-revision of a member's key: one life of one process in one role.
+    /// The create-revision of a member's key: identifies one run of a process in one role.
     Incarnation(i64)
 }
 number! {
-    /// Milliseconds on a monotonic clock of the process, from an arbitrary start.
+    /// Milliseconds on a monotonic clock of the process, with an arbitrary start.
     Millis(u64)
 }
 
-/// A process that computes gradients, for as long as it runs.
+/// Id of one run of a trainer process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct TrainerId(pub Uuid);
@@ -74,7 +74,7 @@ impl fmt::Display for TrainerId {
     }
 }
 
-/// Names one request of one caller, so that a retry gets the first answer.
+/// Id of one request of one caller, so that a retry gets the first reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RequestId(pub Uuid);

@@ -1,15 +1,16 @@
-//! Reads a job file and says everything that is wrong with it in one go.
+//! Parses a job file and reports all errors at once.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+use serde::Deserialize;
 use sha2::{Digest, Sha256};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue, Deserializer};
 
-use crate::compression::Compression;
 use crate::dataset::hex;
-use crate::faults_optimizer;
-use crate::spec::{DataFormat, JobSpec, LANES_MAX, Mode};
+use crate::spec::JobSpec;
 
-/// Every key of a job file, by its full path; the schema that suggestions are made from.
+/// Every key of a job file by its full path; also the candidates for suggestions.
 const KEYS: &[&str] = &[
     "name",
     "seed",
@@ -79,35 +80,201 @@ const KEYS: &[&str] = &[
     "checkpoint.keep",
 ];
 
-/// Models that every trainer knows.
+/// Keys without a default.
+const REQUIRED: &[&str] = &[
+    "name",
+    "dataset",
+    "dataset.source",
+    "dataset.format",
+    "dataset.features",
+    "dataset.label",
+    "model",
+    "model.kind",
+];
+
+/// A job file with only the required keys, for checking one other key at a time.
+const MINIMAL: &str = r#"
+    name = "x"
+    dataset = { source = ["x"], format = "csv", features = ["x"], label = "y" }
+    model = { kind = "x" }
+"#;
+
+/// Models that every trainer supports.
 pub const BUILT_IN_MODELS: &[&str] = &["linear", "softmax", "mlp"];
 
-/// Everything that is wrong with a job file.
+/// The errors of a job file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}", .faults.join("\n"))]
+#[error("{}", .errors.join("\n"))]
 pub struct JobFileError {
-    /// One sentence a fault; never empty.
-    pub faults: Vec<String>,
+    /// One message for each error, in the order of the file; never empty.
+    pub errors: Vec<String>,
 }
 
 /// Parses a job file (TOML) and checks it.
 ///
 /// # Errors
-/// All faults: unknown keys (with the nearest known one), wrong types, values out of range and
-/// contradictions.
+/// All errors: unknown keys (with the nearest known one), wrong types, values out of range and conflicts.
+/// If the text is not valid TOML, only the syntax errors.
 pub fn parse(text: &str) -> Result<JobSpec, JobFileError> {
-    let fail = |fault: String| JobFileError { faults: vec![fault] };
-    let document = toml::Deserializer::parse(text).map_err(|error| fail(describe(text, &error)))?;
-    let mut unknown = Vec::new();
-    let spec: JobSpec = serde_ignored::deserialize(document, |path| unknown.push(path.to_string()))
-        .map_err(|error| {
-            let mut faults = unknown_faults(&unknown);
-            faults.push(describe(text, &error));
-            JobFileError { faults }
-        })?;
-    let mut faults = unknown_faults(&unknown);
-    faults.extend(spec.faults());
-    if faults.is_empty() { Ok(spec) } else { Err(JobFileError { faults }) }
+    let (document, mut errors) = DeTable::parse_recoverable(text);
+    if !errors.is_empty() {
+        errors.sort_by_key(|error| error.span().map(|span| span.start));
+        let errors = errors.iter().map(|error| describe(text, error)).collect();
+        return Err(JobFileError { errors });
+    }
+    let mut reader = Reader::new(text);
+    reader.read_tables(document.into_inner());
+    reader.find_missing();
+    reader.finish()
+}
+
+/// Reads a job file key by key, so that an invalid key does not hide errors of others.
+struct Reader<'a> {
+    text: &'a str,
+    /// Offset of each key in the file.
+    offsets: BTreeMap<String, usize>,
+    /// The job file with the valid keys only, and with placeholders for missing ones.
+    valid: DeTable<'a>,
+    /// Missing keys, and keys with invalid values: checks that depend on them are skipped.
+    invalid: BTreeSet<String>,
+    /// Suggestions for unknown keys.
+    suggested: BTreeSet<&'static str>,
+    /// Errors with their offsets.
+    errors: Vec<(usize, String)>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(text: &'a str) -> Self {
+        Self {
+            text,
+            offsets: BTreeMap::new(),
+            valid: minimal(),
+            invalid: BTreeSet::new(),
+            suggested: BTreeSet::new(),
+            errors: Vec::new(),
+        }
+    }
+
+    fn read_tables(&mut self, document: DeTable<'a>) {
+        for (name, value) in document {
+            let (offset, name) = (name.span().start, name.into_inner());
+            if !is_table(&name) {
+                self.read(None, &name, offset, value);
+                continue;
+            }
+            self.offsets.insert(name.to_string(), offset);
+            let kind = value.get_ref().type_str();
+            let DeValue::Table(table) = value.into_inner() else {
+                self.errors.push((offset, format!("`{name}` is of type {kind}; use `[{name}]`")));
+                self.invalid.insert(name.into_owned());
+                continue;
+            };
+            for (key, value) in table {
+                self.read(Some(&name), key.get_ref(), key.span().start, value);
+            }
+        }
+    }
+
+    /// Adds a key to the valid ones if it is known and its value has the right type.
+    fn read(&mut self, table: Option<&str>, key: &str, offset: usize, value: Spanned<DeValue<'a>>) {
+        let path = table.map_or_else(|| key.to_owned(), |table| format!("{table}.{key}"));
+        if !KEYS.contains(&path.as_str()) {
+            let meant = nearest(&path, KEYS.iter().copied());
+            self.errors.push((offset, unknown_error(&path, meant)));
+            self.suggested.extend(meant);
+            return;
+        }
+        self.offsets.insert(path.clone(), offset);
+        let mut alone = minimal();
+        put(&mut alone, table, key, value.clone());
+        match deserialize(alone) {
+            Ok(_) => put(&mut self.valid, table, key, value),
+            Err(error) => {
+                self.errors.push((offset, describe(self.text, &error)));
+                self.invalid.insert(path);
+            }
+        }
+    }
+
+    fn find_missing(&mut self) {
+        for key in REQUIRED {
+            let is_missing = !self.offsets.contains_key(*key) && !self.is_invalid(key);
+            if is_missing {
+                let offset = self.offset(&[(*key).to_owned()]);
+                let shown = if is_table(key) { format!("[{key}]") } else { (*key).to_owned() };
+                self.errors.push((offset, format!("`{shown}` is missing")));
+                self.invalid.insert((*key).to_owned());
+            }
+        }
+    }
+
+    fn finish(mut self) -> Result<JobSpec, JobFileError> {
+        let spec = match deserialize(std::mem::take(&mut self.valid)) {
+            Ok(spec) => spec,
+            Err(error) => return Err(JobFileError { errors: vec![describe(self.text, &error)] }),
+        };
+        for error in spec.all_errors() {
+            if !error.keys.iter().any(|key| self.is_invalid(key)) {
+                self.errors.push((self.offset(&error.keys), error.text));
+            }
+        }
+        if self.errors.is_empty() {
+            return Ok(spec);
+        }
+        self.errors.sort_by_key(|(offset, _)| *offset);
+        Err(JobFileError { errors: self.errors.into_iter().map(|(_, text)| text).collect() })
+    }
+
+    fn is_invalid(&self, key: &str) -> bool {
+        let table = key.split_once('.').map_or(key, |(table, _)| table);
+        let is_misspelled = |key| self.suggested.contains(key) && !self.offsets.contains_key(key);
+        [key, table].into_iter().any(|key| self.invalid.contains(key) || is_misspelled(key))
+    }
+
+    /// Returns the offset of the first of these keys that is in the file. If there is none, returns the
+    /// offset of the first key's table, or the end of the file without that table; for a key outside of
+    /// tables, the beginning of the file.
+    fn offset(&self, keys: &[String]) -> usize {
+        if let Some(offset) = keys.iter().find_map(|key| self.offsets.get(key)) {
+            return *offset;
+        }
+        match keys.first().map(|key| key.split_once('.').map_or(key.as_str(), |it| it.0)) {
+            Some(table) if is_table(table) => {
+                self.offsets.get(table).copied().unwrap_or(self.text.len())
+            }
+            Some(_) | None => 0,
+        }
+    }
+}
+
+fn is_table(key: &str) -> bool {
+    KEYS.iter().any(|known| known.split_once('.').is_some_and(|(table, _)| table == key))
+}
+
+fn minimal() -> DeTable<'static> {
+    DeTable::parse(MINIMAL).expect("a constant").into_inner()
+}
+
+fn put<'a>(
+    document: &mut DeTable<'a>,
+    table: Option<&str>,
+    key: &str,
+    value: Spanned<DeValue<'a>>,
+) {
+    let named = |name: &str| Spanned::new(0..0, name.to_owned().into());
+    let Some(table) = table else {
+        document.insert(named(key), value);
+        return;
+    };
+    let empty = || Spanned::new(0..0, DeValue::Table(DeTable::new()));
+    let inner = document.entry(named(table)).or_insert_with(empty).get_mut();
+    if let DeValue::Table(inner) = inner {
+        inner.insert(named(key), value);
+    }
+}
+
+fn deserialize(document: DeTable<'_>) -> Result<JobSpec, toml::de::Error> {
+    JobSpec::deserialize(Deserializer::from(Spanned::new(0..0, document)))
 }
 
 fn describe(text: &str, error: &toml::de::Error) -> String {
@@ -118,18 +285,14 @@ fn describe(text: &str, error: &toml::de::Error) -> String {
     format!("line {line}: {message} (`{shown}`)")
 }
 
-fn unknown_faults(paths: &[String]) -> Vec<String> {
-    paths.iter().map(|path| unknown_fault(path)).collect()
-}
-
-fn unknown_fault(path: &str) -> String {
-    match nearest(path, KEYS.iter().copied()) {
+fn unknown_error(path: &str, meant: Option<&str>) -> String {
+    match meant {
         Some(key) => format!("unknown key `{path}`; did you mean `{key}`?"),
-        None => format!("unknown key `{path}`; the known ones are in docs/job-file.md"),
+        None => format!("unknown key `{path}`; see docs/job-file.md for all keys"),
     }
 }
 
-/// The candidate most like `name`, if one is like it at all.
+/// Returns the candidate most similar to `name`, if one is similar enough.
 pub fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let scored = candidates.map(|it| (strsim::jaro_winkler(name, it), it));
     let best = scored.max_by(|a, b| a.0.total_cmp(&b.0))?;
@@ -142,163 +305,13 @@ impl JobSpec {
         let json = serde_json::to_vec(self).expect("a spec is plain data");
         hex(&Sha256::digest(json))
     }
-
-    /// Everything about the values that cannot work, as sentences that name the key.
-    pub fn faults(&self) -> Vec<String> {
-        let mut faults = Vec::new();
-        self.general_faults(&mut faults);
-        self.dataset_faults(&mut faults);
-        self.model_faults(&mut faults);
-        self.rhythm_faults(&mut faults);
-        self.gradient_faults(&mut faults);
-        faults.extend(faults_optimizer::optimizer(&self.optimizer));
-        faults.extend(faults_optimizer::learning_rate(&self.learning_rate));
-        faults
-    }
-
-    fn general_faults(&self, faults: &mut Vec<String>) {
-        let allowed = |it: char| it.is_ascii_alphanumeric() || "-_.".contains(it);
-        let named =
-            !self.name.is_empty() && self.name.len() <= 100 && self.name.chars().all(allowed);
-        if !named || self.name.starts_with('.') {
-            faults.push(format!(
-                "`name` is `{}`; use 1 to 100 letters, digits, `-`, `_` or `.`, no leading `.`",
-                self.name
-            ));
-        }
-        match (self.mode, self.passes, self.steps) {
-            (_, None, None) => {
-                faults.push("neither `passes` nor `steps` says how long to train".to_owned());
-            }
-            (_, Some(_), Some(_)) => {
-                faults.push("`passes` and `steps` exclude each other; keep one".to_owned());
-            }
-            (Mode::Async, None, Some(_)) => faults.push(
-                "`steps` needs mode = \"sync\"; an asynchronous job ends after `passes`".to_owned(),
-            ),
-            (Mode::Sync | Mode::Async, ..) => {}
-        }
-        if self.passes == Some(0) || self.steps == Some(0) {
-            faults.push("`passes` and `steps` must be at least 1".to_owned());
-        }
-    }
-
-    fn dataset_faults(&self, faults: &mut Vec<String>) {
-        let dataset = &self.dataset;
-        if dataset.source.is_empty() {
-            faults.push("`dataset.source` names no file".to_owned());
-        }
-        if dataset.features.is_empty() {
-            faults.push("`dataset.features` names no column".to_owned());
-        }
-        if BTreeSet::from_iter(&dataset.features).contains(&dataset.label) {
-            faults.push(format!("`dataset.label` `{}` is also a feature", dataset.label));
-        }
-        if !dataset.feature_scale.is_finite() || dataset.feature_scale == 0.0 {
-            faults.push("`dataset.feature_scale` must be a finite number other than 0".to_owned());
-        }
-        if dataset.records_per_task == Some(0) {
-            faults.push("`dataset.records_per_task` must be at least 1".to_owned());
-        }
-        if dataset.format == DataFormat::Parquet && dataset.header != crate::spec::Header::Present {
-            faults.push("`dataset.header` means nothing to Parquet; remove it".to_owned());
-        }
-        if !(0.0..=0.9).contains(&self.evaluation.fraction) {
-            faults.push("`evaluation.fraction` must lie between 0 and 0.9".to_owned());
-        }
-        if self.evaluation.every_passes == Some(0) {
-            faults.push("`evaluation.every_passes` must be at least 1".to_owned());
-        }
-    }
-
-    fn model_faults(&self, faults: &mut Vec<String>) {
-        let model = &self.model;
-        if !(0.0..1.0).contains(&model.dropout) {
-            faults.push("`model.dropout` must lie in 0 ≤ … < 1".to_owned());
-        }
-        if model.hidden.contains(&0) {
-            faults.push("`model.hidden` has a layer of width 0".to_owned());
-        }
-        match model.kind.as_str() {
-            "mlp" if model.hidden.is_empty() => {
-                faults.push("`model.hidden` is needed by `mlp`, for example [64, 32]".to_owned());
-            }
-            "softmax" if model.classes.is_none() => {
-                faults.push("`model.classes` is needed by `softmax`".to_owned());
-            }
-            "linear" if model.classes.is_some() => {
-                faults.push("`model.classes` means nothing to `linear`; remove it".to_owned());
-            }
-            _ => {}
-        }
-        if BUILT_IN_MODELS.contains(&model.kind.as_str()) && !model.options.is_empty() {
-            faults.push(format!("`model.options` means nothing to `{}`", model.kind));
-        }
-        if matches!(model.kind.as_str(), "linear" | "softmax") {
-            if !model.hidden.is_empty() {
-                faults.push(format!("`model.hidden` means nothing to `{}`", model.kind));
-            }
-            if model.dropout != 0.0 {
-                faults.push(format!("`model.dropout` means nothing to `{}`", model.kind));
-            }
-        }
-        if model.classes.is_some_and(|classes| classes < 2) {
-            faults.push("`model.classes` must be at least 2".to_owned());
-        }
-    }
-
-    fn gradient_faults(&self, faults: &mut Vec<String>) {
-        let sparse = self.gradients.compression == Compression::TopK;
-        if sparse && self.mode == Mode::Sync {
-            faults.push(
-                "`gradients.compression` `top_k` needs mode = \"async\"; use `bf16` or `int8`"
-                    .to_owned(),
-            );
-        }
-        match self.gradients.keep {
-            Some(_) if !sparse => {
-                faults.push("`gradients.keep` means nothing without `top_k`; remove it".to_owned());
-            }
-            Some(keep) if !(0.0 < keep && keep <= 1.0) => {
-                faults.push("`gradients.keep` must lie in 0 < … ≤ 1".to_owned());
-            }
-            Some(_) | None => {}
-        }
-    }
-
-    fn rhythm_faults(&self, faults: &mut Vec<String>) {
-        let mut at_least_one = |key: &str, value: u64| {
-            if value == 0 {
-                faults.push(format!("`{key}` must be at least 1"));
-            }
-        };
-        at_least_one("sync.lanes", u64::from(self.sync.lanes));
-        at_least_one("sync.micro_batch", u64::from(self.sync.micro_batch));
-        at_least_one("async.batch", u64::from(self.asynchronous.batch));
-        at_least_one("async.push_every", u64::from(self.asynchronous.push_every));
-        at_least_one("async.pull_every", u64::from(self.asynchronous.pull_every));
-        at_least_one("tasks.deadline", self.tasks.deadline.as_millis() as u64);
-        at_least_one("checkpoint.keep", u64::from(self.checkpoint.keep));
-        at_least_one("checkpoint.every_steps", self.checkpoint.every_steps.unwrap_or(1));
-        at_least_one(
-            "checkpoint.every",
-            self.checkpoint.every.map_or(1, |every| every.as_millis() as u64),
-        );
-        if LANES_MAX < self.sync.lanes {
-            faults.push(format!("`sync.lanes` is larger than {LANES_MAX}"));
-        }
-        if self.mode == Mode::Async && self.checkpoint.every_steps.is_some() {
-            faults.push(
-                "`checkpoint.every_steps` needs mode = \"sync\"; use `checkpoint.every`".to_owned(),
-            );
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::compression::Codec;
+    use crate::spec::Mode;
 
     const GOOD: &str = r#"
         name = "digits"
@@ -336,21 +349,21 @@ mod tests {
     #[test]
     fn an_unknown_key_is_refused_with_a_suggestion() {
         let error = parse(&GOOD.replace("hidden", "hiden")).unwrap_err();
-        assert_eq!(error.faults[0], "unknown key `model.hiden`; did you mean `model.hidden`?");
+        assert_eq!(error.errors[0], "unknown key `model.hiden`; did you mean `model.hidden`?");
     }
 
     #[test]
     fn all_faults_are_reported_at_once() {
         let text = GOOD.replace("passes = 3", "passes = 0").replace("kind", "optimiser = 1\nkind");
         let text = text + "\n[sync]\nlanes = 0\nmicro_batch = 0";
-        assert_eq!(parse(&text).unwrap_err().faults.len(), 4);
+        assert_eq!(parse(&text).unwrap_err().errors.len(), 4);
     }
 
     #[test]
     fn compression_that_cannot_work_is_refused() {
         let with = |mode: &str, keys: &str| {
             let text = GOOD.replace("passes = 3", &format!("passes = 3\nmode = \"{mode}\""));
-            parse(&format!("{text}\n[gradients]\n{keys}")).map_err(|error| error.faults.len())
+            parse(&format!("{text}\n[gradients]\n{keys}")).map_err(|error| error.errors.len())
         };
         let top = "compression = \"top_k\"";
         assert_eq!(with("sync", top).unwrap_err(), 1);
@@ -370,15 +383,114 @@ mod tests {
     }
 
     #[test]
-    fn every_known_key_is_accepted_by_the_parser() {
-        for key in KEYS.iter().filter(|key| key.contains('.')) {
-            let (table, name) = key.split_once('.').unwrap();
-            let text = format!("{table} = {{ {name} = 1 }}");
-            let mut unknown = Vec::new();
-            let document = toml::Deserializer::parse(&text).unwrap();
-            let _: Result<JobSpec, _> =
-                serde_ignored::deserialize(document, |path| unknown.push(path.to_string()));
-            assert!(unknown.is_empty(), "{key} is in KEYS but not in JobSpec");
+    fn a_wrong_type_hides_no_other_fault_and_all_come_in_the_order_of_the_file() {
+        let text = r#"
+            sede = 7
+            seed = "x"
+            passes = 0
+            [dataset]
+            source = "digits.parquet"
+            format = "excel"
+            features = ["pixel_*"]
+            feature_scale = 0
+            [model]
+            hidden = [32, "x"]
+            knd = "mlp"
+            [optimizer]
+            kind = "adm"
+            beta1 = 0.5
+            [checkpoint]
+            every = "often"
+            keep = 0
+            [evaluation]
+            fraction = 2.0
+            every_passes = true
+            [zebra]
+            x = 1
+        "#;
+        let errors = parse(text).unwrap_err().errors;
+        let expected = [
+            "`name` is missing",
+            "unknown key `sede`; did you mean `seed`?",
+            "line 3: invalid type: string \"x\", expected u64 (`seed = \"x\"`)",
+            "`passes` must be at least 1",
+            "`dataset.label` is missing",
+            "line 6: invalid type: string \"digits.parquet\", expected a sequence \
+             (`source = \"digits.parquet\"`)",
+            "line 7: unknown variant `excel`, expected one of `parquet`, `csv`, `tsv` \
+             (`format = \"excel\"`)",
+            "`dataset.feature_scale` must be a finite number other than 0",
+            "line 11: invalid type: string \"x\", expected usize (`hidden = [32, \"x\"]`)",
+            "unknown key `model.knd`; did you mean `model.kind`?",
+            "line 14: unknown variant `adm`, expected one of `sgd`, `momentum`, `adagrad`, \
+             `adadelta`, `rmsprop`, `adam`, `adamw`, `ftrl` (`kind = \"adm\"`)",
+            "line 17: cannot parse `often` as a duration (`30s`, `10m`): expected number at 0 \
+             (`every = \"often\"`)",
+            "`checkpoint.keep` must be at least 1",
+            "`evaluation.fraction` must lie between 0 and 0.9",
+            "line 21: invalid type: boolean `true`, expected u32 (`every_passes = true`)",
+            "unknown key `zebra`; see docs/job-file.md for all keys",
+        ];
+        for (found, expected) in errors.iter().zip(expected) {
+            assert_eq!(found, expected);
+        }
+        assert_eq!(errors.len(), expected.len(), "{errors:#?}");
+    }
+
+    /// Whether `beta1` applies depends on the rule, which is invalid here.
+    #[test]
+    fn what_rests_on_a_wrong_value_is_not_judged() {
+        let with = |keys: &str| parse(&format!("{GOOD}\n{keys}")).unwrap_err().errors;
+        let errors = with("[optimizer]\nkind = 1\nbeta1 = 0.5");
+        assert_eq!(errors.len(), 1, "{errors:?}");
+        let errors = with("[learning_rate]\nschedule = 1\ngamma = 0.5\nbase = -1.0");
+        assert_eq!(errors.len(), 2, "{errors:?}");
+        let errors = parse(&GOOD.replace("passes = 3", "passes = \"3\"")).unwrap_err().errors;
+        assert_eq!(errors.len(), 1, "{errors:?}");
+        let errors = parse(&GOOD.replace("kind = \"mlp\"", "")).unwrap_err().errors;
+        assert_eq!(errors, ["`model.kind` is missing"]);
+        for table in ["dataset = 3", "dataset = [[]]", "[[dataset]]"] {
+            let text = format!("name = \"x\"\npasses = 1\nmodel.kind = \"linear\"\n{table}");
+            let errors = parse(&text).unwrap_err().errors;
+            assert_eq!(errors.len(), 1, "{errors:?}");
+            assert!(errors[0].ends_with("use `[dataset]`"), "{errors:?}");
+        }
+        let errors = parse(&GOOD.replace("[dataset]", "[datset]")).unwrap_err().errors;
+        assert_eq!(errors, ["unknown key `datset`; did you mean `dataset`?"]);
+        let errors = parse("\n").unwrap_err().errors;
+        let neither = "neither `passes` nor `steps` is set; set one";
+        assert_eq!(errors[..2], ["`name` is missing", neither]);
+        assert_eq!(errors[2..], ["`[dataset]` is missing", "`[model]` is missing"]);
+    }
+
+    #[test]
+    fn every_error_of_syntax_is_reported() {
+        let errors = parse("name = \npasses = 3\nname = 1\nx y\n").unwrap_err().errors;
+        assert!(errors.len() > 1 && errors[0].contains("line 1"), "{errors:?}");
+        assert!(errors.iter().all(|error| error.starts_with("line ")), "{errors:?}");
+    }
+
+    #[test]
+    fn every_known_key_is_one_of_a_job_and_every_required_one_has_no_default() {
+        let never = Spanned::new(0..0, DeValue::parse("[[]]").unwrap().into_inner());
+        for key in KEYS.iter().filter(|key| !is_table(key)) {
+            let (table, name) = key.split_once('.').map_or((None, *key), |it| (Some(it.0), it.1));
+            let mut document = minimal();
+            put(&mut document, table, name, never.clone());
+            assert!(deserialize(document).is_err(), "{key} is in KEYS but not in JobSpec");
+        }
+        for key in REQUIRED {
+            assert!(KEYS.contains(key));
+            let mut document = minimal();
+            match key.split_once('.') {
+                None => drop(document.remove(*key)),
+                Some((table, name)) => {
+                    let table = document.get_mut(table).unwrap().get_mut();
+                    let DeValue::Table(table) = table else { panic!("{key}") };
+                    drop(table.remove(name));
+                }
+            }
+            assert!(deserialize(document).is_err(), "{key}");
         }
     }
 }

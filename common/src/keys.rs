@@ -1,8 +1,8 @@
-//! Every key of a job in etcd. No other file spells one.
+//! The etcd keys of a job. No other file contains their names.
 
-use crate::ids::{Generation, Pass, Slot, TaskId, TrainerId};
+use crate::ids::{Generation, Slot, TaskId, TrainerId};
 
-/// The root under which the keys of one job lie.
+/// The prefix of the keys of one job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keys {
     root: String,
@@ -14,12 +14,12 @@ impl Keys {
         Self { root: format!("/jobs/{name}") }
     }
 
-    /// Keys below `root`; the empty root gives the bare layout (`/ps_desired`, `/ps/0`, …).
+    /// Keys below `root`; the empty root gives keys without a prefix (`/ps_desired`, `/ps/0`, …).
     pub fn below(root: &str) -> Self {
         Self { root: root.trim_end_matches('/').to_owned() }
     }
 
-    /// What all keys of the job begin with.
+    /// The prefix of all keys of the job.
     pub fn root(&self) -> &str {
         &self.root
     }
@@ -49,7 +49,7 @@ impl Keys {
         format!("{}/ps_desired", self.root)
     }
 
-    /// What all slot keys begin with.
+    /// The prefix of all slot keys.
     pub fn ps_prefix(&self) -> String {
         format!("{}/ps/", self.root)
     }
@@ -64,7 +64,7 @@ impl Keys {
         key.strip_prefix(&self.ps_prefix())?.parse().ok().map(Slot)
     }
 
-    /// What all trainer keys begin with.
+    /// The prefix of all trainer keys.
     pub fn trainers_prefix(&self) -> String {
         format!("{}/trainers/", self.root)
     }
@@ -79,27 +79,27 @@ impl Keys {
         key.strip_prefix(&self.trainers_prefix())?.parse().ok().map(TrainerId)
     }
 
-    /// The current generation, its slots and its starting point.
+    /// The current generation, its slots and its checkpoint.
     pub fn generation(&self) -> String {
         format!("{}/generation", self.root)
     }
 
-    /// What the keys of all generations begin with.
+    /// The prefix of the keys of all generations.
     pub fn generations_prefix(&self) -> String {
         format!("{}/generations/", self.root)
     }
 
-    /// One generation, kept for the record.
+    /// One generation, kept as history.
     pub fn generation_record(&self, generation: Generation) -> String {
         format!("{}{:06}", self.generations_prefix(), generation.0)
     }
 
-    /// Who gives the parameters their first values, and whether that is done.
+    /// The trainer that initializes the parameters, and whether it is done.
     pub fn init(&self) -> String {
         format!("{}/init", self.root)
     }
 
-    /// What all task keys begin with.
+    /// The prefix of all task keys.
     pub fn tasks_prefix(&self) -> String {
         format!("{}/tasks/", self.root)
     }
@@ -109,15 +109,20 @@ impl Keys {
         format!("{}/tasks/queue", self.root)
     }
 
-    /// What the task keys of one round begin with. A round is one pass over the queue; going back
-    /// to a checkpoint begins another, so that keys of the abandoned one cannot be mistaken.
+    /// The prefix of the task keys of one round. A round is one pass over the queue; a rollback to a
+    /// checkpoint begins another, which keeps the keys of both apart.
     pub fn round_prefix(&self, round: u64) -> String {
         format!("{}/tasks/{round:06}/", self.root)
     }
 
-    /// One task that is not simply waiting or done.
+    /// One task whose state the queue record does not imply.
     pub fn task(&self, round: u64, task: TaskId) -> String {
         format!("{}{:08}", self.round_prefix(round), task.0)
+    }
+
+    /// The round that a key below [`Keys::tasks_prefix`] belongs to.
+    pub fn round_of(&self, key: &str) -> Option<u64> {
+        key.strip_prefix(&self.tasks_prefix())?.split_once('/')?.0.parse().ok()
     }
 
     /// The task that a key below [`Keys::round_prefix`] names.
@@ -125,23 +130,22 @@ impl Keys {
         key.strip_prefix(&self.round_prefix(round))?.parse().ok().map(TaskId)
     }
 
-    /// What the keys of all tasks that were given up begin with (asynchronous mode).
+    /// The prefix of the keys of all tasks that were given up.
     pub fn given_up_prefix(&self) -> String {
         format!("{}/given_up/", self.root)
     }
 
-    /// A task that was given up in a pass, and why.
-    pub fn given_up(&self, pass: Pass, task: TaskId) -> String {
-        format!("{}{:06}/{:08}", self.given_up_prefix(), pass.0, task.0)
+    /// One task that was given up: the passes and the reason.
+    pub fn given_up(&self, task: TaskId) -> String {
+        format!("{}{:08}", self.given_up_prefix(), task.0)
     }
 
-    /// The pass and the task that a key below [`Keys::given_up_prefix`] names.
-    pub fn given_up_of(&self, key: &str) -> Option<(Pass, TaskId)> {
-        let (pass, task) = key.strip_prefix(&self.given_up_prefix())?.split_once('/')?;
-        Some((Pass(pass.parse().ok()?), TaskId(task.parse().ok()?)))
+    /// The task that a key below [`Keys::given_up_prefix`] names.
+    pub fn given_up_of(&self, key: &str) -> Option<TaskId> {
+        key.strip_prefix(&self.given_up_prefix())?.parse().ok().map(TaskId)
     }
 
-    /// What all remembered replies begin with.
+    /// The prefix of all stored replies.
     pub fn replies_prefix(&self) -> String {
         format!("{}/tasks/replies/", self.root)
     }
@@ -156,7 +160,7 @@ impl Keys {
         format!("{}/evaluation", self.root)
     }
 
-    /// What all checkpoint manifests begin with.
+    /// The prefix of all checkpoint manifests.
     pub fn checkpoints_prefix(&self) -> String {
         format!("{}/checkpoints/", self.root)
     }
@@ -171,7 +175,7 @@ impl Keys {
         format!("{}/checkpoints/latest", self.root)
     }
 
-    /// How the job ended. Once it exists, every process of the job exits.
+    /// The result of the job. Once it exists, every process of the job exits.
     pub fn result(&self) -> String {
         format!("{}/result", self.root)
     }
@@ -181,7 +185,7 @@ impl Keys {
 mod tests {
     use super::*;
 
-    /// S004-3: the bare layout of the source document stays available.
+    /// S004-3: the source document's layout without a prefix stays available.
     #[test]
     fn the_empty_root_gives_the_bare_layout() {
         let keys = Keys::below("/");
@@ -199,7 +203,9 @@ mod tests {
         assert_eq!(keys.slot_of("/jobs/other/ps/7"), None);
         assert_eq!(keys.task_of(3, &keys.task(3, TaskId(41))), Some(TaskId(41)));
         assert_eq!(keys.task_of(4, &keys.task(3, TaskId(41))), None);
-        let given_up = keys.given_up(Pass(2), TaskId(41));
-        assert_eq!(keys.given_up_of(&given_up), Some((Pass(2), TaskId(41))));
+        assert_eq!(keys.given_up_of(&keys.given_up(TaskId(41))), Some(TaskId(41)));
+        assert_eq!(keys.round_of(&keys.task(3, TaskId(41))), Some(3));
+        assert_eq!(keys.round_of(&keys.queue()), None);
+        assert_eq!(keys.round_of(&keys.replies_prefix()), None);
     }
 }

@@ -1,16 +1,16 @@
-//! The order in which the lanes of a step are added up: along a fixed tree.
+//! The order in which the lanes of a step are summed: a fixed tree.
 //!
-//! Addition of floats is not associative, so what is added to what is part of the result. The tree is
-//! that of RFC 6962, section 2.1: a node of more than one lane has as many lanes on its left as the
-//! largest power of two below their number. Two nodes lie apart, or one holds the other. So a trainer
-//! that has all lanes of a node adds them up by itself and sends one sum, others send theirs lane by
-//! lane, and the bits are the same: what a node holds depends on its name alone.
+//! Floating-point addition is not associative, so the order of additions affects the result. The tree is
+//! that of RFC 6962, section 2.1: the left child of a node with more than one lane has as many lanes as the
+//! largest power of two below their number. Two nodes are disjoint, or one contains the other. A trainer
+//! with all lanes of a node can therefore send one sum, and others can send lane by lane, with the same
+//! bits: the sum of a node depends only on its name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ids::Lane;
 
-/// A node of the tree: the lanes from `first` up to, not including, `end`.
+/// A node of the tree: the lanes from `first` up to but excluding `end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Node {
     first: u32,
@@ -18,22 +18,22 @@ pub struct Node {
 }
 
 impl Node {
-    /// Its lanes, ascending.
+    /// Returns its lanes, ascending.
     pub fn lanes(self) -> impl Iterator<Item = Lane> {
         (self.first..self.end).map(Lane)
     }
 
-    /// The first of its lanes.
+    /// Returns its first lane.
     pub fn first(self) -> Lane {
         Lane(self.first)
     }
 
-    /// Whether all lanes of `other` are its own.
+    /// Whether it contains all lanes of `other`.
     pub fn holds(self, other: Self) -> bool {
         self.first <= other.first && other.end <= self.end
     }
 
-    /// What it is the sum of; nothing for a single lane.
+    /// Returns its children; `None` for a single lane.
     fn halves(self) -> Option<(Self, Self)> {
         let len = self.end - self.first;
         if len < 2 {
@@ -51,28 +51,28 @@ pub struct LaneTree {
 }
 
 impl LaneTree {
-    /// Over so many lanes.
+    /// Creates the tree of a number of lanes.
     pub fn new(lanes: u32) -> Self {
         Self { lanes }
     }
 
-    /// All lanes.
+    /// Returns the node of all lanes.
     pub fn root(self) -> Node {
         Node { first: 0, end: self.lanes }
     }
 
-    /// One lane.
+    /// Returns the node of one lane.
     pub fn leaf(self, lane: Lane) -> Node {
         Node { first: lane.0, end: lane.0 + 1 }
     }
 
-    /// The node of `count` lanes from `first` on, if there is one.
+    /// Returns the node of `count` lanes from `first` on, if there is one.
     pub fn node(self, first: Lane, count: u32) -> Option<Node> {
         let node = Node { first: first.0, end: first.0.checked_add(count)? };
         (0 < count && (node == self.root() || self.parent(node).is_some())).then_some(node)
     }
 
-    /// The fewest nodes that hold just these lanes, ascending.
+    /// Returns the smallest set of nodes that contain exactly these lanes, ascending.
     pub fn cover(self, lanes: &BTreeSet<Lane>) -> Vec<Node> {
         let mut cover = Vec::new();
         let mut open = vec![self.root()];
@@ -86,8 +86,8 @@ impl LaneTree {
         cover
     }
 
-    /// The node that is the sum of this one and another, with its two parts. Nothing for the root,
-    /// and for what is no node.
+    /// Returns the parent of a node with its two children; `None` for the root, and for lanes that are not
+    /// a node.
     fn parent(self, node: Node) -> Option<(Node, (Node, Node))> {
         let mut above = self.root();
         while let Some((left, right)) = above.halves() {
@@ -100,30 +100,30 @@ impl LaneTree {
     }
 }
 
-/// Sums of lanes, each added to its neighbour as soon as both are there.
+/// Partial sums of lanes; siblings are added as soon as both are present.
 ///
-/// Nodes held lie apart from each other, and no two of them make up a third.
+/// The nodes present are disjoint, and no two of them are siblings.
 #[derive(Clone, Debug, Default)]
 pub struct LaneSums<T> {
     tree: LaneTree,
-    /// Nothing for lanes that have no record.
+    /// `None` for nodes without a record.
     held: BTreeMap<Node, Option<T>>,
 }
 
 impl<T> LaneSums<T> {
-    /// Of no lane yet.
+    /// Creates it without any lane.
     pub fn new(tree: LaneTree) -> Self {
         Self { tree, held: BTreeMap::new() }
     }
 
-    /// Whether all lanes of a node are in.
+    /// Whether all lanes of a node are present.
     pub fn has(&self, node: Node) -> bool {
         let until = Node { first: node.first, end: u32::MAX };
         self.held.range(..=until).next_back().is_some_and(|(held, _)| held.holds(node))
     }
 
-    /// Takes the sum of a node that is not in, in place of all that is in of it: it is the same.
-    /// `add` adds the sum on the right to the one on the left.
+    /// Adds the sum of a node that is not present; it replaces partial sums of its lanes, which it includes.
+    /// `add` adds the right sum to the left one.
     pub fn put(&mut self, node: Node, sum: Option<T>, mut add: impl FnMut(&mut T, T)) {
         let (mut node, mut sum) = (node, sum);
         self.held.retain(|held, _| !node.holds(*held));
@@ -143,17 +143,18 @@ impl<T> LaneSums<T> {
         self.held.insert(node, sum);
     }
 
-    /// The sum of all lanes once all of them are in; nothing in it if none had a record.
+    /// Returns the sum of all lanes once all are present; the inner option is `None` if no lane had a
+    /// record.
     pub fn whole(&self) -> Option<&Option<T>> {
         self.held.get(&self.tree.root())
     }
 
-    /// Takes the sum of all lanes out, once all of them are in. They stay in, with nothing in it.
+    /// Takes the sum of all lanes once all are present. The lanes stay present, without a sum.
     pub fn take_whole(&mut self) -> Option<T> {
         self.held.get_mut(&self.tree.root())?.take()
     }
 
-    /// What is in, ascending.
+    /// Returns the nodes present with their sums, ascending.
     pub fn into_held(self) -> impl Iterator<Item = (Node, Option<T>)> {
         self.held.into_iter()
     }
@@ -168,7 +169,7 @@ mod tests {
         all.filter_map(|(first, count)| tree.node(Lane(first), count)).collect()
     }
 
-    /// The sum of a node, written out.
+    /// Returns the sum of a node as an expression.
     fn written(node: Node, without: &[u32]) -> Option<String> {
         let Some((left, right)) = node.halves() else {
             return (!without.contains(&node.first)).then(|| node.first.to_string());
@@ -199,7 +200,7 @@ mod tests {
         assert_eq!(LaneTree::new(4).node(Lane(2), 4), None);
     }
 
-    /// Some lanes are covered by the fewest nodes, and by each lane once.
+    /// A cover contains each lane once and has the fewest nodes.
     #[test]
     fn a_cover_holds_each_lane_once_in_the_largest_nodes() {
         let tree = LaneTree::new(7);
@@ -216,8 +217,8 @@ mod tests {
         assert_eq!(tree.cover(&tree.root().lanes().collect()), [tree.root()]);
     }
 
-    /// I7: whatever nodes come, in whatever order, over each other and with lanes that have no record:
-    /// the sum is written the same way.
+    /// I7: the expression of the sum is the same for any nodes in any order, including overlapping nodes and
+    /// lanes without a record.
     #[test]
     fn the_sum_depends_on_no_order_and_on_nobody_who_added() {
         let tree = LaneTree::new(5);
@@ -240,7 +241,7 @@ mod tests {
                     }
                 }
             }
-            assert_eq!(whole, 1, "all ways lead to one sum");
+            assert_eq!(whole, 1, "all orders give one sum");
             assert!(20 < seen.len(), "{}", seen.len());
         }
     }

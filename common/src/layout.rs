@@ -1,9 +1,9 @@
-//! The parameters of a model, laid end to end, cut into blocks and placed on pserver slots.
+//! The layout of a model's parameters: concatenated, split into blocks and placed on pserver slots.
 //!
-//! Every process computes the same layout and placement from the same parameter specs, so neither
-//! travels. A block is at most [`BLOCK_LEN_MAX`] values of one parameter; blocks go, largest first,
-//! to the slot that holds the fewest bytes so far (longest-processing-time list scheduling, Graham
-//! 1969), ties to the lowest slot.
+//! Every process computes the same layout and placement from the same parameter specs, so neither is
+//! sent. A block is at most [`BLOCK_LEN_MAX`] values of one parameter. Blocks are placed, largest first,
+//! on the slot with the fewest bytes so far (longest-processing-time list scheduling, Graham 1969), ties
+//! to the lowest slot.
 
 use std::ops::Range;
 
@@ -24,41 +24,41 @@ pub struct ParamSpec {
 }
 
 impl ParamSpec {
-    /// A parameter called `name` of the given shape.
+    /// Creates the spec of a parameter.
     pub fn new(name: impl Into<String>, shape: &[usize]) -> Self {
         Self { name: name.into(), shape: shape.to_vec() }
     }
 
-    /// Number of values. Saturates, so that a hostile shape cannot wrap around.
+    /// Number of values. Saturates, so that a malicious shape cannot overflow.
     pub fn len(&self) -> usize {
         self.shape.iter().fold(1, |product: usize, side| product.saturating_mul(*side))
     }
 
-    /// Whether the tensor holds no value.
+    /// Whether the tensor has no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// A piece of one parameter: the unit of placement, transport and update.
+/// A part of one parameter: the unit of placement, transport and update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Block {
     /// Index into [`Layout::params`].
     pub param: u32,
-    /// First value, counted over all parameters laid end to end.
+    /// Index of the first value in the flat vector of all parameters.
     pub start: usize,
     /// Number of values.
     pub len: usize,
 }
 
 impl Block {
-    /// The block's values within the flat vector of all parameters.
+    /// Returns the range of the block in the flat vector of all parameters.
     pub fn range(&self) -> Range<usize> {
         self.start..self.start + self.len
     }
 }
 
-/// All parameters of a model and the blocks that they are cut into, in order.
+/// All parameters of a model and their blocks, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Vec<ParamSpec>", into = "Vec<ParamSpec>")]
 pub struct Layout {
@@ -81,7 +81,7 @@ impl From<Layout> for Vec<ParamSpec> {
 }
 
 impl Layout {
-    /// Lays `params` end to end, in the order given, and cuts them into blocks.
+    /// Concatenates `params` in the given order, and splits them into blocks.
     pub fn new(params: Vec<ParamSpec>) -> Self {
         let mut layout = Self { params, ..Self::default() };
         for (index, param) in layout.params.iter().enumerate() {
@@ -106,20 +106,20 @@ impl Layout {
         &self.blocks
     }
 
-    /// Number of values of all parameters together.
+    /// Number of values of all parameters.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is no value at all.
+    /// Whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Where parameter `index` lies in the flat vector.
+    /// Returns the range of parameter `index` in the flat vector.
     ///
     /// # Panics
-    /// If there is no such parameter.
+    /// If the parameter does not exist.
     pub fn range_of(&self, index: usize) -> Range<usize> {
         let start = self.offsets[index];
         start..start + self.params[index].len()
@@ -129,9 +129,9 @@ impl Layout {
     /// equal exactly when two models are equal bit by bit.
     ///
     /// # Panics
-    /// If there are more or fewer values than the layout has places.
+    /// If the number of values is not that of the layout.
     pub fn digest(&self, values: &[f32]) -> String {
-        assert_eq!(values.len(), self.len, "as many values as the layout has places");
+        assert_eq!(values.len(), self.len, "number of values");
         let mut hash = Sha256::new();
         for (index, param) in self.params.iter().enumerate() {
             hash.update((param.name.len() as u64).to_le_bytes());
@@ -181,8 +181,8 @@ mod tests {
         ])
     }
 
-    /// S004-47: each block has one slot, whatever the number of slots, and more slots than blocks
-    /// leave some slots empty.
+    /// S004-47: each block has one slot for any number of slots; with more slots than blocks, some slots
+    /// are empty.
     #[test]
     fn every_block_is_placed_once_for_any_number_of_slots() {
         for slots in 1..=9 {

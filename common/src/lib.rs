@@ -1,21 +1,23 @@
-//! The vocabulary of Steadfast: ids, the job file, the dataset manifest, and all that follows from
-//! them without asking anyone. Pure: no clock, no chance, no socket, no file.
+//! Common types of Steadfast: ids, the job spec, the dataset manifest, and pure functions of them. Uses no
+//! clock, random number generator, socket or file.
 
+pub mod applied_records;
+pub mod byte_segments;
 pub mod compression;
 pub mod dataset;
 pub mod durations;
 pub mod error;
-pub mod faults_optimizer;
 pub mod finite;
+pub mod given_up;
 pub mod ids;
 pub mod job_file;
 pub mod keys;
 pub mod lane_tree;
 pub mod layout;
-pub mod pieces;
+pub mod optimizer_errors;
 pub mod records;
 pub mod schedule;
 pub mod spec;
+pub mod spec_errors;
 pub mod status;
-pub mod tally;
 pub mod widest;

@@ -2,34 +2,63 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
 
+use crate::given_up::{Discarded, PassRanges};
 use crate::ids::{
     Attempt, Generation, Incarnation, Lane, Pass, RequestId, Slot, TaskId, TrainerId, Version,
 };
 use crate::layout::ParamSpec;
 use crate::spec::JobSpec;
 
-/// `job`: what the job is.
+/// The format of everything below a job's keys. It is raised whenever a record changes so that programs of the
+/// version before cannot read it, or would misread it.
+pub const FORMAT: u64 = 1;
+
+/// `job`: the definition of the job. A record of another [`FORMAT`] is refused.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(remote = "Self")]
 pub struct JobRecord {
+    /// [`FORMAT`]
+    pub format: u64,
     pub spec: JobSpec,
     /// [`JobSpec::digest`] of `spec`.
     pub digest: String,
-    /// URL below which dataset manifest, checkpoints and model lie.
+    /// URL of the store with dataset manifest, checkpoints and model.
     pub store: String,
-    /// [`crate::dataset::Manifest::digest`], which also names the manifest's object.
+    /// [`crate::dataset::Manifest::digest`], which is part of the name of the manifest's object.
     pub manifest: String,
 }
 
-/// `master/lock`: who acts.
+impl Serialize for JobRecord {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Self::serialize(self, serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for JobRecord {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = serde_json::Value::deserialize(deserializer)?;
+        let found = value["format"].as_u64().unwrap_or(0);
+        if found != FORMAT {
+            return Err(D::Error::custom(format!(
+                "the job has format {found}, and this version of Steadfast reads format {FORMAT}: use the \
+                 version that began the job, or delete its keys to start afresh"
+            )));
+        }
+        Self::deserialize(value).map_err(D::Error::custom)
+    }
+}
+
+/// `master/lock`: the acting master.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LockRecord {
     pub holder: Uuid,
 }
 
-/// `master/addr`: where the acting master listens.
+/// `master/addr`: the addresses of the acting master.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MasterRecord {
     pub id: Uuid,
@@ -37,24 +66,24 @@ pub struct MasterRecord {
     pub admin: String,
 }
 
-/// `ps/<index>`: who holds a slot.
+/// `ps/<index>`: the pserver that holds a slot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PserverRecord {
     pub id: Uuid,
     pub address: String,
-    /// Name of a Unix socket in the abstract namespace, which leads to the same place for processes of
-    /// the same machine and user.
+    /// Name of a Unix socket in the abstract namespace, at which processes of the same machine and user
+    /// can reach the pserver as well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unix: Option<String>,
     pub admin: String,
-    /// The incarnation under which the holder's memory first held the slot, when it took the slot
-    /// again after its lease had been lost.
+    /// Set when the holder lost its lease and acquired the slot again: the incarnation in which its shard
+    /// was first in this slot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_of: Option<Incarnation>,
 }
 
 impl PserverRecord {
-    /// Which memory the slot's holder has; `create_revision` is that of the slot's key.
+    /// Returns the incarnation of the holder's shard; `create_revision` is that of the slot's key.
     pub fn incarnation(&self, create_revision: i64) -> Incarnation {
         self.memory_of.unwrap_or(Incarnation(create_revision))
     }
@@ -68,26 +97,26 @@ pub struct TrainerRecord {
     pub numerics: String,
 }
 
-/// `generation`, and `generations/<number>` for the record: whose memory the parameters live in,
-/// and what they started from.
+/// `generation`, and `generations/<number>` as history: the pserver set that holds the parameters, and the
+/// checkpoint that they were loaded from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GenerationRecord {
     pub generation: Generation,
-    /// Incarnation of every slot's holder, by slot.
+    /// The incarnation of each slot's holder, by slot.
     pub slots: Vec<Incarnation>,
-    /// The checkpoint to load; the parameters start anew when absent.
+    /// The checkpoint to load; if absent, the parameters are initialized.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<String>,
-    /// Slots that do not load it but go on with the memory that they have (asynchronous mode, when
-    /// the job wants that).
+    /// Slots that keep their shard instead of loading the checkpoint (asynchronous mode with
+    /// `lost_pserver = "continue"`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kept: Vec<Slot>,
-    /// Why the generation before it ended.
+    /// Why the previous generation ended.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
 }
 
-/// `init`: who gives the parameters of a generation their first values.
+/// `init`: the trainer that initializes the parameters of a generation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InitRecord {
     pub generation: Generation,
@@ -97,31 +126,31 @@ pub struct InitRecord {
     pub done: bool,
 }
 
-/// `tasks/queue`: what cannot be derived about tasks that have no key of their own.
+/// `tasks/queue`: the state of all tasks that have no key of their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueRecord {
-    /// Names the folder of this pass's task keys.
+    /// The round, part of the prefix of this pass's task keys.
     pub round: u64,
     pub pass: Pass,
-    /// Tasks of the pass's order before this position were dispatched at least once; those among
-    /// them without a key are done.
+    /// Tasks before this position of the pass's order were dispatched at least once; those without a key
+    /// are done.
     pub cursor: u32,
-    /// The number that the next attempt gets.
+    /// The number of the next attempt.
     pub next_attempt: Attempt,
 }
 
-/// `tasks/<round>/<task>`: a task that is neither simply waiting nor done.
+/// `tasks/<round>/<task>`: a task whose state [`QueueRecord`] does not imply.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "state")]
 pub enum TaskRecord {
-    /// Failed before and waits again.
+    /// Failed before and is queued again.
     Todo {
         failures: u32,
         reason: String,
-        /// The report that was counted last, so that its retry counts for nothing.
+        /// The last report that was accepted, so that its retry has no effect.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         report: Option<RequestId>,
-        /// Who failed, at most two of them.
+        /// Trainers that failed, at most two.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         failed_by: Vec<TrainerId>,
     },
@@ -130,11 +159,11 @@ pub enum TaskRecord {
         failures: u32,
         attempt: Attempt,
         trainer: TrainerId,
-        /// The request that it was given out for, so that its retry gets it again.
+        /// The request that it was dispatched for, so that a retry gets it again.
         request: RequestId,
-        /// Whether the report that the request carried counted.
+        /// Whether the report in the request was accepted.
         counted: bool,
-        /// Who failed before, at most two of them.
+        /// Trainers that failed before, at most two.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         failed_by: Vec<TrainerId>,
     },
@@ -142,16 +171,16 @@ pub enum TaskRecord {
     Discarded { failures: u32, reason: String },
 }
 
-/// `tasks/replies/<trainer>`: the last answer to a trainer that gave it no task, so that its retry gets the
-/// same one. Where a task was given, the task's record tells for which request.
+/// `tasks/replies/<trainer>`: the last reply to a trainer without a task, so that a retry gets the same
+/// reply. For a reply with a task, the task's record has the request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplyRecord {
     pub request: RequestId,
-    /// Whether the report that the request carried counted.
+    /// Whether the report in the request was accepted.
     pub counted: bool,
 }
 
-/// A task given to a trainer.
+/// A task dispatched to a trainer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DispatchRecord {
     pub task: TaskId,
@@ -159,7 +188,7 @@ pub struct DispatchRecord {
     pub pass: Pass,
 }
 
-/// `evaluation`: the latest figures on held-out data.
+/// `evaluation`: the latest evaluation on held-out data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EvaluationRecord {
     pub pass: Pass,
@@ -170,36 +199,36 @@ pub struct EvaluationRecord {
     pub metric_name: String,
 }
 
-/// `checkpoints/<id>`: one consistent cut over all slots and the data position.
+/// `checkpoints/<id>`: a consistent snapshot of all slots and the data position.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CheckpointRecord {
     pub generation: Generation,
-    /// All parameters in order; blocks and placement follow from them.
+    /// All parameters in order; they determine blocks and placement.
     pub params: Vec<ParamSpec>,
     pub position: PositionRecord,
     pub shards: Vec<ShardRecord>,
-    /// Where the task queues stood (asynchronous mode).
+    /// The task queues (asynchronous mode).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<QueueSnapshot>,
-    /// When it was committed, in milliseconds since 1970 by the master's clock; for people only.
+    /// Commit time in milliseconds since 1970 by the master's clock; for display only.
     #[serde(default)]
     pub created_unix_ms: u64,
-    /// Why nobody restores it any more: it is damaged, or the job was set back behind it.
+    /// Why it is not restored any more: it is damaged, or the job was rolled back to an earlier one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub set_aside: Option<String>,
+    pub invalidated: Option<String>,
 }
 
 impl CheckpointRecord {
-    /// What is wrong with the manifest in itself, whatever the objects that it names are like.
-    pub fn fault(&self) -> Option<String> {
-        self.fault_of_shards().or_else(|| self.fault_of_params())
+    /// Returns the first error of the manifest itself; does not check its objects.
+    pub fn invalid_reason(&self) -> Option<String> {
+        self.invalid_shards().or_else(|| self.invalid_params())
     }
 
-    fn fault_of_params(&self) -> Option<String> {
+    fn invalid_params(&self) -> Option<String> {
         let mut names = BTreeSet::new();
         for param in &self.params {
             if param.name.is_empty() || param.name == "__metadata__" {
-                return Some(format!("`{}` is no name of a parameter", param.name));
+                return Some(format!("`{}` is not a valid parameter name", param.name));
             }
             if !names.insert(&param.name) {
                 return Some(format!("it has two parameters `{}`", param.name));
@@ -216,30 +245,30 @@ impl CheckpointRecord {
         None
     }
 
-    fn fault_of_shards(&self) -> Option<String> {
+    fn invalid_shards(&self) -> Option<String> {
         let mut slots: Vec<u32> = self.shards.iter().map(|shard| shard.slot.0).collect();
         slots.sort_unstable();
         if slots.is_empty() {
             return Some("it has no shards".to_owned());
         }
         if !slots.iter().copied().eq(0..slots.len() as u32) {
-            return Some(format!("its shards are of slots {slots:?}, not of each slot once"));
+            return Some(format!("its shards are of slots {slots:?}; expected each slot once"));
         }
         let mut objects = BTreeSet::new();
         for shard in &self.shards {
             let (slot, object) = (shard.slot, &shard.object);
             if object.is_empty() || !objects.insert(object) {
-                return Some(format!("the shard of slot {slot} has no object of its own"));
+                return Some(format!("the shard of slot {slot} has no separate object"));
             }
             let is_hex = |it: u8| it.is_ascii_digit() || (b'a'..=b'f').contains(&it);
             if shard.sha256.len() != 64 || !shard.sha256.bytes().all(is_hex) {
-                return Some(format!("the shard of slot {slot} has no SHA-256"));
+                return Some(format!("the shard of slot {slot} has no valid SHA-256"));
             }
-            // In synchronous mode, which has no queues, there is one version of all.
+            // In synchronous mode, which has no queues, all shards have the same version.
             if self.queue.is_none() && shard.version != self.position.version {
                 let (found, wanted) = (shard.version, self.position.version);
                 return Some(format!(
-                    "the shard of slot {slot} is of version {found}, the checkpoint of {wanted}"
+                    "the shard of slot {slot} has version {found}; the checkpoint has {wanted}"
                 ));
             }
         }
@@ -247,7 +276,7 @@ impl CheckpointRecord {
     }
 }
 
-/// How far the parameters of a checkpoint are.
+/// The progress that the parameters of a checkpoint reflect.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PositionRecord {
     pub version: Version,
@@ -256,25 +285,25 @@ pub struct PositionRecord {
     pub pass_start: Version,
     /// Records that the parameters reflect.
     pub examples: u64,
-    /// Lanes that have no further records in this pass, ascending.
+    /// Exhausted lanes of this pass, ascending.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub dry: Vec<Lane>,
+    pub exhausted: Vec<Lane>,
 }
 
-/// One slot's part of a checkpoint.
+/// The shard of one slot in a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ShardRecord {
     pub slot: Slot,
     pub incarnation: Incarnation,
-    /// Name of the object below the job's store.
+    /// Name of the object in the job's store.
     pub object: String,
     pub sha256: String,
     pub size_bytes: u64,
-    /// Pushes applied when the shard was cut (asynchronous mode).
+    /// In asynchronous mode: pushes applied when the snapshot was taken.
     pub version: Version,
 }
 
-/// The task queues at the moment of a checkpoint.
+/// The task queues at the time of a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueSnapshot {
     pub pass: Pass,
@@ -283,13 +312,16 @@ pub struct QueueSnapshot {
     pub open: BTreeMap<TaskId, u32>,
     /// Tasks given up in this pass, with the reason.
     pub discarded: BTreeMap<TaskId, String>,
+    /// The passes in which each task was given up so far.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub given_up: BTreeMap<TaskId, PassRanges>,
 }
 
-/// `result`: how the job ended.
+/// `result`: the outcome of the job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ResultRecord {
     pub state: JobOutcome,
-    /// Why, when it failed.
+    /// Why the job failed, if it did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     pub passes: u32,
@@ -303,10 +335,11 @@ pub struct ResultRecord {
     /// The checkpoint that holds the final parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<String>,
-    pub discarded: Vec<DiscardedTask>,
+    /// Summary of the tasks that were given up; the keys below `given_up/` have all.
+    pub discarded: Discarded,
 }
 
-/// Ways in which a job ends.
+/// Outcomes of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum JobOutcome {
@@ -314,22 +347,11 @@ pub enum JobOutcome {
     Failed,
 }
 
-/// A task that was given up, for the user's eyes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DiscardedTask {
-    pub pass: Pass,
-    pub task: TaskId,
-    pub reason: String,
-    /// Which records those are.
-    #[serde(default)]
-    pub records: Vec<RecordRange>,
-}
-
 /// Consecutive records of one file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordRange {
     pub file: String,
-    /// Number of the first record within the file, from 0.
+    /// Index of the first record in the file, from 0.
     pub first: u64,
     pub records: u32,
 }
@@ -355,19 +377,30 @@ mod tests {
         }
     }
 
-    fn fault(change: impl Fn(&mut CheckpointRecord)) -> String {
+    fn reason_after(change: impl Fn(&mut CheckpointRecord)) -> String {
         let mut record = sound();
         change(&mut record);
-        record.fault().expect("it has a fault")
+        record.invalid_reason().expect("it is invalid")
     }
 
-    /// A reader that is an ulp off would make other bits of the same settings.
+    /// A job of another format is refused with both numbers, whatever else its record says.
+    #[test]
+    fn a_job_of_another_format_is_refused() {
+        for (text, found) in [(r#"{"format":99,"spec":7}"#, 99), (r#"{"spec":{}}"#, 0)] {
+            let error = serde_json::from_str::<JobRecord>(text).unwrap_err().to_string();
+            let expected =
+                format!("the job has format {found}, and this version of Steadfast reads format 1");
+            assert!(error.starts_with(&expected), "{error}");
+        }
+    }
+
+    /// A parser that is off by one ulp would change the bits of a value.
     #[test]
     fn a_number_is_read_as_it_was_written() {
         let mut bits = 0x3fee_a21d_8d2b_3c00_u64;
         for _ in 0..10_000 {
             bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            // In [0.5, 1), where a short way to write one is seldom.
+            // In [0.5, 1), where short decimal representations are rare.
             let loss = f64::from_bits(0x3fe0_0000_0000_0000 | bits >> 12);
             let written = EvaluationRecord {
                 pass: Pass(0),
@@ -385,35 +418,38 @@ mod tests {
 
     #[test]
     fn a_checkpoint_that_was_set_aside_is_no_fault_of_its_manifest() {
-        assert_eq!(sound().fault(), None);
-        let aside = CheckpointRecord { set_aside: Some("damaged".to_owned()), ..sound() };
-        assert_eq!(aside.fault(), None);
+        assert_eq!(sound().invalid_reason(), None);
+        let invalidated = CheckpointRecord { invalidated: Some("damaged".to_owned()), ..sound() };
+        assert_eq!(invalidated.invalid_reason(), None);
     }
 
     /// F35
     #[test]
     fn a_manifest_has_one_object_for_each_slot() {
-        assert_eq!(fault(|it| it.shards.clear()), "it has no shards");
-        let slots = fault(|it| drop(it.shards.pop()));
-        assert_eq!(slots, "its shards are of slots [1], not of each slot once");
-        let twice = fault(|it| it.shards[0].slot = Slot(0));
-        assert_eq!(twice, "its shards are of slots [0, 0], not of each slot once");
-        let shared = fault(|it| it.shards[0].object = "shards/0".to_owned());
-        assert_eq!(shared, "the shard of slot 0 has no object of its own");
+        assert_eq!(reason_after(|it| it.shards.clear()), "it has no shards");
+        let slots = reason_after(|it| drop(it.shards.pop()));
+        assert_eq!(slots, "its shards are of slots [1]; expected each slot once");
+        let twice = reason_after(|it| it.shards[0].slot = Slot(0));
+        assert_eq!(twice, "its shards are of slots [0, 0]; expected each slot once");
+        let shared = reason_after(|it| it.shards[0].object = "shards/0".to_owned());
+        assert_eq!(shared, "the shard of slot 0 has no separate object");
         for text in ["", "0a", &"0A".repeat(32)] {
-            let unnamed = fault(|it| it.shards[1].sha256 = text.to_owned());
-            assert_eq!(unnamed, "the shard of slot 0 has no SHA-256");
+            let unnamed = reason_after(|it| it.shards[1].sha256 = text.to_owned());
+            assert_eq!(unnamed, "the shard of slot 0 has no valid SHA-256");
         }
     }
 
     /// F35
     #[test]
     fn a_manifest_has_parameters_that_fit_into_its_shards() {
-        assert_eq!(fault(|it| it.params.clear()), "it has no parameters");
-        assert_eq!(fault(|it| it.params[1].name = "w".to_owned()), "it has two parameters `w`");
-        let reserved = fault(|it| it.params[1].name = "__metadata__".to_owned());
-        assert_eq!(reserved, "`__metadata__` is no name of a parameter");
-        let large = fault(|it| it.params[1].shape = vec![usize::MAX, 2]);
+        assert_eq!(reason_after(|it| it.params.clear()), "it has no parameters");
+        assert_eq!(
+            reason_after(|it| it.params[1].name = "w".to_owned()),
+            "it has two parameters `w`"
+        );
+        let reserved = reason_after(|it| it.params[1].name = "__metadata__".to_owned());
+        assert_eq!(reserved, "`__metadata__` is not a valid parameter name");
+        let large = reason_after(|it| it.params[1].shape = vec![usize::MAX, 2]);
         assert!(large.ends_with("do not fit into shards of 200 bytes"), "{large}");
     }
 
@@ -421,10 +457,10 @@ mod tests {
     #[test]
     fn shards_of_a_synchronous_checkpoint_are_of_one_version() {
         let mixed = |it: &mut CheckpointRecord| it.shards[0].version = Version(4);
-        assert_eq!(fault(mixed), "the shard of slot 1 is of version 4, the checkpoint of 3");
+        assert_eq!(reason_after(mixed), "the shard of slot 1 has version 4; the checkpoint has 3");
         let mut asynchronous =
             CheckpointRecord { queue: Some(QueueSnapshot::default()), ..sound() };
         mixed(&mut asynchronous);
-        assert_eq!(asynchronous.fault(), None);
+        assert_eq!(asynchronous.invalid_reason(), None);
     }
 }

@@ -1,11 +1,11 @@
-//! Which records are computed when: a pure function of the dataset manifest and the seed.
+//! The schedule of records: a pure function of the dataset manifest and the seed.
 //!
-//! The tasks of a pass come in a seeded order (Fisher-Yates shuffle over ChaCha8). In synchronous
-//! mode each task goes to the lane that has the fewest records so far (list scheduling, Graham
-//! 1969; ties to the lowest lane). A lane's stream is its tasks one after the other, the records of
-//! a task in a seeded order of their own; micro-batches are cut from the stream, so one may span
-//! two tasks. A task that is given up drops out of its lane's stream. It never contributed, so what
-//! was computed before it stays as it was.
+//! The tasks of a pass have a seeded order (Fisher-Yates shuffle with ChaCha8). In synchronous mode each
+//! task is assigned to the lane with the fewest records so far (list scheduling, Graham 1969; ties to the
+//! lowest lane). The stream of a lane is the concatenation of its tasks, with the records of each task in
+//! a seeded order. Micro-batches are consecutive records of the stream, so one may span two tasks. A task
+//! that is given up is removed from the stream of its lane. It never contributed, so the micro-batches
+//! before it do not change.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -17,14 +17,14 @@ use sha2::{Digest, Sha256};
 use crate::dataset::Manifest;
 use crate::ids::{Lane, Pass, TaskId};
 
-/// The order in which a pass goes through the training tasks.
+/// Returns the order of the training tasks in a pass.
 pub fn task_order(manifest: &Manifest, seed: u64, pass: Pass) -> Vec<TaskId> {
     let mut tasks = manifest.training_tasks();
     shuffle(&mut tasks, seed, "tasks", u64::from(pass.0), 0);
     tasks
 }
 
-/// The order of a task's records in one pass.
+/// Returns the order of a task's records in one pass.
 pub fn record_order(records: u32, seed: u64, pass: Pass, task: TaskId) -> Vec<u32> {
     let mut order: Vec<u32> = (0..records).collect();
     shuffle(&mut order, seed, "records", u64::from(pass.0), u64::from(task.0));
@@ -46,9 +46,9 @@ fn shuffle<T>(items: &mut [T], seed: u64, purpose: &str, a: u64, b: u64) {
     }
 }
 
-/// A part of one task that belongs to a micro-batch: positions in the task's record order.
+/// The part of a micro-batch that belongs to one task: positions in the task's record order.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct BatchPart {
     pub task: TaskId,
     pub positions: Range<u32>,
 }
@@ -57,25 +57,36 @@ pub struct Piece {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaneSchedule {
     lanes: Vec<Vec<(TaskId, u32)>>,
-    /// Where each task of a lane starts in the lane's stream, while none is given up.
+    /// By lane: the start of each task in the stream, including tasks that were given up, and the end of
+    /// the stream.
     starts: Vec<Vec<u64>>,
+    /// By task: its lane, and its index there.
+    places: Vec<(Lane, u32)>,
     micro_batch: u32,
 }
 
 impl LaneSchedule {
-    /// Deals the tasks of `pass` to `lanes` lanes.
+    /// Assigns the tasks of `pass` to `lanes` lanes.
     pub fn new(manifest: &Manifest, seed: u64, pass: Pass, lanes: u32, micro_batch: u32) -> Self {
         let mut dealt = vec![Vec::new(); lanes as usize];
         let mut starts = vec![Vec::new(); lanes as usize];
+        let order = task_order(manifest, seed, pass);
+        let tasks = order.iter().map(|task| task.0 as usize + 1).max().unwrap_or(0);
+        let mut places = vec![(Lane(lanes), 0); tasks];
         let mut load = BTreeSet::from_iter((0..lanes).map(|lane| (0_u64, lane)));
-        for task in task_order(manifest, seed, pass) {
+        for task in order {
             let records = manifest.records_of(task);
             let Some((held, lane)) = load.pop_first() else { break };
-            dealt[lane as usize].push((task, records as u32));
+            let dealt: &mut Vec<_> = &mut dealt[lane as usize];
+            places[task.0 as usize] = (Lane(lane), dealt.len() as u32);
+            dealt.push((task, records as u32));
             starts[lane as usize].push(held);
             load.insert((held + records, lane));
         }
-        Self { lanes: dealt, starts, micro_batch }
+        for (end, lane) in load {
+            starts[lane as usize].push(end);
+        }
+        Self { lanes: dealt, starts, places, micro_batch }
     }
 
     /// Number of lanes.
@@ -83,36 +94,52 @@ impl LaneSchedule {
         self.lanes.len() as u32
     }
 
-    /// Micro-batches in a lane, without the tasks that were given up.
+    /// Number of micro-batches in a lane, without the tasks that were given up.
     pub fn steps_of(&self, lane: Lane, given_up: &BTreeSet<TaskId>) -> u64 {
         self.records_of(lane, given_up).div_ceil(u64::from(self.micro_batch))
     }
 
-    /// Steps in the pass: those of its longest lane, and at least the one that says that all
-    /// lanes are dry.
+    /// Number of steps in the pass: that of its longest lane, but at least 1, because one step has to
+    /// report that all lanes are exhausted.
     pub fn steps(&self, given_up: &BTreeSet<TaskId>) -> u64 {
         let longest = (0..self.lanes()).map(|lane| self.steps_of(Lane(lane), given_up)).max();
         longest.unwrap_or(0).max(1)
     }
 
     fn records_of(&self, lane: Lane, given_up: &BTreeSet<TaskId>) -> u64 {
-        self.tasks_of(lane)
-            .iter()
-            .filter(|(task, _)| !given_up.contains(task))
-            .map(|(_, records)| u64::from(*records))
-            .sum()
+        let all = self.starts.get(lane.0 as usize).and_then(|starts| starts.last());
+        let removed: u64 = self.gaps(lane, given_up).into_iter().map(|(_, records)| records).sum();
+        all.map_or(0, |all| all - removed)
     }
 
-    /// Tasks of a lane with their record counts, in order.
+    /// Returns the indices of a lane's tasks that were given up, in order, with their record counts.
+    fn gaps(&self, lane: Lane, given_up: &BTreeSet<TaskId>) -> Vec<(usize, u64)> {
+        let of_lane = given_up.iter().filter_map(|task| {
+            let (its, place) = *self.places.get(task.0 as usize)?;
+            let place = place as usize;
+            let (_, records) = self.tasks_of(its).get(place)?;
+            (its == lane).then_some((place, u64::from(*records)))
+        });
+        let mut gaps: Vec<_> = of_lane.collect();
+        gaps.sort_unstable();
+        gaps
+    }
+
+    /// Returns the tasks of a lane with their record counts, in order.
     pub fn tasks_of(&self, lane: Lane) -> &[(TaskId, u32)] {
         self.lanes.get(lane.0 as usize).map_or(&[], Vec::as_slice)
     }
 
-    /// What lane `lane` computes at step `step` of the pass; empty once the lane is dry.
-    pub fn micro_batch(&self, lane: Lane, step: u64, given_up: &BTreeSet<TaskId>) -> Vec<Piece> {
+    /// Returns the micro-batch of a lane at step `step` of the pass; empty once the lane is exhausted.
+    pub fn micro_batch(
+        &self,
+        lane: Lane,
+        step: u64,
+        given_up: &BTreeSet<TaskId>,
+    ) -> Vec<BatchPart> {
         let wanted_start = step * u64::from(self.micro_batch);
         let wanted_end = wanted_start + u64::from(self.micro_batch);
-        let mut pieces = Vec::new();
+        let mut parts = Vec::new();
         let (first, mut start) = self.before(lane, wanted_start, given_up);
         for (task, records) in self.tasks_of(lane).iter().skip(first) {
             if given_up.contains(task) {
@@ -122,29 +149,32 @@ impl LaneSchedule {
             let (from, to) = (wanted_start.max(start), wanted_end.min(end));
             if from < to {
                 let positions = (from - start) as u32..(to - start) as u32;
-                pieces.push(Piece { task: *task, positions });
+                parts.push(BatchPart { task: *task, positions });
             }
             if wanted_end <= end {
                 break;
             }
             start = end;
         }
-        pieces
+        parts
     }
 
-    /// A task of the lane from which on to look for the record at `wanted`, and where it starts.
-    /// While no task is given up the starts are known, and a lane of many tasks costs no more.
+    /// Returns the index of the task with the record at `wanted`, or the end of the lane, and its start
+    /// without the tasks that were given up. Does not scan all tasks of the lane.
     fn before(&self, lane: Lane, wanted: u64, given_up: &BTreeSet<TaskId>) -> (usize, u64) {
-        match self.starts.get(lane.0 as usize) {
-            Some(starts) if given_up.is_empty() => {
-                let first = starts.partition_point(|start| *start <= wanted).saturating_sub(1);
-                (first, starts.get(first).copied().unwrap_or(0))
+        let Some(starts) = self.starts.get(lane.0 as usize) else { return (0, 0) };
+        let mut removed = 0;
+        for (place, records) in self.gaps(lane, given_up) {
+            if wanted < starts[place] - removed {
+                break;
             }
-            Some(_) | None => (0, 0),
+            removed += records;
         }
+        let place = starts.partition_point(|start| *start <= wanted + removed) - 1;
+        (place, starts[place] - removed)
     }
 
-    /// How many of the pass's tasks are wholly computed, and how many begun, after `steps` steps.
+    /// Returns how many tasks of the pass are finished, and how many are started, after `steps` steps.
     pub fn progress(&self, steps: u64, given_up: &BTreeSet<TaskId>) -> (u32, u32) {
         let reached = steps * u64::from(self.micro_batch);
         let (mut done, mut begun) = (0, 0);
@@ -183,8 +213,8 @@ mod tests {
         let mut seen = Vec::new();
         for lane in 0..schedule.lanes() {
             for step in 0..schedule.steps(given_up) {
-                for piece in schedule.micro_batch(Lane(lane), step, given_up) {
-                    seen.extend(piece.positions.map(|position| (piece.task, position)));
+                for part in schedule.micro_batch(Lane(lane), step, given_up) {
+                    seen.extend(part.positions.map(|position| (part.task, position)));
                 }
             }
         }
@@ -192,7 +222,7 @@ mod tests {
         seen
     }
 
-    /// I7: each record of each task is computed once a pass, for any number of lanes.
+    /// I7: each record of each task is computed once in a pass, for any number of lanes.
     #[test]
     fn every_record_is_in_one_micro_batch() {
         let sizes = [7, 1, 30, 12, 5, 64, 3];
@@ -207,7 +237,7 @@ mod tests {
         }
     }
 
-    /// A task that is given up changes nothing of what came before it in its lane.
+    /// A task that is given up does not change the micro-batches before it in its lane.
     #[test]
     fn giving_up_a_task_keeps_the_micro_batches_before_it() {
         let schedule = LaneSchedule::new(&manifest(&[8; 12]), 1, Pass(0), 2, 4);
@@ -221,6 +251,34 @@ mod tests {
         }
         assert!(all_records(&schedule, &given_up).iter().all(|(task, _)| *task != victim));
         assert_eq!(all_records(&schedule, &given_up).len(), 11 * 8);
+    }
+
+    /// For any tasks that are given up, a lane is the concatenation of the others.
+    #[test]
+    fn a_lane_is_what_is_left_of_its_tasks_in_order() {
+        let sizes = [7, 1, 30, 12, 5, 64, 3, 9];
+        for lanes in 1..4 {
+            let schedule = LaneSchedule::new(&manifest(&sizes), 3, Pass(0), lanes, 4);
+            for bits in 0_u32..1 << sizes.len() {
+                let tasks = (0..sizes.len() as u32).filter(|task| bits >> task & 1 == 1);
+                let given_up: BTreeSet<TaskId> = tasks.map(TaskId).collect();
+                for lane in (0..lanes).map(Lane) {
+                    let left = schedule.tasks_of(lane).iter();
+                    let left = left.filter(|(task, _)| !given_up.contains(task));
+                    let wanted: Vec<(TaskId, u32)> = left
+                        .flat_map(|(task, records)| (0..*records).map(|it| (*task, it)))
+                        .collect();
+                    let steps = schedule.steps_of(lane, &given_up);
+                    assert_eq!(steps, wanted.len().div_ceil(4) as u64);
+                    let parts = |step| schedule.micro_batch(lane, step, &given_up);
+                    let found: Vec<(TaskId, u32)> = (0..steps + 2)
+                        .flat_map(parts)
+                        .flat_map(|part| part.positions.map(move |it| (part.task, it)))
+                        .collect();
+                    assert_eq!(found, wanted);
+                }
+            }
+        }
     }
 
     #[test]

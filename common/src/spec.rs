@@ -1,6 +1,7 @@
-//! The job file: what a user asks for, parsed, completed with defaults and checked as a whole.
+//! The job spec: a parsed job file, completed with defaults.
 
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -8,12 +9,12 @@ use serde::{Deserialize, Serialize};
 use crate::compression::GradientsSpec;
 use crate::durations::{self, optional};
 
-/// Everything that defines a job. Two specs with the same [`JobSpec::digest`] train the same model.
+/// Definition of a job. Two specs with the same [`JobSpec::digest`] train the same model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobSpec {
-    /// Names the job; the root of its keys is `/jobs/<name>`. Letters, digits, `-`, `_` and `.`.
+    /// Name of the job; the prefix of its keys is `/jobs/<name>`. Letters, digits, `-`, `_` and `.`.
     pub name: String,
-    /// Drives every random choice of the job: order of data, initial parameters, dropout.
+    /// Seed of every random choice of the job: order of data, initial parameters, dropout.
     #[serde(default)]
     pub seed: u64,
     #[serde(default)]
@@ -45,42 +46,54 @@ pub struct JobSpec {
 }
 
 impl JobSpec {
-    /// Where the job's shards lie below its store. Jobs may share a store, and each deletes only what
-    /// is its own.
+    /// Returns the folder of the job's shards in its store. Jobs may share a store, and each deletes only
+    /// its own objects.
     pub fn shards_folder(&self) -> String {
         format!("shards/{}", self.name)
     }
+
+    /// Lists the keys in which this spec differs from another one, for a message.
+    pub fn difference(&self, other: &Self) -> String {
+        let fields = |spec: &Self| match serde_json::to_value(spec) {
+            Ok(serde_json::Value::Object(fields)) => fields,
+            Ok(_) | Err(_) => serde_json::Map::new(),
+        };
+        let (new, old) = (fields(self), fields(other));
+        let keys: BTreeSet<&String> = new.keys().chain(old.keys()).collect();
+        let differing = keys.into_iter().filter(|key| new.get(*key) != old.get(*key));
+        differing.map(|key| format!("`{key}` differs")).collect::<Vec<_>>().join(", ")
+    }
 }
 
-/// How gradients reach the parameters.
+/// How gradients are applied to the parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// Every step sums a fixed set of lanes; the result does not depend on who computed what.
+    /// Every step sums a fixed set of lanes; the result does not depend on which trainer computed which.
     #[default]
     Sync,
     /// Every push is applied on arrival.
     Async,
 }
 
-/// Where the records are and which columns matter.
+/// Location of the records, and the columns to use.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DatasetSpec {
-    /// Paths, URLs or globs. A relative path is resolved against the job file's folder.
+    /// Paths, URLs or globs. Relative paths are resolved against the folder of the job file.
     pub source: Vec<String>,
     pub format: DataFormat,
     /// Feature columns by name; `*` matches any run of characters (`pixel_*`).
     pub features: Vec<String>,
     /// The column to predict: a class index or a number.
     pub label: String,
-    /// Multiplies every feature, so that raw units fit a model.
+    /// Factor for every feature, to scale raw units.
     #[serde(default = "one")]
     pub feature_scale: f32,
-    /// Records in one task; chosen from the size of the dataset when absent.
+    /// Records in one task; by default derived from the size of the dataset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub records_per_task: Option<u32>,
-    /// Whether the first line of a CSV or TSV file names its columns. Without it the columns are
-    /// called `0`, `1`, ….
+    /// Whether the first line of a CSV or TSV file has the column names. Without it the names are `0`,
+    /// `1`, ….
     #[serde(default)]
     pub header: Header,
 }
@@ -103,12 +116,12 @@ pub enum Header {
     Absent,
 }
 
-/// Which model, and its size. Keys that a built-in model does not know belong to `options`.
+/// The model and its size. Keys that are unknown to the built-in models belong in `options`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelSpec {
     /// `linear`, `softmax`, `mlp`, or the name under which a trainer registered its own model.
     pub kind: String,
-    /// Number of classes, for models that predict one.
+    /// Number of classes, for classifiers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub classes: Option<usize>,
     /// Widths of an MLP's hidden layers.
@@ -119,7 +132,7 @@ pub struct ModelSpec {
     /// Probability that a hidden unit is dropped in training.
     #[serde(default)]
     pub dropout: f32,
-    /// Passed to user-defined models as it is.
+    /// Passed to user-defined models unchanged.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub options: BTreeMap<String, toml::Value>,
 }
@@ -139,10 +152,10 @@ pub enum Activation {
 pub struct OptimizerSpec {
     #[serde(default)]
     pub kind: OptimizerKind,
-    /// `momentum`, `rmsprop`: velocity kept from step to step.
+    /// `momentum`, `rmsprop`: share of the velocity kept from step to step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub momentum: Option<f32>,
-    /// `momentum`: look ahead by one velocity (Nesterov).
+    /// `momentum`: Nesterov momentum.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nesterov: Option<bool>,
     /// `adam`, `adamw`: decay of the first moment.
@@ -154,13 +167,13 @@ pub struct OptimizerSpec {
     /// `adadelta`, `rmsprop`: decay of the running squares.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rho: Option<f32>,
-    /// Guards divisions by small numbers.
+    /// Added to denominators for numerical stability.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epsilon: Option<f32>,
-    /// `adagrad`, `ftrl`: start of the accumulated squares.
+    /// `adagrad`, `ftrl`: initial value of the accumulated squares.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub initial_accumulator: Option<f32>,
-    /// `ftrl`: exponent of the per-coordinate rate, negative (−0.5).
+    /// `ftrl`: exponent of the per-coordinate learning rate, negative (−0.5).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub learning_rate_power: Option<f32>,
     /// `ftrl`: L1 strength.
@@ -172,7 +185,7 @@ pub struct OptimizerSpec {
     /// L2 added to the gradient; decoupled from it for `adamw`.
     #[serde(default)]
     pub weight_decay: f32,
-    /// Bounds every component of the mean gradient to ± this.
+    /// Clips every component of the mean gradient to ± this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_value: Option<f32>,
     /// Scales the mean gradient down to this global L2 norm.
@@ -180,7 +193,7 @@ pub struct OptimizerSpec {
     pub clip_norm: Option<f32>,
 }
 
-/// Update rules.
+/// Update rules of an optimizer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OptimizerKind {
@@ -200,10 +213,10 @@ pub enum OptimizerKind {
 pub struct LearningRateSpec {
     #[serde(default)]
     pub schedule: Schedule,
-    /// Rate at the end of the warm-up.
+    /// Learning rate at the end of the warm-up.
     #[serde(default = "default_rate")]
     pub base: f32,
-    /// Steps over which the rate rises linearly from 0.
+    /// Steps over which the learning rate rises linearly from 0.
     #[serde(default)]
     pub warmup_steps: u64,
     /// `step`, `exponential`: steps between (or per) multiplications by `gamma`.
@@ -215,7 +228,7 @@ pub struct LearningRateSpec {
     /// `polynomial`, `cosine`: steps after the warm-up until `end` is reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decay_steps: Option<u64>,
-    /// `polynomial`, `cosine`: the final rate.
+    /// `polynomial`, `cosine`: the final learning rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<f32>,
     /// `polynomial`: the exponent.
@@ -223,7 +236,7 @@ pub struct LearningRateSpec {
     pub power: Option<f32>,
 }
 
-/// Shapes of the learning rate over time.
+/// Learning rate schedules.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Schedule {
@@ -235,7 +248,7 @@ pub enum Schedule {
     Cosine,
 }
 
-/// The most lanes that a job may have.
+/// Maximum number of lanes of a job.
 pub const LANES_MAX: u32 = 4096;
 
 /// The fixed global batch of a synchronous job: `lanes` × `micro_batch` records.
@@ -247,7 +260,7 @@ pub struct SyncSpec {
     pub micro_batch: u32,
 }
 
-/// Rhythm of an asynchronous trainer.
+/// Settings of asynchronous mode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AsyncSpec {
     /// Records in a mini-batch.
@@ -259,33 +272,33 @@ pub struct AsyncSpec {
     /// Mini-batches between pulls of the parameters.
     #[serde(default = "one_u32")]
     pub pull_every: u32,
-    /// Pushes that a trainer may be ahead of the slowest working one; unbounded when absent.
+    /// Pushes that a trainer may be ahead of the slowest active one; unbounded when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_staleness: Option<u32>,
-    /// What becomes of the others when a pserver's memory is lost.
+    /// How the job recovers when a pserver loses its shard.
     #[serde(default)]
     pub lost_pserver: LostPserver,
 }
 
-/// What becomes of the other slots when one slot's memory is lost.
+/// Recovery of the other slots when a pserver loses its shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LostPserver {
-    /// All go back to the latest checkpoint, the task queues as well: no record is left out.
+    /// All slots and the task queues roll back to the latest checkpoint: no record is skipped.
     #[default]
     Rewind,
-    /// The others go on. The lost slot goes back to the latest checkpoint and never sees what the
-    /// tasks that were finished since then had given it.
+    /// The other slots keep their shards. The lost slot is restored from the latest checkpoint, without
+    /// the gradients of tasks that were finished since then.
     Continue,
 }
 
-/// Patience with tasks.
+/// Limits on tasks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskSpec {
-    /// How long a trainer may hold a task.
+    /// Maximum time for which a trainer may hold a task.
     #[serde(default = "default_deadline", with = "durations")]
     pub deadline: Duration,
-    /// Failures and timeouts after which one more discards the task for the rest of the pass.
+    /// Failures and timeouts of a task that are tolerated; one more discards it for the rest of the pass.
     #[serde(default = "default_failures_max")]
     pub failures_max: u32,
 }
@@ -293,10 +306,10 @@ pub struct TaskSpec {
 /// The held-out part of the dataset.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EvaluationSpec {
-    /// Share of the tasks that are never trained on, spread evenly over the dataset; 0 … 0.9.
+    /// Share of the tasks that are held out, spread evenly over the dataset; 0 … 0.9.
     #[serde(default)]
     pub fraction: f64,
-    /// Passes between evaluations; the last pass is always evaluated.
+    /// Passes between evaluations; the model is always evaluated after the last pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every_passes: Option<u32>,
 }
@@ -310,7 +323,7 @@ pub struct CheckpointSpec {
     /// Steps between checkpoints; none by steps when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub every_steps: Option<u64>,
-    /// Checkpoints kept; the older ones are deleted after a newer one is committed.
+    /// Number of checkpoints to keep; older ones are deleted after a newer one is committed.
     #[serde(default = "default_keep")]
     pub keep: u32,
 }

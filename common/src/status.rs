@@ -1,33 +1,33 @@
-//! What a job looks like from outside. The command-line tool, `/status` and the page render this
-//! one structure.
+//! The status of a job. The command-line tool, `/status` and the page all render this structure.
 
 use std::ops::AddAssign;
 
 use serde::{Deserialize, Serialize};
 
+use crate::given_up::Discarded;
 use crate::ids::{Generation, Incarnation, Lane, Pass, Slot, TrainerId, Version};
-use crate::records::{DiscardedTask, EvaluationRecord, ResultRecord};
+use crate::records::{EvaluationRecord, ResultRecord};
 use crate::spec::Mode;
 
-/// A job at one moment, as its acting master sees it.
+/// A job at one point in time, as seen by its acting master.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobStatus {
     pub job: String,
     pub mode: Mode,
     pub state: JobState,
-    /// Who waits for whom, and why; empty when nothing waits.
+    /// What is blocked, by what, and why; empty if nothing is blocked.
     pub waiting: Vec<String>,
     pub generation: Generation,
     pub pass: Pass,
     /// Passes to train, if the job is bounded by passes.
     pub passes: Option<u32>,
-    /// Steps to train, if known.
+    /// Total steps to train, if known.
     pub steps: Option<u64>,
     pub version: Version,
     pub queues: Queues,
     /// Records trained on so far.
     pub examples: u64,
-    /// Records that the whole job trains on, if known.
+    /// Total records to train on, if known.
     pub examples_total: Option<u64>,
     pub examples_per_second: f64,
     /// Mean loss of a record in the last step (synchronous) or finished task (asynchronous).
@@ -35,96 +35,117 @@ pub struct JobStatus {
     pub evaluation: Option<EvaluationRecord>,
     pub master: MasterStatus,
     pub slots: Vec<SlotStatus>,
-    /// Pservers that wait for a free slot are not seen by the master; this counts the slots.
+    /// Number of slots. The master does not see spare pservers.
     pub ps_desired: u32,
     pub trainers: Vec<TrainerStatus>,
     pub checkpoint: Option<String>,
-    /// Why no checkpoint could be taken lately; absent while all is well.
+    /// The error of the last checkpoint attempt; absent if it succeeded.
     #[serde(default)]
-    pub checkpoint_trouble: Option<String>,
-    /// Pauses that failures made, the latest last.
+    pub checkpoint_error: Option<String>,
+    /// Failed checkpoint attempts since the last successful one.
+    #[serde(default)]
+    pub checkpoint_failures: u32,
+    /// State of saving the final model, once training is over.
+    #[serde(default)]
+    pub saving: Saving,
+    /// Warnings about the division of the dataset into tasks; they do not stop the job.
+    #[serde(default)]
+    pub warnings: Vec<String>,
+    /// Pauses caused by failures, the latest last.
     #[serde(default)]
     pub recoveries: Vec<Recovery>,
-    pub discarded: Vec<DiscardedTask>,
-    /// What trainers spent their time on while this master acts, those that are gone included.
+    /// Tasks that were given up.
+    pub discarded: Discarded,
+    /// Time breakdown of all trainers in this master's term, including trainers that have left.
     #[serde(default)]
-    pub spent: Spent,
-    /// Seconds until the end at the present rate.
+    pub time_breakdown: TimeBreakdown,
+    /// Estimated seconds until the end, at the current rate.
     pub seconds_left: Option<f64>,
-    /// What happened while this master acts, the latest last.
+    /// Timeline of this master's term, the latest event last.
     #[serde(default)]
-    pub happenings: Vec<Happening>,
-    /// How the figures went while this master acts.
+    pub events: Vec<TimelineEvent>,
+    /// History of the figures in this master's term, the latest last.
     #[serde(default)]
     pub points: Vec<Point>,
     pub result: Option<ResultRecord>,
 }
 
-/// What a trainer's time went to, in seconds, and what it moved meanwhile.
+/// Time breakdown of a trainer, in seconds, and the bytes transferred in that time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Spent {
+pub struct TimeBreakdown {
     /// Waiting for records to be read.
     pub data: f64,
     /// Computing gradients.
     pub compute: f64,
-    /// Pushing them, after they were computed.
+    /// Pushing gradients, after they were computed.
     pub push: f64,
     /// Waiting for other trainers, or for a task.
     pub wait: f64,
     /// Receiving parameters.
     pub pull: f64,
-    /// Bytes of gradients that were sent and of parameters that were received.
+    /// Bytes of gradients sent and of parameters received.
     #[serde(default)]
     pub moved_bytes: u64,
 }
 
-impl Spent {
-    /// All of the time.
+impl TimeBreakdown {
+    /// Returns the total time.
     pub fn total(&self) -> f64 {
         self.data + self.compute + self.push + self.wait + self.pull
     }
 
-    /// Bytes moved in a second, over all of the time.
+    /// Returns the mean transfer rate over the total time.
     pub fn bytes_per_second(&self) -> f64 {
         if 0.0 < self.total() { self.moved_bytes as f64 / self.total() } else { 0.0 }
     }
 }
 
-impl AddAssign for Spent {
+impl AddAssign for TimeBreakdown {
     fn add_assign(&mut self, more: Self) {
         self.data += more.data;
         self.compute += more.compute;
         self.push += more.push;
         self.wait += more.wait;
         self.pull += more.pull;
-        // What others tell may be anything.
+        // Trainers report this value, and it may be invalid.
         self.moved_bytes = self.moved_bytes.saturating_add(more.moved_bytes);
     }
 }
 
-/// A pause in training that a failure made.
+/// State of saving the final model.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Saving {
+    /// The saver: the trainer that evaluates and writes the model.
+    pub trainer: Option<TrainerId>,
+    /// Failed attempts.
+    pub failures: u32,
+    /// The last error, with the trainer that failed.
+    pub error: Option<String>,
+}
+
+/// A pause in training caused by a failure.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Recovery {
-    /// What had failed.
+    /// The failure.
     pub cause: String,
-    /// From when it was noticed to the next completed step.
+    /// From detection to the next completed step.
     pub seconds: f64,
-    /// When that step was completed, in milliseconds since 1970; for people only.
+    /// When that step was completed, in milliseconds since 1970; for display only.
     pub ended_unix_ms: u64,
 }
 
-/// Something that happened to a job.
+/// An event in the timeline of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Happening {
-    /// In milliseconds since 1970; for people only.
+pub struct TimelineEvent {
+    /// In milliseconds since 1970; for display only.
     pub unix_ms: u64,
     pub what: String,
 }
 
-/// A job's figures at one moment.
+/// The figures of a job at one point in time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Point {
-    /// In milliseconds since 1970; for people only.
+    /// In milliseconds since 1970; for display only.
     pub unix_ms: u64,
     pub version: Version,
     /// Records trained on so far.
@@ -138,7 +159,7 @@ pub struct Point {
 /// Values over the seconds since the first point.
 pub type Curve = Vec<(f64, f64)>;
 
-/// What there is to draw of a job.
+/// The curves of a job.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Curves {
     pub loss: Curve,
@@ -148,7 +169,7 @@ pub struct Curves {
 }
 
 impl Curves {
-    /// The curves through some points, the latest last.
+    /// Computes the curves of points, the latest last.
     pub fn through(points: &[Point]) -> Self {
         let first = points.first().map_or(0, |it| it.unix_ms);
         let at = |it: &Point| it.unix_ms.saturating_sub(first) as f64 / 1000.0;
@@ -171,12 +192,14 @@ impl Curves {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum JobState {
-    /// Something needed is missing; `waiting` says what.
+    /// Something required is missing; see `waiting`.
     Waiting,
-    /// Pservers are there, the parameters are being given their first values or loaded.
+    /// All slots are held; the parameters are being initialized or loaded.
     Starting,
     Training,
-    /// All passes are done; the model is being evaluated and saved.
+    /// All passes are done; the model is being evaluated on held-out records.
+    Evaluating,
+    /// The model is being written, and the last checkpoint taken.
     Saving,
     Finished,
     Failed,
@@ -195,7 +218,7 @@ pub struct Queues {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MasterStatus {
     pub address: String,
-    /// The lock's create-revision: which reign this is.
+    /// The lock's create-revision, which identifies the term.
     pub epoch: i64,
 }
 
@@ -203,7 +226,7 @@ pub struct MasterStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SlotStatus {
     pub slot: Slot,
-    /// Absent while nobody holds the slot.
+    /// Absent while no pserver holds the slot.
     pub address: Option<String>,
     pub incarnation: Option<Incarnation>,
 }
@@ -213,13 +236,13 @@ pub struct SlotStatus {
 pub struct TrainerStatus {
     pub id: TrainerId,
     pub admin: String,
-    /// Lanes in its care (synchronous mode).
+    /// Lanes assigned to it (synchronous mode).
     pub lanes: Vec<Lane>,
     /// Tasks that it holds (asynchronous mode).
     pub tasks: u32,
     #[serde(default)]
-    pub spent: Spent,
-    /// Pushes by which it is ahead of the slowest, if the job bounds that.
+    pub time_breakdown: TimeBreakdown,
+    /// Pushes by which it is ahead of the slowest trainer, if the job bounds staleness.
     #[serde(default)]
     pub lead: Option<u64>,
 }

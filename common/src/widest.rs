@@ -1,10 +1,11 @@
-//! Loops over values in the widest form that the processor has.
+//! Runs loops with the widest vector instructions of the processor.
 //!
-//! Programs are built for any processor of their kind; on x86-64 that is half of what nearly every one
-//! can do. Each value is still computed by the same IEEE operations in the same order, none of them
-//! joined, so the results have the same bits.
+//! Programs are built for the baseline of their architecture; on x86-64 its vectors are half as wide as
+//! those of nearly every current processor. Each value is still computed by the same IEEE operations in
+//! the same order, without fused operations, so the results have the same bits.
 
-/// Does `work`, in whose loops no value depends on another, compiled for the widest vectors at hand.
+/// Runs `work`, compiled for the widest available vectors. Values in its loops must not depend on each
+/// other.
 #[inline(always)]
 pub fn widest<T>(work: impl FnOnce() -> T) -> T {
     #[cfg(target_arch = "x86_64")]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use tracing::error;
 
-/// Owns the log thread: it ends, at the latest, when this is dropped.
+/// Owns the log thread, which ends at the latest when this is dropped.
 pub struct Committer {
     node: Arc<Node>,
     thread: Option<JoinHandle<Result<(), Error>>>,
@@ -27,7 +27,7 @@ impl Committer {
         Ok(Committer { node, thread: Some(thread) })
     }
 
-    /// Writes what is left, lets go of the data directory and tells what went wrong, if anything.
+    /// Writes the remaining facts, releases the data directory and returns any error.
     pub fn finish(&mut self) -> Result<(), Error> {
         self.node.close();
         match self.thread.take() {
@@ -40,7 +40,7 @@ impl Committer {
 impl Drop for Committer {
     fn drop(&mut self) {
         if let Err(error) = self.finish() {
-            error!(%error, "log not written to its end");
+            error!(%error, "log not written completely");
         }
     }
 }
@@ -68,7 +68,7 @@ fn write_all(node: &Node, disk: &mut Disk) -> Result<(), Error> {
     Ok(())
 }
 
-/// Nobody may wait for a log thread that is gone, not even for one that panicked.
+/// Ends all waits when the log thread ends, even if it panics.
 struct StopOnDrop<'n>(&'n Node);
 
 impl Drop for StopOnDrop<'_> {

@@ -1,27 +1,27 @@
-//! What a server is started with.
+//! The configuration of a server.
 
 use crate::core::Retention;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Where to listen, where to keep the data, and how much of it.
+/// Listen address, data directory, and limits.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Port 0 lets the system choose one; see [`crate::Server::local_addr`].
+    /// With port 0 the system chooses a port; see [`crate::Server::local_addr`].
     pub listen: SocketAddr,
-    /// Created if missing. One server at a time holds it.
+    /// Created if missing. One server at a time can lock it.
     pub data_dir: PathBuf,
-    /// History beyond this is compacted without being asked.
+    /// Older history is compacted automatically.
     pub retention: Retention,
-    /// The log gives way to a snapshot once it is larger than this and than the last snapshot.
+    /// A snapshot replaces the log once the log is larger than this and than the last snapshot.
     pub log_bytes_max: u64,
-    /// How often an idle watcher that asked for it is told the current revision.
+    /// Interval of progress notifications to idle watchers that requested them.
     pub watch_progress_interval: Duration,
 }
 
 impl Config {
-    /// Returns the defaults for a place to listen and a place to keep the data.
+    /// Returns the default configuration for a listen address and a data directory.
     pub fn new(listen: SocketAddr, data_dir: impl Into<PathBuf>) -> Self {
         Config {
             listen,

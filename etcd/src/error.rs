@@ -1,4 +1,4 @@
-//! Why a server cannot start or cannot go on.
+//! The errors that keep a server from starting or running.
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,12 +25,12 @@ pub enum Error {
     #[error("the grpc server stopped")]
     Serve(#[from] tonic::transport::Error),
 
-    #[error("the thread that writes the log is gone")]
+    #[error("the log thread failed")]
     LogThread,
 }
 
 impl Error {
-    /// Returns what turns an I/O error into one that names the file and what was being done.
+    /// Returns a function that adds the file and the action to an I/O error.
     pub(crate) fn disk(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
         let path = path.to_path_buf();
         move |source| Error::Disk { action, path, source }

@@ -1,8 +1,8 @@
 //! An embedded etcd: one process that serves the part of the etcd v3 API that Steadfast uses.
 //!
-//! It is what a job on one machine, a test or a simulation has instead of a cluster: the same
-//! client code speaks to it. A conformance suite plays random sequences of requests against it and
-//! against a real etcd and compares every answer; where they differ, real etcd is right.
+//! It replaces a cluster for jobs on one machine, tests and simulations, with the same client code. A
+//! conformance suite sends random sequences of requests to it and to a real etcd and compares every
+//! reply; where they differ, real etcd is right.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), steadfast_etcd::Error> {
@@ -14,10 +14,10 @@
 //! # }
 //! ```
 //!
-//! From the inside out: `core` thinks (pure: no clock, file or wait), `disk` remembers (log and
-//! snapshot), `node` is where requests meet both (one lock, group commit), `server` speaks gRPC.
+//! From the inside out: `core` decides (pure: no clock, no files, no waiting), `disk` makes facts durable
+//! (log and snapshot), `node` connects requests with both (one lock, group commit), `server` serves gRPC.
 //!
-//! What is absent: a cluster of several members, authentication, TLS, quotas and alarms, the lock
+//! Not supported: a cluster of several members, authentication, TLS, quotas and alarms, the lock
 //! and election services, and snapshots in etcd's file format.
 
 mod committer;

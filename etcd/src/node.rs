@@ -1,10 +1,9 @@
-//! One store, many clients: where requests meet the core and wait for the log.
+//! The shared store: runs requests on the core and waits for the log.
 //!
-//! A request runs under one short lock: decide, append the fact to the batch that is being
-//! collected, evolve. Then it waits, without the lock, until the log thread has synced that batch.
-//! While the thread syncs one batch the next one fills: many writers share one sync. Reads wait
-//! the same way for the writes that they may have seen, so no reply ever tells of something that
-//! a crash could take back.
+//! A request runs under one short lock: decide, append the fact to the current batch, evolve. Then it
+//! waits, without the lock, until the log thread has synced that batch. While the thread syncs one batch,
+//! the next one fills: many writers share one sync. Reads wait the same way for the writes that they may
+//! have seen, so no reply reveals a change that a crash could undo.
 
 use crate::core::{Core, Decided, Fact, LeaseId, Millis, Refusal, Retention, Revision};
 use crate::disk;
@@ -13,13 +12,13 @@ use steadfast_host::time::Instant;
 use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, watch};
 
-/// The store as all tasks share it.
+/// The store, shared by all tasks.
 pub struct Node {
-    /// Guards the core and the batch: the order of facts in the log is that of evolving.
+    /// Guards the core and the batch: facts are logged in the order in which they are applied.
     state: Mutex<State>,
-    /// Tells the log thread that the batch is not empty any more, or that the node closes.
+    /// Wakes the log thread when the batch is no longer empty, or when the node closes.
     work: Condvar,
-    /// Tells the same to a writer that is no thread.
+    /// The same for an asynchronous writer.
     stirred: Notify,
     progress: watch::Sender<Progress>,
     retention: Retention,
@@ -28,19 +27,19 @@ pub struct Node {
 
 struct State {
     core: Core,
-    /// Encoded facts that the log thread has not taken yet.
+    /// Encoded facts that the writer has not taken yet.
     batch: Vec<u8>,
-    /// How many facts there have been.
+    /// Number of facts so far.
     position: u64,
     is_open: bool,
 }
 
-/// How far the log has come, and whether it goes on.
+/// The durable position of the log, and the stage of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// Facts up to this one are on disk,
+    /// The number of facts on disk.
     pub position: u64,
-    /// and so is this revision.
+    /// The latest revision on disk.
     pub revision: Revision,
     pub disk_bytes: u64,
     pub stage: Stage,
@@ -60,14 +59,14 @@ pub enum Stage {
     Failed,
 }
 
-/// Why a request got no answer from the core.
+/// The reason why a request got no reply from the core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unanswered {
     Refused(Refusal),
     Stopped,
 }
 
-/// What the log thread takes at once.
+/// The facts of one write to the log.
 pub struct Batch {
     pub facts: Vec<u8>,
     pub position: u64,
@@ -89,7 +88,7 @@ impl Node {
         }
     }
 
-    /// Runs a request that may change the store and waits until its change is on disk.
+    /// Runs a request that may change the store, and waits until the change is on disk.
     pub async fn write<T>(
         &self,
         decide: impl FnOnce(&Core) -> Result<Decided<T>, Refusal>,
@@ -110,7 +109,7 @@ impl Node {
         reply.map_err(Unanswered::Refused)
     }
 
-    /// Runs a request that changes nothing durable and waits until all it saw is on disk.
+    /// Runs a request that changes no durable state, and waits until everything that it saw is on disk.
     pub async fn read<T>(
         &self,
         look: impl FnOnce(&mut Core, Millis) -> Result<T, Refusal>,
@@ -123,13 +122,13 @@ impl Node {
         reply.map_err(Unanswered::Refused)
     }
 
-    /// Looks at the store without waiting. The caller must not tell of anything beyond the
-    /// revision in [`Progress`].
+    /// Reads the store without waiting. The caller must not reveal changes beyond the revision in
+    /// [`Progress`].
     pub fn peek<T>(&self, look: impl FnOnce(&Core) -> T) -> T {
         look(&self.lock().core)
     }
 
-    /// Ends every lease whose time is over.
+    /// Revokes every expired lease.
     pub fn expire_leases(&self) -> Vec<LeaseId> {
         let mut state = self.lock();
         if !state.is_open {
@@ -148,7 +147,7 @@ impl Node {
         self.progress.subscribe()
     }
 
-    /// Lets streams end, so that connections can.
+    /// Ends streams, so that connections can close.
     pub fn drain(&self) {
         self.progress.send_modify(|progress| {
             if progress.stage == Stage::Serving {
@@ -157,14 +156,14 @@ impl Node {
         });
     }
 
-    /// Takes no more writes and lets the log thread finish.
+    /// Rejects further writes and lets the log thread finish.
     pub fn close(&self) {
         self.lock().is_open = false;
         self.work.notify_all();
     }
 
-    /// Waits for facts to write; `None` once the node is closed and all are written. Blocks: it
-    /// is the log thread's.
+    /// Waits for facts to write; `None` once the node is closed and all are written. Blocks: only for
+    /// the log thread.
     pub fn next_batch(&self) -> Option<Batch> {
         let state = self.lock();
         let idle = |state: &mut State| state.batch.is_empty() && state.is_open;
@@ -172,18 +171,18 @@ impl Node {
         if state.batch.is_empty() { None } else { Some(take_batch(&mut state)) }
     }
 
-    /// The same without waiting: nothing if there is nothing to write.
+    /// Returns the facts to write without waiting; `None` if there are none.
     pub fn try_batch(&self) -> Option<Batch> {
         let mut state = self.lock();
         (!state.batch.is_empty()).then(|| take_batch(&mut state))
     }
 
-    /// Completes when there is something to write.
+    /// Completes when there are facts to write.
     pub fn stirred(&self) -> Notified<'_> {
         self.stirred.notified()
     }
 
-    /// Does what is decided by nobody's request.
+    /// Commits a fact that is not part of a request.
     pub fn decide(&self, decide: impl FnOnce(&Core) -> Option<Fact>) {
         let mut state = self.lock();
         if let Some(fact) = decide(&state.core) {
@@ -191,15 +190,15 @@ impl Node {
         }
     }
 
-    /// Takes a look at the whole store together with the facts that led to it and are not yet
-    /// written; they need not be, once what is looked at is on disk.
+    /// Reads the whole store and takes the unwritten facts that it includes; once the result is on disk,
+    /// they need not be written.
     pub fn take_with<T>(&self, look: impl FnOnce(&Core) -> T) -> (T, Batch) {
         let mut state = self.lock();
         let seen = look(&state.core);
         (seen, take_batch(&mut state))
     }
 
-    /// Answers everyone who waits for a batch.
+    /// Records that a batch is on disk, and wakes the requests that wait for it.
     pub fn written(&self, batch: &Batch, disk_bytes: u64) {
         self.progress.send_modify(|progress| {
             progress.position = batch.position;
@@ -208,7 +207,7 @@ impl Node {
         });
     }
 
-    /// Answers everyone who still waits for the log: it does not go on. A failure stays one.
+    /// Ends the node and wakes all requests that wait for the log. A failed node stays failed.
     pub fn end(&self, stage: Stage) {
         self.lock().is_open = false;
         self.progress.send_modify(|progress| {

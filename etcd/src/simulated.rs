@@ -1,5 +1,5 @@
-//! A server without a port and a disk of its own, for simulations: the same core, node and services
-//! as [`crate::Server`], with a log that is kept by whoever runs it.
+//! A server without port and disk, for simulations: the same core, node and services as
+//! [`crate::Server`]; the caller stores the log.
 
 use crate::core::{Change, Checked, Core, Retention, Revision, Span};
 use crate::disk;
@@ -12,22 +12,22 @@ use std::sync::Arc;
 use std::time::Duration;
 use tonic::service::Routes;
 
-/// A server between its start and its crash.
+/// A running server in a simulation.
 pub struct Simulated {
     node: Arc<Node>,
     address: SocketAddr,
 }
 
-/// Facts that wait to be written.
+/// Facts that are not on disk yet.
 pub struct Unwritten(crate::node::Batch);
 
 impl Unwritten {
-    /// What the log is to be continued with.
+    /// Returns the bytes to append to the log.
     pub fn bytes(&self) -> &[u8] {
         &self.0.facts
     }
 
-    /// The latest revision among them.
+    /// Returns the latest revision among them.
     pub fn revision(&self) -> Revision {
         self.0.revision
     }
@@ -44,10 +44,10 @@ pub struct Changed {
 }
 
 impl Simulated {
-    /// Starts with what a log holds. `address` is told to those who ask for the members.
+    /// Starts a server with the contents of a log. `address` is the address in the member list.
     ///
     /// # Errors
-    /// If the log is not what earlier servers have written.
+    /// If the log is not one that earlier servers have written.
     pub fn start(log: &[u8], address: SocketAddr) -> Result<Self, Error> {
         let mut core = Core::default();
         disk::fold(log, &mut core).map_err(|reason| Error::Corrupt {
@@ -59,17 +59,17 @@ impl Simulated {
         Ok(Self { node, address })
     }
 
-    /// The services.
+    /// Returns the services.
     pub fn routes(&self) -> Routes {
         server::routes(&self.node, self.address, Duration::from_secs(600))
     }
 
-    /// Ends leases whose time is over, for ever.
+    /// Revokes expired leases; never returns.
     pub async fn expire_leases(&self) {
         match server::expire_leases(&self.node).await {}
     }
 
-    /// Waits for something to be written. Answers that tell of it wait for [`Simulated::written`].
+    /// Waits for facts to write. Replies that depend on them wait for [`Simulated::written`].
     pub async fn unwritten(&self) -> Unwritten {
         loop {
             let stirred = self.node.stirred();
@@ -80,17 +80,17 @@ impl Simulated {
         }
     }
 
-    /// The facts are on disk, which holds `disk_bytes` now.
+    /// Reports that the facts are on disk, whose size is now `disk_bytes`.
     pub fn written(&self, unwritten: &Unwritten, disk_bytes: u64) {
         self.node.written(&unwritten.0, disk_bytes);
     }
 
-    /// Ends all streams, as a server that loses its leader does.
+    /// Ends all streams, like a server that loses its leader.
     pub fn end(&self) {
         self.node.end(Stage::Stopped);
     }
 
-    /// The changes of every revision after `known` that is not compacted, written or not.
+    /// Returns the changes of every revision after `known` that is not compacted, on disk or not.
     pub fn changes_after(&self, known: Revision) -> Vec<(Revision, Vec<Changed>)> {
         self.node.peek(|core| {
             let writes = core.history().writes(known + 1, core.revision());
@@ -104,7 +104,7 @@ impl Simulated {
         })
     }
 
-    /// What a key holds now, written or not.
+    /// Returns the current value of a key, on disk or not.
     pub fn get(&self, key: &[u8]) -> Option<Changed> {
         let of = |kv: &Arc<PbKeyValue>| Changed {
             key: kv.key.clone(),
@@ -115,7 +115,7 @@ impl Simulated {
         self.node.peek(|core| core.history().get(key, Revision::MAX).map(of))
     }
 
-    /// The keys that begin with `prefix` now, written or not.
+    /// Returns the current keys with `prefix`, on disk or not.
     pub fn keys(&self, prefix: &[u8]) -> Vec<Vec<u8>> {
         self.node.peek(|core| {
             let all = core.history().scan(Span::From(prefix), Revision::MAX);
@@ -124,17 +124,17 @@ impl Simulated {
         })
     }
 
-    /// The latest revision, written or not.
+    /// Returns the latest revision, on disk or not.
     pub fn revision(&self) -> Revision {
         self.node.peek(Core::revision)
     }
 
-    /// Drops history before `revision`, if there is any.
+    /// Compacts the history before `revision`, if possible.
     pub fn compact(&self, revision: Revision) {
         self.node.decide(|core| core.compact(revision).ok().and_then(|it| it.fact));
     }
 
-    /// Puts a key, as somebody with etcdctl does.
+    /// Puts a key without a client, like an operator with etcdctl.
     pub fn put(&self, key: &[u8], value: &[u8]) {
         let (key, value) = (key.to_vec(), value.to_vec());
         let request = PbPutRequest { key, value, ..PbPutRequest::default() };

@@ -1,4 +1,4 @@
-"""Makes the small datasets of this folder.
+"""Creates the small datasets of this folder.
 
 Needs scikit-learn (it ships the digits), numpy and pyarrow:
 
@@ -37,9 +37,9 @@ def as_csv(table: pa.Table) -> str:
 
 
 def linear() -> str:
-    chance = np.random.Generator(np.random.PCG64(LINEAR_SEED))
-    x = np.round(chance.uniform(-1.0, 1.0, (LINEAR_ROWS, len(LINEAR_WEIGHTS))), 5)
-    y = x @ np.array(LINEAR_WEIGHTS) + chance.normal(0.0, LINEAR_NOISE, LINEAR_ROWS)
+    rng = np.random.Generator(np.random.PCG64(LINEAR_SEED))
+    x = np.round(rng.uniform(-1.0, 1.0, (LINEAR_ROWS, len(LINEAR_WEIGHTS))), 5)
+    y = x @ np.array(LINEAR_WEIGHTS) + rng.normal(0.0, LINEAR_NOISE, LINEAR_ROWS)
     lines = [",".join([f"x{i}" for i in range(len(LINEAR_WEIGHTS))] + ["y"])]
     for features, label in zip(x, y):
         lines.append(",".join([f"{value:.5f}" for value in features] + [f"{label:.5f}"]))

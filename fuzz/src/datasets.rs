@@ -1,4 +1,4 @@
-//! Files of records, planned and read as a job does it.
+//! Plans and reads datasets like a job.
 
 use std::cell::LazyCell;
 
@@ -9,18 +9,18 @@ use steadfast_data::{DataError, plan, read};
 use steadfast_store::open;
 use tokio::runtime::{Builder, Runtime};
 
-/// What the threads are called that decode.
+/// The name of decoder threads.
 pub const DECODER: &str = "decoder";
 
 thread_local! {
     static RUNTIME: LazyCell<Runtime> = LazyCell::new(|| {
         let mut builder = Builder::new_current_thread();
         builder.enable_time().thread_name(DECODER).max_blocking_threads(1);
-        builder.build().expect("there are threads")
+        builder.build().expect("the runtime starts")
     });
 }
 
-/// All features but the label, which is the first column that is called so.
+/// A spec with all columns as features, except the label.
 pub fn spec(format: DataFormat, header: Header, label: &str) -> DatasetSpec {
     DatasetSpec {
         source: vec!["memory:///file".to_owned()],
@@ -36,10 +36,10 @@ pub fn spec(format: DataFormat, header: Header, label: &str) -> DatasetSpec {
 /// Plans a dataset of one file, and reads all of its tasks.
 ///
 /// # Errors
-/// What is wrong with the file.
+/// If the file is invalid.
 ///
 /// # Panics
-/// If there are other records than planned.
+/// If the records differ from the plan.
 pub fn records(
     spec: &DatasetSpec,
     records_per_task: Option<u32>,

@@ -1,5 +1,5 @@
-//! Counts the memory that is held, so that a target can tell what its decoder sets aside: also what is
-//! never touched, which neither the system nor a sanitizer would notice.
+//! Counts allocated memory, including memory that is never touched, which neither the system nor a
+//! sanitizer would report.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::AtomicUsize;
@@ -13,16 +13,16 @@ static COUNTING: Counting = Counting;
 
 struct Counting;
 
-/// Runs `work`, which may hold `bytes_max` more than what was held before.
+/// Runs `work`, which may allocate at most `bytes_max` bytes at a time.
 ///
 /// # Panics
-/// If it held more.
+/// If it allocates more.
 pub fn within<T>(bytes_max: usize, work: impl FnOnce() -> T) -> T {
     let before = HELD.load(Relaxed);
     PEAK.store(before, Relaxed);
     let result = work();
     let held = PEAK.load(Relaxed).saturating_sub(before);
-    assert!(held <= bytes_max, "{held} bytes were set aside; {bytes_max} are the most");
+    assert!(held <= bytes_max, "{held} bytes were allocated; the limit is {bytes_max}");
     result
 }
 
@@ -31,30 +31,30 @@ fn add(bytes: usize) {
     PEAK.fetch_max(held, Relaxed);
 }
 
-// SAFETY: all work is the system's; only numbers are kept beside it.
+// SAFETY: delegates to the system allocator, and only counts.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         add(layout.size());
-        // SAFETY: as the caller promises.
+        // SAFETY: upheld by the caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         add(layout.size());
-        // SAFETY: as the caller promises.
+        // SAFETY: upheld by the caller.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
         HELD.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: as the caller promises.
+        // SAFETY: upheld by the caller.
         unsafe { System.dealloc(place, layout) }
     }
 
     unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         add(size);
         HELD.fetch_sub(layout.size(), Relaxed);
-        // SAFETY: as the caller promises.
+        // SAFETY: upheld by the caller.
         unsafe { System.realloc(place, layout, size) }
     }
 }

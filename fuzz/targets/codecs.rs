@@ -1,15 +1,15 @@
-//! Compressed gradients: bytes are a whole block of finite values or are refused, and rounding what was
-//! read, writing it and reading it again is the same as rounding it.
+//! Compressed gradients: bytes decode to a complete block of finite values or are rejected, and encoding
+//! rounded values loses nothing.
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use steadfast_common::byte_segments::ByteSegments;
 use steadfast_common::compression::Codec;
 use steadfast_common::finite::are_finite;
-use steadfast_common::pieces::Pieces;
-use steadfast_fuzz::{cut, seeds, within};
-use steadfast_pserver_core::contribution::Finite;
-use steadfast_pserver_core::memory::Memory;
+use steadfast_fuzz::{seeds, split, within};
+use steadfast_pserver_core::buffer_pool::BufferPool;
+use steadfast_pserver_core::contribution::ValidatedBlock;
 
 const CODECS: [Codec; 5] =
     [Codec::Plain, Codec::Bf16, Codec::F16, Codec::Int8, Codec::Sparse { keep: 0.1 }];
@@ -24,7 +24,7 @@ fuzz_target!(init: seeds("codecs", well_formed()), |data: &[u8]| {
     if is_good {
         check_rounding(codec, &values);
     }
-    check_pieces(codec, bytes, *how, is_good.then_some(&values), len);
+    check_segments(codec, bytes, *how, is_good.then_some(&values), len);
 });
 
 fn bits(values: &[f32]) -> Vec<u32> {
@@ -42,11 +42,11 @@ fn check_rounding(codec: Codec, values: &[f32]) {
     assert!(are_finite(&sum));
 }
 
-/// A pserver takes the same bytes in pieces.
-fn check_pieces(codec: Codec, bytes: &[u8], how: u8, values: Option<&Vec<f32>>, len: usize) {
-    let mut pieces = Pieces::default();
-    cut(bytes, how).into_iter().for_each(|piece| pieces.push(piece));
-    let taken = Finite::decode(codec, 0, &pieces, Memory::default().lend(len));
+/// A pserver decodes the same values from segments.
+fn check_segments(codec: Codec, bytes: &[u8], how: u8, values: Option<&Vec<f32>>, len: usize) {
+    let mut segments = ByteSegments::default();
+    split(bytes, how).into_iter().for_each(|segment| segments.push(segment));
+    let taken = ValidatedBlock::decode(codec, 0, &segments, BufferPool::default().lend(len));
     assert_eq!(taken.ok().map(|it| bits(it.values())), values.map(|it| bits(it)));
 }
 

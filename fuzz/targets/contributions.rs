@@ -1,5 +1,5 @@
-//! Gradients that lie about their version, lanes, records, length and values: what is refused, and what
-//! came before, changes nothing.
+//! Contributions with arbitrary version, lanes, records, length and values: rejected ones and duplicates
+//! change nothing.
 
 #![no_main]
 
@@ -8,38 +8,38 @@ use std::sync::Arc;
 use bytes::Bytes;
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
+use steadfast_common::applied_records::RecordRange;
 use steadfast_common::compression::Codec;
 use steadfast_common::ids::{Lane, Pass, Slot, TaskId, Version};
 use steadfast_common::layout::{Layout, ParamSpec};
 use steadfast_common::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpec};
-use steadfast_common::tally::TaskPiece;
 use steadfast_fuzz::{seeds, within};
 use steadfast_pserver_core::contribution::{
-    Contributed, Contribution, Finite, LaneEnd, LaneShare, Refusal,
+    Contributed, Contribution, LaneEnd, LaneShare, Refusal, ValidatedBlock,
 };
 use steadfast_pserver_core::shard::{Rules, Shard};
 
 const LANES: u32 = 5;
-/// Two pushes of all lanes, and what is kept beside them.
+/// Two pushes of all lanes, and the state beside them.
 const BYTES_MAX: usize = 1 << 20;
 
 fuzz_target!(init: seeds("contributions", beginnings()), |data: &[u8]| {
     within(BYTES_MAX, || drop(play(&mut Unstructured::new(data))));
 });
 
-fn play(chance: &mut Unstructured<'_>) -> Result<()> {
-    let mode = *chance.choose(&[Mode::Sync, Mode::Async])?;
-    let mut shard = begin(mode, *chance.choose(&[Codec::Plain, Codec::Int8, Codec::F16])?);
+fn play(input: &mut Unstructured<'_>) -> Result<()> {
+    let mode = *input.choose(&[Mode::Sync, Mode::Async])?;
+    let mut shard = begin(mode, *input.choose(&[Codec::Plain, Codec::Int8, Codec::F16])?);
     for _ in 0..32 {
-        if chance.is_empty() {
+        if input.is_empty() {
             break;
         }
         let before = state(&shard);
         let version = shard.position().version;
-        let Ok(contribution) = contribution(&shard, chance)? else { continue };
+        let Ok(contribution) = contribution(&shard, input)? else { continue };
         let contributed = match mode {
-            Mode::Sync => contribute(&mut shard, contribution, chance)?,
-            Mode::Async => shard.apply(&piece(chance)?, contribution),
+            Mode::Sync => contribute(&mut shard, contribution, input)?,
+            Mode::Async => shard.apply(&range(input)?, contribution),
         };
         match contributed {
             Err(_) | Ok(Contributed::Duplicate | Contributed::Waiting) => {
@@ -48,7 +48,7 @@ fn play(chance: &mut Unstructured<'_>) -> Result<()> {
             Ok(Contributed::Complete) => {
                 if mode == Mode::Sync {
                     assert_eq!(shard.squares().len(), shard.blocks().len());
-                    shard.finish_step(chance.arbitrary()?);
+                    shard.finish_step(input.arbitrary()?);
                 }
                 assert_eq!(shard.position().version, Version(version.0 + 1));
             }
@@ -70,52 +70,52 @@ fn begin(mode: Mode, codec: Codec) -> Shard {
     Shard::new(layout, blocks, values, rules)
 }
 
-/// Everything that a checkpoint would hold. As text, in which what is no number equals itself.
+/// The state that a checkpoint would contain, as text, in which NaN equals itself.
 fn state(shard: &Shard) -> String {
-    format!("{:?}", shard.cut())
+    format!("{:?}", shard.snapshot())
 }
 
 fn contribution(
     shard: &Shard,
-    chance: &mut Unstructured<'_>,
+    input: &mut Unstructured<'_>,
 ) -> Result<std::result::Result<Contribution, Refusal>> {
     let mut blocks = Vec::new();
     for (number, block) in &**shard.blocks() {
         let usual = shard.codec().encode(&vec![0.25; block.len]);
-        let bytes = match chance.arbitrary::<u8>()? {
+        let bytes = match input.arbitrary::<u8>()? {
             0 => break,
             1..128 => usual,
-            _ => chance.bytes(usual.len().min(chance.len()))?.to_vec(),
+            _ => input.bytes(usual.len().min(input.len()))?.to_vec(),
         };
         let memory = shard.memory().lend(block.len);
-        match Finite::decode(shard.codec(), *number, &Bytes::from(bytes).into(), memory) {
+        match ValidatedBlock::decode(shard.codec(), *number, &Bytes::from(bytes).into(), memory) {
             Ok(values) => blocks.push(values),
             Err(refusal) => return Ok(Err(refusal)),
         }
     }
     let (records, loss_sum, checksum) =
-        (small_or_any(chance)?, chance.arbitrary()?, chance.arbitrary()?);
+        (small_or_any(input)?, input.arbitrary()?, input.arbitrary()?);
     Ok(Ok(Contribution { records, loss_sum, checksum, blocks }))
 }
 
 fn contribute(
     shard: &mut Shard,
     mut contribution: Contribution,
-    chance: &mut Unstructured<'_>,
+    input: &mut Unstructured<'_>,
 ) -> Result<std::result::Result<Contributed, Refusal>> {
-    let version = Version(small_or_any(chance)?);
-    let first = Lane(small_or_any(chance)? as u32);
+    let version = Version(small_or_any(input)?);
+    let first = Lane(small_or_any(input)? as u32);
     let mut shares = Vec::new();
-    for _ in 0..chance.int_in_range(0..=LANES + 1)? {
-        let end = *chance.choose(&[LaneEnd::MoreToCome, LaneEnd::LastOfPass])?;
-        let (records, checksum) = (small_or_any(chance)?, small_or_any(chance)?);
+    for _ in 0..input.int_in_range(0..=LANES + 1)? {
+        let end = *input.choose(&[LaneEnd::MoreToCome, LaneEnd::LastOfPass])?;
+        let (records, checksum) = (small_or_any(input)?, small_or_any(input)?);
         shares.push(LaneShare { records, checksum, end });
     }
-    if chance.ratio(7, 8)? {
+    if input.ratio(7, 8)? {
         contribution.records = shares.iter().map(|it| it.records).fold(0, u64::saturating_add);
         contribution.checksum = shares.iter().map(|it| it.checksum).fold(0, u64::wrapping_add);
     }
-    if chance.ratio(1, 4)? {
+    if input.ratio(1, 4)? {
         let rest = contribution.blocks.split_off(contribution.blocks.len() / 2);
         let part = std::mem::replace(&mut contribution.blocks, rest);
         if let Err(refusal) = shard.take_part(version, first, &shares, part) {
@@ -125,21 +125,21 @@ fn contribute(
     Ok(shard.contribute(version, first, &shares, contribution))
 }
 
-fn piece(chance: &mut Unstructured<'_>) -> Result<TaskPiece> {
-    Ok(TaskPiece {
-        pass: Pass(small_or_any(chance)? as u32),
-        task: TaskId(small_or_any(chance)? as u32),
-        from: small_or_any(chance)? as u32,
-        to: small_or_any(chance)? as u32,
-        last: chance.arbitrary()?,
+fn range(input: &mut Unstructured<'_>) -> Result<RecordRange> {
+    Ok(RecordRange {
+        pass: Pass(small_or_any(input)? as u32),
+        task: TaskId(small_or_any(input)? as u32),
+        from: small_or_any(input)? as u32,
+        to: small_or_any(input)? as u32,
+        last: input.arbitrary()?,
     })
 }
 
-/// Mostly a number of which something comes; any 32 bits otherwise, which is what the wire carries.
-fn small_or_any(chance: &mut Unstructured<'_>) -> Result<u64> {
-    match chance.arbitrary::<u8>()? {
+/// Usually a small number, which is often valid; otherwise any 32-bit number, as on the wire.
+fn small_or_any(input: &mut Unstructured<'_>) -> Result<u64> {
+    match input.arbitrary::<u8>()? {
         small @ 0..250 => Ok(u64::from(small % 8)),
-        _ => chance.arbitrary::<u32>().map(u64::from),
+        _ => input.arbitrary::<u32>().map(u64::from),
     }
 }
 

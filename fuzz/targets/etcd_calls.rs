@@ -1,4 +1,5 @@
-//! Calls to the embedded etcd: it answers each, and a server that starts with its log has the same keys.
+//! Calls to the embedded etcd: each gets a response, and a server restarted from the log has the same
+//! state.
 
 #![no_main]
 
@@ -12,7 +13,7 @@ use tokio::runtime::{Builder, Runtime};
 use tonic::body::Body;
 use tower::ServiceExt;
 
-/// A change of two bytes has a key, versions and a place in the history, and the server has services.
+/// A change of two bytes has a key, versions and a history entry in memory, and the server has services.
 const TIMES_MAX: usize = 4096;
 
 const METHODS: [&str; 15] = [
@@ -34,7 +35,7 @@ const METHODS: [&str; 15] = [
 ];
 
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
-    Builder::new_current_thread().enable_all().build().expect("there are threads")
+    Builder::new_current_thread().enable_all().build().expect("the runtime starts")
 });
 
 fuzz_target!(init: seeds("etcd_calls", well_formed()), |data: &[u8]| {
@@ -60,7 +61,7 @@ async fn play(mut data: &[u8]) {
 }
 
 fn start(log: &[u8]) -> Simulated {
-    Simulated::start(log, ([127, 0, 0, 1], 1).into()).expect("it is our own log")
+    Simulated::start(log, ([127, 0, 0, 1], 1).into()).expect("the log is valid")
 }
 
 async fn call(store: &Simulated, log: &mut Vec<u8>, method: &str, body: &[u8]) {
@@ -70,7 +71,7 @@ async fn call(store: &Simulated, log: &mut Vec<u8>, method: &str, body: &[u8]) {
     let request = http::Request::post(format!("http://it/etcdserverpb.{method}"))
         .header("content-type", "application/grpc")
         .body(steadfast_proto::answer(Ok(vec![message.into()])).into_body());
-    let request: http::Request<Body> = request.expect("it is a request");
+    let request: http::Request<Body> = request.expect("the request is valid");
     let calling = store.routes().oneshot(request);
     let writing = async {
         loop {
@@ -86,7 +87,7 @@ async fn call(store: &Simulated, log: &mut Vec<u8>, method: &str, body: &[u8]) {
     }
 }
 
-/// What puts ask for, as far as it matters here.
+/// The used fields of a put request.
 #[derive(Clone, PartialEq, Message)]
 struct Put {
     #[prost(bytes, tag = "1")]
@@ -102,7 +103,7 @@ fn well_formed() -> Vec<Vec<u8>> {
     let put =
         |key: &str, lease| Put { key: key.into(), value: b"v".to_vec(), lease }.encode_to_vec();
     let field = |tag: u8, body: &[u8]| [&[tag << 3 | 2, body.len() as u8], body].concat();
-    // If `a` is as it was put, `c` is put and everything from `a` on is read; otherwise `a` is deleted.
+    // If `a` is unchanged, puts `c` and reads all keys from `a` on; otherwise deletes `a`.
     let compare = field(1, &[&[8, 0, 16, 3], &field(3, b"a")[..], &field(7, b"v")].concat());
     let then = [field(2, &field(2, &put("c", 0))), field(2, &field(1, &field(1, b"a")))].concat();
     let otherwise = field(3, &field(3, &field(1, b"a")));

@@ -1,4 +1,4 @@
-//! The embedded etcd's log: facts that make no sense are refused, and on those that do a store goes on.
+//! The log of the embedded etcd: invalid facts are rejected, and a store with valid ones works.
 
 #![no_main]
 
@@ -7,7 +7,7 @@ use prost::Message;
 use steadfast_etcd::Simulated;
 use steadfast_fuzz::{seeds, within};
 
-/// A change of two bytes has a key, versions and a place in the history.
+/// A change of two bytes has a key, versions and a history entry in memory.
 const TIMES_MAX: usize = 1024;
 
 fuzz_target!(init: seeds("etcd_facts", well_formed()), |log: &[u8]| {
@@ -32,7 +32,7 @@ fn follow(log: &[u8]) {
     assert!(store.get(b"key").is_some());
 }
 
-/// What a key holds, as the log has it.
+/// A key in the format of the log.
 #[derive(Clone, PartialEq, Message)]
 struct KeyValue {
     #[prost(bytes, tag = "1")]
@@ -49,7 +49,7 @@ struct KeyValue {
     lease: i64,
 }
 
-/// A field with a length.
+/// A length-delimited field.
 fn field(tag: u8, body: &[u8]) -> Vec<u8> {
     [&[tag << 3 | 2, body.len() as u8], body].concat()
 }

@@ -1,5 +1,4 @@
-//! The embedded etcd's data directory: a log or a snapshot that is spoiled is refused or mended, once and
-//! for all.
+//! The data directory of the embedded etcd: a damaged log or snapshot is rejected, or repaired durably.
 
 #![no_main]
 
@@ -13,14 +12,14 @@ use steadfast_fuzz::{seeds, within};
 use tokio::runtime::{Builder, Runtime};
 
 const MAGIC: &[u8] = b"SFETCD1\n";
-/// A change of two bytes has a key, versions and a place in the history.
+/// A change of two bytes has a key, versions and a history entry in memory.
 const TIMES_MAX: usize = 1024;
 
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
-    Builder::new_current_thread().enable_all().build().expect("there are threads")
+    Builder::new_current_thread().enable_all().build().expect("the runtime starts")
 });
 
-/// In memory, where there is such a place: it is written thousands of times.
+/// In memory if possible, because it is written thousands of times.
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
     let memory = Path::new("/dev/shm");
     let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
@@ -29,8 +28,8 @@ static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
 
 fuzz_target!(init: seeds("etcd_files", well_formed()), |data: &[u8]| {
     let Some((form, data)) = data.split_first() else { return };
-    fs::create_dir_all(&*FOLDER).expect("there is room");
-    let write = |name: &str, bytes: &[u8]| fs::write(FOLDER.join(name), bytes).expect("there is room");
+    fs::create_dir_all(&*FOLDER).expect("the disk has space");
+    let write = |name: &str, bytes: &[u8]| fs::write(FOLDER.join(name), bytes).expect("the disk has space");
     match form % 4 {
         0 => write("log-0", data),
         1 => write("log-0", &framed(data)),
@@ -43,10 +42,10 @@ fuzz_target!(init: seeds("etcd_files", well_formed()), |data: &[u8]| {
     }
     within(TIMES_MAX * data.len() + (4 << 20), || {
         if open().is_ok() {
-            open().expect("it was opened before");
+            open().expect("a directory that was opened can be opened again");
         }
     });
-    fs::remove_dir_all(&*FOLDER).expect("it is ours");
+    fs::remove_dir_all(&*FOLDER).expect("the folder can be removed");
 });
 
 fn open() -> Result<(), steadfast_etcd::Error> {
@@ -54,7 +53,8 @@ fn open() -> Result<(), steadfast_etcd::Error> {
     RUNTIME.block_on(Server::bind(config)).map(drop)
 }
 
-/// Payloads with right checksums, each of the length that stands before it; the rest as it is.
+/// Frames payloads, each preceded by its length in `data`, with correct checksums; appends the rest
+/// unchanged.
 fn framed(mut data: &[u8]) -> Vec<u8> {
     let mut file = MAGIC.to_vec();
     while let Some((len, rest)) = data.split_first() {
@@ -69,12 +69,12 @@ fn framed(mut data: &[u8]) -> Vec<u8> {
 }
 
 fn well_formed() -> Vec<Vec<u8>> {
-    // Facts: a lease is granted; a key is put at revision 2.
+    // Facts: a lease grant, and a put at revision 2.
     let log = [&[8][..], &[0x0a, 6, 0x12, 4, 8, 5, 16, 60], &[19]].concat();
     let put =
         [0x0a, 17, 0x0a, 15, 8, 2, 0x12, 11, 0x0a, 9, 0x0a, 1, b'a', 0x10, 2, 0x18, 2, 0x20, 1];
     let log = [&log[..], &put].concat();
-    // A snapshot of revision 5, compacted to 3: the key stands, and a lease.
+    // A snapshot of revision 5, compacted to 3, with a key and a lease.
     let kv = [0x0a, 9, 0x0a, 1, b'a', 0x10, 2, 0x18, 2, 0x20, 1];
     let snapshot = [&kv[..], &[0x1a, 4, 8, 5, 16, 60], &[0x22, 4, 8, 5, 16, 3]].concat();
     let snapshot = [&[snapshot.len() as u8][..], &snapshot].concat();

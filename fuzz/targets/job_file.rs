@@ -1,5 +1,4 @@
-//! Job files: whatever is wrong with one is said in words, and what a job is stays the same on its way
-//! through etcd.
+//! Job files: an invalid one gives error messages, and a valid spec survives serialization to etcd.
 
 #![no_main]
 
@@ -8,7 +7,7 @@ use steadfast_common::job_file::parse;
 use steadfast_common::spec::JobSpec;
 use steadfast_fuzz::{seeds, within};
 
-/// A document of TOML is kept in many small pieces.
+/// A parsed TOML document consists of many small allocations.
 const TIMES_MAX: usize = 1024;
 
 fuzz_target!(init: seeds("job_file", well_formed()), |data: &[u8]| {
@@ -19,11 +18,11 @@ fuzz_target!(init: seeds("job_file", well_formed()), |data: &[u8]| {
             let again: JobSpec = serde_json::from_str(&json).expect("it was just written");
             assert_eq!(again, spec);
             assert_eq!(again.digest(), spec.digest());
-            assert!(again.faults().is_empty());
+            assert!(again.errors().is_empty());
         }
         Err(error) => {
-            assert!(!error.faults.is_empty());
-            assert!(error.faults.iter().all(|fault| !fault.is_empty()));
+            assert!(!error.errors.is_empty());
+            assert!(error.errors.iter().all(|error| !error.is_empty()));
         }
     }
 });

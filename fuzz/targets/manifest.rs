@@ -1,5 +1,5 @@
-//! Manifests of a dataset: only the one with the right digest is taken, and whatever it says of chunks
-//! and tasks, asking it is safe.
+//! Dataset manifests: only the one with the right digest is accepted, and no content of chunks and tasks
+//! causes a panic.
 
 #![no_main]
 
@@ -10,7 +10,7 @@ use steadfast_common::dataset::{Chunk, DataFile, Manifest, hex};
 use steadfast_common::ids::TaskId;
 use steadfast_fuzz::{seeds, within};
 
-/// A file `{"url":"","size_bytes":0}`, a chunk `[0,0,0,0,0]`, a name `""`.
+/// The shortest elements are a file `{"url":"","size_bytes":0}`, a chunk `[0,0,0,0,0]` and a name `""`.
 const TIMES_MAX: usize = 64;
 
 fuzz_target!(init: seeds("manifest", well_formed()), |json: &[u8]| {
@@ -30,7 +30,7 @@ fuzz_target!(init: seeds("manifest", well_formed()), |json: &[u8]| {
     let _ = manifest.training_records();
 });
 
-/// Reads it from pieces of odd sizes.
+/// Parses a manifest from segments.
 fn parse(json: &[u8], digest: &str) -> Result<Manifest, String> {
     Manifest::parse(json.chunks(7).map(Bytes::copy_from_slice).collect(), digest)
 }

@@ -1,15 +1,15 @@
-//! Calls and answers of one message: however they are cut they are the same, and what is read can be
-//! written and read again.
+//! Requests and responses of one message: the result does not depend on the split into segments, and
+//! decoded messages can be encoded and decoded again.
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use prost::Message;
-use steadfast_fuzz::{at_once, cut, seeds, within};
+use steadfast_fuzz::{at_once, seeds, split, within};
 use steadfast_proto::v1;
 use steadfast_proto::{answer, framed, read_one};
 
-/// An empty message in a list has a hundred bytes in memory for two on the wire.
+/// An empty message in a list takes a hundred bytes in memory for two on the wire.
 const TIMES_MAX: usize = 512;
 
 fuzz_target!(init: seeds("messages", well_formed()), |data: &[u8]| {
@@ -22,9 +22,9 @@ fuzz_target!(init: seeds("messages", well_formed()), |data: &[u8]| {
     }
 });
 
-/// Reads a message, and writes it; or says why there is none.
+/// Decodes a message and encodes it again, or returns the error.
 fn read<M: Message + Default>(bytes: &[u8], how: u8) -> Result<Vec<u8>, String> {
-    let mut body = answer(Ok(cut(bytes, how))).into_body();
+    let mut body = answer(Ok(split(bytes, how))).into_body();
     within(TIMES_MAX * bytes.len() + (64 << 10), || {
         let message = at_once(read_one::<M>(&mut body));
         message.map(|it| framed(&it).to_vec()).map_err(|status| status.to_string())
@@ -39,7 +39,7 @@ macro_rules! readers {
     };
 }
 
-/// One for each message that somebody takes from somebody else.
+/// One for each message that a process receives.
 const READERS: &[Reader] = readers! {
     PullRequest PushReply InitHeader InitReply NormsRequest NormsReply SnapshotRequest SnapshotReply
     PullHeader BeginInitRequest BeginInitReply FinishInitRequest FinishInitReply FollowRequest

@@ -1,5 +1,5 @@
-//! Parquet: wherever two ways to cut the records into tasks both work, they give the same records. The
-//! library may panic over a file, which then is at fault; we may not.
+//! Parquet: two splits into tasks give the same records, unless one of them fails. The library may panic on
+//! an invalid file; our code may not.
 
 #![no_main]
 
@@ -15,14 +15,14 @@ use steadfast_common::spec::{DataFormat, Header};
 use steadfast_fuzz::datasets::{DECODER, records, spec};
 use steadfast_fuzz::{seeds, within};
 
-/// Values are compressed, and decoded in batches.
+/// Compressed values are decoded in batches.
 const BYTES_MAX: usize = 64 << 20;
 
 fuzz_target!(init: begin(), |file: &[u8]| {
     let spec = spec(DataFormat::Parquet, Header::Present, "y");
     let by = |size| within(BYTES_MAX, || records(&spec, size, file).ok());
-    if let (Some(whole), Some(cut)) = (by(None), by(Some(3))) {
-        assert_eq!(whole, cut);
+    if let (Some(whole), Some(split)) = (by(None), by(Some(3))) {
+        assert_eq!(whole, split);
     }
 });
 
@@ -44,12 +44,14 @@ fn well_formed() -> Vec<Vec<u8>> {
     let y =
         Arc::new(Float64Array::from(vec![Some(1.0), Some(0.0), Some(1.0), Some(2.0), Some(2.0)]));
     let columns: Vec<(&str, ArrayRef)> = vec![("x", x), ("n", n), ("b", b), ("y", y)];
-    let batch = RecordBatch::try_from_iter(columns).expect("they have as many rows");
+    let batch = RecordBatch::try_from_iter(columns).expect("all columns have the same length");
     let codecs = [
         Compression::UNCOMPRESSED,
         Compression::SNAPPY,
         Compression::ZSTD(ZstdLevel::default()),
         Compression::GZIP(GzipLevel::default()),
+        Compression::LZ4,
+        Compression::LZ4_RAW,
     ];
     let mut files = Vec::new();
     for (codec, version) in
@@ -62,9 +64,9 @@ fn well_formed() -> Vec<Vec<u8>> {
             .build();
         let mut file = Vec::new();
         let writer = ArrowWriter::try_new(&mut file, batch.schema(), Some(properties));
-        let mut writer = writer.expect("the columns have types that it knows");
-        writer.write(&batch).expect("memory takes it");
-        writer.close().expect("memory takes it");
+        let mut writer = writer.expect("the column types are supported");
+        writer.write(&batch).expect("writing to memory succeeds");
+        writer.close().expect("writing to memory succeeds");
         files.push(file);
     }
     files

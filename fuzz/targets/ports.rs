@@ -1,5 +1,5 @@
-//! Hostile bytes on the ports of a process, that for gRPC and that for its admin: each connection ends,
-//! costs little memory and is told little, and the next one is served.
+//! Arbitrary bytes to the gRPC port and the admin port of a process: each connection ends, uses little
+//! memory and gets a short response, and the next one is served.
 
 #![no_main]
 
@@ -21,11 +21,11 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
 const LOOPBACK: ([u8; 4], u16) = ([127, 0, 0, 1], 0);
-/// Buffers of a connection, and of the one before that may still end.
+/// Buffers of a connection, and of the previous one, which may still be closing.
 const BYTES_MAX: usize = 4 << 20;
 const ANSWER_MAX: usize = 256 << 10;
-const PATIENCE: Duration = Duration::from_secs(15);
-/// How often the port is asked whether it still serves.
+const TIMEOUT: Duration = Duration::from_secs(15);
+/// Interval, in inputs, of checks that the port still serves.
 const EVERY: u8 = 16;
 
 static PORTS: LazyLock<Ports> = LazyLock::new(Ports::open);
@@ -56,7 +56,7 @@ struct Ports {
 impl Ports {
     fn open() -> Self {
         let runtime = Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.expect("there are threads");
+        let runtime = runtime.expect("the runtime starts");
         let (admin, calls, _health) = runtime.block_on(async {
             let readiness = Readiness::new("begins");
             let content = AdminContent {
@@ -70,12 +70,12 @@ impl Ports {
                 status: Box::new(|| serde_json::json!({ "step": 1 })),
                 page: None,
             };
-            let admin = Admin::bind(LOOPBACK.into()).await.expect("there are ports");
-            let port = bind(LOOPBACK.into(), "--listen").await.expect("there are ports");
-            let calls = port.local_addr().expect("it is bound");
+            let admin = Admin::bind(LOOPBACK.into()).await.expect("a port is free");
+            let port = bind(LOOPBACK.into(), "--listen").await.expect("a port is free");
+            let calls = port.local_addr().expect("the port is bound");
             let (task, service) = health("steadfast.v1.Master", &readiness).await;
             let stop = CancellationToken::new();
-            // It lives as long as the process.
+            // Serves until the process exits.
             std::mem::forget(port.serve(Routes::new(service), steadfast_process::access, stop));
             (admin.serve(content), calls, task)
         });
@@ -83,12 +83,12 @@ impl Ports {
     }
 }
 
-/// Sends bytes, and nothing more; returns what was answered before the other side hung up.
+/// Sends bytes and closes the sending side; returns the response up to the end of the connection.
 async fn visit(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let mut answer = Vec::new();
-    let met = timeout(PATIENCE, async {
-        let mut stream = TcpStream::connect(address).await.expect("it listens");
-        // Whoever is refused in the middle of a sentence finds the connection broken.
+    let met = timeout(TIMEOUT, async {
+        let mut stream = TcpStream::connect(address).await.expect("the port listens");
+        // A connection that is rejected early may fail while it is written.
         let _ = stream.write_all(bytes).await;
         let _ = stream.shutdown().await;
         let _ = stream.read_to_end(&mut answer).await;

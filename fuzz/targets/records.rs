@@ -1,5 +1,5 @@
-//! The values under a job's keys in etcd: what is read can be written and read again, and a manifest of a
-//! checkpoint in which no fault is found makes nobody set aside more memory than its objects have bytes.
+//! The values of a job's keys in etcd: decoded records can be encoded and decoded again, and a valid
+//! checkpoint manifest causes no larger allocations than the size of its objects.
 
 #![no_main]
 
@@ -13,9 +13,9 @@ use steadfast_common::layout::Layout;
 use steadfast_common::records::*;
 use steadfast_fuzz::{seeds, within};
 
-/// A record in JSON: `{}` in a list, or a key of a map.
+/// The shortest elements in JSON are `{}` in a list and a key of a map.
 const TIMES_MAX: usize = 256;
-/// The largest checkpoint whose layout is made.
+/// The largest checkpoint whose layout is created.
 const CHECKPOINT_BYTES_MAX: u64 = 1 << 24;
 
 fuzz_target!(init: seeds("records", well_formed()), |data: &[u8]| {
@@ -75,7 +75,7 @@ fn check<T: DeserializeOwned + Serialize + PartialEq + Debug>(json: &[u8]) -> Op
 fn checkpoint(json: &[u8]) {
     let Some(record) = check::<CheckpointRecord>(json) else { return };
     let bytes = record.shards.iter().fold(0, |sum: u64, it| sum.saturating_add(it.size_bytes));
-    if record.fault().is_some() || CHECKPOINT_BYTES_MAX < bytes {
+    if record.invalid_reason().is_some() || CHECKPOINT_BYTES_MAX < bytes {
         return;
     }
     let layout = within(bytes as usize + TIMES_MAX * json.len() + (64 << 10), || {
@@ -94,7 +94,8 @@ fn well_formed() -> Vec<Vec<u8>> {
         "size_bytes": 200, "version": 3,
     });
     let params = json!([{ "name": "w", "shape": [3, 4] }, { "name": "b", "shape": [] }]);
-    let position = json!({ "version": 3, "pass": 1, "pass_start": 2, "examples": 5, "dry": [1] });
+    let position =
+        json!({ "version": 3, "pass": 1, "pass_start": 2, "examples": 5, "exhausted": [1] });
     let spec = json!({
         "name": "digits", "passes": 3, "model": { "kind": "mlp", "hidden": [32], "classes": 10 },
         "dataset": {
@@ -103,7 +104,7 @@ fn well_formed() -> Vec<Vec<u8>> {
         "tasks": { "deadline": "30s" }, "evaluation": { "fraction": 0.1 },
     });
     let records = [
-        json!({ "spec": spec, "digest": "d", "store": "memory:///", "manifest": "m" }),
+        json!({ "format": 1, "spec": spec, "digest": "d", "store": "memory:///", "manifest": "m" }),
         json!({ "holder": id }),
         json!({ "id": id, "address": address, "admin": address }),
         json!({ "id": id, "address": address, "unix": "u", "admin": address, "memory_of": 4 }),

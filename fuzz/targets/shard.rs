@@ -1,5 +1,5 @@
-//! Shards of a checkpoint: however the file is cut and whatever it claims to hold, memory is taken for
-//! what has come alone, and what is read can be written and read again.
+//! Shards of a checkpoint: memory is allocated only for received bytes, whatever the split into segments and
+//! the sizes that the file claims, and decoded shards can be encoded and decoded again.
 
 #![no_main]
 
@@ -9,11 +9,11 @@ use libfuzzer_sys::fuzz_target;
 use steadfast_checkpoint::{
     BlockNames, BlockTensors, ShardDecoder, ShardFile, ShardMeta, encode_shard,
 };
+use steadfast_common::applied_records::AppliedRecords;
 use steadfast_common::layout::{Layout, ParamSpec};
-use steadfast_common::tally::Counted;
-use steadfast_fuzz::{cut, seeds, within};
+use steadfast_fuzz::{seeds, split, within};
 
-/// The header is JSON, of which a tensor takes half a hundred bytes at least.
+/// The header is JSON, in which a tensor takes at least 50 bytes.
 const TIMES_MAX: usize = 64;
 
 static NAMES: LazyLock<BlockNames> = LazyLock::new(|| {
@@ -34,25 +34,25 @@ fuzz_target!(init: seeds("shard", well_formed()), |data: &[u8]| {
             assert_eq!(bits(&whole), bits(&again));
             rewrite(&whole);
         }
-        // The library looks at tensors in an order of chance, and says what is wrong with the first.
+        // The library checks tensors in random order and reports the first error.
         (Err(_), Err(_)) => {}
-        (whole, again) => panic!("{whole:?} in one piece, {again:?} in several"),
+        (whole, again) => panic!("{whole:?} in one segment, {again:?} in several"),
     }
 });
 
 fn read(bytes: &[u8], how: u8, claimed: u64) -> Result<ShardFile, String> {
-    let pieces = cut(bytes, how);
+    let segments = split(bytes, how);
     let names = &*NAMES;
     within(TIMES_MAX * bytes.len() + (64 << 10), || {
         let mut decoder = ShardDecoder::new(names, claimed, u64::MAX, &|_| true);
-        for piece in pieces {
-            decoder.push(piece)?;
+        for segment in segments {
+            decoder.push(segment)?;
         }
         decoder.finish()
     })
 }
 
-/// All values and states by their bits.
+/// The bits of all values and states.
 fn bits(file: &ShardFile) -> Vec<(u32, Vec<u32>, Vec<(&str, Vec<u32>)>)> {
     let of = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
     let mut all = Vec::new();
@@ -63,8 +63,8 @@ fn bits(file: &ShardFile) -> Vec<(u32, Vec<u32>, Vec<(&str, Vec<u32>)>)> {
     all
 }
 
-/// Writes what was read, if a pserver could have written it: with the same state for all blocks, and
-/// without values that are not finite.
+/// Encodes a decoded shard again, if a pserver could have written it: with the same states for all blocks
+/// and only finite values.
 fn rewrite(file: &ShardFile) {
     let names: Vec<Vec<&str>> =
         file.blocks().values().map(|it| it.states.keys().map(String::as_str).collect()).collect();
@@ -78,14 +78,14 @@ fn rewrite(file: &ShardFile) {
         states: Arc::new(block.states.values().cloned().collect()),
     });
     let written = encode_shard(NAMES.layout(), &state_names, file.meta(), blocks);
-    let Ok(written) = written.map(|pieces| pieces.concat()) else { return };
+    let Ok(written) = written.map(|segments| segments.concat()) else { return };
     let again = read(&written, 0, written.len() as u64).expect("it was just written");
     assert_eq!(again.meta(), file.meta());
     assert_eq!(bits(&again), bits(file));
 }
 
 fn well_formed() -> Vec<Vec<u8>> {
-    let meta = ShardMeta { counts: vec![Counted::default()], ..ShardMeta::default() };
+    let meta = ShardMeta { counts: vec![AppliedRecords::default()], ..ShardMeta::default() };
     let block = |number, len| BlockTensors {
         number,
         values: Arc::new(vec![1.5; len]),
@@ -93,8 +93,8 @@ fn well_formed() -> Vec<Vec<u8>> {
     };
     let blocks = [block(0, 3), block(1, 4)];
     let encode = |names: &[&str]| {
-        let pieces = encode_shard(NAMES.layout(), names, &meta, blocks.iter().cloned());
-        pieces.expect("it is finite").concat()
+        let segments = encode_shard(NAMES.layout(), names, &meta, blocks.iter().cloned());
+        segments.expect("the values are finite").concat()
     };
     [encode(&["m", "v"]), encode(&[])].map(|file| [&[2, 0], &file[..]].concat()).to_vec()
 }

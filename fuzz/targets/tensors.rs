@@ -1,39 +1,40 @@
-//! Messages with tensors off the wire: however they are cut they are the same, and what a codec reads in
-//! them, and they cost no more memory than they have bytes.
+//! Messages with tensors: the result does not depend on the split into segments and equals that of a usual
+//! codec, and memory is bounded by the number of bytes.
 
 #![no_main]
 
 use bytes::{Buf, Bytes};
 use libfuzzer_sys::fuzz_target;
 use prost::Message;
-use steadfast_fuzz::{cut, seeds, within};
+use steadfast_fuzz::{seeds, split, within};
 use steadfast_proto::v1::push_header::Name;
 use steadfast_proto::v1::{BlockData, LaneContribution, LaneShare, PushHeader, PushRequest};
 use steadfast_proto::{Decoder, encode};
 
-/// A header of empty shares has sixteen bytes in memory for two on the wire, and grows by doubling.
+/// An empty share in a header takes sixteen bytes in memory for two on the wire, and the list grows by
+/// doubling.
 const TIMES_MAX: usize = 64;
 
-/// The header and the blocks, or why there are none.
+/// The header and the blocks, or the error.
 type Found = Result<(Option<Vec<u8>>, Vec<(u32, Vec<u8>)>), String>;
 
 fuzz_target!(init: seeds("tensors", well_formed()), |data: &[u8]| {
     let Some((how, bytes)) = data.split_first() else { return };
-    let whole = read(cut(bytes, 0));
-    assert_eq!(read(cut(bytes, *how)), whole);
+    let whole = read(split(bytes, 0));
+    assert_eq!(read(split(bytes, *how)), whole);
     let Ok(found) = whole else { return };
     if let Some(known) = by_codec(bytes) {
         assert_eq!(found, known);
     }
 });
 
-fn read(pieces: Vec<Bytes>) -> Found {
-    let len: usize = pieces.iter().map(Bytes::len).sum();
+fn read(segments: Vec<Bytes>) -> Found {
+    let len: usize = segments.iter().map(Bytes::len).sum();
     within(TIMES_MAX * len + (64 << 10), || {
         let mut decoder = Decoder::<PushHeader>::default();
         let mut blocks = Vec::new();
-        for piece in pieces {
-            let fed = decoder.feed(piece, |_, number, data| {
+        for segment in segments {
+            let fed = decoder.feed(segment, |_, number, data| {
                 blocks.push((number, data.joined().to_vec()));
                 Ok(())
             });
@@ -44,7 +45,7 @@ fn read(pieces: Vec<Bytes>) -> Found {
     })
 }
 
-/// What any other gRPC library reads in whole messages, unless it refuses.
+/// The result of a usual gRPC codec, which decodes whole messages; `None` if it rejects them.
 fn by_codec(mut bytes: &[u8]) -> Option<(Option<Vec<u8>>, Vec<(u32, Vec<u8>)>)> {
     let (mut header, mut blocks) = (None, Vec::new());
     while !bytes.is_empty() {
@@ -71,9 +72,9 @@ fn well_formed() -> Vec<Vec<u8>> {
         ..PushHeader::default()
     };
     let block = |block, len| BlockData { block, data: vec![1; len].into() };
-    let mut pieces = Vec::new();
-    encode(Some(&header), &[block(0, 8), block(300, 40)], &mut pieces);
-    encode(None::<&PushHeader>, &[block(2, 0)], &mut pieces);
-    let bytes = pieces.concat();
+    let mut segments = Vec::new();
+    encode(Some(&header), &[block(0, 8), block(300, 40)], &mut segments);
+    encode(None::<&PushHeader>, &[block(2, 0)], &mut segments);
+    let bytes = segments.concat();
     [0, 1, 2].map(|how| [&[how], &bytes[..]].concat()).to_vec()
 }

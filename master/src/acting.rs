@@ -1,4 +1,4 @@
-//! What a master has while it acts.
+//! The state of an acting master that its services share.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -8,123 +8,147 @@ use steadfast_common::spec::{JobSpec, Mode};
 use steadfast_common::status::{JobState, JobStatus, MasterStatus};
 use steadfast_coord::now;
 use steadfast_master_core::rate::Rate;
+use steadfast_master_core::saver::Stage;
+use steadfast_store::Location;
 
-use crate::board::Facts;
 use crate::checkpoints::Checkpoints;
-use crate::office::Office;
+use crate::handle::EventLoopHandle;
+use crate::status_snapshot::StatusSnapshot;
 
-/// What a master has while it acts. Cheap to clone.
+/// The state of an acting master that its services share. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Acting {
-    pub office: Office,
+    pub handle: EventLoopHandle,
     pub checkpoints: Checkpoints,
+    /// Holds the model and the list of given-up tasks.
+    pub store: Location,
     pub task_deadline: Duration,
     pub max_staleness: Option<u32>,
-    pub view: Arc<View>,
+    pub view: Arc<StatusSource>,
 }
 
-/// What a status is made of, beside the loop's facts.
+/// Sources of a status, beside the status snapshot of the event loop.
 #[derive(Debug)]
-pub struct View {
+pub struct StatusSource {
     pub spec: JobSpec,
     pub address: String,
-    /// Records of one pass.
+    /// Records in one pass.
     pub records: u64,
-    /// Guards only itself.
+    /// The mutex guards only the rate.
     pub rate: Mutex<Rate>,
 }
 
 impl Acting {
-    /// The job as it is now.
+    /// Returns the current status of the job.
     pub fn status(&self) -> JobStatus {
-        let facts = self.office.facts.borrow().clone();
+        let snapshot = self.handle.snapshot.borrow().clone();
         let view = &self.view;
         let per_second = {
             let mut rate = view.rate.lock().expect("no holder panics");
-            rate.note(now(), facts.examples);
+            rate.note(now(), snapshot.examples);
             rate.per_second()
         };
-        let (happenings, points) = {
-            let chronicle = self.office.chronicle.lock().expect("no holder panics");
-            (chronicle.happenings(), chronicle.points())
+        let (events, points) = {
+            let timeline = self.handle.timeline.lock().expect("no holder panics");
+            (timeline.events(), timeline.points())
         };
         let total = view.spec.passes.map(|passes| u64::from(passes) * view.records);
-        let state = state(&facts);
-        let left = total.map(|total| total.saturating_sub(facts.examples) as f64 / per_second);
+        let state = state(&snapshot);
+        let health = self.checkpoints.health();
+        let left = total.map(|total| total.saturating_sub(snapshot.examples) as f64 / per_second);
         JobStatus {
             job: view.spec.name.clone(),
             mode: view.spec.mode,
             state,
-            waiting: waiting(&facts, view.spec.mode),
-            generation: facts.generation,
-            pass: facts.pass,
+            waiting: waiting(&snapshot, view.spec.mode),
+            generation: snapshot.generation,
+            pass: snapshot.pass,
             passes: view.spec.passes,
             steps: view.spec.steps,
-            version: facts.position.version,
-            queues: facts.queues,
-            examples: facts.examples,
+            version: snapshot.position.version,
+            queues: snapshot.queues,
+            examples: snapshot.examples,
             examples_total: total,
             examples_per_second: per_second,
-            loss: facts.loss,
-            evaluation: facts.evaluation.clone(),
-            master: MasterStatus { address: view.address.clone(), epoch: facts.epoch },
-            slots: facts.slots.clone(),
-            ps_desired: facts.ps_desired.unwrap_or(0),
-            trainers: facts.trainers.clone(),
-            checkpoint: facts.checkpoint.clone(),
-            checkpoint_trouble: self.checkpoints.health().trouble,
-            recoveries: facts.recoveries.clone(),
-            discarded: facts.discarded.clone(),
-            spent: facts.spent,
+            loss: snapshot.loss,
+            evaluation: snapshot.evaluation.clone(),
+            master: MasterStatus { address: view.address.clone(), epoch: snapshot.epoch },
+            slots: snapshot.slots.clone(),
+            ps_desired: snapshot.ps_desired.unwrap_or(0),
+            trainers: snapshot.trainers.clone(),
+            checkpoint: snapshot.checkpoint.clone(),
+            checkpoint_error: health.error,
+            checkpoint_failures: health.failures_in_a_row,
+            saving: snapshot.saving.clone(),
+            warnings: snapshot.warnings.clone(),
+            recoveries: snapshot.recoveries.clone(),
+            discarded: snapshot.discarded.clone(),
+            time_breakdown: snapshot.time_breakdown,
             seconds_left: left.filter(|seconds| seconds.is_finite()),
-            happenings,
+            events,
             points,
-            result: facts.result.clone(),
+            result: snapshot.result.clone(),
         }
     }
 }
 
-fn state(facts: &Facts) -> JobState {
-    match &facts.result {
+fn state(snapshot: &StatusSnapshot) -> JobState {
+    match &snapshot.result {
         Some(result) => match result.state {
             JobOutcome::Finished => JobState::Finished,
             JobOutcome::Failed => JobState::Failed,
         },
-        None if facts.slots.iter().any(|slot| slot.address.is_none()) => JobState::Waiting,
-        None if facts.slots.is_empty() || facts.trainers.is_empty() => JobState::Waiting,
-        None if !facts.initialised => JobState::Starting,
-        None if facts.all_passes_over => JobState::Saving,
+        None if snapshot.slots.iter().any(|slot| slot.address.is_none()) => JobState::Waiting,
+        None if snapshot.slots.is_empty() || snapshot.trainers.is_empty() => JobState::Waiting,
+        None if !snapshot.initialised => JobState::Starting,
+        None if snapshot.saving_stage == Some(Stage::Evaluating) => JobState::Evaluating,
+        None if snapshot.saving_stage.is_some() || snapshot.all_passes_over => JobState::Saving,
         None => JobState::Training,
     }
 }
 
-/// Who waits for whom, and why.
-fn waiting(facts: &Facts, mode: Mode) -> Vec<String> {
+/// Returns the reasons for which processes wait.
+fn waiting(snapshot: &StatusSnapshot, mode: Mode) -> Vec<String> {
     let mut reasons = Vec::new();
-    if facts.result.is_some() {
+    if snapshot.result.is_some() {
         return reasons;
     }
-    match facts.ps_desired {
+    match snapshot.ps_desired {
         None => reasons.push("pservers wait for the key `ps_desired`".to_owned()),
         Some(0) => {
             reasons.push("`ps_desired` is 0: there is nowhere to keep parameters".to_owned())
         }
         Some(_) => {}
     }
-    for slot in facts.slots.iter().filter(|slot| slot.address.is_none()) {
+    for slot in snapshot.slots.iter().filter(|slot| slot.address.is_none()) {
         reasons.push(format!("everybody waits for a pserver to take slot {}", slot.slot));
     }
-    if facts.trainers.is_empty() {
+    if snapshot.trainers.is_empty() {
         reasons.push("the job waits for trainers: there is none".to_owned());
     }
-    if reasons.is_empty() && !facts.initialised {
-        reasons.push("trainers wait for one of them to initialise the parameters".to_owned());
+    if reasons.is_empty() && !snapshot.initialised {
+        let who = snapshot
+            .initialiser
+            .map_or_else(|| "one of them".to_owned(), |it| format!("trainer {it}"));
+        reasons.push(format!("trainers wait for {who} to initialise the parameters"));
     }
-    for (task, reason) in &facts.troubled {
+    reasons.extend(snapshot.lane_suspects.iter().cloned());
+    for (task, reason) in &snapshot.failing {
         reasons.push(format!("the pass may wait for task {task}, which failed: {reason}"));
     }
-    if mode == Mode::Async && facts.queues.todo == 0 && 0 < facts.queues.pending {
-        let pending = facts.queues.pending;
+    let evaluates = snapshot.saving_stage != Some(Stage::Writing);
+    for (task, reason) in snapshot.held_out_failing.iter().filter(|_| evaluates) {
+        reasons
+            .push(format!("evaluation may wait for held-out task {task}, which failed: {reason}"));
+    }
+    if let Some(error) = &snapshot.saving.error {
+        let failures = snapshot.saving.failures;
+        reasons.push(format!(
+            "the job waits for its model to be saved; {failures} attempts failed, the last one by {error}"
+        ));
+    }
+    if mode == Mode::Async && snapshot.queues.todo == 0 && 0 < snapshot.queues.pending {
+        let pending = snapshot.queues.pending;
         reasons.push(format!("the end of the pass waits for {pending} pending tasks"));
     }
     reasons

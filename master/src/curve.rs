@@ -1,18 +1,18 @@
-//! A curve as SVG.
+//! Renders a curve as SVG.
 
 use plotters::prelude::{ChartBuilder, IntoDrawingArea, LineSeries, SVGBackend};
 use plotters::style::{Color, IntoTextStyle, RGBColor};
 
 const SIZE: (u32, u32) = (480, 200);
 
-/// Readable on light and on dark.
+/// Readable on light and dark backgrounds.
 const LINE: RGBColor = RGBColor(26, 115, 232);
 const GRID: RGBColor = RGBColor(128, 128, 128);
 
-/// Draws a value over seconds. Points that are no numbers must not be among them.
+/// Draws a value over seconds. All points must be finite.
 pub(crate) fn curve(points: &[(f64, f64)]) -> String {
     let mut svg = String::new();
-    // What cannot be drawn is left out; the figures stand beside it.
+    // A curve that cannot be drawn is omitted; the page shows the values as text beside it.
     match draw(points, &mut svg) {
         Some(()) => svg,
         None => String::new(),

@@ -1,4 +1,4 @@
-//! Brings a job into etcd: plans its dataset, stores the manifest, accepts the spec once.
+//! Creates a job in etcd: plans its dataset, stores the manifest, and accepts the spec once.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use steadfast_common::dataset::Manifest;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::job_file;
 use steadfast_common::keys::Keys;
-use steadfast_common::records::JobRecord;
+use steadfast_common::records::{FORMAT, JobRecord};
 use steadfast_common::spec::{JobSpec, Mode};
 use steadfast_coord::Etcd;
 use steadfast_data::DataError;
@@ -15,7 +15,7 @@ use steadfast_process::Failure;
 use steadfast_store::Location;
 use tracing::{info, warn};
 
-/// Mini-batches in a task, and tasks for a lane, below which a plan is called coarse.
+/// Minimum mini-batches per task, and tasks per lane; below it the plan gets a warning.
 const ENOUGH: u64 = 4;
 
 /// A job and its dataset.
@@ -26,44 +26,47 @@ pub struct Job {
     /// Tasks and records that one pass trains on.
     pub tasks: u32,
     pub records: u64,
+    /// Problems of the plan that the user may want to fix.
+    pub warnings: Vec<String>,
 }
 
 impl Job {
     fn new(record: JobRecord, manifest: Manifest) -> Self {
         let (tasks, records) =
             (manifest.training_tasks().len() as u32, manifest.training_records());
-        Self { record, manifest: Arc::new(manifest), tasks, records }
+        let warnings = warnings(&record.spec, &manifest);
+        Self { record, manifest: Arc::new(manifest), tasks, records, warnings }
     }
 }
 
-/// What a master was told to run.
+/// The job that a master was started with.
 #[derive(Clone, Debug)]
-pub struct Order {
+pub struct JobRequest {
     pub spec: JobSpec,
     /// Folder of the job file; relative sources are resolved against it.
     pub base: Option<String>,
     pub store: String,
 }
 
-impl Order {
-    /// Reads and checks a job file.
+impl JobRequest {
+    /// Reads and validates a job file.
     ///
     /// # Errors
-    /// All its faults.
+    /// If a file or folder cannot be found or read, or with all errors of the job file.
     pub fn read(path: &Path, store: &str) -> Result<Self, Failure> {
         let text = std::fs::read_to_string(path).map_err(|error| {
             Failure::io(format!("cannot read the job file {}", path.display()), &error)
         })?;
         let spec = job_file::parse(&text).map_err(|error| {
-            let faults = error.faults.iter().map(|fault| format!("{}: {fault}", path.display()));
-            Failure::invalid(faults.collect::<Vec<_>>().join("\n"))
+            let errors = error.errors.iter().map(|error| format!("{}: {error}", path.display()));
+            Failure::invalid(errors.collect::<Vec<_>>().join("\n"))
         })?;
         let absolute = std::path::absolute(path)
             .map_err(|error| Failure::io(format!("cannot find {}", path.display()), &error))?;
         let store = if store.contains("://") {
             store.to_owned()
         } else {
-            // Everybody reads it from etcd, each in a folder of their own.
+            // Other processes read it from etcd and run in other folders.
             let absolute = std::path::absolute(store)
                 .map_err(|error| Failure::io(format!("cannot find {store}"), &error))?;
             absolute.display().to_string()
@@ -73,11 +76,11 @@ impl Order {
     }
 }
 
-/// Refuses an order that contradicts the job that etcd holds.
+/// Rejects a request that contradicts the job in etcd.
 ///
 /// # Errors
 /// If the specs differ, or etcd does not answer.
-pub async fn check(etcd: &Etcd, keys: &Keys, order: Option<&Order>) -> Result<(), Failure> {
+pub async fn check(etcd: &Etcd, keys: &Keys, order: Option<&JobRequest>) -> Result<(), Failure> {
     let Some(held) = etcd.get_json::<JobRecord>(&keys.job()).await? else { return Ok(()) };
     match order {
         Some(order) if order.spec.digest() != held.digest => Err(conflict(keys, order, &held)),
@@ -85,38 +88,25 @@ pub async fn check(etcd: &Etcd, keys: &Keys, order: Option<&Order>) -> Result<()
     }
 }
 
-fn conflict(keys: &Keys, order: &Order, held: &JobRecord) -> Failure {
-    let faults = difference(&order.spec, &held.spec);
+fn conflict(keys: &Keys, order: &JobRequest, held: &JobRecord) -> Failure {
     Failure::new(
         ErrorKind::Conflict,
         format!(
             "the job `{}` exists with another spec ({}); give the new one another name, or delete \
              the old one: etcdctl del --prefix {}/",
             order.spec.name,
-            faults.join(", "),
+            order.spec.difference(&held.spec),
             keys.root()
         ),
     )
 }
 
-/// Names the keys in which two specs differ.
-fn difference(new: &JobSpec, old: &JobSpec) -> Vec<String> {
-    let fields = |spec: &JobSpec| match serde_json::to_value(spec) {
-        Ok(serde_json::Value::Object(fields)) => fields,
-        _ => serde_json::Map::new(),
-    };
-    let (new, old) = (fields(new), fields(old));
-    let keys: std::collections::BTreeSet<&String> = new.keys().chain(old.keys()).collect();
-    let differing = keys.into_iter().filter(|key| new.get(*key) != old.get(*key));
-    differing.map(|key| format!("`{key}` differs")).collect()
-}
-
-/// The job that etcd holds; brings the ordered one there first if there is none.
+/// Returns the job in etcd. Creates it from the request if there is none.
 ///
 /// # Errors
-/// If nothing was ordered and nothing is there, the dataset cannot be planned, or etcd or the
-/// store does not answer.
-pub async fn open(etcd: &Etcd, keys: &Keys, order: Option<&Order>) -> Result<Job, Failure> {
+/// If there is neither a job nor a request, the specs differ, the dataset cannot be planned, or etcd or
+/// the store does not answer.
+pub async fn open(etcd: &Etcd, keys: &Keys, order: Option<&JobRequest>) -> Result<Job, Failure> {
     if let Some(record) = etcd.get_json::<JobRecord>(&keys.job()).await? {
         check(etcd, keys, order).await?;
         return load(record).await;
@@ -139,7 +129,7 @@ pub async fn open(etcd: &Etcd, keys: &Keys, order: Option<&Order>) -> Result<Job
     }
 }
 
-async fn plan(order: &Order) -> Result<Job, Failure> {
+async fn plan(order: &JobRequest) -> Result<Job, Failure> {
     let spec = &order.spec;
     let fraction = spec.evaluation.fraction;
     let manifest = steadfast_data::plan(&spec.dataset, fraction, order.base.as_deref())
@@ -152,8 +142,9 @@ async fn plan(order: &Order) -> Result<Job, Failure> {
         records = manifest.training_records(),
         "dataset planned"
     );
-    warn_if_coarse(spec, &manifest);
+    warnings(spec, &manifest).iter().for_each(|warning| warn!("{warning}"));
     let record = JobRecord {
+        format: FORMAT,
         spec: spec.clone(),
         digest: spec.digest(),
         store: order.store.clone(),
@@ -172,25 +163,36 @@ fn data_failure(error: DataError) -> Failure {
     Failure::new(kind, error.to_string())
 }
 
-/// Few, or small, tasks make for idle trainers: each should hold several mini-batches, and there
-/// should be several for each lane.
-fn warn_if_coarse(spec: &JobSpec, manifest: &Manifest) {
+/// Returns warnings about the plan. Few or small tasks leave trainers idle (each task should hold several
+/// mini-batches, and each lane should get several tasks), and few tasks leave none to hold out.
+fn warnings(spec: &JobSpec, manifest: &Manifest) -> Vec<String> {
     let tasks = manifest.training_tasks().len() as u64;
     let records = manifest.training_records() / tasks.max(1);
-    match spec.mode {
+    let coarse = match spec.mode {
         Mode::Sync => {
             let lanes = u64::from(spec.sync.lanes);
-            if tasks < ENOUGH * lanes {
-                warn!(tasks, lanes, "few tasks for so many lanes; lower dataset.records_per_task");
-            }
+            (tasks < ENOUGH * lanes).then(|| {
+                format!("{tasks} tasks are few for {lanes} lanes; lower dataset.records_per_task")
+            })
         }
         Mode::Async => {
             let batch = u64::from(spec.asynchronous.batch);
-            if records < ENOUGH * batch {
-                warn!(records, batch, "small tasks; raise dataset.records_per_task");
-            }
+            (records < ENOUGH * batch).then(|| {
+                format!(
+                    "tasks of {records} records are small for mini-batches of {batch}; raise \
+                     dataset.records_per_task"
+                )
+            })
         }
-    }
+    };
+    let fraction = spec.evaluation.fraction;
+    let without_evaluation = (0.0 < fraction && manifest.held_out.is_empty()).then(|| {
+        format!(
+            "no task is held out, since {fraction} of {tasks} tasks is less than one: there is no \
+             evaluation; lower dataset.records_per_task, or raise evaluation.fraction"
+        )
+    });
+    coarse.into_iter().chain(without_evaluation).collect()
 }
 
 async fn load(record: JobRecord) -> Result<Job, Failure> {

@@ -1,34 +1,26 @@
-//! Members that come and go: lost trainers' tasks, the lanes, and when a generation begins.
+//! Membership changes: tasks of lost trainers, lane assignment, and the start of a new generation.
 
 use std::collections::BTreeSet;
 
-use steadfast_common::ids::{Incarnation, Slot, TrainerId};
+use steadfast_common::ids::{Incarnation, Lane, Slot, TrainerId};
 use steadfast_common::records::PserverRecord;
 use steadfast_coord::{CoordError, now};
-use steadfast_master_core::ledger::Blame;
-use tracing::info;
+use steadfast_master_core::ledger::Attribution;
+use tracing::{info, warn};
 
-use crate::desk::{Batch, Desk};
+use crate::event_loop::{Batch, EventLoop};
 use crate::generations::Start;
 
-/// Whoever holds a slot.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Holder {
-    /// Of its memory.
-    pub incarnation: Incarnation,
-    /// Of the slot's key.
-    pub create_revision: i64,
-}
-
-impl Desk {
-    /// Reacts to members that came or went: lost trainers' tasks, lanes, and a new generation once
-    /// every slot has a holder and one of them has another memory.
+impl EventLoop {
+    /// Handles joined and lost members: requeues the tasks of lost trainers, reassigns lanes, and begins a
+    /// new generation once every slot has a holder and the pserver set differs from the present generation's.
     pub(crate) async fn look_after_members(&mut self) -> Result<(), CoordError> {
-        self.vigils.follow(&[self.slots.view(), self.trainers.view()]);
+        self.failure_detector.follow(&[self.slots.view(), self.trainers.view()]);
         let live = self.live();
         self.limits.trainers = live.len() as u32;
         self.take_from_lost_trainers(&live).await?;
-        // Trainers pass lanes on that they cannot compute; they get others at the next pass.
+        // Lanes change only with the pass or the set of live trainers: a trainer that passed on lanes that it
+        // cannot compute gets others at the next pass.
         let dealt = (self.position.pass, live);
         if self.dealt.as_ref() != Some(&dealt) {
             match self.dealt.as_ref() {
@@ -37,12 +29,12 @@ impl Desk {
             }
             self.dealt = Some(dealt);
         }
-        let crew = self.crew()?;
+        let pserver_set = self.pserver_set()?;
         self.note_lost_slots();
-        match crew {
-            Some(crew) if !self.is_present(&crew) => {
-                let reason = self.why_another_generation(&crew);
-                self.begin_generation(&crew, reason, Start::Latest).await.map(|_| ())
+        match pserver_set {
+            Some(pserver_set) if !self.is_present(&pserver_set) => {
+                let reason = self.why_another_generation(&pserver_set);
+                self.begin_generation(&pserver_set, reason, Start::Latest).await
             }
             Some(_) | None => Ok(()),
         }
@@ -56,50 +48,84 @@ impl Desk {
             let version = self.position.version;
             self.recoveries.notice(format!("trainer {gone} left"), now(), Some(version));
         }
-        self.spendings.follow(live);
+        for gone in self.seen_trainers.difference(live) {
+            // `lanes` still holds the assignment from before the loss.
+            self.lane_losses.note(self.position.version, &self.lanes.of(*gone));
+        }
+        if self.seen_trainers.difference(live).next().is_some() {
+            for reason in self.lane_suspects() {
+                warn!("{reason}");
+            }
+        }
+        self.time_breakdowns.follow(live);
         let seen = std::mem::replace(&mut self.seen_trainers, live.clone());
         let lost: Vec<TrainerId> =
             self.state.ledger.known_trainers().difference(live).copied().collect();
         for trainer in lost {
             info!(%trainer, "trainer lost; its tasks go to others");
-            // Whoever went before we acted may have gone with etcd, together with all others.
-            let blame = if seen.contains(&trainer) { Blame::Task } else { Blame::Nobody };
-            let facts = self.state.ledger.lose_trainer(trainer, blame, &self.limits);
-            let mut batch = Batch::on(&self.state);
+            // Trainers lost before this term may have been lost together in an etcd outage.
+            let attribution =
+                if seen.contains(&trainer) { Attribution::Task } else { Attribution::None };
+            let facts = self.state.ledger.lose_trainer(trainer, attribution, &self.limits);
+            let mut batch = Batch::on(self);
             self.adopt(&mut batch, &facts);
             self.commit(batch).await?;
         }
         Ok(())
     }
 
-    /// The holders of all slots, if every slot is held.
-    pub(crate) fn crew(&self) -> Result<Option<Vec<Holder>>, CoordError> {
-        let Some(desired) = self.desired.view().single::<u32>()? else { return Ok(None) };
-        let crew: Option<Vec<Holder>> = (0..desired).map(|slot| self.holder(Slot(slot))).collect();
-        Ok(crew.filter(|crew| !crew.is_empty()))
+    /// Describes the lanes whose trainers were lost one after another.
+    pub(crate) fn lane_suspects(&self) -> Vec<String> {
+        let position = self.position;
+        let suspects = self.lane_losses.suspects(position.version).into_iter();
+        let in_words = suspects.map(|(lane, losses)| {
+            let tasks = self.tasks_of_step(lane);
+            format!(
+                "{losses} trainers were lost one after the other while they had lane {lane} at step {}: \
+                 a record of task {tasks} may crash them",
+                position.version
+            )
+        });
+        in_words.collect()
     }
 
-    /// Whoever holds `slot`. A key that cannot be read names nobody.
-    pub(crate) fn holder(&self, slot: Slot) -> Option<Holder> {
+    /// Returns the tasks that a lane computes in the current step.
+    fn tasks_of_step(&self, lane: Lane) -> String {
+        let position = self.position;
+        let Some((_, schedule)) = self.schedule.as_ref().filter(|it| it.0 == position.pass) else {
+            return "unknown".to_owned();
+        };
+        let step = position.version.0.saturating_sub(position.pass_start.0);
+        let given_up = self.state.sync_tasks.given_up_in(position.pass);
+        let pieces = schedule.micro_batch(lane, step, &given_up);
+        let tasks: Vec<String> = pieces.iter().map(|piece| piece.task.to_string()).collect();
+        tasks.join(" or ")
+    }
+
+    /// Returns the incarnation of each slot's holder, if every slot is held.
+    pub(crate) fn pserver_set(&self) -> Result<Option<Vec<Incarnation>>, CoordError> {
+        let Some(desired) = self.desired.view().single::<u32>()? else { return Ok(None) };
+        let pserver_set: Option<Vec<Incarnation>> =
+            (0..desired).map(|slot| self.holder(Slot(slot))).collect();
+        Ok(pserver_set.filter(|pserver_set| !pserver_set.is_empty()))
+    }
+
+    /// Returns the incarnation of the pserver that holds `slot`, or `None` if the slot is free or its key
+    /// cannot be parsed.
+    pub(crate) fn holder(&self, slot: Slot) -> Option<Incarnation> {
         let view = self.slots.view();
         let entry = view.entries.get(&self.keys.ps(slot))?;
-        let create_revision = entry.create_revision;
-        let incarnation = entry.json::<PserverRecord>().ok()?.incarnation(create_revision);
-        Some(Holder { incarnation, create_revision })
+        Some(entry.json::<PserverRecord>().ok()?.incarnation(entry.create_revision))
     }
 
-    fn is_present(&self, crew: &[Holder]) -> bool {
-        self.state.generation.as_ref().is_some_and(|record| {
-            record.slots.iter().eq(crew.iter().map(|holder| &holder.incarnation))
-        })
+    fn is_present(&self, pserver_set: &[Incarnation]) -> bool {
+        self.state.generation.as_ref().is_some_and(|record| record.slots == pserver_set)
     }
 
-    /// Slots whose memory the present generation names and nobody has.
+    /// Returns the slots that are no longer held by the incarnation that the current generation names.
     fn lost_slots(&self) -> Vec<Slot> {
         let named = self.state.generation.iter().flat_map(|record| record.slots.iter().enumerate());
-        let lost = named.filter(|(slot, named)| {
-            self.holder(Slot(*slot as u32)).is_none_or(|holder| holder.incarnation != **named)
-        });
+        let lost = named.filter(|(slot, named)| self.holder(Slot(*slot as u32)) != Some(**named));
         lost.map(|(slot, _)| Slot(slot as u32)).collect()
     }
 
@@ -114,10 +140,10 @@ impl Desk {
         self.slots_seen_lost = lost;
     }
 
-    fn why_another_generation(&self, crew: &[Holder]) -> String {
+    fn why_another_generation(&self, pserver_set: &[Incarnation]) -> String {
         let Some(record) = &self.state.generation else { return "the job begins".to_owned() };
-        if record.slots.len() != crew.len() {
-            return format!("{} slots became {}", record.slots.len(), crew.len());
+        if record.slots.len() != pserver_set.len() {
+            return format!("{} slots became {}", record.slots.len(), pserver_set.len());
         }
         let lost: Vec<String> = self.lost_slots().iter().map(Slot::to_string).collect();
         format!("the memory of slot {} was lost", lost.join(", "))

@@ -1,4 +1,4 @@
-//! What a master shows of its job, read from its status at each scrape.
+//! Metrics of a master's job, read from its status at each scrape.
 
 use std::sync::atomic::AtomicU64;
 
@@ -8,7 +8,7 @@ use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::{Registry, Unit};
-use steadfast_common::status::{JobState, JobStatus, Spent};
+use steadfast_common::status::{JobState, JobStatus, TimeBreakdown};
 use tokio::sync::watch;
 
 use crate::acting::Acting;
@@ -31,12 +31,12 @@ struct State {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct SpentOn {
-    on: &'static str,
+struct Activity {
+    activity: &'static str,
 }
 
 impl Metrics {
-    /// Shows the job's figures in `registry` while this master acts.
+    /// Registers a collector that reports the job's metrics while this master acts.
     pub fn register(registry: &mut Registry, acting: watch::Receiver<Option<Acting>>) {
         registry.register_collector(Box::new(Self { acting }));
     }
@@ -58,11 +58,15 @@ impl Collector for Metrics {
         checkpoints(&mut encoder, &acting.checkpoints.health())?;
         state(&mut encoder, status.state)?;
         members(&mut encoder, &status)?;
-        let recoveries = acting.office.facts.borrow().recoveries_count;
+        let recoveries = acting.handle.snapshot.borrow().recoveries_count;
         let help = "Pauses that failures made and that are over, while this master acts";
         counter(&mut encoder, "steadfast_recoveries", help, recoveries)?;
         progress(&mut encoder, &status)?;
-        spent(&mut encoder, status.spent)
+        let help = "Attempts to evaluate and write the final model that failed";
+        gauge(&mut encoder, "steadfast_save_failures", help, i64::from(status.saving.failures))?;
+        let help = "Tasks that were given up in at least one pass";
+        gauge(&mut encoder, "steadfast_discarded_tasks", help, status.discarded.tasks as i64)?;
+        time_breakdown(&mut encoder, status.time_breakdown)
     }
 }
 
@@ -103,7 +107,7 @@ fn progress(e: &mut DescriptorEncoder<'_>, status: &JobStatus) -> Result<(), std
 }
 
 fn staleness(e: &mut DescriptorEncoder<'_>, acting: &Acting) -> Result<(), std::fmt::Error> {
-    let lead = acting.office.clocks.largest_lead() as i64;
+    let lead = acting.handle.staleness_gate.largest_lead() as i64;
     let help = "Largest lead in pushes that bounded staleness let through";
     gauge(e, "steadfast_staleness_max", help, lead)?;
     match acting.max_staleness {
@@ -115,13 +119,14 @@ fn staleness(e: &mut DescriptorEncoder<'_>, acting: &Acting) -> Result<(), std::
     }
 }
 
-/// The present state has 1, all others 0, so that each can be drawn and asked for.
+/// Reports 1 for the current state and 0 for all others, so that every state has a time series.
 fn state(e: &mut DescriptorEncoder<'_>, present: JobState) -> Result<(), std::fmt::Error> {
     let family = Family::<State, Gauge>::default();
     for (state, name) in [
         (JobState::Waiting, "waiting"),
         (JobState::Starting, "starting"),
         (JobState::Training, "training"),
+        (JobState::Evaluating, "evaluating"),
         (JobState::Saving, "saving"),
         (JobState::Finished, "finished"),
         (JobState::Failed, "failed"),
@@ -132,18 +137,21 @@ fn state(e: &mut DescriptorEncoder<'_>, present: JobState) -> Result<(), std::fm
     family.encode(e.encode_descriptor(name, help, None, family.metric_type())?)
 }
 
-fn spent(e: &mut DescriptorEncoder<'_>, spent: Spent) -> Result<(), std::fmt::Error> {
-    let family = Family::<SpentOn, Counter<f64, AtomicU64>>::default();
-    for (on, seconds) in [
-        ("data", spent.data),
-        ("compute", spent.compute),
-        ("push", spent.push),
-        ("wait", spent.wait),
-        ("pull", spent.pull),
+fn time_breakdown(
+    e: &mut DescriptorEncoder<'_>,
+    time_breakdown: TimeBreakdown,
+) -> Result<(), std::fmt::Error> {
+    let family = Family::<Activity, Counter<f64, AtomicU64>>::default();
+    for (activity, seconds) in [
+        ("data", time_breakdown.data),
+        ("compute", time_breakdown.compute),
+        ("push", time_breakdown.push),
+        ("wait", time_breakdown.wait),
+        ("pull", time_breakdown.pull),
     ] {
-        family.get_or_create(&SpentOn { on }).inc_by(seconds);
+        family.get_or_create(&Activity { activity }).inc_by(seconds);
     }
-    let (name, help) = ("steadfast_spent", "Time of all trainers together, by what it went to");
+    let (name, help) = ("steadfast_trainer_time", "Time of all trainers together, by activity");
     family.encode(e.encode_descriptor(name, help, Some(&Unit::Seconds), family.metric_type())?)
 }
 

@@ -1,21 +1,22 @@
-//! The acting master's page: its job, at a glance and in detail.
+//! The acting master's web page: summary and details of its job.
 
 use maud::{Markup, PreEscaped, html};
+use steadfast_common::given_up::DiscardedTask;
 use steadfast_common::spec::Mode;
 use steadfast_common::status::{
-    Curves, Happening, JobState, JobStatus, Point, Spent, TrainerStatus,
+    Curves, JobState, JobStatus, Point, TimeBreakdown, TimelineEvent, TrainerStatus,
 };
 use steadfast_process::Section;
 
 use crate::curve::curve;
 
-/// Rows of a table that may be long.
+/// Maximum number of rows of a table.
 const ROWS_MAX: usize = 100;
 
-/// Happenings on the page; the status has more.
-const HAPPENINGS_SHOWN: usize = 40;
+/// Maximum number of timeline events on the page; the status lists more.
+const EVENTS_SHOWN: usize = 40;
 
-/// Writes the sections of a job's page.
+/// Renders the sections of a job's page.
 pub(crate) fn sections(status: &JobStatus, now_unix_ms: u64) -> Vec<Section> {
     let section = |id, title, body| Section { id, title, body };
     vec![
@@ -26,11 +27,11 @@ pub(crate) fn sections(status: &JobStatus, now_unix_ms: u64) -> Vec<Section> {
         section("slots", "Slots", slots(status)),
         section("trainers", "Trainers", trainers(status)),
         section("checkpoints", "Checkpoints", checkpoints(status)),
-        section("happenings", "What happened", happenings(&status.happenings, now_unix_ms)),
+        section("events", "What happened", events(&status.events, now_unix_ms)),
     ]
 }
 
-/// What a master shows that does not act.
+/// Renders the page of a standby master.
 pub(crate) fn standby() -> Vec<Section> {
     let body = html! { p { "This master stands by. The acting one is in " code { "steadfast members" } "." } };
     vec![Section { id: "job", title: "Job", body }]
@@ -41,6 +42,7 @@ fn job(status: &JobStatus) -> Markup {
         JobState::Waiting => "waiting",
         JobState::Starting => "starting",
         JobState::Training => "training",
+        JobState::Evaluating => "evaluating",
         JobState::Saving => "saving the model",
         JobState::Finished => "finished",
         JobState::Failed => "failed",
@@ -131,14 +133,18 @@ fn tasks(status: &JobStatus) -> Markup {
         }
         @if !status.discarded.is_empty() {
             table {
-                thead { tr { th scope="col" { "given up" } th scope="col" { "pass" } th scope="col" { "why" } } }
-                tbody { @for it in status.discarded.iter().take(ROWS_MAX) { tr {
-                    td.number { (it.task) } td.number { (it.pass.0 + 1) } td { (it.reason) }
+                thead { tr { th scope="col" { "given up" } th scope="col" { "passes" } th scope="col" { "why" } } }
+                tbody { @for it in status.discarded.listed.iter().take(ROWS_MAX) { tr {
+                    td.number { (it.task) } td.number { (passes(it)) } td { (it.reason) }
                 } } }
             }
-            (more(status.discarded.len()))
+            (more(status.discarded.tasks as usize))
         }
     }
+}
+
+fn passes(task: &DiscardedTask) -> String {
+    if task.held_out { "held out".to_owned() } else { task.times.to_string() }
 }
 
 fn slots(status: &JobStatus) -> Markup {
@@ -162,7 +168,7 @@ fn trainers(status: &JobStatus) -> Markup {
             table {
                 thead { tr {
                     th scope="col" { "trainer" } th scope="col" { "admin port" } th scope="col" { "works on" }
-                    @for (what, _) in shares(&Spent::default()) { th scope="col" { (what) } }
+                    @for (what, _) in shares(&TimeBreakdown::default()) { th scope="col" { (what) } }
                     th scope="col" { "MB a second" }
                     th scope="col" { "pushes ahead" }
                 } }
@@ -180,25 +186,25 @@ fn trainer(it: &TrainerStatus) -> Markup {
             td { code { (it.id) } }
             td { (it.admin) }
             td { @if lanes.is_empty() { (it.tasks) " tasks" } @else { "lanes " (lanes.join(", ")) } }
-            @for (_, share) in shares(&it.spent) { td.number { (share) } }
-            td.number { (format!("{:.1}", it.spent.bytes_per_second() / 1e6)) }
+            @for (_, share) in shares(&it.time_breakdown) { td.number { (share) } }
+            td.number { (format!("{:.1}", it.time_breakdown.bytes_per_second() / 1e6)) }
             td.number { @match it.lead { Some(lead) => (lead), None => "–" } }
         }
     }
 }
 
-/// What a trainer's time went to.
-fn shares(spent: &Spent) -> [(&'static str, String); 5] {
-    let total = spent.total();
+/// Returns the shares of a trainer's time breakdown, with their labels.
+fn shares(time_breakdown: &TimeBreakdown) -> [(&'static str, String); 5] {
+    let total = time_breakdown.total();
     let share = |part: f64| {
         if total <= 0.0 { "–".to_owned() } else { format!("{:.0} %", part / total * 100.0) }
     };
     [
-        ("computing", share(spent.compute)),
-        ("pushing", share(spent.push)),
-        ("waiting", share(spent.wait)),
-        ("pulling", share(spent.pull)),
-        ("reading", share(spent.data)),
+        ("computing", share(time_breakdown.compute)),
+        ("pushing", share(time_breakdown.push)),
+        ("waiting", share(time_breakdown.wait)),
+        ("pulling", share(time_breakdown.pull)),
+        ("reading", share(time_breakdown.data)),
     ]
 }
 
@@ -208,18 +214,18 @@ fn checkpoints(status: &JobStatus) -> Markup {
             Some(id) => p { "The latest is " code { (id) } "." },
             None => p { "There is none yet." },
         }
-        @if let Some(trouble) = &status.checkpoint_trouble {
-            p.bad { "No new one could be taken: " (trouble) }
+        @if let Some(error) = &status.checkpoint_error {
+            p.bad { "No new one could be taken: " (error) }
         }
     }
 }
 
-fn happenings(happenings: &[Happening], now_unix_ms: u64) -> Markup {
+fn events(events: &[TimelineEvent], now_unix_ms: u64) -> Markup {
     html! {
         table {
             thead { tr { th scope="col" { "ago" } th scope="col" { "what" } } }
-            tbody { @for it in happenings.iter().rev().take(HAPPENINGS_SHOWN) { tr {
-                // To the minute after a while, so that not every row changes each second.
+            tbody { @for it in events.iter().rev().take(EVENTS_SHOWN) { tr {
+                // Older events are rounded to minutes: most rows do not change on every refresh.
                 td.number { (ago(now_unix_ms.saturating_sub(it.unix_ms))) }
                 td { (it.what) }
             } } }

@@ -1,5 +1,5 @@
-//! How long training stood still because of a failure: from when it was noticed to the next step
-//! that was completed after it.
+//! Recovery times: how long training is interrupted by a failure, from its detection to the completion of the
+//! next step that began after it.
 
 use std::collections::VecDeque;
 
@@ -7,10 +7,10 @@ use steadfast_common::ids::{Millis, Version};
 use steadfast_common::status::Recovery;
 use tracing::info;
 
-/// Pauses that are remembered.
+/// Maximum number of recoveries that are kept.
 const REMEMBERED: usize = 20;
 
-/// Pauses of this reign.
+/// Recoveries of this term.
 #[derive(Debug, Default)]
 pub(crate) struct Recoveries {
     open: Option<Open>,
@@ -22,14 +22,13 @@ pub(crate) struct Recoveries {
 struct Open {
     cause: String,
     since: Millis,
-    /// The pause is over when the parameters reflect this version; unknown until a first one is.
+    /// The version that ends the recovery; `None` until a first version is known.
     until: Option<Version>,
 }
 
 impl Recoveries {
-    /// Something failed while the parameters were at `version`, if that is known. The step that was
-    /// under way then may still be completed by what had been sent before, so the one after it
-    /// counts.
+    /// Records a failure that occurred at `version`, if that is known. The step in progress may still
+    /// complete from contributions sent before the failure, so the recovery ends with the step after it.
     pub fn notice(&mut self, cause: impl Into<String>, now: Millis, version: Option<Version>) {
         let until = version.map(after_the_next);
         match &mut self.open {
@@ -38,14 +37,15 @@ impl Recoveries {
         }
     }
 
-    /// Training goes on from `version`, in memories that no earlier step reaches.
+    /// Records that training resumes from `version` in a new generation, which earlier contributions cannot
+    /// reach: the next step ends the recovery.
     pub fn go_on_from(&mut self, version: Version) {
         if let Some(open) = &mut self.open {
             open.until = Some(Version(version.0 + 1));
         }
     }
 
-    /// The parameters have come to `version`, at `unix_ms` by the calendar.
+    /// Records that the parameters reached `version` at the wall-clock time `unix_ms`.
     pub fn progress(&mut self, version: Version, now: Millis, unix_ms: u64) {
         let is_over =
             |open: &mut Open| *open.until.get_or_insert(after_the_next(version)) <= version;
@@ -59,12 +59,12 @@ impl Recoveries {
         }
     }
 
-    /// How many pauses are over.
+    /// Returns the number of completed recoveries.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// The latest pauses that are over, the last one last.
+    /// Returns the latest completed recoveries, oldest first.
     pub fn past(&self) -> Vec<Recovery> {
         self.past.iter().cloned().collect()
     }

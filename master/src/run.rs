@@ -1,4 +1,4 @@
-//! The life of a master: bind, check the order, wait for the lock, act, end.
+//! Lifecycle of a master: bind, check the job request, acquire the lock, act, exit.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -9,14 +9,14 @@ use serde_json::json;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
 use steadfast_common::records::{LockRecord, MasterRecord};
-use steadfast_coord::{CoordError, Etcd, Mirror, Op, Range, Reign, Session};
-use steadfast_host::chance;
+use steadfast_coord::{CoordError, Etcd, Leadership, Mirror, Op, Range, Session};
+use steadfast_host::random;
 use steadfast_host::role::Role;
 use steadfast_host::time::{sleep, timeout, unix_ms};
 use steadfast_master_core::rate::Rate;
 use steadfast_process::{
     Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, access, health,
-    init_logging, linger, moved,
+    init_logging, moved, wait_after_completion,
 };
 use steadfast_proto::MESSAGE_BYTES_MAX;
 use steadfast_proto::v1::master_server::MasterServer;
@@ -25,21 +25,21 @@ use tonic::service::Routes;
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use crate::acting::{Acting, View};
-use crate::checkpoints::Keeper;
-use crate::desk::Desk;
-use crate::job::{self, Order};
+use crate::acting::{Acting, StatusSource};
+use crate::checkpoints::CheckpointCoordinator;
+use crate::event_loop::EventLoop;
+use crate::failure_detector::FailureDetector;
+use crate::handle::End;
+use crate::job::{self, JobRequest};
 use crate::metrics::Metrics;
-use crate::office::End;
 use crate::page;
 use crate::service::Service;
-use crate::tensorboard::{Curves, ReignName};
-use crate::vigils::Vigils;
+use crate::tensorboard::{Curves, TermName};
 
-/// How long calls in flight may take once we leave.
+/// Maximum time for calls in flight to complete during shutdown.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// Time between attempts at the lock while nothing tells of its release.
+/// Time between attempts to acquire the lock when no watch event reports its release.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Settings of a master.
@@ -48,7 +48,7 @@ const RETRY: Duration = Duration::from_secs(1);
 pub struct Args {
     #[command(flatten)]
     pub common: CommonArgs,
-    /// The job to run (TOML). Without it the master takes up the job that etcd holds.
+    /// The job to run (TOML). Without it the master continues the job that etcd holds.
     #[arg(long, value_name = "FILE")]
     pub job_file: Option<PathBuf>,
     /// URL below which the dataset manifest, checkpoints and the model are kept.
@@ -57,17 +57,17 @@ pub struct Args {
     /// Number of pserver slots, if the job has none yet.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub pservers: u32,
-    /// Folder of this machine for curves that TensorBoard reads.
+    /// Local folder for TensorBoard event files.
     #[arg(long, value_name = "DIR")]
     pub tensorboard: Option<PathBuf>,
 }
 
-/// Runs a master until the job is over, another one acts in its place, or it is told to leave.
+/// Runs a master until the job is over, another master has replaced it, or shutdown is requested.
 ///
 /// # Errors
-/// What a person has to act on.
+/// Every error that needs user action.
 pub(crate) async fn run(args: Args) -> Result<(), Failure> {
-    let (id, common) = (chance::uuid(), &args.common);
+    let (id, common) = (random::uuid(), &args.common);
     let identity = init_logging("master", &common.job, id, &common.log)?;
     let shutdown = Shutdown::install()?;
     common.security.decide(Role::Master)?;
@@ -75,13 +75,13 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
     live(args, order, id, identity, shutdown).await
 }
 
-/// The same for a process that gets its order, logs and is told to leave in ways of its own.
+/// Runs a master in a process that supplies the job request, the log identity and the shutdown signal itself.
 ///
 /// # Errors
-/// As [`run`].
+/// See [`run`].
 pub async fn live(
     args: Args,
-    order: Option<Order>,
+    order: Option<JobRequest>,
     id: Uuid,
     identity: LogIdentity,
     shutdown: Shutdown,
@@ -131,7 +131,8 @@ pub async fn live(
     let etcd = Etcd::connect(&common.etcd_options()?).await?;
     let keys = common.keys();
     job::check(&etcd, &keys, order.as_ref()).await?;
-    let life = Life { etcd: &etcd, keys: &keys, order: order.as_ref(), args: &args, record };
+    let life =
+        MasterProcess { etcd: &etcd, keys: &keys, order: order.as_ref(), args: &args, record };
     let ending = tokio::select! {
         biased;
         ending = life.live(&identity, &readiness, &acting, &shutdown) => ending,
@@ -144,16 +145,16 @@ pub async fn live(
         warn!("calls in flight were cut off");
     }
     ending?;
-    linger(&common, &readiness, &shutdown).await;
+    wait_after_completion(&common, &readiness, &shutdown).await;
     Ok(())
 }
 
-fn order(args: &Args) -> Result<Option<Order>, Failure> {
+fn order(args: &Args) -> Result<Option<JobRequest>, Failure> {
     let Some(path) = &args.job_file else { return Ok(None) };
     let store = args.store.as_deref().ok_or_else(|| {
         Failure::invalid("--job-file needs --store: where shall checkpoints and the model go?")
     })?;
-    let order = Order::read(path, store)?;
+    let order = JobRequest::read(path, store)?;
     if order.spec.name != args.common.job {
         return Err(Failure::invalid(format!(
             "{} describes the job `{}`, --job says `{}`",
@@ -165,24 +166,24 @@ fn order(args: &Args) -> Result<Option<Order>, Failure> {
     Ok(Some(order))
 }
 
-/// An etcd that does not answer, or has no space left, is waited for: the reign is over, the master
-/// is not.
+/// Maps transient etcd errors (no answer, no space left) to `Stale`: they end the term, and the master
+/// stands by again.
 fn after_acting(error: CoordError) -> Failure {
     let kind = if error.is_transient() { ErrorKind::Stale } else { error.kind() };
     Failure::new(kind, error.to_string())
 }
 
-struct Life<'a> {
+struct MasterProcess<'a> {
     etcd: &'a Etcd,
     keys: &'a Keys,
-    order: Option<&'a Order>,
+    order: Option<&'a JobRequest>,
     args: &'a Args,
     record: MasterRecord,
 }
 
-impl Life<'_> {
-    /// Stands by and acts, through losses of the lease, until the job is over, another master acts
-    /// in our place, or we are told to leave.
+impl MasterProcess<'_> {
+    /// Stands by and acts, across lost leases, until the job is over, another master has replaced this one,
+    /// or shutdown is requested.
     async fn live(
         &self,
         identity: &LogIdentity,
@@ -206,20 +207,20 @@ impl Life<'_> {
                 () = session.lost() => Err(CoordError::LeaseLost.into()),
                 failure = moved(&self.args.common, &self.record.address) => Err(failure),
             };
-            // What was decided and not committed is forgotten; callers are refused from now on.
+            // Uncommitted decisions are dropped, and callers are rejected from here on.
             has_acted |= acting.send_replace(None).is_some();
             session.close(self.etcd).await;
             match ending {
                 Err(failure) if failure.kind == ErrorKind::Stale => {
                     warn!(has_acted, reason = failure.message, "stands by again");
-                    readiness.set_not_ready(format!("its reign is over: {}", failure.message));
+                    readiness.set_not_ready(format!("its leadership is over: {}", failure.message));
                 }
                 ending => return ending,
             }
         }
     }
 
-    /// Ends a master that acted, lost its lease, and finds another one acting.
+    /// Fails if another master holds the lock. Called by a master that acted and lost its lease.
     async fn end_if_replaced(&self) -> Result<(), Failure> {
         let lock = self.etcd.get_json::<LockRecord>(&self.keys.master_lock()).await?;
         match lock {
@@ -242,36 +243,40 @@ impl Life<'_> {
     ) -> Result<(), Failure> {
         let result = Mirror::start(self.etcd, Range::Key(self.keys.result())).await?;
         let mut over = result.subscribe();
-        let reign = tokio::select! {
+        let leadership = tokio::select! {
             biased;
-            reign = self.campaign(session, readiness) => reign?,
+            leadership = self.campaign(session, readiness) => leadership?,
             () = shutdown.drain() => return Ok(()),
             _ = over.wait_for(|view| !view.entries.is_empty()) => {
                 info!("the job is over");
                 return Ok(());
             }
         };
-        identity.set_incarnation(steadfast_common::ids::Incarnation(reign.epoch()));
-        info!(epoch = reign.epoch(), "acts");
-        self.act(reign, session, readiness, acting, shutdown).await
+        identity.set_incarnation(steadfast_common::ids::Incarnation(leadership.epoch()));
+        info!(epoch = leadership.epoch(), "acts");
+        self.act(leadership, session, readiness, acting, shutdown).await
     }
 
-    async fn campaign(&self, session: &Session, readiness: &Readiness) -> Result<Reign, Failure> {
+    async fn campaign(
+        &self,
+        session: &Session,
+        readiness: &Readiness,
+    ) -> Result<Leadership, Failure> {
         let key = self.keys.master_lock();
         let value = serde_json::to_vec(&LockRecord { holder: self.record.id })
             .map_err(|error| Failure::internal(error.to_string()))?;
         let lock = Mirror::start(self.etcd, Range::Key(key.clone())).await?;
         let address = Mirror::start(self.etcd, Range::Key(self.keys.master_addr())).await?;
         let (mut changes, mut addresses) = (lock.subscribe(), address.subscribe());
-        // The address is bound to the same lease as the lock.
-        let mut vigils = Vigils::new(self.etcd, &self.record.address);
+        // The address key has the same lease as the lock, so revoking the lease frees the lock.
+        let mut failure_detector = FailureDetector::new(self.etcd, &self.record.address);
         let mut told = String::new();
         loop {
-            vigils.follow(&[addresses.borrow_and_update().clone()]);
+            failure_detector.follow(&[addresses.borrow_and_update().clone()]);
             let held = changes.borrow_and_update().entries.get(&key).cloned();
             if held.is_none() {
-                match Reign::seize(self.etcd, session, &key, &value).await {
-                    Ok(Ok(reign)) => return Ok(reign),
+                match Leadership::acquire(self.etcd, session, &key, &value).await {
+                    Ok(Ok(leadership)) => return Ok(leadership),
                     Ok(Err(_)) => {}
                     Err(error) if error.is_transient() => warn!(%error, "lock not asked for"),
                     Err(error) => return Err(error.into()),
@@ -303,7 +308,7 @@ impl Life<'_> {
 
     async fn act(
         &self,
-        mut reign: Reign,
+        mut leadership: Leadership,
         session: &Session,
         readiness: &Readiness,
         acting: &watch::Sender<Option<Acting>>,
@@ -312,7 +317,7 @@ impl Life<'_> {
         let job = job::open(self.etcd, self.keys, self.order).await?;
         let desired = serde_json::to_vec(&self.args.pservers)
             .map_err(|error| Failure::internal(error.to_string()))?;
-        // An operator's number stays.
+        // `create` keeps a number that an operator has set.
         let _ = self.etcd.create(&self.keys.ps_desired(), &desired, 0).await?;
         let address = serde_json::to_vec(&self.record)
             .map_err(|error| Failure::internal(error.to_string()))?;
@@ -321,21 +326,27 @@ impl Life<'_> {
         let records = job.records;
         let store = steadfast_store::open(&job.record.store)
             .map_err(|error| Failure::invalid(format!("the store: {error}")))?;
-        // Announced before recovery: callers wait at the port, which answers when all is loaded.
-        reign.commit(self.etcd, &[announce], &[]).await?;
-        let name = ReignName { epoch: reign.epoch(), master: self.record.id };
-        let (desk, office) =
-            Desk::open(self.etcd, self.keys, job, reign, &self.record.address).await?;
-        let (keeper, checkpoints, requests) =
-            Keeper::new(self.etcd.clone(), self.keys.clone(), spec.clone(), store, office.clone());
+        // Announced before recovery, so that callers know the address when the state is loaded.
+        leadership.commit(self.etcd, &[announce]).await?;
+        let name = TermName { epoch: leadership.epoch(), master: self.record.id };
+        let (event_loop, handle) =
+            EventLoop::open(self.etcd, self.keys, job, leadership, &self.record.address).await?;
+        let (keeper, checkpoints, requests) = CheckpointCoordinator::new(
+            self.etcd.clone(),
+            self.keys.clone(),
+            spec.clone(),
+            store.clone(),
+            handle.clone(),
+        );
         let curves = self.args.tensorboard.clone();
-        let curves = curves.map(|to| Curves::start(to, name, office.facts.clone()));
+        let curves = curves.map(|to| Curves::start(to, name, handle.snapshot.clone()));
         acting.send_replace(Some(Acting {
-            office,
+            handle,
             checkpoints,
+            store,
             task_deadline: spec.tasks.deadline,
             max_staleness: spec.asynchronous.max_staleness,
-            view: Arc::new(View {
+            view: Arc::new(StatusSource {
                 spec,
                 address: self.record.address.clone(),
                 records,
@@ -345,11 +356,11 @@ impl Life<'_> {
         readiness.set_ready();
         tokio::select! {
             biased;
-            ended = desk.run(shutdown.drain()) => match ended.map_err(after_acting)? {
+            ended = event_loop.run(shutdown.drain()) => match ended.map_err(after_acting)? {
                 End::Over(result) => {
                     info!(state = ?result.state, "the job is over");
                     if let Some(curves) = curves {
-                        curves.finish(result).await;
+                        curves.finish(*result).await;
                     }
                     Ok(())
                 }

@@ -1,17 +1,18 @@
-//! The gRPC face of a master. While it does not act it says so, and callers look for the one that
-//! does.
+//! The gRPC service of a master. A standby rejects calls, and callers look for the acting master.
 
 use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
+use steadfast_common::given_up::Discarded;
 use steadfast_common::ids::{
     Attempt, Generation, Lane, Pass, RequestId, TaskId, TrainerId, Version,
 };
 use steadfast_common::records::{EvaluationRecord, JobOutcome, ResultRecord};
-use steadfast_common::status::Spent;
+use steadfast_common::status::TimeBreakdown;
 use steadfast_host::time::{Instant, timeout};
-use steadfast_master_core::election::Verdict;
+use steadfast_master_core::election::InitReply;
 use steadfast_master_core::ledger::{Next, Report, Request as TaskRequest, Wants};
+use steadfast_master_core::saver::{SaveReply, Stage};
 use steadfast_master_core::sync_tasks::{Cause, Failure};
 use steadfast_proto::v1::master_server::Master;
 use steadfast_proto::v1::next_task_request::Report as WireReport;
@@ -23,32 +24,35 @@ use steadfast_proto::v1::{
     ReportDamageReply, ReportDamageRequest, ReportDivergenceReply, ReportDivergenceRequest,
     ReportEvaluationReply, ReportEvaluationRequest, RestoreCheckpointReply,
     RestoreCheckpointRequest, StatusReply, StatusRequest, TakeCheckpointReply,
-    TakeCheckpointRequest, begin_init_reply, fail_task_request, next_task_reply,
+    TakeCheckpointRequest, begin_init_reply, begin_save_request, fail_task_request,
+    next_task_reply,
 };
 use steadfast_proto::{status, v1};
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
+use tracing::warn;
 use uuid::Uuid;
 
 use crate::acting::Acting;
-use crate::board::Board;
-use crate::office::{Event, GivenUp, OfficeError, Position, Reply, Saver, TaskDone};
+use crate::discarded_list;
+use crate::handle::{ControlError, Event, GivenUp, Position, Reply, SaveReport, TaskDone};
+use crate::status_snapshot::Assignments;
 
-/// The longest that a call may wait.
+/// Maximum time that a call may block.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// When a trainer without a task asks again.
+/// Delay after which a trainer without a task retries.
 const RETRY_MS: u64 = 50;
 
-/// Longest reason that is kept of a failure.
+/// Maximum length of a failure's reason; the rest is truncated.
 const REASON_BYTES_MAX: usize = 1000;
 
-/// Serves whatever this master is at the moment.
+/// Serves calls while this master acts, and rejects them otherwise.
 pub struct Service {
     pub acting: watch::Receiver<Option<Acting>>,
 }
 
-fn refuse(error: &OfficeError) -> Status {
+fn refuse(error: &ControlError) -> Status {
     status(error.kind(), error.to_string())
 }
 
@@ -56,7 +60,7 @@ fn invalid(message: &str) -> Status {
     status(ErrorKind::Invalid, message)
 }
 
-/// The trainer and the generation of a call.
+/// Parses the trainer and the generation of a call.
 fn caller(caller: Option<Caller>) -> Result<(TrainerId, Generation), Status> {
     let caller = caller.ok_or_else(|| invalid("the call names no caller"))?;
     let id: Uuid = caller.trainer.parse().map_err(|_| invalid("the trainer is no UUID"))?;
@@ -76,12 +80,12 @@ fn reason(mut text: String) -> String {
 
 impl Service {
     fn acting(&self) -> Result<Acting, Status> {
-        self.acting.borrow().clone().ok_or_else(|| refuse(&OfficeError::NotActing))
+        self.acting.borrow().clone().ok_or_else(|| refuse(&ControlError::NotActing))
     }
 
-    /// Asks the acting master's loop.
+    /// Sends a request to the acting master's event loop and waits for the reply.
     async fn ask<T>(&self, event: impl FnOnce(Reply<T>) -> Event) -> Result<T, Status> {
-        self.acting()?.office.ask(event).await.map_err(|error| refuse(&error))
+        self.acting()?.handle.ask(event).await.map_err(|error| refuse(&error))
     }
 }
 
@@ -94,9 +98,9 @@ impl Master for Service {
         let (trainer, generation) = caller(request.into_inner().caller)?;
         let verdict = self.ask(|reply| Event::BeginInit { generation, trainer, reply }).await?;
         let (answer, attempt) = match verdict {
-            Verdict::Elected { record } => (begin_init_reply::Answer::Initialize, record.attempt),
-            Verdict::Wait => (begin_init_reply::Answer::Wait, 0),
-            Verdict::Done => (begin_init_reply::Answer::Done, 0),
+            InitReply::Elected { record } => (begin_init_reply::Answer::Initialize, record.attempt),
+            InitReply::Wait => (begin_init_reply::Answer::Wait, 0),
+            InitReply::Done => (begin_init_reply::Answer::Done, 0),
         };
         Ok(Response::new(BeginInitReply { answer: answer.into(), attempt }))
     }
@@ -118,32 +122,26 @@ impl Master for Service {
     ) -> Result<Response<FollowReply>, Status> {
         let request = request.into_inner();
         let (trainer, generation) = caller(request.caller)?;
-        let office = self.acting()?.office;
-        let spent = request.spent.map(spent);
+        let handle = self.acting()?.handle;
+        let time_breakdown = request.time_breakdown.map(time_breakdown);
         if let Some(position) = request.position {
-            let position = Position {
-                version: Version(position.version),
-                pass: Pass(position.pass),
-                pass_start: Version(position.pass_start),
-                examples: position.examples,
-                loss: position.loss,
-            };
-            office.mention(Event::Position { generation, trainer, position, spent });
+            let position = self::position(&position);
+            handle.mention(Event::Position { generation, trainer, position, time_breakdown });
         }
-        let mut board = office.board.clone();
+        let mut assignments = handle.assignments.clone();
         let known = request.assignment;
-        let seen = board.borrow_and_update().clone();
-        // An assignment of an earlier reign is as good as none.
+        let seen = assignments.borrow_and_update().clone();
+        // The number of an earlier term never matches, so its caller is answered at once.
         if seen.number == known {
             let wait = Duration::from_millis(request.wait_ms).min(WAIT_MAX);
-            let _ = timeout(wait, board.changed()).await;
+            let _ = timeout(wait, assignments.changed()).await;
         }
-        let board = board.borrow().clone();
-        if generation < board.generation {
-            let (found, present) = (generation, board.generation);
-            return Err(refuse(&OfficeError::OtherGeneration { found, present }));
+        let assignments = assignments.borrow().clone();
+        if generation < assignments.generation {
+            let (found, present) = (generation, assignments.generation);
+            return Err(refuse(&ControlError::OtherGeneration { found, present }));
         }
-        Ok(Response::new(follow_reply(&board, trainer)))
+        Ok(Response::new(follow_reply(&assignments, trainer)))
     }
 
     async fn next_task(
@@ -161,7 +159,7 @@ impl Master for Service {
             }),
             Some(WireReport::Failed(_) | WireReport::Returned(_)) | None => None,
         };
-        let spent = request.spent.map(spent);
+        let time_breakdown = request.time_breakdown.map(time_breakdown);
         let request = TaskRequest {
             id: request_id(&request.request_id)?,
             trainer,
@@ -170,8 +168,8 @@ impl Master for Service {
             held: request.held.map(|it| it.attempts.into_iter().map(Attempt).collect()),
         };
         let answer = acting
-            .office
-            .ask(|reply| Event::NextTask { generation, request, done, spent, reply })
+            .handle
+            .ask(|reply| Event::NextTask { generation, request, done, time_breakdown, reply })
             .await
             .map_err(|error| refuse(&error))?;
         let next = match answer.next {
@@ -183,7 +181,7 @@ impl Master for Service {
             }),
             Next::NotYet => next_task_reply::Next::Later(Later { retry_ms: RETRY_MS }),
             Next::AllDone => next_task_reply::Next::AllDone(AllDone {}),
-            Next::AllFailed { pass } => return Err(refuse(&OfficeError::AllFailed { pass })),
+            Next::AllFailed { pass } => return Err(refuse(&ControlError::AllFailed { pass })),
         };
         Ok(Response::new(NextTaskReply { counted: answer.counted, next: Some(next) }))
     }
@@ -226,7 +224,7 @@ impl Master for Service {
         };
         let wait = Duration::from_millis(request.wait_ms).min(WAIT_MAX);
         let deadline = Instant::now() + wait;
-        let room = &acting.office.clocks;
+        let room = &acting.handle.staleness_gate;
         let (go, ahead) = room.pass(trainer, request.clock, bound, deadline).await;
         Ok(Response::new(AdvanceReply { go, ahead }))
     }
@@ -247,9 +245,17 @@ impl Master for Service {
         &self,
         request: Request<BeginSaveRequest>,
     ) -> Result<Response<BeginSaveReply>, Status> {
-        let (trainer, generation) = caller(request.into_inner().caller)?;
-        let saver = self.ask(|reply| Event::BeginSave { generation, trainer, reply }).await?;
-        Ok(Response::new(BeginSaveReply { save: saver == Saver::You }))
+        let request = request.into_inner();
+        let stage = match request.stage() {
+            begin_save_request::Stage::Evaluates => Stage::Evaluating,
+            begin_save_request::Stage::Writes => Stage::Writing,
+        };
+        let (trainer, generation) = caller(request.caller)?;
+        let error = Some(reason(request.error)).filter(|error| !error.is_empty());
+        let report = SaveReport { stage, error, position: request.position.as_ref().map(position) };
+        let verdict =
+            self.ask(|reply| Event::BeginSave { generation, trainer, report, reply }).await?;
+        Ok(Response::new(BeginSaveReply { save: verdict == SaveReply::Save }))
     }
 
     async fn finish_save(
@@ -271,17 +277,22 @@ impl Master for Service {
             parameters_sha256: Some(request.parameters_sha256),
             model: Some(request.model),
             checkpoint: None,
-            discarded: Vec::new(),
+            discarded: Discarded::default(),
         });
-        let Acting { office, checkpoints, .. } = self.acting()?;
-        // The final parameters outlive the pservers, with the count of what they reflect. A store
-        // that took the model and then fails does not hold up the job's end.
+        let Acting { handle, checkpoints, store, .. } = self.acting()?;
+        // The final checkpoint keeps the parameters and their position after the pservers exit. The job ends
+        // even if it fails, because the model is already stored.
         let taken = checkpoints.take_final(generation, Version(request.version)).await;
-        let result = match taken.trouble {
+        let mut result = match taken.error {
             None => Box::new(ResultRecord { checkpoint: taken.latest, ..*result }),
             Some(_) => result,
         };
-        office
+        let given_up = self.ask(|reply| Event::GivenUp { reply }).await?;
+        match discarded_list::write(&store, &given_up).await {
+            Ok(list) => result.discarded.list = list,
+            Err(error) => warn!(%error, "the list of given-up tasks is only in etcd"),
+        }
+        handle
             .ask(|reply| Event::FinishSave { generation, result, reply })
             .await
             .map_err(|error| refuse(&error))?;
@@ -295,7 +306,7 @@ impl Master for Service {
         let taken = self.acting()?.checkpoints.take_now().await;
         Ok(Response::new(TakeCheckpointReply {
             checkpoint: taken.latest.unwrap_or_default(),
-            trouble: taken.trouble.unwrap_or_default(),
+            error: taken.error.unwrap_or_default(),
         }))
     }
 
@@ -304,7 +315,7 @@ impl Master for Service {
         request: Request<RestoreCheckpointRequest>,
     ) -> Result<Response<RestoreCheckpointReply>, Status> {
         let RestoreCheckpointRequest { checkpoint, force } = request.into_inner();
-        let generation = self.ask(|reply| Event::SetBack { checkpoint, force, reply }).await?;
+        let generation = self.ask(|reply| Event::RollBack { checkpoint, force, reply }).await?;
         Ok(Response::new(RestoreCheckpointReply { generation: generation.0 }))
     }
 
@@ -338,10 +349,10 @@ impl Master for Service {
     }
 }
 
-/// What is no time counts as none.
-fn spent(wire: v1::Spent) -> Spent {
+/// Converts a time breakdown; invalid durations count as zero.
+fn time_breakdown(wire: v1::TimeBreakdown) -> TimeBreakdown {
     let time = |seconds: f64| if seconds.is_finite() { seconds.max(0.0) } else { 0.0 };
-    Spent {
+    TimeBreakdown {
         data: time(wire.data),
         compute: time(wire.compute),
         push: time(wire.push),
@@ -367,6 +378,16 @@ fn report(report: WireReport) -> Report {
     }
 }
 
+fn position(wire: &v1::Position) -> Position {
+    Position {
+        version: Version(wire.version),
+        pass: Pass(wire.pass),
+        pass_start: Version(wire.pass_start),
+        examples: wire.examples,
+        loss: wire.loss,
+    }
+}
+
 fn evaluation(wire: Evaluation) -> EvaluationRecord {
     EvaluationRecord {
         pass: Pass(wire.pass),
@@ -378,14 +399,14 @@ fn evaluation(wire: Evaluation) -> EvaluationRecord {
     }
 }
 
-fn follow_reply(board: &Board, trainer: TrainerId) -> FollowReply {
-    let lanes = board.lanes.get(&trainer).map_or(&[][..], Vec::as_slice);
-    let given_up = board.given_up.iter().map(|(pass, tasks)| WireGivenUp {
+fn follow_reply(assignments: &Assignments, trainer: TrainerId) -> FollowReply {
+    let lanes = assignments.lanes.get(&trainer).map_or(&[][..], Vec::as_slice);
+    let given_up = assignments.given_up.iter().map(|(pass, tasks)| WireGivenUp {
         pass: pass.0,
         tasks: tasks.iter().map(|task| task.0).collect(),
     });
     FollowReply {
-        assignment: board.number,
+        assignment: assignments.number,
         lanes: lanes.iter().map(|Lane(lane)| *lane).collect(),
         given_up: given_up.collect(),
     }

@@ -1,4 +1,4 @@
-//! One cut over all slots: asks each for its shard, and puts the answers together.
+//! A snapshot over all slots: requests each slot's shard and assembles the checkpoint manifest.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +10,7 @@ use steadfast_common::layout::ParamSpec;
 use steadfast_common::records::{
     CheckpointRecord, GenerationRecord, PositionRecord, PserverRecord, QueueSnapshot, ShardRecord,
 };
+use steadfast_common::spec::Mode;
 use steadfast_coord::Etcd;
 use steadfast_host::net::dial;
 use steadfast_host::role::Role;
@@ -21,41 +22,45 @@ use steadfast_store::Location;
 use tokio::sync::watch;
 use tracing::warn;
 
-use crate::board::Facts;
 use crate::checkpoints::{CheckpointError, sleep_until};
-use crate::office::OfficeError;
+use crate::handle::ControlError;
+use crate::status_snapshot::StatusSnapshot;
 
-/// How long slots may still upload once another one has failed: what they do not tell us of is deleted as
-/// an orphan, much later.
+/// Maximum time for the other slots to finish their uploads after one has failed. Shards that are
+/// not reported by then are deleted much later, as orphans, by garbage collection.
 const LEFTOVERS_MAX: Duration = Duration::from_secs(60);
 
-/// How long one question waits at a pserver for the version.
+/// Number of slots that begin to upload together, and the delay between two such groups.
+const UPLOADS_AT_ONCE: u32 = 16;
+const UPLOADS_APART: Duration = Duration::from_millis(200);
+
+/// Maximum time for which one request waits at a pserver for the version.
 const WAIT_MS: u64 = 5_000;
 
-/// How long slots may take to come to a version. The upload that follows is not bounded by it.
+/// How long slots may take to reach a version. The upload that follows is not bounded by it.
 #[derive(Clone, Debug)]
-pub(crate) struct Patience {
+pub(crate) struct RetryPolicy {
     pub most: Duration,
-    /// Nobody waits for a version any more: a slot that is not there, or has failed, makes the others'
-    /// shards useless.
+    /// Set when a slot is missing or has failed. The snapshot has then failed, and the remaining slots stop
+    /// waiting for the version.
     pub in_vain: Arc<AtomicBool>,
 }
 
-impl Patience {
-    /// That long.
+impl RetryPolicy {
+    /// Returns a policy with the time limit `most`.
     pub fn of(most: Duration) -> Self {
         Self { most, in_vain: Arc::default() }
     }
 }
 
-/// A slot that is asked for its shard.
+/// A slot whose shard is requested.
 pub(crate) struct Asked {
     slot: Slot,
     target: Target,
     address: String,
 }
 
-/// Where the holders of a generation's slots are.
+/// Looks up the holders of a generation's slots.
 pub(crate) async fn slots(
     etcd: &Etcd,
     keys: &Keys,
@@ -80,28 +85,27 @@ pub(crate) async fn slots(
     Ok(slots)
 }
 
-/// All shards of the cut. If one fails, the others' objects are deleted again. A slot may take as
-/// long as `patience` says to reach the version. Then it uploads its shard, for which it has as long as the
-/// store lets it take for so many bytes: whoever does not live through that loses its slot, and so the
-/// generation ends.
+/// Requests the shards of all slots. If one slot fails, the objects of the others are deleted. `policy`
+/// bounds the time to reach the version; the upload that follows is bounded by the store's limit for its
+/// size. A pserver that dies during the upload loses its slot, which ends the generation and the request.
 pub(crate) async fn shards(
     store: &Location,
     slots: Vec<Asked>,
     version: Option<Version>,
-    patience: Patience,
-    facts: &watch::Receiver<Arc<Facts>>,
+    policy: RetryPolicy,
+    status: &watch::Receiver<Arc<StatusSnapshot>>,
 ) -> Result<Vec<SnapshotReply>, CheckpointError> {
     let mut asked = TaskSet::default();
     for slot in slots {
-        let (patience, facts) = (patience.clone(), facts.clone());
+        let (policy, status) = (policy.clone(), status.clone());
         asked.spawn(async move {
             let generation = Generation(slot.target.generation);
             let answer = tokio::select! {
                 biased;
-                answer = snapshot(slot, version, &patience) => answer,
-                over = generation_over(generation, facts) => Err(over.into()),
+                answer = snapshot(slot, version, &policy) => answer,
+                over = generation_over(generation, status) => Err(over.into()),
             };
-            patience.in_vain.fetch_or(answer.is_err(), Ordering::Relaxed);
+            policy.in_vain.fetch_or(answer.is_err(), Ordering::Relaxed);
             answer
         });
     }
@@ -116,7 +120,7 @@ pub(crate) async fn shards(
         let broken = |error: Broken| CheckpointError::Broken(error.to_string());
         match answer.map_err(broken).flatten() {
             Ok(reply) => saved.push(reply),
-            // After the first all others are in vain, and say no more than that.
+            // Later errors are only consequences of the first.
             Err(error) => {
                 failure.get_or_insert(error);
                 until.get_or_insert(Instant::now() + LEFTOVERS_MAX);
@@ -137,30 +141,41 @@ async fn delete(store: &Location, reply: &SnapshotReply) -> Result<(), Checkpoin
     Ok(store.child(&shard.object)?.delete().await?)
 }
 
-/// Waits until the job has another generation, or this master does not act any more.
-async fn generation_over(found: Generation, mut facts: watch::Receiver<Arc<Facts>>) -> OfficeError {
-    match facts.wait_for(|facts| found < facts.generation).await {
-        Ok(facts) => OfficeError::OtherGeneration { found, present: facts.generation },
-        Err(_) => OfficeError::NotActing,
+/// Waits until the job has a newer generation or this master stops acting.
+async fn generation_over(
+    found: Generation,
+    mut status: watch::Receiver<Arc<StatusSnapshot>>,
+) -> ControlError {
+    match status.wait_for(|status| found < status.generation).await {
+        Ok(status) => ControlError::OtherGeneration { found, present: status.generation },
+        Err(_) => ControlError::NotActing,
     }
 }
 
-/// One slot's shard. Nobody waits for the version once all is in vain: the slot may never come to it.
+/// Returns the delay between a slot's snapshot and its upload: it spreads the load that a large job puts on
+/// the store.
+fn upload_after(slot: Slot) -> Duration {
+    UPLOADS_APART * (slot.0 / UPLOADS_AT_ONCE)
+}
+
+/// Requests one slot's shard. Stops waiting for the version once another slot has failed, because this slot
+/// may never reach it.
 async fn snapshot(
     asked: Asked,
     version: Option<Version>,
-    patience: &Patience,
+    policy: &RetryPolicy,
 ) -> Result<SnapshotReply, CheckpointError> {
     let slot = asked.slot;
     let failed = |reason: String| CheckpointError::Slot { slot, reason };
     let mut client = PserverClient::new(dial(&asked.address, Role::Pserver).map_err(failed)?);
     let started = Instant::now();
     loop {
-        let left = patience.most.saturating_sub(started.elapsed());
+        let left = policy.most.saturating_sub(started.elapsed());
         let request = SnapshotRequest {
             target: Some(asked.target),
             version: version.map(|version| version.0),
             wait_ms: WAIT_MS.min(left.as_millis() as u64),
+            upload_after_ms: upload_after(slot).as_millis() as u64,
         };
         let reply = client.snapshot(request).await;
         let reply = reply.map_err(|status| failed(status.message().to_owned()))?.into_inner();
@@ -171,7 +186,7 @@ async fn snapshot(
                 return Err(CheckpointError::Diverged { slot, at, what: reply.diverged });
             }
             (snapshot_reply::Answer::NotYet, _) | (snapshot_reply::Answer::Past, None) => {
-                if left.is_zero() || patience.in_vain.load(Ordering::Relaxed) {
+                if left.is_zero() || policy.in_vain.load(Ordering::Relaxed) {
                     return Err(CheckpointError::TooLate { slot });
                 }
             }
@@ -183,19 +198,26 @@ async fn snapshot(
     }
 }
 
-/// The manifest of a cut.
+/// Assembles the manifest of a checkpoint.
+///
+/// # Errors
+/// [`CheckpointError::SlotsDisagree`] if the slots of a synchronous job have not applied the same records.
 pub(crate) fn assemble(
+    mode: Mode,
     generation: &GenerationRecord,
     saved: Vec<SnapshotReply>,
     queue: Option<QueueSnapshot>,
 ) -> Result<CheckpointRecord, CheckpointError> {
+    if mode == Mode::Sync {
+        check_agreement(&saved)?;
+    }
     let mut shards = Vec::new();
     let mut position: Option<PositionRecord> = None;
     let mut params = Vec::new();
     for reply in saved {
         shards.push(serde_json::from_slice::<ShardRecord>(&reply.shard)?);
         let of_shard: PositionRecord = serde_json::from_slice(&reply.position)?;
-        // In synchronous mode all are equal; in asynchronous mode the least is what all reflect.
+        // In synchronous mode all positions are equal; in asynchronous mode all shards reflect the lowest.
         position = Some(match position {
             Some(known) if known.version <= of_shard.version => known,
             Some(_) | None => of_shard,
@@ -217,6 +239,60 @@ pub(crate) fn assemble(
         shards,
         queue,
         created_unix_ms: unix_ms(),
-        set_aside: None,
+        invalidated: None,
     })
+}
+
+/// Checks that all slots of a synchronous job have applied the same records. They differ if a task was given
+/// up after a lane was pushed to one slot and before it was pushed to another.
+fn check_agreement(saved: &[SnapshotReply]) -> Result<(), CheckpointError> {
+    let Some((first, others)) = saved.split_first() else { return Ok(()) };
+    let differs =
+        |it: &&SnapshotReply| it.position != first.position || it.checksum != first.checksum;
+    let Some(other) = others.iter().find(differs) else { return Ok(()) };
+    let slot = |reply: &SnapshotReply| {
+        serde_json::from_slice::<ShardRecord>(&reply.shard).map(|shard| shard.slot)
+    };
+    Err(CheckpointError::SlotsDisagree { slots: [slot(first)?, slot(other)?] })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// I7
+    #[test]
+    fn a_manifest_of_slots_that_applied_other_records_is_refused() {
+        let reply = |slot: u32, examples: u64, checksum: u64| {
+            SnapshotReply {
+            shard: serde_json::json!({
+                "slot": slot, "incarnation": 1, "object": "o", "sha256": "", "size_bytes": 1, "version": 3,
+            })
+            .to_string()
+            .into(),
+            position: format!(r#"{{"version":3,"pass":0,"pass_start":0,"examples":{examples}}}"#).into(),
+            checksum,
+            ..SnapshotReply::default()
+        }
+        };
+        let generation = GenerationRecord::default();
+        let of = |mode, saved: &[SnapshotReply]| assemble(mode, &generation, saved.to_vec(), None);
+        assert!(of(Mode::Sync, &[reply(0, 30, 7), reply(1, 30, 7)]).is_ok());
+        for other in [reply(1, 29, 7), reply(1, 30, 8)] {
+            let error = of(Mode::Sync, &[reply(0, 30, 7), other.clone()]).unwrap_err();
+            assert_eq!(error.to_string(), "slots 0 and 1 have applied different records");
+            assert!(of(Mode::Async, &[reply(0, 30, 7), other]).is_ok());
+        }
+    }
+
+    /// S004-68
+    #[test]
+    fn at_most_sixteen_slots_begin_to_upload_at_a_time() {
+        let begins: Vec<Duration> = (0..100).map(|slot| upload_after(Slot(slot))).collect();
+        for begin in &begins {
+            assert!(begins.iter().filter(|it| *it == begin).count() <= 16);
+        }
+        assert_eq!((begins[0], begins[15]), (Duration::ZERO, Duration::ZERO));
+        assert!(begins.is_sorted() && begins[16] != Duration::ZERO);
+    }
 }

@@ -1,8 +1,8 @@
-//! Curves for TensorBoard: an event file of its own for each reign, in a folder of this machine.
+//! Curves for TensorBoard: one event file for each term, in a local folder.
 //!
 //! Records are framed as TensorFlow's `TFRecord` (length, its masked CRC-32C, data, their masked CRC-32C),
-//! and hold messages of TensorFlow's `event.proto` and `summary.proto`, of which this is the part that
-//! scalars need.
+//! and hold messages of TensorFlow's `event.proto` and `summary.proto`. Only the part that scalars need is
+//! defined here.
 
 use std::fs::{File, create_dir_all};
 use std::io::{self, Write};
@@ -21,18 +21,18 @@ use tokio::sync::{oneshot, watch};
 use tracing::warn;
 use uuid::Uuid;
 
-use crate::board::Facts;
+use crate::status_snapshot::StatusSnapshot;
 
 /// Time between points.
 const EVERY: Duration = Duration::from_millis(500);
 
-/// How long the last events may take.
+/// Maximum time to write the last events.
 const LAST_WORDS_MAX: Duration = Duration::from_secs(2);
 
-/// The format that readers know to drop what a restarted job does anew.
+/// The format version from which readers discard the steps that a restarted job repeats.
 const FILE_VERSION: &str = "brain.Event:2";
 
-/// `tensorflow.SessionLog.SessionStatus.START`: what was told of this step and later ones does not hold.
+/// `tensorflow.SessionLog.SessionStatus.START`: invalidates earlier events of this step and later ones.
 const START: i32 = 1;
 
 /// `tensorflow.Event`
@@ -79,23 +79,24 @@ struct SessionLog {
     status: i32,
 }
 
-/// What a reign's file is named after.
+/// Identifies a term in the name of its event file.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct ReignName {
+pub(crate) struct TermName {
     pub epoch: i64,
     pub master: Uuid,
 }
 
-impl ReignName {
-    /// Readers take files by their names: those of reigns that began within a second in their order.
+impl TermName {
+    /// Readers process files in the order of their names. The epoch orders terms that began in the same
+    /// second.
     fn file_name(self, now: u64) -> String {
         let Self { epoch, master } = self;
         format!("events.out.tfevents.{:010}.{epoch:019}.{master}", now / 1000)
     }
 }
 
-/// Tells TensorBoard of a reign, by a thread of its own: a folder may be of a file server that does not
-/// answer, which no job has to wait for.
+/// Writes a term's event file in a thread of its own: the folder may be on a file server that does not
+/// answer, and the job must not wait for it.
 #[derive(Debug)]
 pub(crate) struct Curves {
     end: mpsc::Sender<ResultRecord>,
@@ -103,14 +104,18 @@ pub(crate) struct Curves {
 }
 
 impl Curves {
-    /// Begins a file in `folder`, which is made if it is missing, and tells how the job gets on. A folder
-    /// that cannot be written to is not worth a reign.
-    pub fn start(folder: PathBuf, reign: ReignName, facts: watch::Receiver<Arc<Facts>>) -> Self {
+    /// Creates a file in `folder`, and the folder if it is missing, and writes the job's progress to it. If
+    /// the folder is not writable, the term continues without curves.
+    pub fn start(
+        folder: PathBuf,
+        leadership: TermName,
+        snapshot: watch::Receiver<Arc<StatusSnapshot>>,
+    ) -> Self {
         let (end, ended) = mpsc::channel();
         let (told, is_told) = oneshot::channel();
         let tell = move || {
-            match create(&folder, reign) {
-                Ok(file) => TensorBoard::new(file).follow(&facts, &ended),
+            match create(&folder, leadership) {
+                Ok(file) => TensorBoard::new(file).follow(&snapshot, &ended),
                 Err(error) => {
                     warn!(folder = %folder.display(), %error, "no curves for TensorBoard");
                 }
@@ -123,10 +128,10 @@ impl Curves {
         Self { end, is_told }
     }
 
-    /// Tells how the job ended, within a bounded time.
+    /// Writes the job's result, within a bounded time.
     pub async fn finish(self, result: ResultRecord) {
         let Self { end, is_told } = self;
-        // A thread that could not begin has said so.
+        // Fails only if the thread did not start or could not create its file, which is already logged.
         let _ = end.send(result);
         if timeout(LAST_WORDS_MAX, is_told).await.is_err() {
             warn!("the end of the curves for TensorBoard is missing: their folder does not answer");
@@ -134,23 +139,23 @@ impl Curves {
     }
 }
 
-/// A file that holds whole records only.
+/// An event file that holds complete records only.
 #[derive(Debug)]
 struct EventFile {
     file: File,
     path: PathBuf,
-    /// Of its whole records.
+    /// Length of the complete records in bytes.
     len: u64,
-    is_in_trouble: bool,
+    is_failing: bool,
 }
 
-fn create(folder: &Path, reign: ReignName) -> io::Result<EventFile> {
+fn create(folder: &Path, leadership: TermName) -> io::Result<EventFile> {
     let now = unix_ms();
-    let path = folder.join(reign.file_name(now));
+    let path = folder.join(leadership.file_name(now));
     create_dir_all(folder)?;
     let file = File::options().append(true).create(true).open(&path)?;
     let len = file.metadata()?.len();
-    let mut file = EventFile { file, path, len, is_in_trouble: false };
+    let mut file = EventFile { file, path, len, is_failing: false };
     file.append(&[event(now, 0, What::FileVersion(FILE_VERSION.to_owned()))]);
     Ok(file)
 }
@@ -158,18 +163,18 @@ fn create(folder: &Path, reign: ReignName) -> io::Result<EventFile> {
 impl EventFile {
     fn append(&mut self, told: &[Event]) {
         match self.try_to_append(&told.iter().flat_map(record).collect::<Vec<u8>>()) {
-            Ok(()) => self.is_in_trouble = false,
-            Err(_) if self.is_in_trouble => {}
+            Ok(()) => self.is_failing = false,
+            Err(_) if self.is_failing => {}
             Err(error) => {
-                self.is_in_trouble = true;
+                self.is_failing = true;
                 warn!(file = %self.path.display(), %error, "the curves for TensorBoard have a gap");
             }
         }
     }
 
     fn try_to_append(&mut self, records: &[u8]) -> io::Result<()> {
-        if self.is_in_trouble {
-            // Readers do not get past half a record.
+        if self.is_failing {
+            // Readers stop at a partial record.
             self.file.set_len(self.len)?;
         }
         self.file.write_all(records)?;
@@ -178,14 +183,14 @@ impl EventFile {
     }
 }
 
-/// What TensorBoard was told.
+/// Writes events, and keeps what was written last.
 #[derive(Debug)]
 struct TensorBoard {
     file: EventFile,
-    /// 0 until something was told.
+    /// Last version written; 0 before the first.
     version: Version,
     evaluated: Option<(Pass, Version)>,
-    /// Records trained on and when, for the rate.
+    /// Records trained on at the last point, and its time, for the rate.
     examples: Option<(u64, u64)>,
 }
 
@@ -194,12 +199,16 @@ impl TensorBoard {
         Self { file, version: Version::default(), evaluated: None, examples: None }
     }
 
-    /// Tells how the job gets on, and how it ended, until nobody will say that any more.
-    fn follow(mut self, facts: &watch::Receiver<Arc<Facts>>, ended: &mpsc::Receiver<ResultRecord>) {
+    /// Writes the job's progress until its result arrives or the sender is dropped.
+    fn follow(
+        mut self,
+        snapshot: &watch::Receiver<Arc<StatusSnapshot>>,
+        ended: &mpsc::Receiver<ResultRecord>,
+    ) {
         loop {
             let news = ended.recv_timeout(EVERY);
-            let facts = facts.borrow().clone();
-            let mut told = self.tell(&facts, unix_ms());
+            let snapshot = snapshot.borrow().clone();
+            let mut told = self.tell(&snapshot, unix_ms());
             if let Ok(result) = &news {
                 told.extend(end(result));
             }
@@ -210,10 +219,10 @@ impl TensorBoard {
         }
     }
 
-    /// What is new.
-    fn tell(&mut self, facts: &Facts, now: u64) -> Vec<Event> {
-        let (mut told, version) = (Vec::new(), facts.position.version);
-        // A new master does not know yet how far the job is.
+    /// Returns the events since the last call.
+    fn tell(&mut self, snapshot: &StatusSnapshot, now: u64) -> Vec<Event> {
+        let (mut told, version) = (Vec::new(), snapshot.position.version);
+        // A new master does not know the job's version yet.
         if version == Version(0) {
             return told;
         }
@@ -224,16 +233,16 @@ impl TensorBoard {
         }
         if version != std::mem::replace(&mut self.version, version) {
             let mut values: Vec<(String, f64)> = Vec::new();
-            values.extend(facts.loss.map(|loss| ("train/loss".to_owned(), loss)));
+            values.extend(snapshot.loss.map(|loss| ("train/loss".to_owned(), loss)));
             if let Some((examples, then)) = self.examples.filter(|(_, then)| *then < now) {
                 let seconds = (now - then) as f64 / 1000.0;
-                let rate = facts.examples.saturating_sub(examples) as f64 / seconds;
+                let rate = snapshot.examples.saturating_sub(examples) as f64 / seconds;
                 values.push(("train/examples_per_second".to_owned(), rate));
             }
-            self.examples = Some((facts.examples, now));
+            self.examples = Some((snapshot.examples, now));
             told.extend(scalars(now, version, values));
         }
-        let evaluation = facts.evaluation.as_ref();
+        let evaluation = snapshot.evaluation.as_ref();
         if let Some(it) = evaluation.filter(|it| self.evaluated != Some((it.pass, it.version))) {
             self.evaluated = Some((it.pass, it.version));
             let metric = format!("held_out/{}", it.metric_name);
@@ -244,9 +253,9 @@ impl TensorBoard {
     }
 }
 
-/// How the job ended.
+/// Returns the events of the job's result.
 fn end(result: &ResultRecord) -> Vec<Event> {
-    // Without held-out records the loss is that of the last step.
+    // Without held-out records the result's loss is that of the last training step.
     let Some(metric) = result.metric else { return Vec::new() };
     let name = result.metric_name.as_deref().unwrap_or("metric");
     let loss = result.loss.map(|loss| ("held_out/loss".to_owned(), loss));
@@ -258,7 +267,7 @@ fn event(unix_ms: u64, step: u64, what: What) -> Event {
     Event { wall_time: unix_ms as f64 / 1000.0, step: step as i64, what: Some(what) }
 }
 
-/// Values of one step, if there are any.
+/// Returns an event with the values of one step, if there are any.
 fn scalars(unix_ms: u64, version: Version, values: Vec<(String, f64)>) -> Vec<Event> {
     let value = |(tag, value): (String, f64)| Value { tag, simple_value: value as f32 };
     let summary = Summary { value: values.into_iter().map(value).collect() };
@@ -268,7 +277,7 @@ fn scalars(unix_ms: u64, version: Version, values: Vec<(String, f64)>) -> Vec<Ev
     }
 }
 
-/// An event as it stands in a file.
+/// Encodes an event as a framed record.
 fn record(event: &Event) -> Vec<u8> {
     let data = event.encode_to_vec();
     let length = (data.len() as u64).to_le_bytes();
@@ -276,7 +285,7 @@ fn record(event: &Event) -> Vec<u8> {
     [&length[..], &sum(&length), &data, &sum(&data)].concat()
 }
 
-/// As TensorFlow's `masked_crc32c`: sums of data that hold sums are weak.
+/// Masks a checksum like TensorFlow's `masked_crc32c`: a CRC of data that contains CRCs is weak.
 fn masked(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -284,23 +293,23 @@ fn masked(crc: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::office::Position;
+    use crate::handle::Position;
 
-    const REIGN: ReignName = ReignName { epoch: 7, master: Uuid::nil() };
+    const REIGN: TermName = TermName { epoch: 7, master: Uuid::nil() };
 
     #[test]
     fn reigns_of_one_second_are_read_in_their_order() {
-        let later = ReignName { epoch: 10, master: Uuid::nil() };
-        let first = ReignName { master: Uuid::max(), ..REIGN };
+        let later = TermName { epoch: 10, master: Uuid::nil() };
+        let first = TermName { master: Uuid::max(), ..REIGN };
         assert!(first.file_name(1_000) < later.file_name(1_999));
         assert!(later.file_name(1_999) < first.file_name(2_000));
     }
 
-    fn at(version: u64, loss: f64) -> Facts {
-        Facts {
+    fn at(version: u64, loss: f64) -> StatusSnapshot {
+        StatusSnapshot {
             position: Position { version: Version(version), ..Position::default() },
             loss: Some(loss),
-            ..Facts::default()
+            ..StatusSnapshot::default()
         }
     }
 
@@ -312,7 +321,7 @@ mod tests {
     fn a_step_is_told_once_and_a_job_that_goes_back_drops_what_it_leaves() {
         let folder = tempfile::tempdir().unwrap();
         let mut board = board(folder.path());
-        assert_eq!(board.tell(&Facts::default(), 0), []);
+        assert_eq!(board.tell(&StatusSnapshot::default(), 0), []);
         let first = board.tell(&at(8, 0.5), 1000);
         assert_eq!(first.iter().map(|it| it.step).collect::<Vec<_>>(), [8, 8], "{first:?}");
         assert_eq!(board.tell(&at(8, 0.5), 1500), []);
@@ -323,7 +332,7 @@ mod tests {
         assert_eq!(back.len(), 2);
     }
 
-    /// A disk that was full for a while leaves a gap, and nothing after it is lost.
+    /// A disk that was temporarily full leaves a gap; later events are kept.
     #[test]
     fn half_a_record_is_taken_back() {
         let folder = tempfile::tempdir().unwrap();
@@ -332,10 +341,10 @@ mod tests {
         file.append(std::slice::from_ref(&told));
         let path = file.path.clone();
         let whole = std::fs::read(&path).unwrap();
-        // A write that failed, and what a disk had room for of it.
+        // A failed write, and the part of it that the disk had room for.
         let writable = std::mem::replace(&mut file.file, File::open(&path).unwrap());
         file.append(std::slice::from_ref(&told));
-        assert!(file.is_in_trouble);
+        assert!(file.is_failing);
         file.file = writable;
         file.file.write_all(b"half a re").unwrap();
         file.append(std::slice::from_ref(&told));
@@ -343,7 +352,7 @@ mod tests {
         assert_eq!(std::fs::read(&path).unwrap(), expected);
     }
 
-    /// The frame of a record as TensorFlow writes it, byte by byte.
+    /// The frame of a record equals TensorFlow's, byte by byte.
     #[test]
     fn a_record_is_framed_by_its_length_and_masked_sums() {
         // CRC-32C of "123456789" is 0xe3069283 (RFC 3720 and the catalogue of CRCs).

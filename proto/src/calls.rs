@@ -1,4 +1,4 @@
-//! Calls whose bodies are pieces of messages, over HTTP/2 or whatever carries its requests.
+//! gRPC calls whose bodies are segments of messages, over HTTP/2 or any service for its requests.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -17,15 +17,15 @@ use tower::Service;
 use crate::framing::PREFIX;
 use crate::status;
 
-/// The longest message that is read whole.
+/// The longest message that [`read_one`] accepts.
 const MESSAGE_MAX: usize = 64 << 10;
 
 const GRPC: http::HeaderValue = http::HeaderValue::from_static("application/grpc");
 
-/// Reads a body that is one short message.
+/// Reads a body that consists of one short message.
 ///
 /// # Errors
-/// The other side's, or that it is none.
+/// The status of the peer, or an error of the message.
 pub async fn read_one<M: Message + Default>(body: &mut Body) -> Result<M, Status> {
     let mut text = BytesMut::new();
     while let Some(bytes) = next(body).await? {
@@ -40,15 +40,15 @@ pub async fn read_one<M: Message + Default>(body: &mut Body) -> Result<M, Status
     let (compressed, len) = (text.get_u8(), text.get_u32() as usize);
     match (compressed, len == text.len()) {
         (0, true) => M::decode(text.freeze()).map_err(|error| invalid(error.to_string())),
-        (0, false) => Err(invalid("there is more or less than one message")),
-        _ => Err(Status::unimplemented("messages are not compressed")),
+        (0, false) => Err(invalid("the call does not have exactly one message")),
+        _ => Err(Status::unimplemented("compressed messages are not supported")),
     }
 }
 
-/// The next bytes of a body; nothing at its end.
+/// Returns the next bytes of a body; `None` at its end.
 ///
 /// # Errors
-/// The other side's, also in trailers.
+/// The status of the peer, also from trailers.
 pub async fn next(body: &mut Body) -> Result<Option<Bytes>, Status> {
     loop {
         let frame = std::future::poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await;
@@ -57,78 +57,82 @@ pub async fn next(body: &mut Body) -> Result<Option<Bytes>, Status> {
             Ok(data) => return Ok(Some(data)),
             Err(frame) => frame.into_trailers().unwrap_or_default(),
         };
-        refusal(&trailers)?;
+        check_status(&trailers)?;
     }
 }
 
-/// Calls a method with pieces of messages; gives back the body of the answer.
+/// Calls a method with segments of messages; returns the body of the response.
 ///
 /// # Errors
-/// The other side's, or of the way to it.
-pub async fn call<W>(wire: &mut W, path: &'static str, pieces: Vec<Bytes>) -> Result<Body, Status>
+/// The status of the peer, or an error of the transport.
+pub async fn call<C>(
+    channel: &mut C,
+    path: &'static str,
+    segments: Vec<Bytes>,
+) -> Result<Body, Status>
 where
-    W: Service<http::Request<Body>, Response = http::Response<Body>>,
-    W::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    C: Service<http::Request<Body>, Response = http::Response<Body>>,
+    C::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let broken = |error: W::Error| Status::from_error(error.into());
-    std::future::poll_fn(|context| wire.poll_ready(context)).await.map_err(broken)?;
-    let body = Body::new(TensorBody::request(pieces));
+    let broken = |error: C::Error| Status::from_error(error.into());
+    std::future::poll_fn(|context| channel.poll_ready(context)).await.map_err(broken)?;
+    let body = Body::new(TensorBody::request(segments));
     let request = http::Request::post(path)
         .version(http::Version::HTTP_2)
         .header(http::header::CONTENT_TYPE, GRPC)
         .header(http::header::TE, "trailers")
         .body(body)
         .map_err(|error| Status::internal(error.to_string()))?;
-    let response = wire.call(request).await.map_err(broken)?;
-    refusal(response.headers())?;
+    let response = channel.call(request).await.map_err(broken)?;
+    check_status(response.headers())?;
     match response.status() {
         http::StatusCode::OK => Ok(response.into_body()),
-        other => Err(Status::unknown(format!("the answer is HTTP {other}"))),
+        other => Err(Status::unknown(format!("the response has the HTTP status {other}"))),
     }
 }
 
-/// What a method answers.
+/// Builds the response of a method.
 pub fn answer(answer: Result<Vec<Bytes>, Status>) -> http::Response<Body> {
-    let pieces = match answer {
-        Ok(pieces) => pieces,
+    let segments = match answer {
+        Ok(segments) => segments,
         Err(status) => return status.into_http(),
     };
-    let mut response = http::Response::new(Body::new(TensorBody::answer(pieces)));
+    let mut response = http::Response::new(Body::new(TensorBody::answer(segments)));
     response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC);
     response
 }
 
-/// What a method answers whose beginning is known to be no refusal; a later one comes in trailers.
+/// Builds a streamed response; an error in the stream is sent in the trailers.
 pub fn answer_as_it_comes(
-    pieces: impl Stream<Item = Result<Bytes, Status>> + Send + 'static,
+    segments: impl Stream<Item = Result<Bytes, Status>> + Send + 'static,
 ) -> http::Response<Body> {
-    let mut response = http::Response::new(Body::new(ComingBody(Some(pieces.boxed()))));
+    let mut response = http::Response::new(Body::new(StreamBody(Some(segments.boxed()))));
     response.headers_mut().insert(http::header::CONTENT_TYPE, GRPC);
     response
 }
 
-fn refusal(headers: &HeaderMap) -> Result<(), Status> {
+fn check_status(headers: &HeaderMap) -> Result<(), Status> {
     match Status::from_header_map(headers) {
         Some(status) if status.code() != Code::Ok => Err(status),
         Some(_) | None => Ok(()),
     }
 }
 
-/// An HTTP body of pieces, and of trailers if it is an answer.
+/// An HTTP body of segments, with trailers if it is a response.
 pub struct TensorBody {
-    pieces: std::vec::IntoIter<Bytes>,
+    segments: std::vec::IntoIter<Bytes>,
     trailers: Option<HeaderMap>,
 }
 
 impl TensorBody {
-    /// What a request sends.
-    pub fn request(pieces: Vec<Bytes>) -> Self {
-        Self { pieces: pieces.into_iter(), trailers: None }
+    /// The body of a request.
+    pub fn request(segments: Vec<Bytes>) -> Self {
+        Self { segments: segments.into_iter(), trailers: None }
     }
 
-    /// What an answer without error sends.
-    pub fn answer(pieces: Vec<Bytes>) -> Self {
-        Self { pieces: pieces.into_iter(), trailers: Some(well()) }
+    /// The body of a successful response.
+    pub fn answer(segments: Vec<Bytes>) -> Self {
+        Self { segments: segments.into_iter(), trailers: Some(ok_trailers()) }
     }
 }
 
@@ -140,24 +144,24 @@ impl http_body::Body for TensorBody {
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let piece = self.pieces.next().map(Frame::data);
-        let frame = piece.or_else(|| self.trailers.take().map(Frame::trailers));
+        let segment = self.segments.next().map(Frame::data);
+        let frame = segment.or_else(|| self.trailers.take().map(Frame::trailers));
         Poll::Ready(frame.map(Ok))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.pieces.len() == 0 && self.trailers.is_none()
+        self.segments.len() == 0 && self.trailers.is_none()
     }
 
     fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.pieces.as_slice().iter().map(|it| it.len() as u64).sum())
+        SizeHint::with_exact(self.segments.as_slice().iter().map(|it| it.len() as u64).sum())
     }
 }
 
-/// Pieces of an answer that are not all there yet, and then trailers.
-struct ComingBody(Option<BoxStream<'static, Result<Bytes, Status>>>);
+/// A streamed response body, with trailers.
+struct StreamBody(Option<BoxStream<'static, Result<Bytes, Status>>>);
 
-impl http_body::Body for ComingBody {
+impl http_body::Body for StreamBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -165,15 +169,15 @@ impl http_body::Body for ComingBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let Some(pieces) = &mut self.0 else { return Poll::Ready(None) };
-        let trailers = match ready!(pieces.poll_next_unpin(context)) {
-            Some(Ok(piece)) => return Poll::Ready(Some(Ok(Frame::data(piece)))),
+        let Some(segments) = &mut self.0 else { return Poll::Ready(None) };
+        let trailers = match ready!(segments.poll_next_unpin(context)) {
+            Some(Ok(segment)) => return Poll::Ready(Some(Ok(Frame::data(segment)))),
             Some(Err(status)) => {
                 let mut trailers = HeaderMap::new();
                 status.add_header(&mut trailers)?;
                 trailers
             }
-            None => well(),
+            None => ok_trailers(),
         };
         self.0 = None;
         Poll::Ready(Some(Ok(Frame::trailers(trailers))))
@@ -184,8 +188,8 @@ impl http_body::Body for ComingBody {
     }
 }
 
-/// The trailers of an answer without error.
-fn well() -> HeaderMap {
+/// The trailers of a successful response.
+fn ok_trailers() -> HeaderMap {
     HeaderMap::from_iter([(
         http::HeaderName::from_static("grpc-status"),
         http::HeaderValue::from_static("0"),

@@ -1,58 +1,58 @@
-//! Messages that carry tensors, read as they come from the socket, without a copy of the values.
+//! Decodes messages with tensors incrementally from the socket, without copying the values.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use prost::Message;
+use steadfast_common::byte_segments::ByteSegments;
 use steadfast_common::error::ErrorKind;
-use steadfast_common::pieces::Pieces;
 use tonic::Status;
 
 use crate::framing::{BLOCKS, DATA, HEADER, NUMBER, PREFIX};
 use crate::{MESSAGE_BYTES_MAX, status};
 
-/// The longest header.
+/// The longest header that is accepted.
 const HEADER_BYTES_MAX: usize = 128 << 10;
 
-/// Reads messages with tensors as they come, cut anywhere.
+/// Decodes messages with tensors from segments of any size.
 #[derive(Debug)]
 pub struct Decoder<H> {
     state: State,
-    /// Bytes that the present message still has.
+    /// Bytes left in the current message.
     message: usize,
-    /// Bytes that the present block still has.
+    /// Bytes left in the current block.
     block: Option<usize>,
     header: Option<H>,
-    /// Bytes of all its parts.
+    /// Total size of the header's parts in bytes.
     header_bytes: usize,
     number: u32,
-    data: Pieces,
+    data: ByteSegments,
 }
 
-/// What the next byte belongs to.
+/// The element that the next byte belongs to.
 #[derive(Debug)]
 enum State {
     Prefix(BytesMut),
-    /// A number of any length, and what it is.
+    /// A varint and its meaning.
     Varint {
         value: u64,
         shift: u32,
-        of: Of,
+        of: VarintKind,
     },
-    /// That many bytes are of no interest.
+    /// Bytes of an unknown field, left to skip.
     Skip(usize),
     Header(usize, BytesMut),
     Data(usize),
 }
 
-/// What a number is.
+/// The meaning of a varint.
 #[derive(Clone, Copy, Debug)]
-enum Of {
+enum VarintKind {
     Key,
     Len(Field),
     Number,
     Unknown,
 }
 
-/// A field with a length.
+/// A length-delimited field.
 #[derive(Clone, Copy, Debug)]
 enum Field {
     Header,
@@ -70,30 +70,30 @@ impl<H> Default for Decoder<H> {
             header: None,
             header_bytes: 0,
             number: 0,
-            data: Pieces::default(),
+            data: ByteSegments::default(),
         }
     }
 }
 
 impl<H: Message + Default> Decoder<H> {
-    /// The header, once it has come.
+    /// The header, if it has arrived.
     pub fn header(&self) -> Option<&H> {
         self.header.as_ref()
     }
 
-    /// Reads what came next. `take` is given each block as soon as it is whole, with the header if
-    /// that came before it.
+    /// Decodes the next bytes. Calls `take` with each complete block, and with the header if that came
+    /// before it.
     ///
     /// # Errors
-    /// What `take` says, or that these are no such messages.
+    /// The error of `take`, or an invalid message.
     pub fn feed(
         &mut self,
         mut bytes: Bytes,
-        mut take: impl FnMut(Option<&H>, u32, Pieces) -> Result<(), Status>,
+        mut take: impl FnMut(Option<&H>, u32, ByteSegments) -> Result<(), Status>,
     ) -> Result<(), Status> {
         while !bytes.is_empty() {
             self.step(&mut bytes)?;
-            // Whatever has no length is over at once.
+            // Fields of length zero are complete at once.
             while let State::Skip(0) | State::Data(0) | State::Header(0, _) = self.state {
                 self.finish_field()?;
             }
@@ -108,19 +108,19 @@ impl<H: Message + Default> Decoder<H> {
         Ok(())
     }
 
-    /// Says that nothing more comes.
+    /// Ends the stream and returns the header.
     ///
     /// # Errors
-    /// If a message is not whole.
+    /// If the last message is incomplete.
     pub fn end(self) -> Result<Option<H>, Status> {
         match self.state {
             State::Prefix(prefix) if prefix.is_empty() => Ok(self.header),
-            _ => Err(invalid("the last message is cut off")),
+            _ => Err(invalid("the last message is truncated")),
         }
     }
 
     fn is_between_fields(&self) -> bool {
-        matches!(self.state, State::Varint { value: 0, shift: 0, of: Of::Key })
+        matches!(self.state, State::Varint { value: 0, shift: 0, of: VarintKind::Key })
     }
 
     fn step(&mut self, bytes: &mut Bytes) -> Result<(), Status> {
@@ -141,59 +141,59 @@ impl<H: Message + Default> Decoder<H> {
                 }
                 *value |= u64::from(byte & 0x7f) << *shift;
                 *shift += 7;
-                let (value, of, is_whole) = (*value, *of, byte & 0x80 == 0);
-                self.spend(1)?;
-                if is_whole { self.take_number(of, value) } else { Ok(()) }
+                let (value, of, is_complete) = (*value, *of, byte & 0x80 == 0);
+                self.consume(1)?;
+                if is_complete { self.take_number(of, value) } else { Ok(()) }
             }
             State::Skip(left) => {
                 let taken = bytes.len().min(*left);
                 *left -= taken;
                 bytes.advance(taken);
-                self.spend(taken)
+                self.consume(taken)
             }
             State::Header(left, text) => {
                 let taken = bytes.len().min(*left);
                 *left -= taken;
                 text.put(bytes.split_to(taken));
-                self.spend(taken)
+                self.consume(taken)
             }
             State::Data(left) => {
                 let taken = bytes.len().min(*left);
                 *left -= taken;
                 self.data.push(bytes.split_to(taken));
-                self.spend(taken)
+                self.consume(taken)
             }
         }
     }
 
     fn begin_message(&mut self, compressed: u8, len: usize) -> Result<(), Status> {
         if compressed != 0 {
-            return Err(Status::unimplemented("messages with tensors are not compressed"));
+            return Err(Status::unimplemented("compressed messages are not supported"));
         }
         if MESSAGE_BYTES_MAX < len {
-            let message = format!("a message of {len} bytes; {MESSAGE_BYTES_MAX} are the most");
+            let message = format!("a message has {len} bytes; the limit is {MESSAGE_BYTES_MAX}");
             return Err(status(ErrorKind::TooLarge, message));
         }
         (self.message, self.state) = (len, KEY);
         Ok(())
     }
 
-    fn take_number(&mut self, of: Of, value: u64) -> Result<(), Status> {
+    fn take_number(&mut self, of: VarintKind, value: u64) -> Result<(), Status> {
         self.state = match of {
-            Of::Key => self.begin_field(value)?,
-            Of::Number => {
+            VarintKind::Key => self.begin_field(value)?,
+            VarintKind::Number => {
                 self.number = value as u32;
                 KEY
             }
-            Of::Unknown => KEY,
-            Of::Len(field) => {
+            VarintKind::Unknown => KEY,
+            VarintKind::Len(field) => {
                 let len = usize::try_from(value).unwrap_or(usize::MAX);
                 if self.block.unwrap_or(self.message) < len {
                     return Err(invalid("a field is longer than its message"));
                 }
                 match field {
                     Field::Header => {
-                        // One that comes in several parts is merged, and may not grow by that.
+                        // The parts of a header are merged, so the limit applies to their sum.
                         self.header_bytes = self.header_bytes.saturating_add(len);
                         if HEADER_BYTES_MAX < self.header_bytes {
                             return Err(status(ErrorKind::TooLarge, "the header is too long"));
@@ -202,11 +202,11 @@ impl<H: Message + Default> Decoder<H> {
                     }
                     Field::Block => {
                         (self.block, self.number) = (Some(len), 0);
-                        self.data = Pieces::default();
+                        self.data = ByteSegments::default();
                         KEY
                     }
                     Field::Data => {
-                        self.data = Pieces::default();
+                        self.data = ByteSegments::default();
                         State::Data(len)
                     }
                     Field::Unknown => State::Skip(len),
@@ -219,19 +219,19 @@ impl<H: Message + Default> Decoder<H> {
     fn begin_field(&self, key: u64) -> Result<State, Status> {
         let (field, wire) = (u32::try_from(key >> 3).unwrap_or_default(), key & 7);
         let known = match (self.block, field, wire) {
-            (None, HEADER, 2) => Some(Of::Len(Field::Header)),
-            (None, BLOCKS, 2) => Some(Of::Len(Field::Block)),
-            (Some(_), NUMBER, 0) => Some(Of::Number),
-            (Some(_), DATA, 2) => Some(Of::Len(Field::Data)),
+            (None, HEADER, 2) => Some(VarintKind::Len(Field::Header)),
+            (None, BLOCKS, 2) => Some(VarintKind::Len(Field::Block)),
+            (Some(_), NUMBER, 0) => Some(VarintKind::Number),
+            (Some(_), DATA, 2) => Some(VarintKind::Len(Field::Data)),
             _ => None,
         };
         Ok(match (known, wire) {
             (Some(of), _) => varint(of),
-            (None, 0) => varint(Of::Unknown),
+            (None, 0) => varint(VarintKind::Unknown),
             (None, 1) => State::Skip(8),
-            (None, 2) => varint(Of::Len(Field::Unknown)),
+            (None, 2) => varint(VarintKind::Len(Field::Unknown)),
             (None, 5) => State::Skip(4),
-            (None, _) => return Err(invalid("a field is of no known kind")),
+            (None, _) => return Err(invalid("a field has an unknown wire type")),
         })
     }
 
@@ -243,8 +243,8 @@ impl<H: Message + Default> Decoder<H> {
         Ok(())
     }
 
-    /// Counts bytes of the present message, and of its present block.
-    fn spend(&mut self, bytes: usize) -> Result<(), Status> {
+    /// Subtracts consumed bytes from the current message and block.
+    fn consume(&mut self, bytes: usize) -> Result<(), Status> {
         let too_long = || invalid("a field is longer than its message");
         self.message = self.message.checked_sub(bytes).ok_or_else(too_long)?;
         if let Some(block) = &mut self.block {
@@ -254,10 +254,10 @@ impl<H: Message + Default> Decoder<H> {
     }
 }
 
-/// Between two fields.
-const KEY: State = varint(Of::Key);
+/// The state between two fields.
+const KEY: State = varint(VarintKind::Key);
 
-const fn varint(of: Of) -> State {
+const fn varint(of: VarintKind) -> State {
     State::Varint { value: 0, shift: 0, of }
 }
 
@@ -277,7 +277,7 @@ mod tests {
 
     type Found = (Option<PushHeader>, Vec<(u32, Vec<u8>)>);
 
-    /// Reads bytes that are cut at the given places.
+    /// Decodes `bytes` in segments that end at `cuts`.
     fn read(bytes: &[u8], cuts: &[prop::sample::Index]) -> Result<Found, Status> {
         let mut places: Vec<usize> = cuts.iter().map(|it| it.index(bytes.len() + 1)).collect();
         places.extend([0, bytes.len()]);
@@ -322,7 +322,7 @@ mod tests {
     }
 
     proptest! {
-        /// A client with any other gRPC library is understood.
+        /// Messages of any other gRPC library are accepted.
         #[test]
         fn what_a_codec_writes_is_read_wherever_it_is_cut(messages in messages(), cuts in cuts()) {
             let bytes: Vec<u8> = messages.iter().flat_map(framed).collect();
@@ -345,7 +345,7 @@ mod tests {
             prop_assert!(bytes.is_empty());
         }
 
-        /// F48: a header in many parts is bounded as a whole.
+        /// F48: the size limit applies to all parts of a header together.
         #[test]
         fn a_header_that_grows_part_by_part_is_refused(parts in 2_usize..6) {
             let shares = vec![LaneShare { records: 1, last: true, checksum: 1 }; HEADER_BYTES_MAX / 14 / parts];
@@ -358,7 +358,7 @@ mod tests {
             prop_assert_eq!(refused.code(), tonic::Code::ResourceExhausted);
         }
 
-        /// F46: whatever comes, it is read as a codec reads it, or refused.
+        /// F46: arbitrary bytes are decoded like by prost, or rejected.
         #[test]
         fn hostile_bytes_are_read_as_a_codec_reads_them_or_refused(
             bytes in vec(any::<u8>(), 0..60),
@@ -377,7 +377,7 @@ mod tests {
         }
     }
 
-    /// F48: no job's own header is refused. One trainer may send the sum of all lanes, with what is counted
+    /// F48: the largest valid header is accepted. One trainer may send the sum of all lanes, with the share
     /// of each.
     #[test]
     fn the_header_of_as_many_lanes_as_a_job_may_have_is_read() {
@@ -389,7 +389,7 @@ mod tests {
         assert_eq!(read(&framed(&message), &[]).unwrap(), expected(&[message]));
     }
 
-    /// gRPC allows fields in any order, and such as are of a later version.
+    /// Protocol Buffers allows fields in any order, and unknown fields of later versions.
     #[test]
     fn fields_in_any_order_and_unknown_ones_are_taken_as_they_are() {
         let inner = [
@@ -405,7 +405,7 @@ mod tests {
             &[0x2d, 1, 2, 3, 4],    // field 5, four bytes
             &[0x32, 3, 9, 9, 9],    // field 6, with a length
             &[0x0a, 2, 0x10, 0x2a], // header with 42 records
-            &[0x12, 0],             // a block of nothing
+            &[0x12, 0],             // an empty block
         ]
         .concat();
         let mut bytes = vec![0];
@@ -425,7 +425,7 @@ mod tests {
         assert_eq!(code(&[0, 0xff, 0, 0, 0]), tonic::Code::ResourceExhausted);
         assert_eq!(code(&[0, 0, 0]), tonic::Code::InvalidArgument);
         assert_eq!(code(&[0, 0, 0, 0, 4, 0x12, 2, 0x12]), tonic::Code::InvalidArgument);
-        // A block that is longer than its message.
+        // A block longer than its message.
         assert_eq!(code(&[0, 0, 0, 0, 2, 0x12, 9]), tonic::Code::InvalidArgument);
     }
 }

@@ -1,8 +1,8 @@
-//! Messages that carry tensors, written without a copy of the values.
+//! Encodes messages with tensors without copying the values.
 //!
-//! On the wire they are what every gRPC client and server writes and reads: five bytes of prefix, then
-//! a message with `header = 1` and `blocks = 2`. But a codec copies each message together; here the
-//! values stay in the memory in which they lie.
+//! The wire format is standard gRPC: a prefix of five bytes, then a message with `header = 1` and
+//! `blocks = 2`. The usual codec copies each message into one buffer; here, the values stay where they
+//! are.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;
@@ -10,7 +10,7 @@ use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, k
 
 use crate::v1::BlockData;
 
-/// gRPC's prefix: whether the message is compressed, and its length.
+/// Size of gRPC's message prefix: compressed flag and length.
 pub(crate) const PREFIX: usize = 5;
 
 /// Fields of a message with tensors.
@@ -21,11 +21,11 @@ pub(crate) const BLOCKS: u32 = 2;
 pub(crate) const NUMBER: u32 = 1;
 pub(crate) const DATA: u32 = 2;
 
-/// Tensors up to this size are copied to what stands before them: many small pieces cost more.
+/// Tensors up to this size are copied into the preceding segment: many small segments cost more.
 const SMALL: usize = 4 << 10;
 
-/// Appends one message, with gRPC's prefix, in pieces.
-pub fn encode(header: Option<&impl Message>, blocks: &[BlockData], pieces: &mut Vec<Bytes>) {
+/// Appends the segments of one message, with gRPC's prefix.
+pub fn encode(header: Option<&impl Message>, blocks: &[BlockData], segments: &mut Vec<Bytes>) {
     let of_header = header.map_or(0, |it| field_len(HEADER, it.encoded_len()));
     let of_blocks: usize = blocks.iter().map(|it| field_len(BLOCKS, block_len(it))).sum();
     let mut text = BytesMut::new();
@@ -33,7 +33,7 @@ pub fn encode(header: Option<&impl Message>, blocks: &[BlockData], pieces: &mut 
     text.put_u32((of_header + of_blocks) as u32);
     if let Some(header) = header {
         encode_key(HEADER, WireType::LengthDelimited, &mut text);
-        header.encode_length_delimited(&mut text).expect("a buffer that grows");
+        header.encode_length_delimited(&mut text).expect("the buffer grows");
     }
     for block in blocks {
         encode_key(BLOCKS, WireType::LengthDelimited, &mut text);
@@ -45,12 +45,12 @@ pub fn encode(header: Option<&impl Message>, blocks: &[BlockData], pieces: &mut 
         if block.data.len() <= SMALL {
             text.put_slice(&block.data);
         } else {
-            pieces.push(text.split().freeze());
-            pieces.push(block.data.clone());
+            segments.push(text.split().freeze());
+            segments.push(block.data.clone());
         }
     }
     if !text.is_empty() {
-        pieces.push(text.freeze());
+        segments.push(text.freeze());
     }
 }
 
@@ -63,11 +63,11 @@ fn field_len(field: u32, len: usize) -> usize {
     key_len(field) + encoded_len_varint(len as u64) + len
 }
 
-/// One message of another kind, with gRPC's prefix.
+/// Encodes a message without tensors, with gRPC's prefix.
 pub fn framed(message: &impl Message) -> Bytes {
     let mut text = BytesMut::with_capacity(PREFIX + message.encoded_len());
     text.put_u8(0);
     text.put_u32(message.encoded_len() as u32);
-    message.encode(&mut text).expect("a buffer that grows");
+    message.encode(&mut text).expect("the buffer grows");
     text.freeze()
 }

@@ -1,4 +1,4 @@
-//! The wire: messages and services of `steadfast.v1`, and the one mapping between error kinds and
+//! The wire protocol: messages and services of `steadfast.v1`, and the mapping between error kinds and
 //! gRPC codes.
 
 mod calls;
@@ -18,10 +18,10 @@ pub mod v1 {
     tonic::include_proto!("steadfast.v1");
 }
 
-/// The largest message that either side takes: a few blocks.
+/// The largest message that either side accepts: a few blocks.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
 
-/// Builds the status that carries an error of `kind` to the caller.
+/// Builds the status for an error of `kind`.
 pub fn status(kind: ErrorKind, message: impl Into<String>) -> Status {
     let code = match kind {
         ErrorKind::Invalid => Code::InvalidArgument,
@@ -37,10 +37,9 @@ pub fn status(kind: ErrorKind, message: impl Into<String>) -> Status {
     Status::new(code, message)
 }
 
-/// Reads the kind of error that a status carries.
+/// Returns the error kind of a status.
 pub fn kind(status: &Status) -> ErrorKind {
-    // What a connection broke by is kept as its source, whatever code that was given. What the other side
-    // said has none.
+    // The status of a broken connection has a source, whatever its code. A status from the peer has none.
     if std::error::Error::source(status).is_some() {
         return ErrorKind::Unavailable;
     }
@@ -52,8 +51,8 @@ pub fn kind(status: &Status) -> ErrorKind {
         Code::Aborted => ErrorKind::NotYet,
         Code::ResourceExhausted | Code::OutOfRange => ErrorKind::TooLarge,
         Code::PermissionDenied | Code::Unauthenticated => ErrorKind::Denied,
-        // A broken connection surfaces as `Unknown` or `Cancelled`, a late answer as
-        // `DeadlineExceeded`: in each case the call may be tried again.
+        // A broken connection appears as `Unknown` or `Cancelled`, a timeout as `DeadlineExceeded`: in each
+        // case the call can be retried.
         Code::Unavailable | Code::Cancelled | Code::Unknown | Code::DeadlineExceeded => {
             ErrorKind::Unavailable
         }
@@ -82,7 +81,7 @@ mod tests {
         }
     }
 
-    /// F25: HTTP/2 calls some ways in which a connection breaks an internal error, or one of too much.
+    /// F25: HTTP/2 reports some broken connections as `Internal` or `ResourceExhausted`.
     #[test]
     fn a_connection_that_broke_is_no_word_of_the_other_side() {
         for code in [Code::Internal, Code::ResourceExhausted, Code::PermissionDenied] {

@@ -1,11 +1,11 @@
-//! Tensor bytes on their way into and out of messages, without copies of ours.
+//! Distributes tensors over the messages of a stream.
 
 use crate::v1::BlockData;
 
-/// Tensor bytes in one message of a stream; larger contributions span several.
+/// Tensor bytes per message of a stream; larger contributions span several messages.
 pub const CHUNK_BYTES: usize = 2 << 20;
 
-/// Packs blocks into groups of about [`CHUNK_BYTES`], one for each message; at least one group.
+/// Packs blocks into groups of about [`CHUNK_BYTES`], one per message; at least one group.
 pub fn in_chunks(blocks: impl IntoIterator<Item = BlockData>) -> Vec<Vec<BlockData>> {
     let mut groups = vec![Vec::new()];
     let mut in_last = 0;

@@ -1,4 +1,4 @@
-//! The loop that owns the shard. Everybody else sends it events, or looks at what it published.
+//! The event loop that owns the shard. Other tasks send it events or read its published state.
 
 use std::sync::Arc;
 
@@ -7,55 +7,59 @@ use steadfast_common::ids::{Generation, Incarnation, Lane, Slot, Version};
 use steadfast_common::layout::{Block, Layout};
 use steadfast_common::records::GenerationRecord;
 use steadfast_host::task::{in_place, spawn};
-use steadfast_pserver_core::contribution::{Contributed, Contribution, Finite, Refusal};
-use steadfast_pserver_core::memory::Memory;
-use steadfast_pserver_core::shard::{Cut, Position, Rules, Shard};
+use steadfast_host::time::Instant;
+use steadfast_pserver_core::buffer_pool::BufferPool;
+use steadfast_pserver_core::contribution::{Contributed, Contribution, Refusal, ValidatedBlock};
+use steadfast_pserver_core::shard::{Position, Rules, Shard, ShardSnapshot};
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info};
 
 use crate::event::{
-    Begun, CutAnswer, EngineError, Event, FirstValues, LanesName, PushName, Pushed, Reply,
+    Begun, EngineError, Event, FirstValues, LanesName, PushName, Pushed, Reply, SnapshotAnswer,
 };
+use crate::lags::Lags;
 use crate::pulls::{Pulls, WaitingPull};
 
-/// Events that may wait for the loop; senders wait beyond that.
+/// Capacity of the event queue; senders wait while it is full.
 const EVENTS_MAX: usize = 256;
 
-/// What everybody may see of the shard, by reference.
+/// The published state of the shard, by reference.
 #[derive(Clone, Debug, Default)]
 pub struct Published {
     pub generation: Generation,
     /// Number of slots in this generation.
     pub slots: u32,
-    /// The checkpoint that the generation starts from.
+    /// The checkpoint from which the generation starts.
     pub checkpoint: Option<String>,
     /// Absent until the shard has values.
     pub shard: Option<PublishedShard>,
-    /// Squared norms of the complete step that waits for the global norm.
+    /// Squared norms of a complete step that waits for the global norm.
     pub squares: Option<Squares>,
 }
 
-/// How far the shard is.
+/// Position and configuration of an initialised shard.
 #[derive(Clone, Debug)]
 pub struct PublishedShard {
     pub position: Position,
     pub blocks: Arc<Vec<(u32, Block)>>,
-    /// Memory for what is pushed.
-    pub memory: Memory,
-    /// How it is encoded.
+    /// Buffers for pushed gradients.
+    pub memory: BufferPool,
+    /// Encoding of pushed gradients.
     pub codec: Codec,
-    /// Lanes that the present step waits for.
+    /// Lanes that the current step waits for.
     pub missing: Vec<Lane>,
+    /// Time that past steps waited for each lane.
+    pub lags: Lags,
 }
 
-/// Squared norms of a step's blocks.
+/// Squared norms of the blocks of a step.
 #[derive(Clone, Debug)]
 pub struct Squares {
     pub version: Version,
     pub of: Arc<Vec<(u32, f64)>>,
 }
 
-/// A handle to the loop.
+/// A handle to the event loop.
 #[derive(Clone, Debug)]
 pub struct Engine {
     events: mpsc::Sender<Event>,
@@ -65,7 +69,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Starts the loop.
+    /// Starts the event loop.
     pub fn start(slot: Slot, incarnation: Incarnation, rules: Rules) -> Self {
         let (events, inbox) = mpsc::channel(EVENTS_MAX);
         let (tx, published) = watch::channel(Arc::new(Published::default()));
@@ -75,28 +79,29 @@ impl Engine {
             tx,
             stage: Stage::Idle,
             pulls: Pulls::default(),
-            cuts: Vec::new(),
+            snapshots: Vec::new(),
+            lags: Lags::default(),
         };
-        // The loop ends by itself when the last handle is gone.
+        // The event loop ends when the last handle is dropped.
         spawn(owner.run(inbox));
         Self { events, published, slot, incarnation }
     }
 
-    /// What the shard looks like now, and from now on.
+    /// Subscribes to the published state of the shard.
     pub fn published(&self) -> watch::Receiver<Arc<Published>> {
         self.published.clone()
     }
 
-    /// Sends an event that wants no answer.
+    /// Sends an event that has no reply.
     pub async fn tell(&self, event: Event) {
-        // A loop that has ended needs no news.
+        // An event loop that has ended needs no events.
         let _ = self.events.send(event).await;
     }
 
-    /// Sends an event and waits for its answer.
+    /// Sends an event and waits for the reply.
     ///
     /// # Errors
-    /// The loop's refusal.
+    /// The error of the event loop.
     pub async fn ask<T>(&self, event: impl FnOnce(Reply<T>) -> Event) -> Result<T, EngineError> {
         let (reply, answer) = oneshot::channel();
         self.events.send(event(reply)).await.map_err(|_| EngineError::Ending)?;
@@ -105,7 +110,7 @@ impl Engine {
 }
 
 enum Stage {
-    /// No generation, or one whose values are not there yet.
+    /// No generation, or one whose shard has no values yet.
     Idle,
     Ready {
         shard: Box<Shard>,
@@ -128,16 +133,17 @@ struct Owner {
     tx: watch::Sender<Arc<Published>>,
     stage: Stage,
     pulls: Pulls,
-    cuts: Vec<(Version, Reply<CutAnswer>)>,
+    snapshots: Vec<(Version, Reply<SnapshotAnswer>)>,
+    lags: Lags,
 }
 
 impl Owner {
     async fn run(mut self, mut inbox: mpsc::Receiver<Event>) {
         while let Some(event) = inbox.recv().await {
-            // An update of a large shard takes a while; the other tasks of this thread move on.
+            // An update of a large shard takes time; the other tasks of this thread move to another one.
             if let Err(spoiled) = in_place(|| self.handle(event)) {
-                // The process ends with this loop, and the job goes back to its last checkpoint.
-                error!(error = %spoiled, "nobody can complete this step; gives its memory up");
+                // The process ends with this event loop, and the job rolls back to its last checkpoint.
+                error!(error = %spoiled, "this step cannot be completed; discarding the shard");
                 return;
             }
         }
@@ -152,16 +158,18 @@ impl Owner {
         if found == present { Ok(()) } else { Err(EngineError::OtherGeneration { found, present }) }
     }
 
-    /// Does what an event asks for.
+    /// Handles an event.
     ///
     /// # Errors
-    /// What makes the present step one that nobody can complete.
+    /// The reason why the current step can never be completed.
     fn handle(&mut self, event: Event) -> Result<(), Refusal> {
         match event {
             Event::Generation { record, reply } => {
                 let _ = reply.send(Ok(self.begin(record)));
             }
-            Event::Restored { generation, layout, cut } => self.restore(generation, layout, cut),
+            Event::Restored { generation, layout, snapshot } => {
+                self.restore(generation, layout, snapshot)
+            }
             Event::Init { generation, attempt, first, reply } => {
                 let _ = reply.send(self.init(generation, attempt, first));
             }
@@ -173,18 +181,20 @@ impl Owner {
                 spoiled.map_or(Ok(()), Err)?;
             }
             Event::Norm { generation, version, norm } => self.norm(generation, version, norm),
-            Event::Pull { generation, version, which, patience, early, reply } => {
+            Event::Pull { generation, version, which, wait_mode, early, reply } => {
                 match self.check(generation) {
                     Ok(()) => {
                         let pull = WaitingPull { version, which, early, reply };
-                        self.pulls.take(self.stage.shard(), pull, patience);
+                        self.pulls.take(self.stage.shard(), pull, wait_mode);
                     }
                     Err(error) => drop(reply.send(Err(error))),
                 }
             }
-            Event::Cut { generation, version, reply } => self.cut(generation, version, reply),
+            Event::Snapshot { generation, version, reply } => {
+                self.snapshot(generation, version, reply)
+            }
         }
-        self.settle_cuts();
+        self.settle_snapshots();
         Ok(())
     }
 
@@ -197,8 +207,9 @@ impl Owner {
             record.kept.contains(&self.slot) && record.slots.len() as u32 == self.tx.borrow().slots;
         if !keeps {
             self.stage = Stage::Idle;
+            self.lags.end_step();
         }
-        self.cuts.clear();
+        self.snapshots.clear();
         let (found, present) = (self.generation(), record.generation);
         self.pulls.end(&EngineError::OtherGeneration { found, present });
         self.tx.send_replace(Arc::new(Published {
@@ -219,13 +230,13 @@ impl Owner {
         }
     }
 
-    fn restore(&mut self, generation: Generation, layout: Arc<Layout>, cut: Cut) {
+    fn restore(&mut self, generation: Generation, layout: Arc<Layout>, snapshot: ShardSnapshot) {
         if self.check(generation).is_err() {
             return;
         }
         let blocks = Shard::blocks_of(&layout, self.slot, self.tx.borrow().slots);
-        info!(version = cut.position.version.0, "shard restored");
-        let shard = Box::new(Shard::restore(layout, blocks, cut, self.rules.clone()));
+        info!(version = snapshot.position.version.0, "shard restored");
+        let shard = Box::new(Shard::restore(layout, blocks, snapshot, self.rules.clone()));
         self.stage = Stage::Ready { shard, init_attempt: u64::MAX };
         self.publish();
     }
@@ -241,7 +252,7 @@ impl Owner {
             if attempt < *init_attempt {
                 return Err(EngineError::Superseded { latest: *init_attempt });
             }
-            // Repeated, or late. Training may have begun, and its first step must not be forgotten.
+            // Repeated or late. Training may have begun, and its first step must be preserved.
             if attempt == *init_attempt {
                 return Ok(());
             }
@@ -257,12 +268,12 @@ impl Owner {
         Ok(())
     }
 
-    /// Takes blocks of a push. One that is refused is refused at its end.
+    /// Adds blocks of a push. Errors of an invalid push are reported with its last message.
     fn part(
         &mut self,
         generation: Generation,
         lanes: &LanesName,
-        blocks: Vec<Finite>,
+        blocks: Vec<ValidatedBlock>,
     ) -> Result<(), Refusal> {
         let is_meant = self.check(generation).is_ok();
         let Stage::Ready { shard, .. } = &mut self.stage else { return Ok(()) };
@@ -278,7 +289,7 @@ impl Owner {
         Ok(())
     }
 
-    /// Applies the step to blocks that all lanes are in of.
+    /// Applies the step to the blocks that have all lanes.
     fn apply_early(&mut self) {
         let Stage::Ready { shard, .. } = &mut self.stage else { return };
         if shard.has_early() {
@@ -302,11 +313,15 @@ impl Owner {
             PushName::Lanes(LanesName { version, first, shares }) => {
                 shard.contribute(*version, *first, shares, contribution)?
             }
-            PushName::Piece(piece) => shard.apply(piece, contribution)?,
+            PushName::Range(range) => shard.apply(range, contribution)?,
         };
         match (name, outcome) {
-            (PushName::Lanes(_), Contributed::Complete) => self.complete_step(),
-            (PushName::Piece(_), Contributed::Complete) => self.publish(),
+            (PushName::Lanes(_), Contributed::Complete) => {
+                self.note_lags(&[]);
+                self.lags.end_step();
+                self.complete_step();
+            }
+            (PushName::Range(_), Contributed::Complete) => self.publish(),
             (PushName::Lanes(_), Contributed::Waiting) => {
                 self.apply_early();
                 self.show_missing();
@@ -317,7 +332,7 @@ impl Owner {
         Ok(Pushed { version, outcome })
     }
 
-    /// Applies the step at once, or asks for the global norm first.
+    /// Applies the step at once, or publishes its squares to obtain the global norm first.
     fn complete_step(&mut self) {
         let Stage::Ready { shard, .. } = &self.stage else { return };
         if self.rules.optimizer.clip_norm.is_none() {
@@ -351,7 +366,12 @@ impl Owner {
         self.publish();
     }
 
-    fn cut(&mut self, generation: Generation, version: Option<Version>, reply: Reply<CutAnswer>) {
+    fn snapshot(
+        &mut self,
+        generation: Generation,
+        version: Option<Version>,
+        reply: Reply<SnapshotAnswer>,
+    ) {
         let shard = match (self.check(generation), &self.stage) {
             (Err(error), _) => {
                 let _ = reply.send(Err(error));
@@ -366,39 +386,53 @@ impl Owner {
         let present = shard.position().version;
         match version {
             Some(wanted) if wanted < present => {
-                let _ = reply.send(Ok(CutAnswer::Past { present }));
+                let _ = reply.send(Ok(SnapshotAnswer::Past { present }));
             }
-            // Some of it is the next one's already.
+            // Some blocks already have the next version.
             wanted if wanted.unwrap_or(present) == present && shard.is_under_way() => {
-                let _ = reply.send(Ok(CutAnswer::Past { present }));
+                let _ = reply.send(Ok(SnapshotAnswer::Past { present }));
             }
             wanted => {
-                self.cuts.push((wanted.unwrap_or(present), reply));
-                self.settle_cuts();
+                self.snapshots.push((wanted.unwrap_or(present), reply));
+                self.settle_snapshots();
             }
         }
     }
 
-    /// Answers cuts whose version has come.
-    fn settle_cuts(&mut self) {
+    /// Answers snapshot requests whose version is reached.
+    fn settle_snapshots(&mut self) {
         let Stage::Ready { shard, .. } = &self.stage else { return };
         let present = shard.position().version;
         let (due, later): (Vec<_>, Vec<_>) =
-            self.cuts.drain(..).partition(|(version, _)| *version <= present);
-        self.cuts = later;
-        self.cuts.retain(|(_, reply)| !reply.is_closed());
+            self.snapshots.drain(..).partition(|(version, _)| *version <= present);
+        self.snapshots = later;
+        self.snapshots.retain(|(_, reply)| !reply.is_closed());
         for (_, reply) in due {
-            let answer = CutAnswer::Cut { layout: shard.layout().clone(), cut: shard.cut() };
+            let answer = SnapshotAnswer::Snapshot {
+                layout: shard.layout().clone(),
+                snapshot: shard.snapshot(),
+            };
             let _ = reply.send(Ok(answer));
         }
     }
 
-    /// Lets those who look see which lanes are still to come; nobody waits for that.
-    fn show_missing(&self) {
+    /// Records the arrival of the lanes that are no longer missing.
+    fn note_lags(&mut self, still_missing: &[Lane]) {
+        let published = self.tx.borrow();
+        let before = published.shard.iter().flat_map(|it| &it.missing).copied();
+        let came = before.filter(|lane| still_missing.binary_search(lane).is_err());
+        self.lags.came(came, Instant::now());
+    }
+
+    /// Publishes the missing lanes without waking subscribers.
+    fn show_missing(&mut self) {
         let Stage::Ready { shard, .. } = &self.stage else { return };
+        let missing = shard.missing();
+        self.note_lags(&missing);
         self.tx.send_if_modified(|published| {
             if let Some(shown) = &mut Arc::make_mut(published).shard {
-                shown.missing = shard.missing();
+                shown.missing = missing;
+                shown.lags.clone_from(&self.lags);
             }
             false
         });
@@ -412,9 +446,10 @@ impl Owner {
             memory: shard.memory().clone(),
             codec: shard.codec(),
             missing: shard.missing(),
+            lags: self.lags.clone(),
         };
         self.tx.send_modify(|published| {
-            // Peers may still ask for the squares of the step before.
+            // Peers may still request the squares of the previous step.
             let mut next = Published::clone(published);
             next.shard = Some(shown);
             *published = Arc::new(next);
@@ -423,7 +458,7 @@ impl Owner {
     }
 }
 
-/// The refusal after which nobody can complete the step.
+/// Returns the refusal if the step can never be completed after it.
 fn spoils(error: &EngineError) -> Option<Refusal> {
     match error {
         EngineError::Refused(error @ Refusal::OtherShare { .. }) => Some(error.clone()),

@@ -1,60 +1,62 @@
-//! What the engine is told, and what it answers.
+//! Events of the engine, and their replies.
 
 use std::sync::Arc;
 
+use steadfast_common::applied_records::RecordRange;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Lane, Version};
 use steadfast_common::layout::Layout;
 use steadfast_common::records::GenerationRecord;
-use steadfast_common::tally::TaskPiece;
-use steadfast_pserver_core::contribution::{Contributed, Contribution, Finite, LaneShare, Refusal};
-use steadfast_pserver_core::shard::{Cut, EarlyBlock, Parameters};
+use steadfast_pserver_core::contribution::{
+    Contributed, Contribution, LaneShare, Refusal, ValidatedBlock,
+};
+use steadfast_pserver_core::shard::{EarlyBlock, Parameters, ShardSnapshot};
 use tokio::sync::{mpsc, oneshot};
 
-/// What the engine is told.
+/// An event of the engine.
 #[derive(Debug)]
 pub enum Event {
-    /// The job began another generation; the answer is what this slot has to do.
+    /// The job began another generation; the reply says whether the slot must load its values.
     Generation { record: GenerationRecord, reply: Reply<Begun> },
-    /// The shard of a generation was loaded from its checkpoint.
-    Restored { generation: Generation, layout: Arc<Layout>, cut: Cut },
-    /// First values from the elected trainer.
+    /// The shard of a generation was loaded from a checkpoint.
+    Restored { generation: Generation, layout: Arc<Layout>, snapshot: ShardSnapshot },
+    /// Initial values from the elected trainer.
     Init { generation: Generation, attempt: u64, first: FirstValues, reply: Reply<()> },
-    /// Some blocks of a push that is coming in. What is wrong with it is told at its end.
-    Part { generation: Generation, lanes: LanesName, blocks: Vec<Finite> },
-    /// A push, or what is left of it.
+    /// Some blocks of a push in progress. Errors are reported in the reply to the push.
+    Part { generation: Generation, lanes: LanesName, blocks: Vec<ValidatedBlock> },
+    /// A complete push, or the rest of one.
     Push {
         generation: Generation,
         name: PushName,
         contribution: Contribution,
         reply: Reply<Pushed>,
     },
-    /// The global norm of the complete step that makes `version` old.
+    /// The global norm of the complete step from `version` to the next.
     Norm { generation: Generation, version: Version, norm: f64 },
-    /// The values at `version`: once it has come, or at once.
+    /// Requests the values at `version`: once it is reached, or at once.
     Pull {
         generation: Generation,
         version: Version,
         which: Which,
-        patience: Patience,
-        /// Where blocks go that have come to exactly that version before others have. They count once
-        /// the reply says that it has come.
+        wait_mode: WaitMode,
+        /// Receives blocks that reach exactly that version before the other blocks. They are valid only if
+        /// the reply confirms that version.
         early: mpsc::UnboundedSender<EarlyBlock>,
         reply: Reply<Pulled>,
     },
-    /// Everything at `version` (now, if none is named).
-    Cut { generation: Generation, version: Option<Version>, reply: Reply<CutAnswer> },
+    /// Requests a snapshot at `version` (default: the current one).
+    Snapshot { generation: Generation, version: Option<Version>, reply: Reply<SnapshotAnswer> },
 }
 
-/// What a slot has at the beginning of a generation.
+/// The values of a slot at the beginning of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begun {
-    /// The values that it had.
+    /// The values from the previous generation.
     Kept,
     Nothing,
 }
 
-/// Where an answer goes. Nobody may be waiting any more.
+/// The channel of a reply. The receiver may have been dropped.
 pub type Reply<T> = oneshot::Sender<Result<T, EngineError>>;
 
 /// Layout and values of an initialisation.
@@ -65,14 +67,14 @@ pub struct FirstValues {
     pub values: Vec<Vec<f32>>,
 }
 
-/// What a push is called; equal names carry equal bits.
+/// The name of a push; pushes with equal names carry equal bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PushName {
     Lanes(LanesName),
-    Piece(TaskPiece),
+    Range(RecordRange),
 }
 
-/// The sum of as many lanes from `first` on as there are shares, for the step from `version` on.
+/// The sum of consecutive lanes starting at `first`, one per share, for the step that begins at `version`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LanesName {
     pub version: Version,
@@ -80,18 +82,18 @@ pub struct LanesName {
     pub shares: Arc<[LaneShare]>,
 }
 
-/// The answer to a push.
+/// The reply to a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pushed {
     pub version: Version,
     pub outcome: Contributed,
 }
 
-/// The answer to a pull.
+/// The reply to a pull.
 #[derive(Debug)]
 pub enum Pulled {
     Parameters(Parameters),
-    /// The version is past, or has not come.
+    /// The version is past or not yet reached.
     NotThere {
         present: Version,
     },
@@ -99,35 +101,35 @@ pub enum Pulled {
 
 /// Whether a pull waits for its version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Patience {
-    Waits,
-    None,
+pub enum WaitMode {
+    UntilReady,
+    Immediate,
 }
 
-/// Which versions will do.
+/// Which versions satisfy a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
     AtLeast,
     Exactly,
 }
 
-/// The answer to a request for a cut.
+/// The reply to a snapshot request.
 #[derive(Debug)]
-pub enum CutAnswer {
-    Cut {
+pub enum SnapshotAnswer {
+    Snapshot {
         layout: Arc<Layout>,
-        cut: Cut,
+        snapshot: ShardSnapshot,
     },
-    /// The version is past, or some blocks are.
+    /// The version is past, for all blocks or some of them.
     Past {
         present: Version,
     },
 }
 
-/// Why the loop refused an event.
+/// The reason why the engine refused an event.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum EngineError {
-    #[error("generation {found} was meant; this slot is in generation {present}")]
+    #[error("the call is for generation {found}; this slot is in generation {present}")]
     OtherGeneration { found: Generation, present: Generation },
     #[error("the parameters are not initialised yet")]
     NotInitialised,
@@ -137,12 +139,12 @@ pub enum EngineError {
     InUse,
     #[error(transparent)]
     Refused(#[from] Refusal),
-    #[error("the pserver is ending")]
+    #[error("the pserver is shutting down")]
     Ending,
 }
 
 impl EngineError {
-    /// What the caller does next.
+    /// Returns the kind of the error: what the caller does next.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::OtherGeneration { .. } | Self::Superseded { .. } | Self::InUse => {

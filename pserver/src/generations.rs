@@ -1,5 +1,5 @@
-//! Follows the job's generation: takes part in those that name this life of this slot, and loads
-//! what they start from.
+//! Follows the job's generations: joins those that name this incarnation of the slot, and loads the
+//! checkpoint from which they start.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use steadfast_common::records::{CheckpointRecord, GenerationRecord};
 use steadfast_coord::{CoordError, Etcd, Mirror, pauses};
 use steadfast_host::time::{sleep, timeout};
 use steadfast_proto::v1::ReportDamageRequest;
-use steadfast_pserver_core::shard::Cut;
+use steadfast_pserver_core::shard::ShardSnapshot;
 use tracing::{error, warn};
 
 use crate::engine::Engine;
@@ -19,22 +19,22 @@ use crate::event::{Begun, Event};
 use crate::master;
 use crate::shard_file::{ShardError, ShardStore};
 
-/// Longest time that the master may take to hear of damage.
+/// Timeout of a damage report to the master.
 const CALL_MAX: Duration = Duration::from_secs(5);
 
-/// Why a checkpoint could not be loaded.
+/// The reason why a checkpoint could not be loaded.
 #[derive(Debug, thiserror::Error)]
 enum LoadError {
     #[error(transparent)]
     Coord(#[from] CoordError),
-    #[error("the manifest is gone")]
+    #[error("the manifest is missing in etcd")]
     NoManifest,
     #[error(transparent)]
     Shard(#[from] ShardError),
 }
 
 impl LoadError {
-    /// Whether trying again is of no use.
+    /// Whether a retry cannot succeed.
     fn is_permanent(&self) -> bool {
         match self {
             Self::NoManifest => true,
@@ -44,7 +44,7 @@ impl LoadError {
     }
 }
 
-/// Tells `engine` of every generation, as long as it runs.
+/// Reports every generation to `engine`, until dropped.
 pub async fn follow(engine: Engine, etcd: Etcd, keys: Keys, shards: ShardStore, record: Mirror) {
     let mut changes = record.subscribe();
     loop {
@@ -55,7 +55,7 @@ pub async fn follow(engine: Engine, etcd: Etcd, keys: Keys, shards: ShardStore, 
                 tokio::select! {
                     biased;
                     () = load => {}
-                    // Another generation makes this one's checkpoint irrelevant.
+                    // A new generation makes this checkpoint irrelevant.
                     changed = changes.changed() => match changed {
                         Ok(()) => continue,
                         Err(_) => return,
@@ -63,7 +63,7 @@ pub async fn follow(engine: Engine, etcd: Etcd, keys: Keys, shards: ShardStore, 
                 }
             }
             Ok(Some(_) | None) => {}
-            Err(error) => error!(%error, "the generation cannot be read"),
+            Err(error) => error!(%error, "cannot read the generation"),
         }
         if changes.changed().await.is_err() {
             return;
@@ -75,7 +75,7 @@ fn names(record: &GenerationRecord, engine: &Engine) -> bool {
     record.slots.get(engine.slot.0 as usize) == Some(&engine.incarnation)
 }
 
-/// Enters a generation with the memory that it keeps, or with what its checkpoint holds.
+/// Enters a generation with the values that the slot keeps, or with those of a checkpoint.
 async fn begin(
     engine: &Engine,
     etcd: &Etcd,
@@ -90,17 +90,17 @@ async fn begin(
     let mut pauses = pauses();
     loop {
         match load(engine, etcd, keys, shards, &id, slots).await {
-            Ok((layout, cut)) => {
-                engine.tell(Event::Restored { generation, layout, cut }).await;
+            Ok((layout, snapshot)) => {
+                engine.tell(Event::Restored { generation, layout, snapshot }).await;
                 return;
             }
             Err(error) if error.is_permanent() => {
-                error!(checkpoint = id, %error, "checkpoint cannot be loaded");
-                // Until another generation begins from another checkpoint it is tried again: what
-                // one of us finds damaged may have been a fault of its own.
+                error!(checkpoint = id, %error, "cannot load the checkpoint");
+                // Retries until a new generation begins from another checkpoint: the damage may be
+                // limited to this machine.
                 report_damage(etcd, keys, generation, &id, &error).await;
             }
-            Err(error) => warn!(checkpoint = id, %error, "checkpoint not loaded; trying again"),
+            Err(error) => warn!(checkpoint = id, %error, "checkpoint not loaded yet; retrying"),
         }
         sleep(pauses.next().unwrap_or(CALL_MAX)).await;
     }
@@ -113,13 +113,13 @@ async fn load(
     shards: &ShardStore,
     id: &str,
     slots: u32,
-) -> Result<(Arc<Layout>, Cut), LoadError> {
+) -> Result<(Arc<Layout>, ShardSnapshot), LoadError> {
     let manifest: Option<CheckpointRecord> = etcd.get_json(&keys.checkpoint(id)).await?;
     let manifest = manifest.ok_or(LoadError::NoManifest)?;
     Ok(shards.load(&manifest, engine.slot, slots).await?)
 }
 
-/// Tells the acting master, which sends everybody to the checkpoint before.
+/// Reports damage to the acting master, which rolls the job back to the previous checkpoint.
 async fn report_damage(
     etcd: &Etcd,
     keys: &Keys,
@@ -139,6 +139,6 @@ async fn report_damage(
     match timeout(CALL_MAX, reported).await {
         Ok(Ok(_)) => {}
         Ok(Err(reason)) => warn!(reason, "damage not reported yet"),
-        Err(_) => warn!("damage not reported yet: the master does not answer"),
+        Err(_) => warn!("damage not reported yet: timeout"),
     }
 }

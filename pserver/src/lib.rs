@@ -1,9 +1,9 @@
-//! The parameter server: holds the blocks of one slot, adds up gradients, applies them once.
+//! The parameter server: holds the blocks of one slot, sums gradients, and applies each exactly once.
 
 mod engine;
 mod event;
-mod exchange;
 mod generations;
+mod lags;
 mod master;
 mod metrics;
 mod norms;
@@ -12,14 +12,15 @@ mod run;
 mod service;
 mod shard_file;
 mod slot;
-mod tenure;
+mod slot_lease;
+mod tensor_service;
 
 use std::process::ExitCode;
 
 pub use run::{Args, live};
 
-/// Runs a parameter server with the command line's settings. (Its code is made with this library, not
-/// once more with each program that calls it.)
+/// Runs a parameter server with the settings of the command line. (Compiled with this library, not again
+/// with each program that calls it.)
 pub fn main() -> ExitCode {
     steadfast_process::keep_freed_memory();
     let args: Args = steadfast_process::parse();

@@ -1,4 +1,4 @@
-//! What a pserver counts.
+//! Metrics of a pserver.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -17,7 +17,7 @@ struct Reason {
     kind: &'static str,
 }
 
-/// Kinds of refusals. A rate can only be told of a counter that was there before it rose.
+/// Kinds of refusals. Registered at the start: `rate()` misses the first increment of a new series.
 const REFUSALS: [&str; 5] = ["invalid", "stale", "not_yet", "unavailable", "other"];
 
 /// Counters of one pserver.
@@ -33,7 +33,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Counters that `registry` shows.
+    /// Registers the counters in `registry`.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         let m = &metrics;

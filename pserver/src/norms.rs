@@ -1,5 +1,5 @@
-//! Finds the global norm of a step's gradient: every slot's squares, added in the order of blocks,
-//! so that every slot comes to the same bits.
+//! Computes the global norm of a step's gradient: the squares of every slot, added in the order of
+//! blocks, which gives every slot the same bits.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use steadfast_common::ids::Slot;
 use steadfast_common::keys::Keys;
 use steadfast_common::records::PserverRecord;
 use steadfast_coord::{Mirror, View};
-use steadfast_host::net::{Wire, dial};
+use steadfast_host::net::{Channel, dial};
 use steadfast_host::role::Role;
 use steadfast_host::task::TaskSet;
 use steadfast_host::time::{sleep, timeout};
@@ -19,13 +19,13 @@ use tracing::debug;
 use crate::engine::{Engine, Published, Squares};
 use crate::event::Event;
 
-/// How long one question waits at a peer.
+/// How long one request waits at a peer.
 const WAIT: Duration = Duration::from_secs(5);
 
-/// Pause before a peer that could not be reached is asked again.
+/// Pause before peers without an answer are asked again.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// Answers every complete step of `engine` with its global norm, as long as it runs.
+/// Sends the global norm of every complete step to `engine`, until dropped.
 pub async fn follow(engine: Engine, keys: Keys, peers: Mirror) {
     let mut published = engine.published();
     let mut clients = BTreeMap::new();
@@ -37,7 +37,7 @@ pub async fn follow(engine: Engine, keys: Keys, peers: Mirror) {
             if let Some(norm) = norm {
                 engine.tell(Event::Norm { generation, version, norm }).await;
             }
-            // The loop has not published the step yet; do not ask again for the same one.
+            // Waits for a change: the event loop may not have published the step yet.
         }
         if published.changed().await.is_err() {
             return;
@@ -45,13 +45,13 @@ pub async fn follow(engine: Engine, keys: Keys, peers: Mirror) {
     }
 }
 
-/// The squares of a step that is not applied yet.
+/// Returns the squares of a step that is not applied yet.
 fn waiting(published: &Published) -> Option<Squares> {
     let shard = published.shard.as_ref()?;
     published.squares.clone().filter(|squares| squares.version == shard.position.version)
 }
 
-type Clients = BTreeMap<String, PserverClient<Wire>>;
+type Clients = BTreeMap<String, PserverClient<Channel>>;
 
 async fn global(
     engine: &Engine,
@@ -96,7 +96,7 @@ fn client(
     keys: &Keys,
     view: &View,
     clients: &mut Clients,
-) -> Option<PserverClient<Wire>> {
+) -> Option<PserverClient<Channel>> {
     let record: PserverRecord = view.entries.get(&keys.ps(slot))?.json().ok()?;
     if let Some(known) = clients.get(&record.address) {
         return Some(known.clone());
@@ -107,7 +107,7 @@ fn client(
 }
 
 async fn ask(
-    client: Option<PserverClient<Wire>>,
+    client: Option<PserverClient<Channel>>,
     request: NormsRequest,
 ) -> Option<Vec<(u32, f64)>> {
     match timeout(2 * WAIT, client?.norms(request)).await {
@@ -116,7 +116,7 @@ async fn ask(
             reply.ready.then(|| reply.blocks.into_iter().zip(reply.squares).collect())
         }
         Ok(Err(status)) => {
-            debug!(%status, "a peer's norms are not to be had yet");
+            debug!(%status, "norms of a peer not available yet");
             None
         }
         Err(_) => None,

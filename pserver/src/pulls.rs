@@ -1,45 +1,45 @@
-//! Pulls that wait for their version, and the values that they may have meanwhile.
+//! Pulls that wait for their version, and the parameters of the previous one.
 
 use steadfast_common::ids::Version;
 use steadfast_pserver_core::shard::{EarlyBlock, Parameters, Shard};
 use tokio::sync::mpsc;
 
-use crate::event::{EngineError, Patience, Pulled, Reply, Which};
+use crate::event::{EngineError, Pulled, Reply, WaitMode, Which};
 
-/// A pull whose version has not come yet.
+/// A pull whose version is not reached yet.
 pub(crate) struct WaitingPull {
     pub version: Version,
     pub which: Which,
-    /// Where blocks go that have come to the version before others have.
+    /// Receives blocks that reach the version before the other blocks.
     pub early: mpsc::UnboundedSender<EarlyBlock>,
     pub reply: Reply<Pulled>,
 }
 
 impl WaitingPull {
-    /// Passes on blocks that are one version ahead of the shard, if it waits for them.
+    /// Sends blocks that are one version ahead of the shard, if the pull waits for them.
     fn send_early(&self, shard: &Shard, blocks: &[EarlyBlock]) {
         let next = Version(shard.position().version.0 + 1);
         if self.which == Which::Exactly && self.version == next {
-            // Whoever has stopped waiting wants none.
+            // The receiver may have stopped waiting.
             blocks.iter().for_each(|block| drop(self.early.send(block.clone())));
         }
     }
 }
 
-/// Pulls that wait.
+/// The waiting pulls.
 #[derive(Default)]
 pub(crate) struct Pulls {
     waiting: Vec<WaitingPull>,
-    /// The values at the version before, or while a step is under way at the present one (synchronous
-    /// mode): another slot may still be there, and a trainer that comes now needs all of them at one
-    /// version.
+    /// The values of the previous version, or of the current one while a step is in progress (synchronous
+    /// mode): another slot may still be at that version, and a trainer that joins now needs all slots at
+    /// one version.
     kept: Option<Parameters>,
 }
 
 impl Pulls {
-    /// Keeps the present values before any block of them is changed by a step. That happens when all
-    /// lanes are in of the block, so every slot has come to the present version: nobody needs the one
-    /// before any more, and its memory becomes that of the next one.
+    /// Keeps the current values before a step changes the first block. By then that block has all lanes,
+    /// so every slot has reached the current version: the previous one is obsolete, and its memory is
+    /// reused for the next.
     pub fn keep(&mut self, shard: &Shard) {
         if !shard.is_under_way() {
             self.kept = None;
@@ -47,31 +47,31 @@ impl Pulls {
         }
     }
 
-    /// Answers a pull, or has it wait.
-    pub fn take(&mut self, shard: Option<&Shard>, pull: WaitingPull, patience: Patience) {
+    /// Answers a pull, or queues it.
+    pub fn take(&mut self, shard: Option<&Shard>, pull: WaitingPull, wait_mode: WaitMode) {
         if self.waiting.len() == self.waiting.capacity() {
-            // Before there is room for more: somebody may have stopped waiting.
+            // Instead of growing: some receivers may have stopped waiting.
             self.waiting.retain(|pull| !pull.reply.is_closed());
         }
-        match (shard.and_then(|shard| self.answer_to(shard, &pull)), patience) {
+        match (shard.and_then(|shard| self.answer_to(shard, &pull)), wait_mode) {
             (Some(answer), _) => drop(pull.reply.send(Ok(answer))),
-            (None, Patience::Waits) => {
+            (None, WaitMode::UntilReady) => {
                 shard.iter().for_each(|shard| pull.send_early(shard, &shard.early()));
                 self.waiting.push(pull);
             }
-            (None, Patience::None) => {
+            (None, WaitMode::Immediate) => {
                 let present = shard.map(|it| it.position().version).unwrap_or_default();
                 drop(pull.reply.send(Ok(Pulled::NotThere { present })));
             }
         }
     }
 
-    /// Passes on blocks that are one version ahead of the shard.
+    /// Sends blocks that are one version ahead of the shard to the pulls that wait for them.
     pub fn send_early(&self, shard: &Shard, blocks: &[EarlyBlock]) {
         self.waiting.iter().for_each(|pull| pull.send_early(shard, blocks));
     }
 
-    /// Answers those whose version has come.
+    /// Answers the pulls whose version is reached.
     pub fn settle(&mut self, shard: &Shard) {
         for pull in std::mem::take(&mut self.waiting) {
             match self.answer_to(shard, &pull) {
@@ -81,7 +81,7 @@ impl Pulls {
         }
     }
 
-    /// Refuses all, and forgets what was kept.
+    /// Refuses all waiting pulls and drops the kept values.
     pub fn end(&mut self, why: &EngineError) {
         self.kept = None;
         for pull in self.waiting.drain(..) {
@@ -89,7 +89,7 @@ impl Pulls {
         }
     }
 
-    /// Nothing before its version has come.
+    /// Returns the answer to a pull; `None` before its version is reached.
     fn answer_to(&self, shard: &Shard, pull: &WaitingPull) -> Option<Pulled> {
         let present = shard.position().version;
         if present < pull.version {
@@ -98,7 +98,7 @@ impl Pulls {
         let kept = self.kept.as_ref().filter(|it| it.position.version == pull.version);
         let found = match pull.which {
             Which::Exactly if pull.version < present => kept.cloned(),
-            // They are those of no version now.
+            // The current values are a mix of two versions.
             Which::Exactly | Which::AtLeast if shard.is_under_way() => self.kept.clone(),
             Which::Exactly | Which::AtLeast => Some(shard.parameters()),
         };

@@ -1,6 +1,7 @@
-//! The life of a pserver: bind, claim, serve, end.
+//! The lifecycle of a pserver: bind, claim a slot, serve, shut down.
 
-use std::sync::{Arc, OnceLock};
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
@@ -11,27 +12,29 @@ use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
 use steadfast_common::records::PserverRecord;
 use steadfast_coord::{CoordError, Etcd, Mirror, Range, Session};
-use steadfast_host::chance;
+use steadfast_host::net::Port;
+use steadfast_host::random;
 use steadfast_host::role::Role;
-use steadfast_host::time::timeout;
+use steadfast_host::time::{Instant, timeout};
 use steadfast_process::{
     Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, access, health,
-    init_logging, linger, moved, wait_for_job,
+    init_logging, moved, wait_after_completion, wait_for_job,
 };
 use steadfast_pserver_core::shard::Rules;
+use tokio::sync::watch;
 use tonic::service::Routes;
 use tracing::{info, warn};
 use uuid::Uuid;
 
 use crate::engine::{Engine, Published};
-use crate::exchange::Exchange;
 use crate::metrics::Metrics;
 use crate::service::Service;
 use crate::shard_file::ShardStore;
-use crate::tenure::{Claim, Holder};
+use crate::slot_lease::{Claim, Holder};
+use crate::tensor_service::TensorService;
 use crate::{generations, master, norms, slot};
 
-/// How long calls in flight may take once we leave.
+/// Timeout of calls in flight at shutdown.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// Settings of a pserver.
@@ -40,23 +43,24 @@ const DRAIN: Duration = Duration::from_secs(5);
 pub struct Args {
     #[command(flatten)]
     pub common: CommonArgs,
-    /// How long a checkpoint may take once the process shall leave; another signal ends it at once.
+    /// How long the final checkpoint may take during a drain; a second signal ends the process at once.
     #[arg(long, value_name = "TIME", default_value = "45s", value_parser = parse)]
     pub drain_timeout: Duration,
 }
 
-/// Runs a pserver until the job is over, its slot is another's, or it is told to leave.
+/// Runs a pserver until the job is over, its slot is lost, or it is told to leave. If the job reduces its
+/// number of slots, a pserver beyond them releases its slot and becomes a spare.
 ///
 /// # Errors
-/// What a person has to act on.
+/// Errors that require user action.
 pub(crate) async fn run(args: Args) -> Result<(), Failure> {
-    let (id, common) = (chance::uuid(), &args.common);
+    let (id, common) = (random::uuid(), &args.common);
     let identity = init_logging("pserver", &common.job, id, &common.log)?;
     common.security.decide(Role::Pserver)?;
     live(args, id, identity, Shutdown::install()?).await
 }
 
-/// The same for a process that logs and is told to leave in ways of its own.
+/// Runs a pserver in a process that provides its own logging and shutdown signal.
 ///
 /// # Errors
 /// As [`run`].
@@ -67,77 +71,134 @@ pub async fn live(
     shutdown: Shutdown,
 ) -> Result<(), Failure> {
     let Args { common: args, drain_timeout } = args;
-    let mut listener = steadfast_process::bind(args.listen, "--listen").await?;
-    let bound = listener.local_addr().map_err(|error| Failure::io("the port", &error))?;
+    let port = steadfast_process::bind(args.listen, "--listen").await?;
     let admin = Admin::bind(args.admin_listen).await?;
-    // Whoever advertises another address wants to be reached by it.
-    let unix = args.advertise.is_none().then(|| format!("steadfast-{id}"));
-    let record = PserverRecord {
-        id,
-        unix: unix.filter(|name| listener.also_unix(name)),
-        address: args.advertised(bound)?,
-        admin: args.admin_advertised(admin.local_addr())?,
-        memory_of: None,
-    };
-    let readiness = Readiness::new("connects to etcd");
+    let admin_address = args.admin_advertised(admin.local_addr())?;
+    let readiness = Readiness::new("connecting to etcd");
     let mut registry = Registry::default();
     let metrics = Metrics::register(&mut registry);
-    let status = Arc::new(OnceLock::<Engine>::new());
-    let _admin = admin.serve(content(&args, id, &readiness, registry, &shutdown, status.clone())?);
+    let engine = watch::Sender::new(None::<Engine>);
+    let shown = engine.subscribe();
+    let _admin = admin.serve(content(&args, id, &readiness, registry, &shutdown, shown)?);
 
     let keys = args.keys();
     let etcd = Etcd::connect(&args.etcd_options()?).await?;
     let result = Mirror::start(&etcd, Range::Key(keys.result())).await?;
-    let mut joined = tokio::select! {
-        biased;
-        joined = join(&etcd, &keys, &args, &record, &readiness) => joined?,
-        () = shutdown.drain() => return Ok(()),
-        () = over(&result) => {
-            linger(&args, &readiness, &shutdown).await;
-            return Ok(());
-        }
-        failure = moved(&args, &record.address) => return Err(failure),
+    let life = PserverProcess {
+        args: &args,
+        drain_timeout,
+        id,
+        admin_address,
+        identity,
+        readiness: &readiness,
+        metrics,
+        engine,
+        keys: &keys,
+        etcd: &etcd,
+        result,
+        shutdown: &shutdown,
     };
-    identity.set_incarnation(joined.engine.incarnation);
-    let _ = status.set(joined.engine.clone());
-    readiness.set_ready();
-    let (_health, health) = health("steadfast.v1.Pserver", &readiness).await;
-    let server = joined.service(metrics);
-    let routes = Routes::new(health).add_service(server);
-    let stop = tokio_util::sync::CancellationToken::new();
-    let mut serving = listener.serve(routes, access, stop.clone());
-    let ending = tokio::select! {
-        biased;
-        ending = joined.hold(&etcd, &keys, &readiness) => ending,
-        served = &mut serving => {
-            return Err(Failure::internal(format!("the server ended: {served:?}")));
+    let mut port = port;
+    loop {
+        let bound = port.local_addr().map_err(|error| Failure::io("the gRPC port", &error))?;
+        match life.hold_a_slot(port, bound).await? {
+            Ended::ForGood => break,
+            // Calls to the old slot fail, and their callers look up its new holder.
+            Ended::Surplus => {
+                let same = SocketAddr::new(args.listen.ip(), bound.port());
+                port = steadfast_process::bind(same, "--listen").await?;
+            }
         }
-        failure = moved(&args, &record.address) => Err(failure),
-        () = over(&result) => {
-            info!("the job is over");
-            Ok(())
-        }
-        () = drained(&shutdown, &etcd, &keys, drain_timeout) => Ok(()),
-    };
-    // The slot is free for a successor at once; calls in flight are refused by the deadline.
-    joined.session.close(&etcd).await;
-    stop.cancel();
-    if timeout(DRAIN, serving).await.is_err() {
-        warn!("calls in flight were cut off");
     }
-    ending?;
-    linger(&args, &readiness, &shutdown).await;
+    wait_after_completion(&args, &readiness, &shutdown).await;
     Ok(())
 }
 
-/// What the admin port shows.
+/// The reason why a pserver no longer holds its slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    /// The job is over, or the process was told to leave.
+    ForGood,
+    /// The job has fewer slots now; the pserver becomes a spare.
+    Surplus,
+}
+
+/// The state that a process keeps across slots.
+struct PserverProcess<'a> {
+    args: &'a CommonArgs,
+    drain_timeout: Duration,
+    id: Uuid,
+    admin_address: String,
+    identity: LogIdentity,
+    readiness: &'a Readiness,
+    metrics: Metrics,
+    /// The engine of the current shard, for the admin port.
+    engine: watch::Sender<Option<Engine>>,
+    keys: &'a Keys,
+    etcd: &'a Etcd,
+    result: Mirror,
+    shutdown: &'a Shutdown,
+}
+
+impl PserverProcess<'_> {
+    /// Waits for a slot and serves it until it ends.
+    async fn hold_a_slot(&self, mut port: Port, bound: SocketAddr) -> Result<Ended, Failure> {
+        let (args, etcd, keys, readiness) = (self.args, self.etcd, self.keys, self.readiness);
+        // A pserver with `--advertise` must be reached at that address.
+        let unix = args.advertise.is_none().then(|| format!("steadfast-{}", self.id));
+        let record = PserverRecord {
+            id: self.id,
+            unix: unix.filter(|name| port.also_unix(name)),
+            address: args.advertised(bound)?,
+            admin: self.admin_address.clone(),
+            memory_of: None,
+        };
+        let mut joined = tokio::select! {
+            biased;
+            joined = join(etcd, keys, args, &record, readiness) => joined?,
+            () = self.shutdown.drain() => return Ok(Ended::ForGood),
+            () = over(&self.result) => return Ok(Ended::ForGood),
+            failure = moved(args, &record.address) => return Err(failure),
+        };
+        self.identity.set_incarnation(joined.engine.incarnation);
+        self.engine.send_replace(Some(joined.engine.clone()));
+        readiness.set_ready();
+        let (_health, health) = health("steadfast.v1.Pserver", readiness).await;
+        let routes = Routes::new(health).add_service(joined.service(self.metrics.clone()));
+        let stop = tokio_util::sync::CancellationToken::new();
+        let mut serving = port.serve(routes, access, stop.clone());
+        let ending = tokio::select! {
+            biased;
+            ending = joined.hold(etcd, keys, readiness) => ending,
+            served = &mut serving => {
+                return Err(Failure::internal(format!("the server ended: {served:?}")));
+            }
+            failure = moved(args, &record.address) => Err(failure),
+            () = over(&self.result) => {
+                info!("the job is over");
+                Ok(Ended::ForGood)
+            }
+            () = drained(self.shutdown, etcd, keys, self.drain_timeout) => Ok(Ended::ForGood),
+        };
+        self.engine.send_replace(None);
+        // Frees the slot for a successor at once; calls in flight are refused by the lease deadline.
+        joined.session.close(etcd).await;
+        stop.cancel();
+        if timeout(DRAIN, serving).await.is_err() {
+            warn!("calls in flight aborted");
+        }
+        ending
+    }
+}
+
+/// Returns the content of the admin port.
 fn content(
     args: &CommonArgs,
     id: Uuid,
     readiness: &Readiness,
     metrics: Registry,
     shutdown: &Shutdown,
-    engine: Arc<OnceLock<Engine>>,
+    engine: watch::Receiver<Option<Engine>>,
 ) -> Result<AdminContent, Failure> {
     Ok(AdminContent {
         role: "pserver",
@@ -147,12 +208,12 @@ fn content(
         metrics,
         token: args.security.admin_token()?,
         shutdown: shutdown.clone(),
-        status: Box::new(move || engine.get().map_or(json!({"slot": null}), show)),
+        status: Box::new(move || engine.borrow().as_ref().map_or(json!({"slot": null}), show)),
         page: None,
     })
 }
 
-/// A pserver that holds a slot.
+/// The state of a pserver that holds a slot.
 struct Joined {
     session: Session,
     holder: Holder,
@@ -163,22 +224,23 @@ struct Joined {
 }
 
 impl Joined {
-    fn service(&self, metrics: Metrics) -> Exchange {
-        Exchange::new(Service {
+    fn service(&self, metrics: Metrics) -> TensorService {
+        TensorService::new(Service {
             engine: self.engine.clone(),
-            tenure: self.holder.tenure(),
+            slot_lease: self.holder.slot_lease(),
             shards: self.shards.clone(),
             metrics,
         })
     }
 
-    /// Takes part in the job's generations until the slot is another's.
+    /// Takes part in the job's generations until the slot is lost or no longer needed.
     async fn hold(
         &mut self,
         etcd: &Etcd,
         keys: &Keys,
         readiness: &Readiness,
-    ) -> Result<(), Failure> {
+    ) -> Result<Ended, Failure> {
+        let desired = Mirror::start(etcd, Range::Key(keys.ps_desired())).await?;
         let generation = Mirror::start(etcd, Range::Key(keys.generation())).await?;
         let peers = Mirror::start(etcd, Range::Prefix(keys.ps_prefix())).await?;
         let (engine, shards) = (self.engine.clone(), self.shards.clone());
@@ -190,18 +252,19 @@ impl Joined {
             () = following => {}
             () = slot::give_back_others(etcd, keys, own, &record, seen) => {}
             () = norms::follow(engine, keys.clone(), peers) => {}
+            () = slot::surplus(own, desired.subscribe()) => return Ok(Ended::Surplus),
             failure = self.keep_slot(etcd, keys, readiness) => return Err(failure),
         }
-        Err(Failure::internal("the loop of the shard ended"))
+        Err(Failure::internal("the engine's event loop ended"))
     }
 
-    /// Keeps the slot through losses of the lease; ends when it is lost for good.
+    /// Keeps the slot through losses of the lease; returns when it is lost for good.
     async fn keep_slot(&mut self, etcd: &Etcd, keys: &Keys, readiness: &Readiness) -> Failure {
         loop {
             self.session.lost().await;
             self.holder.suspend();
-            warn!(slot = %self.engine.slot, "the lease is lost; serves nobody until the slot is taken again");
-            readiness.set_not_ready("its lease is lost; waits for etcd");
+            warn!(slot = %self.engine.slot, "lease lost; refusing calls until the slot is reacquired");
+            readiness.set_not_ready("lease lost; waiting for etcd");
             let claim = Claim {
                 etcd,
                 keys,
@@ -227,7 +290,7 @@ async fn join(
     record: &PserverRecord,
     readiness: &Readiness,
 ) -> Result<Joined, Failure> {
-    readiness.set_not_ready(format!("waits for {}", keys.job()));
+    readiness.set_not_ready(format!("waiting for {}", keys.job()));
     let job = wait_for_job(etcd, keys).await?;
     let store = steadfast_store::open(&job.store)
         .map_err(|error| Failure::new(ErrorKind::Invalid, error.to_string()))?;
@@ -237,8 +300,8 @@ async fn join(
         let session = Session::open_patiently(etcd, args.lease_ttl).await?;
         match slot::claim(etcd, &session, keys, record, readiness).await {
             Ok(claimed) => break (session, claimed),
-            // Nothing is lost with the lease of a spare.
-            Err(CoordError::LeaseLost) => warn!("the lease of a spare is lost; asks for another"),
+            // A spare has no state to lose.
+            Err(CoordError::LeaseLost) => warn!("lease of a spare lost; requesting another"),
             Err(error) => return Err(error.into()),
         }
     };
@@ -247,7 +310,7 @@ async fn join(
     Ok(Joined { session, holder, record, lease_ttl: args.lease_ttl, engine, shards })
 }
 
-/// Completes when we shall leave and our memory was saved, as far as that is to be had.
+/// Completes after a request to leave, once a checkpoint was taken or has failed.
 async fn drained(shutdown: &Shutdown, etcd: &Etcd, keys: &Keys, most: Duration) {
     shutdown.drain().await;
     master::save_before_leaving(etcd, keys, most).await;
@@ -269,6 +332,7 @@ fn show(engine: &Engine) -> serde_json::Value {
             "blocks": shard.blocks.len(),
             "values": shard.blocks.iter().map(|(_, block)| block.len).sum::<usize>(),
             "waits_for_lanes": shard.missing,
+            "lanes_waited_seconds": shard.lags.seconds(&shard.missing, Instant::now()),
         })
     });
     json!({

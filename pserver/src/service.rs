@@ -1,4 +1,4 @@
-//! The gRPC face: checks who is meant, and asks the engine.
+//! The gRPC service: checks the target of each call and forwards it to the engine.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Slot, Version};
 use steadfast_common::layout::{Layout, ParamSpec};
 use steadfast_host::task::yielding;
-use steadfast_host::time::timeout;
+use steadfast_host::time::{sleep, timeout};
 use steadfast_proto::status;
 use steadfast_proto::v1::pserver_server::Pserver;
 use steadfast_proto::v1::{
@@ -20,25 +20,25 @@ use steadfast_pserver_core::shard::Shard;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::engine::{Engine, Published};
-use crate::event::{CutAnswer, EngineError, Event, FirstValues};
+use crate::event::{EngineError, Event, FirstValues, SnapshotAnswer};
 use crate::metrics::Metrics;
 use crate::shard_file::{ShardError, ShardStore};
-use crate::tenure::Tenure;
+use crate::slot_lease::SlotLease;
 
-/// The longest that a call may wait for a version.
+/// Longest time that a call may wait for a version.
 pub(crate) const WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// Most parameters in a model.
+/// Maximum number of parameters in a model.
 const PARAMS_MAX: usize = 1 << 20;
 
-/// Most values in a model: 16 GiB of `f32`.
+/// Maximum number of values in a model: 16 GiB of `f32`.
 const VALUES_MAX: usize = 1 << 32;
 
 /// Serves one slot.
 pub struct Service {
     pub engine: Engine,
-    /// Every answer is given only while the slot is ours beyond doubt.
-    pub tenure: Tenure,
+    /// Checked before every reply: the service replies only while it holds the slot.
+    pub slot_lease: SlotLease,
     pub shards: ShardStore,
     pub metrics: Metrics,
 }
@@ -52,14 +52,14 @@ pub(crate) fn invalid(message: impl Into<String>) -> Status {
 }
 
 impl Service {
-    /// The generation meant, if the call means this life of this slot.
+    /// Returns the target generation, if the target is this incarnation of this slot.
     pub(crate) fn check(&self, target: Option<&Target>) -> Result<Generation, Status> {
         let target = target.ok_or_else(|| invalid("the call names no target"))?;
         let is_us =
             target.slot == self.engine.slot.0 && target.incarnation == self.engine.incarnation.0;
         if !is_us {
             let message = format!(
-                "slot {} of incarnation {} was meant; this is slot {} of incarnation {}",
+                "the call is for slot {} of incarnation {}; this is slot {} of incarnation {}",
                 target.slot, target.incarnation, self.engine.slot, self.engine.incarnation
             );
             return Err(status(ErrorKind::Stale, message));
@@ -68,12 +68,12 @@ impl Service {
         Ok(Generation(target.generation))
     }
 
-    /// A pserver whose lease may be over says nothing: its slot may be another's.
+    /// Checks that the lease is still valid; without it another pserver may hold the slot.
     pub(crate) fn check_lease(&self) -> Result<(), Status> {
-        if self.tenure.is_ours() {
+        if self.slot_lease.is_ours() {
             Ok(())
         } else {
-            Err(status(ErrorKind::Unavailable, "the lease of this pserver is over"))
+            Err(status(ErrorKind::Unavailable, "the lease of this pserver has expired"))
         }
     }
 }
@@ -119,19 +119,19 @@ impl Pserver for Service {
         Ok(Response::new(InitReply {}))
     }
 
-    /// [`crate::exchange::Exchange`] answers it.
+    /// Handled by [`crate::tensor_service::TensorService`].
     async fn push(
         &self,
         _: Request<Streaming<PushRequest>>,
     ) -> Result<Response<PushReply>, Status> {
-        Err(status(ErrorKind::Internal, "a push came where none is answered"))
+        Err(status(ErrorKind::Internal, "this service does not handle `Push`"))
     }
 
     type PullStream = tokio_stream::Empty<Result<PullReply, Status>>;
 
-    /// [`crate::exchange::Exchange`] answers it.
+    /// Handled by [`crate::tensor_service::TensorService`].
     async fn pull(&self, _: Request<PullRequest>) -> Result<Response<Self::PullStream>, Status> {
-        Err(status(ErrorKind::Internal, "a pull came where none is answered"))
+        Err(status(ErrorKind::Internal, "this service does not handle `Pull`"))
     }
 
     async fn norms(&self, request: Request<NormsRequest>) -> Result<Response<NormsReply>, Status> {
@@ -167,16 +167,16 @@ impl Pserver for Service {
         let generation = self.check(request.target.as_ref())?;
         let version = request.version.map(Version);
         let wait = Duration::from_millis(request.wait_ms).min(WAIT_MAX);
-        let answer = self.engine.ask(|reply| Event::Cut { generation, version, reply });
+        let answer = self.engine.ask(|reply| Event::Snapshot { generation, version, reply });
         let answer = timeout(wait, answer).await;
         self.check_lease()?;
         let answer = match answer {
             Ok(answer) => answer.map_err(|error| refuse(&error))?,
             Err(_) => return Ok(Response::new(SnapshotReply::default())),
         };
-        let (layout, cut) = match answer {
-            CutAnswer::Cut { layout, cut } => (layout, cut),
-            CutAnswer::Past { present } => {
+        let (layout, snapshot) = match answer {
+            SnapshotAnswer::Snapshot { layout, snapshot } => (layout, snapshot),
+            SnapshotAnswer::Past { present } => {
                 return Ok(Response::new(SnapshotReply {
                     answer: snapshot_reply::Answer::Past.into(),
                     version: present.0,
@@ -184,10 +184,14 @@ impl Pserver for Service {
                 }));
             }
         };
-        let version = cut.position.version;
+        let version = snapshot.position.version;
+        let checksum =
+            snapshot.counts.iter().fold(0_u64, |sum, it| sum.wrapping_add(it.checksum()));
         let (slot, incarnation) = (self.engine.slot, self.engine.incarnation);
         let (shards, of) = (self.shards.clone(), layout.clone());
-        let saving = async move { shards.save(&of, slot, incarnation, cut).await };
+        // The snapshot only holds references; training continues meanwhile.
+        sleep(Duration::from_millis(request.upload_after_ms).min(WAIT_MAX)).await;
+        let saving = async move { shards.save(&of, slot, incarnation, snapshot).await };
         let saved = yielding(saving).await;
         let saved = saved.map_err(|error| status(ErrorKind::Internal, error.to_string()))?;
         if let Err(ShardError::Encode(error @ EncodeError::NotFinite { .. })) = &saved {
@@ -210,12 +214,13 @@ impl Pserver for Service {
             position: json(&position),
             params: layout.params().iter().map(param).collect(),
             diverged: String::new(),
+            checksum,
         }))
     }
 }
 
 impl Service {
-    /// What the shard shows, if it is in the generation that the caller means.
+    /// Returns the published state, if the shard is in generation `found`.
     pub(crate) fn published(&self, found: Generation) -> Result<Arc<Published>, Status> {
         let published = self.engine.published().borrow().clone();
         let present = published.generation;
@@ -227,7 +232,7 @@ impl Service {
     }
 }
 
-/// The values in little-endian bytes.
+/// Decodes values from little-endian bytes.
 fn values_of(data: &[u8]) -> Vec<f32> {
     data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
 }
@@ -240,10 +245,13 @@ fn param(spec: &ParamSpec) -> Param {
     Param { name: spec.name.clone(), shape: spec.shape.iter().map(|side| *side as u64).collect() }
 }
 
-/// Builds the layout that an initialiser names, unless it is absurd.
+/// Builds the layout of an initialisation, within the limits on its size.
 fn layout(params: Vec<Param>) -> Result<Layout, Status> {
     if PARAMS_MAX < params.len() {
-        return Err(invalid(format!("{} parameters are too many", params.len())));
+        return Err(invalid(format!(
+            "{} parameters exceed the maximum of {PARAMS_MAX}",
+            params.len()
+        )));
     }
     let side = |side: u64| usize::try_from(side).unwrap_or(usize::MAX);
     let specs: Vec<ParamSpec> = params
@@ -255,12 +263,14 @@ fn layout(params: Vec<Param>) -> Result<Layout, Status> {
         .collect();
     let total = specs.iter().fold(0_usize, |sum, spec| sum.saturating_add(spec.len()));
     if VALUES_MAX < total {
-        return Err(invalid(format!("a model of {total} values is too large")));
+        return Err(invalid(format!(
+            "a model of {total} values exceeds the maximum of {VALUES_MAX}"
+        )));
     }
     Ok(Layout::new(specs))
 }
 
-/// The slot that a service stands for, for logs.
+/// Shows the slot, for logs.
 impl std::fmt::Debug for Service {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let slot: Slot = self.engine.slot;

@@ -1,27 +1,27 @@
-//! What a pserver holds to and from the shard files of checkpoints.
+//! Saves shards to the shard files of checkpoints and loads them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use steadfast_checkpoint::{
-    BlockTensors, Checkpoint, EncodeError, Fault, ShardFile, ShardMeta, digest, encode_shard,
-    is_in_place,
+    BlockTensors, Checkpoint, CheckpointError, EncodeError, ShardFile, ShardMeta, digest,
+    encode_shard, is_in_place,
 };
+use steadfast_common::applied_records::AppliedRecords;
 use steadfast_common::ids::{Incarnation, Lane, Slot};
 use steadfast_common::layout::Layout;
 use steadfast_common::records::{CheckpointRecord, JobRecord, PositionRecord, ShardRecord};
-use steadfast_common::tally::Counted;
-use steadfast_host::chance;
+use steadfast_host::random;
 use steadfast_host::task::in_place;
 use steadfast_pserver_core::optimizer::Optimizer;
-use steadfast_pserver_core::shard::{Cut, CutBlock, Position};
+use steadfast_pserver_core::shard::{Position, ShardSnapshot, SnapshotBlock};
 use steadfast_store::{Location, PutPayload, StoreError};
 
 #[cfg(test)]
 mod tests;
 
-/// Why a shard could not be saved or loaded.
+/// The reason why a shard could not be saved or loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum ShardError {
     #[error(transparent)]
@@ -29,25 +29,25 @@ pub enum ShardError {
     #[error(transparent)]
     Encode(#[from] EncodeError),
     #[error(transparent)]
-    Fault(#[from] Fault),
-    #[error("the store is not in place: it lacks the job's dataset manifest as well")]
+    CheckpointError(#[from] CheckpointError),
+    #[error("the store is unavailable or not mounted: it also lacks the job's dataset manifest")]
     StoreAway,
 }
 
 impl ShardError {
-    /// Whether any other attempt would fail as well, on any machine: an object of the checkpoint is
-    /// missing, damaged or holds something else. A store that does not answer, or refuses us, is no
-    /// fault of the checkpoint.
+    /// Whether any other attempt would fail as well, on any machine: an object of the checkpoint is missing,
+    /// damaged or has other content. A store that is unreachable or denies access is not an error of the
+    /// checkpoint.
     pub fn is_permanent(&self) -> bool {
         match self {
             Self::Store(_) | Self::StoreAway => false,
             Self::Encode(_) => true,
-            Self::Fault(fault) => fault.is_permanent(),
+            Self::CheckpointError(error) => error.is_permanent(),
         }
     }
 }
 
-/// Where the shards of a job lie.
+/// The store for the shards of a job.
 #[derive(Clone, Debug)]
 pub struct ShardStore {
     store: Location,
@@ -56,48 +56,48 @@ pub struct ShardStore {
 }
 
 impl ShardStore {
-    /// Shards of `job` below `store`.
+    /// Creates the store for the shards of `job` below `store`.
     pub fn new(store: Location, job: JobRecord) -> Self {
         let states = Optimizer::new(&job.spec.optimizer).state_names();
         Self { store, job: Arc::new(job), states }
     }
 
-    /// Uploads a cut under a new name.
+    /// Uploads a snapshot under a new name.
     ///
     /// # Errors
-    /// If the store does not take it.
+    /// If a value is not finite, or the store refuses the write.
     pub async fn save(
         &self,
         layout: &Layout,
         slot: Slot,
         incarnation: Incarnation,
-        cut: Cut,
+        snapshot: ShardSnapshot,
     ) -> Result<(ShardRecord, PositionRecord), ShardError> {
-        let object = format!("{}/{}.safetensors", self.job.spec.shards_folder(), chance::uuid());
+        let object = format!("{}/{}.safetensors", self.job.spec.shards_folder(), random::uuid());
         let place = self.store.child(&object)?;
-        let (states, version) = (self.states, cut.position.version);
-        let position = position_record(&cut);
-        let pieces = in_place(|| encode(layout, states, cut))?;
-        let size_bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
-        // The store is asked first: while it writes, the hash is taken.
-        let written = place.create(pieces.iter().cloned().collect::<PutPayload>());
-        let hashed = async { in_place(|| digest(&pieces)) };
+        let (states, version) = (self.states, snapshot.position.version);
+        let position = position_record(&snapshot);
+        let segments = in_place(|| encode(layout, states, snapshot))?;
+        let size_bytes = segments.iter().map(|segment| segment.len() as u64).sum();
+        // Polls the store first: the hash is computed while it writes.
+        let written = place.create(segments.iter().cloned().collect::<PutPayload>());
+        let hashed = async { in_place(|| digest(&segments)) };
         let (written, sha256) = tokio::join!(biased; written, hashed);
         written?;
         let shard = ShardRecord { slot, incarnation, object, sha256, size_bytes, version };
         Ok((shard, position))
     }
 
-    /// Loads the blocks of `slot` out of `slots` from a checkpoint, however many slots it had.
+    /// Loads the blocks of `slot` out of `slots` from a checkpoint of any number of slots.
     ///
     /// # Errors
-    /// If an object is missing or damaged, or the store does not give it.
+    /// If an object is missing or damaged, or the store refuses the read.
     pub async fn load(
         &self,
         checkpoint: &CheckpointRecord,
         slot: Slot,
         slots: u32,
-    ) -> Result<(Arc<Layout>, Cut), ShardError> {
+    ) -> Result<(Arc<Layout>, ShardSnapshot), ShardError> {
         match self.read(checkpoint, slot, slots).await {
             // A folder that is not mounted lacks every object.
             Err(error) if error.is_permanent() && !is_in_place(&self.store, &self.job).await? => {
@@ -112,21 +112,21 @@ impl ShardStore {
         checkpoint: &CheckpointRecord,
         slot: Slot,
         slots: u32,
-    ) -> Result<(Arc<Layout>, Cut), ShardError> {
+    ) -> Result<(Arc<Layout>, ShardSnapshot), ShardError> {
         let files = Checkpoint::open(&self.store, checkpoint).await?;
         let layout = Arc::clone(files.layout());
         let wanted = layout.blocks_of(slot, slots);
-        let mut cut = Cut {
+        let mut snapshot = ShardSnapshot {
             position: position(&checkpoint.position),
             updates: 0,
-            ended: checkpoint.position.dry.iter().copied().collect(),
+            ended: checkpoint.position.exhausted.iter().copied().collect(),
             counts: Vec::new(),
             blocks: Vec::new(),
         };
         let mut found = BTreeMap::new();
-        let mut most = Counted::default();
+        let mut most = AppliedRecords::default();
         for shard in sources(checkpoint, &layout, &wanted) {
-            // A slot of a small model may have no block, and looks at all shards.
+            // A slot of a small model may have no blocks; it reads all shards.
             if !wanted.is_empty() && found.len() == wanted.len() {
                 break;
             }
@@ -135,11 +135,13 @@ impl ShardStore {
             most = counts
                 .cloned()
                 .fold(most, |most, it| if most.records() < it.records() { it } else { most });
-            cut.updates = cut.updates.max(file.meta().updates);
-            cut.position.loss = file.meta().loss.or(cut.position.loss);
+            snapshot.updates = snapshot.updates.max(file.meta().updates);
+            snapshot.position.loss = file.meta().loss.or(snapshot.position.loss);
             for number in &wanted {
-                let Some(block) = self.block(&mut file, *number, &mut cut.counts) else { continue };
-                let damaged = |reason: String| Fault::Damaged {
+                let Some(block) = self.block(&mut file, *number, &mut snapshot.counts) else {
+                    continue;
+                };
+                let damaged = |reason: String| CheckpointError::Damaged {
                     object: shard.object.clone(),
                     reason: format!("`{}` {reason}", files.names().block(*number).1),
                 };
@@ -149,23 +151,23 @@ impl ShardStore {
             }
         }
         for number in &wanted {
-            let missing = || Fault::NotHeld { tensor: files.names().block(*number).1 };
-            cut.blocks.push(found.remove(number).ok_or_else(missing)?);
+            let missing = || CheckpointError::NotHeld { tensor: files.names().block(*number).1 };
+            snapshot.blocks.push(found.remove(number).ok_or_else(missing)?);
         }
-        // A slot without blocks reflects nothing, and holds nobody up.
-        if cut.counts.is_empty() {
-            cut.counts.push(most);
+        // A slot without blocks must not hold the others back.
+        if snapshot.counts.is_empty() {
+            snapshot.counts.push(most);
         }
-        Ok((layout, cut))
+        Ok((layout, snapshot))
     }
 
-    /// A block from a shard, if it is there.
+    /// Takes a block from a shard file, if it is there.
     fn block(
         &self,
         file: &mut ShardFile,
         number: u32,
-        counts: &mut Vec<Counted>,
-    ) -> Option<Result<CutBlock, String>> {
+        counts: &mut Vec<AppliedRecords>,
+    ) -> Option<Result<SnapshotBlock, String>> {
         let mut read = file.take(number)?;
         let count = place_of(counts, file.meta().counted(number)?);
         let mut state: Vec<Vec<f32>> = Vec::new();
@@ -176,12 +178,12 @@ impl ShardStore {
             }
         }
         let (values, state) = (Arc::new(read.values), Arc::new(state));
-        Some(Ok(CutBlock { number, count, values, state }))
+        Some(Ok(SnapshotBlock { number, count, values, state }))
     }
 }
 
-/// The shards of a checkpoint, those first that hold any of the `wanted` blocks if they were placed
-/// as we place them now.
+/// Returns the shards of a checkpoint, beginning with those that hold any of the `wanted` blocks under
+/// the current placement.
 fn sources<'a>(
     checkpoint: &'a CheckpointRecord,
     layout: &Layout,
@@ -196,8 +198,8 @@ fn sources<'a>(
     [first, others].concat()
 }
 
-/// Where `counted` stands in `counts`; puts it there first if it is new.
-fn place_of(counts: &mut Vec<Counted>, counted: &Counted) -> usize {
+/// Returns the index of `counted` in `counts`, appending it if it is new.
+fn place_of(counts: &mut Vec<AppliedRecords>, counted: &AppliedRecords) -> usize {
     if let Some(place) = counts.iter().position(|known| known == counted) {
         return place;
     }
@@ -205,7 +207,7 @@ fn place_of(counts: &mut Vec<Counted>, counted: &Counted) -> usize {
     counts.len() - 1
 }
 
-/// How far a checkpoint is, as a shard sees it.
+/// Converts the position of a checkpoint to that of a shard.
 fn position(record: &PositionRecord) -> Position {
     Position {
         version: record.version,
@@ -216,27 +218,31 @@ fn position(record: &PositionRecord) -> Position {
     }
 }
 
-fn position_record(cut: &Cut) -> PositionRecord {
+fn position_record(snapshot: &ShardSnapshot) -> PositionRecord {
     PositionRecord {
-        version: cut.position.version,
-        pass: cut.position.pass,
-        pass_start: cut.position.pass_start,
-        examples: cut.position.examples,
-        dry: cut.ended.iter().copied().collect::<Vec<Lane>>(),
+        version: snapshot.position.version,
+        pass: snapshot.position.pass,
+        pass_start: snapshot.position.pass_start,
+        examples: snapshot.position.examples,
+        exhausted: snapshot.ended.iter().copied().collect::<Vec<Lane>>(),
     }
 }
 
-fn encode(layout: &Layout, states: &[&str], cut: Cut) -> Result<Vec<Bytes>, EncodeError> {
-    let by_other_count = cut.blocks.iter().filter(|block| 0 < block.count);
+fn encode(
+    layout: &Layout,
+    states: &[&str],
+    snapshot: ShardSnapshot,
+) -> Result<Vec<Bytes>, EncodeError> {
+    let by_other_count = snapshot.blocks.iter().filter(|block| 0 < block.count);
     let meta = ShardMeta {
-        updates: cut.updates,
-        examples: cut.position.examples,
-        version: cut.position.version,
-        loss: cut.position.loss,
-        counts: cut.counts,
+        updates: snapshot.updates,
+        examples: snapshot.position.examples,
+        version: snapshot.position.version,
+        loss: snapshot.position.loss,
+        counts: snapshot.counts,
         count_of: by_other_count.map(|block| (block.number, block.count)).collect(),
     };
-    let tensors = cut.blocks.into_iter().map(|block| BlockTensors {
+    let tensors = snapshot.blocks.into_iter().map(|block| BlockTensors {
         number: block.number,
         values: block.values,
         states: block.state,

@@ -1,4 +1,4 @@
-//! Claims a slot: the first free one below the desired number, or waits as a spare.
+//! Claims the first free slot below the desired number, or waits as a spare.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,19 +6,19 @@ use std::time::Duration;
 use steadfast_common::ids::{Incarnation, Slot};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::PserverRecord;
-use steadfast_coord::{Condition, CoordError, Entry, Etcd, Mirror, Op, Range, Session, View};
+use steadfast_coord::{CoordError, Entry, Etcd, Mirror, Op, Range, Session, Unchanged, View};
 use steadfast_host::time::sleep;
 use steadfast_process::Readiness;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-/// Time between looks at etcd while nothing tells of a change.
+/// Interval of retries without a change in etcd.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Waits until a slot is ours; returns it with the create-revision of its key.
+/// Waits until a slot is claimed; returns it with the create-revision of its key.
 ///
 /// # Errors
-/// If our lease ends meanwhile, or `ps_desired` is no number.
+/// If the lease ends meanwhile, or `ps_desired` is not a number.
 pub async fn claim(
     etcd: &Etcd,
     session: &Session,
@@ -33,7 +33,7 @@ pub async fn claim(
     loop {
         let wanted = desired_changes.borrow_and_update().single::<u32>()?;
         let taken = slot_changes.borrow_and_update().clone();
-        // A request that was given up for lost may have come through.
+        // A request that timed out may have succeeded.
         let ours = taken_by(keys, &taken, record).find(|(_, it)| it.lease == session.lease());
         if let Some((slot, entry)) = ours {
             info!(%slot, "slot claimed");
@@ -46,7 +46,7 @@ pub async fn claim(
                     info!(%slot, "slot claimed");
                     return Ok((slot, Incarnation(revision)));
                 }
-                // Somebody was faster; the mirror will show it.
+                // Another pserver claimed it first; the mirror will show it.
                 Ok(Err(_)) => {}
                 Err(error) if error.is_transient() => warn!(%error, "slot not claimed yet"),
                 Err(_) if !session.is_live() => return Err(CoordError::LeaseLost),
@@ -54,7 +54,7 @@ pub async fn claim(
             }
         } else {
             readiness.set_not_ready(match wanted {
-                None => format!("waits for {}", keys.ps_desired()),
+                None => format!("waiting for {}", keys.ps_desired()),
                 Some(wanted) => format!("spare: all {wanted} slots are taken"),
             });
         }
@@ -68,8 +68,8 @@ pub async fn claim(
     }
 }
 
-/// Gives back every slot but `own` that is taken in our name, as long as it is waited for: a request to
-/// take one, which was given up for lost, may come to etcd after we took another.
+/// Releases every slot but `own` that is held under this pserver's id, until dropped: a claim that timed
+/// out may reach etcd after another slot was claimed.
 pub async fn give_back_others(
     etcd: &Etcd,
     keys: &Keys,
@@ -82,12 +82,11 @@ pub async fn give_back_others(
         let mut pause = Duration::MAX;
         for (slot, entry) in taken_by(keys, &taken, record).filter(|(slot, _)| *slot != own) {
             let key = keys.ps(slot);
-            let unchanged =
-                [Condition::ModRevision { key: key.clone(), revision: entry.mod_revision }];
+            let unchanged = [Unchanged { key: key.clone(), mod_revision: entry.mod_revision }];
             match etcd.put_if(&Op::delete(&key), &unchanged).await {
-                Ok(_) => warn!(%slot, "a late request took another slot; it is given back"),
+                Ok(_) => warn!(%slot, "a delayed claim took a second slot; released it"),
                 Err(error) => {
-                    warn!(%slot, %error, "a slot too many is not given back yet");
+                    warn!(%slot, %error, "second slot not released yet");
                     pause = RETRY;
                 }
             }
@@ -100,7 +99,18 @@ pub async fn give_back_others(
     }
 }
 
-/// The slots that are taken in a pserver's name.
+/// Completes when the job has too few slots for `own`. A missing or invalid number is ignored.
+pub async fn surplus(own: Slot, mut desired: watch::Receiver<Arc<View>>) {
+    let is_surplus = |view: &Arc<View>| {
+        view.single::<u32>().ok().flatten().is_some_and(|desired| desired <= own.0)
+    };
+    if desired.wait_for(is_surplus).await.is_err() {
+        std::future::pending().await
+    }
+    info!(slot = %own, "the job has fewer slots now; releasing the slot");
+}
+
+/// Returns the slots held under the id of `record`.
 fn taken_by<'a>(
     keys: &'a Keys,
     taken: &'a View,

@@ -1,26 +1,28 @@
-//! What must hold, looked at while it happens: every pull that a pserver answers shows what it has
-//! applied.
+//! Invariants checked on every reply: each pull reply of a pserver shows the updates that it has applied.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use http_body::Frame;
 use prost::Message;
-use steadfast_common::ids::{Incarnation, Slot};
+use steadfast_common::ids::{Generation, Incarnation, Pass, Slot, Version};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::PserverRecord;
 use steadfast_common::spec::Mode;
+use steadfast_common::status::{JobState, JobStatus, Queues};
 use steadfast_proto::v1::{
-    AdvanceReply, PullReply, PullRequest, PushRequest, SnapshotRequest, Target,
+    AdvanceReply, PullReply, PullRequest, PushRequest, SnapshotRequest, StatusReply, Target,
 };
 
 use crate::etcd::EtcdServer;
 use crate::job::Job;
 use crate::net::Observer;
+use crate::world::World;
 
-/// What the undisturbed run was like.
+/// Expected values, taken from the undisturbed run.
 #[derive(Clone, Debug, Default)]
 pub struct Reference {
     /// Hash of each block at each version.
@@ -29,33 +31,52 @@ pub struct Reference {
     pub examples: u64,
 }
 
-/// What was seen in one run.
+/// Observations of one run.
 #[derive(Debug, Default)]
 pub struct Seen {
     pub blocks: BTreeMap<(u64, u32), u64>,
-    /// What must not be.
+    /// Violated invariants.
     pub broken: Vec<String>,
-    /// Answers that were looked at.
+    /// Number of checked pull replies.
     pub pulls: u64,
+    /// The last observed progress of the job, and when it was first observed.
+    stands: Option<(Standing, Duration)>,
 }
+
+/// State that changes when a job makes progress.
+#[derive(Clone, Debug, PartialEq)]
+struct Standing {
+    state: JobState,
+    epoch: i64,
+    generation: Generation,
+    version: Version,
+    pass: Pass,
+    queues: Queues,
+    checkpoint: Option<String>,
+    failures: u32,
+}
+
+/// Longest time without progress for which the status may name no reason.
+const STILL_MAX: Duration = Duration::from_secs(30);
 
 /// Blocks of the counting model that hold counts.
 const COUNTS: [u32; 2] = [1, 3];
 
-/// Looks at every answer; `reference` is what a synchronous job is compared with.
+/// Returns an observer that checks every reply; a synchronous job is compared with `reference`.
 pub fn observer(
     job: &Job,
     reference: Option<Arc<Reference>>,
     etcd: &EtcdServer,
+    world: &World,
     seen: Arc<Mutex<Seen>>,
 ) -> Observer {
-    let (job, etcd) = (job.clone(), etcd.clone());
+    let (job, etcd, world) = (job.clone(), etcd.clone(), world.clone());
     let keys = Keys::of_job(&job.spec.name);
     Box::new(move |path, request, response| {
         let mut seen = seen.lock().expect("one thread");
-        // A refusal has no message.
-        let is_refusal = response.iter().all(|frame| !frame.is_data());
-        let target = if is_refusal { None } else { target(path, request) };
+        // An error reply has no message.
+        let is_error = response.iter().all(|frame| !frame.is_data());
+        let target = if is_error { None } else { target(path, request) };
         if let Some(target) = target {
             seen.broken.extend(is_not_its_own(&etcd, &keys, target));
         }
@@ -70,8 +91,15 @@ pub fn observer(
                     let bound = job.spec.asynchronous.max_staleness.map_or(u64::MAX, u64::from);
                     if go && bound < ahead {
                         seen.broken.push(format!(
-                            "I8: a trainer may go on {ahead} pushes ahead; {bound} is the bound"
+                            "I8: a trainer was admitted {ahead} pushes ahead; the bound is {bound}"
                         ));
+                    }
+                }
+            }
+            "/steadfast.v1.Master/Status" => {
+                for StatusReply { json } in messages(response) {
+                    if let Ok(status) = serde_json::from_slice::<JobStatus>(&json) {
+                        seen.stand(&status, world.now());
                     }
                 }
             }
@@ -80,7 +108,7 @@ pub fn observer(
     })
 }
 
-/// The life of a slot that a call means.
+/// Returns the incarnation of a slot that a call addresses.
 fn target(path: &str, request: &[Frame<Bytes>]) -> Option<Target> {
     match path {
         "/steadfast.v1.Pserver/Pull" => messages::<PullRequest>(request).first()?.target,
@@ -92,7 +120,7 @@ fn target(path: &str, request: &[Frame<Bytes>]) -> Option<Target> {
     }
 }
 
-/// Whether a pserver has just answered for a slot that is not its own any more.
+/// Returns an error if a pserver has replied for a slot that it no longer holds.
 fn is_not_its_own(etcd: &EtcdServer, keys: &Keys, target: Target) -> Option<String> {
     let server = etcd.server()?;
     let slot = Slot(target.slot);
@@ -101,11 +129,11 @@ fn is_not_its_own(etcd: &EtcdServer, keys: &Keys, target: Target) -> Option<Stri
         Some(record.incarnation(entry.create_revision))
     });
     (held != Some(Incarnation(target.incarnation))).then(|| {
-        format!("I5: slot {slot} was answered for by {}, and {held:?} holds it", target.incarnation)
+        format!("I5: {} replied for slot {slot}, which {held:?} holds", target.incarnation)
     })
 }
 
-/// The messages in the frames of a gRPC body.
+/// Decodes the messages in the frames of a gRPC body.
 fn messages<M: Message + Default>(frames: &[Frame<Bytes>]) -> Vec<M> {
     const PREFIX: usize = 5;
     let mut bytes: Vec<u8> = Vec::new();
@@ -122,6 +150,31 @@ fn messages<M: Message + Default>(frames: &[Frame<Bytes>]) -> Vec<M> {
 }
 
 impl Seen {
+    /// I12: a job without progress names what it is waiting for.
+    fn stand(&mut self, status: &JobStatus, now: Duration) {
+        let standing = Standing {
+            state: status.state,
+            epoch: status.master.epoch,
+            generation: status.generation,
+            version: status.version,
+            pass: status.pass,
+            queues: status.queues,
+            checkpoint: status.checkpoint.clone(),
+            failures: status.saving.failures,
+        };
+        let is_over = matches!(status.state, JobState::Finished | JobState::Failed);
+        let since = match &self.stands {
+            Some((known, since)) if *known == standing => *since,
+            Some(_) | None => now,
+        };
+        if !is_over && status.waiting.is_empty() && STILL_MAX <= now.saturating_sub(since) {
+            let state = status.state;
+            self.broken
+                .push(format!("I12: the job is {state:?} since {since:?} and names no reason"));
+        }
+        self.stands = Some((standing, since));
+    }
+
     fn pull(&mut self, job: &Job, reference: Option<&Reference>, messages: &[PullReply]) {
         let Some(header) = messages.iter().find_map(|it| it.header.as_ref()) else { return };
         if !header.ready {
@@ -140,7 +193,7 @@ impl Seen {
                     };
                     if known.map_or(reference.is_some(), |known| known != hash) {
                         self.broken.push(format!(
-                            "I7: block {} at version {} has other bits than without faults",
+                            "I7: block {} at version {} differs from the undisturbed run",
                             block.block, header.version
                         ));
                     }
@@ -158,23 +211,25 @@ impl Seen {
     }
 }
 
-/// Whether a record counted oftener than there are passes, or by half.
+/// Returns an error if the count of a record exceeds the number of passes or is not an integer.
 fn miscounted(job: &Job, values: &[f32]) -> Option<String> {
     let passes = job.spec.passes.unwrap_or(1);
     values.iter().enumerate().find_map(|(record, value)| {
         let count = -value / job.one;
         let is_sound = count.fract() == 0.0 && 0.0 <= count && count <= passes as f32;
-        (!is_sound).then(|| format!("I6: record {record} counted {count} times in {passes} passes"))
+        (!is_sound)
+            .then(|| format!("I6: record {record} was applied {count} times in {passes} passes"))
     })
 }
 
-/// Whether each record counted once a pass in the final parameters, but for passes in which its task
-/// was given up. `due` has the least and the most for each record.
+/// Checks that each record was applied once per pass in the final parameters, except for passes in which
+/// its task was given up. `due` has the minimum and the maximum for each record.
 pub fn miscounted_at_the_end(job: &Job, due: &[(u32, u32)], values: &[f32]) -> Option<String> {
     values.iter().zip(due).enumerate().find_map(|(record, (value, (least, most)))| {
         let count = -value / job.one;
         let is_due = *least as f32 <= count && count <= *most as f32;
-        (!is_due)
-            .then(|| format!("record {record} counted {count} times; {least} to {most} were due"))
+        (!is_due).then(|| {
+            format!("record {record} was applied {count} times; expected {least} to {most}")
+        })
     })
 }

@@ -1,4 +1,4 @@
-//! The processes of a job, on their machines: started, watched over, started again.
+//! The processes of a job on their machines, and the supervisor that restarts them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -8,7 +8,7 @@ use futures::FutureExt;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
 use steadfast_host::Host;
-use steadfast_master::Order;
+use steadfast_master::JobRequest;
 use steadfast_process::{
     CommonArgs, EtcdArgs, EtcdAuthArgs, Failure, LogArgs, LogFormat, LogIdentity, SecurityArgs,
     Shutdown,
@@ -20,7 +20,7 @@ use crate::job::{Job, STORE, registry};
 use crate::net::{Machine, Net};
 use crate::world::{Clock, ProcessId, World};
 
-/// What a process does.
+/// Role of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     Master,
@@ -28,7 +28,7 @@ pub enum Role {
     Trainer,
 }
 
-/// A member of the job: a role and a number within it. It has a machine of its own.
+/// A member of the job: a role and a number within the role. Each member has its own machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Member {
     pub role: Role,
@@ -47,7 +47,7 @@ impl std::fmt::Display for Member {
 }
 
 impl Member {
-    /// Its machine.
+    /// Returns the machine of the member.
     pub fn machine(self) -> Machine {
         let first = match self.role {
             Role::Master => 10,
@@ -58,13 +58,13 @@ impl Member {
     }
 }
 
-/// The machine of those who look on and ask.
+/// The machine of the operator, who queries the job and sends commands.
 pub const PERSON: Machine = Machine(2);
 
 /// The machine that etcd runs on.
 pub const ETCD: Machine = Machine(1);
 
-/// What a cluster is made of.
+/// Size and settings of a cluster.
 #[derive(Clone, Debug)]
 pub struct Shape {
     pub addresses: Addresses,
@@ -75,9 +75,9 @@ pub struct Shape {
     pub pservers: u16,
     pub trainers: u16,
     pub lease_ttl: Duration,
-    /// How long etcd takes to write.
+    /// Minimum and maximum duration of a disk write of etcd.
     pub sync: (Duration, Duration),
-    /// How much clocks go wrong, at most.
+    /// Maximum clock drift.
     pub drift: f64,
 }
 
@@ -96,30 +96,30 @@ struct Shared {
 
 struct State {
     members: BTreeMap<Member, Seat>,
-    /// Ends that no fault explains.
+    /// Exits that no injected fault explains.
     strange: Vec<String>,
-    /// Whether processes that end are started again.
+    /// Whether processes are restarted after they exit.
     is_watched: bool,
 }
 
 struct Seat {
-    /// The process that runs there, if one does.
+    /// The running process, if any.
     process: Option<(ProcessId, Shutdown)>,
     lives: u16,
     clock: Clock,
-    /// Whether somebody wants it to run.
+    /// Whether the process should run.
     is_wanted: bool,
-    /// Whether it was asked to leave, and shall come back.
+    /// Whether it received SIGTERM and will be restarted.
     is_leaving: bool,
 }
 
-/// How long pservers that shall leave wait for a checkpoint.
+/// How long draining pservers wait for a checkpoint.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-const LOCK: &str = "one thread, and nothing panics while it holds this";
+const LOCK: &str = "single thread; no holder panics";
 
 impl Cluster {
-    /// Machines for everybody, on which nothing runs yet.
+    /// Creates the machines of all members, without running processes.
     pub fn new(world: &World, net: &Net, etcd: &EtcdServer, job: &Job, shape: &Shape) -> Self {
         let state = State { members: BTreeMap::new(), strange: Vec::new(), is_watched: true };
         Self(Arc::new(Shared {
@@ -136,42 +136,42 @@ impl Cluster {
         self.0.state.lock().expect(LOCK)
     }
 
-    /// The job's keys.
+    /// Returns the etcd keys of the job.
     pub fn keys(&self) -> Keys {
         Keys::of_job(&self.0.job.spec.name)
     }
 
-    /// Where its shards lie in the store.
+    /// Returns the folder of the job's shards in the store.
     pub fn shards_folder(&self) -> String {
         self.0.job.spec.shards_folder()
     }
 
-    /// All members that there ever were.
+    /// Returns all members, including former ones.
     pub fn members(&self) -> Vec<Member> {
         self.state().members.keys().copied().collect()
     }
 
-    /// The process that runs on a member's machine.
+    /// Returns the running process of a member.
     pub fn process(&self, member: Member) -> Option<ProcessId> {
         self.state().members.get(&member)?.process.as_ref().map(|(process, _)| *process)
     }
 
-    /// Ends that no fault explains.
+    /// Returns the exits that no injected fault explains.
     pub fn strange(&self) -> Vec<String> {
         self.state().strange.clone()
     }
 
-    /// Whether any process of the job runs.
+    /// Returns whether no process of the job runs.
     pub fn is_empty(&self) -> bool {
         self.state().members.values().all(|seat| seat.process.is_none())
     }
 
-    /// Starts a member on its machine, unless it runs.
+    /// Starts a member on its machine, unless it is running.
     pub fn start(&self, member: Member) {
         let (world, drift) = (&self.0.world, self.0.shape.drift);
-        let clock = world.roll(|dice| Clock {
-            ahead: Duration::from_secs(dice.between(1, 100_000)),
-            rate: 1.0 + drift * (2.0 * dice.share() - 1.0),
+        let clock = world.roll(|rng| Clock {
+            ahead: Duration::from_secs(rng.between(1, 100_000)),
+            rate: 1.0 + drift * (2.0 * rng.share() - 1.0),
         });
         let mut state = self.state();
         let seat = state.members.entry(member).or_insert(Seat {
@@ -215,11 +215,11 @@ impl Cluster {
         shutdown: Shutdown,
     ) -> futures::future::BoxFuture<'static, Result<(), Failure>> {
         let (spec, shape) = (&self.0.job.spec, &self.0.shape);
-        let (id, common) = (steadfast_host::chance::uuid(), self.settings());
+        let (id, common) = (steadfast_host::random::uuid(), self.settings());
         match member.role {
             Role::Master => {
                 let identity = LogIdentity::new("master", &spec.name, id);
-                let order = Order { spec: spec.clone(), base: None, store: STORE.to_owned() };
+                let order = JobRequest { spec: spec.clone(), base: None, store: STORE.to_owned() };
                 let args = steadfast_master::Args {
                     common,
                     job_file: None,
@@ -256,7 +256,7 @@ impl Cluster {
             admin_listen: any,
             lease_ttl: self.0.shape.lease_ttl,
             security: SecurityArgs::default(),
-            linger: false,
+            wait_after_completion: false,
             log: LogArgs {
                 filter: "info".to_owned(),
                 format: LogFormat::Text,
@@ -267,7 +267,7 @@ impl Cluster {
         }
     }
 
-    /// A process has come to its end by itself.
+    /// Handles a process that ended by itself.
     fn ended(&self, member: Member, process: ProcessId, ending: Result<(), Failure>) {
         if !self.0.world.lives(process) {
             return;
@@ -276,7 +276,7 @@ impl Cluster {
         self.0.net.bury(process, false);
         tracing::info!(member = %member, ending = ?ending, "process ended");
         let mut state = self.state();
-        // A job that gives tasks up may come to give up all of them, and says so.
+        // A job that gives up tasks may give up all of them; its processes then fail.
         let may_fail = !self.0.job.is_patient;
         if let Err(failure) = &ending
             && (matches!(failure.kind, ErrorKind::Internal | ErrorKind::Denied)
@@ -286,7 +286,7 @@ impl Cluster {
         }
         let Some(seat) = state.members.get_mut(&member) else { return };
         seat.process = None;
-        // Whoever ended well has nothing more to do, unless it was asked to leave and comes back.
+        // A process that ended without an error is finished, unless SIGTERM asked it to leave.
         let comes_back = std::mem::take(&mut seat.is_leaving);
         if ending.is_ok() && !comes_back {
             seat.is_wanted = false;
@@ -295,10 +295,10 @@ impl Cluster {
         self.start_again(member);
     }
 
-    /// Watches over a member: it is started again after a while.
+    /// Restarts a member after a random pause, as a supervisor does.
     fn start_again(&self, member: Member) {
         let pause =
-            self.0.world.roll(|dice| dice.time(Duration::from_millis(20), Duration::from_secs(3)));
+            self.0.world.roll(|rng| rng.time(Duration::from_millis(20), Duration::from_secs(3)));
         let cluster = self.clone();
         self.0.world.after(pause, move |_| {
             let is_wanted = {
@@ -311,7 +311,8 @@ impl Cluster {
         });
     }
 
-    /// Ends a member's process at once. `silent` is how a machine goes that loses power.
+    /// Kills a member's process at once. With `silent`, its connections are not closed, as after a power
+    /// failure.
     pub fn kill(&self, member: Member, silent: bool) {
         let process = {
             let mut state = self.state();
@@ -324,21 +325,21 @@ impl Cluster {
         }
     }
 
-    /// Stops a member's process.
+    /// Stops a member's process, as SIGSTOP does.
     pub fn stop(&self, member: Member) {
         if let Some(process) = self.process(member) {
             self.0.world.stop(process);
         }
     }
 
-    /// Lets all stopped processes of a member go on.
+    /// Resumes the stopped process of a member.
     pub fn resume(&self, member: Member) {
         if let Some(process) = self.process(member) {
             self.0.world.resume(process);
         }
     }
 
-    /// Asks a member to leave, as a signal does; `for_good` if it shall not come back.
+    /// Asks a member to leave, as SIGTERM does; with `for_good` it is not restarted.
     pub fn ask_to_leave(&self, member: Member, for_good: bool) {
         let process = {
             let mut state = self.state();
@@ -356,7 +357,7 @@ impl Cluster {
         }
     }
 
-    /// Everybody that is wanted runs, from now on.
+    /// Resumes or starts every member that should run.
     pub fn revive(&self) {
         for member in self.members() {
             self.resume(member);

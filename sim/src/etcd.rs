@@ -1,5 +1,5 @@
-//! The simulated etcd: the embedded server's own core and services, on a machine that can be stopped
-//! and killed, with a disk that takes its time.
+//! The simulated etcd: the core and the services of the embedded server, on a machine that can be stopped
+//! and killed, with a disk that has write latency.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -15,7 +15,7 @@ use crate::host::{Addresses, Simulated};
 use crate::net::Net;
 use crate::world::{Clock, ProcessId, World};
 
-/// An etcd whose content outlives its processes. Cheap to clone.
+/// An etcd whose data survive its processes. Cheap to clone.
 #[derive(Clone)]
 pub struct EtcdServer(Arc<Shared>);
 
@@ -29,20 +29,20 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// What was written so far.
+    /// The log as written to disk.
     log: Vec<u8>,
     running: Option<(ProcessId, Arc<Server>)>,
     lives: u16,
-    /// Revisions that were written and nobody has looked at.
+    /// Written revisions that were not taken by [`EtcdServer::news`] yet.
     news: Vec<Revision>,
-    /// The last one that was written.
+    /// The last written revision.
     written: i64,
 }
 
-const LOCK: &str = "one thread, and nothing panics while it holds this";
+const LOCK: &str = "single thread; no holder panics";
 
 impl EtcdServer {
-    /// An empty one that does not run.
+    /// Creates an empty etcd that is not running.
     pub fn new(world: &World, net: &Net, addresses: Addresses, sync: (Duration, Duration)) -> Self {
         let address = Simulated::address(addresses, ETCD, 100);
         let state = Mutex::new(State { written: 1, ..State::default() });
@@ -53,25 +53,25 @@ impl EtcdServer {
         self.0.state.lock().expect(LOCK)
     }
 
-    /// Where it listens.
+    /// Returns the listen address.
     pub fn address(&self) -> SocketAddr {
         self.0.address
     }
 
-    /// The server that runs, if one does.
+    /// Returns the running server, if any.
     pub fn server(&self) -> Option<Arc<Server>> {
         self.state().running.as_ref().map(|(_, server)| server.clone())
     }
 
-    /// Revisions that were written since this was asked last.
+    /// Takes the revisions that were written since the last call.
     pub fn news(&self) -> Vec<Revision> {
         std::mem::take(&mut self.state().news)
     }
 
-    /// Starts it with what was written, unless it runs.
+    /// Starts the server from the written log, unless it is running.
     ///
     /// # Panics
-    /// If it cannot read what it has written.
+    /// If it cannot read its own log.
     pub fn start(&self) {
         let (world, net) = (&self.0.world, &self.0.net);
         let (process, life) = {
@@ -88,7 +88,7 @@ impl EtcdServer {
         world.settle(process, host.clone());
         let log = self.state().log.clone();
         let server = steadfast_host::enter(host, || Server::start(&log, self.0.address));
-        let server = Arc::new(server.expect("a log of our own"));
+        let server = Arc::new(server.expect("the server reads its own log"));
         net.listen(process, self.0.address);
         net.serve(self.0.address, server.routes());
         self.state().running = Some((process, server.clone()));
@@ -101,7 +101,7 @@ impl EtcdServer {
     async fn write_log(&self, server: Arc<Server>) {
         loop {
             let unwritten = server.unwritten().await;
-            let takes = self.0.world.roll(|dice| dice.time(self.0.sync.0, self.0.sync.1));
+            let takes = self.0.world.roll(|rng| rng.time(self.0.sync.0, self.0.sync.1));
             self.0.world.sleep(takes).await;
             let bytes = {
                 let mut state = self.state();
@@ -118,7 +118,7 @@ impl EtcdServer {
         }
     }
 
-    /// Ends it at once; what was not written is lost.
+    /// Kills the server at once; unwritten data are lost.
     pub fn kill(&self) {
         let running = self.state().running.take();
         if let Some((process, _)) = running {
@@ -127,14 +127,14 @@ impl EtcdServer {
         }
     }
 
-    /// Stops it.
+    /// Stops the server, as SIGSTOP does.
     pub fn stop(&self) {
         if let Some((process, _)) = &self.state().running {
             self.0.world.stop(*process);
         }
     }
 
-    /// Lets it go on.
+    /// Resumes the server.
     pub fn resume(&self) {
         if let Some((process, _)) = &self.state().running {
             self.0.world.resume(*process);

@@ -1,11 +1,10 @@
-//! A small world, and in it every single thing that can go wrong, at every moment at which it can.
+//! Exhaustive exploration of a small job: every single deviation from its schedule, at every point.
 //!
-//! The schedule of an undisturbed small job is repeated again and again, each time with one detour:
-//! a process is killed, or stopped for longer than its lease, before one particular turn; one particular
-//! call breaks, loses its answer or arrives again late; one particular choice between tasks that could
-//! run goes another way. Besides, with every two faults that can come between the transactions which
-//! lock, slots and generations are made of. Whatever the detours, everything has to hold, and the job
-//! has to end as it would without.
+//! The schedule of an undisturbed small job is repeated, each time with one injected deviation: a process
+//! is killed, or stopped for longer than its lease, before one turn; one call breaks, loses its reply or
+//! arrives late as a duplicate; one scheduling choice takes another task. Pairs of faults are explored
+//! between the transactions that implement the lock, the slots and the generations. With each deviation
+//! all invariants must hold, and the job must end as it does without.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,64 +16,64 @@ use crate::cluster::{Member, Role, Shape};
 use crate::fault::{End, Fault};
 use crate::host::Addresses;
 use crate::job::Job;
+use crate::network_model::{CallOutcome, NetworkModel};
 use crate::plan::Plan;
 use crate::run::{Outcome, run};
-use crate::store::StoreWeather;
-use crate::weather::{Fate, Weather};
+use crate::store::StoreModel;
 
-/// When a fault strikes.
+/// When a fault is injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// Before the turn of this number.
+    /// Before the turn with this number.
     Turn(u64),
-    /// As soon as etcd has this revision, before anybody has heard of it.
+    /// As soon as etcd has this revision, before any client has seen it.
     Revision(u64),
 }
 
-/// One detour from a schedule.
+/// One deviation from a schedule.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Detour {
-    /// A fault strikes.
+pub enum Deviation {
+    /// A fault is injected.
     Strike(Moment, Fault),
-    /// This becomes of the call of this number.
-    Call(u64, Fate),
-    /// When tasks are chosen from for the so-many-th time, the one so many places further on runs.
+    /// The call with this number has this outcome.
+    Call(u64, CallOutcome),
+    /// The scheduling choice with this number takes the task this many places after the drawn one.
     Choice(u64, u64),
 }
 
-/// Detours of one run.
+/// Deviations of one run.
 #[derive(Clone, Debug, Default)]
-pub struct Detours {
+pub struct Deviations {
     pub strikes: Vec<(Moment, Fault)>,
-    pub calls: BTreeMap<u64, Fate>,
+    pub calls: BTreeMap<u64, CallOutcome>,
     pub choices: BTreeMap<u64, u64>,
 }
 
-impl Detours {
-    /// Takes one more.
+impl Deviations {
+    /// Adds a deviation.
     #[must_use]
-    pub fn and(mut self, detour: Detour) -> Self {
-        match detour {
-            Detour::Strike(moment, fault) => self.strikes.push((moment, fault)),
-            Detour::Call(number, fate) => drop(self.calls.insert(number, fate)),
-            Detour::Choice(number, further) => drop(self.choices.insert(number, further)),
+    pub fn and(mut self, deviation: Deviation) -> Self {
+        match deviation {
+            Deviation::Strike(moment, fault) => self.strikes.push((moment, fault)),
+            Deviation::Call(number, outcome) => drop(self.calls.insert(number, outcome)),
+            Deviation::Choice(number, further) => drop(self.choices.insert(number, further)),
         }
         self
     }
 }
 
-impl fmt::Display for Detour {
+impl fmt::Display for Deviation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Strike(Moment::Turn(turn), fault) => write!(f, "before turn {turn}: {fault}"),
             Self::Strike(Moment::Revision(at), fault) => write!(f, "at revision {at}: {fault}"),
-            Self::Call(number, fate) => write!(f, "call {number}: {fate:?}"),
-            Self::Choice(number, further) => write!(f, "choice {number}: {further} further on"),
+            Self::Call(number, outcome) => write!(f, "call {number}: {outcome:?}"),
+            Self::Choice(number, further) => write!(f, "choice {number}: {further} places further"),
         }
     }
 }
 
-/// A small job of `mode`: a master and one that stands by, two slots and a spare, two trainers.
+/// Returns a small job of `mode`: an acting and a standby master, two slots and a spare, two trainers.
 pub fn small(mode: Mode) -> Plan {
     let latency = (Duration::from_millis(2), Duration::from_millis(2));
     Plan {
@@ -90,16 +89,17 @@ pub fn small(mode: Mode) -> Plan {
             sync: latency,
             drift: 0.0,
         },
-        weather: Weather::fair(latency),
-        store_weather: StoreWeather::fair(latency),
+        network_model: NetworkModel::fair(latency),
+        store_model: StoreModel::fair(latency),
         faults: Vec::new(),
-        detours: Detours::default(),
+        forbidden: None,
+        deviations: Deviations::default(),
     }
 }
 
-/// Every two faults that come, one after the other or both at once, between the transactions of
-/// `plan`, but only each `stride`-th pair, from `first` on.
-pub fn pairs(plan: &Plan, first: usize, stride: usize) -> Vec<Vec<Detour>> {
+/// Returns pairs of faults between the transactions of `plan`, at the same or at different revisions:
+/// every `stride`-th pair, from `first` on.
+pub fn pairs(plan: &Plan, first: usize, stride: usize) -> Vec<Vec<Deviation>> {
     let longer = plan.shape.lease_ttl * 2;
     let mut faults = vec![Fault::EtcdKill(Duration::from_millis(300)), Fault::EtcdStop(longer)];
     for member in members(plan) {
@@ -110,10 +110,10 @@ pub fn pairs(plan: &Plan, first: usize, stride: usize) -> Vec<Vec<Detour>> {
     let faults = &faults;
     let revisions = run(plan).revisions;
     let strikes = |at| {
-        let strike = move |fault: &Fault| Detour::Strike(Moment::Revision(at), fault.clone());
+        let strike = move |fault: &Fault| Deviation::Strike(Moment::Revision(at), fault.clone());
         faults.iter().map(strike)
     };
-    let from = |at, one: Detour| {
+    let from = |at, one: Deviation| {
         let later = (at..=revisions).flat_map(strikes);
         later.map(move |two| vec![one.clone(), two])
     };
@@ -130,43 +130,43 @@ fn members(plan: &Plan) -> Vec<Member> {
         .collect()
 }
 
-/// Every single detour from the schedule of `plan`, but only each `stride`-th, from `first` on.
-pub fn singles(plan: &Plan, first: usize, stride: usize) -> Vec<Vec<Detour>> {
+/// Returns single deviations from the schedule of `plan`: every `stride`-th one, from `first` on.
+pub fn singles(plan: &Plan, first: usize, stride: usize) -> Vec<Vec<Deviation>> {
     let base = run(plan);
     let all = strikes(plan, &base).into_iter().chain(calls(&base)).chain(choices(&base));
     all.skip(first).step_by(stride.max(1)).map(|it| vec![it]).collect()
 }
 
-/// Every detour of a single call.
-pub fn single_calls(plan: &Plan) -> Vec<Vec<Detour>> {
+/// Returns every deviation of a single call.
+pub fn single_calls(plan: &Plan) -> Vec<Vec<Deviation>> {
     calls(&run(plan)).into_iter().map(|it| vec![it]).collect()
 }
 
-fn strikes(plan: &Plan, base: &Outcome) -> Vec<Detour> {
+fn strikes(plan: &Plan, base: &Outcome) -> Vec<Deviation> {
     let (members, longer) = (members(plan), plan.shape.lease_ttl * 2);
     let mut all = Vec::new();
     for turn in (0..base.turns).map(Moment::Turn) {
         for member in &members {
-            all.push(Detour::Strike(turn, Fault::Kill(*member)));
-            all.push(Detour::Strike(turn, Fault::Stop(*member, longer)));
+            all.push(Deviation::Strike(turn, Fault::Kill(*member)));
+            all.push(Deviation::Strike(turn, Fault::Stop(*member, longer)));
         }
-        all.push(Detour::Strike(turn, Fault::EtcdKill(Duration::from_millis(300))));
-        all.push(Detour::Strike(turn, Fault::EtcdStop(longer)));
+        all.push(Deviation::Strike(turn, Fault::EtcdKill(Duration::from_millis(300))));
+        all.push(Deviation::Strike(turn, Fault::EtcdStop(longer)));
     }
     all
 }
 
-fn calls(base: &Outcome) -> Vec<Detour> {
+fn calls(base: &Outcome) -> Vec<Deviation> {
     let late = [5, 10, 20, 30, 40, 60, 100, 3000].map(Duration::from_millis);
-    let ghosts = late.map(Fate::Ghost);
-    let fates = [Fate::BrokenBefore, Fate::CutOff(500), Fate::AnswerLost];
-    let fates = fates.into_iter().chain(ghosts);
-    let fates: Vec<Fate> = fates.collect();
-    let of = |call| fates.iter().map(move |fate| Detour::Call(call, *fate));
+    let delayed_duplicates = late.map(CallOutcome::DelayedDuplicate);
+    let outcomes = [CallOutcome::BrokenBefore, CallOutcome::CutOff(500), CallOutcome::AnswerLost];
+    let outcomes = outcomes.into_iter().chain(delayed_duplicates);
+    let outcomes: Vec<CallOutcome> = outcomes.collect();
+    let of = |call| outcomes.iter().map(move |outcome| Deviation::Call(call, *outcome));
     (1..=base.calls).flat_map(of).collect()
 }
 
-fn choices(base: &Outcome) -> Vec<Detour> {
-    let of = |choice| [1, 2].map(|further| Detour::Choice(choice, further));
+fn choices(base: &Outcome) -> Vec<Deviation> {
+    let of = |choice| [1, 2].map(|further| Deviation::Choice(choice, further));
     (1..=base.choices).flat_map(of).collect()
 }

@@ -1,4 +1,4 @@
-//! What can go wrong, when, and for how long.
+//! Injected faults, and the scene on which they act.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,13 +6,13 @@ use std::time::Duration;
 use futures::FutureExt;
 use steadfast_common::records::MasterRecord;
 use steadfast_proto::v1::master_client::MasterClient;
-use steadfast_proto::v1::{RestoreCheckpointRequest, TakeCheckpointRequest};
+use steadfast_proto::v1::{RestoreCheckpointRequest, StatusRequest, TakeCheckpointRequest};
 
 use crate::cluster::{Cluster, ETCD, Member, PERSON};
 use crate::etcd::EtcdServer;
-use crate::net::{Machine, Net, Wire};
-use crate::store::{Store, StoreWeather};
-use crate::weather::Weather;
+use crate::net::{Channel, Machine, Net};
+use crate::network_model::NetworkModel;
+use crate::store::{Store, StoreModel};
 use crate::world::{Clock, World};
 
 /// One end of a link.
@@ -43,49 +43,50 @@ impl fmt::Display for End {
 /// A fault.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fault {
-    /// SIGKILL; it is started again.
+    /// SIGKILL; the process is restarted.
     Kill(Member),
-    /// The machine loses power: nobody hears of it.
+    /// Power failure: the process dies and its connections stay silent.
     Power(Member),
-    /// SIGSTOP, and SIGCONT after a while.
+    /// SIGSTOP, followed by SIGCONT after this time.
     Stop(Member, Duration),
-    /// SIGTERM; it is started again.
+    /// SIGTERM; the process is restarted.
     Leave(Member),
-    /// SIGTERM, for good.
+    /// SIGTERM; the process is not restarted.
     Remove(Member),
-    /// One more.
+    /// A new member is started.
     Add(Member),
-    /// Neither reaches the other.
+    /// Messages between the two ends are blocked in both directions.
     Cut(End, End, Duration),
-    /// The first does not reach the second.
+    /// Messages from the first to the second are blocked.
     OneWay(End, End, Duration),
-    /// Messages from the first to the second are late by that much.
+    /// Messages from the first to the second are delayed; delay and duration.
     Slow(End, End, Duration, Duration),
-    /// Answers of the second to the first get late by that much, and soon nothing gets through.
+    /// Replies of the second to the first are delayed, and soon after the link is cut; delay and
+    /// duration.
     Choke(End, End, Duration, Duration),
-    /// All connections between them break.
+    /// All connections between the two ends break.
     Break(End, End),
-    /// Everything of the job is killed at once.
+    /// All processes of the job are killed at once.
     KillAll,
-    /// etcd is away that long; what it had not written is lost. A change of leaders looks the same.
+    /// etcd is down for this time; unwritten data are lost. A leader change looks the same.
     EtcdKill(Duration),
     EtcdStop(Duration),
-    /// etcd drops its history but for the last so many revisions.
+    /// etcd compacts all but this many revisions.
     Compact(i64),
-    /// The store answers nobody.
+    /// The store is unavailable.
     StoreAway(Duration),
-    /// The store refuses, tears and forgets to answer.
-    StoreTrouble(Duration),
-    /// A shard in the store is not what was written.
+    /// The store refuses requests, truncates uploads and loses replies.
+    StoreErrors(Duration),
+    /// A shard in the store is corrupted.
     Rot,
-    /// Calls break and come late much more often.
+    /// Calls break and are delayed much more often.
     Storm(Duration),
-    /// Somebody writes another number of slots.
+    /// An operator changes the number of slots.
     Slots(u32),
-    /// Somebody asks for a checkpoint.
+    /// An operator requests a checkpoint.
     Checkpoint,
-    /// Somebody sets the job back to one of its checkpoints.
-    SetBack,
+    /// An operator rolls the job back to one of its checkpoints.
+    RollBack,
 }
 
 impl fmt::Display for Fault {
@@ -99,31 +100,31 @@ impl fmt::Display for Fault {
             Self::Add(member) => write!(f, "add {member}"),
             Self::Cut(one, other, time) => write!(f, "cut {one} from {other} for {time:.1?}"),
             Self::OneWay(from, to, time) => {
-                write!(f, "keep {from} from reaching {to} for {time:.1?}")
+                write!(f, "block {from} to {to} for {time:.1?}")
             }
             Self::Slow(from, to, late, time) => {
-                write!(f, "make {from} to {to} late by {late:.1?} for {time:.1?}")
+                write!(f, "delay {from} to {to} by {late:.1?} for {time:.1?}")
             }
             Self::Choke(from, to, late, time) => {
-                write!(f, "choke {from} to {to}: late by {late:.1?}, then cut, for {time:.1?}")
+                write!(f, "choke {from} to {to}: delay {late:.1?}, then cut, for {time:.1?}")
             }
-            Self::Break(one, other) => write!(f, "break connections of {one} and {other}"),
-            Self::KillAll => f.write_str("kill everything"),
+            Self::Break(one, other) => write!(f, "break connections between {one} and {other}"),
+            Self::KillAll => f.write_str("kill all processes"),
             Self::EtcdKill(time) => write!(f, "kill etcd for {time:.1?}"),
             Self::EtcdStop(time) => write!(f, "stop etcd for {time:.1?}"),
-            Self::Compact(kept) => write!(f, "compact etcd but for {kept} revisions"),
-            Self::StoreAway(time) => write!(f, "store away for {time:.1?}"),
-            Self::StoreTrouble(time) => write!(f, "store in trouble for {time:.1?}"),
-            Self::Rot => f.write_str("damage a shard in the store"),
-            Self::Storm(time) => write!(f, "storm for {time:.1?}"),
-            Self::Checkpoint => f.write_str("ask for a checkpoint"),
-            Self::SetBack => f.write_str("set the job back to a checkpoint"),
+            Self::Compact(kept) => write!(f, "compact etcd, keep {kept} revisions"),
+            Self::StoreAway(time) => write!(f, "store unavailable for {time:.1?}"),
+            Self::StoreErrors(time) => write!(f, "store errors for {time:.1?}"),
+            Self::Rot => f.write_str("corrupt a shard in the store"),
+            Self::Storm(time) => write!(f, "storm of call failures for {time:.1?}"),
+            Self::Checkpoint => f.write_str("request a checkpoint"),
+            Self::RollBack => f.write_str("roll the job back to a checkpoint"),
             Self::Slots(slots) => write!(f, "set ps_desired to {slots}"),
         }
     }
 }
 
-/// What faults work on. Cheap to clone.
+/// The system on which faults act. Cheap to clone.
 #[derive(Clone)]
 pub struct Scene {
     pub world: World,
@@ -131,13 +132,13 @@ pub struct Scene {
     pub store: Store,
     pub etcd: EtcdServer,
     pub cluster: Cluster,
-    /// The weather when nothing special happens.
-    pub weather: Weather,
-    pub store_weather: StoreWeather,
+    /// The network model outside of storms.
+    pub network_model: NetworkModel,
+    pub store_model: StoreModel,
 }
 
 impl Scene {
-    /// Makes a fault happen now, and what ends it later.
+    /// Injects a fault now and schedules its end.
     pub fn strike(&self, fault: &Fault) {
         tracing::info!(target: "fault", "{fault}");
         let cluster = &self.cluster;
@@ -187,7 +188,7 @@ impl Scene {
                 }
             }
             Fault::StoreAway(time) => self.disturb_store(*time, |it| it.is_away = true),
-            Fault::StoreTrouble(time) => self.disturb_store(*time, |it| {
+            Fault::StoreErrors(time) => self.disturb_store(*time, |it| {
                 (it.refused, it.answer_lost, it.torn) = (0.3, 0.2, 0.2);
             }),
             Fault::Rot => self.rot(),
@@ -196,7 +197,7 @@ impl Scene {
                 let reply = master.take_checkpoint(TakeCheckpointRequest {}).await;
                 tracing::info!(target: "fault", ?reply, "checkpoint");
             }),
-            Fault::SetBack => self.set_back(),
+            Fault::RollBack => self.roll_back(),
             Fault::Slots(slots) => {
                 if let Some(server) = self.etcd.server() {
                     let key = self.cluster.keys().ps_desired();
@@ -206,10 +207,10 @@ impl Scene {
         }
     }
 
-    /// Somebody at a machine of their own asks something of the acting master, whoever that is.
+    /// Sends a request to the acting master from the machine of the operator.
     fn ask<T: Future<Output = ()> + Send + 'static>(
         &self,
-        question: impl FnOnce(MasterClient<Wire>) -> T,
+        question: impl FnOnce(MasterClient<Channel>) -> T,
     ) {
         let Some(server) = self.etcd.server() else { return };
         let entry = server.get(self.cluster.keys().master_addr().as_bytes());
@@ -217,11 +218,18 @@ impl Scene {
         let Some(MasterRecord { address, .. }) = record else { return };
         let person = self.world.begin("person".to_owned(), Clock::right());
         self.net.place(person, PERSON);
-        let wire = self.net.dial(person, &address);
-        self.world.spawn(person, question(MasterClient::new(wire)).boxed());
+        let channel = self.net.dial(person, &address);
+        self.world.spawn(person, question(MasterClient::new(channel)).boxed());
     }
 
-    fn set_back(&self) {
+    /// Requests the status from the acting master; the observer checks the reply in transit.
+    pub fn look_at_status(&self) {
+        self.ask(|mut master| async move {
+            let _ = master.status(StatusRequest {}).await;
+        });
+    }
+
+    fn roll_back(&self) {
         let Some(server) = self.etcd.server() else { return };
         let prefix = self.cluster.keys().checkpoints_prefix();
         let ids = server.keys(prefix.as_bytes()).into_iter().filter_map(|key| {
@@ -232,37 +240,37 @@ impl Scene {
         if ids.is_empty() {
             return;
         }
-        let checkpoint = self.world.roll(|dice| dice.one_of(&ids).clone());
+        let checkpoint = self.world.roll(|rng| rng.one_of(&ids).clone());
         self.ask(|mut master| async move {
             let request = RestoreCheckpointRequest { checkpoint, force: true };
             let reply = master.restore_checkpoint(request).await;
-            tracing::info!(target: "fault", ?reply, "set back");
+            tracing::info!(target: "fault", ?reply, "rolled back");
         });
     }
 
     fn rot(&self) {
         let (store, folder) = (self.store.clone(), self.cluster.shards_folder());
-        // Memory answers at once.
+        // The in-memory store never waits.
         let _ = store.rot(&folder).now_or_never();
     }
 
     fn storm(&self, time: Duration) {
-        let storm = Weather {
+        let storm = NetworkModel {
             broken_before: 0.1,
             cut_off: 0.1,
             answer_lost: 0.1,
-            ghost: 0.1,
-            ghost_late: Duration::from_secs(5),
-            ..self.weather.clone()
+            delayed_duplicate: 0.1,
+            delay_max: Duration::from_secs(5),
+            ..self.network_model.clone()
         };
-        self.net.set_weather(storm);
-        let (net, weather) = (self.net.clone(), self.weather.clone());
-        self.world.after(time, move |_| net.set_weather(weather));
+        self.net.set_network_model(storm);
+        let (net, network_model) = (self.net.clone(), self.network_model.clone());
+        self.world.after(time, move |_| net.set_network_model(network_model));
     }
 
     fn choke(&self, from: End, to: End, late: Duration, time: Duration) {
         self.strike(&Fault::Slow(to, from, late, time));
-        let soon = self.world.roll(|dice| dice.time(late, late * 4));
+        let soon = self.world.roll(|rng| rng.time(late, late * 4));
         let scene = self.clone();
         self.world.after(soon, move |_| scene.strike(&Fault::Cut(from, to, time)));
     }
@@ -273,18 +281,18 @@ impl Scene {
         self.world.after(time, move |_| net.unblock(from, to));
     }
 
-    fn disturb_store(&self, time: Duration, change: impl FnOnce(&mut StoreWeather)) {
+    fn disturb_store(&self, time: Duration, change: impl FnOnce(&mut StoreModel)) {
         self.store.change(change);
-        let (store, weather) = (self.store.clone(), self.store_weather.clone());
-        self.world.after(time, move |_| store.change(|it| *it = weather));
+        let (store, store_model) = (self.store.clone(), self.store_model.clone());
+        self.world.after(time, move |_| store.change(|it| *it = store_model));
     }
 
-    /// No more faults: everything is as it should be from now on.
+    /// Ends all faults: heals links, restores the models, and starts etcd and all members.
     pub fn calm(&self) {
         tracing::info!(target: "fault", "no more faults");
         self.net.heal();
-        self.net.set_weather(Weather::fair(self.weather.latency));
-        self.store.change(|it| *it = StoreWeather::fair(self.store_weather.latency));
+        self.net.set_network_model(NetworkModel::fair(self.network_model.latency));
+        self.store.change(|it| *it = StoreModel::fair(self.store_model.latency));
         self.etcd.resume();
         self.etcd.start();
         self.cluster.revive();

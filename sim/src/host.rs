@@ -1,4 +1,4 @@
-//! A process's view of the simulated world.
+//! The host interface of a simulated process: time, tasks, random numbers, ports and connections.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Mutex;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use steadfast_host::net::{Knock, SimulatedWire};
+use steadfast_host::net::{Probe, SimulatedChannel};
 use steadfast_host::{Abort, Host};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
@@ -14,31 +14,31 @@ use tonic::service::Routes;
 use crate::net::{Machine, Net};
 use crate::world::{ProcessId, World};
 
-/// When the world began, by the calendar: the first second of 2026.
+/// Unix time at the start of the simulation: the first second of 2026.
 pub const CALENDAR: Duration = Duration::from_secs(1_767_225_600);
 
-/// Where everybody's addresses are.
+/// How addresses are assigned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Addresses {
-    /// All on one host, told apart by ports.
+    /// All machines share one host and differ by port.
     OneHost,
-    /// Each machine has its own.
+    /// Each machine has its own host address.
     ManyHosts,
 }
 
-/// A process's view of the world.
+/// The host interface of a simulated process.
 pub struct Simulated {
     world: World,
     net: Net,
     process: ProcessId,
     machine: Machine,
     addresses: Addresses,
-    /// The next free port; guards only itself.
+    /// The next free port; the mutex guards only this number.
     next_port: Mutex<u16>,
 }
 
 impl Simulated {
-    /// A process on `machine`. `life` counts the processes that ran there before.
+    /// Creates the host of a process on `machine`. `life` is the number of earlier processes there.
     pub fn new(
         world: &World,
         net: &Net,
@@ -48,16 +48,16 @@ impl Simulated {
         life: u16,
     ) -> Self {
         let first = match addresses {
-            // As the system picks free ports: whoever has an old address finds nobody there.
+            // Ephemeral ports: an old address is not reused.
             Addresses::OneHost => machine.0 * 100 + (2 * life) % 100,
-            // As a host with settings of its own: whoever has an old address finds the next process.
+            // Fixed ports: an old address reaches the next process.
             Addresses::ManyHosts => 10_000,
         };
         let (world, net) = (world.clone(), net.clone());
         Self { world, net, process, machine, addresses, next_port: Mutex::new(first) }
     }
 
-    /// An address of a machine.
+    /// Returns an address of a machine.
     pub fn address(addresses: Addresses, machine: Machine, port: u16) -> SocketAddr {
         let [high, low] = machine.0.to_be_bytes();
         let ip = match addresses {
@@ -87,7 +87,7 @@ impl Host for Simulated {
     }
 
     fn random(&self) -> u64 {
-        self.world.roll(|dice| dice.bits())
+        self.world.roll(|rng| rng.bits())
     }
 
     fn listen(&self) -> SocketAddr {
@@ -112,11 +112,11 @@ impl Host for Simulated {
         self.net.close(port);
     }
 
-    fn dial(&self, address: &str) -> SimulatedWire {
-        SimulatedWire::new(self.net.dial(self.process, address))
+    fn dial(&self, address: &str) -> SimulatedChannel {
+        SimulatedChannel::new(self.net.dial(self.process, address))
     }
 
-    fn knock(&self, address: &str) -> BoxFuture<'static, Knock> {
-        self.net.knock(self.process, address)
+    fn probe(&self, address: &str) -> BoxFuture<'static, Probe> {
+        self.net.probe(self.process, address)
     }
 }

@@ -1,10 +1,14 @@
-//! Small jobs that show what happened to every record.
+//! Small jobs that show how often each record was applied.
 //!
 //! The model has one parameter for each record, and the gradient of a record is 1 there. Under plain
-//! gradient descent such a parameter is a count: how often its record was applied. Beside the counts
-//! there is a linear model, whose bits depend on the order of every addition.
+//! gradient descent such a parameter counts how often its record was applied. In addition there is a
+//! linear model, whose bits depend on the order of all additions.
+
+use std::collections::BTreeSet;
 
 use bytes::Bytes;
+use steadfast_common::dataset::Manifest;
+use steadfast_common::ids::TaskId;
 use steadfast_common::job_file;
 use steadfast_common::layout::ParamSpec;
 use steadfast_common::spec::{JobSpec, LostPserver, Mode, OptimizerSpec};
@@ -12,73 +16,85 @@ use steadfast_trainer::{
     Batch, Evaluation, Metric, MicroBatch, Model, ModelError, Parameters, Random, Registry,
 };
 
-use crate::dice::Dice;
+use crate::rng::Rng;
 
 /// Jobs in the catalogue of each mode.
 pub const JOBS: u64 = 48;
 
-/// Where the store is, in the simulated world.
+/// URL of the simulated store.
 pub const STORE: &str = "simulated://store/";
 
-/// Where the dataset lies.
+/// Object name of the dataset.
 const DATA: &str = "data.csv";
 
-/// Features of a record beside its number.
+/// Features of a record besides its number.
 const WIDTH: usize = 3;
 
-/// A job, by its number in the catalogue. Equal numbers are equal jobs.
+/// A job of the catalogue. Equal numbers are equal jobs.
 #[derive(Clone, Debug)]
 pub struct Job {
     pub number: u64,
     pub spec: JobSpec,
     pub records: usize,
-    /// What one application of a record adds to its parameter (asynchronous mode).
+    /// Amount that one application of a record adds to its parameter (asynchronous mode).
     pub one: f32,
     /// Whether no task is ever given up.
     pub is_patient: bool,
-    /// Whether its parameters come to overflow before it is over.
+    /// Records with an invalid number, because of which their tasks are given up.
+    pub bad: Vec<usize>,
+    /// Whether its parameters overflow before the end.
     pub diverges: bool,
 }
 
 impl Job {
-    /// Draws the job with a number.
+    /// Returns the job with this number.
     ///
     /// # Panics
-    /// If the catalogue holds a job file that is none.
+    /// If the catalogue contains an invalid job file.
     pub fn numbered(mode: Mode, number: u64) -> Self {
-        let mut dice = Dice::new(number ^ 0x6a6f_6273);
-        let (tasks, per_task) = (dice.between(3, 7), *dice.one_of(&[4, 8]));
+        let mut rng = Rng::new(number ^ 0x6a6f_6273);
+        let (tasks, per_task) = (rng.between(3, 7), *rng.one_of(&[4, 8]));
         let records = (tasks * per_task) as usize;
-        let held_out = if dice.happens(0.4) { 0.25 } else { 0.0 };
-        let passes = dice.between(1, 3);
-        let keep = dice.between(1, 3);
-        let is_patient = dice.happens(0.8);
-        let patience = match is_patient {
-            // Longer than anybody waits for the end: no task may be forgotten.
-            true => "deadline = \"1h\"\nfailures_max = 1000\n",
-            false => "deadline = \"4s\"\nfailures_max = 3\n",
+        let held_out = if rng.happens(0.4) { 0.25 } else { 0.0 };
+        let passes = rng.between(1, 3);
+        let keep = rng.between(1, 3);
+        // Chosen by the number and not drawn, to leave all other properties of a job unchanged. The
+        // fourth task is the first that may be held out.
+        let (of_first, of_fourth) = (1, 3 * per_task as usize);
+        let bad = match number % 6 {
+            4 => vec![of_first, of_fourth],
+            5 => vec![of_fourth],
+            _ => Vec::new(),
+        };
+        let bad: Vec<usize> = bad.into_iter().filter(|record| *record < records).collect();
+        let is_patient = rng.happens(0.8) && bad.is_empty();
+        let limits = match (is_patient, mode) {
+            // Longer than the timeout of a run: a lost task must not be hidden by its deadline.
+            (true, _) => "deadline = \"1h\"\nfailures_max = 1000\n",
+            (false, Mode::Sync) => "deadline = \"1h\"\nfailures_max = 2\n",
+            (false, Mode::Async) => "deadline = \"4s\"\nfailures_max = 3\n",
         };
         let every = match mode {
-            Mode::Sync => *dice.one_of(&[
+            Mode::Sync => *rng.one_of(&[
                 "every = \"700ms\"\n",
                 "every_steps = 4\n",
                 "every_steps = 7\nevery = \"2s\"\n",
             ]),
-            Mode::Async => *dice.one_of(&["every = \"300ms\"\n", "every = \"1s\"\n"]),
+            Mode::Async => *rng.one_of(&["every = \"300ms\"\n", "every = \"1s\"\n"]),
         };
         let (rhythm, optimizer) = match mode {
-            Mode::Sync => (synchronous(&mut dice), optimizer(&mut dice)),
-            Mode::Async => (asynchronous(&mut dice, per_task), "kind = \"sgd\"\n".to_owned()),
+            Mode::Sync => (synchronous(&mut rng), optimizer(&mut rng)),
+            Mode::Async => (asynchronous(&mut rng, per_task), "kind = \"sgd\"\n".to_owned()),
         };
         let mode_name = match mode {
             Mode::Sync => "sync",
             Mode::Async => "async",
         };
-        // By the number, so that all else about a job stays as it is.
+        // Chosen by the number and not drawn, for the same reason.
         let compression = match (mode, number % 4) {
             (Mode::Sync, 1) => "bf16",
             (Mode::Sync, 2) => "int8",
-            // Asynchronous jobs are counted by their parameters, which have to be exact.
+            // The counts of asynchronous jobs must be exact.
             (Mode::Sync | Mode::Async, _) => "none",
         };
         let text = format!(
@@ -87,16 +103,16 @@ impl Job {
              label = \"y\"\nrecords_per_task = {per_task}\n\
              [model]\nkind = \"counting\"\n[model.options]\nrecords = {records}\n\
              [optimizer]\n{optimizer}[learning_rate]\nbase = 0.25\n{rhythm}\
-             [gradients]\ncompression = \"{compression}\"\n[tasks]\n{patience}\
+             [gradients]\ncompression = \"{compression}\"\n[tasks]\n{limits}\
              [evaluation]\nfraction = {held_out}\n[checkpoint]\nkeep = {keep}\n{every}"
         );
         let spec = job_file::parse(&text).unwrap_or_else(|error| panic!("{text}\n{error}"));
         let rhythm = &spec.asynchronous;
         let one = 0.25 / (rhythm.batch * rhythm.push_every) as f32;
-        Self { number, spec, records, one, is_patient, diverges: false }
+        Self { number, spec, records, one, is_patient, bad, diverges: false }
     }
 
-    /// A job whose counts overflow, which no gradient shows.
+    /// Returns a job whose parameters overflow while its gradients stay finite.
     pub fn diverging(mode: Mode) -> Self {
         let mut job = Self::smallest(mode);
         (job.number, job.diverges) = (JOBS, true);
@@ -107,7 +123,7 @@ impl Job {
         job
     }
 
-    /// The job of the catalogue that takes the fewest steps, of those in which no task is given up.
+    /// Returns the job of the catalogue with the fewest steps among those in which no task is given up.
     pub fn smallest(mode: Mode) -> Self {
         let all = (0..JOBS).map(|number| Self::numbered(mode, number));
         let patient = all.filter(|job| job.is_patient && !job.goes_on());
@@ -115,31 +131,45 @@ impl Job {
         patient.min_by_key(size).expect("the catalogue is not empty")
     }
 
-    /// The dataset, as CSV.
+    /// Returns the name and the content of the dataset, as CSV.
     pub fn data(&self) -> (&'static str, Bytes) {
-        let mut dice = Dice::new(self.number ^ 0x6461_7461);
+        let mut rng = Rng::new(self.number ^ 0x6461_7461);
         let mut text = "n,x_0,x_1,x_2,y\n".to_owned();
         for record in 0..self.records {
-            let mut value = || dice.share() * 2.0 - 1.0;
+            let mut value = || rng.share() * 2.0 - 1.0;
             let (a, b, c, y) = (value(), value(), value(), value());
-            text += &format!("{record},{a:.5},{b:.5},{c:.5},{y:.5}\n");
+            let y = if self.bad.contains(&record) { "none".to_owned() } else { format!("{y:.5}") };
+            text += &format!("{record},{a:.5},{b:.5},{c:.5},{y}\n");
         }
         (DATA, text.into())
     }
 
-    /// What becomes of the other slots when one is lost.
+    /// Returns the tasks with a bad record.
+    pub fn bad_tasks(&self, manifest: &Manifest) -> BTreeSet<TaskId> {
+        let is_bad = |task: &TaskId| {
+            manifest.chunks_of(*task).iter().any(|chunk| {
+                let first = chunk.first_record as usize;
+                self.bad
+                    .iter()
+                    .any(|record| (first..first + chunk.records as usize).contains(record))
+            })
+        };
+        (0..manifest.task_count()).map(TaskId).filter(is_bad).collect()
+    }
+
+    /// Returns whether the other slots continue when one is lost.
     pub fn goes_on(&self) -> bool {
         self.spec.mode == Mode::Async
             && self.spec.asynchronous.lost_pserver == LostPserver::Continue
     }
 }
 
-fn synchronous(dice: &mut Dice) -> String {
-    let (lanes, micro_batch) = (dice.between(1, 4), dice.between(1, 3));
+fn synchronous(rng: &mut Rng) -> String {
+    let (lanes, micro_batch) = (rng.between(1, 4), rng.between(1, 3));
     format!("[sync]\nlanes = {lanes}\nmicro_batch = {micro_batch}\n")
 }
 
-fn optimizer(dice: &mut Dice) -> String {
+fn optimizer(rng: &mut Rng) -> String {
     let kinds = [
         "kind = \"sgd\"\n",
         "kind = \"momentum\"\nmomentum = 0.9\n",
@@ -148,17 +178,17 @@ fn optimizer(dice: &mut Dice) -> String {
         "kind = \"sgd\"\nclip_norm = 0.125\n",
         "kind = \"adagrad\"\n",
     ];
-    dice.one_of(&kinds).to_string()
+    rng.one_of(&kinds).to_string()
 }
 
-/// Every push is of equally many records, so that each adds the same to the counts.
-fn asynchronous(dice: &mut Dice, per_task: u64) -> String {
-    let batch = *dice.one_of(&[2, 4]);
-    let push_every = if batch == 2 && dice.happens(0.4) { 2 } else { 1 };
+/// All pushes have the same number of records, so each record adds the same amount to its count.
+fn asynchronous(rng: &mut Rng, per_task: u64) -> String {
+    let batch = *rng.one_of(&[2, 4]);
+    let push_every = if batch == 2 && rng.happens(0.4) { 2 } else { 1 };
     let push_every = if per_task < batch * push_every { 1 } else { push_every };
-    let pull_every = dice.between(1, 2);
-    let lost = *dice.one_of(&["rewind", "rewind", "continue"]);
-    let bound = match dice.between(0, 2) {
+    let pull_every = rng.between(1, 2);
+    let lost = *rng.one_of(&["rewind", "rewind", "continue"]);
+    let bound = match rng.between(0, 2) {
         0 => String::new(),
         bound => format!("max_staleness = {bound}\n"),
     };
@@ -168,7 +198,7 @@ fn asynchronous(dice: &mut Dice, per_task: u64) -> String {
     )
 }
 
-/// The models that simulated trainers know.
+/// Returns the registry of models of simulated trainers.
 pub fn registry() -> Registry {
     let mut models = Registry::built_in();
     models.register("counting", |spec, features| {
@@ -185,7 +215,7 @@ const COUNTS: usize = 1;
 struct Counting {
     records: usize,
     features: usize,
-    /// The gradient of a count, of a model that holds nothing but counts.
+    /// The gradient of a count, for a model that consists of counts only.
     slope: Option<f64>,
 }
 

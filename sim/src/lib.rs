@@ -1,36 +1,38 @@
-//! Whole jobs in deterministic simulation.
+//! Deterministic simulation of whole jobs.
 //!
-//! The programs are those that run in production: master, pserver and trainer with all their drivers,
-//! the etcd client, and the embedded etcd. What is simulated is what lies outside of them: time, the
-//! network, the object store, etcd's disk, and whoever starts processes again. One seed decides
-//! everything, and the same seed gives the same run to the last turn of the last task.
+//! The programs are those that run in production: master, pserver and trainer with all their drivers, the
+//! etcd client, and the embedded etcd. Their environment is simulated: time, the network, the object
+//! store, etcd's disk, and the supervisor that restarts processes. One seed determines the whole run: the
+//! same seed gives the same run, turn by turn.
 //!
-//! `docs/simulation.md` says what is checked, how to replay a seed, and what was found.
+//! `docs/simulation.md` describes the checks, how to replay a seed, and the defects found.
 
 mod checks;
 mod cluster;
-mod crew;
-mod dice;
 mod etcd;
 pub mod explore;
 mod fault;
+mod generation_check;
 mod host;
 mod job;
 pub mod mutations;
 mod net;
+mod network_model;
 mod pipe;
 mod plan;
 mod pointer;
+mod rng;
 mod run;
 mod shrink;
 mod store;
-mod story;
+mod trace;
 mod watch;
-mod weather;
 mod world;
 
+pub use cluster::{Member, Role};
+pub use fault::Fault;
 pub use plan::Plan;
 pub use run::{Outcome, run};
 pub use shrink::{Smaller, shrink};
 pub use steadfast_common::spec::Mode;
-pub use story::tell;
+pub use trace::tell;

@@ -1,4 +1,4 @@
-//! Runs seeds; replays one with its story; shrinks what failed.
+//! Runs seeds, replays a seed with its trace, and shrinks failures.
 
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -9,17 +9,17 @@ use clap::{Parser, ValueEnum};
 use steadfast_sim::explore::{pairs, single_calls, singles, small};
 use steadfast_sim::{Mode, Outcome, Plan, run, shrink};
 
-/// Runs whole jobs in deterministic simulation: one seed decides everything.
+/// Runs whole jobs in deterministic simulation: one seed determines the whole run.
 #[derive(Debug, Parser)]
 #[command(name = "steadfast-sim", version)]
 struct Args {
-    /// The first seed.
+    /// First seed.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How many seeds.
+    /// Number of seeds.
     #[arg(long, default_value_t = 1)]
     seeds: u64,
-    /// Stop after so many minutes, done or not.
+    /// Stop after this many minutes, even if seeds are left.
     #[arg(long)]
     minutes: Option<f64>,
     #[arg(long, default_value = "both")]
@@ -27,22 +27,22 @@ struct Args {
     /// Stop at the first seed that fails.
     #[arg(long)]
     first: bool,
-    /// Tell what every process says, as it happens; a log filter, such as `info,net=trace`.
+    /// Print the log of all processes; takes a log filter, such as `info,net=trace`.
     #[arg(long, num_args = 0..=1, default_missing_value = "info")]
-    story: Option<String>,
-    /// Only these faults of the seed's, by their numbers.
+    trace: Option<String>,
+    /// Inject only these faults of the seed, by number.
     #[arg(long, value_delimiter = ',', num_args = 0..)]
     only: Option<Vec<usize>>,
-    /// Without trouble for single calls and requests.
+    /// Disable failures of single calls and requests.
     #[arg(long)]
-    fair: bool,
-    /// Instead of seeds: every single detour of a small job, or each so-many-th of them.
+    no_network_faults: bool,
+    /// Instead of seeds, run every STRIDE-th single deviation of a small job.
     #[arg(long, value_name = "STRIDE", num_args = 0..=1, default_missing_value = "1")]
     explore: Option<usize>,
-    /// Of these only the ones of a single call.
+    /// With --explore: only deviations of a single call.
     #[arg(long, requires = "explore")]
     calls: bool,
-    /// Instead of single detours: every two faults between transactions.
+    /// With --explore: pairs of faults between transactions instead of single deviations.
     #[arg(long, requires = "explore", conflicts_with = "calls")]
     pairs: bool,
     #[arg(long, default_value_t = 2)]
@@ -73,7 +73,7 @@ struct Failed {
     outcome: Outcome,
 }
 
-/// What all seeds came to together.
+/// Totals over all seeds.
 #[derive(Default)]
 struct Totals {
     jobs: AtomicU64,
@@ -85,7 +85,7 @@ struct Totals {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    if let Some(filter) = &args.story {
+    if let Some(filter) = &args.trace {
         steadfast_sim::tell(filter);
     }
     if let Some(stride) = args.explore {
@@ -114,7 +114,7 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(!failed.is_empty()))
 }
 
-/// Takes every detour, on all threads.
+/// Runs every deviation, on all threads.
 fn explore(args: &Args, stride: usize) -> ExitCode {
     let mut failed = 0;
     for mode in args.mode.all() {
@@ -136,13 +136,14 @@ fn explore(args: &Args, stride: usize) -> ExitCode {
                         if outcome.broken.is_empty() {
                             continue;
                         }
-                        let told: Vec<String> = route.iter().map(ToString::to_string).collect();
-                        let told = told.join(", ");
+                        let deviations: Vec<String> =
+                            route.iter().map(ToString::to_string).collect();
+                        let deviations = deviations.join(", ");
                         if args.first {
-                            println!("found: {told} of a small job ({})", plan.mode_name());
+                            println!("found: {deviations} of a small job ({})", plan.mode_name());
                             next.store(u64::MAX / 2, Ordering::Relaxed);
                         }
-                        println!("{told}\n{outcome}");
+                        println!("{deviations}\n{outcome}");
                         broken.fetch_add(1, Ordering::Relaxed);
                     }
                 });
@@ -150,7 +151,7 @@ fn explore(args: &Args, stride: usize) -> ExitCode {
         });
         let broken = broken.into_inner();
         let (count, seconds) = (routes.len(), started.elapsed().as_secs_f64());
-        println!("{}: {count} routes in {seconds:.1} s, {broken} failed", plan.mode_name());
+        println!("{}: {count} runs in {seconds:.1} s, {broken} failed", plan.mode_name());
         failed += broken;
     }
     ExitCode::from(u8::from(0 < failed))
@@ -198,23 +199,23 @@ fn plan(args: &Args, mode: Mode, seed: u64) -> Plan {
     if let Some(only) = &args.only {
         plan = plan.with_only(only);
     }
-    if args.fair { plan.in_fair_weather() } else { plan }
+    if args.no_network_faults { plan.without_network_faults() } else { plan }
 }
 
-/// Says what failed, and how to see it again: as it was, and with as little as still fails.
+/// Prints a failure and the commands that replay it, in full and shrunk.
 fn report(args: &Args, plan: &Plan, outcome: &Outcome) {
     let (seed, mode) = (plan.seed, plan.mode_name());
     let replay = format!("cargo run --release -p steadfast-sim -- --seed {seed} --mode {mode}");
     let broken = outcome.broken.join("\n  ");
-    if args.story.is_some() || args.only.is_some() {
+    if args.trace.is_some() || args.only.is_some() {
         return println!("{mode} seed {seed} failed:\n  {broken}");
     }
     let smaller = shrink(plan, outcome);
     let only: Vec<String> = smaller.only.iter().map(ToString::to_string).collect();
-    let fair = if smaller.is_fair { " --fair" } else { "" };
+    let fair = if smaller.is_fair { " --no-network-faults" } else { "" };
     println!(
-        "{mode} seed {seed} failed:\n  {broken}\n  see it again: {replay} --story\n  with less: \
-         {replay}{fair} --story --only={}\n{}",
+        "{mode} seed {seed} failed:\n  {broken}\n  replay: {replay} --trace\n  shrunk: \
+         {replay}{fair} --trace --only={}\n{}",
         only.join(","),
         smaller.plan
     );

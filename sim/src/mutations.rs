@@ -1,21 +1,21 @@
-//! Deliberate faults in our own protocol, as changes of its sources.
+//! Mutations: deliberate defects in the protocol, as edits of the sources.
 
 use serde::Deserialize;
 
-/// A deliberate fault.
+/// A deliberate defect.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Mutation {
     pub name: String,
-    /// What is wrong then.
+    /// The behaviour with this defect.
     pub what: String,
     pub edits: Vec<Edit>,
 }
 
-/// A change of one place in one file.
+/// An edit of one place in one file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(from = "(String, String, String)")]
 pub struct Edit {
-    /// From the root of the repository.
+    /// Path relative to the root of the repository.
     pub file: String,
     before: String,
     after: String,
@@ -28,14 +28,17 @@ impl From<(String, String, String)> for Edit {
 }
 
 impl Edit {
-    /// The changed text.
+    /// Returns `text` with the edit applied.
     ///
     /// # Errors
-    /// If the place is not there exactly once.
+    /// If the place does not occur exactly once.
     pub fn apply(&self, text: &str) -> Result<String, String> {
         match text.matches(&self.before).count() {
             1 => Ok(text.replacen(&self.before, &self.after, 1)),
-            count => Err(format!("{} has {count} places that read\n{}", self.file, self.before)),
+            count => Err(format!(
+                "{} contains this text {count} times instead of once:\n{}",
+                self.file, self.before
+            )),
         }
     }
 }
@@ -45,12 +48,13 @@ struct Table {
     mutation: Vec<Mutation>,
 }
 
-/// All of them.
+/// Returns all mutations.
 ///
 /// # Panics
-/// If the table is none.
+/// If `mutations.toml` is invalid.
 pub fn mutations() -> Vec<Mutation> {
-    let table: Table = toml::from_str(include_str!("../mutations.toml")).expect("a table of ours");
+    let table: Table =
+        toml::from_str(include_str!("../mutations.toml")).expect("`mutations.toml` is valid");
     table.mutation
 }
 
@@ -61,7 +65,7 @@ mod tests {
 
     use super::*;
 
-    /// A mutation whose place has changed would prove nothing.
+    /// A mutation whose source text has changed is not applied and tests nothing.
     #[test]
     fn every_mutation_still_has_its_place_in_the_sources() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

@@ -1,9 +1,9 @@
-//! The simulated network: gRPC calls between processes, whose parts arrive late, in any order, or
+//! The simulated network: gRPC calls between processes. Parts of calls arrive late, in any order, or
 //! never.
 //!
-//! It behaves as TCP does. What was sent arrives once, or the connection breaks and neither side knows
-//! what the other has seen. So a caller may be told of a break while its request is still under way,
-//! and a request may be carried out whose answer gets lost.
+//! It behaves like TCP. Data arrive once, or the connection breaks and neither side knows what the other
+//! has received. A caller may thus see a broken connection while its request is still in flight, and a
+//! request may be executed although its reply is lost.
 
 mod call;
 mod visit;
@@ -18,27 +18,26 @@ use http_body::Frame;
 use tonic::service::Routes;
 
 use call::Call;
-pub use call::Wire;
+pub use call::Channel;
 use visit::Visit;
 
-use crate::weather::{Fate, Weather};
+use crate::network_model::{CallOutcome, NetworkModel};
 use crate::world::{ProcessId, World};
 
-/// Longest time for a connection to open.
+/// Connect timeout.
 const CONNECT_MAX: Duration = Duration::from_secs(2);
 
-/// After how long of silence a connection counts as broken: between the least and the most that
-/// pings make of it.
+/// Minimum and maximum time of silence after which keep-alive pings detect a broken connection.
 const SILENCE: (Duration, Duration) = (Duration::from_secs(6), Duration::from_secs(10));
 
-/// How often what cannot get through is sent again.
+/// Interval at which blocked messages are sent again.
 const RESEND: Duration = Duration::from_millis(200);
 
-/// A machine by its number; its processes share its connections to others.
+/// Number of a machine; the processes of a machine share its links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Machine(pub u16);
 
-/// Sees every call whose answer came at once, at the moment when it is given.
+/// Called with path, request and response of every call whose response is complete at once.
 pub type Observer = Box<dyn FnMut(&str, &[Frame<Bytes>], &[Frame<Bytes>]) + Send>;
 
 /// The network. Cheap to clone.
@@ -52,33 +51,33 @@ struct Shared {
 }
 
 struct State {
-    weather: Weather,
+    network_model: NetworkModel,
     ports: BTreeMap<SocketAddr, Port>,
     machines: BTreeMap<ProcessId, Machine>,
-    /// Pairs of machines, of which the first does not reach the second.
+    /// Pairs of machines whose messages from the first to the second are blocked.
     blocked: BTreeSet<(Machine, Machine)>,
-    /// By how much messages from the first to the second are late.
+    /// Extra delay of messages from the first to the second machine.
     slow: BTreeMap<(Machine, Machine), Duration>,
     calls: BTreeMap<u64, Weak<Call>>,
     visits: Vec<Weak<Visit>>,
     made: u64,
-    /// What becomes of calls by their number, whatever the weather.
-    fates: BTreeMap<u64, Fate>,
+    /// Fixed outcomes of calls, by number; they override the network model.
+    outcomes: BTreeMap<u64, CallOutcome>,
 }
 
 struct Port {
     process: ProcessId,
-    /// Absent until it is served.
+    /// Absent until the port is served.
     routes: Option<Routes>,
 }
 
-const LOCK: &str = "one thread, and nothing panics while it holds this";
+const LOCK: &str = "single thread; no holder panics";
 
 impl Net {
-    /// A network without anybody.
-    pub fn new(world: &World, weather: Weather) -> Self {
+    /// Creates an empty network.
+    pub fn new(world: &World, network_model: NetworkModel) -> Self {
         let state = State {
-            weather,
+            network_model,
             ports: BTreeMap::new(),
             machines: BTreeMap::new(),
             blocked: BTreeSet::new(),
@@ -86,7 +85,7 @@ impl Net {
             calls: BTreeMap::new(),
             visits: Vec::new(),
             made: 0,
-            fates: BTreeMap::new(),
+            outcomes: BTreeMap::new(),
         };
         let (world, state) = (world.clone(), Mutex::new(state));
         Self(Arc::new(Shared { world, state, observer: Mutex::default() }))
@@ -100,34 +99,34 @@ impl Net {
         &self.0.world
     }
 
-    /// Shows every answer to `observer`.
+    /// Passes every response to `observer`.
     pub fn observe(&self, observer: Observer) {
         *self.0.observer.lock().expect(LOCK) = Some(observer);
     }
 
-    /// Forgets who looks at answers and who serves, so that nothing keeps anything else in memory.
+    /// Drops the observer and all ports. This breaks reference cycles.
     pub fn end(&self) {
         let observer = self.0.observer.lock().expect(LOCK).take();
         let ports = std::mem::take(&mut self.state().ports);
         drop((observer, ports));
     }
 
-    /// Says on which machine a process runs.
+    /// Sets the machine on which a process runs.
     pub fn place(&self, process: ProcessId, machine: Machine) {
         self.state().machines.insert(process, machine);
     }
 
-    /// Changes how the network behaves from now on.
-    pub fn set_weather(&self, weather: Weather) {
-        self.state().weather = weather;
+    /// Replaces the network model.
+    pub fn set_network_model(&self, network_model: NetworkModel) {
+        self.state().network_model = network_model;
     }
 
-    /// Decides what becomes of calls by their number, whatever the weather.
-    pub fn decide(&self, fates: BTreeMap<u64, Fate>) {
-        self.state().fates = fates;
+    /// Fixes the outcomes of calls, by number; they override the network model.
+    pub fn decide(&self, outcomes: BTreeMap<u64, CallOutcome>) {
+        self.state().outcomes = outcomes;
     }
 
-    /// Calls so far.
+    /// Returns the number of calls so far.
     pub fn calls(&self) -> u64 {
         self.state().made
     }
@@ -144,14 +143,14 @@ impl Net {
         }
     }
 
-    /// Closes a port; what is under way goes on.
+    /// Closes a port; calls in flight continue.
     pub fn close(&self, address: SocketAddr) {
         let routes = self.state().ports.remove(&address);
         drop(routes);
     }
 
-    /// Everything of a process that ended: its ports, and both ends of its connections. `silent` is
-    /// how a machine goes that loses power: nobody is told.
+    /// Removes the ports and the connections of a process that ended. With `silent`, its peers are not
+    /// notified, as after a power failure.
     pub fn bury(&self, process: ProcessId, silent: bool) {
         let (ports, calls, visits) = {
             let mut state = self.state();
@@ -187,7 +186,7 @@ impl Net {
         }
     }
 
-    /// Keeps `from` from reaching `to`.
+    /// Blocks messages from `from` to `to`.
     pub fn block(&self, from: Machine, to: Machine) {
         self.state().blocked.insert((from, to));
         let calls: Vec<_> = self.state().calls.values().filter_map(Weak::upgrade).collect();
@@ -199,31 +198,31 @@ impl Net {
         }
     }
 
-    /// Lets `from` reach `to` again.
+    /// Unblocks messages from `from` to `to`.
     pub fn unblock(&self, from: Machine, to: Machine) {
         self.state().blocked.remove(&(from, to));
     }
 
-    /// Makes messages from `from` to `to` late by so much.
+    /// Delays messages from `from` to `to`.
     pub fn slow(&self, from: Machine, to: Machine, late: Duration) {
         self.state().slow.insert((from, to), late);
     }
 
-    /// All links as they should be.
+    /// Removes all blocks and delays.
     pub fn heal(&self) {
         let mut state = self.state();
         state.blocked.clear();
         state.slow.clear();
     }
 
-    /// Breaks all connections between two machines. What was under way may still arrive.
+    /// Breaks all connections between two machines. Data in flight may still arrive.
     pub fn break_between(&self, one: Machine, other: Machine) {
         let calls: Vec<_> = self.state().calls.values().filter_map(Weak::upgrade).collect();
         for call in calls {
             let ends = (call.from.1, call.to);
             if ends == (one, other) || ends == (other, one) {
                 self.fail(&call, "the connection was reset");
-                if self.world().roll(|dice| dice.happens(0.5)) {
+                if self.world().roll(|rng| rng.happens(0.5)) {
                     self.leave(&call);
                 }
             }
@@ -234,36 +233,36 @@ impl Net {
         self.state().blocked.contains(&(from, to))
     }
 
-    /// too long.
+    /// Calls `arrive` after the latency, or `lost` if the link stays blocked for `limit`.
     fn carry(
         &self,
         from: Machine,
         to: Machine,
-        patience: Option<Duration>,
+        limit: Option<Duration>,
         arrive: impl FnOnce() + Send + 'static,
         lost: impl FnOnce() + Send + 'static,
     ) {
-        let patience =
-            patience.unwrap_or_else(|| self.world().roll(|dice| dice.time(SILENCE.0, SILENCE.1)));
+        let limit =
+            limit.unwrap_or_else(|| self.world().roll(|rng| rng.time(SILENCE.0, SILENCE.1)));
         let latency = self.latency(from, to);
         let net = self.clone();
-        self.world().after(latency, move |_| net.arrive(from, to, patience, arrive, lost));
+        self.world().after(latency, move |_| net.arrive(from, to, limit, arrive, lost));
     }
 
     fn arrive(
         &self,
         from: Machine,
         to: Machine,
-        patience: Duration,
+        limit: Duration,
         arrive: impl FnOnce() + Send + 'static,
         lost: impl FnOnce() + Send + 'static,
     ) {
         if !self.is_blocked(from, to) {
             arrive();
-        } else if patience.is_zero() {
+        } else if limit.is_zero() {
             lost();
         } else {
-            let (net, left) = (self.clone(), patience.saturating_sub(RESEND));
+            let (net, left) = (self.clone(), limit.saturating_sub(RESEND));
             self.world().after(RESEND, move |_| net.arrive(from, to, left, arrive, lost));
         }
     }
@@ -271,13 +270,13 @@ impl Net {
     fn latency(&self, from: Machine, to: Machine) -> Duration {
         let state = self.state();
         let late = state.slow.get(&(from, to)).copied().unwrap_or_default();
-        let (least, most) = state.weather.latency;
+        let (least, most) = state.network_model.latency;
         drop(state);
-        self.world().roll(|dice| dice.time(least, most)) + late
+        self.world().roll(|rng| rng.time(least, most)) + late
     }
 }
 
-/// The machine that an address is on.
+/// Returns the machine of an address.
 pub fn machine_of(address: &SocketAddr) -> Machine {
     Machine(match address.ip() {
         std::net::IpAddr::V4(ip) if ip.is_loopback() => address.port() / 100,

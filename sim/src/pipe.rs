@@ -1,4 +1,4 @@
-//! One direction of a call: frames that arrive some time after they were sent, in their order.
+//! One direction of a call: frames that arrive with a delay, in the order in which they were sent.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame};
 use tonic::Status;
 
-/// What has arrived and was not read yet.
+/// Frames that have arrived and were not read yet.
 #[derive(Default)]
 pub struct Pipe(Mutex<Arrived>);
 
@@ -20,10 +20,10 @@ struct Arrived {
     reader: Option<Waker>,
 }
 
-const LOCK: &str = "one thread, and nothing panics while it holds this";
+const LOCK: &str = "single thread; no holder panics";
 
 impl Pipe {
-    /// Frames arrive, and the end if it came with them.
+    /// Adds arrived frames, and the end of the stream if it came with them.
     pub fn arrive(&self, frames: Vec<Frame<Bytes>>, end: Option<Result<(), Status>>) {
         let mut arrived = self.0.lock().expect(LOCK);
         if arrived.end.is_none() {
@@ -37,20 +37,20 @@ impl Pipe {
         }
     }
 
-    /// Nothing more comes.
+    /// Ends the stream with an error.
     pub fn cut(&self, reason: &str) {
         self.arrive(Vec::new(), Some(Err(Status::unavailable(reason))));
     }
 }
 
-/// The reader's end, which tells `gone` when it is dropped.
+/// The reader's end; `gone` is dropped with it.
 pub struct PipeBody<G> {
     pipe: Arc<Pipe>,
     _gone: G,
 }
 
 impl<G> PipeBody<G> {
-    /// Reads what arrives in `pipe`.
+    /// Creates a body that reads from `pipe`.
     pub fn new(pipe: Arc<Pipe>, gone: G) -> Self {
         Self { pipe, _gone: gone }
     }
@@ -83,7 +83,7 @@ impl<G: Unpin> HttpBody for PipeBody<G> {
     }
 }
 
-/// What a body gives at once: its frames so far, and its end if that is there.
+/// Returns the frames that a body has ready, and its end if it is reached.
 pub fn at_hand(
     body: &mut tonic::body::Body,
     context: &mut Context<'_>,
@@ -99,7 +99,7 @@ pub fn at_hand(
     }
 }
 
-/// Waits for what a body gives next, which is something.
+/// Waits for the next frames of a body; returns at least one frame or the end.
 pub async fn next(body: &mut tonic::body::Body) -> (Vec<Frame<Bytes>>, Option<Result<(), Status>>) {
     std::future::poll_fn(|context| match at_hand(body, context) {
         (frames, None) if frames.is_empty() => Poll::Pending,

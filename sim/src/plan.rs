@@ -1,6 +1,6 @@
-//! What a seed decides beforehand: the job, the cluster's shape, the weather, and which faults happen
-//! when. Each seed draws its own mix of faults, so that some seeds try one kind again and again, and
-//! others everything at once.
+//! What a seed determines before the run: the job, the shape of the cluster, the network model, and the
+//! schedule of faults. Each seed draws its own mix of faults: some seeds repeat one kind, others combine
+//! many.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,60 +8,65 @@ use std::time::Duration;
 use steadfast_common::spec::Mode;
 
 use crate::cluster::{Member, Role, Shape};
-use crate::dice::Dice;
-use crate::explore::{Detour, Detours};
+use crate::explore::{Deviation, Deviations};
 use crate::fault::{End, Fault};
 use crate::host::Addresses;
 use crate::job::{JOBS, Job};
-use crate::store::StoreWeather;
-use crate::weather::Weather;
+use crate::network_model::NetworkModel;
+use crate::rng::Rng;
+use crate::store::StoreModel;
 
-/// Most faults of one run.
+/// Maximum number of faults in a run.
 const FAULTS_MAX: u64 = 12;
 
-/// Everything that is decided before a run.
+/// Everything that is determined before a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub seed: u64,
     pub job: Job,
     pub shape: Shape,
-    pub weather: Weather,
-    pub store_weather: StoreWeather,
-    /// Faults by the time of the world at which they happen.
+    pub network_model: NetworkModel,
+    pub store_model: StoreModel,
+    /// Faults, by the simulated time at which they are injected.
     pub faults: Vec<(Duration, Fault)>,
-    /// What is to go another way than the dice say.
-    pub detours: Detours,
+    /// A trainer without permission to write to the store; another one must save the model.
+    pub forbidden: Option<Member>,
+    /// Injected deviations from the random schedule.
+    pub deviations: Deviations,
 }
 
 impl Plan {
-    /// What `seed` decides for a job of `mode`.
+    /// Returns the plan of `seed` for a job of `mode`.
     pub fn of_seed(mode: Mode, seed: u64) -> Self {
-        let mut dice = Dice::new(seed);
-        let job = Job::numbered(mode, dice.below(JOBS));
-        let shape = shape(&mut dice);
-        let latency = *dice.one_of(&[(1, 4), (1, 40), (5, 20), (10, 200), (20, 60), (50, 300)]);
+        let mut rng = Rng::new(seed);
+        let job = Job::numbered(mode, rng.below(JOBS));
+        let shape = shape(&mut rng);
+        let latency = *rng.one_of(&[(1, 4), (1, 40), (5, 20), (10, 200), (20, 60), (50, 300)]);
         let latency = (Duration::from_millis(latency.0), Duration::from_millis(latency.1));
-        let mut weather = Weather::fair(latency);
-        if dice.happens(0.4) {
-            let mut rate = || if dice.happens(0.5) { 0.0 } else { 0.04 * dice.share() };
-            weather.broken_before = rate();
-            weather.cut_off = rate();
-            weather.answer_lost = rate();
-            weather.ghost = rate();
+        let mut network_model = NetworkModel::fair(latency);
+        if rng.happens(0.4) {
+            let mut rate = || if rng.happens(0.5) { 0.0 } else { 0.04 * rng.share() };
+            network_model.broken_before = rate();
+            network_model.cut_off = rate();
+            network_model.answer_lost = rate();
+            network_model.delayed_duplicate = rate();
         }
-        let mut store_weather = StoreWeather::fair(latency);
-        if dice.happens(0.25) {
-            store_weather.refused = 0.1 * dice.share();
-            store_weather.answer_lost = 0.05 * dice.share();
-            store_weather.torn = 0.05 * dice.share();
+        let mut store_model = StoreModel::fair(latency);
+        if rng.happens(0.25) {
+            store_model.refused = 0.1 * rng.share();
+            store_model.answer_lost = 0.05 * rng.share();
+            store_model.torn = 0.05 * rng.share();
         }
-        let faults = Mix::draw(&mut dice, &shape, latency.1).faults(&mut dice);
-        let detours = Detours::default();
-        let job = if dice.happens(0.04) { Job::diverging(mode) } else { job };
-        Self { seed, job, shape, weather, store_weather, faults, detours }
+        let faults = Mix::draw(&mut rng, &shape, latency.1).faults(&mut rng);
+        let deviations = Deviations::default();
+        let job = if rng.happens(0.04) { Job::diverging(mode) } else { job };
+        // Member 0 is never removed, so another trainer always exists.
+        let forbidden = Member { role: Role::Trainer, number: 1 };
+        let forbidden = Some(forbidden).filter(|_| 1 < shape.trainers && rng.happens(0.2));
+        Self { seed, job, shape, network_model, store_model, faults, forbidden, deviations }
     }
 
-    /// The same with only some of its faults, by their numbers.
+    /// Returns the plan with only these of its faults, by number.
     #[must_use]
     pub fn with_only(mut self, only: &[usize]) -> Self {
         let numbered = std::mem::take(&mut self.faults).into_iter().enumerate();
@@ -70,22 +75,22 @@ impl Plan {
         self
     }
 
-    /// The same without trouble for single calls and requests.
+    /// Returns the plan without failures of single calls and requests.
     #[must_use]
-    pub fn in_fair_weather(mut self) -> Self {
-        self.weather = Weather::fair(self.weather.latency);
-        self.store_weather = StoreWeather::fair(self.store_weather.latency);
+    pub fn without_network_faults(mut self) -> Self {
+        self.network_model = NetworkModel::fair(self.network_model.latency);
+        self.store_model = StoreModel::fair(self.store_model.latency);
         self
     }
 
-    /// The same with one more detour.
+    /// Returns the plan with additional deviations.
     #[must_use]
-    pub fn with(mut self, detours: &[Detour]) -> Self {
-        self.detours = detours.iter().cloned().fold(self.detours, Detours::and);
+    pub fn with(mut self, deviations: &[Deviation]) -> Self {
+        self.deviations = deviations.iter().cloned().fold(self.deviations, Deviations::and);
         self
     }
 
-    /// `sync` or `async`.
+    /// Returns `sync` or `async`.
     pub fn mode_name(&self) -> &'static str {
         match self.job.spec.mode {
             Mode::Sync => "sync",
@@ -93,7 +98,7 @@ impl Plan {
         }
     }
 
-    /// The same job where nothing goes wrong, by as few processes as can be.
+    /// Returns a plan that runs `job` without faults, with as few processes as possible.
     pub fn undisturbed(job: &Job) -> Self {
         let short = (Duration::from_micros(100), Duration::from_micros(200));
         Self {
@@ -109,25 +114,26 @@ impl Plan {
                 sync: short,
                 drift: 0.0,
             },
-            weather: Weather::fair(short),
-            store_weather: StoreWeather::fair(short),
+            network_model: NetworkModel::fair(short),
+            store_model: StoreModel::fair(short),
             faults: Vec::new(),
-            detours: Detours::default(),
+            forbidden: None,
+            deviations: Deviations::default(),
         }
     }
 }
 
-fn shape(dice: &mut Dice) -> Shape {
-    let slots = dice.between(1, 3) as u32;
+fn shape(rng: &mut Rng) -> Shape {
+    let slots = rng.between(1, 3) as u32;
     Shape {
-        addresses: *dice.one_of(&[Addresses::OneHost, Addresses::ManyHosts]),
-        masters: dice.between(1, 3) as u16,
+        addresses: *rng.one_of(&[Addresses::OneHost, Addresses::ManyHosts]),
+        masters: rng.between(1, 3) as u16,
         slots,
-        pservers: slots as u16 + dice.between(0, 2) as u16,
-        trainers: dice.between(1, 4) as u16,
-        lease_ttl: Duration::from_secs(dice.between(2, 5)),
-        sync: (Duration::from_micros(100), Duration::from_millis(*dice.one_of(&[1, 10, 50]))),
-        drift: if dice.happens(0.5) { 0.02 } else { 0.0 },
+        pservers: slots as u16 + rng.between(0, 2) as u16,
+        trainers: rng.between(1, 4) as u16,
+        lease_ttl: Duration::from_secs(rng.between(2, 5)),
+        sync: (Duration::from_micros(100), Duration::from_millis(*rng.one_of(&[1, 10, 50]))),
+        drift: if rng.happens(0.5) { 0.02 } else { 0.0 },
     }
 }
 
@@ -153,7 +159,7 @@ enum Kind {
     Storm,
     Slots,
     Checkpoint,
-    SetBack,
+    RollBack,
 }
 
 const KINDS: [Kind; 20] = [
@@ -176,42 +182,41 @@ const KINDS: [Kind; 20] = [
     Kind::Storm,
     Kind::Slots,
     Kind::Checkpoint,
-    Kind::SetBack,
+    Kind::RollBack,
 ];
 
-/// What faults are drawn from.
+/// The distribution from which faults are drawn.
 struct Mix {
     kinds: Vec<Kind>,
     members: Vec<Member>,
-    /// Whom most faults hit, together with its link to etcd, if anybody.
+    /// The member that most faults hit, together with its link to etcd, if any.
     victim: Option<Member>,
     pservers: u16,
     trainers: u16,
-    /// How long the longest trouble lasts.
+    /// Maximum duration of a fault.
     longest: Duration,
-    /// The time in which faults happen.
+    /// Period in which faults are injected.
     horizon: Duration,
     count: u64,
 }
 
 impl Mix {
-    fn draw(dice: &mut Dice, shape: &Shape, latency: Duration) -> Self {
-        let share = *dice.one_of(&[0.15, 0.4, 1.0]);
-        let mut kinds: Vec<Kind> = KINDS.into_iter().filter(|_| dice.happens(share)).collect();
+    fn draw(rng: &mut Rng, shape: &Shape, latency: Duration) -> Self {
+        let share = *rng.one_of(&[0.15, 0.4, 1.0]);
+        let mut kinds: Vec<Kind> = KINDS.into_iter().filter(|_| rng.happens(share)).collect();
         if kinds.is_empty() {
-            kinds.push(*dice.one_of(&KINDS));
+            kinds.push(*rng.one_of(&KINDS));
         }
         let of = |role, count| (0..count).map(move |number| Member { role, number });
         let members = of(Role::Master, shape.masters)
             .chain(of(Role::Pserver, shape.pservers))
             .chain(of(Role::Trainer, shape.trainers));
-        // Longer than a lease, more often than not much longer.
-        let longest = shape.lease_ttl * dice.between(1, 4) as u32;
-        // A job goes on for some hundred messages, one after the other, and for longer when it is
-        // disturbed.
-        let messages = dice.between(40, 400) as u32;
+        // Longer than a lease, usually much longer.
+        let longest = shape.lease_ttl * rng.between(1, 4) as u32;
+        // A job exchanges some hundred messages in sequence, and more when it is disturbed.
+        let messages = rng.between(40, 400) as u32;
         let members: Vec<Member> = members.collect();
-        let victim = if dice.happens(0.4) { Some(*dice.one_of(&members)) } else { None };
+        let victim = if rng.happens(0.4) { Some(*rng.one_of(&members)) } else { None };
         Self {
             kinds,
             members,
@@ -220,46 +225,45 @@ impl Mix {
             trainers: shape.trainers,
             longest,
             horizon: latency * messages,
-            count: dice.between(1, FAULTS_MAX),
+            count: rng.between(1, FAULTS_MAX),
         }
     }
 
-    fn faults(&self, dice: &mut Dice) -> Vec<(Duration, Fault)> {
-        let mut faults: Vec<(Duration, Fault)> = (0..self.count)
-            .map(|_| (self.horizon.mul_f64(dice.share()), self.fault(dice)))
-            .collect();
+    fn faults(&self, rng: &mut Rng) -> Vec<(Duration, Fault)> {
+        let mut faults: Vec<(Duration, Fault)> =
+            (0..self.count).map(|_| (self.horizon.mul_f64(rng.share()), self.fault(rng))).collect();
         faults.sort_by_key(|(at, _)| *at);
         faults
     }
 
-    fn fault(&self, dice: &mut Dice) -> Fault {
-        let kind = *dice.one_of(&self.kinds);
-        let is_aimed = dice.happens(0.8);
+    fn fault(&self, rng: &mut Rng) -> Fault {
+        let kind = *rng.one_of(&self.kinds);
+        let is_aimed = rng.happens(0.8);
         let victim = self.victim.filter(|_| is_aimed);
-        let member = victim.unwrap_or(*dice.one_of(&self.members));
-        let other = match dice.happens(if victim.is_some() { 0.8 } else { 0.5 }) {
+        let member = victim.unwrap_or(*rng.one_of(&self.members));
+        let other = match rng.happens(if victim.is_some() { 0.8 } else { 0.5 }) {
             true => End::Etcd,
-            false => End::Member(*dice.one_of(&self.members)),
+            false => End::Member(*rng.one_of(&self.members)),
         };
-        let (one, other) = match dice.happens(0.5) {
+        let (one, other) = match rng.happens(0.5) {
             true => (End::Member(member), other),
             false => (other, End::Member(member)),
         };
-        let time = dice.time(Duration::from_millis(100), self.longest);
+        let time = rng.time(Duration::from_millis(100), self.longest);
         match kind {
             Kind::Kill => Fault::Kill(member),
             Kind::Power => Fault::Power(member),
             Kind::Stop => Fault::Stop(member, time),
             Kind::Leave => Fault::Leave(member),
-            Kind::Come => self.coming_or_going(dice),
+            Kind::Come => self.coming_or_going(rng),
             Kind::Cut => Fault::Cut(one, other, time),
             Kind::OneWay => Fault::OneWay(one, other, time),
             Kind::Slow => {
-                let late = dice.time(Duration::from_millis(50), Duration::from_secs(3));
+                let late = rng.time(Duration::from_millis(50), Duration::from_secs(3));
                 Fault::Slow(one, other, late, time)
             }
             Kind::Choke => {
-                let late = dice.time(Duration::from_millis(100), Duration::from_secs(2));
+                let late = rng.time(Duration::from_millis(100), Duration::from_secs(2));
                 let time = self.longest.max(time * 2);
                 Fault::Choke(End::Member(member), End::Etcd, late, time)
             }
@@ -267,21 +271,21 @@ impl Mix {
             Kind::KillAll => Fault::KillAll,
             Kind::EtcdKill => Fault::EtcdKill(time),
             Kind::EtcdStop => Fault::EtcdStop(time),
-            Kind::Compact => Fault::Compact(dice.between(0, 20) as i64),
-            Kind::Store if dice.happens(0.5) => Fault::StoreAway(time),
-            Kind::Store => Fault::StoreTrouble(time),
+            Kind::Compact => Fault::Compact(rng.between(0, 20) as i64),
+            Kind::Store if rng.happens(0.5) => Fault::StoreAway(time),
+            Kind::Store => Fault::StoreErrors(time),
             Kind::Rot => Fault::Rot,
             Kind::Storm => Fault::Storm(time),
             Kind::Checkpoint => Fault::Checkpoint,
-            Kind::SetBack => Fault::SetBack,
-            Kind::Slots => Fault::Slots(dice.between(1, u64::from(self.pservers)) as u32),
+            Kind::RollBack => Fault::RollBack,
+            Kind::Slots => Fault::Slots(rng.between(1, u64::from(self.pservers)) as u32),
         }
     }
 
-    fn coming_or_going(&self, dice: &mut Dice) -> Fault {
-        let number = dice.between(1, u64::from(self.trainers) + 2) as u16;
+    fn coming_or_going(&self, rng: &mut Rng) -> Fault {
+        let number = rng.between(1, u64::from(self.trainers) + 2) as u16;
         let trainer = Member { role: Role::Trainer, number };
-        match number < self.trainers && dice.happens(0.6) {
+        match number < self.trainers && rng.happens(0.6) {
             true => Fault::Remove(trainer),
             false => Fault::Add(trainer),
         }
@@ -302,6 +306,9 @@ impl fmt::Display for Plan {
             shape.trainers,
             shape.lease_ttl,
         )?;
+        if let Some(member) = self.forbidden {
+            writeln!(f, "  {member} may not write to the store")?;
+        }
         let mut faults = self.faults.iter().enumerate();
         faults.try_for_each(|(number, (at, fault))| writeln!(f, "  {number}. {at:.3?}: {fault}"))
     }

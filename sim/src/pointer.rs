@@ -1,4 +1,4 @@
-//! Whether the pointer to the latest checkpoint names one that is whole.
+//! Checks that the pointer to the latest checkpoint names a complete checkpoint.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use steadfast_common::records::CheckpointRecord;
 
 use crate::store::Store;
 
-/// The checkpoints that etcd names.
+/// The checkpoints in etcd.
 #[derive(Debug, Default)]
 pub struct Pointer {
     manifests: BTreeMap<String, CheckpointRecord>,
@@ -19,7 +19,7 @@ pub struct Pointer {
 }
 
 impl Pointer {
-    /// Takes a revision in.
+    /// Applies a revision.
     pub fn follow(&mut self, keys: &Keys, revision: &Revision) {
         for change in &revision.changes {
             if change.key == keys.checkpoint_latest() {
@@ -35,12 +35,12 @@ impl Pointer {
         }
     }
 
-    /// Whether it names another one since this was asked last.
+    /// Returns whether the pointer has changed since the last call.
     pub fn has_moved(&mut self) -> bool {
         std::mem::take(&mut self.has_moved)
     }
 
-    /// What is not finite in the checkpoint that it names.
+    /// Returns an error if the latest checkpoint contains a value that is not finite.
     pub fn has_diverged(&self, store: &Store) -> Option<String> {
         let latest = self.latest.as_ref()?;
         self.manifests.get(latest)?.shards.iter().find_map(|shard| {
@@ -50,17 +50,17 @@ impl Pointer {
                 let mut values = tensor.data().as_chunks().0.iter();
                 values.any(|it| !f32::from_le_bytes(*it).is_finite())
             })?;
-            Some(format!("I11: `{name}` is not finite in {latest}, which is committed"))
+            Some(format!("I11: `{name}` is not finite in the committed checkpoint {latest}"))
         })
     }
 
-    /// What is missing of the checkpoint that it names.
+    /// Returns an error if an object of the latest checkpoint is missing.
     pub fn is_dangling(&self, store: &Store) -> Option<String> {
         let latest = self.latest.as_ref()?;
         let Some(record) = self.manifests.get(latest) else {
             return Some(format!("I9: the pointer names {latest}, which has no manifest"));
         };
         let missing = record.shards.iter().find(|shard| !store.has(&shard.object))?;
-        Some(format!("I9: the pointer names {latest}, whose shard {} is gone", missing.object))
+        Some(format!("I9: the pointer names {latest}, whose shard {} is missing", missing.object))
     }
 }

@@ -1,4 +1,4 @@
-//! One run: a plan carried out to its end, and everything checked on the way.
+//! One run: executes a plan to its end and checks all invariants.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -10,6 +10,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use steadfast_audit::history::Job as HistoryJob;
 use steadfast_common::dataset::Manifest;
+use steadfast_common::given_up::Discarded;
 use steadfast_common::ids::TaskId;
 use steadfast_common::records::{JobOutcome, ResultRecord};
 use steadfast_common::spec::Mode;
@@ -26,28 +27,31 @@ use crate::store::Store;
 use crate::watch::Watch;
 use crate::world::{Clock, Turn, World};
 
-/// How long a job may take once nothing goes wrong any more.
-const PATIENCE: Duration = Duration::from_secs(240);
+/// How long a job may take after the last fault.
+const TIMEOUT: Duration = Duration::from_secs(240);
 
-/// How long processes may take to end once their job is over.
+/// How long processes may take to exit after the end of their job.
 const ENDING: Duration = Duration::from_secs(60);
 
-/// Turns after which a run counts as one that goes in circles.
+/// Interval of status requests.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// Number of turns after which a run counts as a livelock.
 const TURNS_MAX: u64 = 4_000_000;
 
-/// What came of a run.
+/// Outcome of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
-    /// What must not be; empty when all is well.
+    /// Violated invariants; empty if the run passed.
     pub broken: Vec<String>,
-    /// Time in the world at the end.
+    /// Simulated time at the end.
     pub time: Duration,
     pub turns: u64,
-    /// Of everything that happened, in order.
+    /// Digest of all events, in order.
     pub digest: u64,
     pub revisions: u64,
     pub generations: u64,
-    pub reigns: u64,
+    pub terms: u64,
     pub pulls: u64,
     pub faults: usize,
     pub calls: u64,
@@ -58,32 +62,32 @@ impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{:.3?} of simulated time, {} turns, {} revisions, {} reigns, {} generations, {} pulls \
+            "{:.3?} of simulated time, {} turns, {} revisions, {} terms, {} generations, {} pulls \
              checked; digest {:016x}",
             self.time,
             self.turns,
             self.revisions,
-            self.reigns,
+            self.terms,
             self.generations,
             self.pulls,
             self.digest
         )?;
         match self.broken.is_empty() {
-            true => writeln!(f, "all is well"),
-            false => writeln!(f, "broken:\n  {}", self.broken.join("\n  ")),
+            true => writeln!(f, "passed"),
+            false => writeln!(f, "failed:\n  {}", self.broken.join("\n  ")),
         }
     }
 }
 
 thread_local! {
-    /// Undisturbed runs of jobs that were needed before.
+    /// Cached undisturbed runs, by job.
     static REFERENCES: RefCell<BTreeMap<u64, Arc<Reference>>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// Carries a plan out.
+/// Executes a plan.
 pub fn run(plan: &Plan) -> Outcome {
     let reference = match plan.job.spec.mode {
-        // How far such a job comes is a matter of chance.
+        // The step at which such a job fails varies.
         Mode::Sync if plan.job.diverges => None,
         Mode::Sync => match reference(&plan.job) {
             Ok(reference) => Some(reference),
@@ -93,7 +97,7 @@ pub fn run(plan: &Plan) -> Outcome {
         },
         Mode::Async => None,
     };
-    // A panic in a program is a failure like any other.
+    // A panic in a program counts as a failure.
     let ran = catch_unwind(AssertUnwindSafe(|| Run::new(plan, reference).carry_out().0));
     ran.unwrap_or_else(|_| Outcome { broken: vec!["panic".to_owned()], ..Outcome::default() })
 }
@@ -123,23 +127,26 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     fn new(plan: &'a Plan, reference: Option<Arc<Reference>>) -> Self {
         let world = World::new(plan.seed);
-        let net = Net::new(&world, plan.weather.clone());
-        let store = Store::new(&world, plan.store_weather.clone());
+        let net = Net::new(&world, plan.network_model.clone());
+        let store = Store::new(&world, plan.store_model.clone());
         let (shape, job) = (&plan.shape, &plan.job);
+        if let Some(member) = plan.forbidden {
+            store.forbid(member);
+        }
         let etcd = EtcdServer::new(&world, &net, shape.addresses, shape.sync);
         let cluster = Cluster::new(&world, &net, &etcd, job, shape);
         let seen = Arc::<Mutex<Seen>>::default();
-        world.detour(plan.detours.choices.clone());
-        net.decide(plan.detours.calls.clone());
-        net.observe(observer(job, reference.clone(), &etcd, seen.clone()));
-        let (weather, store_weather) = (plan.weather.clone(), plan.store_weather.clone());
-        let scene = Scene { world, net, store, etcd, cluster, weather, store_weather };
+        world.deviation(plan.deviations.choices.clone());
+        net.decide(plan.deviations.calls.clone());
+        net.observe(observer(job, reference.clone(), &etcd, &world, seen.clone()));
+        let (network_model, store_model) = (plan.network_model.clone(), plan.store_model.clone());
+        let scene = Scene { world, net, store, etcd, cluster, network_model, store_model };
         Self { plan, reference, scene, seen, manifest: Manifest::default(), result: None }
     }
 
     fn carry_out(mut self) -> (Outcome, Reference) {
         let mounted = steadfast_store::mount(STORE, Arc::new(self.scene.store.clone()));
-        let _mounted = mounted.expect("a URL of our own");
+        let _mounted = mounted.expect("the URL is valid");
         let mut broken = Vec::new();
         let mut outcome = Outcome { faults: self.plan.faults.len(), ..Outcome::default() };
         if let Err(reason) = self.lay_out() {
@@ -158,7 +165,7 @@ impl<'a> Run<'a> {
             }
             outcome.revisions = watch.report().revisions;
             outcome.generations = watch.report().generations;
-            outcome.reigns = watch.report().reigns;
+            outcome.terms = watch.report().terms;
         }
         let world = &self.scene.world;
         (outcome.time, outcome.turns, outcome.digest) =
@@ -181,12 +188,12 @@ impl<'a> Run<'a> {
         (outcome, reference)
     }
 
-    /// Puts the dataset into the store and finds out what the master will make of it.
+    /// Writes the dataset to the store and plans its manifest as the master will.
     fn lay_out(&mut self) -> Result<(), String> {
         let (store, job) = (self.scene.store.clone(), self.plan.job.clone());
         let (name, bytes) = job.data();
         store.change(|it| it.latency = (Duration::ZERO, Duration::ZERO));
-        let weather = self.scene.store_weather.clone();
+        let network_model = self.scene.store_model.clone();
         let planned = self.apart(async move {
             store.lay(name, bytes).await;
             store.change(|it| {
@@ -194,14 +201,14 @@ impl<'a> Run<'a> {
             });
             let manifest =
                 steadfast_data::plan(&job.spec.dataset, job.spec.evaluation.fraction, None).await;
-            store.change(|it| *it = weather);
+            store.change(|it| *it = network_model);
             manifest
         });
         self.manifest = planned.map_err(|error| format!("the dataset: {error}"))?;
         Ok(())
     }
 
-    /// Does something by a process of its own, while the world goes on.
+    /// Runs `work` in a separate process while the simulation continues.
     fn apart<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> T {
         let world = &self.scene.world;
         let process = world.begin("observer".to_owned(), Clock::right());
@@ -237,8 +244,8 @@ impl<'a> Run<'a> {
         for (role, count) in members {
             for number in 0..count {
                 let cluster = scene.cluster.clone();
-                // Who comes first is drawn as well.
-                let late = scene.world.roll(|dice| dice.below(50));
+                // The start order is random, too.
+                let late = scene.world.roll(|rng| rng.below(50));
                 let start = move |_: &World| cluster.start(Member { role, number });
                 scene.world.after(Duration::from_millis(late), start);
             }
@@ -247,7 +254,7 @@ impl<'a> Run<'a> {
             let (scene, fault) = (self.scene.clone(), fault.clone());
             self.scene.world.after(*at, move |_| scene.strike(&fault));
         }
-        if !self.plan.detours.strikes.is_empty() {
+        if !self.plan.deviations.strikes.is_empty() {
             return;
         }
         let last = self.plan.faults.iter().map(|(at, _)| *at).max().unwrap_or_default();
@@ -256,12 +263,14 @@ impl<'a> Run<'a> {
         self.scene.world.after(calm, move |_| scene.calm());
     }
 
-    /// Runs until the job's result is there and all processes have ended.
+    /// Runs until the job has a result and all processes have ended.
     fn go_on(&self, watch: &mut Watch<'_>) -> Vec<String> {
         let world = self.scene.world.clone();
         let last = self.plan.faults.iter().map(|(at, _)| *at).max().unwrap_or_default();
-        let mut limit = world.now() + last + self.plan.shape.lease_ttl * 2 + PATIENCE;
-        let mut strikes = self.plan.detours.strikes.clone();
+        let mut limit = world.now() + last + self.plan.shape.lease_ttl * 2 + TIMEOUT;
+        let mut strikes = self.plan.deviations.strikes.clone();
+        let calm = last + self.plan.shape.lease_ttl * 2;
+        let mut look = Duration::ZERO;
         loop {
             let is_due = |(moment, _): &(Moment, Fault)| match moment {
                 Moment::Turn(turn) => *turn <= world.turns(),
@@ -276,13 +285,20 @@ impl<'a> Run<'a> {
                 }
             }
             if world.turn() == Turn::Still {
-                return vec!["I12: nothing will ever happen again".to_owned()];
+                return vec!["I12: deadlock: no task can run and no event is pending".to_owned()];
             }
             if TURNS_MAX < world.turns() {
-                return vec![format!("I12: no end after {TURNS_MAX} turns")];
+                return vec![format!("I12: the job has not ended after {TURNS_MAX} turns")];
             }
             if limit < world.now() {
                 return vec![self.why_no_end(watch)];
+            }
+            if look <= world.now() {
+                look = world.now() + LOOK_EVERY;
+                // During faults a cut link may block the job, which the master cannot detect.
+                if calm < world.now() {
+                    self.scene.look_at_status();
+                }
             }
             let was_over = watch.result.is_some();
             let broken = watch.look(&self.scene);
@@ -308,22 +324,23 @@ impl<'a> Run<'a> {
             .map(|process| self.scene.world.name(process))
             .collect();
         format!(
-            "I12: no end {:?} after the last fault; result: {}, generations: {}, running: {}",
-            PATIENCE,
+            "I12: the job has not ended {:?} after the last fault; result: {}, generations: {}, running: {}",
+            TIMEOUT,
             watch.result.is_some(),
             watch.report().generations,
             running.join(" ")
         )
     }
 
-    /// Compares what the job has come to with what it had to come to.
+    /// Compares the result of the job with the expected one.
     fn end(&self, manifest: &Manifest) -> Vec<String> {
-        let Some(result) = &self.result else { return vec!["there is no result".to_owned()] };
+        let Some(result) = &self.result else { return vec!["the job has no result".to_owned()] };
         if self.plan.job.diverges {
             let reason = result.reason.as_deref().unwrap_or_default();
-            let is_told = result.state == JobOutcome::Failed && reason.contains("not finite");
-            let broken = || format!("I11: the job's parameters overflow, and it ended: {result:?}");
-            return (!is_told).then(broken).into_iter().collect();
+            let is_reported = result.state == JobOutcome::Failed && reason.contains("not finite");
+            let broken =
+                || format!("I11: the job's parameters overflow, but it ended with {result:?}");
+            return (!is_reported).then(broken).into_iter().collect();
         }
         let may_give_up = !self.plan.job.is_patient && self.plan.job.spec.mode == Mode::Async;
         if result.state != JobOutcome::Finished && may_give_up {
@@ -337,20 +354,37 @@ impl<'a> Run<'a> {
             let found = result.parameters_sha256.clone().unwrap_or_default();
             if found != reference.parameters_sha256 {
                 broken.push(format!(
-                    "I7: the result has the SHA-256 {found}, without faults it is {}",
+                    "I7: the result has the SHA-256 {found}; without faults it is {}",
                     reference.parameters_sha256
                 ));
             }
             if result.examples != reference.examples {
                 let (found, due) = (result.examples, reference.examples);
-                broken.push(format!("{found} examples were counted; {due} were due"));
+                broken.push(format!("{found} examples were trained; expected {due}"));
             }
         }
-        if !result.discarded.is_empty() && !may_give_up {
-            broken.push(format!("tasks were given up: {:?}", result.discarded));
-        }
+        broken.extend(self.given_up_wrongly(&result.discarded, manifest));
         broken.extend(self.miscounted(manifest));
         broken
+    }
+
+    /// Returns an error unless exactly the tasks with bad records were given up.
+    fn given_up_wrongly(&self, found: &Discarded, manifest: &Manifest) -> Option<String> {
+        let job = &self.plan.job;
+        let passes = u64::from(job.spec.passes.unwrap_or(1));
+        let bad = job.bad_tasks(manifest);
+        // A held-out task is given up once for all passes, any other task in each pass.
+        let times = |task: &TaskId| if manifest.held_out.contains(task) { 0 } else { passes };
+        let due: BTreeMap<TaskId, u64> = bad.iter().map(|task| (*task, times(task))).collect();
+        let found: BTreeMap<TaskId, u64> =
+            found.listed.iter().map(|it| (it.task, it.times)).collect();
+        let is_right = match job.spec.mode {
+            Mode::Sync => found == due,
+            // Tasks that lost too many trainers are given up as well.
+            Mode::Async if job.is_patient => found == due,
+            Mode::Async => due.iter().all(|(task, times)| found.get(task) == Some(times)),
+        };
+        (!is_right).then(|| format!("given-up tasks: {found:?}; tasks with bad records: {due:?}"))
     }
 
     fn miscounted(&self, manifest: &Manifest) -> Option<String> {
@@ -364,7 +398,7 @@ impl<'a> Run<'a> {
         let due = self.due(manifest);
         ["count", "count_again"].iter().find_map(|name| {
             let Ok(tensor) = tensors.tensor(name) else {
-                return Some(format!("the model has no `{name}`"));
+                return Some(format!("the model has no tensor `{name}`"));
             };
             let floats = tensor.data().chunks_exact(4);
             let values: Vec<f32> =
@@ -373,15 +407,17 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// How often each record has to be counted at least, and may be at most.
+    /// Returns how often each record must have been applied, as minimum and maximum.
     fn due(&self, manifest: &Manifest) -> Vec<(u32, u32)> {
         let job = &self.plan.job;
         let passes = job.spec.passes.unwrap_or(1);
         let mut due = vec![(0, 0); job.records];
-        let given_up = self.result.iter().flat_map(|it| &it.discarded);
-        let given_up: Vec<TaskId> = given_up.map(|it| it.task).collect();
+        // No simulated job has more given-up tasks than a result lists.
+        let given_up = self.result.iter().flat_map(|it| &it.discarded.listed);
+        let given_up: BTreeMap<TaskId, u32> =
+            given_up.map(|it| (it.task, it.times as u32)).collect();
         for task in manifest.training_tasks() {
-            let times = given_up.iter().filter(|it| **it == task).count() as u32;
+            let times = given_up.get(&task).copied().unwrap_or(0);
             for chunk in manifest.chunks_of(task) {
                 let first = chunk.first_record as usize;
                 let range = first..first + chunk.records as usize;

@@ -1,32 +1,33 @@
-//! Finds out how little still fails.
+//! Shrinks failing plans.
 
 use crate::plan::Plan;
 use crate::run::{Outcome, run};
 
-/// A plan that still fails, with less in it.
+/// A smaller plan that still fails.
 pub struct Smaller {
     pub plan: Plan,
-    /// Which of the seed's faults are left.
+    /// Numbers of the remaining faults of the seed.
     pub only: Vec<usize>,
-    /// Whether it fails without trouble for single calls and requests, too.
+    /// Whether it also fails without failures of single calls and requests.
     pub is_fair: bool,
 }
 
-/// Leaves out whatever can be left out of a plan that failed, so that it fails in the same way.
+/// Removes everything from a failing plan that is not needed for the same kind of failure.
 ///
-/// Faults go by halves, then by quarters, and so on to single ones, after Zeller's delta debugging
+/// Removes halves of the faults, then quarters, down to single faults, after Zeller's delta debugging
 /// ("Yesterday, my program worked. Today, it does not. Why?", 1999).
 pub fn shrink(plan: &Plan, outcome: &Outcome) -> Smaller {
     let kind = kind(outcome);
     let fails = |plan: &Plan| self::kind(&run(plan)) == kind;
     let only = least(plan.faults.len(), |only| fails(&plan.clone().with_only(only)));
     let smaller = plan.clone().with_only(&only);
-    let fair = smaller.clone().in_fair_weather();
+    let fair = smaller.clone().without_network_faults();
     let is_fair = fails(&fair);
     Smaller { plan: if is_fair { fair } else { smaller }, only, is_fair }
 }
 
-/// As few of the numbers below `count` as still fail; none of them can be left out alone.
+/// Returns a subset of the numbers below `count` that still fails and of which no single number can be
+/// removed.
 fn least(count: usize, fails: impl Fn(&[usize]) -> bool) -> Vec<usize> {
     let mut only: Vec<usize> = (0..count).collect();
     let mut chunk = only.len();
@@ -41,13 +42,13 @@ fn least(count: usize, fails: impl Fn(&[usize]) -> bool) -> Vec<usize> {
                 start = end;
             }
         }
-        // What could not go before may go now.
+        // Numbers that could not be removed before may be removable now.
         chunk = if chunk == 1 && was_fewer { 1 } else { chunk / 2 };
     }
     only
 }
 
-/// What kind of failure it is: the first word, which names the invariant.
+/// Returns the kind of a failure: the first word, which names the invariant.
 fn kind(outcome: &Outcome) -> Option<String> {
     let first = outcome.broken.first()?;
     Some(first.split_whitespace().next().unwrap_or_default().to_owned())
@@ -65,7 +66,7 @@ mod tests {
         assert_eq!(least(12, needs(&[2, 7])), [2, 7]);
         assert_eq!(least(12, needs(&[])), Vec::<usize>::new());
         assert_eq!(least(1, needs(&[0])), [0]);
-        // Any three will do.
+        // Any three numbers fail.
         assert_eq!(least(10, |only| 3 <= only.len()).len(), 3);
     }
 }

@@ -1,4 +1,4 @@
-//! The simulated object store: memory, with the troubles of a real one.
+//! The simulated object store: in memory, with the failures of a real one.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,25 +17,26 @@ use object_store::{
     ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 
+use crate::cluster::Member;
 use crate::world::World;
 
-/// How often the store does what to a request.
+/// The store model: latency, and the probability of each failure.
 #[derive(Clone, Debug)]
-pub struct StoreWeather {
-    /// The least and the most that an answer takes.
+pub struct StoreModel {
+    /// Minimum and maximum latency of a reply.
     pub latency: (Duration, Duration),
-    /// A request is refused and changes nothing.
+    /// Probability that a request is refused and changes nothing.
     pub refused: f64,
-    /// A change is made, and the answer says that it failed.
+    /// Probability that a change is made although the reply is an error.
     pub answer_lost: f64,
-    /// An upload fails and leaves the first half of the object under its name.
+    /// Probability that an upload fails and leaves the first half of the object.
     pub torn: f64,
-    /// No request comes to an answer.
+    /// Whether the store is unavailable.
     pub is_away: bool,
 }
 
-impl StoreWeather {
-    /// Nothing goes wrong.
+impl StoreModel {
+    /// Returns a model without failures.
     pub fn fair(latency: (Duration, Duration)) -> Self {
         Self { latency, refused: 0.0, answer_lost: 0.0, torn: 0.0, is_away: false }
     }
@@ -48,62 +49,80 @@ pub struct Store(Arc<Shared>);
 struct Shared {
     world: World,
     memory: InMemory,
-    weather: Mutex<StoreWeather>,
-    /// When objects were written, by the world's clock.
+    model: Mutex<StoreModel>,
+    /// Simulated times at which objects were written.
     written: Mutex<BTreeMap<Path, Duration>>,
     deleted: Mutex<u64>,
+    /// Name prefix of the processes that may not write, if any.
+    forbidden: Mutex<Option<String>>,
 }
 
-const LOCK: &str = "one thread, and nothing panics while it holds this";
+const LOCK: &str = "single thread; no holder panics";
 
-enum Fate {
+enum StoreOutcome {
     Whole,
     AnswerLost,
     Torn,
 }
 
 impl Store {
-    /// An empty store.
-    pub fn new(world: &World, weather: StoreWeather) -> Self {
+    /// Creates an empty store.
+    pub fn new(world: &World, model: StoreModel) -> Self {
         Self(Arc::new(Shared {
             world: world.clone(),
             memory: InMemory::new(),
-            weather: Mutex::new(weather),
+            model: Mutex::new(model),
             written: Mutex::default(),
             deleted: Mutex::default(),
+            forbidden: Mutex::default(),
         }))
     }
 
-    /// Changes how the store behaves from now on.
-    pub fn change(&self, change: impl FnOnce(&mut StoreWeather)) {
-        change(&mut self.0.weather.lock().expect(LOCK));
+    /// Changes the store model.
+    pub fn change(&self, change: impl FnOnce(&mut StoreModel)) {
+        change(&mut self.0.model.lock().expect(LOCK));
     }
 
-    /// Puts an object there, whatever the weather.
+    /// Denies writes to all processes of this member.
+    pub fn forbid(&self, member: Member) {
+        // A process name consists of its member and a start counter.
+        *self.0.forbidden.lock().expect(LOCK) = Some(format!("{member}."));
+    }
+
+    fn is_forbidden(&self) -> bool {
+        let forbidden = self.0.forbidden.lock().expect(LOCK);
+        forbidden.as_ref().is_some_and(|name| crate::trace::is_turn_of(name))
+    }
+
+    /// Writes an object, bypassing the model.
     pub async fn lay(&self, name: &str, bytes: Bytes) {
         let path = Path::from(name);
-        self.0.memory.put(&path, bytes.into()).await.expect("memory takes everything");
+        self.0
+            .memory
+            .put(&path, bytes.into())
+            .await
+            .expect("the in-memory store accepts all writes");
     }
 
-    /// An object, whatever the weather.
+    /// Returns an object, bypassing the model.
     pub async fn read(&self, name: &str) -> Option<Bytes> {
         let found = self.0.memory.get(&Path::from(name)).await.ok()?;
         found.bytes().await.ok()
     }
 
-    /// Whether there is such an object, whatever the weather.
+    /// Returns whether an object exists, bypassing the model.
     pub fn has(&self, name: &str) -> bool {
-        // Memory answers at once.
+        // The in-memory store never waits.
         let found = self.0.memory.head(&Path::from(name)).now_or_never();
         found.is_some_and(|it| it.is_ok())
     }
 
-    /// Deletions so far.
+    /// Returns the number of deletions so far.
     pub fn deleted(&self) -> u64 {
         *self.0.deleted.lock().expect(LOCK)
     }
 
-    /// Changes a byte of one of the objects below `prefix`, as a disk that rots does.
+    /// Changes a byte of one of the objects below `prefix`, as bit rot does.
     pub async fn rot(&self, prefix: &str) {
         let path = Path::from(prefix);
         let found = self.0.memory.list(Some(&path)).try_collect::<Vec<ObjectMeta>>().await;
@@ -111,7 +130,7 @@ impl Store {
         if found.is_empty() {
             return;
         }
-        let path = self.0.world.roll(|dice| dice.one_of(&found).location.clone());
+        let path = self.0.world.roll(|rng| rng.one_of(&found).location.clone());
         let Ok(found) = self.0.memory.get(&path).await else { return };
         let Ok(bytes) = found.bytes().await else { return };
         let mut bytes = bytes.to_vec();
@@ -123,23 +142,23 @@ impl Store {
         let _ = self.0.memory.put(&path, bytes.into()).await;
     }
 
-    /// Waits as a request does, and draws what becomes of it.
-    async fn request(&self, what: &str) -> Result<Fate> {
+    /// Waits for the latency of a request and draws its outcome.
+    async fn request(&self, what: &str) -> Result<StoreOutcome> {
         let latency = {
-            let weather = self.0.weather.lock().expect(LOCK).clone();
-            self.0.world.roll(|dice| dice.time(weather.latency.0, weather.latency.1))
+            let model = self.0.model.lock().expect(LOCK).clone();
+            self.0.world.roll(|rng| rng.time(model.latency.0, model.latency.1))
         };
         self.0.world.sleep(latency).await;
         loop {
-            let weather = self.0.weather.lock().expect(LOCK).clone();
-            if !weather.is_away {
-                let (refused, lost, torn) = (weather.refused, weather.answer_lost, weather.torn);
-                let drawn = self.0.world.roll(|dice| dice.share());
+            let model = self.0.model.lock().expect(LOCK).clone();
+            if !model.is_away {
+                let (refused, lost, torn) = (model.refused, model.answer_lost, model.torn);
+                let drawn = self.0.world.roll(|rng| rng.share());
                 return match drawn {
                     _ if drawn < refused => Err(failed(what)),
-                    _ if drawn < refused + lost => Ok(Fate::AnswerLost),
-                    _ if drawn < refused + lost + torn => Ok(Fate::Torn),
-                    _ => Ok(Fate::Whole),
+                    _ if drawn < refused + lost => Ok(StoreOutcome::AnswerLost),
+                    _ if drawn < refused + lost + torn => Ok(StoreOutcome::Torn),
+                    _ => Ok(StoreOutcome::Whole),
                 };
             }
             self.0.world.sleep(Duration::from_millis(500)).await;
@@ -184,22 +203,26 @@ impl ObjectStore for Store {
         payload: PutPayload,
         options: PutOptions,
     ) -> Result<PutResult> {
-        let fate = self.request("put").await?;
+        let outcome = self.request("put").await?;
+        if self.is_forbidden() {
+            let path = location.to_string();
+            return Err(Error::PermissionDenied { path, source: "write permission denied".into() });
+        }
         let memory = &self.0.memory;
-        match fate {
-            Fate::Torn => {
+        match outcome {
+            StoreOutcome::Torn => {
                 let bytes: Bytes = payload.into();
                 let half = bytes.slice(..bytes.len() / 2);
                 let torn = memory.put_opts(location, half.into(), options).await;
                 self.note(location);
                 torn.and(Err(failed("put")))
             }
-            Fate::AnswerLost => {
+            StoreOutcome::AnswerLost => {
                 memory.put_opts(location, payload, options).await?;
                 self.note(location);
                 Err(failed("put"))
             }
-            Fate::Whole => {
+            StoreOutcome::Whole => {
                 let put = memory.put_opts(location, payload, options).await?;
                 self.note(location);
                 Ok(put)
@@ -217,15 +240,15 @@ impl ObjectStore for Store {
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         match self.request("get").await? {
-            Fate::Whole => self.0.memory.get_opts(location, options).await,
-            Fate::AnswerLost | Fate::Torn => Err(failed("get")),
+            StoreOutcome::Whole => self.0.memory.get_opts(location, options).await,
+            StoreOutcome::AnswerLost | StoreOutcome::Torn => Err(failed("get")),
         }
     }
 
     async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
         match self.request("get").await? {
-            Fate::Whole => self.0.memory.get_ranges(location, ranges).await,
-            Fate::AnswerLost | Fate::Torn => Err(failed("get")),
+            StoreOutcome::Whole => self.0.memory.get_ranges(location, ranges).await,
+            StoreOutcome::AnswerLost | StoreOutcome::Torn => Err(failed("get")),
         }
     }
 
@@ -237,12 +260,12 @@ impl ObjectStore for Store {
         let deleted = locations.then(move |location| {
             let store = store.clone();
             async move {
-                let (location, fate) = (location?, store.request("delete").await?);
+                let (location, outcome) = (location?, store.request("delete").await?);
                 store.0.memory.delete(&location).await?;
                 *store.0.deleted.lock().expect(LOCK) += 1;
-                match fate {
-                    Fate::Whole => Ok(location),
-                    Fate::AnswerLost | Fate::Torn => Err(failed("delete")),
+                match outcome {
+                    StoreOutcome::Whole => Ok(location),
+                    StoreOutcome::AnswerLost | StoreOutcome::Torn => Err(failed("delete")),
                 }
             }
         });

@@ -1,4 +1,4 @@
-//! Everything that is looked at after every turn.
+//! The checks after every turn.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,49 +7,49 @@ use steadfast_common::keys::Keys;
 use steadfast_common::records::ResultRecord;
 
 use crate::checks::Seen;
-use crate::crew::Crew;
 use crate::fault::Scene;
+use crate::generation_check::GenerationCheck;
 use crate::pointer::Pointer;
 
-/// Looks at what the last turn has brought.
+/// Checks the changes of the last turn.
 pub struct Watch<'a> {
     keys: &'a Keys,
     checker: Checker<'a>,
     pointer: Pointer,
-    crew: Crew,
-    /// Deletions in the store that were looked at.
+    generation_check: GenerationCheck,
+    /// Number of deletions in the store that were checked.
     deleted: u64,
     seen: Arc<Mutex<Seen>>,
-    /// How the job ended, once it has.
+    /// The result of the job, once it has ended.
     pub result: Option<ResultRecord>,
 }
 
 impl<'a> Watch<'a> {
-    /// Begins with an empty etcd. `seen` is filled by those who look at answers.
+    /// Starts with an empty etcd. The observer of replies fills `seen`.
     pub fn new(job: &Job<'a>, seen: Arc<Mutex<Seen>>) -> Self {
         Self {
             keys: job.keys,
             checker: Checker::new(job, &[]),
             pointer: Pointer::default(),
-            crew: Crew::default(),
+            generation_check: GenerationCheck::default(),
             deleted: 0,
             seen,
             result: None,
         }
     }
 
-    /// What etcd's history was like so far.
+    /// Returns the report on the etcd history so far.
     pub fn report(&self) -> &HistoryReport {
         &self.checker.report
     }
 
-    /// What must not be.
+    /// Returns the violated invariants.
     pub fn look(&mut self, scene: &Scene) -> Vec<String> {
         let mut broken = Vec::new();
         for revision in scene.etcd.news() {
             self.checker.check(&revision);
             self.pointer.follow(self.keys, &revision);
-            broken.extend(self.crew.follow(self.keys, &revision));
+            broken.extend(self.generation_check.follow(self.keys, &revision));
             let result = revision.changes.iter().find(|it| it.key == self.keys.result());
             if let Some(text) = result.and_then(|it| it.value.as_ref()) {
                 self.result = serde_json::from_str(text).ok();

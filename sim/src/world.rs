@@ -1,8 +1,8 @@
-//! Simulated time and the tasks in it: one thread, one seed, the same again for the same seed.
+//! The deterministic scheduler: simulated time and tasks on one thread, determined by one seed.
 //!
-//! Of all tasks that could run now one is drawn; when none can, time moves on to the next event. A
-//! process is what its tasks belong to: it can be stopped, resumed and killed as a whole, and has a
-//! clock of its own that is a little wrong.
+//! In each turn one of the ready tasks is drawn; if none is ready, time advances to the next event. A
+//! task belongs to a process, which can be stopped, resumed and killed as a whole, and has its own clock
+//! with an offset and a drift.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -14,66 +14,66 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use steadfast_host::Host;
 
-use crate::dice::Dice;
+use crate::rng::Rng;
 
-/// Time that one turn of a task takes.
+/// Simulated duration of one turn of a task.
 const TURN: Duration = Duration::from_micros(2);
 
-/// A process, from its start to its end. The same program started again is another one.
+/// A process. A restarted program is a new process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessId(pub usize);
 
-/// A task of some process.
+/// A task of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TaskId(u64);
 
-/// How a machine's clock differs from the world's.
+/// Difference between the clock of a machine and simulated time.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
-    /// What it showed when the world began.
+    /// Offset at the start of the simulation.
     pub ahead: Duration,
-    /// Seconds that it counts in one.
+    /// Seconds of the clock per simulated second.
     pub rate: f64,
 }
 
 impl Clock {
-    /// One that is right.
+    /// Returns an exact clock.
     pub fn right() -> Self {
         Self { ahead: Duration::ZERO, rate: 1.0 }
     }
 }
 
-/// The world. Cheap to clone.
+/// The simulated world. Cheap to clone.
 #[derive(Clone)]
 pub struct World(Arc<Shared>);
 
 struct Shared {
     state: Mutex<State>,
-    /// Tasks that something has woken since the last turn.
+    /// Tasks woken since the last turn.
     woken: Arc<Mutex<Vec<TaskId>>>,
 }
 
 struct State {
     now: Duration,
-    dice: Dice,
+    rng: Rng,
     tasks: BTreeMap<TaskId, Entry>,
     ready: BTreeSet<TaskId>,
     events: BinaryHeap<Reverse<Event>>,
     processes: Vec<Process>,
-    /// Tasks and events so far.
+    /// Number of tasks and events so far.
     count: u64,
     turns: u64,
-    /// How often there was more than one task that could run.
+    /// Number of turns with more than one ready task.
     choices: u64,
-    /// Choices that go another way than the dice say.
-    detours: BTreeMap<u64, u64>,
-    /// Of everything that happened, in order.
+    /// Injected deviations of scheduling choices.
+    deviations: BTreeMap<u64, u64>,
+    /// Digest of all events, in order.
     digest: u64,
 }
 
 struct Entry {
     process: ProcessId,
-    /// Absent during its turn.
+    /// Absent during the turn of the task.
     future: Option<BoxFuture<'static, ()>>,
     waker: Waker,
 }
@@ -86,11 +86,11 @@ struct Process {
     condition: Condition,
 }
 
-/// Whether a process runs.
+/// Run state of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Condition {
     Running,
-    /// Stopped, with the tasks that could have run meanwhile.
+    /// Stopped, with the tasks that have become ready since.
     Stopped(BTreeSet<TaskId>),
     Dead,
 }
@@ -137,22 +137,22 @@ impl Wake for TaskWaker {
     }
 }
 
-const LOCK: &str = "one thread, and nothing panics while it holds this";
+const LOCK: &str = "single thread; no holder panics";
 
-/// What a turn of the world came to.
+/// Result of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     Moved,
-    /// Nothing will ever happen again.
+    /// No task is ready and no event is pending.
     Still,
 }
 
 impl World {
-    /// An empty world at time zero.
+    /// Creates an empty world at time zero.
     pub fn new(seed: u64) -> Self {
         let state = State {
             now: Duration::ZERO,
-            dice: Dice::new(seed),
+            rng: Rng::new(seed),
             tasks: BTreeMap::new(),
             ready: BTreeSet::new(),
             events: BinaryHeap::new(),
@@ -160,7 +160,7 @@ impl World {
             count: 0,
             turns: 0,
             choices: 0,
-            detours: BTreeMap::new(),
+            deviations: BTreeMap::new(),
             digest: 0,
         };
         Self(Arc::new(Shared { state: Mutex::new(state), woken: Arc::default() }))
@@ -170,50 +170,50 @@ impl World {
         self.0.state.lock().expect(LOCK)
     }
 
-    /// Time since the world began.
+    /// Returns the simulated time since the start.
     pub fn now(&self) -> Duration {
         self.state().now
     }
 
-    /// Turns that tasks had so far.
+    /// Returns the number of turns so far.
     pub fn turns(&self) -> u64 {
         self.state().turns
     }
 
-    /// How often there was more than one task that could run.
+    /// Returns the number of turns with more than one ready task.
     pub fn choices(&self) -> u64 {
         self.state().choices
     }
 
-    /// Lets choices go another way than the dice say: by number, how many places further on.
-    pub fn detour(&self, choices: BTreeMap<u64, u64>) {
-        self.state().detours = choices;
+    /// Sets deviations of scheduling choices: by number of the choice, the offset from the drawn task.
+    pub fn deviation(&self, choices: BTreeMap<u64, u64>) {
+        self.state().deviations = choices;
     }
 
-    /// A number that depends on everything that happened so far.
+    /// Returns a digest of all events so far.
     pub fn digest(&self) -> u64 {
         self.state().digest
     }
 
-    /// Rolls the world's dice.
-    pub fn roll<T>(&self, with: impl FnOnce(&mut Dice) -> T) -> T {
-        with(&mut self.state().dice)
+    /// Calls `with` with the random number generator of the world.
+    pub fn roll<T>(&self, with: impl FnOnce(&mut Rng) -> T) -> T {
+        with(&mut self.state().rng)
     }
 
-    /// Does something after a time.
+    /// Schedules `what` after `time`.
     pub fn after(&self, time: Duration, what: impl FnOnce(&World) + Send + 'static) {
         let mut state = self.state();
         let at = state.now.saturating_add(time);
         state.schedule(at, What::Do(Box::new(what)));
     }
 
-    /// Waits for a time of the world's, whatever the clocks of processes show.
+    /// Waits for a duration of simulated time, independent of the clocks of processes.
     pub fn sleep(&self, time: Duration) -> Sleep {
         let at = self.now().saturating_add(time);
         Sleep { world: self.clone(), at, timer: None }
     }
 
-    /// Begins a process.
+    /// Creates a process.
     pub fn begin(&self, name: String, clock: Clock) -> ProcessId {
         let mut state = self.state();
         let (host, tasks) = (None, BTreeSet::new());
@@ -221,33 +221,33 @@ impl World {
         ProcessId(state.processes.len() - 1)
     }
 
-    /// Says what the process's tasks run on.
+    /// Sets the host of the tasks of a process.
     pub fn settle(&self, process: ProcessId, host: Arc<dyn Host>) {
         self.state().processes[process.0].host = Some(host);
     }
 
-    /// Its name.
+    /// Returns the name of a process.
     pub fn name(&self, process: ProcessId) -> String {
         self.state().processes[process.0].name.clone()
     }
 
-    /// What the process's clock shows.
+    /// Returns the time on the clock of a process.
     pub fn local_time(&self, process: ProcessId) -> Duration {
         let state = self.state();
         let clock = state.processes[process.0].clock;
         clock.ahead + state.now.mul_f64(clock.rate)
     }
 
-    /// Waits until the process's clock shows `local`.
+    /// Waits until the clock of a process shows `local`.
     pub fn sleep_until(&self, process: ProcessId, local: Duration) -> Sleep {
         let clock = self.state().processes[process.0].clock;
         let since = local.saturating_sub(clock.ahead).as_secs_f64() / clock.rate;
-        // A nanosecond too early would come to another sleep at once.
+        // Waking a nanosecond too early would start another sleep.
         let at = Duration::try_from_secs_f64(since).unwrap_or(Duration::MAX / 2);
         Sleep { world: self.clone(), at: at + Duration::from_nanos(2), timer: None }
     }
 
-    /// Runs a task of a process. One of a dead process never runs.
+    /// Spawns a task of a process. A task of a dead process never runs.
     pub fn spawn(&self, process: ProcessId, future: BoxFuture<'static, ()>) -> TaskId {
         let mut state = self.state();
         state.count += 1;
@@ -264,7 +264,7 @@ impl World {
         task
     }
 
-    /// Ends a task without its doing.
+    /// Aborts a task.
     pub fn abort(&self, task: TaskId) {
         let entry = self.state().remove(task);
         if let Some(entry) = entry {
@@ -272,7 +272,7 @@ impl World {
         }
     }
 
-    /// Drops what a process had, as if the process did it itself.
+    /// Drops a value of a process in the context of that process.
     fn discard<T>(&self, process: ProcessId, what: T) {
         let host = self.state().processes[process.0].host.clone();
         match host {
@@ -281,7 +281,7 @@ impl World {
         }
     }
 
-    /// Ends a process with all its tasks, at once.
+    /// Kills a process with all its tasks.
     pub fn kill(&self, process: ProcessId) {
         let entries: Vec<Entry> = {
             let mut state = self.state();
@@ -292,7 +292,7 @@ impl World {
         self.discard(process, entries);
     }
 
-    /// Stops a process; time goes on without it.
+    /// Stops a process while time continues.
     pub fn stop(&self, process: ProcessId) {
         self.take_in_woken();
         let mut state = self.state();
@@ -305,7 +305,7 @@ impl World {
         }
     }
 
-    /// Lets a stopped process go on.
+    /// Resumes a stopped process.
     pub fn resume(&self, process: ProcessId) {
         let mut state = self.state();
         let it = &mut state.processes[process.0];
@@ -316,12 +316,12 @@ impl World {
         }
     }
 
-    /// Whether the process is not dead.
+    /// Returns whether a process is alive.
     pub fn lives(&self, process: ProcessId) -> bool {
         self.state().processes[process.0].condition != Condition::Dead
     }
 
-    /// Ends everything, so that nothing keeps anything else in memory.
+    /// Drops all tasks and processes. This breaks reference cycles.
     pub fn end(&self) {
         let processes = self.state().processes.len();
         (0..processes).for_each(|process| self.kill(ProcessId(process)));
@@ -341,7 +341,7 @@ impl World {
         }
     }
 
-    /// Lets one task have its turn, or moves on to the next event.
+    /// Runs one turn of a ready task, or advances to the next event.
     pub fn turn(&self) -> Turn {
         self.take_in_woken();
         let mut state = self.state();
@@ -350,7 +350,7 @@ impl World {
             let Some(Reverse(event)) = state.events.pop() else { return Turn::Still };
             state.now = state.now.max(event.at);
             state.mix(event.number);
-            crate::story::turn(state.now, "");
+            crate::trace::turn(state.now, "");
             drop(state);
             match event.what {
                 What::Fire(timer) => timer.fire(),
@@ -366,7 +366,7 @@ impl World {
         state.now += TURN;
         state.turns += 1;
         state.mix(task.0);
-        crate::story::turn(state.now, &state.processes[process.0].name);
+        crate::trace::turn(state.now, &state.processes[process.0].name);
         drop(state);
         let mut poll = || future.as_mut().poll(&mut Context::from_waker(&waker));
         let polled = match host {
@@ -383,7 +383,7 @@ impl World {
                     entry.future = Some(future);
                     None
                 }
-                // Aborted in its own turn.
+                // The task was aborted during its own turn.
                 None => Some(future),
             },
         };
@@ -398,17 +398,17 @@ impl State {
         self.digest ^= self.now.as_nanos() as u64;
     }
 
-    /// Takes one of the tasks that could run.
+    /// Draws one of the ready tasks.
     fn choose(&mut self) -> TaskId {
         let count = self.ready.len() as u64;
         let mut nth = 0;
         if 1 < count {
             self.choices += 1;
-            let further = self.detours.get(&self.choices).copied().unwrap_or(0);
-            nth = (self.dice.below(count) + further) % count;
+            let further = self.deviations.get(&self.choices).copied().unwrap_or(0);
+            nth = (self.rng.below(count) + further) % count;
         }
         let task = self.ready.iter().nth(nth as usize).copied();
-        let task = task.expect("one of those that are there");
+        let task = task.expect("at least one task is ready");
         self.ready.remove(&task);
         task
     }
@@ -439,7 +439,7 @@ impl State {
     }
 }
 
-/// Waits for a moment of the world's.
+/// A future that completes at a simulated time.
 pub struct Sleep {
     world: World,
     at: Duration,
@@ -508,7 +508,7 @@ mod tests {
         world.begin("it".to_owned(), Clock::right())
     }
 
-    /// Says something every second.
+    /// Spawns a task that logs `text` every second.
     fn speaker(world: &World, process: ProcessId, text: &'static str, log: &Log) {
         let (clock, log) = (world.clone(), log.clone());
         let speak = async move {
@@ -546,11 +546,11 @@ mod tests {
         speaker(&world, process, "tick", &log);
         world.after(Duration::from_millis(1500), move |world| world.kill(process));
         run(&world, Duration::from_secs(9));
-        world.spawn(process, async { panic!("it runs") }.boxed());
+        world.spawn(process, async { panic!("a task of a dead process ran") }.boxed());
         run(&world, Duration::from_secs(10));
         assert_eq!(log.lock().unwrap().len(), 1);
         world.end();
-        assert_eq!(Arc::strong_count(&log), 1, "somebody keeps a task of a dead process");
+        assert_eq!(Arc::strong_count(&log), 1, "a task of a dead process was not dropped");
     }
 
     #[test]

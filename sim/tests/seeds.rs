@@ -1,32 +1,39 @@
-//! Seeds that every build has to survive: those that found something once, and fresh ones.
+//! Seeds that must pass in every build: those that found a defect once, and fresh ones.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use steadfast_sim::explore::{Detour, pairs, single_calls, singles, small};
-use steadfast_sim::{Mode, Plan, run, shrink};
+use steadfast_sim::explore::{Deviation, pairs, single_calls, singles, small};
+use steadfast_sim::{Fault, Member, Mode, Plan, Role, run, shrink};
 
 const MODES: [Mode; 2] = [Mode::Sync, Mode::Async];
 
-/// How long fresh seeds are tried; `SIM_MINUTES` says otherwise.
+/// How long fresh seeds are run; overridden by `SIM_MINUTES`.
 const MINUTES: f64 = 2.0;
 
-/// Seeds that show a fault that there was, when it is put back in (`sim/mutations.toml`), and which
-/// one. What a seed stands for changes whenever a message more or less is sent; that each fault is
-/// still found is what `make mutants` shows.
+/// Seeds that found a defect, with the defect. The run of a seed changes with every change in the number
+/// of messages; `make mutants` verifies that each defect of `sim/mutations.toml` is still found.
 const FOUND: &[(Mode, u64, &str)] = &[
-    (Mode::Sync, 12, "whoever saved the model waited for a version of an earlier generation"),
-    (Mode::Sync, 291, "a manifest whose upload was cut short kept a job from ever starting"),
-    (Mode::Async, 5, "a trainer that was gone held the others up at the staleness gate"),
-    (Mode::Async, 117, "a late request kept a task until its deadline"),
-    (Mode::Sync, 1_795_313_661_163, "a job could go on from a future that it had left twice"),
-    (Mode::Async, 1_795_314_710_990, "a late request took a second slot, which nobody served"),
+    (Mode::Sync, 12, "the saver waited for a version of an earlier generation"),
+    (Mode::Sync, 291, "a truncated manifest kept a job from starting"),
+    (Mode::Async, 5, "a dead trainer blocked the others at the staleness gate"),
+    (Mode::Async, 117, "a delayed duplicate of a request held a task until its deadline"),
+    (
+        Mode::Sync,
+        1_795_313_661_163,
+        "a job could continue from a generation that it had abandoned twice",
+    ),
+    (
+        Mode::Async,
+        1_795_314_710_990,
+        "a delayed duplicate of a request claimed a second slot, which was not served",
+    ),
 ];
 
-fn see_it(plan: &Plan) -> String {
+fn replay_command(plan: &Plan) -> String {
     let (seed, mode) = (plan.seed, plan.mode_name());
-    format!("cargo run --release -p steadfast-sim -- --seed {seed} --mode {mode} --story")
+    format!("cargo run --release -p steadfast-sim -- --seed {seed} --mode {mode} --trace")
 }
 
 /// I1 … I10, I12
@@ -35,8 +42,21 @@ fn seeds_that_found_something_once_find_nothing() {
     for (mode, seed, what) in FOUND {
         let plan = Plan::of_seed(*mode, *seed);
         let outcome = run(&plan);
-        assert!(outcome.broken.is_empty(), "{what}\n{}\n{plan}{outcome}", see_it(&plan));
+        assert!(outcome.broken.is_empty(), "{what}\n{}\n{plan}{outcome}", replay_command(&plan));
     }
+}
+
+/// I1 … I10, I12: a job may have more slots than etcd takes conditions in a transaction.
+#[test]
+fn a_job_of_two_hundred_slots_survives_the_loss_of_one() {
+    let mut plan = small(Mode::Sync);
+    plan.shape.slots = 200;
+    plan.shape.pservers = 200;
+    let last = Member { role: Role::Pserver, number: 199 };
+    plan.faults = [3, 6].map(|second| (Duration::from_secs(second), Fault::Kill(last))).to_vec();
+    let outcome = run(&plan);
+    assert!(outcome.broken.is_empty(), "{plan}{outcome}");
+    assert!(2 <= outcome.generations, "{outcome}");
 }
 
 /// I1 … I10, I12, F42
@@ -68,18 +88,18 @@ fn fresh_seeds_find_nothing() {
     println!("{} jobs were simulated", jobs.into_inner());
     if let Some((plan, outcome)) = failed.into_inner().expect("no panic").first() {
         let smaller = shrink(plan, outcome);
-        panic!("{}\n{plan}{outcome}with less:\n{}", see_it(plan), smaller.plan);
+        panic!("{}\n{plan}{outcome}shrunk:\n{}", replay_command(plan), smaller.plan);
     }
 }
 
-/// Whatever decided what happens besides the seed would be a hole in every replay.
+/// Nothing but the seed may influence a run; otherwise it could not be replayed.
 #[test]
 fn a_seed_gives_the_same_run_each_time() {
     for seed in 1..=60 {
         for mode in MODES {
             let plan = Plan::of_seed(mode, seed);
             let (first, second) = (run(&plan), run(&plan));
-            assert_eq!(first, second, "{}", see_it(&plan));
+            assert_eq!(first, second, "{}", replay_command(&plan));
         }
     }
 }
@@ -90,8 +110,8 @@ fn seeds_differ_in_their_runs() {
     assert_ne!(digest(1), digest(2));
 }
 
-/// Takes each way, with its detours, on all threads.
-fn all_hold(plan: &Plan, routes: &[Vec<Detour>]) {
+/// Runs each list of deviations, on all threads.
+fn all_hold(plan: &Plan, routes: &[Vec<Deviation>]) {
     let (next, failed) = (AtomicU64::new(0), Mutex::new(Vec::new()));
     let threads = std::thread::available_parallelism().map_or(2, usize::from);
     std::thread::scope(|scope| {
@@ -110,8 +130,8 @@ fn all_hold(plan: &Plan, routes: &[Vec<Detour>]) {
     assert!(failed.is_empty(), "{} small job\n{}", plan.mode_name(), failed.join("\n"));
 }
 
-/// F25, F26: whatever becomes of whichever call. A first value that came twice, the second time late,
-/// once made a pserver forget its first step.
+/// F25, F26: every outcome of every single call. A delayed duplicate of an initial value once made a
+/// pserver lose its first step.
 #[test]
 fn no_single_call_that_breaks_or_comes_late_changes_anything() {
     for mode in MODES {
@@ -120,8 +140,8 @@ fn no_single_call_that_breaks_or_comes_late_changes_anything() {
     }
 }
 
-/// A crash, a pause, another order of tasks: one in some hundred of all places where each can be in a
-/// small job. `steadfast-sim --explore` tries every one.
+/// Crashes, pauses and other task orders, at every 149th of the possible places in a small job.
+/// `steadfast-sim --explore` runs all of them.
 #[test]
 fn single_detours_of_a_small_job_change_nothing() {
     for mode in MODES {
@@ -130,8 +150,8 @@ fn single_detours_of_a_small_job_change_nothing() {
     }
 }
 
-/// Two faults between the transactions that lock, slots and generations are made of: one in some
-/// hundred of all pairs. `steadfast-sim --explore --pairs` tries every one.
+/// Pairs of faults between the transactions that implement the lock, the slots and the generations: every
+/// 397th pair. `steadfast-sim --explore --pairs` runs all of them.
 ///
 /// I1, I5, I9, I12
 #[test]

@@ -1,4 +1,4 @@
-//! The ledger of a job, as `steadfast audit` proves it.
+//! Runs `steadfast audit` on the job of a test.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
@@ -7,12 +7,12 @@ use serde_json::Value;
 
 use crate::{Ended, program};
 
-/// Runs `steadfast audit --json`; returns its exit code and its answer.
+/// Runs `steadfast audit --json`; returns its exit code and its report.
 pub fn audit(etcd: &str, more: &[&str]) -> (i32, Value) {
     let ended = run_audit(etcd, &[&["--json"], more].concat());
     let answer = serde_json::from_str(&ended.stdout);
     let answer = answer.unwrap_or_else(|error| panic!("{error}: {ended:?}"));
-    (ended.code.expect("nobody killed it"), answer)
+    (ended.code.expect("no signal ended it"), answer)
 }
 
 /// Runs `steadfast audit`.

@@ -1,25 +1,26 @@
-//! Certificates for the processes of a test, as an operator makes them.
+//! TLS certificates for the processes of a test, made with `steadfast certs`.
 
 use std::path::PathBuf;
 use std::process::Command;
 
 use crate::{Scene, program};
 
-/// A folder of certificates: one authority, and each role's own.
+/// A folder with a certificate authority and one certificate per role.
 #[derive(Clone, Debug)]
 pub struct Certificates {
     folder: PathBuf,
 }
 
 impl Certificates {
-    /// Has `steadfast certs` make them in a folder of the scene. Members of etcd are on loopback.
+    /// Creates certificates in a folder of the scene with `steadfast certs`. The etcd members listen on
+    /// loopback.
     pub fn make(scene: &Scene, name: &str) -> Self {
         let made = Self { folder: scene.path(name) };
         made.run(&["init", "--etcd-host", "127.0.0.1"]);
         made
     }
 
-    /// Has them made anew by the same authority.
+    /// Renews the certificates with the same authority.
     pub fn renew(&self) {
         self.run(&["renew"]);
     }
@@ -31,12 +32,12 @@ impl Certificates {
         assert!(output.status.success(), "{output:?}");
     }
 
-    /// The folder for `--tls` of a role.
+    /// Returns the folder for `--tls` of a role.
     pub fn of(&self, role: &str) -> PathBuf {
         self.folder.join(role)
     }
 
-    /// A file of a role's folder.
+    /// Returns the path of a file in the folder of a role.
     pub fn file(&self, role: &str, name: &str) -> String {
         self.of(role).join(name).display().to_string()
     }

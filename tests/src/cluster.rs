@@ -1,4 +1,4 @@
-//! A job whose processes a test starts one by one, on a real etcd.
+//! A job on a real etcd whose processes are started one by one by a test.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Output};
@@ -12,19 +12,19 @@ use steadfast_coord::{Entry, Etcd, EtcdOptions};
 use tokio::runtime::Runtime;
 
 use crate::{
-    Answer, Certificates, Ended, EtcdServer, Job, Process, Scene, eventually, free_address, get,
+    Certificates, Ended, EtcdServer, HttpReply, Job, Process, Scene, eventually, free_address, get,
     program,
 };
 
-/// Longest time that a process may take to leave.
+/// Longest time that a process may take to exit.
 const LEAVE_MAX: Duration = Duration::from_secs(60);
 
-/// What opens the admin ports of a cluster with certificates.
+/// Bearer token for the admin ports of a cluster with certificates.
 pub const TOKEN: &str = "canary-token-0d5e6f1a";
 
 const TOKEN_FILE: &str = "token";
 
-/// The settings of a cluster by hand.
+/// A job on a real etcd, and the settings of its processes.
 #[derive(Debug)]
 pub struct Cluster<'a> {
     scene: &'a Scene,
@@ -49,12 +49,12 @@ pub struct Member {
 }
 
 impl<'a> Cluster<'a> {
-    /// Starts a real etcd for a job with that many slots.
+    /// Starts a real etcd for a job with `pservers` slots.
     pub fn new(scene: &'a Scene, job: &Job, pservers: u32, lease_ttl: &str) -> Self {
         Self::on(scene, job, pservers, lease_ttl, None)
     }
 
-    /// The same with certificates, also towards etcd.
+    /// As [`Cluster::new`], with TLS between all processes and etcd.
     pub fn secured(
         scene: &'a Scene,
         job: &Job,
@@ -105,7 +105,7 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// Keeps what the job saves at this URL, which needs these variables.
+    /// Sets the store URL of the job, and the environment variables that the store needs.
     pub fn with_store(mut self, url: &str, environment: &[(&str, &str)]) -> Self {
         self.store = url.to_owned();
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
@@ -134,7 +134,7 @@ impl<'a> Cluster<'a> {
         self.member(name, "trainer", &[])
     }
 
-    /// One of our programs, with what it needs to reach the store.
+    /// Returns a command for one of the programs, with the environment of the store.
     pub fn command(&self, program_name: &str) -> Command {
         let mut command = self.scene.command(&program(program_name));
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
@@ -155,12 +155,12 @@ impl<'a> Cluster<'a> {
         Member { admin, process: Process::start(self.scene.folder(), name, &mut command) }
     }
 
-    /// Runs `steadfast` with these words, as an administrator.
+    /// Runs `steadfast` with these arguments, as an administrator.
     pub fn steadfast(&self, args: &[&str]) -> Output {
         self.tool(args).output().expect("the program starts")
     }
 
-    /// `steadfast` with these words, as an administrator.
+    /// Returns a command for `steadfast` with these arguments, as an administrator.
     pub fn tool(&self, args: &[&str]) -> Command {
         let mut command = self.command("steadfast");
         command.args(args).args(["--job", &self.spec.name, "--etcd-endpoints", &self.etcd.url()]);
@@ -185,17 +185,17 @@ impl<'a> Cluster<'a> {
         self.get(key).map(|entry| entry.json().expect("values are JSON"))
     }
 
-    /// The admin port of the master that acts, once one does.
+    /// Waits for an acting master; returns its admin address.
     pub fn acting(&self) -> String {
         eventually("a master acts", || self.acting_now())
     }
 
-    /// The admin port of the master that acts, if one does.
+    /// Returns the admin address of the acting master, if any.
     pub fn acting_now(&self) -> Option<String> {
         Some(self.value(&self.keys.master_addr())?["admin"].as_str()?.to_owned())
     }
 
-    /// Waits until the acting master tells such a status.
+    /// Waits until the status of the acting master meets a condition.
     #[track_caller]
     pub fn until(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
         eventually(what, || {
@@ -204,7 +204,7 @@ impl<'a> Cluster<'a> {
         })
     }
 
-    /// What the acting master tells; with certificates, by the command line.
+    /// Returns the status of the acting master; with certificates, through the command line.
     fn status(&self) -> Option<Value> {
         let acting = self.acting_now()?;
         let text = match &self.certificates {
@@ -214,7 +214,7 @@ impl<'a> Cluster<'a> {
         serde_json::from_str(&text).ok()
     }
 
-    /// Waits until that many steps are done.
+    /// Waits until `step` steps are done.
     #[track_caller]
     pub fn until_step(&self, step: u64) {
         self.until(&format!("step {step} is done"), |it| it["version"].as_u64() >= Some(step));
@@ -228,22 +228,22 @@ impl<'a> Cluster<'a> {
 }
 
 impl Member {
-    /// Asks its admin port.
-    pub fn ask(&self, path: &str) -> Option<Answer> {
+    /// Sends a GET request to the admin port.
+    pub fn ask(&self, path: &str) -> Option<HttpReply> {
         get(&self.admin, path)
     }
 
-    /// Whether it says that it can do its work.
+    /// Returns whether the process reports that it is ready.
     pub fn is_ready(&self) -> bool {
         self.ask("/readyz").is_some_and(|it| it.code == 200)
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the process.
     pub fn signal(&self, signal: Signal) {
         self.process.signal(signal);
     }
 
-    /// Waits for its end.
+    /// Waits until the process exits.
     #[track_caller]
     pub fn end(&mut self) -> Ended {
         let ended = self.process.end(LEAVE_MAX);

@@ -1,4 +1,5 @@
-//! The compose file of `deploy`, brought up under a name of its own and taken down with the test.
+//! The deployment of `deploy/compose.yaml`, started under a separate project name and removed after the
+//! test.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,22 +11,22 @@ use serde_json::Value;
 
 use crate::{Job, Scene, examples, program};
 
-/// Images that the deployment needs, but for etcd; and for the store, of which the test has one of its own.
+/// Images of the deployment except etcd, and the image of the test store.
 const IMAGES: [&str; 2] = ["debian:bookworm-slim", "motoserver/moto:5.1.0"];
 
-/// The first that can be had is taken: what the deployment names, or an older one.
+/// Images of etcd in order of preference: the one of the deployment, then an older one.
 const ETCD_IMAGES: [&str; 2] = ["quay.io/coreos/etcd:v3.6.14", "quay.io/coreos/etcd:v3.5.16"];
 
-/// Our image, of programs that were built outside.
+/// Tag of the image with the already built programs.
 const IMAGE: &str = "steadfast:test";
 const PROGRAMS_IMAGE: &str = "steadfast-programs:test";
 const PROGRAMS: [&str; 4] =
     ["steadfast", "steadfast-master", "steadfast-pserver", "steadfast-trainer"];
 
-/// Longest wait for an image that is not there.
+/// Timeout for pulling an image.
 const PULL_MAX: &str = "60s";
 
-/// Replaces the store by a server that is made for tests.
+/// Compose override that replaces the store with a test server.
 const STORE: &str = "
 services:
   store:
@@ -41,7 +42,7 @@ services:
           u.urlopen(u.Request('http://127.0.0.1:3900/steadfast', method='PUT'))
 ";
 
-/// A deployment that is up.
+/// A running deployment.
 #[derive(Debug)]
 pub struct Deployment {
     project: String,
@@ -56,14 +57,14 @@ pub struct Deployment {
 pub struct Container {
     pub id: String,
     pub service: String,
-    /// As the host sees it.
+    /// Process id on the host.
     pub pid: i32,
     pub address: String,
 }
 
 impl Deployment {
-    /// Makes the image and brings a job up. None, with a message, where no Docker engine answers, or it
-    /// cannot have the images.
+    /// Builds the image and starts a job. Returns `None`, with a message, if Docker or an image is not
+    /// available.
     pub fn up(scene: &Scene, job: &Job) -> Option<Self> {
         let etcd_image = match can_be_had() {
             Ok(image) => image,
@@ -74,7 +75,7 @@ impl Deployment {
         };
         make_image(scene);
         let jobs = scene.path("jobs");
-        fs::create_dir_all(jobs.join("data")).expect("the test's folder can be written to");
+        fs::create_dir_all(jobs.join("data")).expect("the folder of the test is writable");
         for entry in fs::read_dir(examples().join("data")).expect("the examples have data") {
             let path = entry.expect("it can be listed").path();
             let name = path.file_name().expect("it has a name");
@@ -82,7 +83,7 @@ impl Deployment {
         }
         let outside = format!("{}/", examples().join("data").display());
         fs::write(jobs.join(format!("{}.toml", job.name)), job.text.replace(&outside, "data/"))
-            .expect("the test's folder can be written to");
+            .expect("the folder of the test is writable");
         let deploy = examples().join("../deploy/compose.yaml");
         let deployment = Self {
             project: format!("steadfast-test-{}", std::process::id()),
@@ -95,7 +96,7 @@ impl Deployment {
         Some(deployment)
     }
 
-    /// Runs `docker compose`; gives back what it printed.
+    /// Runs `docker compose`; returns its stdout.
     #[track_caller]
     pub fn compose(&self, args: &[&str]) -> String {
         said(&self.try_compose(args), args)
@@ -112,7 +113,7 @@ impl Deployment {
         command.args(args).stdin(Stdio::null()).output().expect("docker starts")
     }
 
-    /// Has `deploy/chaos.sh` disturb the deployment; gives back what it says.
+    /// Runs `deploy/chaos.sh` on the deployment; returns its output.
     #[track_caller]
     pub fn disturb(&self, rounds: u32) -> String {
         let mut command = Command::new("sh");
@@ -122,14 +123,14 @@ impl Deployment {
         said(&output, &["chaos"])
     }
 
-    /// What `steadfast` says as an administrator, if it can.
+    /// Runs `steadfast` as an administrator; returns its JSON output, if it succeeds.
     pub fn steadfast(&self, args: &[&str]) -> Option<Value> {
         let run = ["run", "--rm", "--no-deps", "-T", "admin", "steadfast"];
         let output = self.try_compose(&[&run, args].concat());
         serde_json::from_slice(&output.stdout).ok()
     }
 
-    /// The containers of a service that run.
+    /// Returns the running containers of a service.
     pub fn running(&self, service: &str) -> Vec<Container> {
         let listed = self.compose(&["ps", "--quiet", "--status", "running", service]);
         listed.lines().filter_map(|id| self.inspect(id, service)).collect()
@@ -151,7 +152,7 @@ impl Deployment {
         })
     }
 
-    /// The codes that the containers of a service ended with; none while one runs.
+    /// Returns the exit codes of the containers of a service; `None` while one is running.
     pub fn exit_codes(&self, service: &str) -> Option<Vec<i64>> {
         let ids = self.compose(&["ps", "--quiet", "--all", service]);
         let code = |id: &str| -> Option<i64> {
@@ -163,7 +164,7 @@ impl Deployment {
         ids.lines().map(code).collect()
     }
 
-    /// The network that all containers are on.
+    /// Returns the network of all containers.
     pub fn network(&self) -> String {
         format!("{}_inside", self.project)
     }
@@ -184,13 +185,14 @@ impl Drop for Deployment {
 }
 
 impl Container {
-    /// Kills its process from the host, as the kernel kills when memory is short. To kill it by
-    /// `docker kill` would count as somebody's wish that it be stopped.
+    /// Kills the process from the host, as the OOM killer does. Docker does not restart a container after
+    /// `docker kill`.
     pub fn kill(&self) {
-        kill(Pid::from_raw(self.pid), Signal::SIGKILL).expect("it runs, and we may");
+        kill(Pid::from_raw(self.pid), Signal::SIGKILL)
+            .expect("the process runs, and this user may kill it");
     }
 
-    /// Runs a command in its network.
+    /// Runs a command in the network namespace of the container.
     #[track_caller]
     pub fn in_its_network(&self, command: &[&str]) {
         let mut entered = Command::new("nsenter");
@@ -200,7 +202,7 @@ impl Container {
     }
 }
 
-/// Runs `docker`, which must do what it is asked.
+/// Runs `docker`, which must succeed.
 #[track_caller]
 pub fn docker(args: &[&str]) -> Output {
     let output = Command::new("docker").args(args).stdin(Stdio::null()).output();
@@ -209,27 +211,27 @@ pub fn docker(args: &[&str]) -> Output {
     output
 }
 
-/// Whether the images are here; which one of etcd's.
+/// Checks that all images are available; returns the etcd image to use.
 fn can_be_had() -> Result<&'static str, String> {
     let runs = |args: &[&str]| {
         let output = Command::new("docker").args(args).stdin(Stdio::null()).output();
         output.is_ok_and(|it| it.status.success())
     };
     if !runs(&["info"]) {
-        return Err("no Docker engine answers".to_owned());
+        return Err("the Docker engine does not answer".to_owned());
     }
     if !runs(&["compose", "version"]) {
-        return Err("docker has no `compose`".to_owned());
+        return Err("docker has no `compose` command".to_owned());
     }
     let is_here = |image: &str| runs(&["image", "inspect", image]);
     for image in IMAGES {
         if !is_here(image) && !pull(image) {
-            return Err(format!("the image {image} is not here and cannot be pulled"));
+            return Err(format!("the image {image} is not available locally and cannot be pulled"));
         }
     }
     let here = ETCD_IMAGES.into_iter().find(|image| is_here(image));
     let etcd = here.or_else(|| ETCD_IMAGES.into_iter().find(|image| pull(image)));
-    etcd.ok_or_else(|| "no image of etcd is here or can be pulled".to_owned())
+    etcd.ok_or_else(|| "no etcd image is available locally or can be pulled".to_owned())
 }
 
 fn pull(image: &str) -> bool {
@@ -238,13 +240,13 @@ fn pull(image: &str) -> bool {
     command.output().is_ok_and(|it| it.status.success())
 }
 
-/// Makes our image as `deploy/Dockerfile` says, of the programs that are built already.
+/// Builds the image of `deploy/Dockerfile` from the already built programs.
 fn make_image(scene: &Scene) {
     let folder = scene.path("image/programs");
-    fs::create_dir_all(&folder).expect("the test's folder can be written to");
+    fs::create_dir_all(&folder).expect("the folder of the test is writable");
     for name in PROGRAMS {
         let (from, to) = (program(name), folder.join(name));
-        // Line tables are three quarters of it.
+        // Debug line tables are three quarters of the size.
         let stripped = Command::new("strip").arg("-o").arg(&to).arg(&from).status();
         if !stripped.is_ok_and(|it| it.success()) {
             fs::copy(&from, &to).expect("it can be copied");

@@ -1,4 +1,4 @@
-//! A real etcd, or the embedded one as a process, for one scene.
+//! An etcd process for one scene: a real etcd or the embedded one.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -11,19 +11,19 @@ use nix::unistd::Pid;
 
 use crate::{Certificates, Process, Scene, program, within};
 
-/// Ports that are chosen beforehand. Linux gives none of them to whoever asks for any, as connections
-/// do, so nobody takes one between our choice and the process that is to listen there.
+/// Ports chosen before a process listens on them. They are outside of the ephemeral range of Linux, so no
+/// outgoing connection takes one in between.
 const PORTS: std::ops::Range<u16> = 20_000..32_000;
 
-/// How far apart processes of tests begin to choose.
+/// Distance between the first ports of two test processes.
 const PORTS_OF_PROCESS: u32 = 211;
 
-/// Another process may take a port between our finding it free and etcd's binding it.
+/// Another process may take a free port before etcd binds it.
 const PORTS_TRIED: u32 = 5;
-/// Longest time until an etcd that was started answers.
+/// Longest time until a started etcd answers.
 pub(crate) const START_MAX: Duration = Duration::from_secs(30);
 
-/// An etcd that is killed when this is dropped.
+/// An etcd process that is killed on drop.
 #[derive(Debug)]
 pub struct EtcdServer {
     process: Process,
@@ -32,12 +32,12 @@ pub struct EtcdServer {
 }
 
 impl EtcdServer {
-    /// Starts an empty real etcd, which is quick because it leaves it to the system when to write.
+    /// Starts an empty real etcd without fsync, which is fast.
     pub fn real(scene: &Scene) -> Self {
         Self::start_real(scene, None, &["--unsafe-no-fsync"])
     }
 
-    /// The same, for none but those who have certificates of that authority.
+    /// As [`EtcdServer::real`], with mutual TLS.
     pub fn secured(scene: &Scene, certificates: &Certificates) -> Self {
         let file = |name| certificates.file("etcd", name);
         let (ca, certificate, key) = (file("ca.crt"), file("tls.crt"), file("tls.key"));
@@ -46,7 +46,7 @@ impl EtcdServer {
         Self::start_real(scene, Some(certificates.clone()), &more)
     }
 
-    /// Starts an empty real etcd as people run it: what it answered is on the disk.
+    /// Starts an empty real etcd with fsync, as in production.
     pub fn durable(scene: &Scene) -> Self {
         Self::start_real(scene, None, &[])
     }
@@ -100,25 +100,25 @@ impl EtcdServer {
         panic!("etcd ended at its start {PORTS_TRIED} times");
     }
 
-    /// Its URL.
+    /// Returns the URL.
     pub fn url(&self) -> String {
         format!("{}://{}", scheme(self.certificates.as_ref()), self.address)
     }
 
-    /// Stops or resumes it.
+    /// Stops or resumes the process.
     pub fn signal(&self, signal: Signal) {
         self.process.signal(signal);
     }
 
-    /// Asks it by `etcdctl`.
+    /// Runs `etcdctl`; returns its stdout.
     pub fn ctl(&self, args: &[&str]) -> String {
         self.ctl_as("admin", args).unwrap_or_else(|said| panic!("{args:?}: {said}"))
     }
 
-    /// The same with the certificate of a role; what it printed, if it was refused.
+    /// Runs `etcdctl` with the certificate of a role.
     ///
     /// # Errors
-    /// What it said.
+    /// The stderr of `etcdctl`, if it failed.
     pub fn ctl_as(&self, role: &str, args: &[&str]) -> Result<String, String> {
         let mut command = etcdctl_command(&self.url());
         if let Some(certificates) = &self.certificates {
@@ -129,13 +129,13 @@ impl EtcdServer {
         answer(command.args(args))
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub fn pid(&self) -> Pid {
         self.process.pid()
     }
 }
 
-/// Asks an etcd by `etcdctl`, and returns what that printed.
+/// Runs `etcdctl` on an etcd; returns its stdout.
 pub fn etcdctl(url: &str, args: &[&str]) -> String {
     answer(etcdctl_command(url).args(args)).unwrap_or_else(|said| panic!("{args:?}: {said}"))
 }
@@ -158,7 +158,7 @@ fn scheme(certificates: Option<&Certificates>) -> &'static str {
     if certificates.is_some() { "https" } else { "http" }
 }
 
-/// A command that writes all changes below a prefix since a revision, and goes on for ever.
+/// Returns a command that prints all changes below a prefix since a revision and does not end.
 pub fn watch_command(scene: &Scene, urls: &str, prefix: &str, first: i64) -> Command {
     let mut command = scene.command(&find("etcdctl", "etcd-client"));
     command.env("ETCDCTL_API", "3").args(["--endpoints", urls]);
@@ -166,7 +166,7 @@ pub fn watch_command(scene: &Scene, urls: &str, prefix: &str, first: i64) -> Com
     command
 }
 
-/// The path of an installed program, or a failure that says what to install.
+/// Returns the path of an installed program; panics with the package to install if it is missing.
 pub(crate) fn find(name: &str, package: &str) -> PathBuf {
     let folders = std::env::var("PATH").unwrap_or_default();
     folders
@@ -177,7 +177,7 @@ pub(crate) fn find(name: &str, package: &str) -> PathBuf {
         .unwrap_or_else(|| panic!("{name} is not installed: install the package {package}"))
 }
 
-/// An address on loopback that nobody listens on right now.
+/// Returns a loopback address with a port that is currently free.
 pub fn free_address() -> SocketAddr {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let first = std::process::id().wrapping_mul(PORTS_OF_PROCESS);

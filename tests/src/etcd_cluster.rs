@@ -1,4 +1,4 @@
-//! A real etcd of one or several members, each of which can be killed, stopped and started again.
+//! A real etcd of one or several members, each of which can be killed, stopped and restarted.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -10,21 +10,21 @@ use serde_json::Value;
 use crate::etcd::{START_MAX, find, free_address};
 use crate::{Process, Scene, within};
 
-/// Another process may take a port between our finding it free and etcd's binding it.
+/// Another process may take a free port before etcd binds it.
 const CLUSTERS_TRIED: u32 = 5;
 
-/// What fills a store: values of nearly the largest size that etcd takes.
+/// Size of the values that fill the database, close to the request limit of etcd.
 const FILLER_BYTES: usize = 1 << 20;
 const FILLER_PREFIX: &str = "/filler/";
 
-/// How much an etcd holds before it refuses to take more.
+/// Backend quota of etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quota {
     Default,
     Bytes(u64),
 }
 
-/// The members of an etcd. They are killed when this is dropped.
+/// The members of an etcd. They are killed on drop.
 #[derive(Debug)]
 pub struct EtcdCluster<'a> {
     scene: &'a Scene,
@@ -32,19 +32,19 @@ pub struct EtcdCluster<'a> {
     quota: Quota,
 }
 
-/// One member: its place stays the same over all its lives.
+/// One member: its data and its ports stay the same over restarts.
 #[derive(Debug)]
 struct EtcdMember {
     name: String,
     client: SocketAddr,
     peer: SocketAddr,
-    /// Lives so far.
+    /// Number of starts so far.
     starts: u32,
     process: Option<Process>,
 }
 
 impl<'a> EtcdCluster<'a> {
-    /// Starts an empty etcd of that many members, and waits until it answers.
+    /// Starts an empty etcd with `members` members, and waits until it answers.
     pub fn start(scene: &'a Scene, members: usize, quota: Quota) -> Self {
         for attempt in 0..CLUSTERS_TRIED {
             let members = (0..members).map(|index| EtcdMember {
@@ -66,25 +66,25 @@ impl<'a> EtcdCluster<'a> {
                 return cluster;
             }
         }
-        panic!("etcd ended at its start {CLUSTERS_TRIED} times");
+        panic!("etcd did not start in {CLUSTERS_TRIED} attempts");
     }
 
-    /// How many members it has.
+    /// Returns the number of members.
     pub fn len(&self) -> usize {
         self.members.len()
     }
 
-    /// Whether it has no member, which never is.
+    /// Returns whether there are no members; always false.
     pub fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
 
-    /// The URL of each member.
+    /// Returns the URL of each member.
     pub fn urls(&self) -> Vec<String> {
         self.members.iter().map(|it| format!("http://{}", it.client)).collect()
     }
 
-    /// Starts those that do not run, each with the data and the ports that it had.
+    /// Starts all members that are not running, with their data and ports.
     pub fn start_missing(&mut self) {
         for index in 0..self.members.len() {
             let is_running = self.members[index].process.as_mut().is_some_and(Process::is_running);
@@ -109,7 +109,7 @@ impl<'a> EtcdCluster<'a> {
         command.arg("--data-dir").arg(self.scene.path(&format!("{}-data", member.name)));
         command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
         command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
-        // A killed process loses nothing that the kernel has, so no disk has to be waited for.
+        // The page cache survives a killed process, so fsync is not needed.
         command.args(["--unsafe-no-fsync", "--log-level=error"]);
         if let Quota::Bytes(bytes) = self.quota {
             command.arg(format!("--quota-backend-bytes={bytes}"));
@@ -121,29 +121,29 @@ impl<'a> EtcdCluster<'a> {
         self.members.iter_mut().all(|it| it.process.as_mut().is_some_and(Process::is_running))
     }
 
-    /// Kills a member without a word.
+    /// Kills a member with SIGKILL.
     pub fn kill(&mut self, index: usize) {
         self.members[index].process = None;
     }
 
-    /// Kills all members without a word.
+    /// Kills all members with SIGKILL.
     pub fn kill_all(&mut self) {
         self.members.iter_mut().for_each(|it| it.process = None);
     }
 
-    /// Stops or resumes a member, if it runs.
+    /// Stops or resumes a member, if it is running.
     pub fn signal(&mut self, index: usize, signal: Signal) {
         if let Some(process) = &mut self.members[index].process {
             process.signal_if_running(signal);
         }
     }
 
-    /// Stops or resumes all members that run.
+    /// Stops or resumes all running members.
     pub fn signal_all(&mut self, signal: Signal) {
         (0..self.len()).for_each(|index| self.signal(index, signal));
     }
 
-    /// Which member leads, if a member says so of itself.
+    /// Returns the member that reports itself as leader, if any.
     pub fn leader(&self) -> Option<usize> {
         self.statuses().iter().position(|status| match status {
             Some(status) => !status["leader"].is_null() && status["leader"] == *id(status),
@@ -151,7 +151,7 @@ impl<'a> EtcdCluster<'a> {
         })
     }
 
-    /// Hands the lead to the next member that answers; returns it.
+    /// Transfers leadership to the next member that answers; returns it.
     pub fn move_leader(&self) -> Option<usize> {
         let (from, statuses) = (self.leader()?, self.statuses());
         let to = (1..self.len())
@@ -162,7 +162,7 @@ impl<'a> EtcdCluster<'a> {
         Some(to)
     }
 
-    /// What each member says of itself; nothing of those that do not answer.
+    /// Returns the status of each member; `None` for members that do not answer.
     fn statuses(&self) -> Vec<Option<Value>> {
         let status = |url: String| {
             let text = self.try_ctl(&[url], &["endpoint", "status", "-w", "json"])?;
@@ -172,25 +172,25 @@ impl<'a> EtcdCluster<'a> {
         self.urls().into_iter().map(status).collect()
     }
 
-    /// Its present revision, if a member answers.
+    /// Returns the current revision, if a member answers.
     pub fn revision(&self) -> Option<i64> {
         let statuses = self.statuses();
         let revisions = statuses.iter().flatten().map(|it| it["header"]["revision"].as_i64());
         revisions.max().flatten()
     }
 
-    /// What a key holds, if it holds something and a member answers.
+    /// Returns the value of a key, if it is not empty and a member answers.
     pub fn value(&self, key: &str) -> Option<String> {
         let text = self.try_ctl(&self.urls(), &["get", "--print-value-only", key])?;
         (!text.is_empty()).then_some(text)
     }
 
-    /// Drops the history before a revision; says whether that went well.
+    /// Compacts the history before a revision; returns whether it succeeded.
     pub fn compact(&self, revision: i64) -> bool {
         self.try_ctl(&self.urls(), &["compact", &revision.to_string()]).is_some()
     }
 
-    /// Puts `mark`, and then values until there is no space left; says whether it came to that.
+    /// Puts `mark`, and then values until there is no space left; returns whether the quota was reached.
     pub fn fill(&self, mark: &str) -> bool {
         if self.try_ctl(&self.urls(), &["put", mark, ""]).is_none() {
             return false;
@@ -214,27 +214,26 @@ impl<'a> EtcdCluster<'a> {
         self.is_full()
     }
 
-    /// Whether it refuses to take more.
+    /// Returns whether etcd has raised the NOSPACE alarm.
     pub fn is_full(&self) -> bool {
         self.try_ctl(&self.urls(), &["alarm", "list"]).is_some_and(|it| it.contains("NOSPACE"))
     }
 
-    /// Deletes what fills it, and `mark` after that. It may be tried again.
+    /// Deletes the filler values, then `mark`. Can be retried.
     pub fn empty(&self, mark: &str) -> bool {
         let delete = |args: &[&str]| self.try_ctl(&self.urls(), &[&["del"], args].concat());
         delete(&["--prefix", FILLER_PREFIX]).and_then(|_| delete(&[mark])).is_some()
     }
 
-    /// Drops all history before a revision, when what filled it was deleted; gives the space back,
-    /// and ends the alarm. It may be tried again.
+    /// Compacts the history before a revision, defragments, and disarms the alarm. Can be retried.
     pub fn reclaim(&self, revision: i64) -> bool {
         let ctl = |args: &[&str]| self.try_ctl(&self.urls(), args);
-        // If it was done before, this fails and the rest may still have to be done.
+        // Fails if the history is already compacted; the steps below may still be needed.
         self.compact(revision);
         ctl(&["defrag"]).and_then(|_| ctl(&["alarm", "disarm"])).is_some() && !self.is_full()
     }
 
-    /// Asks by `etcdctl`; nothing if the answer is an error or does not come soon.
+    /// Runs `etcdctl`; returns `None` on an error or a timeout.
     fn try_ctl(&self, urls: &[String], args: &[&str]) -> Option<String> {
         let output = ctl_command(urls, args).output().expect("etcdctl starts");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -1,4 +1,4 @@
-//! What happened in an etcd, revision by revision.
+//! The history of an etcd, revision by revision.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,25 +10,25 @@ use steadfast_audit::history::{Change, Revision, etcdctl};
 use crate::etcd::watch_command;
 use crate::{Process, Scene, within};
 
-/// Writes down what happens below a prefix. It outlives members of etcd that die or stop.
+/// Records all changes below a prefix, also across failures of etcd members.
 #[derive(Debug)]
 pub struct Recorder<'a> {
     scene: &'a Scene,
     urls: String,
     prefix: String,
-    /// A watch, and the bytes of its output that were read.
+    /// The watch process, and the number of bytes of its output that were read.
     watch: Process,
     read: u64,
-    /// A line of it that is not whole yet.
+    /// An incomplete line of the output.
     rest: String,
     starts: u32,
-    /// All whole lines so far.
+    /// All complete lines so far.
     lines: String,
     revisions: BTreeMap<i64, Vec<Change>>,
 }
 
 impl<'a> Recorder<'a> {
-    /// Begins with what was first put below `prefix`. Nothing may have been compacted.
+    /// Starts with the first change below `prefix`. The history must not be compacted.
     pub fn start(scene: &'a Scene, urls: &[String], prefix: &str) -> Self {
         let (urls, prefix) = (urls.join(","), prefix.to_owned());
         let watch = start_watch(scene, &urls, &prefix, 1, 1);
@@ -36,29 +36,29 @@ impl<'a> Recorder<'a> {
         Self { scene, urls, prefix, watch, read: 0, rest, starts: 1, lines, revisions }
     }
 
-    /// What was seen so far, in its order.
+    /// Returns the changes so far, in order.
     pub fn changes(&self) -> impl Iterator<Item = &Change> {
         self.revisions.values().flatten()
     }
 
-    /// The last change of a key, and its revision.
+    /// Returns the last change of a key, and its revision.
     pub fn last_of(&self, key: &str) -> Option<(i64, &Change)> {
         let all = self.revisions.iter().rev();
         let mut of_key = all.flat_map(|(at, changes)| changes.iter().map(|it| (*at, it)));
         of_key.find(|(_, change)| change.key == key)
     }
 
-    /// What was seen so far, as `etcdctl watch` wrote it.
+    /// Returns the output of `etcdctl watch` so far.
     pub fn lines(&self) -> &str {
         &self.lines
     }
 
-    /// The last revision that was seen.
+    /// Returns the last recorded revision.
     pub fn last(&self) -> i64 {
         self.revisions.keys().next_back().copied().unwrap_or_default()
     }
 
-    /// Reads on; returns the changes that are new.
+    /// Reads new output; returns the new changes.
     pub fn look(&mut self) -> Vec<Change> {
         let ended = !self.watch.is_running();
         let mut text = std::mem::take(&mut self.rest);
@@ -79,7 +79,7 @@ impl<'a> Recorder<'a> {
         new
     }
 
-    /// A watch ends when it cannot go on; another one begins where it ended.
+    /// Restarts the watch after an error, from the last recorded revision.
     fn go_on(&mut self) {
         let said = self.watch.stderr();
         assert!(!said.contains("compacted"), "history was compacted before it was seen: {said}");
@@ -95,10 +95,10 @@ fn start_watch(scene: &Scene, urls: &str, prefix: &str, first: i64, number: u32)
     Process::start(scene.folder(), &format!("watch-{number}"), &mut command)
 }
 
-/// All changes below `prefix` up to a revision. Nothing may have been compacted.
+/// Returns all changes below `prefix` up to a revision. The history must not be compacted.
 pub fn history(scene: &Scene, url: &str, prefix: &str, last: i64) -> Vec<Revision> {
     let mut recorder = Recorder::start(scene, &[url.to_owned()], prefix);
-    within(Duration::from_secs(30), "the history was read", || {
+    within(Duration::from_secs(30), "the history is read", || {
         recorder.look();
         (last <= recorder.last()).then_some(())
     });

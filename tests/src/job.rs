@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 
 use crate::Scene;
 
-/// The folder of the examples.
+/// Returns the folder of the examples.
 pub fn examples() -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
-    folder.canonicalize().expect("the examples are there")
+    folder.canonicalize().expect("the examples exist")
 }
 
-/// The text of a job file.
+/// A job file.
 #[derive(Clone, Debug)]
 pub struct Job {
     pub name: String,
@@ -19,16 +19,16 @@ pub struct Job {
 }
 
 impl Job {
-    /// An example as it is, but for the path of its data.
+    /// Returns an example with an absolute path to its data.
     pub fn example(name: &str) -> Self {
         let path = examples().join(format!("{name}.toml"));
-        let text = fs::read_to_string(path).expect("the example is there");
+        let text = fs::read_to_string(path).expect("the example exists");
         let data = examples().join("data");
         let text = text.replace("\"data/", &format!("\"{}/", data.display()));
         Self { name: name.to_owned(), text }
     }
 
-    /// The synchronous digits with a small model: 360 steps, about a second.
+    /// Returns the synchronous digits job with a small model: 360 steps, about a second.
     pub fn small() -> Self {
         Self::example("digits")
             .with("passes = 120", "passes = 30")
@@ -36,7 +36,7 @@ impl Job {
             .with("decay_steps = 1400", "decay_steps = 340")
     }
 
-    /// A longer one, with a checkpoint every 200 of its 3 600 steps.
+    /// Returns a longer job of 3 600 steps, with a checkpoint every 200.
     pub fn long() -> Self {
         Self::example("digits")
             .with("passes = 120", "passes = 300")
@@ -45,17 +45,17 @@ impl Job {
             .with("every = \"10s\"", "every_steps = 200")
     }
 
-    /// One that no test sees the end of.
+    /// Returns a job that runs longer than any test.
     pub fn endless() -> Self {
         Self::long().with("passes = 300", "passes = 300000")
     }
 
-    /// The asynchronous digits.
+    /// Returns the asynchronous digits job.
     pub fn asynchronous() -> Self {
         Self::example("digits-async")
     }
 
-    /// Replaces a piece of the text that must be there.
+    /// Replaces a text that must occur in the job file.
     #[track_caller]
     pub fn with(mut self, old: &str, new: &str) -> Self {
         assert!(self.text.contains(old), "the job file has no `{old}`");
@@ -63,7 +63,7 @@ impl Job {
         self
     }
 
-    /// Writes it into a scene.
+    /// Writes the job file to a scene.
     pub fn write(&self, scene: &Scene) -> PathBuf {
         scene.write(&format!("{}.toml", self.name), &self.text)
     }

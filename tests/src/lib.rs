@@ -1,6 +1,6 @@
-//! What tests over whole clusters share: the built programs, a scene for each test that takes
-//! everything down with it, job files, runs of `steadfast local`, a real etcd, and worlds in which
-//! a job meets a schedule of faults.
+//! Shared code of the tests of whole clusters: the built programs, a scene per test that cleans up all
+//! processes, job files, runs of `steadfast local`, a real etcd, and worlds that run a job under a fault
+//! schedule.
 
 mod audit;
 mod certificates;
@@ -30,7 +30,7 @@ pub use containers::{Container, Deployment, docker};
 pub use etcd::{EtcdServer, etcdctl, free_address};
 pub use etcd_cluster::{EtcdCluster, Quota};
 pub use history::{Recorder, history};
-pub use http::{Answer, get, send_garbage};
+pub use http::{HttpReply, get, send_garbage};
 pub use job::{Job, examples};
 pub use netns::Network;
 pub use process::{Ended, Process, Seen, program, sha256sum};

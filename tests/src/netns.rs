@@ -1,36 +1,35 @@
-//! A network of its own for one process, joined to the machine's by a link that a test can break
-//! as networks break: silently.
+//! A separate network namespace for one process, connected by a link that a test can break silently.
 
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What the names of all our networks begin with; the rest is the owner's process id and a number.
+/// Prefix of the network names; the rest is the process id of the owner and a number.
 const PREFIX: &str = "steadfast-";
 
 static NETWORKS: AtomicU32 = AtomicU32::new(0);
 
-/// A network with one link. It vanishes when this is dropped, also by a panic.
+/// A network with one link. It is removed on drop, also after a panic.
 #[derive(Debug)]
 pub struct Network {
     name: String,
-    /// Our end of the link.
+    /// The outer end of the link.
     link: String,
-    /// Our address, and the one on the other side.
+    /// Addresses of the outer and the inner end of the link.
     pub outside: String,
     pub inside: String,
 }
 
 impl Network {
-    /// Makes a network.
+    /// Creates a network.
     ///
     /// # Errors
-    /// Why this process cannot make one here.
+    /// The reason why this process cannot create one.
     pub fn make() -> Result<Self, String> {
         remove_orphans();
         let number = NETWORKS.fetch_add(1, Ordering::Relaxed);
         let owner = std::process::id();
-        // Networks of different processes get different addresses, as far as there are enough.
+        // Networks of different processes get different addresses, as far as the range allows.
         let subnet = format!("10.{}.{}", 64 + owner / 256 % 64, owner % 256);
         let base = number % 64 * 4;
         let made = Self {
@@ -54,11 +53,11 @@ impl Network {
         ip(&["-n", name, "addr", "add", &inside, "dev", &peer])?;
         ip(&["-n", name, "link", "set", &peer, "up"])?;
         ip(&["-n", name, "link", "set", "lo", "up"])?;
-        // Whether packets can be dropped is better known before it is needed.
+        // Check now whether packets can be dropped.
         self.filter("-A", "65535").and_then(|()| self.filter("-D", "65535"))
     }
 
-    /// Makes a command run in this network. The process keeps its id.
+    /// Wraps a command to run in this network. The process id does not change.
     pub fn wrap(&self, command: &Command) -> Command {
         let mut wrapped = Command::new("ip");
         wrapped.args(["netns", "exec", &self.name]).arg(command.get_program());
@@ -75,24 +74,24 @@ impl Network {
         wrapped
     }
 
-    /// Loses every packet from and to a port on our side.
+    /// Drops all packets from and to a port of the outer end.
     pub fn drop_port(&self, port: u16) {
         self.filter("-A", &port.to_string()).expect("it could be done before");
     }
 
-    /// Lets packets from and to that port through again.
+    /// Stops dropping packets from and to a port.
     pub fn pass_port(&self, port: u16) {
         self.filter("-D", &port.to_string()).expect("packets of that port were dropped");
     }
 
     /// Takes the link down.
     pub fn link_down(&self) {
-        ip(&["link", "set", &self.link, "down"]).expect("the link is there");
+        ip(&["link", "set", &self.link, "down"]).expect("the link exists");
     }
 
     /// Takes the link up again.
     pub fn link_up(&self) {
-        ip(&["link", "set", &self.link, "up"]).expect("the link is there");
+        ip(&["link", "set", &self.link, "up"]).expect("the link exists");
     }
 
     fn filter(&self, change: &str, port: &str) -> Result<(), String> {
@@ -114,7 +113,7 @@ impl Drop for Network {
 
 fn ip(args: &[&str]) -> Result<(), String> {
     let output = Command::new("ip").args(args).output();
-    let output = output.map_err(|error| format!("`ip` does not start: {error}"))?;
+    let output = output.map_err(|error| format!("cannot start `ip`: {error}"))?;
     if output.status.success() {
         return Ok(());
     }
@@ -122,7 +121,7 @@ fn ip(args: &[&str]) -> Result<(), String> {
     Err(format!("`ip {}` failed: {}", args.join(" "), said.trim()))
 }
 
-/// Removes networks whose owner was killed before it could.
+/// Removes networks whose owner was killed.
 fn remove_orphans() {
     let Ok(output) = Command::new("ip").args(["netns", "list"]).output() else { return };
     for line in String::from_utf8_lossy(&output.stdout).lines() {

@@ -1,5 +1,4 @@
-//! Processes of a test: started so that they cannot outlive it, and found again by a mark that
-//! their children inherit.
+//! Child processes of a test. They die with the test; descendants are found by a mark in the environment.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -16,20 +15,20 @@ use nix::unistd::{Pid, getpid, getppid};
 
 use crate::within;
 
-/// The environment variable that tells the processes of one scene from all others.
+/// The environment variable that marks the processes of one scene.
 pub const MARK: &str = "SUITE_MARK";
 
-/// The environment variable that names a folder of other builds of our programs.
+/// The environment variable with the folder of other builds of the programs.
 const PROGRAMS: &str = "SUITE_PROGRAMS";
 
-/// The SHA-256 of a file, by a program that is not ours.
+/// Returns the SHA-256 of a file, computed by `sha256sum`.
 pub fn sha256sum(path: &Path) -> String {
     let output = Command::new("sha256sum").arg(path).output().expect("it is installed");
     let text = String::from_utf8(output.stdout).expect("it is text");
-    text.split(' ').next().filter(|it| !it.is_empty()).expect("the file is there").to_owned()
+    text.split(' ').next().filter(|it| !it.is_empty()).expect("the file exists").to_owned()
 }
 
-/// The path of one of our programs as `make test` builds it, or of another build.
+/// Returns the path of a program as built by `make test`, or of another build.
 pub fn program(name: &str) -> PathBuf {
     let built = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release");
     let folder = std::env::var_os(PROGRAMS).map_or_else(built, PathBuf::from);
@@ -48,7 +47,7 @@ pub struct Ended {
     pub stderr: String,
 }
 
-/// A process that is killed when this is dropped.
+/// A process that is killed on drop.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -58,13 +57,13 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a program whose output goes to files `<name>.out` and `<name>.err`.
+    /// Starts a program with its output in the files `<name>.out` and `<name>.err`.
     ///
-    /// It dies with the thread that calls this, which is the test's own.
+    /// The process dies with the calling thread, which is the thread of the test.
     pub fn start(folder: &Path, name: &str, command: &mut Command) -> Self {
         let stdout = folder.join(format!("{name}.out"));
         let stderr = folder.join(format!("{name}.err"));
-        let create = |path: &Path| File::create(path).expect("the test's folder can be written to");
+        let create = |path: &Path| File::create(path).expect("the folder of the test is writable");
         command
             .stdin(Stdio::null())
             .stdout(create(&stdout))
@@ -73,7 +72,7 @@ impl Process {
         let parent = getpid();
         let die_with_parent = move || {
             set_pdeathsig(Signal::SIGKILL)?;
-            // The parent may have died before the line above, and nobody would tell.
+            // The parent may have died before the line above; then no signal would be sent.
             if getppid() == parent { Ok(()) } else { Err(io::Error::from(Errno::ESRCH)) }
         };
         // SAFETY: between fork and exec it only calls prctl and getppid, which are safe there; it
@@ -81,48 +80,48 @@ impl Process {
         unsafe { command.pre_exec(die_with_parent) };
         let child = command
             .spawn()
-            .unwrap_or_else(|error| panic!("{:?} does not start: {error}", command.get_program()));
+            .unwrap_or_else(|error| panic!("cannot start {:?}: {error}", command.get_program()));
         Self { name: name.to_owned(), child, stdout, stderr }
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub fn pid(&self) -> Pid {
         pid_of(self.child.id())
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the process.
     pub fn signal(&self, signal: Signal) {
         kill(self.pid(), signal).expect("it was not waited for yet");
     }
 
-    /// Sends it a signal, unless it has ended.
+    /// Sends a signal to the process, unless it has exited.
     pub fn signal_if_running(&mut self, signal: Signal) {
         if self.is_running() {
             self.signal(signal);
         }
     }
 
-    /// The file that its stdout goes to.
+    /// Returns the path of the stdout file.
     pub fn stdout_path(&self) -> &Path {
         &self.stdout
     }
 
-    /// What it wrote to stdout so far.
+    /// Returns the stdout so far.
     pub fn stdout(&self) -> String {
         text(&self.stdout)
     }
 
-    /// What it wrote to stderr so far.
+    /// Returns the stderr so far.
     pub fn stderr(&self) -> String {
         text(&self.stderr)
     }
 
-    /// Whether it still runs.
+    /// Returns whether the process is running.
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().expect("a child can be waited for").is_none()
     }
 
-    /// Waits for its end.
+    /// Waits until the process exits.
     pub fn end(&mut self, bound: Duration) -> Ended {
         let child = &mut self.child;
         let what = format!("{} ended", self.name);
@@ -143,7 +142,7 @@ impl Drop for Process {
     }
 }
 
-/// A living process that carries a mark.
+/// A live process with a mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     pub pid: Pid,
@@ -151,7 +150,7 @@ pub struct Seen {
     pub role: String,
 }
 
-/// All living processes that carry `mark`.
+/// Returns all live processes with `mark`.
 pub fn marked(mark: &str) -> Vec<Seen> {
     let entry = format!("{MARK}={mark}");
     let mut seen = Vec::new();
@@ -160,14 +159,14 @@ pub fn marked(mark: &str) -> Vec<Seen> {
         let Some(pid) = folder.file_name().to_str().and_then(|it| it.parse().ok()) else {
             continue;
         };
-        // Whoever ended meanwhile, or is another user's, has no readable environment.
+        // Processes that have ended, or of other users, have no readable environment.
         let environment = fs::read(path.join("environ")).unwrap_or_default();
         if environment.split(|byte| *byte == 0).any(|it| it == entry.as_bytes()) {
             let words = fs::read(path.join("cmdline")).unwrap_or_default();
             seen.push(Seen { pid: Pid::from_raw(pid), role: role(&words) });
         }
     }
-    // In the order in which they were started, as far as numbers tell.
+    // Approximately in start order.
     seen.sort_by_key(|it| it.pid);
     seen
 }

@@ -1,19 +1,19 @@
-//! Prometheus's own checker, promtool, and what it is given.
+//! promtool, the checker of Prometheus, and its input.
 
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Prometheus's checker.
+/// An installed promtool.
 #[derive(Clone, Debug)]
 pub struct Promtool {
     path: PathBuf,
 }
 
 impl Promtool {
-    /// Finds it, or takes it out of Debian's package. None, with a message, where neither works.
-    /// Continuous integration has both, so there it is a failure.
+    /// Finds promtool, or unpacks it from the Debian package. Returns `None`, with a message, if neither
+    /// works; fails in continuous integration.
     pub fn find() -> Option<Self> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/promtool");
         let output = Command::new(script).output().expect("the script starts");
@@ -27,17 +27,17 @@ impl Promtool {
         None
     }
 
-    /// Has it check something in `folder`; what it says is the error.
+    /// Runs promtool in `folder`.
     ///
     /// # Errors
-    /// If it finds fault.
+    /// The output of promtool, if a check fails.
     pub fn check(&self, folder: &Path, args: &[&str], stdin: &str) -> Result<(), String> {
         let mut command = Command::new(&self.path);
         command.current_dir(folder).args(args);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("promtool starts");
-        let mut pipe = child.stdin.take().expect("it was asked for");
-        // It may end before it has read everything.
+        let mut pipe = child.stdin.take().expect("stdin is piped");
+        // promtool may exit before it has read everything.
         let _ = pipe.write_all(stdin.as_bytes());
         drop(pipe);
         let output = child.wait_with_output().expect("a child can be waited for");
@@ -47,8 +47,8 @@ impl Promtool {
     }
 }
 
-/// Metrics in OpenMetrics' text as Prometheus's older text has them, which is the one that promtool
-/// checks: there a counter's family is named as its samples are, and units have no line.
+/// Converts OpenMetrics text to the older Prometheus text format, which promtool checks: there a counter
+/// family is named like its samples, and units have no line.
 pub fn in_older_text(metrics: &str) -> String {
     let counters: BTreeSet<&str> = metrics
         .lines()
@@ -68,7 +68,7 @@ pub fn in_older_text(metrics: &str) -> String {
     text
 }
 
-/// Metrics in OpenMetrics' text with a time at each sample, as promtool wants what it takes in.
+/// Adds a timestamp to each sample of OpenMetrics text, as promtool requires for imports.
 pub fn with_times(metrics: &str) -> String {
     let timed = |line: &str| match line.starts_with('#') {
         true => format!("{line}\n"),
@@ -77,13 +77,13 @@ pub fn with_times(metrics: &str) -> String {
     metrics.lines().map(timed).collect()
 }
 
-/// The names of all samples in a text of metrics.
+/// Returns the names of all samples in a metrics text.
 pub fn names_served(metrics: &str) -> BTreeSet<String> {
     let samples = metrics.lines().filter(|line| !line.starts_with('#'));
     samples.filter_map(|line| Some(line.split([' ', '{']).next()?.to_owned())).collect()
 }
 
-/// Every word in `text` that begins as the metrics of ours or of etcd do.
+/// Returns all words in `text` with the prefix of Steadfast or etcd metrics.
 pub fn names_used(text: &str) -> BTreeSet<String> {
     let words = text.split(|it: char| !it.is_ascii_alphanumeric() && it != '_');
     let is_metric = |it: &&str| {

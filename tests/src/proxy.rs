@@ -1,4 +1,4 @@
-//! A TCP proxy that loses, delays and cuts what passes through it when a test says so.
+//! A TCP proxy that drops, delays or cuts traffic on request of a test.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -9,26 +9,27 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// How late a piece may come through a slow link and still be made up for.
+/// Maximum delay behind schedule that a slow link catches up.
 const LATE_MAX: Duration = Duration::from_millis(20);
 
-/// What becomes of the bytes of a connection.
+/// How the proxy treats the data of its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Open,
-    /// They pass after a while.
+    /// Data pass after a delay.
     Delay(Duration),
-    /// So many bytes of each connection pass in a second, either way.
+    /// Data pass at this rate in bytes per second, per connection and direction.
     Slow(u32),
-    /// Requests pass, replies wait.
+    /// Requests pass, replies are held.
     HoldReplies,
-    /// Requests pass, replies vanish.
+    /// Requests pass, replies are dropped.
     DropReplies,
-    /// Both vanish, and no end of a connection is told: to each side the other one is silent.
+    /// Data of both directions are dropped, and closed connections are not reported: each side sees
+    /// silence.
     Drop,
-    /// All connections are closed, and new ones at once.
+    /// All connections are closed; new ones are closed at once.
     Cut,
-    /// As [`Mode::Cut`], but by a reset: what was under way is lost, and no end is told in order.
+    /// As [`Mode::Cut`], but by a TCP reset: data in flight are lost.
     Reset,
 }
 
@@ -37,23 +38,23 @@ impl Mode {
         matches!(self, Self::Cut | Self::Reset)
     }
 
-    fn holds(self, way: Way) -> bool {
-        self == Self::HoldReplies && way == Way::Reply
+    fn holds(self, direction: Direction) -> bool {
+        self == Self::HoldReplies && direction == Direction::Reply
     }
 
-    fn drops(self, way: Way) -> bool {
-        self == Self::Drop || self == Self::DropReplies && way == Way::Reply
+    fn drops(self, direction: Direction) -> bool {
+        self == Self::Drop || self == Self::DropReplies && direction == Direction::Reply
     }
 }
 
-/// Which way bytes go.
+/// Direction of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Direction {
     Request,
     Reply,
 }
 
-/// Stands between a client and a server until it is dropped.
+/// A proxy between clients and a server; runs until it is dropped.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
@@ -62,12 +63,12 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Listens on a free port and forwards to the server of an URL.
+    /// Listens on a free port and forwards to the server of a URL.
     pub async fn start(url: &str) -> Self {
         Self::start_at("127.0.0.1", url).await
     }
 
-    /// Listens on a free port of one of this machine's addresses.
+    /// Listens on a free port of a local address.
     pub async fn start_at(host: &str, url: &str) -> Self {
         let target: SocketAddr =
             url.trim_start_matches("http://").parse().expect("the URL has an address");
@@ -78,52 +79,52 @@ impl Proxy {
         Self { address, mode, task }
     }
 
-    /// The address at which clients reach it.
+    /// Returns the address for clients.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The URL at which clients reach it.
+    /// Returns the URL for clients.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Forwards again. A connection that lost bytes is of no use any more, so it is closed.
+    /// Forwards data again. Connections that have lost data are closed.
     pub fn open(&self) {
         self.mode.send_replace(Mode::Open);
     }
 
-    /// Lets everything through, each piece that much later.
+    /// Forwards all data with a delay.
     pub fn delay(&self, by: Duration) {
         self.mode.send_replace(Mode::Delay(by));
     }
 
-    /// Lets everything through at that rate, for each connection and either way.
+    /// Forwards all data at a limited rate, per connection and direction.
     pub fn slow(&self, bytes_per_second: u32) {
         self.mode.send_replace(Mode::Slow(bytes_per_second));
     }
 
-    /// Lets requests through and keeps the replies.
+    /// Forwards requests and holds replies.
     pub fn hold_replies(&self) {
         self.mode.send_replace(Mode::HoldReplies);
     }
 
-    /// Lets requests through and loses the replies.
+    /// Forwards requests and drops replies.
     pub fn drop_replies(&self) {
         self.mode.send_replace(Mode::DropReplies);
     }
 
-    /// Loses everything, and tells neither side: connections are half-open from now on.
+    /// Drops all data silently; connections are half-open from now on.
     pub fn drop_all(&self) {
         self.mode.send_replace(Mode::Drop);
     }
 
-    /// Closes all connections, with the replies that were held, and refuses new ones.
+    /// Closes all connections, drops held replies, and refuses new connections.
     pub fn cut(&self) {
         self.mode.send_replace(Mode::Cut);
     }
 
-    /// Resets all connections, and new ones.
+    /// Resets all connections, including new ones.
     pub fn reset(&self) {
         self.mode.send_replace(Mode::Reset);
     }
@@ -139,7 +140,7 @@ impl Drop for Proxy {
 async fn accept(listener: TcpListener, target: SocketAddr, mode: watch::Sender<Mode>) {
     while let Ok((client, _)) = listener.accept().await {
         if *mode.borrow() == Mode::Reset {
-            // Closing with no time to linger sends a reset.
+            // Closing with a linger time of zero sends a reset.
             let _ = client.set_zero_linger();
         }
         if !mode.borrow().is_cut() {
@@ -150,15 +151,15 @@ async fn accept(listener: TcpListener, target: SocketAddr, mode: watch::Sender<M
 
 async fn forward(mut client: TcpStream, target: SocketAddr, mode: watch::Receiver<Mode>) {
     let Ok(mut server) = TcpStream::connect(target).await else { return };
-    // Without this, small pieces would wait for each other's acknowledgement.
+    // Without this, small writes would wait for acknowledgements (Nagle).
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let (from_client, to_client) = client.split();
     let (from_server, to_server) = server.split();
     let mut until_cut = mode.clone();
     tokio::select! {
         _ = until_cut.wait_for(|mode| mode.is_cut()) => {}
-        () = pass(from_client, to_server, Way::Request, mode.clone()) => {}
-        () = pass(from_server, to_client, Way::Reply, mode.clone()) => {}
+        () = pass(from_client, to_server, Direction::Request, mode.clone()) => {}
+        () = pass(from_server, to_client, Direction::Reply, mode.clone()) => {}
     }
     if *mode.borrow() == Mode::Reset {
         let _ = client.set_zero_linger();
@@ -166,11 +167,11 @@ async fn forward(mut client: TcpStream, target: SocketAddr, mode: watch::Receive
     }
 }
 
-/// Passes bytes one way until the connection is over.
+/// Forwards data in one direction until the connection ends.
 async fn pass(
     mut from: ReadHalf<'_>,
     mut to: WriteHalf<'_>,
-    way: Way,
+    direction: Direction,
     mut mode: watch::Receiver<Mode>,
 ) {
     let mut buffer = vec![0; 64 << 10];
@@ -181,17 +182,17 @@ async fn pass(
         match now {
             Mode::Delay(by) => tokio::time::sleep(by).await,
             Mode::Slow(rate) => {
-                // By the clock, since sleeping is no more exact than a millisecond.
+                // Paced by the clock, because sleeps are only accurate to a millisecond.
                 let takes = Duration::from_secs_f64(count as f64 / f64::from(rate));
                 free_at = free_at.max(Instant::now() - LATE_MAX) + takes;
                 tokio::time::sleep_until(free_at.into()).await;
             }
             _ => {}
         }
-        let _ = mode.wait_for(|mode| !mode.holds(way)).await;
+        let _ = mode.wait_for(|mode| !mode.holds(direction)).await;
         let now = *mode.borrow();
-        if now.drops(way) {
-            return swallow(from, way, mode).await;
+        if now.drops(direction) {
+            return swallow(from, direction, mode).await;
         }
         if count == 0 || now.is_cut() || to.write_all(&buffer[..count]).await.is_err() {
             return;
@@ -199,16 +200,16 @@ async fn pass(
     }
 }
 
-/// Loses bytes, and the end of the connection, until nothing is lost any more. What comes after a
-/// gap means nothing, so the connection is over then.
-async fn swallow(mut from: ReadHalf<'_>, way: Way, mut mode: watch::Receiver<Mode>) {
+/// Drops data and the end of the stream until the mode changes. After a gap the stream is useless, so the
+/// connection is closed.
+async fn swallow(mut from: ReadHalf<'_>, direction: Direction, mut mode: watch::Receiver<Mode>) {
     let mut buffer = vec![0; 64 << 10];
     let read_on = async {
         while 0 < from.read(&mut buffer).await.unwrap_or(0) {}
         std::future::pending::<()>().await;
     };
     tokio::select! {
-        _ = mode.wait_for(|mode| !mode.drops(way)) => {}
+        _ = mode.wait_for(|mode| !mode.drops(direction)) => {}
         () = read_on => {}
     }
 }
@@ -220,7 +221,7 @@ mod tests {
 
     use super::*;
 
-    /// A server that sends everything back, and a connection to it through a proxy.
+    /// Starts an echo server and a proxied connection to it.
     async fn echo() -> (Proxy, TcpStream) {
         let listener = StdListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -248,7 +249,7 @@ mod tests {
         Ok(answer)
     }
 
-    /// Whether a question stays without an answer and without an end of the connection.
+    /// Returns whether a request gets no reply while the connection stays open.
     async fn is_silent(client: &mut TcpStream) -> bool {
         tokio::time::timeout(Duration::from_millis(200), ask(client)).await.is_err()
     }

@@ -1,12 +1,11 @@
-//! Python with packages, in virtual environments that tests share.
+//! Python virtual environments that are shared between tests.
 
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A Python that has these packages, in the environment `name`; made once for all tests. None, with a
-/// message, where Python or the index of its packages is missing. Continuous integration has both, so
-/// there it is a failure.
+/// Returns a Python with these packages, in the environment `name`, which is created once. Returns
+/// `None`, with a message, if Python or the package index is missing; fails in continuous integration.
 pub fn python(name: &str, packages: &[&str]) -> Option<PathBuf> {
     let skip = |why: String| -> Option<PathBuf> {
         assert!(std::env::var_os("CI").is_none(), "{why}");
@@ -15,7 +14,7 @@ pub fn python(name: &str, packages: &[&str]) -> Option<PathBuf> {
     };
     let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
     if let Err(error) = Command::new("python3").arg("--version").output() {
-        return skip(format!("python3 does not start: {error}"));
+        return skip(format!("cannot start python3: {error}"));
     }
     let _lock = lock(&target.join(format!("python-{name}.lock")));
     let folder = target.join(format!("python-{name}"));
@@ -23,24 +22,27 @@ pub fn python(name: &str, packages: &[&str]) -> Option<PathBuf> {
     if ready.is_file() && python.exists() {
         return Some(python);
     }
-    // One that was not completed is of no use.
+    // Remove an incomplete environment.
     let _ = fs::remove_dir_all(&folder);
     let made = run(Command::new("python3").args(["-m", "venv"]).arg(&folder));
-    assert!(made.status.success(), "no virtual environment; run scripts/setup: {made:?}");
+    assert!(
+        made.status.success(),
+        "cannot create a virtual environment; run scripts/setup: {made:?}"
+    );
     let mut pip = Command::new(&python);
     pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
     let installed = run(pip.args(["--retries", "2", "--timeout", "20"]).args(packages));
     if !installed.status.success() {
         let said = String::from_utf8_lossy(&installed.stderr).into_owned();
-        return skip(format!("Python's packages cannot be installed: {said}"));
+        return skip(format!("cannot install the Python packages: {said}"));
     }
-    fs::write(ready, "").expect("the folder of the build can be written to");
+    fs::write(ready, "").expect("the build folder is writable");
     Some(python)
 }
 
 fn lock(path: &Path) -> File {
     let opened = OpenOptions::new().write(true).create(true).truncate(false).open(path);
-    let file = opened.expect("the folder of the build can be written to");
+    let file = opened.expect("the build folder is writable");
     file.lock().expect("files can be locked");
     file
 }

@@ -1,4 +1,4 @@
-//! One run of `steadfast local`.
+//! A run of `steadfast local`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,26 +9,26 @@ use serde_json::Value;
 
 use crate::{Ended, Job, Process, Scene, Seen, eventually, program};
 
-/// Longest time that a run of these tests may take on a busy machine.
+/// Timeout of a run, for a busy machine.
 const RUN_MAX: Duration = Duration::from_secs(100);
 
-/// A run in a scene. Each run of one job in one scene uses the same data folder.
+/// A run in a scene. All runs of a job in a scene use the same data folder.
 #[derive(Debug)]
 pub struct Run<'a> {
     scene: &'a Scene,
     process: Process,
     data: PathBuf,
-    /// Where the job's keys are, if not in the etcd of this run.
+    /// URL of the etcd of the job, if it is not the etcd of this run.
     etcd: Option<String>,
 }
 
 impl<'a> Run<'a> {
-    /// Starts a run with leases of two seconds, the shortest that etcd grants.
+    /// Starts a run with a lease TTL of two seconds, the minimum of etcd.
     pub fn start(scene: &'a Scene, job: &Job, more: &[&str]) -> Self {
         Self::start_in(scene, job, "data", more)
     }
 
-    /// Starts a run in a data folder of that name.
+    /// Starts a run in the data folder `data`.
     pub fn start_in(scene: &'a Scene, job: &Job, data: &str, more: &[&str]) -> Self {
         let file = job.write(scene);
         Self::start_file(scene, &file, data, more)
@@ -43,18 +43,18 @@ impl<'a> Run<'a> {
         Self { scene, process, data: scene.path(data), etcd: None }
     }
 
-    /// Runs a job to its end; the result must be there.
+    /// Runs a job to its end; returns the summary.
     #[track_caller]
     pub fn to_end(scene: &'a Scene, job: &Job, data: &str, more: &[&str]) -> Value {
         Self::start_in(scene, job, data, more).finish()
     }
 
-    /// Says that its job lies in this etcd.
+    /// Sets the etcd of the job.
     pub fn at(&mut self, etcd: &str) {
         self.etcd = Some(etcd.to_owned());
     }
 
-    /// Waits for the end, which must be a success, and returns the summary.
+    /// Waits for the end of the run, which must succeed; returns the summary.
     #[track_caller]
     pub fn finish(self) -> Value {
         let ended = self.end();
@@ -65,7 +65,7 @@ impl<'a> Run<'a> {
         summary
     }
 
-    /// Waits for the end, however it is. No process may be left, none may have panicked.
+    /// Waits for the end of the run, with any status. No process may be left or have panicked.
     #[track_caller]
     pub fn end(mut self) -> Ended {
         let ended = self.process.end(RUN_MAX);
@@ -87,12 +87,12 @@ impl<'a> Run<'a> {
         self.process.signal(signal);
     }
 
-    /// What it said so far.
+    /// Returns the stderr so far.
     pub fn stderr(&self) -> String {
         self.process.stderr()
     }
 
-    /// The job's status as `steadfast status` tells it, if anybody answers.
+    /// Returns the status of the job from `steadfast status`, if available.
     pub fn status(&self) -> Option<Value> {
         let mut command = Command::new(program("steadfast"));
         command.args(["status", "--output", "json"]);
@@ -104,7 +104,7 @@ impl<'a> Run<'a> {
         serde_json::from_slice(&output.stdout).ok()
     }
 
-    /// Waits until the status is such.
+    /// Waits until the status meets a condition.
     #[track_caller]
     pub fn until(&mut self, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
         eventually(what, || {
@@ -113,29 +113,28 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Waits until that many steps are done, on the way to many more.
+    /// Waits until `step` steps are done; the job must not end before.
     #[track_caller]
     pub fn until_step(&mut self, step: u64) {
         self.until(&format!("step {step} is done"), |it| it["version"].as_u64() >= Some(step));
     }
 
-    /// Waits until passes are over.
+    /// Waits until pass `pass` begins.
     #[track_caller]
     pub fn until_pass(&mut self, pass: u64) {
         self.until(&format!("pass {pass} began"), |it| it["pass"].as_u64() >= Some(pass));
     }
 
-    /// Kills one process of a role, waits until another one was started in its place, and returns
-    /// the dead one.
+    /// Kills one process of a role, waits for its replacement, and returns the killed process.
     #[track_caller]
     pub fn kill_one(&self, role: &str) -> Seen {
         let it = self.scene.one_of(role);
         self.scene.kill(&it);
-        eventually("the death was noticed", || self.stderr().contains("SIGKILL").then_some(()));
+        eventually("the death was detected", || self.stderr().contains("SIGKILL").then_some(()));
         it
     }
 
-    /// Where the embedded etcd of the run listens.
+    /// Returns the endpoint of the embedded etcd of the run.
     pub fn endpoint(&self) -> String {
         let file = self.data.join("etcd-endpoint");
         eventually("etcd listens", || {
@@ -144,7 +143,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// The one JSON object on stdout.
+/// Returns the single JSON object on stdout.
 #[track_caller]
 fn summary(ended: &Ended) -> Value {
     let lines: Vec<&str> = ended.stdout.lines().collect();
@@ -153,13 +152,13 @@ fn summary(ended: &Ended) -> Value {
 }
 
 impl Ended {
-    /// The summary on stdout.
+    /// Returns the summary on stdout.
     #[track_caller]
     pub fn summary(&self) -> Value {
         summary(self)
     }
 
-    /// The lines of stderr that tell an error.
+    /// Returns the error lines of stderr.
     pub fn errors(&self) -> Vec<&str> {
         self.stderr.lines().filter(|line| line.contains(": error: ")).collect()
     }

@@ -1,4 +1,4 @@
-//! A server that speaks S3, for tests: moto, in a process of its own.
+//! An S3 server for tests: moto, in a separate process.
 
 use std::fs;
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ const PACKAGES: [&str; 1] = ["moto[s3,server]>=5.1,<6"];
 
 const BUCKET: &str = "steadfast";
 
-/// Makes the bucket, with the example's data in it.
+/// Creates the bucket with the data of the example.
 const FILL: &str = r#"
 import sys, boto3
 endpoint, bucket, path = sys.argv[1:]
@@ -22,7 +22,8 @@ s3.create_bucket(Bucket=bucket)
 s3.upload_file(path, bucket, "digits.parquet")
 "#;
 
-/// Prints the names of all objects, and their tags: those of what came in parts end with how many.
+/// Prints the names and the ETags of all objects; the ETag of a multipart upload ends with the number of
+/// parts.
 const LIST: &str = r#"
 import sys, boto3
 endpoint, bucket = sys.argv[1:]
@@ -33,7 +34,7 @@ for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket):
         print(it["Key"], it["ETag"])
 "#;
 
-/// An S3 server with one bucket, which holds `digits.parquet`.
+/// An S3 server with one bucket that contains `digits.parquet`.
 #[derive(Debug)]
 pub struct S3Server {
     python: PathBuf,
@@ -42,7 +43,7 @@ pub struct S3Server {
 }
 
 impl S3Server {
-    /// Starts one; none, with a message, where Python has no such package.
+    /// Starts a server. Returns `None`, with a message, if the Python package is missing.
     pub fn start(scene: &Scene) -> Option<Self> {
         let python = python("moto", &PACKAGES)?;
         let address = free_address();
@@ -60,35 +61,35 @@ impl S3Server {
         Some(server)
     }
 
-    /// The URL of something in its bucket.
+    /// Returns the URL of an object in the bucket.
     pub fn url(&self, name: &str) -> String {
         format!("s3://{BUCKET}/{name}")
     }
 
-    /// Where it listens, as clients want it.
+    /// Returns the endpoint URL.
     pub fn endpoint(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// Stops it until [`S3Server::resume`]; returns once somebody waits for it in vain.
+    /// Stops the server until [`S3Server::resume`]; returns once a client waits for it.
     pub fn fall_silent(&self) {
         self.process.signal(Signal::SIGSTOP);
         let asked =
             || has_unread(self.port, &fs::read_to_string("/proc/net/tcp").ok()?).then_some(());
-        eventually("somebody asks the silent S3 server", asked);
+        eventually("a client waits for the silent S3 server", asked);
     }
 
-    /// Lets it go on.
+    /// Resumes the server.
     pub fn resume(&self) {
         self.process.signal(Signal::SIGCONT);
     }
 
-    /// The names of all objects.
+    /// Returns the names of all objects.
     pub fn objects(&self) -> Vec<String> {
         self.tagged().into_iter().map(|(name, _)| name).collect()
     }
 
-    /// The names of those that were uploaded in several parts.
+    /// Returns the names of objects from multipart uploads.
     pub fn objects_in_parts(&self) -> Vec<String> {
         let several = |tag: &str| tag.contains('-') && !tag.contains("-1\"");
         self.tagged().into_iter().filter(|(_, tag)| several(tag)).map(|(name, _)| name).collect()
@@ -108,8 +109,8 @@ impl S3Server {
     }
 }
 
-/// Whether the kernel holds bytes, or a connection, that the owner of `port` has not taken; by what
-/// `/proc/net/tcp` says: fields 1 and 4 of a line are the local address and the two queues.
+/// Returns whether the kernel holds unread data or unaccepted connections for `port`, from the content of
+/// `/proc/net/tcp`: fields 1 and 4 of a line are the local address and the two queues.
 fn has_unread(port: u16, sockets: &str) -> bool {
     let local = format!(":{port:04X}");
     sockets.lines().any(|line| {

@@ -1,4 +1,4 @@
-//! The place of one test: a folder, a mark on its processes, and a turn on the machine.
+//! The environment of one test: a folder, a mark on its processes, and a turn on the machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ static SCENES: AtomicU32 = AtomicU32::new(0);
 /// Lines of each log that a failed test shows.
 const LINES_SHOWN: usize = 12;
 
-/// Where a test takes place. When it is dropped, also by a panic, its processes are killed.
+/// The environment of a test. On drop, also after a panic, its processes are killed.
 #[derive(Debug)]
 pub struct Scene {
     mark: String,
@@ -27,7 +27,7 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// Waits for its turn and sets up an empty place.
+    /// Waits for a turn and creates an empty environment.
     pub fn new() -> Self {
         let turn = Turn::take();
         let number = SCENES.fetch_add(1, Ordering::Relaxed);
@@ -39,63 +39,64 @@ impl Scene {
         Self { mark, folder, _turn: turn }
     }
 
-    /// The path of something in its folder.
+    /// Returns the path of a file in the folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// Its folder.
+    /// Returns the folder.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Writes a file, and returns its path.
+    /// Writes a file; returns its path.
     pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);
-        fs::write(&path, content).expect("the test's folder can be written to");
+        fs::write(&path, content).expect("the folder of the test is writable");
         path
     }
 
-    /// A command that runs in its folder and carries its mark.
+    /// Returns a command that runs in the folder, with the mark in its environment.
     pub fn command(&self, path: &Path) -> Command {
         let mut command = Command::new(path);
         command.current_dir(self.folder()).env(MARK, &self.mark);
         command
     }
 
-    /// Starts one of our programs.
+    /// Starts one of the programs.
     pub fn start(&self, name: &str, program_name: &str, args: &[&str]) -> Process {
         let mut command = self.command(&program(program_name));
         Process::start(self.folder(), name, command.args(args))
     }
 
-    /// Its living processes.
+    /// Returns the live processes.
     pub fn processes(&self) -> Vec<Seen> {
         process::marked(&self.mark)
     }
 
-    /// Its living processes of one role.
+    /// Returns the live processes of a role.
     pub fn all_of(&self, role: &str) -> Vec<Seen> {
         self.processes().into_iter().filter(|it| it.role == role).collect()
     }
 
-    /// Waits until a process of that role lives.
+    /// Waits for a live process of a role.
     pub fn one_of(&self, role: &str) -> Seen {
         eventually(&format!("a {role} runs"), || self.all_of(role).into_iter().next())
     }
 
-    /// Kills a process without a word.
+    /// Kills a process with SIGKILL.
     pub fn kill(&self, it: &Seen) {
-        // An error means that it has ended already.
+        // An error means that the process has already exited.
         let _ = kill(it.pid, Signal::SIGKILL);
     }
 
     /// Stops or resumes a process.
     pub fn signal(&self, it: &Seen, signal: Signal) {
-        kill(it.pid, signal).unwrap_or_else(|error| panic!("{it:?} got no {signal}: {error}"));
+        kill(it.pid, signal)
+            .unwrap_or_else(|error| panic!("cannot send {signal} to {it:?}: {error}"));
     }
 
-    /// Waits until none of its processes is left.
+    /// Waits until all processes have exited.
     #[track_caller]
     pub fn leaves_no_process(&self) {
         let start = std::time::Instant::now();
@@ -134,7 +135,7 @@ impl Drop for Scene {
         if std::thread::panicking() {
             self.show_logs();
         }
-        // Whoever starts others is killed as well; look again until nobody is left.
+        // Killed processes may have started others; repeat until none is left.
         let kill_all = || {
             let left = self.processes();
             left.iter().for_each(|it| self.kill(it));

@@ -1,5 +1,5 @@
-//! Lets few clusters run at the same time, also from several test programs: each takes seconds of
-//! all cores, and leases are judged by time.
+//! Limits the number of concurrent clusters, also over several test programs: each uses all cores for
+//! seconds, and leases depend on time.
 
 use std::fs::{File, OpenOptions};
 use std::path::PathBuf;
@@ -8,21 +8,21 @@ use std::time::Duration;
 
 const CLUSTERS_MAX: u32 = 2;
 
-/// The right to run a cluster, until it is dropped.
+/// Permission to run a cluster, until it is dropped.
 #[derive(Debug)]
 pub struct Turn {
-    /// Locked; the kernel lets go of it when the process ends, however it ends.
+    /// The locked file; the kernel releases the lock when the process ends.
     _lock: File,
 }
 
 impl Turn {
-    /// Waits for a turn. The tests before it are bounded in time, so this is as well.
+    /// Waits for a turn. All tests have timeouts, so the wait is bounded.
     pub fn take() -> Self {
         loop {
             for number in 0..CLUSTERS_MAX {
                 let mut options = OpenOptions::new();
                 let opened = options.write(true).create(true).truncate(false).open(path(number));
-                let file = opened.expect("the folder of the build can be written to");
+                let file = opened.expect("the build folder is writable");
                 if file.try_lock().is_ok() {
                     return Self { _lock: file };
                 }

@@ -1,26 +1,26 @@
-//! Waiting for conditions, with a bound.
+//! Waiting for conditions, with a timeout.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Most conditions hold within moments; on a busy machine it may take longer.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Default timeout, for a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Looks again and again until there is something; fails the test if it takes too long.
+/// Polls until `look` returns a value; panics after the timeout.
 pub fn eventually<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
-    within(PATIENCE, what, look)
+    within(TIMEOUT, what, look)
 }
 
-/// As [`eventually`], with a bound of one's own.
+/// As [`eventually`], with another timeout.
 pub fn within<T>(bound: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(found) = look() {
             return found;
         }
-        assert!(start.elapsed() < bound, "within {bound:?} it did not happen that {what}");
+        assert!(start.elapsed() < bound, "timed out after {bound:?}: {what}");
         sleep(PAUSE);
     }
 }

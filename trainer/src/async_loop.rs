@@ -1,18 +1,18 @@
-//! Asynchronous training: takes tasks, pushes every n mini-batches, pulls every m.
+//! Asynchronous training: takes tasks, pushes every n mini-batches and pulls every m.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use steadfast_client::{Gradient, Name, Pservers, Pulled};
+use steadfast_common::applied_records::{RecordRange, checksum};
 use steadfast_common::compression::Codec;
 use steadfast_common::dataset::Records;
 use steadfast_common::finite::bounded;
 use steadfast_common::ids::{Lane, Pass, RequestId, TaskId};
 use steadfast_common::spec::OptimizerSpec;
-use steadfast_common::status::Spent;
-use steadfast_common::tally::{TaskPiece, checksum};
-use steadfast_host::chance;
+use steadfast_common::status::TimeBreakdown;
+use steadfast_host::random;
 use steadfast_host::task::in_place;
 use steadfast_host::time::{Instant, sleep};
 use steadfast_host::traces::TRACE;
@@ -25,33 +25,32 @@ use steadfast_trainer_core::{Batch, MicroBatch, Parameters};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, debug, info, info_span, warn};
 
-use crate::context::{Context, Interrupt, Last};
+use crate::context::{Context, Last, TrainError};
 
-/// Tasks held at a time: one in work, one being read ahead.
+/// Maximum number of tasks held at a time: one in progress, one being read ahead.
 const HELD_MAX: usize = 2;
 
-/// How long one question about staleness waits at the master.
+/// How long one request for bounded staleness waits at the master.
 const ADVANCE_WAIT_MS: u64 = 1000;
 
-/// How training ended.
+/// The outcome of training.
 pub enum Ending {
     /// All passes are over.
     Trained(Last),
-    /// The process shall leave; its tasks were handed back.
+    /// The process was told to leave; its tasks were returned.
     Left,
 }
 
-/// Trains until all passes are over. `clock` counts this process's pushes over all
-/// generations.
+/// Trains until all passes are over. `clock` counts the pushes of this process over all generations.
 ///
 /// # Errors
-/// Another generation, the end of the job, or what a person has to act on.
+/// Another generation, the end of the job, or an error that requires user action.
 pub async fn train(
     context: &Arc<Context>,
     pservers: &Pservers,
     clock: &mut u64,
     leave: &CancellationToken,
-) -> Result<Ending, Interrupt> {
+) -> Result<Ending, TrainError> {
     let parameters = Parameters::zeros(context.layout.clone());
     let gradient = Parameters::zeros(context.layout.clone());
     let mut worker = Worker {
@@ -75,19 +74,19 @@ struct Worker<'a> {
     pservers: &'a Pservers,
     clock: &'a mut u64,
     parameters: Parameters,
-    /// Sum over the mini-batches since the last push, and what rounding took from the one before.
+    /// Sum over the mini-batches since the last push, plus the rounding error of the previous push.
     gradient: Parameters,
     position: Pulled,
-    /// Records of the task in work before which all were pushed.
+    /// Number of leading records of the current task that were pushed.
     pushed_to: u32,
     loss_sum: f64,
-    /// Mini-batches since this generation began.
+    /// Mini-batches in this generation.
     batches: u64,
-    /// Tasks in our care; the first is in work, the others are read ahead.
+    /// Tasks held; the first is in progress, the others are read ahead.
     held: VecDeque<Dispatch>,
 }
 
-/// What the master said about the next task.
+/// The master's answer to a request for a task.
 enum Outlook {
     Held,
     Later(Duration),
@@ -95,11 +94,11 @@ enum Outlook {
 }
 
 impl Worker<'_> {
-    async fn work(&mut self, leave: &CancellationToken) -> Result<Ending, Interrupt> {
+    async fn work(&mut self, leave: &CancellationToken) -> Result<Ending, TrainError> {
         let mut outlook = self.ask(None, true).await?;
         loop {
             if leave.is_cancelled() {
-                self.hand_back().await?;
+                self.return_tasks().await?;
                 return Ok(Ending::Left);
             }
             if matches!(outlook, Outlook::Held) && self.held.len() < HELD_MAX {
@@ -126,14 +125,14 @@ impl Worker<'_> {
         }
     }
 
-    /// Reports on the task just done and takes another.
-    async fn ask(&mut self, report: Option<Report>, more: bool) -> Result<Outlook, Interrupt> {
+    /// Reports on the finished task and requests another.
+    async fn ask(&mut self, report: Option<Report>, more: bool) -> Result<Outlook, TrainError> {
         let request = NextTaskRequest {
             caller: self.context.master.caller(self.pservers.generation()),
-            request_id: RequestId(chance::uuid()).0.to_string(),
+            request_id: RequestId(random::uuid()).0.to_string(),
             report,
             more,
-            spent: Some(self.context.view.spent()),
+            time_breakdown: Some(self.context.activity.time_breakdown()),
             held: Some(Held { attempts: self.held.iter().map(|it| it.attempt).collect() }),
         };
         let started = Instant::now();
@@ -152,29 +151,29 @@ impl Worker<'_> {
         })
     }
 
-    async fn hand_back(&mut self) -> Result<(), Interrupt> {
+    async fn return_tasks(&mut self) -> Result<(), TrainError> {
         while let Some(dispatch) = self.held.pop_front() {
-            info!(task = dispatch.task, "task handed back");
+            info!(task = dispatch.task, "task returned");
             let returned = Returned { attempt: dispatch.attempt, task: dispatch.task };
             self.ask(Some(Report::Returned(returned)), false).await?;
         }
         Ok(())
     }
 
-    /// Trains on one task; everything is acknowledged when this returns.
-    async fn compute(&mut self, dispatch: Dispatch) -> Result<Report, Interrupt> {
+    /// Trains on one task; all pushes are acknowledged when this returns.
+    async fn compute(&mut self, dispatch: Dispatch) -> Result<Report, TrainError> {
         let (pass, task) = (Pass(dispatch.pass), TaskId(dispatch.task));
-        self.context.view.note(|facts| {
-            facts.pass = pass;
-            facts.task = Some(task);
-            facts.version = self.position.version;
-            facts.doing = "training";
+        self.context.activity.note(|activity| {
+            activity.pass = pass;
+            activity.task = Some(task);
+            activity.version = self.position.version;
+            activity.doing = "training";
         });
         let started = Instant::now();
         let read = info_span!(target: TRACE, "read");
         let records = self.context.tasks.get(pass, task).instrument(read).await;
         let data = started.elapsed().as_secs_f64();
-        self.context.view.spend(Spent { data, ..Spent::default() });
+        self.context.activity.add_time(TimeBreakdown { data, ..TimeBreakdown::default() });
         let records = match records {
             Ok(records) => records,
             Err(error) => {
@@ -200,7 +199,7 @@ impl Worker<'_> {
         pass: Pass,
         task: TaskId,
         records: &Records,
-    ) -> Result<f64, Interrupt> {
+    ) -> Result<f64, TrainError> {
         let rhythm = &self.context.job.spec.asynchronous;
         let (batch_size, push_every, pull_every) =
             (rhythm.batch as usize, u64::from(rhythm.push_every), u64::from(rhythm.pull_every));
@@ -210,7 +209,7 @@ impl Worker<'_> {
         let batches = indices.chunks(batch_size).len();
         for (step, indices) in indices.chunks(batch_size).enumerate() {
             let batch = records.select(indices);
-            // Chance is named by the task, so that it does not depend on who trains on it.
+            // The key depends on the task and not on the trainer.
             let key = MicroBatch {
                 seed: self.context.job.spec.seed,
                 pass,
@@ -225,12 +224,12 @@ impl Worker<'_> {
             self.loss_sum += computed.loss_sum;
             loss_sum += computed.loss_sum;
             self.batches += 1;
-            // Pushes begin and end at the same records whoever trains on the task: that is their
-            // name. The task counts as done only when its last one is in.
+            // The record ranges of pushes are their names: they do not depend on the trainer. The task is
+            // done only once its last push is acknowledged.
             let last = step + 1 == batches;
             if last || (step as u64 + 1).is_multiple_of(push_every) {
                 let to = indices.last().map_or(0, |index| index + 1);
-                self.push(TaskPiece { pass, task, from: self.pushed_to, to, last }).await?;
+                self.push(RecordRange { pass, task, from: self.pushed_to, to, last }).await?;
                 self.pushed_to = to;
             }
             if self.batches.is_multiple_of(pull_every) {
@@ -240,21 +239,21 @@ impl Worker<'_> {
         Ok(loss_sum)
     }
 
-    async fn push(&mut self, piece: TaskPiece) -> Result<(), Interrupt> {
+    async fn push(&mut self, range: RecordRange) -> Result<(), TrainError> {
         let started = Instant::now();
         self.wait_for_the_slowest().await?;
         self.waited(started);
-        let records = u64::from(piece.to - piece.from);
+        let records = u64::from(range.to - range.from);
         let zeros = Parameters::zeros(self.context.layout.clone());
         let mut values = std::mem::replace(&mut self.gradient, zeros).into_values();
         clip(&mut values, records, &self.context.job.spec.optimizer);
         in_place(|| self.round(&mut values));
         *self.clock += 1;
-        let name = Name::Piece { piece, version: self.position.version };
+        let name = Name::Range { range, version: self.position.version };
         let gradient = Gradient {
             records,
             loss_sum: std::mem::take(&mut self.loss_sum),
-            checksum: checksum(piece.pass, piece.task, piece.from..piece.to),
+            checksum: checksum(range.pass, range.task, range.from..range.to),
             values: Arc::new(values),
         };
         let started = Instant::now();
@@ -263,12 +262,16 @@ impl Worker<'_> {
         let took = started.elapsed();
         self.context.metrics.pushed(took);
         let push = took.as_secs_f64();
-        self.context.view.spend(Spent { push, moved_bytes, ..Spent::default() });
+        self.context.activity.add_time(TimeBreakdown {
+            push,
+            moved_bytes,
+            ..TimeBreakdown::default()
+        });
         Ok(())
     }
 
-    /// Rounds a gradient to what travels; what that takes from it goes with the next one (error
-    /// feedback: Seide et al., 1-Bit Stochastic Gradient Descent, 2014).
+    /// Rounds a gradient to values that its encoding represents exactly; the rounding error is added to the
+    /// next gradient (error feedback: Seide et al., 1-Bit Stochastic Gradient Descent, 2014).
     fn round(&mut self, values: &mut [f32]) {
         if self.context.job.spec.gradients.codec() == Codec::Plain {
             return;
@@ -281,11 +284,11 @@ impl Worker<'_> {
 
     fn waited(&self, since: Instant) {
         let wait = since.elapsed().as_secs_f64();
-        self.context.view.spend(Spent { wait, ..Spent::default() });
+        self.context.activity.add_time(TimeBreakdown { wait, ..TimeBreakdown::default() });
     }
 
-    /// Bounded staleness: a trainer too far ahead of the slowest waits.
-    async fn wait_for_the_slowest(&mut self) -> Result<(), Interrupt> {
+    /// Bounded staleness: waits while this trainer is too far ahead of the slowest.
+    async fn wait_for_the_slowest(&mut self) -> Result<(), TrainError> {
         if self.context.job.spec.asynchronous.max_staleness.is_none() {
             return Ok(());
         }
@@ -301,7 +304,7 @@ impl Worker<'_> {
         }
     }
 
-    async fn pull(&mut self) -> Result<(), Interrupt> {
+    async fn pull(&mut self) -> Result<(), TrainError> {
         let started = Instant::now();
         let values = self.parameters.values_mut();
         let pull = info_span!(target: TRACE, "pull");
@@ -309,12 +312,16 @@ impl Worker<'_> {
         let took = started.elapsed();
         self.context.metrics.pulled(took);
         let (pull, moved_bytes) = (took.as_secs_f64(), self.position.bytes);
-        self.context.view.spend(Spent { pull, moved_bytes, ..Spent::default() });
+        self.context.activity.add_time(TimeBreakdown {
+            pull,
+            moved_bytes,
+            ..TimeBreakdown::default()
+        });
         Ok(())
     }
 
-    /// The final parameters. Every push of every trainer is in: tasks are done only then.
-    async fn last(&mut self) -> Result<Last, Interrupt> {
+    /// Pulls the final parameters. They contain every push of every trainer, since tasks are done only then.
+    async fn last(&mut self) -> Result<Last, TrainError> {
         self.pull().await?;
         let spec = &self.context.job.spec;
         Ok(Last {
@@ -327,9 +334,9 @@ impl Worker<'_> {
     }
 }
 
-/// Bounds the mean that a sum over `records` stands for: by value first, then by norm, as pservers
-/// do in synchronous mode. There the norm is that of all slots; here this is the one place that
-/// sees the whole gradient.
+/// Clips the mean gradient, given as a sum over `records`: by value first, then by norm, as pservers do in
+/// synchronous mode with the norm over all slots. In asynchronous mode only the trainer has the whole
+/// gradient.
 fn clip(values: &mut [f32], records: u64, rules: &OptimizerSpec) {
     let Some(bound) = rules.clip_norm else { return };
     if let Some(most) = rules.clip_value.map(|most| most * records as f32) {

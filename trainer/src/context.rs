@@ -1,31 +1,42 @@
-//! What every part of a running trainer needs.
+//! The shared state of a running trainer.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use steadfast_checkpoint::{EncodeError, ModelFile, encode_model};
-use steadfast_client::{ClientError, Cluster, Crew, Master, Pservers};
+use steadfast_client::{ClientError, Cluster, Master, PserverSet, Pservers};
+use steadfast_common::dataset::Records;
 use steadfast_common::error::ErrorKind;
-use steadfast_common::ids::{Generation, Pass, Version};
+use steadfast_common::ids::{Generation, Pass, RequestId, TaskId, Version};
 use steadfast_common::layout::Layout;
 use steadfast_common::records::JobRecord;
-use steadfast_common::status::Spent;
-use steadfast_coord::Deadline;
+use steadfast_common::status::TimeBreakdown;
+use steadfast_coord::{Deadline, pauses};
+use steadfast_host::random;
 use steadfast_host::task::in_place;
 use steadfast_host::time::{Instant, sleep, timeout};
 use steadfast_host::traces::TRACE;
 use steadfast_process::Failure;
 use steadfast_proto::v1::begin_init_reply::Answer;
-use steadfast_proto::v1::{self, BeginInitRequest, BeginSaveRequest, FinishInitRequest};
+use steadfast_proto::v1::begin_save_request::Stage;
+use steadfast_proto::v1::fail_task_request::Cause;
+use steadfast_proto::v1::{
+    self, BeginInitRequest, BeginSaveRequest, FailTaskRequest, FinishInitRequest, FinishSaveRequest,
+};
 use steadfast_store::Location;
 use steadfast_trainer_core::{Batch, Evaluation, Model, ModelError, Parameters};
 use tokio::sync::watch;
-use tracing::{info, info_span};
+use tracing::{info, info_span, warn};
 
+use crate::activity::SharedActivity;
 use crate::metrics::Metrics;
 use crate::tasks::{TaskError, Tasks};
-use crate::view::View;
 
-/// What every part of a running trainer needs.
+/// Interval at which a trainer that waits for the end of the job asks for the role of the saver.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+
+/// The shared state of a running trainer.
 pub struct Context {
     pub job: JobRecord,
     pub cluster: Arc<Cluster>,
@@ -36,29 +47,31 @@ pub struct Context {
     pub store: Location,
     pub deadline: Arc<Deadline>,
     pub metrics: Metrics,
-    pub view: View,
+    pub activity: SharedActivity,
     pub pushing: Pushing,
+    /// Held-out tasks that the master gave up. The mutex guards only this set.
+    pub held_out_given_up: Mutex<BTreeSet<TaskId>>,
 }
 
-/// How many pushes were begun and not answered yet.
+/// Counts the pushes in flight.
 #[derive(Clone, Debug, Default)]
 pub struct Pushing(watch::Sender<usize>);
 
 impl Pushing {
-    /// One more, until that is dropped.
+    /// Counts a push until the guard is dropped.
     pub fn begin(&self) -> Push {
         self.0.send_modify(|count| *count += 1);
         Push(self.clone())
     }
 
-    /// Waits for a moment at which there is none.
+    /// Waits until no push is in flight.
     pub async fn none(&self) {
-        // The sender is ours.
+        // Cannot fail: `self` holds the sender.
         let _ = self.0.subscribe().wait_for(|count| *count == 0).await;
     }
 }
 
-/// A push that was begun.
+/// A push in flight.
 #[derive(Debug)]
 pub struct Push(Pushing);
 
@@ -68,27 +81,27 @@ impl Drop for Push {
     }
 }
 
-/// Why a trainer stops what it is doing.
+/// The reason why training is interrupted.
 #[derive(Debug, thiserror::Error)]
-pub enum Interrupt {
+pub enum TrainError {
     #[error(transparent)]
     Client(#[from] ClientError),
     #[error(transparent)]
     Model(#[from] ModelError),
-    #[error("the model was not saved: {0}")]
+    #[error("cannot save the model: {0}")]
     Store(#[from] steadfast_store::StoreError),
-    #[error("the model cannot be written: {0}")]
+    #[error("cannot encode the model: {0}")]
     ModelFile(#[from] EncodeError),
-    #[error("held-out records cannot be read: {0}")]
+    #[error("cannot read held-out records: {0}")]
     HeldOut(TaskError),
     #[error("the gradient of {what} is not finite; a lower learning rate or clipping may help")]
     NotFinite { what: String },
-    #[error("a task of the trainer broke: {0}")]
+    #[error("a background task of the trainer failed: {0}")]
     Broken(String),
 }
 
-impl Interrupt {
-    /// Whether training has come to values that are not finite.
+impl TrainError {
+    /// Whether the error is that training diverged to non-finite values.
     pub fn is_divergence(&self) -> bool {
         matches!(
             self,
@@ -99,50 +112,74 @@ impl Interrupt {
     }
 }
 
-impl From<Interrupt> for Failure {
-    fn from(interrupt: Interrupt) -> Self {
+impl From<TrainError> for Failure {
+    fn from(interrupt: TrainError) -> Self {
         let kind = match &interrupt {
-            Interrupt::Client(error) => error.kind(),
-            Interrupt::Model(error) => error.kind(),
-            Interrupt::NotFinite { .. } | Interrupt::ModelFile(_) => ErrorKind::Invalid,
-            Interrupt::Store(_) | Interrupt::HeldOut(_) => ErrorKind::Unavailable,
-            Interrupt::Broken(_) => ErrorKind::Internal,
+            TrainError::Client(error) => error.kind(),
+            TrainError::Model(error) => error.kind(),
+            TrainError::NotFinite { .. } | TrainError::ModelFile(_) => ErrorKind::Invalid,
+            TrainError::Store(_) | TrainError::HeldOut(_) => ErrorKind::Unavailable,
+            TrainError::Broken(_) => ErrorKind::Internal,
         };
         Self::new(kind, interrupt.to_string())
     }
 }
 
-/// A checked gradient: the sum over some records.
+/// The evaluation of parameters on held-out records.
+#[derive(Debug, Default)]
+pub struct Evaluated {
+    pub sums: Evaluation,
+    /// The error of a task that is missing from the sums and not given up.
+    pub failed: Option<TaskError>,
+}
+
+/// The outcome of reading a held-out task.
+enum HeldOut {
+    Records(Arc<Records>),
+    GivenUp,
+    Failed(TaskError),
+}
+
+/// A gradient, checked to be finite: the sum over some records.
 pub struct Computed {
     pub loss_sum: f64,
     pub gradient: Parameters,
 }
 
 impl Context {
-    /// Waits for a whole set of pservers whose parameters have values; gives them their first ones
-    /// if this trainer is elected to.
+    /// Waits for a complete pserver set with initialised parameters; initialises them if this trainer is
+    /// elected to.
     ///
     /// # Errors
     /// A refusal, another generation, or the end of the job.
-    pub async fn pservers(&self) -> Result<Pservers, Interrupt> {
-        self.view.note(|facts| facts.doing = "waiting for all pservers");
-        let crew = self.cluster.crew().await?;
-        let generation = crew.record.generation;
-        self.view.note(|facts| {
-            facts.generation = generation;
-            facts.doing = "waiting for first values";
+    pub async fn pservers(&self) -> Result<Pservers, TrainError> {
+        self.activity.note(|activity| activity.doing = "waiting for all pservers");
+        let pserver_set = self.cluster.pserver_set().await?;
+        let generation = pserver_set.record.generation;
+        self.activity.note(|activity| {
+            activity.generation = generation;
+            activity.doing = "waiting for first values";
         });
         let (cluster, codec) = (self.cluster.clone(), self.job.spec.gradients.codec());
-        let pservers =
-            Pservers::new(cluster, &crew, self.layout.clone(), codec, self.deadline.clone())?;
-        while !self.cluster.is_initialised(&crew.record) {
-            self.offer_to_initialise(&crew, &pservers).await?;
+        let pservers = Pservers::new(
+            cluster,
+            &pserver_set,
+            self.layout.clone(),
+            codec,
+            self.deadline.clone(),
+        )?;
+        while !self.cluster.is_initialised(&pserver_set.record) {
+            self.offer_to_initialise(&pserver_set, &pservers).await?;
         }
         Ok(pservers)
     }
 
-    async fn offer_to_initialise(&self, crew: &Crew, pservers: &Pservers) -> Result<(), Interrupt> {
-        let generation = crew.record.generation;
+    async fn offer_to_initialise(
+        &self,
+        pserver_set: &PserverSet,
+        pservers: &Pservers,
+    ) -> Result<(), TrainError> {
+        let generation = pserver_set.record.generation;
         let caller = self.master.caller(generation);
         let changed = self.cluster.init_changed();
         let reply = self.master.begin_init(BeginInitRequest { caller: caller.clone() }).await?;
@@ -156,10 +193,10 @@ impl Context {
                 let attempt = reply.attempt;
                 self.master.finish_init(FinishInitRequest { caller, attempt }).await?;
             }
-            // The mirror of the record may lag behind the master's word.
+            // The mirror may lag behind the master.
             Answer::Wait | Answer::Done => {
-                let patience = std::time::Duration::from_millis(500);
-                let _ = timeout(patience, changed).await;
+                let limit = Duration::from_millis(500);
+                let _ = timeout(limit, changed).await;
             }
         }
         if self.cluster.generation().is_some_and(|it| generation < it.generation) {
@@ -168,25 +205,65 @@ impl Context {
         Ok(())
     }
 
-    /// Sums loss and metric over all held-out records, in order; nothing without any.
+    /// Sums loss and metric over all held-out records, in order, except for tasks that are given up. Reports
+    /// read errors to the master.
     ///
     /// # Errors
-    /// If they cannot be read.
-    pub async fn evaluate(&self, parameters: &Parameters) -> Result<Option<Evaluation>, Interrupt> {
-        let held_out = &self.tasks.manifest().held_out;
-        if held_out.is_empty() {
-            return Ok(None);
+    /// A refusal by the master, or another generation.
+    pub async fn evaluate(
+        &self,
+        parameters: &Parameters,
+        generation: Generation,
+    ) -> Result<Evaluated, TrainError> {
+        let mut evaluated = Evaluated::default();
+        for task in &self.tasks.manifest().held_out {
+            match self.held_out_records(*task, generation).await? {
+                HeldOut::Records(records) => {
+                    let batch = Batch::from(records.as_ref());
+                    evaluated.sums.merge(&in_place(|| self.model.evaluate(parameters, &batch))?);
+                }
+                HeldOut::GivenUp => {}
+                HeldOut::Failed(error) => evaluated.failed = Some(error),
+            }
         }
-        let mut sums = Evaluation::default();
-        for task in held_out {
-            let records = self.tasks.read_in_order(*task).await.map_err(Interrupt::HeldOut)?;
-            let batch = Batch::from(records.as_ref());
-            sums.merge(&in_place(|| self.model.evaluate(parameters, &batch))?);
-        }
-        Ok(Some(sums))
+        Ok(evaluated)
     }
 
-    /// An evaluation as the master is told of it.
+    /// Reads the records of a held-out task. Reports bad data until the master gives the task up or asks for
+    /// the attempt of another trainer.
+    async fn held_out_records(
+        &self,
+        task: TaskId,
+        generation: Generation,
+    ) -> Result<HeldOut, TrainError> {
+        loop {
+            if self.held_out_given_up.lock().expect("no holder panics").contains(&task) {
+                return Ok(HeldOut::GivenUp);
+            }
+            let error = match self.tasks.read_in_order(task).await {
+                Ok(records) => return Ok(HeldOut::Records(records)),
+                Err(error) => error,
+            };
+            warn!(%task, %error, "cannot read a held-out task");
+            let request = FailTaskRequest {
+                caller: self.master.caller(generation),
+                request_id: RequestId(random::uuid()).0.to_string(),
+                pass: 0,
+                task: task.0,
+                reason: error.to_string(),
+                cause: error.cause().into(),
+                lane: 0,
+            };
+            let reply = self.master.fail_task(request).await?;
+            if reply.given_up {
+                self.held_out_given_up.lock().expect("no holder panics").insert(task);
+            } else if reply.elsewhere || error.cause() == Cause::Transient {
+                return Ok(HeldOut::Failed(error));
+            }
+        }
+    }
+
+    /// Converts an evaluation to its message.
     pub fn wire(&self, sums: &Evaluation, pass: Pass, version: Version) -> v1::Evaluation {
         let metric = self.model.metric();
         v1::Evaluation {
@@ -205,19 +282,27 @@ impl Context {
         passes.is_multiple_of(every) && !self.tasks.manifest().held_out.is_empty()
     }
 
-    /// Offers to save; if elected, evaluates, writes the model and says so. Then waits for the end
-    /// of the job, and offers itself again in case the elected one dies.
+    /// Asks for the role of the saver, which evaluates and writes the model, and performs it if granted. Then
+    /// waits for the end of the job, and asks again in case the saver dies or fails.
     ///
     /// # Errors
     /// If another generation begins before the job is over.
-    pub async fn finish(&self, generation: Generation, last: &Last) -> Result<(), Interrupt> {
-        self.view.note(|facts| facts.doing = "waiting for the end of the job");
+    pub async fn finish(&self, generation: Generation, last: &Last) -> Result<(), TrainError> {
+        let (mut last_error, mut pauses) = (String::new(), pauses());
         loop {
-            let caller = self.master.caller(generation);
-            let reply = self.master.begin_save(BeginSaveRequest { caller: caller.clone() }).await?;
-            if reply.save {
-                let request = self.save(last, caller).await?;
-                self.master.finish_save(request).await?;
+            self.activity.note(|activity| activity.doing = "waiting for the end of the job");
+            let why = std::mem::take(&mut last_error);
+            let mut pause = ASK_AGAIN;
+            if self.may_save(generation, last, Stage::Evaluates, why).await? {
+                match self.save(generation, last).await {
+                    Ok(()) => {}
+                    Err(error @ (TrainError::Store(_) | TrainError::HeldOut(_))) => {
+                        warn!(%error, "model not saved yet; retrying");
+                        last_error = error.to_string();
+                        pause = pauses.next().unwrap_or(ASK_AGAIN);
+                    }
+                    Err(error) => return Err(error),
+                }
             }
             tokio::select! {
                 biased;
@@ -225,17 +310,46 @@ impl Context {
                 () = self.cluster.generation_after(generation) => {
                     return Err(ClientError::NewGeneration.into());
                 }
-                () = sleep(std::time::Duration::from_secs(1)) => {}
+                () = sleep(pause) => {}
             }
         }
     }
 
-    async fn save(
+    /// Asks for the role of the saver, or reports the stage that this trainer has reached in it.
+    async fn may_save(
         &self,
+        generation: Generation,
         last: &Last,
-        caller: Option<v1::Caller>,
-    ) -> Result<v1::FinishSaveRequest, Interrupt> {
-        let evaluation = self.evaluate(&last.parameters).await?;
+        stage: Stage,
+        error: String,
+    ) -> Result<bool, TrainError> {
+        let position = v1::Position {
+            version: last.version.0,
+            pass: last.pass.0,
+            pass_start: last.version.0,
+            examples: last.examples,
+            loss: last.loss,
+        };
+        let request = BeginSaveRequest {
+            caller: self.master.caller(generation),
+            stage: stage.into(),
+            error,
+            position: Some(position),
+        };
+        Ok(self.master.begin_save(request).await?.save)
+    }
+
+    async fn save(&self, generation: Generation, last: &Last) -> Result<(), TrainError> {
+        self.activity.note(|activity| activity.doing = "evaluating");
+        let evaluated = self.evaluate(&last.parameters, generation).await?;
+        let sums = match evaluated.failed {
+            Some(error) => return Err(TrainError::HeldOut(error)),
+            None => evaluated.sums,
+        };
+        if !self.may_save(generation, last, Stage::Writes, String::new()).await? {
+            return Ok(());
+        }
+        self.activity.note(|activity| activity.doing = "writing the model");
         let sha256 = self.layout.digest(last.parameters.values());
         let place = self.store.child("model.safetensors")?;
         let spec = &self.job.spec;
@@ -244,28 +358,30 @@ impl Context {
         let bytes = encode_model(&self.layout, last.parameters.values(), about)?;
         place.write(bytes).await?;
         info!(model = place.url(), sha256, "model saved");
-        Ok(v1::FinishSaveRequest {
-            caller,
+        let request = FinishSaveRequest {
+            caller: self.master.caller(generation),
             model: place.url().to_owned(),
             parameters_sha256: sha256,
             version: last.version.0,
             examples: last.examples,
             loss: last.loss,
-            evaluation: evaluation.map(|sums| self.wire(&sums, last.pass, last.version)),
-        })
+            evaluation: (0 < sums.records).then(|| self.wire(&sums, last.pass, last.version)),
+        };
+        self.master.finish_save(request).await?;
+        Ok(())
     }
 
-    /// Computes the gradient of a batch, away from the threads that serve connections.
+    /// Computes the gradient of a batch, off the threads that serve connections.
     ///
     /// # Errors
-    /// If the model refuses, or the gradient is not finite.
+    /// If the model returns an error, or the gradient is not finite.
     pub fn gradient(
         &self,
         parameters: &Parameters,
         batch: &Batch<'_>,
         key: &steadfast_trainer_core::MicroBatch,
         mut gradient: Parameters,
-    ) -> Result<Computed, Interrupt> {
+    ) -> Result<Computed, TrainError> {
         let started = Instant::now();
         let span = info_span!(target: TRACE, "compute", lane = key.lane.0, records = batch.len());
         let _traced = span.enter();
@@ -275,16 +391,17 @@ impl Context {
                 return Ok(Computed { loss_sum, gradient });
             }
             let what = format!("lane {}, step {} of pass {}", key.lane, key.step, key.pass);
-            Err(Interrupt::NotFinite { what })
+            Err(TrainError::NotFinite { what })
         });
         let took = started.elapsed();
         self.metrics.computed(batch.len(), took);
-        self.view.spend(Spent { compute: took.as_secs_f64(), ..Spent::default() });
+        self.activity
+            .add_time(TimeBreakdown { compute: took.as_secs_f64(), ..TimeBreakdown::default() });
         computed
     }
 }
 
-/// The end of training.
+/// The final state of training.
 pub struct Last {
     pub parameters: Parameters,
     pub pass: Pass,

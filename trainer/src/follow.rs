@@ -1,4 +1,4 @@
-//! Keeps in touch with the master: tells it the position, learns which lanes are ours.
+//! Follows the master: reports the position, and receives the lanes assigned to this trainer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use tracing::{debug, info, warn};
 
 use crate::context::Context;
 
-/// How long one question waits at the master; also how often the position is reported.
+/// How long one request waits at the master; also the interval of position reports.
 const WAIT_MS: u64 = 100;
 
-/// What the master wants of us.
+/// The current assignment of this trainer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assignment {
     pub number: u64,
@@ -23,7 +23,7 @@ pub struct Assignment {
     pub given_up: BTreeMap<Pass, BTreeSet<TaskId>>,
 }
 
-/// A running conversation with the master; ends when dropped.
+/// A background task that follows the master; stopped on drop.
 pub struct Follower {
     assignment: watch::Receiver<Assignment>,
     position: watch::Sender<Option<Pulled>>,
@@ -37,7 +37,7 @@ impl Drop for Follower {
 }
 
 impl Follower {
-    /// Begins to follow. When the conversation cannot go on the assignment's sender is dropped.
+    /// Starts to follow the master. If that fails, the sender of the assignment is dropped.
     pub fn start(context: Arc<Context>, generation: Generation) -> Self {
         let (tx, assignment) = watch::channel(Assignment::default());
         let (position, reported) = watch::channel(None);
@@ -45,12 +45,12 @@ impl Follower {
         Self { assignment, position, task }
     }
 
-    /// The present lanes.
+    /// Subscribes to the assignment.
     pub fn assignment(&self) -> watch::Receiver<Assignment> {
         self.assignment.clone()
     }
 
-    /// Notes the position, to be told with the next question.
+    /// Sets the position for the next report.
     pub fn report(&self, position: Pulled) {
         self.position.send_replace(Some(position));
     }
@@ -68,13 +68,13 @@ async fn follow(
             assignment: tx.borrow().number,
             wait_ms: WAIT_MS,
             position: position.borrow().map(wire),
-            spent: Some(context.view.spent()),
+            time_breakdown: Some(context.activity.time_breakdown()),
         };
         match context.master.follow(request).await {
             Ok(reply) => adopt(&tx, reply),
             Err(ClientError::NewGeneration | ClientError::JobOver) => return,
             Err(error) => {
-                warn!(%error, "the master takes no part of us");
+                warn!(%error, "the master refused to assign lanes");
                 return;
             }
         }

@@ -1,6 +1,6 @@
 //! The trainer: reads records, computes gradients, follows the master and the pservers.
 //!
-//! A program with a model of its own is three lines:
+//! A program with its own model is three lines:
 //!
 //! ```no_run
 //! fn main() -> std::process::ExitCode {
@@ -10,6 +10,7 @@
 //! }
 //! ```
 
+mod activity;
 mod async_loop;
 mod context;
 mod follow;
@@ -17,14 +18,13 @@ mod metrics;
 mod run;
 mod sync_loop;
 mod tasks;
-mod view;
 
 use std::process::ExitCode;
 
 pub use run::{Args, live, run};
 pub use steadfast_trainer_core::*;
 
-/// Runs a trainer with the command line's settings and the given models.
+/// Runs a trainer with the settings of the command line and the given models.
 pub fn main(models: Registry) -> ExitCode {
     let args: Args = steadfast_process::parse();
     steadfast_process::keep_freed_memory();

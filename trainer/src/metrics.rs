@@ -1,4 +1,4 @@
-//! What a trainer counts.
+//! Metrics of a trainer.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
-/// Counters of one trainer.
+/// Metrics of one trainer.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     examples: Counter,
@@ -17,7 +17,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Counters that `registry` shows.
+    /// Registers the metrics in `registry`.
     pub fn register(registry: &mut Registry) -> Self {
         let times = || Histogram::new(exponential_buckets(0.0005, 2.0, 16));
         let metrics = Self {

@@ -1,7 +1,7 @@
-//! The life of a trainer: register, train through all generations, leave.
+//! The lifecycle of a trainer: register, train through all generations, leave.
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use clap::Parser;
@@ -15,12 +15,12 @@ use steadfast_common::layout::Layout;
 use steadfast_common::records::TrainerRecord;
 use steadfast_common::spec::Mode;
 use steadfast_coord::{CoordError, Etcd, Session};
-use steadfast_host::chance;
+use steadfast_host::random;
 use steadfast_host::role::Role;
 use steadfast_host::time::{sleep, timeout};
 use steadfast_process::{
     Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, init_logging,
-    linger, wait_for_job,
+    wait_after_completion, wait_for_job,
 };
 use steadfast_proto::v1::ReportDivergenceRequest;
 use steadfast_trainer_core::{Model, Registry, fingerprint};
@@ -28,17 +28,17 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 use uuid::Uuid;
 
+use crate::activity::SharedActivity;
 use crate::async_loop::{self, Ending};
-use crate::context::{Context, Interrupt, Pushing};
+use crate::context::{Context, Pushing, TrainError};
 use crate::metrics::Metrics;
 use crate::sync_loop;
 use crate::tasks::Tasks;
-use crate::view::View;
 
-/// How long pushes that were begun may take when we leave.
+/// Timeout of pushes in flight when the process leaves.
 const LAST_PUSH_MAX: Duration = Duration::from_secs(10);
 
-/// How long a trainer that shall leave may still work at its last task.
+/// Longest time that a trainer continues with its last task after it was told to leave.
 const LAST_TASK_MAX: Duration = Duration::from_secs(30);
 
 /// Settings of a trainer.
@@ -52,15 +52,15 @@ pub struct Args {
 /// Runs a trainer with the models in `registry` until the job is over or it is told to leave.
 ///
 /// # Errors
-/// What a person has to act on.
+/// Errors that require user action.
 pub async fn run(args: Args, registry: Registry) -> Result<(), Failure> {
-    let (id, common) = (chance::uuid(), &args.common);
+    let (id, common) = (random::uuid(), &args.common);
     let identity = init_logging("trainer", &common.job, id, &common.log)?;
     common.security.decide(Role::Trainer)?;
     live(args, registry, id, identity, Shutdown::install()?).await
 }
 
-/// The same for a process that logs and is told to leave in ways of its own.
+/// Runs a trainer in a process that provides its own logging and shutdown signal.
 ///
 /// # Errors
 /// As [`run`].
@@ -74,16 +74,16 @@ pub async fn live(
     let (id, args) = (TrainerId(id), args.common);
     let admin = Admin::bind(args.admin_listen).await?;
     let admin_address = args.admin_advertised(admin.local_addr())?;
-    let readiness = Readiness::new("connects to etcd");
+    let readiness = Readiness::new("connecting to etcd");
     let mut metrics_registry = prometheus_client::registry::Registry::default();
     let metrics = Metrics::register(&mut metrics_registry);
-    let view = View::new(id);
+    let activity = SharedActivity::new(id);
     let _admin =
-        admin.serve(content(&args, &readiness, metrics_registry, &shutdown, view.clone())?);
+        admin.serve(content(&args, &readiness, metrics_registry, &shutdown, activity.clone())?);
 
     let keys = args.keys();
     let etcd = Etcd::connect(&args.etcd_options()?).await?;
-    readiness.set_not_ready(format!("waits for {}", keys.job()));
+    readiness.set_not_ready(format!("waiting for {}", keys.job()));
     let entry = Entry {
         etcd: &etcd,
         keys: &keys,
@@ -91,13 +91,13 @@ pub async fn live(
         admin_address,
         registry: &registry,
         metrics,
-        view,
+        activity,
     };
     let leave = shutdown.token();
-    // The first life has the process's id; each lease that was lost begins another one.
+    // The first incarnation has the process's id; each lost lease begins another.
     let mut next = Some(id);
     loop {
-        let id = next.take().unwrap_or_else(|| TrainerId(chance::uuid()));
+        let id = next.take().unwrap_or_else(|| TrainerId(random::uuid()));
         let (session, context, incarnation) = tokio::select! {
             biased;
             joined = entry.join(id) => joined?,
@@ -112,75 +112,80 @@ pub async fn live(
             () = context.cluster.over() => Ok(()),
             () = leave_soon(&context, &leave) => Ok(()),
         };
-        // Lanes and tasks go to others at once.
+        // Lanes and tasks are reassigned at once.
         session.close(&etcd).await;
         match ending {
-            Err(Interrupt::Client(ClientError::Coord(CoordError::LeaseLost))) => {
-                // Whatever was under way is forgotten; if it arrived, it counts once.
-                warn!(%id, "the lease is lost: its work goes to others; registers anew");
-                readiness.set_not_ready("its lease is lost; waits for etcd");
+            Err(TrainError::Client(ClientError::Coord(CoordError::LeaseLost))) => {
+                // Work in progress is dropped; pushes that arrived count once.
+                warn!(%id, "lease lost: its work is reassigned; registering again");
+                readiness.set_not_ready("lease lost; waiting for etcd");
             }
             ending => {
                 ending?;
-                linger(&args, &readiness, &shutdown).await;
+                wait_after_completion(&args, &readiness, &shutdown).await;
                 return Ok(());
             }
         }
     }
 }
 
-/// What the admin port shows.
+/// Returns the content of the admin port.
 fn content(
     args: &CommonArgs,
     readiness: &Readiness,
     metrics: prometheus_client::registry::Registry,
     shutdown: &Shutdown,
-    view: View,
+    activity: SharedActivity,
 ) -> Result<AdminContent, Failure> {
-    let present = view.clone();
+    let present = activity.clone();
     Ok(AdminContent {
         role: "trainer",
         job: args.job.clone(),
-        id: Box::new(move || present.facts().id.0),
+        id: Box::new(move || present.activity().id.0),
         readiness: readiness.clone(),
         metrics,
         token: args.security.admin_token()?,
         shutdown: shutdown.clone(),
-        status: Box::new(move || json!(view.facts())),
+        status: Box::new(move || json!(activity.activity())),
         page: None,
     })
 }
 
-fn lease_lost() -> Interrupt {
-    Interrupt::Client(ClientError::Coord(CoordError::LeaseLost))
+fn lease_lost() -> TrainError {
+    TrainError::Client(ClientError::Coord(CoordError::LeaseLost))
 }
 
-/// In synchronous mode there is nothing to hand back: whoever gets our lanes computes them. But a step of
-/// which some blocks are done on all lanes has no checkpoint before all are, so pushes that were begun come to
-/// their end: if everybody leaves at once, nothing is lost. In asynchronous
-/// mode a task is finished first, if nothing is in its way: without its lease it goes to another trainer, and
-/// what of it arrived counts once.
+/// Completes after a request to leave, once no work of this trainer needs to finish.
+///
+/// In synchronous mode there is nothing to return: other trainers compute its lanes. But a step in
+/// progress, with blocks that already have all lanes, cannot be checkpointed until it is complete. So
+/// pushes in flight finish first: if all trainers leave at once, nothing is lost. In asynchronous mode the
+/// current task is finished first: without the lease it is dispatched to another trainer, and records that
+/// arrived count once.
+///
+/// Neither is waited for after a pserver is lost: the generation ends with its shard.
 async fn leave_soon(context: &Context, leave: &CancellationToken) {
     leave.cancelled().await;
-    match context.job.spec.mode {
-        // Longer than that only a pserver that is gone takes.
-        Mode::Sync => drop(timeout(LAST_PUSH_MAX, context.pushing.none()).await),
-        Mode::Async => sleep(LAST_TASK_MAX).await,
+    let work = async {
+        match context.job.spec.mode {
+            Mode::Sync => drop(timeout(LAST_PUSH_MAX, context.pushing.none()).await),
+            Mode::Async => sleep(LAST_TASK_MAX).await,
+        }
+    };
+    tokio::select! {
+        biased;
+        () = work => {}
+        () = context.cluster.pserver_lost() => {}
     }
 }
 
-async fn train(context: &Arc<Context>, leave: &CancellationToken) -> Result<(), Interrupt> {
+async fn train(context: &Arc<Context>, leave: &CancellationToken) -> Result<(), TrainError> {
     let mut clock = 0;
     loop {
         match train_one_generation(context, &mut clock, leave).await {
-            Ok(()) | Err(Interrupt::Client(ClientError::JobOver)) => return Ok(()),
-            Err(Interrupt::Client(ClientError::NewGeneration)) => {
+            Ok(()) | Err(TrainError::Client(ClientError::JobOver)) => return Ok(()),
+            Err(TrainError::Client(ClientError::NewGeneration)) => {
                 info!("the job began another generation");
-            }
-            // Reading and writing of data is worth another try; the job waits for it meanwhile.
-            Err(error @ (Interrupt::Store(_) | Interrupt::HeldOut(_))) => {
-                warn!(%error, "trying again");
-                sleep(Duration::from_secs(1)).await;
             }
             Err(error) => return Err(error),
         }
@@ -191,10 +196,10 @@ async fn train_one_generation(
     context: &Arc<Context>,
     clock: &mut u64,
     leave: &CancellationToken,
-) -> Result<(), Interrupt> {
+) -> Result<(), TrainError> {
     let pservers = context.pservers().await?;
     match train_with(context, &pservers, clock, leave).await {
-        // All others would come to the same, again and again.
+        // Every other trainer would diverge in the same way.
         Err(error) if error.is_divergence() => {
             error!(%error, "training has diverged");
             let caller = context.master.caller(pservers.generation());
@@ -211,7 +216,7 @@ async fn train_with(
     pservers: &Pservers,
     clock: &mut u64,
     leave: &CancellationToken,
-) -> Result<(), Interrupt> {
+) -> Result<(), TrainError> {
     let last = match context.job.spec.mode {
         Mode::Sync => sync_loop::train(context, pservers).await?,
         Mode::Async => match async_loop::train(context, pservers, clock, leave).await? {
@@ -222,7 +227,7 @@ async fn train_with(
     context.finish(pservers.generation(), &last).await
 }
 
-/// A trainer on its way into the job.
+/// Registers a trainer with the job.
 struct Entry<'a> {
     etcd: &'a Etcd,
     keys: &'a Keys,
@@ -230,15 +235,15 @@ struct Entry<'a> {
     admin_address: String,
     registry: &'a Registry,
     metrics: Metrics,
-    view: View,
+    activity: SharedActivity,
 }
 
 impl Entry<'_> {
-    /// Waits for the job, makes sure that this machine and this model fit it, and registers.
+    /// Waits for the job, checks that this machine and the model fit it, and registers.
     async fn join(&self, id: TrainerId) -> Result<(Session, Arc<Context>, Incarnation), Failure> {
         let (etcd, keys) = (self.etcd, self.keys);
-        self.view.note(|facts| facts.id = id);
-        // First of all, because it is what waits for an etcd that is away.
+        self.activity.note(|activity| activity.id = id);
+        // First, because this waits for an unavailable etcd.
         let session = Session::open_patiently(etcd, self.lease_ttl).await?;
         let job = wait_for_job(etcd, keys).await?;
         let numerics = check_numerics(etcd, keys).await?;
@@ -258,7 +263,7 @@ impl Entry<'_> {
         let record = TrainerRecord { admin: self.admin_address.clone(), numerics };
         let value = serde_json::to_vec(&record).expect("records are plain data");
         let created = etcd.create(&keys.trainer(id), &value, session.lease()).await?;
-        let revision = created.map_err(|_| Failure::internal("another trainer has our id"))?;
+        let revision = created.map_err(|_| Failure::internal("another trainer has the same id"))?;
 
         let cluster = Arc::new(Cluster::join(etcd, keys.clone()).await?);
         let options = ReadOptions::new(&job.spec.dataset, &manifest);
@@ -280,16 +285,17 @@ impl Entry<'_> {
             store,
             deadline: session.deadline(),
             metrics: self.metrics.clone(),
-            view: self.view.clone(),
+            activity: self.activity.clone(),
             pushing: Pushing::default(),
+            held_out_given_up: Mutex::default(),
             job,
         };
         Ok((session, Arc::new(context), Incarnation(revision)))
     }
 }
 
-/// Makes sure that this machine computes the same bits as the job's others; the first trainer
-/// decides which those are.
+/// Checks that this machine computes the same bits as the other trainers; the first trainer sets the
+/// reference.
 async fn check_numerics(etcd: &Etcd, keys: &Keys) -> Result<String, Failure> {
     let own = fingerprint();
     let value = serde_json::to_vec(&own).expect("a string is plain data");
@@ -299,8 +305,8 @@ async fn check_numerics(etcd: &Etcd, keys: &Keys) -> Result<String, Failure> {
         Err(found) => Err(Failure::new(
             ErrorKind::Denied,
             format!(
-                "this machine computes other bits than the job's (numerics {own}, the job has {}); \
-                 use a machine of the same kind",
+                "the numerics fingerprint {own} of this machine differs from that of the job, {}; \
+                 use a machine of the same type",
                 String::from_utf8_lossy(&found.value)
             ),
         )),
@@ -315,7 +321,9 @@ fn checked_layout(model: &dyn Model) -> Result<Layout, Failure> {
     }
     let total = params.iter().fold(0_usize, |sum, param| sum.saturating_add(param.len()));
     if total == 0 || 1 << 32 < total {
-        return Err(Failure::invalid(format!("a model of {total} values cannot be trained")));
+        return Err(Failure::invalid(format!(
+            "the model has {total} values; the range is 1 to 2^32"
+        )));
     }
     Ok(Layout::new(params))
 }

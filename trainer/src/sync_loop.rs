@@ -1,8 +1,8 @@
-//! Synchronous training: computes the lanes in this trainer's care, step by step.
+//! Synchronous training: computes the lanes assigned to this trainer, step by step.
 //!
-//! A contribution is named by step and lane, and its bits depend on nothing else. So it does no
-//! harm to compute one that somebody else computes too, and whenever lanes come to this trainer in
-//! the middle of a step it simply computes them for that step.
+//! A contribution is named by step and lanes, and its bits depend on nothing else. Computing one that
+//! another trainer computes as well is therefore harmless, and lanes that are assigned in the middle of a
+//! step are simply computed for that step.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use steadfast_client::{ClientError, Gradient, Name, Pservers, Pulled};
+use steadfast_common::applied_records::checksum;
 use steadfast_common::dataset::Records;
 use steadfast_common::ids::{Lane, Pass, RequestId, TaskId, Version};
 use steadfast_common::lane_tree::{LaneSums, LaneTree, Node};
 use steadfast_common::schedule::LaneSchedule;
-use steadfast_common::status::Spent;
-use steadfast_common::tally::checksum;
-use steadfast_host::chance;
+use steadfast_common::status::TimeBreakdown;
+use steadfast_host::random;
 use steadfast_host::task::{TaskSet, in_place};
 use steadfast_host::time::{Instant, sleep};
 use steadfast_host::traces::TRACE;
@@ -26,24 +26,24 @@ use steadfast_trainer_core::{Batch, MicroBatch, Parameters};
 use tokio::sync::watch;
 use tracing::{Instrument, debug, info_span, warn};
 
-use crate::context::{Context, Interrupt, Last};
+use crate::context::{Context, Evaluated, Last, TrainError};
 use crate::follow::{Assignment, Follower};
 use crate::tasks::TaskError;
 
-/// Pause before data that could not be reached are tried again, unless another trainer tries first.
+/// Pause before unreadable data is retried, unless another trainer is to try first.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Steps whose data are loaded before they are due.
+/// Number of steps whose data is loaded ahead.
 const AHEAD: u64 = 2;
 
-/// The present pass and the next one.
+/// Number of schedules kept: the current pass and the next one.
 const SCHEDULES_KEPT: usize = 2;
 
-/// Trains until the job has all its passes (or steps).
+/// Trains until the job has completed all its passes (or steps).
 ///
 /// # Errors
-/// Another generation, the end of the job, or what a person has to act on.
-pub async fn train(context: &Arc<Context>, pservers: &Pservers) -> Result<Last, Interrupt> {
+/// Another generation, the end of the job, or an error that requires user action.
+pub async fn train(context: &Arc<Context>, pservers: &Pservers) -> Result<Last, TrainError> {
     let follower = Follower::start(context.clone(), pservers.generation());
     let mut worker = Worker {
         context,
@@ -56,8 +56,12 @@ pub async fn train(context: &Arc<Context>, pservers: &Pservers) -> Result<Last, 
         pushes: TaskSet::default(),
         evaluation: TaskSet::default(),
     };
-    let mut position = worker.pull_first().await?;
+    let mut position = worker.begin().await?;
     while !worker.is_last(&position) {
+        if worker.is_idle() {
+            position = worker.begin().await?;
+            continue;
+        }
         follower.report(position);
         worker.evaluate_in_background(&position);
         let (version, pass) = (position.version.0, position.pass.0);
@@ -79,22 +83,22 @@ struct Worker<'a> {
     pservers: &'a Pservers,
     assignment: watch::Receiver<Assignment>,
     tree: LaneTree,
-    /// Tasks given up, as the master or our own reports told.
+    /// Tasks given up according to replies to this trainer's own reports.
     given_up: BTreeMap<Pass, BTreeSet<TaskId>>,
-    /// Of the present pass, and of the next one when it is near.
+    /// Lane schedules of the current pass, and of the next one near its end.
     schedules: BTreeMap<Pass, LaneSchedule>,
     parameters: Parameters,
-    /// Pushes that were not answered yet. Some are of earlier steps: a version can be there before all who
-    /// contributed to it have heard so. Calls that are given up in each step would break the connection.
+    /// Pushes in flight. Some are of earlier steps: a version can be complete before all its contributors
+    /// have received their replies. Cancelling calls in every step would break the connection.
     pushes: TaskSet<Result<Version, ClientError>>,
-    /// At most one; ends with the worker.
+    /// At most one evaluation; cancelled with the worker.
     evaluation: TaskSet<()>,
 }
 
-/// The part of a step after our gradients were computed.
+/// The part of a step after this trainer's gradients were computed.
 struct Waited {
     began: Instant,
-    /// Until our last push was answered.
+    /// Time until the last push was acknowledged.
     pushed: Duration,
 }
 
@@ -103,29 +107,49 @@ impl Waited {
         Self { began: Instant::now(), pushed: Duration::ZERO }
     }
 
-    /// What it went to, now that the next parameters are here.
-    fn spent(&self, pulled: &Pulled) -> Spent {
+    /// Returns the time breakdown once the next parameters were pulled.
+    fn time_breakdown(&self, pulled: &Pulled) -> TimeBreakdown {
         let all = self.began.elapsed();
         let pull = pulled.transfer.min(all);
         let push = self.pushed.min(all - pull);
-        Spent {
+        TimeBreakdown {
             push: push.as_secs_f64(),
             pull: pull.as_secs_f64(),
             wait: (all - pull - push).as_secs_f64(),
             moved_bytes: pulled.bytes,
-            ..Spent::default()
+            ..TimeBreakdown::default()
         }
     }
 }
 
-/// When a lane is to be tried again after one of its tasks failed.
+/// When to retry a lane after one of its tasks failed.
 enum AfterFailure {
     Again,
     Later,
 }
 
 impl Worker<'_> {
-    async fn pull_first(&mut self) -> Result<Pulled, Interrupt> {
+    /// Whether no lane is assigned to this trainer.
+    fn is_idle(&self) -> bool {
+        self.assignment.borrow().lanes.is_empty()
+    }
+
+    /// Waits until a lane is assigned, and pulls the current parameters. Until then this trainer causes no
+    /// load: it pulls no parameters.
+    async fn begin(&mut self) -> Result<Pulled, TrainError> {
+        self.context.activity.note(|activity| {
+            activity.lanes = Vec::new();
+            activity.doing = "waiting for a lane: there are more trainers than lanes";
+        });
+        while self.is_idle() {
+            tokio::select! {
+                biased;
+                changed = self.assignment.changed() => {
+                    changed.map_err(|_| ClientError::NewGeneration)?;
+                }
+                () = self.context.cluster.over() => return Err(ClientError::JobOver.into()),
+            }
+        }
         let mut values = vec![0.0; self.context.layout.len()];
         let position = self.pservers.pull_step(Version(0), &mut values).await?;
         self.parameters = Parameters::new(self.context.layout.clone(), values);
@@ -138,14 +162,14 @@ impl Worker<'_> {
             || spec.steps.is_some_and(|steps| steps <= position.version.0)
     }
 
-    /// Computes our lanes of one step and waits for the next version.
-    async fn step(&mut self, position: Pulled) -> Result<Pulled, Interrupt> {
+    /// Computes the assigned lanes of one step and waits for the next version.
+    async fn step(&mut self, position: Pulled) -> Result<Pulled, TrainError> {
         let assigned = self.assignment.borrow().lanes.clone();
-        self.context.view.note(|facts| {
-            facts.pass = position.pass;
-            facts.version = position.version;
-            facts.lanes = assigned;
-            facts.doing = "training";
+        self.context.activity.note(|activity| {
+            activity.pass = position.pass;
+            activity.version = position.version;
+            activity.lanes = assigned;
+            activity.doing = "training";
         });
         let mut next = vec![0.0; self.context.layout.len()];
         let mut done = BTreeSet::new();
@@ -170,14 +194,14 @@ impl Worker<'_> {
                     pulled = &mut pull => {
                         let pulled = pulled?;
                         self.context.metrics.pulled(waited.began.elapsed());
-                        self.context.view.spend(waited.spent(&pulled));
+                        self.context.activity.add_time(waited.time_breakdown(&pulled));
                         break pulled;
                     }
                     changed = self.assignment.changed() => {
                         changed.map_err(|_| ClientError::NewGeneration)?;
                     }
                     Some(pushed) = self.pushes.join_next() => {
-                        let of = pushed.map_err(|error| Interrupt::Broken(error.to_string()))??;
+                        let of = pushed.map_err(|error| TrainError::Broken(error.to_string()))??;
                         if of == position.version {
                             waited.pushed = waited.began.elapsed();
                         }
@@ -189,13 +213,13 @@ impl Worker<'_> {
         Ok(pulled)
     }
 
-    /// Computes the lanes of a node, adds them up and sends them off; says which. Those are missing
-    /// whose data could not be loaded: if they stay ours they are to be tried again.
+    /// Computes the lanes of a node, adds them up and pushes the sums; returns the lanes that were pushed.
+    /// Lanes whose data could not be loaded are missing; they must be retried while they remain assigned.
     async fn contribute(
         &mut self,
         position: Pulled,
         node: Node,
-    ) -> Result<BTreeSet<Lane>, Interrupt> {
+    ) -> Result<BTreeSet<Lane>, TrainError> {
         let (mut sums, mut shares) = (LaneSums::new(self.tree), BTreeMap::new());
         for lane in node.lanes() {
             if let Some((share, gradient)) = self.compute(position, lane).await? {
@@ -218,7 +242,9 @@ impl Worker<'_> {
                 let started = Instant::now();
                 let moved_bytes = pservers.push(name, sum).await?;
                 context.metrics.pushed(started.elapsed());
-                context.view.spend(Spent { moved_bytes, ..Spent::default() });
+                context
+                    .activity
+                    .add_time(TimeBreakdown { moved_bytes, ..TimeBreakdown::default() });
                 Ok(position.version)
             };
             let lane = node.first().0;
@@ -227,22 +253,23 @@ impl Worker<'_> {
         Ok(shares.into_keys().collect())
     }
 
-    /// Computes one lane's part of the step, if its data can be loaded; no gradient if it has no
-    /// record.
+    /// Computes one lane's part of the step, if its data can be loaded; without a gradient if it has no
+    /// records.
     async fn compute(
         &mut self,
         position: Pulled,
         lane: Lane,
-    ) -> Result<Option<(LaneShare, Option<Gradient>)>, Interrupt> {
+    ) -> Result<Option<(LaneShare, Option<Gradient>)>, TrainError> {
         let step = position.version.0 - position.pass_start.0;
         let started = Instant::now();
         let read = info_span!(target: TRACE, "read", lane = lane.0);
         let records = self.records(position.pass, step, lane).instrument(read).await?;
         let data = started.elapsed().as_secs_f64();
-        self.context.view.spend(Spent { data, ..Spent::default() });
+        self.context.activity.add_time(TimeBreakdown { data, ..TimeBreakdown::default() });
         let Some((records, checksum)) = records else { return Ok(None) };
-        let given_up = self.given_up(position.pass);
-        let last = self.schedule(position.pass).steps_of(lane, &given_up) <= step + 1;
+        let Some(last) = self.is_last_step(position.pass, step, lane).await? else {
+            return Ok(None);
+        };
         let share = LaneShare { records: records.len() as u32, last, checksum };
         if records.is_empty() {
             return Ok(Some((share, None)));
@@ -262,33 +289,31 @@ impl Worker<'_> {
         Ok(Some((share, Some(gradient))))
     }
 
-    /// The records of a lane's micro-batch, and the sum of their checksums. A task that cannot be
-    /// loaded is reported; once the master gives it up the lane goes on without it. Nothing if the
-    /// lane has to wait, or is another trainer's now.
+    /// Returns the records of a lane's micro-batch and the sum of their checksums. Reports a task that
+    /// cannot be loaded; once the master gives it up, the lane continues without it. Returns `None` if the
+    /// lane must wait or was reassigned.
     async fn records(
         &mut self,
         pass: Pass,
         step: u64,
         lane: Lane,
-    ) -> Result<Option<(Records, u64)>, Interrupt> {
+    ) -> Result<Option<(Records, u64)>, TrainError> {
         'again: loop {
             let given_up = self.given_up(pass);
-            let pieces = self.schedule(pass).micro_batch(lane, step, &given_up);
+            let parts = self.schedule(pass).micro_batch(lane, step, &given_up);
             let (mut records, mut sum) = (Records::default(), 0_u64);
-            for piece in &pieces {
-                match self.context.tasks.get(pass, piece.task).await {
+            for part in &parts {
+                match self.context.tasks.get(pass, part.task).await {
                     Ok(task) => {
-                        let positions: Vec<u32> = piece.positions.clone().collect();
+                        let positions: Vec<u32> = part.positions.clone().collect();
                         records.extend(&task.select(&positions));
-                        let of_piece = checksum(pass, piece.task, piece.positions.clone());
-                        sum = sum.wrapping_add(of_piece);
+                        let of_range = checksum(pass, part.task, part.positions.clone());
+                        sum = sum.wrapping_add(of_range);
                     }
-                    Err(error) => {
-                        match self.report_failure(pass, piece.task, lane, &error).await? {
-                            AfterFailure::Again => continue 'again,
-                            AfterFailure::Later => return Ok(None),
-                        }
-                    }
+                    Err(error) => match self.report_failure(pass, part.task, lane, &error).await? {
+                        AfterFailure::Again => continue 'again,
+                        AfterFailure::Later => return Ok(None),
+                    },
                 }
             }
             self.prefetch(pass, step, lane, &given_up);
@@ -296,11 +321,34 @@ impl Worker<'_> {
         }
     }
 
-    /// Begins to load what the lane computes in the next steps, be they of the next pass.
+    /// Whether the lane has no records after `step`. Reads the next task first, so that all trainers give the
+    /// same answer whatever they know of tasks given up: a lane whose last tasks cannot be read ends with its
+    /// last record, not a step later. Returns `None` if the lane must wait or was reassigned.
+    async fn is_last_step(
+        &mut self,
+        pass: Pass,
+        step: u64,
+        lane: Lane,
+    ) -> Result<Option<bool>, TrainError> {
+        loop {
+            let given_up = self.given_up(pass);
+            let next = self.schedule(pass).micro_batch(lane, step + 1, &given_up);
+            let Some(part) = next.first() else { return Ok(Some(true)) };
+            let Err(error) = self.context.tasks.get(pass, part.task).await else {
+                return Ok(Some(false));
+            };
+            match self.report_failure(pass, part.task, lane, &error).await? {
+                AfterFailure::Again => {}
+                AfterFailure::Later => return Ok(None),
+            }
+        }
+    }
+
+    /// Starts to load the lane's data for the next steps, including those of the next pass.
     fn prefetch(&mut self, pass: Pass, step: u64, lane: Lane, given_up: &BTreeSet<TaskId>) {
         for ahead in 1..=AHEAD {
-            for piece in self.schedule(pass).micro_batch(lane, step + ahead, given_up) {
-                self.context.tasks.prefetch(pass, piece.task);
+            for part in self.schedule(pass).micro_batch(lane, step + ahead, given_up) {
+                self.context.tasks.prefetch(pass, part.task);
             }
         }
         let left = self.schedule(pass).steps_of(lane, given_up).saturating_sub(step + 1);
@@ -309,8 +357,8 @@ impl Worker<'_> {
             return;
         }
         for step in 0..AHEAD.saturating_sub(left) {
-            for piece in self.schedule(next).micro_batch(lane, step, &BTreeSet::new()) {
-                self.context.tasks.prefetch(next, piece.task);
+            for part in self.schedule(next).micro_batch(lane, step, &BTreeSet::new()) {
+                self.context.tasks.prefetch(next, part.task);
             }
         }
     }
@@ -321,12 +369,12 @@ impl Worker<'_> {
         task: TaskId,
         lane: Lane,
         error: &TaskError,
-    ) -> Result<AfterFailure, Interrupt> {
+    ) -> Result<AfterFailure, TrainError> {
         warn!(%task, %pass, %error, "task cannot be computed");
         self.context.metrics.failed();
         let request = FailTaskRequest {
             caller: self.context.master.caller(self.pservers.generation()),
-            request_id: RequestId(chance::uuid()).0.to_string(),
+            request_id: RequestId(random::uuid()).0.to_string(),
             pass: pass.0,
             task: task.0,
             reason: error.to_string(),
@@ -364,7 +412,7 @@ impl Worker<'_> {
         })
     }
 
-    /// At the beginning of a pass the owner of the first lane evaluates what the last one brought.
+    /// At the beginning of a pass, the trainer of the first lane evaluates the result of the previous pass.
     fn evaluate_in_background(&mut self, position: &Pulled) {
         let begins = position.version == position.pass_start && 0 < position.pass.0;
         let is_ours = self.assignment.borrow().lanes.first() == Some(&Lane(0));
@@ -376,16 +424,16 @@ impl Worker<'_> {
         let (context, parameters) = (self.context.clone(), self.parameters.clone());
         let (generation, position) = (self.pservers.generation(), *position);
         self.evaluation.spawn(async move {
-            match context.evaluate(&parameters).await {
-                Ok(Some(sums)) => {
+            match context.evaluate(&parameters, generation).await {
+                Ok(Evaluated { sums, .. }) if 0 < sums.records => {
                     let figures = context.wire(&sums, position.pass, position.version);
                     if let Err(error) = context.master.report_evaluation(generation, figures).await
                     {
                         debug!(%error, "evaluation not reported");
                     }
                 }
-                Ok(None) => {}
-                Err(error) => warn!(%error, "no evaluation"),
+                Ok(_) => {}
+                Err(error) => warn!(%error, "evaluation failed"),
             }
         });
     }

@@ -1,4 +1,4 @@
-//! Records of tasks, loaded ahead of their use and shared between lanes.
+//! Records of tasks, loaded ahead of use and shared between lanes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -13,13 +13,13 @@ use steadfast_host::task::spawn;
 use steadfast_proto::v1::fail_task_request::Cause;
 use steadfast_trainer_core::{Batch, Model, ModelError};
 
-/// Tasks kept in memory at least.
+/// Minimum number of tasks kept in memory.
 const KEPT_MIN: usize = 8;
 
-/// Records kept from pass to pass, so that a small dataset is read once.
+/// Maximum size of records kept between passes; smaller datasets are read once.
 const KEPT_BYTES_MAX: usize = 256 << 20;
 
-/// Why a task has no records for us.
+/// The reason why the records of a task could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
     #[error(transparent)]
@@ -28,15 +28,15 @@ pub enum TaskError {
     BadRecord { file: String, record: u64, source: ModelError },
     #[error(transparent)]
     Model(ModelError),
-    #[error("the reader broke: {0}")]
+    #[error("the reader failed: {0}")]
     Broken(String),
 }
 
 impl TaskError {
-    /// Whether everybody would fail alike.
+    /// Returns the cause: whether every trainer would fail in the same way.
     pub fn cause(&self) -> Cause {
         match self {
-            // Another machine may hold the file as it was.
+            // Another machine may have the unchanged file.
             Self::Data(DataError::Changed { .. }) => Cause::Transient,
             Self::Data(error) => match error.kind() {
                 steadfast_data::ErrorKind::Permanent => Cause::Data,
@@ -48,24 +48,24 @@ impl TaskError {
     }
 }
 
-/// A loaded task, or what kept it from loading.
+/// The records of a task, or the error of loading it.
 pub type Loaded = Result<Arc<Records>, Arc<TaskError>>;
 
 type Load = Shared<BoxFuture<'static, Loaded>>;
 
-/// Reads tasks in the background and keeps the last ones.
+/// Reads tasks in the background and keeps the latest ones.
 pub struct Tasks {
     manifest: Arc<Manifest>,
     options: ReadOptions,
     seed: u64,
     model: Arc<dyn Model>,
-    /// Loads by pass and task, oldest first in the queue. Guards only itself.
+    /// Loads by pass and task, with a queue from oldest to newest. The mutex guards only this field.
     loads: Mutex<Loads>,
-    /// Records in the order of the files. Guards only itself.
+    /// Records in the order of the files. The mutex guards only this field.
     kept: Mutex<Kept>,
 }
 
-/// The first tasks that were read, as many as fit.
+/// The first tasks that were read, up to the maximum size.
 #[derive(Default)]
 struct Kept {
     of: BTreeMap<TaskId, Arc<Records>>,
@@ -80,7 +80,7 @@ struct Loads {
 }
 
 impl Tasks {
-    /// Reads the dataset of `manifest`; keeps about `in_use` tasks, and as many ahead.
+    /// Creates a reader for the dataset of `manifest` that keeps about `in_use` tasks, and as many ahead.
     pub fn new(
         manifest: Arc<Manifest>,
         options: ReadOptions,
@@ -99,20 +99,20 @@ impl Tasks {
         }
     }
 
-    /// The dataset.
+    /// Returns the manifest of the dataset.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// Begins to load a task, unless it is loaded or loading.
+    /// Starts to load a task, unless it is loaded or loading.
     pub fn prefetch(self: &Arc<Self>, pass: Pass, task: TaskId) {
         drop(self.load(pass, task));
     }
 
-    /// The records of a task in the order of `pass`.
+    /// Returns the records of a task in the order of `pass`.
     ///
     /// # Errors
-    /// If they cannot be read, or one is unfit for the model. The next call tries again.
+    /// If the records cannot be read, or the model does not accept one. The next call retries.
     pub async fn get(self: &Arc<Self>, pass: Pass, task: TaskId) -> Loaded {
         let loaded = self.load(pass, task).await;
         if loaded.is_err() {
@@ -147,7 +147,7 @@ impl Tasks {
         Ok(records.select(&order))
     }
 
-    /// The records of a task as they stand in the files, checked against the model.
+    /// Returns the records of a task in the order of the files, checked against the model.
     ///
     /// # Errors
     /// As [`Tasks::get`].
@@ -163,7 +163,7 @@ impl Tasks {
         Ok(records)
     }
 
-    /// Says in which file a bad record stands.
+    /// Adds the file and record number of a bad record to its error.
     fn located(&self, task: TaskId, source: ModelError) -> TaskError {
         let (ModelError::BadFeature { record, .. }
         | ModelError::BadLabel { record, .. }

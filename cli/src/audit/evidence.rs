@@ -1,18 +1,16 @@
-//! Reads what an audit looks at: etcd as of one revision, the dataset manifest, and the shard files
-//! of one checkpoint.
+//! Reads the input of an audit: etcd at one revision, the dataset manifest, and the shard files of one
+//! checkpoint.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use steadfast_audit::{Cut, Evidence, Group, SlotCounts};
-use steadfast_checkpoint::{Checkpoint, Fault, ShardFile, verify};
+use steadfast_audit::{CheckpointEvidence, Evidence, Group, SlotCounts};
+use steadfast_checkpoint::{Checkpoint, CheckpointError, ShardFile, verify};
 use steadfast_common::dataset::Manifest;
 use steadfast_common::error::ErrorKind;
-use steadfast_common::ids::{Pass, TaskId};
+use steadfast_common::given_up::GivenUpRecord;
+use steadfast_common::ids::TaskId;
 use steadfast_common::keys::Keys;
-use steadfast_common::records::{
-    CheckpointRecord, DiscardedTask, GenerationRecord, ResultRecord, TaskRecord,
-};
-use steadfast_common::spec::Mode;
+use steadfast_common::records::{CheckpointRecord, GenerationRecord, ResultRecord};
 use steadfast_coord::{Entry, View};
 use steadfast_process::Failure;
 use steadfast_store::Location;
@@ -22,7 +20,7 @@ use crate::checkpoint::explain;
 use crate::checkpoint::manifests::{self, Manifest as Listed, open_store, store_failure};
 use crate::job_args::Job;
 
-/// Reads everything; `wanted` names a checkpoint, or how its id begins.
+/// Reads the evidence; `wanted` is the id of a checkpoint or a unique prefix of it.
 ///
 /// # Errors
 /// If there is no such job or checkpoint, or something cannot be read.
@@ -38,17 +36,17 @@ pub async fn read(job: &Job, wanted: Option<&str>) -> Result<Evidence, Failure> 
     let checkpoint = match chosen {
         Some((id, manifest)) => {
             let is_final = result.as_ref().is_some_and(|it| it.checkpoint.as_ref() == Some(&id));
-            match cut(&store, id.clone(), manifest, is_final).await {
-                Ok(cut) => Some(cut),
-                Err(Fault::Missing { .. })
+            match checkpoint(&store, id.clone(), manifest, is_final).await {
+                Ok(checkpoint) => Some(checkpoint),
+                Err(CheckpointError::Missing { .. })
                     if job.etcd.get(&keys.checkpoint(&id)).await?.is_none() =>
                 {
                     let message =
-                        format!("checkpoint {id} was deleted meanwhile; audit a newer one");
+                        format!("checkpoint {id} was deleted during the audit; audit a newer one");
                     return Err(Failure::new(ErrorKind::Stale, message));
                 }
-                Err(fault) => {
-                    let failure = explain(fault, &store, &record).await;
+                Err(error) => {
+                    let failure = explain(error, &store, &record).await;
                     return Err(failure.context(format!("checkpoint {id}")));
                 }
             }
@@ -56,7 +54,7 @@ pub async fn read(job: &Job, wanted: Option<&str>) -> Result<Evidence, Failure> 
         None => None,
     };
     Ok(Evidence {
-        discarded: discarded(&view, keys, record.spec.mode, &manifest)?,
+        discarded: discarded(&view, keys)?,
         generations: generations(&view, keys)?,
         spec: record.spec,
         manifest,
@@ -70,8 +68,8 @@ fn below<'a>(view: &'a View, prefix: &'a str) -> impl Iterator<Item = (&'a str, 
     all.map_while(move |(key, entry)| Some((key.strip_prefix(prefix)?, entry)))
 }
 
-/// The checkpoint that is meant: the one that `wanted` names, or else the final one of a job that is
-/// over, or the latest, if there is one.
+/// Selects the checkpoint: the one that `wanted` names, else the final one of a job that has ended, else the
+/// latest, if there is one.
 fn chosen(
     job: &Job,
     manifests: &[Listed],
@@ -96,40 +94,12 @@ async fn dataset(store: &Location, digest: &str) -> Result<Manifest, Failure> {
         .map_err(|reason| Failure::invalid(format!("{place} is damaged: {reason}")))
 }
 
-/// Tasks that were given up: under keys of their own, or among the keys of a synchronous job's
-/// rounds, which are its passes.
-fn discarded(
-    view: &View,
-    keys: &Keys,
-    mode: Mode,
-    manifest: &Manifest,
-) -> Result<Vec<DiscardedTask>, Failure> {
-    let mut all = Vec::new();
-    let mut list = |pass: Pass, task: TaskId, reason: String| {
-        all.push(DiscardedTask { pass, task, reason, records: manifest.records_named(task) });
-    };
-    match mode {
-        Mode::Async => {
-            let prefix = keys.given_up_prefix();
-            for (_, entry) in below(view, &prefix) {
-                if let Some((pass, task)) = keys.given_up_of(&entry.key) {
-                    list(pass, task, entry.json()?);
-                }
-            }
-        }
-        Mode::Sync => {
-            let prefix = keys.tasks_prefix();
-            for (rest, entry) in below(view, &prefix) {
-                let round = rest.split_once('/').and_then(|(round, _)| round.parse().ok());
-                let Some(round) = round else { continue };
-                let Some(task) = keys.task_of(u64::from(round), &entry.key) else { continue };
-                if let TaskRecord::Discarded { reason, .. } = entry.json()? {
-                    list(Pass(round), task, reason);
-                }
-            }
-        }
-    }
-    Ok(all)
+/// Reads the tasks that were given up.
+fn discarded(view: &View, keys: &Keys) -> Result<BTreeMap<TaskId, GivenUpRecord>, Failure> {
+    let prefix = keys.given_up_prefix();
+    let of = |(_, entry): (&str, &Entry)| Some((keys.given_up_of(&entry.key)?, entry.json()));
+    let all = below(view, &prefix).filter_map(of);
+    all.map(|(task, record)| Ok((task, record?))).collect()
 }
 
 fn generations(view: &View, keys: &Keys) -> Result<Vec<GenerationRecord>, Failure> {
@@ -142,45 +112,50 @@ fn generations(view: &View, keys: &Keys) -> Result<Vec<GenerationRecord>, Failur
     Ok(all)
 }
 
-/// What the shard files of a checkpoint say; the parameters as well if it is the final one.
-async fn cut(
+/// Reads the shard files of a checkpoint, and verifies the parameters if it is the final one.
+async fn checkpoint(
     store: &Location,
     id: String,
     record: CheckpointRecord,
     is_final: bool,
-) -> Result<Cut, Fault> {
+) -> Result<CheckpointEvidence, CheckpointError> {
     let slots = counts(store, &record).await?;
     let parameters_sha256 = match is_final {
         true => Some(verify(store, &record).await?.parameters_sha256),
         false => None,
     };
-    Ok(Cut {
+    Ok(CheckpointEvidence {
         generation: record.generation,
         position: record.position,
         slots,
         queue: record.queue,
-        set_aside: record.set_aside,
+        invalidated: record.invalidated,
         parameters_sha256,
         id,
     })
 }
 
-/// What the blocks of each slot reflect. Every block is in one shard.
-async fn counts(store: &Location, record: &CheckpointRecord) -> Result<Vec<SlotCounts>, Fault> {
+/// Reads the applied records of each slot's blocks, and checks that every block is in exactly one shard.
+async fn counts(
+    store: &Location,
+    record: &CheckpointRecord,
+) -> Result<Vec<SlotCounts>, CheckpointError> {
     let checkpoint = Checkpoint::open(store, record).await?;
     let (mut slots, mut seen) = (Vec::new(), BTreeSet::new());
     for shard in &record.shards {
         let file = checkpoint.read(shard, &|_| false).await?;
         if let Some(number) = file.numbers().find(|number| !seen.insert(*number)) {
             let name = checkpoint.names().block(number).1;
-            let reason = format!("it holds `{name}`, which another shard holds as well");
-            return Err(Fault::Damaged { object: shard.object.clone(), reason });
+            let reason = format!("it holds `{name}`, which another shard also holds");
+            return Err(CheckpointError::Damaged { object: shard.object.clone(), reason });
         }
         slots.push(SlotCounts { slot: shard.slot, groups: groups(&file) });
     }
     let all = checkpoint.layout().blocks().len() as u32;
     match (0..all).find(|number| !seen.contains(number)) {
-        Some(number) => Err(Fault::NotHeld { tensor: checkpoint.names().block(number).1 }),
+        Some(number) => {
+            Err(CheckpointError::NotHeld { tensor: checkpoint.names().block(number).1 })
+        }
         None => Ok(slots),
     }
 }
@@ -192,9 +167,8 @@ fn groups(file: &ShardFile) -> Vec<Group> {
         let count = meta.count_of.get(&number).copied().unwrap_or(0);
         *blocks.entry(count).or_default() += 1;
     }
-    let group = |(at, counted): (usize, &steadfast_common::tally::Counted)| Group {
-        counted: counted.clone(),
-        blocks: blocks.get(&at).copied().unwrap_or(0),
+    let group = |(at, counted): (usize, &steadfast_common::applied_records::AppliedRecords)| {
+        Group { counted: counted.clone(), blocks: blocks.get(&at).copied().unwrap_or(0) }
     };
     meta.counts.iter().enumerate().map(group).collect()
 }

@@ -1,4 +1,4 @@
-//! An authority, and what it signs.
+//! The certificate authority of a job and the certificates that it signs.
 
 use std::fs;
 use std::io::Write;
@@ -19,19 +19,19 @@ use super::{InitArgs, RenewArgs};
 /// The folder of the authority itself.
 const AUTHORITY: &str = "ca";
 
-/// The folder of the certificate that all members of etcd show.
+/// The folder of the certificate that all etcd members share.
 const ETCD: &str = "etcd";
 
-/// Life of the authority: long, since whoever trusts it has to be told of another.
+/// Lifetime of the authority: long, because replacing it requires new files on every machine.
 const AUTHORITY_DAYS: i64 = 3650;
 
-/// Clocks differ.
+/// Tolerance for clock skew: certificates are valid from this long before their creation.
 const EARLIER: Duration = Duration::hours(1);
 
-/// How others reach an etcd of the same machine.
+/// Names under which an etcd member is reached on its own machine.
 const LOCAL: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 
-/// Makes what is missing.
+/// Creates the authority and the certificates that are missing.
 pub fn init(args: &InitArgs) -> Result<(), Failure> {
     let folder = args.dir.join(AUTHORITY);
     if !folder.join(CERTIFICATE_FILE).exists() {
@@ -54,7 +54,7 @@ pub fn init(args: &InitArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes all certificates anew but the authority's.
+/// Issues new certificates for all folders except the authority's.
 pub fn renew(args: &RenewArgs) -> Result<(), Failure> {
     let authority = Authority::read(&args.dir)?;
     let mut some = false;
@@ -74,11 +74,11 @@ pub fn renew(args: &RenewArgs) -> Result<(), Failure> {
     }
     let dir = args.dir.display();
     Err(Failure::invalid(format!(
-        "no certificates are in {dir}; `steadfast certs init` makes some"
+        "no certificates in {dir}; create them with `steadfast certs init`"
     )))
 }
 
-/// Folders, and the names of the certificates in them.
+/// Folders and the DNS names of their certificates.
 fn wanted(args: &InitArgs) -> Vec<(&'static str, Vec<String>)> {
     let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
     let mut wanted: Vec<_> = Role::ALL
@@ -109,14 +109,14 @@ impl Authority {
         let (pem, key) = (read(CERTIFICATE_FILE)?, read(KEY_FILE)?);
         let bad = |error: rcgen::Error| {
             let folder = dir.join(AUTHORITY);
-            Failure::invalid(format!("the authority in {}: {error}", folder.display()))
+            Failure::invalid(format!("cannot use the authority in {}: {error}", folder.display()))
         };
         let key = KeyPair::from_pem(&key).map_err(bad)?;
         let issuer = Issuer::from_ca_cert_pem(&pem, key).map_err(bad)?;
         Ok(Self { pem, issuer })
     }
 
-    /// A certificate for both ends of a connection; its common name is the user that etcd takes it for.
+    /// Issues a certificate for client and server use; its common name is the etcd user.
     fn issue(
         &self,
         folder: &Path,
@@ -125,8 +125,9 @@ impl Authority {
         days: u32,
     ) -> Result<(), Failure> {
         let key = key()?;
-        let mut params = CertificateParams::new(names)
-            .map_err(|error| Failure::invalid(format!("the names of {user}: {error}")))?;
+        let mut params = CertificateParams::new(names).map_err(|error| {
+            Failure::invalid(format!("invalid name for the certificate of {user}: {error}"))
+        })?;
         params.distinguished_name.push(DnType::CommonName, user);
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages =
@@ -158,10 +159,10 @@ fn key() -> Result<KeyPair, Failure> {
 }
 
 fn broken(error: rcgen::Error) -> Failure {
-    Failure::internal(format!("cannot make a certificate: {error}"))
+    Failure::internal(format!("cannot create a certificate: {error}"))
 }
 
-/// Writes a folder's files, the certificate last: whoever sees it new sees all new.
+/// Writes a folder's files, the certificate last: a reader of the new certificate finds the other new files.
 fn write(folder: &Path, key: &KeyPair, certificate: &str, authority: &str) -> Result<(), Failure> {
     let failed = |error: &std::io::Error| {
         Failure::io(format!("cannot write certificates to {}", folder.display()), error)
@@ -178,7 +179,7 @@ fn write(folder: &Path, key: &KeyPair, certificate: &str, authority: &str) -> Re
         .map_err(|error| failed(&error))
 }
 
-/// Writes a file so that nobody sees half of it.
+/// Replaces a file atomically.
 fn replace(path: &Path, text: &str, mode: u32) -> std::io::Result<()> {
     let next: PathBuf = path.with_extension("new");
     let _ = fs::remove_file(&next);

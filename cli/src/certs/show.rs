@@ -1,4 +1,4 @@
-//! What certificates there are.
+//! Lists the certificates of a folder.
 
 use std::fs;
 use std::path::Path;
@@ -17,13 +17,13 @@ const DAY: i64 = 24 * 3600;
 struct Row {
     folder: String,
     names: Vec<String>,
-    /// In seconds since 1970.
+    /// Unix time in seconds.
     not_after: i64,
-    /// Whole days until then; negative when it is over.
+    /// Whole days until expiry; negative after it.
     days_left: i64,
 }
 
-/// Lists them, in the order of their folders.
+/// Lists the certificates, sorted by folder.
 pub fn run(args: &ShowArgs) -> Result<(), Failure> {
     let rows = rows(&args.dir)?;
     match args.form.output() {

@@ -1,18 +1,17 @@
-//! Which checkpoints are meant.
+//! Selects checkpoints by id.
 
 use steadfast_common::error::ErrorKind;
 use steadfast_process::Failure;
 
 use super::manifests::Manifest;
 
-/// What names the latest checkpoint, whatever its id is.
+/// Alias of the latest checkpoint.
 const LATEST: &str = "latest";
 
-/// Finds the checkpoints that `wanted` names, by their ids or how these begin; the latest one if it
-/// names none.
+/// Finds the checkpoints that `wanted` names by id or unique prefix; the latest one if `wanted` is empty.
 ///
 /// # Errors
-/// If one of them names no checkpoint, or several.
+/// If an element matches no checkpoint, or several.
 pub fn choose<'a>(
     job: &str,
     manifests: &'a [Manifest],
@@ -30,7 +29,7 @@ fn latest<'a>(job: &str, manifests: &'a [Manifest]) -> Result<&'a Manifest, Fail
         let message = match manifests {
             [] => format!("job {job} has no checkpoint; take one with `steadfast checkpoint now`"),
             some => format!(
-                "job {job} would resume from no checkpoint; name one of these: {}",
+                "job {job} has no checkpoint to resume from; name one of these: {}",
                 ids(some.iter())
             ),
         };
@@ -41,7 +40,7 @@ fn latest<'a>(job: &str, manifests: &'a [Manifest]) -> Result<&'a Manifest, Fail
 /// Finds the checkpoint that `wanted` names.
 ///
 /// # Errors
-/// If it names none, or several.
+/// If it matches none, or several.
 pub fn one<'a>(
     job: &str,
     manifests: &'a [Manifest],
@@ -62,7 +61,7 @@ pub fn one<'a>(
             format!("job {job} has no checkpoint {wanted}; see `steadfast checkpoint list`"),
         )),
         several => Err(Failure::invalid(format!(
-            "{wanted} may be any of {}; write more of it",
+            "{wanted} matches {}; give more of the id",
             ids(several.iter().copied())
         ))),
     }
@@ -106,7 +105,7 @@ mod tests {
     #[test]
     fn a_wrong_name_gets_one_line_with_the_way_out() {
         let ambiguous = chosen(&["400"]).unwrap_err();
-        assert_eq!(ambiguous.message, "400 may be any of 400-b, 400-a; write more of it");
+        assert_eq!(ambiguous.message, "400 matches 400-b, 400-a; give more of the id");
         let unknown = chosen(&["400-a", "7"]).unwrap_err();
         let expected = "job digits has no checkpoint 7; see `steadfast checkpoint list`";
         assert_eq!((unknown.kind, unknown.message.as_str()), (ErrorKind::NotFound, expected));

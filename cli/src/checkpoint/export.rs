@@ -1,11 +1,11 @@
-//! `steadfast checkpoint export`: makes a plain model file of a checkpoint.
+//! `steadfast checkpoint export`: writes the parameters of a checkpoint as a model file.
 
 use std::path::Path;
 use std::process::ExitCode;
 
 use bytes::Bytes;
 use clap::Args;
-use steadfast_checkpoint::{Fault, ModelFile, encode_model, parameters};
+use steadfast_checkpoint::{CheckpointError, ModelFile, encode_model, parameters};
 use steadfast_common::error::ErrorKind;
 use steadfast_process::Failure;
 use steadfast_store::{Created, Location};
@@ -18,27 +18,27 @@ use crate::job_args::JobArgs;
 /// Write the parameters of a checkpoint as one safetensors file.
 #[derive(Debug, Args)]
 pub struct ExportArgs {
-    /// Id of the checkpoint, or how it begins [default: latest].
+    /// Id of the checkpoint, or a unique prefix of it [default: latest].
     #[arg(value_name = "ID")]
     id: Vec<String>,
     /// File to write: a path, or a URL of an object store.
     #[arg(long, value_name = "PATH_OR_URL")]
     to: String,
-    /// Replace what is there.
+    /// Overwrite an existing file.
     #[arg(long)]
     force: bool,
     #[command(flatten)]
     job: JobArgs,
 }
 
-/// What to do about a file that is there already.
+/// What to do if the file exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum IfThere {
     Fail,
     Replace,
 }
 
-/// Exports it; the SHA-256 of the parameters goes to stdout.
+/// Exports the checkpoint; prints the SHA-256 of the parameters to stdout.
 pub async fn run(args: ExportArgs) -> Result<ExitCode, Failure> {
     let target = open_target(&args.to)?;
     let if_there = match args.force {
@@ -46,7 +46,7 @@ pub async fn run(args: ExportArgs) -> Result<ExitCode, Failure> {
         false => IfThere::Fail,
     };
     if if_there == IfThere::Fail && target.size().await.map_err(store_failure)?.is_some() {
-        return Err(stands_there(&target));
+        return Err(already_exists(&target));
     }
     let job = args.job.find().await?;
     let record = manifests::record(&job).await?;
@@ -56,14 +56,14 @@ pub async fn run(args: ExportArgs) -> Result<ExitCode, Failure> {
     let id = &manifest.id;
     let (layout, values) = match parameters(&store, checkpoint).await {
         Ok(found) => found,
-        Err(Fault::Missing { .. }) if is_gone(&job, id).await? => {
+        Err(CheckpointError::Missing { .. }) if is_gone(&job, id).await? => {
             let message =
-                format!("checkpoint {id} was deleted meanwhile, as the job took newer ones");
+                format!("checkpoint {id} was deleted during the export; export a newer one");
             return Err(Failure::new(ErrorKind::Stale, message));
         }
-        Err(fault) => {
-            let failure = explain(fault, &store, &record).await;
-            return Err(failure.context(format!("checkpoint {id} is not exported")));
+        Err(error) => {
+            let failure = explain(error, &store, &record).await;
+            return Err(failure.context(format!("cannot export checkpoint {id}")));
         }
     };
     let (name, model) = (&record.spec.name, &record.spec.model.kind);
@@ -91,15 +91,16 @@ fn open_target(text: &str) -> Result<Location, Failure> {
 async fn write(target: &Location, bytes: Bytes, if_there: IfThere) -> Result<(), Failure> {
     match if_there {
         IfThere::Replace => target.write(bytes).await.map_err(store_failure),
-        // Somebody may have written it since we looked.
+        // Another process may have created the file since the check.
         IfThere::Fail => match target.create(bytes).await.map_err(store_failure)? {
             Created::Now => Ok(()),
-            Created::Already => Err(stands_there(target)),
+            Created::Already => Err(already_exists(target)),
         },
     }
 }
 
-fn stands_there(target: &Location) -> Failure {
-    let message = format!("{target} is there already; name another file, or replace it by --force");
+fn already_exists(target: &Location) -> Failure {
+    let message =
+        format!("{target} already exists; name another file, or overwrite it with --force");
     Failure::new(ErrorKind::Conflict, message)
 }

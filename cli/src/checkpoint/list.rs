@@ -1,4 +1,4 @@
-//! `steadfast checkpoint list`: the checkpoints of a job, the newest first.
+//! `steadfast checkpoint list`: lists the checkpoints of a job, newest first.
 
 use std::fmt::Write;
 use std::process::ExitCode;
@@ -15,7 +15,7 @@ use crate::format::{bytes, span};
 use crate::job_args::JobArgs;
 use crate::output::{FormArgs, Output};
 
-/// List the checkpoints of a job, the newest first.
+/// List the checkpoints of a job, newest first.
 #[derive(Debug, Args)]
 pub struct ListArgs {
     #[command(flatten)]
@@ -24,7 +24,7 @@ pub struct ListArgs {
     form: FormArgs,
 }
 
-/// One line.
+/// One checkpoint in the output.
 #[derive(Debug, PartialEq, Serialize)]
 struct Row {
     id: String,
@@ -32,27 +32,27 @@ struct Row {
     latest: bool,
     #[serde(flatten)]
     about: Option<About>,
-    /// Why nobody restores it.
-    set_aside: Option<String>,
-    /// What is wrong with the manifest.
-    fault: Option<String>,
+    /// Why it was invalidated.
+    invalidated: Option<String>,
+    /// Why the manifest is not valid.
+    error: Option<String>,
 }
 
-/// What a manifest says.
+/// Contents of a manifest.
 #[derive(Debug, PartialEq, Serialize)]
 struct About {
     version: Version,
     pass: Pass,
     examples: u64,
     generation: Generation,
-    /// Absent if it does not say when it was committed.
+    /// Absent if the manifest has no commit time.
     age_seconds: Option<u64>,
     created_unix_ms: u64,
     size_bytes: u64,
     shards: usize,
 }
 
-/// Lists them.
+/// Lists the checkpoints.
 pub async fn run(args: ListArgs) -> Result<ExitCode, Failure> {
     let job = args.job.find().await?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -77,10 +77,10 @@ fn row(manifest: Manifest, now_ms: u64) -> Row {
             id,
             latest,
             about: Some(about(&record, now_ms)),
-            fault: record.fault(),
-            set_aside: record.set_aside,
+            error: record.invalid_reason(),
+            invalidated: record.invalidated,
         },
-        Err(fault) => Row { id, latest, about: None, set_aside: None, fault: Some(fault) },
+        Err(error) => Row { id, latest, about: None, invalidated: None, error: Some(error) },
     }
 }
 
@@ -98,7 +98,7 @@ fn about(record: &CheckpointRecord, now_ms: u64) -> About {
     }
 }
 
-/// Writes the rows of a job of that many passes.
+/// Formats the rows as a table; `passes` is the number of passes of the job.
 fn table(rows: &[Row], passes: Option<u32>) -> String {
     let width = rows.iter().map(|row| row.id.len()).max().unwrap_or_default().max(2);
     let mut text = format!(
@@ -109,7 +109,7 @@ fn table(rows: &[Row], passes: Option<u32>) -> String {
         let cells = match &row.about {
             Some(about) => [
                 about.version.to_string(),
-                // After the last pass there is no next one.
+                // At the end of the job, the position is one past the last pass.
                 about.pass.0.saturating_add(1).min(passes.unwrap_or(u32::MAX)).to_string(),
                 about.age_seconds.map_or_else(|| "?".to_owned(), |age| span(age as f64)),
                 bytes(about.size_bytes),
@@ -130,9 +130,9 @@ fn table(rows: &[Row], passes: Option<u32>) -> String {
 
 fn remarks(row: &Row) -> String {
     let latest = row.latest.then(|| "latest".to_owned());
-    let set_aside = row.set_aside.as_ref().map(|reason| format!("set aside: {reason}"));
-    let fault = row.fault.as_ref().map(|reason| format!("fault: {reason}"));
-    let all: Vec<String> = [latest, set_aside, fault].into_iter().flatten().collect();
+    let invalidated = row.invalidated.as_ref().map(|reason| format!("invalidated: {reason}"));
+    let error = row.error.as_ref().map(|reason| format!("error: {reason}"));
+    let all: Vec<String> = [latest, invalidated, error].into_iter().flatten().collect();
     match all.is_empty() {
         true => String::new(),
         false => format!("  {}", all.join("; ")),
@@ -153,20 +153,20 @@ mod tests {
         let position =
             PositionRecord { version: Version(400), pass: Pass(2), ..PositionRecord::default() };
         let sound = CheckpointRecord { position, created_unix_ms: 1_000, ..Default::default() };
-        let aside = CheckpointRecord {
-            set_aside: Some("shards/x is missing".to_owned()),
+        let invalidated = CheckpointRecord {
+            invalidated: Some("shards/x is missing".to_owned()),
             created_unix_ms: 0,
             ..sound.clone()
         };
         let mut rows: Vec<Row> = [
             manifest("new", Ok(sound)),
-            manifest("old", Ok(aside)),
+            manifest("old", Ok(invalidated)),
             manifest("torn", Err("no JSON".to_owned())),
         ]
         .map(|manifest| row(manifest, 66_500))
         .into();
-        // These manifests have no shards, which is another matter.
-        rows[..2].iter_mut().for_each(|row| row.fault = None);
+        // These manifests have no shards, which this test ignores.
+        rows[..2].iter_mut().for_each(|row| row.error = None);
         rows
     }
 
@@ -179,9 +179,9 @@ mod tests {
         assert_eq!(lines[0], "ID         STEP   PASS       AGE        SIZE  SHARDS");
         assert_eq!(lines[1], "new         400      3    1m 05s         0 B       0  latest");
         let expected = "old         400      3         ?         0 B       0  \
-                        set aside: shards/x is missing";
+                        invalidated: shards/x is missing";
         assert_eq!(lines[2], expected);
-        let expected = "torn          ?      ?         ?           ?       ?  fault: no JSON";
+        let expected = "torn          ?      ?         ?           ?       ?  error: no JSON";
         assert_eq!(lines[3], expected);
     }
 
@@ -192,7 +192,7 @@ mod tests {
         assert_eq!(json[0]["pass"], 2);
         assert_eq!(json[0]["age_seconds"], 65);
         assert_eq!(json[0]["latest"], true);
-        assert_eq!(json[1]["set_aside"], "shards/x is missing");
-        assert_eq!(json[2]["fault"], "no JSON");
+        assert_eq!(json[1]["invalidated"], "shards/x is missing");
+        assert_eq!(json[2]["error"], "no JSON");
     }
 }

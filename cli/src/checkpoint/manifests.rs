@@ -1,4 +1,4 @@
-//! The manifests of a job's checkpoints, as etcd has them.
+//! Reads the manifests of a job's checkpoints from etcd.
 
 use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
@@ -14,7 +14,7 @@ use crate::job_args::{Job, known};
 #[derive(Clone, Debug)]
 pub struct Manifest {
     pub id: String,
-    /// Orders checkpoints by when they were committed.
+    /// Orders checkpoints by commit.
     pub create_revision: i64,
     /// The manifest, or why it cannot be read.
     pub record: Result<CheckpointRecord, String>,
@@ -23,19 +23,19 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// The manifest, which must be readable.
+    /// Returns the manifest.
     ///
     /// # Errors
-    /// If it is not.
+    /// If it cannot be read.
     pub fn record(&self) -> Result<&CheckpointRecord, Failure> {
         self.record.as_ref().map_err(|reason| {
             let id = &self.id;
-            Failure::invalid(format!("the manifest of checkpoint {id} cannot be read: {reason}"))
+            Failure::invalid(format!("cannot read the manifest of checkpoint {id}: {reason}"))
         })
     }
 }
 
-/// Reads all manifests of a job, the newest first.
+/// Reads all manifests of a job, newest first.
 ///
 /// # Errors
 /// If etcd does not answer.
@@ -43,7 +43,7 @@ pub async fn read(job: &Job) -> Result<Vec<Manifest>, Failure> {
     Ok(of_view(&job.etcd.list(&job.keys.checkpoints_prefix()).await?, &job.keys))
 }
 
-/// All manifests of a job among what etcd holds, the newest first.
+/// Returns all manifests of a job in a view of etcd, newest first.
 pub fn of_view(view: &View, keys: &Keys) -> Vec<Manifest> {
     let (prefix, pointer_key) = (keys.checkpoints_prefix(), keys.checkpoint_latest());
     let latest = view.entries.get(&pointer_key).map(|entry| pointer(&entry.value));
@@ -78,7 +78,7 @@ pub async fn read_one(job: &Job, wanted: &[String]) -> Result<Manifest, Failure>
     }
 }
 
-/// Reads what the job is.
+/// Reads the record of the job.
 ///
 /// # Errors
 /// If etcd has no such job.
@@ -88,8 +88,8 @@ pub async fn record(job: &Job) -> Result<JobRecord, Failure> {
     }
     let names = known(&job.etcd).await?;
     let way_out = match names.as_slice() {
-        [] => "it knows no job at all; is it the right etcd?".to_owned(),
-        names => format!("it knows {}; choose with --job", names.join(", ")),
+        [] => "it has no jobs at all; is it the right etcd?".to_owned(),
+        names => format!("it has {}; choose one with --job", names.join(", ")),
     };
     let (name, key) = (&job.name, job.keys.job());
     let message = format!("etcd has no job {name} (no key `{key}`); {way_out}");
@@ -99,29 +99,29 @@ pub async fn record(job: &Job) -> Result<JobRecord, Failure> {
 /// Opens the store of a job.
 ///
 /// # Errors
-/// If etcd has no such job, or this machine cannot open its store.
+/// If this machine cannot open the store.
 pub async fn open_store(job: &JobRecord) -> Result<Location, Failure> {
     steadfast_store::open(&job.store).map_err(|error| {
-        store_failure(error).context(format!("the store of job {} cannot be opened", job.spec.name))
+        store_failure(error).context(format!("cannot open the store of job {}", job.spec.name))
     })
 }
 
-/// A failed operation on a store.
+/// Converts an error of the store.
 pub fn store_failure(error: StoreError) -> Failure {
     let kind = match error.kind() {
         steadfast_store::ErrorKind::Permanent => ErrorKind::Invalid,
         steadfast_store::ErrorKind::Transient => ErrorKind::Unavailable,
     };
     let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
-    // Causes of libraries may have several lines.
+    // Error messages of libraries can have several lines.
     let cause = cause.unwrap_or_default().replace('\n', " ");
     Failure::new(kind, format!("{error}{cause}"))
 }
 
-/// Refuses what needs a master if the job has ended.
+/// Checks that the job exists and has not ended, for operations that need a master.
 ///
 /// # Errors
-/// If it has ended, or there is no such job.
+/// If the job has ended or does not exist.
 pub async fn must_go_on(job: &Job) -> Result<(), Failure> {
     record(job).await?;
     let result: Option<ResultRecord> = job.etcd.get_json(&job.keys.result()).await?;
@@ -130,14 +130,14 @@ pub async fn must_go_on(job: &Job) -> Result<(), Failure> {
         Some(_) => Err(Failure::new(
             ErrorKind::Conflict,
             format!(
-                "job {} is over; its checkpoints can be listed, verified and exported",
+                "job {} has ended; its checkpoints can only be listed, verified and exported",
                 job.name
             ),
         )),
     }
 }
 
-/// The id that a pointer names: a JSON text, or text without quotes.
+/// Returns the id in a pointer value: a JSON string, or text without quotes.
 pub fn pointer(value: &[u8]) -> String {
     serde_json::from_slice(value).unwrap_or_else(|_| String::from_utf8_lossy(value).into_owned())
 }

@@ -1,5 +1,4 @@
-//! `steadfast checkpoint`: looks at a job's checkpoints, makes models of them, takes one, goes back
-//! to one.
+//! `steadfast checkpoint`: lists, verifies, exports, takes and restores checkpoints of a job.
 
 pub mod choice;
 mod export;
@@ -12,7 +11,7 @@ mod verify;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
-use steadfast_checkpoint::{Fault, is_in_place};
+use steadfast_checkpoint::{CheckpointError, is_in_place};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::records::JobRecord;
 use steadfast_process::Failure;
@@ -20,7 +19,7 @@ use steadfast_store::Location;
 
 pub use manifests::pointer;
 
-/// See to a job's checkpoints.
+/// Manage the checkpoints of a job.
 #[derive(Debug, Args)]
 pub struct CheckpointArgs {
     #[command(subcommand)]
@@ -36,7 +35,7 @@ enum Command {
     Restore(restore::RestoreArgs),
 }
 
-/// Does what was asked for.
+/// Runs the subcommand.
 pub async fn run(args: CheckpointArgs) -> Result<ExitCode, Failure> {
     match args.command {
         Command::List(args) => list::run(args).await,
@@ -47,23 +46,23 @@ pub async fn run(args: CheckpointArgs) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Says what a fault calls for, and in which store it is.
-pub async fn explain(fault: Fault, store: &Location, job: &JobRecord) -> Failure {
-    let kind = match fault.is_permanent() {
+/// Converts an error of a checkpoint in `store`, and checks whether the whole store is missing.
+pub async fn explain(error: CheckpointError, store: &Location, job: &JobRecord) -> Failure {
+    let kind = match error.is_permanent() {
         true => ErrorKind::Invalid,
         false => ErrorKind::Unavailable,
     };
-    if let Fault::Missing { object } = &fault
+    if let CheckpointError::Missing { object } = &error
         && matches!(is_in_place(store, job).await, Ok(false))
     {
         let message = format!(
-            "{object} is missing, as is all else of the job: {store} is away or not the job's \
-             store; make it reachable from here under this name"
+            "{object} is missing, like all other objects of the job: {store} is unavailable or not the \
+             job's store; make the job's store reachable under this name"
         );
         return Failure::new(ErrorKind::Unavailable, message);
     }
-    let cause = std::error::Error::source(&fault).and_then(std::error::Error::source);
-    // Causes of libraries may have several lines.
+    let cause = std::error::Error::source(&error).and_then(std::error::Error::source);
+    // Error messages of libraries can have several lines.
     let cause = cause.map(|cause| format!(": {cause}").replace('\n', " ")).unwrap_or_default();
-    Failure::new(kind, format!("{fault}{cause} (in {store})"))
+    Failure::new(kind, format!("{error}{cause} (in {store})"))
 }

@@ -1,4 +1,4 @@
-//! `steadfast checkpoint now`: has a checkpoint taken.
+//! `steadfast checkpoint now`: takes a checkpoint.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use steadfast_process::Failure;
 
 use super::manifests;
 use crate::job_args::JobArgs;
-use crate::job_master::{JobMaster, Taken};
+use crate::job_master::{CheckpointOutcome, JobMaster};
 
-/// A master tries several times before it gives up.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// The master retries a failed checkpoint several times.
+const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Take a checkpoint now.
 #[derive(Debug, Args)]
@@ -21,21 +21,23 @@ pub struct NowArgs {
     job: JobArgs,
 }
 
-/// Asks the acting master; the new checkpoint's id goes to stdout.
+/// Requests a checkpoint from the acting master; prints its id to stdout.
 pub async fn run(args: NowArgs) -> Result<ExitCode, Failure> {
     let job = args.job.find().await?;
     manifests::must_go_on(&job).await?;
     let mut master = JobMaster::new(job.etcd.clone(), job.keys.clone());
-    let (why, latest) = match master.take_checkpoint(PATIENCE).await? {
-        Taken { latest: Some(id), trouble: None } => {
+    let (why, latest) = match master.take_checkpoint(TIMEOUT).await? {
+        CheckpointOutcome { latest: Some(id), error: None } => {
             println!("{id}");
             return Ok(ExitCode::SUCCESS);
         }
-        Taken { latest, trouble: Some(trouble) } => (trouble, latest),
-        Taken { latest: None, trouble: None } => ("there is nothing to save yet".to_owned(), None),
+        CheckpointOutcome { latest, error: Some(error) } => (error, latest),
+        CheckpointOutcome { latest: None, error: None } => {
+            ("there is nothing to save yet".to_owned(), None)
+        }
     };
     let latest = match latest {
-        Some(id) => format!("the latest is still {id}"),
+        Some(id) => format!("the latest one is still {id}"),
         None => "there is none yet".to_owned(),
     };
     let message = format!("job {} took no checkpoint: {why}; {latest}", job.name);

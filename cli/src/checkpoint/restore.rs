@@ -1,4 +1,4 @@
-//! `steadfast checkpoint restore`: sends a job back to a checkpoint.
+//! `steadfast checkpoint restore`: rolls a job back to a checkpoint.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -10,22 +10,22 @@ use super::manifests;
 use crate::job_args::JobArgs;
 use crate::job_master::{Force, JobMaster};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Send the job back to a checkpoint.
+/// Roll the job back to a checkpoint.
 #[derive(Debug, Args)]
 pub struct RestoreArgs {
-    /// Id of the checkpoint, or how it begins.
+    /// Id of the checkpoint, or a unique prefix of it.
     #[arg(value_name = "ID", required = true)]
     id: Vec<String>,
-    /// Throw away what was trained since.
+    /// Discard what was trained after the checkpoint.
     #[arg(long)]
     force: bool,
     #[command(flatten)]
     job: JobArgs,
 }
 
-/// Asks the acting master; the generation that begins goes to stdout.
+/// Requests the rollback from the acting master; prints the new generation to stdout.
 pub async fn run(args: RestoreArgs) -> Result<ExitCode, Failure> {
     let job = args.job.find().await?;
     manifests::must_go_on(&job).await?;
@@ -35,8 +35,8 @@ pub async fn run(args: RestoreArgs) -> Result<ExitCode, Failure> {
         false => Force::No,
     };
     let mut master = JobMaster::new(job.etcd.clone(), job.keys.clone());
-    let generation = master.restore_checkpoint(&id, force, PATIENCE).await?;
-    eprintln!("steadfast: job {} goes back to checkpoint {id}", job.name);
+    let generation = master.restore_checkpoint(&id, force, TIMEOUT).await?;
+    eprintln!("steadfast: job {} rolls back to checkpoint {id}", job.name);
     println!("{generation}");
     Ok(ExitCode::SUCCESS)
 }

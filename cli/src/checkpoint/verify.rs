@@ -1,11 +1,11 @@
-//! `steadfast checkpoint verify`: reads every object of checkpoints and says whether they are sound.
+//! `steadfast checkpoint verify`: reads every object of checkpoints and checks that they are sound.
 
 use std::process::ExitCode;
 
 use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
-use steadfast_checkpoint::{Fault, Verified, verify};
+use steadfast_checkpoint::{CheckpointError, Verified, verify};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::records::JobRecord;
 use steadfast_process::Failure;
@@ -16,12 +16,12 @@ use super::explain;
 use super::manifests::{self, Manifest};
 use crate::format::plural;
 use crate::job_args::{Job, JobArgs};
-use crate::output::{FormArgs, Output};
+use crate::output::{FormArgs, Output, answered};
 
-/// Read checkpoints wholly and say whether they are sound.
+/// Read checkpoints completely and check that they are sound.
 #[derive(Debug, Args)]
 pub struct VerifyArgs {
-    /// Ids of checkpoints, or how they begin [default: latest].
+    /// Ids of checkpoints, or unique prefixes of them [default: latest].
     #[arg(value_name = "ID", conflicts_with = "all")]
     ids: Vec<String>,
     /// Verify all checkpoints of the job.
@@ -33,19 +33,19 @@ pub struct VerifyArgs {
     form: FormArgs,
 }
 
-/// What was found.
+/// Result of the verification of one checkpoint.
 #[derive(Debug)]
 enum Finding {
     Sound(Verified),
-    Fault {
+    Failed {
         kind: ErrorKind,
         message: String,
     },
-    /// It was deleted while it was read, as the job took newer ones.
+    /// The job deleted it during the verification because it took newer ones.
     Gone,
 }
 
-/// What goes to stdout about one checkpoint, for programs.
+/// JSON output for one checkpoint.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
     id: &'a str,
@@ -54,11 +54,11 @@ struct Report<'a> {
     values: Option<usize>,
     states: Option<&'a [String]>,
     counted: Option<Vec<Value>>,
-    fault: Option<&'a str>,
-    set_aside: Option<&'a str>,
+    error: Option<&'a str>,
+    invalidated: Option<&'a str>,
 }
 
-/// Verifies them, one after another.
+/// Verifies the checkpoints one after another.
 pub async fn run(args: VerifyArgs) -> Result<ExitCode, Failure> {
     let job = args.job.find().await?;
     let record = manifests::record(&job).await?;
@@ -77,7 +77,7 @@ pub async fn run(args: VerifyArgs) -> Result<ExitCode, Failure> {
         }
         kinds.extend(match finding {
             Finding::Sound(_) => None,
-            Finding::Fault { kind, .. } => Some(kind),
+            Finding::Failed { kind, .. } => Some(kind),
             Finding::Gone if args.all => None,
             Finding::Gone => Some(ErrorKind::Stale),
         });
@@ -87,7 +87,8 @@ pub async fn run(args: VerifyArgs) -> Result<ExitCode, Failure> {
     }
     let Some(kind) = kinds.iter().copied().min() else { return Ok(ExitCode::SUCCESS) };
     let (bad, all) = (kinds.len(), plural(chosen.len(), "checkpoint"));
-    Err(Failure::new(kind, format!("{bad} of {all} of job {} failed verification", job.name)))
+    let message = format!("{bad} of {all} of job {} failed verification", job.name);
+    Ok(answered(&Failure::new(kind, message)))
 }
 
 async fn look(
@@ -99,22 +100,22 @@ async fn look(
     let checkpoint = match &manifest.record {
         Ok(checkpoint) => checkpoint,
         Err(reason) => {
-            let message = format!("the manifest cannot be read: {reason}");
-            return Ok(Finding::Fault { kind: ErrorKind::Invalid, message });
+            let message = format!("cannot read the manifest: {reason}");
+            return Ok(Finding::Failed { kind: ErrorKind::Invalid, message });
         }
     };
-    let fault = match verify(store, checkpoint).await {
+    let error = match verify(store, checkpoint).await {
         Ok(verified) => return Ok(Finding::Sound(verified)),
-        Err(fault) => fault,
+        Err(error) => error,
     };
-    if matches!(fault, Fault::Missing { .. }) && is_gone(job, &manifest.id).await? {
+    if matches!(error, CheckpointError::Missing { .. }) && is_gone(job, &manifest.id).await? {
         return Ok(Finding::Gone);
     }
-    let Failure { kind, message } = explain(fault, store, record).await;
-    Ok(Finding::Fault { kind, message })
+    let Failure { kind, message } = explain(error, store, record).await;
+    Ok(Finding::Failed { kind, message })
 }
 
-/// Whether a checkpoint was deleted since it was looked up.
+/// Returns whether a checkpoint was deleted since it was looked up.
 pub async fn is_gone(job: &Job, id: &str) -> Result<bool, Failure> {
     Ok(job.etcd.get(&job.keys.checkpoint(id)).await?.is_none())
 }
@@ -125,26 +126,28 @@ fn line(manifest: &Manifest, finding: &Finding) -> String {
         Finding::Sound(verified) => {
             format!("OK {id} parameters_sha256 {}", verified.parameters_sha256)
         }
-        Finding::Fault { message, .. } => format!("FAULT {id}: {message}"),
+        Finding::Failed { message, .. } => format!("ERROR {id}: {message}"),
         Finding::Gone => {
-            return format!("GONE {id}: deleted meanwhile, as the job took newer ones");
+            return format!(
+                "GONE {id}: deleted during verification; the job took newer checkpoints"
+            );
         }
     };
-    match set_aside(manifest) {
-        Some(reason) => format!("{line} (set aside: {reason})"),
+    match invalidated(manifest) {
+        Some(reason) => format!("{line} (invalidated: {reason})"),
         None => line,
     }
 }
 
-fn set_aside(manifest: &Manifest) -> Option<&str> {
-    manifest.record.as_ref().ok()?.set_aside.as_deref()
+fn invalidated(manifest: &Manifest) -> Option<&str> {
+    manifest.record.as_ref().ok()?.invalidated.as_deref()
 }
 
 fn report<'a>(manifest: &'a Manifest, finding: &'a Finding) -> Report<'a> {
-    let (sound, fault) = match finding {
+    let (sound, error) = match finding {
         Finding::Sound(verified) => (Some(verified), None),
-        Finding::Fault { message, .. } => (None, Some(message.as_str())),
-        Finding::Gone => (None, Some("deleted meanwhile")),
+        Finding::Failed { message, .. } => (None, Some(message.as_str())),
+        Finding::Gone => (None, Some("deleted during verification")),
     };
     let counted = |verified: &Verified| {
         let each = verified.counted.iter();
@@ -157,7 +160,7 @@ fn report<'a>(manifest: &'a Manifest, finding: &'a Finding) -> Report<'a> {
         values: sound.map(|it| it.values),
         states: sound.map(|it| it.states.as_slice()),
         counted: sound.map(counted),
-        fault,
-        set_aside: set_aside(manifest),
+        error,
+        invalidated: invalidated(manifest),
     }
 }

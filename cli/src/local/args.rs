@@ -14,16 +14,17 @@ pub struct LocalArgs {
     /// The job file.
     #[arg(value_name = "JOB.toml")]
     pub job_file: PathBuf,
-    /// Master processes; those beyond the first stand by.
+    /// Number of master processes; all but one are standbys.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub masters: u32,
-    /// Pserver processes, and slots.
-    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub pservers: u32,
-    /// Trainer processes.
+    /// Number of pserver processes and slots; also changes the number of slots of a resumed job [default: as
+    /// many as the job has, or 2].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub pservers: Option<u32>,
+    /// Number of trainer processes.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub trainers: u32,
-    /// Use this etcd instead of the embedded one; several URLs are separated by commas.
+    /// Use this etcd instead of the embedded one; separate several URLs by commas.
     #[arg(long, value_name = "URL", value_delimiter = ',', value_parser = endpoint)]
     pub etcd: Vec<String>,
     #[command(flatten)]
@@ -31,19 +32,19 @@ pub struct LocalArgs {
     /// Folder for etcd's data, checkpoints, model and logs [default: steadfast-data/<job>].
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
-    /// Form of the summary on stdout.
+    /// Format of the summary on stdout.
     #[arg(long, value_name = "FORM", default_value = "text")]
     pub output: Output,
-    /// Folder with the programs of the processes [default: that of this program].
+    /// Folder with the programs of the processes [default: the folder of this program].
     #[arg(long, value_name = "DIR")]
     pub bin_dir: Option<PathBuf>,
-    /// The trainer's program, if it is a user's own.
+    /// Program of a custom trainer.
     #[arg(long, value_name = "FILE")]
     pub trainer_bin: Option<PathBuf>,
-    /// Folder for curves that TensorBoard reads.
+    /// Folder for TensorBoard event files.
     #[arg(long, value_name = "DIR")]
     pub tensorboard: Option<PathBuf>,
-    /// How long etcd takes a process for alive after its last sign of life.
+    /// Time to live of etcd leases: a process that does not renew its lease in this time counts as dead.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = lease_ttl)]
     pub lease_ttl: Duration,
 }

@@ -1,33 +1,51 @@
-//! How long to wait before a process that died is started again.
+//! Exponential backoff between the restarts of a process.
 
 use std::time::Duration;
 
 const FIRST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// A life of this length shows that the process can run.
-const LONG_LIFE: Duration = Duration::from_secs(10);
+/// A process that ran this long resets the backoff.
+const LONG_RUN: Duration = Duration::from_secs(10);
 
-/// Doubles the pause from death to death, until a life was long.
+/// Consecutive failures, each after a short run, after which the process is not restarted.
+const EXITS_MAX: u32 = 12;
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// It exited with an error.
+    Failed,
+    /// It was killed by a signal or exited with 0, which does not predict the outcome of a restart.
+    Other,
+}
+
+/// Doubles the pause from restart to restart; a long run resets it.
 #[derive(Debug)]
 pub struct Backoff {
     next: Duration,
+    /// Consecutive failures, each after a short run.
+    failures: u32,
 }
 
 impl Backoff {
-    /// Begins with the shortest pause.
+    /// Starts with the shortest pause.
     pub fn new() -> Self {
-        Self { next: FIRST }
+        Self { next: FIRST, failures: 0 }
     }
 
-    /// The pause after a life of `lived`.
-    pub fn after(&mut self, lived: Duration) -> Duration {
-        if LONG_LIFE <= lived {
-            self.next = FIRST;
+    /// Returns the pause after a run of `lived`, or `None` if the process fails repeatedly after short runs.
+    pub fn after(&mut self, lived: Duration, ending: Ending) -> Option<Duration> {
+        if LONG_RUN <= lived {
+            *self = Self::new();
+        }
+        match ending {
+            Ending::Failed => self.failures += 1,
+            Ending::Other => self.failures = 0,
         }
         let pause = self.next;
         self.next = (pause * 2).min(LONGEST);
-        pause
+        (self.failures < EXITS_MAX).then_some(pause)
     }
 }
 
@@ -39,9 +57,23 @@ mod tests {
     fn pauses_double_up_to_a_bound_and_begin_anew_after_a_long_life() {
         let mut backoff = Backoff::new();
         let short = Duration::from_millis(20);
-        let pauses: Vec<u128> = (0..8).map(|_| backoff.after(short).as_millis()).collect();
+        let pauses: Vec<u128> = (0..8)
+            .filter_map(|_| backoff.after(short, Ending::Failed))
+            .map(|pause| pause.as_millis())
+            .collect();
         assert_eq!(pauses, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
-        assert_eq!(backoff.after(LONG_LIFE), FIRST);
-        assert_eq!(backoff.after(short), FIRST * 2);
+        assert_eq!(backoff.after(LONG_RUN, Ending::Failed), Some(FIRST));
+        assert_eq!(backoff.after(short, Ending::Failed), Some(FIRST * 2));
+    }
+
+    /// I12: a process that cannot run is not restarted indefinitely.
+    #[test]
+    fn a_process_that_fails_again_and_again_at_once_is_given_up() {
+        let mut backoff = Backoff::new();
+        let short = Duration::from_millis(20);
+        let starts = (0..).take_while(|_| backoff.after(short, Ending::Failed).is_some()).count();
+        assert_eq!(starts, 11);
+        let mut killed = Backoff::new();
+        assert!((0..100).all(|_| killed.after(short, Ending::Other).is_some()));
     }
 }

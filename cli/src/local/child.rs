@@ -1,5 +1,6 @@
-//! One life of one process: started so that it cannot outlive us, ended politely, then firmly.
+//! One child process: it cannot outlive this process, and is stopped by SIGTERM, then SIGKILL.
 
+use std::ffi::OsStr;
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -17,51 +18,40 @@ use super::log_tail;
 use super::plan::Process;
 
 /// Time between SIGTERM and SIGKILL.
-const TERM_PATIENCE: Duration = Duration::from_secs(10);
+const TERM_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Settings of this machine's other jobs that a process of ours must not take from the
-/// environment; what it needs of them it is told by flags.
-const FOREIGN_VARIABLES: &[&str] = &[
-    "STEADFAST_ADMIN_LISTEN",
-    "STEADFAST_ADVERTISE",
-    "STEADFAST_CHECK_CONFIG",
-    "STEADFAST_CONFIG",
-    "STEADFAST_DATA_DIR",
-    "STEADFAST_ETCD_CA",
-    "STEADFAST_ETCD_CERT",
-    "STEADFAST_ETCD_ENDPOINTS",
-    "STEADFAST_ETCD_KEY",
-    "STEADFAST_ETCD_PASSWORD_FILE",
-    "STEADFAST_ETCD_USER",
-    "STEADFAST_JOB",
-    "STEADFAST_JOB_FILE",
-    "STEADFAST_LEASE_TTL",
-    "STEADFAST_LISTEN",
-    "STEADFAST_PSERVERS",
-    "STEADFAST_ROOT",
-    "STEADFAST_STORE",
-];
+/// Prefix of the environment variables of Steadfast.
+const VARIABLE_PREFIX: &str = "STEADFAST_";
+
+/// The settings that child processes inherit from the environment of `steadfast local`. All others are set by
+/// flags or do not apply to them.
+const INHERITED: [&str; 4] = ["LOG", "LOG_FORMAT", "OTLP_ENDPOINT", "DRAIN_TIMEOUT"];
+
+fn is_inherited(variable: &OsStr) -> bool {
+    let name = variable.to_string_lossy();
+    name.strip_prefix(VARIABLE_PREFIX).is_none_or(|setting| INHERITED.contains(&setting))
+}
 
 /// A running process.
 #[derive(Debug)]
-pub struct Life {
+pub struct ChildProcess {
     child: Child,
-    /// Length of its log when it was started.
+    /// Length of its log file at its start.
     log_start: u64,
 }
 
-/// How a life ended.
+/// How a child process ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Death {
-    /// Absent if a signal ended it.
+pub struct Exit {
+    /// Absent if it was killed by a signal.
     pub code: Option<i32>,
     /// `exit code 1`, `signal SIGKILL`.
     pub how: String,
-    /// What its log says about it.
+    /// The reason given at the end of its log.
     pub words: Option<String>,
 }
 
-impl Life {
+impl ChildProcess {
     /// Starts a process whose output goes to its log.
     pub fn start(process: &Process) -> Result<Self, Failure> {
         let cannot_log = |error: io::Error| {
@@ -76,21 +66,21 @@ impl Life {
             .stdin(Stdio::null())
             .stdout(log.try_clone().map_err(cannot_log)?)
             .stderr(log)
-            // Ctrl-C at a terminal goes to its foreground group: to us, and not to the children.
+            // A terminal sends Ctrl-C to its foreground process group, which must not include the children.
             .process_group(0)
             .kill_on_drop(true);
-        for name in FOREIGN_VARIABLES {
+        for (name, _) in std::env::vars_os().filter(|(name, _)| !is_inherited(name)) {
             command.env_remove(name);
         }
         let parent = getpid();
         let die_with_parent = move || {
             set_pdeathsig(Signal::SIGKILL)?;
-            // The parent may have died before the line above, and nobody would tell.
+            // If the parent died before the call above, the signal is never sent.
             if getppid() == parent { Ok(()) } else { Err(io::Error::from(Errno::ESRCH)) }
         };
-        // SAFETY: between fork and exec it only calls prctl and getppid, which are safe there; it
-        // allocates nothing and takes no lock. (The signal is sent when the thread that forks ends:
-        // the runtime's worker threads live as long as the runtime.)
+        // SAFETY: between fork and exec the closure only calls prctl and getppid, which are safe there; it
+        // does not allocate or lock. (The kernel sends the signal when the forking thread exits: worker
+        // threads of the runtime live as long as the runtime.)
         unsafe { command.pre_exec(die_with_parent) };
         let child = command.spawn().map_err(|error| {
             Failure::io(format!("cannot start {}", process.program.display()), &error)
@@ -98,29 +88,27 @@ impl Life {
         Ok(Self { child, log_start })
     }
 
-    /// Waits for its end.
-    pub async fn end(&mut self, process: &Process) -> Death {
+    /// Waits until the process ends.
+    pub async fn end(&mut self, process: &Process) -> Exit {
         match self.child.wait().await {
-            Ok(status) => Death {
+            Ok(status) => Exit {
                 code: status.code(),
                 how: describe(status),
-                // Whom a signal ended had no time for last words.
+                // A killed process does not log a reason.
                 words: status
                     .code()
                     .and_then(|_| log_tail::last_words(&process.log, self.log_start)),
             },
-            Err(error) => {
-                Death { code: None, how: format!("no exit status: {error}"), words: None }
-            }
+            Err(error) => Exit { code: None, how: format!("no exit status: {error}"), words: None },
         }
     }
 
-    /// Asks it to end; ends it if it does not.
+    /// Sends SIGTERM, then SIGKILL after a timeout.
     pub async fn terminate(&mut self) {
         let Some(pid) = self.pid() else { return };
-        // Errors mean that it has ended already.
+        // An error means that the process has ended already.
         let _ = kill(pid, Signal::SIGTERM);
-        if tokio::time::timeout(TERM_PATIENCE, self.child.wait()).await.is_err() {
+        if tokio::time::timeout(TERM_TIMEOUT, self.child.wait()).await.is_err() {
             let _ = killpg(pid, Signal::SIGKILL);
             let _ = self.child.wait().await;
         }

@@ -1,4 +1,4 @@
-//! The embedded etcd as a child of ours.
+//! Runs the embedded etcd as a child process.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -13,11 +13,11 @@ use super::folder::Folder;
 use super::plan::{Process, Role};
 use super::supervisor::{Notice, Supervisor};
 
-/// Time for etcd to read its data and answer.
-const START_PATIENCE: Duration = Duration::from_secs(60);
+/// Time for etcd to read its data and respond.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 const RETRY: Duration = Duration::from_millis(30);
 
-/// Between our picking a port and etcd's taking it, somebody else may: then we pick another.
+/// Another process can take a free port before etcd binds it; then the next port is tried.
 const PORTS_TRIED: u32 = 3;
 
 /// A running embedded etcd.
@@ -94,9 +94,9 @@ async fn connect(endpoint: &str, log: &Path) -> Result<Etcd, Failure> {
             }
         }
     };
-    tokio::time::timeout(START_PATIENCE, trying).await.map_err(|_| {
+    tokio::time::timeout(START_TIMEOUT, trying).await.map_err(|_| {
         let log = log.display();
-        Failure::unavailable(format!("etcd does not answer after {START_PATIENCE:?}; see {log}"))
+        Failure::unavailable(format!("etcd does not answer after {START_TIMEOUT:?}; see {log}"))
     })
 }
 

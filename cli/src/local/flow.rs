@@ -1,4 +1,4 @@
-//! A local run from its job file to its summary.
+//! A local run, from the job file to the summary.
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -17,24 +17,32 @@ use steadfast_process::{Failure, Shutdown, TlsArgs};
 use tokio::sync::mpsc;
 
 use super::args::LocalArgs;
-use super::deaths::Deaths;
 use super::folder::Folder;
 use super::observer::Observer;
+use super::outages::Outages;
 use super::plan::{Plan, Programs, absolute};
 use super::progress::{Progress, Stderr};
-use super::summary::Summary;
+use super::summary::{State, Summary};
 use super::supervisor::{Notice, Supervisor};
 use super::{etcd_child, log_tail};
-use crate::job_master::{JobMaster, Taken};
+use crate::job_master::{CheckpointOutcome, JobMaster};
 
-/// Notices that may wait to be read.
+/// Default and maximum number of slots.
+const SLOTS_DEFAULT: u32 = 2;
+const SLOTS_MAX: u32 = 1000;
+
+/// Capacity of the channel of notices.
 const NOTICES_MAX: usize = 256;
 
-/// How long processes may take to see the job's end and leave.
-const LEAVE_PATIENCE: Duration = Duration::from_secs(10);
+/// Time for the processes to see the result of the job and exit.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long the master may take for a last checkpoint.
-const DRAIN_PATIENCE: Duration = Duration::from_secs(20);
+/// Status requests after the last checkpoint, and the pause between them.
+const STATUS_LOOKS: u32 = 10;
+const STATUS_PAUSE: Duration = Duration::from_millis(30);
+
+/// Time for the master to take a last checkpoint.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Runs a job to its end, or until it is interrupted.
 pub async fn run(args: LocalArgs) -> Result<ExitCode, Failure> {
@@ -55,17 +63,19 @@ pub async fn run(args: LocalArgs) -> Result<ExitCode, Failure> {
     let cluster = tokio::select! {
         opened = opening => opened?,
         () = shutdown.drain() => {
-            say_how_to_resume();
+            print_resume_command();
             let summary = Summary::of_drained(&spec, None, started.elapsed().as_secs_f64());
             summary.print(args.output);
             return Ok(summary.exit_code());
         }
     };
     check_same_job(&cluster, &spec, &folder).await?;
+    let pservers = settle_slots(&cluster.etcd, &spec, args.pservers).await?;
     let plan = Plan {
         args: &args,
         programs,
         job: &spec.name,
+        pservers,
         job_file,
         store: folder.store(),
         endpoints: cluster.endpoints.clone(),
@@ -87,14 +97,14 @@ fn read_job(path: &Path) -> Result<(PathBuf, JobSpec), Failure> {
         .map_err(|error| Failure::io(format!("cannot read the job file {shown}"), &error))
         .map_err(|failure| Failure::invalid(failure.message))?;
     let spec = job_file::parse(&text).map_err(|error| {
-        let faults: Vec<String> =
-            error.faults.iter().map(|fault| format!("{shown}: {fault}")).collect();
-        Failure::invalid(faults.join("\n"))
+        let errors: Vec<String> =
+            error.errors.iter().map(|error| format!("{shown}: {error}")).collect();
+        Failure::invalid(errors.join("\n"))
     })?;
     Ok((absolute(path)?, spec))
 }
 
-/// Without a trainer of the user's own only the built-in models exist.
+/// Rejects an unknown model: without a custom trainer only the built-in models exist.
 fn check_model(args: &LocalArgs, spec: &JobSpec) -> Result<(), Failure> {
     let kind = spec.model.kind.as_str();
     if args.trainer_bin.is_some() || BUILT_IN_MODELS.contains(&kind) {
@@ -103,35 +113,54 @@ fn check_model(args: &LocalArgs, spec: &JobSpec) -> Result<(), Failure> {
     let hint = match nearest(kind, BUILT_IN_MODELS.iter().copied()) {
         Some(known) => format!("did you mean `{known}`?"),
         None => format!(
-            "known are {}; a trainer with a model of your own is given with --trainer-bin",
+            "built-in models are {}; pass a trainer with your own model with --trainer-bin",
             BUILT_IN_MODELS.join(", ")
         ),
     };
     Err(Failure::invalid(format!("{}: `model.kind` is `{kind}`; {hint}", args.job_file.display())))
 }
 
-/// Refuses to go on with a folder (or an etcd) that holds the job with another spec, before
-/// anything is started.
+/// Rejects a data folder or etcd that holds the job with another spec, before any process is started.
 async fn check_same_job(cluster: &Cluster, spec: &JobSpec, folder: &Folder) -> Result<(), Failure> {
     let key = Keys::of_job(&spec.name).job();
     match cluster.etcd.get_json::<JobRecord>(&key).await? {
         Some(held) if held.digest != spec.digest() => Err(Failure::new(
             ErrorKind::Conflict,
             format!(
-                "the job `{}` exists with another spec; give the new one another name or another \
-                 --data-dir, or delete {} to start afresh",
+                "the job `{}` exists with another spec ({}); give the new one another name{}, or, to \
+                 start over, {}",
                 spec.name,
-                folder.shown()
+                spec.difference(&held.spec),
+                if cluster.supervisor.is_some() { " or another --data-dir" } else { "" },
+                removal(&spec.name, &folder.shown(), cluster.supervisor.is_some())
             ),
         )),
         Some(_) | None => Ok(()),
     }
 }
 
+/// Changes the number of slots of a resumed job if `wanted` is given, as `steadfast scale` does; returns the
+/// number of pservers to start.
+async fn settle_slots(etcd: &Etcd, spec: &JobSpec, wanted: Option<u32>) -> Result<u32, Failure> {
+    let keys = Keys::of_job(&spec.name);
+    let held: Option<u32> = etcd.get_json(&keys.ps_desired()).await?;
+    let is_over = etcd.get(&keys.result()).await?.is_some();
+    match (held, wanted) {
+        (Some(held), Some(wanted)) if held != wanted && !is_over => {
+            etcd.put(&keys.ps_desired(), wanted.to_string().as_bytes()).await?;
+            eprintln!("steadfast: job {}: {wanted} slots (was {held})", spec.name);
+            Ok(wanted)
+        }
+        (_, Some(wanted)) => Ok(wanted),
+        (Some(held), None) => Ok(held.clamp(1, SLOTS_MAX)),
+        (None, None) => Ok(SLOTS_DEFAULT),
+    }
+}
+
 struct Cluster {
     etcd: Etcd,
     endpoints: Vec<String>,
-    /// Keeps the embedded etcd, if that is used.
+    /// Supervises the embedded etcd, if it is used.
     supervisor: Option<Supervisor>,
 }
 
@@ -152,7 +181,7 @@ async fn open_etcd(
     Ok(Cluster { etcd: child.client, endpoints, supervisor: Some(child.supervisor) })
 }
 
-/// A run whose etcd is there.
+/// A run that is connected to etcd.
 struct Run<'a> {
     spec: &'a JobSpec,
     plan: Plan<'a>,
@@ -162,7 +191,7 @@ struct Run<'a> {
     started: Instant,
 }
 
-/// Why the processes are no longer needed.
+/// Why the run ends.
 enum End {
     Result(Box<ResultRecord>),
     Interrupted,
@@ -178,7 +207,7 @@ impl Run<'_> {
     ) -> Result<Summary, Failure> {
         let keys = Keys::of_job(&self.spec.name);
         if let Some(result) = self.etcd.get_json(&keys.result()).await? {
-            return Ok(self.told_again(result));
+            return Ok(self.repeated_summary(result));
         }
         let mut progress = Progress::new(match std::io::stderr().is_terminal() {
             true => Stderr::Terminal,
@@ -188,8 +217,8 @@ impl Run<'_> {
         let mirror = Mirror::start(self.etcd, Range::Key(keys.result())).await?;
         let mut observer = Observer::start(JobMaster::new(self.etcd.clone(), keys.clone()));
         let supervisor = Supervisor::start(self.plan.processes(), notices_tx);
-        let mut deaths = Deaths::default();
-        let end = self.watch(&mirror, &mut observer, notices, &mut progress, &mut deaths).await;
+        let mut outages = Outages::default();
+        let end = self.watch(&mirror, &mut observer, notices, &mut progress, &mut outages).await;
         let mut seen = observer.seen().status;
         let end = match end {
             End::Interrupted => self.drain(&keys, &supervisor, &progress, &mut seen).await,
@@ -199,19 +228,20 @@ impl Run<'_> {
         let wall_seconds = self.started.elapsed().as_secs_f64();
         match end {
             End::Result(result) => {
-                supervisor.stop(LEAVE_PATIENCE).await;
+                supervisor.stop(LEAVE_TIMEOUT).await;
                 let mut summary = Summary::of_result(self.spec, *result, wall_seconds);
-                summary.outages = deaths.outages();
-                summary.spent = seen.map(|status| status.spent).unwrap_or_default();
+                summary.outages = outages.outages();
+                let summary = summary.and_seen(seen.as_ref());
                 summary.save(&self.folder.summary());
+                self.print_next_steps(&summary);
                 Ok(summary)
             }
             End::Interrupted => {
                 supervisor.stop(Duration::ZERO).await;
-                say_how_to_resume();
+                print_resume_command();
                 let mut summary = Summary::of_drained(self.spec, seen.as_ref(), wall_seconds);
-                summary.outages = deaths.outages();
-                Ok(summary)
+                summary.outages = outages.outages();
+                Ok(summary.and_seen(seen.as_ref()))
             }
             End::Fatal(failure) => {
                 supervisor.stop(Duration::ZERO).await;
@@ -226,27 +256,28 @@ impl Run<'_> {
             false => format!("steadfast status --etcd-endpoints {}", self.plan.endpoints.join(",")),
         };
         format!(
-            "job {}; logs in {}; look at it with `{look}`",
+            "job {}; logs in {}; show its status with `{look}`",
             self.spec.name,
             self.folder.logs().display()
         )
     }
 
-    /// Follows the job until something ends the run.
+    /// Watches the job until the run ends.
     async fn watch(
         &self,
         mirror: &Mirror,
         observer: &mut Observer,
         notices: &mut mpsc::Receiver<Notice>,
         progress: &mut Progress,
-        deaths: &mut Deaths,
+        outages: &mut Outages,
     ) -> End {
         let mut results = mirror.subscribe();
         results.mark_changed();
+        let mut warned = 0;
         loop {
             tokio::select! {
                 () = self.shutdown.drain() => return End::Interrupted,
-                // The sender lives as long as the mirror.
+                // `changed` cannot fail: the sender lives as long as the mirror.
                 Ok(()) = results.changed() => {
                     let view = results.borrow_and_update().clone();
                     match view.single() {
@@ -257,26 +288,32 @@ impl Run<'_> {
                 }
                 Some(notice) = notices.recv() => match notice {
                     Notice::Fatal(failure) => return End::Fatal(failure),
-                    Notice::Restart { name, death, pause } => {
-                        let words = death.words.as_deref().and_then(|words| words.lines().next());
+                    Notice::Restart { name, exit, pause } => {
+                        let words = exit.words.as_deref().and_then(|words| words.lines().next());
                         let words = words.map_or_else(String::new, |words| format!(", {words}"));
-                        deaths.add(format!("{name} ended ({})", death.how), unix_ms());
+                        outages.add(format!("{name} ended ({})", exit.how), unix_ms());
                         progress.note(&format!(
-                            "{name} ended ({}{words}); starting it again in {pause:?}",
-                            death.how
+                            "{name} ended ({}{words}); restarting it in {pause:?}",
+                            exit.how
                         ));
                     }
                 },
                 () = observer.changed() => {
                     let seen = observer.seen();
-                    seen.status.iter().for_each(|status| deaths.follow(&status.recoveries));
+                    if let Some(status) = &seen.status {
+                        outages.follow(&status.recoveries);
+                        for warning in status.warnings.iter().skip(warned) {
+                            progress.note(&format!("warning: {warning}"));
+                        }
+                        warned = status.warnings.len();
+                    }
                     progress.update(&seen);
                 }
             }
         }
     }
 
-    /// Has the job put away, within bounds; it may also come to its end meanwhile.
+    /// Takes a last checkpoint, within a timeout; the job can also end in the meantime.
     async fn drain(
         &self,
         keys: &Keys,
@@ -287,23 +324,32 @@ impl Run<'_> {
         progress.note("stopping after a last checkpoint; a second Ctrl-C stops at once");
         supervisor.leave();
         let mut master = JobMaster::new(self.etcd.clone(), keys.clone());
-        match master.take_checkpoint(DRAIN_PATIENCE).await {
-            Ok(Taken { latest: Some(id), trouble: None }) => {
+        let taken = master.take_checkpoint(DRAIN_TIMEOUT).await;
+        let latest = taken.as_ref().ok().and_then(|taken| taken.latest.clone());
+        match taken {
+            Ok(CheckpointOutcome { latest: Some(id), error: None }) => {
                 progress.note(&format!("took checkpoint {id}"));
             }
-            Ok(Taken { latest: Some(id), trouble: Some(trouble) }) => {
-                progress.note(&format!("kept checkpoint {id}; took no new one: {trouble}"));
+            Ok(CheckpointOutcome { latest: Some(id), error: Some(error) }) => {
+                progress.note(&format!("took no new checkpoint: {error}; the latest one is {id}"));
             }
-            Ok(Taken { latest: None, trouble: Some(trouble) }) => {
-                progress.note(&format!("took no checkpoint: {trouble}"));
+            Ok(CheckpointOutcome { latest: None, error: Some(error) }) => {
+                progress.note(&format!("took no checkpoint: {error}"));
             }
-            Ok(Taken { latest: None, trouble: None }) => {
-                progress.note("there was nothing to save yet");
+            Ok(CheckpointOutcome { latest: None, error: None }) => {
+                progress.note("took no checkpoint: there is nothing to save yet");
             }
-            Err(failure) => progress.note(&format!("took no last checkpoint: {failure}")),
+            Err(failure) => progress.note(&format!("took no checkpoint: {failure}")),
         }
-        if let Ok(status) = master.status().await {
+        // The master updates its status ten times a second: the first one can predate the checkpoint.
+        for _ in 0..STATUS_LOOKS {
+            let Ok(status) = master.status().await else { break };
+            let is_current = status.checkpoint == latest;
             *seen = Some(status);
+            if is_current {
+                break;
+            }
+            tokio::time::sleep(STATUS_PAUSE).await;
         }
         match self.etcd.get_json(&keys.result()).await {
             Ok(Some(result)) => End::Result(Box::new(result)),
@@ -311,26 +357,61 @@ impl Run<'_> {
         }
     }
 
-    /// Repeats the summary of a job that ended before.
-    fn told_again(&self, result: ResultRecord) -> Summary {
-        let sha256 = result.parameters_sha256.clone();
-        let told = Summary::of_result(self.spec, result, self.started.elapsed().as_secs_f64());
-        match Summary::saved(&self.folder.summary(), sha256.as_deref()) {
-            // Only the run itself saw these.
-            Some(Summary { wall_seconds, outages, spent, .. }) => {
-                Summary { wall_seconds, outages, spent, ..told }
+    /// Prints what the user can do about a job that failed or whose model file is missing.
+    fn print_next_steps(&self, summary: &Summary) {
+        let folder = self.folder.shown();
+        let is_embedded = self.plan.args.etcd.is_empty();
+        match (summary.state, &summary.model) {
+            (State::Failed, _) => eprintln!(
+                "steadfast: to start over, {}",
+                removal(&self.spec.name, &folder, is_embedded)
+            ),
+            (State::Finished, Some(model))
+                if model.starts_with('/') && !Path::new(model).exists() =>
+            {
+                let look = match is_embedded {
+                    true => format!("--data-dir {}", quote(&folder)),
+                    false => format!("--etcd-endpoints {}", self.plan.endpoints.join(",")),
+                };
+                eprintln!(
+                    "steadfast: the model file {model} is gone; `steadfast checkpoint export {look} \
+                     --to {}` writes it again from the last checkpoint",
+                    quote(model)
+                );
             }
-            None => told,
+            (State::Finished | State::Drained, _) => {}
+        }
+    }
+
+    /// Returns the summary of a job that had ended before this run.
+    fn repeated_summary(&self, result: ResultRecord) -> Summary {
+        let sha256 = result.parameters_sha256.clone();
+        let summary = Summary::of_result(self.spec, result, self.started.elapsed().as_secs_f64());
+        self.print_next_steps(&summary);
+        match Summary::saved(&self.folder.summary(), sha256.as_deref()) {
+            // Only the original run has these.
+            Some(Summary { wall_seconds, outages, time_breakdown, .. }) => {
+                Summary { wall_seconds, outages, time_breakdown, ..summary }
+            }
+            None => summary,
         }
     }
 }
 
-fn say_how_to_resume() {
+/// Describes how to remove a job.
+fn removal(job: &str, folder: &str, is_etcd_embedded: bool) -> String {
+    match is_etcd_embedded {
+        true => format!("delete {folder}"),
+        false => format!("delete its keys in etcd: etcdctl del --prefix /jobs/{job}/"),
+    }
+}
+
+fn print_resume_command() {
     let words: Vec<String> = std::env::args().map(|word| quote(&word)).collect();
     eprintln!("steadfast: resume it with the same command: {}", words.join(" "));
 }
 
-/// Quotes a word for a shell, if it needs to be.
+/// Quotes a word for a shell, if necessary.
 fn quote(word: &str) -> String {
     let plain = |it: char| it.is_ascii_alphanumeric() || "-_./:=,@%+".contains(it);
     if !word.is_empty() && word.chars().all(plain) {

@@ -1,4 +1,4 @@
-//! The data folder of a job: who uses it, and where things lie in it.
+//! The data folder of a job: its lock and the paths in it.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
@@ -7,16 +7,16 @@ use std::path::{Path, PathBuf};
 use steadfast_common::error::ErrorKind;
 use steadfast_process::Failure;
 
-/// A data folder, ours until this is dropped.
+/// A data folder, locked until this is dropped.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
-    /// Locked; the kernel lets go of it when the process ends, however it ends.
+    /// Holds the lock; the kernel releases it when the process ends for any reason.
     _lock: File,
 }
 
 impl Folder {
-    /// Creates the folder if need be and locks it.
+    /// Creates the folder if it does not exist, and locks it.
     pub fn open(path: &Path) -> Result<Self, Failure> {
         let made = fs::create_dir_all(path.join("logs")).and_then(|()| path.canonicalize());
         let path = made.map_err(|error| {
@@ -26,17 +26,17 @@ impl Folder {
         Ok(Self { path, _lock: lock })
     }
 
-    /// Its path as text.
+    /// Returns its path as text.
     pub fn shown(&self) -> String {
         self.path.display().to_string()
     }
 
-    /// Where the embedded etcd keeps its data.
+    /// The data folder of the embedded etcd.
     pub fn etcd(&self) -> PathBuf {
         self.path.join("etcd")
     }
 
-    /// Where the job's objects lie.
+    /// The store of the job.
     pub fn store(&self) -> PathBuf {
         self.path.join("store")
     }
@@ -56,7 +56,7 @@ impl Folder {
         self.path.join("summary.json")
     }
 
-    /// Says where the embedded etcd listens, for `steadfast status --data-dir`.
+    /// Writes the endpoint of the embedded etcd, for `steadfast status --data-dir`.
     pub fn write_endpoint(&self, endpoint: &str) -> Result<(), Failure> {
         let path = endpoint_file(&self.path);
         fs::write(&path, endpoint)
@@ -64,12 +64,12 @@ impl Folder {
     }
 }
 
-/// Where the embedded etcd of a data folder listens, if one was started there.
+/// Reads the endpoint of the embedded etcd of a data folder.
 pub fn read_endpoint(folder: &Path) -> Result<String, Failure> {
     let path = endpoint_file(folder);
     fs::read_to_string(&path).map(|text| text.trim().to_owned()).map_err(|error| {
         Failure::io(
-            format!("no job was run in {}: cannot read {}", folder.display(), path.display()),
+            format!("no job was ever run in {}: cannot read {}", folder.display(), path.display()),
             &error,
         )
     })
@@ -82,7 +82,7 @@ fn endpoint_file(folder: &Path) -> PathBuf {
 fn lock(folder: &Path) -> Result<File, Failure> {
     let path = folder.join("lock");
     let failure = |error: std::io::Error| {
-        Failure::io(format!("cannot lock the data folder by {}", path.display()), &error)
+        Failure::io(format!("cannot lock the data folder with {}", path.display()), &error)
     };
     let mut options = OpenOptions::new();
     let opened = options.read(true).write(true).create(true).truncate(false).open(&path);
@@ -97,7 +97,7 @@ fn lock(folder: &Path) -> Result<File, Failure> {
         }
         Err(TryLockError::WouldBlock) => {
             let mut holder = String::new();
-            // The number only helps the reader to find the process.
+            // The process id is only informative.
             let _ = file.read_to_string(&mut holder);
             Err(Failure::new(
                 ErrorKind::Conflict,

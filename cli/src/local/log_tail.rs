@@ -1,14 +1,14 @@
-//! The words that a process died with, from the end of its log.
+//! Finds the reason why a process ended at the end of its log.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// How much of a log's end is looked at.
+/// Maximum number of bytes read from the end of a log.
 const TAIL_BYTES: u64 = 16 << 10;
 
-/// What a log says from byte `from` on that explains an end: its `error:` lines without the
-/// program's name, else a panic, else the last line.
+/// Returns the reason found in a log from byte `from` on: its `error:` lines without the program's name, else
+/// a panic message, else the last line.
 pub fn last_words(log: &Path, from: u64) -> Option<String> {
     let mut file = File::open(log).ok()?;
     let length = file.metadata().ok()?.len();
@@ -18,13 +18,12 @@ pub fn last_words(log: &Path, from: u64) -> Option<String> {
     explain(&String::from_utf8_lossy(&bytes))
 }
 
-/// Renames the logs of the run before (`master-0.log` to `master-0.log.old`), so that each log tells
-/// of one run.
+/// Renames the logs of the previous run (`master-0.log` to `master-0.log.old`): each log covers one run.
 pub fn put_by(folder: &Path) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {
         if path.extension().is_some_and(|it| it == "log") {
-            // A log that cannot be renamed is continued.
+            // If renaming fails, the new run appends to the log.
             let _ = std::fs::rename(&path, path.with_extension("log.old"));
         }
     }
@@ -43,14 +42,14 @@ fn explain(text: &str) -> Option<String> {
     lines.last().map(|line| printable(line))
 }
 
-/// `steadfast-master: error: what` gives `what`; clap's `error: what` as well.
+/// Returns `what` of `steadfast-master: error: what`, and of clap's `error: what`.
 fn error_of(line: &str) -> Option<&str> {
     let (program, what) = line.split_once("error: ")?;
     let named = program.strip_suffix(": ").is_some_and(|name| !name.contains(char::is_whitespace));
     (program.is_empty() || named).then_some(what)
 }
 
-/// A log may hold text from anywhere; none of it shall move the reader's cursor.
+/// Removes control characters: a log can contain text from untrusted sources.
 fn printable(text: &str) -> String {
     text.chars().filter(|it| *it == '\n' || !it.is_control()).collect()
 }

@@ -1,15 +1,14 @@
-//! `steadfast local`: a whole job as real processes on this machine, supervised as Kubernetes
-//! would.
+//! `steadfast local`: runs a whole job as real processes on this machine, supervised as by Kubernetes.
 
 mod args;
 mod backoff;
 mod child;
-mod deaths;
 mod etcd_child;
 mod flow;
 mod folder;
 mod log_tail;
 mod observer;
+mod outages;
 mod plan;
 mod progress;
 mod summary;

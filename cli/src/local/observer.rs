@@ -1,4 +1,4 @@
-//! Asks the acting master again and again how the job stands.
+//! Polls the acting master for the status of the job.
 
 use std::time::Duration;
 
@@ -10,16 +10,16 @@ use crate::job_master::JobMaster;
 
 const EVERY: Duration = Duration::from_millis(100);
 
-/// What was last heard.
+/// Latest result of the polling.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// The last answer, if there ever was one.
+    /// The last status received, if any.
     pub status: Option<JobStatus>,
-    /// Whether and why the last question went unanswered.
+    /// Why the last request failed, if it did.
     pub silence: Option<String>,
 }
 
-/// Observes a job until it is dropped.
+/// Polls a job until it is dropped.
 #[derive(Debug)]
 pub struct Observer {
     seen: watch::Receiver<Seen>,
@@ -27,21 +27,21 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// Starts to ask.
+    /// Starts polling.
     pub fn start(master: JobMaster) -> Self {
         let (tx, seen) = watch::channel(Seen::default());
         Self { seen, task: tokio::spawn(observe(master, tx)) }
     }
 
-    /// Completes when there is news.
+    /// Completes after the next request has been answered or has failed.
     pub async fn changed(&mut self) {
         if self.seen.changed().await.is_err() {
-            // The task is gone, and with it all news.
+            // The polling task has ended: there are no further updates.
             std::future::pending().await
         }
     }
 
-    /// What was last heard.
+    /// Returns the latest result.
     pub fn seen(&self) -> Seen {
         self.seen.borrow().clone()
     }

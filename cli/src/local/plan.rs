@@ -1,4 +1,4 @@
-//! Which processes a local job consists of, and how each is called.
+//! The processes of a local job and their command lines.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -9,7 +9,7 @@ use steadfast_process::Failure;
 
 use super::args::LocalArgs;
 
-/// What a process is in the job.
+/// Role of a process in the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Etcd,
@@ -29,11 +29,11 @@ impl fmt::Display for Role {
     }
 }
 
-/// One process to be kept running.
+/// One supervised process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
     pub role: Role,
-    /// `trainer-1`, which also names its log.
+    /// Such as `trainer-1`; also the name of its log.
     pub name: String,
     pub program: PathBuf,
     pub args: Vec<OsString>,
@@ -49,13 +49,15 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Finds them in `--bin-dir`, or beside this program.
+    /// Finds the programs in `--bin-dir`, or in the folder of this program.
     pub fn find(args: &LocalArgs, own: &Path) -> Result<Self, Failure> {
         let folder = match (&args.bin_dir, own.parent()) {
             (Some(folder), _) => absolute(folder)?,
             (None, Some(folder)) => folder.to_owned(),
             (None, None) => {
-                return Err(Failure::invalid("give the programs' folder with --bin-dir"));
+                return Err(Failure::invalid(
+                    "cannot find the folder of the programs; set it with --bin-dir",
+                ));
             }
         };
         let trainer = match &args.trainer_bin {
@@ -72,7 +74,7 @@ impl Programs {
             .filter(|program| !program.is_file())
             .map(|program| {
                 format!(
-                    "{} is not there; build it with `cargo build --release`, or say where it is \
+                    "{} does not exist; build it with `cargo build --release`, or set its path \
                      with --bin-dir or --trainer-bin",
                     program.display()
                 )
@@ -85,33 +87,35 @@ impl Programs {
     }
 }
 
-/// Makes a path independent of the current folder.
+/// Makes a path absolute.
 pub fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path)
         .map_err(|error| Failure::io(format!("cannot use {}", path.display()), &error))
 }
 
-/// What all processes of the job are told.
+/// Settings of the processes of a job.
 #[derive(Clone, Debug)]
 pub struct Plan<'a> {
     pub args: &'a LocalArgs,
     pub programs: Programs,
     pub job: &'a str,
+    /// Number of pservers, one per slot.
+    pub pservers: u32,
     pub job_file: PathBuf,
     pub store: PathBuf,
     pub endpoints: Vec<String>,
-    /// Where the log of the process of a given name is.
+    /// Folder of the logs.
     pub logs: PathBuf,
 }
 
 impl Plan<'_> {
-    /// All processes but etcd.
+    /// Returns all processes except etcd.
     pub fn processes(&self) -> Vec<Process> {
         let mut processes = Vec::new();
         let programs = &self.programs;
         for (role, program, count) in [
             (Role::Master, &programs.master, self.args.masters),
-            (Role::Pserver, &programs.pserver, self.args.pservers),
+            (Role::Pserver, &programs.pserver, self.pservers),
             (Role::Trainer, &programs.trainer, self.args.trainers),
         ] {
             for number in 0..count {
@@ -140,7 +144,7 @@ impl Plan<'_> {
         if role == Role::Master {
             words.add("--job-file", &self.job_file);
             words.add("--store", &self.store);
-            words.add("--pservers", self.args.pservers.to_string());
+            words.add("--pservers", self.pservers.to_string());
             words.add_if("--tensorboard", self.args.tensorboard.as_deref());
         }
         words.0
@@ -181,12 +185,13 @@ mod tests {
 
     #[test]
     fn only_masters_are_told_of_the_job_file_and_every_process_picks_its_ports() {
-        let args = args(&["--pservers", "1", "--trainers", "3"]);
+        let args = args(&["--trainers", "3"]);
         let bin = |name: &str| PathBuf::from("/bin").join(name);
         let plan = Plan {
             args: &args,
             programs: Programs { master: bin("m"), pserver: bin("p"), trainer: bin("t") },
             job: "digits",
+            pservers: 1,
             job_file: "/jobs/digits.toml".into(),
             store: "/data/store".into(),
             endpoints: vec!["http://a:1".to_owned(), "http://b:1".to_owned()],
@@ -214,6 +219,6 @@ mod tests {
         let failure = Programs::find(&args(&[]), &own).unwrap_err();
         assert_eq!(failure.kind, ErrorKind::NotFound);
         assert_eq!(failure.message.lines().count(), 2);
-        assert!(failure.message.contains("steadfast-pserver is not there"));
+        assert!(failure.message.contains("steadfast-pserver does not exist"));
     }
 }

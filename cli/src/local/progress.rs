@@ -1,4 +1,4 @@
-//! Shows how a job goes: a bar on a terminal, else a line now and then. All on stderr.
+//! Shows the progress of a job on stderr: a progress bar on a terminal, otherwise periodic lines.
 
 use std::time::{Duration, Instant};
 
@@ -8,10 +8,10 @@ use steadfast_common::status::{JobState, JobStatus};
 use super::observer::Seen;
 use crate::format::{figure, plural, rate, span};
 
-/// Longest silence while something changes.
+/// Interval between lines while the status changes.
 const LINE_EVERY: Duration = Duration::from_secs(2);
 
-/// Silence of the master that is worth a word.
+/// Time without an answer of the master after which it is reported.
 const SILENCE_SHOWN: Duration = Duration::from_secs(2);
 
 const BAR: &str = "{bar:24} {percent:>3}%  {msg}";
@@ -30,7 +30,7 @@ enum Shown {
     Lines(Lines),
 }
 
-/// Whether stderr is something to draw on.
+/// Whether stderr is a terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stderr {
     Terminal,
@@ -38,7 +38,7 @@ pub enum Stderr {
 }
 
 impl Progress {
-    /// Shows nothing yet.
+    /// Creates the display, without output yet.
     pub fn new(stderr: Stderr) -> Self {
         let shown = match stderr {
             Stderr::Terminal => {
@@ -51,7 +51,7 @@ impl Progress {
         Self { shown, heard: Instant::now() }
     }
 
-    /// Shows the latest news.
+    /// Shows the latest status.
     pub fn update(&mut self, seen: &Seen) {
         let now = Instant::now();
         if seen.silence.is_none() {
@@ -79,16 +79,16 @@ impl Progress {
         }
     }
 
-    /// Says something in between.
+    /// Prints a message.
     pub fn note(&self, text: &str) {
-        let say = || eprintln!("steadfast: {text}");
+        let print = || eprintln!("steadfast: {text}");
         match &self.shown {
-            Shown::Bar(bar) => bar.suspend(say),
-            Shown::Lines(_) => say(),
+            Shown::Bar(bar) => bar.suspend(print),
+            Shown::Lines(_) => print(),
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the progress bar.
     pub fn clear(&self) {
         match &self.shown {
             Shown::Bar(bar) => bar.finish_and_clear(),
@@ -97,10 +97,10 @@ impl Progress {
     }
 }
 
-/// State and pass, once a master told them.
+/// State and pass, once known.
 type Stage = Option<(JobState, u32)>;
 
-/// Decides which news get a line of their own.
+/// Decides when a line is printed.
 #[derive(Debug, Default)]
 struct Lines {
     last: Option<(Stage, String, Instant)>,
@@ -118,7 +118,7 @@ impl Lines {
     }
 }
 
-/// How far the job is, in records if their number is known, else in tasks of the pass.
+/// Returns progress and total: in records if their number is known, else in tasks of the pass.
 fn position(status: &JobStatus) -> (u64, u64) {
     let queues = &status.queues;
     let tasks = u64::from(queues.todo + queues.pending + queues.done + queues.discarded);
@@ -128,7 +128,7 @@ fn position(status: &JobStatus) -> (u64, u64) {
     }
 }
 
-/// One line about a job.
+/// Formats the status as one line.
 fn describe(status: &JobStatus) -> String {
     let mut parts = Vec::new();
     match status.state {
@@ -137,6 +137,7 @@ fn describe(status: &JobStatus) -> String {
         }
         JobState::Waiting => return "waiting".to_owned(),
         JobState::Starting => parts.push("starting".to_owned()),
+        JobState::Evaluating => parts.push("evaluating".to_owned()),
         JobState::Saving => parts.push("saving the model".to_owned()),
         JobState::Finished => parts.push("finished".to_owned()),
         JobState::Failed => parts.push("failed".to_owned()),
@@ -167,7 +168,11 @@ fn describe(status: &JobStatus) -> String {
     if let (JobState::Training, Some(left)) = (status.state, status.seconds_left) {
         parts.push(format!("{} left", span(left)));
     }
-    // A job that trains may wait for something all the same (a slot that is free).
+    if let Some(error) = &status.checkpoint_error {
+        let failures = plural(status.checkpoint_failures as usize, "attempt");
+        parts.push(format!("no checkpoint, {failures} failed: {error}"));
+    }
+    // A training job can also wait, for example for a pserver to take a free slot.
     parts.extend(status.waiting.iter().map(|reason| format!("waiting: {reason}")));
     parts.join(" · ")
 }

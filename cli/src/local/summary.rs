@@ -1,22 +1,26 @@
-//! What is said about a job at its end.
+//! The summary of a run.
 
 use std::fs;
 use std::path::Path;
 use std::process::ExitCode;
 
 use serde::{Deserialize, Serialize};
-use steadfast_common::records::{DiscardedTask, JobOutcome, RecordRange, ResultRecord};
+use steadfast_common::given_up::{Discarded, DiscardedTask};
+use steadfast_common::records::{JobOutcome, RecordRange, ResultRecord};
 use steadfast_common::spec::{JobSpec, Mode};
-use steadfast_common::status::{JobStatus, Spent};
+use steadfast_common::status::{JobStatus, TimeBreakdown};
 
-use super::deaths::Outage;
-use crate::format::{figure, span};
+use super::outages::Outage;
+use crate::format::{figure, passes, span};
 use crate::output::Output;
 
-/// Exit code of a job that finished without some of its data.
+/// Maximum number of discarded tasks that are listed.
+const LISTED_MAX: usize = 10;
+
+/// Exit code of a job that finished with discarded tasks.
 const EXIT_WITH_DISCARDED: u8 = 10;
 
-/// How a run ended.
+/// Summary of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     pub job: String,
@@ -32,30 +36,42 @@ pub struct Summary {
     /// Path or URL of the model file.
     pub model: Option<String>,
     pub wall_seconds: f64,
-    pub discarded: Vec<DiscardedTask>,
-    /// Processes that died during this run, and how long training stood still for each.
+    /// The checkpoint from which a later run resumes, or which holds the final parameters.
+    #[serde(default)]
+    pub checkpoint: Option<String>,
+    /// Why the last checkpoint failed, and the number of failures since the last success.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint_error: Option<String>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub checkpoint_failures: u32,
+    /// Warnings about the dataset.
+    #[serde(default)]
+    pub warnings: Vec<String>,
+    /// Tasks that were given up.
+    pub discarded: Discarded,
+    /// Processes that ended unexpectedly during this run, and the time that training stopped for each.
     #[serde(default)]
     pub outages: Vec<Outage>,
-    /// What trainers spent their time on, as far as this run saw.
+    /// What trainers spent their time on, as last seen by this run.
     #[serde(default)]
-    pub spent: Spent,
+    pub time_breakdown: TimeBreakdown,
     /// Why the job failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// Ways in which a run ends.
+/// Final state of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
     Finished,
     Failed,
-    /// Put away by the user; it can be resumed.
+    /// Interrupted by the user; resumable.
     Drained,
 }
 
 impl Summary {
-    /// Sums up a job that has ended.
+    /// Creates the summary of a job that has ended.
     pub fn of_result(spec: &JobSpec, result: ResultRecord, wall_seconds: f64) -> Self {
         Self {
             job: spec.name.clone(),
@@ -73,14 +89,18 @@ impl Summary {
             parameters_sha256: result.parameters_sha256,
             model: result.model.map(|model| local_path(&model)),
             wall_seconds,
+            checkpoint: result.checkpoint,
+            checkpoint_error: None,
+            checkpoint_failures: 0,
+            warnings: Vec::new(),
             discarded: result.discarded,
             outages: Vec::new(),
-            spent: Spent::default(),
+            time_breakdown: TimeBreakdown::default(),
             reason: result.reason,
         }
     }
 
-    /// Sums up a job that was put away, as it was last seen.
+    /// Creates the summary of a job that was interrupted, from its last status.
     pub fn of_drained(spec: &JobSpec, seen: Option<&JobStatus>, wall_seconds: f64) -> Self {
         let evaluation = seen.and_then(|status| status.evaluation.as_ref());
         Self {
@@ -96,25 +116,40 @@ impl Summary {
             parameters_sha256: None,
             model: None,
             wall_seconds,
+            checkpoint: seen.and_then(|status| status.checkpoint.clone()),
+            checkpoint_error: None,
+            checkpoint_failures: 0,
+            warnings: Vec::new(),
             discarded: seen.map(|status| status.discarded.clone()).unwrap_or_default(),
             outages: Vec::new(),
-            spent: seen.map(|status| status.spent).unwrap_or_default(),
+            time_breakdown: TimeBreakdown::default(),
             reason: None,
         }
     }
 
-    /// What the command ends with.
+    /// Adds the fields that only the master's status has.
+    #[must_use]
+    pub fn and_seen(mut self, seen: Option<&JobStatus>) -> Self {
+        let Some(seen) = seen else { return self };
+        self.time_breakdown = seen.time_breakdown;
+        self.warnings.clone_from(&seen.warnings);
+        self.checkpoint_error.clone_from(&seen.checkpoint_error);
+        self.checkpoint_failures = seen.checkpoint_failures;
+        self
+    }
+
+    /// Returns the exit code of the command.
     pub fn exit_code(&self) -> ExitCode {
         match self.state {
             State::Finished if self.discarded.is_empty() => ExitCode::SUCCESS,
             State::Finished => ExitCode::from(EXIT_WITH_DISCARDED),
             State::Failed => ExitCode::FAILURE,
-            // What a shell reports of a command that was interrupted.
+            // 128 + SIGINT, as shells report an interrupted command.
             State::Drained => ExitCode::from(130),
         }
     }
 
-    /// Writes it to stdout.
+    /// Prints the summary to stdout.
     pub fn print(&self, output: Output) {
         match output {
             Output::Text => print!("{}", self.text()),
@@ -122,7 +157,7 @@ impl Summary {
         }
     }
 
-    /// One line, its members in the order above.
+    /// Formats the summary as one line of JSON, fields in the order of the struct.
     fn json(&self) -> String {
         serde_json::to_string(self).expect("a summary is plain data")
     }
@@ -132,7 +167,7 @@ impl Summary {
             (State::Finished, _) => "finished".to_owned(),
             (State::Failed, Some(reason)) => format!("failed: {reason}"),
             (State::Failed, None) => "failed".to_owned(),
-            (State::Drained, _) => "put away".to_owned(),
+            (State::Drained, _) => "interrupted; resumable".to_owned(),
         };
         let mut rows = vec![
             ("passes", self.passes.to_string()),
@@ -152,18 +187,14 @@ impl Summary {
             rows.push(("model", model.clone()));
         }
         rows.push(("time", span(self.wall_seconds)));
-        rows.extend(split(&self.spent).map(|it| ("trainers", it)));
-        for task in &self.discarded {
-            let named: Vec<String> = task.records.iter().map(range).collect();
-            let place =
-                if named.is_empty() { String::new() } else { format!(" ({})", named.join(", ")) };
-            let (number, pass, reason) = (task.task, task.pass.0 + 1, &task.reason);
-            rows.push(("discarded", format!("task {number}{place} in pass {pass}: {reason}")));
-        }
+        rows.extend(self.error().map(|it| ("error", it)));
+        rows.extend(self.warnings.iter().map(|it| ("warning", it.clone())));
+        rows.extend(shares(&self.time_breakdown).map(|it| ("trainers", it)));
+        rows.extend(discarded(&self.discarded).map(|it| ("discarded", it)));
         for outage in &self.outages {
             let lasted = match outage.seconds {
                 Some(seconds) => format!("the next step came after {seconds:.2} s"),
-                None => "training was not held up".to_owned(),
+                None => "training did not stop".to_owned(),
             };
             rows.push(("outage", format!("{}; {lasted}", outage.cause)));
         }
@@ -174,22 +205,39 @@ impl Summary {
         text
     }
 
-    /// Keeps it for a later run of the same command.
+    /// Describes failed checkpoints, if the last one failed.
+    fn error(&self) -> Option<String> {
+        let error = self.checkpoint_error.as_ref()?;
+        Some(match (&self.checkpoint, self.checkpoint_failures) {
+            (None, failures) => {
+                format!("no checkpoint could be taken in {failures} attempts: {error}")
+            }
+            (Some(id), failures) => {
+                format!("no checkpoint after {id}; {failures} attempts failed: {error}")
+            }
+        })
+    }
+
+    /// Saves the summary for a later run of the same command.
     pub fn save(&self, path: &Path) {
-        // It can be told again from etcd, all but the time that it took.
+        // Errors are ignored: etcd has all of it except what only this run measured.
         let _ = fs::write(path, format!("{}\n", self.json()));
     }
 
-    /// What was kept of a job that ended with these parameters.
+    /// Reads the saved summary, if it is of a job that ended with these parameters.
     pub fn saved(path: &Path, parameters_sha256: Option<&str>) -> Option<Self> {
         let saved: Self = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
         (saved.parameters_sha256.as_deref() == parameters_sha256).then_some(saved)
     }
 }
 
-/// The shares of trainers' time; nothing if there was none.
-fn split(spent: &Spent) -> Option<String> {
-    let Spent { data, compute, push, wait, pull, .. } = *spent;
+fn is_zero(count: &u32) -> bool {
+    *count == 0
+}
+
+/// Formats the shares of trainers' time; `None` if no time was recorded.
+fn shares(time_breakdown: &TimeBreakdown) -> Option<String> {
+    let TimeBreakdown { data, compute, push, wait, pull, .. } = *time_breakdown;
     let parts = [
         ("computed", compute),
         ("pushed", push),
@@ -197,18 +245,36 @@ fn split(spent: &Spent) -> Option<String> {
         ("pulled", pull),
         ("read data", data),
     ];
-    let share =
-        |(what, seconds): (&str, f64)| format!("{what} {:.0} %", 100.0 * seconds / spent.total());
-    (0.0 < spent.total()).then(|| parts.map(share).join(", "))
+    let share = |(what, seconds): (&str, f64)| {
+        format!("{what} {:.0} %", 100.0 * seconds / time_breakdown.total())
+    };
+    (0.0 < time_breakdown.total()).then(|| parts.map(share).join(", "))
 }
 
-/// Records of one file, counted from 1 as a person does.
+/// Formats one line for each of the first discarded tasks, and one for the rest.
+fn discarded(of: &Discarded) -> impl Iterator<Item = String> {
+    let more = of.tasks.saturating_sub(LISTED_MAX as u64);
+    let list = of.list.as_deref().map_or_else(
+        || "`steadfast status` lists them".to_owned(),
+        |list| format!("all of them are in {}", local_path(list)),
+    );
+    let more = (0 < more).then(|| format!("and {more} more tasks; {list}"));
+    of.listed.iter().take(LISTED_MAX).map(one_discarded).chain(more)
+}
+
+fn one_discarded(of: &DiscardedTask) -> String {
+    let named: Vec<String> = of.records.iter().map(range).collect();
+    let place = if named.is_empty() { String::new() } else { format!(" ({})", named.join(", ")) };
+    format!("task {}{place} {}: {}", of.task, passes(of), of.reason)
+}
+
+/// Formats a range of records of one file, counted from 1.
 fn range(of: &RecordRange) -> String {
     let (first, last) = (of.first + 1, of.first + u64::from(of.records));
     format!("{}, records {first} to {last}", local_path(&of.file))
 }
 
-/// The path that a `file` URL means; other URLs stay as they are.
+/// Returns the path of a `file` URL, and any other URL unchanged.
 fn local_path(url: &str) -> String {
     let Some(path) = url.strip_prefix("file://") else { return url.to_owned() };
     let mut bytes = Vec::with_capacity(path.len());
@@ -230,6 +296,7 @@ fn hex(digit: u8) -> Option<u8> {
 
 #[cfg(test)]
 mod tests {
+    use steadfast_common::given_up::GivenUpRecord;
     use steadfast_common::ids::{Pass, TaskId};
 
     use super::*;
@@ -248,22 +315,38 @@ mod tests {
             parameters_sha256: Some("ab12".to_owned()),
             model: Some("file:///data/my%20jobs/model.safetensors".to_owned()),
             checkpoint: None,
-            discarded: Vec::new(),
+            discarded: Discarded::default(),
         }
     }
 
-    fn discarded() -> DiscardedTask {
+    /// `tasks` tasks that were given up in the second and the third pass.
+    fn discarded(tasks: u32) -> Discarded {
         let file = "file:///data/a.csv".to_owned();
         let records = vec![RecordRange { file, first: 70, records: 10 }];
-        DiscardedTask { pass: Pass(1), task: TaskId(7), reason: "bad record".to_owned(), records }
+        let record = GivenUpRecord::default().and(Pass(1), "bad record").and(Pass(2), "bad record");
+        let listed = (0..tasks).map(|task| DiscardedTask {
+            task: TaskId(7 + task),
+            held_out: false,
+            passes: record.passes.clone(),
+            times: record.times,
+            reason: record.reason.clone(),
+            records: records.clone(),
+        });
+        Discarded {
+            tasks: u64::from(tasks),
+            times: 2 * u64::from(tasks),
+            listed: listed.collect(),
+            list: Some("file:///data/discarded.jsonl".to_owned()),
+        }
     }
 
     #[test]
     fn the_shares_of_trainers_time_are_told_once_there_are_any() {
         let mut summary = Summary::of_result(&sample::spec(), result(), 1.0);
         assert!(!summary.text().contains("trainers"));
-        let spent = Spent { data: 0.5, compute: 8.5, push: 0.3, ..Spent::default() };
-        summary.spent = Spent { wait: 0.5, pull: 0.2, ..spent };
+        let time_breakdown =
+            TimeBreakdown { data: 0.5, compute: 8.5, push: 0.3, ..TimeBreakdown::default() };
+        summary.time_breakdown = TimeBreakdown { wait: 0.5, pull: 0.2, ..time_breakdown };
         let line = "computed 85 %, pushed 3 %, waited 5 %, pulled 2 %, read data 5 %";
         assert!(summary.text().contains(line), "{}", summary.text());
     }
@@ -272,23 +355,29 @@ mod tests {
     fn the_exit_code_tells_finished_from_finished_with_losses_from_failed() {
         let code = |result| Summary::of_result(&sample::spec(), result, 1.0).exit_code();
         assert_eq!(code(result()), ExitCode::SUCCESS);
-        assert_eq!(
-            code(ResultRecord { discarded: vec![discarded()], ..result() }),
-            ExitCode::from(10)
-        );
+        assert_eq!(code(ResultRecord { discarded: discarded(1), ..result() }), ExitCode::from(10));
         assert_eq!(code(ResultRecord { state: JobOutcome::Failed, ..result() }), ExitCode::FAILURE);
     }
 
     #[test]
     fn the_text_shows_every_figure_once() {
-        let result = ResultRecord { discarded: vec![discarded()], ..result() };
+        let result = ResultRecord { discarded: discarded(1), ..result() };
         let text = Summary::of_result(&sample::spec(), result, 65.2).text();
         let expected = "job digits: finished\n  passes     20\n  steps      1800\n  \
                         examples   28740\n  loss       0.0123\n  accuracy   0.9778\n  \
                         sha-256    ab12\n  model      /data/my jobs/model.safetensors\n  \
-                        time       1m 06s\n  discarded  task 7 (/data/a.csv, records 71 to 80) in pass 2: \
-                        bad record\n";
+                        time       1m 06s\n  discarded  task 7 (/data/a.csv, records 71 to 80) in passes \
+                        2 to 3: bad record\n";
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn many_given_up_tasks_are_summed_up_and_their_list_is_named() {
+        let result = ResultRecord { discarded: discarded(25), ..result() };
+        let text = Summary::of_result(&sample::spec(), result, 65.2).text();
+        let last = "  discarded  and 15 more tasks; all of them are in /data/discarded.jsonl\n";
+        assert!(text.ends_with(last), "{text}");
+        assert_eq!(text.matches("discarded  task ").count(), 10);
     }
 
     #[test]
@@ -309,9 +398,11 @@ mod tests {
             "parameters_sha256",
             "model",
             "wall_seconds",
+            "checkpoint",
+            "warnings",
             "discarded",
             "outages",
-            "spent",
+            "time_breakdown",
         ];
         documented.sort_unstable();
         let mut names = names;
@@ -319,6 +410,23 @@ mod tests {
         assert_eq!(names, documented);
         assert_eq!(json["state"], "finished");
         assert_eq!(json["mode"], "sync");
+    }
+
+    /// F33
+    #[test]
+    fn a_run_that_could_take_no_checkpoint_says_so_at_its_end() {
+        let seen = JobStatus {
+            checkpoint: None,
+            checkpoint_error: Some("slot 0: no space".to_owned()),
+            checkpoint_failures: 3,
+            warnings: vec!["4 tasks are few".to_owned()],
+            ..sample::training()
+        };
+        let text =
+            Summary::of_drained(&sample::spec(), Some(&seen), 1.0).and_seen(Some(&seen)).text();
+        let line = "  error      no checkpoint could be taken in 3 attempts: slot 0: no space\n";
+        assert!(text.contains(line), "{text}");
+        assert!(text.contains("  warning    4 tasks are few\n"), "{text}");
     }
 
     #[test]

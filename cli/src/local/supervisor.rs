@@ -1,4 +1,4 @@
-//! Keeps processes running: one that dies is started again, with growing pauses.
+//! Supervises processes: restarts those that end, with exponential backoff.
 
 use std::time::Duration;
 
@@ -8,124 +8,158 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::backoff::Backoff;
-use super::child::{Death, Life};
+use super::backoff::{Backoff, Ending};
+use super::child::{ChildProcess, Exit};
 use super::plan::{Process, Role};
 
-/// How long a clean exit may precede the news that the job has ended.
-const NEWS_DELAY: Duration = Duration::from_millis(500);
+/// Time between the clean exit of a process and this process seeing the result of the job.
+const RESULT_DELAY: Duration = Duration::from_millis(500);
 
-/// What the reader of the notices must know.
+/// Shown if the log of a process has no reason for its exit.
+const NO_REASON: &str = "its log gives no reason";
+
+/// Event that the run handles.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// A process ended and will be started again.
-    Restart { name: String, death: Death, pause: Duration },
-    /// A process ended in a way that another start cannot cure.
+    /// A process ended and will be restarted.
+    Restart { name: String, exit: Exit, pause: Duration },
+    /// A process ended, and a restart would not help.
     Fatal(Failure),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Order {
+enum SupervisorCommand {
     Run,
-    /// Whoever ends is not started again.
+    /// Processes that end are not restarted.
     Leave,
     Terminate,
 }
 
-/// A group of supervised processes; all die when this is dropped.
+/// A group of supervised processes; all are killed when this is dropped.
 #[derive(Debug)]
 pub struct Supervisor {
-    orders: watch::Sender<Order>,
-    keepers: JoinSet<()>,
+    commands: watch::Sender<SupervisorCommand>,
+    tasks: JoinSet<()>,
 }
 
 impl Supervisor {
     /// Starts the processes.
     pub fn start(processes: Vec<Process>, notices: &mpsc::Sender<Notice>) -> Self {
-        let orders = watch::Sender::new(Order::Run);
-        let mut keepers = JoinSet::new();
+        let commands = watch::Sender::new(SupervisorCommand::Run);
+        let mut tasks = JoinSet::new();
         for process in processes {
-            keepers.spawn(keep(process, orders.subscribe(), notices.clone()));
+            tasks.spawn(supervise(process, commands.subscribe(), notices.clone()));
         }
-        Self { orders, keepers }
+        Self { commands, tasks }
     }
 
-    /// From now on, whoever ends is not started again.
+    /// Stops restarting processes.
     pub fn leave(&self) {
-        self.orders.send_replace(Order::Leave);
+        self.commands.send_replace(SupervisorCommand::Leave);
     }
 
-    /// Lets the processes end by themselves for a while, then asks them to, then ends them.
-    pub async fn stop(mut self, patience: Duration) {
+    /// Waits up to `limit` for the processes to end, then sends SIGTERM, then SIGKILL.
+    pub async fn stop(mut self, limit: Duration) {
         self.leave();
-        let ended = async { while self.keepers.join_next().await.is_some() {} };
-        if tokio::time::timeout(patience, ended).await.is_ok() {
+        let ended = async { while self.tasks.join_next().await.is_some() {} };
+        if tokio::time::timeout(limit, ended).await.is_ok() {
             return;
         }
-        self.orders.send_replace(Order::Terminate);
-        while self.keepers.join_next().await.is_some() {}
+        self.commands.send_replace(SupervisorCommand::Terminate);
+        while self.tasks.join_next().await.is_some() {}
     }
 }
 
-/// Starts one process again and again.
-async fn keep(process: Process, mut orders: watch::Receiver<Order>, notices: mpsc::Sender<Notice>) {
-    // The reader is quick and a notice rare; should the channel be full, one of many is lost.
-    let tell = |notice| drop(notices.try_send(notice));
+/// Runs one process and restarts it until the command changes.
+async fn supervise(
+    process: Process,
+    mut commands: watch::Receiver<SupervisorCommand>,
+    notices: mpsc::Sender<Notice>,
+) {
+    // Notices are rare and read promptly; if the channel is full, dropping one of many is acceptable.
+    let send = |notice| drop(notices.try_send(notice));
     let mut backoff = Backoff::new();
-    while *orders.borrow() == Order::Run {
-        let born = Instant::now();
-        let mut life = match Life::start(&process) {
-            Ok(life) => life,
-            Err(failure) => return tell(Notice::Fatal(failure)),
+    while *commands.borrow() == SupervisorCommand::Run {
+        let started = Instant::now();
+        let mut child = match ChildProcess::start(&process) {
+            Ok(child) => child,
+            Err(failure) => return send(Notice::Fatal(failure)),
         };
-        let death = tokio::select! {
-            death = life.end(&process) => death,
-            () = until(&mut orders, Order::Terminate) => return life.terminate().await,
+        let exit = tokio::select! {
+            exit = child.end(&process) => exit,
+            () = until(&mut commands, SupervisorCommand::Terminate) => return child.terminate().await,
         };
-        if let Some(failure) = fatal(&process, &death) {
-            return tell(Notice::Fatal(failure));
+        if let Some(failure) = fatal(&process, &exit) {
+            return send(Notice::Fatal(failure));
         }
-        let pause = backoff.after(born.elapsed());
-        if death.code == Some(0) {
-            // Most likely it saw the job's end before we did.
-            let news = tokio::time::timeout(NEWS_DELAY, until(&mut orders, Order::Leave));
-            if news.await.is_ok() {
+        let ending = match exit.code {
+            None | Some(0) => Ending::Other,
+            Some(_) => Ending::Failed,
+        };
+        let pause = backoff.after(started.elapsed(), ending);
+        if exit.code == Some(0) {
+            // Most likely it saw the result of the job before this process did.
+            let left =
+                tokio::time::timeout(RESULT_DELAY, until(&mut commands, SupervisorCommand::Leave));
+            if left.await.is_ok() {
                 return;
             }
         }
-        if *orders.borrow() != Order::Run {
+        if *commands.borrow() != SupervisorCommand::Run {
             return;
         }
-        tell(Notice::Restart { name: process.name.clone(), death, pause });
-        let _ = tokio::time::timeout(pause, until(&mut orders, Order::Leave)).await;
+        let Some(pause) = pause else {
+            return send(Notice::Fatal(repeated_failure(&process, &exit)));
+        };
+        send(Notice::Restart { name: process.name.clone(), exit, pause });
+        let _ = tokio::time::timeout(pause, until(&mut commands, SupervisorCommand::Leave)).await;
     }
 }
 
-/// Completes when the order is at least as strict as `order`.
-async fn until(orders: &mut watch::Receiver<Order>, order: Order) {
-    let strict = |given: &Order| match order {
-        Order::Run => true,
-        Order::Leave => *given != Order::Run,
-        Order::Terminate => *given == Order::Terminate,
+/// Completes when the command is at least as strict as `command`.
+async fn until(commands: &mut watch::Receiver<SupervisorCommand>, command: SupervisorCommand) {
+    let strict = |given: &SupervisorCommand| match command {
+        SupervisorCommand::Run => true,
+        SupervisorCommand::Leave => *given != SupervisorCommand::Run,
+        SupervisorCommand::Terminate => *given == SupervisorCommand::Terminate,
     };
-    // The sender is gone when the supervisor was dropped, and this task is about to be aborted.
-    let _ = orders.wait_for(strict).await;
+    // An error means that the supervisor was dropped, which aborts this task.
+    let _ = commands.wait_for(strict).await;
 }
 
-/// Judges whether a death calls for a person rather than another start.
-fn fatal(process: &Process, death: &Death) -> Option<Failure> {
-    let is = |kind: ErrorKind| death.code == Some(i32::from(kind.exit_code()));
-    let anybody = [ErrorKind::Invalid, ErrorKind::Conflict, ErrorKind::Denied];
-    // For the master these speak of the job's data; others may just be early.
+/// Returns the failure of a process that fails repeatedly.
+fn repeated_failure(process: &Process, exit: &Exit) -> Failure {
+    let kinds = [ErrorKind::Unavailable, ErrorKind::NotFound, ErrorKind::TooLarge];
+    let kind = kinds.into_iter().find(|it| exit.code == Some(i32::from(it.exit_code())));
+    let words = exit.words.as_deref().and_then(|words| words.lines().next());
+    let words = words.unwrap_or(match kind {
+        // The log is empty if its own disk is full.
+        Some(ErrorKind::TooLarge) => "no space left on its disk, or a limit is exceeded",
+        Some(_) | None => NO_REASON,
+    });
+    let message = format!(
+        "{} failed repeatedly ({}): {words}; see {}",
+        process.name,
+        exit.how,
+        process.log.display()
+    );
+    Failure::new(kind.unwrap_or(ErrorKind::Internal), message)
+}
+
+/// Returns a failure if the exit code requires user action rather than a restart.
+fn fatal(process: &Process, exit: &Exit) -> Option<Failure> {
+    let is = |kind: ErrorKind| exit.code == Some(i32::from(kind.exit_code()));
+    let any_role = [ErrorKind::Invalid, ErrorKind::Conflict, ErrorKind::Denied];
+    // For the master, these concern the job's data; other roles can recover by a restart.
     let master = [ErrorKind::NotFound, ErrorKind::TooLarge];
-    let kind = anybody
+    let kind = any_role
         .into_iter()
         .find(|kind| is(*kind))
         .or_else(|| master.into_iter().find(|kind| process.role == Role::Master && is(*kind)))?;
-    let words = death.words.as_deref().unwrap_or("it said nothing");
+    let words = exit.words.as_deref().unwrap_or(NO_REASON);
     let lines: Vec<String> = words
         .lines()
-        .map(|line| format!("{} ended ({}): {line}", process.name, death.how))
+        .map(|line| format!("{} ended ({}): {line}", process.name, exit.how))
         .collect();
     Some(Failure::new(kind, lines.join("\n")))
 }
@@ -160,12 +194,12 @@ mod tests {
         let process = shell(folder.path(), Role::Trainer, "echo broken; exit 1");
         let supervisor = Supervisor::start(vec![process], &tx);
         for expected_ms in [100, 200, 400] {
-            let Notice::Restart { name, death, pause } = next(&mut notices).await else {
+            let Notice::Restart { name, exit, pause } = next(&mut notices).await else {
                 panic!("fatal");
             };
             assert_eq!(name, "trainer-0");
-            assert_eq!(death.how, "exit code 1");
-            assert_eq!(death.words.as_deref(), Some("broken"));
+            assert_eq!(exit.how, "exit code 1");
+            assert_eq!(exit.words.as_deref(), Some("broken"));
             assert_eq!(pause.as_millis(), expected_ms);
         }
         supervisor.stop(Duration::ZERO).await;
@@ -185,12 +219,12 @@ mod tests {
 
     #[test]
     fn only_a_master_may_give_up_because_something_is_not_there() {
-        let death = Death { code: Some(3), how: "exit code 3".to_owned(), words: None };
-        assert!(fatal(&shell(Path::new("/"), Role::Master, ""), &death).is_some());
-        assert!(fatal(&shell(Path::new("/"), Role::Trainer, ""), &death).is_none());
+        let exit = Exit { code: Some(3), how: "exit code 3".to_owned(), words: None };
+        assert!(fatal(&shell(Path::new("/"), Role::Master, ""), &exit).is_some());
+        assert!(fatal(&shell(Path::new("/"), Role::Trainer, ""), &exit).is_none());
         for code in [None, Some(0), Some(1), Some(5), Some(6), Some(101)] {
-            let death = Death { code, ..death.clone() };
-            assert!(fatal(&shell(Path::new("/"), Role::Master, ""), &death).is_none());
+            let exit = Exit { code, ..exit.clone() };
+            assert!(fatal(&shell(Path::new("/"), Role::Master, ""), &exit).is_none());
         }
     }
 

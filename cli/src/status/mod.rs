@@ -1,4 +1,4 @@
-//! `steadfast status`: how a job stands, as its master sees it, or else as etcd remembers it.
+//! `steadfast status`: shows the status of a job, from its master or else from etcd.
 
 mod remains;
 #[cfg(test)]
@@ -21,37 +21,37 @@ use crate::job_master::JobMaster;
 use crate::output::{FormArgs, Output};
 use remains::Remains;
 
-/// Time between looks with `--watch`.
+/// Polling interval with `--watch`.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 
-/// Puts the cursor of a terminal into the upper left corner and clears what is below.
+/// Moves the cursor of a terminal to the upper left corner and clears the screen below it.
 const CLEAR: &str = "\x1b[H\x1b[J";
 
-/// Look at a job.
+/// Show the status of a job.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
     #[command(flatten)]
     job: JobArgs,
     #[command(flatten)]
     form: FormArgs,
-    /// Look again and again until the job has ended.
+    /// Refresh the status every second until the job has ended.
     #[arg(long)]
     watch: bool,
 }
 
-/// What is known of a job.
+/// Status of a job from the best available source.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 enum Picture {
     Live(Box<JobStatus>),
-    /// No master answers.
+    /// Read from etcd because no master answers.
     Remains(Box<Remains>),
 }
 
-/// Shows a job once, or until it has ended.
+/// Shows the status once, or with `--watch` until the job has ended.
 pub async fn run(args: StatusArgs) -> Result<ExitCode, Failure> {
     let Job { name, etcd, keys } = match args.watch {
-        // Whoever waits for a run must not be in its way.
+        // A copy of an ended run's etcd would never show the next run.
         true => args.job.find_running().await?,
         false => args.job.find().await?,
     };
@@ -108,9 +108,11 @@ impl Picture {
         match self {
             Self::Live(status) => match status.state {
                 JobState::Finished | JobState::Failed => true,
-                JobState::Waiting | JobState::Starting | JobState::Training | JobState::Saving => {
-                    false
-                }
+                JobState::Waiting
+                | JobState::Starting
+                | JobState::Training
+                | JobState::Evaluating
+                | JobState::Saving => false,
             },
             Self::Remains(remains) => remains.result.is_some(),
         }

@@ -1,4 +1,4 @@
-//! What etcd says about a job whose master does not answer.
+//! Reads the status of a job from etcd when its master does not answer.
 
 use serde::Serialize;
 use steadfast_common::error::ErrorKind;
@@ -15,19 +15,19 @@ use steadfast_process::Failure;
 
 use crate::checkpoint::pointer;
 
-/// A job without a master.
+/// Status of a job, as stored in etcd.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Remains {
     pub job: String,
-    /// Absent if no master ever accepted the job.
+    /// Absent if no master has accepted the job yet.
     pub mode: Option<Mode>,
-    /// Always absent, which tells this from a living job's status.
+    /// Always absent: distinguishes this from a status of the master.
     pub master: Option<()>,
     /// Why no master answers.
     pub silence: String,
     pub generation: Option<Generation>,
     pub ps_desired: Option<u32>,
-    /// The slots that are held.
+    /// The slots that have a pserver.
     pub slots: Vec<SlotStatus>,
     pub trainers: Vec<TrainerRemains>,
     pub checkpoint: Option<String>,
@@ -35,7 +35,7 @@ pub struct Remains {
     pub result: Option<ResultRecord>,
 }
 
-/// A trainer that is registered.
+/// A registered trainer.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct TrainerRemains {
     pub id: String,

@@ -1,11 +1,12 @@
-//! A job and its status for tests.
+//! Sample job and status for tests.
 
+use steadfast_common::given_up::Discarded;
 use steadfast_common::ids::{Generation, Incarnation, Lane, Pass, Slot, TrainerId, Version};
 use steadfast_common::job_file;
 use steadfast_common::records::EvaluationRecord;
 use steadfast_common::spec::{JobSpec, Mode};
 use steadfast_common::status::{
-    JobState, JobStatus, MasterStatus, Queues, SlotStatus, Spent, TrainerStatus,
+    JobState, JobStatus, MasterStatus, Queues, Saving, SlotStatus, TimeBreakdown, TrainerStatus,
 };
 
 /// A small synchronous job.
@@ -17,7 +18,7 @@ pub fn spec() -> JobSpec {
     job_file::parse(text).unwrap()
 }
 
-/// That job in its third pass, one pserver short.
+/// Status of the job in its third pass, with one pserver missing.
 pub fn training() -> JobStatus {
     let trainer = |id: u128, lanes: &[u32], tasks| TrainerStatus {
         id: serde_json::from_value(serde_json::json!(format!("00000000-0000-0000-0000-{id:012}")))
@@ -26,7 +27,7 @@ pub fn training() -> JobStatus {
         admin: format!("127.0.0.1:420{id}"),
         lanes: lanes.iter().copied().map(Lane).collect(),
         tasks,
-        spent: Spent::default(),
+        time_breakdown: TimeBreakdown::default(),
         lead: None,
     };
     JobStatus {
@@ -64,12 +65,15 @@ pub fn training() -> JobStatus {
         ps_desired: 2,
         trainers: vec![trainer(1, &[0, 1], 0), trainer(2, &[], 1)],
         checkpoint: Some("c-1".to_owned()),
-        checkpoint_trouble: None,
+        checkpoint_error: None,
+        checkpoint_failures: 0,
+        saving: Saving::default(),
+        warnings: Vec::new(),
         recoveries: Vec::new(),
-        discarded: Vec::new(),
-        spent: Spent::default(),
+        discarded: Discarded::default(),
+        time_breakdown: TimeBreakdown::default(),
         seconds_left: Some(12.0),
-        happenings: Vec::new(),
+        events: Vec::new(),
         points: Vec::new(),
         result: None,
     }

@@ -1,21 +1,22 @@
-//! The status of a job for people.
+//! Formats the status of a job as text.
 
 use std::fmt::Write;
 
-use steadfast_common::records::{DiscardedTask, EvaluationRecord, JobOutcome, ResultRecord};
+use steadfast_common::given_up::Discarded;
+use steadfast_common::records::{EvaluationRecord, JobOutcome, ResultRecord};
 use steadfast_common::spec::Mode;
 use steadfast_common::status::{JobState, JobStatus, Recovery, SlotStatus, TrainerStatus};
 
 use super::remains::Remains;
-use crate::format::{figure, plural, rate, span};
+use crate::format::{figure, passes, plural, rate, span};
 
-/// Discarded tasks and trainers that are listed one by one.
+/// Maximum number of discarded tasks and of trainers that are listed.
 const LISTED_MAX: usize = 20;
 
-/// Pauses that are told, the latest ones.
+/// Maximum number of recoveries that are shown, latest first.
 const RECOVERIES_SHOWN: usize = 3;
 
-/// Writes the status that a master gave.
+/// Formats the status received from a master.
 pub fn live(status: &JobStatus) -> String {
     let mut page = Page::new(&status.job, state(status.state), Some(status.mode));
     for reason in &status.waiting {
@@ -64,8 +65,11 @@ pub fn live(status: &JobStatus) -> String {
     page.evaluation(status.evaluation.as_ref());
     page.row("generation", status.generation.to_string());
     page.row("checkpoint", status.checkpoint.as_deref().unwrap_or("none"));
-    if let Some(trouble) = &status.checkpoint_trouble {
-        page.row("trouble", format!("no new checkpoint: {trouble}"));
+    if let Some(error) = &status.checkpoint_error {
+        page.row("error", format!("no new checkpoint: {error}"));
+    }
+    for warning in &status.warnings {
+        page.row("warning", warning);
     }
     for recovery in status.recoveries.iter().rev().take(RECOVERIES_SHOWN) {
         let Recovery { cause, seconds, .. } = recovery;
@@ -81,7 +85,7 @@ pub fn live(status: &JobStatus) -> String {
     page.text
 }
 
-/// Writes what etcd says of a job whose master does not answer.
+/// Formats the status read from etcd when no master answers.
 pub fn remains(remains: &Remains) -> String {
     let state = match &remains.result {
         Some(result) => outcome(result),
@@ -95,7 +99,7 @@ pub fn remains(remains: &Remains) -> String {
         return page.text;
     }
     page.row("why", &remains.silence);
-    page.row("below", "what etcd says; the job goes on as soon as a master acts");
+    page.row("below", "the state in etcd; the job continues once a master is acting");
     if let Some(generation) = remains.generation {
         page.row("generation", generation.to_string());
     }
@@ -114,6 +118,7 @@ fn state(state: JobState) -> &'static str {
         JobState::Waiting => "waiting",
         JobState::Starting => "starting",
         JobState::Training => "training",
+        JobState::Evaluating => "evaluating",
         JobState::Saving => "saving",
         JobState::Finished => "finished",
         JobState::Failed => "failed",
@@ -127,7 +132,7 @@ fn outcome(result: &ResultRecord) -> &'static str {
     }
 }
 
-/// A text of two columns that grows.
+/// Builds a text of two columns.
 struct Page {
     text: String,
 }
@@ -201,12 +206,12 @@ impl Page {
         self.more(trainers.len());
     }
 
-    fn discarded(&mut self, discarded: &[DiscardedTask]) {
-        for task in discarded.iter().take(LISTED_MAX) {
-            let pass = task.pass.0.saturating_add(1);
-            self.row("discarded", format!("task {} in pass {pass}: {}", task.task, task.reason));
+    fn discarded(&mut self, discarded: &Discarded) {
+        for task in discarded.listed.iter().take(LISTED_MAX) {
+            let text = format!("task {} {}: {}", task.task, passes(task), task.reason);
+            self.row("discarded", text);
         }
-        self.more(discarded.len());
+        self.more(discarded.tasks as usize);
     }
 
     fn more(&mut self, count: usize) {
@@ -245,6 +250,7 @@ impl Page {
 
 #[cfg(test)]
 mod tests {
+    use steadfast_common::given_up::{DiscardedTask, GivenUpRecord};
     use steadfast_common::ids::{Pass, TaskId};
 
     use super::*;
@@ -278,14 +284,18 @@ job digits: training (synchronous)
 
     #[test]
     fn a_long_list_is_cut_and_says_so() {
+        let record = GivenUpRecord::default().and(Pass(0), "bad record");
         let discarded = |task| DiscardedTask {
-            pass: Pass(0),
             task: TaskId(task),
-            reason: "bad record".to_owned(),
+            held_out: false,
+            passes: record.passes.clone(),
+            times: 1,
+            reason: record.reason.clone(),
             records: Vec::new(),
         };
-        let status =
-            JobStatus { discarded: (0..25).map(discarded).collect(), ..sample::training() };
+        let listed = (0..25).map(discarded).collect();
+        let discarded = Discarded { tasks: 25, times: 25, listed, list: None };
+        let status = JobStatus { discarded, ..sample::training() };
         assert!(
             live(&status).ends_with("task 19 in pass 1: bad record\n              and 5 more\n")
         );
@@ -296,7 +306,7 @@ job digits: training (synchronous)
             job: "digits".to_owned(),
             mode: Some(Mode::Sync),
             master: None,
-            silence: "no master acts for the job".to_owned(),
+            silence: "the job has no acting master".to_owned(),
             generation: None,
             ps_desired: Some(2),
             slots: sample::training().slots[..1].to_vec(),
@@ -311,7 +321,7 @@ job digits: training (synchronous)
     fn a_job_without_a_master_shows_what_etcd_says_and_says_so() {
         let text = remains(&without_master(None));
         assert!(text.starts_with("job digits: no master answers (synchronous)\n"), "{text}");
-        assert!(text.contains("why         no master acts for the job\n"), "{text}");
+        assert!(text.contains("why         the job has no acting master\n"), "{text}");
         assert!(text.contains("pservers    1 of 2 slots\n"), "{text}");
         assert!(text.contains("trainers    0 live trainers\n"), "{text}");
     }
@@ -330,7 +340,7 @@ job digits: training (synchronous)
             parameters_sha256: None,
             model: None,
             checkpoint: None,
-            discarded: Vec::new(),
+            discarded: Discarded::default(),
         };
         let text = remains(&without_master(Some(result)));
         let expected = "job digits: failed (synchronous)\n  reason      all tasks were discarded\n  \

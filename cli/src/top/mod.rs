@@ -1,4 +1,4 @@
-//! `steadfast top`: a job on the whole terminal, as it goes on.
+//! `steadfast top`: shows a job live on the full terminal.
 
 mod screen;
 
@@ -15,36 +15,36 @@ use tokio::time::{Instant, interval, timeout};
 
 use crate::job_args::JobArgs;
 use crate::job_master::JobMaster;
-use screen::View;
+use screen::ScreenState;
 
-/// Time between looks at the job.
+/// Polling interval.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// How long one look may take before the terminal says that nobody answers.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// Timeout of one status request.
+const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How soon the reader of keys notices that nobody listens any more.
+/// Time for the key reader to notice that its receiver was dropped.
 const KEY_WAIT: Duration = Duration::from_millis(200);
 
-/// Watch a job on the whole terminal: progress, curves, who waits for whom, slots, trainers, what happened.
+/// Show a job live on the full terminal: progress, curves, what it waits for, slots, trainers, events.
 ///
-/// `q` ends it, the arrow keys and page keys move among trainers.
+/// `q` quits; the arrow and page keys scroll the list of trainers.
 #[derive(Debug, Args)]
 pub struct TopArgs {
     #[command(flatten)]
     job: JobArgs,
 }
 
-/// What a key means.
+/// Action of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wish {
+enum Action {
     Quit,
-    /// Down, or up if it is negative.
+    /// Scrolls down by this number of rows, or up if negative.
     Move(isize),
     Redraw,
 }
 
-/// Watches until somebody quits.
+/// Shows the job until the user quits.
 pub async fn run(args: TopArgs) -> Result<ExitCode, Failure> {
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
         return Err(Failure::invalid(
@@ -53,55 +53,58 @@ pub async fn run(args: TopArgs) -> Result<ExitCode, Failure> {
     }
     let job = args.job.find_running().await?;
     let shutdown = Shutdown::install()?;
-    let mut view = View::new(&job.name);
+    let mut view = ScreenState::new(&job.name);
     let mut master = JobMaster::new(job.etcd, job.keys);
     let mut terminal =
         ratatui::try_init().map_err(|error| Failure::io("cannot use the terminal", &error))?;
     let watched = watch(&mut terminal, &mut view, &mut master, &shutdown).await;
     ratatui::restore();
-    watched.map_err(|error| Failure::io("the terminal", &error))?;
+    watched.map_err(|error| Failure::io("cannot draw on the terminal", &error))?;
     Ok(ExitCode::SUCCESS)
 }
 
 async fn watch(
     terminal: &mut DefaultTerminal,
-    view: &mut View,
+    view: &mut ScreenState,
     master: &mut JobMaster,
     shutdown: &Shutdown,
 ) -> std::io::Result<()> {
-    let mut wishes = wishes();
+    let mut actions = read_keys();
     let mut looks = interval(LOOK_EVERY);
     loop {
         terminal.draw(|frame| screen::draw(frame, view))?;
         tokio::select! {
             biased;
             () = shutdown.drain() => return Ok(()),
-            wish = wishes.recv() => match wish {
-                None | Some(Wish::Quit) => return Ok(()),
-                Some(Wish::Move(rows)) => view.scroll(rows),
-                Some(Wish::Redraw) => {}
+            action = actions.recv() => match action {
+                None | Some(Action::Quit) => return Ok(()),
+                Some(Action::Move(rows)) => view.scroll(rows),
+                Some(Action::Redraw) => {}
             },
             looked = look(&mut looks, master) => view.note(looked),
         }
     }
 }
 
-/// Waits until it is time, then asks. Whoever drops this has asked for nothing.
+/// Waits for the next tick, then requests the status. Cancelling it is safe.
 async fn look(
     looks: &mut tokio::time::Interval,
     master: &mut JobMaster,
 ) -> Result<steadfast_common::status::JobStatus, Failure> {
     looks.tick().await;
     let started = Instant::now();
-    timeout(PATIENCE, master.status()).await.unwrap_or_else(|_| {
-        Err(Failure::unavailable(format!("no answer for {:.0?}", started.elapsed())))
+    timeout(TIMEOUT, master.status()).await.unwrap_or_else(|_| {
+        Err(Failure::unavailable(format!(
+            "the master has not answered for {:.0?}",
+            started.elapsed()
+        )))
     })
 }
 
-/// What the keys mean that are pressed from now on. They are read by a thread of their own, which ends some
-/// time after nobody listens any more.
-fn wishes() -> mpsc::Receiver<Wish> {
-    let (tx, wishes) = mpsc::channel(16);
+/// Returns a channel of the actions of pressed keys. A separate thread reads the keys and ends shortly after
+/// the receiver is dropped.
+fn read_keys() -> mpsc::Receiver<Action> {
+    let (tx, actions) = mpsc::channel(16);
     std::thread::spawn(move || {
         while !tx.is_closed() {
             match event::poll(KEY_WAIT) {
@@ -110,26 +113,26 @@ fn wishes() -> mpsc::Receiver<Wish> {
                 Err(_) => return,
             }
             let Ok(event) = event::read() else { return };
-            if let Some(wish) = meant(&event)
-                && tx.blocking_send(wish).is_err()
+            if let Some(action) = action_of(&event)
+                && tx.blocking_send(action).is_err()
             {
                 return;
             }
         }
     });
-    wishes
+    actions
 }
 
-fn meant(event: &Event) -> Option<Wish> {
+fn action_of(event: &Event) -> Option<Action> {
     match event {
-        Event::Resize(..) => Some(Wish::Redraw),
+        Event::Resize(..) => Some(Action::Redraw),
         Event::Key(KeyEvent { code, modifiers, .. }) => match code {
-            KeyCode::Char('q') | KeyCode::Esc => Some(Wish::Quit),
-            KeyCode::Char('c') if modifiers.contains(KeyModifiers::CONTROL) => Some(Wish::Quit),
-            KeyCode::Down | KeyCode::Char('j') => Some(Wish::Move(1)),
-            KeyCode::Up | KeyCode::Char('k') => Some(Wish::Move(-1)),
-            KeyCode::PageDown => Some(Wish::Move(10)),
-            KeyCode::PageUp => Some(Wish::Move(-10)),
+            KeyCode::Char('q') | KeyCode::Esc => Some(Action::Quit),
+            KeyCode::Char('c') if modifiers.contains(KeyModifiers::CONTROL) => Some(Action::Quit),
+            KeyCode::Down | KeyCode::Char('j') => Some(Action::Move(1)),
+            KeyCode::Up | KeyCode::Char('k') => Some(Action::Move(-1)),
+            KeyCode::PageDown => Some(Action::Move(10)),
+            KeyCode::PageUp => Some(Action::Move(-10)),
             _ => None,
         },
         _ => None,

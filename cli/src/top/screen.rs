@@ -1,4 +1,4 @@
-//! What the terminal shows.
+//! Draws a job on the terminal.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -15,72 +15,72 @@ use steadfast_process::Failure;
 
 use crate::format::{figure, plain, plural, rate, span};
 
-/// Reasons for waiting that are told; the rest is counted.
+/// Maximum number of reasons for waiting that are shown; the rest is counted.
 const REASONS_SHOWN: usize = 4;
 
-/// Rows of a curve, with its frame.
+/// Height of a curve, including its border.
 const CURVE_ROWS: u16 = 9;
 
-/// Rows of what happened, with its frame.
-const HAPPENINGS_ROWS: u16 = 8;
+/// Height of the list of events, including its border.
+const EVENTS_ROWS: u16 = 8;
 
-/// On less than this there are no curves.
+/// Terminals with fewer rows show no curves.
 const ROWS_FOR_CURVES: u16 = 36;
 
-/// A job as it was seen last.
+/// The last known status of a job.
 #[derive(Debug)]
-pub struct View {
+pub struct ScreenState {
     name: String,
     status: Option<JobStatus>,
-    /// Why it is not how the job stands now.
-    trouble: Option<String>,
-    /// Trainers above the first one that is shown.
+    /// Why the last request failed, if it did.
+    error: Option<String>,
+    /// Number of trainers scrolled off above.
     above: usize,
 }
 
-impl View {
-    /// Nothing was seen yet of the job `name`.
+impl ScreenState {
+    /// Creates the state of the job `name` before the first status.
     pub fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), status: None, trouble: None, above: 0 }
+        Self { name: name.to_owned(), status: None, error: None, above: 0 }
     }
 
-    /// Takes note of a look. One in vain leaves what was seen before.
+    /// Takes the result of a request. An error keeps the last status.
     pub fn note(&mut self, looked: Result<JobStatus, Failure>) {
         match looked {
-            Ok(status) => (self.status, self.trouble) = (Some(status), None),
-            Err(failure) => self.trouble = Some(failure.message),
+            Ok(status) => (self.status, self.error) = (Some(status), None),
+            Err(failure) => self.error = Some(failure.message),
         }
         self.scroll(0);
     }
 
-    /// Moves among trainers.
+    /// Scrolls the list of trainers.
     pub fn scroll(&mut self, rows: isize) {
         let last = self.status.as_ref().map_or(0, |it| it.trainers.len().saturating_sub(1));
         self.above = self.above.saturating_add_signed(rows).min(last);
     }
 }
 
-/// Draws it.
-pub fn draw(frame: &mut Frame<'_>, view: &View) {
+/// Draws the screen.
+pub fn draw(frame: &mut Frame<'_>, view: &ScreenState) {
     let Some(status) = &view.status else {
-        let why = view.trouble.as_deref().unwrap_or("asks …");
+        let why = view.error.as_deref().unwrap_or("connecting …");
         let text = format!("job {}: {why}", plain(&view.name));
         return frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }), frame.area());
     };
     let reasons = reasons(view, status);
     let curves = if frame.area().height < ROWS_FOR_CURVES { 0 } else { CURVE_ROWS };
-    let [head, why, drawn, members, happened] = Layout::vertical([
+    let [head, why, drawn, members, events] = Layout::vertical([
         Constraint::Length(7),
         Constraint::Length(if reasons.is_empty() { 0 } else { reasons.len() as u16 + 2 }),
         Constraint::Length(curves),
         Constraint::Min(4),
-        Constraint::Length(HAPPENINGS_ROWS),
+        Constraint::Length(EVENTS_ROWS),
     ])
     .areas(frame.area());
     draw_head(frame, head, status);
     if !reasons.is_empty() {
         let lines: Vec<Line<'_>> = reasons.into_iter().map(|it| Line::from(it).red()).collect();
-        frame.render_widget(Paragraph::new(lines).block(Block::bordered().title("waits for")), why);
+        frame.render_widget(Paragraph::new(lines).block(Block::bordered().title("waiting")), why);
     }
     if curves != 0 {
         draw_curves(frame, drawn, &Curves::through(&status.points));
@@ -89,16 +89,16 @@ pub fn draw(frame: &mut Frame<'_>, view: &View) {
         Layout::horizontal([Constraint::Fill(2), Constraint::Fill(1)]).areas(members);
     draw_trainers(frame, trainers, &status.trainers, view.above);
     draw_slots(frame, slots, &status.slots);
-    draw_happenings(frame, happened, status);
+    draw_events(frame, events, status);
 }
 
-/// Why the job, or our picture of it, does not go on.
-fn reasons(view: &View, status: &JobStatus) -> Vec<String> {
-    let silence = view.trouble.iter().map(|it| format!("a master: {it}"));
+/// Returns why the job waits, or why its status is out of date.
+fn reasons(view: &ScreenState, status: &JobStatus) -> Vec<String> {
+    let no_answer = view.error.iter().map(|it| format!("no current status: {it}"));
     let mut reasons: Vec<String> =
-        silence.chain(status.waiting.iter().cloned()).map(|it| plain(&it)).collect();
-    if let Some(trouble) = &status.checkpoint_trouble {
-        reasons.push(plain(&format!("no new checkpoint: {trouble}")));
+        no_answer.chain(status.waiting.iter().cloned()).map(|it| plain(&it)).collect();
+    if let Some(error) = &status.checkpoint_error {
+        reasons.push(plain(&format!("no new checkpoint: {error}")));
     }
     if REASONS_SHOWN < reasons.len() {
         let more = reasons.len() - REASONS_SHOWN;
@@ -113,6 +113,7 @@ fn draw_head(frame: &mut Frame<'_>, area: Rect, status: &JobStatus) {
         JobState::Waiting => "waiting".red(),
         JobState::Starting => "starting".yellow(),
         JobState::Training => "training".green(),
+        JobState::Evaluating => "evaluating".green(),
         JobState::Saving => "saving".green(),
         JobState::Finished => "finished".green(),
         JobState::Failed => "failed".red(),
@@ -224,14 +225,21 @@ fn draw_trainers(frame: &mut Frame<'_>, area: Rect, trainers: &[TrainerStatus], 
             [] => plural(it.tasks as usize, "task"),
             lanes => format!("lanes {}", ranges(lanes)),
         };
-        let spent = it.spent;
-        let share = |part: f64| match spent.total() {
+        let time_breakdown = it.time_breakdown;
+        let share = |part: f64| match time_breakdown.total() {
             total if 0.0 < total => format!("{:.0} %", part / total * 100.0),
             _ => "–".to_owned(),
         };
         let id = it.id.to_string();
-        let shares = [spent.compute, spent.push, spent.wait, spent.pull, spent.data].map(share);
-        let moved = format!("{:.1}", spent.bytes_per_second() / 1e6);
+        let shares = [
+            time_breakdown.compute,
+            time_breakdown.push,
+            time_breakdown.wait,
+            time_breakdown.pull,
+            time_breakdown.data,
+        ]
+        .map(share);
+        let moved = format!("{:.1}", time_breakdown.bytes_per_second() / 1e6);
         let cells = [id.chars().take(8).collect(), work].into_iter().chain(shares).chain([moved]);
         Row::new(cells.map(Cell::from))
     });
@@ -245,7 +253,7 @@ fn draw_trainers(frame: &mut Frame<'_>, area: Rect, trainers: &[TrainerStatus], 
     frame.render_widget(table.block(Block::bordered().title(title)), area);
 }
 
-/// Lanes, which come in neighbours mostly: `0-3 6`.
+/// Formats lanes as ranges, since most are adjacent: `0-3 6`.
 fn ranges(lanes: &[Lane]) -> String {
     let ranges = lanes.chunk_by(|left, right| left.0 + 1 == right.0).map(|chunk| match chunk {
         [first, .., last] => format!("{first}-{last}"),
@@ -258,7 +266,7 @@ fn draw_slots(frame: &mut Frame<'_>, area: Rect, slots: &[SlotStatus]) {
     let rows = slots.iter().map(|it| {
         let holder = match &it.address {
             Some(address) => Cell::from(plain(address)),
-            None => Cell::from("nobody").red(),
+            None => Cell::from("free").red(),
         };
         let since = it.incarnation.map_or_else(String::new, |it| it.to_string());
         Row::new([Cell::from(it.slot.to_string()), holder, Cell::from(since)])
@@ -269,36 +277,35 @@ fn draw_slots(frame: &mut Frame<'_>, area: Rect, slots: &[SlotStatus]) {
     frame.render_widget(Table::new(rows, widths).header(head).block(block), area);
 }
 
-fn draw_happenings(frame: &mut Frame<'_>, area: Rect, status: &JobStatus) {
-    let latest = status.happenings.iter().rev();
+fn draw_events(frame: &mut Frame<'_>, area: Rect, status: &JobStatus) {
+    let latest = status.events.iter().rev();
     let now = status.points.iter().map(|it| it.unix_ms).max().unwrap_or(0);
     let lines: Vec<Line<'_>> = latest
-        .take(usize::from(HAPPENINGS_ROWS))
+        .take(usize::from(EVENTS_ROWS))
         .map(|it| {
             let ago = span(now.saturating_sub(it.unix_ms) as f64 / 1000.0);
             Line::from(format!("{ago:>7} ago  {}", plain(&it.what)))
         })
         .collect();
-    frame
-        .render_widget(Paragraph::new(lines).block(Block::bordered().title("what happened")), area);
+    frame.render_widget(Paragraph::new(lines).block(Block::bordered().title("events")), area);
 }
 
 #[cfg(test)]
 mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
-    use steadfast_common::status::{Happening, Point};
+    use steadfast_common::status::{Point, TimelineEvent};
 
     use super::*;
     use crate::status::sample;
 
-    fn shown(view: &View, columns: u16, rows: u16) -> String {
+    fn shown(view: &ScreenState, columns: u16, rows: u16) -> String {
         let mut terminal = Terminal::new(TestBackend::new(columns, rows)).unwrap();
         terminal.draw(|frame| draw(frame, view)).unwrap();
         terminal.backend().to_string()
     }
 
-    fn seen() -> View {
+    fn seen() -> ScreenState {
         let mut status = sample::training();
         status.points = (0..20)
             .map(|at| Point {
@@ -310,8 +317,8 @@ mod tests {
             })
             .collect();
         let what = "slot 1 lost its \x1b[31mpserver".to_owned();
-        status.happenings.push(Happening { unix_ms: 4500, what });
-        let mut view = View::new("digits");
+        status.events.push(TimelineEvent { unix_ms: 4500, what });
+        let mut view = ScreenState::new("digits");
         view.note(Ok(status));
         view
     }
@@ -327,7 +334,7 @@ mod tests {
             "accuracy 0.9710",
             "records a second",
             "lanes 0-1",
-            "nobody",
+            "free",
             "5s ago  slot 1 lost its [31mpserver",
             "q quits",
         ] {
@@ -335,22 +342,24 @@ mod tests {
         }
     }
 
-    /// Terminals have all sizes; none of them is an error.
+    /// A terminal of any size can be drawn without a panic.
     #[test]
     fn any_size_is_drawn() {
         let view = seen();
         for (columns, rows) in [(1, 1), (20, 5), (80, 24), (400, 100)] {
             shown(&view, columns, rows);
         }
-        shown(&View::new("digits"), 80, 24);
+        shown(&ScreenState::new("digits"), 80, 24);
     }
 
     #[test]
     fn what_was_seen_stays_while_no_master_answers() {
         let mut view = seen();
-        view.note(Err(Failure::unavailable("no master acts")));
+        view.note(Err(Failure::unavailable("no acting master")));
         let text = shown(&view, 120, 45);
-        assert!(text.contains("a master: no master acts") && text.contains("pass 3 of 20"));
+        assert!(
+            text.contains("no current status: no acting master") && text.contains("pass 3 of 20")
+        );
     }
 
     #[test]

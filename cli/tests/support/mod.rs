@@ -1,5 +1,5 @@
-//! A local run whose master, pservers and trainers are scripts; the test plays the master's part in
-//! etcd and on the wire.
+//! A local run whose master, pservers and trainers are scripts; the test acts as the master in etcd and
+//! over gRPC.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -22,16 +22,16 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub const JOB: &str = "name = 'digits'\npasses = 2\n[dataset]\nsource = ['digits.parquet']\n\
                        format = 'parquet'\nfeatures = ['pixel_*']\nlabel = 'digit'\n\
                        [model]\nkind = 'softmax'\nclasses = 10\n";
 
-/// Notes its process id, then waits for the end of the job.
-const PATIENT: &str = "while [ ! -e \"$here/over\" ]; do sleep 0.05; done";
+/// Script that waits for the end of the job.
+const WAIT_FOR_END: &str = "while [ ! -e \"$here/over\" ]; do sleep 0.05; done";
 
-/// A folder with a job file, scripts in the programs' place and a data folder.
+/// A folder with a job file, scripts in place of the programs, and a data folder.
 pub struct Stage {
     folder: TempDir,
 }
@@ -41,7 +41,7 @@ impl Stage {
         let stage = Self { folder: tempfile::tempdir().unwrap() };
         fs::write(stage.path("job.toml"), JOB).unwrap();
         for role in ["master", "pserver", "trainer"] {
-            stage.script(role, PATIENT);
+            stage.script(role, WAIT_FOR_END);
         }
         stage
     }
@@ -50,7 +50,7 @@ impl Stage {
         self.folder.path().join(name)
     }
 
-    /// Puts a script in a program's place.
+    /// Writes the script of a role; it first writes its process id to `pids`.
     pub fn script(&self, role: &str, body: &str) {
         let path = self.path(&format!("steadfast-{role}"));
         let text =
@@ -81,7 +81,7 @@ impl Stage {
         command.args(more).output().unwrap()
     }
 
-    /// Waits until that many processes were started, and returns their ids.
+    /// Waits until `count` processes have started, and returns their ids.
     pub async fn pids(&self, count: usize) -> Vec<Pid> {
         eventually(|| {
             let text = fs::read_to_string(self.path("pids")).unwrap_or_default();
@@ -92,7 +92,7 @@ impl Stage {
         .await
     }
 
-    /// Has all patient scripts end.
+    /// Ends all waiting scripts.
     pub fn finish_processes(&self) {
         fs::write(self.path("over"), "").unwrap();
     }
@@ -107,7 +107,7 @@ impl Stage {
     }
 }
 
-/// A run that is ended if the test fails.
+/// A run that is killed if the test fails.
 pub struct Running {
     child: Option<Child>,
 }
@@ -118,11 +118,11 @@ impl Running {
     }
 
     pub fn pid(&self) -> Pid {
-        let child = self.child.as_ref().expect("it was not waited for yet");
+        let child = self.child.as_ref().expect("the run has not been awaited yet");
         Pid::from_raw(i32::try_from(child.id()).unwrap())
     }
 
-    /// Waits for its end.
+    /// Waits until the run ends.
     pub async fn end(mut self) -> Output {
         let child = self.child.take().expect("it ends once");
         tokio::task::spawn_blocking(move || child.wait_with_output().unwrap()).await.unwrap()
@@ -144,23 +144,23 @@ pub async fn eventually<T>(mut look: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = look() {
             return found;
         }
-        assert!(start.elapsed() < PATIENCE, "it did not happen");
+        assert!(start.elapsed() < TIMEOUT, "the condition was not met in {TIMEOUT:?}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
-/// Waits until none of the processes is there any more.
+/// Waits until all processes have ended.
 pub async fn all_gone(pids: &[Pid]) {
     eventually(|| pids.iter().all(|pid| has_ended(*pid)).then_some(())).await;
 }
 
-/// A zombie has ended; nobody in a small container may be there to reap it.
+/// A zombie counts as ended: a small container may have no init process to reap it.
 fn has_ended(pid: Pid) -> bool {
     let stat = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat"));
     stat.is_err() || stat.is_ok_and(|stat| stat.contains(") Z "))
 }
 
-/// A master that knows its status and counts questions and checkpoints.
+/// A master that returns a fixed status and counts requests.
 #[derive(Clone, Default)]
 pub struct FakeMaster {
     pub asked: Arc<AtomicU32>,
@@ -168,7 +168,7 @@ pub struct FakeMaster {
 }
 
 impl FakeMaster {
-    /// Serves, and announces itself in etcd.
+    /// Starts serving and registers its address in etcd.
     pub async fn start(&self, etcd: &Etcd) -> Task<Result<(), tonic::transport::Error>> {
         let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
         let listener = steadfast_process::bind(any, "--listen").await.unwrap();
@@ -184,7 +184,7 @@ impl FakeMaster {
     }
 }
 
-/// What it says about the job.
+/// The fixed status.
 pub fn status_json() -> serde_json::Value {
     serde_json::json!({
         "job": "digits", "mode": "sync", "state": "training", "waiting": [], "generation": 1,
@@ -193,14 +193,16 @@ pub fn status_json() -> serde_json::Value {
         "examples": 900, "examples_total": 1000, "examples_per_second": 120.5, "loss": 0.5,
         "evaluation": null, "master": { "address": "127.0.0.1:1", "epoch": 3 }, "slots": [],
         "ps_desired": 2, "trainers": [], "checkpoint": null,
-        "checkpoint_trouble": null, "recoveries": [], "discarded": [],
-        "spent": { "data": 0.0, "compute": 0.0, "push": 0.0, "wait": 0.0, "pull": 0.0, "moved_bytes": 0 },
+        "checkpoint_error": null, "checkpoint_failures": 0, "recoveries": [], "warnings": [],
+        "saving": { "trainer": null, "failures": 0, "error": null },
+        "discarded": { "tasks": 0, "times": 0, "listed": [] },
+        "time_breakdown": { "data": 0.0, "compute": 0.0, "push": 0.0, "wait": 0.0, "pull": 0.0, "moved_bytes": 0 },
         "seconds_left": 3.0, "result": null,
-        "happenings": [], "points": []
+        "events": [], "points": []
     })
 }
 
-macro_rules! not_played {
+macro_rules! not_implemented {
     ($($method:ident: $request:ty => $reply:ty),* $(,)?) => {
         #[tonic::async_trait]
         impl Master for FakeMaster {
@@ -209,8 +211,8 @@ macro_rules! not_played {
                 _: Request<TakeCheckpointRequest>,
             ) -> Result<Response<TakeCheckpointReply>, Status> {
                 self.checkpoints.fetch_add(1, Ordering::SeqCst);
-                let (checkpoint, trouble) = ("c-7".to_owned(), String::new());
-                Ok(Response::new(TakeCheckpointReply { checkpoint, trouble }))
+                let (checkpoint, error) = ("c-7".to_owned(), String::new());
+                Ok(Response::new(TakeCheckpointReply { checkpoint, error }))
             }
 
             async fn status(
@@ -223,14 +225,14 @@ macro_rules! not_played {
 
             $(
                 async fn $method(&self, _: Request<$request>) -> Result<Response<$reply>, Status> {
-                    Err(Status::unimplemented("not played"))
+                    Err(Status::unimplemented("not implemented by the test"))
                 }
             )*
         }
     };
 }
 
-not_played! {
+not_implemented! {
     begin_init: BeginInitRequest => BeginInitReply,
     finish_init: FinishInitRequest => FinishInitReply,
     follow: FollowRequest => FollowReply,

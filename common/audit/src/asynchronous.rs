@@ -1,44 +1,44 @@
-//! Asynchronous jobs: what the queues call done must be counted in every block, and every tally
-//! must be the sum of the tasks that it stands for.
+//! Asynchronous jobs: every block must have applied each task that the queues mark as done, and the
+//! applied records of each pass must be the sum of the tasks that they consist of.
 //!
-//! The queues are noted before the shards are cut. So a slot may have counted more than the queues
-//! call done, and be in a later pass than they are; it may never have counted less.
+//! The queues are captured before the shard snapshots. A slot may therefore have applied more than
+//! the queues mark as done, and be in a later pass; it may never have applied less.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use steadfast_common::applied_records::{AppliedPass, AppliedRecords};
 use steadfast_common::ids::{Pass, Slot, TaskId};
 use steadfast_common::records::QueueSnapshot;
 use steadfast_common::schedule::task_order;
-use steadfast_common::tally::{Counted, PassTally};
 
 use crate::cause::{Which, explain};
 use crate::generations::losses;
 use crate::sum::{PassSums, records_of};
 use crate::{
-    Cut, Evidence, Group, Loss, PassReport, PassState, Replay, Report, Severity, SlotFigures, Sum,
-    Verdict, What,
+    CheckpointEvidence, Coverage, Evidence, Group, Loss, PassReport, PassState, Replay, Report,
+    Severity, SlotFigures, Sum, What,
 };
 
-/// Given-up tasks of one pass among which those that counted wholly are looked for.
+/// The most tasks of one pass that [`subset`] searches.
 const SUBSET_MAX: usize = 32;
 
-/// Checks every pass that any slot, or the queues, came to.
-pub(crate) fn check(evidence: &Evidence, cut: &Cut, report: &mut Report) {
-    let Some(queue) = &cut.queue else {
+/// Checks every pass that the queues or any slot have reached.
+pub(crate) fn check(evidence: &Evidence, checkpoint: &CheckpointEvidence, report: &mut Report) {
+    let Some(queue) = &checkpoint.queue else {
         let reason = "the checkpoint of an asynchronous job has no queues".to_owned();
         return report.violation(What::Position { reason });
     };
-    check_groups(evidence, cut, report);
-    let last = cut.groups().filter_map(|(_, group)| present(&group.counted)).max();
+    check_groups(evidence, checkpoint, report);
+    let last = checkpoint.groups().filter_map(|(_, group)| present(&group.counted)).max();
     let last = last.unwrap_or_default().max(queue.pass);
-    // Passes beyond the last are told above; nobody looks for what they would hold.
+    // `check_groups` reports passes beyond the job's last one; their content is not checked.
     let passes = evidence.spec.passes.unwrap_or(u32::MAX).min(last.0.saturating_add(1));
     for pass in (0..passes).map(Pass) {
-        let checker = PassChecker::new(evidence, cut, queue, pass);
-        let Some(first) = cut.groups().next() else { return };
-        let is_over = cut.groups().all(|(_, group)| checker.is_over_for(group));
+        let checker = PassChecker::new(evidence, checkpoint, queue, pass);
+        let Some(first) = checkpoint.groups().next() else { return };
+        let is_over = checkpoint.groups().all(|(_, group)| checker.is_over_for(group));
         let mut figures = Vec::new();
-        for (slot, group) in cut.groups() {
+        for (slot, group) in checkpoint.groups() {
             let found = found(&group.counted, pass);
             let verdict = checker.check(slot, group, report);
             figures.push(SlotFigures { slot, blocks: group.blocks, found, verdict });
@@ -48,70 +48,82 @@ pub(crate) fn check(evidence: &Evidence, cut: &Cut, report: &mut Report) {
             report.passes.push(checker.report(is_over, figures));
         }
     }
-    report.replay = Some(replay(evidence, cut, queue));
+    report.replay = Some(replay(evidence, checkpoint, queue));
 }
 
-/// Checks what does not belong to one pass: the order of passes, and the number of records told.
-fn check_groups(evidence: &Evidence, cut: &Cut, report: &mut Report) {
+/// Checks what spans passes: their order, and the number of records that the checkpoint reports.
+fn check_groups(evidence: &Evidence, checkpoint: &CheckpointEvidence, report: &mut Report) {
     let passes = evidence.spec.passes.unwrap_or(u32::MAX);
-    for (slot, group) in cut.groups() {
+    for (slot, group) in checkpoint.groups() {
         let mut next = Pass(0);
-        for tally in &group.counted.passes {
-            if tally.pass < next || passes <= tally.pass.0 {
-                report.violation(What::PassOutOfOrder { pass: tally.pass, slot });
+        for applied_pass in &group.counted.passes {
+            if applied_pass.pass < next || passes <= applied_pass.pass.0 {
+                report.violation(What::PassOutOfOrder { pass: applied_pass.pass, slot });
             }
-            next = Pass(tally.pass.0.saturating_add(1));
+            next = Pass(applied_pass.pass.0.saturating_add(1));
         }
     }
-    // The position is that of the slot with the fewest updates; it may be behind, never ahead.
-    let counted = cut.groups().map(|(_, group)| group.counted.records()).max().unwrap_or(0);
-    if counted < cut.position.examples {
+    // The position is that of the slot with the fewest updates: it may lag behind, but never lead.
+    let counted = checkpoint.groups().map(|(_, group)| group.counted.records()).max().unwrap_or(0);
+    if counted < checkpoint.position.examples {
         let told_by = "the checkpoint".to_owned();
-        report.violation(What::Examples { told_by, told: cut.position.examples, counted });
+        report.violation(What::Examples { told_by, told: checkpoint.position.examples, counted });
     }
 }
 
 /// The pass that a slot is in.
-fn present(counted: &Counted) -> Option<Pass> {
-    counted.passes.last().map(|tally| tally.pass)
+fn present(counted: &AppliedRecords) -> Option<Pass> {
+    counted.passes.last().map(|applied_pass| applied_pass.pass)
 }
 
-fn tally(counted: &Counted, pass: Pass) -> Option<&PassTally> {
-    counted.passes.iter().find(|tally| tally.pass == pass)
+fn applied_pass(counted: &AppliedRecords, pass: Pass) -> Option<&AppliedPass> {
+    counted.passes.iter().find(|applied_pass| applied_pass.pass == pass)
 }
 
-fn found(counted: &Counted, pass: Pass) -> Sum {
-    tally(counted, pass).map_or_else(Sum::default, Sum::from)
+fn found(counted: &AppliedRecords, pass: Pass) -> Sum {
+    applied_pass(counted, pass).map_or_else(Sum::default, Sum::from)
 }
 
-/// What one pass had to count.
+/// The records that one pass should have applied.
 struct PassChecker<'a> {
     evidence: &'a Evidence,
-    cut: &'a Cut,
+    checkpoint: &'a CheckpointEvidence,
     queue: &'a QueueSnapshot,
     sums: PassSums,
     discarded: BTreeSet<TaskId>,
-    /// Tasks that the queues call done, by which a pass that is not over must have counted them.
+    /// Tasks that the queues mark as done: a pass that is not over must have applied them.
     acknowledged: BTreeSet<TaskId>,
 }
 
 impl<'a> PassChecker<'a> {
-    fn new(evidence: &'a Evidence, cut: &'a Cut, queue: &'a QueueSnapshot, pass: Pass) -> Self {
+    fn new(
+        evidence: &'a Evidence,
+        checkpoint: &'a CheckpointEvidence,
+        queue: &'a QueueSnapshot,
+        pass: Pass,
+    ) -> Self {
         let acknowledged = match queue.pass == pass {
             true => done(evidence, queue),
             false => BTreeSet::new(),
         };
         let sums = PassSums::new(&evidence.manifest, pass);
-        Self { evidence, cut, queue, sums, discarded: evidence.discarded_in(pass), acknowledged }
+        Self {
+            evidence,
+            checkpoint,
+            queue,
+            sums,
+            discarded: evidence.discarded_in(pass),
+            acknowledged,
+        }
     }
 
-    /// Whether the pass is over, as the queues say or as the slot's next pass implies.
+    /// Whether the pass is over, according to the queues or to the slot's present pass.
     fn is_over_for(&self, group: &Group) -> bool {
         let next = present(&group.counted).is_some_and(|present| self.sums.pass < present);
         next || self.sums.pass < self.queue.pass
     }
 
-    /// Tasks that a slot must have counted wholly.
+    /// Tasks that a slot must have applied completely.
     fn wanted(&self, is_over: bool) -> BTreeSet<TaskId> {
         match is_over {
             true => {
@@ -122,8 +134,8 @@ impl<'a> PassChecker<'a> {
         }
     }
 
-    /// Checks what one group counted.
-    fn check(&self, slot: Slot, group: &Group, report: &mut Report) -> Verdict {
+    /// Checks the applied records of one group.
+    fn check(&self, slot: Slot, group: &Group, report: &mut Report) -> Coverage {
         let wanted = self.wanted(self.is_over_for(group));
         let before = report.findings.len();
         match present(&group.counted) == Some(self.sums.pass) {
@@ -132,13 +144,13 @@ impl<'a> PassChecker<'a> {
         }
         let worst = report.findings[before..].iter().map(|it| it.severity).min();
         match worst {
-            Some(Severity::Violation) => Verdict::Wrong,
-            Some(Severity::AllowedLoss) => Verdict::AllowedLoss,
-            Some(Severity::Note) | None => Verdict::Exact,
+            Some(Severity::Violation) => Coverage::Wrong,
+            Some(Severity::AllowedLoss) => Coverage::AllowedLoss,
+            Some(Severity::Note) | None => Coverage::Exact,
         }
     }
 
-    /// A pass of which the slot still knows the tasks.
+    /// Checks the pass that the slot is in: its tasks are still listed individually.
     fn check_present(
         &self,
         slot: Slot,
@@ -184,8 +196,8 @@ impl<'a> PassChecker<'a> {
         }
     }
 
-    /// A pass that the slot left for another, or never came to: it knows the sum, and the tasks
-    /// that it left unfinished.
+    /// Checks a pass that the slot has left, or never reached: only the sum and the unfinished tasks
+    /// are known.
     fn check_left(
         &self,
         slot: Slot,
@@ -194,7 +206,7 @@ impl<'a> PassChecker<'a> {
         report: &mut Report,
     ) {
         let none = BTreeMap::new();
-        let partial = tally(&group.counted, self.sums.pass).map_or(&none, |it| &it.partial);
+        let partial = applied_pass(&group.counted, self.sums.pass).map_or(&none, |it| &it.partial);
         let mut expected =
             wanted.iter().fold(Sum::default(), |sum, task| sum.and(self.sums.of(*task)));
         let (mut unfinished, mut tails) = (Vec::new(), 0);
@@ -231,10 +243,10 @@ impl<'a> PassChecker<'a> {
         let maybe: Vec<(TaskId, Sum)> = wanted.iter().filter(without_prefix).map(less).collect();
         let both = [free.as_slice(), &maybe].concat();
         match subset(&both, extra) {
-            // Few tasks: then those that make up the loss can be told.
-            Some(told) => {
+            // With few tasks, those that make up the loss can be identified.
+            Some(named) => {
                 let (lost, whole): (Vec<_>, Vec<_>) =
-                    told.into_iter().partition(|task| wanted.contains(task));
+                    named.into_iter().partition(|task| wanted.contains(task));
                 let records: u64 = lost.iter().map(|task| self.sums.of(*task).records).sum();
                 self.note_whole(slot, whole, report);
                 self.lost(slot, records + tails, true, [unfinished, lost].concat(), report);
@@ -265,9 +277,9 @@ impl<'a> PassChecker<'a> {
         if self.sums.of(task).records <= u64::from(to) {
             report.violation(What::NotOfThePass { pass, slot, task });
         }
-        // What does not exist is not added up: a hostile file must not cost hours.
+        // Records that do not exist are not summed: a malicious file must not cost hours.
         let to = to.min(records_of(&self.evidence.manifest, task));
-        Sum::of_piece(pass, task, 0..to)
+        Sum::of_range(pass, task, 0..to)
     }
 
     fn note_prefix(&self, slot: Slot, task: TaskId, counted: u32, report: &mut Report) {
@@ -279,7 +291,7 @@ impl<'a> PassChecker<'a> {
     }
 
     fn losses(&self, slot: Slot) -> Vec<Loss> {
-        losses(self.evidence, self.cut.generation, slot)
+        losses(self.evidence, self.checkpoint.generation, slot)
     }
 
     fn lost(&self, slot: Slot, records: u64, exact: bool, tasks: Vec<TaskId>, report: &mut Report) {
@@ -298,20 +310,20 @@ impl<'a> PassChecker<'a> {
         report.violation(What::Miscounted { pass, slot, expected, found, cause });
     }
 
-    /// What may have been left out or counted too often: tasks, and what one push holds.
+    /// Candidates for a missing or duplicate contribution: tasks, and the records of one push.
     fn candidates(&self) -> impl Iterator<Item = (Which, Sum)> {
-        let rhythm = &self.evidence.spec.asynchronous;
-        let push = rhythm.batch.saturating_mul(rhythm.push_every).max(1);
+        let settings = &self.evidence.spec.asynchronous;
+        let push = settings.batch.saturating_mul(settings.push_every).max(1);
         let whole = self.sums.tasks.iter().map(|(task, sum)| (Which::Task(*task), *sum));
-        let pieces = self.sums.tasks.iter().flat_map(move |(task, sum)| {
+        let ranges = self.sums.tasks.iter().flat_map(move |(task, sum)| {
             let records = u32::try_from(sum.records).unwrap_or(u32::MAX);
             (0..records).step_by(push as usize).map(move |from| {
                 let to = from.saturating_add(push).min(records);
-                let sum = Sum::of_piece(self.sums.pass, *task, from..to);
+                let sum = Sum::of_range(self.sums.pass, *task, from..to);
                 (Which::Piece { task: *task, from, to }, sum)
             })
         });
-        whole.chain(pieces)
+        whole.chain(ranges)
     }
 
     fn report(&self, is_over: bool, slots: Vec<SlotFigures>) -> PassReport {
@@ -327,7 +339,7 @@ impl<'a> PassChecker<'a> {
     }
 }
 
-/// Tasks that the queues call done: handed out, and neither waiting again nor given up.
+/// Tasks that the queues mark as done: dispatched, and neither open nor given up.
 fn done(evidence: &Evidence, queue: &QueueSnapshot) -> BTreeSet<TaskId> {
     let order = task_order(&evidence.manifest, evidence.spec.seed, queue.pass);
     let handed_out = order.into_iter().take(queue.cursor as usize);
@@ -336,8 +348,8 @@ fn done(evidence: &Evidence, queue: &QueueSnapshot) -> BTreeSet<TaskId> {
     handed_out.filter(is_done).collect()
 }
 
-/// Which of some tasks add up to `wanted`: all ways are looked at, half of the tasks at a time. Of
-/// too many tasks only the first are looked at.
+/// Finds tasks whose sums add up to `wanted`, by a meet-in-the-middle search over all subsets of the
+/// first [`SUBSET_MAX`] tasks.
 fn subset(tasks: &[(TaskId, Sum)], wanted: Sum) -> Option<Vec<TaskId>> {
     if wanted == Sum::default() {
         return Some(Vec::new());
@@ -362,8 +374,8 @@ fn subsets(tasks: &[(TaskId, Sum)]) -> impl Iterator<Item = (Sum, u32)> {
     })
 }
 
-/// What going back to the checkpoint computes again, and how much of it counts for nothing.
-fn replay(evidence: &Evidence, cut: &Cut, queue: &QueueSnapshot) -> Replay {
+/// The work that a restore of the checkpoint repeats, and how much of it is already applied.
+fn replay(evidence: &Evidence, checkpoint: &CheckpointEvidence, queue: &QueueSnapshot) -> Replay {
     let done = done(evidence, queue);
     let is_left = |task: &TaskId| !done.contains(task) && !queue.discarded.contains_key(task);
     let is_over = evidence.spec.passes.is_some_and(|passes| passes <= queue.pass.0);
@@ -376,9 +388,10 @@ fn replay(evidence: &Evidence, cut: &Cut, queue: &QueueSnapshot) -> Replay {
     };
     let acknowledged = records(&done);
     let mut counted: BTreeMap<Slot, u64> = BTreeMap::new();
-    for (slot, group) in cut.groups() {
-        let later = group.counted.passes.iter().filter(|tally| queue.pass <= tally.pass);
-        let later = later.map(|tally| tally.records).fold(0, u64::saturating_add);
+    for (slot, group) in checkpoint.groups() {
+        let later =
+            group.counted.passes.iter().filter(|applied_pass| queue.pass <= applied_pass.pass);
+        let later = later.map(|applied_pass| applied_pass.records).fold(0, u64::saturating_add);
         let most = counted.entry(slot).or_default();
         *most = later.saturating_sub(acknowledged).max(*most);
     }

@@ -1,5 +1,5 @@
-//! What may have gone wrong where the sums differ: a search for one task or one contribution whose
-//! absence, or second counting, makes up the difference.
+//! Explains differing sums: searches for one task or contribution whose absence, or duplicate
+//! application, makes up the difference.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,38 +10,39 @@ use steadfast_common::ids::{Lane, TaskId};
 use crate::Sum;
 use crate::words::plural;
 
-/// Candidates looked at; a search over more would cost more than it is worth.
+/// The most candidates that are tried; more would cost more than the explanation is worth.
 const CANDIDATES_MAX: usize = 1 << 20;
 
-/// Some records that go together.
+/// A set of records that are applied together.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Which {
     /// A whole task.
     Task(TaskId),
-    /// Consecutive records of a task, by their positions.
+    /// Consecutive records of a task, by their positions: `from..to`.
     Piece { task: TaskId, from: u32, to: u32 },
-    /// What one lane computes in one step of the pass.
+    /// The micro-batch of one lane in one step of the pass.
     MicroBatch { lane: Lane, step: u64 },
-    /// What all lanes compute in one step of the pass.
+    /// The micro-batches of all lanes in one step of the pass.
     Step(u64),
 }
 
-/// An explanation of a difference that fits exactly.
+/// An explanation that matches a difference exactly.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
-    /// These were left out.
+    /// These records are missing.
     Missing(Which),
-    /// These counted once more than they should.
+    /// These records were applied once too often.
     TooOften(Which),
-    /// One counted in the other's place.
+    /// `counted` was applied in place of `missing`.
     Instead { missing: Which, counted: Which },
-    /// As many records as expected, but others: some in the place of some.
+    /// The number of records is right, but some were applied in place of others.
     Exchanged,
 }
 
-/// Explains why `found` is not `expected`, if one candidate (or one for another) does.
+/// Explains the difference between `found` and `expected` by one candidate, or by one in place of
+/// another, if possible.
 pub(crate) fn explain(
     expected: Sum,
     found: Sum,
@@ -73,14 +74,11 @@ impl fmt::Display for Which {
         match self {
             Self::Task(task) => write!(f, "task {task}"),
             Self::Piece { task, from, to } => {
-                write!(
-                    f,
-                    "{} of task {task} from {from} on",
-                    plural(u64::from(to - from), "record")
-                )
+                let records = plural(u64::from(to - from), "record");
+                write!(f, "{records} of task {task} from position {from}")
             }
             Self::MicroBatch { lane, step } => {
-                write!(f, "what lane {lane} computes in step {step} of the pass")
+                write!(f, "the micro-batch of lane {lane} in step {step} of the pass")
             }
             Self::Step(step) => write!(f, "step {step} of the pass"),
         }
@@ -91,11 +89,13 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Missing(which) => write!(f, "{which} is missing"),
-            Self::TooOften(which) => write!(f, "{which} counted once too often"),
+            Self::TooOften(which) => write!(f, "{which} was applied once too often"),
             Self::Instead { missing, counted } => {
-                write!(f, "{counted} counted once too often, and {missing} is missing")
+                write!(f, "{counted} was applied in place of {missing}")
             }
-            Self::Exchanged => f.write_str("the number is right, but they are other records"),
+            Self::Exchanged => f.write_str(
+                "the number of records is right, but some were applied in place of others",
+            ),
         }
     }
 }

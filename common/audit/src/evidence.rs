@@ -1,69 +1,68 @@
-//! What an audit looks at, as somebody has read it.
+//! The input of an audit.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+use steadfast_common::applied_records::AppliedRecords;
 use steadfast_common::dataset::Manifest;
+use steadfast_common::given_up::GivenUpRecord;
 use steadfast_common::ids::{Generation, Pass, Slot, TaskId};
-use steadfast_common::records::{
-    DiscardedTask, GenerationRecord, PositionRecord, QueueSnapshot, ResultRecord,
-};
+use steadfast_common::records::{GenerationRecord, PositionRecord, QueueSnapshot, ResultRecord};
 use steadfast_common::spec::JobSpec;
-use steadfast_common::tally::Counted;
 
-/// Everything that was read.
+/// What etcd and the files of a checkpoint contain.
 #[derive(Clone, Debug)]
 pub struct Evidence {
     pub spec: JobSpec,
     pub manifest: Manifest,
-    /// What a checkpoint says; absent if there is none.
-    pub checkpoint: Option<Cut>,
+    /// The audited checkpoint; absent if there is none.
+    pub checkpoint: Option<CheckpointEvidence>,
     /// Tasks that etcd lists as given up.
-    pub discarded: Vec<DiscardedTask>,
+    pub discarded: BTreeMap<TaskId, GivenUpRecord>,
     /// All generations so far, ascending.
     pub generations: Vec<GenerationRecord>,
     pub result: Option<ResultRecord>,
 }
 
-/// What a checkpoint says.
+/// The content of a checkpoint.
 #[derive(Clone, Debug, Default)]
-pub struct Cut {
+pub struct CheckpointEvidence {
     pub id: String,
     /// The generation in which it was taken.
     pub generation: Generation,
     pub position: PositionRecord,
-    /// What the shard files say, one for each slot.
+    /// Applied records from the shard files, one entry for each slot.
     pub slots: Vec<SlotCounts>,
-    /// Where the queues stood (asynchronous mode).
+    /// The state of the queues (asynchronous mode).
     pub queue: Option<QueueSnapshot>,
-    /// Why nobody restores it any more.
-    pub set_aside: Option<String>,
-    /// SHA-256 of the parameters, if they were read wholly.
+    /// Why the checkpoint was invalidated, if it was.
+    pub invalidated: Option<String>,
+    /// SHA-256 of the parameters, if all of them were read.
     pub parameters_sha256: Option<String>,
 }
 
-/// What the blocks of one slot reflect.
+/// The applied records of one slot's blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlotCounts {
     pub slot: Slot,
     pub groups: Vec<Group>,
 }
 
-/// Blocks that reflect the same.
+/// Blocks of a slot with the same applied records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    pub counted: Counted,
+    pub counted: AppliedRecords,
     pub blocks: usize,
 }
 
 impl Evidence {
     /// Tasks that are listed as given up in a pass.
     pub(crate) fn discarded_in(&self, pass: Pass) -> BTreeSet<TaskId> {
-        let of_pass = self.discarded.iter().filter(|it| it.pass == pass);
-        of_pass.map(|it| it.task).collect()
+        let of_pass = self.discarded.iter().filter(|(_, record)| record.passes.contains(pass));
+        of_pass.map(|(task, _)| *task).collect()
     }
 }
 
-impl Cut {
+impl CheckpointEvidence {
     /// All groups that hold blocks, with their slots.
     pub(crate) fn groups(&self) -> impl Iterator<Item = (Slot, &Group)> {
         let of = |slot: &'_ SlotCounts| slot.slot;

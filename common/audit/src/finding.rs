@@ -1,4 +1,4 @@
-//! What an audit found.
+//! The findings of an audit.
 
 use std::fmt;
 
@@ -8,43 +8,43 @@ use steadfast_common::ids::{Generation, Pass, Slot, TaskId};
 use crate::words::{pass as name_of, plural, some};
 use crate::{Cause, Sum};
 
-/// What a finding means for the claim that each record counted once.
+/// How a finding bears on the claim that each record was applied exactly once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// The claim is false, or what was read contradicts itself.
+    /// The claim is false, or the input contradicts itself.
     Violation,
-    /// Records are missing as the job's own policy allows.
+    /// Records are missing, as the job's policy allows.
     AllowedLoss,
-    /// The claim holds; worth knowing.
+    /// The claim holds; for information.
     Note,
 }
 
-/// One thing that was found.
+/// One finding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     pub severity: Severity,
-    /// The same for people.
+    /// The finding as a sentence.
     pub text: String,
     #[serde(flatten)]
     pub what: What,
 }
 
-/// A generation in which a slot lost what it had counted since a checkpoint.
+/// A generation in which a slot lost the records that it had applied since a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Loss {
     pub generation: Generation,
     pub checkpoint: Option<String>,
 }
 
-/// Kinds of findings.
+/// The kind of a finding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "rule")]
 pub enum What {
-    /// A slot counted other records in a pass than it should have.
+    /// A slot's applied records of a pass differ from the expected ones.
     Miscounted { pass: Pass, slot: Slot, expected: Sum, found: Sum, cause: Option<Cause> },
-    /// Records that were acknowledged are not in a slot's parameters. The tasks are those that can
-    /// be told; where the number is not exact there may be more.
+    /// A slot's parameters lack acknowledged records. `tasks` lists those that can be identified; if
+    /// `exact` is false, more records may be missing.
     Lost {
         pass: Pass,
         slot: Slot,
@@ -53,31 +53,33 @@ pub enum What {
         tasks: Vec<TaskId>,
         losses: Vec<Loss>,
     },
-    /// The first records of a task counted before it was given up.
+    /// The first records of a task were applied before it was given up.
     Prefix { pass: Pass, slot: Slot, task: TaskId, counted: u32, records: u64 },
-    /// All records of a task counted although it was given up.
+    /// All records of a task were applied although it was given up.
     WhollyCounted { pass: Pass, slot: Slot, task: TaskId },
-    /// A slot counted a task, or records of it, that the pass does not have.
+    /// A slot's applied records include a task, or records of one, that the pass does not have.
     NotOfThePass { pass: Pass, slot: Slot, task: TaskId },
-    /// A slot's counts are not in the order of passes, or name a pass that cannot be.
+    /// A slot's applied records are not in the order of passes, or name an impossible pass.
     PassOutOfOrder { pass: Pass, slot: Slot },
-    /// A checkpoint's queues gave a task up, and it is not listed.
+    /// A checkpoint's queues contain a given-up task that is not listed.
     Unlisted { pass: Pass, task: TaskId },
-    /// The list of given-up tasks names one that is not trained on, or names it twice.
-    ListedWrongly { pass: Pass, task: TaskId },
-    /// The result lists other given-up tasks than etcd does.
-    ResultDiffers { only_in_result: Vec<(Pass, TaskId)>, only_in_etcd: Vec<(Pass, TaskId)> },
-    /// A number of records is not the one that was counted.
+    /// The list of given-up tasks contains one that does not exist, or a held-out task as a training
+    /// task.
+    ListedWrongly { task: TaskId },
+    /// The given-up tasks of the result differ from those in etcd. `told` and `found` are the number of
+    /// tasks and of times in all; `tasks` are listed by the result and differ in etcd.
+    ResultDiffers { told: (u64, u64), found: (u64, u64), tasks: Vec<TaskId> },
+    /// A reported number of records differs from the number of applied records.
     Examples { told_by: String, told: u64, counted: u64 },
-    /// The parameters of the final checkpoint are not those of the result.
+    /// The parameters of the final checkpoint differ from those of the result.
     OtherParameters { told: String, found: String },
-    /// Version, pass or dry lanes contradict what was counted.
+    /// Version, pass or exhausted lanes contradict the applied records.
     Position { reason: String },
-    /// The counts of a slot, or all of them, are missing.
+    /// The applied records of a slot, or of all slots, are missing.
     Uncounted { slot: Option<Slot> },
-    /// A generation that cannot have been.
+    /// The record of a generation is inconsistent.
     Generation { generation: Generation, reason: String },
-    /// The checkpoint was set aside, so the lists of today may not be those of its time.
+    /// The checkpoint was invalidated, so the present lists may differ from those at its time.
     SetAside { reason: String },
 }
 
@@ -102,8 +104,8 @@ impl fmt::Display for What {
         match self {
             Self::Miscounted { pass, slot, expected, found, cause } => {
                 write!(f, "{}, slot {slot}: ", name_of(*pass))?;
-                let counted = plural(found.records, "record");
-                write!(f, "{counted} counted, {} expected", expected.records)?;
+                let applied = plural(found.records, "record");
+                write!(f, "{applied} applied, {} expected", expected.records)?;
                 cause.as_ref().map_or(Ok(()), |cause| write!(f, "; {cause}"))
             }
             Self::Lost { pass, slot, records, exact, tasks, losses } => {
@@ -114,42 +116,36 @@ impl fmt::Display for What {
             Self::Prefix { pass, slot, task, counted, records } => write!(
                 f,
                 "{}, slot {slot}: the first {counted} of {records} records of task {task} were \
-                 counted before it was given up",
+                 applied before it was given up",
                 name_of(*pass)
             ),
             Self::WhollyCounted { pass, slot, task } => write!(
                 f,
-                "{}, slot {slot}: all records of task {task} were counted, and then it was given \
-                 up",
+                "{}, slot {slot}: all records of task {task} were applied before it was given up",
                 name_of(*pass)
             ),
             Self::NotOfThePass { pass, slot, task } => write!(
                 f,
-                "{}, slot {slot}: task {task} is counted with records that it does not have",
+                "{}, slot {slot}: the applied records of task {task} include some that it does not \
+                 have",
                 name_of(*pass)
             ),
-            Self::PassOutOfOrder { pass, slot } => {
-                write!(f, "slot {slot}: {} is counted where it cannot be", name_of(*pass))
-            }
+            Self::PassOutOfOrder { pass, slot } => write!(
+                f,
+                "slot {slot}: the applied records of {} are out of order or beyond the last pass",
+                name_of(*pass)
+            ),
             Self::Unlisted { pass, task } => write!(
                 f,
-                "{}: task {task} was given up before the checkpoint and is not listed",
+                "{}: task {task} was given up before the checkpoint, but is not listed",
                 name_of(*pass)
             ),
-            Self::ListedWrongly { pass, task } => write!(
-                f,
-                "{}: task {task} is listed as given up twice, or is not trained on at all",
-                name_of(*pass)
-            ),
-            Self::ResultDiffers { only_in_result, only_in_etcd } => write!(
-                f,
-                "the result and etcd list different tasks as given up: {} only in the result, {} \
-                 only in etcd",
-                only_in_result.len(),
-                only_in_etcd.len()
-            ),
+            Self::ListedWrongly { task } => {
+                write!(f, "task {task} is listed as given up in passes, but is not a training task")
+            }
+            Self::ResultDiffers { told, found, tasks } => result_differs(f, *told, *found, tasks),
             Self::Examples { told_by, told, counted } => {
-                write!(f, "{told_by} tells of {}, {counted} were counted", plural(*told, "record"))
+                write!(f, "{told_by} reports {}, {counted} were applied", plural(*told, "record"))
             }
             Self::OtherParameters { told, found } => {
                 write!(
@@ -159,13 +155,32 @@ impl fmt::Display for What {
                 )
             }
             Self::Position { reason } => f.write_str(reason),
-            Self::Uncounted { slot: Some(slot) } => write!(f, "slot {slot} has no counts"),
-            Self::Uncounted { slot: None } => f.write_str("no block of the checkpoint is counted"),
+            Self::Uncounted { slot: Some(slot) } => write!(f, "slot {slot} has no applied records"),
+            Self::Uncounted { slot: None } => {
+                f.write_str("no block of the checkpoint has applied records")
+            }
             Self::Generation { generation, reason } => {
                 write!(f, "generation {generation}: {reason}")
             }
-            Self::SetAside { reason } => write!(f, "the checkpoint was set aside: {reason}"),
+            Self::SetAside { reason } => write!(f, "the checkpoint was invalidated: {reason}"),
         }
+    }
+}
+
+fn result_differs(
+    f: &mut fmt::Formatter<'_>,
+    told: (u64, u64),
+    found: (u64, u64),
+    tasks: &[TaskId],
+) -> fmt::Result {
+    write!(
+        f,
+        "the result lists {} tasks given up {} times in all, etcd {} tasks and {} times",
+        told.0, told.1, found.0, found.1
+    )?;
+    match tasks.is_empty() {
+        true => Ok(()),
+        false => write!(f, "; they differ in tasks {}", some(tasks)),
     }
 }
 
@@ -175,13 +190,13 @@ fn lost(
     tasks: &[TaskId],
     losses: &[Loss],
 ) -> fmt::Result {
-    write!(f, "{} acknowledged and missing", plural(records, "record"))?;
+    write!(f, "{} missing", plural(records, "acknowledged record"))?;
     if !tasks.is_empty() {
         write!(f, " (tasks {})", some(tasks))?;
     }
     for Loss { generation, checkpoint } in losses {
         let from = checkpoint.as_deref().unwrap_or("the start");
-        write!(f, "; generation {generation} began this slot anew from {from}")?;
+        write!(f, "; generation {generation} restarted this slot from {from}")?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Generations: from what each began, and what that may have cost.
+//! Generations: which checkpoint each began from, and which records that may have lost.
 
 use steadfast_common::ids::{Generation, Slot};
 use steadfast_common::records::GenerationRecord;
@@ -6,12 +6,12 @@ use steadfast_common::spec::{LostPserver, Mode};
 
 use crate::{Evidence, Finding, GenerationReport, Loss, Report, Severity, What};
 
-/// Checks the row of generations and reports on each.
+/// Checks the sequence of generations and adds each to the report.
 pub(crate) fn check(evidence: &Evidence, report: &mut Report) {
     let mut expected = 1;
     for record in &evidence.generations {
         if record.generation.0 != expected {
-            let reason = format!("generation {expected} was expected here");
+            let reason = format!("expected generation {expected}");
             report.generation(record.generation, reason);
         }
         expected = record.generation.0 + 1;
@@ -24,11 +24,11 @@ pub(crate) fn check(evidence: &Evidence, report: &mut Report) {
             reason: record.reason.clone(),
         });
     }
-    if let Some(cut) = &evidence.checkpoint {
-        let is_known = evidence.generations.iter().any(|it| it.generation == cut.generation);
+    if let Some(checkpoint) = &evidence.checkpoint {
+        let is_known = evidence.generations.iter().any(|it| it.generation == checkpoint.generation);
         if !is_known {
-            let reason = "the checkpoint was taken in it, and it is not recorded".to_owned();
-            report.generation(cut.generation, reason);
+            let reason = "the checkpoint was taken in it, but it is not recorded".to_owned();
+            report.generation(checkpoint.generation, reason);
         }
     }
 }
@@ -38,22 +38,22 @@ fn check_one(evidence: &Evidence, record: &GenerationRecord, report: &mut Report
         return;
     }
     if !may_continue(evidence) {
-        let reason = "some slots went on with their memory, and the job wants all to go back";
+        let reason = "some slots kept their memory, but the job requires all slots to be restored";
         report.generation(record.generation, reason.to_owned());
     }
     let is_slot = |slot: &&Slot| (slot.0 as usize) < record.slots.len();
     if let Some(slot) = record.kept.iter().find(|slot| !is_slot(slot)) {
-        report.generation(record.generation, format!("there is no slot {slot} that it could keep"));
+        report.generation(record.generation, format!("it keeps slot {slot}, which does not exist"));
     }
 }
 
-/// Whether the job lets others go on when a slot loses its memory.
+/// Whether the job lets other slots continue when one loses its memory.
 fn may_continue(evidence: &Evidence) -> bool {
     evidence.spec.mode == Mode::Async
         && evidence.spec.asynchronous.lost_pserver == LostPserver::Continue
 }
 
-/// Slots that began anew while others went on.
+/// Slots that restarted while others kept their memory.
 fn lost(record: &GenerationRecord) -> Vec<Slot> {
     if record.kept.is_empty() {
         return Vec::new();
@@ -62,8 +62,8 @@ fn lost(record: &GenerationRecord) -> Vec<Slot> {
     slots.filter(|slot| !record.kept.contains(slot)).collect()
 }
 
-/// Generations up to `last` in which `slot` lost records as the job's policy allows. Blocks move
-/// when the number of slots changes, so from then on any slot may hold what another one had lost.
+/// Generations up to `last` in which `slot` lost records, as the job's policy allows. Blocks move
+/// when the number of slots changes; after that, any slot may hold blocks that another had lost.
 pub(crate) fn losses(evidence: &Evidence, last: Generation, slot: Slot) -> Vec<Loss> {
     if !may_continue(evidence) {
         return Vec::new();

@@ -1,8 +1,8 @@
-//! Checks what happened in etcd, revision by revision: who wrote, and whether queues, attempts,
-//! generations and checkpoints kept their rules.
+//! Checks the history of etcd, revision by revision: which process wrote, and whether queues, attempts,
+//! generations and checkpoints obeyed their rules.
 //!
-//! The input is plain data, so that it can come from any watch. [`etcdctl::parse`] reads what
-//! `etcdctl watch --prefix --rev=1 -w json` writes.
+//! The input is plain data and can come from any watch. [`etcdctl::parse`] reads the output of
+//! `etcdctl watch --prefix --rev=1 -w json`.
 
 pub mod etcdctl;
 mod keyspace;
@@ -25,9 +25,9 @@ pub struct Change {
     pub key: String,
     /// Absent when the key was deleted.
     pub value: Option<String>,
-    /// The revision at which a key that was put came into being.
+    /// The revision that created the key, if it was put.
     pub create_revision: i64,
-    /// How often it was put since then.
+    /// The number of puts since then.
     pub version: i64,
 }
 
@@ -38,7 +38,7 @@ pub struct Revision {
     pub changes: Vec<Change>,
 }
 
-/// What a history is checked against.
+/// The job that a history belongs to.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
     pub keys: &'a Keys,
@@ -50,22 +50,22 @@ pub struct Job<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rule {
-    /// What only the acting master may change is changed together with its lock, by the one who
-    /// took the lock; locks only get younger.
+    /// Keys that only the acting master may change are written in one transaction with its lock, by the
+    /// process that acquired the lock; a later lock has a higher create-revision.
     Fence,
-    /// Each task is in exactly one queue, and is done only after it was pending.
+    /// Each task is in exactly one queue, and becomes done only after it was pending.
     Queues,
     /// A pass ends when each of its tasks is done or given up.
     PassEnd,
-    /// No attempt has the number of another, and none comes back.
+    /// Attempt numbers are unique, and no attempt that is over becomes pending again.
     Attempts,
-    /// Generations count up by one.
+    /// Generation numbers increase by one.
     Generations,
-    /// The pointer names a checkpoint that exists, and does not go back behind a good one.
+    /// The pointer names an existing checkpoint, and does not move back past a valid one.
     Checkpoints,
-    /// What is written once stays as it is.
+    /// Records that are written once do not change.
     Once,
-    /// A value is not what its key holds.
+    /// Each value has the format that its key requires.
     Value,
 }
 
@@ -80,13 +80,13 @@ pub struct Broken {
 /// The outcome of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HistoryReport {
-    /// Revisions looked at.
+    /// Revisions checked.
     pub revisions: u64,
-    /// Those in which the acting master wrote.
+    /// Revisions that the acting master committed.
     pub commits: u64,
-    /// How often the master's lock was taken.
-    pub reigns: u64,
-    /// Attempts that were handed out.
+    /// How often the master's lock was acquired.
+    pub terms: u64,
+    /// Attempts dispatched.
     pub attempts: u64,
     pub generations: u64,
     pub checkpoints: u64,
@@ -94,7 +94,7 @@ pub struct HistoryReport {
 }
 
 impl HistoryReport {
-    /// Whether every rule was kept.
+    /// Whether no rule was broken.
     pub fn is_clean(&self) -> bool {
         self.broken.is_empty()
     }
@@ -104,30 +104,30 @@ impl HistoryReport {
     }
 }
 
-/// Checks `revisions`, ascending, that follow on a moment when etcd held `start` (nothing, for a
-/// history from the beginning).
+/// Checks `revisions`, ascending, which follow the state `start` of etcd (empty for a history from the
+/// beginning).
 pub fn check(job: &Job<'_>, start: &[Change], revisions: &[Revision]) -> HistoryReport {
     let mut checker = Checker::new(job, start);
     revisions.iter().for_each(|revision| checker.check(revision));
     checker.report
 }
 
-/// Checks a history revision by revision, as it comes to be.
+/// Checks a history incrementally, revision by revision.
 pub struct Checker<'a> {
     keyspace: Keyspace<'a>,
     queues: Queues<'a>,
-    /// What was found so far.
+    /// The findings so far.
     pub report: HistoryReport,
 }
 
 impl<'a> Checker<'a> {
-    /// Begins at a moment when etcd held `start`.
+    /// Starts from the state `start` of etcd.
     pub fn new(job: &Job<'a>, start: &[Change]) -> Self {
         let (keyspace, queues) = (Keyspace::new(job, start), Queues::new(job, start));
         Self { keyspace, queues, report: HistoryReport::default() }
     }
 
-    /// Takes the next revision.
+    /// Checks the next revision.
     pub fn check(&mut self, revision: &Revision) {
         self.report.revisions += 1;
         self.keyspace.check(revision, &mut self.report);
@@ -145,11 +145,11 @@ impl fmt::Display for HistoryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "history: {} revisions, {} commits in {} reigns, {} attempts, {} generations, {} \
+            "history: {} revisions, {} commits in {} terms, {} attempts, {} generations, {} \
              checkpoints",
             self.revisions,
             self.commits,
-            self.reigns,
+            self.terms,
             self.attempts,
             self.generations,
             self.checkpoints

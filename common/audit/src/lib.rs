@@ -1,8 +1,8 @@
-//! Proves, from what etcd and the shard files hold, that each record of each pass counted exactly
-//! once or is listed as given up; and that etcd's history kept the rules of the protocol.
+//! Proves, from the contents of etcd and the shard files, that each record of each pass was applied
+//! exactly once or is listed as given up, and that the history of etcd obeys the rules of the protocol.
 //!
-//! Everything here is a pure function of what somebody else has read. `docs/audit.md` says what it
-//! proves and what it does not.
+//! All functions are pure: the caller reads the input. `docs/audit.md` describes what an audit proves
+//! and what it does not.
 
 mod asynchronous;
 mod cause;
@@ -17,30 +17,28 @@ mod synchronous;
 mod words;
 
 pub use cause::{Cause, Which};
-pub use evidence::{Cut, Evidence, Group, SlotCounts};
+pub use evidence::{CheckpointEvidence, Evidence, Group, SlotCounts};
 pub use finding::{Finding, Loss, Severity, What};
-pub use report::{GenerationReport, PassReport, PassState, Replay, Report, SlotFigures, Verdict};
+pub use report::{Coverage, GenerationReport, PassReport, PassState, Replay, Report, SlotFigures};
 pub use sum::Sum;
 
 use steadfast_common::spec::Mode;
 
-/// Checks everything that was read.
+/// Audits a job.
 pub fn audit(evidence: &Evidence) -> Report {
     let mut report = Report::new(evidence);
     generations::check(evidence, &mut report);
     outcome::check_listed(evidence, &mut report);
     match &evidence.checkpoint {
-        Some(cut) => {
-            outcome::check_slots(cut, &mut report);
+        Some(checkpoint) => {
+            outcome::check_slots(checkpoint, &mut report);
             match evidence.spec.mode {
-                Mode::Sync => synchronous::check(evidence, cut, &mut report),
-                Mode::Async => asynchronous::check(evidence, cut, &mut report),
+                Mode::Sync => synchronous::check(evidence, checkpoint, &mut report),
+                Mode::Async => asynchronous::check(evidence, checkpoint, &mut report),
             }
         }
         None => report.unproved.push(match evidence.result {
-            Some(_) => {
-                "there is no checkpoint: nothing tells which records were counted".to_owned()
-            }
+            Some(_) => "there is no checkpoint: the applied records are unknown".to_owned(),
             None => "there is no checkpoint yet: nothing can be proved".to_owned(),
         }),
     }

@@ -1,54 +1,70 @@
-//! Lists of given-up tasks, slots, and the result: whether they agree with each other.
+//! Consistency of the list of given-up tasks, the slots, and the result.
 
 use std::collections::BTreeSet;
 
-use steadfast_common::ids::{Pass, TaskId};
-use steadfast_common::records::{DiscardedTask, JobOutcome, ResultRecord};
+use steadfast_common::given_up::{Discarded, DiscardedTask, GivenUpRecord};
+use steadfast_common::ids::TaskId;
+use steadfast_common::records::{JobOutcome, ResultRecord};
 use steadfast_common::spec::Mode;
 
-use crate::{Cut, Evidence, Report, Severity, What};
+use crate::{CheckpointEvidence, Evidence, Report, Severity, What};
 
 /// Checks the list of given-up tasks.
 pub(crate) fn check_listed(evidence: &Evidence, report: &mut Report) {
     let trained: BTreeSet<TaskId> = evidence.manifest.training_tasks().into_iter().collect();
-    let mut seen = BTreeSet::new();
-    for DiscardedTask { pass, task, .. } in &evidence.discarded {
-        if !trained.contains(task) || !seen.insert((*pass, *task)) {
-            report.violation(What::ListedWrongly { pass: *pass, task: *task });
+    for (task, record) in &evidence.discarded {
+        // A held-out task is given up for all evaluations, not in a pass.
+        let is_held_out = evidence.manifest.held_out.binary_search(task).is_ok();
+        let is_of_a_pass = 0 < record.times;
+        if is_held_out == is_of_a_pass || trained.contains(task) != is_of_a_pass {
+            report.violation(What::ListedWrongly { task: *task });
         }
     }
     if let Some(result) = &evidence.result {
-        let told = names(&result.discarded);
-        if told != seen {
-            report.violation(What::ResultDiffers {
-                only_in_result: told.difference(&seen).copied().collect(),
-                only_in_etcd: seen.difference(&told).copied().collect(),
-            });
-        }
+        check_told(evidence, &result.discarded, report);
     }
-    let Some(cut) = &evidence.checkpoint else { return };
-    for (pass, task) in
-        cut.queue.iter().flat_map(|queue| queue.discarded.keys().map(|task| (queue.pass, *task)))
+    let Some(checkpoint) = &evidence.checkpoint else { return };
+    for (pass, task) in checkpoint
+        .queue
+        .iter()
+        .flat_map(|queue| queue.discarded.keys().map(|task| (queue.pass, *task)))
     {
-        if !seen.contains(&(pass, task)) {
+        let is_listed = |record: &GivenUpRecord| record.passes.contains(pass);
+        if !evidence.discarded.get(&task).is_some_and(is_listed) {
             report.violation(What::Unlisted { pass, task });
         }
     }
 }
 
-fn names(tasks: &[DiscardedTask]) -> BTreeSet<(Pass, TaskId)> {
-    tasks.iter().map(|it| (it.pass, it.task)).collect()
+/// Checks the given-up tasks of the result.
+fn check_told(evidence: &Evidence, told: &Discarded, report: &mut Report) {
+    let found = Discarded {
+        tasks: evidence.discarded.len() as u64,
+        times: evidence.discarded.values().map(|it| it.times).sum(),
+        ..Discarded::default()
+    };
+    let is_other = |it: &&DiscardedTask| {
+        evidence.discarded.get(&it.task).is_none_or(|record| record.times != it.times)
+    };
+    let others: Vec<TaskId> = told.listed.iter().filter(is_other).map(|it| it.task).collect();
+    if (told.tasks, told.times) != (found.tasks, found.times) || !others.is_empty() {
+        report.violation(What::ResultDiffers {
+            told: (told.tasks, told.times),
+            found: (found.tasks, found.times),
+            tasks: others,
+        });
+    }
 }
 
-/// Checks that each slot is there once, and that blocks are counted at all.
-pub(crate) fn check_slots(cut: &Cut, report: &mut Report) {
-    if cut.groups().next().is_none() {
+/// Checks that each slot occurs once, and that any block has applied records.
+pub(crate) fn check_slots(checkpoint: &CheckpointEvidence, report: &mut Report) {
+    if checkpoint.groups().next().is_none() {
         report.violation(What::Uncounted { slot: None });
     }
     let mut seen = BTreeSet::new();
-    for slot in &cut.slots {
+    for slot in &checkpoint.slots {
         if !seen.insert(slot.slot) {
-            let reason = format!("slot {} is in the checkpoint twice", slot.slot);
+            let reason = format!("slot {} occurs twice in the checkpoint", slot.slot);
             report.violation(What::Position { reason });
         }
     }
@@ -56,34 +72,42 @@ pub(crate) fn check_slots(cut: &Cut, report: &mut Report) {
     if let Some(slot) = absent {
         report.violation(What::Uncounted { slot: Some(steadfast_common::ids::Slot(slot)) });
     }
-    if let Some(reason) = cut.set_aside.clone() {
+    if let Some(reason) = checkpoint.invalidated.clone() {
         report.find(Severity::Note, What::SetAside { reason });
     }
 }
 
-/// Checks the result against the final checkpoint, if it names one and that is what was read.
+/// Checks the result against its final checkpoint, if that is the one audited.
 pub(crate) fn check(evidence: &Evidence, report: &mut Report) {
     let Some(result) = evidence.result.as_ref().filter(|it| it.state == JobOutcome::Finished)
     else {
         return;
     };
     match &evidence.checkpoint {
-        Some(cut) if result.checkpoint.as_ref() == Some(&cut.id) => {
-            check_final(evidence, result, cut, report);
+        Some(checkpoint) if result.checkpoint.as_ref() == Some(&checkpoint.id) => {
+            check_final(evidence, result, checkpoint, report);
         }
         Some(_) | None => report.unproved.push(match &result.checkpoint {
-            Some(id) => format!("what the final parameters reflect: they are in checkpoint {id}"),
-            None => "what the final parameters reflect: the result names no checkpoint".to_owned(),
+            Some(id) => {
+                format!("which records the final parameters reflect: they are in checkpoint {id}")
+            }
+            None => "which records the final parameters reflect: the result names no checkpoint"
+                .to_owned(),
         }),
     }
 }
 
-fn check_final(evidence: &Evidence, result: &ResultRecord, cut: &Cut, report: &mut Report) {
-    let counted = || cut.groups().map(|(_, group)| group.counted.records());
+fn check_final(
+    evidence: &Evidence,
+    result: &ResultRecord,
+    checkpoint: &CheckpointEvidence,
+    report: &mut Report,
+) {
+    let counted = || checkpoint.groups().map(|(_, group)| group.counted.records());
     if let Some((least, most)) = counted().min().zip(counted().max())
         && !(least..=most).contains(&result.examples)
     {
-        // An asynchronous slot that went back tells of as many as the checkpoint until it goes on.
+        // A restored asynchronous slot reports the checkpoint's number until its next update.
         let severity = match evidence.spec.mode == Mode::Async && result.examples < least {
             true => Severity::Note,
             false => Severity::Violation,
@@ -92,28 +116,31 @@ fn check_final(evidence: &Evidence, result: &ResultRecord, cut: &Cut, report: &m
         let what = What::Examples { told_by, told: result.examples, counted: least };
         report.find(severity, what);
     }
-    match (&result.parameters_sha256, &cut.parameters_sha256) {
+    match (&result.parameters_sha256, &checkpoint.parameters_sha256) {
         (Some(told), Some(found)) if told == found => {
-            report.proved.push(format!("the final parameters are those of checkpoint {}", cut.id));
+            report
+                .proved
+                .push(format!("the final parameters are those of checkpoint {}", checkpoint.id));
         }
         (Some(told), Some(found)) => {
             let (told, found) = (told.clone(), found.clone());
             report.violation(What::OtherParameters { told, found });
         }
         (Some(_), None) | (None, _) => {
-            let claim = format!("that the final parameters are those of checkpoint {}", cut.id);
+            let claim =
+                format!("that the final parameters are those of checkpoint {}", checkpoint.id);
             report.unproved.push(claim);
         }
     }
     let spec = &evidence.spec;
-    let reached = match (spec.mode, &cut.queue) {
+    let reached = match (spec.mode, &checkpoint.queue) {
         (Mode::Async, Some(queue)) => queue.pass,
-        (Mode::Async, None) | (Mode::Sync, _) => cut.position.pass,
+        (Mode::Async, None) | (Mode::Sync, _) => checkpoint.position.pass,
     };
     let lacks_passes = spec.passes.is_some_and(|passes| reached.0 < passes);
-    let lacks_steps = spec.steps.is_some_and(|steps| cut.position.version.0 < steps);
+    let lacks_steps = spec.steps.is_some_and(|steps| checkpoint.position.version.0 < steps);
     if lacks_passes || spec.passes.is_none() && lacks_steps {
-        let reason = "the job is finished, and its final checkpoint is before the end".to_owned();
+        let reason = "the job is finished, but its final checkpoint is before the end".to_owned();
         report.violation(What::Position { reason });
     }
 }

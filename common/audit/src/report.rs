@@ -1,4 +1,4 @@
-//! What an audit says, for programs and for people.
+//! The report of an audit, as JSON and as text.
 
 use std::fmt;
 
@@ -14,21 +14,21 @@ use crate::{Evidence, Finding, Severity, Sum, What};
 pub struct Report {
     pub job: String,
     pub mode: Mode,
-    /// The checkpoint whose counts were looked at.
+    /// The audited checkpoint.
     pub checkpoint: Option<String>,
     pub passes: Vec<PassReport>,
     pub generations: Vec<GenerationReport>,
-    /// What going back to the checkpoint would compute again (asynchronous mode).
+    /// The work that a restore of the checkpoint would repeat (asynchronous mode).
     pub replay: Option<Replay>,
-    /// The worst first.
+    /// Most severe first.
     pub findings: Vec<Finding>,
-    /// What is proved, in words.
+    /// What is proved, as sentences.
     pub proved: Vec<String>,
-    /// What is not.
+    /// What is not proved, as sentences.
     pub unproved: Vec<String>,
 }
 
-/// How far a pass is in the checkpoint.
+/// Whether the checkpoint is past the end of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PassState {
@@ -36,39 +36,39 @@ pub enum PassState {
     UnderWay,
 }
 
-/// One pass.
+/// The applied records of one pass.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PassReport {
     pub pass: Pass,
     pub state: PassState,
-    /// Records that had to be counted by then; in the present pass of an asynchronous job, those
-    /// of tasks that were acknowledged.
+    /// Records that must have been applied; in the present pass of an asynchronous job, those of the
+    /// acknowledged tasks.
     pub expected: Sum,
-    /// Tasks that were given up.
+    /// Given-up tasks.
     pub discarded: Vec<TaskId>,
-    /// Records of these.
+    /// Records of the given-up tasks.
     pub discarded_records: u64,
     pub slots: Vec<SlotFigures>,
 }
 
-/// What some blocks of a slot counted in one pass.
+/// The records of one pass that a group of a slot's blocks has applied.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SlotFigures {
     pub slot: Slot,
     pub blocks: usize,
     pub found: Sum,
-    pub verdict: Verdict,
+    pub verdict: Coverage,
 }
 
-/// What the records that a slot counted in a pass are, against those that it should have counted.
+/// A slot's applied records of a pass, compared with the expected ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    /// The same, each once.
+pub enum Coverage {
+    /// Each record was applied exactly once.
     Exact,
-    /// Fewer, as the job allows.
+    /// Records are missing, as the job's policy allows.
     AllowedLoss,
-    /// Others.
+    /// The records differ.
     Wrong,
 }
 
@@ -76,25 +76,24 @@ pub enum Verdict {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GenerationReport {
     pub generation: Generation,
-    /// From where it began; from the start when absent.
+    /// The checkpoint that it began from; absent for the start of the job.
     pub checkpoint: Option<String>,
-    /// Slots that went on with their memory.
+    /// Slots that kept their memory.
     pub kept: Vec<Slot>,
-    /// Slots that began anew while those went on.
+    /// Slots that restarted while others kept their memory.
     pub lost: Vec<Slot>,
-    /// Why the one before it ended.
+    /// Why the previous generation ended.
     pub reason: String,
 }
 
-/// What going back to a checkpoint would compute again.
+/// The work that a restore of the checkpoint would repeat.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Replay {
     pub pass: Pass,
     /// Tasks of the pass that are not done.
     pub tasks: u32,
     pub records: u64,
-    /// Records among all that is computed again which a slot has counted already, and will not
-    /// count a second time.
+    /// Records among these that a slot has already applied, and will not apply again.
     pub counted: Vec<(Slot, u64)>,
 }
 
@@ -113,7 +112,7 @@ impl Report {
         }
     }
 
-    /// Whether every record counted once, is listed as given up, or is missing as the job allows.
+    /// Whether every record was applied exactly once, is listed as given up, or is an allowed loss.
     pub fn is_clean(&self) -> bool {
         self.findings.iter().all(|it| it.severity != Severity::Violation)
     }
@@ -131,7 +130,7 @@ impl Report {
         self.find(Severity::Violation, what);
     }
 
-    /// Says in words what holds, and sorts the findings.
+    /// Adds what is proved and what is not, and sorts the findings.
     pub(crate) fn conclude(&mut self, evidence: &Evidence) {
         self.findings.sort_by_key(|it| it.severity);
         let losses: Vec<String> =
@@ -139,11 +138,7 @@ impl Report {
         let claims = claims(&self.passes);
         self.proved.splice(0..0, claims);
         if !losses.is_empty() {
-            self.unproved.push(
-                "where records are missing as the job allows, their number is known, and that no \
-                 others are missing is not proved"
-                    .to_owned(),
-            );
+            self.unproved.push("that no records are missing besides the allowed losses".to_owned());
         }
         let is_last = evidence.result.as_ref().is_some_and(|it| it.checkpoint == self.checkpoint);
         if let Some(id) = self.checkpoint.as_ref().filter(|_| !is_last) {
@@ -152,10 +147,10 @@ impl Report {
     }
 }
 
-/// What is proved of the passes; neighbours of which the same is proved share a line.
+/// What is proved of the passes; consecutive passes with equal claims share a line.
 fn claims(passes: &[PassReport]) -> Vec<String> {
     let is_proved = |pass: &&PassReport| {
-        !pass.slots.is_empty() && pass.slots.iter().all(|it| it.verdict != Verdict::Wrong)
+        !pass.slots.is_empty() && pass.slots.iter().all(|it| it.verdict != Coverage::Wrong)
     };
     let mut claims: Vec<(Pass, Pass, String)> = Vec::new();
     for pass in passes.iter().filter(is_proved) {
@@ -171,7 +166,7 @@ fn claims(passes: &[PassReport]) -> Vec<String> {
         true => format!("{}: {claim}", name_of(first)),
         false => {
             let number = |pass: Pass| u64::from(pass.0) + 1;
-            format!("passes {} to {}: {claim}, each", number(first), number(last))
+            format!("passes {} to {}, each: {claim}", number(first), number(last))
         }
     };
     claims.into_iter().map(line).collect()
@@ -188,15 +183,15 @@ impl PassReport {
                 plural(self.discarded_records, "record")
             ),
         };
-        let lossless = self.slots.iter().all(|it| it.verdict == Verdict::Exact);
+        let lossless = self.slots.iter().all(|it| it.verdict == Coverage::Exact);
         let claim = match (self.state, lossless) {
-            (PassState::Over, true) => format!("{records} counted exactly once in every block"),
-            (PassState::Over, false) => format!("of {records} none counted twice in any block"),
+            (PassState::Over, true) => format!("{records} applied exactly once to every block"),
+            (PassState::Over, false) => format!("of {records} none applied twice to any block"),
             (PassState::UnderWay, true) => {
-                format!("so far {records} counted exactly once in every block")
+                format!("so far {records} applied exactly once to every block")
             }
             (PassState::UnderWay, false) => {
-                format!("so far of {records} none counted twice in any block")
+                format!("so far of {records} none applied twice to any block")
             }
         };
         format!("{claim}{left_out}")
@@ -211,7 +206,12 @@ impl fmt::Display for GenerationReport {
         };
         write!(f, "generation {} began {from}", self.generation)?;
         if !self.lost.is_empty() {
-            write!(f, " in slots {}; slots {} went on", some(&self.lost), some(&self.kept))?;
+            write!(
+                f,
+                " in slots {}; slots {} kept their memory",
+                some(&self.lost),
+                some(&self.kept)
+            )?;
         }
         match self.reason.as_str() {
             "" => Ok(()),
@@ -224,14 +224,10 @@ impl fmt::Display for Replay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (tasks, records) = (u64::from(self.tasks), plural(self.records, "record"));
         let name = name_of(self.pass);
-        write!(
-            f,
-            "going back to it leaves {} of {name} to be computed ({records})",
-            plural(tasks, "task")
-        )?;
+        write!(f, "a restore leaves {} of {name} to compute ({records})", plural(tasks, "task"))?;
         for (slot, counted) in self.counted.iter().filter(|(_, counted)| 0 < *counted) {
             let counted = plural(*counted, "record");
-            write!(f, "; slot {slot} has {counted} of these, which count no second time")?;
+            write!(f, "; slot {slot} has already applied {counted} of these and skips them")?;
         }
         Ok(())
     }
@@ -259,14 +255,14 @@ impl fmt::Display for Report {
             (self.of(Severity::Violation).count(), self.of(Severity::AllowedLoss).count());
         match (violations, losses) {
             (0, 0) => write!(f, "clean"),
-            (0, losses) => write!(f, "clean, with {} that the job allows", plural_loss(losses)),
+            (0, losses) => write!(f, "clean, with {}", plural_loss(losses)),
             (violations, _) => write!(f, "not clean: {}", plural(violations as u64, "violation")),
         }
     }
 }
 
 fn plural_loss(losses: usize) -> String {
-    if losses == 1 { "1 loss".to_owned() } else { format!("{losses} losses") }
+    if losses == 1 { "1 allowed loss".to_owned() } else { format!("{losses} allowed losses") }
 }
 
 fn section<T: fmt::Display>(f: &mut fmt::Formatter<'_>, name: &str, items: &[T]) -> fmt::Result {

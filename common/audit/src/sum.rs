@@ -1,15 +1,15 @@
-//! Sums over records: how many, and their checksum.
+//! Sums over records: their number and their checksum.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde::Serialize;
+use steadfast_common::applied_records::{AppliedPass, checksum};
 use steadfast_common::dataset::Manifest;
 use steadfast_common::ids::{Pass, TaskId};
-use steadfast_common::tally::{PassTally, checksum};
 
-/// Some records: their number and the sum of their checksums. Equal sums mean equal records, as
-/// [`steadfast_common::tally`] says.
+/// The number of some records and the sum of their checksums. Equal sums mean equal records, see
+/// [`steadfast_common::applied_records`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Sum {
     pub records: u64,
@@ -17,12 +17,12 @@ pub struct Sum {
 }
 
 impl Sum {
-    /// Consecutive records of a task in one pass.
-    pub fn of_piece(pass: Pass, task: TaskId, positions: Range<u32>) -> Self {
+    /// The sum of consecutive records of a task in one pass.
+    pub fn of_range(pass: Pass, task: TaskId, positions: Range<u32>) -> Self {
         Self { records: positions.len() as u64, checksum: checksum(pass, task, positions) }
     }
 
-    /// Both together.
+    /// Adds `other`.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -31,7 +31,7 @@ impl Sum {
         }
     }
 
-    /// What has to be added to `other` to get this; wraps around if `other` is more.
+    /// Subtracts `other`; wraps around if that is more.
     #[must_use]
     pub fn less(self, other: Self) -> Self {
         Self {
@@ -41,9 +41,9 @@ impl Sum {
     }
 }
 
-impl From<&PassTally> for Sum {
-    fn from(tally: &PassTally) -> Self {
-        Self { records: tally.records, checksum: tally.checksum }
+impl From<&AppliedPass> for Sum {
+    fn from(applied_pass: &AppliedPass) -> Self {
+        Self { records: applied_pass.records, checksum: applied_pass.checksum }
     }
 }
 
@@ -59,19 +59,19 @@ impl PassSums {
     pub fn new(manifest: &Manifest, pass: Pass) -> Self {
         let mut tasks = BTreeMap::new();
         for task in manifest.training_tasks() {
-            let sum = Sum::of_piece(pass, task, 0..records_of(manifest, task));
+            let sum = Sum::of_range(pass, task, 0..records_of(manifest, task));
             tasks.insert(task, sum);
         }
         Self { pass, tasks }
     }
 
-    /// The sum of one task; nothing if the pass does not train on it.
+    /// The sum of one task; zero if the pass does not train on it.
     pub fn of(&self, task: TaskId) -> Sum {
         self.tasks.get(&task).copied().unwrap_or_default()
     }
 }
 
-/// Records of a task, in the type of positions.
+/// The number of records of a task, in the type of positions.
 pub(crate) fn records_of(manifest: &Manifest, task: TaskId) -> u32 {
     u32::try_from(manifest.records_of(task)).unwrap_or(u32::MAX)
 }

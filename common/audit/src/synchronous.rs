@@ -1,20 +1,22 @@
-//! Synchronous jobs: a step counts all its lanes at once, so what a checkpoint counts follows from
-//! its position, the schedule, and the tasks that were given up.
+//! Synchronous jobs: a step applies all its lanes at once, so the applied records of a checkpoint
+//! follow from its position, the schedule, and the given-up tasks.
 
 use std::collections::BTreeSet;
 
+use steadfast_common::applied_records::AppliedRecords;
 use steadfast_common::dataset::Manifest;
 use steadfast_common::ids::{Lane, Pass, Slot, TaskId};
 use steadfast_common::schedule::LaneSchedule;
-use steadfast_common::tally::Counted;
 
 use crate::cause::{Which, explain};
 use crate::sum::PassSums;
-use crate::{Cut, Evidence, PassReport, PassState, Report, SlotFigures, Sum, Verdict, What};
+use crate::{
+    CheckpointEvidence, Coverage, Evidence, PassReport, PassState, Report, SlotFigures, Sum, What,
+};
 
 /// Checks every pass up to the checkpoint's.
-pub(crate) fn check(evidence: &Evidence, cut: &Cut, report: &mut Report) {
-    let position = &cut.position;
+pub(crate) fn check(evidence: &Evidence, checkpoint: &CheckpointEvidence, report: &mut Report) {
+    let position = &checkpoint.position;
     let steps_done = position.version.0.checked_sub(position.pass_start.0);
     let Some(steps_done) = steps_done else {
         let reason = "the pass of the checkpoint began after its version".to_owned();
@@ -32,47 +34,47 @@ pub(crate) fn check(evidence: &Evidence, cut: &Cut, report: &mut Report) {
     for pass in (0..position.pass.0).map(Pass) {
         let plan = Plan::new(evidence, pass);
         let steps = plan.schedule.steps(&plan.discarded);
-        // A lane whose last tasks are given up once it has come to them ends one step later.
+        // A lane whose last tasks are given up only when it reaches them ends one step later.
         (fewest, most) = (fewest + steps, most + steps + u64::from(!plan.discarded.is_empty()));
-        plan.check(cut, None, report);
+        plan.check(checkpoint, None, report);
     }
     if !(fewest..=most).contains(&position.pass_start.0) {
         let reason = format!(
-            "{} steps are said to make up the passes that are over; they have {fewest} to {most}",
+            "the checkpoint reports {} steps in completed passes, which have {fewest} to {most}",
             position.pass_start
         );
         report.violation(What::Position { reason });
     }
     let present = Plan::new(evidence, position.pass);
-    present.check_dry(cut, steps_done, report);
+    present.check_exhausted(checkpoint, steps_done, report);
     if 0 < steps_done {
-        present.check(cut, Some(steps_done), report);
+        present.check(checkpoint, Some(steps_done), report);
     }
-    check_groups(cut, report);
+    check_groups(checkpoint, report);
 }
 
-/// Checks what does not belong to one pass: the order of passes, and the number of records told.
-fn check_groups(cut: &Cut, report: &mut Report) {
-    for (slot, group) in cut.groups() {
+/// Checks what spans passes: their order, and the number of records that the checkpoint reports.
+fn check_groups(checkpoint: &CheckpointEvidence, report: &mut Report) {
+    for (slot, group) in checkpoint.groups() {
         let counted = &group.counted;
         let mut next = Pass(0);
-        for tally in &counted.passes {
-            if tally.pass < next || cut.position.pass < tally.pass {
-                report.violation(What::PassOutOfOrder { pass: tally.pass, slot });
+        for applied_pass in &counted.passes {
+            if applied_pass.pass < next || checkpoint.position.pass < applied_pass.pass {
+                report.violation(What::PassOutOfOrder { pass: applied_pass.pass, slot });
             }
-            next = Pass(tally.pass.0.saturating_add(1));
+            next = Pass(applied_pass.pass.0.saturating_add(1));
         }
-        if counted.records() != cut.position.examples {
+        if counted.records() != checkpoint.position.examples {
             report.violation(What::Examples {
                 told_by: "the checkpoint".to_owned(),
-                told: cut.position.examples,
+                told: checkpoint.position.examples,
                 counted: counted.records(),
             });
         }
     }
 }
 
-/// What one pass had to compute.
+/// The records that one pass should have applied.
 struct Plan<'a> {
     manifest: &'a Manifest,
     pass: Pass,
@@ -89,18 +91,18 @@ impl<'a> Plan<'a> {
         Self { manifest, pass, schedule, micro_batch, discarded: evidence.discarded_in(pass) }
     }
 
-    /// Compares what each group counted in the pass, or in its first `steps` steps.
-    fn check(&self, cut: &Cut, steps: Option<u64>, report: &mut Report) {
+    /// Checks the applied records of each group for the pass, or for its first `steps` steps.
+    fn check(&self, checkpoint: &CheckpointEvidence, steps: Option<u64>, report: &mut Report) {
         let expected = self.expected(steps);
         let mut figures = Vec::new();
-        for (slot, group) in cut.groups() {
+        for (slot, group) in checkpoint.groups() {
             let found = found(&group.counted, self.pass);
             let verdict = match found == expected {
-                true => Verdict::Exact,
-                false => Verdict::Wrong,
+                true => Coverage::Exact,
+                false => Coverage::Wrong,
             };
             figures.push(SlotFigures { slot, blocks: group.blocks, found, verdict });
-            if verdict == Verdict::Wrong {
+            if verdict == Coverage::Wrong {
                 self.report_mismatch(slot, expected, found, report);
             }
         }
@@ -120,8 +122,7 @@ impl<'a> Plan<'a> {
         report.violation(What::Miscounted { pass, slot, expected, found, cause });
     }
 
-    /// The records of the whole pass, or of the first steps: those at the beginning of each lane's
-    /// stream.
+    /// The records of the whole pass, or of its first steps: the beginning of each lane's stream.
     fn expected(&self, steps: Option<u64>) -> Sum {
         let mut sum = Sum::default();
         for lane in (0..self.schedule.lanes()).map(Lane) {
@@ -131,34 +132,34 @@ impl<'a> Plan<'a> {
                     continue;
                 }
                 let to = u64::from(*records).min(left) as u32;
-                sum = sum.and(Sum::of_piece(self.pass, *task, 0..to));
+                sum = sum.and(Sum::of_range(self.pass, *task, 0..to));
                 left -= u64::from(to);
             }
         }
         sum
     }
 
-    /// What may have been left out or counted too often.
+    /// Candidates for a missing or duplicate contribution.
     fn candidates(&self, expected: Sum, found: Sum) -> Vec<(Which, Sum)> {
         let sums = PassSums::new(self.manifest, self.pass);
         let mut all: Vec<_> =
             sums.tasks.iter().map(|(task, sum)| (Which::Task(*task), *sum)).collect();
-        // A task that was given up may have contributed its first records before.
+        // A given-up task may have contributed its first records before.
         let extra = found.records.wrapping_sub(expected.records);
         for task in &self.discarded {
             if let Some(to) =
                 u32::try_from(extra).ok().filter(|to| sums.of(*task).records > u64::from(*to))
             {
                 let which = Which::Piece { task: *task, from: 0, to };
-                all.push((which, Sum::of_piece(self.pass, *task, 0..to)));
+                all.push((which, Sum::of_range(self.pass, *task, 0..to)));
             }
         }
         for step in 0..self.schedule.steps(&self.discarded) {
             let mut of_step = Sum::default();
             for lane in (0..self.schedule.lanes()).map(Lane) {
-                let pieces = self.schedule.micro_batch(lane, step, &self.discarded);
-                let of_lane = pieces.into_iter().fold(Sum::default(), |sum, piece| {
-                    sum.and(Sum::of_piece(self.pass, piece.task, piece.positions))
+                let ranges = self.schedule.micro_batch(lane, step, &self.discarded);
+                let of_lane = ranges.into_iter().fold(Sum::default(), |sum, range| {
+                    sum.and(Sum::of_range(self.pass, range.task, range.positions))
                 });
                 of_step = of_step.and(of_lane);
                 all.push((Which::MicroBatch { lane, step }, of_lane));
@@ -168,16 +169,16 @@ impl<'a> Plan<'a> {
         all
     }
 
-    /// A lane is dry once its last micro-batch was counted, and not before.
-    fn check_dry(&self, cut: &Cut, steps: u64, report: &mut Report) {
-        let told: BTreeSet<Lane> = cut.position.dry.iter().copied().collect();
+    /// A lane is exhausted after its last micro-batch was applied, and not before.
+    fn check_exhausted(&self, checkpoint: &CheckpointEvidence, steps: u64, report: &mut Report) {
+        let told: BTreeSet<Lane> = checkpoint.position.exhausted.iter().copied().collect();
         for lane in (0..self.schedule.lanes()).map(Lane) {
             let ends = self.schedule.steps_of(lane, &self.discarded).max(1);
             let is_over = ends <= steps;
-            let may_go_on = ends == steps && !self.discarded.is_empty();
-            if told.contains(&lane) != is_over && !may_go_on {
+            let may_continue = ends == steps && !self.discarded.is_empty();
+            if told.contains(&lane) != is_over && !may_continue {
                 let reason = format!(
-                    "lane {lane} is {}said to be dry after {steps} steps of the pass; it has \
+                    "lane {lane} is {}marked as exhausted after {steps} steps of the pass; it has \
                      {ends}",
                     if is_over { "not " } else { "" }
                 );
@@ -187,7 +188,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-fn found(counted: &Counted, pass: Pass) -> Sum {
-    let tallies = counted.passes.iter().filter(|tally| tally.pass == pass);
-    tallies.fold(Sum::default(), |sum, tally| sum.and(Sum::from(tally)))
+fn found(counted: &AppliedRecords, pass: Pass) -> Sum {
+    let of_pass = counted.passes.iter().filter(|applied_pass| applied_pass.pass == pass);
+    of_pass.fold(Sum::default(), |sum, applied_pass| sum.and(Sum::from(applied_pass)))
 }

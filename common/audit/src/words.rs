@@ -1,4 +1,4 @@
-//! Words that texts for people share. Passes are counted from 1 there.
+//! Helpers for text output, in which passes are numbered from 1.
 
 use std::fmt::Display;
 
@@ -17,7 +17,7 @@ pub(crate) fn pass(pass: Pass) -> String {
     format!("pass {}", u64::from(pass.0) + 1)
 }
 
-/// The first few of a list, and how many more there are.
+/// The first few items of a list, and the number of the others.
 pub(crate) fn some<T: Display>(items: &[T]) -> String {
     const SHOWN: usize = 8;
     let shown: Vec<String> = items.iter().take(SHOWN).map(ToString::to_string).collect();

@@ -1,5 +1,5 @@
-//! Writes safetensors files that have the same bytes whenever they have the same content. (The
-//! library writes several metadata entries in an order of chance.)
+//! Writes safetensors files deterministically: equal content gives equal bytes. (The library writes
+//! metadata entries in random order.)
 
 use std::collections::BTreeMap;
 
@@ -9,22 +9,20 @@ use steadfast_common::finite::are_finite_bytes;
 
 /// The longest header that readers accept.
 pub(crate) const HEADER_BYTES_MAX: usize = 100_000_000;
-/// Length of the header's length; headers are padded to a multiple of it.
+/// Size of the header's length field; headers are padded to a multiple of it.
 pub(crate) const WORD: usize = size_of::<u64>();
-/// What the format keeps for itself.
+/// The name that the format reserves for metadata.
 const METADATA: &str = "__metadata__";
 
-/// Why there can be no such file.
+/// Content that cannot be encoded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EncodeError {
-    #[error("two tensors are called `{name}`; rename one of the parameters")]
+    #[error("two tensors have the name `{name}`; rename one of the parameters")]
     SameName { name: String },
-    #[error("a tensor is called `{METADATA}`, which the file format keeps for itself; rename it")]
+    #[error("a tensor has the name `{METADATA}`, which the file format reserves; rename it")]
     Reserved,
-    /// Whatever came of such values would not be finite either.
-    #[error(
-        "a value of `{tensor}` is not finite any more; a lower learning rate or clipping may help"
-    )]
+    /// Training cannot recover from such values.
+    #[error("a value of `{tensor}` is not finite; a lower learning rate or clipping may help")]
     NotFinite { tensor: String },
     #[error("the header of {bytes} bytes is longer than readers accept; use fewer parameters")]
     HeaderTooLarge { bytes: usize },
@@ -33,7 +31,7 @@ pub enum EncodeError {
 /// One tensor of `f32`.
 pub(crate) struct Tensor<B> {
     pub name: String,
-    /// As many values as there are in `bytes`.
+    /// The shape, with as many values as `bytes` holds.
     pub shape: Vec<usize>,
     /// Little-endian.
     pub bytes: B,
@@ -66,8 +64,8 @@ impl<B: AsRef<[u8]>> Serialize for Header<'_, B> {
     }
 }
 
-/// A file of `tensors`: its header, and what follows it, the tensors' own bytes in the order of their
-/// names.
+/// Encodes `tensors`: returns the header, and the bytes of the tensors in the order of their names, which
+/// follow it.
 ///
 /// # Errors
 /// See [`EncodeError`].
@@ -86,7 +84,7 @@ pub(crate) fn encode<B: AsRef<[u8]>>(
         return Err(EncodeError::NotFinite { tensor: tensor.name.clone() });
     }
     let header = Header { metadata, tensors: &tensors };
-    let mut header = serde_json::to_vec(&header).expect("names and numbers can be written");
+    let mut header = serde_json::to_vec(&header).expect("names and numbers can be serialized");
     header.resize(header.len().next_multiple_of(WORD), b' ');
     if HEADER_BYTES_MAX < header.len() {
         return Err(EncodeError::HeaderTooLarge { bytes: header.len() });
@@ -136,8 +134,8 @@ mod tests {
             (&it.name, TensorView::new(Dtype::F32, it.shape.clone(), &it.bytes).unwrap())
         });
         let metadata = HashMap::from([("one".to_owned(), "entry".to_owned())]);
-        let ours = [header, data.concat()].concat();
-        assert_eq!(ours, safetensors::serialize(views, Some(metadata)).unwrap());
+        let written = [header, data.concat()].concat();
+        assert_eq!(written, safetensors::serialize(views, Some(metadata)).unwrap());
     }
 
     #[test]

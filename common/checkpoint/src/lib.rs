@@ -1,9 +1,9 @@
-//! The format of a checkpoint's objects, and of the model file that is made of them: one
-//! implementation for whoever writes, restores, verifies or exports a checkpoint.
+//! The format of a checkpoint's objects and of the model file that is exported from them, shared by all
+//! code that writes, restores, verifies or exports a checkpoint.
 
 mod decode;
 mod encode;
-mod fault;
+mod error;
 mod model_file;
 mod names;
 mod reading;
@@ -14,9 +14,9 @@ mod verify;
 
 pub use decode::ShardDecoder;
 pub use encode::EncodeError;
-pub use fault::Fault;
+pub use error::CheckpointError;
 pub use model_file::{ModelFile, encode_model};
 pub use names::{BlockNames, tensor_name};
 pub use reading::{Checkpoint, digest, is_in_place};
 pub use shard_file::{BlockTensors, ReadBlock, ShardFile, ShardMeta, encode_shard};
-pub use verify::{CountedBlocks, Verified, parameters, verify};
+pub use verify::{AppliedToBlocks, Verified, parameters, verify};

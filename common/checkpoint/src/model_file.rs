@@ -1,4 +1,4 @@
-//! A trained model as one plain safetensors file: every parameter under its own name and shape.
+//! A trained model as one plain safetensors file: each parameter with its name and shape.
 
 use std::collections::BTreeMap;
 
@@ -7,23 +7,23 @@ use steadfast_common::layout::Layout;
 
 use crate::encode::{EncodeError, Tensor, encode};
 
-/// What a model file says about its parameters, as metadata.
+/// The metadata of a model file.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelFile<'a> {
     pub job: &'a str,
-    /// The kind of the model in the job file.
+    /// The model's kind in the job file.
     pub model: &'a str,
     /// [`Layout::digest`] of the parameters.
     pub parameters_sha256: &'a str,
 }
 
-/// Writes a model file; equal parameters of one job give equal bytes.
+/// Encodes a model file. Equal parameters of one job give equal bytes.
 ///
 /// # Errors
 /// If the parameters' names clash.
 ///
 /// # Panics
-/// If there are more or fewer values than the layout has places.
+/// If the number of values is not that of the layout.
 pub fn encode_model(
     layout: &Layout,
     values: &[f32],

@@ -1,26 +1,26 @@
-//! How the tensors of a shard are called.
+//! The names of a shard's tensors.
 //!
-//! A block of parameter `w` that begins at the parameter's value 10 is the tensor `w@10`; its
-//! optimizer state `m` is `m/w@10`.
+//! The block of parameter `w` that begins at its value 10 is the tensor `w@10`; the block's optimizer
+//! state `m` is `m/w@10`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use steadfast_common::layout::{Block, Layout};
 
-/// The name of a block's values.
+/// The name of the tensor with a block's values.
 pub fn tensor_name(layout: &Layout, block: &Block) -> String {
     let param = block.param as usize;
     let start = block.start - layout.range_of(param).start;
     format!("{}@{start}", layout.params()[param].name)
 }
 
-/// The name of a block's optimizer state.
+/// The name of the tensor with a block's optimizer state.
 pub(crate) fn state_name(state: &str, tensor: &str) -> String {
     format!("{state}/{tensor}")
 }
 
-/// What a tensor of a shard is.
+/// The content of a shard's tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content<'a> {
     Values { number: u32 },
@@ -56,7 +56,7 @@ impl BlockNames {
         (block, tensor_name(&self.layout, &block))
     }
 
-    /// What the tensor called `name` is. No state's name has a slash.
+    /// The content of the tensor `name`. The names of states contain no slash.
     pub(crate) fn content<'a>(&self, name: &'a str) -> Option<Content<'a>> {
         if let Some(number) = self.numbers.get(name) {
             return Some(Content::Values { number: *number });
@@ -83,8 +83,8 @@ mod tests {
         assert_eq!(names.content("a/w@0"), Some(Content::Values { number: 1 }));
         let state = Content::State { number: 2, state: "m" };
         assert_eq!(names.content(&format!("m/{second}")), Some(state));
-        for stranger in ["bias", "bias@1", "m/bias@1", "m/m/bias@0", "", "/"] {
-            assert_eq!(names.content(stranger), None, "{stranger}");
+        for unknown in ["bias", "bias@1", "m/bias@1", "m/m/bias@0", "", "/"] {
+            assert_eq!(names.content(unknown), None, "{unknown}");
         }
     }
 }

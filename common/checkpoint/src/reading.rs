@@ -1,4 +1,4 @@
-//! Reads the shards of a checkpoint from its store, each checked against its manifest.
+//! Reads the shards of a checkpoint from its store and checks each against the manifest.
 
 use std::sync::Arc;
 
@@ -13,23 +13,24 @@ use steadfast_store::{Location, StoreError};
 
 use crate::decode::ShardDecoder;
 use crate::encode::WORD;
-use crate::fault::Fault;
+use crate::error::CheckpointError;
 use crate::names::BlockNames;
 use crate::shard_file::ShardFile;
 
-/// The longest header that is parsed before the hash of its file is known: of some gigabytes of values.
+/// The longest header that is parsed before the file's hash is verified; enough for some gigabytes of
+/// values.
 const HEADER_UNSEEN_MAX: u64 = 1 << 20;
 
-/// SHA-256 of an object, in hexadecimal. Takes a while for a large one.
-pub fn digest(pieces: &[Bytes]) -> String {
+/// SHA-256 of an object, in hexadecimal. Slow for large objects.
+pub fn digest(segments: &[Bytes]) -> String {
     let mut hash = Sha256::new();
-    pieces.iter().for_each(|piece| hash.update(piece));
+    segments.iter().for_each(|segment| hash.update(segment));
     hex(&hash.finalize())
 }
 
-/// Whether `store` has the job's dataset manifest, which is there from the start and which nobody
-/// deletes. If not, the store is away (a folder that is not mounted) or another one, and objects
-/// that are missing say nothing about a checkpoint.
+/// Whether `store` has the job's dataset manifest, which is written at the start and never deleted. If
+/// not, the store is unavailable (a folder that is not mounted) or another one, and missing objects do
+/// not mean that a checkpoint is damaged.
 ///
 /// # Errors
 /// If the store does not answer.
@@ -38,7 +39,7 @@ pub async fn is_in_place(store: &Location, job: &JobRecord) -> Result<bool, Stor
     Ok(manifest.size().await?.is_some())
 }
 
-/// A checkpoint whose manifest is sound and whose objects have the sizes that it says.
+/// A checkpoint with a valid manifest and with objects of the sizes that it states.
 #[derive(Debug)]
 pub struct Checkpoint<'a> {
     store: &'a Location,
@@ -46,20 +47,26 @@ pub struct Checkpoint<'a> {
 }
 
 impl<'a> Checkpoint<'a> {
-    /// Checks the manifest and the sizes of all objects below `store`. Only then the manifest's
-    /// sizes count: a forged one makes nobody set memory aside.
+    /// Checks the manifest and the sizes of all objects below `store`, before memory is allocated by
+    /// sizes from the manifest: it may be forged.
     ///
     /// # Errors
-    /// See [`Fault`].
-    pub async fn open(store: &'a Location, record: &CheckpointRecord) -> Result<Self, Fault> {
-        if let Some(reason) = record.fault() {
-            return Err(Fault::Manifest { reason });
+    /// See [`CheckpointError`].
+    pub async fn open(
+        store: &'a Location,
+        record: &CheckpointRecord,
+    ) -> Result<Self, CheckpointError> {
+        if let Some(reason) = record.invalid_reason() {
+            return Err(CheckpointError::Manifest { reason });
         }
         for shard in &record.shards {
             let place = place(store, shard)?;
-            let size = place.size().await.map_err(|error| Fault::of_store(&shard.object, error))?;
+            let size = place
+                .size()
+                .await
+                .map_err(|error| CheckpointError::of_store(&shard.object, error))?;
             match size {
-                None => return Err(Fault::Missing { object: shard.object.clone() }),
+                None => return Err(CheckpointError::Missing { object: shard.object.clone() }),
                 Some(size) => check_size(shard, size)?,
             }
         }
@@ -67,7 +74,7 @@ impl<'a> Checkpoint<'a> {
         Ok(Self { store, names: BlockNames::new(layout) })
     }
 
-    /// All parameters.
+    /// The layout of all parameters.
     pub fn layout(&self) -> &Arc<Layout> {
         self.names.layout()
     }
@@ -77,63 +84,63 @@ impl<'a> Checkpoint<'a> {
         &self.names
     }
 
-    /// Reads one shard, and keeps the values of the blocks that are `wanted`. Holds a few pieces of
-    /// the file in memory beside them.
+    /// Reads one shard and keeps the values of the `wanted` blocks. Beside them, only a few segments of
+    /// the file are in memory at a time.
     ///
     /// # Errors
-    /// See [`Fault`].
+    /// See [`CheckpointError`].
     ///
     /// # Panics
-    /// Outside of a runtime with several threads: hashing keeps a thread busy.
+    /// Outside of a multi-threaded runtime: hashing blocks a thread.
     pub async fn read(
         &self,
         shard: &ShardRecord,
         wanted: &(dyn Fn(u32) -> bool + Sync),
-    ) -> Result<ShardFile, Fault> {
-        let damaged = |reason| Fault::Damaged { object: shard.object.clone(), reason };
+    ) -> Result<ShardFile, CheckpointError> {
+        let damaged = |reason| CheckpointError::Damaged { object: shard.object.clone(), reason };
         let place = place(self.store, shard)?;
         let first = place.read_range(0..shard.size_bytes.min(WORD as u64)).await;
-        let first = first.map_err(|error| Fault::of_store(&shard.object, error))?;
+        let first = first.map_err(|error| CheckpointError::of_store(&shard.object, error))?;
         let header_len = first.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
         if HEADER_UNSEEN_MAX < header_len {
-            // Parsing takes many times the memory of a header, so somebody has to vouch for a long one.
+            // Parsing takes many times the memory of a header: verify the hash of a long one first.
             check_hash(&place, shard, |_| {}).await?;
         }
         let mut decoder = ShardDecoder::new(&self.names, shard.size_bytes, header_len, wanted);
         let mut form = Ok(());
-        // A file whose form is wrong has most likely another hash, which says more.
-        check_hash(&place, shard, |piece| {
+        // A malformed file most likely has another hash, too, which is the better message.
+        check_hash(&place, shard, |segment| {
             if form.is_ok() {
-                form = decoder.push(piece);
+                form = decoder.push(segment);
             }
         })
         .await?;
         let file = form.and_then(|()| decoder.finish()).map_err(damaged)?;
         let (found, wanted) = (file.meta().version, shard.version);
         if found != wanted {
-            return Err(damaged(format!("it is of version {found}, not {wanted}")));
+            return Err(damaged(format!("it has version {found}, not {wanted}")));
         }
         Ok(file)
     }
 }
 
-fn place(store: &Location, shard: &ShardRecord) -> Result<Location, Fault> {
-    store.child(&shard.object).map_err(|error| Fault::of_store(&shard.object, error))
+fn place(store: &Location, shard: &ShardRecord) -> Result<Location, CheckpointError> {
+    store.child(&shard.object).map_err(|error| CheckpointError::of_store(&shard.object, error))
 }
 
-/// Shows all pieces of a shard, and says whether they have the hash of the manifest.
+/// Passes all segments of a shard to `show` and compares their hash with that of the manifest.
 async fn check_hash(
     place: &Location,
     shard: &ShardRecord,
     mut show: impl FnMut(Bytes),
-) -> Result<(), Fault> {
+) -> Result<(), CheckpointError> {
     let mut hash = Sha256::new();
-    let mut pieces = place.read_in_pieces(shard.size_bytes);
-    while let Some(piece) = pieces.next().await {
-        let piece = piece.map_err(|error| Fault::of_store(&shard.object, error))?;
+    let mut segments = place.read_in_chunks(shard.size_bytes);
+    while let Some(segment) = segments.next().await {
+        let segment = segment.map_err(|error| CheckpointError::of_store(&shard.object, error))?;
         in_place(|| {
-            hash.update(&piece);
-            show(piece);
+            hash.update(&segment);
+            show(segment);
         });
     }
     let sha256 = hex(&hash.finalize());
@@ -141,13 +148,13 @@ async fn check_hash(
         return Ok(());
     }
     let reason = format!("its SHA-256 is {sha256}, not {}", shard.sha256);
-    Err(Fault::Damaged { object: shard.object.clone(), reason })
+    Err(CheckpointError::Damaged { object: shard.object.clone(), reason })
 }
 
-fn check_size(shard: &ShardRecord, found: u64) -> Result<(), Fault> {
+fn check_size(shard: &ShardRecord, found: u64) -> Result<(), CheckpointError> {
     if found == shard.size_bytes {
         return Ok(());
     }
     let reason = format!("it has {found} bytes, not {}", shard.size_bytes);
-    Err(Fault::Damaged { object: shard.object.clone(), reason })
+    Err(CheckpointError::Damaged { object: shard.object.clone(), reason })
 }

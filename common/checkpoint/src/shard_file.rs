@@ -1,44 +1,44 @@
-//! A shard as a safetensors file: parameters, optimizer state, and what they reflect.
+//! A shard as a safetensors file: parameters, optimizer state, and applied records.
 //!
-//! The tensors are blocks and their optimizer state, see [`crate::BlockNames`]; what is no tensor
-//! stands in the file's metadata as JSON.
+//! The tensors are the blocks and their optimizer state, see [`crate::BlockNames`]; everything else is
+//! JSON in the file's metadata.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
+use steadfast_common::applied_records::AppliedRecords;
+use steadfast_common::byte_segments::shared_bytes;
 use steadfast_common::ids::Version;
 use steadfast_common::layout::Layout;
-use steadfast_common::pieces::shared_bytes;
-use steadfast_common::tally::Counted;
 
 use crate::encode::{EncodeError, Tensor, encode};
 use crate::names::{state_name, tensor_name};
 
-/// Key of our JSON in a shard's metadata.
+/// The key of [`ShardMeta`] in a file's metadata.
 pub(crate) const META: &str = "steadfast";
 
-/// What a shard says beside its tensors.
+/// The metadata of a shard.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ShardMeta {
-    /// Updates so far.
+    /// Number of updates so far.
     pub updates: u64,
-    /// Records that the values reflect.
+    /// Number of records that the values reflect.
     pub examples: u64,
     pub version: Version,
-    /// Mean loss of a record in the last update.
+    /// Mean loss per record in the last update.
     pub loss: Option<f64>,
-    /// What the blocks reflect.
-    pub counts: Vec<Counted>,
-    /// Which of `counts` is a block's, by its number, where it is not the first.
+    /// The distinct applied records of the blocks.
+    pub counts: Vec<AppliedRecords>,
+    /// The index in `counts` by block number; 0 for blocks that are not listed.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub count_of: BTreeMap<u32, usize>,
 }
 
 impl ShardMeta {
-    /// What a block reflects, if the shard says so.
-    pub fn counted(&self, number: u32) -> Option<&Counted> {
+    /// The applied records of a block, if the shard states them.
+    pub fn counted(&self, number: u32) -> Option<&AppliedRecords> {
         self.counts.get(self.count_of.get(&number).copied().unwrap_or(0))
     }
 }
@@ -48,14 +48,14 @@ impl ShardMeta {
 pub struct BlockTensors {
     pub number: u32,
     pub values: Arc<Vec<f32>>,
-    /// One vector for each name of a state.
+    /// One vector for each optimizer state, in the order of the state names.
     pub states: Arc<Vec<Vec<f32>>>,
 }
 
-/// Writes a shard: the pieces of its file. They are the blocks' own memory, not copies.
+/// Encodes a shard as the segments of its file. They share the memory of the blocks.
 ///
 /// # Errors
-/// If names of tensors clash.
+/// If names of tensors clash, or a value is not finite.
 ///
 /// # Panics
 /// If the layout has no such block.
@@ -76,12 +76,12 @@ pub fn encode_shard(
         let shape = vec![block.values.len()];
         tensors.push(Tensor { name, shape, bytes: shared_bytes(block.values) });
     }
-    let meta = serde_json::to_string(meta).expect("metadata are plain data");
+    let meta = serde_json::to_string(meta).expect("metadata is plain data");
     let (header, data) = encode(tensors, &BTreeMap::from([(META, meta)]))?;
     Ok([header.into()].into_iter().chain(data).collect())
 }
 
-/// One vector of a block's state.
+/// One vector of a block's optimizer state.
 struct State {
     all: Arc<Vec<Vec<f32>>>,
     index: usize,
@@ -93,7 +93,7 @@ impl AsRef<[u8]> for State {
     }
 }
 
-/// A shard that was read and whose form was checked.
+/// A decoded shard of valid form.
 #[derive(Clone, Debug, Default)]
 pub struct ShardFile {
     pub(crate) meta: ShardMeta,
@@ -101,31 +101,31 @@ pub struct ShardFile {
     pub(crate) blocks: BTreeMap<u32, ReadBlock>,
 }
 
-/// A block that was read.
+/// A decoded block.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReadBlock {
     pub values: Vec<f32>,
-    /// Its optimizer state by name.
+    /// The optimizer states by name.
     pub states: BTreeMap<String, Vec<f32>>,
 }
 
 impl ShardFile {
-    /// What the shard says beside its tensors.
+    /// The metadata of the shard.
     pub fn meta(&self) -> &ShardMeta {
         &self.meta
     }
 
-    /// The numbers of all its blocks, ascending, whether their values were asked for or not.
+    /// The numbers of all blocks in the shard, ascending, including blocks that were not wanted.
     pub fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
         self.numbers.iter().copied()
     }
 
-    /// The blocks that were asked for and are here, by number.
+    /// The wanted blocks that the shard has, by number.
     pub fn blocks(&self) -> &BTreeMap<u32, ReadBlock> {
         &self.blocks
     }
 
-    /// Takes a block out, if it was asked for and is here.
+    /// Removes and returns a wanted block, if the shard has it.
     pub fn take(&mut self, number: u32) -> Option<ReadBlock> {
         self.blocks.remove(&number)
     }

@@ -1,13 +1,13 @@
-//! Rules of the format, on small checkpoints and on what hostile hands or bad disks make of them.
+//! Tests of the format with small checkpoints, valid, damaged and malicious.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use safetensors::SafeTensors;
+use steadfast_common::applied_records::AppliedRecords;
 use steadfast_common::ids::{Generation, Incarnation, Pass, Slot, Version};
 use steadfast_common::layout::{Layout, ParamSpec};
 use steadfast_common::records::{CheckpointRecord, PositionRecord, ShardRecord};
-use steadfast_common::tally::Counted;
 use steadfast_store::{Location, StoreError};
 use tempfile::TempDir;
 
@@ -44,7 +44,7 @@ impl Scene {
         scene
     }
 
-    /// Makes `bytes` the shard of a slot, in the store and in the manifest.
+    /// Stores `bytes` as the shard of a slot and lists it in the manifest.
     fn put(&mut self, slot: u32, bytes: Bytes) {
         let shard = ShardRecord {
             slot: Slot(slot),
@@ -59,7 +59,7 @@ impl Scene {
         self.record.shards.insert(slot as usize, shard);
     }
 
-    /// Changes an object behind the manifest's back.
+    /// Replaces an object without changing the manifest.
     fn overwrite(&self, object: &str, bytes: &[u8]) {
         let path = self.folder.path().join(object);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -70,16 +70,16 @@ impl Scene {
         BlockNames::new(Arc::clone(&self.layout))
     }
 
-    fn verify(&self) -> Result<Verified, Fault> {
+    fn verify(&self) -> Result<Verified, CheckpointError> {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
         runtime.block_on(verify(&self.store, &self.record))
     }
 
     #[track_caller]
-    fn fault(&self) -> String {
-        let fault = self.verify().expect_err("the checkpoint has a fault");
-        assert!(fault.is_permanent(), "{fault}");
-        fault.to_string()
+    fn invalid_reason(&self) -> String {
+        let error = self.verify().expect_err("the checkpoint is invalid");
+        assert!(error.is_permanent(), "{error}");
+        error.to_string()
     }
 }
 
@@ -87,8 +87,8 @@ fn values(layout: &Layout) -> Vec<f32> {
     (0..layout.len()).map(|it| it as f32 * 0.25 - 1.0).collect()
 }
 
-fn counted(records: u64) -> Counted {
-    let mut counted = Counted::default();
+fn counted(records: u64) -> AppliedRecords {
+    let mut counted = AppliedRecords::default();
     counted.count(Pass(0), records, records ^ 77);
     counted
 }
@@ -126,10 +126,10 @@ fn encoded_with(
     encode_shard(layout, states, meta, blocks).unwrap().concat().into()
 }
 
-/// Decodes a file that comes in pieces of `len` bytes.
+/// Decodes a file in segments of `len` bytes.
 fn decoded_in(len: usize, names: &BlockNames, bytes: &[u8]) -> Result<ShardFile, String> {
     let mut decoder = ShardDecoder::new(names, bytes.len() as u64, u64::MAX, &|_| true);
-    bytes.chunks(len).try_for_each(|piece| decoder.push(Bytes::copy_from_slice(piece)))?;
+    bytes.chunks(len).try_for_each(|segment| decoder.push(Bytes::copy_from_slice(segment)))?;
     decoder.finish()
 }
 
@@ -137,12 +137,12 @@ fn decoded(names: &BlockNames, bytes: Bytes) -> Result<ShardFile, String> {
     decoded_in(bytes.len().max(1), names, &bytes)
 }
 
-/// Writes a file whose header is `json`.
+/// A file with the header `json`.
 fn file(json: &str, data: &[u8]) -> Bytes {
     [&(json.len() as u64).to_le_bytes(), json.as_bytes(), data].concat().into()
 }
 
-/// The whole file with another text in place of our metadata.
+/// A valid file with `meta` as its metadata.
 fn with_meta(meta: &str) -> Bytes {
     let json = serde_json::json!({
         "__metadata__": { "steadfast": meta },
@@ -160,7 +160,7 @@ fn a_sound_checkpoint_gives_the_parameters_bit_by_bit() {
     assert_eq!(verified.parameters_sha256, scene.layout.digest(&expected));
     assert_eq!(verified.values, 9);
     assert_eq!(verified.states, STATES);
-    assert_eq!(verified.counted, [CountedBlocks { counted: counted(40), blocks: 3 }]);
+    assert_eq!(verified.counted, [AppliedToBlocks { counted: counted(40), blocks: 3 }]);
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let (layout, found) = runtime.block_on(parameters(&scene.store, &scene.record)).unwrap();
@@ -213,9 +213,9 @@ fn a_block_that_nobody_wants_is_checked_and_not_kept() {
     decoder.push(bytes.clone()).unwrap();
     let read = decoder.finish().unwrap();
     assert!(read.numbers().eq(0..3) && read.blocks().keys().eq(&[1]));
-    let fault = decoded(&names, with_meta("{}")).unwrap_err();
+    let error = decoded(&names, with_meta("{}")).unwrap_err();
     let mut decoder = ShardDecoder::new(&names, with_meta("{}").len() as u64, u64::MAX, &|_| false);
-    assert_eq!(decoder.push(with_meta("{}")).unwrap_err(), fault);
+    assert_eq!(decoder.push(with_meta("{}")).unwrap_err(), error);
 }
 
 /// S004-36
@@ -256,7 +256,7 @@ fn a_shard_cut_short_anywhere_is_refused() {
     for len in [0, 1, 8, whole.len() - 1] {
         scene.overwrite(object, &whole[..len]);
         let expected = format!("{object} is damaged: it has {len} bytes, not {}", whole.len());
-        assert_eq!(scene.fault(), expected);
+        assert_eq!(scene.invalid_reason(), expected);
     }
 }
 
@@ -270,15 +270,15 @@ fn any_flipped_bit_is_found_and_the_object_named() {
     for bit in 0..whole.len() * 8 {
         let mut flipped = whole.to_vec();
         flipped[bit / 8] ^= 1 << (bit % 8);
-        // By its form alone a shard may still look sound; it must not break the reader.
+        // Without the hash, a damaged shard may look valid; it must not cause a panic.
         let _ = decoded(&names, flipped.into());
     }
     for bit in (0..whole.len() * 8).step_by(97) {
         let mut flipped = whole.to_vec();
         flipped[bit / 8] ^= 1 << (bit % 8);
         scene.overwrite(&object, &flipped);
-        let fault = scene.fault();
-        assert!(fault.starts_with(&format!("{object} is damaged: its SHA-256 is ")), "{fault}");
+        let error = scene.invalid_reason();
+        assert!(error.starts_with(&format!("{object} is damaged: its SHA-256 is ")), "{error}");
     }
 }
 
@@ -312,8 +312,8 @@ fn bytes_that_are_no_shard_are_refused_whatever_they_claim() {
         ("F32", "[4611686018427387904,4]", "[0,8]".to_owned()),
         ("U8", "[18446744073709551615]", format!("[0,{most}]")),
     ] {
-        let fault = decoded(&names, tensor(dtype, shape, &offsets));
-        assert!(fault.is_err(), "{dtype} {shape} {offsets}");
+        let error = decoded(&names, tensor(dtype, shape, &offsets));
+        assert!(error.is_err(), "{dtype} {shape} {offsets}");
     }
     let deep = "[".repeat(100_000);
     for json in ["", "{", "[]", "null", "{\"b@0\":1}", "\u{7f}", deep.as_str()] {
@@ -329,7 +329,7 @@ fn metadata_that_say_nothing_sensible_are_refused() {
     let sound = serde_json::to_value(meta()).unwrap();
     assert!(decoded(&names, with_meta(&sound.to_string())).is_ok());
     for text in ["", "{}", "[]", "7", "{\"updates\":-1}", "{\"counts\":[[[["] {
-        assert!(refused(text).starts_with("its metadata cannot be read: "), "{text}");
+        assert!(refused(text).starts_with("its metadata cannot be parsed: "), "{text}");
     }
     for key in ["updates", "examples", "version", "counts"] {
         let mut other = sound.clone();
@@ -340,30 +340,33 @@ fn metadata_that_say_nothing_sensible_are_refused() {
     }
     let mut other = sound.clone();
     other["counts"] = serde_json::json!([]);
-    assert_eq!(refused(&other.to_string()), "its `b@0` is not counted");
+    assert_eq!(refused(&other.to_string()), "its tensor `b@0` has no applied records");
     let mut other = sound;
     other["count_of"] = serde_json::json!({ "1": u64::MAX });
-    assert_eq!(refused(&other.to_string()), "its `b@0` is not counted");
+    assert_eq!(refused(&other.to_string()), "its tensor `b@0` has no applied records");
 
     let none = file(r#"{"b@0":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#, &[0; 8]);
-    let fault = decoded(&names, none).unwrap_err();
-    assert_eq!(fault, "it has no metadata called `steadfast`");
+    let error = decoded(&names, none).unwrap_err();
+    assert_eq!(error, "it has no metadata entry `steadfast`");
 }
 
 /// F54
 #[test]
 fn a_long_header_is_parsed_only_if_the_manifest_vouches_for_it() {
     let mut scene = Scene::new();
-    // Numbers without end, which no reader would like to hold.
+    // A header with so many numbers that parsing it would take much memory.
     let json = format!("{{\"x\":[{}0]}}", "0,".repeat(1 << 20));
     let long = file(&json, &[0; 8]);
     scene.put(0, long.clone());
     let object = scene.record.shards[0].object.clone();
-    assert!(scene.fault().contains("its header cannot be read"), "it is the manifest's own");
+    assert!(
+        scene.invalid_reason().contains("its header cannot be parsed"),
+        "the hash is that of the manifest"
+    );
     let mut other = long.to_vec();
     *other.last_mut().unwrap() = 1;
     scene.overwrite(&object, &other);
-    assert!(scene.fault().starts_with(&format!("{object} is damaged: its SHA-256 is ")));
+    assert!(scene.invalid_reason().starts_with(&format!("{object} is damaged: its SHA-256 is ")));
 }
 
 /// F34
@@ -372,7 +375,7 @@ fn a_missing_object_is_named() {
     let scene = Scene::new();
     let object = &scene.record.shards[1].object;
     std::fs::remove_file(scene.folder.path().join(object)).unwrap();
-    assert_eq!(scene.fault(), format!("{object} is missing"));
+    assert_eq!(scene.invalid_reason(), format!("{object} is missing"));
 }
 
 /// F34
@@ -384,30 +387,30 @@ fn shards_that_are_sound_and_do_not_belong_together_are_refused() {
     let mut scene = Scene::new();
     scene.put(1, encoded(&scene.layout, &[0, 1, 2]));
     let name = scene.names().block(scene.layout.blocks_of(Slot(0), 2)[0]).1;
-    let expected = format!("{second} is damaged: it holds `{name}`, which {first} holds as well");
-    assert_eq!(scene.fault(), expected);
+    let expected = format!("{second} is damaged: it holds `{name}`, which {first} also holds");
+    assert_eq!(scene.invalid_reason(), expected);
 
     let mut scene = Scene::new();
     scene.put(0, encoded(&scene.layout, &[0]));
     scene.put(1, encoded(&scene.layout, &[2]));
-    assert_eq!(scene.fault(), "no shard holds `b@0`");
+    assert_eq!(scene.invalid_reason(), "no shard holds `b@0`");
 
     let mut scene = Scene::new();
     let (blocks, values) = (scene.layout.blocks_of(Slot(1), 2), values(&scene.layout));
     scene.put(1, encoded_with(&scene.layout, &blocks, &meta(), &["m"], &values));
-    let fault = scene.fault();
-    assert!(fault.starts_with(second) && fault.contains(r#"state ["m"]"#), "{fault}");
+    let error = scene.invalid_reason();
+    assert!(error.starts_with(second) && error.contains(r#"state ["m"]"#), "{error}");
 
     let mut scene = Scene::new();
     let later = ShardMeta { version: Version(8), ..meta() };
     scene.put(1, encoded_with(&scene.layout, &blocks, &later, &STATES, &values));
-    assert_eq!(scene.fault(), format!("{second} is damaged: it is of version 8, not 7"));
+    assert_eq!(scene.invalid_reason(), format!("{second} is damaged: it has version 8, not 7"));
 
     let mut scene = Scene::new();
-    let other = Layout::new(vec![ParamSpec::new("stranger", &[2])]);
+    let other = Layout::new(vec![ParamSpec::new("unknown", &[2])]);
     scene.put(1, encoded(&other, &[0]));
-    let expected = "its `m/stranger@0` is no block of the model";
-    assert_eq!(scene.fault(), format!("{second} is damaged: {expected}"));
+    let expected = "its tensor `m/unknown@0` is not a block of the model";
+    assert_eq!(scene.invalid_reason(), format!("{second} is damaged: {expected}"));
 }
 
 /// I11
@@ -423,14 +426,14 @@ fn a_value_that_is_not_finite_is_found_in_parameters_and_in_state() {
     for (mark, tensor) in [(MARK, "w@0"), (MARK * MARK, "m/w@0")] {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             scene.put(0, with_value(&sound, mark, bad));
-            let fault = scene.fault();
-            let expected = format!("value 3 of `{tensor}` is not a finite number");
-            assert!(fault.ends_with(&expected), "{fault}");
+            let error = scene.invalid_reason();
+            let expected = format!("value 3 of `{tensor}` is not finite");
+            assert!(error.ends_with(&expected), "{error}");
         }
     }
 }
 
-/// The file with the bits of another value in place of `old`. None that is not finite is written.
+/// The file with `new` in place of `old`: the encoder does not write values that are not finite.
 fn with_value(file: &[u8], old: f32, new: f32) -> Bytes {
     let words = file.chunks(4).flat_map(|word| match word == old.to_le_bytes() {
         true => new.to_le_bytes().to_vec(),
@@ -444,14 +447,14 @@ fn with_value(file: &[u8], old: f32, new: f32) -> Bytes {
 fn a_forged_manifest_is_refused_before_anything_is_read_or_memory_set_aside() {
     let mut scene = Scene::new();
     scene.record.params[0].shape = vec![1 << 60];
-    assert!(scene.fault().starts_with("the manifest is not sound: "));
+    assert!(scene.invalid_reason().starts_with("the manifest is invalid: "));
     scene.record.shards[0].size_bytes = u64::MAX;
-    assert!(scene.fault().contains(" bytes, not 18446744073709551615"));
+    assert!(scene.invalid_reason().contains(" bytes, not 18446744073709551615"));
 
     let mut scene = Scene::new();
     scene.record.shards[0].object = "../../etc/passwd".to_owned();
-    let expected = "the manifest is not sound: `../../etc/passwd` is no name of an object";
-    assert_eq!(scene.fault(), expected);
+    let expected = "the manifest is invalid: `../../etc/passwd` is not a valid object name";
+    assert_eq!(scene.invalid_reason(), expected);
 }
 
 #[test]
@@ -465,9 +468,11 @@ fn a_store_that_does_not_answer_is_no_fault_of_the_checkpoint() {
         StoreError::Denied { url: url(), operation: "reading", source: cause() },
         StoreError::Configuration { url: url(), source: cause() },
     ] {
-        let fault = Fault::of_store("shards/x", error);
-        assert!(!fault.is_permanent(), "{fault}");
-        assert!(fault.to_string().starts_with("shards/x cannot be read: "), "{fault}");
+        let error = CheckpointError::of_store("shards/x", error);
+        assert!(!error.is_permanent(), "{error}");
+        assert!(error.to_string().starts_with("shards/x cannot be read: "), "{error}");
     }
-    assert!(Fault::of_store("shards/x", StoreError::NotFound { url: url() }).is_permanent());
+    assert!(
+        CheckpointError::of_store("shards/x", StoreError::NotFound { url: url() }).is_permanent()
+    );
 }

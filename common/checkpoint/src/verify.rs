@@ -1,48 +1,51 @@
-//! Reads a whole checkpoint and finds whatever is wrong with it.
+//! Verifies a whole checkpoint.
 
 use std::sync::Arc;
 
+use steadfast_common::applied_records::AppliedRecords;
 use steadfast_common::layout::Layout;
 use steadfast_common::records::CheckpointRecord;
-use steadfast_common::tally::Counted;
 use steadfast_host::task::in_place;
 use steadfast_store::Location;
 
-use crate::fault::Fault;
+use crate::error::CheckpointError;
 use crate::names::BlockNames;
 use crate::reading::Checkpoint;
 use crate::shard_file::{ReadBlock, ShardFile};
 
-/// What a checkpoint holds in which nothing is wrong.
+/// The content of a valid checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verified {
     /// [`Layout::digest`] of the parameters.
     pub parameters_sha256: String,
-    /// Number of values of all parameters together.
+    /// Total number of values of all parameters.
     pub values: usize,
-    /// Names of the optimizer's state, ascending.
+    /// Names of the optimizer's states, ascending.
     pub states: Vec<String>,
-    /// What the blocks reflect; several only after asynchronous training.
-    pub counted: Vec<CountedBlocks>,
+    /// The applied records of the blocks; more than one entry only after asynchronous training.
+    pub counted: Vec<AppliedToBlocks>,
 }
 
-/// What some blocks reflect, and how many they are.
+/// Applied records, and the number of blocks that share them.
 #[derive(Clone, Debug, PartialEq)]
-pub struct CountedBlocks {
-    pub counted: Counted,
+pub struct AppliedToBlocks {
+    pub counted: AppliedRecords,
     pub blocks: usize,
 }
 
-/// Verifies everything that can be known of a checkpoint: every object is there with the size and
-/// the SHA-256 of the manifest, all values are finite, and together the shards hold every block
-/// exactly once, with the same optimizer state. Holds the parameters and one shard in memory.
+/// Verifies a checkpoint: every object exists with the size and SHA-256 that the manifest states, all
+/// values are finite, and the shards together hold every block exactly once, with the same optimizer
+/// states. Holds the parameters and one shard in memory.
 ///
 /// # Errors
-/// The first [`Fault`].
+/// The first [`CheckpointError`].
 ///
 /// # Panics
-/// Outside of a runtime with several threads.
-pub async fn verify(store: &Location, record: &CheckpointRecord) -> Result<Verified, Fault> {
+/// Outside of a multi-threaded runtime.
+pub async fn verify(
+    store: &Location,
+    record: &CheckpointRecord,
+) -> Result<Verified, CheckpointError> {
     let found = assemble(store, record).await?;
     Ok(Verified {
         parameters_sha256: in_place(|| found.layout.digest(&found.values)),
@@ -52,44 +55,50 @@ pub async fn verify(store: &Location, record: &CheckpointRecord) -> Result<Verif
     })
 }
 
-/// Reads the parameters of a checkpoint, and verifies it on the way.
+/// Reads the parameters of a checkpoint and verifies it.
 ///
 /// # Errors
-/// The first [`Fault`].
+/// The first [`CheckpointError`].
 ///
 /// # Panics
-/// Outside of a runtime with several threads.
+/// Outside of a multi-threaded runtime.
 pub async fn parameters(
     store: &Location,
     record: &CheckpointRecord,
-) -> Result<(Arc<Layout>, Vec<f32>), Fault> {
+) -> Result<(Arc<Layout>, Vec<f32>), CheckpointError> {
     let found = assemble(store, record).await?;
     Ok((found.layout, found.values))
 }
 
-async fn assemble(store: &Location, record: &CheckpointRecord) -> Result<Assembly, Fault> {
+async fn assemble(
+    store: &Location,
+    record: &CheckpointRecord,
+) -> Result<Assembly, CheckpointError> {
     let checkpoint = Checkpoint::open(store, record).await?;
     let mut assembly = Assembly::new(checkpoint.layout());
     for shard in &record.shards {
         let file = checkpoint.read(shard, &|_| true).await?;
         let add = || assembly.add(checkpoint.names(), &shard.object, &file);
-        in_place(add).map_err(|reason| Fault::Damaged { object: shard.object.clone(), reason })?;
+        in_place(add)
+            .map_err(|reason| CheckpointError::Damaged { object: shard.object.clone(), reason })?;
     }
     match assembly.holders.iter().position(Option::is_none) {
-        Some(number) => Err(Fault::NotHeld { tensor: checkpoint.names().block(number as u32).1 }),
+        Some(number) => {
+            Err(CheckpointError::NotHeld { tensor: checkpoint.names().block(number as u32).1 })
+        }
         None => Ok(assembly),
     }
 }
 
-/// The parameters as far as shards were read.
+/// The parameters of the shards read so far.
 struct Assembly {
     layout: Arc<Layout>,
     values: Vec<f32>,
     /// The object that holds each block.
     holders: Vec<Option<Arc<str>>>,
-    /// Names of the state that the first block has.
+    /// Names of the first block's optimizer states.
     states: Option<Vec<String>>,
-    counted: Vec<CountedBlocks>,
+    counted: Vec<AppliedToBlocks>,
 }
 
 impl Assembly {
@@ -108,7 +117,7 @@ impl Assembly {
         for (number, read) in file.blocks() {
             let (block, name) = names.block(*number);
             if let Some(other) = self.holders[*number as usize].replace(Arc::clone(&object)) {
-                return Err(format!("it holds `{name}`, which {other} holds as well"));
+                return Err(format!("it holds `{name}`, which {other} also holds"));
             }
             check_finite(&name, &read.values)?;
             self.values[block.range()].copy_from_slice(&read.values);
@@ -126,7 +135,7 @@ impl Assembly {
         let known = self.states.get_or_insert_with(|| states.clone());
         if *known != states {
             return Err(format!(
-                "`{name}` has the optimizer state {states:?} where others have {known:?}"
+                "`{name}` has the optimizer state {states:?}, other blocks have {known:?}"
             ));
         }
         Ok(())
@@ -136,14 +145,14 @@ impl Assembly {
         let Some(counted) = file.meta().counted(number) else { return };
         match self.counted.iter_mut().find(|known| known.counted == *counted) {
             Some(known) => known.blocks += 1,
-            None => self.counted.push(CountedBlocks { counted: counted.clone(), blocks: 1 }),
+            None => self.counted.push(AppliedToBlocks { counted: counted.clone(), blocks: 1 }),
         }
     }
 }
 
 fn check_finite(name: &str, values: &[f32]) -> Result<(), String> {
     match values.iter().position(|value| !value.is_finite()) {
-        Some(place) => Err(format!("value {place} of `{name}` is not a finite number")),
+        Some(place) => Err(format!("value {place} of `{name}` is not finite")),
         None => Ok(()),
     }
 }

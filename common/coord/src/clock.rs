@@ -1,9 +1,9 @@
-//! Time as cores are given it.
+//! The clock of the cores.
 
 use steadfast_common::ids::Millis;
 use steadfast_host::time::boot_time;
 
-/// Time since the machine started, sleep included, in the unit that cores are given.
+/// Time since the machine started, sleep included, in the unit of the cores.
 pub fn now() -> Millis {
     Millis(u64::try_from(boot_time().as_millis()).unwrap_or(u64::MAX))
 }

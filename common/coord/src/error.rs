@@ -1,5 +1,6 @@
-//! What can go wrong between us and etcd.
+//! Errors of operations on etcd.
 
+use std::error::Error;
 use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
@@ -13,15 +14,13 @@ pub enum CoordError {
     Unreachable { endpoints: String, reason: String },
     #[error("etcd did not answer `{operation}` within {after:?}")]
     TimedOut { operation: &'static str, after: Duration },
-    #[error("etcd did not do `{operation}`: {source}")]
+    #[error("etcd call `{operation}` failed: {}", refusal(source))]
     Refused { operation: &'static str, source: Box<etcd_client::Error> },
-    #[error(
-        "the value of `{key}` in etcd is not what this version writes: {reason}; `etcdctl get {key}` shows it"
-    )]
+    #[error("cannot parse the value of `{key}` in etcd: {reason}; `etcdctl get {key}` shows it")]
     BadValue { key: String, reason: String },
     #[error("the lease is lost")]
     LeaseLost,
-    #[error("the lock `{key}` is held by another")]
+    #[error("the lock `{key}` is held by another process")]
     Fenced { key: String },
     #[error("a commit of {operations} operations exceeds etcd's limit of {limit}")]
     TooManyOperations { operations: usize, limit: usize },
@@ -41,9 +40,24 @@ impl CoordError {
         }
     }
 
-    /// Whether the operation may have happened all the same, or may be tried again.
+    /// Whether the operation can be retried. It may already have been applied.
     pub fn is_transient(&self) -> bool {
         self.kind() == ErrorKind::Unavailable
+    }
+}
+
+/// The message of etcd's reply, or the root cause of a transport error.
+fn refusal(error: &etcd_client::Error) -> String {
+    let mut deepest: &(dyn std::error::Error + 'static) = error;
+    while let Some(next) = deepest.source() {
+        deepest = next;
+    }
+    match error {
+        // Without a cause below it, the status itself is the deepest error.
+        etcd_client::Error::GRpcStatus(status) if status.source().is_none() => {
+            status.message().to_owned()
+        }
+        _ => deepest.to_string(),
     }
 }
 
@@ -54,7 +68,7 @@ fn refusal_kind(error: &etcd_client::Error) -> ErrorKind {
             3 => ErrorKind::Invalid,
             5 => ErrorKind::NotFound,
             7 | 16 => ErrorKind::Denied,
-            // Full disks are emptied by people; until then everybody waits.
+            // Retry until an operator frees space.
             8 if status.message().contains("space exceeded") => ErrorKind::Unavailable,
             8 => ErrorKind::TooLarge,
             9 | 11 => ErrorKind::Stale,

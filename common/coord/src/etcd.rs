@@ -1,4 +1,4 @@
-//! A connection to etcd: every call with a deadline, every range in pages.
+//! A connection to etcd. Every call has a timeout; ranges are read in pages.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,9 +12,9 @@ use steadfast_host::net;
 use steadfast_host::time::{Instant, sleep, timeout};
 
 use crate::mirror::View;
-use crate::{Condition, CoordError, Op, op, pauses, troubles};
+use crate::{CoordError, Op, error_counters, op, pauses};
 
-/// Longest wait for one answer.
+/// Timeout of one call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Keys in one page of a listing; keeps replies far below the client's 4 MiB.
@@ -27,9 +27,9 @@ pub struct EtcdOptions {
     pub endpoints: Vec<String>,
     pub user: Option<String>,
     pub password: Option<String>,
-    /// PEM file with the certificates to trust.
+    /// PEM file with the trusted CA certificates.
     pub ca_file: Option<PathBuf>,
-    /// PEM files with our own certificate and key.
+    /// PEM files with the client certificate and key.
     pub cert_file: Option<PathBuf>,
     pub key_file: Option<PathBuf>,
 }
@@ -84,6 +84,13 @@ pub struct Etcd {
     client: Client,
 }
 
+/// A key and its expected mod-revision; 0 means that it does not exist.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unchanged {
+    pub key: String,
+    pub mod_revision: i64,
+}
+
 impl std::fmt::Debug for Etcd {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Etcd")
@@ -91,7 +98,7 @@ impl std::fmt::Debug for Etcd {
 }
 
 impl Etcd {
-    /// Connects, and makes sure that somebody answers.
+    /// Connects, and verifies that a member answers.
     ///
     /// # Errors
     /// If no member answers, or a certificate file cannot be read.
@@ -106,9 +113,9 @@ impl Etcd {
             Err(_) => return Err(unreachable("no answer in time".to_owned())),
         };
         let etcd = Self { client };
-        // Not patiently: an address that is wrong is to be told at once.
+        // No retries: report a wrong address at once.
         match call("get", etcd.client.kv_client().get("/", None)).await {
-            // An authenticated user may lack the right to read this key; it did reach etcd.
+            // An authenticated user may lack permission to read this key, but etcd answered.
             Ok(_) => Ok(etcd),
             Err(error) if error.kind() == steadfast_common::error::ErrorKind::Denied => Ok(etcd),
             Err(CoordError::Refused { source, .. }) => Err(unreachable(deepest(&source))),
@@ -116,7 +123,7 @@ impl Etcd {
         }
     }
 
-    /// The version that a member says it has: `3.5.16`.
+    /// Returns the version that a member reports, such as `3.5.16`.
     ///
     /// # Errors
     /// If etcd does not answer.
@@ -137,7 +144,7 @@ impl Etcd {
         Ok(self.get_at(key).await?.1)
     }
 
-    /// Reads one key, and tells at which revision of the store.
+    /// Reads one key; also returns the store revision of the read.
     ///
     /// # Errors
     /// If etcd does not answer.
@@ -189,16 +196,16 @@ impl Etcd {
         key: &[u8],
         options: impl Fn() -> GetOptions,
     ) -> Result<GetResponse, CoordError> {
-        patiently(|| {
+        retry(|| {
             let (mut kv, options) = (self.client.kv_client(), options());
             async move { call(operation, kv.get(key, Some(options))).await }
         })
         .await
     }
 
-    /// Creates `key` unless it exists; returns its create-revision, or the entry that stands there.
+    /// Creates `key` unless it exists; returns its create-revision, or the existing entry.
     ///
-    /// A retry after a lost reply finds our own entry: same lease, same value.
+    /// A retry after a lost reply finds the entry of the first attempt: same lease, same value.
     ///
     /// # Errors
     /// If etcd does not answer.
@@ -213,7 +220,7 @@ impl Etcd {
             .when(vec![Compare::create_revision(key, CompareOp::Equal, 0)])
             .and_then(vec![op::to_txn(&put)])
             .or_else(vec![TxnOp::get(key, None)]);
-        let outcome = patiently(|| self.txn("create", txn.clone())).await?;
+        let outcome = retry(|| self.txn("create", txn.clone())).await?;
         if outcome.succeeded {
             return Ok(Ok(outcome.revision));
         }
@@ -224,27 +231,30 @@ impl Etcd {
             Some(found) => Ok(Err(found)),
             None => Err(CoordError::BadValue {
                 key: key.to_owned(),
-                reason: "it exists and does not".to_owned(),
+                reason: "the key was reported as existing, but the reply has no entry".to_owned(),
             }),
         }
     }
 
-    /// Puts a key if all `conditions` hold; returns the revision of the put, if it happened.
+    /// Puts a key if no key of `unchanged` has changed; returns the revision of the put, or `None`.
     ///
     /// # Errors
-    /// If etcd does not answer; the put may have happened all the same.
+    /// If etcd does not answer; the put may still have been applied.
     pub async fn put_if(
         &self,
         op: &Op,
-        conditions: &[Condition],
+        unchanged: &[Unchanged],
     ) -> Result<Option<i64>, CoordError> {
-        let compares: Vec<Compare> = conditions.iter().map(Condition::compare).collect();
+        let compare = |it: &Unchanged| {
+            Compare::mod_revision(it.key.clone(), CompareOp::Equal, it.mod_revision)
+        };
+        let compares: Vec<Compare> = unchanged.iter().map(compare).collect();
         let txn = Txn::new().when(compares).and_then(vec![op::to_txn(op)]);
         let outcome = self.txn("put", txn).await?;
         Ok(outcome.succeeded.then_some(outcome.revision))
     }
 
-    /// Puts a key without any condition.
+    /// Puts a key unconditionally.
     ///
     /// # Errors
     /// If etcd does not answer.
@@ -271,7 +281,7 @@ impl Etcd {
         })
     }
 
-    /// Grants a lease; returns its number and its true time to live.
+    /// Grants a lease; returns its id and the time to live that etcd granted.
     pub(crate) async fn grant(&self, ttl: Duration) -> Result<(i64, Duration), CoordError> {
         let seconds = i64::try_from(ttl.as_secs_f64().ceil() as u64).unwrap_or(i64::MAX);
         let mut client = self.client.lease_client();
@@ -279,28 +289,28 @@ impl Etcd {
         Ok((granted.id(), Duration::from_secs(u64::try_from(granted.ttl()).unwrap_or(0))))
     }
 
-    /// Ends a lease; its keys vanish.
+    /// Revokes a lease; etcd deletes its keys.
     ///
     /// # Errors
-    /// If etcd does not answer or knows no such lease.
+    /// If etcd does not answer or the lease does not exist.
     pub async fn revoke(&self, lease: i64) -> Result<(), CoordError> {
         let mut client = self.client.lease_client();
         call("lease revoke", client.revoke(lease)).await.map(|_| ())
     }
 
-    /// Drops history before `revision`.
+    /// Compacts the history before `revision`.
     ///
     /// # Errors
-    /// If etcd does not answer, or did so already.
+    /// If etcd does not answer, or has already compacted that revision.
     pub async fn compact(&self, revision: i64) -> Result<(), CoordError> {
         let mut kv = self.client.kv_client();
         call("compact", kv.compact(revision, None)).await.map(|_| ())
     }
 }
 
-/// Tries what does no harm when it is done twice until it is answered: a member of etcd that goes
-/// away is no failure.
-async fn patiently<T, F>(attempt: impl Fn() -> F) -> Result<T, CoordError>
+/// Retries an idempotent operation until it succeeds or [`CALL_TIMEOUT`] passes, so that the loss of
+/// one etcd member is not an error.
+async fn retry<T, F>(attempt: impl Fn() -> F) -> Result<T, CoordError>
 where
     F: Future<Output = Result<T, CoordError>>,
 {
@@ -323,7 +333,7 @@ async fn client(
 ) -> Result<Client, etcd_client::Error> {
     match endpoints.first().and_then(|first| net::simulated(first)) {
         None => Client::connect(endpoints, Some(options)).await,
-        Some(wire) => Client::from_channel(Channel::Custom(wire), Some(options)).await,
+        Some(channel) => Client::from_channel(Channel::Custom(channel), Some(options)).await,
     }
 }
 
@@ -336,7 +346,7 @@ pub(crate) async fn call<T>(
         Ok(Err(error)) => CoordError::Refused { operation, source: Box::new(error) },
         Err(_) => CoordError::TimedOut { operation, after: CALL_TIMEOUT },
     };
-    troubles::call_failed();
+    error_counters::call_failed();
     Err(failure)
 }
 
@@ -381,7 +391,7 @@ fn prefix_end(prefix: &[u8]) -> Vec<u8> {
     vec![0]
 }
 
-/// The root cause of an error, which says more than its wrappers.
+/// Returns the root cause of an error, which is more specific than its wrappers.
 fn deepest(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(next) = cause.source() {

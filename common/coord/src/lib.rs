@@ -1,25 +1,24 @@
-//! Everything we ask of etcd: reads, fenced commits, leases with a deadline of their holder's own,
-//! and pictures of keys that stay current. The only crate on the client's side that names
-//! etcd-client.
+//! The etcd client: reads, fenced commits, leases with a deadline on the holder's own clock, and
+//! mirrors of key ranges. No other crate on the client's side depends on etcd-client.
 
 mod clock;
 mod error;
+mod error_counters;
 mod etcd;
+mod leadership;
 mod mirror;
 mod op;
-mod reign;
 mod retry;
 mod session;
-mod troubles;
 mod users;
 
 pub use clock::now;
 pub use error::CoordError;
-pub use etcd::{Entry, Etcd, EtcdOptions};
+pub use error_counters::{ErrorCounters, error_counters};
+pub use etcd::{Entry, Etcd, EtcdOptions, Unchanged};
+pub use leadership::{Leadership, OPS_MAX};
 pub use mirror::{Mirror, Range, View};
 pub use op::Op;
-pub use reign::{COMPARES_MAX, Commit, Condition, OPS_MAX, Reign};
 pub use retry::pauses;
 pub use session::{Deadline, Session};
-pub use troubles::{Troubles, troubles};
 pub use users::Grant;

@@ -1,8 +1,8 @@
-//! A local picture of some keys, kept up to date.
+//! A local copy of some keys, kept current by a watch.
 //!
-//! Lists the keys, watches from the next revision, and lists again whenever the watch cannot go on
-//! (compaction, broken connection, leader lost). The picture is a hint: what must be certain is
-//! read or compared in etcd itself.
+//! Lists the keys, watches from the next revision, and lists again whenever the watch ends
+//! (compaction, broken connection, leader lost). The copy may be stale: where that matters, read
+//! the key or compare it in a transaction.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use tracing::{debug, warn};
 
 use crate::{CoordError, Entry, Etcd};
 
-/// Time between attempts to list while etcd does not answer.
+/// Delay between attempts to list while etcd does not answer.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// Which keys a mirror shows.
+/// The keys that a mirror follows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Range {
     Key(String),
@@ -35,7 +35,7 @@ pub struct View {
 }
 
 impl View {
-    /// The only entry of a [`Range::Key`] mirror, parsed.
+    /// Parses the only entry of a [`Range::Key`] mirror.
     ///
     /// # Errors
     /// If the value is not a `T`.
@@ -58,7 +58,7 @@ impl Drop for Mirror {
 }
 
 impl Mirror {
-    /// Lists `range` and starts to follow it.
+    /// Lists `range` and starts to watch it.
     ///
     /// # Errors
     /// If the first listing fails.
@@ -69,12 +69,12 @@ impl Mirror {
         Ok(Self { view, task })
     }
 
-    /// The keys as last seen.
+    /// Returns the latest view.
     pub fn view(&self) -> Arc<View> {
         self.view.borrow().clone()
     }
 
-    /// A receiver that is told of every change.
+    /// Returns a receiver that is notified of every change.
     pub fn subscribe(&self) -> watch::Receiver<Arc<View>> {
         self.view.clone()
     }
@@ -105,14 +105,14 @@ async fn follow(etcd: Etcd, range: Range, tx: watch::Sender<Arc<View>>) {
                 });
             }
             Err(error) => {
-                warn!(?range, %error, "cannot list; trying again");
+                warn!(?range, %error, "cannot list; retrying");
                 sleep(RETRY).await;
             }
         }
     }
 }
 
-/// Applies events until the watch ends.
+/// Applies watch events until the watch ends.
 async fn watch_on(
     etcd: &Etcd,
     range: &Range,

@@ -1,26 +1,36 @@
-//! One change within a transaction.
+//! One write operation of a transaction.
 
-use etcd_client::{PutOptions, TxnOp};
+use etcd_client::{DeleteOptions, PutOptions, TxnOp};
 use serde::Serialize;
 
 /// A put or a delete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
-    Put { key: String, value: Vec<u8>, lease: i64 },
-    Delete { key: String },
+    Put {
+        key: String,
+        value: Vec<u8>,
+        lease: i64,
+    },
+    Delete {
+        key: String,
+    },
+    /// Deletes every key that begins with `prefix`.
+    DeletePrefix {
+        prefix: String,
+    },
 }
 
 impl Op {
-    /// Puts `value` as JSON, bound to no lease.
+    /// Puts `value` as JSON, without a lease.
     ///
     /// # Panics
-    /// If `value` cannot be written as JSON, which plain data always can.
+    /// If `value` cannot be serialized as JSON; plain data always can.
     pub fn put<T: Serialize>(key: &str, value: &T) -> Self {
         let value = serde_json::to_vec(value).expect("records are plain data");
         Self::Put { key: key.to_owned(), value, lease: 0 }
     }
 
-    /// Puts bytes bound to a lease.
+    /// Puts bytes, attached to a lease.
     pub fn put_leased(key: &str, value: Vec<u8>, lease: i64) -> Self {
         Self::Put { key: key.to_owned(), value, lease }
     }
@@ -30,10 +40,17 @@ impl Op {
         Self::Delete { key: key.to_owned() }
     }
 
-    /// The key that changes.
+    /// Deletes every key that begins with `prefix`.
+    pub fn delete_prefix(prefix: &str) -> Self {
+        Self::DeletePrefix { prefix: prefix.to_owned() }
+    }
+
+    /// Returns the key, or the prefix of a [`Op::DeletePrefix`].
     pub fn key(&self) -> &str {
         match self {
-            Self::Put { key, .. } | Self::Delete { key } => key,
+            Self::Put { key, .. } | Self::Delete { key } | Self::DeletePrefix { prefix: key } => {
+                key
+            }
         }
     }
 }
@@ -45,5 +62,8 @@ pub(crate) fn to_txn(op: &Op) -> TxnOp {
             TxnOp::put(key.clone(), value.clone(), options)
         }
         Op::Delete { key } => TxnOp::delete(key.clone(), None),
+        Op::DeletePrefix { prefix } => {
+            TxnOp::delete(prefix.clone(), Some(DeleteOptions::new().with_prefix()))
+        }
     }
 }

@@ -1,15 +1,16 @@
-//! Pauses between attempts.
+//! Delays between retries.
 
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
-use steadfast_host::chance;
+use steadfast_host::random;
 
-/// Growing pauses with jitter, without end, so that a crowd does not come back all at once.
+/// Returns an endless exponential backoff. The jitter keeps many clients from retrying at the same
+/// moment.
 pub fn pauses() -> impl Iterator<Item = Duration> + Send {
     ExponentialBuilder::default()
         .with_jitter()
-        .with_jitter_seed(chance::seed())
+        .with_jitter_seed(random::seed())
         .with_min_delay(Duration::from_millis(10))
         .with_max_delay(Duration::from_secs(1))
         .without_max_times()

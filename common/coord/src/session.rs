@@ -1,8 +1,8 @@
-//! A lease that is kept alive, and its holder's own deadline.
+//! A lease with keep-alives, and a deadline on the holder's own clock.
 //!
-//! The deadline is counted from when the last answered keep-alive was *sent*, on a clock that runs
-//! while the machine sleeps, less a margin. So the holder knows that its lease is over before etcd
-//! gives its keys to anyone else, and stops by itself.
+//! The deadline is counted from the time at which the last answered keep-alive was *sent*, on a clock
+//! that includes system sleep, less a margin. The holder therefore stops before etcd expires the lease
+//! and another process can take its keys.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,16 +15,16 @@ use tokio::sync::watch;
 use tracing::{debug, warn};
 
 use crate::retry::pauses;
-use crate::{CoordError, Etcd, troubles};
+use crate::{CoordError, Etcd, error_counters};
 
-/// Share of the TTL by which the holder stops before etcd does.
+/// Fraction of the TTL by which the deadline precedes the expiry in etcd.
 const MARGIN: f64 = 0.1;
 
 /// Keep-alives sent in one TTL.
 const BEATS_PER_TTL: u32 = 4;
 
-/// A lease of ours. Ends (and is revoked, if it still can be) when [`Session::close`] is called;
-/// dropping it stops the keep-alives and leaves the lease to expire.
+/// A lease of this process. [`Session::close`] ends it and tries to revoke it; dropping it stops the
+/// keep-alives, and the lease expires.
 #[derive(Debug)]
 pub struct Session {
     lease: i64,
@@ -33,7 +33,7 @@ pub struct Session {
     beat: Task<()>,
 }
 
-/// The moment after which the holder must not act any more.
+/// The time after which the holder must not act on the lease.
 #[derive(Debug)]
 pub struct Deadline {
     at_ms: AtomicU64,
@@ -70,10 +70,10 @@ impl Session {
         Ok(Self { lease, deadline, lost, beat })
     }
 
-    /// The same, as long as it takes until etcd grants one.
+    /// Opens a session; retries until etcd grants a lease.
     ///
     /// # Errors
-    /// If etcd refuses for a reason that waiting does not cure.
+    /// If etcd fails with an error that is not transient.
     pub async fn open_patiently(etcd: &Etcd, ttl: Duration) -> Result<Self, CoordError> {
         let mut pauses = pauses();
         loop {
@@ -86,17 +86,17 @@ impl Session {
         }
     }
 
-    /// The lease's number, for keys that shall vanish with it.
+    /// Returns the id of the lease, for the keys to attach to it.
     pub fn lease(&self) -> i64 {
         self.lease
     }
 
-    /// The holder's own deadline, to be asked before every answer that relies on the lease.
+    /// Returns the deadline, to check before every reply that relies on the lease.
     pub fn deadline(&self) -> Arc<Deadline> {
         self.deadline.clone()
     }
 
-    /// Whether the lease is ours beyond doubt.
+    /// Whether the lease is certainly still held.
     pub fn is_live(&self) -> bool {
         self.deadline.is_ahead()
     }
@@ -104,11 +104,11 @@ impl Session {
     /// Completes when the lease is lost.
     pub async fn lost(&self) {
         let mut lost = self.lost.clone();
-        // An error means that the keep-alive task is gone, and with it the lease.
+        // An error means that the keep-alive task has ended, and the lease expires.
         let _ = lost.wait_for(|lost| *lost).await;
     }
 
-    /// Gives the lease back, so that its keys vanish at once.
+    /// Revokes the lease, so that etcd deletes its keys at once.
     pub async fn close(self, etcd: &Etcd) {
         self.beat.abort();
         self.deadline.end();
@@ -153,13 +153,13 @@ async fn keep_alive(
         }
     }
     deadline.end();
-    troubles::lease_lost();
+    error_counters::lease_lost();
     lost.send_replace(true);
 }
 
 type Beat = (LeaseKeeper, LeaseKeepAliveStream);
 
-/// Renews once; returns the time to live, zero if the lease is gone.
+/// Renews the lease once; returns its time to live, zero if the lease does not exist any more.
 async fn beat(
     etcd: &Etcd,
     lease: i64,
@@ -168,7 +168,7 @@ async fn beat(
     let (keeper, answers) = match stream {
         Some(open) => open,
         None => match etcd.client().lease_keep_alive(lease).await {
-            // Opening the stream renews the lease; the answer was consumed by the client.
+            // Opening the stream renews the lease; the client consumes the reply.
             Ok(open) => stream.insert(open),
             Err(etcd_client::Error::LeaseKeepAliveError(_)) => return Ok(Duration::ZERO),
             Err(error) => return Err(error),

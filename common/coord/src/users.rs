@@ -1,30 +1,32 @@
-//! Users of etcd that may do little.
+//! etcd users with restricted permissions.
 
 use etcd_client::{Permission, UserAddOptions};
 
 use crate::etcd::call;
 use crate::{CoordError, Etcd};
 
-/// etcd's name of the role that may do everything.
+/// etcd's role with all permissions.
 const ROOT: &str = "root";
 
-/// What a user may do. It has no password: etcd takes it from the common name of its certificate.
+/// The permissions of a user. Users have no password: etcd takes the name from the common name of the
+/// client certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     pub user: String,
-    /// etcd's role, which is made.
+    /// The role in etcd; created if it does not exist.
     pub role: String,
-    /// Prefixes of keys that it may read.
+    /// Key prefixes that the user may read.
     pub reads: Vec<String>,
-    /// Keys, or prefixes if they end in `/`, that it may read and write.
+    /// Keys that the user may read and write; prefixes if they end in `/`.
     pub writes: Vec<String>,
 }
 
 impl Etcd {
-    /// Makes a user that may do just that. One that is there gets it in addition.
+    /// Creates a user with these permissions. An existing user keeps those it has.
     ///
     /// # Errors
-    /// If etcd does not answer, or has users already and we are none who may make others.
+    /// If etcd does not answer, or authentication is on and this client lacks permission to create
+    /// users.
     pub async fn allow(&self, grant: &Grant) -> Result<(), CoordError> {
         let mut client = self.client();
         let (user, role) = (grant.user.as_str(), grant.role.as_str());
@@ -43,7 +45,7 @@ impl Etcd {
         Ok(())
     }
 
-    /// Makes a user that may do everything.
+    /// Creates a user with all permissions.
     ///
     /// # Errors
     /// As [`Etcd::allow`].
@@ -58,16 +60,16 @@ impl Etcd {
         Ok(())
     }
 
-    /// Has etcd let nobody do what it was not granted.
+    /// Enables authentication in etcd.
     ///
     /// # Errors
-    /// If etcd does not answer, or has no user that may do everything.
+    /// If etcd does not answer, or has no user with the role `root`.
     pub async fn enforce_grants(&self) -> Result<(), CoordError> {
         call("auth enable", self.client().auth_enable()).await.map(|_| ())
     }
 }
 
-/// What is there already is as good as made.
+/// Treats "already exists" as success.
 fn is_there<T>(made: Result<T, CoordError>) -> Result<(), CoordError> {
     match made {
         Ok(_) => Ok(()),

@@ -1,14 +1,14 @@
-//! Finds the columns that a job asks for among those that a file has.
+//! Resolves the columns of a job to those of a file.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use globset::GlobBuilder;
 use steadfast_common::spec::DatasetSpec;
 
 use crate::error::DataError;
 
-/// How alike two names must be for one to be suggested for the other, from 0 to 1.
-const LIKENESS_MIN: f64 = 0.7;
+/// Minimum similarity of a column name to be suggested, from 0 to 1.
+const SIMILARITY_MIN: f64 = 0.7;
 const CANDIDATES_MAX: usize = 3;
 
 /// A column of a file.
@@ -18,38 +18,65 @@ pub(crate) struct Column {
     pub content: Content,
 }
 
-/// What the file's schema says of a column.
+/// The content of a column, according to the file's schema.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
     Numbers,
-    /// Only reading the records will tell.
+    /// Known only when the records are read.
     Text,
     Other(String),
 }
 
-/// Names the feature columns of one file in the order in which a model sees them: that of the
-/// job's list, and that of the file where a wildcard stands for several. A wildcard never stands
-/// for the label.
+/// The first column of a name, and the number of columns with that name.
+struct Named<'a> {
+    column: &'a Column,
+    count: usize,
+}
+
+impl Named<'_> {
+    /// Checks that the name is unique and that the column can hold numbers.
+    fn fit(&self, file: &str) -> Result<(), DataError> {
+        let name = || self.column.name.clone();
+        if self.count > 1 {
+            return Err(DataError::DuplicateColumn { column: name(), file: file.to_owned() });
+        }
+        match &self.column.content {
+            Content::Numbers | Content::Text => Ok(()),
+            Content::Other(found) => Err(DataError::NotNumeric {
+                column: name(),
+                file: file.to_owned(),
+                found: found.clone(),
+            }),
+        }
+    }
+}
+
+/// Resolves the feature columns of one file in the order of the model's input: the order of the job's
+/// list, and within a wildcard the order of the file. A wildcard never matches the label.
 pub(crate) fn resolve(
     spec: &DatasetSpec,
     file: &str,
     columns: &[Column],
 ) -> Result<Vec<String>, DataError> {
-    let label = find(columns, &spec.label, file)?;
-    fit(label, columns, file)?;
+    let mut named: HashMap<&str, Named> = HashMap::with_capacity(columns.len());
+    for column in columns {
+        named.entry(&column.name).or_insert(Named { column, count: 0 }).count += 1;
+    }
+    let find = |name: &str| named.get(name).ok_or_else(|| unknown(columns, name, file));
+    find(&spec.label)?.fit(file)?;
     let mut features = Vec::new();
     let mut taken = HashSet::new();
     for wanted in &spec.features {
         let found = match wanted.contains('*') {
             true => matching(columns, wanted, &spec.label, file)?,
-            false => vec![find(columns, wanted, file)?],
+            false => vec![find(wanted)?.column],
         };
         for column in found {
             if column.name == spec.label {
                 return Err(DataError::LabelAmongFeatures { column: column.name.clone() });
             }
             if taken.insert(&column.name) {
-                fit(column, columns, file)?;
+                find(&column.name)?.fit(file)?;
                 features.push(column.name.clone());
             }
         }
@@ -58,10 +85,6 @@ pub(crate) fn resolve(
         return Err(unknown(columns, "*", file));
     }
     Ok(features)
-}
-
-fn find<'a>(columns: &'a [Column], name: &str, file: &str) -> Result<&'a Column, DataError> {
-    columns.iter().find(|column| column.name == name).ok_or_else(|| unknown(columns, name, file))
 }
 
 fn matching<'a>(
@@ -89,27 +112,11 @@ fn matching<'a>(
     }
 }
 
-fn fit(column: &Column, columns: &[Column], file: &str) -> Result<(), DataError> {
-    let of_that_name = columns.iter().filter(|other| other.name == column.name).count();
-    if of_that_name > 1 {
-        let (column, file) = (column.name.clone(), file.to_owned());
-        return Err(DataError::DuplicateColumn { column, file });
-    }
-    match &column.content {
-        Content::Numbers | Content::Text => Ok(()),
-        Content::Other(found) => Err(DataError::NotNumeric {
-            column: column.name.clone(),
-            file: file.to_owned(),
-            found: found.clone(),
-        }),
-    }
-}
-
 fn unknown(columns: &[Column], wanted: &str, file: &str) -> DataError {
     let mut near: Vec<(f64, &str)> = columns
         .iter()
-        .map(|column| (likeness(wanted, &column.name), column.name.as_str()))
-        .filter(|(likeness, _)| *likeness >= LIKENESS_MIN)
+        .map(|column| (similarity(wanted, &column.name), column.name.as_str()))
+        .filter(|(similarity, _)| *similarity >= SIMILARITY_MIN)
         .collect();
     near.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
     near.truncate(CANDIDATES_MAX);
@@ -120,7 +127,7 @@ fn unknown(columns: &[Column], wanted: &str, file: &str) -> DataError {
     }
 }
 
-fn likeness(wanted: &str, name: &str) -> f64 {
+fn similarity(wanted: &str, name: &str) -> f64 {
     strsim::jaro_winkler(&wanted.to_lowercase(), &name.to_lowercase())
 }
 

@@ -1,4 +1,4 @@
-//! What can be wrong with a dataset, and what to do about it.
+//! Errors of a dataset, and how to fix them.
 
 use std::any::Any;
 
@@ -11,9 +11,9 @@ pub enum DataError {
     Store(#[from] StoreError),
     #[error("the dataset has no source; list at least one path or URL")]
     NoSource,
-    #[error("the dataset has no records: {files} files were looked at, the first is {first}")]
+    #[error("the dataset has no records in {files} files, the first of which is {first}")]
     NoRecords { files: usize, first: String },
-    #[error("`{value}` is no number of records for a task; use at least 1")]
+    #[error("a task cannot have {value} records; use at least 1")]
     BadTaskSize { value: u32 },
     #[error("{tasks} tasks are too many; raise records_per_task")]
     TooManyTasks { tasks: usize },
@@ -24,10 +24,15 @@ pub enum DataError {
     NothingToTrain { tasks: u32, fraction: f64 },
     #[error("{file} has no column `{column}`{}", suggestion(candidates))]
     UnknownColumn { column: String, file: String, candidates: Vec<String> },
-    #[error("{file} has several columns called `{column}`; rename all but one")]
+    #[error("{file} has several columns named `{column}`; rename all but one")]
     DuplicateColumn { column: String, file: String },
     #[error("column `{column}` of {file} holds {found}, not numbers; leave it out or convert it")]
     NotNumeric { column: String, file: String, found: String },
+    #[error(
+        "column `{column}` of {file} is compressed with {codec}, which cannot be read; write the \
+         file again with zstd or snappy"
+    )]
+    UnknownCodec { column: String, file: String, codec: &'static str },
     #[error("column `{column}` is both the label and a feature; leave it out of the features")]
     LabelAmongFeatures { column: String },
     #[error(
@@ -36,17 +41,39 @@ pub enum DataError {
     )]
     ColumnsDiffer { file: String, first: String, difference: String },
     #[error(
-        "record {record} of {file} (line {line}) has {found} fields instead of {expected}; is the \
-         separator right?"
+        "record {record} of {file} ({}) has {found} fields instead of {expected}; {}",
+        lines(*line, *last_line),
+        if line == last_line { "is the separator right?" } else { "is a quote not closed?" }
     )]
-    FieldCount { file: String, record: u64, line: u64, expected: usize, found: usize },
+    FieldCount {
+        file: String,
+        record: u64,
+        line: u64,
+        last_line: u64,
+        expected: usize,
+        found: usize,
+    },
+    #[error(
+        "the quote that opens in {place} of {file} (line {line}) is not closed; close it, or quote \
+         the whole field and double the quotes in it"
+    )]
+    UnclosedQuote { file: String, place: String, line: u64 },
+    #[error("{file} is {found}, not {expected}; {way_out}")]
+    OtherFormat { file: String, expected: &'static str, found: String, way_out: String },
+    #[error(
+        "the fields of {file} are separated by {found}: its first line is one column, `{line}`; \
+         {way_out}"
+    )]
+    Separator { file: String, found: &'static str, line: String, way_out: &'static str },
+    #[error("{url} is a folder; name its files, for example `{url}/*.{ending}`")]
+    Folder { url: String, ending: &'static str },
     #[error("record {record} of {file}, column `{column}`: {reason}")]
     BadRecord { file: String, record: u64, column: String, reason: String },
     #[error("{file} cannot be read: {reason}")]
     BadFile { file: String, reason: String },
     #[error(
         "{file} has changed since the job was planned: {found_bytes} bytes instead of \
-         {planned_bytes}; put it back, or start a new job"
+         {planned_bytes}; restore it, or start a new job"
     )]
     Changed { file: String, planned_bytes: u64, found_bytes: u64 },
     #[error("the manifest does not fit the dataset: {reason}; start a new job")]
@@ -54,8 +81,8 @@ pub enum DataError {
 }
 
 impl DataError {
-    /// Says what the caller does next: permanent if the data (or the job file) are at fault,
-    /// transient if only the way to them is.
+    /// Classifies the error for the caller: permanent if the data or the job file cause it, transient if
+    /// only the access to them does.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Store(error) => error.kind(),
@@ -67,9 +94,14 @@ impl DataError {
             | Self::UnknownColumn { .. }
             | Self::DuplicateColumn { .. }
             | Self::NotNumeric { .. }
+            | Self::UnknownCodec { .. }
             | Self::LabelAmongFeatures { .. }
             | Self::ColumnsDiffer { .. }
             | Self::FieldCount { .. }
+            | Self::UnclosedQuote { .. }
+            | Self::OtherFormat { .. }
+            | Self::Separator { .. }
+            | Self::Folder { .. }
             | Self::BadRecord { .. }
             | Self::BadFile { .. }
             | Self::Changed { .. }
@@ -81,15 +113,19 @@ impl DataError {
         Self::BadFile { file: file.to_owned(), reason: reason.into() }
     }
 
-    /// A decoder that panicked met a file that nobody had thought of: the file's fault, not ours.
+    /// Treats a panic of a decoder as an error of the file.
     pub(crate) fn from_panic(file: &str, panic: &(dyn Any + Send)) -> Self {
         let text = panic
             .downcast_ref::<&str>()
             .copied()
             .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
             .unwrap_or("no reason given");
-        Self::bad_file(file, format!("its content is corrupt (the decoder gave up: {text})"))
+        Self::bad_file(file, format!("its content is corrupt (the decoder panicked: {text})"))
     }
+}
+
+fn lines(first: u64, last: u64) -> String {
+    if first == last { format!("line {first}") } else { format!("lines {first} to {last}") }
 }
 
 fn suggestion(candidates: &[String]) -> String {

@@ -1,13 +1,14 @@
-//! Datasets: cuts files of records into tasks, and reads the records of a task as numbers.
+//! Datasets: splits files of records into tasks, and reads the records of a task as numbers.
 
 mod columns;
-mod cuts;
 mod error;
+mod format;
 mod manifest_file;
 mod parquet_file;
 mod plan;
 mod read;
 mod source;
+mod task_split;
 mod text;
 
 pub use error::DataError;

@@ -7,11 +7,11 @@ use steadfast_store::{Created, Location, StoreError};
 
 use crate::error::DataError;
 
-/// Stores a manifest. One that is there already is the same, unless an upload of it was cut short:
-/// then it is stored anew, for nobody could ever load it.
+/// Stores a manifest. An existing object of that name is equal, unless its upload was interrupted; then
+/// it is replaced.
 ///
 /// # Errors
-/// If the store does not take it.
+/// If the store fails.
 pub async fn store_manifest(store: &Location, manifest: &Manifest) -> Result<(), DataError> {
     let place = store.child(&Manifest::object_name(&manifest.digest()))?;
     let json = Bytes::from(serde_json::to_vec(manifest).expect("a manifest is plain data"));
@@ -26,12 +26,12 @@ pub async fn store_manifest(store: &Location, manifest: &Manifest) -> Result<(),
 /// Loads the manifest with this digest.
 ///
 /// # Errors
-/// If it is not there, or is not what the digest says.
+/// If it does not exist, or does not match the digest.
 pub async fn load_manifest(store: &Location, digest: &str) -> Result<Manifest, DataError> {
     let place = store.child(&Manifest::object_name(digest))?;
     let nothing = || StoreError::NotFound { url: place.url().to_owned() };
     let size = place.size().await?.ok_or_else(nothing)?;
-    let json = place.read_in_pieces(size).try_collect().await?;
+    let json = place.read_in_chunks(size).try_collect().await?;
     Manifest::parse(json, digest).map_err(|reason| DataError::BadManifest {
         reason: format!("{} is damaged: {reason}", place.url()),
     })

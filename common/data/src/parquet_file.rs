@@ -1,9 +1,10 @@
-//! Parquet files: their schema and row groups, and the numbers of a range of rows.
+//! Parquet files: schema, row groups, and the numbers in a range of rows.
 
 mod numbers;
 mod pages;
 mod source;
 
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -13,33 +14,35 @@ use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
     ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder,
 };
+use parquet::basic::Compression;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::ParquetMetaData;
 use steadfast_common::dataset::{Chunk, ReadOptions, Records};
 use steadfast_store::Location;
 
 use crate::columns::{Column, Content};
-use crate::cuts::{Places, Shape};
 use crate::error::DataError;
+use crate::format;
 use crate::read::{Wanted, narrow};
+use crate::task_split::{Places, Shape};
 use source::Source;
 
-/// Bytes at the end of a file that are fetched at once in the hope that its metadata are in there.
+/// Bytes fetched from the end of a file, which usually contain all its metadata.
 const FOOTER_BYTES: u64 = 64 * 1024;
-/// A row group's columns of at most this size are fetched at once. Of larger ones only the pages
-/// that are needed, one after the other.
+/// If the wanted columns of a row group have at most this size, they are fetched at once; otherwise only
+/// the required pages, one after the other.
 const GROUP_BYTES_MAX: u64 = 8 * 1024 * 1024;
 /// Rows decoded at a time.
 const BATCH_ROWS: usize = 1024;
 
-/// A file whose metadata were read and found sound.
+/// A file with valid metadata.
 #[derive(Clone)]
 pub(crate) struct ParquetFile {
     file: Location,
     size: u64,
     metadata: ArrowReaderMetadata,
-    /// The same with what the file lists of its pages.
-    listed: ArrowReaderMetadata,
+    /// The same with the file's page index.
+    indexed: ArrowReaderMetadata,
     /// Rows in each row group.
     groups: Vec<u64>,
 }
@@ -49,14 +52,17 @@ impl ParquetFile {
     pub async fn open(file: &Location, size: u64) -> Result<Self, DataError> {
         let footer = size.saturating_sub(FOOTER_BYTES)..size;
         let source = Source::prefetch(file, size, &[footer]).await?;
-        let loading = source.decode(|source| load(source).map_err(|error| source.fault(&error)));
-        let (metadata, listed) = loading.await?;
+        let loading = source.decode(|source| load(source).map_err(|error| source.error(&error)));
+        let (metadata, indexed) = match loading.await {
+            Ok(loaded) => loaded,
+            Err(error) => return Err(explained(file, size, error).await),
+        };
         let groups = row_groups(&metadata)
-            .ok_or_else(|| DataError::bad_file(file.url(), "its row counts make no sense"))?;
-        Ok(Self { file: file.clone(), size, metadata, listed, groups })
+            .ok_or_else(|| DataError::bad_file(file.url(), "its row counts are invalid"))?;
+        Ok(Self { file: file.clone(), size, metadata, indexed, groups })
     }
 
-    /// Its columns, in order.
+    /// The columns, in order.
     pub fn columns(&self) -> Vec<Column> {
         let content = |kind: &DataType| match kind.is_numeric() || *kind == DataType::Boolean {
             true => Content::Numbers,
@@ -69,7 +75,38 @@ impl ParquetFile {
             .collect()
     }
 
-    /// Where it can be cut.
+    /// Checks that the compression codecs of these columns are supported.
+    pub fn check_codecs<'a>(
+        &self,
+        wanted: impl Iterator<Item = &'a String>,
+    ) -> Result<(), DataError> {
+        let wanted: HashSet<&str> = wanted.map(String::as_str).collect();
+        let metadata = self.metadata.metadata();
+        for column in metadata.row_groups().iter().flat_map(|group| group.columns()) {
+            // Nested columns are never read.
+            let [name] = column.column_path().parts() else { continue };
+            let codec = match column.compression() {
+                Compression::UNCOMPRESSED
+                | Compression::SNAPPY
+                | Compression::GZIP(_)
+                | Compression::LZ4
+                | Compression::LZ4_RAW
+                | Compression::ZSTD(_) => continue,
+                Compression::BROTLI(_) => "Brotli",
+                Compression::LZO => "LZO",
+            };
+            if wanted.contains(name.as_str()) {
+                return Err(DataError::UnknownCodec {
+                    column: name.clone(),
+                    file: self.file.url().to_owned(),
+                    codec,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the file can be split.
     pub fn shape(&self) -> Shape {
         let records = self.groups.iter().sum();
         Shape { records, places: Places::RowGroups(self.groups.clone()) }
@@ -86,17 +123,17 @@ impl ParquetFile {
             self.metadata.metadata().file_metadata().schema_descr(),
             wanted.features.iter().copied().chain([wanted.label]),
         );
-        let fetched = self.worth_it(group, &mask)?;
+        let fetched = self.prefetch_ranges(group, &mask)?;
         let source = Source::prefetch(&self.file, self.size, &fetched).await?;
-        let (metadata, listed) = (self.metadata.clone(), self.listed.clone());
+        let (metadata, indexed) = (self.metadata.clone(), self.indexed.clone());
         let skipped = (chunk.start - first_row) as usize;
         let table = Table { file: url.to_owned(), chunk, options: options.clone() };
         let decoding = source.decode(move |source| {
-            // Who has the whole group goes from page to page. A list of them that is wrong would pair rows
-            // of one column with others of another.
-            let is_listed = fetched.is_empty()
-                && pages::are_as_listed(source, listed.metadata(), group, &mask, skipped);
-            let metadata = if is_listed { listed } else { metadata };
+            // The page index is not needed for a group that was fetched whole. A wrong index would
+            // combine rows of one column with other rows of another, so it is checked before use.
+            let use_index = fetched.is_empty()
+                && pages::is_index_valid(source, indexed.metadata(), group, &mask, skipped);
+            let metadata = if use_index { indexed } else { metadata };
             let batches =
                 ParquetRecordBatchReaderBuilder::new_with_metadata(source.clone(), metadata)
                     .with_projection(mask)
@@ -105,18 +142,22 @@ impl ParquetFile {
                     .with_limit(chunk.records as usize)
                     .with_batch_size(BATCH_ROWS)
                     .build()
-                    .map_err(|error| source.fault(&error))?;
+                    .map_err(|error| source.error(&error))?;
             let mut records = Records { width: table.options.features.len(), ..Records::default() };
             for batch in batches {
-                table.append(&mut records, &batch.map_err(|error| source.fault(&error))?)?;
+                table.append(&mut records, &batch.map_err(|error| source.error(&error))?)?;
             }
             Ok(records)
         });
         decoding.await
     }
 
-    /// The places of the wanted columns if fetching them whole is no waste.
-    fn worth_it(&self, group: usize, mask: &ProjectionMask) -> Result<Vec<Range<u64>>, DataError> {
+    /// The byte ranges of the wanted columns; empty if these are too large to be fetched whole.
+    fn prefetch_ranges(
+        &self,
+        group: usize,
+        mask: &ProjectionMask,
+    ) -> Result<Vec<Range<u64>>, DataError> {
         let columns = self.metadata.metadata().row_group(group).columns();
         let mut places = Vec::new();
         let mut total = 0_u64;
@@ -128,7 +169,7 @@ impl ParquetFile {
             let range = u64::try_from(start).ok().zip(u64::try_from(column.compressed_size()).ok());
             let place = range.and_then(|(start, size)| Some(start..start.checked_add(size)?));
             let place = place.filter(|place| place.end <= self.size).ok_or_else(|| {
-                DataError::bad_file(self.file.url(), "it names places beyond its end")
+                DataError::bad_file(self.file.url(), "its metadata refers to bytes beyond its end")
             })?;
             total = total.saturating_add(place.end - place.start);
             places.push(place);
@@ -139,7 +180,7 @@ impl ParquetFile {
         Ok(places)
     }
 
-    /// The row group that holds all of `chunk`, and its first row.
+    /// The row group that contains `chunk`, and its first row.
     fn group_of(&self, chunk: &Chunk) -> Result<(usize, u64), DataError> {
         let rows = chunk.end.saturating_sub(chunk.start);
         let mut first = 0;
@@ -159,14 +200,21 @@ impl ParquetFile {
     }
 }
 
-/// Reads the metadata, without and with the places of pages.
+/// Replaces the error by one that names the file's actual format, if it can be detected.
+async fn explained(file: &Location, size: u64, error: DataError) -> DataError {
+    let DataError::BadFile { .. } = &error else { return error };
+    let head = file.read_range(0..size.min(format::HEAD_BYTES)).await.unwrap_or_default();
+    format::not_parquet(file.url(), &head).unwrap_or(error)
+}
+
+/// Reads the metadata, without and with the page index.
 fn load(source: &Source) -> Result<(ArrowReaderMetadata, ArrowReaderMetadata), ParquetError> {
-    // Only the physical file counts: what a writer's own schema adds is for its own readers.
+    // Only the Parquet schema counts; the Arrow schema that a writer embeds is ignored.
     let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
     let metadata = ArrowReaderMetadata::load(source, options.clone())?;
-    let listed = pages::list(source, ParquetMetaData::clone(metadata.metadata()))?;
-    let listed = ArrowReaderMetadata::try_new(Arc::new(listed), options)?;
-    Ok((metadata, listed))
+    let indexed = pages::load_index(source, ParquetMetaData::clone(metadata.metadata()))?;
+    let indexed = ArrowReaderMetadata::try_new(Arc::new(indexed), options)?;
+    Ok((metadata, indexed))
 }
 
 fn row_groups(metadata: &ArrowReaderMetadata) -> Option<Vec<u64>> {
@@ -180,7 +228,7 @@ fn row_groups(metadata: &ArrowReaderMetadata) -> Option<Vec<u64>> {
     Some(groups)
 }
 
-/// What is being read, for filling in rows and for messages.
+/// The chunk being read, to fill in rows and to name records in messages.
 struct Table {
     file: String,
     chunk: Chunk,
@@ -191,11 +239,16 @@ impl Table {
     fn append(&self, records: &mut Records, batch: &RecordBatch) -> Result<(), DataError> {
         let (rows, width) = (batch.num_rows(), records.width);
         let first_record = self.chunk.first_record + records.len() as u64;
-        let labels = self.numbers(batch, &self.options.label, 1.0, first_record)?;
+        let schema = batch.schema();
+        let mut columns: HashMap<&str, &dyn Array> = HashMap::with_capacity(batch.num_columns());
+        for (field, column) in schema.fields().iter().zip(batch.columns()) {
+            columns.entry(field.name()).or_insert(column);
+        }
+        let labels = self.numbers(&columns, &self.options.label, 1.0, first_record)?;
         let base = records.features.len();
         records.features.resize(base + rows * width, 0.0);
         for (column, name) in self.options.features.iter().enumerate() {
-            let values = self.numbers(batch, name, self.options.feature_scale, first_record)?;
+            let values = self.numbers(&columns, name, self.options.feature_scale, first_record)?;
             for (row, value) in values.into_iter().enumerate() {
                 records.features[base + row * width + column] = value;
             }
@@ -206,7 +259,7 @@ impl Table {
 
     fn numbers(
         &self,
-        batch: &RecordBatch,
+        columns: &HashMap<&str, &dyn Array>,
         name: &str,
         scale: f32,
         first_record: u64,
@@ -217,12 +270,12 @@ impl Table {
             column: name.to_owned(),
             reason,
         };
-        let column = batch
-            .column_by_name(name)
-            .ok_or_else(|| DataError::bad_file(&self.file, format!("column `{name}` is gone")))?;
-        // By way of 64 bits, as for text: so both formats give the same numbers.
+        let column = *columns.get(name).ok_or_else(|| {
+            DataError::bad_file(&self.file, format!("column `{name}` is missing"))
+        })?;
+        // Converted through 64 bits, as for text, so that both formats give the same numbers.
         let wide = numbers::wide(column)
-            .ok_or_else(|| bad(0, format!("{} is no number", column.data_type())))?;
+            .ok_or_else(|| bad(0, format!("{} is not a numeric type", column.data_type())))?;
         let value = |row: usize| match wide.is_null(row) {
             true => Err(bad(row, "it is empty (null)".to_owned())),
             false => narrow(wide.value(row), scale).map_err(|reason| bad(row, reason)),

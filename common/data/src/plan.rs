@@ -1,4 +1,4 @@
-//! Makes the manifest of a dataset.
+//! Plans a dataset: creates its manifest.
 
 use std::collections::HashSet;
 
@@ -7,20 +7,21 @@ use steadfast_common::dataset::{DataFile, Manifest};
 use steadfast_common::spec::DatasetSpec;
 use steadfast_store::{Location, StoreError};
 
-use crate::columns::{self, Column};
-use crate::cuts::{Shape, cut, task_size};
+use crate::columns;
 use crate::error::DataError;
+use crate::format;
 use crate::parquet_file::ParquetFile;
 use crate::source;
+use crate::task_split::{Shape, split, task_size};
 use crate::text::{self, Dialect};
 
-/// Files that are looked at together.
+/// Files that are inspected concurrently.
 const FILES_AT_ONCE: usize = 8;
 
-/// Looks at every file of the dataset and cuts its records into tasks.
+/// Inspects every file of the dataset and splits its records into tasks.
 ///
-/// Text files are read once from end to end, of Parquet files only the metadata. Relative sources
-/// start at the folder `base` (a path or a URL), or at the working directory.
+/// Text files are read completely once, of Parquet files only the metadata. Relative sources are resolved
+/// against `base` (a path or a URL), or the working directory.
 pub async fn plan(
     spec: &DatasetSpec,
     evaluation_fraction: f64,
@@ -32,12 +33,12 @@ pub async fn plan(
     let locations = source::files(spec, base).await?;
     let mut manifest = Manifest::default();
     let mut shapes = Vec::new();
-    // Collected, so that no closure is part of this future, which then is `Send` for callers.
-    let looking: Vec<_> = locations.iter().map(|file| look(spec, file)).collect();
-    let mut seen = stream::iter(looking).buffered(FILES_AT_ONCE);
-    while let Some(file) = seen.try_next().await? {
-        if !file.columns.is_empty() {
-            agree(spec, &mut manifest, &file)?;
+    // Collected because this future must be `Send`, and a closure in it would prevent that.
+    let inspecting: Vec<_> = locations.iter().map(|file| inspect(spec, file)).collect();
+    let mut inspected = stream::iter(inspecting).buffered(FILES_AT_ONCE);
+    while let Some(file) = inspected.try_next().await? {
+        if !file.features.is_empty() {
+            check_features(&mut manifest, &file)?;
         }
         manifest.files.push(DataFile { url: file.url, size_bytes: file.size_bytes });
         shapes.push(file.shape);
@@ -47,10 +48,12 @@ pub async fn plan(
         let (files, first) = (manifest.files.len(), manifest.files[0].url.clone());
         return Err(DataError::NoRecords { files, first });
     }
-    let size = spec.records_per_task.unwrap_or_else(|| task_size(records));
-    let cut = cut(&shapes, size)?;
-    manifest.chunks = cut.chunks;
-    manifest.task_ends = cut.task_ends;
+    let size = spec.records_per_task.unwrap_or_else(|| {
+        shapes.iter().map(Shape::task_size_min).fold(task_size(records), u32::max)
+    });
+    let tasks = split(&shapes, size)?;
+    manifest.chunks = tasks.chunks;
+    manifest.task_ends = tasks.task_ends;
     manifest.hold_out(evaluation_fraction);
     if manifest.held_out.len() == manifest.task_ends.len() {
         let tasks = manifest.task_count();
@@ -59,42 +62,47 @@ pub async fn plan(
     Ok(manifest)
 }
 
-/// What was seen of one file.
-struct Seen {
+/// The properties of one file.
+struct Inspected {
     url: String,
     size_bytes: u64,
-    /// None in a text file without header and records.
-    columns: Vec<Column>,
+    /// Empty for a text file without header and records.
+    features: Vec<String>,
     shape: Shape,
 }
 
-async fn look(spec: &DatasetSpec, file: &Location) -> Result<Seen, DataError> {
+async fn inspect(spec: &DatasetSpec, file: &Location) -> Result<Inspected, DataError> {
     let url = file.url().to_owned();
     let Some(size_bytes) = file.size().await? else {
-        return Err(StoreError::NotFound { url }.into());
+        return Err(match file.is_folder().await {
+            true => DataError::Folder { url, ending: format::ending(spec.format) },
+            false => StoreError::NotFound { url }.into(),
+        });
     };
     let Some(dialect) = Dialect::of_spec(spec) else {
         let table = ParquetFile::open(file, size_bytes).await?;
-        return Ok(Seen { url, size_bytes, columns: table.columns(), shape: table.shape() });
+        let features = columns::resolve(spec, &url, &table.columns())?;
+        table.check_codecs(features.iter().chain([&spec.label]))?;
+        return Ok(Inspected { url, size_bytes, features, shape: table.shape() });
     };
     let layout = text::layout(file, size_bytes, dialect).await?;
-    let columns = layout.choices();
-    // A missing column explains itself better than the records do.
-    if !columns.is_empty() {
-        columns::resolve(spec, &url, &columns)?;
-    }
+    // Columns first: a missing column gives a better message than the records would.
+    let features = match layout.choices() {
+        columns if columns.is_empty() => Vec::new(),
+        columns => columns::resolve(spec, &url, &columns)?,
+    };
     let shape = text::scan(file, size_bytes, dialect, &layout, spec.records_per_task).await?;
-    Ok(Seen { url, size_bytes, columns, shape })
+    Ok(Inspected { url, size_bytes, features, shape })
 }
 
-/// Makes sure that `file` has the features of the files before it.
-fn agree(spec: &DatasetSpec, manifest: &mut Manifest, file: &Seen) -> Result<(), DataError> {
-    let features = columns::resolve(spec, &file.url, &file.columns)?;
+/// Checks that `file` has the same features as the files before it.
+fn check_features(manifest: &mut Manifest, file: &Inspected) -> Result<(), DataError> {
+    let features = &file.features;
     if manifest.features.is_empty() {
-        manifest.features = features;
+        manifest.features.clone_from(features);
         return Ok(());
     }
-    if manifest.features == features {
+    if manifest.features == *features {
         return Ok(());
     }
     let planned: HashSet<&String> = manifest.features.iter().collect();
@@ -104,7 +112,7 @@ fn agree(spec: &DatasetSpec, manifest: &mut Manifest, file: &Seen) -> Result<(),
     let difference = match (missing, added) {
         (Some(name), _) => format!("`{name}` is missing"),
         (None, Some(name)) => format!("`{name}` is new"),
-        // Records are read by the names of their columns: the order of the first file holds.
+        // Columns are found by name, so the order of the first file applies to all.
         (None, None) => return Ok(()),
     };
     let first = manifest.files.first().map_or_else(String::new, |file| file.url.clone());

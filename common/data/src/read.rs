@@ -1,5 +1,7 @@
 //! Reads the chunks of a task.
 
+use std::collections::HashMap;
+
 use futures::{StreamExt, TryStreamExt, stream};
 use steadfast_common::dataset::{Chunk, DataFile, Manifest, ReadOptions, Records};
 use steadfast_host::task::blocking;
@@ -9,27 +11,27 @@ use crate::error::DataError;
 use crate::parquet_file::ParquetFile;
 use crate::text::{self, Dialect};
 
-/// Files of a task that are read at the same time.
+/// Files of a task that are read concurrently.
 const FILES_AT_ONCE: usize = 4;
 
-/// Reads all records of `chunks`, in their order, and nothing else.
+/// Reads exactly the records of `chunks`, in order.
 ///
-/// Memory is bounded by these records and the column pages that hold them. A value that is no
-/// finite number is an error: a record is never left out.
+/// Memory is bounded by these records and the column pages that contain them. A value that is not a
+/// finite number is an error: records are never skipped.
 pub async fn read(
     manifest: &Manifest,
     options: &ReadOptions,
     chunks: &[Chunk],
 ) -> Result<Records, DataError> {
-    // Collected, so that no closure is part of this future, which then is `Send` for callers.
+    // Collected because this future must be `Send`, and a closure in it would prevent that.
     let reading: Vec<_> = chunks
         .chunk_by(|a, b| a.file == b.file)
         .map(|chunks| read_file(manifest, options, chunks))
         .collect();
-    let mut pieces = stream::iter(reading).buffered(FILES_AT_ONCE);
+    let mut parts = stream::iter(reading).buffered(FILES_AT_ONCE);
     let mut all = Records { width: options.features.len(), ..Records::default() };
-    while let Some(piece) = pieces.try_next().await? {
-        all.extend(&piece);
+    while let Some(part) = parts.try_next().await? {
+        all.extend(&part);
     }
     Ok(all)
 }
@@ -44,7 +46,7 @@ async fn read_file(
     let Some(index) = chunks.first().map(|chunk| chunk.file) else { return Ok(all) };
     let planned = manifest.files.get(index as usize).ok_or_else(|| {
         let files = manifest.files.len();
-        DataError::BadManifest { reason: format!("file {index} of {files} is asked for") }
+        DataError::BadManifest { reason: format!("it refers to file {index} of {files}") }
     })?;
     let file = open(&planned.url)?;
     check_unchanged(&file, planned).await?;
@@ -78,10 +80,10 @@ async fn check_unchanged(file: &Location, planned: &DataFile) -> Result<(), Data
     Ok(())
 }
 
-/// A file that chunks are read from.
+/// An open file of the dataset.
 enum Source {
     Table(ParquetFile),
-    Text { file: Location, dialect: Dialect, layout: text::Layout },
+    Text { file: Location, size: u64, dialect: Dialect, layout: text::Layout },
 }
 
 impl Source {
@@ -90,39 +92,42 @@ impl Source {
             return ParquetFile::open(file, size).await.map(Self::Table);
         };
         let layout = text::layout(file, size, dialect).await?;
-        Ok(Self::Text { file: file.clone(), dialect, layout })
+        Ok(Self::Text { file: file.clone(), size, dialect, layout })
     }
 
     async fn read(&self, chunk: Chunk, options: &ReadOptions) -> Result<Records, DataError> {
-        let (file, dialect, layout) = match self {
+        let (file, size, dialect, layout) = match self {
             Self::Table(table) => return table.read(chunk, options).await,
-            Self::Text { file, dialect, layout } => (file, *dialect, layout.clone()),
+            Self::Text { file, size, dialect, layout } => (file, size, *dialect, layout.clone()),
         };
-        let bytes = file.read_range(chunk.start..chunk.end).await?;
+        let bytes = text::range(file, *size, layout.codec, chunk.start..chunk.end).await?;
         let (url, options) = (file.url().to_owned(), options.clone());
-        // Parsing takes a while; the threads that serve requests must not wait for it.
+        // Parsing is slow and must not block the threads that serve requests.
         blocking(move || text::decode(&bytes, &url, chunk, dialect, &layout, &options))
             .await
             .unwrap_or_else(|error| Err(DataError::bad_file(file.url(), error.to_string())))
     }
 }
 
-/// Places of the wanted columns in a file.
+/// Indexes of the wanted columns in a file.
 pub(crate) struct Wanted {
     pub features: Vec<usize>,
     pub label: usize,
 }
 
 impl Wanted {
-    /// Finds the planned columns among those that the file has now.
+    /// Finds the planned columns among those of the file.
     pub fn find(options: &ReadOptions, columns: &[String], file: &str) -> Result<Self, DataError> {
+        // Of duplicate names the first counts: the planner accepts no column with such a name.
+        let mut places: HashMap<&str, usize> = HashMap::with_capacity(columns.len());
+        for (place, column) in columns.iter().enumerate() {
+            places.entry(column).or_insert(place);
+        }
         let place = |name: &String| {
-            columns.iter().position(|column| column == name).ok_or_else(|| {
-                DataError::UnknownColumn {
-                    column: name.clone(),
-                    file: file.to_owned(),
-                    candidates: vec![],
-                }
+            places.get(name.as_str()).copied().ok_or_else(|| DataError::UnknownColumn {
+                column: name.clone(),
+                file: file.to_owned(),
+                candidates: vec![],
             })
         };
         let features = options.features.iter().map(place).collect::<Result<_, _>>()?;
@@ -130,7 +135,7 @@ impl Wanted {
     }
 }
 
-/// Scales a value and makes sure that it is still a number.
+/// Converts and scales a value, and checks that the result is finite.
 pub(crate) fn narrow(value: f64, scale: f32) -> Result<f32, String> {
     let narrow = value as f32 * scale;
     if narrow.is_finite() { Ok(narrow) } else { Err(format!("{value} is out of range")) }

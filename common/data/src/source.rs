@@ -1,4 +1,4 @@
-//! Which files a dataset consists of.
+//! The files of a dataset.
 
 use std::collections::HashSet;
 
@@ -7,7 +7,7 @@ use steadfast_store::{Location, expand};
 
 use crate::error::DataError;
 
-/// Expands the sources in their order, each one's files sorted, no file twice.
+/// Expands the sources in order. The files of each source are sorted; duplicates are dropped.
 pub(crate) async fn files(
     spec: &DatasetSpec,
     base: Option<&str>,

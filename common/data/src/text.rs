@@ -1,24 +1,34 @@
-//! CSV and TSV files: where their records lie, and what numbers they hold.
+//! CSV and TSV files: the locations of their records, and the numbers in them.
 
+mod compressed;
 mod decode;
+mod quotes;
 mod scan;
 
+use std::ops::Range;
+
+use bytes::{Bytes, BytesMut};
 use steadfast_common::dataset::ReadOptions;
 use steadfast_common::spec::{DataFormat, DatasetSpec, Header};
 use steadfast_store::Location;
 
 use crate::columns::{Column, Content};
 use crate::error::DataError;
+use crate::format;
+use compressed::{Decompressor, Head, Rest};
 
+pub(crate) use compressed::Codec;
 pub(crate) use decode::decode;
 pub(crate) use scan::scan;
 
-/// Bytes fetched to see the first line; more only if it is longer.
+/// Size of the blocks in which a text is scanned.
+const BLOCK_BYTES: u64 = 1024 * 1024;
+/// Bytes fetched to read the first line; more if it is longer.
 const HEAD_BYTES: u64 = 64 * 1024;
-/// The longest record that is read at all. One that is longer has a quote that is never closed.
+/// The longest record that is accepted.
 pub(crate) const RECORD_BYTES_MAX: u64 = 16 * 1024 * 1024;
 
-/// How fields are written.
+/// The format of fields.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Dialect {
     pub delimiter: u8,
@@ -26,12 +36,12 @@ pub(crate) struct Dialect {
 }
 
 impl Dialect {
-    /// The way of a job's files; `None` for Parquet.
+    /// The dialect of a job's files; `None` for Parquet.
     pub fn of_spec(spec: &DatasetSpec) -> Option<Self> {
         Self::new(spec.format, spec.header)
     }
 
-    /// The way in which the planner saw the files; `None` for Parquet.
+    /// The dialect that the planner used; `None` for Parquet.
     pub fn of_options(options: &ReadOptions) -> Option<Self> {
         let header = if options.has_header { Header::Present } else { Header::Absent };
         Self::new(options.format, header)
@@ -45,7 +55,15 @@ impl Dialect {
         }
     }
 
-    /// Parses `bytes`, records of any number of fields, none of them a header.
+    /// The name of a file's first record, for messages.
+    fn first_record(&self) -> &'static str {
+        match self.header {
+            Header::Present => "the header",
+            Header::Absent => "record 0",
+        }
+    }
+
+    /// A parser of records with any number of fields; a header is a record like others.
     fn reader<'a>(&self, bytes: &'a [u8]) -> csv::Reader<&'a [u8]> {
         csv::ReaderBuilder::new()
             .delimiter(self.delimiter)
@@ -53,29 +71,36 @@ impl Dialect {
             .flexible(true)
             .from_reader(bytes)
     }
+
+    /// A parser of the same dialect that works in blocks and without the content of fields.
+    fn parser(&self) -> csv_core::Reader {
+        csv_core::ReaderBuilder::new().delimiter(self.delimiter).build()
+    }
 }
 
-/// What the first record of a file says about all of them.
+/// The structure of a file, from its first record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub columns: Vec<String>,
-    /// The byte after the header.
+    /// The byte offset after the header.
     pub data_start: u64,
-    /// The line on which `data_start` lies, from 1.
+    /// The line of `data_start`, from 1.
     pub data_line: u64,
+    /// The compression of the file. All positions refer to the decompressed text.
+    pub codec: Option<Codec>,
 }
 
 impl Layout {
-    /// The columns for choosing among them; only reading tells whether they hold numbers.
+    /// The columns to choose features from; whether they hold numbers is known only when they are read.
     pub fn choices(&self) -> Vec<Column> {
         let column = |name: &String| Column { name: name.clone(), content: Content::Text };
         self.columns.iter().map(column).collect()
     }
 }
 
-/// Reads the first record of the file and no more of it than needed.
+/// Reads the first record of the file, and no more than needed.
 ///
-/// A file without any record has no columns, which is only fine if no header was promised.
+/// A file without records has no columns, which is an error if the job expects a header.
 pub(crate) async fn layout(
     file: &Location,
     size: u64,
@@ -83,41 +108,117 @@ pub(crate) async fn layout(
 ) -> Result<Layout, DataError> {
     let mut wanted = HEAD_BYTES;
     loop {
-        let head = file.read_range(0..size.min(wanted)).await?;
+        let bytes = file.read_range(0..size.min(wanted)).await?;
+        let codec = Codec::detect(&bytes);
+        let rest = if wanted < size { Rest::Follows } else { Rest::None };
+        let Head { text: head, is_all } = match codec {
+            Some(codec) => compressed::head(codec, file.url(), bytes, rest, wanted).await?,
+            None => Head { text: bytes, is_all: rest == Rest::None },
+        };
+        format::expect_text(file.url(), &head)?;
         let mut reader = dialect.reader(&head);
         let mut first = csv::ByteRecord::new();
         let found = reader
             .read_byte_record(&mut first)
             .map_err(|error| DataError::bad_file(file.url(), error.to_string()))?;
         let end = reader.position().byte();
-        if end >= head.len() as u64 && wanted < size {
-            if wanted >= RECORD_BYTES_MAX {
+        if end >= head.len() as u64 {
+            if !is_all && wanted < RECORD_BYTES_MAX {
+                wanted *= 4;
+                continue;
+            }
+            if let Some(quote) = quotes::open(dialect, &head) {
+                return Err(DataError::UnclosedQuote {
+                    file: file.url().to_owned(),
+                    place: dialect.first_record().to_owned(),
+                    line: 1 + quotes::lines(&head[..quote]),
+                });
+            }
+            if !is_all {
                 return Err(DataError::bad_file(
                     file.url(),
-                    "its first line does not end; is it a text file, and are its quotes closed?",
+                    "its first line does not end; is it a text file?",
                 ));
             }
-            wanted *= 4;
-            continue;
+        }
+        if first.len() == 1 {
+            format::expect_separator(file.url(), dialect.delimiter, &first[0])?;
         }
         return match dialect.header {
             Header::Present if !found => {
                 Err(DataError::bad_file(file.url(), "it is empty, without even a header"))
             }
             Header::Present => {
-                // The parser has not seen yet the second half of the line end `\r\n`.
+                // The parser has not consumed the second byte of the line end `\r\n`.
                 let line_end_is_split = head.get(end as usize - 1) == Some(&b'\r')
                     && head.get(end as usize) == Some(&b'\n');
                 let data_start = end + u64::from(line_end_is_split);
-                let newlines = head[..data_start as usize].iter().filter(|b| **b == b'\n').count();
+                let data_line = 1 + quotes::lines(&head[..data_start as usize]);
                 let columns = names(&first, file)?;
-                Ok(Layout { columns, data_start, data_line: 1 + newlines as u64 })
+                Ok(Layout { columns, data_start, data_line, codec })
             }
             Header::Absent => {
                 let columns = (0..first.len()).map(|index| index.to_string()).collect();
-                Ok(Layout { columns, data_start: 0, data_line: 1 })
+                Ok(Layout { columns, data_start: 0, data_line: 1, codec })
             }
         };
+    }
+}
+
+/// Reads a byte range of the file's text.
+pub(crate) async fn range(
+    file: &Location,
+    size: u64,
+    codec: Option<Codec>,
+    range: Range<u64>,
+) -> Result<Bytes, DataError> {
+    let Some(codec) = codec else { return Ok(file.read_range(range).await?) };
+    let length = range.end.saturating_sub(range.start);
+    let mut text = BytesMut::new();
+    let mut decompressor = Decompressor::new(file, size, codec, range.start).await?;
+    while (text.len() as u64) < length {
+        let block = decompressor.next().await?;
+        if block.is_empty() {
+            let Range { start, end } = range;
+            let reason = format!("its text has no bytes {start}..{end}; has it changed?");
+            return Err(DataError::bad_file(file.url(), reason));
+        }
+        let missing = (length - text.len() as u64).min(block.len() as u64);
+        text.extend_from_slice(&block[..missing as usize]);
+    }
+    Ok(text.freeze())
+}
+
+/// The text of a file, block by block.
+enum Blocks<'a> {
+    Plain { file: &'a Location, size: u64, position: u64 },
+    Compressed(Decompressor),
+}
+
+impl<'a> Blocks<'a> {
+    /// Begins at byte `start` of the text.
+    async fn new(
+        file: &'a Location,
+        size: u64,
+        codec: Option<Codec>,
+        start: u64,
+    ) -> Result<Self, DataError> {
+        Ok(match codec {
+            None => Self::Plain { file, size, position: start },
+            Some(codec) => Self::Compressed(Decompressor::new(file, size, codec, start).await?),
+        })
+    }
+
+    /// The next block; empty at the end.
+    async fn next(&mut self) -> Result<Bytes, DataError> {
+        match self {
+            Self::Plain { file, size, position } => {
+                let start = *position;
+                *position = (*size).min(start.saturating_add(BLOCK_BYTES));
+                Ok(file.read_range(start..*position).await?)
+            }
+            Self::Compressed(decompressor) => decompressor.next().await,
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Lets a call through if what its caller is may make it.
+//! Authorizes calls by the role of the caller.
 
 use std::convert::Infallible;
 use std::task::{Context, Poll};
@@ -16,8 +16,8 @@ use crate::refusals::{Refusal, refused};
 use crate::role::Role;
 use crate::traces;
 
-/// Which roles may call a method, by its path (`/steadfast.v1.Master/Status`). What it does not know,
-/// nobody may call.
+/// Returns the roles that may call a method, given its path (`/steadfast.v1.Master/Status`). Unknown
+/// methods are denied.
 pub type Access = fn(&str) -> &'static [Role];
 
 /// Puts a [`Gate`] before a service.
@@ -40,22 +40,22 @@ pub(crate) struct Gate<S> {
 }
 
 impl<S> Gate<S> {
-    fn judge(&self, request: &Request<Body>) -> Result<(), Status> {
+    fn authorize(&self, request: &Request<Body>) -> Result<(), Status> {
         let path = request.uri().path();
         let roles = match request.extensions().get::<Peer>() {
             Some(Peer::Unasked) => return Ok(()),
             Some(Peer::Known(roles)) => &**roles,
-            // Whoever came another way is nobody.
+            // Without a recorded peer there is no role.
             None => &[],
         };
         if (self.access)(path).iter().any(|role| roles.contains(role)) {
             return Ok(());
         }
         let caller = match roles {
-            [] => "nobody".to_owned(),
+            [] => "a caller without a role".to_owned(),
             roles => roles.iter().map(Role::to_string).collect::<Vec<_>>().join(", "),
         };
-        let message = format!("{path} is not for {caller}");
+        let message = format!("{path} is not permitted for {caller}");
         refused(&Refusal::Call { path: path.to_owned(), caller });
         Err(Status::permission_denied(message))
     }
@@ -74,7 +74,7 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        match self.judge(&request) {
+        match self.authorize(&request) {
             Ok(()) => {
                 let span = traces::receive(request.uri().path(), request.headers());
                 let called = span.in_scope(|| self.inner.call(request));

@@ -1,4 +1,4 @@
-//! Connections as they come: as many as there is room for, each with what its other side is.
+//! Accepts connections up to a limit, and attaches to each the roles of its peer.
 
 use std::io;
 use std::pin::Pin;
@@ -25,134 +25,138 @@ use crate::role::Role;
 use crate::time::unix_ms;
 use crate::tls::{Credentials, Described, described};
 
-/// Connections of one port at a time, if the process may open as many files; more wait in the kernel's
-/// queue.
+/// Concurrent connections of one port, if the limit on open files allows; more wait in the kernel's
+/// accept queue.
 const CONNECTIONS_MAX: usize = 8192;
 
-/// One machine may have a share of them: the whole divided by this.
+/// Divisor of the connection limit that gives the limit for one address.
 const SHARES: usize = 4;
 
-/// Files that are left for everything else.
+/// File descriptors reserved for everything else.
 const OTHER_FILES: usize = 256;
 
-/// Connections whose sides have not agreed yet. Those who knock take no place of those who came in.
-const AGREEING_MAX: usize = 512;
+/// Concurrent TLS handshakes.
+const HANDSHAKES_MAX: usize = 512;
 
-/// Longest time in which the two sides agree on a connection. Whoever only wants to see whether we are
-/// there says nothing, and comes again.
+/// Timeout of a TLS handshake. A probe opens a connection and sends nothing; it reconnects after that.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 
-/// A connection's life is looked after no further ahead.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Upper bound of the timer that ends a connection when its certificate expires.
+const TIMER_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Pause after a connection could not be accepted (out of file descriptors).
+/// Delay after an accept error, such as running out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What is at the other side of a connection.
+/// The peer of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Peer {
-    /// Nobody asked.
+    /// Not authenticated: this process serves without TLS.
     Unasked,
-    /// What its certificate says; nothing, if it has none.
+    /// The roles in its certificate; none without a certificate.
     Known(Arc<[Role]>),
 }
 
 impl Peer {
-    /// Whoever has exactly this role.
+    /// A peer with exactly this role.
     pub fn of(role: Role) -> Self {
         Self::Known(Arc::from([role]))
     }
 }
 
-/// A connection that was let in.
+/// An accepted connection.
 pub(crate) struct Visitor<S> {
     stream: S,
     peer: Peer,
-    /// When the certificate that it came with is over, and the connection with it.
+    /// Completes when the peer's certificate expires, which ends the connection.
     over: Option<Pin<Box<Sleep>>>,
-    /// It takes a place for as long as it lives.
-    _place: Option<Place>,
+    /// Counts against the connection limits until the connection closes.
+    _permits: Option<Permits>,
 }
 
-/// A place of the port, and one of those that the machine may take.
-struct Place {
-    _one: OwnedSemaphorePermit,
-    _of_its_share: Admitted,
+/// Permits of one connection: of the port and of the peer's address.
+struct Permits {
+    _port: OwnedSemaphorePermit,
+    _address: Admitted,
 }
 
-/// A connection by TCP.
+/// A TCP connection, with or without TLS.
 pub(crate) type Tcp = Either<TcpStream, TlsStream<TcpStream>>;
 
 impl<S> Visitor<S> {
-    /// One that takes nobody's place.
+    /// A connection that counts against no limit.
     pub(crate) fn new(stream: S, peer: Peer) -> Self {
-        Self { stream, peer, over: None, _place: None }
+        Self { stream, peer, over: None, _permits: None }
     }
 }
 
-/// Connections to a port; by certificates, if we have some.
+/// Returns the connections to a port; with mutual TLS if this process has credentials.
 pub(crate) fn visitors(
     listener: TcpListener,
     keepalive: Duration,
     credentials: Option<Arc<Credentials>>,
 ) -> impl Stream<Item = io::Result<Visitor<Tcp>>> {
-    let room = room();
-    let door = Door {
+    let limit = connection_limit();
+    let acceptor = Acceptor {
         incoming: TcpIncoming::from(listener)
             .with_nodelay(Some(true))
             .with_keepalive(Some(keepalive)),
-        places: Arc::new(Semaphore::new(room)),
-        peers: Peers::new(room / SHARES),
-        agreeing: JoinSet::new(),
+        permits: Arc::new(Semaphore::new(limit)),
+        peers: Peers::new(limit / SHARES),
+        handshakes: JoinSet::new(),
         credentials,
     };
-    stream::unfold(door, |mut door| async move {
-        let visitor = door.next().await;
-        Some((Ok(visitor), door))
+    stream::unfold(acceptor, |mut acceptor| async move {
+        let visitor = acceptor.next().await;
+        Some((Ok(visitor), acceptor))
     })
 }
 
-struct Door {
+struct Acceptor {
     incoming: TcpIncoming,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     peers: Peers,
-    /// Connections whose sides have not agreed yet.
-    agreeing: JoinSet<Option<Visitor<Tcp>>>,
+    /// TLS handshakes in progress.
+    handshakes: JoinSet<Option<Visitor<Tcp>>>,
     credentials: Option<Arc<Credentials>>,
 }
 
-impl Door {
+impl Acceptor {
     async fn next(&mut self) -> Visitor<Tcp> {
         loop {
-            let (stream, place) = tokio::select! {
+            let (stream, permits) = tokio::select! {
                 biased;
-                Some(agreed) = self.agreeing.join_next() => match agreed {
+                Some(agreed) = self.handshakes.join_next() => match agreed {
                     Ok(Some(visitor)) => return visitor,
                     Ok(None) => continue,
                     Err(error) => {
-                        warn!(%error, "a handshake broke");
+                        warn!(%error, "a TLS handshake task failed");
                         continue;
                     }
                 },
-                accepted = accept(&mut self.incoming, &self.places, &self.peers),
-                    if self.agreeing.len() < AGREEING_MAX => accepted,
+                accepted = accept(&mut self.incoming, &self.permits, &self.peers),
+                    if self.handshakes.len() < HANDSHAKES_MAX => accepted,
             };
             let Some(credentials) = self.credentials.clone() else {
                 let stream = Either::Left(stream);
-                return Visitor { stream, peer: Peer::Unasked, over: None, _place: Some(place) };
+                return Visitor {
+                    stream,
+                    peer: Peer::Unasked,
+                    over: None,
+                    _permits: Some(permits),
+                };
             };
-            self.agreeing.spawn(async move {
+            self.handshakes.spawn(async move {
                 let agreed = agree(stream, TlsAcceptor::from(credentials.current().server.clone()));
                 let Agreed { stream, peer, left } = agreed.await?;
                 let over = left.map(|left| Box::pin(sleep(left)));
-                Some(Visitor { stream: Either::Right(stream), peer, over, _place: Some(place) })
+                Some(Visitor { stream: Either::Right(stream), peer, over, _permits: Some(permits) })
             });
         }
     }
 }
 
-/// As many connections as there are files to spare.
-fn room() -> usize {
+/// Returns the connection limit of one port, derived from the limit on open files.
+fn connection_limit() -> usize {
     let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
     let files = usize::try_from(files).unwrap_or(usize::MAX);
     files.saturating_sub(OTHER_FILES).clamp(OTHER_FILES, CONNECTIONS_MAX)
@@ -160,16 +164,16 @@ fn room() -> usize {
 
 async fn accept(
     incoming: &mut TcpIncoming,
-    places: &Arc<Semaphore>,
+    permits: &Arc<Semaphore>,
     peers: &Peers,
-) -> (TcpStream, Place) {
-    let one = places.clone().acquire_owned().await.expect("the semaphore is never closed");
+) -> (TcpStream, Permits) {
+    let one = permits.clone().acquire_owned().await.expect("the semaphore is never closed");
     loop {
         match incoming.next().await {
             Some(Ok(stream)) => {
                 let Ok(address) = stream.peer_addr() else { continue };
                 let Some(admitted) = peers.admit(address) else { continue };
-                return (stream, Place { _one: one, _of_its_share: admitted });
+                return (stream, Permits { _port: one, _address: admitted });
             }
             Some(Err(error)) => {
                 warn!(%error, "cannot accept a connection");
@@ -180,16 +184,16 @@ async fn accept(
     }
 }
 
-/// A connection whose sides have agreed.
+/// A connection after its TLS handshake.
 #[derive(Debug)]
 pub struct Agreed {
     pub stream: TlsStream<TcpStream>,
     pub peer: Peer,
-    /// For how long the other side's certificate still counts, if it has one.
+    /// Time until the peer's certificate expires, if it has one.
     pub left: Option<Duration>,
 }
 
-/// Agrees on a connection with its other side; nothing if that is not to be had.
+/// Performs the TLS handshake; returns `None` if it fails.
 pub async fn agree(stream: TcpStream, acceptor: TlsAcceptor) -> Option<Agreed> {
     let address = stream.peer_addr().ok()?;
     match tokio::time::timeout(HANDSHAKE_MAX, acceptor.accept(stream)).await {
@@ -200,7 +204,7 @@ pub async fn agree(stream: TcpStream, acceptor: TlsAcceptor) -> Option<Agreed> {
             Some(Agreed { stream, peer, left })
         }
         Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
-            debug!(%address, "somebody looked whether we are here");
+            debug!(%address, "connection closed before the TLS handshake");
             None
         }
         Ok(Err(error)) => {
@@ -208,13 +212,14 @@ pub async fn agree(stream: TcpStream, acceptor: TlsAcceptor) -> Option<Agreed> {
             None
         }
         Err(_) => {
-            debug!(%address, "somebody said nothing");
+            debug!(%address, "TLS handshake timed out");
             None
         }
     }
 }
 
-/// The other side's certificate. The handshake has verified it; one that cannot be read counts as none.
+/// Returns the peer's certificate, which the handshake has verified. One that cannot be parsed counts as
+/// none.
 fn certificate(stream: &TlsStream<TcpStream>) -> Option<Described> {
     let (_, connection) = stream.get_ref();
     described(connection.peer_certificates()?.first()?).ok()
@@ -223,7 +228,7 @@ fn certificate(stream: &TlsStream<TcpStream>) -> Option<Described> {
 fn time_until(unix_seconds: i64) -> Duration {
     let now = i64::try_from(unix_ms() / 1000).unwrap_or(i64::MAX);
     let left = u64::try_from(unix_seconds.saturating_sub(now)).unwrap_or(0);
-    Duration::from_secs(left).min(LONGEST)
+    Duration::from_secs(left).min(TIMER_MAX)
 }
 
 impl<S> Connected for Visitor<S> {
@@ -241,7 +246,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Visitor<S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if self.over.as_mut().is_some_and(|over| over.as_mut().poll(context).is_ready()) {
-            let why = "the certificate that this connection began with is over";
+            let why = "the peer's certificate of this connection has expired";
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::PermissionDenied, why)));
         }
         Pin::new(&mut self.stream).poll_read(context, buffer)

@@ -1,16 +1,17 @@
-//! What a process asks of the machine that it runs on: time, tasks, chance and the network.
+//! The host interface of a process: time, tasks, randomness and the network.
 //!
-//! By itself that is tokio and the operating system. A simulation puts a [`Host`] of its own in
-//! place, for one thread, with [`enter`]: then the very same program runs on simulated time, over a
-//! simulated network, and does the same again for the same seed. So programs take these things from
-//! here and nowhere else, and every `select!` of theirs is `biased`, because an unbiased one rolls
-//! dice that no simulation holds.
+//! The default implementation is tokio and the operating system. A simulation installs a [`Host`] of
+//! its own for one thread with [`enter`]: the same program then runs on simulated time over a simulated
+//! network, and the same seed gives the same run. Programs therefore use these modules only, and every
+//! `select!` is `biased`, because an unbiased one uses a random number generator that the simulation
+//! does not control.
 
-pub mod chance;
+mod connect;
 mod gate;
 pub mod incoming;
 pub mod net;
 pub mod peers;
+pub mod random;
 pub mod refusals;
 pub mod role;
 mod simulated;
@@ -19,7 +20,6 @@ pub mod time;
 pub mod tls;
 pub mod traces;
 mod unix;
-mod way;
 
 pub use gate::Access;
 pub use simulated::{Abort, Host, enter};

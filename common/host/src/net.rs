@@ -1,4 +1,4 @@
-//! Ports, and connections to others: gRPC over HTTP/2, or whatever a simulation puts in its place.
+//! Server ports and client channels: gRPC over HTTP/2, or a simulated network.
 
 use std::fmt;
 use std::io;
@@ -16,7 +16,7 @@ use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tonic::service::Routes;
-use tonic::transport::{Channel, Endpoint, Server};
+use tonic::transport::{self, Endpoint, Server};
 use tower::util::BoxCloneSyncService;
 use tower::{BoxError, Service};
 
@@ -25,10 +25,10 @@ use crate::incoming::{Peer, Visitor, visitors};
 use crate::role::Role;
 use crate::simulated::present;
 use crate::task::{Task, spawn};
-use crate::{tls, traces, unix, way};
+use crate::{connect, tls, traces, unix};
 
 /// HTTP/2 flow-control window of one stream: enough for 10 Gbit/s over 3 ms. Bytes beyond it wait at the
-/// sender; larger ones only fill caches here.
+/// sender; a larger window only fills caches at the receiver.
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
 
 /// HTTP/2 flow-control window of one connection.
@@ -37,44 +37,44 @@ const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
 /// Largest HTTP/2 frame; large frames keep the cost per byte low.
 const FRAME_BYTES: u32 = 1 << 20;
 
-/// Longest time for a connection to open.
+/// Timeout for opening a connection.
 const CONNECT_MAX: Duration = Duration::from_secs(2);
 
 /// Requests in flight on one connection; more wait.
 const STREAMS_MAX: u32 = 1024;
 
-/// Bytes of a request's headers.
+/// Maximum bytes of a request's headers.
 const HEADER_BYTES_MAX: u32 = 16 << 10;
 
-/// Time between pings on a connection, and the wait for their answer: a peer that vanished without
-/// a word is noticed within their sum.
+/// Interval of pings on a connection, and the timeout for their reply: a peer that disappears without
+/// closing the connection is detected within their sum.
 const PING_EVERY: Duration = Duration::from_secs(5);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
 type Request = http::Request<Body>;
 type Response = http::Response<Body>;
 
-/// A connection that a simulation makes.
-pub type SimulatedWire = BoxCloneSyncService<Request, Response, BoxError>;
+/// A channel of a simulated network.
+pub type SimulatedChannel = BoxCloneSyncService<Request, Response, BoxError>;
 
-/// A way to another process, for generated clients. Connects when it is first used, and again
-/// whenever that is needed. Cheap to clone.
+/// A channel to another process, for generated clients. Connects on first use and reconnects when
+/// needed. Cheap to clone.
 #[derive(Clone)]
-pub struct Wire(Kind);
+pub struct Channel(Kind);
 
 #[derive(Clone)]
 enum Kind {
-    Http2(Channel),
-    Simulated(SimulatedWire),
+    Http2(transport::Channel),
+    Simulated(SimulatedChannel),
 }
 
-impl fmt::Debug for Wire {
+impl fmt::Debug for Channel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Wire")
+        f.write_str("Channel")
     }
 }
 
-impl Service<Request> for Wire {
+impl Service<Request> for Channel {
     type Response = Response;
     type Error = BoxError;
     type Future = BoxFuture<'static, Result<Response, BoxError>>;
@@ -82,7 +82,7 @@ impl Service<Request> for Wire {
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         match &mut self.0 {
             Kind::Http2(channel) => channel.poll_ready(context).map_err(BoxError::from),
-            Kind::Simulated(wire) => wire.poll_ready(context),
+            Kind::Simulated(channel) => channel.poll_ready(context),
         }
     }
 
@@ -92,49 +92,49 @@ impl Service<Request> for Wire {
                 traces::send(request.headers_mut());
                 channel.call(request).map(|it| it.map_err(BoxError::from)).boxed()
             }
-            Kind::Simulated(wire) => Pin::from(Box::new(wire.call(request))),
+            Kind::Simulated(channel) => Pin::from(Box::new(channel.call(request))),
         }
     }
 }
 
-/// A way to the process of `role` at `host:port`, with windows for large tensors and pings that notice a
-/// peer that is gone. If we have certificates it is not used before the other side has shown one of that
+/// Returns a channel to the process of `role` at `host:port`, with windows for large tensors and pings
+/// that detect a dead peer. If this process has credentials, the peer must present a certificate of that
 /// role.
 ///
 /// # Errors
-/// A sentence, if that is no address.
-pub fn dial(address: &str, role: Role) -> Result<Wire, String> {
-    if let Some(wire) = simulated(address) {
-        return Ok(Wire(Kind::Simulated(wire)));
+/// A message, if the address is invalid.
+pub fn dial(address: &str, role: Role) -> Result<Channel, String> {
+    if let Some(channel) = simulated(address) {
+        return Ok(Channel(Kind::Simulated(channel)));
     }
     let endpoint = endpoint(address)?;
     let Some(credentials) = tls::credentials() else {
-        return Ok(Wire(Kind::Http2(endpoint.connect_lazy())));
+        return Ok(Channel(Kind::Http2(endpoint.connect_lazy())));
     };
     let address = address.to_owned();
     let connector = tower::service_fn(move |_: http::Uri| {
         let (address, credentials) = (address.clone(), credentials.clone());
-        async move { way::tls(&address, role, &credentials).await.map(TokioIo::new) }
+        async move { connect::tls(&address, role, &credentials).await.map(TokioIo::new) }
     });
-    Ok(Wire(Kind::Http2(endpoint.connect_with_connector_lazy(connector))))
+    Ok(Channel(Kind::Http2(endpoint.connect_with_connector_lazy(connector))))
 }
 
-/// The same, by the Unix socket `name` where that is of this machine and user (whom the system vouches
-/// for), and otherwise to `host:port`.
+/// Returns a channel as [`dial`] does, over the Unix socket `name` if a process of this machine and user
+/// listens there (the kernel verifies the user), and to `host:port` otherwise.
 ///
 /// # Errors
 /// As [`dial`].
-pub fn dial_unix_or_tcp(address: &str, name: &str, role: Role) -> Result<Wire, String> {
-    if let Some(wire) = simulated(address) {
-        return Ok(Wire(Kind::Simulated(wire)));
+pub fn dial_unix_or_tcp(address: &str, name: &str, role: Role) -> Result<Channel, String> {
+    if let Some(channel) = simulated(address) {
+        return Ok(Channel(Kind::Simulated(channel)));
     }
     let endpoint = endpoint(address)?;
     let (address, name) = (address.to_owned(), name.to_owned());
     let connector = tower::service_fn(move |_: http::Uri| {
         let (address, name) = (address.clone(), name.clone());
-        async move { way::unix_or_tcp(&name, &address, role).await.map(TokioIo::new) }
+        async move { connect::unix_or_tcp(&name, &address, role).await.map(TokioIo::new) }
     });
-    Ok(Wire(Kind::Http2(endpoint.connect_with_connector_lazy(connector))))
+    Ok(Channel(Kind::Http2(endpoint.connect_with_connector_lazy(connector))))
 }
 
 fn endpoint(address: &str) -> Result<Endpoint, String> {
@@ -150,12 +150,13 @@ fn endpoint(address: &str) -> Result<Endpoint, String> {
     Ok(endpoint)
 }
 
-/// The same for a client that brings its own HTTP/2, while a simulation runs; otherwise nothing.
-pub fn simulated(address: &str) -> Option<SimulatedWire> {
+/// Returns a simulated channel for a client with its own HTTP/2 implementation, or `None` outside a
+/// simulation.
+pub fn simulated(address: &str) -> Option<SimulatedChannel> {
     present().map(|host| host.dial(address))
 }
 
-/// A port that is bound, and not served yet.
+/// A bound port that is not served yet.
 #[derive(Debug)]
 pub struct Port(Bound);
 
@@ -163,13 +164,13 @@ pub struct Port(Bound);
 enum Bound {
     Tcp {
         listener: TcpListener,
-        /// For processes of this machine.
+        /// For processes on this machine.
         unix: Option<UnixListener>,
     },
     Simulated(SimulatedPort),
 }
 
-/// Closes when it is dropped, as a socket does.
+/// A simulated port; closes when it is dropped, as a socket does.
 #[derive(Debug)]
 pub struct SimulatedPort(SocketAddr);
 
@@ -182,10 +183,10 @@ impl Drop for SimulatedPort {
 }
 
 impl Port {
-    /// Listens on `address`; port 0 picks a free one.
+    /// Listens on `address`; port 0 picks a free port.
     ///
     /// # Errors
-    /// The system's.
+    /// The I/O error of the system.
     pub async fn bind(address: SocketAddr) -> io::Result<Self> {
         Ok(Self(match present() {
             Some(host) => Bound::Simulated(SimulatedPort(host.listen())),
@@ -193,10 +194,10 @@ impl Port {
         }))
     }
 
-    /// The address that was bound.
+    /// Returns the bound address.
     ///
     /// # Errors
-    /// The system's.
+    /// The I/O error of the system.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match &self.0 {
             Bound::Tcp { listener, .. } => listener.local_addr(),
@@ -204,8 +205,8 @@ impl Port {
         }
     }
 
-    /// Listens at a Unix socket as well, for processes of this machine and user; says whether that is
-    /// possible here.
+    /// Listens on a Unix socket as well, for processes of this machine and user; returns whether that
+    /// succeeded.
     pub fn also_unix(&mut self, name: &str) -> bool {
         match &mut self.0 {
             Bound::Tcp { unix, .. } => {
@@ -216,10 +217,10 @@ impl Port {
         }
     }
 
-    /// The socket, for a server of another kind; a simulated port just stays open.
+    /// Returns the listening socket, for a server of another protocol.
     ///
     /// # Errors
-    /// The simulated port.
+    /// Returns a simulated port, which has no socket.
     pub fn into_tcp(self) -> Result<TcpListener, SimulatedPort> {
         match self.0 {
             Bound::Tcp { listener, .. } => Ok(listener),
@@ -227,8 +228,8 @@ impl Port {
         }
     }
 
-    /// Answers calls until `stop`, then lets those in flight end. If we have certificates, only to those
-    /// who may make them by `access`. The largest message is a setting of each service
+    /// Serves calls until `stop`, then waits for those in flight. If this process has credentials,
+    /// `access` decides which roles may make a call. Each service limits the size of messages itself
     /// (`max_decoding_message_size`).
     pub fn serve(
         self,
@@ -240,7 +241,7 @@ impl Port {
             Bound::Tcp { listener, unix } => {
                 let credentials = tls::credentials();
                 let neighbour = match &credentials {
-                    // Somebody of our own user; no other process has a use for that way.
+                    // The peer runs as the same user; only trainers use the Unix socket.
                     Some(_) => Peer::of(Role::Trainer),
                     None => Peer::Unasked,
                 };
@@ -283,29 +284,29 @@ fn server() -> Server {
         .http2_keepalive_timeout(Some(PING_TIMEOUT))
 }
 
-/// What came of trying to open a connection.
-pub enum Knock {
-    /// It is open; the future completes when the other side closes it. Whatever is sent over it
-    /// means nothing.
+/// Outcome of [`probe`].
+pub enum Probe {
+    /// The connection is open; the future completes when the peer closes it. Bytes that it sends are
+    /// discarded.
     Open(BoxFuture<'static, ()>),
-    /// The host says that nobody listens there, or that there is no such host.
+    /// No process listens on the port, or the host is unreachable.
     Refused,
-    /// Nothing can be said.
+    /// Unknown: no answer, or another error.
     Silent,
 }
 
 /// Tries to open a connection to `host:port`.
-pub async fn knock(address: &str) -> Knock {
+pub async fn probe(address: &str) -> Probe {
     if let Some(host) = present() {
-        return host.knock(address).await;
+        return host.probe(address).await;
     }
     match tokio::time::timeout(CONNECT_MAX, TcpStream::connect(address)).await {
-        Ok(Ok(stream)) => Knock::Open(closed(stream).boxed()),
+        Ok(Ok(stream)) => Probe::Open(closed(stream).boxed()),
         Ok(Err(error)) => match error.kind() {
-            io::ErrorKind::ConnectionRefused | io::ErrorKind::HostUnreachable => Knock::Refused,
-            _ => Knock::Silent,
+            io::ErrorKind::ConnectionRefused | io::ErrorKind::HostUnreachable => Probe::Refused,
+            _ => Probe::Silent,
         },
-        Err(_) => Knock::Silent,
+        Err(_) => Probe::Silent,
     }
 }
 

@@ -1,4 +1,4 @@
-//! How many connections each other machine has open: one alone does not take all places of a port.
+//! Limits the open connections of each address, so that one machine cannot use up a port's limit.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -10,11 +10,11 @@ use crate::refusals::{Refusal, refused};
 #[derive(Clone, Debug)]
 pub struct Peers {
     most: usize,
-    /// Guards only itself; those who have none open are not in it.
+    /// Only addresses with open connections have an entry.
     open: Arc<Mutex<BTreeMap<IpAddr, usize>>>,
 }
 
-/// A connection that counts for its address until this is dropped.
+/// Counts a connection of an address until it is dropped.
 #[derive(Debug)]
 pub struct Admitted {
     address: IpAddr,
@@ -22,18 +22,18 @@ pub struct Admitted {
 }
 
 impl Peers {
-    /// Each may have `most`.
+    /// Allows `most` open connections for each address.
     pub fn new(most: usize) -> Self {
         Self { most, open: Arc::default() }
     }
 
-    /// One more from `source`, if it may have one; that it may not is counted and logged.
+    /// Counts one more connection from `source`; returns `None` and records a refusal at the limit.
     pub fn admit(&self, source: SocketAddr) -> Option<Admitted> {
         let address = source.ip();
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let count = open.get(&address).copied().unwrap_or(0);
         if self.most <= count {
-            let reason = "it has too many connections already".to_owned();
+            let reason = "too many connections from this address".to_owned();
             refused(&Refusal::Connection { address: source, reason });
             return None;
         }

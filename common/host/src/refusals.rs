@@ -1,4 +1,5 @@
-//! Whom we turned away: counted always, logged once a second, so that nobody fills a disk by knocking.
+//! Refused connections and calls: all are counted, at most one a second is logged, so that a client
+//! cannot fill the disk with log lines.
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -7,37 +8,37 @@ use std::time::{Duration, Instant};
 
 use tracing::warn;
 
-/// Time between two lines.
-const QUIET: Duration = Duration::from_secs(1);
+/// Minimum time between two log lines.
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 static CONNECTIONS: AtomicU64 = AtomicU64::new(0);
 static CALLS: AtomicU64 = AtomicU64::new(0);
-/// When the last line was written, and how many were not since.
+/// Time of the last log line, and the number suppressed since.
 static CONNECTIONS_LOG: Log = Mutex::new((None, 0));
 static CALLS_LOG: Log = Mutex::new((None, 0));
 
 type Log = Mutex<(Option<Instant>, u64)>;
 
-/// Longest part of a path that is logged.
+/// Characters of a path that are logged.
 const PATH_CHARS: usize = 200;
 
-/// Somebody who was turned away.
+/// A refused connection or call.
 #[derive(Clone, Debug)]
 pub enum Refusal {
-    /// Without a certificate of the job's authority, with one that is over, or with too many others.
+    /// The peer has no valid certificate of the job's authority, or too many connections.
     Connection { address: SocketAddr, reason: String },
-    /// With a certificate that does not allow it, or without a token.
+    /// The caller's certificate does not permit it, or it has no token.
     Call { path: String, caller: String },
 }
 
-/// How many were turned away since the process started.
+/// Number of refusals since the process started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusals {
     pub connections: u64,
     pub calls: u64,
 }
 
-/// How many were turned away since the process started.
+/// Returns the number of refusals since the process started.
 pub fn refusals() -> Refusals {
     Refusals {
         connections: CONNECTIONS.load(Ordering::Relaxed),
@@ -47,13 +48,13 @@ pub fn refusals() -> Refusals {
 
 /// Counts and logs a refusal.
 pub fn refused(refusal: &Refusal) {
-    // Strangers who knock must not hide what insiders try.
+    // Separate rate limits: refused connections must not suppress the log of refused calls.
     let (counter, log) = match refusal {
         Refusal::Connection { .. } => (&CONNECTIONS, &CONNECTIONS_LOG),
         Refusal::Call { .. } => (&CALLS, &CALLS_LOG),
     };
     counter.fetch_add(1, Ordering::Relaxed);
-    let Some(unsaid) = its_turn(log) else { return };
+    let Some(unsaid) = suppressed(log) else { return };
     match refusal {
         Refusal::Connection { address, reason } => {
             warn!(%address, reason, unsaid, "refused a connection");
@@ -65,11 +66,11 @@ pub fn refused(refusal: &Refusal) {
     }
 }
 
-/// Whether a line may be written now, and how many were not since the last one.
-fn its_turn(log: &Log) -> Option<u64> {
+/// Returns the number of suppressed lines if a line may be written now.
+fn suppressed(log: &Log) -> Option<u64> {
     let mut log = log.lock().expect("no holder panics");
     let (last, unsaid) = &mut *log;
-    if last.is_some_and(|last| last.elapsed() < QUIET) {
+    if last.is_some_and(|last| last.elapsed() < LOG_INTERVAL) {
         *unsaid += 1;
         return None;
     }

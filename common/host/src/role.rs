@@ -1,14 +1,14 @@
-//! What a process is in a job, as certificates and access rules say it.
+//! Roles in a job, as used in certificates and access rules.
 
 use std::fmt;
 
-/// A kind of process, or a person who looks after them.
+/// A kind of process, or an administrator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Role {
     Master,
     Pserver,
     Trainer,
-    /// Whoever may change what a job does.
+    /// An administrator of the job.
     Admin,
 }
 
@@ -28,8 +28,8 @@ impl Role {
         }
     }
 
-    /// The DNS name that certificates of this role have. It is no name of a machine: processes move,
-    /// and what matters is what they are.
+    /// Returns the DNS name in certificates of this role. It does not name a machine, because processes
+    /// move between machines.
     pub fn dns_name(self) -> &'static str {
         match self {
             Self::Master => "master.steadfast",

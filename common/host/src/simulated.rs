@@ -1,4 +1,4 @@
-//! The place where a simulation takes over.
+//! The interface that a simulation implements.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -9,32 +9,32 @@ use futures::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
-use crate::net::{Knock, SimulatedWire};
+use crate::net::{Probe, SimulatedChannel};
 
-/// Ends a task without its doing.
+/// Aborts a task.
 pub type Abort = Box<dyn Fn() + Send + Sync>;
 
-/// A simulated machine, as one process on it sees it.
+/// A simulated machine from the point of view of one of its processes.
 pub trait Host: Send + Sync {
-    /// Time since the machine started, by the machine's own clock.
+    /// Time since the machine started, by its own clock.
     fn boot_time(&self) -> Duration;
 
-    /// Time since 1970, as the machine believes.
+    /// Time since 1970 by the machine's clock, which may be wrong.
     fn unix_time(&self) -> Duration;
 
-    /// Completes when [`Host::boot_time`] has come to `at`.
+    /// Completes when [`Host::boot_time`] reaches `at`.
     fn sleep_until(&self, at: Duration) -> BoxFuture<'static, ()>;
 
     /// Runs a task until it ends, is aborted, or the process ends.
     fn spawn(&self, task: BoxFuture<'static, ()>) -> Abort;
 
-    /// 64 bits of chance.
+    /// Returns 64 random bits.
     fn random(&self) -> u64;
 
-    /// Opens a port at which nothing answers yet.
+    /// Opens a port that is not served yet.
     fn listen(&self) -> SocketAddr;
 
-    /// Answers calls at `port` until `stop`.
+    /// Serves calls on `port` until `stop`.
     fn serve(
         &self,
         port: SocketAddr,
@@ -45,23 +45,23 @@ pub trait Host: Send + Sync {
     /// Closes a port.
     fn close(&self, port: SocketAddr);
 
-    /// A connection to `host:port`, made when it is first used.
-    fn dial(&self, address: &str) -> SimulatedWire;
+    /// Returns a channel to `host:port` that connects on first use.
+    fn dial(&self, address: &str) -> SimulatedChannel;
 
     /// Tries to open a connection to `host:port`.
-    fn knock(&self, address: &str) -> BoxFuture<'static, Knock>;
+    fn probe(&self, address: &str) -> BoxFuture<'static, Probe>;
 }
 
 thread_local! {
     static PRESENT: RefCell<Option<Arc<dyn Host>>> = const { RefCell::new(None) };
 }
 
-/// The simulated host that this thread is on, if it is on one.
+/// Returns the simulated host of this thread, if there is one.
 pub(crate) fn present() -> Option<Arc<dyn Host>> {
     PRESENT.with_borrow(Clone::clone)
 }
 
-/// Runs `work` on a simulated host.
+/// Runs `work` with `host` as the simulated host of this thread.
 pub fn enter<T>(host: Arc<dyn Host>, work: impl FnOnce() -> T) -> T {
     struct Back(Option<Arc<dyn Host>>);
     impl Drop for Back {

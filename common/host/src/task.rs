@@ -1,4 +1,4 @@
-//! Tasks that run beside each other.
+//! Concurrent tasks.
 
 use std::pin::Pin;
 use std::sync::LazyLock;
@@ -11,12 +11,12 @@ use tokio::sync::oneshot;
 
 use crate::simulated::{Abort, Host, present};
 
-/// A task did not come to its end: it panicked or was aborted.
+/// A task did not complete: it panicked or was aborted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Broken(String);
 
-/// A task that runs by itself. Goes on when this is dropped; awaiting it gives its outcome.
+/// A spawned task. Dropping this does not abort it; awaiting it returns its outcome.
 pub struct Task<T>(Running<T>);
 
 enum Running<T> {
@@ -30,7 +30,7 @@ impl<T> std::fmt::Debug for Task<T> {
     }
 }
 
-/// Runs `task` beside everything else.
+/// Spawns `task`.
 pub fn spawn<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) -> Task<T> {
     match present() {
         None => Task(Running::Tokio(tokio::spawn(task))),
@@ -38,40 +38,40 @@ pub fn spawn<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) 
     }
 }
 
-/// Runs `task` on threads of its own, which leave the processors to all others that want them: work
-/// that nobody is in a hurry for. Ends it when this is dropped.
+/// Runs `task` on separate threads of low scheduling priority, for work that is not urgent. Dropping the
+/// future aborts the task.
 ///
 /// # Errors
 /// If it panics.
 pub async fn yielding<T: Send + 'static>(
     task: impl Future<Output = T> + Send + 'static,
 ) -> Result<T, Broken> {
-    let mut alone = TaskSet::default();
-    alone.tasks.push(match present() {
+    let mut set = TaskSet::default();
+    set.tasks.push(match present() {
         Some(host) => simulated(&*host, task),
         None => match &*YIELDING {
             Some(runtime) => Task(Running::Tokio(runtime.spawn(task))),
-            // Without threads of its own it is as urgent as everything else.
+            // Without those threads the task runs at normal priority.
             None => spawn(task),
         },
     });
-    alone.join_next().await.expect("it is the one that was put there")
+    set.join_next().await.expect("the set has one task")
 }
 
-/// How much less urgent yielding threads are than the others of the process, in steps of `nice`: beside
-/// one other busy thread they get about a tenth of a processor, and never nothing.
+/// Increment of the `nice` value of yielding threads: beside one other busy thread they get about a
+/// tenth of a processor, and never starve.
 #[cfg(target_os = "linux")]
 const YIELDING_NICE: i32 = 10;
 
-/// Threads cannot become more urgent again without privilege, so these stay as they are.
+/// A separate runtime, because threads cannot raise their priority again without privilege.
 static YIELDING: LazyLock<Option<Runtime>> = LazyLock::new(|| {
-    // On Linux, priorities are the threads' own; a thread begins with that of the one that starts it.
+    // On Linux, each thread has its own priority and inherits that of its creator.
     #[cfg(target_os = "linux")]
     let yields = {
-        let urgency = rustix::process::getpriority_process(None).unwrap_or_default();
+        let nice = rustix::process::getpriority_process(None).unwrap_or_default();
         move || {
-            // A system that refuses leaves them as urgent as the others.
-            let _ = rustix::process::setpriority_process(None, urgency + YIELDING_NICE);
+            // If the system refuses, the threads keep normal priority.
+            let _ = rustix::process::setpriority_process(None, nice + YIELDING_NICE);
         }
     };
     #[cfg(not(target_os = "linux"))]
@@ -91,14 +91,14 @@ fn simulated<T: Send + 'static>(
 ) -> Task<T> {
     let (tx, outcome) = oneshot::channel();
     let work = task.map(|done| {
-        // Nobody may wait for it.
+        // The receiver may have been dropped.
         let _ = tx.send(done);
     });
     Task(Running::Simulated { outcome, abort: host.spawn(work.boxed()) })
 }
 
 impl<T> Task<T> {
-    /// Ends the task at its next wait.
+    /// Aborts the task at its next await.
     pub fn abort(&self) {
         match &self.0 {
             Running::Tokio(handle) => handle.abort(),
@@ -115,14 +115,13 @@ impl<T> Future for Task<T> {
             Running::Tokio(handle) => {
                 ready!(Pin::new(handle).poll(context)).map_err(|error| Broken(error.to_string()))
             }
-            Running::Simulated { outcome, .. } => {
-                ready!(Pin::new(outcome).poll(context)).map_err(|_| Broken("it was aborted".into()))
-            }
+            Running::Simulated { outcome, .. } => ready!(Pin::new(outcome).poll(context))
+                .map_err(|_| Broken("the task was aborted".into())),
         })
     }
 }
 
-/// Tasks that end when this is dropped.
+/// A set of tasks that are aborted when it is dropped.
 #[derive(Debug)]
 pub struct TaskSet<T> {
     tasks: FuturesUnordered<Task<T>>,
@@ -135,22 +134,22 @@ impl<T> Default for TaskSet<T> {
 }
 
 impl<T: Send + 'static> TaskSet<T> {
-    /// Runs one more.
+    /// Spawns a task into the set.
     pub fn spawn(&mut self, task: impl Future<Output = T> + Send + 'static) {
         self.tasks.push(spawn(task));
     }
 
-    /// Waits for whichever ends next; nothing if there is none.
+    /// Waits for the next task to end; `None` if the set is empty.
     pub async fn join_next(&mut self) -> Option<Result<T, Broken>> {
         self.tasks.next().await
     }
 
-    /// The outcome of one that has ended.
+    /// Returns the outcome of a task that has ended, if there is one.
     pub fn try_join_next(&mut self) -> Option<Result<T, Broken>> {
         self.tasks.next().now_or_never().flatten()
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.tasks.is_empty()
     }
@@ -162,7 +161,7 @@ impl<T> Drop for TaskSet<T> {
     }
 }
 
-/// Computes for a while, on this task; the others of its thread move on to another one.
+/// Runs a long computation on this thread; its other tasks move to another thread.
 pub fn in_place<T>(work: impl FnOnce() -> T) -> T {
     match present() {
         None => tokio::task::block_in_place(work),
@@ -170,7 +169,7 @@ pub fn in_place<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Computes for a while on a thread of its own.
+/// Runs a long computation on a thread for blocking work.
 ///
 /// # Errors
 /// If `work` panics.

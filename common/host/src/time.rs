@@ -1,4 +1,4 @@
-//! Clocks, and waiting by them.
+//! Clocks and timers.
 
 use std::pin::Pin;
 use std::sync::LazyLock;
@@ -10,8 +10,8 @@ use nix::time::{ClockId, clock_gettime};
 
 use crate::simulated::present;
 
-/// Time since the machine started, sleep included (`CLOCK_BOOTTIME`). A lease runs out while its
-/// holder sleeps, so the holder's own deadline must as well.
+/// Time since the machine started, sleep included (`CLOCK_BOOTTIME`). A lease expires even while its
+/// holder's machine sleeps, so the holder's own deadline must pass as well.
 pub fn boot_time() -> Duration {
     if let Some(host) = present() {
         return host.boot_time();
@@ -20,7 +20,7 @@ pub fn boot_time() -> Duration {
     Duration::from(time)
 }
 
-/// Milliseconds since 1970 by the machine's clock: for people's eyes; nothing is decided by it.
+/// Milliseconds since 1970 by the machine's clock. For display only; no decision depends on it.
 pub fn unix_ms() -> u64 {
     let since = match present() {
         Some(host) => host.unix_time(),
@@ -29,7 +29,7 @@ pub fn unix_ms() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The same as a calendar's moment, to be compared with those of an object store.
+/// The machine's wall-clock time, to compare with timestamps of an object store.
 pub fn system_time() -> SystemTime {
     match present() {
         Some(host) => UNIX_EPOCH + host.unix_time(),
@@ -37,15 +37,15 @@ pub fn system_time() -> SystemTime {
     }
 }
 
-/// When this process first looked at its clock.
+/// Time at which this process first read its clock.
 static START: LazyLock<tokio::time::Instant> = LazyLock::new(tokio::time::Instant::now);
 
-/// A moment on the monotonic clock that sleeps are measured by.
+/// A time of the monotonic clock that [`sleep`] uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Instant(Duration);
 
 impl Instant {
-    /// This moment.
+    /// Returns the current time.
     pub fn now() -> Self {
         match present() {
             Some(host) => Self(host.boot_time()),
@@ -56,6 +56,11 @@ impl Instant {
     /// Time since then.
     pub fn elapsed(self) -> Duration {
         Self::now().0.saturating_sub(self.0)
+    }
+
+    /// Time from `earlier` to this; zero if `earlier` is later.
+    pub fn since(self, earlier: Self) -> Duration {
+        self.0.saturating_sub(earlier.0)
     }
 
     /// Time until then.
@@ -72,7 +77,7 @@ impl std::ops::Add<Duration> for Instant {
     }
 }
 
-/// Waits for a time. Returned by [`sleep`].
+/// A timer. Returned by [`sleep`].
 pub struct Sleep(Waiting);
 
 enum Waiting {
@@ -99,20 +104,20 @@ pub fn sleep(time: Duration) -> Sleep {
     })
 }
 
-/// Waits until a moment.
+/// Waits until `at`.
 pub fn sleep_until(at: Instant) -> Sleep {
     sleep(at.remaining())
 }
 
-/// The time was over before the work was done.
+/// The timeout passed before the work completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("it took too long")]
+#[error("timed out")]
 pub struct TooLate;
 
-/// Does `work`, at most for `time`.
+/// Runs `work` with a timeout.
 ///
 /// # Errors
-/// If the time is over first; `work` is dropped.
+/// If `time` passes first; `work` is dropped.
 pub async fn timeout<T>(time: Duration, work: impl Future<Output = T>) -> Result<T, TooLate> {
     tokio::select! {
         biased;
@@ -121,16 +126,16 @@ pub async fn timeout<T>(time: Duration, work: impl Future<Output = T>) -> Result
     }
 }
 
-/// Ticks at least `period` apart, the first one at once. A tick that comes late delays those after
-/// it.
+/// Returns a timer that ticks at once and then at least `period` apart. A late tick delays the ticks
+/// after it.
 pub fn interval(period: Duration) -> Interval {
     Interval { period, next: sleep(Duration::ZERO) }
 }
 
-/// Returned by [`interval`].
+/// A periodic timer. Returned by [`interval`].
 pub struct Interval {
     period: Duration,
-    /// Kept from wait to wait, so that whoever waits for many things pays for one timer a tick.
+    /// Kept across calls of [`Interval::tick`], so that a `select!` loop creates one timer a tick.
     next: Sleep,
 }
 
@@ -141,7 +146,7 @@ impl Interval {
         self.reset();
     }
 
-    /// The next tick comes a whole period from now.
+    /// Schedules the next tick a whole period from now.
     pub fn reset(&mut self) {
         self.next = sleep(self.period);
     }

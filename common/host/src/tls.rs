@@ -1,9 +1,9 @@
-//! Who this process is and whom it trusts: a folder with three PEM files, named as Kubernetes names them
-//! in secrets of the type `kubernetes.io/tls`, and read again when they change.
+//! TLS credentials of a process: a folder with three PEM files, named as in Kubernetes secrets of the
+//! type `kubernetes.io/tls`, and reloaded when they change.
 //!
-//! All processes of a job trust one authority and nobody else. What a process is (its [`Role`]) is in its
-//! certificate as a DNS name. So a server knows what its callers are, and a client that it talks to what
-//! it means to talk to, wherever that runs.
+//! All processes of a job trust one certificate authority. The [`Role`] of a process is a DNS name in its
+//! certificate, so that servers can authorize callers by role, and clients can verify the role of a
+//! server on any machine.
 
 use std::fs;
 use std::io;
@@ -25,16 +25,16 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use crate::role::{ANY_ROLE, Role};
 
-/// The authority's certificate, our own with those between, and our key.
+/// The authority's certificate, this process's certificate with intermediates, and its key.
 pub const CA_FILE: &str = "ca.crt";
 pub const CERTIFICATE_FILE: &str = "tls.crt";
 pub const KEY_FILE: &str = "tls.key";
 
-/// What HTTP/2 is called while connections are agreed on.
+/// ALPN protocol names.
 const HTTP2: &[u8] = b"h2";
 const HTTP1: &[u8] = b"http/1.1";
 
-/// Why there are no credentials.
+/// Credentials cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     #[error("cannot read {path}: {source}")]
@@ -45,33 +45,33 @@ pub enum TlsError {
     OtherRole { path: PathBuf, found: String, wanted: Role },
 }
 
-/// How this process meets others.
+/// How other processes can connect to this one.
 #[derive(Clone, Debug)]
 pub enum Exposure {
-    /// In the clear, and only from this machine.
+    /// Without TLS, only from this machine.
     Loopback,
-    /// In the clear, from anywhere.
+    /// Without TLS, from anywhere.
     Plaintext,
-    /// By certificates.
+    /// With mutual TLS.
     Tls(Arc<Credentials>),
 }
 
 static EXPOSURE: OnceLock<Exposure> = OnceLock::new();
 
-/// Decides how this process meets others, once, before it opens a port or a connection.
+/// Sets the exposure of this process, once, before it opens a port or a connection.
 ///
 /// # Panics
-/// If that was decided already.
+/// If the exposure is already set.
 pub fn decide(exposure: Exposure) {
-    EXPOSURE.set(exposure).expect("a process decides once how it meets others");
+    EXPOSURE.set(exposure).expect("a process sets its exposure once");
 }
 
-/// How this process meets others: from this machine alone, until something else is decided.
+/// Returns the exposure of this process; loopback only by default.
 pub fn exposure() -> Exposure {
     EXPOSURE.get().cloned().unwrap_or(Exposure::Loopback)
 }
 
-/// The credentials of this process, if it has any.
+/// Returns the credentials of this process, if it has any.
 pub fn credentials() -> Option<Arc<Credentials>> {
     match EXPOSURE.get() {
         Some(Exposure::Tls(credentials)) => Some(credentials.clone()),
@@ -79,63 +79,64 @@ pub fn credentials() -> Option<Arc<Credentials>> {
     }
 }
 
-/// The credentials in a folder, kept current.
+/// The credentials in a folder, reloaded when the files change.
 #[derive(Debug)]
 pub struct Credentials {
     folder: PathBuf,
-    /// What the process has to be, if that is known.
+    /// The role that the certificate must have, if any.
     role: Option<Role>,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
-    /// Of the files as they were last seen, whether they were any good or not.
+    /// Of the files when they were last read, valid or not.
     seen: Stamps,
     good: Arc<Loaded>,
 }
 
-/// What tells one state of a file from another: replaced, written, or grown.
+/// Inode, modification time and length of each file, which detect a change.
 type Stamps = [Option<(u64, i64, i64, u64)>; 3];
 
-/// Credentials as they were read.
+/// Loaded credentials.
 #[derive(Debug)]
 pub struct Loaded {
-    /// What our own certificate says that we are.
+    /// The roles in this process's certificate.
     pub roles: Vec<Role>,
-    /// When our own certificate ends, in seconds since 1970.
+    /// Expiry of this process's certificate, in seconds since 1970.
     pub not_after: i64,
-    /// For gRPC: whoever has no certificate of the authority is not let in.
+    /// For gRPC: clients must present a certificate of the authority.
     pub server: Arc<ServerConfig>,
-    /// For the admin port: others are let in as nobody.
+    /// For the admin port: clients without a certificate are accepted without a role.
     pub admin: Arc<ServerConfig>,
     pub client: Arc<ClientConfig>,
 }
 
 impl Credentials {
-    /// Reads the folder.
+    /// Loads the folder.
     ///
     /// # Errors
-    /// A sentence that names the file and what is wrong with it.
+    /// A message that names the file and the error.
     pub fn open(folder: &Path) -> Result<Self, TlsError> {
-        // Before they are read: what changes meanwhile is read again.
+        // Taken before the files are read, so that a concurrent change causes a reload.
         let seen = stamps(folder);
         let good = Arc::new(Loaded::read(folder)?);
         let state = Mutex::new(State { seen, good });
         Ok(Self { folder: folder.to_owned(), role: None, state })
     }
 
-    /// The same for a process that is to have `role`.
+    /// Loads the folder for a process of `role`.
     ///
     /// # Errors
-    /// As [`Credentials::open`], or that the certificate is of another role.
+    /// As [`Credentials::open`], or if the certificate has another role.
     pub fn open_as(folder: &Path, role: Role) -> Result<Self, TlsError> {
         let credentials = Self::open(folder)?;
         credentials.current().demand(folder, role)?;
         Ok(Self { role: Some(role), ..credentials })
     }
 
-    /// What the files say now; if they are no good (just being written, say), what they said last.
+    /// Returns the current credentials: those in the files, or the last valid ones if the files are
+    /// invalid, for example while they are being written.
     pub fn current(&self) -> Arc<Loaded> {
         let mut state = self.state.lock().expect("no holder panics");
         let seen = stamps(&self.folder);
@@ -143,21 +144,21 @@ impl Credentials {
             state.seen = seen;
             match self.read() {
                 Ok(loaded) => {
-                    info!(folder = %self.folder.display(), "has new certificates");
+                    info!(folder = %self.folder.display(), "reloaded certificates");
                     state.good = Arc::new(loaded);
                 }
-                Err(error) => warn!(%error, "keeps its certificates: the new ones are no good"),
+                Err(error) => warn!(%error, "cannot load new certificates; keeping the old ones"),
             }
         }
         state.good.clone()
     }
 }
 
-/// Whether callers without a certificate are let in, as nobody.
+/// Whether clients without a certificate are accepted, without a role.
 #[derive(Clone, Copy)]
-enum Guests {
-    Refused,
-    Welcome,
+enum ClientAuth {
+    Required,
+    Optional,
 }
 
 /// The contents of a folder.
@@ -180,7 +181,7 @@ impl Credentials {
 }
 
 impl Loaded {
-    /// A process stays what it is, whatever certificate it is given.
+    /// Verifies the role of the certificate, also after a reload.
     fn demand(&self, folder: &Path, wanted: Role) -> Result<(), TlsError> {
         if self.roles.contains(&wanted) {
             return Ok(());
@@ -200,8 +201,8 @@ impl Loaded {
         Ok(Self {
             roles: own.roles,
             not_after: own.not_after,
-            server: files.server(Guests::Refused, HTTP2)?,
-            admin: files.server(Guests::Welcome, HTTP1)?,
+            server: files.server(ClientAuth::Required, HTTP2)?,
+            admin: files.server(ClientAuth::Optional, HTTP1)?,
             client: files.client()?,
         })
     }
@@ -226,35 +227,39 @@ impl Files {
         })
     }
 
-    /// Whether others will believe us now.
+    /// Verifies that the certificate is valid now and signed by the authority.
     fn check(&self) -> Result<(), TlsError> {
         let roots = self.roots.clone();
         let verifier = WebPkiServerVerifier::builder_with_provider(roots, self.provider.clone());
         let verifier = verifier.build().map_err(|error| bad(self.folder.join(CA_FILE), error))?;
         let name = ServerName::try_from(ANY_ROLE).expect("it is a DNS name");
-        let (own, between) = (&self.chain[0], &self.chain[1..]);
-        let verified = verifier.verify_server_cert(own, between, &name, &[], UnixTime::now());
+        let (own, intermediates) = (&self.chain[0], &self.chain[1..]);
+        let verified = verifier.verify_server_cert(own, intermediates, &name, &[], UnixTime::now());
         verified.map(|_| ()).map_err(|error| {
-            bad(self.folder.join(CERTIFICATE_FILE), format!("by {CA_FILE}: {error}"))
+            bad(self.folder.join(CERTIFICATE_FILE), format!("not valid under {CA_FILE}: {error}"))
         })
     }
 
-    fn server(&self, guests: Guests, protocol: &[u8]) -> Result<Arc<ServerConfig>, TlsError> {
+    fn server(
+        &self,
+        client_auth: ClientAuth,
+        protocol: &[u8],
+    ) -> Result<Arc<ServerConfig>, TlsError> {
         let roots = self.roots.clone();
         let verifier = WebPkiClientVerifier::builder_with_provider(roots, self.provider.clone());
-        let verifier = match guests {
-            Guests::Refused => verifier,
-            Guests::Welcome => verifier.allow_unauthenticated(),
+        let verifier = match client_auth {
+            ClientAuth::Required => verifier,
+            ClientAuth::Optional => verifier.allow_unauthenticated(),
         };
         let verifier = verifier.build().map_err(|error| bad(self.folder.join(CA_FILE), error))?;
         let mut config = ServerConfig::builder_with_provider(self.provider.clone())
             .with_protocol_versions(&[&TLS13])
-            .map_err(|error| self.misfit(&error))?
+            .map_err(|error| self.bad_key(&error))?
             .with_client_cert_verifier(verifier)
             .with_single_cert(self.chain.clone(), self.key.clone_key())
-            .map_err(|error| self.misfit(&error))?;
+            .map_err(|error| self.bad_key(&error))?;
         config.alpn_protocols = vec![protocol.to_owned()];
-        // Whoever resumes a session shows no certificate again, so one that is over would open doors.
+        // No session resumption: it would accept a client whose certificate has expired.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(Arc::new(config))
@@ -263,37 +268,37 @@ impl Files {
     fn client(&self) -> Result<Arc<ClientConfig>, TlsError> {
         let config = ClientConfig::builder_with_provider(self.provider.clone())
             .with_protocol_versions(&[&TLS13])
-            .map_err(|error| self.misfit(&error))?
+            .map_err(|error| self.bad_key(&error))?
             .with_root_certificates(self.roots.clone())
             .with_client_auth_cert(self.chain.clone(), self.key.clone_key())
-            .map_err(|error| self.misfit(&error))?;
+            .map_err(|error| self.bad_key(&error))?;
         Ok(Arc::new(config))
     }
 
-    fn misfit(&self, error: &rustls::Error) -> TlsError {
-        bad(self.folder.join(KEY_FILE), format!("with {CERTIFICATE_FILE}: {error}"))
+    fn bad_key(&self, error: &rustls::Error) -> TlsError {
+        bad(self.folder.join(KEY_FILE), format!("cannot be used with {CERTIFICATE_FILE}: {error}"))
     }
 }
 
-/// The cryptography that all of us use.
+/// Returns the cryptography provider that all processes use.
 pub fn crypto() -> CryptoProvider {
     rustls::crypto::ring::default_provider()
 }
 
-/// What a certificate says.
+/// Contents of a certificate.
 #[derive(Clone, Debug)]
 pub struct Described {
     pub roles: Vec<Role>,
-    /// The DNS names and IP addresses that it is for.
+    /// The DNS names and IP addresses in its subject alternative name.
     pub names: Vec<String>,
-    /// When it ends, in seconds since 1970.
+    /// Its expiry, in seconds since 1970.
     pub not_after: i64,
 }
 
-/// What a certificate (DER) says; whoever signed it.
+/// Parses a certificate (DER); does not verify it.
 ///
 /// # Errors
-/// That it is none.
+/// If it is not a certificate.
 pub fn described(certificate: &[u8]) -> Result<Described, String> {
     let (_, certificate) = X509Certificate::from_der(certificate).map_err(|it| it.to_string())?;
     let names = certificate.subject_alternative_name().map_err(|it| it.to_string())?;
@@ -307,7 +312,7 @@ pub fn described(certificate: &[u8]) -> Result<Described, String> {
     })
 }
 
-/// A name as people write it, if it is of a kind that we use.
+/// Returns a DNS name or an IP address as text.
 fn plain(name: &GeneralName<'_>) -> Option<String> {
     match name {
         GeneralName::DNSName(name) => Some((*name).to_owned()),
@@ -319,20 +324,20 @@ fn plain(name: &GeneralName<'_>) -> Option<String> {
     }
 }
 
-/// What the first certificate in a PEM file says; whoever signed it.
+/// Parses the first certificate in a PEM file; does not verify it.
 ///
 /// # Errors
-/// A sentence that names the file and what is wrong with it.
+/// A message that names the file and the error.
 pub fn described_file(path: &Path) -> Result<Described, TlsError> {
     described(&certificates(path)?[0]).map_err(|reason| bad(path, reason))
 }
 
-/// The certificates in a PEM file; at least one.
+/// Reads the certificates in a PEM file; at least one.
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let text = read(path)?;
     let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
     match read {
-        Ok(certificates) if certificates.is_empty() => Err(bad(path, "no certificate is in it")),
+        Ok(certificates) if certificates.is_empty() => Err(bad(path, "no certificate found")),
         Ok(certificates) => Ok(certificates),
         Err(error) => Err(bad(path, error)),
     }

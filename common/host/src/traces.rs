@@ -1,39 +1,39 @@
-//! Traces go along with calls: whoever calls says of which trace that is, and whoever is called goes on
-//! with it. How it is written in a call's headers is up to whoever exports traces. While nobody does, this
-//! costs nothing.
+//! Propagates traces with calls: the client writes the trace context into the headers of a call, and the
+//! server continues that trace. The exporter of traces defines the format. Without an exporter this costs
+//! nothing.
 
 use std::sync::OnceLock;
 
 use http::HeaderMap;
 use tracing::{Span, info_span};
 
-/// Target of the spans that traces are made of; logs leave them out.
+/// Target of trace spans; logs exclude it.
 pub const TRACE: &str = "steadfast::trace";
 
-/// Takes traces from process to process.
+/// Propagates the trace context between processes.
 #[derive(Clone, Copy, Debug)]
 pub struct Courier {
-    /// Writes a span of the caller's into the headers of its call.
+    /// Writes the caller's span into the headers of a call.
     pub send: fn(&Span, &mut HeaderMap),
-    /// Makes a span go on with what the headers of a call say.
+    /// Makes the span in the headers of a call the parent of a span.
     pub receive: fn(&HeaderMap, &Span),
 }
 
 static COURIER: OnceLock<Courier> = OnceLock::new();
 
-/// From now on, all calls of the process carry their traces. Only the first courier counts.
+/// Installs the propagation for all calls of the process. Only the first call has an effect.
 pub fn carry(courier: Courier) {
     let _ = COURIER.set(courier);
 }
 
-/// Says in a call's headers of which trace it is.
+/// Writes the current trace context into the headers of a call.
 pub(crate) fn send(headers: &mut HeaderMap) {
     if let Some(courier) = COURIER.get() {
         (courier.send)(&Span::current(), headers);
     }
 }
 
-/// The span in which a call is answered.
+/// Returns the span in which the server handles a call.
 pub(crate) fn receive(path: &str, headers: &HeaderMap) -> Span {
     let Some(courier) = COURIER.get() else { return Span::none() };
     let name = path.rsplit('/').next().unwrap_or(path);

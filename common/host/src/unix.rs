@@ -1,8 +1,8 @@
-//! The shorter way between two processes of one machine: a Unix socket beside the port.
+//! Unix sockets for processes on the same machine, which are faster than TCP.
 //!
-//! Sockets have names in the abstract namespace of Linux, which belongs to the network namespace: there is
-//! no file to clean up, and a container of its own network sees none of them. On other systems nothing can
-//! be bound there, and TCP is the only way.
+//! Socket names are in Linux's abstract namespace, which is part of the network namespace: there is no
+//! file to clean up, and a container with its own network does not see them. On other systems binding
+//! fails, and only TCP is used.
 
 use std::io;
 
@@ -10,21 +10,21 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_stream::{Stream, StreamExt};
 
-/// What tells a name in the abstract namespace from a path.
+/// Prefix of names in the abstract namespace.
 const ABSTRACT: char = '\0';
 
-/// Listens at `name`.
+/// Listens on `name`.
 ///
 /// # Errors
-/// The system's.
+/// The I/O error of the system.
 pub(crate) fn listen(name: &str) -> io::Result<UnixListener> {
     UnixListener::bind(format!("{ABSTRACT}{name}"))
 }
 
-/// Connections of processes of our own user, and of no other.
+/// Returns connections from processes of the same user; others are dropped.
 ///
 /// # Errors
-/// The system's.
+/// The I/O error of the system.
 pub(crate) fn incoming(
     listener: UnixListener,
 ) -> io::Result<impl Stream<Item = io::Result<UnixStream>>> {
@@ -35,7 +35,7 @@ pub(crate) fn incoming(
     }))
 }
 
-/// Connects to `name`, if a process of our own user listens there.
+/// Connects to `name` if a process of the same user listens there.
 pub(crate) async fn connect(name: &str) -> Option<UnixStream> {
     let stream = UnixStream::connect(format!("{ABSTRACT}{name}")).await.ok()?;
     is_of(&stream, own_user().ok()?).then_some(stream)

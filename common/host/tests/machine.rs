@@ -1,10 +1,10 @@
-//! What programs ask of a real machine.
+//! Tests of the host interface on a real machine.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use steadfast_host::net::{Knock, Port, knock};
+use steadfast_host::net::{Port, Probe, probe};
 use steadfast_host::task::{TaskSet, spawn};
 use steadfast_host::time::{Instant, TooLate, interval, timeout};
 use tokio::net::TcpListener;
@@ -38,7 +38,7 @@ async fn a_tick_that_comes_late_delays_those_after_it() {
     let mut ticks = interval(SOON);
     ticks.tick().await;
     let due = Instant::now() + 3 * SOON;
-    // The thread itself is late: whole ticks are missed.
+    // Block the thread for several periods.
     while Instant::now() < due {
         std::hint::spin_loop();
     }
@@ -75,22 +75,22 @@ async fn a_task_that_panics_is_broken_and_harms_nobody() {
     assert!(set.is_empty());
 }
 
-/// A knock tells who is gone from who is only silent, and notices when an open one closes.
+/// A probe distinguishes a closed port from a silent peer, and detects when the connection closes.
 #[tokio::test]
 async fn a_knock_is_answered_while_somebody_listens() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let Knock::Open(closed) = knock(&address).await else { panic!("nobody listens") };
+    let Probe::Open(closed) = probe(&address).await else { panic!("refused") };
     let (stream, _) = listener.accept().await.unwrap();
     let mut closed = std::pin::pin!(closed);
     assert_eq!(timeout(SOON, &mut closed).await, Err(TooLate));
     drop(stream);
-    timeout(Duration::from_secs(10), closed).await.expect("the other side has closed");
+    timeout(Duration::from_secs(10), closed).await.expect("the peer has closed");
     drop(listener);
-    assert!(matches!(knock(&address).await, Knock::Refused));
+    assert!(matches!(probe(&address).await, Probe::Refused));
 }
 
-/// A port that is served is closed when it is told to stop.
+/// A served port closes when it is stopped.
 #[tokio::test]
 async fn a_port_is_served_until_it_is_told_to_stop() {
     let port = Port::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
@@ -99,5 +99,5 @@ async fn a_port_is_served_until_it_is_told_to_stop() {
     let serving = port.serve(Routes::default(), |_| &[], stop.clone());
     stop.cancel();
     serving.await.unwrap().unwrap();
-    assert!(matches!(knock(&address).await, Knock::Refused));
+    assert!(matches!(probe(&address).await, Probe::Refused));
 }

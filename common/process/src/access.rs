@@ -1,10 +1,10 @@
-//! Who may make which call.
+//! Access rules: which roles may make which call.
 
 use steadfast_host::role::Role::{self, Admin, Master, Pserver, Trainer};
 
-/// The roles that may call a method, by its path; nobody, if we do not know it.
+/// Returns the roles that may call a method, given its path; none if the method is unknown.
 ///
-/// Whoever may save or leave asks for a checkpoint; only an administrator sets a job back.
+/// Pservers and administrators may request a checkpoint; only administrators may restore one.
 pub fn access(path: &str) -> &'static [Role] {
     let Some((service, method)) = path.strip_prefix('/').and_then(|it| it.split_once('/')) else {
         return &[];
@@ -30,7 +30,7 @@ pub fn access(path: &str) -> &'static [Role] {
 mod tests {
     use super::*;
 
-    /// F50: nobody may do what is not theirs, and what nobody knows nobody may.
+    /// F50: a role may call only its own methods; unknown methods are denied.
     #[test]
     fn each_role_may_do_what_its_work_needs_and_nothing_else() {
         assert_eq!(access("/steadfast.v1.Master/NextTask"), [Trainer]);
@@ -41,7 +41,7 @@ mod tests {
         }
     }
 
-    /// A method that is added to a service needs a line here, or nobody can call it.
+    /// A new method of a service needs an access rule, or every call to it is denied.
     #[test]
     fn every_method_of_our_services_is_somebodys() {
         let files = ["master", "pserver"].map(|service| {

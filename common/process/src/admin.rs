@@ -1,9 +1,9 @@
 //! The admin port of a process: liveness, readiness, metrics and status over HTTP, or HTTPS if the process
-//! has certificates. Then only an administrator's certificate or the port's token opens more than whether
-//! it lives and is ready, which orchestrators ask without either.
+//! has certificates. With HTTPS, everything except liveness and readiness requires an administrator's
+//! certificate or the port's token; orchestrators probe those two without either.
 //!
-//! It reads no request body, and bounds connections, header bytes and time, so that nobody who can
-//! reach it can take the process's memory.
+//! The server reads no request body, and limits connections, header bytes and time, so that a client
+//! cannot exhaust the memory of the process.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -39,29 +39,30 @@ use crate::page::{self, Head, Section, Sections};
 use crate::process_metrics::ProcessMetrics;
 use crate::{Failure, Readiness, Ready, Shutdown, bind, tables};
 
-/// Connections served at a time; more wait in the kernel's queue.
+/// Concurrent connections; more wait in the kernel's accept queue.
 const CONNECTIONS_MAX: usize = 64;
 
-/// Of these, how many one machine may have.
-const OF_ONE_MACHINE_MAX: usize = 32;
+/// Concurrent connections of one address.
+const PER_ADDRESS_MAX: usize = 32;
 
-/// Of all, how many may listen for changes, which takes long.
+/// Concurrent connections that listen for changes, which are long-lived.
 const LISTENERS_MAX: usize = 16;
 
-/// Time for the headers of a request to arrive, which also ends idle connections.
+/// Timeout for the headers of a request; also ends idle connections.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Longest life of a connection.
+/// Maximum age of a connection.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Bytes and number of a request's headers.
+/// Maximum bytes and number of a request's headers.
 const HEADER_BYTES_MAX: usize = 16 << 10;
 const HEADERS_MAX: usize = 64;
 
-/// Pause after a connection could not be accepted (out of file descriptors).
+/// Delay after an accept error, such as running out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
 /// A bound admin port that is not served yet.
 #[derive(Debug)]
 pub struct Admin {
@@ -69,26 +70,26 @@ pub struct Admin {
     address: SocketAddr,
 }
 
-/// What an admin port shows.
+/// The content of an admin port.
 pub struct AdminContent {
     /// `master`, `pserver`, …
     pub role: &'static str,
     pub job: String,
-    /// The id under which the process is a member of the job at present; must not wait.
+    /// Returns the current member id of the process; must not block.
     pub id: Box<dyn Fn() -> Uuid + Send + Sync>,
     pub readiness: Readiness,
     pub metrics: Registry,
-    /// Opens the port to whoever has no certificate; see [`crate::SecurityArgs::admin_token`].
+    /// Authorizes clients without a certificate; see [`crate::SecurityArgs::admin_token`].
     pub token: Option<String>,
-    /// What `/drain` sets off.
+    /// Triggered by `/drain`.
     pub shutdown: Shutdown,
-    /// Gives the process's status; must not wait.
+    /// Returns the status of the process; must not block.
     pub status: Box<dyn Fn() -> Value + Send + Sync>,
-    /// Writes the page, if that is more than the status in tables.
+    /// Renders the page; by default the status as tables.
     pub page: Option<Sections>,
 }
 
-/// What an admin port shows, and how many may listen for changes.
+/// The content of an admin port, and the limit on clients that listen for changes.
 struct Shown {
     content: AdminContent,
     listeners: Arc<Semaphore>,
@@ -113,7 +114,7 @@ impl Admin {
     /// Binds `--admin-listen`.
     ///
     /// # Errors
-    /// If the address cannot be had; the message names it.
+    /// If the address cannot be bound; the message names it.
     pub async fn bind(address: SocketAddr) -> Result<Self, Failure> {
         let port = bind(address, "--admin-listen").await?;
         let address = port
@@ -122,12 +123,12 @@ impl Admin {
         Ok(Self { port, address })
     }
 
-    /// The address that was bound.
+    /// Returns the bound address.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Starts to answer.
+    /// Starts serving.
     pub fn serve(self, mut content: AdminContent) -> AdminServer {
         let address = self.address;
         content.metrics.register_collector(Box::new(ProcessMetrics { role: content.role }));
@@ -135,7 +136,7 @@ impl Admin {
         let router = router(Arc::new(Shown { content, listeners }));
         let task = match self.port.into_tcp() {
             Ok(listener) => spawn(accept(listener, router)),
-            // It is there to be knocked at.
+            // A simulated port only has to be open for probes.
             Err(port) => spawn(async move {
                 let _port = port;
                 std::future::pending().await
@@ -146,7 +147,7 @@ impl Admin {
 }
 
 impl AdminServer {
-    /// The address that was bound.
+    /// Returns the bound address.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
@@ -159,47 +160,48 @@ impl Drop for AdminServer {
 }
 
 async fn accept(listener: TcpListener, router: Router) {
-    let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let peers = Peers::new(OF_ONE_MACHINE_MAX);
+    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let peers = Peers::new(PER_ADDRESS_MAX);
     let mut connections = JoinSet::new();
     loop {
-        let slot = slots.clone().acquire_owned().await.expect("the semaphore is never closed");
+        let permit = permits.clone().acquire_owned().await.expect("the semaphore is never closed");
         while connections.try_join_next().is_some() {}
         match listener.accept().await {
             Ok((stream, address)) => {
                 let router = router.clone();
                 let Some(admitted) = peers.admit(address) else { continue };
                 connections.spawn(async move {
-                    let (_slot, _admitted) = (slot, admitted);
-                    let met = tokio::time::timeout(CONNECTION_TIMEOUT, meet(stream, router));
-                    if met.await.is_err() {
-                        debug!("admin connection ended for its age");
+                    let (_permit, _admitted) = (permit, admitted);
+                    let served =
+                        tokio::time::timeout(CONNECTION_TIMEOUT, serve_stream(stream, router));
+                    if served.await.is_err() {
+                        debug!("admin connection closed: maximum age reached");
                     }
                 });
             }
             Err(error) => {
-                warn!(%error, "cannot accept on the admin port");
+                warn!(%error, "cannot accept a connection on the admin port");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
     }
 }
 
-async fn meet(stream: TcpStream, router: Router) {
+async fn serve_stream(stream: TcpStream, router: Router) {
     let Some(credentials) = tls::credentials() else {
-        return answer(stream, Peer::Unasked, router).await;
+        return serve_http(stream, Peer::Unasked, router).await;
     };
     let acceptor = credentials.current().admin.clone().into();
     if let Some(agreed) = agree(stream, acceptor).await {
-        answer(agreed.stream, agreed.peer, router).await;
+        serve_http(agreed.stream, agreed.peer, router).await;
     }
 }
 
-async fn answer<S>(stream: S, peer: Peer, router: Router)
+async fn serve_http<S>(stream: S, peer: Peer, router: Router)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    // Strangers ask one question and go: whoever probes must find a free place.
+    // Clients without a role get one request per connection, so that probes find a free connection.
     let is_known = match &peer {
         Peer::Unasked => true,
         Peer::Known(roles) => !roles.is_empty(),
@@ -214,14 +216,14 @@ where
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
         .await;
     if let Err(error) = served {
-        debug!(%error, "admin connection broke");
+        debug!(%error, "admin connection failed");
     }
 }
 
 fn router(content: Arc<Shown>) -> Router {
     let lock = Arc::new(Lock::new(content.token.clone()));
-    // Whoever watches has the token; it changes nothing.
-    let changes = from_fn_with_state(Arc::new(Lock::new(None)), unlock);
+    // The token gives read access only.
+    let changes = from_fn_with_state(Arc::new(Lock::new(None)), authorize);
     let acts = Router::new().route("/drain", post(drain)).route_layer(changes);
     Router::new()
         .route("/", get(page))
@@ -230,15 +232,15 @@ fn router(content: Arc<Shown>) -> Router {
         .route("/events", get(events))
         .route("/metrics", get(metrics))
         .route("/status", get(status))
-        .route_layer(from_fn_with_state(lock, unlock))
+        .route_layer(from_fn_with_state(lock, authorize))
         .merge(acts)
         .route("/healthz", get(async || Ok::<_, Infallible>("alive\n")))
         .route("/readyz", get(ready))
         .with_state(content)
 }
 
-/// Lets those through who may see what others may not.
-async fn unlock(
+/// Passes authorized requests on, and refuses others.
+async fn authorize(
     State(lock): State<Arc<Lock>>,
     Extension(peer): Extension<Peer>,
     request: Request,
@@ -247,10 +249,10 @@ async fn unlock(
     if lock.opens(&peer, request.headers().get(header::AUTHORIZATION)) {
         return next.run(request).await;
     }
-    let (path, caller) = (request.uri().path().to_owned(), "nobody".to_owned());
+    let (path, caller) = (request.uri().path().to_owned(), "an unauthorized client".to_owned());
     refused(&Refusal::Call { path, caller });
-    let why =
-        "this needs an administrator's certificate, or, to look, the token as bearer or password\n";
+    let why = "this requires an administrator's certificate, or, for read access, the token as bearer token \
+               or password\n";
     (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, CHALLENGE)], why).into_response()
 }
 
@@ -280,21 +282,22 @@ async fn status(State(content): Content) -> Response {
     axum::Json((content.status)()).into_response()
 }
 
-/// Asks the process to finish in good order. Pages of others can have a browser of this machine ask as well;
-/// browsers say where such a request comes from.
+/// Requests a drain. Refuses requests of browsers, which send an `Origin` header, because a page of another
+/// site could make them (cross-site request forgery).
 async fn drain(State(content): Content, request: Request) -> Response {
     if request.headers().contains_key(header::ORIGIN) {
-        return (StatusCode::FORBIDDEN, "not from a browser\n").into_response();
+        return (StatusCode::FORBIDDEN, "requests from browsers are not permitted\n")
+            .into_response();
     }
-    // Whoever got the address from etcd may reach another process by it: ports are used again, and
-    // loopback is another machine's everywhere.
+    // An address from etcd may lead to another process: ports are reused, and a loopback address differs
+    // on every machine.
     let meant = request.uri().query().and_then(|query| query.strip_prefix("member="));
     let id = (content.id)().to_string();
     if meant.is_some_and(|meant| meant != id) {
-        let why = format!("this is {} {id}, not the one that was meant\n", content.role);
+        let why = format!("this is {} {id}, not the requested member\n", content.role);
         return (StatusCode::CONFLICT, why).into_response();
     }
-    info!("draining: an administrator asked for it");
+    info!("draining: requested on the admin port");
     content.shutdown.trigger();
     (StatusCode::ACCEPTED, "draining\n").into_response()
 }
@@ -302,28 +305,28 @@ async fn drain(State(content): Content, request: Request) -> Response {
 async fn page(State(content): Content) -> Response {
     let warning = match tls::exposure() {
         Exposure::Plaintext => {
-            Some("INSECURE: whoever reaches this process can read and change everything")
+            Some("INSECURE: any client that can connect can read and change everything")
         }
         Exposure::Loopback | Exposure::Tls(_) => None,
     };
-    let (ready, sections) = content.look();
+    let (ready, sections) = content.render();
     let head = Head { role: content.role, job: &content.job, ready: &ready, warning };
     page::page(&head, &sections)
 }
 
 async fn events(State(content): Content) -> Response {
     match content.listeners.clone().try_acquire_owned() {
-        Ok(place) => page::events(move || {
-            let _place = &place;
-            content.look()
+        Ok(permit) => page::events(move || {
+            let _permit = &permit;
+            content.render()
         }),
-        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "too many listen already\n").into_response(),
+        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "too many event streams\n").into_response(),
     }
 }
 
 impl AdminContent {
-    /// Readiness in words, and the page's sections.
-    fn look(&self) -> (String, Vec<Section>) {
+    /// Returns the readiness as text, and the sections of the page.
+    fn render(&self) -> (String, Vec<Section>) {
         let ready = match self.readiness.get() {
             Ready::Yes => "ready".to_owned(),
             Ready::No(reason) => format!("not ready: {reason}"),
@@ -373,7 +376,7 @@ mod tests {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
-        // A refused request may be answered and reset before it was read to its end.
+        // The server may answer a refused request and reset the connection before it read all of it.
         let _ = stream.read_to_string(&mut answer).await;
         answer
     }
@@ -414,7 +417,7 @@ mod tests {
         assert!(answer.contains("content-type: application/json"));
     }
 
-    /// A page of somebody else, open in a browser of this machine, ends nothing.
+    /// A page of another site in a local browser cannot drain the process.
     #[tokio::test]
     async fn whoever_is_no_browser_can_have_the_process_drain() {
         let shutdown = Shutdown::manual();
@@ -437,20 +440,20 @@ mod tests {
         assert!(ask("POST", "").await.starts_with("HTTP/1.1 202"));
     }
 
-    /// A browser learns of a change without asking again.
+    /// A browser receives changes without polling.
     #[tokio::test]
     async fn a_change_is_told_to_whoever_listens() {
         let readiness = Readiness::new("starting");
         let server = start(&readiness).await;
         let mut stream = TcpStream::connect(server.local_addr()).await.unwrap();
         stream.write_all(b"GET /events HTTP/1.1\r\nHost: it\r\n\r\n").await.unwrap();
-        let mut told = String::new();
+        let mut received = String::new();
         let mut until = async |what: &str| {
-            while !told.contains(what) {
+            while !received.contains(what) {
                 let mut bytes = [0; 4096];
                 let read = tokio::time::timeout(Duration::from_secs(5), stream.read(&mut bytes));
                 let count = read.await.unwrap().unwrap();
-                told += &String::from_utf8_lossy(&bytes[..count]);
+                received += &String::from_utf8_lossy(&bytes[..count]);
             }
         };
         until("not ready: starting").await;
@@ -458,7 +461,7 @@ mod tests {
         until("\"ready\":\"ready\"").await;
     }
 
-    /// F49: who opens connections and says nothing shuts nobody else out.
+    /// F49: idle connections of one address do not block other addresses.
     #[tokio::test]
     async fn one_machine_does_not_take_all_places() {
         let server = start(&Readiness::new("")).await;
@@ -472,10 +475,10 @@ mod tests {
         let mut other = socket.connect(address).await.unwrap();
         let request = b"GET /healthz HTTP/1.1\r\nHost: it\r\nConnection: close\r\n\r\n";
         other.write_all(request).await.unwrap();
-        let mut told = String::new();
-        let reading = other.read_to_string(&mut told);
+        let mut received = String::new();
+        let reading = other.read_to_string(&mut received);
         tokio::time::timeout(HEADER_TIMEOUT / 2, reading).await.unwrap().unwrap();
-        assert!(told.starts_with("HTTP/1.1 200"), "{told}");
+        assert!(received.starts_with("HTTP/1.1 200"), "{received}");
     }
 
     #[tokio::test]

@@ -1,4 +1,4 @@
-//! What opens an admin port.
+//! Authentication of requests to an admin port.
 
 use axum::http::HeaderValue;
 use base64::Engine;
@@ -7,10 +7,10 @@ use steadfast_host::incoming::Peer;
 use steadfast_host::role::Role;
 use subtle::ConstantTimeEq;
 
-/// Has a browser ask for the token: as a password, with any name.
+/// Makes a browser prompt for the token, as the password of any user name.
 pub(crate) const CHALLENGE: &str = "Basic realm=\"steadfast\", charset=\"UTF-8\"";
 
-/// Opens for administrators, and for whoever has the token.
+/// Accepts administrators, and clients with the token.
 pub(crate) struct Lock {
     token: Option<String>,
 }
@@ -20,7 +20,7 @@ impl Lock {
         Self { token }
     }
 
-    /// Whether somebody may come in, by certificate or by what its request brings.
+    /// Whether a request is authorized, by the certificate of its peer or by its token.
     pub(crate) fn opens(&self, peer: &Peer, authorization: Option<&HeaderValue>) -> bool {
         match peer {
             Peer::Unasked => true,
@@ -36,7 +36,7 @@ impl Lock {
     }
 }
 
-/// The token in an `Authorization` header: a bearer, or a password.
+/// Returns the token in an `Authorization` header: a bearer token or a basic password.
 fn token(header: &str) -> Option<String> {
     let (scheme, rest) = header.split_once(' ')?;
     if scheme.eq_ignore_ascii_case("bearer") {
@@ -53,24 +53,24 @@ fn token(header: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// F50: without the right certificate or token nobody comes in.
+    /// F50: requests without a permitted certificate or the token are refused.
     #[test]
     fn only_an_administrator_or_the_token_opens_it() {
         let lock = Lock::new(Some("0123456789abcdef".to_owned()));
         let trainer = Peer::of(Role::Trainer);
-        let nobody = Peer::Known([].into());
+        let anonymous = Peer::Known([].into());
         let opens = |peer: &Peer, header: &str| {
             lock.opens(peer, Some(&HeaderValue::from_str(header).unwrap()))
         };
         assert!(lock.opens(&Peer::Unasked, None) && lock.opens(&Peer::of(Role::Admin), None));
-        assert!(!lock.opens(&nobody, None) && !lock.opens(&trainer, None));
-        assert!(opens(&nobody, "Bearer 0123456789abcdef"));
-        let password = STANDARD.encode("anybody:0123456789abcdef");
-        assert!(opens(&nobody, &format!("Basic {password}")));
+        assert!(!lock.opens(&anonymous, None) && !lock.opens(&trainer, None));
+        assert!(opens(&anonymous, "Bearer 0123456789abcdef"));
+        let password = STANDARD.encode("any:0123456789abcdef");
+        assert!(opens(&anonymous, &format!("Basic {password}")));
         for wrong in ["Bearer 0123456789abcdeg", "Bearer ", "Bearer", "Basic !", "0123456789abcdef"]
         {
             assert!(!opens(&trainer, wrong), "{wrong}");
         }
-        assert!(!Lock::new(None).opens(&nobody, Some(&HeaderValue::from_static("Bearer "))));
+        assert!(!Lock::new(None).opens(&anonymous, Some(&HeaderValue::from_static("Bearer "))));
     }
 }

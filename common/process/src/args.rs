@@ -1,4 +1,4 @@
-//! The settings that all processes share.
+//! Settings that all processes share.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use tracing::warn;
 use crate::security::{SecurityArgs, TlsArgs, secret};
 use crate::{Failure, is_on_this_host};
 
-/// Settings of every server process, flattened into its own.
+/// Settings of every server process; flattened into its arguments.
 #[derive(Clone, Debug, Args)]
 pub struct CommonArgs {
     #[command(flatten)]
@@ -21,31 +21,32 @@ pub struct CommonArgs {
     /// Name of the job.
     #[arg(long, value_name = "NAME", value_parser = job_name)]
     pub job: String,
-    /// Where the job's keys lie in etcd [default: /jobs/<job>]; `/` is the bare layout.
+    /// Prefix of the job's keys in etcd [default: /jobs/<job>]; `/` for keys without a prefix.
     #[arg(long, value_name = "KEY", value_parser = keys_root)]
     pub root: Option<String>,
-    /// Address to serve on; port 0 picks a free one.
+    /// Address to serve on; port 0 picks a free port.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0", value_parser = socket_addr)]
     pub listen: SocketAddr,
-    /// Host, or host and port, that others reach this process by [default: the bound address; if that
-    /// is 0.0.0.0, the one that this machine has towards etcd].
+    /// Host, or host and port, at which other processes connect to this one [default: the bound address;
+    /// if that is 0.0.0.0, the address of this machine on the route to etcd].
     #[arg(long, value_name = "HOST[:PORT]", value_parser = host)]
     pub advertise: Option<String>,
     /// Address of the admin port: health, metrics, status.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0", value_parser = socket_addr)]
     pub admin_listen: SocketAddr,
-    /// How long etcd takes this process for alive after its last sign of life.
+    /// Time to live of this process's lease in etcd: how long after its last keep-alive it counts as
+    /// alive.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = lease_ttl)]
     pub lease_ttl: Duration,
     #[command(flatten)]
     pub security: SecurityArgs,
-    /// When the job is over, wait to be told to leave instead of ending with 0; for whatever starts
-    /// again what ends.
+    /// When the job completes, wait for a drain request instead of exiting with 0; for supervisors that
+    /// restart on every exit code.
     #[arg(long)]
-    pub linger: bool,
+    pub wait_after_completion: bool,
     #[command(flatten)]
     pub log: LogArgs,
-    /// File with settings (TOML); flags and variables go before it.
+    /// File with settings (TOML); flags and environment variables override it.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Check the settings, print them and exit.
@@ -53,10 +54,10 @@ pub struct CommonArgs {
     pub check_config: bool,
 }
 
-/// How to reach etcd.
+/// Connection settings of etcd.
 #[derive(Clone, Debug, Args)]
 pub struct EtcdArgs {
-    /// URLs of etcd's members, separated by commas.
+    /// URLs of the etcd members, separated by commas.
     #[arg(
         long,
         value_name = "URL,…",
@@ -69,7 +70,7 @@ pub struct EtcdArgs {
     pub auth: EtcdAuthArgs,
 }
 
-/// How to prove to etcd who we are, and whom we trust.
+/// Authentication settings of etcd.
 #[derive(Clone, Debug, Default, Args)]
 pub struct EtcdAuthArgs {
     /// User name for etcd.
@@ -78,24 +79,24 @@ pub struct EtcdAuthArgs {
     /// File with the password of that user.
     #[arg(long, value_name = "FILE", requires = "etcd_user")]
     pub etcd_password_file: Option<PathBuf>,
-    /// PEM file with the certificate authority to trust.
+    /// PEM file with the certificate authority of etcd.
     #[arg(long, value_name = "FILE")]
     pub etcd_ca: Option<PathBuf>,
-    /// PEM file with our own certificate.
+    /// PEM file with the client certificate for etcd.
     #[arg(long, value_name = "FILE", requires = "etcd_key")]
     pub etcd_cert: Option<PathBuf>,
-    /// PEM file with the key of our certificate.
+    /// PEM file with the key of that certificate.
     #[arg(long, value_name = "FILE", requires = "etcd_cert")]
     pub etcd_key: Option<PathBuf>,
 }
 
-/// What to log, and how.
+/// Settings of logs and traces.
 #[derive(Clone, Debug, Args)]
 pub struct LogArgs {
     /// Which events to log: a level, or `target=level` pairs separated by commas.
     #[arg(long = "log", value_name = "FILTER", default_value = "info", value_parser = log_filter)]
     pub filter: String,
-    /// Form of the log's lines.
+    /// Format of log lines.
     #[arg(long = "log-format", value_name = "FORMAT", default_value = "text")]
     pub format: LogFormat,
     /// Send traces to this OpenTelemetry collector (gRPC), such as http://127.0.0.1:4317.
@@ -103,7 +104,7 @@ pub struct LogArgs {
     pub otlp_endpoint: Option<String>,
 }
 
-/// Forms of a log line.
+/// Formats of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     Text,
@@ -112,12 +113,12 @@ pub enum LogFormat {
 }
 
 impl CommonArgs {
-    /// The keys of the job.
+    /// Returns the keys of the job.
     pub fn keys(&self) -> Keys {
         self.root.as_deref().map_or_else(|| Keys::of_job(&self.job), Keys::below)
     }
 
-    /// How to reach etcd.
+    /// Returns the connection options for etcd.
     ///
     /// # Errors
     /// If the password file cannot be read.
@@ -129,54 +130,54 @@ impl CommonArgs {
         if self.security.tls.tls.is_some()
             && let Some(url) = self.etcd.etcd_endpoints.iter().find(in_the_clear)
         {
-            warn!(url, "talks to etcd in the clear; whoever is between can change the job's state");
+            warn!(url, "no TLS to etcd; an attacker on the network can change the job's state");
         }
         self.etcd.options(&self.security.tls)
     }
 
-    /// The address that others reach the gRPC port by.
+    /// Returns the address at which other processes connect to the gRPC port.
     ///
     /// # Errors
-    /// If the bound address means nothing elsewhere (`0.0.0.0`) and nothing else is advertised.
+    /// If the bound address is unspecified (`0.0.0.0`), and no other address is known.
     pub fn advertised(&self, bound: SocketAddr) -> Result<String, Failure> {
         match &self.advertise {
             None => self.own_address(bound),
-            Some(told) if port_of(told).is_some_and(|port| port != 0) => Ok(told.clone()),
-            Some(told) => Ok(format!("{}:{}", host_of(told), bound.port())),
+            Some(address) if port_of(address).is_some_and(|port| port != 0) => Ok(address.clone()),
+            Some(address) => Ok(format!("{}:{}", host_of(address), bound.port())),
         }
     }
 
-    /// The address that others reach the admin port by: the advertised host, the bound port.
+    /// Returns the address of the admin port for other processes: the advertised host, the bound port.
     ///
     /// # Errors
     /// As [`CommonArgs::advertised`].
     pub fn admin_advertised(&self, bound: SocketAddr) -> Result<String, Failure> {
         match &self.advertise {
             None => self.own_address(bound),
-            // Nobody elsewhere reaches a loopback address by an advertised host.
+            // A port bound to loopback is not reachable by an advertised host.
             Some(_) if bound.ip().is_loopback() => Ok(bound.to_string()),
-            Some(told) => Ok(format!("{}:{}", host_of(told), bound.port())),
+            Some(address) => Ok(format!("{}:{}", host_of(address), bound.port())),
         }
     }
 
-    /// What was bound; where that means nothing elsewhere, the address that this machine has towards
-    /// etcd, by which those who meet there reach it most likely.
+    /// Returns the bound address. If that is unspecified, returns the address of this machine on the
+    /// route to etcd, which the other clients of etcd can most likely reach.
     fn own_address(&self, bound: SocketAddr) -> Result<String, Failure> {
         if !bound.ip().is_unspecified() {
             return Ok(bound.to_string());
         }
         let towards = self.etcd.etcd_endpoints.iter().find_map(|it| address_towards(it));
-        // An etcd on this machine says nothing about where the others are.
+        // If etcd is on this machine, the route to it does not show which address others can reach.
         match towards.filter(|address| !address.is_loopback()) {
             Some(address) => Ok(SocketAddr::new(address, bound.port()).to_string()),
             None => Err(Failure::invalid(format!(
-                "nobody can reach this process by {bound}; say its address with --advertise"
+                "other processes cannot connect to {bound}; set the address with --advertise"
             ))),
         }
     }
 }
 
-/// The address from which this machine would send to an URL. Sends nothing.
+/// Returns the local address on the route to a URL. Sends no packet.
 pub(crate) fn address_towards(url: &str) -> Option<IpAddr> {
     let address = url.split_once("://")?.1;
     let peer = address.to_socket_addrs().ok()?.next()?;
@@ -190,7 +191,7 @@ pub(crate) fn address_towards(url: &str) -> Option<IpAddr> {
 }
 
 impl EtcdArgs {
-    /// Reads the password file, if there is one, and puts all together.
+    /// Returns the connection options; reads the password file, if there is one.
     ///
     /// # Errors
     /// If the password file cannot be read.
@@ -200,8 +201,8 @@ impl EtcdArgs {
 }
 
 impl EtcdAuthArgs {
-    /// The same for endpoints known otherwise. Where nothing is said of certificates, an etcd that has
-    /// some is shown our `own`.
+    /// Returns the connection options for other endpoints. Without certificate flags for etcd, `https`
+    /// endpoints use this process's `own` credentials.
     ///
     /// # Errors
     /// If the password file cannot be read.
@@ -210,11 +211,11 @@ impl EtcdAuthArgs {
             None => None,
             Some(path) => Some(secret(path, "password file")?),
         };
-        let is_said = self.etcd_ca.is_some() || self.etcd_cert.is_some();
-        let own = own.tls.as_ref().filter(|_| !is_said);
+        let is_given = self.etcd_ca.is_some() || self.etcd_cert.is_some();
+        let own = own.tls.as_ref().filter(|_| !is_given);
         let own = own.filter(|_| endpoints.iter().any(|it| it.starts_with("https://")));
-        let file = |said: &Option<PathBuf>, name: &str| {
-            said.clone().or_else(|| own.map(|folder| folder.join(name)))
+        let file = |given: &Option<PathBuf>, name: &str| {
+            given.clone().or_else(|| own.map(|folder| folder.join(name)))
         };
         Ok(EtcdOptions {
             endpoints,
@@ -227,10 +228,10 @@ impl EtcdAuthArgs {
     }
 }
 
-/// Checks a job's name.
+/// Checks the name of a job.
 ///
 /// # Errors
-/// A sentence that says what a name looks like.
+/// A message with the valid form.
 pub fn job_name(text: &str) -> Result<String, String> {
     let allowed = |it: char| it.is_ascii_alphanumeric() || "-_.".contains(it);
     if text.is_empty() || 100 < text.len() || text.starts_with('.') || !text.chars().all(allowed) {
@@ -276,12 +277,12 @@ fn port_of(text: &str) -> Option<u16> {
 /// Checks the URL of an etcd member.
 ///
 /// # Errors
-/// A sentence that says what a URL looks like.
+/// A message with the valid form.
 pub fn endpoint(text: &str) -> Result<String, String> {
     let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
     match rest {
         Some(rest) if rest.contains('@') => {
-            Err("a URL says no names and passwords; use --etcd-user and --etcd-password-file"
+            Err("a URL must not contain a user name; use --etcd-user and --etcd-password-file"
                 .to_owned())
         }
         Some(rest) if !rest.is_empty() && !rest.contains(char::is_whitespace) => {
@@ -291,7 +292,7 @@ pub fn endpoint(text: &str) -> Result<String, String> {
     }
 }
 
-/// Parses the address of a collector of traces.
+/// Checks the URL of an OpenTelemetry collector.
 fn collector(text: &str) -> Result<String, String> {
     match text.parse::<http::Uri>() {
         Ok(url) if matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some() => {
@@ -301,10 +302,10 @@ fn collector(text: &str) -> Result<String, String> {
     }
 }
 
-/// Parses the time to live of a lease, within sensible bounds.
+/// Parses the time to live of a lease, 1 s to 10 min.
 ///
 /// # Errors
-/// A sentence that says what fits.
+/// A message with the valid range.
 pub fn lease_ttl(text: &str) -> Result<Duration, String> {
     let ttl = durations::parse(text)?;
     if ttl < Duration::from_secs(1) || Duration::from_secs(600) < ttl {
@@ -344,12 +345,12 @@ mod tests {
     #[test]
     fn an_advertised_host_takes_the_port_that_was_bound() {
         let bound: SocketAddr = "0.0.0.0:4711".parse().unwrap();
-        let told = |it: &str| common(&["--advertise", it]).advertised(bound).unwrap();
-        assert_eq!(told("node-1"), "node-1:4711");
-        assert_eq!(told("node-1:0"), "node-1:4711");
-        assert_eq!(told("node-1:80"), "node-1:80");
-        assert_eq!(told("[::1]"), "[::1]:4711");
-        assert_eq!(told("[::1]:80"), "[::1]:80");
+        let advertised = |it: &str| common(&["--advertise", it]).advertised(bound).unwrap();
+        assert_eq!(advertised("node-1"), "node-1:4711");
+        assert_eq!(advertised("node-1:0"), "node-1:4711");
+        assert_eq!(advertised("node-1:80"), "node-1:80");
+        assert_eq!(advertised("[::1]"), "[::1]:4711");
+        assert_eq!(advertised("[::1]:80"), "[::1]:80");
         assert!(host("::1").is_err());
         assert!(host("a:b").is_err());
     }
@@ -358,7 +359,7 @@ mod tests {
     fn an_address_that_means_nothing_elsewhere_is_not_announced() {
         let bound: SocketAddr = "0.0.0.0:4711".parse().unwrap();
         assert!(common(&[]).advertised(bound).unwrap_err().message.contains("--advertise"));
-        // No packet goes there; the machine only says which of its addresses it would use.
+        // No packet is sent; the system only selects a local address.
         let args = common(&["--etcd-endpoints", "http://192.0.2.1:2379"]);
         match address_towards("http://192.0.2.1:2379") {
             Some(own) if !own.is_loopback() => {

@@ -1,4 +1,4 @@
-//! The error that ends a process: one clear line, and an exit code that says what to do about it.
+//! The error that ends a process: a message and an exit code.
 
 use std::fmt;
 
@@ -6,48 +6,51 @@ use steadfast_common::error::ErrorKind;
 use steadfast_common::job_file::JobFileError;
 use steadfast_coord::CoordError;
 
-/// Why a process ends. Its message is for a person who can act on it.
+/// The error with which a process ends. The message is for its operator.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Failure {
     pub kind: ErrorKind,
-    /// One fault a line.
+    /// One error a line.
     pub message: String,
 }
 
 impl Failure {
-    /// Makes a failure of any kind.
+    /// Creates a failure of any kind.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into() }
     }
 
-    /// Makes a failure that calls for other input.
+    /// Creates a failure caused by invalid input.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Invalid, message)
     }
 
-    /// Makes a failure that another try may cure.
+    /// Creates a failure that a retry may resolve.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unavailable, message)
     }
 
-    /// Makes a failure of ours.
+    /// Creates a failure caused by an internal error.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Internal, message)
     }
 
-    /// Makes a failure from an operation on a file: `cannot read x: no such file`.
+    /// Creates a failure from an I/O error: `cannot read x: no such file or folder`.
     pub fn io(what: impl fmt::Display, error: &std::io::Error) -> Self {
         use std::io::ErrorKind as Io;
         let (kind, reason) = match error.kind() {
             Io::NotFound => (ErrorKind::NotFound, "no such file or folder".to_owned()),
             Io::PermissionDenied => (ErrorKind::Denied, "permission denied".to_owned()),
+            Io::StorageFull | Io::QuotaExceeded => {
+                (ErrorKind::TooLarge, "no space left on the device".to_owned())
+            }
             _ => (ErrorKind::Internal, error.to_string()),
         };
         Self::new(kind, format!("{what}: {reason}"))
     }
 
-    /// Puts what was being done in front of the message.
+    /// Prefixes the message with the failed operation.
     #[must_use]
     pub fn context(self, doing: impl fmt::Display) -> Self {
         Self { kind: self.kind, message: format!("{doing}: {}", self.message) }
@@ -74,7 +77,7 @@ impl From<tonic::Status> for Failure {
 
 impl From<tonic::transport::Error> for Failure {
     fn from(error: tonic::transport::Error) -> Self {
-        // tonic's own text is only "transport error"; the cause below it says more.
+        // tonic's own message is only "transport error"; its source is more specific.
         let cause = std::error::Error::source(&error).map(ToString::to_string);
         Self::unavailable(cause.unwrap_or_else(|| error.to_string()))
     }
@@ -82,6 +85,6 @@ impl From<tonic::transport::Error> for Failure {
 
 impl From<steadfast_host::task::Broken> for Failure {
     fn from(error: steadfast_host::task::Broken) -> Self {
-        Self::internal(format!("a task of this process broke: {error}"))
+        Self::internal(format!("a task of this process failed: {error}"))
     }
 }

@@ -1,21 +1,27 @@
-//! The job that a process takes part in, once a master has accepted it.
+//! Waits for the job of a process.
 
 use steadfast_common::keys::Keys;
 use steadfast_common::records::JobRecord;
 use steadfast_coord::{Etcd, Mirror, Range};
+use tracing::info;
 
 use crate::Failure;
 
-/// Waits until etcd holds the job.
+/// Waits until a master has accepted the job, which writes it to etcd.
 ///
 /// # Errors
-/// If etcd does not answer, or holds something else under the job's key.
+/// If etcd does not answer, or the value of the job's key cannot be parsed.
 pub async fn wait_for_job(etcd: &Etcd, keys: &Keys) -> Result<JobRecord, Failure> {
     let mirror = Mirror::start(etcd, Range::Key(keys.job())).await?;
     let mut changes = mirror.subscribe();
+    let mut is_logged = false;
     loop {
         if let Some(job) = changes.borrow_and_update().single()? {
             return Ok(job);
+        }
+        if !is_logged {
+            info!(key = keys.job(), "waiting for a master to accept the job");
+            is_logged = true;
         }
         changes.changed().await.map_err(|_| Failure::internal("the watch of the job ended"))?;
     }

@@ -1,4 +1,4 @@
-//! The form of a log line: time, level, who (role, job, id, incarnation), what, and its fields.
+//! Format of a log line: time, level, process (role, job, id, incarnation), message and fields.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use tracing_subscriber::registry::LookupSpan;
 use crate::args::LogFormat;
 use crate::logging::LogIdentity;
 
-/// Writes each event as one line that says which process it comes from.
+/// Formats each event as one line that names its process.
 pub(crate) struct LogLine {
     pub format: LogFormat,
     pub identity: LogIdentity,
@@ -120,7 +120,7 @@ fn tint(level: Level) -> &'static str {
     }
 }
 
-/// Text from outside must not be able to forge a line, nor to move a terminal's cursor.
+/// Escapes control characters, so that external text can neither forge a line nor control a terminal.
 fn one_line(text: &str) -> String {
     if !text.contains(char::is_control) {
         return text.to_owned();
@@ -142,7 +142,7 @@ fn is_word(text: &str) -> bool {
     !text.is_empty() && text.chars().all(plain)
 }
 
-/// An event's message and other fields, in the order in which they were written.
+/// The message of an event and its other fields, in order.
 #[derive(Default)]
 struct Fields {
     message: String,

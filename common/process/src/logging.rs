@@ -1,4 +1,4 @@
-//! Structured logs on stderr; every line says which process it comes from.
+//! Structured logs on stderr; every line names its process.
 
 use std::fmt;
 use std::io::IsTerminal;
@@ -18,7 +18,7 @@ use crate::args::LogArgs;
 use crate::log_line::LogLine;
 use crate::traces;
 
-/// Who writes a log. All clones show the same incarnation.
+/// The process that writes a log. All clones share the incarnation.
 #[derive(Clone, Debug)]
 pub struct LogIdentity(Arc<Identity>);
 
@@ -32,13 +32,13 @@ struct Identity {
 }
 
 impl LogIdentity {
-    /// Names a process.
+    /// Creates an identity without an incarnation.
     pub fn new(role: &'static str, job: &str, id: impl fmt::Display) -> Self {
         let (job, id) = (job.to_owned(), id.to_string());
         Self(Arc::new(Identity { role, job, id, incarnation: AtomicI64::new(0) }))
     }
 
-    /// From now on, lines also carry the create-revision of the process's key.
+    /// Sets the incarnation, the create-revision of the process's key, for subsequent lines.
     pub fn set_incarnation(&self, incarnation: Incarnation) {
         self.0.incarnation.store(incarnation.0, Ordering::Relaxed);
     }
@@ -63,11 +63,11 @@ impl LogIdentity {
     }
 }
 
-/// Starts to log to stderr, in colour only on a terminal. `role` is `master`, `pserver`, …; `id` is
-/// what the process calls itself in etcd.
+/// Starts logging to stderr, in colour only on a terminal. `role` is `master`, `pserver`, …; `id` is
+/// the id of the process in etcd.
 ///
 /// # Errors
-/// If the filter is none, or logging was started before.
+/// If the filter is invalid, or logging is already started.
 pub fn init_logging(
     role: &'static str,
     job: &str,
@@ -88,9 +88,8 @@ pub fn init_logging(
     Ok(identity)
 }
 
-/// Writes lines, and takes up traces if somebody wants them. What nobody wants costs next to nothing, the
-/// spans and events of libraries among it: all layers say at most which levels they want, and there is none
-/// that has no filter.
+/// Builds the subscriber for log lines and, if configured, traces. Disabled spans and events, also those
+/// of libraries, cost almost nothing, because every layer has a filter with a maximum level.
 fn subscriber(
     filter: EnvFilter,
     line: LogLine,
@@ -101,6 +100,9 @@ fn subscriber(
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .event_format(line)
+        // A line that cannot be written (the disk may be full) is lost. Reporting that would also write to
+        // standard error and panic.
+        .log_internal_errors(false)
         .with_filter(filter.and(no_traces.with_max_level_hint(LevelFilter::TRACE)));
     let layers: Vec<BoxedLayer> = [lines.boxed()].into_iter().chain(traces).collect();
     tracing_subscriber::registry().with(layers)
@@ -142,7 +144,7 @@ mod tests {
         String::from_utf8(bytes).unwrap()
     }
 
-    /// HTTP/2 alone has several spans for each of its frames.
+    /// The HTTP/2 library alone creates several spans for each frame.
     #[test]
     fn spans_that_nobody_wants_are_not_made() {
         let identity = LogIdentity::new("master", "digits", "1f");

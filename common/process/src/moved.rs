@@ -1,5 +1,5 @@
-//! Notices that this machine has another address than others were told, as a container has that was taken
-//! off its network and put back.
+//! Detects that this machine no longer has the address that the process advertises, as after a container
+//! was disconnected from its network and reconnected.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -10,42 +10,44 @@ use steadfast_host::time::interval;
 use crate::args::address_towards;
 use crate::{CommonArgs, Failure};
 
-/// Time between looks.
-const EVERY: Duration = Duration::from_secs(2);
+/// Time between checks.
+const INTERVAL: Duration = Duration::from_secs(2);
 
-/// Looks that agree: an interface that is down for a moment, or gets its address anew, has not moved.
-const LOOKS: u32 = 5;
+/// Consecutive checks that must agree, because an interface can be down or without an address for a
+/// moment.
+const CHECKS: u32 = 5;
 
-/// Completes when the machine is not at `told` (`host:port`) any more and somewhere else towards etcd. What
-/// it has announced is wrong from then on: it should end, and be started again.
+/// Completes when the machine no longer has the address `advertised` (`host:port`) and has another one on the
+/// route to etcd. The advertised address is then wrong, and the process must be restarted.
 ///
-/// An address that somebody chose (`--listen`, `--advertise`) is not looked after: it may be a name, or one
-/// that somebody else translates.
-pub async fn moved(args: &CommonArgs, told: &str) -> Failure {
-    look(args, told, EVERY).await
+/// An explicit address (`--listen`, `--advertise`) is not checked, because it may be a host name or
+/// subject to address translation.
+pub async fn moved(args: &CommonArgs, advertised: &str) -> Failure {
+    watch(args, advertised, INTERVAL).await
 }
 
-async fn look(args: &CommonArgs, told: &str, every: Duration) -> Failure {
+async fn watch(args: &CommonArgs, advertised: &str, period: Duration) -> Failure {
     let chosen = args.advertise.is_some() || !args.listen.ip().is_unspecified();
-    let (Ok(told), false) = (told.parse::<SocketAddr>(), chosen) else {
+    let (Ok(advertised), false) = (advertised.parse::<SocketAddr>(), chosen) else {
         return std::future::pending().await;
     };
-    let mut ticks = interval(every);
+    let mut ticks = interval(period);
     let mut agree = 0;
     loop {
         ticks.tick().await;
         let endpoints = args.etcd.etcd_endpoints.clone();
-        // Names are looked up, which may take long.
+        // Resolves host names, which may block.
         let towards = blocking(move || endpoints.iter().find_map(|it| address_towards(it))).await;
         let elsewhere = towards
             .ok()
             .flatten()
-            .filter(|now| !now.is_loopback() && *now != told.ip() && !is_ours(told));
+            .filter(|now| !now.is_loopback() && *now != advertised.ip() && !is_ours(advertised));
         agree = if elsewhere.is_some() { agree + 1 } else { 0 };
-        if let Some(now) = elsewhere.filter(|_| agree == LOOKS) {
+        if let Some(now) = elsewhere.filter(|_| agree == CHECKS) {
             return Failure::unavailable(format!(
-                "others know this process by {}, and its machine is at {now} now; start it again",
-                told.ip()
+                "the advertised address {} is no longer an address of this machine, which has {now}; \
+                 restart the process",
+                advertised.ip()
             ));
         }
     }
@@ -69,7 +71,7 @@ mod tests {
         common: CommonArgs,
     }
 
-    /// As far as a test can move: an address of documentation (RFC 5737) is no machine's.
+    /// Simulates the change with a documentation address (RFC 5737), which no machine has.
     #[tokio::test]
     async fn only_an_address_that_is_gone_and_was_not_chosen_counts() {
         let Some(towards) = address_towards("http://192.0.2.1:2379") else { return };
@@ -80,13 +82,11 @@ mod tests {
         let anywhere = ["--listen", "0.0.0.0:0", "--insecure-allow-plaintext"];
         let soon = Duration::from_millis(500);
         let open = args(&anywhere);
-        let moved = |args, told| async move { look(args, told, Duration::from_millis(10)).await };
+        let moved = |args, advertised| async move {
+            watch(args, advertised, Duration::from_millis(10)).await
+        };
         let failure = timeout(soon, moved(&open, "192.0.2.7:7000")).await.unwrap();
-        assert!(
-            failure.message.contains("192.0.2.7, and its machine is at"),
-            "{}",
-            failure.message
-        );
+        assert!(failure.message.contains("address 192.0.2.7 is no longer"), "{}", failure.message);
         let here = format!("{towards}:7000");
         assert!(timeout(soon, moved(&open, &here)).await.is_err());
         let chosen = args(&[&anywhere[..], &["--advertise", "192.0.2.7"]].concat());

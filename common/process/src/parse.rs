@@ -1,7 +1,8 @@
-//! Reads a process's settings from flags, variables and a file, and reports every fault at once.
+//! Reads the settings of a process from flags, environment variables and a file, and reports all errors at
+//! once.
 //!
-//! Each setting found anywhere is checked by itself, also one that a stronger place overrides; what
-//! is right is then parsed as a whole, so that clap judges what is missing or contradictory.
+//! Every setting is checked on its own, including overridden ones. The valid settings are then parsed
+//! together, so that clap reports missing and conflicting ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -15,19 +16,19 @@ use crate::sources::{
     Found, Origin, Setting, from_command_line, from_environment, from_file, key_of, variable_of,
 };
 
-/// Why there are no settings to go on with.
+/// Why no settings are returned.
 #[derive(Debug)]
 pub enum Refusal {
-    /// Everything that is wrong, one sentence each.
-    Faults(Vec<String>),
+    /// All errors, one message each.
+    Errors(Vec<String>),
     /// The user asked for help or the version.
     Shown(Box<clap::Error>),
-    /// The user asked to check the settings, and they are right; they are listed here.
+    /// The user asked to check the settings, and they are valid; this lists them.
     Checked(String),
 }
 
-/// Parses the settings of this process: flag before `STEADFAST_…` variable before file before
-/// default. Ends the process when there is nothing to go on with.
+/// Parses the settings of this process. Flags override `STEADFAST_…` variables, which override the file,
+/// which overrides the defaults. Exits if there are no settings to return.
 pub fn parse<A: Parser>() -> A {
     let words: Vec<OsString> = std::env::args_os().collect();
     let variables = std::env::vars_os()
@@ -42,20 +43,20 @@ pub fn parse<A: Parser>() -> A {
             print!("{listing}");
             std::process::exit(0);
         }
-        Err(Refusal::Faults(faults)) => {
+        Err(Refusal::Errors(errors)) => {
             let command = A::command();
-            for fault in faults {
-                eprintln!("{}: error: {fault}", command.get_name());
+            for error in errors {
+                eprintln!("{}: error: {error}", command.get_name());
             }
             std::process::exit(2);
         }
     }
 }
 
-/// The same from given words (the program's name first), variables and file reader.
+/// Parses settings from given arguments (the program name first), variables and file reader.
 ///
 /// # Errors
-/// [`Refusal`]: all faults, or that the user asked for something else than a run.
+/// [`Refusal`]: all errors, or the user asked for something other than a run.
 pub fn try_parse<A: Parser>(
     words: &[OsString],
     variables: &BTreeMap<String, String>,
@@ -75,14 +76,14 @@ pub fn try_parse<A: Parser>(
             Ok(text) => from_file(&command, &path, &text),
             Err(error) => Found {
                 settings: Vec::new(),
-                faults: vec![format!("cannot read {}: {error}", path.display())],
+                errors: vec![format!("cannot read {}: {error}", path.display())],
             },
         },
     };
-    let mut reader = Reader { command, program: program.cloned(), faults: Vec::new() };
+    let mut reader = Reader { command, program: program.cloned(), errors: Vec::new() };
     let mut settings = Vec::new();
     for found in [flags, environment, file] {
-        reader.faults.extend(found.faults);
+        reader.errors.extend(found.errors);
         settings.extend(found.settings);
     }
     reader.read(settings)
@@ -92,7 +93,7 @@ fn is_question(word: &OsString) -> bool {
     matches!(word.to_str(), Some("--help" | "-h" | "--version" | "-V"))
 }
 
-/// Has clap write the help, with each flag's variable in it.
+/// Renders clap's help, with the environment variable of each flag, or the version.
 fn answer(command: Command, question: &OsString) -> Refusal {
     let command = command.mut_args(|arg| match arg.get_long().map(variable_of) {
         Some(name) => arg.env(name).hide_env_values(true),
@@ -101,7 +102,7 @@ fn answer(command: Command, question: &OsString) -> Refusal {
     let name = OsString::from(command.get_name());
     match command.try_get_matches_from([name, question.clone()]) {
         Err(shown) if !shown.use_stderr() => Refusal::Shown(Box::new(shown)),
-        _ => Refusal::Faults(vec![format!("unexpected word `{}`", question.to_string_lossy())]),
+        _ => Refusal::Errors(vec![format!("unexpected argument `{}`", question.to_string_lossy())]),
     }
 }
 
@@ -112,21 +113,21 @@ fn config_file(flags: &Found, environment: &Found) -> Option<PathBuf> {
     Some(PathBuf::from(last.strip_prefix("--config=").unwrap_or(last)))
 }
 
-/// Checks settings and makes arguments of them.
+/// Checks settings and parses them into arguments.
 struct Reader {
     command: Command,
     program: Option<OsString>,
-    faults: Vec<String>,
+    errors: Vec<String>,
 }
 
 impl Reader {
     fn read<A: Parser>(mut self, settings: Vec<Setting>) -> Result<A, Refusal> {
-        let mut faulty = BTreeSet::new();
+        let mut invalid = BTreeSet::new();
         let mut chosen: BTreeMap<String, Vec<Setting>> = BTreeMap::new();
         for setting in settings {
-            if let Some(fault) = self.fault_of(&setting) {
-                self.faults.push(fault);
-                faulty.insert(setting.id);
+            if let Some(error) = self.error_of(&setting) {
+                self.errors.push(error);
+                invalid.insert(setting.id);
                 continue;
             }
             self.choose(&mut chosen, setting);
@@ -135,20 +136,20 @@ impl Reader {
         let matches = match self.matches(words) {
             Ok(matches) => Some(matches),
             Err(error) => {
-                self.judge_whole(&error, &faulty);
+                self.record_whole(&error, &invalid);
                 None
             }
         };
-        let Some(matches) = matches.filter(|_| self.faults.is_empty()) else {
-            return Err(Refusal::Faults(self.faults));
+        let Some(matches) = matches.filter(|_| self.errors.is_empty()) else {
+            return Err(Refusal::Errors(self.errors));
         };
         if self.asks_for_check(&matches) {
             return Err(Refusal::Checked(self.listing(&matches, &chosen)));
         }
-        A::from_arg_matches(&matches).map_err(|error| Refusal::Faults(vec![first_line(&error)]))
+        A::from_arg_matches(&matches).map_err(|error| Refusal::Errors(vec![first_line(&error)]))
     }
 
-    /// Keeps a setting unless a stronger place has it as well.
+    /// Keeps a setting unless a source of higher precedence has it as well.
     fn choose(&mut self, chosen: &mut BTreeMap<String, Vec<Setting>>, setting: Setting) {
         let held = chosen.entry(setting.id.clone()).or_default();
         match held.first() {
@@ -159,7 +160,7 @@ impl Reader {
                         && matches!(arg.get_action(), ArgAction::Append | ArgAction::Count)
                 });
                 if !repeats {
-                    self.faults.push(format!("`{}` is given twice", setting.origin));
+                    self.errors.push(format!("`{}` is given twice", setting.origin));
                     held.clear();
                 }
                 held.push(setting);
@@ -173,8 +174,8 @@ impl Reader {
         self.command.clone().try_get_matches_from(std::iter::once(program).chain(words))
     }
 
-    /// What is wrong with a setting, whatever the others are.
-    fn fault_of(&self, setting: &Setting) -> Option<String> {
+    /// Returns the error of a setting on its own.
+    fn error_of(&self, setting: &Setting) -> Option<String> {
         let error = self.matches(setting.words.iter().cloned()).err()?;
         let origin = &setting.origin;
         let value = match error.get(ContextKind::InvalidValue) {
@@ -186,12 +187,12 @@ impl Reader {
             ErrorKind::MissingRequiredArgument | ErrorKind::ArgumentConflict => None,
             ErrorKind::ValueValidation => {
                 let cause = std::error::Error::source(&error).map(ToString::to_string);
-                let cause = cause.unwrap_or_else(|| "not a value of this setting".to_owned());
-                Some(format!("{origin}: `{value}` does not fit: {cause}"))
+                let cause = cause.unwrap_or_else(|| "not a valid value".to_owned());
+                Some(format!("{origin}: invalid value `{value}`: {cause}"))
             }
             ErrorKind::InvalidValue => match error.get(ContextKind::ValidValue) {
                 Some(ContextValue::Strings(valid)) => {
-                    Some(format!("{origin}: `{value}` does not fit: use {}", valid.join(" or ")))
+                    Some(format!("{origin}: invalid value `{value}`: use {}", valid.join(" or ")))
                 }
                 _ => Some(format!("{origin}: {}", first_line(&error))),
             },
@@ -199,12 +200,12 @@ impl Reader {
         }
     }
 
-    /// Notes what is missing or contradictory; a setting that is there but faulty is not missing.
-    fn judge_whole(&mut self, error: &clap::Error, faulty: &BTreeSet<String>) {
+    /// Records missing and conflicting settings. A setting with an invalid value is not missing.
+    fn record_whole(&mut self, error: &clap::Error, invalid: &BTreeSet<String>) {
         let missing = match (error.kind(), error.get(ContextKind::InvalidArg)) {
             (ErrorKind::MissingRequiredArgument, Some(ContextValue::Strings(missing))) => missing,
             _ => {
-                self.faults.push(first_line(error));
+                self.errors.push(first_line(error));
                 return;
             }
         };
@@ -212,11 +213,11 @@ impl Reader {
             let flag = usage.split([' ', '=']).next().unwrap_or(usage);
             let long = flag.trim_start_matches('-');
             let id = self.command.get_arguments().find(|arg| arg.get_long() == Some(long));
-            if id.is_some_and(|arg| faulty.contains(arg.get_id().as_str())) {
+            if id.is_some_and(|arg| invalid.contains(arg.get_id().as_str())) {
                 continue;
             }
-            self.faults.push(format!(
-                "{flag} is missing; give the flag, {} or `{}` in the settings file",
+            self.errors.push(format!(
+                "{flag} is missing; set the flag, {} or `{}` in the settings file",
                 variable_of(long),
                 key_of(long)
             ));
@@ -228,7 +229,7 @@ impl Reader {
             && matches.get_flag("check_config")
     }
 
-    /// The settings in force, as a settings file, each with its origin.
+    /// Lists the effective settings in the format of a settings file, each with its origin.
     fn listing(&self, matches: &ArgMatches, chosen: &BTreeMap<String, Vec<Setting>>) -> String {
         let mut listing = String::new();
         for arg in self.command.get_arguments() {
@@ -250,7 +251,7 @@ impl Reader {
     }
 }
 
-/// clap's sentence, without its prefix and the usage below it.
+/// Returns clap's message without its prefix and the usage text.
 fn first_line(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let line = text.lines().next().unwrap_or("wrong arguments");
@@ -279,9 +280,9 @@ mod tests {
         try_parse(&words, &variables, &|_| Ok(file.to_owned()))
     }
 
-    fn faults(words: &[&str], variables: &[(&str, &str)], file: &str) -> Vec<String> {
+    fn errors(words: &[&str], variables: &[(&str, &str)], file: &str) -> Vec<String> {
         match read(words, variables, file) {
-            Err(Refusal::Faults(faults)) => faults,
+            Err(Refusal::Errors(errors)) => errors,
             other => panic!("{other:?}"),
         }
     }
@@ -313,42 +314,42 @@ mod tests {
             ["--config=it.toml", "--listen", "here", "--log-format=xml", "--leas-ttl", "1s"];
         let variables = [("STEADFAST_LEASE_TTL", "soon"), ("STEADFAST_ROOT", "no-slash")];
         let file = "pservers = 'many'\nadmin_listn = 'x'\nlog = {}\n";
-        let faults = faults(&words, &variables, file);
+        let errors = errors(&words, &variables, file);
         let expected = [
             "unknown flag `--leas-ttl`; did you mean `--lease-ttl`?",
             "it.toml: unknown key `admin_listn`; did you mean `admin_listen`?",
-            "it.toml: log: a table does not fit",
-            "--listen: `here` does not fit: use an IP address and a port",
-            "--log-format: `xml` does not fit: use text or json",
-            "STEADFAST_LEASE_TTL: `soon` does not fit: `soon` is no duration",
-            "STEADFAST_ROOT: `no-slash` does not fit",
-            "it.toml: pservers: `many` does not fit: invalid digit",
-            "--job is missing; give the flag, STEADFAST_JOB or `job` in the settings file",
+            "it.toml: log: invalid type table",
+            "--listen: invalid value `here`: use an IP address and a port",
+            "--log-format: invalid value `xml`: use text or json",
+            "STEADFAST_LEASE_TTL: invalid value `soon`: cannot parse `soon` as a duration",
+            "STEADFAST_ROOT: invalid value `no-slash`",
+            "it.toml: pservers: invalid value `many`: invalid digit",
+            "--job is missing; set the flag, STEADFAST_JOB or `job` in the settings file",
         ];
-        assert_eq!(faults.len(), expected.len(), "{faults:#?}");
+        assert_eq!(errors.len(), expected.len(), "{errors:#?}");
         for start in expected {
-            assert!(faults.iter().any(|fault| fault.starts_with(start)), "{start}: {faults:#?}");
+            assert!(errors.iter().any(|error| error.starts_with(start)), "{start}: {errors:#?}");
         }
     }
 
     #[test]
     fn a_faulty_value_that_is_overridden_is_a_fault_all_the_same() {
-        let faults = faults(&["--job=a", "--pservers=1"], &[("STEADFAST_PSERVERS", "x")], "");
-        assert_eq!(faults.len(), 1);
+        let errors = errors(&["--job=a", "--pservers=1"], &[("STEADFAST_PSERVERS", "x")], "");
+        assert_eq!(errors.len(), 1);
     }
 
     #[test]
     fn a_required_setting_with_a_faulty_value_is_not_called_missing() {
-        let faults = faults(&["--job", "a b"], &[], "");
-        assert_eq!(faults.len(), 1);
-        assert!(faults[0].starts_with("--job: `a b` does not fit: use 1 to 100"), "{faults:?}");
+        let errors = errors(&["--job", "a b"], &[], "");
+        assert_eq!(errors.len(), 1);
+        assert!(errors[0].starts_with("--job: invalid value `a b`: use 1 to 100"), "{errors:?}");
     }
 
     #[test]
     fn settings_that_need_each_other_are_asked_for_by_name() {
-        let faults = faults(&["--job=a", "--etcd-user=me"], &[], "");
-        assert_eq!(faults.len(), 1);
-        assert!(faults[0].starts_with("--etcd-password-file is missing"), "{faults:?}");
+        let errors = errors(&["--job=a", "--etcd-user=me"], &[], "");
+        assert_eq!(errors.len(), 1);
+        assert!(errors[0].starts_with("--etcd-password-file is missing"), "{errors:?}");
     }
 
     #[test]
@@ -372,9 +373,9 @@ mod tests {
 
     #[test]
     fn twice_the_same_flag_and_a_flag_without_value_are_faults() {
-        assert_eq!(faults(&["--job=a", "--job=b"], &[], ""), ["`--job` is given twice"]);
-        let faults = faults(&["--job=a", "--root", "--pservers=1"], &[], "");
-        assert_eq!(faults, ["`--root` needs a value"]);
+        assert_eq!(errors(&["--job=a", "--job=b"], &[], ""), ["`--job` is given twice"]);
+        let errors = errors(&["--job=a", "--root", "--pservers=1"], &[], "");
+        assert_eq!(errors, ["`--root` needs a value"]);
     }
 
     #[test]

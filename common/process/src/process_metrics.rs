@@ -1,4 +1,4 @@
-//! What every process says of itself: what it is, how safe it is, how it gets on with etcd.
+//! Metrics of every process: version and role, TLS, refusals, errors of etcd.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetri
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
-use steadfast_coord::troubles;
+use steadfast_coord::error_counters;
 use steadfast_host::refusals::refusals;
 use steadfast_host::tls::{self, Exposure};
 
-/// Of a process of that role.
+/// Collects the metrics of a process of this role.
 #[derive(Debug)]
 pub(crate) struct ProcessMetrics {
     pub role: &'static str,
@@ -27,33 +27,33 @@ impl Collector for ProcessMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let build = Family::<Build, Gauge>::default();
         build.get_or_create(&Build { version: env!("CARGO_PKG_VERSION"), role: self.role }).set(1);
-        write(&mut encoder, "steadfast_build_info", "1, with what the process is", &build)?;
-        let troubles = troubles();
+        write(&mut encoder, "steadfast_build_info", "1, labelled with version and role", &build)?;
+        let error_counters = error_counters();
         write(
             &mut encoder,
             "steadfast_lease_losses",
-            "Leases that ended although the process wanted to keep them",
-            &ConstCounter::new(troubles.leases_lost),
+            "Leases that ended before the process closed them",
+            &ConstCounter::new(error_counters.leases_lost),
         )?;
         write(
             &mut encoder,
             "steadfast_etcd_failed_calls",
-            "Calls that etcd refused or did not answer in time",
-            &ConstCounter::new(troubles.calls_failed),
+            "Calls to etcd that were refused or timed out",
+            &ConstCounter::new(error_counters.calls_failed),
         )?;
         let exposure = tls::exposure();
         let plaintext = i64::from(matches!(exposure, Exposure::Plaintext));
         write(
             &mut encoder,
             "steadfast_insecure_plaintext",
-            "Whether others than this machine's reach the process in the clear",
+            "Whether the process serves other machines without TLS",
             &ConstGauge::new(plaintext),
         )?;
         if let Exposure::Tls(credentials) = exposure {
             write(
                 &mut encoder,
                 "steadfast_certificate_not_after_seconds",
-                "When the certificate of the process ends, in seconds since 1970",
+                "Expiry of the certificate of the process, in seconds since 1970",
                 &ConstGauge::new(credentials.current().not_after),
             )?;
         }
@@ -61,13 +61,13 @@ impl Collector for ProcessMetrics {
         write(
             &mut encoder,
             "steadfast_refused_connections",
-            "Connections that were refused for want of a certificate",
+            "Connections that were refused: no valid certificate, or too many from one address",
             &ConstCounter::new(refusals.connections),
         )?;
         write(
             &mut encoder,
             "steadfast_refused_calls",
-            "Calls and requests that were refused for want of a role or a token",
+            "Calls and requests that were refused: neither a permitted role nor a token",
             &ConstCounter::new(refusals.calls),
         )
     }

@@ -1,41 +1,41 @@
-//! Whether a process can do its work, and if not, why; told to `/readyz` and to `grpc.health.v1`.
+//! Readiness of a process, with a reason if it is not ready; served by `/readyz` and `grpc.health.v1`.
 
 use steadfast_host::task::{Task, spawn};
 use tokio::sync::watch;
 use tonic_health::ServingStatus;
 use tonic_health::pb::health_server::{Health, HealthServer};
 
-/// Whether the process can do its work.
+/// Whether the process is ready to do its work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ready {
     Yes,
-    /// Not now; the reason is for a person.
+    /// Not ready, with a reason for the operator.
     No(String),
 }
 
-/// The shared flag. All clones show the same.
+/// The readiness of a process, shared by all clones.
 #[derive(Clone, Debug)]
 pub struct Readiness {
     state: watch::Sender<Ready>,
 }
 
 impl Readiness {
-    /// Begins as not ready.
+    /// Creates it as not ready.
     pub fn new(reason: impl Into<String>) -> Self {
         Self { state: watch::Sender::new(Ready::No(reason.into())) }
     }
 
-    /// The process can do its work.
+    /// Sets the state to ready.
     pub fn set_ready(&self) {
         self.set(Ready::Yes);
     }
 
-    /// The process cannot do its work.
+    /// Sets the state to not ready.
     pub fn set_not_ready(&self, reason: impl Into<String>) {
         self.set(Ready::No(reason.into()));
     }
 
-    /// Sets either.
+    /// Sets the state.
     pub fn set(&self, ready: Ready) {
         self.state.send_if_modified(|state| {
             let changed = *state != ready;
@@ -44,19 +44,19 @@ impl Readiness {
         });
     }
 
-    /// The state now.
+    /// Returns the current state.
     pub fn get(&self) -> Ready {
         self.state.borrow().clone()
     }
 
-    /// A receiver that is told of every change.
+    /// Returns a receiver that is notified of every change.
     pub fn subscribe(&self) -> watch::Receiver<Ready> {
         self.state.subscribe()
     }
 }
 
-/// Keeps the health service in step with a [`Readiness`]; the service keeps its last answer when
-/// this is dropped.
+/// Updates the health service from a [`Readiness`]. When this is dropped, the service keeps its last
+/// status.
 #[derive(Debug)]
 pub struct HealthTask(Task<()>);
 
@@ -66,8 +66,8 @@ impl Drop for HealthTask {
     }
 }
 
-/// The `grpc.health.v1` service for a gRPC port. It answers for the whole server (`""`) and for
-/// `service` (`steadfast.v1.Master`) what `readiness` says.
+/// Creates the `grpc.health.v1` service of a gRPC port. It reports `readiness` for the whole server
+/// (`""`) and for `service` (`steadfast.v1.Master`).
 pub async fn health(
     service: &'static str,
     readiness: &Readiness,

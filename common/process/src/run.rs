@@ -1,5 +1,6 @@
-//! From `main` to an exit code.
+//! Runs a process from `main` to its exit code.
 
+use std::io::Write;
 use std::process::{ExitCode, Termination};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -8,12 +9,11 @@ use tracing::info;
 use crate::traces;
 use crate::{CommonArgs, Failure, Readiness, Shutdown};
 
-/// Allocations up to this size are made of memory that was freed before. The most that glibc takes is
-/// 32 MiB.
+/// Allocations up to this size reuse freed memory. glibc's maximum is 32 MiB.
 const KEPT_BYTES: usize = 31 << 20;
 
-/// Runs a process to its end on all cores. A failure becomes a line on stderr (`name: error: …`)
-/// and the exit code of its kind.
+/// Runs a process to completion on all cores. Prints a failure on stderr (`name: error: …`) and returns
+/// the exit code of its kind.
 pub fn run<T: Termination>(name: &str, main: impl Future<Output = Result<T, Failure>>) -> ExitCode {
     open_many_files();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
@@ -24,8 +24,7 @@ pub fn run<T: Termination>(name: &str, main: impl Future<Output = Result<T, Fail
                 tokio::task::block_in_place(traces::end);
                 outcome
             });
-            // The process ends now, and its threads with it. To shut the runtime down first would
-            // only make calls that are still in flight panic on their way out.
+            // The process exits now. Shutting the runtime down first would make calls in flight panic.
             std::mem::forget(runtime);
             outcome
         }
@@ -35,36 +34,38 @@ pub fn run<T: Termination>(name: &str, main: impl Future<Output = Result<T, Fail
         Ok(ending) => ending.report(),
         Err(failure) => {
             for line in failure.message.lines() {
-                eprintln!("{name}: error: {line}");
+                // A failed write to stderr (full disk) must not change the exit code.
+                let _ = writeln!(std::io::stderr(), "{name}: error: {line}");
             }
             ExitCode::from(failure.kind.exit_code())
         }
     }
 }
 
-/// Raises the number of files and connections that this process may have to what the system lets it have;
-/// the usual 1024 are fewer than the connections of a large job.
+/// Raises the limit on open files to the hard limit; the usual 1024 are fewer than the connections of a
+/// large job.
 fn open_many_files() {
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        // Without it there is room for fewer.
+        // On failure the lower limit applies.
         let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
     }
 }
 
-/// Waits to be told to leave once the job is over, if that is wanted; the admin port goes on answering.
-pub async fn linger(args: &CommonArgs, readiness: &Readiness, shutdown: &Shutdown) {
-    if args.linger && !shutdown.is_draining() {
-        info!("the job is over; stays until it is told to leave");
+/// With `--wait-after-completion`, waits for a drain request after the job completes. The admin port
+/// stays available.
+pub async fn wait_after_completion(args: &CommonArgs, readiness: &Readiness, shutdown: &Shutdown) {
+    if args.wait_after_completion && !shutdown.is_draining() {
+        info!("the job is over; waiting for a drain request");
         readiness.set_not_ready("the job is over");
         shutdown.drain().await;
     }
 }
 
-/// Lets the allocator keep what is freed for what is asked for next: for processes that move tensors.
+/// Makes the allocator keep freed memory for reuse, for processes that transfer tensors.
 ///
-/// glibc gives buffers of the size of a tensor's pieces back to the system at once, and asking for them
-/// anew costs as much as filling them. A large allocation that is freed raises the bounds for that
-/// (`M_MMAP_THRESHOLD` in mallopt(3)); this one is never touched, so it costs nothing.
+/// By default glibc returns buffers of a block's size to the system at once, and allocating them again
+/// costs as much as filling them. Freeing a large allocation raises that threshold (`M_MMAP_THRESHOLD` in
+/// mallopt(3)); this allocation is never touched, so it costs nothing.
 pub fn keep_freed_memory() {
     drop(std::hint::black_box(Vec::<u8>::with_capacity(KEPT_BYTES)));
 }

@@ -1,5 +1,5 @@
-//! How a process meets others: by certificates, or in the clear and then only on this machine, unless
-//! somebody says that all who can reach it may do anything.
+//! Transport security of a process: mutual TLS, or plaintext. Plaintext is limited to loopback unless a
+//! flag allows it on other addresses.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -14,37 +14,38 @@ use tracing::warn;
 
 use crate::Failure;
 
-/// Least length of a token: what can be guessed is none.
+/// Minimum length of a token.
 const TOKEN_MIN: usize = 16;
 
-/// How to prove who we are.
+/// The credentials of this process.
 #[derive(Clone, Debug, Default, Args)]
 pub struct TlsArgs {
-    /// Folder with the job's authority (`ca.crt`) and our own certificate and key (`tls.crt`,
-    /// `tls.key`); `steadfast certs init` makes one for each role.
+    /// Folder with the job's certificate authority (`ca.crt`) and this process's certificate and key
+    /// (`tls.crt`, `tls.key`); `steadfast certs init` creates one for each role.
     #[arg(long, value_name = "DIR")]
     pub tls: Option<PathBuf>,
 }
 
-/// Who may reach a process, and how.
+/// Settings of transport security and authentication.
 #[derive(Clone, Debug, Default, Args)]
 pub struct SecurityArgs {
     #[command(flatten)]
     pub tls: TlsArgs,
-    /// Serve on other addresses than loopback without TLS: whoever reaches them can read and change
-    /// everything.
+    /// Serve on addresses other than loopback without TLS: any client that can connect can read and
+    /// change everything.
     #[arg(long, conflicts_with = "tls")]
     pub insecure_allow_plaintext: bool,
-    /// File with the token that opens metrics, status and the page on an admin port with TLS.
+    /// File with the token that gives read access to metrics, status and the page on an admin port with
+    /// TLS.
     #[arg(long, value_name = "FILE", requires = "tls")]
     pub admin_token_file: Option<PathBuf>,
 }
 
 impl TlsArgs {
-    /// Reads the certificates of somebody who only calls others, if there are any.
+    /// Loads the credentials of a process that is only a client, if the flag is set.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// If they cannot be loaded.
     pub fn decide(&self) -> Result<(), Failure> {
         if let Some(folder) = &self.tls {
             let credentials = Credentials::open(folder).map_err(|error| failure(&error))?;
@@ -55,10 +56,10 @@ impl TlsArgs {
 }
 
 impl SecurityArgs {
-    /// Decides how this process, which is a `role`, meets others.
+    /// Sets the exposure of this process, which has this `role`.
     ///
     /// # Errors
-    /// What is wrong with its certificates.
+    /// If its credentials cannot be loaded.
     pub fn decide(&self, role: Role) -> Result<(), Failure> {
         match &self.tls.tls {
             Some(folder) => {
@@ -68,7 +69,7 @@ impl SecurityArgs {
             }
             None if self.insecure_allow_plaintext => {
                 warn!(
-                    "INSECURE: no TLS; whoever reaches this process can read and change everything"
+                    "INSECURE: no TLS; any client that can connect can read and change everything"
                 );
                 tls::decide(Exposure::Plaintext);
             }
@@ -77,16 +78,16 @@ impl SecurityArgs {
         Ok(())
     }
 
-    /// The token of the admin port, if there is one.
+    /// Returns the token of the admin port, if there is one.
     ///
     /// # Errors
-    /// If the file cannot be read, or the token is too short to be one.
+    /// If the file cannot be read, or the token is too short.
     pub fn admin_token(&self) -> Result<Option<String>, Failure> {
         let Some(path) = &self.admin_token_file else { return Ok(None) };
         let token = secret(path, "token file")?;
         if token.len() < TOKEN_MIN {
             let message = format!(
-                "the token in {} is shorter than {TOKEN_MIN} characters; make one with `openssl rand -hex 32`",
+                "the token in {} is shorter than {TOKEN_MIN} characters; generate one with `openssl rand -hex 32`",
                 path.display()
             );
             return Err(Failure::invalid(message));
@@ -95,10 +96,10 @@ impl SecurityArgs {
     }
 }
 
-/// What a file with a secret says, without the end of its last line.
+/// Reads a file with a secret, without its final line break; `what` names the file in messages.
 ///
 /// # Errors
-/// If it cannot be read; `what` names it.
+/// If it cannot be read.
 pub(crate) fn secret(path: &Path, what: &str) -> Result<String, Failure> {
     let text = fs::read_to_string(path).map_err(|error| {
         Failure::io(format!("cannot read the {what} {}", path.display()), &error)
@@ -106,16 +107,16 @@ pub(crate) fn secret(path: &Path, what: &str) -> Result<String, Failure> {
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
 
-/// Whether a port may be opened there; `flag` is the setting that says where.
+/// Checks that a port may be opened on `address`, which `flag` sets.
 ///
 /// # Errors
-/// That others than this machine's could reach it in the clear.
+/// If other machines could reach it without TLS and that is not allowed.
 pub(crate) fn may_listen(address: SocketAddr, flag: &str) -> Result<(), Failure> {
     match tls::exposure() {
         Exposure::Loopback if !address.ip().is_loopback() => Err(Failure::invalid(format!(
-            "{flag} {address} is open to others than this machine's, and there is no TLS: give certificates \
-             with --tls (`steadfast certs init` makes them), or say --insecure-allow-plaintext if everybody \
-             who can reach it may read and change everything"
+            "{flag} {address} is reachable from other machines without TLS: set --tls (`steadfast certs init` \
+             creates the certificates), or --insecure-allow-plaintext if any client that can connect may read \
+             and change everything"
         ))),
         Exposure::Loopback | Exposure::Plaintext | Exposure::Tls(_) => Ok(()),
     }
@@ -137,7 +138,7 @@ fn failure(error: &TlsError) -> Failure {
 mod tests {
     use super::*;
 
-    /// F50: nobody is open to the world by accident.
+    /// F50: plaintext on other addresses than loopback needs an explicit flag.
     #[test]
     fn only_loopback_is_served_in_the_clear_unless_somebody_says_so() {
         assert!(may_listen("127.0.0.1:7000".parse().unwrap(), "--listen").is_ok());

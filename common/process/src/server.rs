@@ -1,4 +1,4 @@
-//! One way to listen.
+//! Binds ports, with error messages for operators.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,10 +9,10 @@ use steadfast_host::net::Port;
 use crate::Failure;
 use crate::security::may_listen;
 
-/// Listens on `address`; `flag` is the setting that would choose another.
+/// Listens on `address`, which `flag` sets.
 ///
 /// # Errors
-/// A sentence that names the address, the reason and the flag.
+/// A message that names the address, the reason and the flag.
 pub async fn bind(address: SocketAddr, flag: &str) -> Result<Port, Failure> {
     may_listen(address, flag)?;
     Port::bind(address).await.map_err(|error| {

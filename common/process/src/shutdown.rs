@@ -1,4 +1,4 @@
-//! The first signal asks a process to finish in good order, the second ends it.
+//! Shutdown by signals: the first drains the process, the second ends it at once.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use tracing::{info, warn};
 
 use crate::Failure;
 
-/// A request to drain, seen by all clones.
+/// A request to drain, shared by all clones.
 #[derive(Clone, Debug)]
 pub struct Shutdown {
     token: CancellationToken,
@@ -26,14 +26,14 @@ impl Drop for Signals {
 }
 
 impl Shutdown {
-    /// Takes over SIGTERM and SIGINT: the first one drains, the second one exits at once with 143
-    /// or 130.
+    /// Installs handlers for SIGTERM and SIGINT: the first signal drains, the second exits at once with
+    /// 143 or 130.
     ///
     /// # Errors
-    /// If the signals cannot be taken over.
+    /// If the handlers cannot be installed.
     pub fn install() -> Result<Self, Failure> {
         let take =
-            |kind| signal(kind).map_err(|error| Failure::io("cannot take over signals", &error));
+            |kind| signal(kind).map_err(|error| Failure::io("cannot handle signals", &error));
         let terminate = take(SignalKind::terminate())?;
         let interrupt = take(SignalKind::interrupt())?;
         let token = CancellationToken::new();
@@ -41,27 +41,27 @@ impl Shutdown {
         Ok(Self { token, _signals: Some(Arc::new(Signals(task))) })
     }
 
-    /// One that only [`Shutdown::trigger`] sets off.
+    /// Creates one that only [`Shutdown::trigger`] triggers.
     pub fn manual() -> Self {
         Self { token: CancellationToken::new(), _signals: None }
     }
 
-    /// Completes when the process shall drain.
+    /// Completes when the drain is requested.
     pub fn drain(&self) -> WaitForCancellationFutureOwned {
         self.token.clone().cancelled_owned()
     }
 
-    /// Whether the process shall drain.
+    /// Whether the drain is requested.
     pub fn is_draining(&self) -> bool {
         self.token.is_cancelled()
     }
 
-    /// Asks for a drain, as a signal would.
+    /// Requests a drain, as a signal does.
     pub fn trigger(&self) {
         self.token.cancel();
     }
 
-    /// The token behind it, to be passed on.
+    /// Returns the underlying token.
     pub fn token(&self) -> CancellationToken {
         self.token.clone()
     }
@@ -72,7 +72,7 @@ async fn listen(mut terminate: Signal, mut interrupt: Signal, token: Cancellatio
     info!(signal = first.name, "draining; a second signal ends the process at once");
     token.cancel();
     let second = next(&mut terminate, &mut interrupt).await;
-    warn!(signal = second.name, "ended at once");
+    warn!(signal = second.name, "exiting at once");
     std::process::exit(second.exit_code);
 }
 

@@ -1,5 +1,4 @@
-//! Settings as they are found on the command line, in the environment and in a file, before anybody
-//! looks at what they mean.
+//! Collects the settings on the command line, in the environment and in a file, before they are parsed.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -9,20 +8,20 @@ use std::path::Path;
 use clap::{Arg, Command};
 use steadfast_common::job_file::nearest;
 
-/// What all our variables begin with.
+/// Prefix of all environment variables.
 const VARIABLE_PREFIX: &str = "STEADFAST_";
 
-/// One setting at one place.
+/// One setting from one source.
 #[derive(Clone, Debug)]
 pub(crate) struct Setting {
     /// Id of clap's argument.
     pub id: String,
     pub origin: Origin,
-    /// The setting as words of a command line; none for a switch that is off.
+    /// The setting as command-line arguments; none for a switch that is off.
     pub words: Vec<OsString>,
 }
 
-/// Where a setting was found; a later one goes before an earlier one.
+/// The source of a setting; a later variant overrides an earlier one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Origin {
     File(String),
@@ -31,7 +30,7 @@ pub(crate) enum Origin {
 }
 
 impl Origin {
-    /// How the place ranks, whatever its name.
+    /// Returns the precedence of the source, independent of its name.
     pub fn rank(&self) -> u8 {
         match self {
             Self::File(_) => 0,
@@ -49,19 +48,19 @@ impl fmt::Display for Origin {
     }
 }
 
-/// What one place holds.
+/// The settings and errors of one source.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
     pub settings: Vec<Setting>,
-    pub faults: Vec<String>,
+    pub errors: Vec<String>,
 }
 
-/// `etcd-ca` is `STEADFAST_ETCD_CA` in the environment.
+/// Returns the environment variable of a flag: `STEADFAST_ETCD_CA` for `etcd-ca`.
 pub(crate) fn variable_of(long: &str) -> String {
     format!("{VARIABLE_PREFIX}{}", long.replace('-', "_").to_uppercase())
 }
 
-/// `etcd-ca` is `etcd_ca` in a file.
+/// Returns the file key of a flag: `etcd_ca` for `etcd-ca`.
 pub(crate) fn key_of(long: &str) -> String {
     long.replace('-', "_")
 }
@@ -70,20 +69,22 @@ fn by_long<'a>(command: &'a Command, long: &str) -> Option<&'a Arg> {
     command.get_arguments().find(|arg| arg.get_long() == Some(long))
 }
 
-/// Takes the words after the program's name apart.
+/// Splits the arguments after the program name into settings.
 pub(crate) fn from_command_line(command: &Command, words: &[OsString]) -> Found {
     let mut found = Found::default();
     let mut words = words.iter().peekable();
     while let Some(word) = words.next() {
         let text = word.to_string_lossy();
         let Some(flag) = text.strip_prefix("--") else {
-            found.faults.push(format!("unexpected word `{text}`; settings look like `--job NAME`"));
+            found
+                .errors
+                .push(format!("unexpected argument `{text}`; use flags such as `--job NAME`"));
             continue;
         };
         let (long, value) = flag.split_once('=').map_or((flag, None), |(it, v)| (it, Some(v)));
         let follower = words.next_if(|next| !next.to_string_lossy().starts_with("--"));
         let Some(arg) = by_long(command, long) else {
-            found.faults.push(unknown_flag(command, long));
+            found.errors.push(unknown_flag(command, long));
             continue;
         };
         let takes_value = arg.get_action().takes_values();
@@ -95,12 +96,12 @@ pub(crate) fn from_command_line(command: &Command, words: &[OsString]) -> Found 
         match (takes_value, value, follower) {
             (true, None, Some(follower)) => setting.words.push(follower.clone()),
             (true, None, None) => {
-                found.faults.push(format!("`--{long}` needs a value"));
+                found.errors.push(format!("`--{long}` needs a value"));
                 continue;
             }
             (_, _, Some(extra)) => {
                 let extra = extra.to_string_lossy();
-                found.faults.push(format!("unexpected word `{extra}` after `{text}`"));
+                found.errors.push(format!("unexpected argument `{extra}` after `{text}`"));
             }
             (_, _, None) => {}
         }
@@ -113,12 +114,12 @@ fn unknown_flag(command: &Command, long: &str) -> String {
     let known = command.get_arguments().filter_map(Arg::get_long);
     match nearest(long, known) {
         Some(known) => format!("unknown flag `--{long}`; did you mean `--{known}`?"),
-        None => format!("unknown flag `--{long}`; `--help` shows the known ones"),
+        None => format!("unknown flag `--{long}`; `--help` lists all flags"),
     }
 }
 
-/// Looks up the variable of every setting. An empty one counts as not set, and so does one with our
-/// prefix that no setting has: other programs of ours may know it.
+/// Reads the environment variable of every setting. Empty variables count as not set. Unknown variables
+/// with the prefix are ignored, because other Steadfast programs may use them.
 pub(crate) fn from_environment(command: &Command, variables: &BTreeMap<String, String>) -> Found {
     let mut found = Found::default();
     for arg in command.get_arguments().filter(|arg| is_setting(arg)) {
@@ -137,7 +138,7 @@ pub(crate) fn from_file(command: &Command, path: &Path, text: &str) -> Found {
     let table: toml::Table = match text.parse() {
         Ok(table) => table,
         Err(error) => {
-            found.faults.push(format!("{shown}: {}", describe(text, &error)));
+            found.errors.push(format!("{shown}: {}", describe(text, &error)));
             return found;
         }
     };
@@ -149,7 +150,7 @@ pub(crate) fn from_file(command: &Command, path: &Path, text: &str) -> Found {
         .collect();
     for (key, value) in &table {
         let Some((arg, long)) = keys.get(key) else {
-            found.faults.push(match nearest(key, keys.keys().map(String::as_str)) {
+            found.errors.push(match nearest(key, keys.keys().map(String::as_str)) {
                 Some(near) => format!("{shown}: unknown key `{key}`; did you mean `{near}`?"),
                 None => format!("{shown}: unknown key `{key}`"),
             });
@@ -157,8 +158,8 @@ pub(crate) fn from_file(command: &Command, path: &Path, text: &str) -> Found {
         };
         match plain(value) {
             Some(value) => found.add(arg, long, Origin::File(format!("{shown}: {key}")), &value),
-            None => found.faults.push(format!(
-                "{shown}: {key}: a {} does not fit; use a text, a number, a list of them, or \
+            None => found.errors.push(format!(
+                "{shown}: {key}: invalid type {}; use a string, a number, a list of them, or \
                  true or false",
                 value.type_str()
             )),
@@ -176,7 +177,7 @@ impl Found {
                 "true" | "1" | "yes" => vec![OsString::from(format!("--{long}"))],
                 "false" | "0" | "no" => Vec::new(),
                 _ => {
-                    self.faults.push(format!("{origin}: `{value}` is neither `true` nor `false`"));
+                    self.errors.push(format!("{origin}: `{value}` is neither `true` nor `false`"));
                     return;
                 }
             }
@@ -185,12 +186,12 @@ impl Found {
     }
 }
 
-/// `--help` and `--version` ask something; they set nothing.
+/// Whether an argument is a setting, unlike `--help` and `--version`.
 fn is_setting(arg: &Arg) -> bool {
     !matches!(arg.get_id().as_str(), "help" | "version")
 }
 
-/// A value of a file as a flag would spell it.
+/// Converts a value of a file to the value of a flag.
 fn plain(value: &toml::Value) -> Option<String> {
     match value {
         toml::Value::String(text) => Some(text.clone()),

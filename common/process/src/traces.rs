@@ -1,8 +1,7 @@
-//! Traces for OpenTelemetry: off unless somebody says where to send them.
+//! OpenTelemetry traces: off unless a collector is configured.
 //!
-//! What is sent and how much of it is also decided by OpenTelemetry's own variables, such as
-//! `OTEL_TRACES_SAMPLER`. A collector that is away or slow costs spans, never a step: they wait in a bounded
-//! queue, and what finds it full is dropped.
+//! OpenTelemetry's own variables, such as `OTEL_TRACES_SAMPLER`, apply as well. A slow or unreachable
+//! collector never delays a step: spans wait in a bounded queue and are dropped when it is full.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,25 +25,25 @@ use tracing_subscriber::registry::LookupSpan;
 
 use crate::{Failure, LogIdentity};
 
-/// Where OpenTelemetry's programs look for their collector.
+/// OpenTelemetry's variables with the address of the collector.
 const VARIABLES: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
 
-/// Longest wait for the collector, also at the end of the process.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// Timeout of an export, also at the end of the process.
+const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What is still to be sent when the process ends.
+/// Kept to export the remaining spans when the process ends.
 static PROVIDER: OnceLock<SdkTracerProvider> = OnceLock::new();
 
-/// The collector's address: the one that was named, or else that of the environment.
+/// Returns the address of the collector: `named`, or else that of the environment.
 pub(crate) fn endpoint(named: Option<&str>) -> Option<String> {
     let variable = || VARIABLES.iter().find_map(|name| std::env::var(name).ok());
     named.map(str::to_owned).or_else(variable).filter(|it| !it.is_empty())
 }
 
-/// Takes up what the spans of [`TRACE`] tell, sends it to `endpoint`, and has calls carry it on.
+/// Exports the spans of [`TRACE`] to `endpoint`, and propagates their context with calls.
 ///
 /// # Errors
-/// If that is no address of a collector.
+/// If the endpoint is invalid.
 pub(crate) fn layer<S>(
     endpoint: &str,
     identity: &LogIdentity,
@@ -55,7 +54,7 @@ where
     let exporter = SpanExporter::builder()
         .with_tonic()
         .with_endpoint(endpoint)
-        .with_timeout(PATIENCE)
+        .with_timeout(TIMEOUT)
         .build()
         .map_err(|error| Failure::invalid(format!("--otlp-endpoint `{endpoint}`: {error}")))?;
     let resource = Resource::builder()
@@ -74,33 +73,33 @@ where
     let _ = PROVIDER.set(provider);
     carry(Courier { send, receive });
     let ours = filter_fn(|metadata| metadata.target() == TRACE);
-    // Those of libraries, of whatever level, are never looked at.
+    // The hint lets the filter skip the more verbose spans of libraries entirely.
     let ours = ours.with_max_level_hint(LevelFilter::INFO);
     Ok(tracing_opentelemetry::layer().with_tracer(tracer).with_filter(ours))
 }
 
-/// Says when spans begin to be lost, and when they are taken again.
+/// Logs when exports begin to fail, and when they succeed again.
 #[derive(Debug)]
 struct LoggedExporter<E> {
     exporter: E,
-    is_in_trouble: AtomicBool,
+    is_failing: AtomicBool,
 }
 
 impl<E> LoggedExporter<E> {
     fn new(exporter: E) -> Self {
-        Self { exporter, is_in_trouble: AtomicBool::new(false) }
+        Self { exporter, is_failing: AtomicBool::new(false) }
     }
 }
 
 impl<E: trace::SpanExporter> trace::SpanExporter for LoggedExporter<E> {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let exported = self.exporter.export(batch).await;
-        let was_in_trouble = self.is_in_trouble.swap(exported.is_err(), Ordering::Relaxed);
+        let was_failing = self.is_failing.swap(exported.is_err(), Ordering::Relaxed);
         match &exported {
-            Err(error) if !was_in_trouble => {
-                warn!(%error, "the collector takes no spans; they are lost until it does");
+            Err(error) if !was_failing => {
+                warn!(%error, "cannot export spans to the collector; they are dropped");
             }
-            Ok(()) if was_in_trouble => info!("the collector takes spans again"),
+            Ok(()) if was_failing => info!("exporting spans to the collector again"),
             Err(_) | Ok(()) => {}
         }
         exported
@@ -119,11 +118,11 @@ impl<E: trace::SpanExporter> trace::SpanExporter for LoggedExporter<E> {
     }
 }
 
-/// Sends what was not sent yet. To be called where waiting is allowed.
+/// Exports the remaining spans. Blocks.
 pub(crate) fn end() {
     if let Some(provider) = PROVIDER.get() {
-        // Whoever reads traces lives without the last ones.
-        let _ = provider.shutdown_with_timeout(PATIENCE);
+        // Losing the last spans is acceptable.
+        let _ = provider.shutdown_with_timeout(TIMEOUT);
     }
 }
 
@@ -154,6 +153,6 @@ fn send(span: &Span, headers: &mut HeaderMap) {
 }
 
 fn receive(headers: &HeaderMap, span: &Span) {
-    // A span that nobody takes up has no parent either.
+    // Fails for a span that is not exported, which needs no parent.
     let _ = span.set_parent(TraceContextPropagator::new().extract(&Headers(headers)));
 }

@@ -1,4 +1,4 @@
-//! Takes apart what a user writes for a place: a path on this machine or a URL.
+//! Parses the address of a store: a local path or a URL.
 
 use std::path::{Component, PathBuf};
 
@@ -7,7 +7,7 @@ use url::Url;
 
 use crate::error::StoreError;
 
-/// A store, and a path in it that is known to be well-formed.
+/// A store, and a valid path in it.
 #[derive(Debug)]
 pub(crate) struct Address {
     /// `scheme://authority/`, without secrets.
@@ -15,17 +15,17 @@ pub(crate) struct Address {
     pub path: Path,
 }
 
-/// What `?` means in a URL.
+/// The meaning of `?` in a URL.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum QuestionMark {
-    /// The start of a query, which no store understands.
+    /// The start of a query, which no store supports.
     Refused,
     /// One character of a name.
     Wildcard,
 }
 
 impl Address {
-    /// Reads `text`: a URL if it contains `://`, else a path.
+    /// Parses `text`: a URL if it contains `://`, otherwise a path.
     pub fn parse(text: &str, question_mark: QuestionMark) -> Result<Self, StoreError> {
         match text.split_once("://") {
             Some((scheme, rest)) => Self::from_url(text, scheme, rest, question_mark),
@@ -46,7 +46,7 @@ impl Address {
             return Err(StoreError::PasswordInUrl { url: format!("{scheme}://{host}/{path}") });
         }
         let bad = |reason: &str| StoreError::BadUrl {
-            // A query may be a signature, that is a secret.
+            // A query may contain a signature, which is a secret.
             url: text.split(['?', '#']).next().unwrap_or_default().to_owned(),
             reason: reason.to_owned(),
         };
@@ -76,7 +76,7 @@ impl Address {
     }
 }
 
-/// Resolves each `..` as the system would, that is after the links before it.
+/// Resolves each `..` like the operating system: after the symbolic links before it.
 fn without_parent_components(path: PathBuf) -> PathBuf {
     let mut resolved = PathBuf::new();
     for component in path.components() {

@@ -1,5 +1,4 @@
-//! Clients of stores across the network, set up from their usual environment variables, or from files
-//! that these name.
+//! Clients of network stores, configured by the usual environment variables, or by files that these name.
 
 use std::ffi::OsString;
 use std::io;
@@ -11,23 +10,23 @@ use url::Url;
 
 use crate::error::StoreError;
 
-/// How long a connection may say nothing. It also bounds sending one part of an upload, while others share
-/// the link: four parts of 8 MiB at 512 KiB/s.
+/// Maximum idle time of a connection. It also limits the upload of one part while others share the link:
+/// four parts of 8 MiB at 512 KiB/s.
 const SILENCE_MAX: &str = "70 seconds";
-/// Bounds one request; what bounds a whole operation is its size, see `location`.
+/// Time limit of one request; that of a whole operation depends on its size, see `location`.
 const REQUEST_MAX: &str = "1 hour";
 
-/// Which environment variables configure a kind of store. Names are in lower case.
+/// The environment variables that configure a kind of store. Names are in lower case.
 struct Family {
-    /// What every variable of this family starts with.
+    /// The prefix of the family's variables.
     prefix: &'static str,
-    /// Variables outside the prefix that count as well.
+    /// Further variables, without the prefix.
     extra: &'static [&'static str],
-    /// A custom server instead of the cloud's own.
+    /// Variables that set a custom endpoint.
     endpoints: &'static [&'static str],
-    /// With one of these set, somebody has thought about how to prove who we are.
+    /// Variables that configure credentials.
     credentials: &'static [&'static str],
-    /// Those that may be in a file, which `<variable>_FILE` names: where containers find secrets.
+    /// Variables whose value may be in a file named by `<variable>_FILE`, as is usual in containers.
     secrets: &'static [&'static str],
     skip_signature: &'static str,
 }
@@ -98,12 +97,12 @@ const AZURE: Family = Family {
     skip_signature: "azure_skip_signature",
 };
 
-/// Makes the client of the store at `base` from the variables in `environment`.
+/// Creates the client of the store at `base` from the variables in `environment`.
 pub(crate) fn connect(
     base: &Url,
     environment: impl Iterator<Item = (OsString, OsString)>,
 ) -> Result<Arc<dyn ObjectStore>, StoreError> {
-    // Fails when the process has chosen its cryptography already, which is as good.
+    // Fails if the process has already installed a provider, which is fine.
     let _ = steadfast_host::tls::crypto().install_default();
     let failed = |source: object_store::Error| StoreError::Configuration {
         url: base.as_str().to_owned(),
@@ -133,7 +132,7 @@ fn http_store(base: &Url) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
     Ok(Arc::new(store))
 }
 
-/// The variables of a family that are set, by their names in lower case; secrets from their files.
+/// The set variables of a family, with names in lower case and with secrets read from their files.
 fn variables(
     family: &Family,
     environment: impl Iterator<Item = (OsString, OsString)>,
@@ -167,7 +166,7 @@ fn variables(
     Ok(variables)
 }
 
-/// What to tell the client: our defaults, then the variables of its family, which win.
+/// The client's options: the defaults, then the variables of its family, which take precedence.
 fn options(family: &Family, variables: Vec<(String, String)>) -> Vec<(String, String)> {
     let one_of = |names: &[&str]| {
         variables.iter().find(|(name, _)| names.contains(&name.as_str())).map(|(_, value)| value)
@@ -181,8 +180,8 @@ fn options(family: &Family, variables: Vec<(String, String)>) -> Vec<(String, St
         if endpoint.starts_with("http://") {
             options.push(("allow_http".to_owned(), "true".to_owned()));
         }
-        // Without credentials the client would ask the cloud's metadata address for some, which a
-        // custom server's network hardly has: every request would hang instead of being refused.
+        // Without credentials the client would request some from the cloud's metadata address, which
+        // does not exist near a custom server: every request would hang instead of failing.
         if one_of(family.credentials).is_none() {
             options.push((family.skip_signature.to_owned(), "true".to_owned()));
         }
@@ -224,7 +223,7 @@ mod tests {
         }
     }
 
-    /// A client that asks for credentials first would ask the metadata address, not the server.
+    /// A client that requests credentials first would contact the metadata address, not the server.
     #[tokio::test]
     async fn the_first_request_goes_to_the_configured_endpoint() {
         use std::io::{BufRead, BufReader, Write};

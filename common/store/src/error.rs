@@ -1,18 +1,23 @@
-//! What can go wrong with an object store, and what to do about it.
+//! Errors of object stores, and how to fix them.
 
 use std::error::Error;
 use std::io;
 use std::time::Duration;
 
-/// What lies beneath an error of ours, for the log.
+use crate::location::WRITING;
+
+/// The longest cause in a message: a server may reply with an HTML page.
+const CAUSE_CHARS_MAX: usize = 300;
+
+/// The underlying error.
 type Cause = Box<dyn Error + Send + Sync>;
 
-/// What the caller of a failed operation does next.
+/// What the caller of a failed operation should do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// The same call would fail again: someone has to change something.
+    /// The same call would fail again: user action is needed.
     Permanent,
-    /// The same call may work later, or from another machine.
+    /// The same call may succeed later, or from another machine.
     Transient,
 }
 
@@ -20,42 +25,55 @@ pub enum ErrorKind {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error(
-        "`{url}` is no place to store data: {reason}; give a path or a URL that starts with \
+        "`{url}` is not a valid location: {reason}; use a path or a URL that starts with \
          file://, memory://, s3://, gs://, az:// or https://"
     )]
     BadUrl { url: String, reason: String },
     #[error(
-        "the URL of {url} carries a password; pass credentials by environment variables \
+        "the URL of {url} contains a password; pass credentials in environment variables \
          (AWS_…, GOOGLE_…, AZURE_…)"
     )]
     PasswordInUrl { url: String },
-    #[error("`{name}` is no name below {url}: it must be relative, without `..`, `//` or NUL")]
+    #[error(
+        "`{name}` is not a valid name below {url}: it must be relative, without `..`, `//` or NUL"
+    )]
     BadName { url: String, name: String },
-    #[error("{url} needs the cargo feature `cloud` of steadfast-store; build with it")]
+    #[error("{url} requires the cargo feature `cloud` of steadfast-store; build with it")]
     CloudMissing { url: String },
-    #[error("the client of {url} cannot be set up; check its environment variables")]
+    #[error(
+        "the client of {url} cannot be configured: {}; check its environment variables",
+        root(source)
+    )]
     Configuration { url: String, source: Cause },
     #[error("{url} does not exist")]
     NotFound { url: String },
+    #[error(
+        "{operation} {url} failed: its bucket, container or folder does not exist: {}",
+        root(source)
+    )]
+    NoContainer { url: String, operation: &'static str, source: Cause },
     #[error("nothing matches {pattern}; check the path and its wildcards")]
     NoMatch { pattern: String },
-    #[error("{url} may not be accessed while {operation} it; check credentials and permissions")]
+    #[error(
+        "access was denied while {operation} {url}: {}; check credentials and permissions",
+        root(source)
+    )]
     Denied { url: String, operation: &'static str, source: Cause },
-    #[error("{url} has fewer bytes than the range {start}..{end}; has it been cut short?")]
+    #[error("{url} is shorter than the range {start}..{end}; was it truncated?")]
     OutOfRange { url: String, start: u64, end: u64 },
     #[error(
-        "the server of {url} does not support {operation}; use another store, or for reading \
-         over HTTP a server that knows ranges and name the files one by one"
+        "the server of {url} does not support {operation}; use another store; \
+         to read over HTTP, use a server with range requests and list the files individually"
     )]
     Unsupported { url: String, operation: &'static str, source: Cause },
     #[error("{operation} {url} took longer than {limit:?}; is the store reachable?")]
     TimedOut { url: String, operation: &'static str, limit: Duration },
-    #[error("{operation} {url} failed; is the store reachable?")]
+    #[error("{operation} {url} failed: {}", root(source))]
     Failed { url: String, operation: &'static str, source: Cause },
 }
 
 impl StoreError {
-    /// Says what the caller does next.
+    /// Classifies the error for the caller.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::BadUrl { .. }
@@ -64,6 +82,7 @@ impl StoreError {
             | Self::CloudMissing { .. }
             | Self::Configuration { .. }
             | Self::NotFound { .. }
+            | Self::NoContainer { .. }
             | Self::NoMatch { .. }
             | Self::Denied { .. }
             | Self::OutOfRange { .. }
@@ -72,22 +91,26 @@ impl StoreError {
         }
     }
 
-    /// Sorts an error of the crate that talks to the store.
+    /// Classifies an error of `object_store`.
     pub(crate) fn sort(url: &str, operation: &'static str, cause: object_store::Error) -> Self {
-        use object_store::Error as Theirs;
+        use object_store::Error as Source;
         let url = url.to_owned();
         match cause {
-            Theirs::NotFound { .. } => Self::NotFound { url },
-            Theirs::PermissionDenied { .. } | Theirs::Unauthenticated { .. } => {
+            // The object need not exist before a write, so its container is missing.
+            Source::NotFound { .. } if operation == WRITING => {
+                Self::NoContainer { url, operation, source: cause.into() }
+            }
+            Source::NotFound { .. } => Self::NotFound { url },
+            Source::PermissionDenied { .. } | Source::Unauthenticated { .. } => {
                 Self::Denied { url, operation, source: cause.into() }
             }
-            Theirs::NotImplemented { .. } | Theirs::NotSupported { .. } => {
+            Source::NotImplemented { .. } | Source::NotSupported { .. } => {
                 Self::Unsupported { url, operation, source: cause.into() }
             }
-            Theirs::InvalidPath { .. } => {
+            Source::InvalidPath { .. } => {
                 Self::BadUrl { url, reason: "its path is not valid".to_owned() }
             }
-            other if is_refused_by_the_system(&other) => {
+            other if is_permission_denied(&other) => {
                 Self::Denied { url, operation, source: other.into() }
             }
             other if other.to_string().contains("Range request not supported") => {
@@ -98,8 +121,22 @@ impl StoreError {
     }
 }
 
-/// Whether the operating system denied access to a local file: object_store has no variant for it.
-fn is_refused_by_the_system(error: &object_store::Error) -> bool {
+/// The root cause of an error, on one line: the errors above it only repeat the operation.
+fn root(error: &Cause) -> String {
+    let mut deepest: &(dyn Error + 'static) = error.as_ref();
+    while let Some(next) = deepest.source() {
+        deepest = next;
+    }
+    let text = deepest.to_string();
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    match line.char_indices().nth(CAUSE_CHARS_MAX) {
+        Some((end, _)) => format!("{} …", &line[..end]),
+        None => line,
+    }
+}
+
+/// Whether the operating system denied access to a local file, for which object_store has no variant.
+fn is_permission_denied(error: &object_store::Error) -> bool {
     let mut next: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = next {
         if let Some(io) = error.downcast_ref::<io::Error>() {

@@ -1,4 +1,4 @@
-//! Wildcards in paths and URLs: which objects match.
+//! Expands wildcards in paths and URLs.
 
 use globset::{GlobBuilder, GlobMatcher};
 use object_store::path::Path;
@@ -10,9 +10,9 @@ use crate::root::Root;
 
 /// Lists the objects that match `pattern`, sorted by path.
 ///
-/// `*` stands for any characters within one part of the path, `?` for one, and a part `**` for any
-/// number of parts. Only the folders that can hold a match are listed. Without a wildcard, the
-/// answer is that one location, whether or not there is an object.
+/// `*` matches any characters within one part of the path, `?` one character, and a part `**` any number
+/// of parts. Only folders that can contain a match are listed. Without a wildcard, the result is that one
+/// location, whether or not there is an object.
 pub async fn expand(pattern: &str) -> Result<Vec<Location>, StoreError> {
     let address = Address::parse(pattern, QuestionMark::Wildcard)?;
     let root = Root::shared(&address.base)?;

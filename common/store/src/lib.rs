@@ -1,5 +1,5 @@
-//! Bytes in object stores: local files, memory, S3, Google Cloud Storage, Azure and plain HTTP
-//! behind one small API. Every operation names its URL in errors and ends within a bounded time.
+//! Object stores (local files, memory, S3, Google Cloud Storage, Azure and plain HTTP) behind one small
+//! API. Errors of every operation name the URL, and every operation has a time limit.
 
 mod address;
 #[cfg(feature = "cloud")]

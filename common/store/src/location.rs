@@ -1,4 +1,4 @@
-//! A place in an object store, and what can be done there.
+//! A location in an object store, and its operations.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,6 +13,7 @@ use object_store::{
     GetOptions, GetRange, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode,
     PutPayload,
 };
+use steadfast_host::task::blocking;
 use steadfast_host::time::timeout;
 use url::Url;
 
@@ -20,28 +21,27 @@ use crate::address::{Address, QuestionMark};
 use crate::error::StoreError;
 use crate::root::{Root, Upload};
 
-/// How long a store may take for an answer of no size, its retries included.
-const PATIENCE: Duration = Duration::from_secs(120);
-/// The slowest transfer that still counts as working: the parts that are under way together are there within
-/// what the client allows for one request, see `cloud`.
+/// Time limit of an operation without data, including retries.
+const TIMEOUT: Duration = Duration::from_secs(120);
+/// The slowest transfer that is tolerated: at this rate, the parts in flight together arrive within the
+/// client's limit for one request, see `cloud`.
 const SLOWEST_BYTES_PER_SECOND: u64 = 512 * 1024;
 /// Size of the parts in which large objects are uploaded.
 const PART_BYTES: usize = 8 * 1024 * 1024;
-/// No store takes more: of objects beyond 78 GiB the parts are larger.
+/// The limit of the stores: objects beyond 78 GiB have larger parts.
 const PARTS_MAX: usize = 10_000;
-/// Parts that are under way together.
+/// Parts uploaded concurrently.
 const PARTS_IN_FLIGHT: usize = 4;
-/// Size of the pieces in which large objects are read.
-const PIECE_BYTES: u64 = 4 * 1024 * 1024;
-/// Pieces that are under way together.
-const PIECES_IN_FLIGHT: usize = 4;
+/// Size of the chunks in which large objects are read.
+const CHUNK_BYTES: u64 = 4 * 1024 * 1024;
+/// Chunks fetched concurrently.
+const CHUNKS_IN_FLIGHT: usize = 4;
 
 const READING: &str = "reading";
-const WRITING: &str = "writing";
+pub(crate) const WRITING: &str = "writing";
 const LISTING: &str = "listing";
 
-/// An object store and a path in it. Cheap to clone; holds the store's client, shared by all
-/// locations of that store.
+/// An object store and a path in it. Cheap to clone; all locations of a store share its client.
 #[derive(Clone)]
 pub struct Location {
     root: Arc<Root>,
@@ -49,17 +49,17 @@ pub struct Location {
     url: String,
 }
 
-/// Whether [`Location::create`] made the object.
+/// The outcome of [`Location::create`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Created {
     Now,
-    /// It was there before, and is left as it was. After a retried request it can also be our own.
+    /// The object already existed and is unchanged. After a retried request it may be the caller's own.
     Already,
 }
 
-/// Opens a path (relative ones start at the working directory) or a URL. Touches no object.
+/// Opens a path (relative to the working directory) or a URL, without access to the store.
 ///
-/// Wildcards mean nothing here, see [`crate::expand`].
+/// Wildcards are not expanded, see [`crate::expand`].
 pub fn open(url: &str) -> Result<Location, StoreError> {
     let address = Address::parse(url, QuestionMark::Refused)?;
     Ok(Location::new(Root::shared(&address.base)?, address.path))
@@ -81,7 +81,7 @@ impl Location {
         Ok(self.join(below.as_ref()))
     }
 
-    /// The location below this one of a name that the store itself gave, or that was checked.
+    /// The location `name` below this one, for names from the store or already validated.
     pub(crate) fn join(&self, name: &str) -> Self {
         let path = match self.path.as_ref() {
             "" => name.to_owned(),
@@ -91,7 +91,7 @@ impl Location {
         Self::new(Arc::clone(&self.root), path)
     }
 
-    /// Its absolute URL, without secrets; [`open`] takes it back to the same place.
+    /// The absolute URL, without secrets; [`open`] gives the same location for it.
     pub fn url(&self) -> &str {
         &self.url
     }
@@ -101,7 +101,7 @@ impl Location {
         self.get(GetOptions::default()).await.map(|(bytes, _)| bytes)
     }
 
-    /// Reads just these bytes of the object; an error if it has not all of them.
+    /// Reads a byte range of the object; an error if the object is shorter.
     pub async fn read_range(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
         if range.is_empty() {
             return Ok(Bytes::new());
@@ -115,8 +115,8 @@ impl Location {
         Ok(bytes)
     }
 
-    /// Reads several ranges together, near ones in one request; in the order of `ranges`. The
-    /// caller knows that the object is that long: memory is set aside beforehand.
+    /// Reads several ranges, adjacent ones in one request; the result has the order of `ranges`. The
+    /// object must be long enough, because memory is allocated in advance.
     pub async fn read_ranges(&self, ranges: &[Range<u64>]) -> Result<Vec<Bytes>, StoreError> {
         if ranges.iter().all(Range::is_empty) {
             return Ok(vec![Bytes::new(); ranges.len()]);
@@ -124,25 +124,24 @@ impl Location {
         let length = |range: &Range<u64>| range.end.saturating_sub(range.start);
         let total = ranges.iter().map(length).fold(0, u64::saturating_add);
         let reading = self.root.store.get_ranges(&self.path, ranges);
-        let pieces = self.within(time_for(total), READING, reading).await?;
-        for (range, piece) in ranges.iter().zip(&pieces) {
-            if piece.len() as u64 != length(range) {
+        let found = self.within(time_for(total), READING, reading).await?;
+        for (range, bytes) in ranges.iter().zip(&found) {
+            if bytes.len() as u64 != length(range) {
                 return Err(self.out_of_range(range));
             }
         }
-        Ok(pieces)
+        Ok(found)
     }
 
-    /// Reads an object of `size` bytes in pieces, in their order; some are under way while the one
-    /// before is looked at.
-    pub fn read_in_pieces(
+    /// Reads an object of `size` bytes in chunks, in order, and prefetches the next ones.
+    pub fn read_in_chunks(
         &self,
         size: u64,
     ) -> impl Stream<Item = Result<Bytes, StoreError>> + Unpin + '_ {
-        let starts = (0..size).step_by(PIECE_BYTES as usize);
-        let ranges = starts.map(move |start| start..size.min(start + PIECE_BYTES));
+        let starts = (0..size).step_by(CHUNK_BYTES as usize);
+        let ranges = starts.map(move |start| start..size.min(start + CHUNK_BYTES));
         let reading = ranges.map(|range| self.read_range(range));
-        Box::pin(stream::iter(reading).buffered(PIECES_IN_FLIGHT))
+        Box::pin(stream::iter(reading).buffered(CHUNKS_IN_FLIGHT))
     }
 
     fn out_of_range(&self, range: &Range<u64>) -> StoreError {
@@ -151,24 +150,34 @@ impl Location {
 
     async fn get(&self, options: GetOptions) -> Result<(Bytes, Range<u64>), StoreError> {
         let store = &self.root.store;
-        let answer = self.within(PATIENCE, READING, store.get_opts(&self.path, options)).await?;
+        let answer = self.within(TIMEOUT, READING, store.get_opts(&self.path, options)).await?;
         let range = answer.range.clone();
         let limit = time_for(range.end.saturating_sub(range.start));
         let bytes = self.within(limit, READING, answer.bytes()).await?;
         Ok((bytes, range))
     }
 
-    /// The object's size in bytes, or `None` if there is no object here.
+    /// The object's size in bytes, or `None` if it does not exist.
     pub async fn size(&self) -> Result<Option<u64>, StoreError> {
-        match self.within(PATIENCE, "looking at", self.root.store.head(&self.path)).await {
+        match self.within(TIMEOUT, "inspecting", self.root.store.head(&self.path)).await {
             Ok(meta) => Ok(Some(meta.size)),
             Err(StoreError::NotFound { .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Writes the object, replacing what was there. Readers see the old bytes or the new ones,
-    /// never a mixture; on return they are durable.
+    /// Whether this is a local folder, or a prefix of other objects' paths. Errors count as `false`.
+    pub async fn is_folder(&self) -> bool {
+        let local = Url::parse(&self.url).ok().filter(|url| url.scheme() == "file");
+        if let Some(path) = local.and_then(|url| url.to_file_path().ok()) {
+            return blocking(move || path.is_dir()).await.unwrap_or(false);
+        }
+        let listed = self.list_folder().await;
+        listed.is_ok_and(|found| !(found.objects.is_empty() && found.folders.is_empty()))
+    }
+
+    /// Writes or replaces the object atomically: readers see either the old or the new bytes. On return
+    /// the new ones are durable.
     pub async fn write(&self, bytes: Bytes) -> Result<(), StoreError> {
         if self.goes_in_parts(bytes.len()) {
             return self.write_in_parts(bytes.into()).await;
@@ -184,12 +193,12 @@ impl Location {
 
     async fn write_in_parts(&self, bytes: PutPayload) -> Result<(), StoreError> {
         let mut upload =
-            self.within(PATIENCE, WRITING, self.root.store.put_multipart(&self.path)).await?;
+            self.within(TIMEOUT, WRITING, self.root.store.put_multipart(&self.path)).await?;
         let sent = self.send_parts(&mut *upload, &bytes).await;
         let Err(error) = sent else { return Ok(()) };
-        // Parts that cannot be taken back are left to the store's clean-up rules; what matters to
-        // the caller is why the upload failed.
-        let _ = self.within(PATIENCE, WRITING, upload.abort()).await;
+        // If the abort fails, too, the parts are left to the store's lifecycle rules: the caller needs
+        // the error of the upload.
+        let _ = self.within(TIMEOUT, WRITING, upload.abort()).await;
         Err(error)
     }
 
@@ -200,20 +209,20 @@ impl Location {
     ) -> Result<(), StoreError> {
         let mut parts: Vec<BoxFuture<'_, Result<(), StoreError>>> = Vec::new();
         let size = PART_BYTES.max(bytes.content_length().div_ceil(PARTS_MAX));
-        for part in cut(bytes, size) {
+        for part in split(bytes, size) {
             let limit = time_for((part.content_length() * PARTS_IN_FLIGHT) as u64);
             let sending = upload.put_part(part);
             parts.push(Box::pin(self.within(limit, WRITING, sending)));
         }
         stream::iter(parts).buffer_unordered(PARTS_IN_FLIGHT).try_collect::<()>().await?;
-        self.within(PATIENCE, WRITING, upload.complete()).await?;
+        self.within(TIMEOUT, WRITING, upload.complete()).await?;
         Ok(())
     }
 
-    /// Writes the object unless there is one.
+    /// Writes the object if it does not exist.
     ///
-    /// What a store takes in parts only is looked for first: of two who create such an object at the same
-    /// time, the later one replaces the other's.
+    /// Not atomic for objects that are uploaded in parts: of two concurrent calls for the same object, the
+    /// later one may replace the object of the other.
     pub async fn create(&self, bytes: impl Into<PutPayload>) -> Result<Created, StoreError> {
         let bytes = bytes.into();
         if self.goes_in_parts(bytes.content_length()) {
@@ -237,29 +246,29 @@ impl Location {
         self.within(limit, "creating", put).await
     }
 
-    /// Deletes the object; it is fine if there is none.
+    /// Deletes the object; succeeds if it does not exist.
     pub async fn delete(&self) -> Result<(), StoreError> {
-        match self.within(PATIENCE, "deleting", self.root.store.delete(&self.path)).await {
+        match self.within(TIMEOUT, "deleting", self.root.store.delete(&self.path)).await {
             Ok(()) | Err(StoreError::NotFound { .. }) => Ok(()),
             Err(error) => Err(error),
         }
     }
 
-    /// Lists all objects below this location: their names relative to it and their sizes, sorted.
+    /// Lists all objects below this location, sorted: their relative names and their sizes.
     ///
     /// # Errors
-    /// If the store does not answer.
+    /// If the store fails.
     pub async fn list(&self) -> Result<Vec<(String, u64)>, StoreError> {
         let mut found = self.list_with(|meta| meta.size).await?;
         found.sort();
         Ok(found)
     }
 
-    /// Lists all objects below this location: their names relative to it and when they were written,
-    /// by the store's clock.
+    /// Lists all objects below this location: their relative names and modification times, by the store's
+    /// clock.
     ///
     /// # Errors
-    /// If the store does not answer.
+    /// If the store fails.
     pub async fn list_modified(&self) -> Result<Vec<(String, SystemTime)>, StoreError> {
         self.list_with(|meta| meta.last_modified.into()).await
     }
@@ -272,7 +281,7 @@ impl Location {
         let mut found = Vec::new();
         loop {
             let next = async { listing.next().await.transpose() };
-            let Some(meta) = self.within(PATIENCE, LISTING, next).await? else { break };
+            let Some(meta) = self.within(TIMEOUT, LISTING, next).await? else { break };
             if let Some(name) = self.relative(&meta.location) {
                 found.push((name, figure(&meta)));
             }
@@ -280,10 +289,10 @@ impl Location {
         Ok(found)
     }
 
-    /// Lists the objects and the folders directly in this location, by name.
+    /// Lists the names of the objects and folders directly in this location.
     pub(crate) async fn list_folder(&self) -> Result<Folder, StoreError> {
         let listing = self.root.store.list_with_delimiter(Some(&self.path));
-        let found = self.within(PATIENCE, LISTING, listing).await?;
+        let found = self.within(TIMEOUT, LISTING, listing).await?;
         Ok(Folder {
             objects: found.objects.iter().filter_map(|o| self.relative(&o.location)).collect(),
             folders: found.common_prefixes.iter().filter_map(|p| self.relative(p)).collect(),
@@ -314,7 +323,7 @@ impl Location {
     }
 }
 
-/// What lies directly in a location.
+/// The objects and folders directly in a location.
 pub(crate) struct Folder {
     pub objects: Vec<String>,
     pub folders: Vec<String>,
@@ -326,7 +335,7 @@ impl fmt::Display for Location {
     }
 }
 
-// By hand, because a store's client holds credentials.
+// Not derived, because a store's client holds credentials.
 impl fmt::Debug for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Location").field(&self.url).finish()
@@ -342,13 +351,13 @@ fn render(base: &Url, path: &Path) -> String {
     url.into()
 }
 
-/// Pieces of `bytes` of that size, by reference; the last one has the rest.
-fn cut(bytes: &PutPayload, size: usize) -> Vec<PutPayload> {
+/// Splits `bytes` into parts of `size` bytes, the last one shorter, without copying.
+fn split(bytes: &PutPayload, size: usize) -> Vec<PutPayload> {
     let (mut parts, mut part, mut room) = (Vec::new(), Vec::new(), size);
-    for piece in bytes {
-        let mut piece = piece.clone();
-        while !piece.is_empty() {
-            let taken = piece.split_to(piece.len().min(room));
+    for segment in bytes {
+        let mut segment = segment.clone();
+        while !segment.is_empty() {
+            let taken = segment.split_to(segment.len().min(room));
             room -= taken.len();
             part.push(taken);
             if room == 0 {
@@ -364,7 +373,7 @@ fn cut(bytes: &PutPayload, size: usize) -> Vec<PutPayload> {
 }
 
 fn time_for(bytes: u64) -> Duration {
-    PATIENCE + Duration::from_secs(bytes / SLOWEST_BYTES_PER_SECOND)
+    TIMEOUT + Duration::from_secs(bytes / SLOWEST_BYTES_PER_SECOND)
 }
 
 #[cfg(test)]
@@ -374,12 +383,13 @@ mod tests {
     #[test]
     fn parts_are_of_one_size_and_have_all_bytes_in_order() {
         let all: Vec<u8> = (0..=255).collect();
-        for pieces in [vec![256], vec![1, 255], vec![0, 100, 0, 56, 100], vec![50, 50, 50, 50, 56]]
+        for segments in
+            [vec![256], vec![1, 255], vec![0, 100, 0, 56, 100], vec![50, 50, 50, 50, 56]]
         {
             let mut left = Bytes::from(all.clone());
-            let payload: PutPayload = pieces.iter().map(|size| left.split_to(*size)).collect();
+            let payload: PutPayload = segments.iter().map(|size| left.split_to(*size)).collect();
             for size in [1, 7, 50, 64, 255, 256, 1000] {
-                let parts = cut(&payload, size);
+                let parts = split(&payload, size);
                 assert_eq!(parts.len(), 256_usize.div_ceil(size));
                 let (last, others) = parts.split_last().unwrap();
                 assert!(others.iter().all(|part| part.content_length() == size));
@@ -388,6 +398,6 @@ mod tests {
                 assert_eq!(bytes, all);
             }
         }
-        assert!(cut(&PutPayload::new(), 8).is_empty());
+        assert!(split(&PutPayload::new(), 8).is_empty());
     }
 }

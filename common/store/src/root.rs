@@ -1,4 +1,4 @@
-//! The stores that this process talks to: one client each, shared by all locations in it.
+//! The stores of this process: one client for each, shared by all its locations.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use url::Url;
 
 use crate::error::StoreError;
 
-/// One store: a bucket, a server, the file system or a named piece of this process's memory.
+/// One store: a bucket, a server, the file system or a named in-memory store of this process.
 pub(crate) struct Root {
     pub store: Arc<dyn ObjectStore>,
     /// `scheme://authority/`, without secrets.
@@ -20,36 +20,35 @@ pub(crate) struct Root {
     pub upload: Upload,
 }
 
-/// How large objects are sent.
+/// How large objects are uploaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Upload {
     Whole,
-    /// In parts, each retried and timed by itself.
+    /// In parts, each with its own retries and time limit.
     InParts,
 }
 
-/// Guards the clients that were made. A client is a pool of connections and a `memory://` store is
-/// its content, so both must be the same ones for everybody in the process. As many as the
-/// process uses stores, which is a handful.
+/// The clients created so far. A client is a connection pool, and a `memory://` store is its content, so
+/// the whole process shares them. There is one entry for each store that the process uses: a few.
 static ROOTS: LazyLock<Mutex<BTreeMap<String, Arc<Root>>>> = LazyLock::new(Mutex::default);
 
 thread_local! {
-    /// Stores that a caller brought along.
+    /// Stores added by [`mount`].
     static MOUNTED: RefCell<BTreeMap<String, Arc<Root>>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// A store of the caller's own under a URL of its own, as long as this lives, for this thread.
+/// A store mounted by the caller, for this thread, until this guard is dropped.
 #[derive(Debug)]
 pub struct Mounted {
     base: Url,
-    /// It belongs to the thread.
+    /// Makes the guard `!Send`.
     _here: PhantomData<*const ()>,
 }
 
-/// Lets `base` (`scheme://authority/`) stand for `store`.
+/// Mounts `store` at `base` (`scheme://authority/`).
 ///
 /// # Errors
-/// If that is no URL.
+/// If `base` is not a URL.
 pub fn mount(base: &str, store: Arc<dyn ObjectStore>) -> Result<Mounted, StoreError> {
     let bad = |error: url::ParseError| StoreError::BadUrl {
         url: base.to_owned(),
@@ -68,7 +67,7 @@ impl Drop for Mounted {
 }
 
 impl Root {
-    /// Finds or makes the client of the store at `base`.
+    /// Returns the client of the store at `base`; creates it on first use.
     pub fn shared(base: &Url) -> Result<Arc<Self>, StoreError> {
         if let Some(mounted) = MOUNTED.with_borrow(|all| all.get(base.as_str()).cloned()) {
             return Ok(mounted);
@@ -108,7 +107,7 @@ impl Root {
                 let store = cloud_store(&base)?;
                 Ok(Self { store, base, upload: Upload::Whole })
             }
-            other => Err(bad(&format!("`{other}` is not a known kind of store"))),
+            other => Err(bad(&format!("the scheme `{other}` is not supported"))),
         }
     }
 }
@@ -127,7 +126,7 @@ fn cloud_store(base: &Url) -> Result<Arc<dyn ObjectStore>, StoreError> {
 mod tests {
     use super::*;
 
-    /// A simulation has a store of its own, and leaves nothing behind.
+    /// Isolates the stores of simulations.
     #[test]
     fn a_mounted_store_is_there_as_long_as_it_is_mounted_and_for_its_thread() {
         let base = Url::parse("simulated://it/").unwrap();

@@ -1,6 +1,6 @@
-//! What writers leave in a local folder that die half-way. The library writes `name#number` first, gives it
-//! its name once it is whole, and shows no such files; other stores show nothing before it is whole either,
-//! and have rules of their own for parts of uploads that never end.
+//! Deletes incomplete files of crashed writers from a local folder. The library writes to `name#number`,
+//! renames the file when it is complete, and does not list incomplete files. Other stores do not list
+//! incomplete objects either, and have lifecycle rules for unfinished uploads.
 
 use std::fs::{read_dir, remove_file};
 use std::io;
@@ -14,11 +14,11 @@ use crate::error::StoreError;
 use crate::location::Location;
 
 impl Location {
-    /// Deletes files directly in this location, a local folder, that are not whole and were not written to
-    /// since `before`; returns their names. Elsewhere there are none.
+    /// Deletes incomplete files directly in this location, if it is a local folder, that were last modified
+    /// before `before`; returns their names. Does nothing in other stores.
     ///
     /// # Errors
-    /// If one cannot be looked at or deleted.
+    /// If a file cannot be inspected or deleted.
     pub async fn delete_unfinished(&self, before: SystemTime) -> Result<Vec<String>, StoreError> {
         let url = Url::parse(self.url()).ok().filter(|url| url.scheme() == "file");
         let Some(folder) = url.and_then(|url| url.to_file_path().ok()) else {
@@ -26,7 +26,7 @@ impl Location {
         };
         let failed = |cause| StoreError::Failed {
             url: self.url().to_owned(),
-            operation: "tidying",
+            operation: "cleaning up",
             source: cause,
         };
         let deleted = blocking(move || delete(&folder, before)).await;
@@ -43,13 +43,13 @@ fn delete(folder: &Path, before: SystemTime) -> io::Result<Vec<String>> {
     for entry in entries {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        let is_whole = name.split_once('#').is_none_or(|(_, number)| {
+        let is_complete = name.split_once('#').is_none_or(|(_, number)| {
             number.is_empty() || !number.bytes().all(|digit| digit.is_ascii_digit())
         });
-        if is_whole {
+        if is_complete {
             continue;
         }
-        // A writer that finishes now takes it away under our eyes.
+        // A writer may complete and rename the file concurrently.
         match entry.metadata().and_then(|it| it.modified()) {
             Ok(modified) if modified < before && entry.file_type()?.is_file() => {}
             Ok(_) => continue,
@@ -89,7 +89,7 @@ mod tests {
         assert!(open("memory://m/x").unwrap().delete_unfinished(now).await.unwrap().is_empty());
     }
 
-    /// The name that the library gives to what it writes is still the one that we look for.
+    /// Detects changes of the names that the library gives to incomplete files.
     #[tokio::test]
     async fn a_writer_leaves_what_we_look_for() {
         use object_store::local::LocalFileSystem;

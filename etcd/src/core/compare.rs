@@ -17,8 +17,8 @@ const GREATER: i32 = 1;
 const LESS: i32 = 2;
 const NOT_EQUAL: i32 = 3;
 
-/// Tells whether a condition holds for every pair of its span. A span without pairs compares as
-/// one pair of zeros, but for values: there "missing" and "empty" would look alike, so it fails.
+/// Returns whether a condition holds for every pair of its span. An empty span compares as one pair
+/// of zeros, except for values: "missing" and "empty" would be equal, so the comparison fails.
 pub fn holds(history: &History, compare: &PbCompare) -> bool {
     let span = Span::new(&compare.key, &compare.range_end);
     let mut pairs = history.scan(span, Revision::MAX).peekable();
@@ -28,8 +28,8 @@ pub fn holds(history: &History, compare: &PbCompare) -> bool {
     compare.target != TARGET_VALUE && holds_for(&PbKeyValue::default(), compare)
 }
 
-/// The target decides what is compared; an operand of another kind counts as zero. An unknown
-/// target compares as equal, an unknown relation holds: so real etcd reads them.
+/// The target selects the compared field; an operand of another kind counts as zero. As in real etcd,
+/// an unknown target compares as equal, and an unknown relation holds.
 fn holds_for(kv: &PbKeyValue, compare: &PbCompare) -> bool {
     use PbTargetUnion::{CreateRevision, Lease, ModRevision, Value, Version};
     let operand = compare.target_union.as_ref();

@@ -1,17 +1,17 @@
-//! What the store decides and then remembers: the only things that change it.
+//! Facts: durable events, the only way to change the store.
 
 use etcd_client::proto::PbKeyValue;
 use std::sync::Arc;
 
 pub type Key = Vec<u8>;
-/// Counts writes; an empty store stands at revision 1.
+/// Number of the latest write; an empty store is at revision 1.
 pub type Revision = i64;
 pub type LeaseId = i64;
 /// Milliseconds on the caller's monotonic clock.
 pub type Millis = u64;
 
-/// Something that happened, complete in itself: applying it needs no decision and cannot fail.
-/// It is what the log holds, so recovery folds the same facts as the running store.
+/// A durable event. Applying it needs no decision and cannot fail. The log holds facts, so recovery
+/// folds the same facts as the running store.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Fact {
     Written(Write),
@@ -29,7 +29,7 @@ pub enum Fact {
     },
 }
 
-/// All the changes of one revision, in the order in which they were made.
+/// All changes of one revision, in order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Write {
     pub revision: Revision,
@@ -74,7 +74,7 @@ impl Change {
         }
     }
 
-    /// Roughly what the change costs in memory: its bytes and its place in the maps.
+    /// Returns the approximate memory use of the change: its bytes and its map entries.
     fn bytes(&self) -> usize {
         const OVERHEAD: usize = 160;
         OVERHEAD

@@ -1,19 +1,19 @@
-//! What can be said of a request without looking at the store.
+//! Validation of requests without access to the store.
 
 use super::refusal::Refusal;
 use super::{overlap, range, txn, write};
 use etcd_client::proto::{PbDeleteRequest, PbPutRequest, PbRangeRequest, PbTxnRequest};
 use std::ops::Deref;
 
-/// Operations, and compares, in one transaction: real etcd's `--max-txn-ops`.
+/// Maximum of operations and of compares in one transaction: real etcd's `--max-txn-ops`.
 const OPERATIONS_MAX: usize = 128;
 
-/// A request that has good and bad forms.
+/// A request that can be validated without the store.
 pub trait Form {
     fn check(&self) -> Result<(), Refusal>;
 }
 
-/// A request in good form. The core takes no other, and the check is made outside of its lock.
+/// A validated request. The core accepts no other; the validation runs outside of the core's lock.
 #[derive(Debug)]
 pub struct Checked<R>(R);
 

@@ -8,19 +8,19 @@ use std::sync::Arc;
 
 /// The revision of an empty store.
 const FIRST_REVISION: Revision = 1;
-/// What `compacted` reads before the first compaction, as in real etcd.
+/// The value of `compacted` before the first compaction, as in real etcd.
 const NEVER_COMPACTED: Revision = -1;
-/// How many writes, and how many bytes of them, outlive a compaction for the watchers that were
-/// about to be told of them. Real etcd hands events over while it writes; ours are fetched a
-/// moment later, and a compaction in that moment must not cost a watcher its place.
+/// How many writes, and how many bytes of them, survive a compaction for watchers that have not read
+/// them yet. Real etcd delivers events while it writes; our watchers fetch them slightly later, and a
+/// compaction in between must not cancel a watcher.
 const GRACE_WRITES: usize = 1_000;
 const GRACE_BYTES: usize = 16 << 20;
 
-/// Two views of the same values: by key, for reads, and by revision, for watchers.
+/// Two indexes of the same values: by key, for reads, and by revision, for watchers.
 ///
 /// Invariants: versions of a key ascend by revision and are never empty; at most one of them is
 /// at or below `compacted`, and that one is not a deletion; `writes` holds every revision from
-/// `floor` to `revision` (but for the first), and `floor <= max(compacted, FIRST_REVISION)`.
+/// `floor` to `revision` (except the first), and `floor <= max(compacted, FIRST_REVISION)`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct History {
     revision: Revision,
@@ -28,31 +28,31 @@ pub struct History {
     floor: Revision,
     keys: BTreeMap<Key, Vec<Version>>,
     writes: BTreeMap<Revision, Arc<Write>>,
-    /// Of the writes from `compacted` on.
+    /// Size of the writes from `compacted` on.
     bytes: usize,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 struct Version {
     revision: Revision,
-    /// `None` where the key was deleted.
+    /// `None` if the key was deleted.
     kv: Option<Arc<PbKeyValue>>,
 }
 
-/// Everything that a [`History`] is rebuilt from; cheap to take, for it shares the values.
+/// Everything that a [`History`] is rebuilt from; cheap to create, because it shares the values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HistoryImage {
     pub revision: Revision,
     pub compacted: Revision,
-    /// Values older than the compaction that still stand.
+    /// Values older than the compaction that are still current.
     pub kept: Vec<Arc<PbKeyValue>>,
     /// Writes from the compaction on.
     pub writes: Vec<Arc<Write>>,
 }
 
 impl HistoryImage {
-    /// Whether a history can look like this: one write for each revision from the compaction on, and
-    /// a revision after which there are others.
+    /// Returns whether this is a valid history: one write for each revision from the compaction on, and
+    /// a latest revision that can be incremented.
     pub fn is_sound(&self) -> bool {
         let revisions = self.compacted.max(FIRST_REVISION + 1)..=self.revision;
         (FIRST_REVISION..Revision::MAX).contains(&self.revision)
@@ -62,7 +62,7 @@ impl HistoryImage {
     }
 }
 
-/// How much history is kept when nobody asks for a compaction.
+/// How much history is kept without an explicit compaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retention {
     pub revisions: u64,
@@ -98,7 +98,7 @@ impl History {
         self.compacted
     }
 
-    /// Returns the revision below which the writes themselves are gone.
+    /// Returns the revision below which the writes are deleted.
     pub fn floor(&self) -> Revision {
         self.floor
     }
@@ -147,10 +147,10 @@ impl History {
         self.writes.insert(write.revision, Arc::new(write));
     }
 
-    /// Forgets what nobody can ask for any more once reads below `to` are refused.
+    /// Deletes history below `to`; reads below `to` are refused from now on.
     ///
-    /// The writes of revision `to` itself stay, deletions included: a client that read at
-    /// `to - 1` may still watch from `to`, and must miss nothing.
+    /// The writes of revision `to` itself are kept, including deletions: a client that read at `to - 1`
+    /// may still watch from `to`, and must miss nothing.
     pub fn compact(&mut self, to: Revision) {
         let touched: BTreeSet<Key> = self
             .writes(self.compacted, to)
@@ -166,8 +166,8 @@ impl History {
         self.writes = self.writes.split_off(&self.floor);
     }
 
-    /// Returns the revision to compact to if more history is kept than `retention` allows.
-    /// It leaves some room, so that a compaction pays for many writes.
+    /// Returns the revision to compact to if more history is kept than `retention` allows, plus some
+    /// slack, so that one compaction covers many writes.
     pub fn overdue(&self, retention: Retention) -> Option<Revision> {
         let revisions = i64::try_from(retention.revisions).unwrap_or(i64::MAX);
         let oldest = self.compacted.max(FIRST_REVISION);
@@ -182,7 +182,7 @@ impl History {
         None
     }
 
-    /// Takes what [`History::restore`] needs.
+    /// Returns the input for [`History::restore`].
     pub fn image(&self) -> HistoryImage {
         let standing = self.keys.values().filter_map(|versions| versions.first());
         let kept = standing.filter(|version| version.revision < self.compacted);
@@ -203,7 +203,7 @@ impl History {
         for write in image.writes {
             history.record(Arc::unwrap_or_clone(write));
         }
-        // The writes of the compacted revision bring back what the compaction had trimmed.
+        // The writes of the compacted revision restore versions that the compaction had trimmed.
         let at_compaction = history.writes.get(&image.compacted).cloned();
         for change in at_compaction.iter().flat_map(|write| &write.changes) {
             history.trim(change.key());
@@ -213,7 +213,7 @@ impl History {
         history
     }
 
-    /// Drops the versions of a key that the compaction has put out of reach.
+    /// Drops the versions of a key that no read can reach after the compaction.
     fn trim(&mut self, key: &[u8]) {
         let Some(versions) = self.keys.get_mut(key) else { return };
         let reachable = versions.partition_point(|v| v.revision <= self.compacted);
@@ -226,7 +226,7 @@ impl History {
         }
     }
 
-    /// Returns the oldest revision whose write outlives a compaction to `to`.
+    /// Returns the oldest revision whose write survives a compaction to `to`.
     fn grace_floor(&self, to: Revision) -> Revision {
         let mut floor = to;
         let mut bytes = 0;
@@ -287,7 +287,7 @@ mod tests {
         Some(String::from_utf8(kv.value.clone()).unwrap())
     }
 
-    /// Reads see the past as it was.
+    /// Reads at an old revision return the old values.
     #[test]
     fn a_key_reads_as_it_was_at_each_revision() {
         let h = history([put(2, "a"), put(3, "b"), delete(4, "a"), put(5, "a")]);
@@ -296,7 +296,7 @@ mod tests {
         assert_eq!(seen, wanted.map(|v| v.map(String::from)));
     }
 
-    /// A compaction changes what can be asked, not what is answered.
+    /// A compaction limits which revisions can be read, but not the results.
     #[test]
     fn a_compaction_keeps_every_answer_from_its_revision_on() {
         let writes = [put(2, "a"), put(3, "b"), delete(4, "a"), put(5, "b"), put(6, "a")];
@@ -311,16 +311,16 @@ mod tests {
         }
     }
 
-    /// A deleted key leaves nothing behind.
+    /// A deleted key uses no memory after compaction.
     #[test]
     fn a_compacted_deletion_frees_the_key() {
         let mut h = history([put(2, "a"), delete(3, "a"), put(4, "b")]);
         h.compact(3);
         assert_eq!(h.keys.len(), 1);
-        assert_eq!(h.writes(3, 3).count(), 1, "but a watcher from 3 on is still told");
+        assert_eq!(h.writes(3, 3).count(), 1, "but a watcher from 3 on still gets the event");
     }
 
-    /// Taking an image and restoring it is the identity, grace aside.
+    /// Restoring an image yields the same history, except for writes that survived the compaction.
     #[test]
     fn an_image_restores_the_same_history() {
         let writes = [put(2, "a"), put(3, "b"), delete(4, "a"), put(5, "b"), put(6, "a")];
@@ -333,7 +333,7 @@ mod tests {
         }
     }
 
-    /// Memory has a bound by number of writes.
+    /// The number of kept writes is bounded.
     #[test]
     fn too_many_revisions_are_overdue_for_compaction() {
         let retention = Retention { revisions: 10, bytes: usize::MAX };
@@ -345,7 +345,7 @@ mod tests {
         assert_eq!(h.overdue(retention), None);
     }
 
-    /// Memory has a bound by size of writes.
+    /// The size of kept writes is bounded.
     #[test]
     fn too_many_bytes_are_overdue_for_compaction() {
         let mut h = history((2..=101).map(|revision| put(revision, "a")));

@@ -1,21 +1,21 @@
-//! Leases: how long they last and which keys hang on them.
+//! Leases: their deadlines and the keys attached to them.
 
 use super::fact::{Key, LeaseId, Millis};
 use super::refusal::Refusal;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Real etcd raises shorter leases to this; it follows from its election timeout.
+/// Real etcd raises shorter TTLs to this, because of its election timeout.
 pub const TTL_MIN_S: i64 = 2;
-/// Real etcd's own limit, some 285 years.
+/// Real etcd's limit, about 285 years.
 const TTL_MAX_S: i64 = 9_000_000_000;
 
-/// Deadlines are memory only: a restart gives every lease its full time again, so that no process
-/// loses its lease because the server was away.
+/// Deadlines are not durable: a restart gives every lease its full TTL again, so that no process loses
+/// its lease because the server was down.
 #[derive(Debug, Default, PartialEq)]
 pub struct Leases {
     leases: BTreeMap<LeaseId, Lease>,
     deadlines: BTreeSet<(Millis, LeaseId)>,
-    /// The lease that each bound key hangs on.
+    /// The lease of each attached key.
     bound: BTreeMap<Key, LeaseId>,
 }
 
@@ -26,14 +26,14 @@ struct Lease {
     keys: BTreeSet<Key>,
 }
 
-/// What can be asked about a lease.
+/// The reply to a time-to-live request.
 #[derive(Debug, PartialEq)]
 pub struct LeaseStatus {
     pub ttl_s: i64,
     pub remaining_s: i64,
 }
 
-/// Returns the time that a request for `ttl_s` is granted.
+/// Returns the TTL that is granted to a request for `ttl_s`.
 pub fn granted_ttl_s(ttl_s: i64) -> Result<i64, Refusal> {
     if ttl_s > TTL_MAX_S { Err(Refusal::LeaseTtlTooLarge) } else { Ok(ttl_s.max(TTL_MIN_S)) }
 }
@@ -58,8 +58,8 @@ impl Leases {
         }
     }
 
-    /// Starts the time of a lease anew and returns it; a lease whose time is over stays lost, even
-    /// in the moment before it is taken away.
+    /// Renews a lease and returns its TTL. An expired lease cannot be renewed, even before it is
+    /// removed.
     pub fn keep_alive(&mut self, id: LeaseId, now: Millis) -> Option<i64> {
         let lease = self.leases.get_mut(&id).filter(|lease| lease.deadline > now)?;
         self.deadlines.remove(&(lease.deadline, id));
@@ -68,7 +68,7 @@ impl Leases {
         Some(lease.ttl_s)
     }
 
-    /// Binds a key to a lease, or to none (zero), in place of what it was bound to.
+    /// Attaches a key to a lease, or to none (zero), and detaches it from its previous lease.
     pub fn bind(&mut self, key: &[u8], id: LeaseId) {
         if let Some(old) = self.bound.remove(key)
             && let Some(lease) = self.leases.get_mut(&old)
@@ -81,12 +81,12 @@ impl Leases {
         }
     }
 
-    /// Returns the leases whose time is over, longest over first.
+    /// Returns the expired leases, earliest deadline first.
     pub fn expired(&self, now: Millis) -> Vec<LeaseId> {
         self.deadlines.iter().take_while(|(at, _)| *at <= now).map(|(_, id)| *id).collect()
     }
 
-    /// Returns the keys bound to a lease, in order.
+    /// Returns the keys attached to a lease, in order.
     pub fn keys(&self, id: LeaseId) -> impl Iterator<Item = &Key> {
         self.leases.get(&id).into_iter().flat_map(|lease| &lease.keys)
     }
@@ -98,7 +98,7 @@ impl Leases {
         Some(LeaseStatus { ttl_s: lease.ttl_s, remaining_s })
     }
 
-    /// Returns every lease with its full time.
+    /// Returns every lease with its TTL in seconds.
     pub fn iter(&self) -> impl Iterator<Item = (LeaseId, i64)> {
         self.leases.iter().map(|(id, lease)| (*id, lease.ttl_s))
     }
@@ -113,7 +113,7 @@ fn deadline(ttl_s: i64, now: Millis) -> Millis {
 mod tests {
     use super::*;
 
-    /// Keeping a lease alive moves its deadline; missing it is final.
+    /// A keep-alive extends the deadline; a missed deadline is final.
     #[test]
     fn a_lease_lasts_its_time_from_the_last_sign_of_life() {
         let mut leases = Leases::default();
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(leases.keep_alive(7, 3_500), None, "too late");
     }
 
-    /// A key hangs on one lease at most.
+    /// A key is attached to at most one lease.
     #[test]
     fn a_key_moves_from_lease_to_lease() {
         let mut leases = Leases::default();
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(leases.keys(2).count(), 0);
     }
 
-    /// Numbers from the wire do not overflow.
+    /// Values from the wire do not overflow.
     #[test]
     fn absurd_times_are_refused_or_raised() {
         assert_eq!(granted_ttl_s(i64::MAX), Err(Refusal::LeaseTtlTooLarge));

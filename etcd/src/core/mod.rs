@@ -1,8 +1,9 @@
-//! What the store thinks: revisions, transactions, leases, watches. No clock, no file, no wait.
+//! The pure core of the store: revisions, transactions, leases, watches. It uses no clock and no files,
+//! and never waits.
 //!
-//! A request is decided in two steps. A `&self` method looks at the store and returns the reply
-//! and the [`Fact`] behind it, or a [`Refusal`]; then [`Core::evolve`] applies the fact. The log
-//! holds the same facts, so a restart folds what the running store has folded.
+//! A request is processed in two steps. A `&self` method reads the store and returns the reply with its
+//! [`Fact`], or a [`Refusal`]; then [`Core::evolve`] applies the fact. The log holds the same facts, so a
+//! restart folds the same facts as the running store.
 
 mod compare;
 mod fact;
@@ -47,7 +48,7 @@ pub struct Core {
     leases: Leases,
 }
 
-/// The answer to a request, and what has to be remembered before it may be given.
+/// The reply to a request, and the fact that must be durable before the reply is sent.
 #[derive(Debug)]
 pub struct Decided<T> {
     pub reply: T,
@@ -58,7 +59,7 @@ pub struct Decided<T> {
 #[derive(Debug, PartialEq)]
 pub struct Image {
     pub history: HistoryImage,
-    /// Every lease with its full time to live, in seconds.
+    /// Every lease with its TTL in seconds.
     pub leases: Vec<(LeaseId, i64)>,
 }
 
@@ -124,12 +125,12 @@ impl Core {
         Ok(Decided { reply, fact: Some(Fact::Compacted { revision: to }) })
     }
 
-    /// Returns the compaction that keeps the history within its bounds, if one is due.
+    /// Returns the compaction that keeps the history within its limits, if one is due.
     pub fn overdue_compaction(&self, retention: Retention) -> Option<Fact> {
         self.history.overdue(retention).map(|revision| Fact::Compacted { revision })
     }
 
-    /// Grants a lease; one that asks for no id in particular gets `fresh_id`.
+    /// Grants a lease; a request without an id gets `fresh_id`.
     pub fn grant(
         &self,
         request: &PbLeaseGrantRequest,
@@ -145,7 +146,7 @@ impl Core {
         Ok(Decided { reply, fact: Some(Fact::LeaseGranted { id, ttl_s: ttl }) })
     }
 
-    /// Ends a lease and deletes its keys, at one revision.
+    /// Revokes a lease and deletes its keys, at one revision.
     pub fn revoke(&self, id: LeaseId) -> Result<Decided<PbLeaseRevokeResponse>, Refusal> {
         self.check_lease(id)?;
         if id == 0 {
@@ -159,7 +160,7 @@ impl Core {
         Ok(Decided { reply, fact: Some(Fact::LeaseEnded { id, write: staged.finish() }) })
     }
 
-    /// Starts the time of a lease anew. Nothing of it is remembered: a restart does the same.
+    /// Renews a lease. This is not durable, because a restart renews all leases.
     pub fn keep_alive(&mut self, id: LeaseId, now: Millis) -> PbLeaseKeepAliveResponse {
         let ttl = self.leases.keep_alive(id, now).unwrap_or(0);
         PbLeaseKeepAliveResponse { header: Some(header(self.revision())), id, ttl }
@@ -190,7 +191,7 @@ impl Core {
         self.leases.expired(now)
     }
 
-    /// Applies what was decided.
+    /// Applies a fact.
     pub fn evolve(&mut self, fact: Fact, now: Millis) {
         match fact {
             Fact::Written(write) => self.record(write),
@@ -203,7 +204,7 @@ impl Core {
         }
     }
 
-    /// Tells whether a fact can be the next one, as every fact in a sound log is.
+    /// Returns whether a fact can be the next one, as every fact in a valid log is.
     pub fn is_next(&self, fact: &Fact) -> bool {
         let in_order = fact.write().is_none_or(|w| w.revision == self.revision() + 1);
         let compactable = match fact {
@@ -219,7 +220,7 @@ impl Core {
         Image { history: self.history.image(), leases: self.leases.iter().collect() }
     }
 
-    /// Rebuilds a store; every lease has its full time to live again.
+    /// Rebuilds a store; every lease has its full TTL again.
     pub fn restore(image: Image, now: Millis) -> Self {
         let history = History::restore(image.history);
         let mut leases = Leases::default();

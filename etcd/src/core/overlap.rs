@@ -1,11 +1,11 @@
-//! The rule that a transaction changes no key twice.
+//! The rule that a transaction must not change a key twice.
 
 use super::refusal::Refusal;
 use super::span::Span;
 use etcd_client::proto::{PbTxnOpRequest, PbTxnRequest, PbTxnRequestOp};
 use std::collections::BTreeSet;
 
-/// What one branch may change, with all that is nested in it.
+/// The possible changes of one branch, including nested transactions.
 #[derive(Default)]
 struct Changes<'r> {
     puts: BTreeSet<&'r [u8]>,
@@ -14,8 +14,8 @@ struct Changes<'r> {
 
 /// Refuses a transaction if one of its branches puts a key twice, or both puts and deletes it.
 ///
-/// Two quirks are real etcd's, and kept: deletes may overlap each other, and a delete without an
-/// end (`range_end` of one zero byte) is not looked at.
+/// Follows real etcd in two exceptions: deletes may overlap each other, and a delete without an end
+/// (`range_end` of one zero byte) is not checked.
 pub fn check(request: &PbTxnRequest) -> Result<(), Refusal> {
     changes_of(&request.success)?;
     changes_of(&request.failure)?;
@@ -58,8 +58,7 @@ impl<'r> Changes<'r> {
         Ok(())
     }
 
-    /// Adds a nested transaction, of which only one branch will run: its branches may put the
-    /// same keys as each other.
+    /// Adds a nested transaction. Only one of its branches runs, so both may put the same keys.
     fn add_either(&mut self, success: Changes<'r>, failure: Changes<'r>) -> Result<(), Refusal> {
         for key in success.puts.union(&failure.puts) {
             self.add_put(key)?;

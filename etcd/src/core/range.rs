@@ -1,4 +1,4 @@
-//! The Range request: which pairs, in which order, how many.
+//! The Range request: selection, order and limit.
 
 use super::fact::Revision;
 use super::refusal::Refusal;
@@ -15,7 +15,7 @@ const ORDER_DESCENDING: i32 = 2;
 const TARGET_KEY: i32 = 0;
 const TARGET_VALUE: i32 = 4;
 
-/// Checks what can be said of a request without looking at the store.
+/// Validates a request without access to the store.
 pub fn check(request: &PbRangeRequest) -> Result<(), Refusal> {
     if request.key.is_empty() {
         return Err(Refusal::EmptyKey);
@@ -25,8 +25,8 @@ pub fn check(request: &PbRangeRequest) -> Result<(), Refusal> {
     known.then_some(()).ok_or(Refusal::InvalidSortOption)
 }
 
-/// Checks the revision asked for by a request outside of a transaction, where any number that is
-/// not positive means "the latest".
+/// Checks the requested revision outside of a transaction, where any number that is not positive means
+/// "the latest".
 pub fn check_revision(
     request: &PbRangeRequest,
     latest: Revision,
@@ -41,8 +41,8 @@ pub fn check_revision(
     Ok(())
 }
 
-/// Checks the revision asked for inside of a transaction, where real etcd looks more closely:
-/// there only zero means "the latest".
+/// Checks the requested revision inside of a transaction, where real etcd is stricter: only zero means
+/// "the latest".
 pub fn check_revision_in_txn(
     request: &PbRangeRequest,
     latest: Revision,
@@ -64,7 +64,7 @@ pub fn read(view: &Staged<'_>, request: &PbRangeRequest) -> PbRangeResponse {
         true => view.history().scan(span, request.revision).collect(),
         false => view.scan(span),
     };
-    // The count is that of the span, whatever the filters and the limit leave of it.
+    // The count is that of the span, before filters and limit.
     let count = i64::try_from(pairs.len()).unwrap_or(i64::MAX);
     let header = Some(reply::inner_header(view.revision()));
     if request.count_only {
@@ -82,8 +82,8 @@ pub fn read(view: &Staged<'_>, request: &PbRangeRequest) -> PbRangeResponse {
     PbRangeResponse { header, kvs, more, count }
 }
 
-/// Real etcd sorts by a target other than the key even when no order is given, but then only
-/// among the first pairs by key. Clients may rely on it, so we do the same.
+/// Without a sort order, real etcd still sorts by a target other than the key, but only among the first
+/// pairs by key. Clients may rely on this.
 fn is_cut_before_sort(request: &PbRangeRequest) -> bool {
     request.sort_order == ORDER_NONE
         && request.min_mod_revision == 0
@@ -99,7 +99,7 @@ fn passes(kv: &PbKeyValue, request: &PbRangeRequest) -> bool {
         && within(kv.create_revision, request.min_create_revision, request.max_create_revision)
 }
 
-/// Sorts as asked; pairs that compare equal stay in the order of their keys.
+/// Sorts the pairs; pairs that compare equal stay in key order.
 fn sort(pairs: &mut [&Arc<PbKeyValue>], request: &PbRangeRequest) {
     let order = match (request.sort_order, request.sort_target) {
         (ORDER_NONE, TARGET_KEY) => return,

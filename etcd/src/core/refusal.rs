@@ -1,8 +1,8 @@
-//! The reasons for which a request is refused, in real etcd's words.
+//! The reasons why a request is refused, with real etcd's messages.
 
-/// Tells why a request changed nothing.
+/// The reason why a request was refused.
 ///
-/// The texts are part of the interface: clients in the field compare them.
+/// The messages are part of the interface: clients compare them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     #[error("etcdserver: key is not provided")]

@@ -3,7 +3,7 @@
 use super::fact::Revision;
 use etcd_client::proto::PbResponseHeader;
 
-/// One process is the whole cluster, so its names are fixed.
+/// The cluster has one member, so its ids are constants.
 pub const CLUSTER_ID: u64 = 0x5354_4541_4446_4153;
 pub const MEMBER_ID: u64 = 0x5354_4541_4459;
 pub const RAFT_TERM: u64 = 1;
@@ -18,7 +18,7 @@ pub fn header(revision: Revision) -> PbResponseHeader {
     }
 }
 
-/// Returns the header of a reply inside of a transaction's reply, which names the revision only.
+/// Returns the header of a reply inside of a transaction's reply, which has only a revision.
 pub fn inner_header(revision: Revision) -> PbResponseHeader {
     PbResponseHeader { revision, ..Default::default() }
 }

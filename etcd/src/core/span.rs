@@ -1,11 +1,11 @@
-//! The set of keys that a request names with its `key` and `range_end`.
+//! The set of keys that a request selects with its `key` and `range_end`.
 
 use std::ops::Bound;
 
-/// A range end of one zero byte stands for "no end".
+/// A range end of one zero byte means "no end".
 const NO_END: &[u8] = &[0];
 
-/// A range as a sorted map takes it.
+/// A range in the form that a sorted map takes.
 pub type Bounds<'a> = (Bound<&'a [u8]>, Bound<&'a [u8]>);
 
 /// One key, a half-open interval of keys, or every key from one on.
@@ -33,8 +33,8 @@ impl<'a> Span<'a> {
         }
     }
 
-    /// Returns what a sorted map calls this range, or `None` if no key can be in it.
-    /// (An ordered map panics on a range that ends before it starts; a client may send one.)
+    /// Returns the range for a sorted map, or `None` if no key can be in it. (A sorted map panics on a
+    /// range that ends before it starts; a client may send one.)
     pub fn bounds(&self) -> Option<Bounds<'a>> {
         match *self {
             Span::One(only) => Some((Bound::Included(only), Bound::Included(only))),
@@ -49,7 +49,7 @@ impl<'a> Span<'a> {
 mod tests {
     use super::*;
 
-    /// The three spellings of a range on the wire.
+    /// The three encodings of a range on the wire.
     #[test]
     fn the_range_end_tells_one_key_from_an_interval_from_an_open_end() {
         assert_eq!(Span::new(b"a", b""), Span::One(b"a"));
@@ -59,7 +59,7 @@ mod tests {
         assert!(Span::new(b"a", b"\0").contains(b"zzz"));
     }
 
-    /// Hostile input must not reach the map's own assertion.
+    /// Hostile input must not trigger the map's assertion.
     #[test]
     fn an_inverted_interval_is_empty() {
         assert_eq!(Span::new(b"b", b"a").bounds(), None);

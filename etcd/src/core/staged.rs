@@ -1,4 +1,4 @@
-//! A write while it is being put together.
+//! A write under construction.
 
 use super::fact::{Change, Key, Revision, Write};
 use super::history::History;
@@ -7,12 +7,12 @@ use etcd_client::proto::PbKeyValue;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The latest revision plus changes of its own: what the operations of one transaction see.
-/// Dropping it undoes everything, for nothing was done.
+/// The latest revision plus uncommitted changes: the view of the operations of one transaction.
+/// Dropping it discards the changes.
 pub struct Staged<'h> {
     history: &'h History,
     changes: Vec<Change>,
-    /// Which of `changes` was the last of each key.
+    /// The index in `changes` of the last change of each key.
     latest: BTreeMap<Key, usize>,
 }
 
@@ -25,7 +25,7 @@ impl<'h> Staged<'h> {
         self.history
     }
 
-    /// Returns the revision that a read here stands at: the next one after the first change.
+    /// Returns the revision that a read in this view reports: the next one, once there is a change.
     pub fn revision(&self) -> Revision {
         match self.changes.is_empty() {
             true => self.history.revision(),

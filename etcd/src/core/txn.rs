@@ -1,8 +1,8 @@
 //! The Txn request: compares first, then the operations of one branch, all at one revision.
 //!
-//! Every compare, nested ones included, looks at the store as it was before the transaction; the
-//! operations see each other. So a transaction is first turned into a [`Plan`] (which branch of
-//! each), then the plan is checked, then it is run.
+//! Every compare, including nested ones, sees the store before the transaction; the operations see each
+//! other. So a transaction is first turned into a [`Plan`] with the selected branches, which is then
+//! checked and run.
 
 use super::compare;
 use super::history::History;
@@ -15,7 +15,7 @@ use etcd_client::proto::{
     PbTxnOpResponse, PbTxnRequest, PbTxnRequestOp, PbTxnResponse,
 };
 
-/// A transaction with its branches chosen.
+/// A transaction with its selected branches.
 pub struct Plan<'r> {
     succeeded: bool,
     steps: Vec<Step<'r>>,
@@ -28,8 +28,7 @@ enum Step<'r> {
     Txn(Plan<'r>),
 }
 
-/// Checks the form of a transaction: its size and that of its parts. What a nested transaction may
-/// hold shrinks with every level.
+/// Validates a transaction and its parts. The limit of operations shrinks with every level of nesting.
 pub fn check(request: &PbTxnRequest, operations_max: usize) -> Result<(), Refusal> {
     let longest = request.compare.len().max(request.success.len()).max(request.failure.len());
     let Some(left) = operations_max.checked_sub(longest) else {
@@ -50,14 +49,13 @@ pub fn check(request: &PbTxnRequest, operations_max: usize) -> Result<(), Refusa
     Ok(())
 }
 
-/// Tells whether a transaction cannot change anything; like real etcd, it does not look into nested
-/// ones.
+/// Returns whether a transaction is read-only; like real etcd, a nested transaction counts as a write.
 pub fn is_read_only(request: &PbTxnRequest) -> bool {
     let mut operations = request.success.iter().chain(&request.failure);
     operations.all(|o| matches!(o.request, Some(PbTxnOpRequest::RequestRange(_))))
 }
 
-/// Chooses the branches by what the store holds now.
+/// Selects the branches by evaluating the compares.
 pub fn plan<'r>(history: &History, request: &'r PbTxnRequest) -> Plan<'r> {
     let succeeded = request.compare.iter().all(|c| compare::holds(history, c));
     let branch = if succeeded { &request.success } else { &request.failure };
@@ -102,7 +100,7 @@ impl<'r> Plan<'r> {
         found
     }
 
-    /// Runs the chosen operations; the caller fills in the header.
+    /// Runs the selected operations; the caller sets the header.
     pub fn run(&self, staged: &mut Staged<'_>) -> Result<PbTxnResponse, Refusal> {
         let mut responses = Vec::with_capacity(self.steps.len());
         for step in &self.steps {

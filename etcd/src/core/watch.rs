@@ -1,4 +1,4 @@
-//! Which events a watcher gets, and when it has fallen too far behind.
+//! Selects the events of a watcher, and detects one that has fallen too far behind.
 
 use super::fact::{Change, Key, Revision, Write};
 use super::history::History;
@@ -8,18 +8,17 @@ use etcd_client::proto::{PbEvent, PbKeyValue};
 const EVENT_PUT: i32 = 0;
 const EVENT_DELETE: i32 = 1;
 
-/// A position in the history. It holds no events, so a slow watcher costs nothing but the risk of
-/// being cancelled.
+/// A position in the history. It holds no events, so a slow watcher uses no memory, but may be cancelled.
 #[derive(Debug, Clone)]
 pub struct Watcher {
     pub key: Key,
     pub range_end: Key,
-    /// The first revision that the watcher has not been told about.
+    /// The first revision that the watcher has not received.
     pub next: Revision,
     pub wants: Wants,
 }
 
-/// What a watcher wants to be told about a change.
+/// The options of a watcher.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Wants {
     pub prev_kv: bool,
@@ -27,7 +26,7 @@ pub struct Wants {
     pub no_delete: bool,
 }
 
-/// What a watcher is to be told next.
+/// The next update for a watcher.
 #[derive(Debug, PartialEq)]
 pub enum Told {
     Nothing,
@@ -36,13 +35,13 @@ pub enum Told {
         events: Vec<PbEvent>,
         through: Revision,
     },
-    /// The events that it needs are gone.
+    /// The events that it needs are compacted.
     Lost,
 }
 
 impl Watcher {
-    /// Moves the watcher forward through the revisions up to `latest`, stopping early once its
-    /// events are more than `bytes_max`, and returns them. A revision is never split.
+    /// Advances the watcher through the revisions up to `latest` and returns its events; stops early
+    /// once they exceed `bytes_max`. A revision is never split.
     pub fn advance(&mut self, history: &History, latest: Revision, bytes_max: usize) -> Told {
         if self.next < history.floor() {
             return Told::Lost;
@@ -87,7 +86,7 @@ impl Watcher {
                 (EVENT_DELETE, tombstone)
             }
         };
-        // A key deleted and put again in one revision counts as created: nothing came before it.
+        // A key that is deleted and put again in one revision counts as created: it has no previous value.
         let is_creation = r#type == EVENT_PUT && kv.create_revision == revision;
         let prev_kv = match self.wants.prev_kv && !is_creation {
             true => previous(history, change.key(), revision),
@@ -97,7 +96,7 @@ impl Watcher {
     }
 }
 
-/// Returns what a key held before a revision, unless that is compacted.
+/// Returns the value of a key before a revision, unless it is compacted.
 fn previous(history: &History, key: &[u8], revision: Revision) -> Option<PbKeyValue> {
     let before = revision - 1;
     if before < history.compacted() {
@@ -106,7 +105,7 @@ fn previous(history: &History, key: &[u8], revision: Revision) -> Option<PbKeyVa
     history.get(key, before).map(|kv| kv.as_ref().clone())
 }
 
-/// Returns roughly how many bytes an event takes on the wire.
+/// Returns the approximate size of an event on the wire.
 pub fn size(event: &PbEvent) -> usize {
     const OVERHEAD: usize = 64;
     let kv_size = |kv: &PbKeyValue| kv.key.len() + kv.value.len();

@@ -1,4 +1,4 @@
-//! The Put and DeleteRange requests, alone or inside of a transaction.
+//! The Put and DeleteRange requests, by themselves or inside of a transaction.
 
 use super::fact::Change;
 use super::refusal::Refusal;
@@ -10,7 +10,7 @@ use etcd_client::proto::{
 };
 use std::sync::Arc;
 
-/// Checks what can be said of a put without looking at the store.
+/// Validates a put without access to the store.
 pub fn check_put(request: &PbPutRequest) -> Result<(), Refusal> {
     if request.key.is_empty() {
         return Err(Refusal::EmptyKey);
@@ -24,13 +24,12 @@ pub fn check_put(request: &PbPutRequest) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Checks what can be said of a delete without looking at the store.
+/// Validates a delete without access to the store.
 pub fn check_delete(request: &PbDeleteRequest) -> Result<(), Refusal> {
     if request.key.is_empty() { Err(Refusal::EmptyKey) } else { Ok(()) }
 }
 
-/// Tells whether a put takes something over from the value that it replaces, so that there must
-/// be one.
+/// Returns whether a put keeps the old value or lease, so that the key must exist.
 pub fn needs_previous(request: &PbPutRequest) -> bool {
     request.ignore_value || request.ignore_lease
 }
@@ -68,13 +67,13 @@ pub fn put(staged: &mut Staged<'_>, request: &PbPutRequest) -> Result<PbPutRespo
 
 pub fn delete(staged: &mut Staged<'_>, request: &PbDeleteRequest) -> PbDeleteResponse {
     let span = Span::new(&request.key, &request.range_end);
-    let victims: Vec<_> = staged.scan(span).into_iter().cloned().collect();
-    for kv in &victims {
+    let deletions: Vec<_> = staged.scan(span).into_iter().cloned().collect();
+    for kv in &deletions {
         staged.change(Change::Delete(kv.key.clone()));
     }
-    let deleted = i64::try_from(victims.len()).unwrap_or(i64::MAX);
+    let deleted = i64::try_from(deletions.len()).unwrap_or(i64::MAX);
     let prev_kvs = match request.prev_kv {
-        true => victims.into_iter().map(Arc::unwrap_or_clone).collect(),
+        true => deletions.into_iter().map(Arc::unwrap_or_clone).collect(),
         false => Vec::new(),
     };
     let header = Some(reply::inner_header(staged.revision()));

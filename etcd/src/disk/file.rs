@@ -1,19 +1,19 @@
-//! Small steps on files that name the file when they fail.
+//! File operations whose errors name the file.
 
 use crate::error::Error;
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 
-/// Every file starts with this; the digit is the version of the format.
+/// The first bytes of every file; the digit is the format version.
 pub const MAGIC: &[u8; 8] = b"SFETCD1\n";
 
-/// Creates a file, in place of one that a crash may have left.
+/// Creates a file, or truncates one that a crash may have left.
 pub fn create(path: &Path) -> Result<File, Error> {
     File::create(path).map_err(Error::disk("create", path))
 }
 
-/// Reads a whole file; `None` if there is none.
+/// Reads a whole file; `None` if it does not exist.
 pub fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, Error> {
     match fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
@@ -22,7 +22,7 @@ pub fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, Error> {
     }
 }
 
-/// Makes the names in a directory durable.
+/// Makes the entries of a directory durable.
 pub fn sync_dir(path: &Path) -> Result<(), Error> {
     File::open(path).and_then(|dir| dir.sync_all()).map_err(Error::disk("sync", path))
 }

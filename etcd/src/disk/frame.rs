@@ -1,9 +1,8 @@
-//! The unit of writing: a length, two checksums, and the bytes.
+//! The unit of writing: a length, two checksums, and the payload.
 //!
-//! One frame is one commit. A frame is written only after the one before it is known to be on
-//! disk, so a crash can spoil the last frame and no other. That is what tells a torn tail (a bad
-//! frame with nothing after it, never acknowledged) from corruption (a bad frame with good ones
-//! after it).
+//! One frame is one commit. A frame is written only after the previous one is on disk, so a crash can
+//! damage only the last frame. This distinguishes a torn tail (an invalid frame with no valid one after
+//! it, never acknowledged) from corruption (an invalid frame with valid ones after it).
 //!
 //! ```text
 //! | payload length: u64 | crc32 of payload: u32 | crc32 of the 12 bytes before: u32 | payload |
@@ -23,7 +22,7 @@ pub fn header(payload: &[u8]) -> [u8; HEADER_BYTES] {
     header
 }
 
-/// Returns the payload of the frame at the start of `bytes`, if there is a whole and sound one.
+/// Returns the payload of the frame at the start of `bytes`, if it is complete and valid.
 pub fn payload(bytes: &[u8]) -> Option<&[u8]> {
     let (header, rest) = bytes.split_first_chunk::<HEADER_BYTES>()?;
     if number(&header[12..]) != crc32fast::hash(&header[..12]) {
@@ -34,7 +33,7 @@ pub fn payload(bytes: &[u8]) -> Option<&[u8]> {
     (number(&header[8..12]) == crc32fast::hash(payload)).then_some(payload)
 }
 
-/// Tells whether a sound frame starts anywhere in `bytes`.
+/// Returns whether a valid frame starts anywhere in `bytes`.
 pub fn is_anywhere_in(bytes: &[u8]) -> bool {
     (0..bytes.len()).any(|offset| payload(&bytes[offset..]).is_some())
 }
@@ -51,7 +50,7 @@ mod tests {
         [&header(payload)[..], payload].concat()
     }
 
-    /// Every bit of a frame is covered by a checksum.
+    /// A checksum covers every bit of a frame.
     #[test]
     fn a_frame_with_any_bit_flipped_is_refused() {
         let frame = framed(b"hello");
@@ -63,7 +62,7 @@ mod tests {
         }
     }
 
-    /// Any length of what is left of a frame is safe to look at.
+    /// A truncated frame of any length is refused without a panic.
     #[test]
     fn a_cut_frame_is_refused() {
         let frame = framed(b"hello");
@@ -72,7 +71,7 @@ mod tests {
         }
     }
 
-    /// What follows a bad frame decides what it means.
+    /// The bytes after an invalid frame decide between a torn tail and corruption.
     #[test]
     fn a_sound_frame_is_found_behind_a_bad_one() {
         let mut two = framed(b"first");

@@ -1,4 +1,4 @@
-//! The write-ahead log: frames of facts, appended and synced before anyone is answered.
+//! The write-ahead log: frames of facts, appended and synced before any reply is sent.
 
 use super::file::{self, MAGIC};
 use super::frame;
@@ -17,7 +17,7 @@ pub struct Log {
 }
 
 impl Log {
-    /// Starts an empty log. The caller makes its name durable.
+    /// Creates an empty log. The caller syncs the directory.
     pub fn create(path: PathBuf) -> Result<Self, Error> {
         let mut file = file::create(&path)?;
         file.write_all(MAGIC).map_err(Error::disk("write", &path))?;
@@ -25,10 +25,10 @@ impl Log {
         Ok(Log { path, file, bytes: MAGIC.len() as u64 })
     }
 
-    /// Opens the log that holds `bytes`, folds its facts into `core`, and cuts a torn tail off.
+    /// Opens the log that holds `bytes`, folds its facts into `core`, and truncates a torn tail.
     pub fn replay(path: PathBuf, bytes: &[u8], core: &mut Core) -> Result<Self, Error> {
         if MAGIC.starts_with(bytes) && bytes.len() < MAGIC.len() {
-            warn!(path = %path.display(), "log cut off in its first bytes, starting it anew");
+            warn!(path = %path.display(), "log truncated within its header, creating it again");
             return Log::create(path);
         }
         if !bytes.starts_with(MAGIC) {
@@ -48,7 +48,7 @@ impl Log {
         self.bytes
     }
 
-    /// Appends one batch of facts and waits until it is on disk.
+    /// Appends one batch of facts and syncs it to disk.
     pub fn append(&mut self, batch: &[u8]) -> Result<(), Error> {
         let frame = [&frame::header(batch)[..], batch].concat();
         self.file.write_all(&frame).map_err(Error::disk("append to", &self.path))?;
@@ -59,13 +59,13 @@ impl Log {
 
     fn cut(&self, lost: usize) -> Result<(), Error> {
         let path = self.path.display();
-        warn!(%path, offset = self.bytes, bytes = lost, "torn tail of the log cut off");
-        self.file.set_len(self.bytes).map_err(Error::disk("cut", &self.path))?;
+        warn!(%path, offset = self.bytes, bytes = lost, "torn tail of the log truncated");
+        self.file.set_len(self.bytes).map_err(Error::disk("truncate", &self.path))?;
         self.file.sync_all().map_err(Error::disk("sync", &self.path))
     }
 }
 
-/// Folds every sound frame and returns where the last one ends.
+/// Folds every valid frame and returns the end of the last one.
 fn fold(path: &Path, bytes: &[u8], core: &mut Core) -> Result<usize, Error> {
     let mut offset = MAGIC.len();
     while offset < bytes.len() {

@@ -1,13 +1,13 @@
-//! The data directory: one snapshot, one log, one holder.
+//! The data directory: one snapshot, one log, one server.
 //!
 //! ```text
 //! lock                 held by the server that uses the directory
-//! snapshot-<n>         the store when log n began; generation 0 begins with an empty store
+//! snapshot-<n>         the store at the start of log n; generation 0 starts with an empty store
 //! log-<n>              every fact since
 //! ```
-//! Log n+1 takes over from log n in this order: the snapshot n+1 gets its name, the log n+1 is
-//! created, the files of n are removed. A crash between any two steps loses nothing, because the
-//! highest snapshot always covers every log below it.
+//! Log n+1 replaces log n in this order: the snapshot n+1 is renamed into place, the log n+1 is created,
+//! the files of n are removed. A crash between any two steps loses nothing, because the highest snapshot
+//! covers every lower log.
 
 mod file;
 mod frame;
@@ -25,6 +25,8 @@ use crate::error::Error;
 use log::Log;
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 /// The open data directory. All its methods block.
@@ -34,12 +36,12 @@ pub struct Disk {
     log: Log,
     snapshot_bytes: u64,
     log_bytes_max: u64,
-    /// Released when the file is closed, that is, with the process at the latest.
+    /// Released when the file is closed, at the latest when the process exits.
     _lock: File,
 }
 
 impl Disk {
-    /// Takes hold of a data directory and rebuilds the store from it.
+    /// Locks a data directory and rebuilds the store from it.
     pub fn open(dir: &Path, log_bytes_max: u64) -> Result<(Disk, Core), Error> {
         fs::create_dir_all(dir).map_err(Error::disk("create", dir))?;
         let lock = lock(dir)?;
@@ -70,23 +72,23 @@ impl Disk {
         Ok((disk, core))
     }
 
-    /// Returns how many bytes the directory holds.
+    /// Returns the size of log and snapshot.
     pub fn bytes(&self) -> u64 {
         self.log.bytes() + self.snapshot_bytes
     }
 
-    /// Appends encoded facts (see [`append_fact`]) and waits until they are on disk.
+    /// Appends encoded facts (see [`append_fact`]) and syncs them to disk.
     pub fn append(&mut self, batch: &[u8]) -> Result<(), Error> {
         self.log.append(batch)
     }
 
-    /// Tells whether the log should give way to a snapshot. It may grow as large as the last one,
-    /// so that what is written twice stays in proportion to what is written.
+    /// Returns whether a snapshot should replace the log. The log may grow as large as the last
+    /// snapshot, which bounds the write amplification.
     pub fn is_snapshot_due(&self) -> bool {
         self.log.bytes() > self.log_bytes_max.max(self.snapshot_bytes)
     }
 
-    /// Puts an image in the place of the log and of everything before it.
+    /// Writes an image as the next snapshot and starts a new log.
     pub fn replace(&mut self, image: &Image) -> Result<(), Error> {
         let generation = self.generation + 1;
         self.snapshot_bytes = snapshot::write(&snapshot_path(&self.dir, generation), image)?;
@@ -98,8 +100,8 @@ impl Disk {
         Ok(())
     }
 
-    /// Removes what older generations and interrupted snapshots have left. It is in nobody's way,
-    /// so failing to is no error.
+    /// Removes files of older generations and interrupted snapshots. A failure is only logged, because
+    /// the files do no harm.
     fn remove_leftovers(&self) {
         for (path, entry) in entries(&self.dir).unwrap_or_default() {
             let stale = match entry {
@@ -116,7 +118,7 @@ impl Disk {
     }
 }
 
-/// What a file in the data directory is, by its name.
+/// The kind of a file in the data directory, by its name.
 enum Entry {
     Snapshot(u64),
     Log(u64),
@@ -124,17 +126,27 @@ enum Entry {
     Other,
 }
 
+/// A server that was just killed may hold the lock until it has exited.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
+const LOCK_RETRY: Duration = Duration::from_millis(20);
+
 fn lock(dir: &Path) -> Result<File, Error> {
     let path = dir.join("lock");
     let file = file::create(&path)?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(Error::InUse { path: dir.to_path_buf() }),
-        Err(TryLockError::Error(error)) => Err(Error::disk("lock", &path)(error)),
+    let began = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) if began.elapsed() < LOCK_TIMEOUT => {
+                thread::sleep(LOCK_RETRY);
+            }
+            Err(TryLockError::WouldBlock) => return Err(Error::InUse { path: dir.to_path_buf() }),
+            Err(TryLockError::Error(error)) => return Err(Error::disk("lock", &path)(error)),
+        }
     }
 }
 
-/// Returns the generation to go on with: that of the newest snapshot.
+/// Returns the generation of the newest snapshot.
 fn newest_generation(dir: &Path) -> Result<u64, Error> {
     let entries = entries(dir)?;
     let snapshots = entries.iter().filter_map(|(_, entry)| match entry {
@@ -146,7 +158,7 @@ fn newest_generation(dir: &Path) -> Result<u64, Error> {
         if let Entry::Log(generation) = entry
             && *generation > newest
         {
-            return Err(file::corrupt(path, 0, "the snapshot that this log goes on from is gone"));
+            return Err(file::corrupt(path, 0, "the snapshot that this log continues is missing"));
         }
     }
     Ok(newest)

@@ -1,4 +1,4 @@
-//! A snapshot: the whole store in one file, written beside and then put in place.
+//! A snapshot: the whole store in one file, written to a temporary file and renamed into place.
 
 use super::file::{self, MAGIC};
 use super::frame;
@@ -10,10 +10,10 @@ use std::fs;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-/// A frame is closed once it is this large, so that neither side needs one huge buffer.
+/// A frame is closed at this size, which bounds the buffers of writer and reader.
 const FRAME_BYTES: usize = 1 << 20;
 
-/// Writes a snapshot to `path` and returns its size. The file appears whole or not at all.
+/// Writes a snapshot to `path` atomically and returns its size.
 pub fn write(path: &Path, image: &Image) -> Result<u64, Error> {
     let beside = path.with_extension("tmp");
     let mut file = file::create(&beside)?;
@@ -28,8 +28,7 @@ pub fn write(path: &Path, image: &Image) -> Result<u64, Error> {
     Ok(bytes)
 }
 
-/// Reads a snapshot. It was complete before it got its name, so whatever is wrong with it is
-/// corruption.
+/// Reads a snapshot. It was complete before it was renamed into place, so any error in it is corruption.
 pub fn read(path: &Path, bytes: &[u8]) -> Result<Image, Error> {
     if !bytes.starts_with(MAGIC) {
         return Err(file::corrupt(path, 0, "not a snapshot of this version"));
@@ -48,7 +47,7 @@ pub fn read(path: &Path, bytes: &[u8]) -> Result<Image, Error> {
     assembly.finish().map_err(|reason| file::corrupt(path, offset, reason))
 }
 
-/// Collects an image into frames.
+/// Encodes an image into frames.
 struct Writer<W: Write> {
     out: W,
     batch: SnapshotBatch,

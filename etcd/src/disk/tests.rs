@@ -1,4 +1,4 @@
-//! What a data directory survives, and what it says when it does not.
+//! Recovery of a data directory after crashes, and its errors after corruption.
 
 use super::*;
 use crate::core::{Change, Fact, HistoryImage, Write};
@@ -12,7 +12,7 @@ fn open(dir: &TempDir) -> Result<(Disk, Core), Error> {
     Disk::open(dir.path(), LOG_BYTES_MAX)
 }
 
-/// A batch with one put, as the log thread would write it.
+/// Returns a batch with one put, as the log thread would write it.
 fn batch(revision: i64) -> Vec<u8> {
     let kv = PbKeyValue {
         key: format!("k{revision}").into(),
@@ -28,7 +28,7 @@ fn batch(revision: i64) -> Vec<u8> {
     batch
 }
 
-/// A directory with a log of three puts; returns where each frame ends, too.
+/// Creates a directory with a log of three puts; also returns the end of each frame.
 fn directory_with_three_puts() -> (TempDir, Vec<usize>) {
     let dir = tempfile::tempdir().unwrap();
     let (mut disk, _) = open(&dir).unwrap();
@@ -44,8 +44,7 @@ fn log_file(dir: &TempDir) -> PathBuf {
     log_path(dir.path(), 0)
 }
 
-/// Wherever in a write the crash comes, what was acknowledged before it is there, and the log can
-/// be written on.
+/// A crash at any point of a write keeps the writes acknowledged before, and the log can be continued.
 #[test]
 fn a_torn_tail_is_cut_off_and_the_rest_survives() {
     let (dir, ends) = directory_with_three_puts();
@@ -59,11 +58,11 @@ fn a_torn_tail_is_cut_off_and_the_rest_survives() {
         disk.append(&batch(revision + 1)).unwrap();
         drop(disk);
         let (_, core) = open(&dir).unwrap();
-        assert_eq!(core.revision(), revision + 1, "cut to {length} and gone on");
+        assert_eq!(core.revision(), revision + 1, "cut to {length} and continued");
     }
 }
 
-/// A crash may also leave the right length and the wrong bytes.
+/// A crash may also leave a file of the right length with wrong bytes.
 #[test]
 fn a_tail_of_zeros_is_cut_off() {
     let (dir, ends) = directory_with_three_puts();
@@ -76,8 +75,8 @@ fn a_tail_of_zeros_is_cut_off() {
     assert_eq!(disk.bytes(), ends[1] as u64);
 }
 
-/// Whatever bit of an acknowledged record is lost, nothing is served and nothing is cut off: the
-/// error names the file and the place.
+/// If any bit of an acknowledged record is lost, the server does not start and the log is not truncated:
+/// the error names the file and the offset.
 #[test]
 fn corruption_in_the_middle_is_an_error_that_names_file_and_offset() {
     let (dir, ends) = directory_with_three_puts();
@@ -90,11 +89,11 @@ fn corruption_in_the_middle_is_an_error_that_names_file_and_offset() {
         let Error::Corrupt { path, offset, .. } = &error else { panic!("{error}") };
         assert_eq!((path, *offset), (&log_file(&dir), ends[0] as u64), "byte {at}");
         assert!(error.to_string().contains("restore the data directory from a backup"));
-        assert_eq!(fs::read(log_file(&dir)).unwrap(), bytes, "left as it was");
+        assert_eq!(fs::read(log_file(&dir)).unwrap(), bytes, "the file is unchanged");
     }
 }
 
-/// A file that is not ours, or of a later version, is not taken for a torn one.
+/// A file in a foreign format, or of a later version, does not count as torn.
 #[test]
 fn a_foreign_log_is_refused() {
     let (dir, _) = directory_with_three_puts();
@@ -102,7 +101,7 @@ fn a_foreign_log_is_refused() {
     assert!(matches!(open(&dir), Err(Error::Corrupt { offset: 0, .. })));
 }
 
-/// A directory has one holder.
+/// One server at a time can open a directory.
 #[test]
 fn a_second_holder_is_refused_until_the_first_lets_go() {
     let dir = tempfile::tempdir().unwrap();
@@ -112,7 +111,7 @@ fn a_second_holder_is_refused_until_the_first_lets_go() {
     open(&dir).unwrap();
 }
 
-/// The log does not grow for ever, and a snapshot holds all that it held.
+/// A snapshot replaces the log, with the same contents.
 #[test]
 fn a_snapshot_takes_the_place_of_the_log() {
     let (dir, _) = directory_with_three_puts();
@@ -129,7 +128,7 @@ fn a_snapshot_takes_the_place_of_the_log() {
     assert_eq!(reopened.image().leases, [(7, 30)]);
 }
 
-/// Between any two steps of putting a snapshot in place, a crash loses nothing.
+/// A crash between any two steps of installing a snapshot loses nothing.
 #[test]
 fn a_crash_while_the_snapshot_takes_over_loses_nothing() {
     let (dir, _) = directory_with_three_puts();
@@ -140,17 +139,17 @@ fn a_crash_while_the_snapshot_takes_over_loses_nothing() {
     let (snapshot, new_log) = (snapshot_path(dir.path(), 1), log_path(dir.path(), 1));
     let snapshot_bytes = fs::read(&snapshot).unwrap();
 
-    // The old log is still there.
+    // The old log still exists.
     fs::write(log_file(&dir), &old_log).unwrap();
     assert_eq!(open(&dir).unwrap().1.revision(), 4);
     assert!(!log_file(&dir).exists());
 
-    // The new log is not there yet.
+    // The new log does not exist yet.
     fs::remove_file(&new_log).unwrap();
     fs::write(log_file(&dir), &old_log).unwrap();
     assert_eq!(open(&dir).unwrap().1.revision(), 4);
 
-    // The snapshot has no name yet.
+    // The snapshot is not renamed into place yet.
     fs::remove_file(&snapshot).unwrap();
     fs::remove_file(&new_log).unwrap();
     fs::write(log_file(&dir), &old_log).unwrap();
@@ -159,7 +158,7 @@ fn a_crash_while_the_snapshot_takes_over_loses_nothing() {
     assert!(!snapshot.with_extension("tmp").exists());
 }
 
-/// A snapshot was whole when it got its name, so anything less is corruption.
+/// A snapshot was complete when it was renamed into place, so an incomplete one is corruption.
 #[test]
 fn a_damaged_snapshot_is_an_error() {
     let (dir, _) = directory_with_three_puts();
@@ -173,17 +172,17 @@ fn a_damaged_snapshot_is_an_error() {
         assert!(matches!(open(&dir), Err(Error::Corrupt { .. })), "cut to {length}");
     }
     fs::remove_file(&path).unwrap();
-    assert!(matches!(open(&dir), Err(Error::Corrupt { .. })), "gone");
+    assert!(matches!(open(&dir), Err(Error::Corrupt { .. })), "missing");
 }
 
-/// Checksums are no proof of sense: what counts on from a snapshot is not to overflow, or to forget
-/// revisions that a watcher may ask for.
+/// A valid checksum does not prove valid contents: a snapshot must not let revisions overflow, or omit
+/// revisions that a watcher may request.
 #[test]
 fn a_snapshot_of_a_history_that_cannot_be_is_an_error() {
     let (dir, _) = directory_with_three_puts();
     let (mut disk, mut core) = open(&dir).unwrap();
     core.evolve(Fact::Compacted { revision: 3 }, 0);
-    let spoils: [fn(&mut HistoryImage); 6] = [
+    let damages: [fn(&mut HistoryImage); 6] = [
         |it| it.revision = i64::MAX,
         |it| it.revision = 0,
         |it| it.compacted = i64::MIN,
@@ -191,9 +190,9 @@ fn a_snapshot_of_a_history_that_cannot_be_is_an_error() {
         |it| drop(it.writes.remove(0)),
         |it| it.kept.push(Arc::new(PbKeyValue { mod_revision: 3, ..PbKeyValue::default() })),
     ];
-    for (number, spoil) in spoils.into_iter().enumerate() {
+    for (number, damage) in damages.into_iter().enumerate() {
         let mut image = core.image();
-        spoil(&mut image.history);
+        damage(&mut image.history);
         disk.replace(&image).unwrap();
         drop(disk);
         assert!(matches!(open(&dir), Err(Error::Corrupt { .. })), "{number}");

@@ -1,22 +1,22 @@
-//! The form in which facts and images are written. Tags are for ever: old files must stay readable.
+//! The encoding of facts and images. Tags never change, because old files must stay readable.
 
 use crate::core::{Change, Core, Fact, HistoryImage, Image, LeaseId, Revision, Write};
 use etcd_client::proto::PbKeyValue;
 use prost::{Message, Oneof};
 use std::sync::Arc;
 
-/// Why bytes that passed their checksum make no sense.
+/// The reason why bytes with a valid checksum cannot be decoded.
 pub type Reason = String;
 
 /// The payload of one frame of the log.
 #[derive(Clone, PartialEq, Message)]
 pub struct LogBatch {
     #[prost(message, repeated, tag = "1")]
-    pub facts: Vec<WireFact>,
+    pub facts: Vec<StoredFact>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub struct WireFact {
+pub struct StoredFact {
     #[prost(oneof = "FactBody", tags = "1, 2, 3, 4")]
     body: Option<FactBody>,
 }
@@ -71,8 +71,8 @@ struct WireLeaseEnded {
     write: Option<WireWrite>,
 }
 
-/// The payload of one frame of a snapshot: some more of each list. The last frame of a snapshot,
-/// and no other, has an end.
+/// The payload of one frame of a snapshot: the next part of each list. Only the last frame of a snapshot
+/// has an end.
 #[derive(Clone, PartialEq, Message)]
 pub struct SnapshotBatch {
     #[prost(message, repeated, tag = "1")]
@@ -93,26 +93,26 @@ pub struct SnapshotEnd {
     pub compacted: Revision,
 }
 
-/// Appends a fact to the bytes of a [`LogBatch`]: batches concatenate.
+/// Appends a fact to an encoded [`LogBatch`]; encoded batches can be concatenated.
 pub fn append_fact(batch: &mut Vec<u8>, fact: &Fact) {
-    let one = LogBatch { facts: vec![WireFact::from(fact)] };
+    let one = LogBatch { facts: vec![StoredFact::from(fact)] };
     one.encode(batch).expect("a vector takes any number of bytes");
 }
 
-/// Brings a store up to date with the bytes of a [`LogBatch`].
+/// Folds the facts of an encoded [`LogBatch`] into a store.
 pub fn fold(batch: &[u8], core: &mut Core) -> Result<(), Reason> {
     let batch = LogBatch::decode(batch).map_err(|error| error.to_string())?;
     for fact in batch.facts {
         let fact = Fact::try_from(fact)?;
         if !core.is_next(&fact) {
-            return Err(format!("a record that does not follow revision {}", core.revision()));
+            return Err(format!("a record does not follow revision {}", core.revision()));
         }
         core.evolve(fact, 0);
     }
     Ok(())
 }
 
-impl From<&Fact> for WireFact {
+impl From<&Fact> for StoredFact {
     fn from(fact: &Fact) -> Self {
         let body = match fact {
             Fact::Written(write) => FactBody::Written(write.into()),
@@ -125,15 +125,15 @@ impl From<&Fact> for WireFact {
             }),
             Fact::Compacted { revision } => FactBody::Compacted(*revision),
         };
-        WireFact { body: Some(body) }
+        StoredFact { body: Some(body) }
     }
 }
 
-impl TryFrom<WireFact> for Fact {
+impl TryFrom<StoredFact> for Fact {
     type Error = Reason;
 
-    fn try_from(wire: WireFact) -> Result<Self, Reason> {
-        let body = wire.body.ok_or("a record of a kind that this version does not know")?;
+    fn try_from(wire: StoredFact) -> Result<Self, Reason> {
+        let body = wire.body.ok_or("a record has an unknown kind")?;
         Ok(match body {
             FactBody::Written(write) => Fact::Written(write.try_into()?),
             FactBody::LeaseGranted(WireLease { id, ttl_s }) => Fact::LeaseGranted { id, ttl_s },
@@ -163,7 +163,7 @@ impl TryFrom<WireWrite> for Write {
         let changes = wire.changes.into_iter().map(|change| match change.body {
             Some(ChangeBody::Put(kv)) => Ok(Change::Put(Arc::new(kv))),
             Some(ChangeBody::Delete(key)) => Ok(Change::Delete(key)),
-            None => Err("a change of a kind that this version does not know"),
+            None => Err("a change has an unknown kind"),
         });
         Ok(Write { revision: wire.revision, changes: changes.collect::<Result<_, _>>()? })
     }
@@ -175,7 +175,7 @@ impl From<(LeaseId, i64)> for WireLease {
     }
 }
 
-/// Puts the frames of a snapshot together again.
+/// Assembles the frames of a snapshot into an image.
 #[derive(Default)]
 pub struct Assembly {
     kept: Vec<Arc<PbKeyValue>>,
@@ -187,7 +187,7 @@ pub struct Assembly {
 impl Assembly {
     pub fn add(&mut self, batch: SnapshotBatch) -> Result<(), Reason> {
         if self.end.is_some() {
-            return Err("something follows the end".into());
+            return Err("data follow the end".into());
         }
         self.kept.extend(batch.kept.into_iter().map(Arc::new));
         for write in batch.writes {
@@ -203,7 +203,7 @@ impl Assembly {
         let SnapshotEnd { revision, compacted } = end;
         let history = HistoryImage { revision, compacted, kept: self.kept, writes: self.writes };
         if !history.is_sound() {
-            return Err(format!("no history up to revision {revision} looks like this"));
+            return Err(format!("the history up to revision {revision} is not valid"));
         }
         Ok(Image { history, leases: self.leases })
     }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use steadfast_host::time::unix_ms;
 use tonic::{Request, Response, Status, Streaming};
 
-/// Bits of a lease id that count within the millisecond of its server's start.
+/// Bits of a lease id for the counter; the others are the start time of the server in milliseconds.
 const COUNTER_BITS: u32 = 20;
 
 pub struct LeaseService {
@@ -28,8 +28,8 @@ impl LeaseService {
     }
 }
 
-/// Returns an id that no earlier server of the same data has given out: a client that comes back
-/// with the id of a lease that has ended must not find another's.
+/// Returns an id that no earlier server on the same data has used: a client that returns with the id of
+/// an expired lease must not find the lease of another client.
 fn first_id() -> LeaseId {
     let millis = i64::try_from(unix_ms()).unwrap_or_default();
     (millis << COUNTER_BITS) & LeaseId::MAX | 1
@@ -92,7 +92,7 @@ impl PbLeaseService for LeaseService {
     }
 }
 
-/// Answers the next request of a stream; `None` at its end.
+/// Replies to the next request of a stream; `None` at its end.
 async fn keep_alive(
     node: &Node,
     requests: &mut Streaming<PbLeaseKeepAliveRequest>,

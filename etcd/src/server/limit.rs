@@ -1,20 +1,20 @@
-//! How large a request may be.
+//! Size limits of requests.
 
 use super::status::refused;
 use crate::core::{Checked, Form, Refusal};
 use prost::Message;
 use tonic::{Request, Status};
 
-/// Real etcd's `--max-request-bytes`: what may go into its log.
+/// Real etcd's `--max-request-bytes`: the limit for its log.
 const LOGGED_BYTES_MAX: usize = 1_536 * 1_024;
-/// Real etcd's gRPC server reads this much more before it hangs up on the request.
+/// Real etcd's gRPC server receives this much more before it refuses a message.
 const RECEIVED_BYTES_MAX: usize = LOGGED_BYTES_MAX + 512 * 1_024;
-/// What the envelope adds in real etcd's log to a request of that limit's size.
+/// The overhead of real etcd's log for a request of that size.
 const ENVELOPE_BYTES: usize = 16;
-/// Ours reads more, to answer with etcd's words rather than with those of the transport.
+/// Our server receives more, to reply with etcd's message instead of the transport's.
 pub const DECODED_BYTES_MAX: usize = 4 * RECEIVED_BYTES_MAX;
 
-/// Takes a request that only reads, if its size and its form are good.
+/// Validates the size and the fields of a request that only reads.
 pub fn admit_read<R: Form + Message>(request: Request<R>) -> Result<Checked<R>, Status> {
     let request = request.into_inner();
     let bytes = request.encoded_len();
@@ -26,14 +26,14 @@ pub fn admit_read<R: Form + Message>(request: Request<R>) -> Result<Checked<R>, 
     Checked::new(request).map_err(refused)
 }
 
-/// Takes a request that may write, if its size and its form are good. Bad form is told first.
+/// Validates a request that may write. An invalid field takes precedence over the size limit of the log.
 pub fn admit_write<R: Form + Message>(request: Request<R>) -> Result<Checked<R>, Status> {
     let request = admit_read(request)?;
     check_logged(&request)?;
     Ok(request)
 }
 
-/// Refuses what real etcd would not take into its log.
+/// Refuses a request that is too large for real etcd's log.
 pub fn check_logged<R: Message>(request: &Checked<R>) -> Result<(), Status> {
     if request.encoded_len() + ENVELOPE_BYTES > LOGGED_BYTES_MAX {
         return Err(refused(Refusal::RequestTooLarge));

@@ -1,4 +1,4 @@
-//! The Maintenance and Cluster services, as far as a cluster of one process has answers.
+//! The Maintenance and Cluster services, as far as they apply to a cluster of one process.
 
 use super::status::unanswered;
 use crate::core::{MEMBER_ID, RAFT_TERM, header};
@@ -17,7 +17,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
-/// The version whose behaviour this server follows, marked as not being it.
+/// The version whose behaviour this server follows; the suffix marks another implementation.
 const VERSION: &str = "3.4.23-steadfast";
 const NAME: &str = "steadfast";
 
@@ -39,14 +39,14 @@ impl MaintenanceService {
 }
 
 fn unsupported<T>(what: &str) -> Result<Response<T>, Status> {
-    Err(Status::unimplemented(format!("the embedded etcd has no {what}")))
+    Err(Status::unimplemented(format!("the embedded etcd does not support {what}")))
 }
 
 #[tonic::async_trait]
 impl PbMaintenanceService for MaintenanceService {
     type SnapshotStream = Empty<Result<PbSnapshotResponse, Status>>;
 
-    /// Answers that there is no alarm: a disk that fails stops the server instead.
+    /// Replies that there is no alarm: a disk failure stops the server instead.
     async fn alarm(&self, _: Request<PbAlarmRequest>) -> Result<Response<PbAlarmResponse>, Status> {
         Ok(Response::new(PbAlarmResponse { header: self.header().await?, alarms: Vec::new() }))
     }
@@ -71,7 +71,7 @@ impl PbMaintenanceService for MaintenanceService {
         }))
     }
 
-    /// Answers that it is done: files are never fragmented here.
+    /// Replies with success: files are never fragmented.
     async fn defragment(
         &self,
         _: Request<PbDefragmentRequest>,
@@ -80,35 +80,35 @@ impl PbMaintenanceService for MaintenanceService {
     }
 
     async fn hash(&self, _: Request<PbHashRequest>) -> Result<Response<PbHashResponse>, Status> {
-        unsupported("hash of its files")
+        unsupported("a hash of its files")
     }
 
     async fn hash_kv(
         &self,
         _: Request<PbHashKvRequest>,
     ) -> Result<Response<PbHashKvResponse>, Status> {
-        unsupported("hash of its keys")
+        unsupported("a hash of its keys")
     }
 
     async fn snapshot(
         &self,
         _: Request<PbSnapshotRequest>,
     ) -> Result<Response<Self::SnapshotStream>, Status> {
-        unsupported("snapshot in etcd's file format")
+        unsupported("snapshots in etcd's file format")
     }
 
     async fn move_leader(
         &self,
         _: Request<PbMoveLeaderRequest>,
     ) -> Result<Response<PbMoveLeaderResponse>, Status> {
-        unsupported("second member")
+        unsupported("a second member")
     }
 
     async fn downgrade(
         &self,
         _: Request<PbDowngradeRequest>,
     ) -> Result<Response<PbDowngradeResponse>, Status> {
-        unsupported("older version")
+        unsupported("downgrades")
     }
 }
 
@@ -132,27 +132,27 @@ impl PbClusterService for MaintenanceService {
         &self,
         _: Request<PbMemberAddRequest>,
     ) -> Result<Response<PbMemberAddResponse>, Status> {
-        unsupported("room for a second member")
+        unsupported("a second member")
     }
 
     async fn member_remove(
         &self,
         _: Request<PbMemberRemoveRequest>,
     ) -> Result<Response<PbMemberRemoveResponse>, Status> {
-        unsupported("second member")
+        unsupported("a second member")
     }
 
     async fn member_update(
         &self,
         _: Request<PbMemberUpdateRequest>,
     ) -> Result<Response<PbMemberUpdateResponse>, Status> {
-        unsupported("peer address")
+        unsupported("peer addresses")
     }
 
     async fn member_promote(
         &self,
         _: Request<PbMemberPromoteRequest>,
     ) -> Result<Response<PbMemberPromoteResponse>, Status> {
-        unsupported("learner")
+        unsupported("learners")
     }
 }

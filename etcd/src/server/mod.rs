@@ -1,4 +1,4 @@
-//! The gRPC front: binds, serves, stops.
+//! The gRPC server: binds, serves, stops.
 
 mod kv;
 mod lease;
@@ -27,14 +27,14 @@ use tonic::service::Routes;
 use tonic::transport::server::TcpIncoming;
 use tracing::{debug, info};
 
-/// How much later than its time a lease may end.
+/// How late an expired lease may be revoked.
 const EXPIRY_INTERVAL: Duration = Duration::from_millis(100);
-/// A client that does not answer for this long is gone, and its watches with it.
+/// A client that does not respond for this long is disconnected, and its watches end.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// How long a stop waits for clients to hang up.
+/// How long a shutdown waits for clients to disconnect.
 const DRAIN_MAX: Duration = Duration::from_secs(3);
 
-/// An embedded etcd, bound and holding its data directory, but not serving yet.
+/// An embedded etcd that is bound and has locked its data directory, but does not serve yet.
 pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
@@ -44,8 +44,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens, takes hold of the data directory and reads it. Clients that connect from now on
-    /// are answered once [`Server::serve`] runs.
+    /// Listens, locks the data directory and reads it. Clients can connect, and get replies once
+    /// [`Server::serve`] runs.
     pub async fn bind(config: Config) -> Result<Self, Error> {
         let address = config.listen;
         let listen_error = |source| Error::Listen { address, source };
@@ -59,13 +59,13 @@ impl Server {
         Ok(Server { listener, address, node, committer, watch_progress_interval })
     }
 
-    /// Returns where the server listens, with the port that the system chose if it was asked to.
+    /// Returns the listen address, with the port that the system chose for port 0.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Serves until `shutdown` resolves or the log cannot be written any more. Whatever was
-    /// answered is on disk, whether this returns, is dropped, or dies with the process.
+    /// Serves until `shutdown` resolves or the log cannot be written. All changes reported in replies
+    /// are on disk, whether this returns, is dropped, or dies with the process.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send) -> Result<(), Error> {
         info!(address = %self.address, "embedded etcd serving");
         let routes = routes(&self.node, self.address, self.watch_progress_interval);
@@ -92,12 +92,12 @@ impl Server {
             never = expire_leases(&node) => match never {},
         };
         let written = blocking(move || committer.finish()).await;
-        // A log that cannot be written is why the front stopped, so it is the better answer.
+        // An error of the log is the cause of an error of the gRPC server, so it takes precedence.
         written.and(served)
     }
 }
 
-/// All services of a store.
+/// Returns all services of a store.
 pub fn routes(node: &Arc<Node>, address: SocketAddr, watch_progress_interval: Duration) -> Routes {
     let kv = PbKvServer::new(kv::KvService::new(node.clone()))
         .max_decoding_message_size(limit::DECODED_BYTES_MAX);
@@ -111,21 +111,21 @@ pub fn routes(node: &Arc<Node>, address: SocketAddr, watch_progress_interval: Du
         .add_service(PbClusterServer::new(maintenance))
 }
 
-/// Runs what blocks on a thread that may be blocked.
+/// Runs blocking work on a blocking thread.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
     spawn_blocking(work).await.unwrap_or(Err(Error::LogThread))
 }
 
-/// Resolves once the node does anything but serve.
+/// Resolves once the node is no longer serving.
 async fn stopping(node: &Node) {
     let mut progress = node.progress();
-    // An error means that the node is gone, which is the end of serving, too.
+    // An error means that the node was dropped, which ends serving as well.
     let _ = progress.wait_for(|progress| progress.stage != Stage::Serving).await;
 }
 
-/// Resolves when clients that do not hang up have had their time.
+/// Resolves when the time for clients to disconnect is over.
 async fn drained_long_enough(node: &Node) {
     stopping(node).await;
     sleep(DRAIN_MAX).await;

@@ -1,4 +1,4 @@
-//! The gRPC codes of refusals, as real etcd gives them.
+//! The gRPC codes of refusals, the same as real etcd's.
 
 use crate::core::Refusal;
 use crate::node::Unanswered;

@@ -57,8 +57,8 @@ fn ticks(period: Duration) -> Interval {
     ticks
 }
 
-/// Drives a session with what happens around it. It is polled only when the client has room for
-/// a response, so a client that does not read makes it stand still and nothing pile up.
+/// Drives a session with requests, changes of the store and time. It is polled only when the client can
+/// take a response, so a client that does not read stalls it, and nothing is buffered.
 struct Driver {
     node: Arc<Node>,
     progress: Receiver<Progress>,
@@ -74,7 +74,7 @@ impl Driver {
             if let Some(response) = self.session.next_response() {
                 return Ok(Some(response));
             }
-            // Requests go before events, so that a watch which is always behind can be cancelled.
+            // Requests take precedence over events, so that a watch that is always behind can be cancelled.
             if let Some(request) = self.requests.message().now_or_never() {
                 let Some(request) = request? else { return Ok(None) };
                 self.request(request);

@@ -1,4 +1,4 @@
-//! The watchers of one stream and the responses that they are owed.
+//! The watchers of one stream and their pending responses.
 
 use crate::core::{Core, Revision, Span, Told, Wants, Watcher, event_bytes, header};
 use etcd_client::proto::{
@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// Responses are collected up to about this size before any is sent.
 const COLLECTED_BYTES_MAX: usize = 1 << 20;
-/// Responses to a watcher that takes fragments are split at this size.
+/// Responses to a watcher that accepts fragments are split at this size.
 const FRAGMENT_BYTES: usize = 1 << 20;
-/// The watch id of a response that is about no watch in particular.
+/// The watch id of a response that does not belong to a watch.
 const NO_WATCH: i64 = -1;
 
 const FILTER_NO_PUT: i32 = 0;
@@ -19,17 +19,17 @@ const FILTER_NO_DELETE: i32 = 1;
 const EMPTY_RANGE: &str = "mvcc: watcher range is empty";
 const DUPLICATE_ID: &str = "mvcc: duplicate watch ID provided on the WatchStream";
 
-/// It only looks and answers; waiting is its driver's.
+/// The watches of one stream. It never waits; its driver does.
 #[derive(Default)]
 pub struct Session {
     watches: BTreeMap<i64, Watch>,
     next_id: i64,
-    /// The watch to look at first, so that a busy one cannot starve the others.
+    /// The watch to advance first, so that a busy one cannot starve the others.
     turn: i64,
     responses: VecDeque<PbWatchResponse>,
-    /// The revision up to which every watcher has been told everything.
+    /// The revision up to which every watcher has all of its events.
     synced: Revision,
-    /// The client waits to hear of `synced`, once it is the latest.
+    /// The client has requested progress, which is sent once `synced` is the latest revision.
     owes_progress: bool,
 }
 
@@ -37,7 +37,7 @@ struct Watch {
     watcher: Watcher,
     wants_progress: bool,
     takes_fragments: bool,
-    /// Whether the client has heard nothing since the last look at idle watches.
+    /// Whether the client has received no event since the last tick.
     is_idle: bool,
 }
 
@@ -50,7 +50,7 @@ impl Session {
         !self.responses.is_empty()
     }
 
-    /// Does what the client asks. `latest` is the revision that clients may know of.
+    /// Processes a request. `latest` is the latest revision on disk.
     pub fn request(&mut self, core: &Core, latest: Revision, request: PbWatchRequest) {
         match request.request_union {
             Some(PbWatchRequestUnion::CreateRequest(create)) => {
@@ -81,7 +81,7 @@ impl Session {
         }
     }
 
-    /// Collects events up to revision `latest`, about as many as can be sent at once.
+    /// Collects events up to revision `latest`, up to about `COLLECTED_BYTES_MAX`.
     pub fn collect(&mut self, core: &Core, latest: Revision) {
         let mut order: Vec<i64> = self.watches.range(self.turn..).map(|(id, _)| *id).collect();
         order.extend(self.watches.range(..self.turn).map(|(id, _)| *id));
@@ -102,7 +102,7 @@ impl Session {
         }
     }
 
-    /// Tells watchers that asked for it, and have heard nothing for a while, how far the store is.
+    /// Sends the current revision to idle watchers that requested progress notifications.
     pub fn notify_idle(&mut self) {
         for (id, watch) in &mut self.watches {
             let was_idle = std::mem::replace(&mut watch.is_idle, true);
@@ -112,7 +112,7 @@ impl Session {
         }
     }
 
-    /// Adds a watch under the id that the client chose, or under a free one for zero.
+    /// Adds a watch under the id that the client chose, or under a free id for zero.
     fn create(&mut self, core: &Core, latest: Revision, wanted_id: i64, mut watch: Watch) {
         let Watcher { key, range_end, next, .. } = &mut watch.watcher;
         let is_empty = Span::new(key, range_end).bounds().is_none();
@@ -151,7 +151,7 @@ impl Session {
         self.next_id - 1
     }
 
-    /// Moves one watch forward and returns the bytes of its responses.
+    /// Advances one watch and returns the size of its responses.
     fn advance(&mut self, core: &Core, latest: Revision, id: i64, bytes_max: usize) -> usize {
         let Some(watch) = self.watches.get_mut(&id) else { return 0 };
         match watch.watcher.advance(core.history(), latest, bytes_max) {
@@ -159,12 +159,12 @@ impl Session {
             Told::Events { events, through } => {
                 watch.is_idle = false;
                 let bytes = events.iter().map(event_bytes).sum();
-                let pieces = match watch.takes_fragments {
-                    true => fragments(events),
+                let fragments = match watch.takes_fragments {
+                    true => split(events),
                     false => vec![events],
                 };
-                let last = pieces.len() - 1;
-                for (index, events) in pieces.into_iter().enumerate() {
+                let last = fragments.len() - 1;
+                for (index, events) in fragments.into_iter().enumerate() {
                     let fragment = index < last;
                     let response = response(id, through);
                     self.responses.push_back(PbWatchResponse { events, fragment, ..response });
@@ -180,22 +180,22 @@ impl Session {
     }
 }
 
-/// Splits events into pieces that are not too large, of at least one event each.
-fn fragments(events: Vec<PbEvent>) -> Vec<Vec<PbEvent>> {
-    let mut pieces = vec![Vec::new()];
+/// Splits events into fragments of limited size, with at least one event each.
+fn split(events: Vec<PbEvent>) -> Vec<Vec<PbEvent>> {
+    let mut fragments = vec![Vec::new()];
     let mut bytes = 0;
     for event in events {
         if bytes >= FRAGMENT_BYTES {
-            pieces.push(Vec::new());
+            fragments.push(Vec::new());
             bytes = 0;
         }
         bytes += event_bytes(&event);
-        pieces.last_mut().expect("there is always a piece").push(event);
+        fragments.last_mut().expect("there is at least one fragment").push(event);
     }
-    pieces
+    fragments
 }
 
-/// Tells a watcher that what it needs is compacted. Real etcd leaves the revision out here.
+/// Cancels a watcher whose events are compacted. Real etcd omits the header's revision here.
 fn lost(core: &Core, id: i64) -> PbWatchResponse {
     let compact_revision = core.history().compacted();
     PbWatchResponse { canceled: true, compact_revision, ..response(id, 0) }

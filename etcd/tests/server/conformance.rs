@@ -1,14 +1,14 @@
-//! Random sequences of requests, played step by step against a real etcd and the embedded one:
-//! every answer must be the same. Where they differ, real etcd is right.
+//! Random sequences of requests, sent step by step to a real etcd and to the embedded one: every reply must
+//! be the same. Where they differ, real etcd is right.
 //!
-//! `SEED=17 cargo test -p steadfast-etcd conformance` repeats one sequence, `SEED=100-200` plays many.
+//! `SEED=17 cargo test -p steadfast-etcd conformance` repeats one sequence, `SEED=100-200` runs many.
 
 mod generate;
 mod odd;
 mod pair;
 mod watches;
 
-use crate::support::Chance;
+use crate::support::Rng;
 use generate::Generator;
 use pair::Pair;
 use std::collections::BTreeMap;
@@ -17,8 +17,8 @@ use std::ops::RangeInclusive;
 const SEEDS: RangeInclusive<u64> = 1..=8;
 const STEPS: u64 = 400;
 
-/// What the sequences must have met between them, or their agreement shows little.
-const TO_BE_MET: [&str; 30] = [
+/// The replies that the sequences must cover; without them, agreement proves little.
+const REQUIRED_REPLIES: [&str; 30] = [
     "KV/Compact etcdserver: mvcc: required revision has been compacted",
     "KV/Compact ok",
     "KV/DeleteRange etcdserver: key is not provided",
@@ -51,14 +51,14 @@ const TO_BE_MET: [&str; 30] = [
     "Lease/LeaseTimeToLive ok",
 ];
 
-/// Requests of every kind, good and bad, and the events that watches are told of them.
+/// Valid and invalid requests of every kind, and the events that watches receive.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_embedded_etcd_answers_as_a_real_one_does() {
     let Ok(seeds) = std::env::var("SEED") else {
         let met = play_all(SEEDS).await;
         let missing: Vec<_> =
-            TO_BE_MET.iter().filter(|answer| !met.contains_key(**answer)).collect();
-        assert!(missing.is_empty(), "never met: {missing:#?}");
+            REQUIRED_REPLIES.iter().filter(|answer| !met.contains_key(**answer)).collect();
+        assert!(missing.is_empty(), "replies that did not occur: {missing:#?}");
         return;
     };
     let (first, last) = seeds.split_once('-').unwrap_or((&seeds, &seeds));
@@ -66,7 +66,7 @@ async fn the_embedded_etcd_answers_as_a_real_one_does() {
     println!("{met:#?}");
 }
 
-/// Requests that no sequence makes up: too large, too deep, out of every range.
+/// Requests that no sequence generates: too large, too deep, out of range.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_embedded_etcd_refuses_odd_requests_as_a_real_one_does() {
     let mut pair = Pair::start(0).await;
@@ -87,10 +87,10 @@ async fn play_all(seeds: RangeInclusive<u64>) -> BTreeMap<String, u32> {
     met
 }
 
-/// Plays one sequence and returns how often each method was answered in each way.
+/// Runs one sequence and returns the number of replies of each kind for each method.
 async fn play(seed: u64) -> BTreeMap<String, u32> {
     let mut pair = Pair::start(seed).await;
-    let mut generator = Generator::new(Chance::new(seed));
+    let mut generator = Generator::new(Rng::new(seed));
     for _ in 0..STEPS {
         pair.step(generator.next_step(&pair.known)).await;
     }

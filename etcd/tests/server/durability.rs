@@ -1,11 +1,11 @@
-//! What was answered is there after the server is gone, whichever way it went.
+//! Acknowledged writes survive the end of the server, in whatever way it ends.
 
 use crate::support::embedded::{Embedded, config};
 use etcd_client::{GetOptions, WatchOptions};
 use std::fs;
 use steadfast_etcd::{Error, Retention, Server};
 
-/// A write that was answered outlives a server that was not asked to stop.
+/// An acknowledged write survives a server that is aborted.
 #[tokio::test]
 async fn answered_writes_survive_a_server_that_is_torn_down() {
     let dir = tempfile::tempdir().unwrap();
@@ -26,10 +26,10 @@ async fn answered_writes_survive_a_server_that_is_torn_down() {
     assert_eq!(all.count(), 50);
     assert_eq!(all.kvs()[7].value_str().unwrap(), "v15", "in order of keys");
     let status = client.lease_time_to_live(lease, None).await.unwrap();
-    assert!(status.ttl() >= 28, "a lease has its full time again: {status:?}");
+    assert!(status.ttl() >= 28, "a lease has its full TTL again: {status:?}");
 }
 
-/// History is durable, too: a watcher resumes where it was.
+/// History is durable as well: a watcher resumes at its revision.
 #[tokio::test]
 async fn a_watch_resumes_by_revision_across_a_restart() {
     let dir = tempfile::tempdir().unwrap();
@@ -45,13 +45,12 @@ async fn a_watch_resumes_by_revision_across_a_restart() {
     let options = WatchOptions::new().with_start_revision(second).with_prev_key();
     let mut watch = client.watch("k", Some(options)).await.unwrap();
     assert!(watch.message().await.unwrap().unwrap().created());
-    let told = watch.message().await.unwrap().unwrap();
-    let previous = told.events().iter().map(|e| e.prev_kv().unwrap().value_str().unwrap());
+    let response = watch.message().await.unwrap().unwrap();
+    let previous = response.events().iter().map(|e| e.prev_kv().unwrap().value_str().unwrap());
     assert_eq!(previous.collect::<Vec<_>>(), ["1", "2"]);
 }
 
-/// Many writers at once, a log that is replaced by snapshots all the while, and a history that is
-/// cut: everything that stands is there.
+/// Many concurrent writers, frequent snapshots and compactions: all current keys survive.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn concurrent_writers_snapshots_and_compactions_lose_nothing() {
     const WRITERS: usize = 16;
@@ -88,7 +87,7 @@ async fn concurrent_writers_snapshots_and_compactions_lose_nothing() {
     assert!(old.to_string().contains("has been compacted"), "{old}");
 }
 
-/// Two servers would overwrite each other's log.
+/// Two servers on one directory would overwrite each other's log.
 #[tokio::test]
 async fn a_second_server_on_the_same_directory_is_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -100,7 +99,7 @@ async fn a_second_server_on_the_same_directory_is_refused() {
     Embedded::start(dir.path()).await.stop().await;
 }
 
-/// A server that is asked to stop does not wait for streams that never end.
+/// A shutdown does not wait for streams that never end.
 #[tokio::test]
 async fn a_stop_ends_open_watches() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The tool that people look with works.
+//! etcdctl works with the embedded etcd.
 
 use crate::support::embedded::Embedded;
 use crate::support::real::binary;
@@ -6,26 +6,26 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Command, Stdio};
 
-/// The endpoint goes without a scheme, as in etcdctl's own default: with one, the 3.4 tool sends
-/// the whole URL as the authority of its status request, which the HTTP/2 library here refuses.
+/// The endpoint has no scheme, like etcdctl's default: with a scheme, version 3.4 sends the whole URL as the
+/// authority of its status request, which the HTTP/2 library here refuses.
 fn etcdctl(address: SocketAddr, arguments: &[&str]) -> Command {
     let mut command = Command::new(binary("etcdctl", "etcd-client"));
     command.env("ETCDCTL_API", "3").arg(format!("--endpoints={address}")).args(arguments);
     command
 }
 
-/// Runs it to its end and returns what it printed.
+/// Runs etcdctl and returns its output.
 async fn run(address: SocketAddr, arguments: &'static [&'static str]) -> String {
     let run = move || etcdctl(address, arguments).output().unwrap();
     let output = tokio::task::spawn_blocking(run).await.unwrap();
     let (out, err) =
         (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert!(output.status.success(), "etcdctl {arguments:?}: {out}{err}");
-    // It prints the verdict on the health of an endpoint to the other stream.
+    // It prints the health of an endpoint to stderr.
     out + &err
 }
 
-/// Looking, writing and leasing by hand.
+/// Reads, writes and leases with etcdctl.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn etcdctl_reads_writes_and_leases() {
     let dir = tempfile::tempdir().unwrap();
@@ -45,7 +45,7 @@ async fn etcdctl_reads_writes_and_leases() {
     assert_eq!(run(at, &["alarm", "list"]).await, "");
 }
 
-/// Watching by hand.
+/// Watches with etcdctl.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn etcdctl_watches() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Leases on the clock.
+//! Expiry of leases in real time.
 
 use crate::support::embedded::Embedded;
 use etcd_client::{EventType, PutOptions};
@@ -7,7 +7,7 @@ use tokio::time::{Instant, timeout};
 
 const TTL: Duration = Duration::from_secs(2);
 
-/// A lease that nobody keeps alive takes its keys with it: not early, and hardly late.
+/// A lease without keep-alives expires on time, and its keys are deleted.
 #[tokio::test]
 async fn a_lease_that_ends_deletes_its_keys_and_tells_the_watchers() {
     let dir = tempfile::tempdir().unwrap();
@@ -15,13 +15,13 @@ async fn a_lease_that_ends_deletes_its_keys_and_tells_the_watchers() {
     let mut client = crate::support::client(server.address).await;
     let mut watch = client.watch("k", None).await.unwrap();
     let granted = client.lease_grant(1, None).await.unwrap();
-    assert_eq!(granted.ttl(), 2, "shorter times are raised, as real etcd does");
+    assert_eq!(granted.ttl(), 2, "shorter TTLs are raised, as in real etcd");
     let since = Instant::now();
     let options = PutOptions::new().with_lease(granted.id());
     client.put("k", "v", Some(options)).await.unwrap();
     loop {
-        let told = timeout(TTL * 3, watch.message()).await.unwrap().unwrap().unwrap();
-        if told.events().iter().any(|event| event.event_type() == EventType::Delete) {
+        let response = timeout(TTL * 3, watch.message()).await.unwrap().unwrap().unwrap();
+        if response.events().iter().any(|event| event.event_type() == EventType::Delete) {
             break;
         }
     }
@@ -32,7 +32,7 @@ async fn a_lease_that_ends_deletes_its_keys_and_tells_the_watchers() {
     assert_eq!(status.ttl(), -1);
 }
 
-/// A lease that is kept alive outlives its time, and one that is gone stays gone.
+/// Keep-alives extend a lease; a revoked lease cannot be renewed.
 #[tokio::test]
 async fn a_lease_that_is_kept_alive_does_not_end() {
     let dir = tempfile::tempdir().unwrap();
@@ -54,8 +54,8 @@ async fn a_lease_that_is_kept_alive_does_not_end() {
     assert_eq!(replies.message().await.unwrap().unwrap().ttl(), 0);
 }
 
-/// The server's own choice of ids does not repeat itself after a restart: a late client must not
-/// find another's lease under its id.
+/// The server does not reuse lease ids after a restart: a late client must not find the lease of another
+/// client under its id.
 #[tokio::test]
 async fn lease_ids_are_not_given_out_twice() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The embedded etcd, from without: beside a real one, through etcdctl, and over its own restarts.
+//! Tests of the embedded etcd from outside: against a real etcd, with etcdctl, and across restarts.
 
 mod conformance;
 mod durability;

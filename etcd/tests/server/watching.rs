@@ -1,4 +1,4 @@
-//! What a watch promises.
+//! The guarantees of a watch.
 
 use crate::support::embedded::{Embedded, config};
 use etcd_client::{CompactionOptions, EventType, WatchOptions, WatchResponse, WatchStream};
@@ -7,11 +7,11 @@ use tokio::time::timeout;
 
 async fn next(watch: &mut WatchStream) -> WatchResponse {
     let message = timeout(Duration::from_secs(10), watch.message()).await;
-    message.expect("an answer in time").unwrap().expect("an open stream")
+    message.expect("a response in time").unwrap().expect("an open stream")
 }
 
-/// A client that read at revision r and watches from r+1 sees each later change once, in order,
-/// while others write.
+/// A client that read at revision r and watches from r+1 sees each later change once and in order, while
+/// others write.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_from_the_revision_after_a_read_misses_nothing() {
     const PUTS: i64 = 300;
@@ -33,15 +33,15 @@ async fn a_watch_from_the_revision_after_a_read_misses_nothing() {
         let mut watch = client.watch("k", Some(options)).await.unwrap();
         let mut versions = Vec::new();
         while seen + i64::try_from(versions.len()).unwrap() < PUTS {
-            let told = next(&mut watch).await;
-            versions.extend(told.events().iter().map(|event| event.kv().unwrap().version()));
+            let response = next(&mut watch).await;
+            versions.extend(response.events().iter().map(|event| event.kv().unwrap().version()));
         }
         assert_eq!(versions, (seen + 1..=PUTS).collect::<Vec<_>>());
     }
     writer.await.unwrap();
 }
 
-/// A watcher that asks for what is gone is told from where on there is something.
+/// A watcher that requests compacted revisions is cancelled with the compacted revision.
 #[tokio::test]
 async fn a_watch_from_before_the_compaction_is_cancelled_with_its_revision() {
     let dir = tempfile::tempdir().unwrap();
@@ -59,7 +59,7 @@ async fn a_watch_from_before_the_compaction_is_cancelled_with_its_revision() {
     assert_eq!(cancelled.compact_revision(), 4);
 }
 
-/// A compaction right behind the last write does not cost the watchers that were about to be told.
+/// A compaction right after a write does not cancel watchers that have not received the write yet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_that_keeps_up_outlives_eager_compaction() {
     let dir = tempfile::tempdir().unwrap();
@@ -71,15 +71,15 @@ async fn a_watch_that_keeps_up_outlives_eager_compaction() {
         let put = client.put("k", n.to_string(), None).await.unwrap();
         client.compact(put.header().unwrap().revision(), None).await.unwrap();
     }
-    let mut told = 0;
-    while told < 200 {
+    let mut received = 0;
+    while received < 200 {
         let response = next(&mut watch).await;
-        assert!(!response.canceled(), "after {told}");
-        told += response.events().len();
+        assert!(!response.canceled(), "after {received}");
+        received += response.events().len();
     }
 }
 
-/// A client that does not read costs no memory: it is cancelled once history has moved past it.
+/// A client that does not read uses no memory: it is cancelled once its position is compacted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watch_that_does_not_read_is_cancelled_rather_than_buffered_for() {
     let dir = tempfile::tempdir().unwrap();
@@ -88,24 +88,24 @@ async fn a_watch_that_does_not_read_is_cancelled_rather_than_buffered_for() {
     let server = Embedded::start_with(config).await;
     let mut client = crate::support::client(server.address).await;
     let mut watch = client.watch("k", None).await.unwrap();
-    // Far more than the connection holds in its buffers, and than a compaction spares.
+    // Far more than the connection buffers, and than survives a compaction.
     let large = vec![b'x'; 1 << 20];
     for _ in 0..60 {
         client.put("k", large.clone(), None).await.unwrap();
     }
-    let mut told = 0;
+    let mut received = 0;
     loop {
         let response = next(&mut watch).await;
         if response.canceled() {
             assert!(response.compact_revision() > 2);
             break;
         }
-        told += response.events().len();
+        received += response.events().len();
     }
-    assert!(told < 60, "told {told} of 60");
+    assert!(received < 60, "{received} of 60 events received");
 }
 
-/// Watches of one stream are told of their own changes only, and cancelled one by one.
+/// Watches of one stream receive only their own events, and are cancelled one by one.
 #[tokio::test]
 async fn watches_share_a_stream() {
     let dir = tempfile::tempdir().unwrap();
@@ -122,11 +122,11 @@ async fn watches_share_a_stream() {
     assert!(next(&mut watch).await.canceled());
     client.put("b", "2", None).await.unwrap();
     client.put("a", "3", None).await.unwrap();
-    let told = next(&mut watch).await;
-    assert_eq!((told.watch_id(), told.events().len()), (first, 1));
+    let response = next(&mut watch).await;
+    assert_eq!((response.watch_id(), response.events().len()), (first, 1));
 }
 
-/// A request for progress is answered once everything before has been told.
+/// A progress request is answered after all earlier events have been sent.
 #[tokio::test]
 async fn progress_is_told_on_request_and_after_a_while() {
     let dir = tempfile::tempdir().unwrap();
@@ -142,19 +142,19 @@ async fn progress_is_told_on_request_and_after_a_while() {
     assert!(idle.events().is_empty() && idle.watch_id() == 0);
     client.put("k", "1", None).await.unwrap();
     watch.request_progress().await.unwrap();
-    let mut told = 0;
+    let mut received = 0;
     loop {
         let response = next(&mut watch).await;
-        told += response.events().len();
+        received += response.events().len();
         if response.watch_id() == -1 {
             assert_eq!(response.header().unwrap().revision(), put + 1);
             break;
         }
     }
-    assert_eq!(told, 1, "the event comes before the progress");
+    assert_eq!(received, 1, "the event comes before the progress");
 }
 
-/// A deletion is an event of its own kind, without a value.
+/// A deletion is an event of its own type, without a value.
 #[tokio::test]
 async fn a_deletion_is_told_with_its_revision() {
     let dir = tempfile::tempdir().unwrap();
@@ -165,8 +165,8 @@ async fn a_deletion_is_told_with_its_revision() {
     let mut watch = client.watch("k", Some(options)).await.unwrap();
     assert!(next(&mut watch).await.created());
     let deleted = client.delete("k", None).await.unwrap().header().unwrap().revision();
-    let told = next(&mut watch).await;
-    let event = &told.events()[0];
+    let response = next(&mut watch).await;
+    let event = &response.events()[0];
     assert_eq!(event.event_type(), EventType::Delete);
     assert_eq!(event.kv().unwrap().mod_revision(), deleted);
     assert_eq!(event.prev_kv().unwrap().value_str().unwrap(), "1");

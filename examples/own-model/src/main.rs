@@ -1,4 +1,4 @@
-//! A trainer with a model of its own: linear regression that shrugs off outliers (Huber 1964).
+//! A trainer with a custom model: linear regression that is robust to outliers (Huber 1964).
 
 use std::process::ExitCode;
 
@@ -6,14 +6,14 @@ use steadfast_trainer::{
     Batch, Evaluation, Metric, MicroBatch, Model, ModelError, ParamSpec, Parameters, Registry,
 };
 
-/// Predicts `x·w + b`. The loss is quadratic up to `delta` away from the label, linear beyond.
+/// Predicts `x·w + b`. The loss is quadratic for residuals up to `delta`, and linear beyond.
 struct Huber {
     features: usize,
     delta: f32,
 }
 
 impl Huber {
-    /// How far the prediction for each record is from its label.
+    /// Returns prediction minus label for each record.
     fn residuals(&self, parameters: &Parameters, batch: &Batch) -> Vec<f32> {
         let (weight, bias) = (parameters.vector(0), parameters.vector(1)[0]);
         let records = batch.features.rows().into_iter().zip(batch.labels);

@@ -1,33 +1,33 @@
-//! The gate of bounded staleness (SSP, Ho et al. 2013): a trainer's clock counts its pushes, and
-//! none may be more than the bound ahead of the slowest that is at work.
+//! The staleness gate (stale synchronous parallel, Ho et al. 2013): a trainer's clock counts its pushes,
+//! and no active trainer may be more than the bound ahead of the slowest active trainer.
 //!
-//! Who is at work follows from the queues, never from who asks: a trainer that holds no task holds
-//! nobody up, however often a late request of its comes in. Clocks count from when a trainer begins
-//! to work. They live in memory: each request carries its trainer's clock, so a new master learns
-//! them again.
+//! A trainer is active while it holds a task. The queues decide this, not incoming requests: a delayed
+//! request of a trainer without a task blocks no other trainer. Clocks start when a trainer becomes
+//! active. They are kept in memory only: each request carries its trainer's clock, so a new master
+//! rebuilds them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use steadfast_common::ids::TrainerId;
 
-/// Clocks of the trainers at work.
+/// Clocks of the active trainers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Clocks {
     of: BTreeMap<TrainerId, Clock>,
     largest_lead: u64,
 }
 
-/// One trainer's clock. Trainers count from when their process began; so that a late one does not
-/// hold up the others until it has caught up, it starts where the slowest stands.
+/// One trainer's clock. Trainers count from the start of their process. A trainer that joins late starts
+/// at the clock of the slowest one; otherwise the others would wait until it has caught up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Clock {
-    /// What the trainer counted when we first heard of it; unknown until it says so.
+    /// The count in the first request of the trainer; unknown before that request.
     from: Option<u64>,
     start: u64,
     now: u64,
 }
 
-/// Whether those who wait have reason to look again.
+/// Whether blocked trainers must be checked again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moved {
     Yes,
@@ -35,7 +35,7 @@ pub enum Moved {
 }
 
 impl Clocks {
-    /// Notes who is at work now: those who hold a task. Says whether somebody went.
+    /// Sets the active trainers, which are those that hold a task. Returns whether one became inactive.
     pub fn follow(&mut self, at_work: &BTreeSet<TrainerId>) -> Moved {
         let before = self.of.len();
         self.of.retain(|trainer, _| at_work.contains(trainer));
@@ -47,8 +47,8 @@ impl Clocks {
         moved
     }
 
-    /// Notes that `trainer`, if it is at work, has pushed `count` times by its own count, and says
-    /// whether that was news to anybody.
+    /// Records that `trainer` has pushed `count` times by its own count, if it is active. Returns whether
+    /// its clock changed.
     pub fn advance(&mut self, trainer: TrainerId, count: u64) -> Moved {
         let Some(clock) = self.of.get_mut(&trainer) else { return Moved::No };
         let from = *clock.from.get_or_insert(count);
@@ -57,14 +57,14 @@ impl Clocks {
         if clock.now == before { Moved::No } else { Moved::Yes }
     }
 
-    /// How far `trainer` is ahead of the slowest.
+    /// Returns how far `trainer` is ahead of the slowest active trainer.
     pub fn lead(&self, trainer: TrainerId) -> u64 {
         let Some(own) = self.of.get(&trainer) else { return 0 };
         let slowest = self.of.values().map(|clock| clock.now).min().unwrap_or(own.now);
         own.now - slowest
     }
 
-    /// Whether `trainer` may go on under `bound`.
+    /// Returns whether `trainer` may proceed under `bound`.
     pub fn may_go(&mut self, trainer: TrainerId, bound: u32) -> bool {
         let lead = self.lead(trainer);
         let may = lead <= u64::from(bound);
@@ -74,7 +74,7 @@ impl Clocks {
         may
     }
 
-    /// The largest lead that was ever let through.
+    /// Returns the largest lead that was ever admitted.
     pub fn largest_lead(&self) -> u64 {
         self.largest_lead
     }
@@ -92,7 +92,7 @@ mod tests {
         clocks
     }
 
-    /// I8: nobody is let through with a lead above the bound.
+    /// I8: no trainer is admitted with a lead above the bound.
     #[test]
     fn a_fast_trainer_waits_for_the_slowest_and_not_for_one_that_is_gone() {
         let (fast, slow) = (TrainerId(Uuid::from_u128(1)), TrainerId(Uuid::from_u128(2)));
@@ -107,7 +107,7 @@ mod tests {
         assert!(clocks.may_go(slow, 2));
         clocks.follow(&BTreeSet::from([fast]));
         assert!(clocks.may_go(fast, 2));
-        // What it asked before it was gone may arrive later.
+        // A request that it sent before it became inactive may arrive later.
         clocks.advance(slow, 0);
         assert!(clocks.may_go(fast, 2));
         assert_eq!(clocks.largest_lead(), 2);
@@ -125,7 +125,7 @@ mod tests {
         assert!(clocks.may_go(a, 0) && clocks.may_go(b, 0));
     }
 
-    /// A late joiner counts from where the slowest stands, whatever its own count says.
+    /// A late joiner starts at the clock of the slowest trainer, whatever its own count is.
     #[test]
     fn a_late_joiner_does_not_hold_the_others_up() {
         let (old, young) = (TrainerId(Uuid::from_u128(1)), TrainerId(Uuid::from_u128(2)));
@@ -141,8 +141,8 @@ mod tests {
         assert!(clocks.may_go(old, 0));
     }
 
-    /// A waiter that asks again with the same count wakes nobody, or two waiters would keep each
-    /// other awake for ever.
+    /// A blocked trainer that asks again with the same count wakes no other one. Otherwise two blocked
+    /// trainers would wake each other for ever.
     #[test]
     fn asking_again_is_no_news() {
         let (a, b) = (TrainerId(Uuid::from_u128(1)), TrainerId(Uuid::from_u128(2)));

@@ -1,4 +1,4 @@
-//! When attempts run out of time.
+//! Deadlines of task attempts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,8 +6,8 @@ use steadfast_common::ids::{Attempt, Millis, TaskId};
 
 use crate::ledger::{Ledger, Limits};
 
-/// When attempts are due, on the clock of the acting master. A successor gives each its full time
-/// again.
+/// Deadlines of the pending attempts, on the clock of the acting master. A new master gives each attempt
+/// its full time again.
 #[derive(Clone, Debug, Default)]
 pub struct Deadlines {
     due: BTreeSet<(Millis, Attempt, TaskId)>,
@@ -15,7 +15,7 @@ pub struct Deadlines {
 }
 
 impl Deadlines {
-    /// Keeps deadlines for exactly the pending attempts; one that is new gets its full time.
+    /// Keeps deadlines for exactly the pending attempts; a new attempt gets its full time.
     pub fn follow(&mut self, ledger: &Ledger, now: Millis, limits: &Limits) {
         let pending: BTreeMap<Attempt, TaskId> =
             ledger.pending().map(|(task, attempt, _)| (attempt, task)).collect();
@@ -30,7 +30,7 @@ impl Deadlines {
         }
     }
 
-    /// Attempts whose time is up.
+    /// Returns the attempts whose deadline has passed.
     pub fn overdue(&self, now: Millis) -> Vec<(TaskId, Attempt)> {
         let past = self.due.iter().take_while(|(at, _, _)| *at <= now);
         past.map(|(_, attempt, task)| (*task, *attempt)).collect()

@@ -1,29 +1,29 @@
-//! Decisions about the queues before they are committed: a ledger with facts on top.
+//! Decisions about the queues before they are committed: a ledger with uncommitted facts on top.
 
 use std::collections::BTreeMap;
 
 use steadfast_common::ids::{Attempt, Pass, TaskId, TrainerId};
 use steadfast_common::records::{DispatchRecord, QueueRecord, TaskRecord};
 
-use crate::ledger::{Blamed, Fact, Ledger, Limits, Next, Pending, Report, Request};
+use crate::ledger::{Fact, Ledger, Limits, Next, Pending, Report, Request, TaskFailures};
 
-/// Whether a failure is held against the task.
+/// Whether a failure counts against the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Blame {
+pub enum Attribution {
     Task,
-    Nobody,
+    None,
 }
 
 /// A ledger with uncommitted facts on top.
 ///
-/// Holds only what facts of one request can touch, so that a decision costs nothing of the size of
-/// the queues.
+/// Holds only what the facts of one request can change, so the cost of a decision does not depend on the
+/// size of the queues.
 pub(crate) struct Draft<'a> {
     base: &'a Ledger,
     head: QueueRecord,
-    /// Changed tasks; `None` is done.
+    /// Changed tasks; `None` means done.
     changed: BTreeMap<TaskId, Option<TaskRecord>>,
-    /// Whether a new round began, so that nothing of `base` but the order counts.
+    /// Whether a new round began; of `base`, only the order is valid then.
     rolled: bool,
     pub facts: Vec<Fact>,
 }
@@ -35,7 +35,7 @@ impl<'a> Draft<'a> {
 
     fn pending(&self, task: TaskId) -> Option<Pending> {
         match self.changed.get(&task) {
-            // What one request gives out is not what it reports.
+            // A request cannot report a task that it has just been given.
             Some(_) => None,
             None => self.base.pending.get(task).cloned(),
         }
@@ -60,10 +60,10 @@ impl<'a> Draft<'a> {
                 true
             }
             Report::Failed { reason, .. } => {
-                self.take_back(task, attempt, reason, Blame::Task, limits)
+                self.take_back(task, attempt, reason, Attribution::Task, limits)
             }
             Report::Returned { .. } => {
-                self.take_back(task, attempt, "its trainer left", Blame::Nobody, limits)
+                self.take_back(task, attempt, "its trainer left", Attribution::None, limits)
             }
         }
     }
@@ -73,23 +73,24 @@ impl<'a> Draft<'a> {
         task: TaskId,
         attempt: Attempt,
         reason: &str,
-        blame: Blame,
+        attribution: Attribution,
         limits: &Limits,
     ) -> bool {
         let Some(held) = self.pending(task).filter(|held| held.attempt == attempt) else {
             return false;
         };
-        let blamed = match blame {
-            Blame::Task => held.blamed.and(held.trainer),
-            Blame::Nobody => held.blamed,
+        let failures = match attribution {
+            Attribution::Task => held.failures.and(held.trainer),
+            Attribution::None => held.failures,
         };
         let reason = reason.to_owned();
-        let record = if blame == Blame::Task && blamed.is_enough(limits) {
+        let record = if attribution == Attribution::Task && failures.is_enough(limits) {
             let pass = self.head.pass;
-            self.facts.push(Fact::GivenUp { pass, task, reason: reason.clone() });
-            TaskRecord::Discarded { failures: blamed.failures, reason }
+            let record = Some(self.base.given_up.with(task, pass, &reason));
+            self.facts.push(Fact::GivenUp { task, record });
+            TaskRecord::Discarded { failures: failures.failures, reason }
         } else {
-            blamed.todo(reason)
+            failures.todo(reason)
         };
         self.set(task, record);
         true
@@ -129,8 +130,8 @@ impl<'a> Draft<'a> {
         !self.rolled && discarded == self.base.orders.tasks.len()
     }
 
-    /// Begins the next pass once nothing waits and nothing is pending, whichever way the last task
-    /// ended. A pass in which every task was given up stays as it is: the job has failed.
+    /// Begins the next pass once no task is waiting or pending, however the last task ended. A pass in
+    /// which every task was given up stays as it is: the job has failed.
     pub fn close_pass_if_drained(&mut self, limits: &Limits) {
         let over = limits.passes <= self.head.pass.0;
         if over || self.rolled || !self.is_drained() || self.all_discarded() {
@@ -154,42 +155,42 @@ impl<'a> Draft<'a> {
         if limits.passes <= self.head.pass.0 {
             return Next::AllDone;
         }
-        // The next pass has another order, which is known once its head is committed.
+        // The order of the next pass is known only once its head is committed.
         if self.rolled {
             return Next::NotYet;
         }
-        let Some((task, blamed)) = self.take_waiting(trainer) else { return Next::NotYet };
+        let Some((task, failures)) = self.take_waiting(trainer) else { return Next::NotYet };
         let attempt = self.head.next_attempt;
         self.head.next_attempt = Attempt(attempt.0 + 1);
         self.facts.push(Fact::Head(self.head));
-        let Blamed { failures, failed_by } = blamed;
+        let TaskFailures { failures, failed_by } = failures;
         let record =
             TaskRecord::Pending { failures, attempt, trainer, request: id, counted, failed_by };
         self.set(task, record);
         Next::Task(DispatchRecord { task, attempt, pass: self.head.pass })
     }
 
-    /// Fresh tasks first: one that failed before waits until the others were tried, and goes to
-    /// somebody else than before if it can.
-    fn take_waiting(&mut self, trainer: TrainerId) -> Option<(TaskId, Blamed)> {
+    /// Takes fresh tasks first. A task that failed before waits until all others were tried, and
+    /// preferably goes to a trainer that has not failed it.
+    fn take_waiting(&mut self, trainer: TrainerId) -> Option<(TaskId, TaskFailures)> {
         if let Some(task) = self.base.orders.tasks.get(self.head.cursor as usize) {
             self.head.cursor += 1;
-            return Some((*task, Blamed::default()));
+            return Some((*task, TaskFailures::default()));
         }
         let kept = self.base.retry.iter().filter(|(task, _)| !self.changed.contains_key(task));
-        let kept = kept.map(|(task, retry)| (*task, retry.blamed.clone()));
+        let kept = kept.map(|(task, retry)| (*task, retry.failures.clone()));
         let changed = self.changed.iter().filter_map(|(task, record)| match record {
             Some(TaskRecord::Todo { failures, failed_by, .. }) => {
-                Some((*task, Blamed { failures: *failures, failed_by: failed_by.clone() }))
+                Some((*task, TaskFailures { failures: *failures, failed_by: failed_by.clone() }))
             }
             Some(TaskRecord::Pending { .. } | TaskRecord::Discarded { .. }) | None => None,
         });
         let mut second = None;
-        for (task, blamed) in kept.chain(changed) {
-            if !blamed.failed_by.contains(&trainer) {
-                return Some((task, blamed));
+        for (task, failures) in kept.chain(changed) {
+            if !failures.failed_by.contains(&trainer) {
+                return Some((task, failures));
             }
-            second = second.or(Some((task, blamed)));
+            second = second.or(Some((task, failures)));
         }
         second
     }

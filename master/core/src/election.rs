@@ -1,51 +1,52 @@
-//! Who gives the parameters of a generation their first values.
+//! Election of the initialiser, which sets the first values of the parameters of a generation.
 //!
-//! One trainer is elected. If it dies midway, or takes too long, another one is, under a higher
-//! attempt number; pservers obey the highest, so a half-done initialisation is simply done again.
+//! One trainer is elected. If its registration ends before it is done, another one is elected under a
+//! higher attempt number. Pservers accept the highest attempt only, so a partial initialisation is
+//! repeated. A registered trainer is not replaced, however long it takes.
 
 use std::collections::BTreeSet;
 
 use steadfast_common::ids::{Generation, TrainerId};
 use steadfast_common::records::InitRecord;
 
-/// What a trainer that offers itself is told.
+/// Reply to a candidate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// It is elected; `record` must be committed first, unless it is what is stored already.
+pub enum InitReply {
+    /// The candidate is elected. `record` must be committed first, unless it is already stored.
     Elected { record: InitRecord },
-    /// Another one is at work.
+    /// Another trainer is initialising.
     Wait,
     /// The parameters are ready.
     Done,
 }
 
-/// Decides about `candidate`.
+/// Decides whether `candidate` is elected.
 pub fn elect(
     stored: Option<&InitRecord>,
     generation: Generation,
     candidate: TrainerId,
     live: &BTreeSet<TrainerId>,
-) -> Verdict {
+) -> InitReply {
     let attempt = match stored {
         Some(record) if record.generation == generation => {
             if record.done {
-                return Verdict::Done;
+                return InitReply::Done;
             }
             if record.trainer == candidate {
-                return Verdict::Elected { record: record.clone() };
+                return InitReply::Elected { record: record.clone() };
             }
             if live.contains(&record.trainer) {
-                return Verdict::Wait;
+                return InitReply::Wait;
             }
             record.attempt + 1
         }
         Some(_) | None => 1,
     };
     let record = InitRecord { generation, attempt, trainer: candidate, done: false };
-    Verdict::Elected { record }
+    InitReply::Elected { record }
 }
 
-/// Accepts the elected trainer's word that it is done; nothing for anybody else's.
+/// Accepts the completion report of the elected trainer; returns `None` for any other trainer or attempt.
 pub fn finish(
     stored: Option<&InitRecord>,
     generation: Generation,
@@ -72,23 +73,23 @@ mod tests {
     #[test]
     fn one_trainer_initialises_and_the_others_wait_until_it_is_done() {
         let live = BTreeSet::from([id(1), id(2)]);
-        let Verdict::Elected { record } = elect(None, Generation(1), id(1), &live) else {
-            panic!("nobody was elected");
+        let InitReply::Elected { record } = elect(None, Generation(1), id(1), &live) else {
+            panic!("no trainer was elected");
         };
-        assert_eq!(elect(Some(&record), Generation(1), id(2), &live), Verdict::Wait);
+        assert_eq!(elect(Some(&record), Generation(1), id(2), &live), InitReply::Wait);
         assert_eq!(finish(Some(&record), Generation(1), id(2), record.attempt), None);
         let done = finish(Some(&record), Generation(1), id(1), record.attempt).unwrap();
-        assert_eq!(elect(Some(&done), Generation(1), id(2), &live), Verdict::Done);
+        assert_eq!(elect(Some(&done), Generation(1), id(2), &live), InitReply::Done);
     }
 
-    /// D12: an initialiser that dies midway is succeeded, under a higher attempt.
+    /// D12: an initialiser that dies midway is replaced, under a higher attempt.
     #[test]
     fn a_dead_initialiser_is_succeeded_and_its_late_word_does_not_count() {
         let live = BTreeSet::from([id(2)]);
         let dead =
             InitRecord { generation: Generation(1), attempt: 1, trainer: id(1), done: false };
-        let Verdict::Elected { record } = elect(Some(&dead), Generation(1), id(2), &live) else {
-            panic!("nobody was elected");
+        let InitReply::Elected { record } = elect(Some(&dead), Generation(1), id(2), &live) else {
+            panic!("no trainer was elected");
         };
         assert_eq!(record.attempt, 2);
         assert_eq!(finish(Some(&record), Generation(1), id(1), 1), None);
@@ -98,6 +99,6 @@ mod tests {
     fn a_new_generation_is_initialised_anew() {
         let done = InitRecord { generation: Generation(1), attempt: 3, trainer: id(1), done: true };
         let verdict = elect(Some(&done), Generation(2), id(1), &BTreeSet::from([id(1)]));
-        assert!(matches!(verdict, Verdict::Elected { record } if record.attempt == 1));
+        assert!(matches!(verdict, InitReply::Elected { record } if record.attempt == 1));
     }
 }

@@ -1,5 +1,4 @@
-//! Tasks in trainers' hands, found by task and by trainer: a job has many of both, and each request is
-//! about one.
+//! Pending tasks, indexed by task and by trainer: a job has many of both, and each request concerns one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +6,7 @@ use steadfast_common::ids::{TaskId, TrainerId};
 
 use crate::ledger::Pending;
 
-/// What is pending. Every task of `of_task` is in `of_trainer` under its holder, and no other is.
+/// The pending tasks. `of_trainer` contains exactly the tasks of `of_task`, each under its holder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Holdings {
     of_task: BTreeMap<TaskId, Pending>,
@@ -42,18 +41,18 @@ impl Holdings {
         self.of_task.len()
     }
 
-    /// All of them, by task.
+    /// Returns all pending tasks, by task.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (TaskId, &Pending)> {
         self.of_task.iter().map(|(task, pending)| (*task, pending))
     }
 
-    /// Those of one trainer, by task.
+    /// Returns the pending tasks of one trainer, by task.
     pub(crate) fn of(&self, trainer: TrainerId) -> impl Iterator<Item = (TaskId, &Pending)> {
         let held = self.of_trainer.get(&trainer).into_iter().flatten();
         held.filter_map(|task| Some((*task, self.get(*task)?)))
     }
 
-    /// Trainers that hold any.
+    /// Returns the trainers that hold a task.
     pub(crate) fn holders(&self) -> impl Iterator<Item = TrainerId> {
         self.of_trainer.keys().copied()
     }
@@ -70,7 +69,7 @@ mod tests {
     fn a_task_is_found_under_its_present_holder_alone() {
         let trainer = |id| TrainerId(Uuid::from_u128(id));
         let pending = |id, attempt| Pending {
-            blamed: Default::default(),
+            failures: Default::default(),
             attempt: Attempt(attempt),
             trainer: trainer(id),
             request: RequestId(Uuid::from_u128(u128::from(attempt))),

@@ -1,14 +1,14 @@
-//! Who computes which lane.
+//! Assignment of lanes to trainers.
 //!
-//! Assignments are hints: two trainers that compute the same lane push the same bits under the
-//! same name. So they live in memory only, and a new master simply makes new ones.
+//! Assignments are hints: two trainers that compute the same lane push the same bits under the same
+//! name. They are therefore kept in memory only, and a new master makes new ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};
 
 use steadfast_common::ids::{Lane, TrainerId};
 
-/// The present owners of all lanes.
+/// The current owners of all lanes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lanes {
     owners: Vec<Option<TrainerId>>,
@@ -17,34 +17,35 @@ pub struct Lanes {
 }
 
 impl Lanes {
-    /// `count` lanes without owners. `number` is where assignments start to count; a new master
-    /// takes one that no former master can have reached.
+    /// Creates `count` lanes without owners. `number` is the first assignment number; a new master uses
+    /// one that no former master can have reached.
     pub fn new(count: u32, number: u64) -> Self {
         Self { owners: vec![None; count as usize], number }
     }
 
-    /// The number of the present assignment.
+    /// Returns the number of the current assignment.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// Lanes of one trainer, ascending.
+    /// Returns the lanes of one trainer, in ascending order.
     pub fn of(&self, trainer: TrainerId) -> Vec<Lane> {
         let owned = self.owners.iter().enumerate().filter(|(_, owner)| **owner == Some(trainer));
         owned.map(|(lane, _)| Lane(lane as u32)).collect()
     }
 
-    /// Deals all lanes afresh, neighbours to one hand: they are added up there, and travel as one sum.
-    /// A pass begins with it: no lane has data then that would have to be loaded again elsewhere.
+    /// Assigns all lanes anew, adjacent lanes to the same trainer: that trainer adds them up and sends one
+    /// sum. Called at the start of a pass, when no lane has data that another trainer would have to load
+    /// again.
     pub fn deal(&mut self, live: &BTreeSet<TrainerId>) {
-        let hands: Vec<TrainerId> = live.iter().copied().collect();
+        let trainers: Vec<TrainerId> = live.iter().copied().collect();
         let count = self.owners.len();
-        let hand_of = |lane: usize| hands.get(lane * hands.len() / count).copied();
-        self.own((0..count).map(hand_of).collect());
+        let owner_of = |lane: usize| trainers.get(lane * trainers.len() / count).copied();
+        self.own((0..count).map(owner_of).collect());
     }
 
-    /// Spreads the lanes over `live`: nobody holds two more than another, and no lane moves that
-    /// need not.
+    /// Spreads the lanes over `live`. The numbers of lanes of two trainers differ by at most one, and as
+    /// few lanes as possible move.
     pub fn rebalance(&mut self, live: &BTreeSet<TrainerId>) {
         let before = self.owners.clone();
         for owner in &mut self.owners {
@@ -63,9 +64,9 @@ impl Lanes {
         }
     }
 
-    /// Takes `lane` from a trainer that cannot compute it now, for the next one of `live`. A
-    /// trainer that can compute nothing so ends without lanes, until they are balanced again. Says
-    /// whether somebody else has the lane now.
+    /// Moves `lane` from a trainer that cannot compute it now to the next one of `live`. A trainer that
+    /// cannot compute any lane thus has none until the next rebalancing. Returns whether another trainer
+    /// has the lane now.
     pub fn pass_on(&mut self, lane: Lane, from: TrainerId, live: &BTreeSet<TrainerId>) -> bool {
         let lane = lane.0 as usize;
         let Some(Some(owner)) = self.owners.get(lane).copied() else { return false };
@@ -87,8 +88,8 @@ impl Lanes {
         load
     }
 
-    /// Takes lanes from those who hold more than their share. As many as divide unevenly may keep
-    /// one more; those who hold the most keep it.
+    /// Takes lanes from trainers that hold more than their share. If the lanes do not divide evenly, the
+    /// trainers with the most lanes keep one more.
     fn shed(&mut self, live: &BTreeSet<TrainerId>) {
         if live.is_empty() {
             return;
@@ -131,8 +132,8 @@ mod tests {
         ids.iter().map(|id| TrainerId(Uuid::from_u128(*id))).collect()
     }
 
-    /// S004-34: lanes always have an owner while one trainer lives; nobody carries two more than
-    /// another; a lane of a trainer that stays moves only for balance.
+    /// S004-34: every lane has an owner while a trainer lives; the numbers of lanes of two trainers differ
+    /// by at most one; a lane of a trainer that stays moves only for balance.
     #[test]
     fn lanes_are_balanced_and_sticky_through_any_sequence_of_members() {
         let mut lanes = Lanes::new(8, 0);
@@ -150,12 +151,12 @@ mod tests {
             }
             let again = lanes.clone();
             lanes.rebalance(&live);
-            assert_eq!(lanes, again, "a second look changes nothing");
+            assert_eq!(lanes, again, "rebalancing twice changed the owners");
             assert_eq!(lanes.number() != before.number(), lanes.owners != before.owners);
         }
     }
 
-    /// S004-10: whoever cannot compute a lane does not keep it from those who can.
+    /// S004-10: a trainer that cannot compute a lane does not keep it from trainers that can.
     #[test]
     fn a_lane_that_is_passed_on_meets_every_trainer() {
         let live = trainers(&[1, 2, 3]);
@@ -169,7 +170,7 @@ mod tests {
             let number = lanes.number();
             assert!(lanes.pass_on(lane, from, &live));
             assert_eq!(lanes.number(), number + 1);
-            assert!(lanes.pass_on(lane, from, &live), "somebody else has it");
+            assert!(lanes.pass_on(lane, from, &live), "another trainer has it");
             assert_eq!(lanes.number(), number + 1);
         }
         assert_eq!(met, live);
@@ -186,7 +187,8 @@ mod tests {
         assert_eq!(lanes.of(only).len(), 2);
     }
 
-    /// S004-34: whoever is dealt lanes has them in one run, and nobody two more than another.
+    /// S004-34: each trainer gets adjacent lanes, and the numbers of lanes of two trainers differ by at
+    /// most one.
     #[test]
     fn lanes_are_dealt_in_runs() {
         for crowd in 0..=10_u128 {
@@ -202,7 +204,7 @@ mod tests {
             let dealt = lanes.clone();
             lanes.rebalance(&live);
             lanes.deal(&live);
-            assert_eq!(lanes, dealt, "what is dealt well stays");
+            assert_eq!(lanes, dealt, "a balanced assignment changed");
         }
     }
 

@@ -6,23 +6,25 @@
 //!    ▲                     │  fail, timeout, lost trainer
 //!    ├─────────────────────┤  failures ≤ failures_max, or all by one of several trainers
 //!    │                     └─▶ discarded              failures > failures_max
-//!    └──── pass over: all of done and discarded, failures reset
+//!    └──── end of the pass: all done and discarded tasks, failures reset
 //! ```
 //!
-//! A decision ([`Ledger::next_task`], [`Ledger::expire`], …) is pure and returns facts; the caller
-//! commits them to etcd and only then folds them in with [`Ledger::evolve`], which cannot fail.
+//! A decision ([`Ledger::next_task`], [`Ledger::expire`], …) is pure and returns facts. The caller
+//! commits them to etcd and only then applies them with [`Ledger::evolve`], which cannot fail.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use steadfast_common::given_up::GivenUpRecord;
 use steadfast_common::ids::{Attempt, Pass, RequestId, TaskId, TrainerId};
 use steadfast_common::records::{
-    DiscardedTask, DispatchRecord, QueueRecord, QueueSnapshot, ReplyRecord, TaskRecord,
+    DispatchRecord, QueueRecord, QueueSnapshot, ReplyRecord, TaskRecord,
 };
 use steadfast_common::status::Queues;
 
-pub use crate::draft::Blame;
+pub use crate::draft::Attribution;
 use crate::draft::Draft;
+use crate::given_up::GivenUp;
 use crate::holdings::Holdings;
 
 /// A durable change to the queues.
@@ -31,21 +33,20 @@ pub enum Fact {
     /// The head moved: a task was dispatched for the first time, an attempt was numbered, or a
     /// pass began.
     Head(QueueRecord),
-    /// A task is no longer simply waiting or done.
+    /// The record of a task changed: the task is waiting after a failure, pending or discarded.
     Task { task: TaskId, record: TaskRecord },
     /// A task was trained on.
     Done { task: TaskId },
-    /// A task was given up in a pass; kept beyond the pass, for the user's eyes.
-    GivenUp { pass: Pass, task: TaskId, reason: String },
-    /// The pass is done again from a checkpoint in which the task was not given up.
-    TakenBack { pass: Pass, task: TaskId },
-    /// What a trainer was answered that got no task.
+    /// The passes in which a task was given up changed: one was added, or those after a restored
+    /// checkpoint were removed. Without a record, the task was not given up in any pass.
+    GivenUp { task: TaskId, record: Option<GivenUpRecord> },
+    /// The reply to a request that got no task.
     Replied { trainer: TrainerId, reply: ReplyRecord },
-    /// A trainer is gone; its retries will not come.
+    /// A trainer is gone; it sends no more retries.
     Forgotten { trainer: TrainerId },
 }
 
-/// How a trainer's last task went.
+/// Result of a trainer's last task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
     Finished {
@@ -57,7 +58,7 @@ pub enum Report {
         attempt: Attempt,
         reason: String,
     },
-    /// The trainer leaves; no fault of the task.
+    /// The trainer leaves; this does not count against the task.
     Returned {
         task: TaskId,
         attempt: Attempt,
@@ -65,7 +66,7 @@ pub enum Report {
 }
 
 impl Report {
-    /// The task that it is about.
+    /// Returns the reported task.
     pub fn task(&self) -> TaskId {
         match self {
             Self::Finished { task, .. }
@@ -74,7 +75,7 @@ impl Report {
         }
     }
 
-    /// The attempt at it.
+    /// Returns the reported attempt.
     pub fn attempt(&self) -> Attempt {
         match self {
             Self::Finished { attempt, .. }
@@ -84,28 +85,28 @@ impl Report {
     }
 }
 
-/// What a trainer asks.
+/// A trainer's request for a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     pub id: RequestId,
     pub trainer: TrainerId,
     pub report: Option<Report>,
     pub wants: Wants,
-    /// Attempts in the trainer's care beside the reported one, if it says so.
+    /// Attempts that the trainer holds besides the reported one, if the request lists them.
     pub held: Option<BTreeSet<Attempt>>,
 }
 
-/// Whether the trainer goes on.
+/// Whether the trainer wants another task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wants {
     Task,
     Nothing,
 }
 
-/// What a trainer is answered.
+/// Reply to a trainer's request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
-    /// Whether the report changed the queues; a late one of an attempt that is over does not.
+pub struct TaskReply {
+    /// Whether the report changed the queues; a late report of an attempt that is over does not.
     pub counted: bool,
     pub next: Next,
 }
@@ -114,7 +115,7 @@ pub struct Answer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
     Task(DispatchRecord),
-    /// Nothing waits, but tasks are pending: they may come back, or the pass may end.
+    /// No task waits, but some are pending: they may be returned, or the pass may end.
     NotYet,
     /// Every pass is over.
     AllDone,
@@ -128,15 +129,15 @@ pub enum Next {
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub passes: u32,
-    /// One failure more than this discards a task.
+    /// A task is discarded when it has more failures than this.
     pub failures_max: u32,
-    /// Live trainers. Where there are two, two have to fail before a task is discarded.
+    /// Live trainers. If there are at least two, two of them must fail before a task is discarded.
     pub trainers: u32,
     /// How long a trainer may hold a task.
     pub deadline_ms: u64,
 }
 
-/// The fold of all facts of a job.
+/// The state of the queues: the result of applying all facts of a job.
 ///
 /// Each task of the pass is in exactly one queue: `retry` or the order from `head.cursor` on
 /// (todo), `pending`, `discarded`, or none of these (done).
@@ -147,21 +148,21 @@ pub struct Ledger {
     pub(crate) retry: BTreeMap<TaskId, Retry>,
     pub(crate) pending: Holdings,
     pub(crate) discarded: BTreeMap<TaskId, (u32, String)>,
-    /// Every task that was given up, in this pass or before.
-    pub(crate) given_up: BTreeMap<(Pass, TaskId), String>,
-    /// The last answers that gave no task.
+    /// All tasks that were given up, in this pass or before.
+    pub(crate) given_up: GivenUp,
+    /// The last replies without a task.
     pub(crate) replies: BTreeMap<TrainerId, ReplyRecord>,
 }
 
-/// How often a task failed in this pass, and with whom: at most two of them.
+/// How often a task failed in this pass, and on which trainers (at most two are kept).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Blamed {
+pub(crate) struct TaskFailures {
     pub failures: u32,
     pub failed_by: Vec<TrainerId>,
 }
 
-impl Blamed {
-    /// One failure more.
+impl TaskFailures {
+    /// Adds a failure on `trainer`.
     pub fn and(mut self, trainer: TrainerId) -> Self {
         self.failures += 1;
         if self.failed_by.len() < 2 && !self.failed_by.contains(&trainer) {
@@ -170,17 +171,18 @@ impl Blamed {
         self
     }
 
-    /// Whether the task is to blame. One trainer may fail for reasons of its own, so where there are
-    /// two both have to; but nobody waits for ever for a second one that does not ask.
+    /// Returns whether the failures are attributed to the task. A single trainer may fail for reasons of
+    /// its own, so two must fail if there are two. After twice as many failures of one trainer, the
+    /// master stops waiting for a second one.
     pub fn is_enough(&self, limits: &Limits) -> bool {
         let by_two = 2 <= self.failed_by.len() || limits.trainers < 2;
-        let patience = limits.failures_max.saturating_mul(2).saturating_add(1);
-        limits.failures_max < self.failures && (by_two || patience < self.failures)
+        let alone_max = limits.failures_max.saturating_mul(2).saturating_add(1);
+        limits.failures_max < self.failures && (by_two || alone_max < self.failures)
     }
 }
 
-impl Blamed {
-    /// The record of a task that waits again.
+impl TaskFailures {
+    /// Returns the record of a task that waits again.
     pub fn todo(self, reason: String) -> TaskRecord {
         let Self { failures, failed_by } = self;
         TaskRecord::Todo { failures, reason, report: None, failed_by }
@@ -189,32 +191,32 @@ impl Blamed {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Retry {
-    pub blamed: Blamed,
+    pub failures: TaskFailures,
     pub reason: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pending {
-    pub blamed: Blamed,
+    pub failures: TaskFailures,
     pub attempt: Attempt,
     pub trainer: TrainerId,
-    /// The request that it answered, and whether that one's report counted.
+    /// The request that was answered with this task, and whether its report counted.
     pub request: RequestId,
     pub counted: bool,
 }
 
-/// The order of tasks in the present pass; shared between copies of the ledger.
+/// The order of tasks in the current pass; shared between copies of the ledger.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Orders {
     pub pass: Pass,
     pub tasks: Arc<[TaskId]>,
 }
 
-/// Gives the order of a pass.
+/// Returns the order of a pass.
 pub type OrderOf<'a> = &'a (dyn Fn(Pass) -> Vec<TaskId> + Sync);
 
 impl Ledger {
-    /// All tasks wait in the first pass.
+    /// Creates a ledger in which all tasks wait in the first pass.
     pub fn new(order_of: OrderOf<'_>) -> Self {
         let orders = Orders { pass: Pass(0), tasks: order_of(Pass(0)).into() };
         Self {
@@ -223,16 +225,16 @@ impl Ledger {
             retry: BTreeMap::new(),
             pending: Holdings::default(),
             discarded: BTreeMap::new(),
-            given_up: BTreeMap::new(),
+            given_up: GivenUp::default(),
             replies: BTreeMap::new(),
         }
     }
 
-    /// Builds the ledger from what etcd holds.
+    /// Builds the ledger from the records in etcd.
     pub fn recover(
         head: QueueRecord,
         tasks: impl IntoIterator<Item = (TaskId, TaskRecord)>,
-        given_up: impl IntoIterator<Item = ((Pass, TaskId), String)>,
+        given_up: GivenUp,
         replies: impl IntoIterator<Item = (TrainerId, ReplyRecord)>,
         order_of: OrderOf<'_>,
     ) -> Self {
@@ -241,23 +243,23 @@ impl Ledger {
         for (task, record) in tasks {
             ledger.evolve(&Fact::Task { task, record }, order_of);
         }
-        ledger.given_up.extend(given_up);
+        ledger.given_up = given_up;
         for (trainer, reply) in replies {
             ledger.evolve(&Fact::Replied { trainer, reply }, order_of);
         }
         ledger
     }
 
-    /// The head as it is stored.
+    /// Returns the head as it is stored.
     pub fn head(&self) -> QueueRecord {
         self.head
     }
 
-    /// Takes a report and gives out a task, as one change.
+    /// Processes a report and dispatches a task, as one change.
     ///
-    /// A repeated request gets the answer that it got before, without a change, as long as the trainer
-    /// has what that gave it.
-    pub fn next_task(&self, request: &Request, limits: &Limits) -> (Vec<Fact>, Answer) {
+    /// A repeated request gets its first reply again, without a change, as long as the trainer holds the
+    /// task of that reply.
+    pub fn next_task(&self, request: &Request, limits: &Limits) -> (Vec<Fact>, TaskReply) {
         if let Some(answer) = self.given_before(request, limits) {
             return (Vec::new(), answer);
         }
@@ -267,33 +269,33 @@ impl Ledger {
             None => false,
         };
         for (task, attempt) in self.forgotten(request) {
-            draft.take_back(task, attempt, "its trainer never got it", Blame::Nobody, limits);
+            draft.take_back(task, attempt, "its trainer never got it", Attribution::None, limits);
         }
         draft.close_pass_if_drained(limits);
         let next = match request.wants {
             Wants::Task => draft.dispatch(request, counted, limits),
             Wants::Nothing => Next::NotYet,
         };
-        // A task's record tells for which request it was given out; and an answer without effect need
-        // not be remembered: the same question may be asked again.
+        // The record of a dispatched task names its request. A reply without facts need not be stored:
+        // the same request can be decided again.
         if !matches!(next, Next::Task(_)) && !draft.facts.is_empty() {
             let reply = ReplyRecord { request: request.id, counted };
             draft.facts.push(Fact::Replied { trainer: request.trainer, reply });
         }
-        (draft.facts, Answer { counted, next })
+        (draft.facts, TaskReply { counted, next })
     }
 
-    /// The answer that the same request got before.
-    fn given_before(&self, request: &Request, limits: &Limits) -> Option<Answer> {
+    /// Returns the reply that the same request got before.
+    fn given_before(&self, request: &Request, limits: &Limits) -> Option<TaskReply> {
         let mut given = self.pending.of(request.trainer);
         if let Some((task, held)) = given.find(|(_, held)| held.request == request.id) {
             let (attempt, pass) = (held.attempt, self.head.pass);
             let next = Next::Task(DispatchRecord { task, attempt, pass });
-            return Some(Answer { counted: held.counted, next });
+            return Some(TaskReply { counted: held.counted, next });
         }
         let reply = self.replies.get(&request.trainer);
         let reply = reply.filter(|reply| reply.request == request.id)?;
-        Some(Answer { counted: reply.counted, next: self.outlook(limits) })
+        Some(TaskReply { counted: reply.counted, next: self.outlook(limits) })
     }
 
     fn outlook(&self, limits: &Limits) -> Next {
@@ -303,21 +305,26 @@ impl Ledger {
         if limits.passes <= self.head.pass.0 { Next::AllDone } else { Next::NotYet }
     }
 
-    /// Takes back one attempt whose time is up, if it is still the pending one.
+    /// Takes back an attempt whose deadline has passed, if it is still the pending one.
     pub fn expire(&self, task: TaskId, attempt: Attempt, limits: &Limits) -> Vec<Fact> {
         let mut draft = Draft::new(self);
-        if draft.take_back(task, attempt, "its deadline passed", Blame::Task, limits) {
+        if draft.take_back(task, attempt, "its deadline passed", Attribution::Task, limits) {
             draft.close_pass_if_drained(limits);
         }
         draft.facts
     }
 
-    /// Takes back everything that a lost trainer held. Its death counts against its tasks, since one
-    /// of them may have caused it; unless many went at once, or nobody knows when.
-    pub fn lose_trainer(&self, trainer: TrainerId, blame: Blame, limits: &Limits) -> Vec<Fact> {
+    /// Takes back all tasks of a lost trainer. The loss counts against its tasks, since one of them may
+    /// have caused it, unless many trainers were lost at once or the time of the loss is unknown.
+    pub fn lose_trainer(
+        &self,
+        trainer: TrainerId,
+        attribution: Attribution,
+        limits: &Limits,
+    ) -> Vec<Fact> {
         let mut draft = Draft::new(self);
         for (task, attempt) in self.held_by(trainer) {
-            draft.take_back(task, attempt, "its trainer was lost", blame, limits);
+            draft.take_back(task, attempt, "its trainer was lost", attribution, limits);
         }
         draft.close_pass_if_drained(limits);
         if self.replies.contains_key(&trainer) {
@@ -326,20 +333,20 @@ impl Ledger {
         draft.facts
     }
 
-    /// Takes back everything that is pending, held against nobody: every trainer begins anew.
+    /// Takes back all pending tasks without counting a failure: every trainer starts anew.
     pub fn recall(&self, limits: &Limits) -> Vec<Fact> {
         let mut draft = Draft::new(self);
         for (task, held) in self.pending.iter() {
-            let reason = "the job began another generation";
-            draft.take_back(task, held.attempt, reason, Blame::Nobody, limits);
+            let reason = "the job started another generation";
+            draft.take_back(task, held.attempt, reason, Attribution::None, limits);
         }
         let known = self.replies.keys().map(|trainer| Fact::Forgotten { trainer: *trainer });
         draft.facts.extend(known);
         draft.facts
     }
 
-    /// What a trainer was given in an answer that it never got: a request that arrived a second time,
-    /// long after it was answered, is answered to nobody.
+    /// Returns the attempts that were dispatched in replies which the trainer never received: the reply to
+    /// a delayed duplicate of a request reaches no caller.
     fn forgotten(&self, request: &Request) -> Vec<(TaskId, Attempt)> {
         let Some(held) = &request.held else { return Vec::new() };
         let reported = request.report.as_ref().map(Report::attempt);
@@ -347,23 +354,23 @@ impl Ledger {
         given.filter(|(_, it)| !held.contains(it) && reported != Some(*it)).collect()
     }
 
-    /// Attempts that a trainer holds.
+    /// Returns the attempts that a trainer holds.
     pub fn held_by(&self, trainer: TrainerId) -> impl Iterator<Item = (TaskId, Attempt)> + '_ {
         self.pending.of(trainer).map(|(task, pending)| (task, pending.attempt))
     }
 
-    /// All pending attempts.
+    /// Returns all pending attempts.
     pub fn pending(&self) -> impl Iterator<Item = (TaskId, Attempt, TrainerId)> + '_ {
         self.pending.iter().map(|(task, held)| (task, held.attempt, held.trainer))
     }
 
-    /// Everyone who holds a task or has a remembered reply.
+    /// Returns all trainers that hold a task or have a stored reply.
     pub fn known_trainers(&self) -> BTreeSet<TrainerId> {
         let holders = self.pending.holders();
         holders.chain(self.replies.keys().copied()).collect()
     }
 
-    /// Sizes of the queues.
+    /// Returns the sizes of the queues.
     pub fn queues(&self) -> Queues {
         let todo = self.orders.tasks.len() as u32 - self.head.cursor + self.retry.len() as u32;
         let pending = self.pending.len() as u32;
@@ -372,41 +379,32 @@ impl Ledger {
         Queues { todo, pending, done, discarded }
     }
 
-    /// Every task that was given up, in this pass or before.
-    pub fn discarded(&self) -> Vec<DiscardedTask> {
-        let listed = self.given_up.iter().map(|((pass, task), reason)| DiscardedTask {
-            pass: *pass,
-            task: *task,
-            reason: reason.clone(),
-            records: Vec::new(),
-        });
-        listed.collect()
+    /// Returns all tasks that were given up, in this pass or before.
+    pub fn given_up(&self) -> &GivenUp {
+        &self.given_up
     }
 
-    /// The queues as a checkpoint keeps them: whatever is not done counts as waiting.
+    /// Returns the queues as a checkpoint stores them: pending tasks count as waiting.
     pub fn snapshot(&self) -> QueueSnapshot {
-        let retry = self.retry.iter().map(|(task, retry)| (*task, retry.blamed.failures));
-        let pending = self.pending.iter().map(|(task, held)| (task, held.blamed.failures));
+        let retry = self.retry.iter().map(|(task, retry)| (*task, retry.failures.failures));
+        let pending = self.pending.iter().map(|(task, held)| (task, held.failures.failures));
         let discarded = self.discarded.iter().map(|(task, (_, reason))| (*task, reason.clone()));
         QueueSnapshot {
             pass: self.head.pass,
             cursor: self.head.cursor,
             open: retry.chain(pending).collect(),
             discarded: discarded.collect(),
+            given_up: self.given_up.passes(),
         }
     }
 
-    /// Whether a task was given up since a snapshot was taken.
+    /// Returns whether a task was given up since `snapshot` was taken.
     pub fn gave_up_since(&self, snapshot: &QueueSnapshot) -> bool {
-        let since = self.given_up.range((snapshot.pass, TaskId(0))..);
-        let is_known = |pass: Pass, task: &TaskId| {
-            pass == snapshot.pass && snapshot.discarded.contains_key(task)
-        };
-        since.into_iter().any(|((pass, task), _)| !is_known(*pass, task))
+        !self.given_up.going_to(&snapshot.given_up).is_empty()
     }
 
-    /// Goes back to a checkpoint's queues, in a round of its own. Attempts go on counting, so
-    /// that none of the abandoned future can be mistaken for one of the new.
+    /// Returns to the queues of a checkpoint, in a new round. Attempt numbers continue, so an attempt of
+    /// an abandoned generation is never mistaken for a new one.
     pub fn rewind(&self, to: &QueueSnapshot) -> Vec<Fact> {
         let head = QueueRecord {
             round: self.head.round + 1,
@@ -416,24 +414,21 @@ impl Ledger {
         };
         let mut facts = vec![Fact::Head(head)];
         facts.extend(to.open.iter().map(|(task, failures)| {
-            let reason = "the job went back to a checkpoint".to_owned();
-            let blamed = Blamed { failures: *failures, failed_by: Vec::new() };
-            Fact::Task { task: *task, record: blamed.todo(reason) }
+            let reason = "the job was rolled back to a checkpoint".to_owned();
+            let failures = TaskFailures { failures: *failures, failed_by: Vec::new() };
+            Fact::Task { task: *task, record: failures.todo(reason) }
         }));
         facts.extend(to.discarded.iter().map(|(task, reason)| {
             let record = TaskRecord::Discarded { failures: 0, reason: reason.clone() };
             Fact::Task { task: *task, record }
         }));
-        let stays = |pass: Pass, task: &TaskId| {
-            pass < to.pass || (pass == to.pass && to.discarded.contains_key(task))
-        };
-        let undone = self.given_up.keys().filter(|(pass, task)| !stays(*pass, task));
-        facts.extend(undone.map(|(pass, task)| Fact::TakenBack { pass: *pass, task: *task }));
+        let changed = self.given_up.going_to(&to.given_up).into_iter();
+        facts.extend(changed.map(|(task, record)| Fact::GivenUp { task, record }));
         facts.extend(self.replies.keys().map(|trainer| Fact::Forgotten { trainer: *trainer }));
         facts
     }
 
-    /// Folds one committed fact into the state.
+    /// Applies one committed fact to the state.
     pub fn evolve(&mut self, fact: &Fact, order_of: OrderOf<'_>) {
         match fact {
             Fact::Head(head) => self.move_head(*head, order_of),
@@ -441,8 +436,8 @@ impl Ledger {
                 self.unlist(*task);
                 match record.clone() {
                     TaskRecord::Todo { failures, reason, report: _, failed_by } => {
-                        let blamed = Blamed { failures, failed_by };
-                        self.retry.insert(*task, Retry { blamed, reason });
+                        let failures = TaskFailures { failures, failed_by };
+                        self.retry.insert(*task, Retry { failures, reason });
                     }
                     TaskRecord::Pending {
                         failures,
@@ -452,8 +447,8 @@ impl Ledger {
                         counted,
                         failed_by,
                     } => {
-                        let blamed = Blamed { failures, failed_by };
-                        let held = Pending { blamed, attempt, trainer, request, counted };
+                        let failures = TaskFailures { failures, failed_by };
+                        let held = Pending { failures, attempt, trainer, request, counted };
                         self.pending.insert(*task, held);
                     }
                     TaskRecord::Discarded { failures, reason } => {
@@ -462,12 +457,7 @@ impl Ledger {
                 }
             }
             Fact::Done { task } => self.unlist(*task),
-            Fact::GivenUp { pass, task, reason } => {
-                self.given_up.insert((*pass, *task), reason.clone());
-            }
-            Fact::TakenBack { pass, task } => {
-                self.given_up.remove(&(*pass, *task));
-            }
+            Fact::GivenUp { task, record } => self.given_up.set(*task, record.clone()),
             Fact::Replied { trainer, reply } => {
                 self.replies.insert(*trainer, reply.clone());
             }

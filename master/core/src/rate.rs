@@ -1,23 +1,23 @@
-//! Speed over the recent past, for people who watch.
+//! Training speed over the recent past, for status pages.
 
 use std::collections::VecDeque;
 
 use steadfast_common::ids::Millis;
 
-/// How far back the rate looks.
+/// Window over which the rate is computed.
 const WINDOW_MS: u64 = 5_000;
 
-/// Samples kept at most.
+/// Maximum number of samples kept.
 const SAMPLES_MAX: usize = 256;
 
-/// A counter and when it had which value.
+/// Timestamped samples of a counter.
 #[derive(Clone, Debug, Default)]
 pub struct Rate {
     samples: VecDeque<(Millis, u64)>,
 }
 
 impl Rate {
-    /// Notes the counter's value. A value below the last one (the job went back) starts over.
+    /// Records the counter's value. A value below the last one (after a rollback) starts over.
     pub fn note(&mut self, now: Millis, value: u64) {
         if self.samples.back().is_some_and(|(_, last)| value < *last) {
             self.samples.clear();
@@ -34,7 +34,7 @@ impl Rate {
         }
     }
 
-    /// Units per second over the window.
+    /// Returns the units per second over the window.
     pub fn per_second(&self) -> f64 {
         let (Some(first), Some(last)) = (self.samples.front(), self.samples.back()) else {
             return 0.0;

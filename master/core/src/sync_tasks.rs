@@ -1,29 +1,36 @@
 //! Tasks of a synchronous job that failed or were given up.
 //!
-//! Everything else about its queues follows from the schedule and the position of the parameters,
-//! so only these are stored.
+//! The rest of its queues follows from the schedule and the position of the parameters, so only these
+//! are stored: failures under the round of their pass, until the pass ends or the task is given up, and
+//! given-up tasks with one record per task.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use steadfast_common::given_up::GivenUpRecord;
 use steadfast_common::ids::{Lane, Pass, RequestId, TaskId, TrainerId};
-use steadfast_common::records::{DiscardedTask, TaskRecord};
+use steadfast_common::records::TaskRecord;
 
-use crate::ledger::{Blamed, Limits};
+use crate::given_up::GivenUp;
+use crate::ledger::{Limits, TaskFailures};
 
-/// A durable change: the task's record in the round of its pass.
+/// A durable change.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fact {
-    pub pass: Pass,
-    pub task: TaskId,
-    pub record: TaskRecord,
+pub enum FailureFact {
+    /// A task failed and is tried again.
+    Failed { pass: Pass, task: TaskId, record: TaskRecord },
+    /// A task was given up in a pass; its failure record is removed.
+    GivenUp { pass: Pass, task: TaskId, record: GivenUpRecord },
+    /// The pass in which a task failed is over.
+    Forgotten { pass: Pass, task: TaskId },
 }
 
-/// What keeps a task from being computed.
+/// Why a task cannot be computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// The data: nobody can compute the task.
+    /// The data are bad: no trainer can compute the task.
     Data,
-    /// The way to the data: it may work later, or elsewhere.
+    /// The data cannot be reached: a later attempt, or another trainer, may succeed.
     Transient,
 }
 
@@ -40,91 +47,120 @@ pub struct Failure {
     pub reason: String,
 }
 
-/// The fold of all facts.
+/// The result of applying all facts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SyncTasks {
-    tasks: BTreeMap<(Pass, TaskId), TaskRecord>,
+    /// Failures of tasks that are not given up.
+    failed: BTreeMap<(Pass, TaskId), TaskRecord>,
+    given_up: GivenUp,
+    /// Given-up tasks of the current pass and its neighbours, cached from `given_up`.
+    recent: BTreeMap<Pass, Arc<BTreeSet<TaskId>>>,
 }
 
 impl SyncTasks {
-    /// Builds the state from what etcd holds.
-    pub fn recover(facts: impl IntoIterator<Item = Fact>) -> Self {
-        let mut state = Self::default();
+    /// Builds the state from the records in etcd.
+    pub fn recover(facts: impl IntoIterator<Item = FailureFact>, given_up: GivenUp) -> Self {
+        let mut state = Self { given_up, ..Self::default() };
         facts.into_iter().for_each(|fact| state.evolve(&fact));
         state
     }
 
-    /// Takes a report that `task` failed. Only failures of the data count: everybody meets those
-    /// alike, so a task that is given up cannot have contributed anywhere. Enough of them give the
-    /// task up: more than `failures_max`, and by two trainers where there are two. A repeated
-    /// report, and one of a task that is given up already, changes nothing.
-    pub fn fail(&self, failure: &Failure, limits: &Limits) -> Option<Fact> {
-        let before = match self.tasks.get(&(failure.pass, failure.task)) {
-            None | Some(TaskRecord::Pending { .. }) => Blamed::default(),
+    /// Processes a report that a task failed. Only data failures count: they are the same on every
+    /// trainer, so a task that is given up cannot have contributed anywhere. A task is given up after
+    /// more than `failures_max` of them, by two trainers if there are two. A repeated report, and a
+    /// report about a task that is already given up, changes nothing.
+    pub fn fail(&self, failure: &Failure, limits: &Limits) -> Option<FailureFact> {
+        let (pass, task) = (failure.pass, failure.task);
+        if self.given_up.contains(pass, task) {
+            return None;
+        }
+        let before = match self.failed.get(&(pass, task)) {
             Some(TaskRecord::Todo { report, .. }) if *report == Some(failure.id) => return None,
             Some(TaskRecord::Todo { failures, failed_by, .. }) => {
-                Blamed { failures: *failures, failed_by: failed_by.clone() }
+                TaskFailures { failures: *failures, failed_by: failed_by.clone() }
             }
-            Some(TaskRecord::Discarded { .. }) => return None,
+            None | Some(TaskRecord::Pending { .. } | TaskRecord::Discarded { .. }) => {
+                TaskFailures::default()
+            }
         };
-        let (blamed, is_enough) = match failure.cause {
+        let (failures, is_enough) = match failure.cause {
             Cause::Data => {
-                let blamed = before.and(failure.trainer);
-                let is_enough = blamed.is_enough(limits);
-                (blamed, is_enough)
+                let failures = before.and(failure.trainer);
+                let is_enough = failures.is_enough(limits);
+                (failures, is_enough)
             }
             Cause::Transient => (before, false),
         };
-        let (reason, Blamed { failures, failed_by }) = (failure.reason.clone(), blamed);
-        let record = match is_enough {
-            true => TaskRecord::Discarded { failures, reason },
-            false => TaskRecord::Todo { failures, reason, report: Some(failure.id), failed_by },
-        };
-        Some(Fact { pass: failure.pass, task: failure.task, record })
+        if is_enough {
+            let record = self.given_up.with(task, pass, &failure.reason);
+            return Some(FailureFact::GivenUp { pass, task, record });
+        }
+        let (reason, TaskFailures { failures, failed_by }) = (failure.reason.clone(), failures);
+        let record = TaskRecord::Todo { failures, reason, report: Some(failure.id), failed_by };
+        Some(FailureFact::Failed { pass, task, record })
     }
 
-    /// Tasks of `pass` that failed and are not given up, with the last reason.
-    pub fn troubled(&self, pass: Pass) -> Vec<(TaskId, String)> {
-        let of_pass = self.tasks.range((pass, TaskId(0))..=(pass, TaskId(u32::MAX)));
-        let troubled = of_pass.filter_map(|((_, task), record)| match record {
+    /// Removes the failures of passes before `pass`, the current pass.
+    pub fn forget_before(&self, pass: Pass) -> Vec<FailureFact> {
+        let over = self.failed.range(..(pass, TaskId(0)));
+        over.map(|((pass, task), _)| FailureFact::Forgotten { pass: *pass, task: *task }).collect()
+    }
+
+    /// Returns the tasks of `pass` that failed and are not given up, with the last reason.
+    pub fn failing(&self, pass: Pass) -> Vec<(TaskId, String)> {
+        let of_pass = self.failed.range((pass, TaskId(0))..=(pass, TaskId(u32::MAX)));
+        let failing = of_pass.filter_map(|((_, task), record)| match record {
             TaskRecord::Todo { reason, .. } => Some((*task, reason.clone())),
             TaskRecord::Pending { .. } | TaskRecord::Discarded { .. } => None,
         });
-        troubled.collect()
+        failing.collect()
     }
 
-    /// Whether `task` is given up in `pass`.
-    pub fn is_given_up(&self, pass: Pass, task: TaskId) -> bool {
-        matches!(self.tasks.get(&(pass, task)), Some(TaskRecord::Discarded { .. }))
+    /// Returns the tasks given up in `pass`.
+    pub fn given_up_in(&self, pass: Pass) -> Arc<BTreeSet<TaskId>> {
+        match self.recent.get(&pass) {
+            Some(tasks) => tasks.clone(),
+            None => Arc::new(self.given_up.in_pass(pass)),
+        }
     }
 
-    /// Tasks given up in `pass`.
-    pub fn given_up(&self, pass: Pass) -> BTreeSet<TaskId> {
-        let of_pass = self.tasks.range((pass, TaskId(0))..=(pass, TaskId(u32::MAX)));
-        let given_up = of_pass.filter(|(_, record)| matches!(record, TaskRecord::Discarded { .. }));
-        given_up.map(|((_, task), _)| *task).collect()
+    /// Returns the tasks given up in `pass` and in the next one, which some trainers may have reached.
+    pub fn given_up_near(&self, pass: Pass) -> BTreeMap<Pass, Arc<BTreeSet<TaskId>>> {
+        let near = [pass, Pass(pass.0.saturating_add(1))].map(|it| (it, self.given_up_in(it)));
+        near.into_iter().filter(|(_, tasks)| !tasks.is_empty()).collect()
     }
 
-    /// All passes in which a task was given up.
-    pub fn passes(&self) -> BTreeSet<Pass> {
-        self.tasks.keys().map(|(pass, _)| *pass).collect()
+    /// Returns all given-up tasks.
+    pub fn given_up(&self) -> &GivenUp {
+        &self.given_up
     }
 
-    /// All tasks given up, for the user's eyes.
-    pub fn discarded(&self) -> Vec<DiscardedTask> {
-        let listed = self.tasks.iter().filter_map(|((pass, task), record)| match record {
-            TaskRecord::Discarded { reason, .. } => {
-                let (reason, records) = (reason.clone(), Vec::new());
-                Some(DiscardedTask { pass: *pass, task: *task, reason, records })
+    /// Caches the given-up tasks of `pass` and the next one for readers.
+    pub fn keep_near(&mut self, pass: Pass) {
+        for near in [pass, Pass(pass.0.saturating_add(1))] {
+            let tasks = self.given_up_in(near);
+            self.recent.insert(near, tasks);
+        }
+        self.recent.retain(|known, _| known.0.abs_diff(pass.0) <= 1);
+    }
+
+    /// Applies one committed fact to the state.
+    pub fn evolve(&mut self, fact: &FailureFact) {
+        match fact {
+            FailureFact::Failed { pass, task, record } => {
+                self.failed.insert((*pass, *task), record.clone());
             }
-            TaskRecord::Todo { .. } | TaskRecord::Pending { .. } => None,
-        });
-        listed.collect()
-    }
-
-    /// Folds one committed fact into the state.
-    pub fn evolve(&mut self, fact: &Fact) {
-        self.tasks.insert((fact.pass, fact.task), fact.record.clone());
+            FailureFact::GivenUp { pass, task, record } => {
+                self.failed.remove(&(*pass, *task));
+                self.given_up.set(*task, Some(record.clone()));
+                if let Some(tasks) = self.recent.get_mut(pass) {
+                    Arc::make_mut(tasks).insert(*task);
+                }
+            }
+            FailureFact::Forgotten { pass, task } => {
+                self.failed.remove(&(*pass, *task));
+            }
+        }
     }
 }
 
@@ -134,7 +170,7 @@ mod tests {
 
     use super::*;
 
-    /// Three failures are forgiven.
+    /// Three failures are tolerated.
     fn limits(trainers: u32) -> Limits {
         Limits { passes: 2, failures_max: 3, trainers, deadline_ms: 1 }
     }
@@ -159,11 +195,11 @@ mod tests {
         for number in 1..=4 {
             let fact = state.fail(&failure(number, Cause::Data), &limits(1)).unwrap();
             state.evolve(&fact);
-            assert_eq!(state.is_given_up(Pass(1), TaskId(7)), number == 4);
+            assert_eq!(state.given_up().contains(Pass(1), TaskId(7)), number == 4);
         }
         assert_eq!(state.fail(&failure(5, Cause::Data), &limits(1)), None);
-        assert!(state.given_up(Pass(2)).is_empty());
-        assert_eq!(state.discarded().len(), 1);
+        assert!(state.given_up_in(Pass(2)).is_empty());
+        assert_eq!(state.given_up().times(), 1);
     }
 
     /// S004-10, F9: one trainer may fail for reasons of its own.
@@ -173,12 +209,12 @@ mod tests {
         for number in 1..=5 {
             let fact = state.fail(&failure(number, Cause::Data), &limits(2)).unwrap();
             state.evolve(&fact);
-            assert!(!state.is_given_up(Pass(1), TaskId(7)));
+            assert!(!state.given_up().contains(Pass(1), TaskId(7)));
         }
         let by_another =
             Failure { trainer: TrainerId(Uuid::from_u128(2)), ..failure(6, Cause::Data) };
         state.evolve(&state.fail(&by_another, &limits(2)).unwrap());
-        assert!(state.is_given_up(Pass(1), TaskId(7)));
+        assert!(state.given_up().contains(Pass(1), TaskId(7)));
     }
 
     /// S004-27: a report that is repeated after a lost reply counts once.
@@ -190,8 +226,8 @@ mod tests {
         assert_eq!(state.fail(&failure(1, Cause::Data), &limits(1)), None);
     }
 
-    /// I7: a task that one trainer cannot reach may be computed by another, so it is never given
-    /// up for that; or a lane would contribute two different things under one name.
+    /// I7: a task that one trainer cannot reach may be computed by another, so it is never given up for
+    /// that. Otherwise a lane could contribute two different sums under one name.
     #[test]
     fn trouble_on_the_way_to_the_data_never_gives_a_task_up() {
         let mut state = SyncTasks::default();
@@ -200,7 +236,39 @@ mod tests {
                 state.evolve(&fact);
             }
         }
-        assert!(!state.is_given_up(Pass(1), TaskId(7)));
-        assert_eq!(state.troubled(Pass(1)).len(), 1);
+        assert!(!state.given_up().contains(Pass(1), TaskId(7)));
+        assert_eq!(state.failing(Pass(1)).len(), 1);
+    }
+
+    /// I12: the state kept for finished passes does not grow with the number of passes.
+    #[test]
+    fn a_thousand_passes_that_give_the_same_task_up_leave_one_record() {
+        let mut state = SyncTasks::default();
+        for pass in (0..1000).map(Pass) {
+            state.keep_near(pass);
+            for number in 0..4 {
+                let id = RequestId(Uuid::from_u128(u128::from(pass.0) * 10 + number));
+                let failure = Failure { id, pass, ..failure(0, Cause::Data) };
+                state.evolve(&state.fail(&failure, &limits(1)).unwrap());
+            }
+            assert_eq!(*state.given_up_in(pass), BTreeSet::from([TaskId(7)]));
+            assert!(state.failed.is_empty() && state.recent.len() <= 3);
+        }
+        assert_eq!(state.given_up().times(), 1000);
+        assert_eq!(state.given_up().records()[&TaskId(7)].passes.ranges().len(), 1);
+        // After a rollback the same task is given up again, without another failure.
+        state.keep_near(Pass(3));
+        assert_eq!(*state.given_up_in(Pass(3)), BTreeSet::from([TaskId(7)]));
+    }
+
+    #[test]
+    fn failures_are_forgotten_once_their_pass_is_over() {
+        let mut state = SyncTasks::default();
+        state.evolve(&state.fail(&failure(1, Cause::Transient), &limits(1)).unwrap());
+        assert_eq!(state.forget_before(Pass(1)), []);
+        let over = state.forget_before(Pass(2));
+        assert_eq!(over, [FailureFact::Forgotten { pass: Pass(1), task: TaskId(7) }]);
+        over.iter().for_each(|fact| state.evolve(fact));
+        assert!(state.failed.is_empty());
     }
 }

@@ -1,29 +1,29 @@
-//! A gradient on its way into a shard, and why one is refused.
+//! Contributions to a shard, and the reasons to refuse them.
 
+use steadfast_common::byte_segments::ByteSegments;
 use steadfast_common::compression::{Codec, Malformed};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::finite::are_finite;
 use steadfast_common::ids::{Lane, TaskId, Version};
 use steadfast_common::layout::Block;
-use steadfast_common::pieces::Pieces;
 
-use crate::memory::Lent;
+use crate::buffer_pool::PooledBuffer;
 use crate::update::STRIP;
 
-/// The sum of some records' gradients, for all blocks of a shard.
+/// The sum of the gradients of some records, for all blocks of a shard.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Contribution {
-    /// Records that were summed up.
+    /// Number of records in the sum.
     pub records: u64,
-    /// Sum of their losses.
+    /// Sum of the losses of the records.
     pub loss_sum: f64,
-    /// Sum of their checksums (see [`steadfast_common::tally`]).
+    /// Sum of the checksums of the records (see [`steadfast_common::applied_records`]).
     pub checksum: u64,
-    /// Values of the shard's blocks; empty when no record was summed up.
-    pub blocks: Vec<Finite>,
+    /// Values of the shard's blocks; empty if the contribution has no records.
+    pub blocks: Vec<ValidatedBlock>,
 }
 
-/// What is counted of a contribution.
+/// Record count, loss sum and checksum of a contribution.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Total {
     pub records: u64,
@@ -31,19 +31,23 @@ pub struct Total {
     pub checksum: u64,
 }
 
-/// Values of one block, none of which is infinite or NaN.
+/// Values of one block, all of them finite.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Finite {
+pub struct ValidatedBlock {
     block: u32,
-    values: Lent,
+    values: PooledBuffer,
 }
 
-impl Finite {
-    /// Takes values as they came into `memory`.
+impl ValidatedBlock {
+    /// Copies received values into `memory`.
     ///
     /// # Errors
-    /// If they do not fill it, or one of them is not finite.
-    pub fn new(block: u32, values: &Pieces, mut memory: Lent) -> Result<Self, Refusal> {
+    /// If the length differs from that of `memory`, or a value is not finite.
+    pub fn new(
+        block: u32,
+        values: &ByteSegments,
+        mut memory: PooledBuffer,
+    ) -> Result<Self, Refusal> {
         let (found, wanted) = (values.len(), size_of_val(&memory[..]));
         if found != wanted {
             return Err(Refusal::WrongLength { block, found, wanted });
@@ -51,7 +55,7 @@ impl Finite {
         let mut are_all_finite = true;
         values.for_each_run(|from, run| {
             let place = &mut memory[from..from + run.len()];
-            // Looked at while they are in the fastest cache.
+            // Checked strip by strip, while the values are in the fastest cache.
             for (place, run) in place.chunks_mut(STRIP).zip(run.chunks(STRIP)) {
                 for (value, bytes) in place.iter_mut().zip(run) {
                     *value = f32::from_le_bytes(*bytes);
@@ -65,25 +69,25 @@ impl Finite {
         Ok(Self { block, values: memory })
     }
 
-    /// The number of the block.
+    /// Returns the number of the block.
     pub fn block(&self) -> u32 {
         self.block
     }
 
-    /// The values.
+    /// Returns the values.
     pub fn values(&self) -> &[f32] {
         &self.values
     }
 
-    /// Takes values as a job's `codec` encoded them.
+    /// Decodes values that were encoded with the job's `codec`.
     ///
     /// # Errors
-    /// As [`Finite::new`], and if they are encoded in another way.
+    /// As [`ValidatedBlock::new`], and if the encoding is not that of `codec`.
     pub fn decode(
         codec: Codec,
         block: u32,
-        bytes: &Pieces,
-        mut memory: Lent,
+        bytes: &ByteSegments,
+        mut memory: PooledBuffer,
     ) -> Result<Self, Refusal> {
         if codec == Codec::Plain {
             return Self::new(block, bytes, memory);
@@ -96,22 +100,22 @@ impl Finite {
         Ok(Self { block, values: memory })
     }
 
-    /// Adds other values of the same block, in the arithmetic of `codec`.
+    /// Adds other values of the same block in the arithmetic of `codec`.
     pub(crate) fn add(&mut self, other: &Self, codec: Codec) {
         codec.add(&mut self.values, &other.values);
     }
 }
 
-/// What one lane gives to a step.
+/// The share of one lane in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneShare {
     pub records: u64,
-    /// Sum of their checksums.
+    /// Sum of the checksums of the records.
     pub checksum: u64,
     pub end: LaneEnd,
 }
 
-/// Whether a lane goes on after this contribution.
+/// Whether a lane has further records after this contribution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LaneEnd {
     MoreToCome,
@@ -119,56 +123,60 @@ pub enum LaneEnd {
     LastOfPass,
 }
 
-/// What became of a contribution.
+/// The outcome of a contribution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contributed {
-    /// The same name came before; nothing changed.
+    /// A contribution of the same name was received before; nothing changed.
     Duplicate,
-    /// It waits for the other lanes of its step.
+    /// The step still waits for other lanes.
     Waiting,
-    /// It was the last one of its step, or was applied at once.
+    /// It was the last contribution of its step, or was applied at once.
     Complete,
 }
 
-/// Why nothing was applied.
+/// The reason why a contribution was refused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Refusal {
-    #[error("block {block} has {found} bytes; {wanted} are wanted")]
+    #[error("block {block} has {found} bytes, expected {wanted}")]
     WrongLength { block: u32, found: usize, wanted: usize },
-    #[error("the gradient of block {block} is not encoded as the job says: {source}")]
+    #[error("cannot decode the gradient of block {block}: {source}")]
     Malformed { block: u32, source: Malformed },
-    #[error("{found} blocks were sent; the shard has {wanted}")]
+    #[error("{found} blocks were sent, expected {wanted}")]
     WrongBlocks { found: usize, wanted: usize },
-    #[error("block {block} is not the shard's, or comes twice")]
+    #[error("block {block} does not belong to this shard or was sent twice")]
     OtherBlock { block: u32 },
     #[error(
         "the gradient of block {block} is not finite; a lower learning rate or clipping may help"
     )]
     NotFinite { block: u32 },
-    #[error("lane {lane} ended before, yet sends records")]
+    #[error("lane {lane} is exhausted but sent records")]
     LaneEnded { lane: Lane },
-    #[error("lane {lane} sends no record and goes on")]
+    #[error("lane {lane} sent no records but is not exhausted")]
     EmptyLane { lane: Lane },
-    #[error("lane {lane} is said to have other records than before")]
+    #[error("lane {lane} was pushed before with other records")]
     OtherShare { lane: Lane },
     #[error("the contribution is for version {found}; the shard is at {present}")]
     Ahead { found: Version, present: Version },
-    #[error("the push begins at record {from} of task {task}; {counted} are counted so far")]
+    #[error(
+        "the push begins at record {from} of task {task}; {counted} records are applied so far"
+    )]
     Gap { task: TaskId, from: u32, counted: u32 },
-    #[error("the push holds {records} records and names {named}")]
+    #[error("the push holds {records} records but names {named}")]
     OtherRecords { records: u64, named: u64 },
-    #[error("{count} lanes from lane {first} on are no node of the tree of {lanes} lanes")]
+    #[error(
+        "{count} lanes starting at lane {first} do not form a node of the tree of {lanes} lanes"
+    )]
     NoSuchNode { first: Lane, count: usize, lanes: u32 },
-    #[error("the shard of a {0} job takes no such contribution")]
+    #[error("a {0} job does not accept this kind of contribution")]
     WrongMode(&'static str),
 }
 
 impl Refusal {
-    /// What the caller does next.
+    /// Returns the kind of the error: what the caller does next.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Ahead { .. } => ErrorKind::Stale,
-            // The slot ends, and a generation begins.
+            // The slot discards its shard, and a new generation begins.
             Self::OtherShare { .. } => ErrorKind::Unavailable,
             Self::WrongLength { .. }
             | Self::Malformed { .. }
@@ -186,7 +194,7 @@ impl Refusal {
 }
 
 impl Total {
-    /// Adds that of other records.
+    /// Adds the total of other records.
     pub(crate) fn add(&mut self, other: Self) {
         self.records += other.records;
         self.loss_sum += other.loss_sum;
@@ -195,14 +203,14 @@ impl Total {
 }
 
 impl Contribution {
-    /// What is counted; nothing if there is no record.
+    /// Returns the total; `None` without records.
     pub(crate) fn total(&self) -> Option<Total> {
         let Self { records, loss_sum, checksum, .. } = *self;
         (0 < records).then_some(Total { records, loss_sum, checksum })
     }
 }
 
-/// Checks that a contribution of `records` with that `checksum` holds just what its lanes say.
+/// Checks that the record count and checksum of a contribution are the sums of those of its lanes.
 ///
 /// # Errors
 /// [`Refusal::OtherRecords`].
@@ -216,14 +224,14 @@ pub fn check_records(shares: &[LaneShare], records: u64, checksum: u64) -> Resul
     }
 }
 
-/// The places of a contribution's blocks among a shard's, ascending.
+/// Maps the blocks of a contribution to their indices within the shard, in ascending order.
 ///
 /// # Errors
-/// If one is not the shard's, is of another length, or comes twice.
+/// If a block does not belong to the shard, has another length, or appears twice.
 pub(crate) fn places(
-    given: Vec<Finite>,
+    given: Vec<ValidatedBlock>,
     blocks: &[(u32, Block)],
-) -> Result<Vec<(usize, Finite)>, Refusal> {
+) -> Result<Vec<(usize, ValidatedBlock)>, Refusal> {
     let mut placed = Vec::with_capacity(given.len());
     for data in given {
         let block = data.block;

@@ -1,8 +1,8 @@
-//! The sum of one step's lanes, always along the same tree.
+//! The sum over the lanes of one step, always along the same tree.
 //!
-//! Each block is added by itself, as soon as it comes, while it is in cache. So there may be more in of
-//! one block than of another, also of a contribution that was cut off: whoever computes its lanes once
-//! more sends the same bits, and says the same of itself.
+//! Each block is added on arrival, while it is in cache. Lanes may therefore be complete for some blocks
+//! and missing for others, including blocks of a push that was cut off: a trainer that computes those
+//! lanes again sends the same bits and the same shares.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,33 +10,33 @@ use steadfast_common::compression::Codec;
 use steadfast_common::ids::Lane;
 use steadfast_common::lane_tree::{LaneSums, LaneTree, Node};
 
-use crate::contribution::{Finite, LaneEnd, LaneShare, Refusal, Total};
+use crate::contribution::{LaneEnd, LaneShare, Refusal, Total, ValidatedBlock};
 
-/// What lanes say of themselves.
+/// The shares that lanes declared.
 type Said = BTreeMap<Lane, LaneShare>;
 
-/// What has been contributed to the present step.
+/// The contributions to the current step.
 #[derive(Clone, Debug)]
 pub struct LaneSum {
-    /// In whose arithmetic lanes are added.
+    /// Its arithmetic adds lanes.
     codec: Codec,
     tree: LaneTree,
-    /// Lanes that ended in an earlier step of this pass.
+    /// Lanes exhausted in an earlier step of this pass.
     ended: BTreeSet<Lane>,
-    /// What those lanes said of themselves of which something is in.
+    /// The shares of lanes of which at least one block was received.
     said: Said,
-    /// The same of the step before.
+    /// The shares of the previous step.
     said_before: Said,
-    /// Of contributions that are in as a whole.
+    /// Totals of completely received contributions.
     totals: LaneSums<Total>,
-    /// In the shard's order.
-    blocks: Vec<LaneSums<Finite>>,
-    /// Blocks that all lanes are in of, and whose sums were not taken out yet.
+    /// Sums of blocks, in the shard's order.
+    blocks: Vec<LaneSums<ValidatedBlock>>,
+    /// Blocks that have all lanes and whose sums were not taken yet.
     ready: Vec<usize>,
 }
 
 impl LaneSum {
-    /// Waits for so many `blocks` of `lanes` lanes less those that have `ended`.
+    /// Creates the sum of `blocks` blocks over `lanes` lanes, less the exhausted lanes `ended`.
     pub fn new(lanes: u32, ended: BTreeSet<Lane>, codec: Codec, blocks: usize) -> Self {
         let tree = LaneTree::new(lanes);
         let mut new = Self {
@@ -53,47 +53,47 @@ impl LaneSum {
         new
     }
 
-    /// The tree along which lanes are added.
+    /// Returns the tree along which lanes are added.
     pub fn tree(&self) -> LaneTree {
         self.tree
     }
 
-    /// Lanes that ended in an earlier step of this pass.
+    /// Returns the lanes exhausted in an earlier step of this pass.
     pub fn ended(&self) -> &BTreeSet<Lane> {
         &self.ended
     }
 
-    /// Whether all lanes of a node are in as a whole, or ended before.
+    /// Whether every lane of a node was completely received or is exhausted.
     pub fn has(&self, node: Node) -> bool {
         self.totals.has(node)
     }
 
-    /// Whether all lanes of a node are in of one block.
+    /// Whether every lane of a node was received for one block.
     pub fn has_block(&self, node: Node, place: usize) -> bool {
         self.blocks[place].has(node)
     }
 
-    /// Lanes that the step still waits for.
+    /// Returns the lanes that the step still waits for.
     pub fn missing(&self) -> Vec<Lane> {
         let lanes = self.tree.root().lanes();
         lanes.filter(|lane| !self.totals.has(self.tree.leaf(*lane))).collect()
     }
 
-    /// Whether every lane is in as a whole.
+    /// Whether every lane was completely received.
     pub fn is_complete(&self) -> bool {
         self.totals.whole().is_some()
     }
 
-    /// Checks what a node's lanes say of themselves.
+    /// Checks the shares of a node's lanes against those declared before.
     ///
     /// # Errors
-    /// If one of them said something else before: there would be blocks of both kinds, here or in
-    /// another slot.
+    /// If a lane declared another share before: its blocks, here or in another slot, would then reflect
+    /// different records.
     pub fn check(&self, node: Node, shares: &[LaneShare]) -> Result<(), Refusal> {
         compare(&self.said, node, shares)
     }
 
-    /// The same for the step before, which another slot may not have made yet.
+    /// Checks shares against those of the previous step, which another slot may not have completed yet.
     ///
     /// # Errors
     /// As [`LaneSum::check`].
@@ -101,15 +101,15 @@ impl LaneSum {
         compare(&self.said_before, node, shares)
     }
 
-    /// Takes checked blocks of a node's lanes, by their places.
-    pub fn take(&mut self, node: Node, shares: &[LaneShare], blocks: Vec<(usize, Finite)>) {
+    /// Adds validated blocks of a node's lanes at their indices.
+    pub fn take(&mut self, node: Node, shares: &[LaneShare], blocks: Vec<(usize, ValidatedBlock)>) {
         self.said.extend(node.lanes().zip(shares.iter().copied()));
         for (place, values) in blocks {
             self.put(place, node, Some(values));
         }
     }
 
-    /// Takes the rest of a contribution, whose blocks are all in.
+    /// Completes a contribution whose blocks were all received.
     pub fn close(&mut self, node: Node, shares: &[LaneShare], total: Option<Total>) {
         self.said.extend(node.lanes().zip(shares.iter().copied()));
         if total.is_none() {
@@ -118,7 +118,7 @@ impl LaneSum {
         self.totals.put(node, total, Total::add);
     }
 
-    fn put(&mut self, place: usize, node: Node, values: Option<Finite>) {
+    fn put(&mut self, place: usize, node: Node, values: Option<ValidatedBlock>) {
         let sums = &mut self.blocks[place];
         if sums.has(node) {
             return;
@@ -129,33 +129,33 @@ impl LaneSum {
         }
     }
 
-    /// Whether a block is ready to be taken out.
+    /// Whether the sum of a block is ready to be taken.
     pub fn has_ready(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// The sum of a block over all lanes, unless it was taken out or has no record.
-    pub fn sum(&self, place: usize) -> Option<&Finite> {
+    /// Returns the sum of a block over all lanes, unless it was taken or has no records.
+    pub fn sum(&self, place: usize) -> Option<&ValidatedBlock> {
         self.blocks[place].whole()?.as_ref()
     }
 
-    /// Takes out the sum of a block that all lanes are in of.
-    pub fn take_ready(&mut self) -> Option<(usize, Finite)> {
+    /// Takes the sum of a block that has all lanes.
+    pub fn take_ready(&mut self) -> Option<(usize, ValidatedBlock)> {
         let place = self.ready.pop()?;
         Some((place, self.blocks[place].take_whole()?))
     }
 
-    /// Records of all lanes, once each of them said how many it has.
+    /// Returns the number of records of all lanes; complete once every lane declared its share.
     pub fn records(&self) -> u64 {
         self.said.values().map(|share| share.records).fold(0, u64::saturating_add)
     }
 
-    /// The total over all lanes of a complete step; nothing if there is no record.
+    /// Returns the total over all lanes of a complete step; `None` without records.
     pub fn total(&self) -> Option<Total> {
         *self.totals.whole()?
     }
 
-    /// Begins the next step; returns whether it belongs to the next pass.
+    /// Begins the next step; returns whether the pass is over.
     pub fn roll(&mut self) -> PassEnd {
         self.said_before = std::mem::take(&mut self.said);
         let ending = self.said_before.iter().filter(|(_, share)| share.end == LaneEnd::LastOfPass);
@@ -180,7 +180,7 @@ impl LaneSum {
 
 fn compare(said: &Said, node: Node, shares: &[LaneShare]) -> Result<(), Refusal> {
     let mut both = node.lanes().zip(shares).map(|(lane, share)| (lane, said.get(&lane), share));
-    // Which records come later is none of the gradient's.
+    // Only the records determine the gradient; whether the lane ends does not matter here.
     let is_other = |said: &LaneShare, share: &LaneShare| {
         (said.records, said.checksum) != (share.records, share.checksum)
     };

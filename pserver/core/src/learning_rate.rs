@@ -1,16 +1,16 @@
 //! The learning rate as a function of the step.
 //!
-//! Worked out in `f64` by IEEE operations and the `libm` crate, so every machine gets the same bits.
+//! Computed in `f64` with IEEE operations and the `libm` crate: every machine gets the same bits.
 
 use std::f64::consts::PI;
 
 use steadfast_common::spec::{LearningRateSpec, Schedule};
 
-/// The rate of the update numbered `step`, from 0.
+/// Returns the rate of update number `step`, counted from 0.
 ///
-/// A warm-up of `w` steps rises by equal amounts to the base, which its last step reaches: step `s`
-/// has `(s + 1) / w` of it, so that no step is wasted on a rate of zero. The schedule begins after
-/// it. `spec` has no [faults](steadfast_common::faults_optimizer::learning_rate).
+/// A warm-up of `w` steps rises linearly to the base rate, which its last step reaches: step `s` has
+/// `(s + 1) / w` of it, which avoids a first step with a rate of zero. The schedule begins after the
+/// warm-up. `spec` has passed [validation](steadfast_common::optimizer_errors::learning_rate).
 pub fn learning_rate(spec: &LearningRateSpec, step: u64) -> f32 {
     let base = f64::from(spec.base);
     let rate = match step.checked_sub(spec.warmup_steps) {
@@ -20,7 +20,7 @@ pub fn learning_rate(spec: &LearningRateSpec, step: u64) -> f32 {
     rate as f32
 }
 
-/// The rate after `elapsed` steps of the schedule.
+/// Returns the rate after `elapsed` steps of the schedule.
 fn scheduled(spec: &LearningRateSpec, base: f64, elapsed: u64) -> f64 {
     let gamma = f64::from(spec.gamma.unwrap_or(1.0));
     let every = spec.every_steps.unwrap_or(1).max(1);

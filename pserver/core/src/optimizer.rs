@@ -1,7 +1,7 @@
-//! Update rules: how a mean gradient changes one block of parameters.
+//! Update rules: apply a mean gradient to one block of parameters.
 //!
-//! Each value is updated on its own, by IEEE operations in a fixed order, so the result does not
-//! depend on how parameters are cut into blocks, nor on the machine.
+//! Each value is updated on its own, with IEEE operations in a fixed order. The result depends neither
+//! on the partition of parameters into blocks nor on the machine.
 
 mod adam;
 mod adaptive;
@@ -19,38 +19,37 @@ use self::adaptive::{Adadelta, Adagrad, Rmsprop};
 use self::descent::{Momentum, Sgd};
 use self::ftrl::Ftrl;
 
-/// An update rule with its constants. A clone is cheap and the same rule.
+/// An update rule with its constants. Clones are cheap and equivalent.
 #[derive(Clone, Debug)]
 pub struct Optimizer {
     rule: Arc<dyn Rule>,
     decay: Decay,
 }
 
-/// What weight decay is taken from.
+/// What weight decay applies to.
 #[derive(Clone, Copy, Debug)]
 enum Decay {
-    /// The gradient, to which it adds the derivative of an L2 penalty.
+    /// The gradient: decay adds the derivative of an L2 penalty.
     Gradient(f32),
     /// The parameters themselves (Loshchilov and Hutter 2019).
     Parameters(f32),
 }
 
-/// One update rule. All vectors are equally long.
+/// One update rule. All vectors have the same length.
 trait Rule: fmt::Debug + Send + Sync {
-    /// Names of the vectors kept from update to update.
+    /// Returns the names of the state vectors kept between updates.
     fn state_names(&self) -> &'static [&'static str];
 
-    /// What the first vector of the state is filled with before the first update; others start at
-    /// zero.
+    /// Returns the initial value of the first state vector; the others start at zero.
     fn start(&self) -> f32 {
         0.0
     }
 
-    /// Changes `params` and `state` by one gradient; `update` counts from 1.
+    /// Updates `params` and `state` with one gradient; `update` counts from 1.
     fn apply(&self, params: &mut [f32], gradient: &[f32], state: State<'_>, rate: f32, update: u64);
 }
 
-/// A rule's vectors for some of a block's values.
+/// The state vectors of a rule, for a range of a block's values.
 #[derive(Debug)]
 pub struct State<'a> {
     vectors: &'a mut [Vec<f32>],
@@ -58,12 +57,12 @@ pub struct State<'a> {
 }
 
 impl<'a> State<'a> {
-    /// The part of the block's `vectors` that belongs to the values in `range`.
+    /// Selects the part of the block's `vectors` that belongs to the values in `range`.
     pub fn new(vectors: &'a mut [Vec<f32>], range: Range<usize>) -> Self {
         Self { vectors, range }
     }
 
-    /// The vectors by name: as many as the rule named.
+    /// Returns the vectors in the order of the rule's state names.
     fn by_name<const N: usize>(self) -> [&'a mut [f32]; N] {
         let vectors: &mut [Vec<f32>; N] =
             self.vectors.try_into().expect("a state has one vector for each name");
@@ -72,10 +71,10 @@ impl<'a> State<'a> {
 }
 
 impl Optimizer {
-    /// Completes `spec` with the defaults of PyTorch (of TensorFlow for FTRL), except that weight
-    /// decay is off unless asked for. `spec` has no
-    /// [faults](steadfast_common::faults_optimizer::optimizer); keys that the rule does not use
-    /// are ignored, and so are bounds on the gradient, which the caller applies.
+    /// Creates the rule of `spec` with the defaults of PyTorch (of TensorFlow for FTRL), except that weight
+    /// decay is off by default. `spec` has passed
+    /// [validation](steadfast_common::optimizer_errors::optimizer). Keys that the rule does not use are
+    /// ignored, and so are bounds on the gradient, which the caller applies.
     pub fn new(spec: &OptimizerSpec) -> Self {
         let rule: Arc<dyn Rule> = match spec.kind {
             OptimizerKind::Sgd => Arc::new(Sgd),
@@ -99,12 +98,12 @@ impl Optimizer {
         Self { rule, decay }
     }
 
-    /// Names of the vectors that the rule keeps from update to update, as in checkpoints.
+    /// Returns the names of the state vectors, as used in checkpoints.
     pub fn state_names(&self) -> &'static [&'static str] {
         self.rule.state_names()
     }
 
-    /// The state before the first update of `params`: one vector a name, each as long as `params`.
+    /// Returns the state before the first update of `params`: one vector per name, each as long as `params`.
     pub fn initial_state(&self, params: &[f32]) -> Vec<Vec<f32>> {
         let mut state = vec![vec![0.0; params.len()]; self.state_names().len()];
         if let Some(first) = state.first_mut() {
@@ -113,8 +112,8 @@ impl Optimizer {
         state
     }
 
-    /// Applies one update to one block, or to a part of it. `gradient` holds the mean gradient, bounded
-    /// already; weight decay overwrites it. `update` counts the updates of this block from 1.
+    /// Applies one update to a block or a part of it. `gradient` holds the mean gradient, already clipped;
+    /// weight decay overwrites it. `update` counts the updates of this block from 1.
     ///
     /// # Panics
     /// If `gradient` or `state` is not as long as `params`, or a vector is missing.
@@ -126,7 +125,7 @@ impl Optimizer {
         rate: f32,
         update: u64,
     ) {
-        // The loops end with the shortest vector, so a short one would go unnoticed.
+        // The loops stop at the shortest vector, so a short one would go unnoticed.
         assert_eq!(gradient.len(), params.len(), "a gradient is as long as its block");
         assert_eq!(state.range.len(), params.len(), "a state is as long as its block");
         self.decay.apply(params, gradient, rate);
@@ -137,7 +136,7 @@ impl Optimizer {
 impl Decay {
     fn apply(self, params: &mut [f32], gradient: &mut [f32], rate: f32) {
         match self {
-            // Not a mere short cut: adding 0 × ∞ would give NaN.
+            // Not just an optimisation: adding 0 × ∞ would give NaN.
             Self::Gradient(0.0) | Self::Parameters(0.0) => {}
             Self::Gradient(decay) => {
                 for (g, p) in gradient.iter_mut().zip(params.iter()) {

@@ -1,41 +1,41 @@
-//! The blocks of one slot: values, optimizer state, and the record of what they reflect.
+//! The blocks of one slot: values, optimizer state, and the records applied to them.
 //!
-//! Blocks are reference-counted. A reader or a checkpoint takes references; an update leaves a block as
-//! it is, and makes another one, only while somebody else still holds it.
+//! Blocks are reference-counted: readers and checkpoints hold references. An update changes a block in
+//! place, or a copy of it while there are other references.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use steadfast_common::applied_records::{AppliedRecords, RangeStatus, RecordRange};
 use steadfast_common::compression::Codec;
 use steadfast_common::ids::{Lane, Pass, Slot, Version};
 use steadfast_common::lane_tree::Node;
 use steadfast_common::layout::{Block, Layout};
 use steadfast_common::spec::{JobSpec, LearningRateSpec, Mode, OptimizerSpec};
-use steadfast_common::tally::{Counted, TaskPiece, Verdict};
 
+use crate::buffer_pool::BufferPool;
 use crate::contribution::{
-    Contributed, Contribution, Finite, LaneEnd, LaneShare, Refusal, check_records, places,
+    Contributed, Contribution, LaneEnd, LaneShare, Refusal, ValidatedBlock, check_records, places,
 };
 use crate::lane_sum::{LaneSum, PassEnd};
 use crate::learning_rate::learning_rate;
-use crate::memory::Memory;
 use crate::optimizer::Optimizer;
 use crate::update::{Mean, Update, squares};
 use crate::values::Values;
 
-/// How updates are made.
+/// The settings of a job that determine its updates.
 #[derive(Clone, Debug)]
 pub struct Rules {
     pub mode: Mode,
     pub lanes: u32,
     pub optimizer: OptimizerSpec,
     pub learning_rate: LearningRateSpec,
-    /// How gradients travel, and are added.
+    /// Encoding of gradients, and the arithmetic that adds them.
     pub codec: Codec,
 }
 
 impl Rules {
-    /// The rules of a job.
+    /// Returns the rules of a job.
     pub fn new(spec: &JobSpec) -> Self {
         Self {
             mode: spec.mode,
@@ -47,41 +47,41 @@ impl Rules {
     }
 }
 
-/// How far a shard is.
+/// The training position of a shard.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Position {
     pub version: Version,
     pub pass: Pass,
-    /// The version at which the pass began.
+    /// The version at the start of the pass.
     pub pass_start: Version,
-    /// Records that the values reflect.
+    /// Number of records that the values reflect.
     pub examples: u64,
-    /// Mean loss of a record in the last update.
+    /// Mean loss per record in the last update.
     pub loss: Option<f64>,
 }
 
-/// Everything that a shard is, by reference: what a checkpoint holds.
+/// The complete state of a shard, by reference: the content of a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Cut {
+pub struct ShardSnapshot {
     pub position: Position,
-    /// Updates so far; steps without a record make none.
+    /// Number of updates so far; steps without records make none.
     pub updates: u64,
-    /// Lanes that ended in the present pass.
+    /// Lanes exhausted in the current pass.
     pub ended: BTreeSet<Lane>,
-    /// What the blocks reflect; blocks that reflect the same share one. There is more than one only
-    /// after blocks of several slots came together under asynchronous training.
-    pub counts: Vec<Counted>,
-    pub blocks: Vec<CutBlock>,
+    /// Applied records of the blocks; blocks with the same applied records share one entry. There is more
+    /// than one entry only after blocks of several slots were combined in asynchronous training.
+    pub counts: Vec<AppliedRecords>,
+    pub blocks: Vec<SnapshotBlock>,
 }
 
-/// One block of a [`Cut`].
+/// One block of a [`ShardSnapshot`].
 #[derive(Clone, Debug, PartialEq)]
-pub struct CutBlock {
+pub struct SnapshotBlock {
     pub number: u32,
-    /// Which of [`Cut::counts`] is the block's.
+    /// Index of the block's entry in [`ShardSnapshot::counts`].
     pub count: usize,
     pub values: Arc<Vec<f32>>,
-    /// One vector for each of the optimizer's state names.
+    /// One vector per state name of the optimizer.
     pub state: Arc<Vec<Vec<f32>>>,
 }
 
@@ -90,11 +90,11 @@ pub struct CutBlock {
 pub struct Parameters {
     pub position: Position,
     pub blocks: Arc<Vec<(u32, Block)>>,
-    /// One vector a block.
+    /// One vector per block.
     pub values: Vec<Arc<Vec<f32>>>,
 }
 
-/// The number of a block, and its values.
+/// The number and values of a block that was updated before its step completed.
 pub type EarlyBlock = (u32, Arc<Vec<f32>>);
 
 /// The blocks of one slot.
@@ -108,23 +108,23 @@ pub struct Shard {
     state: Vec<Arc<Vec<Vec<f32>>>>,
     position: Position,
     updates: u64,
-    counts: Vec<Counted>,
-    /// Which of `counts` is each block's.
+    counts: Vec<AppliedRecords>,
+    /// Index of each block's entry in `counts`.
     count_of: Vec<usize>,
     step: LaneSum,
-    /// Places of the blocks that reflect the present step already, before the others do.
+    /// Indices of the blocks updated by the current step before the step is complete.
     early: Vec<usize>,
-    memory: Memory,
+    memory: BufferPool,
 }
 
 impl Shard {
-    /// The numbers of a slot's blocks, with their places.
+    /// Returns the numbers and locations of a slot's blocks.
     pub fn blocks_of(layout: &Layout, slot: Slot, slots: u32) -> Vec<(u32, Block)> {
         let numbers = layout.blocks_of(slot, slots);
         numbers.into_iter().map(|number| (number, layout.blocks()[number as usize])).collect()
     }
 
-    /// A shard with first values, one vector for each of the slot's blocks in order.
+    /// Creates a shard with initial values, one vector for each of the slot's blocks in order.
     pub fn new(
         layout: Arc<Layout>,
         blocks: Vec<(u32, Block)>,
@@ -132,15 +132,15 @@ impl Shard {
         rules: Rules,
     ) -> Self {
         let optimizer = Optimizer::new(&rules.optimizer);
-        let cut = Cut {
+        let snapshot = ShardSnapshot {
             position: Position::default(),
             updates: 0,
             ended: BTreeSet::new(),
-            counts: vec![Counted::default()],
+            counts: vec![AppliedRecords::default()],
             blocks: blocks
                 .iter()
                 .zip(values)
-                .map(|((number, _), values)| CutBlock {
+                .map(|((number, _), values)| SnapshotBlock {
                     number: *number,
                     count: 0,
                     state: Arc::new(optimizer.initial_state(&values)),
@@ -148,54 +148,59 @@ impl Shard {
                 })
                 .collect(),
         };
-        Self::restore(layout, blocks, cut, rules)
+        Self::restore(layout, blocks, snapshot, rules)
     }
 
-    /// A shard as it was cut. `cut.blocks` are those of `blocks`, in the same order.
-    pub fn restore(layout: Arc<Layout>, blocks: Vec<(u32, Block)>, cut: Cut, rules: Rules) -> Self {
+    /// Restores a shard from a snapshot. `snapshot.blocks` are those of `blocks`, in the same order.
+    pub fn restore(
+        layout: Arc<Layout>,
+        blocks: Vec<(u32, Block)>,
+        snapshot: ShardSnapshot,
+        rules: Rules,
+    ) -> Self {
         Self {
             optimizer: Optimizer::new(&rules.optimizer),
-            step: LaneSum::new(rules.lanes, cut.ended, rules.codec, blocks.len()),
+            step: LaneSum::new(rules.lanes, snapshot.ended, rules.codec, blocks.len()),
             early: Vec::new(),
-            values: cut.blocks.iter().map(|block| Values::new(block.values.clone())).collect(),
-            count_of: cut.blocks.iter().map(|block| block.count).collect(),
-            state: cut.blocks.into_iter().map(|block| block.state).collect(),
-            position: cut.position,
-            updates: cut.updates,
-            counts: cut.counts,
+            values: snapshot.blocks.iter().map(|block| Values::new(block.values.clone())).collect(),
+            count_of: snapshot.blocks.iter().map(|block| block.count).collect(),
+            state: snapshot.blocks.into_iter().map(|block| block.state).collect(),
+            position: snapshot.position,
+            updates: snapshot.updates,
+            counts: snapshot.counts,
             layout,
             rules,
             blocks: Arc::new(blocks),
-            memory: Memory::default(),
+            memory: BufferPool::default(),
         }
     }
 
-    /// All parameters of the model.
+    /// Returns the layout of the whole model.
     pub fn layout(&self) -> &Arc<Layout> {
         &self.layout
     }
 
-    /// This shard's blocks, in order.
+    /// Returns this shard's blocks, in order.
     pub fn blocks(&self) -> &Arc<Vec<(u32, Block)>> {
         &self.blocks
     }
 
-    /// Memory for contributions.
-    pub fn memory(&self) -> &Memory {
+    /// Returns the buffer pool for contributions.
+    pub fn memory(&self) -> &BufferPool {
         &self.memory
     }
 
-    /// How contributions are encoded.
+    /// Returns the encoding of contributions.
     pub fn codec(&self) -> Codec {
         self.rules.codec
     }
 
-    /// How far the shard is.
+    /// Returns the current position.
     pub fn position(&self) -> &Position {
         &self.position
     }
 
-    /// The present values.
+    /// Returns the current values.
     pub fn parameters(&self) -> Parameters {
         Parameters {
             position: self.position.clone(),
@@ -204,22 +209,22 @@ impl Shard {
         }
     }
 
-    /// Lanes that the present step waits for.
+    /// Returns the lanes that the current step waits for.
     pub fn missing(&self) -> Vec<Lane> {
         self.step.missing()
     }
 
-    /// Everything, by reference. Between the last contribution of a step and its update there is
-    /// no cut: call it after [`Contributed::Complete`] was followed by [`Shard::finish_step`].
-    pub fn cut(&self) -> Cut {
+    /// Takes a snapshot, by reference. Between [`Contributed::Complete`] and [`Shard::finish_step`] the
+    /// state is inconsistent; call it only after `finish_step`.
+    pub fn snapshot(&self) -> ShardSnapshot {
         let blocks = self.blocks.iter().zip(&self.count_of).zip(&self.values).zip(&self.state);
-        Cut {
+        ShardSnapshot {
             position: self.position.clone(),
             updates: self.updates,
             ended: self.step.ended().clone(),
             counts: self.counts.clone(),
             blocks: blocks
-                .map(|((((number, _), count), values), state)| CutBlock {
+                .map(|((((number, _), count), values), state)| SnapshotBlock {
                     number: *number,
                     count: *count,
                     values: values.present().clone(),
@@ -229,19 +234,19 @@ impl Shard {
         }
     }
 
-    /// Takes some blocks of what lanes from `first` on contribute to the step from `version` on: the
-    /// sum of a node of the [`LaneTree`](steadfast_common::lane_tree::LaneTree), with the share of each
-    /// lane. They count once [`Shard::contribute`] takes the rest, or the same of somebody else; until
-    /// then they wait.
+    /// Adds some blocks of a contribution of the lanes starting at `first` to the step that begins at
+    /// `version`: the sum of a node of the [`LaneTree`](steadfast_common::lane_tree::LaneTree), with the
+    /// share of each lane. They take effect once [`Shard::contribute`] receives the rest, from this push or
+    /// from another one for the same lanes.
     ///
     /// # Errors
-    /// See [`Refusal`]; nothing has changed then.
+    /// See [`Refusal`]; on error nothing has changed.
     pub fn take_part(
         &mut self,
         version: Version,
         first: Lane,
         shares: &[LaneShare],
-        blocks: Vec<Finite>,
+        blocks: Vec<ValidatedBlock>,
     ) -> Result<(), Refusal> {
         let Some(node) = self.open(version, first, shares)? else { return Ok(()) };
         let placed = places(blocks, &self.blocks)?;
@@ -250,11 +255,11 @@ impl Shard {
         Ok(())
     }
 
-    /// Takes what lanes contribute to a step, as [`Shard::take_part`] does, or what is left of it; then
-    /// it counts. After [`Contributed::Complete`] the caller calls [`Shard::finish_step`].
+    /// Adds a contribution of lanes to a step, or the blocks of it that [`Shard::take_part`] has not
+    /// received. The caller calls [`Shard::finish_step`] after [`Contributed::Complete`].
     ///
     /// # Errors
-    /// See [`Refusal`]; nothing has changed then.
+    /// See [`Refusal`]; on error nothing has changed.
     pub fn contribute(
         &mut self,
         version: Version,
@@ -280,7 +285,7 @@ impl Shard {
         Ok(if self.step.is_complete() { Contributed::Complete } else { Contributed::Waiting })
     }
 
-    /// The node of a contribution to the present step, if it is not in as a whole.
+    /// Returns the node of a contribution to the current step, unless it was completely received before.
     fn open(
         &self,
         version: Version,
@@ -312,36 +317,36 @@ impl Shard {
                 (true | false, LaneShare { .. }) => {}
             }
         }
-        // Also of what is in as a whole: it may not be in another slot, which would take this instead.
+        // Also for complete contributions: another slot may lack this one and accept the other.
         self.step.check(node, shares)?;
         Ok((!self.step.has(node)).then_some(node))
     }
 
-    /// Whether every lane of the present step is in, so that [`Shard::finish_step`] may be called.
+    /// Whether every lane of the current step was received, so that [`Shard::finish_step`] may be called.
     pub fn is_step_complete(&self) -> bool {
         self.rules.mode == Mode::Sync && self.step.is_complete()
     }
 
-    /// Squared norm of each block of the complete step's *mean* gradient (after clipping by
-    /// value), summed from the first value to the last in `f64`.
+    /// Returns, for each block, the squared norm of the complete step's *mean* gradient (after clipping by
+    /// value), summed in order in `f64`.
     pub fn squares(&self) -> Vec<f64> {
         let mean = Mean::new(self.step.records(), self.rules.optimizer.clip_value);
         let sums = (0..self.blocks.len()).map(|place| self.step.sum(place));
         sums.map(|sum| sum.map_or(0.0, |sum| squares(mean, sum.values()))).collect()
     }
 
-    /// Whether [`Shard::apply_early`] has something to do.
+    /// Whether [`Shard::apply_early`] would update a block.
     pub fn has_early(&self) -> bool {
         self.rules.optimizer.clip_norm.is_none() && self.step.has_ready()
     }
 
-    /// Whether some blocks reflect a step that is not complete.
+    /// Whether some blocks were updated by a step that is not complete.
     pub fn is_under_way(&self) -> bool {
         !self.early.is_empty()
     }
 
-    /// The blocks that reflect a step that is not complete, with the values that they have then, in the
-    /// order in which they came to it.
+    /// Returns the blocks that were updated by a step that is not complete, with their new values, in order
+    /// of update.
     pub fn early(&self) -> Vec<EarlyBlock> {
         self.early_from(0)
     }
@@ -351,9 +356,9 @@ impl Shard {
         self.early[known..].iter().map(value).collect()
     }
 
-    /// Applies the present step to the blocks that all lanes are in of, before the others are, and
-    /// returns them: nobody may believe them before the step is complete. Nothing where jobs clip by
-    /// norm, which needs them all.
+    /// Applies the current step to the blocks that have all lanes, before the step is complete, and returns
+    /// those blocks. Their values are provisional until the step is complete. Does nothing in jobs that clip
+    /// by global norm, which requires all blocks.
     pub fn apply_early(&mut self) -> Vec<EarlyBlock> {
         let known = self.early.len();
         if self.has_early() {
@@ -374,8 +379,8 @@ impl Shard {
         }
     }
 
-    /// Applies the complete step and publishes the next version. `norm` is the global norm of the
-    /// mean gradient over all slots, wanted when the job clips by it.
+    /// Applies the complete step and publishes the next version. `norm` is the global norm of the mean
+    /// gradient over all slots; required if the job clips by it.
     pub fn finish_step(&mut self, norm: Option<f64>) {
         debug_assert!(self.step.is_complete());
         self.apply_ready(norm);
@@ -396,30 +401,30 @@ impl Shard {
         }
     }
 
-    /// Applies a push at once to the blocks that do not reflect its records yet: to all or none of
-    /// them, unless blocks of several slots came together here.
+    /// Applies a push at once to the blocks that do not reflect its records yet: to all or none of them,
+    /// unless the shard combines blocks of several slots.
     ///
     /// # Errors
-    /// See [`Refusal`]; nothing has changed then.
+    /// See [`Refusal`]; on error nothing has changed.
     pub fn apply(
         &mut self,
-        piece: &TaskPiece,
+        range: &RecordRange,
         contribution: Contribution,
     ) -> Result<Contributed, Refusal> {
         if self.rules.mode != Mode::Async {
             return Err(Refusal::WrongMode("synchronous"));
         }
-        let named = u64::from(piece.to.saturating_sub(piece.from));
+        let named = u64::from(range.to.saturating_sub(range.from));
         if named != contribution.records || named == 0 {
             return Err(Refusal::OtherRecords { records: contribution.records, named });
         }
         let mut fresh = Vec::new();
         for counted in &self.counts {
-            fresh.push(match counted.judge(piece) {
-                Verdict::Fresh => true,
-                Verdict::Duplicate => false,
-                Verdict::Gap { counted } => {
-                    return Err(Refusal::Gap { task: piece.task, from: piece.from, counted });
+            fresh.push(match counted.classify(range) {
+                RangeStatus::Fresh => true,
+                RangeStatus::Duplicate => false,
+                RangeStatus::Gap { counted } => {
+                    return Err(Refusal::Gap { task: range.task, from: range.from, counted });
                 }
             });
         }
@@ -433,16 +438,16 @@ impl Shard {
         }
         let counts = self.counts.iter_mut().zip(&fresh);
         for (counted, _) in counts.filter(|(_, is_fresh)| **is_fresh) {
-            counted.count_piece(piece, checksum);
+            counted.apply_range(range, checksum);
         }
         self.apply_blocks(records, placed, &fresh);
         self.position.loss = Some(loss_sum / records as f64);
-        self.position.examples = self.counts.iter().map(Counted::records).min().unwrap_or(0);
-        self.position.pass = self.position.pass.max(piece.pass);
+        self.position.examples = self.counts.iter().map(AppliedRecords::records).min().unwrap_or(0);
+        self.position.pass = self.position.pass.max(range.pass);
         Ok(Contributed::Complete)
     }
 
-    fn apply_blocks(&mut self, records: u64, placed: Vec<(usize, Finite)>, fresh: &[bool]) {
+    fn apply_blocks(&mut self, records: u64, placed: Vec<(usize, ValidatedBlock)>, fresh: &[bool]) {
         let rate = learning_rate(&self.rules.learning_rate, self.updates);
         self.updates += 1;
         let mean = Mean::new(records, self.rules.optimizer.clip_value);
@@ -457,7 +462,7 @@ impl Shard {
     }
 }
 
-/// Checks that there are no blocks without records, and no more than there are.
+/// Checks that a contribution without records has no blocks, and that none has more than the shard.
 fn check_count(shares: &[LaneShare], found: usize, blocks: usize) -> Result<(), Refusal> {
     let wanted = if shares.iter().all(|share| share.records == 0) { 0 } else { blocks };
     if found <= wanted { Ok(()) } else { Err(Refusal::WrongBlocks { found, wanted }) }

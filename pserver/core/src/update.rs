@@ -1,45 +1,45 @@
 //! One update: a mean gradient, applied block by block.
 //!
-//! A block goes through strip by strip: all that happens to a value happens while it is in the fastest
-//! cache, and memory is read and written once. Values do not depend on each other, so the result does
-//! not depend on the strips.
+//! A block is processed in strips: all operations on a value happen while it is in the fastest cache,
+//! and memory is read and written once. Values are independent of each other, so the strip size does
+//! not affect the result.
 
 use steadfast_common::finite::bounded;
 
 use crate::optimizer::{Optimizer, State};
 use crate::values::Values;
 
-/// Values in a strip: with an optimizer's state a few of these fit into the fastest cache.
+/// Values per strip; a few strips with optimizer state fit into the fastest cache.
 pub(crate) const STRIP: usize = 1 << 10;
 
-/// How a sum of gradients changes parameters.
+/// The parameters of one update.
 #[derive(Debug)]
 pub(crate) struct Update<'a> {
     pub optimizer: &'a Optimizer,
     pub mean: Mean,
     pub rate: f32,
-    /// Updates of the block so far, this one included.
+    /// Number of the update, counted from 1.
     pub number: u64,
 }
 
-/// What makes a bounded mean of a sum.
+/// Turns a sum of gradients into a clipped mean.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mean {
     scale: f32,
-    /// Bound of each value.
+    /// Bound on the absolute value of each element.
     clip: Option<f32>,
-    /// What brings the bounded mean to its bound by norm.
+    /// Factor that reduces the clipped mean to the bound on its norm.
     shrink: f32,
 }
 
 impl Mean {
-    /// Of a sum over `records`, each value bounded by `clip`.
+    /// Creates the mean of a sum over `records`, with each value clipped to `clip`.
     pub(crate) fn new(records: u64, clip: Option<f32>) -> Self {
         let scale = if records == 0 { 0.0 } else { 1.0 / records as f32 };
         Self { scale, clip, shrink: 1.0 }
     }
 
-    /// The same, shrunk to `bound` if its `norm` is beyond it.
+    /// Returns the mean scaled down to `bound` if its `norm` exceeds it.
     pub(crate) fn shrunk(self, norm: Option<f64>, bound: Option<f32>) -> Self {
         let shrink = match (norm, bound) {
             (Some(norm), Some(bound)) if f64::from(bound) < norm => {
@@ -50,9 +50,9 @@ impl Mean {
         Self { shrink, ..self }
     }
 
-    /// Makes means of sums.
+    /// Replaces sums by their means.
     pub(crate) fn of(self, sums: &mut [f32]) {
-        // Each in a loop of its own, which the compiler can vectorise.
+        // Separate loops, which the compiler can vectorise.
         sums.iter_mut().for_each(|it| *it *= self.scale);
         if let Some(bound) = self.clip {
             sums.iter_mut().for_each(|it| *it = bounded(*it, bound));
@@ -63,7 +63,7 @@ impl Mean {
     }
 }
 
-/// The squares of the means of sums, from the first to the last, added in `f64`.
+/// Returns the sum of the squared means, added in order in `f64`.
 pub(crate) fn squares(mean: Mean, sums: &[f32]) -> f64 {
     let mut strip = [0.0; STRIP];
     let mut total = 0.0;
@@ -79,7 +79,7 @@ pub(crate) fn squares(mean: Mean, sums: &[f32]) -> f64 {
 }
 
 impl Update<'_> {
-    /// Applies a sum.
+    /// Applies the sum of a block to its values and state.
     pub(crate) fn apply(&self, sum: &[f32], values: &mut Values, state: &mut [Vec<f32>]) {
         let mut change = values.change();
         let mut strip = [0.0; STRIP];

@@ -1,13 +1,13 @@
-//! The values of a block, which others may hold while they change.
+//! The values of a block: copy-on-write while readers hold references to them.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Present values of one block, and the memory of earlier ones.
+/// The current values of one block, and the memory of earlier ones.
 #[derive(Debug)]
 pub(crate) struct Values {
     present: Arc<Vec<f32>>,
-    /// Kept so that an update, for which memory was just given back, need not ask for new one.
+    /// Reused by the next update once its readers have released it.
     spare: Arc<Vec<f32>>,
 }
 
@@ -20,16 +20,16 @@ impl Values {
         &self.present
     }
 
-    /// Begins a change of all values: in their place if nobody else holds them, and otherwise, strip by
-    /// strip, beside them.
+    /// Begins an update of all values: in place without other holders, otherwise strip by strip into other
+    /// memory.
     pub(crate) fn change(&mut self) -> Change<'_> {
         let is_held = Arc::get_mut(&mut self.present).is_none();
         let before = is_held.then(|| self.move_on());
-        let values = Arc::get_mut(&mut self.present).expect("nobody else holds it");
+        let values = Arc::get_mut(&mut self.present).expect("there are no other holders");
         Change { before, values }
     }
 
-    /// Makes other memory the present one; gives back what it was.
+    /// Makes other memory the current one; returns the previous one.
     fn move_on(&mut self) -> Arc<Vec<f32>> {
         let len = self.present.len();
         let is_of_use = Arc::get_mut(&mut self.spare).is_some_and(|it| it.len() == len);
@@ -39,14 +39,14 @@ impl Values {
     }
 }
 
-/// A change of all values of a block, strip by strip. Whoever begins it visits every strip.
+/// An update of all values of a block, strip by strip. The caller visits every strip.
 pub(crate) struct Change<'a> {
     before: Option<Arc<Vec<f32>>>,
     values: &'a mut [f32],
 }
 
 impl Change<'_> {
-    /// A strip with its values so far.
+    /// Returns a strip with its values before the update.
     pub(crate) fn strip(&mut self, range: Range<usize>) -> &mut [f32] {
         let strip = &mut self.values[range.clone()];
         if let Some(before) = &self.before {
@@ -87,7 +87,7 @@ mod tests {
         assert_eq!((&**held, &**held_too), (&[1.0, 2.0, 3.0][..], &[2.0, 3.0, 4.0][..]));
     }
 
-    /// One reader after the other costs two vectors in all, not one each.
+    /// Successive readers need two vectors in total, not one each.
     #[test]
     fn memory_that_a_reader_gave_back_is_used_again() {
         let mut values = Values::new(Arc::new(vec![1.0, 2.0, 3.0]));

@@ -1,19 +1,19 @@
-//! Steps that go block by block, as those see them who push, pull and cut.
+//! Steps applied block by block, as seen by pushes, pulls and snapshots.
 
 use bytes::Bytes;
 use steadfast_common::ids::Lane;
 use steadfast_common::layout::ParamSpec;
 use steadfast_common::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpec};
-use steadfast_pserver_core::contribution::{Finite, LaneEnd, LaneShare};
-use steadfast_pserver_core::shard::{CutBlock, EarlyBlock};
+use steadfast_pserver_core::contribution::{LaneEnd, LaneShare, ValidatedBlock};
+use steadfast_pserver_core::shard::{EarlyBlock, SnapshotBlock};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::*;
-use crate::event::{Patience, Pulled, Which};
+use crate::event::{Pulled, WaitMode, Which};
 
 const GENERATION: Generation = Generation(1);
 
-/// Both blocks, and what they are after one step of [`whole`].
+/// The values of both blocks, before and after one step.
 const FIRST: [f32; 2] = [8.0, 16.0];
 const NEXT: [f32; 2] = [7.0, 14.0];
 
@@ -46,12 +46,12 @@ fn lanes(share: LaneShare) -> LanesName {
     LanesName { version: Version(0), first: Lane(0), shares: [share].into() }
 }
 
-/// The gradient of a block is its number and one.
-fn block(engine: &Engine, number: u32) -> Finite {
+/// The gradient of a block is its number plus one.
+fn block(engine: &Engine, number: u32) -> ValidatedBlock {
     let published = engine.published().borrow().clone();
     let memory = published.shard.as_ref().unwrap().memory.lend(1);
     let bytes = Bytes::copy_from_slice(&(number as f32 + 1.0).to_le_bytes());
-    Finite::new(number, &bytes.into(), memory).unwrap()
+    ValidatedBlock::new(number, &bytes.into(), memory).unwrap()
 }
 
 async fn part(engine: &Engine, share: LaneShare, number: u32) {
@@ -65,7 +65,7 @@ async fn rest(engine: &Engine, number: u32) -> Result<Pushed, EngineError> {
     engine.ask(|reply| Event::Push { generation: GENERATION, name, contribution, reply }).await
 }
 
-/// A pull that waits, and the blocks that it gets early.
+/// A pull that waits, and a channel of the blocks that it receives early.
 fn pull(
     engine: &Engine,
     version: u64,
@@ -74,13 +74,13 @@ fn pull(
     let (early, came) = mpsc::unbounded_channel();
     let engine = engine.clone();
     let asked = async move {
-        let (version, patience) = (Version(version), Patience::Waits);
+        let (version, wait_mode) = (Version(version), WaitMode::UntilReady);
         engine
             .ask(|reply| Event::Pull {
                 generation: GENERATION,
                 version,
                 which,
-                patience,
+                wait_mode,
                 early,
                 reply,
             })
@@ -98,8 +98,8 @@ fn values(pulled: Result<Pulled, EngineError>) -> (u64, Vec<f32>) {
     }
 }
 
-/// I7: a pull gets blocks of the next version while others still come in, and hears that the version is
-/// there when all are.
+/// I7: a pull receives blocks of the next version while others still arrive, and the final reply once all
+/// have arrived.
 #[tokio::test(flavor = "multi_thread")]
 async fn blocks_go_out_while_others_come_in() {
     let engine = slot().await;
@@ -108,7 +108,7 @@ async fn blocks_go_out_while_others_come_in() {
     part(&engine, share(1), 1).await;
     let (number, early) = came.recv().await.unwrap();
     assert_eq!((number, early[0]), (1, NEXT[1]));
-    // Who comes later gets them too.
+    // A later pull receives them as well.
     let (late, mut came_late) = pull(&engine, 1, Which::Exactly);
     let late = tokio::spawn(late);
     assert_eq!(came_late.recv().await.unwrap().0, 1);
@@ -120,7 +120,7 @@ async fn blocks_go_out_while_others_come_in() {
     assert_eq!(values(late.await.unwrap()), (1, NEXT.to_vec()));
 }
 
-/// I7, I9: as long as a step is under way all see the values of the version before it, and none cuts it.
+/// I7, I9: while a step is in progress, pulls return the previous version and snapshots are refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_sees_values_of_two_versions() {
     let engine = slot().await;
@@ -130,21 +130,25 @@ async fn nobody_sees_values_of_two_versions() {
         assert_eq!(values(asked.await), (0, FIRST.to_vec()));
         assert!(came.try_recv().is_err());
     }
-    let cut = |version| {
+    let snapshot = |version| {
         let version = Some(Version(version));
-        engine.ask(move |reply| Event::Cut { generation: GENERATION, version, reply })
+        engine.ask(move |reply| Event::Snapshot { generation: GENERATION, version, reply })
     };
-    let Ok(CutAnswer::Past { present }) = cut(0).await else { panic!("blocks are ahead of it") };
+    let Ok(SnapshotAnswer::Past { present }) = snapshot(0).await else {
+        panic!("a step is in progress")
+    };
     assert_eq!(present, Version(0));
-    let later = cut(1);
+    let later = snapshot(1);
     rest(&engine, 0).await.unwrap();
-    let Ok(CutAnswer::Cut { cut, .. }) = later.await else { panic!("it has come") };
-    let of = |block: &CutBlock| block.values[0];
-    assert_eq!(cut.blocks.iter().map(of).collect::<Vec<_>>(), NEXT);
+    let Ok(SnapshotAnswer::Snapshot { snapshot, .. }) = later.await else {
+        panic!("the version is reached")
+    };
+    let of = |block: &SnapshotBlock| block.values[0];
+    assert_eq!(snapshot.blocks.iter().map(of).collect::<Vec<_>>(), NEXT);
 }
 
-/// I6: a slot that hears other records of a lane whose blocks it has can never complete the step: its
-/// memory is given up.
+/// I6: a slot that receives another share for a lane whose blocks it already has can never complete the
+/// step: it discards the shard.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_of_two_kinds_of_blocks_ends_the_slot() {
     for is_whole in [false, true] {

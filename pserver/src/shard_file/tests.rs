@@ -1,25 +1,25 @@
-//! Rules of saving and restoring, on files in a folder.
+//! Tests of saving and loading shards, on files in a folder.
 
 use std::collections::BTreeSet;
 
 use steadfast_common::dataset::Manifest;
 use steadfast_common::ids::{Pass, Version};
 use steadfast_common::layout::{BLOCK_LEN_MAX, ParamSpec};
-use steadfast_common::records::QueueSnapshot;
+use steadfast_common::records::{FORMAT, QueueSnapshot};
 use steadfast_common::spec::{OptimizerKind, OptimizerSpec};
 use tempfile::TempDir;
 
 use super::*;
 
-/// By the number of a block: its values' bits, its state's bits, what it reflects.
-type Blocks = BTreeMap<u32, (Vec<u32>, Vec<Vec<u32>>, Counted)>;
+/// By block number: the bits of its values and state, and its applied records.
+type Blocks = BTreeMap<u32, (Vec<u32>, Vec<Vec<u32>>, AppliedRecords)>;
 
 fn job(kind: OptimizerKind) -> JobRecord {
     let text = include_str!("../../../examples/digits.toml");
     let mut spec = steadfast_common::job_file::parse(text).unwrap();
     spec.optimizer = OptimizerSpec { kind, ..OptimizerSpec::default() };
     let digest = spec.digest();
-    JobRecord { spec, digest, store: String::new(), manifest: "abc".to_owned() }
+    JobRecord { format: FORMAT, spec, digest, store: String::new(), manifest: "abc".to_owned() }
 }
 
 struct Scene {
@@ -46,19 +46,19 @@ impl Scene {
         scene
     }
 
-    /// The file of the dataset manifest, by which a store is known.
+    /// The file of the dataset manifest, by which a store is recognised.
     fn manifest(&self) -> std::path::PathBuf {
         self.folder.path().join(Manifest::object_name("abc"))
     }
 
-    /// What a slot could have after some training; blocks of odd numbers reflect more.
-    fn cut(&self, slot: u32, slots: u32) -> Cut {
+    /// A possible state of a slot after some training; blocks of odd numbers reflect more records.
+    fn snapshot(&self, slot: u32, slots: u32) -> ShardSnapshot {
         let numbers = self.layout.blocks_of(Slot(slot), slots);
         let made = |number: u32, salt: u32| -> Vec<f32> {
             let len = self.layout.blocks()[number as usize].len as u32;
             (0..len).map(|it| ((it * 2_654_435 + number * 97 + salt) as f32).sin()).collect()
         };
-        let blocks = numbers.into_iter().map(|number| CutBlock {
+        let blocks = numbers.into_iter().map(|number| SnapshotBlock {
             number,
             count: number as usize % 2,
             values: Arc::new(made(number, 1)),
@@ -73,7 +73,7 @@ impl Scene {
             examples: 300,
             loss: Some(0.25),
         };
-        Cut {
+        ShardSnapshot {
             position,
             updates: 6,
             ended: BTreeSet::from([Lane(3)]),
@@ -82,29 +82,29 @@ impl Scene {
         }
     }
 
-    async fn save(&self, cuts: Vec<Cut>) -> CheckpointRecord {
+    async fn save(&self, snapshots: Vec<ShardSnapshot>) -> CheckpointRecord {
         let mut record = CheckpointRecord {
             params: self.layout.params().to_vec(),
             queue: Some(QueueSnapshot::default()),
             ..CheckpointRecord::default()
         };
-        for (slot, cut) in cuts.into_iter().enumerate() {
+        for (slot, snapshot) in snapshots.into_iter().enumerate() {
             let (slot, incarnation) = (Slot(slot as u32), Incarnation(9));
-            let saved = self.shards.save(&self.layout, slot, incarnation, cut).await.unwrap();
+            let saved = self.shards.save(&self.layout, slot, incarnation, snapshot).await.unwrap();
             record.shards.push(saved.0);
             record.position = saved.1;
         }
         record
     }
 
-    async fn load(&self, record: &CheckpointRecord, slots: u32) -> Vec<Cut> {
-        let mut cuts = Vec::new();
+    async fn load(&self, record: &CheckpointRecord, slots: u32) -> Vec<ShardSnapshot> {
+        let mut snapshots = Vec::new();
         for slot in 0..slots {
-            let (layout, cut) = self.shards.load(record, Slot(slot), slots).await.unwrap();
+            let (layout, snapshot) = self.shards.load(record, Slot(slot), slots).await.unwrap();
             assert_eq!(*layout, self.layout);
-            cuts.push(cut);
+            snapshots.push(snapshot);
         }
-        cuts
+        snapshots
     }
 
     fn path(&self, record: &CheckpointRecord, shard: usize) -> std::path::PathBuf {
@@ -112,8 +112,8 @@ impl Scene {
     }
 }
 
-fn counted(records: u64) -> Counted {
-    let mut counted = Counted::default();
+fn counted(records: u64) -> AppliedRecords {
+    let mut counted = AppliedRecords::default();
     counted.count(Pass(0), records, records * 31);
     counted
 }
@@ -122,36 +122,36 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// All blocks of some slots; none is in two of them.
-fn blocks(cuts: &[Cut]) -> Blocks {
+/// All blocks of some slots; panics if a block is in two of them.
+fn blocks(snapshots: &[ShardSnapshot]) -> Blocks {
     let mut blocks = Blocks::new();
-    for cut in cuts {
-        for block in &cut.blocks {
+    for snapshot in snapshots {
+        for block in &snapshot.blocks {
             let state = block.state.iter().map(|state| bits(state)).collect();
-            let content = (bits(&block.values), state, cut.counts[block.count].clone());
+            let content = (bits(&block.values), state, snapshot.counts[block.count].clone());
             assert!(blocks.insert(block.number, content).is_none());
         }
     }
     blocks
 }
 
-/// F37, I10
+/// F37, I10: a checkpoint restores the same bits into any number of slots.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cut_of_two_slots_is_restored_bit_by_bit_into_any_number_of_slots() {
     let scene = Scene::new();
-    let cuts = vec![scene.cut(0, 2), scene.cut(1, 2)];
-    let expected = blocks(&cuts);
+    let snapshots = vec![scene.snapshot(0, 2), scene.snapshot(1, 2)];
+    let expected = blocks(&snapshots);
     assert_eq!(expected.len(), scene.layout.blocks().len());
-    let position = cuts[0].position.clone();
-    let record = scene.save(cuts).await;
+    let position = snapshots[0].position.clone();
+    let record = scene.save(snapshots).await;
     for slots in [1, 2, 3, 5] {
         let restored = scene.load(&record, slots).await;
         assert_eq!(blocks(&restored), expected, "{slots} slots");
-        for (slot, cut) in restored.iter().enumerate() {
-            assert_eq!(cut.position, position);
-            assert_eq!(cut.updates, 6);
-            assert_eq!(cut.ended, BTreeSet::from([Lane(3)]));
-            let numbers: Vec<u32> = cut.blocks.iter().map(|block| block.number).collect();
+        for (slot, snapshot) in restored.iter().enumerate() {
+            assert_eq!(snapshot.position, position);
+            assert_eq!(snapshot.updates, 6);
+            assert_eq!(snapshot.ended, BTreeSet::from([Lane(3)]));
+            let numbers: Vec<u32> = snapshot.blocks.iter().map(|block| block.number).collect();
             assert_eq!(numbers, scene.layout.blocks_of(Slot(slot as u32), slots));
         }
         let again = scene.save(restored).await;
@@ -159,11 +159,11 @@ async fn a_cut_of_two_slots_is_restored_bit_by_bit_into_any_number_of_slots() {
     }
 }
 
-/// F34, I9
+/// F34, I9: damage to a shard file is always detected, as a permanent error.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_shard_is_not_loaded_and_never_will_be() {
     let scene = Scene::new();
-    let record = scene.save(vec![scene.cut(0, 2), scene.cut(1, 2)]).await;
+    let record = scene.save(vec![scene.snapshot(0, 2), scene.snapshot(1, 2)]).await;
     let path = scene.path(&record, 1);
     let whole = std::fs::read(&path).unwrap();
     let damages: [fn(&mut Vec<u8>); 5] = [
@@ -177,7 +177,7 @@ async fn a_damaged_shard_is_not_loaded_and_never_will_be() {
         let mut bytes = whole.clone();
         damage(&mut bytes);
         std::fs::write(&path, &bytes).unwrap();
-        // The slot that had it, and whoever takes several together.
+        // The slot that had the shard, and one that combines several shards.
         for (slot, slots) in [(1, 2), (0, 1)] {
             let error = scene.shards.load(&record, Slot(slot), slots).await.unwrap_err();
             let expected = format!("{} is damaged: its ", record.shards[1].object);
@@ -193,11 +193,11 @@ async fn a_damaged_shard_is_not_loaded_and_never_will_be() {
     assert!(error.is_permanent());
 }
 
-/// Else the work of restoring would grow with the square of the number of pservers.
+/// Otherwise the cost of restoring would grow with the square of the number of pservers.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_reads_no_shard_that_it_needs_nothing_of() {
     let scene = Scene::new();
-    let record = scene.save(vec![scene.cut(0, 2), scene.cut(1, 2)]).await;
+    let record = scene.save(vec![scene.snapshot(0, 2), scene.snapshot(1, 2)]).await;
     let path = scene.path(&record, 1);
     let mut bytes = std::fs::read(&path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
@@ -206,32 +206,34 @@ async fn a_slot_reads_no_shard_that_it_needs_nothing_of() {
     scene.shards.load(&record, Slot(1), 2).await.unwrap_err();
 }
 
-/// In asynchronous mode slots make updates of their own; what depends on their number is theirs too.
+/// In asynchronous mode each slot counts its own updates, and so do the rules that depend on that number.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_has_as_many_updates_as_the_shards_that_it_came_from() {
     let scene = Scene::new();
-    let other = Cut { updates: 9, ..scene.cut(1, 2) };
-    let record = scene.save(vec![scene.cut(0, 2), other]).await;
-    let updates = |cuts: Vec<Cut>| cuts.iter().map(|cut| cut.updates).collect::<Vec<_>>();
+    let other = ShardSnapshot { updates: 9, ..scene.snapshot(1, 2) };
+    let record = scene.save(vec![scene.snapshot(0, 2), other]).await;
+    let updates = |snapshots: Vec<ShardSnapshot>| {
+        snapshots.iter().map(|snapshot| snapshot.updates).collect::<Vec<_>>()
+    };
     assert_eq!(updates(scene.load(&record, 2).await), [6, 9]);
     assert_eq!(updates(scene.load(&record, 1).await), [9]);
 }
 
-/// Wherever the version that wrote it had placed its blocks.
+/// The build that wrote the checkpoint may have placed blocks differently.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_block_is_found_in_a_shard_where_it_was_not_expected() {
     let scene = Scene::new();
-    let cuts = vec![scene.cut(1, 2), scene.cut(0, 2)];
-    let expected = blocks(&cuts);
-    let record = scene.save(cuts).await;
+    let snapshots = vec![scene.snapshot(1, 2), scene.snapshot(0, 2)];
+    let expected = blocks(&snapshots);
+    let record = scene.save(snapshots).await;
     assert_eq!(blocks(&scene.load(&record, 2).await), expected);
 }
 
-/// F33: a folder that is not mounted says nothing about a checkpoint.
+/// F33: an unmounted folder does not prove that a checkpoint is damaged.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_store_that_is_away_damages_no_checkpoint() {
     let scene = Scene::new();
-    let record = scene.save(vec![scene.cut(0, 1)]).await;
+    let record = scene.save(vec![scene.snapshot(0, 1)]).await;
     let (store, away) = (scene.folder.path(), tempfile::tempdir().unwrap());
     std::fs::rename(store.join("shards"), away.path().join("shards")).unwrap();
     std::fs::rename(scene.manifest(), away.path().join("manifest")).unwrap();
@@ -242,26 +244,26 @@ async fn a_store_that_is_away_damages_no_checkpoint() {
     assert!(error.is_permanent(), "{error}");
 }
 
-/// F34
+/// F34: valid shards of another job, or an incomplete or ambiguous set of them, are refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn sound_shards_that_are_not_this_jobs_are_not_loaded() {
     let scene = Scene::new();
-    let record = scene.save(vec![scene.cut(0, 2), scene.cut(1, 2)]).await;
+    let record = scene.save(vec![scene.snapshot(0, 2), scene.snapshot(1, 2)]).await;
     let other = ShardStore::new(scene.shards.store.clone(), job(OptimizerKind::Adagrad));
     let error = other.load(&record, Slot(0), 1).await.unwrap_err();
     assert!(error.to_string().contains("lacks the optimizer state"), "{error}");
     assert!(error.is_permanent());
 
-    let lone = scene.save(vec![scene.cut(0, 2)]).await;
+    let lone = scene.save(vec![scene.snapshot(0, 2)]).await;
     let error = scene.shards.load(&lone, Slot(0), 1).await.unwrap_err();
     assert!(error.to_string().starts_with("no shard holds "), "{error}");
     assert!(error.is_permanent());
 
-    let mut twice = scene.save(vec![scene.cut(0, 2), scene.cut(0, 1)]).await;
+    let mut twice = scene.save(vec![scene.snapshot(0, 2), scene.snapshot(0, 1)]).await;
     let error = scene.shards.load(&twice, Slot(0), 1).await.unwrap_err();
     assert!(error.to_string().ends_with("is in another shard as well"), "{error}");
     twice.shards.clear();
     let error = scene.shards.load(&twice, Slot(0), 1).await.unwrap_err();
-    assert_eq!(error.to_string(), "the manifest is not sound: it has no shards");
+    assert_eq!(error.to_string(), "the manifest is invalid: it has no shards");
     assert!(error.is_permanent());
 }

@@ -1,5 +1,5 @@
-//! Puts each deliberate fault of `sim/mutations.toml` into a copy of the sources, builds the simulator
-//! with it, and says after how many seeds it was found.
+//! Mutation test of the simulator: applies each mutation of `sim/mutations.toml` to a copy of the
+//! sources, builds the simulator with it, and reports the first seed that detects it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -8,13 +8,13 @@ use std::time::Instant;
 use clap::Parser;
 use steadfast_sim::mutations::{Mutation, mutations};
 
-/// Builds the simulator with each deliberate fault, and looks how soon it is found.
+/// Builds the simulator with each mutation and reports the first seed that detects it.
 #[derive(Debug, Parser)]
 #[command(name = "steadfast-mutants", version)]
 struct Args {
-    /// Only mutations whose name contains this.
+    /// Run only mutations whose name contains this text.
     only: Option<String>,
-    /// Seeds to try for each mode.
+    /// Number of seeds to run for each mode.
     #[arg(long, default_value_t = 2000)]
     seeds: u64,
 }
@@ -41,18 +41,19 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(0 < holes))
 }
 
-/// Copies everything that git knows.
+/// Copies all files that git tracks.
 fn copy_sources(root: &Path, tree: &Path) {
     let listed = Command::new("git").arg("ls-files").current_dir(root).output();
-    let listed = String::from_utf8(listed.expect("git is there").stdout).expect("names are UTF-8");
+    let listed =
+        String::from_utf8(listed.expect("git is installed").stdout).expect("names are UTF-8");
     for name in listed.lines() {
         let (from, to) = (root.join(name), tree.join(name));
         let folder = to.parent().expect("a file has a folder");
-        std::fs::create_dir_all(folder).expect("a folder of ours");
-        // Times tell cargo what has changed.
+        std::fs::create_dir_all(folder).expect("the target folder is writable");
+        // cargo detects changes by modification time, so unchanged files are not copied.
         let is_same = std::fs::read(&from).ok() == std::fs::read(&to).ok();
         if !is_same && from.exists() {
-            std::fs::copy(&from, &to).expect("a folder of ours");
+            std::fs::copy(&from, &to).expect("the target folder is writable");
         }
     }
 }
@@ -68,7 +69,7 @@ fn try_out(root: &Path, tree: &Path, mutation: &Mutation, seeds: u64) -> Result<
     found
 }
 
-/// Makes all edits of a mutation; `before` gets what each file held.
+/// Applies all edits of a mutation; appends the previous content of each file to `before`.
 fn mutate(
     tree: &Path,
     mutation: &Mutation,
@@ -99,7 +100,7 @@ fn build(root: &Path, tree: &Path) -> Result<(), String> {
         .map_err(|error| error.to_string())?;
     match built.status.success() {
         true => Ok(()),
-        false => Err(format!("it does not build\n{}", String::from_utf8_lossy(&built.stderr))),
+        false => Err(format!("the build failed\n{}", String::from_utf8_lossy(&built.stderr))),
     }
 }
 
@@ -118,5 +119,5 @@ fn first_found(root: &Path, seeds: u64) -> Result<String, String> {
             return Ok(found.to_owned());
         }
     }
-    Err(format!("{seeds} seeds of each mode, and every detour of a single call, were clean"))
+    Err(format!("no failure in {seeds} seeds of each mode, nor in any deviation of a single call"))
 }

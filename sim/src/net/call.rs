@@ -1,4 +1,4 @@
-//! A call: its parts on their way, who carries it out, and who waits for its answer.
+//! A call: its parts in flight, its handler and its caller.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -16,14 +16,14 @@ use tonic::service::Routes;
 use tower::{BoxError, Service};
 
 use super::{CONNECT_MAX, LOCK, Machine, Net, RESEND, SILENCE, machine_of};
+use crate::network_model::CallOutcome;
 use crate::pipe::{Pipe, PipeBody, at_hand, next};
-use crate::weather::Fate;
 use crate::world::{ProcessId, TaskId};
 
 type Request = http::Request<Body>;
 type Response = http::Response<Body>;
 
-/// A call on its way.
+/// A call in flight.
 pub(super) struct Call {
     pub(super) number: u64,
     pub(super) from: (ProcessId, Machine),
@@ -36,16 +36,16 @@ pub(super) struct Call {
 
 #[derive(Default)]
 pub(super) struct Progress {
-    /// What the request's frames were, for the observer.
+    /// The frames of the request, for the observer.
     sent: Vec<Frame<Bytes>>,
-    /// Who handles it.
+    /// The process and the task that handle the call.
     pub(super) handler: Option<(ProcessId, TaskId)>,
-    /// Who sends the rest of the request.
+    /// The task that sends the rest of the request.
     sender: Option<TaskId>,
     answer: Option<Result<http::response::Parts, Status>>,
     is_answered: bool,
     caller: Option<Waker>,
-    /// What is under way there and back, in its order: a connection never changes that.
+    /// Parts in flight in each direction, in the order in which they were sent; a connection keeps it.
     under_way: [Lane; 2],
     is_over: bool,
 }
@@ -54,14 +54,14 @@ pub(super) struct Progress {
 #[derive(Default)]
 struct Lane {
     parts: VecDeque<Part>,
-    /// No earlier than this does the next part arrive.
+    /// Arrival of the last part; the next one arrives later.
     last: Duration,
 }
 
-/// How often a request arrives in two parts.
+/// Probability that a request arrives in two parts.
 const IN_TWO: f64 = 0.2;
 
-/// What arrives together.
+/// Data that arrive together.
 struct Part {
     head: Head,
     frames: Vec<Frame<Bytes>>,
@@ -69,22 +69,22 @@ struct Part {
 }
 
 enum Head {
-    Request { to: SocketAddr, parts: Box<http::request::Parts>, fate: Fate },
+    Request { to: SocketAddr, parts: Box<http::request::Parts>, outcome: CallOutcome },
     Response(Box<http::response::Parts>),
     None,
 }
 
-/// There or back.
+/// To the handler or back to the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Direction {
     There = 0,
     Back = 1,
 }
 
 impl Net {
-    /// A call whose connection has gone silent ends some time later, unless the link heals.
+    /// Fails a call on a silent connection after a timeout, unless the link heals.
     pub(super) fn give_up_later(&self, call: &Arc<Call>) {
-        let silence = self.world().roll(|dice| dice.time(SILENCE.0, SILENCE.1));
+        let silence = self.world().roll(|rng| rng.time(SILENCE.0, SILENCE.1));
         let (net, call) = (self.clone(), call.clone());
         self.world().after(silence, move |world| {
             let (from, to) = (call.from.1, call.to);
@@ -97,14 +97,14 @@ impl Net {
         });
     }
 
-    /// Sends a part of a call, after those that were sent before; `late` by more than usual.
-    fn send(&self, call: &Arc<Call>, way: Way, part: Part, late: Duration) {
-        let (from, to) = call.ends(way);
+    /// Sends a part of a call, behind the parts sent before, with the extra delay `late`.
+    fn send(&self, call: &Arc<Call>, direction: Direction, part: Part, late: Duration) {
+        let (from, to) = call.ends(direction);
         let now = self.world().now();
         let at = {
             let latency = self.latency(from, to) + late;
             let mut progress = call.progress.lock().expect(LOCK);
-            let lane = &mut progress.under_way[way as usize];
+            let lane = &mut progress.under_way[direction as usize];
             lane.parts.push_back(part);
             lane.last = (now + latency).max(lane.last + Duration::from_nanos(1));
             lane.last
@@ -116,8 +116,8 @@ impl Net {
             net.arrive(
                 from,
                 to,
-                if way == Way::There { CONNECT_MAX } else { SILENCE.1 },
-                move || passing.pass(&call, way),
+                if direction == Direction::There { CONNECT_MAX } else { SILENCE.1 },
+                move || passing.pass(&call, direction),
                 move || {
                     failing.fail(&broken, "the connection broke");
                     failing.abandon(&broken);
@@ -126,39 +126,40 @@ impl Net {
         });
     }
 
-    /// The foremost of what is under way arrives.
-    fn pass(&self, call: &Arc<Call>, way: Way) {
-        let part = call.progress.lock().expect(LOCK).under_way[way as usize].parts.pop_front();
+    /// Delivers the first part in flight.
+    fn pass(&self, call: &Arc<Call>, direction: Direction) {
+        let part =
+            call.progress.lock().expect(LOCK).under_way[direction as usize].parts.pop_front();
         let Some(Part { head, frames, end }) = part else { return };
-        match way {
-            Way::There => call.request.arrive(frames, end),
-            Way::Back => call.response.arrive(frames, end),
+        match direction {
+            Direction::There => call.request.arrive(frames, end),
+            Direction::Back => call.response.arrive(frames, end),
         }
         match head {
-            Head::Request { to, parts, fate } => self.deliver(call, to, *parts, fate),
+            Head::Request { to, parts, outcome } => self.deliver(call, to, *parts, outcome),
             Head::Response(parts) => call.answer(Ok(*parts)),
             Head::None => {}
         }
     }
 
-    /// The caller hears that its call failed, unless it has its answer.
+    /// Fails the call at the caller, unless it has its response.
     pub(super) fn fail(&self, call: &Arc<Call>, reason: &str) {
-        tracing::trace!(target: "net", call = call.number, path = call.path, reason, "fails");
+        tracing::trace!(target: "net", call = call.number, path = call.path, reason, "failed");
         call.response.cut(reason);
         call.answer(Err(Status::unavailable(reason)));
     }
 
-    /// The handler hears that its caller is gone, after a while.
+    /// Notifies the handler, after the latency, that its caller is gone.
     pub(super) fn leave(&self, call: &Arc<Call>) {
         let (net, it) = (self.clone(), call.clone());
-        let told = move || net.abandon(&it);
+        let abandon = move || net.abandon(&it);
         let (from, to) = (call.from.1, call.to);
-        self.carry(from, to, None, told.clone(), told);
+        self.carry(from, to, None, abandon.clone(), abandon);
     }
 
     /// Ends both sides of a call.
     pub(super) fn abandon(&self, call: &Arc<Call>) {
-        tracing::trace!(target: "net", call = call.number, path = call.path, "hung up");
+        tracing::trace!(target: "net", call = call.number, path = call.path, "abandoned");
         let (handler, sender) = {
             let mut progress = call.progress.lock().expect(LOCK);
             progress.is_over = true;
@@ -171,14 +172,14 @@ impl Net {
         }
     }
 
-    /// A connection of a process to an address.
-    pub fn dial(&self, from: ProcessId, address: &str) -> Wire {
+    /// Returns a channel from a process to an address.
+    pub fn dial(&self, from: ProcessId, address: &str) -> Channel {
         let address = address.strip_prefix("http://").unwrap_or(address);
-        Wire { net: self.clone(), from, to: address.parse().ok() }
+        Channel { net: self.clone(), from, to: address.parse().ok() }
     }
 
     fn call(&self, from: ProcessId, to: Option<SocketAddr>, request: Request) -> Calling {
-        let (number, machine, target, fate) = {
+        let (number, machine, target, outcome) = {
             let mut state = self.state();
             state.made += 1;
             if state.made.is_multiple_of(256) {
@@ -186,11 +187,11 @@ impl Net {
             }
             let machine = state.machines[&from];
             let target = to.map_or(machine, |to| machine_of(&to));
-            let weather = state.weather.clone();
+            let network_model = state.network_model.clone();
             let number = state.made;
-            let decided = state.fates.get(&number).copied();
+            let decided = state.outcomes.get(&number).copied();
             drop(state);
-            let drawn = self.world().roll(|dice| weather.fate(dice));
+            let drawn = self.world().roll(|rng| network_model.outcome(rng));
             (number, machine, target, decided.unwrap_or(drawn))
         };
         let (parts, mut body) = request.into_parts();
@@ -211,7 +212,7 @@ impl Net {
         let waker = Waker::noop();
         let (frames, end) = at_hand(&mut body, &mut Context::from_waker(waker));
         let is_whole = end.is_some();
-        self.dispatch(&call, to, parts, frames, end, fate);
+        self.dispatch(&call, to, parts, frames, end, outcome);
         if !is_whole {
             let (net, it) = (self.clone(), call.clone());
             let sender = async move {
@@ -219,7 +220,7 @@ impl Net {
                     let (frames, end) = next(&mut body).await;
                     let is_last = end.is_some();
                     let part = Part { head: Head::None, frames, end };
-                    net.send(&it, Way::There, part, Duration::ZERO);
+                    net.send(&it, Direction::There, part, Duration::ZERO);
                     if is_last {
                         break;
                     }
@@ -231,7 +232,7 @@ impl Net {
         Calling { net: self.clone(), call }
     }
 
-    /// Sends the head of a call with what is at hand of its body.
+    /// Sends the head of a call with the part of its body that is ready.
     fn dispatch(
         &self,
         call: &Arc<Call>,
@@ -239,56 +240,64 @@ impl Net {
         parts: http::request::Parts,
         frames: Vec<Frame<Bytes>>,
         end: Option<Result<(), Status>>,
-        fate: Fate,
+        outcome: CallOutcome,
     ) {
-        if fate == Fate::BrokenBefore {
+        if outcome == CallOutcome::BrokenBefore {
             let (net, it) = (self.clone(), call.clone());
             let broken = move || net.fail(&it, "the connection was reset");
             return self.carry(call.from.1, call.from.1, None, broken.clone(), broken);
         }
         call.progress.lock().expect(LOCK).sent = copied(&frames);
-        tracing::trace!(target: "net", call = call.number, path = call.path, %to, ?fate, "call");
+        tracing::trace!(target: "net", call = call.number, path = call.path, %to, ?outcome, "call");
         let latency = self.latency(call.from.1, call.to);
-        let late = match fate {
-            Fate::Ghost(late) => {
+        let late = match outcome {
+            CallOutcome::DelayedDuplicate(late) => {
                 let (net, it) = (self.clone(), call.clone());
-                // The caller is told of a break, and its request arrives all the same.
+                // The caller sees a broken connection, but its request arrives later.
                 self.world().after(latency, move |_| net.fail(&it, "the connection was reset"));
                 late
             }
-            Fate::CutOff(_) => {
+            CallOutcome::CutOff(_) => {
                 let (net, it) = (self.clone(), call.clone());
                 self.world().after(latency, move |_| net.fail(&it, "the connection was reset"));
                 Duration::ZERO
             }
-            Fate::Whole | Fate::BrokenBefore | Fate::AnswerLost => Duration::ZERO,
+            CallOutcome::Whole | CallOutcome::BrokenBefore | CallOutcome::AnswerLost => {
+                Duration::ZERO
+            }
         };
-        let cut = match fate {
-            Fate::CutOff(thousandths) => Some(thousandths),
-            _ => self.world().roll(|dice| dice.happens(IN_TWO).then(|| dice.below(1000))),
+        let cut = match outcome {
+            CallOutcome::CutOff(thousandths) => Some(thousandths),
+            _ => self.world().roll(|rng| rng.happens(IN_TWO).then(|| rng.below(1000))),
         };
         let (frames, rest) = cut_at(cut.unwrap_or(1000), frames);
-        let head = Head::Request { to, parts: Box::new(parts), fate };
+        let head = Head::Request { to, parts: Box::new(parts), outcome };
         if cut.is_none() {
-            return self.send(call, Way::There, Part { head, frames, end }, late);
+            return self.send(call, Direction::There, Part { head, frames, end }, late);
         }
-        self.send(call, Way::There, Part { head, frames, end: None }, late);
-        let rest = match fate {
-            Fate::CutOff(_) => {
+        self.send(call, Direction::There, Part { head, frames, end: None }, late);
+        let rest = match outcome {
+            CallOutcome::CutOff(_) => {
                 let reset = Status::unavailable("the connection was reset");
                 Part { head: Head::None, frames: Vec::new(), end: Some(Err(reset)) }
             }
             _ => Part { head: Head::None, frames: rest, end },
         };
-        self.send(call, Way::There, rest, Duration::ZERO);
+        self.send(call, Direction::There, rest, Duration::ZERO);
     }
 
-    /// A call has come to its target.
-    fn deliver(&self, call: &Arc<Call>, to: SocketAddr, parts: http::request::Parts, fate: Fate) {
+    /// Delivers a call to its target.
+    fn deliver(
+        &self,
+        call: &Arc<Call>,
+        to: SocketAddr,
+        parts: http::request::Parts,
+        outcome: CallOutcome,
+    ) {
         if call.progress.lock().expect(LOCK).is_over {
             return;
         }
-        tracing::trace!(target: "net", call = call.number, path = call.path, %to, "arrives");
+        tracing::trace!(target: "net", call = call.number, path = call.path, %to, "arrived");
         let port = {
             let state = self.state();
             state.ports.get(&to).map(|port| (port.process, port.routes.clone()))
@@ -299,33 +308,33 @@ impl Net {
             let refused = move || net.fail(&it, "the connection was refused");
             return self.carry(call.to, call.from.1, None, refused.clone(), refused);
         };
-        // A port that is open and not served yet lets its callers wait.
+        // Callers of a port that is open but not served yet wait.
         let Some(routes) = routes else {
             let (net, it) = (self.clone(), call.clone());
-            return self.world().after(RESEND, move |_| net.deliver(&it, to, parts, fate));
+            return self.world().after(RESEND, move |_| net.deliver(&it, to, parts, outcome));
         };
         let body = Body::new(PipeBody::new(call.request.clone(), ()));
         let request = http::Request::from_parts(parts, body);
         let task = self
             .world()
-            .spawn(process, handle(self.clone(), call.clone(), routes, request, fate).boxed());
+            .spawn(process, handle(self.clone(), call.clone(), routes, request, outcome).boxed());
         let mut progress = call.progress.lock().expect(LOCK);
         progress.handler = Some((process, task));
     }
 }
 
-/// Whether frames end an answer with an error.
-fn is_refusal(frames: &[Frame<Bytes>]) -> bool {
+/// Returns whether the frames end a response with an error.
+fn is_error(frames: &[Frame<Bytes>]) -> bool {
     let mut trailers = frames.iter().filter_map(Frame::trailers_ref);
     trailers.any(|it| it.get("grpc-status").is_some_and(|status| status != "0"))
 }
 
-/// The data of frames.
+/// Copies the data frames.
 fn copied(frames: &[Frame<Bytes>]) -> Vec<Frame<Bytes>> {
     frames.iter().filter_map(|it| it.data_ref().cloned()).map(Frame::data).collect()
 }
 
-/// Frames up to so many thousandths of their bytes, and the rest.
+/// Splits frames after this many thousandths of their bytes.
 fn cut_at(thousandths: u64, frames: Vec<Frame<Bytes>>) -> (Vec<Frame<Bytes>>, Vec<Frame<Bytes>>) {
     let len = |frame: &Frame<Bytes>| frame.data_ref().map_or(0, Bytes::len);
     let all: usize = frames.iter().map(len).sum();
@@ -346,13 +355,19 @@ fn cut_at(thousandths: u64, frames: Vec<Frame<Bytes>>) -> (Vec<Frame<Bytes>>, Ve
     (first, rest)
 }
 
-/// Carries a call out at its target.
-async fn handle(net: Net, call: Arc<Call>, mut routes: Routes, request: Request, fate: Fate) {
+/// Executes a call at its target.
+async fn handle(
+    net: Net,
+    call: Arc<Call>,
+    mut routes: Routes,
+    request: Request,
+    outcome: CallOutcome,
+) {
     let Ok(response) = routes.call(request).await;
     let (parts, mut body) = response.into_parts();
     let (frames, end) =
         std::future::poll_fn(|context| Poll::Ready(at_hand(&mut body, context))).await;
-    let (mut answered, mut is_refused) = (copied(&frames), is_refusal(&frames));
+    let (mut answered, mut is_refused) = (copied(&frames), is_error(&frames));
     let observe = |answered: &[Frame<Bytes>]| {
         let mut observer = net.0.observer.lock().expect(LOCK);
         if let Some(observer) = observer.as_mut() {
@@ -363,24 +378,29 @@ async fn handle(net: Net, call: Arc<Call>, mut routes: Routes, request: Request,
         observe(&answered);
     }
     tracing::trace!(target: "net", call = call.number, path = call.path, "answered");
-    if fate == Fate::AnswerLost {
+    if outcome == CallOutcome::AnswerLost {
         net.fail(&call, "the connection was reset");
         net.state().calls.remove(&call.number);
         return;
     }
     let is_whole = end.is_some();
     let part = Part { head: Head::Response(Box::new(parts)), frames, end };
-    net.send(&call, Way::Back, part, Duration::ZERO);
+    net.send(&call, Direction::Back, part, Duration::ZERO);
     if !is_whole {
         loop {
             let (frames, end) = next(&mut body).await;
             let is_last = end.is_some();
             answered.extend(copied(&frames));
-            is_refused |= is_refusal(&frames);
+            is_refused |= is_error(&frames);
             if is_last && !is_refused {
                 observe(&answered);
             }
-            net.send(&call, Way::Back, Part { head: Head::None, frames, end }, Duration::ZERO);
+            net.send(
+                &call,
+                Direction::Back,
+                Part { head: Head::None, frames, end },
+                Duration::ZERO,
+            );
             if is_last {
                 break;
             }
@@ -395,11 +415,11 @@ async fn handle(net: Net, call: Arc<Call>, mut routes: Routes, request: Request,
 }
 
 impl Call {
-    /// From where to where a part goes.
-    fn ends(&self, way: Way) -> (Machine, Machine) {
-        match way {
-            Way::There => (self.from.1, self.to),
-            Way::Back => (self.to, self.from.1),
+    /// Returns the source and the destination of a part.
+    fn ends(&self, direction: Direction) -> (Machine, Machine) {
+        match direction {
+            Direction::There => (self.from.1, self.to),
+            Direction::Back => (self.to, self.from.1),
         }
     }
 
@@ -415,15 +435,15 @@ impl Call {
     }
 }
 
-/// A way from a process to an address.
+/// A channel from a process to an address.
 #[derive(Clone)]
-pub struct Wire {
+pub struct Channel {
     net: Net,
     from: ProcessId,
     to: Option<SocketAddr>,
 }
 
-impl Service<Request> for Wire {
+impl Service<Request> for Channel {
     type Response = Response;
     type Error = BoxError;
     type Future = Calling;
@@ -437,7 +457,7 @@ impl Service<Request> for Wire {
     }
 }
 
-/// A call that waits for its answer. To drop it is to hang up.
+/// A call that waits for its response. Dropping it cancels the call.
 pub struct Calling {
     net: Net,
     call: Arc<Call>,
@@ -471,14 +491,14 @@ impl Future for Calling {
 impl Drop for Calling {
     fn drop(&mut self) {
         let is_answered = self.call.progress.lock().expect(LOCK).is_answered;
-        // What a process leaves that dies is its machine's to say.
+        // The calls of a process that dies are closed by `Net::bury`.
         if !is_answered && self.net.world().lives(self.call.from.0) {
             self.net.leave(&self.call);
         }
     }
 }
 
-/// Ends a call whose answer nobody reads any more.
+/// Cancels a call whose response is no longer read.
 struct HangUp {
     net: Net,
     call: Arc<Call>,

@@ -1,4 +1,4 @@
-//! A connection that is held open to see whether its other end is there.
+//! Probes: connections that are held open to detect whether the peer is alive.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -7,12 +7,12 @@ use std::task::{Context, Poll, Waker};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use steadfast_host::net::Knock;
+use steadfast_host::net::Probe;
 
 use super::{CONNECT_MAX, LOCK, Machine, Net, machine_of};
 use crate::world::ProcessId;
 
-/// A connection that is held open to see whether its other end is there.
+/// A connection that is held open to detect whether the peer is alive.
 pub(super) struct Visit {
     pub(super) at: (ProcessId, Machine),
     pub(super) visitor: Machine,
@@ -20,22 +20,22 @@ pub(super) struct Visit {
 }
 
 impl Net {
-    /// Tries to open a connection that says whether its other end lives.
-    pub fn knock(&self, from: ProcessId, address: &str) -> BoxFuture<'static, Knock> {
+    /// Opens a connection that detects whether the peer is alive.
+    pub fn probe(&self, from: ProcessId, address: &str) -> BoxFuture<'static, Probe> {
         let (net, to) = (self.clone(), address.parse::<SocketAddr>().ok());
         async move {
-            let Some(to) = to else { return Knock::Silent };
+            let Some(to) = to else { return Probe::Silent };
             let machine = net.state().machines[&from];
             let target = machine_of(&to);
             let trip = net.latency(machine, target) + net.latency(target, machine);
             net.world().sleep(trip).await;
             if net.is_blocked(machine, target) || net.is_blocked(target, machine) {
                 net.world().sleep(CONNECT_MAX).await;
-                return Knock::Silent;
+                return Probe::Silent;
             }
             let process = net.state().ports.get(&to).map(|port| port.process);
             let Some(process) = process.filter(|it| net.world().lives(*it)) else {
-                return Knock::Refused;
+                return Probe::Refused;
             };
             let visit = Arc::new(Visit {
                 at: (process, target),
@@ -46,7 +46,7 @@ impl Net {
             state.visits.retain(|it| it.strong_count() != 0);
             state.visits.push(Arc::downgrade(&visit));
             drop(state);
-            Knock::Open(Visiting(visit).boxed())
+            Probe::Open(Visiting(visit).boxed())
         }
         .boxed()
     }

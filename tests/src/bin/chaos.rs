@@ -1,4 +1,4 @@
-//! Runs seeded schedules of faults one after another, until the time is over or one run fails.
+//! Runs seeded fault schedules one after another, until the time is over or a run fails.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -6,49 +6,49 @@ use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
 use steadfast_common::spec::Mode;
-use steadfast_tests::faults::{Kind, Outcome, Schedule, Shape, World};
+use steadfast_tests::faults::{FaultTarget, Kind, Outcome, Schedule, Shape};
 use steadfast_tests::{Run, Scene};
 
-/// What an asynchronous job reaches whatever happens to it.
+/// Metric that an asynchronous job must reach under any schedule.
 const METRIC_MIN: f64 = 0.94;
 
 #[derive(Debug, Parser)]
-#[command(name = "chaos", about = "Runs jobs under seeded schedules of faults")]
+#[command(name = "chaos", about = "Runs jobs under seeded fault schedules")]
 struct Args {
-    /// Seed of the first schedule; the next ones have the seeds after it.
+    /// Seed of the first schedule; the seed increases by one with each run.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How long to begin new runs.
+    /// Start new runs for this many minutes.
     #[arg(long, default_value_t = 1.0)]
     minutes: f64,
-    /// Run this schedule, once, and no other.
+    /// Run only this schedule, once.
     #[arg(long)]
     schedule: Option<Schedule>,
     #[arg(long, default_value = "sync")]
     mode: ModeArg,
-    /// Faults in a random schedule.
+    /// Number of faults in a random schedule.
     #[arg(long, default_value_t = 12)]
     count: usize,
-    /// Kinds of faults in a random schedule, by name [default: all].
+    /// Kinds of faults in random schedules, by name [default: all].
     #[arg(long, value_delimiter = ',', value_parser = kind)]
     kinds: Vec<Kind>,
-    /// Members of etcd.
+    /// Number of etcd members.
     #[arg(long, default_value_t = 3)]
     etcd: u32,
     #[arg(long, default_value_t = 2)]
     masters: u32,
-    /// Slots.
+    /// Number of slots.
     #[arg(long, default_value_t = 2)]
     pservers: u32,
-    /// Pservers beyond the slots.
+    /// Number of spare pservers.
     #[arg(long, default_value_t = 1)]
     spares: u32,
     #[arg(long, default_value_t = 3)]
     trainers: u32,
-    /// Seconds.
+    /// Lease TTL in seconds.
     #[arg(long, default_value_t = 2)]
     lease_ttl: u32,
-    /// Tell what happened also where nothing failed.
+    /// Print the event log of successful runs, too.
     #[arg(long)]
     story: bool,
 }
@@ -83,7 +83,7 @@ fn main() -> ExitCode {
         Mode::Async => None,
     };
     let kinds = if args.kinds.is_empty() { Kind::ALL.to_vec() } else { args.kinds.clone() };
-    let patience = Duration::from_secs_f64(60.0 * args.minutes);
+    let limit = Duration::from_secs_f64(60.0 * args.minutes);
     let started = Instant::now();
     for seed in args.seed.. {
         let random = || Schedule::random(seed, args.count, &kinds, &shape);
@@ -101,14 +101,14 @@ fn main() -> ExitCode {
                 return ExitCode::FAILURE;
             }
         }
-        if args.schedule.is_some() || patience <= started.elapsed() {
+        if args.schedule.is_some() || limit <= started.elapsed() {
             break;
         }
     }
     ExitCode::SUCCESS
 }
 
-/// The parameters of the job if nothing disturbs it.
+/// Returns the SHA-256 of the parameters after an undisturbed run.
 fn undisturbed(shape: &Shape) -> String {
     let scene = Scene::new();
     let summary = Run::to_end(&scene, &shape.job(), "data", &[]);
@@ -117,7 +117,7 @@ fn undisturbed(shape: &Shape) -> String {
 
 fn run(shape: &Shape, seed: u64, schedule: &Schedule, expected: Option<&str>) -> (usize, Outcome) {
     let scene = Scene::new();
-    let mut world = World::start(&scene, shape.clone());
+    let mut world = FaultTarget::start(&scene, shape.clone());
     let faults = world.run(Some(seed), schedule);
     let outcome = world.finish_as(|outcome| match expected {
         Some(expected) => assert_eq!(outcome.sha, expected, "the parameters differ"),
@@ -132,9 +132,9 @@ fn run(shape: &Shape, seed: u64, schedule: &Schedule, expected: Option<&str>) ->
 fn line(seed: u64, faults: usize, outcome: &Outcome) -> String {
     let history = &outcome.audit["history"];
     format!(
-        "seed {seed}: survived {faults} faults in {:.1} s: {} reigns, {} generations, {} checkpoints; ends: {:?}",
+        "seed {seed}: survived {faults} faults in {:.1} s: {} terms, {} generations, {} checkpoints; ends: {:?}",
         outcome.wall.as_secs_f64(),
-        history["reigns"],
+        history["terms"],
         history["generations"],
         history["checkpoints"],
         outcome.ends,

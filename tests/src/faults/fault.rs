@@ -1,9 +1,9 @@
-//! What can go wrong in a world, and its one-line text.
+//! Faults of a world, and their one-line text form.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// What a process is to the job.
+/// Role of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     Master,
@@ -15,7 +15,7 @@ impl Role {
     /// All roles, in the order in which a world starts them.
     pub const ALL: [Self; 3] = [Self::Master, Self::Pserver, Self::Trainer];
 
-    /// Its name, which is also the second half of its program's.
+    /// Returns the name of the role, which is also the second half of the program name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Master => "master",
@@ -25,55 +25,56 @@ impl Role {
     }
 }
 
-/// Kinds of faults; together with whom it hits, a kind is a [`Fault`].
+/// Kinds of faults; a kind and its target make a [`Fault`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// A process is killed without a word.
+    /// A process is killed with SIGKILL.
     Kill,
     /// A process is stopped for longer than its lease.
     Pause,
-    /// A process is told to leave in good order.
+    /// A process receives SIGTERM and drains.
     Leave,
-    /// A process cannot connect to etcd until its lease is over.
+    /// Connections between a process and etcd are refused until its lease expires.
     Cut,
-    /// A process and etcd do not hear each other until its lease is over, and are not told.
+    /// Data between a process and etcd are dropped silently, both ways, until its lease expires.
     Isolate,
-    /// etcd hears a process until its lease is over, and the process does not hear etcd.
+    /// Data from etcd to a process are dropped silently until its lease expires.
     Deafen,
-    /// Each piece between a process and etcd comes late, for as long as a lease.
+    /// Data between a process and etcd are delayed, for the length of a lease.
     Slow,
     /// The connections of a process to etcd are reset once.
     Reset,
-    /// A process hears nobody but etcd, and nobody hears it, for longer than its lease.
+    /// Data on incoming connections of a process are dropped silently, for longer than its lease; etcd
+    /// stays reachable.
     Shut,
-    /// The member of etcd that leads is killed, and started again once another one leads.
+    /// The leader of etcd is killed, and restarted once another member leads.
     EtcdKillLeader,
-    /// A member of etcd is killed and started again.
+    /// A member of etcd is killed and restarted.
     EtcdKill,
     /// A member of etcd is stopped for longer than a lease.
     EtcdPause,
-    /// All members of etcd are stopped for longer than a lease, so that all leases end at once.
+    /// All members of etcd are stopped for longer than a lease; all leases expire at once.
     EtcdStall,
-    /// The history of etcd is dropped.
+    /// The history of etcd is compacted.
     EtcdCompact,
-    /// Another member of etcd leads.
+    /// The leadership of etcd moves to another member.
     EtcdMoveLeader,
-    /// etcd takes no more for as long as a lease.
+    /// etcd has no space left, for the length of a lease.
     EtcdFull,
     /// The store has no space left for a while.
     StoreFull,
-    /// The store is not there for a while.
+    /// The store is unavailable for a while.
     StoreAway,
-    /// Everything is killed, etcd included, and started again.
+    /// All processes including etcd are killed and restarted.
     KillAll,
 }
 
-/// Whom a kind of fault hits.
+/// Target of a kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hits {
     Process,
     EtcdMember,
-    World,
+    FaultTarget,
 }
 
 impl Kind {
@@ -100,7 +101,7 @@ impl Kind {
         Self::KillAll,
     ];
 
-    /// Its name in a schedule.
+    /// Returns the name of the kind in a schedule.
     pub fn name(self) -> &'static str {
         match self {
             Self::Kill => "kill",
@@ -144,47 +145,47 @@ impl Kind {
             | Self::EtcdFull
             | Self::StoreFull
             | Self::StoreAway
-            | Self::KillAll => Hits::World,
+            | Self::KillAll => Hits::FaultTarget,
         }
     }
 
-    /// Whether it hits one process of the job.
+    /// Returns whether the target is one process of the job.
     pub fn hits_a_process(self) -> bool {
         self.hits() == Hits::Process
     }
 
-    /// Whether it hits one member of etcd.
+    /// Returns whether the target is one member of etcd.
     pub fn hits_an_etcd_member(self) -> bool {
         self.hits() == Hits::EtcdMember
     }
 }
 
-/// One fault. Whether its fields fit its kind is checked when it is made.
+/// One fault. The constructors check that the target matches the kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     pub kind: Kind,
-    /// The role that is hit, for kinds that hit a process.
+    /// Role of the target, for faults of a process.
     pub role: Option<Role>,
-    /// Which process of the role, or which member of etcd.
+    /// Index of the process within its role, or of the etcd member.
     pub index: u32,
 }
 
 impl Fault {
-    /// A fault of one process.
+    /// Creates a fault of one process.
     pub fn of(kind: Kind, role: Role, index: u32) -> Self {
         assert!(kind.hits_a_process(), "{} hits no process", kind.name());
         Self { kind, role: Some(role), index }
     }
 
-    /// A fault of one member of etcd.
+    /// Creates a fault of one member of etcd.
     pub fn of_etcd(kind: Kind, index: u32) -> Self {
         assert!(kind.hits_an_etcd_member(), "{} hits no member of etcd", kind.name());
         Self { kind, role: None, index }
     }
 
-    /// A fault of the whole world.
+    /// Creates a fault of the whole world.
     pub fn of_all(kind: Kind) -> Self {
-        assert!(kind.hits() == Hits::World, "{} does not hit all", kind.name());
+        assert!(kind.hits() == Hits::FaultTarget, "{} does not hit all", kind.name());
         Self { kind, role: None, index: 0 }
     }
 }
@@ -195,7 +196,7 @@ impl fmt::Display for Fault {
         match (self.role, self.kind.hits()) {
             (Some(role), _) => write!(f, "{name} {} {}", role.name(), self.index),
             (None, Hits::EtcdMember) => write!(f, "{name} {}", self.index),
-            (None, Hits::Process | Hits::World) => f.write_str(name),
+            (None, Hits::Process | Hits::FaultTarget) => f.write_str(name),
         }
     }
 }
@@ -205,7 +206,7 @@ impl FromStr for Fault {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let words: Vec<&str> = text.split_whitespace().collect();
-        let wrong = || format!("`{text}` is no fault");
+        let wrong = || format!("cannot parse the fault `{text}`");
         let (name, rest) = words.split_first().ok_or_else(wrong)?;
         let kind = Kind::ALL.into_iter().find(|it| it.name() == *name).ok_or_else(wrong)?;
         let number = |it: &str| it.parse::<u32>().map_err(|_| wrong());
@@ -215,8 +216,8 @@ impl FromStr for Fault {
                 Ok(Self::of(kind, role, number(index)?))
             }
             (Hits::EtcdMember, [index]) => Ok(Self::of_etcd(kind, number(index)?)),
-            (Hits::World, []) => Ok(Self::of_all(kind)),
-            (Hits::Process | Hits::EtcdMember | Hits::World, _) => Err(wrong()),
+            (Hits::FaultTarget, []) => Ok(Self::of_all(kind)),
+            (Hits::Process | Hits::EtcdMember | Hits::FaultTarget, _) => Err(wrong()),
         }
     }
 }

@@ -1,39 +1,39 @@
-//! How each fault is done, and undone when its time is over.
+//! Injects faults, and heals them when their time is over.
 
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use super::{Fault, Kind, Role, World};
+use super::{Fault, FaultTarget, Kind, Role};
 use crate::Proxy;
 
-/// By how much a fault that shall end leases lasts longer than they do. etcd looks at its leases
-/// twice a second.
+/// How much longer than a lease a fault lasts that must make leases expire. etcd checks its leases twice
+/// a second.
 const BEYOND_LEASE: Duration = Duration::from_millis(1000);
 
-/// How long resets go on.
+/// Duration of a reset fault.
 const RESET: Duration = Duration::from_millis(50);
 
-/// How much later each piece comes through a slow connection.
+/// Delay of data on a slow connection.
 const DELAY: Duration = Duration::from_millis(100);
 
-/// A member of etcd that was killed comes back after this at the latest, even if no other leads.
+/// A killed member of etcd is restarted after this time, even without another leader.
 const LEADERLESS_MAX: Duration = Duration::from_secs(4);
 
-/// A fault that is to be undone.
+/// A fault to be healed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Heal {
     fault: Fault,
-    /// A fault that ends leases lasts by their measure, which is time.
+    /// When to heal it. Leases are measured in time, so these faults are, too.
     due: Instant,
-    /// It is also due as soon as etcd has a leader.
+    /// Whether to heal it earlier, as soon as etcd has a leader.
     with_leader: bool,
 }
 
-impl World<'_> {
-    /// Does a fault.
+impl FaultTarget<'_> {
+    /// Injects a fault.
     pub fn inject(&mut self, fault: Fault) {
-        self.tell(&format!("fault: {fault}"));
+        self.log(&format!("fault: {fault}"));
         let lease = Duration::from_secs(u64::from(self.shape.lease_ttl_s)) + BEYOND_LEASE;
         let lasts = match fault.kind {
             Kind::Kill | Kind::Leave | Kind::EtcdCompact | Kind::EtcdMoveLeader | Kind::KillAll => {
@@ -64,7 +64,7 @@ impl World<'_> {
         }
     }
 
-    /// Does a fault that stays until [`World::heal_all`].
+    /// Injects a fault that lasts until [`FaultTarget::heal_all`].
     pub fn inject_for_long(&mut self, fault: Fault) {
         self.inject(fault);
         if let Some(heal) = self.heals.iter_mut().rev().find(|it| it.fault == fault) {
@@ -95,21 +95,21 @@ impl World<'_> {
         match kind {
             Kind::EtcdKillLeader => {
                 let leader = self.until("etcd has a leader", |world| world.etcd.leader());
-                self.tell(&format!("etcd {leader} leads"));
+                self.log(&format!("etcd {leader} leads"));
                 self.etcd.kill(leader);
             }
             Kind::EtcdKill => self.etcd.kill(index),
             Kind::EtcdPause => self.etcd.signal(index, Signal::SIGSTOP),
             Kind::EtcdStall => self.etcd.signal_all(Signal::SIGSTOP),
-            // What the recorder has not seen is kept: it is the witness of this world.
+            // Keep revisions that the recorder has not read yet.
             Kind::EtcdCompact => drop(self.etcd.compact(self.recorder.last())),
             Kind::EtcdMoveLeader => drop(self.etcd.move_leader()),
             Kind::EtcdFull => {
                 let is_full = self.etcd.fill(&self.filler_mark());
-                self.tell(if is_full { "etcd is full" } else { "etcd could not be filled" });
+                self.log(if is_full { "etcd is full" } else { "etcd could not be filled" });
             }
             Kind::StoreFull if self.store.can_be_full() => self.store.fill(),
-            Kind::StoreFull => self.tell("skipped: no file system can be mounted here"),
+            Kind::StoreFull => self.log("skipped: this process may not mount a file system"),
             Kind::StoreAway => self.store.take_away(),
             Kind::KillAll => {
                 self.heal_all();
@@ -121,13 +121,13 @@ impl World<'_> {
         }
     }
 
-    /// A key that the recorder sees, and nobody else looks at.
+    /// Returns a key that only the recorder reads.
     fn filler_mark(&self) -> String {
         format!("{}/filler", self.keys.root())
     }
 
-    /// Empties etcd; says whether that went well. History is dropped only once the recorder has seen
-    /// all that came before.
+    /// Frees the space of etcd; returns whether it succeeded. The history is compacted only after the
+    /// recorder has read it.
     fn give_space_back(&self) -> bool {
         let mark = self.filler_mark();
         self.etcd.empty(&mark)
@@ -137,7 +137,7 @@ impl World<'_> {
             }
     }
 
-    /// Undoes what is due.
+    /// Heals the faults that are due.
     pub(super) fn heal_due(&mut self) {
         let now = Instant::now();
         for heal in std::mem::take(&mut self.heals) {
@@ -148,7 +148,7 @@ impl World<'_> {
         }
     }
 
-    /// Undoes everything.
+    /// Heals all faults.
     pub fn heal_all(&mut self) {
         for heal in std::mem::take(&mut self.heals) {
             if !self.heal(heal.fault) {
@@ -157,7 +157,7 @@ impl World<'_> {
         }
     }
 
-    /// Undoes a fault; says whether that went well.
+    /// Heals a fault; returns whether it succeeded.
     fn heal(&mut self, fault: Fault) -> bool {
         let index = fault.index as usize;
         match (fault.kind, fault.role) {
@@ -182,7 +182,7 @@ impl World<'_> {
             (Kind::StoreFull | Kind::StoreAway, None) => self.store.heal(),
             (_, None) => self.etcd.start_missing(),
         }
-        self.tell(&format!("healed: {fault}"));
+        self.log(&format!("healed: {fault}"));
         true
     }
 }

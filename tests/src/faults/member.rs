@@ -1,4 +1,4 @@
-//! One process of a world, over all its lives.
+//! A process of a world, over all its restarts.
 
 use std::time::{Duration, Instant};
 
@@ -8,30 +8,30 @@ use tokio::runtime::Runtime;
 use super::Role;
 use crate::{Ended, Network, Process, Proxy, free_address};
 
-/// Least time between two starts, as anybody who starts dead processes again has one.
+/// Minimum time between two starts, as a supervisor has.
 const RESTART_PAUSE: Duration = Duration::from_millis(300);
 
-/// A place in the world that one process at a time fills.
+/// A member of a world; at most one process of it runs at a time.
 #[derive(Debug)]
 pub(super) struct Member {
     pub role: Role,
     pub index: u32,
-    /// Where it reaches each member of etcd.
+    /// Proxies to each member of etcd.
     pub proxies: Vec<Proxy>,
-    /// Where others reach its present life, unless it is a trainer, which nobody calls.
+    /// Proxy through which others reach the current process; trainers are not called and have none.
     pub front: Option<Proxy>,
-    /// Where the admin port of its present life is.
+    /// Admin address of the current process.
     pub admin: String,
     pub is_paused: bool,
     pub starts: u32,
-    /// Where it runs, if apart from the others.
+    /// Its separate network namespace, if it has one.
     pub network: Option<Network>,
     life: Option<Process>,
     started: Instant,
 }
 
 impl Member {
-    /// Makes an empty place behind proxies to all members of etcd.
+    /// Creates a member without a process, with proxies to all members of etcd.
     pub fn new(
         runtime: &Runtime,
         role: Role,
@@ -59,7 +59,7 @@ impl Member {
         format!("{}-{}", self.role.name(), self.index)
     }
 
-    /// The name of its present or next life, which its log has.
+    /// Returns the name of the current or next process, which names its log.
     pub fn life_name(&self) -> String {
         format!("{}.{}", self.name(), self.starts)
     }
@@ -68,11 +68,11 @@ impl Member {
         self.proxies.iter().map(Proxy::url).collect::<Vec<_>>().join(",")
     }
 
-    /// Where its next life is to listen, and where others are to reach it.
+    /// Returns the listen address and the advertised address of the next process.
     pub fn open_front(&mut self, runtime: &Runtime) -> (String, String) {
         let mut listen = free_address();
         if let Some(network) = &self.network {
-            // The link itself is what can break.
+            // Faults act on the link instead of a proxy.
             listen.set_ip(network.inside.parse().expect("a network has addresses"));
             return (listen.to_string(), listen.to_string());
         }
@@ -82,7 +82,7 @@ impl Member {
         (listen.to_string(), advertised)
     }
 
-    /// Whether it is time for another life.
+    /// Returns whether the next process should be started.
     pub fn is_due(&self) -> bool {
         let is_first = self.starts == 0;
         self.life.is_none() && (is_first || RESTART_PAUSE <= self.started.elapsed())
@@ -98,7 +98,7 @@ impl Member {
         self.life.is_some()
     }
 
-    /// How its life ended, if it did since this was asked last.
+    /// Returns how the process ended, if it has ended since the last call.
     pub fn ended(&mut self) -> Option<Ended> {
         let life = self.life.as_mut()?;
         if life.is_running() {
@@ -109,14 +109,14 @@ impl Member {
         Some(ended)
     }
 
-    /// Sends a signal to its present life, if there is one.
+    /// Sends a signal to the current process, if any.
     pub fn signal(&mut self, signal: Signal) {
         if let Some(life) = &mut self.life {
             life.signal_if_running(signal);
         }
     }
 
-    /// What its present life said so far.
+    /// Returns the stderr of the current process so far.
     pub fn stderr(&self) -> String {
         self.life.as_ref().map(Process::stderr).unwrap_or_default()
     }

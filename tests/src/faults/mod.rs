@@ -1,4 +1,4 @@
-//! Faults, schedules of faults, and a world in which a job meets them.
+//! Faults, fault schedules, and a world that runs a job under a schedule.
 
 mod fault;
 mod inject;
@@ -11,4 +11,4 @@ mod world;
 pub use fault::{Fault, Kind, Role};
 pub use schedule::{Event, Schedule, When};
 pub use shape::Shape;
-pub use world::{Outcome, World};
+pub use world::{FaultTarget, Outcome};

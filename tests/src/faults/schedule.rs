@@ -1,20 +1,20 @@
-//! Which faults come when: by the progress of the job, never by the clock, so that a slow machine
-//! meets the same faults as a fast one.
+//! Fault schedules. Faults are triggered by the progress of the job and not by time, so slow and fast
+//! machines run the same schedule.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::{Fault, Kind, Role, Shape};
 
-/// Most steps between two faults of a random schedule.
+/// Maximum number of steps between two faults of a random schedule.
 const GAP_MAX: u64 = 60;
 
-/// When a fault comes.
+/// When a fault is injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// Once that many steps of the job are done.
+    /// When this many steps of the job are done.
     Step(u64),
-    /// Once that many steps more are done than when the fault before came.
+    /// When this many steps are done since the previous fault.
     After(u64),
 }
 
@@ -25,22 +25,22 @@ pub struct Event {
     pub fault: Fault,
 }
 
-/// Faults in the order in which they come. Its text is one line: `@100 kill master 0; +20 …`.
+/// A sequence of faults. The text form is one line: `@100 kill master 0; +20 …`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Schedule {
     pub events: Vec<Event>,
 }
 
 impl Schedule {
-    /// That many faults of the kinds that are allowed, in a world of that shape. The same
-    /// arguments give the same schedule.
+    /// Draws `count` faults of the allowed kinds for a world of this shape. The same arguments give the
+    /// same schedule.
     pub fn random(seed: u64, count: usize, allowed: &[Kind], shape: &Shape) -> Self {
         let mut random = Random(seed);
         let mut events = Vec::with_capacity(count);
         for number in 0..count {
             let gap = match number {
                 0 => When::Step(20 + random.below(GAP_MAX)),
-                // Some faults come together.
+                // Some faults are injected together.
                 _ if random.below(6) == 0 => When::After(0),
                 _ => When::After(1 + random.below(GAP_MAX)),
             };
@@ -51,7 +51,7 @@ impl Schedule {
     }
 }
 
-/// Numbers that follow from a seed (SplitMix64).
+/// Random number generator (SplitMix64).
 struct Random(u64);
 
 impl Random {
@@ -63,7 +63,7 @@ impl Random {
         mixed ^ mixed >> 31
     }
 
-    /// The bias of the remainder does not matter for so small bounds.
+    /// Returns a number below `bound`. The modulo bias is negligible for small bounds.
     fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
@@ -71,7 +71,7 @@ impl Random {
     fn fault(&mut self, kind: Kind, shape: &Shape) -> Fault {
         match (kind.hits_a_process(), kind.hits_an_etcd_member()) {
             (true, _) => {
-                // Nobody calls a trainer.
+                // Trainers accept no calls.
                 let roles = if kind == Kind::Shut { &Role::ALL[..2] } else { &Role::ALL };
                 let role = roles[self.below(roles.len() as u64) as usize];
                 Fault::of(kind, role, self.below(u64::from(shape.count(role))) as u32)
@@ -105,7 +105,7 @@ impl FromStr for Schedule {
 }
 
 fn event(text: &str) -> Result<Event, String> {
-    let wrong = || format!("`{text}` does not begin with `@STEP` or `+STEPS`");
+    let wrong = || format!("`{text}` does not start with `@STEP` or `+STEPS`");
     let (when, fault) = text.split_once(' ').ok_or_else(wrong)?;
     let number = |it: &str| it.parse::<u64>().map_err(|_| wrong());
     let when = match (when.strip_prefix('@'), when.strip_prefix('+')) {

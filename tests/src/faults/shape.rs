@@ -1,4 +1,4 @@
-//! How large a world is, and the one command that repeats what happened in it.
+//! The shape of a world, and the command that repeats its run.
 
 use steadfast_common::spec::Mode;
 
@@ -11,12 +11,12 @@ pub struct Shape {
     pub mode: Mode,
     pub etcd: u32,
     pub masters: u32,
-    /// Slots.
+    /// Number of slots.
     pub pservers: u32,
-    /// Pservers beyond the slots.
+    /// Number of spare pservers.
     pub spares: u32,
     pub trainers: u32,
-    /// Seconds.
+    /// Lease TTL in seconds.
     pub lease_ttl_s: u32,
 }
 
@@ -35,7 +35,7 @@ impl Default for Shape {
 }
 
 impl Shape {
-    /// How many processes of a role it has.
+    /// Returns the number of processes of a role.
     pub fn count(&self, role: Role) -> u32 {
         match role {
             Role::Master => self.masters,
@@ -44,8 +44,8 @@ impl Shape {
         }
     }
 
-    /// The job that a world of this mode runs: the example, with checkpoints often enough that
-    /// going back to one does not undo what the faults let through.
+    /// Returns the example job of this mode, with checkpoints frequent enough for progress between
+    /// rollbacks.
     pub fn job(&self) -> Job {
         match self.mode {
             Mode::Sync => Job::example("digits").with("every = \"10s\"", "every_steps = 40"),
@@ -53,7 +53,7 @@ impl Shape {
         }
     }
 
-    /// The command that repeats a schedule in such a world.
+    /// Returns the command that repeats a schedule in a world of this shape.
     pub fn command(&self, seed: Option<u64>, schedule: &Schedule) -> String {
         let mode = match self.mode {
             Mode::Sync => "sync",

@@ -1,4 +1,4 @@
-//! The folder that a world's job keeps its files in, which can be full or away for a while.
+//! The store folder of a world, which can be full or unavailable for a while.
 
 use std::fs;
 use std::path::PathBuf;
@@ -6,14 +6,14 @@ use std::process::Command;
 
 use crate::Scene;
 
-/// Room of a store that can be full: enough for the checkpoints of the jobs of these tests.
+/// Size of a store that can be full: enough for the checkpoints of these tests.
 const ROOM: &str = "size=16m";
 const FILLER: &str = "filler";
 
-/// What the name of a folder that is away begins with.
+/// Prefix of the names of folders that are moved away.
 const HIDDEN: &str = ".away-";
 
-/// The store's folder.
+/// The store folder.
 #[derive(Debug)]
 pub(super) struct StoreFolder {
     path: PathBuf,
@@ -21,10 +21,10 @@ pub(super) struct StoreFolder {
 }
 
 impl StoreFolder {
-    /// Makes the folder, as a file system of its own where this process may mount one.
+    /// Creates the folder, as a separate file system if this process may mount one.
     pub fn new(scene: &Scene) -> Self {
         let path = scene.path("store");
-        fs::create_dir(&path).expect("the test's folder can be written to");
+        fs::create_dir(&path).expect("the folder of the test is writable");
         let mut mount = Command::new("mount");
         mount.args(["-t", "tmpfs", "-o", ROOM, "tmpfs"]).arg(&path);
         let is_mounted = mount.output().is_ok_and(|it| it.status.success());
@@ -35,23 +35,24 @@ impl StoreFolder {
         &self.path
     }
 
-    /// Whether it has an end.
+    /// Returns whether the store has a size limit.
     pub fn can_be_full(&self) -> bool {
         self.is_mounted
     }
 
-    /// Takes all space that is left.
+    /// Fills the remaining space.
     pub fn fill(&self) {
-        assert!(self.is_mounted, "only a file system of its own can be filled");
+        assert!(self.is_mounted, "only a separate file system can be filled");
         let zeros = vec![0; 64 << 20];
-        // It fails when the space is used up, which is what it is for.
+        // The write is expected to fail when the space is used up.
         let _ = fs::write(self.path.join(FILLER), zeros);
     }
 
-    /// Puts the folders below it away, and a file in the place of each: whoever wants to write or
-    /// read there fails, root as well.
+    /// Moves the subfolders away and puts a file in place of each: reads and writes fail, for root as
+    /// well.
     pub fn take_away(&self) {
-        // Before the first checkpoint there is none; a file of that name is there if it is away.
+        // The folder does not exist before the first checkpoint. If it is moved away, this fails on the
+        // file.
         let _ = fs::create_dir(self.path.join("shards"));
         let entries = fs::read_dir(&self.path).expect("the store is a folder").flatten();
         for entry in entries.filter(|it| it.path().is_dir()) {
@@ -61,12 +62,12 @@ impl StoreFolder {
             }
             let hidden = self.path.join(format!("{HIDDEN}{name}"));
             fs::rename(entry.path(), hidden).expect("the folder can be renamed");
-            // No space is needed for a file without content.
-            fs::write(entry.path(), "").expect("the folder was put away");
+            // An empty file needs no space.
+            fs::write(entry.path(), "").expect("the folder was moved away");
         }
     }
 
-    /// Puts everything back, and takes out what fills it.
+    /// Moves the subfolders back and removes the filler.
     pub fn heal(&self) {
         let _ = fs::remove_file(self.path.join(FILLER));
         for entry in fs::read_dir(&self.path).expect("the store is a folder").flatten() {
@@ -82,7 +83,7 @@ impl StoreFolder {
 impl Drop for StoreFolder {
     fn drop(&mut self) {
         if self.is_mounted {
-            // Lazily, since a process that is about to be killed may still be in it.
+            // Lazy, because a process that is about to be killed may still use it.
             let _ = Command::new("umount").arg("--lazy").arg(&self.path).output();
         }
     }

@@ -1,7 +1,7 @@
-//! A job of real processes on a real etcd, to which a schedule of faults happens.
+//! A job of real processes on a real etcd under a fault schedule.
 //!
-//! A world starts every process that ends before the job is over again, as whatever runs processes
-//! elsewhere does. Nothing in it is a matter of chance.
+//! A world restarts every process that ends before the job, as a supervisor does. The world itself makes
+//! no random decisions.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -22,26 +22,26 @@ use crate::{
     program,
 };
 
-/// Longest time from the start of a world to the job's result.
+/// Longest time from the start of a world to the result of the job.
 const LIFE_MAX: Duration = Duration::from_secs(240);
 
-/// Longest time that processes may take to leave once the job is over.
+/// Longest time that processes may take to exit after the end of the job.
 const LEAVE_MAX: Duration = Duration::from_secs(30);
 
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Time between two looks at the status; each takes a little of the machine.
+/// Interval of status requests; each costs some CPU time.
 const STATUS_EVERY: Duration = Duration::from_millis(30);
 
-/// An etcd that can be filled within moments, and has room for the history of a job.
+/// Backend quota of etcd: quick to fill, and enough for the history of a job.
 const ETCD_ROOM: u64 = 32 << 20;
 
-/// Lines of the story that a failure shows.
+/// Lines of the event log that a failure shows.
 const LINES_SHOWN: usize = 200;
 
-/// Where a job meets faults.
+/// A job under faults.
 #[derive(Debug)]
-pub struct World<'a> {
+pub struct FaultTarget<'a> {
     scene: &'a Scene,
     pub(super) shape: Shape,
     pub keys: Keys,
@@ -56,36 +56,36 @@ pub struct World<'a> {
     looked: Instant,
     steps: u64,
     result: Option<Value>,
-    /// When the result was seen.
+    /// When the result was first seen.
     over: Option<Instant>,
     started: Instant,
-    /// What happened so far, for those who have to find out why it failed.
+    /// Event log, printed if the run fails.
     story: Vec<String>,
     ends: BTreeMap<String, u32>,
     schedule: Schedule,
     seed: Option<u64>,
-    /// Last, so that what runs on it ends before.
+    /// The last field, dropped after all fields that use it.
     runtime: Runtime,
 }
 
-/// What became of a job.
+/// Outcome of a job.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     pub result: Value,
     pub sha: String,
-    /// What `steadfast audit` said; it was clean.
+    /// Report of `steadfast audit`, which was clean.
     pub audit: Value,
-    /// Processes that ended before the job was over: how many of a role in which way.
+    /// Processes that ended before the job was over, counted by role and exit status.
     pub ends: BTreeMap<String, u32>,
-    /// The checkpoints that generations began from, one after another.
+    /// The checkpoints from which generations started, in order.
     pub checkpoints_loaded: Vec<Value>,
-    /// What happened, line by line.
+    /// Event log, line by line.
     pub story: Vec<String>,
     pub wall: Duration,
 }
 
-impl<'a> World<'a> {
-    /// Starts etcd and the job of the shape.
+impl<'a> FaultTarget<'a> {
+    /// Starts etcd and the example job of the shape.
     pub fn start(scene: &'a Scene, shape: Shape) -> Self {
         let job = shape.job();
         Self::start_job(scene, shape, &job)
@@ -96,7 +96,8 @@ impl<'a> World<'a> {
         Self::start_apart(scene, shape, job, None)
     }
 
-    /// The same with one process in a network of its own, behind a link that can break.
+    /// As [`FaultTarget::start_job`], with one process in a separate network behind a link that can
+    /// break.
     pub fn start_apart(
         scene: &'a Scene,
         shape: Shape,
@@ -141,8 +142,8 @@ impl<'a> World<'a> {
         world
     }
 
-    /// Lets a schedule happen, as far as the job lives to see it; says how many faults came. A
-    /// failure tells how to repeat it.
+    /// Runs a schedule until its end or the end of the job; returns the number of injected faults. A
+    /// failure prints the command that repeats it.
     pub fn run(&mut self, seed: Option<u64>, schedule: &Schedule) -> usize {
         (self.seed, self.schedule) = (seed, schedule.clone());
         let mut before = 0;
@@ -155,7 +156,7 @@ impl<'a> World<'a> {
                 (due <= world.steps || world.result.is_some()).then_some(())
             });
             if self.result.is_some() {
-                self.tell(&format!("the job was over before {}", event.fault));
+                self.log(&format!("the job was over before {}", event.fault));
                 return number;
             }
             before = due.max(self.steps);
@@ -164,7 +165,7 @@ impl<'a> World<'a> {
         schedule.events.len()
     }
 
-    /// Waits until there is something; meanwhile the world goes on.
+    /// Waits until `look` returns a value, while the world continues.
     pub fn until<T>(&mut self, what: &str, mut look: impl FnMut(&mut Self) -> Option<T>) -> T {
         loop {
             self.go_on();
@@ -180,21 +181,22 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Waits until that many steps are done.
+    /// Waits until `step` steps are done.
     pub fn until_step(&mut self, step: u64) {
         let what = format!("step {step} is done");
         self.until(&what, |world| (step <= world.steps).then_some(()));
     }
 
-    /// As [`World::finish`], with further checks whose failure tells how to repeat it.
+    /// As [`FaultTarget::finish`], with further checks whose failure prints the command that repeats the
+    /// run.
     pub fn finish_as(mut self, check: impl FnOnce(&Outcome)) -> Outcome {
         let outcome = self.wait_for_the_end();
         check(&outcome);
         outcome
     }
 
-    /// Waits until the job is over, heals what is not healed yet, waits until all processes have
-    /// left, and checks all rules.
+    /// Waits for the end of the job, heals all faults, waits until all processes have exited, and checks
+    /// all invariants.
     pub fn finish(self) -> Outcome {
         self.finish_as(|_| {})
     }
@@ -204,7 +206,7 @@ impl<'a> World<'a> {
         let wall = self.started.elapsed();
         self.heal_all();
         self.over = Some(Instant::now());
-        self.until("all processes left after the job was over", |world| {
+        self.until("all processes exited after the end of the job", |world| {
             world.members.iter().all(|it| !it.is_alive()).then_some(())
         });
         assert_eq!(result["state"], "finished", "{result}");
@@ -215,7 +217,7 @@ impl<'a> World<'a> {
         Outcome { sha, result, audit, ends, checkpoints_loaded, story, wall }
     }
 
-    /// Has the whole ledger checked: what happened in etcd and what the files hold.
+    /// Runs `steadfast audit` on the recorded etcd history and the files.
     fn audit(&self) -> Value {
         let history = self.scene.write("history.json", self.recorder.lines());
         let history = history.display().to_string();
@@ -232,28 +234,28 @@ impl<'a> World<'a> {
         checkpoints.filter(|it| !it.is_null()).collect()
     }
 
-    /// The job's status as its acting master told it last.
+    /// Returns the last known status of the job.
     pub fn status(&self) -> &Value {
         self.status.as_ref().unwrap_or(&Value::Null)
     }
 
-    /// The steps that are done, as far as is known. In asynchronous mode a step is a mini-batch.
+    /// Returns the number of known steps. In asynchronous mode a step is a mini-batch.
     pub fn steps(&self) -> u64 {
         self.steps
     }
 
-    /// How many lives a process had.
+    /// Returns how often a process was started.
     pub fn lives(&self, role: Role, index: u32) -> u32 {
         self.member(role, index).starts
     }
 
-    /// Whether a living process of a role said something.
+    /// Returns `Some` if a live process of a role has logged `what`.
     pub fn says(&self, role: Role, what: &str) -> Option<()> {
         let mut of_role = self.members.iter().filter(|it| it.role == role);
         of_role.any(|it| it.stderr().contains(what)).then_some(())
     }
 
-    /// The greatest value of a metric without labels among the living processes of a role.
+    /// Returns the maximum of a metric without labels over the live processes of a role.
     pub fn metric(&self, role: Role, name: &str) -> Option<f64> {
         let living = self.members.iter().filter(|it| it.role == role && it.is_alive());
         let scrapes = living.filter_map(|it| get(&it.admin, "/metrics"));
@@ -264,48 +266,48 @@ impl<'a> World<'a> {
         values.max_by(f64::total_cmp)
     }
 
-    /// Whether its store has an end.
+    /// Returns whether the store has a size limit.
     pub fn store_can_be_full(&self) -> bool {
         self.store.can_be_full()
     }
 
-    /// Processes that ended before the job was over: how many of a role in which way.
+    /// Returns the processes that ended before the job was over, counted by role and exit status.
     pub fn ends(&self) -> &BTreeMap<String, u32> {
         &self.ends
     }
 
     fn member(&self, role: Role, index: u32) -> &Member {
         let found = self.members.iter().find(|it| (it.role, it.index) == (role, index));
-        found.unwrap_or_else(|| panic!("there is no {} {index}", role.name()))
+        found.unwrap_or_else(|| panic!("unknown member {} {index}", role.name()))
     }
 
     pub(super) fn member_mut(&mut self, role: Role, index: u32) -> &mut Member {
         let found = self.members.iter_mut().find(|it| (it.role, it.index) == (role, index));
-        found.unwrap_or_else(|| panic!("there is no {} {index}", role.name()))
+        found.unwrap_or_else(|| panic!("unknown member {} {index}", role.name()))
     }
 
-    /// The network of a process that runs apart.
+    /// Returns the separate network of a process.
     pub fn network(&self, role: Role, index: u32) -> &Network {
-        self.member(role, index).network.as_ref().expect("it runs apart")
+        self.member(role, index).network.as_ref().expect("the process has a separate network")
     }
 
-    /// The ports at which a process reaches etcd.
+    /// Returns the ports through which a process reaches etcd.
     pub fn etcd_ports(&self, role: Role, index: u32) -> Vec<u16> {
         self.member(role, index).proxies.iter().map(|it| it.address().port()).collect()
     }
 
-    pub(super) fn tell(&mut self, what: &str) {
+    pub(super) fn log(&mut self, what: &str) {
         let seconds = self.started.elapsed().as_secs_f64();
         self.story.push(format!("{seconds:8.3} s, step {:5}: {what}", self.steps));
     }
 
-    /// Looks, heals what is due, and starts what is missing.
+    /// Polls the job, heals due faults, and starts missing processes.
     fn go_on(&mut self) {
         for change in self.recorder.look() {
             if change.key == self.keys.result() {
                 self.result = change.value.and_then(|it| serde_json::from_str(&it).ok());
                 self.over = Some(Instant::now());
-                self.tell("the job has a result");
+                self.log("the job has a result");
             }
         }
         self.heal_due();
@@ -316,7 +318,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The steps that each pserver with a slot tells of.
+    /// Returns the steps reported by each pserver with a slot.
     pub fn steps_of_pservers(&self) -> Vec<u64> {
         let living = self.members.iter().filter(|it| it.role == Role::Pserver && it.is_alive());
         let told = living.filter_map(|it| get(&it.admin, "/status"));
@@ -324,7 +326,7 @@ impl<'a> World<'a> {
         parsed.filter_map(|it| self.progress(&it)).map(|(_, steps)| steps).collect()
     }
 
-    /// Pservers tell of steps also while nobody acts.
+    /// Polls the status. Pservers report steps even without an acting master.
     fn look_at_status(&mut self) {
         let mut newest = None;
         for member in self.members.iter().filter(|it| it.is_alive() && !it.is_paused) {
@@ -344,7 +346,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The generation and the steps that a pserver tells of.
+    /// Returns the generation and the steps that a pserver reports.
     fn progress(&self, status: &Value) -> Option<(u64, u64)> {
         let (generation, shard) = (status["generation"].as_u64()?, &status["shard"]);
         let steps = match self.shape.mode {
@@ -354,7 +356,7 @@ impl<'a> World<'a> {
         Some((generation, steps))
     }
 
-    /// Starts who is missing, unless the job is over.
+    /// Starts missing processes, unless the job is over.
     pub(super) fn tend(&mut self) {
         for index in 0..self.members.len() {
             if let Some(ended) = self.members[index].ended() {
@@ -373,8 +375,8 @@ impl<'a> World<'a> {
             (None, signal) => format!("by signal {}", signal.unwrap_or_default()),
         };
         let last = ended.stderr.lines().last().unwrap_or_default();
-        self.tell(&format!("{life} ended {how}: {last}"));
-        // Whoever leaves when the job is over may have seen it before our recorder did.
+        self.log(&format!("{life} ended {how}: {last}"));
+        // A process that exits at the end of the job may have seen the result before the recorder.
         let is_over = self.result.is_some()
             || ended.code == Some(0) && self.etcd.value(&self.keys.result()).is_some();
         if !is_over {
@@ -384,7 +386,7 @@ impl<'a> World<'a> {
         let is_broken = ended.code == Some(101)
             || ended.signal.is_some_and(|it| it != SIGKILL && it != SIGTERM)
             || ended.stderr.contains("panicked");
-        assert!(!is_broken, "{life} broke {how}: {}", ended.stderr);
+        assert!(!is_broken, "{life} failed {how}: {}", ended.stderr);
     }
 
     fn start_member(&mut self, index: usize) {
@@ -402,7 +404,7 @@ impl<'a> World<'a> {
             args.extend(["--listen", &listen, "--advertise", &advertised]);
         }
         if member.network.is_some() {
-            // Its own network is as private as loopback is.
+            // The separate network is as private as loopback.
             args.push("--insecure-allow-plaintext");
         }
         if member.role == Role::Master {
@@ -422,18 +424,18 @@ impl<'a> World<'a> {
     fn panic_for_lateness(&self, what: &str) -> ! {
         let status = self.status();
         panic!(
-            "within {:?} it did not happen that {what}; the job is {} and waits for {}; status: {status}",
+            "timed out after {:?}: {what}; the job is {} and waits for {}; status: {status}",
             self.started.elapsed(),
             status["state"],
             status["waiting"],
         )
     }
 
-    /// What a failure has to tell.
+    /// Returns the report of a failure.
     fn report(&self) -> String {
         let from = self.story.len().saturating_sub(LINES_SHOWN);
         format!(
-            "{}\nends: {:?}\nseed: {:?}\nschedule: {}\nrepeat it with: {}",
+            "{}\nends: {:?}\nseed: {:?}\nschedule: {}\nrepeat with: {}",
             self.story[from..].join("\n"),
             self.ends,
             self.seed,
@@ -443,7 +445,7 @@ impl<'a> World<'a> {
     }
 }
 
-impl Drop for World<'_> {
+impl Drop for FaultTarget<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("{}", self.report());

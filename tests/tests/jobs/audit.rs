@@ -1,5 +1,5 @@
-//! Audits of real jobs: what `steadfast audit` says after faults, and after somebody changed what was
-//! counted.
+//! Audits of real jobs: the report of `steadfast audit` after faults, and after the applied records were
+//! tampered with.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use steadfast_tests::{
     Cluster, Ended, Job, Member, Process, Scene, eventually, run_audit, sha256sum,
 };
 
-/// Short: silence is noticed soon.
+/// Short lease TTL: failures are detected soon.
 const SHORT: &str = "2s";
 
-/// Audits a cluster's job; returns the exit code and the answer.
+/// Audits the job of a cluster; returns the exit code and the report.
 fn audit(cluster: &Cluster, more: &[&str]) -> (i32, Value) {
     steadfast_tests::audit(&cluster.etcd.url(), more)
 }
@@ -21,7 +21,7 @@ fn run(cluster: &Cluster, more: &[&str]) -> Ended {
     run_audit(&cluster.etcd.url(), more)
 }
 
-/// What happened below the job's keys up to its result, as `etcdctl watch` writes it.
+/// Writes the history of the keys of the job up to its result, in the format of `etcdctl watch`.
 fn recorded(scene: &Scene, cluster: &Cluster) -> PathBuf {
     let last = cluster.get(&cluster.keys.result()).expect("the job is over").mod_revision;
     let mut command = scene.command(Path::new("etcdctl"));
@@ -30,10 +30,10 @@ fn recorded(scene: &Scene, cluster: &Cluster) -> PathBuf {
     let mut watch = Process::start(scene.folder(), "history", &mut command);
     let path = watch.stdout_path().to_owned();
     let mark = format!("\"mod_revision\":{last},");
-    let text = eventually("the history was read", || {
+    let text = eventually("the history is read", || {
         assert!(watch.is_running(), "{}", watch.stderr());
         let text = fs::read_to_string(&path).ok()?;
-        // The watch may be in the midst of a line.
+        // The last line may be incomplete.
         let whole = text.rfind('\n').map(|end| text[..end].to_owned())?;
         whole.contains(&mark).then_some(whole)
     });
@@ -55,7 +55,7 @@ fn is_clean(scene: &Scene, cluster: &Cluster, answer: &(i32, Value)) {
     }
 }
 
-/// The passes of a report that are proved: over, and exact in every slot.
+/// Returns the number of proved passes of a report: finished, and exact in every slot.
 fn proved(answer: &Value) -> usize {
     let passes = answer["passes"].as_array().expect("it lists passes").iter();
     let exact = |pass: &&Value| {
@@ -82,7 +82,7 @@ fn a_synchronous_job_with_a_killed_trainer_and_a_killed_pserver_audits_clean() {
     assert_eq!((code, &answer["clean"]), (0, &json!(true)), "{answer:#}");
     assert!(70 <= proved(&answer), "{answer:#}");
     drop(pserver);
-    let generation = cluster.until("it goes on with the spare", |it| it["generation"] == 2);
+    let generation = cluster.until("the job continues with the spare", |it| it["generation"] == 2);
     assert!(900 <= generation["version"].as_u64().unwrap(), "{generation}");
     assert_eq!(cluster.result()["state"], "finished");
     let answer = audit(&cluster, &[]);
@@ -90,7 +90,7 @@ fn a_synchronous_job_with_a_killed_trainer_and_a_killed_pserver_audits_clean() {
     assert!(200 <= proved(&answer.1), "{:#}", answer.1);
     assert_eq!(answer.1["generations"].as_array().map(Vec::len), Some(2), "{:#}", answer.1);
     let text = run(&cluster, &[]).stdout;
-    assert!(text.contains("1440 records counted exactly once in every block, each"), "{text}");
+    assert!(text.contains("1440 records applied exactly once to every block"), "{text}");
     assert!(text.ends_with("clean\n"), "{text}");
 }
 
@@ -109,16 +109,16 @@ fn an_asynchronous_job_with_a_killed_trainer_and_a_killed_pserver_audits_clean()
     let (trainer, _trainer) = (cluster.trainer("trainer-0"), cluster.trainer("trainer-1"));
     cluster.until("a pass is over", |it| it["pass"].as_u64() >= Some(2));
     drop(trainer);
-    cluster.until("a checkpoint is there", |it| it["checkpoint"].is_string());
+    cluster.until("a checkpoint exists", |it| it["checkpoint"].is_string());
     drop(pserver);
-    cluster.until("it goes on with the spare", |it| it["generation"] == 2);
+    cluster.until("the job continues with the spare", |it| it["generation"] == 2);
     assert_eq!(cluster.result()["state"], "finished");
     let answer = audit(&cluster, &[]);
     is_clean(&scene, &cluster, &answer);
     assert!(1 <= proved(&answer.1), "{:#}", answer.1);
 }
 
-/// S004-13: a job without a checkpoint proves nothing, and that is no fault.
+/// S004-13: without a checkpoint nothing is proved, and that is not an error.
 #[test]
 fn an_audit_before_the_first_checkpoint_says_that_nothing_is_proved() {
     let scene = Scene::new();
@@ -132,7 +132,7 @@ fn an_audit_before_the_first_checkpoint_says_that_nothing_is_proved() {
     assert!(ended.stdout.contains("no checkpoint yet: nothing can be proved"), "{}", ended.stdout);
 }
 
-/// F34, I6: counts that were changed, with everything else made to fit them.
+/// F34, I6: tampered applied records, with all checksums adjusted to them.
 #[test]
 fn counts_that_were_tampered_with_are_found() {
     let scene = Scene::new();
@@ -161,14 +161,14 @@ fn counts_that_were_tampered_with_are_found() {
     assert_eq!((&finding["pass"], &finding["cause"]), (&json!(1), &json!("exchanged")));
     assert_eq!(answer["findings"].as_array().map(Vec::len), Some(1), "{answer:#}");
     let ended = run(&cluster, &[]);
-    let line = "steadfast: error: the audit of job digits is not clean: 1 violations";
+    let line = "steadfast: error: the audit of job digits found 1 violation";
     assert_eq!(ended.errors(), [line], "{}", ended.stderr);
 }
 
-/// Changes what the first shard of a checkpoint counted, and makes its manifest fit.
+/// Changes the applied records of the first shard of a checkpoint, and adjusts its manifest.
 fn tamper(scene: &Scene, cluster: &Cluster, id: &str, change: impl Fn(&mut Value)) {
     let key = cluster.keys.checkpoint(id);
-    let mut record = cluster.value(&key).expect("it is there");
+    let mut record = cluster.value(&key).expect("it exists");
     let object = record["shards"][0]["object"].as_str().expect("a shard has an object");
     let path = scene.path("store").join(object);
     let bytes = fs::read(&path).expect("it is in the store");
@@ -184,7 +184,7 @@ fn tamper(scene: &Scene, cluster: &Cluster, id: &str, change: impl Fn(&mut Value
     header.resize(header.len().next_multiple_of(8), b' ');
     let length = (header.len() as u64).to_le_bytes();
     let bytes = [length.as_slice(), &header, data].concat();
-    fs::write(&path, &bytes).expect("the store can be written to");
+    fs::write(&path, &bytes).expect("the store is writable");
     record["shards"][0]["sha256"] = json!(sha256sum(&path));
     record["shards"][0]["size_bytes"] = json!(bytes.len());
     cluster.etcd.ctl(&["put", &key, &record.to_string()]);

@@ -1,5 +1,5 @@
-//! What a person may get wrong: each gets a clear line that names the thing and the way out, an
-//! exit code of its kind, and leaves no process behind.
+//! User errors: each is reported in one clear line that names the object and the solution, exits with the
+//! code of its kind, and leaves no process behind.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use steadfast_tests::{Ended, EtcdServer, Job, Run, Scene, etcdctl, examples, send_garbage};
 
 const INVALID: Option<i32> = Some(2);
@@ -15,10 +15,10 @@ const CONFLICT: Option<i32> = Some(4);
 const UNAVAILABLE: Option<i32> = Some(6);
 const FINISHED_WITH_LOSSES: Option<i32> = Some(10);
 
-/// Bound on the end of a process that cannot do its work.
+/// Timeout for the exit of a process after a user error.
 const SOON: Duration = Duration::from_secs(15);
 
-/// A linear regression on a CSV file.
+/// Returns a linear regression job on a CSV file.
 fn linear(csv: &Path) -> Job {
     let data = examples().join("data/linear.csv");
     Job::example("linear")
@@ -36,9 +36,9 @@ fn in_mode(job: Job, mode: &str) -> Job {
     }
 }
 
-/// The generated records, one line of which is replaced (line 0 is the header).
+/// Writes the generated records with one line replaced (line 0 is the header).
 fn csv_with(scene: &Scene, line: usize, text: &str) -> std::path::PathBuf {
-    let whole = fs::read_to_string(examples().join("data/linear.csv")).expect("it is there");
+    let whole = fs::read_to_string(examples().join("data/linear.csv")).expect("it exists");
     let mut changed = String::new();
     for (number, old) in whole.lines().enumerate() {
         let new = if number == line { text } else { old };
@@ -47,12 +47,15 @@ fn csv_with(scene: &Scene, line: usize, text: &str) -> std::path::PathBuf {
     scene.write("records.csv", changed)
 }
 
-/// Runs a job that must be refused with one line that has all `words`.
+/// Runs a job that must be rejected with one line that contains all `words`.
 #[track_caller]
 fn refused(scene: &Scene, job: &Job, more: &[&str], code: Option<i32>, words: &[&str]) -> Ended {
     let ended = Run::start(scene, job, more).end();
     check(&ended, code, words);
-    assert_eq!(ended.stdout, "");
+    // Stdout has one JSON object for scripts, however a run ends.
+    let found = ended.summary();
+    assert_eq!(found["state"], "error", "{found}");
+    assert!(found["reason"].is_string(), "{found}");
     scene.leaves_no_process();
     ended
 }
@@ -136,7 +139,7 @@ fn a_record_with_the_wrong_number_of_fields_is_named_with_its_line() {
 #[test]
 fn a_truncated_parquet_file_is_named() {
     let scene = Scene::new();
-    let whole = fs::read(examples().join("data/digits.parquet")).expect("it is there");
+    let whole = fs::read(examples().join("data/digits.parquet")).expect("it exists");
     let path = scene.write("cut.parquet", &whole[..whole.len() / 2]);
     let data = examples().join("data/digits.parquet").display().to_string();
     let job = Job::small().with(&data, &path.display().to_string());
@@ -189,7 +192,7 @@ fn a_second_job_of_the_same_name_with_another_spec_is_refused() {
     let etcd = EtcdServer::embedded(&scene);
     let url = etcd.url();
     let mut run = Run::start(&scene, &Job::long(), &["--etcd", &url]);
-    // The status of a run with an etcd of its own is asked for there.
+    // This run uses another etcd, so request the status there.
     run.at(&url);
     run.until_step(1);
     let other = Job::long().with("seed = 7", "seed = 8");
@@ -221,12 +224,12 @@ fn all_faults_of_flags_are_told_at_once() {
     let errors = ended.errors();
     assert_eq!(errors.len(), 3, "{errors:?}");
     for (words, way_out) in [("`a/b`", "letters"), ("`3`", "30s"), ("`--lisen`", "`--listen`")] {
-        let told = errors.iter().any(|it| it.contains(words) && it.contains(way_out));
-        assert!(told, "{words}: {errors:?}");
+        let found = errors.iter().any(|it| it.contains(words) && it.contains(way_out));
+        assert!(found, "{words}: {errors:?}");
     }
 }
 
-/// A record without a number in the label costs its task, in every pass, and nothing else.
+/// A record with an invalid label costs its task, in every pass, and nothing else.
 fn a_bad_label_costs_its_task(mode: &str) {
     let scene = Scene::new();
     let path = csv_with(&scene, 76, "0.1,0.2,0.3,0.4,0.5,0.6,oops");
@@ -235,12 +238,15 @@ fn a_bad_label_costs_its_task(mode: &str) {
     scene.leaves_no_process();
     let summary = ended.summary();
     assert_eq!(summary["state"], "finished", "{summary}");
-    // 40 tasks of 50 records, twice, less the one.
+    // 40 tasks of 50 records in two passes, without the bad task.
     assert_eq!(summary["examples"], 2 * 39 * 50, "{summary}");
-    let discarded = summary["discarded"].as_array().expect("it is a list");
-    let passes: Vec<&Value> = discarded.iter().map(|it| &it["pass"]).collect();
-    assert_eq!(passes, [0, 1], "{summary}");
-    for task in discarded {
+    let discarded = &summary["discarded"];
+    assert_eq!((&discarded["tasks"], &discarded["times"]), (&json!(1), &json!(2)), "{summary}");
+    assert_eq!(discarded["listed"][0]["passes"], json!([[0, 1]]), "{summary}");
+    let list = discarded["list"].as_str().expect("the whole list is in the store");
+    let list = std::fs::read_to_string(list.trim_start_matches("file://")).expect("it exists");
+    assert_eq!(list.lines().count(), 1, "{list}");
+    for task in discarded["listed"].as_array().expect("it is a list") {
         let reason = task["reason"].as_str().expect("it has a reason");
         for words in ["records.csv", "record 75", "column `y`", "`oops`"] {
             assert!(reason.contains(words), "{words}: {reason}");
@@ -261,6 +267,52 @@ fn a_bad_label_costs_its_task_and_nothing_else_in_asynchronous_mode() {
     a_bad_label_costs_its_task("async");
 }
 
+/// I7: the number of steps does not depend on whether a bad task was already known. Each pass has one
+/// good task of one step and one bad task, which comes last in some of the passes.
+#[test]
+fn a_lane_whose_last_task_is_bad_ends_with_its_last_good_record() {
+    let scene = Scene::new();
+    let path = csv_with(&scene, 76, "0.1,0.2,0.3,0.4,0.5,0.6,oops");
+    let job = linear(&path)
+        .with("records_per_task = 50", "records_per_task = 1000")
+        .with("lanes = 4\nmicro_batch = 25", "lanes = 1\nmicro_batch = 1000")
+        .with("passes = 2", "passes = 8");
+    let summary = Run::start(&scene, &job, &[]).end().summary();
+    assert_eq!(summary["examples"], 8 * 1000, "{summary}");
+    assert_eq!(summary["steps"], 8, "{summary}");
+}
+
+/// A record with an invalid number in a held-out task costs the evaluation that task, and nothing else.
+///
+/// S004-8, I12
+fn a_bad_held_out_record_costs_its_task(mode: &str) {
+    let scene = Scene::new();
+    // Of five tasks with 50 records each, task 4 is the first one held out.
+    let path = csv_with(&scene, 4 * 50 + 7, "0.1,0.2,0.3,0.4,0.5,0.6,NaN");
+    let job = in_mode(linear(&path), mode).with("fraction = 0.0", "fraction = 0.2");
+    let ended = Run::start(&scene, &job, &[]).end();
+    scene.leaves_no_process();
+    let summary = ended.summary();
+    assert_eq!(summary["state"], "finished", "{summary}");
+    assert!(summary["model"].is_string() && summary["metric"].is_f64(), "{summary}");
+    assert_eq!(summary["discarded"]["tasks"], 1, "{summary}");
+    let task = &summary["discarded"]["listed"][0];
+    assert_eq!((&task["task"], &task["held_out"]), (&json!(4), &json!(true)), "{summary}");
+    let reason = task["reason"].as_str().expect("it has a reason");
+    assert!(reason.contains("records.csv") && reason.contains("record 206"), "{reason}");
+    assert_eq!(ended.code, FINISHED_WITH_LOSSES, "{}", ended.stderr);
+}
+
+#[test]
+fn a_bad_held_out_record_costs_evaluation_its_task_in_synchronous_mode() {
+    a_bad_held_out_record_costs_its_task("sync");
+}
+
+#[test]
+fn a_bad_held_out_record_costs_evaluation_its_task_in_asynchronous_mode() {
+    a_bad_held_out_record_costs_its_task("async");
+}
+
 /// S004-13
 #[test]
 fn a_job_all_of_whose_tasks_are_bad_fails_and_says_so() {
@@ -276,13 +328,13 @@ fn a_job_all_of_whose_tasks_are_bad_fails_and_says_so() {
         assert_eq!(summary["state"], "failed", "{mode}: {summary}");
         let reason = summary["reason"].as_str().expect("a failure has a reason");
         assert!(reason.contains("given up"), "{mode}: {reason}");
-        let discarded = summary["discarded"].as_array().expect("it is a list");
+        let discarded = summary["discarded"]["listed"].as_array().expect("it is a list");
         let is_named = |task: &Value| task["reason"].as_str().is_some_and(|it| it.contains("oops"));
         assert!(!discarded.is_empty() && discarded.iter().all(is_named), "{mode}: {summary}");
     }
 }
 
-/// Whatever followed would not be finite either, so nobody goes on, and what was kept before stays.
+/// No later step would be finite either, so training stops, and existing checkpoints are kept.
 ///
 /// F41, I11
 #[test]
@@ -323,5 +375,5 @@ fn bytes_that_are_no_request_end_no_process() {
     assert_eq!(scene.processes(), before);
     let now = run.until("it has a step", |it| it["version"].is_u64());
     run.until_step(now["version"].as_u64().unwrap_or_default() + 100);
-    assert_eq!(scene.processes(), before, "none was started again");
+    assert_eq!(scene.processes(), before, "a process was restarted");
 }

@@ -1,4 +1,4 @@
-//! Checkpoints in the hands of people: `steadfast checkpoint` on real jobs.
+//! `steadfast checkpoint` on real jobs.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use steadfast_proto::v1::master_client::MasterClient;
 use steadfast_proto::v1::{RestoreCheckpointRequest, TakeCheckpointReply, TakeCheckpointRequest};
 use steadfast_tests::{Cluster, EtcdServer, Job, Run, Scene, Signal, program};
 
-/// A job whose keys outlive its run.
+/// A job on an etcd that outlives its run.
 struct Stage<'a> {
     scene: &'a Scene,
     etcd: EtcdServer,
@@ -32,22 +32,22 @@ impl<'a> Stage<'a> {
         run
     }
 
-    /// Asks `steadfast checkpoint`.
+    /// Runs `steadfast checkpoint`.
     fn checkpoint(&self, args: &[&str]) -> Output {
         let mut command = self.scene.command(&program("steadfast"));
         command.arg("checkpoint").args(args).args(["--etcd-endpoints", &self.etcd.url()]);
         command.output().expect("the program starts")
     }
 
-    /// Asks it for something that it can do; returns its stdout without the end of the line.
+    /// Runs a command that must succeed; returns its stdout without the trailing newline.
     #[track_caller]
-    fn told(&self, args: &[&str]) -> String {
+    fn run_ok(&self, args: &[&str]) -> String {
         let output = self.checkpoint(args);
         assert!(output.status.success(), "{args:?}: {output:?}");
         text(&output.stdout).trim_end().to_owned()
     }
 
-    /// Asks it for something that it refuses by one line; returns its exit code and that line.
+    /// Runs a command that must fail with one line; returns its exit code and the line.
     #[track_caller]
     fn refused(&self, args: &[&str]) -> (i32, String) {
         let output = self.checkpoint(args);
@@ -57,16 +57,16 @@ impl<'a> Stage<'a> {
         (output.status.code().expect("no signal ended it"), line.to_owned())
     }
 
-    /// The checkpoints that there are, the newest first.
+    /// Returns all checkpoints, the newest first.
     fn list(&self) -> Vec<Value> {
-        let list = serde_json::from_str(&self.told(&["list", "--json"]));
+        let list = serde_json::from_str(&self.run_ok(&["list", "--json"]));
         list.expect("the list is a JSON array")
     }
 
-    /// The objects of the shards that the store has.
+    /// Returns the shard files in the store.
     fn shards(&self) -> Vec<PathBuf> {
         let folder =
-            fs::read_dir(self.scene.path("data/store/shards/digits")).expect("shards are there");
+            fs::read_dir(self.scene.path("data/store/shards/digits")).expect("shards exist");
         let mut shards: Vec<PathBuf> =
             folder.map(|entry| entry.expect("the folder can be read").path()).collect();
         shards.sort();
@@ -78,11 +78,11 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Changes the last bit of a file.
+/// Flips the last bit of a file.
 fn flip(path: &PathBuf) {
-    let mut bytes = fs::read(path).expect("the object is there");
+    let mut bytes = fs::read(path).expect("the object exists");
     *bytes.last_mut().expect("it is not empty") ^= 1;
-    fs::write(path, bytes).expect("the store can be written to");
+    fs::write(path, bytes).expect("the store is writable");
 }
 
 /// I10
@@ -102,42 +102,42 @@ fn an_export_of_a_finished_job_equals_its_saved_model_bit_by_bit() {
     assert_eq!(last["shards"], stage.shards().len());
     assert_eq!(last["fault"], Value::Null);
     assert!(last["age_seconds"].as_u64().is_some_and(|age| age < 600), "{last}");
-    let table = stage.told(&["list"]);
+    let table = stage.run_ok(&["list"]);
     assert!(table.lines().nth(1).is_some_and(|line| line.starts_with(id)), "{table}");
 
-    assert_eq!(stage.told(&["verify"]), format!("OK {id} parameters_sha256 {sha}"));
+    assert_eq!(stage.run_ok(&["verify"]), format!("OK {id} parameters_sha256 {sha}"));
     let verified: Value =
-        serde_json::from_str(&stage.told(&["verify", "--all", "--json"])).unwrap();
+        serde_json::from_str(&stage.run_ok(&["verify", "--all", "--json"])).unwrap();
     assert_eq!(verified[0]["parameters_sha256"], sha);
     let counted = &verified[0]["counted"][0]["counted"]["passes"];
     let records = counted.as_array().unwrap().iter().map(|it| it["records"].as_u64().unwrap());
     assert_eq!(summary["examples"].as_u64(), Some(records.sum()));
 
-    assert_eq!(stage.told(&["export", "--to", "exported.safetensors"]), sha);
+    assert_eq!(stage.run_ok(&["export", "--to", "exported.safetensors"]), sha);
     let exported = fs::read(scene.path("exported.safetensors")).unwrap();
     let saved = fs::read(summary["model"].as_str().unwrap()).unwrap();
     assert!(exported == saved, "the files differ");
 }
 
-/// The embedded etcd ends with its run; what it holds can be looked at all the same.
+/// The data of the embedded etcd can be read after its run.
 #[test]
 fn what_a_run_left_is_looked_at_by_the_same_commands() {
     let scene = Scene::new();
     let summary = Run::to_end(&scene, &Job::small(), "data", &[]);
     let data = scene.path("data").display().to_string();
-    let told = |args: &[&str]| {
+    let run_ok = |args: &[&str]| {
         let mut command = scene.command(&program("steadfast"));
         let output = command.args(args).args(["--data-dir", &data]).output();
         output.expect("the program starts")
     };
     let sha = summary["parameters_sha256"].as_str().expect("a finished job has parameters");
     for args in [&["status"][..], &["audit"], &["checkpoint", "verify"], &["checkpoint", "list"]] {
-        let output = told(args);
+        let output = run_ok(args);
         assert!(output.status.success(), "{args:?}: {output:?}");
     }
-    assert!(text(&told(&["checkpoint", "verify"]).stdout).trim_end().ends_with(sha));
-    let output = told(&["status", "--watch"]);
-    assert!(text(&output.stderr).contains("no run is under way"), "{output:?}");
+    assert!(text(&run_ok(&["checkpoint", "verify"]).stdout).trim_end().ends_with(sha));
+    let output = run_ok(&["status", "--watch"]);
+    assert!(text(&output.stderr).contains("no run is active"), "{output:?}");
     assert_eq!(output.status.code(), Some(6));
 }
 
@@ -149,12 +149,12 @@ fn an_export_replaces_no_file_unless_it_is_forced_to() {
     let path = scene.write("mine", "a file of mine");
     let (code, line) = stage.refused(&["export", "--to", "mine"]);
     assert_eq!(code, 4);
-    assert!(line.contains("/mine is there already; ") && line.contains("--force"), "{line}");
+    assert!(line.contains("/mine already exists; ") && line.contains("--force"), "{line}");
     assert_eq!(fs::read(&path).unwrap(), b"a file of mine");
-    let sha = stage.told(&["export", "--to", "mine", "--force"]);
+    let sha = stage.run_ok(&["export", "--to", "mine", "--force"]);
     assert_ne!(fs::read(&path).unwrap(), b"a file of mine");
     let url = format!("file://{}", scene.path("other/place").display());
-    assert_eq!(stage.told(&["export", "latest", "--to", &url]), sha);
+    assert_eq!(stage.run_ok(&["export", "latest", "--to", &url]), sha);
     assert_eq!(fs::read(scene.path("other/place")).unwrap(), fs::read(&path).unwrap());
 }
 
@@ -171,14 +171,14 @@ fn a_flipped_bit_is_found_and_its_object_named() {
         let output = stage.checkpoint(&["verify"]);
         assert_eq!(output.status.code(), Some(2), "{output:?}");
         let line = text(&output.stdout);
-        let expected = format!("FAULT {id}: {object} is damaged: its SHA-256 is ");
+        let expected = format!("ERROR {id}: {object} is damaged: its SHA-256 is ");
         assert!(line.starts_with(&expected), "{line}");
         let (code, line) = stage.refused(&["export", "--to", "exported"]);
         assert_eq!(code, 2);
         assert!(line.contains(&format!("{object} is damaged")), "{line}");
         assert!(!scene.path("exported").exists());
         flip(&shard);
-        stage.told(&["verify"]);
+        stage.run_ok(&["verify"]);
 
         fs::rename(&shard, scene.path("away")).unwrap();
         let (_, line) = stage.refused(&["export", "--to", "exported"]);
@@ -188,7 +188,7 @@ fn a_flipped_bit_is_found_and_its_object_named() {
     fs::rename(scene.path("data/store"), scene.path("away")).unwrap();
     let (code, line) = stage.refused(&["export", "--to", "exported"]);
     assert_eq!(code, 6);
-    assert!(line.contains("/data/store is away or not the job's store; "), "{line}");
+    assert!(line.contains("/data/store is unavailable or not the job's store; "), "{line}");
 }
 
 /// I9, F35
@@ -199,27 +199,28 @@ fn a_person_takes_a_checkpoint_and_goes_back_to_it() {
     let job = Job::endless().with("every_steps = 200", "every = \"1h\"");
     let mut run = stage.start(&job);
     run.until_step(50);
-    let id = stage.told(&["now"]);
+    let id = stage.run_ok(&["now"]);
     let list = stage.list();
     assert_eq!(list.len(), 1);
     assert_eq!(list[0]["id"], *id);
     assert_eq!(list[0]["latest"], true);
     let step = list[0]["version"].as_u64().expect("it has a step");
     assert!(50 <= step);
-    assert!(stage.told(&["verify", &id]).starts_with(&format!("OK {id} parameters_sha256 ")));
+    assert!(stage.run_ok(&["verify", &id]).starts_with(&format!("OK {id} parameters_sha256 ")));
 
     run.until_step(step + 200);
     let (_, line) = stage.refused(&["restore", &id]);
     assert!(line.contains("--force"), "{line}");
-    // A manifest that nobody can read stands in nobody's way.
+    // An unreadable manifest is ignored.
     stage.etcd.ctl(&["put", "/jobs/digits/checkpoints/nonsense", "nonsense"]);
-    assert_eq!(stage.told(&["restore", &id, "--force"]), "2");
+    assert_eq!(stage.run_ok(&["restore", &id, "--force"]), "2");
     run.until("it trains in the next generation", |it| {
         it["generation"] == 2 && it["version"].as_u64() > Some(step)
     });
 }
 
-/// I9: a checkpoint of a future that the job left, came back to, and left again is nobody's latest.
+/// I9: a checkpoint of a generation that the job abandoned, rolled back to, and abandoned again is never
+/// the latest.
 #[test]
 fn going_back_and_forth_sets_aside_what_is_ahead() {
     let scene = Scene::new();
@@ -227,29 +228,29 @@ fn going_back_and_forth_sets_aside_what_is_ahead() {
     let job = Job::endless().with("every_steps = 200", "every = \"1h\"");
     let mut run = stage.start(&job);
     run.until_step(10);
-    let first = stage.told(&["now"]);
+    let first = stage.run_ok(&["now"]);
     run.until_step(3_000);
-    let ahead = stage.told(&["now"]);
-    stage.told(&["restore", &first, "--force"]);
-    let between = stage.told(&["now"]);
+    let ahead = stage.run_ok(&["now"]);
+    stage.run_ok(&["restore", &first, "--force"]);
+    let between = stage.run_ok(&["now"]);
     let state = |id: &str| {
         let list = stage.list();
         let row = list.into_iter().find(|it| it["id"] == *id).expect("it is listed");
-        (row["version"].as_u64(), row["latest"] == true, row["set_aside"].is_string())
+        (row["version"].as_u64(), row["latest"] == true, row["invalidated"].is_string())
     };
     assert!(state(&between).0 < state(&ahead).0, "the machine is too slow for this test");
-    stage.told(&["restore", &ahead, "--force"]);
+    stage.run_ok(&["restore", &ahead, "--force"]);
     assert_eq!((state(&ahead).1, state(&between).2), (true, true));
-    stage.told(&["restore", &between, "--force"]);
+    stage.run_ok(&["restore", &between, "--force"]);
     assert_eq!((state(&between).1, state(&between).2), (true, false));
-    assert!(state(&ahead).2, "the job could go on from a future that it left");
+    assert!(state(&ahead).2, "the job could continue from an abandoned generation");
 }
 
-/// I9: how far the job was before it went back says nothing of where it is now.
+/// I9: the version before a rollback is not used for a checkpoint after it.
 #[test]
 fn a_checkpoint_wished_for_as_the_job_goes_back_is_of_what_it_goes_back_to() {
     let scene = Scene::new();
-    // No other checkpoint takes the place of one that the job goes back to.
+    // No periodic checkpoint interferes.
     let job = Job::endless().with("every_steps = 200", "every_steps = 1000000");
     let cluster = Cluster::new(&scene, &job, 1, "30s");
     let _servers = [cluster.master("master"), cluster.pserver("pserver")];
@@ -269,7 +270,7 @@ fn a_checkpoint_wished_for_as_the_job_goes_back_is_of_what_it_goes_back_to() {
         let taken = runtime.block_on(client.take_checkpoint(TakeCheckpointRequest {}));
         let first = taken.expect("the master answers").into_inner().checkpoint;
         cluster.until_step(version(&first) + 50);
-        // Nobody takes the job on to where it was.
+        // No trainer advances the job.
         trainer.signal(Signal::SIGSTOP);
         let taken = runtime.block_on(async {
             let back = RestoreCheckpointRequest { checkpoint: first.clone(), force: true };
@@ -277,8 +278,8 @@ fn a_checkpoint_wished_for_as_the_job_goes_back_is_of_what_it_goes_back_to() {
             client.take_checkpoint(TakeCheckpointRequest {}).await.expect("the master answers")
         });
         trainer.signal(Signal::SIGCONT);
-        let TakeCheckpointReply { checkpoint, trouble } = taken.into_inner();
-        assert_eq!(trouble, "");
+        let TakeCheckpointReply { checkpoint, error } = taken.into_inner();
+        assert_eq!(error, "");
         assert_eq!(version(&checkpoint), version(&first));
     }
 }
@@ -296,12 +297,12 @@ fn bad_input_gets_one_line_with_the_way_out() {
     run.until_step(10);
     let (code, line) = stage.refused(&["list", "--job", "other"]);
     assert_eq!(code, 3);
-    assert!(line.contains("it knows digits; choose with --job"), "{line}");
+    assert!(line.contains("it has digits; choose one with --job"), "{line}");
     let (code, line) = stage.refused(&["verify"]);
     let none = "job digits has no checkpoint; take one with `steadfast checkpoint now`";
     assert_eq!((code, line.as_str()), (3, none));
 
-    stage.told(&["now"]);
+    stage.run_ok(&["now"]);
     for args in [&["verify", "zzz"][..], &["export", "zzz", "--to", "x"], &["restore", "zzz"]] {
         let (code, line) = stage.refused(args);
         assert_eq!(code, 3);

@@ -1,4 +1,4 @@
-//! Whole jobs by `steadfast local`: real programs, real processes, real kills.
+//! Whole jobs with `steadfast local`: real programs, real processes, real kills.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -11,7 +11,7 @@ fn sha(summary: &Value) -> String {
     summary["parameters_sha256"].as_str().expect("a finished job has parameters").to_owned()
 }
 
-/// The parameters of the small job, trained by one trainer and one pserver.
+/// Returns the SHA-256 of the small job, trained with one trainer and one pserver.
 fn small_sha() -> &'static str {
     static SHA: OnceLock<String> = OnceLock::new();
     SHA.get_or_init(|| {
@@ -21,7 +21,7 @@ fn small_sha() -> &'static str {
     })
 }
 
-/// The parameters of the long job if nothing disturbs it.
+/// Returns the SHA-256 of the long job after an undisturbed run.
 fn long_sha() -> &'static str {
     static SHA: OnceLock<String> = OnceLock::new();
     SHA.get_or_init(|| {
@@ -67,7 +67,7 @@ fn a_synchronous_result_with_a_clipped_norm_is_the_same_for_any_number_of_proces
     assert_ne!(alone, unclipped, "the norm was clipped");
 }
 
-/// S004-50: compressed gradients lose digits, but the same ones whoever adds them.
+/// S004-50: compression is lossy, but deterministic for any placement.
 #[test]
 fn a_synchronous_result_with_compressed_gradients_is_the_same_for_any_number_of_processes() {
     let exact = small_sha();
@@ -88,7 +88,8 @@ fn a_synchronous_result_with_compressed_gradients_is_the_same_for_any_number_of_
     }
 }
 
-/// Asynchronous training learns from a tenth of the gradient, since the rest goes with the next one.
+/// Asynchronous training learns from a tenth of the gradient, because the rest is carried over to the
+/// next one.
 #[test]
 fn an_asynchronous_job_learns_from_compressed_gradients() {
     let scene = Scene::new();
@@ -112,7 +113,7 @@ fn the_synchronous_example_learns_the_digits() {
     assert_eq!(summary["passes"], 120);
     assert_eq!(summary["steps"], 1440);
     assert_eq!(summary["examples"], 172_800);
-    assert_eq!(summary["discarded"], serde_json::json!([]));
+    assert_eq!(summary["discarded"]["tasks"], 0);
 }
 
 /// S004-51, S004-52
@@ -152,7 +153,7 @@ fn the_model_is_a_safetensors_file_with_names_and_shapes_of_its_layers() {
     assert_eq!(tensors, expected.map(|(name, shape)| (name.to_owned(), shape)));
 }
 
-/// Kills one process of a role in mid-run; the job must end as if nothing had been.
+/// Kills one process of a role during training; the result must not change.
 fn a_killed_process_changes_nothing(role: &str, more: &[&str]) {
     let expected = long_sha();
     let scene = Scene::new();
@@ -214,14 +215,14 @@ fn an_asynchronous_job_survives_a_killed_pserver() {
     let scene = Scene::new();
     let job = Job::asynchronous().with("every = \"10s\"", "every = \"500ms\"");
     let mut run = Run::start(&scene, &job, &[]);
-    run.until("a checkpoint is there", |it| it["checkpoint"].is_string());
+    run.until("a checkpoint exists", |it| it["checkpoint"].is_string());
     run.kill_one("pserver");
     let summary = run.finish();
     assert!(0.94 <= summary["metric"].as_f64().unwrap(), "{summary}");
     scene.leaves_no_process();
 }
 
-/// The other trainer waits at the gate meanwhile; when the stopped one's lease is over it goes on.
+/// The other trainer waits at the staleness gate until the lease of the stopped one expires.
 fn a_stopped_trainer_holds_nobody_up_for_ever(max_staleness: u32) {
     let scene = Scene::new();
     let bound = format!("max_staleness = {max_staleness}");
@@ -270,7 +271,7 @@ fn an_interrupted_run_says_how_to_resume_and_the_same_command_ends_with_the_same
 
     let mut run = Run::start(&scene, &job, &[]);
     let status = run.until("it trains", |it| it["state"] == "training");
-    assert!(status["version"].as_u64() >= Some(500), "it began anew: {status}");
+    assert!(status["version"].as_u64() >= Some(500), "it started from the beginning: {status}");
     assert_eq!(sha(&run.finish()), expected);
     scene.leaves_no_process();
 }
@@ -281,7 +282,7 @@ fn a_killed_run_leaves_no_process_and_the_same_command_ends_with_the_same_result
     let expected = long_sha();
     let scene = Scene::new();
     let mut run = Run::start(&scene, &Job::long(), &[]);
-    run.until("a checkpoint is there", |it| it["checkpoint"].is_string());
+    run.until("a checkpoint exists", |it| it["checkpoint"].is_string());
     run.signal(Signal::SIGKILL);
     run.end();
     scene.leaves_no_process();
@@ -300,7 +301,7 @@ fn the_same_command_for_a_finished_job_tells_its_summary_again() {
     assert!(Duration::ZERO < Duration::from_secs_f64(first["wall_seconds"].as_f64().unwrap()));
 }
 
-/// Whoever looks after containers learns by an exit code what an admin port says.
+/// The exit code of the probe reports the state of the admin port to container supervisors.
 #[test]
 fn a_probe_tells_alive_from_ready_and_from_gone() {
     let scene = Scene::new();
@@ -308,7 +309,7 @@ fn a_probe_tells_alive_from_ready_and_from_gone() {
     let first = cluster.master("first");
     eventually("the first master acts", || first.is_ready().then_some(()));
     let second = cluster.master("second");
-    eventually("the second one lives", || second.ask("/healthz"));
+    eventually("the second one is alive", || second.ask("/healthz"));
     let probe = |args: &[&str]| {
         let output = cluster.command("steadfast").arg("probe").args(args).output();
         let output = output.expect("the program starts");
@@ -322,5 +323,5 @@ fn a_probe_tells_alive_from_ready_and_from_gone() {
     let (code, reason) = probe(&[&steadfast_tests::free_address().to_string()]);
     assert!(code == Some(6) && reason.contains("does not answer"), "{code:?} {reason}");
     let (code, reason) = probe(&["no address"]);
-    assert!(code == Some(2) && reason.contains("no HOST:PORT"), "{code:?} {reason}");
+    assert!(code == Some(2) && reason.contains("HOST:PORT"), "{code:?} {reason}");
 }

@@ -1,20 +1,20 @@
-//! What the coordination crate promises, on a real etcd and on the embedded one.
+//! Guarantees of the coordination crate, on a real etcd and on the embedded one.
 
 use std::time::{Duration, Instant};
 
 use steadfast_coord::{
-    COMPARES_MAX, Commit, Condition, CoordError, Etcd, EtcdOptions, Mirror, OPS_MAX, Op, Range,
-    Reign, Session,
+    CoordError, Etcd, EtcdOptions, Leadership, Mirror, OPS_MAX, Op, Range, Session,
 };
 use steadfast_tests::{EtcdServer, Proxy, Scene, Signal, eventually, within};
 use tokio::runtime::Runtime;
 
 const LOCK: &str = "/jobs/it/master/lock";
 
-/// Long enough that no lease ends by itself while a test runs.
+/// Lease TTL longer than any test, so no lease expires.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Runs a check on both kinds of etcd. It may block: what runs beside it has threads of its own.
+/// Runs a check on both kinds of etcd. The check may block, because background tasks have their own
+/// threads.
 fn on_both(check: impl AsyncFn(&EtcdServer)) {
     let scene = Scene::new();
     let runtime = Runtime::new().expect("threads can be started");
@@ -29,7 +29,7 @@ fn on_both(check: impl AsyncFn(&EtcdServer)) {
 
 async fn connect(url: &str) -> Etcd {
     let options = EtcdOptions { endpoints: vec![url.to_owned()], ..EtcdOptions::default() };
-    // It listens a moment before it has a leader and answers.
+    // etcd listens shortly before it has a leader and answers.
     for _ in 0..100 {
         if let Ok(etcd) = Etcd::connect(&options).await {
             return etcd;
@@ -39,17 +39,17 @@ async fn connect(url: &str) -> Etcd {
     panic!("etcd at {url} does not answer");
 }
 
-async fn seize(etcd: &Etcd, session: &Session, holder: &str) -> Reign {
-    let seized = Reign::seize(etcd, session, LOCK, holder.as_bytes()).await;
-    seized.expect("etcd answers").expect("the lock is free")
+async fn acquire(etcd: &Etcd, session: &Session, holder: &str) -> Leadership {
+    let acquired = Leadership::acquire(etcd, session, LOCK, holder.as_bytes()).await;
+    acquired.expect("etcd answers").expect("the lock is free")
 }
 
-/// Somebody who holds the lock.
-async fn reigning(url: &str) -> (Etcd, Session, Reign) {
+/// Returns a client that holds the lock.
+async fn leading(url: &str) -> (Etcd, Session, Leadership) {
     let etcd = connect(url).await;
     let session = Session::open(&etcd, LONG).await.unwrap();
-    let reign = seize(&etcd, &session, "a").await;
-    (etcd, session, reign)
+    let leadership = acquire(&etcd, &session, "a").await;
+    (etcd, session, leadership)
 }
 
 fn put(key: &str, value: &str) -> Op {
@@ -82,11 +82,11 @@ fn a_key_is_created_once_and_a_retry_finds_its_own() {
 #[test]
 fn a_listing_of_several_pages_shows_one_revision() {
     on_both(async |server| {
-        let (etcd, _session, mut reign) = reigning(&server.url()).await;
+        let (etcd, _session, mut leadership) = leading(&server.url()).await;
         let keys: Vec<String> = (0..1270).map(|it| format!("/jobs/it/tasks/{it:08}")).collect();
         for some in keys.chunks(OPS_MAX) {
             let ops: Vec<Op> = some.iter().map(|key| put(key, key)).collect();
-            reign.commit(&etcd, &ops, &[]).await.unwrap();
+            leadership.commit(&etcd, &ops).await.unwrap();
         }
         etcd.put("/jobs/it/tasks0", b"after the last").await.unwrap();
         let view = etcd.list("/jobs/it/tasks/").await.unwrap();
@@ -104,49 +104,32 @@ fn a_former_holder_of_the_lock_changes_nothing() {
     on_both(async |server| {
         let etcd = connect(&server.url()).await;
         let session = Session::open(&etcd, LONG).await.unwrap();
-        let mut former = seize(&etcd, &session, "former").await;
-        former.commit(&etcd, &[put("/jobs/it/x", "1")], &[]).await.unwrap();
+        let mut former = acquire(&etcd, &session, "former").await;
+        former.commit(&etcd, &[put("/jobs/it/x", "1")]).await.unwrap();
 
-        // The lock goes without its holder's knowing, whose own deadline stays ahead: nothing but
-        // the fence is left to hold it.
+        // The holder loses the lock without notice while its own deadline is ahead: only the fence
+        // protects the data.
         let operator = Session::open(&etcd, LONG).await.unwrap();
-        let seized = Reign::seize(&etcd, &operator, "/operator", b"").await;
-        let mut by_hand = seized.unwrap().expect("the lock is free");
-        by_hand.commit(&etcd, &[Op::delete(LOCK)], &[]).await.unwrap();
+        let acquired = Leadership::acquire(&etcd, &operator, "/operator", b"").await;
+        let mut by_hand = acquired.unwrap().expect("the lock is free");
+        by_hand.commit(&etcd, &[Op::delete(LOCK)]).await.unwrap();
         assert!(former.is_live());
-        let refused = former.commit(&etcd, &[put("/jobs/it/x", "2")], &[]).await;
+        let refused = former.commit(&etcd, &[put("/jobs/it/x", "2")]).await;
         assert!(matches!(refused, Err(CoordError::Fenced { .. })), "{refused:?}");
 
         let other = Session::open(&etcd, LONG).await.unwrap();
-        let mut acting = seize(&etcd, &other, "acting").await;
+        let mut acting = acquire(&etcd, &other, "acting").await;
         assert!(former.epoch() < acting.epoch());
-        // Both have committed once, so the count of commits does not tell them apart.
-        acting.commit(&etcd, &[put("/jobs/it/y", "1")], &[]).await.unwrap();
-        let refused = former.commit(&etcd, &[put("/jobs/it/x", "3")], &[]).await;
+        // Both have committed once, so the commit counts do not differ.
+        acting.commit(&etcd, &[put("/jobs/it/y", "1")]).await.unwrap();
+        let refused = former.commit(&etcd, &[put("/jobs/it/x", "3")]).await;
         assert!(matches!(refused, Err(CoordError::Fenced { .. })), "{refused:?}");
         assert_eq!(value(&etcd, "/jobs/it/x").await.as_deref(), Some("1"));
         let lock = etcd.get(LOCK).await.unwrap().expect("it is held");
         assert_eq!(lock.value, b"acting", "the former holder did not put the lock either");
 
-        acting.commit(&etcd, &[put("/jobs/it/x", "4")], &[]).await.unwrap();
+        acting.commit(&etcd, &[put("/jobs/it/x", "4")]).await.unwrap();
         assert_eq!(value(&etcd, "/jobs/it/x").await.as_deref(), Some("4"));
-    });
-}
-
-/// S004-23
-#[test]
-fn a_commit_whose_condition_fails_changes_nothing_and_the_reign_goes_on() {
-    on_both(async |server| {
-        let (etcd, session, mut reign) = reigning(&server.url()).await;
-        let slot = etcd.create("/ps/0", b"p", session.lease()).await.unwrap().unwrap();
-        let holds = |revision| Condition::CreateRevision { key: "/ps/0".to_owned(), revision };
-        let ops = [put("/x", "1"), Op::delete("/ps/1")];
-        let failed = reign.commit(&etcd, &ops, &[holds(slot + 1)]).await.unwrap();
-        assert_eq!(failed, Commit::ConditionFailed);
-        assert_eq!(value(&etcd, "/x").await, None);
-        let done = reign.commit(&etcd, &ops, &[holds(slot)]).await.unwrap();
-        assert!(matches!(done, Commit::Done { .. }));
-        assert_eq!(value(&etcd, "/x").await.as_deref(), Some("1"));
     });
 }
 
@@ -154,13 +137,10 @@ fn a_commit_whose_condition_fails_changes_nothing_and_the_reign_goes_on() {
 #[test]
 fn the_largest_commit_is_taken_and_a_larger_one_is_refused_before_it_is_sent() {
     on_both(async |server| {
-        let (etcd, _session, mut reign) = reigning(&server.url()).await;
+        let (etcd, _session, mut leadership) = leading(&server.url()).await;
         let ops: Vec<Op> = (0..=OPS_MAX).map(|it| put(&format!("/t/{it}"), "1")).collect();
-        let absent = Condition::CreateRevision { key: "/none".to_owned(), revision: 0 };
-        let conditions = vec![absent; COMPARES_MAX];
-        let done = reign.commit(&etcd, &ops[..OPS_MAX], &conditions).await.unwrap();
-        assert!(matches!(done, Commit::Done { .. }));
-        let refused = reign.commit(&etcd, &ops, &[]).await;
+        leadership.commit(&etcd, &ops[..OPS_MAX]).await.unwrap();
+        let refused = leadership.commit(&etcd, &ops).await;
         assert!(matches!(refused, Err(CoordError::TooManyOperations { .. })), "{refused:?}");
     });
 }
@@ -171,8 +151,8 @@ fn a_commit_whose_reply_was_lost_happens_once() {
     on_both(async |server| {
         let direct = connect(&server.url()).await;
         let proxy = Proxy::start(&server.url()).await;
-        let (etcd, _session, mut reign) = reigning(&proxy.url()).await;
-        reign.commit(&etcd, &[put("/before", "1")], &[]).await.unwrap();
+        let (etcd, _session, mut leadership) = leading(&proxy.url()).await;
+        leadership.commit(&etcd, &[put("/before", "1")]).await.unwrap();
 
         proxy.hold_replies();
         let lose_the_reply = async {
@@ -184,13 +164,13 @@ fn a_commit_whose_reply_was_lost_happens_once() {
             proxy.open();
         };
         let ops = [put("/x", "1")];
-        let commit = reign.commit(&etcd, &ops, &[]);
+        let commit = leadership.commit(&etcd, &ops);
         let (outcome, ()) = tokio::join!(commit, lose_the_reply);
         let entry = direct.get("/x").await.unwrap().expect("it was put");
-        assert_eq!(outcome.unwrap(), Commit::Done { revision: entry.mod_revision });
+        assert_eq!(outcome.unwrap(), entry.mod_revision);
         assert_eq!(entry.version, 1, "it was put once");
 
-        reign.commit(&etcd, &[put("/x", "2")], &[]).await.unwrap();
+        leadership.commit(&etcd, &[put("/x", "2")]).await.unwrap();
         let lock = direct.get(LOCK).await.unwrap().expect("it is held");
         assert_eq!(lock.version, 4, "taken, and three commits");
     });
@@ -200,10 +180,10 @@ fn a_commit_whose_reply_was_lost_happens_once() {
 #[test]
 fn a_lock_that_was_put_by_hand_is_no_longer_its_holders() {
     on_both(async |server| {
-        let (etcd, _session, mut reign) = reigning(&server.url()).await;
+        let (etcd, _session, mut leadership) = leading(&server.url()).await;
         etcd.put(LOCK, b"a").await.unwrap();
-        // Its version is what it would be after a commit whose reply was lost.
-        let refused = reign.commit(&etcd, &[put("/x", "1")], &[]).await;
+        // The version is the same as after a commit with a lost reply.
+        let refused = leadership.commit(&etcd, &[put("/x", "1")]).await;
         assert!(matches!(refused, Err(CoordError::Fenced { .. })), "{refused:?}");
         assert_eq!(value(&etcd, "/x").await, None);
     });
@@ -269,8 +249,8 @@ fn a_holder_knows_that_its_lease_is_over_before_etcd_gives_its_keys_away() {
         let etcd = connect(&server.url()).await;
         let ttl = Duration::from_secs(3);
         let session = Session::open(&etcd, ttl).await.unwrap();
-        let mut reign = seize(&etcd, &session, "a").await;
-        // It is renewed: it lives on beyond its first deadline.
+        let mut leadership = acquire(&etcd, &session, "a").await;
+        // The lease is renewed beyond its first deadline.
         let opened = Instant::now();
         within(LONG, "the first deadline is over", || {
             assert!(session.is_live(), "it was not renewed");
@@ -278,16 +258,16 @@ fn a_holder_knows_that_its_lease_is_over_before_etcd_gives_its_keys_away() {
         });
 
         server.signal(Signal::SIGSTOP);
-        // No keep-alive that is sent from now on is answered, so etcd waits at least until then.
+        // No keep-alive is answered from now on, so etcd keeps the lease at least until then.
         let stopped = Instant::now();
         within(ttl, "the holder judged its lease to be over", || {
             (!session.is_live()).then_some(())
         });
-        assert!(!reign.is_live());
+        assert!(!leadership.is_live());
         assert!(stopped.elapsed() < ttl, "{:?}", stopped.elapsed());
-        let refused = reign.commit(&etcd, &[put("/x", "late")], &[]).await;
+        let refused = leadership.commit(&etcd, &[put("/x", "late")]).await;
         assert!(matches!(refused, Err(CoordError::LeaseLost)), "{refused:?}");
-        tokio::time::timeout(ttl, session.lost()).await.expect("the loss is told");
+        tokio::time::timeout(ttl, session.lost()).await.expect("the loss is reported");
         server.signal(Signal::SIGCONT);
         assert_eq!(value(&etcd, "/x").await, None);
     });
@@ -308,7 +288,7 @@ fn keys_of_a_holder_vanish_with_its_lease_and_at_once_if_it_gives_it_back() {
         polite.close(&etcd).await;
         assert!(etcd.get("/s/polite").await.unwrap().is_none());
 
-        // It stops renewing and says nothing.
+        // The session stops renewing without revoking the lease.
         drop(silent);
         eventually("its key vanished", || mirror.view().entries.is_empty().then_some(()));
     });
@@ -322,7 +302,7 @@ fn a_holder_whose_lease_was_taken_away_is_told() {
         let ttl = Duration::from_secs(4);
         let session = Session::open(&etcd, ttl).await.unwrap();
         etcd.revoke(session.lease()).await.unwrap();
-        tokio::time::timeout(ttl, session.lost()).await.expect("the next keep-alive tells it");
+        tokio::time::timeout(ttl, session.lost()).await.expect("the next keep-alive detects it");
         assert!(!session.is_live());
     });
 }

@@ -1,15 +1,15 @@
-//! Jobs of real processes that meet faults: each ends with the parameters of the undisturbed run,
-//! and what etcd saw of it keeps the rules at every revision.
+//! Jobs of real processes under faults: each ends with the parameters of the undisturbed run, and its
+//! etcd history keeps the invariants at every revision.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use steadfast_common::spec::Mode;
-use steadfast_tests::faults::{Fault, Kind, Outcome, Role, Schedule, Shape, World};
+use steadfast_tests::faults::{Fault, FaultTarget, Kind, Outcome, Role, Schedule, Shape};
 use steadfast_tests::{EtcdCluster, Job, Network, Quota, Run, Scene, Signal, eventually};
 
-/// The parameters of the job of all worlds, if nothing disturbs it.
+/// Returns the SHA-256 of the job of all worlds after an undisturbed run.
 fn undisturbed() -> &'static str {
     static SHA: OnceLock<String> = OnceLock::new();
     SHA.get_or_init(|| undisturbed_sha(&Shape::default().job()))
@@ -21,15 +21,15 @@ fn undisturbed_sha(job: &Job) -> String {
     summary["parameters_sha256"].as_str().expect("a finished job has parameters").to_owned()
 }
 
-/// Lets a schedule happen to a job, which must end as if nothing had been.
+/// Runs a job under a schedule; the result must not change.
 fn survives(shape: &Shape, seed: Option<u64>, schedule: &Schedule) -> Outcome {
     let expected = undisturbed();
     let scene = Scene::new();
-    let mut world = World::start(&scene, shape.clone());
+    let mut world = FaultTarget::start(&scene, shape.clone());
     let came = world.run(seed, schedule);
     world.finish_as(|outcome| {
         assert_eq!(outcome.sha, expected);
-        assert_eq!(came, schedule.events.len(), "the job was over before the faults");
+        assert_eq!(came, schedule.events.len(), "the job ended before the faults");
     })
 }
 
@@ -37,7 +37,7 @@ fn with_three_etcd_members() -> Shape {
     Shape { etcd: 3, ..Shape::default() }
 }
 
-/// How many processes ended before the job was over.
+/// Returns the number of processes that ended before the job.
 fn deaths(outcome: &Outcome) -> u32 {
     outcome.ends.values().sum()
 }
@@ -48,7 +48,7 @@ fn a_job_survives_twenty_two_kills_of_masters_pservers_and_trainers() {
     let (seed, shape) = (11, Shape::default());
     let schedule = Schedule::random(seed, 22, &[Kind::Kill], &shape);
     let outcome = survives(&shape, Some(seed), &schedule);
-    // Some hit a process that was not there again since the kill before.
+    // Some kills hit a process that is not yet restarted after the previous kill.
     assert!(16 <= deaths(&outcome), "{:?}", outcome.ends);
 }
 
@@ -60,7 +60,7 @@ fn a_job_survives_kills_pauses_cuts_compaction_and_changes_of_the_leader() {
     survives(&shape, Some(seed), &Schedule::random(seed, 9, &kinds, &shape));
 }
 
-/// The audit at the end of every world proves the rest: each record counted once in each pass.
+/// The audit at the end of each run proves that each record was applied once per pass.
 ///
 /// S004-3, S004-5, S004-45, F1, F4, F7, F8, I1, I2, I4, I6, I9, I12
 #[test]
@@ -69,16 +69,16 @@ fn an_asynchronous_job_counts_each_record_once_through_kills_pauses_and_cuts() {
     let kinds = [Kind::Kill, Kind::Kill, Kind::Pause, Kind::Leave, Kind::Isolate];
     let schedule = Schedule::random(seed, 8, &kinds, &shape);
     let scene = Scene::new();
-    let mut world = World::start(&scene, shape);
+    let mut world = FaultTarget::start(&scene, shape);
     let came = world.run(Some(seed), &schedule);
     world.finish_as(|outcome| {
-        assert_eq!(came, schedule.events.len(), "the job was over before the faults");
+        assert_eq!(came, schedule.events.len(), "the job ended before the faults");
         let metric = outcome.result["metric"].as_f64().expect("it was evaluated");
         assert!(0.94 <= metric, "{}", outcome.result);
     });
 }
 
-/// S004-20, F11, F40: whoever leaves in good order ends with 0, and the job goes on.
+/// S004-20, F11, F40: a process that drains exits with 0, and the job continues.
 #[test]
 fn a_job_survives_members_of_every_role_that_are_told_to_leave() {
     let text = "@60 leave trainer 0; +60 leave master 0; +60 leave pserver 0; +60 leave master 1; \
@@ -103,7 +103,7 @@ fn a_job_survives_the_death_of_the_leader_of_etcd_and_nobody_loses_a_lease() {
     let expected = undisturbed();
     let scene = Scene::new();
     let shape = Shape { lease_ttl_s: 9, ..with_three_etcd_members() };
-    let mut world = World::start(&scene, shape);
+    let mut world = FaultTarget::start(&scene, shape);
     world.until_step(200);
     world.inject(Fault::of_all(Kind::EtcdKillLeader));
     let (killed, last) = (Instant::now(), world.recorder.last());
@@ -112,7 +112,7 @@ fn a_job_survives_the_death_of_the_leader_of_etcd_and_nobody_loses_a_lease() {
     let outcome = world.finish_as(|outcome| assert_eq!(outcome.sha, expected));
     assert_eq!(deaths(&outcome), 0, "{:?}", outcome.ends);
     let history = &outcome.audit["history"];
-    assert_eq!((&history["reigns"], &history["generations"]), (&json!(1), &json!(1)));
+    assert_eq!((&history["terms"], &history["generations"]), (&json!(1), &json!(1)));
 }
 
 /// F15
@@ -129,7 +129,7 @@ fn a_trainer_that_missed_compacted_history_finds_the_new_master_and_goes_on() {
     let expected = undisturbed();
     let scene = Scene::new();
     let shape = Shape { masters: 1, spares: 0, lease_ttl_s: 30, ..Shape::default() };
-    let mut world = World::start(&scene, shape);
+    let mut world = FaultTarget::start(&scene, shape);
     world.until_step(100);
     world.inject_for_long(Fault::of(Kind::Cut, Role::Trainer, 0));
     world.inject(Fault::of(Kind::Leave, Role::Master, 0));
@@ -144,11 +144,11 @@ fn a_trainer_that_missed_compacted_history_finds_the_new_master_and_goes_on() {
     assert_eq!(lives, [1; 3], "their leases are long");
     let outcome = world.finish_as(|outcome| assert_eq!(outcome.sha, expected));
     assert_eq!(deaths(&outcome), 1, "{:?}", outcome.ends);
-    assert_eq!(outcome.audit["history"]["reigns"], 2);
+    assert_eq!(outcome.audit["history"]["terms"], 2);
 }
 
-/// A trainer that dies between its pushes leaves the slots one step apart. Whoever computes the
-/// missing lanes must do so on parameters of one step.
+/// A trainer that dies between its pushes leaves the slots one step apart. The trainer that computes the
+/// missing lanes must use parameters of a single step.
 ///
 /// S004-2, S004-33, F7, I7
 #[test]
@@ -156,15 +156,15 @@ fn a_job_survives_a_trainer_that_dies_while_the_slots_are_one_step_apart() {
     let expected = undisturbed();
     let scene = Scene::new();
     let shape = Shape { masters: 1, spares: 0, trainers: 1, ..Shape::default() };
-    let mut world = World::start(&scene, shape);
+    let mut world = FaultTarget::start(&scene, shape);
     world.until_step(100);
     let shut = Fault::of(Kind::Shut, Role::Pserver, 0);
-    // It may just have been reached by all that belongs to the step; then there is another try.
+    // All pushes of the step may already have arrived; then try again.
     let mut is_apart = false;
     while !is_apart {
         world.inject_for_long(shut);
         let mut seen = (Vec::new(), Instant::now());
-        is_apart = world.until("nothing moves any more", |world| {
+        is_apart = world.until("no slot makes progress", |world| {
             let steps = world.steps_of_pservers();
             if steps != seen.0 {
                 seen = (steps, Instant::now());
@@ -182,28 +182,28 @@ fn a_job_survives_a_trainer_that_dies_while_the_slots_are_one_step_apart() {
     world.finish_as(|outcome| assert_eq!(outcome.sha, expected));
 }
 
-/// The latest checkpoint that etcd has seen.
-fn latest(world: &World) -> Option<String> {
+/// Returns the latest checkpoint in etcd.
+fn latest(world: &FaultTarget) -> Option<String> {
     let puts = world.recorder.changes().filter(|it| it.key == world.keys.checkpoint_latest());
     puts.filter_map(|it| it.value.clone()).last()
 }
 
-/// Training goes on while no checkpoint can be stored, and what was stored before stays good.
+/// Training continues while no checkpoint can be stored, and existing checkpoints stay valid.
 fn survives_a_store_that_fails(kind: Kind) {
     static SHA: OnceLock<String> = OnceLock::new();
-    // Long enough that it is not over while checkpoints fail.
+    // Long enough to continue while checkpoints fail.
     let job = Shape::default().job().with("passes = 120", "passes = 250");
     let expected = SHA.get_or_init(|| undisturbed_sha(&job));
     let scene = Scene::new();
-    let mut world = World::start_job(&scene, Shape::default(), &job);
+    let mut world = FaultTarget::start_job(&scene, Shape::default(), &job);
     if kind == Kind::StoreFull && !world.store_can_be_full() {
         eprintln!("skipped: this test may not mount a file system; run it as root");
         return;
     }
-    world.until("a checkpoint is there", |world| latest(world));
+    world.until("a checkpoint exists", |world| latest(world));
     world.inject_for_long(Fault::of_all(kind));
     let failed = "no checkpoint could be taken";
-    world.until("a checkpoint failed, loudly", |world| world.says(Role::Master, failed));
+    world.until("a failed checkpoint is logged", |world| world.says(Role::Master, failed));
     let (before, step) = (latest(&world), world.steps());
     world.until("an alert would be raised", |world| {
         let failures = world.metric(Role::Master, "steadfast_checkpoint_failures_in_a_row")?;
@@ -211,7 +211,7 @@ fn survives_a_store_that_fails(kind: Kind) {
     });
     world.until_step(step + 100);
     assert_eq!(latest(&world), before, "nothing can be stored");
-    // Whoever wants to load the checkpoint waits for the store.
+    // Loading the checkpoint requires the store.
     world.heal_all();
     world.until("a checkpoint is taken again", |world| {
         let now = latest(world);
@@ -249,13 +249,13 @@ fn pservers_go_on_with_their_memory_after_etcd_stalled_until_all_leases_were_ove
     let expected = undisturbed();
     let scene = Scene::new();
     let shape = Shape { spares: 0, ..Shape::default() };
-    let mut world = World::start(&scene, shape);
+    let mut world = FaultTarget::start(&scene, shape);
     world.until_step(200);
     world.inject(Fault::of_all(Kind::EtcdStall));
     let outcome = world.finish_as(|outcome| assert_eq!(outcome.sha, expected));
     let of_pservers = outcome.ends.keys().filter(|it| it.starts_with("pserver"));
     assert_eq!(of_pservers.count(), 0, "{:?}", outcome.ends);
-    assert_eq!(outcome.checkpoints_loaded, Vec::<Value>::new(), "nobody went back");
+    assert_eq!(outcome.checkpoints_loaded, Vec::<Value>::new(), "a checkpoint was restored");
 }
 
 /// F20
@@ -263,14 +263,14 @@ fn pservers_go_on_with_their_memory_after_etcd_stalled_until_all_leases_were_ove
 fn a_job_survives_an_etcd_without_space() {
     let expected = undisturbed();
     let scene = Scene::new();
-    let mut world = World::start(&scene, Shape::default());
+    let mut world = FaultTarget::start(&scene, Shape::default());
     world.until_step(200);
     world.inject(Fault::of_all(Kind::EtcdFull));
     assert!(world.etcd.is_full());
     world.finish_as(|outcome| assert_eq!(outcome.sha, expected));
 }
 
-/// The faults of etcd do what they say.
+/// Each fault of etcd has the described effect.
 #[test]
 fn an_etcd_of_three_members_can_be_hurt_in_every_way_and_heals() {
     let scene = Scene::new();
@@ -292,8 +292,8 @@ fn an_etcd_of_three_members_can_be_hurt_in_every_way_and_heals() {
     eventually("there is space again", || etcd.reclaim(now).then_some(()));
 }
 
-/// How often somebody lost a slot.
-fn slots_lost(world: &World) -> usize {
+/// Returns how often a slot was lost.
+fn slots_lost(world: &FaultTarget) -> usize {
     let of_slots =
         world.recorder.changes().filter(|it| it.key.starts_with(&world.keys.ps_prefix()));
     of_slots.filter(|it| it.value.is_none()).count()
@@ -313,7 +313,7 @@ fn a_job_survives_a_pserver_whose_network_loses_etcd_and_then_everything() {
     let scene = Scene::new();
     let (shape, role) = (Shape { spares: 0, ..Shape::default() }, Role::Pserver);
     let job = shape.job();
-    let mut world = World::start_apart(&scene, shape, &job, Some((role, 0, network)));
+    let mut world = FaultTarget::start_apart(&scene, shape, &job, Some((role, 0, network)));
     world.until_step(100);
     let ports = world.etcd_ports(role, 0);
     ports.iter().for_each(|it| world.network(role, 0).drop_port(*it));

@@ -1,10 +1,11 @@
-//! Whole jobs: real programs in real processes, and what they do when they are killed, cut off, fed
-//! garbage, watched and operated.
+//! Whole jobs of real processes: under kills, network faults and invalid input, with monitoring and
+//! operator commands.
 
 mod audit;
 mod bad_input;
 mod checkpoints;
 mod cluster;
+mod edges;
 mod etcd_equivalence;
 mod faults;
 mod monitoring;

@@ -1,5 +1,4 @@
-//! Metrics, alerts and the dashboard: checked by Prometheus's own tool, and against what a live
-//! cluster serves.
+//! Metrics, alerts and the dashboard, checked with promtool and against the metrics of a live cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,10 +8,10 @@ use serde_json::Value;
 use steadfast_tests::promtool::{Promtool, in_older_text, names_served, names_used, with_times};
 use steadfast_tests::{Cluster, Job, Member, Scene, Signal, eventually, get};
 
-/// A label of ours that begins as our metrics do.
+/// A label with the prefix of the metrics.
 const LABEL: &str = "steadfast_job";
 
-/// Served where processes talk by TLS, which these clusters do not.
+/// Metrics that are only served with TLS, which these clusters do not use.
 const SERVED_ELSEWHERE: [&str; 1] = ["steadfast_certificate_not_after_seconds"];
 
 fn root() -> PathBuf {
@@ -36,8 +35,8 @@ fn metrics(member: &Member) -> Option<String> {
     Some(member.ask("/metrics").filter(|it| it.code == 200)?.body)
 }
 
-/// What each role of a synchronous job serves once everything has happened to it that has a metric
-/// of its own; and the master of an asynchronous one, and etcd.
+/// Returns the metrics of each role of a synchronous job after all events with a metric, of the master of
+/// an asynchronous job, and of etcd.
 fn served(scene: &Scene) -> BTreeMap<&'static str, String> {
     let cluster = Cluster::new(scene, &Job::endless(), 1, "2s");
     let (master, pserver) = (cluster.master("master"), cluster.pserver("pserver"));
@@ -47,13 +46,13 @@ fn served(scene: &Scene) -> BTreeMap<&'static str, String> {
         let text = metrics(&master)?;
         names_served(&text).contains(name).then_some(text)
     };
-    eventually("two trainers are at work and a checkpoint is there", || {
+    eventually("two trainers are active and a checkpoint exists", || {
         let text = has("steadfast_checkpoint_age_seconds")?;
         text.contains("\nsteadfast_trainers 2\n").then_some(())
     });
     first.signal(Signal::SIGKILL);
     first.end();
-    eventually("training went on after the loss of a trainer", || {
+    eventually("training continued after the loss of a trainer", || {
         has("steadfast_last_recovery_seconds")
     });
     let of_master =
@@ -68,14 +67,14 @@ fn served(scene: &Scene) -> BTreeMap<&'static str, String> {
     BTreeMap::from([
         ("master", of_master),
         ("master of an asynchronous job", of_other),
-        ("pserver", metrics(&pserver).expect("it lives")),
-        ("trainer", metrics(&second).expect("it lives")),
-        ("etcd", get(address, "/metrics").expect("etcd tells its metrics").body),
+        ("pserver", metrics(&pserver).expect("it is alive")),
+        ("trainer", metrics(&second).expect("it is alive")),
+        ("etcd", get(address, "/metrics").expect("etcd serves its metrics").body),
     ])
 }
 
-/// Metrics keep Prometheus's conventions, are read by Prometheus in the form in which they are served,
-/// and whatever a rule, the dashboard or a page for operators asks for is there.
+/// Metrics follow the conventions of Prometheus, Prometheus can parse them, and every metric named in a
+/// rule, the dashboard or an operations page is served.
 #[test]
 fn what_alerts_and_dashboard_ask_for_is_served_and_keeps_the_conventions() {
     let Some(promtool) = Promtool::find() else { return };
@@ -91,7 +90,7 @@ fn what_alerts_and_dashboard_ask_for_is_served_and_keeps_the_conventions() {
         promtool.check(folder, &read, "").unwrap_or_else(|why| panic!("{role}: {why}\n{text}"));
     }
     let served: BTreeSet<String> = served.values().flat_map(|text| names_served(text)).collect();
-    let pages = fs::read_dir(root().join("docs/operating")).expect("the handbook is there");
+    let pages = fs::read_dir(root().join("docs/operating")).expect("the operations pages exist");
     let mut files: Vec<PathBuf> = pages.map(|page| page.expect("it can be read").path()).collect();
     for name in ["alerts.yaml", "alerts.test.yaml", "grafana/dashboards/steadfast.json"] {
         files.push(monitoring().join(name));
@@ -101,12 +100,12 @@ fn what_alerts_and_dashboard_ask_for_is_served_and_keeps_the_conventions() {
             let is_known = served.contains(&name)
                 || name == LABEL
                 || SERVED_ELSEWHERE.contains(&name.as_str());
-            assert!(is_known, "{} names {name}, which nobody serves", file.display());
+            assert!(is_known, "{} names {name}, which is not served", file.display());
         }
     }
 }
 
-/// The checks above are worth something: promtool runs, and is told what we mean to tell it.
+/// The checks above can fail: promtool runs and rejects invalid metrics.
 #[test]
 fn metrics_that_break_the_conventions_are_found() {
     let Some(promtool) = Promtool::find() else { return };
@@ -134,8 +133,8 @@ fn metrics_that_break_the_conventions_are_found() {
     }
 }
 
-/// F20, F33: each alert fires when it must and is silent when it must not be, two missed checkpoints
-/// and an etcd without space among them; and a page says for each what to do.
+/// F20, F33: each alert fires only when it should, including two missed checkpoints and an etcd without
+/// space; a page describes what to do for each.
 #[test]
 fn each_alert_is_tested_and_has_a_page() {
     let Some(promtool) = Promtool::find() else { return };
@@ -154,8 +153,8 @@ fn each_alert_is_tested_and_has_a_page() {
     let (alerts, runbooks) = (of("alert:"), of("runbook:"));
     assert!(20 < alerts.len() && alerts.len() == runbooks.len());
     for alert in &alerts {
-        assert!(tests.contains(&format!("alertname=\"{alert}\"")), "no test has {alert} fire");
-        assert!(page.contains(alert), "no page says what to do about {alert}");
+        assert!(tests.contains(&format!("alertname=\"{alert}\"")), "{alert} fires in no test");
+        assert!(page.contains(alert), "{alert} is not described on the page");
     }
     for runbook in &runbooks {
         let heading = runbook.strip_prefix("docs/operating/alerts.md#").expect("it is our page");
@@ -176,7 +175,7 @@ fn prometheus_takes_its_settings() {
     promtool.check(scene.folder(), &["check", "config", "prometheus.yml"], "").unwrap();
 }
 
-/// All texts under the key `expr`.
+/// Collects all strings under the key `expr`.
 fn queries(value: &Value, found: &mut Vec<String>) {
     match value {
         Value::Object(fields) => {
@@ -192,7 +191,7 @@ fn queries(value: &Value, found: &mut Vec<String>) {
     }
 }
 
-/// Prometheus understands every query of the dashboard, and Grafana has where to send it.
+/// Prometheus can parse every query of the dashboard, and Grafana has a data source for it.
 #[test]
 fn the_queries_of_the_dashboard_are_sound() {
     let Some(promtool) = Promtool::find() else { return };
@@ -205,7 +204,7 @@ fn the_queries_of_the_dashboard_are_sound() {
     for (number, query) in found.iter().enumerate() {
         let query = query.replace("$__rate_interval", "1m").replace("$steadfast_job", ".*");
         assert!(!query.contains('$'), "{query} has an unknown variable");
-        // A text of JSON is one of YAML.
+        // A JSON string is a valid YAML string.
         let query = Value::from(query);
         rules.push_str(&format!("      - record: query:{number}\n        expr: {query}\n"));
     }

@@ -1,17 +1,17 @@
-//! Jobs whose data, checkpoints and model lie in an S3 server that speaks for itself.
+//! Jobs with data, checkpoints and model on an S3 server.
 
 use std::fs;
 use std::time::Duration;
 
 use steadfast_tests::{Cluster, Job, Run, S3Server, Scene, Signal, eventually, get};
 
-/// What must not be seen anywhere.
+/// A secret that must not appear in any output.
 const SECRET: &str = "canary-7f3a91c0-secret-key";
 const KEY_ID: &str = "canary-key-id-55aa";
 
-/// I7, I10, F52: data come from S3, checkpoints and the model go there; a pserver dies on the way, the
-/// store falls silent for a while, the bits are those of a run on local files; and what proves to the
-/// store who we are is in the environment of processes and nowhere else.
+/// I7, I10, F52: data are read from S3, checkpoints and the model are written to it; a pserver dies, the
+/// store does not answer for a while; the result has the same bits as a run on local files, and the
+/// credentials of the store appear only in the environment of processes.
 #[test]
 fn a_job_in_s3_survives_and_gives_the_same_bits_and_tells_no_secret() {
     let scene = Scene::new();
@@ -33,7 +33,7 @@ fn a_job_in_s3_survives_and_gives_the_same_bits_and_tells_no_secret() {
     members.extend(names.iter().map(|name| cluster.pserver(name)));
     members.extend(["trainer-0", "trainer-1"].iter().map(|name| cluster.trainer(name)));
 
-    eventually("a checkpoint is there", || {
+    eventually("a checkpoint exists", || {
         cluster.get(&cluster.keys.checkpoint_latest()).map(|_| ())
     });
     let holder = members.iter_mut().skip(1).find(|it| it.is_ready()).expect("one holds a slot");
@@ -76,7 +76,7 @@ fn a_job_in_s3_survives_and_gives_the_same_bits_and_tells_no_secret() {
     }
 }
 
-/// A master says which bucket, and ends, before anything is trained.
+/// A master names the missing bucket and exits before training starts.
 #[test]
 fn a_bucket_that_is_not_there_is_named_with_the_way_out() {
     let scene = Scene::new();
@@ -91,8 +91,8 @@ fn a_bucket_that_is_not_there_is_named_with_the_way_out() {
     assert!(cluster.value(&cluster.keys.job()).is_none());
 }
 
-/// I7: a shard that takes a link longer than one request may, or is larger than a store takes at once, is
-/// saved and restored all the same.
+/// I7: a shard is saved and restored even if its transfer exceeds the request timeout or its size exceeds
+/// the limit of a single upload.
 #[test]
 fn what_is_large_goes_to_s3_in_parts() {
     let scene = Scene::new();

@@ -1,4 +1,4 @@
-"""Looks at a master's page as people do: in a browser, on a phone, in the dark, with a keyboard."""
+"""Checks the page of a master in a browser: on a phone, in dark mode, with a keyboard."""
 
 import json
 import os
@@ -12,7 +12,7 @@ PATIENCE = 10.0
 
 
 def until(page, what):
-    """Looks again and again: the page's policy lets nobody evaluate text within it."""
+    """Polls from outside: the content security policy of the page forbids evaluating strings in it."""
     start = time.monotonic()
     while not page.evaluate(what):
         if PATIENCE < time.monotonic() - start:
@@ -49,7 +49,7 @@ with sync_playwright() as tools:
 
     os.kill(victim, signal.SIGKILL)
     killed = time.monotonic()
-    until(page, "document.getElementById('happenings-body').innerText.includes('lost its pserver')")
+    until(page, "document.getElementById('events-body').innerText.includes('lost its pserver')")
     seconds = time.monotonic() - killed
     browser.close()
 

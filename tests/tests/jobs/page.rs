@@ -1,4 +1,4 @@
-//! The page of an acting master, in a browser.
+//! The status page of an acting master, in a browser.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,8 +8,8 @@ use steadfast_tests::{Cluster, Job, Scene, python};
 
 const BROWSER: &str = "/usr/bin/chromium";
 
-/// Whoever opens the page sees the job at work and, within two seconds, that a pserver was killed and
-/// who took over; it asks nobody else for anything, fits a phone, knows the dark, and needs no mouse.
+/// The page shows a running job and, within two seconds, that a pserver was killed and which one took
+/// over; it loads nothing from other hosts, fits a phone, has a dark mode, and needs no mouse.
 #[test]
 fn a_browser_shows_a_job_and_a_kill_as_it_happens() {
     if !Path::new(BROWSER).is_file() {

@@ -1,5 +1,5 @@
-//! The protocol between processes that are started one by one, on a real etcd: who acts, who holds
-//! which slot, what a process that comes back too late can do, and what etcd remembers.
+//! The protocol between processes on a real etcd: leadership, slots, processes that resume after their
+//! lease expired, and the etcd history.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -12,26 +12,26 @@ use steadfast_tests::{
     within,
 };
 
-/// Short: silence is noticed soon.
+/// Short lease TTL: failures are detected soon.
 const SHORT: &str = "2s";
 
-/// So long that what happens before it ran out has another cause.
+/// Long lease TTL: whatever happens earlier is not caused by expiry.
 const LONG: &str = "60s";
 
-/// At once, on a busy machine.
+/// Upper bound for an immediate reaction, on a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
 fn sha(result: &Value) -> String {
     result["parameters_sha256"].as_str().expect("a finished job has parameters").to_owned()
 }
 
-/// The parameters of the long job if nothing disturbs it.
+/// Returns the SHA-256 of the long job after an undisturbed run.
 fn undisturbed() -> String {
     let scene = Scene::new();
     sha(&Run::to_end(&scene, &Job::long(), "data", &[]))
 }
 
-/// The holders of the slots: admin address and create-revision, by key.
+/// Returns the holders of the slots: admin address and create-revision, by key.
 fn holders(cluster: &Cluster) -> BTreeMap<String, (String, i64)> {
     let slots = cluster.list(&cluster.keys.ps_prefix());
     let holder = |entry: &steadfast_coord::Entry| {
@@ -95,7 +95,7 @@ fn one_master_acts_and_a_standby_takes_over_after_a_kill_and_at_once_after_a_sig
     assert_eq!(serde_json::from_str::<Value>(&idle.body).unwrap(), json!({ "acting": false }));
     assert_eq!(cluster.acting(), first.admin);
     let lock = cluster.get(&cluster.keys.master_lock()).expect("it is held");
-    let address = cluster.get(&cluster.keys.master_addr()).expect("somebody acts");
+    let address = cluster.get(&cluster.keys.master_addr()).expect("a master acts");
     assert_ne!(lock.lease, 0);
     assert_eq!(address.lease, lock.lease, "the address goes with the lock");
 
@@ -104,11 +104,11 @@ fn one_master_acts_and_a_standby_takes_over_after_a_kill_and_at_once_after_a_sig
         (cluster.acting_now()? == second.admin && second.is_ready()).then_some(())
     });
     let taken = cluster.get(&cluster.keys.master_lock()).expect("it is held");
-    assert!(lock.create_revision < taken.create_revision, "another reign");
+    assert!(lock.create_revision < taken.create_revision, "another leadership");
 
     drop(first);
-    let cluster_of_patience = Cluster::new(&scene, &Job::long(), 1, LONG);
-    leaving_in_good_order_hands_over_at_once(&cluster_of_patience);
+    let with_long_leases = Cluster::new(&scene, &Job::long(), 1, LONG);
+    leaving_in_good_order_hands_over_at_once(&with_long_leases);
 }
 
 fn leaving_in_good_order_hands_over_at_once(cluster: &Cluster) {
@@ -141,7 +141,7 @@ fn a_master_stopped_beyond_its_lease_and_resumed_changes_nothing_and_ends() {
     cluster.until_step(200);
     former.signal(Signal::SIGSTOP);
     eventually("another acts", || (cluster.acting_now()? != former.admin).then_some(()));
-    let reign = cluster.get(&cluster.keys.master_lock()).expect("it is held");
+    let leadership = cluster.get(&cluster.keys.master_lock()).expect("it is held");
     former.signal(Signal::SIGCONT);
     let ended = former.end();
     assert!(!matches!(ended.code, None | Some(0)), "{ended:?}");
@@ -151,11 +151,11 @@ fn a_master_stopped_beyond_its_lease_and_resumed_changes_nothing_and_ends() {
     assert_eq!(sha(&cluster.result()), expected);
     let result = cluster.get(&cluster.keys.result()).expect("it was just seen");
     let (revisions, report) = checked_history(&scene, &cluster, result.mod_revision);
-    assert_eq!(report.reigns, 2, "the former one and its successor");
-    // The former one's lock is not put any more once its successor has taken it.
+    assert_eq!(report.terms, 2, "the former one and its successor");
+    // The former holder does not put the lock after its successor has acquired it.
     let mut puts = revisions.iter().flat_map(|it| &it.changes).filter(|it| it.value.is_some());
     let last = puts.rfind(|it| it.key == cluster.keys.master_lock());
-    assert_eq!(last.map(|it| it.create_revision), Some(reign.create_revision));
+    assert_eq!(last.map(|it| it.create_revision), Some(leadership.create_revision));
 }
 
 /// S004-20, S004-23
@@ -170,9 +170,9 @@ fn a_lock_put_by_hand_ends_the_reign_and_the_way_out_is_named() {
     let lock = cluster.get(&key).expect("it is held");
     let value = String::from_utf8(lock.value).expect("it is JSON");
     etcdctl(&cluster.etcd.url(), &["put", &key, &value]);
-    // Its next commit finds out.
+    // The next commit of the master detects the loss.
     let _others = [cluster.pserver("pserver"), cluster.trainer("trainer")];
-    eventually("it says what is in the way", || {
+    eventually("it reports the cause", || {
         master.ask("/readyz").filter(|it| it.code == 503 && it.body.contains("etcdctl del"))
     });
     etcdctl(&cluster.etcd.url(), &["del", &key]);
@@ -228,7 +228,7 @@ fn training_waits_while_a_slot_is_empty_and_says_so() {
 fn at_every_revision_each_task_is_in_one_queue_and_no_attempt_comes_twice() {
     let scene = Scene::new();
     let csv = std::fs::read_to_string(steadfast_tests::examples().join("data/digits.csv"));
-    let mut lines: Vec<String> = csv.expect("it is there").lines().map(str::to_owned).collect();
+    let mut lines: Vec<String> = csv.expect("it exists").lines().map(str::to_owned).collect();
     lines[2] = lines[2].replace(|it: char| it.is_ascii_digit(), "x");
     let data = scene.write("digits.csv", lines.join("\n") + "\n").display().to_string();
     let original = steadfast_tests::examples().join("data/digits.csv").display().to_string();
@@ -245,7 +245,7 @@ fn at_every_revision_each_task_is_in_one_queue_and_no_attempt_comes_twice() {
     ];
     cluster.until("the third pass began", |it| it["pass"].as_u64() >= Some(2));
     drop(trainer);
-    cluster.until("its death was noticed", |it| {
+    cluster.until("its death was detected", |it| {
         it["trainers"].as_array().is_some_and(|it| it.len() == 1)
     });
     drop(first);
@@ -255,7 +255,7 @@ fn at_every_revision_each_task_is_in_one_queue_and_no_attempt_comes_twice() {
 
     let last = cluster.get(&cluster.keys.result()).expect("it was just seen").mod_revision;
     let (revisions, report) = checked_history(&scene, &cluster, last);
-    // Each of the passes dispatched each of its tasks.
+    // Each pass dispatched each of its tasks.
     let tasks = u64::from(manifest(&scene, &cluster).task_count());
     assert!(30 * tasks <= report.attempts, "{report}");
     let tasks = cluster.keys.tasks_prefix();
@@ -268,7 +268,7 @@ fn at_every_revision_each_task_is_in_one_queue_and_no_attempt_comes_twice() {
     assert!(states("\"state\":\"discarded\""), "the bad record's task was given up");
 }
 
-/// What happened in etcd up to a revision, which must have kept all rules.
+/// Returns the etcd history up to a revision; it must keep all invariants.
 fn checked_history(scene: &Scene, cluster: &Cluster, last: i64) -> (Vec<Revision>, HistoryReport) {
     let revisions = history(scene, &cluster.etcd.url(), cluster.keys.root(), last);
     let manifest = manifest(scene, cluster);
@@ -286,7 +286,7 @@ fn manifest(scene: &Scene, cluster: &Cluster) -> Manifest {
     serde_json::from_str(&text).expect("a manifest is JSON")
 }
 
-/// Checks the text of a scrape; returns the names of its metrics.
+/// Checks the metrics text of a scrape; returns the names of its metrics.
 fn check_metrics(text: &str) -> BTreeSet<String> {
     let mut kinds: BTreeMap<&str, &str> = BTreeMap::new();
     assert!(text.ends_with("# EOF\n"), "{text}");

@@ -1,4 +1,4 @@
-//! Files of checkpoints and models, opened by Python's own safetensors package.
+//! Checkpoint and model files, read by the safetensors package for Python.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use steadfast_tests::{EtcdServer, Job, Run, Scene, program, python};
 
 const PACKAGES: [&str; 2] = ["safetensors>=0.4,<1", "numpy>=1.24,<3"];
 
-/// Prints what the package finds in each file.
+/// Prints the content of each file as JSON.
 const READER: &str = r#"
 import json, sys
 from safetensors import safe_open
@@ -53,14 +53,14 @@ fn read(python: &Path, paths: &[PathBuf]) -> Vec<Read> {
     serde_json::from_slice(&output.stdout).expect("the reader prints JSON")
 }
 
-/// The values of a parameter, put together from the shards that hold its blocks.
+/// Returns the values of a parameter, assembled from its blocks in the shards.
 fn assemble(shards: &[Read], prefix: &str, name: &str) -> String {
     let mut blocks = BTreeMap::new();
     for (tensor, content) in shards.iter().flat_map(|shard| &shard.tensors) {
         let start = tensor.strip_prefix(prefix).and_then(|it| it.strip_prefix(name));
         if let Some(start) = start.and_then(|it| it.strip_prefix('@')) {
             let start: usize = start.parse().expect("a block's name ends with its start");
-            assert!(blocks.insert(start, content).is_none(), "{tensor} is there twice");
+            assert!(blocks.insert(start, content).is_none(), "{tensor} exists twice");
         }
     }
     let mut bytes = String::new();
@@ -79,7 +79,7 @@ fn python_opens_shards_exports_and_models_and_finds_the_same_values() {
     let Some(python) = python("safetensors", &PACKAGES) else { return };
     let scene = Scene::new();
     let etcd = EtcdServer::embedded(&scene);
-    // One of its parameters is large enough to be cut into two blocks.
+    // One parameter is large enough for two blocks.
     let job =
         Job::small().with("hidden = [16]", "hidden = [4500]").with("passes = 30", "passes = 2");
     let summary = Run::to_end(&scene, &job, "data", &["--etcd", &etcd.url(), "--pservers", "2"]);
@@ -91,7 +91,7 @@ fn python_opens_shards_exports_and_models_and_finds_the_same_values() {
 
     let saved = PathBuf::from(summary["model"].as_str().expect("a finished job has a model"));
     let mut paths = vec![saved, exported];
-    let shards = fs::read_dir(scene.path("data/store/shards/digits")).expect("shards are there");
+    let shards = fs::read_dir(scene.path("data/store/shards/digits")).expect("shards exist");
     paths.extend(shards.map(|entry| entry.expect("the folder can be read").path()));
     let mut files = read(&python, &paths);
     let shards = files.split_off(2);

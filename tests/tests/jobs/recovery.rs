@@ -1,5 +1,4 @@
-//! What is lost when something fails: nothing but time, and little of that. Processes that are
-//! started one by one, on a real etcd.
+//! Recovery after failures, without lost work and within a short time, with processes on a real etcd.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -14,20 +13,20 @@ use steadfast_tests::{
 };
 use uuid::Uuid;
 
-/// Short: silence is noticed soon.
+/// Short lease TTL: failures are detected soon.
 const SHORT: &str = "2s";
 
-/// So long that what happens before it ran out has another cause.
+/// Long lease TTL: whatever happens earlier is not caused by expiry.
 const LONG: &str = "60s";
 
-/// At once, on a busy machine.
+/// Upper bound for an immediate reaction, on a busy machine.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
 fn sha(result: &Value) -> String {
     result["parameters_sha256"].as_str().expect("a finished job has parameters").to_owned()
 }
 
-/// The parameters of a job if nothing disturbs it.
+/// Returns the SHA-256 of a job after an undisturbed run.
 fn undisturbed(job: &Job) -> String {
     let scene = Scene::new();
     sha(&Run::to_end(&scene, job, "data", &[]))
@@ -37,7 +36,7 @@ fn generation(cluster: &Cluster) -> Value {
     cluster.value(&cluster.keys.generation()).expect("a generation began")
 }
 
-/// Waits for the generation after one.
+/// Waits for the generation after `before`.
 fn next_generation(cluster: &Cluster, before: &Value) -> Value {
     let number = |it: &Value| it["generation"].as_u64();
     eventually("another generation begins", || {
@@ -55,22 +54,22 @@ fn manifest(cluster: &Cluster, id: &str) -> Value {
     cluster.value(&cluster.keys.checkpoint(id)).unwrap_or_default()
 }
 
-/// Waits for two checkpoints, and takes the only trainer away, so that there is no further one.
+/// Waits for two checkpoints, then removes the only trainer, so no further checkpoint is taken.
 fn train_until_two_checkpoints_are_there(cluster: &Cluster, trainer: Member) {
-    eventually("two checkpoints and the pointer are there", || {
+    eventually("two checkpoints and the pointer exist", || {
         (cluster.list(&cluster.keys.checkpoints_prefix()).len() == 3).then_some(())
     });
     drop(trainer);
-    cluster.until("nobody trains", |it| it["trainers"] == json!([]));
+    cluster.until("no trainer is left", |it| it["trainers"] == json!([]));
 }
 
-/// The file of a shard of a checkpoint.
+/// Returns the file of a shard of a checkpoint.
 fn shard(scene: &Scene, manifest: &Value, slot: usize) -> PathBuf {
     let object = manifest["shards"][slot]["object"].as_str().expect("a shard has an object");
     scene.path("store").join(object)
 }
 
-/// The member that holds a slot.
+/// Returns the member that holds a slot.
 fn holder<'m>(cluster: &Cluster, pservers: &'m [Member], slot: u32) -> &'m Member {
     let record = cluster.value(&cluster.keys.ps(Slot(slot))).expect("the slot is held");
     pservers.iter().find(|it| record["admin"] == it.admin.as_str()).expect("by one of them")
@@ -80,8 +79,8 @@ fn pservers(cluster: &Cluster, count: u32) -> Vec<Member> {
     (0..count).map(|it| cluster.pserver(&format!("pserver-{it}"))).collect()
 }
 
-/// F1, F4, F7, S004-20, S004-41: a closed connection tells of a death in moments; the lease would
-/// tell of it in a minute.
+/// F1, F4, F7, S004-20, S004-41: a closed connection reveals a dead process at once; the lease would take
+/// a minute.
 #[test]
 fn what_a_killed_process_held_goes_to_others_long_before_its_lease_ends() {
     let scene = Scene::new();
@@ -113,16 +112,16 @@ fn what_a_killed_process_held_goes_to_others_long_before_its_lease_ends() {
     within(AT_ONCE, "the standby acts", || {
         (cluster.acting_now()? == second.admin && second.is_ready()).then_some(())
     });
-    let resumed = cluster.until("training goes on", |it| it["state"] == "training");
+    let resumed = cluster.until("training continues", |it| it["state"] == "training");
     let step = resumed["version"].as_u64().expect("a version is a number");
     cluster.until_step(step + 20);
-    let recoveries = cluster.until("pauses are told", |it| {
+    let recoveries = cluster.until("pauses are reported", |it| {
         it["recoveries"].as_array().is_some_and(|it| !it.is_empty())
     });
     assert!(recoveries["recoveries"][0]["seconds"].as_f64() < Some(30.0), "{recoveries}");
 }
 
-/// F34, S004-67, D1: the newest checkpoint is damaged. The one before it is used; the damaged one is
+/// F34, S004-67, D1: if the newest checkpoint is damaged, the one before it is used; the damaged one is
 /// kept, with the reason.
 #[test]
 fn a_damaged_checkpoint_is_passed_over_and_the_result_stays_the_same() {
@@ -135,7 +134,7 @@ fn a_damaged_checkpoint_is_passed_over_and_the_result_stays_the_same() {
     train_until_two_checkpoints_are_there(&cluster, trainer);
     let id = latest(&cluster);
     let path = shard(&scene, &manifest(&cluster, &id), 0);
-    let mut bytes = fs::read(&path).expect("the shard is there");
+    let mut bytes = fs::read(&path).expect("the shard exists");
     let middle = bytes.len() / 2;
     bytes[middle] ^= 0x10;
     fs::write(&path, &bytes).expect("the shard can be written");
@@ -148,7 +147,7 @@ fn a_damaged_checkpoint_is_passed_over_and_the_result_stays_the_same() {
     });
     assert!(chosen < id, "{chosen} comes before {id}");
     assert_eq!(latest(&cluster), chosen);
-    let reason = manifest(&cluster, &id)["set_aside"].to_string();
+    let reason = manifest(&cluster, &id)["invalidated"].to_string();
     let object = path.file_name().expect("it is a file").to_string_lossy().into_owned();
     assert!(reason.contains(&object), "{reason} names the object {object}");
     assert_eq!(fs::read(&path).expect("it is kept"), bytes);
@@ -157,8 +156,8 @@ fn a_damaged_checkpoint_is_passed_over_and_the_result_stays_the_same() {
     assert_eq!(sha(&cluster.result()), expected);
 }
 
-/// F10, F34, S004-67: a shard that is gone is as good as a damaged one; where no checkpoint is left the job
-/// begins anew, and ends with the same bits.
+/// F10, F34, S004-67: a missing shard counts as a damaged one; without a checkpoint the job starts anew
+/// and ends with the same bits.
 #[test]
 fn a_job_whose_checkpoints_are_all_gone_begins_anew_and_the_result_stays_the_same() {
     let expected = undisturbed(&Job::long());
@@ -170,7 +169,7 @@ fn a_job_whose_checkpoints_are_all_gone_begins_anew_and_the_result_stays_the_sam
     train_until_two_checkpoints_are_there(&cluster, trainer);
     fs::remove_dir_all(scene.path("store/shards")).expect("the shards can be removed");
     holder(&cluster, &pservers, 0).signal(Signal::SIGKILL);
-    eventually("a generation begins anew", || {
+    eventually("a generation starts without a checkpoint", || {
         let record = generation(&cluster);
         (record["generation"] != 1 && record["checkpoint"].is_null()).then_some(())
     });
@@ -178,8 +177,8 @@ fn a_job_whose_checkpoints_are_all_gone_begins_anew_and_the_result_stays_the_sam
     assert_eq!(sha(&cluster.result()), expected);
 }
 
-/// F35: a manifest that no commit points at counts for nothing; a pointer to nothing does not hide the
-/// checkpoints that are there.
+/// F35: a manifest to which no commit points is ignored; a dangling pointer does not hide the existing
+/// checkpoints.
 #[test]
 fn forged_manifests_and_pointers_are_passed_over() {
     let expected = undisturbed(&Job::long());
@@ -209,7 +208,7 @@ fn forged_manifests_and_pointers_are_passed_over() {
     holder(&cluster, &pservers, 0).signal(Signal::SIGKILL);
     let last = next_generation(&cluster, &after);
     assert!(last["checkpoint"].as_str().is_some_and(|it| it != forged_id), "{last}");
-    eventually("the pointer is mended", || {
+    eventually("the pointer is repaired", || {
         let pointer = cluster.get(&cluster.keys.checkpoint_latest())?;
         pointer.json::<String>().ok().filter(|it| it != forged_id)
     });
@@ -217,7 +216,7 @@ fn forged_manifests_and_pointers_are_passed_over() {
     assert_eq!(sha(&cluster.result()), expected);
 }
 
-/// F37, D2: the number of slots changes while the job runs; those that took over save as well.
+/// F37, D2: the number of slots changes while the job runs; the new holders take checkpoints as well.
 #[test]
 fn a_changed_number_of_slots_moves_the_parameters_and_changes_no_bit() {
     let expected = undisturbed(&Job::long());
@@ -237,7 +236,7 @@ fn a_changed_number_of_slots_moves_the_parameters_and_changes_no_bit() {
     assert_eq!(sha(&cluster.result()), expected);
 }
 
-/// F40: a pserver that is told to leave leaves a checkpoint behind.
+/// F40: a pserver that drains takes a checkpoint first.
 #[test]
 fn a_pserver_that_leaves_in_good_order_loses_no_step() {
     let job = Job::long().with("every_steps = 200", "every = \"1h\"");
@@ -261,7 +260,7 @@ fn a_pserver_that_leaves_in_good_order_loses_no_step() {
     assert_eq!(sha(&cluster.result()), expected);
 }
 
-/// F40: a trainer that is told to leave in the middle of a task leaves although nobody takes its gradients.
+/// F40: a trainer that drains in the middle of a task exits even if no pserver accepts its gradients.
 #[test]
 fn a_trainer_leaves_while_a_slot_is_missing() {
     let scene = Scene::new();
@@ -269,7 +268,7 @@ fn a_trainer_leaves_while_a_slot_is_missing() {
     let _master = cluster.master("master");
     let mut pserver = cluster.pserver("pserver");
     let mut trainer = cluster.trainer("trainer");
-    eventually("a checkpoint is there", || cluster.value(&cluster.keys.checkpoint_latest()));
+    eventually("a checkpoint exists", || cluster.value(&cluster.keys.checkpoint_latest()));
     pserver.signal(Signal::SIGKILL);
     pserver.end();
     eventually("the slot is free", || {
@@ -280,12 +279,12 @@ fn a_trainer_leaves_while_a_slot_is_missing() {
     assert!(cluster.list(&cluster.keys.trainers_prefix()).is_empty());
 }
 
-/// S004-61, S004-62, S004-63, S004-64: files have UUIDs for names, manifests their SHA-256; what is not
-/// kept is deleted once a newer checkpoint is committed.
+/// S004-61, S004-62, S004-63, S004-64: shard files are named by UUIDs, manifests contain their SHA-256;
+/// expired checkpoints are deleted once a newer one is committed.
 #[test]
 fn only_the_newest_checkpoints_are_kept_and_no_file_of_an_older_one() {
     let scene = Scene::new();
-    // One is due by steps when the final one is.
+    // A periodic checkpoint is due at the same step as the final one.
     let cluster = Cluster::new(&scene, &Job::long(), 2, SHORT);
     let _members = (cluster.master("master"), cluster.trainer("trainer"), pservers(&cluster, 2));
     let result = cluster.result();
@@ -313,7 +312,7 @@ fn only_the_newest_checkpoints_are_kept_and_no_file_of_an_older_one() {
     });
 }
 
-/// I5: a pserver has one slot. A request that it gave up for lost may take another one later.
+/// I5: a pserver holds one slot. A delayed duplicate of a request may claim another one later.
 #[test]
 fn a_slot_too_many_in_the_name_of_a_pserver_is_given_back() {
     let scene = Scene::new();
@@ -329,8 +328,8 @@ fn a_slot_too_many_in_the_name_of_a_pserver_is_given_back() {
     cluster.result();
 }
 
-/// F5: what a pserver leaves that dies between uploading and committing is deleted later. What may yet
-/// get its manifest is not, nor is what belongs to another job in the same store.
+/// F5: shards of a pserver that died between upload and commit are deleted later. Recent shards, whose
+/// commit may be pending, and shards of other jobs in the same store are not.
 #[test]
 fn old_shards_without_a_manifest_are_deleted_and_new_ones_are_not() {
     let scene = Scene::new();
@@ -344,7 +343,7 @@ fn old_shards_without_a_manifest_are_deleted_and_new_ones_are_not() {
     fs::write(&of_another_job, "not ours").expect("it can be written");
     let day_ago = SystemTime::now() - Duration::from_secs(86_400);
     for path in [&old, &of_another_job] {
-        let file = File::options().write(true).open(path).expect("it is there");
+        let file = File::options().write(true).open(path).expect("it exists");
         file.set_modified(day_ago).expect("its time can be set");
     }
     let cluster = Cluster::new(&scene, &Job::endless(), 1, SHORT);
@@ -352,7 +351,7 @@ fn old_shards_without_a_manifest_are_deleted_and_new_ones_are_not() {
         [cluster.master("master"), cluster.pserver("pserver"), cluster.trainer("trainer")];
     eventually("the orphan is deleted", || (!old.exists()).then_some(()));
     assert!(new.exists() && of_another_job.exists());
-    eventually("a checkpoint is there", || cluster.value(&cluster.keys.checkpoint_latest()));
+    eventually("a checkpoint exists", || cluster.value(&cluster.keys.checkpoint_latest()));
     let path = shard(&scene, &manifest(&cluster, &latest(&cluster)), 0);
     assert!(path.exists(), "what a manifest names stays");
 }
@@ -364,15 +363,15 @@ fn asynchronous(policy: &str) -> Job {
         .with("every = \"10s\"", "every = \"300ms\"")
 }
 
-/// Kills the pserver of slot 1 of an asynchronous job once a checkpoint is there; returns the
-/// generation that follows, and the result.
+/// Kills the pserver of slot 1 of an asynchronous job after the first checkpoint; returns the next
+/// generation and the result.
 fn a_pserver_lost_under(policy: &str) -> (Value, Value) {
     let scene = Scene::new();
     let cluster = Cluster::new(&scene, &asynchronous(policy), 2, SHORT);
     let _master = cluster.master("master");
     let pservers = pservers(&cluster, 3);
     let _trainers = [cluster.trainer("trainer-0"), cluster.trainer("trainer-1")];
-    cluster.until("a checkpoint is there", |it| {
+    cluster.until("a checkpoint exists", |it| {
         it["checkpoint"].is_string() && it["pass"].as_u64() >= Some(5)
     });
     let before = generation(&cluster);
@@ -381,7 +380,7 @@ fn a_pserver_lost_under(policy: &str) -> (Value, Value) {
     (after, cluster.result())
 }
 
-/// D8, S004-70, I6: everybody goes back, the queues as well: no record is left out, none counts twice.
+/// D8, S004-70, I6: all slots and the queues are rolled back: no record is lost or counted twice.
 #[test]
 fn under_rewind_a_lost_pserver_sends_everybody_back_and_every_record_counts_once() {
     let (generation, result) = a_pserver_lost_under("rewind");
@@ -390,7 +389,7 @@ fn under_rewind_a_lost_pserver_sends_everybody_back_and_every_record_counts_once
     assert_eq!(result["examples"], 60 * 1440);
 }
 
-/// S004-70: the other slots keep their memory; only the lost one goes back.
+/// S004-70: the other slots keep their state; only the lost one is rolled back.
 #[test]
 fn under_continue_a_lost_pserver_goes_back_alone() {
     let (generation, result) = a_pserver_lost_under("continue");
@@ -400,7 +399,7 @@ fn under_continue_a_lost_pserver_goes_back_alone() {
     assert!(60 * 1440 / 2 < least && least <= 60 * 1440, "{result}");
 }
 
-/// F35, I9: only a person takes the job back behind its latest checkpoint, and says so twice.
+/// F35, I9: only an operator can roll the job back behind its latest checkpoint, and must confirm it.
 #[test]
 fn a_job_is_set_back_by_hand_only_with_force_and_what_came_later_is_set_aside() {
     let expected = undisturbed(&Job::long());
@@ -431,20 +430,20 @@ fn a_job_is_set_back_by_hand_only_with_force_and_what_came_later_is_set_aside() 
     let after = next_generation(&cluster, &before);
     assert_eq!(after["checkpoint"], older.as_str());
     assert_eq!(latest(&cluster), older);
-    assert!(manifest(&cluster, &newer)["set_aside"].to_string().contains("set back"));
+    assert!(manifest(&cluster, &newer)["invalidated"].to_string().contains("rolled back"));
     let _trainer = cluster.trainer("trainer-1");
     assert_eq!(sha(&cluster.result()), expected);
 }
 
-/// Updates that a pserver has made.
+/// Returns the number of updates of a pserver.
 fn updates(pserver: &Member) -> Option<u64> {
     let name = "steadfast_pserver_pushes_total{outcome=\"complete\"} ";
     let metrics = pserver.ask("/metrics")?.body;
     metrics.lines().find_map(|line| line.strip_prefix(name)?.parse().ok())
 }
 
-/// F39: a push that has come to one slot comes to the others also if its trainer is told to leave
-/// meanwhile. Otherwise, with nobody else to compute it, there would be no version to take a checkpoint of.
+/// F39: a push that has reached one slot reaches the others even if its trainer drains meanwhile.
+/// Otherwise, without another trainer, the slots would have no common version for a checkpoint.
 #[test]
 fn a_trainer_that_is_told_to_leave_ends_the_pushes_that_it_has_begun() {
     let runtime = tokio::runtime::Runtime::new().expect("threads can be started");
@@ -454,7 +453,7 @@ fn a_trainer_that_is_told_to_leave_ends_the_pushes_that_it_has_begun() {
     let _master = cluster.master("master");
     let near = cluster.pserver("near");
     let listens = free_address();
-    // Each of its steps takes more than a second.
+    // Each step takes more than a second.
     let link = runtime.block_on(Proxy::start(&format!("http://{listens}")));
     link.slow(256 << 10);
     let at = ["--listen", &listens.to_string(), "--advertise", &link.address().to_string()];
@@ -470,6 +469,6 @@ fn a_trainer_that_is_told_to_leave_ends_the_pushes_that_it_has_begun() {
     assert_eq!(updates(&near), updates(&far));
     let asked = Instant::now();
     assert!(cluster.steadfast(&["checkpoint", "now"]).status.success());
-    // A step that nobody trains towards is waited for that long.
+    // A wait for a step that no trainer computes would take longer.
     assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
 }

@@ -1,4 +1,4 @@
-//! Who gets into a job, and who does not.
+//! TLS, authentication and authorization.
 
 use std::fs;
 use std::time::Duration;
@@ -19,8 +19,8 @@ use time::{Duration as Span, OffsetDateTime};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
 
-/// I7, F51: the bits are those of a run in the clear, also when a pserver dies and every certificate
-/// is replaced on the way; processes that started before take up the new ones without a restart.
+/// I7, F51: the result has the same bits as a plaintext run, also when a pserver dies and all
+/// certificates are replaced; running processes load the new ones without a restart.
 #[test]
 fn a_job_with_certificates_gives_the_same_bits_while_they_are_replaced() {
     let scene = Scene::new();
@@ -39,7 +39,7 @@ fn a_job_with_certificates_gives_the_same_bits_while_they_are_replaced() {
         line.unwrap_or_else(|| panic!("{shown}")).parse().expect("it is a time")
     };
     let before = ends(&members[0]);
-    // They end in whole seconds: what is made in the same one cannot be told from the other.
+    // Expiry times have a resolution of one second; wait until a new certificate differs.
     within(Duration::from_secs(10), "a new one would end later", || {
         let end = OffsetDateTime::now_utc() + Span::days(365);
         (before < end.unix_timestamp()).then_some(())
@@ -50,7 +50,7 @@ fn a_job_with_certificates_gives_the_same_bits_while_they_are_replaced() {
     holder.signal(Signal::SIGKILL);
     holder.end();
     members.push(cluster.trainer("trainer-2"));
-    cluster.until("training goes on with another pserver and trainer", |it| {
+    cluster.until("training continues with another pserver and trainer", |it| {
         let count = |what: &str| it[what].as_array().map_or(0, Vec::len);
         count("trainers") == 3 && 0 < count("recoveries")
     });
@@ -64,8 +64,8 @@ fn a_job_with_certificates_gives_the_same_bits_while_they_are_replaced() {
     }
 }
 
-/// F50: with users of etcd that may do no more than `steadfast etcd-users` grants, a job runs to its end,
-/// through a takeover of everything; and a trainer's certificate opens no queue.
+/// F50: with only the etcd permissions that `steadfast etcd-users` grants, a job runs to its end,
+/// including all takeovers; the certificate of a trainer does not allow changes to the queues.
 #[test]
 fn each_role_needs_no_more_of_etcd_than_it_is_granted() {
     let scene = Scene::new();
@@ -90,8 +90,8 @@ fn each_role_needs_no_more_of_etcd_than_it_is_granted() {
     assert!(!put("master", "/jobs/other/job") && put("admin", "/jobs/other/job"));
 }
 
-/// F46, F50: whoever has no certificate of the job, or one that is over, does not even get to ask; each
-/// role may do its own work and nothing else; and nothing comes of trying.
+/// F46, F50: clients without a valid certificate of the job cannot send requests; each role may call only
+/// its own methods; rejected calls have no effect.
 #[test]
 fn nobody_gets_in_without_the_right_certificate() {
     let scene = Scene::new();
@@ -111,9 +111,9 @@ fn nobody_gets_in_without_the_right_certificate() {
         let ask = |tls: Option<ClientTlsConfig>| status(&master.address, tls);
         let strange = identity(&others, "admin");
         for (who, identity) in [
-            ("nobody", None),
+            ("a client without a certificate", None),
             ("an administrator of another job", Some(strange)),
-            ("one whose certificate is over", Some(expired(&certificates))),
+            ("an administrator with an expired certificate", Some(expired(&certificates))),
         ] {
             let refused = ask(Some(trust(&certificates, "master", identity))).await;
             assert!(refused.is_err_and(|it| it.code() != Code::PermissionDenied), "{who}");
@@ -123,13 +123,13 @@ fn nobody_gets_in_without_the_right_certificate() {
         ask(Some(known("admin"))).await.expect("an administrator may ask");
         assert_eq!(ask(Some(known("trainer"))).await.unwrap_err().code(), Code::PermissionDenied);
         let elsewhere = trust(&certificates, "pserver", Some(identity(&certificates, "admin")));
-        assert!(ask(Some(elsewhere)).await.is_err(), "a master is taken for no pserver");
+        assert!(ask(Some(elsewhere)).await.is_err(), "a master is accepted as a pserver");
 
         let mut trainer = MasterClient::new(connect(&master.address, Some(known("trainer"))));
         let request = RestoreCheckpointRequest { checkpoint: "any".to_owned(), force: true };
         let refused = trainer.restore_checkpoint(request).await.unwrap_err();
         assert_eq!(refused.code(), Code::PermissionDenied);
-        assert!(refused.message().contains("not for trainer"), "{}", refused.message());
+        assert!(refused.message().contains("not permitted for trainer"), "{}", refused.message());
         let mut person = MasterClient::new(connect(&master.address, Some(known("admin"))));
         let refused = person.next_task(NextTaskRequest::default()).await.unwrap_err();
         assert_eq!(refused.code(), Code::PermissionDenied);
@@ -148,14 +148,18 @@ fn nobody_gets_in_without_the_right_certificate() {
     };
     assert!(3 <= count("steadfast_refused_connections_total "), "{shown}");
     assert!(3 <= count("steadfast_refused_calls_total "), "{shown}");
-    let now = cluster.until("training goes on", |it| it["version"].as_u64().is_some());
+    let now = cluster.until("training continues", |it| it["version"].as_u64().is_some());
     let version = now["version"].as_u64().expect("it trains");
     cluster.until_step(version + 3);
-    assert_eq!(cluster.value(&cluster.keys.generation()), generation, "nothing came of it");
+    assert_eq!(
+        cluster.value(&cluster.keys.generation()),
+        generation,
+        "a rejected call had an effect"
+    );
 }
 
-/// F50: an admin port says whether its process lives and is ready to everybody, and everything else to
-/// administrators and to whoever has the token; it obeys only administrators.
+/// F50: an admin port reports liveness and readiness to all clients, everything else to administrators
+/// and to clients with the token; it accepts commands only from administrators.
 #[test]
 fn an_admin_port_with_certificates_opens_by_certificate_or_token() {
     let scene = Scene::new();
@@ -193,8 +197,7 @@ fn an_admin_port_with_certificates_opens_by_certificate_or_token() {
     assert_eq!(master.end().code, Some(0));
 }
 
-/// F50: who came in with a certificate does not come in again once it is over, also not by resuming what it
-/// had begun.
+/// F50: a client cannot reconnect after its certificate has expired, not even with a resumed TLS session.
 #[test]
 fn a_certificate_that_is_over_opens_nothing_for_those_who_were_in() {
     let scene = Scene::new();
@@ -206,7 +209,7 @@ fn a_certificate_that_is_over_opens_nothing_for_those_who_were_in() {
     let (certificate, key) = administrator(&certificates, until - Span::hours(1), until);
     let identity = reqwest::Identity::from_pem(format!("{key}{certificate}").as_bytes()).unwrap();
     let client = reqwest::Client::builder().tls_danger_accept_invalid_certs(true).no_proxy();
-    // Each request makes a connection of its own; sessions are kept.
+    // Each request opens a new connection; TLS sessions are kept.
     let client = client.identity(identity).pool_max_idle_per_host(0).build().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let ask = || {
@@ -220,7 +223,7 @@ fn a_certificate_that_is_over_opens_nothing_for_those_who_were_in() {
     assert_eq!(ask(), 0);
 }
 
-/// F50: nobody is open to the world by accident, and who is says so.
+/// F50: plaintext on a public address requires an explicit flag, and is reported.
 #[test]
 fn an_open_port_without_certificates_needs_to_be_wanted() {
     let scene = Scene::new();
@@ -247,7 +250,7 @@ fn an_open_port_without_certificates_needs_to_be_wanted() {
     eventually("it says so", || process.stderr().contains("INSECURE").then_some(()));
 }
 
-/// A folder that does not fit is named at the start, with what is wrong with it.
+/// An invalid certificate folder is reported at startup, with the reason.
 #[test]
 fn certificates_that_are_no_good_are_named() {
     let scene = Scene::new();
@@ -274,14 +277,14 @@ fn certificates_that_are_no_good_are_named() {
     assert_eq!(refused.code, Some(2));
     fs::write(certificates.of("pserver").join("tls.crt"), "nothing\n").unwrap();
     let refused = start(&folder("pserver"));
-    assert!(refused.stderr.contains("tls.crt: no certificate is in it"), "{refused:?}");
+    assert!(refused.stderr.contains("tls.crt: no certificate found"), "{refused:?}");
 }
 
 fn is_ready(member: &Member) -> bool {
     admin(&member.admin, "/readyz", None, None).0 == 200
 }
 
-/// Looks at what an admin port shows; 0 if it does not answer.
+/// Returns the HTTP status of a request to an admin port; 0 without a response.
 fn admin(
     address: &str,
     path: &str,
@@ -298,12 +301,12 @@ fn request(
     identity: Option<(&Certificates, &str)>,
     token: Option<&str>,
 ) -> (u16, String) {
-    // Fails when another test has chosen already, which is as good.
+    // Fails if another test has already installed a provider, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    // Whom it talks to does not matter here.
+    // The identity of the server does not matter here.
     let mut client = reqwest::Client::builder().tls_danger_accept_invalid_certs(true).no_proxy();
     if let Some((certificates, role)) = identity {
-        let read = |name| fs::read(certificates.of(role).join(name)).expect("it is there");
+        let read = |name| fs::read(certificates.of(role).join(name)).expect("it exists");
         let pem = [read("tls.key"), read("tls.crt")].concat();
         client = client.identity(reqwest::Identity::from_pem(&pem).expect("it is one"));
     }
@@ -322,11 +325,11 @@ fn request(
 }
 
 fn identity(certificates: &Certificates, role: &str) -> Identity {
-    let read = |name| fs::read(certificates.of(role).join(name)).expect("it is there");
+    let read = |name| fs::read(certificates.of(role).join(name)).expect("it exists");
     Identity::from_pem(read("tls.crt"), read("tls.key"))
 }
 
-/// F50: an open connection is worth no more than the certificate that it began with.
+/// F50: an open connection is closed when its certificate expires.
 #[test]
 fn a_connection_ends_with_its_certificate() {
     let scene = Scene::new();
@@ -347,7 +350,7 @@ fn a_connection_ends_with_its_certificate() {
             connect(&master.address, Some(trust(&certificates, "master", Some(identity))));
         let mut client = MasterClient::new(channel);
         client.status(StatusRequest {}).await.expect("the certificate has not ended yet");
-        // The connection is in use all the time, which alone does not keep it open.
+        // Constant traffic does not keep the connection open.
         let last_answer = async {
             let mut last = OffsetDateTime::now_utc();
             while client.status(StatusRequest {}).await.is_ok() {
@@ -356,25 +359,25 @@ fn a_connection_ends_with_its_certificate() {
             last
         };
         let last = tokio::time::timeout(Duration::from_secs(30), last_answer).await;
-        let last = last.expect("whoever asks on is refused once the certificate has ended");
+        let last = last.expect("requests are rejected after the certificate has expired");
         assert!(last < end + Span::seconds(2), "{last} is long after {end}");
     });
 }
 
-/// What an administrator had until yesterday.
+/// Returns an administrator identity that expired yesterday.
 fn expired(certificates: &Certificates) -> Identity {
     let now = OffsetDateTime::now_utc();
     let (certificate, key) = administrator(certificates, now - Span::days(9), now - Span::days(1));
     Identity::from_pem(certificate, key)
 }
 
-/// An administrator's certificate and key.
+/// Creates the certificate and the key of an administrator.
 fn administrator(
     certificates: &Certificates,
     from: OffsetDateTime,
     until: OffsetDateTime,
 ) -> (String, String) {
-    let read = |name| fs::read_to_string(certificates.of("ca").join(name)).expect("it is there");
+    let read = |name| fs::read_to_string(certificates.of("ca").join(name)).expect("it exists");
     let key = KeyPair::from_pem(&read("tls.key")).unwrap();
     let issuer = Issuer::from_ca_cert_pem(&read("tls.crt"), key).unwrap();
     let names = vec!["admin.steadfast".to_owned(), "steadfast".to_owned()];
@@ -387,7 +390,7 @@ fn administrator(
 }
 
 fn trust(certificates: &Certificates, role: &str, identity: Option<Identity>) -> ClientTlsConfig {
-    let ca = fs::read(certificates.of("ca").join("ca.crt")).expect("it is there");
+    let ca = fs::read(certificates.of("ca").join("ca.crt")).expect("it exists");
     let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca));
     let tls = tls.domain_name(format!("{role}.steadfast"));
     match identity {

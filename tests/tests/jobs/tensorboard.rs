@@ -1,4 +1,4 @@
-//! Curves as TensorBoard itself reads them.
+//! Curves, read by TensorBoard itself.
 
 use std::fs;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 use steadfast_tests::{Job, Run, Scene, python};
 
-/// Prints what TensorBoard finds in a folder: the steps and values of each curve.
+/// Prints the steps and the values of each curve in a TensorBoard folder.
 const READ: &str = r#"
 import json, sys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -16,8 +16,8 @@ tags = events.Tags()["scalars"]
 print(json.dumps({tag: [(it.step, it.value) for it in events.Scalars(tag)] for tag in tags}))
 "#;
 
-/// Two masters tell of one job, the second one from where the first one died; no step is told twice, and the
-/// last figures are those of the job's result.
+/// Two masters write the curves of one job, the second one from where the first one died; no step is
+/// written twice, and the last values equal the result of the job.
 #[test]
 fn tensorboard_reads_one_curve_however_many_masters_told_it() {
     let packages = ["tensorboard==2.20.0", "setuptools==80.9.0"];
@@ -47,6 +47,6 @@ fn tensorboard_reads_one_curve_however_many_masters_told_it() {
     assert!(last("train/loss").is_some() && last("train/examples_per_second").is_some());
     let last = last("held_out/loss").expect("there are held-out records");
     assert_eq!(last[0], result["steps"], "{curves}");
-    let (told, is) = (last[1].as_f64().unwrap(), result["loss"].as_f64().unwrap());
-    assert!((told - is).abs() <= 1e-6 * is.abs(), "{told} {is}");
+    let (written, is) = (last[1].as_f64().unwrap(), result["loss"].as_f64().unwrap());
+    assert!((written - is).abs() <= 1e-6 * is.abs(), "{written} {is}");
 }

@@ -1,4 +1,4 @@
-//! Traces, as a collector of OpenTelemetry gets them.
+//! Traces, as received by an OpenTelemetry collector.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-/// Spans by their ids, with the services that they are of.
+/// Spans by id, with their services.
 type Spans = BTreeMap<Vec<u8>, (String, Span)>;
 
 #[derive(Clone, Default)]
@@ -57,20 +57,20 @@ impl Collector {
     }
 }
 
-/// A span's name and those of its ancestors, the outermost first, with their services.
+/// Returns the names of the ancestors of a span and of the span, the root first, with their services.
 fn path(spans: &Spans, span: &Span) -> Option<String> {
     let (service, _) = &spans[&span.span_id];
     let own = format!("{service}:{}", span.name);
     if span.parent_span_id.is_empty() {
         return Some(own);
     }
-    // What a call that broke off was a part of may never have been told.
+    // The parent span of an aborted call may never have been exported.
     let (_, parent) = spans.get(&span.parent_span_id)?;
     assert_eq!(parent.trace_id, span.trace_id);
     path(spans, parent).map(|above| format!("{above}/{own}"))
 }
 
-/// One step, or task, is one trace: from what the trainer reads to what the pservers apply.
+/// Each step, or task, is one trace: from the read of the trainer to the update of the pservers.
 #[test]
 fn a_trace_goes_from_the_trainer_to_what_a_pserver_applies() {
     let runtime = Runtime::new().unwrap();
@@ -85,7 +85,7 @@ fn a_trace_goes_from_the_trainer_to_what_a_pserver_applies() {
         let mut members = vec![cluster.master("master"), cluster.trainer("trainer")];
         members.extend([cluster.pserver("pserver-0"), cluster.pserver("pserver-1")]);
         assert_eq!(cluster.result()["state"], "finished");
-        // What they have not sent yet they send before they end.
+        // Processes export pending spans before they exit.
         members.iter_mut().for_each(|it| assert_eq!(it.end().code, Some(0)));
 
         let spans = collector.0.lock().unwrap().clone();
@@ -113,19 +113,19 @@ fn a_trace_goes_from_the_trainer_to_what_a_pserver_applies() {
     }
 }
 
-/// A collector that is away costs traces, and neither steps nor bits; it is told once.
+/// An unavailable collector loses traces but affects neither steps nor bits; it is logged once.
 #[test]
 fn a_job_goes_on_without_its_collector() {
     let scene = Scene::new();
     let store = scene.path("store").display().to_string();
     let cluster = Cluster::new(&scene, &Job::small(), 1, "2s");
-    let nobody = [("STEADFAST_OTLP_ENDPOINT", "http://127.0.0.1:9")];
-    let cluster = cluster.with_store(&store, &nobody);
+    let absent = [("STEADFAST_OTLP_ENDPOINT", "http://127.0.0.1:9")];
+    let cluster = cluster.with_store(&store, &absent);
     let mut members = vec![cluster.master("master"), cluster.pserver("pserver")];
     members.push(cluster.trainer("trainer"));
     assert_eq!(cluster.result()["state"], "finished");
     let ended: Vec<_> = members.iter_mut().map(Member::end).collect();
     assert!(ended.iter().all(|it| it.code == Some(0)));
-    let told = ended[2].stderr.matches("the collector takes no spans").count();
-    assert_eq!(told, 1, "{}", ended[2].stderr);
+    let logged = ended[2].stderr.matches("cannot export spans").count();
+    assert_eq!(logged, 1, "{}", ended[2].stderr);
 }

@@ -1,4 +1,4 @@
-//! The wire as others speak it: any gRPC client with our messages is understood.
+//! The wire protocol: any gRPC client with the proto messages can call the servers.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -19,12 +19,12 @@ use tokio_stream::StreamExt;
 use tonic::Code;
 use tonic::transport::Channel;
 
-/// Values of [`Job::endless`]'s model: 64 inputs, a layer of 32, 10 classes.
+/// Number of values of the model of [`Job::endless`]: 64 inputs, a layer of 32, 10 classes.
 const VALUES: usize = 64 * 32 + 32 + 32 * 10 + 10;
 
-/// All messages of a pull: the version of the blocks, and the blocks.
+/// Reads all messages of a pull; returns the version and the blocks.
 async fn pull(client: &mut PserverClient<Channel>, target: Target) -> (u64, Vec<BlockData>) {
-    // Without a wait what is there is given all the same.
+    // Without a wait, the current version is returned.
     let request = PullRequest { target: Some(target), version: 1, wait_ms: 0, exact: false };
     let mut messages = client.pull(request).await.expect("the slot answers").into_inner();
     let (mut version, mut blocks) = (None, Vec::new());
@@ -35,15 +35,15 @@ async fn pull(client: &mut PserverClient<Channel>, target: Target) -> (u64, Vec<
     (version.expect("the slot has the version"), blocks)
 }
 
-/// How many pushes a pserver has refused for errors of that kind.
+/// Returns how many pushes a pserver has rejected with errors of this kind.
 fn refused_pushes(pserver: &Member, kind: &str) -> u64 {
-    let metrics = pserver.ask("/metrics").expect("the pserver lives").body;
+    let metrics = pserver.ask("/metrics").expect("the pserver is alive").body;
     let name = format!("steadfast_pserver_refused_pushes_total{{kind=\"{kind}\"}} ");
     let count = metrics.lines().find_map(|line| line.strip_prefix(&name)?.parse().ok());
-    count.expect("each kind is told from the start")
+    count.expect("every kind is exported from the start")
 }
 
-/// Both calls stay gRPC, although our own ends read and write them without its codec.
+/// Both calls stay compatible with gRPC, although client and server do not use its codec.
 #[test]
 fn a_plain_grpc_client_pulls_and_pushes() {
     let scene = Scene::new();
@@ -67,8 +67,8 @@ fn a_plain_grpc_client_pulls_and_pushes() {
         let bytes: usize = blocks.iter().map(|it| it.data.len()).sum();
         assert_eq!(bytes, VALUES * size_of::<f32>());
 
-        // A step that is over takes nothing any more, but is understood: every block in a message of
-        // its own, the header in another.
+        // A push for a finished step is a duplicate, but is parsed: each block and the header are in
+        // separate messages.
         let lane = LaneContribution {
             version: 0,
             lane: 0,
@@ -95,25 +95,25 @@ fn a_plain_grpc_client_pulls_and_pushes() {
         assert_eq!(refused.expect_err("it is not named").code(), Code::InvalidArgument);
         let stranger = Target { incarnation: target.incarnation + 1, ..target };
         let request = PullRequest { target: Some(stranger), ..PullRequest::default() };
-        let refused = client.pull(request).await.expect_err("another life is meant");
+        let refused = client.pull(request).await.expect_err("another incarnation is addressed");
         assert_eq!(refused.code(), Code::FailedPrecondition);
         let mut messages = messages;
         messages[0].header.as_mut().expect("the first has it").target = Some(stranger);
         let refused = client.push(tokio_stream::iter(messages)).await;
         assert_eq!(refused.expect_err("the same").code(), Code::FailedPrecondition);
     });
-    // Whoever is on call sees what was refused.
+    // The metrics count the rejected pushes.
     assert_eq!(refused_pushes(&pserver, "invalid"), before.0 + 2);
     assert_eq!(refused_pushes(&pserver, "stale"), before.1 + 1);
 }
 
-/// The version that a pserver shows, as long as it lives.
+/// Returns the version that a pserver reports, while it is alive.
 fn shown_version(pserver: &Member) -> Option<u64> {
     let status: serde_json::Value = serde_json::from_str(&pserver.ask("/status")?.body).ok()?;
     status["shard"]["version"].as_u64()
 }
 
-/// Pushes a block for the first lane, of records that nobody else has for it; the rest never comes.
+/// Pushes one block for the first lane, with other records than the trainer uses; the rest is never sent.
 async fn begin_other_records(address: &str, target: Target, version: u64) {
     let connected = PserverClient::connect(format!("http://{address}")).await;
     let mut client = connected.expect("the pserver listens");
@@ -131,8 +131,8 @@ async fn begin_other_records(address: &str, target: Target, version: u64) {
     let _ = tokio::time::timeout(Duration::from_millis(300), client.push(messages)).await;
 }
 
-/// I6: a pserver that has blocks of a lane, of a push that was cut off, and then hears of the same lane that
-/// it holds other records, ends. The job goes back, and goes on.
+/// I6: a pserver that has blocks of an aborted push, and then receives other records for the same lane,
+/// exits. The job is rolled back and continues.
 #[test]
 fn a_step_that_nobody_can_complete_sends_the_job_back() {
     let scene = Scene::new();
@@ -147,32 +147,32 @@ fn a_step_that_nobody_can_complete_sends_the_job_back() {
     let runtime = tokio::runtime::Runtime::new().expect("threads can be started");
     let disturb = |_| {
         trainer.signal(Signal::SIGSTOP);
-        let version = shown_version(&pserver).expect("the pserver lives");
+        let version = shown_version(&pserver).expect("the pserver is alive");
         runtime.block_on(begin_other_records(&holder.address, target, version));
         trainer.signal(Signal::SIGCONT);
-        eventually("the pserver ends, or the job goes on", || match shown_version(&pserver) {
+        eventually("the pserver exits, or the job continues", || match shown_version(&pserver) {
             None => Some(true),
             Some(present) => (version + 1 < present).then_some(false),
         })
     };
-    // What the trainer had sent before it was stopped may have come before ours.
-    assert!((0..20).any(disturb), "the trainer was always first");
+    // A push that the trainer sent before it was stopped may have arrived first.
+    assert!((0..20).any(disturb), "every attempt came after the trainer");
     let ended = pserver.end();
-    assert!(ended.stderr.contains("said to have other records than before"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("was pushed before with other records"), "{}", ended.stderr);
     let _next = cluster.pserver("next");
     cluster.until("it trains in the next generation", |it| {
         it["generation"] == 2 && 0 < it["version"].as_u64().unwrap_or_default()
     });
 }
 
-/// A relay that counts how often the one that connects gives a call up (RST_STREAM, RFC 9113 6.4).
+/// A relay that counts how often the client cancels a call (RST_STREAM, RFC 9113 6.4).
 #[derive(Clone, Default)]
 struct Resets(Arc<AtomicUsize>);
 
 impl Resets {
-    /// Leads from an address of its own to another.
+    /// Listens on a new address and forwards to `to`.
     fn relay(&self, to: SocketAddr) -> SocketAddr {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback is there");
+        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback is available");
         let address = listener.local_addr().expect("it is bound");
         let resets = self.clone();
         let meet = move |caller: TcpStream| {
@@ -194,7 +194,7 @@ impl Resets {
         address
     }
 
-    /// Frame by frame.
+    /// Forwards frame by frame.
     fn pass_on(&self, mut from: TcpStream, mut to: TcpStream) -> io::Result<()> {
         let (mut preface, mut head) = ([0; 24], [0; 9]);
         from.read_exact(&mut preface)?;
@@ -213,8 +213,8 @@ impl Resets {
 
 const RST_STREAM: u8 = 3;
 
-/// F25: a trainer reads all answers to the end. Those that it gave up came too late for its HTTP/2 to know
-/// of them, until it held so many for a fault of the pserver that the connection broke.
+/// F25: a trainer reads all replies to the end. Canceled calls whose replies arrive late count as
+/// protocol errors in its HTTP/2 stack, which closes the connection after too many.
 #[test]
 fn a_trainer_gives_up_no_call_in_its_steps() {
     let scene = Scene::new();

@@ -1,12 +1,12 @@
-//! Whether nodes can be drained and rollouts end, where not every pod is ever ready.
+//! Checks that nodes can be drained and rollouts end, although some pods are never ready.
 
 use serde_json::Value;
 
 use crate::manifests::{Overlay, Workload, list, selects, text};
 use crate::pods::before_leaving;
 
-/// How many pods of a workload there are, and how many of them are ready when all is well: one master
-/// acts; a pserver is ready with a slot.
+/// Returns the number of pods of a workload, and how many of them are ready in a healthy job: one master
+/// acts; a pserver with a slot is ready.
 fn pods(overlay: &Overlay, workload: Workload) -> (u64, u64) {
     let number = workload.object["spec"]["replicas"].as_u64();
     match workload.component() {
@@ -21,16 +21,16 @@ fn pods(overlay: &Overlay, workload: Workload) -> (u64, u64) {
     }
 }
 
-/// A number of pods, or a share of all of them.
+/// Returns a number of pods, given as a number or a percentage.
 fn share(value: &Value, all: u64) -> Option<u64> {
     let percent = || value.as_str()?.strip_suffix('%')?.parse::<u64>().ok();
-    // Kubernetes rounds budgets up.
+    // Kubernetes rounds percentages up.
     value.as_u64().or_else(|| percent().map(|it| (it * all).div_ceil(100)))
 }
 
-/// Budgets let one pod go at a time where it matters, and always one.
+/// Disruption budgets allow at least one eviction at a time, and no more where it matters.
 pub fn budgets(overlay: &Overlay) -> Vec<String> {
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     for budget in overlay.of_kind("PodDisruptionBudget") {
         let (name, spec) = (text(budget, "/metadata/name"), &budget["spec"]);
         let workloads = overlay.workloads();
@@ -43,17 +43,21 @@ pub fn budgets(overlay: &Overlay) -> Vec<String> {
             let may_go = ready.saturating_sub(keeps);
             match workload.component() {
                 "master" => {
-                    faults.push(format!("{name}: the acting master could never be evicted"))
+                    errors.push(format!("{name}: the acting master could never be evicted"))
                 }
                 "pserver" | "etcd" if 1 < may_go => {
-                    faults.push(format!("{name}: {may_go} slots or members may go at a time"));
+                    errors.push(format!(
+                        "{name}: {may_go} slots or members may be evicted at a time"
+                    ));
                 }
-                _ if may_go == 0 => faults.push(format!("{name}: no node can be drained")),
+                _ if may_go == 0 => errors.push(format!("{name}: no node can be drained")),
                 _ => {}
             }
             let is_kept = spec["unhealthyPodEvictionPolicy"] != "AlwaysAllow";
             if is_kept && workload.component() != "etcd" {
-                faults.push(format!("{name}: who is not ready must go: AlwaysAllow"));
+                errors.push(format!(
+                    "{name}: pods that are not ready must be evictable: AlwaysAllow"
+                ));
             }
         }
     }
@@ -64,14 +68,14 @@ pub fn budgets(overlay: &Overlay) -> Vec<String> {
         workload.is_none_or(|it| selectors.any(|selector| selects(selector, it.labels())))
     };
     for component in ["pserver", "trainer", "etcd"].iter().filter(|it| !has_budget(it)) {
-        faults.push(format!("{component} has no budget"));
+        errors.push(format!("{component} has no budget"));
     }
-    faults
+    errors
 }
 
-/// No rollout waits for a pod that is never ready.
+/// Rollouts do not wait for pods that are never ready.
 pub fn rollouts(overlay: &Overlay) -> Vec<String> {
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     for workload in overlay.workloads() {
         let (all, ready) = pods(overlay, workload);
         let spec = &workload.object["spec"];
@@ -79,48 +83,50 @@ pub fn rollouts(overlay: &Overlay) -> Vec<String> {
         let has_reserve = ready < all;
         if workload.kind() == "StatefulSet" {
             if has_reserve && spec["updateStrategy"]["type"] != "OnDelete" {
-                faults.push(format!("{name}: a rollout waits for the spare and will never end"));
+                errors.push(format!("{name}: a rollout waits for the spare and will never end"));
             }
             if spec["podManagementPolicy"] != "Parallel" {
-                faults.push(format!("{name}: not Parallel, so a pod waits for those before it"));
+                errors.push(format!("{name}: not Parallel, so a pod waits for those before it"));
             }
             continue;
         }
         let rolling = &spec["strategy"]["rollingUpdate"];
         if has_reserve && share(&rolling["maxUnavailable"], all) != Some(all) {
-            faults.push(format!("{name}: a rollout never stops the acting one and will never end"));
+            errors.push(format!(
+                "{name}: a rollout never stops the acting master and will never end"
+            ));
         }
         let starts_first = share(&rolling["maxSurge"], all) == Some(all);
         if has_reserve && !(starts_first && 5 < before_leaving(workload)) {
-            faults.push(format!("{name}: the acting one leaves before its successor stands by"));
+            errors.push(format!("{name}: the acting master exits before its successor stands by"));
         }
         if has_reserve && spec["progressDeadlineSeconds"] != i32::MAX {
-            faults
+            errors
                 .push(format!("{name}: one pod is never ready, and that would count as a failure"));
         }
     }
-    faults.extend(autoscaler(overlay));
-    faults
+    errors.extend(autoscaler(overlay));
+    errors
 }
 
-/// The autoscaler alone says how many trainers there are, and can measure them.
+/// Only the autoscaler sets the number of trainers, and the metrics that it needs are available.
 fn autoscaler(overlay: &Overlay) -> Vec<String> {
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     let Some(scaler) = overlay.of_kind("HorizontalPodAutoscaler").next() else {
-        return vec!["there is no autoscaler".to_owned()];
+        return vec!["the autoscaler is missing".to_owned()];
     };
     let name = text(scaler, "/spec/scaleTargetRef/name");
     let Some(workload) = overlay.workloads().into_iter().find(|it| it.name() == name) else {
-        return vec![format!("there is no {name}")];
+        return vec![format!("{name} is missing")];
     };
     if !workload.object["spec"]["replicas"].is_null() {
-        faults.push(format!("{name}: replicas are the autoscaler's business"));
+        errors.push(format!("{name}: replicas must be left to the autoscaler"));
     }
     for metric in list(scaler, "/spec/metrics") {
         let resource = text(metric, "/resource/name");
         if text(workload.container(), &format!("/resources/requests/{resource}")).is_empty() {
-            faults.push(format!("{name}: a share of {resource} needs a request of it"));
+            errors.push(format!("{name}: utilization of {resource} requires a resource request"));
         }
     }
-    faults
+    errors
 }

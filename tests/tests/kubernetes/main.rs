@@ -1,6 +1,6 @@
-//! The manifests of `deploy/kubernetes`, rendered as `kubectl apply -k` would render them, and judged
-//! without a cluster: by the schemas of Kubernetes, by a lint of policies, by our own programs, and by what
-//! the objects say of each other.
+//! Checks the manifests of `deploy/kubernetes`, rendered as by `kubectl apply -k`, without a cluster:
+//! with the schemas of Kubernetes, a policy lint, the programs themselves, and the references between
+//! objects.
 
 mod disruption;
 mod manifests;
@@ -15,17 +15,17 @@ use manifests::{Overlay, overlays};
 use serde_json::json;
 use tools::{LINT_EXCUSED, lint, validate};
 
-/// One kind of check: what is wrong with an overlay, a line for each fault.
+/// A check; returns one line for each error in an overlay.
 type Check = fn(&Overlay) -> Vec<String>;
 
-/// The oldest Kubernetes that the manifests are for, and the newest that there are schemas for.
+/// The oldest supported version of Kubernetes, and the newest with schemas.
 const VERSIONS: [&str; 2] = ["1.30.0", "1.37.0"];
 
 fn find_nothing(checks: &[Check]) {
     let Some(overlays) = overlays() else { return };
     for overlay in overlays {
-        let faults: Vec<String> = checks.iter().flat_map(|check| check(overlay)).collect();
-        assert!(faults.is_empty(), "{}:\n{}", overlay.name, faults.join("\n"));
+        let errors: Vec<String> = checks.iter().flat_map(|check| check(overlay)).collect();
+        assert!(errors.is_empty(), "{}:\n{}", overlay.name, errors.join("\n"));
     }
 }
 
@@ -34,8 +34,8 @@ fn find_nothing(checks: &[Check]) {
 fn manifests_fit_the_strict_schemas_of_the_oldest_and_the_newest_kubernetes() {
     let Some(overlays) = overlays() else { return };
     for (overlay, version) in overlays.iter().flat_map(|it| VERSIONS.map(|version| (it, version))) {
-        let Some(faults) = validate(overlay, version) else { return };
-        assert!(faults.is_empty(), "{}, {version}:\n{}", overlay.name, faults.join("\n"));
+        let Some(errors) = validate(overlay, version) else { return };
+        assert!(errors.is_empty(), "{}, {version}:\n{}", overlay.name, errors.join("\n"));
     }
 }
 
@@ -48,7 +48,7 @@ fn the_lint_of_policies_finds_what_is_excused_and_nothing_else() {
         let before = found.len();
         found.retain(|it| it.check != *check || !it.is_about(name));
         if found.len() == before {
-            unused.push(format!("{check} needs no excuse for {name}"));
+            unused.push(format!("{check} has an unused exception for {name}"));
         }
     }
     assert!(found.is_empty() && unused.is_empty(), "{found:#?}\n{}", unused.join("\n"));
@@ -85,7 +85,7 @@ fn the_ways_that_the_processes_use_are_open_and_all_others_are_closed() {
     find_nothing(&[network::ways]);
 }
 
-/// A check that never complains proves nothing.
+/// Each check must be able to fail.
 #[test]
 fn each_check_sees_what_it_is_there_for() {
     let Some(overlays) = overlays() else { return };
@@ -102,8 +102,8 @@ fn schemas_and_lint_see_what_they_are_there_for() {
     let probe = "/spec/template/spec/containers/0/livenessProbe/httpGet/schema";
     let deep = overlays[0].with(master, probe, json!("HTTPS"));
     for (overlay, words) in [(misspelt, "replica"), (mistyped, "two"), (deep, "schema")] {
-        let Some(faults) = validate(&overlay, VERSIONS[0]) else { return };
-        assert!(faults.join("\n").contains(words), "{words}: {faults:?}");
+        let Some(errors) = validate(&overlay, VERSIONS[0]) else { return };
+        assert!(errors.join("\n").contains(words), "{words}: {errors:?}");
     }
     let container = "/spec/template/spec/containers/0/securityContext/privileged";
     let Some(found) = lint(&[overlays[0].with(master, container, json!(true))]) else { return };

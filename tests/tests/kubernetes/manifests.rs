@@ -1,4 +1,4 @@
-//! Overlays as they are rendered, and their objects.
+//! Rendered overlays and their objects.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,12 +13,12 @@ use tempfile::TempDir;
 
 use crate::tools::{from_yaml, kubectl};
 
-/// An overlay, rendered.
+/// A rendered overlay.
 #[derive(Clone)]
 pub struct Overlay {
     pub name: &'static str,
     pub objects: Vec<Value>,
-    /// Secrets that somebody else makes, with their files' content.
+    /// Secrets created outside of the overlay, with the content of their files.
     pub outside: Vec<Value>,
 }
 
@@ -28,7 +28,7 @@ pub struct Workload<'a> {
     pub object: &'a Value,
 }
 
-/// The Secrets that `own-etcd` asks others to make; for tests these are the ones of `example`.
+/// Secrets that `own-etcd` expects to exist; tests use those of `example`.
 const OUTSIDE: [&str; 4] = [
     "steadfast-master-tls",
     "steadfast-pserver-tls",
@@ -36,7 +36,7 @@ const OUTSIDE: [&str; 4] = [
     "steadfast-admin-token",
 ];
 
-/// All overlays, the one with everything first; None, with a message, where the tools are missing.
+/// Returns all overlays, the complete one first; `None`, with a message, if the tools are missing.
 pub fn overlays() -> Option<&'static [Overlay]> {
     static ALL: OnceLock<Option<Vec<Overlay>>> = OnceLock::new();
     ALL.get_or_init(render_all).as_deref()
@@ -58,7 +58,7 @@ fn render_all() -> Option<Vec<Overlay>> {
     Some(vec![example, own_etcd])
 }
 
-/// What the documentation tells people to do before they apply the example.
+/// Creates the Secrets as documented for the example.
 fn make_secrets(folder: &TempDir) {
     let example = folder.path().join("overlays/example");
     let made = Command::new(program("steadfast"))
@@ -70,20 +70,20 @@ fn make_secrets(folder: &TempDir) {
         .expect("the program starts");
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     let write = |name: &str, text: &str| {
-        fs::write(example.join(name), text).expect("the folder can be written to");
+        fs::write(example.join(name), text).expect("the folder is writable");
     };
     write("admin-token", "0123456789abcdef0123456789abcdef");
-    fs::create_dir_all(example.join("store-keys")).expect("the folder can be written to");
+    fs::create_dir_all(example.join("store-keys")).expect("the folder is writable");
     write("store-keys/access-key-id", "id");
     write("store-keys/secret-access-key", "key");
 }
 
 fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to).expect("a folder can be made");
-    for entry in fs::read_dir(from).expect("the folder is there") {
+    for entry in fs::read_dir(from).expect("the folder exists") {
         let entry = entry.expect("the folder is readable");
         let (path, target) = (entry.path(), to.join(entry.file_name()));
-        // Somebody's own secrets are not for tests.
+        // Do not use real secrets in tests.
         let is_secret = ["tls", "store-keys", "admin-token"].iter().any(|it| path.ends_with(it));
         if is_secret {
             continue;
@@ -108,62 +108,62 @@ fn render(kubectl: &Path, folder: &TempDir, name: &'static str) -> Option<Overla
     Some(Overlay { name, objects: from_yaml(&output.stdout)?, outside: Vec::new() })
 }
 
-/// The text at a JSON pointer, empty if there is none.
+/// Returns the string at a JSON pointer, empty if it is missing.
 pub fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
     value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// The list at a JSON pointer, empty if there is none.
+/// Returns the list at a JSON pointer, empty if it is missing.
 pub fn list<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
     value.pointer(pointer).and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
-/// Whether a selector (`matchLabels`, `matchExpressions` with `In`) selects these labels.
+/// Returns whether a selector (`matchLabels`, `matchExpressions` with `In`) matches these labels.
 pub fn selects(selector: &Value, labels: &Value) -> bool {
     let empty = serde_json::Map::new();
     let wanted = selector["matchLabels"].as_object().unwrap_or(&empty);
     wanted.iter().all(|(key, value)| labels[key] == *value)
         && list(selector, "/matchExpressions").iter().all(|it| {
-            assert_eq!(it["operator"], "In", "this test knows no other operator");
+            assert_eq!(it["operator"], "In", "this test supports only the operator In");
             list(it, "/values").contains(&labels[text(it, "/key")])
         })
 }
 
 impl Overlay {
-    /// All objects of a kind.
+    /// Returns all objects of a kind.
     pub fn of_kind<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = &'a Value> {
         self.objects.iter().filter(move |it| it["kind"] == kind)
     }
 
-    /// The object whose name is this one, or this one and a hash.
+    /// Returns the object with this name, with or without a hash suffix.
     pub fn found(&self, kind: &str, name: &str) -> Option<&Value> {
         let all = self.objects.iter().chain(&self.outside).filter(|it| it["kind"] == kind);
         all.into_iter().find(|it| is_named(it, name))
     }
 
-    /// The object of just this name.
+    /// Returns the object with exactly this name.
     pub fn exactly(&self, kind: &str, name: &str) -> Option<&Value> {
         let all = self.objects.iter().chain(&self.outside);
         all.into_iter().find(|it| it["kind"] == kind && text(it, "/metadata/name") == name)
     }
 
-    /// All Deployments and StatefulSets.
+    /// Returns all Deployments and StatefulSets.
     pub fn workloads(&self) -> Vec<Workload<'_>> {
         let all = self.of_kind("Deployment").chain(self.of_kind("StatefulSet"));
         all.map(|object| Workload { object }).collect()
     }
 
-    /// The workload of a component, if the overlay has it.
+    /// Returns the workload of a component, if the overlay has it.
     pub fn component(&self, name: &str) -> Option<Workload<'_>> {
         self.workloads().into_iter().find(|it| it.component() == name)
     }
 
-    /// The same with one value changed, or taken away by null.
+    /// Returns the overlay with one value changed, or removed if it is null.
     pub fn with(&self, (kind, name): (&str, &str), pointer: &str, value: Value) -> Self {
         let mut changed = self.clone();
         let objects = &mut changed.objects;
         let object = objects.iter_mut().find(|it| it["kind"] == kind && is_named(it, name));
-        let object = object.unwrap_or_else(|| panic!("there is no {kind} {name}"));
+        let object = object.unwrap_or_else(|| panic!("{kind} {name} is missing"));
         let (parent, key) = pointer.rsplit_once('/').expect("a pointer has a slash");
         let parent = object.pointer_mut(parent).unwrap_or_else(|| panic!("no {pointer}"));
         let key = key.replace("~1", "/");
@@ -177,14 +177,14 @@ impl Overlay {
         changed
     }
 
-    /// The files of a ConfigMap or a Secret.
+    /// Returns the files of a ConfigMap or a Secret.
     pub fn files(&self, kind: &str, name: &str) -> Option<Vec<(String, Vec<u8>)>> {
         let object = self.exactly(kind, name)?;
         let data = object["data"].as_object()?;
         let decode = |value: &Value| {
             let text = value.as_str().expect("data are text");
             match kind {
-                // What is long comes in lines.
+                // Long values are wrapped.
                 "Secret" => {
                     let whole: String = text.split_whitespace().collect();
                     BASE64_STANDARD.decode(whole).expect("secrets are in base64")
@@ -195,13 +195,13 @@ impl Overlay {
         Some(data.iter().map(|(key, value)| (key.clone(), decode(value))).collect())
     }
 
-    /// The value of a setting in a ConfigMap.
+    /// Returns the value of a setting in a ConfigMap.
     pub fn setting(&self, map: &str, name: &str) -> String {
-        let map = self.found("ConfigMap", map).expect("it is there");
+        let map = self.found("ConfigMap", map).expect("it exists");
         text(map, &format!("/data/{name}")).to_owned()
     }
 
-    /// The number of slots that the job begins with.
+    /// Returns the initial number of slots.
     pub fn slots(&self) -> u64 {
         let number = self.setting("steadfast-master-settings", "STEADFAST_PSERVERS");
         number.parse().expect("the number of slots is a number")
@@ -210,7 +210,7 @@ impl Overlay {
 
 fn is_named(object: &Value, name: &str) -> bool {
     let full = text(object, "/metadata/name");
-    // kustomize puts ten letters and digits behind the names of what it makes.
+    // kustomize appends a hash of ten letters and digits to generated names.
     let is_hash =
         |rest: &str| rest.len() == 11 && rest.starts_with('-') && !rest[1..].contains('-');
     full.strip_prefix(name).is_some_and(|rest| rest.is_empty() || is_hash(rest))
@@ -229,17 +229,17 @@ impl<'a> Workload<'a> {
         self.labels()["app.kubernetes.io/component"].as_str().unwrap_or_default()
     }
 
-    /// The labels of its pods.
+    /// Returns the labels of the pods.
     pub fn labels(&self) -> &'a Value {
         self.object.pointer("/spec/template/metadata/labels").unwrap_or(&Value::Null)
     }
 
-    /// The spec of its pods.
+    /// Returns the pod spec.
     pub fn pod(&self) -> &'a Value {
         self.object.pointer("/spec/template/spec").expect("a workload has a pod")
     }
 
-    /// Its only container.
+    /// Returns the only container.
     pub fn container(&self) -> &'a Value {
         match list(self.pod(), "/containers") {
             [only] => only,
@@ -247,20 +247,20 @@ impl<'a> Workload<'a> {
         }
     }
 
-    /// The program, and what it is told on its command line.
+    /// Returns the program and its arguments.
     pub fn command(&self) -> Vec<&'a str> {
         let container = self.container();
         let words = list(container, "/command").iter().chain(list(container, "/args"));
         words.filter_map(Value::as_str).collect()
     }
 
-    /// The numbers of its ports, by name.
+    /// Returns the port numbers, by name.
     pub fn ports(&self) -> Vec<(&'a str, u64)> {
         let all = list(self.container(), "/ports").iter();
         all.map(|it| (text(it, "/name"), it["containerPort"].as_u64().expect("a number"))).collect()
     }
 
-    /// The number of a port that is given by name or by number.
+    /// Resolves a port given by name or by number.
     pub fn port(&self, port: &Value) -> Option<u64> {
         let all = self.ports();
         let found = all.iter().find(|(name, number)| port == name || port == number);
@@ -268,7 +268,7 @@ impl<'a> Workload<'a> {
     }
 }
 
-/// A folder for each pod, with the files of its volumes where they are mounted.
+/// Creates a folder with the files of all volumes of a pod at their mount paths.
 pub fn mounted(overlay: &Overlay, workload: Workload) -> (TempDir, Vec<String>) {
     let root = tempfile::tempdir().expect("a temporary folder can be made");
     let mut mounts = Vec::new();

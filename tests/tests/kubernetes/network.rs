@@ -1,4 +1,4 @@
-//! Network policies, evaluated as Kubernetes defines them: which ways are open.
+//! Evaluates the network policies as Kubernetes does: checks which routes are open.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -7,8 +7,7 @@ use serde_json::{Value, json};
 
 use crate::manifests::{Overlay, Workload, list, selects, text};
 
-/// Every way that a process uses inside the cluster: from, to, port. `monitoring` and `names` are in
-/// other namespaces.
+/// All routes used inside the cluster: from, to, port. `monitoring` and `names` are in other namespaces.
 const WAYS: [(&str, &str, u64); 24] = [
     ("pserver", "master", 7000),
     ("trainer", "master", 7000),
@@ -16,7 +15,8 @@ const WAYS: [(&str, &str, u64); 24] = [
     ("master", "pserver", 7000),
     ("pserver", "pserver", 7000),
     ("trainer", "pserver", 7000),
-    // By the admin ports the acting master notices that somebody is gone, and a standby that it is.
+    // Through the admin ports the acting master detects dead processes, and a standby detects a dead
+    // master.
     ("master", "master", 9100),
     ("master", "pserver", 9100),
     ("master", "trainer", 9100),
@@ -39,7 +39,7 @@ const WAYS: [(&str, &str, u64); 24] = [
 
 const PORTS: [u64; 6] = [53, 2379, 2380, 2381, 7000, 9100];
 
-/// A store somewhere in the world, an etcd of one's own (of `own-etcd`), and where clouds tell secrets.
+/// An external store, an external etcd (of `own-etcd`), and the metadata server of cloud providers.
 const STORE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 7);
 const OWN_ETCD: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 10);
 const METADATA: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
@@ -51,7 +51,7 @@ enum End<'a> {
     Address(Ipv4Addr),
 }
 
-struct Way<'a> {
+struct Route<'a> {
     from: End<'a>,
     to: End<'a>,
     port: u64,
@@ -63,16 +63,16 @@ fn end<'a>(overlay: &'a Overlay, name: &str) -> Option<End<'a>> {
     match name {
         "monitoring" => elsewhere("monitoring", json!({"app": "prometheus"})),
         "names" => elsewhere("kube-system", json!({"k8s-app": "kube-dns"})),
-        // A pod that has our labels, and is not ours.
+        // A foreign pod with the labels of this deployment.
         "stranger" => elsewhere("default", json!({"app.kubernetes.io/part-of": "steadfast"})),
         "neighbour" => elsewhere("kube-system", json!({})),
         _ => overlay.component(name).map(|it| End::Pod(it.labels())),
     }
 }
 
-/// Open is what is used, and nothing else.
+/// Exactly the used routes are open.
 pub fn ways(overlay: &Overlay) -> Vec<String> {
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     let names: Vec<&str> = overlay.workloads().iter().map(Workload::component).collect();
     let used: BTreeSet<_> = WAYS.into_iter().collect();
     let others = ["monitoring", "names", "stranger", "neighbour"];
@@ -86,21 +86,21 @@ pub fn ways(overlay: &Overlay) -> Vec<String> {
                 continue;
             };
             let protocol = if port == 53 { "UDP" } else { "TCP" };
-            let is_open = is_open(overlay, &Way { from: start, to: goal, port, protocol });
+            let is_open = is_open(overlay, &Route { from: start, to: goal, port, protocol });
             match (used.contains(&(from, to, port)), is_open) {
-                (true, false) => faults.push(format!("{from} cannot reach {to} at {port}")),
-                (false, true) => faults.push(format!("{from} can reach {to} at {port}")),
+                (true, false) => errors.push(format!("{from} cannot reach {to} at {port}")),
+                (false, true) => errors.push(format!("{from} can reach {to} at {port}")),
                 (true, true) | (false, false) => {}
             }
         }
     }
-    faults.extend(outwards(overlay, &names));
-    faults
+    errors.extend(outwards(overlay, &names));
+    errors
 }
 
-/// Ways out of the cluster: to the store, and to an etcd that is not in the cluster.
+/// Routes out of the cluster: to the store, and to an external etcd.
 fn outwards(overlay: &Overlay, names: &[&str]) -> Vec<String> {
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     let has_etcd = names.contains(&"etcd");
     for name in names {
         let uses = [
@@ -112,23 +112,23 @@ fn outwards(overlay: &Overlay, names: &[&str]) -> Vec<String> {
         ];
         for (address, port, is_used) in uses {
             let Some(from) = end(overlay, name) else { continue };
-            let way = Way { from, to: End::Address(address), port, protocol: "TCP" };
+            let way = Route { from, to: End::Address(address), port, protocol: "TCP" };
             if is_open(overlay, &way) != is_used {
                 let word = if is_used { "cannot" } else { "can" };
-                faults.push(format!("{name} {word} reach {address} at {port}"));
+                errors.push(format!("{name} {word} reach {address} at {port}"));
             }
         }
     }
-    faults
+    errors
 }
 
-fn is_open(overlay: &Overlay, way: &Way) -> bool {
+fn is_open(overlay: &Overlay, way: &Route) -> bool {
     passes(overlay, "Egress", &way.from, &way.to, way)
         && passes(overlay, "Ingress", &way.to, &way.from, way)
 }
 
-/// Whether the policies of one end let the other end through.
-fn passes(overlay: &Overlay, direction: &str, own: &End, other: &End, way: &Way) -> bool {
+/// Returns whether the policies of one end allow traffic with the other end.
+fn passes(overlay: &Overlay, direction: &str, own: &End, other: &End, way: &Route) -> bool {
     let End::Pod(labels) = own else { return true };
     let applies = |policy: &&Value| {
         list(policy, "/spec/policyTypes").iter().any(|it| it == direction)
@@ -148,7 +148,7 @@ fn passes(overlay: &Overlay, direction: &str, own: &End, other: &End, way: &Way)
         })
 }
 
-fn has_port(rule: &Value, way: &Way) -> bool {
+fn has_port(rule: &Value, way: &Route) -> bool {
     let is_it = |it: &Value| {
         let protocol = it["protocol"].as_str().unwrap_or("TCP");
         protocol == way.protocol && it["port"].as_u64().is_none_or(|port| port == way.port)
@@ -156,7 +156,8 @@ fn has_port(rule: &Value, way: &Way) -> bool {
     rule["ports"].is_null() || list(rule, "/ports").iter().any(is_it)
 }
 
-/// Whether a peer of a rule means this end. A pod elsewhere is meant by its namespace only.
+/// Returns whether a peer of a rule matches this end. A pod in another namespace is matched by its
+/// namespace only.
 fn is_peer(peer: &Value, end: &End) -> bool {
     let pods =
         |labels: &Value| peer["podSelector"].is_null() || selects(&peer["podSelector"], labels);

@@ -1,15 +1,15 @@
-//! What each pod says of itself: what it may do, how it is probed, how long it may take to leave.
+//! Checks each pod: security context, probes, grace period.
 
 use serde_json::Value;
 
 use crate::manifests::{Overlay, Workload, list, text};
 
-/// Longest time that a process takes to leave in good order, in seconds, by component.
+/// Longest duration of a drain in seconds, by component.
 const DRAIN_SECONDS: [(&str, u64); 3] = [("master", 30), ("pserver", 90), ("trainer", 45)];
 
-/// Pods fit the restricted standard, and have neither a token nor a place to write to.
+/// Pods conform to the restricted standard, and have neither an API token nor a writable file system.
 pub fn restricted(overlay: &Overlay) -> Vec<String> {
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     for workload in overlay.workloads() {
         let (pod, container) = (workload.pod(), workload.container());
         let mut wrong: Vec<String> = wanted(pod, container)
@@ -27,17 +27,17 @@ pub fn restricted(overlay: &Overlay) -> Vec<String> {
         for volume in list(pod, "/volumes") {
             let is_private = volume["secret"]["defaultMode"] == 0o440;
             if volume["secret"].is_object() && !is_private {
-                wrong.push(format!("{} is readable for everybody", text(volume, "/name")));
+                wrong.push(format!("{} is readable for all users", text(volume, "/name")));
             }
         }
-        faults.extend(wrong.iter().map(|it| format!("{}: {it}", workload.name())));
+        errors.extend(wrong.iter().map(|it| format!("{}: {it}", workload.name())));
     }
     for account in overlay.of_kind("ServiceAccount") {
         if account["automountServiceAccountToken"] != false {
-            faults.push("the account hands out a token".to_owned());
+            errors.push("the service account mounts a token".to_owned());
         }
     }
-    faults
+    errors
 }
 
 fn wanted(pod: &Value, container: &Value) -> Vec<(&'static str, bool)> {
@@ -61,9 +61,9 @@ fn wanted(pod: &Value, container: &Value) -> Vec<(&'static str, bool)> {
     ]
 }
 
-/// Loaded and alive are asked of the process alone; ready is what it says of its part in the job.
+/// Startup and liveness probes depend on the process alone; readiness depends on its role in the job.
 pub fn probes(overlay: &Overlay) -> Vec<String> {
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     for workload in overlay.workloads() {
         let (live, scheme) = match workload.component() {
             "tools" => continue,
@@ -75,33 +75,34 @@ pub fn probes(overlay: &Overlay) -> Vec<String> {
         for (probe, path) in paths {
             let get = &workload.container()[probe]["httpGet"];
             if get["path"] != path || get["scheme"] != scheme {
-                faults.push(format!("{}: {probe} does not ask for {path}", workload.name()));
+                errors.push(format!("{}: {probe} does not request {path}", workload.name()));
             }
         }
         let alone = &workload.container()["startupProbe"];
         let (every, times) = (alone["periodSeconds"].as_u64(), alone["failureThreshold"].as_u64());
         if every.unwrap_or(10) * times.unwrap_or(3) < 60 {
-            faults.push(format!("{}: less than a minute to be loaded", workload.name()));
+            errors
+                .push(format!("{}: the startup probe allows less than a minute", workload.name()));
         }
     }
-    faults
+    errors
 }
 
-/// A pod gets more time to leave than it takes.
+/// The grace period of a pod exceeds the duration of its drain.
 pub fn grace(overlay: &Overlay) -> Vec<String> {
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     for (component, drain) in DRAIN_SECONDS {
         let workload = overlay.component(component);
         let takes = drain + workload.map_or(0, before_leaving);
         let given = workload.and_then(|it| it.pod()["terminationGracePeriodSeconds"].as_u64());
         if given.is_none_or(|it| it < takes) {
-            faults.push(format!("{component}: given {given:?} s for a drain of {takes} s"));
+            errors.push(format!("{component}: given {given:?} s for a drain of {takes} s"));
         }
     }
-    faults
+    errors
 }
 
-/// The seconds that a pod sleeps before it is told to leave.
+/// Returns the seconds that a pod sleeps before it receives SIGTERM.
 pub fn before_leaving(workload: Workload) -> u64 {
     let seconds = workload.container().pointer("/lifecycle/preStop/sleep/seconds");
     seconds.and_then(Value::as_u64).unwrap_or(0)

@@ -1,12 +1,12 @@
-//! What objects say of each other: selectors, ports, volumes.
+//! Checks references between objects: selectors, ports, volumes.
 
 use serde_json::Value;
 
 use crate::manifests::{Overlay, Workload, list, selects, text};
 
-/// Selectors select pods that are there, and workloads just their own.
+/// Selectors match existing pods, and those of workloads match only their own pods.
 pub fn selectors(overlay: &Overlay) -> Vec<String> {
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     let workloads = overlay.workloads();
     for it in &workloads {
         let selector = &it.object["spec"]["selector"];
@@ -16,18 +16,18 @@ pub fn selectors(overlay: &Overlay) -> Vec<String> {
             .map(Workload::name)
             .collect();
         if selected != [it.name()] {
-            faults.push(format!("{} selects {selected:?}, not just its own pods", it.name()));
+            errors.push(format!("{} selects {selected:?}, not only its own pods", it.name()));
         }
         let service = text(it.object, "/spec/serviceName");
         if it.kind() == "StatefulSet" && !is_headless(overlay, service, it.labels()) {
-            faults.push(format!("{}: serviceName {service} is no headless Service", it.name()));
+            errors.push(format!("{}: serviceName {service} is not a headless Service", it.name()));
         }
     }
     let matched = |selector: &Value| workloads.iter().any(|it| selects(selector, it.labels()));
     for service in overlay.of_kind("Service") {
         let selector = serde_json::json!({ "matchLabels": service["spec"]["selector"] });
         if !matched(&selector) {
-            faults.push(format!("Service {} selects no pod", text(service, "/metadata/name")));
+            errors.push(format!("Service {} selects no pod", text(service, "/metadata/name")));
         }
     }
     let budgets = overlay.of_kind("PodDisruptionBudget").map(|it| (it, &it["spec"]["selector"]));
@@ -35,17 +35,17 @@ pub fn selectors(overlay: &Overlay) -> Vec<String> {
     for (object, selector) in budgets.chain(policies) {
         if !matched(selector) {
             let name = text(object, "/metadata/name");
-            faults.push(format!("{} {name} selects no pod", object["kind"]));
+            errors.push(format!("{} {name} selects no pod", object["kind"]));
         }
     }
     for scaler in overlay.of_kind("HorizontalPodAutoscaler") {
         let (kind, name) =
             (text(scaler, "/spec/scaleTargetRef/kind"), text(scaler, "/spec/scaleTargetRef/name"));
         if !workloads.iter().any(|it| it.kind() == kind && it.name() == name) {
-            faults.push(format!("{} scales nothing", text(scaler, "/metadata/name")));
+            errors.push(format!("{} has no scale target", text(scaler, "/metadata/name")));
         }
     }
-    faults
+    errors
 }
 
 fn is_headless(overlay: &Overlay, name: &str, labels: &Value) -> bool {
@@ -55,21 +55,21 @@ fn is_headless(overlay: &Overlay, name: &str, labels: &Value) -> bool {
     })
 }
 
-/// Ports that Services, probes and hooks name are ports of the containers that they lead to.
+/// Ports of Services, probes and hooks are ports of their containers.
 pub fn ports(overlay: &Overlay) -> Vec<String> {
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     for service in overlay.of_kind("Service") {
         let selector = serde_json::json!({ "matchLabels": service["spec"]["selector"] });
         let workloads = overlay.workloads();
         for workload in workloads.iter().filter(|it| selects(&selector, it.labels())) {
             for port in list(service, "/spec/ports") {
                 let number = workload.port(&port["targetPort"]);
-                // Behind a name without an address of its own there is nothing that maps ports.
+                // Headless Services do not map ports.
                 let is_mapped = service["spec"]["clusterIP"] != "None";
                 if number.is_none() || !is_mapped && port["port"].as_u64() != number {
                     let target = port["targetPort"].to_string();
                     let (name, own) = (text(service, "/metadata/name"), workload.name());
-                    faults.push(format!("{name}: {own} has no port {}", target.trim_matches('"')));
+                    errors.push(format!("{name}: {own} has no port {}", target.trim_matches('"')));
                 }
             }
         }
@@ -78,27 +78,28 @@ pub fn ports(overlay: &Overlay) -> Vec<String> {
         for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
             let port = &workload.container()[probe]["httpGet"]["port"];
             if !port.is_null() && workload.port(port).is_none() {
-                faults.push(format!("{}: {probe}: there is no port {port}", workload.name()));
+                errors.push(format!("{}: {probe}: unknown port {port}", workload.name()));
             }
         }
     }
-    faults
+    errors
 }
 
-/// Every mount has a volume, every volume its Secret, ConfigMap or claim, every path its file.
+/// Every mount has a volume, every volume has its Secret, ConfigMap or claim, and every path has its
+/// file.
 pub fn volumes(overlay: &Overlay) -> Vec<String> {
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     for workload in overlay.workloads() {
-        let mut fault = |what: String| faults.push(format!("{}: {what}", workload.name()));
+        let mut error = |what: String| errors.push(format!("{}: {what}", workload.name()));
         let (pod, container) = (workload.pod(), workload.container());
         let mounts = list(container, "/volumeMounts");
         for volume in list(pod, "/volumes") {
             if !mounts.iter().any(|it| it["name"] == volume["name"]) {
-                fault(format!("nobody mounts {}", text(volume, "/name")));
+                error(format!("no container mounts {}", text(volume, "/name")));
             }
             for (kind, name) in sources(volume) {
                 if overlay.exactly(kind, name).is_none() {
-                    fault(format!("there is no {kind} {name}"));
+                    error(format!("{kind} {name} is missing"));
                 }
             }
         }
@@ -108,29 +109,29 @@ pub fn volumes(overlay: &Overlay) -> Vec<String> {
             let has_claim = claims.iter().any(|it| text(it, "/metadata/name") == name);
             let has_volume = list(pod, "/volumes").iter().any(|it| text(it, "/name") == name);
             if !has_claim && !has_volume {
-                fault(format!("there is no volume {name}"));
+                error(format!("volume {name} is missing"));
             }
         }
         for from in list(container, "/envFrom") {
             let name = text(from, "/configMapRef/name");
             if overlay.exactly("ConfigMap", name).is_none() {
-                fault(format!("there is no ConfigMap {name}"));
+                error(format!("ConfigMap {name} is missing"));
             }
         }
         let account = text(pod, "/serviceAccountName");
         if overlay.exactly("ServiceAccount", account).is_none() {
-            fault(format!("there is no ServiceAccount {account}"));
+            error(format!("ServiceAccount {account} is missing"));
         }
         for path in paths(overlay, workload) {
             if let Some(what) = missing(overlay, workload, &path) {
-                fault(what);
+                error(what);
             }
         }
     }
-    faults
+    errors
 }
 
-/// Where there are keys of a store, all who open it have them.
+/// If the store requires keys, all processes that access it have them.
 pub fn keys(overlay: &Overlay) -> Vec<String> {
     let Some(secret) = overlay.found("Secret", "steadfast-store-keys") else { return Vec::new() };
     let name = text(secret, "/metadata/name");
@@ -155,7 +156,7 @@ fn sources(volume: &Value) -> impl Iterator<Item = (&'static str, &str)> {
     [secret, map].into_iter().filter(|(_, name)| !name.is_empty())
 }
 
-/// All absolute paths that a program is told, by its command line and its variables.
+/// Returns all absolute paths in the arguments and the environment variables of a program.
 fn paths(overlay: &Overlay, workload: Workload) -> Vec<String> {
     let container = workload.container();
     let mut texts: Vec<&str> = workload.command();
@@ -172,7 +173,7 @@ fn paths(overlay: &Overlay, workload: Workload) -> Vec<String> {
     values.filter(|it| it.starts_with('/')).map(str::to_owned).collect()
 }
 
-/// What is missing for a path to be there, if anything is.
+/// Returns why a path does not exist, if it does not.
 fn missing(overlay: &Overlay, workload: Workload, path: &str) -> Option<String> {
     let mounts = list(workload.container(), "/volumeMounts");
     let below = |it: &&Value| {
@@ -183,12 +184,12 @@ fn missing(overlay: &Overlay, workload: Workload, path: &str) -> Option<String> 
         return Some(format!("{path} is in no volume"));
     };
     let volumes = list(workload.pod(), "/volumes");
-    // A claim is empty at first, and what is in a volume that is missing is another complaint.
+    // Claims are empty at first; missing volumes are reported elsewhere.
     let volume = volumes.iter().find(|it| it["name"] == mount["name"])?;
     let (kind, name) = sources(volume).next()?;
     let files = overlay.files(kind, name)?;
     let file = path[text(mount, "/mountPath").len()..].trim_start_matches('/');
-    // The folder of certificates is given as a whole.
+    // The folder of certificates is mounted as a whole.
     let wanted = if file.is_empty() { vec!["ca.crt", "tls.crt", "tls.key"] } else { vec![file] };
     let absent = wanted.into_iter().find(|it| files.iter().all(|(key, _)| key != it))?;
     Some(format!("{kind} {name} has no file {absent}"))

@@ -1,4 +1,4 @@
-//! Settings, judged by the programs that get them.
+//! Checks settings with the programs that read them.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Output};
@@ -9,10 +9,10 @@ use steadfast_tests::program;
 
 use crate::manifests::{Overlay, Workload, list, mounted, text};
 
-/// Variables that are no settings of ours: those of the stores, and what our arguments are made of.
+/// Prefixes of variables that are not settings of the programs: of stores, and those used in arguments.
 const FOREIGN: [&str; 5] = ["AWS_", "GOOGLE_", "AZURE_", "POD_", "ETCDCTL_"];
 
-/// What a pod would start, with its volumes in a folder.
+/// The command of a pod, with its volumes in a folder.
 struct Started {
     program: String,
     args: Vec<String>,
@@ -35,7 +35,7 @@ impl Started {
                 "status.podIP" => "10.1.2.3".to_owned(),
                 "metadata.name" => format!("{}-0", workload.name()),
                 "" => expanded(text(variable, "/value"), &variables),
-                other => panic!("this test does not know {other}"),
+                other => panic!("this test does not support {other}"),
             };
             variables.insert(text(variable, "/name").to_owned(), value);
         }
@@ -52,14 +52,14 @@ impl Started {
         Self { program, args: words, variables, _root: root }
     }
 
-    /// Runs our program with these settings, and one argument more.
+    /// Runs the program with these settings and one more argument.
     fn run(&self, more: &str) -> Output {
         let mut command = Command::new(program(&self.program));
         command.env_clear().envs(&self.variables).args(&self.args).arg(more);
         command.output().expect("the program starts")
     }
 
-    /// What `--check-config` prints.
+    /// Returns the output of `--check-config`.
     fn checked(&self) -> Result<String, String> {
         let output = self.run("--check-config");
         if !output.status.success() {
@@ -69,28 +69,28 @@ impl Started {
     }
 }
 
-/// A text with `$(NAME)` replaced, as Kubernetes does it.
+/// Expands `$(NAME)` as Kubernetes does.
 fn expanded(text: &str, variables: &BTreeMap<String, String>) -> String {
     let replace =
         |text: String, (key, value): (&String, &String)| text.replace(&format!("$({key})"), value);
     variables.iter().fold(text.to_owned(), replace)
 }
 
-/// Every program takes its arguments, and every variable is a setting of the program that gets it.
+/// Every program accepts its arguments, and every variable is a setting of its program.
 pub fn accepted(overlay: &Overlay) -> Vec<String> {
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     let trainer = help("steadfast-trainer", &[]);
     for workload in overlay.workloads() {
         let started = Started::new(overlay, workload);
         let found = match started.program.as_str() {
             "etcd" => by_etcd(&started),
-            // A pod for people, who run the tool in it. It shares its variables with the servers.
+            // The tools pod, in which operators run commands. It has the variables of the servers.
             "sleep" => unknown_variables(&started, &(help("steadfast", &["status"]) + &trainer)),
             name => by_ourselves(&started, &help(name, &[])),
         };
-        faults.extend(found.iter().map(|it| format!("{}: {it}", workload.name())));
+        errors.extend(found.iter().map(|it| format!("{}: {it}", workload.name())));
     }
-    faults
+    errors
 }
 
 fn help(name: &str, command: &[&str]) -> String {
@@ -98,7 +98,7 @@ fn help(name: &str, command: &[&str]) -> String {
     String::from_utf8_lossy(&output.expect("the program starts").stdout).into_owned()
 }
 
-/// etcd reads its arguments before it tells its version.
+/// Checks the arguments of etcd, which parses them before it prints its version.
 fn by_etcd(started: &Started) -> Vec<String> {
     let output = Command::new("etcd").args(&started.args).arg("--version").output();
     let output = output.expect("etcd is installed; run scripts/setup");
@@ -109,19 +109,19 @@ fn by_etcd(started: &Started) -> Vec<String> {
 }
 
 fn by_ourselves(started: &Started, help: &str) -> Vec<String> {
-    let mut faults = unknown_variables(started, help);
+    let mut errors = unknown_variables(started, help);
     let listing = match started.checked() {
         Ok(listing) => listing,
         Err(said) => return vec![said],
     };
-    // A setting is in force, and comes from where the manifest gives it; switches are not listed.
+    // A setting must be in effect, with the source given in the manifest; switches are not listed.
     for (name, value) in started.variables.iter().filter(|(name, _)| is_ours(name)) {
         let is_switch = ["true", "false"].contains(&value.as_str());
         if !is_switch && !listing.contains(&format!("# {name}\n")) {
-            faults.push(format!("{name} is not in force"));
+            errors.push(format!("{name} is not in effect"));
         }
     }
-    faults
+    errors
 }
 
 fn is_ours(name: &str) -> bool {
@@ -129,24 +129,24 @@ fn is_ours(name: &str) -> bool {
 }
 
 fn unknown_variables(started: &Started, help: &str) -> Vec<String> {
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     for name in started.variables.keys() {
         let flag = name.trim_start_matches("STEADFAST_").to_lowercase().replace('_', "-");
         let is_known =
             help.split_whitespace().any(|it| it.trim_end_matches(',') == format!("--{flag}"));
         let is_foreign = FOREIGN.iter().any(|it| name.starts_with(it));
         if is_ours(name) && !is_known {
-            faults.push(format!("{name} is no setting of its program"));
+            errors.push(format!("{name} is not a setting of its program"));
         } else if !is_ours(name) && !is_foreign {
-            faults.push(format!("nobody knows what {name} is"));
+            errors.push(format!("unknown variable {name}"));
         }
     }
-    faults
+    errors
 }
 
-/// The ports that the programs will listen on are the ports that the manifest says.
+/// The programs listen on the ports of the manifest.
 pub fn ports_are_those_of_the_manifest(overlay: &Overlay) -> Vec<String> {
-    let mut faults = Vec::new();
+    let mut errors = Vec::new();
     for workload in overlay.workloads() {
         let started = Started::new(overlay, workload);
         if !started.program.starts_with("steadfast-") {
@@ -163,29 +163,29 @@ pub fn ports_are_those_of_the_manifest(overlay: &Overlay) -> Vec<String> {
             let address = bound(key).unwrap_or_default();
             if address != format!("0.0.0.0:{number}") {
                 let own = workload.name();
-                faults.push(format!("{own}: port {name} is {number}, its program binds {address}"));
+                errors.push(format!("{own}: port {name} is {number}, its program binds {address}"));
             }
         }
     }
-    faults
+    errors
 }
 
-/// The job file is one, and its job is the one that all processes are told; its slots have pservers.
+/// The job file is valid, all processes use the name of its job, and its slots have pservers.
 pub fn job(overlay: &Overlay) -> Vec<String> {
     let map = overlay.found("ConfigMap", "steadfast-job").unwrap_or(&Value::Null);
     let spec = match job_file::parse(text(map, "/data/job.toml")) {
         Ok(spec) => spec,
         Err(error) => return vec![format!("job.toml: {error}")],
     };
-    let mut faults = Vec::new();
-    let told = overlay.setting("steadfast-settings", "STEADFAST_JOB");
-    if spec.name != told {
-        faults.push(format!("the name of the job is {}, the processes are told {told}", spec.name));
+    let mut errors = Vec::new();
+    let used = overlay.setting("steadfast-settings", "STEADFAST_JOB");
+    if spec.name != used {
+        errors.push(format!("the name of the job is {}, the processes use {used}", spec.name));
     }
     let pservers =
         overlay.component("pserver").and_then(|it| it.object["spec"]["replicas"].as_u64());
     if pservers.is_none_or(|it| it < overlay.slots()) {
-        faults.push(format!("{} slots, and {pservers:?} pservers", overlay.slots()));
+        errors.push(format!("{} slots, and {pservers:?} pservers", overlay.slots()));
     }
-    faults
+    errors
 }

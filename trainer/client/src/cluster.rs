@@ -1,4 +1,4 @@
-//! Who takes part in the job, as etcd shows it.
+//! The members of the job, as recorded in etcd.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use tracing::warn;
 
 use crate::ClientError;
 
-/// Pictures of the keys that a client needs, kept current.
+/// Mirrors of the keys that a client needs.
 #[derive(Debug)]
 pub struct Cluster {
     keys: Keys,
@@ -26,14 +26,14 @@ pub struct Cluster {
 
 /// The pservers of one generation: one for each slot, as the generation names them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Crew {
+pub struct PserverSet {
     pub record: GenerationRecord,
     /// By slot.
     pub holders: Vec<PserverRecord>,
 }
 
 impl Cluster {
-    /// Starts to follow the job's keys.
+    /// Starts to mirror the job's keys.
     ///
     /// # Errors
     /// If etcd does not answer.
@@ -49,14 +49,14 @@ impl Cluster {
         })
     }
 
-    /// The acting master's address, and how to learn of another.
+    /// Returns the acting master's address, and a channel that signals changes of it.
     pub fn master(&self) -> (Option<String>, watch::Receiver<Arc<View>>) {
         let mut changes = self.master.subscribe();
         let record = read::<MasterRecord>(&changes.borrow_and_update());
         (record.map(|record| record.address), changes)
     }
 
-    /// How the job ended, if it did.
+    /// Returns the result of the job, if it has ended.
     pub fn result(&self) -> Option<ResultRecord> {
         read(&self.result.view())
     }
@@ -67,7 +67,7 @@ impl Cluster {
         let _ = changes.wait_for(|view| !view.entries.is_empty()).await;
     }
 
-    /// The newest generation.
+    /// Returns the newest generation.
     pub fn generation(&self) -> Option<GenerationRecord> {
         read(&self.generation.view())
     }
@@ -81,7 +81,7 @@ impl Cluster {
         let _ = changes.wait_for(is_newer).await;
     }
 
-    /// Whether the parameters of `generation` have their first values.
+    /// Whether the parameters of a generation have their initial values.
     pub fn is_initialised(&self, record: &GenerationRecord) -> bool {
         let init: Option<InitRecord> = read(&self.init.view());
         record.checkpoint.is_some()
@@ -95,17 +95,17 @@ impl Cluster {
         let _ = changes.changed().await;
     }
 
-    /// Waits until every slot is held by the pserver that the newest generation names, so that
-    /// nobody trains against a partial set.
+    /// Waits until every slot is held by the pserver that the newest generation names: training requires
+    /// the complete set.
     ///
     /// # Errors
     /// If the job ended meanwhile.
-    pub async fn crew(&self) -> Result<Crew, ClientError> {
+    pub async fn pserver_set(&self) -> Result<PserverSet, ClientError> {
         let (mut slots, mut generation) = (self.slots.subscribe(), self.generation.subscribe());
         loop {
             let present = self.present(&slots.borrow_and_update(), &generation.borrow_and_update());
-            if let Some(crew) = present {
-                return Ok(crew);
+            if let Some(pserver_set) = present {
+                return Ok(pserver_set);
             }
             tokio::select! {
                 biased;
@@ -116,7 +116,24 @@ impl Cluster {
         }
     }
 
-    fn present(&self, slots: &View, generation: &View) -> Option<Crew> {
+    /// Completes when a slot is no longer held by the incarnation that the newest generation names: pushes to
+    /// that slot can no longer succeed.
+    pub async fn pserver_lost(&self) {
+        let (mut slots, mut generation) = (self.slots.subscribe(), self.generation.subscribe());
+        loop {
+            let present = self.present(&slots.borrow_and_update(), &generation.borrow_and_update());
+            if present.is_none() {
+                return;
+            }
+            tokio::select! {
+                biased;
+                _ = slots.changed() => {}
+                _ = generation.changed() => {}
+            }
+        }
+    }
+
+    fn present(&self, slots: &View, generation: &View) -> Option<PserverSet> {
         let record: GenerationRecord = read(generation)?;
         let mut holders = Vec::new();
         for (slot, incarnation) in record.slots.iter().enumerate() {
@@ -127,14 +144,14 @@ impl Cluster {
             }
             holders.push(holder);
         }
-        Some(Crew { record, holders })
+        Some(PserverSet { record, holders })
     }
 }
 
-/// Reads the only entry of a view. One that cannot be read is as good as none, and said aloud.
+/// Reads the only entry of a view. An invalid entry counts as absent and is logged.
 fn read<T: serde::de::DeserializeOwned>(view: &View) -> Option<T> {
     view.single().unwrap_or_else(|error| {
-        warn!(%error, "a key cannot be read");
+        warn!(%error, "cannot read a key");
         None
     })
 }

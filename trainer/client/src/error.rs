@@ -1,12 +1,12 @@
-//! Why a call to the cluster ends without an answer.
+//! Errors of calls to the cluster.
 
 use steadfast_common::error::ErrorKind;
 use steadfast_coord::CoordError;
 
-/// A call did not come to its end.
+/// The reason why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The job went back to a checkpoint: what the caller was doing is void.
+    /// The job rolled back to a checkpoint; the caller's current work is void.
     #[error("the job began another generation")]
     NewGeneration,
     /// The job ended.
@@ -19,7 +19,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// What the caller does next.
+    /// Returns the kind of the error: what the caller does next.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::NewGeneration | Self::JobOver => ErrorKind::Stale,

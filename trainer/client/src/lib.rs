@@ -1,5 +1,5 @@
-//! The client's side of a running job: finds the master and the pservers, follows them when they
-//! change, and makes every call idempotent and bounded in time.
+//! The client library for a running job: finds the master and the pservers, follows changes, and makes
+//! every call idempotent and bounded in time.
 
 mod cluster;
 mod error;
@@ -7,7 +7,7 @@ mod master;
 mod pservers;
 mod pulls;
 
-pub use cluster::{Cluster, Crew};
+pub use cluster::{Cluster, PserverSet};
 pub use error::ClientError;
 pub use master::Master;
 pub use pservers::{Gradient, Name, Pservers, Pulled};

@@ -1,4 +1,4 @@
-//! Calls to whoever is the acting master, repeated until one answers.
+//! Calls to the acting master, repeated until one answers.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, TrainerId};
 use steadfast_coord::pauses;
-use steadfast_host::net::{Wire, dial};
+use steadfast_host::net::{Channel, dial};
 use steadfast_host::role::Role;
 use steadfast_host::time::{sleep, timeout};
 use steadfast_proto::v1::master_client::MasterClient;
@@ -22,27 +22,27 @@ use tracing::{debug, info};
 
 use crate::{ClientError, Cluster};
 
-/// Longest wait for an answer, beyond what the call itself asks the master to wait.
+/// Timeout of a call, in addition to the time that the request asks the master to wait.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The acting master, whoever it is at the moment.
+/// A client of the acting master that follows failovers.
 #[derive(Clone, Debug)]
 pub struct Master {
     cluster: Arc<Cluster>,
     trainer: TrainerId,
-    /// The last connection; guards nothing but its own replacement.
+    /// The last connection; the mutex guards only its replacement.
     connection: Arc<Mutex<Option<Connection>>>,
 }
 
-/// A master's address, and the client that leads there.
-type Connection = (String, MasterClient<Wire>);
+/// The address of a master, and a client connected to it.
+type Connection = (String, MasterClient<Channel>);
 
 macro_rules! calls {
     ($($(#[$doc:meta])* $name:ident($request:ty) -> $reply:ty;)*) => {$(
         $(#[$doc])*
         ///
         /// # Errors
-        /// A refusal of the master's, or the end of the job.
+        /// A refusal by the master, or the end of the job.
         pub async fn $name(&self, request: $request) -> Result<$reply, ClientError> {
             self.call(Duration::ZERO, move |mut client| {
                 let request = request.clone();
@@ -54,12 +54,12 @@ macro_rules! calls {
 }
 
 impl Master {
-    /// Calls on behalf of `trainer`.
+    /// Creates a client that calls on behalf of `trainer`.
     pub fn new(cluster: Arc<Cluster>, trainer: TrainerId) -> Self {
         Self { cluster, trainer, connection: Arc::default() }
     }
 
-    /// What every request begins with.
+    /// Returns the caller field of requests.
     pub fn caller(&self, generation: Generation) -> Option<Caller> {
         Some(Caller { trainer: self.trainer.to_string(), generation: generation.0 })
     }
@@ -67,24 +67,24 @@ impl Master {
     calls! {
         /// Offers to initialise the parameters.
         begin_init(BeginInitRequest) -> BeginInitReply;
-        /// Says that the parameters are initialised.
+        /// Reports that the parameters are initialised.
         finish_init(FinishInitRequest) -> FinishInitReply;
         /// Reports on a task and takes the next one.
         next_task(NextTaskRequest) -> NextTaskReply;
-        /// Says that a task of a lane cannot be computed.
+        /// Reports that a task of a lane cannot be computed.
         fail_task(FailTaskRequest) -> FailTaskReply;
-        /// Says that gradients or parameters are not finite, which ends the job.
+        /// Reports that gradients or parameters are not finite, which ends the job.
         report_divergence(ReportDivergenceRequest) -> ReportDivergenceReply;
         /// Offers to save the model.
         begin_save(BeginSaveRequest) -> BeginSaveReply;
-        /// Says that the model is saved.
+        /// Reports that the model is saved.
         finish_save(FinishSaveRequest) -> FinishSaveReply;
     }
 
-    /// Reports figures on held-out data.
+    /// Reports an evaluation on held-out data.
     ///
     /// # Errors
-    /// A refusal of the master's, or the end of the job.
+    /// A refusal by the master, or the end of the job.
     pub async fn report_evaluation(
         &self,
         generation: Generation,
@@ -99,10 +99,10 @@ impl Master {
         .await
     }
 
-    /// Reports a position and waits (as long as the request says) for other lanes.
+    /// Reports a position and waits (up to the time in the request) for other lanes.
     ///
     /// # Errors
-    /// A refusal of the master's, or the end of the job.
+    /// A refusal by the master, or the end of the job.
     pub async fn follow(&self, request: FollowRequest) -> Result<FollowReply, ClientError> {
         let wait = Duration::from_millis(request.wait_ms);
         self.call(wait, move |mut client| {
@@ -112,10 +112,10 @@ impl Master {
         .await
     }
 
-    /// Waits (as long as the request says) until the slowest trainer is near enough.
+    /// Waits (up to the time in the request) until the slowest trainer is close enough.
     ///
     /// # Errors
-    /// A refusal of the master's, or the end of the job.
+    /// A refusal by the master, or the end of the job.
     pub async fn advance(&self, request: AdvanceRequest) -> Result<AdvanceReply, ClientError> {
         let wait = Duration::from_millis(request.wait_ms);
         self.call(wait, move |mut client| {
@@ -125,12 +125,12 @@ impl Master {
         .await
     }
 
-    /// Calls until a master answers. Every request can be repeated: it either changes nothing or
-    /// names what it changes.
+    /// Calls until a master answers. Every request is idempotent: it changes nothing, or names what it
+    /// changes.
     async fn call<T, F>(
         &self,
         wait: Duration,
-        attempt: impl Fn(MasterClient<Wire>) -> F,
+        attempt: impl Fn(MasterClient<Channel>) -> F,
     ) -> Result<T, ClientError>
     where
         F: Future<Output = Result<Response<T>, Status>>,
@@ -142,9 +142,9 @@ impl Master {
                 match timeout(wait + TIMEOUT, attempt(client)).await {
                     Ok(Ok(reply)) => return Ok(reply.into_inner()),
                     Ok(Err(status)) => self.judge(&status)?,
-                    Err(_) => debug!("the master does not answer"),
+                    Err(_) => debug!("call to the master timed out"),
                 }
-                // A connection that failed is not used again: it may lead to a former master.
+                // Drops a failed connection: it may lead to a former master.
                 self.connection.lock().expect("no holder panics").take();
             }
             tokio::select! {
@@ -156,7 +156,7 @@ impl Master {
         }
     }
 
-    /// Whether the call is worth repeating.
+    /// Decides whether to repeat the call.
     fn judge(&self, status: &Status) -> Result<(), ClientError> {
         let kind = steadfast_proto::kind(status);
         match kind {
@@ -178,16 +178,16 @@ impl Master {
         }
     }
 
-    fn client(&self, address: &str) -> Option<MasterClient<Wire>> {
+    fn client(&self, address: &str) -> Option<MasterClient<Channel>> {
         let mut connection = self.connection.lock().expect("no holder panics");
         if let Some((known, client)) = &*connection
             && known == address
         {
             return Some(client.clone());
         }
-        let wire = dial(address, Role::Master).ok()?;
-        info!(address, "follows the master");
-        let client = MasterClient::new(wire);
+        let channel = dial(address, Role::Master).ok()?;
+        info!(address, "following the acting master");
+        let client = MasterClient::new(channel);
         *connection = Some((address.to_owned(), client.clone()));
         Some(client)
     }

@@ -1,4 +1,4 @@
-//! Gradients out, parameters in: to all pservers of a generation at once.
+//! Pushes gradients to, and pulls parameters from, all pservers of a generation at once.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::future::try_join_all;
+use steadfast_common::applied_records::RecordRange;
+use steadfast_common::byte_segments::shared_bytes;
 use steadfast_common::compression::Codec;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Lane, Pass, Version};
 use steadfast_common::layout::Layout;
-use steadfast_common::pieces::shared_bytes;
 use steadfast_common::records::PserverRecord;
-use steadfast_common::tally::TaskPiece;
 use steadfast_coord::{CoordError, Deadline, pauses};
-use steadfast_host::net::{Wire, dial, dial_unix_or_tcp};
+use steadfast_host::net::{Channel, dial, dial_unix_or_tcp};
 use steadfast_host::role::Role;
 use steadfast_host::task::in_place;
 use steadfast_host::time::{sleep, timeout};
@@ -29,11 +29,11 @@ use steadfast_proto::{call, encode, read_one};
 use tonic::Status;
 use tracing::debug;
 
-use crate::cluster::Crew;
-use crate::pulls::{Answer, Places, Which, least, next_wanted, pull_one};
+use crate::cluster::PserverSet;
+use crate::pulls::{Places, PulledShard, Which, least, next_wanted, pull_one};
 use crate::{ClientError, Cluster};
 
-/// Longest wait for an answer, beyond what the call itself asks the pserver to wait.
+/// Timeout of a call, in addition to the time that the request asks the pserver to wait.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 const PUSH: &str = "/steadfast.v1.Pserver/Push";
@@ -42,11 +42,11 @@ const PUSH: &str = "/steadfast.v1.Pserver/Push";
 #[derive(Clone, Debug)]
 pub struct Pservers {
     cluster: Arc<Cluster>,
-    /// The end of our own lease: whoever is past it says nothing any more.
+    /// The end of the caller's own lease; no calls are made after it.
     deadline: Arc<Deadline>,
     generation: Generation,
     layout: Arc<Layout>,
-    /// How gradients travel.
+    /// Encoding of gradients.
     codec: Codec,
     slots: Arc<Vec<SlotClient>>,
 }
@@ -54,12 +54,12 @@ pub struct Pservers {
 #[derive(Clone, Debug)]
 pub(crate) struct SlotClient {
     pub target: Target,
-    pub wire: Wire,
+    pub channel: Channel,
     /// Numbers of the blocks that the slot holds.
     blocks: Vec<u32>,
 }
 
-/// What a contribution is called.
+/// The name of a contribution.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Name {
     /// The sum of a node of the lane tree, with the share of each of its lanes.
@@ -68,13 +68,13 @@ pub enum Name {
         first: Lane,
         shares: Vec<LaneShare>,
     },
-    Piece {
-        piece: TaskPiece,
+    Range {
+        range: RecordRange,
         version: Version,
     },
 }
 
-/// The sum of some records' gradients, flat; empty when there was no record.
+/// The sum of the gradients of some records, flat; empty without records.
 #[derive(Clone, Debug, Default)]
 pub struct Gradient {
     pub records: u64,
@@ -84,7 +84,7 @@ pub struct Gradient {
     pub values: Arc<Vec<f32>>,
 }
 
-/// How far the parameters are that a pull brought.
+/// The position of pulled parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pulled {
     pub version: Version,
@@ -92,45 +92,46 @@ pub struct Pulled {
     pub pass_start: Version,
     pub examples: u64,
     pub loss: Option<f64>,
-    /// From when all that was waited for had come to the end of the last answer.
+    /// Transfer time of the slowest slot, without the time spent waiting for pushes.
     pub transfer: Duration,
-    /// Received from all pservers.
+    /// Bytes received from all pservers.
     pub bytes: u64,
 }
 
 impl Pservers {
-    /// Clients of a crew's members; connects when first used.
+    /// Creates clients of the members of a pserver set; they connect on first use.
     ///
     /// # Errors
-    /// If an address is none.
+    /// If an address is invalid.
     pub fn new(
         cluster: Arc<Cluster>,
-        crew: &Crew,
+        pserver_set: &PserverSet,
         layout: Arc<Layout>,
         codec: Codec,
         deadline: Arc<Deadline>,
     ) -> Result<Self, ClientError> {
-        let placed = layout.place(crew.holders.len() as u32);
-        let members = crew.holders.iter().zip(&crew.record.slots).zip(placed).enumerate();
+        let placed = layout.place(pserver_set.holders.len() as u32);
+        let members =
+            pserver_set.holders.iter().zip(&pserver_set.record.slots).zip(placed).enumerate();
         let slots = members.map(|(slot, ((holder, incarnation), blocks))| {
             let target = Target {
-                generation: crew.record.generation.0,
+                generation: pserver_set.record.generation.0,
                 slot: slot as u32,
                 incarnation: incarnation.0,
             };
-            Ok(SlotClient { target, wire: connect(holder)?, blocks })
+            Ok(SlotClient { target, channel: connect(holder)?, blocks })
         });
         let slots: Result<Vec<SlotClient>, ClientError> = slots.collect();
-        let generation = crew.record.generation;
+        let generation = pserver_set.record.generation;
         Ok(Self { cluster, deadline, generation, layout, codec, slots: Arc::new(slots?) })
     }
 
-    /// The generation that these pservers are of.
+    /// Returns the generation of these pservers.
     pub fn generation(&self) -> Generation {
         self.generation
     }
 
-    /// Gives every block its first value.
+    /// Sets the initial value of every block.
     ///
     /// # Errors
     /// A refusal, another generation, or the end of the job.
@@ -143,11 +144,11 @@ impl Pservers {
             let chunks = self.chunks(slot, &bytes).into_iter();
             let messages: Vec<InitRequest> =
                 chunks.map(|blocks| InitRequest { header: header.take(), blocks }).collect();
-            let mut patience = self.patience();
+            let mut retries = self.retries();
             loop {
-                let mut client = PserverClient::new(slot.wire.clone());
+                let mut client = PserverClient::new(slot.channel.clone());
                 let init = client.init(tokio_stream::iter(messages.clone()));
-                if patience.attempt(in_time(init)).await?.is_some() {
+                if retries.attempt(in_time(init)).await?.is_some() {
                     return Ok(());
                 }
             }
@@ -155,7 +156,7 @@ impl Pservers {
         try_join_all(sent).await.map(|_| ())
     }
 
-    /// Adds the gradient of other records to one, as pservers do; neither is empty, both were rounded.
+    /// Adds two gradients, neither empty and both rounded, in the arithmetic of pservers.
     pub fn add(&self, sum: &mut Gradient, other: Gradient) {
         sum.records += other.records;
         sum.loss_sum += other.loss_sum;
@@ -166,15 +167,15 @@ impl Pservers {
         }
     }
 
-    /// Rounds a gradient to what travels.
+    /// Rounds a gradient to values that its encoding represents exactly.
     pub fn round(&self, values: &mut [f32]) {
         for block in self.layout.blocks() {
             self.codec.round(&mut values[block.range()]);
         }
     }
 
-    /// Sends a contribution, which was rounded, to every slot; returns when all have it, and how many bytes
-    /// it took.
+    /// Pushes a rounded contribution to every slot; returns the bytes sent once all slots have acknowledged
+    /// it.
     ///
     /// # Errors
     /// A refusal, another generation, or the end of the job.
@@ -185,49 +186,49 @@ impl Pservers {
                 records: gradient.records,
                 loss_sum: gradient.loss_sum,
                 checksum: gradient.checksum,
-                name: Some(wire_name(name.clone())),
+                name: Some(proto_name(name.clone())),
             });
             let chunks = in_place(|| self.gradient_chunks(slot, &gradient.values));
-            let mut pieces = Vec::new();
+            let mut segments = Vec::new();
             for blocks in chunks {
-                encode(header.take().as_ref(), &blocks, &mut pieces);
+                encode(header.take().as_ref(), &blocks, &mut segments);
             }
-            self.push_one(slot, pieces)
+            self.push_one(slot, segments)
         });
         try_join_all(sent).await.map(|sent| sent.into_iter().sum())
     }
 
-    async fn push_one(&self, slot: &SlotClient, pieces: Vec<Bytes>) -> Result<u64, ClientError> {
-        let bytes = pieces.iter().map(|it| it.len() as u64).sum();
-        let mut patience = self.patience();
+    async fn push_one(&self, slot: &SlotClient, segments: Vec<Bytes>) -> Result<u64, ClientError> {
+        let bytes = segments.iter().map(|it| it.len() as u64).sum();
+        let mut retries = self.retries();
         loop {
             let push = async {
-                let mut wire = slot.wire.clone();
-                let mut body = call(&mut wire, PUSH, pieces.clone()).await?;
+                let mut channel = slot.channel.clone();
+                let mut body = call(&mut channel, PUSH, segments.clone()).await?;
                 read_one::<PushReply>(&mut body).await
             };
-            if patience.attempt(in_time(push)).await?.is_some() {
+            if retries.attempt(in_time(push)).await?.is_some() {
                 return Ok(bytes);
             }
         }
     }
 
-    /// Asynchronous mode: writes the present blocks of every slot into `values`, which is as long as
-    /// the layout. Slots may be at different versions; the smallest one, which all reflect, is told.
+    /// Asynchronous mode: writes the current blocks of every slot into `values`, which is as long as the
+    /// layout. Slots may be at different versions; returns the position of the smallest.
     ///
     /// # Errors
-    /// A refusal, another generation, or the end of the job. Blocks may have been written then.
+    /// A refusal, another generation, or the end of the job; some blocks may have been written then.
     pub async fn pull(&self, values: &mut [f32]) -> Result<Pulled, ClientError> {
         let answers = self.pull_all(Version(0), Which::AtLeast, values).await?;
         Ok(least(&answers))
     }
 
-    /// Synchronous mode: waits for `version` of every slot, or the first later one that all of them
-    /// have, and writes all blocks into `values`. All of them reflect the version that is told: values
-    /// of two steps would make for a gradient that nobody else computes.
+    /// Synchronous mode: waits for `version` in every slot, or the first later version that all slots have,
+    /// and writes all blocks into `values`. All blocks have the returned version: a mix of two versions would
+    /// give a gradient that no other trainer computes.
     ///
     /// # Errors
-    /// A refusal, another generation, or the end of the job. Blocks may have been written then.
+    /// A refusal, another generation, or the end of the job; some blocks may have been written then.
     pub async fn pull_step(
         &self,
         version: Version,
@@ -250,13 +251,13 @@ impl Pservers {
         version: Version,
         which: Which,
         values: &mut [f32],
-    ) -> Result<Vec<Answer>, ClientError> {
+    ) -> Result<Vec<PulledShard>, ClientError> {
         let places = self.places(values)?;
         let pulls = self.slots.iter().zip(places).map(|(slot, mut places)| async move {
-            let mut patience = self.patience();
+            let mut retries = self.retries();
             loop {
                 let pull = pull_one(slot, version, which, &mut places);
-                if let Some(answer) = patience.attempt(pull).await? {
+                if let Some(answer) = retries.attempt(pull).await? {
                     return Ok(answer);
                 }
             }
@@ -264,13 +265,13 @@ impl Pservers {
         try_join_all(pulls).await
     }
 
-    /// Where each slot's blocks go, by their numbers.
+    /// Splits `values` into the blocks of each slot, by block number.
     fn places<'a>(&self, values: &'a mut [f32]) -> Result<Vec<Places<'a>>, ClientError> {
         let mut of_block = BTreeMap::new();
         let mut rest = values;
         for (number, block) in self.layout.blocks().iter().enumerate() {
             let (place, after) = rest.split_at_mut_checked(block.len).ok_or_else(|| {
-                let message = "the values are fewer than those of the model";
+                let message = "the buffer has fewer values than the model";
                 refused(ErrorKind::Internal, message.to_owned())
             })?;
             of_block.insert(number as u32, place);
@@ -282,7 +283,7 @@ impl Pservers {
         Ok(self.slots.iter().map(of_slot).collect())
     }
 
-    /// One without blocks if there are no values.
+    /// Returns one chunk without blocks if there are no values.
     fn gradient_chunks(&self, slot: &SlotClient, values: &Arc<Vec<f32>>) -> Vec<Vec<BlockData>> {
         if values.is_empty() {
             return vec![Vec::new()];
@@ -305,20 +306,20 @@ impl Pservers {
         in_chunks(blocks)
     }
 
-    /// For one call that is repeated until the pserver answers or the generation is over.
-    fn patience(&self) -> Patience<'_> {
-        Patience { of: self, pauses: Box::new(pauses()) }
+    /// Creates the retry state of one call, which is repeated until it succeeds or the generation ends.
+    fn retries(&self) -> Retries<'_> {
+        Retries { of: self, pauses: Box::new(pauses()) }
     }
 }
 
-/// Repeats of one call.
-struct Patience<'a> {
+/// The retry state of one call.
+struct Retries<'a> {
     of: &'a Pservers,
     pauses: Box<dyn Iterator<Item = Duration> + Send>,
 }
 
-impl Patience<'_> {
-    /// One attempt; nothing, after a pause, if another one is worth it.
+impl Retries<'_> {
+    /// Runs one attempt; returns `None`, after a pause, if the call should be repeated.
     async fn attempt<T>(
         &mut self,
         attempt: impl Future<Output = Result<T, Status>>,
@@ -344,14 +345,14 @@ impl Patience<'_> {
     }
 }
 
-/// Waits no longer than a pserver may take.
+/// Runs `work` with the timeout of pserver calls.
 pub(crate) async fn in_time<T>(work: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
-    let late = |_| Err(Status::unavailable("a pserver does not answer"));
+    let late = |_| Err(Status::unavailable("call to a pserver timed out"));
     timeout(TIMEOUT, work).await.unwrap_or_else(late)
 }
 
-/// Whether the call is worth repeating: a pserver that is stale or gone is replaced by another
-/// generation, which ends the repetition.
+/// Decides whether to repeat the call: a pserver that is stale or dead is replaced by a new generation,
+/// which ends the repetition.
 fn judge(status: &Status) -> Result<(), ClientError> {
     let kind = steadfast_proto::kind(status);
     match kind {
@@ -372,17 +373,17 @@ fn refused(kind: ErrorKind, message: String) -> ClientError {
     ClientError::Refused { what: "a pserver", kind, message }
 }
 
-fn wire_name(name: Name) -> push_header::Name {
+fn proto_name(name: Name) -> push_header::Name {
     match name {
         Name::Lanes { version, first, shares } => {
             push_header::Name::Lanes(LaneContribution { version: version.0, lane: first.0, shares })
         }
-        Name::Piece { piece, version } => push_header::Name::Task(TaskContribution {
-            pass: piece.pass.0,
-            task: piece.task.0,
-            from: piece.from,
-            to: piece.to,
-            last: piece.last,
+        Name::Range { range, version } => push_header::Name::Task(TaskContribution {
+            pass: range.pass.0,
+            task: range.task.0,
+            from: range.from,
+            to: range.to,
+            last: range.last,
             version: version.0,
         }),
     }
@@ -392,12 +393,12 @@ fn param(spec: &steadfast_common::layout::ParamSpec) -> Param {
     Param { name: spec.name.clone(), shape: spec.shape.iter().map(|side| *side as u64).collect() }
 }
 
-fn connect(holder: &PserverRecord) -> Result<Wire, ClientError> {
-    let wire = match &holder.unix {
+fn connect(holder: &PserverRecord) -> Result<Channel, ClientError> {
+    let channel = match &holder.unix {
         Some(name) => dial_unix_or_tcp(&holder.address, name, Role::Pserver),
         None => dial(&holder.address, Role::Pserver),
     };
-    wire.map_err(|message| ClientError::Refused {
+    channel.map_err(|message| ClientError::Refused {
         what: "a pserver's address",
         kind: ErrorKind::Invalid,
         message,

@@ -1,4 +1,4 @@
-//! Pulls from the slots, and which version all of them have.
+//! Pulls from single slots, and the choice of a version that all slots have.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,36 +13,36 @@ use crate::pservers::{Pulled, SlotClient, in_time};
 
 const PULL: &str = "/steadfast.v1.Pserver/Pull";
 
-/// What comes later than that after what came before it was waited for.
+/// Data that arrives after a longer pause was waited for, which restarts the transfer time.
 const QUIET_MAX: Duration = Duration::from_millis(5);
 
-/// How long one pull waits at a pserver before it asks again.
+/// How long one pull waits at a pserver before it is repeated.
 const PULL_WAIT: Duration = Duration::from_secs(10);
 
-/// Where blocks go, by their numbers.
+/// Destinations of blocks, by block number.
 pub(crate) type Places<'a> = BTreeMap<u32, &'a mut [f32]>;
 
-/// Which versions will do.
+/// Which versions satisfy a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Which {
     AtLeast,
     Exactly,
 }
 
-/// What a slot answered to a pull.
-pub(crate) struct Answer {
+/// A slot's answer to a pull.
+pub(crate) struct PulledShard {
     pub header: PullHeader,
     transfer: Duration,
     bytes: u64,
 }
 
-/// Asks one slot until it has the version, or is past it; writes its blocks if it has it.
+/// Asks one slot until it has reached or passed the version; writes its blocks if it has it.
 pub(crate) async fn pull_one(
     slot: &SlotClient,
     version: Version,
     which: Which,
     places: &mut Places<'_>,
-) -> Result<Answer, Status> {
+) -> Result<PulledShard, Status> {
     loop {
         let request = PullRequest {
             target: Some(slot.target),
@@ -50,14 +50,14 @@ pub(crate) async fn pull_one(
             wait_ms: PULL_WAIT.as_millis() as u64,
             exact: which == Which::Exactly,
         };
-        let mut wire = slot.wire.clone();
-        let mut body = in_time(call(&mut wire, PULL, vec![framed(&request)])).await?;
+        let mut channel = slot.channel.clone();
+        let mut body = in_time(call(&mut channel, PULL, vec![framed(&request)])).await?;
         let (mut began, mut last) = (Instant::now(), Instant::now());
         let (mut decoder, mut written) = (Decoder::<PullHeader>::default(), 0);
         let mut received = 0;
-        // It takes as long as there is something to wait for: blocks may come early, one by one.
+        // The whole stream has no deadline: blocks may arrive early, one by one.
         while let Some(bytes) = in_time(next(&mut body)).await? {
-            // Then the others waited for somebody's push.
+            // A pause this long was spent waiting for a push.
             if QUIET_MAX < last.elapsed() {
                 began = Instant::now();
             }
@@ -74,30 +74,30 @@ pub(crate) async fn pull_one(
                 Ok(())
             })?;
         }
-        let cut_off = || Status::unavailable("the answer was cut off");
+        let cut_off = || Status::unavailable("the answer ended early");
         let header = decoder.end().ok().flatten().ok_or_else(cut_off)?;
         if header.ready && written != places.len() {
             return Err(cut_off());
         }
         if header.ready || version.0 < header.version {
-            return Ok(Answer { header, transfer: began.elapsed(), bytes: received });
+            return Ok(PulledShard { header, transfer: began.elapsed(), bytes: received });
         }
     }
 }
 
-/// What to ask for when some of so many slots are past the `wanted` version, where they are; nothing if
-/// none is.
+/// Returns the version to request next if some of `slots` slots are past the `wanted` version; `past` holds
+/// their versions. `None` if no slot is.
 ///
-/// A slot is at most one step ahead of another, and then it keeps the step before, unless it is on its way
-/// to the next one: then it keeps the one that it is at, and all others come to that as well.
+/// A slot is at most one step ahead of another, and keeps the previous version then; while its next step
+/// is in progress it keeps the current version, which all other slots will reach.
 pub(crate) fn next_wanted(wanted: u64, past: &[u64], slots: usize) -> Option<u64> {
     let most = *past.iter().max()?;
     let all_there = past.len() == slots && past.iter().all(|it| *it == most);
     Some(if all_there { most } else { most.saturating_sub(1).max(wanted + 1) })
 }
 
-/// How far all slots are that answered.
-pub(crate) fn least(answers: &[Answer]) -> Pulled {
+/// Returns the position that all answering slots have reached.
+pub(crate) fn least(answers: &[PulledShard]) -> Pulled {
     let least = answers.iter().map(|it| it.header).min_by_key(|it| it.version);
     least.map_or_else(Pulled::default, |it| Pulled {
         version: Version(it.version),
@@ -114,17 +114,17 @@ pub(crate) fn least(answers: &[Answer]) -> Pulled {
 mod tests {
     use super::*;
 
-    /// I7: slots are one step apart at most; whoever comes asks for a version that all of them have, or
-    /// come to, and for no version twice that a slot is past.
+    /// I7: slots are at most one step apart; a trainer that joins asks for a version that all slots have or
+    /// will reach, and never twice for one that a slot is past.
     #[test]
     fn who_comes_while_slots_are_apart_finds_a_version_that_all_have() {
         assert_eq!(next_wanted(3, &[], 2), None);
-        // All are there.
+        // All slots are at one version.
         assert_eq!(next_wanted(0, &[7, 7], 2), Some(7));
-        // The one ahead keeps the step before.
+        // The slot ahead keeps the previous version.
         assert_eq!(next_wanted(0, &[7, 6], 2), Some(6));
         assert_eq!(next_wanted(5, &[7], 2), Some(6));
-        // It is at 7 and on its way to 8, so it keeps 7; the other one still had 6.
+        // It is at 7 with step 8 in progress, so it keeps 7; the other slot is still at 6.
         assert_eq!(next_wanted(6, &[7], 2), Some(7));
         assert_eq!(next_wanted(0, &[1], 2), Some(1));
     }

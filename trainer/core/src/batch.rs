@@ -1,4 +1,4 @@
-//! The records of one gradient, and the name under which its randomness is drawn.
+//! The records of one gradient, and the key of its random numbers.
 
 use ndarray::ArrayView2;
 use steadfast_common::dataset::Records;
@@ -7,28 +7,28 @@ use steadfast_common::ids::{Lane, Pass};
 use crate::error::ModelError;
 use crate::parameters::all_finite;
 
-/// Records as a model sees them.
+/// The input of a model.
 #[derive(Clone, Copy, Debug)]
 pub struct Batch<'a> {
     /// Records × features.
     pub features: ArrayView2<'a, f32>,
-    /// One label a record: a class index or a number.
+    /// One label per record: a class index or a number.
     pub labels: &'a [f32],
 }
 
 impl Batch<'_> {
-    /// Number of records.
+    /// Returns the number of records.
     pub fn len(&self) -> usize {
         self.labels.len()
     }
 
-    /// Whether there is no record.
+    /// Whether the batch has no records.
     pub fn is_empty(&self) -> bool {
         self.labels.is_empty()
     }
 
-    /// Checks that every record has `width` features and each of them is a finite number. Models
-    /// call this first: an activation may turn an infinite feature into a finite loss.
+    /// Checks that every record has `width` features, all of them finite. Models call this first: an
+    /// activation may turn an infinite feature into a finite loss.
     pub fn check(&self, width: usize) -> Result<(), ModelError> {
         if self.features.nrows() != self.labels.len() {
             let (features, labels) = (self.features.nrows(), self.labels.len());
@@ -49,7 +49,7 @@ impl Batch<'_> {
 }
 
 /// # Panics
-/// If `records` holds not `width` features a record.
+/// If `records` does not hold `width` features per record.
 impl<'a> From<&'a Records> for Batch<'a> {
     fn from(records: &'a Records) -> Self {
         let shape = (records.len(), records.width);
@@ -59,7 +59,7 @@ impl<'a> From<&'a Records> for Batch<'a> {
     }
 }
 
-/// Names the randomness of one gradient. Whoever computes it draws the same numbers.
+/// The key of the random numbers of one gradient: every trainer that computes it draws the same numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MicroBatch {
     pub seed: u64,

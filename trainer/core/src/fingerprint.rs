@@ -1,7 +1,7 @@
-//! Tells machines apart whose arithmetic differs.
+//! The numerics fingerprint, which distinguishes machines whose arithmetic differs.
 //!
-//! Matrix products pick their kernel by the processor, and kernels round differently (with or
-//! without fused multiply-add). Trainers of a synchronous job must agree on this fingerprint.
+//! Matrix products select their kernel by processor, and kernels round differently (with or without fused
+//! multiply-add). All trainers of a synchronous job must have the same fingerprint.
 
 use std::sync::Arc;
 
@@ -18,13 +18,13 @@ use crate::network::Network;
 use crate::parameters::Parameters;
 use crate::random::{Purpose, Random};
 
-/// Rows, inner side and columns of the products: single rows and columns, sides that no kernel's
-/// tile divides, and sides beyond the panels into which products are cut.
+/// Rows, inner dimension and columns of the products: single rows and columns, dimensions that no
+/// kernel's tile divides, and dimensions beyond the panels into which products are split.
 const PRODUCTS: [(usize, usize, usize); 6] =
     [(1, 7, 1), (3, 64, 5), (16, 784, 33), (130, 17, 9), (8, 600, 8), (5, 9, 1100)];
 
-/// Hashes the bits of a fixed small computation: SHA-256 in hexadecimal, the same on every machine
-/// with the same arithmetic. Takes about a millisecond.
+/// Hashes the bits of a fixed small computation: SHA-256 in hexadecimal, equal on all machines with the
+/// same arithmetic. Takes about a millisecond.
 pub fn fingerprint() -> String {
     let mut hash = Sha256::new();
     for (index, (rows, inner, columns)) in PRODUCTS.into_iter().enumerate() {
@@ -55,7 +55,7 @@ fn gradient(activation: Activation) -> Parameters {
         dropout: 0.25,
         options: Default::default(),
     };
-    let model = Network::mlp(&spec, 13).expect("the spec is fixed and sound");
+    let model = Network::mlp(&spec, 13).expect("the spec is fixed and valid");
     let mut parameters = Parameters::zeros(Arc::new(Layout::new(model.parameters())));
     model.initialize(1, &mut parameters);
     let records = Records {
@@ -67,11 +67,11 @@ fn gradient(activation: Activation) -> Parameters {
     let mut gradient = Parameters::zeros(parameters.layout().clone());
     model
         .gradient(&parameters, &Batch::from(&records), &key, &mut gradient)
-        .expect("the records are fixed and sound");
+        .expect("the records are fixed and valid");
     gradient
 }
 
-/// Fixed numbers from −1 to 1.
+/// Fixed pseudo-random numbers from −1 to 1.
 fn drawn(index: usize, shape: (usize, usize)) -> Array2<f32> {
     let mut random = Random::keyed(0, Purpose::Fingerprint, index as u64, 0, 0);
     Array2::from_shape_simple_fn(shape, || 2.0 * random.uniform() - 1.0)

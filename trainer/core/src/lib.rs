@@ -1,11 +1,11 @@
-//! What a trainer thinks: models, their gradients, and randomness that depends on names alone.
-//! Pure: a model is given parameters, records and a key, and the same ones give the same bits.
+//! Models, their gradients, and random numbers that depend only on a key. Pure: the same parameters,
+//! records and key give the same bits.
 //!
 //! # A model of your own
 //!
-//! Implement [`Model`], register it under a name, and write that name as `model.kind` in the job
-//! file. This one predicts how often something happens (Poisson regression): `λ = exp(x·w)`, with
-//! loss `λ − y ln λ`, so the gradient by `w` is `(λ − y) x`.
+//! Implement [`Model`], register it under a name, and set `model.kind` to that name in the job file. This
+//! example predicts how often an event happens (Poisson regression): `λ = exp(x·w)`, with loss
+//! `λ − y ln λ`; the gradient with respect to `w` is `(λ − y) x`.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -99,7 +99,7 @@ pub use batch::{Batch, MicroBatch};
 pub use error::ModelError;
 pub use fingerprint::fingerprint;
 pub use model::{Evaluation, Finish, Metric, Model};
-/// The array types that [`Batch`] and [`Parameters`] show, for models outside this workspace.
+/// The array types of [`Batch`] and [`Parameters`], for models outside this workspace.
 pub use ndarray;
 pub use parameters::Parameters;
 pub use random::{Purpose, Random};

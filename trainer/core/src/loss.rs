@@ -1,22 +1,22 @@
-//! Losses of one record, with their derivatives by the model's outputs.
+//! Losses of one record, and their derivatives with respect to the model's outputs.
 
 use ndarray::Array2;
 
 use crate::error::ModelError;
 use crate::model::{Evaluation, Metric};
 
-/// How far a model's outputs are from a label.
+/// A loss function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Loss {
     /// ½ (ŷ − y)² of the only output; the metric is the root of the mean squared error.
     Squared,
-    /// −ln softmax(outputs)[label]; the metric is the share of records whose largest output is that
-    /// of the label.
+    /// −ln softmax(outputs)[label]; the metric is the share of records whose largest output is that of
+    /// the label.
     CrossEntropy { classes: usize },
 }
 
 impl Loss {
-    /// Number of outputs that a model has for this loss.
+    /// Returns the number of outputs of a model with this loss.
     pub(crate) fn outputs(self) -> usize {
         match self {
             Self::Squared => 1,
@@ -31,7 +31,7 @@ impl Loss {
         }
     }
 
-    /// Whether every label is one that the loss is defined for.
+    /// Checks that the loss is defined for every label.
     pub(crate) fn check(self, labels: &[f32]) -> Result<(), ModelError> {
         for (record, &label) in labels.iter().enumerate() {
             match self {
@@ -42,8 +42,8 @@ impl Loss {
         Ok(())
     }
 
-    /// Sums up loss and metric, record by record in order, and replaces `outputs` (records ×
-    /// outputs, row-major) by the derivative of the loss by each of them.
+    /// Sums loss and metric, record by record in order, and replaces `outputs` (records × outputs, row-major)
+    /// by the derivative of the loss with respect to each output.
     pub(crate) fn sum(
         self,
         outputs: &mut Array2<f32>,
@@ -72,7 +72,7 @@ fn squared(row: &mut [f32], label: f32) -> (f64, f64) {
     (0.5 * square, square)
 }
 
-/// Works with exponentials of differences to the largest output, which cannot overflow.
+/// Uses exponentials of differences to the largest output, which cannot overflow.
 fn cross_entropy(row: &mut [f32], label: usize) -> (f64, f64) {
     let mut largest = 0;
     for index in 1..row.len() {

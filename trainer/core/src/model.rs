@@ -1,4 +1,4 @@
-//! What a model is to the rest of Steadfast: parameters, a gradient, an evaluation.
+//! The interface of models: parameters, a gradient, an evaluation.
 
 use steadfast_common::layout::ParamSpec;
 
@@ -8,19 +8,18 @@ use crate::parameters::Parameters;
 
 /// A differentiable model with a loss.
 ///
-/// The same inputs must give the same bits, on any machine with the job's numerics fingerprint:
-/// take transcendental functions from `libm`, chance from [`crate::Random`], add in a fixed order,
+/// The same inputs must give the same bits, on any machine with the job's numerics fingerprint: take
+/// transcendental functions from `libm` and random numbers from [`crate::Random`], add in a fixed order,
 /// and keep no state between calls.
 pub trait Model: Send + Sync {
-    /// Names and shapes of the parameters, in order; the same at every call.
+    /// Returns names and shapes of the parameters, in order; the same in every call.
     fn parameters(&self) -> Vec<ParamSpec>;
 
-    /// Sets the values that training starts from. `parameters` is laid out by
-    /// [`Model::parameters`].
+    /// Sets the initial values of the parameters, which have the layout of [`Model::parameters`].
     fn initialize(&self, seed: u64, parameters: &mut Parameters);
 
-    /// Adds the gradient of the *sum* of the records' losses to `gradient` and returns that sum.
-    /// `key` names what chance there is. After an error `gradient` is of no use.
+    /// Adds the gradient of the *sum* of the records' losses to `gradient` and returns that sum. `key`
+    /// determines the random numbers. After an error the content of `gradient` is unspecified.
     fn gradient(
         &self,
         parameters: &Parameters,
@@ -29,14 +28,14 @@ pub trait Model: Send + Sync {
         gradient: &mut Parameters,
     ) -> Result<f64, ModelError>;
 
-    /// Sums up loss and metric over the records, without chance.
+    /// Sums loss and metric over the records, without random numbers.
     fn evaluate(&self, parameters: &Parameters, batch: &Batch) -> Result<Evaluation, ModelError>;
 
-    /// Says whether every record is fit for the model. Whole tasks are checked before any of their
-    /// records is trained on, so that a task with a bad record can be given up without a trace.
+    /// Checks that the model accepts every record. Whole tasks are checked before any of their records is
+    /// trained on; a task with a bad record can then be discarded without having had any effect.
     fn check(&self, batch: &Batch) -> Result<(), ModelError>;
 
-    /// What [`Evaluation::metric_sum`] sums up.
+    /// Returns the metric that [`Evaluation::metric_sum`] sums up.
     fn metric(&self) -> Metric;
 }
 
@@ -49,20 +48,19 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
-    /// Adds the sums of other records. Floating-point addition depends on its order, so merge in a
-    /// fixed one.
+    /// Adds the sums of other records. Floating-point addition depends on its order: merge in a fixed one.
     pub fn merge(&mut self, other: &Evaluation) {
         self.records += other.records;
         self.loss_sum += other.loss_sum;
         self.metric_sum += other.metric_sum;
     }
 
-    /// Loss of the average record; none without a record.
+    /// Returns the mean loss per record; `None` without records.
     pub fn mean_loss(&self) -> Option<f64> {
         (self.records > 0).then(|| self.loss_sum / self.records as f64)
     }
 
-    /// The value of `metric` over all records; none without a record.
+    /// Returns the value of `metric` over all records; `None` without records.
     pub fn metric(&self, metric: &Metric) -> Option<f64> {
         let mean = (self.records > 0).then(|| self.metric_sum / self.records as f64)?;
         match metric.finish {
@@ -72,7 +70,7 @@ impl Evaluation {
     }
 }
 
-/// A number that tells people how good a model is.
+/// A measure of the quality of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Metric {
     /// Shown in status and logs: `accuracy`, `rmse`.
@@ -81,18 +79,18 @@ pub struct Metric {
 }
 
 impl Metric {
-    /// A metric that is the mean of what each record gives.
+    /// Creates a metric that is the mean of the records' values.
     pub const fn mean(name: &'static str) -> Self {
         Self { name, finish: Finish::Mean }
     }
 
-    /// A metric that is the square root of the mean of what each record gives.
+    /// Creates a metric that is the square root of the mean of the records' values.
     pub const fn root_of_mean(name: &'static str) -> Self {
         Self { name, finish: Finish::RootOfMean }
     }
 }
 
-/// The last step from a sum over records to a metric.
+/// The function that turns a mean over records into a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
     Mean,

@@ -1,8 +1,8 @@
 //! The built-in models. Linear regression and softmax regression are networks without a hidden
-//! layer, so all three share one forward and one backward pass.
+//! layer; all three share one forward and one backward pass.
 //!
-//! Layer `i` has a weight of outputs × inputs, as in PyTorch, and a bias of outputs. With `X` the
-//! layer's input (records × inputs): `Z = X Wᵀ + b`, `H = f(Z)`, and with `D` the derivative by `Z`:
+//! Layer `i` has a weight of outputs × inputs, as in PyTorch, and a bias of outputs. With `X` the layer's
+//! input (records × inputs): `Z = X Wᵀ + b`, `H = f(Z)`, and with `D` the derivative with respect to `Z`:
 //! `∂W = Dᵀ X`, `∂b = Σ rows of D`, `∂X = D W`.
 
 use ndarray::linalg::general_mat_mul;
@@ -20,64 +20,67 @@ use crate::random::Random;
 /// A chain of fully connected layers.
 #[derive(Clone, Debug)]
 pub(crate) struct Network {
-    /// Features, widths of the hidden layers, outputs: one more than there are layers.
+    /// Number of features, widths of the hidden layers, number of outputs: one entry more than layers.
     widths: Vec<usize>,
     activation: Activation,
     dropout: f32,
     loss: Loss,
 }
 
-/// What a hidden layer leaves for the backward pass; both records × width.
+/// State of a hidden layer for the backward pass; both records × width.
 struct Hidden {
     output: Array2<f32>,
-    /// Derivative of the output by the layer's `Z`.
+    /// Derivative of the output with respect to the layer's `Z`.
     slope: Array2<f32>,
 }
 
 impl Network {
     /// Linear regression: one output, squared loss.
     pub(crate) fn linear(spec: &ModelSpec, features: usize) -> Result<Self, ModelError> {
-        let mut faults = depth_faults(spec);
+        let mut errors = depth_errors(spec);
         if spec.classes.is_some() {
-            faults.push("`model.classes` means nothing to `linear`; choose `softmax`".into());
+            errors.push("`model.classes` means nothing to `linear`; choose `softmax`".into());
         }
-        Self::checked(spec, features, Loss::Squared, faults)
+        Self::checked(spec, features, Loss::Squared, errors)
     }
 
-    /// Softmax regression: one output a class, cross-entropy.
+    /// Softmax regression: one output per class, cross-entropy.
     pub(crate) fn softmax(spec: &ModelSpec, features: usize) -> Result<Self, ModelError> {
-        let mut faults = depth_faults(spec);
+        let mut errors = depth_errors(spec);
         if spec.classes.is_none() {
-            faults.push("`softmax` needs `model.classes`".into());
+            errors.push("`softmax` needs `model.classes`".into());
         }
-        Self::checked(spec, features, loss_of(spec), faults)
+        Self::checked(spec, features, loss_of(spec), errors)
     }
 
-    /// A multi-layer perceptron: cross-entropy with `classes`, else squared loss.
+    /// A multi-layer perceptron: cross-entropy with `classes`, otherwise squared loss.
     pub(crate) fn mlp(spec: &ModelSpec, features: usize) -> Result<Self, ModelError> {
-        let mut faults = Vec::new();
+        let mut errors = Vec::new();
         if spec.hidden.is_empty() || spec.hidden.contains(&0) {
-            faults.push("`mlp` needs `model.hidden`: the width of each hidden layer".into());
+            errors.push("`mlp` needs `model.hidden`: the width of each hidden layer".into());
         }
         if !(0.0..1.0).contains(&spec.dropout) {
-            faults.push(format!("`model.dropout` is {}, not from 0 to below 1", spec.dropout));
+            errors.push(format!(
+                "`model.dropout` is {}, but must be at least 0 and below 1",
+                spec.dropout
+            ));
         }
-        Self::checked(spec, features, loss_of(spec), faults)
+        Self::checked(spec, features, loss_of(spec), errors)
     }
 
     fn checked(
         spec: &ModelSpec,
         features: usize,
         loss: Loss,
-        mut faults: Vec<String>,
+        mut errors: Vec<String>,
     ) -> Result<Self, ModelError> {
         if spec.classes.is_some_and(|classes| classes < 2) {
-            faults.push("`model.classes` must be at least 2".into());
+            errors.push("`model.classes` must be at least 2".into());
         }
         let unknown = |key| format!("`model.options.{key}` means nothing to `{}`", spec.kind);
-        faults.extend(spec.options.keys().map(unknown));
-        if !faults.is_empty() {
-            return Err(ModelError::BadSpec { faults });
+        errors.extend(spec.options.keys().map(unknown));
+        if !errors.is_empty() {
+            return Err(ModelError::BadSpec { errors });
         }
         let mut widths = vec![features];
         widths.extend_from_slice(&spec.hidden);
@@ -89,8 +92,8 @@ impl Network {
         self.widths.len() - 1
     }
 
-    /// Runs the records through all layers; the second value is the output of the last one. With a
-    /// `key`, units are dropped as it says.
+    /// Runs the records through all layers; the second value is the output of the last one. With a `key`,
+    /// units are dropped at random.
     fn forward(
         &self,
         parameters: &Parameters,
@@ -116,7 +119,7 @@ impl Network {
         (hidden, outputs)
     }
 
-    /// Adds up the gradient, from the derivative of the loss by the last layer's outputs.
+    /// Adds the gradient, given the derivative of the loss with respect to the outputs.
     fn backward(
         &self,
         parameters: &Parameters,
@@ -142,7 +145,7 @@ impl Model for Network {
     fn parameters(&self) -> Vec<ParamSpec> {
         let mut specs = Vec::with_capacity(2 * self.layers());
         for (layer, widths) in self.widths.windows(2).enumerate() {
-            // A regression is a single `Linear` to PyTorch, a perceptron is a list of them.
+            // In PyTorch a regression is one `Linear`, a perceptron a list of them.
             let prefix =
                 if self.layers() == 1 { String::new() } else { format!("layers.{layer}.") };
             specs.push(ParamSpec::new(format!("{prefix}weight"), &[widths[1], widths[0]]));
@@ -151,8 +154,8 @@ impl Model for Network {
         specs
     }
 
-    /// Biases start at zero, weights uniformly within ± √(6 / n): n is the number of inputs before
-    /// a ReLU (He et al. 2015), else of inputs and outputs (Glorot and Bengio 2010).
+    /// Biases start at zero, weights are uniform within ± √(6 / n): n is the number of inputs before a ReLU
+    /// (He et al. 2015), otherwise of inputs and outputs (Glorot and Bengio 2010).
     fn initialize(&self, seed: u64, parameters: &mut Parameters) {
         for (layer, widths) in self.widths.windows(2).enumerate() {
             let is_output = layer + 1 == self.layers();
@@ -211,15 +214,15 @@ fn loss_of(spec: &ModelSpec) -> Loss {
     }
 }
 
-/// Faults of a model without hidden layers that was given some.
-fn depth_faults(spec: &ModelSpec) -> Vec<String> {
+/// Returns the errors of a model without hidden layers that has settings for them.
+fn depth_errors(spec: &ModelSpec) -> Vec<String> {
     let given = [
         ("hidden", !spec.hidden.is_empty()),
         ("activation", spec.activation != Activation::default()),
         ("dropout", spec.dropout != 0.0),
     ];
-    let fault = |key| format!("`model.{key}` means nothing to `{}`; choose `mlp`", spec.kind);
-    given.iter().filter(|(_, is_given)| *is_given).map(|(key, _)| fault(key)).collect()
+    let error = |key| format!("`model.{key}` means nothing to `{}`; choose `mlp`", spec.kind);
+    given.iter().filter(|(_, is_given)| *is_given).map(|(key, _)| error(key)).collect()
 }
 
 fn input_of<'a>(layer: usize, batch: &'a Batch<'_>, hidden: &'a [Hidden]) -> ArrayView2<'a, f32> {
@@ -239,7 +242,7 @@ fn affine(parameters: &Parameters, layer: usize, input: ArrayView2<'_, f32>) -> 
 }
 
 fn activate(activation: Activation, output: &mut Array2<f32>, slope: &mut Array2<f32>) {
-    // NaN must pass: a unit that hides it would turn divergence into a wrong model.
+    // NaN must propagate: a unit that hides it would turn divergence into a wrong model.
     let relu = |z: f32| if z < 0.0 { (0.0, 0.0) } else { (z, if z > 0.0 { 1.0 } else { 0.0 }) };
     let tanh = |z: f32| {
         let h = libm::tanhf(z);
@@ -256,15 +259,15 @@ fn activate(activation: Activation, output: &mut Array2<f32>, slope: &mut Array2
     }
 }
 
-/// Generic, so that each activation gets a loop of its own.
+/// Generic: gives each activation its own loop.
 fn map(output: &mut Array2<f32>, slope: &mut Array2<f32>, function: impl Fn(f32) -> (f32, f32)) {
     for (output, slope) in output.iter_mut().zip(slope) {
         (*output, *slope) = function(*output);
     }
 }
 
-/// Drops each unit with probability `dropout` and scales up the others, so that their expected sum
-/// stays the same and evaluation needs no scaling.
+/// Drops each unit with probability `dropout` and scales up the others. Their expected sum stays the
+/// same, and evaluation needs no scaling.
 fn drop_units(
     dropout: f32,
     random: &mut Random,

@@ -1,4 +1,4 @@
-//! All values of a model in one flat vector, and a view of each parameter in its own shape.
+//! All values of a model in one flat vector, with a view of each parameter in its own shape.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use steadfast_common::layout::Layout;
 
 const FITS: &str = "a layout gives each parameter as many values as its shape";
 
-/// Values laid out by a [`Layout`]: parameters, or a gradient by them. The vector is always as long
-/// as the layout says.
+/// Values in the order of a [`Layout`]: parameters, or a gradient with respect to them. The vector is
+/// always as long as the layout.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameters {
     layout: Arc<Layout>,
@@ -16,52 +16,52 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    /// Zeros everywhere.
+    /// Creates values that are all zero.
     pub fn zeros(layout: Arc<Layout>) -> Self {
         let values = vec![0.0; layout.len()];
         Self { layout, values }
     }
 
-    /// Takes over `values`, in the order of `layout`.
+    /// Wraps `values`, in the order of `layout`.
     ///
     /// # Panics
-    /// If there are more or fewer values than the layout has places.
+    /// If `values` is not as long as the layout.
     pub fn new(layout: Arc<Layout>, values: Vec<f32>) -> Self {
-        assert_eq!(values.len(), layout.len(), "as many values as the layout has places");
+        assert_eq!(values.len(), layout.len(), "the number of values must match the layout");
         Self { layout, values }
     }
 
-    /// Where each parameter lies.
+    /// Returns the layout.
     pub fn layout(&self) -> &Arc<Layout> {
         &self.layout
     }
 
-    /// All values, flat.
+    /// Returns all values, flat.
     pub fn values(&self) -> &[f32] {
         &self.values
     }
 
-    /// All values, flat, to be changed in place.
+    /// Returns all values, flat, for changes in place.
     pub fn values_mut(&mut self) -> &mut [f32] {
         &mut self.values
     }
 
-    /// Gives the flat vector away.
+    /// Returns the flat vector.
     pub fn into_values(self) -> Vec<f32> {
         self.values
     }
 
-    /// Sets every value to zero: a gradient is summed up from there.
+    /// Sets every value to zero, to begin the sum of a gradient.
     pub fn clear(&mut self) {
         self.values.fill(0.0);
     }
 
-    /// Whether no value is infinite or NaN.
+    /// Whether all values are finite.
     pub fn is_finite(&self) -> bool {
         all_finite(&self.values)
     }
 
-    /// The values of parameter `index`, of any shape, row-major.
+    /// Returns the values of parameter `index`, of any shape, row-major.
     ///
     /// # Panics
     /// If there is no such parameter.
@@ -69,7 +69,7 @@ impl Parameters {
         ArrayView1::from(&self.values[self.layout.range_of(index)])
     }
 
-    /// The values of parameter `index`, of any shape, row-major, to be changed in place.
+    /// Returns the values of parameter `index`, of any shape, row-major, for changes in place.
     ///
     /// # Panics
     /// If there is no such parameter.
@@ -77,26 +77,26 @@ impl Parameters {
         ArrayViewMut1::from(&mut self.values[self.layout.range_of(index)])
     }
 
-    /// Parameter `index` as a matrix.
+    /// Returns parameter `index` as a matrix.
     ///
     /// # Panics
-    /// If there is no such parameter, or its shape has not two sides.
+    /// If there is no such parameter, or it does not have two dimensions.
     pub fn matrix(&self, index: usize) -> ArrayView2<'_, f32> {
         let values = &self.values[self.layout.range_of(index)];
         ArrayView2::from_shape(sides(&self.layout, index), values).expect(FITS)
     }
 
-    /// Parameter `index` as a matrix, to be changed in place.
+    /// Returns parameter `index` as a matrix, for changes in place.
     ///
     /// # Panics
-    /// If there is no such parameter, or its shape has not two sides.
+    /// If there is no such parameter, or it does not have two dimensions.
     pub fn matrix_mut(&mut self, index: usize) -> ArrayViewMut2<'_, f32> {
         let values = &mut self.values[self.layout.range_of(index)];
         ArrayViewMut2::from_shape(sides(&self.layout, index), values).expect(FITS)
     }
 }
 
-/// Whether no value is infinite or NaN. Looks at all of them, so that it runs at memory speed.
+/// Whether all values are finite. Does not stop early, which lets it run at memory speed.
 pub(crate) fn all_finite(values: &[f32]) -> bool {
     values.iter().fold(true, |finite, value| finite & value.is_finite())
 }

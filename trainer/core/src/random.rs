@@ -1,20 +1,20 @@
-//! Random numbers that depend on what they are for and on nothing else.
+//! Random numbers that depend only on their key.
 //!
-//! A stream is named by a seed, a purpose and three numbers, which together are the key and the
-//! nonce of ChaCha8. Nothing is carried from one stream to the next, so it does not matter who
-//! draws which stream, when, or how often.
+//! A stream is identified by a seed, a purpose and three numbers, which form the key and the nonce of
+//! ChaCha8. Streams share no state: the order in which they are drawn, how often and by which trainer does
+//! not matter.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use crate::batch::MicroBatch;
 
-/// Keeps apart streams that are drawn for different reasons.
+/// Separates streams with different uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// The values that training starts from.
+    /// The initial values of parameters.
     Initialize,
-    /// Chance within a gradient, such as dropout.
+    /// Random numbers within a gradient, such as for dropout.
     Gradient,
     /// The inputs of the numerics fingerprint.
     Fingerprint,
@@ -37,7 +37,7 @@ pub struct Random {
 }
 
 impl Random {
-    /// Opens the stream of this name, at its beginning.
+    /// Opens the stream with this key, at its beginning.
     pub fn keyed(seed: u64, purpose: Purpose, a: u64, b: u64, c: u64) -> Self {
         let mut key = [0; 32];
         for (bytes, number) in key.chunks_exact_mut(8).zip([seed, purpose.number(), a, b]) {
@@ -53,7 +53,7 @@ impl Random {
         Self::keyed(seed, Purpose::Initialize, index as u64, 0, 0)
     }
 
-    /// Opens stream `index` (for instance, of one layer) of a micro-batch.
+    /// Opens stream `index` (for example, one per layer) of a micro-batch.
     pub fn of_micro_batch(key: &MicroBatch, index: u64) -> Self {
         let pass_and_lane = u64::from(key.pass.0) << 32 | u64::from(key.lane.0);
         Self::keyed(key.seed, Purpose::Gradient, pass_and_lane, key.step, index)

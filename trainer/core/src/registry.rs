@@ -1,4 +1,4 @@
-//! The models that a trainer knows, by the name that a job file uses.
+//! The models known to a trainer, by their name in job files.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use crate::error::ModelError;
 use crate::model::Model;
 use crate::network::Network;
 
-/// Builds a model from the job file's section and the number of features of a record.
+/// Builds a model from the `model` section of the job file and the number of features of a record.
 pub type ModelFactory =
     Box<dyn Fn(&ModelSpec, usize) -> Result<Box<dyn Model>, ModelError> + Send + Sync>;
 
@@ -18,7 +18,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Knows `linear`, `softmax` and `mlp`.
+    /// Creates a registry of `linear`, `softmax` and `mlp`.
     pub fn built_in() -> Self {
         let mut registry = Self { factories: BTreeMap::new() };
         registry
@@ -29,8 +29,8 @@ impl Registry {
         registry
     }
 
-    /// Adds a model. A name that is known already stands for the new model from here on. All
-    /// trainers of a job must register the same model under the same name.
+    /// Adds a model, replacing an existing one of the same name. All trainers of a job must register the same
+    /// model under the same name.
     pub fn register(
         &mut self,
         name: impl Into<String>,
@@ -43,12 +43,12 @@ impl Registry {
         self
     }
 
-    /// Names of all known models, in alphabetical order.
+    /// Returns the names of all models, in alphabetical order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.factories.keys().map(String::as_str)
     }
 
-    /// Builds the model that `spec` names, for records of `features` features.
+    /// Builds the model named by `spec`, for records of `features` features.
     pub fn build(&self, spec: &ModelSpec, features: usize) -> Result<Box<dyn Model>, ModelError> {
         match self.factories.get(&spec.kind) {
             Some(factory) => factory(spec, features),

@@ -1,4 +1,4 @@
-//! Rules that every built-in model holds up, seen through the public interface only.
+//! Properties of every built-in model, tested through the public interface.
 
 use std::sync::Arc;
 
@@ -52,7 +52,7 @@ fn start(model: &dyn Model, seed: u64) -> Parameters {
     parameters
 }
 
-/// Records whose label follows from the features: a class that models can learn to tell.
+/// Records whose label is a function of the features: a class that models can learn.
 fn records(count: usize) -> Records {
     let mut random = Random::keyed(11, Purpose::Gradient, 0, 0, 0);
     let mut records = Records { width: FEATURES, ..Records::default() };
@@ -76,7 +76,7 @@ fn gradients_agree_with_central_differences() {
     for spec in every_model() {
         let model = build(&spec).unwrap();
         let mut parameters = start(&*model, 1);
-        // A start where no ReLU is near its kink; with biases of zero, one behind dead ones is.
+        // Start where no ReLU is near its kink; with zero biases, a unit behind dead ones is.
         let mut random = Random::keyed(17, Purpose::Gradient, 0, 0, 0);
         parameters.values_mut().iter_mut().for_each(|value| *value += 0.2 * random.normal());
         let (_, gradient) = gradient_of(&*model, &parameters, &KEY);
@@ -111,7 +111,7 @@ fn the_same_inputs_give_the_same_bits() {
     }
 }
 
-/// Gradients sum up over records and over calls, so that a mean can be weighted by true counts.
+/// Gradients add up over records and over calls, so that a mean can be weighted by true counts.
 #[test]
 fn a_gradient_is_added_to_what_is_there() {
     for spec in every_model() {
@@ -251,18 +251,18 @@ fn parameters_are_named_and_shaped_as_in_pytorch() {
 
 #[test]
 fn every_fault_of_a_model_is_named() {
-    let faults = |spec: &ModelSpec| match build(spec).err() {
-        Some(ModelError::BadSpec { faults }) => faults,
-        other => panic!("expected faults, found {other:?}"),
+    let errors = |spec: &ModelSpec| match build(spec).err() {
+        Some(ModelError::BadSpec { errors }) => errors,
+        other => panic!("expected errors, found {other:?}"),
     };
-    assert_eq!(faults(&spec("softmax")), ["`softmax` needs `model.classes`"]);
-    assert_eq!(faults(&ModelSpec { classes: Some(1), ..spec("softmax") }).len(), 1);
-    assert_eq!(faults(&ModelSpec { classes: Some(3), dropout: 0.5, ..spec("linear") }).len(), 2);
-    assert_eq!(faults(&ModelSpec { dropout: f32::NAN, ..spec("mlp") }).len(), 2);
-    assert_eq!(faults(&ModelSpec { hidden: vec![8, 0], dropout: 1.0, ..spec("mlp") }).len(), 2);
+    assert_eq!(errors(&spec("softmax")), ["`softmax` needs `model.classes`"]);
+    assert_eq!(errors(&ModelSpec { classes: Some(1), ..spec("softmax") }).len(), 1);
+    assert_eq!(errors(&ModelSpec { classes: Some(3), dropout: 0.5, ..spec("linear") }).len(), 2);
+    assert_eq!(errors(&ModelSpec { dropout: f32::NAN, ..spec("mlp") }).len(), 2);
+    assert_eq!(errors(&ModelSpec { hidden: vec![8, 0], dropout: 1.0, ..spec("mlp") }).len(), 2);
     let options = [("width".to_string(), 3.into())].into();
-    let faults = faults(&ModelSpec { options, ..softmax() });
-    assert_eq!(faults, ["`model.options.width` means nothing to `softmax`"]);
+    let errors = errors(&ModelSpec { options, ..softmax() });
+    assert_eq!(errors, ["`model.options.width` means nothing to `softmax`"]);
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Reads what `etcdctl watch --prefix --rev=1 -w json` writes: one response a line, keys and values
-//! in Base64 (RFC 4648).
+//! Reads the output of `etcdctl watch --prefix --rev=1 -w json`: one response per line, keys and
+//! values in Base64 (RFC 4648).
 
 use std::collections::BTreeMap;
 
@@ -8,9 +8,9 @@ use serde::Deserialize;
 
 use super::{Change, Revision};
 
-/// Why a line is not a watch response.
+/// A line that is not a watch response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("line {line} is no answer to a watch: {reason}")]
+#[error("line {line} is not a watch response: {reason}")]
 pub struct ParseError {
     pub line: usize,
     pub reason: String,
@@ -19,7 +19,7 @@ pub struct ParseError {
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Response {
-    /// Absent or null in a response that only tells of progress or of the watch itself.
+    /// Absent or null in a response that reports progress or the state of the watch.
     events: Option<Vec<Event>>,
     #[serde(default)]
     compact_revision: i64,
@@ -45,10 +45,10 @@ struct KeyValue {
     version: i64,
 }
 
-/// The revisions of all lines, ascending. A response may be cut into several.
+/// Parses all lines into revisions, ascending. A revision may span several responses.
 ///
 /// # Errors
-/// If a line is of another form, or says that history was compacted.
+/// If a line has another format, or reports a compaction.
 pub fn parse(lines: &str) -> Result<Vec<Revision>, ParseError> {
     let mut revisions: BTreeMap<i64, Vec<Change>> = BTreeMap::new();
     for (number, line) in lines.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
@@ -56,11 +56,13 @@ pub fn parse(lines: &str) -> Result<Vec<Revision>, ParseError> {
         let response: Response =
             serde_json::from_str(line).map_err(|error| failed(error.to_string()))?;
         if response.compact_revision != 0 {
-            let reason = format!("everything before {} was compacted", response.compact_revision);
+            let reason = format!("revisions before {} are compacted", response.compact_revision);
             return Err(failed(reason));
         }
         for Event { kind, kv } in response.events.unwrap_or_default() {
-            let text = |it: &str| decode(it).ok_or_else(|| failed("a key is no text".to_owned()));
+            let text = |it: &str| {
+                decode(it).ok_or_else(|| failed("a key or value is not UTF-8 in Base64".to_owned()))
+            };
             let is_delete = kind == 1 || kind == "DELETE";
             let change = Change {
                 key: text(&kv.key)?,

@@ -1,4 +1,4 @@
-//! Everything but the task queues: the lock, generations, checkpoints, and what is written once.
+//! All keys but the task queues: the lock, generations, checkpoints, and write-once records.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,11 @@ use steadfast_common::records::{CheckpointRecord, GenerationRecord};
 use super::records::read;
 use super::{Change, HistoryReport, Job, Revision, Rule};
 
-/// The keys that these rules are about, as of the last revision.
+/// The checked keys, as of the last revision.
 pub(super) struct Keyspace<'a> {
     keys: &'a Keys,
     lock: Option<Lock>,
-    /// The create-revision of the youngest lock so far.
+    /// The highest create-revision of a lock so far.
     youngest: i64,
     generation: Option<GenerationRecord>,
     checkpoints: BTreeMap<String, CheckpointRecord>,
@@ -35,18 +35,18 @@ impl<'a> Keyspace<'a> {
             checkpoints: BTreeMap::new(),
             latest: None,
         };
-        // What breaks a rule before the beginning is not ours to tell.
+        // Violations within the initial state are not reported.
         let mut unseen = HistoryReport::default();
         start.iter().for_each(|change| keyspace.apply(0, change, &mut unseen));
         keyspace
     }
 
-    /// The record of a checkpoint that exists.
+    /// The record of an existing checkpoint.
     pub fn checkpoint(&self, id: &str) -> Option<&CheckpointRecord> {
         self.checkpoints.get(id)
     }
 
-    /// Checks one revision and takes it in.
+    /// Checks one revision and applies it.
     pub fn check(&mut self, revision: &Revision, report: &mut HistoryReport) {
         let at = revision.revision;
         self.check_fence(revision, report);
@@ -63,18 +63,18 @@ impl<'a> Keyspace<'a> {
         }
         let Some(id) = &self.latest else { return };
         let Some(record) = self.checkpoints.get(id) else {
-            let text = format!("checkpoint {id} is called the latest and does not exist");
+            let text = format!("the latest checkpoint is {id}, which does not exist");
             return report.breaks(at, Rule::Checkpoints, text);
         };
         let Some((id_before, version)) = before.filter(|_| moved) else { return };
-        let is_whole = self.checkpoints.get(&id_before).is_some_and(|it| it.set_aside.is_none());
+        let is_whole = self.checkpoints.get(&id_before).is_some_and(|it| it.invalidated.is_none());
         if record.position.version < version && is_whole {
-            let text = format!("the latest checkpoint goes back from {id_before} to {id}");
+            let text = format!("the latest checkpoint moved back from {id_before} to {id}");
             report.breaks(at, Rule::Checkpoints, text);
         }
     }
 
-    /// Whether only the acting master may make a change.
+    /// Whether only the acting master may change a key.
     fn is_governed(&self, key: &str) -> bool {
         let keys = self.keys;
         let under = [
@@ -94,26 +94,26 @@ impl<'a> Keyspace<'a> {
         let put = revision.changes.iter().find(|change| change.key == lock);
         if let Some(Change { value: Some(holder), create_revision, .. }) = put {
             if *create_revision < self.youngest {
-                let text = "the master's lock is older than one before it";
+                let text = "the master's lock is older than an earlier one";
                 report.breaks(at, Rule::Fence, text);
             }
-            let reigns =
+            let is_same =
                 self.lock.as_ref().is_some_and(|it| it.create_revision == *create_revision);
-            let is_other = self.lock.as_ref().is_some_and(|it| reigns && it.holder != *holder);
+            let is_other = self.lock.as_ref().is_some_and(|it| is_same && it.holder != *holder);
             if is_other {
-                let text = "somebody wrote who had not taken the lock that stands";
+                let text = "a process wrote that does not hold the present lock";
                 report.breaks(at, Rule::Fence, text);
             }
-            report.reigns += u64::from(!reigns);
+            report.terms += u64::from(!is_same);
             let taken = *create_revision == at;
             if let Some(change) = governed.filter(|_| taken) {
-                let text = format!("{} changed without the lock being held", change.key);
+                let text = format!("{} changed while the lock was not held", change.key);
                 report.breaks(at, Rule::Fence, text);
             }
             self.youngest = self.youngest.max(*create_revision);
             report.commits += u64::from(governed.is_some());
         } else if let Some(change) = governed {
-            let text = format!("{} changed without the master's lock", change.key);
+            let text = format!("{} changed in a transaction without the master's lock", change.key);
             report.breaks(at, Rule::Fence, text);
         }
     }
@@ -152,7 +152,7 @@ impl<'a> Keyspace<'a> {
         let Some(record) = record else { return };
         let before = self.generation.as_ref().map_or(Generation(0), |it| it.generation);
         if record.generation.0 != before.0 + 1 {
-            let text = format!("generation {} came after {before}", record.generation);
+            let text = format!("generation {} follows generation {before}", record.generation);
             report.breaks(at, Rule::Generations, text);
         }
         report.generations += 1;
@@ -166,12 +166,12 @@ impl<'a> Keyspace<'a> {
         }
         let Some(record) = read::<CheckpointRecord>(at, change, report) else { return };
         match self.checkpoints.get(id) {
-            // Setting it aside, or back, is the one change that may be.
+            // Invalidating a checkpoint, or undoing that, is the only change allowed.
             Some(known) => {
                 let same =
-                    CheckpointRecord { set_aside: known.set_aside.clone(), ..record.clone() };
+                    CheckpointRecord { invalidated: known.invalidated.clone(), ..record.clone() };
                 if same != *known {
-                    report.breaks(at, Rule::Once, format!("checkpoint {id} was changed"));
+                    report.breaks(at, Rule::Once, format!("checkpoint {id} was modified"));
                 }
             }
             None => report.checkpoints += 1,

@@ -1,7 +1,7 @@
-//! The task queues of an asynchronous job, folded from their keys.
+//! The task queues of an asynchronous job, reconstructed from their keys.
 //!
-//! A task's queue follows from its key and the head: with a key it is what the key says; without
-//! one it is done if it was handed out, and waits if it was not. So the rules are about what changes.
+//! A task's queue follows from its key and the head: the key names the queue; without a key the task
+//! is done if it was dispatched, and todo otherwise. The rules therefore constrain changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,19 +19,19 @@ use super::{Change, HistoryReport, Job, Revision, Rule};
 pub(super) struct Queues<'a> {
     job: Job<'a>,
     head: Option<QueueRecord>,
-    /// Tasks that have keys, by round. Those of a later round than the head's may be there already.
+    /// Tasks that have keys, by round. Keys of the round after the head's may already exist.
     rounds: BTreeMap<u64, BTreeMap<TaskId, TaskRecord>>,
     /// The order of the head's pass.
-    order: Arc<Order>,
+    order: Arc<PassOrder>,
 }
 
 #[derive(Default)]
-struct Order {
+struct PassOrder {
     tasks: Vec<TaskId>,
     place: BTreeMap<TaskId, u32>,
 }
 
-/// What one revision changes.
+/// The changes of one revision.
 #[derive(Default)]
 struct News {
     head: Option<QueueRecord>,
@@ -49,7 +49,7 @@ impl<'a> Queues<'a> {
         queues
     }
 
-    /// Checks one revision and takes it in.
+    /// Checks one revision and applies it.
     pub fn check(
         &mut self,
         revision: &Revision,
@@ -73,11 +73,11 @@ impl<'a> Queues<'a> {
                 && before.cursor <= after.cursor
                 && after.cursor as usize <= self.order_of(after.pass).tasks.len();
             if !is_forward {
-                let text = format!("the head of the queues went from {before:?} to {after:?}");
+                let text = format!("the head of the queues changed from {before:?} to {after:?}");
                 report.breaks(at, Rule::Queues, text);
             }
             let order = self.order_of(after.pass);
-            self.check_handed_out(at, &news, &order, before.cursor..after.cursor, report);
+            self.check_dispatched(at, &news, &order, before.cursor..after.cursor, report);
             self.take(news);
         } else {
             let ends_pass = after.pass.0 == before.pass.0 + 1 && news.generation.is_none();
@@ -89,13 +89,13 @@ impl<'a> Queues<'a> {
             if ends_pass {
                 self.check_pass_end(at, &news, before, report);
             } else if to.is_none() {
-                let text = format!("pass {} came after pass {}", after.pass.0, before.pass.0);
+                let text = format!("pass {} follows pass {}", after.pass.0, before.pass.0);
                 report.breaks(at, Rule::PassEnd, text);
             }
             self.take(news);
-            let handed_out_before =
+            let dispatched_before =
                 to.unwrap_or(QueueSnapshot { pass: after.pass, ..QueueSnapshot::default() });
-            self.check_new_round(at, &handed_out_before, report);
+            self.check_new_round(at, &dispatched_before, report);
         }
     }
 
@@ -131,25 +131,25 @@ impl<'a> Queues<'a> {
         Some((round, self.job.keys.task_of(round, key)?))
     }
 
-    fn order_of(&self, pass: Pass) -> Arc<Order> {
+    fn order_of(&self, pass: Pass) -> Arc<PassOrder> {
         if self.head.is_some_and(|head| head.pass == pass) && !self.order.tasks.is_empty() {
             return self.order.clone();
         }
         let tasks = task_order(self.job.manifest, self.job.spec.seed, pass);
         let place = tasks.iter().enumerate().map(|(at, task)| (*task, at as u32)).collect();
-        Arc::new(Order { tasks, place })
+        Arc::new(PassOrder { tasks, place })
     }
 
     fn record(&self, round: u64, task: TaskId) -> Option<&TaskRecord> {
         self.rounds.get(&round)?.get(&task)
     }
 
-    /// Numbers of attempts count up; one that is over does not come back.
+    /// Attempt numbers increase; an attempt that is over does not become pending again.
     fn check_attempts(&self, at: i64, news: &News, report: &mut HistoryReport) {
         let next = self.head.map_or(Attempt(0), |head| head.next_attempt);
         let after = news.head.map_or(next, |head| head.next_attempt);
         if after < next {
-            let text = format!("attempts were numbered up to {next}, and now only to {after}");
+            let text = format!("the next attempt number went back from {next} to {after}");
             report.breaks(at, Rule::Attempts, text);
         }
         let mut seen = BTreeSet::new();
@@ -164,13 +164,13 @@ impl<'a> Queues<'a> {
             report.attempts += 1;
             if *attempt < next || after <= *attempt || !seen.insert(*attempt) {
                 let text =
-                    format!("task {task} is pending under attempt {attempt}, which is not new");
+                    format!("task {task} is pending with attempt {attempt}, which is not new");
                 report.breaks(at, Rule::Attempts, text);
             }
         }
     }
 
-    /// A key of the present round is deleted only when its task is done, so only if it was pending.
+    /// A key of the present round is deleted only when its task is done, that is, after it was pending.
     fn check_round(&self, at: i64, news: &News, round: u64, report: &mut HistoryReport) {
         for ((of, task), record) in &news.tasks {
             if *of != round || record.is_some() {
@@ -179,20 +179,20 @@ impl<'a> Queues<'a> {
             match self.record(round, *task) {
                 Some(TaskRecord::Pending { .. }) => {}
                 Some(TaskRecord::Todo { .. } | TaskRecord::Discarded { .. }) | None => {
-                    let text = format!("task {task} is done and was not pending");
+                    let text = format!("task {task} is done, but was not pending");
                     report.breaks(at, Rule::Queues, text);
                 }
             }
         }
     }
 
-    /// A task gets its first key when it is handed out, and then it must get one.
-    fn check_handed_out(
+    /// A task gets its first key when it is dispatched, and only then.
+    fn check_dispatched(
         &self,
         at: i64,
         news: &News,
-        order: &Order,
-        handed_out: std::ops::Range<u32>,
+        order: &PassOrder,
+        dispatched: std::ops::Range<u32>,
         report: &mut HistoryReport,
     ) {
         let round = news.head.or(self.head).map_or(0, |head| head.round);
@@ -201,28 +201,28 @@ impl<'a> Queues<'a> {
                 continue;
             }
             let is_known = self.record(round, *task).is_some();
-            let is_new = order.place.get(task).is_some_and(|place| handed_out.contains(place));
+            let is_new = order.place.get(task).is_some_and(|place| dispatched.contains(place));
             if !is_known && !is_new {
-                let text = format!("task {task} was done, or not handed out, and has a key again");
+                let text = format!("task {task} got a key, but was done or not dispatched");
                 report.breaks(at, Rule::Queues, text);
             }
             let was_given_up =
                 matches!(self.record(round, *task), Some(TaskRecord::Discarded { .. }));
             if was_given_up && !matches!(record, Some(TaskRecord::Discarded { .. })) {
-                let text = format!("task {task} was given up and is not any more");
+                let text = format!("task {task} was given up, but is queued again");
                 report.breaks(at, Rule::Queues, text);
             }
         }
-        for task in order.tasks.iter().skip(handed_out.start as usize).take(handed_out.len()) {
+        for task in order.tasks.iter().skip(dispatched.start as usize).take(dispatched.len()) {
             if !matches!(news.tasks.get(&(round, *task)), Some(Some(_))) {
                 let text =
-                    format!("task {task} was passed over: it counts as done without a trainer");
+                    format!("task {task} was skipped: it counts as done, but was not dispatched");
                 report.breaks(at, Rule::Queues, text);
             }
         }
     }
 
-    /// Nothing of the old round waits or is pending when a pass ends.
+    /// When a pass ends, no task of its round is todo or pending.
     fn check_pass_end(
         &self,
         at: i64,
@@ -253,7 +253,7 @@ impl<'a> Queues<'a> {
         }
     }
 
-    /// A new round calls done only what a checkpoint's queues called done.
+    /// In a new round, only those tasks are done that the checkpoint's queues mark as done.
     fn check_new_round(&self, at: i64, from: &QueueSnapshot, report: &mut HistoryReport) {
         let Some(head) = self.head else { return };
         let none = BTreeMap::new();
@@ -264,14 +264,15 @@ impl<'a> Queues<'a> {
                 && !from.open.contains_key(task)
                 && !from.discarded.contains_key(task);
             if !keyed.contains_key(task) && !was_done {
-                let text = format!("task {task} counts as done in a round in which nobody had it");
+                let text =
+                    format!("task {task} counts as done in a round that did not dispatch it");
                 report.breaks(at, Rule::Queues, text);
             }
         }
-        let is_handed_out =
+        let is_dispatched =
             |task: &&TaskId| self.order.place.get(task).is_some_and(|it| *it < head.cursor);
-        if let Some(task) = keyed.keys().find(|task| !is_handed_out(task)) {
-            let text = format!("task {task} was not handed out and has a key");
+        if let Some(task) = keyed.keys().find(|task| !is_dispatched(task)) {
+            let text = format!("task {task} has a key, but was not dispatched");
             report.breaks(at, Rule::Queues, text);
         }
     }
@@ -287,7 +288,7 @@ impl<'a> Queues<'a> {
         if let Some(head) = news.head {
             self.order = self.order_of(head.pass);
             self.head = Some(head);
-            // Rounds before the present one matter no more.
+            // Earlier rounds are no longer needed.
             self.rounds = self.rounds.split_off(&head.round);
         }
     }

@@ -1,10 +1,10 @@
-//! Values under keys.
+//! Parsing of the values in etcd.
 
 use serde::de::DeserializeOwned;
 
 use super::{Change, HistoryReport, Rule};
 
-/// The value that was put, if it is what its key holds.
+/// Parses the value that was put; reports a violation if it is malformed.
 pub(super) fn read<T: DeserializeOwned>(
     at: i64,
     change: &Change,

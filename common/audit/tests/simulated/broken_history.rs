@@ -1,4 +1,4 @@
-//! Histories in which one thing was changed: the rule that it breaks is told, at its revision.
+//! Histories with one change: the check reports the broken rule at the right revision.
 
 use steadfast_audit::history::{self, Change, HistoryReport, Job, Revision, Rule};
 use steadfast_common::ids::{Generation, TaskId, TrainerId};
@@ -6,48 +6,48 @@ use steadfast_common::records::{GenerationRecord, QueueRecord, TaskRecord};
 use steadfast_common::spec::LostPserver;
 use uuid::Uuid;
 
-use crate::async_world::World;
+use crate::async_world::AsyncWorld;
 use crate::etcd::put;
 
 const SEEDS: u64 = 60;
 
-fn worlds() -> impl Iterator<Item = World> {
+fn worlds() -> impl Iterator<Item = AsyncWorld> {
     (1..=SEEDS).map(|seed| {
-        let mut world = World::new(seed, LostPserver::Rewind);
+        let mut world = AsyncWorld::new(seed, LostPserver::Rewind);
         world.run();
         world
     })
 }
 
-fn check(world: &World) -> HistoryReport {
+fn check(world: &AsyncWorld) -> HistoryReport {
     check_from(world, &[], &world.etcd.revisions)
 }
 
-fn check_from(world: &World, start: &[Change], revisions: &[Revision]) -> HistoryReport {
+fn check_from(world: &AsyncWorld, start: &[Change], revisions: &[Revision]) -> HistoryReport {
     let keys = &world.etcd.keys;
     history::check(&Job { keys, spec: &world.spec, manifest: &world.manifest }, start, revisions)
 }
 
-/// The last revision breaks this rule, and no other one does any.
-fn is_told(world: &World, rule: Rule) {
+/// Asserts that the last revision breaks this rule, and that no other revision breaks any.
+fn assert_reports(world: &AsyncWorld, rule: Rule) {
     let report = check(world);
     let last = world.etcd.revisions.last().expect("there are some").revision;
     assert!(report.broken.iter().any(|it| it.rule == rule), "{rule:?}: {report}");
     assert!(report.broken.iter().all(|it| it.revision == last), "{report}");
 }
 
-/// Who acts at the end.
-fn holder(world: &World) -> u128 {
+/// The acting master at the end.
+fn holder(world: &AsyncWorld) -> u128 {
     let lock = world.etcd.keys.master_lock();
     let changes = world.etcd.revisions.iter().rev().flat_map(|it| &it.changes);
     let mut values = changes.filter(|it| it.key == lock).filter_map(|it| it.value.as_deref());
     let value: serde_json::Value =
-        serde_json::from_str(values.next().expect("somebody acts")).expect("it is JSON");
+        serde_json::from_str(values.next().expect("a master acts")).expect("it is JSON");
     let id: Uuid = value["holder"].as_str().expect("it has a holder").parse().expect("an id");
     id.as_u128()
 }
 
-fn head(world: &World) -> QueueRecord {
+fn head(world: &AsyncWorld) -> QueueRecord {
     world.ledger.head()
 }
 
@@ -62,10 +62,10 @@ fn pending(attempt: u64) -> TaskRecord {
     }
 }
 
-/// A job in the midst of a pass in which something was done.
-fn underway() -> impl Iterator<Item = World> {
+/// Jobs in the middle of a pass, with a task done and another pending.
+fn underway() -> impl Iterator<Item = AsyncWorld> {
     (1..=SEEDS).map(|seed| {
-        let mut world = World::new(seed, LostPserver::Rewind);
+        let mut world = AsyncWorld::new(seed, LostPserver::Rewind);
         while world.ledger.queues().done == 0 || world.ledger.pending().next().is_none() {
             world.step();
             assert!(!world.over);
@@ -80,7 +80,7 @@ fn a_commit_without_the_lock_is_told() {
     for mut world in worlds() {
         let lock = world.etcd.keys.master_lock();
         let commits = world.etcd.revisions.iter().filter(|it| 1 < it.changes.len()).count();
-        let victim = world.dice.roll(commits);
+        let victim = world.rng.below(commits);
         let mut commits = world.etcd.revisions.iter_mut().filter(|it| 1 < it.changes.len());
         let revision = commits.nth(victim).expect("it was counted");
         revision.changes.retain(|change| change.key != lock);
@@ -102,11 +102,11 @@ fn an_attempt_that_comes_again_is_told() {
         }
         let op = put(&world.etcd.keys.task(head(&world).round, task), &record);
         world.etcd.commit(holder, vec![op]);
-        is_told(&world, Rule::Attempts);
+        assert_reports(&world, Rule::Attempts);
     }
 }
 
-/// I4: the numbers of attempts never go back.
+/// I4: attempt numbers never decrease.
 #[test]
 fn attempts_that_are_numbered_anew_are_told() {
     for mut world in underway() {
@@ -114,11 +114,11 @@ fn attempts_that_are_numbered_anew_are_told() {
         let next_attempt = steadfast_common::ids::Attempt(0);
         let op = put(&world.etcd.keys.queue(), &QueueRecord { next_attempt, ..head });
         world.etcd.commit(holder, vec![op]);
-        is_told(&world, Rule::Attempts);
+        assert_reports(&world, Rule::Attempts);
     }
 }
 
-/// I2: a task that is done does not come back in its pass.
+/// I2: a task that is done does not become pending again in its pass.
 #[test]
 fn a_task_that_is_done_and_pending_again_is_told() {
     for mut world in underway() {
@@ -138,11 +138,11 @@ fn a_task_that_is_done_and_pending_again_is_told() {
             put(&keys.task(head.round, done), &pending(head.next_attempt.0)),
         ];
         world.etcd.commit(holder, ops);
-        is_told(&world, Rule::Queues);
+        assert_reports(&world, Rule::Queues);
     }
 }
 
-/// I2: a task counts as done only after somebody had it.
+/// I2: a task is done only after it was dispatched.
 #[test]
 fn a_task_that_is_passed_over_is_told() {
     let mut seen = 0;
@@ -153,7 +153,7 @@ fn a_task_that_is_passed_over_is_told() {
         }
         let op = put(&world.etcd.keys.queue(), &QueueRecord { cursor: head.cursor + 1, ..head });
         world.etcd.commit(holder, vec![op]);
-        is_told(&world, Rule::Queues);
+        assert_reports(&world, Rule::Queues);
         seen += 1;
     }
     assert!(10 < seen);
@@ -167,7 +167,7 @@ fn a_key_of_a_task_that_the_pass_does_not_have_is_told() {
         let key = world.etcd.keys.task(head(&world).round, TaskId(9_999));
         let record = TaskRecord::Discarded { failures: 9, reason: "bad".to_owned() };
         world.etcd.commit(holder, vec![put(&key, &record)]);
-        is_told(&world, Rule::Queues);
+        assert_reports(&world, Rule::Queues);
     }
 }
 
@@ -179,11 +179,11 @@ fn a_pass_that_ends_with_a_task_pending_is_told() {
         let pass = steadfast_common::ids::Pass(head.pass.0 + 1);
         let next = QueueRecord { round: head.round + 1, pass, cursor: 0, ..head };
         world.etcd.commit(holder, vec![put(&world.etcd.keys.queue(), &next)]);
-        is_told(&world, Rule::PassEnd);
+        assert_reports(&world, Rule::PassEnd);
     }
 }
 
-/// I2: after going back, only what the checkpoint called done is done.
+/// I2: after a restore, only the tasks that were done in the checkpoint are done.
 #[test]
 fn queues_that_go_back_to_something_else_than_the_checkpoint_are_told() {
     for mut world in underway() {
@@ -194,7 +194,7 @@ fn queues_that_go_back_to_something_else_than_the_checkpoint_are_told() {
         let record = GenerationRecord { generation, ..GenerationRecord::default() };
         let ops = vec![put(&keys.queue(), &next), put(&keys.generation(), &record)];
         world.etcd.commit(holder, ops);
-        is_told(&world, Rule::Queues);
+        assert_reports(&world, Rule::Queues);
     }
 }
 
@@ -208,7 +208,7 @@ fn generations_that_do_not_count_up_by_one_are_told() {
         let record = GenerationRecord { generation, ..GenerationRecord::default() };
         let op = put(&world.etcd.keys.generation(), &record);
         world.etcd.commit(holder, vec![op]);
-        is_told(&world, Rule::Generations);
+        assert_reports(&world, Rule::Generations);
     }
 }
 
@@ -224,11 +224,11 @@ fn a_pointer_to_a_checkpoint_that_does_not_exist_is_told() {
             false => (keys.checkpoint(&latest), None),
         };
         world.etcd.commit(holder, vec![op]);
-        is_told(&world, Rule::Checkpoints);
+        assert_reports(&world, Rule::Checkpoints);
     }
 }
 
-/// I9: nobody goes back behind a good checkpoint unless it was set aside.
+/// I9: the pointer does not move back past a checkpoint unless that was invalidated.
 #[test]
 fn a_pointer_that_goes_back_behind_a_good_checkpoint_is_told() {
     let mut seen = 0;
@@ -239,7 +239,7 @@ fn a_pointer_that_goes_back_behind_a_good_checkpoint_is_told() {
         let Some(older) = older.map(|it| it.id.clone()) else { continue };
         let op = put(&world.etcd.keys.checkpoint_latest(), &older);
         world.etcd.commit(holder, vec![op]);
-        is_told(&world, Rule::Checkpoints);
+        assert_reports(&world, Rule::Checkpoints);
         seen += 1;
     }
     assert!(10 < seen);
@@ -253,11 +253,11 @@ fn a_checkpoint_or_a_generation_that_is_rewritten_is_told() {
         let keys = world.etcd.keys.clone();
         let op = put(&keys.generation_record(Generation(1)), &GenerationRecord::default());
         world.etcd.commit(holder, vec![op]);
-        is_told(&world, Rule::Once);
+        assert_reports(&world, Rule::Once);
     }
 }
 
-/// F19: a history whose beginning was compacted is checked from what etcd held then.
+/// F19: a history whose beginning was compacted is checked from the state that etcd held then.
 #[test]
 fn a_history_is_checked_from_the_middle_on_as_well() {
     for world in worlds() {

@@ -1,4 +1,4 @@
-//! A simulated etcd that writes down its history, with the master's lock put in each commit.
+//! A simulated etcd that records its history; each commit also puts the master's lock.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub struct Etcd {
     revision: i64,
 }
 
-/// A key to be put, or deleted.
+/// A put, or a deletion if there is no value.
 pub type Op = (String, Option<String>);
 
 pub fn put<T: Serialize>(key: &str, value: &T) -> Op {
@@ -35,7 +35,7 @@ impl Etcd {
     pub fn txn(&mut self, ops: Vec<Op>) {
         self.revision += 1;
         let at = self.revision;
-        // A key at most once, as etcd wants it.
+        // etcd allows each key once per transaction.
         let ops: BTreeMap<String, Option<String>> = ops.into_iter().collect();
         let mut changes = Vec::new();
         for (key, value) in ops {
@@ -63,19 +63,19 @@ impl Etcd {
         put(&self.keys.master_lock(), &LockRecord { holder: Uuid::from_u128(holder) })
     }
 
-    /// The lock of the one before is over, and another takes it.
-    pub fn seize(&mut self, holder: u128) {
+    /// The previous lock expires, and `holder` acquires it.
+    pub fn acquire(&mut self, holder: u128) {
         self.txn(vec![(self.keys.master_lock(), None)]);
         let lock = self.lock(holder);
         self.txn(vec![lock]);
     }
 
-    /// The lock is over and nobody has it.
+    /// The lock expires.
     pub fn expire_lock(&mut self) {
         self.txn(vec![(self.keys.master_lock(), None)]);
     }
 
-    /// A commit of the one who acts.
+    /// A commit by the acting master.
     pub fn commit(&mut self, holder: u128, mut ops: Vec<Op>) {
         if ops.is_empty() {
             return;
@@ -84,7 +84,7 @@ impl Etcd {
         self.txn(ops);
     }
 
-    /// Facts about queues as changes of keys, as the master's store writes them.
+    /// Translates facts about queues to operations on keys, as the master writes them.
     pub fn ops_of(&self, mut round: u64, facts: &[Fact]) -> Vec<Op> {
         let keys = &self.keys;
         let op = |fact: &Fact| match fact {
@@ -94,8 +94,8 @@ impl Etcd {
             }
             Fact::Task { task, record } => put(&keys.task(round, *task), record),
             Fact::Done { task } => (keys.task(round, *task), None),
-            Fact::GivenUp { pass, task, reason } => put(&keys.given_up(*pass, *task), reason),
-            Fact::TakenBack { pass, task } => (keys.given_up(*pass, *task), None),
+            Fact::GivenUp { task, record: Some(record) } => put(&keys.given_up(*task), record),
+            Fact::GivenUp { task, record: None } => (keys.given_up(*task), None),
             Fact::Replied { trainer, reply } => put(&keys.reply(*trainer), reply),
             Fact::Forgotten { trainer } => (keys.reply(*trainer), None),
         };

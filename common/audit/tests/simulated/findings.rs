@@ -1,18 +1,25 @@
-//! What an audit says in single cases.
+//! Findings of audits in single cases.
 
-use steadfast_audit::{Cause, Cut, Evidence, Group, Severity, SlotCounts, What, Which, audit};
+use std::collections::BTreeMap;
+
+use steadfast_audit::{
+    Cause, CheckpointEvidence, Evidence, Group, Severity, SlotCounts, What, Which, audit,
+};
+use steadfast_common::applied_records::{
+    AppliedPass, AppliedRecords, RecordRange, TaskRanges, checksum,
+};
 use steadfast_common::dataset::{Chunk, Manifest};
+use steadfast_common::given_up::{Discarded, GivenUpRecord};
 use steadfast_common::ids::{Generation, Incarnation, Lane, Pass, Slot, TaskId, Version};
 use steadfast_common::records::{
-    DiscardedTask, GenerationRecord, JobOutcome, PositionRecord, QueueSnapshot, ResultRecord,
+    GenerationRecord, JobOutcome, PositionRecord, QueueSnapshot, ResultRecord,
 };
 use steadfast_common::schedule::LaneSchedule;
 use steadfast_common::spec::{LostPserver, Mode};
-use steadfast_common::tally::{Counted, PassTally, TaskPiece, TaskRanges, checksum};
 
 use crate::world::spec;
 
-/// Six tasks of eight records, two lanes of four records a step: six steps a pass.
+/// Six tasks of eight records, two lanes of four records per step: six steps per pass.
 fn evidence(mode: Mode) -> Evidence {
     let mut spec = spec(mode, 2);
     (spec.sync.lanes, spec.sync.micro_batch) = (2, 4);
@@ -29,37 +36,36 @@ fn evidence(mode: Mode) -> Evidence {
         spec,
         manifest,
         checkpoint: None,
-        discarded: Vec::new(),
+        discarded: BTreeMap::new(),
         generations: vec![generation],
         result: None,
     }
 }
 
-fn cut(counted: Counted, position: PositionRecord, queue: Option<QueueSnapshot>) -> Cut {
-    Cut {
+fn snapshot(
+    counted: AppliedRecords,
+    position: PositionRecord,
+    queue: Option<QueueSnapshot>,
+) -> CheckpointEvidence {
+    CheckpointEvidence {
         id: "c".to_owned(),
         generation: Generation(1),
         position,
         slots: vec![SlotCounts { slot: Slot(0), groups: vec![Group { counted, blocks: 1 }] }],
         queue,
-        set_aside: None,
+        invalidated: None,
         parameters_sha256: None,
     }
 }
 
-fn discarded(pass: u32, task: u32) -> DiscardedTask {
-    DiscardedTask {
-        pass: Pass(pass),
-        task: TaskId(task),
-        reason: "bad".to_owned(),
-        records: Vec::new(),
-    }
+fn discarded(pass: u32, task: u32) -> BTreeMap<TaskId, GivenUpRecord> {
+    BTreeMap::from([(TaskId(task), GivenUpRecord::default().and(Pass(pass), "bad"))])
 }
 
-/// A synchronous job after its first pass, in which it counted this beside what it should.
-fn after_one_pass(change: impl FnOnce(&mut Counted)) -> Evidence {
+/// A synchronous job after its first pass, with its applied records modified by `change`.
+fn after_one_pass(change: impl FnOnce(&mut AppliedRecords)) -> Evidence {
     let mut evidence = evidence(Mode::Sync);
-    let mut counted = Counted::default();
+    let mut counted = AppliedRecords::default();
     let all = (0..6).map(|task| checksum(Pass(0), TaskId(task), 0..8));
     counted.count(Pass(0), 48, all.fold(0, u64::wrapping_add));
     change(&mut counted);
@@ -68,9 +74,9 @@ fn after_one_pass(change: impl FnOnce(&mut Counted)) -> Evidence {
         pass: Pass(1),
         pass_start: Version(6),
         examples: counted.records(),
-        dry: Vec::new(),
+        exhausted: Vec::new(),
     };
-    evidence.checkpoint = Some(cut(counted, position, None));
+    evidence.checkpoint = Some(snapshot(counted, position, None));
     evidence
 }
 
@@ -95,7 +101,7 @@ fn without_a_checkpoint_nothing_is_proved_and_nothing_is_wrong() {
 fn a_pass_that_counted_its_records_once_is_proved() {
     let report = audit(&after_one_pass(|_| {}));
     assert!(report.findings.is_empty(), "{report}");
-    assert_eq!(report.proved, ["pass 1: 48 records counted exactly once in every block"]);
+    assert_eq!(report.proved, ["pass 1: 48 records applied exactly once to every block"]);
 }
 
 #[test]
@@ -103,9 +109,9 @@ fn what_counted_too_often_or_not_at_all_is_named() {
     let lane = |step| {
         let evidence = evidence(Mode::Sync);
         let schedule = LaneSchedule::new(&evidence.manifest, evidence.spec.seed, Pass(0), 2, 4);
-        let pieces = schedule.micro_batch(Lane(1), step, &Default::default());
-        pieces.into_iter().fold(0_u64, |sum, piece| {
-            sum.wrapping_add(checksum(Pass(0), piece.task, piece.positions))
+        let ranges = schedule.micro_batch(Lane(1), step, &Default::default());
+        ranges.into_iter().fold(0_u64, |sum, range| {
+            sum.wrapping_add(checksum(Pass(0), range.task, range.positions))
         })
     };
     let twice = after_one_pass(|it| it.count(Pass(0), 4, lane(3)));
@@ -137,7 +143,7 @@ fn a_task_that_contributed_before_it_was_given_up_is_named() {
         let tail = checksum(Pass(0), TaskId(2), 4..8);
         it.passes[0].checksum = it.passes[0].checksum.wrapping_sub(tail);
     });
-    evidence.discarded.push(discarded(0, 2));
+    evidence.discarded = discarded(0, 2);
     let first = Which::Piece { task: TaskId(2), from: 0, to: 4 };
     assert_eq!(cause(&evidence), Some(Cause::TooOften(first)));
 }
@@ -153,7 +159,7 @@ fn a_position_that_does_not_fit_the_counts_is_told() {
     assert!(report.findings.iter().any(|it| matches!(it.what, What::Examples { .. })), "{report}");
 }
 
-/// A forged position costs no time.
+/// A forged position does not cause long computations.
 #[test]
 fn a_position_beyond_the_end_of_the_job_is_told() {
     for (pass, version) in [(u32::MAX, 6), (2, 1), (3, 40)] {
@@ -165,22 +171,22 @@ fn a_position_beyond_the_end_of_the_job_is_told() {
     }
 }
 
-/// An asynchronous job that counted `pieces` and whose queues are such.
-fn counted(pieces: &[(u32, u32, u32, bool)], queue: QueueSnapshot) -> Evidence {
+/// An asynchronous job with these applied record ranges and queues.
+fn counted(ranges: &[(u32, u32, u32, bool)], queue: QueueSnapshot) -> Evidence {
     let mut evidence = evidence(Mode::Async);
-    let mut counted = Counted::default();
-    for (pass, task, to, last) in pieces {
+    let mut counted = AppliedRecords::default();
+    for (pass, task, to, last) in ranges {
         let (pass, task) = (Pass(*pass), TaskId(*task));
-        let piece = TaskPiece { pass, task, from: 0, to: *to, last: *last };
-        counted.count_piece(&piece, checksum(pass, task, 0..*to));
+        let range = RecordRange { pass, task, from: 0, to: *to, last: *last };
+        counted.apply_range(&range, checksum(pass, task, 0..*to));
     }
     let examples = counted.records();
     let position = PositionRecord { examples, ..PositionRecord::default() };
-    evidence.checkpoint = Some(cut(counted, position, Some(queue)));
+    evidence.checkpoint = Some(snapshot(counted, position, Some(queue)));
     evidence
 }
 
-/// I3: what was given up is listed, with what counted of it before.
+/// I3: the report lists a given-up task with the records that were applied before.
 #[test]
 fn the_counted_part_of_a_task_that_was_given_up_is_told() {
     let all_but_one: Vec<(u32, u32, u32, bool)> =
@@ -188,20 +194,23 @@ fn the_counted_part_of_a_task_that_was_given_up_is_told() {
     let queue = QueueSnapshot { pass: Pass(1), ..QueueSnapshot::default() };
     let mut evidence = counted(&all_but_one, queue.clone());
     assert!(!audit(&evidence).is_clean(), "it is not listed");
-    evidence.discarded.push(discarded(0, 3));
+    evidence.discarded = discarded(0, 3);
     let report = audit(&evidence);
     assert!(report.is_clean());
     let text = report.to_string();
-    assert!(text.contains("first 4 of 8 records of task 3 were counted before"), "{text}");
+    assert!(text.contains("first 4 of 8 records of task 3 were applied before"), "{text}");
     // The same once the slot is in the next pass.
     let mut evidence = counted(&[all_but_one, vec![(1, 0, 8, true)]].concat(), queue);
-    evidence.discarded.push(discarded(0, 3));
+    evidence.discarded = discarded(0, 3);
     let report = audit(&evidence);
     assert!(report.is_clean() && report.of(Severity::Note).count() == 1, "{report}");
-    assert!(report.to_string().contains("slot 0 has 8 records of these"), "{report}");
+    assert!(
+        report.to_string().contains("slot 0 has already applied 8 records of these"),
+        "{report}"
+    );
 }
 
-/// What the queues call done and a slot has not counted, after a loss that the job allows or not.
+/// A slot lacks a task that is done, after a loss that the job's policy allows or forbids.
 #[test]
 fn lost_records_are_a_violation_unless_a_generation_explains_them_as_the_job_allows() {
     let order = steadfast_common::schedule::task_order(&evidence(Mode::Async).manifest, 5, Pass(0));
@@ -221,14 +230,14 @@ fn lost_records_are_a_violation_unless_a_generation_explains_them_as_the_job_all
         ..GenerationRecord::default()
     });
     evidence.generations[0].slots = vec![Incarnation(1); 2];
-    let cut = evidence.checkpoint.as_mut().unwrap();
-    let mut whole = cut.slots[0].clone();
+    let snapshot = evidence.checkpoint.as_mut().unwrap();
+    let mut whole = snapshot.slots[0].clone();
     whole.slot = Slot(1);
-    let piece = TaskPiece { pass: Pass(0), task: order[1], from: 0, to: 8, last: true };
-    whole.groups[0].counted.count_piece(&piece, checksum(Pass(0), order[1], 0..8));
-    cut.slots.push(whole);
-    cut.generation = Generation(2);
-    // Without the policy neither the loss nor the generation may be.
+    let range = RecordRange { pass: Pass(0), task: order[1], from: 0, to: 8, last: true };
+    whole.groups[0].counted.apply_range(&range, checksum(Pass(0), order[1], 0..8));
+    snapshot.slots.push(whole);
+    snapshot.generation = Generation(2);
+    // Without the policy, both the loss and the generation are violations.
     assert_eq!(lost(&evidence).severity, Severity::Violation);
     evidence.spec.asynchronous.lost_pserver = LostPserver::Continue;
     let report = audit(&evidence);
@@ -236,17 +245,17 @@ fn lost_records_are_a_violation_unless_a_generation_explains_them_as_the_job_all
     let found = lost(&evidence);
     assert_eq!(found.severity, Severity::AllowedLoss);
     let expected = format!(
-        "pass 1, slot 0: 8 records acknowledged and missing (tasks {}); generation 2 began this \
-         slot anew from before",
+        "pass 1, slot 0: 8 acknowledged records missing (tasks {}); generation 2 restarted this \
+         slot from before",
         order[1]
     );
     assert_eq!(found.text, expected);
-    // A loss after the checkpoint was taken explains nothing.
+    // A loss after the checkpoint does not explain missing records.
     evidence.checkpoint.as_mut().unwrap().generation = Generation(1);
     assert_eq!(lost(&evidence).severity, Severity::Violation);
 }
 
-/// A damaged or hostile file is a finding, not a panic and not hours of work.
+/// A damaged or malicious file causes a finding, neither a panic nor hours of work.
 #[test]
 fn counts_of_what_does_not_exist_are_told() {
     let queue = QueueSnapshot { cursor: u32::MAX, ..QueueSnapshot::default() };
@@ -256,18 +265,19 @@ fn counts_of_what_does_not_exist_are_told() {
     counted.open.insert(TaskId(77), u32::MAX);
     counted.open.insert(TaskId(2), u32::MAX);
     counted.passes[0].records = u64::MAX;
-    counted.passes.push(PassTally { pass: Pass(u32::MAX), ..PassTally::default() });
+    counted.passes.push(AppliedPass { pass: Pass(u32::MAX), ..AppliedPass::default() });
     counted.passes.swap(0, 1);
     let report = audit(&evidence);
-    let strange = report.findings.iter().filter(|it| matches!(it.what, What::NotOfThePass { .. }));
-    assert_eq!(strange.count(), 4, "{report}");
+    let unexpected =
+        report.findings.iter().filter(|it| matches!(it.what, What::NotOfThePass { .. }));
+    assert_eq!(unexpected.count(), 4, "{report}");
 }
 
 #[test]
 fn a_result_that_lists_other_tasks_or_other_numbers_is_told() {
     let mut evidence = after_one_pass(|_| {});
     evidence.spec.passes = Some(1);
-    evidence.discarded = vec![discarded(1, 4)];
+    evidence.discarded = discarded(1, 4);
     evidence.result = Some(ResultRecord {
         state: JobOutcome::Finished,
         reason: None,
@@ -280,7 +290,7 @@ fn a_result_that_lists_other_tasks_or_other_numbers_is_told() {
         parameters_sha256: Some("5".to_owned()),
         model: None,
         checkpoint: Some("c".to_owned()),
-        discarded: evidence.discarded.clone(),
+        discarded: Discarded { tasks: 1, times: 1, ..Discarded::default() },
     });
     assert!(audit(&evidence).to_string().contains("not proved"));
     evidence.checkpoint.as_mut().unwrap().parameters_sha256 = Some("5".to_owned());
@@ -290,18 +300,18 @@ fn a_result_that_lists_other_tasks_or_other_numbers_is_told() {
     evidence.checkpoint.as_mut().unwrap().parameters_sha256 = Some("6".to_owned());
     let result = evidence.result.as_mut().unwrap();
     result.examples = 47;
-    result.discarded.clear();
+    result.discarded = Discarded::default();
     let report = audit(&evidence);
-    let told = |which: fn(&What) -> bool| report.findings.iter().any(|it| which(&it.what));
-    assert!(told(|it| matches!(it, What::Examples { .. })), "{report}");
-    assert!(told(|it| matches!(it, What::ResultDiffers { .. })), "{report}");
-    assert!(told(|it| matches!(it, What::OtherParameters { .. })), "{report}");
+    let has = |which: fn(&What) -> bool| report.findings.iter().any(|it| which(&it.what));
+    assert!(has(|it| matches!(it, What::Examples { .. })), "{report}");
+    assert!(has(|it| matches!(it, What::ResultDiffers { .. })), "{report}");
+    assert!(has(|it| matches!(it, What::OtherParameters { .. })), "{report}");
     evidence.spec.passes = Some(2);
     let report = audit(&evidence);
     assert!(report.to_string().contains("final checkpoint is before the end"), "{report}");
 }
 
-/// Programs read the same: each finding with its severity, its rule and its text.
+/// Each finding has its severity, rule and text in JSON.
 #[test]
 fn a_report_is_json_for_programs() {
     let report = audit(&after_one_pass(|it| it.passes[0].checksum ^= 1));

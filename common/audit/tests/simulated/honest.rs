@@ -1,20 +1,20 @@
-//! Whatever happens to an honest job, its audit is clean.
+//! The audit of a correct job is clean under all simulated faults.
 
 use proptest::prelude::*;
 use steadfast_audit::history::{self, Job};
 use steadfast_audit::{PassState, Severity, audit};
 use steadfast_common::spec::LostPserver;
 
-use crate::async_world::World;
+use crate::async_world::AsyncWorld;
 use crate::sync_world;
 
-/// `PROPTEST_CASES` makes it more.
+/// `PROPTEST_CASES` raises the number of cases.
 fn config() -> ProptestConfig {
     let default = ProptestConfig::default();
     ProptestConfig { cases: default.cases * 4, failure_persistence: None, ..default }
 }
 
-fn check_history(world: &World) {
+fn check_history(world: &AsyncWorld) {
     let keys = &world.etcd.keys;
     let job = Job { keys, spec: &world.spec, manifest: &world.manifest };
     let report = history::check(&job, &[], &world.etcd.revisions);
@@ -25,11 +25,11 @@ fn check_history(world: &World) {
 proptest! {
     #![proptest_config(config())]
 
-    /// I1, I2, I4, I6, I9, F7, F25, F26, F37: trainers die, come too late and repeat themselves;
-    /// pservers lose their memory and come back with more or fewer slots.
+    /// I1, I2, I4, I6, I9, F7, F25, F26, F37: trainers die, report late and send duplicates; pservers
+    /// lose their memory, and the number of slots changes.
     #[test]
     fn an_honest_asynchronous_job_audits_clean(seed in any::<u64>()) {
-        let mut world = World::new(seed, LostPserver::Rewind);
+        let mut world = AsyncWorld::new(seed, LostPserver::Rewind);
         world.run();
         let report = world.audit();
         prop_assert!(report.is_clean(), "{report}");
@@ -42,10 +42,10 @@ proptest! {
         check_history(&world);
     }
 
-    /// I6: the same in the midst of the work, at whatever moment a checkpoint is taken.
+    /// I6: the same at each checkpoint while the job runs.
     #[test]
     fn an_honest_asynchronous_job_audits_clean_at_each_checkpoint(seed in any::<u64>()) {
-        let mut world = World::new(seed, LostPserver::Rewind);
+        let mut world = AsyncWorld::new(seed, LostPserver::Rewind);
         let mut seen = 0;
         for _ in 0..700 {
             if world.over {
@@ -61,11 +61,11 @@ proptest! {
         prop_assert!(audit(&world.evidence(None)).is_clean());
     }
 
-    /// I6: where the job wants the others to go on, what is missing is told as a loss that it allows,
-    /// and nothing else is found.
+    /// I6: if the job lets the other slots continue, missing records are reported as an allowed loss,
+    /// and there are no other findings.
     #[test]
     fn a_slot_that_is_lost_alone_costs_what_the_job_allows(seed in any::<u64>()) {
-        let mut world = World::new(seed, LostPserver::Continue);
+        let mut world = AsyncWorld::new(seed, LostPserver::Continue);
         world.run();
         let report = world.audit();
         prop_assert!(report.is_clean(), "{report}");
@@ -76,11 +76,11 @@ proptest! {
 proptest! {
     #![proptest_config(config())]
 
-    /// I7, F4, F7, F25, F37: lanes arrive in any order and again, tasks are given up at any place, and
-    /// the job goes back with more or fewer slots.
+    /// I7, F4, F7, F25, F37: lanes arrive in any order and as duplicates, tasks are given up anywhere,
+    /// and the job is restored with more or fewer slots.
     #[test]
     fn an_honest_synchronous_job_audits_clean(seed in any::<u64>()) {
-        let mut world = sync_world::World::new(seed);
+        let mut world = sync_world::SyncWorld::new(seed);
         world.run();
         let report = world.audit();
         prop_assert!(report.is_clean(), "{report}");

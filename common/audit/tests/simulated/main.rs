@@ -1,5 +1,5 @@
-//! Audits of simulated jobs: with real queues and real shards under random interleavings, and with
-//! one guard removed at a time.
+//! Audits of simulated jobs: with real queues and shards under random interleavings, and with one guard
+//! removed at a time.
 
 mod async_world;
 mod broken_history;

@@ -1,24 +1,24 @@
-//! Each guard that is missing is found, whatever else happened: the audits of jobs that are simulated
-//! without it are never clean.
+//! The audit detects each missing guard: the audit of a job simulated without it is never clean.
 
 use steadfast_audit::history::{self, Job, Rule};
 use steadfast_audit::{What, audit};
+use steadfast_common::given_up::GivenUpRecord;
 use steadfast_common::ids::Pass;
 use steadfast_common::spec::LostPserver;
 
-use crate::async_world::{Mutation, World};
+use crate::async_world::{AsyncWorld, Mutation};
 use crate::sync_world;
 
-/// Runs in which the missing guard has to matter.
+/// Runs in which the missing guard must have an effect.
 const RUNS: usize = 200;
 
-/// Audits jobs without a guard until it has mattered often enough; each of them must be red.
+/// Audits jobs without a guard until [`RUNS`] of them were affected; none of these may be clean.
 fn is_always_found(mutation: Mutation) {
     let (mut fired, mut seed) = (0, 0);
     while fired < RUNS {
         seed += 1;
-        assert!(seed < 100_000, "{mutation:?} matters too rarely");
-        let mut world = World::new(seed, LostPserver::Rewind);
+        assert!(seed < 100_000, "{mutation:?} has an effect too rarely");
+        let mut world = AsyncWorld::new(seed, LostPserver::Rewind);
         world.mutation = Some(mutation);
         world.run();
         let report = world.audit();
@@ -42,7 +42,7 @@ fn a_late_report_that_counts_for_another_attempt_is_found() {
 /// I6, I10
 #[test]
 fn a_slot_that_goes_back_and_keeps_its_sums_is_found() {
-    is_always_found(Mutation::TalliesNotRestored);
+    is_always_found(Mutation::AppliedRecordsNotRestored);
 }
 
 /// I6, I10
@@ -63,17 +63,17 @@ fn records_in_the_place_of_others_are_found() {
     is_always_found(Mutation::Exchanged);
 }
 
-/// I6: the queues of the checkpoint bring the task back, and a shard that has left the pass does not
-/// count it any more.
+/// I6: the queues of the checkpoint dispatch the task again, but a shard that has left the pass does
+/// not apply it.
 #[test]
 fn a_task_given_up_between_queues_and_shards_of_a_checkpoint_is_found_when_it_is_lost() {
-    let red = (1..3000).filter(|seed| {
-        let mut world = World::new(*seed, LostPserver::Rewind);
-        world.mutation = Some(Mutation::GivenUpWhileCut);
+    let detected = (1..3000).filter(|seed| {
+        let mut world = AsyncWorld::new(*seed, LostPserver::Rewind);
+        world.mutation = Some(Mutation::GivenUpDuringCheckpoint);
         world.run();
         !world.audit().is_clean()
     });
-    assert!(5 < red.count());
+    assert!(5 < detected.count());
 }
 
 /// I3
@@ -82,14 +82,16 @@ fn a_task_that_was_given_up_and_is_not_listed_is_found() {
     let (mut seen, mut seed) = (0, 0);
     while seen < RUNS {
         seed += 1;
-        let mut world = World::new(seed, LostPserver::Rewind);
+        let mut world = AsyncWorld::new(seed, LostPserver::Rewind);
         world.run();
         let mut evidence = world.evidence(world.saved.last());
-        let of_bad = evidence.discarded.iter().position(|it| world.bad.contains(&it.task));
-        let Some(hidden) = of_bad else { continue };
-        evidence.discarded.remove(hidden);
+        let of_bad = evidence.discarded.keys().find(|task| world.bad.contains(task)).copied();
+        let Some(hidden) = of_bad.and_then(|task| evidence.discarded.remove(&task)) else {
+            continue;
+        };
         if let Some(result) = &mut evidence.result {
-            result.discarded.remove(hidden);
+            result.discarded.tasks -= 1;
+            result.discarded.times -= hidden.times;
         }
         let report = audit(&evidence);
         assert!(!report.is_clean(), "seed {seed}: {report}");
@@ -97,13 +99,13 @@ fn a_task_that_was_given_up_and_is_not_listed_is_found() {
     }
 }
 
-/// S004-20, I1, F2: a former master whose writes are not fenced is found, whether its lock was taken
-/// by another or is just over.
+/// S004-20, I1, F2: a former master whose writes are not fenced is found, whether its lock was acquired
+/// by another master or only expired.
 #[test]
 fn a_commit_of_a_former_master_is_found() {
     for seed in 1..=RUNS as u64 {
-        let mut world = World::new(seed, LostPserver::Rewind);
-        for _ in 0..20 + world.dice.roll(300) {
+        let mut world = AsyncWorld::new(seed, LostPserver::Rewind);
+        for _ in 0..20 + world.rng.below(300) {
             if !world.over {
                 world.step();
             }
@@ -113,12 +115,12 @@ fn a_commit_of_a_former_master_is_found() {
         if expired {
             world.etcd.expire_lock();
         } else {
-            world.etcd.seize(1_000);
+            world.etcd.acquire(1_000);
         }
-        // What it decides on its old picture of the queues.
+        // A decision based on its outdated view of the queues.
         let head = former.head();
         let late = vec![crate::etcd::put(&world.etcd.keys.queue(), &head)];
-        let with_lock = world.dice.once_in(2);
+        let with_lock = world.rng.once_in(2);
         match with_lock {
             true => world.etcd.commit(999, late),
             false => world.etcd.txn(late),
@@ -134,8 +136,8 @@ fn is_always_found_in_steps(mutation: sync_world::Mutation) {
     let (mut fired, mut seed) = (0, 0);
     while fired < RUNS {
         seed += 1;
-        assert!(seed < 100_000, "{mutation:?} matters too rarely");
-        let mut world = sync_world::World::new(seed);
+        assert!(seed < 100_000, "{mutation:?} has an effect too rarely");
+        let mut world = sync_world::SyncWorld::new(seed);
         world.mutation = Some(mutation);
         world.run();
         let report = world.audit();
@@ -180,15 +182,16 @@ fn a_task_of_a_synchronous_job_that_was_given_up_and_is_not_listed_is_found() {
     let (mut seen, mut seed) = (0, 0);
     while seen < RUNS {
         seed += 1;
-        let mut world = sync_world::World::new(seed);
+        let mut world = sync_world::SyncWorld::new(seed);
         world.run();
         let mut evidence = world.evidence();
-        // One that a pass that is over left out; the present pass may not have come to it.
+        // A task of a completed pass: the present pass may not have reached it.
         let passes = evidence.checkpoint.as_ref().map_or(Pass(0), |it| it.position.pass);
-        let Some(hidden) = evidence.discarded.iter().position(|it| it.pass < passes) else {
-            continue;
-        };
-        evidence.discarded.remove(hidden);
+        let is_over =
+            |record: &GivenUpRecord| (0..passes.0).any(|it| record.passes.contains(Pass(it)));
+        let hidden = evidence.discarded.iter().find(|(_, record)| is_over(record));
+        let Some(hidden) = hidden.map(|(task, _)| *task) else { continue };
+        evidence.discarded.remove(&hidden);
         let report = audit(&evidence);
         let is_missed = report.findings.iter().any(|it| matches!(it.what, What::Miscounted { .. }));
         assert!(!report.is_clean() && is_missed, "seed {seed}: {report}");

@@ -1,4 +1,4 @@
-//! Columns of numbers of any kind, as 64-bit floats.
+//! Converts numeric columns to 64-bit floats.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
@@ -8,8 +8,8 @@ use arrow_array::types::{
 use arrow_array::{Array, ArrowPrimitiveType, Float64Array};
 use arrow_schema::DataType;
 
-/// The values of a column of numbers or truth values, each as the nearest float; nothing if it is
-/// neither. What is null stays null.
+/// Converts a column of numbers or booleans, each value to the nearest float; `None` for other types.
+/// Nulls stay null.
 pub(super) fn wide(column: &dyn Array) -> Option<Float64Array> {
     Some(match column.data_type() {
         DataType::Boolean => {
@@ -43,7 +43,7 @@ fn widen<T: ArrowPrimitiveType>(
     column.as_primitive::<T>().unary(as_float)
 }
 
-/// By way of their text, as if they stood in a CSV file.
+/// Converts through text, as if the values were in a CSV file.
 fn decimals<T: DecimalType>(column: &dyn Array, precision: u8, scale: i8) -> Float64Array {
     widen::<T>(column, |it| T::format_decimal(it, precision, scale).parse().unwrap_or(f64::NAN))
 }

@@ -1,4 +1,4 @@
-//! What a file lists of its pages: by it, a part of a large row group is read without the rest.
+//! The page index, by which a part of a large row group is read without the rest.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use parquet::file::serialized_reader::SerializedPageReader;
 
 use super::source::Source;
 
-/// The head of a list of pages: that of the field, that of the list, and a number of 32 bits.
+/// Size of the beginning of a page index: the field header, the list header, and a 32-bit length.
 const PAGE_LIST_HEAD_BYTES: u64 = 1 + 1 + 5;
 
-/// Adds the places of pages to the metadata of a file, if it lists them.
+/// Adds the page index to the metadata of a file, if it has one.
 ///
 /// # Errors
-/// If a list is damaged.
-pub(super) fn list(
+/// If the index is damaged.
+pub(super) fn load_index(
     source: &Source,
     metadata: ParquetMetaData,
 ) -> Result<ParquetMetaData, ParquetError> {
@@ -33,9 +33,9 @@ pub(super) fn list(
     reader.finish()
 }
 
-/// Whether the list can be trusted to lead to row number `first` of a row group: in each wanted column the
-/// pages lie one behind the other, and the one with that row has as many rows as the list says.
-pub(super) fn are_as_listed(
+/// Whether the page index can be used to find row `first` of a row group: in each wanted column the pages
+/// are contiguous, and the page with that row has as many rows as the index states.
+pub(super) fn is_index_valid(
     source: &Source,
     metadata: &ParquetMetaData,
     group: usize,
@@ -49,25 +49,25 @@ pub(super) fn are_as_listed(
     };
     let mut columns = row_group.columns().iter().enumerate();
     columns.all(|(leaf, column)| {
-        let is_sound = |pages: &Vec<PageLocation>| {
+        let is_valid = |pages: &Vec<PageLocation>| {
             let pages = Pages { column, of: pages, rows };
-            pages.are_in_a_row() && pages.has_its_rows(source, first).unwrap_or(false)
+            pages.are_contiguous() && pages.has_its_rows(source, first).unwrap_or(false)
         };
-        !wanted.leaf_included(leaf) || index.page_locations(group, leaf).is_some_and(is_sound)
+        !wanted.leaf_included(leaf) || index.page_locations(group, leaf).is_some_and(is_valid)
     })
 }
 
-/// What a file lists of one column of a row group.
+/// The page index of one column of a row group.
 struct Pages<'a> {
     column: &'a ColumnChunkMetaData,
     of: &'a Vec<PageLocation>,
-    /// All of the row group.
+    /// Rows in the row group.
     rows: usize,
 }
 
 impl Pages<'_> {
-    /// Whether they fill the column's place, but for a dictionary before them, and its rows.
-    fn are_in_a_row(&self) -> bool {
+    /// Whether the pages, after an optional dictionary, cover the bytes and rows of the column.
+    fn are_contiguous(&self) -> bool {
         let end = |page: &PageLocation| page.offset.checked_add(page.compressed_page_size.into());
         let follow = self.of.is_sorted_by(|page, next| {
             end(page) == Some(next.offset) && page.first_row_index <= next.first_row_index
@@ -82,7 +82,7 @@ impl Pages<'_> {
             })
     }
 
-    /// Whether the page with that row has as many as the list says.
+    /// Whether the page with that row has as many rows as the index states.
     fn has_its_rows(&self, source: &Source, row: usize) -> Result<bool, ParquetError> {
         let start =
             |page: &PageLocation| usize::try_from(page.first_row_index).unwrap_or(usize::MAX);
@@ -102,28 +102,28 @@ impl Pages<'_> {
     }
 }
 
-/// Makes sure that each list of pages has at least a byte for each: for as many as it claims to have, the
-/// library sets memory aside beforehand.
+/// Checks that each page index has at least one byte per page, because the library allocates memory for
+/// the number of pages that the index claims.
 fn check_claims(source: &Source, metadata: &ParquetMetaData) -> Result<(), ParquetError> {
     for column in metadata.row_groups().iter().flat_map(|group| group.columns()) {
         let place = column.offset_index_offset().zip(column.offset_index_length());
         let place =
             place.and_then(|(start, len)| Some((start.try_into().ok()?, len.try_into().ok()?)));
-        // One that is elsewhere is not read either.
+        // The library does not read an index with an invalid location either.
         let Some((start, len)): Option<(u64, u64)> = place else { continue };
         let mut head = Vec::new();
         source.get_read(start)?.take(len.min(PAGE_LIST_HEAD_BYTES)).read_to_end(&mut head)?;
         let claimed = claimed_pages(&head);
         if len < claimed {
-            let reason = format!("{claimed} pages are listed in {len} bytes");
+            let reason = format!("its page index of {len} bytes claims {claimed} pages");
             return Err(ParquetError::General(reason));
         }
     }
     Ok(())
 }
 
-/// How many pages a list claims to have, by its beginning in Thrift's compact form: the field's head, and
-/// the list's, which has the number if that is below 15, and is followed by it otherwise.
+/// The number of pages that an index claims. In Thrift's compact protocol, a field header is followed by a
+/// list header, which contains the length if that is below 15 and is followed by it otherwise.
 fn claimed_pages(list: &[u8]) -> u64 {
     let [_, head, number @ ..] = list else { return 0 };
     if head >> 4 < 15 {
@@ -136,6 +136,6 @@ fn claimed_pages(list: &[u8]) -> u64 {
             return claimed;
         }
     }
-    // A number of more bytes than any sound one.
+    // Longer than any valid length.
     u64::MAX
 }

@@ -1,4 +1,4 @@
-//! Hands the bytes of a file to the Parquet decoder, which asks for them piece by piece.
+//! Provides the bytes of a file to the Parquet decoder, on demand.
 
 use std::fmt::Display;
 use std::io::{self, Read};
@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 
 use crate::error::DataError;
 
-/// Bytes that are fetched when the decoder looks for the next page, whose length it cannot know.
+/// Bytes fetched when the decoder reads the next page header, whose length is unknown.
 const BLOCK_BYTES: u64 = 64 * 1024;
 
 /// A file of known size. Cheap to clone.
@@ -24,39 +24,41 @@ struct Inner {
     file: Location,
     size: u64,
     runtime: Handle,
-    /// What was fetched beforehand: where each piece starts, and its bytes.
-    ready: Vec<(u64, Bytes)>,
+    /// Prefetched ranges: the start of each, ascending, and its bytes.
+    prefetched: Vec<(u64, Bytes)>,
     state: Mutex<State>,
 }
 
-/// Guarded because the decoder wants to be able to ask from several threads; it uses one.
+/// Behind a mutex because the decoder requires `Sync`; it uses one thread.
 #[derive(Default)]
 struct State {
-    /// The block that was fetched last, and where it starts.
+    /// The start and the bytes of the last fetched block.
     block: (u64, Bytes),
-    /// Why the store did not answer: the decoder keeps no more of an error than its text.
+    /// The error of the store: the decoder keeps only the text of errors.
     failure: Option<StoreError>,
 }
 
 impl Source {
-    /// Fetches `ranges`, which lie in the file; whatever else is needed comes on demand.
+    /// Fetches `ranges`, which are within the file; other bytes are fetched on demand.
     pub async fn prefetch(
         file: &Location,
         size: u64,
         ranges: &[Range<u64>],
     ) -> Result<Self, DataError> {
-        let pieces = file.read_ranges(ranges).await?;
+        let fetched = file.read_ranges(ranges).await?;
         let starts = ranges.iter().map(|range| range.start);
+        let mut prefetched: Vec<(u64, Bytes)> = starts.zip(fetched).collect();
+        prefetched.sort_by_key(|(start, _)| *start);
         Ok(Self(Arc::new(Inner {
             file: file.clone(),
             size,
             runtime: Handle::current(),
-            ready: starts.zip(pieces).collect(),
+            prefetched,
             state: Mutex::default(),
         })))
     }
 
-    /// Runs the decoder where it may wait and compute. If it panics, that is the file's fault.
+    /// Runs the decoder on a blocking thread. Its panics become errors of the file.
     pub async fn decode<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Self) -> Result<T, DataError> + Send + 'static,
@@ -73,13 +75,13 @@ impl Source {
         })
     }
 
-    /// Says why the decoder failed: because of the store, or of the file.
-    pub fn fault(&self, error: &dyn Display) -> DataError {
+    /// The cause of a decoder's error: the store or the file.
+    pub fn error(&self, error: &dyn Display) -> DataError {
         match self.state().failure.take() {
             Some(error) => DataError::Store(error),
             None => DataError::bad_file(
                 self.0.file.url(),
-                format!("it is no sound Parquet file ({error})"),
+                format!("it is not a valid Parquet file ({error})"),
             ),
         }
     }
@@ -88,24 +90,26 @@ impl Source {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What was fetched already of `range` from its start on, if that is anything.
-    fn at_hand(&self, range: &Range<u64>) -> Option<Bytes> {
+    /// The cached bytes at the start of `range`, if any.
+    fn cached(&self, range: &Range<u64>) -> Option<Bytes> {
         let block = self.state().block.clone();
-        let cut = |(start, bytes): &(u64, Bytes)| {
+        let slice = |(start, bytes): &(u64, Bytes)| {
             let first = usize::try_from(range.start.checked_sub(*start)?).ok()?;
             let last = usize::try_from(range.end.checked_sub(*start)?).ok()?.min(bytes.len());
             (first < last).then(|| bytes.slice(first..last))
         };
-        self.0.ready.iter().chain([&block]).find_map(cut)
+        let prefetched = &self.0.prefetched;
+        let after = prefetched.partition_point(|(start, _)| *start <= range.start);
+        prefetched[..after].last().into_iter().chain([&block]).find_map(slice)
     }
 
     fn fetch(&self, range: Range<u64>) -> Result<Bytes, ParquetError> {
         if range.start > range.end || range.end > self.0.size {
             let (start, end, size) = (range.start, range.end, self.0.size);
-            return Err(ParquetError::EOF(format!("it refers to {start}..{end} of {size} bytes")));
+            return Err(ParquetError::EOF(format!("it refers to bytes {start}..{end} of {size}")));
         }
         let whole = |bytes: &Bytes| bytes.len() as u64 == range.end - range.start;
-        if let Some(bytes) = self.at_hand(&range).filter(whole) {
+        if let Some(bytes) = self.cached(&range).filter(whole) {
             return Ok(bytes);
         }
         self.0.runtime.block_on(self.0.file.read_range(range)).map_err(|error| {
@@ -134,7 +138,7 @@ impl ChunkReader for Source {
     }
 }
 
-/// Reads on from some byte of the file. Fetches nothing until it is asked.
+/// Reads sequentially from a byte of the file, and fetches on demand.
 pub(crate) struct Window {
     source: Source,
     position: u64,
@@ -148,8 +152,8 @@ impl Window {
         if start >= end {
             return Ok(());
         }
-        // What is at hand is enough, however little it is: a page's head is short.
-        self.bytes = match self.source.at_hand(&(start..end)) {
+        // Any cached bytes are enough, even if few: page headers are short.
+        self.bytes = match self.source.cached(&(start..end)) {
             Some(bytes) => bytes,
             None => {
                 let block = self.source.fetch(start..end)?;

@@ -1,4 +1,4 @@
-//! Turns the text of a chunk into numbers.
+//! Parses the text of a chunk into numbers.
 
 use steadfast_common::dataset::{Chunk, ReadOptions, Records};
 
@@ -6,7 +6,7 @@ use super::{Dialect, Layout};
 use crate::error::DataError;
 use crate::read::Wanted;
 
-/// Parses the records of `chunk`, which is all of `bytes`.
+/// Parses `bytes`, the text of `chunk`.
 pub(crate) fn decode(
     bytes: &[u8],
     file: &str,
@@ -59,9 +59,19 @@ fn number(field: &[u8], scale: f32) -> Result<f32, String> {
         "" => return Err("it is empty".to_owned()),
         "true" | "True" | "TRUE" => 1.0,
         "false" | "False" | "FALSE" => 0.0,
-        text => text.parse::<f64>().map_err(|_| format!("`{}` is no number", shortened(text)))?,
+        text => text.parse::<f64>().map_err(|_| not_a_number(text))?,
     };
     crate::read::narrow(value, scale)
+}
+
+fn not_a_number(text: &str) -> String {
+    match text.split_once('\n') {
+        None => format!("`{}` is not a number", shortened(text)),
+        Some((line, _)) => {
+            let line = shortened(line.trim_end());
+            format!("a field of several lines begins with `{line}`; is a quote not closed?")
+        }
+    }
 }
 
 fn shortened(text: &str) -> String {
@@ -86,6 +96,8 @@ mod tests {
         }
         assert!(number(b"\xff", 1.0).is_err());
         assert!(number(b"3e38", 2.0).is_err());
+        let lines = number(b"2,3\r\n4,5", 1.0).unwrap_err();
+        assert_eq!(lines, "a field of several lines begins with `2,3`; is a quote not closed?");
         assert!(number("ä".repeat(100).as_bytes(), 1.0).unwrap_err().len() < 150);
     }
 }

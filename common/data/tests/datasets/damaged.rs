@@ -1,5 +1,5 @@
-//! Parquet files with a damaged byte: they are refused, or their records are the same however they are cut
-//! into tasks.
+//! Parquet files with a damaged byte: they are rejected, or their records do not depend on the split into
+//! tasks.
 
 use parquet::file::metadata::ParquetMetaDataReader;
 use steadfast_common::dataset::{ReadOptions, Records};
@@ -20,7 +20,7 @@ async fn records(folder: &Folder, records_per_task: Option<u32>) -> Result<Recor
     Ok(all)
 }
 
-/// F54: a byte anywhere in the file.
+/// F54: a damaged byte anywhere in the file.
 #[tokio::test]
 async fn records_of_a_damaged_file_do_not_depend_on_its_tasks() {
     let folder = Folder::new();
@@ -31,16 +31,16 @@ async fn records_of_a_damaged_file_do_not_depend_on_its_tasks() {
         let mut damaged = file.clone();
         damaged[place] ^= 6;
         folder.write_bytes("a.parquet", &damaged);
-        let (whole, cut) = (records(&folder, None).await, records(&folder, Some(67)).await);
-        if let (Ok(whole), Ok(cut)) = (whole, cut) {
-            assert_eq!(whole, cut, "byte {place} of {}", file.len());
+        let (whole, split) = (records(&folder, None).await, records(&folder, Some(67)).await);
+        if let (Ok(whole), Ok(split)) = (whole, split) {
+            assert_eq!(whole, split, "byte {place} of {}", file.len());
             read += 1;
         }
     }
     assert!(0 < read && read < file.len(), "{read}");
 }
 
-/// F54: a byte in the list of a large row group's pages, by which parts of it are found.
+/// F54: a damaged byte in the page index of a large row group, by which parts of it are found.
 #[tokio::test]
 async fn rows_are_not_mixed_up_by_a_damaged_list_of_pages() {
     let folder = Folder::new();
@@ -69,8 +69,9 @@ async fn rows_are_not_mixed_up_by_a_damaged_list_of_pages() {
     assert!(0 < read_well, "{list:?}");
 }
 
-/// F54: pages may carry checksums. The file is pyarrow's: columns `x` and `y` of 40 numbers, plainly
-/// encoded, by `pyarrow.parquet.write_table(…, write_page_checksum=True)`; no writer of ours makes any.
+/// F54: pages may have checksums, which no writer here creates. The file is written by
+/// `pyarrow.parquet.write_table(…, write_page_checksum=True)`: columns `x` and `y` of 40 numbers, plain
+/// encoding.
 #[tokio::test]
 async fn a_page_that_does_not_fit_its_checksum_is_refused() {
     let folder = Folder::new();

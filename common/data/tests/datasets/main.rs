@@ -1,6 +1,10 @@
-//! Datasets in files of every format: how they are cut into tasks, and what is read of them.
+//! Datasets in all formats: splitting into tasks, and reading.
 
+mod codecs;
+mod compressed;
 mod damaged;
 mod files;
+mod formats;
 mod planning;
 mod reading;
+mod wide;

@@ -1,4 +1,4 @@
-//! How files become tasks.
+//! Planning: from files to tasks.
 
 use crate::files::{Folder, parquet_of, parquet_with_text, spec};
 use proptest::prelude::*;
@@ -58,7 +58,7 @@ async fn a_record_of_the_wrong_length_is_named_with_its_line() {
         let folder = Folder::new();
         folder.write("a.csv", &text);
         let error = error_of(&folder, &spec(DataFormat::Csv, &["a.csv"])).await;
-        let DataError::FieldCount { record, line, expected, found, ref file } = error else {
+        let DataError::FieldCount { record, line, expected, found, ref file, .. } = error else {
             panic!("{error}");
         };
         assert_eq!((record, line, expected, found), (2, 5, 3, 2), "{text:?}");
@@ -114,12 +114,55 @@ async fn something_must_be_left_to_train_on() {
 #[tokio::test]
 async fn a_quote_that_is_never_closed_does_not_fill_the_memory() {
     let folder = Folder::new();
-    folder.write("a.csv", &format!("x0,x1,y\n1,2,\"{}", "3,\n".repeat(7 << 20)));
-    let error = error_of(&folder, &spec(DataFormat::Csv, &["a.csv"])).await;
-    assert!(error.to_string().contains("quote"), "{error}");
+    folder.write("a.csv", &format!("x0,x1,y\n1,2,3\n1,2,\"{}", "3,\n".repeat(7 << 20)));
+    expect_open_quote(&folder, "a.csv", "record 1", 3).await;
     folder.write("b.csv", &format!("x0,x1,\"y{}", "3,\n".repeat(7 << 20)));
-    let error = error_of(&folder, &spec(DataFormat::Csv, &["b.csv"])).await;
-    assert!(error.to_string().contains("quotes"), "{error}");
+    expect_open_quote(&folder, "b.csv", "the header", 1).await;
+    folder.write("c.csv", &format!("x0,x1,y\n1,2,{}", "3".repeat(17 << 20)));
+    let error = error_of(&folder, &spec(DataFormat::Csv, &["c.csv"])).await;
+    assert!(error.to_string().contains("record 0 is longer than"), "{error}");
+}
+
+async fn expect_open_quote(folder: &Folder, name: &str, place: &str, line: u64) {
+    let error = error_of(folder, &spec(DataFormat::Csv, &[name])).await;
+    let DataError::UnclosedQuote { file, place: found, line: found_line } = &error else {
+        panic!("{name}: {error}");
+    };
+    assert_eq!((found.as_str(), *found_line), (place, line), "{name}: {error}");
+    assert!(file.ends_with(name), "{error}");
+    assert_eq!(error.kind(), ErrorKind::Permanent);
+}
+
+#[tokio::test]
+async fn a_quote_that_is_not_closed_is_reported_where_it_opens() {
+    let folder = Folder::new();
+    let rest = "4,5,6\n".repeat(1000);
+    let files = [
+        // The record has the right number of fields.
+        ("last.csv", format!("x0,x1,y\n1,2,3\n1,2,\"3\n{rest}"), "record 1", 3),
+        ("first.csv", format!("x0,x1,y\n1,2,3\n\n\n\"1,2,3\n{rest}"), "record 1", 5),
+        ("second.csv", format!("x0,x1,y\n\"1\n\",\"2,3\n{rest}"), "record 0", 3),
+        ("windows.csv", format!("x0,x1,y\r\n1,2,3\r\n1,\"2,3\r\n{rest}"), "record 1", 3),
+        ("header.csv", format!("x0,\"x1,y\n{rest}"), "the header", 1),
+        ("end.csv", "x0,x1,y\n1,2,3\n4,5,\"6".to_owned(), "record 1", 3),
+        ("doubled.csv", "x0,x1,y\n1,2,\"3\"\"\n4,5,6\n".to_owned(), "record 0", 2),
+    ];
+    for (name, text, place, line) in files {
+        folder.write(name, &text);
+        expect_open_quote(&folder, name, place, line).await;
+    }
+}
+
+#[tokio::test]
+async fn a_quote_that_is_closed_by_a_later_one_is_reported_with_the_lines_between() {
+    let folder = Folder::new();
+    folder.write("a.csv", "x0,x1,y\n1,2,3\n1,\"2,3\n4,5,6\n7,8,9\"\n");
+    let error = error_of(&folder, &spec(DataFormat::Csv, &["a.csv"])).await;
+    let DataError::FieldCount { record: 1, line: 3, last_line: 5, .. } = error else {
+        panic!("{error}");
+    };
+    let text = error.to_string();
+    assert!(text.contains("(lines 3 to 5)") && text.contains("quote"), "{text}");
 }
 
 #[tokio::test]
@@ -133,7 +176,7 @@ async fn a_header_longer_than_the_first_look_is_read() {
     assert_eq!(manifest.features.len(), 20_000);
 }
 
-/// Compiles only if what callers spawn can move between threads.
+/// Compiles only if the futures are `Send`.
 #[tokio::test]
 async fn planning_and_reading_can_be_spawned() {
     let folder = Folder::new();
@@ -154,7 +197,7 @@ fn runtime() -> tokio::runtime::Runtime {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// S004-15: whatever the file looks like, reading all tasks gives all records, once, in order.
+    /// S004-15: for any file, reading all tasks gives each record once, in order.
     #[test]
     fn every_record_of_a_text_file_is_read_in_exactly_one_task(
         lines in prop::collection::vec((any::<i16>(), any::<bool>(), 0_usize..3), 1..300),

@@ -1,5 +1,5 @@
-//! The admin port's page: sections that the process writes, sent whole at first and then, by server-sent
-//! events, as they change. It loads nothing from elsewhere and runs no script but its own.
+//! The page of the admin port: sections, sent in full at first and then as server-sent events when they
+//! change. The page loads nothing from other hosts and runs only its own script.
 
 mod tables;
 
@@ -16,13 +16,13 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 pub use tables::tables;
 
-/// How often it is looked whether something changed.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// Interval of checks for changes.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// When a browser comes back after its connection ended.
+/// Delay after which a browser reconnects.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// Where readiness is put.
+/// Id of the element that shows readiness.
 const READY: &str = "ready";
 
 const STYLE: &str = include_str!("page.css");
@@ -34,16 +34,16 @@ const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; c
 /// A part of a page.
 #[derive(Clone, Debug)]
 pub struct Section {
-    /// Its name in links: letters.
+    /// Its anchor; letters only.
     pub id: &'static str,
     pub title: &'static str,
     pub body: Markup,
 }
 
-/// Writes a page's sections; must not wait.
+/// Renders the sections of a page; must not block.
 pub type Sections = Box<dyn Fn() -> Vec<Section> + Send + Sync>;
 
-/// What stands above the sections.
+/// The header above the sections.
 pub(crate) struct Head<'a> {
     pub role: &'a str,
     pub job: &'a str,
@@ -51,7 +51,7 @@ pub(crate) struct Head<'a> {
     pub warning: Option<&'a str>,
 }
 
-/// The page as it is now.
+/// Renders the page.
 pub(crate) fn page(head: &Head<'_>, sections: &[Section]) -> Response {
     let Head { role, job, ready, warning } = head;
     let title = format!("{job}: {role}");
@@ -72,7 +72,7 @@ pub(crate) fn page(head: &Head<'_>, sections: &[Section]) -> Response {
                     p {
                         span id=(READY) { (ready) }
                         " · "
-                        span id="connection" role="status" { "as of when it was loaded" }
+                        span id="connection" role="status" { "as of page load" }
                     }
                     nav aria-label="Sections" {
                         ul {
@@ -114,50 +114,50 @@ fn guarded(content_type: &'static str, body: String) -> Response {
     (headers, body).into_response()
 }
 
-/// Where a section's body is put.
+/// Returns the id of the element with a section's body.
 fn place(section: &Section) -> String {
     format!("{}-body", section.id)
 }
 
-/// Tells what changes of a page, for as long as somebody listens.
-pub(crate) fn events(look: impl Fn() -> (String, Vec<Section>) + Send + 'static) -> Response {
-    let mut clock = interval(LOOK_EVERY);
+/// Streams the changes of a page until the client disconnects.
+pub(crate) fn events(render: impl Fn() -> (String, Vec<Section>) + Send + 'static) -> Response {
+    let mut clock = interval(CHECK_INTERVAL);
     clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let told = changes(clock, look);
+    let sent = changes(clock, render);
     let headers =
         [(header::CACHE_CONTROL, "no-store"), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
-    (headers, Sse::new(told)).into_response()
+    (headers, Sse::new(sent)).into_response()
 }
 
 fn changes(
     clock: Interval,
-    look: impl Fn() -> (String, Vec<Section>) + Send + 'static,
+    render: impl Fn() -> (String, Vec<Section>) + Send + 'static,
 ) -> impl Stream<Item = Result<Event, Infallible>> + Send {
-    stream::unfold((clock, BTreeMap::new(), look), |(mut clock, mut told, look)| async move {
+    stream::unfold((clock, BTreeMap::new(), render), |(mut clock, mut sent, render)| async move {
         loop {
             clock.tick().await;
-            let (ready, sections) = look();
+            let (ready, sections) = render();
             let mut now: BTreeMap<String, String> =
                 sections.into_iter().map(|it| (place(&it), it.body.into_string())).collect();
             now.insert(READY.to_owned(), html! { (ready) }.into_string());
-            let changed = changed(&mut told, now);
+            let changed = changed(&mut sent, now);
             if !changed.is_empty() {
                 let data = serde_json::json!(changed).to_string();
                 let event = Event::default().retry(RETRY).data(data);
-                return Some((Ok(event), (clock, told, look)));
+                return Some((Ok(event), (clock, sent, render)));
             }
         }
     })
 }
 
-/// What is not as it was told, which is told now.
+/// Returns the elements whose content differs from `sent`, and records them in it.
 fn changed(
-    told: &mut BTreeMap<String, String>,
+    sent: &mut BTreeMap<String, String>,
     now: BTreeMap<String, String>,
 ) -> BTreeMap<String, String> {
     let mut changed = now;
-    changed.retain(|place, body| told.get(place) != Some(body));
-    told.extend(changed.clone());
+    changed.retain(|place, body| sent.get(place) != Some(body));
+    sent.extend(changed.clone());
     changed
 }
 
@@ -170,9 +170,9 @@ mod tests {
         let now = |pairs: &[(&str, &str)]| {
             pairs.iter().map(|(place, body)| ((*place).to_owned(), (*body).to_owned())).collect()
         };
-        let mut told = BTreeMap::new();
-        assert_eq!(changed(&mut told, now(&[("a", "1"), ("b", "2")])).len(), 2);
-        assert_eq!(changed(&mut told, now(&[("a", "1"), ("b", "3")])), now(&[("b", "3")]));
-        assert!(changed(&mut told, now(&[("a", "1"), ("b", "3")])).is_empty());
+        let mut sent = BTreeMap::new();
+        assert_eq!(changed(&mut sent, now(&[("a", "1"), ("b", "2")])).len(), 2);
+        assert_eq!(changed(&mut sent, now(&[("a", "1"), ("b", "3")])), now(&[("b", "3")]));
+        assert!(changed(&mut sent, now(&[("a", "1"), ("b", "3")])).is_empty());
     }
 }

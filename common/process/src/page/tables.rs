@@ -1,9 +1,9 @@
-//! Any status as nested tables.
+//! Renders any JSON status as nested tables.
 
 use maud::{Markup, html};
 use serde_json::Value;
 
-/// Writes JSON as tables.
+/// Renders JSON as tables.
 pub fn tables(value: &Value) -> Markup {
     match value {
         Value::Null => html! { "–" },

@@ -1,4 +1,4 @@
-//! What every kind of store must do alike, run on local files and on memory.
+//! Conformance tests for all kinds of stores, run on local files and on memory.
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
@@ -63,12 +63,12 @@ async fn an_object_in_pieces_is_the_whole_object_in_its_order() {
         let content: Vec<u8> = (0..9_000_000_u32).map(|it| (it % 251) as u8).collect();
         let object = folder.child("x").unwrap();
         object.write(content.clone().into()).await.unwrap();
-        let pieces = object.read_in_pieces(content.len() as u64).try_collect::<Vec<_>>().await;
+        let pieces = object.read_in_chunks(content.len() as u64).try_collect::<Vec<_>>().await;
         let pieces = pieces.unwrap();
         assert!(1 < pieces.len() && pieces.concat() == content);
-        let beyond = object.read_in_pieces(content.len() as u64 + 1);
+        let beyond = object.read_in_chunks(content.len() as u64 + 1);
         assert!(beyond.try_collect::<Vec<_>>().await.is_err());
-        assert!(object.read_in_pieces(0).next().await.is_none());
+        assert!(object.read_in_chunks(0).next().await.is_none());
     })
     .await;
 }
@@ -162,7 +162,7 @@ async fn a_wildcard_finds_what_a_shell_would_sorted() {
     .await;
 }
 
-/// Compiles only if what callers spawn can move between threads.
+/// Compiles only if the futures are `Send`.
 #[tokio::test]
 async fn every_operation_can_be_spawned() {
     let object = open("memory://spawned/x").unwrap();
@@ -237,15 +237,15 @@ async fn no_half_written_file_is_ever_seen() {
 #[test]
 fn a_url_that_cannot_work_says_why_and_keeps_secrets() {
     let message = |url: &str| open(url).unwrap_err().to_string();
-    assert!(message("ftp://host/x").contains("`ftp` is not a known kind of store"));
+    assert!(message("ftp://host/x").contains("the scheme `ftp` is not supported"));
     assert!(message("s3:///x").contains("the name of the bucket or host is missing"));
     assert!(message("file://host/x").contains("no host"));
-    assert!(message("s3://bucket/../x").contains("is no place to store data"));
+    assert!(message("s3://bucket/../x").contains("is not a valid location"));
     let signed = message("https://host/x?signature=hush");
     assert!(signed.contains("query") && !signed.contains("hush"), "{signed}");
     let password = message("https://user:hush@host/x");
     assert!(password.contains("password") && !password.contains("hush"), "{password}");
-    assert!(message("a\0b").contains("is no place"));
+    assert!(message("a\0b").contains("is not a valid location"));
 }
 
 #[cfg(not(feature = "cloud"))]

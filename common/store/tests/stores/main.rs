@@ -1,4 +1,4 @@
-//! Object stores by what they promise: the local one, and those that are reached over a network.
+//! Tests of object stores: conformance, and access over a network.
 
 mod conformance;
 #[cfg(feature = "cloud")]

@@ -1,4 +1,4 @@
-//! Stores across the network, against a tiny server on this machine.
+//! Network stores, against a minimal local server.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -9,8 +9,8 @@ use steadfast_store::{StoreError, expand, open};
 
 const BODY: &[u8] = b"0123456789";
 
-/// Serves `BODY` under `/data.bin`, ranges included; returns its address and the head of every
-/// request it gets.
+/// Serves `BODY` at `/data.bin`, with ranges; returns the address, and a channel with the head of each
+/// request.
 fn serve() -> (SocketAddr, Receiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! Single requests at the edges of what can be sent.
+//! Single requests at the limits of valid values.
 
 use super::generate::{NewWatch, Step};
 use etcd_client::proto::{
@@ -25,7 +25,7 @@ fn txn(success: Vec<PbTxnOpRequest>) -> PbTxnRequest {
     PbTxnRequest { success: success.collect(), ..Default::default() }
 }
 
-/// Around the limits of 1.5 MiB for what is logged and 2 MiB for what is received.
+/// Sizes around the limits of 1.5 MiB for the log and 2 MiB for received messages.
 fn sizes() -> Vec<Step> {
     let mut steps = Vec::new();
     for bytes in [1_572_700, 1_573_000, 2_097_000, 2_097_200] {
@@ -45,7 +45,7 @@ fn leases() -> Vec<Step> {
     let mut steps = Vec::new();
     for id in [-5, 0, i64::MIN, i64::MAX] {
         for ttl in [i64::MIN, 9_000_000_001] {
-            // Zero asks for an id of the server's choice, which is never the same.
+            // For zero the server chooses a random id.
             let is_random = id == 0 && ttl < 0;
             if !is_random {
                 steps.push(Step::Grant(PbLeaseGrantRequest { id, ttl }));
@@ -72,7 +72,7 @@ fn transactions() -> Vec<Step> {
             steps.push(Step::Txn(PbTxnRequest { compare: vec![compare], ..Default::default() }));
         }
     }
-    // A delete without an end is not held against a put of the same transaction.
+    // A delete without an end does not conflict with a put of the same transaction.
     let delete = |range_end: &[u8]| {
         let range_end = range_end.to_vec();
         PbTxnOpRequest::RequestDeleteRange(PbDeleteRequest {

@@ -1,4 +1,4 @@
-//! Two servers that are told the same and must answer the same.
+//! Two servers that receive the same requests and must send the same replies.
 
 use super::generate::{Known, NewWatch, Step};
 use super::watches::{Position, Watches};
@@ -23,12 +23,12 @@ pub struct Pair {
     seed: u64,
     steps: u32,
     pub known: Known,
-    /// How often each method was answered in each way: a comparison shows nothing about what it
-    /// never met.
+    /// The number of replies of each kind for each method: a comparison proves nothing about replies that
+    /// did not occur.
     pub met: BTreeMap<String, u32>,
     real: Side,
     embedded: Side,
-    /// Dropped last: the servers go first.
+    /// The servers are dropped before the data directory.
     _servers: (RealEtcd, Embedded, TempDir),
 }
 
@@ -105,7 +105,7 @@ impl Pair {
         }
     }
 
-    /// Compares what is there at the end, and everything that the watchers have been told.
+    /// Compares the final contents, and all events of the watchers.
     pub async fn compare_everything(&mut self) {
         let all = PbRangeRequest { key: vec![0], range_end: vec![0], ..Default::default() };
         self.step(Step::Range(all)).await;
@@ -136,8 +136,8 @@ impl Pair {
         assert_eq!(real, embedded, "left is real etcd; {what}");
     }
 
-    /// Starts a watch on both and waits until both have caught up: a compaction may cancel a watch
-    /// that has not, and how fast it does is nobody's promise.
+    /// Starts a watch on both and waits until both have caught up: a compaction may cancel a watch that has
+    /// not, and the speed of a watch is not specified.
     async fn watch(&mut self, what: &str, watch: NewWatch) {
         let real = self.real.watches.start(&mut self.real.client, &watch).await;
         let embedded = self.embedded.watches.start(&mut self.embedded.client, &watch).await;
@@ -167,8 +167,8 @@ impl Pair {
         assert_eq!(real, embedded, "left is real etcd; {what}");
     }
 
-    /// Changes the watched key and waits until both watchers have been told, then compares all
-    /// that they have been told.
+    /// Changes the watched key, waits until both watchers have the events, and compares all of their
+    /// events.
     async fn bring_up_to_date(&mut self, id: i64) {
         let watch = self.real.watches.request(id);
         let what = format!("seed {}, step {}, watch {watch:?}", self.seed, self.steps);
@@ -187,7 +187,7 @@ impl Pair {
     }
 }
 
-/// Returns the time to live that a sign of life is answered with.
+/// Sends a keep-alive and returns the TTL of its reply.
 async fn keep_alive(client: &mut Client, id: i64) -> Result<i64, String> {
     let (mut keeper, mut replies) =
         client.lease_keep_alive(id).await.map_err(|error| error.to_string())?;
@@ -200,7 +200,7 @@ fn comparable<R: Reply>(reply: Result<R, Status>) -> Result<R, (tonic::Code, Str
     reply.map(Reply::normal).map_err(|status| (status.code(), status.message().to_string()))
 }
 
-/// A reply without what two servers cannot have in common: their names.
+/// A reply that can be compared without the ids of the servers.
 pub trait Reply: Sized {
     fn normal(self) -> Self;
     fn revision(&self) -> i64;
@@ -250,7 +250,7 @@ impl Reply for PbTxnResponse {
 }
 
 impl Reply for PbLeaseTimeToLiveResponse {
-    /// The order of keys is random in real etcd, and the clocks are not the same.
+    /// The order of keys is random in real etcd, and the clocks of the servers differ.
     fn normal(mut self) -> Self {
         self.header = normal_header(self.header);
         self.keys.sort();
@@ -264,7 +264,7 @@ impl Reply for PbLeaseTimeToLiveResponse {
 }
 
 impl Reply for PbLeaseLeasesResponse {
-    /// Real etcd sorts by what is left of the time.
+    /// Real etcd sorts by remaining time.
     fn normal(mut self) -> Self {
         self.header = normal_header(self.header);
         self.leases.sort_by_key(|lease| lease.id);

@@ -1,4 +1,4 @@
-//! The watches of one server, all on one stream, and what they have been told.
+//! The watches of one server, all on one stream, and their events.
 
 use super::generate::NewWatch;
 use etcd_client::proto::{PbEvent, PbWatchResponse};
@@ -12,7 +12,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(20);
 #[derive(Default)]
 pub struct Watches {
     stream: Option<WatchStream>,
-    /// Live ones, by id.
+    /// Live watches by id.
     watches: BTreeMap<i64, Watch>,
 }
 
@@ -22,7 +22,7 @@ struct Watch {
     events: Vec<PbEvent>,
 }
 
-/// A response that is not about events, without the names of the server.
+/// A response without events and without the ids of the server.
 #[derive(Debug, PartialEq)]
 pub struct Control {
     pub id: i64,
@@ -33,7 +33,7 @@ pub struct Control {
     cancel_reason: String,
 }
 
-/// The revisions of a put and a delete that end what is compared.
+/// The revisions of a put and a delete that end a comparison.
 #[derive(Debug, Clone, Copy)]
 pub struct Position {
     pub put: i64,
@@ -49,7 +49,7 @@ impl Watches {
         self.watches[&id].request.clone()
     }
 
-    /// Creates a watch and returns how that was answered.
+    /// Creates a watch and returns the server's response.
     pub async fn start(&mut self, client: &mut Client, request: &NewWatch) -> Control {
         match &mut self.stream {
             Some(stream) => {
@@ -80,7 +80,7 @@ impl Watches {
         self.lost().await
     }
 
-    /// Returns the new events of a watch, up to a position that it is sure to be told of.
+    /// Returns the new events of a watch, up to a position that the watch includes.
     pub async fn told_up_to(&mut self, id: i64, mark: Position) -> Vec<PbEvent> {
         let last = match self.watches[&id].request.filter {
             Some(WatchFilterType::NoDelete) => mark.put,
@@ -88,7 +88,7 @@ impl Watches {
         };
         while self.watches[&id].events.last().is_none_or(|event| revision(event) < last) {
             if let Some(control) = self.next().await {
-                panic!("watch {id} waits for revision {last} and gets {control:?}");
+                panic!("watch {id} waits for revision {last} but received {control:?}");
             }
         }
         std::mem::take(&mut self.watches.get_mut(&id).unwrap().events)
@@ -102,10 +102,10 @@ impl Watches {
         }
     }
 
-    /// Takes one response from the stream; events go to their watch.
+    /// Receives one response; events are added to their watch.
     async fn next(&mut self) -> Option<Control> {
         let stream = self.stream.as_mut().unwrap();
-        let message = timeout(ANSWER_MAX, stream.message()).await.expect("an answer in time");
+        let message = timeout(ANSWER_MAX, stream.message()).await.expect("a response in time");
         let response: PbWatchResponse = message.unwrap().expect("an open stream").0;
         if response.created || response.canceled {
             return Some(Control {

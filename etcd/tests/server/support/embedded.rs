@@ -1,4 +1,4 @@
-//! The embedded server in this process, to be stopped or torn down.
+//! An embedded server in this process, which can be stopped or aborted.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -31,13 +31,13 @@ impl Embedded {
         Embedded { address, stop, task: tokio::spawn(server.serve(shutdown)) }
     }
 
-    /// Stops it as a process manager would.
+    /// Stops the server gracefully.
     pub async fn stop(self) {
         self.stop.send(()).unwrap();
         self.task.await.unwrap().unwrap();
     }
 
-    /// Drops it where it stands.
+    /// Aborts the server without a shutdown.
     pub async fn tear_down(self) {
         self.task.abort();
         assert!(self.task.await.unwrap_err().is_cancelled());

@@ -1,4 +1,4 @@
-//! What the tests share: an embedded server, a real etcd, a way to call either, and chance.
+//! Shared by the tests: an embedded server, a real etcd, clients for both, and a random number generator.
 
 pub mod embedded;
 pub mod raw;
@@ -7,17 +7,17 @@ pub mod real;
 use etcd_client::Client;
 use std::net::SocketAddr;
 
-/// Connects the ordinary client.
+/// Connects a client of the library `etcd-client`.
 pub async fn client(address: SocketAddr) -> Client {
     Client::connect([address.to_string()], None).await.unwrap()
 }
 
-/// A small generator (splitmix64): the same seed plays the same sequence for ever.
-pub struct Chance(u64);
+/// A small random number generator (splitmix64): the same seed always yields the same sequence.
+pub struct Rng(u64);
 
-impl Chance {
+impl Rng {
     pub fn new(seed: u64) -> Self {
-        Chance(seed)
+        Rng(seed)
     }
 
     pub fn next(&mut self) -> u64 {
@@ -33,12 +33,12 @@ impl Chance {
         self.next() % end
     }
 
-    /// Returns a number of an inclusive range.
+    /// Returns a number from an inclusive range.
     pub fn between(&mut self, first: i64, last: i64) -> i64 {
         first + i64::try_from(self.below(u64::try_from(last - first + 1).unwrap())).unwrap()
     }
 
-    /// Is true once in `n` times.
+    /// Returns true with probability 1/`n`.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }

@@ -1,4 +1,4 @@
-//! Calls without a client library between: any message, well-formed or not, and the whole reply.
+//! Calls without a client library: any message, valid or not, and the complete reply.
 
 use prost::Message;
 use std::net::SocketAddr;

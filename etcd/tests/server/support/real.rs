@@ -1,4 +1,4 @@
-//! A real etcd, started for one test and killed with it.
+//! A real etcd, started for one test and killed at its end.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
@@ -17,7 +17,7 @@ pub struct RealEtcd {
 }
 
 impl RealEtcd {
-    /// Starts an empty one and waits until it answers.
+    /// Starts an empty etcd and waits until it listens.
     pub async fn start() -> Self {
         let data_dir = tempfile::tempdir().unwrap();
         let (address, peer) = (free_address(), free_address());
@@ -42,7 +42,7 @@ impl RealEtcd {
         let deadline = Instant::now() + START_MAX;
         while TcpStream::connect(self.address).await.is_err() {
             if let Some(status) = self.process.try_wait().unwrap() {
-                panic!("etcd ended at its start: {status}");
+                panic!("etcd exited during startup: {status}");
             }
             assert!(Instant::now() < deadline, "etcd does not listen on {}", self.address);
             sleep(Duration::from_millis(20)).await;
@@ -57,7 +57,7 @@ impl Drop for RealEtcd {
     }
 }
 
-/// Returns the path of a program, or fails with what to install.
+/// Returns the path of a program, or panics with the package to install.
 pub fn binary(name: &str, package: &str) -> String {
     let path = std::env::var("PATH").unwrap_or_default();
     for dir in path.split(':').chain(["/usr/bin", "/usr/local/bin"]) {
@@ -66,7 +66,7 @@ pub fn binary(name: &str, package: &str) -> String {
             return candidate.to_str().unwrap().into();
         }
     }
-    panic!("this test compares with a real {name}: install the package {package}");
+    panic!("this test needs a real {name}: install the package {package}");
 }
 
 fn free_address() -> SocketAddr {

@@ -1,4 +1,4 @@
-//! The task queues, explored: every interleaving of a small world, many of a large one.
+//! Exploration of the task queues: every interleaving of a small model, random ones of a large model.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,8 +6,9 @@ use proptest::prelude::*;
 use steadfast_common::ids::{Attempt, Millis, Pass, RequestId, TaskId, TrainerId};
 use steadfast_common::records::{DispatchRecord, QueueRecord, ReplyRecord, TaskRecord};
 use steadfast_master_core::deadlines::Deadlines;
+use steadfast_master_core::given_up::GivenUp;
 use steadfast_master_core::ledger::{
-    Answer, Blame, Fact, Ledger, Limits, Next, Report, Request, Wants,
+    Attribution, Fact, Ledger, Limits, Next, Report, Request, TaskReply, Wants,
 };
 use uuid::Uuid;
 
@@ -17,17 +18,17 @@ fn trainer(number: u128) -> TrainerId {
     TrainerId(Uuid::from_u128(number))
 }
 
-/// Tasks in order, turned by one place each pass.
+/// Returns the tasks in order, rotated by one place each pass.
 fn order_of(tasks: u32) -> impl Fn(Pass) -> Vec<TaskId> {
     move |pass| (0..tasks).map(|index| TaskId((index + pass.0) % tasks)).collect()
 }
 
-/// What etcd would hold: the same facts, written as keys.
+/// The content of etcd: the same facts, written as keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Store {
     head: QueueRecord,
     tasks: BTreeMap<(u64, TaskId), TaskRecord>,
-    given_up: BTreeMap<(Pass, TaskId), String>,
+    given_up: GivenUp,
     replies: BTreeMap<TrainerId, ReplyRecord>,
 }
 
@@ -42,12 +43,7 @@ impl Store {
                 Fact::Done { task } => {
                     self.tasks.remove(&(self.head.round, task));
                 }
-                Fact::GivenUp { pass, task, reason } => {
-                    self.given_up.insert((pass, task), reason);
-                }
-                Fact::TakenBack { pass, task } => {
-                    self.given_up.remove(&(pass, task));
-                }
+                Fact::GivenUp { task, record } => self.given_up.set(task, record),
                 Fact::Replied { trainer, reply } => {
                     self.replies.insert(trainer, reply);
                 }
@@ -71,20 +67,20 @@ impl Store {
     }
 }
 
-/// A ledger, its store, and what each trainer believes that it holds.
+/// A ledger, its store, and the task that each trainer believes to hold.
 #[derive(Clone, Debug)]
-struct World {
+struct LedgerModel {
     tasks: u32,
     limits: Limits,
     ledger: Ledger,
     store: Store,
     holds: BTreeMap<TrainerId, DispatchRecord>,
     requests: u128,
-    last: Option<(Request, Answer)>,
+    last: Option<(Request, TaskReply)>,
     finished: BTreeMap<(Pass, TaskId), u32>,
 }
 
-impl World {
+impl LedgerModel {
     fn new(tasks: u32) -> Self {
         Self {
             tasks,
@@ -109,7 +105,7 @@ impl World {
         self.check();
     }
 
-    fn ask(&mut self, who: TrainerId, report: Option<Report>, wants: Wants) -> Answer {
+    fn ask(&mut self, who: TrainerId, report: Option<Report>, wants: Wants) -> TaskReply {
         self.requests += 1;
         let id = RequestId(Uuid::from_u128(self.requests));
         let request = Request { id, trainer: who, report, wants, held: None };
@@ -123,7 +119,7 @@ impl World {
         answer
     }
 
-    /// Invariants at every committed revision.
+    /// Checks the invariants; called at every committed revision.
     fn check(&self) {
         let queues = self.ledger.queues();
         // I2: conservation.
@@ -150,7 +146,7 @@ impl World {
     }
 }
 
-/// One step of a world: who does what.
+/// One step of a model.
 #[derive(Clone, Copy, Debug)]
 enum Move {
     Ask { who: u128, wants: Wants, report: u8 },
@@ -160,7 +156,7 @@ enum Move {
     Rewind,
 }
 
-fn apply(world: &mut World, step: Move) {
+fn apply(world: &mut LedgerModel, step: Move) {
     match step {
         Move::Ask { who, wants, report } => {
             let report = world.report(trainer(who), report);
@@ -174,20 +170,20 @@ fn apply(world: &mut World, step: Move) {
             }
         }
         Move::Lose { who } => {
-            let facts = world.ledger.lose_trainer(trainer(who), Blame::Task, &LIMITS);
+            let facts = world.ledger.lose_trainer(trainer(who), Attribution::Task, &LIMITS);
             world.commit(&facts);
         }
         Move::Retry => retry_gets_the_same_answer(world),
         Move::Rewind => {
             let snapshot = world.ledger.snapshot();
             let facts = world.ledger.rewind(&snapshot);
-            // What was done before the checkpoint stays done, so it may not be done again.
+            // Tasks that were done before the checkpoint stay done and must not be done again.
             world.commit(&facts);
         }
     }
 }
 
-fn retry_gets_the_same_answer(world: &mut World) {
+fn retry_gets_the_same_answer(world: &mut LedgerModel) {
     let Some((request, answer)) = world.last.clone() else { return };
     let reply = world.store.replies.get(&request.trainer).map(|reply| reply.request);
     let round = world.store.head.round;
@@ -219,11 +215,11 @@ fn moves() -> Vec<Move> {
 }
 
 /// S004-5, S004-6, S004-7, S004-11, I2, I4: every interleaving of two trainers over two tasks and
-/// two passes, seven moves deep, keeps each task in one queue, never stalls, and recovers to
-/// itself.
+/// two passes, seven moves deep, keeps each task in one queue, never stalls, and is recovered
+/// unchanged.
 #[test]
 fn every_interleaving_keeps_each_task_in_one_queue_and_never_stalls() {
-    let mut frontier = vec![World::new(2)];
+    let mut frontier = vec![LedgerModel::new(2)];
     let mut seen = BTreeSet::new();
     for _ in 0..7 {
         let mut next = Vec::new();
@@ -242,8 +238,8 @@ fn every_interleaving_keeps_each_task_in_one_queue_and_never_stalls() {
     assert!(2_000 < seen.len(), "explored only {} states", seen.len());
 }
 
-/// The state without what only counts up (request ids), so that equal worlds are met once.
-fn strip(world: &World) -> (QueueRecord, BTreeMap<(u64, TaskId), TaskRecord>) {
+/// Returns the state without counters that only increase (request ids), so equal states are visited once.
+fn strip(world: &LedgerModel) -> (QueueRecord, BTreeMap<(u64, TaskId), TaskRecord>) {
     (world.store.head, world.store.tasks.clone())
 }
 
@@ -263,13 +259,13 @@ fn any_move() -> impl Strategy<Value = Move> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// I2, I4: the same for five trainers over many tasks, at random.
+    /// I2, I4: the same for five trainers over many tasks, with random moves.
     #[test]
     fn long_random_histories_keep_each_task_in_one_queue(
         tasks in 1..40_u32,
         steps in prop::collection::vec(any_move(), 0..400),
     ) {
-        let mut world = World::new(tasks);
+        let mut world = LedgerModel::new(tasks);
         for step in steps {
             apply(&mut world, step);
         }
@@ -281,7 +277,7 @@ proptest! {
 /// given up. S004-12: the next pass brings it back.
 #[test]
 fn a_pass_closes_even_if_its_last_task_was_given_up() {
-    let mut world = World::new(2);
+    let mut world = LedgerModel::new(2);
     let Next::Task(first) = world.ask(trainer(1), None, Wants::Task).next else { panic!() };
     world.ask(trainer(1), world.report(trainer(1), 0), Wants::Task);
     assert_eq!(first.task, TaskId(0));
@@ -289,20 +285,18 @@ fn a_pass_closes_even_if_its_last_task_was_given_up() {
         let answer = world.ask(trainer(1), world.report(trainer(1), 1), Wants::Task);
         assert!(matches!(answer.next, Next::Task(it) if it.task == TaskId(1)));
     }
-    assert_eq!(world.ledger.discarded(), []);
+    assert!(world.ledger.given_up().records().is_empty());
     world.ask(trainer(1), world.report(trainer(1), 1), Wants::Nothing);
     assert_eq!(world.ledger.head().pass, Pass(1));
     assert_eq!(world.ledger.queues().todo, 2);
-    // I3: what was given up stays listed after its pass is over.
-    let listed = world.ledger.discarded();
-    assert_eq!(listed.len(), 1);
-    assert_eq!((listed[0].pass, listed[0].task), (Pass(0), TaskId(1)));
+    // I3: a given-up task stays listed after its pass is over.
+    assert_eq!(world.ledger.given_up().in_pass(Pass(0)), BTreeSet::from([TaskId(1)]));
 }
 
-/// S004-13: a pass in which every task was given up is an error, not a spin.
+/// S004-13: a pass in which every task was given up is an error, not an endless loop.
 #[test]
 fn all_tasks_given_up_is_an_error() {
-    let mut world = World::new(1);
+    let mut world = LedgerModel::new(1);
     let mut answer = world.ask(trainer(1), None, Wants::Task);
     for _ in 0..=LIMITS.failures_max {
         answer = world.ask(trainer(1), world.report(trainer(1), 1), Wants::Task);
@@ -313,7 +307,7 @@ fn all_tasks_given_up_is_an_error() {
 /// S004-16, D6: a late report of an attempt that is over changes nothing.
 #[test]
 fn a_late_report_of_an_expired_attempt_does_not_count() {
-    let mut world = World::new(3);
+    let mut world = LedgerModel::new(3);
     let Next::Task(held) = world.ask(trainer(1), None, Wants::Task).next else { panic!() };
     let facts = world.ledger.expire(held.task, held.attempt, &LIMITS);
     world.commit(&facts);
@@ -327,7 +321,7 @@ fn a_late_report_of_an_expired_attempt_does_not_count() {
 /// S004-16, I4: the late success of a dead attempt does not close the attempt that replaced it.
 #[test]
 fn a_late_report_does_not_close_the_attempt_that_replaced_it() {
-    let mut world = World::new(1);
+    let mut world = LedgerModel::new(1);
     let Next::Task(dead) = world.ask(trainer(1), None, Wants::Task).next else { panic!() };
     let facts = world.ledger.expire(dead.task, dead.attempt, &LIMITS);
     world.commit(&facts);
@@ -345,7 +339,7 @@ fn a_late_report_does_not_close_the_attempt_that_replaced_it() {
 /// S004-9: an attempt expires at its deadline, not before; one that ended has no deadline.
 #[test]
 fn a_deadline_is_counted_per_attempt() {
-    let mut world = World::new(2);
+    let mut world = LedgerModel::new(2);
     let mut deadlines = Deadlines::default();
     let Next::Task(held) = world.ask(trainer(1), None, Wants::Task).next else { panic!() };
     deadlines.follow(&world.ledger, Millis(100), &LIMITS);
@@ -356,23 +350,23 @@ fn a_deadline_is_counted_per_attempt() {
     assert_eq!(deadlines.overdue(Millis(500)), []);
 }
 
-/// S004-16: a trainer's lost lease requeues what it held at once.
+/// S004-16: when a trainer's lease is lost, its tasks are requeued at once.
 #[test]
 fn a_lost_trainer_gives_its_tasks_back_at_once() {
-    let mut world = World::new(4);
+    let mut world = LedgerModel::new(4);
     world.ask(trainer(1), None, Wants::Task);
     world.ask(trainer(2), None, Wants::Task);
-    let facts = world.ledger.lose_trainer(trainer(1), Blame::Task, &LIMITS);
+    let facts = world.ledger.lose_trainer(trainer(1), Attribution::Task, &LIMITS);
     world.commit(&facts);
     assert_eq!(world.ledger.queues().pending, 1);
     assert_eq!(world.ledger.queues().todo, 3);
 }
 
-/// F9: where there are two trainers, two have to fail before a task is given up; and it goes to the
-/// other one.
+/// F9: with two trainers, both must fail before a task is given up; a failed task goes to the other
+/// trainer.
 #[test]
 fn one_of_two_trainers_alone_does_not_get_a_task_given_up() {
-    let mut world = World::new(1);
+    let mut world = LedgerModel::new(1);
     world.limits.trainers = 2;
     world.ask(trainer(1), None, Wants::Task);
     for _ in 0..=LIMITS.failures_max {
@@ -385,10 +379,10 @@ fn one_of_two_trainers_alone_does_not_get_a_task_given_up() {
     assert_eq!(answer.next, Next::AllFailed { pass: Pass(0) });
 }
 
-/// F9: a trainer is given what others failed rather than what it failed itself.
+/// F9: a trainer prefers tasks that others failed to those that it failed itself.
 #[test]
 fn a_task_goes_to_another_trainer_than_the_one_that_failed_it() {
-    let mut world = World::new(2);
+    let mut world = LedgerModel::new(2);
     world.limits.trainers = 2;
     world.ask(trainer(1), None, Wants::Task);
     world.ask(trainer(2), None, Wants::Task);
@@ -399,10 +393,10 @@ fn a_task_goes_to_another_trainer_than_the_one_that_failed_it() {
     assert!(matches!(answer.next, Next::Task(it) if it.task == TaskId(1)));
 }
 
-/// I12: nobody waits for ever for a second trainer that does not ask.
+/// I12: a task does not wait for ever for a second trainer that does not ask.
 #[test]
 fn a_task_is_given_up_in_the_end_even_if_only_one_trainer_asks() {
-    let mut world = World::new(1);
+    let mut world = LedgerModel::new(1);
     world.limits.trainers = 2;
     let mut answer = world.ask(trainer(1), None, Wants::Task);
     for _ in 0..2 * LIMITS.failures_max + 2 {
@@ -412,11 +406,11 @@ fn a_task_is_given_up_in_the_end_even_if_only_one_trainer_asks() {
     assert_eq!(answer.next, Next::AllFailed { pass: Pass(0) });
 }
 
-/// S004-16: when a generation begins without going back, what was pending waits again, held against
-/// nobody.
+/// S004-16: when a generation starts without a rollback, pending tasks wait again, and no failure is
+/// counted.
 #[test]
 fn a_recall_puts_pending_tasks_back_and_blames_nobody() {
-    let mut world = World::new(4);
+    let mut world = LedgerModel::new(4);
     world.ask(trainer(1), None, Wants::Task);
     world.ask(trainer(2), None, Wants::Task);
     for _ in 0..5 {
@@ -429,11 +423,11 @@ fn a_recall_puts_pending_tasks_back_and_blames_nobody() {
     assert!(world.ledger.snapshot().open.values().all(|failures| *failures == 0));
 }
 
-/// I2: a checkpoint whose queues were noted before a task was given up would bring the task back into
-/// a pass that some shards have left.
+/// I2: a checkpoint whose queues were recorded before a task was given up would return the task to a
+/// pass that some shards have left.
 #[test]
 fn a_snapshot_knows_what_was_given_up_after_it() {
-    let mut world = World::new(2);
+    let mut world = LedgerModel::new(2);
     world.ask(trainer(1), None, Wants::Task);
     let before = world.ledger.snapshot();
     assert!(!world.ledger.gave_up_since(&before));
@@ -447,18 +441,18 @@ fn a_snapshot_knows_what_was_given_up_after_it() {
         world.ask(trainer(1), None, Wants::Task);
         world.ask(trainer(1), None, Wants::Task);
     }
-    assert_eq!(world.ledger.discarded().len(), 1);
+    assert_eq!(world.ledger.given_up().times(), 1);
     assert!(world.ledger.gave_up_since(&before));
     assert!(!world.ledger.gave_up_since(&world.ledger.snapshot()));
 }
 
-/// F17: trainers that went while nobody acted are not held against their tasks.
+/// F17: the loss of trainers while no master was acting does not count against their tasks.
 #[test]
 fn a_trainer_lost_without_blame_discards_no_task() {
-    let mut world = World::new(1);
+    let mut world = LedgerModel::new(1);
     for number in 1..10 {
         world.ask(trainer(number), None, Wants::Task);
-        let facts = world.ledger.lose_trainer(trainer(number), Blame::Nobody, &LIMITS);
+        let facts = world.ledger.lose_trainer(trainer(number), Attribution::None, &LIMITS);
         world.commit(&facts);
     }
     assert_eq!(world.ledger.queues().todo, 1);
@@ -467,7 +461,7 @@ fn a_trainer_lost_without_blame_discards_no_task() {
 /// S004-27: a retry after a lost reply gets the same task under the same attempt.
 #[test]
 fn a_repeated_request_gets_the_first_answer() {
-    let mut world = World::new(4);
+    let mut world = LedgerModel::new(4);
     world.ask(trainer(1), None, Wants::Task);
     world.ask(trainer(1), world.report(trainer(1), 0), Wants::Task);
     let (request, answer) = world.last.clone().unwrap();
@@ -476,7 +470,7 @@ fn a_repeated_request_gets_the_first_answer() {
     assert_eq!((facts, again), (vec![], answer));
 }
 
-/// S004-26, I2, D10, F21: 10⁶ tasks are dispatched and finished; only what is in flight has a key.
+/// S004-26, I2, D10, F21: with 10⁶ tasks in the queues, only those in flight have a key.
 #[test]
 fn a_million_tasks_need_keys_only_for_what_is_in_flight() {
     let tasks = 1_000_000;
@@ -498,14 +492,15 @@ fn a_million_tasks_need_keys_only_for_what_is_in_flight() {
     assert_eq!(ledger.head().next_attempt, Attempt(20_000));
 }
 
-/// F25, I4, I12: a request that arrives once more, after others of its trainer, hands out a task to
-/// nobody. The next request says what the trainer has, and the task goes back, held against nobody.
+/// F25, I4, I12: a delayed duplicate, which arrives after later requests of its trainer, dispatches a task
+/// that no trainer receives. The next request lists what the trainer holds, and the task is returned
+/// without counting a failure.
 #[test]
 fn a_task_that_its_trainer_never_got_goes_back_with_its_next_request() {
-    let mut world = World::new(3);
+    let mut world = LedgerModel::new(3);
     let Next::Task(known) = world.ask(trainer(1), None, Wants::Task).next else { panic!() };
     let Next::Task(lost) = world.ask(trainer(1), None, Wants::Task).next else { panic!() };
-    let ask = |world: &mut World, held: &[Attempt]| {
+    let ask = |world: &mut LedgerModel, held: &[Attempt]| {
         world.requests += 1;
         let id = RequestId(Uuid::from_u128(world.requests));
         let held = Some(held.iter().copied().collect());
@@ -519,8 +514,8 @@ fn a_task_that_its_trainer_never_got_goes_back_with_its_next_request() {
     let pending: Vec<Attempt> = world.ledger.pending().map(|(_, attempt, _)| attempt).collect();
     assert_eq!(pending, [known.attempt]);
     let snapshot = world.ledger.snapshot();
-    assert_eq!(snapshot.open.get(&lost.task), Some(&0), "it is held against somebody");
-    // A request of long ago, which had nothing in hand, costs an attempt and no more.
+    assert_eq!(snapshot.open.get(&lost.task), Some(&0), "a failure was counted");
+    // An old request whose trainer held nothing costs one attempt, nothing else.
     ask(&mut world, &[]);
     assert_eq!(world.ledger.pending().count(), 0);
 }

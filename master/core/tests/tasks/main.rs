@@ -1,4 +1,4 @@
-//! The queues of tasks: their rules, and every order of events in small worlds.
+//! Rules of the task queues, and exhaustive exploration of small models.
 
 mod ledger;
 mod small_worlds;

@@ -1,5 +1,5 @@
-//! Small worlds, explored over every interleaving up to some depth: the staleness gate, the election of
-//! who gives first values, and the dealing of lanes. (The queues have theirs in `ledger.rs`.)
+//! Small models, explored over every interleaving up to some depth: the staleness gate, the election of
+//! the initialiser, and the assignment of lanes. (`ledger.rs` explores the queues.)
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use steadfast_common::ids::{Generation, Lane, TrainerId};
 use steadfast_common::records::InitRecord;
 use steadfast_master_core::clocks::Clocks;
-use steadfast_master_core::election::{Verdict, elect, finish};
+use steadfast_master_core::election::{InitReply, elect, finish};
 use steadfast_master_core::lanes::Lanes;
 use uuid::Uuid;
 
@@ -15,8 +15,8 @@ fn trainer(number: u128) -> TrainerId {
     TrainerId(Uuid::from_u128(number))
 }
 
-/// Applies every move in every state that can be reached in `depth` moves; returns how many states
-/// there are. A move that cannot be made gives nothing.
+/// Applies every move in every state that can be reached in `depth` moves; returns the number of
+/// states. `apply` returns `None` for a move that is not possible.
 fn explore<S: Clone + Debug, M: Copy>(
     start: S,
     moves: &[M],
@@ -39,12 +39,12 @@ fn explore<S: Clone + Debug, M: Copy>(
     seen.len()
 }
 
-/// Trainers before the gate.
+/// Trainers at the staleness gate.
 #[derive(Clone, Debug)]
 struct Gate {
     clocks: Clocks,
     at_work: BTreeSet<TrainerId>,
-    /// Pushes that each trainer was let through with.
+    /// Admitted pushes of each trainer.
     pushed: [u64; 3],
 }
 
@@ -53,12 +53,12 @@ enum AtGate {
     Comes(usize),
     Goes(usize),
     Asks(usize),
-    /// A request that was sent long ago, by whoever it was.
+    /// A delayed request of a trainer, active or not.
     Late(usize),
 }
 
-/// I8, I12: nobody is let through too far ahead of the slowest at work, and whoever is the slowest is
-/// let through, whatever late requests of others come in between.
+/// I8, I12: no trainer is admitted too far ahead of the slowest active one, and the slowest is admitted,
+/// whatever delayed requests of others arrive.
 #[test]
 fn every_interleaving_at_the_gate_keeps_the_bound_and_lets_the_slowest_go() {
     const BOUND: u32 = 1;
@@ -85,19 +85,19 @@ fn every_interleaving_at_the_gate_keeps_the_bound_and_lets_the_slowest_go() {
         gate.clocks.follow(&gate.at_work);
         let mut asks = gate.clocks.clone();
         let goes = |it: &TrainerId| asks.may_go(*it, BOUND);
-        let somebody = gate.at_work.is_empty() || gate.at_work.iter().any(goes);
-        assert!(somebody, "nobody may go on: {gate:?}");
+        let is_open = gate.at_work.is_empty() || gate.at_work.iter().any(goes);
+        assert!(is_open, "no trainer may proceed: {gate:?}");
         Some(gate)
     });
     assert!(3_000 < states, "explored only {states} states");
 }
 
-/// Trainers that offer themselves to give first values.
+/// Candidates for the initialiser.
 #[derive(Clone, Debug)]
 struct Election {
     stored: Option<InitRecord>,
     live: BTreeSet<TrainerId>,
-    /// The attempt that each trainer believes to be its own.
+    /// The attempt that each trainer believes it was elected for.
     believes: [Option<u64>; 3],
     generation: u64,
 }
@@ -111,7 +111,8 @@ enum InElection {
     Another,
 }
 
-/// D12: attempts only count up, the done one is the last, and only whoever was elected for it says so.
+/// D12: attempt numbers only increase, the finished attempt is the last, and only the trainer elected for
+/// it can finish it.
 #[test]
 fn every_interleaving_of_an_election_ends_with_one_attempt() {
     let of = |it| {
@@ -138,15 +139,15 @@ fn every_interleaving_of_an_election_ends_with_one_attempt() {
             InElection::Offers(it) => {
                 before.live.contains(&id(it)).then_some(())?;
                 match elect(before.stored.as_ref(), generation, id(it), &before.live) {
-                    Verdict::Elected { record } => {
+                    InitReply::Elected { record } => {
                         after.believes[it] = Some(record.attempt);
                         after.stored = Some(record);
                     }
-                    Verdict::Wait => assert!(!before.stored.as_ref()?.done, "{before:?}"),
-                    Verdict::Done => assert!(before.stored.as_ref()?.done, "{before:?}"),
+                    InitReply::Wait => assert!(!before.stored.as_ref()?.done, "{before:?}"),
+                    InitReply::Done => assert!(before.stored.as_ref()?.done, "{before:?}"),
                 }
             }
-            // Also of one that died since: its word may still be under way.
+            // Also for a trainer that has died since: its report may still be in flight.
             InElection::Finishes(it) => {
                 let attempt = before.believes[it]?;
                 after.stored =
@@ -176,7 +177,7 @@ enum InLanes {
     NextPass,
 }
 
-/// I7, I12: while a trainer lives, every lane has one owner, and that one lives.
+/// I7, I12: while a trainer lives, every lane has exactly one owner, and the owner lives.
 #[test]
 fn every_interleaving_leaves_each_lane_with_one_live_owner() {
     const LANES: u32 = 4;

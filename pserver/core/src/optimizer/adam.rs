@@ -1,4 +1,4 @@
-//! Adam and AdamW, which differ in weight decay only.
+//! Adam and AdamW, which differ only in weight decay.
 
 use steadfast_common::spec::OptimizerSpec;
 use steadfast_common::widest::widest;
@@ -40,7 +40,7 @@ impl Rule for Adam {
     ) {
         let [first, second] = state.by_name();
         let Self { beta1, beta2, epsilon } = *self;
-        // 1 − β is exact in `f32` for β from 0.5 on, and the corrections cancel what is not.
+        // 1 − β is exact in `f32` for β ≥ 0.5; otherwise the corrections cancel its rounding error.
         let (gain1, gain2) = (1.0 - beta1, 1.0 - beta2);
         let step = (f64::from(rate) / correction(beta1, update)) as f32;
         let scale = (1.0 / correction(beta2, update).sqrt()) as f32;
@@ -54,7 +54,7 @@ impl Rule for Adam {
     }
 }
 
-/// `1 − βᵗ`: the share of a running mean that does not stem from its start at zero.
+/// `1 − βᵗ`: the bias correction of a running mean that starts at zero.
 fn correction(beta: f32, update: u64) -> f64 {
     1.0 - libm::pow(f64::from(beta), update as f64)
 }

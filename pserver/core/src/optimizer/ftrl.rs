@@ -1,4 +1,4 @@
-//! Follow the regularised leader, with L1 for sparse models.
+//! FTRL (follow the regularised leader), with L1 for sparse models.
 
 use steadfast_common::spec::OptimizerSpec;
 use steadfast_common::widest::widest;
@@ -6,11 +6,11 @@ use steadfast_common::widest::widest;
 use super::{Rule, State};
 
 /// FTRL-proximal (McMahan et al. 2013), with the constants of TensorFlow's optimizer: `n ← n + g²`,
-/// `q ← n^−power / rate`, `z ← z + g − (q − q_before) p`, and `p` becomes the least point of
+/// `q ← n^−power / rate`, `z ← z + g − (q − q_before) p`, and `p` becomes the minimum of
 /// `z p + ½ q p² + l1 |p| + l2 p²`, which is zero where `|z| ≤ l1`.
 ///
-/// `q` is kept, not worked out anew from the `n` before: else a falling rate would raise all of `q`
-/// but not `z`, and shrink the parameters. While the rate stays the same, so do the results.
+/// `q` is stored, not recomputed from the previous `n`: otherwise a falling rate would raise all of `q`
+/// but not `z`, and shrink the parameters. With a constant rate the results are the same.
 #[derive(Debug)]
 pub(super) struct Ftrl {
     power: f32,
@@ -29,7 +29,7 @@ impl Ftrl {
         }
     }
 
-    /// Generic, so that the usual root gets a loop of its own, which the compiler can vectorise.
+    /// Generic: gives the usual square root its own loop, which the compiler can vectorise.
     fn sweep(
         &self,
         params: &mut [f32],
@@ -74,7 +74,7 @@ impl Rule for Ftrl {
         rate: f32,
         update: u64,
     ) {
-        // The limit of ever smaller rates; the formulas would divide by zero.
+        // The limit for ever smaller rates; the formulas would divide by zero.
         if rate == 0.0 {
             return;
         }

@@ -1,4 +1,4 @@
-//! Shards and the rules that update them.
+//! Tests of shards and of the update rules.
 
 mod optimizers;
 mod parts;

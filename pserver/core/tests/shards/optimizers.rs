@@ -1,11 +1,11 @@
-//! Update rules against reference implementations, and the promises that training rests on.
+//! Update rules against reference implementations, and the properties that training relies on.
 
 use serde::Deserialize;
-use steadfast_common::faults_optimizer;
+use steadfast_common::optimizer_errors;
 use steadfast_common::spec::OptimizerSpec;
 use steadfast_pserver_core::optimizer::{Optimizer, State};
 
-/// What `data/make_reference.py` wrote.
+/// The output of `data/make_reference.py`.
 #[derive(Deserialize)]
 struct Reference {
     params: Vec<f32>,
@@ -24,7 +24,7 @@ fn reference() -> Reference {
     serde_json::from_str(include_str!("data/optimizers.json")).unwrap()
 }
 
-/// Parameters and state after all gradients, block by block of `len` values.
+/// Returns parameters and state after all gradients, applied in blocks of `len` values.
 fn trained(
     spec: &OptimizerSpec,
     params: &[f32],
@@ -52,8 +52,8 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// S004-48: the rules named for pservers, and those that replaced them since, compute what their
-/// reference implementations compute.
+/// S004-48: the update rules required of pservers, and those that replaced them since, agree with their
+/// reference implementations.
 #[test]
 fn each_rule_agrees_with_its_reference() {
     let Reference { params, gradients, cases } = reference();
@@ -62,18 +62,18 @@ fn each_rule_agrees_with_its_reference() {
         let (found, _) = trained(&case.spec, &params, &gradients, &case.rates, params.len());
         for (index, (found, expected)) in found.iter().zip(&case.expected).enumerate() {
             let error = (f64::from(*found) - expected).abs();
-            // A value that ends near zero was rounded to the digits of where it came from.
+            // A value that ends near zero keeps the rounding error of its initial magnitude.
             let allowed = 1e-6 * expected.abs().max(f64::from(params[index].abs()));
             assert!(error <= allowed, "{:?}, value {index}: {found}, not {expected}", case.spec);
         }
     }
 }
 
-/// S004-48: the references cover settings that the job file allows.
+/// S004-48: the references use only settings that the job file allows.
 #[test]
 fn the_references_have_no_fault() {
     for case in reference().cases {
-        assert_eq!(faults_optimizer::optimizer(&case.spec), [""; 0]);
+        assert_eq!(optimizer_errors::optimizer(&case.spec), []);
     }
 }
 
@@ -81,23 +81,23 @@ fn the_references_have_no_fault() {
 #[test]
 fn the_result_does_not_depend_on_how_parameters_are_cut() {
     let Reference { params, gradients, cases } = reference();
-    // Repeated beyond the width of any vector unit, and not a multiple of it.
+    // Wider than any vector unit, and not a multiple of its width.
     let params = params.repeat(9);
     let gradients: Vec<Vec<f32>> = gradients.iter().map(|gradient| gradient.repeat(9)).collect();
     for case in cases {
         let train = |len| trained(&case.spec, &params, &gradients, &case.rates, len);
         let (whole, whole_state) = train(params.len());
         for len in [1, 2, 7, 16, 33, 98] {
-            let (cut, cut_state) = train(len);
-            assert_eq!(bits(&cut), bits(&whole), "{:?} in blocks of {len}", case.spec);
-            for (cut, whole) in cut_state.iter().zip(&whole_state) {
-                assert_eq!(bits(cut), bits(whole), "{:?} in blocks of {len}", case.spec);
+            let (snapshot, cut_state) = train(len);
+            assert_eq!(bits(&snapshot), bits(&whole), "{:?} in blocks of {len}", case.spec);
+            for (snapshot, whole) in cut_state.iter().zip(&whole_state) {
+                assert_eq!(bits(snapshot), bits(whole), "{:?} in blocks of {len}", case.spec);
             }
         }
     }
 }
 
-/// S004-48: what a checkpoint holds is all there is.
+/// S004-48: a checkpoint holds the complete state.
 #[test]
 fn training_goes_on_from_a_saved_state_with_the_same_bits() {
     let Reference { params, gradients, cases } = reference();
@@ -114,8 +114,8 @@ fn training_goes_on_from_a_saved_state_with_the_same_bits() {
     }
 }
 
-/// S004-48: without regularisation, FTRL is gradient descent with a rate of its own for each value
-/// (McMahan et al. 2013), so a changed rate must not move parameters by itself.
+/// S004-48: without regularisation, FTRL is gradient descent with a rate per value (McMahan et al. 2013),
+/// so a changed rate alone must not move parameters.
 #[test]
 fn ftrl_without_regularisation_is_descent_also_when_the_rate_changes() {
     let Reference { params, gradients, .. } = reference();

@@ -1,4 +1,4 @@
-//! Contributions whose blocks come one by one, and of which some are cut off.
+//! Contributions whose blocks arrive one by one, some of them cut off.
 
 use proptest::prelude::*;
 use steadfast_common::ids::{Lane, Version};
@@ -9,8 +9,8 @@ use steadfast_pserver_core::contribution::{
 
 use crate::shard::{LANES, bits, contribution, shard, share, train};
 
-/// A step in which each lane's blocks come one by one (the parts below the number of blocks) and two pushes
-/// of all of them, in that order of lanes and parts.
+/// Runs a step in which each lane's blocks arrive one by one (the parts below the number of blocks),
+/// followed by two complete pushes, in the given order of lanes and parts.
 fn step(order: &[(u32, usize)]) {
     let mut shard = shard(Mode::Sync);
     let (before, blocks) = (bits(&shard), shard.blocks().len());
@@ -21,7 +21,7 @@ fn step(order: &[(u32, usize)]) {
             let one = vec![given.blocks[*part].clone()];
             shard.take_part(Version(0), Lane(*lane), &share, one).unwrap();
         } else {
-            // The last push of the lane is whole, whatever came of it before.
+            // The last push of a lane is complete, regardless of the blocks received before.
             shard.contribute(Version(0), Lane(*lane), &share, given).unwrap();
         }
         assert!(shard.is_under_way() || bits(&shard) == before);
@@ -34,14 +34,14 @@ fn step(order: &[(u32, usize)]) {
     assert_eq!(shard.position().examples, 3 + 4 + 5 + 6);
 }
 
-/// Three blocks, and two pushes.
+/// Three blocks and two complete pushes.
 const PARTS: usize = 5;
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// I6, I7: blocks come one by one, of pushes that are cut off and of those that are not, in any
-    /// order; what they make is the same, and shows only when the step is complete.
+    /// I6, I7: blocks arrive one by one, from cut-off and complete pushes, in any order; the result is the
+    /// same and becomes visible only when the step is complete.
     #[test]
     fn blocks_may_come_one_by_one_and_pushes_be_cut_off(
         order in Just((0..LANES).flat_map(|lane| (0..PARTS).map(move |part| (lane, part))).collect())
@@ -52,7 +52,7 @@ proptest! {
     }
 }
 
-/// I6: all lanes are in of each block when all of them come once more.
+/// I6: every block has all lanes, and all of them are sent again.
 #[test]
 fn blocks_that_were_applied_and_come_again_count_once() {
     let order: Vec<(u32, usize)> =
@@ -60,7 +60,7 @@ fn blocks_that_were_applied_and_come_again_count_once() {
     step(&order);
 }
 
-/// I6: blocks of which some count one way and others another would make a step that nobody computed.
+/// I6: a mix of blocks that reflect different records would be a step that no trainer computed.
 #[test]
 fn who_says_something_else_of_a_lane_of_which_blocks_are_in_is_refused() {
     let mut shard = shard(Mode::Sync);
@@ -84,8 +84,8 @@ fn who_says_something_else_of_a_lane_of_which_blocks_are_in_is_refused() {
     }
 }
 
-/// I6: another slot may lack what is in here as a whole, or as a part of a step that was made: it would
-/// take what is said now, and the two would reflect different records.
+/// I6: another slot may lack a lane that this one has received, in this step or the previous one. It would
+/// accept the other share, and the two slots would reflect different records.
 #[test]
 fn who_says_something_else_of_a_lane_that_another_slot_may_lack_is_refused() {
     let mut shard = shard(Mode::Sync);

@@ -1,20 +1,20 @@
-//! A shard under contributions in any order, repeated, and broken.
+//! A shard with contributions in any order, repeated, and invalid.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use proptest::prelude::*;
+use steadfast_common::applied_records::{AppliedRecords, RecordRange};
+use steadfast_common::byte_segments::ByteSegments;
 use steadfast_common::compression::Codec;
 use steadfast_common::ids::{Lane, Pass, Slot, TaskId, Version};
 use steadfast_common::layout::{BLOCK_LEN_MAX, Block, Layout, ParamSpec};
-use steadfast_common::pieces::Pieces;
 use steadfast_common::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpec};
-use steadfast_common::tally::{Counted, TaskPiece};
+use steadfast_pserver_core::buffer_pool::BufferPool;
 use steadfast_pserver_core::contribution::{
-    Contributed, Contribution, Finite, LaneEnd, LaneShare, Refusal,
+    Contributed, Contribution, LaneEnd, LaneShare, Refusal, ValidatedBlock,
 };
-use steadfast_pserver_core::memory::Memory;
-use steadfast_pserver_core::shard::{CutBlock, Rules, Shard};
+use steadfast_pserver_core::shard::{Rules, Shard, SnapshotBlock};
 
 pub(crate) const LANES: u32 = 4;
 
@@ -36,7 +36,7 @@ fn layout() -> Arc<Layout> {
     ]))
 }
 
-/// First values that differ from place to place.
+/// Initial values that differ from index to index.
 fn first(layout: &Layout) -> Vec<f32> {
     (0..layout.len()).map(|index| (index % 17) as f32 * 0.1 - 0.8).collect()
 }
@@ -52,7 +52,7 @@ pub(crate) fn shard(mode: Mode) -> Shard {
     shard_of(&layout(), 0, 1, rules(mode))
 }
 
-/// What a lane contributes: irregular values, so that the order of addition shows in the bits.
+/// A lane's contribution: irregular values, which make the order of addition visible in the bits.
 pub(crate) fn contribution(shard: &Shard, lane: u32, step: u64) -> Contribution {
     let value = |index: usize| {
         let mixed = (index as u64 * 2_654_435_761 + u64::from(lane) * 97 + step * 131) % 10_007;
@@ -70,7 +70,7 @@ pub(crate) fn contribution(shard: &Shard, lane: u32, step: u64) -> Contribution 
     }
 }
 
-/// Offers what one lane computed.
+/// Contributes the gradient of one lane.
 fn offer(
     shard: &mut Shard,
     version: Version,
@@ -82,7 +82,7 @@ fn offer(
     shard.contribute(version, Lane(lane), &share, given)
 }
 
-/// What a lane that gives that says of itself.
+/// The share that a lane declares with this contribution.
 pub(crate) fn share(given: &Contribution, end: LaneEnd) -> LaneShare {
     LaneShare { records: given.records, checksum: given.checksum, end }
 }
@@ -106,7 +106,7 @@ pub(crate) fn bits(shard: &Shard) -> Vec<u32> {
         .collect()
 }
 
-/// The bits after some steps in which lanes arrive in the given orders.
+/// The bits after steps in which lanes arrive in the given orders.
 pub(crate) fn train(orders: &[Vec<u32>]) -> Vec<u32> {
     let mut shard = shard(Mode::Sync);
     for order in orders {
@@ -131,9 +131,9 @@ proptest! {
     }
 }
 
-/// The sum of two contributions, as a trainer makes it.
+/// The sum of two contributions, as a trainer computes it.
 fn added(one: &Contribution, other: &Contribution) -> Contribution {
-    let block = |(one, other): (&Finite, &Finite)| {
+    let block = |(one, other): (&ValidatedBlock, &ValidatedBlock)| {
         let sums: Vec<f32> = one.values().iter().zip(other.values()).map(|(a, b)| a + b).collect();
         finite(one.block(), &sums)
     };
@@ -145,8 +145,8 @@ fn added(one: &Contribution, other: &Contribution) -> Contribution {
     }
 }
 
-/// I7, I6: lanes that a trainer added up and lanes that came one by one make the same bits, also where
-/// both come.
+/// I7, I6: lanes added up by a trainer and lanes pushed one by one give the same bits, also when both
+/// arrive.
 #[test]
 fn whoever_adds_lanes_up_the_bits_are_the_same() {
     let lanes: Vec<Contribution> =
@@ -181,7 +181,7 @@ fn whoever_adds_lanes_up_the_bits_are_the_same() {
     }
 }
 
-/// S004-50, I6: two pushes of one lane never count twice, in the step or after it.
+/// S004-50, I6: two pushes of one lane never count twice, within the step or after it.
 #[test]
 fn a_repeated_lane_counts_once() {
     let mut shard = shard(Mode::Sync);
@@ -198,7 +198,7 @@ fn a_repeated_lane_counts_once() {
     assert_eq!(shard.position().examples, 3 + 4 + 5 + 6);
 }
 
-/// S004-47: the same bits however the blocks are spread over slots.
+/// S004-47: the bits do not depend on how blocks are distributed over slots.
 #[test]
 fn any_number_of_slots_gives_the_same_bits() {
     let layout = layout();
@@ -220,7 +220,7 @@ fn any_number_of_slots_gives_the_same_bits() {
     }
 }
 
-/// A pass is over when its last lane has ended; a lane that ended is not waited for.
+/// A pass ends when its last lane is exhausted; steps do not wait for exhausted lanes.
 #[test]
 fn a_pass_ends_with_its_longest_lane() {
     let mut shard = shard(Mode::Sync);
@@ -240,15 +240,15 @@ fn a_pass_ends_with_its_longest_lane() {
     assert_eq!(shard.missing().len(), 4);
 }
 
-fn pieces(values: &[f32]) -> Pieces {
+fn segments(values: &[f32]) -> ByteSegments {
     Bytes::from_iter(values.iter().flat_map(|it| it.to_le_bytes())).into()
 }
 
-fn finite(block: u32, values: &[f32]) -> Finite {
-    Finite::new(block, &pieces(values), Memory::default().lend(values.len())).unwrap()
+fn finite(block: u32, values: &[f32]) -> ValidatedBlock {
+    ValidatedBlock::new(block, &segments(values), BufferPool::default().lend(values.len())).unwrap()
 }
 
-/// F41, F48: one value that is not finite is enough to refuse a gradient, wherever it is.
+/// F41, F48: one non-finite value at any index is enough to refuse a gradient.
 #[test]
 fn a_gradient_that_is_not_finite_is_refused() {
     const LEN: usize = 2500;
@@ -256,7 +256,8 @@ fn a_gradient_that_is_not_finite_is_refused() {
         for place in [0, 1, 1023, 1024, 2047, 2048, LEN - 1] {
             let mut values = [1.0; LEN];
             values[place] = bad;
-            let refusal = Finite::new(7, &pieces(&values), Memory::default().lend(LEN));
+            let refusal =
+                ValidatedBlock::new(7, &segments(&values), BufferPool::default().lend(LEN));
             assert_eq!(refusal, Err(Refusal::NotFinite { block: 7 }), "{bad} at {place}");
         }
     }
@@ -265,11 +266,11 @@ fn a_gradient_that_is_not_finite_is_refused() {
 /// S004-37: a gradient of another length is refused.
 #[test]
 fn a_gradient_of_another_length_is_refused() {
-    let refusal = Finite::new(7, &pieces(&[1.0; 3]), Memory::default().lend(4));
+    let refusal = ValidatedBlock::new(7, &segments(&[1.0; 3]), BufferPool::default().lend(4));
     assert_eq!(refusal, Err(Refusal::WrongLength { block: 7, found: 12, wanted: 16 }));
 }
 
-/// S004-37: what does not fit is refused as a whole, and nothing has changed.
+/// S004-37: an invalid contribution is refused as a whole and changes nothing.
 #[test]
 fn a_contribution_that_does_not_fit_changes_nothing() {
     let mut shard = shard(Mode::Sync);
@@ -313,70 +314,70 @@ fn a_contribution_that_does_not_fit_changes_nothing() {
     assert!(matches!(offer(0, 0, none), Err(Refusal::EmptyLane { .. })));
     assert!(matches!(offer(0, LANES, good.clone()), Err(Refusal::NoSuchNode { .. })));
     assert!(matches!(offer(1, 0, good.clone()), Err(Refusal::Ahead { .. })));
-    assert!(matches!(shard.apply(&piece(0, 0, 3), good.clone()), Err(Refusal::WrongMode(_))));
+    assert!(matches!(shard.apply(&range(0, 0, 3), good.clone()), Err(Refusal::WrongMode(_))));
     assert_eq!(shard.missing().len(), LANES as usize);
     assert!(bits(&shard) == before);
 }
 
-fn piece(task: u32, from: u32, to: u32) -> TaskPiece {
-    TaskPiece { pass: Pass(0), task: TaskId(task), from, to, last: false }
+fn range(task: u32, from: u32, to: u32) -> RecordRange {
+    RecordRange { pass: Pass(0), task: TaskId(task), from, to, last: false }
 }
 
-/// I6: a push whose reply was lost is answered again, not applied again; so is one that another
+/// I6: a push repeated after a lost reply is acknowledged but not applied again; so is one that another
 /// trainer computes after the first one died.
 #[test]
 fn a_repeated_push_is_applied_once_whoever_computed_it() {
     let mut shard = shard(Mode::Async);
     let given = contribution(&shard, 0, 0);
     let other = contribution(&shard, 0, 1);
-    assert_eq!(shard.apply(&piece(7, 0, 3), given.clone()), Ok(Contributed::Complete));
+    assert_eq!(shard.apply(&range(7, 0, 3), given.clone()), Ok(Contributed::Complete));
     let once = bits(&shard);
-    assert_eq!(shard.apply(&piece(7, 0, 3), given.clone()), Ok(Contributed::Duplicate));
-    assert_eq!(shard.apply(&piece(7, 0, 3), other.clone()), Ok(Contributed::Duplicate));
+    assert_eq!(shard.apply(&range(7, 0, 3), given.clone()), Ok(Contributed::Duplicate));
+    assert_eq!(shard.apply(&range(7, 0, 3), other.clone()), Ok(Contributed::Duplicate));
     assert!(bits(&shard) == once);
-    assert_eq!(shard.apply(&piece(8, 0, 3), given.clone()), Ok(Contributed::Complete));
-    assert_eq!(shard.apply(&piece(7, 3, 6), given.clone()), Ok(Contributed::Complete));
+    assert_eq!(shard.apply(&range(8, 0, 3), given.clone()), Ok(Contributed::Complete));
+    assert_eq!(shard.apply(&range(7, 3, 6), given.clone()), Ok(Contributed::Complete));
     assert_eq!((shard.position().version, shard.position().examples), (Version(3), 9));
 }
 
-/// I6: a push that leaves records out, or whose name and content differ, changes nothing.
+/// I6: a push that skips records, or whose name does not match its content, changes nothing.
 #[test]
 fn a_push_with_a_gap_or_of_other_records_is_refused() {
     let mut shard = shard(Mode::Async);
     let before = bits(&shard);
     let given = contribution(&shard, 0, 0);
-    assert!(matches!(shard.apply(&piece(7, 3, 6), given.clone()), Err(Refusal::Gap { .. })));
-    for named in [piece(7, 0, 2), piece(7, 3, 0), piece(7, 0, u32::MAX)] {
+    assert!(matches!(shard.apply(&range(7, 3, 6), given.clone()), Err(Refusal::Gap { .. })));
+    for named in [range(7, 0, 2), range(7, 3, 0), range(7, 0, u32::MAX)] {
         assert!(matches!(shard.apply(&named, given.clone()), Err(Refusal::OtherRecords { .. })));
     }
     assert!(bits(&shard) == before);
-    assert_eq!(shard.cut().counts, [Counted::default()]);
+    assert_eq!(shard.snapshot().counts, [AppliedRecords::default()]);
 }
 
-/// F37: after blocks of slots that were cut at different moments came together, a push is applied
-/// to just those blocks that do not reflect it yet.
+/// F37: after blocks from snapshots of different moments were combined, a push is applied only to the
+/// blocks that do not reflect it yet.
 #[test]
 fn a_push_reaches_the_blocks_that_lack_it_and_no_others() {
     let mut ahead = shard(Mode::Async);
-    let behind = ahead.cut();
+    let behind = ahead.snapshot();
     let given = contribution(&ahead, 0, 0);
-    ahead.apply(&piece(7, 0, 3), given.clone()).unwrap();
-    let mut mixed = ahead.cut();
+    ahead.apply(&range(7, 0, 3), given.clone()).unwrap();
+    let mut mixed = ahead.snapshot();
     mixed.counts.extend(behind.counts);
-    mixed.blocks[0] = CutBlock { count: 1, ..behind.blocks[0].clone() };
+    mixed.blocks[0] = SnapshotBlock { count: 1, ..behind.blocks[0].clone() };
     let blocks = ahead.blocks().to_vec();
     let mut shard = Shard::restore(ahead.layout().clone(), blocks, mixed, rules(Mode::Async));
     assert!(bits(&shard) != bits(&ahead));
-    assert_eq!(shard.apply(&piece(7, 0, 3), given.clone()), Ok(Contributed::Complete));
+    assert_eq!(shard.apply(&range(7, 0, 3), given.clone()), Ok(Contributed::Complete));
     assert!(1 < shard.blocks().len());
     assert_eq!(shard.parameters().values[1], ahead.parameters().values[1], "applied twice");
     assert_ne!(shard.parameters().values[0], behind.blocks[0].values, "not applied");
-    assert_eq!(shard.apply(&piece(7, 0, 3), given.clone()), Ok(Contributed::Duplicate));
+    assert_eq!(shard.apply(&range(7, 0, 3), given.clone()), Ok(Contributed::Duplicate));
     assert_eq!(shard.position().examples, 3);
 }
 
-/// I10, D11: a shard restored from a cut goes on with the bits of one that was never interrupted; and
-/// training on after the cut does not change it (S004-65).
+/// I10, D11: a shard restored from a snapshot continues with the bits of an uninterrupted one; further
+/// training does not change the snapshot (S004-65).
 #[test]
 fn a_cut_is_everything_and_stays_as_it_was() {
     let mut shard = shard(Mode::Sync);
@@ -387,19 +388,19 @@ fn a_cut_is_everything_and_stays_as_it_was() {
     };
     step(&mut shard);
     step(&mut shard);
-    let cut = shard.cut();
-    let values: Vec<Vec<f32>> = cut.blocks.iter().map(|block| block.values.to_vec()).collect();
+    let snapshot = shard.snapshot();
+    let values: Vec<Vec<f32>> = snapshot.blocks.iter().map(|block| block.values.to_vec()).collect();
     step(&mut shard);
-    let untouched = cut.blocks.iter().zip(&values).all(|(block, kept)| *block.values == *kept);
-    assert!(untouched, "training on changed the cut");
+    let untouched = snapshot.blocks.iter().zip(&values).all(|(block, kept)| *block.values == *kept);
+    assert!(untouched, "training on changed the snapshot");
     let blocks = shard.blocks().to_vec();
-    let mut restored = Shard::restore(shard.layout().clone(), blocks, cut, rules(Mode::Sync));
+    let mut restored = Shard::restore(shard.layout().clone(), blocks, snapshot, rules(Mode::Sync));
     step(&mut restored);
     assert!(bits(&restored) == bits(&shard));
     assert_eq!(restored.position(), shard.position());
 }
 
-/// A step in which no lane had a record makes no update, but does end.
+/// A step without records makes no update but completes.
 #[test]
 fn a_step_without_a_record_changes_no_value() {
     let mut shard = shard(Mode::Sync);
@@ -413,7 +414,7 @@ fn a_step_without_a_record_changes_no_value() {
     assert_eq!((shard.position().version, shard.position().pass), (Version(1), Pass(1)));
 }
 
-/// Clipping by global norm: the squares of all blocks, added in the order of blocks, and a factor.
+/// Clipping by global norm: the squares of all blocks, added in the order of blocks, and a scale factor.
 #[test]
 fn a_gradient_is_shrunk_to_the_global_norm() {
     let mut rules = rules(Mode::Sync);
@@ -431,15 +432,15 @@ fn a_gradient_is_shrunk_to_the_global_norm() {
     assert!((moved[0] + 0.6).abs() < 1e-6 && (moved[1] + 0.8).abs() < 1e-6, "{moved:?}");
 }
 
-/// I6, I7: every order in which the contributions of three lanes to three steps can come, repeated and
-/// late ones among them, nine deep, leads through the same values.
+/// I6, I7: every interleaving of the contributions of three lanes to three steps, including repeated and
+/// late ones, to a depth of nine, leads through the same values.
 #[test]
 fn every_interleaving_of_lanes_gives_the_same_bits() {
     const STEPS: u64 = 3;
     let rules = || Rules { lanes: 3, ..rules(Mode::Sync) };
     let small =
         Arc::new(Layout::new(vec![ParamSpec::new("weight", &[5]), ParamSpec::new("bias", &[2])]));
-    // The second lane ends with the first step of the pass, the others with the second.
+    // The second lane is exhausted in the first step of the pass, the others in the second.
     let end = |version: u64, lane: u32| match (version, lane) {
         (0, 1) | (1, 0 | 2) => LaneEnd::LastOfPass,
         _ => LaneEnd::MoreToCome,
@@ -476,6 +477,6 @@ fn every_interleaving_of_lanes_gives_the_same_bits() {
         }
         frontier = next;
     }
-    assert_eq!(at.len() as u64, STEPS + 1, "every step was made");
+    assert_eq!(at.len() as u64, STEPS + 1, "not every step was made");
     assert!(15 < seen.len(), "explored only {} states", seen.len());
 }

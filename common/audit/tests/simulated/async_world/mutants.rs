@@ -1,4 +1,4 @@
-//! How missing guards come to matter.
+//! Situations in which a missing guard has an effect.
 
 use steadfast_common::ids::TaskId;
 use steadfast_common::records::DispatchRecord;
@@ -6,17 +6,18 @@ use steadfast_common::schedule::task_order;
 use steadfast_master_core::ledger::Fact;
 use steadfast_pserver_core::shard::Shard;
 
-use super::{Mutation, World};
+use super::{AsyncWorld, Mutation};
 use crate::world::{load_shard, tamper};
 
-impl World {
-    /// Whether a slot has not counted a task that the queues of the present pass call done.
+impl AsyncWorld {
+    /// Whether a slot has not applied a task that the queues of the present pass mark as done.
     pub(super) fn lacks_something(&self, slot: usize) -> bool {
-        let cut = self.shards[slot].cut();
+        let snapshot = self.shards[slot].snapshot();
         let pass = self.ledger.head().pass;
         let done = self.done();
-        cut.counts.iter().any(|counted| {
-            let is_there = counted.passes.last().is_some_and(|tally| tally.pass == pass);
+        snapshot.counts.iter().any(|counted| {
+            let is_there =
+                counted.passes.last().is_some_and(|applied_pass| applied_pass.pass == pass);
             is_there && done.iter().any(|task| !counted.done.contains(*task))
         })
     }
@@ -30,7 +31,7 @@ impl World {
             .collect()
     }
 
-    /// Tries to let the missing guard matter.
+    /// Tries to make the missing guard have an effect.
     pub(super) fn mutate(&mut self) {
         match self.mutation {
             Some(Mutation::SilentLoss) if !self.fired => self.forget_silently(),
@@ -40,18 +41,19 @@ impl World {
     }
 
     fn forget_silently(&mut self) {
-        let slot = self.dice.roll(self.shards.len());
-        let before = self.shards[slot].cut();
+        let slot = self.rng.below(self.shards.len());
+        let before = self.shards[slot].snapshot();
         let Some(saved) = self.saved.last() else { return };
         let slots = self.shards.len() as u32;
-        let forgetful = load_shard(&self.spec, &saved.position, &saved.cuts, slot as u32, slots);
-        self.shards[slot] = forgetful;
+        let restored =
+            load_shard(&self.spec, &saved.position, &saved.snapshots, slot as u32, slots);
+        self.shards[slot] = restored;
         self.fired = self.lacks_something(slot);
         if !self.fired {
-            tamper(&self.spec, &mut self.shards[slot], |cut| *cut = before);
+            tamper(&self.spec, &mut self.shards[slot], |snapshot| *snapshot = before);
             return;
         }
-        // Nothing of what it forgot is on its way again.
+        // No lost record is in transit again.
         let pending: Vec<_> = self.ledger.pending().map(|(_, attempt, _)| attempt).collect();
         self.sent.clear();
         for held in self.trainers.values_mut() {
@@ -59,15 +61,15 @@ impl World {
         }
     }
 
-    /// A task that is pending again is called done by the trainer that had it in another generation.
+    /// A trainer of an earlier generation reports a task as done that is pending again.
     fn take_a_late_report(&mut self) {
         let pass = self.ledger.head().pass;
         let late: Vec<DispatchRecord> = self.late.clone();
-        let Some(late) = self.dice.pick(&late).filter(|it| it.pass == pass) else { return };
+        let Some(late) = self.rng.pick(&late).filter(|it| it.pass == pass) else { return };
         let task = late.task;
         let lacks = |shard: &Shard| {
-            shard.cut().counts.iter().any(|counted| {
-                counted.passes.last().is_none_or(|tally| tally.pass <= pass)
+            shard.snapshot().counts.iter().any(|counted| {
+                counted.passes.last().is_none_or(|applied_pass| applied_pass.pass <= pass)
                     && !counted.done.contains(task)
             })
         };
@@ -77,8 +79,8 @@ impl World {
         }
         self.commit(&[Fact::Done { task }]);
         self.fired = true;
-        // Nobody goes on with it, and nothing of it is on its way any more.
-        self.sent.retain(|piece| piece.task != task || piece.pass != pass);
+        // No trainer continues with the task, and none of its records are in transit.
+        self.sent.retain(|range| range.task != task || range.pass != pass);
         for held in self.trainers.values_mut() {
             if held.as_ref().is_some_and(|it| it.dispatch.task == task && it.dispatch.pass == pass)
             {

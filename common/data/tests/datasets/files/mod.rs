@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use arrow_array::{ArrayRef, Float64Array, RecordBatch, StringArray};
 use parquet::arrow::ArrowWriter;
+use parquet::basic::Compression;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use steadfast_common::spec::{DataFormat, DatasetSpec, Header};
 
-/// A folder that goes away with the test.
+/// A temporary folder.
 pub struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -67,7 +68,7 @@ fn written(batch: &RecordBatch, properties: WriterProperties) -> Vec<u8> {
     bytes
 }
 
-/// One row group too large to be fetched whole, of many pages, with an index of them or without.
+/// One row group of many pages, too large to be fetched whole, with or without a page index.
 pub fn large_parquet(values: &[f64], index: PageIndex) -> Vec<u8> {
     let column = Arc::new(Float64Array::from(values.to_vec())) as ArrayRef;
     let batch = RecordBatch::try_from_iter([("x", Arc::clone(&column)), ("y", column)]).unwrap();
@@ -89,6 +90,22 @@ pub enum PageIndex {
 pub fn parquet_of(x: &[f64], y: &[f64], rows_per_group: usize) -> Vec<u8> {
     let column = |values: &[f64]| Arc::new(Float64Array::from(values.to_vec())) as ArrayRef;
     parquet(vec![("x", column(x)), ("y", column(y))], rows_per_group)
+}
+
+/// Columns `x` and `y` of the same values, in one row group.
+pub fn compressed_parquet(values: &[f64], codec: Compression) -> Vec<u8> {
+    let column = Arc::new(Float64Array::from(values.to_vec())) as ArrayRef;
+    let batch = RecordBatch::try_from_iter([("x", Arc::clone(&column)), ("y", column)]).unwrap();
+    written(&batch, WriterProperties::builder().set_compression(codec).build())
+}
+
+/// Columns `x0`, `x1`, … and `y`.
+pub fn parquet_of_columns(columns: usize, rows: usize) -> Vec<u8> {
+    let column = Arc::new(Float64Array::from(vec![0.5; rows])) as ArrayRef;
+    let names: Vec<String> = (0..columns).map(|i| format!("x{i}")).collect();
+    let named = names.iter().map(String::as_str).chain(["y"]);
+    let batch = RecordBatch::try_from_iter(named.map(|name| (name, Arc::clone(&column)))).unwrap();
+    written(&batch, WriterProperties::default())
 }
 
 pub fn parquet_with_text() -> Vec<u8> {

@@ -1,6 +1,6 @@
-"""Writes optimizers.json: what the reference implementations make of fixed gradients.
+"""Writes optimizers.json: results of the reference implementations for fixed gradients.
 
-PyTorch computes the rules that it has, in double precision. FTRL-proximal follows algorithm 1 of
+PyTorch computes the rules that it provides, in double precision. FTRL-proximal follows algorithm 1 of
 McMahan et al. 2013 with the constants of TensorFlow's FtrlOptimizer, in numpy.
 
     pip install torch numpy && python make_reference.py
@@ -17,7 +17,7 @@ SIZE = 11
 
 
 def single(value):
-    """The value as it is after a journey through a job file: rounded to single precision."""
+    """The value rounded to single precision, as a job file stores it."""
     return float(numpy.float32(value))
 
 
@@ -53,7 +53,7 @@ def by_ftrl(params, gradients, rates, power=-0.5, l1=0.0, l2=0.0, start=0.1, wei
 
 
 def torch_cases():
-    """Name, job-file keys, PyTorch class, its arguments."""
+    """Name, job-file keys, PyTorch class and its arguments."""
     optim = torch.optim
     wd, half, most = single(0.05), single(0.5), single(0.8)
     b1, b2, eps = single(0.9), single(0.999), single(1e-8)

@@ -1,0 +1,90 @@
+//! Compressed columns of Parquet files.
+
+use std::sync::Arc;
+
+use parquet::basic::Compression;
+use parquet::file::metadata::{
+    ParquetMetaData, ParquetMetaDataBuilder, ParquetMetaDataReader, ParquetMetaDataWriter,
+};
+use steadfast_common::dataset::{ReadOptions, Records};
+use steadfast_common::spec::{DataFormat, DatasetSpec};
+use steadfast_data::{DataError, ErrorKind, plan, read};
+
+use crate::files::{Folder, compressed_parquet, parquet_of, spec};
+
+async fn records(folder: &Folder, spec: &DatasetSpec) -> Result<Records, DataError> {
+    let manifest = plan(spec, 0.0, Some(folder.path())).await?;
+    read(&manifest, &ReadOptions::new(spec, &manifest), &manifest.chunks).await
+}
+
+/// The columns of both fixtures, written by pyarrow: `write_table(…, compression=…, use_dictionary=False,
+/// store_schema=False, write_statistics=False)`.
+fn x_of_fixture() -> Vec<f32> {
+    (0..40).map(|x| x as f32).collect()
+}
+
+#[tokio::test]
+async fn lz4_in_both_forms_is_read() {
+    let folder = Folder::new();
+    folder.write_bytes("pyarrow.parquet", include_bytes!("files/lz4.parquet"));
+    let values: Vec<f64> = (0..40).map(f64::from).collect();
+    for (name, codec) in [("raw.parquet", Compression::LZ4_RAW), ("old.parquet", Compression::LZ4)]
+    {
+        folder.write_bytes(name, &compressed_parquet(&values, codec));
+    }
+    for name in ["pyarrow.parquet", "raw.parquet", "old.parquet"] {
+        let found = records(&folder, &spec(DataFormat::Parquet, &[name])).await.unwrap();
+        assert_eq!(found.features, x_of_fixture(), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_codec_that_cannot_be_read_is_refused_by_the_planner_with_the_way_out() {
+    let folder = Folder::new();
+    folder.write_bytes("a.parquet", include_bytes!("files/brotli.parquet"));
+    let (plain, numbers) = (parquet_of(&[1.0; 40], &[2.0; 40], 10), DataFormat::Parquet);
+    folder.write_bytes("b.parquet", &relabelled(&plain, Compression::LZO));
+    for (name, codec) in [("a.parquet", "Brotli"), ("b.parquet", "LZO")] {
+        let error = plan(&spec(numbers, &[name]), 0.0, Some(folder.path())).await.unwrap_err();
+        let text = error.to_string();
+        assert_eq!(error.kind(), ErrorKind::Permanent);
+        for part in [name, codec, "column `x`", "zstd or snappy"] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_codec_of_a_column_that_is_not_used_does_not_matter() {
+    let folder = Folder::new();
+    let column = |value| Arc::new(arrow_array::Float64Array::from(vec![value; 4])) as _;
+    let file =
+        crate::files::parquet(vec![("x", column(1.0)), ("y", column(2.0)), ("z", column(3.0))], 9);
+    folder.write_bytes("a.parquet", &relabelled_from(&file, Compression::LZO, 2));
+    let found = records(&folder, &spec(DataFormat::Parquet, &["a.parquet"])).await.unwrap();
+    assert_eq!((found.features, found.labels), (vec![1.0; 4], vec![2.0; 4]));
+}
+
+/// The file with `codec` as the codec of all columns in its metadata, since no writer here supports LZO.
+fn relabelled(file: &[u8], codec: Compression) -> Vec<u8> {
+    relabelled_from(file, codec, 0)
+}
+
+/// The same for the columns from `first` on.
+fn relabelled_from(file: &[u8], codec: Compression, first: usize) -> Vec<u8> {
+    let bytes = bytes::Bytes::copy_from_slice(file);
+    let metadata = ParquetMetaDataReader::new().parse_and_finish(&bytes).unwrap();
+    let mut builder = ParquetMetaData::into_builder(metadata);
+    for group in builder.take_row_groups() {
+        let mut columns = group.columns().to_vec();
+        for column in &mut columns[first..] {
+            *column = column.clone().into_builder().set_compression(codec).build().unwrap();
+        }
+        let group = group.into_builder().set_column_metadata(columns).build().unwrap();
+        builder = ParquetMetaDataBuilder::add_row_group(builder, group);
+    }
+    // The old metadata remains in the file, as bytes outside of any column.
+    let mut relabelled = file.to_vec();
+    ParquetMetaDataWriter::new(&mut relabelled, &builder.build()).finish().unwrap();
+    relabelled
+}

@@ -1,0 +1,241 @@
+//! Checks a job spec, except the optimizer and the learning rate: invalid values, and values that would
+//! silently be ignored.
+
+use std::collections::BTreeSet;
+
+use crate::compression::Compression;
+use crate::job_file::BUILT_IN_MODELS;
+use crate::optimizer_errors;
+use crate::spec::{DataFormat, Header, JobSpec, LANES_MAX, Mode};
+
+/// An error in the values of a job file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpecError {
+    /// The keys that it depends on; first that of the value to change.
+    pub keys: Vec<String>,
+    /// A message that names the keys.
+    pub text: String,
+}
+
+impl SpecError {
+    pub(crate) fn new(keys: &[&str], text: impl Into<String>) -> Self {
+        Self { keys: keys.iter().map(|key| (*key).to_owned()).collect(), text: text.into() }
+    }
+}
+
+impl JobSpec {
+    /// Returns all errors, as messages that name the keys.
+    pub fn errors(&self) -> Vec<String> {
+        self.all_errors().into_iter().map(|error| error.text).collect()
+    }
+
+    pub(crate) fn all_errors(&self) -> Vec<SpecError> {
+        let mut errors = Vec::new();
+        self.general_errors(&mut errors);
+        self.dataset_errors(&mut errors);
+        self.model_errors(&mut errors);
+        self.interval_errors(&mut errors);
+        self.gradient_errors(&mut errors);
+        errors.extend(optimizer_errors::optimizer(&self.optimizer));
+        errors.extend(optimizer_errors::learning_rate(&self.learning_rate));
+        errors
+    }
+
+    fn general_errors(&self, errors: &mut Vec<SpecError>) {
+        let allowed = |it: char| it.is_ascii_alphanumeric() || "-_.".contains(it);
+        let named =
+            !self.name.is_empty() && self.name.len() <= 100 && self.name.chars().all(allowed);
+        if !named || self.name.starts_with('.') {
+            errors.push(SpecError::new(
+                &["name"],
+                format!(
+                    "`name` is `{}`; use 1 to 100 letters, digits, `-`, `_` or `.`, no leading `.`",
+                    self.name
+                ),
+            ));
+        }
+        match (self.mode, self.passes, self.steps) {
+            (_, None, None) => {
+                errors.push(SpecError::new(
+                    &["passes", "steps"],
+                    "neither `passes` nor `steps` is set; set one",
+                ));
+            }
+            (_, Some(_), Some(_)) => {
+                errors.push(SpecError::new(
+                    &["passes", "steps"],
+                    "`passes` and `steps` are mutually exclusive; remove one",
+                ));
+            }
+            (Mode::Async, None, Some(_)) => errors.push(SpecError::new(
+                &["steps", "mode"],
+                "`steps` needs mode = \"sync\"; an asynchronous job ends after `passes`",
+            )),
+            (Mode::Sync | Mode::Async, ..) => {}
+        }
+        for (key, value) in [("passes", self.passes.map(u64::from)), ("steps", self.steps)] {
+            if value == Some(0) {
+                errors.push(SpecError::new(&[key], format!("`{key}` must be at least 1")));
+            }
+        }
+    }
+
+    fn dataset_errors(&self, errors: &mut Vec<SpecError>) {
+        let dataset = &self.dataset;
+        if dataset.source.is_empty() {
+            errors.push(SpecError::new(&["dataset.source"], "`dataset.source` names no file"));
+        }
+        if dataset.features.is_empty() {
+            errors
+                .push(SpecError::new(&["dataset.features"], "`dataset.features` names no column"));
+        }
+        if BTreeSet::from_iter(&dataset.features).contains(&dataset.label) {
+            errors.push(SpecError::new(
+                &["dataset.label", "dataset.features"],
+                format!("`dataset.label` `{}` is also a feature", dataset.label),
+            ));
+        }
+        if !dataset.feature_scale.is_finite() || dataset.feature_scale == 0.0 {
+            errors.push(SpecError::new(
+                &["dataset.feature_scale"],
+                "`dataset.feature_scale` must be a finite number other than 0",
+            ));
+        }
+        if dataset.records_per_task == Some(0) {
+            errors.push(SpecError::new(
+                &["dataset.records_per_task"],
+                "`dataset.records_per_task` must be at least 1",
+            ));
+        }
+        if dataset.format == DataFormat::Parquet && dataset.header != Header::Present {
+            errors.push(SpecError::new(
+                &["dataset.header", "dataset.format"],
+                "`dataset.header` does not apply to Parquet; remove it",
+            ));
+        }
+        if !(0.0..=0.9).contains(&self.evaluation.fraction) {
+            errors.push(SpecError::new(
+                &["evaluation.fraction"],
+                "`evaluation.fraction` must lie between 0 and 0.9",
+            ));
+        }
+        if self.evaluation.every_passes == Some(0) {
+            errors.push(SpecError::new(
+                &["evaluation.every_passes"],
+                "`evaluation.every_passes` must be at least 1",
+            ));
+        }
+    }
+
+    fn model_errors(&self, errors: &mut Vec<SpecError>) {
+        let model = &self.model;
+        if !(0.0..1.0).contains(&model.dropout) {
+            errors
+                .push(SpecError::new(&["model.dropout"], "`model.dropout` must lie in 0 ≤ … < 1"));
+        }
+        if model.hidden.contains(&0) {
+            errors.push(SpecError::new(&["model.hidden"], "`model.hidden` has a layer of width 0"));
+        }
+        match model.kind.as_str() {
+            "mlp" if model.hidden.is_empty() => {
+                errors.push(SpecError::new(
+                    &["model.hidden", "model.kind"],
+                    "`mlp` requires `model.hidden`, for example [64, 32]",
+                ));
+            }
+            "softmax" if model.classes.is_none() => {
+                errors.push(SpecError::new(
+                    &["model.classes", "model.kind"],
+                    "`softmax` requires `model.classes`",
+                ));
+            }
+            "linear" if model.classes.is_some() => {
+                errors.push(SpecError::new(
+                    &["model.classes", "model.kind"],
+                    "`model.classes` does not apply to `linear`; remove it",
+                ));
+            }
+            _ => {}
+        }
+        if BUILT_IN_MODELS.contains(&model.kind.as_str()) && !model.options.is_empty() {
+            errors.push(SpecError::new(
+                &["model.options", "model.kind"],
+                format!("`model.options` does not apply to `{}`; remove it", model.kind),
+            ));
+        }
+        if matches!(model.kind.as_str(), "linear" | "softmax") {
+            if !model.hidden.is_empty() {
+                errors.push(SpecError::new(
+                    &["model.hidden", "model.kind"],
+                    format!("`model.hidden` does not apply to `{}`; remove it", model.kind),
+                ));
+            }
+            if model.dropout != 0.0 {
+                errors.push(SpecError::new(
+                    &["model.dropout", "model.kind"],
+                    format!("`model.dropout` does not apply to `{}`; remove it", model.kind),
+                ));
+            }
+        }
+        if model.classes.is_some_and(|classes| classes < 2) {
+            errors.push(SpecError::new(&["model.classes"], "`model.classes` must be at least 2"));
+        }
+    }
+
+    fn gradient_errors(&self, errors: &mut Vec<SpecError>) {
+        let sparse = self.gradients.compression == Compression::TopK;
+        if sparse && self.mode == Mode::Sync {
+            errors.push(SpecError::new(
+                &["gradients.compression", "mode"],
+                "`gradients.compression` `top_k` needs mode = \"async\"; use `bf16` or `int8`",
+            ));
+        }
+        match self.gradients.keep {
+            Some(_) if !sparse => {
+                errors.push(SpecError::new(
+                    &["gradients.keep", "gradients.compression"],
+                    "`gradients.keep` applies only to `top_k`; remove it",
+                ));
+            }
+            Some(keep) if !(0.0 < keep && keep <= 1.0) => {
+                errors.push(SpecError::new(
+                    &["gradients.keep", "gradients.compression"],
+                    "`gradients.keep` must lie in 0 < … ≤ 1",
+                ));
+            }
+            Some(_) | None => {}
+        }
+    }
+
+    fn interval_errors(&self, errors: &mut Vec<SpecError>) {
+        let mut at_least_one = |key: &str, value: u64| {
+            if value == 0 {
+                errors.push(SpecError::new(&[key], format!("`{key}` must be at least 1")));
+            }
+        };
+        at_least_one("sync.lanes", u64::from(self.sync.lanes));
+        at_least_one("sync.micro_batch", u64::from(self.sync.micro_batch));
+        at_least_one("async.batch", u64::from(self.asynchronous.batch));
+        at_least_one("async.push_every", u64::from(self.asynchronous.push_every));
+        at_least_one("async.pull_every", u64::from(self.asynchronous.pull_every));
+        at_least_one("tasks.deadline", self.tasks.deadline.as_millis() as u64);
+        at_least_one("checkpoint.keep", u64::from(self.checkpoint.keep));
+        at_least_one("checkpoint.every_steps", self.checkpoint.every_steps.unwrap_or(1));
+        at_least_one(
+            "checkpoint.every",
+            self.checkpoint.every.map_or(1, |every| every.as_millis() as u64),
+        );
+        if LANES_MAX < self.sync.lanes {
+            errors.push(SpecError::new(
+                &["sync.lanes"],
+                format!("`sync.lanes` must be at most {LANES_MAX}"),
+            ));
+        }
+        if self.mode == Mode::Async && self.checkpoint.every_steps.is_some() {
+            errors.push(SpecError::new(
+                &["checkpoint.every_steps", "mode"],
+                "`checkpoint.every_steps` needs mode = \"sync\"; use `checkpoint.every`",
+            ));
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Held-out tasks that cannot be read. Like training tasks, they are given up after enough data
+//! failures; evaluation continues without them.
+
+use std::collections::BTreeMap;
+
+use steadfast_common::given_up::GivenUpRecord;
+use steadfast_common::ids::{RequestId, TaskId};
+
+use crate::ledger::{Limits, TaskFailures};
+use crate::sync_tasks::{Cause, Failure};
+
+/// Failures of held-out tasks that are not given up. In memory only: a new master starts at zero.
+#[derive(Clone, Debug, Default)]
+pub struct HeldOut {
+    failing: BTreeMap<TaskId, Failing>,
+}
+
+#[derive(Clone, Debug)]
+struct Failing {
+    failures: TaskFailures,
+    reason: String,
+    /// The last counted report; a retry of it is not counted again.
+    last: RequestId,
+}
+
+impl HeldOut {
+    /// Counts a report; returns the record of the task if it is given up now. A failure to reach the data
+    /// is recorded but never causes a task to be given up.
+    pub fn fail(&mut self, failure: &Failure, limits: &Limits) -> Option<GivenUpRecord> {
+        let known = self.failing.remove(&failure.task);
+        let failures = match (failure.cause, known) {
+            (_, Some(known)) if known.last == failure.id => known.failures,
+            (Cause::Data, known) => {
+                known.map(|it| it.failures).unwrap_or_default().and(failure.trainer)
+            }
+            (Cause::Transient, known) => known.map(|it| it.failures).unwrap_or_default(),
+        };
+        if failure.cause == Cause::Data && failures.is_enough(limits) {
+            return Some(GivenUpRecord::held_out(&failure.reason));
+        }
+        let failing = Failing { failures, reason: failure.reason.clone(), last: failure.id };
+        self.failing.insert(failure.task, failing);
+        None
+    }
+
+    /// Returns the tasks that failed and are not given up, with the last reason.
+    pub fn failing(&self) -> impl Iterator<Item = (TaskId, &str)> {
+        self.failing.iter().map(|(task, failing)| (*task, failing.reason.as_str()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use steadfast_common::ids::{Lane, Pass, TrainerId};
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn failure(id: u128, trainer: u128, cause: Cause) -> Failure {
+        Failure {
+            id: RequestId(Uuid::from_u128(id)),
+            trainer: TrainerId(Uuid::from_u128(trainer)),
+            pass: Pass(0),
+            task: TaskId(7),
+            lane: Lane(0),
+            cause,
+            reason: "record 3 is bad".to_owned(),
+        }
+    }
+
+    fn limits(trainers: u32) -> Limits {
+        Limits { passes: 1, failures_max: 1, trainers, deadline_ms: 1 }
+    }
+
+    /// S004-10, I12
+    #[test]
+    fn bad_data_of_a_held_out_task_give_it_up_after_enough_failures() {
+        let mut alone = HeldOut::default();
+        assert_eq!(alone.fail(&failure(1, 1, Cause::Data), &limits(1)), None);
+        assert_eq!(alone.failing().collect::<Vec<_>>(), [(TaskId(7), "record 3 is bad")]);
+        let record = alone.fail(&failure(2, 1, Cause::Data), &limits(1));
+        assert_eq!(record, Some(GivenUpRecord::held_out("record 3 is bad")));
+        assert_eq!(alone.failing().count(), 0);
+    }
+
+    #[test]
+    fn of_two_trainers_both_have_to_fail_or_one_of_them_often() {
+        let mut both = HeldOut::default();
+        let by = |trainer, id| failure(id, trainer, Cause::Data);
+        assert_eq!(both.fail(&by(1, 1), &limits(2)), None);
+        assert_eq!(both.fail(&by(1, 2), &limits(2)), None);
+        assert!(both.fail(&by(2, 3), &limits(2)).is_some());
+        let mut one = HeldOut::default();
+        let given_up = (0..9).position(|id| one.fail(&by(1, id), &limits(2)).is_some());
+        assert_eq!(given_up, Some(3));
+    }
+
+    #[test]
+    fn trouble_on_the_way_and_repeated_reports_do_not_count() {
+        let mut held_out = HeldOut::default();
+        for id in 0..9 {
+            assert_eq!(held_out.fail(&failure(id, 1, Cause::Transient), &limits(1)), None);
+        }
+        for _ in 0..9 {
+            assert_eq!(held_out.fail(&failure(10, 1, Cause::Data), &limits(1)), None);
+        }
+        assert!(held_out.fail(&failure(11, 1, Cause::Data), &limits(1)).is_some());
+    }
+}

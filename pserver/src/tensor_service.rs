@@ -1,0 +1,389 @@
+//! The two calls that carry tensors: `Push` (gradients in) and `Pull` (parameters out). Values move from
+//! the socket into the sum, and from the shard into the socket, without an intermediate copy. All other
+//! calls go to the generated server.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use futures::stream::{self, Stream, StreamExt, TryStreamExt};
+use http_body::Body as _;
+use steadfast_common::applied_records::RecordRange;
+use steadfast_common::byte_segments::{ByteSegments, shared_bytes};
+use steadfast_common::compression::Codec;
+use steadfast_common::error::ErrorKind;
+use steadfast_common::ids::{Generation, Lane, Pass, TaskId, Version};
+use steadfast_common::layout::Block;
+use steadfast_host::time::{Instant, sleep_until};
+use steadfast_host::traces::TRACE;
+use steadfast_proto::tensor::in_chunks;
+use steadfast_proto::v1;
+use steadfast_proto::v1::pserver_server::PserverServer;
+use steadfast_proto::v1::push_header::Name;
+use steadfast_proto::v1::{BlockData, PullHeader, PullRequest, PushHeader, PushReply};
+use steadfast_proto::{
+    Decoder, MESSAGE_BYTES_MAX, answer, answer_as_it_comes, encode, framed, kind, next, read_one,
+    status,
+};
+use steadfast_pserver_core::buffer_pool::BufferPool;
+use steadfast_pserver_core::contribution::{
+    Contributed, Contribution, LaneEnd, LaneShare, ValidatedBlock, check_records,
+};
+use steadfast_pserver_core::shard::EarlyBlock;
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
+use tonic::Status;
+use tonic::body::Body;
+use tonic::server::NamedService;
+use tracing::{Instrument, info_span};
+
+use crate::engine::PublishedShard;
+use crate::event::{EngineError, Event, LanesName, Pulled, PushName, WaitMode, Which};
+use crate::service::{Service, WAIT_MAX, invalid, refuse};
+
+/// KiB of gradients, or else one push, that may be received at once; more would only occupy memory.
+/// Waiting pushes stay with their senders.
+const INCOMING_KIB: u32 = 512 << 10;
+
+/// The gRPC service of one slot.
+#[derive(Clone)]
+pub struct TensorService {
+    service: Arc<Service>,
+    incoming: Arc<Semaphore>,
+    others: PserverServer<Service>,
+}
+
+impl TensorService {
+    /// Creates the service of one slot.
+    pub fn new(service: Service) -> Self {
+        let service = Arc::new(service);
+        let others = PserverServer::from_arc(service.clone())
+            .max_decoding_message_size(MESSAGE_BYTES_MAX)
+            .max_encoding_message_size(MESSAGE_BYTES_MAX);
+        let incoming = Arc::new(Semaphore::new(INCOMING_KIB as usize));
+        Self { service, incoming, others }
+    }
+}
+
+impl NamedService for TensorService {
+    const NAME: &'static str = <PserverServer<Service> as NamedService>::NAME;
+}
+
+impl tower::Service<http::Request<Body>> for TensorService {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let service = self.service.clone();
+        match request.uri().path() {
+            "/steadfast.v1.Pserver/Push" => {
+                let incoming = self.incoming.clone();
+                async move {
+                    let pushed = push(&service, &incoming, request.into_body()).await;
+                    Ok(answer(pushed.inspect_err(|error| service.metrics.refuse(kind(error)))))
+                }
+                .boxed()
+            }
+            "/steadfast.v1.Pserver/Pull" => async move {
+                let pulled = pull(service, request.into_body()).await;
+                Ok(pulled.map_or_else(Status::into_http, answer_as_it_comes))
+            }
+            .boxed(),
+            _ => self.others.call(request),
+        }
+    }
+}
+
+/// A push in progress.
+struct Incoming {
+    generation: Generation,
+    name: PushName,
+    assembler: PushAssembler,
+}
+
+impl Incoming {
+    fn begin(service: &Service, header: Option<&PushHeader>) -> Result<Self, Status> {
+        let header = header.ok_or_else(|| invalid("the first message has no header"))?;
+        let generation = service.check(header.target.as_ref())?;
+        let name = push_name(header)?;
+        let published = service.published(generation)?;
+        let not_yet = || refuse(&EngineError::NotInitialised);
+        let shard = published.shard.as_ref().ok_or_else(not_yet)?;
+        let assembler = PushAssembler::new(shard);
+        Ok(Self { generation, name, assembler })
+    }
+
+    /// Returns the blocks received since the last part, for a push of lanes.
+    fn part(&mut self) -> Option<Event> {
+        let PushName::Lanes(lanes) = &self.name else { return None };
+        let blocks = std::mem::take(&mut self.assembler.blocks);
+        let (generation, lanes) = (self.generation, lanes.clone());
+        (!blocks.is_empty()).then_some(Event::Part { generation, lanes, blocks })
+    }
+}
+
+/// Waits until there is memory for a push.
+async fn room<'a>(
+    service: &Service,
+    incoming: &'a Semaphore,
+) -> Result<SemaphorePermit<'a>, Status> {
+    let published = service.engine.published().borrow().clone();
+    let bytes = published.shard.as_ref().map_or(0, |it| size_bytes(&it.blocks));
+    let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).min(INCOMING_KIB);
+    incoming.acquire_many(kib).await.map_err(|_| refuse(&EngineError::Ending))
+}
+
+async fn push(
+    service: &Service,
+    incoming: &Semaphore,
+    mut body: Body,
+) -> Result<Vec<Bytes>, Status> {
+    let _room = room(service, incoming).await?;
+    let (mut decoder, mut incoming) = (Decoder::<PushHeader>::default(), None);
+    while let Some(bytes) = next(&mut body).await? {
+        decoder.feed(bytes, |header, block, data| {
+            let incoming = match &mut incoming {
+                Some(incoming) => incoming,
+                none => none.insert(Incoming::begin(service, header)?),
+            };
+            incoming.assembler.take(block, data)
+        })?;
+        // The last blocks are sent with the end of the push.
+        let part = incoming.as_mut().filter(|_| !body.is_end_stream()).and_then(Incoming::part);
+        if let Some(part) = part {
+            service.engine.tell(part).await;
+        }
+    }
+    let header = decoder.end()?;
+    let incoming = match incoming {
+        Some(incoming) => incoming,
+        None => Incoming::begin(service, header.as_ref())?,
+    };
+    let header = header.unwrap_or_default();
+    let Incoming { generation, name, assembler } = incoming;
+    let (blocks, size_bytes) = assembler.finish()?;
+    let contribution = Contribution {
+        records: header.records,
+        loss_sum: header.loss_sum,
+        checksum: header.checksum,
+        blocks,
+    };
+    let apply = info_span!(target: TRACE, "apply");
+    let pushed = service
+        .engine
+        .ask(|reply| Event::Push { generation, name, contribution, reply })
+        .instrument(apply)
+        .await
+        .map_err(|error| refuse(&error))?;
+    service.check_lease()?;
+    service.metrics.push(pushed.outcome, size_bytes);
+    let reply = PushReply {
+        version: pushed.version.0,
+        duplicate: pushed.outcome == Contributed::Duplicate,
+    };
+    Ok(vec![framed(&reply)])
+}
+
+/// Waits until there is something to send; the rest is streamed.
+async fn pull(
+    service: Arc<Service>,
+    mut body: Body,
+) -> Result<impl Stream<Item = Result<Bytes, Status>>, Status> {
+    let request: PullRequest = read_one(&mut body).await?;
+    let generation = service.check(request.target.as_ref())?;
+    let wait = Duration::from_millis(request.wait_ms).min(WAIT_MAX);
+    let (version, which) = match request.exact {
+        true => (Version(request.version), Which::Exactly),
+        false => (Version(request.version), Which::AtLeast),
+    };
+    let (early, came) = mpsc::unbounded_channel();
+    let ask = |wait_mode| {
+        let (engine, early) = (service.engine.clone(), early.clone());
+        async move {
+            let asked = engine.ask(move |reply| Event::Pull {
+                generation,
+                version,
+                which,
+                wait_mode,
+                early,
+                reply,
+            });
+            asked.await
+        }
+        .boxed()
+    };
+    let (outcome, at_once) = (Some(ask(WaitMode::UntilReady)), Some(ask(WaitMode::Immediate)));
+    let until = Instant::now() + wait;
+    let (sent, segments) = (BTreeSet::new(), VecDeque::new());
+    let answer = PullStream { service, wait, until, came, outcome, at_once, sent, segments };
+    let mut rest = Box::pin(stream::try_unfold(answer, PullStream::next));
+    let first = rest.try_next().await?;
+    Ok(stream::iter(first.map(Ok)).chain(rest))
+}
+
+/// The engine's answer to a pull.
+type Outcome = BoxFuture<'static, Result<Pulled, EngineError>>;
+
+/// The streamed answer to a pull.
+struct PullStream {
+    service: Arc<Service>,
+    came: mpsc::UnboundedReceiver<EarlyBlock>,
+    /// Longest time without progress, and when it ends.
+    wait: Duration,
+    until: Instant,
+    /// The pending outcome.
+    outcome: Option<Outcome>,
+    /// The outcome without waiting: used after the timeout, so even the shortest wait returns available
+    /// values.
+    at_once: Option<Outcome>,
+    /// Blocks that were sent early.
+    sent: BTreeSet<u32>,
+    /// Bytes to send next.
+    segments: VecDeque<Bytes>,
+}
+
+impl PullStream {
+    /// Returns the next bytes and the rest of the stream.
+    async fn next(mut self) -> Result<Option<(Bytes, Self)>, Status> {
+        loop {
+            if let Some(segment) = self.segments.pop_front() {
+                return Ok(Some((segment, self)));
+            }
+            let Some(outcome) = &mut self.outcome else { return Ok(None) };
+            let mut segments = Vec::new();
+            tokio::select! {
+                biased;
+                Some((block, values)) = self.came.recv() => {
+                    let data = shared_bytes(values);
+                    encode(None::<&PullHeader>, &[BlockData { block, data }], &mut segments);
+                    self.sent.insert(block);
+                    self.until = Instant::now() + self.wait;
+                }
+                pulled = outcome => {
+                    self.outcome = None;
+                    // The reply is valid only with a header, which is sent only while this process holds
+                    // the slot.
+                    self.service.check_lease()?;
+                    self.end(pulled.map_err(|error| refuse(&error))?, &mut segments);
+                }
+                () = sleep_until(self.until), if self.at_once.is_some() => {
+                    self.outcome = self.at_once.take();
+                }
+            }
+            self.segments.extend(segments);
+        }
+    }
+
+    /// Encodes the header and the blocks that were not sent early.
+    fn end(&self, pulled: Pulled, segments: &mut Vec<Bytes>) {
+        let parameters = match pulled {
+            Pulled::Parameters(parameters) => parameters,
+            Pulled::NotThere { present } => {
+                let version = present.0;
+                let header = PullHeader { ready: false, version, ..PullHeader::default() };
+                return encode(Some(&header), &[], segments);
+            }
+        };
+        let mut header = Some(PullHeader {
+            ready: true,
+            version: parameters.position.version.0,
+            pass: parameters.position.pass.0,
+            pass_start: parameters.position.pass_start.0,
+            examples: parameters.position.examples,
+            loss: parameters.position.loss,
+        });
+        let blocks = parameters.blocks.iter().zip(&parameters.values);
+        let blocks = blocks.filter(|((block, _), _)| !self.sent.contains(block));
+        let blocks = blocks.map(|((block, _), values)| BlockData {
+            block: *block,
+            data: shared_bytes(values.clone()),
+        });
+        for blocks in in_chunks(blocks) {
+            encode(header.take().as_ref(), &blocks, segments);
+        }
+        self.service.metrics.pull(size_bytes(&parameters.blocks));
+    }
+}
+
+/// Returns the size of all values of some blocks.
+fn size_bytes(blocks: &[(u32, Block)]) -> usize {
+    blocks.iter().map(|(_, block)| block.len * size_of::<f32>()).sum()
+}
+
+fn push_name(header: &PushHeader) -> Result<PushName, Status> {
+    match header.name.as_ref().ok_or_else(|| invalid("the contribution has no name"))? {
+        Name::Lanes(name) => {
+            let share = |it: &v1::LaneShare| LaneShare {
+                records: it.records.into(),
+                checksum: it.checksum,
+                end: if it.last { LaneEnd::LastOfPass } else { LaneEnd::MoreToCome },
+            };
+            let shares: Arc<[LaneShare]> = name.shares.iter().map(share).collect();
+            // Checked before any block is passed on.
+            check_records(&shares, header.records, header.checksum)
+                .map_err(|refusal| refuse(&refusal.into()))?;
+            let (version, first) = (Version(name.version), Lane(name.lane));
+            Ok(PushName::Lanes(LanesName { version, first, shares }))
+        }
+        Name::Task(name) => Ok(PushName::Range(RecordRange {
+            pass: Pass(name.pass),
+            task: TaskId(name.task),
+            from: name.from,
+            to: name.to,
+            last: name.last,
+        })),
+    }
+}
+
+/// Collects the blocks of one contribution as they arrive.
+struct PushAssembler {
+    memory: BufferPool,
+    codec: Codec,
+    wanted: Arc<Vec<(u32, Block)>>,
+    /// Whether each block was received.
+    came: Vec<bool>,
+    /// Blocks not passed on yet.
+    blocks: Vec<ValidatedBlock>,
+    size_bytes: usize,
+}
+
+impl PushAssembler {
+    fn new(shard: &PublishedShard) -> Self {
+        let (wanted, memory, codec) = (shard.blocks.clone(), shard.memory.clone(), shard.codec);
+        let came = vec![false; wanted.len()];
+        Self { memory, codec, wanted, came, blocks: Vec::new(), size_bytes: 0 }
+    }
+
+    fn take(&mut self, number: u32, data: ByteSegments) -> Result<(), Status> {
+        let place = self.wanted.binary_search_by_key(&number, |(number, _)| *number);
+        let place =
+            place.map_err(|_| invalid(format!("block {number} does not belong to this slot")))?;
+        if std::mem::replace(&mut self.came[place], true) {
+            return Err(invalid(format!("block {number} was sent twice")));
+        }
+        let memory = self.memory.lend(self.wanted[place].1.len);
+        let values = ValidatedBlock::decode(self.codec, number, &data, memory);
+        self.blocks.push(values.map_err(|refusal| refuse(&refusal.into()))?);
+        self.size_bytes += data.len();
+        Ok(())
+    }
+
+    /// Returns the blocks not passed on yet, if all blocks were received, or none.
+    fn finish(self) -> Result<(Vec<ValidatedBlock>, usize), Status> {
+        let (found, wanted) = (self.came.iter().filter(|it| **it).count(), self.came.len());
+        if found != 0 && found != wanted {
+            let message = format!("received {found} of {wanted} blocks");
+            return Err(status(ErrorKind::Invalid, message));
+        }
+        Ok((self.blocks, self.size_bytes))
+    }
+}

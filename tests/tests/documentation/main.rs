@@ -1,0 +1,49 @@
+//! Checks that the documentation matches the repository: no merge conflict markers, no dead links, no
+//! commands that are unknown to the programs or the Makefile. `make verify` runs this.
+
+mod commands;
+mod links;
+mod merge;
+mod pages;
+mod programs;
+
+use crate::pages::{Page, read, tracked};
+use crate::programs::{Known, Makefile};
+
+/// Pages without command checks. Release notes may mention removed commands.
+const WITHOUT_COMMANDS: &[&str] = &["CHANGELOG.md"];
+
+#[test]
+fn no_tracked_file_has_the_marks_of_an_unfinished_merge() {
+    let mut errors = Vec::new();
+    for path in tracked() {
+        let Some(text) = read(&path) else { continue };
+        errors.extend(merge::marks(&text).map(|line| format!("{path}:{line}: unfinished merge")));
+    }
+    report(&errors);
+}
+
+#[test]
+fn links_between_pages_lead_somewhere() {
+    let tracked = tracked();
+    let pages = markdown(&tracked);
+    report(&links::dead(&pages, &tracked));
+}
+
+#[test]
+fn commands_on_pages_are_known_to_help() {
+    let mut pages = markdown(&tracked());
+    pages.retain(|page| !WITHOUT_COMMANDS.contains(&page.path.as_str()));
+    let known = Known { programs: programs::ours(), makefile: Makefile::ours() };
+    let errors: Vec<String> = pages.iter().flat_map(|it| commands::unknown(it, &known)).collect();
+    report(&errors);
+}
+
+fn markdown(tracked: &[String]) -> Vec<Page> {
+    let paths = tracked.iter().filter(|path| path.ends_with(".md"));
+    paths.map(|path| Page::new(path, &read(path).expect("a page is text"))).collect()
+}
+
+fn report(errors: &[String]) {
+    assert!(errors.is_empty(), "\n{}", errors.join("\n"));
+}
