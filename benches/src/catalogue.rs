@@ -24,7 +24,7 @@ pub struct Bench {
     pub name: String,
     pub what: String,
     /// The reference.
-    pub beside: &'static str,
+    pub reference: &'static str,
     pub unit: Unit,
     /// The minimum acceptable ratio.
     pub target: f64,
@@ -35,7 +35,7 @@ pub struct Bench {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Side {
     Ours,
-    Beside,
+    Reference,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -69,46 +69,48 @@ impl Bench {
     pub async fn sample(&self, side: Side) -> Sample {
         match (self.work, side) {
             (Work::Push(via, form, _), Side::Ours) => wire::push(via, form).await,
-            (Work::Push(via, _, adds), Side::Beside) => raw::push(via, adds).await,
+            (Work::Push(via, _, adds), Side::Reference) => raw::push(via, adds).await,
             (Work::AsyncPush(_), Side::Ours) => wire::push_asynchronously().await,
-            (Work::AsyncPush(adds), Side::Beside) => raw::push(Via::Tcp, adds).await,
+            (Work::AsyncPush(adds), Side::Reference) => raw::push(Via::Tcp, adds).await,
             (Work::Pull(via), Side::Ours) => wire::pull(via).await,
-            (Work::Pull(via), Side::Beside) => raw::pull(via).await,
+            (Work::Pull(via), Side::Reference) => raw::pull(via).await,
             (Work::Steps, Side::Ours) => wire::steps().await,
-            (Work::Steps, Side::Beside) => raw::steps().await,
+            (Work::Steps, Side::Reference) => raw::steps().await,
             (Work::Checkpoint, Side::Ours) => checkpoint::take().await,
-            (Work::Checkpoint, Side::Beside) => checkpoint::write(),
+            (Work::Checkpoint, Side::Reference) => checkpoint::write(),
             (Work::Restore, Side::Ours) => checkpoint::restore().await,
-            (Work::Restore, Side::Beside) => checkpoint::read(),
+            (Work::Restore, Side::Reference) => checkpoint::read(),
             (Work::StepsUnderCheckpoints | Work::StepsBesideWrites, Side::Ours) => {
                 checkpoint::steps(Meanwhile::Checkpoints).await
             }
-            (Work::StepsUnderCheckpoints, Side::Beside) => {
+            (Work::StepsUnderCheckpoints, Side::Reference) => {
                 checkpoint::steps(Meanwhile::Nothing).await
             }
-            (Work::StepsBesideWrites, Side::Beside) => checkpoint::steps(Meanwhile::Writes).await,
+            (Work::StepsBesideWrites, Side::Reference) => {
+                checkpoint::steps(Meanwhile::Writes).await
+            }
             (Work::Gradient, Side::Ours) => model::gradient(),
-            (Work::Gradient, Side::Beside) => model::products(),
+            (Work::Gradient, Side::Reference) => model::products(),
             (Work::Digits, Side::Ours) => whole::digits(),
-            (Work::Digits, Side::Beside) => Sample::bound(1.0),
+            (Work::Digits, Side::Reference) => Sample::bound(1.0),
             (Work::StartAndEnd, Side::Ours) => whole::start_and_end(),
-            (Work::StartAndEnd, Side::Beside) => Sample::bound(1.5),
+            (Work::StartAndEnd, Side::Reference) => Sample::bound(1.5),
             (Work::Idle, Side::Ours) => whole::idle().await,
-            (Work::Idle, Side::Beside) => Sample::bound(0.005),
+            (Work::Idle, Side::Reference) => Sample::bound(0.005),
             (Work::SmallSteps, Side::Ours) => wire::small_steps().await,
-            (Work::SmallSteps, Side::Beside) => ping::ping_pong().await,
+            (Work::SmallSteps, Side::Reference) => ping::ping_pong().await,
             (Work::SlowSteps, Side::Ours) => wire::slow_steps().await,
-            (Work::SlowSteps, Side::Beside) => raw::slow_steps().await,
+            (Work::SlowSteps, Side::Reference) => raw::slow_steps().await,
             (Work::Lanes, Side::Ours) => kernels::lanes(),
-            (Work::Lanes, Side::Beside) => kernels::unordered(),
+            (Work::Lanes, Side::Reference) => kernels::unordered(),
             (Work::Dispatch, Side::Ours) => tasks::dispatch().await,
-            (Work::Dispatch, Side::Beside) => tasks::write().await,
+            (Work::Dispatch, Side::Reference) => tasks::write().await,
             (Work::ServedDispatch, Side::Ours) => tasks::dispatch().await,
-            (Work::ServedDispatch, Side::Beside) => counter::dispatch().await,
+            (Work::ServedDispatch, Side::Reference) => counter::dispatch().await,
             (Work::TakeOver, Side::Ours) => tasks::take_over().await,
-            (Work::TakeOver, Side::Beside) => Sample::bound(2.0),
+            (Work::TakeOver, Side::Reference) => Sample::bound(2.0),
             (Work::Rule(kind, values), Side::Ours) => kernels::optimizer(kind, values),
-            (Work::Rule(kind, values), Side::Beside) => kernels::copy(kind, values),
+            (Work::Rule(kind, values), Side::Reference) => kernels::copy(kind, values),
         }
     }
 }
@@ -131,7 +133,7 @@ const LINES: [Line; 27] = [
         "tokio TCP into the same update, which preserves the previous values",
         Unit::Bytes,
         0.9,
-        Work::Push(Via::Tcp, "none", Adds::Beside),
+        Work::Push(Via::Tcp, "none", Adds::IntoCopy),
     ),
     (
         "async-push",
@@ -347,10 +349,10 @@ const RULES: [(&str, OptimizerKind); 6] = [
 
 /// Returns all benchmarks.
 pub fn benches() -> Vec<Bench> {
-    let lines = LINES.map(|(name, what, beside, unit, target, work)| Bench {
+    let lines = LINES.map(|(name, what, reference, unit, target, work)| Bench {
         name: name.to_owned(),
         what: what.to_owned(),
-        beside,
+        reference,
         unit,
         target,
         work,
@@ -359,7 +361,7 @@ pub fn benches() -> Vec<Bench> {
         [("cached", BLOCK), ("large", LARGE)].map(|(size, values)| Bench {
             name: format!("{name}-{size}"),
             what: format!("{name} on {values} values"),
-            beside: "a loop that moves the same bytes",
+            reference: "a loop that moves the same bytes",
             unit: Unit::Bytes,
             target: 0.9,
             work: Work::Rule(*kind, values),

@@ -22,7 +22,7 @@ use crate::wire::{SLOTS, large, steps_alone};
 pub const VALUES: usize = 256 << 20;
 
 /// Bytes per read; they are hashed while they are in cache.
-const PIECE: usize = 4 << 20;
+const CHUNK_BYTES: usize = 4 << 20;
 
 /// Takes one checkpoint of an idle model, with `steadfast checkpoint now`.
 pub async fn take() -> Sample {
@@ -61,9 +61,9 @@ pub fn read() -> Sample {
             threads.spawn(move || {
                 let mut file = File::open(path).expect("it was written");
                 let (mut bytes, mut hash) = (vec![0; len], Sha256::new());
-                for piece in bytes.chunks_mut(PIECE) {
-                    file.read_exact(piece).expect("it is all there");
-                    hash.update(&piece);
+                for chunk in bytes.chunks_mut(CHUNK_BYTES) {
+                    file.read_exact(chunk).expect("it is all there");
+                    hash.update(&chunk);
                 }
                 std::hint::black_box((bytes, hash.finalize()));
             });

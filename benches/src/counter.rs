@@ -6,12 +6,12 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use steadfast_common::role::Role;
 use steadfast_coord::{Leadership, OPS_MAX, Op, Session};
-use steadfast_host::net::{Channel, Port, dial};
-use steadfast_host::role::Role;
+use steadfast_net::{Channel, Port, TlsIdentity};
 use steadfast_proto::v1::next_task_reply::Next;
 use steadfast_proto::v1::next_task_request::Report;
-use steadfast_proto::v1::{Caller, Dispatch, NextTaskReply, NextTaskRequest};
+use steadfast_proto::v1::{Caller, Dispatch, Finished, NextTaskReply, NextTaskRequest};
 use steadfast_tests::{EtcdServer, Process, Scene, within};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
@@ -24,7 +24,7 @@ use uuid::Uuid;
 
 use crate::rig::connect;
 use crate::sample::Sample;
-use crate::tasks::{Asks, KEYS_OF_ONE, TRAINERS, all_at_once, changes, finished};
+use crate::tasks::{KEYS_OF_ONE, RequestLoop, TRAINERS, all_at_once, changes};
 use crate::unary::Unary;
 
 /// A call that waits for its commit.
@@ -57,8 +57,12 @@ pub async fn serve(etcd: &str) -> std::io::Result<()> {
     let port = Port::bind("127.0.0.1:0".parse().expect("an address")).await?;
     println!("{}", port.local_addr()?);
     tokio::spawn(write(etcd.to_owned(), waiting));
-    let served =
-        port.serve(Routes::new(Unary::new(Counter { calls })), |_| &[], CancellationToken::new());
+    let served = port.serve(
+        Routes::new(Unary::new(Counter { calls })),
+        |_| &[],
+        &TlsIdentity::default(),
+        CancellationToken::new(),
+    );
     served.await.map_err(std::io::Error::other)?.map_err(std::io::Error::other)
 }
 
@@ -87,7 +91,7 @@ struct Client {
     report: Option<Report>,
 }
 
-impl Asks for Client {
+impl RequestLoop for Client {
     async fn turn(&mut self) {
         let request = NextTaskRequest {
             caller: Some(Caller { trainer: Uuid::new_v4().to_string(), generation: 1 }),
@@ -106,6 +110,17 @@ impl Asks for Client {
     }
 }
 
+/// Returns the report of a finished task.
+fn finished(dispatch: &Dispatch) -> Report {
+    Report::Finished(Finished {
+        attempt: dispatch.attempt,
+        task: dispatch.task,
+        records: 1,
+        loss_sum: 0.5,
+        version: 0,
+    })
+}
+
 /// Makes as many calls from as many clients as the sample of our implementation.
 pub async fn dispatch() -> Sample {
     let scene = Scene::new();
@@ -118,8 +133,9 @@ pub async fn dispatch() -> Sample {
         within(Duration::from_secs(10), "it listens", || process.stdout().trim().parse().ok());
     let mut clients = Vec::new();
     for _ in 0..TRAINERS {
-        let wire = dial(&address.to_string(), Role::Master).expect("an address");
-        let mut client = Client { grpc: tonic::client::Grpc::new(wire), report: None };
+        let channel =
+            TlsIdentity::default().dial(&address.to_string(), Role::Master).expect("an address");
+        let mut client = Client { grpc: tonic::client::Grpc::new(channel), report: None };
         client.turn().await;
         clients.push(client);
     }

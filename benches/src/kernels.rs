@@ -120,10 +120,10 @@ pub fn lanes() -> Sample {
         let watch = Watch::start(Vec::new());
         for (number, block) in came {
             let leaf = sum.tree().leaf(Lane(number));
-            sum.take(leaf, &[MORE], vec![(0, block)]);
+            sum.add(leaf, &[MORE], vec![(0, block)]);
         }
         black_box(sum.take_ready());
-        sum.roll();
+        sum.begin_next();
         watch.stop((LANES as usize * lane.len()) as f64)
     };
     (0..lane_times()).map(step).sum()

@@ -118,23 +118,25 @@ fn measure(args: &Args) -> Result<(), String> {
             // Alternates the order: the second side may find the machine warmer.
             let ours =
                 |pairs: &mut Pairs| sample(&own, &bench, Side::Ours).map(|it| pairs.ours.push(it));
-            let beside = |pairs: &mut Pairs| {
+            let reference = |pairs: &mut Pairs| {
                 let it = match &args.base {
-                    None => sample(&own, &bench, Side::Beside),
+                    None => sample(&own, &bench, Side::Reference),
                     Some(base) => sample(base, &bench, Side::Ours),
                 };
                 it.map(|it| pairs.limit.push(it))
             };
             if round % 2 == 0 {
                 ours(&mut pairs)?;
-                beside(&mut pairs)?;
+                reference(&mut pairs)?;
             } else {
-                beside(&mut pairs)?;
+                reference(&mut pairs)?;
                 ours(&mut pairs)?;
             }
         }
         println!("{}", table::row(&bench, &pairs, args.base.is_some()));
-        rows.push(serde_json::json!({ "name": bench.name, "bar": bench.target, "samples": pairs }));
+        rows.push(
+            serde_json::json!({ "name": bench.name, "target": bench.target, "samples": pairs }),
+        );
     }
     if let Some(path) = &args.json {
         let text = serde_json::to_string_pretty(&rows).expect("it is plain data");
@@ -147,7 +149,7 @@ fn measure(args: &Args) -> Result<(), String> {
 fn sample(program: &Path, bench: &Bench, side: Side) -> Result<Sample, String> {
     let side = match side {
         Side::Ours => "ours",
-        Side::Beside => "beside",
+        Side::Reference => "reference",
     };
     let mut command = Command::new(program);
     command.args(["sample", &bench.name, side]);

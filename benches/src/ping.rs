@@ -6,8 +6,8 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use bytes::Bytes;
-use steadfast_host::net::{Port, dial};
-use steadfast_host::role::Role;
+use steadfast_common::role::Role;
+use steadfast_net::{Port, TlsIdentity};
 use steadfast_proto::v1::BlockData;
 use steadfast_tests::{Process, Scene, within};
 use tokio_util::sync::CancellationToken;
@@ -39,7 +39,14 @@ impl UnaryService<BlockData> for Echo {
 pub async fn serve() -> std::io::Result<()> {
     let port = Port::bind("127.0.0.1:0".parse().expect("an address")).await?;
     println!("{}", port.local_addr()?);
-    let served = port.serve(Routes::new(Unary::new(Echo)), |_| &[], CancellationToken::new()).await;
+    let served = port
+        .serve(
+            Routes::new(Unary::new(Echo)),
+            |_| &[],
+            &TlsIdentity::default(),
+            CancellationToken::new(),
+        )
+        .await;
     served.map_err(std::io::Error::other)?.map_err(std::io::Error::other)
 }
 
@@ -52,8 +59,9 @@ pub async fn ping_pong() -> Sample {
     let process = Process::start(scene.folder(), "echo", &mut command);
     let address: SocketAddr =
         within(Duration::from_secs(10), "it listens", || process.stdout().trim().parse().ok());
-    let mut client =
-        tonic::client::Grpc::new(dial(&address.to_string(), Role::Pserver).expect("an address"));
+    let mut client = tonic::client::Grpc::new(
+        TlsIdentity::default().dial(&address.to_string(), Role::Pserver).expect("an address"),
+    );
     let data = Bytes::from(vec![7; SMALL * size_of::<f32>()]);
     let path = PathAndQuery::from_static("/steadfast.bench.Unary/Echo");
     let mut exchange = async || {

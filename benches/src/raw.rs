@@ -23,7 +23,7 @@ const READ_BYTES: usize = 256 << 10;
 const PUSH: u8 = 1;
 const PULL: u8 = 2;
 const PUSH_WHOLE: u8 = 3;
-const PUSH_BESIDE: u8 = 4;
+const PUSH_INTO_COPY: u8 = 4;
 
 /// How a gradient is added to the sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub enum Adds {
     /// On arrival; an interrupted transfer is added in part.
     AsItComes,
     /// On arrival, into a copy: the previous sum is preserved.
-    Beside,
+    IntoCopy,
     /// As a whole or not at all: after the last byte.
     Whole,
 }
@@ -78,7 +78,7 @@ async fn serve_one(mut stream: Stream) -> std::io::Result<()> {
                 }
                 stream.write_u8(PUSH).await?;
             }
-            PUSH_BESIDE => {
+            PUSH_INTO_COPY => {
                 before.resize(sum.len(), 0.0);
                 std::mem::swap(&mut sum, &mut before);
                 let len = READ_BYTES / size_of::<f32>();
@@ -88,7 +88,7 @@ async fn serve_one(mut stream: Stream) -> std::io::Result<()> {
                     sums.copy_from_slice(before);
                     add(sums, bytes);
                 }
-                stream.write_u8(PUSH_BESIDE).await?;
+                stream.write_u8(PUSH_INTO_COPY).await?;
             }
             PUSH_WHOLE => {
                 whole.resize(size_of_val(&sum[..]), 0);
@@ -184,7 +184,7 @@ impl Sender {
     async fn push(&mut self, adds: Adds) {
         let what = match adds {
             Adds::AsItComes => PUSH,
-            Adds::Beside => PUSH_BESIDE,
+            Adds::IntoCopy => PUSH_INTO_COPY,
             Adds::Whole => PUSH_WHOLE,
         };
         let shares = self.values.chunks(self.values.len() / SLOTS);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use steadfast_client::{Cluster, Master, PserverSet, Pservers};
+use steadfast_client::{Cluster, GenerationClient, Master, PserverSet, Pservers};
 use steadfast_common::compression::Codec;
 use steadfast_common::ids::TrainerId;
 use steadfast_common::job_file::parse;
@@ -11,8 +11,7 @@ use steadfast_common::keys::Keys;
 use steadfast_common::layout::{Layout, ParamSpec};
 use steadfast_common::records::TrainerRecord;
 use steadfast_coord::{Etcd, EtcdOptions, Session};
-use steadfast_proto::v1::begin_init_reply::Answer;
-use steadfast_proto::v1::{BeginInitRequest, FinishInitRequest};
+use steadfast_net::TlsIdentity;
 use steadfast_tests::{
     Ended, EtcdServer, Job, Process, Proxy, Scene, Signal, free_address, within,
 };
@@ -86,7 +85,11 @@ impl Rig {
         let client = connect(&etcd.url()).await;
         let keys = Keys::of_job(&job.name);
         let session = Session::open(&client, Duration::from_secs(30)).await.expect("a lease");
-        let cluster = Arc::new(Cluster::join(&client, keys.clone()).await.expect("etcd answers"));
+        let cluster = Arc::new(
+            Cluster::join(&client, keys.clone(), TlsIdentity::default())
+                .await
+                .expect("etcd answers"),
+        );
         let id = TrainerId(Uuid::new_v4());
         register(&client, &keys, &session, id).await;
         let layout = Arc::new(Layout::new(vec![ParamSpec::new("w", &[values])]));
@@ -113,8 +116,14 @@ impl Rig {
     }
 
     /// Registers another trainer.
-    pub async fn register(&self, id: TrainerId) {
+    async fn register(&self, id: TrainerId) {
         register(&self.client, &self.keys, &self.session, id).await;
+    }
+
+    /// Returns the generation, as another trainer takes part in it.
+    pub async fn generation_of(&self, id: TrainerId) -> GenerationClient {
+        self.register(id).await;
+        GenerationClient::new(Master::new(self.cluster.clone(), id), self.pservers.clone())
     }
 
     /// Starts a spare pserver.
@@ -136,7 +145,7 @@ impl Rig {
     /// Starts a second master; returns its process.
     pub fn start_standby(&mut self) -> i32 {
         let process = self.commands.start_master(&self.scene, "standby");
-        within(TIMEOUT, "it stands by", || process.stderr().contains("stands by").then_some(()));
+        within(TIMEOUT, "it is a standby", || process.stderr().contains("standby").then_some(()));
         let pid = process.pid().as_raw();
         self.processes.push(process);
         pid
@@ -287,15 +296,10 @@ async fn initialise(
     codec: Codec,
 ) -> Pservers {
     let master = Master::new(cluster.clone(), id);
-    let caller = master.caller(pserver_set.record.generation);
-    let values = Arc::new(vec![0.0; layout.len()]);
-    let pservers =
-        Pservers::new(cluster, pserver_set, layout, codec, session.deadline()).expect("addresses");
-    let begun = BeginInitRequest { caller: caller.clone() };
-    let reply = master.begin_init(begun).await.expect("the master answers");
-    assert_eq!(reply.answer(), Answer::Initialize, "there is another trainer");
-    pservers.init(reply.attempt, values).await.expect("pservers take values");
-    let finished = FinishInitRequest { caller, attempt: reply.attempt };
-    master.finish_init(finished).await.expect("the master answers");
-    pservers
+    let values = || vec![0.0; layout.len()];
+    let deadline = session.deadline();
+    let pservers = Pservers::new(cluster, pserver_set, layout.clone(), codec, deadline);
+    let generation = GenerationClient::new(master, pservers.expect("addresses"));
+    generation.initialise(values).await.expect("the job begins");
+    generation.pservers().clone()
 }

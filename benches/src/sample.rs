@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_median_is_what_half_of_the_values_are_below() {
+    fn half_of_the_values_lie_below_the_median() {
         assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.5);
         assert!(median(Vec::new()).is_nan());

@@ -15,7 +15,7 @@ pub fn head(is_compared: bool) -> String {
 
 /// Returns the description of a benchmark.
 pub fn legend(bench: &Bench) -> String {
-    format!("{}: {}; reference: {}", bench.name, bench.what, bench.beside)
+    format!("{}: {}; reference: {}", bench.name, bench.what, bench.reference)
 }
 
 /// Returns the row of one benchmark.

@@ -5,12 +5,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
-use steadfast_client::Master;
-use steadfast_common::ids::{Generation, TrainerId};
+use steadfast_client::{HeldTasks, NextTask, TaskOutcome};
+use steadfast_common::ids::{TrainerId, Version};
+use steadfast_common::status::TimeBreakdown;
 use steadfast_coord::{Leadership, OPS_MAX, Op, Session};
-use steadfast_proto::v1::next_task_reply::Next;
-use steadfast_proto::v1::next_task_request::Report;
-use steadfast_proto::v1::{Dispatch, Finished, NextTaskRequest};
 use steadfast_tests::{EtcdServer, Job, Scene, examples};
 use uuid::Uuid;
 
@@ -45,53 +43,36 @@ async fn rig() -> Rig {
 }
 
 /// A client that makes one request after the other.
-pub trait Asks: Send + 'static {
+pub trait RequestLoop: Send + 'static {
     /// Makes one request and waits for the reply.
     fn turn(&mut self) -> impl Future<Output = ()> + Send;
 }
 
 /// A trainer that takes tasks and reports them as finished.
 struct Worker {
-    master: Master,
-    generation: Generation,
-    report: Option<Report>,
+    tasks: HeldTasks,
 }
 
 impl Worker {
     async fn new(rig: &Rig) -> Self {
-        let id = TrainerId(Uuid::new_v4());
-        rig.register(id).await;
-        let master = Master::new(rig.cluster.clone(), id);
-        Self { master, generation: rig.pservers.generation(), report: None }
+        let generation = rig.generation_of(TrainerId(Uuid::new_v4())).await;
+        Self { tasks: generation.tasks() }
     }
 }
 
-impl Asks for Worker {
+impl RequestLoop for Worker {
     /// Reports the previous task and takes another.
     async fn turn(&mut self) {
-        let request = NextTaskRequest {
-            caller: self.master.caller(self.generation),
-            request_id: Uuid::new_v4().to_string(),
-            report: self.report.take(),
-            more: true,
-            held: None,
-            time_breakdown: None,
+        let spent = TimeBreakdown::default();
+        let next = if self.tasks.is_empty() {
+            self.tasks.take(spent).await
+        } else {
+            let (records, loss_sum, version) = (1, 0.5, Version(0));
+            self.tasks.report(TaskOutcome::Finished { records, loss_sum, version }, spent).await
         };
-        let reply = self.master.next_task(request).await.expect("the master answers");
-        let Some(Next::Task(dispatch)) = reply.next else { panic!("there are tasks: {reply:?}") };
-        self.report = Some(finished(&dispatch));
+        let next = next.expect("the master answers");
+        assert!(matches!(next, NextTask::Taken(_)), "there are tasks: {next:?}");
     }
-}
-
-/// Returns the report of a finished task.
-pub fn finished(dispatch: &Dispatch) -> Report {
-    Report::Finished(Finished {
-        attempt: dispatch.attempt,
-        task: dispatch.task,
-        records: 1,
-        loss_sum: 0.5,
-        version: 0,
-    })
 }
 
 /// Dispatches [`DISPATCHED`] of [`TASKS`] tasks to [`TRAINERS`] trainers.
@@ -107,7 +88,7 @@ pub async fn dispatch() -> Sample {
 }
 
 /// Measures [`DISPATCHED`] turns of all `askers` together, and the processes that serve them.
-pub async fn all_at_once(askers: Vec<impl Asks>, pids: Vec<i32>) -> Sample {
+pub async fn all_at_once(askers: Vec<impl RequestLoop>, pids: Vec<i32>) -> Sample {
     let given = Arc::new(AtomicUsize::new(0));
     let watch = Watch::start(pids);
     let runs = askers.into_iter().map(|mut asker| {

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use futures::future::join_all;
-use steadfast_client::{Gradient, Name};
+use steadfast_client::{ContributionName, Gradient, LaneShare};
 use steadfast_common::applied_records::RecordRange;
 use steadfast_common::ids::{Lane, Pass, TaskId, Version};
-use steadfast_proto::v1::LaneShare;
 use steadfast_tests::{EtcdServer, Job, Scene};
 
 use crate::rig::{Rig, Via};
@@ -47,9 +46,9 @@ fn gradient(values: Vec<f32>) -> Gradient {
 }
 
 /// The sum of one lane with one record that is not exhausted.
-fn lane(version: u64, first: Lane) -> Name {
+fn lane(version: u64, first: Lane) -> ContributionName {
     let shares = vec![LaneShare { records: 1, last: false, checksum: 1 }];
-    Name::Lanes { version: Version(version), first, shares }
+    ContributionName::Lanes { version: Version(version), first, shares }
 }
 
 /// The first record of a task.
@@ -58,10 +57,10 @@ fn first_record() -> RecordRange {
 }
 
 /// Consecutive records, so that no push repeats another.
-fn range(number: usize) -> Name {
+fn range(number: usize) -> ContributionName {
     let from = number as u32;
     let range = RecordRange { from, to: from + 1, ..first_record() };
-    Name::Range { range, version: Version(0) }
+    ContributionName::Range { range, version: Version(0) }
 }
 
 /// Measures gradients of [`VALUES`] to [`SLOTS`] pservers, each a synchronous SGD step without a pull;
@@ -77,7 +76,7 @@ pub async fn push_asynchronously() -> Sample {
     push_all(&asynchronous(), Via::Tcp, range).await
 }
 
-async fn push_all(job: &Job, via: Via, name: fn(usize) -> Name) -> Sample {
+async fn push_all(job: &Job, via: Via, name: fn(usize) -> ContributionName) -> Sample {
     let rig = rig(job, SLOTS as u32, VALUES, via).await;
     let gradient = gradient(vec![0.5; VALUES]);
     rig.pservers.push(name(0), gradient.clone()).await.expect("pservers take it");
@@ -206,7 +205,7 @@ mod tests {
     /// F48: the memory of a pserver for concurrent gradients is bounded; other pushes wait at their senders,
     /// and all of them are applied.
     #[tokio::test(flavor = "multi_thread")]
-    async fn gradients_that_come_at_once_take_bounded_memory() {
+    async fn simultaneous_gradients_take_bounded_memory() {
         let rig = rig(&asynchronous(), 1, VALUES, Via::Tcp).await;
         let gradient = gradient(vec![0.5; VALUES]);
         let mut crowd = Vec::new();
@@ -215,7 +214,7 @@ mod tests {
         }
         let pushes = crowd.iter().enumerate().map(|(task, pservers)| {
             let range = RecordRange { task: TaskId(task as u32), ..first_record() };
-            pservers.push(Name::Range { range, version: Version(0) }, gradient.clone())
+            pservers.push(ContributionName::Range { range, version: Version(0) }, gradient.clone())
         });
         try_join_all(pushes).await.expect("the pserver takes all of them");
         let pserver = *rig.pids().last().expect("it is there");

@@ -7,8 +7,9 @@ use reqwest::redirect::Policy;
 use reqwest::{Client, ClientBuilder, Method, StatusCode};
 use serde_json::Value;
 use steadfast_common::error::ErrorKind;
-use steadfast_host::role::ANY_ROLE;
-use steadfast_host::tls;
+use steadfast_common::role::ANY_ROLE;
+use steadfast_net::TlsIdentity;
+use steadfast_net::tls::{Loaded, crypto};
 use steadfast_process::Failure;
 use uuid::Uuid;
 
@@ -18,32 +19,37 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum size of a response body.
 const BODY_MAX: usize = 16 << 20;
 
-/// Sends a GET request to an admin port. If this process has TLS credentials, the request uses mutual TLS and
+/// Sends a GET request to an admin port. If `tls` has credentials, the request uses mutual TLS and
 /// accepts the certificate of any role of the job, at any address, and no other certificate.
 ///
 /// # Errors
 /// If the address does not answer.
-pub async fn ask(address: &str, path: &str) -> Result<(StatusCode, String), Failure> {
-    request(address, Method::GET, path).await
+pub async fn ask(
+    address: &str,
+    path: &str,
+    tls: &TlsIdentity,
+) -> Result<(StatusCode, String), Failure> {
+    request(address, Method::GET, path, tls).await
 }
 
 async fn request(
     address: &str,
     method: Method,
     path: &str,
+    tls: &TlsIdentity,
 ) -> Result<(StatusCode, String), Failure> {
     // Fails if a crypto provider is installed already, which is harmless.
-    let _ = tls::crypto().install_default();
+    let _ = crypto().install_default();
     let no_answer = |error: reqwest::Error| {
         Failure::unavailable(format!("{address} does not answer: {}", root_cause(&error)))
     };
     // No proxies or redirects: members write these addresses to etcd themselves.
     let client = Client::builder().timeout(TIMEOUT).no_proxy().redirect(Policy::none());
-    let (client, origin) = match tls::credentials() {
+    let (client, origin) = match tls.credentials() {
         None => (client, format!("http://{address}")),
         Some(credentials) => {
             let at = resolve(address).await?;
-            trusting(client, &credentials.current(), at)
+            trusting(client, &credentials, at)
         }
     };
     let request = client.build().map_err(no_answer)?.request(method, format!("{origin}{path}"));
@@ -72,8 +78,8 @@ async fn request(
 ///
 /// # Errors
 /// If the process does not answer, or denies access.
-pub async fn status(address: &str) -> Result<Value, Failure> {
-    let (code, text) = ask(address, "/status").await?;
+pub async fn status(address: &str, tls: &TlsIdentity) -> Result<Value, Failure> {
+    let (code, text) = ask(address, "/status", tls).await?;
     let text = allowed(address, code, text)?;
     serde_json::from_str(&text).map_err(|error| {
         Failure::internal(format!("cannot parse the status of {address}: {error}"))
@@ -84,9 +90,9 @@ pub async fn status(address: &str) -> Result<Value, Failure> {
 ///
 /// # Errors
 /// If the process does not answer or denies access, or if another process answers at this address.
-pub async fn drain(address: &str, id: Uuid) -> Result<(), Failure> {
+pub async fn drain(address: &str, id: Uuid, tls: &TlsIdentity) -> Result<(), Failure> {
     let path = format!("/drain?member={id}");
-    let (code, text) = request(address, Method::POST, &path).await?;
+    let (code, text) = request(address, Method::POST, &path, tls).await?;
     allowed(address, code, text).map(|_| ())
 }
 
@@ -99,7 +105,7 @@ fn allowed(address: &str, code: StatusCode, text: String) -> Result<String, Fail
 
 fn trusting(
     client: ClientBuilder,
-    credentials: &tls::Loaded,
+    credentials: &Loaded,
     address: SocketAddr,
 ) -> (ClientBuilder, String) {
     let config = rustls::ClientConfig::clone(&credentials.client);

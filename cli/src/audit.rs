@@ -16,7 +16,7 @@ use steadfast_process::Failure;
 
 use crate::format::plural;
 use crate::job_args::{Job, JobArgs};
-use crate::job_master::{CheckpointOutcome, JobMaster};
+use crate::job_master::CheckpointOutcome;
 use crate::output::{FormArgs, Output, answered};
 
 /// The master retries a failed checkpoint several times.
@@ -90,7 +90,7 @@ pub async fn run(args: AuditArgs) -> Result<ExitCode, Failure> {
 
 /// Asks the acting master for a checkpoint; returns its id.
 async fn take_checkpoint(job: &Job) -> Result<String, Failure> {
-    let mut master = JobMaster::new(job.etcd.clone(), job.keys.clone());
+    let mut master = job.master();
     match master.take_checkpoint(TIMEOUT).await? {
         CheckpointOutcome { latest: Some(id), error: None } => Ok(id),
         CheckpointOutcome { error, .. } => {

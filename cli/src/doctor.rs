@@ -8,8 +8,8 @@ use serde::Serialize;
 use steadfast_common::ids::Slot;
 use steadfast_common::records::{JobRecord, MasterRecord, PserverRecord, TrainerRecord};
 use steadfast_coord::EtcdOptions;
-use steadfast_host::net::{Probe, probe};
-use steadfast_host::{random, tls};
+use steadfast_host::random;
+use steadfast_net::{Probe, TlsIdentity, probe};
 use steadfast_process::Failure;
 use steadfast_store::{Created, StoreError};
 use tokio::time::{Instant, sleep};
@@ -29,7 +29,7 @@ const SKEW_MAX: Duration = Duration::from_secs(2);
 
 /// Time for a spare to take a slot that became free, and the polling interval.
 const SLOT_TAKEN_WITHIN: Duration = Duration::from_secs(3);
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+const POLL_EVERY: Duration = Duration::from_millis(200);
 
 /// The oldest etcd version tested.
 const ETCD_MIN: Version = Version { major: 3, minor: 4, patch: 0 };
@@ -53,78 +53,78 @@ pub struct DoctorArgs {
 struct Finding {
     what: String,
     verdict: Health,
-    said: String,
+    message: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Health {
-    Well,
+    Ok,
     /// Works, with a restriction or for a limited time.
-    Odd,
-    Wrong,
+    Warning,
+    Error,
 }
 
 impl Finding {
-    fn new(what: impl Into<String>, verdict: Health, said: impl Into<String>) -> Self {
-        Self { what: what.into(), verdict, said: said.into() }
+    fn new(what: impl Into<String>, verdict: Health, message: impl Into<String>) -> Self {
+        Self { what: what.into(), verdict, message: message.into() }
     }
 }
 
 /// Runs all checks.
 pub async fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
     let job = args.job.find_running().await?;
-    let mut found: Vec<Finding> = certificate().into_iter().collect();
-    found.extend(etcd(&args.job.etcd_options()?).await);
+    let mut found: Vec<Finding> = certificate(&job.tls).into_iter().collect();
+    found.extend(etcd(&args.job.etcd_options()?, &job.tls).await);
     found.extend(members(&job).await?);
     found.extend(store(&job).await?);
     match args.form.output() {
         Output::Json => println!("{}", serde_json::json!(found)),
         Output::Text => {
-            for Finding { what, verdict, said } in &found {
+            for Finding { what, verdict, message } in &found {
                 let mark = match verdict {
-                    Health::Well => "  ",
-                    Health::Odd => "? ",
-                    Health::Wrong => "! ",
+                    Health::Ok => "  ",
+                    Health::Warning => "? ",
+                    Health::Error => "! ",
                 };
-                println!("{}", plain(&format!("{mark}{what}: {said}")));
+                println!("{}", plain(&format!("{mark}{what}: {message}")));
             }
         }
     }
-    let is_wrong = found.iter().any(|it| it.verdict == Health::Wrong);
-    Ok(if is_wrong { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let has_error = found.iter().any(|it| it.verdict == Health::Error);
+    Ok(if has_error { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn certificate() -> Option<Finding> {
-    let not_after = tls::credentials()?.current().not_after;
+fn certificate(tls: &TlsIdentity) -> Option<Finding> {
+    let not_after = tls.credentials()?.not_after;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() as i64;
     let days = (not_after - now).div_euclid(DAY_SECONDS);
-    let verdict = if days < SOON_DAYS { Health::Odd } else { Health::Well };
+    let verdict = if days < SOON_DAYS { Health::Warning } else { Health::Ok };
     Some(Finding::new("certificate", verdict, format!("expires in {days} days")))
 }
 
-async fn etcd(options: &EtcdOptions) -> Vec<Finding> {
+async fn etcd(options: &EtcdOptions, tls: &TlsIdentity) -> Vec<Finding> {
     let mut found = Vec::new();
     for endpoint in &options.endpoints {
         let what = format!("etcd {endpoint}");
         found.push(match etcd_version::ask(endpoint, options).await {
-            Err(reason) => Finding::new(what, Health::Wrong, reason),
+            Err(reason) => Finding::new(what, Health::Error, reason),
             Ok(answer) if answer.version < ETCD_MIN => {
-                let said = format!("version {} is older than {ETCD_MIN}; upgrade it", answer.version);
-                Finding::new(what, Health::Odd, said)
+                let message = format!("version {} is older than {ETCD_MIN}; upgrade it", answer.version);
+                Finding::new(what, Health::Warning, message)
             }
-            Ok(answer) if tls::credentials().is_some() && answer.version < ETCD_STRICT => {
-                let said = format!(
+            Ok(answer) if tls.credentials().is_some() && answer.version < ETCD_STRICT => {
+                let message = format!(
                     "version {} lets users exceed their grants; upgrade it to {ETCD_STRICT} or newer",
                     answer.version
                 );
-                Finding::new(what, Health::Odd, said)
+                Finding::new(what, Health::Warning, message)
             }
             Ok(answer) => match answer.skew.filter(|skew| SKEW_MAX < *skew) {
-                None => Finding::new(what, Health::Well, format!("version {}", answer.version)),
+                None => Finding::new(what, Health::Ok, format!("version {}", answer.version)),
                 Some(skew) => {
-                    let said = format!("its clock differs from this machine's by {} s", skew.as_secs());
-                    Finding::new(what, Health::Odd, said)
+                    let message = format!("its clock differs from this machine's by {} s", skew.as_secs());
+                    Finding::new(what, Health::Warning, message)
                 }
             },
         });
@@ -136,13 +136,15 @@ async fn etcd(options: &EtcdOptions) -> Vec<Finding> {
 async fn members(job: &Job) -> Result<Vec<Finding>, Failure> {
     let mut found = Vec::new();
     if job.etcd.get(&job.keys.result()).await?.is_some() {
-        found.push(Finding::new("job", Health::Well, "has ended; no process is needed"));
+        found.push(Finding::new("job", Health::Ok, "has ended; no process is needed"));
         return Ok(found);
     }
     let master: Option<MasterRecord> = job.etcd.get_json(&job.keys.master_addr()).await?;
     match master {
-        None => found.push(Finding::new("master", Health::Wrong, "none is acting; start one")),
-        Some(it) => found.push(member("master".to_owned(), Some(&it.address), &it.admin).await),
+        None => found.push(Finding::new("master", Health::Error, "none is acting; start one")),
+        Some(it) => {
+            found.push(member("master".to_owned(), Some(&it.address), &it.admin, &job.tls).await)
+        }
     }
     found.extend(free_slots(job).await?);
     let desired: Option<u32> = job.etcd.get_json(&job.keys.ps_desired()).await?;
@@ -152,18 +154,18 @@ async fn members(job: &Job) -> Result<Vec<Finding>, Failure> {
         let is_surplus = slot.zip(desired).is_some_and(|(slot, desired)| desired <= slot.0);
         found.push(match entry.json::<PserverRecord>() {
             Ok(_) if is_surplus => {
-                let said = "is held, although the job has fewer slots; its pserver should have released it";
-                Finding::new(what, Health::Wrong, said)
+                let message = "is held, although the job has fewer slots; its pserver should have released it";
+                Finding::new(what, Health::Error, message)
             }
-            Ok(it) => member(what, Some(&it.address), &it.admin).await,
-            Err(error) => Finding::new(what, Health::Wrong, error.to_string()),
+            Ok(it) => member(what, Some(&it.address), &it.admin, &job.tls).await,
+            Err(error) => Finding::new(what, Health::Error, error.to_string()),
         });
     }
     for (key, entry) in job.etcd.list(&job.keys.trainers_prefix()).await?.entries {
         let what = job.keys.trainer_of(&key).map_or(key, |id| format!("trainer {id}"));
         found.push(match entry.json::<TrainerRecord>() {
-            Ok(it) => member(what, None, &it.admin).await,
-            Err(error) => Finding::new(what, Health::Wrong, error.to_string()),
+            Ok(it) => member(what, None, &it.admin, &job.tls).await,
+            Err(error) => Finding::new(what, Health::Error, error.to_string()),
         });
     }
     Ok(found)
@@ -178,16 +180,16 @@ async fn free_slots(job: &Job) -> Result<Vec<Finding>, Failure> {
         let slots = (0..desired.unwrap_or(0)).map(Slot);
         let free: Vec<Slot> = slots.filter(|it| !held.contains_key(&job.keys.ps(*it))).collect();
         if free.is_empty() || SLOT_TAKEN_WITHIN <= started.elapsed() {
-            let said = "is free, and no pserver takes it: there is no spare; start another pserver, or \
+            let message = "is free, and no pserver takes it: there is no spare; start another pserver, or \
                         set fewer slots with `steadfast scale`";
-            let finding = |slot| Finding::new(format!("slot {slot}"), Health::Wrong, said);
+            let finding = |slot| Finding::new(format!("slot {slot}"), Health::Error, message);
             return Ok(free.into_iter().map(finding).collect());
         }
-        sleep(LOOK_EVERY).await;
+        sleep(POLL_EVERY).await;
     }
 }
 
-async fn member(what: String, address: Option<&str>, admin: &str) -> Finding {
+async fn member(what: String, address: Option<&str>, admin: &str, tls: &TlsIdentity) -> Finding {
     if let Some(address) = address {
         let error = match probe(address).await {
             Probe::Open(_) => None,
@@ -195,20 +197,20 @@ async fn member(what: String, address: Option<&str>, admin: &str) -> Finding {
             Probe::Silent => Some("does not answer"),
         };
         if let Some(error) = error {
-            return Finding::new(what, Health::Wrong, format!("{address} {error}"));
+            return Finding::new(what, Health::Error, format!("{address} {error}"));
         }
     }
-    match admin_client::ask(admin, "/readyz").await {
+    match admin_client::ask(admin, "/readyz", tls).await {
         Ok((code, _)) if code.is_success() => {
             let at = address.unwrap_or(admin);
-            Finding::new(what, Health::Well, format!("is ready at {at}"))
+            Finding::new(what, Health::Ok, format!("is ready at {at}"))
         }
-        Ok((_, text)) => Finding::new(what, Health::Odd, text.trim_end()),
+        Ok((_, text)) => Finding::new(what, Health::Warning, text.trim_end()),
         // An admin port on loopback can only be reached on its own machine.
         Err(failure) if steadfast_process::is_on_this_host(admin) => {
-            Finding::new(what, Health::Odd, failure.message)
+            Finding::new(what, Health::Warning, failure.message)
         }
-        Err(failure) => Finding::new(what, Health::Wrong, failure.message),
+        Err(failure) => Finding::new(what, Health::Error, failure.message),
     }
 }
 
@@ -217,23 +219,23 @@ async fn store(job: &Job) -> Result<Option<Finding>, Failure> {
     let Some(record) = job.etcd.get_json::<JobRecord>(&job.keys.job()).await? else {
         return Ok(Some(Finding::new(
             "job",
-            Health::Wrong,
+            Health::Error,
             "etcd has no such job; name another one with --job",
         )));
     };
     let what = format!("store {}", record.store);
-    let (verdict, said) = match try_store(&record.store).await {
-        Err(error) => (Health::Wrong, error.to_string()),
+    let (verdict, message) = match try_store(&record.store).await {
+        Err(error) => (Health::Error, error.to_string()),
         Ok(Created::Already) => {
-            (Health::Well, "creates objects and does not overwrite them".to_owned())
+            (Health::Ok, "creates objects and does not overwrite them".to_owned())
         }
         Ok(Created::Now) => {
-            let said = "overwrites an existing object on a conditional create; only `checkpoint export` \
+            let message = "overwrites an existing object on a conditional create; only `checkpoint export` \
                         without --force relies on it";
-            (Health::Odd, said.to_owned())
+            (Health::Warning, message.to_owned())
         }
     };
-    Ok(Some(Finding::new(what, verdict, said)))
+    Ok(Some(Finding::new(what, verdict, message)))
 }
 
 async fn try_store(url: &str) -> Result<Created, StoreError> {

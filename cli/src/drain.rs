@@ -15,7 +15,7 @@ use crate::job_args::{Job, JobArgs};
 use crate::lists::{Member, all_members};
 
 /// Polling interval.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const POLL_EVERY: Duration = Duration::from_millis(100);
 
 /// Drain one process of a job and wait until it has left.
 ///
@@ -42,7 +42,7 @@ pub async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
     let title = plain(&member.title());
     let latest = job.keys.checkpoint_latest();
     let before = job.etcd.get(&latest).await?.map(|it| it.mod_revision);
-    admin_client::drain(&member.admin, member.id).await?;
+    admin_client::drain(&member.admin, member.id, &job.tls).await?;
     eprintln!("draining {title}");
     let successor = left(&job, member, args.wait).await?;
     let successor = match (successor, member.role) {
@@ -70,7 +70,7 @@ async fn left(job: &Job, member: &Member, wait: Duration) -> Result<Option<Membe
             role => it.role == role && it.name == member.name,
         };
         match present.find(is_same_place) {
-            Some(it) if it.since == member.since => sleep(LOOK_EVERY).await,
+            Some(it) if it.since == member.since => sleep(POLL_EVERY).await,
             other => return Ok(other),
         }
     }
@@ -114,12 +114,12 @@ mod tests {
     }
 
     #[test]
-    fn a_name_means_one_member_or_nobody() {
+    fn a_member_is_selected_by_a_unique_name() {
         let members =
             [member("master", "9f"), member("pserver", "slot 1"), member("pserver", "slot 10")];
         let trainers = [member("trainer", "ab1"), member("trainer", "ab2")];
         let members = [&members[..], &trainers[..]].concat();
-        let name = |asked| chosen(&members, asked).map(|it| it.name.clone());
+        let name = |name| chosen(&members, name).map(|it| it.name.clone());
         assert_eq!(name("master").unwrap(), "9f");
         assert_eq!(name("slot 1").unwrap(), "slot 1");
         assert_eq!(name("trainer ab2").unwrap(), "ab2");

@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use clap::Args;
 use steadfast_common::keys::Keys;
+use steadfast_common::role::Role;
 use steadfast_coord::{Etcd, Grant};
-use steadfast_host::role::Role;
 use steadfast_process::{EtcdArgs, Failure, TlsArgs, job_name};
 
 /// Create etcd users for the roles of a job, and enable authentication in etcd.

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use reqwest::redirect::Policy;
 use reqwest::{Certificate, Client, ClientBuilder, Identity};
 use steadfast_coord::{Etcd, EtcdOptions};
-use steadfast_host::tls;
+use steadfast_net::tls;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_read_well_at_every_size() {
+    fn numbers_are_readable_at_every_magnitude() {
         assert_eq!(
             [0.0, 3.25, 812.4, 5_210.0, 2.5e6].map(rate),
             ["0", "3.2", "812", "5.2k", "2.5M"]

@@ -10,8 +10,10 @@ use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
 use steadfast_coord::{Etcd, EtcdOptions};
 use steadfast_etcd::{Config, Server};
+use steadfast_net::TlsIdentity;
 use steadfast_process::{EtcdArgs, Failure, TlsArgs, job_name};
 
+use crate::job_master::JobMaster;
 use crate::local::read_endpoint;
 
 /// Flags of every command that works on a job.
@@ -38,6 +40,15 @@ pub struct Job {
     pub name: String,
     pub etcd: Etcd,
     pub keys: Keys,
+    /// The identity for connections to members of the job.
+    pub tls: TlsIdentity,
+}
+
+impl Job {
+    /// Returns a client of the acting master.
+    pub fn master(&self) -> JobMaster {
+        JobMaster::new(self.etcd.clone(), self.keys.clone(), self.tls.clone())
+    }
 }
 
 impl JobArgs {
@@ -47,9 +58,8 @@ impl JobArgs {
     /// # Errors
     /// If etcd does not answer, or if no job was named and etcd does not have exactly one.
     pub async fn find(&self) -> Result<Job, Failure> {
-        self.tls.decide()?;
         match (self.connect().await, &self.data_dir) {
-            (Err(failure), Some(folder)) => match serve_remains(folder).await {
+            (Err(failure), Some(folder)) => match serve_stored_etcd(folder).await {
                 Some(endpoint) => self.choose(self.connect_to(endpoint).await?).await,
                 None => Err(failure),
             },
@@ -62,7 +72,6 @@ impl JobArgs {
     /// # Errors
     /// As [`JobArgs::find`].
     pub async fn find_running(&self) -> Result<Job, Failure> {
-        self.tls.decide()?;
         self.choose(self.connect().await?).await
     }
 
@@ -93,12 +102,13 @@ impl JobArgs {
     }
 
     async fn choose(&self, etcd: Etcd) -> Result<Job, Failure> {
+        let tls = self.tls.identity()?;
         if let Some(root) = &self.root {
             let name = self.job.clone().unwrap_or_else(|| root.clone());
-            return Ok(Job { name, etcd, keys: Keys::below(root) });
+            return Ok(Job { name, etcd, keys: Keys::below(root), tls });
         }
         let of_name =
-            |name: &str, etcd| Job { name: name.to_owned(), etcd, keys: Keys::of_job(name) };
+            |name: &str, etcd| Job { name: name.to_owned(), etcd, keys: Keys::of_job(name), tls };
         if let Some(name) = &self.job {
             return Ok(of_name(name, etcd));
         }
@@ -118,7 +128,7 @@ impl JobArgs {
 /// Returns the endpoint, or `None` if the folder has no data.
 ///
 /// It serves a copy: reading changes nothing and does not block a new run in the same folder.
-async fn serve_remains(folder: &Path) -> Option<String> {
+async fn serve_stored_etcd(folder: &Path) -> Option<String> {
     let copy = tempfile::tempdir().ok()?;
     let (from, to) = (folder.join("etcd"), copy.path().to_owned());
     tokio::task::spawn_blocking(move || copy_files(&from, &to)).await.ok()?.ok()?;

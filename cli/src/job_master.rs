@@ -6,10 +6,10 @@ use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::Generation;
 use steadfast_common::keys::Keys;
 use steadfast_common::records::MasterRecord;
+use steadfast_common::role::Role;
 use steadfast_common::status::JobStatus;
 use steadfast_coord::Etcd;
-use steadfast_host::net::{Channel, dial};
-use steadfast_host::role::Role;
+use steadfast_net::{Channel, TlsIdentity};
 use steadfast_process::Failure;
 use steadfast_proto::MESSAGE_BYTES_MAX;
 use steadfast_proto::v1::master_client::MasterClient;
@@ -22,6 +22,7 @@ const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 pub struct JobMaster {
     etcd: Etcd,
     keys: Keys,
+    tls: TlsIdentity,
     /// The last connection, with its address.
     open: Option<(String, MasterClient<Channel>)>,
 }
@@ -44,15 +45,15 @@ pub enum Force {
 
 impl JobMaster {
     /// Creates a client that is not connected yet.
-    pub fn new(etcd: Etcd, keys: Keys) -> Self {
-        Self { etcd, keys, open: None }
+    pub fn new(etcd: Etcd, keys: Keys, tls: TlsIdentity) -> Self {
+        Self { etcd, keys, tls, open: None }
     }
 
     /// Requests the status of the job.
     pub async fn status(&mut self) -> Result<JobStatus, Failure> {
         let mut client = self.client().await?;
-        let asked = tokio::time::timeout(STATUS_TIMEOUT, client.status(StatusRequest {})).await;
-        let reply = asked.map_err(|_| Failure::unavailable("the master does not answer"))??;
+        let answer = tokio::time::timeout(STATUS_TIMEOUT, client.status(StatusRequest {})).await;
+        let reply = answer.map_err(|_| Failure::unavailable("the master does not answer"))??;
         serde_json::from_slice(&reply.into_inner().json).map_err(|error| {
             Failure::internal(format!(
                 "cannot parse the master's status: {error}; use the `steadfast` of the master's version"
@@ -66,8 +67,8 @@ impl JobMaster {
             let mut client = self.client().await?;
             Ok::<_, Failure>(client.take_checkpoint(TakeCheckpointRequest {}).await?.into_inner())
         };
-        let asked = tokio::time::timeout(limit, take).await;
-        let reply = asked.map_err(|_| {
+        let answer = tokio::time::timeout(limit, take).await;
+        let reply = answer.map_err(|_| {
             Failure::unavailable(format!("the master took no checkpoint within {limit:?}"))
         })??;
         let some = |text: String| (!text.is_empty()).then_some(text);
@@ -90,8 +91,8 @@ impl JobMaster {
             let mut client = self.client().await?;
             Ok::<_, Failure>(client.restore_checkpoint(request).await?.into_inner())
         };
-        let asked = tokio::time::timeout(limit, restore).await;
-        let reply = asked.map_err(|_| {
+        let answer = tokio::time::timeout(limit, restore).await;
+        let reply = answer.map_err(|_| {
             Failure::unavailable(format!(
                 "the master did not confirm the rollback to {checkpoint} within {limit:?}; check \
                  `steadfast status`"
@@ -114,7 +115,7 @@ impl JobMaster {
         {
             return Ok(client.clone());
         }
-        let channel = dial(&address, Role::Master).map_err(Failure::internal)?;
+        let channel = self.tls.dial(&address, Role::Master).map_err(Failure::internal)?;
         let client = MasterClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
         self.open = Some((address, client.clone()));
         Ok(client)

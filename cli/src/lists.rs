@@ -18,7 +18,6 @@ use uuid::Uuid;
 
 use crate::format::plain;
 use crate::job_args::{Job, JobArgs};
-use crate::job_master::JobMaster;
 use crate::output::{FormArgs, Output};
 
 /// List the processes of a job: the acting master, the holders of slots, the trainers.
@@ -238,7 +237,7 @@ async fn queue(job: &Job) -> Result<QueueRecord, Failure> {
     if record.is_none_or(|record| record.spec.mode == Mode::Async) {
         return Ok(job.etcd.get_json(&job.keys.queue()).await?.unwrap_or_default());
     }
-    let pass = match JobMaster::new(job.etcd.clone(), job.keys.clone()).status().await {
+    let pass = match job.master().status().await {
         Ok(status) => status.pass,
         Err(_) => pass_of_latest(job).await?,
     };

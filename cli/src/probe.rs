@@ -22,9 +22,9 @@ pub struct ProbeArgs {
 
 /// Queries the process and prints the response.
 pub async fn run(args: ProbeArgs) -> Result<ExitCode, Failure> {
-    args.tls.decide()?;
+    let tls = args.tls.identity()?;
     let path = if args.ready { "/readyz" } else { "/healthz" };
-    let (code, text) = admin_client::ask(&args.address, path).await?;
+    let (code, text) = admin_client::ask(&args.address, path, &tls).await?;
     if code.is_success() {
         print!("{text}");
         return Ok(ExitCode::SUCCESS);

@@ -10,12 +10,12 @@ use serde_json::Value;
 use steadfast_common::ids::Lane;
 use steadfast_common::records::{JobOutcome, PserverRecord, ResultRecord};
 use steadfast_common::status::{JobState, JobStatus, TrainerStatus};
+use steadfast_net::TlsIdentity;
 use steadfast_process::Failure;
 
 use crate::admin_client;
 use crate::format::{plain, rate};
 use crate::job_args::{Job, JobArgs};
-use crate::job_master::JobMaster;
 use crate::output::{FormArgs, Output};
 
 /// Observation period: a job that progresses within it is not blocked.
@@ -53,7 +53,7 @@ impl Waits {
 /// Observes the job and prints the wait chain.
 pub async fn run(args: WhyArgs) -> Result<ExitCode, Failure> {
     let job = args.job.find().await?;
-    let found = look(&job).await;
+    let found = wait_chains(&job).await;
     match args.form.output() {
         Output::Json => println!("{}", serde_json::json!(found)),
         Output::Text => print!("{}", plain(&text(&found))),
@@ -61,14 +61,14 @@ pub async fn run(args: WhyArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn look(job: &Job) -> Vec<Waits> {
+async fn wait_chains(job: &Job) -> Vec<Waits> {
     // The processes of a job that has ended have exited.
     match job.etcd.get_json::<ResultRecord>(&job.keys.result()).await {
         Ok(Some(result)) => return vec![Waits::end(outcome(&result))],
         Ok(None) => {}
         Err(error) => return vec![Waits::end(error.to_string())],
     }
-    let mut master = JobMaster::new(job.etcd.clone(), job.keys.clone());
+    let mut master = job.master();
     let first = match master.status().await {
         Ok(status) => status,
         Err(failure) => {
@@ -107,7 +107,7 @@ async fn lane_waits(job: &Job, status: &JobStatus) -> Vec<f64> {
     let record: Option<PserverRecord> =
         job.etcd.get_json(&job.keys.ps(slot.slot)).await.ok().flatten();
     let Some(record) = record else { return Vec::new() };
-    let Ok(reply) = admin_client::status(&record.admin).await else { return Vec::new() };
+    let Ok(reply) = admin_client::status(&record.admin, &job.tls).await else { return Vec::new() };
     let seconds = reply["shard"]["lanes_waited_seconds"].as_array();
     seconds.into_iter().flatten().filter_map(Value::as_f64).collect()
 }
@@ -157,7 +157,7 @@ async fn step(job: &Job, status: &JobStatus) -> Waits {
         let record: Option<PserverRecord> =
             job.etcd.get_json(&job.keys.ps(slot.slot)).await.ok().flatten();
         let reply = match record {
-            Some(record) => admin_client::status(&record.admin).await,
+            Some(record) => admin_client::status(&record.admin, &job.tls).await,
             None => Err(Failure::unavailable("it is not registered in etcd")),
         };
         match reply {
@@ -165,13 +165,13 @@ async fn step(job: &Job, status: &JobStatus) -> Waits {
             Ok(reply) => {
                 let lanes = lanes_missing(&reply);
                 if !lanes.is_empty() {
-                    because.push(Waits::on(what, trainers(status, &lanes).await));
+                    because.push(Waits::on(what, trainers(job, status, &lanes).await));
                 }
             }
         }
     }
     if because.is_empty() {
-        because = trainers(status, &[]).await;
+        because = trainers(job, status, &[]).await;
     }
     Waits::on(format!("version {} of the parameters", status.version.0 + 1), because)
 }
@@ -182,7 +182,7 @@ fn lanes_missing(reply: &Value) -> Vec<u64> {
 }
 
 /// Returns the trainers of the lanes, or all trainers if `lanes` is empty; and the lanes without a trainer.
-async fn trainers(status: &JobStatus, lanes: &[u64]) -> Vec<Waits> {
+async fn trainers(job: &Job, status: &JobStatus, lanes: &[u64]) -> Vec<Waits> {
     let mut found = Vec::new();
     let mut unassigned: Vec<u64> = lanes.to_vec();
     for trainer in &status.trainers {
@@ -190,7 +190,7 @@ async fn trainers(status: &JobStatus, lanes: &[u64]) -> Vec<Waits> {
         let its: Vec<u64> = lanes.iter().copied().filter(has).collect();
         unassigned.retain(|lane| !its.contains(lane));
         if lanes.is_empty() || !its.is_empty() {
-            found.push(Waits::end(one_trainer(trainer, &its).await));
+            found.push(Waits::end(one_trainer(trainer, &its, &job.tls).await));
         }
     }
     if !unassigned.is_empty() {
@@ -199,13 +199,13 @@ async fn trainers(status: &JobStatus, lanes: &[u64]) -> Vec<Waits> {
     found
 }
 
-async fn one_trainer(trainer: &TrainerStatus, lanes: &[u64]) -> String {
+async fn one_trainer(trainer: &TrainerStatus, lanes: &[u64], tls: &TlsIdentity) -> String {
     let who = format!("trainer {} ({})", trainer.id, trainer.admin);
     let who = match lanes {
         [] => who,
         lanes => format!("{} of {who}", numbered(lanes)),
     };
-    let why = match admin_client::status(&trainer.admin).await {
+    let why = match admin_client::status(&trainer.admin, tls).await {
         Ok(reply) => {
             let doing = reply["doing"].as_str().unwrap_or("unknown activity");
             format!("{doing}, at version {}", reply["version"])
@@ -248,7 +248,7 @@ mod tests {
 
     /// F12
     #[test]
-    fn a_trainer_for_which_all_others_wait_is_named_and_equals_are_not() {
+    fn a_trainer_is_named_only_if_all_others_wait_for_it() {
         let mut trainers = sample::training().trainers;
         for (trainer, lanes) in trainers.iter_mut().zip([[0, 2], [1, 3]]) {
             trainer.lanes = lanes.map(Lane).to_vec();
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_is_told_from_the_job_down_to_whoever_is_to_blame() {
+    fn a_wait_chain_leads_from_the_job_to_the_blocking_process() {
         let trainer = Waits::end("lane 2 of trainer t: it does not answer");
         let slot = Waits::on("slot 0 (pserver p)", vec![trainer]);
         let step = Waits::on("version 8 of the parameters", vec![slot]);

@@ -13,7 +13,7 @@ use serde_json::Value;
 use steadfast_common::keys::Keys;
 use steadfast_coord::Etcd;
 
-use support::{FakeMaster, Stage, all_gone, eventually};
+use support::{FakeMaster, Stage, all_exited, eventually};
 
 /// One master, two pservers, two trainers.
 const PROCESSES: usize = 5;
@@ -36,14 +36,14 @@ async fn put_result(etcd: &Etcd, discarded: Value) {
 }
 
 #[tokio::test]
-async fn a_job_runs_to_its_end_and_the_same_command_tells_it_again() {
+async fn the_command_of_a_finished_job_prints_its_summary_again() {
     let stage = Stage::new();
     let running = stage.start(&["--output", "json"]);
     let pids = stage.pids(PROCESSES).await;
     let etcd = stage.etcd().await;
     let fake = FakeMaster::default();
     let master = fake.start(&etcd).await;
-    eventually(|| (3 <= fake.asked.load(Ordering::SeqCst)).then_some(())).await;
+    eventually(|| (3 <= fake.requests.load(Ordering::SeqCst)).then_some(())).await;
     put_result(&etcd, serde_json::json!({ "tasks": 0, "times": 0, "listed": [] })).await;
     stage.finish_processes();
     let output = running.end().await;
@@ -53,7 +53,7 @@ async fn a_job_runs_to_its_end_and_the_same_command_tells_it_again() {
     assert_eq!(summary["model"], "/tmp/model.safetensors");
     assert_eq!(summary["steps"], 44);
     assert!(stderr(&output).contains("pass 2/2 · tasks 6/10"), "{}", stderr(&output));
-    all_gone(&pids).await;
+    all_exited(&pids).await;
     master.abort();
 
     let again = stage.start(&["--output", "json"]).end().await;
@@ -103,7 +103,7 @@ async fn another_job_file_under_the_name_of_an_ended_job_is_refused() {
 }
 
 #[tokio::test]
-async fn a_fault_that_a_person_must_mend_ends_the_run_and_leaves_no_process() {
+async fn an_error_that_needs_user_action_ends_the_run_and_leaves_no_process() {
     let stage = Stage::new();
     stage.script("master", "sleep 0.3; echo 'steadfast-master: error: no column `digit`'; exit 2");
     let output = stage.start(&[]).end().await;
@@ -111,7 +111,7 @@ async fn a_fault_that_a_person_must_mend_ends_the_run_and_leaves_no_process() {
     let expected = "steadfast: error: master-0 ended (exit code 2): no column `digit`";
     assert!(stderr(&output).lines().any(|line| line == expected), "{}", stderr(&output));
     assert_eq!(stdout(&output), "");
-    all_gone(&stage.pids(PROCESSES).await).await;
+    all_exited(&stage.pids(PROCESSES).await).await;
 }
 
 #[tokio::test]
@@ -124,11 +124,11 @@ async fn a_killed_process_is_started_again() {
     running.signal(Signal::SIGINT);
     let output = running.end().await;
     assert!(stderr(&output).contains("ended (signal SIGKILL"), "{}", stderr(&output));
-    all_gone(&pids).await;
+    all_exited(&pids).await;
 }
 
 #[tokio::test]
-async fn an_interrupt_takes_a_checkpoint_says_how_to_resume_and_leaves_no_process() {
+async fn an_interrupt_takes_a_checkpoint_prints_how_to_resume_and_leaves_no_process() {
     let stage = Stage::new();
     let running = stage.start(&["--output=json"]);
     let pids = stage.pids(PROCESSES).await;
@@ -145,7 +145,7 @@ async fn an_interrupt_takes_a_checkpoint_says_how_to_resume_and_leaves_no_proces
     assert!(text.contains("local job.toml --bin-dir . --data-dir data --output=json"), "{text}");
     let summary: Value = serde_json::from_str(&stdout(&output)).unwrap();
     assert_eq!(summary["state"], "drained");
-    all_gone(&pids).await;
+    all_exited(&pids).await;
     master.abort();
 }
 
@@ -153,18 +153,18 @@ async fn an_interrupt_takes_a_checkpoint_says_how_to_resume_and_leaves_no_proces
 async fn a_second_interrupt_ends_the_run_at_once_and_leaves_no_process() {
     let stage = Stage::new();
     for role in ["master", "pserver", "trainer"] {
-        stage.script(role, "trap 'touch \"$here/asked\"' TERM; while :; do sleep 0.05; done");
+        stage.script(role, "trap 'touch \"$here/terminating\"' TERM; while :; do sleep 0.05; done");
     }
     let running = stage.start(&[]);
     let pids = stage.pids(PROCESSES).await;
     running.signal(Signal::SIGINT);
     // No master takes a checkpoint and no process obeys SIGTERM: without a second signal this takes 10 s.
-    eventually(|| stage.path("asked").exists().then_some(())).await;
-    let asked = Instant::now();
+    eventually(|| stage.path("terminating").exists().then_some(())).await;
+    let signaled = Instant::now();
     running.signal(Signal::SIGINT);
     assert_eq!(running.end().await.status.code(), Some(130));
-    assert!(asked.elapsed() < Duration::from_secs(5));
-    all_gone(&pids).await;
+    assert!(signaled.elapsed() < Duration::from_secs(5));
+    all_exited(&pids).await;
 }
 
 #[tokio::test]
@@ -174,7 +174,7 @@ async fn no_process_outlives_a_killed_run() {
     let pids = stage.pids(PROCESSES).await;
     running.signal(Signal::SIGKILL);
     running.end().await;
-    all_gone(&pids).await;
+    all_exited(&pids).await;
 }
 
 #[tokio::test]
@@ -202,7 +202,7 @@ async fn a_broken_job_file_is_refused_before_anything_is_started_or_created() {
 }
 
 #[tokio::test]
-async fn an_etcd_that_is_not_there_is_named() {
+async fn an_unreachable_etcd_is_named() {
     let stage = Stage::new();
     let output = stage.start(&["--etcd", "http://127.0.0.1:1"]).end().await;
     assert_eq!(output.status.code(), Some(6));
@@ -210,7 +210,7 @@ async fn an_etcd_that_is_not_there_is_named() {
 }
 
 #[tokio::test]
-async fn status_shows_the_masters_view_or_what_etcd_says_without_one() {
+async fn status_shows_the_masters_view_or_without_a_master_the_contents_of_etcd() {
     let stage = Stage::new();
     let running = stage.start(&[]);
     stage.pids(PROCESSES).await;

@@ -218,7 +218,7 @@ mod tests {
 
     /// I6: a range that is computed repeatedly is applied once.
     #[test]
-    fn a_piece_counts_once_however_often_it_comes() {
+    fn a_record_range_counts_once_however_often_it_arrives() {
         let mut applied = AppliedRecords::default();
         assert_eq!(offer(&mut applied, range(0, 7, 0, 10, false)), RangeStatus::Fresh);
         assert_eq!(offer(&mut applied, range(0, 7, 0, 10, false)), RangeStatus::Duplicate);
@@ -232,7 +232,7 @@ mod tests {
 
     /// F3: a delayed push of an earlier pass is not applied once the next pass has begun.
     #[test]
-    fn a_piece_of_a_pass_that_is_over_does_not_count() {
+    fn a_record_range_of_a_finished_pass_does_not_count() {
         let mut applied = AppliedRecords::default();
         offer(&mut applied, range(0, 1, 0, 4, false));
         offer(&mut applied, range(1, 2, 0, 4, true));
@@ -243,7 +243,7 @@ mod tests {
 
     /// I6: a range that leaves a gap, or overlaps applied records, is refused.
     #[test]
-    fn a_piece_after_a_gap_is_refused() {
+    fn a_record_range_after_a_gap_is_rejected() {
         let mut applied = AppliedRecords::default();
         assert_eq!(offer(&mut applied, range(0, 1, 4, 8, true)), RangeStatus::Gap { counted: 0 });
         offer(&mut applied, range(0, 1, 0, 4, false));
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_checksum_tells_a_missing_a_doubled_and_an_exchanged_record() {
+    fn the_checksum_detects_a_missing_a_repeated_and_an_exchanged_record() {
         let all = checksum(Pass(0), TaskId(0), 0..100);
         let parts =
             checksum(Pass(0), TaskId(0), 40..100).wrapping_add(checksum(Pass(0), TaskId(0), 0..40));
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_of_tasks_grow_together_in_any_order() {
+    fn ranges_of_tasks_merge_in_any_order() {
         let mut set = TaskRanges::default();
         for task in [5, 1, 3, 4, 2, 9, 0, 7, u32::MAX, 5] {
             set.insert(TaskId(task));

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn wherever_bytes_are_cut_the_values_are_the_same() {
+    fn the_values_are_the_same_however_the_bytes_are_split() {
         let bytes = bytes(&VALUES);
         for first in 0..=bytes.len() {
             for second in first..=bytes.len() {
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_make_no_whole_value_are_left_out() {
+    fn an_incomplete_value_is_left_out() {
         let mut copy = [0.0; 2];
         let mut segments = ByteSegments::from(Bytes::from(bytes(&[1.0])));
         segments.push(Bytes::from_static(&[1, 2, 3]));

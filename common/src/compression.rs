@@ -329,7 +329,7 @@ mod tests {
     /// Rounding is idempotent, and encoding rounded values is lossless, so that it does not matter which
     /// process rounds and how often.
     #[test]
-    fn what_was_rounded_stays_as_it_is() {
+    fn a_rounded_value_rounds_to_itself() {
         for codec in CODECS {
             for len in [0, 1, 5, GROUP, GROUP + 1, 5000] {
                 let mut rounded = values(len);
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding_is_as_close_as_its_form() {
+    fn rounding_is_as_precise_as_its_format() {
         let exact = values(5000);
         for (codec, relative) in [(Codec::Bf16, 1.0 / 256.0), (Codec::F16, 1.0 / 2048.0)] {
             let mut rounded = exact.clone();
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_values_are_kept_and_of_equal_ones_the_first() {
+    fn the_largest_values_are_kept_and_among_equals_the_first() {
         let mut values = [1.0, -3.0, 2.0, -2.0, 2.0, 0.5, -0.0, 0.0, 1.5, -1.0];
         Codec::Sparse { keep: 0.3 }.round(&mut values);
         assert_eq!(values, [0.0, -3.0, 2.0, -2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
@@ -412,7 +412,7 @@ mod tests {
 
     /// F48: bytes that do not encode a block are refused.
     #[test]
-    fn bytes_that_make_no_block_are_refused() {
+    fn bytes_that_are_not_a_block_are_rejected() {
         for codec in CODECS {
             let mut rounded = values(7);
             codec.round(&mut rounded);

@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_manifest_is_read_from_pieces_of_any_size_and_only_with_its_digest() {
+    fn a_manifest_is_read_from_chunks_of_any_size_and_only_with_its_digest() {
         let chunk = Chunk { file: 0, start: 5, end: 40, first_record: 1, records: 7 };
         let manifest = Manifest {
             files: vec![DataFile { url: "file:///ä.csv".to_owned(), size_bytes: 40 }],

@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_value_that_is_not_finite_is_found_wherever_it_is() {
+    fn a_value_that_is_not_finite_is_found_at_any_position() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for place in 0..67 {
                 let mut values = [1.0; 67];

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_counts_each_pass_once_and_tells_the_latest_reason() {
+    fn a_record_counts_each_pass_once_and_keeps_the_latest_reason() {
         let record = GivenUpRecord::default().and(Pass(1), "a").and(Pass(2), "b").and(Pass(1), "c");
         assert_eq!((record.times, record.reason.as_str()), (2, "b"));
         assert_eq!(GivenUpRecord::of(&record.passes, "b"), record);
@@ -211,7 +211,7 @@ mod tests {
 
     /// F54
     #[test]
-    fn ranges_that_overlap_or_run_backwards_are_refused() {
+    fn ranges_that_overlap_or_run_backwards_are_rejected() {
         for text in ["[[1,0]]", "[[0,3],[2,5]]", "[[4,5],[0,1]]", "[[0,1],[2,3]]"] {
             assert!(serde_json::from_str::<PassRanges>(text).is_err(), "{text}");
         }

@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spec_survives_the_way_through_etcd() {
+    fn a_spec_survives_a_round_trip_through_etcd() {
         let spec = parse(GOOD).unwrap();
         let json = serde_json::to_string(&spec).unwrap();
         let back: JobSpec = serde_json::from_str(&json).unwrap();
@@ -347,20 +347,20 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_key_is_refused_with_a_suggestion() {
+    fn an_unknown_key_is_rejected_with_a_suggestion() {
         let error = parse(&GOOD.replace("hidden", "hiden")).unwrap_err();
         assert_eq!(error.errors[0], "unknown key `model.hiden`; did you mean `model.hidden`?");
     }
 
     #[test]
-    fn all_faults_are_reported_at_once() {
+    fn all_errors_are_reported_together() {
         let text = GOOD.replace("passes = 3", "passes = 0").replace("kind", "optimiser = 1\nkind");
         let text = text + "\n[sync]\nlanes = 0\nmicro_batch = 0";
         assert_eq!(parse(&text).unwrap_err().errors.len(), 4);
     }
 
     #[test]
-    fn compression_that_cannot_work_is_refused() {
+    fn impossible_compression_is_rejected() {
         let with = |mode: &str, keys: &str| {
             let text = GOOD.replace("passes = 3", &format!("passes = 3\nmode = \"{mode}\""));
             parse(&format!("{text}\n[gradients]\n{keys}")).map_err(|error| error.errors.len())
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_type_hides_no_other_fault_and_all_come_in_the_order_of_the_file() {
+    fn a_wrong_type_hides_no_other_error_and_all_are_in_the_order_of_the_file() {
         let text = r#"
             sede = 7
             seed = "x"
@@ -439,7 +439,7 @@ mod tests {
 
     /// Whether `beta1` applies depends on the rule, which is invalid here.
     #[test]
-    fn what_rests_on_a_wrong_value_is_not_judged() {
+    fn checks_that_depend_on_a_wrong_value_are_skipped() {
         let with = |keys: &str| parse(&format!("{GOOD}\n{keys}")).unwrap_err().errors;
         let errors = with("[optimizer]\nkind = 1\nbeta1 = 0.5");
         assert_eq!(errors.len(), 1, "{errors:?}");
@@ -464,14 +464,14 @@ mod tests {
     }
 
     #[test]
-    fn every_error_of_syntax_is_reported() {
+    fn every_syntax_error_is_reported() {
         let errors = parse("name = \npasses = 3\nname = 1\nx y\n").unwrap_err().errors;
         assert!(errors.len() > 1 && errors[0].contains("line 1"), "{errors:?}");
         assert!(errors.iter().all(|error| error.starts_with("line ")), "{errors:?}");
     }
 
     #[test]
-    fn every_known_key_is_one_of_a_job_and_every_required_one_has_no_default() {
+    fn every_known_key_belongs_to_a_job_and_required_keys_have_no_default() {
         let never = Spanned::new(0..0, DeValue::parse("[[]]").unwrap().into_inner());
         for key in KEYS.iter().filter(|key| !is_table(key)) {
             let (table, name) = key.split_once('.').map_or((None, *key), |it| (Some(it.0), it.1));

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_names_no_number_names_no_slot() {
+    fn a_key_without_a_number_names_no_slot() {
         let keys = Keys::of_job("digits");
         assert_eq!(keys.slot_of("/jobs/digits/ps/7"), Some(Slot(7)));
         assert_eq!(keys.slot_of("/jobs/digits/ps/x"), None);

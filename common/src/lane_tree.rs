@@ -220,7 +220,7 @@ mod tests {
     /// I7: the expression of the sum is the same for any nodes in any order, including overlapping nodes and
     /// lanes without a record.
     #[test]
-    fn the_sum_depends_on_no_order_and_on_nobody_who_added() {
+    fn the_sum_does_not_depend_on_order_or_grouping() {
         let tree = LaneTree::new(5);
         let all = nodes(tree);
         for without in [&[][..], &[0], &[3, 4], &[0, 1, 2, 3, 4]] {

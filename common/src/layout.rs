@@ -1,9 +1,7 @@
-//! The layout of a model's parameters: concatenated, split into blocks and placed on pserver slots.
+//! The layout of a model's parameters: concatenated, and split into blocks.
 //!
-//! Every process computes the same layout and placement from the same parameter specs, so neither is
-//! sent. A block is at most [`BLOCK_LEN_MAX`] values of one parameter. Blocks are placed, largest first,
-//! on the slot with the fewest bytes so far (longest-processing-time list scheduling, Graham 1969), ties
-//! to the lowest slot.
+//! Every process computes the same layout from the same parameter specs, so it is not sent. A block is at
+//! most [`BLOCK_LEN_MAX`] values of one parameter. See [`crate::placement`] for the slots of blocks.
 
 use std::ops::Range;
 
@@ -11,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::dataset::hex;
-use crate::ids::Slot;
 
 /// Values in the largest block: 1 MiB of `f32`.
 pub const BLOCK_LEN_MAX: usize = 1 << 18;
@@ -144,28 +141,6 @@ impl Layout {
         }
         hex(&hash.finalize())
     }
-
-    /// Places every block on one of `slots` slots; returns each slot's block numbers, ascending.
-    pub fn place(&self, slots: u32) -> Vec<Vec<u32>> {
-        let mut by_size: Vec<u32> = (0..self.blocks.len() as u32).collect();
-        by_size.sort_by_key(|block| std::cmp::Reverse(self.blocks[*block as usize].len));
-        let mut placed = vec![Vec::new(); slots as usize];
-        let mut load = vec![0_usize; slots as usize];
-        for block in by_size {
-            let Some(slot) = (0..load.len()).min_by_key(|slot| load[*slot]) else {
-                return placed;
-            };
-            load[slot] += self.blocks[block as usize].len;
-            placed[slot].push(block);
-        }
-        placed.iter_mut().for_each(|blocks| blocks.sort_unstable());
-        placed
-    }
-
-    /// The blocks of one slot out of `slots`.
-    pub fn blocks_of(&self, slot: Slot, slots: u32) -> Vec<u32> {
-        self.place(slots).into_iter().nth(slot.0 as usize).unwrap_or_default()
-    }
 }
 
 #[cfg(test)]
@@ -179,29 +154,6 @@ mod tests {
             ParamSpec::new("empty", &[0, 5]),
             ParamSpec::new("scalar", &[]),
         ])
-    }
-
-    /// S004-47: each block has one slot for any number of slots; with more slots than blocks, some slots
-    /// are empty.
-    #[test]
-    fn every_block_is_placed_once_for_any_number_of_slots() {
-        for slots in 1..=9 {
-            let mut all: Vec<u32> = layout().place(slots).concat();
-            all.sort_unstable();
-            assert_eq!(all, (0..layout().blocks().len() as u32).collect::<Vec<_>>());
-        }
-    }
-
-    /// D13: large parameters are split, so that no slot holds more than one block over its share.
-    #[test]
-    fn slots_hold_nearly_the_same_number_of_bytes() {
-        let layout = layout();
-        for slots in 1..=3 {
-            for blocks in layout.place(slots) {
-                let held: usize = blocks.iter().map(|it| layout.blocks()[*it as usize].len).sum();
-                assert!(held <= layout.len().div_ceil(slots as usize) + BLOCK_LEN_MAX);
-            }
-        }
     }
 
     #[test]

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_is_no_fault() {
+    fn an_omitted_setting_is_not_an_error() {
         let kinds = ["sgd", "momentum", "adagrad", "adadelta", "rmsprop", "adam", "adamw", "ftrl"];
         for kind in kinds {
             assert!(optimizer_errors(&format!("kind = \"{kind}\"")).is_empty());
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn sound_settings_have_no_fault() {
+    fn valid_settings_have_no_errors() {
         let sound = [
             "kind = \"momentum\"\nmomentum = 0.5\nnesterov = true\nweight_decay = 0.1",
             "kind = \"rmsprop\"\nmomentum = 0.5\nrho = 0.9\nepsilon = 1e-6\nclip_norm = 1.0",
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_the_rule_ignores_is_a_fault_whatever_its_value() {
+    fn a_key_that_the_rule_ignores_is_an_error_whatever_its_value() {
         let expected =
             ["`optimizer.beta1` does not apply to `sgd`; remove it or choose `adam` or `adamw`"];
         assert_eq!(optimizer_errors("beta1 = 0.9"), expected);
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schedule_says_what_it_needs() {
+    fn a_schedule_reports_the_settings_that_it_lacks() {
         assert_eq!(
             rate_errors("schedule = \"cosine\""),
             ["`cosine` requires `learning_rate.decay_steps`"]

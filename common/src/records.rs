@@ -11,6 +11,8 @@ use crate::ids::{
     Attempt, Generation, Incarnation, Lane, Pass, RequestId, Slot, TaskId, TrainerId, Version,
 };
 use crate::layout::ParamSpec;
+use crate::placement::PlacementRecord;
+use crate::position::Position;
 use crate::spec::JobSpec;
 
 /// The format of everything below a job's keys. It is raised whenever a record changes so that programs of the
@@ -104,6 +106,8 @@ pub struct GenerationRecord {
     pub generation: Generation,
     /// The incarnation of each slot's holder, by slot.
     pub slots: Vec<Incarnation>,
+    /// The slots of the parameters' blocks.
+    pub placement: PlacementRecord,
     /// The checkpoint to load; if absent, the parameters are initialized.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<String>,
@@ -203,9 +207,15 @@ pub struct EvaluationRecord {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CheckpointRecord {
     pub generation: Generation,
-    /// All parameters in order; they determine blocks and placement.
+    /// All parameters in order; they determine the blocks.
     pub params: Vec<ParamSpec>,
-    pub position: PositionRecord,
+    /// The placement of the generation that took it: which shard holds which blocks.
+    pub placement: PlacementRecord,
+    /// The position that the parameters reflect.
+    pub position: Position,
+    /// Exhausted lanes of the pass, ascending.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exhausted: Vec<Lane>,
     pub shards: Vec<ShardRecord>,
     /// The task queues (asynchronous mode).
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -274,20 +284,6 @@ impl CheckpointRecord {
         }
         None
     }
-}
-
-/// The progress that the parameters of a checkpoint reflect.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct PositionRecord {
-    pub version: Version,
-    pub pass: Pass,
-    /// The version at which the pass began.
-    pub pass_start: Version,
-    /// Records that the parameters reflect.
-    pub examples: u64,
-    /// Exhausted lanes of this pass, ascending.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub exhausted: Vec<Lane>,
 }
 
 /// The shard of one slot in a checkpoint.
@@ -371,7 +367,7 @@ mod tests {
         };
         CheckpointRecord {
             params: vec![ParamSpec::new("w", &[4, 4]), ParamSpec::new("b", &[4])],
-            position: PositionRecord { version: Version(3), ..PositionRecord::default() },
+            position: Position { version: Version(3), ..Position::default() },
             shards: vec![shard(1), shard(0)],
             ..CheckpointRecord::default()
         }
@@ -385,7 +381,7 @@ mod tests {
 
     /// A job of another format is refused with both numbers, whatever else its record says.
     #[test]
-    fn a_job_of_another_format_is_refused() {
+    fn a_job_of_another_format_is_rejected() {
         for (text, found) in [(r#"{"format":99,"spec":7}"#, 99), (r#"{"spec":{}}"#, 0)] {
             let error = serde_json::from_str::<JobRecord>(text).unwrap_err().to_string();
             let expected =
@@ -396,7 +392,7 @@ mod tests {
 
     /// A parser that is off by one ulp would change the bits of a value.
     #[test]
-    fn a_number_is_read_as_it_was_written() {
+    fn a_number_reads_back_as_it_was_written() {
         let mut bits = 0x3fee_a21d_8d2b_3c00_u64;
         for _ in 0..10_000 {
             bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -417,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_that_was_set_aside_is_no_fault_of_its_manifest() {
+    fn an_invalidated_checkpoint_still_has_a_valid_manifest() {
         assert_eq!(sound().invalid_reason(), None);
         let invalidated = CheckpointRecord { invalidated: Some("damaged".to_owned()), ..sound() };
         assert_eq!(invalidated.invalid_reason(), None);
@@ -425,7 +421,7 @@ mod tests {
 
     /// F35
     #[test]
-    fn a_manifest_has_one_object_for_each_slot() {
+    fn a_manifest_names_one_object_for_each_slot() {
         assert_eq!(reason_after(|it| it.shards.clear()), "it has no shards");
         let slots = reason_after(|it| drop(it.shards.pop()));
         assert_eq!(slots, "its shards are of slots [1]; expected each slot once");
@@ -441,7 +437,7 @@ mod tests {
 
     /// F35
     #[test]
-    fn a_manifest_has_parameters_that_fit_into_its_shards() {
+    fn the_parameters_of_a_manifest_fit_into_its_shards() {
         assert_eq!(reason_after(|it| it.params.clear()), "it has no parameters");
         assert_eq!(
             reason_after(|it| it.params[1].name = "w".to_owned()),
@@ -455,7 +451,7 @@ mod tests {
 
     /// F35
     #[test]
-    fn shards_of_a_synchronous_checkpoint_are_of_one_version() {
+    fn the_shards_of_a_synchronous_checkpoint_have_one_version() {
         let mixed = |it: &mut CheckpointRecord| it.shards[0].version = Version(4);
         assert_eq!(reason_after(mixed), "the shard of slot 1 has version 4; the checkpoint has 3");
         let mut asynchronous =

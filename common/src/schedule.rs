@@ -255,7 +255,7 @@ mod tests {
 
     /// For any tasks that are given up, a lane is the concatenation of the others.
     #[test]
-    fn a_lane_is_what_is_left_of_its_tasks_in_order() {
+    fn a_lane_holds_the_remaining_tasks_in_order() {
         let sizes = [7, 1, 30, 12, 5, 64, 3, 9];
         for lanes in 1..4 {
             let schedule = LaneSchedule::new(&manifest(&sizes), 3, Pass(0), lanes, 4);
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn passes_differ_in_order_and_a_pass_repeats_itself() {
+    fn passes_differ_in_order_and_each_pass_is_reproducible() {
         let manifest = manifest(&[5; 40]);
         assert_eq!(task_order(&manifest, 1, Pass(0)), task_order(&manifest, 1, Pass(0)));
         assert_ne!(task_order(&manifest, 1, Pass(0)), task_order(&manifest, 1, Pass(1)));
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn held_out_tasks_are_never_trained_on() {
+    fn held_out_tasks_are_never_used_for_training() {
         let mut manifest = manifest(&[5; 10]);
         manifest.hold_out(0.2);
         assert_eq!(manifest.held_out, [TaskId(4), TaskId(9)]);
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_counts_finished_and_begun_tasks() {
+    fn progress_counts_finished_and_started_tasks() {
         let schedule = LaneSchedule::new(&manifest(&[8; 4]), 1, Pass(0), 2, 4);
         assert_eq!(schedule.progress(0, &BTreeSet::new()), (0, 2));
         assert_eq!(schedule.progress(2, &BTreeSet::new()), (2, 2));

@@ -19,7 +19,7 @@ pub struct Node {
     /// Wakes the log thread when the batch is no longer empty, or when the node closes.
     work: Condvar,
     /// The same for an asynchronous writer.
-    stirred: Notify,
+    has_work: Notify,
     progress: watch::Sender<Progress>,
     retention: Retention,
     started: Instant,
@@ -61,7 +61,7 @@ pub enum Stage {
 
 /// The reason why a request got no reply from the core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unanswered {
+pub enum NodeError {
     Refused(Refusal),
     Stopped,
 }
@@ -81,7 +81,7 @@ impl Node {
         Node {
             state: Mutex::new(state),
             work: Condvar::new(),
-            stirred: Notify::new(),
+            has_work: Notify::new(),
             progress: watch::Sender::new(progress),
             retention,
             started: Instant::now(),
@@ -92,11 +92,11 @@ impl Node {
     pub async fn write<T>(
         &self,
         decide: impl FnOnce(&Core) -> Result<Decided<T>, Refusal>,
-    ) -> Result<T, Unanswered> {
+    ) -> Result<T, NodeError> {
         let (position, reply) = {
             let mut state = self.lock();
             if !state.is_open {
-                return Err(Unanswered::Stopped);
+                return Err(NodeError::Stopped);
             }
             let decided = decide(&state.core);
             let reply = decided.map(|Decided { reply, fact }| {
@@ -106,26 +106,26 @@ impl Node {
             (state.position, reply)
         };
         self.durable(position).await?;
-        reply.map_err(Unanswered::Refused)
+        reply.map_err(NodeError::Refused)
     }
 
     /// Runs a request that changes no durable state, and waits until everything that it saw is on disk.
     pub async fn read<T>(
         &self,
-        look: impl FnOnce(&mut Core, Millis) -> Result<T, Refusal>,
-    ) -> Result<T, Unanswered> {
+        read: impl FnOnce(&mut Core, Millis) -> Result<T, Refusal>,
+    ) -> Result<T, NodeError> {
         let (position, reply) = {
             let mut state = self.lock();
-            (state.position, look(&mut state.core, self.now()))
+            (state.position, read(&mut state.core, self.now()))
         };
         self.durable(position).await?;
-        reply.map_err(Unanswered::Refused)
+        reply.map_err(NodeError::Refused)
     }
 
     /// Reads the store without waiting. The caller must not reveal changes beyond the revision in
     /// [`Progress`].
-    pub fn peek<T>(&self, look: impl FnOnce(&Core) -> T) -> T {
-        look(&self.lock().core)
+    pub fn peek<T>(&self, read: impl FnOnce(&Core) -> T) -> T {
+        read(&self.lock().core)
     }
 
     /// Revokes every expired lease.
@@ -178,8 +178,8 @@ impl Node {
     }
 
     /// Completes when there are facts to write.
-    pub fn stirred(&self) -> Notified<'_> {
-        self.stirred.notified()
+    pub fn has_work(&self) -> Notified<'_> {
+        self.has_work.notified()
     }
 
     /// Commits a fact that is not part of a request.
@@ -192,9 +192,9 @@ impl Node {
 
     /// Reads the whole store and takes the unwritten facts that it includes; once the result is on disk,
     /// they need not be written.
-    pub fn take_with<T>(&self, look: impl FnOnce(&Core) -> T) -> (T, Batch) {
+    pub fn take_with<T>(&self, read: impl FnOnce(&Core) -> T) -> (T, Batch) {
         let mut state = self.lock();
-        let seen = look(&state.core);
+        let seen = read(&state.core);
         (seen, take_batch(&mut state))
     }
 
@@ -224,17 +224,17 @@ impl Node {
             push(state, compaction, now);
         }
         self.work.notify_one();
-        self.stirred.notify_one();
+        self.has_work.notify_one();
     }
 
-    async fn durable(&self, position: u64) -> Result<(), Unanswered> {
+    async fn durable(&self, position: u64) -> Result<(), NodeError> {
         let reached = |progress: &Progress| {
             progress.position >= position
                 || matches!(progress.stage, Stage::Stopped | Stage::Failed)
         };
         let mut progress = self.progress.subscribe();
-        let progress = progress.wait_for(reached).await.map_err(|_| Unanswered::Stopped)?;
-        if progress.position >= position { Ok(()) } else { Err(Unanswered::Stopped) }
+        let progress = progress.wait_for(reached).await.map_err(|_| NodeError::Stopped)?;
+        if progress.position >= position { Ok(()) } else { Err(NodeError::Stopped) }
     }
 
     fn now(&self) -> Millis {

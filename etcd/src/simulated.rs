@@ -72,11 +72,11 @@ impl Simulated {
     /// Waits for facts to write. Replies that depend on them wait for [`Simulated::written`].
     pub async fn unwritten(&self) -> Unwritten {
         loop {
-            let stirred = self.node.stirred();
+            let has_work = self.node.has_work();
             if let Some(batch) = self.node.try_batch() {
                 return Unwritten(batch);
             }
-            stirred.await;
+            has_work.await;
         }
     }
 

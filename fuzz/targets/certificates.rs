@@ -4,9 +4,9 @@
 
 use libfuzzer_sys::fuzz_target;
 use rcgen::{CertificateParams, KeyPair, SanType};
+use steadfast_common::role::Role;
 use steadfast_fuzz::{seeds, within};
-use steadfast_host::role::Role;
-use steadfast_host::tls::described;
+use steadfast_net::tls::described;
 
 fuzz_target!(init: seeds("certificates", well_formed()), |der: &[u8]| {
     let Ok(found) = within(64 * der.len() + (64 << 10), || described(der)) else { return };

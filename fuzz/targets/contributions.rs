@@ -10,14 +10,17 @@ use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use steadfast_common::applied_records::RecordRange;
 use steadfast_common::compression::Codec;
-use steadfast_common::ids::{Lane, Pass, Slot, TaskId, Version};
+use steadfast_common::ids::{Lane, Pass, TaskId, Version};
 use steadfast_common::layout::{Layout, ParamSpec};
 use steadfast_common::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpec};
 use steadfast_fuzz::{seeds, within};
+use steadfast_pserver_core::block_store::{BlockStore, ShardSnapshot};
 use steadfast_pserver_core::contribution::{
     Contributed, Contribution, LaneEnd, LaneShare, Refusal, ValidatedBlock,
 };
-use steadfast_pserver_core::shard::{Rules, Shard};
+use steadfast_pserver_core::rules::Rules;
+use steadfast_pserver_core::shard::Shard;
+use steadfast_pserver_core::sync_shard::SyncShard;
 
 const LANES: u32 = 5;
 /// Two pushes of all lanes, and the state beside them.
@@ -35,22 +38,22 @@ fn play(input: &mut Unstructured<'_>) -> Result<()> {
             break;
         }
         let before = state(&shard);
-        let version = shard.position().version;
-        let Ok(contribution) = contribution(&shard, input)? else { continue };
-        let contributed = match mode {
-            Mode::Sync => contribute(&mut shard, contribution, input)?,
-            Mode::Async => shard.apply(&range(input)?, contribution),
+        let version = shard.blocks().position().version;
+        let Ok(contribution) = contribution(shard.blocks(), input)? else { continue };
+        let contributed = match &mut shard {
+            Shard::Sync(shard) => contribute(shard, contribution, input)?,
+            Shard::Async(shard) => shard.apply(&range(input)?, contribution),
         };
         match contributed {
             Err(_) | Ok(Contributed::Duplicate | Contributed::Waiting) => {
                 assert_eq!(state(&shard), before);
             }
             Ok(Contributed::Complete) => {
-                if mode == Mode::Sync {
-                    assert_eq!(shard.squares().len(), shard.blocks().len());
+                if let Shard::Sync(shard) = &mut shard {
+                    assert_eq!(shard.squares().len(), shard.blocks().list().len());
                     shard.finish_step(input.arbitrary()?);
                 }
-                assert_eq!(shard.position().version, Version(version.0 + 1));
+                assert_eq!(shard.blocks().position().version, Version(version.0 + 1));
             }
         }
     }
@@ -65,9 +68,9 @@ fn begin(mode: Mode, codec: Codec) -> Shard {
     let params = [("w", &[2, 2][..]), ("b", &[3])];
     let params = params.map(|(name, shape)| ParamSpec::new(name, shape)).to_vec();
     let layout = Arc::new(Layout::new(params));
-    let blocks = Shard::blocks_of(&layout, Slot(0), 1);
-    let values = blocks.iter().map(|(_, block)| vec![0.5; block.len]).collect();
-    Shard::new(layout, blocks, values, rules)
+    let values = layout.blocks().iter().map(|block| vec![0.5; block.len]).collect();
+    let snapshot = ShardSnapshot::initial(&[0, 1], values, &rules);
+    Shard::restore(layout, snapshot, rules)
 }
 
 /// The state that a checkpoint would contain, as text, in which NaN equals itself.
@@ -76,19 +79,19 @@ fn state(shard: &Shard) -> String {
 }
 
 fn contribution(
-    shard: &Shard,
+    store: &BlockStore,
     input: &mut Unstructured<'_>,
 ) -> Result<std::result::Result<Contribution, Refusal>> {
     let mut blocks = Vec::new();
-    for (number, block) in &**shard.blocks() {
-        let usual = shard.codec().encode(&vec![0.25; block.len]);
+    for (number, block) in &**store.list() {
+        let usual = store.codec().encode(&vec![0.25; block.len]);
         let bytes = match input.arbitrary::<u8>()? {
             0 => break,
             1..128 => usual,
             _ => input.bytes(usual.len().min(input.len()))?.to_vec(),
         };
-        let memory = shard.memory().lend(block.len);
-        match ValidatedBlock::decode(shard.codec(), *number, &Bytes::from(bytes).into(), memory) {
+        let memory = store.buffers().lend(block.len);
+        match ValidatedBlock::decode(store.codec(), *number, &Bytes::from(bytes).into(), memory) {
             Ok(values) => blocks.push(values),
             Err(refusal) => return Ok(Err(refusal)),
         }
@@ -99,7 +102,7 @@ fn contribution(
 }
 
 fn contribute(
-    shard: &mut Shard,
+    shard: &mut SyncShard,
     mut contribution: Contribution,
     input: &mut Unstructured<'_>,
 ) -> Result<std::result::Result<Contributed, Refusal>> {
@@ -118,7 +121,7 @@ fn contribute(
     if input.ratio(1, 4)? {
         let rest = contribution.blocks.split_off(contribution.blocks.len() / 2);
         let part = std::mem::replace(&mut contribution.blocks, rest);
-        if let Err(refusal) = shard.take_part(version, first, &shares, part) {
+        if let Err(refusal) = shard.add_blocks(version, first, &shares, part) {
             return Ok(Err(refusal));
         }
     }

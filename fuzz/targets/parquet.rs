@@ -6,11 +6,12 @@
 use std::panic::{set_hook, take_hook};
 use std::sync::Arc;
 
-use arrow_array::{ArrayRef, BooleanArray, Float64Array, Int32Array, RecordBatch};
 use libfuzzer_sys::fuzz_target;
-use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, GzipLevel, ZstdLevel};
+use parquet::data_type::{BoolType, ByteArrayType, DataType, DoubleType, Int32Type};
 use parquet::file::properties::{WriterProperties, WriterVersion};
+use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
+use parquet::schema::parser::parse_message_type;
 use steadfast_common::spec::{DataFormat, Header};
 use steadfast_fuzz::datasets::{DECODER, records, spec};
 use steadfast_fuzz::{seeds, within};
@@ -37,14 +38,15 @@ fn begin() {
     }));
 }
 
+const SCHEMA: &str = "message file {
+    required double x;
+    required int32 n;
+    required boolean b;
+    required binary d (DECIMAL(9,2));
+    optional double y;
+}";
+
 fn well_formed() -> Vec<Vec<u8>> {
-    let x = Arc::new(Float64Array::from(vec![1.0, -2.5, 3.0, 3.0, 0.0]));
-    let n = Arc::new(Int32Array::from(vec![1, 2, 3, 4, -5]));
-    let b = Arc::new(BooleanArray::from(vec![true, false, true, true, false]));
-    let y =
-        Arc::new(Float64Array::from(vec![Some(1.0), Some(0.0), Some(1.0), Some(2.0), Some(2.0)]));
-    let columns: Vec<(&str, ArrayRef)> = vec![("x", x), ("n", n), ("b", b), ("y", y)];
-    let batch = RecordBatch::try_from_iter(columns).expect("all columns have the same length");
     let codecs = [
         Compression::UNCOMPRESSED,
         Compression::SNAPPY,
@@ -53,21 +55,40 @@ fn well_formed() -> Vec<Vec<u8>> {
         Compression::LZ4,
         Compression::LZ4_RAW,
     ];
-    let mut files = Vec::new();
-    for (codec, version) in
-        codecs.iter().zip([WriterVersion::PARQUET_1_0, WriterVersion::PARQUET_2_0].iter().cycle())
-    {
-        let properties = WriterProperties::builder()
-            .set_compression(*codec)
-            .set_writer_version(*version)
-            .set_max_row_group_row_count(Some(4))
-            .build();
-        let mut file = Vec::new();
-        let writer = ArrowWriter::try_new(&mut file, batch.schema(), Some(properties));
-        let mut writer = writer.expect("the column types are supported");
-        writer.write(&batch).expect("writing to memory succeeds");
-        writer.close().expect("writing to memory succeeds");
-        files.push(file);
+    let versions = [WriterVersion::PARQUET_1_0, WriterVersion::PARQUET_2_0];
+    codecs
+        .into_iter()
+        .zip(versions.into_iter().cycle())
+        .map(|(codec, version)| file(codec, version))
+        .collect()
+}
+
+fn file(codec: Compression, version: WriterVersion) -> Vec<u8> {
+    let schema = parse_message_type(SCHEMA).expect("the schema is valid");
+    let properties =
+        WriterProperties::builder().set_compression(codec).set_writer_version(version).build();
+    let mut file = Vec::new();
+    let writer = SerializedFileWriter::new(&mut file, Arc::new(schema), Arc::new(properties));
+    let mut writer = writer.expect("writing to memory succeeds");
+    for rows in [0..4, 4..5] {
+        let mut group = writer.next_row_group().expect("writing to memory succeeds");
+        column::<DoubleType>(&mut group, &[1.0, -2.5, 3.0, 3.0, 0.0][rows.clone()]);
+        column::<Int32Type>(&mut group, &[1, 2, 3, 4, -5][rows.clone()]);
+        column::<BoolType>(&mut group, &[true, false, true, true, false][rows.clone()]);
+        let decimals = ["\x01", "\x02\x03", "\x04", "\x05", "\x06\x07\x08"].map(Into::into);
+        column::<ByteArrayType>(&mut group, &decimals[rows.clone()]);
+        column::<DoubleType>(&mut group, &[1.0, 0.0, 1.0, 2.0, 2.0][rows]);
+        group.close().expect("writing to memory succeeds");
     }
-    files
+    writer.close().expect("writing to memory succeeds");
+    file
+}
+
+fn column<T: DataType>(group: &mut SerializedRowGroupWriter<&mut Vec<u8>>, values: &[T::T]) {
+    let column = group.next_column().expect("writing to memory succeeds");
+    let mut column = column.expect("the schema has a column for each list of values");
+    let levels = vec![1; values.len()];
+    let written = column.typed::<T>().write_batch(values, Some(&levels), None);
+    written.expect("writing to memory succeeds");
+    column.close().expect("writing to memory succeeds");
 }

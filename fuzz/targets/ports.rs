@@ -10,6 +10,7 @@ use std::time::Duration;
 use libfuzzer_sys::fuzz_target;
 use prometheus_client::registry::Registry;
 use steadfast_fuzz::seeds;
+use steadfast_net::TlsIdentity;
 use steadfast_process::{
     Admin, AdminContent, AdminServer, HealthTask, Readiness, Shutdown, bind, health,
 };
@@ -76,7 +77,12 @@ impl Ports {
             let (task, service) = health("steadfast.v1.Master", &readiness).await;
             let stop = CancellationToken::new();
             // Serves until the process exits.
-            std::mem::forget(port.serve(Routes::new(service), steadfast_process::access, stop));
+            std::mem::forget(port.serve(
+                Routes::new(service),
+                steadfast_proto::access,
+                &TlsIdentity::default(),
+                stop,
+            ));
             (admin.serve(content), calls, task)
         });
         Self { runtime, admin, calls, _health }

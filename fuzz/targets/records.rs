@@ -9,7 +9,9 @@ use libfuzzer_sys::fuzz_target;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
+use steadfast_common::ids::Slot;
 use steadfast_common::layout::Layout;
+use steadfast_common::placement::Placement;
 use steadfast_common::records::*;
 use steadfast_fuzz::{seeds, within};
 
@@ -82,8 +84,10 @@ fn checkpoint(json: &[u8]) {
         Layout::new(record.params.clone())
     });
     assert!(layout.len() as u64 <= bytes / 4);
-    let placed = layout.place(record.shards.len() as u32).concat();
-    assert_eq!(placed.len(), layout.blocks().len());
+    let placement = Placement::of(&layout, &record.placement);
+    let slots = record.placement.slots().min(layout.blocks().len() as u32);
+    let placed: usize = (0..slots).map(|slot| placement.blocks_of(Slot(slot)).len()).sum();
+    assert_eq!(placed, if slots == 0 { 0 } else { layout.blocks().len() });
 }
 
 fn well_formed() -> Vec<Vec<u8>> {
@@ -94,8 +98,8 @@ fn well_formed() -> Vec<Vec<u8>> {
         "size_bytes": 200, "version": 3,
     });
     let params = json!([{ "name": "w", "shape": [3, 4] }, { "name": "b", "shape": [] }]);
-    let position =
-        json!({ "version": 3, "pass": 1, "pass_start": 2, "examples": 5, "exhausted": [1] });
+    let placement = json!({ "rule": "largest_first", "slots": 2 });
+    let position = json!({ "version": 3, "pass": 1, "pass_start": 2, "examples": 5, "loss": 0.5 });
     let spec = json!({
         "name": "digits", "passes": 3, "model": { "kind": "mlp", "hidden": [32], "classes": 10 },
         "dataset": {
@@ -109,7 +113,10 @@ fn well_formed() -> Vec<Vec<u8>> {
         json!({ "id": id, "address": address, "admin": address }),
         json!({ "id": id, "address": address, "unix": "u", "admin": address, "memory_of": 4 }),
         json!({ "admin": address, "numerics": "n" }),
-        json!({ "generation": 2, "slots": [5, 6], "checkpoint": "c", "kept": [1], "reason": "r" }),
+        json!({
+            "generation": 2, "slots": [5, 6], "placement": placement, "checkpoint": "c", "kept": [1],
+            "reason": "r",
+        }),
         json!({ "generation": 2, "attempt": 1, "trainer": id, "done": true }),
         json!({ "round": 1, "pass": 0, "cursor": 3, "next_attempt": 9 }),
         json!({ "state": "pending", "failures": 1, "attempt": 4, "trainer": id }),
@@ -124,7 +131,8 @@ fn well_formed() -> Vec<Vec<u8>> {
             "discarded": [],
         }),
         json!({
-            "generation": 1, "params": params, "position": position, "shards": [shard],
+            "generation": 1, "params": params, "placement": placement, "position": position,
+            "exhausted": [1], "shards": [shard],
             "queue": { "pass": 0, "cursor": 2, "open": { "1": 1 }, "discarded": { "0": "r" } },
         }),
     ];

@@ -11,9 +11,9 @@ use steadfast_master_core::rate::Rate;
 use steadfast_master_core::saver::Stage;
 use steadfast_store::Location;
 
-use crate::checkpoints::Checkpoints;
-use crate::handle::EventLoopHandle;
-use crate::status_snapshot::StatusSnapshot;
+use crate::checkpoint::coordinator::Checkpoints;
+use crate::event_loop::handle::EventLoopHandle;
+use crate::status::status_snapshot::StatusSnapshot;
 
 /// The state of an acting master that its services share. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -115,16 +115,14 @@ fn waiting(snapshot: &StatusSnapshot, mode: Mode) -> Vec<String> {
     }
     match snapshot.ps_desired {
         None => reasons.push("pservers wait for the key `ps_desired`".to_owned()),
-        Some(0) => {
-            reasons.push("`ps_desired` is 0: there is nowhere to keep parameters".to_owned())
-        }
+        Some(0) => reasons.push("`ps_desired` is 0: the job has no slots".to_owned()),
         Some(_) => {}
     }
     for slot in snapshot.slots.iter().filter(|slot| slot.address.is_none()) {
-        reasons.push(format!("everybody waits for a pserver to take slot {}", slot.slot));
+        reasons.push(format!("slot {} has no pserver", slot.slot));
     }
     if snapshot.trainers.is_empty() {
-        reasons.push("the job waits for trainers: there is none".to_owned());
+        reasons.push("no trainer is registered".to_owned());
     }
     if reasons.is_empty() && !snapshot.initialised {
         let who = snapshot
@@ -144,7 +142,7 @@ fn waiting(snapshot: &StatusSnapshot, mode: Mode) -> Vec<String> {
     if let Some(error) = &snapshot.saving.error {
         let failures = snapshot.saving.failures;
         reasons.push(format!(
-            "the job waits for its model to be saved; {failures} attempts failed, the last one by {error}"
+            "the model is not saved after {failures} failed attempts; last error: {error}"
         ));
     }
     if mode == Mode::Async && snapshot.queues.todo == 0 && 0 < snapshot.queues.pending {

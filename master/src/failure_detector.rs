@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 use steadfast_coord::{Etcd, View};
 use steadfast_host::task::{Task, spawn};
-use steadfast_process::{gone, is_on_this_host};
+use steadfast_process::{is_on_this_host, until_dead};
 use tracing::{debug, info};
 
 /// One watcher for each key of a member.
@@ -63,10 +63,10 @@ impl Drop for FailureDetector {
 }
 
 async fn watch(etcd: Etcd, key: String, admin: String, lease: i64) {
-    gone(&admin).await;
-    info!(key, admin, "its owner is gone; ends its lease");
+    until_dead(&admin).await;
+    info!(key, admin, "member is dead; revoking its lease");
     // A false detection is safe: all writes of the member are fenced, and a live one registers again.
     if let Err(error) = etcd.revoke(lease).await {
-        debug!(key, %error, "lease not ended; it will expire");
+        debug!(key, %error, "lease not revoked; it will expire");
     }
 }

@@ -172,14 +172,16 @@ fn warnings(spec: &JobSpec, manifest: &Manifest) -> Vec<String> {
         Mode::Sync => {
             let lanes = u64::from(spec.sync.lanes);
             (tasks < ENOUGH * lanes).then(|| {
-                format!("{tasks} tasks are few for {lanes} lanes; lower dataset.records_per_task")
+                format!(
+                    "{tasks} tasks are too few for {lanes} lanes; lower dataset.records_per_task"
+                )
             })
         }
         Mode::Async => {
             let batch = u64::from(spec.asynchronous.batch);
             (records < ENOUGH * batch).then(|| {
                 format!(
-                    "tasks of {records} records are small for mini-batches of {batch}; raise \
+                    "tasks of {records} records are too small for mini-batches of {batch}; raise \
                      dataset.records_per_task"
                 )
             })
@@ -188,7 +190,7 @@ fn warnings(spec: &JobSpec, manifest: &Manifest) -> Vec<String> {
     let fraction = spec.evaluation.fraction;
     let without_evaluation = (0.0 < fraction && manifest.held_out.is_empty()).then(|| {
         format!(
-            "no task is held out, since {fraction} of {tasks} tasks is less than one: there is no \
+            "no task is held out, since {fraction} of {tasks} tasks is less than one; the job has no \
              evaluation; lower dataset.records_per_task, or raise evaluation.fraction"
         )
     });

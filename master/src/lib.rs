@@ -1,28 +1,13 @@
 //! The master: owns the task queues, the lanes' assignment, generations and checkpoints of a job.
 
 mod acting;
-mod checkpoints;
-mod curve;
-mod decisions;
-mod discarded_list;
+mod checkpoint;
 mod event_loop;
 mod failure_detector;
-mod garbage_collection;
-mod generations;
-mod handle;
 mod job;
-mod members;
-mod metrics;
-mod page;
-mod recoveries;
+mod rpc;
 mod run;
-mod service;
-mod snapshot;
-mod status_snapshot;
-mod store;
-mod tensorboard;
-mod time_breakdowns;
-mod timeline;
+mod status;
 
 use std::process::ExitCode;
 

@@ -9,16 +9,18 @@ use serde_json::json;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
 use steadfast_common::records::{LockRecord, MasterRecord};
+use steadfast_common::role::Role;
 use steadfast_coord::{CoordError, Etcd, Leadership, Mirror, Op, Range, Session};
 use steadfast_host::random;
-use steadfast_host::role::Role;
 use steadfast_host::time::{sleep, timeout, unix_ms};
 use steadfast_master_core::rate::Rate;
+use steadfast_net::TlsIdentity;
 use steadfast_process::{
-    Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, access, health,
+    Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, health,
     init_logging, moved, wait_after_completion,
 };
 use steadfast_proto::MESSAGE_BYTES_MAX;
+use steadfast_proto::access;
 use steadfast_proto::v1::master_server::MasterServer;
 use tokio::sync::watch;
 use tonic::service::Routes;
@@ -26,15 +28,15 @@ use tracing::{info, warn};
 use uuid::Uuid;
 
 use crate::acting::{Acting, StatusSource};
-use crate::checkpoints::CheckpointCoordinator;
+use crate::checkpoint::coordinator::CheckpointCoordinator;
 use crate::event_loop::EventLoop;
+use crate::event_loop::handle::End;
 use crate::failure_detector::FailureDetector;
-use crate::handle::End;
 use crate::job::{self, JobRequest};
-use crate::metrics::Metrics;
-use crate::page;
-use crate::service::Service;
-use crate::tensorboard::{Curves, TermName};
+use crate::rpc::service::Service;
+use crate::status::metrics::Metrics;
+use crate::status::page;
+use crate::status::tensorboard::{Curves, TermName};
 
 /// Maximum time for calls in flight to complete during shutdown.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -70,7 +72,6 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
     let (id, common) = (random::uuid(), &args.common);
     let identity = init_logging("master", &common.job, id, &common.log)?;
     let shutdown = Shutdown::install()?;
-    common.security.decide(Role::Master)?;
     let order = order(&args)?;
     live(args, order, id, identity, shutdown).await
 }
@@ -91,9 +92,11 @@ pub async fn live(
         std::fs::create_dir_all(folder)
             .map_err(|error| Failure::io(format!("--tensorboard {}", folder.display()), &error))?;
     }
-    let listener = steadfast_process::bind(common.listen, "--listen").await?;
+    let exposure = common.security.exposure(Role::Master)?;
+    let tls = exposure.identity();
+    let listener = steadfast_process::bind(common.listen, "--listen", &exposure).await?;
     let bound = listener.local_addr().map_err(|error| Failure::io("the port", &error))?;
-    let admin = Admin::bind(common.admin_listen).await?;
+    let admin = Admin::bind(common.admin_listen, exposure).await?;
     let record = MasterRecord {
         id,
         address: common.advertised(bound)?,
@@ -126,13 +129,13 @@ pub async fn live(
         .max_decoding_message_size(MESSAGE_BYTES_MAX);
     let stop = tokio_util::sync::CancellationToken::new();
     let routes = Routes::new(health).add_service(server);
-    let mut serving = listener.serve(routes, access, stop.clone());
+    let mut serving = listener.serve(routes, access, &tls, stop.clone());
 
     let etcd = Etcd::connect(&common.etcd_options()?).await?;
     let keys = common.keys();
     job::check(&etcd, &keys, order.as_ref()).await?;
     let life =
-        MasterProcess { etcd: &etcd, keys: &keys, order: order.as_ref(), args: &args, record };
+        MasterProcess { etcd: &etcd, keys: &keys, order: order.as_ref(), args: &args, tls, record };
     let ending = tokio::select! {
         biased;
         ending = life.live(&identity, &readiness, &acting, &shutdown) => ending,
@@ -142,7 +145,7 @@ pub async fn live(
     };
     stop.cancel();
     if timeout(DRAIN, serving).await.is_err() {
-        warn!("calls in flight were cut off");
+        warn!("shutdown aborted calls in flight");
     }
     ending?;
     wait_after_completion(&common, &readiness, &shutdown).await;
@@ -152,12 +155,12 @@ pub async fn live(
 fn order(args: &Args) -> Result<Option<JobRequest>, Failure> {
     let Some(path) = &args.job_file else { return Ok(None) };
     let store = args.store.as_deref().ok_or_else(|| {
-        Failure::invalid("--job-file needs --store: where shall checkpoints and the model go?")
+        Failure::invalid("--job-file needs --store, the place of checkpoints and the model")
     })?;
     let order = JobRequest::read(path, store)?;
     if order.spec.name != args.common.job {
         return Err(Failure::invalid(format!(
-            "{} describes the job `{}`, --job says `{}`",
+            "{} describes the job `{}`, but --job is `{}`",
             path.display(),
             order.spec.name,
             args.common.job
@@ -167,7 +170,7 @@ fn order(args: &Args) -> Result<Option<JobRequest>, Failure> {
 }
 
 /// Maps transient etcd errors (no answer, no space left) to `Stale`: they end the term, and the master
-/// stands by again.
+/// returns to standby.
 fn after_acting(error: CoordError) -> Failure {
     let kind = if error.is_transient() { ErrorKind::Stale } else { error.kind() };
     Failure::new(kind, error.to_string())
@@ -178,12 +181,13 @@ struct MasterProcess<'a> {
     keys: &'a Keys,
     order: Option<&'a JobRequest>,
     args: &'a Args,
+    tls: TlsIdentity,
     record: MasterRecord,
 }
 
 impl MasterProcess<'_> {
-    /// Stands by and acts, across lost leases, until the job is over, another master has replaced this one,
-    /// or shutdown is requested.
+    /// Waits as a standby and acts, across lost leases, until the job is over, another master has replaced
+    /// this one, or shutdown is requested.
     async fn live(
         &self,
         identity: &LogIdentity,
@@ -195,7 +199,7 @@ impl MasterProcess<'_> {
         loop {
             let session = tokio::select! {
                 biased;
-                session = Session::open_patiently(self.etcd, self.args.common.lease_ttl) => session?,
+                session = Session::open_with_retry(self.etcd, self.args.common.lease_ttl) => session?,
                 () = shutdown.drain() => return Ok(()),
             };
             if has_acted {
@@ -212,8 +216,8 @@ impl MasterProcess<'_> {
             session.close(self.etcd).await;
             match ending {
                 Err(failure) if failure.kind == ErrorKind::Stale => {
-                    warn!(has_acted, reason = failure.message, "stands by again");
-                    readiness.set_not_ready(format!("its leadership is over: {}", failure.message));
+                    warn!(has_acted, reason = failure.message, "returns to standby");
+                    readiness.set_not_ready(format!("leadership lost: {}", failure.message));
                 }
                 ending => return ending,
             }
@@ -226,7 +230,7 @@ impl MasterProcess<'_> {
         match lock {
             Some(lock) if lock.holder != self.record.id => Err(Failure::new(
                 ErrorKind::Unavailable,
-                "the lease of this master is lost: another one acts",
+                "this master lost its lease, and another one acts",
             )),
             Some(_) | None => Ok(()),
         }
@@ -253,7 +257,7 @@ impl MasterProcess<'_> {
             }
         };
         identity.set_incarnation(steadfast_common::ids::Incarnation(leadership.epoch()));
-        info!(epoch = leadership.epoch(), "acts");
+        info!(epoch = leadership.epoch(), "this master acts");
         self.act(leadership, session, readiness, acting, shutdown).await
     }
 
@@ -270,7 +274,7 @@ impl MasterProcess<'_> {
         let (mut changes, mut addresses) = (lock.subscribe(), address.subscribe());
         // The address key has the same lease as the lock, so revoking the lease frees the lock.
         let mut failure_detector = FailureDetector::new(self.etcd, &self.record.address);
-        let mut told = String::new();
+        let mut logged = String::new();
         loop {
             failure_detector.follow(&[addresses.borrow_and_update().clone()]);
             let held = changes.borrow_and_update().entries.get(&key).cloned();
@@ -278,23 +282,23 @@ impl MasterProcess<'_> {
                 match Leadership::acquire(self.etcd, session, &key, &value).await {
                     Ok(Ok(leadership)) => return Ok(leadership),
                     Ok(Err(_)) => {}
-                    Err(error) if error.is_transient() => warn!(%error, "lock not asked for"),
+                    Err(error) if error.is_transient() => warn!(%error, "cannot acquire the lock"),
                     Err(error) => return Err(error.into()),
                 }
             }
             let is_stuck = held.is_some_and(|lock| lock.lease == 0);
             let why = match is_stuck {
                 true => format!(
-                    "the lock `{key}` was put by hand and nobody can take it; `etcdctl del {key}` frees it"
+                    "the lock `{key}` has no lease, so no master can acquire it; `etcdctl del {key}` releases it"
                 ),
-                false => "stands by: another master acts".to_owned(),
+                false => "standby: another master acts".to_owned(),
             };
-            if told != why {
+            if logged != why {
                 match is_stuck {
                     true => warn!("{why}"),
                     false => info!("{why}"),
                 }
-                told.clone_from(&why);
+                logged.clone_from(&why);
             }
             readiness.set_not_ready(why);
             tokio::select! {
@@ -331,9 +335,10 @@ impl MasterProcess<'_> {
         let name = TermName { epoch: leadership.epoch(), master: self.record.id };
         let (event_loop, handle) =
             EventLoop::open(self.etcd, self.keys, job, leadership, &self.record.address).await?;
-        let (keeper, checkpoints, requests) = CheckpointCoordinator::new(
+        let (coordinator, checkpoints, requests) = CheckpointCoordinator::new(
             self.etcd.clone(),
             self.keys.clone(),
+            self.tls.clone(),
             spec.clone(),
             store.clone(),
             handle.clone(),
@@ -366,7 +371,7 @@ impl MasterProcess<'_> {
                 }
                 End::Left => Ok(()),
             },
-            () = keeper.run(requests) => Err(Failure::internal("the checkpoint keeper ended")),
+            () = coordinator.run(requests) => Err(Failure::internal("the checkpoint coordinator ended")),
         }
     }
 }

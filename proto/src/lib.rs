@@ -1,15 +1,19 @@
 //! The wire protocol: messages and services of `steadfast.v1`, and the mapping between error kinds and
 //! gRPC codes.
 
+mod access;
 mod calls;
 mod decoder;
 mod framing;
 pub mod tensor;
 
+pub use access::access;
 pub use calls::{answer, answer_as_it_comes, call, next, read_one};
 pub use decoder::Decoder;
 pub use framing::{encode, framed};
 use steadfast_common::error::ErrorKind;
+use steadfast_common::ids::{Pass, Version};
+use steadfast_common::position::Position;
 use tonic::{Code, Status};
 
 /// Messages, clients and servers, as generated from `steadfast/v1/*.proto`.
@@ -20,6 +24,30 @@ pub mod v1 {
 
 /// The largest message that either side accepts: a few blocks.
 pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
+
+impl From<v1::Position> for Position {
+    fn from(wire: v1::Position) -> Self {
+        Self {
+            version: Version(wire.version),
+            pass: Pass(wire.pass),
+            pass_start: Version(wire.pass_start),
+            examples: wire.examples,
+            loss: wire.loss,
+        }
+    }
+}
+
+impl From<Position> for v1::Position {
+    fn from(position: Position) -> Self {
+        Self {
+            version: position.version.0,
+            pass: position.pass.0,
+            pass_start: position.pass_start.0,
+            examples: position.examples,
+            loss: position.loss,
+        }
+    }
+}
 
 /// Builds the status for an error of `kind`.
 pub fn status(kind: ErrorKind, message: impl Into<String>) -> Status {

@@ -5,17 +5,22 @@ use std::sync::Arc;
 use steadfast_common::compression::Codec;
 use steadfast_common::ids::{Generation, Incarnation, Lane, Slot, Version};
 use steadfast_common::layout::{Block, Layout};
+use steadfast_common::placement::{Placement, PlacementRecord};
+use steadfast_common::position::Position;
 use steadfast_common::records::GenerationRecord;
 use steadfast_host::task::{in_place, spawn};
 use steadfast_host::time::Instant;
+use steadfast_pserver_core::block_store::ShardSnapshot;
 use steadfast_pserver_core::buffer_pool::BufferPool;
 use steadfast_pserver_core::contribution::{Contributed, Contribution, Refusal, ValidatedBlock};
-use steadfast_pserver_core::shard::{Position, Rules, Shard, ShardSnapshot};
+use steadfast_pserver_core::rules::Rules;
+use steadfast_pserver_core::shard::Shard;
+use steadfast_pserver_core::sync_shard::SyncShard;
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info};
 
 use crate::event::{
-    Begun, EngineError, Event, FirstValues, LanesName, PushName, Pushed, Reply, SnapshotAnswer,
+    Begun, EngineError, Event, InitialValues, LanesName, PushName, Pushed, Reply, SnapshotAnswer,
 };
 use crate::lags::Lags;
 use crate::pulls::{Pulls, WaitingPull};
@@ -27,8 +32,8 @@ const EVENTS_MAX: usize = 256;
 #[derive(Clone, Debug, Default)]
 pub struct Published {
     pub generation: Generation,
-    /// Number of slots in this generation.
-    pub slots: u32,
+    /// The slots of the blocks in this generation.
+    pub placement: PlacementRecord,
     /// The checkpoint from which the generation starts.
     pub checkpoint: Option<String>,
     /// Absent until the shard has values.
@@ -43,10 +48,10 @@ pub struct PublishedShard {
     pub position: Position,
     pub blocks: Arc<Vec<(u32, Block)>>,
     /// Buffers for pushed gradients.
-    pub memory: BufferPool,
+    pub buffers: BufferPool,
     /// Encoding of pushed gradients.
     pub codec: Codec,
-    /// Lanes that the current step waits for.
+    /// Lanes that the current step waits for (synchronous mode).
     pub missing: Vec<Lane>,
     /// Time that past steps waited for each lane.
     pub lags: Lags,
@@ -56,7 +61,7 @@ pub struct PublishedShard {
 #[derive(Clone, Debug)]
 pub struct Squares {
     pub version: Version,
-    pub of: Arc<Vec<(u32, f64)>>,
+    pub by_block: Arc<Vec<(u32, f64)>>,
 }
 
 /// A handle to the event loop.
@@ -73,7 +78,7 @@ impl Engine {
     pub fn start(slot: Slot, incarnation: Incarnation, rules: Rules) -> Self {
         let (events, inbox) = mpsc::channel(EVENTS_MAX);
         let (tx, published) = watch::channel(Arc::new(Published::default()));
-        let owner = Owner {
+        let owner = EventLoop {
             slot,
             rules,
             tx,
@@ -93,8 +98,8 @@ impl Engine {
     }
 
     /// Sends an event that has no reply.
-    pub async fn tell(&self, event: Event) {
-        // An event loop that has ended needs no events.
+    pub async fn send(&self, event: Event) {
+        // The event loop may have ended.
         let _ = self.events.send(event).await;
     }
 
@@ -102,10 +107,10 @@ impl Engine {
     ///
     /// # Errors
     /// The error of the event loop.
-    pub async fn ask<T>(&self, event: impl FnOnce(Reply<T>) -> Event) -> Result<T, EngineError> {
+    pub async fn call<T>(&self, event: impl FnOnce(Reply<T>) -> Event) -> Result<T, EngineError> {
         let (reply, answer) = oneshot::channel();
-        self.events.send(event(reply)).await.map_err(|_| EngineError::Ending)?;
-        answer.await.map_err(|_| EngineError::Ending)?
+        self.events.send(event(reply)).await.map_err(|_| EngineError::ShuttingDown)?;
+        answer.await.map_err(|_| EngineError::ShuttingDown)?
     }
 }
 
@@ -113,7 +118,7 @@ enum Stage {
     /// No generation, or one whose shard has no values yet.
     Idle,
     Ready {
-        shard: Box<Shard>,
+        shard: Shard,
         init_attempt: u64,
     },
 }
@@ -125,9 +130,16 @@ impl Stage {
             Self::Ready { shard, .. } => Some(shard),
         }
     }
+
+    fn sync_shard(&mut self) -> Option<&mut SyncShard> {
+        match self {
+            Self::Idle => None,
+            Self::Ready { shard, .. } => shard.as_sync_mut(),
+        }
+    }
 }
 
-struct Owner {
+struct EventLoop {
     slot: Slot,
     rules: Rules,
     tx: watch::Sender<Arc<Published>>,
@@ -137,13 +149,13 @@ struct Owner {
     lags: Lags,
 }
 
-impl Owner {
+impl EventLoop {
     async fn run(mut self, mut inbox: mpsc::Receiver<Event>) {
         while let Some(event) = inbox.recv().await {
             // An update of a large shard takes time; the other tasks of this thread move to another one.
-            if let Err(spoiled) = in_place(|| self.handle(event)) {
+            if let Err(fatal) = in_place(|| self.handle(event)) {
                 // The process ends with this event loop, and the job rolls back to its last checkpoint.
-                error!(error = %spoiled, "this step cannot be completed; discarding the shard");
+                error!(error = %fatal, "this step cannot be completed; discarding the shard");
                 return;
             }
         }
@@ -176,16 +188,16 @@ impl Owner {
             Event::Part { generation, lanes, blocks } => self.part(generation, &lanes, blocks)?,
             Event::Push { generation, name, contribution, reply } => {
                 let pushed = self.push(generation, &name, contribution);
-                let spoiled = pushed.as_ref().map_or_else(spoils, |_| None);
+                let fatal = pushed.as_ref().map_or_else(fatal_refusal, |_| None);
                 let _ = reply.send(pushed);
-                spoiled.map_or(Ok(()), Err)?;
+                fatal.map_or(Ok(()), Err)?;
             }
             Event::Norm { generation, version, norm } => self.norm(generation, version, norm),
             Event::Pull { generation, version, which, wait_mode, early, reply } => {
                 match self.check(generation) {
                     Ok(()) => {
                         let pull = WaitingPull { version, which, early, reply };
-                        self.pulls.take(self.stage.shard(), pull, wait_mode);
+                        self.pulls.add(self.stage.shard(), pull, wait_mode);
                     }
                     Err(error) => drop(reply.send(Err(error))),
                 }
@@ -194,38 +206,38 @@ impl Owner {
                 self.snapshot(generation, version, reply)
             }
         }
-        self.settle_snapshots();
+        self.answer_snapshots();
         Ok(())
     }
 
     fn begin(&mut self, record: GenerationRecord) -> Begun {
         if record.generation <= self.generation() {
-            return self.has();
+            return self.begun();
         }
         info!(generation = record.generation.0, checkpoint = ?record.checkpoint, "generation begins");
-        let keeps =
-            record.kept.contains(&self.slot) && record.slots.len() as u32 == self.tx.borrow().slots;
-        if !keeps {
+        let is_kept =
+            record.kept.contains(&self.slot) && record.placement == self.tx.borrow().placement;
+        if !is_kept {
             self.stage = Stage::Idle;
             self.lags.end_step();
         }
         self.snapshots.clear();
         let (found, present) = (self.generation(), record.generation);
-        self.pulls.end(&EngineError::OtherGeneration { found, present });
+        self.pulls.refuse_all(&EngineError::OtherGeneration { found, present });
         self.tx.send_replace(Arc::new(Published {
             generation: record.generation,
-            slots: record.slots.len() as u32,
+            placement: record.placement,
             checkpoint: record.checkpoint,
             shard: None,
             squares: None,
         }));
         self.publish();
-        self.has()
+        self.begun()
     }
 
-    fn has(&self) -> Begun {
+    fn begun(&self) -> Begun {
         match self.stage {
-            Stage::Idle => Begun::Nothing,
+            Stage::Idle => Begun::Empty,
             Stage::Ready { .. } => Begun::Kept,
         }
     }
@@ -234,9 +246,8 @@ impl Owner {
         if self.check(generation).is_err() {
             return;
         }
-        let blocks = Shard::blocks_of(&layout, self.slot, self.tx.borrow().slots);
         info!(version = snapshot.position.version.0, "shard restored");
-        let shard = Box::new(Shard::restore(layout, blocks, snapshot, self.rules.clone()));
+        let shard = Shard::restore(layout, snapshot, self.rules.clone());
         self.stage = Stage::Ready { shard, init_attempt: u64::MAX };
         self.publish();
     }
@@ -245,7 +256,7 @@ impl Owner {
         &mut self,
         generation: Generation,
         attempt: u64,
-        first: FirstValues,
+        first: InitialValues,
     ) -> Result<(), EngineError> {
         self.check(generation)?;
         if let Stage::Ready { shard, init_attempt } = &self.stage {
@@ -256,14 +267,17 @@ impl Owner {
             if attempt == *init_attempt {
                 return Ok(());
             }
-            if shard.position().version != Version(0) {
+            if shard.blocks().position().version != Version(0) {
                 return Err(EngineError::InUse);
             }
         }
-        let blocks = Shard::blocks_of(&first.layout, self.slot, self.tx.borrow().slots);
-        check_first_values(&blocks, &first.values)?;
-        let shard = Shard::new(first.layout, blocks, first.values, self.rules.clone());
-        self.stage = Stage::Ready { shard: Box::new(shard), init_attempt: attempt };
+        let InitialValues { layout, values } = first;
+        let placement = Placement::of(&layout, &self.tx.borrow().placement);
+        let numbers = placement.blocks_of(self.slot);
+        check_initial_values(&layout, numbers, &values)?;
+        let snapshot = ShardSnapshot::initial(numbers, values, &self.rules);
+        let shard = Shard::restore(layout, snapshot, self.rules.clone());
+        self.stage = Stage::Ready { shard, init_attempt: attempt };
         self.publish();
         Ok(())
     }
@@ -275,14 +289,13 @@ impl Owner {
         lanes: &LanesName,
         blocks: Vec<ValidatedBlock>,
     ) -> Result<(), Refusal> {
-        let is_meant = self.check(generation).is_ok();
-        let Stage::Ready { shard, .. } = &mut self.stage else { return Ok(()) };
-        if !is_meant {
+        if self.check(generation).is_err() {
             return Ok(());
         }
+        let Some(shard) = self.stage.sync_shard() else { return Ok(()) };
         let LanesName { version, first, shares } = lanes;
-        match shard.take_part(*version, *first, shares, blocks) {
-            Err(error @ Refusal::OtherShare { .. }) => return Err(error),
+        match shard.add_blocks(*version, *first, shares, blocks) {
+            Err(error @ Refusal::ConflictingShare { .. }) => return Err(error),
             Err(_) => {}
             Ok(()) => self.apply_early(),
         }
@@ -291,12 +304,9 @@ impl Owner {
 
     /// Applies the step to the blocks that have all lanes.
     fn apply_early(&mut self) {
-        let Stage::Ready { shard, .. } = &mut self.stage else { return };
-        if shard.has_early() {
-            self.pulls.keep(shard);
-            let applied = shard.apply_early();
-            self.pulls.send_early(shard, &applied);
-        }
+        let Some(shard) = self.stage.sync_shard() else { return };
+        let applied = shard.apply_early();
+        self.pulls.send_early(shard, &applied);
     }
 
     fn push(
@@ -309,22 +319,28 @@ impl Owner {
         let Stage::Ready { shard, .. } = &mut self.stage else {
             return Err(EngineError::NotInitialised);
         };
-        let outcome = match name {
-            PushName::Lanes(LanesName { version, first, shares }) => {
+        let outcome = match (name, shard) {
+            (PushName::Lanes(LanesName { version, first, shares }), Shard::Sync(shard)) => {
                 shard.contribute(*version, *first, shares, contribution)?
             }
-            PushName::Range(range) => shard.apply(range, contribution)?,
+            (PushName::Range(range), Shard::Async(shard)) => shard.apply(range, contribution)?,
+            (PushName::Lanes(_), Shard::Async(_)) => {
+                return Err(Refusal::WrongMode("asynchronous").into());
+            }
+            (PushName::Range(_), Shard::Sync(_)) => {
+                return Err(Refusal::WrongMode("synchronous").into());
+            }
         };
         match (name, outcome) {
             (PushName::Lanes(_), Contributed::Complete) => {
-                self.note_lags(&[]);
+                self.record_arrivals(&[]);
                 self.lags.end_step();
                 self.complete_step();
             }
             (PushName::Range(_), Contributed::Complete) => self.publish(),
             (PushName::Lanes(_), Contributed::Waiting) => {
                 self.apply_early();
-                self.show_missing();
+                self.publish_missing();
             }
             (_, Contributed::Duplicate | Contributed::Waiting) => {}
         }
@@ -334,14 +350,14 @@ impl Owner {
 
     /// Applies the step at once, or publishes its squares to obtain the global norm first.
     fn complete_step(&mut self) {
-        let Stage::Ready { shard, .. } = &self.stage else { return };
         if self.rules.optimizer.clip_norm.is_none() {
             self.finish_step(None);
             return;
         }
-        let numbers = shard.blocks().iter().map(|(number, _)| *number);
-        let of = Arc::new(numbers.zip(shard.squares()).collect());
-        let squares = Squares { version: shard.position().version, of };
+        let Some(shard) = self.stage.sync_shard() else { return };
+        let numbers = shard.blocks().list().iter().map(|(number, _)| *number);
+        let by_block = Arc::new(numbers.zip(shard.squares()).collect());
+        let squares = Squares { version: shard.blocks().position().version, by_block };
         self.tx.send_modify(|published| {
             let mut next = Published::clone(published);
             next.squares = Some(squares);
@@ -353,15 +369,14 @@ impl Owner {
         if self.check(generation).is_err() {
             return;
         }
-        let Stage::Ready { shard, .. } = &self.stage else { return };
-        if shard.position().version == version && shard.is_step_complete() {
+        let Some(shard) = self.stage.sync_shard() else { return };
+        if shard.blocks().position().version == version && shard.is_step_complete() {
             self.finish_step(Some(norm));
         }
     }
 
     fn finish_step(&mut self, norm: Option<f64>) {
-        let Stage::Ready { shard, .. } = &mut self.stage else { return };
-        self.pulls.keep(shard);
+        let Some(shard) = self.stage.sync_shard() else { return };
         shard.finish_step(norm);
         self.publish();
     }
@@ -383,33 +398,34 @@ impl Owner {
             }
             (Ok(()), Stage::Ready { shard, .. }) => shard,
         };
-        let present = shard.position().version;
+        let present = shard.blocks().position().version;
+        let is_partly_applied = shard.as_sync().is_some_and(SyncShard::is_partly_applied);
         match version {
             Some(wanted) if wanted < present => {
                 let _ = reply.send(Ok(SnapshotAnswer::Past { present }));
             }
             // Some blocks already have the next version.
-            wanted if wanted.unwrap_or(present) == present && shard.is_under_way() => {
+            wanted if wanted.unwrap_or(present) == present && is_partly_applied => {
                 let _ = reply.send(Ok(SnapshotAnswer::Past { present }));
             }
             wanted => {
                 self.snapshots.push((wanted.unwrap_or(present), reply));
-                self.settle_snapshots();
+                self.answer_snapshots();
             }
         }
     }
 
     /// Answers snapshot requests whose version is reached.
-    fn settle_snapshots(&mut self) {
+    fn answer_snapshots(&mut self) {
         let Stage::Ready { shard, .. } = &self.stage else { return };
-        let present = shard.position().version;
+        let present = shard.blocks().position().version;
         let (due, later): (Vec<_>, Vec<_>) =
             self.snapshots.drain(..).partition(|(version, _)| *version <= present);
         self.snapshots = later;
         self.snapshots.retain(|(_, reply)| !reply.is_closed());
         for (_, reply) in due {
             let answer = SnapshotAnswer::Snapshot {
-                layout: shard.layout().clone(),
+                layout: shard.blocks().layout().clone(),
                 snapshot: shard.snapshot(),
             };
             let _ = reply.send(Ok(answer));
@@ -417,18 +433,18 @@ impl Owner {
     }
 
     /// Records the arrival of the lanes that are no longer missing.
-    fn note_lags(&mut self, still_missing: &[Lane]) {
+    fn record_arrivals(&mut self, still_missing: &[Lane]) {
         let published = self.tx.borrow();
         let before = published.shard.iter().flat_map(|it| &it.missing).copied();
-        let came = before.filter(|lane| still_missing.binary_search(lane).is_err());
-        self.lags.came(came, Instant::now());
+        let arrived = before.filter(|lane| still_missing.binary_search(lane).is_err());
+        self.lags.arrived(arrived, Instant::now());
     }
 
     /// Publishes the missing lanes without waking subscribers.
-    fn show_missing(&mut self) {
-        let Stage::Ready { shard, .. } = &self.stage else { return };
+    fn publish_missing(&mut self) {
+        let Some(shard) = self.stage.sync_shard() else { return };
         let missing = shard.missing();
-        self.note_lags(&missing);
+        self.record_arrivals(&missing);
         self.tx.send_if_modified(|published| {
             if let Some(shown) = &mut Arc::make_mut(published).shard {
                 shown.missing = missing;
@@ -441,11 +457,11 @@ impl Owner {
     fn publish(&mut self) {
         let Stage::Ready { shard, .. } = &self.stage else { return };
         let shown = PublishedShard {
-            position: shard.position().clone(),
-            blocks: shard.blocks().clone(),
-            memory: shard.memory().clone(),
-            codec: shard.codec(),
-            missing: shard.missing(),
+            position: shard.blocks().position(),
+            blocks: shard.blocks().list().clone(),
+            buffers: shard.blocks().buffers().clone(),
+            codec: shard.blocks().codec(),
+            missing: shard.as_sync().map(SyncShard::missing).unwrap_or_default(),
             lags: self.lags.clone(),
         };
         self.tx.send_modify(|published| {
@@ -454,25 +470,30 @@ impl Owner {
             next.shard = Some(shown);
             *published = Arc::new(next);
         });
-        self.pulls.settle(shard);
+        self.pulls.answer_ready(shard);
     }
 }
 
 /// Returns the refusal if the step can never be completed after it.
-fn spoils(error: &EngineError) -> Option<Refusal> {
+fn fatal_refusal(error: &EngineError) -> Option<Refusal> {
     match error {
-        EngineError::Refused(error @ Refusal::OtherShare { .. }) => Some(error.clone()),
+        EngineError::Refused(error @ Refusal::ConflictingShare { .. }) => Some(error.clone()),
         _ => None,
     }
 }
 
-fn check_first_values(blocks: &[(u32, Block)], values: &[Vec<f32>]) -> Result<(), Refusal> {
-    if blocks.len() != values.len() {
-        return Err(Refusal::WrongBlocks { found: values.len(), wanted: blocks.len() });
+fn check_initial_values(
+    layout: &Layout,
+    numbers: &[u32],
+    values: &[Vec<f32>],
+) -> Result<(), Refusal> {
+    if numbers.len() != values.len() {
+        return Err(Refusal::WrongBlocks { found: values.len(), wanted: numbers.len() });
     }
-    for ((number, block), values) in blocks.iter().zip(values) {
-        if values.len() != block.len {
-            let (found, wanted) = (size_of_val(&values[..]), block.len * size_of::<f32>());
+    for (number, values) in numbers.iter().zip(values) {
+        let len = layout.blocks()[*number as usize].len;
+        if values.len() != len {
+            let (found, wanted) = (size_of_val(&values[..]), len * size_of::<f32>());
             return Err(Refusal::WrongLength { block: *number, found, wanted });
         }
         if values.iter().any(|value| !value.is_finite()) {

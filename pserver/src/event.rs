@@ -7,10 +7,11 @@ use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Lane, Version};
 use steadfast_common::layout::Layout;
 use steadfast_common::records::GenerationRecord;
+use steadfast_pserver_core::block_store::{Parameters, ShardSnapshot};
 use steadfast_pserver_core::contribution::{
     Contributed, Contribution, LaneShare, Refusal, ValidatedBlock,
 };
-use steadfast_pserver_core::shard::{EarlyBlock, Parameters, ShardSnapshot};
+use steadfast_pserver_core::sync_shard::EarlyBlock;
 use tokio::sync::{mpsc, oneshot};
 
 /// An event of the engine.
@@ -21,7 +22,7 @@ pub enum Event {
     /// The shard of a generation was loaded from a checkpoint.
     Restored { generation: Generation, layout: Arc<Layout>, snapshot: ShardSnapshot },
     /// Initial values from the elected trainer.
-    Init { generation: Generation, attempt: u64, first: FirstValues, reply: Reply<()> },
+    Init { generation: Generation, attempt: u64, first: InitialValues, reply: Reply<()> },
     /// Some blocks of a push in progress. Errors are reported in the reply to the push.
     Part { generation: Generation, lanes: LanesName, blocks: Vec<ValidatedBlock> },
     /// A complete push, or the rest of one.
@@ -37,7 +38,7 @@ pub enum Event {
     Pull {
         generation: Generation,
         version: Version,
-        which: Which,
+        which: VersionMatch,
         wait_mode: WaitMode,
         /// Receives blocks that reach exactly that version before the other blocks. They are valid only if
         /// the reply confirms that version.
@@ -53,7 +54,7 @@ pub enum Event {
 pub enum Begun {
     /// The values from the previous generation.
     Kept,
-    Nothing,
+    Empty,
 }
 
 /// The channel of a reply. The receiver may have been dropped.
@@ -61,7 +62,7 @@ pub type Reply<T> = oneshot::Sender<Result<T, EngineError>>;
 
 /// Layout and values of an initialisation.
 #[derive(Debug)]
-pub struct FirstValues {
+pub struct InitialValues {
     pub layout: Arc<Layout>,
     /// One vector for each of the slot's blocks, in order.
     pub values: Vec<Vec<f32>>,
@@ -94,7 +95,7 @@ pub struct Pushed {
 pub enum Pulled {
     Parameters(Parameters),
     /// The version is past or not yet reached.
-    NotThere {
+    OtherVersion {
         present: Version,
     },
 }
@@ -106,9 +107,9 @@ pub enum WaitMode {
     Immediate,
 }
 
-/// Which versions satisfy a pull.
+/// VersionMatch versions satisfy a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which {
+pub enum VersionMatch {
     AtLeast,
     Exactly,
 }
@@ -140,7 +141,7 @@ pub enum EngineError {
     #[error(transparent)]
     Refused(#[from] Refusal),
     #[error("the pserver is shutting down")]
-    Ending,
+    ShuttingDown,
 }
 
 impl EngineError {
@@ -152,7 +153,7 @@ impl EngineError {
             }
             Self::NotInitialised => ErrorKind::NotYet,
             Self::Refused(refusal) => refusal.kind(),
-            Self::Ending => ErrorKind::Unavailable,
+            Self::ShuttingDown => ErrorKind::Unavailable,
         }
     }
 }

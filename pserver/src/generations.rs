@@ -7,11 +7,13 @@ use std::time::Duration;
 use steadfast_common::ids::Generation;
 use steadfast_common::keys::Keys;
 use steadfast_common::layout::Layout;
+use steadfast_common::placement::PlacementRecord;
 use steadfast_common::records::{CheckpointRecord, GenerationRecord};
-use steadfast_coord::{CoordError, Etcd, Mirror, pauses};
+use steadfast_coord::{CoordError, Etcd, Mirror, backoff};
 use steadfast_host::time::{sleep, timeout};
+use steadfast_net::TlsIdentity;
 use steadfast_proto::v1::ReportDamageRequest;
-use steadfast_pserver_core::shard::ShardSnapshot;
+use steadfast_pserver_core::block_store::ShardSnapshot;
 use tracing::{error, warn};
 
 use crate::engine::Engine;
@@ -45,13 +47,20 @@ impl LoadError {
 }
 
 /// Reports every generation to `engine`, until dropped.
-pub async fn follow(engine: Engine, etcd: Etcd, keys: Keys, shards: ShardStore, record: Mirror) {
+pub async fn follow(
+    engine: Engine,
+    etcd: &Etcd,
+    keys: &Keys,
+    tls: &TlsIdentity,
+    shards: &ShardStore,
+    record: Mirror,
+) {
     let mut changes = record.subscribe();
     loop {
         let seen = changes.borrow_and_update().single::<GenerationRecord>();
         match seen {
-            Ok(Some(record)) if names(&record, &engine) => {
-                let load = begin(&engine, &etcd, &keys, &shards, record);
+            Ok(Some(record)) if includes(&record, &engine) => {
+                let load = begin(&engine, etcd, keys, tls, shards, record);
                 tokio::select! {
                     biased;
                     () = load => {}
@@ -71,7 +80,7 @@ pub async fn follow(engine: Engine, etcd: Etcd, keys: Keys, shards: ShardStore, 
     }
 }
 
-fn names(record: &GenerationRecord, engine: &Engine) -> bool {
+fn includes(record: &GenerationRecord, engine: &Engine) -> bool {
     record.slots.get(engine.slot.0 as usize) == Some(&engine.incarnation)
 }
 
@@ -80,25 +89,26 @@ async fn begin(
     engine: &Engine,
     etcd: &Etcd,
     keys: &Keys,
+    tls: &TlsIdentity,
     shards: &ShardStore,
     record: GenerationRecord,
 ) {
-    let (generation, slots) = (record.generation, record.slots.len() as u32);
+    let (generation, placement) = (record.generation, record.placement.clone());
     let checkpoint = record.checkpoint.clone();
-    let begun = engine.ask(|reply| Event::Generation { record, reply }).await;
-    let (Ok(Begun::Nothing), Some(id)) = (begun, checkpoint) else { return };
-    let mut pauses = pauses();
+    let begun = engine.call(|reply| Event::Generation { record, reply }).await;
+    let (Ok(Begun::Empty), Some(id)) = (begun, checkpoint) else { return };
+    let mut pauses = backoff();
     loop {
-        match load(engine, etcd, keys, shards, &id, slots).await {
+        match load(engine, etcd, keys, shards, &id, &placement).await {
             Ok((layout, snapshot)) => {
-                engine.tell(Event::Restored { generation, layout, snapshot }).await;
+                engine.send(Event::Restored { generation, layout, snapshot }).await;
                 return;
             }
             Err(error) if error.is_permanent() => {
                 error!(checkpoint = id, %error, "cannot load the checkpoint");
                 // Retries until a new generation begins from another checkpoint: the damage may be
                 // limited to this machine.
-                report_damage(etcd, keys, generation, &id, &error).await;
+                report_damage(etcd, keys, tls, generation, &id, &error).await;
             }
             Err(error) => warn!(checkpoint = id, %error, "checkpoint not loaded yet; retrying"),
         }
@@ -112,17 +122,18 @@ async fn load(
     keys: &Keys,
     shards: &ShardStore,
     id: &str,
-    slots: u32,
+    placement: &PlacementRecord,
 ) -> Result<(Arc<Layout>, ShardSnapshot), LoadError> {
     let manifest: Option<CheckpointRecord> = etcd.get_json(&keys.checkpoint(id)).await?;
     let manifest = manifest.ok_or(LoadError::NoManifest)?;
-    Ok(shards.load(&manifest, engine.slot, slots).await?)
+    Ok(shards.load(&manifest, engine.slot, placement).await?)
 }
 
 /// Reports damage to the acting master, which rolls the job back to the previous checkpoint.
 async fn report_damage(
     etcd: &Etcd,
     keys: &Keys,
+    tls: &TlsIdentity,
     generation: Generation,
     id: &str,
     error: &LoadError,
@@ -133,7 +144,7 @@ async fn report_damage(
         reason: error.to_string(),
     };
     let reported = async {
-        let mut master = master::acting(etcd, keys).await?;
+        let mut master = master::acting(etcd, keys, tls).await?;
         master.report_damage(request).await.map_err(|status| status.message().to_owned())
     };
     match timeout(CALL_MAX, reported).await {

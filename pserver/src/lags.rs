@@ -16,7 +16,7 @@ pub struct Lags {
 
 impl Lags {
     /// Records lanes of the current step that arrived now.
-    pub fn came(&mut self, lanes: impl IntoIterator<Item = Lane>, now: Instant) {
+    pub fn arrived(&mut self, lanes: impl IntoIterator<Item = Lane>, now: Instant) {
         for lane in lanes {
             let first = *self.first.get_or_insert(now);
             let place = lane.0 as usize;
@@ -36,7 +36,7 @@ impl Lags {
     pub fn seconds(&self, missing: &[Lane], now: Instant) -> Vec<f64> {
         let mut until_now = self.clone();
         if self.first.is_some() {
-            until_now.came(missing.iter().copied(), now);
+            until_now.arrived(missing.iter().copied(), now);
         }
         until_now.total.iter().map(Duration::as_secs_f64).collect()
     }
@@ -48,18 +48,18 @@ mod tests {
 
     /// F12: lags count from the first lane of a step.
     #[test]
-    fn a_lane_is_waited_for_from_the_first_of_its_step_on() {
+    fn lags_count_from_the_first_lane_of_a_step() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut lags = Lags::default();
         assert!(lags.seconds(&[Lane(0), Lane(1)], at(5)).is_empty());
-        lags.came([Lane(1)], at(10));
+        lags.arrived([Lane(1)], at(10));
         assert_eq!(lags.seconds(&[Lane(0)], at(13)), [3.0, 0.0]);
-        lags.came([Lane(0)], at(14));
+        lags.arrived([Lane(0)], at(14));
         lags.end_step();
         assert_eq!(lags.seconds(&[Lane(0), Lane(1)], at(20)), [4.0, 0.0]);
-        lags.came([Lane(0)], at(30));
-        lags.came([Lane(1)], at(31));
+        lags.arrived([Lane(0)], at(30));
+        lags.arrived([Lane(1)], at(31));
         assert_eq!(lags.seconds(&[], at(40)), [4.0, 1.0]);
     }
 }

@@ -7,11 +7,11 @@ use std::time::Duration;
 use steadfast_common::ids::Slot;
 use steadfast_common::keys::Keys;
 use steadfast_common::records::PserverRecord;
+use steadfast_common::role::Role;
 use steadfast_coord::{Mirror, View};
-use steadfast_host::net::{Channel, dial};
-use steadfast_host::role::Role;
 use steadfast_host::task::TaskSet;
 use steadfast_host::time::{sleep, timeout};
+use steadfast_net::{Channel, TlsIdentity};
 use steadfast_proto::v1::NormsRequest;
 use steadfast_proto::v1::pserver_client::PserverClient;
 use tracing::debug;
@@ -22,20 +22,20 @@ use crate::event::Event;
 /// How long one request waits at a peer.
 const WAIT: Duration = Duration::from_secs(5);
 
-/// Pause before peers without an answer are asked again.
+/// Pause before a request without an answer is repeated.
 const RETRY: Duration = Duration::from_millis(50);
 
 /// Sends the global norm of every complete step to `engine`, until dropped.
-pub async fn follow(engine: Engine, keys: Keys, peers: Mirror) {
+pub async fn follow(engine: Engine, keys: Keys, peers: Mirror, tls: TlsIdentity) {
     let mut published = engine.published();
-    let mut clients = BTreeMap::new();
+    let mut clients = Clients { tls, open: BTreeMap::new() };
     loop {
         let seen = published.borrow_and_update().clone();
         if let Some(squares) = waiting(&seen) {
             let (generation, version) = (seen.generation, squares.version);
             let norm = global(&engine, &seen, &squares, &keys, &peers, &mut clients).await;
             if let Some(norm) = norm {
-                engine.tell(Event::Norm { generation, version, norm }).await;
+                engine.send(Event::Norm { generation, version, norm }).await;
             }
             // Waits for a change: the event loop may not have published the step yet.
         }
@@ -51,7 +51,11 @@ fn waiting(published: &Published) -> Option<Squares> {
     published.squares.clone().filter(|squares| squares.version == shard.position.version)
 }
 
-type Clients = BTreeMap<String, PserverClient<Channel>>;
+/// Connections to peers, by address.
+struct Clients {
+    tls: TlsIdentity,
+    open: BTreeMap<String, PserverClient<Channel>>,
+}
 
 async fn global(
     engine: &Engine,
@@ -61,24 +65,24 @@ async fn global(
     peers: &Mirror,
     clients: &mut Clients,
 ) -> Option<f64> {
-    let mut all: BTreeMap<u32, f64> = squares.of.iter().copied().collect();
+    let mut all: BTreeMap<u32, f64> = squares.by_block.iter().copied().collect();
     let request = NormsRequest {
         generation: seen.generation.0,
         version: squares.version.0,
         wait_ms: WAIT.as_millis() as u64,
     };
     let mut missing: Vec<Slot> =
-        (0..seen.slots).map(Slot).filter(|slot| *slot != engine.slot).collect();
+        (0..seen.placement.slots()).map(Slot).filter(|slot| *slot != engine.slot).collect();
     while !missing.is_empty() {
         if engine.published().borrow().generation != seen.generation {
             return None;
         }
-        let mut asked = TaskSet::default();
+        let mut requests = TaskSet::default();
         for slot in missing.drain(..) {
             let client = client(slot, keys, &peers.view(), clients);
-            asked.spawn(async move { (slot, ask(client, request).await) });
+            requests.spawn(async move { (slot, request_norms(client, request).await) });
         }
-        while let Some(Ok((slot, answer))) = asked.join_next().await {
+        while let Some(Ok((slot, answer))) = requests.join_next().await {
             match answer {
                 Some(squares) => all.extend(squares),
                 None => missing.push(slot),
@@ -98,15 +102,15 @@ fn client(
     clients: &mut Clients,
 ) -> Option<PserverClient<Channel>> {
     let record: PserverRecord = view.entries.get(&keys.ps(slot))?.json().ok()?;
-    if let Some(known) = clients.get(&record.address) {
+    if let Some(known) = clients.open.get(&record.address) {
         return Some(known.clone());
     }
-    let client = PserverClient::new(dial(&record.address, Role::Pserver).ok()?);
-    clients.insert(record.address, client.clone());
+    let client = PserverClient::new(clients.tls.dial(&record.address, Role::Pserver).ok()?);
+    clients.open.insert(record.address, client.clone());
     Some(client)
 }
 
-async fn ask(
+async fn request_norms(
     client: Option<PserverClient<Channel>>,
     request: NormsRequest,
 ) -> Option<Vec<(u32, f64)>> {

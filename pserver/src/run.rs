@@ -11,16 +11,17 @@ use steadfast_common::durations::parse;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
 use steadfast_common::records::PserverRecord;
-use steadfast_coord::{CoordError, Etcd, Mirror, Range, Session};
-use steadfast_host::net::Port;
+use steadfast_common::role::Role;
+use steadfast_coord::{CoordError, Etcd, Mirror, Range, Session, wait_for_job};
 use steadfast_host::random;
-use steadfast_host::role::Role;
 use steadfast_host::time::{Instant, timeout};
+use steadfast_net::{Port, TlsIdentity};
 use steadfast_process::{
-    Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, access, health,
-    init_logging, moved, wait_after_completion, wait_for_job,
+    Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, health,
+    init_logging, moved, wait_after_completion,
 };
-use steadfast_pserver_core::shard::Rules;
+use steadfast_proto::access;
+use steadfast_pserver_core::rules::Rules;
 use tokio::sync::watch;
 use tonic::service::Routes;
 use tracing::{info, warn};
@@ -48,15 +49,14 @@ pub struct Args {
     pub drain_timeout: Duration,
 }
 
-/// Runs a pserver until the job is over, its slot is lost, or it is told to leave. If the job reduces its
-/// number of slots, a pserver beyond them releases its slot and becomes a spare.
+/// Runs a pserver until the job is over, its slot is lost, or it is drained. If the job reduces its number
+/// of slots, a pserver of a removed slot releases it and becomes a spare.
 ///
 /// # Errors
 /// Errors that require user action.
 pub(crate) async fn run(args: Args) -> Result<(), Failure> {
     let (id, common) = (random::uuid(), &args.common);
     let identity = init_logging("pserver", &common.job, id, &common.log)?;
-    common.security.decide(Role::Pserver)?;
     live(args, id, identity, Shutdown::install()?).await
 }
 
@@ -71,8 +71,9 @@ pub async fn live(
     shutdown: Shutdown,
 ) -> Result<(), Failure> {
     let Args { common: args, drain_timeout } = args;
-    let port = steadfast_process::bind(args.listen, "--listen").await?;
-    let admin = Admin::bind(args.admin_listen).await?;
+    let exposure = args.security.exposure(Role::Pserver)?;
+    let port = steadfast_process::bind(args.listen, "--listen", &exposure).await?;
+    let admin = Admin::bind(args.admin_listen, exposure.clone()).await?;
     let admin_address = args.admin_advertised(admin.local_addr())?;
     let readiness = Readiness::new("connecting to etcd");
     let mut registry = Registry::default();
@@ -84,8 +85,9 @@ pub async fn live(
     let keys = args.keys();
     let etcd = Etcd::connect(&args.etcd_options()?).await?;
     let result = Mirror::start(&etcd, Range::Key(keys.result())).await?;
-    let life = PserverProcess {
+    let process = PserverProcess {
         args: &args,
+        tls: exposure.identity(),
         drain_timeout,
         id,
         admin_address,
@@ -101,12 +103,12 @@ pub async fn live(
     let mut port = port;
     loop {
         let bound = port.local_addr().map_err(|error| Failure::io("the gRPC port", &error))?;
-        match life.hold_a_slot(port, bound).await? {
-            Ended::ForGood => break,
+        match process.serve_slot(port, bound).await? {
+            SlotEnd::Final => break,
             // Calls to the old slot fail, and their callers look up its new holder.
-            Ended::Surplus => {
+            SlotEnd::Surplus => {
                 let same = SocketAddr::new(args.listen.ip(), bound.port());
-                port = steadfast_process::bind(same, "--listen").await?;
+                port = steadfast_process::bind(same, "--listen", &exposure).await?;
             }
         }
     }
@@ -116,16 +118,17 @@ pub async fn live(
 
 /// The reason why a pserver no longer holds its slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ended {
-    /// The job is over, or the process was told to leave.
-    ForGood,
-    /// The job has fewer slots now; the pserver becomes a spare.
+enum SlotEnd {
+    /// The job is over, or the process is drained.
+    Final,
+    /// The job has fewer slots now: the pserver becomes a spare.
     Surplus,
 }
 
 /// The state that a process keeps across slots.
 struct PserverProcess<'a> {
     args: &'a CommonArgs,
+    tls: TlsIdentity,
     drain_timeout: Duration,
     id: Uuid,
     admin_address: String,
@@ -142,7 +145,7 @@ struct PserverProcess<'a> {
 
 impl PserverProcess<'_> {
     /// Waits for a slot and serves it until it ends.
-    async fn hold_a_slot(&self, mut port: Port, bound: SocketAddr) -> Result<Ended, Failure> {
+    async fn serve_slot(&self, mut port: Port, bound: SocketAddr) -> Result<SlotEnd, Failure> {
         let (args, etcd, keys, readiness) = (self.args, self.etcd, self.keys, self.readiness);
         // A pserver with `--advertise` must be reached at that address.
         let unix = args.advertise.is_none().then(|| format!("steadfast-{}", self.id));
@@ -156,8 +159,8 @@ impl PserverProcess<'_> {
         let mut joined = tokio::select! {
             biased;
             joined = join(etcd, keys, args, &record, readiness) => joined?,
-            () = self.shutdown.drain() => return Ok(Ended::ForGood),
-            () = over(&self.result) => return Ok(Ended::ForGood),
+            () = self.shutdown.drain() => return Ok(SlotEnd::Final),
+            () = job_over(&self.result) => return Ok(SlotEnd::Final),
             failure = moved(args, &record.address) => return Err(failure),
         };
         self.identity.set_incarnation(joined.engine.incarnation);
@@ -166,19 +169,19 @@ impl PserverProcess<'_> {
         let (_health, health) = health("steadfast.v1.Pserver", readiness).await;
         let routes = Routes::new(health).add_service(joined.service(self.metrics.clone()));
         let stop = tokio_util::sync::CancellationToken::new();
-        let mut serving = port.serve(routes, access, stop.clone());
-        let ending = tokio::select! {
+        let mut serving = port.serve(routes, access, &self.tls, stop.clone());
+        let end = tokio::select! {
             biased;
-            ending = joined.hold(etcd, keys, readiness) => ending,
+            end = joined.hold(etcd, keys, &self.tls, readiness) => end,
             served = &mut serving => {
                 return Err(Failure::internal(format!("the server ended: {served:?}")));
             }
             failure = moved(args, &record.address) => Err(failure),
-            () = over(&self.result) => {
+            () = job_over(&self.result) => {
                 info!("the job is over");
-                Ok(Ended::ForGood)
+                Ok(SlotEnd::Final)
             }
-            () = drained(self.shutdown, etcd, keys, self.drain_timeout) => Ok(Ended::ForGood),
+            () = drained(self.shutdown, etcd, keys, &self.tls, self.drain_timeout) => Ok(SlotEnd::Final),
         };
         self.engine.send_replace(None);
         // Frees the slot for a successor at once; calls in flight are refused by the lease deadline.
@@ -187,7 +190,7 @@ impl PserverProcess<'_> {
         if timeout(DRAIN, serving).await.is_err() {
             warn!("calls in flight aborted");
         }
-        ending
+        end
     }
 }
 
@@ -238,21 +241,21 @@ impl Joined {
         &mut self,
         etcd: &Etcd,
         keys: &Keys,
+        tls: &TlsIdentity,
         readiness: &Readiness,
-    ) -> Result<Ended, Failure> {
+    ) -> Result<SlotEnd, Failure> {
         let desired = Mirror::start(etcd, Range::Key(keys.ps_desired())).await?;
         let generation = Mirror::start(etcd, Range::Key(keys.generation())).await?;
         let peers = Mirror::start(etcd, Range::Prefix(keys.ps_prefix())).await?;
         let (engine, shards) = (self.engine.clone(), self.shards.clone());
-        let following =
-            generations::follow(engine.clone(), etcd.clone(), keys.clone(), shards, generation);
+        let following = generations::follow(engine.clone(), etcd, keys, tls, &shards, generation);
         let (own, record, seen) = (engine.slot, self.record.clone(), peers.subscribe());
         tokio::select! {
             biased;
             () = following => {}
-            () = slot::give_back_others(etcd, keys, own, &record, seen) => {}
-            () = norms::follow(engine, keys.clone(), peers) => {}
-            () = slot::surplus(own, desired.subscribe()) => return Ok(Ended::Surplus),
+            () = slot::release_other_slots(etcd, keys, own, &record, seen) => {}
+            () = norms::follow(engine, keys.clone(), peers, tls.clone()) => {}
+            () = slot::surplus(own, desired.subscribe()) => return Ok(SlotEnd::Surplus),
             failure = self.keep_slot(etcd, keys, readiness) => return Err(failure),
         }
         Err(Failure::internal("the engine's event loop ended"))
@@ -297,7 +300,7 @@ async fn join(
     let rules = Rules::new(&job.spec);
     let shards = ShardStore::new(store, job);
     let (session, (slot, incarnation)) = loop {
-        let session = Session::open_patiently(etcd, args.lease_ttl).await?;
+        let session = Session::open_with_retry(etcd, args.lease_ttl).await?;
         match slot::claim(etcd, &session, keys, record, readiness).await {
             Ok(claimed) => break (session, claimed),
             // A spare has no state to lose.
@@ -310,13 +313,19 @@ async fn join(
     Ok(Joined { session, holder, record, lease_ttl: args.lease_ttl, engine, shards })
 }
 
-/// Completes after a request to leave, once a checkpoint was taken or has failed.
-async fn drained(shutdown: &Shutdown, etcd: &Etcd, keys: &Keys, most: Duration) {
+/// Completes after a request to drain, once the final checkpoint was taken or has failed.
+async fn drained(
+    shutdown: &Shutdown,
+    etcd: &Etcd,
+    keys: &Keys,
+    tls: &TlsIdentity,
+    limit: Duration,
+) {
     shutdown.drain().await;
-    master::save_before_leaving(etcd, keys, most).await;
+    master::take_final_checkpoint(etcd, keys, tls, limit).await;
 }
 
-async fn over(result: &Mirror) {
+async fn job_over(result: &Mirror) {
     let mut changes = result.subscribe();
     let _ = changes.wait_for(|view| !view.entries.is_empty()).await;
 }
@@ -339,7 +348,7 @@ fn show(engine: &Engine) -> serde_json::Value {
         "slot": engine.slot,
         "incarnation": engine.incarnation,
         "generation": published.generation,
-        "slots": published.slots,
+        "slots": published.placement.slots(),
         "checkpoint": published.checkpoint,
         "shard": shard,
     })

@@ -8,6 +8,7 @@ use steadfast_checkpoint::EncodeError;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Slot, Version};
 use steadfast_common::layout::{Layout, ParamSpec};
+use steadfast_common::placement::Placement;
 use steadfast_host::task::yielding;
 use steadfast_host::time::{sleep, timeout};
 use steadfast_proto::status;
@@ -16,11 +17,10 @@ use steadfast_proto::v1::{
     InitReply, InitRequest, NormsReply, NormsRequest, Param, PullReply, PullRequest, PushReply,
     PushRequest, SnapshotReply, SnapshotRequest, Target, snapshot_reply,
 };
-use steadfast_pserver_core::shard::Shard;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::engine::{Engine, Published};
-use crate::event::{EngineError, Event, FirstValues, SnapshotAnswer};
+use crate::event::{EngineError, Event, InitialValues, SnapshotAnswer};
 use crate::metrics::Metrics;
 use crate::shard_file::{ShardError, ShardStore};
 use crate::slot_lease::SlotLease;
@@ -89,11 +89,10 @@ impl Pserver for Service {
         let header = first.header.ok_or_else(|| invalid("the first message has no header"))?;
         let generation = self.check(header.target.as_ref())?;
         let layout = Arc::new(layout(header.params)?);
-        let slots = self.published(generation)?.slots;
-        let mut values: Vec<(u32, Vec<f32>)> = Shard::blocks_of(&layout, self.engine.slot, slots)
-            .into_iter()
-            .map(|(number, _)| (number, Vec::new()))
-            .collect();
+        let placement = Placement::of(&layout, &self.published(generation)?.placement);
+        let numbers = placement.blocks_of(self.engine.slot);
+        let mut values: Vec<(u32, Vec<f32>)> =
+            numbers.iter().map(|number| (*number, Vec::new())).collect();
         let mut blocks = first.blocks;
         loop {
             for block in blocks {
@@ -109,10 +108,10 @@ impl Pserver for Service {
             }
         }
         let values = values.into_iter().map(|(_, values)| values).collect();
-        let first = FirstValues { layout, values };
+        let first = InitialValues { layout, values };
         let attempt = header.attempt;
         self.engine
-            .ask(|reply| Event::Init { generation, attempt, first, reply })
+            .call(|reply| Event::Init { generation, attempt, first, reply })
             .await
             .map_err(|error| refuse(&error))?;
         self.check_lease()?;
@@ -155,7 +154,7 @@ impl Pserver for Service {
         let Some(squares) = &seen.squares else {
             return Ok(Response::new(NormsReply::default()));
         };
-        let (blocks, squares) = squares.of.iter().copied().unzip();
+        let (blocks, squares) = squares.by_block.iter().copied().unzip();
         Ok(Response::new(NormsReply { ready: true, blocks, squares }))
     }
 
@@ -167,7 +166,7 @@ impl Pserver for Service {
         let generation = self.check(request.target.as_ref())?;
         let version = request.version.map(Version);
         let wait = Duration::from_millis(request.wait_ms).min(WAIT_MAX);
-        let answer = self.engine.ask(|reply| Event::Snapshot { generation, version, reply });
+        let answer = self.engine.call(|reply| Event::Snapshot { generation, version, reply });
         let answer = timeout(wait, answer).await;
         self.check_lease()?;
         let answer = match answer {
@@ -184,9 +183,10 @@ impl Pserver for Service {
                 }));
             }
         };
-        let version = snapshot.position.version;
+        let (position, version) = (snapshot.position, snapshot.position.version);
+        let exhausted = snapshot.exhausted.iter().map(|lane| lane.0).collect();
         let checksum =
-            snapshot.counts.iter().fold(0_u64, |sum, it| sum.wrapping_add(it.checksum()));
+            snapshot.applied.iter().fold(0_u64, |sum, it| sum.wrapping_add(it.checksum()));
         let (slot, incarnation) = (self.engine.slot, self.engine.incarnation);
         let (shards, of) = (self.shards.clone(), layout.clone());
         // The snapshot only holds references; training continues meanwhile.
@@ -202,7 +202,7 @@ impl Pserver for Service {
                 ..SnapshotReply::default()
             }));
         }
-        let (shard, position) = saved.map_err(|error| {
+        let shard = saved.map_err(|error| {
             status(ErrorKind::Unavailable, format!("the shard was not saved: {error}"))
         })?;
         self.check_lease()?;
@@ -211,7 +211,8 @@ impl Pserver for Service {
             answer: snapshot_reply::Answer::Saved.into(),
             version: version.0,
             shard: json(&shard),
-            position: json(&position),
+            position: Some(position.into()),
+            exhausted,
             params: layout.params().iter().map(param).collect(),
             diverged: String::new(),
             checksum,

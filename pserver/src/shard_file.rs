@@ -9,13 +9,14 @@ use steadfast_checkpoint::{
     encode_shard, is_in_place,
 };
 use steadfast_common::applied_records::AppliedRecords;
-use steadfast_common::ids::{Incarnation, Lane, Slot};
+use steadfast_common::ids::{Incarnation, Slot};
 use steadfast_common::layout::Layout;
-use steadfast_common::records::{CheckpointRecord, JobRecord, PositionRecord, ShardRecord};
+use steadfast_common::placement::{Placement, PlacementRecord};
+use steadfast_common::records::{CheckpointRecord, JobRecord, ShardRecord};
 use steadfast_host::random;
 use steadfast_host::task::in_place;
+use steadfast_pserver_core::block_store::{ShardSnapshot, SnapshotBlock};
 use steadfast_pserver_core::optimizer::Optimizer;
-use steadfast_pserver_core::shard::{Position, ShardSnapshot, SnapshotBlock};
 use steadfast_store::{Location, PutPayload, StoreError};
 
 #[cfg(test)]
@@ -31,7 +32,7 @@ pub enum ShardError {
     #[error(transparent)]
     CheckpointError(#[from] CheckpointError),
     #[error("the store is unavailable or not mounted: it also lacks the job's dataset manifest")]
-    StoreAway,
+    StoreUnavailable,
 }
 
 impl ShardError {
@@ -40,7 +41,7 @@ impl ShardError {
     /// checkpoint.
     pub fn is_permanent(&self) -> bool {
         match self {
-            Self::Store(_) | Self::StoreAway => false,
+            Self::Store(_) | Self::StoreUnavailable => false,
             Self::Encode(_) => true,
             Self::CheckpointError(error) => error.is_permanent(),
         }
@@ -72,11 +73,10 @@ impl ShardStore {
         slot: Slot,
         incarnation: Incarnation,
         snapshot: ShardSnapshot,
-    ) -> Result<(ShardRecord, PositionRecord), ShardError> {
+    ) -> Result<ShardRecord, ShardError> {
         let object = format!("{}/{}.safetensors", self.job.spec.shards_folder(), random::uuid());
         let place = self.store.child(&object)?;
         let (states, version) = (self.states, snapshot.position.version);
-        let position = position_record(&snapshot);
         let segments = in_place(|| encode(layout, states, snapshot))?;
         let size_bytes = segments.iter().map(|segment| segment.len() as u64).sum();
         // Polls the store first: the hash is computed while it writes.
@@ -84,11 +84,10 @@ impl ShardStore {
         let hashed = async { in_place(|| digest(&segments)) };
         let (written, sha256) = tokio::join!(biased; written, hashed);
         written?;
-        let shard = ShardRecord { slot, incarnation, object, sha256, size_bytes, version };
-        Ok((shard, position))
+        Ok(ShardRecord { slot, incarnation, object, sha256, size_bytes, version })
     }
 
-    /// Loads the blocks of `slot` out of `slots` from a checkpoint of any number of slots.
+    /// Loads the blocks of `slot` under `placement` from a checkpoint of any other placement.
     ///
     /// # Errors
     /// If an object is missing or damaged, or the store refuses the read.
@@ -96,12 +95,12 @@ impl ShardStore {
         &self,
         checkpoint: &CheckpointRecord,
         slot: Slot,
-        slots: u32,
+        placement: &PlacementRecord,
     ) -> Result<(Arc<Layout>, ShardSnapshot), ShardError> {
-        match self.read(checkpoint, slot, slots).await {
+        match self.read(checkpoint, slot, placement).await {
             // A folder that is not mounted lacks every object.
             Err(error) if error.is_permanent() && !is_in_place(&self.store, &self.job).await? => {
-                Err(ShardError::StoreAway)
+                Err(ShardError::StoreUnavailable)
             }
             read => read,
         }
@@ -111,34 +110,35 @@ impl ShardStore {
         &self,
         checkpoint: &CheckpointRecord,
         slot: Slot,
-        slots: u32,
+        placement: &PlacementRecord,
     ) -> Result<(Arc<Layout>, ShardSnapshot), ShardError> {
         let files = Checkpoint::open(&self.store, checkpoint).await?;
         let layout = Arc::clone(files.layout());
-        let wanted = layout.blocks_of(slot, slots);
+        let placement = Placement::of(&layout, placement);
+        let wanted = placement.blocks_of(slot);
         let mut snapshot = ShardSnapshot {
-            position: position(&checkpoint.position),
+            position: checkpoint.position,
             updates: 0,
-            ended: checkpoint.position.exhausted.iter().copied().collect(),
-            counts: Vec::new(),
+            exhausted: checkpoint.exhausted.iter().copied().collect(),
+            applied: Vec::new(),
             blocks: Vec::new(),
         };
         let mut found = BTreeMap::new();
-        let mut most = AppliedRecords::default();
-        for shard in sources(checkpoint, &layout, &wanted) {
+        let mut largest = AppliedRecords::default();
+        for shard in sources(checkpoint, &layout, wanted) {
             // A slot of a small model may have no blocks; it reads all shards.
             if !wanted.is_empty() && found.len() == wanted.len() {
                 break;
             }
             let mut file = files.read(shard, &|it| wanted.binary_search(&it).is_ok()).await?;
             let counts = file.meta().counts.iter();
-            most = counts
+            largest = counts
                 .cloned()
-                .fold(most, |most, it| if most.records() < it.records() { it } else { most });
+                .fold(largest, |known, it| if known.records() < it.records() { it } else { known });
             snapshot.updates = snapshot.updates.max(file.meta().updates);
             snapshot.position.loss = file.meta().loss.or(snapshot.position.loss);
-            for number in &wanted {
-                let Some(block) = self.block(&mut file, *number, &mut snapshot.counts) else {
+            for number in wanted {
+                let Some(block) = self.block(&mut file, *number, &mut snapshot.applied) else {
                     continue;
                 };
                 let damaged = |reason: String| CheckpointError::Damaged {
@@ -150,13 +150,13 @@ impl ShardStore {
                 }
             }
         }
-        for number in &wanted {
+        for number in wanted {
             let missing = || CheckpointError::NotHeld { tensor: files.names().block(*number).1 };
             snapshot.blocks.push(found.remove(number).ok_or_else(missing)?);
         }
         // A slot without blocks must not hold the others back.
-        if snapshot.counts.is_empty() {
-            snapshot.counts.push(most);
+        if snapshot.applied.is_empty() {
+            snapshot.applied.push(largest);
         }
         Ok((layout, snapshot))
     }
@@ -166,10 +166,10 @@ impl ShardStore {
         &self,
         file: &mut ShardFile,
         number: u32,
-        counts: &mut Vec<AppliedRecords>,
+        applied: &mut Vec<AppliedRecords>,
     ) -> Option<Result<SnapshotBlock, String>> {
         let mut read = file.take(number)?;
-        let count = place_of(counts, file.meta().counted(number)?);
+        let applied = index_of(applied, file.meta().counted(number)?);
         let mut state: Vec<Vec<f32>> = Vec::new();
         for name in self.states {
             match read.states.remove(*name) {
@@ -178,54 +178,32 @@ impl ShardStore {
             }
         }
         let (values, state) = (Arc::new(read.values), Arc::new(state));
-        Some(Ok(SnapshotBlock { number, count, values, state }))
+        Some(Ok(SnapshotBlock { number, applied, values, state }))
     }
 }
 
 /// Returns the shards of a checkpoint, beginning with those that hold any of the `wanted` blocks under
-/// the current placement.
+/// the checkpoint's placement.
 fn sources<'a>(
     checkpoint: &'a CheckpointRecord,
     layout: &Layout,
     wanted: &[u32],
 ) -> Vec<&'a ShardRecord> {
-    let placed = layout.place(checkpoint.shards.len() as u32);
+    let placement = Placement::of(layout, &checkpoint.placement);
     let holds = |shard: &ShardRecord| {
-        let numbers = placed.get(shard.slot.0 as usize);
-        numbers.is_some_and(|it| it.iter().any(|it| wanted.binary_search(it).is_ok()))
+        placement.blocks_of(shard.slot).iter().any(|it| wanted.binary_search(it).is_ok())
     };
     let (first, others): (Vec<_>, Vec<_>) = checkpoint.shards.iter().partition(|it| holds(it));
     [first, others].concat()
 }
 
-/// Returns the index of `counted` in `counts`, appending it if it is new.
-fn place_of(counts: &mut Vec<AppliedRecords>, counted: &AppliedRecords) -> usize {
-    if let Some(place) = counts.iter().position(|known| known == counted) {
-        return place;
+/// Returns the index of `records` in `applied`, appending them if they are new.
+fn index_of(applied: &mut Vec<AppliedRecords>, records: &AppliedRecords) -> usize {
+    if let Some(index) = applied.iter().position(|known| known == records) {
+        return index;
     }
-    counts.push(counted.clone());
-    counts.len() - 1
-}
-
-/// Converts the position of a checkpoint to that of a shard.
-fn position(record: &PositionRecord) -> Position {
-    Position {
-        version: record.version,
-        pass: record.pass,
-        pass_start: record.pass_start,
-        examples: record.examples,
-        loss: None,
-    }
-}
-
-fn position_record(snapshot: &ShardSnapshot) -> PositionRecord {
-    PositionRecord {
-        version: snapshot.position.version,
-        pass: snapshot.position.pass,
-        pass_start: snapshot.position.pass_start,
-        examples: snapshot.position.examples,
-        exhausted: snapshot.ended.iter().copied().collect::<Vec<Lane>>(),
-    }
+    applied.push(records.clone());
+    applied.len() - 1
 }
 
 fn encode(
@@ -233,14 +211,14 @@ fn encode(
     states: &[&str],
     snapshot: ShardSnapshot,
 ) -> Result<Vec<Bytes>, EncodeError> {
-    let by_other_count = snapshot.blocks.iter().filter(|block| 0 < block.count);
+    let not_first = snapshot.blocks.iter().filter(|block| 0 < block.applied);
     let meta = ShardMeta {
         updates: snapshot.updates,
         examples: snapshot.position.examples,
         version: snapshot.position.version,
         loss: snapshot.position.loss,
-        counts: snapshot.counts,
-        count_of: by_other_count.map(|block| (block.number, block.count)).collect(),
+        counts: snapshot.applied,
+        count_of: not_first.map(|block| (block.number, block.applied)).collect(),
     };
     let tensors = snapshot.blocks.into_iter().map(|block| BlockTensors {
         number: block.number,

@@ -70,7 +70,7 @@ pub async fn claim(
 
 /// Releases every slot but `own` that is held under this pserver's id, until dropped: a claim that timed
 /// out may reach etcd after another slot was claimed.
-pub async fn give_back_others(
+pub async fn release_other_slots(
     etcd: &Etcd,
     keys: &Keys,
     own: Slot,

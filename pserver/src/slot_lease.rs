@@ -12,7 +12,7 @@ use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Incarnation, Slot};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::{GenerationRecord, PserverRecord};
-use steadfast_coord::{CoordError, Deadline, Etcd, Op, Session, Unchanged, pauses};
+use steadfast_coord::{CoordError, Deadline, Etcd, Op, Session, Unchanged, backoff};
 use steadfast_host::time::sleep;
 use steadfast_process::Failure;
 use tokio::sync::watch;
@@ -77,52 +77,52 @@ impl Claim<'_> {
     /// # Errors
     /// If the slot or the generation has changed meanwhile: the shard is obsolete then.
     pub async fn renew(&self) -> Result<Session, Failure> {
-        let mut pauses = pauses();
-        let mut session = Session::open_patiently(self.etcd, self.lease_ttl).await?;
+        let mut pauses = backoff();
+        let mut session = Session::open_with_retry(self.etcd, self.lease_ttl).await?;
         loop {
             match self.attempt(&session).await {
                 Ok(Some(())) => {
                     info!(slot = %self.slot, "slot reacquired with its shard");
                     return Ok(session);
                 }
-                // Another transaction was first; the next attempt shows which.
+                // A key has changed since it was read; the next attempt reads it again.
                 Ok(None) => {}
-                Err(Refusal::Gone(reason)) => {
+                Err(ClaimError::SlotLost(reason)) => {
                     let slot = self.slot;
                     let message = format!("slot {slot} is lost with its lease: {reason}");
                     session.close(self.etcd).await;
                     return Err(Failure::new(ErrorKind::Unavailable, message));
                 }
-                Err(Refusal::Coord(error)) if error.is_transient() || !session.is_live() => {
+                Err(ClaimError::Coord(error)) if error.is_transient() || !session.is_live() => {
                     warn!(%error, "slot not reacquired yet");
                 }
-                Err(Refusal::Coord(error)) => return Err(error.into()),
+                Err(ClaimError::Coord(error)) => return Err(error.into()),
             }
             sleep(pauses.next().unwrap_or(self.lease_ttl)).await;
             // Keeps a lease that is still live: the last attempt may have claimed the slot although its
             // reply was lost, and the next attempt shows it.
             if !session.is_live() {
-                session = Session::open_patiently(self.etcd, self.lease_ttl).await?;
+                session = Session::open_with_retry(self.etcd, self.lease_ttl).await?;
             }
         }
     }
 
     /// Reads the keys, and claims the slot in one transaction unless they have changed since.
-    async fn attempt(&self, session: &Session) -> Result<Option<()>, Refusal> {
+    async fn attempt(&self, session: &Session) -> Result<Option<()>, ClaimError> {
         let generation = self.etcd.get(&self.keys.generation()).await?;
         let known =
             generation.as_ref().map(|entry| entry.json::<GenerationRecord>()).transpose()?;
         let is_named = known
             .is_none_or(|record| record.slots.get(self.slot.0 as usize) == Some(&self.incarnation));
         if !is_named {
-            return Err(Refusal::Gone("the job began a generation without this pserver"));
+            return Err(ClaimError::SlotLost("the job began a generation without this pserver"));
         }
         let key = self.keys.ps(self.slot);
         let holder = self.etcd.get(&key).await?;
         if let Some(entry) = &holder {
             let record: PserverRecord = entry.json()?;
             if record.id != self.record.id {
-                return Err(Refusal::Gone("another pserver claimed it"));
+                return Err(ClaimError::SlotLost("another pserver claimed it"));
             }
             if entry.lease == session.lease() {
                 return Ok(Some(()));
@@ -148,12 +148,13 @@ impl Claim<'_> {
     }
 }
 
-enum Refusal {
-    Gone(&'static str),
+enum ClaimError {
+    /// The slot or the generation has changed: the shard is obsolete.
+    SlotLost(&'static str),
     Coord(CoordError),
 }
 
-impl From<CoordError> for Refusal {
+impl From<CoordError> for ClaimError {
     fn from(error: CoordError) -> Self {
         Self::Coord(error)
     }

@@ -19,8 +19,9 @@ use steadfast_common::compression::Codec;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Lane, Pass, TaskId, Version};
 use steadfast_common::layout::Block;
+use steadfast_common::position::Position;
 use steadfast_host::time::{Instant, sleep_until};
-use steadfast_host::traces::TRACE;
+use steadfast_net::traces::TRACE;
 use steadfast_proto::tensor::in_chunks;
 use steadfast_proto::v1;
 use steadfast_proto::v1::pserver_server::PserverServer;
@@ -34,7 +35,7 @@ use steadfast_pserver_core::buffer_pool::BufferPool;
 use steadfast_pserver_core::contribution::{
     Contributed, Contribution, LaneEnd, LaneShare, ValidatedBlock, check_records,
 };
-use steadfast_pserver_core::shard::EarlyBlock;
+use steadfast_pserver_core::sync_shard::EarlyBlock;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use tonic::Status;
 use tonic::body::Body;
@@ -42,7 +43,7 @@ use tonic::server::NamedService;
 use tracing::{Instrument, info_span};
 
 use crate::engine::PublishedShard;
-use crate::event::{EngineError, Event, LanesName, Pulled, PushName, WaitMode, Which};
+use crate::event::{EngineError, Event, LanesName, Pulled, PushName, VersionMatch, WaitMode};
 use crate::service::{Service, WAIT_MAX, invalid, refuse};
 
 /// KiB of gradients, or else one push, that may be received at once; more would only occupy memory.
@@ -132,14 +133,14 @@ impl Incoming {
 }
 
 /// Waits until there is memory for a push.
-async fn room<'a>(
+async fn reserve_memory<'a>(
     service: &Service,
     incoming: &'a Semaphore,
 ) -> Result<SemaphorePermit<'a>, Status> {
     let published = service.engine.published().borrow().clone();
     let bytes = published.shard.as_ref().map_or(0, |it| size_bytes(&it.blocks));
     let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).min(INCOMING_KIB);
-    incoming.acquire_many(kib).await.map_err(|_| refuse(&EngineError::Ending))
+    incoming.acquire_many(kib).await.map_err(|_| refuse(&EngineError::ShuttingDown))
 }
 
 async fn push(
@@ -147,7 +148,7 @@ async fn push(
     incoming: &Semaphore,
     mut body: Body,
 ) -> Result<Vec<Bytes>, Status> {
-    let _room = room(service, incoming).await?;
+    let _reserved = reserve_memory(service, incoming).await?;
     let (mut decoder, mut incoming) = (Decoder::<PushHeader>::default(), None);
     while let Some(bytes) = next(&mut body).await? {
         decoder.feed(bytes, |header, block, data| {
@@ -160,7 +161,7 @@ async fn push(
         // The last blocks are sent with the end of the push.
         let part = incoming.as_mut().filter(|_| !body.is_end_stream()).and_then(Incoming::part);
         if let Some(part) = part {
-            service.engine.tell(part).await;
+            service.engine.send(part).await;
         }
     }
     let header = decoder.end()?;
@@ -180,7 +181,7 @@ async fn push(
     let apply = info_span!(target: TRACE, "apply");
     let pushed = service
         .engine
-        .ask(|reply| Event::Push { generation, name, contribution, reply })
+        .call(|reply| Event::Push { generation, name, contribution, reply })
         .instrument(apply)
         .await
         .map_err(|error| refuse(&error))?;
@@ -202,29 +203,31 @@ async fn pull(
     let generation = service.check(request.target.as_ref())?;
     let wait = Duration::from_millis(request.wait_ms).min(WAIT_MAX);
     let (version, which) = match request.exact {
-        true => (Version(request.version), Which::Exactly),
-        false => (Version(request.version), Which::AtLeast),
+        true => (Version(request.version), VersionMatch::Exactly),
+        false => (Version(request.version), VersionMatch::AtLeast),
     };
-    let (early, came) = mpsc::unbounded_channel();
-    let ask = |wait_mode| {
+    let (early, early_blocks) = mpsc::unbounded_channel();
+    let call = |wait_mode| {
         let (engine, early) = (service.engine.clone(), early.clone());
         async move {
-            let asked = engine.ask(move |reply| Event::Pull {
-                generation,
-                version,
-                which,
-                wait_mode,
-                early,
-                reply,
-            });
-            asked.await
+            engine
+                .call(move |reply| Event::Pull {
+                    generation,
+                    version,
+                    which,
+                    wait_mode,
+                    early,
+                    reply,
+                })
+                .await
         }
         .boxed()
     };
-    let (outcome, at_once) = (Some(ask(WaitMode::UntilReady)), Some(ask(WaitMode::Immediate)));
+    let (outcome, at_once) = (Some(call(WaitMode::UntilReady)), Some(call(WaitMode::Immediate)));
     let until = Instant::now() + wait;
     let (sent, segments) = (BTreeSet::new(), VecDeque::new());
-    let answer = PullStream { service, wait, until, came, outcome, at_once, sent, segments };
+    let answer =
+        PullStream { service, wait, until, early_blocks, outcome, at_once, sent, segments };
     let mut rest = Box::pin(stream::try_unfold(answer, PullStream::next));
     let first = rest.try_next().await?;
     Ok(stream::iter(first.map(Ok)).chain(rest))
@@ -236,7 +239,7 @@ type Outcome = BoxFuture<'static, Result<Pulled, EngineError>>;
 /// The streamed answer to a pull.
 struct PullStream {
     service: Arc<Service>,
-    came: mpsc::UnboundedReceiver<EarlyBlock>,
+    early_blocks: mpsc::UnboundedReceiver<EarlyBlock>,
     /// Longest time without progress, and when it ends.
     wait: Duration,
     until: Instant,
@@ -262,7 +265,7 @@ impl PullStream {
             let mut segments = Vec::new();
             tokio::select! {
                 biased;
-                Some((block, values)) = self.came.recv() => {
+                Some((block, values)) = self.early_blocks.recv() => {
                     let data = shared_bytes(values);
                     encode(None::<&PullHeader>, &[BlockData { block, data }], &mut segments);
                     self.sent.insert(block);
@@ -287,20 +290,14 @@ impl PullStream {
     fn end(&self, pulled: Pulled, segments: &mut Vec<Bytes>) {
         let parameters = match pulled {
             Pulled::Parameters(parameters) => parameters,
-            Pulled::NotThere { present } => {
-                let version = present.0;
-                let header = PullHeader { ready: false, version, ..PullHeader::default() };
+            Pulled::OtherVersion { present } => {
+                let position = Position { version: present, ..Position::default() };
+                let header = PullHeader { ready: false, position: Some(position.into()) };
                 return encode(Some(&header), &[], segments);
             }
         };
-        let mut header = Some(PullHeader {
-            ready: true,
-            version: parameters.position.version.0,
-            pass: parameters.position.pass.0,
-            pass_start: parameters.position.pass_start.0,
-            examples: parameters.position.examples,
-            loss: parameters.position.loss,
-        });
+        let mut header =
+            Some(PullHeader { ready: true, position: Some(parameters.position.into()) });
         let blocks = parameters.blocks.iter().zip(&parameters.values);
         let blocks = blocks.filter(|((block, _), _)| !self.sent.contains(block));
         let blocks = blocks.map(|((block, _), values)| BlockData {
@@ -346,11 +343,11 @@ fn push_name(header: &PushHeader) -> Result<PushName, Status> {
 
 /// Collects the blocks of one contribution as they arrive.
 struct PushAssembler {
-    memory: BufferPool,
+    buffers: BufferPool,
     codec: Codec,
     wanted: Arc<Vec<(u32, Block)>>,
     /// Whether each block was received.
-    came: Vec<bool>,
+    received: Vec<bool>,
     /// Blocks not passed on yet.
     blocks: Vec<ValidatedBlock>,
     size_bytes: usize,
@@ -358,19 +355,19 @@ struct PushAssembler {
 
 impl PushAssembler {
     fn new(shard: &PublishedShard) -> Self {
-        let (wanted, memory, codec) = (shard.blocks.clone(), shard.memory.clone(), shard.codec);
-        let came = vec![false; wanted.len()];
-        Self { memory, codec, wanted, came, blocks: Vec::new(), size_bytes: 0 }
+        let (wanted, buffers, codec) = (shard.blocks.clone(), shard.buffers.clone(), shard.codec);
+        let received = vec![false; wanted.len()];
+        Self { buffers, codec, wanted, received, blocks: Vec::new(), size_bytes: 0 }
     }
 
     fn take(&mut self, number: u32, data: ByteSegments) -> Result<(), Status> {
         let place = self.wanted.binary_search_by_key(&number, |(number, _)| *number);
         let place =
             place.map_err(|_| invalid(format!("block {number} does not belong to this slot")))?;
-        if std::mem::replace(&mut self.came[place], true) {
+        if std::mem::replace(&mut self.received[place], true) {
             return Err(invalid(format!("block {number} was sent twice")));
         }
-        let memory = self.memory.lend(self.wanted[place].1.len);
+        let memory = self.buffers.lend(self.wanted[place].1.len);
         let values = ValidatedBlock::decode(self.codec, number, &data, memory);
         self.blocks.push(values.map_err(|refusal| refuse(&refusal.into()))?);
         self.size_bytes += data.len();
@@ -379,7 +376,7 @@ impl PushAssembler {
 
     /// Returns the blocks not passed on yet, if all blocks were received, or none.
     fn finish(self) -> Result<(Vec<ValidatedBlock>, usize), Status> {
-        let (found, wanted) = (self.came.iter().filter(|it| **it).count(), self.came.len());
+        let (found, wanted) = (self.received.iter().filter(|it| **it).count(), self.received.len());
         if found != 0 && found != wanted {
             let message = format!("received {found} of {wanted} blocks");
             return Err(status(ErrorKind::Invalid, message));

@@ -33,19 +33,19 @@ pub struct Reference {
 
 /// Observations of one run.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct Observed {
     pub blocks: BTreeMap<(u64, u32), u64>,
     /// Violated invariants.
     pub broken: Vec<String>,
     /// Number of checked pull replies.
     pub pulls: u64,
     /// The last observed progress of the job, and when it was first observed.
-    stands: Option<(Standing, Duration)>,
+    stands: Option<(ProgressMark, Duration)>,
 }
 
 /// State that changes when a job makes progress.
 #[derive(Clone, Debug, PartialEq)]
-struct Standing {
+struct ProgressMark {
     state: JobState,
     epoch: i64,
     generation: Generation,
@@ -68,29 +68,29 @@ pub fn observer(
     reference: Option<Arc<Reference>>,
     etcd: &EtcdServer,
     world: &World,
-    seen: Arc<Mutex<Seen>>,
+    observed: Arc<Mutex<Observed>>,
 ) -> Observer {
     let (job, etcd, world) = (job.clone(), etcd.clone(), world.clone());
     let keys = Keys::of_job(&job.spec.name);
     Box::new(move |path, request, response| {
-        let mut seen = seen.lock().expect("one thread");
+        let mut observed = observed.lock().expect("one thread");
         // An error reply has no message.
         let is_error = response.iter().all(|frame| !frame.is_data());
         let target = if is_error { None } else { target(path, request) };
         if let Some(target) = target {
-            seen.broken.extend(is_not_its_own(&etcd, &keys, target));
+            observed.broken.extend(is_not_its_own(&etcd, &keys, target));
         }
         match path {
             "/steadfast.v1.Pserver/Pull" => {
                 let messages: Vec<PullReply> = messages(response);
-                seen.pulls += 1;
-                seen.pull(&job, reference.as_deref(), &messages);
+                observed.pulls += 1;
+                observed.pull(&job, reference.as_deref(), &messages);
             }
             "/steadfast.v1.Master/Advance" => {
                 for AdvanceReply { go, ahead } in messages(response) {
                     let bound = job.spec.asynchronous.max_staleness.map_or(u64::MAX, u64::from);
                     if go && bound < ahead {
-                        seen.broken.push(format!(
+                        observed.broken.push(format!(
                             "I8: a trainer was admitted {ahead} pushes ahead; the bound is {bound}"
                         ));
                     }
@@ -99,7 +99,7 @@ pub fn observer(
             "/steadfast.v1.Master/Status" => {
                 for StatusReply { json } in messages(response) {
                     if let Ok(status) = serde_json::from_slice::<JobStatus>(&json) {
-                        seen.stand(&status, world.now());
+                        observed.stand(&status, world.now());
                     }
                 }
             }
@@ -149,10 +149,10 @@ fn messages<M: Message + Default>(frames: &[Frame<Bytes>]) -> Vec<M> {
     found
 }
 
-impl Seen {
+impl Observed {
     /// I12: a job without progress names what it is waiting for.
     fn stand(&mut self, status: &JobStatus, now: Duration) {
-        let standing = Standing {
+        let standing = ProgressMark {
             state: status.state,
             epoch: status.master.epoch,
             generation: status.generation,
@@ -180,10 +180,11 @@ impl Seen {
         if !header.ready {
             return;
         }
+        let version = header.position.as_ref().map_or(0, |it| it.version);
         for block in messages.iter().flat_map(|message| &message.blocks) {
             match job.spec.mode {
                 Mode::Sync => {
-                    let key = (header.version, block.block);
+                    let key = (version, block.block);
                     let mut hasher = DefaultHasher::new();
                     block.data.hash(&mut hasher);
                     let hash = hasher.finish();
@@ -194,7 +195,7 @@ impl Seen {
                     if known.map_or(reference.is_some(), |known| known != hash) {
                         self.broken.push(format!(
                             "I7: block {} at version {} differs from the undisturbed run",
-                            block.block, header.version
+                            block.block, version
                         ));
                     }
                 }
@@ -203,7 +204,7 @@ impl Seen {
                     let values: Vec<f32> = floats
                         .map(|it| f32::from_le_bytes(it.try_into().expect("four bytes")))
                         .collect();
-                    self.broken.extend(miscounted(job, &values));
+                    self.broken.extend(count_mismatch(job, &values));
                 }
                 Mode::Async => {}
             }
@@ -212,7 +213,7 @@ impl Seen {
 }
 
 /// Returns an error if the count of a record exceeds the number of passes or is not an integer.
-fn miscounted(job: &Job, values: &[f32]) -> Option<String> {
+fn count_mismatch(job: &Job, values: &[f32]) -> Option<String> {
     let passes = job.spec.passes.unwrap_or(1);
     values.iter().enumerate().find_map(|(record, value)| {
         let count = -value / job.one;
@@ -224,7 +225,7 @@ fn miscounted(job: &Job, values: &[f32]) -> Option<String> {
 
 /// Checks that each record was applied once per pass in the final parameters, except for passes in which
 /// its task was given up. `due` has the minimum and the maximum for each record.
-pub fn miscounted_at_the_end(job: &Job, due: &[(u32, u32)], values: &[f32]) -> Option<String> {
+pub fn final_count_mismatch(job: &Job, due: &[(u32, u32)], values: &[f32]) -> Option<String> {
     values.iter().zip(due).enumerate().find_map(|(record, (value, (least, most)))| {
         let count = -value / job.one;
         let is_due = *least as f32 <= count && count <= *most as f32;

@@ -7,7 +7,6 @@ use std::time::Duration;
 use futures::FutureExt;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
-use steadfast_host::Host;
 use steadfast_master::JobRequest;
 use steadfast_process::{
     CommonArgs, EtcdArgs, EtcdAuthArgs, Failure, LogArgs, LogFormat, LogIdentity, SecurityArgs,
@@ -15,7 +14,7 @@ use steadfast_process::{
 };
 
 use crate::etcd::EtcdServer;
-use crate::host::{Addresses, Simulated};
+use crate::host::{Addresses, Simulated, enter};
 use crate::job::{Job, STORE, registry};
 use crate::net::{Machine, Net};
 use crate::world::{Clock, ProcessId, World};
@@ -95,14 +94,14 @@ struct Shared {
 }
 
 struct State {
-    members: BTreeMap<Member, Seat>,
+    members: BTreeMap<Member, MemberState>,
     /// Exits that no injected fault explains.
     strange: Vec<String>,
     /// Whether processes are restarted after they exit.
     is_watched: bool,
 }
 
-struct Seat {
+struct MemberState {
     /// The running process, if any.
     process: Option<(ProcessId, Shutdown)>,
     lives: u16,
@@ -163,7 +162,7 @@ impl Cluster {
 
     /// Returns whether no process of the job runs.
     pub fn is_empty(&self) -> bool {
-        self.state().members.values().all(|seat| seat.process.is_none())
+        self.state().members.values().all(|member_state| member_state.process.is_none())
     }
 
     /// Starts a member on its machine, unless it is running.
@@ -174,29 +173,29 @@ impl Cluster {
             rate: 1.0 + drift * (2.0 * rng.share() - 1.0),
         });
         let mut state = self.state();
-        let seat = state.members.entry(member).or_insert(Seat {
+        let member_state = state.members.entry(member).or_insert(MemberState {
             process: None,
             lives: 0,
             clock,
             is_wanted: true,
             is_leaving: false,
         });
-        seat.is_wanted = true;
-        if seat.process.is_some() {
+        member_state.is_wanted = true;
+        if member_state.process.is_some() {
             return;
         }
-        let (life, clock) = (seat.lives, seat.clock);
-        seat.lives += 1;
+        let (life, clock) = (member_state.lives, member_state.clock);
+        member_state.lives += 1;
         let process = world.begin(format!("{member}.{life}"), clock);
         let shutdown = Shutdown::manual();
-        seat.process = Some((process, shutdown.clone()));
+        member_state.process = Some((process, shutdown.clone()));
         drop(state);
         self.0.net.place(process, member.machine());
         let addresses = self.0.shape.addresses;
         let host = Simulated::new(world, &self.0.net, process, member.machine(), addresses, life);
-        let host: Arc<dyn Host> = Arc::new(host);
+        let host = Arc::new(host);
         world.settle(process, host.clone());
-        let life = steadfast_host::enter(host, || self.program(member, shutdown));
+        let life = enter(&host, || self.program(member, shutdown));
         let cluster = self.clone();
         let task = async move {
             let ending = life.await;
@@ -273,7 +272,7 @@ impl Cluster {
             return;
         }
         self.0.world.kill(process);
-        self.0.net.bury(process, false);
+        self.0.net.remove_process(process, false);
         tracing::info!(member = %member, ending = ?ending, "process ended");
         let mut state = self.state();
         // A job that gives up tasks may give up all of them; its processes then fail.
@@ -284,12 +283,12 @@ impl Cluster {
         {
             state.strange.push(format!("{member} ended with {failure:?}"));
         }
-        let Some(seat) = state.members.get_mut(&member) else { return };
-        seat.process = None;
-        // A process that ended without an error is finished, unless SIGTERM asked it to leave.
-        let comes_back = std::mem::take(&mut seat.is_leaving);
+        let Some(member_state) = state.members.get_mut(&member) else { return };
+        member_state.process = None;
+        // A process that ended without an error is finished, unless a SIGTERM ended it.
+        let comes_back = std::mem::take(&mut member_state.is_leaving);
         if ending.is_ok() && !comes_back {
-            seat.is_wanted = false;
+            member_state.is_wanted = false;
         }
         drop(state);
         self.start_again(member);
@@ -316,11 +315,11 @@ impl Cluster {
     pub fn kill(&self, member: Member, silent: bool) {
         let process = {
             let mut state = self.state();
-            state.members.get_mut(&member).and_then(|seat| seat.process.take())
+            state.members.get_mut(&member).and_then(|member_state| member_state.process.take())
         };
         if let Some((process, _)) = process {
             self.0.world.kill(process);
-            self.0.net.bury(process, silent);
+            self.0.net.remove_process(process, silent);
             self.start_again(member);
         }
     }
@@ -340,13 +339,13 @@ impl Cluster {
     }
 
     /// Asks a member to leave, as SIGTERM does; with `for_good` it is not restarted.
-    pub fn ask_to_leave(&self, member: Member, for_good: bool) {
+    pub fn terminate(&self, member: Member, for_good: bool) {
         let process = {
             let mut state = self.state();
-            let Some(seat) = state.members.get_mut(&member) else { return };
-            seat.is_wanted &= !for_good;
-            seat.is_leaving = !for_good;
-            seat.process.clone()
+            let Some(member_state) = state.members.get_mut(&member) else { return };
+            member_state.is_wanted &= !for_good;
+            member_state.is_leaving = !for_good;
+            member_state.process.clone()
         };
         if let Some((process, shutdown)) = process {
             self.0.world.after(Duration::ZERO, move |world| {

@@ -8,10 +8,9 @@ use std::time::Duration;
 use futures::FutureExt;
 use steadfast_audit::history::{Change, Revision};
 use steadfast_etcd::Simulated as Server;
-use steadfast_host::Host;
 
 use crate::cluster::ETCD;
-use crate::host::{Addresses, Simulated};
+use crate::host::{Addresses, Simulated, enter};
 use crate::net::Net;
 use crate::world::{Clock, ProcessId, World};
 
@@ -83,11 +82,10 @@ impl EtcdServer {
             (world.begin(format!("etcd.{}", state.lives - 1), Clock::right()), state.lives)
         };
         net.place(process, ETCD);
-        let host: Arc<dyn Host> =
-            Arc::new(Simulated::new(world, net, process, ETCD, Addresses::ManyHosts, life));
+        let host = Arc::new(Simulated::new(world, net, process, ETCD, Addresses::ManyHosts, life));
         world.settle(process, host.clone());
         let log = self.state().log.clone();
-        let server = steadfast_host::enter(host, || Server::start(&log, self.0.address));
+        let server = enter(&host, || Server::start(&log, self.0.address));
         let server = Arc::new(server.expect("the server reads its own log"));
         net.listen(process, self.0.address);
         net.serve(self.0.address, server.routes());
@@ -123,7 +121,7 @@ impl EtcdServer {
         let running = self.state().running.take();
         if let Some((process, _)) = running {
             self.0.world.kill(process);
-            self.0.net.bury(process, false);
+            self.0.net.remove_process(process, false);
         }
     }
 

@@ -63,7 +63,7 @@ pub enum Fault {
     Slow(End, End, Duration, Duration),
     /// Replies of the second to the first are delayed, and soon after the link is cut; delay and
     /// duration.
-    Choke(End, End, Duration, Duration),
+    Congest(End, End, Duration, Duration),
     /// All connections between the two ends break.
     Break(End, End),
     /// All processes of the job are killed at once.
@@ -105,8 +105,8 @@ impl fmt::Display for Fault {
             Self::Slow(from, to, late, time) => {
                 write!(f, "delay {from} to {to} by {late:.1?} for {time:.1?}")
             }
-            Self::Choke(from, to, late, time) => {
-                write!(f, "choke {from} to {to}: delay {late:.1?}, then cut, for {time:.1?}")
+            Self::Congest(from, to, late, time) => {
+                write!(f, "congest {from} to {to}: delay {late:.1?}, then cut, for {time:.1?}")
             }
             Self::Break(one, other) => write!(f, "break connections between {one} and {other}"),
             Self::KillAll => f.write_str("kill all processes"),
@@ -154,8 +154,8 @@ impl Scene {
                     }
                 });
             }
-            Fault::Leave(member) => cluster.ask_to_leave(*member, false),
-            Fault::Remove(member) => cluster.ask_to_leave(*member, true),
+            Fault::Leave(member) => cluster.terminate(*member, false),
+            Fault::Remove(member) => cluster.terminate(*member, true),
             Fault::Add(member) => cluster.start(*member),
             Fault::Cut(one, other, time) => {
                 self.block(one.machine(), other.machine(), *time);
@@ -167,7 +167,7 @@ impl Scene {
                 self.net.slow(from, to, *late);
                 self.world.after(*time, move |_| net.slow(from, to, Duration::ZERO));
             }
-            Fault::Choke(from, to, late, time) => self.choke(*from, *to, *late, *time),
+            Fault::Congest(from, to, late, time) => self.congest(*from, *to, *late, *time),
             Fault::Break(one, other) => self.net.break_between(one.machine(), other.machine()),
             Fault::KillAll => {
                 cluster.members().into_iter().for_each(|member| cluster.kill(member, false));
@@ -223,7 +223,7 @@ impl Scene {
     }
 
     /// Requests the status from the acting master; the observer checks the reply in transit.
-    pub fn look_at_status(&self) {
+    pub fn poll_status(&self) {
         self.ask(|mut master| async move {
             let _ = master.status(StatusRequest {}).await;
         });
@@ -268,7 +268,7 @@ impl Scene {
         self.world.after(time, move |_| net.set_network_model(network_model));
     }
 
-    fn choke(&self, from: End, to: End, late: Duration, time: Duration) {
+    fn congest(&self, from: End, to: End, late: Duration, time: Duration) {
         self.strike(&Fault::Slow(to, from, late, time));
         let soon = self.world.roll(|rng| rng.time(late, late * 4));
         let scene = self.clone();

@@ -1,13 +1,13 @@
-//! The host interface of a simulated process: time, tasks, random numbers, ports and connections.
+//! The host and the network of a simulated process.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use steadfast_host::net::{Probe, SimulatedChannel};
 use steadfast_host::{Abort, Host};
+use steadfast_net::{Network, Probe, SimulatedChannel};
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
@@ -26,7 +26,7 @@ pub enum Addresses {
     ManyHosts,
 }
 
-/// The host interface of a simulated process.
+/// The host and the network of a simulated process.
 pub struct Simulated {
     world: World,
     net: Net,
@@ -35,6 +35,11 @@ pub struct Simulated {
     addresses: Addresses,
     /// The next free port; the mutex guards only this number.
     next_port: Mutex<u16>,
+}
+
+/// Runs `work` as code of a simulated process.
+pub fn enter<T>(host: &Arc<Simulated>, work: impl FnOnce() -> T) -> T {
+    steadfast_host::enter(host.clone(), || steadfast_net::enter(host.clone(), work))
 }
 
 impl Simulated {
@@ -89,7 +94,9 @@ impl Host for Simulated {
     fn random(&self) -> u64 {
         self.world.roll(|rng| rng.bits())
     }
+}
 
+impl Network for Simulated {
     fn listen(&self) -> SocketAddr {
         let mut next = self.next_port.lock().expect("no holder panics");
         let address = Self::address(self.addresses, self.machine, *next);

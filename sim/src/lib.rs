@@ -35,4 +35,4 @@ pub use plan::Plan;
 pub use run::{Outcome, run};
 pub use shrink::{Smaller, shrink};
 pub use steadfast_common::spec::Mode;
-pub use trace::tell;
+pub use trace::print_to_stdout;

@@ -86,7 +86,7 @@ struct Totals {
 fn main() -> ExitCode {
     let args = Args::parse();
     if let Some(filter) = &args.trace {
-        steadfast_sim::tell(filter);
+        steadfast_sim::print_to_stdout(filter);
     }
     if let Some(stride) = args.explore {
         return explore(&args, stride);

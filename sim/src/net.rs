@@ -6,7 +6,7 @@
 //! request may be executed although its reply is lost.
 
 mod call;
-mod visit;
+mod held_connection;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use tonic::service::Routes;
 
 use call::Call;
 pub use call::Channel;
-use visit::Visit;
+use held_connection::HeldConnection;
 
 use crate::network_model::{CallOutcome, NetworkModel};
 use crate::world::{ProcessId, World};
@@ -59,7 +59,7 @@ struct State {
     /// Extra delay of messages from the first to the second machine.
     slow: BTreeMap<(Machine, Machine), Duration>,
     calls: BTreeMap<u64, Weak<Call>>,
-    visits: Vec<Weak<Visit>>,
+    held_connections: Vec<Weak<HeldConnection>>,
     made: u64,
     /// Fixed outcomes of calls, by number; they override the network model.
     outcomes: BTreeMap<u64, CallOutcome>,
@@ -83,7 +83,7 @@ impl Net {
             blocked: BTreeSet::new(),
             slow: BTreeMap::new(),
             calls: BTreeMap::new(),
-            visits: Vec::new(),
+            held_connections: Vec::new(),
             made: 0,
             outcomes: BTreeMap::new(),
         };
@@ -151,8 +151,8 @@ impl Net {
 
     /// Removes the ports and the connections of a process that ended. With `silent`, its peers are not
     /// notified, as after a power failure.
-    pub fn bury(&self, process: ProcessId, silent: bool) {
-        let (ports, calls, visits) = {
+    pub fn remove_process(&self, process: ProcessId, silent: bool) {
+        let (ports, calls, held_connections) = {
             let mut state = self.state();
             let of_it: Vec<SocketAddr> = state
                 .ports
@@ -162,8 +162,9 @@ impl Net {
                 .collect();
             let ports: Vec<_> = of_it.iter().map(|it| state.ports.remove(it)).collect();
             let calls: Vec<_> = state.calls.values().filter_map(Weak::upgrade).collect();
-            let visits: Vec<_> = state.visits.iter().filter_map(Weak::upgrade).collect();
-            (ports, calls, visits)
+            let held_connections: Vec<_> =
+                state.held_connections.iter().filter_map(Weak::upgrade).collect();
+            (ports, calls, held_connections)
         };
         drop(ports);
         for call in calls {
@@ -179,10 +180,10 @@ impl Net {
                 self.leave(&call);
             }
         }
-        for visit in visits.into_iter().filter(|it| it.at.0 == process && !silent) {
-            let (at, visitor) = (visit.at.1, visit.visitor);
-            let close = move || visit.close();
-            self.carry(at, visitor, Some(Duration::from_secs(3600)), close.clone(), close);
+        for connection in held_connections.into_iter().filter(|it| it.at.0 == process && !silent) {
+            let (at, client) = (connection.at.1, connection.client);
+            let close = move || connection.close();
+            self.carry(at, client, Some(Duration::from_secs(3600)), close.clone(), close);
         }
     }
 

@@ -43,16 +43,16 @@ impl Pipe {
     }
 }
 
-/// The reader's end; `gone` is dropped with it.
+/// The reader's end; `on_drop` is dropped with it.
 pub struct PipeBody<G> {
     pipe: Arc<Pipe>,
-    _gone: G,
+    _on_drop: G,
 }
 
 impl<G> PipeBody<G> {
     /// Creates a body that reads from `pipe`.
-    pub fn new(pipe: Arc<Pipe>, gone: G) -> Self {
-        Self { pipe, _gone: gone }
+    pub fn new(pipe: Arc<Pipe>, on_drop: G) -> Self {
+        Self { pipe, _on_drop: on_drop }
     }
 }
 

@@ -148,7 +148,7 @@ enum Kind {
     Cut,
     OneWay,
     Slow,
-    Choke,
+    Congest,
     Break,
     KillAll,
     EtcdKill,
@@ -171,7 +171,7 @@ const KINDS: [Kind; 20] = [
     Kind::Cut,
     Kind::OneWay,
     Kind::Slow,
-    Kind::Choke,
+    Kind::Congest,
     Kind::Break,
     Kind::KillAll,
     Kind::EtcdKill,
@@ -255,17 +255,17 @@ impl Mix {
             Kind::Power => Fault::Power(member),
             Kind::Stop => Fault::Stop(member, time),
             Kind::Leave => Fault::Leave(member),
-            Kind::Come => self.coming_or_going(rng),
+            Kind::Come => self.join_or_leave(rng),
             Kind::Cut => Fault::Cut(one, other, time),
             Kind::OneWay => Fault::OneWay(one, other, time),
             Kind::Slow => {
                 let late = rng.time(Duration::from_millis(50), Duration::from_secs(3));
                 Fault::Slow(one, other, late, time)
             }
-            Kind::Choke => {
+            Kind::Congest => {
                 let late = rng.time(Duration::from_millis(100), Duration::from_secs(2));
                 let time = self.longest.max(time * 2);
-                Fault::Choke(End::Member(member), End::Etcd, late, time)
+                Fault::Congest(End::Member(member), End::Etcd, late, time)
             }
             Kind::Break => Fault::Break(one, other),
             Kind::KillAll => Fault::KillAll,
@@ -282,7 +282,7 @@ impl Mix {
         }
     }
 
-    fn coming_or_going(&self, rng: &mut Rng) -> Fault {
+    fn join_or_leave(&self, rng: &mut Rng) -> Fault {
         let number = rng.between(1, u64::from(self.trainers) + 2) as u16;
         let trainer = Member { role: Role::Trainer, number };
         match number < self.trainers && rng.happens(0.6) {

@@ -15,7 +15,7 @@ use steadfast_common::ids::TaskId;
 use steadfast_common::records::{JobOutcome, ResultRecord};
 use steadfast_common::spec::Mode;
 
-use crate::checks::{Reference, Seen, miscounted_at_the_end, observer};
+use crate::checks::{Observed, Reference, final_count_mismatch, observer};
 use crate::cluster::{Cluster, Member, PERSON, Role};
 use crate::etcd::EtcdServer;
 use crate::explore::Moment;
@@ -34,7 +34,7 @@ const TIMEOUT: Duration = Duration::from_secs(240);
 const ENDING: Duration = Duration::from_secs(60);
 
 /// Interval of status requests.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+const CHECK_EVERY: Duration = Duration::from_secs(5);
 
 /// Number of turns after which a run counts as a livelock.
 const TURNS_MAX: u64 = 4_000_000;
@@ -98,7 +98,7 @@ pub fn run(plan: &Plan) -> Outcome {
         Mode::Async => None,
     };
     // A panic in a program counts as a failure.
-    let ran = catch_unwind(AssertUnwindSafe(|| Run::new(plan, reference).carry_out().0));
+    let ran = catch_unwind(AssertUnwindSafe(|| Run::new(plan, reference).execute().0));
     ran.unwrap_or_else(|_| Outcome { broken: vec!["panic".to_owned()], ..Outcome::default() })
 }
 
@@ -106,7 +106,7 @@ fn reference(job: &Job) -> Result<Arc<Reference>, String> {
     if let Some(known) = REFERENCES.with_borrow(|all| all.get(&job.number).cloned()) {
         return Ok(known);
     }
-    let (outcome, reference) = Run::new(&Plan::undisturbed(job), None).carry_out();
+    let (outcome, reference) = Run::new(&Plan::undisturbed(job), None).execute();
     if let Some(broken) = outcome.broken.first() {
         return Err(format!("the undisturbed run of job {}: {broken}", job.number));
     }
@@ -119,7 +119,7 @@ struct Run<'a> {
     plan: &'a Plan,
     reference: Option<Arc<Reference>>,
     scene: Scene,
-    seen: Arc<Mutex<Seen>>,
+    observed: Arc<Mutex<Observed>>,
     manifest: Manifest,
     result: Option<ResultRecord>,
 }
@@ -135,16 +135,16 @@ impl<'a> Run<'a> {
         }
         let etcd = EtcdServer::new(&world, &net, shape.addresses, shape.sync);
         let cluster = Cluster::new(&world, &net, &etcd, job, shape);
-        let seen = Arc::<Mutex<Seen>>::default();
+        let observed = Arc::<Mutex<Observed>>::default();
         world.deviation(plan.deviations.choices.clone());
         net.decide(plan.deviations.calls.clone());
-        net.observe(observer(job, reference.clone(), &etcd, &world, seen.clone()));
+        net.observe(observer(job, reference.clone(), &etcd, &world, observed.clone()));
         let (network_model, store_model) = (plan.network_model.clone(), plan.store_model.clone());
         let scene = Scene { world, net, store, etcd, cluster, network_model, store_model };
-        Self { plan, reference, scene, seen, manifest: Manifest::default(), result: None }
+        Self { plan, reference, scene, observed, manifest: Manifest::default(), result: None }
     }
 
-    fn carry_out(mut self) -> (Outcome, Reference) {
+    fn execute(mut self) -> (Outcome, Reference) {
         let mounted = steadfast_store::mount(STORE, Arc::new(self.scene.store.clone()));
         let _mounted = mounted.expect("the URL is valid");
         let mut broken = Vec::new();
@@ -156,7 +156,7 @@ impl<'a> Run<'a> {
             let keys = self.scene.cluster.keys();
             let spec = &self.plan.job.spec;
             let history = HistoryJob { keys: &keys, spec, manifest: &manifest };
-            let mut watch = Watch::new(&history, self.seen.clone());
+            let mut watch = Watch::new(&history, self.observed.clone());
             self.begin();
             broken.extend(self.go_on(&mut watch));
             self.result = watch.result.take();
@@ -173,11 +173,11 @@ impl<'a> Run<'a> {
         (outcome.calls, outcome.choices) = (self.scene.net.calls(), world.choices());
         world.end();
         self.scene.net.end();
-        let seen = std::mem::take(&mut *self.seen.lock().expect("one thread"));
-        outcome.pulls = seen.pulls;
+        let observed = std::mem::take(&mut *self.observed.lock().expect("one thread"));
+        outcome.pulls = observed.pulls;
         outcome.broken = broken;
         let reference = Reference {
-            blocks: seen.blocks,
+            blocks: observed.blocks,
             parameters_sha256: self
                 .result
                 .as_ref()
@@ -270,7 +270,7 @@ impl<'a> Run<'a> {
         let mut limit = world.now() + last + self.plan.shape.lease_ttl * 2 + TIMEOUT;
         let mut strikes = self.plan.deviations.strikes.clone();
         let calm = last + self.plan.shape.lease_ttl * 2;
-        let mut look = Duration::ZERO;
+        let mut next_check = Duration::ZERO;
         loop {
             let is_due = |(moment, _): &(Moment, Fault)| match moment {
                 Moment::Turn(turn) => *turn <= world.turns(),
@@ -293,15 +293,15 @@ impl<'a> Run<'a> {
             if limit < world.now() {
                 return vec![self.why_no_end(watch)];
             }
-            if look <= world.now() {
-                look = world.now() + LOOK_EVERY;
+            if next_check <= world.now() {
+                next_check = world.now() + CHECK_EVERY;
                 // During faults a cut link may block the job, which the master cannot detect.
                 if calm < world.now() {
-                    self.scene.look_at_status();
+                    self.scene.poll_status();
                 }
             }
             let was_over = watch.result.is_some();
-            let broken = watch.look(&self.scene);
+            let broken = watch.check(&self.scene);
             if !broken.is_empty() {
                 return broken;
             }
@@ -364,7 +364,7 @@ impl<'a> Run<'a> {
             }
         }
         broken.extend(self.given_up_wrongly(&result.discarded, manifest));
-        broken.extend(self.miscounted(manifest));
+        broken.extend(self.count_mismatch(manifest));
         broken
     }
 
@@ -387,7 +387,7 @@ impl<'a> Run<'a> {
         (!is_right).then(|| format!("given-up tasks: {found:?}; tasks with bad records: {due:?}"))
     }
 
-    fn miscounted(&self, manifest: &Manifest) -> Option<String> {
+    fn count_mismatch(&self, manifest: &Manifest) -> Option<String> {
         let job = &self.plan.job;
         if job.spec.mode == Mode::Sync || job.goes_on() {
             return None;
@@ -403,7 +403,7 @@ impl<'a> Run<'a> {
             let floats = tensor.data().chunks_exact(4);
             let values: Vec<f32> =
                 floats.map(|it| f32::from_le_bytes(it.try_into().expect("four bytes"))).collect();
-            miscounted_at_the_end(job, &due, &values).map(|it| format!("{name}: {it}"))
+            final_count_mismatch(job, &due, &values).map(|it| format!("{name}: {it}"))
         })
     }
 

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_is_what_it_takes() {
+    fn shrinking_keeps_exactly_the_deviations_that_are_needed() {
         let needs = |wanted: &'static [usize]| {
             move |only: &[usize]| wanted.iter().all(|it| only.contains(it))
         };

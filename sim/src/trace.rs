@@ -35,7 +35,7 @@ impl FormatTime for Present {
 }
 
 /// Prints the trace on stdout from now on. Only for a process that runs one seed.
-pub fn tell(filter: &str) {
+pub fn print_to_stdout(filter: &str) {
     tracing_subscriber::fmt()
         .with_timer(Present)
         .with_ansi(false)

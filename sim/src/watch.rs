@@ -6,7 +6,7 @@ use steadfast_audit::history::{Checker, HistoryReport, Job};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::ResultRecord;
 
-use crate::checks::Seen;
+use crate::checks::Observed;
 use crate::fault::Scene;
 use crate::generation_check::GenerationCheck;
 use crate::pointer::Pointer;
@@ -19,21 +19,21 @@ pub struct Watch<'a> {
     generation_check: GenerationCheck,
     /// Number of deletions in the store that were checked.
     deleted: u64,
-    seen: Arc<Mutex<Seen>>,
+    observed: Arc<Mutex<Observed>>,
     /// The result of the job, once it has ended.
     pub result: Option<ResultRecord>,
 }
 
 impl<'a> Watch<'a> {
-    /// Starts with an empty etcd. The observer of replies fills `seen`.
-    pub fn new(job: &Job<'a>, seen: Arc<Mutex<Seen>>) -> Self {
+    /// Starts with an empty etcd. The observer of replies fills `observed`.
+    pub fn new(job: &Job<'a>, observed: Arc<Mutex<Observed>>) -> Self {
         Self {
             keys: job.keys,
             checker: Checker::new(job, &[]),
             pointer: Pointer::default(),
             generation_check: GenerationCheck::default(),
             deleted: 0,
-            seen,
+            observed,
             result: None,
         }
     }
@@ -44,7 +44,7 @@ impl<'a> Watch<'a> {
     }
 
     /// Returns the violated invariants.
-    pub fn look(&mut self, scene: &Scene) -> Vec<String> {
+    pub fn check(&mut self, scene: &Scene) -> Vec<String> {
         let mut broken = Vec::new();
         for revision in scene.etcd.news() {
             self.checker.check(&revision);
@@ -56,7 +56,7 @@ impl<'a> Watch<'a> {
             }
         }
         broken.extend(self.checker.report.broken.iter().map(ToString::to_string));
-        broken.append(&mut self.seen.lock().expect("one thread").broken);
+        broken.append(&mut self.observed.lock().expect("one thread").broken);
         broken.extend(scene.cluster.strange());
         let has_moved = self.pointer.has_moved();
         if has_moved {

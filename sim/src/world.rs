@@ -12,8 +12,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use steadfast_host::Host;
 
+use crate::host::{Simulated, enter};
 use crate::rng::Rng;
 
 /// Simulated duration of one turn of a task.
@@ -81,7 +81,7 @@ struct Entry {
 struct Process {
     name: String,
     clock: Clock,
-    host: Option<Arc<dyn Host>>,
+    host: Option<Arc<Simulated>>,
     tasks: BTreeSet<TaskId>,
     condition: Condition,
 }
@@ -222,7 +222,7 @@ impl World {
     }
 
     /// Sets the host of the tasks of a process.
-    pub fn settle(&self, process: ProcessId, host: Arc<dyn Host>) {
+    pub fn settle(&self, process: ProcessId, host: Arc<Simulated>) {
         self.state().processes[process.0].host = Some(host);
     }
 
@@ -276,7 +276,7 @@ impl World {
     fn discard<T>(&self, process: ProcessId, what: T) {
         let host = self.state().processes[process.0].host.clone();
         match host {
-            Some(host) => steadfast_host::enter(host, || drop(what)),
+            Some(host) => enter(&host, || drop(what)),
             None => drop(what),
         }
     }
@@ -370,10 +370,10 @@ impl World {
         drop(state);
         let mut poll = || future.as_mut().poll(&mut Context::from_waker(&waker));
         let polled = match host {
-            Some(host) => steadfast_host::enter(host, poll),
+            Some(host) => enter(&host, poll),
             None => poll(),
         };
-        let gone = match polled {
+        let ended = match polled {
             Poll::Ready(()) => {
                 self.state().remove(task);
                 Some(future)
@@ -387,7 +387,7 @@ impl World {
                 None => Some(future),
             },
         };
-        self.discard(process, gone);
+        self.discard(process, ended);
         Turn::Moved
     }
 }
@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_process_says_nothing_until_it_goes_on() {
+    fn a_stopped_process_sends_nothing_until_it_resumes() {
         let (world, log) = (World::new(1), Log::default());
         let process = process(&world);
         speaker(&world, process, "tick", &log);
@@ -554,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_fast_wakes_its_sleepers_early() {
+    fn a_fast_clock_wakes_its_sleepers_early() {
         let world = World::new(1);
         let fast = Clock { ahead: Duration::from_secs(100), rate: 1.25 };
         let process = world.begin("it".to_owned(), fast);

@@ -38,7 +38,7 @@ fn replay_command(plan: &Plan) -> String {
 
 /// I1 … I10, I12
 #[test]
-fn seeds_that_found_something_once_find_nothing() {
+fn seeds_that_once_failed_pass() {
     for (mode, seed, what) in FOUND {
         let plan = Plan::of_seed(*mode, *seed);
         let outcome = run(&plan);
@@ -61,7 +61,7 @@ fn a_job_of_two_hundred_slots_survives_the_loss_of_one() {
 
 /// I1 … I10, I12, F42
 #[test]
-fn fresh_seeds_find_nothing() {
+fn fresh_seeds_pass() {
     let minutes = std::env::var("SIM_MINUTES").ok().and_then(|it| it.parse().ok());
     let limit = Duration::from_secs_f64(60.0 * minutes.unwrap_or(MINUTES));
     let since = SystemTime::now().duration_since(UNIX_EPOCH).expect("a calendar after 1970");
@@ -133,7 +133,7 @@ fn all_hold(plan: &Plan, routes: &[Vec<Deviation>]) {
 /// F25, F26: every outcome of every single call. A delayed duplicate of an initial value once made a
 /// pserver lose its first step.
 #[test]
-fn no_single_call_that_breaks_or_comes_late_changes_anything() {
+fn no_single_broken_or_late_call_changes_anything() {
     for mode in MODES {
         let plan = small(mode);
         all_hold(&plan, &single_calls(&plan));
@@ -143,7 +143,7 @@ fn no_single_call_that_breaks_or_comes_late_changes_anything() {
 /// Crashes, pauses and other task orders, at every 149th of the possible places in a small job.
 /// `steadfast-sim --explore` runs all of them.
 #[test]
-fn single_detours_of_a_small_job_change_nothing() {
+fn single_deviations_of_a_small_job_change_nothing() {
     for mode in MODES {
         let plan = small(mode);
         all_hold(&plan, &singles(&plan, 11, 149));

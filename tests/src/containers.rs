@@ -99,7 +99,7 @@ impl Deployment {
     /// Runs `docker compose`; returns its stdout.
     #[track_caller]
     pub fn compose(&self, args: &[&str]) -> String {
-        said(&self.try_compose(args), args)
+        stdout_of(&self.try_compose(args), args)
     }
 
     fn try_compose(&self, args: &[&str]) -> Output {
@@ -120,7 +120,7 @@ impl Deployment {
         command.arg(examples().join("../deploy/chaos.sh")).env("CHAOS_ROUNDS", rounds.to_string());
         command.env("COMPOSE_PROJECT_NAME", &self.project).env("CHAOS_EVERY", "1");
         let output = command.env("CHAOS_FOR", "6").output().expect("a shell starts");
-        said(&output, &["chaos"])
+        stdout_of(&output, &["chaos"])
     }
 
     /// Runs `steadfast` as an administrator; returns its JSON output, if it succeeds.
@@ -269,7 +269,7 @@ fn path(path: &Path) -> &str {
 }
 
 #[track_caller]
-fn said(output: &Output, args: &[&str]) -> String {
+fn stdout_of(output: &Output, args: &[&str]) -> String {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "docker compose {args:?}: {stderr}");
     String::from_utf8_lossy(&output.stdout).into_owned()

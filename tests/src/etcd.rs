@@ -112,7 +112,7 @@ impl EtcdServer {
 
     /// Runs `etcdctl`; returns its stdout.
     pub fn ctl(&self, args: &[&str]) -> String {
-        self.ctl_as("admin", args).unwrap_or_else(|said| panic!("{args:?}: {said}"))
+        self.ctl_as("admin", args).unwrap_or_else(|output| panic!("{args:?}: {output}"))
     }
 
     /// Runs `etcdctl` with the certificate of a role.
@@ -137,7 +137,7 @@ impl EtcdServer {
 
 /// Runs `etcdctl` on an etcd; returns its stdout.
 pub fn etcdctl(url: &str, args: &[&str]) -> String {
-    answer(etcdctl_command(url).args(args)).unwrap_or_else(|said| panic!("{args:?}: {said}"))
+    answer(etcdctl_command(url).args(args)).unwrap_or_else(|output| panic!("{args:?}: {output}"))
 }
 
 fn etcdctl_command(url: &str) -> Command {

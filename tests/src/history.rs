@@ -59,7 +59,7 @@ impl<'a> Recorder<'a> {
     }
 
     /// Reads new output; returns the new changes.
-    pub fn look(&mut self) -> Vec<Change> {
+    pub fn read(&mut self) -> Vec<Change> {
         let ended = !self.watch.is_running();
         let mut text = std::mem::take(&mut self.rest);
         let mut file = File::open(self.watch.stdout_path()).expect("it was created at the start");
@@ -81,8 +81,11 @@ impl<'a> Recorder<'a> {
 
     /// Restarts the watch after an error, from the last recorded revision.
     fn go_on(&mut self) {
-        let said = self.watch.stderr();
-        assert!(!said.contains("compacted"), "history was compacted before it was seen: {said}");
+        let stderr = self.watch.stderr();
+        assert!(
+            !stderr.contains("compacted"),
+            "history was compacted before it was seen: {stderr}"
+        );
         self.starts += 1;
         let next = self.last() + 1;
         self.watch = start_watch(self.scene, &self.urls, &self.prefix, next, self.starts);
@@ -99,7 +102,7 @@ fn start_watch(scene: &Scene, urls: &str, prefix: &str, first: i64, number: u32)
 pub fn history(scene: &Scene, url: &str, prefix: &str, last: i64) -> Vec<Revision> {
     let mut recorder = Recorder::start(scene, &[url.to_owned()], prefix);
     within(Duration::from_secs(30), "the history is read", || {
-        recorder.look();
+        recorder.read();
         (last <= recorder.last()).then_some(())
     });
     let seen = recorder.revisions.range(..=last);

@@ -26,16 +26,16 @@ pub fn get(address: &str, path: &str) -> Option<HttpReply> {
 }
 
 /// Joins the parts of a chunked body.
-fn joined(mut pieces: &str) -> Option<String> {
+fn joined(mut chunks: &str) -> Option<String> {
     let mut body = String::new();
     loop {
-        let (length, rest) = pieces.split_once("\r\n")?;
-        let (piece, rest) = rest.split_at_checked(usize::from_str_radix(length, 16).ok()?)?;
-        if piece.is_empty() {
+        let (length, rest) = chunks.split_once("\r\n")?;
+        let (chunk, rest) = rest.split_at_checked(usize::from_str_radix(length, 16).ok()?)?;
+        if chunk.is_empty() {
             return Some(body);
         }
-        body.push_str(piece);
-        pieces = rest.strip_prefix("\r\n")?;
+        body.push_str(chunk);
+        chunks = rest.strip_prefix("\r\n")?;
     }
 }
 

@@ -117,8 +117,8 @@ fn ip(args: &[&str]) -> Result<(), String> {
     if output.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr);
-    Err(format!("`ip {}` failed: {}", args.join(" "), said.trim()))
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    Err(format!("`ip {}` failed: {}", args.join(" "), stderr.trim()))
 }
 
 /// Removes networks whose owner was killed.

@@ -144,16 +144,16 @@ impl Drop for Process {
 
 /// A live process with a mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct FoundProcess {
     pub pid: Pid,
     /// `master`, `pserver`, `trainer`, `etcd`, `local`, or the name of another program.
     pub role: String,
 }
 
 /// Returns all live processes with `mark`.
-pub fn marked(mark: &str) -> Vec<Seen> {
+pub fn marked(mark: &str) -> Vec<FoundProcess> {
     let entry = format!("{MARK}={mark}");
-    let mut seen = Vec::new();
+    let mut found = Vec::new();
     for folder in fs::read_dir("/proc").expect("Linux has /proc").flatten() {
         let path = folder.path();
         let Some(pid) = folder.file_name().to_str().and_then(|it| it.parse().ok()) else {
@@ -163,12 +163,12 @@ pub fn marked(mark: &str) -> Vec<Seen> {
         let environment = fs::read(path.join("environ")).unwrap_or_default();
         if environment.split(|byte| *byte == 0).any(|it| it == entry.as_bytes()) {
             let words = fs::read(path.join("cmdline")).unwrap_or_default();
-            seen.push(Seen { pid: Pid::from_raw(pid), role: role(&words) });
+            found.push(FoundProcess { pid: Pid::from_raw(pid), role: role(&words) });
         }
     }
     // Approximately in start order.
-    seen.sort_by_key(|it| it.pid);
-    seen
+    found.sort_by_key(|it| it.pid);
+    found
 }
 
 fn role(command_line: &[u8]) -> String {

@@ -41,9 +41,9 @@ impl Promtool {
         let _ = pipe.write_all(stdin.as_bytes());
         drop(pipe);
         let output = child.wait_with_output().expect("a child can be waited for");
-        let said = [output.stdout, output.stderr].concat();
-        let said = String::from_utf8_lossy(&said).into_owned();
-        if output.status.success() { Ok(()) } else { Err(format!("{args:?}: {said}")) }
+        let text = [output.stdout, output.stderr].concat();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        if output.status.success() { Ok(()) } else { Err(format!("{args:?}: {text}")) }
     }
 }
 

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_dropped_is_dropped_silently_and_the_connection_is_over_after_that() {
+    async fn dropped_bytes_vanish_silently_and_end_the_connection() {
         for drop in [Proxy::drop_all, Proxy::drop_replies] {
             let (proxy, mut client) = echo().await;
             drop(&proxy);
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reset_is_no_orderly_end_and_a_cut_is_one() {
+    async fn a_cut_closes_the_connection_in_order_and_a_reset_does_not() {
         let (proxy, mut client) = echo().await;
         proxy.reset();
         let error = client.read(&mut [0; 4]).await.unwrap_err();
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_held_or_delayed_comes_later() {
+    async fn held_or_delayed_bytes_arrive_later() {
         let (proxy, mut client) = echo().await;
         proxy.hold_replies();
         assert!(is_silent(&mut client).await);

@@ -33,8 +33,8 @@ pub fn python(name: &str, packages: &[&str]) -> Option<PathBuf> {
     pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
     let installed = run(pip.args(["--retries", "2", "--timeout", "20"]).args(packages));
     if !installed.status.success() {
-        let said = String::from_utf8_lossy(&installed.stderr).into_owned();
-        return skip(format!("cannot install the Python packages: {said}"));
+        let stderr = String::from_utf8_lossy(&installed.stderr).into_owned();
+        return skip(format!("cannot install the Python packages: {stderr}"));
     }
     fs::write(ready, "").expect("the build folder is writable");
     Some(python)

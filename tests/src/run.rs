@@ -7,7 +7,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::{Ended, Job, Process, Scene, Seen, eventually, program};
+use crate::{Ended, FoundProcess, Job, Process, Scene, eventually, program};
 
 /// Timeout of a run, for a busy machine.
 const RUN_MAX: Duration = Duration::from_secs(100);
@@ -69,12 +69,12 @@ impl<'a> Run<'a> {
     #[track_caller]
     pub fn end(mut self) -> Ended {
         let ended = self.process.end(RUN_MAX);
-        self.no_log_tells_of_a_panic();
+        self.no_log_has_a_panic();
         ended
     }
 
     #[track_caller]
-    fn no_log_tells_of_a_panic(&self) {
+    fn no_log_has_a_panic(&self) {
         let logs = std::fs::read_dir(self.data.join("logs"));
         for entry in logs.into_iter().flatten().flatten() {
             let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
@@ -127,7 +127,7 @@ impl<'a> Run<'a> {
 
     /// Kills one process of a role, waits for its replacement, and returns the killed process.
     #[track_caller]
-    pub fn kill_one(&self, role: &str) -> Seen {
+    pub fn kill_one(&self, role: &str) -> FoundProcess {
         let it = self.scene.one_of(role);
         self.scene.kill(&it);
         eventually("the death was detected", || self.stderr().contains("SIGKILL").then_some(()));

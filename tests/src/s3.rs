@@ -72,11 +72,11 @@ impl S3Server {
     }
 
     /// Stops the server until [`S3Server::resume`]; returns once a client waits for it.
-    pub fn fall_silent(&self) {
+    pub fn stop_answering(&self) {
         self.process.signal(Signal::SIGSTOP);
-        let asked =
+        let is_connected =
             || has_unread(self.port, &fs::read_to_string("/proc/net/tcp").ok()?).then_some(());
-        eventually("a client waits for the silent S3 server", asked);
+        eventually("a client waits for the silent S3 server", is_connected);
     }
 
     /// Resumes the server.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use tempfile::TempDir;
 
-use crate::process::{self, MARK, Process, Seen, program};
+use crate::process::{self, FoundProcess, MARK, Process, program};
 use crate::turn::Turn;
 use crate::{eventually, within};
 
@@ -70,28 +70,28 @@ impl Scene {
     }
 
     /// Returns the live processes.
-    pub fn processes(&self) -> Vec<Seen> {
+    pub fn processes(&self) -> Vec<FoundProcess> {
         process::marked(&self.mark)
     }
 
     /// Returns the live processes of a role.
-    pub fn all_of(&self, role: &str) -> Vec<Seen> {
+    pub fn all_of(&self, role: &str) -> Vec<FoundProcess> {
         self.processes().into_iter().filter(|it| it.role == role).collect()
     }
 
     /// Waits for a live process of a role.
-    pub fn one_of(&self, role: &str) -> Seen {
+    pub fn one_of(&self, role: &str) -> FoundProcess {
         eventually(&format!("a {role} runs"), || self.all_of(role).into_iter().next())
     }
 
     /// Kills a process with SIGKILL.
-    pub fn kill(&self, it: &Seen) {
+    pub fn kill(&self, it: &FoundProcess) {
         // An error means that the process has already exited.
         let _ = kill(it.pid, Signal::SIGKILL);
     }
 
     /// Stops or resumes a process.
-    pub fn signal(&self, it: &Seen, signal: Signal) {
+    pub fn signal(&self, it: &FoundProcess, signal: Signal) {
         kill(it.pid, signal)
             .unwrap_or_else(|error| panic!("cannot send {signal} to {it:?}: {error}"));
     }

@@ -17,7 +17,7 @@ const LEAVE_MAX: Duration = Duration::from_secs(20);
 /// join. The job ends with the same bits as an undisturbed run on one machine, and no record is counted
 /// twice.
 #[test]
-fn a_deployment_survives_what_happens_to_containers() {
+fn a_deployment_survives_failures_of_containers() {
     let scene = Scene::new();
     let job = Job::long().with("passes = 300", "passes = 1200").with("= 3500", "= 13500");
     let Some(deployment) = Deployment::up(&scene, &job) else { return };

@@ -10,6 +10,8 @@ use std::process::Command;
 const LAYERS: &[&[(&str, &[&str])]] = &[
     // Vocabulary, and the host interface of every process.
     &[("steadfast-common", &[]), ("steadfast-host", &[])],
+    &[("steadfast-auth", &["steadfast-common"])],
+    &[("steadfast-net", &["steadfast-common", "steadfast-host", "steadfast-auth"])],
     // Wire and cores; the embedded etcd is separate.
     &[
         ("steadfast-proto", &["steadfast-common"]),
@@ -21,7 +23,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
     ],
     // Adapters, lower ones first.
     &[
-        ("steadfast-coord", &["steadfast-common", "steadfast-host"]),
+        ("steadfast-coord", &["steadfast-common", "steadfast-host", "steadfast-net"]),
         ("steadfast-store", &["steadfast-host"]),
     ],
     &[
@@ -29,13 +31,26 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
         ("steadfast-data", &["steadfast-common", "steadfast-host", "steadfast-store"]),
         (
             "steadfast-process",
-            &["steadfast-common", "steadfast-host", "steadfast-coord", "steadfast-proto"],
+            &[
+                "steadfast-common",
+                "steadfast-host",
+                "steadfast-auth",
+                "steadfast-net",
+                "steadfast-coord",
+                "steadfast-proto",
+            ],
         ),
     ],
     // The client library.
     &[(
         "steadfast-client",
-        &["steadfast-common", "steadfast-host", "steadfast-coord", "steadfast-proto"],
+        &[
+            "steadfast-common",
+            "steadfast-host",
+            "steadfast-net",
+            "steadfast-coord",
+            "steadfast-proto",
+        ],
     )],
     // Processes. They do not import each other.
     &[
@@ -44,6 +59,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
             &[
                 "steadfast-common",
                 "steadfast-host",
+                "steadfast-net",
                 "steadfast-proto",
                 "steadfast-master-core",
                 "steadfast-coord",
@@ -57,6 +73,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
             &[
                 "steadfast-common",
                 "steadfast-host",
+                "steadfast-net",
                 "steadfast-proto",
                 "steadfast-pserver-core",
                 "steadfast-coord",
@@ -70,7 +87,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
             &[
                 "steadfast-common",
                 "steadfast-host",
-                "steadfast-proto",
+                "steadfast-net",
                 "steadfast-trainer-core",
                 "steadfast-coord",
                 "steadfast-store",
@@ -88,6 +105,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
             &[
                 "steadfast-common",
                 "steadfast-host",
+                "steadfast-net",
                 "steadfast-audit",
                 "steadfast-proto",
                 "steadfast-coord",
@@ -103,6 +121,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
             &[
                 "steadfast-common",
                 "steadfast-host",
+                "steadfast-net",
                 "steadfast-audit",
                 "steadfast-proto",
                 "steadfast-store",
@@ -131,6 +150,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
         &[
             "steadfast-common",
             "steadfast-host",
+            "steadfast-net",
             "steadfast-process",
             "steadfast-trainer-core",
             "steadfast-proto",
@@ -184,7 +204,8 @@ const PURE_BANNED: &[&str] = &[
     "HashSet", // The same; use BTreeSet.
 ];
 
-/// Packages that also run in simulation: they access the machine only through `steadfast-host`.
+/// Packages that also run in simulation: they access the machine only through `steadfast-host` and
+/// `steadfast-net`.
 const HOSTED: &[&str] = &[
     "steadfast-coord",
     "steadfast-store",
@@ -232,7 +253,7 @@ fn packages_import_only_downwards() {
 }
 
 #[test]
-fn the_table_of_layers_is_itself_in_order() {
+fn the_table_of_layers_is_ordered() {
     let mut errors = Vec::new();
     let mut below = BTreeSet::new();
     for layer in LAYERS {
@@ -262,7 +283,7 @@ fn pure_packages_use_only_pure_crates() {
 }
 
 #[test]
-fn one_package_names_each_library_of_the_outside() {
+fn each_external_library_is_named_by_one_package() {
     let mut errors = Vec::new();
     for package in packages() {
         for (library, allowed) in RESERVED {
@@ -276,7 +297,7 @@ fn one_package_names_each_library_of_the_outside() {
 }
 
 #[test]
-fn sources_are_tidy() {
+fn sources_follow_the_conventions() {
     let mut errors = Vec::new();
     for package in packages() {
         let name = package.name.as_str();
@@ -295,7 +316,7 @@ fn sources_are_tidy() {
 
 /// Targets with tests are built as tests; targets without tests are not.
 #[test]
-fn no_test_is_left_out() {
+fn targets_that_cargo_does_not_test_have_no_tests() {
     let mut errors = Vec::new();
     for package in packages() {
         for path in package.untested.iter().flat_map(|it| sources(it)) {
@@ -316,11 +337,12 @@ fn no_test_is_left_out() {
 /// Every package is listed in the code map, in the list of folders of the README, and in the list of
 /// layers.
 #[test]
-fn every_package_stands_in_the_code_map_the_readme_and_the_layers() {
+fn every_package_is_in_the_code_map_the_readme_and_the_layers() {
     let architecture = page("docs/architecture.md");
     let map = section(&architecture, "Code map");
     let (readme, contributing) = (page("README.md"), page("CONTRIBUTING.md"));
-    let (readme, layers) = (section(&readme, "What is where"), section(&contributing, "Layers"));
+    let (readme, layers) =
+        (section(&readme, "Repository layout"), section(&contributing, "Layers"));
     let mut rows = map.lines().filter(|line| line.starts_with("| `")).collect::<BTreeSet<_>>();
     let mut errors = Vec::new();
     for package in packages() {
@@ -333,7 +355,7 @@ fn every_package_stands_in_the_code_map_the_readme_and_the_layers() {
             errors.push(format!("docs/architecture.md: not one row `{start}` in the code map"));
         }
         if !readme.contains(&format!("[`{folder}`]({folder})")) {
-            errors.push(format!("README.md: no `{folder}` under \"What is where\""));
+            errors.push(format!("README.md: no `{folder}` under \"Repository layout\""));
         }
         if !layers.contains(&format!("`{folder}`")) {
             errors.push(format!("CONTRIBUTING.md: no `{folder}` under \"Layers\""));

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex};
 use serde::Serialize;
 use steadfast_common::ids::{Generation, Lane, Pass, TaskId, TrainerId, Version};
 use steadfast_common::status::TimeBreakdown;
-use steadfast_proto::v1;
 
 /// The current activity of a trainer.
 #[derive(Clone, Debug, Serialize)]
@@ -57,10 +56,8 @@ impl SharedActivity {
     }
 
     /// Returns the time breakdown since the start.
-    pub fn time_breakdown(&self) -> v1::TimeBreakdown {
-        let TimeBreakdown { data, compute, push, wait, pull, moved_bytes } =
-            self.activity().time_breakdown;
-        v1::TimeBreakdown { data, compute, push, wait, pull, moved_bytes }
+    pub fn time_breakdown(&self) -> TimeBreakdown {
+        self.activity.lock().expect("no holder panics").time_breakdown
     }
 
     /// Returns the current activity.

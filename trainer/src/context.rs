@@ -2,28 +2,24 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use steadfast_checkpoint::{EncodeError, ModelFile, encode_model};
-use steadfast_client::{ClientError, Cluster, Master, PserverSet, Pservers};
+use steadfast_client::{
+    ClientError, FailedTask, FailureCause, FailureDecision, GenerationClient, SavedModel,
+    SaverElection, Session,
+};
 use steadfast_common::dataset::Records;
 use steadfast_common::error::ErrorKind;
-use steadfast_common::ids::{Generation, Pass, RequestId, TaskId, Version};
+use steadfast_common::ids::{Lane, Pass, TaskId};
 use steadfast_common::layout::Layout;
-use steadfast_common::records::JobRecord;
+use steadfast_common::position::Position;
+use steadfast_common::records::EvaluationRecord;
+use steadfast_common::spec::JobSpec;
 use steadfast_common::status::TimeBreakdown;
-use steadfast_coord::{Deadline, pauses};
-use steadfast_host::random;
 use steadfast_host::task::in_place;
-use steadfast_host::time::{Instant, sleep, timeout};
-use steadfast_host::traces::TRACE;
+use steadfast_host::time::Instant;
+use steadfast_net::traces::TRACE;
 use steadfast_process::Failure;
-use steadfast_proto::v1::begin_init_reply::Answer;
-use steadfast_proto::v1::begin_save_request::Stage;
-use steadfast_proto::v1::fail_task_request::Cause;
-use steadfast_proto::v1::{
-    self, BeginInitRequest, BeginSaveRequest, FailTaskRequest, FinishInitRequest, FinishSaveRequest,
-};
 use steadfast_store::Location;
 use steadfast_trainer_core::{Batch, Evaluation, Model, ModelError, Parameters};
 use tokio::sync::watch;
@@ -33,19 +29,12 @@ use crate::activity::SharedActivity;
 use crate::metrics::Metrics;
 use crate::tasks::{TaskError, Tasks};
 
-/// Interval at which a trainer that waits for the end of the job asks for the role of the saver.
-const ASK_AGAIN: Duration = Duration::from_secs(1);
-
 /// The shared state of a running trainer.
 pub struct Context {
-    pub job: JobRecord,
-    pub cluster: Arc<Cluster>,
-    pub master: Master,
+    pub session: Session,
     pub model: Arc<dyn Model>,
-    pub layout: Arc<Layout>,
     pub tasks: Arc<Tasks>,
     pub store: Location,
-    pub deadline: Arc<Deadline>,
     pub metrics: Metrics,
     pub activity: SharedActivity,
     pub pushing: Pushing,
@@ -97,7 +86,7 @@ pub enum TrainError {
     #[error("the gradient of {what} is not finite; a lower learning rate or clipping may help")]
     NotFinite { what: String },
     #[error("a background task of the trainer failed: {0}")]
-    Broken(String),
+    TaskFailed(String),
 }
 
 impl TrainError {
@@ -113,15 +102,15 @@ impl TrainError {
 }
 
 impl From<TrainError> for Failure {
-    fn from(interrupt: TrainError) -> Self {
-        let kind = match &interrupt {
+    fn from(error: TrainError) -> Self {
+        let kind = match &error {
             TrainError::Client(error) => error.kind(),
             TrainError::Model(error) => error.kind(),
             TrainError::NotFinite { .. } | TrainError::ModelFile(_) => ErrorKind::Invalid,
             TrainError::Store(_) | TrainError::HeldOut(_) => ErrorKind::Unavailable,
-            TrainError::Broken(_) => ErrorKind::Internal,
+            TrainError::TaskFailed(_) => ErrorKind::Internal,
         };
-        Self::new(kind, interrupt.to_string())
+        Self::new(kind, error.to_string())
     }
 }
 
@@ -147,73 +136,45 @@ pub struct Computed {
 }
 
 impl Context {
-    /// Waits for a complete pserver set with initialised parameters; initialises them if this trainer is
-    /// elected to.
-    ///
-    /// # Errors
-    /// A refusal, another generation, or the end of the job.
-    pub async fn pservers(&self) -> Result<Pservers, TrainError> {
-        self.activity.note(|activity| activity.doing = "waiting for all pservers");
-        let pserver_set = self.cluster.pserver_set().await?;
-        let generation = pserver_set.record.generation;
-        self.activity.note(|activity| {
-            activity.generation = generation;
-            activity.doing = "waiting for first values";
-        });
-        let (cluster, codec) = (self.cluster.clone(), self.job.spec.gradients.codec());
-        let pservers = Pservers::new(
-            cluster,
-            &pserver_set,
-            self.layout.clone(),
-            codec,
-            self.deadline.clone(),
-        )?;
-        while !self.cluster.is_initialised(&pserver_set.record) {
-            self.offer_to_initialise(&pserver_set, &pservers).await?;
-        }
-        Ok(pservers)
+    /// Returns the settings of the job.
+    pub fn spec(&self) -> &JobSpec {
+        &self.session.job().spec
     }
 
-    async fn offer_to_initialise(
-        &self,
-        pserver_set: &PserverSet,
-        pservers: &Pservers,
-    ) -> Result<(), TrainError> {
-        let generation = pserver_set.record.generation;
-        let caller = self.master.caller(generation);
-        let changed = self.cluster.init_changed();
-        let reply = self.master.begin_init(BeginInitRequest { caller: caller.clone() }).await?;
-        match reply.answer() {
-            Answer::Initialize => {
-                info!(attempt = reply.attempt, "initialises the parameters");
-                let mut parameters = Parameters::zeros(self.layout.clone());
-                self.model.initialize(self.job.spec.seed, &mut parameters);
-                let values = Arc::new(parameters.into_values());
-                pservers.init(reply.attempt, values).await?;
-                let attempt = reply.attempt;
-                self.master.finish_init(FinishInitRequest { caller, attempt }).await?;
-            }
-            // The mirror may lag behind the master.
-            Answer::Wait | Answer::Done => {
-                let limit = Duration::from_millis(500);
-                let _ = timeout(limit, changed).await;
-            }
-        }
-        if self.cluster.generation().is_some_and(|it| generation < it.generation) {
-            return Err(ClientError::NewGeneration.into());
-        }
-        Ok(())
+    /// Returns the layout of the model.
+    pub fn layout(&self) -> &Arc<Layout> {
+        self.session.layout()
+    }
+
+    /// Joins the newest generation; sets the initial values of the parameters if this trainer is elected to.
+    ///
+    /// # Errors
+    /// A rejection, another generation, or the end of the job.
+    pub async fn join_generation(&self) -> Result<GenerationClient, ClientError> {
+        self.activity.note(|activity| activity.doing = "waiting for all pservers");
+        let generation = self.session.join_generation().await?;
+        self.activity.note(|activity| {
+            activity.generation = generation.number();
+            activity.doing = "waiting for first values";
+        });
+        let values = || {
+            let mut parameters = Parameters::zeros(self.layout().clone());
+            self.model.initialize(self.spec().seed, &mut parameters);
+            parameters.into_values()
+        };
+        generation.initialise(values).await?;
+        Ok(generation)
     }
 
     /// Sums loss and metric over all held-out records, in order, except for tasks that are given up. Reports
     /// read errors to the master.
     ///
     /// # Errors
-    /// A refusal by the master, or another generation.
+    /// A rejection by the master, or another generation.
     pub async fn evaluate(
         &self,
         parameters: &Parameters,
-        generation: Generation,
+        generation: &GenerationClient,
     ) -> Result<Evaluated, TrainError> {
         let mut evaluated = Evaluated::default();
         for task in &self.tasks.manifest().held_out {
@@ -234,7 +195,7 @@ impl Context {
     async fn held_out_records(
         &self,
         task: TaskId,
-        generation: Generation,
+        generation: &GenerationClient,
     ) -> Result<HeldOut, TrainError> {
         loop {
             if self.held_out_given_up.lock().expect("no holder panics").contains(&task) {
@@ -245,30 +206,27 @@ impl Context {
                 Err(error) => error,
             };
             warn!(%task, %error, "cannot read a held-out task");
-            let request = FailTaskRequest {
-                caller: self.master.caller(generation),
-                request_id: RequestId(random::uuid()).0.to_string(),
-                pass: 0,
-                task: task.0,
-                reason: error.to_string(),
-                cause: error.cause().into(),
-                lane: 0,
-            };
-            let reply = self.master.fail_task(request).await?;
-            if reply.given_up {
-                self.held_out_given_up.lock().expect("no holder panics").insert(task);
-            } else if reply.elsewhere || error.cause() == Cause::Transient {
-                return Ok(HeldOut::Failed(error));
+            let cause = error.cause();
+            let reason = error.to_string();
+            let failed = FailedTask { pass: Pass(0), task, lane: Lane(0), cause, reason };
+            match (generation.fail_task(failed).await?, cause) {
+                (FailureDecision::GivenUp, _) => {
+                    self.held_out_given_up.lock().expect("no holder panics").insert(task);
+                }
+                (FailureDecision::Elsewhere, _) | (_, FailureCause::Transient) => {
+                    return Ok(HeldOut::Failed(error));
+                }
+                (FailureDecision::Retry, FailureCause::Data) => {}
             }
         }
     }
 
-    /// Converts an evaluation to its message.
-    pub fn wire(&self, sums: &Evaluation, pass: Pass, version: Version) -> v1::Evaluation {
+    /// Returns the record of an evaluation at `position`.
+    pub fn evaluation_record(&self, sums: &Evaluation, position: &Position) -> EvaluationRecord {
         let metric = self.model.metric();
-        v1::Evaluation {
-            pass: pass.0,
-            version: version.0,
+        EvaluationRecord {
+            pass: position.pass,
+            version: position.version,
             records: sums.records,
             loss: sums.mean_loss().unwrap_or(0.0),
             metric: sums.metric(&metric).unwrap_or(0.0),
@@ -278,96 +236,65 @@ impl Context {
 
     /// Whether an evaluation is due once `passes` passes are over.
     pub fn evaluates_after(&self, passes: u32) -> bool {
-        let every = self.job.spec.evaluation.every_passes.unwrap_or(1);
+        let every = self.spec().evaluation.every_passes.unwrap_or(1);
         passes.is_multiple_of(every) && !self.tasks.manifest().held_out.is_empty()
     }
 
-    /// Asks for the role of the saver, which evaluates and writes the model, and performs it if granted. Then
-    /// waits for the end of the job, and asks again in case the saver dies or fails.
+    /// Takes part in the election of the saver until the job has ended; evaluates and writes the model if
+    /// elected.
     ///
     /// # Errors
-    /// If another generation begins before the job is over.
-    pub async fn finish(&self, generation: Generation, last: &Last) -> Result<(), TrainError> {
-        let (mut last_error, mut pauses) = (String::new(), pauses());
+    /// If another generation begins before that.
+    pub async fn finish(
+        &self,
+        generation: &GenerationClient,
+        trained: &TrainedModel,
+    ) -> Result<(), TrainError> {
+        let mut election = generation.saver_election(trained.position);
         loop {
             self.activity.note(|activity| activity.doing = "waiting for the end of the job");
-            let why = std::mem::take(&mut last_error);
-            let mut pause = ASK_AGAIN;
-            if self.may_save(generation, last, Stage::Evaluates, why).await? {
-                match self.save(generation, last).await {
-                    Ok(()) => {}
-                    Err(error @ (TrainError::Store(_) | TrainError::HeldOut(_))) => {
-                        warn!(%error, "model not saved yet; retrying");
-                        last_error = error.to_string();
-                        pause = pauses.next().unwrap_or(ASK_AGAIN);
-                    }
-                    Err(error) => return Err(error),
-                }
+            if !election.is_elected().await? {
+                return Ok(());
             }
-            tokio::select! {
-                biased;
-                () = self.cluster.over() => return Ok(()),
-                () = self.cluster.generation_after(generation) => {
-                    return Err(ClientError::NewGeneration.into());
+            match self.save(generation, &mut election, trained).await {
+                Ok(()) => {}
+                Err(error @ (TrainError::Store(_) | TrainError::HeldOut(_))) => {
+                    warn!(%error, "model not saved yet; retrying");
+                    election.failed(error);
                 }
-                () = sleep(pause) => {}
+                Err(error) => return Err(error),
             }
         }
     }
 
-    /// Asks for the role of the saver, or reports the stage that this trainer has reached in it.
-    async fn may_save(
+    async fn save(
         &self,
-        generation: Generation,
-        last: &Last,
-        stage: Stage,
-        error: String,
-    ) -> Result<bool, TrainError> {
-        let position = v1::Position {
-            version: last.version.0,
-            pass: last.pass.0,
-            pass_start: last.version.0,
-            examples: last.examples,
-            loss: last.loss,
-        };
-        let request = BeginSaveRequest {
-            caller: self.master.caller(generation),
-            stage: stage.into(),
-            error,
-            position: Some(position),
-        };
-        Ok(self.master.begin_save(request).await?.save)
-    }
-
-    async fn save(&self, generation: Generation, last: &Last) -> Result<(), TrainError> {
+        generation: &GenerationClient,
+        election: &mut SaverElection,
+        trained: &TrainedModel,
+    ) -> Result<(), TrainError> {
         self.activity.note(|activity| activity.doing = "evaluating");
-        let evaluated = self.evaluate(&last.parameters, generation).await?;
+        let evaluated = self.evaluate(&trained.parameters, generation).await?;
         let sums = match evaluated.failed {
             Some(error) => return Err(TrainError::HeldOut(error)),
             None => evaluated.sums,
         };
-        if !self.may_save(generation, last, Stage::Writes, String::new()).await? {
+        if !election.may_write().await? {
             return Ok(());
         }
         self.activity.note(|activity| activity.doing = "writing the model");
-        let sha256 = self.layout.digest(last.parameters.values());
+        let values = trained.parameters.values();
+        let sha256 = self.layout().digest(values);
         let place = self.store.child("model.safetensors")?;
-        let spec = &self.job.spec;
+        let spec = self.spec();
         let about =
             ModelFile { job: &spec.name, model: &spec.model.kind, parameters_sha256: &sha256 };
-        let bytes = encode_model(&self.layout, last.parameters.values(), about)?;
-        place.write(bytes).await?;
+        place.write(encode_model(self.layout(), values, about)?).await?;
         info!(model = place.url(), sha256, "model saved");
-        let request = FinishSaveRequest {
-            caller: self.master.caller(generation),
-            model: place.url().to_owned(),
-            parameters_sha256: sha256,
-            version: last.version.0,
-            examples: last.examples,
-            loss: last.loss,
-            evaluation: (0 < sums.records).then(|| self.wire(&sums, last.pass, last.version)),
-        };
-        self.master.finish_save(request).await?;
+        let evaluation =
+            (0 < sums.records).then(|| self.evaluation_record(&sums, &trained.position));
+        let url = place.url().to_owned();
+        election.finish(SavedModel { url, parameters_sha256: sha256, evaluation }).await?;
         Ok(())
     }
 
@@ -402,10 +329,7 @@ impl Context {
 }
 
 /// The final state of training.
-pub struct Last {
+pub struct TrainedModel {
     pub parameters: Parameters,
-    pub pass: Pass,
-    pub version: Version,
-    pub examples: u64,
-    pub loss: Option<f64>,
+    pub position: Position,
 }

@@ -13,7 +13,6 @@
 mod activity;
 mod async_loop;
 mod context;
-mod follow;
 mod metrics;
 mod run;
 mod sync_loop;

@@ -9,25 +9,25 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use steadfast_client::{ClientError, Gradient, Name, Pservers, Pulled};
+use steadfast_client::{
+    Assignment, ClientError, ContributionName, FailedTask, FailureCause, FailureDecision,
+    GenerationClient, Gradient, LaneShare, Pulled,
+};
 use steadfast_common::applied_records::checksum;
 use steadfast_common::dataset::Records;
-use steadfast_common::ids::{Lane, Pass, RequestId, TaskId, Version};
+use steadfast_common::ids::{Lane, Pass, TaskId, Version};
 use steadfast_common::lane_tree::{LaneSums, LaneTree, Node};
+use steadfast_common::position::Position;
 use steadfast_common::schedule::LaneSchedule;
 use steadfast_common::status::TimeBreakdown;
-use steadfast_host::random;
 use steadfast_host::task::{TaskSet, in_place};
 use steadfast_host::time::{Instant, sleep};
-use steadfast_host::traces::TRACE;
-use steadfast_proto::v1::fail_task_request::Cause;
-use steadfast_proto::v1::{FailTaskRequest, LaneShare};
+use steadfast_net::traces::TRACE;
 use steadfast_trainer_core::{Batch, MicroBatch, Parameters};
 use tokio::sync::watch;
 use tracing::{Instrument, debug, info_span, warn};
 
-use crate::context::{Context, Evaluated, Last, TrainError};
-use crate::follow::{Assignment, Follower};
+use crate::context::{Context, Evaluated, TrainError, TrainedModel};
 use crate::tasks::TaskError;
 
 /// Pause before unreadable data is retried, unless another trainer is to try first.
@@ -43,16 +43,20 @@ const SCHEDULES_KEPT: usize = 2;
 ///
 /// # Errors
 /// Another generation, the end of the job, or an error that requires user action.
-pub async fn train(context: &Arc<Context>, pservers: &Pservers) -> Result<Last, TrainError> {
-    let follower = Follower::start(context.clone(), pservers.generation());
+pub async fn train(
+    context: &Arc<Context>,
+    generation: &GenerationClient,
+) -> Result<TrainedModel, TrainError> {
+    let activity = context.activity.clone();
+    let follower = generation.follow_lanes(move || activity.time_breakdown());
     let mut worker = Worker {
         context,
-        pservers,
+        generation,
         assignment: follower.assignment(),
-        tree: LaneTree::new(context.job.spec.sync.lanes),
+        tree: LaneTree::new(context.spec().sync.lanes),
         given_up: BTreeMap::new(),
         schedules: BTreeMap::new(),
-        parameters: Parameters::zeros(context.layout.clone()),
+        parameters: Parameters::zeros(context.layout().clone()),
         pushes: TaskSet::default(),
         evaluation: TaskSet::default(),
     };
@@ -69,18 +73,13 @@ pub async fn train(context: &Arc<Context>, pservers: &Pservers) -> Result<Last, 
         position = worker.step(position).instrument(span).await?;
     }
     follower.report(position);
-    Ok(Last {
-        parameters: worker.parameters,
-        pass: position.pass,
-        version: position.version,
-        examples: position.examples,
-        loss: position.loss,
-    })
+    let position = Position { pass_start: position.version, ..position };
+    Ok(TrainedModel { parameters: worker.parameters, position })
 }
 
 struct Worker<'a> {
     context: &'a Arc<Context>,
-    pservers: &'a Pservers,
+    generation: &'a GenerationClient,
     assignment: watch::Receiver<Assignment>,
     tree: LaneTree,
     /// Tasks given up according to replies to this trainer's own reports.
@@ -136,7 +135,7 @@ impl Worker<'_> {
 
     /// Waits until a lane is assigned, and pulls the current parameters. Until then this trainer causes no
     /// load: it pulls no parameters.
-    async fn begin(&mut self) -> Result<Pulled, TrainError> {
+    async fn begin(&mut self) -> Result<Position, TrainError> {
         self.context.activity.note(|activity| {
             activity.lanes = Vec::new();
             activity.doing = "waiting for a lane: there are more trainers than lanes";
@@ -147,23 +146,23 @@ impl Worker<'_> {
                 changed = self.assignment.changed() => {
                     changed.map_err(|_| ClientError::NewGeneration)?;
                 }
-                () = self.context.cluster.over() => return Err(ClientError::JobOver.into()),
+                () = self.context.session.job_ended() => return Err(ClientError::JobEnded.into()),
             }
         }
-        let mut values = vec![0.0; self.context.layout.len()];
-        let position = self.pservers.pull_step(Version(0), &mut values).await?;
-        self.parameters = Parameters::new(self.context.layout.clone(), values);
-        Ok(position)
+        let mut values = vec![0.0; self.context.layout().len()];
+        let pulled = self.generation.pservers().pull_step(Version(0), &mut values).await?;
+        self.parameters = Parameters::new(self.context.layout().clone(), values);
+        Ok(pulled.position)
     }
 
-    fn is_last(&self, position: &Pulled) -> bool {
-        let spec = &self.context.job.spec;
+    fn is_last(&self, position: &Position) -> bool {
+        let spec = &self.context.spec();
         spec.passes.is_some_and(|passes| passes <= position.pass.0)
             || spec.steps.is_some_and(|steps| steps <= position.version.0)
     }
 
     /// Computes the assigned lanes of one step and waits for the next version.
-    async fn step(&mut self, position: Pulled) -> Result<Pulled, TrainError> {
+    async fn step(&mut self, position: Position) -> Result<Position, TrainError> {
         let assigned = self.assignment.borrow().lanes.clone();
         self.context.activity.note(|activity| {
             activity.pass = position.pass;
@@ -171,11 +170,11 @@ impl Worker<'_> {
             activity.lanes = assigned;
             activity.doing = "training";
         });
-        let mut next = vec![0.0; self.context.layout.len()];
+        let mut next = vec![0.0; self.context.layout().len()];
         let mut done = BTreeSet::new();
-        let pulled = {
+        let position = {
             let wanted = Version(position.version.0 + 1);
-            let pservers = self.pservers.clone();
+            let pservers = self.generation.pservers();
             let span = info_span!(target: TRACE, "pull");
             let mut pull = pin!(pservers.pull_step(wanted, &mut next).instrument(span));
             let mut waited: Option<Waited> = None;
@@ -195,13 +194,13 @@ impl Worker<'_> {
                         let pulled = pulled?;
                         self.context.metrics.pulled(waited.began.elapsed());
                         self.context.activity.add_time(waited.time_breakdown(&pulled));
-                        break pulled;
+                        break pulled.position;
                     }
                     changed = self.assignment.changed() => {
                         changed.map_err(|_| ClientError::NewGeneration)?;
                     }
                     Some(pushed) = self.pushes.join_next() => {
-                        let of = pushed.map_err(|error| TrainError::Broken(error.to_string()))??;
+                        let of = pushed.map_err(|error| TrainError::TaskFailed(error.to_string()))??;
                         if of == position.version {
                             waited.pushed = waited.began.elapsed();
                         }
@@ -209,23 +208,24 @@ impl Worker<'_> {
                 }
             }
         };
-        self.parameters = Parameters::new(self.context.layout.clone(), next);
-        Ok(pulled)
+        self.parameters = Parameters::new(self.context.layout().clone(), next);
+        Ok(position)
     }
 
     /// Computes the lanes of a node, adds them up and pushes the sums; returns the lanes that were pushed.
     /// Lanes whose data could not be loaded are missing; they must be retried while they remain assigned.
     async fn contribute(
         &mut self,
-        position: Pulled,
+        position: Position,
         node: Node,
     ) -> Result<BTreeSet<Lane>, TrainError> {
+        let pservers = self.generation.pservers();
         let (mut sums, mut shares) = (LaneSums::new(self.tree), BTreeMap::new());
         for lane in node.lanes() {
             if let Some((share, gradient)) = self.compute(position, lane).await? {
                 in_place(|| {
                     sums.put(self.tree.leaf(lane), gradient, |left, right| {
-                        self.pservers.add(left, right)
+                        pservers.add(left, right)
                     })
                 });
                 shares.insert(lane, share);
@@ -234,8 +234,9 @@ impl Worker<'_> {
         for (node, sum) in sums.into_held() {
             let sum = sum.unwrap_or_default();
             let shares = node.lanes().filter_map(|lane| shares.get(&lane).copied()).collect();
-            let name = Name::Lanes { version: position.version, first: node.first(), shares };
-            let (pservers, context) = (self.pservers.clone(), self.context.clone());
+            let name =
+                ContributionName::Lanes { version: position.version, first: node.first(), shares };
+            let (pservers, context) = (pservers.clone(), self.context.clone());
             let begun = context.pushing.begin();
             let push = async move {
                 let _begun = begun;
@@ -257,7 +258,7 @@ impl Worker<'_> {
     /// records.
     async fn compute(
         &mut self,
-        position: Pulled,
+        position: Position,
         lane: Lane,
     ) -> Result<Option<(LaneShare, Option<Gradient>)>, TrainError> {
         let step = position.version.0 - position.pass_start.0;
@@ -274,12 +275,12 @@ impl Worker<'_> {
         if records.is_empty() {
             return Ok(Some((share, None)));
         }
-        let key = MicroBatch { seed: self.context.job.spec.seed, pass: position.pass, step, lane };
-        let zeros = Parameters::zeros(self.context.layout.clone());
+        let key = MicroBatch { seed: self.context.spec().seed, pass: position.pass, step, lane };
+        let zeros = Parameters::zeros(self.context.layout().clone());
         let computed =
             self.context.gradient(&self.parameters, &Batch::from(&records), &key, zeros)?;
         let mut values = computed.gradient.into_values();
-        in_place(|| self.pservers.round(&mut values));
+        in_place(|| self.generation.pservers().round(&mut values));
         let gradient = Gradient {
             records: share.records.into(),
             loss_sum: computed.loss_sum,
@@ -353,7 +354,7 @@ impl Worker<'_> {
         }
         let left = self.schedule(pass).steps_of(lane, given_up).saturating_sub(step + 1);
         let next = Pass(pass.0 + 1);
-        if self.context.job.spec.passes.is_some_and(|passes| passes <= next.0) {
+        if self.context.spec().passes.is_some_and(|passes| passes <= next.0) {
             return;
         }
         for step in 0..AHEAD.saturating_sub(left) {
@@ -372,24 +373,16 @@ impl Worker<'_> {
     ) -> Result<AfterFailure, TrainError> {
         warn!(%task, %pass, %error, "task cannot be computed");
         self.context.metrics.failed();
-        let request = FailTaskRequest {
-            caller: self.context.master.caller(self.pservers.generation()),
-            request_id: RequestId(random::uuid()).0.to_string(),
-            pass: pass.0,
-            task: task.0,
-            reason: error.to_string(),
-            cause: error.cause().into(),
-            lane: lane.0,
-        };
-        let reply = self.context.master.fail_task(request).await?;
-        if reply.given_up {
-            self.given_up.entry(pass).or_default().insert(task);
-            return Ok(AfterFailure::Again);
-        }
-        match error.cause() {
-            Cause::Data if !reply.elsewhere => Ok(AfterFailure::Again),
-            Cause::Data | Cause::Transient => Ok(AfterFailure::Later),
-        }
+        let (cause, reason) = (error.cause(), error.to_string());
+        let failed = FailedTask { pass, task, lane, cause, reason };
+        Ok(match (self.generation.fail_task(failed).await?, cause) {
+            (FailureDecision::GivenUp, _) => {
+                self.given_up.entry(pass).or_default().insert(task);
+                AfterFailure::Again
+            }
+            (FailureDecision::Retry, FailureCause::Data) => AfterFailure::Again,
+            (FailureDecision::Elsewhere, _) | (_, FailureCause::Transient) => AfterFailure::Later,
+        })
     }
 
     fn given_up(&self, pass: Pass) -> BTreeSet<TaskId> {
@@ -406,14 +399,14 @@ impl Worker<'_> {
             self.schedules.pop_first();
         }
         self.schedules.entry(pass).or_insert_with(|| {
-            let spec = &context.job.spec;
+            let spec = &context.spec();
             let (lanes, micro_batch) = (spec.sync.lanes, spec.sync.micro_batch);
             LaneSchedule::new(context.tasks.manifest(), spec.seed, pass, lanes, micro_batch)
         })
     }
 
     /// At the beginning of a pass, the trainer of the first lane evaluates the result of the previous pass.
-    fn evaluate_in_background(&mut self, position: &Pulled) {
+    fn evaluate_in_background(&mut self, position: &Position) {
         let begins = position.version == position.pass_start && 0 < position.pass.0;
         let is_ours = self.assignment.borrow().lanes.first() == Some(&Lane(0));
         while self.evaluation.try_join_next().is_some() {}
@@ -422,13 +415,12 @@ impl Worker<'_> {
             return;
         }
         let (context, parameters) = (self.context.clone(), self.parameters.clone());
-        let (generation, position) = (self.pservers.generation(), *position);
+        let (generation, position) = (self.generation.clone(), *position);
         self.evaluation.spawn(async move {
-            match context.evaluate(&parameters, generation).await {
+            match context.evaluate(&parameters, &generation).await {
                 Ok(Evaluated { sums, .. }) if 0 < sums.records => {
-                    let figures = context.wire(&sums, position.pass, position.version);
-                    if let Err(error) = context.master.report_evaluation(generation, figures).await
-                    {
+                    let record = context.evaluation_record(&sums, &position);
+                    if let Err(error) = generation.report_evaluation(record).await {
                         debug!(%error, "evaluation not reported");
                     }
                 }

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
+use steadfast_client::FailureCause;
 use steadfast_common::dataset::{Manifest, ReadOptions, Records};
 use steadfast_common::ids::{Pass, TaskId};
 use steadfast_common::schedule::record_order;
 use steadfast_data::DataError;
 use steadfast_host::task::spawn;
-use steadfast_proto::v1::fail_task_request::Cause;
 use steadfast_trainer_core::{Batch, Model, ModelError};
 
 /// Minimum number of tasks kept in memory.
@@ -29,21 +29,21 @@ pub enum TaskError {
     #[error(transparent)]
     Model(ModelError),
     #[error("the reader failed: {0}")]
-    Broken(String),
+    ReaderFailed(String),
 }
 
 impl TaskError {
     /// Returns the cause: whether every trainer would fail in the same way.
-    pub fn cause(&self) -> Cause {
+    pub fn cause(&self) -> FailureCause {
         match self {
             // Another machine may have the unchanged file.
-            Self::Data(DataError::Changed { .. }) => Cause::Transient,
+            Self::Data(DataError::Changed { .. }) => FailureCause::Transient,
             Self::Data(error) => match error.kind() {
-                steadfast_data::ErrorKind::Permanent => Cause::Data,
-                steadfast_data::ErrorKind::Transient => Cause::Transient,
+                steadfast_data::ErrorKind::Permanent => FailureCause::Data,
+                steadfast_data::ErrorKind::Transient => FailureCause::Transient,
             },
-            Self::BadRecord { .. } | Self::Model(_) => Cause::Data,
-            Self::Broken(_) => Cause::Transient,
+            Self::BadRecord { .. } | Self::Model(_) => FailureCause::Data,
+            Self::ReaderFailed(_) => FailureCause::Transient,
         }
     }
 }
@@ -132,7 +132,7 @@ impl Tasks {
             match reading.await {
                 Ok(Ok(records)) => Ok(Arc::new(records)),
                 Ok(Err(error)) => Err(Arc::new(error)),
-                Err(error) => Err(Arc::new(TaskError::Broken(error.to_string()))),
+                Err(error) => Err(Arc::new(TaskError::ReaderFailed(error.to_string()))),
             }
         }
         .boxed()

@@ -127,6 +127,7 @@ async fn checkpoint(
     Ok(CheckpointEvidence {
         generation: record.generation,
         position: record.position,
+        exhausted: record.exhausted,
         slots,
         queue: record.queue,
         invalidated: record.invalidated,

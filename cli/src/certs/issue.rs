@@ -9,8 +9,8 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
 };
-use steadfast_host::role::{ANY_ROLE, Role};
-use steadfast_host::tls::{CA_FILE, CERTIFICATE_FILE, KEY_FILE, described_file};
+use steadfast_common::role::{ANY_ROLE, Role};
+use steadfast_net::tls::{CA_FILE, CERTIFICATE_FILE, KEY_FILE, described_file};
 use steadfast_process::Failure;
 use time::{Duration, OffsetDateTime};
 

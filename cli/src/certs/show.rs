@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
-use steadfast_host::tls::{CERTIFICATE_FILE, described_file};
+use steadfast_net::tls::{CERTIFICATE_FILE, described_file};
 use steadfast_process::Failure;
 
 use super::ShowArgs;

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_is_named_by_its_id_or_an_unmistakable_beginning_of_it() {
+    fn a_checkpoint_is_named_by_its_id_or_a_unique_prefix() {
         assert_eq!(chosen(&["400-b"]).unwrap(), ["400-b"]);
         assert_eq!(chosen(&["2", "400-a"]).unwrap(), ["200-a", "400-a"]);
         assert_eq!(chosen(&[]).unwrap(), ["400-a"]);
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_name_gets_one_line_with_the_way_out() {
+    fn an_unknown_or_ambiguous_id_is_rejected_in_one_line_with_a_hint() {
         let ambiguous = chosen(&["400"]).unwrap_err();
         assert_eq!(ambiguous.message, "400 matches 400-b, 400-a; give more of the id");
         let unknown = chosen(&["400-a", "7"]).unwrap_err();

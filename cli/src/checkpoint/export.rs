@@ -12,7 +12,7 @@ use steadfast_store::{Created, Location};
 
 use super::explain;
 use super::manifests::{self, store_failure};
-use super::verify::is_gone;
+use super::verify::was_deleted;
 use crate::job_args::JobArgs;
 
 /// Write the parameters of a checkpoint as one safetensors file.
@@ -56,7 +56,7 @@ pub async fn run(args: ExportArgs) -> Result<ExitCode, Failure> {
     let id = &manifest.id;
     let (layout, values) = match parameters(&store, checkpoint).await {
         Ok(found) => found,
-        Err(CheckpointError::Missing { .. }) if is_gone(&job, id).await? => {
+        Err(CheckpointError::Missing { .. }) if was_deleted(&job, id).await? => {
             let message =
                 format!("checkpoint {id} was deleted during the export; export a newer one");
             return Err(Failure::new(ErrorKind::Stale, message));

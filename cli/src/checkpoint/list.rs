@@ -141,7 +141,7 @@ fn remarks(row: &Row) -> String {
 
 #[cfg(test)]
 mod tests {
-    use steadfast_common::records::PositionRecord;
+    use steadfast_common::position::Position;
 
     use super::*;
 
@@ -150,8 +150,7 @@ mod tests {
     }
 
     fn rows() -> Vec<Row> {
-        let position =
-            PositionRecord { version: Version(400), pass: Pass(2), ..PositionRecord::default() };
+        let position = Position { version: Version(400), pass: Pass(2), ..Position::default() };
         let sound = CheckpointRecord { position, created_unix_ms: 1_000, ..Default::default() };
         let invalidated = CheckpointRecord {
             invalidated: Some("shards/x is missing".to_owned()),
@@ -171,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_says_how_far_how_old_and_how_sound_each_checkpoint_is() {
+    fn the_list_shows_version_age_and_validity_of_each_checkpoint() {
         let text = table(&rows(), Some(3));
         assert_eq!(text, table(&rows(), None));
         assert_ne!(text, table(&rows(), Some(2)));
@@ -186,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_read_the_numbers_as_etcd_has_them() {
+    fn json_output_has_the_numbers_that_etcd_has() {
         let json = serde_json::json!(rows());
         assert_eq!(json[0]["version"], 400);
         assert_eq!(json[0]["pass"], 2);

@@ -9,7 +9,7 @@ use steadfast_process::Failure;
 
 use super::manifests;
 use crate::job_args::JobArgs;
-use crate::job_master::{CheckpointOutcome, JobMaster};
+use crate::job_master::CheckpointOutcome;
 
 /// The master retries a failed checkpoint several times.
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -25,7 +25,7 @@ pub struct NowArgs {
 pub async fn run(args: NowArgs) -> Result<ExitCode, Failure> {
     let job = args.job.find().await?;
     manifests::must_go_on(&job).await?;
-    let mut master = JobMaster::new(job.etcd.clone(), job.keys.clone());
+    let mut master = job.master();
     let (why, latest) = match master.take_checkpoint(TIMEOUT).await? {
         CheckpointOutcome { latest: Some(id), error: None } => {
             println!("{id}");

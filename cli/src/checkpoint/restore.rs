@@ -8,7 +8,7 @@ use steadfast_process::Failure;
 
 use super::manifests;
 use crate::job_args::JobArgs;
-use crate::job_master::{Force, JobMaster};
+use crate::job_master::Force;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -34,7 +34,7 @@ pub async fn run(args: RestoreArgs) -> Result<ExitCode, Failure> {
         true => Force::Yes,
         false => Force::No,
     };
-    let mut master = JobMaster::new(job.etcd.clone(), job.keys.clone());
+    let mut master = job.master();
     let generation = master.restore_checkpoint(&id, force, TIMEOUT).await?;
     eprintln!("steadfast: job {} rolls back to checkpoint {id}", job.name);
     println!("{generation}");

@@ -36,13 +36,13 @@ pub struct VerifyArgs {
 /// Result of the verification of one checkpoint.
 #[derive(Debug)]
 enum Finding {
-    Sound(Verified),
+    Valid(Verified),
     Failed {
         kind: ErrorKind,
         message: String,
     },
     /// The job deleted it during the verification because it took newer ones.
-    Gone,
+    Deleted,
 }
 
 /// JSON output for one checkpoint.
@@ -70,16 +70,16 @@ pub async fn run(args: VerifyArgs) -> Result<ExitCode, Failure> {
     let store = manifests::open_store(&record).await?;
     let (mut kinds, mut reports) = (Vec::new(), Vec::new());
     for manifest in &chosen {
-        let finding = look(&job, &record, &store, manifest).await?;
+        let finding = verify_one(&job, &record, &store, manifest).await?;
         match args.form.output() {
             Output::Text => println!("{}", line(manifest, &finding)),
             Output::Json => reports.push(json!(report(manifest, &finding))),
         }
         kinds.extend(match finding {
-            Finding::Sound(_) => None,
+            Finding::Valid(_) => None,
             Finding::Failed { kind, .. } => Some(kind),
-            Finding::Gone if args.all => None,
-            Finding::Gone => Some(ErrorKind::Stale),
+            Finding::Deleted if args.all => None,
+            Finding::Deleted => Some(ErrorKind::Stale),
         });
     }
     if args.form.output() == Output::Json {
@@ -91,7 +91,7 @@ pub async fn run(args: VerifyArgs) -> Result<ExitCode, Failure> {
     Ok(answered(&Failure::new(kind, message)))
 }
 
-async fn look(
+async fn verify_one(
     job: &Job,
     record: &JobRecord,
     store: &Location,
@@ -105,31 +105,31 @@ async fn look(
         }
     };
     let error = match verify(store, checkpoint).await {
-        Ok(verified) => return Ok(Finding::Sound(verified)),
+        Ok(verified) => return Ok(Finding::Valid(verified)),
         Err(error) => error,
     };
-    if matches!(error, CheckpointError::Missing { .. }) && is_gone(job, &manifest.id).await? {
-        return Ok(Finding::Gone);
+    if matches!(error, CheckpointError::Missing { .. }) && was_deleted(job, &manifest.id).await? {
+        return Ok(Finding::Deleted);
     }
     let Failure { kind, message } = explain(error, store, record).await;
     Ok(Finding::Failed { kind, message })
 }
 
-/// Returns whether a checkpoint was deleted since it was looked up.
-pub async fn is_gone(job: &Job, id: &str) -> Result<bool, Failure> {
+/// Returns whether a checkpoint was deleted since it was listed.
+pub async fn was_deleted(job: &Job, id: &str) -> Result<bool, Failure> {
     Ok(job.etcd.get(&job.keys.checkpoint(id)).await?.is_none())
 }
 
 fn line(manifest: &Manifest, finding: &Finding) -> String {
     let id = &manifest.id;
     let line = match finding {
-        Finding::Sound(verified) => {
+        Finding::Valid(verified) => {
             format!("OK {id} parameters_sha256 {}", verified.parameters_sha256)
         }
         Finding::Failed { message, .. } => format!("ERROR {id}: {message}"),
-        Finding::Gone => {
+        Finding::Deleted => {
             return format!(
-                "GONE {id}: deleted during verification; the job took newer checkpoints"
+                "DELETED {id}: deleted during verification; the job took newer checkpoints"
             );
         }
     };
@@ -145,9 +145,9 @@ fn invalidated(manifest: &Manifest) -> Option<&str> {
 
 fn report<'a>(manifest: &'a Manifest, finding: &'a Finding) -> Report<'a> {
     let (sound, error) = match finding {
-        Finding::Sound(verified) => (Some(verified), None),
+        Finding::Valid(verified) => (Some(verified), None),
         Finding::Failed { message, .. } => (None, Some(message.as_str())),
-        Finding::Gone => (None, Some("deleted during verification")),
+        Finding::Deleted => (None, Some("deleted during verification")),
     };
     let counted = |verified: &Verified| {
         let each = verified.counted.iter();

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_up_to_a_bound_and_begin_anew_after_a_long_life() {
+    fn pauses_double_up_to_a_limit_and_reset_after_a_long_run() {
         let mut backoff = Backoff::new();
         let short = Duration::from_millis(20);
         let pauses: Vec<u128> = (0..8)
@@ -68,7 +68,7 @@ mod tests {
 
     /// I12: a process that cannot run is not restarted indefinitely.
     #[test]
-    fn a_process_that_fails_again_and_again_at_once_is_given_up() {
+    fn a_process_that_fails_repeatedly_at_start_is_given_up() {
         let mut backoff = Backoff::new();
         let short = Duration::from_millis(20);
         let starts = (0..).take_while(|_| backoff.after(short, Ending::Failed).is_some()).count();

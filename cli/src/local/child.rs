@@ -97,7 +97,7 @@ impl ChildProcess {
                 // A killed process does not log a reason.
                 words: status
                     .code()
-                    .and_then(|_| log_tail::last_words(&process.log, self.log_start)),
+                    .and_then(|_| log_tail::last_lines(&process.log, self.log_start)),
             },
             Err(error) => Exit { code: None, how: format!("no exit status: {error}"), words: None },
         }

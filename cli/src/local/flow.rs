@@ -13,6 +13,7 @@ use steadfast_common::spec::JobSpec;
 use steadfast_common::status::JobStatus;
 use steadfast_coord::{Etcd, Mirror, Range};
 use steadfast_host::time::unix_ms;
+use steadfast_net::TlsIdentity;
 use steadfast_process::{Failure, Shutdown, TlsArgs};
 use tokio::sync::mpsc;
 
@@ -56,7 +57,7 @@ pub async fn run(args: LocalArgs) -> Result<ExitCode, Failure> {
     let default_folder = || Path::new("steadfast-data").join(&spec.name);
     let path = args.data_dir.clone().unwrap_or_else(default_folder);
     let folder = Folder::open(&path)?;
-    log_tail::put_by(&folder.logs());
+    log_tail::rotate(&folder.logs());
 
     let (notices_tx, mut notices) = mpsc::channel(NOTICES_MAX);
     let opening = open_etcd(&args, &folder, &own, &notices_tx, &mut notices);
@@ -215,7 +216,11 @@ impl Run<'_> {
         });
         progress.note(&self.greeting());
         let mirror = Mirror::start(self.etcd, Range::Key(keys.result())).await?;
-        let mut observer = Observer::start(JobMaster::new(self.etcd.clone(), keys.clone()));
+        let mut observer = Observer::start(JobMaster::new(
+            self.etcd.clone(),
+            keys.clone(),
+            TlsIdentity::default(),
+        ));
         let supervisor = Supervisor::start(self.plan.processes(), notices_tx);
         let mut outages = Outages::default();
         let end = self.watch(&mirror, &mut observer, notices, &mut progress, &mut outages).await;
@@ -231,7 +236,7 @@ impl Run<'_> {
                 supervisor.stop(LEAVE_TIMEOUT).await;
                 let mut summary = Summary::of_result(self.spec, *result, wall_seconds);
                 summary.outages = outages.outages();
-                let summary = summary.and_seen(seen.as_ref());
+                let summary = summary.with_status(seen.as_ref());
                 summary.save(&self.folder.summary());
                 self.print_next_steps(&summary);
                 Ok(summary)
@@ -241,7 +246,7 @@ impl Run<'_> {
                 print_resume_command();
                 let mut summary = Summary::of_drained(self.spec, seen.as_ref(), wall_seconds);
                 summary.outages = outages.outages();
-                Ok(summary.and_seen(seen.as_ref()))
+                Ok(summary.with_status(seen.as_ref()))
             }
             End::Fatal(failure) => {
                 supervisor.stop(Duration::ZERO).await;
@@ -251,12 +256,12 @@ impl Run<'_> {
     }
 
     fn greeting(&self) -> String {
-        let look = match self.plan.args.etcd.is_empty() {
+        let status_command = match self.plan.args.etcd.is_empty() {
             true => format!("steadfast status --data-dir {}", quote(&self.folder.shown())),
             false => format!("steadfast status --etcd-endpoints {}", self.plan.endpoints.join(",")),
         };
         format!(
-            "job {}; logs in {}; show its status with `{look}`",
+            "job {}; logs in {}; show its status with `{status_command}`",
             self.spec.name,
             self.folder.logs().display()
         )
@@ -323,7 +328,7 @@ impl Run<'_> {
     ) -> End {
         progress.note("stopping after a last checkpoint; a second Ctrl-C stops at once");
         supervisor.leave();
-        let mut master = JobMaster::new(self.etcd.clone(), keys.clone());
+        let mut master = JobMaster::new(self.etcd.clone(), keys.clone(), TlsIdentity::default());
         let taken = master.take_checkpoint(DRAIN_TIMEOUT).await;
         let latest = taken.as_ref().ok().and_then(|taken| taken.latest.clone());
         match taken {
@@ -369,12 +374,12 @@ impl Run<'_> {
             (State::Finished, Some(model))
                 if model.starts_with('/') && !Path::new(model).exists() =>
             {
-                let look = match is_embedded {
+                let source = match is_embedded {
                     true => format!("--data-dir {}", quote(&folder)),
                     false => format!("--etcd-endpoints {}", self.plan.endpoints.join(",")),
                 };
                 eprintln!(
-                    "steadfast: the model file {model} is gone; `steadfast checkpoint export {look} \
+                    "steadfast: the model file {model} does not exist; `steadfast checkpoint export {source} \
                      --to {}` writes it again from the last checkpoint",
                     quote(model)
                 );
@@ -425,14 +430,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_is_quoted_only_if_a_shell_would_take_it_apart() {
+    fn a_word_is_quoted_only_if_a_shell_would_split_it() {
         assert_eq!(quote("a/b.toml"), "a/b.toml");
         assert_eq!(quote("my job"), "'my job'");
         assert_eq!(quote("it's"), r"'it'\''s'");
     }
 
     #[test]
-    fn every_fault_of_a_job_file_is_reported_with_its_name() {
+    fn every_error_of_a_job_file_is_reported_with_the_file_name() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("bad.toml");
         std::fs::write(&path, "name = 'a b'\npases = 1\n").unwrap();

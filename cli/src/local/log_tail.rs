@@ -9,7 +9,7 @@ const TAIL_BYTES: u64 = 16 << 10;
 
 /// Returns the reason found in a log from byte `from` on: its `error:` lines without the program's name, else
 /// a panic message, else the last line.
-pub fn last_words(log: &Path, from: u64) -> Option<String> {
+pub fn last_lines(log: &Path, from: u64) -> Option<String> {
     let mut file = File::open(log).ok()?;
     let length = file.metadata().ok()?.len();
     file.seek(SeekFrom::Start(from.max(length.saturating_sub(TAIL_BYTES)))).ok()?;
@@ -19,7 +19,7 @@ pub fn last_words(log: &Path, from: u64) -> Option<String> {
 }
 
 /// Renames the logs of the previous run (`master-0.log` to `master-0.log.old`): each log covers one run.
-pub fn put_by(folder: &Path) {
+pub fn rotate(folder: &Path) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {
         if path.extension().is_some_and(|it| it == "log") {
@@ -59,14 +59,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_error_lines_count_before_all_else() {
+    fn error_lines_have_precedence() {
         let text = "2026 info master started\nsteadfast-master: error: `passes` must be at least 1\n\
                     steadfast-master: error: unknown key `x`\n";
         assert_eq!(explain(text).unwrap(), "`passes` must be at least 1\nunknown key `x`");
     }
 
     #[test]
-    fn a_panic_is_found_before_the_hint_below_it() {
+    fn a_panic_has_precedence_over_the_hint_below_it() {
         let text = "info\nthread 'main' panicked at src/a.rs:1:2:\nbroken\nnote: run with `RUST_BACKTRACE=1`";
         assert_eq!(explain(text).unwrap(), "thread 'main' panicked at src/a.rs:1:2: broken");
     }

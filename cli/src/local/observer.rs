@@ -12,24 +12,24 @@ const EVERY: Duration = Duration::from_millis(100);
 
 /// Latest result of the polling.
 #[derive(Clone, Debug, Default)]
-pub struct Seen {
+pub struct Observation {
     /// The last status received, if any.
     pub status: Option<JobStatus>,
     /// Why the last request failed, if it did.
-    pub silence: Option<String>,
+    pub error: Option<String>,
 }
 
 /// Polls a job until it is dropped.
 #[derive(Debug)]
 pub struct Observer {
-    seen: watch::Receiver<Seen>,
+    seen: watch::Receiver<Observation>,
     task: JoinHandle<()>,
 }
 
 impl Observer {
     /// Starts polling.
     pub fn start(master: JobMaster) -> Self {
-        let (tx, seen) = watch::channel(Seen::default());
+        let (tx, seen) = watch::channel(Observation::default());
         Self { seen, task: tokio::spawn(observe(master, tx)) }
     }
 
@@ -42,7 +42,7 @@ impl Observer {
     }
 
     /// Returns the latest result.
-    pub fn seen(&self) -> Seen {
+    pub fn seen(&self) -> Observation {
         self.seen.borrow().clone()
     }
 }
@@ -53,15 +53,15 @@ impl Drop for Observer {
     }
 }
 
-async fn observe(mut master: JobMaster, tx: watch::Sender<Seen>) {
+async fn observe(mut master: JobMaster, tx: watch::Sender<Observation>) {
     let mut ticks = tokio::time::interval(EVERY);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         let answer = master.status().await;
         tx.send_modify(|seen| match answer {
-            Ok(status) => *seen = Seen { status: Some(status), silence: None },
-            Err(failure) => seen.silence = Some(failure.message),
+            Ok(status) => *seen = Observation { status: Some(status), error: None },
+            Err(failure) => seen.error = Some(failure.message),
         });
     }
 }

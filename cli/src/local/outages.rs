@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_death_lasts_until_the_first_pause_that_ends_after_it() {
+    fn an_outage_lasts_until_the_first_recovery_that_ends_after_it() {
         let mut outages = Outages::default();
         let recovery =
             |ended_unix_ms| Recovery { cause: "slot 0".to_owned(), seconds: 0.1, ended_unix_ms };

@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn only_masters_are_told_of_the_job_file_and_every_process_picks_its_ports() {
+    fn only_masters_receive_the_job_file_and_every_process_picks_its_ports() {
         let args = args(&["--trainers", "3"]);
         let bin = |name: &str| PathBuf::from("/bin").join(name);
         let plan = Plan {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use steadfast_common::status::{JobState, JobStatus};
 
-use super::observer::Seen;
+use super::observer::Observation;
 use crate::format::{figure, plural, rate, span};
 
 /// Interval between lines while the status changes.
@@ -52,9 +52,9 @@ impl Progress {
     }
 
     /// Shows the latest status.
-    pub fn update(&mut self, seen: &Seen) {
+    pub fn update(&mut self, seen: &Observation) {
         let now = Instant::now();
-        if seen.silence.is_none() {
+        if seen.error.is_none() {
             self.heard = now;
         }
         let silent = SILENCE_SHOWN <= now - self.heard;
@@ -183,7 +183,7 @@ mod tests {
     use crate::status::sample;
 
     #[test]
-    fn a_line_tells_pass_tasks_speed_loss_members_and_time_left() {
+    fn a_line_shows_pass_tasks_speed_loss_members_and_time_left() {
         let line = describe(&sample::training());
         assert_eq!(
             line,
@@ -193,13 +193,13 @@ mod tests {
     }
 
     #[test]
-    fn a_waiting_job_tells_what_it_waits_for() {
+    fn a_waiting_job_shows_what_it_waits_for() {
         let status = JobStatus { state: JobState::Waiting, ..sample::training() };
         assert_eq!(describe(&status), "waiting: slot 1 has no pserver");
     }
 
     #[test]
-    fn a_line_is_due_at_each_new_pass_and_else_every_two_seconds_if_something_changed() {
+    fn a_line_is_printed_at_each_new_pass_and_otherwise_every_two_seconds_on_a_change() {
         let mut lines = Lines::default();
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);

@@ -129,7 +129,7 @@ impl Summary {
 
     /// Adds the fields that only the master's status has.
     #[must_use]
-    pub fn and_seen(mut self, seen: Option<&JobStatus>) -> Self {
+    pub fn with_status(mut self, seen: Option<&JobStatus>) -> Self {
         let Some(seen) = seen else { return self };
         self.time_breakdown = seen.time_breakdown;
         self.warnings.clone_from(&seen.warnings);
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shares_of_trainers_time_are_told_once_there_are_any() {
+    fn the_time_breakdown_is_shown_once_it_has_values() {
         let mut summary = Summary::of_result(&sample::spec(), result(), 1.0);
         assert!(!summary.text().contains("trainers"));
         let time_breakdown =
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn the_exit_code_tells_finished_from_finished_with_losses_from_failed() {
+    fn the_exit_code_distinguishes_finished_finished_with_losses_and_failed() {
         let code = |result| Summary::of_result(&sample::spec(), result, 1.0).exit_code();
         assert_eq!(code(result()), ExitCode::SUCCESS);
         assert_eq!(code(ResultRecord { discarded: discarded(1), ..result() }), ExitCode::from(10));
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn many_given_up_tasks_are_summed_up_and_their_list_is_named() {
+    fn many_given_up_tasks_are_summarized_with_the_file_that_lists_them() {
         let result = ResultRecord { discarded: discarded(25), ..result() };
         let text = Summary::of_result(&sample::spec(), result, 65.2).text();
         let last = "  discarded  and 15 more tasks; all of them are in /data/discarded.jsonl\n";
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn the_json_form_has_exactly_the_documented_members() {
+    fn the_json_output_has_exactly_the_documented_fields() {
         let summary = Summary::of_result(&sample::spec(), result(), 12.5);
         let json = serde_json::json!(summary);
         let names: Vec<&str> = json.as_object().unwrap().keys().map(String::as_str).collect();
@@ -414,7 +414,7 @@ mod tests {
 
     /// F33
     #[test]
-    fn a_run_that_could_take_no_checkpoint_says_so_at_its_end() {
+    fn a_run_without_any_checkpoint_reports_it_at_its_end() {
         let seen = JobStatus {
             checkpoint: None,
             checkpoint_error: Some("slot 0: no space".to_owned()),
@@ -423,14 +423,14 @@ mod tests {
             ..sample::training()
         };
         let text =
-            Summary::of_drained(&sample::spec(), Some(&seen), 1.0).and_seen(Some(&seen)).text();
+            Summary::of_drained(&sample::spec(), Some(&seen), 1.0).with_status(Some(&seen)).text();
         let line = "  error      no checkpoint could be taken in 3 attempts: slot 0: no space\n";
         assert!(text.contains(line), "{text}");
         assert!(text.contains("  warning    4 tasks are few\n"), "{text}");
     }
 
     #[test]
-    fn the_time_of_a_finished_job_is_told_again_for_the_same_parameters_only() {
+    fn the_time_of_a_finished_job_is_shown_again_only_for_the_same_parameters() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("summary.json");
         Summary::of_result(&sample::spec(), result(), 12.5).save(&path);

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bad_configuration_is_fatal_and_shown_in_the_words_of_the_process() {
+    async fn bad_configuration_is_fatal_and_the_error_of_the_process_is_shown() {
         let folder = tempfile::tempdir().unwrap();
         let (tx, mut notices) = mpsc::channel(8);
         let script = "echo 'steadfast-master: error: unknown column `x`' >&2; exit 2";
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_master_may_give_up_because_something_is_not_there() {
+    fn a_missing_dependency_is_fatal_only_for_a_master() {
         let exit = Exit { code: Some(3), how: "exit code 3".to_owned(), words: None };
         assert!(fatal(&shell(Path::new("/"), Role::Master, ""), &exit).is_some());
         assert!(fatal(&shell(Path::new("/"), Role::Trainer, ""), &exit).is_none());
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_clean_exit_shortly_before_the_news_of_the_end_is_no_death() {
+    async fn a_clean_exit_shortly_before_the_end_of_the_job_is_not_a_failure() {
         let folder = tempfile::tempdir().unwrap();
         let (tx, mut notices) = mpsc::channel(8);
         let supervisor = Supervisor::start(vec![shell(folder.path(), Role::Trainer, "")], &tx);
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn stopping_asks_politely_and_leaves_no_process_behind() {
+    async fn stopping_sends_sigterm_first_and_leaves_no_process() {
         let folder = tempfile::tempdir().unwrap();
         let (tx, _notices) = mpsc::channel(8);
         let script = "trap 'echo bye; exit 0' TERM; echo $$; while :; do sleep 0.05; done";
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_program_that_is_not_there_is_fatal() {
+    async fn a_missing_program_is_fatal() {
         let folder = tempfile::tempdir().unwrap();
         let (tx, mut notices) = mpsc::channel(8);
         let mut process = shell(folder.path(), Role::Trainer, "");

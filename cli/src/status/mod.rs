@@ -1,8 +1,8 @@
 //! `steadfast status`: shows the status of a job, from its master or else from etcd.
 
-mod remains;
 #[cfg(test)]
 pub mod sample;
+mod stored_status;
 mod text;
 
 use std::io::IsTerminal;
@@ -19,7 +19,7 @@ use steadfast_process::Failure;
 use crate::job_args::{Job, JobArgs};
 use crate::job_master::JobMaster;
 use crate::output::{FormArgs, Output};
-use remains::Remains;
+use stored_status::StoredStatus;
 
 /// Polling interval with `--watch`.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
@@ -42,57 +42,58 @@ pub struct StatusArgs {
 /// Status of a job from the best available source.
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(untagged)]
-enum Picture {
+enum AnyStatus {
     Live(Box<JobStatus>),
     /// Read from etcd because no master answers.
-    Remains(Box<Remains>),
+    Stored(Box<StoredStatus>),
 }
 
 /// Shows the status once, or with `--watch` until the job has ended.
 pub async fn run(args: StatusArgs) -> Result<ExitCode, Failure> {
-    let Job { name, etcd, keys } = match args.watch {
+    let job = match args.watch {
         // A copy of an ended run's etcd would never show the next run.
         true => args.job.find_running().await?,
         false => args.job.find().await?,
     };
-    let mut master = JobMaster::new(etcd.clone(), keys.clone());
+    let mut master = job.master();
+    let Job { name, etcd, keys, .. } = job;
     let mut last = None;
     loop {
-        let picture = look(&etcd, &keys, &name, &mut master).await?;
-        let ended = picture.has_ended();
-        if last.as_ref() != Some(&picture) {
-            show(&picture, &args);
+        let status = read_status(&etcd, &keys, &name, &mut master).await?;
+        let ended = status.has_ended();
+        if last.as_ref() != Some(&status) {
+            show(&status, &args);
         }
         if !args.watch || ended {
             return Ok(ExitCode::SUCCESS);
         }
-        last = Some(picture);
+        last = Some(status);
         tokio::time::sleep(WATCH_EVERY).await;
     }
 }
 
-async fn look(
+async fn read_status(
     etcd: &Etcd,
     keys: &Keys,
     name: &str,
     master: &mut JobMaster,
-) -> Result<Picture, Failure> {
+) -> Result<AnyStatus, Failure> {
     match master.status().await {
-        Ok(status) => Ok(Picture::Live(Box::new(status))),
+        Ok(status) => Ok(AnyStatus::Live(Box::new(status))),
         Err(failure) => {
-            let remains = Remains::read(etcd, keys, name, failure.message).await?;
-            Ok(Picture::Remains(Box::new(remains)))
+            let stored = StoredStatus::read(etcd, keys, name, failure.message).await?;
+            Ok(AnyStatus::Stored(Box::new(stored)))
         }
     }
 }
 
-fn show(picture: &Picture, args: &StatusArgs) {
+fn show(status: &AnyStatus, args: &StatusArgs) {
     match args.form.output() {
-        Output::Json => println!("{}", serde_json::json!(picture)),
+        Output::Json => println!("{}", serde_json::json!(status)),
         Output::Text => {
-            let text = match picture {
-                Picture::Live(status) => text::live(status),
-                Picture::Remains(remains) => text::remains(remains),
+            let text = match status {
+                AnyStatus::Live(status) => text::live(status),
+                AnyStatus::Stored(status) => text::stored(status),
             };
             match (args.watch, std::io::stdout().is_terminal()) {
                 (true, true) => print!("{CLEAR}{text}"),
@@ -103,7 +104,7 @@ fn show(picture: &Picture, args: &StatusArgs) {
     }
 }
 
-impl Picture {
+impl AnyStatus {
     fn has_ended(&self) -> bool {
         match self {
             Self::Live(status) => match status.state {
@@ -114,7 +115,7 @@ impl Picture {
                 | JobState::Evaluating
                 | JobState::Saving => false,
             },
-            Self::Remains(remains) => remains.result.is_some(),
+            Self::Stored(status) => status.result.is_some(),
         }
     }
 }
@@ -125,8 +126,9 @@ mod tests {
 
     #[test]
     fn watching_ends_with_the_job() {
-        let live =
-            |state| Picture::Live(Box::new(JobStatus { state, ..sample::training() })).has_ended();
+        let live = |state| {
+            AnyStatus::Live(Box::new(JobStatus { state, ..sample::training() })).has_ended()
+        };
         assert!(!live(JobState::Training));
         assert!(!live(JobState::Saving));
         assert!(live(JobState::Failed));

@@ -7,7 +7,7 @@ use steadfast_common::records::{EvaluationRecord, JobOutcome, ResultRecord};
 use steadfast_common::spec::Mode;
 use steadfast_common::status::{JobState, JobStatus, Recovery, SlotStatus, TrainerStatus};
 
-use super::remains::Remains;
+use super::stored_status::StoredStatus;
 use crate::format::{figure, passes, plural, rate, span};
 
 /// Maximum number of discarded tasks and of trainers that are listed.
@@ -86,28 +86,28 @@ pub fn live(status: &JobStatus) -> String {
 }
 
 /// Formats the status read from etcd when no master answers.
-pub fn remains(remains: &Remains) -> String {
-    let state = match &remains.result {
+pub fn stored(status: &StoredStatus) -> String {
+    let state = match &status.result {
         Some(result) => outcome(result),
         None => "no master answers",
     };
-    let mut page = Page::new(&remains.job, state, remains.mode);
-    if let Some(result) = &remains.result {
+    let mut page = Page::new(&status.job, state, status.mode);
+    if let Some(result) = &status.result {
         page.result(result);
-        page.row("checkpoint", remains.checkpoint.as_deref().unwrap_or("none"));
+        page.row("checkpoint", status.checkpoint.as_deref().unwrap_or("none"));
         page.discarded(&result.discarded);
         return page.text;
     }
-    page.row("why", &remains.silence);
+    page.row("why", &status.error);
     page.row("below", "the state in etcd; the job continues once a master is acting");
-    if let Some(generation) = remains.generation {
+    if let Some(generation) = status.generation {
         page.row("generation", generation.to_string());
     }
-    page.row("checkpoint", remains.checkpoint.as_deref().unwrap_or("none"));
-    page.evaluation(remains.evaluation.as_ref());
-    page.slots(&remains.slots, remains.ps_desired);
-    page.row("trainers", plural(remains.trainers.len(), "live trainer"));
-    for trainer in remains.trainers.iter().take(LISTED_MAX) {
+    page.row("checkpoint", status.checkpoint.as_deref().unwrap_or("none"));
+    page.evaluation(status.evaluation.as_ref());
+    page.slots(&status.slots, status.ps_desired);
+    page.row("trainers", plural(status.trainers.len(), "live trainer"));
+    for trainer in status.trainers.iter().take(LISTED_MAX) {
         page.row("", format!("{}, admin port {}", trainer.id, trainer.admin));
     }
     page.text
@@ -257,7 +257,7 @@ mod tests {
     use crate::status::sample;
 
     #[test]
-    fn a_living_job_shows_queues_members_and_who_waits_for_whom() {
+    fn a_running_job_shows_queues_members_and_the_wait_chain() {
         let text = live(&sample::training());
         let expected = "\
 job digits: training (synchronous)
@@ -283,7 +283,7 @@ job digits: training (synchronous)
     }
 
     #[test]
-    fn a_long_list_is_cut_and_says_so() {
+    fn a_truncated_list_shows_how_much_is_missing() {
         let record = GivenUpRecord::default().and(Pass(0), "bad record");
         let discarded = |task| DiscardedTask {
             task: TaskId(task),
@@ -301,12 +301,12 @@ job digits: training (synchronous)
         );
     }
 
-    fn without_master(result: Option<ResultRecord>) -> Remains {
-        Remains {
+    fn without_master(result: Option<ResultRecord>) -> StoredStatus {
+        StoredStatus {
             job: "digits".to_owned(),
             mode: Some(Mode::Sync),
             master: None,
-            silence: "the job has no acting master".to_owned(),
+            error: "the job has no acting master".to_owned(),
             generation: None,
             ps_desired: Some(2),
             slots: sample::training().slots[..1].to_vec(),
@@ -318,8 +318,8 @@ job digits: training (synchronous)
     }
 
     #[test]
-    fn a_job_without_a_master_shows_what_etcd_says_and_says_so() {
-        let text = remains(&without_master(None));
+    fn without_a_master_status_shows_the_contents_of_etcd_and_a_notice() {
+        let text = stored(&without_master(None));
         assert!(text.starts_with("job digits: no master answers (synchronous)\n"), "{text}");
         assert!(text.contains("why         the job has no acting master\n"), "{text}");
         assert!(text.contains("pservers    1 of 2 slots\n"), "{text}");
@@ -342,7 +342,7 @@ job digits: training (synchronous)
             checkpoint: None,
             discarded: Discarded::default(),
         };
-        let text = remains(&without_master(Some(result)));
+        let text = stored(&without_master(Some(result)));
         let expected = "job digits: failed (synchronous)\n  reason      all tasks were discarded\n  \
                         result      0 passes, 1 step, 16 examples\n  checkpoint  none\n";
         assert_eq!(text, expected);

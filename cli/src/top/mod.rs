@@ -18,7 +18,7 @@ use crate::job_master::JobMaster;
 use screen::ScreenState;
 
 /// Polling interval.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const POLL_EVERY: Duration = Duration::from_millis(500);
 
 /// Timeout of one status request.
 const TIMEOUT: Duration = Duration::from_secs(3);
@@ -54,7 +54,7 @@ pub async fn run(args: TopArgs) -> Result<ExitCode, Failure> {
     let job = args.job.find_running().await?;
     let shutdown = Shutdown::install()?;
     let mut view = ScreenState::new(&job.name);
-    let mut master = JobMaster::new(job.etcd, job.keys);
+    let mut master = job.master();
     let mut terminal =
         ratatui::try_init().map_err(|error| Failure::io("cannot use the terminal", &error))?;
     let watched = watch(&mut terminal, &mut view, &mut master, &shutdown).await;
@@ -70,7 +70,7 @@ async fn watch(
     shutdown: &Shutdown,
 ) -> std::io::Result<()> {
     let mut actions = read_keys();
-    let mut looks = interval(LOOK_EVERY);
+    let mut ticks = interval(POLL_EVERY);
     loop {
         terminal.draw(|frame| screen::draw(frame, view))?;
         tokio::select! {
@@ -81,17 +81,17 @@ async fn watch(
                 Some(Action::Move(rows)) => view.scroll(rows),
                 Some(Action::Redraw) => {}
             },
-            looked = look(&mut looks, master) => view.note(looked),
+            answer = poll(&mut ticks, master) => view.note(answer),
         }
     }
 }
 
 /// Waits for the next tick, then requests the status. Cancelling it is safe.
-async fn look(
-    looks: &mut tokio::time::Interval,
+async fn poll(
+    ticks: &mut tokio::time::Interval,
     master: &mut JobMaster,
 ) -> Result<steadfast_common::status::JobStatus, Failure> {
-    looks.tick().await;
+    ticks.tick().await;
     let started = Instant::now();
     timeout(TIMEOUT, master.status()).await.unwrap_or_else(|_| {
         Err(Failure::unavailable(format!(

@@ -45,8 +45,8 @@ impl ScreenState {
     }
 
     /// Takes the result of a request. An error keeps the last status.
-    pub fn note(&mut self, looked: Result<JobStatus, Failure>) {
-        match looked {
+    pub fn note(&mut self, answer: Result<JobStatus, Failure>) {
+        match answer {
             Ok(status) => (self.status, self.error) = (Some(status), None),
             Err(failure) => self.error = Some(failure.message),
         }
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_on_one_screen() {
+    fn a_job_fits_on_one_screen() {
         let text = shown(&seen(), 120, 45);
         for wanted in [
             "digits: training",
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_seen_stays_while_no_master_answers() {
+    fn the_last_status_stays_visible_while_no_master_answers() {
         let mut view = seen();
         view.note(Err(Failure::unavailable("no acting master")));
         let text = shown(&view, 120, 45);
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn moving_among_trainers_ends_at_the_last_one() {
+    fn the_selection_stops_at_the_last_trainer() {
         let mut view = seen();
         view.scroll(-5);
         assert_eq!(view.above, 0);

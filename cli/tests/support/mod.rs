@@ -15,6 +15,8 @@ use nix::unistd::Pid;
 use steadfast_common::keys::Keys;
 use steadfast_coord::{Etcd, EtcdOptions};
 use steadfast_host::task::Task;
+use steadfast_net::TlsIdentity;
+use steadfast_process::Exposure;
 use steadfast_proto::v1::master_server::{Master, MasterServer};
 use steadfast_proto::v1::*;
 use tempfile::TempDir;
@@ -138,10 +140,10 @@ impl Drop for Running {
     }
 }
 
-pub async fn eventually<T>(mut look: impl FnMut() -> Option<T>) -> T {
+pub async fn eventually<T>(mut probe: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = probe() {
             return found;
         }
         assert!(start.elapsed() < TIMEOUT, "the condition was not met in {TIMEOUT:?}");
@@ -150,7 +152,7 @@ pub async fn eventually<T>(mut look: impl FnMut() -> Option<T>) -> T {
 }
 
 /// Waits until all processes have ended.
-pub async fn all_gone(pids: &[Pid]) {
+pub async fn all_exited(pids: &[Pid]) {
     eventually(|| pids.iter().all(|pid| has_ended(*pid)).then_some(())).await;
 }
 
@@ -163,7 +165,7 @@ fn has_ended(pid: Pid) -> bool {
 /// A master that returns a fixed status and counts requests.
 #[derive(Clone, Default)]
 pub struct FakeMaster {
-    pub asked: Arc<AtomicU32>,
+    pub requests: Arc<AtomicU32>,
     pub checkpoints: Arc<AtomicU32>,
 }
 
@@ -171,10 +173,15 @@ impl FakeMaster {
     /// Starts serving and registers its address in etcd.
     pub async fn start(&self, etcd: &Etcd) -> Task<Result<(), tonic::transport::Error>> {
         let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
-        let listener = steadfast_process::bind(any, "--listen").await.unwrap();
+        let listener = steadfast_process::bind(any, "--listen", &Exposure::Loopback).await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let routes = Routes::new(MasterServer::new(self.clone()));
-        let server = listener.serve(routes, steadfast_process::access, CancellationToken::new());
+        let server = listener.serve(
+            routes,
+            steadfast_proto::access,
+            &TlsIdentity::default(),
+            CancellationToken::new(),
+        );
         let record = serde_json::json!({
             "id": "00000000-0000-0000-0000-000000000001", "address": address, "admin": address
         });
@@ -219,7 +226,7 @@ macro_rules! not_implemented {
                 &self,
                 _: Request<StatusRequest>,
             ) -> Result<Response<StatusReply>, Status> {
-                self.asked.fetch_add(1, Ordering::SeqCst);
+                self.requests.fetch_add(1, Ordering::SeqCst);
                 Ok(Response::new(StatusReply { json: status_json().to_string().into() }))
             }
 

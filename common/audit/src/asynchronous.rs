@@ -11,7 +11,7 @@ use steadfast_common::ids::{Pass, Slot, TaskId};
 use steadfast_common::records::QueueSnapshot;
 use steadfast_common::schedule::task_order;
 
-use crate::cause::{Which, explain};
+use crate::cause::{RecordSet, explain};
 use crate::generations::losses;
 use crate::sum::{PassSums, records_of};
 use crate::{
@@ -66,8 +66,12 @@ fn check_groups(evidence: &Evidence, checkpoint: &CheckpointEvidence, report: &m
     // The position is that of the slot with the fewest updates: it may lag behind, but never lead.
     let counted = checkpoint.groups().map(|(_, group)| group.counted.records()).max().unwrap_or(0);
     if counted < checkpoint.position.examples {
-        let told_by = "the checkpoint".to_owned();
-        report.violation(What::Examples { told_by, told: checkpoint.position.examples, counted });
+        let source = "the checkpoint".to_owned();
+        report.violation(What::Examples {
+            source,
+            reported: checkpoint.position.examples,
+            counted,
+        });
     }
 }
 
@@ -170,7 +174,7 @@ impl<'a> PassChecker<'a> {
             }
             expected = expected.and(self.sums.of(task));
             if self.discarded.contains(&task) {
-                report.find(Severity::Note, What::WhollyCounted { pass, slot, task });
+                report.find(Severity::Note, What::FullyApplied { pass, slot, task });
             }
         }
         for (task, to) in &counted.open {
@@ -184,7 +188,7 @@ impl<'a> PassChecker<'a> {
         }
         let found = found(counted, pass);
         if found != expected {
-            self.miscounted(slot, expected, found, report);
+            self.count_mismatch(slot, expected, found, report);
         }
         let lost: Vec<TaskId> =
             wanted.iter().filter(|task| !counted.done.contains(**task)).copied().collect();
@@ -237,7 +241,7 @@ impl<'a> PassChecker<'a> {
             return;
         }
         if self.losses(slot).is_empty() {
-            return self.miscounted(slot, expected, found, report);
+            return self.count_mismatch(slot, expected, found, report);
         }
         let less = |task: &TaskId| (*task, Sum::default().less(self.sums.of(*task)));
         let maybe: Vec<(TaskId, Sum)> = wanted.iter().filter(without_prefix).map(less).collect();
@@ -256,7 +260,7 @@ impl<'a> PassChecker<'a> {
                 let may_be = SUBSET_MAX < both.len()
                     && found.records <= expected.records.saturating_add(counted_most);
                 if !may_be {
-                    return self.miscounted(slot, expected, found, report);
+                    return self.count_mismatch(slot, expected, found, report);
                 }
                 let missing = expected.records.saturating_sub(found.records);
                 self.lost(slot, missing + tails, free.is_empty(), unfinished, report);
@@ -267,7 +271,7 @@ impl<'a> PassChecker<'a> {
     fn note_whole(&self, slot: Slot, tasks: Vec<TaskId>, report: &mut Report) {
         let pass = self.sums.pass;
         for task in tasks {
-            report.find(Severity::Note, What::WhollyCounted { pass, slot, task });
+            report.find(Severity::Note, What::FullyApplied { pass, slot, task });
         }
     }
 
@@ -304,23 +308,23 @@ impl<'a> PassChecker<'a> {
         report.find(severity, What::Lost { pass, slot, records, exact, tasks, losses });
     }
 
-    fn miscounted(&self, slot: Slot, expected: Sum, found: Sum, report: &mut Report) {
+    fn count_mismatch(&self, slot: Slot, expected: Sum, found: Sum, report: &mut Report) {
         let cause = explain(expected, found, self.candidates());
         let pass = self.sums.pass;
-        report.violation(What::Miscounted { pass, slot, expected, found, cause });
+        report.violation(What::CountMismatch { pass, slot, expected, found, cause });
     }
 
     /// Candidates for a missing or duplicate contribution: tasks, and the records of one push.
-    fn candidates(&self) -> impl Iterator<Item = (Which, Sum)> {
+    fn candidates(&self) -> impl Iterator<Item = (RecordSet, Sum)> {
         let settings = &self.evidence.spec.asynchronous;
         let push = settings.batch.saturating_mul(settings.push_every).max(1);
-        let whole = self.sums.tasks.iter().map(|(task, sum)| (Which::Task(*task), *sum));
+        let whole = self.sums.tasks.iter().map(|(task, sum)| (RecordSet::Task(*task), *sum));
         let ranges = self.sums.tasks.iter().flat_map(move |(task, sum)| {
             let records = u32::try_from(sum.records).unwrap_or(u32::MAX);
             (0..records).step_by(push as usize).map(move |from| {
                 let to = from.saturating_add(push).min(records);
                 let sum = Sum::of_range(self.sums.pass, *task, from..to);
-                (Which::Piece { task: *task, from, to }, sum)
+                (RecordSet::Range { task: *task, from, to }, sum)
             })
         });
         whole.chain(ranges)
@@ -330,7 +334,7 @@ impl<'a> PassChecker<'a> {
         let wanted = self.wanted(is_over);
         PassReport {
             pass: self.sums.pass,
-            state: if is_over { PassState::Over } else { PassState::UnderWay },
+            state: if is_over { PassState::Finished } else { PassState::InProgress },
             expected: wanted.iter().fold(Sum::default(), |sum, it| sum.and(self.sums.of(*it))),
             discarded: self.discarded.iter().copied().collect(),
             discarded_records: self.discarded.iter().map(|it| self.sums.of(*it).records).sum(),

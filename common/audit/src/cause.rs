@@ -16,11 +16,11 @@ const CANDIDATES_MAX: usize = 1 << 20;
 /// A set of records that are applied together.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Which {
+pub enum RecordSet {
     /// A whole task.
     Task(TaskId),
     /// Consecutive records of a task, by their positions: `from..to`.
-    Piece { task: TaskId, from: u32, to: u32 },
+    Range { task: TaskId, from: u32, to: u32 },
     /// The micro-batch of one lane in one step of the pass.
     MicroBatch { lane: Lane, step: u64 },
     /// The micro-batches of all lanes in one step of the pass.
@@ -32,11 +32,11 @@ pub enum Which {
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
     /// These records are missing.
-    Missing(Which),
+    Missing(RecordSet),
     /// These records were applied once too often.
-    TooOften(Which),
+    TooOften(RecordSet),
     /// `counted` was applied in place of `missing`.
-    Instead { missing: Which, counted: Which },
+    Instead { missing: RecordSet, counted: RecordSet },
     /// The number of records is right, but some were applied in place of others.
     Exchanged,
 }
@@ -46,21 +46,21 @@ pub enum Cause {
 pub(crate) fn explain(
     expected: Sum,
     found: Sum,
-    candidates: impl IntoIterator<Item = (Which, Sum)>,
+    candidates: impl IntoIterator<Item = (RecordSet, Sum)>,
 ) -> Option<Cause> {
     let (extra, lacking) = (found.less(expected), expected.less(found));
     let mut known = BTreeMap::new();
-    for (which, sum) in candidates.into_iter().take(CANDIDATES_MAX) {
+    for (set, sum) in candidates.into_iter().take(CANDIDATES_MAX) {
         if sum.records == 0 {
             continue;
         }
         if sum == extra {
-            return Some(Cause::TooOften(which));
+            return Some(Cause::TooOften(set));
         }
         if sum == lacking {
-            return Some(Cause::Missing(which));
+            return Some(Cause::Missing(set));
         }
-        known.insert(sum, which);
+        known.insert(sum, set);
     }
     let pair = known.iter().find_map(|(sum, missing)| {
         let counted = known.get(&sum.and(extra))?;
@@ -69,11 +69,11 @@ pub(crate) fn explain(
     pair.or((extra.records == 0).then_some(Cause::Exchanged))
 }
 
-impl fmt::Display for Which {
+impl fmt::Display for RecordSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Task(task) => write!(f, "task {task}"),
-            Self::Piece { task, from, to } => {
+            Self::Range { task, from, to } => {
                 let records = plural(u64::from(to - from), "record");
                 write!(f, "{records} of task {task} from position {from}")
             }
@@ -88,8 +88,8 @@ impl fmt::Display for Which {
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Missing(which) => write!(f, "{which} is missing"),
-            Self::TooOften(which) => write!(f, "{which} was applied once too often"),
+            Self::Missing(set) => write!(f, "{set} is missing"),
+            Self::TooOften(set) => write!(f, "{set} was applied once too often"),
             Self::Instead { missing, counted } => {
                 write!(f, "{counted} was applied in place of {missing}")
             }

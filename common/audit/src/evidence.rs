@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use steadfast_common::applied_records::AppliedRecords;
 use steadfast_common::dataset::Manifest;
 use steadfast_common::given_up::GivenUpRecord;
-use steadfast_common::ids::{Generation, Pass, Slot, TaskId};
-use steadfast_common::records::{GenerationRecord, PositionRecord, QueueSnapshot, ResultRecord};
+use steadfast_common::ids::{Generation, Lane, Pass, Slot, TaskId};
+use steadfast_common::position::Position;
+use steadfast_common::records::{GenerationRecord, QueueSnapshot, ResultRecord};
 use steadfast_common::spec::JobSpec;
 
 /// What etcd and the files of a checkpoint contain.
@@ -29,7 +30,9 @@ pub struct CheckpointEvidence {
     pub id: String,
     /// The generation in which it was taken.
     pub generation: Generation,
-    pub position: PositionRecord,
+    pub position: Position,
+    /// Exhausted lanes of the pass.
+    pub exhausted: Vec<Lane>,
     /// Applied records from the shard files, one entry for each slot.
     pub slots: Vec<SlotCounts>,
     /// The state of the queues (asynchronous mode).

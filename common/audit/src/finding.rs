@@ -42,7 +42,7 @@ pub struct Loss {
 #[serde(rename_all = "snake_case", tag = "rule")]
 pub enum What {
     /// A slot's applied records of a pass differ from the expected ones.
-    Miscounted { pass: Pass, slot: Slot, expected: Sum, found: Sum, cause: Option<Cause> },
+    CountMismatch { pass: Pass, slot: Slot, expected: Sum, found: Sum, cause: Option<Cause> },
     /// A slot's parameters lack acknowledged records. `tasks` lists those that can be identified; if
     /// `exact` is false, more records may be missing.
     Lost {
@@ -56,7 +56,7 @@ pub enum What {
     /// The first records of a task were applied before it was given up.
     Prefix { pass: Pass, slot: Slot, task: TaskId, counted: u32, records: u64 },
     /// All records of a task were applied although it was given up.
-    WhollyCounted { pass: Pass, slot: Slot, task: TaskId },
+    FullyApplied { pass: Pass, slot: Slot, task: TaskId },
     /// A slot's applied records include a task, or records of one, that the pass does not have.
     NotOfThePass { pass: Pass, slot: Slot, task: TaskId },
     /// A slot's applied records are not in the order of passes, or name an impossible pass.
@@ -65,22 +65,22 @@ pub enum What {
     Unlisted { pass: Pass, task: TaskId },
     /// The list of given-up tasks contains one that does not exist, or a held-out task as a training
     /// task.
-    ListedWrongly { task: TaskId },
-    /// The given-up tasks of the result differ from those in etcd. `told` and `found` are the number of
+    NotATrainingTask { task: TaskId },
+    /// The given-up tasks of the result differ from those in etcd. `reported` and `found` are the number of
     /// tasks and of times in all; `tasks` are listed by the result and differ in etcd.
-    ResultDiffers { told: (u64, u64), found: (u64, u64), tasks: Vec<TaskId> },
+    ResultDiffers { reported: (u64, u64), found: (u64, u64), tasks: Vec<TaskId> },
     /// A reported number of records differs from the number of applied records.
-    Examples { told_by: String, told: u64, counted: u64 },
+    Examples { source: String, reported: u64, counted: u64 },
     /// The parameters of the final checkpoint differ from those of the result.
-    OtherParameters { told: String, found: String },
+    OtherParameters { reported: String, found: String },
     /// Version, pass or exhausted lanes contradict the applied records.
     Position { reason: String },
     /// The applied records of a slot, or of all slots, are missing.
-    Uncounted { slot: Option<Slot> },
+    NoAppliedRecords { slot: Option<Slot> },
     /// The record of a generation is inconsistent.
     Generation { generation: Generation, reason: String },
     /// The checkpoint was invalidated, so the present lists may differ from those at its time.
-    SetAside { reason: String },
+    Invalidated { reason: String },
 }
 
 impl Finding {
@@ -102,7 +102,7 @@ impl fmt::Display for Severity {
 impl fmt::Display for What {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Miscounted { pass, slot, expected, found, cause } => {
+            Self::CountMismatch { pass, slot, expected, found, cause } => {
                 write!(f, "{}, slot {slot}: ", name_of(*pass))?;
                 let applied = plural(found.records, "record");
                 write!(f, "{applied} applied, {} expected", expected.records)?;
@@ -119,7 +119,7 @@ impl fmt::Display for What {
                  applied before it was given up",
                 name_of(*pass)
             ),
-            Self::WhollyCounted { pass, slot, task } => write!(
+            Self::FullyApplied { pass, slot, task } => write!(
                 f,
                 "{}, slot {slot}: all records of task {task} were applied before it was given up",
                 name_of(*pass)
@@ -140,43 +140,51 @@ impl fmt::Display for What {
                 "{}: task {task} was given up before the checkpoint, but is not listed",
                 name_of(*pass)
             ),
-            Self::ListedWrongly { task } => {
+            Self::NotATrainingTask { task } => {
                 write!(f, "task {task} is listed as given up in passes, but is not a training task")
             }
-            Self::ResultDiffers { told, found, tasks } => result_differs(f, *told, *found, tasks),
-            Self::Examples { told_by, told, counted } => {
-                write!(f, "{told_by} reports {}, {counted} were applied", plural(*told, "record"))
+            Self::ResultDiffers { reported, found, tasks } => {
+                result_differs(f, *reported, *found, tasks)
             }
-            Self::OtherParameters { told, found } => {
+            Self::Examples { source, reported, counted } => {
+                write!(
+                    f,
+                    "{source} reports {}, {counted} were applied",
+                    plural(*reported, "record")
+                )
+            }
+            Self::OtherParameters { reported, found } => {
                 write!(
                     f,
                     "the parameters of the final checkpoint have the SHA-256 {found}, those of the \
-                     result {told}"
+                     result {reported}"
                 )
             }
             Self::Position { reason } => f.write_str(reason),
-            Self::Uncounted { slot: Some(slot) } => write!(f, "slot {slot} has no applied records"),
-            Self::Uncounted { slot: None } => {
+            Self::NoAppliedRecords { slot: Some(slot) } => {
+                write!(f, "slot {slot} has no applied records")
+            }
+            Self::NoAppliedRecords { slot: None } => {
                 f.write_str("no block of the checkpoint has applied records")
             }
             Self::Generation { generation, reason } => {
                 write!(f, "generation {generation}: {reason}")
             }
-            Self::SetAside { reason } => write!(f, "the checkpoint was invalidated: {reason}"),
+            Self::Invalidated { reason } => write!(f, "the checkpoint was invalidated: {reason}"),
         }
     }
 }
 
 fn result_differs(
     f: &mut fmt::Formatter<'_>,
-    told: (u64, u64),
+    reported: (u64, u64),
     found: (u64, u64),
     tasks: &[TaskId],
 ) -> fmt::Result {
     write!(
         f,
         "the result lists {} tasks given up {} times in all, etcd {} tasks and {} times",
-        told.0, told.1, found.0, found.1
+        reported.0, reported.1, found.0, found.1
     )?;
     match tasks.is_empty() {
         true => Ok(()),

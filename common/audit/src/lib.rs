@@ -16,7 +16,7 @@ mod sum;
 mod synchronous;
 mod words;
 
-pub use cause::{Cause, Which};
+pub use cause::{Cause, RecordSet};
 pub use evidence::{CheckpointEvidence, Evidence, Group, SlotCounts};
 pub use finding::{Finding, Loss, Severity, What};
 pub use report::{Coverage, GenerationReport, PassReport, PassState, Replay, Report, SlotFigures};

@@ -17,11 +17,11 @@ pub(crate) fn check_listed(evidence: &Evidence, report: &mut Report) {
         let is_held_out = evidence.manifest.held_out.binary_search(task).is_ok();
         let is_of_a_pass = 0 < record.times;
         if is_held_out == is_of_a_pass || trained.contains(task) != is_of_a_pass {
-            report.violation(What::ListedWrongly { task: *task });
+            report.violation(What::NotATrainingTask { task: *task });
         }
     }
     if let Some(result) = &evidence.result {
-        check_told(evidence, &result.discarded, report);
+        check_result(evidence, &result.discarded, report);
     }
     let Some(checkpoint) = &evidence.checkpoint else { return };
     for (pass, task) in checkpoint
@@ -37,7 +37,7 @@ pub(crate) fn check_listed(evidence: &Evidence, report: &mut Report) {
 }
 
 /// Checks the given-up tasks of the result.
-fn check_told(evidence: &Evidence, told: &Discarded, report: &mut Report) {
+fn check_result(evidence: &Evidence, reported: &Discarded, report: &mut Report) {
     let found = Discarded {
         tasks: evidence.discarded.len() as u64,
         times: evidence.discarded.values().map(|it| it.times).sum(),
@@ -46,10 +46,10 @@ fn check_told(evidence: &Evidence, told: &Discarded, report: &mut Report) {
     let is_other = |it: &&DiscardedTask| {
         evidence.discarded.get(&it.task).is_none_or(|record| record.times != it.times)
     };
-    let others: Vec<TaskId> = told.listed.iter().filter(is_other).map(|it| it.task).collect();
-    if (told.tasks, told.times) != (found.tasks, found.times) || !others.is_empty() {
+    let others: Vec<TaskId> = reported.listed.iter().filter(is_other).map(|it| it.task).collect();
+    if (reported.tasks, reported.times) != (found.tasks, found.times) || !others.is_empty() {
         report.violation(What::ResultDiffers {
-            told: (told.tasks, told.times),
+            reported: (reported.tasks, reported.times),
             found: (found.tasks, found.times),
             tasks: others,
         });
@@ -59,7 +59,7 @@ fn check_told(evidence: &Evidence, told: &Discarded, report: &mut Report) {
 /// Checks that each slot occurs once, and that any block has applied records.
 pub(crate) fn check_slots(checkpoint: &CheckpointEvidence, report: &mut Report) {
     if checkpoint.groups().next().is_none() {
-        report.violation(What::Uncounted { slot: None });
+        report.violation(What::NoAppliedRecords { slot: None });
     }
     let mut seen = BTreeSet::new();
     for slot in &checkpoint.slots {
@@ -70,10 +70,10 @@ pub(crate) fn check_slots(checkpoint: &CheckpointEvidence, report: &mut Report) 
     }
     let absent = (0..seen.len() as u32).find(|slot| !seen.iter().any(|it| it.0 == *slot));
     if let Some(slot) = absent {
-        report.violation(What::Uncounted { slot: Some(steadfast_common::ids::Slot(slot)) });
+        report.violation(What::NoAppliedRecords { slot: Some(steadfast_common::ids::Slot(slot)) });
     }
     if let Some(reason) = checkpoint.invalidated.clone() {
-        report.find(Severity::Note, What::SetAside { reason });
+        report.find(Severity::Note, What::Invalidated { reason });
     }
 }
 
@@ -112,19 +112,19 @@ fn check_final(
             true => Severity::Note,
             false => Severity::Violation,
         };
-        let told_by = "the result".to_owned();
-        let what = What::Examples { told_by, told: result.examples, counted: least };
+        let source = "the result".to_owned();
+        let what = What::Examples { source, reported: result.examples, counted: least };
         report.find(severity, what);
     }
     match (&result.parameters_sha256, &checkpoint.parameters_sha256) {
-        (Some(told), Some(found)) if told == found => {
+        (Some(reported), Some(found)) if reported == found => {
             report
                 .proved
                 .push(format!("the final parameters are those of checkpoint {}", checkpoint.id));
         }
-        (Some(told), Some(found)) => {
-            let (told, found) = (told.clone(), found.clone());
-            report.violation(What::OtherParameters { told, found });
+        (Some(reported), Some(found)) => {
+            let (reported, found) = (reported.clone(), found.clone());
+            report.violation(What::OtherParameters { reported, found });
         }
         (Some(_), None) | (None, _) => {
             let claim =

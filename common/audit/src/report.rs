@@ -32,8 +32,8 @@ pub struct Report {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PassState {
-    Over,
-    UnderWay,
+    Finished,
+    InProgress,
 }
 
 /// The applied records of one pass.
@@ -185,12 +185,12 @@ impl PassReport {
         };
         let lossless = self.slots.iter().all(|it| it.verdict == Coverage::Exact);
         let claim = match (self.state, lossless) {
-            (PassState::Over, true) => format!("{records} applied exactly once to every block"),
-            (PassState::Over, false) => format!("of {records} none applied twice to any block"),
-            (PassState::UnderWay, true) => {
+            (PassState::Finished, true) => format!("{records} applied exactly once to every block"),
+            (PassState::Finished, false) => format!("of {records} none applied twice to any block"),
+            (PassState::InProgress, true) => {
                 format!("so far {records} applied exactly once to every block")
             }
-            (PassState::UnderWay, false) => {
+            (PassState::InProgress, false) => {
                 format!("so far of {records} none applied twice to any block")
             }
         };

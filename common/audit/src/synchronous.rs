@@ -8,7 +8,7 @@ use steadfast_common::dataset::Manifest;
 use steadfast_common::ids::{Lane, Pass, Slot, TaskId};
 use steadfast_common::schedule::LaneSchedule;
 
-use crate::cause::{Which, explain};
+use crate::cause::{RecordSet, explain};
 use crate::sum::PassSums;
 use crate::{
     CheckpointEvidence, Coverage, Evidence, PassReport, PassState, Report, SlotFigures, Sum, What,
@@ -66,8 +66,8 @@ fn check_groups(checkpoint: &CheckpointEvidence, report: &mut Report) {
         }
         if counted.records() != checkpoint.position.examples {
             report.violation(What::Examples {
-                told_by: "the checkpoint".to_owned(),
-                told: checkpoint.position.examples,
+                source: "the checkpoint".to_owned(),
+                reported: checkpoint.position.examples,
                 counted: counted.records(),
             });
         }
@@ -108,7 +108,7 @@ impl<'a> Plan<'a> {
         }
         report.passes.push(PassReport {
             pass: self.pass,
-            state: if steps.is_some() { PassState::UnderWay } else { PassState::Over },
+            state: if steps.is_some() { PassState::InProgress } else { PassState::Finished },
             expected,
             discarded: self.discarded.iter().copied().collect(),
             discarded_records: self.discarded.iter().map(|it| self.manifest.records_of(*it)).sum(),
@@ -119,7 +119,7 @@ impl<'a> Plan<'a> {
     fn report_mismatch(&self, slot: Slot, expected: Sum, found: Sum, report: &mut Report) {
         let cause = explain(expected, found, self.candidates(expected, found));
         let pass = self.pass;
-        report.violation(What::Miscounted { pass, slot, expected, found, cause });
+        report.violation(What::CountMismatch { pass, slot, expected, found, cause });
     }
 
     /// The records of the whole pass, or of its first steps: the beginning of each lane's stream.
@@ -140,17 +140,17 @@ impl<'a> Plan<'a> {
     }
 
     /// Candidates for a missing or duplicate contribution.
-    fn candidates(&self, expected: Sum, found: Sum) -> Vec<(Which, Sum)> {
+    fn candidates(&self, expected: Sum, found: Sum) -> Vec<(RecordSet, Sum)> {
         let sums = PassSums::new(self.manifest, self.pass);
         let mut all: Vec<_> =
-            sums.tasks.iter().map(|(task, sum)| (Which::Task(*task), *sum)).collect();
+            sums.tasks.iter().map(|(task, sum)| (RecordSet::Task(*task), *sum)).collect();
         // A given-up task may have contributed its first records before.
         let extra = found.records.wrapping_sub(expected.records);
         for task in &self.discarded {
             if let Some(to) =
                 u32::try_from(extra).ok().filter(|to| sums.of(*task).records > u64::from(*to))
             {
-                let which = Which::Piece { task: *task, from: 0, to };
+                let which = RecordSet::Range { task: *task, from: 0, to };
                 all.push((which, Sum::of_range(self.pass, *task, 0..to)));
             }
         }
@@ -162,21 +162,21 @@ impl<'a> Plan<'a> {
                     sum.and(Sum::of_range(self.pass, range.task, range.positions))
                 });
                 of_step = of_step.and(of_lane);
-                all.push((Which::MicroBatch { lane, step }, of_lane));
+                all.push((RecordSet::MicroBatch { lane, step }, of_lane));
             }
-            all.push((Which::Step(step), of_step));
+            all.push((RecordSet::Step(step), of_step));
         }
         all
     }
 
     /// A lane is exhausted after its last micro-batch was applied, and not before.
     fn check_exhausted(&self, checkpoint: &CheckpointEvidence, steps: u64, report: &mut Report) {
-        let told: BTreeSet<Lane> = checkpoint.position.exhausted.iter().copied().collect();
+        let reported: BTreeSet<Lane> = checkpoint.exhausted.iter().copied().collect();
         for lane in (0..self.schedule.lanes()).map(Lane) {
             let ends = self.schedule.steps_of(lane, &self.discarded).max(1);
             let is_over = ends <= steps;
             let may_continue = ends == steps && !self.discarded.is_empty();
-            if told.contains(&lane) != is_over && !may_continue {
+            if reported.contains(&lane) != is_over && !may_continue {
                 let reason = format!(
                     "lane {lane} is {}marked as exhausted after {steps} steps of the pass; it has \
                      {ends}",

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_has_the_very_bytes_that_the_library_would_write() {
+    fn a_file_has_the_same_bytes_as_one_written_by_the_library() {
         let one = BTreeMap::from([("one", "entry".to_owned())]);
         let (header, data) = encode(tensors(), &one).unwrap();
         let tensors = tensors();
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn tensors_whose_names_clash_are_refused() {
+    fn tensors_with_conflicting_names_are_rejected() {
         let named = |name: &str| tensor(name, &[0], &[]);
         let none = BTreeMap::new();
         let same = encode(vec![named("m/w@0"), named("m/w@0")], &none);

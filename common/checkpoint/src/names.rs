@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tensor_is_named_by_its_parameter_and_where_in_it_it_begins() {
+    fn a_tensor_name_holds_its_parameter_and_offset() {
         let params =
             vec![ParamSpec::new("bias", &[3]), ParamSpec::new("a/w", &[BLOCK_LEN_MAX + 5])];
         let names = BlockNames::new(Arc::new(Layout::new(params)));

@@ -7,7 +7,9 @@ use safetensors::SafeTensors;
 use steadfast_common::applied_records::AppliedRecords;
 use steadfast_common::ids::{Generation, Incarnation, Pass, Slot, Version};
 use steadfast_common::layout::{Layout, ParamSpec};
-use steadfast_common::records::{CheckpointRecord, PositionRecord, ShardRecord};
+use steadfast_common::placement::{Placement, PlacementRecord};
+use steadfast_common::position::Position;
+use steadfast_common::records::{CheckpointRecord, ShardRecord};
 use steadfast_store::{Location, StoreError};
 use tempfile::TempDir;
 
@@ -31,17 +33,23 @@ impl Scene {
         let layout = Arc::new(Layout::new(params.clone()));
         let folder = tempfile::tempdir().unwrap();
         let store = steadfast_store::open(folder.path().to_str().unwrap()).unwrap();
-        let position = PositionRecord { version: Version(7), ..PositionRecord::default() };
+        let position = Position { version: Version(7), ..Position::default() };
         let record = CheckpointRecord {
             generation: Generation(1),
             params,
+            placement: PlacementRecord::LargestFirst { slots: 2 },
             position,
             ..CheckpointRecord::default()
         };
         let mut scene = Self { folder, store, layout, record };
-        scene.put(0, encoded(&scene.layout, &scene.layout.blocks_of(Slot(0), 2)));
-        scene.put(1, encoded(&scene.layout, &scene.layout.blocks_of(Slot(1), 2)));
+        scene.put(0, encoded(&scene.layout, &scene.blocks_of(0)));
+        scene.put(1, encoded(&scene.layout, &scene.blocks_of(1)));
         scene
+    }
+
+    /// The blocks of a slot.
+    fn blocks_of(&self, slot: u32) -> Vec<u32> {
+        Placement::of(&self.layout, &self.record.placement).blocks_of(Slot(slot)).to_vec()
     }
 
     /// Stores `bytes` as the shard of a slot and lists it in the manifest.
@@ -153,7 +161,7 @@ fn with_meta(meta: &str) -> Bytes {
 
 /// I10
 #[test]
-fn a_sound_checkpoint_gives_the_parameters_bit_by_bit() {
+fn a_valid_checkpoint_restores_the_parameters_bit_for_bit() {
     let scene = Scene::new();
     let expected = values(&scene.layout);
     let verified = scene.verify().unwrap();
@@ -170,7 +178,7 @@ fn a_sound_checkpoint_gives_the_parameters_bit_by_bit() {
 
 /// I10
 #[test]
-fn a_shard_that_is_read_is_the_one_that_was_written() {
+fn a_shard_reads_back_as_it_was_written() {
     let layout = Scene::new().layout;
     let mut meta = meta();
     meta.counts.push(counted(41));
@@ -192,7 +200,7 @@ fn a_shard_that_is_read_is_the_one_that_was_written() {
 
 /// I10
 #[test]
-fn wherever_a_file_is_cut_into_pieces_it_is_the_same_shard() {
+fn a_shard_reads_the_same_however_its_bytes_are_split() {
     let scene = Scene::new();
     let bytes = encoded(&scene.layout, &[0, 1, 2]);
     let names = scene.names();
@@ -204,7 +212,7 @@ fn wherever_a_file_is_cut_into_pieces_it_is_the_same_shard() {
 }
 
 #[test]
-fn a_block_that_nobody_wants_is_checked_and_not_kept() {
+fn an_unrequested_block_is_verified_and_not_kept() {
     let scene = Scene::new();
     let bytes = encoded(&scene.layout, &[0, 1, 2]);
     let names = scene.names();
@@ -220,17 +228,17 @@ fn a_block_that_nobody_wants_is_checked_and_not_kept() {
 
 /// S004-36
 #[test]
-fn a_model_file_has_every_parameter_by_name_and_shape_and_says_whose_it_is() {
+fn a_model_file_has_every_parameter_with_name_and_shape_and_names_its_job() {
     let layout = Scene::new().layout;
     let values = values(&layout);
     let about = ModelFile { job: "digits", model: "softmax", parameters_sha256: "5a" };
     let bytes = encode_model(&layout, &values, about).unwrap();
     assert_eq!(bytes, encode_model(&layout, &values, about).unwrap());
     let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
-    let said = header.metadata().clone().unwrap();
+    let metadata = header.metadata().clone().unwrap();
     let entries = [("job", "digits"), ("model", "softmax"), ("parameters_sha256", "5a")];
-    assert_eq!(said.len(), entries.len());
-    entries.iter().for_each(|(key, value)| assert_eq!(said[*key], *value));
+    assert_eq!(metadata.len(), entries.len());
+    entries.iter().for_each(|(key, value)| assert_eq!(metadata[*key], *value));
     let model = SafeTensors::deserialize(&bytes).unwrap();
     for (index, param) in layout.params().iter().enumerate() {
         let tensor = model.tensor(&param.name).unwrap();
@@ -243,7 +251,7 @@ fn a_model_file_has_every_parameter_by_name_and_shape_and_says_whose_it_is() {
 
 /// F34
 #[test]
-fn a_shard_cut_short_anywhere_is_refused() {
+fn a_shard_truncated_anywhere_is_rejected() {
     let scene = Scene::new();
     let whole = encoded(&scene.layout, &[0, 1, 2]);
     let names = scene.names();
@@ -252,7 +260,7 @@ fn a_shard_cut_short_anywhere_is_refused() {
         decoded(&names, whole.slice(..len)).unwrap_err();
     }
     let object = &scene.record.shards[0].object;
-    let whole = encoded(&scene.layout, &scene.layout.blocks_of(Slot(0), 2));
+    let whole = encoded(&scene.layout, &scene.blocks_of(0));
     for len in [0, 1, 8, whole.len() - 1] {
         scene.overwrite(object, &whole[..len]);
         let expected = format!("{object} is damaged: it has {len} bytes, not {}", whole.len());
@@ -262,10 +270,10 @@ fn a_shard_cut_short_anywhere_is_refused() {
 
 /// S004-62, F34
 #[test]
-fn any_flipped_bit_is_found_and_the_object_named() {
+fn any_flipped_bit_is_found_and_its_object_named() {
     let scene = Scene::new();
     let object = scene.record.shards[0].object.clone();
-    let whole = encoded(&scene.layout, &scene.layout.blocks_of(Slot(0), 2));
+    let whole = encoded(&scene.layout, &scene.blocks_of(0));
     let names = scene.names();
     for bit in 0..whole.len() * 8 {
         let mut flipped = whole.to_vec();
@@ -284,7 +292,7 @@ fn any_flipped_bit_is_found_and_the_object_named() {
 
 /// F34
 #[test]
-fn bytes_that_are_no_shard_are_refused_whatever_they_claim() {
+fn bytes_that_are_not_a_shard_are_rejected_whatever_their_header_claims() {
     let scene = Scene::new();
     let names = scene.names();
     let whole = encoded(&scene.layout, &[0, 1, 2]).to_vec();
@@ -323,7 +331,7 @@ fn bytes_that_are_no_shard_are_refused_whatever_they_claim() {
 
 /// F34
 #[test]
-fn metadata_that_say_nothing_sensible_are_refused() {
+fn invalid_metadata_is_rejected() {
     let names = Scene::new().names();
     let refused = |meta: &str| decoded(&names, with_meta(meta)).unwrap_err();
     let sound = serde_json::to_value(meta()).unwrap();
@@ -352,7 +360,7 @@ fn metadata_that_say_nothing_sensible_are_refused() {
 
 /// F54
 #[test]
-fn a_long_header_is_parsed_only_if_the_manifest_vouches_for_it() {
+fn a_long_header_is_parsed_only_if_the_manifest_confirms_its_hash() {
     let mut scene = Scene::new();
     // A header with so many numbers that parsing it would take much memory.
     let json = format!("{{\"x\":[{}0]}}", "0,".repeat(1 << 20));
@@ -380,13 +388,13 @@ fn a_missing_object_is_named() {
 
 /// F34
 #[test]
-fn shards_that_are_sound_and_do_not_belong_together_are_refused() {
+fn valid_shards_of_different_checkpoints_are_rejected() {
     let first = "shards/0.safetensors";
     let second = "shards/1.safetensors";
 
     let mut scene = Scene::new();
     scene.put(1, encoded(&scene.layout, &[0, 1, 2]));
-    let name = scene.names().block(scene.layout.blocks_of(Slot(0), 2)[0]).1;
+    let name = scene.names().block(scene.blocks_of(0)[0]).1;
     let expected = format!("{second} is damaged: it holds `{name}`, which {first} also holds");
     assert_eq!(scene.invalid_reason(), expected);
 
@@ -396,7 +404,7 @@ fn shards_that_are_sound_and_do_not_belong_together_are_refused() {
     assert_eq!(scene.invalid_reason(), "no shard holds `b@0`");
 
     let mut scene = Scene::new();
-    let (blocks, values) = (scene.layout.blocks_of(Slot(1), 2), values(&scene.layout));
+    let (blocks, values) = (scene.blocks_of(1), values(&scene.layout));
     scene.put(1, encoded_with(&scene.layout, &blocks, &meta(), &["m"], &values));
     let error = scene.invalid_reason();
     assert!(error.starts_with(second) && error.contains(r#"state ["m"]"#), "{error}");
@@ -418,7 +426,7 @@ fn shards_that_are_sound_and_do_not_belong_together_are_refused() {
 fn a_value_that_is_not_finite_is_found_in_parameters_and_in_state() {
     const MARK: f32 = 0.8125;
     let mut scene = Scene::new();
-    let blocks = scene.layout.blocks_of(Slot(0), 2);
+    let blocks = scene.blocks_of(0);
     let mut values = values(&scene.layout);
     values[3] = MARK;
     let sound = encoded_with(&scene.layout, &blocks, &meta(), &STATES, &values);
@@ -444,7 +452,7 @@ fn with_value(file: &[u8], old: f32, new: f32) -> Bytes {
 
 /// F35
 #[test]
-fn a_forged_manifest_is_refused_before_anything_is_read_or_memory_set_aside() {
+fn a_forged_manifest_is_rejected_before_anything_is_read_or_allocated() {
     let mut scene = Scene::new();
     scene.record.params[0].shape = vec![1 << 60];
     assert!(scene.invalid_reason().starts_with("the manifest is invalid: "));
@@ -458,7 +466,7 @@ fn a_forged_manifest_is_refused_before_anything_is_read_or_memory_set_aside() {
 }
 
 #[test]
-fn a_store_that_does_not_answer_is_no_fault_of_the_checkpoint() {
+fn an_unreachable_store_does_not_invalidate_a_checkpoint() {
     let url = || "s3://bucket/x".to_owned();
     let limit = std::time::Duration::from_secs(1);
     let cause = || Box::new(std::io::Error::other("no"));

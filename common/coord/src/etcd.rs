@@ -8,11 +8,11 @@ use etcd_client::{
     Identity, KeyValue, TlsOptions, Txn, TxnOp, TxnOpResponse,
 };
 use serde::de::DeserializeOwned;
-use steadfast_host::net;
 use steadfast_host::time::{Instant, sleep, timeout};
+use steadfast_net::simulated;
 
 use crate::mirror::View;
-use crate::{CoordError, Op, error_counters, op, pauses};
+use crate::{CoordError, Op, backoff, error_counters, op};
 
 /// Timeout of one call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -315,10 +315,10 @@ where
     F: Future<Output = Result<T, CoordError>>,
 {
     let deadline = Instant::now() + CALL_TIMEOUT;
-    let mut pauses = pauses();
+    let mut backoff = backoff();
     loop {
         let answer = attempt().await;
-        let pause = pauses.next().unwrap_or(CALL_TIMEOUT);
+        let pause = backoff.next().unwrap_or(CALL_TIMEOUT);
         let is_late = deadline <= Instant::now() + pause;
         match answer {
             Err(error) if error.is_transient() && !is_late => sleep(pause).await,
@@ -331,7 +331,7 @@ async fn client(
     endpoints: &[String],
     options: ConnectOptions,
 ) -> Result<Client, etcd_client::Error> {
-    match endpoints.first().and_then(|first| net::simulated(first)) {
+    match endpoints.first().and_then(|first| simulated(first)) {
         None => Client::connect(endpoints, Some(options)).await,
         Some(channel) => Client::from_channel(Channel::Custom(channel), Some(options)).await,
     }

@@ -7,7 +7,7 @@ use steadfast_host::random;
 
 /// Returns an endless exponential backoff. The jitter keeps many clients from retrying at the same
 /// moment.
-pub fn pauses() -> impl Iterator<Item = Duration> + Send {
+pub fn backoff() -> impl Iterator<Item = Duration> + Send {
     ExponentialBuilder::default()
         .with_jitter()
         .with_jitter_seed(random::seed())

@@ -14,7 +14,7 @@ use steadfast_host::time::{boot_time, interval, sleep, timeout};
 use tokio::sync::watch;
 use tracing::{debug, warn};
 
-use crate::retry::pauses;
+use crate::retry::backoff;
 use crate::{CoordError, Etcd, error_counters};
 
 /// Fraction of the TTL by which the deadline precedes the expiry in etcd.
@@ -74,15 +74,15 @@ impl Session {
     ///
     /// # Errors
     /// If etcd fails with an error that is not transient.
-    pub async fn open_patiently(etcd: &Etcd, ttl: Duration) -> Result<Self, CoordError> {
-        let mut pauses = pauses();
+    pub async fn open_with_retry(etcd: &Etcd, ttl: Duration) -> Result<Self, CoordError> {
+        let mut backoff = backoff();
         loop {
             match Self::open(etcd, ttl).await {
                 Ok(session) => return Ok(session),
                 Err(error) if error.is_transient() => warn!(%error, "no lease yet"),
                 Err(error) => return Err(error),
             }
-            sleep(pauses.next().unwrap_or(ttl)).await;
+            sleep(backoff.next().unwrap_or(ttl)).await;
         }
     }
 
@@ -109,7 +109,7 @@ impl Session {
     }
 
     /// Revokes the lease, so that etcd deletes its keys at once.
-    pub async fn close(self, etcd: &Etcd) {
+    pub async fn close(&self, etcd: &Etcd) {
         self.beat.abort();
         self.deadline.end();
         if let Err(error) = etcd.revoke(self.lease).await {
@@ -138,7 +138,7 @@ async fn keep_alive(
         let sent = boot_time();
         match timeout(ttl / 2, beat(&etcd, lease, &mut stream)).await {
             Ok(Ok(granted)) if granted.is_zero() => {
-                warn!(lease, "lease is gone");
+                warn!(lease, "lease does not exist any more");
                 break;
             }
             Ok(Ok(granted)) => deadline.extend(sent, granted),

@@ -27,6 +27,20 @@ pub(crate) enum Content {
     Other(String),
 }
 
+impl Column {
+    /// Checks that the column can hold numbers.
+    pub fn check_numeric(&self, file: &str) -> Result<(), DataError> {
+        match &self.content {
+            Content::Numbers | Content::Text => Ok(()),
+            Content::Other(found) => Err(DataError::NotNumeric {
+                column: self.name.clone(),
+                file: file.to_owned(),
+                found: found.clone(),
+            }),
+        }
+    }
+}
+
 /// The first column of a name, and the number of columns with that name.
 struct Named<'a> {
     column: &'a Column,
@@ -36,18 +50,11 @@ struct Named<'a> {
 impl Named<'_> {
     /// Checks that the name is unique and that the column can hold numbers.
     fn fit(&self, file: &str) -> Result<(), DataError> {
-        let name = || self.column.name.clone();
         if self.count > 1 {
-            return Err(DataError::DuplicateColumn { column: name(), file: file.to_owned() });
+            let column = self.column.name.clone();
+            return Err(DataError::DuplicateColumn { column, file: file.to_owned() });
         }
-        match &self.column.content {
-            Content::Numbers | Content::Text => Ok(()),
-            Content::Other(found) => Err(DataError::NotNumeric {
-                column: name(),
-                file: file.to_owned(),
-                found: found.clone(),
-            }),
-        }
+        self.column.check_numeric(file)
     }
 }
 
@@ -154,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn features_keep_the_order_of_the_job_and_a_wildcard_that_of_the_file() {
+    fn features_keep_the_order_of_the_job_and_within_a_wildcard_that_of_the_file() {
         let columns = columns(&["x/1", "x0", "digit", "b", "x[0]"]);
         let named = |features: &[&str]| resolve(&spec(features, "digit"), "f", &columns).unwrap();
         assert_eq!(named(&["b", "x*"]), ["b", "x/1", "x0", "x[0]"]);
@@ -163,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_column_is_named_with_the_file_and_what_was_probably_meant() {
+    fn an_unknown_column_is_named_with_the_file_and_a_suggestion() {
         let error = resolve(&spec(&["pixel0"], "digit"), "f.csv", &columns(&["pixel_0", "digit"]));
         assert_eq!(
             error.unwrap_err().to_string(),
@@ -179,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn the_label_is_no_feature_and_a_name_stands_for_one_column() {
+    fn the_label_is_not_a_feature_and_a_name_stands_for_one_column() {
         let error = resolve(&spec(&["y"], "y"), "f", &columns(&["x", "y"])).unwrap_err();
         assert!(matches!(error, DataError::LabelAmongFeatures { .. }), "{error}");
         let error = resolve(&spec(&["x"], "y"), "f", &columns(&["x", "y", "x"])).unwrap_err();
@@ -187,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_column_that_holds_no_numbers_is_refused() {
+    fn a_column_without_numbers_is_rejected() {
         let mut columns = columns(&["x", "y"]);
         columns[0].content = Content::Other("Utf8".to_owned());
         let error = resolve(&spec(&["x"], "y"), "f", &columns).unwrap_err();

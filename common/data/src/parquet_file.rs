@@ -2,29 +2,26 @@
 
 mod numbers;
 mod pages;
+mod records;
 mod source;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use arrow_array::{Array, RecordBatch};
-use arrow_schema::DataType;
-use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::{
-    ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder,
-};
 use parquet::basic::Compression;
 use parquet::errors::ParquetError;
-use parquet::file::metadata::ParquetMetaData;
+use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
+use parquet::schema::types::{SchemaDescriptor, TypePtr};
 use steadfast_common::dataset::{Chunk, ReadOptions, Records};
 use steadfast_store::Location;
 
-use crate::columns::{Column, Content};
+use crate::columns::Column;
 use crate::error::DataError;
 use crate::format;
-use crate::read::{Wanted, narrow};
+use crate::read::Wanted;
 use crate::task_split::{Places, Shape};
+use records::RowReader;
 use source::Source;
 
 /// Bytes fetched from the end of a file, which usually contain all its metadata.
@@ -32,17 +29,14 @@ const FOOTER_BYTES: u64 = 64 * 1024;
 /// If the wanted columns of a row group have at most this size, they are fetched at once; otherwise only
 /// the required pages, one after the other.
 const GROUP_BYTES_MAX: u64 = 8 * 1024 * 1024;
-/// Rows decoded at a time.
-const BATCH_ROWS: usize = 1024;
 
 /// A file with valid metadata.
 #[derive(Clone)]
 pub(crate) struct ParquetFile {
     file: Location,
     size: u64,
-    metadata: ArrowReaderMetadata,
-    /// The same with the file's page index.
-    indexed: ArrowReaderMetadata,
+    /// With the page index.
+    metadata: Arc<ParquetMetaData>,
     /// Rows in each row group.
     groups: Vec<u64>,
 }
@@ -53,26 +47,22 @@ impl ParquetFile {
         let footer = size.saturating_sub(FOOTER_BYTES)..size;
         let source = Source::prefetch(file, size, &[footer]).await?;
         let loading = source.decode(|source| load(source).map_err(|error| source.error(&error)));
-        let (metadata, indexed) = match loading.await {
-            Ok(loaded) => loaded,
+        let metadata = match loading.await {
+            Ok(metadata) => metadata,
             Err(error) => return Err(explained(file, size, error).await),
         };
         let groups = row_groups(&metadata)
             .ok_or_else(|| DataError::bad_file(file.url(), "its row counts are invalid"))?;
-        Ok(Self { file: file.clone(), size, metadata, indexed, groups })
+        Ok(Self { file: file.clone(), size, metadata, groups })
     }
 
     /// The columns, in order.
     pub fn columns(&self) -> Vec<Column> {
-        let content = |kind: &DataType| match kind.is_numeric() || *kind == DataType::Boolean {
-            true => Content::Numbers,
-            false => Content::Other(kind.to_string()),
+        let column = |column: &TypePtr| Column {
+            name: column.name().to_owned(),
+            content: numbers::content(column),
         };
-        let fields = self.metadata.schema().fields();
-        fields
-            .iter()
-            .map(|field| Column { name: field.name().clone(), content: content(field.data_type()) })
-            .collect()
+        self.schema().root_schema().get_fields().iter().map(column).collect()
     }
 
     /// Checks that the compression codecs of these columns are supported.
@@ -81,8 +71,7 @@ impl ParquetFile {
         wanted: impl Iterator<Item = &'a String>,
     ) -> Result<(), DataError> {
         let wanted: HashSet<&str> = wanted.map(String::as_str).collect();
-        let metadata = self.metadata.metadata();
-        for column in metadata.row_groups().iter().flat_map(|group| group.columns()) {
+        for column in self.metadata.row_groups().iter().flat_map(|group| group.columns()) {
             // Nested columns are never read.
             let [name] = column.column_path().parts() else { continue };
             let codec = match column.compression() {
@@ -114,57 +103,50 @@ impl ParquetFile {
 
     /// Reads the rows of `chunk`.
     pub async fn read(&self, chunk: Chunk, options: &ReadOptions) -> Result<Records, DataError> {
-        let url = self.file.url();
-        let columns: Vec<String> =
-            self.metadata.schema().fields().iter().map(|field| field.name().clone()).collect();
-        let wanted = Wanted::find(options, &columns, url)?;
+        let wanted = self.leaves(options)?;
         let (group, first_row) = self.group_of(&chunk)?;
-        let mask = ProjectionMask::roots(
-            self.metadata.metadata().file_metadata().schema_descr(),
-            wanted.features.iter().copied().chain([wanted.label]),
-        );
-        let fetched = self.prefetch_ranges(group, &mask)?;
+        let fetched = self.prefetch_ranges(group, &wanted)?;
         let source = Source::prefetch(&self.file, self.size, &fetched).await?;
-        let (metadata, indexed) = (self.metadata.clone(), self.indexed.clone());
-        let skipped = (chunk.start - first_row) as usize;
-        let table = Table { file: url.to_owned(), chunk, options: options.clone() };
-        let decoding = source.decode(move |source| {
-            // The page index is not needed for a group that was fetched whole. A wrong index would
-            // combine rows of one column with other rows of another, so it is checked before use.
-            let use_index = fetched.is_empty()
-                && pages::is_index_valid(source, indexed.metadata(), group, &mask, skipped);
-            let metadata = if use_index { indexed } else { metadata };
-            let batches =
-                ParquetRecordBatchReaderBuilder::new_with_metadata(source.clone(), metadata)
-                    .with_projection(mask)
-                    .with_row_groups(vec![group])
-                    .with_offset(skipped)
-                    .with_limit(chunk.records as usize)
-                    .with_batch_size(BATCH_ROWS)
-                    .build()
-                    .map_err(|error| source.error(&error))?;
-            let mut records = Records { width: table.options.features.len(), ..Records::default() };
-            for batch in batches {
-                table.append(&mut records, &batch.map_err(|error| source.error(&error))?)?;
-            }
-            Ok(records)
-        });
-        decoding.await
+        let reader = RowReader {
+            file: self.file.url().to_owned(),
+            metadata: Arc::clone(&self.metadata),
+            group,
+            wanted,
+            is_prefetched: !fetched.is_empty(),
+            chunk,
+            first_row: (chunk.start - first_row) as usize,
+            options: options.clone(),
+        };
+        source.decode(move |source| reader.read(source)).await
+    }
+
+    fn schema(&self) -> &SchemaDescriptor {
+        self.metadata.file_metadata().schema_descr()
+    }
+
+    /// The leaves of the schema that are the wanted columns.
+    fn leaves(&self, options: &ReadOptions) -> Result<Wanted, DataError> {
+        let (url, columns) = (self.file.url(), self.columns());
+        let names: Vec<String> = columns.iter().map(|column| column.name.clone()).collect();
+        let wanted = Wanted::find(options, &names, url)?;
+        // A nested column has none or several leaves, and a numeric column has one.
+        let mut leaves = vec![0; columns.len()];
+        for leaf in 0..self.schema().num_columns() {
+            leaves[self.schema().get_column_root_idx(leaf)] = leaf;
+        }
+        let leaf = |place: usize| columns[place].check_numeric(url).map(|()| leaves[place]);
+        Ok(Wanted {
+            features: wanted.features.into_iter().map(leaf).collect::<Result<_, _>>()?,
+            label: leaf(wanted.label)?,
+        })
     }
 
     /// The byte ranges of the wanted columns; empty if these are too large to be fetched whole.
-    fn prefetch_ranges(
-        &self,
-        group: usize,
-        mask: &ProjectionMask,
-    ) -> Result<Vec<Range<u64>>, DataError> {
-        let columns = self.metadata.metadata().row_group(group).columns();
+    fn prefetch_ranges(&self, group: usize, wanted: &Wanted) -> Result<Vec<Range<u64>>, DataError> {
+        let columns = self.metadata.row_group(group).columns();
         let mut places = Vec::new();
         let mut total = 0_u64;
-        for (leaf, column) in columns.iter().enumerate() {
-            if !mask.leaf_included(leaf) {
-                continue;
-            }
+        for column in wanted.all().map(|leaf| &columns[leaf]) {
             let start = column.dictionary_page_offset().unwrap_or(column.data_page_offset());
             let range = u64::try_from(start).ok().zip(u64::try_from(column.compressed_size()).ok());
             let place = range.and_then(|(start, size)| Some(start..start.checked_add(size)?));
@@ -207,79 +189,19 @@ async fn explained(file: &Location, size: u64, error: DataError) -> DataError {
     format::not_parquet(file.url(), &head).unwrap_or(error)
 }
 
-/// Reads the metadata, without and with the page index.
-fn load(source: &Source) -> Result<(ArrowReaderMetadata, ArrowReaderMetadata), ParquetError> {
-    // Only the Parquet schema counts; the Arrow schema that a writer embeds is ignored.
-    let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
-    let metadata = ArrowReaderMetadata::load(source, options.clone())?;
-    let indexed = pages::load_index(source, ParquetMetaData::clone(metadata.metadata()))?;
-    let indexed = ArrowReaderMetadata::try_new(Arc::new(indexed), options)?;
-    Ok((metadata, indexed))
+/// Reads the metadata with the page index.
+fn load(source: &Source) -> Result<Arc<ParquetMetaData>, ParquetError> {
+    let metadata = ParquetMetaDataReader::new().parse_and_finish(source)?;
+    pages::load_index(source, metadata).map(Arc::new)
 }
 
-fn row_groups(metadata: &ArrowReaderMetadata) -> Option<Vec<u64>> {
+fn row_groups(metadata: &ParquetMetaData) -> Option<Vec<u64>> {
     let mut total = 0_u64;
     let mut groups = Vec::new();
-    for group in metadata.metadata().row_groups() {
+    for group in metadata.row_groups() {
         let rows = u64::try_from(group.num_rows()).ok()?;
         total = total.checked_add(rows).filter(|total| i64::try_from(*total).is_ok())?;
         groups.push(rows);
     }
     Some(groups)
-}
-
-/// The chunk being read, to fill in rows and to name records in messages.
-struct Table {
-    file: String,
-    chunk: Chunk,
-    options: ReadOptions,
-}
-
-impl Table {
-    fn append(&self, records: &mut Records, batch: &RecordBatch) -> Result<(), DataError> {
-        let (rows, width) = (batch.num_rows(), records.width);
-        let first_record = self.chunk.first_record + records.len() as u64;
-        let schema = batch.schema();
-        let mut columns: HashMap<&str, &dyn Array> = HashMap::with_capacity(batch.num_columns());
-        for (field, column) in schema.fields().iter().zip(batch.columns()) {
-            columns.entry(field.name()).or_insert(column);
-        }
-        let labels = self.numbers(&columns, &self.options.label, 1.0, first_record)?;
-        let base = records.features.len();
-        records.features.resize(base + rows * width, 0.0);
-        for (column, name) in self.options.features.iter().enumerate() {
-            let values = self.numbers(&columns, name, self.options.feature_scale, first_record)?;
-            for (row, value) in values.into_iter().enumerate() {
-                records.features[base + row * width + column] = value;
-            }
-        }
-        records.labels.extend(labels);
-        Ok(())
-    }
-
-    fn numbers(
-        &self,
-        columns: &HashMap<&str, &dyn Array>,
-        name: &str,
-        scale: f32,
-        first_record: u64,
-    ) -> Result<Vec<f32>, DataError> {
-        let bad = |row: usize, reason: String| DataError::BadRecord {
-            file: self.file.clone(),
-            record: first_record + row as u64,
-            column: name.to_owned(),
-            reason,
-        };
-        let column = *columns.get(name).ok_or_else(|| {
-            DataError::bad_file(&self.file, format!("column `{name}` is missing"))
-        })?;
-        // Converted through 64 bits, as for text, so that both formats give the same numbers.
-        let wide = numbers::wide(column)
-            .ok_or_else(|| bad(0, format!("{} is not a numeric type", column.data_type())))?;
-        let value = |row: usize| match wide.is_null(row) {
-            true => Err(bad(row, "it is empty (null)".to_owned())),
-            false => narrow(wide.value(row), scale).map_err(|reason| bad(row, reason)),
-        };
-        (0..wide.len()).map(value).collect()
-    }
 }

@@ -133,6 +133,11 @@ impl Wanted {
         let features = options.features.iter().map(place).collect::<Result<_, _>>()?;
         Ok(Self { features, label: place(&options.label)? })
     }
+
+    /// The features and the label.
+    pub fn all(&self) -> impl Iterator<Item = usize> {
+        self.features.iter().copied().chain([self.label])
+    }
 }
 
 /// Converts and scales a value, and checks that the result is finite.

@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn the_marks_of_a_large_file_stay_as_few_as_its_tasks() {
+    fn a_large_file_has_no_more_marks_than_tasks() {
         let Places::Bytes(marks) = text(3_000_000, None).places else { panic!("text") };
         assert!(marks.starts.len() as u64 <= 3_000_000 / u64::from(RECORDS_MAX) + 1);
     }
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_million_tasks_are_cut_at_once() {
+    fn a_dataset_splits_into_a_million_tasks() {
         let files = [rows(&[1_000_000; 2]), text(2_000_000, Some(4))];
         let split = split(&files, 4).unwrap();
         assert_eq!(split.task_ends.len(), 1_000_000);

@@ -1,15 +1,10 @@
 //! The interface that a simulation implements.
 
 use std::cell::RefCell;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use tokio_util::sync::CancellationToken;
-use tonic::service::Routes;
-
-use crate::net::{Probe, SimulatedChannel};
 
 /// Aborts a task.
 pub type Abort = Box<dyn Fn() + Send + Sync>;
@@ -30,26 +25,6 @@ pub trait Host: Send + Sync {
 
     /// Returns 64 random bits.
     fn random(&self) -> u64;
-
-    /// Opens a port that is not served yet.
-    fn listen(&self) -> SocketAddr;
-
-    /// Serves calls on `port` until `stop`.
-    fn serve(
-        &self,
-        port: SocketAddr,
-        routes: Routes,
-        stop: CancellationToken,
-    ) -> BoxFuture<'static, ()>;
-
-    /// Closes a port.
-    fn close(&self, port: SocketAddr);
-
-    /// Returns a channel to `host:port` that connects on first use.
-    fn dial(&self, address: &str) -> SimulatedChannel;
-
-    /// Tries to open a connection to `host:port`.
-    fn probe(&self, address: &str) -> BoxFuture<'static, Probe>;
 }
 
 thread_local! {

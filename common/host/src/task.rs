@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 
 use futures::stream::{FuturesUnordered, StreamExt};
 use futures::{FutureExt, ready};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime, RuntimeFlavor};
 use tokio::sync::oneshot;
 
 use crate::simulated::{Abort, Host, present};
@@ -161,11 +161,13 @@ impl<T> Drop for TaskSet<T> {
     }
 }
 
-/// Runs a long computation on this thread; its other tasks move to another thread.
+/// Runs a long computation on this thread. On a multi-threaded runtime its other tasks move to another
+/// thread; on a current-thread runtime they wait.
 pub fn in_place<T>(work: impl FnOnce() -> T) -> T {
+    let has_threads = |it: Handle| matches!(it.runtime_flavor(), RuntimeFlavor::MultiThread);
     match present() {
-        None => tokio::task::block_in_place(work),
-        Some(_) => work(),
+        None if Handle::try_current().is_ok_and(has_threads) => tokio::task::block_in_place(work),
+        None | Some(_) => work(),
     }
 }
 

@@ -4,12 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use steadfast_host::net::{Port, Probe, probe};
 use steadfast_host::task::{TaskSet, spawn};
 use steadfast_host::time::{Instant, TooLate, interval, timeout};
-use tokio::net::TcpListener;
-use tokio_util::sync::CancellationToken;
-use tonic::service::Routes;
 
 const SOON: Duration = Duration::from_millis(20);
 const NEVER: Duration = Duration::from_secs(3600);
@@ -73,31 +69,4 @@ async fn a_task_that_panics_is_broken_and_harms_nobody() {
     let broken = set.join_next().await.unwrap().unwrap_err();
     assert!(broken.to_string().contains("panic"), "{broken}");
     assert!(set.is_empty());
-}
-
-/// A probe distinguishes a closed port from a silent peer, and detects when the connection closes.
-#[tokio::test]
-async fn a_knock_is_answered_while_somebody_listens() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    let Probe::Open(closed) = probe(&address).await else { panic!("refused") };
-    let (stream, _) = listener.accept().await.unwrap();
-    let mut closed = std::pin::pin!(closed);
-    assert_eq!(timeout(SOON, &mut closed).await, Err(TooLate));
-    drop(stream);
-    timeout(Duration::from_secs(10), closed).await.expect("the peer has closed");
-    drop(listener);
-    assert!(matches!(probe(&address).await, Probe::Refused));
-}
-
-/// A served port closes when it is stopped.
-#[tokio::test]
-async fn a_port_is_served_until_it_is_told_to_stop() {
-    let port = Port::bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
-    let address = port.local_addr().unwrap().to_string();
-    let stop = CancellationToken::new();
-    let serving = port.serve(Routes::default(), |_| &[], stop.clone());
-    stop.cancel();
-    serving.await.unwrap().unwrap();
-    assert!(matches!(probe(&address).await, Probe::Refused));
 }

@@ -21,12 +21,12 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use prometheus_client::registry::Registry;
 use serde_json::Value;
-use steadfast_host::incoming::{Peer, agree};
-use steadfast_host::net::Port;
-use steadfast_host::peers::Peers;
-use steadfast_host::refusals::{Refusal, refused};
+use steadfast_auth::{Peer, Refusal, refused};
 use steadfast_host::task::{Task, spawn};
-use steadfast_host::tls::{self, Exposure};
+use steadfast_net::Port;
+use steadfast_net::TlsIdentity;
+use steadfast_net::incoming::handshake;
+use steadfast_net::peers::Peers;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -37,7 +37,7 @@ use uuid::Uuid;
 use crate::admin_lock::{CHALLENGE, Lock};
 use crate::page::{self, Head, Section, Sections};
 use crate::process_metrics::ProcessMetrics;
-use crate::{Failure, Readiness, Ready, Shutdown, bind, tables};
+use crate::{Exposure, Failure, Readiness, Ready, Shutdown, bind, tables};
 
 /// Concurrent connections; more wait in the kernel's accept queue.
 const CONNECTIONS_MAX: usize = 64;
@@ -68,6 +68,7 @@ const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset
 pub struct Admin {
     port: Port,
     address: SocketAddr,
+    exposure: Exposure,
 }
 
 /// The content of an admin port.
@@ -92,6 +93,7 @@ pub struct AdminContent {
 /// The content of an admin port, and the limit on clients that listen for changes.
 struct Shown {
     content: AdminContent,
+    exposure: Exposure,
     listeners: Arc<Semaphore>,
 }
 
@@ -115,12 +117,12 @@ impl Admin {
     ///
     /// # Errors
     /// If the address cannot be bound; the message names it.
-    pub async fn bind(address: SocketAddr) -> Result<Self, Failure> {
-        let port = bind(address, "--admin-listen").await?;
+    pub async fn bind(address: SocketAddr, exposure: Exposure) -> Result<Self, Failure> {
+        let port = bind(address, "--admin-listen", &exposure).await?;
         let address = port
             .local_addr()
             .map_err(|error| Failure::io("cannot read the admin port's address", &error))?;
-        Ok(Self { port, address })
+        Ok(Self { port, address, exposure })
     }
 
     /// Returns the bound address.
@@ -130,12 +132,13 @@ impl Admin {
 
     /// Starts serving.
     pub fn serve(self, mut content: AdminContent) -> AdminServer {
-        let address = self.address;
-        content.metrics.register_collector(Box::new(ProcessMetrics { role: content.role }));
-        let listeners = Arc::new(Semaphore::new(LISTENERS_MAX));
-        let router = router(Arc::new(Shown { content, listeners }));
-        let task = match self.port.into_tcp() {
-            Ok(listener) => spawn(accept(listener, router)),
+        let Self { port, address, exposure } = self;
+        let collector = ProcessMetrics { role: content.role, exposure: exposure.clone() };
+        content.metrics.register_collector(Box::new(collector));
+        let (listeners, identity) = (Arc::new(Semaphore::new(LISTENERS_MAX)), exposure.identity());
+        let router = router(Arc::new(Shown { content, exposure, listeners }));
+        let task = match port.into_tcp() {
+            Ok(listener) => spawn(accept(listener, router, identity)),
             // A simulated port only has to be open for probes.
             Err(port) => spawn(async move {
                 let _port = port;
@@ -159,7 +162,7 @@ impl Drop for AdminServer {
     }
 }
 
-async fn accept(listener: TcpListener, router: Router) {
+async fn accept(listener: TcpListener, router: Router, identity: TlsIdentity) {
     let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let peers = Peers::new(PER_ADDRESS_MAX);
     let mut connections = JoinSet::new();
@@ -168,13 +171,12 @@ async fn accept(listener: TcpListener, router: Router) {
         while connections.try_join_next().is_some() {}
         match listener.accept().await {
             Ok((stream, address)) => {
-                let router = router.clone();
+                let (router, identity) = (router.clone(), identity.clone());
                 let Some(admitted) = peers.admit(address) else { continue };
                 connections.spawn(async move {
                     let (_permit, _admitted) = (permit, admitted);
-                    let served =
-                        tokio::time::timeout(CONNECTION_TIMEOUT, serve_stream(stream, router));
-                    if served.await.is_err() {
+                    let served = serve_stream(stream, router, &identity);
+                    if tokio::time::timeout(CONNECTION_TIMEOUT, served).await.is_err() {
                         debug!("admin connection closed: maximum age reached");
                     }
                 });
@@ -187,13 +189,12 @@ async fn accept(listener: TcpListener, router: Router) {
     }
 }
 
-async fn serve_stream(stream: TcpStream, router: Router) {
-    let Some(credentials) = tls::credentials() else {
-        return serve_http(stream, Peer::Unasked, router).await;
+async fn serve_stream(stream: TcpStream, router: Router, identity: &TlsIdentity) {
+    let Some(credentials) = identity.credentials() else {
+        return serve_http(stream, Peer::Anonymous, router).await;
     };
-    let acceptor = credentials.current().admin.clone().into();
-    if let Some(agreed) = agree(stream, acceptor).await {
-        serve_http(agreed.stream, agreed.peer, router).await;
+    if let Some(accepted) = handshake(stream, credentials.admin.clone().into()).await {
+        serve_http(accepted.stream, accepted.peer, router).await;
     }
 }
 
@@ -203,8 +204,8 @@ where
 {
     // Clients without a role get one request per connection, so that probes find a free connection.
     let is_known = match &peer {
-        Peer::Unasked => true,
-        Peer::Known(roles) => !roles.is_empty(),
+        Peer::Anonymous => true,
+        Peer::Authenticated(roles) => !roles.is_empty(),
     };
     let router = router.layer(Extension(peer));
     let served = hyper::server::conn::http1::Builder::new()
@@ -303,7 +304,7 @@ async fn drain(State(content): Content, request: Request) -> Response {
 }
 
 async fn page(State(content): Content) -> Response {
-    let warning = match tls::exposure() {
+    let warning = match content.exposure {
         Exposure::Plaintext => {
             Some("INSECURE: any client that can connect can read and change everything")
         }
@@ -369,7 +370,10 @@ mod tests {
             status: Box::new(|| serde_json::json!({ "note": "<script>alert(1)</script>" })),
             page: None,
         };
-        Admin::bind("127.0.0.1:0".parse().unwrap()).await.unwrap().serve(content)
+        Admin::bind("127.0.0.1:0".parse().unwrap(), Exposure::Loopback)
+            .await
+            .unwrap()
+            .serve(content)
     }
 
     async fn send(address: SocketAddr, request: &str) -> String {
@@ -408,7 +412,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_page_shows_status_as_text_and_loads_nothing() {
+    async fn the_page_shows_status_as_text_and_loads_nothing_external() {
         let server = start(&Readiness::new("")).await;
         let answer = fetch(server.local_addr(), "/").await;
         assert!(answer.contains("content-security-policy: default-src 'none'"));
@@ -419,7 +423,7 @@ mod tests {
 
     /// A page of another site in a local browser cannot drain the process.
     #[tokio::test]
-    async fn whoever_is_no_browser_can_have_the_process_drain() {
+    async fn a_page_of_another_site_cannot_drain_the_process() {
         let shutdown = Shutdown::manual();
         let server = serve(&Readiness::new(""), &shutdown).await;
         let ask_for = async |method: &str, path: &str, more: &str| {
@@ -442,7 +446,7 @@ mod tests {
 
     /// A browser receives changes without polling.
     #[tokio::test]
-    async fn a_change_is_told_to_whoever_listens() {
+    async fn changes_are_sent_to_subscribers() {
         let readiness = Readiness::new("starting");
         let server = start(&readiness).await;
         let mut stream = TcpStream::connect(server.local_addr()).await.unwrap();
@@ -463,7 +467,7 @@ mod tests {
 
     /// F49: idle connections of one address do not block other addresses.
     #[tokio::test]
-    async fn one_machine_does_not_take_all_places() {
+    async fn one_machine_cannot_take_all_connections() {
         let server = start(&Readiness::new("")).await;
         let address = server.local_addr();
         let mut idle = Vec::new();
@@ -482,7 +486,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_with_endless_headers_is_refused() {
+    async fn a_request_with_endless_headers_is_rejected() {
         let server = start(&Readiness::new("")).await;
         let request = format!("GET / HTTP/1.1\r\nX: {}\r\n\r\n", "y".repeat(64 << 10));
         let answer = send(server.local_addr(), &request).await;

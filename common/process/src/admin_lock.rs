@@ -3,8 +3,8 @@
 use axum::http::HeaderValue;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use steadfast_host::incoming::Peer;
-use steadfast_host::role::Role;
+use steadfast_auth::Peer;
+use steadfast_common::role::Role;
 use subtle::ConstantTimeEq;
 
 /// Makes a browser prompt for the token, as the password of any user name.
@@ -23,9 +23,9 @@ impl Lock {
     /// Whether a request is authorized, by the certificate of its peer or by its token.
     pub(crate) fn opens(&self, peer: &Peer, authorization: Option<&HeaderValue>) -> bool {
         match peer {
-            Peer::Unasked => true,
-            Peer::Known(roles) if roles.contains(&Role::Admin) => true,
-            Peer::Known(_) => {
+            Peer::Anonymous => true,
+            Peer::Authenticated(roles) if roles.contains(&Role::Admin) => true,
+            Peer::Authenticated(_) => {
                 let shown = authorization.and_then(|it| token(it.to_str().ok()?));
                 self.token
                     .as_ref()
@@ -55,14 +55,14 @@ mod tests {
 
     /// F50: requests without a permitted certificate or the token are refused.
     #[test]
-    fn only_an_administrator_or_the_token_opens_it() {
+    fn only_an_administrator_or_the_token_grants_access() {
         let lock = Lock::new(Some("0123456789abcdef".to_owned()));
         let trainer = Peer::of(Role::Trainer);
-        let anonymous = Peer::Known([].into());
+        let anonymous = Peer::Authenticated([].into());
         let opens = |peer: &Peer, header: &str| {
             lock.opens(peer, Some(&HeaderValue::from_str(header).unwrap()))
         };
-        assert!(lock.opens(&Peer::Unasked, None) && lock.opens(&Peer::of(Role::Admin), None));
+        assert!(lock.opens(&Peer::Anonymous, None) && lock.opens(&Peer::of(Role::Admin), None));
         assert!(!lock.opens(&anonymous, None) && !lock.opens(&trainer, None));
         assert!(opens(&anonymous, "Bearer 0123456789abcdef"));
         let password = STANDARD.encode("any:0123456789abcdef");

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use steadfast_common::{durations, keys::Keys};
 use steadfast_coord::EtcdOptions;
-use steadfast_host::tls::{CA_FILE, CERTIFICATE_FILE, KEY_FILE};
+use steadfast_net::tls::{CA_FILE, CERTIFICATE_FILE, KEY_FILE};
 use tracing::warn;
 
 use crate::security::{SecurityArgs, TlsArgs, secret};
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn an_advertised_host_takes_the_port_that_was_bound() {
+    fn an_advertised_host_gets_the_bound_port() {
         let bound: SocketAddr = "0.0.0.0:4711".parse().unwrap();
         let advertised = |it: &str| common(&["--advertise", it]).advertised(bound).unwrap();
         assert_eq!(advertised("node-1"), "node-1:4711");
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_means_nothing_elsewhere_is_not_announced() {
+    fn an_address_of_this_host_only_is_not_advertised() {
         let bound: SocketAddr = "0.0.0.0:4711".parse().unwrap();
         assert!(common(&[]).advertised(bound).unwrap_err().message.contains("--advertise"));
         // No packet is sent; the system only selects a local address.
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn an_etcd_with_certificates_is_shown_our_own_unless_others_are_named() {
+    fn etcd_over_tls_is_verified_with_our_ca_unless_another_is_configured() {
         let ca = |more: &[&str]| {
             let args = [&["--tls", "/tls", "--etcd-endpoints"], more].concat();
             common(&args).etcd_options().unwrap().ca_file
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn the_password_is_the_file_without_its_last_line_end() {
+    fn the_password_is_the_file_without_the_final_newline() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "se cret\n").unwrap();
         let path = file.path().to_str().unwrap();

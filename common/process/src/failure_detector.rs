@@ -7,8 +7,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use steadfast_host::net::{Probe, probe};
 use steadfast_host::time::sleep;
+use steadfast_net::{Probe, probe};
 
 /// Consecutive refusals after which a process counts as dead.
 const REFUSALS: u32 = 3;
@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_millis(250);
 ///
 /// A remote process must have accepted a connection once before it can count as dead, because a refusal
 /// may come from the network between. On the same host a refusal suffices.
-pub async fn gone(address: &str) {
+pub async fn until_dead(address: &str) {
     let mut was_met = is_on_this_host(address);
     loop {
         match probe(address).await {
@@ -78,9 +78,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_closes_its_port_is_gone() {
+    async fn a_process_that_closes_its_port_is_dead() {
         let (listener, address) = listener().await;
-        let watching = tokio::spawn(async move { gone(&address).await });
+        let watching = tokio::spawn(async move { until_dead(&address).await });
         let (stream, _) = listener.accept().await.unwrap();
         assert!(!watching.is_finished());
         drop((listener, stream));
@@ -89,9 +89,9 @@ mod tests {
 
     /// A closed connection alone is not a failure, because servers close idle connections.
     #[tokio::test]
-    async fn whoever_closes_a_connection_and_takes_another_is_not_gone() {
+    async fn a_process_that_accepts_a_new_connection_is_alive() {
         let (listener, address) = listener().await;
-        let watching = tokio::spawn(async move { gone(&address).await });
+        let watching = tokio::spawn(async move { until_dead(&address).await });
         for _ in 0..3 {
             let (stream, _) = listener.accept().await.unwrap();
             drop(stream);

@@ -1,13 +1,11 @@
 //! Shared parts of all Steadfast processes: configuration, logs, the admin port, health, shutdown and
 //! exit codes.
 
-mod access;
 mod admin;
 mod admin_lock;
 mod args;
 mod failure;
 mod failure_detector;
-mod job;
 mod log_line;
 mod logging;
 mod moved;
@@ -22,19 +20,17 @@ mod shutdown;
 mod sources;
 mod traces;
 
-pub use access::access;
 pub use admin::{Admin, AdminContent, AdminServer};
 pub use args::{CommonArgs, EtcdArgs, EtcdAuthArgs, LogArgs, LogFormat};
 pub use args::{endpoint, job_name, lease_ttl};
 pub use failure::Failure;
-pub use failure_detector::{gone, is_on_this_host};
-pub use job::wait_for_job;
+pub use failure_detector::{is_on_this_host, until_dead};
 pub use logging::{LogIdentity, init_logging};
 pub use moved::moved;
 pub use page::{Section, Sections, tables};
 pub use parse::{Refusal, parse, try_parse};
 pub use readiness::{HealthTask, Readiness, Ready, health};
 pub use run::{keep_freed_memory, run, wait_after_completion};
-pub use security::{SecurityArgs, TlsArgs};
+pub use security::{Exposure, SecurityArgs, TlsArgs};
 pub use server::bind;
 pub use shutdown::Shutdown;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use steadfast_common::ids::Incarnation;
-use steadfast_host::traces::TRACE;
+use steadfast_net::traces::TRACE;
 use tracing::Subscriber;
 use tracing_subscriber::filter::{FilterExt, LevelFilter, filter_fn};
 use tracing_subscriber::layer::SubscriberExt;
@@ -146,7 +146,7 @@ mod tests {
 
     /// The HTTP/2 library alone creates several spans for each frame.
     #[test]
-    fn spans_that_nobody_wants_are_not_made() {
+    fn disabled_spans_are_not_created() {
         let identity = LogIdentity::new("master", "digits", "1f");
         let line = LogLine { format: LogFormat::Text, identity };
         let made = subscriber(EnvFilter::new("info"), line, None);
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_names_its_process_its_message_and_its_fields() {
+    fn a_line_has_process_message_and_fields() {
         let text = logged(LogFormat::Text, |_| {
             tracing::warn!(task = 7, reason = "too late", "task lease expired");
         });

@@ -73,7 +73,7 @@ mod tests {
 
     /// Simulates the change with a documentation address (RFC 5737), which no machine has.
     #[tokio::test]
-    async fn only_an_address_that_is_gone_and_was_not_chosen_counts() {
+    async fn only_a_lost_address_that_the_user_did_not_choose_is_reported() {
         let Some(towards) = address_towards("http://192.0.2.1:2379") else { return };
         let args = |more: &[&str]| {
             let words = ["it", "--job", "j", "--etcd-endpoints", "http://192.0.2.1:2379"];

@@ -21,9 +21,9 @@ use crate::sources::{
 pub enum Refusal {
     /// All errors, one message each.
     Errors(Vec<String>),
-    /// The user asked for help or the version.
+    /// The user requested help or the version.
     Shown(Box<clap::Error>),
-    /// The user asked to check the settings, and they are valid; this lists them.
+    /// The user requested a check of the settings, and they are valid; this lists them.
     Checked(String),
 }
 
@@ -56,7 +56,7 @@ pub fn parse<A: Parser>() -> A {
 /// Parses settings from given arguments (the program name first), variables and file reader.
 ///
 /// # Errors
-/// [`Refusal`]: all errors, or the user asked for something other than a run.
+/// [`Refusal`]: all errors, or the user requested something other than a run.
 pub fn try_parse<A: Parser>(
     words: &[OsString],
     variables: &BTreeMap<String, String>,
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_goes_before_a_variable_before_the_file_before_the_default() {
+    fn flags_override_variables_which_override_the_file_which_overrides_defaults() {
         let file = "job = 'of-file'\npservers = 5\nlease_ttl = '9s'\n";
         let variables = [("STEADFAST_JOB", "of-variable"), ("STEADFAST_PSERVERS", "4")];
         let args = read(&["--config", "it.toml", "--pservers", "3"], &variables, file).unwrap();
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_a_stronger_place_replaces_that_of_a_weaker_one() {
+    fn a_list_of_higher_precedence_replaces_one_of_lower() {
         let file = "job = 'a'\netcd_endpoints = ['http://a:1', 'http://b:1']";
         let args = read(&["--config=it.toml"], &[], file).unwrap();
         assert_eq!(args.common.etcd.etcd_endpoints, ["http://a:1", "http://b:1"]);
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fault_of_every_place_is_reported_at_once() {
+    fn the_errors_of_all_sources_are_reported_together() {
         let words =
             ["--config=it.toml", "--listen", "here", "--log-format=xml", "--leas-ttl", "1s"];
         let variables = [("STEADFAST_LEASE_TTL", "soon"), ("STEADFAST_ROOT", "no-slash")];
@@ -333,20 +333,20 @@ mod tests {
     }
 
     #[test]
-    fn a_faulty_value_that_is_overridden_is_a_fault_all_the_same() {
+    fn an_invalid_value_is_an_error_even_if_it_is_overridden() {
         let errors = errors(&["--job=a", "--pservers=1"], &[("STEADFAST_PSERVERS", "x")], "");
         assert_eq!(errors.len(), 1);
     }
 
     #[test]
-    fn a_required_setting_with_a_faulty_value_is_not_called_missing() {
+    fn a_required_setting_with_an_invalid_value_is_not_reported_as_missing() {
         let errors = errors(&["--job", "a b"], &[], "");
         assert_eq!(errors.len(), 1);
         assert!(errors[0].starts_with("--job: invalid value `a b`: use 1 to 100"), "{errors:?}");
     }
 
     #[test]
-    fn settings_that_need_each_other_are_asked_for_by_name() {
+    fn a_missing_companion_setting_is_named() {
         let errors = errors(&["--job=a", "--etcd-user=me"], &[], "");
         assert_eq!(errors.len(), 1);
         assert!(errors[0].starts_with("--etcd-password-file is missing"), "{errors:?}");
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_lists_the_settings_in_force_and_where_they_come_from() {
+    fn a_check_lists_the_effective_settings_and_their_sources() {
         let words = ["--check-config", "--job=a", "--config=it.toml"];
         let Err(Refusal::Checked(listing)) = read(&words, &[], "pservers = 7") else {
             panic!("not checked");
@@ -372,14 +372,14 @@ mod tests {
     }
 
     #[test]
-    fn twice_the_same_flag_and_a_flag_without_value_are_faults() {
+    fn a_repeated_flag_and_a_flag_without_value_are_errors() {
         assert_eq!(errors(&["--job=a", "--job=b"], &[], ""), ["`--job` is given twice"]);
         let errors = errors(&["--job=a", "--root", "--pservers=1"], &[], "");
         assert_eq!(errors, ["`--root` needs a value"]);
     }
 
     #[test]
-    fn help_is_shown_and_names_the_variables() {
+    fn help_names_the_variables() {
         let Err(Refusal::Shown(shown)) = read(&["--help", "--nonsense"], &[], "") else {
             panic!("not shown");
         };

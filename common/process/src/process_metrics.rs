@@ -7,14 +7,16 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetri
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use steadfast_auth::refusals;
 use steadfast_coord::error_counters;
-use steadfast_host::refusals::refusals;
-use steadfast_host::tls::{self, Exposure};
+
+use crate::Exposure;
 
 /// Collects the metrics of a process of this role.
 #[derive(Debug)]
 pub(crate) struct ProcessMetrics {
     pub role: &'static str,
+    pub exposure: Exposure,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -41,20 +43,19 @@ impl Collector for ProcessMetrics {
             "Calls to etcd that were refused or timed out",
             &ConstCounter::new(error_counters.calls_failed),
         )?;
-        let exposure = tls::exposure();
-        let plaintext = i64::from(matches!(exposure, Exposure::Plaintext));
+        let plaintext = i64::from(matches!(self.exposure, Exposure::Plaintext));
         write(
             &mut encoder,
             "steadfast_insecure_plaintext",
             "Whether the process serves other machines without TLS",
             &ConstGauge::new(plaintext),
         )?;
-        if let Exposure::Tls(credentials) = exposure {
+        if let Some(credentials) = self.exposure.identity().credentials() {
             write(
                 &mut encoder,
                 "steadfast_certificate_not_after_seconds",
                 "Expiry of the certificate of the process, in seconds since 1970",
-                &ConstGauge::new(credentials.current().not_after),
+                &ConstGauge::new(credentials.not_after),
             )?;
         }
         let refusals = refusals();

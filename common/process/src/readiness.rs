@@ -99,29 +99,38 @@ fn serving(ready: &Ready) -> ServingStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use steadfast_net::TlsIdentity;
     use tonic_health::pb::HealthCheckRequest;
-    use tonic_health::pb::health_check_response::ServingStatus as Wire;
+    use tonic_health::pb::health_check_response::ServingStatus as Served;
     use tonic_health::pb::health_client::HealthClient;
 
     #[tokio::test]
-    async fn the_health_service_says_what_the_flag_says() {
+    async fn the_health_service_follows_readiness() {
         let readiness = Readiness::new("starting");
         let (_task, service) = health("steadfast.v1.Master", &readiness).await;
-        let listener = crate::bind("127.0.0.1:0".parse().unwrap(), "--listen").await.unwrap();
+        let listener =
+            crate::bind("127.0.0.1:0".parse().unwrap(), "--listen", &crate::Exposure::Loopback)
+                .await
+                .unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let stop = tokio_util::sync::CancellationToken::new();
-        let server = listener.serve(tonic::service::Routes::new(service), crate::access, stop);
+        let server = listener.serve(
+            tonic::service::Routes::new(service),
+            steadfast_proto::access,
+            &TlsIdentity::default(),
+            stop,
+        );
 
         let channel = tonic::transport::Endpoint::try_from(url).unwrap().connect().await.unwrap();
         let mut client = HealthClient::new(channel);
         let request = HealthCheckRequest { service: "steadfast.v1.Master".to_owned() };
         let mut answers = client.watch(request).await.unwrap().into_inner();
         let mut next = async || answers.message().await.unwrap().unwrap().status();
-        assert_eq!(next().await, Wire::NotServing);
+        assert_eq!(next().await, Served::NotServing);
         readiness.set_ready();
-        assert_eq!(next().await, Wire::Serving);
+        assert_eq!(next().await, Served::Serving);
         readiness.set_not_ready("draining");
-        assert_eq!(next().await, Wire::NotServing);
+        assert_eq!(next().await, Served::NotServing);
         server.abort();
     }
 }

@@ -4,12 +4,12 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use clap::Args;
 use steadfast_common::error::ErrorKind;
-use steadfast_host::role::Role;
-use steadfast_host::tls::{self, Credentials, Exposure, TlsError};
+use steadfast_common::role::Role;
+use steadfast_net::TlsIdentity;
+use steadfast_net::tls::{Credentials, TlsError};
 use tracing::warn;
 
 use crate::Failure;
@@ -41,41 +41,57 @@ pub struct SecurityArgs {
     pub admin_token_file: Option<PathBuf>,
 }
 
+/// How other processes can connect to this one.
+#[derive(Clone, Debug)]
+pub enum Exposure {
+    /// Without TLS, only from this machine.
+    Loopback,
+    /// Without TLS, from anywhere.
+    Plaintext,
+    /// With mutual TLS.
+    Tls(TlsIdentity),
+}
+
+impl Exposure {
+    /// Returns the TLS identity of the process.
+    pub fn identity(&self) -> TlsIdentity {
+        match self {
+            Self::Loopback | Self::Plaintext => TlsIdentity::default(),
+            Self::Tls(identity) => identity.clone(),
+        }
+    }
+}
+
 impl TlsArgs {
-    /// Loads the credentials of a process that is only a client, if the flag is set.
+    /// Loads the identity of a process that is only a client.
     ///
     /// # Errors
-    /// If they cannot be loaded.
-    pub fn decide(&self) -> Result<(), Failure> {
-        if let Some(folder) = &self.tls {
-            let credentials = Credentials::open(folder).map_err(|error| failure(&error))?;
-            tls::decide(Exposure::Tls(Arc::new(credentials)));
-        }
-        Ok(())
+    /// If the credentials cannot be loaded.
+    pub fn identity(&self) -> Result<TlsIdentity, Failure> {
+        let Some(folder) = &self.tls else { return Ok(TlsIdentity::default()) };
+        Ok(Credentials::open(folder).map_err(|error| failure(&error))?.into())
     }
 }
 
 impl SecurityArgs {
-    /// Sets the exposure of this process, which has this `role`.
+    /// Returns the exposure of a process of this `role`.
     ///
     /// # Errors
     /// If its credentials cannot be loaded.
-    pub fn decide(&self, role: Role) -> Result<(), Failure> {
-        match &self.tls.tls {
+    pub fn exposure(&self, role: Role) -> Result<Exposure, Failure> {
+        Ok(match &self.tls.tls {
             Some(folder) => {
-                let credentials =
-                    Credentials::open_as(folder, role).map_err(|error| failure(&error))?;
-                tls::decide(Exposure::Tls(Arc::new(credentials)));
+                let credentials = Credentials::open_as(folder, role);
+                Exposure::Tls(credentials.map_err(|error| failure(&error))?.into())
             }
             None if self.insecure_allow_plaintext => {
                 warn!(
                     "INSECURE: no TLS; any client that can connect can read and change everything"
                 );
-                tls::decide(Exposure::Plaintext);
+                Exposure::Plaintext
             }
-            None => {}
-        }
-        Ok(())
+            None => Exposure::Loopback,
+        })
     }
 
     /// Returns the token of the admin port, if there is one.
@@ -111,8 +127,12 @@ pub(crate) fn secret(path: &Path, what: &str) -> Result<String, Failure> {
 ///
 /// # Errors
 /// If other machines could reach it without TLS and that is not allowed.
-pub(crate) fn may_listen(address: SocketAddr, flag: &str) -> Result<(), Failure> {
-    match tls::exposure() {
+pub(crate) fn may_listen(
+    address: SocketAddr,
+    flag: &str,
+    exposure: &Exposure,
+) -> Result<(), Failure> {
+    match exposure {
         Exposure::Loopback if !address.ip().is_loopback() => Err(Failure::invalid(format!(
             "{flag} {address} is reachable from other machines without TLS: set --tls (`steadfast certs init` \
              creates the certificates), or --insecure-allow-plaintext if any client that can connect may read \
@@ -140,17 +160,19 @@ mod tests {
 
     /// F50: plaintext on other addresses than loopback needs an explicit flag.
     #[test]
-    fn only_loopback_is_served_in_the_clear_unless_somebody_says_so() {
-        assert!(may_listen("127.0.0.1:7000".parse().unwrap(), "--listen").is_ok());
-        assert!(may_listen("[::1]:7000".parse().unwrap(), "--listen").is_ok());
+    fn only_loopback_is_served_without_tls_unless_allowed() {
+        let may_listen =
+            |address: &str| may_listen(address.parse().unwrap(), "--listen", &Exposure::Loopback);
+        assert!(may_listen("127.0.0.1:7000").is_ok());
+        assert!(may_listen("[::1]:7000").is_ok());
         for open in ["0.0.0.0:7000", "[::]:7000", "192.0.2.1:7000"] {
-            let refused = may_listen(open.parse().unwrap(), "--listen").unwrap_err().message;
+            let refused = may_listen(open).unwrap_err().message;
             assert!(refused.contains("--tls") && refused.contains(open), "{refused}");
         }
     }
 
     #[test]
-    fn a_token_that_can_be_guessed_is_refused() {
+    fn a_token_that_can_be_guessed_is_rejected() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let args = SecurityArgs {
             admin_token_file: Some(file.path().to_owned()),

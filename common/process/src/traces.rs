@@ -16,7 +16,7 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{self, SdkTracerProvider, SpanData};
-use steadfast_host::traces::{Courier, TRACE, carry};
+use steadfast_net::traces::{Courier, TRACE, carry};
 use tracing::{Span, Subscriber, info, warn};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 use tracing_subscriber::Layer;

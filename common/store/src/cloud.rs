@@ -103,7 +103,7 @@ pub(crate) fn connect(
     environment: impl Iterator<Item = (OsString, OsString)>,
 ) -> Result<Arc<dyn ObjectStore>, StoreError> {
     // Fails if the process has already installed a provider, which is fine.
-    let _ = steadfast_host::tls::crypto().install_default();
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let failed = |source: object_store::Error| StoreError::Configuration {
         url: base.as_str().to_owned(),
         source: source.into(),
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_custom_endpoint_without_credentials_is_asked_without_a_signature() {
+    fn requests_to_a_custom_endpoint_without_credentials_are_unsigned() {
         let cases = [
             (&AWS, "AWS_ENDPOINT", "AWS_ACCESS_KEY_ID"),
             (&GOOGLE, "GOOGLE_BASE_URL", "GOOGLE_SERVICE_ACCOUNT"),
@@ -267,18 +267,18 @@ mod tests {
 
         let both = set(&AWS, &[named, ("AWS_SECRET_ACCESS_KEY", "x")]).unwrap_err();
         assert!(both.to_string().contains("unset one of them"), "{both}");
-        let gone =
+        let dead =
             set(&AWS, &[("AWS_SECRET_ACCESS_KEY_FILE", "/no/such")]).unwrap_err().to_string();
-        assert!(gone.contains("/no/such") && gone.contains("AWS_SECRET_ACCESS_KEY_FILE"), "{gone}");
+        assert!(dead.contains("/no/such") && dead.contains("AWS_SECRET_ACCESS_KEY_FILE"), "{dead}");
     }
 
     #[test]
-    fn a_cloud_of_its_own_endpoint_is_asked_with_whatever_credentials_the_machine_has() {
+    fn requests_to_the_default_endpoint_are_signed() {
         assert!(!has(&options_of(&AWS, &[]), "aws_skip_signature", "true"));
     }
 
     #[test]
-    fn variables_win_over_defaults_and_foreign_ones_are_left_out() {
+    fn variables_override_defaults_and_unrelated_ones_are_ignored() {
         let options = options_of(&AWS, &[("AWS_TIMEOUT", "5 seconds"), ("SECRET", "x")]);
         let position = |name: &str| options.iter().position(|option| option.0 == name);
         assert!(position("aws_timeout") > position("timeout"));

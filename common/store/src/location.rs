@@ -381,7 +381,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_of_one_size_and_have_all_bytes_in_order() {
+    fn parts_have_equal_size_and_hold_all_bytes_in_order() {
         let all: Vec<u8> = (0..=255).collect();
         for segments in
             [vec![256], vec![1, 255], vec![0, 100, 0, 56, 100], vec![50, 50, 50, 50, 56]]

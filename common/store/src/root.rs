@@ -128,7 +128,7 @@ mod tests {
 
     /// Isolates the stores of simulations.
     #[test]
-    fn a_mounted_store_is_there_as_long_as_it_is_mounted_and_for_its_thread() {
+    fn a_mounted_store_exists_while_mounted_and_only_in_its_thread() {
         let base = Url::parse("simulated://it/").unwrap();
         let mounted = mount(base.as_str(), Arc::new(InMemory::new())).unwrap();
         assert!(Root::shared(&base).is_ok());

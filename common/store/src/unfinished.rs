@@ -71,7 +71,7 @@ mod tests {
     use crate::open;
 
     #[tokio::test]
-    async fn only_what_is_old_and_half_written_goes() {
+    async fn only_old_unfinished_files_are_deleted() {
         let folder = tempfile::tempdir().unwrap();
         let now = SystemTime::now();
         let (old, new) = (now - Duration::from_secs(100), now);
@@ -91,7 +91,7 @@ mod tests {
 
     /// Detects changes of the names that the library gives to incomplete files.
     #[tokio::test]
-    async fn a_writer_leaves_what_we_look_for() {
+    async fn an_unfinished_write_leaves_the_file_that_we_look_for() {
         use object_store::local::LocalFileSystem;
         use object_store::{ObjectStoreExt, path::Path};
         let folder = tempfile::tempdir().unwrap();

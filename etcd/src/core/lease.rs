@@ -115,7 +115,7 @@ mod tests {
 
     /// A keep-alive extends the deadline; a missed deadline is final.
     #[test]
-    fn a_lease_lasts_its_time_from_the_last_sign_of_life() {
+    fn a_lease_expires_its_ttl_after_the_last_keep_alive() {
         let mut leases = Leases::default();
         leases.insert(7, 2, 0);
         assert_eq!(leases.keep_alive(7, 1_500), Some(2));
@@ -140,7 +140,7 @@ mod tests {
 
     /// Values from the wire do not overflow.
     #[test]
-    fn absurd_times_are_refused_or_raised() {
+    fn out_of_range_ttls_are_rejected_or_raised() {
         assert_eq!(granted_ttl_s(i64::MAX), Err(Refusal::LeaseTtlTooLarge));
         assert_eq!(granted_ttl_s(i64::MIN), Ok(TTL_MIN_S));
         let mut leases = Leases::default();

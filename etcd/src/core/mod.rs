@@ -7,7 +7,6 @@
 
 mod compare;
 mod fact;
-mod form;
 mod history;
 mod lease;
 mod overlap;
@@ -17,6 +16,7 @@ mod reply;
 mod span;
 mod staged;
 mod txn;
+mod validate;
 mod watch;
 mod write;
 
@@ -24,13 +24,13 @@ mod write;
 mod tests;
 
 pub use fact::{Change, Fact, LeaseId, Millis, Revision, Write};
-pub use form::{Checked, Form};
 pub use history::{History, HistoryImage, Retention};
 pub use refusal::Refusal;
 pub use reply::{MEMBER_ID, RAFT_TERM, header};
 pub use span::Span;
 pub use txn::is_read_only;
-pub use watch::{Told, Wants, Watcher, size as event_bytes};
+pub use validate::{Checked, Validate};
+pub use watch::{WatchOptions, WatchUpdate, Watcher, size as event_bytes};
 
 use etcd_client::proto::{
     PbCompactionResponse, PbDeleteRequest, PbDeleteResponse, PbLeaseGrantRequest,

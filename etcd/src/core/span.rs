@@ -51,7 +51,7 @@ mod tests {
 
     /// The three encodings of a range on the wire.
     #[test]
-    fn the_range_end_tells_one_key_from_an_interval_from_an_open_end() {
+    fn the_range_end_selects_one_key_an_interval_or_an_open_interval() {
         assert_eq!(Span::new(b"a", b""), Span::One(b"a"));
         assert_eq!(Span::new(b"a", b"c"), Span::Between(b"a", b"c"));
         assert_eq!(Span::new(b"a", b"\0"), Span::From(b"a"));

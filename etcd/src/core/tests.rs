@@ -192,32 +192,32 @@ fn a_watcher_misses_nothing_after_the_revision_it_read_at() {
         key: vec![0],
         range_end: vec![0],
         next: read_at + 1,
-        wants: Wants { prev_kv: true, ..Wants::default() },
+        options: WatchOptions { prev_kv: true, ..WatchOptions::default() },
     };
     model.delete("a").unwrap();
     model.compact(read_at + 1).unwrap();
     model.put("a", 0).unwrap();
     let update = watcher.advance(model.core.history(), model.core.revision(), usize::MAX);
-    let Told::Events { events, through } = update else { panic!("{update:?}") };
+    let WatchUpdate::Events { events, through } = update else { panic!("{update:?}") };
     let revisions = events.iter().map(|event| event.kv.as_ref().unwrap().mod_revision);
     assert_eq!(revisions.collect::<Vec<_>>(), [3, 4]);
     assert_eq!(through, 4);
     let again = watcher.advance(model.core.history(), model.core.revision(), usize::MAX);
-    assert_eq!(again, Told::Nothing);
+    assert_eq!(again, WatchUpdate::Nothing);
 }
 
 /// Regardless of the size limit, a watcher gets events in batches of whole revisions.
 #[test]
-fn a_watcher_is_told_in_pieces_of_whole_revisions() {
+fn a_watcher_receives_batches_of_whole_revisions() {
     let mut model = EtcdModel::default();
     for _ in 0..5 {
         model.put("a", 0).unwrap();
     }
-    let wants = Wants::default();
-    let mut watcher = Watcher { key: vec![0], range_end: vec![0], next: 1, wants };
+    let options = WatchOptions::default();
+    let mut watcher = Watcher { key: vec![0], range_end: vec![0], next: 1, options };
     watcher.next = 2;
     let mut batches = 0;
-    while let Told::Events { events, .. } = watcher.advance(model.core.history(), 6, 1) {
+    while let WatchUpdate::Events { events, .. } = watcher.advance(model.core.history(), 6, 1) {
         assert_eq!(events.len(), 1);
         batches += 1;
     }
@@ -226,7 +226,7 @@ fn a_watcher_is_told_in_pieces_of_whole_revisions() {
 
 /// A fact that cannot be the next one is detected: it means a damaged log.
 #[test]
-fn a_fact_out_of_order_is_recognised() {
+fn a_fact_out_of_order_is_detected() {
     let mut model = EtcdModel::default();
     model.put("a", 0).unwrap();
     let Fact::Written(write) = model.facts[0].clone() else { panic!("a put is a write") };

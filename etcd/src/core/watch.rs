@@ -15,12 +15,12 @@ pub struct Watcher {
     pub range_end: Key,
     /// The first revision that the watcher has not received.
     pub next: Revision,
-    pub wants: Wants,
+    pub options: WatchOptions,
 }
 
 /// The options of a watcher.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Wants {
+pub struct WatchOptions {
     pub prev_kv: bool,
     pub no_put: bool,
     pub no_delete: bool,
@@ -28,7 +28,7 @@ pub struct Wants {
 
 /// The next update for a watcher.
 #[derive(Debug, PartialEq)]
-pub enum Told {
+pub enum WatchUpdate {
     Nothing,
     /// Whole revisions, up to and including `through`.
     Events {
@@ -36,15 +36,20 @@ pub enum Told {
         through: Revision,
     },
     /// The events that it needs are compacted.
-    Lost,
+    Compacted,
 }
 
 impl Watcher {
     /// Advances the watcher through the revisions up to `latest` and returns its events; stops early
     /// once they exceed `bytes_max`. A revision is never split.
-    pub fn advance(&mut self, history: &History, latest: Revision, bytes_max: usize) -> Told {
+    pub fn advance(
+        &mut self,
+        history: &History,
+        latest: Revision,
+        bytes_max: usize,
+    ) -> WatchUpdate {
         if self.next < history.floor() {
-            return Told::Lost;
+            return WatchUpdate::Compacted;
         }
         let mut events = Vec::new();
         let mut bytes = 0;
@@ -59,8 +64,8 @@ impl Watcher {
             }
         }
         match events.is_empty() {
-            true => Told::Nothing,
-            false => Told::Events { events, through: self.next - 1 },
+            true => WatchUpdate::Nothing,
+            false => WatchUpdate::Events { events, through: self.next - 1 },
         }
     }
 
@@ -71,8 +76,8 @@ impl Watcher {
     ) -> impl Iterator<Item = PbEvent> + 'a {
         let span = Span::new(&self.key, &self.range_end);
         let matching = write.changes.iter().filter(move |change| match change {
-            Change::Put(kv) => !self.wants.no_put && span.contains(&kv.key),
-            Change::Delete(key) => !self.wants.no_delete && span.contains(key),
+            Change::Put(kv) => !self.options.no_put && span.contains(&kv.key),
+            Change::Delete(key) => !self.options.no_delete && span.contains(key),
         });
         matching.map(|change| self.event(history, write.revision, change))
     }
@@ -88,7 +93,7 @@ impl Watcher {
         };
         // A key that is deleted and put again in one revision counts as created: it has no previous value.
         let is_creation = r#type == EVENT_PUT && kv.create_revision == revision;
-        let prev_kv = match self.wants.prev_kv && !is_creation {
+        let prev_kv = match self.options.prev_kv && !is_creation {
             true => previous(history, change.key(), revision),
             false => None,
         };

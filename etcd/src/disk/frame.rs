@@ -52,7 +52,7 @@ mod tests {
 
     /// A checksum covers every bit of a frame.
     #[test]
-    fn a_frame_with_any_bit_flipped_is_refused() {
+    fn a_frame_with_any_bit_flipped_is_rejected() {
         let frame = framed(b"hello");
         assert_eq!(payload(&frame), Some(&b"hello"[..]));
         for bit in 0..frame.len() * 8 {
@@ -64,7 +64,7 @@ mod tests {
 
     /// A truncated frame of any length is refused without a panic.
     #[test]
-    fn a_cut_frame_is_refused() {
+    fn a_truncated_frame_is_rejected() {
         let frame = framed(b"hello");
         for length in 0..frame.len() {
             assert_eq!(payload(&frame[..length]), None, "{length}");
@@ -73,7 +73,7 @@ mod tests {
 
     /// The bytes after an invalid frame decide between a torn tail and corruption.
     #[test]
-    fn a_sound_frame_is_found_behind_a_bad_one() {
+    fn a_valid_frame_is_found_behind_a_damaged_one() {
         let mut two = framed(b"first");
         two[3] ^= 0xff;
         assert!(!is_anywhere_in(&two));

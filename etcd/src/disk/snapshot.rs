@@ -15,14 +15,14 @@ const FRAME_BYTES: usize = 1 << 20;
 
 /// Writes a snapshot to `path` atomically and returns its size.
 pub fn write(path: &Path, image: &Image) -> Result<u64, Error> {
-    let beside = path.with_extension("tmp");
-    let mut file = file::create(&beside)?;
+    let temporary = path.with_extension("tmp");
+    let mut file = file::create(&temporary)?;
     let mut writer = Writer::new(BufWriter::new(&mut file));
-    writer.image(image).map_err(Error::disk("write", &beside))?;
+    writer.image(image).map_err(Error::disk("write", &temporary))?;
     let bytes = writer.bytes;
     drop(writer);
-    file.sync_all().map_err(Error::disk("sync", &beside))?;
-    fs::rename(&beside, path).map_err(Error::disk("rename into", path))?;
+    file.sync_all().map_err(Error::disk("sync", &temporary))?;
+    fs::rename(&temporary, path).map_err(Error::disk("rename into", path))?;
     let dir = path.parent().expect("a snapshot lies in the data directory");
     file::sync_dir(dir)?;
     Ok(bytes)

@@ -95,7 +95,7 @@ fn corruption_in_the_middle_is_an_error_that_names_file_and_offset() {
 
 /// A file in a foreign format, or of a later version, does not count as torn.
 #[test]
-fn a_foreign_log_is_refused() {
+fn a_foreign_log_is_rejected() {
     let (dir, _) = directory_with_three_puts();
     fs::write(log_file(&dir), b"SFETCD9\nsomething").unwrap();
     assert!(matches!(open(&dir), Err(Error::Corrupt { offset: 0, .. })));
@@ -103,7 +103,7 @@ fn a_foreign_log_is_refused() {
 
 /// One server at a time can open a directory.
 #[test]
-fn a_second_holder_is_refused_until_the_first_lets_go() {
+fn a_second_holder_is_rejected_until_the_first_releases_the_directory() {
     let dir = tempfile::tempdir().unwrap();
     let first = open(&dir).unwrap();
     assert!(matches!(open(&dir), Err(Error::InUse { .. })));
@@ -113,7 +113,7 @@ fn a_second_holder_is_refused_until_the_first_lets_go() {
 
 /// A snapshot replaces the log, with the same contents.
 #[test]
-fn a_snapshot_takes_the_place_of_the_log() {
+fn a_snapshot_replaces_the_log() {
     let (dir, _) = directory_with_three_puts();
     let (mut disk, mut core) = open(&dir).unwrap();
     core.evolve(Fact::LeaseGranted { id: 7, ttl_s: 30 }, 0);
@@ -130,7 +130,7 @@ fn a_snapshot_takes_the_place_of_the_log() {
 
 /// A crash between any two steps of installing a snapshot loses nothing.
 #[test]
-fn a_crash_while_the_snapshot_takes_over_loses_nothing() {
+fn a_crash_while_a_snapshot_replaces_the_log_loses_nothing() {
     let (dir, _) = directory_with_three_puts();
     let old_log = fs::read(log_file(&dir)).unwrap();
     let (mut disk, core) = open(&dir).unwrap();
@@ -178,7 +178,7 @@ fn a_damaged_snapshot_is_an_error() {
 /// A valid checksum does not prove valid contents: a snapshot must not let revisions overflow, or omit
 /// revisions that a watcher may request.
 #[test]
-fn a_snapshot_of_a_history_that_cannot_be_is_an_error() {
+fn a_snapshot_of_an_impossible_history_is_an_error() {
     let (dir, _) = directory_with_three_puts();
     let (mut disk, mut core) = open(&dir).unwrap();
     core.evolve(Fact::Compacted { revision: 3 }, 0);

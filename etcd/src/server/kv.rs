@@ -1,7 +1,7 @@
 //! The KV service.
 
 use super::limit::{admit_read, admit_write, check_logged};
-use super::status::unanswered;
+use super::status::status_of;
 use crate::core::is_read_only;
 use crate::node::Node;
 use etcd_client::proto::{
@@ -33,7 +33,7 @@ impl PbKvService for KvService {
     ) -> Result<Response<PbRangeResponse>, Status> {
         let request = admit_read(request)?;
         let reply = self.node.read(|core, _| core.range(&request)).await;
-        reply.map(Response::new).map_err(unanswered)
+        reply.map(Response::new).map_err(status_of)
     }
 
     async fn range_stream(
@@ -46,7 +46,7 @@ impl PbKvService for KvService {
     async fn put(&self, request: Request<PbPutRequest>) -> Result<Response<PbPutResponse>, Status> {
         let request = admit_write(request)?;
         let reply = self.node.write(|core| core.put(&request)).await;
-        reply.map(Response::new).map_err(unanswered)
+        reply.map(Response::new).map_err(status_of)
     }
 
     async fn delete_range(
@@ -55,7 +55,7 @@ impl PbKvService for KvService {
     ) -> Result<Response<PbDeleteResponse>, Status> {
         let request = admit_write(request)?;
         let reply = self.node.write(|core| core.delete(&request)).await;
-        reply.map(Response::new).map_err(unanswered)
+        reply.map(Response::new).map_err(status_of)
     }
 
     async fn txn(&self, request: Request<PbTxnRequest>) -> Result<Response<PbTxnResponse>, Status> {
@@ -64,7 +64,7 @@ impl PbKvService for KvService {
             check_logged(&request)?;
         }
         let reply = self.node.write(|core| core.txn(&request)).await;
-        reply.map(Response::new).map_err(unanswered)
+        reply.map(Response::new).map_err(status_of)
     }
 
     async fn compact(
@@ -73,6 +73,6 @@ impl PbKvService for KvService {
     ) -> Result<Response<PbCompactionResponse>, Status> {
         let revision = request.into_inner().revision;
         let reply = self.node.write(|core| core.compact(revision)).await;
-        reply.map(Response::new).map_err(unanswered)
+        reply.map(Response::new).map_err(status_of)
     }
 }

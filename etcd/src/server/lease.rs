@@ -1,6 +1,6 @@
 //! The Lease service.
 
-use super::status::{stopped, unanswered};
+use super::status::{status_of, stopped};
 use crate::core::LeaseId;
 use crate::node::{Node, Stage};
 use etcd_client::proto::{
@@ -46,7 +46,7 @@ impl PbLeaseService for LeaseService {
         let request = request.into_inner();
         let fresh_id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let reply = self.node.write(|core| core.grant(&request, fresh_id)).await;
-        reply.map(Response::new).map_err(unanswered)
+        reply.map(Response::new).map_err(status_of)
     }
 
     async fn lease_revoke(
@@ -55,7 +55,7 @@ impl PbLeaseService for LeaseService {
     ) -> Result<Response<PbLeaseRevokeResponse>, Status> {
         let id = request.into_inner().id;
         let reply = self.node.write(|core| core.revoke(id)).await;
-        reply.map(Response::new).map_err(unanswered)
+        reply.map(Response::new).map_err(status_of)
     }
 
     async fn lease_keep_alive(
@@ -80,7 +80,7 @@ impl PbLeaseService for LeaseService {
     ) -> Result<Response<PbLeaseTimeToLiveResponse>, Status> {
         let request = request.into_inner();
         let reply = self.node.read(|core, now| Ok(core.time_to_live(&request, now))).await;
-        reply.map(Response::new).map_err(unanswered)
+        reply.map(Response::new).map_err(status_of)
     }
 
     async fn lease_leases(
@@ -88,7 +88,7 @@ impl PbLeaseService for LeaseService {
         _: Request<PbLeaseLeasesRequest>,
     ) -> Result<Response<PbLeaseLeasesResponse>, Status> {
         let reply = self.node.read(|core, _| Ok(core.leases())).await;
-        reply.map(Response::new).map_err(unanswered)
+        reply.map(Response::new).map_err(status_of)
     }
 }
 
@@ -105,5 +105,5 @@ async fn keep_alive(
     };
     let Some(request) = request else { return Ok(None) };
     let reply = node.read(|core, now| Ok(core.keep_alive(request.id, now))).await;
-    reply.map(Some).map_err(unanswered)
+    reply.map(Some).map_err(status_of)
 }

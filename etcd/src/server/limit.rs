@@ -1,7 +1,7 @@
 //! Size limits of requests.
 
 use super::status::refused;
-use crate::core::{Checked, Form, Refusal};
+use crate::core::{Checked, Refusal, Validate};
 use prost::Message;
 use tonic::{Request, Status};
 
@@ -15,7 +15,7 @@ const ENVELOPE_BYTES: usize = 16;
 pub const DECODED_BYTES_MAX: usize = 4 * RECEIVED_BYTES_MAX;
 
 /// Validates the size and the fields of a request that only reads.
-pub fn admit_read<R: Form + Message>(request: Request<R>) -> Result<Checked<R>, Status> {
+pub fn admit_read<R: Validate + Message>(request: Request<R>) -> Result<Checked<R>, Status> {
     let request = request.into_inner();
     let bytes = request.encoded_len();
     if bytes > RECEIVED_BYTES_MAX {
@@ -27,7 +27,7 @@ pub fn admit_read<R: Form + Message>(request: Request<R>) -> Result<Checked<R>, 
 }
 
 /// Validates a request that may write. An invalid field takes precedence over the size limit of the log.
-pub fn admit_write<R: Form + Message>(request: Request<R>) -> Result<Checked<R>, Status> {
+pub fn admit_write<R: Validate + Message>(request: Request<R>) -> Result<Checked<R>, Status> {
     let request = admit_read(request)?;
     check_logged(&request)?;
     Ok(request)

@@ -1,6 +1,6 @@
 //! The Maintenance and Cluster services, as far as they apply to a cluster of one process.
 
-use super::status::unanswered;
+use super::status::status_of;
 use crate::core::{MEMBER_ID, RAFT_TERM, header};
 use crate::node::Node;
 use etcd_client::proto::{
@@ -34,7 +34,7 @@ impl MaintenanceService {
 
     async fn header(&self) -> Result<Option<PbResponseHeader>, Status> {
         let revision = self.node.read(|core, _| Ok(core.revision())).await;
-        revision.map(|revision| Some(header(revision))).map_err(unanswered)
+        revision.map(|revision| Some(header(revision))).map_err(status_of)
     }
 }
 

@@ -88,7 +88,7 @@ impl Server {
         let served = tokio::select! {
                 biased;
             served = serving => served.map_err(Error::from),
-            () = drained_long_enough(&node) => Ok(()),
+            () = drain_timeout(&node) => Ok(()),
             never = expire_leases(&node) => match never {},
         };
         let written = blocking(move || committer.finish()).await;
@@ -126,7 +126,7 @@ async fn stopping(node: &Node) {
 }
 
 /// Resolves when the time for clients to disconnect is over.
-async fn drained_long_enough(node: &Node) {
+async fn drain_timeout(node: &Node) {
     stopping(node).await;
     sleep(DRAIN_MAX).await;
 }

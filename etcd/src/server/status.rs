@@ -1,7 +1,7 @@
 //! The gRPC codes of refusals, the same as real etcd's.
 
 use crate::core::Refusal;
-use crate::node::Unanswered;
+use crate::node::NodeError;
 use tonic::{Code, Status};
 
 pub fn refused(refusal: Refusal) -> Status {
@@ -23,10 +23,10 @@ pub fn refused(refusal: Refusal) -> Status {
     Status::new(code, refusal.to_string())
 }
 
-pub fn unanswered(unanswered: Unanswered) -> Status {
-    match unanswered {
-        Unanswered::Refused(refusal) => refused(refusal),
-        Unanswered::Stopped => stopped(),
+pub fn status_of(error: NodeError) -> Status {
+    match error {
+        NodeError::Refused(refusal) => refused(refusal),
+        NodeError::Stopped => stopped(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The watchers of one stream and their pending responses.
 
-use crate::core::{Core, Revision, Span, Told, Wants, Watcher, event_bytes, header};
+use crate::core::{Core, Revision, Span, WatchOptions, WatchUpdate, Watcher, event_bytes, header};
 use etcd_client::proto::{
     PbEvent, PbResponseHeader, PbWatchRequest, PbWatchRequestUnion, PbWatchResponse,
 };
@@ -54,7 +54,7 @@ impl Session {
     pub fn request(&mut self, core: &Core, latest: Revision, request: PbWatchRequest) {
         match request.request_union {
             Some(PbWatchRequestUnion::CreateRequest(create)) => {
-                let wants = Wants {
+                let options = WatchOptions {
                     prev_kv: create.prev_kv,
                     no_put: create.filters.contains(&FILTER_NO_PUT),
                     no_delete: create.filters.contains(&FILTER_NO_DELETE),
@@ -66,7 +66,7 @@ impl Session {
                     revision => revision,
                 };
                 let watch = Watch {
-                    watcher: Watcher { key, range_end: create.range_end, next, wants },
+                    watcher: Watcher { key, range_end: create.range_end, next, options },
                     wants_progress: create.progress_notify,
                     takes_fragments: create.fragment,
                     is_idle: false,
@@ -155,8 +155,8 @@ impl Session {
     fn advance(&mut self, core: &Core, latest: Revision, id: i64, bytes_max: usize) -> usize {
         let Some(watch) = self.watches.get_mut(&id) else { return 0 };
         match watch.watcher.advance(core.history(), latest, bytes_max) {
-            Told::Nothing => 0,
-            Told::Events { events, through } => {
+            WatchUpdate::Nothing => 0,
+            WatchUpdate::Events { events, through } => {
                 watch.is_idle = false;
                 let bytes = events.iter().map(event_bytes).sum();
                 let fragments = match watch.takes_fragments {
@@ -171,7 +171,7 @@ impl Session {
                 }
                 bytes
             }
-            Told::Lost => {
+            WatchUpdate::Compacted => {
                 self.watches.remove(&id);
                 self.responses.push_back(lost(core, id));
                 0

@@ -68,7 +68,7 @@ async fn the_embedded_etcd_answers_as_a_real_one_does() {
 
 /// Requests that no sequence generates: too large, too deep, out of range.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_embedded_etcd_refuses_odd_requests_as_a_real_one_does() {
+async fn the_embedded_etcd_rejects_invalid_requests_as_a_real_one_does() {
     let mut pair = Pair::start(0).await;
     for step in odd::steps() {
         pair.step(step).await;

@@ -7,7 +7,7 @@ use steadfast_etcd::{Error, Retention, Server};
 
 /// An acknowledged write survives a server that is aborted.
 #[tokio::test]
-async fn answered_writes_survive_a_server_that_is_torn_down() {
+async fn acknowledged_writes_survive_an_abrupt_stop() {
     let dir = tempfile::tempdir().unwrap();
     let server = Embedded::start(dir.path()).await;
     let mut client = crate::support::client(server.address).await;
@@ -89,7 +89,7 @@ async fn concurrent_writers_snapshots_and_compactions_lose_nothing() {
 
 /// Two servers on one directory would overwrite each other's log.
 #[tokio::test]
-async fn a_second_server_on_the_same_directory_is_refused() {
+async fn a_second_server_on_the_same_directory_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let server = Embedded::start(dir.path()).await;
     let error = Server::bind(config(dir.path())).await.err().unwrap();

@@ -9,7 +9,7 @@ const TTL: Duration = Duration::from_secs(2);
 
 /// A lease without keep-alives expires on time, and its keys are deleted.
 #[tokio::test]
-async fn a_lease_that_ends_deletes_its_keys_and_tells_the_watchers() {
+async fn an_expired_lease_deletes_its_keys_and_notifies_watchers() {
     let dir = tempfile::tempdir().unwrap();
     let server = Embedded::start(dir.path()).await;
     let mut client = crate::support::client(server.address).await;
@@ -34,7 +34,7 @@ async fn a_lease_that_ends_deletes_its_keys_and_tells_the_watchers() {
 
 /// Keep-alives extend a lease; a revoked lease cannot be renewed.
 #[tokio::test]
-async fn a_lease_that_is_kept_alive_does_not_end() {
+async fn a_lease_that_is_kept_alive_does_not_expire() {
     let dir = tempfile::tempdir().unwrap();
     let server = Embedded::start(dir.path()).await;
     let mut client = crate::support::client(server.address).await;
@@ -57,7 +57,7 @@ async fn a_lease_that_is_kept_alive_does_not_end() {
 /// The server does not reuse lease ids after a restart: a late client must not find the lease of another
 /// client under its id.
 #[tokio::test]
-async fn lease_ids_are_not_given_out_twice() {
+async fn lease_ids_are_not_reused() {
     let dir = tempfile::tempdir().unwrap();
     let mut ids = Vec::new();
     for _ in 0..3 {

@@ -61,7 +61,7 @@ async fn a_watch_from_before_the_compaction_is_cancelled_with_its_revision() {
 
 /// A compaction right after a write does not cancel watchers that have not received the write yet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_that_keeps_up_outlives_eager_compaction() {
+async fn a_watch_that_keeps_up_survives_eager_compaction() {
     let dir = tempfile::tempdir().unwrap();
     let server = Embedded::start(dir.path()).await;
     let mut client = crate::support::client(server.address).await;
@@ -81,7 +81,7 @@ async fn a_watch_that_keeps_up_outlives_eager_compaction() {
 
 /// A client that does not read uses no memory: it is cancelled once its position is compacted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_that_does_not_read_is_cancelled_rather_than_buffered_for() {
+async fn a_watch_that_does_not_read_is_cancelled_instead_of_buffered() {
     let dir = tempfile::tempdir().unwrap();
     let mut config = config(dir.path());
     config.retention.revisions = 20;
@@ -128,7 +128,7 @@ async fn watches_share_a_stream() {
 
 /// A progress request is answered after all earlier events have been sent.
 #[tokio::test]
-async fn progress_is_told_on_request_and_after_a_while() {
+async fn progress_is_reported_on_request_and_periodically() {
     let dir = tempfile::tempdir().unwrap();
     let mut config = config(dir.path());
     config.watch_progress_interval = Duration::from_millis(50);
@@ -156,7 +156,7 @@ async fn progress_is_told_on_request_and_after_a_while() {
 
 /// A deletion is an event of its own type, without a value.
 #[tokio::test]
-async fn a_deletion_is_told_with_its_revision() {
+async fn a_deletion_is_reported_with_its_revision() {
     let dir = tempfile::tempdir().unwrap();
     let server = Embedded::start(dir.path()).await;
     let mut client = crate::support::client(server.address).await;

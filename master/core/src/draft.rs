@@ -1,197 +1,131 @@
-//! Decisions about the queues before they are committed: a ledger with uncommitted facts on top.
+//! Decisions of one transaction: a copy of the state with uncommitted facts on top.
 
-use std::collections::BTreeMap;
+use steadfast_common::ids::{Attempt, TaskId, TrainerId};
+use steadfast_common::records::ReplyRecord;
 
-use steadfast_common::ids::{Attempt, Pass, TaskId, TrainerId};
-use steadfast_common::records::{DispatchRecord, QueueRecord, TaskRecord};
+use crate::job_state::{Fact, JobState};
+use crate::ledger::{Attribution, Limits, Next, QueueFact, Request, TaskReply, Wants};
 
-use crate::ledger::{Fact, Ledger, Limits, Next, Pending, Report, Request, TaskFailures};
-
-/// Whether a failure counts against the task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Attribution {
-    Task,
-    None,
+/// A copy of the state with the facts of one transaction on top.
+#[derive(Clone, Debug)]
+pub struct Draft {
+    state: JobState,
+    facts: Vec<Fact>,
 }
 
-/// A ledger with uncommitted facts on top.
-///
-/// Holds only what the facts of one request can change, so the cost of a decision does not depend on the
-/// size of the queues.
-pub(crate) struct Draft<'a> {
-    base: &'a Ledger,
-    head: QueueRecord,
-    /// Changed tasks; `None` means done.
-    changed: BTreeMap<TaskId, Option<TaskRecord>>,
-    /// Whether a new round began; of `base`, only the order is valid then.
-    rolled: bool,
-    pub facts: Vec<Fact>,
-}
-
-impl<'a> Draft<'a> {
-    pub fn new(base: &'a Ledger) -> Self {
-        Self { base, head: base.head, changed: BTreeMap::new(), rolled: false, facts: Vec::new() }
+impl Draft {
+    /// Returns a draft without facts.
+    pub fn of(state: &JobState) -> Self {
+        Self { state: state.clone(), facts: Vec::new() }
     }
 
-    fn pending(&self, task: TaskId) -> Option<Pending> {
-        match self.changed.get(&task) {
-            // A request cannot report a task that it has just been given.
-            Some(_) => None,
-            None => self.base.pending.get(task).cloned(),
+    /// Returns the state after the facts.
+    pub fn state(&self) -> &JobState {
+        &self.state
+    }
+
+    /// Returns the state after the facts, which are committed.
+    pub fn into_state(self) -> JobState {
+        self.state
+    }
+
+    /// Returns the facts since the last call.
+    pub fn take_facts(&mut self) -> Vec<Fact> {
+        std::mem::take(&mut self.facts)
+    }
+
+    /// Adds a fact.
+    pub fn add(&mut self, fact: Fact) {
+        self.state.evolve(&fact);
+        self.facts.push(fact);
+    }
+
+    /// Adds facts of the task queues.
+    pub fn add_queue_facts(&mut self, facts: impl IntoIterator<Item = QueueFact>) {
+        facts.into_iter().for_each(|fact| self.add(Fact::Queue(fact)));
+    }
+
+    /// Processes a report and dispatches a task.
+    ///
+    /// A repeated request gets its first reply again, without a change, as long as the trainer holds the
+    /// task of that reply.
+    pub fn next_task(&mut self, request: &Request, limits: &Limits) -> TaskReply {
+        if let Some(reply) = self.state.ledger.given_before(request, limits) {
+            return reply;
+        }
+        let facts_before = self.facts.len();
+        let report = request.report.as_ref();
+        let facts = report.map(|it| self.state.ledger.report(request.trainer, it, limits));
+        let facts = facts.unwrap_or_default();
+        let accepted = !facts.is_empty();
+        self.add_queue_facts(facts);
+        for (task, attempt) in self.state.ledger.forgotten(request) {
+            let reason = "its trainer never received it";
+            self.take_back(task, attempt, reason, Attribution::None, limits);
+        }
+        let next = match (self.close_pass_if_drained(limits), request.wants) {
+            // The first task of the next pass is dispatched to the next request.
+            (PassState::Open, Wants::Task) => {
+                let (facts, next) = self.state.ledger.dispatch(request, accepted, limits);
+                self.add_queue_facts(facts);
+                next
+            }
+            (PassState::Closed, Wants::Task) | (_, Wants::Nothing) => Next::NotYet,
+        };
+        // The record of a dispatched task names its request. A reply without facts need not be stored:
+        // the same request can be decided again.
+        if !matches!(next, Next::Task(_)) && facts_before < self.facts.len() {
+            let reply = ReplyRecord { request: request.id, counted: accepted };
+            self.add_queue_facts([QueueFact::Replied { trainer: request.trainer, reply }]);
+        }
+        TaskReply { accepted, next }
+    }
+
+    /// Takes back an attempt whose deadline has passed, if it is still the pending one.
+    pub fn expire(&mut self, task: TaskId, attempt: Attempt, limits: &Limits) {
+        self.take_back(task, attempt, "its deadline passed", Attribution::Task, limits);
+        self.close_pass_if_drained(limits);
+    }
+
+    /// Takes back all tasks of a lost trainer. The loss counts against its tasks, since one of them may
+    /// have caused it, unless many trainers were lost at once or the time of the loss is unknown.
+    pub fn lose_trainer(&mut self, trainer: TrainerId, attribution: Attribution, limits: &Limits) {
+        let held: Vec<(TaskId, Attempt)> = self.state.ledger.held_by(trainer).collect();
+        for (task, attempt) in held {
+            self.take_back(task, attempt, "its trainer was lost", attribution, limits);
+        }
+        self.close_pass_if_drained(limits);
+        if self.state.ledger.has_replied(trainer) {
+            self.add_queue_facts([QueueFact::Forgotten { trainer }]);
         }
     }
 
-    fn set(&mut self, task: TaskId, record: TaskRecord) {
-        self.changed.insert(task, Some(record.clone()));
-        self.facts.push(Fact::Task { task, record });
-    }
-
-    pub fn report(&mut self, trainer: TrainerId, report: &Report, limits: &Limits) -> bool {
-        let (task, attempt) = (report.task(), report.attempt());
-        let held = self.pending(task);
-        let is_current = held.is_some_and(|it| it.attempt == attempt && it.trainer == trainer);
-        if !is_current {
-            return false;
-        }
-        match report {
-            Report::Finished { .. } => {
-                self.changed.insert(task, None);
-                self.facts.push(Fact::Done { task });
-                true
-            }
-            Report::Failed { reason, .. } => {
-                self.take_back(task, attempt, reason, Attribution::Task, limits)
-            }
-            Report::Returned { .. } => {
-                self.take_back(task, attempt, "its trainer left", Attribution::None, limits)
-            }
-        }
-    }
-
-    pub fn take_back(
+    fn take_back(
         &mut self,
         task: TaskId,
         attempt: Attempt,
         reason: &str,
         attribution: Attribution,
         limits: &Limits,
-    ) -> bool {
-        let Some(held) = self.pending(task).filter(|held| held.attempt == attempt) else {
-            return false;
-        };
-        let failures = match attribution {
-            Attribution::Task => held.failures.and(held.trainer),
-            Attribution::None => held.failures,
-        };
-        let reason = reason.to_owned();
-        let record = if attribution == Attribution::Task && failures.is_enough(limits) {
-            let pass = self.head.pass;
-            let record = Some(self.base.given_up.with(task, pass, &reason));
-            self.facts.push(Fact::GivenUp { task, record });
-            TaskRecord::Discarded { failures: failures.failures, reason }
-        } else {
-            failures.todo(reason)
-        };
-        self.set(task, record);
-        true
+    ) {
+        let facts = self.state.ledger.take_back(task, attempt, reason, attribution, limits);
+        self.add_queue_facts(facts);
     }
 
-    fn count(
-        &self,
-        in_base: usize,
-        is: impl Fn(&TaskRecord) -> bool,
-        was: impl Fn(TaskId) -> bool,
-    ) -> usize {
-        let gone = self.changed.keys().filter(|task| was(**task)).count();
-        let come = self.changed.values().flatten().filter(|record| is(record)).count();
-        in_base - gone + come
-    }
-
-    fn is_drained(&self) -> bool {
-        let waiting = self.count(
-            self.base.retry.len(),
-            |record| matches!(record, TaskRecord::Todo { .. }),
-            |task| self.base.retry.contains_key(&task),
-        );
-        let pending = self.count(
-            self.base.pending.len(),
-            |record| matches!(record, TaskRecord::Pending { .. }),
-            |task| self.base.pending.get(task).is_some(),
-        );
-        waiting + pending == 0 && self.head.cursor as usize == self.base.orders.tasks.len()
-    }
-
-    fn all_discarded(&self) -> bool {
-        let discarded = self.count(
-            self.base.discarded.len(),
-            |record| matches!(record, TaskRecord::Discarded { .. }),
-            |task| self.base.discarded.contains_key(&task),
-        );
-        !self.rolled && discarded == self.base.orders.tasks.len()
-    }
-
-    /// Begins the next pass once no task is waiting or pending, however the last task ended. A pass in
-    /// which every task was given up stays as it is: the job has failed.
-    pub fn close_pass_if_drained(&mut self, limits: &Limits) {
-        let over = limits.passes <= self.head.pass.0;
-        if over || self.rolled || !self.is_drained() || self.all_discarded() {
-            return;
-        }
-        self.head = QueueRecord {
-            round: self.head.round + 1,
-            pass: Pass(self.head.pass.0 + 1),
-            cursor: 0,
-            next_attempt: self.head.next_attempt,
-        };
-        self.rolled = true;
-        self.facts.push(Fact::Head(self.head));
-    }
-
-    pub fn dispatch(&mut self, request: &Request, counted: bool, limits: &Limits) -> Next {
-        let Request { id, trainer, .. } = *request;
-        if self.all_discarded() {
-            return Next::AllFailed { pass: self.head.pass };
-        }
-        if limits.passes <= self.head.pass.0 {
-            return Next::AllDone;
-        }
-        // The order of the next pass is known only once its head is committed.
-        if self.rolled {
-            return Next::NotYet;
-        }
-        let Some((task, failures)) = self.take_waiting(trainer) else { return Next::NotYet };
-        let attempt = self.head.next_attempt;
-        self.head.next_attempt = Attempt(attempt.0 + 1);
-        self.facts.push(Fact::Head(self.head));
-        let TaskFailures { failures, failed_by } = failures;
-        let record =
-            TaskRecord::Pending { failures, attempt, trainer, request: id, counted, failed_by };
-        self.set(task, record);
-        Next::Task(DispatchRecord { task, attempt, pass: self.head.pass })
-    }
-
-    /// Takes fresh tasks first. A task that failed before waits until all others were tried, and
-    /// preferably goes to a trainer that has not failed it.
-    fn take_waiting(&mut self, trainer: TrainerId) -> Option<(TaskId, TaskFailures)> {
-        if let Some(task) = self.base.orders.tasks.get(self.head.cursor as usize) {
-            self.head.cursor += 1;
-            return Some((*task, TaskFailures::default()));
-        }
-        let kept = self.base.retry.iter().filter(|(task, _)| !self.changed.contains_key(task));
-        let kept = kept.map(|(task, retry)| (*task, retry.failures.clone()));
-        let changed = self.changed.iter().filter_map(|(task, record)| match record {
-            Some(TaskRecord::Todo { failures, failed_by, .. }) => {
-                Some((*task, TaskFailures { failures: *failures, failed_by: failed_by.clone() }))
+    fn close_pass_if_drained(&mut self, limits: &Limits) -> PassState {
+        match self.state.ledger.close_pass_if_drained(limits) {
+            Some(fact) => {
+                self.add_queue_facts([fact]);
+                PassState::Closed
             }
-            Some(TaskRecord::Pending { .. } | TaskRecord::Discarded { .. }) | None => None,
-        });
-        let mut second = None;
-        for (task, failures) in kept.chain(changed) {
-            if !failures.failed_by.contains(&trainer) {
-                return Some((task, failures));
-            }
-            second = second.or(Some((task, failures)));
+            None => PassState::Open,
         }
-        second
     }
+}
+
+/// Whether a decision closed the pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PassState {
+    Open,
+    Closed,
 }

@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn a_new_generation_is_initialised_anew() {
         let done = InitRecord { generation: Generation(1), attempt: 3, trainer: id(1), done: true };
-        let verdict = elect(Some(&done), Generation(2), id(1), &BTreeSet::from([id(1)]));
-        assert!(matches!(verdict, InitReply::Elected { record } if record.attempt == 1));
+        let reply = elect(Some(&done), Generation(2), id(1), &BTreeSet::from([id(1)]));
+        assert!(matches!(reply, InitReply::Elected { record } if record.attempt == 1));
     }
 }

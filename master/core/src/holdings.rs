@@ -73,7 +73,7 @@ mod tests {
             attempt: Attempt(attempt),
             trainer: trainer(id),
             request: RequestId(Uuid::from_u128(u128::from(attempt))),
-            counted: false,
+            accepted: false,
         };
         let of = |holdings: &Holdings, id| {
             holdings.of(trainer(id)).map(|(task, _)| task.0).collect::<Vec<_>>()

@@ -37,11 +37,11 @@ impl Lanes {
     /// Assigns all lanes anew, adjacent lanes to the same trainer: that trainer adds them up and sends one
     /// sum. Called at the start of a pass, when no lane has data that another trainer would have to load
     /// again.
-    pub fn deal(&mut self, live: &BTreeSet<TrainerId>) {
+    pub fn assign(&mut self, live: &BTreeSet<TrainerId>) {
         let trainers: Vec<TrainerId> = live.iter().copied().collect();
         let count = self.owners.len();
         let owner_of = |lane: usize| trainers.get(lane * trainers.len() / count).copied();
-        self.own((0..count).map(owner_of).collect());
+        self.set_owners((0..count).map(owner_of).collect());
     }
 
     /// Spreads the lanes over `live`. The numbers of lanes of two trainers differ by at most one, and as
@@ -51,13 +51,13 @@ impl Lanes {
         for owner in &mut self.owners {
             *owner = owner.filter(|trainer| live.contains(trainer));
         }
-        self.shed(live);
-        self.hand_out(live);
+        self.release_surplus(live);
+        self.assign_free(live);
         let owners = std::mem::replace(&mut self.owners, before);
-        self.own(owners);
+        self.set_owners(owners);
     }
 
-    fn own(&mut self, owners: Vec<Option<TrainerId>>) {
+    fn set_owners(&mut self, owners: Vec<Option<TrainerId>>) {
         if self.owners != owners {
             self.owners = owners;
             self.number += 1;
@@ -67,7 +67,12 @@ impl Lanes {
     /// Moves `lane` from a trainer that cannot compute it now to the next one of `live`. A trainer that
     /// cannot compute any lane thus has none until the next rebalancing. Returns whether another trainer
     /// has the lane now.
-    pub fn pass_on(&mut self, lane: Lane, from: TrainerId, live: &BTreeSet<TrainerId>) -> bool {
+    pub fn move_to_next(
+        &mut self,
+        lane: Lane,
+        from: TrainerId,
+        live: &BTreeSet<TrainerId>,
+    ) -> bool {
         let lane = lane.0 as usize;
         let Some(Some(owner)) = self.owners.get(lane).copied() else { return false };
         if owner != from {
@@ -90,7 +95,7 @@ impl Lanes {
 
     /// Takes lanes from trainers that hold more than their share. If the lanes do not divide evenly, the
     /// trainers with the most lanes keep one more.
-    fn shed(&mut self, live: &BTreeSet<TrainerId>) {
+    fn release_surplus(&mut self, live: &BTreeSet<TrainerId>) {
         if live.is_empty() {
             return;
         }
@@ -111,7 +116,7 @@ impl Lanes {
         }
     }
 
-    fn hand_out(&mut self, live: &BTreeSet<TrainerId>) {
+    fn assign_free(&mut self, live: &BTreeSet<TrainerId>) {
         let mut load: BTreeSet<(usize, TrainerId)> =
             self.load(live).into_iter().map(|(trainer, load)| (load, trainer)).collect();
         for owner in self.owners.iter_mut().filter(|owner| owner.is_none()) {
@@ -158,7 +163,7 @@ mod tests {
 
     /// S004-10: a trainer that cannot compute a lane does not keep it from trainers that can.
     #[test]
-    fn a_lane_that_is_passed_on_meets_every_trainer() {
+    fn a_lane_that_is_moved_on_reaches_every_trainer() {
         let live = trainers(&[1, 2, 3]);
         let mut lanes = Lanes::new(8, 0);
         lanes.rebalance(&live);
@@ -168,9 +173,9 @@ mod tests {
             let from = lanes.owners[4].unwrap();
             met.insert(from);
             let number = lanes.number();
-            assert!(lanes.pass_on(lane, from, &live));
+            assert!(lanes.move_to_next(lane, from, &live));
             assert_eq!(lanes.number(), number + 1);
-            assert!(lanes.pass_on(lane, from, &live), "another trainer has it");
+            assert!(lanes.move_to_next(lane, from, &live), "another trainer has it");
             assert_eq!(lanes.number(), number + 1);
         }
         assert_eq!(met, live);
@@ -182,29 +187,29 @@ mod tests {
         let mut lanes = Lanes::new(2, 0);
         lanes.rebalance(&live);
         let only = *live.first().unwrap();
-        assert!(!lanes.pass_on(Lane(0), only, &live));
-        assert!(!lanes.pass_on(Lane(9), only, &live), "there is no such lane");
+        assert!(!lanes.move_to_next(Lane(0), only, &live));
+        assert!(!lanes.move_to_next(Lane(9), only, &live), "there is no such lane");
         assert_eq!(lanes.of(only).len(), 2);
     }
 
     /// S004-34: each trainer gets adjacent lanes, and the numbers of lanes of two trainers differ by at
     /// most one.
     #[test]
-    fn lanes_are_dealt_in_runs() {
+    fn each_trainer_is_assigned_adjacent_lanes() {
         for crowd in 0..=10_u128 {
             let live = trainers(&Vec::from_iter(1..=crowd));
             let mut lanes = Lanes::new(8, 0);
-            lanes.deal(&live);
+            lanes.assign(&live);
             let loads: Vec<usize> = live.iter().map(|it| lanes.of(*it).len()).collect();
             assert_eq!(loads.iter().sum::<usize>(), if live.is_empty() { 0 } else { 8 });
             let most = loads.iter().max().copied().unwrap_or_default();
             assert!(loads.iter().all(|load| most <= load + 1), "{loads:?}");
             let runs = 1 + lanes.owners.windows(2).filter(|it| it[0] != it[1]).count();
             assert!(runs <= live.len().max(1), "{:?}", lanes.owners);
-            let dealt = lanes.clone();
+            let assigned = lanes.clone();
             lanes.rebalance(&live);
-            lanes.deal(&live);
-            assert_eq!(lanes, dealt, "a balanced assignment changed");
+            lanes.assign(&live);
+            assert_eq!(lanes, assigned, "a balanced assignment changed");
         }
     }
 

@@ -9,10 +9,11 @@
 //!    └──── end of the pass: all done and discarded tasks, failures reset
 //! ```
 //!
-//! A decision ([`Ledger::next_task`], [`Ledger::expire`], …) is pure and returns facts. The caller
-//! commits them to etcd and only then applies them with [`Ledger::evolve`], which cannot fail.
+//! A decision ([`Ledger::report`], [`Ledger::dispatch`], …) is pure and returns facts, which
+//! [`Ledger::evolve`] applies and which cannot fail. [`crate::draft::Draft`] combines decisions.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::sync::Arc;
 
 use steadfast_common::given_up::GivenUpRecord;
@@ -22,27 +23,32 @@ use steadfast_common::records::{
 };
 use steadfast_common::status::Queues;
 
-pub use crate::draft::Attribution;
-use crate::draft::Draft;
 use crate::given_up::GivenUp;
 use crate::holdings::Holdings;
 
+/// Whether a failure counts against the task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attribution {
+    Task,
+    None,
+}
+
 /// A durable change to the queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fact {
+pub enum QueueFact {
     /// The head moved: a task was dispatched for the first time, an attempt was numbered, or a
     /// pass began.
     Head(QueueRecord),
     /// The record of a task changed: the task is waiting after a failure, pending or discarded.
-    Task { task: TaskId, record: TaskRecord },
+    Task { round: u64, task: TaskId, record: TaskRecord },
     /// A task was trained on.
-    Done { task: TaskId },
+    Done { round: u64, task: TaskId },
     /// The passes in which a task was given up changed: one was added, or those after a restored
     /// checkpoint were removed. Without a record, the task was not given up in any pass.
     GivenUp { task: TaskId, record: Option<GivenUpRecord> },
     /// The reply to a request that got no task.
     Replied { trainer: TrainerId, reply: ReplyRecord },
-    /// A trainer is gone; it sends no more retries.
+    /// A trainer was lost; it sends no more retries.
     Forgotten { trainer: TrainerId },
 }
 
@@ -106,8 +112,8 @@ pub enum Wants {
 /// Reply to a trainer's request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskReply {
-    /// Whether the report changed the queues; a late report of an attempt that is over does not.
-    pub counted: bool,
+    /// Whether the report was accepted; a late report of an attempt that is over is not.
+    pub accepted: bool,
     pub next: Next,
 }
 
@@ -143,15 +149,16 @@ pub struct Limits {
 /// (todo), `pending`, `discarded`, or none of these (done).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ledger {
-    pub(crate) orders: Orders,
-    pub(crate) head: QueueRecord,
-    pub(crate) retry: BTreeMap<TaskId, Retry>,
-    pub(crate) pending: Holdings,
-    pub(crate) discarded: BTreeMap<TaskId, (u32, String)>,
+    order: TaskOrder,
+    orders: Orders,
+    head: QueueRecord,
+    retry: BTreeMap<TaskId, Retry>,
+    pending: Holdings,
+    discarded: BTreeMap<TaskId, (u32, String)>,
     /// All tasks that were given up, in this pass or before.
-    pub(crate) given_up: GivenUp,
+    given_up: GivenUp,
     /// The last replies without a task.
-    pub(crate) replies: BTreeMap<TrainerId, ReplyRecord>,
+    replies: BTreeMap<TrainerId, ReplyRecord>,
 }
 
 /// How often a task failed in this pass, and on which trainers (at most two are kept).
@@ -200,9 +207,9 @@ pub(crate) struct Pending {
     pub failures: TaskFailures,
     pub attempt: Attempt,
     pub trainer: TrainerId,
-    /// The request that was answered with this task, and whether its report counted.
+    /// The request that was answered with this task, and whether its report was accepted.
     pub request: RequestId,
-    pub counted: bool,
+    pub accepted: bool,
 }
 
 /// The order of tasks in the current pass; shared between copies of the ledger.
@@ -212,42 +219,46 @@ pub(crate) struct Orders {
     pub tasks: Arc<[TaskId]>,
 }
 
-/// Returns the order of a pass.
-pub type OrderOf<'a> = &'a (dyn Fn(Pass) -> Vec<TaskId> + Sync);
+/// The function from a pass to the order of its tasks; the same for all copies of a job's state.
+#[derive(Clone)]
+pub struct TaskOrder(Arc<dyn Fn(Pass) -> Vec<TaskId> + Send + Sync>);
+
+impl TaskOrder {
+    /// Wraps the function.
+    pub fn new(order_of: impl Fn(Pass) -> Vec<TaskId> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(order_of))
+    }
+}
+
+impl fmt::Debug for TaskOrder {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("TaskOrder")
+    }
+}
+
+impl PartialEq for TaskOrder {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for TaskOrder {}
 
 impl Ledger {
-    /// Creates a ledger in which all tasks wait in the first pass.
-    pub fn new(order_of: OrderOf<'_>) -> Self {
-        let orders = Orders { pass: Pass(0), tasks: order_of(Pass(0)).into() };
+    /// Creates a ledger in which all tasks wait in the first pass. `given_up` lists the tasks that were given
+    /// up before.
+    pub fn new(order: TaskOrder, given_up: GivenUp) -> Self {
+        let orders = Orders { pass: Pass(0), tasks: order.0(Pass(0)).into() };
         Self {
+            order,
             orders,
             head: QueueRecord::default(),
             retry: BTreeMap::new(),
             pending: Holdings::default(),
             discarded: BTreeMap::new(),
-            given_up: GivenUp::default(),
+            given_up,
             replies: BTreeMap::new(),
         }
-    }
-
-    /// Builds the ledger from the records in etcd.
-    pub fn recover(
-        head: QueueRecord,
-        tasks: impl IntoIterator<Item = (TaskId, TaskRecord)>,
-        given_up: GivenUp,
-        replies: impl IntoIterator<Item = (TrainerId, ReplyRecord)>,
-        order_of: OrderOf<'_>,
-    ) -> Self {
-        let mut ledger = Self::new(order_of);
-        ledger.evolve(&Fact::Head(head), order_of);
-        for (task, record) in tasks {
-            ledger.evolve(&Fact::Task { task, record }, order_of);
-        }
-        ledger.given_up = given_up;
-        for (trainer, reply) in replies {
-            ledger.evolve(&Fact::Replied { trainer, reply }, order_of);
-        }
-        ledger
     }
 
     /// Returns the head as it is stored.
@@ -255,99 +266,160 @@ impl Ledger {
         self.head
     }
 
-    /// Processes a report and dispatches a task, as one change.
-    ///
-    /// A repeated request gets its first reply again, without a change, as long as the trainer holds the
-    /// task of that reply.
-    pub fn next_task(&self, request: &Request, limits: &Limits) -> (Vec<Fact>, TaskReply) {
-        if let Some(answer) = self.given_before(request, limits) {
-            return (Vec::new(), answer);
-        }
-        let mut draft = Draft::new(self);
-        let counted = match &request.report {
-            Some(report) => draft.report(request.trainer, report, limits),
-            None => false,
-        };
-        for (task, attempt) in self.forgotten(request) {
-            draft.take_back(task, attempt, "its trainer never got it", Attribution::None, limits);
-        }
-        draft.close_pass_if_drained(limits);
-        let next = match request.wants {
-            Wants::Task => draft.dispatch(request, counted, limits),
-            Wants::Nothing => Next::NotYet,
-        };
-        // The record of a dispatched task names its request. A reply without facts need not be stored:
-        // the same request can be decided again.
-        if !matches!(next, Next::Task(_)) && !draft.facts.is_empty() {
-            let reply = ReplyRecord { request: request.id, counted };
-            draft.facts.push(Fact::Replied { trainer: request.trainer, reply });
-        }
-        (draft.facts, TaskReply { counted, next })
-    }
-
-    /// Returns the reply that the same request got before.
-    fn given_before(&self, request: &Request, limits: &Limits) -> Option<TaskReply> {
+    /// Returns the reply that the same request got before. A repeated request gets it again as long as the
+    /// trainer holds the task of that reply.
+    pub(crate) fn given_before(&self, request: &Request, limits: &Limits) -> Option<TaskReply> {
         let mut given = self.pending.of(request.trainer);
         if let Some((task, held)) = given.find(|(_, held)| held.request == request.id) {
             let (attempt, pass) = (held.attempt, self.head.pass);
             let next = Next::Task(DispatchRecord { task, attempt, pass });
-            return Some(TaskReply { counted: held.counted, next });
+            return Some(TaskReply { accepted: held.accepted, next });
         }
         let reply = self.replies.get(&request.trainer);
         let reply = reply.filter(|reply| reply.request == request.id)?;
-        Some(TaskReply { counted: reply.counted, next: self.outlook(limits) })
+        Some(TaskReply { accepted: reply.counted, next: self.outlook(limits) })
     }
 
     fn outlook(&self, limits: &Limits) -> Next {
-        if self.orders.tasks.len() == self.discarded.len() {
+        if self.all_discarded() {
             return Next::AllFailed { pass: self.head.pass };
         }
         if limits.passes <= self.head.pass.0 { Next::AllDone } else { Next::NotYet }
     }
 
-    /// Takes back an attempt whose deadline has passed, if it is still the pending one.
-    pub fn expire(&self, task: TaskId, attempt: Attempt, limits: &Limits) -> Vec<Fact> {
-        let mut draft = Draft::new(self);
-        if draft.take_back(task, attempt, "its deadline passed", Attribution::Task, limits) {
-            draft.close_pass_if_drained(limits);
+    /// Returns the facts of a report, or none if its attempt is over.
+    pub fn report(&self, trainer: TrainerId, report: &Report, limits: &Limits) -> Vec<QueueFact> {
+        let (task, attempt) = (report.task(), report.attempt());
+        let held = self.pending.get(task);
+        let is_current = held.is_some_and(|it| it.attempt == attempt && it.trainer == trainer);
+        if !is_current {
+            return Vec::new();
         }
-        draft.facts
+        match report {
+            Report::Finished { .. } => vec![QueueFact::Done { round: self.head.round, task }],
+            Report::Failed { reason, .. } => {
+                self.take_back(task, attempt, reason, Attribution::Task, limits)
+            }
+            Report::Returned { .. } => {
+                self.take_back(task, attempt, "its trainer left", Attribution::None, limits)
+            }
+        }
     }
 
-    /// Takes back all tasks of a lost trainer. The loss counts against its tasks, since one of them may
-    /// have caused it, unless many trainers were lost at once or the time of the loss is unknown.
-    pub fn lose_trainer(
+    /// Takes back an attempt, if it is still the pending one.
+    pub fn take_back(
         &self,
-        trainer: TrainerId,
+        task: TaskId,
+        attempt: Attempt,
+        reason: &str,
         attribution: Attribution,
         limits: &Limits,
-    ) -> Vec<Fact> {
-        let mut draft = Draft::new(self);
-        for (task, attempt) in self.held_by(trainer) {
-            draft.take_back(task, attempt, "its trainer was lost", attribution, limits);
+    ) -> Vec<QueueFact> {
+        let held = self.pending.get(task).filter(|held| held.attempt == attempt).cloned();
+        let Some(held) = held else { return Vec::new() };
+        let failures = match attribution {
+            Attribution::Task => held.failures.and(held.trainer),
+            Attribution::None => held.failures,
+        };
+        let (round, reason) = (self.head.round, reason.to_owned());
+        if attribution == Attribution::None || !failures.is_enough(limits) {
+            return vec![QueueFact::Task { round, task, record: failures.todo(reason) }];
         }
-        draft.close_pass_if_drained(limits);
-        if self.replies.contains_key(&trainer) {
-            draft.facts.push(Fact::Forgotten { trainer });
+        let given_up = Some(self.given_up.with(task, self.head.pass, &reason));
+        let record = TaskRecord::Discarded { failures: failures.failures, reason };
+        vec![QueueFact::GivenUp { task, record: given_up }, QueueFact::Task { round, task, record }]
+    }
+
+    /// Begins the next pass once no task is waiting or pending, however the last task ended. A pass in
+    /// which every task was given up stays as it is: the job has failed.
+    pub fn close_pass_if_drained(&self, limits: &Limits) -> Option<QueueFact> {
+        let is_drained = self.retry.is_empty()
+            && self.pending.len() == 0
+            && self.head.cursor as usize == self.orders.tasks.len();
+        if limits.passes <= self.head.pass.0 || !is_drained || self.all_discarded() {
+            return None;
         }
-        draft.facts
+        Some(QueueFact::Head(QueueRecord {
+            round: self.head.round + 1,
+            pass: Pass(self.head.pass.0 + 1),
+            cursor: 0,
+            next_attempt: self.head.next_attempt,
+        }))
+    }
+
+    /// Dispatches the next task to the caller of `request`, if one waits.
+    pub fn dispatch(
+        &self,
+        request: &Request,
+        accepted: bool,
+        limits: &Limits,
+    ) -> (Vec<QueueFact>, Next) {
+        let Request { id, trainer, .. } = *request;
+        let outlook = self.outlook(limits);
+        if outlook != Next::NotYet {
+            return (Vec::new(), outlook);
+        }
+        let Some((task, failures)) = self.next_waiting(trainer) else {
+            return (Vec::new(), Next::NotYet);
+        };
+        let is_fresh = (self.head.cursor as usize) < self.orders.tasks.len();
+        let attempt = self.head.next_attempt;
+        let head = QueueRecord {
+            cursor: self.head.cursor + u32::from(is_fresh),
+            next_attempt: Attempt(attempt.0 + 1),
+            ..self.head
+        };
+        let TaskFailures { failures, failed_by } = failures;
+        let record = TaskRecord::Pending {
+            failures,
+            attempt,
+            trainer,
+            request: id,
+            counted: accepted,
+            failed_by,
+        };
+        let pending = QueueFact::Task { round: head.round, task, record };
+        let next = Next::Task(DispatchRecord { task, attempt, pass: head.pass });
+        (vec![QueueFact::Head(head), pending], next)
+    }
+
+    /// Returns fresh tasks first. A task that failed before waits until all others were tried, and
+    /// preferably goes to a trainer that has not failed it.
+    fn next_waiting(&self, trainer: TrainerId) -> Option<(TaskId, TaskFailures)> {
+        if let Some(task) = self.orders.tasks.get(self.head.cursor as usize) {
+            return Some((*task, TaskFailures::default()));
+        }
+        let failed_elsewhere =
+            |(_, retry): &(&TaskId, &Retry)| !retry.failures.failed_by.contains(&trainer);
+        let next = self.retry.iter().find(failed_elsewhere).or_else(|| self.retry.iter().next())?;
+        Some((*next.0, next.1.failures.clone()))
+    }
+
+    fn all_discarded(&self) -> bool {
+        self.discarded.len() == self.orders.tasks.len()
     }
 
     /// Takes back all pending tasks without counting a failure: every trainer starts anew.
-    pub fn recall(&self, limits: &Limits) -> Vec<Fact> {
-        let mut draft = Draft::new(self);
-        for (task, held) in self.pending.iter() {
-            let reason = "the job started another generation";
-            draft.take_back(task, held.attempt, reason, Attribution::None, limits);
-        }
-        let known = self.replies.keys().map(|trainer| Fact::Forgotten { trainer: *trainer });
-        draft.facts.extend(known);
-        draft.facts
+    pub fn recall(&self, limits: &Limits) -> Vec<QueueFact> {
+        let reason = "the job started another generation";
+        let pending = self.pending.iter();
+        let mut facts: Vec<QueueFact> = pending
+            .flat_map(|(task, held)| {
+                self.take_back(task, held.attempt, reason, Attribution::None, limits)
+            })
+            .collect();
+        facts.extend(self.replies.keys().map(|it| QueueFact::Forgotten { trainer: *it }));
+        facts
+    }
+
+    /// Returns whether a reply to `trainer` is stored.
+    pub(crate) fn has_replied(&self, trainer: TrainerId) -> bool {
+        self.replies.contains_key(&trainer)
     }
 
     /// Returns the attempts that were dispatched in replies which the trainer never received: the reply to
     /// a delayed duplicate of a request reaches no caller.
-    fn forgotten(&self, request: &Request) -> Vec<(TaskId, Attempt)> {
+    pub(crate) fn forgotten(&self, request: &Request) -> Vec<(TaskId, Attempt)> {
         let Some(held) = &request.held else { return Vec::new() };
         let reported = request.report.as_ref().map(Report::attempt);
         let given = self.held_by(request.trainer);
@@ -405,34 +477,34 @@ impl Ledger {
 
     /// Returns to the queues of a checkpoint, in a new round. Attempt numbers continue, so an attempt of
     /// an abandoned generation is never mistaken for a new one.
-    pub fn rewind(&self, to: &QueueSnapshot) -> Vec<Fact> {
+    pub fn rewind(&self, to: &QueueSnapshot) -> Vec<QueueFact> {
         let head = QueueRecord {
             round: self.head.round + 1,
             pass: to.pass,
             cursor: to.cursor,
             next_attempt: self.head.next_attempt,
         };
-        let mut facts = vec![Fact::Head(head)];
+        let mut facts = vec![QueueFact::Head(head)];
         facts.extend(to.open.iter().map(|(task, failures)| {
             let reason = "the job was rolled back to a checkpoint".to_owned();
             let failures = TaskFailures { failures: *failures, failed_by: Vec::new() };
-            Fact::Task { task: *task, record: failures.todo(reason) }
+            QueueFact::Task { round: head.round, task: *task, record: failures.todo(reason) }
         }));
         facts.extend(to.discarded.iter().map(|(task, reason)| {
             let record = TaskRecord::Discarded { failures: 0, reason: reason.clone() };
-            Fact::Task { task: *task, record }
+            QueueFact::Task { round: head.round, task: *task, record }
         }));
         let changed = self.given_up.going_to(&to.given_up).into_iter();
-        facts.extend(changed.map(|(task, record)| Fact::GivenUp { task, record }));
-        facts.extend(self.replies.keys().map(|trainer| Fact::Forgotten { trainer: *trainer }));
+        facts.extend(changed.map(|(task, record)| QueueFact::GivenUp { task, record }));
+        facts.extend(self.replies.keys().map(|trainer| QueueFact::Forgotten { trainer: *trainer }));
         facts
     }
 
     /// Applies one committed fact to the state.
-    pub fn evolve(&mut self, fact: &Fact, order_of: OrderOf<'_>) {
+    pub fn evolve(&mut self, fact: &QueueFact) {
         match fact {
-            Fact::Head(head) => self.move_head(*head, order_of),
-            Fact::Task { task, record } => {
+            QueueFact::Head(head) => self.move_head(*head),
+            QueueFact::Task { task, record, .. } => {
                 self.unlist(*task);
                 match record.clone() {
                     TaskRecord::Todo { failures, reason, report: _, failed_by } => {
@@ -444,11 +516,11 @@ impl Ledger {
                         attempt,
                         trainer,
                         request,
-                        counted,
+                        counted: accepted,
                         failed_by,
                     } => {
                         let failures = TaskFailures { failures, failed_by };
-                        let held = Pending { failures, attempt, trainer, request, counted };
+                        let held = Pending { failures, attempt, trainer, request, accepted };
                         self.pending.insert(*task, held);
                     }
                     TaskRecord::Discarded { failures, reason } => {
@@ -456,12 +528,12 @@ impl Ledger {
                     }
                 }
             }
-            Fact::Done { task } => self.unlist(*task),
-            Fact::GivenUp { task, record } => self.given_up.set(*task, record.clone()),
-            Fact::Replied { trainer, reply } => {
+            QueueFact::Done { task, .. } => self.unlist(*task),
+            QueueFact::GivenUp { task, record } => self.given_up.set(*task, record.clone()),
+            QueueFact::Replied { trainer, reply } => {
                 self.replies.insert(*trainer, reply.clone());
             }
-            Fact::Forgotten { trainer } => {
+            QueueFact::Forgotten { trainer } => {
                 self.replies.remove(trainer);
             }
         }
@@ -473,14 +545,14 @@ impl Ledger {
         self.discarded.remove(&task);
     }
 
-    fn move_head(&mut self, head: QueueRecord, order_of: OrderOf<'_>) {
+    fn move_head(&mut self, head: QueueRecord) {
         if head.round != self.head.round {
             self.retry.clear();
             self.pending.clear();
             self.discarded.clear();
         }
         if head.pass != self.orders.pass {
-            self.orders = Orders { pass: head.pass, tasks: order_of(head.pass).into() };
+            self.orders = Orders { pass: head.pass, tasks: self.order.0(head.pass).into() };
         }
         let cursor = head.cursor.min(self.orders.tasks.len() as u32);
         self.head = QueueRecord { cursor, ..head };

@@ -94,7 +94,7 @@ mod tests {
 
     /// F34: if the newest checkpoint is damaged, the one before it is used, and the reason is reported.
     #[test]
-    fn what_is_set_aside_or_unreadable_is_passed_over() {
+    fn an_invalidated_or_unreadable_checkpoint_is_skipped() {
         let invalidated = Candidate { record: Ok(record(Some("damaged"))), ..candidate("b", 2) };
         let broken = Candidate { record: Err("no JSON".to_owned()), ..candidate("c", 3) };
         let all = vec![candidate("a", 1), invalidated.clone(), broken.clone()];

@@ -11,7 +11,7 @@ use steadfast_common::ids::TrainerId;
 /// Consecutive failures of one trainer after which another one is chosen.
 const FAILURES_MAX: u32 = 3;
 
-/// Refused requests of passed-over trainers after which they may try again, if no other trainer asks.
+/// Refused requests of excluded trainers after which they may try again, if no other trainer asks.
 const REFUSED_MAX: u32 = 5;
 
 /// Progress of the trainer with the role.
@@ -41,15 +41,15 @@ pub struct Saver {
     /// Why the last attempt failed.
     error: Option<(TrainerId, String)>,
     /// Trainers that failed too often.
-    passed_over: BTreeSet<TrainerId>,
-    /// Refused requests of passed-over trainers since the role became free.
+    excluded: BTreeSet<TrainerId>,
+    /// Refused requests of excluded trainers since the role became free.
     refused: u32,
 }
 
 impl Saver {
     /// Handles a trainer's request for the role, or the holder's progress report. `error` is the reason
     /// why its last attempt failed.
-    pub fn ask(
+    pub fn request(
         &mut self,
         trainer: TrainerId,
         stage: Stage,
@@ -65,7 +65,7 @@ impl Saver {
             return SaveReply::Wait;
         }
         if self.holder.is_none() {
-            if self.is_passed_over(trainer, live) {
+            if self.is_excluded(trainer, live) {
                 return SaveReply::Wait;
             }
             (self.failures, self.refused) = (0, 0);
@@ -86,8 +86,8 @@ impl Saver {
     }
 
     /// Returns the trainers that failed too often.
-    pub fn passed_over(&self) -> &BTreeSet<TrainerId> {
-        &self.passed_over
+    pub fn excluded(&self) -> &BTreeSet<TrainerId> {
+        &self.excluded
     }
 
     fn fail(&mut self, trainer: TrainerId, error: String, live: &BTreeSet<TrainerId>) {
@@ -96,21 +96,21 @@ impl Saver {
         self.error = Some((trainer, error));
         if FAILURES_MAX <= self.failures && 1 < live.len() {
             self.holder = None;
-            self.passed_over.insert(trainer);
+            self.excluded.insert(trainer);
         }
     }
 
     /// Returns whether the caller failed before and must leave the role to another trainer. When every
     /// live trainer has failed, or the others do not ask, all may try again.
-    fn is_passed_over(&mut self, trainer: TrainerId, live: &BTreeSet<TrainerId>) -> bool {
-        if !self.passed_over.contains(&trainer) {
+    fn is_excluded(&mut self, trainer: TrainerId, live: &BTreeSet<TrainerId>) -> bool {
+        if !self.excluded.contains(&trainer) {
             return false;
         }
         self.refused += 1;
-        if live.is_subset(&self.passed_over) || REFUSED_MAX <= self.refused {
-            self.passed_over.clear();
+        if live.is_subset(&self.excluded) || REFUSED_MAX <= self.refused {
+            self.excluded.clear();
         }
-        self.passed_over.contains(&trainer)
+        self.excluded.contains(&trainer)
     }
 }
 
@@ -128,42 +128,42 @@ mod tests {
         numbers.iter().map(|number| trainer(*number)).collect()
     }
 
-    fn asks(saver: &mut Saver, number: u128, all: &[u128]) -> SaveReply {
-        saver.ask(trainer(number), Stage::Evaluating, None, &live(all))
+    fn requests(saver: &mut Saver, number: u128, all: &[u128]) -> SaveReply {
+        saver.request(trainer(number), Stage::Evaluating, None, &live(all))
     }
 
     fn fails(saver: &mut Saver, number: u128, all: &[u128]) -> SaveReply {
         let error = Some("no space".to_owned());
-        saver.ask(trainer(number), Stage::Evaluating, error, &live(all))
+        saver.request(trainer(number), Stage::Evaluating, error, &live(all))
     }
 
     #[test]
     fn one_trainer_saves_until_it_dies() {
         let mut saver = Saver::default();
-        assert_eq!(asks(&mut saver, 1, &[1, 2]), SaveReply::Save);
-        assert_eq!(asks(&mut saver, 2, &[1, 2]), SaveReply::Wait);
-        assert_eq!(asks(&mut saver, 1, &[1, 2]), SaveReply::Save);
-        assert_eq!(asks(&mut saver, 2, &[2]), SaveReply::Save);
+        assert_eq!(requests(&mut saver, 1, &[1, 2]), SaveReply::Save);
+        assert_eq!(requests(&mut saver, 2, &[1, 2]), SaveReply::Wait);
+        assert_eq!(requests(&mut saver, 1, &[1, 2]), SaveReply::Save);
+        assert_eq!(requests(&mut saver, 2, &[2]), SaveReply::Save);
     }
 
     /// I12: a trainer that may not write to the store does not stay the saver while it lives.
     #[test]
     fn after_repeated_failures_another_trainer_saves() {
         let mut saver = Saver::default();
-        asks(&mut saver, 1, &[1, 2]);
+        requests(&mut saver, 1, &[1, 2]);
         assert_eq!(fails(&mut saver, 1, &[1, 2]), SaveReply::Save);
         assert_eq!(fails(&mut saver, 1, &[1, 2]), SaveReply::Save);
         assert_eq!(fails(&mut saver, 1, &[1, 2]), SaveReply::Wait);
         assert_eq!(saver.error(), Some((trainer(1), "no space", 3)));
-        assert_eq!(asks(&mut saver, 1, &[1, 2]), SaveReply::Wait);
-        assert_eq!(asks(&mut saver, 2, &[1, 2]), SaveReply::Save);
-        assert_eq!(asks(&mut saver, 1, &[1, 2]), SaveReply::Wait);
+        assert_eq!(requests(&mut saver, 1, &[1, 2]), SaveReply::Wait);
+        assert_eq!(requests(&mut saver, 2, &[1, 2]), SaveReply::Save);
+        assert_eq!(requests(&mut saver, 1, &[1, 2]), SaveReply::Wait);
     }
 
     #[test]
     fn a_trainer_that_is_alone_goes_on_trying() {
         let mut saver = Saver::default();
-        asks(&mut saver, 1, &[1]);
+        requests(&mut saver, 1, &[1]);
         for _ in 0..20 {
             assert_eq!(fails(&mut saver, 1, &[1]), SaveReply::Save);
         }
@@ -172,26 +172,26 @@ mod tests {
     #[test]
     fn when_all_have_failed_all_may_try_again() {
         let mut saver = Saver::default();
-        asks(&mut saver, 1, &[1, 2]);
+        requests(&mut saver, 1, &[1, 2]);
         for _ in 0..3 {
             fails(&mut saver, 1, &[1, 2]);
         }
-        asks(&mut saver, 2, &[1, 2]);
+        requests(&mut saver, 2, &[1, 2]);
         for _ in 0..2 {
             fails(&mut saver, 2, &[1, 2]);
         }
         assert_eq!(fails(&mut saver, 2, &[1, 2]), SaveReply::Save);
-        assert_eq!(asks(&mut saver, 1, &[1, 2]), SaveReply::Wait);
+        assert_eq!(requests(&mut saver, 1, &[1, 2]), SaveReply::Wait);
     }
 
     #[test]
     fn a_trainer_that_failed_is_not_kept_waiting_for_others_that_never_ask() {
         let mut saver = Saver::default();
-        asks(&mut saver, 1, &[1, 2]);
+        requests(&mut saver, 1, &[1, 2]);
         for _ in 0..3 {
             fails(&mut saver, 1, &[1, 2]);
         }
-        let granted = (0..REFUSED_MAX).any(|_| asks(&mut saver, 1, &[1, 2]) == SaveReply::Save);
+        let granted = (0..REFUSED_MAX).any(|_| requests(&mut saver, 1, &[1, 2]) == SaveReply::Save);
         assert!(granted);
     }
 }

@@ -58,11 +58,9 @@ pub struct SyncTasks {
 }
 
 impl SyncTasks {
-    /// Builds the state from the records in etcd.
-    pub fn recover(facts: impl IntoIterator<Item = FailureFact>, given_up: GivenUp) -> Self {
-        let mut state = Self { given_up, ..Self::default() };
-        facts.into_iter().for_each(|fact| state.evolve(&fact));
-        state
+    /// Returns the state without failures of tasks that are not given up.
+    pub fn new(given_up: GivenUp) -> Self {
+        Self { given_up, ..Self::default() }
     }
 
     /// Processes a report that a task failed. Only data failures count: they are the same on every

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_that_was_given_back_is_lent_again() {
+    fn a_returned_buffer_is_lent_again() {
         let memory = BufferPool::default();
         let first = memory.lend(3);
         let second = memory.lend(3);

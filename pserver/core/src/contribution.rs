@@ -144,17 +144,17 @@ pub enum Refusal {
     #[error("{found} blocks were sent, expected {wanted}")]
     WrongBlocks { found: usize, wanted: usize },
     #[error("block {block} does not belong to this shard or was sent twice")]
-    OtherBlock { block: u32 },
+    UnexpectedBlock { block: u32 },
     #[error(
         "the gradient of block {block} is not finite; a lower learning rate or clipping may help"
     )]
     NotFinite { block: u32 },
     #[error("lane {lane} is exhausted but sent records")]
-    LaneEnded { lane: Lane },
+    LaneExhausted { lane: Lane },
     #[error("lane {lane} sent no records but is not exhausted")]
     EmptyLane { lane: Lane },
     #[error("lane {lane} was pushed before with other records")]
-    OtherShare { lane: Lane },
+    ConflictingShare { lane: Lane },
     #[error("the contribution is for version {found}; the shard is at {present}")]
     Ahead { found: Version, present: Version },
     #[error(
@@ -162,7 +162,7 @@ pub enum Refusal {
     )]
     Gap { task: TaskId, from: u32, counted: u32 },
     #[error("the push holds {records} records but names {named}")]
-    OtherRecords { records: u64, named: u64 },
+    RecordsMismatch { records: u64, named: u64 },
     #[error(
         "{count} lanes starting at lane {first} do not form a node of the tree of {lanes} lanes"
     )]
@@ -177,17 +177,17 @@ impl Refusal {
         match self {
             Self::Ahead { .. } => ErrorKind::Stale,
             // The slot discards its shard, and a new generation begins.
-            Self::OtherShare { .. } => ErrorKind::Unavailable,
+            Self::ConflictingShare { .. } => ErrorKind::Unavailable,
             Self::WrongLength { .. }
             | Self::Malformed { .. }
             | Self::WrongBlocks { .. }
-            | Self::OtherBlock { .. }
+            | Self::UnexpectedBlock { .. }
             | Self::NotFinite { .. }
             | Self::NoSuchNode { .. }
-            | Self::LaneEnded { .. }
+            | Self::LaneExhausted { .. }
             | Self::EmptyLane { .. }
             | Self::Gap { .. }
-            | Self::OtherRecords { .. }
+            | Self::RecordsMismatch { .. }
             | Self::WrongMode(_) => ErrorKind::Invalid,
         }
     }
@@ -213,14 +213,14 @@ impl Contribution {
 /// Checks that the record count and checksum of a contribution are the sums of those of its lanes.
 ///
 /// # Errors
-/// [`Refusal::OtherRecords`].
+/// [`Refusal::RecordsMismatch`].
 pub fn check_records(shares: &[LaneShare], records: u64, checksum: u64) -> Result<(), Refusal> {
     let named = shares.iter().map(|it| it.records).fold(0, u64::saturating_add);
     let sum = shares.iter().map(|it| it.checksum).fold(0, u64::wrapping_add);
     if (named, sum) == (records, checksum) {
         Ok(())
     } else {
-        Err(Refusal::OtherRecords { records, named })
+        Err(Refusal::RecordsMismatch { records, named })
     }
 }
 
@@ -228,15 +228,15 @@ pub fn check_records(shares: &[LaneShare], records: u64, checksum: u64) -> Resul
 ///
 /// # Errors
 /// If a block does not belong to the shard, has another length, or appears twice.
-pub(crate) fn places(
-    given: Vec<ValidatedBlock>,
+pub(crate) fn locate(
+    received: Vec<ValidatedBlock>,
     blocks: &[(u32, Block)],
 ) -> Result<Vec<(usize, ValidatedBlock)>, Refusal> {
-    let mut placed = Vec::with_capacity(given.len());
-    for data in given {
+    let mut placed = Vec::with_capacity(received.len());
+    for data in received {
         let block = data.block;
         let place = blocks.binary_search_by_key(&block, |(number, _)| *number);
-        let place = place.map_err(|_| Refusal::OtherBlock { block })?;
+        let place = place.map_err(|_| Refusal::UnexpectedBlock { block })?;
         let (found, wanted) = (size_of_val(data.values()), blocks[place].1.len * size_of::<f32>());
         if found != wanted {
             return Err(Refusal::WrongLength { block, found, wanted });
@@ -245,7 +245,7 @@ pub(crate) fn places(
     }
     placed.sort_unstable_by_key(|(place, _)| *place);
     match placed.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-        Some(pair) => Err(Refusal::OtherBlock { block: pair[0].1.block }),
+        Some(pair) => Err(Refusal::UnexpectedBlock { block: pair[0].1.block }),
         None => Ok(placed),
     }
 }

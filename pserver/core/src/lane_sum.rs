@@ -13,7 +13,7 @@ use steadfast_common::lane_tree::{LaneSums, LaneTree, Node};
 use crate::contribution::{LaneEnd, LaneShare, Refusal, Total, ValidatedBlock};
 
 /// The shares that lanes declared.
-type Said = BTreeMap<Lane, LaneShare>;
+type Shares = BTreeMap<Lane, LaneShare>;
 
 /// The contributions to the current step.
 #[derive(Clone, Debug)]
@@ -22,11 +22,11 @@ pub struct LaneSum {
     codec: Codec,
     tree: LaneTree,
     /// Lanes exhausted in an earlier step of this pass.
-    ended: BTreeSet<Lane>,
+    exhausted: BTreeSet<Lane>,
     /// The shares of lanes of which at least one block was received.
-    said: Said,
+    shares: Shares,
     /// The shares of the previous step.
-    said_before: Said,
+    previous_shares: Shares,
     /// Totals of completely received contributions.
     totals: LaneSums<Total>,
     /// Sums of blocks, in the shard's order.
@@ -36,15 +36,15 @@ pub struct LaneSum {
 }
 
 impl LaneSum {
-    /// Creates the sum of `blocks` blocks over `lanes` lanes, less the exhausted lanes `ended`.
-    pub fn new(lanes: u32, ended: BTreeSet<Lane>, codec: Codec, blocks: usize) -> Self {
+    /// Creates the sum of `blocks` blocks over `lanes` lanes, less the `exhausted` lanes.
+    pub fn new(lanes: u32, exhausted: BTreeSet<Lane>, codec: Codec, blocks: usize) -> Self {
         let tree = LaneTree::new(lanes);
         let mut new = Self {
             codec,
             tree,
-            ended,
-            said: Said::new(),
-            said_before: Said::new(),
+            exhausted,
+            shares: Shares::new(),
+            previous_shares: Shares::new(),
             totals: LaneSums::new(tree),
             blocks: vec![LaneSums::new(tree); blocks],
             ready: Vec::new(),
@@ -59,8 +59,8 @@ impl LaneSum {
     }
 
     /// Returns the lanes exhausted in an earlier step of this pass.
-    pub fn ended(&self) -> &BTreeSet<Lane> {
-        &self.ended
+    pub fn exhausted(&self) -> &BTreeSet<Lane> {
+        &self.exhausted
     }
 
     /// Whether every lane of a node was completely received or is exhausted.
@@ -90,35 +90,35 @@ impl LaneSum {
     /// If a lane declared another share before: its blocks, here or in another slot, would then reflect
     /// different records.
     pub fn check(&self, node: Node, shares: &[LaneShare]) -> Result<(), Refusal> {
-        compare(&self.said, node, shares)
+        check_shares(&self.shares, node, shares)
     }
 
     /// Checks shares against those of the previous step, which another slot may not have completed yet.
     ///
     /// # Errors
     /// As [`LaneSum::check`].
-    pub fn check_before(&self, node: Node, shares: &[LaneShare]) -> Result<(), Refusal> {
-        compare(&self.said_before, node, shares)
+    pub fn check_previous(&self, node: Node, shares: &[LaneShare]) -> Result<(), Refusal> {
+        check_shares(&self.previous_shares, node, shares)
     }
 
     /// Adds validated blocks of a node's lanes at their indices.
-    pub fn take(&mut self, node: Node, shares: &[LaneShare], blocks: Vec<(usize, ValidatedBlock)>) {
-        self.said.extend(node.lanes().zip(shares.iter().copied()));
+    pub fn add(&mut self, node: Node, shares: &[LaneShare], blocks: Vec<(usize, ValidatedBlock)>) {
+        self.shares.extend(node.lanes().zip(shares.iter().copied()));
         for (place, values) in blocks {
-            self.put(place, node, Some(values));
+            self.add_block(place, node, Some(values));
         }
     }
 
     /// Completes a contribution whose blocks were all received.
-    pub fn close(&mut self, node: Node, shares: &[LaneShare], total: Option<Total>) {
-        self.said.extend(node.lanes().zip(shares.iter().copied()));
+    pub fn complete(&mut self, node: Node, shares: &[LaneShare], total: Option<Total>) {
+        self.shares.extend(node.lanes().zip(shares.iter().copied()));
         if total.is_none() {
-            (0..self.blocks.len()).for_each(|place| self.put(place, node, None));
+            (0..self.blocks.len()).for_each(|place| self.add_block(place, node, None));
         }
         self.totals.put(node, total, Total::add);
     }
 
-    fn put(&mut self, place: usize, node: Node, values: Option<ValidatedBlock>) {
+    fn add_block(&mut self, place: usize, node: Node, values: Option<ValidatedBlock>) {
         let sums = &mut self.blocks[place];
         if sums.has(node) {
             return;
@@ -147,7 +147,7 @@ impl LaneSum {
 
     /// Returns the number of records of all lanes; complete once every lane declared its share.
     pub fn records(&self) -> u64 {
-        self.said.values().map(|share| share.records).fold(0, u64::saturating_add)
+        self.shares.values().map(|share| share.records).fold(0, u64::saturating_add)
     }
 
     /// Returns the total over all lanes of a complete step; `None` without records.
@@ -155,44 +155,45 @@ impl LaneSum {
         *self.totals.whole()?
     }
 
-    /// Begins the next step; returns whether the pass is over.
-    pub fn roll(&mut self) -> PassEnd {
-        self.said_before = std::mem::take(&mut self.said);
-        let ending = self.said_before.iter().filter(|(_, share)| share.end == LaneEnd::LastOfPass);
-        self.ended.extend(ending.map(|(lane, _)| *lane));
-        let over = self.ended.len() == self.tree.root().lanes().count();
-        if over {
-            self.ended.clear();
+    /// Begins the next step; returns whether the pass has ended.
+    pub fn begin_next(&mut self) -> PassState {
+        self.previous_shares = std::mem::take(&mut self.shares);
+        let ending =
+            self.previous_shares.iter().filter(|(_, share)| share.end == LaneEnd::LastOfPass);
+        self.exhausted.extend(ending.map(|(lane, _)| *lane));
+        let has_ended = self.exhausted.len() == self.tree.root().lanes().count();
+        if has_ended {
+            self.exhausted.clear();
         }
         self.begin();
-        if over { PassEnd::Over } else { PassEnd::GoesOn }
+        if has_ended { PassState::Ended } else { PassState::Continues }
     }
 
     fn begin(&mut self) {
         self.totals = LaneSums::new(self.tree);
         self.blocks.fill(LaneSums::new(self.tree));
         self.ready.clear();
-        for lane in self.ended.clone() {
-            self.close(self.tree.leaf(lane), &[], None);
+        for lane in self.exhausted.clone() {
+            self.complete(self.tree.leaf(lane), &[], None);
         }
     }
 }
 
-fn compare(said: &Said, node: Node, shares: &[LaneShare]) -> Result<(), Refusal> {
-    let mut both = node.lanes().zip(shares).map(|(lane, share)| (lane, said.get(&lane), share));
-    // Only the records determine the gradient; whether the lane ends does not matter here.
-    let is_other = |said: &LaneShare, share: &LaneShare| {
-        (said.records, said.checksum) != (share.records, share.checksum)
-    };
-    match both.find(|(_, said, share)| said.is_some_and(|said| is_other(said, share))) {
-        Some((lane, ..)) => Err(Refusal::OtherShare { lane }),
-        None => Ok(()),
+fn check_shares(known: &Shares, node: Node, shares: &[LaneShare]) -> Result<(), Refusal> {
+    for (lane, share) in node.lanes().zip(shares) {
+        // Only the records determine the gradient; whether the lane ends does not matter here.
+        let conflicts =
+            |known: &LaneShare| (known.records, known.checksum) != (share.records, share.checksum);
+        if known.get(&lane).is_some_and(conflicts) {
+            return Err(Refusal::ConflictingShare { lane });
+        }
     }
+    Ok(())
 }
 
-/// Whether a step was the last one of its pass.
+/// Whether the pass continues after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PassEnd {
-    GoesOn,
-    Over,
+pub enum PassState {
+    Continues,
+    Ended,
 }

@@ -1,11 +1,15 @@
-//! The state machine of a pserver: sums contributions and applies each exactly once. Pure: no clock,
-//! no socket, no file.
+//! The state machines of a pserver: sum contributions and apply each exactly once. Pure: no clock, no
+//! socket, no file.
 
+pub mod async_shard;
+pub mod block_store;
 pub mod buffer_pool;
 pub mod contribution;
 pub mod lane_sum;
 pub mod learning_rate;
 pub mod optimizer;
+pub mod rules;
 pub mod shard;
+pub mod sync_shard;
 mod update;
 mod values;

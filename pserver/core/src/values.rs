@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_nobody_holds_change_in_their_place() {
+    fn values_without_readers_change_in_place() {
         let mut values = Values::new(Arc::new(vec![1.0, 2.0, 3.0]));
         let place = values.present().as_ptr();
         add_one(&mut values);
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_somebody_holds_stay_as_they_are() {
+    fn values_with_readers_are_copied() {
         let mut values = Values::new(Arc::new(vec![1.0, 2.0, 3.0]));
         let held = values.present().clone();
         add_one(&mut values);
@@ -89,7 +89,7 @@ mod tests {
 
     /// Successive readers need two vectors in total, not one each.
     #[test]
-    fn memory_that_a_reader_gave_back_is_used_again() {
+    fn memory_released_by_a_reader_is_reused() {
         let mut values = Values::new(Arc::new(vec![1.0, 2.0, 3.0]));
         let held = values.present().clone();
         let first = held.as_ptr();

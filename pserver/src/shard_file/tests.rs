@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 
 use steadfast_common::dataset::Manifest;
-use steadfast_common::ids::{Pass, Version};
+use steadfast_common::ids::{Lane, Pass, Version};
 use steadfast_common::layout::{BLOCK_LEN_MAX, ParamSpec};
+use steadfast_common::position::Position;
 use steadfast_common::records::{FORMAT, QueueSnapshot};
 use steadfast_common::spec::{OptimizerKind, OptimizerSpec};
 use tempfile::TempDir;
@@ -51,16 +52,21 @@ impl Scene {
         self.folder.path().join(Manifest::object_name("abc"))
     }
 
+    /// The blocks of one of some slots.
+    fn blocks_of(&self, slot: u32, slots: u32) -> Vec<u32> {
+        Placement::of(&self.layout, &placement(slots)).blocks_of(Slot(slot)).to_vec()
+    }
+
     /// A possible state of a slot after some training; blocks of odd numbers reflect more records.
     fn snapshot(&self, slot: u32, slots: u32) -> ShardSnapshot {
-        let numbers = self.layout.blocks_of(Slot(slot), slots);
+        let numbers = self.blocks_of(slot, slots);
         let made = |number: u32, salt: u32| -> Vec<f32> {
             let len = self.layout.blocks()[number as usize].len as u32;
             (0..len).map(|it| ((it * 2_654_435 + number * 97 + salt) as f32).sin()).collect()
         };
         let blocks = numbers.into_iter().map(|number| SnapshotBlock {
             number,
-            count: number as usize % 2,
+            applied: number as usize % 2,
             values: Arc::new(made(number, 1)),
             state: Arc::new(
                 (2..).zip(self.shards.states).map(|(salt, _)| made(number, salt)).collect(),
@@ -76,8 +82,8 @@ impl Scene {
         ShardSnapshot {
             position,
             updates: 6,
-            ended: BTreeSet::from([Lane(3)]),
-            counts: [300, 310].map(counted).to_vec(),
+            exhausted: BTreeSet::from([Lane(3)]),
+            applied: [300, 310].map(counted).to_vec(),
             blocks: blocks.collect(),
         }
     }
@@ -85,14 +91,16 @@ impl Scene {
     async fn save(&self, snapshots: Vec<ShardSnapshot>) -> CheckpointRecord {
         let mut record = CheckpointRecord {
             params: self.layout.params().to_vec(),
+            placement: placement(snapshots.len() as u32),
             queue: Some(QueueSnapshot::default()),
             ..CheckpointRecord::default()
         };
         for (slot, snapshot) in snapshots.into_iter().enumerate() {
             let (slot, incarnation) = (Slot(slot as u32), Incarnation(9));
+            record.position = snapshot.position;
+            record.exhausted = snapshot.exhausted.iter().copied().collect();
             let saved = self.shards.save(&self.layout, slot, incarnation, snapshot).await.unwrap();
-            record.shards.push(saved.0);
-            record.position = saved.1;
+            record.shards.push(saved);
         }
         record
     }
@@ -100,7 +108,8 @@ impl Scene {
     async fn load(&self, record: &CheckpointRecord, slots: u32) -> Vec<ShardSnapshot> {
         let mut snapshots = Vec::new();
         for slot in 0..slots {
-            let (layout, snapshot) = self.shards.load(record, Slot(slot), slots).await.unwrap();
+            let (layout, snapshot) =
+                self.shards.load(record, Slot(slot), &placement(slots)).await.unwrap();
             assert_eq!(*layout, self.layout);
             snapshots.push(snapshot);
         }
@@ -110,6 +119,10 @@ impl Scene {
     fn path(&self, record: &CheckpointRecord, shard: usize) -> std::path::PathBuf {
         self.folder.path().join(&record.shards[shard].object)
     }
+}
+
+fn placement(slots: u32) -> PlacementRecord {
+    PlacementRecord::LargestFirst { slots }
 }
 
 fn counted(records: u64) -> AppliedRecords {
@@ -128,7 +141,7 @@ fn blocks(snapshots: &[ShardSnapshot]) -> Blocks {
     for snapshot in snapshots {
         for block in &snapshot.blocks {
             let state = block.state.iter().map(|state| bits(state)).collect();
-            let content = (bits(&block.values), state, snapshot.counts[block.count].clone());
+            let content = (bits(&block.values), state, snapshot.applied[block.applied].clone());
             assert!(blocks.insert(block.number, content).is_none());
         }
     }
@@ -137,12 +150,12 @@ fn blocks(snapshots: &[ShardSnapshot]) -> Blocks {
 
 /// F37, I10: a checkpoint restores the same bits into any number of slots.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cut_of_two_slots_is_restored_bit_by_bit_into_any_number_of_slots() {
+async fn a_snapshot_of_two_slots_is_restored_bit_by_bit_into_any_number_of_slots() {
     let scene = Scene::new();
     let snapshots = vec![scene.snapshot(0, 2), scene.snapshot(1, 2)];
     let expected = blocks(&snapshots);
     assert_eq!(expected.len(), scene.layout.blocks().len());
-    let position = snapshots[0].position.clone();
+    let position = snapshots[0].position;
     let record = scene.save(snapshots).await;
     for slots in [1, 2, 3, 5] {
         let restored = scene.load(&record, slots).await;
@@ -150,9 +163,9 @@ async fn a_cut_of_two_slots_is_restored_bit_by_bit_into_any_number_of_slots() {
         for (slot, snapshot) in restored.iter().enumerate() {
             assert_eq!(snapshot.position, position);
             assert_eq!(snapshot.updates, 6);
-            assert_eq!(snapshot.ended, BTreeSet::from([Lane(3)]));
+            assert_eq!(snapshot.exhausted, BTreeSet::from([Lane(3)]));
             let numbers: Vec<u32> = snapshot.blocks.iter().map(|block| block.number).collect();
-            assert_eq!(numbers, scene.layout.blocks_of(Slot(slot as u32), slots));
+            assert_eq!(numbers, scene.blocks_of(slot as u32, slots));
         }
         let again = scene.save(restored).await;
         assert_eq!(blocks(&scene.load(&again, 2).await), expected, "from {slots} slots");
@@ -161,7 +174,7 @@ async fn a_cut_of_two_slots_is_restored_bit_by_bit_into_any_number_of_slots() {
 
 /// F34, I9: damage to a shard file is always detected, as a permanent error.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_damaged_shard_is_not_loaded_and_never_will_be() {
+async fn damage_to_a_shard_is_a_permanent_error() {
     let scene = Scene::new();
     let record = scene.save(vec![scene.snapshot(0, 2), scene.snapshot(1, 2)]).await;
     let path = scene.path(&record, 1);
@@ -179,7 +192,8 @@ async fn a_damaged_shard_is_not_loaded_and_never_will_be() {
         std::fs::write(&path, &bytes).unwrap();
         // The slot that had the shard, and one that combines several shards.
         for (slot, slots) in [(1, 2), (0, 1)] {
-            let error = scene.shards.load(&record, Slot(slot), slots).await.unwrap_err();
+            let error =
+                scene.shards.load(&record, Slot(slot), &placement(slots)).await.unwrap_err();
             let expected = format!("{} is damaged: its ", record.shards[1].object);
             let of_size = expected.replace("its ", "it has ");
             let text = error.to_string();
@@ -188,22 +202,22 @@ async fn a_damaged_shard_is_not_loaded_and_never_will_be() {
         }
     }
     std::fs::remove_file(&path).unwrap();
-    let error = scene.shards.load(&record, Slot(0), 1).await.unwrap_err();
+    let error = scene.shards.load(&record, Slot(0), &placement(1)).await.unwrap_err();
     assert_eq!(error.to_string(), format!("{} is missing", record.shards[1].object));
     assert!(error.is_permanent());
 }
 
 /// Otherwise the cost of restoring would grow with the square of the number of pservers.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slot_reads_no_shard_that_it_needs_nothing_of() {
+async fn a_slot_reads_only_the_shards_that_it_needs() {
     let scene = Scene::new();
     let record = scene.save(vec![scene.snapshot(0, 2), scene.snapshot(1, 2)]).await;
     let path = scene.path(&record, 1);
     let mut bytes = std::fs::read(&path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&path, &bytes).unwrap();
-    scene.shards.load(&record, Slot(0), 2).await.unwrap();
-    scene.shards.load(&record, Slot(1), 2).await.unwrap_err();
+    scene.shards.load(&record, Slot(0), &placement(2)).await.unwrap();
+    scene.shards.load(&record, Slot(1), &placement(2)).await.unwrap_err();
 }
 
 /// In asynchronous mode each slot counts its own updates, and so do the rules that depend on that number.
@@ -231,39 +245,39 @@ async fn a_block_is_found_in_a_shard_where_it_was_not_expected() {
 
 /// F33: an unmounted folder does not prove that a checkpoint is damaged.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_is_away_damages_no_checkpoint() {
+async fn an_unavailable_store_does_not_damage_a_checkpoint() {
     let scene = Scene::new();
     let record = scene.save(vec![scene.snapshot(0, 1)]).await;
     let (store, away) = (scene.folder.path(), tempfile::tempdir().unwrap());
     std::fs::rename(store.join("shards"), away.path().join("shards")).unwrap();
     std::fs::rename(scene.manifest(), away.path().join("manifest")).unwrap();
-    let error = scene.shards.load(&record, Slot(0), 1).await.unwrap_err();
-    assert!(matches!(error, ShardError::StoreAway) && !error.is_permanent(), "{error}");
+    let error = scene.shards.load(&record, Slot(0), &placement(1)).await.unwrap_err();
+    assert!(matches!(error, ShardError::StoreUnavailable) && !error.is_permanent(), "{error}");
     std::fs::rename(away.path().join("manifest"), scene.manifest()).unwrap();
-    let error = scene.shards.load(&record, Slot(0), 1).await.unwrap_err();
+    let error = scene.shards.load(&record, Slot(0), &placement(1)).await.unwrap_err();
     assert!(error.is_permanent(), "{error}");
 }
 
 /// F34: valid shards of another job, or an incomplete or ambiguous set of them, are refused.
 #[tokio::test(flavor = "multi_thread")]
-async fn sound_shards_that_are_not_this_jobs_are_not_loaded() {
+async fn valid_shards_of_another_job_are_not_loaded() {
     let scene = Scene::new();
     let record = scene.save(vec![scene.snapshot(0, 2), scene.snapshot(1, 2)]).await;
     let other = ShardStore::new(scene.shards.store.clone(), job(OptimizerKind::Adagrad));
-    let error = other.load(&record, Slot(0), 1).await.unwrap_err();
+    let error = other.load(&record, Slot(0), &placement(1)).await.unwrap_err();
     assert!(error.to_string().contains("lacks the optimizer state"), "{error}");
     assert!(error.is_permanent());
 
     let lone = scene.save(vec![scene.snapshot(0, 2)]).await;
-    let error = scene.shards.load(&lone, Slot(0), 1).await.unwrap_err();
+    let error = scene.shards.load(&lone, Slot(0), &placement(1)).await.unwrap_err();
     assert!(error.to_string().starts_with("no shard holds "), "{error}");
     assert!(error.is_permanent());
 
     let mut twice = scene.save(vec![scene.snapshot(0, 2), scene.snapshot(0, 1)]).await;
-    let error = scene.shards.load(&twice, Slot(0), 1).await.unwrap_err();
+    let error = scene.shards.load(&twice, Slot(0), &placement(1)).await.unwrap_err();
     assert!(error.to_string().ends_with("is in another shard as well"), "{error}");
     twice.shards.clear();
-    let error = scene.shards.load(&twice, Slot(0), 1).await.unwrap_err();
+    let error = scene.shards.load(&twice, Slot(0), &placement(1)).await.unwrap_err();
     assert_eq!(error.to_string(), "the manifest is invalid: it has no shards");
     assert!(error.is_permanent());
 }

@@ -114,8 +114,8 @@ fn first_found(root: &Path, seeds: u64) -> Result<String, String> {
             .stderr(Stdio::null())
             .output()
             .map_err(|error| error.to_string())?;
-        let said = String::from_utf8_lossy(&ran.stdout);
-        if let Some(found) = said.lines().find_map(|line| line.strip_prefix("found: ")) {
+        let stdout = String::from_utf8_lossy(&ran.stdout);
+        if let Some(found) = stdout.lines().find_map(|line| line.strip_prefix("found: ")) {
             return Ok(found.to_owned());
         }
     }

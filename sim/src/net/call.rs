@@ -149,7 +149,7 @@ impl Net {
         call.answer(Err(Status::unavailable(reason)));
     }
 
-    /// Notifies the handler, after the latency, that its caller is gone.
+    /// Notifies the handler, after the latency, that its caller hung up.
     pub(super) fn leave(&self, call: &Arc<Call>) {
         let (net, it) = (self.clone(), call.clone());
         let abandon = move || net.abandon(&it);
@@ -166,7 +166,7 @@ impl Net {
             (progress.handler.take(), progress.sender.take())
         };
         self.state().calls.remove(&call.number);
-        call.request.cut("the caller is gone");
+        call.request.cut("the caller hung up");
         for task in handler.map(|(_, task)| task).into_iter().chain(sender) {
             self.world().abort(task);
         }
@@ -472,8 +472,8 @@ impl Future for Calling {
             Some(Ok(parts)) => {
                 progress.is_answered = true;
                 drop(progress);
-                let gone = HangUp { net: self.net.clone(), call: self.call.clone() };
-                let body = PipeBody::new(self.call.response.clone(), gone);
+                let hang_up = HangUp { net: self.net.clone(), call: self.call.clone() };
+                let body = PipeBody::new(self.call.response.clone(), hang_up);
                 Poll::Ready(Ok(http::Response::from_parts(parts, Body::new(body))))
             }
             Some(Err(status)) => {
@@ -491,7 +491,7 @@ impl Future for Calling {
 impl Drop for Calling {
     fn drop(&mut self) {
         let is_answered = self.call.progress.lock().expect(LOCK).is_answered;
-        // The calls of a process that dies are closed by `Net::bury`.
+        // The calls of a process that dies are closed by `Net::remove_process`.
         if !is_answered && self.net.world().lives(self.call.from.0) {
             self.net.leave(&self.call);
         }

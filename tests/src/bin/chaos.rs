@@ -50,7 +50,7 @@ struct Args {
     lease_ttl: u32,
     /// Print the event log of successful runs, too.
     #[arg(long)]
-    story: bool,
+    trace: bool,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -91,8 +91,8 @@ fn main() -> ExitCode {
         let run = AssertUnwindSafe(|| run(&shape, seed, &schedule, expected.as_deref()));
         match catch_unwind(run) {
             Ok((faults, outcome)) => {
-                if args.story {
-                    println!("{}", outcome.story.join("\n"));
+                if args.trace {
+                    println!("{}", outcome.trace.join("\n"));
                 }
                 println!("{}", line(seed, faults, &outcome));
             }

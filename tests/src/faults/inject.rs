@@ -56,7 +56,7 @@ impl FaultTarget<'_> {
         if let Some(role) = fault.role {
             self.inject_into(fault.kind, role, fault.index);
         } else {
-            self.inject_beside(fault.kind, fault.index as usize);
+            self.inject_elsewhere(fault.kind, fault.index as usize);
         }
         if !lasts.is_zero() {
             let with_leader = fault.kind == Kind::EtcdKillLeader;
@@ -91,7 +91,7 @@ impl FaultTarget<'_> {
         }
     }
 
-    fn inject_beside(&mut self, kind: Kind, index: usize) {
+    fn inject_elsewhere(&mut self, kind: Kind, index: usize) {
         match kind {
             Kind::EtcdKillLeader => {
                 let leader = self.until("etcd has a leader", |world| world.etcd.leader());

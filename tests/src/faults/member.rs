@@ -60,7 +60,7 @@ impl Member {
     }
 
     /// Returns the name of the current or next process, which names its log.
-    pub fn life_name(&self) -> String {
+    pub fn log_name(&self) -> String {
         format!("{}.{}", self.name(), self.starts)
     }
 

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_random_schedule_has_only_what_is_allowed_and_there() {
+    fn a_random_schedule_has_only_faults_that_are_allowed_and_possible() {
         let shape = Shape { etcd: 3, ..Shape::default() };
         let allowed = [Kind::Kill, Kind::EtcdKill];
         for event in Schedule::random(7, 200, &allowed, &shape).events {
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schedule_that_makes_no_sense_is_refused() {
+    fn an_invalid_schedule_is_rejected() {
         for text in ["kill master 0", "@5 kill", "@x kill master 0", "+1 etcd-kill", "@1 burn"] {
             assert!(text.parse::<Schedule>().is_err(), "{text}");
         }

@@ -53,14 +53,14 @@ pub struct FaultTarget<'a> {
     pub(super) heals: Vec<Heal>,
     job_file: String,
     status: Option<Value>,
-    looked: Instant,
+    status_read: Instant,
     steps: u64,
     result: Option<Value>,
     /// When the result was first seen.
     over: Option<Instant>,
     started: Instant,
     /// Event log, printed if the run fails.
-    story: Vec<String>,
+    trace: Vec<String>,
     ends: BTreeMap<String, u32>,
     schedule: Schedule,
     seed: Option<u64>,
@@ -80,7 +80,7 @@ pub struct Outcome {
     /// The checkpoints from which generations started, in order.
     pub checkpoints_loaded: Vec<Value>,
     /// Event log, line by line.
-    pub story: Vec<String>,
+    pub trace: Vec<String>,
     pub wall: Duration,
 }
 
@@ -127,12 +127,12 @@ impl<'a> FaultTarget<'a> {
             etcd,
             heals: Vec::new(),
             status: None,
-            looked: Instant::now(),
+            status_read: Instant::now(),
             steps: 0,
             result: None,
             over: None,
             started: Instant::now(),
-            story: Vec::new(),
+            trace: Vec::new(),
             ends: BTreeMap::new(),
             schedule: Schedule::default(),
             seed: None,
@@ -165,17 +165,17 @@ impl<'a> FaultTarget<'a> {
         schedule.events.len()
     }
 
-    /// Waits until `look` returns a value, while the world continues.
-    pub fn until<T>(&mut self, what: &str, mut look: impl FnMut(&mut Self) -> Option<T>) -> T {
+    /// Waits until `probe` returns a value, while the world continues.
+    pub fn until<T>(&mut self, what: &str, mut probe: impl FnMut(&mut Self) -> Option<T>) -> T {
         loop {
             self.go_on();
-            if let Some(found) = look(self) {
+            if let Some(found) = probe(self) {
                 return found;
             }
             let is_late = LIFE_MAX < self.started.elapsed();
             let is_over = self.over.is_some_and(|over| LEAVE_MAX < over.elapsed());
             if is_late || is_over {
-                self.panic_for_lateness(what);
+                self.panic_on_timeout(what);
             }
             std::thread::sleep(PAUSE);
         }
@@ -213,8 +213,8 @@ impl<'a> FaultTarget<'a> {
         let audit = self.audit();
         let sha = result["parameters_sha256"].as_str().unwrap_or_default().to_owned();
         let checkpoints_loaded = self.checkpoints_loaded();
-        let (ends, story) = (self.ends.clone(), self.story.clone());
-        Outcome { sha, result, audit, ends, checkpoints_loaded, story, wall }
+        let (ends, trace) = (self.ends.clone(), self.trace.clone());
+        Outcome { sha, result, audit, ends, checkpoints_loaded, trace, wall }
     }
 
     /// Runs `steadfast audit` on the recorded etcd history and the files.
@@ -298,12 +298,12 @@ impl<'a> FaultTarget<'a> {
 
     pub(super) fn log(&mut self, what: &str) {
         let seconds = self.started.elapsed().as_secs_f64();
-        self.story.push(format!("{seconds:8.3} s, step {:5}: {what}", self.steps));
+        self.trace.push(format!("{seconds:8.3} s, step {:5}: {what}", self.steps));
     }
 
     /// Polls the job, heals due faults, and starts missing processes.
     fn go_on(&mut self) {
-        for change in self.recorder.look() {
+        for change in self.recorder.read() {
             if change.key == self.keys.result() {
                 self.result = change.value.and_then(|it| serde_json::from_str(&it).ok());
                 self.over = Some(Instant::now());
@@ -312,22 +312,22 @@ impl<'a> FaultTarget<'a> {
         }
         self.heal_due();
         self.tend();
-        if STATUS_EVERY <= self.looked.elapsed() {
-            self.look_at_status();
-            self.looked = Instant::now();
+        if STATUS_EVERY <= self.status_read.elapsed() {
+            self.poll_status();
+            self.status_read = Instant::now();
         }
     }
 
     /// Returns the steps reported by each pserver with a slot.
     pub fn steps_of_pservers(&self) -> Vec<u64> {
         let living = self.members.iter().filter(|it| it.role == Role::Pserver && it.is_alive());
-        let told = living.filter_map(|it| get(&it.admin, "/status"));
-        let parsed = told.filter_map(|it| serde_json::from_str::<Value>(&it.body).ok());
+        let statuses = living.filter_map(|it| get(&it.admin, "/status"));
+        let parsed = statuses.filter_map(|it| serde_json::from_str::<Value>(&it.body).ok());
         parsed.filter_map(|it| self.progress(&it)).map(|(_, steps)| steps).collect()
     }
 
     /// Polls the status. Pservers report steps even without an acting master.
-    fn look_at_status(&mut self) {
+    fn poll_status(&mut self) {
         let mut newest = None;
         for member in self.members.iter().filter(|it| it.is_alive() && !it.is_paused) {
             if member.role == Role::Trainer {
@@ -369,7 +369,7 @@ impl<'a> FaultTarget<'a> {
     }
 
     fn note_end(&mut self, index: usize, ended: &Ended) {
-        let life = self.members[index].life_name();
+        let life = self.members[index].log_name();
         let how = match (ended.code, ended.signal) {
             (Some(code), _) => format!("with {code}"),
             (None, signal) => format!("by signal {}", signal.unwrap_or_default()),
@@ -416,12 +416,12 @@ impl<'a> FaultTarget<'a> {
         if let Some(network) = &member.network {
             command = network.wrap(&command);
         }
-        let process = Process::start(self.scene.folder(), &member.life_name(), &mut command);
+        let process = Process::start(self.scene.folder(), &member.log_name(), &mut command);
         member.begin(process);
         member.admin = admin;
     }
 
-    fn panic_for_lateness(&self, what: &str) -> ! {
+    fn panic_on_timeout(&self, what: &str) -> ! {
         let status = self.status();
         panic!(
             "timed out after {:?}: {what}; the job is {} and waits for {}; status: {status}",
@@ -433,10 +433,10 @@ impl<'a> FaultTarget<'a> {
 
     /// Returns the report of a failure.
     fn report(&self) -> String {
-        let from = self.story.len().saturating_sub(LINES_SHOWN);
+        let from = self.trace.len().saturating_sub(LINES_SHOWN);
         format!(
             "{}\nends: {:?}\nseed: {:?}\nschedule: {}\nrepeat with: {}",
-            self.story[from..].join("\n"),
+            self.trace[from..].join("\n"),
             self.ends,
             self.seed,
             self.schedule,

@@ -236,34 +236,40 @@ mod tests {
     }
 
     #[test]
-    fn what_help_knows_is_accepted() {
+    fn commands_that_help_lists_are_accepted() {
         let page = "Run `steadfast certs init|renew`, `steadfast status [--watch | -o json]`, `--job`,\n\
-                    `--cacert FILE`, `steadfast-master: error: …`, `make sim SEED=7`, `--gone` is not\n\
+                    `--cacert FILE`, `steadfast-master: error: …`, `make sim SEED=7`, `--unknown` is not\n\
                     `steadfast …`, `steadfast` and `kubectl scale statefulset/steadfast-master --replicas=4`.\n\
-                    ```sh\nA=$(steadfast status) target/release/steadfast status --output json \\\n  --watch | jq --raw-output . # --gone\n\
+                    ```sh\nA=$(steadfast status) target/release/steadfast status --output json \\\n  --watch | jq --raw-output . # --unknown\n\
                     docker compose run --rm admin steadfast status -o \"a b\" && make sim &\n```\n\
-                    ```console\n$ steadfast status \\\n    --watch\nsteadfast status --gone\n```\n\
-                    ```text\nsteadfast gone\n```\n";
-        assert_eq!(found(page), ["a.md:2: no program of ours has the flag --gone (see OF_OTHERS)"]);
+                    ```console\n$ steadfast status \\\n    --watch\nsteadfast status --unknown\n```\n\
+                    ```text\nsteadfast unknown\n```\n";
+        assert_eq!(
+            found(page),
+            ["a.md:2: no program of ours has the flag --unknown (see OF_OTHERS)"]
+        );
     }
 
     #[test]
-    fn what_help_does_not_know_is_found() {
+    fn commands_that_help_does_not_list_are_found() {
         let cases = [
-            ("`steadfast gone`", "steadfast has no subcommand gone"),
-            ("`steadfast certs init|gone`", "steadfast certs has no subcommand gone"),
-            ("`steadfast certs --gone`", "steadfast certs has no flag --gone"),
-            ("| `steadfast status [ID \\| --gone]` |", "steadfast status has no flag --gone"),
+            ("`steadfast unknown`", "steadfast has no subcommand unknown"),
+            ("`steadfast certs init|unknown`", "steadfast certs has no subcommand unknown"),
+            ("`steadfast certs --unknown`", "steadfast certs has no flag --unknown"),
+            ("| `steadfast status [ID \\| --unknown]` |", "steadfast status has no flag --unknown"),
             ("`steadfast status -x`", "steadfast status has no flag -x"),
-            ("`--watch --gone=1`", "no program of ours has the flag --gone (see OF_OTHERS)"),
-            ("```sh\nls\nsteadfast-master --gone &\n```", "steadfast-master has no flag --gone"),
-            ("```sh\nx; run admin steadfast gone\n```", "steadfast has no subcommand gone"),
+            ("`--watch --unknown=1`", "no program of ours has the flag --unknown (see OF_OTHERS)"),
             (
-                "```console\n$ ls | steadfast status --gone\n```",
-                "steadfast status has no flag --gone",
+                "```sh\nls\nsteadfast-master --unknown &\n```",
+                "steadfast-master has no flag --unknown",
             ),
-            ("`make gone`", "the Makefile has no target gone"),
-            ("```sh\nmake sim GONE=1\n```", "the Makefile reads no variable GONE"),
+            ("```sh\nx; run admin steadfast unknown\n```", "steadfast has no subcommand unknown"),
+            (
+                "```console\n$ ls | steadfast status --unknown\n```",
+                "steadfast status has no flag --unknown",
+            ),
+            ("`make unknown`", "the Makefile has no target unknown"),
+            ("```sh\nmake sim UNKNOWN=1\n```", "the Makefile reads no variable UNKNOWN"),
         ];
         for (page, expected) in cases {
             let errors = found(page);
@@ -273,13 +279,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_is_found_at_its_line() {
-        let page = "```sh\nls \\\n  -l\nA=$(ls)\nsteadfast gone\n```\n\n\
-                    ```console\n$ ls\na file\n$ steadfast status \\\n    --gone\n```\n`make gone`\n";
+    fn an_unknown_command_is_reported_with_its_line() {
+        let page = "```sh\nls \\\n  -l\nA=$(ls)\nsteadfast unknown\n```\n\n\
+                    ```console\n$ ls\na file\n$ steadfast status \\\n    --unknown\n```\n`make unknown`\n";
         let expected = [
-            "a.md:5: steadfast has no subcommand gone",
-            "a.md:11: steadfast status has no flag --gone",
-            "a.md:14: the Makefile has no target gone",
+            "a.md:5: steadfast has no subcommand unknown",
+            "a.md:11: steadfast status has no flag --unknown",
+            "a.md:14: the Makefile has no target unknown",
         ];
         assert_eq!(found(page), expected);
     }

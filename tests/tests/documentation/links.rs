@@ -147,12 +147,12 @@ fn each_dead_link_is_found() {
     let page = Page::new(
         "docs/a.md",
         "# Here\n[1](../README.md) [2](adr) [3](#here) [4](adr/b.md#there) [5](/docs/a.md)\n\
-         [6](b.md) [7](#gone) [8](adr/b.md#gone) [9](../../x) `[10](none.md)` https://x.org/](y)\n\
+         [6](b.md) [7](#unknown) [8](adr/b.md#unknown) [9](../../x) `[10](none.md)` https://x.org/](y)\n\
          [11](https://example.org/a)\n[12]: none.md\n```sh\n[13](none.md)\n```\n",
     );
     let other = Page::new("docs/adr/b.md", "## There\n");
     let errors = dead(&[page, other], &tracked);
-    let expected = ["b.md", "#gone", "adr/b.md#gone", "../../x", "y", "none.md"];
+    let expected = ["b.md", "#unknown", "adr/b.md#unknown", "../../x", "y", "none.md"];
     assert_eq!(errors.len(), expected.len(), "{errors:#?}");
     for (error, target) in errors.iter().zip(expected) {
         assert!(error.contains(&format!("dead link {target}: ")), "{error}");

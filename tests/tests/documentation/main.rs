@@ -14,7 +14,7 @@ use crate::programs::{Known, Makefile};
 const WITHOUT_COMMANDS: &[&str] = &["CHANGELOG.md"];
 
 #[test]
-fn no_tracked_file_has_the_marks_of_an_unfinished_merge() {
+fn no_tracked_file_has_merge_conflict_markers() {
     let mut errors = Vec::new();
     for path in tracked() {
         let Some(text) = read(&path) else { continue };
@@ -24,14 +24,14 @@ fn no_tracked_file_has_the_marks_of_an_unfinished_merge() {
 }
 
 #[test]
-fn links_between_pages_lead_somewhere() {
+fn links_between_pages_resolve() {
     let tracked = tracked();
     let pages = markdown(&tracked);
     report(&links::dead(&pages, &tracked));
 }
 
 #[test]
-fn commands_on_pages_are_known_to_help() {
+fn commands_on_pages_exist_in_help() {
     let mut pages = markdown(&tracked());
     pages.retain(|page| !WITHOUT_COMMANDS.contains(&page.path.as_str()));
     let known = Known { programs: programs::ours(), makefile: Makefile::ours() };

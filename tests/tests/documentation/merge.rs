@@ -16,7 +16,7 @@ fn is_mark(line: &str) -> bool {
 }
 
 #[test]
-fn each_mark_of_an_unfinished_merge_is_found() {
+fn each_merge_conflict_marker_is_found() {
     let mark = |sign: &str| sign.repeat(7);
     let text = format!(
         "{} HEAD\nours\n{} base\n{}\ntheirs\n{} branch\n",

@@ -86,7 +86,7 @@ pub fn split_code(line: &str) -> (Vec<String>, String) {
 }
 
 #[test]
-fn a_page_is_taken_apart_into_prose_and_code() {
+fn a_page_is_split_into_prose_and_code() {
     let page = Page::new("a.md", "# A\n\n```sh\nls\n```\n\n  ```\n  x\n  ```\nend\n");
     let prose: Vec<_> = page.prose.iter().map(|(line, text)| (*line, text.as_str())).collect();
     assert_eq!(prose, [(1, "# A"), (2, ""), (6, ""), (10, "end")]);

@@ -122,7 +122,7 @@ impl Makefile {
 }
 
 #[test]
-fn help_is_read_as_clap_prints_it() {
+fn help_is_parsed_as_clap_prints_it() {
     let help = Help::parse(
         "Does it\n\nUsage: x [OPTIONS] <COMMAND>\n\nCommands:\n  run   Run it, --fast or not\n  \
          stop  Stop it\n\nOptions:\n  -o, --output <FORM>  Form [default: text]\n          Possible \

@@ -60,7 +60,7 @@ fn proved(answer: &Value) -> usize {
     let passes = answer["passes"].as_array().expect("it lists passes").iter();
     let exact = |pass: &&Value| {
         let mut slots = pass["slots"].as_array().expect("a pass lists slots").iter();
-        pass["state"] == "over" && slots.all(|slot| slot["verdict"] == "exact")
+        pass["state"] == "finished" && slots.all(|slot| slot["verdict"] == "exact")
     };
     passes.filter(exact).count()
 }
@@ -120,7 +120,7 @@ fn an_asynchronous_job_with_a_killed_trainer_and_a_killed_pserver_audits_clean()
 
 /// S004-13: without a checkpoint nothing is proved, and that is not an error.
 #[test]
-fn an_audit_before_the_first_checkpoint_says_that_nothing_is_proved() {
+fn an_audit_before_the_first_checkpoint_is_inconclusive() {
     let scene = Scene::new();
     let job = Job::endless().with("every_steps = 200", "every = \"1h\"");
     let cluster = Cluster::new(&scene, &job, 1, SHORT);
@@ -134,7 +134,7 @@ fn an_audit_before_the_first_checkpoint_says_that_nothing_is_proved() {
 
 /// F34, I6: tampered applied records, with all checksums adjusted to them.
 #[test]
-fn counts_that_were_tampered_with_are_found() {
+fn tampered_counts_are_found() {
     let scene = Scene::new();
     let job = Job::small().with("every = \"10s\"", "every_steps = 50");
     let cluster = Cluster::new(&scene, &job, 2, SHORT);
@@ -148,15 +148,15 @@ fn counts_that_were_tampered_with_are_found() {
     let (code, before) = audit(&cluster, &[]);
     assert_eq!(code, 0, "{before:#}");
     tamper(&scene, &cluster, before["checkpoint"].as_str().expect("there is one"), |counts| {
-        let tally = &mut counts[0]["passes"][1];
-        tally["checksum"] = json!(tally["checksum"].as_u64().unwrap() ^ 1);
+        let sums = &mut counts[0]["passes"][1];
+        sums["checksum"] = json!(sums["checksum"].as_u64().unwrap() ^ 1);
     });
     let (code, answer) = audit(&cluster, &[]);
     assert_eq!((code, &answer["clean"]), (1, &json!(false)), "{answer:#}");
     let finding = &answer["findings"][0];
     assert_eq!(
         (&finding["severity"], &finding["rule"]),
-        (&json!("violation"), &json!("miscounted"))
+        (&json!("violation"), &json!("count_mismatch"))
     );
     assert_eq!((&finding["pass"], &finding["cause"]), (&json!(1), &json!("exchanged")));
     assert_eq!(answer["findings"].as_array().map(Vec::len), Some(1), "{answer:#}");

@@ -73,7 +73,7 @@ fn check(ended: &Ended, code: Option<i32>, words: &[&str]) {
 }
 
 #[test]
-fn every_fault_of_a_job_file_is_told_at_once_with_the_nearest_known_key() {
+fn every_error_of_a_job_file_is_reported_together_with_the_nearest_known_key() {
     let scene = Scene::new();
     let job = Job::example("linear")
         .with("passes = 30", "pases = 30")
@@ -93,21 +93,21 @@ fn every_fault_of_a_job_file_is_told_at_once_with_the_nearest_known_key() {
 }
 
 #[test]
-fn a_job_file_that_is_not_there_is_named() {
+fn a_missing_job_file_is_named() {
     let scene = Scene::new();
     let ended = Run::start_file(&scene, &scene.path("none.toml"), "data", &[]).end();
     check(&ended, INVALID, &["none.toml", "no such file"]);
 }
 
 #[test]
-fn an_unknown_kind_of_model_is_refused_with_the_nearest_known_one() {
+fn an_unknown_kind_of_model_is_rejected_with_the_nearest_known_one() {
     let scene = Scene::new();
     let job = Job::example("linear").with("kind = \"linear\"", "kind = \"liner\"");
     refused(&scene, &job, &[], INVALID, &["`liner`", "`linear`"]);
 }
 
 #[test]
-fn a_perceptron_without_hidden_layers_is_refused_with_an_example() {
+fn a_perceptron_without_hidden_layers_is_rejected_with_an_example() {
     let scene = Scene::new();
     let job = Job::example("linear").with("kind = \"linear\"", "kind = \"mlp\"");
     refused(&scene, &job, &[], INVALID, &["`model.hidden`", "mlp", "[64, 32]"]);
@@ -122,7 +122,7 @@ fn an_unknown_column_is_named_with_its_file() {
 
 /// S004-15
 #[test]
-fn a_pattern_that_matches_nothing_is_refused() {
+fn a_pattern_that_matches_nothing_is_rejected() {
     let scene = Scene::new();
     let job = linear(&scene.path("none-*.csv"));
     refused(&scene, &job, &[], INVALID, &["nothing matches", "none-*.csv", "check the path"]);
@@ -147,7 +147,7 @@ fn a_truncated_parquet_file_is_named() {
 }
 
 #[test]
-fn an_etcd_that_is_not_there_is_named_within_seconds() {
+fn an_unreachable_etcd_is_named_within_seconds() {
     let scene = Scene::new();
     let started = Instant::now();
     let words = ["http://127.0.0.1:1", "does not answer", "is it running"];
@@ -187,7 +187,7 @@ fn a_port_in_use_is_named_with_the_flag_that_chooses_another() {
 
 /// S004-14
 #[test]
-fn a_second_job_of_the_same_name_with_another_spec_is_refused() {
+fn a_second_job_of_the_same_name_with_another_spec_is_rejected() {
     let scene = Scene::new();
     let etcd = EtcdServer::embedded(&scene);
     let url = etcd.url();
@@ -205,7 +205,7 @@ fn a_second_job_of_the_same_name_with_another_spec_is_refused() {
 }
 
 #[test]
-fn an_unknown_key_of_a_settings_file_is_refused_with_the_nearest_known_one() {
+fn an_unknown_key_of_a_settings_file_is_rejected_with_the_nearest_known_one() {
     let scene = Scene::new();
     scene.write("settings.toml", "leese_ttl = \"3s\"\n");
     for server in ["master", "pserver", "trainer"] {
@@ -216,7 +216,7 @@ fn an_unknown_key_of_a_settings_file_is_refused_with_the_nearest_known_one() {
 }
 
 #[test]
-fn all_faults_of_flags_are_told_at_once() {
+fn all_errors_of_flags_are_reported_together() {
     let scene = Scene::new();
     let args = ["--job", "a/b", "--lease-ttl", "3", "--lisen", "x"];
     let ended = scene.start("pserver", "steadfast-pserver", &args).end(SOON);
@@ -230,7 +230,7 @@ fn all_faults_of_flags_are_told_at_once() {
 }
 
 /// A record with an invalid label costs its task, in every pass, and nothing else.
-fn a_bad_label_costs_its_task(mode: &str) {
+fn a_bad_label_loses_only_its_task(mode: &str) {
     let scene = Scene::new();
     let path = csv_with(&scene, 76, "0.1,0.2,0.3,0.4,0.5,0.6,oops");
     let job = in_mode(linear(&path), mode);
@@ -257,14 +257,14 @@ fn a_bad_label_costs_its_task(mode: &str) {
 
 /// S004-8, S004-10, S004-12, F9
 #[test]
-fn a_bad_label_costs_its_task_and_nothing_else_in_synchronous_mode() {
-    a_bad_label_costs_its_task("sync");
+fn a_bad_label_loses_only_its_task_in_synchronous_mode() {
+    a_bad_label_loses_only_its_task("sync");
 }
 
 /// S004-8, S004-10, S004-12
 #[test]
-fn a_bad_label_costs_its_task_and_nothing_else_in_asynchronous_mode() {
-    a_bad_label_costs_its_task("async");
+fn a_bad_label_loses_only_its_task_in_asynchronous_mode() {
+    a_bad_label_loses_only_its_task("async");
 }
 
 /// I7: the number of steps does not depend on whether a bad task was already known. Each pass has one
@@ -285,7 +285,7 @@ fn a_lane_whose_last_task_is_bad_ends_with_its_last_good_record() {
 /// A record with an invalid number in a held-out task costs the evaluation that task, and nothing else.
 ///
 /// S004-8, I12
-fn a_bad_held_out_record_costs_its_task(mode: &str) {
+fn a_bad_held_out_record_loses_only_its_task(mode: &str) {
     let scene = Scene::new();
     // Of five tasks with 50 records each, task 4 is the first one held out.
     let path = csv_with(&scene, 4 * 50 + 7, "0.1,0.2,0.3,0.4,0.5,0.6,NaN");
@@ -304,18 +304,18 @@ fn a_bad_held_out_record_costs_its_task(mode: &str) {
 }
 
 #[test]
-fn a_bad_held_out_record_costs_evaluation_its_task_in_synchronous_mode() {
-    a_bad_held_out_record_costs_its_task("sync");
+fn a_bad_held_out_record_loses_only_its_task_of_the_evaluation_in_synchronous_mode() {
+    a_bad_held_out_record_loses_only_its_task("sync");
 }
 
 #[test]
-fn a_bad_held_out_record_costs_evaluation_its_task_in_asynchronous_mode() {
-    a_bad_held_out_record_costs_its_task("async");
+fn a_bad_held_out_record_loses_only_its_task_of_the_evaluation_in_asynchronous_mode() {
+    a_bad_held_out_record_loses_only_its_task("async");
 }
 
 /// S004-13
 #[test]
-fn a_job_all_of_whose_tasks_are_bad_fails_and_says_so() {
+fn a_job_with_only_bad_tasks_fails_with_that_reason() {
     for mode in ["sync", "async"] {
         let scene = Scene::new();
         let text = format!("x0,x1,y\n{}", "1,2,oops\n".repeat(40));
@@ -354,7 +354,7 @@ fn a_job_that_diverges_fails_with_the_reason_and_keeps_only_what_is_finite() {
 }
 
 #[test]
-fn bytes_that_are_no_request_end_no_process() {
+fn bytes_that_are_not_a_request_end_no_process() {
     let scene = Scene::new();
     let mut run = Run::start(&scene, &Job::endless(), &[]);
     run.until_step(1);

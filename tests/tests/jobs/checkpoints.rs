@@ -100,7 +100,7 @@ fn an_export_of_a_finished_job_equals_its_saved_model_bit_by_bit() {
     assert_eq!(last["version"], summary["steps"]);
     assert_eq!(last["examples"], summary["examples"]);
     assert_eq!(last["shards"], stage.shards().len());
-    assert_eq!(last["fault"], Value::Null);
+    assert_eq!(last["error"], Value::Null);
     assert!(last["age_seconds"].as_u64().is_some_and(|age| age < 600), "{last}");
     let table = stage.run_ok(&["list"]);
     assert!(table.lines().nth(1).is_some_and(|line| line.starts_with(id)), "{table}");
@@ -121,7 +121,7 @@ fn an_export_of_a_finished_job_equals_its_saved_model_bit_by_bit() {
 
 /// The data of the embedded etcd can be read after its run.
 #[test]
-fn what_a_run_left_is_looked_at_by_the_same_commands() {
+fn an_ended_run_can_be_inspected_with_the_same_commands() {
     let scene = Scene::new();
     let summary = Run::to_end(&scene, &Job::small(), "data", &[]);
     let data = scene.path("data").display().to_string();
@@ -142,7 +142,7 @@ fn what_a_run_left_is_looked_at_by_the_same_commands() {
 }
 
 #[test]
-fn an_export_replaces_no_file_unless_it_is_forced_to() {
+fn an_export_replaces_a_file_only_with_force() {
     let scene = Scene::new();
     let stage = Stage::new(&scene);
     stage.to_end(&Job::small().with("passes = 30", "passes = 3"));
@@ -193,7 +193,7 @@ fn a_flipped_bit_is_found_and_its_object_named() {
 
 /// I9, F35
 #[test]
-fn a_person_takes_a_checkpoint_and_goes_back_to_it() {
+fn a_requested_checkpoint_can_be_restored() {
     let scene = Scene::new();
     let stage = Stage::new(&scene);
     let job = Job::endless().with("every_steps = 200", "every = \"1h\"");
@@ -222,7 +222,7 @@ fn a_person_takes_a_checkpoint_and_goes_back_to_it() {
 /// I9: a checkpoint of a generation that the job abandoned, rolled back to, and abandoned again is never
 /// the latest.
 #[test]
-fn going_back_and_forth_sets_aside_what_is_ahead() {
+fn a_rollback_invalidates_later_checkpoints() {
     let scene = Scene::new();
     let stage = Stage::new(&scene);
     let job = Job::endless().with("every_steps = 200", "every = \"1h\"");
@@ -248,7 +248,7 @@ fn going_back_and_forth_sets_aside_what_is_ahead() {
 
 /// I9: the version before a rollback is not used for a checkpoint after it.
 #[test]
-fn a_checkpoint_wished_for_as_the_job_goes_back_is_of_what_it_goes_back_to() {
+fn a_checkpoint_requested_during_a_rollback_holds_the_restored_state() {
     let scene = Scene::new();
     // No periodic checkpoint interferes.
     let job = Job::endless().with("every_steps = 200", "every_steps = 1000000");
@@ -285,7 +285,7 @@ fn a_checkpoint_wished_for_as_the_job_goes_back_is_of_what_it_goes_back_to() {
 }
 
 #[test]
-fn bad_input_gets_one_line_with_the_way_out() {
+fn bad_input_is_rejected_in_one_line_with_a_hint() {
     let scene = Scene::new();
     let stage = Stage::new(&scene);
     let job = Job::endless().with("every_steps = 200", "every = \"1h\"");

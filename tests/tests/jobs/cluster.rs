@@ -223,7 +223,7 @@ fn an_asynchronous_job_survives_a_killed_pserver() {
 }
 
 /// The other trainer waits at the staleness gate until the lease of the stopped one expires.
-fn a_stopped_trainer_holds_nobody_up_for_ever(max_staleness: u32) {
+fn a_stopped_trainer_does_not_block_the_others_forever(max_staleness: u32) {
     let scene = Scene::new();
     let bound = format!("max_staleness = {max_staleness}");
     let job =
@@ -243,19 +243,19 @@ fn a_stopped_trainer_holds_nobody_up_for_ever(max_staleness: u32) {
 
 /// S004-51
 #[test]
-fn a_trainer_stopped_in_lock_step_holds_nobody_up_for_ever() {
-    a_stopped_trainer_holds_nobody_up_for_ever(0);
+fn a_trainer_stopped_in_lock_step_does_not_block_the_others_forever() {
+    a_stopped_trainer_does_not_block_the_others_forever(0);
 }
 
 /// S004-51
 #[test]
-fn a_trainer_stopped_within_a_staleness_of_two_holds_nobody_up_for_ever() {
-    a_stopped_trainer_holds_nobody_up_for_ever(2);
+fn a_trainer_stopped_within_a_staleness_of_two_does_not_block_the_others_forever() {
+    a_stopped_trainer_does_not_block_the_others_forever(2);
 }
 
 /// S004-2, S004-42, S004-45
 #[test]
-fn an_interrupted_run_says_how_to_resume_and_the_same_command_ends_with_the_same_result() {
+fn an_interrupted_run_prints_how_to_resume_and_resumes_to_the_same_result() {
     let expected = long_sha();
     let scene = Scene::new();
     let job = Job::long().with("every_steps = 200", "every = \"1h\"");
@@ -278,7 +278,7 @@ fn an_interrupted_run_says_how_to_resume_and_the_same_command_ends_with_the_same
 
 /// S004-2, S004-42
 #[test]
-fn a_killed_run_leaves_no_process_and_the_same_command_ends_with_the_same_result() {
+fn a_killed_run_leaves_no_process_and_resumes_to_the_same_result() {
     let expected = long_sha();
     let scene = Scene::new();
     let mut run = Run::start(&scene, &Job::long(), &[]);
@@ -292,7 +292,7 @@ fn a_killed_run_leaves_no_process_and_the_same_command_ends_with_the_same_result
 
 /// S004-24
 #[test]
-fn the_same_command_for_a_finished_job_tells_its_summary_again() {
+fn the_command_of_a_finished_job_prints_the_same_summary_again() {
     let scene = Scene::new();
     let first = Run::to_end(&scene, &Job::small(), "data", &[]);
     let again = Run::to_end(&scene, &Job::small(), "data", &[]);
@@ -303,7 +303,7 @@ fn the_same_command_for_a_finished_job_tells_its_summary_again() {
 
 /// The exit code of the probe reports the state of the admin port to container supervisors.
 #[test]
-fn a_probe_tells_alive_from_ready_and_from_gone() {
+fn a_probe_distinguishes_alive_ready_and_dead() {
     let scene = Scene::new();
     let cluster = Cluster::new(&scene, &Job::small(), 1, "2s");
     let first = cluster.master("first");

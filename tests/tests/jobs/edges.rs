@@ -11,7 +11,7 @@ use steadfast_tests::{
 
 const INTERRUPTED: Option<i32> = Some(130);
 
-fn said(cluster: &Cluster<'_>, args: &[&str]) -> String {
+fn stdout_of(cluster: &Cluster<'_>, args: &[&str]) -> String {
     let output = cluster.steadfast(args);
     assert!(output.status.success(), "{args:?}: {output:?}");
     String::from_utf8(output.stdout).expect("it prints text")
@@ -24,7 +24,7 @@ fn holder(cluster: &Cluster<'_>, slot: u32) -> Option<Value> {
 
 /// I12, S004-42: a pserver beyond the number of slots releases its slot, and takes the next free one.
 #[test]
-fn a_pserver_whose_slot_is_not_wanted_any_more_becomes_a_spare() {
+fn a_pserver_whose_slot_was_removed_becomes_a_spare() {
     let scene = Scene::new();
     let cluster = Cluster::new(&scene, &Job::endless(), 2, "2s");
     let (_master, _trainer) = (cluster.master("master"), cluster.trainer("trainer"));
@@ -32,7 +32,7 @@ fn a_pserver_whose_slot_is_not_wanted_any_more_becomes_a_spare() {
     cluster.until_step(5);
     let surplus = holder(&cluster, 1).expect("slot 1 is held");
 
-    said(&cluster, &["scale", "--slots", "1"]);
+    stdout_of(&cluster, &["scale", "--slots", "1"]);
     eventually("slot 1 is given back", || holder(&cluster, 1).is_none().then_some(()));
     eventually("the doctor reports no errors", || {
         cluster.steadfast(&["doctor"]).status.success().then_some(())
@@ -51,13 +51,15 @@ fn a_pserver_whose_slot_is_not_wanted_any_more_becomes_a_spare() {
 
 /// I12: a free slot that no pserver takes is reported.
 #[test]
-fn a_slot_that_no_pserver_takes_is_named_by_doctor_and_why() {
+fn doctor_and_why_name_a_slot_that_no_pserver_takes() {
     let scene = Scene::new();
     let cluster = Cluster::new(&scene, &Job::endless(), 1, "2s");
     let _members = [cluster.master("master"), cluster.pserver("one"), cluster.trainer("trainer")];
     cluster.until_step(5);
-    said(&cluster, &["scale", "--slots", "2"]);
-    eventually("the master sees it", || said(&cluster, &["why"]).contains("slot 1").then_some(()));
+    stdout_of(&cluster, &["scale", "--slots", "2"]);
+    eventually("the master sees it", || {
+        stdout_of(&cluster, &["why"]).contains("slot 1").then_some(())
+    });
     let doctor = cluster.steadfast(&["doctor"]);
     assert_eq!(doctor.status.code(), Some(1), "{doctor:?}");
     let text = String::from_utf8_lossy(&doctor.stdout);
@@ -103,7 +105,7 @@ fn an_interrupted_run_ends_at_once_after_its_last_checkpoint() {
 /// Reading the status of a finished run does not block the next run: it does not take the lock of its
 /// etcd.
 #[test]
-fn a_look_at_a_run_that_is_over_is_in_nobodys_way() {
+fn an_interrupted_run_can_be_inspected_while_another_one_runs() {
     let scene = Scene::new();
     let run = Run::start(&scene, &Job::endless(), &[]);
     let data = scene.path("data");
@@ -119,7 +121,7 @@ fn a_look_at_a_run_that_is_over_is_in_nobodys_way() {
 
 /// Environment variables of the shell do not configure the processes of a local run.
 #[test]
-fn a_local_run_hands_no_settings_of_its_shell_on() {
+fn settings_of_the_shell_do_not_reach_the_processes_of_a_local_run() {
     let scene = Scene::new();
     let file = Job::small().write(&scene);
     let mut command = scene.command(&program("steadfast"));
@@ -148,7 +150,7 @@ fn a_job_of_two_hundred_slots_takes_checkpoints() {
 
 /// I12: the number of pservers of a resumed run sets the number of slots.
 #[test]
-fn a_resumed_run_has_as_many_slots_as_it_is_told() {
+fn a_resumed_run_has_the_requested_number_of_slots() {
     let scene = Scene::new();
     let slots = |more: &[&str], wanted: u64| {
         let mut run = Run::start(&scene, &Job::endless(), more);
@@ -175,7 +177,7 @@ fn a_resumed_run_has_as_many_slots_as_it_is_told() {
 /// I12: a model that cannot be written is reported with its cause in all status commands; the job ends
 /// once it can be written.
 #[test]
-fn a_model_that_cannot_be_saved_is_told_with_its_cause_until_it_is_saved() {
+fn the_cause_of_a_failed_save_is_reported_until_the_model_is_saved() {
     for job in [Job::small(), Job::asynchronous().with("passes = 30", "passes = 2")] {
         let scene = Scene::new();
         let in_the_way = scene.path("data").join("store/model.safetensors/in/the/way");
@@ -186,7 +188,7 @@ fn a_model_that_cannot_be_saved_is_told_with_its_cause_until_it_is_saved() {
             it["saving"]["failures"].as_u64() >= Some(4) && it["state"] == "saving"
         });
         let waiting = status["waiting"].to_string();
-        assert!(waiting.contains("waits for its model to be saved"), "{status}");
+        assert!(waiting.contains("the model is not saved after"), "{status}");
         assert!(waiting.contains("directory"), "the cause is missing: {status}");
         fs::remove_dir_all(scene.path("data").join("store/model.safetensors"))
             .expect("it was there");
@@ -197,7 +199,7 @@ fn a_model_that_cannot_be_saved_is_told_with_its_cause_until_it_is_saved() {
 
 /// F33: the summary of a run reports that there is no checkpoint, and why.
 #[test]
-fn a_run_whose_every_checkpoint_failed_says_so_at_its_end() {
+fn a_run_whose_every_checkpoint_failed_reports_it_at_its_end() {
     let scene = Scene::new();
     let job = Job::small().with("every = \"10s\"", "every = \"200ms\"");
     fs::create_dir_all(scene.path("data/store")).expect("a folder can be made");
@@ -211,7 +213,7 @@ fn a_run_whose_every_checkpoint_failed_says_so_at_its_end() {
 
 /// A trainer that drains does not wait for a pserver that has left.
 #[test]
-fn an_asynchronous_trainer_whose_pserver_is_gone_leaves_within_five_seconds() {
+fn an_asynchronous_trainer_without_its_pserver_drains_within_five_seconds() {
     let scene = Scene::new();
     let job = Job::asynchronous().with("passes = 30", "passes = 300000");
     let cluster = Cluster::new(&scene, &job, 1, "2s");
@@ -229,7 +231,7 @@ fn an_asynchronous_trainer_whose_pserver_is_gone_leaves_within_five_seconds() {
 
 /// `why` reports that a job is finished, and a later run prints the next possible steps.
 #[test]
-fn a_job_that_is_over_says_so_and_what_to_do_next() {
+fn a_finished_job_is_reported_with_the_next_step() {
     let scene = Scene::new();
     let summary = Run::start(&scene, &Job::small(), &[]).finish();
     let model = summary["model"].as_str().expect("it has a model");
@@ -240,7 +242,11 @@ fn a_job_that_is_over_says_so_and_what_to_do_next() {
 
     fs::remove_file(model).expect("it was there");
     let again = Run::start(&scene, &Job::small(), &[]).end();
-    assert!(again.stderr.contains("is gone; `steadfast checkpoint export"), "{}", again.stderr);
+    assert!(
+        again.stderr.contains("does not exist; `steadfast checkpoint export"),
+        "{}",
+        again.stderr
+    );
 
     let other = Job::small().with("passes = 30", "passes = 31");
     let refused = Run::start(&scene, &other, &[]).end();
@@ -250,7 +256,7 @@ fn a_job_that_is_over_says_so_and_what_to_do_next() {
 
 /// The dataset has too few tasks for one to be held out.
 #[test]
-fn a_fraction_that_holds_out_no_task_is_told() {
+fn a_fraction_that_holds_out_no_task_is_reported() {
     let scene = Scene::new();
     let job = Job::example("linear")
         .with("passes = 30", "passes = 2")

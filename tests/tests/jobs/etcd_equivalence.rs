@@ -135,7 +135,7 @@ fn a_former_holder_of_the_lock_changes_nothing() {
 
 /// S004-26
 #[test]
-fn the_largest_commit_is_taken_and_a_larger_one_is_refused_before_it_is_sent() {
+fn the_largest_commit_is_accepted_and_a_larger_one_is_rejected_before_it_is_sent() {
     on_both(async |server| {
         let (etcd, _session, mut leadership) = leading(&server.url()).await;
         let ops: Vec<Op> = (0..=OPS_MAX).map(|it| put(&format!("/t/{it}"), "1")).collect();
@@ -147,7 +147,7 @@ fn the_largest_commit_is_taken_and_a_larger_one_is_refused_before_it_is_sent() {
 
 /// S004-7, S004-27
 #[test]
-fn a_commit_whose_reply_was_lost_happens_once() {
+fn a_commit_whose_reply_was_lost_is_applied_once() {
     on_both(async |server| {
         let direct = connect(&server.url()).await;
         let proxy = Proxy::start(&server.url()).await;
@@ -178,7 +178,7 @@ fn a_commit_whose_reply_was_lost_happens_once() {
 
 /// S004-7, S004-23
 #[test]
-fn a_lock_that_was_put_by_hand_is_no_longer_its_holders() {
+fn a_lock_overwritten_by_a_user_no_longer_belongs_to_its_holder() {
     on_both(async |server| {
         let (etcd, _session, mut leadership) = leading(&server.url()).await;
         etcd.put(LOCK, b"a").await.unwrap();
@@ -191,12 +191,12 @@ fn a_lock_that_was_put_by_hand_is_no_longer_its_holders() {
 
 /// S004-31, S004-38
 #[test]
-fn a_mirror_that_missed_compacted_history_shows_the_present_again() {
+fn a_mirror_that_missed_compacted_history_catches_up() {
     on_both(async |server| {
         let direct = connect(&server.url()).await;
         direct.put("/m/stays", b"1").await.unwrap();
-        let gone = Session::open(&direct, LONG).await.unwrap();
-        direct.create("/m/goes", b"1", gone.lease()).await.unwrap().unwrap();
+        let expired = Session::open(&direct, LONG).await.unwrap();
+        direct.create("/m/goes", b"1", expired.lease()).await.unwrap().unwrap();
         let proxy = Proxy::start(&server.url()).await;
         let etcd = connect(&proxy.url()).await;
         let mirror = Mirror::start(&etcd, Range::Prefix("/m/".to_owned())).await.unwrap();
@@ -213,7 +213,7 @@ fn a_mirror_that_missed_compacted_history_shows_the_present_again() {
         eventually("the mirror follows", || (shown() == "/m/goes=1 /m/stays=2").then_some(()));
 
         proxy.cut();
-        gone.close(&direct).await;
+        expired.close(&direct).await;
         for value in 3..=9 {
             direct.put("/m/stays", value.to_string().as_bytes()).await.unwrap();
         }
@@ -244,7 +244,7 @@ fn a_mirror_of_one_key_shows_that_key_alone() {
 
 /// S004-43
 #[test]
-fn a_holder_knows_that_its_lease_is_over_before_etcd_gives_its_keys_away() {
+fn a_holder_considers_its_lease_expired_before_etcd_deletes_its_keys() {
     on_both(async |server| {
         let etcd = connect(&server.url()).await;
         let ttl = Duration::from_secs(3);
@@ -275,7 +275,7 @@ fn a_holder_knows_that_its_lease_is_over_before_etcd_gives_its_keys_away() {
 
 /// S004-22, S004-43
 #[test]
-fn keys_of_a_holder_vanish_with_its_lease_and_at_once_if_it_gives_it_back() {
+fn the_keys_of_a_holder_are_deleted_with_its_lease_and_at_once_on_revocation() {
     on_both(async |server| {
         let etcd = connect(&server.url()).await;
         let ttl = Duration::from_secs(2);
@@ -296,7 +296,7 @@ fn keys_of_a_holder_vanish_with_its_lease_and_at_once_if_it_gives_it_back() {
 
 /// S004-43
 #[test]
-fn a_holder_whose_lease_was_taken_away_is_told() {
+fn a_holder_learns_that_its_lease_was_revoked() {
     on_both(async |server| {
         let etcd = connect(&server.url()).await;
         let ttl = Duration::from_secs(4);

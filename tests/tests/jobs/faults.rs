@@ -80,7 +80,7 @@ fn an_asynchronous_job_counts_each_record_once_through_kills_pauses_and_cuts() {
 
 /// S004-20, F11, F40: a process that drains exits with 0, and the job continues.
 #[test]
-fn a_job_survives_members_of_every_role_that_are_told_to_leave() {
+fn a_job_survives_draining_members_of_every_role() {
     let text = "@60 leave trainer 0; +60 leave master 0; +60 leave pserver 0; +60 leave master 1; \
                 +60 leave trainer 1; +0 leave trainer 2";
     let outcome = survives(&Shape::default(), None, &text.parse().expect("it is a schedule"));
@@ -90,7 +90,7 @@ fn a_job_survives_members_of_every_role_that_are_told_to_leave() {
 
 /// F22, F23, F26, F27
 #[test]
-fn a_job_survives_connections_to_etcd_that_are_silent_one_way_slow_or_reset() {
+fn a_job_survives_one_way_slow_and_reset_connections_to_etcd() {
     let text = "@60 isolate pserver 0; +0 slow trainer 0; +20 reset master 0; +0 reset pserver 1; \
                 +40 deafen master 0; +0 deafen master 1; +20 isolate trainer 1";
     let schedule = text.parse().expect("it is a schedule");
@@ -99,7 +99,7 @@ fn a_job_survives_connections_to_etcd_that_are_silent_one_way_slow_or_reset() {
 
 /// F14
 #[test]
-fn a_job_survives_the_death_of_the_leader_of_etcd_and_nobody_loses_a_lease() {
+fn the_death_of_the_leader_of_etcd_costs_no_lease() {
     let expected = undisturbed();
     let scene = Scene::new();
     let shape = Shape { lease_ttl_s: 9, ..with_three_etcd_members() };
@@ -125,7 +125,7 @@ fn a_job_survives_a_dead_and_a_silent_member_of_etcd() {
 
 /// S004-31, F19, F24
 #[test]
-fn a_trainer_that_missed_compacted_history_finds_the_new_master_and_goes_on() {
+fn a_trainer_that_missed_compacted_history_finds_the_new_master() {
     let expected = undisturbed();
     let scene = Scene::new();
     let shape = Shape { masters: 1, spares: 0, lease_ttl_s: 30, ..Shape::default() };
@@ -135,8 +135,8 @@ fn a_trainer_that_missed_compacted_history_finds_the_new_master_and_goes_on() {
     world.inject(Fault::of(Kind::Leave, Role::Master, 0));
     let address = world.keys.master_addr();
     world.until("another master acts", |world| {
-        let said = world.recorder.changes();
-        (said.filter(|it| it.key == address && it.value.is_some()).count() == 2).then_some(())
+        let found = world.recorder.changes();
+        (found.filter(|it| it.key == address && it.value.is_some()).count() == 2).then_some(())
     });
     world.inject(Fault::of_all(Kind::EtcdCompact));
     world.heal_all();
@@ -202,7 +202,7 @@ fn survives_a_store_that_fails(kind: Kind) {
     }
     world.until("a checkpoint exists", |world| latest(world));
     world.inject_for_long(Fault::of_all(kind));
-    let failed = "no checkpoint could be taken";
+    let failed = "checkpoint failed";
     world.until("a failed checkpoint is logged", |world| world.says(Role::Master, failed));
     let (before, step) = (latest(&world), world.steps());
     world.until("an alert would be raised", |world| {
@@ -227,25 +227,25 @@ fn survives_a_store_that_fails(kind: Kind) {
 
 /// F33
 #[test]
-fn a_job_survives_a_store_that_is_away_while_checkpoints_are_taken() {
+fn a_job_survives_an_unreachable_store_while_checkpoints_are_taken() {
     survives_a_store_that_fails(Kind::StoreAway);
 }
 
 /// F30
 #[test]
-fn a_job_survives_a_store_without_space_while_checkpoints_are_taken() {
+fn a_job_survives_a_full_store_while_checkpoints_are_taken() {
     survives_a_store_that_fails(Kind::StoreFull);
 }
 
 /// F16, F17
 #[test]
-fn a_job_survives_an_etcd_that_stalls_until_all_leases_are_over() {
+fn a_job_survives_an_etcd_that_stalls_until_all_leases_expire() {
     survives(&Shape::default(), None, &"@200 etcd-stall".parse().expect("it is a schedule"));
 }
 
 /// F16, F17
 #[test]
-fn pservers_go_on_with_their_memory_after_etcd_stalled_until_all_leases_were_over() {
+fn pservers_keep_their_memory_after_etcd_stalled_until_all_leases_expired() {
     let expected = undisturbed();
     let scene = Scene::new();
     let shape = Shape { spares: 0, ..Shape::default() };
@@ -272,7 +272,7 @@ fn a_job_survives_an_etcd_without_space() {
 
 /// Each fault of etcd has the described effect.
 #[test]
-fn an_etcd_of_three_members_can_be_hurt_in_every_way_and_heals() {
+fn an_etcd_of_three_members_recovers_from_every_fault_that_the_suite_injects() {
     let scene = Scene::new();
     let mut etcd = EtcdCluster::start(&scene, 3, Quota::Bytes(8 << 20));
     let first = etcd.leader().expect("it answers");

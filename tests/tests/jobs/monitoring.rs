@@ -76,7 +76,7 @@ fn served(scene: &Scene) -> BTreeMap<&'static str, String> {
 /// Metrics follow the conventions of Prometheus, Prometheus can parse them, and every metric named in a
 /// rule, the dashboard or an operations page is served.
 #[test]
-fn what_alerts_and_dashboard_ask_for_is_served_and_keeps_the_conventions() {
+fn the_metrics_of_alerts_and_dashboard_exist_and_follow_the_conventions() {
     let Some(promtool) = Promtool::find() else { return };
     let scene = Scene::new();
     let served = served(&scene);
@@ -163,7 +163,7 @@ fn each_alert_is_tested_and_has_a_page() {
 }
 
 #[test]
-fn prometheus_takes_its_settings() {
+fn prometheus_accepts_its_configuration() {
     let Some(promtool) = Promtool::find() else { return };
     let scene = Scene::new();
     let secrets = scene.folder().display().to_string();
@@ -193,7 +193,7 @@ fn queries(value: &Value, found: &mut Vec<String>) {
 
 /// Prometheus can parse every query of the dashboard, and Grafana has a data source for it.
 #[test]
-fn the_queries_of_the_dashboard_are_sound() {
+fn the_queries_of_the_dashboard_are_valid() {
     let Some(promtool) = Promtool::find() else { return };
     let scene = Scene::new();
     let dashboard = dashboard();

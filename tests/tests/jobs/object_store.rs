@@ -13,7 +13,7 @@ const KEY_ID: &str = "canary-key-id-55aa";
 /// store does not answer for a while; the result has the same bits as a run on local files, and the
 /// credentials of the store appear only in the environment of processes.
 #[test]
-fn a_job_in_s3_survives_and_gives_the_same_bits_and_tells_no_secret() {
+fn a_job_in_s3_survives_gives_the_same_bits_and_logs_no_secret() {
     let scene = Scene::new();
     let Some(s3) = S3Server::start(&scene) else { return };
     let expected = Run::to_end(&scene, &Job::long(), "local", &["--pservers", "2"]);
@@ -40,7 +40,7 @@ fn a_job_in_s3_survives_and_gives_the_same_bits_and_tells_no_secret() {
     holder.signal(Signal::SIGKILL);
     holder.end();
     cluster.until_step(700);
-    s3.fall_silent();
+    s3.stop_answering();
     let shown: Vec<String> = ["/metrics", "/status", "/"]
         .iter()
         .filter_map(|path| Some(get(&members.first()?.admin, path)?.body))
@@ -60,8 +60,8 @@ fn a_job_in_s3_survives_and_gives_the_same_bits_and_tells_no_secret() {
     let url = cluster.etcd.url();
     verify.args(["checkpoint", "verify", "--etcd-endpoints", &url]);
     let verified = verify.output().expect("the program starts");
-    let said = String::from_utf8_lossy(&verified.stdout).into_owned();
-    assert!(verified.status.success() && said.contains(sha256.as_str().unwrap()), "{verified:?}");
+    let report = String::from_utf8_lossy(&verified.stdout).into_owned();
+    assert!(verified.status.success() && report.contains(sha256.as_str().unwrap()), "{verified:?}");
 
     assert_eq!(shown.len(), 3);
     let etcd = cluster.list("/").into_values().map(|it| String::from_utf8(it.value).unwrap());
@@ -69,7 +69,7 @@ fn a_job_in_s3_survives_and_gives_the_same_bits_and_tells_no_secret() {
     let logs = files.filter(|it| it.extension().is_some_and(|it| it == "err" || it == "out"));
     let logs: Vec<String> = logs.map(|it| fs::read_to_string(it).unwrap()).collect();
     assert!(6 < logs.len() && logs.iter().any(|it| it.contains("shard restored")));
-    for text in shown.into_iter().chain(etcd).chain(logs).chain([said, result.to_string()]) {
+    for text in shown.into_iter().chain(etcd).chain(logs).chain([report, result.to_string()]) {
         for canary in [SECRET, KEY_ID] {
             assert!(!text.contains(canary), "{canary} is in: {text}");
         }
@@ -78,7 +78,7 @@ fn a_job_in_s3_survives_and_gives_the_same_bits_and_tells_no_secret() {
 
 /// A master names the missing bucket and exits before training starts.
 #[test]
-fn a_bucket_that_is_not_there_is_named_with_the_way_out() {
+fn a_missing_bucket_is_named_with_a_hint() {
     let scene = Scene::new();
     let Some(s3) = S3Server::start(&scene) else { return };
     let endpoint = s3.endpoint();
@@ -94,7 +94,7 @@ fn a_bucket_that_is_not_there_is_named_with_the_way_out() {
 /// I7: a shard is saved and restored even if its transfer exceeds the request timeout or its size exceeds
 /// the limit of a single upload.
 #[test]
-fn what_is_large_goes_to_s3_in_parts() {
+fn large_objects_are_uploaded_to_s3_in_parts() {
     let scene = Scene::new();
     let Some(s3) = S3Server::start(&scene) else { return };
     let job = Job::small()

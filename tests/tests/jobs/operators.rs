@@ -7,48 +7,50 @@ use std::time::Duration;
 use serde_json::Value;
 use steadfast_tests::{Certificates, Cluster, Job, Scene, Signal, eventually};
 
-fn said(cluster: &Cluster<'_>, args: &[&str]) -> String {
+fn stdout_of(cluster: &Cluster<'_>, args: &[&str]) -> String {
     let output = cluster.steadfast(args);
     assert!(output.status.success(), "{args:?}: {output:?}");
     String::from_utf8(output.stdout).expect("it prints text")
 }
 
 fn json(cluster: &Cluster<'_>, command: &str) -> Value {
-    serde_json::from_str(&said(cluster, &[command, "-o", "json"])).expect("it prints JSON")
+    serde_json::from_str(&stdout_of(cluster, &[command, "-o", "json"])).expect("it prints JSON")
 }
 
 /// I12: the process that blocks a job is identified through the whole wait chain.
 #[test]
-fn why_names_the_trainer_that_holds_a_step_up() {
+fn why_names_the_trainer_that_blocks_a_step() {
     let scene = Scene::new();
     let certificates = Certificates::make(&scene, "certs");
     let cluster = Cluster::secured(&scene, &Job::endless(), 1, "30s", &certificates);
-    let why = || said(&cluster, &["why"]);
+    let why = || stdout_of(&cluster, &["why"]);
     let waiting = cluster.steadfast(&["why"]);
     let text = String::from_utf8_lossy(&waiting.stdout).into_owned();
     assert!(text.contains("the job waits for\n  an acting master: "), "{text}");
     let _master = cluster.master("master");
-    let waits = "everybody waits for a pserver to take slot 0";
+    let waits = "slot 0 has no pserver";
     eventually("it waits for a pserver", || why().contains(waits).then_some(()));
     let _pserver = cluster.pserver("pserver");
-    eventually("it waits for trainers", || why().contains("waits for trainers").then_some(()));
+    eventually("it waits for trainers", || {
+        why().contains("no trainer is registered").then_some(())
+    });
     let trainers = [cluster.trainer("trainer-0"), cluster.trainer("trainer-1")];
     cluster.until_step(20);
     assert!(why().contains("not blocked"), "{}", why());
 
     let stopped = &trainers[1];
     stopped.signal(Signal::SIGSTOP);
-    let told = eventually("a stopped trainer is named, and no other", || {
-        let told = why();
-        assert!(!told.contains(&trainers[0].admin), "{told}");
+    let output = eventually("a stopped trainer is named, and no other", || {
+        let output = why();
+        assert!(!output.contains(&trainers[0].admin), "{output}");
         // Shortly after the last step the job counts as slow, not blocked, because of the same trainer.
-        (told.contains(&stopped.admin) && told.starts_with("version ")).then_some(told)
+        (output.contains(&stopped.admin) && output.starts_with("version ")).then_some(output)
     });
     stopped.signal(Signal::SIGCONT);
-    let lines: Vec<&str> = told.lines().collect();
-    assert!(lines[0].starts_with("version ") && lines[0].ends_with("waits for"), "{told}");
-    assert!(lines[1].starts_with("  slot 0 (pserver 127.0.0.1:"), "{told}");
-    assert!(lines[2].starts_with("    lane") && lines[2].contains("does not answer"), "{told}");
+    let lines: Vec<&str> = output.lines().collect();
+    assert!(lines[0].starts_with("version ") && lines[0].ends_with("waits for"), "{output}");
+    assert!(lines[1].starts_with("  slot 0 (pserver 127.0.0.1:"), "{output}");
+    assert!(lines[2].starts_with("    lane") && lines[2].contains("does not answer"), "{output}");
 }
 
 /// F12: a trainer with a tenth of the CPU time is named while the job continues, and no other trainer is.
@@ -56,7 +58,7 @@ fn why_names_the_trainer_that_holds_a_step_up() {
 fn why_names_the_trainer_that_slows_all_steps() {
     let scene = Scene::new();
     let cluster = Cluster::new(&scene, &Job::endless(), 1, "30s");
-    let why = || said(&cluster, &["why"]);
+    let why = || stdout_of(&cluster, &["why"]);
     let _members = [cluster.master("master"), cluster.pserver("pserver")];
     let trainers = [cluster.trainer("trainer-0"), cluster.trainer("trainer-1")];
     cluster.until("both have lanes", |it| {
@@ -92,7 +94,7 @@ fn why_names_the_trainer_that_slows_all_steps() {
 /// Lists show the content of etcd, the number of slots changes while a job runs, and the doctor finds
 /// errors.
 #[test]
-fn a_job_is_looked_over_and_scaled() {
+fn a_job_is_inspected_and_scaled() {
     let scene = Scene::new();
     let certificates = Certificates::make(&scene, "certs");
     let cluster = Cluster::secured(&scene, &Job::endless(), 1, "2s", &certificates);
@@ -102,18 +104,18 @@ fn a_job_is_looked_over_and_scaled() {
     let roles: Vec<Value> = json(&cluster, "members").as_array().unwrap().clone();
     let roles: Vec<&str> = roles.iter().map(|it| it["role"].as_str().unwrap()).collect();
     assert_eq!(roles, ["master", "pserver", "trainer"]);
-    assert!(said(&cluster, &["tasks"]).starts_with("task      state"));
+    assert!(stdout_of(&cluster, &["tasks"]).starts_with("task      state"));
     let well = json(&cluster, "doctor");
     let findings = well.as_array().expect("they are a list");
     // The etcd of a test may run without authentication.
-    let is_well = |it: &Value| {
-        it["verdict"] == "well" || it["what"].as_str().is_some_and(|it| it.starts_with("etcd "))
+    let is_ok = |it: &Value| {
+        it["verdict"] == "ok" || it["what"].as_str().is_some_and(|it| it.starts_with("etcd "))
     };
-    assert!(findings.iter().all(is_well), "{well}");
+    assert!(findings.iter().all(is_ok), "{well}");
     assert!(6 <= findings.len(), "{well}");
 
     let _second = cluster.pserver("second");
-    said(&cluster, &["scale", "--slots", "2"]);
+    stdout_of(&cluster, &["scale", "--slots", "2"]);
     cluster
         .until("there are two slots", |it| it["slots"].as_array().is_some_and(|it| it.len() == 2));
     let slots = eventually("both are held", || {
@@ -136,7 +138,7 @@ fn a_job_is_looked_over_and_scaled() {
 
 /// Shell completions are available, and each command has a manual page.
 #[test]
-fn completions_and_a_manual_can_be_had() {
+fn completions_and_a_manual_are_generated() {
     let scene = Scene::new();
     let folder = scene.folder().display().to_string();
     let run = |args: &[&str]| {
@@ -154,7 +156,7 @@ fn completions_and_a_manual_can_be_had() {
 /// S004-1: with `--wait-after-completion` a process stays after the end of its job until SIGTERM, holds
 /// nothing and is not ready, so a supervisor does not restart it.
 #[test]
-fn who_lingers_stays_after_the_job_with_nothing_in_its_hands() {
+fn a_process_that_waits_after_completion_holds_no_lease() {
     let scene = Scene::new();
     let store = scene.path("store").display().to_string();
     let cluster = Cluster::new(&scene, &Job::small(), 1, "2s");
@@ -164,8 +166,8 @@ fn who_lingers_stays_after_the_job_with_nothing_in_its_hands() {
     assert_eq!(cluster.result()["state"], "finished");
     for member in &members {
         eventually("it says why it is not ready", || {
-            let said = member.ask("/readyz")?;
-            (said.code == 503 && said.body.contains("the job is over")).then_some(())
+            let stdout_of = member.ask("/readyz")?;
+            (stdout_of.code == 503 && stdout_of.body.contains("the job is over")).then_some(())
         });
         assert_eq!(member.ask("/healthz").map(|it| it.code), Some(200));
     }
@@ -182,7 +184,7 @@ fn who_lingers_stays_after_the_job_with_nothing_in_its_hands() {
 /// F40: a drained process hands its work to another one, and the job continues; `drain` rejects processes
 /// that are not part of the job.
 #[test]
-fn who_is_drained_leaves_its_place_to_another() {
+fn a_drained_process_is_replaced_at_once() {
     let scene = Scene::new();
     let certificates = Certificates::make(&scene, "certs");
     let cluster = Cluster::secured(&scene, &Job::endless(), 1, "5s", &certificates);
@@ -199,11 +201,11 @@ fn who_is_drained_leaves_its_place_to_another() {
     let list = json(&cluster, "members");
     let of_trainer = list.as_array().unwrap().iter().find(|it| it["admin"] == trainer.admin);
     let id = of_trainer.unwrap()["name"].as_str().unwrap();
-    let told = said(&cluster, &["drain", "trainer", &id[..12]]);
-    assert!(told.ends_with("has left; other trainers continue its work\n"), "{told}");
+    let output = stdout_of(&cluster, &["drain", "trainer", &id[..12]]);
+    assert!(output.ends_with("has left; other trainers continue its work\n"), "{output}");
     for (name, member) in [("slot 0", &mut pserver), ("master", &mut master)] {
-        let told = said(&cluster, &["drain", name]);
-        assert!(told.starts_with(&format!("{name} has left; ")), "{told}");
+        let output = stdout_of(&cluster, &["drain", name]);
+        assert!(output.starts_with(&format!("{name} has left; ")), "{output}");
         assert_eq!(member.end().code, Some(0));
     }
     assert_eq!(trainer.end().code, Some(0));
@@ -214,7 +216,7 @@ fn who_is_drained_leaves_its_place_to_another() {
 
 /// `top` shows the job in a terminal and restores the screen on exit.
 #[test]
-fn a_terminal_shows_the_job_until_a_key_ends_that() {
+fn top_shows_the_job_until_a_key_is_pressed() {
     let scene = Scene::new();
     let cluster = Cluster::new(&scene, &Job::endless(), 1, "2s");
     let (_master, _pserver) = (cluster.master("master"), cluster.pserver("pserver"));
@@ -224,8 +226,8 @@ fn a_terminal_shows_the_job_until_a_key_ends_that() {
     assert!(String::from_utf8_lossy(&refused.stderr).contains("needs a terminal"), "{refused:?}");
 
     let script = scene.write("terminal.py", TERMINAL);
-    let (look, mut python) = (cluster.tool(&["top"]), scene.command(Path::new("python3")));
-    python.arg(script).arg(look.get_program()).args(look.get_args());
+    let (top, mut python) = (cluster.tool(&["top"]), scene.command(Path::new("python3")));
+    python.arg(script).arg(top.get_program()).args(top.get_args());
     let output = python.output().expect("python starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

@@ -29,21 +29,21 @@ fn a_browser_shows_a_job_and_a_kill_as_it_happens() {
     let _spare = cluster.pserver("spare");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/jobs/page.py");
     let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
-    let mut look = Command::new(python);
-    look.arg(script).arg(format!("http://{}/", master.admin));
-    look.arg(pserver.process.pid().to_string()).arg(target);
-    let output = look.output().expect("python starts");
+    let mut browser = Command::new(python);
+    browser.arg(script).arg(format!("http://{}/", master.admin));
+    browser.arg(pserver.process.pid().to_string()).arg(target);
+    let output = browser.output().expect("python starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let seen: Value = serde_json::from_slice(&output.stdout).expect("it prints JSON");
     let headings = json!([
         "Job",
-        "What it waits for",
+        "Waiting for",
         "Curves",
         "Tasks",
         "Slots",
         "Trainers",
         "Checkpoints",
-        "What happened"
+        "Events"
     ]);
     assert_eq!(seen["headings"], headings);
     assert_eq!((&seen["complaints"], &seen["elsewhere"]), (&json!([]), &json!([])));

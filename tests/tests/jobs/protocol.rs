@@ -89,7 +89,7 @@ fn one_master_acts_and_a_standby_takes_over_after_a_kill_and_at_once_after_a_sig
     eventually("the first acts", || first.is_ready().then_some(()));
     let second = cluster.master("second");
     eventually("the second stands by", || {
-        second.ask("/readyz").filter(|it| it.code == 503 && it.body.contains("stands by"))
+        second.ask("/readyz").filter(|it| it.code == 503 && it.body.contains("standby"))
     });
     let idle = second.ask("/status").expect("it answers");
     assert_eq!(serde_json::from_str::<Value>(&idle.body).unwrap(), json!({ "acting": false }));
@@ -108,10 +108,10 @@ fn one_master_acts_and_a_standby_takes_over_after_a_kill_and_at_once_after_a_sig
 
     drop(first);
     let with_long_leases = Cluster::new(&scene, &Job::long(), 1, LONG);
-    leaving_in_good_order_hands_over_at_once(&with_long_leases);
+    draining_releases_the_role_at_once(&with_long_leases);
 }
 
-fn leaving_in_good_order_hands_over_at_once(cluster: &Cluster) {
+fn draining_releases_the_role_at_once(cluster: &Cluster) {
     let mut third = cluster.master("third");
     eventually("the third acts", || third.is_ready().then_some(()));
     let fourth = cluster.master("fourth");
@@ -125,7 +125,7 @@ fn leaving_in_good_order_hands_over_at_once(cluster: &Cluster) {
 
 /// S004-20, F2
 #[test]
-fn a_master_stopped_beyond_its_lease_and_resumed_changes_nothing_and_ends() {
+fn a_master_stopped_beyond_its_lease_changes_nothing_and_exits() {
     let expected = undisturbed();
     let scene = Scene::new();
     let cluster = Cluster::new(&scene, &Job::long(), 2, SHORT);
@@ -160,7 +160,7 @@ fn a_master_stopped_beyond_its_lease_and_resumed_changes_nothing_and_ends() {
 
 /// S004-20, S004-23
 #[test]
-fn a_lock_put_by_hand_ends_the_reign_and_the_way_out_is_named() {
+fn a_lock_overwritten_by_a_user_ends_the_term_and_the_remedy_is_logged() {
     let expected = undisturbed();
     let scene = Scene::new();
     let cluster = Cluster::new(&scene, &Job::long(), 1, SHORT);
@@ -181,7 +181,7 @@ fn a_lock_put_by_hand_ends_the_reign_and_the_way_out_is_named() {
 
 /// S004-43, S004-46, D4, F3
 #[test]
-fn a_pserver_stopped_beyond_its_lease_and_resumed_acknowledges_nothing_and_ends() {
+fn a_pserver_stopped_beyond_its_lease_acknowledges_nothing_and_exits() {
     let expected = undisturbed();
     let scene = Scene::new();
     let cluster = Cluster::new(&scene, &Job::long(), 2, SHORT);
@@ -210,7 +210,7 @@ fn a_pserver_stopped_beyond_its_lease_and_resumed_acknowledges_nothing_and_ends(
 
 /// S004-38, S004-46, S004-30
 #[test]
-fn training_waits_while_a_slot_is_empty_and_says_so() {
+fn training_waits_for_an_empty_slot_and_status_shows_it() {
     let scene = Scene::new();
     let cluster = Cluster::new(&scene, &Job::small(), 2, SHORT);
     let _others =
@@ -225,7 +225,7 @@ fn training_waits_while_a_slot_is_empty_and_says_so() {
 
 /// S004-3, S004-5, S004-7, S004-10, S004-16, S004-21
 #[test]
-fn at_every_revision_each_task_is_in_one_queue_and_no_attempt_comes_twice() {
+fn at_every_revision_each_task_is_in_one_queue_and_no_attempt_repeats() {
     let scene = Scene::new();
     let csv = std::fs::read_to_string(steadfast_tests::examples().join("data/digits.csv"));
     let mut lines: Vec<String> = csv.expect("it exists").lines().map(str::to_owned).collect();
@@ -383,7 +383,7 @@ fn the_status_of_a_running_job_shows_queues_members_and_steps() {
 
 /// S004-3
 #[test]
-fn two_jobs_share_one_etcd_and_no_key() {
+fn two_jobs_share_one_etcd_without_a_common_key() {
     let scene = Scene::new();
     let etcd = EtcdServer::real(&scene);
     let url = etcd.url();

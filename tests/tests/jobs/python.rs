@@ -22,9 +22,9 @@ def read(path):
         metadata, names = file.metadata(), sorted(file.keys())
     tensors = load_file(path)
     assert sorted(tensors) == names
-    def told(tensor):
+    def described(tensor):
         return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "bytes": tensor.tobytes().hex()}
-    return {"metadata": metadata, "tensors": {name: told(tensors[name]) for name in names}}
+    return {"metadata": metadata, "tensors": {name: described(tensors[name]) for name in names}}
 
 print(json.dumps([read(path) for path in sys.argv[1:]]))
 "#;

@@ -82,7 +82,7 @@ fn pservers(cluster: &Cluster, count: u32) -> Vec<Member> {
 /// F1, F4, F7, S004-20, S004-41: a closed connection reveals a dead process at once; the lease would take
 /// a minute.
 #[test]
-fn what_a_killed_process_held_goes_to_others_long_before_its_lease_ends() {
+fn the_work_of_a_killed_process_is_reassigned_long_before_its_lease_expires() {
     let scene = Scene::new();
     let cluster = Cluster::new(&scene, &Job::endless(), 2, LONG);
     let first = cluster.master("first");
@@ -124,7 +124,7 @@ fn what_a_killed_process_held_goes_to_others_long_before_its_lease_ends() {
 /// F34, S004-67, D1: if the newest checkpoint is damaged, the one before it is used; the damaged one is
 /// kept, with the reason.
 #[test]
-fn a_damaged_checkpoint_is_passed_over_and_the_result_stays_the_same() {
+fn a_damaged_checkpoint_is_skipped_and_the_result_stays_the_same() {
     let expected = undisturbed(&Job::long());
     let scene = Scene::new();
     let cluster = Cluster::new(&scene, &Job::long(), 2, SHORT);
@@ -159,7 +159,7 @@ fn a_damaged_checkpoint_is_passed_over_and_the_result_stays_the_same() {
 /// F10, F34, S004-67: a missing shard counts as a damaged one; without a checkpoint the job starts anew
 /// and ends with the same bits.
 #[test]
-fn a_job_whose_checkpoints_are_all_gone_begins_anew_and_the_result_stays_the_same() {
+fn a_job_that_lost_all_checkpoints_restarts_and_the_result_stays_the_same() {
     let expected = undisturbed(&Job::long());
     let scene = Scene::new();
     let cluster = Cluster::new(&scene, &Job::long(), 1, SHORT);
@@ -180,7 +180,7 @@ fn a_job_whose_checkpoints_are_all_gone_begins_anew_and_the_result_stays_the_sam
 /// F35: a manifest to which no commit points is ignored; a dangling pointer does not hide the existing
 /// checkpoints.
 #[test]
-fn forged_manifests_and_pointers_are_passed_over() {
+fn forged_manifests_and_pointers_are_skipped() {
     let expected = undisturbed(&Job::long());
     let scene = Scene::new();
     let cluster = Cluster::new(&scene, &Job::long(), 1, SHORT);
@@ -238,7 +238,7 @@ fn a_changed_number_of_slots_moves_the_parameters_and_changes_no_bit() {
 
 /// F40: a pserver that drains takes a checkpoint first.
 #[test]
-fn a_pserver_that_leaves_in_good_order_loses_no_step() {
+fn a_draining_pserver_loses_no_step() {
     let job = Job::long().with("every_steps = 200", "every = \"1h\"");
     let expected = undisturbed(&job);
     let scene = Scene::new();
@@ -262,7 +262,7 @@ fn a_pserver_that_leaves_in_good_order_loses_no_step() {
 
 /// F40: a trainer that drains in the middle of a task exits even if no pserver accepts its gradients.
 #[test]
-fn a_trainer_leaves_while_a_slot_is_missing() {
+fn a_trainer_drains_while_a_slot_is_empty() {
     let scene = Scene::new();
     let cluster = Cluster::new(&scene, &asynchronous("rewind"), 1, SHORT);
     let _master = cluster.master("master");
@@ -314,7 +314,7 @@ fn only_the_newest_checkpoints_are_kept_and_no_file_of_an_older_one() {
 
 /// I5: a pserver holds one slot. A delayed duplicate of a request may claim another one later.
 #[test]
-fn a_slot_too_many_in_the_name_of_a_pserver_is_given_back() {
+fn an_excess_slot_held_by_a_pserver_is_released() {
     let scene = Scene::new();
     let cluster = Cluster::new(&scene, &Job::small(), 2, LONG);
     let _members = [cluster.master("master"), cluster.pserver("first"), cluster.trainer("trainer")];
@@ -382,7 +382,7 @@ fn a_pserver_lost_under(policy: &str) -> (Value, Value) {
 
 /// D8, S004-70, I6: all slots and the queues are rolled back: no record is lost or counted twice.
 #[test]
-fn under_rewind_a_lost_pserver_sends_everybody_back_and_every_record_counts_once() {
+fn under_rewind_a_lost_pserver_rolls_back_all_slots_and_every_record_counts_once() {
     let (generation, result) = a_pserver_lost_under("rewind");
     assert!(generation.get("kept").is_none(), "{generation}");
     assert!(generation["checkpoint"].is_string(), "{generation}");
@@ -391,7 +391,7 @@ fn under_rewind_a_lost_pserver_sends_everybody_back_and_every_record_counts_once
 
 /// S004-70: the other slots keep their state; only the lost one is rolled back.
 #[test]
-fn under_continue_a_lost_pserver_goes_back_alone() {
+fn under_continue_a_lost_pserver_is_rolled_back_alone() {
     let (generation, result) = a_pserver_lost_under("continue");
     assert_eq!(generation["kept"], json!([0]), "{generation}");
     assert!(generation["checkpoint"].is_string(), "{generation}");
@@ -401,7 +401,7 @@ fn under_continue_a_lost_pserver_goes_back_alone() {
 
 /// F35, I9: only an operator can roll the job back behind its latest checkpoint, and must confirm it.
 #[test]
-fn a_job_is_set_back_by_hand_only_with_force_and_what_came_later_is_set_aside() {
+fn a_manual_rollback_requires_force_and_invalidates_later_checkpoints() {
     let expected = undisturbed(&Job::long());
     let scene = Scene::new();
     let cluster = Cluster::new(&scene, &Job::long(), 2, SHORT);
@@ -422,7 +422,7 @@ fn a_job_is_set_back_by_hand_only_with_force_and_what_came_later_is_set_aside() 
     let refused = restore(&[]);
     let words = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert_eq!(refused.status.code(), Some(4), "{words}");
-    assert!(words.contains("throws away") && words.contains("--force"), "{words}");
+    assert!(words.contains("discards") && words.contains("--force"), "{words}");
     assert_eq!(generation(&cluster), before);
 
     let done = restore(&["--force"]);
@@ -445,7 +445,7 @@ fn updates(pserver: &Member) -> Option<u64> {
 /// F39: a push that has reached one slot reaches the others even if its trainer drains meanwhile.
 /// Otherwise, without another trainer, the slots would have no common version for a checkpoint.
 #[test]
-fn a_trainer_that_is_told_to_leave_ends_the_pushes_that_it_has_begun() {
+fn a_draining_trainer_completes_the_pushes_that_it_began() {
     let runtime = tokio::runtime::Runtime::new().expect("threads can be started");
     let scene = Scene::new();
     let job = Job::endless().with("hidden = [32]", "hidden = [2048]");
@@ -467,8 +467,8 @@ fn a_trainer_that_is_told_to_leave_ends_the_pushes_that_it_has_begun() {
     assert_eq!(trainer.end().code, Some(0));
     assert!(Some(ahead) <= updates(&far));
     assert_eq!(updates(&near), updates(&far));
-    let asked = Instant::now();
+    let requested = Instant::now();
     assert!(cluster.steadfast(&["checkpoint", "now"]).status.success());
     // A wait for a step that no trainer computes would take longer.
-    assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
+    assert!(requested.elapsed() < Duration::from_secs(5), "{:?}", requested.elapsed());
 }

@@ -93,7 +93,7 @@ fn each_role_needs_no_more_of_etcd_than_it_is_granted() {
 /// F46, F50: clients without a valid certificate of the job cannot send requests; each role may call only
 /// its own methods; rejected calls have no effect.
 #[test]
-fn nobody_gets_in_without_the_right_certificate() {
+fn a_connection_without_the_right_certificate_is_rejected() {
     let scene = Scene::new();
     let certificates = Certificates::make(&scene, "certs");
     let others = Certificates::make(&scene, "others");
@@ -199,7 +199,7 @@ fn an_admin_port_with_certificates_opens_by_certificate_or_token() {
 
 /// F50: a client cannot reconnect after its certificate has expired, not even with a resumed TLS session.
 #[test]
-fn a_certificate_that_is_over_opens_nothing_for_those_who_were_in() {
+fn an_expired_certificate_ends_established_access() {
     let scene = Scene::new();
     let certificates = Certificates::make(&scene, "certs");
     let cluster = Cluster::secured(&scene, &Job::endless(), 1, "5s", &certificates);
@@ -213,8 +213,8 @@ fn a_certificate_that_is_over_opens_nothing_for_those_who_were_in() {
     let client = client.identity(identity).pool_max_idle_per_host(0).build().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let ask = || {
-        let asked = client.get(format!("https://{}/status", master.admin)).send();
-        runtime.block_on(asked).map_or(0, |it| it.status().as_u16())
+        let response = client.get(format!("https://{}/status", master.admin)).send();
+        runtime.block_on(response).map_or(0, |it| it.status().as_u16())
     };
     assert_eq!((ask(), ask()), (200, 200));
     within(Duration::from_secs(10), "it is over", || {
@@ -225,7 +225,7 @@ fn a_certificate_that_is_over_opens_nothing_for_those_who_were_in() {
 
 /// F50: plaintext on a public address requires an explicit flag, and is reported.
 #[test]
-fn an_open_port_without_certificates_needs_to_be_wanted() {
+fn an_open_port_without_certificates_requires_a_flag() {
     let scene = Scene::new();
     let open = ["--job", "digits", "--admin-listen", "0.0.0.0:0"];
     let refused = scene.start("refused", "steadfast-pserver", &open).end(Duration::from_secs(20));
@@ -247,12 +247,12 @@ fn an_open_port_without_certificates_needs_to_be_wanted() {
     assert!(shown.body.contains("steadfast_insecure_plaintext 1"), "{}", shown.body);
     let page = steadfast_tests::get(&admin.to_string(), "/").expect("it answers");
     assert!(page.body.contains("INSECURE"), "{}", page.body);
-    eventually("it says so", || process.stderr().contains("INSECURE").then_some(()));
+    eventually("it is logged", || process.stderr().contains("INSECURE").then_some(()));
 }
 
 /// An invalid certificate folder is reported at startup, with the reason.
 #[test]
-fn certificates_that_are_no_good_are_named() {
+fn invalid_certificates_are_named() {
     let scene = Scene::new();
     let certificates = Certificates::make(&scene, "certs");
     let start = |folder: &str| {

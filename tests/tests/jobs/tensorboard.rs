@@ -19,7 +19,7 @@ print(json.dumps({tag: [(it.step, it.value) for it in events.Scalars(tag)] for t
 /// Two masters write the curves of one job, the second one from where the first one died; no step is
 /// written twice, and the last values equal the result of the job.
 #[test]
-fn tensorboard_reads_one_curve_however_many_masters_told_it() {
+fn tensorboard_reads_one_curve_however_many_masters_wrote_it() {
     let packages = ["tensorboard==2.20.0", "setuptools==80.9.0"];
     let Some(python) = python("tensorboard", &packages) else { return };
     let scene = Scene::new();

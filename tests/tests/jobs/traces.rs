@@ -107,15 +107,15 @@ fn a_trace_goes_from_the_trainer_to_what_a_pserver_applies() {
         let (_, server) = spans.values().find(|(_, it)| it.name == "Push").unwrap();
         assert_eq!(server.kind(), SpanKind::Server);
         if root == "task" {
-            let asked = format!("{trainer}/steadfast-master:NextTask");
-            assert_eq!(paths.get(&asked), paths.get(&trainer), "{paths:#?}");
+            let requested = format!("{trainer}/steadfast-master:NextTask");
+            assert_eq!(paths.get(&requested), paths.get(&trainer), "{paths:#?}");
         }
     }
 }
 
 /// An unavailable collector loses traces but affects neither steps nor bits; it is logged once.
 #[test]
-fn a_job_goes_on_without_its_collector() {
+fn a_job_continues_without_its_collector() {
     let scene = Scene::new();
     let store = scene.path("store").display().to_string();
     let cluster = Cluster::new(&scene, &Job::small(), 1, "2s");

@@ -29,7 +29,10 @@ async fn pull(client: &mut PserverClient<Channel>, target: Target) -> (u64, Vec<
     let mut messages = client.pull(request).await.expect("the slot answers").into_inner();
     let (mut version, mut blocks) = (None, Vec::new());
     while let Some(message) = messages.message().await.expect("it answers to the end") {
-        version = version.or(message.header.filter(|it| it.ready).map(|it| it.version));
+        version = version.or(message
+            .header
+            .filter(|it| it.ready)
+            .map(|it| it.position.unwrap_or_default().version));
         blocks.extend(message.blocks);
     }
     (version.expect("the slot has the version"), blocks)
@@ -134,7 +137,7 @@ async fn begin_other_records(address: &str, target: Target, version: u64) {
 /// I6: a pserver that has blocks of an aborted push, and then receives other records for the same lane,
 /// exits. The job is rolled back and continues.
 #[test]
-fn a_step_that_nobody_can_complete_sends_the_job_back() {
+fn a_step_that_cannot_be_completed_rolls_the_job_back() {
     let scene = Scene::new();
     let cluster = Cluster::new(&scene, &Job::endless(), 1, "30s");
     let (_master, mut pserver) = (cluster.master("master"), cluster.pserver("pserver"));
@@ -216,7 +219,7 @@ const RST_STREAM: u8 = 3;
 /// F25: a trainer reads all replies to the end. Canceled calls whose replies arrive late count as
 /// protocol errors in its HTTP/2 stack, which closes the connection after too many.
 #[test]
-fn a_trainer_gives_up_no_call_in_its_steps() {
+fn a_trainer_cancels_no_call_during_its_steps() {
     let scene = Scene::new();
     let cluster = Cluster::new(&scene, &Job::endless(), 1, "30s");
     let _master = cluster.master("master");

@@ -40,7 +40,7 @@ fn manifests_fit_the_strict_schemas_of_the_oldest_and_the_newest_kubernetes() {
 }
 
 #[test]
-fn the_lint_of_policies_finds_what_is_excused_and_nothing_else() {
+fn the_policy_lint_finds_exactly_the_listed_exceptions() {
     let Some(overlays) = overlays() else { return };
     let Some(mut found) = lint(overlays) else { return };
     let mut unused = Vec::new();
@@ -55,7 +55,7 @@ fn the_lint_of_policies_finds_what_is_excused_and_nothing_else() {
 }
 
 #[test]
-fn every_name_in_a_manifest_leads_to_what_it_means() {
+fn every_reference_in_a_manifest_resolves() {
     find_nothing(&[
         references::selectors,
         references::ports,
@@ -70,7 +70,7 @@ fn every_program_accepts_the_settings_that_its_pod_gives_it() {
 }
 
 #[test]
-fn every_pod_is_restricted_and_probed_without_asking_etcd_whether_it_lives() {
+fn every_pod_is_restricted_and_its_liveness_probe_does_not_depend_on_etcd() {
     find_nothing(&[pods::restricted, pods::probes, pods::grace]);
 }
 
@@ -81,20 +81,20 @@ fn a_node_can_be_drained_and_a_rollout_ends_with_at_most_one_slot_down() {
 }
 
 #[test]
-fn the_ways_that_the_processes_use_are_open_and_all_others_are_closed() {
+fn the_network_policy_allows_exactly_the_connections_that_processes_make() {
     find_nothing(&[network::ways]);
 }
 
 /// Each check must be able to fail.
 #[test]
-fn each_check_sees_what_it_is_there_for() {
+fn each_check_detects_its_violation() {
     let Some(overlays) = overlays() else { return };
     let silent = spoiled::silent(&overlays[0]);
     assert!(silent.is_empty(), "\n{}", silent.join("\n"));
 }
 
 #[test]
-fn schemas_and_lint_see_what_they_are_there_for() {
+fn schemas_and_lint_detect_their_violations() {
     let Some(overlays) = overlays() else { return };
     let master = ("Deployment", "steadfast-master");
     let misspelt = overlays[0].with(master, "/spec/replica", json!(2));

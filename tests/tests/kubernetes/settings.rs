@@ -112,7 +112,7 @@ fn by_ourselves(started: &Started, help: &str) -> Vec<String> {
     let mut errors = unknown_variables(started, help);
     let listing = match started.checked() {
         Ok(listing) => listing,
-        Err(said) => return vec![said],
+        Err(error) => return vec![error],
     };
     // A setting must be in effect, with the source given in the manifest; switches are not listed.
     for (name, value) in started.variables.iter().filter(|(name, _)| is_ours(name)) {

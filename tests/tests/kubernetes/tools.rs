@@ -107,10 +107,11 @@ pub fn validate(overlay: &Overlay, version: &str) -> Option<Vec<String>> {
     let mut command = Command::new(python);
     command.args(["-m", "kubernetes_validate", "--strict", "-k", version]).arg(&path);
     let output = run(&mut command);
-    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    let passed = said.lines().filter(|it| it.contains(" passed ")).count();
+    let output_text =
+        String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    let passed = output_text.lines().filter(|it| it.contains(" passed ")).count();
     let mut errors: Vec<String> =
-        said.lines().filter(|it| !it.contains(" passed ")).map(str::to_owned).collect();
+        output_text.lines().filter(|it| !it.contains(" passed ")).map(str::to_owned).collect();
     let all = overlay.objects.len();
     if !output.status.success() || (errors.is_empty() && passed != all) {
         errors.push(format!("{passed} of {all} objects passed, {}", output.status));

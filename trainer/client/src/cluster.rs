@@ -8,6 +8,7 @@ use steadfast_common::records::{
     GenerationRecord, InitRecord, MasterRecord, PserverRecord, ResultRecord,
 };
 use steadfast_coord::{CoordError, Etcd, Mirror, Range, View};
+use steadfast_net::TlsIdentity;
 use tokio::sync::watch;
 use tracing::warn;
 
@@ -17,6 +18,7 @@ use crate::ClientError;
 #[derive(Debug)]
 pub struct Cluster {
     keys: Keys,
+    tls: TlsIdentity,
     master: Mirror,
     slots: Mirror,
     generation: Mirror,
@@ -33,11 +35,11 @@ pub struct PserverSet {
 }
 
 impl Cluster {
-    /// Starts to mirror the job's keys.
+    /// Starts to mirror the job's keys. Connections to members use the identity `tls`.
     ///
     /// # Errors
     /// If etcd does not answer.
-    pub async fn join(etcd: &Etcd, keys: Keys) -> Result<Self, CoordError> {
+    pub async fn join(etcd: &Etcd, keys: Keys, tls: TlsIdentity) -> Result<Self, CoordError> {
         let follow = |key: String| Mirror::start(etcd, Range::Key(key));
         Ok(Self {
             master: follow(keys.master_addr()).await?,
@@ -46,11 +48,17 @@ impl Cluster {
             init: follow(keys.init()).await?,
             result: follow(keys.result()).await?,
             keys,
+            tls,
         })
     }
 
+    /// Returns the identity for connections to members.
+    pub fn tls(&self) -> &TlsIdentity {
+        &self.tls
+    }
+
     /// Returns the acting master's address, and a channel that signals changes of it.
-    pub fn master(&self) -> (Option<String>, watch::Receiver<Arc<View>>) {
+    pub(crate) fn master(&self) -> (Option<String>, watch::Receiver<Arc<View>>) {
         let mut changes = self.master.subscribe();
         let record = read::<MasterRecord>(&changes.borrow_and_update());
         (record.map(|record| record.address), changes)
@@ -62,7 +70,7 @@ impl Cluster {
     }
 
     /// Completes when the job has ended.
-    pub async fn over(&self) {
+    pub async fn job_ended(&self) {
         let mut changes = self.result.subscribe();
         let _ = changes.wait_for(|view| !view.entries.is_empty()).await;
     }
@@ -82,10 +90,12 @@ impl Cluster {
     }
 
     /// Whether the parameters of a generation have their initial values.
-    pub fn is_initialised(&self, record: &GenerationRecord) -> bool {
+    pub fn is_initialised(&self, generation: Generation) -> bool {
         let init: Option<InitRecord> = read(&self.init.view());
-        record.checkpoint.is_some()
-            || init.is_some_and(|init| init.generation == record.generation && init.done)
+        let is_restored =
+            |it: GenerationRecord| it.generation == generation && it.checkpoint.is_some();
+        self.generation().is_some_and(is_restored)
+            || init.is_some_and(|init| init.generation == generation && init.done)
     }
 
     /// Completes when the init record changes.
@@ -111,7 +121,7 @@ impl Cluster {
                 biased;
                 _ = slots.changed() => {}
                 _ = generation.changed() => {}
-                () = self.over() => return Err(ClientError::JobOver),
+                () = self.job_ended() => return Err(ClientError::JobEnded),
             }
         }
     }

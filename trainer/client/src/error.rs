@@ -9,11 +9,14 @@ pub enum ClientError {
     /// The job rolled back to a checkpoint; the caller's current work is void.
     #[error("the job began another generation")]
     NewGeneration,
-    /// The job ended.
-    #[error("the job is over")]
-    JobOver,
-    #[error("{what} refused: {message}")]
-    Refused { what: &'static str, kind: ErrorKind, message: String },
+    #[error("the job has ended")]
+    JobEnded,
+    #[error("{peer} rejected a request: {message}")]
+    Rejected { peer: &'static str, kind: ErrorKind, message: String },
+    #[error("cannot connect to a pserver: {0}")]
+    BadAddress(String),
+    #[error("a buffer of {found} values does not fit a model of {expected}")]
+    WrongLength { expected: usize, found: usize },
     #[error(transparent)]
     Coord(#[from] CoordError),
 }
@@ -22,8 +25,10 @@ impl ClientError {
     /// Returns the kind of the error: what the caller does next.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::NewGeneration | Self::JobOver => ErrorKind::Stale,
-            Self::Refused { kind, .. } => *kind,
+            Self::NewGeneration | Self::JobEnded => ErrorKind::Stale,
+            Self::Rejected { kind, .. } => *kind,
+            Self::BadAddress(_) => ErrorKind::Invalid,
+            Self::WrongLength { .. } => ErrorKind::Internal,
             Self::Coord(error) => error.kind(),
         }
     }

@@ -1,22 +1,17 @@
 //! Calls to the acting master, repeated until one answers.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, TrainerId};
-use steadfast_coord::pauses;
-use steadfast_host::net::{Channel, dial};
-use steadfast_host::role::Role;
+use steadfast_common::role::Role;
+use steadfast_coord::backoff;
 use steadfast_host::time::{sleep, timeout};
+use steadfast_net::Channel;
+use steadfast_proto::v1;
 use steadfast_proto::v1::master_client::MasterClient;
-use steadfast_proto::v1::{
-    AdvanceReply, AdvanceRequest, BeginInitReply, BeginInitRequest, BeginSaveReply,
-    BeginSaveRequest, Caller, Evaluation, FailTaskReply, FailTaskRequest, FinishInitReply,
-    FinishInitRequest, FinishSaveReply, FinishSaveRequest, FollowReply, FollowRequest,
-    NextTaskReply, NextTaskRequest, ReportDivergenceReply, ReportDivergenceRequest,
-    ReportEvaluationReply, ReportEvaluationRequest,
-};
 use tonic::{Response, Status};
 use tracing::{debug, info};
 
@@ -25,26 +20,35 @@ use crate::{ClientError, Cluster};
 /// Timeout of a call, in addition to the time that the request asks the master to wait.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A client of the acting master that follows failovers.
+/// How long one `Follow` waits at the master; also the interval of position reports.
+pub(crate) const FOLLOW_WAIT: Duration = Duration::from_millis(100);
+
+/// How long one `Advance` waits at the master.
+pub(crate) const ADVANCE_WAIT: Duration = Duration::from_secs(1);
+
+/// A trainer's client of the acting master; follows failovers. Its calls are the methods of
+/// [`crate::GenerationClient`].
 #[derive(Clone, Debug)]
 pub struct Master {
     cluster: Arc<Cluster>,
     trainer: TrainerId,
     /// The last connection; the mutex guards only its replacement.
     connection: Arc<Mutex<Option<Connection>>>,
+    /// Pushes of the trainer that passed the staleness gate.
+    pushes: Arc<AtomicU64>,
 }
 
 /// The address of a master, and a client connected to it.
 type Connection = (String, MasterClient<Channel>);
 
+/// One method for each call. Requests are idempotent: each changes nothing, or names what it changes.
 macro_rules! calls {
-    ($($(#[$doc:meta])* $name:ident($request:ty) -> $reply:ty;)*) => {$(
-        $(#[$doc])*
-        ///
-        /// # Errors
-        /// A refusal by the master, or the end of the job.
-        pub async fn $name(&self, request: $request) -> Result<$reply, ClientError> {
-            self.call(Duration::ZERO, move |mut client| {
+    ($($name:ident($request:ident) -> $reply:ident $(waits $wait:ident)?;)*) => {$(
+        pub(crate) async fn $name(
+            &self,
+            request: v1::$request,
+        ) -> Result<v1::$reply, ClientError> {
+            self.call(Duration::ZERO $(+ $wait)?, move |mut client| {
                 let request = request.clone();
                 async move { client.$name(request).await }
             })
@@ -56,77 +60,32 @@ macro_rules! calls {
 impl Master {
     /// Creates a client that calls on behalf of `trainer`.
     pub fn new(cluster: Arc<Cluster>, trainer: TrainerId) -> Self {
-        Self { cluster, trainer, connection: Arc::default() }
+        Self { cluster, trainer, connection: Arc::default(), pushes: Arc::default() }
     }
 
     /// Returns the caller field of requests.
-    pub fn caller(&self, generation: Generation) -> Option<Caller> {
-        Some(Caller { trainer: self.trainer.to_string(), generation: generation.0 })
+    pub(crate) fn caller(&self, generation: Generation) -> Option<v1::Caller> {
+        Some(v1::Caller { trainer: self.trainer.to_string(), generation: generation.0 })
+    }
+
+    /// The number of pushes that passed the staleness gate, in all generations.
+    pub(crate) fn pushes(&self) -> &AtomicU64 {
+        &self.pushes
     }
 
     calls! {
-        /// Offers to initialise the parameters.
         begin_init(BeginInitRequest) -> BeginInitReply;
-        /// Reports that the parameters are initialised.
         finish_init(FinishInitRequest) -> FinishInitReply;
-        /// Reports on a task and takes the next one.
+        follow(FollowRequest) -> FollowReply waits FOLLOW_WAIT;
         next_task(NextTaskRequest) -> NextTaskReply;
-        /// Reports that a task of a lane cannot be computed.
         fail_task(FailTaskRequest) -> FailTaskReply;
-        /// Reports that gradients or parameters are not finite, which ends the job.
+        advance(AdvanceRequest) -> AdvanceReply waits ADVANCE_WAIT;
+        report_evaluation(ReportEvaluationRequest) -> ReportEvaluationReply;
         report_divergence(ReportDivergenceRequest) -> ReportDivergenceReply;
-        /// Offers to save the model.
         begin_save(BeginSaveRequest) -> BeginSaveReply;
-        /// Reports that the model is saved.
         finish_save(FinishSaveRequest) -> FinishSaveReply;
     }
 
-    /// Reports an evaluation on held-out data.
-    ///
-    /// # Errors
-    /// A refusal by the master, or the end of the job.
-    pub async fn report_evaluation(
-        &self,
-        generation: Generation,
-        evaluation: Evaluation,
-    ) -> Result<ReportEvaluationReply, ClientError> {
-        let caller = self.caller(generation);
-        let request = ReportEvaluationRequest { caller, evaluation: Some(evaluation) };
-        self.call(Duration::ZERO, move |mut client| {
-            let request = request.clone();
-            async move { client.report_evaluation(request).await }
-        })
-        .await
-    }
-
-    /// Reports a position and waits (up to the time in the request) for other lanes.
-    ///
-    /// # Errors
-    /// A refusal by the master, or the end of the job.
-    pub async fn follow(&self, request: FollowRequest) -> Result<FollowReply, ClientError> {
-        let wait = Duration::from_millis(request.wait_ms);
-        self.call(wait, move |mut client| {
-            let request = request.clone();
-            async move { client.follow(request).await }
-        })
-        .await
-    }
-
-    /// Waits (up to the time in the request) until the slowest trainer is close enough.
-    ///
-    /// # Errors
-    /// A refusal by the master, or the end of the job.
-    pub async fn advance(&self, request: AdvanceRequest) -> Result<AdvanceReply, ClientError> {
-        let wait = Duration::from_millis(request.wait_ms);
-        self.call(wait, move |mut client| {
-            let request = request.clone();
-            async move { client.advance(request).await }
-        })
-        .await
-    }
-
-    /// Calls until a master answers. Every request is idempotent: it changes nothing, or names what it
-    /// changes.
     async fn call<T, F>(
         &self,
         wait: Duration,
@@ -135,13 +94,13 @@ impl Master {
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
-        let mut pauses = pauses();
+        let mut pauses = backoff();
         loop {
             let (address, mut changes) = self.cluster.master();
             if let Some(client) = address.and_then(|address| self.client(&address)) {
                 match timeout(wait + TIMEOUT, attempt(client)).await {
                     Ok(Ok(reply)) => return Ok(reply.into_inner()),
-                    Ok(Err(status)) => self.judge(&status)?,
+                    Ok(Err(status)) => check_retryable(&status)?,
                     Err(_) => debug!("call to the master timed out"),
                 }
                 // Drops a failed connection: it may lead to a former master.
@@ -151,30 +110,8 @@ impl Master {
                 biased;
                 () = sleep(pauses.next().unwrap_or(TIMEOUT)) => {}
                 _ = changes.changed() => {}
-                () = self.cluster.over() => return Err(ClientError::JobOver),
+                () = self.cluster.job_ended() => return Err(ClientError::JobEnded),
             }
-        }
-    }
-
-    /// Decides whether to repeat the call.
-    fn judge(&self, status: &Status) -> Result<(), ClientError> {
-        let kind = steadfast_proto::kind(status);
-        match kind {
-            ErrorKind::Unavailable | ErrorKind::NotYet => {
-                debug!(message = status.message(), "the master is not ready");
-                Ok(())
-            }
-            ErrorKind::Stale => Err(ClientError::NewGeneration),
-            ErrorKind::Invalid
-            | ErrorKind::NotFound
-            | ErrorKind::Conflict
-            | ErrorKind::TooLarge
-            | ErrorKind::Denied
-            | ErrorKind::Internal => Err(ClientError::Refused {
-                what: "the master",
-                kind,
-                message: status.message().to_owned(),
-            }),
         }
     }
 
@@ -185,10 +122,31 @@ impl Master {
         {
             return Some(client.clone());
         }
-        let channel = dial(address, Role::Master).ok()?;
+        let channel = self.cluster.tls().dial(address, Role::Master).ok()?;
         info!(address, "following the acting master");
         let client = MasterClient::new(channel);
         *connection = Some((address.to_owned(), client.clone()));
         Some(client)
+    }
+}
+
+/// Returns the error of a call that must not be repeated.
+fn check_retryable(status: &Status) -> Result<(), ClientError> {
+    let kind = steadfast_proto::kind(status);
+    match kind {
+        ErrorKind::Unavailable | ErrorKind::NotYet => {
+            debug!(message = status.message(), "the master is not ready");
+            Ok(())
+        }
+        ErrorKind::Stale => Err(ClientError::NewGeneration),
+        ErrorKind::Invalid
+        | ErrorKind::NotFound
+        | ErrorKind::Conflict
+        | ErrorKind::TooLarge
+        | ErrorKind::Denied
+        | ErrorKind::Internal => {
+            let message = status.message().to_owned();
+            Err(ClientError::Rejected { peer: "the master", kind, message })
+        }
     }
 }

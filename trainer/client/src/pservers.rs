@@ -10,19 +10,21 @@ use steadfast_common::applied_records::RecordRange;
 use steadfast_common::byte_segments::shared_bytes;
 use steadfast_common::compression::Codec;
 use steadfast_common::error::ErrorKind;
-use steadfast_common::ids::{Generation, Lane, Pass, Version};
-use steadfast_common::layout::Layout;
+use steadfast_common::ids::{Generation, Lane, Slot, Version};
+use steadfast_common::layout::{Layout, ParamSpec};
+use steadfast_common::placement::Placement;
+use steadfast_common::position::Position;
 use steadfast_common::records::PserverRecord;
-use steadfast_coord::{CoordError, Deadline, pauses};
-use steadfast_host::net::{Channel, dial, dial_unix_or_tcp};
-use steadfast_host::role::Role;
+use steadfast_common::role::Role;
+use steadfast_coord::{CoordError, Deadline, backoff};
 use steadfast_host::task::in_place;
 use steadfast_host::time::{sleep, timeout};
+use steadfast_net::{Channel, TlsIdentity};
 use steadfast_proto::tensor::in_chunks;
 use steadfast_proto::v1::pserver_client::PserverClient;
 use steadfast_proto::v1::push_header;
 use steadfast_proto::v1::{
-    BlockData, InitHeader, InitRequest, LaneContribution, LaneShare, Param, PushHeader, PushReply,
+    self, BlockData, InitHeader, InitRequest, LaneContribution, Param, PushHeader, PushReply,
     Target, TaskContribution,
 };
 use steadfast_proto::{call, encode, read_one};
@@ -30,7 +32,9 @@ use tonic::Status;
 use tracing::debug;
 
 use crate::cluster::PserverSet;
-use crate::pulls::{Places, PulledShard, Which, least, next_wanted, pull_one};
+use crate::pulls::{
+    BlockBuffers, PulledShard, VersionMatch, common_version, oldest_position, pull_one,
+};
 use crate::{ClientError, Cluster};
 
 /// Timeout of a call, in addition to the time that the request asks the pserver to wait.
@@ -41,7 +45,7 @@ const PUSH: &str = "/steadfast.v1.Pserver/Push";
 /// The pservers of one generation.
 #[derive(Clone, Debug)]
 pub struct Pservers {
-    cluster: Arc<Cluster>,
+    pub(crate) cluster: Arc<Cluster>,
     /// The end of the caller's own lease; no calls are made after it.
     deadline: Arc<Deadline>,
     generation: Generation,
@@ -61,7 +65,7 @@ pub(crate) struct SlotClient {
 
 /// The name of a contribution.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Name {
+pub enum ContributionName {
     /// The sum of a node of the lane tree, with the share of each of its lanes.
     Lanes {
         version: Version,
@@ -74,6 +78,16 @@ pub enum Name {
     },
 }
 
+/// The part of one lane in a contribution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaneShare {
+    pub records: u32,
+    /// Whether the lane has no further records in this pass.
+    pub last: bool,
+    /// Sum of the records' checksums.
+    pub checksum: u64,
+}
+
 /// The sum of the gradients of some records, flat; empty without records.
 #[derive(Clone, Debug, Default)]
 pub struct Gradient {
@@ -84,14 +98,10 @@ pub struct Gradient {
     pub values: Arc<Vec<f32>>,
 }
 
-/// The position of pulled parameters.
+/// The outcome of a pull.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pulled {
-    pub version: Version,
-    pub pass: Pass,
-    pub pass_start: Version,
-    pub examples: u64,
-    pub loss: Option<f64>,
+    pub position: Position,
     /// Transfer time of the slowest slot, without the time spent waiting for pushes.
     pub transfer: Duration,
     /// Bytes received from all pservers.
@@ -110,16 +120,16 @@ impl Pservers {
         codec: Codec,
         deadline: Arc<Deadline>,
     ) -> Result<Self, ClientError> {
-        let placed = layout.place(pserver_set.holders.len() as u32);
-        let members =
-            pserver_set.holders.iter().zip(&pserver_set.record.slots).zip(placed).enumerate();
-        let slots = members.map(|(slot, ((holder, incarnation), blocks))| {
+        let placement = Placement::of(&layout, &pserver_set.record.placement);
+        let members = (0..).zip(pserver_set.holders.iter().zip(&pserver_set.record.slots));
+        let slots = members.map(|(slot, (holder, incarnation))| {
             let target = Target {
                 generation: pserver_set.record.generation.0,
-                slot: slot as u32,
+                slot,
                 incarnation: incarnation.0,
             };
-            Ok(SlotClient { target, channel: connect(holder)?, blocks })
+            let blocks = placement.blocks_of(Slot(slot)).to_vec();
+            Ok(SlotClient { target, channel: connect(holder, cluster.tls())?, blocks })
         });
         let slots: Result<Vec<SlotClient>, ClientError> = slots.collect();
         let generation = pserver_set.record.generation;
@@ -134,7 +144,7 @@ impl Pservers {
     /// Sets the initial value of every block.
     ///
     /// # Errors
-    /// A refusal, another generation, or the end of the job.
+    /// A rejection, another generation, or the end of the job.
     pub async fn init(&self, attempt: u64, values: Arc<Vec<f32>>) -> Result<(), ClientError> {
         let bytes = shared_bytes(values);
         let params: Vec<Param> = self.layout.params().iter().map(param).collect();
@@ -148,7 +158,7 @@ impl Pservers {
             loop {
                 let mut client = PserverClient::new(slot.channel.clone());
                 let init = client.init(tokio_stream::iter(messages.clone()));
-                if retries.attempt(in_time(init)).await?.is_some() {
+                if retries.attempt(with_timeout(init)).await?.is_some() {
                     return Ok(());
                 }
             }
@@ -178,8 +188,12 @@ impl Pservers {
     /// it.
     ///
     /// # Errors
-    /// A refusal, another generation, or the end of the job.
-    pub async fn push(&self, name: Name, gradient: Gradient) -> Result<u64, ClientError> {
+    /// A rejection, another generation, or the end of the job.
+    pub async fn push(
+        &self,
+        name: ContributionName,
+        gradient: Gradient,
+    ) -> Result<u64, ClientError> {
         let sent = self.slots.iter().map(|slot| {
             let mut header = Some(PushHeader {
                 target: Some(slot.target),
@@ -207,7 +221,7 @@ impl Pservers {
                 let mut body = call(&mut channel, PUSH, segments.clone()).await?;
                 read_one::<PushReply>(&mut body).await
             };
-            if retries.attempt(in_time(push)).await?.is_some() {
+            if retries.attempt(with_timeout(push)).await?.is_some() {
                 return Ok(bytes);
             }
         }
@@ -217,10 +231,10 @@ impl Pservers {
     /// layout. Slots may be at different versions; returns the position of the smallest.
     ///
     /// # Errors
-    /// A refusal, another generation, or the end of the job; some blocks may have been written then.
+    /// A rejection, another generation, or the end of the job; some blocks may have been written then.
     pub async fn pull(&self, values: &mut [f32]) -> Result<Pulled, ClientError> {
-        let answers = self.pull_all(Version(0), Which::AtLeast, values).await?;
-        Ok(least(&answers))
+        let answers = self.pull_all(Version(0), VersionMatch::AtLeast, values).await?;
+        Ok(oldest_position(&answers))
     }
 
     /// Synchronous mode: waits for `version` in every slot, or the first later version that all slots have,
@@ -228,35 +242,35 @@ impl Pservers {
     /// give a gradient that no other trainer computes.
     ///
     /// # Errors
-    /// A refusal, another generation, or the end of the job; some blocks may have been written then.
+    /// A rejection, another generation, or the end of the job; some blocks may have been written then.
     pub async fn pull_step(
         &self,
         version: Version,
         values: &mut [f32],
     ) -> Result<Pulled, ClientError> {
-        let mut wanted = version;
+        let mut next = version;
         loop {
-            let answers = self.pull_all(wanted, Which::Exactly, values).await?;
-            let past = answers.iter().filter(|it| !it.header.ready).map(|it| it.header.version);
+            let answers = self.pull_all(next, VersionMatch::Exactly, values).await?;
+            let past = answers.iter().filter(|it| !it.is_ready).map(|it| it.position.version.0);
             let past: Vec<u64> = past.collect();
-            let Some(next) = next_wanted(wanted.0, &past, answers.len()) else {
-                return Ok(least(&answers));
+            let Some(common) = common_version(next.0, &past, answers.len()) else {
+                return Ok(oldest_position(&answers));
             };
-            wanted = Version(next);
+            next = Version(common);
         }
     }
 
     async fn pull_all(
         &self,
         version: Version,
-        which: Which,
+        versions: VersionMatch,
         values: &mut [f32],
     ) -> Result<Vec<PulledShard>, ClientError> {
-        let places = self.places(values)?;
-        let pulls = self.slots.iter().zip(places).map(|(slot, mut places)| async move {
+        let buffers = self.block_buffers(values)?;
+        let pulls = self.slots.iter().zip(buffers).map(|(slot, mut buffers)| async move {
             let mut retries = self.retries();
             loop {
-                let pull = pull_one(slot, version, which, &mut places);
+                let pull = pull_one(slot, version, versions, &mut buffers);
                 if let Some(answer) = retries.attempt(pull).await? {
                     return Ok(answer);
                 }
@@ -266,15 +280,18 @@ impl Pservers {
     }
 
     /// Splits `values` into the blocks of each slot, by block number.
-    fn places<'a>(&self, values: &'a mut [f32]) -> Result<Vec<Places<'a>>, ClientError> {
+    fn block_buffers<'a>(
+        &self,
+        values: &'a mut [f32],
+    ) -> Result<Vec<BlockBuffers<'a>>, ClientError> {
         let mut of_block = BTreeMap::new();
+        let found = values.len();
         let mut rest = values;
         for (number, block) in self.layout.blocks().iter().enumerate() {
-            let (place, after) = rest.split_at_mut_checked(block.len).ok_or_else(|| {
-                let message = "the buffer has fewer values than the model";
-                refused(ErrorKind::Internal, message.to_owned())
-            })?;
-            of_block.insert(number as u32, place);
+            let (buffer, after) = rest
+                .split_at_mut_checked(block.len)
+                .ok_or(ClientError::WrongLength { expected: self.layout.len(), found })?;
+            of_block.insert(number as u32, buffer);
             rest = after;
         }
         let of_slot = |slot: &SlotClient| {
@@ -308,7 +325,7 @@ impl Pservers {
 
     /// Creates the retry state of one call, which is repeated until it succeeds or the generation ends.
     fn retries(&self) -> Retries<'_> {
-        Retries { of: self, pauses: Box::new(pauses()) }
+        Retries { of: self, pauses: Box::new(backoff()) }
     }
 }
 
@@ -331,7 +348,7 @@ impl Retries<'_> {
             }
             match attempt.await {
                 Ok(answer) => return Ok(Some(answer)),
-                Err(status) => judge(&status)?,
+                Err(status) => check_retryable(&status)?,
             }
             sleep(self.pauses.next().unwrap_or(TIMEOUT)).await;
             Ok(None)
@@ -340,20 +357,22 @@ impl Retries<'_> {
             biased;
             answer = work => answer,
             () = cluster.generation_after(*generation) => Err(ClientError::NewGeneration),
-            () = cluster.over() => Err(ClientError::JobOver),
+            () = cluster.job_ended() => Err(ClientError::JobEnded),
         }
     }
 }
 
 /// Runs `work` with the timeout of pserver calls.
-pub(crate) async fn in_time<T>(work: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+pub(crate) async fn with_timeout<T>(
+    work: impl Future<Output = Result<T, Status>>,
+) -> Result<T, Status> {
     let late = |_| Err(Status::unavailable("call to a pserver timed out"));
     timeout(TIMEOUT, work).await.unwrap_or_else(late)
 }
 
-/// Decides whether to repeat the call: a pserver that is stale or dead is replaced by a new generation,
-/// which ends the repetition.
-fn judge(status: &Status) -> Result<(), ClientError> {
+/// Returns the error of a call that must not be repeated. A pserver that is stale or dead is replaced by a
+/// new generation, which ends the repetition.
+fn check_retryable(status: &Status) -> Result<(), ClientError> {
     let kind = steadfast_proto::kind(status);
     match kind {
         ErrorKind::Unavailable | ErrorKind::NotYet | ErrorKind::Stale => {
@@ -365,20 +384,23 @@ fn judge(status: &Status) -> Result<(), ClientError> {
         | ErrorKind::Conflict
         | ErrorKind::TooLarge
         | ErrorKind::Denied
-        | ErrorKind::Internal => Err(refused(kind, status.message().to_owned())),
+        | ErrorKind::Internal => {
+            let message = status.message().to_owned();
+            Err(ClientError::Rejected { peer: "a pserver", kind, message })
+        }
     }
 }
 
-fn refused(kind: ErrorKind, message: String) -> ClientError {
-    ClientError::Refused { what: "a pserver", kind, message }
-}
-
-fn proto_name(name: Name) -> push_header::Name {
+fn proto_name(name: ContributionName) -> push_header::Name {
     match name {
-        Name::Lanes { version, first, shares } => {
-            push_header::Name::Lanes(LaneContribution { version: version.0, lane: first.0, shares })
+        ContributionName::Lanes { version, first, shares } => {
+            let shares = shares.into_iter().map(|LaneShare { records, last, checksum }| {
+                v1::LaneShare { records, last, checksum }
+            });
+            let (version, lane) = (version.0, first.0);
+            push_header::Name::Lanes(LaneContribution { version, lane, shares: shares.collect() })
         }
-        Name::Range { range, version } => push_header::Name::Task(TaskContribution {
+        ContributionName::Range { range, version } => push_header::Name::Task(TaskContribution {
             pass: range.pass.0,
             task: range.task.0,
             from: range.from,
@@ -389,18 +411,14 @@ fn proto_name(name: Name) -> push_header::Name {
     }
 }
 
-fn param(spec: &steadfast_common::layout::ParamSpec) -> Param {
+fn param(spec: &ParamSpec) -> Param {
     Param { name: spec.name.clone(), shape: spec.shape.iter().map(|side| *side as u64).collect() }
 }
 
-fn connect(holder: &PserverRecord) -> Result<Channel, ClientError> {
+fn connect(holder: &PserverRecord, tls: &TlsIdentity) -> Result<Channel, ClientError> {
     let channel = match &holder.unix {
-        Some(name) => dial_unix_or_tcp(&holder.address, name, Role::Pserver),
-        None => dial(&holder.address, Role::Pserver),
+        Some(name) => tls.dial_unix_or_tcp(&holder.address, name, Role::Pserver),
+        None => tls.dial(&holder.address, Role::Pserver),
     };
-    channel.map_err(|message| ClientError::Refused {
-        what: "a pserver's address",
-        kind: ErrorKind::Invalid,
-        message,
-    })
+    channel.map_err(ClientError::BadAddress)
 }

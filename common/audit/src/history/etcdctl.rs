@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn puts_and_deletes_are_told_apart_and_sorted_into_revisions() {
+    fn puts_and_deletes_are_distinguished_and_grouped_by_revision() {
         let lines = concat!(
             r#"{"Header":{"revision":9},"Events":[{"kv":{"key":"L2E=","create_revision":3,"#,
             r#""mod_revision":5,"version":2,"value":"eA=="}},{"type":1,"kv":{"key":"L2I=","#,

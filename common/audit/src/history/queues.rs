@@ -33,7 +33,7 @@ struct PassOrder {
 
 /// The changes of one revision.
 #[derive(Default)]
-struct News {
+struct RevisionChanges {
     head: Option<QueueRecord>,
     tasks: BTreeMap<(u64, TaskId), Option<TaskRecord>>,
     generation: Option<GenerationRecord>,
@@ -99,9 +99,9 @@ impl<'a> Queues<'a> {
         }
     }
 
-    fn news(&self, at: i64, changes: &[Change], report: &mut HistoryReport) -> News {
+    fn news(&self, at: i64, changes: &[Change], report: &mut HistoryReport) -> RevisionChanges {
         let keys = self.job.keys;
-        let mut news = News::default();
+        let mut news = RevisionChanges::default();
         for change in changes {
             if change.key == keys.queue() {
                 if change.value.is_none() {
@@ -145,7 +145,7 @@ impl<'a> Queues<'a> {
     }
 
     /// Attempt numbers increase; an attempt that is over does not become pending again.
-    fn check_attempts(&self, at: i64, news: &News, report: &mut HistoryReport) {
+    fn check_attempts(&self, at: i64, news: &RevisionChanges, report: &mut HistoryReport) {
         let next = self.head.map_or(Attempt(0), |head| head.next_attempt);
         let after = news.head.map_or(next, |head| head.next_attempt);
         if after < next {
@@ -171,7 +171,7 @@ impl<'a> Queues<'a> {
     }
 
     /// A key of the present round is deleted only when its task is done, that is, after it was pending.
-    fn check_round(&self, at: i64, news: &News, round: u64, report: &mut HistoryReport) {
+    fn check_round(&self, at: i64, news: &RevisionChanges, round: u64, report: &mut HistoryReport) {
         for ((of, task), record) in &news.tasks {
             if *of != round || record.is_some() {
                 continue;
@@ -190,7 +190,7 @@ impl<'a> Queues<'a> {
     fn check_dispatched(
         &self,
         at: i64,
-        news: &News,
+        news: &RevisionChanges,
         order: &PassOrder,
         dispatched: std::ops::Range<u32>,
         report: &mut HistoryReport,
@@ -226,7 +226,7 @@ impl<'a> Queues<'a> {
     fn check_pass_end(
         &self,
         at: i64,
-        news: &News,
+        news: &RevisionChanges,
         before: QueueRecord,
         report: &mut HistoryReport,
     ) {
@@ -277,7 +277,7 @@ impl<'a> Queues<'a> {
         }
     }
 
-    fn take(&mut self, news: News) {
+    fn take(&mut self, news: RevisionChanges) {
         for ((round, task), record) in news.tasks {
             let tasks = self.rounds.entry(round).or_default();
             match record {

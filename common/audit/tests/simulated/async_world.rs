@@ -9,22 +9,27 @@ use steadfast_audit::{Evidence, Report, audit};
 use steadfast_common::applied_records::{RecordRange, checksum};
 use steadfast_common::dataset::Manifest;
 use steadfast_common::given_up::Discarded;
-use steadfast_common::ids::{Generation, Incarnation, Pass, RequestId, Slot, TaskId, TrainerId};
+use steadfast_common::ids::{Generation, Incarnation, RequestId, Slot, TaskId, TrainerId};
+use steadfast_common::placement::PlacementRecord;
 use steadfast_common::records::{
     CheckpointRecord, DispatchRecord, GenerationRecord, JobOutcome, QueueSnapshot, ResultRecord,
 };
 use steadfast_common::schedule::task_order;
 use steadfast_common::spec::{JobSpec, LostPserver, Mode};
+use steadfast_master_core::draft::Draft;
+use steadfast_master_core::given_up::GivenUp;
+use steadfast_master_core::job_state::{Fact, JobState};
 use steadfast_master_core::ledger::{
-    Attribution, Fact, Ledger, Limits, Next, Report as TaskReport, Request, Wants,
+    Attribution, Limits, Next, QueueFact, Report as TaskReport, Request, TaskOrder, Wants,
 };
-use steadfast_pserver_core::contribution::{Contributed, Refusal};
-use steadfast_pserver_core::shard::{self, Shard};
+use steadfast_pserver_core::block_store::ShardSnapshot;
+use steadfast_pserver_core::contribution::{Contributed, Contribution, Refusal};
+use steadfast_pserver_core::shard::Shard;
 use uuid::Uuid;
 
 use crate::etcd::{Etcd, put};
 use crate::world::{Rng, Saved, contribution, load_shard, load_shards, manifest, new_shards};
-use crate::world::{position_of, spec, tamper};
+use crate::world::{spec, tamper};
 
 /// A guard that the simulation leaves out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +66,7 @@ pub struct AsyncWorld {
     pub spec: JobSpec,
     pub manifest: Manifest,
     pub etcd: Etcd,
-    pub ledger: Ledger,
+    pub state: JobState,
     pub shards: Vec<Shard>,
     pub saved: Vec<Saved>,
     pub generations: Vec<GenerationRecord>,
@@ -72,7 +77,7 @@ pub struct AsyncWorld {
     /// Record ranges sent in this generation, which may be duplicated.
     sent: Vec<RecordRange>,
     /// A checkpoint in progress: the queues, and the shard snapshots so far.
-    in_progress: Option<(QueueSnapshot, BTreeMap<usize, shard::ShardSnapshot>)>,
+    in_progress: Option<(QueueSnapshot, BTreeMap<usize, ShardSnapshot>)>,
     /// Tasks that cannot be read.
     pub bad: BTreeSet<TaskId>,
     pub mutation: Option<Mutation>,
@@ -82,6 +87,15 @@ pub struct AsyncWorld {
     late: Vec<DispatchRecord>,
     incarnations: i64,
     pub over: bool,
+}
+
+fn apply(
+    shard: &mut Shard,
+    range: &RecordRange,
+    contribution: Contribution,
+) -> Result<Contributed, Refusal> {
+    let Shard::Async(shard) = shard else { unreachable!("the job is asynchronous") };
+    shard.apply(range, contribution)
 }
 
 fn trainer(number: usize) -> TrainerId {
@@ -100,7 +114,9 @@ impl AsyncWorld {
         let bad = (0..rng.below(3)).filter_map(|_| rng.pick(&trained).copied()).collect();
         let slots = 1 + rng.below(3) as u32;
         let limits = Limits { passes: 3, failures_max: 1, trainers: 3, deadline_ms: 1 };
-        let ledger = Ledger::new(&|pass| task_order(&manifest, spec.seed, pass));
+        let (of, seed) = (manifest.clone(), spec.seed);
+        let order = TaskOrder::new(move |pass| task_order(&of, seed, pass));
+        let state = JobState::new(Mode::Async, order, GivenUp::default(), GivenUp::default());
         let mut world = Self {
             shards: new_shards(&spec, slots),
             trainers: (0..3).map(|it| (trainer(it), None)).collect(),
@@ -119,7 +135,7 @@ impl AsyncWorld {
             rng,
             spec,
             manifest,
-            ledger,
+            state,
             limits,
             bad,
         };
@@ -163,16 +179,27 @@ impl AsyncWorld {
         }
     }
 
-    pub fn commit(&mut self, facts: &[Fact]) {
-        let ops = self.etcd.ops_of(self.ledger.head().round, facts);
+    pub fn commit(&mut self, facts: &[QueueFact]) {
+        let ops = self.etcd.ops_of(facts);
         self.etcd.commit(self.holder, ops);
         self.evolve(facts);
     }
 
-    fn evolve(&mut self, facts: &[Fact]) {
-        let (manifest, seed) = (&self.manifest, self.spec.seed);
-        let order_of = |pass: Pass| task_order(manifest, seed, pass);
-        facts.iter().for_each(|fact| self.ledger.evolve(fact, &order_of));
+    fn evolve(&mut self, facts: &[QueueFact]) {
+        facts.iter().for_each(|fact| self.state.ledger.evolve(fact));
+    }
+
+    /// Decides on a draft of the state, and commits the facts.
+    fn decide<T>(&mut self, decide: impl FnOnce(&mut Draft, &Limits) -> T) -> T {
+        let mut draft = Draft::of(&self.state);
+        let decided = decide(&mut draft, &self.limits);
+        let of_queue = |fact| match fact {
+            Fact::Queue(fact) => fact,
+            other => panic!("not a fact of the queues: {other:?}"),
+        };
+        let facts: Vec<QueueFact> = draft.take_facts().into_iter().map(of_queue).collect();
+        self.commit(&facts);
+        decided
     }
 
     fn ranges(&self, dispatch: &DispatchRecord) -> Vec<RecordRange> {
@@ -207,8 +234,7 @@ impl AsyncWorld {
         if self.deliver(slot, range).is_err() {
             // The trainer stops without a report.
             self.trainers.insert(who, None);
-            let facts = self.ledger.lose_trainer(who, Attribution::Task, &self.limits);
-            return self.commit(&facts);
+            return self.decide(|draft, limits| draft.lose_trainer(who, Attribution::Task, limits));
         }
         self.sent.push(*range);
         held.acknowledged.insert(slot);
@@ -227,8 +253,8 @@ impl AsyncWorld {
             sum = checksum(range.pass, TaskId(range.task.0 + 1), range.from..range.to);
         }
         let shard = &mut self.shards[slot];
-        let given = contribution(shard, u64::from(range.to - range.from), sum);
-        let outcome = shard.apply(range, given.clone());
+        let given = contribution(shard.blocks(), u64::from(range.to - range.from), sum);
+        let outcome = apply(shard, range, given.clone());
         assert!(outcome.is_ok() || self.mutation.is_some(), "{outcome:?}");
         self.fired |= exchanges && outcome == Ok(Contributed::Complete);
         outcome
@@ -238,13 +264,13 @@ impl AsyncWorld {
         let slot = self.rng.below(self.shards.len());
         let Some(range) = self.rng.pick(&self.sent).copied() else { return };
         let sum = checksum(range.pass, range.task, range.from..range.to);
-        let given = contribution(&self.shards[slot], u64::from(range.to - range.from), sum);
+        let given = contribution(self.shards[slot].blocks(), u64::from(range.to - range.from), sum);
         // A range that comes too early is refused; one that is still in transit is applied once.
-        let outcome = self.shards[slot].apply(&range, given.clone());
+        let outcome = apply(&mut self.shards[slot], &range, given.clone());
         let again = outcome == Ok(Contributed::Duplicate);
         if again && self.mutation == Some(Mutation::NoDeduplication) {
             tamper(&self.spec, &mut self.shards[slot], |snapshot| {
-                let passes = snapshot.counts[0].passes.iter_mut();
+                let passes = snapshot.applied[0].passes.iter_mut();
                 for applied_pass in passes.filter(|applied_pass| applied_pass.pass == range.pass) {
                     applied_pass.records += given.records;
                     applied_pass.checksum = applied_pass.checksum.wrapping_add(given.checksum);
@@ -258,8 +284,7 @@ impl AsyncWorld {
         self.requests += 1;
         let id = RequestId(Uuid::from_u128(self.requests));
         let request = Request { id, trainer: who, report, wants: Wants::Task, held: None };
-        let (facts, answer) = self.ledger.next_task(&request, &self.limits);
-        self.commit(&facts);
+        let answer = self.decide(|draft, limits| draft.next_task(&request, limits));
         let held = match answer.next {
             Next::Task(dispatch) => {
                 let ranges = self.ranges(&dispatch).len();
@@ -281,16 +306,14 @@ impl AsyncWorld {
 
     /// A task's deadline expires; the trainer may continue and report late.
     fn expire(&mut self) {
-        let pending: Vec<_> = self.ledger.pending().collect();
+        let pending: Vec<_> = self.state.ledger.pending().collect();
         let Some((task, attempt, _)) = self.rng.pick(&pending).copied() else { return };
-        let facts = self.ledger.expire(task, attempt, &self.limits);
-        self.commit(&facts);
+        self.decide(|draft, limits| draft.expire(task, attempt, limits));
     }
 
     fn lose_trainer(&mut self) {
         let who = trainer(self.rng.below(3));
-        let facts = self.ledger.lose_trainer(who, Attribution::Task, &self.limits);
-        self.commit(&facts);
+        self.decide(|draft, limits| draft.lose_trainer(who, Attribution::Task, limits));
         // A trainer whose lease expired may still be working.
         if self.rng.once_in(2) {
             self.trainers.insert(who, None);
@@ -304,7 +327,7 @@ impl AsyncWorld {
     }
 
     pub fn begin_checkpoint(&mut self) {
-        self.in_progress.get_or_insert_with(|| (self.ledger.snapshot(), BTreeMap::new()));
+        self.in_progress.get_or_insert_with(|| (self.state.ledger.snapshot(), BTreeMap::new()));
     }
 
     pub fn snapshot_one(&mut self) {
@@ -316,9 +339,9 @@ impl AsyncWorld {
             return;
         }
         let (queue, snapshots) = self.in_progress.take().expect("it was just there");
-        let snapshots: Vec<shard::ShardSnapshot> = snapshots.into_values().collect();
+        let snapshots: Vec<ShardSnapshot> = snapshots.into_values().collect();
         // A shard may have left the pass without the task, which the queues would dispatch again.
-        if self.ledger.gave_up_since(&queue)
+        if self.state.ledger.gave_up_since(&queue)
             && self.mutation != Some(Mutation::GivenUpDuringCheckpoint)
         {
             return;
@@ -330,13 +353,14 @@ impl AsyncWorld {
         let saved = Saved {
             id: format!("checkpoint-{}", self.saved.len()),
             generation: self.generations.last().expect("there is one").generation,
-            position: position_of(least),
+            position: least.position,
+            exhausted: least.exhausted.iter().copied().collect(),
             queue: Some(queue),
             snapshots,
         };
         let record = CheckpointRecord {
             generation: saved.generation,
-            position: saved.position.clone(),
+            position: saved.position,
             queue: saved.queue.clone(),
             ..CheckpointRecord::default()
         };
@@ -361,57 +385,60 @@ impl AsyncWorld {
         match self.saved.last().cloned() {
             Some(saved) if continues && !others.is_empty() => {
                 let slots = self.shards.len() as u32;
-                self.shards[lost] =
-                    load_shard(&self.spec, &saved.position, &saved.snapshots, lost as u32, slots);
-                let facts = self.ledger.recall(&self.limits);
+                self.shards[lost] = load_shard(&self.spec, &saved, lost as u32, slots);
+                let facts = self.state.ledger.recall(&self.limits);
                 self.begin_generation(Some(saved.id), others, facts);
             }
             Some(saved) => {
                 let slots = 1 + self.rng.below(3) as u32;
-                let before: Vec<shard::ShardSnapshot> =
-                    self.shards.iter().map(Shard::snapshot).collect();
-                self.shards = load_shards(&self.spec, &saved.position, &saved.snapshots, slots);
+                let before: Vec<ShardSnapshot> = self.shards.iter().map(Shard::snapshot).collect();
+                self.shards = load_shards(&self.spec, &saved, slots);
                 self.keep_applied_passes(&before);
                 let facts = self.restore(&saved.queue.clone().unwrap_or_default());
                 self.begin_generation(Some(saved.id), Vec::new(), facts);
             }
             None => {
                 self.shards = new_shards(&self.spec, self.shards.len() as u32);
-                let facts = self.ledger.rewind(&QueueSnapshot::default());
+                let facts = self.state.ledger.rewind(&QueueSnapshot::default());
                 self.begin_generation(None, Vec::new(), facts);
             }
         }
     }
 
-    fn restore(&mut self, queue: &QueueSnapshot) -> Vec<Fact> {
+    fn restore(&mut self, queue: &QueueSnapshot) -> Vec<QueueFact> {
         if self.mutation == Some(Mutation::QueueNotRestored) {
             self.fired |= (0..self.shards.len()).any(|slot| self.lacks_something(slot));
-            return self.ledger.recall(&self.limits);
+            return self.state.ledger.recall(&self.limits);
         }
-        self.ledger.rewind(queue)
+        self.state.ledger.rewind(queue)
     }
 
-    fn keep_applied_passes(&mut self, before: &[shard::ShardSnapshot]) {
+    fn keep_applied_passes(&mut self, before: &[ShardSnapshot]) {
         if self.mutation != Some(Mutation::AppliedRecordsNotRestored)
             || before.len() != self.shards.len()
         {
             return;
         }
         for (shard, before) in self.shards.iter_mut().zip(before) {
-            let (kept, fired) = (&before.counts[0].passes, &mut self.fired);
+            let (kept, fired) = (&before.applied[0].passes, &mut self.fired);
             tamper(&self.spec, shard, |snapshot| {
                 // Records of a pass that the shard had left by then would be sent again.
-                if snapshot.counts[0].passes.len() == kept.len()
-                    && snapshot.counts[0].passes != *kept
+                if snapshot.applied[0].passes.len() == kept.len()
+                    && snapshot.applied[0].passes != *kept
                 {
-                    snapshot.counts[0].passes = kept.clone();
+                    snapshot.applied[0].passes = kept.clone();
                     *fired = true;
                 }
             });
         }
     }
 
-    fn begin_generation(&mut self, checkpoint: Option<String>, kept: Vec<Slot>, facts: Vec<Fact>) {
+    fn begin_generation(
+        &mut self,
+        checkpoint: Option<String>,
+        kept: Vec<Slot>,
+        facts: Vec<QueueFact>,
+    ) {
         for held in self.trainers.values_mut() {
             self.late.extend(held.take().map(|it| it.dispatch));
         }
@@ -424,8 +451,9 @@ impl AsyncWorld {
         }
         let generation = Generation(self.generations.len() as u64 + 1);
         let reason = "a pserver was lost".to_owned();
-        let record = GenerationRecord { generation, slots, checkpoint, kept, reason };
-        let mut ops = self.etcd.ops_of(self.ledger.head().round, &facts);
+        let placement = PlacementRecord::LargestFirst { slots: slots.len() as u32 };
+        let record = GenerationRecord { generation, slots, placement, checkpoint, kept, reason };
+        let mut ops = self.etcd.ops_of(&facts);
         ops.push(put(&self.etcd.keys.generation(), &record));
         ops.push(put(&self.etcd.keys.generation_record(generation), &record));
         self.etcd.commit(self.holder, ops);
@@ -435,14 +463,15 @@ impl AsyncWorld {
 
     /// Whether every task of a pass was given up.
     pub fn has_failed(&self) -> bool {
-        self.over && self.ledger.head().pass.0 < self.limits.passes
+        self.over && self.state.ledger.head().pass.0 < self.limits.passes
     }
 
     /// The input of an audit of a checkpoint.
     pub fn evidence(&self, saved: Option<&Saved>) -> Evidence {
-        let discarded = self.ledger.given_up().records().clone();
+        let discarded = self.state.ledger.given_up().records().clone();
         let is_last = self.over && saved.map(|it| &it.id) == self.saved.last().map(|it| &it.id);
-        let result = saved.filter(|_| is_last && self.limits.passes <= self.ledger.head().pass.0);
+        let result =
+            saved.filter(|_| is_last && self.limits.passes <= self.state.ledger.head().pass.0);
         Evidence {
             spec: self.spec.clone(),
             manifest: self.manifest.clone(),
@@ -462,7 +491,7 @@ impl AsyncWorld {
                 checkpoint: Some(saved.id.clone()),
                 discarded: Discarded {
                     tasks: discarded.len() as u64,
-                    times: self.ledger.given_up().times(),
+                    times: self.state.ledger.given_up().times(),
                     ..Discarded::default()
                 },
             }),

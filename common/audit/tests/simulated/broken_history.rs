@@ -48,7 +48,7 @@ fn holder(world: &AsyncWorld) -> u128 {
 }
 
 fn head(world: &AsyncWorld) -> QueueRecord {
-    world.ledger.head()
+    world.state.ledger.head()
 }
 
 fn pending(attempt: u64) -> TaskRecord {
@@ -63,10 +63,11 @@ fn pending(attempt: u64) -> TaskRecord {
 }
 
 /// Jobs in the middle of a pass, with a task done and another pending.
-fn underway() -> impl Iterator<Item = AsyncWorld> {
+fn running_worlds() -> impl Iterator<Item = AsyncWorld> {
     (1..=SEEDS).map(|seed| {
         let mut world = AsyncWorld::new(seed, LostPserver::Rewind);
-        while world.ledger.queues().done == 0 || world.ledger.pending().next().is_none() {
+        while world.state.ledger.queues().done == 0 || world.state.ledger.pending().next().is_none()
+        {
             world.step();
             assert!(!world.over);
         }
@@ -76,7 +77,7 @@ fn underway() -> impl Iterator<Item = AsyncWorld> {
 
 /// I1
 #[test]
-fn a_commit_without_the_lock_is_told() {
+fn a_commit_without_the_lock_is_reported() {
     for mut world in worlds() {
         let lock = world.etcd.keys.master_lock();
         let commits = world.etcd.revisions.iter().filter(|it| 1 < it.changes.len()).count();
@@ -92,10 +93,10 @@ fn a_commit_without_the_lock_is_told() {
 
 /// I4
 #[test]
-fn an_attempt_that_comes_again_is_told() {
-    for mut world in underway() {
+fn a_reused_attempt_number_is_reported() {
+    for mut world in running_worlds() {
         let holder = holder(&world);
-        let (task, attempt, _) = world.ledger.pending().next().expect("one is pending");
+        let (task, attempt, _) = world.state.ledger.pending().next().expect("one is pending");
         let record = pending(attempt.0.saturating_sub(1).min(attempt.0));
         if attempt.0 == 0 {
             continue;
@@ -108,8 +109,8 @@ fn an_attempt_that_comes_again_is_told() {
 
 /// I4: attempt numbers never decrease.
 #[test]
-fn attempts_that_are_numbered_anew_are_told() {
-    for mut world in underway() {
+fn attempt_numbers_that_restart_are_reported() {
+    for mut world in running_worlds() {
         let (holder, head) = (holder(&world), head(&world));
         let next_attempt = steadfast_common::ids::Attempt(0);
         let op = put(&world.etcd.keys.queue(), &QueueRecord { next_attempt, ..head });
@@ -120,10 +121,10 @@ fn attempts_that_are_numbered_anew_are_told() {
 
 /// I2: a task that is done does not become pending again in its pass.
 #[test]
-fn a_task_that_is_done_and_pending_again_is_told() {
-    for mut world in underway() {
+fn a_done_task_that_is_pending_again_is_reported() {
+    for mut world in running_worlds() {
         let (holder, head) = (holder(&world), head(&world));
-        let queue = world.ledger.snapshot();
+        let queue = world.state.ledger.snapshot();
         let order =
             steadfast_common::schedule::task_order(&world.manifest, world.spec.seed, queue.pass);
         let done = order
@@ -144,9 +145,9 @@ fn a_task_that_is_done_and_pending_again_is_told() {
 
 /// I2: a task is done only after it was dispatched.
 #[test]
-fn a_task_that_is_passed_over_is_told() {
+fn a_skipped_task_is_reported() {
     let mut seen = 0;
-    for mut world in underway() {
+    for mut world in running_worlds() {
         let (holder, head) = (holder(&world), head(&world));
         if head.cursor as usize == world.manifest.training_tasks().len() {
             continue;
@@ -161,8 +162,8 @@ fn a_task_that_is_passed_over_is_told() {
 
 /// I2
 #[test]
-fn a_key_of_a_task_that_the_pass_does_not_have_is_told() {
-    for mut world in underway() {
+fn a_key_of_a_task_outside_the_pass_is_reported() {
+    for mut world in running_worlds() {
         let holder = holder(&world);
         let key = world.etcd.keys.task(head(&world).round, TaskId(9_999));
         let record = TaskRecord::Discarded { failures: 9, reason: "bad".to_owned() };
@@ -173,8 +174,8 @@ fn a_key_of_a_task_that_the_pass_does_not_have_is_told() {
 
 /// I3
 #[test]
-fn a_pass_that_ends_with_a_task_pending_is_told() {
-    for mut world in underway() {
+fn a_pass_that_ends_with_a_pending_task_is_reported() {
+    for mut world in running_worlds() {
         let (holder, head) = (holder(&world), head(&world));
         let pass = steadfast_common::ids::Pass(head.pass.0 + 1);
         let next = QueueRecord { round: head.round + 1, pass, cursor: 0, ..head };
@@ -185,8 +186,8 @@ fn a_pass_that_ends_with_a_task_pending_is_told() {
 
 /// I2: after a restore, only the tasks that were done in the checkpoint are done.
 #[test]
-fn queues_that_go_back_to_something_else_than_the_checkpoint_are_told() {
-    for mut world in underway() {
+fn queues_rolled_back_to_anything_but_the_checkpoint_are_reported() {
+    for mut world in running_worlds() {
         let (holder, head) = (holder(&world), head(&world));
         let next = QueueRecord { round: head.round + 1, cursor: 1, ..head };
         let keys = world.etcd.keys.clone();
@@ -200,7 +201,7 @@ fn queues_that_go_back_to_something_else_than_the_checkpoint_are_told() {
 
 /// I5
 #[test]
-fn generations_that_do_not_count_up_by_one_are_told() {
+fn generations_that_do_not_increase_by_one_are_reported() {
     for (number, mut world) in worlds().enumerate() {
         let holder = holder(&world);
         let present = world.generations.len() as u64;
@@ -214,7 +215,7 @@ fn generations_that_do_not_count_up_by_one_are_told() {
 
 /// I9
 #[test]
-fn a_pointer_to_a_checkpoint_that_does_not_exist_is_told() {
+fn a_pointer_to_a_missing_checkpoint_is_reported() {
     for (number, mut world) in worlds().enumerate() {
         let holder = holder(&world);
         let keys = world.etcd.keys.clone();
@@ -230,7 +231,7 @@ fn a_pointer_to_a_checkpoint_that_does_not_exist_is_told() {
 
 /// I9: the pointer does not move back past a checkpoint unless that was invalidated.
 #[test]
-fn a_pointer_that_goes_back_behind_a_good_checkpoint_is_told() {
+fn a_pointer_that_moves_back_from_a_valid_checkpoint_is_reported() {
     let mut seen = 0;
     for mut world in worlds() {
         let holder = holder(&world);
@@ -247,7 +248,7 @@ fn a_pointer_that_goes_back_behind_a_good_checkpoint_is_told() {
 
 /// F35, I9: a manifest that exists is not rewritten.
 #[test]
-fn a_checkpoint_or_a_generation_that_is_rewritten_is_told() {
+fn a_rewritten_checkpoint_or_generation_is_reported() {
     for mut world in worlds() {
         let holder = holder(&world);
         let keys = world.etcd.keys.clone();
@@ -259,7 +260,7 @@ fn a_checkpoint_or_a_generation_that_is_rewritten_is_told() {
 
 /// F19: a history whose beginning was compacted is checked from the state that etcd held then.
 #[test]
-fn a_history_is_checked_from_the_middle_on_as_well() {
+fn a_history_that_starts_in_the_middle_is_checked_too() {
     for world in worlds() {
         let middle = world.etcd.revisions.len() / 2;
         let (before, after) = world.etcd.revisions.split_at(middle);

@@ -6,7 +6,7 @@ use serde::Serialize;
 use steadfast_audit::history::{Change, Revision};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::LockRecord;
-use steadfast_master_core::ledger::Fact;
+use steadfast_master_core::ledger::QueueFact;
 use uuid::Uuid;
 
 #[derive(Clone, Debug)]
@@ -85,19 +85,16 @@ impl Etcd {
     }
 
     /// Translates facts about queues to operations on keys, as the master writes them.
-    pub fn ops_of(&self, mut round: u64, facts: &[Fact]) -> Vec<Op> {
+    pub fn ops_of(&self, facts: &[QueueFact]) -> Vec<Op> {
         let keys = &self.keys;
-        let op = |fact: &Fact| match fact {
-            Fact::Head(head) => {
-                round = head.round;
-                put(&keys.queue(), head)
-            }
-            Fact::Task { task, record } => put(&keys.task(round, *task), record),
-            Fact::Done { task } => (keys.task(round, *task), None),
-            Fact::GivenUp { task, record: Some(record) } => put(&keys.given_up(*task), record),
-            Fact::GivenUp { task, record: None } => (keys.given_up(*task), None),
-            Fact::Replied { trainer, reply } => put(&keys.reply(*trainer), reply),
-            Fact::Forgotten { trainer } => (keys.reply(*trainer), None),
+        let op = |fact: &QueueFact| match fact {
+            QueueFact::Head(head) => put(&keys.queue(), head),
+            QueueFact::Task { round, task, record } => put(&keys.task(*round, *task), record),
+            QueueFact::Done { round, task } => (keys.task(*round, *task), None),
+            QueueFact::GivenUp { task, record: Some(record) } => put(&keys.given_up(*task), record),
+            QueueFact::GivenUp { task, record: None } => (keys.given_up(*task), None),
+            QueueFact::Replied { trainer, reply } => put(&keys.reply(*trainer), reply),
+            QueueFact::Forgotten { trainer } => (keys.reply(*trainer), None),
         };
         facts.iter().map(op).collect()
     }

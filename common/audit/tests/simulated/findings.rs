@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use steadfast_audit::{
-    Cause, CheckpointEvidence, Evidence, Group, Severity, SlotCounts, What, Which, audit,
+    Cause, CheckpointEvidence, Evidence, Group, RecordSet, Severity, SlotCounts, What, audit,
 };
 use steadfast_common::applied_records::{
     AppliedPass, AppliedRecords, RecordRange, TaskRanges, checksum,
@@ -11,9 +11,8 @@ use steadfast_common::applied_records::{
 use steadfast_common::dataset::{Chunk, Manifest};
 use steadfast_common::given_up::{Discarded, GivenUpRecord};
 use steadfast_common::ids::{Generation, Incarnation, Lane, Pass, Slot, TaskId, Version};
-use steadfast_common::records::{
-    GenerationRecord, JobOutcome, PositionRecord, QueueSnapshot, ResultRecord,
-};
+use steadfast_common::position::Position;
+use steadfast_common::records::{GenerationRecord, JobOutcome, QueueSnapshot, ResultRecord};
 use steadfast_common::schedule::LaneSchedule;
 use steadfast_common::spec::{LostPserver, Mode};
 
@@ -44,13 +43,14 @@ fn evidence(mode: Mode) -> Evidence {
 
 fn snapshot(
     counted: AppliedRecords,
-    position: PositionRecord,
+    position: Position,
     queue: Option<QueueSnapshot>,
 ) -> CheckpointEvidence {
     CheckpointEvidence {
         id: "c".to_owned(),
         generation: Generation(1),
         position,
+        exhausted: Vec::new(),
         slots: vec![SlotCounts { slot: Slot(0), groups: vec![Group { counted, blocks: 1 }] }],
         queue,
         invalidated: None,
@@ -69,12 +69,12 @@ fn after_one_pass(change: impl FnOnce(&mut AppliedRecords)) -> Evidence {
     let all = (0..6).map(|task| checksum(Pass(0), TaskId(task), 0..8));
     counted.count(Pass(0), 48, all.fold(0, u64::wrapping_add));
     change(&mut counted);
-    let position = PositionRecord {
+    let position = Position {
         version: Version(6),
         pass: Pass(1),
         pass_start: Version(6),
         examples: counted.records(),
-        exhausted: Vec::new(),
+        loss: None,
     };
     evidence.checkpoint = Some(snapshot(counted, position, None));
     evidence
@@ -84,13 +84,13 @@ fn cause(evidence: &Evidence) -> Option<Cause> {
     let report = audit(evidence);
     assert!(!report.is_clean(), "{report}");
     report.findings.into_iter().find_map(|it| match it.what {
-        What::Miscounted { cause, .. } => cause,
+        What::CountMismatch { cause, .. } => cause,
         _ => None,
     })
 }
 
 #[test]
-fn without_a_checkpoint_nothing_is_proved_and_nothing_is_wrong() {
+fn without_a_checkpoint_the_audit_is_inconclusive() {
     let report = audit(&evidence(Mode::Sync));
     assert!(report.is_clean() && report.proved.is_empty());
     assert!(report.to_string().contains("nothing can be proved"), "{report}");
@@ -98,14 +98,14 @@ fn without_a_checkpoint_nothing_is_proved_and_nothing_is_wrong() {
 
 /// I7
 #[test]
-fn a_pass_that_counted_its_records_once_is_proved() {
+fn a_pass_that_applied_each_record_once_is_proved() {
     let report = audit(&after_one_pass(|_| {}));
     assert!(report.findings.is_empty(), "{report}");
     assert_eq!(report.proved, ["pass 1: 48 records applied exactly once to every block"]);
 }
 
 #[test]
-fn what_counted_too_often_or_not_at_all_is_named() {
+fn records_applied_too_often_or_not_at_all_are_named() {
     let lane = |step| {
         let evidence = evidence(Mode::Sync);
         let schedule = LaneSchedule::new(&evidence.manifest, evidence.spec.seed, Pass(0), 2, 4);
@@ -115,7 +115,7 @@ fn what_counted_too_often_or_not_at_all_is_named() {
         })
     };
     let twice = after_one_pass(|it| it.count(Pass(0), 4, lane(3)));
-    let which = Which::MicroBatch { lane: Lane(1), step: 3 };
+    let which = RecordSet::MicroBatch { lane: Lane(1), step: 3 };
     assert_eq!(cause(&twice), Some(Cause::TooOften(which.clone())));
     let never = after_one_pass(|it| {
         it.passes[0].records -= 4;
@@ -124,12 +124,12 @@ fn what_counted_too_often_or_not_at_all_is_named() {
     assert_eq!(cause(&never), Some(Cause::Missing(which)));
     let task = checksum(Pass(0), TaskId(2), 0..8);
     let twice = after_one_pass(|it| it.count(Pass(0), 8, task));
-    assert_eq!(cause(&twice), Some(Cause::TooOften(Which::Task(TaskId(2)))));
+    assert_eq!(cause(&twice), Some(Cause::TooOften(RecordSet::Task(TaskId(2)))));
     let instead = after_one_pass(|it| {
         let other = checksum(Pass(0), TaskId(3), 0..8);
         it.passes[0].checksum = it.passes[0].checksum.wrapping_add(task).wrapping_sub(other);
     });
-    let (missing, counted) = (Which::Task(TaskId(3)), Which::Task(TaskId(2)));
+    let (missing, counted) = (RecordSet::Task(TaskId(3)), RecordSet::Task(TaskId(2)));
     assert_eq!(cause(&instead), Some(Cause::Instead { missing, counted }));
     let others = after_one_pass(|it| it.passes[0].checksum ^= 1);
     assert_eq!(cause(&others), Some(Cause::Exchanged));
@@ -144,12 +144,12 @@ fn a_task_that_contributed_before_it_was_given_up_is_named() {
         it.passes[0].checksum = it.passes[0].checksum.wrapping_sub(tail);
     });
     evidence.discarded = discarded(0, 2);
-    let first = Which::Piece { task: TaskId(2), from: 0, to: 4 };
+    let first = RecordSet::Range { task: TaskId(2), from: 0, to: 4 };
     assert_eq!(cause(&evidence), Some(Cause::TooOften(first)));
 }
 
 #[test]
-fn a_position_that_does_not_fit_the_counts_is_told() {
+fn a_position_that_contradicts_the_counts_is_reported() {
     let mut evidence = after_one_pass(|_| {});
     let position = &mut evidence.checkpoint.as_mut().unwrap().position;
     (position.version, position.pass_start) = (Version(9), Version(9));
@@ -161,7 +161,7 @@ fn a_position_that_does_not_fit_the_counts_is_told() {
 
 /// A forged position does not cause long computations.
 #[test]
-fn a_position_beyond_the_end_of_the_job_is_told() {
+fn a_position_beyond_the_end_of_the_job_is_reported() {
     for (pass, version) in [(u32::MAX, 6), (2, 1), (3, 40)] {
         let mut evidence = after_one_pass(|_| {});
         let position = &mut evidence.checkpoint.as_mut().unwrap().position;
@@ -181,14 +181,14 @@ fn counted(ranges: &[(u32, u32, u32, bool)], queue: QueueSnapshot) -> Evidence {
         counted.apply_range(&range, checksum(pass, task, 0..*to));
     }
     let examples = counted.records();
-    let position = PositionRecord { examples, ..PositionRecord::default() };
+    let position = Position { examples, ..Position::default() };
     evidence.checkpoint = Some(snapshot(counted, position, Some(queue)));
     evidence
 }
 
 /// I3: the report lists a given-up task with the records that were applied before.
 #[test]
-fn the_counted_part_of_a_task_that_was_given_up_is_told() {
+fn the_applied_part_of_a_given_up_task_is_reported() {
     let all_but_one: Vec<(u32, u32, u32, bool)> =
         (0..6).map(|task| (0, task, if task == 3 { 4 } else { 8 }, task != 3)).collect();
     let queue = QueueSnapshot { pass: Pass(1), ..QueueSnapshot::default() };
@@ -257,7 +257,7 @@ fn lost_records_are_a_violation_unless_a_generation_explains_them_as_the_job_all
 
 /// A damaged or malicious file causes a finding, neither a panic nor hours of work.
 #[test]
-fn counts_of_what_does_not_exist_are_told() {
+fn counts_of_unknown_tasks_are_reported() {
     let queue = QueueSnapshot { cursor: u32::MAX, ..QueueSnapshot::default() };
     let mut evidence = counted(&[(0, 1, 8, true)], queue);
     let counted = &mut evidence.checkpoint.as_mut().unwrap().slots[0].groups[0].counted;
@@ -274,7 +274,7 @@ fn counts_of_what_does_not_exist_are_told() {
 }
 
 #[test]
-fn a_result_that_lists_other_tasks_or_other_numbers_is_told() {
+fn a_result_with_other_tasks_or_numbers_is_reported() {
     let mut evidence = after_one_pass(|_| {});
     evidence.spec.passes = Some(1);
     evidence.discarded = discarded(1, 4);
@@ -313,11 +313,11 @@ fn a_result_that_lists_other_tasks_or_other_numbers_is_told() {
 
 /// Each finding has its severity, rule and text in JSON.
 #[test]
-fn a_report_is_json_for_programs() {
+fn a_report_is_available_as_json() {
     let report = audit(&after_one_pass(|it| it.passes[0].checksum ^= 1));
     let json = serde_json::to_value(&report).unwrap();
     assert_eq!(json["findings"][0]["severity"], "violation");
-    assert_eq!(json["findings"][0]["rule"], "miscounted");
+    assert_eq!(json["findings"][0]["rule"], "count_mismatch");
     assert_eq!(json["findings"][0]["cause"], "exchanged");
     assert_eq!(json["passes"][0]["slots"][0]["verdict"], "wrong");
 }

@@ -38,7 +38,7 @@ proptest! {
             return Ok(());
         }
         prop_assert_eq!(report.passes.len(), 3);
-        prop_assert!(report.passes.iter().all(|it| it.state == PassState::Over));
+        prop_assert!(report.passes.iter().all(|it| it.state == PassState::Finished));
         check_history(&world);
     }
 
@@ -64,7 +64,7 @@ proptest! {
     /// I6: if the job lets the other slots continue, missing records are reported as an allowed loss,
     /// and there are no other findings.
     #[test]
-    fn a_slot_that_is_lost_alone_costs_what_the_job_allows(seed in any::<u64>()) {
+    fn a_single_lost_slot_loses_no_more_than_the_job_allows(seed in any::<u64>()) {
         let mut world = AsyncWorld::new(seed, LostPserver::Continue);
         world.run();
         let report = world.audit();

@@ -29,44 +29,44 @@ fn is_always_found(mutation: Mutation) {
 
 /// I6, F25, F26
 #[test]
-fn a_piece_that_counts_again_is_found() {
+fn a_range_applied_twice_is_found() {
     is_always_found(Mutation::NoDeduplication);
 }
 
 /// I4, F2
 #[test]
-fn a_late_report_that_counts_for_another_attempt_is_found() {
+fn a_late_report_counted_for_another_attempt_is_found() {
     is_always_found(Mutation::NoAttemptCheck);
 }
 
 /// I6, I10
 #[test]
-fn a_slot_that_goes_back_and_keeps_its_sums_is_found() {
+fn a_rolled_back_slot_that_keeps_its_sums_is_found() {
     is_always_found(Mutation::AppliedRecordsNotRestored);
 }
 
 /// I6, I10
 #[test]
-fn queues_that_do_not_go_back_with_the_slots_are_found() {
+fn queues_that_are_not_rolled_back_with_the_slots_are_found() {
     is_always_found(Mutation::QueueNotRestored);
 }
 
 /// I5, F4
 #[test]
-fn a_slot_whose_memory_is_lost_without_a_generation_is_found() {
+fn a_slot_that_loses_its_memory_without_a_generation_is_found() {
     is_always_found(Mutation::SilentLoss);
 }
 
 /// I6, F48
 #[test]
-fn records_in_the_place_of_others_are_found() {
+fn exchanged_records_are_found() {
     is_always_found(Mutation::Exchanged);
 }
 
 /// I6: the queues of the checkpoint dispatch the task again, but a shard that has left the pass does
 /// not apply it.
 #[test]
-fn a_task_given_up_between_queues_and_shards_of_a_checkpoint_is_found_when_it_is_lost() {
+fn a_lost_task_given_up_between_queues_and_shards_of_a_checkpoint_is_found() {
     let detected = (1..3000).filter(|seed| {
         let mut world = AsyncWorld::new(*seed, LostPserver::Rewind);
         world.mutation = Some(Mutation::GivenUpDuringCheckpoint);
@@ -78,7 +78,7 @@ fn a_task_given_up_between_queues_and_shards_of_a_checkpoint_is_found_when_it_is
 
 /// I3
 #[test]
-fn a_task_that_was_given_up_and_is_not_listed_is_found() {
+fn an_unlisted_given_up_task_is_found() {
     let (mut seen, mut seed) = (0, 0);
     while seen < RUNS {
         seed += 1;
@@ -110,7 +110,7 @@ fn a_commit_of_a_former_master_is_found() {
                 world.step();
             }
         }
-        let former = world.ledger.clone();
+        let former = world.state.ledger.clone();
         let expired = seed.is_multiple_of(2);
         if expired {
             world.etcd.expire_lock();
@@ -148,37 +148,37 @@ fn is_always_found_in_steps(mutation: sync_world::Mutation) {
 
 /// I6, I7, F25
 #[test]
-fn a_lane_that_counts_again_is_found() {
+fn a_lane_applied_twice_is_found() {
     is_always_found_in_steps(sync_world::Mutation::NoDeduplication);
 }
 
 /// I7
 #[test]
-fn a_lane_that_is_left_out_of_a_step_is_found() {
+fn a_lane_missing_from_a_step_is_found() {
     is_always_found_in_steps(sync_world::Mutation::LaneSkipped);
 }
 
 /// I7, I10
 #[test]
-fn a_synchronous_slot_that_goes_back_and_keeps_its_counts_is_found() {
+fn a_rolled_back_synchronous_slot_that_keeps_its_counts_is_found() {
     is_always_found_in_steps(sync_world::Mutation::CountsNotRestored);
 }
 
 /// I5, F4
 #[test]
-fn a_synchronous_slot_whose_memory_is_lost_without_a_generation_is_found() {
+fn a_synchronous_slot_that_loses_its_memory_without_a_generation_is_found() {
     is_always_found_in_steps(sync_world::Mutation::SilentLoss);
 }
 
 /// I7
 #[test]
-fn records_in_the_place_of_others_in_a_lane_are_found() {
+fn exchanged_records_of_a_lane_are_found() {
     is_always_found_in_steps(sync_world::Mutation::Exchanged);
 }
 
 /// I3, I7
 #[test]
-fn a_task_of_a_synchronous_job_that_was_given_up_and_is_not_listed_is_found() {
+fn an_unlisted_given_up_task_of_a_synchronous_job_is_found() {
     let (mut seen, mut seed) = (0, 0);
     while seen < RUNS {
         seed += 1;
@@ -193,7 +193,8 @@ fn a_task_of_a_synchronous_job_that_was_given_up_and_is_not_listed_is_found() {
         let Some(hidden) = hidden.map(|(task, _)| *task) else { continue };
         evidence.discarded.remove(&hidden);
         let report = audit(&evidence);
-        let is_missed = report.findings.iter().any(|it| matches!(it.what, What::Miscounted { .. }));
+        let is_missed =
+            report.findings.iter().any(|it| matches!(it.what, What::CountMismatch { .. }));
         assert!(!report.is_clean() && is_missed, "seed {seed}: {report}");
         seen += 1;
     }

@@ -7,13 +7,14 @@ use steadfast_audit::{Evidence, Report, Sum, audit};
 use steadfast_common::dataset::Manifest;
 use steadfast_common::given_up::GivenUpRecord;
 use steadfast_common::ids::{Generation, Incarnation, Lane, Pass, Slot, TaskId, Version};
+use steadfast_common::placement::PlacementRecord;
 use steadfast_common::records::GenerationRecord;
 use steadfast_common::schedule::LaneSchedule;
 use steadfast_common::spec::{JobSpec, Mode};
 use steadfast_pserver_core::contribution::{Contributed, LaneEnd, LaneShare};
 use steadfast_pserver_core::shard::Shard;
 
-use crate::world::{Rng, Saved, contribution, load_shards, manifest, new_shards, position_of};
+use crate::world::{Rng, Saved, contribution, load_shards, manifest, new_shards};
 use crate::world::{spec, tamper};
 
 /// A guard that the simulation leaves out.
@@ -89,14 +90,14 @@ impl SyncWorld {
             false => self.rng.below(60),
         };
         for _ in 0..steps {
-            if self.shards[0].position().pass == Pass(3) {
+            if self.shards[0].blocks().position().pass == Pass(3) {
                 break;
             }
             self.step();
             match self.rng.below(12) {
                 0 => self.save(),
                 1 if self.rng.once_in(3) && !self.fired => self.restore(),
-                2 => self.forget_silently(),
+                2 => self.lose_memory(),
                 _ => {}
             }
         }
@@ -104,7 +105,7 @@ impl SyncWorld {
     }
 
     fn step(&mut self) {
-        let position = self.shards[0].position().clone();
+        let position = self.shards[0].blocks().position();
         let step = position.version.0 - position.pass_start.0;
         let given = self.lanes(position.pass, step);
         for slot in 0..self.shards.len() {
@@ -117,7 +118,7 @@ impl SyncWorld {
     fn lanes(&mut self, pass: Pass, step: u64) -> Vec<Given> {
         let (lanes, micro_batch) = (self.spec.sync.lanes, self.spec.sync.micro_batch);
         let schedule = LaneSchedule::new(&self.manifest, self.spec.seed, pass, lanes, micro_batch);
-        let ended = self.shards[0].snapshot().ended;
+        let ended = self.shards[0].snapshot().exhausted;
         let mut given = Vec::new();
         for lane in (0..lanes).map(Lane).filter(|lane| !ended.contains(lane)) {
             let (ranges, given_up) = loop {
@@ -150,7 +151,7 @@ impl SyncWorld {
 
     /// One slot's step: lanes in any order, some of them sent twice.
     fn step_of(&mut self, slot: usize, version: Version, given: &[Given]) {
-        let shard = &mut self.shards[slot];
+        let shard = self.shards[slot].as_sync_mut().expect("the job is synchronous");
         let mut again = Sum::default();
         let (mut skipped, mut exchanged) = (false, false);
         for Given { lane, sum, end } in given {
@@ -164,7 +165,7 @@ impl SyncWorld {
             }
             // A lane that continues must hold records, also one whose own records are skipped.
             let records = if skipped { sum.records.max(1) } else { sum.records };
-            let contribution = contribution(shard, records, sum.checksum);
+            let contribution = contribution(shard.blocks(), records, sum.checksum);
             let share = [LaneShare { records, checksum: sum.checksum, end: *end }];
             let outcome = shard.contribute(version, *lane, &share, contribution.clone());
             let outcome = outcome.expect("valid lanes are accepted");
@@ -179,11 +180,11 @@ impl SyncWorld {
             self.fired |= skipped || exchanged;
         }
         assert!(shard.is_step_complete());
-        let pass = shard.position().pass;
+        let pass = shard.blocks().position().pass;
         shard.finish_step(None);
         self.fired |= 0 < again.records;
-        tamper(&self.spec, shard, |snapshot| {
-            for counted in &mut snapshot.counts {
+        tamper(&self.spec, &mut self.shards[slot], |snapshot| {
+            for counted in &mut snapshot.applied {
                 if 0 < again.records {
                     counted.count(pass, again.records, again.checksum);
                 }
@@ -196,7 +197,8 @@ impl SyncWorld {
         self.saved = Some(Saved {
             id: "checkpoint".to_owned(),
             generation: Generation(self.generations.len() as u64),
-            position: position_of(&snapshots[0]),
+            position: snapshots[0].position,
+            exhausted: snapshots[0].exhausted.iter().copied().collect(),
             snapshots,
             queue: None,
         });
@@ -209,21 +211,21 @@ impl SyncWorld {
             Some(_) | None => 1 + self.rng.below(3) as u32,
         };
         self.shards = match &self.saved {
-            Some(saved) => load_shards(&self.spec, &saved.position, &saved.snapshots, slots),
+            Some(saved) => load_shards(&self.spec, saved, slots),
             None => new_shards(&self.spec, slots),
         };
         if self.mutation == Some(Mutation::CountsNotRestored) {
             let slot = self.rng.below(before.len());
-            let kept = before[slot].counts.clone();
+            let kept = before[slot].applied.clone();
             tamper(&self.spec, &mut self.shards[slot], |snapshot| {
-                self.fired |= snapshot.counts[0].records() != kept[0].records();
-                snapshot.counts = kept;
+                self.fired |= snapshot.applied[0].records() != kept[0].records();
+                snapshot.applied = kept;
             });
         }
         self.begin_generation();
     }
 
-    fn forget_silently(&mut self) {
+    fn lose_memory(&mut self) {
         let Some(saved) = self.saved.as_ref().filter(|it| it.snapshots.len() == self.shards.len())
         else {
             return;
@@ -232,10 +234,10 @@ impl SyncWorld {
             return;
         }
         let slot = self.rng.below(self.shards.len());
-        let counts = saved.snapshots[slot].counts.clone();
+        let counts = saved.snapshots[slot].applied.clone();
         tamper(&self.spec, &mut self.shards[slot], |snapshot| {
-            self.fired = snapshot.counts[0].records() != counts[0].records();
-            snapshot.counts = counts;
+            self.fired = snapshot.applied[0].records() != counts[0].records();
+            snapshot.applied = counts;
         });
     }
 
@@ -243,6 +245,7 @@ impl SyncWorld {
         self.generations.push(GenerationRecord {
             generation: Generation(self.generations.len() as u64 + 1),
             slots: (0..self.shards.len()).map(|it| Incarnation(it as i64)).collect(),
+            placement: PlacementRecord::LargestFirst { slots: self.shards.len() as u32 },
             checkpoint: self.saved.as_ref().map(|it| it.id.clone()),
             kept: Vec::<Slot>::new(),
             reason: "a pserver was lost".to_owned(),

@@ -6,12 +6,15 @@ use std::sync::Arc;
 use bytes::Bytes;
 use steadfast_audit::{CheckpointEvidence, Group, SlotCounts};
 use steadfast_common::dataset::{Chunk, Manifest};
-use steadfast_common::ids::{Generation, Slot};
+use steadfast_common::ids::{Generation, Lane, Slot};
 use steadfast_common::layout::{Layout, ParamSpec};
-use steadfast_common::records::PositionRecord;
+use steadfast_common::placement::{Placement, PlacementRecord};
+use steadfast_common::position::Position;
 use steadfast_common::spec::{JobSpec, Mode};
+use steadfast_pserver_core::block_store::{BlockStore, ShardSnapshot, SnapshotBlock};
 use steadfast_pserver_core::contribution::{Contribution, ValidatedBlock};
-use steadfast_pserver_core::shard::{self, Rules, Shard, SnapshotBlock};
+use steadfast_pserver_core::rules::Rules;
+use steadfast_pserver_core::shard::Shard;
 
 /// A seeded random number generator (SplitMix64).
 #[derive(Clone, Debug)]
@@ -84,79 +87,66 @@ pub fn layout() -> Arc<Layout> {
 
 /// Newly initialized shards.
 pub fn new_shards(spec: &JobSpec, slots: u32) -> Vec<Shard> {
-    let layout = layout();
+    let (layout, rules) = (layout(), Rules::new(spec));
+    let placement = Placement::of(&layout, &PlacementRecord::LargestFirst { slots });
     let new = |slot| {
-        let blocks = Shard::blocks_of(&layout, Slot(slot), slots);
-        let values = blocks.iter().map(|(_, block)| vec![0.0; block.len]).collect();
-        Shard::new(layout.clone(), blocks, values, Rules::new(spec))
+        let numbers = placement.blocks_of(Slot(slot));
+        let len = |number: &u32| layout.blocks()[*number as usize].len;
+        let values = numbers.iter().map(|number| vec![0.0; len(number)]).collect();
+        let snapshot = ShardSnapshot::initial(numbers, values, &rules);
+        Shard::restore(layout.clone(), snapshot, rules.clone())
     };
     (0..slots).map(new).collect()
 }
 
 /// Loads shards from a checkpoint's shard snapshots, of any number, as pservers do.
-pub fn load_shards(
-    spec: &JobSpec,
-    position: &PositionRecord,
-    snapshots: &[shard::ShardSnapshot],
-    slots: u32,
-) -> Vec<Shard> {
-    (0..slots).map(|slot| load_shard(spec, position, snapshots, slot, slots)).collect()
+pub fn load_shards(spec: &JobSpec, saved: &Saved, slots: u32) -> Vec<Shard> {
+    (0..slots).map(|slot| load_shard(spec, saved, slot, slots)).collect()
 }
 
-pub fn load_shard(
-    spec: &JobSpec,
-    position: &PositionRecord,
-    snapshots: &[shard::ShardSnapshot],
-    slot: u32,
-    slots: u32,
-) -> Shard {
+pub fn load_shard(spec: &JobSpec, saved: &Saved, slot: u32, slots: u32) -> Shard {
     let layout = layout();
-    let blocks = Shard::blocks_of(&layout, Slot(slot), slots);
-    let mut counts = Vec::new();
+    let mut applied = Vec::new();
     let mut loaded = Vec::new();
-    for (number, _) in &blocks {
-        let of_block = snapshots.iter().find_map(|snapshot| {
+    let placement = Placement::of(&layout, &PlacementRecord::LargestFirst { slots });
+    for number in placement.blocks_of(Slot(slot)) {
+        let of_block = saved.snapshots.iter().find_map(|snapshot| {
             let block = snapshot.blocks.iter().find(|block| block.number == *number)?;
-            Some((block.clone(), snapshot.counts[block.count].clone()))
+            Some((block.clone(), snapshot.applied[block.applied].clone()))
         });
         let (block, counted) = of_block.expect("every block is in the checkpoint");
-        let count = counts.iter().position(|known| *known == counted).unwrap_or_else(|| {
-            counts.push(counted);
-            counts.len() - 1
+        let index = applied.iter().position(|known| *known == counted).unwrap_or_else(|| {
+            applied.push(counted);
+            applied.len() - 1
         });
-        loaded.push(SnapshotBlock { count, ..block });
+        loaded.push(SnapshotBlock { applied: index, ..block });
     }
-    let snapshot = shard::ShardSnapshot {
-        position: shard::Position {
-            version: position.version,
-            pass: position.pass,
-            pass_start: position.pass_start,
-            examples: position.examples,
-            loss: None,
-        },
+    let snapshot = ShardSnapshot {
+        position: saved.position,
         updates: 0,
-        ended: position.exhausted.iter().copied().collect(),
-        counts,
+        exhausted: saved.exhausted.iter().copied().collect(),
+        applied,
         blocks: loaded,
     };
-    Shard::restore(layout, blocks, snapshot, Rules::new(spec))
+    Shard::restore(layout, snapshot, Rules::new(spec))
 }
 
 /// Modifies the state of a shard.
-pub fn tamper(spec: &JobSpec, shard: &mut Shard, change: impl FnOnce(&mut shard::ShardSnapshot)) {
+pub fn tamper(spec: &JobSpec, shard: &mut Shard, change: impl FnOnce(&mut ShardSnapshot)) {
     let mut snapshot = shard.snapshot();
     change(&mut snapshot);
-    let (layout, blocks) = (shard.layout().clone(), shard.blocks().to_vec());
-    *shard = Shard::restore(layout, blocks, snapshot, Rules::new(spec));
+    let layout = shard.blocks().layout().clone();
+    *shard = Shard::restore(layout, snapshot, Rules::new(spec));
 }
 
 /// A gradient of zeros; without blocks if there are no records.
-pub fn contribution(shard: &Shard, records: u64, checksum: u64) -> Contribution {
+pub fn contribution(store: &BlockStore, records: u64, checksum: u64) -> Contribution {
     let zeros = |block: u32, len: usize| {
         let bytes = Bytes::from(vec![0; len * size_of::<f32>()]);
-        ValidatedBlock::new(block, &bytes.into(), shard.memory().lend(len)).expect("zero is finite")
+        ValidatedBlock::new(block, &bytes.into(), store.buffers().lend(len))
+            .expect("zero is finite")
     };
-    let given = if records == 0 { &[] } else { shard.blocks().as_slice() };
+    let given = if records == 0 { &[] } else { store.list().as_slice() };
     Contribution {
         records,
         loss_sum: 0.0,
@@ -170,8 +160,9 @@ pub fn contribution(shard: &Shard, records: u64, checksum: u64) -> Contribution 
 pub struct Saved {
     pub id: String,
     pub generation: Generation,
-    pub position: PositionRecord,
-    pub snapshots: Vec<shard::ShardSnapshot>,
+    pub position: Position,
+    pub exhausted: Vec<Lane>,
+    pub snapshots: Vec<ShardSnapshot>,
     pub queue: Option<steadfast_common::records::QueueSnapshot>,
 }
 
@@ -180,7 +171,8 @@ impl Saved {
         CheckpointEvidence {
             id: self.id.clone(),
             generation: self.generation,
-            position: self.position.clone(),
+            position: self.position,
+            exhausted: self.exhausted.clone(),
             slots: self
                 .snapshots
                 .iter()
@@ -194,21 +186,10 @@ impl Saved {
     }
 }
 
-/// The position that a shard snapshot contains.
-pub fn position_of(snapshot: &shard::ShardSnapshot) -> PositionRecord {
-    PositionRecord {
-        version: snapshot.position.version,
-        pass: snapshot.position.pass,
-        pass_start: snapshot.position.pass_start,
-        examples: snapshot.position.examples,
-        exhausted: snapshot.ended.iter().copied().collect(),
-    }
-}
-
-fn counts(slot: usize, snapshot: &shard::ShardSnapshot) -> SlotCounts {
-    let groups = snapshot.counts.iter().enumerate().map(|(at, counted)| Group {
+fn counts(slot: usize, snapshot: &ShardSnapshot) -> SlotCounts {
+    let groups = snapshot.applied.iter().enumerate().map(|(at, counted)| Group {
         counted: counted.clone(),
-        blocks: snapshot.blocks.iter().filter(|block| block.count == at).count(),
+        blocks: snapshot.blocks.iter().filter(|block| block.applied == at).count(),
     });
     SlotCounts { slot: Slot(slot as u32), groups: groups.collect() }
 }

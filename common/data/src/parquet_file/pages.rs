@@ -1,11 +1,12 @@
-//! The page index, by which a part of a large row group is read without the rest.
+//! The pages of a column, and the page index, by which a part of a large row group is read without the
+//! rest.
 
 use std::io::Read;
 use std::sync::Arc;
 
-use parquet::arrow::ProjectionMask;
-use parquet::column::page::PageReader;
+use parquet::column::page::{Page, PageMetadata, PageReader};
 use parquet::errors::ParquetError;
+use parquet::file::metadata::page_index::PageIndexProvider;
 use parquet::file::metadata::{
     ColumnChunkMetaData, PageIndexPolicy, ParquetMetaData, ParquetMetaDataReader,
 };
@@ -33,28 +34,68 @@ pub(super) fn load_index(
     reader.finish()
 }
 
-/// Whether the page index can be used to find row `first` of a row group: in each wanted column the pages
-/// are contiguous, and the page with that row has as many rows as the index states.
-pub(super) fn is_index_valid(
+/// Returns the page index if it can be used to find row `first` of a row group: in each wanted column the
+/// pages are contiguous, and the page with that row has as many rows as the index states.
+pub(super) fn valid_index<'a>(
     source: &Source,
-    metadata: &ParquetMetaData,
+    metadata: &'a ParquetMetaData,
     group: usize,
-    wanted: &ProjectionMask,
+    mut wanted: impl Iterator<Item = usize>,
     first: usize,
-) -> bool {
+) -> Option<&'a dyn PageIndexProvider> {
     let row_group = metadata.row_group(group);
-    let Some((index, rows)) = metadata.page_index().zip(usize::try_from(row_group.num_rows()).ok())
-    else {
-        return false;
-    };
-    let mut columns = row_group.columns().iter().enumerate();
-    columns.all(|(leaf, column)| {
-        let is_valid = |pages: &Vec<PageLocation>| {
-            let pages = Pages { column, of: pages, rows };
+    let index = metadata.page_index()?.as_ref();
+    let rows = usize::try_from(row_group.num_rows()).ok()?;
+    let is_valid = wanted.all(|leaf| {
+        index.page_locations(group, leaf).is_some_and(|pages| {
+            let pages = Pages { column: row_group.column(leaf), of: pages, rows };
             pages.are_contiguous() && pages.has_its_rows(source, first).unwrap_or(false)
-        };
-        !wanted.leaf_included(leaf) || index.page_locations(group, leaf).is_some_and(is_valid)
-    })
+        })
+    });
+    is_valid.then_some(index)
+}
+
+/// The pages of a column that is not nested, with checks that the decoder lacks.
+pub(super) struct FlatPages(pub SerializedPageReader<Source>);
+
+impl PageReader for FlatPages {
+    fn get_next_page(&mut self) -> Result<Option<Page>, ParquetError> {
+        while let Some(page) = self.0.get_next_page()? {
+            match &page {
+                // The decoder allocates memory for the number of values that a dictionary claims.
+                Page::DictionaryPage { buf, num_values, .. }
+                    if buf.len() < *num_values as usize =>
+                {
+                    let bytes = buf.len();
+                    let reason =
+                        format!("a dictionary of {bytes} bytes claims {num_values} values");
+                    return Err(ParquetError::General(reason));
+                }
+                // The decoder stops at a data page without values.
+                page if page.is_data_page() && page.num_values() == 0 => {}
+                _ => return Ok(Some(page)),
+            }
+        }
+        Ok(None)
+    }
+
+    fn peek_next_page(&mut self) -> Result<Option<PageMetadata>, ParquetError> {
+        // A page has a row for each value. Its number of rows may be wrong; decoding ignores it.
+        let page = self.0.peek_next_page()?;
+        Ok(page.map(|page| PageMetadata { num_rows: page.num_levels.or(page.num_rows), ..page }))
+    }
+
+    fn skip_next_page(&mut self) -> Result<(), ParquetError> {
+        self.0.skip_next_page()
+    }
+}
+
+impl Iterator for FlatPages {
+    type Item = Result<Page, ParquetError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.get_next_page().transpose()
+    }
 }
 
 /// The page index of one column of a row group.

@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_that_does_not_answer_is_not_the_fault_of_the_file() {
+    fn an_unreachable_store_is_not_reported_as_a_damaged_file() {
         let beginnings: [(Codec, &[u8]); 3] = [
             (Codec::Gzip, b"\x1f\x8b\x08\0\0\0\0\0\0\x03"),
             (Codec::Zstd, b"\x28\xb5\x2f\xfd\0"),

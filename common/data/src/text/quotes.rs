@@ -43,7 +43,7 @@ mod tests {
     use steadfast_common::spec::Header;
 
     #[test]
-    fn a_quote_is_found_where_its_field_begins() {
+    fn a_quote_opens_only_at_the_start_of_a_field() {
         let dialect = Dialect { delimiter: b',', header: Header::Present };
         let cases: [(&[u8], Option<usize>); 9] = [
             (b"1,\"2", Some(2)),

@@ -1,7 +1,5 @@
 //! Compressed columns of Parquet files.
 
-use std::sync::Arc;
-
 use parquet::basic::Compression;
 use parquet::file::metadata::{
     ParquetMetaData, ParquetMetaDataBuilder, ParquetMetaDataReader, ParquetMetaDataWriter,
@@ -10,7 +8,7 @@ use steadfast_common::dataset::{ReadOptions, Records};
 use steadfast_common::spec::{DataFormat, DatasetSpec};
 use steadfast_data::{DataError, ErrorKind, plan, read};
 
-use crate::files::{Folder, compressed_parquet, parquet_of, spec};
+use crate::files::{Folder, Values, compressed_parquet, parquet, parquet_of, spec};
 
 async fn records(folder: &Folder, spec: &DatasetSpec) -> Result<Records, DataError> {
     let manifest = plan(spec, 0.0, Some(folder.path())).await?;
@@ -24,7 +22,7 @@ fn x_of_fixture() -> Vec<f32> {
 }
 
 #[tokio::test]
-async fn lz4_in_both_forms_is_read() {
+async fn both_lz4_formats_are_read() {
     let folder = Folder::new();
     folder.write_bytes("pyarrow.parquet", include_bytes!("files/lz4.parquet"));
     let values: Vec<f64> = (0..40).map(f64::from).collect();
@@ -39,7 +37,7 @@ async fn lz4_in_both_forms_is_read() {
 }
 
 #[tokio::test]
-async fn a_codec_that_cannot_be_read_is_refused_by_the_planner_with_the_way_out() {
+async fn the_planner_rejects_an_unsupported_codec_with_a_hint() {
     let folder = Folder::new();
     folder.write_bytes("a.parquet", include_bytes!("files/brotli.parquet"));
     let (plain, numbers) = (parquet_of(&[1.0; 40], &[2.0; 40], 10), DataFormat::Parquet);
@@ -57,9 +55,8 @@ async fn a_codec_that_cannot_be_read_is_refused_by_the_planner_with_the_way_out(
 #[tokio::test]
 async fn a_codec_of_a_column_that_is_not_used_does_not_matter() {
     let folder = Folder::new();
-    let column = |value| Arc::new(arrow_array::Float64Array::from(vec![value; 4])) as _;
-    let file =
-        crate::files::parquet(vec![("x", column(1.0)), ("y", column(2.0)), ("z", column(3.0))], 9);
+    let columns = [1.0, 2.0, 3.0].map(|value| Values::Double(vec![value; 4]));
+    let file = parquet("required double x; required double y; required double z;", &columns, 9);
     folder.write_bytes("a.parquet", &relabelled_from(&file, Compression::LZO, 2));
     let found = records(&folder, &spec(DataFormat::Parquet, &["a.parquet"])).await.unwrap();
     assert_eq!((found.features, found.labels), (vec![1.0; 4], vec![2.0; 4]));

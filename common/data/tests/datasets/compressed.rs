@@ -84,7 +84,7 @@ async fn all_members_frames_and_streams_of_a_file_are_read() {
 }
 
 #[tokio::test]
-async fn a_damaged_or_cut_off_compressed_file_is_one_permanent_error_that_names_it() {
+async fn a_damaged_or_truncated_compressed_file_is_one_permanent_error_that_names_it() {
     let folder = Folder::new();
     let text: Vec<u8> = (0..30_000_u64)
         .flat_map(|i| {
@@ -101,9 +101,12 @@ async fn a_damaged_or_cut_off_compressed_file_is_one_permanent_error_that_names_
             folder.write_bytes(codec, &whole[..length]);
             let error = plan(&spec, 0.0, Some(folder.path())).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Permanent);
-            let said = error.to_string();
-            assert!(said.contains(&name) && said.contains("truncated"), "{length}: {said}");
-            assert!(said.contains(&format!("its {codec} data")), "{length}: {said}");
+            let message = error.to_string();
+            assert!(
+                message.contains(&name) && message.contains("truncated"),
+                "{length}: {message}"
+            );
+            assert!(message.contains(&format!("its {codec} data")), "{length}: {message}");
         }
         for place in [1000, whole.len() / 2] {
             let mut damaged = whole.clone();
@@ -134,7 +137,7 @@ async fn a_compressed_file_that_changed_is_an_error() {
 
 /// The text has 600 MB, so that holding all of it in memory would be detected.
 #[tokio::test]
-async fn what_is_compressed_extremely_well_does_not_fill_the_memory() {
+async fn a_decompression_bomb_does_not_fill_the_memory() {
     let folder = Folder::new();
     let records = "1,2\n".repeat(256 << 10);
     for (name, compress) in [("gzip", gzip as Compress), ("zstd", zstd)] {

@@ -7,7 +7,7 @@ use steadfast_common::ids::TaskId;
 use steadfast_common::spec::{DataFormat, DatasetSpec};
 use steadfast_data::{DataError, plan, read};
 
-use crate::files::{Folder, PageIndex, large_parquet, parquet_of, spec};
+use crate::files::{Folder, PageIndex, large_parquet, parquet_of, parquet_of_new_pages, spec};
 
 async fn records(folder: &Folder, records_per_task: Option<u32>) -> Result<Records, DataError> {
     let spec = DatasetSpec { records_per_task, ..spec(DataFormat::Parquet, &["a.parquet"]) };
@@ -25,24 +25,25 @@ async fn records(folder: &Folder, records_per_task: Option<u32>) -> Result<Recor
 async fn records_of_a_damaged_file_do_not_depend_on_its_tasks() {
     let folder = Folder::new();
     let values: Vec<f64> = (0..200).map(f64::from).collect();
-    let file = parquet_of(&values, &values, 150);
-    let mut read = 0;
-    for place in (0..file.len()).step_by(3) {
-        let mut damaged = file.clone();
-        damaged[place] ^= 6;
-        folder.write_bytes("a.parquet", &damaged);
-        let (whole, split) = (records(&folder, None).await, records(&folder, Some(67)).await);
-        if let (Ok(whole), Ok(split)) = (whole, split) {
-            assert_eq!(whole, split, "byte {place} of {}", file.len());
-            read += 1;
+    for file in [parquet_of, parquet_of_new_pages].map(|write| write(&values, &values, 150)) {
+        let mut read = 0;
+        for place in (0..file.len()).step_by(3) {
+            let mut damaged = file.clone();
+            damaged[place] ^= 6;
+            folder.write_bytes("a.parquet", &damaged);
+            let (whole, split) = (records(&folder, None).await, records(&folder, Some(67)).await);
+            if let (Ok(whole), Ok(split)) = (whole, split) {
+                assert_eq!(whole, split, "byte {place} of {}", file.len());
+                read += 1;
+            }
         }
+        assert!(0 < read && read < file.len(), "{read}");
     }
-    assert!(0 < read && read < file.len(), "{read}");
 }
 
 /// F54: a damaged byte in the page index of a large row group, by which parts of it are found.
 #[tokio::test]
-async fn rows_are_not_mixed_up_by_a_damaged_list_of_pages() {
+async fn a_damaged_page_index_does_not_mix_up_rows() {
     let folder = Folder::new();
     let values: Vec<f64> = (0..700_000).map(f64::from).collect();
     let file = large_parquet(&values, PageIndex::Present);
@@ -69,11 +70,25 @@ async fn rows_are_not_mixed_up_by_a_damaged_list_of_pages() {
     assert!(0 < read_well, "{list:?}");
 }
 
+/// F54: no memory is allocated for a dictionary that claims more values than it has bytes.
+#[tokio::test]
+async fn a_dictionary_that_lies_about_its_length_is_refused() {
+    let folder = Folder::new();
+    // A page header in Thrift's compact protocol: a dictionary of 8 bytes with 2³¹ − 1 plain values.
+    let page = b"\x15\x04\x15\x10\x15\x10\x4c\x15\xfe\xff\xff\xff\x0f\x15\0\0\0--------";
+    // The first column begins with its dictionary, after the magic number.
+    let mut file = parquet_of(&[1.0; 40], &[2.0; 40], 40);
+    file[4..][..page.len()].copy_from_slice(page);
+    folder.write_bytes("a.parquet", &file);
+    let error = records(&folder, None).await.unwrap_err().to_string();
+    assert!(error.contains("claims 2147483647 values"), "{error}");
+}
+
 /// F54: pages may have checksums, which no writer here creates. The file is written by
 /// `pyarrow.parquet.write_table(…, write_page_checksum=True)`: columns `x` and `y` of 40 numbers, plain
 /// encoding.
 #[tokio::test]
-async fn a_page_that_does_not_fit_its_checksum_is_refused() {
+async fn a_page_with_a_wrong_checksum_is_rejected() {
     let folder = Folder::new();
     let file = include_bytes!("files/checksums.parquet");
     folder.write_bytes("a.parquet", file);

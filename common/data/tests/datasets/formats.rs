@@ -13,7 +13,7 @@ async fn expect(folder: &Folder, format: DataFormat, source: &str, parts: &[&str
 }
 
 #[tokio::test]
-async fn another_separator_is_named_with_the_way_out() {
+async fn an_unexpected_separator_is_reported_with_a_hint() {
     let folder = Folder::new();
     folder.write("a.csv", "x0;x1;y\n1,5;2;3\n");
     let way_out = "write it with commas";
@@ -31,7 +31,7 @@ async fn another_separator_is_named_with_the_way_out() {
 }
 
 #[tokio::test]
-async fn a_folder_is_named_with_a_pattern_for_its_files() {
+async fn a_folder_is_rejected_with_a_pattern_for_its_files() {
     let folder = Folder::new();
     folder.write("data/a.csv", "x0,x1,y\n1,2,3\n");
     std::fs::create_dir(format!("{}/empty", folder.path())).unwrap();
@@ -49,7 +49,7 @@ async fn a_folder_is_named_with_a_pattern_for_its_files() {
 }
 
 #[tokio::test]
-async fn a_file_of_another_format_is_named_whatever_it_is_called() {
+async fn a_file_of_another_format_is_detected_whatever_its_name() {
     let folder = Folder::new();
     folder.write_bytes("a.csv", &parquet_of(&[1.0; 20], &[2.0; 20], 10));
     let way_out = "`format = \"parquet\"`";

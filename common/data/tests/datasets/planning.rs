@@ -39,7 +39,7 @@ async fn a_dataset_without_records_is_an_error() {
 }
 
 #[tokio::test]
-async fn files_keep_the_order_of_the_sources_and_come_once() {
+async fn files_keep_the_order_of_the_sources_and_appear_once() {
     let folder = Folder::new();
     for name in ["b/2.csv", "b/1.csv", "a.csv"] {
         folder.write(name, "x0,x1,y\n1,2,3\n");
@@ -89,7 +89,7 @@ async fn the_columns_of_all_files_must_fit_the_job() {
 }
 
 #[tokio::test]
-async fn a_column_of_text_is_refused_by_a_schema() {
+async fn a_text_column_is_rejected_by_the_schema() {
     let folder = Folder::new();
     folder.write_bytes("a.parquet", &parquet_with_text());
     let error = error_of(&folder, &spec(DataFormat::Parquet, &["a.parquet"])).await;
@@ -97,7 +97,7 @@ async fn a_column_of_text_is_refused_by_a_schema() {
 }
 
 #[tokio::test]
-async fn something_must_be_left_to_train_on() {
+async fn a_dataset_without_training_tasks_is_rejected() {
     let folder = Folder::new();
     folder.write("a.csv", "x0,x1,y\n1,2,3\n1,2,3\n1,2,3\n1,2,3\n");
     let mut spec = spec(DataFormat::Csv, &["a.csv"]);
@@ -166,7 +166,7 @@ async fn a_quote_that_is_closed_by_a_later_one_is_reported_with_the_lines_betwee
 }
 
 #[tokio::test]
-async fn a_header_longer_than_the_first_look_is_read() {
+async fn a_header_longer_than_the_first_read_is_read() {
     let folder = Folder::new();
     let names: Vec<String> = (0..20_000).map(|i| format!("pixel_{i}")).collect();
     folder.write("a.csv", &format!("{},y\n{}1\n", names.join(","), "0,".repeat(20_000)));
@@ -178,7 +178,7 @@ async fn a_header_longer_than_the_first_look_is_read() {
 
 /// Compiles only if the futures are `Send`.
 #[tokio::test]
-async fn planning_and_reading_can_be_spawned() {
+async fn planning_and_reading_are_send() {
     let folder = Folder::new();
     folder.write("a.csv", "x0,x1,y\n1,2,3\n");
     let (spec, base) = (spec(DataFormat::Csv, &["a.csv"]), folder.path().to_owned());

@@ -1,14 +1,8 @@
 //! Reading: from chunks to numbers.
 
-use std::sync::Arc;
-
-use crate::files::{Folder, PageIndex, example, large_parquet, parquet, parquet_of, spec};
-use arrow_array::types::{Decimal256Type, Float16Type};
-use arrow_array::{
-    ArrayRef, ArrowPrimitiveType, BooleanArray, Decimal128Array, Decimal256Array, Float16Array,
-    Float32Array, Float64Array, Int64Array, UInt8Array,
-};
+use crate::files::{Folder, PageIndex, Values, example, large_parquet, parquet, parquet_of, spec};
 use bytes::Bytes;
+use half::f16;
 use parquet::file::metadata::ParquetMetaDataReader;
 use steadfast_common::dataset::{Chunk, Manifest, ReadOptions, Records};
 use steadfast_common::ids::TaskId;
@@ -90,48 +84,132 @@ async fn rows_within_a_large_row_group_are_found_page_by_page() {
 }
 
 #[tokio::test]
-async fn every_kind_of_number_is_read() {
-    let decimals = |values, precision, scale| -> ArrayRef {
-        let array = Decimal128Array::from(values);
-        Arc::new(array.with_precision_and_scale(precision, scale).unwrap())
-    };
-    type I256 = <Decimal256Type as ArrowPrimitiveType>::Native;
-    let wide = Decimal256Array::from(vec![I256::from_i128(5), I256::from_i128(-7)]);
-    type F16 = <Float16Type as ArrowPrimitiveType>::Native;
-    let halves = Float16Array::from(vec![F16::from_f32(0.25), F16::from_f32(-8.0)]);
-    let columns: Vec<(&str, ArrayRef)> = vec![
-        ("x_bool", Arc::new(BooleanArray::from(vec![true, false]))),
-        ("x_u8", Arc::new(UInt8Array::from(vec![255, 0]))),
-        ("x_i64", Arc::new(Int64Array::from(vec![-(1 << 40), 3]))),
-        ("x_f32", Arc::new(Float32Array::from(vec![0.1, -0.5]))),
-        ("x_f16", Arc::new(halves)),
-        ("x_decimal", decimals(vec![150, -25], 10, 2)),
-        // Not representable as a float without rounding.
-        ("x_long", decimals(vec![12_345_678_901_234_567_890_123, 1], 38, 22)),
-        ("x_wide", Arc::new(wide.with_precision_and_scale(60, 1).unwrap())),
-        ("y", Arc::new(Float64Array::from(vec![0.1, 2.0]))),
+async fn every_numeric_type_is_read() {
+    let halves = [0.25, -8.0].map(|value| f16::from_f32(value).to_le_bytes().to_vec().into());
+    let columns = [
+        ("required boolean x", Values::Bool(vec![true, false]), [1.0, 0.0]),
+        ("required int32 x (INT_8)", Values::Int32(vec![-128, 127]), [-128.0, 127.0]),
+        ("required int32 x (INTEGER(8,false))", Values::Int32(vec![255, 0]), [255.0, 0.0]),
+        ("required int32 x (INTEGER(16,true))", Values::Int32(vec![-300, 300]), [-300.0, 300.0]),
+        ("required int32 x (UINT_16)", Values::Int32(vec![65_535, 1]), [65_535.0, 1.0]),
+        ("required int32 x", Values::Int32(vec![-(1 << 20), 5]), [-1_048_576.0, 5.0]),
+        ("required int32 x (UINT_32)", Values::Int32(vec![-1, 2]), [4_294_967_295.0, 2.0]),
+        ("required int64 x", Values::Int64(vec![-(1 << 40), 3]), [-(2_f32.powi(40)), 3.0]),
+        ("required int64 x (INTEGER(64,false))", Values::Int64(vec![-1, 4]), [2_f32.powi(64), 4.0]),
+        (
+            "required fixed_len_byte_array (2) x (FLOAT16)",
+            Values::Fixed(halves.to_vec()),
+            [0.25, -8.0],
+        ),
+        ("required float x", Values::Float(vec![0.1, -0.5]), [0.1, -0.5]),
+        ("optional double x", Values::Double(vec![0.1, 2.0]), [0.1, 2.0]),
     ];
+    for (column, values, expected) in columns {
+        expect_numbers(column, values, expected).await;
+    }
+}
+
+/// S004-82: the records read do not depend on how they are stored.
+#[tokio::test]
+async fn a_decimal_is_the_number_that_its_text_is() {
+    let long = 12_345_678_901_234_567_890_123;
+    let fixed = |values: [i128; 2], len| {
+        Values::Fixed(values.map(|value| big_endian(value, len).into()).to_vec())
+    };
+    let mut power_of_two = vec![0; 26];
+    power_of_two[0] = 1;
+    let columns = [
+        ("required int32 x (DECIMAL(9,1))", Values::Int32(vec![1, -25]), [0.1, -2.5]),
+        ("required int64 x (DECIMAL(10,2))", Values::Int64(vec![150, -25]), [1.5, -0.25]),
+        // Not representable as a float without rounding.
+        (
+            "required fixed_len_byte_array (16) x (DECIMAL(38,22))",
+            fixed([long, 1], 16),
+            [1.234_567_9, 1e-22],
+        ),
+        ("required fixed_len_byte_array (26) x (DECIMAL(60,1))", fixed([5, -7], 26), [0.5, -0.7]),
+        (
+            "required fixed_len_byte_array (26) x (DECIMAL(62,30))",
+            Values::Fixed(vec![power_of_two.into(), big_endian(0, 26).into()]),
+            [1.606_938e30, 0.0],
+        ),
+        (
+            "optional binary x (DECIMAL(76,2))",
+            Values::Bytes(vec![vec![0x80].into(), big_endian(-1, 32).into()]),
+            [-1.28, -0.01],
+        ),
+    ];
+    for (column, values, expected) in columns {
+        expect_numbers(column, values, expected).await;
+    }
+}
+
+/// The number in `len` bytes.
+fn big_endian(value: i128, len: usize) -> Vec<u8> {
+    let sign = if value < 0 { 0xff } else { 0 };
+    let bytes = value.to_be_bytes();
+    std::iter::repeat_n(sign, len - bytes.len()).chain(bytes).collect()
+}
+
+async fn expect_numbers(column: &str, values: Values, expected: [f32; 2]) {
     let folder = Folder::new();
-    folder.write_bytes("a.parquet", &parquet(columns, 10));
+    let columns = [values, Values::Double(vec![1.0, 2.0])];
+    folder
+        .write_bytes("a.parquet", &parquet(&format!("{column}; required double y;"), &columns, 10));
     let spec = spec(DataFormat::Parquet, &["a.parquet"]);
     let (_, records) = all(&spec, Some(folder.path())).await.unwrap();
-    let big = -(2_f32.powi(40));
-    let first = [1.0, 255.0, big, 0.1, 0.25, 1.5, 1.234_567_9, 0.5];
-    let second = [0.0, 0.0, 3.0, -0.5, -8.0, -0.25, 1e-22, -0.7];
-    assert_eq!(records.features, [first, second].concat());
-    assert_eq!(records.labels, [0.1, 2.0]);
+    assert_eq!(records.features, expected, "{column}");
+    assert_eq!(records.labels, [1.0, 2.0], "{column}");
+}
+
+#[tokio::test]
+async fn a_column_without_numbers_is_refused_with_its_content() {
+    let columns = [
+        ("required int32 x (DATE)", Values::Int32(vec![1]), "dates"),
+        ("required int32 x (TIME_MILLIS)", Values::Int32(vec![1]), "times of day"),
+        ("required int64 x (TIME(NANOS,true))", Values::Int64(vec![1]), "times of day"),
+        ("required int64 x (TIMESTAMP_MICROS)", Values::Int64(vec![1]), "timestamps"),
+        ("required int64 x (TIMESTAMP(NANOS,true))", Values::Int64(vec![1]), "timestamps"),
+        ("required int96 x", Values::Int96(vec![vec![1, 2, 3].into()]), "timestamps"),
+        ("required binary x (STRING)", Values::Bytes(vec!["1".into()]), "text"),
+        ("required binary x", Values::Bytes(vec!["1".into()]), "BYTE_ARRAY"),
+        ("repeated double x", Values::Double(vec![1.0]), "lists"),
+        ("optional group x { required double x; }", Values::Double(vec![1.0]), "nested columns"),
+    ];
+    for (column, values, content) in columns {
+        let folder = Folder::new();
+        let columns = [values, Values::Double(vec![1.0])];
+        let schema = format!("{column} ; required double y;").replace("} ;", "}");
+        folder.write_bytes("a.parquet", &parquet(&schema, &columns, 10));
+        let spec = spec(DataFormat::Parquet, &["a.parquet"]);
+        let error = all(&spec, Some(folder.path())).await.unwrap_err();
+        let DataError::NotNumeric { found, .. } = &error else { panic!("{column}: {error}") };
+        assert_eq!(found, content, "{column}");
+    }
+}
+
+#[tokio::test]
+async fn columns_beside_nested_ones_are_read() {
+    let schema = "optional group a { required double x; required double y; } required double x;
+        repeated double z; required double y;";
+    let columns = [1.0, 2.0, 3.0, 4.0, 5.0].map(|value| Values::Double(vec![value]));
+    let folder = Folder::new();
+    folder.write_bytes("a.parquet", &parquet(schema, &columns, 10));
+    let spec = spec(DataFormat::Parquet, &["a.parquet"]);
+    let (_, records) = all(&spec, Some(folder.path())).await.unwrap();
+    assert_eq!((records.features, records.labels), (vec![3.0], vec![5.0]));
 }
 
 /// D9: an unreadable value is an error of the task; records are never skipped silently.
 #[tokio::test]
 async fn a_bad_value_is_named_with_its_record() {
     let folder = Folder::new();
-    let column = |values: Vec<Option<f64>>| Arc::new(Float64Array::from(values)) as ArrayRef;
-    let good = column(vec![Some(1.0); 5]);
     for (name, bad) in [("null", None), ("nan", Some(f64::NAN)), ("big", Some(1e300))] {
-        let x = column(vec![Some(1.0), Some(2.0), Some(3.0), bad, Some(5.0)]);
+        let x = Values::Nullable(vec![Some(1.0), Some(2.0), Some(3.0), bad, Some(5.0)]);
         let file = format!("{name}.parquet");
-        folder.write_bytes(&file, &parquet(vec![("x", x), ("y", Arc::clone(&good))], 2));
+        let columns = [x, Values::Double(vec![1.0; 5])];
+        let schema = "optional double x; required double y;";
+        folder.write_bytes(&file, &parquet(schema, &columns, 2));
         let spec = spec(DataFormat::Parquet, &[&file]);
         expect_bad_record(&folder, &spec).await;
     }

@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_changed_is_told() {
+    fn only_changes_are_sent() {
         let now = |pairs: &[(&str, &str)]| {
             pairs.iter().map(|(place, body)| ((*place).to_owned(), (*body).to_owned())).collect()
         };

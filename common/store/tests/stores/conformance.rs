@@ -22,7 +22,7 @@ async fn put(folder: &Location, names: &[&str]) {
 }
 
 #[tokio::test]
-async fn what_was_written_last_is_read() {
+async fn a_read_returns_the_last_write() {
     on_each("written-last", |folder| async move {
         let object = folder.child("a/b c%.txt").unwrap();
         assert_eq!(object.size().await.unwrap(), None);
@@ -40,7 +40,7 @@ async fn what_was_written_last_is_read() {
 }
 
 #[tokio::test]
-async fn a_range_is_read_whole_or_not_at_all() {
+async fn a_range_is_read_completely_or_not_at_all() {
     on_each("ranges", |folder| async move {
         let object = folder.child("x").unwrap();
         object.write(bytes("0123456789")).await.unwrap();
@@ -50,22 +50,22 @@ async fn a_range_is_read_whole_or_not_at_all() {
         assert!(matches!(error, StoreError::OutOfRange { start: 8, end: 12, .. }), "{error}");
         assert!(object.read_range(20..30).await.is_err());
         assert!(object.read_range(0..u64::MAX).await.is_err());
-        let pieces = object.read_ranges(&[5..6, 0..2, 9..10]).await.unwrap();
-        assert_eq!(pieces, ["5", "01", "9"]);
+        let ranges = object.read_ranges(&[5..6, 0..2, 9..10]).await.unwrap();
+        assert_eq!(ranges, ["5", "01", "9"]);
         assert!(object.read_ranges(&[0..1, 9..11]).await.is_err());
     })
     .await;
 }
 
 #[tokio::test]
-async fn an_object_in_pieces_is_the_whole_object_in_its_order() {
-    on_each("pieces", |folder| async move {
+async fn the_chunks_of_an_object_are_the_whole_object_in_order() {
+    on_each("chunks", |folder| async move {
         let content: Vec<u8> = (0..9_000_000_u32).map(|it| (it % 251) as u8).collect();
         let object = folder.child("x").unwrap();
         object.write(content.clone().into()).await.unwrap();
-        let pieces = object.read_in_chunks(content.len() as u64).try_collect::<Vec<_>>().await;
-        let pieces = pieces.unwrap();
-        assert!(1 < pieces.len() && pieces.concat() == content);
+        let chunks = object.read_in_chunks(content.len() as u64).try_collect::<Vec<_>>().await;
+        let chunks = chunks.unwrap();
+        assert!(1 < chunks.len() && chunks.concat() == content);
         let beyond = object.read_in_chunks(content.len() as u64 + 1);
         assert!(beyond.try_collect::<Vec<_>>().await.is_err());
         assert!(object.read_in_chunks(0).next().await.is_none());
@@ -75,7 +75,7 @@ async fn an_object_in_pieces_is_the_whole_object_in_its_order() {
 
 /// F36
 #[tokio::test]
-async fn of_many_who_create_an_object_one_succeeds() {
+async fn of_concurrent_creates_exactly_one_succeeds() {
     on_each("create", |folder| async move {
         let object = folder.child("deep/down/marker").unwrap();
         let all = (0..8).map(|i| {
@@ -96,7 +96,7 @@ async fn of_many_who_create_an_object_one_succeeds() {
 }
 
 #[tokio::test]
-async fn deleting_what_is_not_there_is_fine() {
+async fn deleting_a_missing_object_succeeds() {
     on_each("delete", |folder| async move {
         let object = folder.child("x").unwrap();
         object.delete().await.unwrap();
@@ -111,7 +111,7 @@ async fn deleting_what_is_not_there_is_fine() {
 }
 
 #[tokio::test]
-async fn a_list_names_all_that_is_below_and_nothing_beside() {
+async fn a_list_has_everything_below_its_prefix_and_nothing_else() {
     on_each("list", |folder| async move {
         assert_eq!(folder.list().await.unwrap(), []);
         put(&folder, &["in/b", "in/a/z", "in/a/y", "inside", "out/x"]).await;
@@ -126,7 +126,7 @@ async fn a_list_names_all_that_is_below_and_nothing_beside() {
 }
 
 #[tokio::test]
-async fn a_wildcard_finds_what_a_shell_would_sorted() {
+async fn a_wildcard_matches_as_in_a_shell_and_sorts() {
     on_each("expand", |folder| async move {
         put(
             &folder,
@@ -164,7 +164,7 @@ async fn a_wildcard_finds_what_a_shell_would_sorted() {
 
 /// Compiles only if the futures are `Send`.
 #[tokio::test]
-async fn every_operation_can_be_spawned() {
+async fn every_operation_is_send() {
     let object = open("memory://spawned/x").unwrap();
     let job = tokio::spawn(async move {
         object.write(bytes("0123")).await.unwrap();
@@ -180,7 +180,7 @@ async fn every_operation_can_be_spawned() {
 }
 
 #[tokio::test]
-async fn a_name_cannot_leave_its_folder() {
+async fn a_name_cannot_escape_its_folder() {
     on_each("names", |folder| async move {
         for name in ["", "/x", "..", "../x", "a/../b", "a//b", "a\0b", "x/", "./x"] {
             let error = folder.child(name).unwrap_err();
@@ -235,7 +235,7 @@ async fn no_half_written_file_is_ever_seen() {
 }
 
 #[test]
-fn a_url_that_cannot_work_says_why_and_keeps_secrets() {
+fn an_invalid_url_is_explained_without_its_secrets() {
     let message = |url: &str| open(url).unwrap_err().to_string();
     assert!(message("ftp://host/x").contains("the scheme `ftp` is not supported"));
     assert!(message("s3:///x").contains("the name of the bucket or host is missing"));
@@ -250,7 +250,7 @@ fn a_url_that_cannot_work_says_why_and_keeps_secrets() {
 
 #[cfg(not(feature = "cloud"))]
 #[test]
-fn a_build_without_clouds_names_the_feature_that_is_missing() {
+fn a_build_without_clouds_names_the_missing_feature() {
     let error = open("s3://bucket/x").unwrap_err();
     assert!(error.to_string().contains("feature `cloud`"), "{error}");
 }

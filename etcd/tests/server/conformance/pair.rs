@@ -178,8 +178,8 @@ impl Pair {
         let delete = PbDeleteRequest { key, ..Default::default() };
         let delete: Option<PbDeleteResponse> = self.both(&what, "KV/DeleteRange", delete).await;
         let mark = Position { put: put.unwrap().revision(), delete: delete.unwrap().revision() };
-        let real = self.real.watches.told_up_to(id, mark).await;
-        let embedded = self.embedded.watches.told_up_to(id, mark).await;
+        let real = self.real.watches.events_up_to(id, mark).await;
+        let embedded = self.embedded.watches.events_up_to(id, mark).await;
         for (real, embedded) in real.iter().zip(&embedded) {
             assert_eq!(real, embedded, "left is real etcd; {what}");
         }

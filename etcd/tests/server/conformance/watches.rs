@@ -81,7 +81,7 @@ impl Watches {
     }
 
     /// Returns the new events of a watch, up to a position that the watch includes.
-    pub async fn told_up_to(&mut self, id: i64, mark: Position) -> Vec<PbEvent> {
+    pub async fn events_up_to(&mut self, id: i64, mark: Position) -> Vec<PbEvent> {
         let last = match self.watches[&id].request.filter {
             Some(WatchFilterType::NoDelete) => mark.put,
             Some(WatchFilterType::NoPut) | None => mark.delete,

@@ -5,10 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 use steadfast_common::ids::{Attempt, Millis, Pass, RequestId, TaskId, TrainerId};
 use steadfast_common::records::{DispatchRecord, QueueRecord, ReplyRecord, TaskRecord};
+use steadfast_common::spec::Mode;
 use steadfast_master_core::deadlines::Deadlines;
+use steadfast_master_core::draft::Draft;
 use steadfast_master_core::given_up::GivenUp;
+use steadfast_master_core::job_state::{Fact, JobState};
 use steadfast_master_core::ledger::{
-    Attribution, Fact, Ledger, Limits, Next, Report, Request, TaskReply, Wants,
+    Attribution, Limits, Next, QueueFact, Report, Request, TaskOrder, TaskReply, Wants,
 };
 use uuid::Uuid;
 
@@ -33,46 +36,67 @@ struct Store {
 }
 
 impl Store {
-    fn commit(&mut self, facts: &[Fact]) {
+    fn commit(&mut self, facts: &[QueueFact]) {
         for fact in facts {
             match fact.clone() {
-                Fact::Head(head) => self.head = head,
-                Fact::Task { task, record } => {
-                    self.tasks.insert((self.head.round, task), record);
+                QueueFact::Head(head) => self.head = head,
+                QueueFact::Task { round, task, record } => {
+                    self.tasks.insert((round, task), record);
                 }
-                Fact::Done { task } => {
-                    self.tasks.remove(&(self.head.round, task));
+                QueueFact::Done { round, task } => {
+                    self.tasks.remove(&(round, task));
                 }
-                Fact::GivenUp { task, record } => self.given_up.set(task, record),
-                Fact::Replied { trainer, reply } => {
+                QueueFact::GivenUp { task, record } => self.given_up.set(task, record),
+                QueueFact::Replied { trainer, reply } => {
                     self.replies.insert(trainer, reply);
                 }
-                Fact::Forgotten { trainer } => {
+                QueueFact::Forgotten { trainer } => {
                     self.replies.remove(&trainer);
                 }
             }
         }
     }
 
-    fn recover(&self, tasks: u32) -> Ledger {
+    fn recover(&self, tasks: u32) -> JobState {
         let round = self.head.round;
         let kept = self.tasks.iter().filter(|((of, _), _)| *of == round);
-        Ledger::recover(
-            self.head,
-            kept.map(|((_, task), record)| (*task, record.clone())),
-            self.given_up.clone(),
-            self.replies.clone(),
-            &order_of(tasks),
-        )
+        let tasks_of_round = kept.map(|((round, task), record)| QueueFact::Task {
+            round: *round,
+            task: *task,
+            record: record.clone(),
+        });
+        let replies = self
+            .replies
+            .iter()
+            .map(|(trainer, reply)| QueueFact::Replied { trainer: *trainer, reply: reply.clone() });
+        let mut state = start(tasks, self.given_up.clone());
+        let facts = [QueueFact::Head(self.head)].into_iter().chain(tasks_of_round).chain(replies);
+        facts.for_each(|fact| state.evolve(&Fact::Queue(fact)));
+        state
     }
 }
 
-/// A ledger, its store, and the task that each trainer believes to hold.
+fn start(tasks: u32, given_up: GivenUp) -> JobState {
+    JobState::new(Mode::Async, TaskOrder::new(order_of(tasks)), given_up, GivenUp::default())
+}
+
+/// Makes a decision; returns its facts and its answer.
+fn decide<T>(state: &JobState, decision: impl FnOnce(&mut Draft) -> T) -> (Vec<QueueFact>, T) {
+    let mut draft = Draft::of(state);
+    let answer = decision(&mut draft);
+    let facts = draft.take_facts().into_iter().map(|fact| match fact {
+        Fact::Queue(fact) => fact,
+        other => panic!("no fact of the queues: {other:?}"),
+    });
+    (facts.collect(), answer)
+}
+
+/// A job's state, its store, and the task that each trainer believes to hold.
 #[derive(Clone, Debug)]
 struct LedgerModel {
     tasks: u32,
     limits: Limits,
-    ledger: Ledger,
+    state: JobState,
     store: Store,
     holds: BTreeMap<TrainerId, DispatchRecord>,
     requests: u128,
@@ -85,7 +109,7 @@ impl LedgerModel {
         Self {
             tasks,
             limits: LIMITS,
-            ledger: Ledger::new(&order_of(tasks)),
+            state: start(tasks, GivenUp::default()),
             store: Store::default(),
             holds: BTreeMap::new(),
             requests: 0,
@@ -94,23 +118,29 @@ impl LedgerModel {
         }
     }
 
-    fn commit(&mut self, facts: &[Fact]) {
+    fn commit(&mut self, facts: &[QueueFact]) {
         for fact in facts {
-            if let Fact::Done { task } = fact {
-                *self.finished.entry((self.ledger.head().pass, *task)).or_default() += 1;
+            if let QueueFact::Done { task, .. } = fact {
+                *self.finished.entry((self.state.ledger.head().pass, *task)).or_default() += 1;
             }
-            self.ledger.evolve(fact, &order_of(self.tasks));
+            self.state.evolve(&Fact::Queue(fact.clone()));
         }
         self.store.commit(facts);
         self.check();
+    }
+
+    fn decide<T>(&mut self, decision: impl FnOnce(&mut Draft) -> T) -> T {
+        let (facts, answer) = decide(&self.state, decision);
+        self.commit(&facts);
+        answer
     }
 
     fn ask(&mut self, who: TrainerId, report: Option<Report>, wants: Wants) -> TaskReply {
         self.requests += 1;
         let id = RequestId(Uuid::from_u128(self.requests));
         let request = Request { id, trainer: who, report, wants, held: None };
-        let (facts, answer) = self.ledger.next_task(&request, &self.limits);
-        self.commit(&facts);
+        let limits = self.limits;
+        let answer = self.decide(|draft| draft.next_task(&request, &limits));
         match answer.next {
             Next::Task(dispatch) => self.holds.insert(who, dispatch),
             Next::NotYet | Next::AllDone | Next::AllFailed { .. } => self.holds.remove(&who),
@@ -121,16 +151,16 @@ impl LedgerModel {
 
     /// Checks the invariants; called at every committed revision.
     fn check(&self) {
-        let queues = self.ledger.queues();
+        let queues = self.state.ledger.queues();
         // I2: conservation.
         let sum = queues.todo + queues.pending + queues.done + queues.discarded;
-        assert_eq!(sum, self.tasks, "{:?}", self.ledger);
+        assert_eq!(sum, self.tasks, "{:?}", self.state.ledger);
         // S004-21: what is recovered is what was committed.
-        assert_eq!(self.store.recover(self.tasks), self.ledger);
+        assert_eq!(self.store.recover(self.tasks).ledger, self.state.ledger);
         // A drained pass has been closed, unless every task was given up.
-        let head = self.ledger.head();
+        let head = self.state.ledger.head();
         let drained = queues.todo == 0 && queues.pending == 0;
-        assert!(!drained || queues.discarded == self.tasks, "stalled: {:?}", self.ledger);
+        assert!(!drained || queues.discarded == self.tasks, "stalled: {:?}", self.state.ledger);
         assert!(head.pass.0 <= LIMITS.passes);
         // I4: a task is done at most once a pass.
         assert!(self.finished.values().all(|times| *times == 1), "{:?}", self.finished);
@@ -163,20 +193,19 @@ fn apply(world: &mut LedgerModel, step: Move) {
             world.ask(trainer(who), report, wants);
         }
         Move::Expire => {
-            let due: Vec<_> = world.ledger.pending().map(|(task, at, _)| (task, at)).collect();
+            let due: Vec<_> =
+                world.state.ledger.pending().map(|(task, at, _)| (task, at)).collect();
             if let Some((task, attempt)) = due.first() {
-                let facts = world.ledger.expire(*task, *attempt, &LIMITS);
-                world.commit(&facts);
+                world.decide(|draft| draft.expire(*task, *attempt, &LIMITS));
             }
         }
         Move::Lose { who } => {
-            let facts = world.ledger.lose_trainer(trainer(who), Attribution::Task, &LIMITS);
-            world.commit(&facts);
+            world.decide(|draft| draft.lose_trainer(trainer(who), Attribution::Task, &LIMITS));
         }
         Move::Retry => retry_gets_the_same_answer(world),
         Move::Rewind => {
-            let snapshot = world.ledger.snapshot();
-            let facts = world.ledger.rewind(&snapshot);
+            let snapshot = world.state.ledger.snapshot();
+            let facts = world.state.ledger.rewind(&snapshot);
             // Tasks that were done before the checkpoint stay done and must not be done again.
             world.commit(&facts);
         }
@@ -194,9 +223,9 @@ fn retry_gets_the_same_answer(world: &mut LedgerModel) {
     if !given.chain(reply).any(|known| known == request.id) {
         return;
     }
-    let (facts, again) = world.ledger.next_task(&request, &LIMITS);
+    let (facts, again) = decide(&world.state, |draft| draft.next_task(&request, &LIMITS));
     assert_eq!(facts, [], "a retry changed something");
-    assert_eq!(again.counted, answer.counted);
+    assert_eq!(again.accepted, answer.accepted);
     if let Next::Task(dispatch) = answer.next {
         assert_eq!(again.next, Next::Task(dispatch));
     }
@@ -285,12 +314,12 @@ fn a_pass_closes_even_if_its_last_task_was_given_up() {
         let answer = world.ask(trainer(1), world.report(trainer(1), 1), Wants::Task);
         assert!(matches!(answer.next, Next::Task(it) if it.task == TaskId(1)));
     }
-    assert!(world.ledger.given_up().records().is_empty());
+    assert!(world.state.ledger.given_up().records().is_empty());
     world.ask(trainer(1), world.report(trainer(1), 1), Wants::Nothing);
-    assert_eq!(world.ledger.head().pass, Pass(1));
-    assert_eq!(world.ledger.queues().todo, 2);
+    assert_eq!(world.state.ledger.head().pass, Pass(1));
+    assert_eq!(world.state.ledger.queues().todo, 2);
     // I3: a given-up task stays listed after its pass is over.
-    assert_eq!(world.ledger.given_up().in_pass(Pass(0)), BTreeSet::from([TaskId(1)]));
+    assert_eq!(world.state.ledger.given_up().in_pass(Pass(0)), BTreeSet::from([TaskId(1)]));
 }
 
 /// S004-13: a pass in which every task was given up is an error, not an endless loop.
@@ -309,13 +338,12 @@ fn all_tasks_given_up_is_an_error() {
 fn a_late_report_of_an_expired_attempt_does_not_count() {
     let mut world = LedgerModel::new(3);
     let Next::Task(held) = world.ask(trainer(1), None, Wants::Task).next else { panic!() };
-    let facts = world.ledger.expire(held.task, held.attempt, &LIMITS);
-    world.commit(&facts);
-    let before = world.ledger.queues();
+    world.decide(|draft| draft.expire(held.task, held.attempt, &LIMITS));
+    let before = world.state.ledger.queues();
     let report = Report::Finished { task: held.task, attempt: held.attempt };
     let answer = world.ask(trainer(1), Some(report), Wants::Nothing);
-    assert!(!answer.counted);
-    assert_eq!(world.ledger.queues(), before);
+    assert!(!answer.accepted);
+    assert_eq!(world.state.ledger.queues(), before);
 }
 
 /// S004-16, I4: the late success of a dead attempt does not close the attempt that replaced it.
@@ -323,17 +351,16 @@ fn a_late_report_of_an_expired_attempt_does_not_count() {
 fn a_late_report_does_not_close_the_attempt_that_replaced_it() {
     let mut world = LedgerModel::new(1);
     let Next::Task(dead) = world.ask(trainer(1), None, Wants::Task).next else { panic!() };
-    let facts = world.ledger.expire(dead.task, dead.attempt, &LIMITS);
-    world.commit(&facts);
+    world.decide(|draft| draft.expire(dead.task, dead.attempt, &LIMITS));
     let Next::Task(live) = world.ask(trainer(2), None, Wants::Task).next else { panic!() };
     assert_eq!(live.task, dead.task);
     for (who, attempt) in [(trainer(1), dead.attempt), (trainer(1), live.attempt)] {
         let report = Report::Finished { task: dead.task, attempt };
-        assert!(!world.ask(who, Some(report), Wants::Nothing).counted);
-        assert_eq!(world.ledger.queues().pending, 1);
+        assert!(!world.ask(who, Some(report), Wants::Nothing).accepted);
+        assert_eq!(world.state.ledger.queues().pending, 1);
     }
     let report = Report::Finished { task: live.task, attempt: live.attempt };
-    assert!(world.ask(trainer(2), Some(report), Wants::Nothing).counted);
+    assert!(world.ask(trainer(2), Some(report), Wants::Nothing).accepted);
 }
 
 /// S004-9: an attempt expires at its deadline, not before; one that ended has no deadline.
@@ -342,11 +369,11 @@ fn a_deadline_is_counted_per_attempt() {
     let mut world = LedgerModel::new(2);
     let mut deadlines = Deadlines::default();
     let Next::Task(held) = world.ask(trainer(1), None, Wants::Task).next else { panic!() };
-    deadlines.follow(&world.ledger, Millis(100), &LIMITS);
+    deadlines.follow(&world.state.ledger, Millis(100), &LIMITS);
     assert_eq!(deadlines.overdue(Millis(109)), []);
     assert_eq!(deadlines.overdue(Millis(110)), [(held.task, held.attempt)]);
     world.ask(trainer(1), world.report(trainer(1), 0), Wants::Nothing);
-    deadlines.follow(&world.ledger, Millis(111), &LIMITS);
+    deadlines.follow(&world.state.ledger, Millis(111), &LIMITS);
     assert_eq!(deadlines.overdue(Millis(500)), []);
 }
 
@@ -356,10 +383,9 @@ fn a_lost_trainer_gives_its_tasks_back_at_once() {
     let mut world = LedgerModel::new(4);
     world.ask(trainer(1), None, Wants::Task);
     world.ask(trainer(2), None, Wants::Task);
-    let facts = world.ledger.lose_trainer(trainer(1), Attribution::Task, &LIMITS);
-    world.commit(&facts);
-    assert_eq!(world.ledger.queues().pending, 1);
-    assert_eq!(world.ledger.queues().todo, 3);
+    world.decide(|draft| draft.lose_trainer(trainer(1), Attribution::Task, &LIMITS));
+    assert_eq!(world.state.ledger.queues().pending, 1);
+    assert_eq!(world.state.ledger.queues().todo, 3);
 }
 
 /// F9: with two trainers, both must fail before a task is given up; a failed task goes to the other
@@ -414,13 +440,13 @@ fn a_recall_puts_pending_tasks_back_and_blames_nobody() {
     world.ask(trainer(1), None, Wants::Task);
     world.ask(trainer(2), None, Wants::Task);
     for _ in 0..5 {
-        let facts = world.ledger.recall(&LIMITS);
+        let facts = world.state.ledger.recall(&LIMITS);
         world.commit(&facts);
-        assert_eq!(world.ledger.queues().pending, 0);
+        assert_eq!(world.state.ledger.queues().pending, 0);
         world.ask(trainer(1), None, Wants::Task);
     }
-    assert_eq!(world.ledger.queues().discarded, 0);
-    assert!(world.ledger.snapshot().open.values().all(|failures| *failures == 0));
+    assert_eq!(world.state.ledger.queues().discarded, 0);
+    assert!(world.state.ledger.snapshot().open.values().all(|failures| *failures == 0));
 }
 
 /// I2: a checkpoint whose queues were recorded before a task was given up would return the task to a
@@ -429,21 +455,17 @@ fn a_recall_puts_pending_tasks_back_and_blames_nobody() {
 fn a_snapshot_knows_what_was_given_up_after_it() {
     let mut world = LedgerModel::new(2);
     world.ask(trainer(1), None, Wants::Task);
-    let before = world.ledger.snapshot();
-    assert!(!world.ledger.gave_up_since(&before));
+    let before = world.state.ledger.snapshot();
+    assert!(!world.state.ledger.gave_up_since(&before));
     for _ in 0..=LIMITS.failures_max {
-        let facts = world
-            .ledger
-            .pending()
-            .next()
-            .map(|(task, attempt, _)| world.ledger.expire(task, attempt, &LIMITS));
-        world.commit(&facts.unwrap());
+        let (task, attempt, _) = world.state.ledger.pending().next().unwrap();
+        world.decide(|draft| draft.expire(task, attempt, &LIMITS));
         world.ask(trainer(1), None, Wants::Task);
         world.ask(trainer(1), None, Wants::Task);
     }
-    assert_eq!(world.ledger.given_up().times(), 1);
-    assert!(world.ledger.gave_up_since(&before));
-    assert!(!world.ledger.gave_up_since(&world.ledger.snapshot()));
+    assert_eq!(world.state.ledger.given_up().times(), 1);
+    assert!(world.state.ledger.gave_up_since(&before));
+    assert!(!world.state.ledger.gave_up_since(&world.state.ledger.snapshot()));
 }
 
 /// F17: the loss of trainers while no master was acting does not count against their tasks.
@@ -452,10 +474,9 @@ fn a_trainer_lost_without_blame_discards_no_task() {
     let mut world = LedgerModel::new(1);
     for number in 1..10 {
         world.ask(trainer(number), None, Wants::Task);
-        let facts = world.ledger.lose_trainer(trainer(number), Attribution::None, &LIMITS);
-        world.commit(&facts);
+        world.decide(|draft| draft.lose_trainer(trainer(number), Attribution::None, &LIMITS));
     }
-    assert_eq!(world.ledger.queues().todo, 1);
+    assert_eq!(world.state.ledger.queues().todo, 1);
 }
 
 /// S004-27: a retry after a lost reply gets the same task under the same attempt.
@@ -466,7 +487,7 @@ fn a_repeated_request_gets_the_first_answer() {
     world.ask(trainer(1), world.report(trainer(1), 0), Wants::Task);
     let (request, answer) = world.last.clone().unwrap();
     let recovered = world.store.recover(4);
-    let (facts, again) = recovered.next_task(&request, &LIMITS);
+    let (facts, again) = decide(&recovered, |draft| draft.next_task(&request, &LIMITS));
     assert_eq!((facts, again), (vec![], answer));
 }
 
@@ -474,22 +495,21 @@ fn a_repeated_request_gets_the_first_answer() {
 #[test]
 fn a_million_tasks_need_keys_only_for_what_is_in_flight() {
     let tasks = 1_000_000;
-    let order = order_of(tasks);
-    let mut ledger = Ledger::new(&order);
+    let mut state = start(tasks, GivenUp::default());
     let mut store = Store::default();
     let mut report = None;
     for number in 0..20_000_u128 {
         let id = RequestId(Uuid::from_u128(number));
         let request = Request { id, trainer: trainer(1), report, wants: Wants::Task, held: None };
-        let (facts, answer) = ledger.next_task(&request, &LIMITS);
-        facts.iter().for_each(|fact| ledger.evolve(fact, &order));
+        let (facts, answer) = decide(&state, |draft| draft.next_task(&request, &LIMITS));
+        facts.iter().for_each(|fact| state.evolve(&Fact::Queue(fact.clone())));
         store.commit(&facts);
         let Next::Task(held) = answer.next else { panic!() };
         report = Some(Report::Finished { task: held.task, attempt: held.attempt });
     }
     assert_eq!(store.tasks.len(), 1);
-    assert_eq!(ledger.queues().done, 19_999);
-    assert_eq!(ledger.head().next_attempt, Attempt(20_000));
+    assert_eq!(state.ledger.queues().done, 19_999);
+    assert_eq!(state.ledger.head().next_attempt, Attempt(20_000));
 }
 
 /// F25, I4, I12: a delayed duplicate, which arrives after later requests of its trainer, dispatches a task
@@ -506,16 +526,15 @@ fn a_task_that_its_trainer_never_got_goes_back_with_its_next_request() {
         let held = Some(held.iter().copied().collect());
         let request =
             Request { id, trainer: trainer(1), report: None, wants: Wants::Nothing, held };
-        let (facts, _) = world.ledger.next_task(&request, &world.limits);
-        world.commit(&facts);
-        facts
+        world.decide(|draft| draft.next_task(&request, &LIMITS));
     };
     ask(&mut world, &[known.attempt]);
-    let pending: Vec<Attempt> = world.ledger.pending().map(|(_, attempt, _)| attempt).collect();
+    let pending: Vec<Attempt> =
+        world.state.ledger.pending().map(|(_, attempt, _)| attempt).collect();
     assert_eq!(pending, [known.attempt]);
-    let snapshot = world.ledger.snapshot();
+    let snapshot = world.state.ledger.snapshot();
     assert_eq!(snapshot.open.get(&lost.task), Some(&0), "a failure was counted");
     // An old request whose trainer held nothing costs one attempt, nothing else.
     ask(&mut world, &[]);
-    assert_eq!(world.ledger.pending().count(), 0);
+    assert_eq!(world.state.ledger.pending().count(), 0);
 }

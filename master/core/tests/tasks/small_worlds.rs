@@ -6,9 +6,9 @@ use std::fmt::Debug;
 
 use steadfast_common::ids::{Generation, Lane, TrainerId};
 use steadfast_common::records::InitRecord;
-use steadfast_master_core::clocks::Clocks;
 use steadfast_master_core::election::{InitReply, elect, finish};
 use steadfast_master_core::lanes::Lanes;
+use steadfast_master_core::staleness::Staleness;
 use uuid::Uuid;
 
 fn trainer(number: u128) -> TrainerId {
@@ -42,8 +42,8 @@ fn explore<S: Clone + Debug, M: Copy>(
 /// Trainers at the staleness gate.
 #[derive(Clone, Debug)]
 struct Gate {
-    clocks: Clocks,
-    at_work: BTreeSet<TrainerId>,
+    staleness: Staleness,
+    active: BTreeSet<TrainerId>,
     /// Admitted pushes of each trainer.
     pushed: [u64; 3],
 }
@@ -65,27 +65,27 @@ fn every_interleaving_at_the_gate_keeps_the_bound_and_lets_the_slowest_go() {
     let moves: Vec<AtGate> = (0..3)
         .flat_map(|it| [AtGate::Comes(it), AtGate::Goes(it), AtGate::Asks(it), AtGate::Late(it)])
         .collect();
-    let start = Gate { clocks: Clocks::default(), at_work: BTreeSet::new(), pushed: [0; 3] };
+    let start = Gate { staleness: Staleness::default(), active: BTreeSet::new(), pushed: [0; 3] };
     let id = |it: usize| trainer(it as u128 + 1);
     let states = explore(start, &moves, 9, |gate, step| {
         let mut gate = gate.clone();
         match step {
-            AtGate::Comes(it) => drop(gate.at_work.insert(id(it)).then_some(())?),
-            AtGate::Goes(it) => drop(gate.at_work.remove(&id(it)).then_some(())?),
+            AtGate::Comes(it) => drop(gate.active.insert(id(it)).then_some(())?),
+            AtGate::Goes(it) => drop(gate.active.remove(&id(it)).then_some(())?),
             AtGate::Asks(it) => {
-                gate.at_work.contains(&id(it)).then_some(())?;
-                gate.clocks.advance(id(it), gate.pushed[it] + 1);
-                if gate.clocks.may_go(id(it), BOUND) {
-                    assert!(gate.clocks.lead(id(it)) <= u64::from(BOUND), "{gate:?}");
+                gate.active.contains(&id(it)).then_some(())?;
+                gate.staleness.advance(id(it), gate.pushed[it] + 1);
+                if gate.staleness.admit(id(it), BOUND) {
+                    assert!(gate.staleness.lead(id(it)) <= u64::from(BOUND), "{gate:?}");
                     gate.pushed[it] += 1;
                 }
             }
-            AtGate::Late(it) => drop(gate.clocks.advance(id(it), gate.pushed[it])),
+            AtGate::Late(it) => drop(gate.staleness.advance(id(it), gate.pushed[it])),
         }
-        gate.clocks.follow(&gate.at_work);
-        let mut asks = gate.clocks.clone();
-        let goes = |it: &TrainerId| asks.may_go(*it, BOUND);
-        let is_open = gate.at_work.is_empty() || gate.at_work.iter().any(goes);
+        gate.staleness.set_active(&gate.active);
+        let mut asks = gate.staleness.clone();
+        let goes = |it: &TrainerId| asks.admit(*it, BOUND);
+        let is_open = gate.active.is_empty() || gate.active.iter().any(goes);
         assert!(is_open, "no trainer may proceed: {gate:?}");
         Some(gate)
     });
@@ -173,7 +173,7 @@ fn every_interleaving_of_an_election_ends_with_one_attempt() {
 enum InLanes {
     Comes(u128),
     Goes(u128),
-    PassesOn(u32),
+    MovesOn(u32),
     NextPass,
 }
 
@@ -182,7 +182,7 @@ enum InLanes {
 fn every_interleaving_leaves_each_lane_with_one_live_owner() {
     const LANES: u32 = 4;
     let comes_and_goes = (1..=3).flat_map(|it| [InLanes::Comes(it), InLanes::Goes(it)]);
-    let passes = (0..LANES).map(InLanes::PassesOn);
+    let passes = (0..LANES).map(InLanes::MovesOn);
     let moves: Vec<InLanes> = comes_and_goes.chain(passes).chain([InLanes::NextPass]).collect();
     let start = (Lanes::new(LANES, 0), BTreeSet::<TrainerId>::new());
     let states = explore(start, &moves, 9, |(lanes, live), step| {
@@ -190,9 +190,9 @@ fn every_interleaving_leaves_each_lane_with_one_live_owner() {
         match step {
             InLanes::Comes(it) => drop(live.insert(trainer(it)).then_some(())?),
             InLanes::Goes(it) => drop(live.remove(&trainer(it)).then_some(())?),
-            InLanes::PassesOn(lane) => {
+            InLanes::MovesOn(lane) => {
                 let owner = *live.iter().find(|it| lanes.of(**it).contains(&Lane(lane)))?;
-                lanes.pass_on(Lane(lane), owner, &live);
+                lanes.move_to_next(Lane(lane), owner, &live);
             }
             InLanes::NextPass => lanes.rebalance(&live),
         }

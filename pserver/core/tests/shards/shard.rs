@@ -9,12 +9,16 @@ use steadfast_common::byte_segments::ByteSegments;
 use steadfast_common::compression::Codec;
 use steadfast_common::ids::{Lane, Pass, Slot, TaskId, Version};
 use steadfast_common::layout::{BLOCK_LEN_MAX, Block, Layout, ParamSpec};
+use steadfast_common::placement::{Placement, PlacementRecord};
 use steadfast_common::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpec};
+use steadfast_pserver_core::async_shard::AsyncShard;
+use steadfast_pserver_core::block_store::{BlockStore, Parameters, ShardSnapshot, SnapshotBlock};
 use steadfast_pserver_core::buffer_pool::BufferPool;
 use steadfast_pserver_core::contribution::{
     Contributed, Contribution, LaneEnd, LaneShare, Refusal, ValidatedBlock,
 };
-use steadfast_pserver_core::shard::{Rules, Shard, SnapshotBlock};
+use steadfast_pserver_core::rules::Rules;
+use steadfast_pserver_core::sync_shard::SyncShard;
 
 pub(crate) const LANES: u32 = 4;
 
@@ -41,19 +45,29 @@ fn first(layout: &Layout) -> Vec<f32> {
     (0..layout.len()).map(|index| (index % 17) as f32 * 0.1 - 0.8).collect()
 }
 
-fn shard_of(layout: &Arc<Layout>, slot: u32, slots: u32, rules: Rules) -> Shard {
-    let blocks = Shard::blocks_of(layout, Slot(slot), slots);
-    let all = first(layout);
-    let values = blocks.iter().map(|(_, block)| all[block.range()].to_vec()).collect();
-    Shard::new(layout.clone(), blocks, values, rules)
+fn initial(layout: &Layout, slot: u32, slots: u32, rules: &Rules) -> ShardSnapshot {
+    let placement = Placement::of(layout, &PlacementRecord::LargestFirst { slots });
+    let (numbers, all) = (placement.blocks_of(Slot(slot)), first(layout));
+    let values = numbers.iter().map(|it| all[layout.blocks()[*it as usize].range()].to_vec());
+    ShardSnapshot::initial(numbers, values.collect(), rules)
 }
 
-pub(crate) fn shard(mode: Mode) -> Shard {
-    shard_of(&layout(), 0, 1, rules(mode))
+fn shard_of(layout: &Arc<Layout>, slot: u32, slots: u32, rules: Rules) -> SyncShard {
+    SyncShard::restore(layout.clone(), initial(layout, slot, slots, &rules), rules)
+}
+
+pub(crate) fn shard() -> SyncShard {
+    shard_of(&layout(), 0, 1, rules(Mode::Sync))
+}
+
+fn async_shard() -> AsyncShard {
+    let (layout, rules) = (layout(), rules(Mode::Async));
+    let snapshot = initial(&layout, 0, 1, &rules);
+    AsyncShard::restore(layout, snapshot, rules)
 }
 
 /// A lane's contribution: irregular values, which make the order of addition visible in the bits.
-pub(crate) fn contribution(shard: &Shard, lane: u32, step: u64) -> Contribution {
+pub(crate) fn contribution(store: &BlockStore, lane: u32, step: u64) -> Contribution {
     let value = |index: usize| {
         let mixed = (index as u64 * 2_654_435_761 + u64::from(lane) * 97 + step * 131) % 10_007;
         (mixed as f32 - 5_000.0) * 0.000_37
@@ -66,13 +80,13 @@ pub(crate) fn contribution(shard: &Shard, lane: u32, step: u64) -> Contribution 
         records: u64::from(lane) + 3,
         loss_sum: f64::from(lane) * 0.7,
         checksum: 1 << lane,
-        blocks: shard.blocks().iter().map(values).collect(),
+        blocks: store.list().iter().map(values).collect(),
     }
 }
 
 /// Contributes the gradient of one lane.
 fn offer(
-    shard: &mut Shard,
+    shard: &mut SyncShard,
     version: Version,
     lane: u32,
     given: Contribution,
@@ -87,9 +101,9 @@ pub(crate) fn share(given: &Contribution, end: LaneEnd) -> LaneShare {
     LaneShare { records: given.records, checksum: given.checksum, end }
 }
 
-fn contribute(shard: &mut Shard, lane: u32, end: LaneEnd) -> Result<Contributed, Refusal> {
-    let version = shard.position().version;
-    let given = contribution(shard, lane, version.0);
+fn contribute(shard: &mut SyncShard, lane: u32, end: LaneEnd) -> Result<Contributed, Refusal> {
+    let version = shard.blocks().position().version;
+    let given = contribution(shard.blocks(), lane, version.0);
     let outcome = offer(shard, version, lane, given, end)?;
     if outcome == Contributed::Complete {
         shard.finish_step(None);
@@ -97,25 +111,20 @@ fn contribute(shard: &mut Shard, lane: u32, end: LaneEnd) -> Result<Contributed,
     Ok(outcome)
 }
 
-pub(crate) fn bits(shard: &Shard) -> Vec<u32> {
-    shard
-        .parameters()
-        .values
-        .iter()
-        .flat_map(|block| block.iter().map(|value| value.to_bits()))
-        .collect()
+pub(crate) fn bits(parameters: &Parameters) -> Vec<u32> {
+    parameters.values.iter().flat_map(|block| block.iter().map(|value| value.to_bits())).collect()
 }
 
 /// The bits after steps in which lanes arrive in the given orders.
 pub(crate) fn train(orders: &[Vec<u32>]) -> Vec<u32> {
-    let mut shard = shard(Mode::Sync);
+    let mut shard = shard();
     for order in orders {
         for lane in order {
             contribute(&mut shard, *lane, LaneEnd::MoreToCome).unwrap();
         }
     }
-    assert_eq!(shard.position().version.0, orders.len() as u64);
-    bits(&shard)
+    assert_eq!(shard.blocks().position().version.0, orders.len() as u64);
+    bits(&shard.parameters())
 }
 
 proptest! {
@@ -148,9 +157,9 @@ fn added(one: &Contribution, other: &Contribution) -> Contribution {
 /// I7, I6: lanes added up by a trainer and lanes pushed one by one give the same bits, also when both
 /// arrive.
 #[test]
-fn whoever_adds_lanes_up_the_bits_are_the_same() {
+fn the_bits_do_not_depend_on_where_lanes_are_added() {
     let lanes: Vec<Contribution> =
-        (0..LANES).map(|it| contribution(&shard(Mode::Sync), it, 0)).collect();
+        (0..LANES).map(|it| contribution(shard().blocks(), it, 0)).collect();
     let (left, right) = (added(&lanes[0], &lanes[1]), added(&lanes[2], &lanes[3]));
     let of = |first: u32, count: u32| match (first, count) {
         (lane, 1) => lanes[lane as usize].clone(),
@@ -167,7 +176,7 @@ fn whoever_adds_lanes_up_the_bits_are_the_same() {
         &[(3, 1), (0, 1), (2, 1), (0, 4)],
         &[(0, 2), (1, 1), (0, 1), (3, 1), (2, 2)],
     ] {
-        let mut shard = shard(Mode::Sync);
+        let mut shard = shard();
         for (first, count) in order {
             let shares: Vec<LaneShare> = (*first..first + count)
                 .map(|lane| share(&lanes[lane as usize], LaneEnd::MoreToCome))
@@ -176,26 +185,26 @@ fn whoever_adds_lanes_up_the_bits_are_the_same() {
         }
         assert!(shard.is_step_complete(), "{order:?}");
         shard.finish_step(None);
-        assert!(bits(&shard) == wanted, "{order:?}");
-        assert_eq!(shard.position().examples, 3 + 4 + 5 + 6, "{order:?}");
+        assert!(bits(&shard.parameters()) == wanted, "{order:?}");
+        assert_eq!(shard.blocks().position().examples, 3 + 4 + 5 + 6, "{order:?}");
     }
 }
 
 /// S004-50, I6: two pushes of one lane never count twice, within the step or after it.
 #[test]
 fn a_repeated_lane_counts_once() {
-    let mut shard = shard(Mode::Sync);
+    let mut shard = shard();
     assert_eq!(contribute(&mut shard, 1, LaneEnd::MoreToCome), Ok(Contributed::Waiting));
     assert_eq!(contribute(&mut shard, 1, LaneEnd::MoreToCome), Ok(Contributed::Duplicate));
     assert_eq!(shard.missing(), [Lane(0), Lane(2), Lane(3)]);
     for lane in [0, 0, 2, 3] {
         contribute(&mut shard, lane, LaneEnd::MoreToCome).unwrap();
     }
-    let late = contribution(&shard, 2, 0);
+    let late = contribution(shard.blocks(), 2, 0);
     let outcome = offer(&mut shard, Version(0), 2, late, LaneEnd::MoreToCome);
     assert_eq!(outcome, Ok(Contributed::Duplicate));
-    assert!(bits(&shard) == train(&[vec![0, 1, 2, 3]]));
-    assert_eq!(shard.position().examples, 3 + 4 + 5 + 6);
+    assert!(bits(&shard.parameters()) == train(&[vec![0, 1, 2, 3]]));
+    assert_eq!(shard.blocks().position().examples, 3 + 4 + 5 + 6);
 }
 
 /// S004-47: the bits do not depend on how blocks are distributed over slots.
@@ -210,7 +219,8 @@ fn any_number_of_slots_gives_the_same_bits() {
             for lane in [0, 1, 2, 3, 3, 2, 1, 0] {
                 contribute(&mut shard, lane, LaneEnd::MoreToCome).unwrap();
             }
-            for ((_, block), values) in shard.blocks().iter().zip(&shard.parameters().values) {
+            for ((_, block), values) in shard.blocks().list().iter().zip(&shard.parameters().values)
+            {
                 for (place, value) in joined[block.range()].iter_mut().zip(values.iter()) {
                     *place = value.to_bits();
                 }
@@ -223,20 +233,26 @@ fn any_number_of_slots_gives_the_same_bits() {
 /// A pass ends when its last lane is exhausted; steps do not wait for exhausted lanes.
 #[test]
 fn a_pass_ends_with_its_longest_lane() {
-    let mut shard = shard(Mode::Sync);
+    let mut shard = shard();
     for lane in [0, 1, 2] {
         contribute(&mut shard, lane, LaneEnd::LastOfPass).unwrap();
     }
     contribute(&mut shard, 3, LaneEnd::MoreToCome).unwrap();
-    assert_eq!((shard.position().version, shard.position().pass), (Version(1), Pass(0)));
+    assert_eq!(
+        (shard.blocks().position().version, shard.blocks().position().pass),
+        (Version(1), Pass(0))
+    );
     assert_eq!(shard.missing(), [Lane(3)]);
     assert_eq!(
         contribute(&mut shard, 0, LaneEnd::LastOfPass),
-        Err(Refusal::LaneEnded { lane: Lane(0) })
+        Err(Refusal::LaneExhausted { lane: Lane(0) })
     );
     contribute(&mut shard, 3, LaneEnd::LastOfPass).unwrap();
-    assert_eq!((shard.position().version, shard.position().pass), (Version(2), Pass(1)));
-    assert_eq!(shard.position().pass_start, Version(2));
+    assert_eq!(
+        (shard.blocks().position().version, shard.blocks().position().pass),
+        (Version(2), Pass(1))
+    );
+    assert_eq!(shard.blocks().position().pass_start, Version(2));
     assert_eq!(shard.missing().len(), 4);
 }
 
@@ -273,9 +289,9 @@ fn a_gradient_of_another_length_is_refused() {
 /// S004-37: an invalid contribution is refused as a whole and changes nothing.
 #[test]
 fn a_contribution_that_does_not_fit_changes_nothing() {
-    let mut shard = shard(Mode::Sync);
-    let before = bits(&shard);
-    let good = contribution(&shard, 0, 0);
+    let mut shard = shard();
+    let before = bits(&shard.parameters());
+    let good = contribution(shard.blocks(), 0, 0);
     let mut short = good.clone();
     short.blocks[1] = finite(1, &short.blocks[1].values()[1..]);
     let mut twice = good.clone();
@@ -295,7 +311,7 @@ fn a_contribution_that_does_not_fit_changes_nothing() {
     for shares in [few, exchanged] {
         assert!(matches!(
             shard.contribute(Version(0), Lane(0), &shares, good.clone()),
-            Err(Refusal::OtherRecords { .. })
+            Err(Refusal::RecordsMismatch { .. })
         ));
     }
     for (first, count) in [(0, 0), (1, 2), (0, 3), (2, 4)] {
@@ -309,14 +325,13 @@ fn a_contribution_that_does_not_fit_changes_nothing() {
     };
     assert!(matches!(offer(0, 0, short), Err(Refusal::WrongLength { .. })));
     assert!(matches!(offer(0, 0, fewer), Err(Refusal::WrongBlocks { .. })));
-    assert!(matches!(offer(0, 0, twice), Err(Refusal::OtherBlock { .. })));
-    assert!(matches!(offer(0, 0, strange), Err(Refusal::OtherBlock { .. })));
+    assert!(matches!(offer(0, 0, twice), Err(Refusal::UnexpectedBlock { .. })));
+    assert!(matches!(offer(0, 0, strange), Err(Refusal::UnexpectedBlock { .. })));
     assert!(matches!(offer(0, 0, none), Err(Refusal::EmptyLane { .. })));
     assert!(matches!(offer(0, LANES, good.clone()), Err(Refusal::NoSuchNode { .. })));
     assert!(matches!(offer(1, 0, good.clone()), Err(Refusal::Ahead { .. })));
-    assert!(matches!(shard.apply(&range(0, 0, 3), good.clone()), Err(Refusal::WrongMode(_))));
     assert_eq!(shard.missing().len(), LANES as usize);
-    assert!(bits(&shard) == before);
+    assert!(bits(&shard.parameters()) == before);
 }
 
 fn range(task: u32, from: u32, to: u32) -> RecordRange {
@@ -326,62 +341,65 @@ fn range(task: u32, from: u32, to: u32) -> RecordRange {
 /// I6: a push repeated after a lost reply is acknowledged but not applied again; so is one that another
 /// trainer computes after the first one died.
 #[test]
-fn a_repeated_push_is_applied_once_whoever_computed_it() {
-    let mut shard = shard(Mode::Async);
-    let given = contribution(&shard, 0, 0);
-    let other = contribution(&shard, 0, 1);
+fn a_repeated_push_is_applied_once_from_any_trainer() {
+    let mut shard = async_shard();
+    let given = contribution(shard.blocks(), 0, 0);
+    let other = contribution(shard.blocks(), 0, 1);
     assert_eq!(shard.apply(&range(7, 0, 3), given.clone()), Ok(Contributed::Complete));
-    let once = bits(&shard);
+    let once = bits(&shard.parameters());
     assert_eq!(shard.apply(&range(7, 0, 3), given.clone()), Ok(Contributed::Duplicate));
     assert_eq!(shard.apply(&range(7, 0, 3), other.clone()), Ok(Contributed::Duplicate));
-    assert!(bits(&shard) == once);
+    assert!(bits(&shard.parameters()) == once);
     assert_eq!(shard.apply(&range(8, 0, 3), given.clone()), Ok(Contributed::Complete));
     assert_eq!(shard.apply(&range(7, 3, 6), given.clone()), Ok(Contributed::Complete));
-    assert_eq!((shard.position().version, shard.position().examples), (Version(3), 9));
+    assert_eq!(
+        (shard.blocks().position().version, shard.blocks().position().examples),
+        (Version(3), 9)
+    );
 }
 
 /// I6: a push that skips records, or whose name does not match its content, changes nothing.
 #[test]
 fn a_push_with_a_gap_or_of_other_records_is_refused() {
-    let mut shard = shard(Mode::Async);
-    let before = bits(&shard);
-    let given = contribution(&shard, 0, 0);
+    let mut shard = async_shard();
+    let before = bits(&shard.parameters());
+    let given = contribution(shard.blocks(), 0, 0);
     assert!(matches!(shard.apply(&range(7, 3, 6), given.clone()), Err(Refusal::Gap { .. })));
     for named in [range(7, 0, 2), range(7, 3, 0), range(7, 0, u32::MAX)] {
-        assert!(matches!(shard.apply(&named, given.clone()), Err(Refusal::OtherRecords { .. })));
+        assert!(matches!(shard.apply(&named, given.clone()), Err(Refusal::RecordsMismatch { .. })));
     }
-    assert!(bits(&shard) == before);
-    assert_eq!(shard.snapshot().counts, [AppliedRecords::default()]);
+    assert!(bits(&shard.parameters()) == before);
+    assert_eq!(shard.snapshot().applied, [AppliedRecords::default()]);
 }
 
 /// F37: after blocks from snapshots of different moments were combined, a push is applied only to the
 /// blocks that do not reflect it yet.
 #[test]
-fn a_push_reaches_the_blocks_that_lack_it_and_no_others() {
-    let mut ahead = shard(Mode::Async);
+fn a_push_is_applied_only_to_the_blocks_that_lack_it() {
+    let mut ahead = async_shard();
     let behind = ahead.snapshot();
-    let given = contribution(&ahead, 0, 0);
+    let given = contribution(ahead.blocks(), 0, 0);
     ahead.apply(&range(7, 0, 3), given.clone()).unwrap();
     let mut mixed = ahead.snapshot();
-    mixed.counts.extend(behind.counts);
-    mixed.blocks[0] = SnapshotBlock { count: 1, ..behind.blocks[0].clone() };
-    let blocks = ahead.blocks().to_vec();
-    let mut shard = Shard::restore(ahead.layout().clone(), blocks, mixed, rules(Mode::Async));
-    assert!(bits(&shard) != bits(&ahead));
+    mixed.applied.extend(behind.applied);
+    mixed.blocks[0] = SnapshotBlock { applied: 1, ..behind.blocks[0].clone() };
+    let layout = ahead.blocks().layout().clone();
+    let mut shard = AsyncShard::restore(layout, mixed, rules(Mode::Async));
+    assert!(bits(&shard.parameters()) != bits(&ahead.parameters()));
     assert_eq!(shard.apply(&range(7, 0, 3), given.clone()), Ok(Contributed::Complete));
-    assert!(1 < shard.blocks().len());
+    assert!(1 < shard.blocks().list().len());
     assert_eq!(shard.parameters().values[1], ahead.parameters().values[1], "applied twice");
     assert_ne!(shard.parameters().values[0], behind.blocks[0].values, "not applied");
     assert_eq!(shard.apply(&range(7, 0, 3), given.clone()), Ok(Contributed::Duplicate));
-    assert_eq!(shard.position().examples, 3);
+    assert_eq!(shard.blocks().position().examples, 3);
 }
 
 /// I10, D11: a shard restored from a snapshot continues with the bits of an uninterrupted one; further
 /// training does not change the snapshot (S004-65).
 #[test]
-fn a_cut_is_everything_and_stays_as_it_was() {
-    let mut shard = shard(Mode::Sync);
-    let step = |shard: &mut Shard| {
+fn a_snapshot_is_complete_and_does_not_change() {
+    let mut shard = shard();
+    let step = |shard: &mut SyncShard| {
         for lane in 0..LANES {
             contribute(shard, lane, LaneEnd::MoreToCome).unwrap();
         }
@@ -393,36 +411,40 @@ fn a_cut_is_everything_and_stays_as_it_was() {
     step(&mut shard);
     let untouched = snapshot.blocks.iter().zip(&values).all(|(block, kept)| *block.values == *kept);
     assert!(untouched, "training on changed the snapshot");
-    let blocks = shard.blocks().to_vec();
-    let mut restored = Shard::restore(shard.layout().clone(), blocks, snapshot, rules(Mode::Sync));
+    let layout = shard.blocks().layout().clone();
+    let mut restored = SyncShard::restore(layout, snapshot, rules(Mode::Sync));
     step(&mut restored);
-    assert!(bits(&restored) == bits(&shard));
-    assert_eq!(restored.position(), shard.position());
+    assert!(bits(&restored.parameters()) == bits(&shard.parameters()));
+    assert_eq!(restored.blocks().position(), shard.blocks().position());
 }
 
 /// A step without records makes no update but completes.
 #[test]
 fn a_step_without_a_record_changes_no_value() {
-    let mut shard = shard(Mode::Sync);
-    let before = bits(&shard);
+    let mut shard = shard();
+    let before = bits(&shard.parameters());
     for lane in 0..LANES {
         let none = Contribution { records: 0, loss_sum: 0.0, checksum: 0, blocks: Vec::new() };
         offer(&mut shard, Version(0), lane, none, LaneEnd::LastOfPass).unwrap();
     }
     shard.finish_step(None);
-    assert!(bits(&shard) == before);
-    assert_eq!((shard.position().version, shard.position().pass), (Version(1), Pass(1)));
+    assert!(bits(&shard.parameters()) == before);
+    assert_eq!(
+        (shard.blocks().position().version, shard.blocks().position().pass),
+        (Version(1), Pass(1))
+    );
 }
 
 /// Clipping by global norm: the squares of all blocks, added in the order of blocks, and a scale factor.
 #[test]
-fn a_gradient_is_shrunk_to_the_global_norm() {
+fn a_gradient_is_scaled_down_to_the_global_norm() {
     let mut rules = rules(Mode::Sync);
     rules.optimizer = OptimizerSpec { clip_norm: Some(1.0), ..OptimizerSpec::default() };
     rules.learning_rate.base = 1.0;
     let layout = Arc::new(Layout::new(vec![ParamSpec::new("w", &[2])]));
-    let blocks = Shard::blocks_of(&layout, Slot(0), 1);
-    let mut shard = Shard::new(layout, blocks, vec![vec![0.0, 0.0]], Rules { lanes: 1, ..rules });
+    let rules = Rules { lanes: 1, ..rules };
+    let snapshot = ShardSnapshot::initial(&[0], vec![vec![0.0, 0.0]], &rules);
+    let mut shard = SyncShard::restore(layout, snapshot, rules);
     let blocks = vec![finite(0, &[6.0, 8.0])];
     let given = Contribution { records: 2, loss_sum: 0.0, checksum: 0, blocks };
     offer(&mut shard, Version(0), 0, given, LaneEnd::MoreToCome).unwrap();
@@ -448,7 +470,7 @@ fn every_interleaving_of_lanes_gives_the_same_bits() {
     let replay = |pushes: &[(u64, u32)]| {
         let mut shard = shard_of(&small, 0, 1, rules());
         for (version, lane) in pushes {
-            let given = contribution(&shard, *lane, *version);
+            let given = contribution(shard.blocks(), *lane, *version);
             let taken = offer(&mut shard, Version(*version), *lane, given, end(*version, *lane));
             if taken == Ok(Contributed::Complete) {
                 shard.finish_step(None);
@@ -467,8 +489,9 @@ fn every_interleaving_of_lanes_gives_the_same_bits() {
             for push in &moves {
                 let pushes = [&before[..], &[*push]].concat();
                 let shard = replay(&pushes);
-                let found = (bits(&shard), shard.position().examples);
-                let known = at.entry(shard.position().version).or_insert_with(|| found.clone());
+                let found = (bits(&shard.parameters()), shard.blocks().position().examples);
+                let known =
+                    at.entry(shard.blocks().position().version).or_insert_with(|| found.clone());
                 assert_eq!(*known, found, "{pushes:?}");
                 if seen.insert(format!("{shard:?}")) {
                     next.push(pushes);

@@ -1,0 +1,94 @@
+//! Client connections to other processes.
+
+use std::io;
+
+use rustls::pki_types::ServerName;
+use steadfast_common::role::Role;
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_util::either::Either;
+use tracing::{debug, warn};
+
+use crate::tls::{Loaded, TlsIdentity};
+use crate::unix;
+
+/// A TCP connection, with or without TLS.
+type TcpOrTls = Either<TcpStream, TlsStream<TcpStream>>;
+
+/// Connects to the Unix socket `name` if a process of the same machine and user listens there, else as
+/// [`tcp_or_tls`].
+///
+/// # Errors
+/// An I/O error, or a failed TLS handshake.
+pub(crate) async fn unix_or_tcp(
+    name: &str,
+    address: &str,
+    role: Role,
+    identity: &TlsIdentity,
+) -> io::Result<Either<UnixStream, TcpOrTls>> {
+    if let Some(stream) = unix::connect(name).await {
+        return Ok(Either::Left(stream));
+    }
+    debug!(address, "no Unix socket of the same user; using TCP");
+    tcp_or_tls(address, role, identity).await.map(Either::Right)
+}
+
+/// Connects to a process of `role` at `address`; with TLS if `identity` has credentials.
+///
+/// # Errors
+/// An I/O error, or a failed TLS handshake.
+pub(crate) async fn tcp_or_tls(
+    address: &str,
+    role: Role,
+    identity: &TlsIdentity,
+) -> io::Result<TcpOrTls> {
+    Ok(match identity.credentials() {
+        None => Either::Left(tcp(address).await?),
+        Some(credentials) => Either::Right(tls(address, role, &credentials).await?),
+    })
+}
+
+/// Performs the handshake with a process that must present a certificate of `role`.
+async fn tls(address: &str, role: Role, credentials: &Loaded) -> io::Result<TlsStream<TcpStream>> {
+    let stream = tcp(address).await?;
+    let name = ServerName::try_from(role.dns_name()).expect("it is a DNS name");
+    let connector = TlsConnector::from(credentials.client.clone());
+    connector.connect(name, stream).await.inspect_err(|error| {
+        warn!(address, %role, %error, "TLS handshake with a server failed");
+    })
+}
+
+async fn tcp(address: &str) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+    use tokio_stream::StreamExt;
+    use uuid::Uuid;
+
+    use super::*;
+
+    /// The client uses the socket while it exists, and the port otherwise.
+    #[tokio::test]
+    async fn a_unix_socket_is_preferred_and_tcp_is_the_way_without_one() {
+        let name = format!("steadfast-test-{}", Uuid::new_v4());
+        let port = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = port.local_addr().unwrap().to_string();
+        let plaintext = TlsIdentity::default();
+        let connect = || unix_or_tcp(&name, &address, Role::Pserver, &plaintext);
+        let listener = unix::listen(&name).unwrap();
+        assert!(unix::listen(&name).is_err(), "the name is in use");
+        let mut incoming = Box::pin(unix::incoming(listener).unwrap());
+        assert!(matches!(connect().await, Ok(Either::Left(_))));
+        assert!(incoming.next().await.is_some_and(|it| it.is_ok()), "the same user is accepted");
+        drop(incoming);
+        assert!(matches!(connect().await, Ok(Either::Right(_))));
+        drop(port);
+        assert!(connect().await.is_err());
+    }
+}

@@ -1,0 +1,108 @@
+//! The durable state of a job: the result of applying all committed facts.
+
+use std::collections::BTreeSet;
+
+use steadfast_common::given_up::GivenUpRecord;
+use steadfast_common::ids::TaskId;
+use steadfast_common::records::{
+    CheckpointRecord, EvaluationRecord, GenerationRecord, InitRecord, ResultRecord,
+};
+use steadfast_common::spec::Mode;
+
+use crate::given_up::GivenUp;
+use crate::ledger::{Ledger, QueueFact, TaskOrder};
+use crate::sync_tasks::{FailureFact, SyncTasks};
+
+/// A durable change.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fact {
+    /// The queues of an asynchronous job changed.
+    Queue(QueueFact),
+    /// Failures of a synchronous job's tasks changed.
+    Failure(FailureFact),
+    /// A held-out task was given up.
+    HeldOutGivenUp { task: TaskId, record: GivenUpRecord },
+    /// A generation began.
+    Generation(GenerationRecord),
+    /// A trainer was elected to initialise the parameters, or finished.
+    Init(InitRecord),
+    /// The parameters were evaluated, or those that were evaluated are discarded.
+    Evaluation(Option<EvaluationRecord>),
+    /// The manifest of a checkpoint was written or, without a record, deleted.
+    Manifest { id: String, record: Option<Box<CheckpointRecord>> },
+    /// Another checkpoint is the latest.
+    Latest(Option<String>),
+    /// The keys of a round that is over were deleted.
+    RoundDeleted { round: u64 },
+    /// The job is over.
+    Result(Box<ResultRecord>),
+}
+
+/// The durable state of a job. Manifests are only in etcd.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JobState {
+    /// The queues of an asynchronous job.
+    pub ledger: Ledger,
+    /// The failed tasks of a synchronous job.
+    pub sync_tasks: SyncTasks,
+    /// Held-out tasks that were given up.
+    pub held_out: GivenUp,
+    /// Rounds of the task queues that are over and may still have keys.
+    pub stale_rounds: BTreeSet<u64>,
+    pub generation: Option<GenerationRecord>,
+    pub init: Option<InitRecord>,
+    pub evaluation: Option<EvaluationRecord>,
+    pub checkpoint: Option<String>,
+    pub result: Option<ResultRecord>,
+}
+
+impl JobState {
+    /// Returns the state of a job of which only the given-up tasks are known: training tasks, then held-out
+    /// tasks.
+    pub fn new(mode: Mode, order: TaskOrder, given_up: GivenUp, held_out: GivenUp) -> Self {
+        let (of_sync, of_async) = match mode {
+            Mode::Sync => (given_up, GivenUp::default()),
+            Mode::Async => (GivenUp::default(), given_up),
+        };
+        Self {
+            ledger: Ledger::new(order, of_async),
+            sync_tasks: SyncTasks::new(of_sync),
+            held_out,
+            stale_rounds: BTreeSet::new(),
+            generation: None,
+            init: None,
+            evaluation: None,
+            checkpoint: None,
+            result: None,
+        }
+    }
+
+    /// Applies one committed fact.
+    pub fn evolve(&mut self, fact: &Fact) {
+        match fact {
+            Fact::Queue(fact) => {
+                let round = self.ledger.head().round;
+                self.ledger.evolve(fact);
+                if round < self.ledger.head().round {
+                    self.stale_rounds.insert(round);
+                }
+            }
+            Fact::Failure(fact) => self.sync_tasks.evolve(fact),
+            Fact::HeldOutGivenUp { task, record } => self.held_out.set(*task, Some(record.clone())),
+            Fact::Generation(record) => self.generation = Some(record.clone()),
+            Fact::Init(record) => self.init = Some(record.clone()),
+            Fact::Evaluation(record) => self.evaluation = record.clone(),
+            Fact::Manifest { .. } => {}
+            Fact::Latest(id) => self.checkpoint = id.clone(),
+            Fact::RoundDeleted { round } => {
+                self.stale_rounds.remove(round);
+            }
+            Fact::Result(result) => self.result = Some(ResultRecord::clone(result)),
+        }
+    }
+
+    /// Returns the given-up tasks of a synchronous job, those of an asynchronous one, and held-out ones.
+    pub fn given_up(&self) -> [&GivenUp; 3] {
+        [self.sync_tasks.given_up(), self.ledger.given_up(), &self.held_out]
+    }
+}

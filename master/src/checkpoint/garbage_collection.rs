@@ -1,0 +1,123 @@
+//! Deletes what will not be restored: old checkpoints, manifests first, and shards that no manifest
+//! names.
+
+use std::time::{Duration, SystemTime};
+
+use steadfast_common::keys::Keys;
+use steadfast_common::records::CheckpointRecord;
+use steadfast_coord::Etcd;
+use steadfast_host::time::system_time;
+use steadfast_store::Location;
+use tracing::{info, warn};
+
+use crate::checkpoint::coordinator::CheckpointError;
+use crate::event_loop::handle::{Event, EventLoopHandle};
+
+/// Manifests deleted in one transaction.
+const DELETED_AT_ONCE: usize = 32;
+
+/// Time between two searches for orphans.
+pub(crate) const SWEEP_EVERY: Duration = Duration::from_secs(3600);
+
+/// Age from which a shard without a manifest is an orphan. No checkpoint takes a day, so a shard that is
+/// still to get its manifest is safe from concurrent garbage collection, even in a store that dates objects
+/// from the beginning of their upload.
+const ORPHAN_AGE: Duration = Duration::from_secs(24 * 3600);
+
+/// How long a file that is being written may stay unmodified.
+const STALLED_MAX: Duration = Duration::from_secs(3600);
+
+struct Manifest {
+    id: String,
+    create_revision: i64,
+    record: CheckpointRecord,
+}
+
+/// Deletes all but the newest `keep` valid checkpoints and the newest `keep` invalidated ones.
+pub(crate) async fn old_checkpoints(
+    etcd: &Etcd,
+    keys: &Keys,
+    store: &Location,
+    handle: &EventLoopHandle,
+    keep: usize,
+    latest: &str,
+) -> Result<(), CheckpointError> {
+    let Manifests { mut manifests, .. } = manifests(etcd, keys).await?;
+    manifests.sort_by_key(|it| std::cmp::Reverse(it.create_revision));
+    let (valid, invalidated): (Vec<_>, Vec<_>) =
+        manifests.into_iter().partition(|it| it.record.invalidated.is_none());
+    let old: Vec<Manifest> = valid
+        .into_iter()
+        .skip(keep)
+        .chain(invalidated.into_iter().skip(keep))
+        .filter(|it| it.id != latest)
+        .collect();
+    for chunk in old.chunks(DELETED_AT_ONCE) {
+        let ids: Vec<String> = chunk.iter().map(|it| it.id.clone()).collect();
+        let deleted = handle.ask(|reply| Event::DeleteManifests { ids, reply }).await?;
+        let deleted = chunk.iter().filter(|it| deleted.contains(&it.id));
+        for shard in deleted.flat_map(|it| &it.record.shards) {
+            store.child(&shard.object)?.delete().await?;
+        }
+    }
+    Ok(())
+}
+
+/// Deletes old shards, complete or partial, that no manifest names: they remain when a process dies
+/// during an upload, or before the commit.
+pub(crate) async fn orphans(
+    etcd: &Etcd,
+    keys: &Keys,
+    store: &Location,
+    folder: &str,
+) -> Result<(), CheckpointError> {
+    // List the shards before reading the manifests: a shard whose manifest is committed in between must
+    // not look like an orphan.
+    let place = store.child(folder)?;
+    let ago = |age| system_time().checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH);
+    for name in place.delete_unfinished(ago(STALLED_MAX)).await? {
+        info!(name, "incomplete upload deleted");
+    }
+    let listed = place.list_modified().await?;
+    let Manifests { manifests, unreadable } = manifests(etcd, keys).await?;
+    if 0 < unreadable {
+        // The shards that these manifests name are unknown.
+        return Ok(());
+    }
+    let named: std::collections::BTreeSet<&str> =
+        manifests.iter().flat_map(|it| &it.record.shards).map(|it| it.object.as_str()).collect();
+    let before = ago(ORPHAN_AGE);
+    for (name, modified) in listed {
+        let object = format!("{folder}/{name}");
+        if modified < before && !named.contains(object.as_str()) {
+            info!(object, "orphaned shard deleted");
+            store.child(&object)?.delete().await?;
+        }
+    }
+    Ok(())
+}
+
+struct Manifests {
+    manifests: Vec<Manifest>,
+    unreadable: usize,
+}
+
+async fn manifests(etcd: &Etcd, keys: &Keys) -> Result<Manifests, CheckpointError> {
+    let prefix = keys.checkpoints_prefix();
+    let view = etcd.list(&prefix).await?;
+    let (mut manifests, mut unreadable) = (Vec::new(), 0);
+    for (key, entry) in view.entries.iter().filter(|(key, _)| **key != keys.checkpoint_latest()) {
+        match entry.json() {
+            Ok(record) => manifests.push(Manifest {
+                id: key.strip_prefix(&prefix).unwrap_or(key).to_owned(),
+                create_revision: entry.create_revision,
+                record,
+            }),
+            Err(error) => {
+                warn!(%error, "cannot parse a manifest; it is not deleted");
+                unreadable += 1;
+            }
+        }
+    }
+    Ok(Manifests { manifests, unreadable })
+}

@@ -1,0 +1,172 @@
+//! The volatile state of an acting master. It changes only after the commit that a change belongs to; a
+//! new master starts without it.
+
+use std::collections::BTreeSet;
+
+use steadfast_common::ids::{Lane, Pass, Slot, TrainerId};
+use steadfast_common::position::Position;
+use steadfast_common::schedule::LaneSchedule;
+use steadfast_coord::now;
+use steadfast_host::time::unix_ms;
+use steadfast_master_core::deadlines::Deadlines;
+use steadfast_master_core::held_out::HeldOut;
+use steadfast_master_core::lane_losses::LaneLosses;
+use steadfast_master_core::lanes::Lanes;
+use steadfast_master_core::saver::{SaveReply, Saver};
+use steadfast_master_core::sync_tasks::Failure;
+use tracing::warn;
+
+use crate::event_loop::handle::{GivenUp, Rollback, SaveReport, TaskDone};
+use crate::event_loop::recoveries::Recoveries;
+use crate::event_loop::time_breakdowns::TimeBreakdowns;
+
+/// The volatile state of an acting master.
+pub(crate) struct LiveState {
+    pub lanes: Lanes,
+    /// The pass and the trainers for which the lanes were assigned.
+    assigned_for: Option<(Pass, BTreeSet<TrainerId>)>,
+    pub deadlines: Deadlines,
+    pub position: Position,
+    pub finished: Finished,
+    pub saver: Saver,
+    /// Failures of held-out tasks.
+    pub held_out: HeldOut,
+    pub lane_losses: LaneLosses,
+    /// The lanes of the present pass, for the status.
+    pub schedule: Option<(Pass, LaneSchedule)>,
+    pub recoveries: Recoveries,
+    pub time_breakdowns: TimeBreakdowns,
+    /// A requested rollback; the loop runs it after the batch.
+    pub rollback: Option<Rollback>,
+    /// Live trainers and lost slots at the last check.
+    pub known_trainers: BTreeSet<TrainerId>,
+    known_lost_slots: Vec<Slot>,
+}
+
+/// Sums over tasks that were finished in this term, for the status.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Finished {
+    pub records: u64,
+    pub loss: Option<f64>,
+}
+
+impl LiveState {
+    /// Returns the state of a new term.
+    pub fn new(lanes: Lanes, position: Position, recoveries: Recoveries) -> Self {
+        Self {
+            lanes,
+            assigned_for: None,
+            deadlines: Deadlines::default(),
+            position,
+            finished: Finished::default(),
+            saver: Saver::default(),
+            held_out: HeldOut::default(),
+            lane_losses: LaneLosses::default(),
+            schedule: None,
+            recoveries,
+            time_breakdowns: TimeBreakdowns::default(),
+            rollback: None,
+            known_trainers: BTreeSet::new(),
+            known_lost_slots: Vec::new(),
+        }
+    }
+
+    /// Records a finished task.
+    pub fn note_done(&mut self, done: TaskDone) {
+        self.finished.records += done.records;
+        self.finished.loss = Some(done.loss_sum / done.records.max(1) as f64);
+        self.position.version = self.position.version.max(done.version);
+        self.recoveries.progress(self.position.version, now(), unix_ms());
+    }
+
+    /// Records the position that a live trainer reports, unless it is older than the known one.
+    pub fn note_position(&mut self, position: Position) {
+        if self.position.version <= position.version {
+            self.position = position;
+            self.recoveries.progress(position.version, now(), unix_ms());
+        }
+    }
+
+    /// Records the position of a committed checkpoint. Trainers report the position slightly later.
+    pub fn note_checkpoint(&mut self, position: Position) {
+        if self.position.version < position.version {
+            self.position = Position { loss: self.position.loss, ..position };
+        }
+    }
+
+    /// Handles the report of a trainer that has finished training.
+    pub fn begin_save(
+        &mut self,
+        trainer: TrainerId,
+        report: SaveReport,
+        live: &BTreeSet<TrainerId>,
+    ) -> SaveReply {
+        if let Some(position) = report.position {
+            self.note_position(position);
+        }
+        if let Some(error) = &report.error {
+            warn!(%trainer, error, "the model could not be saved");
+        }
+        let decision = self.saver.request(trainer, report.stage, report.error, live);
+        if self.saver.holder().is_none() {
+            self.rebalance_for_saver(live);
+        }
+        decision
+    }
+
+    /// Rebalances the lanes over trainers that have not failed to save: a trainer without lanes does not
+    /// check whether training is over.
+    fn rebalance_for_saver(&mut self, live: &BTreeSet<TrainerId>) {
+        let others: BTreeSet<TrainerId> = live.difference(self.saver.excluded()).copied().collect();
+        if !others.is_empty() {
+            self.lanes.rebalance(&others);
+        }
+    }
+
+    /// Moves the lane of a task that failed to another trainer.
+    pub fn move_lane(&mut self, failure: &Failure, live: &BTreeSet<TrainerId>) -> GivenUp {
+        match self.lanes.move_to_next(failure.lane, failure.trainer, live) {
+            true => GivenUp::Elsewhere,
+            false => GivenUp::No,
+        }
+    }
+
+    /// Assigns the lanes to the live trainers. They change only with the pass or the set of live trainers: a
+    /// trainer whose lanes were moved because it could not compute them gets others at the next pass.
+    pub fn assign_lanes(&mut self, live: &BTreeSet<TrainerId>) {
+        let pass = self.position.pass;
+        match &self.assigned_for {
+            Some((of, trainers)) if *of == pass && trainers == live => return,
+            Some((of, _)) if *of == pass => self.lanes.rebalance(live),
+            Some(_) | None => self.lanes.assign(live),
+        }
+        self.assigned_for = Some((pass, live.clone()));
+    }
+
+    /// Records which trainers live. Called before the lanes of lost trainers are reassigned. Returns whether
+    /// trainers were lost.
+    pub fn note_trainers(&mut self, live: &BTreeSet<TrainerId>) -> bool {
+        let lost: Vec<TrainerId> = self.known_trainers.difference(live).copied().collect();
+        let version = self.position.version;
+        if let Some(first) = lost.first() {
+            self.recoveries.notice(format!("trainer {first} left"), now(), Some(version));
+        }
+        for trainer in &lost {
+            let lanes: Vec<Lane> = self.lanes.of(*trainer);
+            self.lane_losses.note(version, &lanes);
+        }
+        self.time_breakdowns.follow(live);
+        self.known_trainers.clone_from(live);
+        !lost.is_empty()
+    }
+
+    /// Records which slots have lost their memory.
+    pub fn note_lost_slots(&mut self, lost: Vec<Slot>) {
+        if let Some(slot) = lost.iter().find(|slot| !self.known_lost_slots.contains(slot)) {
+            let cause = format!("the pserver of slot {slot} was lost");
+            tracing::info!(cause);
+            self.recoveries.notice(cause, now(), Some(self.position.version));
+        }
+        self.known_lost_slots = lost;
+    }
+}

@@ -1,0 +1,127 @@
+//! Membership changes: tasks of lost trainers, lane assignment, and the start of a new generation.
+
+use std::collections::BTreeSet;
+
+use steadfast_common::ids::{Incarnation, Lane, Slot, TrainerId};
+use steadfast_common::records::PserverRecord;
+use steadfast_coord::CoordError;
+use steadfast_master_core::ledger::Attribution;
+use tracing::{info, warn};
+
+use crate::event_loop::EventLoop;
+use crate::event_loop::generations::Start;
+
+impl EventLoop {
+    /// Handles joined and lost members: requeues the tasks of lost trainers, reassigns lanes, and begins a
+    /// new generation once every slot has a holder and the pserver set differs from the present generation's.
+    pub(crate) async fn follow_members(&mut self) -> Result<(), CoordError> {
+        let views = [self.members.slots.view(), self.members.trainers.view()];
+        self.members.failure_detector.follow(&views);
+        let live = self.live_trainers();
+        self.limits.trainers = live.len() as u32;
+        self.requeue_tasks_of_lost_trainers(&live).await?;
+        if self.live.note_trainers(&live) {
+            self.lane_suspects().iter().for_each(|suspect| warn!("{suspect}"));
+        }
+        self.live.assign_lanes(&live);
+        let pserver_set = self.pserver_set()?;
+        let lost = self.lost_slots();
+        self.live.note_lost_slots(lost);
+        match pserver_set {
+            Some(pserver_set) if !self.is_present(&pserver_set) => {
+                let reason = self.reason_for_generation(&pserver_set);
+                self.begin_generation(&pserver_set, reason, Start::Latest).await
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    async fn requeue_tasks_of_lost_trainers(
+        &mut self,
+        live: &BTreeSet<TrainerId>,
+    ) -> Result<(), CoordError> {
+        let lost: Vec<TrainerId> =
+            self.state.ledger.known_trainers().difference(live).copied().collect();
+        for trainer in lost {
+            info!(%trainer, "trainer lost; its tasks return to todo");
+            // Trainers lost before this term may have been lost together in an etcd outage.
+            let attribution = match self.live.known_trainers.contains(&trainer) {
+                true => Attribution::Task,
+                false => Attribution::None,
+            };
+            let mut batch = self.batch();
+            batch.decide(|draft| draft.lose_trainer(trainer, attribution, &self.limits));
+            self.commit(batch).await?;
+        }
+        Ok(())
+    }
+
+    /// Describes the lanes whose trainers were lost one after another.
+    pub(crate) fn lane_suspects(&self) -> Vec<String> {
+        let position = self.live.position;
+        let suspects = self.live.lane_losses.suspects(position.version).into_iter();
+        let descriptions = suspects.map(|(lane, losses)| {
+            let tasks = self.tasks_of_step(lane);
+            format!(
+                "{losses} trainers in a row were lost while they had lane {lane} at step {}: a record of \
+                 task {tasks} may crash them",
+                position.version
+            )
+        });
+        descriptions.collect()
+    }
+
+    /// Returns the tasks that a lane computes in the current step.
+    fn tasks_of_step(&self, lane: Lane) -> String {
+        let position = self.live.position;
+        let Some((_, schedule)) = self.live.schedule.as_ref().filter(|it| it.0 == position.pass)
+        else {
+            return "unknown".to_owned();
+        };
+        let step = position.version.0.saturating_sub(position.pass_start.0);
+        let given_up = self.state.sync_tasks.given_up_in(position.pass);
+        let pieces = schedule.micro_batch(lane, step, &given_up);
+        let tasks: Vec<String> = pieces.iter().map(|piece| piece.task.to_string()).collect();
+        tasks.join(" or ")
+    }
+
+    /// Returns the incarnation of each slot's holder, if every slot is held.
+    pub(crate) fn pserver_set(&self) -> Result<Option<Vec<Incarnation>>, CoordError> {
+        let Some(desired) = self.members.desired.view().single::<u32>()? else { return Ok(None) };
+        let pserver_set: Option<Vec<Incarnation>> =
+            (0..desired).map(|slot| self.holder(Slot(slot))).collect();
+        Ok(pserver_set.filter(|pserver_set| !pserver_set.is_empty()))
+    }
+
+    /// Returns the incarnation of the pserver that holds `slot`, or `None` if the slot is free or its key
+    /// cannot be parsed.
+    pub(crate) fn holder(&self, slot: Slot) -> Option<Incarnation> {
+        let view = self.members.slots.view();
+        let entry = view.entries.get(&self.committer.keys.ps(slot))?;
+        Some(entry.json::<PserverRecord>().ok()?.incarnation(entry.create_revision))
+    }
+
+    fn is_present(&self, pserver_set: &[Incarnation]) -> bool {
+        self.state.generation.as_ref().is_some_and(|record| record.slots == pserver_set)
+    }
+
+    /// Returns the slots that are no longer held by the incarnation that the current generation names.
+    fn lost_slots(&self) -> Vec<Slot> {
+        let named = self.state.generation.iter().flat_map(|record| record.slots.iter().enumerate());
+        let lost = named.filter(|(slot, named)| self.holder(Slot(*slot as u32)) != Some(**named));
+        lost.map(|(slot, _)| Slot(slot as u32)).collect()
+    }
+
+    fn reason_for_generation(&self, pserver_set: &[Incarnation]) -> String {
+        let Some(record) = &self.state.generation else { return "the job begins".to_owned() };
+        if record.slots.len() != pserver_set.len() {
+            return format!(
+                "the number of slots changed from {} to {}",
+                record.slots.len(),
+                pserver_set.len()
+            );
+        }
+        let lost: Vec<String> = self.lost_slots().iter().map(Slot::to_string).collect();
+        format!("memory lost in slots {}", lost.join(", "))
+    }
+}

@@ -1,0 +1,405 @@
+//! The gRPC service of a master. A standby rejects calls, and callers look for the acting master.
+
+use std::time::Duration;
+
+use steadfast_common::error::ErrorKind;
+use steadfast_common::given_up::Discarded;
+use steadfast_common::ids::{
+    Attempt, Generation, Lane, Pass, RequestId, TaskId, TrainerId, Version,
+};
+use steadfast_common::records::{EvaluationRecord, JobOutcome, ResultRecord};
+use steadfast_common::status::TimeBreakdown;
+use steadfast_host::time::{Instant, timeout};
+use steadfast_master_core::election::InitReply;
+use steadfast_master_core::ledger::{Next, Report, Request as TaskRequest, Wants};
+use steadfast_master_core::saver::{SaveReply, Stage};
+use steadfast_master_core::sync_tasks::{Cause, Failure};
+use steadfast_proto::v1::master_server::Master;
+use steadfast_proto::v1::next_task_request::Report as WireReport;
+use steadfast_proto::v1::{
+    AdvanceReply, AdvanceRequest, AllDone, BeginInitReply, BeginInitRequest, BeginSaveReply,
+    BeginSaveRequest, Caller, Dispatch, Evaluation, FailTaskReply, FailTaskRequest,
+    FinishInitReply, FinishInitRequest, FinishSaveReply, FinishSaveRequest, FollowReply,
+    FollowRequest, GivenUp as WireGivenUp, Later, NextTaskReply, NextTaskRequest,
+    ReportDamageReply, ReportDamageRequest, ReportDivergenceReply, ReportDivergenceRequest,
+    ReportEvaluationReply, ReportEvaluationRequest, RestoreCheckpointReply,
+    RestoreCheckpointRequest, StatusReply, StatusRequest, TakeCheckpointReply,
+    TakeCheckpointRequest, begin_init_reply, begin_save_request, fail_task_request,
+    next_task_reply,
+};
+use steadfast_proto::{status, v1};
+use tokio::sync::watch;
+use tonic::{Request, Response, Status};
+use tracing::warn;
+use uuid::Uuid;
+
+use crate::acting::Acting;
+use crate::event_loop::handle::{ControlError, Event, GivenUp, Reply, SaveReport, TaskDone};
+use crate::rpc::discarded_list;
+use crate::status::status_snapshot::Assignments;
+
+/// Maximum time that a call may block.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// Delay after which a trainer without a task retries.
+const RETRY_MS: u64 = 50;
+
+/// Maximum length of a failure's reason; the rest is truncated.
+const REASON_BYTES_MAX: usize = 1000;
+
+/// Serves calls while this master acts, and rejects them otherwise.
+pub struct Service {
+    pub acting: watch::Receiver<Option<Acting>>,
+}
+
+fn reject(error: &ControlError) -> Status {
+    status(error.kind(), error.to_string())
+}
+
+fn invalid(message: &str) -> Status {
+    status(ErrorKind::Invalid, message)
+}
+
+/// Parses the trainer and the generation of a call.
+fn caller(caller: Option<Caller>) -> Result<(TrainerId, Generation), Status> {
+    let caller = caller.ok_or_else(|| invalid("the call lacks its caller"))?;
+    let id: Uuid = caller.trainer.parse().map_err(|_| invalid("the trainer id is not a UUID"))?;
+    Ok((TrainerId(id), Generation(caller.generation)))
+}
+
+fn request_id(text: &str) -> Result<RequestId, Status> {
+    Ok(RequestId(text.parse().map_err(|_| invalid("the request id is not a UUID"))?))
+}
+
+fn reason(mut text: String) -> String {
+    while REASON_BYTES_MAX < text.len() {
+        text.pop();
+    }
+    text
+}
+
+impl Service {
+    fn acting(&self) -> Result<Acting, Status> {
+        self.acting.borrow().clone().ok_or_else(|| reject(&ControlError::NotActing))
+    }
+
+    /// Sends a request to the acting master's event loop and waits for the reply.
+    async fn ask<T>(&self, event: impl FnOnce(Reply<T>) -> Event) -> Result<T, Status> {
+        self.acting()?.handle.ask(event).await.map_err(|error| reject(&error))
+    }
+}
+
+#[tonic::async_trait]
+impl Master for Service {
+    async fn begin_init(
+        &self,
+        request: Request<BeginInitRequest>,
+    ) -> Result<Response<BeginInitReply>, Status> {
+        let (trainer, generation) = caller(request.into_inner().caller)?;
+        let decision = self.ask(|reply| Event::BeginInit { generation, trainer, reply }).await?;
+        let (answer, attempt) = match decision {
+            InitReply::Elected { record } => (begin_init_reply::Answer::Initialize, record.attempt),
+            InitReply::Wait => (begin_init_reply::Answer::Wait, 0),
+            InitReply::Done => (begin_init_reply::Answer::Done, 0),
+        };
+        Ok(Response::new(BeginInitReply { answer: answer.into(), attempt }))
+    }
+
+    async fn finish_init(
+        &self,
+        request: Request<FinishInitRequest>,
+    ) -> Result<Response<FinishInitReply>, Status> {
+        let request = request.into_inner();
+        let (trainer, generation) = caller(request.caller)?;
+        let attempt = request.attempt;
+        self.ask(|reply| Event::FinishInit { generation, trainer, attempt, reply }).await?;
+        Ok(Response::new(FinishInitReply {}))
+    }
+
+    async fn follow(
+        &self,
+        request: Request<FollowRequest>,
+    ) -> Result<Response<FollowReply>, Status> {
+        let request = request.into_inner();
+        let (trainer, generation) = caller(request.caller)?;
+        let handle = self.acting()?.handle;
+        let time_breakdown = request.time_breakdown.map(time_breakdown);
+        if let Some(position) = request.position {
+            let position = position.into();
+            handle.mention(Event::Position { generation, trainer, position, time_breakdown });
+        }
+        let mut assignments = handle.assignments.clone();
+        let known = request.assignment;
+        let current = assignments.borrow_and_update().number;
+        // The number of an earlier term never matches, so its caller is answered at once.
+        if current == known {
+            let wait = Duration::from_millis(request.wait_ms).min(WAIT_MAX);
+            let _ = timeout(wait, assignments.changed()).await;
+        }
+        let assignments = assignments.borrow().clone();
+        if generation < assignments.generation {
+            let (found, present) = (generation, assignments.generation);
+            return Err(reject(&ControlError::OtherGeneration { found, present }));
+        }
+        Ok(Response::new(follow_reply(&assignments, trainer)))
+    }
+
+    async fn next_task(
+        &self,
+        request: Request<NextTaskRequest>,
+    ) -> Result<Response<NextTaskReply>, Status> {
+        let request = request.into_inner();
+        let (trainer, generation) = caller(request.caller)?;
+        let acting = self.acting()?;
+        let done = match &request.report {
+            Some(WireReport::Finished(finished)) => Some(TaskDone {
+                records: finished.records,
+                loss_sum: finished.loss_sum,
+                version: Version(finished.version),
+            }),
+            Some(WireReport::Failed(_) | WireReport::Returned(_)) | None => None,
+        };
+        let time_breakdown = request.time_breakdown.map(time_breakdown);
+        let request = TaskRequest {
+            id: request_id(&request.request_id)?,
+            trainer,
+            report: request.report.map(report),
+            wants: if request.more { Wants::Task } else { Wants::Nothing },
+            held: request.held.map(|it| it.attempts.into_iter().map(Attempt).collect()),
+        };
+        let answer = acting
+            .handle
+            .ask(|reply| Event::NextTask { generation, request, done, time_breakdown, reply })
+            .await
+            .map_err(|error| reject(&error))?;
+        let next = match answer.next {
+            Next::Task(dispatch) => next_task_reply::Next::Task(Dispatch {
+                task: dispatch.task.0,
+                attempt: dispatch.attempt.0,
+                pass: dispatch.pass.0,
+                deadline_ms: acting.task_deadline.as_millis() as u64,
+            }),
+            Next::NotYet => next_task_reply::Next::Later(Later { retry_ms: RETRY_MS }),
+            Next::AllDone => next_task_reply::Next::AllDone(AllDone {}),
+            Next::AllFailed { pass } => return Err(reject(&ControlError::AllFailed { pass })),
+        };
+        Ok(Response::new(NextTaskReply { counted: answer.accepted, next: Some(next) }))
+    }
+
+    async fn fail_task(
+        &self,
+        request: Request<FailTaskRequest>,
+    ) -> Result<Response<FailTaskReply>, Status> {
+        let request = request.into_inner();
+        let cause = match request.cause() {
+            fail_task_request::Cause::Transient => Cause::Transient,
+            fail_task_request::Cause::Data => Cause::Data,
+        };
+        let (trainer, generation) = caller(request.caller)?;
+        let failure = Failure {
+            id: request_id(&request.request_id)?,
+            trainer,
+            pass: Pass(request.pass),
+            task: TaskId(request.task),
+            lane: Lane(request.lane),
+            cause,
+            reason: reason(request.reason),
+        };
+        let given_up = self.ask(|reply| Event::FailTask { generation, failure, reply }).await?;
+        Ok(Response::new(FailTaskReply {
+            given_up: given_up == GivenUp::Yes,
+            elsewhere: given_up == GivenUp::Elsewhere,
+        }))
+    }
+
+    async fn advance(
+        &self,
+        request: Request<AdvanceRequest>,
+    ) -> Result<Response<AdvanceReply>, Status> {
+        let request = request.into_inner();
+        let (trainer, _) = caller(request.caller)?;
+        let acting = self.acting()?;
+        let Some(bound) = acting.max_staleness else {
+            return Ok(Response::new(AdvanceReply { go: true, ahead: 0 }));
+        };
+        let wait = Duration::from_millis(request.wait_ms).min(WAIT_MAX);
+        let deadline = Instant::now() + wait;
+        let gate = &acting.handle.staleness_gate;
+        let (go, ahead) = gate.pass(trainer, request.clock, bound, deadline).await;
+        Ok(Response::new(AdvanceReply { go, ahead }))
+    }
+
+    async fn report_evaluation(
+        &self,
+        request: Request<ReportEvaluationRequest>,
+    ) -> Result<Response<ReportEvaluationReply>, Status> {
+        let request = request.into_inner();
+        caller(request.caller)?;
+        let wire = request.evaluation.ok_or_else(|| invalid("the call lacks its evaluation"))?;
+        let evaluation = evaluation(wire);
+        self.ask(|reply| Event::Evaluated { evaluation, reply }).await?;
+        Ok(Response::new(ReportEvaluationReply {}))
+    }
+
+    async fn begin_save(
+        &self,
+        request: Request<BeginSaveRequest>,
+    ) -> Result<Response<BeginSaveReply>, Status> {
+        let request = request.into_inner();
+        let stage = match request.stage() {
+            begin_save_request::Stage::Evaluates => Stage::Evaluating,
+            begin_save_request::Stage::Writes => Stage::Writing,
+        };
+        let (trainer, generation) = caller(request.caller)?;
+        let error = Some(reason(request.error)).filter(|error| !error.is_empty());
+        let report = SaveReport { stage, error, position: request.position.map(Into::into) };
+        let decision =
+            self.ask(|reply| Event::BeginSave { generation, trainer, report, reply }).await?;
+        Ok(Response::new(BeginSaveReply { save: decision == SaveReply::Save }))
+    }
+
+    async fn finish_save(
+        &self,
+        request: Request<FinishSaveRequest>,
+    ) -> Result<Response<FinishSaveReply>, Status> {
+        let request = request.into_inner();
+        let (_, generation) = caller(request.caller)?;
+        let evaluated = request.evaluation.map(evaluation);
+        let result = Box::new(ResultRecord {
+            state: JobOutcome::Finished,
+            reason: None,
+            passes: evaluated.as_ref().map_or(0, |it| it.pass.0),
+            steps: request.version,
+            examples: request.examples,
+            loss: evaluated.as_ref().map(|it| it.loss).or(request.loss),
+            metric: evaluated.as_ref().map(|it| it.metric),
+            metric_name: evaluated.map(|it| it.metric_name),
+            parameters_sha256: Some(request.parameters_sha256),
+            model: Some(request.model),
+            checkpoint: None,
+            discarded: Discarded::default(),
+        });
+        let Acting { handle, checkpoints, store, .. } = self.acting()?;
+        // The final checkpoint keeps the parameters and their position after the pservers exit. The job ends
+        // even if it fails, because the model is already stored.
+        let taken = checkpoints.take_final(generation, Version(request.version)).await;
+        let mut result = match taken.error {
+            None => Box::new(ResultRecord { checkpoint: taken.latest, ..*result }),
+            Some(_) => result,
+        };
+        let given_up = self.ask(|reply| Event::GivenUp { reply }).await?;
+        match discarded_list::write(&store, &given_up).await {
+            Ok(list) => result.discarded.list = list,
+            Err(error) => {
+                warn!(%error, "cannot write the list of given-up tasks to the store; it is in etcd only")
+            }
+        }
+        handle
+            .ask(|reply| Event::FinishSave { generation, result, reply })
+            .await
+            .map_err(|error| reject(&error))?;
+        Ok(Response::new(FinishSaveReply {}))
+    }
+
+    async fn take_checkpoint(
+        &self,
+        _: Request<TakeCheckpointRequest>,
+    ) -> Result<Response<TakeCheckpointReply>, Status> {
+        let taken = self.acting()?.checkpoints.take_now().await;
+        Ok(Response::new(TakeCheckpointReply {
+            checkpoint: taken.latest.unwrap_or_default(),
+            error: taken.error.unwrap_or_default(),
+        }))
+    }
+
+    async fn restore_checkpoint(
+        &self,
+        request: Request<RestoreCheckpointRequest>,
+    ) -> Result<Response<RestoreCheckpointReply>, Status> {
+        let RestoreCheckpointRequest { checkpoint, force } = request.into_inner();
+        let generation = self.ask(|reply| Event::RollBack { checkpoint, force, reply }).await?;
+        Ok(Response::new(RestoreCheckpointReply { generation: generation.0 }))
+    }
+
+    async fn report_damage(
+        &self,
+        request: Request<ReportDamageRequest>,
+    ) -> Result<Response<ReportDamageReply>, Status> {
+        let request = request.into_inner();
+        let (generation, checkpoint) = (Generation(request.generation), request.checkpoint);
+        let reason = reason(request.reason);
+        self.ask(|reply| Event::Damaged { generation, checkpoint, reason, reply }).await?;
+        Ok(Response::new(ReportDamageReply {}))
+    }
+
+    async fn report_divergence(
+        &self,
+        request: Request<ReportDivergenceRequest>,
+    ) -> Result<Response<ReportDivergenceReply>, Status> {
+        let request = request.into_inner();
+        let (trainer, generation) = caller(request.caller)?;
+        let reason = format!("trainer {trainer}: {}", reason(request.reason));
+        self.ask(|reply| Event::Diverged { generation, reason, reply }).await?;
+        Ok(Response::new(ReportDivergenceReply {}))
+    }
+
+    async fn status(&self, _: Request<StatusRequest>) -> Result<Response<StatusReply>, Status> {
+        let status = self.acting()?.status();
+        let json = serde_json::to_vec(&status)
+            .map_err(|error| steadfast_proto::status(ErrorKind::Internal, error.to_string()))?;
+        Ok(Response::new(StatusReply { json: json.into() }))
+    }
+}
+
+/// Converts a time breakdown; invalid durations count as zero.
+fn time_breakdown(wire: v1::TimeBreakdown) -> TimeBreakdown {
+    let time = |seconds: f64| if seconds.is_finite() { seconds.max(0.0) } else { 0.0 };
+    TimeBreakdown {
+        data: time(wire.data),
+        compute: time(wire.compute),
+        push: time(wire.push),
+        wait: time(wire.wait),
+        pull: time(wire.pull),
+        moved_bytes: wire.moved_bytes,
+    }
+}
+
+fn report(report: WireReport) -> Report {
+    match report {
+        WireReport::Finished(it) => {
+            Report::Finished { task: TaskId(it.task), attempt: Attempt(it.attempt) }
+        }
+        WireReport::Failed(it) => Report::Failed {
+            task: TaskId(it.task),
+            attempt: Attempt(it.attempt),
+            reason: reason(it.reason),
+        },
+        WireReport::Returned(it) => {
+            Report::Returned { task: TaskId(it.task), attempt: Attempt(it.attempt) }
+        }
+    }
+}
+
+fn evaluation(wire: Evaluation) -> EvaluationRecord {
+    EvaluationRecord {
+        pass: Pass(wire.pass),
+        version: Version(wire.version),
+        records: wire.records,
+        loss: wire.loss,
+        metric: wire.metric,
+        metric_name: wire.metric_name,
+    }
+}
+
+fn follow_reply(assignments: &Assignments, trainer: TrainerId) -> FollowReply {
+    let lanes = assignments.lanes.get(&trainer).map_or(&[][..], Vec::as_slice);
+    let given_up = assignments.given_up.iter().map(|(pass, tasks)| WireGivenUp {
+        pass: pass.0,
+        tasks: tasks.iter().map(|task| task.0).collect(),
+    });
+    FollowReply {
+        assignment: assignments.number,
+        lanes: lanes.iter().map(|Lane(lane)| *lane).collect(),
+        given_up: given_up.collect(),
+    }
+}

@@ -1,0 +1,8 @@
+//! The status of the job, and its forms: page, metrics, TensorBoard.
+
+mod curve;
+pub(crate) mod metrics;
+pub(crate) mod page;
+pub(crate) mod status_snapshot;
+pub(crate) mod tensorboard;
+pub(crate) mod timeline;

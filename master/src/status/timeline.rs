@@ -1,0 +1,230 @@
+//! Timeline and curves of a job during one term, for the status.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use steadfast_common::ids::{Slot, TaskId, TrainerId};
+use steadfast_common::status::{Point, TimelineEvent};
+
+use crate::status::status_snapshot::StatusSnapshot;
+
+/// Maximum number of events that are kept.
+const EVENTS_MAX: usize = 200;
+
+/// Maximum length of an event's description in characters.
+const CHARS_MAX: usize = 300;
+
+/// Maximum number of points of a curve. Beyond it every second point is dropped and the interval doubles.
+const POINTS_MAX: usize = 512;
+
+/// Initial time between points.
+const STEP_MS: u64 = 500;
+
+/// Events and curves of one term.
+#[derive(Debug)]
+pub(crate) struct Timeline {
+    events: VecDeque<TimelineEvent>,
+    points: Vec<Point>,
+    step_ms: u64,
+    last: Option<Observed>,
+}
+
+/// State with which the next snapshot is compared.
+#[derive(Debug)]
+struct Observed {
+    trainers: BTreeSet<TrainerId>,
+    slots: Vec<(Slot, Option<String>)>,
+    generation: u64,
+    checkpoint: Option<String>,
+    recoveries: u64,
+    discarded: BTreeSet<TaskId>,
+    discarded_tasks: u64,
+    is_over: bool,
+}
+
+impl Default for Timeline {
+    fn default() -> Self {
+        Self { events: VecDeque::new(), points: Vec::new(), step_ms: STEP_MS, last: None }
+    }
+}
+
+impl Timeline {
+    /// Adds the changes that `snapshot` shows at the wall-clock time `unix_ms`.
+    pub fn note(&mut self, snapshot: &StatusSnapshot, unix_ms: u64) {
+        let observed = Observed::of(snapshot);
+        match self.last.take() {
+            None => self.add(unix_ms, format!("this master acts, epoch {}", snapshot.epoch)),
+            Some(last) => {
+                last.compare(&observed, snapshot).for_each(|what| self.add(unix_ms, what))
+            }
+        }
+        self.last = Some(observed);
+        self.add_point(snapshot, unix_ms);
+    }
+
+    /// Returns the events, oldest first.
+    pub fn events(&self) -> Vec<TimelineEvent> {
+        self.events.iter().cloned().collect()
+    }
+
+    /// Returns the points of the curves, oldest first.
+    pub fn points(&self) -> Vec<Point> {
+        self.points.clone()
+    }
+
+    fn add(&mut self, unix_ms: u64, mut what: String) {
+        // Addresses and reasons come from other processes and may be long.
+        if let Some((end, _)) = what.char_indices().nth(CHARS_MAX) {
+            what.truncate(end);
+        }
+        self.events.push_back(TimelineEvent { unix_ms, what });
+        if EVENTS_MAX < self.events.len() {
+            self.events.pop_front();
+        }
+    }
+
+    fn add_point(&mut self, snapshot: &StatusSnapshot, unix_ms: u64) {
+        // A clock that was set back does not delay the next point.
+        let is_due = self
+            .points
+            .last()
+            .is_none_or(|last| unix_ms < last.unix_ms || last.unix_ms + self.step_ms <= unix_ms);
+        if !is_due {
+            return;
+        }
+        self.points.push(Point {
+            unix_ms,
+            version: snapshot.position.version,
+            examples: snapshot.examples,
+            loss: snapshot.loss.filter(|loss| loss.is_finite()),
+            metric: snapshot.evaluation.as_ref().map(|it| it.metric).filter(|it| it.is_finite()),
+        });
+        if POINTS_MAX < self.points.len() {
+            let mut index = 0;
+            self.points.retain(|_| {
+                index += 1;
+                index % 2 == 1
+            });
+            self.step_ms *= 2;
+        }
+    }
+}
+
+impl Observed {
+    fn of(snapshot: &StatusSnapshot) -> Self {
+        Self {
+            trainers: snapshot.trainers.iter().map(|it| it.id).collect(),
+            slots: snapshot.slots.iter().map(|it| (it.slot, it.address.clone())).collect(),
+            generation: snapshot.generation.0,
+            checkpoint: snapshot.checkpoint.clone(),
+            recoveries: snapshot.recoveries_count,
+            discarded: snapshot.discarded.listed.iter().map(|it| it.task).collect(),
+            discarded_tasks: snapshot.discarded.tasks,
+            is_over: snapshot.result.is_some(),
+        }
+    }
+
+    /// Returns descriptions of the differences.
+    fn compare(self, now: &Self, snapshot: &StatusSnapshot) -> impl Iterator<Item = String> {
+        let mut changes = Vec::new();
+        let left = self.trainers.difference(&now.trainers);
+        changes.extend(left.map(|id| format!("trainer {id} left")));
+        let joined = now.trainers.difference(&self.trainers);
+        changes.extend(joined.map(|id| format!("trainer {id} joined")));
+        for (slot, address) in &now.slots {
+            let before = self.slots.iter().find(|it| it.0 == *slot).and_then(|it| it.1.as_ref());
+            if before == address.as_ref() {
+                continue;
+            }
+            // A spare may take the slot between two snapshots: report both the loss and the takeover.
+            changes.extend(before.map(|it| format!("slot {slot} lost its pserver {it}")));
+            changes
+                .extend(address.iter().map(|it| format!("slot {slot} was taken by pserver {it}")));
+        }
+        if self.generation != now.generation {
+            changes.push(format!("generation {} began", now.generation));
+        }
+        if let Some(id) = now.checkpoint.as_ref().filter(|id| self.checkpoint.as_ref() != Some(id))
+        {
+            changes.push(format!("checkpoint {id} is the latest"));
+        }
+        let new = now.recoveries.saturating_sub(self.recoveries) as usize;
+        for it in snapshot.recoveries.iter().skip(snapshot.recoveries.len().saturating_sub(new)) {
+            changes.push(format!("{}; recovered after {:.2} s", it.cause, it.seconds));
+        }
+        // Reported once per task, not once per pass.
+        let mut new = now.discarded_tasks.saturating_sub(self.discarded_tasks);
+        for task in snapshot.discarded.listed.iter().filter(|it| !self.discarded.contains(&it.task))
+        {
+            changes.push(format!("task {} was given up: {}", task.task, task.reason));
+            new = new.saturating_sub(1);
+        }
+        if 0 < new {
+            changes.push(format!("{new} more tasks were given up"));
+        }
+        if let Some(result) = snapshot.result.as_ref().filter(|_| !self.is_over) {
+            let reason = result.reason.as_deref().map_or_else(String::new, |it| format!(": {it}"));
+            changes.push(format!("the job is over{reason}"));
+        }
+        changes.into_iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use steadfast_common::ids::Incarnation;
+    use steadfast_common::status::SlotStatus;
+
+    use super::*;
+
+    fn with_slot(address: Option<&str>) -> StatusSnapshot {
+        let address = address.map(str::to_owned);
+        let slot = SlotStatus { slot: Slot(0), address, incarnation: Some(Incarnation(3)) };
+        StatusSnapshot { slots: vec![slot], ..StatusSnapshot::default() }
+    }
+
+    fn descriptions(timeline: &Timeline) -> Vec<String> {
+        timeline.events().into_iter().map(|it| it.what).collect()
+    }
+
+    #[test]
+    fn a_loss_and_a_takeover_are_each_reported_once() {
+        let mut timeline = Timeline::default();
+        let holders = [Some("a:1"), Some("a:1"), None, Some("b:1"), Some("c:1")];
+        for (at, address) in (0..).zip(holders) {
+            timeline.note(&with_slot(address), at);
+        }
+        let expected = [
+            "this master acts, epoch 0",
+            "slot 0 lost its pserver a:1",
+            "slot 0 was taken by pserver b:1",
+            "slot 0 lost its pserver b:1",
+            "slot 0 was taken by pserver c:1",
+        ];
+        assert_eq!(descriptions(&timeline), expected);
+    }
+
+    #[test]
+    fn curves_continue_when_the_clock_is_set_back() {
+        let mut timeline = Timeline::default();
+        for unix_ms in [10_000_000, 10_001_000, 1_000, 1_100, 2_000] {
+            timeline.note(&StatusSnapshot::default(), unix_ms);
+        }
+        let drawn: Vec<u64> = timeline.points().iter().map(|it| it.unix_ms).collect();
+        assert_eq!(drawn, [10_000_000, 10_001_000, 1_000, 2_000]);
+    }
+
+    #[test]
+    fn a_long_job_keeps_a_bounded_curve_of_all_its_time() {
+        let mut timeline = Timeline::default();
+        for second in 0..100_000 {
+            let checkpoint = Some(format!("c-{}", second / 100));
+            let snapshot = StatusSnapshot { checkpoint, ..StatusSnapshot::default() };
+            timeline.note(&snapshot, second * 1000);
+        }
+        let points = timeline.points();
+        assert!(POINTS_MAX / 2 <= points.len() && points.len() <= POINTS_MAX, "{}", points.len());
+        assert_eq!(points[0].unix_ms, 0);
+        assert!(99_000_000 - 512_000 < points.last().unwrap().unix_ms);
+        assert_eq!(timeline.events().len(), EVENTS_MAX);
+    }
+}

@@ -1,0 +1,63 @@
+//! Access rules: which roles may make which call.
+
+use steadfast_common::role::Role::{self, Admin, Master, Pserver, Trainer};
+
+/// Returns the roles that may call a method, given its path; none if the method is unknown.
+///
+/// Pservers and administrators may request a checkpoint; only administrators may restore one.
+pub fn access(path: &str) -> &'static [Role] {
+    let Some((service, method)) = path.strip_prefix('/').and_then(|it| it.split_once('/')) else {
+        return &[];
+    };
+    match (service, method) {
+        ("grpc.health.v1.Health", "Check" | "Watch") => &Role::ALL,
+        (
+            "steadfast.v1.Master",
+            "BeginInit" | "FinishInit" | "Follow" | "NextTask" | "FailTask" | "Advance"
+            | "ReportEvaluation" | "BeginSave" | "FinishSave" | "ReportDivergence",
+        ) => &[Trainer],
+        ("steadfast.v1.Master", "ReportDamage") => &[Pserver],
+        ("steadfast.v1.Master", "TakeCheckpoint") => &[Pserver, Admin],
+        ("steadfast.v1.Master", "RestoreCheckpoint" | "Status") => &[Admin],
+        ("steadfast.v1.Pserver", "Init" | "Push" | "Pull") => &[Trainer],
+        ("steadfast.v1.Pserver", "Norms") => &[Pserver],
+        ("steadfast.v1.Pserver", "Snapshot") => &[Master],
+        _ => &[],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// F50: a role may call only its own methods; unknown methods are denied.
+    #[test]
+    fn each_role_may_call_only_the_methods_that_it_needs() {
+        assert_eq!(access("/steadfast.v1.Master/NextTask"), [Trainer]);
+        assert_eq!(access("/steadfast.v1.Master/RestoreCheckpoint"), [Admin]);
+        assert_eq!(access("/steadfast.v1.Pserver/Snapshot"), [Master]);
+        for unknown in ["", "/", "/steadfast.v1.Master", "/steadfast.v1.Master/Other", "Push"] {
+            assert_eq!(access(unknown), [], "{unknown}");
+        }
+    }
+
+    /// A new method of a service needs an access rule, or every call to it is denied.
+    #[test]
+    fn every_method_of_our_services_has_a_permission() {
+        let files = ["master", "pserver"].map(|service| {
+            let file = format!("{}/steadfast/v1/{service}.proto", env!("CARGO_MANIFEST_DIR"));
+            (service, std::fs::read_to_string(file).unwrap())
+        });
+        let mut methods = 0;
+        for (service, text) in &files {
+            let (first, rest) = service.split_at(1);
+            for line in text.lines().filter_map(|line| line.trim().strip_prefix("rpc ")) {
+                let (method, _) = line.split_once('(').unwrap();
+                let path = format!("/steadfast.v1.{}{rest}/{method}", first.to_uppercase());
+                assert!(!access(&path).is_empty(), "{path}");
+                methods += 1;
+            }
+        }
+        assert!(15 < methods, "{methods}");
+    }
+}

@@ -1,0 +1,87 @@
+//! The shard of an asynchronous job: applies each push on arrival, and each record once.
+
+use std::sync::Arc;
+
+use steadfast_common::applied_records::{AppliedRecords, RangeStatus, RecordRange};
+use steadfast_common::ids::Version;
+use steadfast_common::layout::Layout;
+
+use crate::block_store::{BlockStore, Parameters, ShardSnapshot};
+use crate::contribution::{Contributed, Contribution, Refusal, locate};
+use crate::rules::Rules;
+
+/// The shard of one slot of an asynchronous job.
+#[derive(Debug)]
+pub struct AsyncShard {
+    blocks: BlockStore,
+}
+
+impl AsyncShard {
+    /// Restores a shard from a snapshot of blocks of `layout`.
+    pub fn restore(layout: Arc<Layout>, snapshot: ShardSnapshot, rules: Rules) -> Self {
+        Self { blocks: BlockStore::restore(layout, snapshot, rules) }
+    }
+
+    /// Returns the blocks.
+    pub fn blocks(&self) -> &BlockStore {
+        &self.blocks
+    }
+
+    /// Returns the current values.
+    pub fn parameters(&self) -> Parameters {
+        self.blocks.parameters()
+    }
+
+    /// Applies a push at once to the blocks that do not reflect its records yet: to all or none of them,
+    /// unless the shard combines blocks of several slots.
+    ///
+    /// # Errors
+    /// See [`Refusal`]; on error nothing has changed.
+    pub fn apply(
+        &mut self,
+        range: &RecordRange,
+        contribution: Contribution,
+    ) -> Result<Contributed, Refusal> {
+        let named = u64::from(range.to.saturating_sub(range.from));
+        if named != contribution.records || named == 0 {
+            return Err(Refusal::RecordsMismatch { records: contribution.records, named });
+        }
+        let mut fresh = Vec::new();
+        for applied in &self.blocks.applied {
+            fresh.push(match applied.classify(range) {
+                RangeStatus::Fresh => true,
+                RangeStatus::Duplicate => false,
+                RangeStatus::Gap { counted } => {
+                    return Err(Refusal::Gap { task: range.task, from: range.from, counted });
+                }
+            });
+        }
+        if !fresh.contains(&true) {
+            return Ok(Contributed::Duplicate);
+        }
+        let Contribution { records, loss_sum, checksum, blocks } = contribution;
+        let (mut sums, wanted) = (locate(blocks, self.blocks.list())?, self.blocks.list().len());
+        if sums.len() != wanted {
+            return Err(Refusal::WrongBlocks { found: sums.len(), wanted });
+        }
+        sums.retain(|(index, _)| fresh[self.blocks.applied_of(*index)]);
+        self.blocks.apply(self.blocks.mean(records, None), sums.into_iter());
+        self.blocks.updates += 1;
+        let applied = self.blocks.applied.iter_mut().zip(&fresh);
+        for (applied, _) in applied.filter(|(_, is_fresh)| **is_fresh) {
+            applied.apply_range(range, checksum);
+        }
+        let examples = self.blocks.applied.iter().map(AppliedRecords::records).min().unwrap_or(0);
+        let position = &mut self.blocks.position;
+        position.version = Version(position.version.0 + 1);
+        position.pass = position.pass.max(range.pass);
+        position.examples = examples;
+        position.loss = Some(loss_sum / records as f64);
+        Ok(Contributed::Complete)
+    }
+
+    /// Takes a snapshot, by reference.
+    pub fn snapshot(&self) -> ShardSnapshot {
+        self.blocks.snapshot()
+    }
+}

@@ -1,0 +1,203 @@
+//! The blocks of one slot: their values, optimizer state and applied records.
+//!
+//! Blocks are reference-counted: readers and checkpoints hold references. An update changes a block in
+//! place, or a copy of it while there are other references.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use steadfast_common::applied_records::AppliedRecords;
+use steadfast_common::compression::Codec;
+use steadfast_common::ids::Lane;
+use steadfast_common::layout::{Block, Layout};
+use steadfast_common::position::Position;
+use steadfast_common::spec::OptimizerSpec;
+
+use crate::buffer_pool::BufferPool;
+use crate::contribution::ValidatedBlock;
+use crate::learning_rate::learning_rate;
+use crate::optimizer::Optimizer;
+use crate::rules::Rules;
+use crate::update::{Mean, Update};
+use crate::values::Values;
+
+/// The complete state of a shard, by reference: the content of a checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShardSnapshot {
+    pub position: Position,
+    /// Number of updates so far; steps without records make none.
+    pub updates: u64,
+    /// Lanes exhausted in the current pass (synchronous mode).
+    pub exhausted: BTreeSet<Lane>,
+    /// Applied records of the blocks; blocks with the same applied records share one entry. There is more
+    /// than one entry only after blocks of several slots were combined in asynchronous training.
+    pub applied: Vec<AppliedRecords>,
+    pub blocks: Vec<SnapshotBlock>,
+}
+
+/// One block of a [`ShardSnapshot`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct SnapshotBlock {
+    pub number: u32,
+    /// Index of the block's entry in [`ShardSnapshot::applied`].
+    pub applied: usize,
+    pub values: Arc<Vec<f32>>,
+    /// One vector per state name of the optimizer.
+    pub state: Arc<Vec<Vec<f32>>>,
+}
+
+impl ShardSnapshot {
+    /// Creates the state before the first update from the initial values of the blocks `numbers`.
+    pub fn initial(numbers: &[u32], values: Vec<Vec<f32>>, rules: &Rules) -> Self {
+        let optimizer = Optimizer::new(&rules.optimizer);
+        let blocks = numbers.iter().zip(values).map(|(number, values)| SnapshotBlock {
+            number: *number,
+            applied: 0,
+            state: Arc::new(optimizer.initial_state(&values)),
+            values: Arc::new(values),
+        });
+        Self {
+            position: Position::default(),
+            updates: 0,
+            exhausted: BTreeSet::new(),
+            applied: vec![AppliedRecords::default()],
+            blocks: blocks.collect(),
+        }
+    }
+}
+
+/// All values at one version, by reference.
+#[derive(Clone, Debug)]
+pub struct Parameters {
+    pub position: Position,
+    pub blocks: Arc<Vec<(u32, Block)>>,
+    /// One vector per block.
+    pub values: Vec<Arc<Vec<f32>>>,
+}
+
+/// The blocks of one slot.
+#[derive(Debug)]
+pub struct BlockStore {
+    layout: Arc<Layout>,
+    rules: Rules,
+    optimizer: Optimizer,
+    blocks: Arc<Vec<(u32, Block)>>,
+    values: Vec<Values>,
+    state: Vec<Arc<Vec<Vec<f32>>>>,
+    /// Index of each block's entry in `applied`.
+    applied_of: Vec<usize>,
+    buffers: BufferPool,
+    pub(crate) applied: Vec<AppliedRecords>,
+    pub(crate) position: Position,
+    pub(crate) updates: u64,
+}
+
+impl BlockStore {
+    /// Restores the blocks of a snapshot, which are blocks of `layout`.
+    pub(crate) fn restore(layout: Arc<Layout>, snapshot: ShardSnapshot, rules: Rules) -> Self {
+        let ShardSnapshot { position, updates, applied, blocks, .. } = snapshot;
+        let numbers = blocks.iter().map(|block| block.number);
+        let located = numbers.map(|number| (number, layout.blocks()[number as usize])).collect();
+        Self {
+            optimizer: Optimizer::new(&rules.optimizer),
+            blocks: Arc::new(located),
+            values: blocks.iter().map(|block| Values::new(block.values.clone())).collect(),
+            applied_of: blocks.iter().map(|block| block.applied).collect(),
+            state: blocks.into_iter().map(|block| block.state).collect(),
+            buffers: BufferPool::default(),
+            layout,
+            rules,
+            applied,
+            position,
+            updates,
+        }
+    }
+
+    /// Returns the layout of the whole model.
+    pub fn layout(&self) -> &Arc<Layout> {
+        &self.layout
+    }
+
+    /// Returns the numbers and locations of the blocks, in order.
+    pub fn list(&self) -> &Arc<Vec<(u32, Block)>> {
+        &self.blocks
+    }
+
+    /// Returns the buffer pool for contributions.
+    pub fn buffers(&self) -> &BufferPool {
+        &self.buffers
+    }
+
+    /// Returns the encoding of contributions.
+    pub fn codec(&self) -> Codec {
+        self.rules.codec
+    }
+
+    /// Returns the position that the values reflect.
+    pub fn position(&self) -> Position {
+        self.position
+    }
+
+    /// Returns references to the values of all blocks.
+    pub(crate) fn parameters(&self) -> Parameters {
+        Parameters {
+            position: self.position,
+            blocks: self.blocks.clone(),
+            values: self.values.iter().map(|it| it.present().clone()).collect(),
+        }
+    }
+
+    /// Returns a reference to the values of one block, with its number.
+    pub(crate) fn block(&self, index: usize) -> (u32, Arc<Vec<f32>>) {
+        (self.blocks[index].0, self.values[index].present().clone())
+    }
+
+    /// Returns references to the complete state.
+    pub(crate) fn snapshot(&self) -> ShardSnapshot {
+        let blocks = self.blocks.iter().zip(&self.applied_of).zip(&self.values).zip(&self.state);
+        ShardSnapshot {
+            position: self.position,
+            updates: self.updates,
+            exhausted: BTreeSet::new(),
+            applied: self.applied.clone(),
+            blocks: blocks
+                .map(|((((number, _), applied), values), state)| SnapshotBlock {
+                    number: *number,
+                    applied: *applied,
+                    values: values.present().clone(),
+                    state: state.clone(),
+                })
+                .collect(),
+        }
+    }
+
+    /// Returns the index of a block's entry in `applied`.
+    pub(crate) fn applied_of(&self, index: usize) -> usize {
+        self.applied_of[index]
+    }
+
+    /// Whether the global norm over all slots must be known before a gradient is applied.
+    pub(crate) fn clips_by_norm(&self) -> bool {
+        self.rules.optimizer.clip_norm.is_some()
+    }
+
+    /// Returns the mean over `records`, clipped by value, and by the global `norm` if it is given.
+    pub(crate) fn mean(&self, records: u64, norm: Option<f64>) -> Mean {
+        let OptimizerSpec { clip_value, clip_norm, .. } = self.rules.optimizer;
+        Mean::new(records, clip_value).shrunk(norm, clip_norm)
+    }
+
+    /// Applies the sums of some blocks as a part of the next update.
+    pub(crate) fn apply(
+        &mut self,
+        mean: Mean,
+        sums: impl Iterator<Item = (usize, ValidatedBlock)>,
+    ) {
+        let rate = learning_rate(&self.rules.learning_rate, self.updates);
+        let update = Update { optimizer: &self.optimizer, mean, rate, number: self.updates + 1 };
+        for (index, sum) in sums {
+            let state = Arc::make_mut(&mut self.state[index]);
+            update.apply(sum.values(), &mut self.values[index], state);
+        }
+    }
+}

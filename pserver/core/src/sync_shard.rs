@@ -1,0 +1,246 @@
+//! The shard of a synchronous job: adds the lanes of a step, and applies each step once.
+//!
+//! A step is applied block by block, as soon as a block has all lanes. Until the step is complete, readers
+//! get the previous version.
+
+use std::sync::Arc;
+
+use steadfast_common::ids::{Lane, Pass, Version};
+use steadfast_common::lane_tree::Node;
+use steadfast_common::layout::Layout;
+
+use crate::block_store::{BlockStore, Parameters, ShardSnapshot};
+use crate::contribution::{
+    Contributed, Contribution, LaneEnd, LaneShare, Refusal, ValidatedBlock, check_records, locate,
+};
+use crate::lane_sum::{LaneSum, PassState};
+use crate::rules::Rules;
+use crate::update::squares;
+
+/// The number and values of a block that was updated before its step completed.
+pub type EarlyBlock = (u32, Arc<Vec<f32>>);
+
+/// The shard of one slot of a synchronous job.
+#[derive(Debug)]
+pub struct SyncShard {
+    blocks: BlockStore,
+    lanes: u32,
+    step: LaneSum,
+    /// Indices of the blocks updated by the current step before the step is complete.
+    early: Vec<usize>,
+    /// The values of the previous version, or of the current one while a step is partly applied: another
+    /// slot may still be at that version, and a trainer that joins now needs all slots at one version.
+    previous: Option<Parameters>,
+}
+
+impl SyncShard {
+    /// Restores a shard from a snapshot of blocks of `layout`.
+    pub fn restore(layout: Arc<Layout>, mut snapshot: ShardSnapshot, rules: Rules) -> Self {
+        let (lanes, blocks) = (rules.lanes, snapshot.blocks.len());
+        let exhausted = std::mem::take(&mut snapshot.exhausted);
+        Self {
+            step: LaneSum::new(lanes, exhausted, rules.codec, blocks),
+            blocks: BlockStore::restore(layout, snapshot, rules),
+            lanes,
+            early: Vec::new(),
+            previous: None,
+        }
+    }
+
+    /// Returns the blocks. Their values are a mix of two versions while a step is partly applied.
+    pub fn blocks(&self) -> &BlockStore {
+        &self.blocks
+    }
+
+    /// Returns the values of the current version.
+    pub fn parameters(&self) -> Parameters {
+        match &self.previous {
+            Some(previous) if self.is_partly_applied() => previous.clone(),
+            Some(_) | None => self.blocks.parameters(),
+        }
+    }
+
+    /// Returns the values of `version`, if it is the current or the previous one.
+    pub fn parameters_at(&self, version: Version) -> Option<Parameters> {
+        if version == self.blocks.position.version {
+            return Some(self.parameters());
+        }
+        self.previous.as_ref().filter(|it| it.position.version == version).cloned()
+    }
+
+    /// Returns the lanes that the current step waits for.
+    pub fn missing(&self) -> Vec<Lane> {
+        self.step.missing()
+    }
+
+    /// Takes a snapshot, by reference. Between [`Contributed::Complete`] and [`SyncShard::finish_step`] the
+    /// state is inconsistent; call it only after `finish_step`.
+    pub fn snapshot(&self) -> ShardSnapshot {
+        ShardSnapshot { exhausted: self.step.exhausted().clone(), ..self.blocks.snapshot() }
+    }
+
+    /// Adds some blocks of a contribution of the lanes starting at `first` to the step that begins at
+    /// `version`: the sum of a node of the [`LaneTree`](steadfast_common::lane_tree::LaneTree), with the
+    /// share of each lane. They take effect once [`SyncShard::contribute`] receives the rest, from this push
+    /// or from another one for the same lanes.
+    ///
+    /// # Errors
+    /// See [`Refusal`]; on error nothing has changed.
+    pub fn add_blocks(
+        &mut self,
+        version: Version,
+        first: Lane,
+        shares: &[LaneShare],
+        blocks: Vec<ValidatedBlock>,
+    ) -> Result<(), Refusal> {
+        let Some(node) = self.open(version, first, shares)? else { return Ok(()) };
+        let located = locate(blocks, self.blocks.list())?;
+        check_count(shares, located.len(), self.blocks.list().len())?;
+        self.step.add(node, shares, located);
+        Ok(())
+    }
+
+    /// Adds a contribution of lanes to a step, or the blocks of it that [`SyncShard::add_blocks`] has not
+    /// received. The caller calls [`SyncShard::finish_step`] after [`Contributed::Complete`].
+    ///
+    /// # Errors
+    /// See [`Refusal`]; on error nothing has changed.
+    pub fn contribute(
+        &mut self,
+        version: Version,
+        first: Lane,
+        shares: &[LaneShare],
+        contribution: Contribution,
+    ) -> Result<Contributed, Refusal> {
+        let Some(node) = self.open(version, first, shares)? else {
+            return Ok(Contributed::Duplicate);
+        };
+        let total = contribution.total();
+        let located = locate(contribution.blocks, self.blocks.list())?;
+        let (found, wanted) = (located.len(), self.blocks.list().len());
+        check_count(shares, found, wanted)?;
+        let is_received =
+            |index: &usize| located.binary_search_by_key(index, |(it, _)| *it).is_ok();
+        let mut missing = (0..wanted).filter(|index| !self.step.has_block(node, *index));
+        if total.is_some() && !missing.all(|index| is_received(&index)) {
+            return Err(Refusal::WrongBlocks { found, wanted });
+        }
+        check_records(shares, contribution.records, contribution.checksum)?;
+        self.step.add(node, shares, located);
+        self.step.complete(node, shares, total);
+        Ok(if self.step.is_complete() { Contributed::Complete } else { Contributed::Waiting })
+    }
+
+    /// Returns the node of a contribution to the current step, unless it was completely received before.
+    fn open(
+        &self,
+        version: Version,
+        first: Lane,
+        shares: &[LaneShare],
+    ) -> Result<Option<Node>, Refusal> {
+        let (count, lanes) = (shares.len(), self.lanes);
+        let node = u32::try_from(count).ok().and_then(|it| self.step.tree().node(first, it));
+        let node = node.ok_or(Refusal::NoSuchNode { first, count, lanes })?;
+        let present = self.blocks.position.version;
+        if present < version {
+            return Err(Refusal::Ahead { found: version, present });
+        }
+        if version < present {
+            if version.0 + 1 == present.0 {
+                self.step.check_previous(node, shares)?;
+            }
+            return Ok(None);
+        }
+        for (lane, share) in node.lanes().zip(shares) {
+            match (self.step.exhausted().contains(&lane), share) {
+                (true, LaneShare { records: 1.., .. }) => {
+                    return Err(Refusal::LaneExhausted { lane });
+                }
+                (false, LaneShare { records: 0, end: LaneEnd::MoreToCome, .. }) => {
+                    return Err(Refusal::EmptyLane { lane });
+                }
+                (true | false, LaneShare { .. }) => {}
+            }
+        }
+        // Also for complete contributions: another slot may lack this one and accept the other.
+        self.step.check(node, shares)?;
+        Ok((!self.step.has(node)).then_some(node))
+    }
+
+    /// Whether every lane of the current step was received, so that [`SyncShard::finish_step`] may be called.
+    pub fn is_step_complete(&self) -> bool {
+        self.step.is_complete()
+    }
+
+    /// Returns, for each block, the squared norm of the complete step's *mean* gradient (after clipping by
+    /// value), summed in order in `f64`.
+    pub fn squares(&self) -> Vec<f64> {
+        let mean = self.blocks.mean(self.step.records(), None);
+        let sums = (0..self.blocks.list().len()).map(|index| self.step.sum(index));
+        sums.map(|sum| sum.map_or(0.0, |sum| squares(mean, sum.values()))).collect()
+    }
+
+    /// Whether some blocks were updated by a step that is not complete.
+    pub fn is_partly_applied(&self) -> bool {
+        !self.early.is_empty()
+    }
+
+    /// Returns the blocks that were updated by a step that is not complete, with their new values, in order
+    /// of update.
+    pub fn early(&self) -> Vec<EarlyBlock> {
+        self.early.iter().map(|index| self.blocks.block(*index)).collect()
+    }
+
+    /// Applies the current step to the blocks that have all lanes, before the step is complete, and returns
+    /// those blocks. Their values are provisional until the step is complete. Does nothing in jobs that clip
+    /// by global norm, which requires all blocks.
+    pub fn apply_early(&mut self) -> Vec<EarlyBlock> {
+        if self.blocks.clips_by_norm() || !self.step.has_ready() {
+            return Vec::new();
+        }
+        let known = self.early.len();
+        self.apply_ready(None);
+        self.early[known..].iter().map(|index| self.blocks.block(*index)).collect()
+    }
+
+    fn apply_ready(&mut self, norm: Option<f64>) {
+        if !self.is_partly_applied() {
+            // A block has all lanes, so every slot has reached the current version: the previous one is
+            // obsolete. It is dropped first: its memory is reused for the next.
+            self.previous = None;
+            self.previous = Some(self.blocks.parameters());
+        }
+        let mean = self.blocks.mean(self.step.records(), norm);
+        let Self { blocks, step, early, .. } = self;
+        let ready = std::iter::from_fn(|| step.take_ready());
+        blocks.apply(mean, ready.inspect(|(index, _)| early.push(*index)));
+    }
+
+    /// Applies the complete step and publishes the next version. `norm` is the global norm of the mean
+    /// gradient over all slots; required if the job clips by it.
+    pub fn finish_step(&mut self, norm: Option<f64>) {
+        debug_assert!(self.step.is_complete());
+        self.apply_ready(norm);
+        self.early.clear();
+        let BlockStore { position, applied, updates, .. } = &mut self.blocks;
+        let (mut records, mut checksum) = (0, 0);
+        if let Some(total) = self.step.total() {
+            (records, checksum) = (total.records, total.checksum);
+            *updates += 1;
+            position.loss = Some(total.loss_sum / records as f64);
+        }
+        applied.iter_mut().for_each(|applied| applied.count(position.pass, records, checksum));
+        position.examples += records;
+        position.version = Version(position.version.0 + 1);
+        if self.step.begin_next() == PassState::Ended {
+            position.pass = Pass(position.pass.0 + 1);
+            position.pass_start = position.version;
+        }
+    }
+}
+
+/// Checks that a contribution without records has no blocks, and that none has more than the shard.
+fn check_count(shares: &[LaneShare], found: usize, blocks: usize) -> Result<(), Refusal> {
+    let wanted = if shares.iter().all(|share| share.records == 0) { 0 } else { blocks };
+    if found <= wanted { Ok(()) } else { Err(Refusal::WrongBlocks { found, wanted }) }
+}

@@ -1,0 +1,198 @@
+//! A trainer's registration with a job.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use steadfast_common::error::ErrorKind;
+use steadfast_common::ids::{Incarnation, TrainerId};
+use steadfast_common::keys::Keys;
+use steadfast_common::layout::{Layout, ParamSpec};
+use steadfast_common::records::{JobRecord, TrainerRecord};
+use steadfast_coord::{self as coord, CoordError, Etcd, wait_for_job};
+use steadfast_net::TlsIdentity;
+
+use crate::{ClientError, Cluster, GenerationClient, Master, Pservers};
+
+/// How a trainer presents itself to the job.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// Unique to this registration: a trainer that registers again takes another id.
+    pub trainer: TrainerId,
+    /// `host:port` that this process listens at: the master's failure detector connects to it. Without one
+    /// (empty), the death of the process is detected when its lease ends.
+    pub admin: String,
+    /// The numerics fingerprint: the same string on all machines that compute the same bits.
+    pub numerics: String,
+    /// The identity for connections to the master and the pservers.
+    pub tls: TlsIdentity,
+}
+
+/// A registration that is not complete: the trainer has a lease, and the job's record.
+#[derive(Debug)]
+pub struct Registration {
+    etcd: Etcd,
+    keys: Keys,
+    identity: Identity,
+    lease: coord::Session,
+    job: JobRecord,
+}
+
+/// A trainer that is registered with a job.
+#[derive(Debug)]
+pub struct Session {
+    etcd: Etcd,
+    lease: coord::Session,
+    incarnation: Incarnation,
+    job: JobRecord,
+    layout: Arc<Layout>,
+    cluster: Arc<Cluster>,
+    master: Master,
+}
+
+/// The reason why a trainer cannot register.
+#[derive(Debug, thiserror::Error)]
+pub enum RegisterError {
+    #[error(transparent)]
+    Coord(#[from] CoordError),
+    #[error(
+        "the numerics fingerprint {own} of this machine differs from that of the job, {job}; \
+         use a machine of the same type"
+    )]
+    OtherNumerics { own: String, job: String },
+    #[error("another trainer has the same id")]
+    IdTaken,
+    #[error("the model has two parameters of the same name")]
+    DuplicateParameter,
+    #[error("the model has {values} values; the range is 1 to 2^32")]
+    ModelSize { values: usize },
+}
+
+impl RegisterError {
+    /// Returns the kind of the error: what the caller does next.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Coord(error) => error.kind(),
+            Self::OtherNumerics { .. } => ErrorKind::Denied,
+            Self::IdTaken => ErrorKind::Internal,
+            Self::DuplicateParameter | Self::ModelSize { .. } => ErrorKind::Invalid,
+        }
+    }
+}
+
+impl Registration {
+    /// Opens a lease, waits until a master has accepted the job, and checks that this machine computes the
+    /// same bits as the other trainers; the first trainer sets the reference.
+    ///
+    /// # Errors
+    /// If etcd fails with an error that is not transient, or the fingerprints differ.
+    pub async fn begin(
+        etcd: &Etcd,
+        keys: &Keys,
+        lease_ttl: Duration,
+        identity: Identity,
+    ) -> Result<Self, RegisterError> {
+        // First, because this waits for an unavailable etcd.
+        let lease = coord::Session::open_with_retry(etcd, lease_ttl).await?;
+        let job = wait_for_job(etcd, keys).await?;
+        let numerics = json(&identity.numerics);
+        if let Err(found) = etcd.create(&keys.numerics(), &numerics, 0).await?
+            && found.value != numerics
+        {
+            let job = String::from_utf8_lossy(&found.value).into_owned();
+            return Err(RegisterError::OtherNumerics { own: identity.numerics, job });
+        }
+        Ok(Self { etcd: etcd.clone(), keys: keys.clone(), identity, lease, job })
+    }
+
+    /// Returns the job's record.
+    pub fn job(&self) -> &JobRecord {
+        &self.job
+    }
+
+    /// Registers the trainer, with a model of these parameters.
+    ///
+    /// # Errors
+    /// If the parameters are invalid, or etcd fails.
+    pub async fn complete(self, params: Vec<ParamSpec>) -> Result<Session, RegisterError> {
+        let Self { etcd, keys, identity, lease, job } = self;
+        let layout = Arc::new(checked_layout(params)?);
+        let record = TrainerRecord { admin: identity.admin, numerics: identity.numerics };
+        let key = keys.trainer(identity.trainer);
+        let created = etcd.create(&key, &json(&record), lease.lease()).await?;
+        let incarnation = Incarnation(created.map_err(|_| RegisterError::IdTaken)?);
+        let cluster = Arc::new(Cluster::join(&etcd, keys, identity.tls).await?);
+        let master = Master::new(cluster.clone(), identity.trainer);
+        Ok(Session { etcd, lease, incarnation, job, layout, cluster, master })
+    }
+}
+
+impl Session {
+    /// Returns the job's record.
+    pub fn job(&self) -> &JobRecord {
+        &self.job
+    }
+
+    /// Returns the layout of the model.
+    pub fn layout(&self) -> &Arc<Layout> {
+        &self.layout
+    }
+
+    /// Returns the incarnation: the create-revision of the registration.
+    pub fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
+    /// Waits until every slot is held by the pserver that the newest generation names. The parameters may
+    /// lack their initial values: see [`GenerationClient::initialise`].
+    ///
+    /// # Errors
+    /// If the job has ended, or a pserver's address is invalid.
+    pub async fn join_generation(&self) -> Result<GenerationClient, ClientError> {
+        let pserver_set = self.cluster.pserver_set().await?;
+        let pservers = Pservers::new(
+            self.cluster.clone(),
+            &pserver_set,
+            self.layout.clone(),
+            self.job.spec.gradients.codec(),
+            self.lease.deadline(),
+        )?;
+        Ok(GenerationClient::new(self.master.clone(), pservers))
+    }
+
+    /// Completes when the lease is lost. The work in progress is void, and the trainer must register again.
+    pub async fn lost(&self) {
+        self.lease.lost().await;
+    }
+
+    /// Completes when the job has ended.
+    pub async fn job_ended(&self) {
+        self.cluster.job_ended().await;
+    }
+
+    /// Completes when a pserver of the newest generation is lost, which ends the generation.
+    pub async fn pserver_lost(&self) {
+        self.cluster.pserver_lost().await;
+    }
+
+    /// Ends the registration: the master reassigns lanes and tasks at once.
+    pub async fn close(&self) {
+        self.lease.close(&self.etcd).await;
+    }
+}
+
+fn json(value: &impl serde::Serialize) -> Vec<u8> {
+    serde_json::to_vec(value).expect("records are plain data")
+}
+
+fn checked_layout(params: Vec<ParamSpec>) -> Result<Layout, RegisterError> {
+    let names: BTreeSet<&str> = params.iter().map(|param| param.name.as_str()).collect();
+    if names.len() != params.len() {
+        return Err(RegisterError::DuplicateParameter);
+    }
+    let values = params.iter().fold(0_usize, |sum, param| sum.saturating_add(param.len()));
+    if values == 0 || 1 << 32 < values {
+        return Err(RegisterError::ModelSize { values });
+    }
+    Ok(Layout::new(params))
+}

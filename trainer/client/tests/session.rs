@@ -1,0 +1,144 @@
+//! A session over an embedded etcd, on a current-thread runtime as `tokio::test` provides it: the client
+//! must work inside a program that has no other.
+
+use std::future::pending;
+use std::sync::Arc;
+use std::time::Duration;
+
+use steadfast_client::{
+    ClientError, ContributionName, Gradient, Identity, RegisterError, Registration,
+};
+use steadfast_common::applied_records::RecordRange;
+use steadfast_common::ids::{Generation, Pass, TaskId, TrainerId, Version};
+use steadfast_common::job_file::parse;
+use steadfast_common::keys::Keys;
+use steadfast_common::layout::ParamSpec;
+use steadfast_common::records::{
+    FORMAT, GenerationRecord, JobRecord, PserverRecord, TrainerRecord,
+};
+use steadfast_coord::{Etcd, EtcdOptions};
+use steadfast_etcd::{Config, Server};
+use steadfast_net::TlsIdentity;
+use tempfile::TempDir;
+use tokio::time::timeout;
+use uuid::Uuid;
+
+const LEASE_TTL: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_millis(200);
+
+/// A job of one slot in an etcd of its own, as a master and a pserver leave it that do not answer.
+struct Job {
+    etcd: Etcd,
+    keys: Keys,
+    _data: TempDir,
+}
+
+impl Job {
+    async fn start() -> Self {
+        let data = tempfile::tempdir().unwrap();
+        let config = Config::new("127.0.0.1:0".parse().unwrap(), data.path());
+        let server = Server::bind(config).await.unwrap();
+        let endpoints = vec![format!("http://{}", server.local_addr())];
+        tokio::spawn(server.serve(pending()));
+        let etcd =
+            Etcd::connect(&EtcdOptions { endpoints, ..EtcdOptions::default() }).await.unwrap();
+        let this = Self { etcd, keys: Keys::of_job("digits"), _data: data };
+        let spec = parse(include_str!("../../../examples/digits.toml")).unwrap();
+        let record = JobRecord {
+            format: FORMAT,
+            digest: spec.digest(),
+            spec,
+            store: "memory:///".to_owned(),
+            manifest: String::new(),
+        };
+        this.put(&this.keys.job(), &record).await;
+        this
+    }
+
+    async fn put(&self, key: &str, value: &impl serde::Serialize) {
+        self.etcd.put(key, &serde_json::to_vec(value).unwrap()).await.unwrap();
+    }
+
+    /// Begins a generation from a checkpoint, with a pserver at a port where nothing listens.
+    async fn begin_generation(&self, number: u64) {
+        let slot = self.keys.ps(steadfast_common::ids::Slot(0));
+        let pserver = PserverRecord {
+            id: Uuid::nil(),
+            address: "127.0.0.1:1".to_owned(),
+            unix: None,
+            admin: String::new(),
+            memory_of: None,
+        };
+        self.put(&slot, &pserver).await;
+        let created = self.etcd.get(&slot).await.unwrap().unwrap().create_revision;
+        let record = GenerationRecord {
+            generation: Generation(number),
+            slots: vec![pserver.incarnation(created)],
+            checkpoint: Some("1".to_owned()),
+            ..GenerationRecord::default()
+        };
+        self.put(&self.keys.generation(), &record).await;
+    }
+
+    async fn register(&self, number: u128, numerics: &str) -> Result<Registration, RegisterError> {
+        let trainer = TrainerId(Uuid::from_u128(number));
+        let identity = Identity {
+            trainer,
+            admin: String::new(),
+            numerics: numerics.to_owned(),
+            tls: TlsIdentity::default(),
+        };
+        Registration::begin(&self.etcd, &self.keys, LEASE_TTL, identity).await
+    }
+}
+
+fn params() -> Vec<ParamSpec> {
+    vec![ParamSpec::new("weight", &[3])]
+}
+
+/// A push that no pserver acknowledges is repeated until another generation begins.
+#[tokio::test]
+async fn a_session_on_one_thread_follows_generations() {
+    let job = Job::start().await;
+    let session = job.register(1, "a").await.unwrap().complete(params()).await.unwrap();
+    let key = job.keys.trainer(TrainerId(Uuid::from_u128(1)));
+    let record: Option<TrainerRecord> = job.etcd.get_json(&key).await.unwrap();
+    assert_eq!(record, Some(TrainerRecord { admin: String::new(), numerics: "a".to_owned() }));
+
+    assert!(timeout(SOON, session.join_generation()).await.is_err(), "there is no generation yet");
+    job.begin_generation(1).await;
+    let generation = session.join_generation().await.unwrap();
+    assert_eq!(generation.number(), Generation(1));
+    generation.initialise(|| panic!("a checkpoint has the values")).await.unwrap();
+
+    let (pass, task, version) = (Pass(0), TaskId(0), Version(0));
+    let range = RecordRange { pass, task, from: 0, to: 1, last: true };
+    let gradient = Gradient { records: 1, values: Arc::new(vec![1.0; 3]), ..Gradient::default() };
+    let name = ContributionName::Range { range, version };
+    let push = generation.pservers().push(name, gradient);
+    let begin = async {
+        tokio::time::sleep(SOON).await;
+        job.begin_generation(2).await;
+    };
+    let (pushed, ()) = tokio::join!(push, begin);
+    assert!(matches!(pushed, Err(ClientError::NewGeneration)), "{pushed:?}");
+    assert_eq!(session.join_generation().await.unwrap().number(), Generation(2));
+
+    session.close().await;
+    session.lost().await;
+    assert!(job.etcd.get(&key).await.unwrap().is_none(), "the registration ends with the session");
+}
+
+#[tokio::test]
+async fn trainers_that_differ_in_numerics_or_reuse_an_id_are_not_registered() {
+    let job = Job::start().await;
+    let first = job.register(1, "a").await.unwrap().complete(params()).await.unwrap();
+    let error = job.register(2, "b").await.unwrap_err();
+    assert!(matches!(&error, RegisterError::OtherNumerics { own, .. } if own == "b"), "{error}");
+    let error = job.register(1, "a").await.unwrap().complete(params()).await.unwrap_err();
+    assert!(matches!(error, RegisterError::IdTaken), "{error}");
+    let twice = [params(), params()].concat();
+    let error = job.register(3, "a").await.unwrap().complete(twice).await.unwrap_err();
+    assert!(matches!(error, RegisterError::DuplicateParameter), "{error}");
+    drop(first);
+}
