@@ -40,7 +40,7 @@ async fn parquet_and_csv_give_the_same_records() {
 }
 
 #[tokio::test]
-async fn the_generated_line_is_one() {
+async fn the_generated_dataset_is_the_expected_line() {
     let (_, records) = all(&spec(DataFormat::Csv, &[&example("linear.csv")]), None).await.unwrap();
     let weights = [2.0, -3.0, 0.5, 1.25, -0.75, 4.0];
     for (x, y) in records.features.chunks(6).zip(&records.labels) {
@@ -231,7 +231,7 @@ async fn expect_bad_record(folder: &Folder, spec: &DatasetSpec) {
 
 /// D9: a file that cannot be opened fails the task.
 #[tokio::test]
-async fn a_file_that_changed_or_went_away_is_an_error() {
+async fn a_changed_or_deleted_file_is_an_error() {
     let folder = Folder::new();
     let records = "x,y\n1,1\n2,2\n";
     folder.write("a.csv", records);
@@ -256,7 +256,7 @@ async fn a_file_that_changed_or_went_away_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_manifest_that_does_not_fit_is_an_error() {
+async fn chunks_outside_of_their_file_are_an_error() {
     let folder = Folder::new();
     folder.write_bytes("a.parquet", &parquet_of(&[1.0; 20], &[1.0; 20], 10));
     folder.write("a.csv", "x,y\n1,1\n2,2\n");
@@ -281,7 +281,7 @@ async fn a_manifest_that_does_not_fit_is_an_error() {
 }
 
 #[tokio::test]
-async fn no_cut_off_parquet_file_is_taken_for_a_whole_one() {
+async fn a_truncated_parquet_file_is_never_read_as_complete() {
     let folder = Folder::new();
     let whole = parquet_of(&[1.0; 200], &[2.0; 200], 50);
     let spec = spec(DataFormat::Parquet, &["a.parquet"]);
@@ -296,7 +296,7 @@ async fn no_cut_off_parquet_file_is_taken_for_a_whole_one() {
 /// After any bit flip, the result is the records, other records, or an error; never a panic, and never
 /// another number of records.
 #[tokio::test]
-async fn a_corrupt_parquet_file_stops_no_process() {
+async fn a_corrupt_parquet_file_does_not_panic() {
     let folder = Folder::new();
     let x: Vec<f64> = (0..200).map(f64::from).collect();
     let whole = parquet_of(&x, &x, 50);
@@ -324,7 +324,7 @@ async fn tabs_separate_too() {
 
 /// F54: no memory is allocated for a page index that claims more pages than it has bytes.
 #[tokio::test]
-async fn a_list_of_pages_that_lies_about_its_length_is_refused() {
+async fn a_page_index_with_a_wrong_length_is_rejected() {
     let folder = Folder::new();
     let mut bytes = parquet_of(&[1.0, 2.0, 3.0], &[1.0, 2.0, 3.0], 10);
     let metadata = ParquetMetaDataReader::new().parse_and_finish(&Bytes::from(bytes.clone()));
