@@ -5,8 +5,6 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{Pass, Version};
 
 /// The position of training that some parameters reflect.
-///
-/// In asynchronous mode `pass` and `pass_start` stay zero, because passes are counted by the task queues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Position {
     pub version: Version,
