@@ -1,6 +1,7 @@
 # Development tasks. Every target runs its own setup.
 
 CARGO ?= cargo
+export CARGO
 export CARGO_TERM_COLOR ?= auto
 
 # The programs that a job runs; the others test and measure them.
@@ -24,9 +25,9 @@ demo: setup ## Train a model on a cluster of processes on this machine
 	$(CARGO) build --release --bins $(PRODUCT)
 	target/release/steadfast local examples/digits.toml
 
-test: build ## Run all tests
+test: build ## Run all tests, and print the ten slowest
 	@scripts/setup --tests
-	$(CARGO) test --release --workspace --no-fail-fast
+	scripts/test
 
 test-compose: build ## Run a job in containers and inject faults (part of `test` too; needs a Docker engine)
 	$(CARGO) test --release --workspace --test compose -- --nocapture

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use clap::{Parser, ValueEnum};
 use steadfast_sim::explore::{pairs, single_calls, singles, small};
 use steadfast_sim::{Mode, Outcome, Plan, run, shrink};
+use tracing_subscriber::filter::Targets;
 
 /// Runs whole jobs in deterministic simulation: one seed determines the whole run.
 #[derive(Debug, Parser)]
@@ -29,7 +30,7 @@ struct Args {
     first: bool,
     /// Print the log of all processes; takes a log filter, such as `info,net=trace`.
     #[arg(long, num_args = 0..=1, default_missing_value = "info")]
-    trace: Option<String>,
+    trace: Option<Targets>,
     /// Inject only these faults of the seed, by number.
     #[arg(long, value_delimiter = ',', num_args = 0..)]
     only: Option<Vec<usize>>,

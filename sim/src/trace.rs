@@ -4,8 +4,10 @@ use std::cell::RefCell;
 use std::fmt;
 use std::time::Duration;
 
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::FormatTime;
+use tracing_subscriber::prelude::*;
 
 thread_local! {
     /// Time and process of the current turn.
@@ -35,11 +37,11 @@ impl FormatTime for Present {
 }
 
 /// Prints the trace on stdout from now on. Only for a process that runs one seed.
-pub fn print_to_stdout(filter: &str) {
-    tracing_subscriber::fmt()
+pub fn print_to_stdout(filter: &Targets) {
+    let lines = tracing_subscriber::fmt::layer()
         .with_timer(Present)
         .with_ansi(false)
         .with_writer(std::io::stdout)
-        .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
-        .init();
+        .with_filter(filter.clone());
+    tracing_subscriber::registry().with(lines).init();
 }

@@ -7,6 +7,8 @@ use etcd_client::{
     Certificate, Channel, Client, Compare, CompareOp, ConnectOptions, GetOptions, GetResponse,
     Identity, KeyValue, TlsOptions, Txn, TxnOp, TxnOpResponse,
 };
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use serde::de::DeserializeOwned;
 use steadfast_host::time::{Instant, sleep, timeout};
 use steadfast_net::simulated;
@@ -102,7 +104,11 @@ impl Etcd {
     ///
     /// # Errors
     /// If no member answers, or a certificate file cannot be read.
-    pub async fn connect(options: &EtcdOptions) -> Result<Self, CoordError> {
+    pub fn connect(options: &EtcdOptions) -> BoxFuture<'_, Result<Self, CoordError>> {
+        Self::connect_to(options).boxed()
+    }
+
+    async fn connect_to(options: &EtcdOptions) -> Result<Self, CoordError> {
         let unreachable = |reason: String| CoordError::Unreachable {
             endpoints: options.endpoints.join(", "),
             reason,
@@ -149,7 +155,7 @@ impl Etcd {
     /// # Errors
     /// If etcd does not answer.
     pub async fn get_at(&self, key: &str) -> Result<(i64, Option<Entry>), CoordError> {
-        let response = self.read("get", key.as_bytes(), GetOptions::new).await?;
+        let response = self.read("get", key.as_bytes(), GetOptions::new()).await?;
         let revision = response.header().map_or(0, |header| header.revision());
         Ok((revision, response.kvs().first().map(Entry::from)))
     }
@@ -171,10 +177,8 @@ impl Etcd {
         let mut from = prefix.as_bytes().to_vec();
         let end = prefix_end(prefix.as_bytes());
         loop {
-            let options = || {
-                let options = GetOptions::new().with_range(end.clone()).with_limit(PAGE);
-                options.with_revision(view.revision)
-            };
+            let options = GetOptions::new().with_range(end.clone()).with_limit(PAGE);
+            let options = options.with_revision(view.revision);
             let page = self.read("list", &from, options).await?;
             if view.revision == 0 {
                 view.revision = page.header().map_or(0, |header| header.revision());
@@ -190,17 +194,17 @@ impl Etcd {
         }
     }
 
-    async fn read(
-        &self,
+    fn read<'a>(
+        &'a self,
         operation: &'static str,
-        key: &[u8],
-        options: impl Fn() -> GetOptions,
-    ) -> Result<GetResponse, CoordError> {
-        retry(|| {
-            let (mut kv, options) = (self.client.kv_client(), options());
+        key: &'a [u8],
+        options: GetOptions,
+    ) -> BoxFuture<'a, Result<GetResponse, CoordError>> {
+        let attempt = move || {
+            let (mut kv, options) = (self.client.kv_client(), options.clone());
             async move { call(operation, kv.get(key, Some(options))).await }
-        })
-        .await
+        };
+        retry(attempt).boxed()
     }
 
     /// Creates `key` unless it exists; returns its create-revision, or the existing entry.
@@ -263,11 +267,15 @@ impl Etcd {
         call("put", kv.put(key, value, None)).await.map(|_| ())
     }
 
-    pub(crate) async fn txn(
+    pub(crate) fn txn(
         &self,
         operation: &'static str,
         txn: Txn,
-    ) -> Result<TxnOutcome, CoordError> {
+    ) -> BoxFuture<'_, Result<TxnOutcome, CoordError>> {
+        self.run_txn(operation, txn).boxed()
+    }
+
+    async fn run_txn(&self, operation: &'static str, txn: Txn) -> Result<TxnOutcome, CoordError> {
         let mut kv = self.client.kv_client();
         let response = call(operation, kv.txn(txn)).await?;
         let gets = response.op_responses().into_iter().filter_map(|response| match response {
@@ -293,9 +301,12 @@ impl Etcd {
     ///
     /// # Errors
     /// If etcd does not answer or the lease does not exist.
-    pub async fn revoke(&self, lease: i64) -> Result<(), CoordError> {
-        let mut client = self.client.lease_client();
-        call("lease revoke", client.revoke(lease)).await.map(|_| ())
+    pub fn revoke(&self, lease: i64) -> BoxFuture<'_, Result<(), CoordError>> {
+        let revoke = async move {
+            let mut client = self.client.lease_client();
+            call("lease revoke", client.revoke(lease)).await.map(|_| ())
+        };
+        revoke.boxed()
     }
 
     /// Compacts the history before `revision`.

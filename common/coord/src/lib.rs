@@ -1,5 +1,8 @@
 //! The etcd client: reads, fenced commits, leases with a deadline on the holder's own clock, and
 //! mirrors of key ranges. No other crate on the client's side depends on etcd-client.
+//!
+//! Calls return boxed futures: an `async fn` is compiled again in every crate that awaits it, together
+//! with the gRPC client below it.
 
 mod clock;
 mod error;

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{EventType, WatchOptions, WatchStream};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use serde::de::DeserializeOwned;
 use steadfast_host::task::{Task, spawn};
 use steadfast_host::time::sleep;
@@ -62,11 +64,14 @@ impl Mirror {
     ///
     /// # Errors
     /// If the first listing fails.
-    pub async fn start(etcd: &Etcd, range: Range) -> Result<Self, CoordError> {
-        let first = list(etcd, &range).await?;
-        let (tx, view) = watch::channel(Arc::new(first));
-        let task = spawn(follow(etcd.clone(), range, tx));
-        Ok(Self { view, task })
+    pub fn start(etcd: &Etcd, range: Range) -> BoxFuture<'_, Result<Self, CoordError>> {
+        let start = async move {
+            let first = list(etcd, &range).await?;
+            let (tx, view) = watch::channel(Arc::new(first));
+            let task = spawn(follow(etcd.clone(), range, tx));
+            Ok(Self { view, task })
+        };
+        start.boxed()
     }
 
     /// Returns the latest view.

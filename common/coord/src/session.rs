@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use etcd_client::{LeaseKeepAliveStream, LeaseKeeper};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use steadfast_host::task::{Task, spawn};
 use steadfast_host::time::{boot_time, interval, sleep, timeout};
 use tokio::sync::watch;
@@ -60,7 +62,11 @@ impl Session {
     ///
     /// # Errors
     /// If etcd does not grant it.
-    pub async fn open(etcd: &Etcd, ttl: Duration) -> Result<Self, CoordError> {
+    pub fn open(etcd: &Etcd, ttl: Duration) -> BoxFuture<'_, Result<Self, CoordError>> {
+        Self::grant(etcd, ttl).boxed()
+    }
+
+    async fn grant(etcd: &Etcd, ttl: Duration) -> Result<Self, CoordError> {
         let sent = boot_time();
         let (lease, granted) = etcd.grant(ttl).await?;
         let deadline = Arc::new(Deadline { at_ms: AtomicU64::new(0) });

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use globset::GlobBuilder;
+use glob::Pattern;
 use steadfast_common::spec::DatasetSpec;
 
 use crate::error::DataError;
@@ -100,18 +100,16 @@ fn matching<'a>(
     label: &str,
     file: &str,
 ) -> Result<Vec<&'a Column>, DataError> {
-    let mut escaped = String::with_capacity(pattern.len());
-    for character in pattern.chars() {
-        if matches!(character, '[' | ']' | '{' | '}' | '?' | '\\') {
-            escaped.push('\\');
-        }
-        escaped.push(character);
+    // `*` is the only special character; several in a row are one.
+    let parts: Vec<String> = pattern.split('*').map(Pattern::escape).collect();
+    let mut glob = parts.join("*");
+    while glob.contains("**") {
+        glob = glob.replace("**", "*");
     }
-    let glob = GlobBuilder::new(&escaped).literal_separator(false).backslash_escape(true).build();
-    let matcher = glob.map_err(|_| unknown(columns, pattern, file))?.compile_matcher();
+    let matcher = Pattern::new(&glob).map_err(|_| unknown(columns, pattern, file))?;
     let found: Vec<&Column> = columns
         .iter()
-        .filter(|column| column.name != label && matcher.is_match(&column.name))
+        .filter(|column| column.name != label && matcher.matches(&column.name))
         .collect();
     match found.is_empty() {
         true => Err(unknown(columns, pattern, file)),

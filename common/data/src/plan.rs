@@ -2,7 +2,8 @@
 
 use std::collections::HashSet;
 
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use steadfast_common::dataset::{DataFile, Manifest};
 use steadfast_common::spec::DatasetSpec;
 use steadfast_store::{Location, StoreError};
@@ -22,7 +23,15 @@ const FILES_AT_ONCE: usize = 8;
 ///
 /// Text files are read completely once, of Parquet files only the metadata. Relative sources are resolved
 /// against `base` (a path or a URL), or the working directory.
-pub async fn plan(
+pub fn plan<'a>(
+    spec: &'a DatasetSpec,
+    evaluation_fraction: f64,
+    base: Option<&'a str>,
+) -> BoxFuture<'a, Result<Manifest, DataError>> {
+    inspect_all(spec, evaluation_fraction, base).boxed()
+}
+
+async fn inspect_all(
     spec: &DatasetSpec,
     evaluation_fraction: f64,
     base: Option<&str>,

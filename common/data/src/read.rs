@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use steadfast_common::dataset::{Chunk, DataFile, Manifest, ReadOptions, Records};
 use steadfast_host::task::blocking;
 use steadfast_store::{Location, StoreError, open};
@@ -18,7 +19,15 @@ const FILES_AT_ONCE: usize = 4;
 ///
 /// Memory is bounded by these records and the column pages that contain them. A value that is not a
 /// finite number is an error: records are never skipped.
-pub async fn read(
+pub fn read<'a>(
+    manifest: &'a Manifest,
+    options: &'a ReadOptions,
+    chunks: &'a [Chunk],
+) -> BoxFuture<'a, Result<Records, DataError>> {
+    read_files(manifest, options, chunks).boxed()
+}
+
+async fn read_files(
     manifest: &Manifest,
     options: &ReadOptions,
     chunks: &[Chunk],

@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::sync::LazyLock;
 use std::task::{Context, Poll};
 
+use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
 use futures::{FutureExt, ready};
 use tokio::runtime::{Builder, Handle, Runtime, RuntimeFlavor};
@@ -32,6 +33,8 @@ impl<T> std::fmt::Debug for Task<T> {
 
 /// Spawns `task`.
 pub fn spawn<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) -> Task<T> {
+    // Boxed, so that the runtime's code is compiled once for each `T`, not for each future.
+    let task = task.boxed();
     match present() {
         None => Task(Running::Tokio(tokio::spawn(task))),
         Some(host) => simulated(&*host, task),
@@ -48,7 +51,7 @@ pub async fn yielding<T: Send + 'static>(
 ) -> Result<T, Broken> {
     let mut set = TaskSet::default();
     set.tasks.push(match present() {
-        Some(host) => simulated(&*host, task),
+        Some(host) => simulated(&*host, task.boxed()),
         None => match &*YIELDING {
             Some(runtime) => Task(Running::Tokio(runtime.spawn(task))),
             // Without those threads the task runs at normal priority.
@@ -85,10 +88,7 @@ static YIELDING: LazyLock<Option<Runtime>> = LazyLock::new(|| {
     threads.ok()
 });
 
-fn simulated<T: Send + 'static>(
-    host: &dyn Host,
-    task: impl Future<Output = T> + Send + 'static,
-) -> Task<T> {
+fn simulated<T: Send + 'static>(host: &dyn Host, task: BoxFuture<'static, T>) -> Task<T> {
     let (tx, outcome) = oneshot::channel();
     let work = task.map(|done| {
         // The receiver may have been dropped.

@@ -315,7 +315,7 @@ pub fn lease_ttl(text: &str) -> Result<Duration, String> {
 }
 
 fn log_filter(text: &str) -> Result<String, String> {
-    text.parse::<tracing_subscriber::EnvFilter>()
+    text.parse::<tracing_subscriber::filter::Targets>()
         .map(|_| text.to_owned())
         .map_err(|error| format!("use a level or `target=level`: {error}"))
 }

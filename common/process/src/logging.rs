@@ -8,10 +8,11 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use steadfast_common::ids::Incarnation;
 use steadfast_net::traces::TRACE;
 use tracing::Subscriber;
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::filter::{FilterExt, LevelFilter, filter_fn};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Layer, Registry};
+use tracing_subscriber::{Layer, Registry};
 
 use crate::Failure;
 use crate::args::LogArgs;
@@ -75,7 +76,7 @@ pub fn init_logging(
     args: &LogArgs,
 ) -> Result<LogIdentity, Failure> {
     let identity = LogIdentity::new(role, job, id);
-    let filter = EnvFilter::try_new(&args.filter)
+    let filter: Targets = (args.filter.parse())
         .map_err(|error| Failure::invalid(format!("--log `{}`: {error}", args.filter)))?;
     let line = LogLine { format: args.format, identity: identity.clone() };
     let traces = match traces::endpoint(args.otlp_endpoint.as_deref()) {
@@ -91,7 +92,7 @@ pub fn init_logging(
 /// Builds the subscriber for log lines and, if configured, traces. Disabled spans and events, also those
 /// of libraries, cost almost nothing, because every layer has a filter with a maximum level.
 fn subscriber(
-    filter: EnvFilter,
+    filter: Targets,
     line: LogLine,
     traces: Option<BoxedLayer>,
 ) -> impl Subscriber + Send + Sync {
@@ -149,7 +150,7 @@ mod tests {
     fn disabled_spans_are_not_created() {
         let identity = LogIdentity::new("master", "digits", "1f");
         let line = LogLine { format: LogFormat::Text, identity };
-        let made = subscriber(EnvFilter::new("info"), line, None);
+        let made = subscriber(Targets::new().with_default(LevelFilter::INFO), line, None);
         tracing::subscriber::with_default(made, || {
             assert!(!tracing::info_span!("a line may name it").is_disabled());
             assert!(tracing::trace_span!(target: "h2", "frame").is_disabled());

@@ -1,6 +1,6 @@
 //! Expands wildcards in paths and URLs.
 
-use globset::{GlobBuilder, GlobMatcher};
+use glob::{MatchOptions, Pattern};
 use object_store::path::Path;
 
 use crate::address::{Address, QuestionMark};
@@ -47,7 +47,7 @@ pub async fn expand(pattern: &str) -> Result<Vec<Location>, StoreError> {
 
 async fn everything_below(
     folders: &[Location],
-    matcher: &GlobMatcher,
+    matcher: &Matcher,
 ) -> Result<Vec<Location>, StoreError> {
     let mut found = Vec::new();
     for folder in folders {
@@ -58,10 +58,7 @@ async fn everything_below(
     Ok(found)
 }
 
-async fn objects_in(
-    folders: &[Location],
-    matcher: &GlobMatcher,
-) -> Result<Vec<Location>, StoreError> {
+async fn objects_in(folders: &[Location], matcher: &Matcher) -> Result<Vec<Location>, StoreError> {
     let mut found = Vec::new();
     for folder in folders {
         let objects = folder.list_folder().await?.objects;
@@ -71,10 +68,7 @@ async fn objects_in(
     Ok(found)
 }
 
-async fn folders_in(
-    folders: &[Location],
-    matcher: &GlobMatcher,
-) -> Result<Vec<Location>, StoreError> {
+async fn folders_in(folders: &[Location], matcher: &Matcher) -> Result<Vec<Location>, StoreError> {
     let mut found = Vec::new();
     for folder in folders {
         let inner = folder.list_folder().await?.folders;
@@ -84,19 +78,19 @@ async fn folders_in(
     Ok(found)
 }
 
-/// Compiles a glob in which only `*`, `?` and `**` are special.
-fn matcher(pattern: &str, glob: &str) -> Result<GlobMatcher, StoreError> {
-    let mut escaped = String::with_capacity(glob.len());
-    for character in glob.chars() {
-        if matches!(character, '[' | ']' | '{' | '}' | '\\') {
-            escaped.push('\\');
-        }
-        escaped.push(character);
+/// A glob in which only `*`, `?` and `**` are special.
+struct Matcher(Pattern);
+
+impl Matcher {
+    fn is_match(&self, name: &str) -> bool {
+        let options = MatchOptions { require_literal_separator: true, ..MatchOptions::new() };
+        self.0.matches_with(name, options)
     }
-    let glob = GlobBuilder::new(&escaped).literal_separator(true).backslash_escape(true).build();
-    let glob = glob.map_err(|error| StoreError::BadUrl {
-        url: pattern.to_owned(),
-        reason: error.to_string(),
-    })?;
-    Ok(glob.compile_matcher())
+}
+
+fn matcher(pattern: &str, glob: &str) -> Result<Matcher, StoreError> {
+    // Brackets are the only other special characters.
+    Pattern::new(&glob.replace('[', "[[]"))
+        .map(Matcher)
+        .map_err(|error| StoreError::BadUrl { url: pattern.to_owned(), reason: error.to_string() })
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use futures::{Stream, StreamExt, TryStreamExt, stream};
+use futures::{FutureExt, Stream, StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 use object_store::{
     GetOptions, GetRange, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode,
@@ -148,13 +148,16 @@ impl Location {
         StoreError::OutOfRange { url: self.url.clone(), start: range.start, end: range.end }
     }
 
-    async fn get(&self, options: GetOptions) -> Result<(Bytes, Range<u64>), StoreError> {
-        let store = &self.root.store;
-        let answer = self.within(TIMEOUT, READING, store.get_opts(&self.path, options)).await?;
-        let range = answer.range.clone();
-        let limit = time_for(range.end.saturating_sub(range.start));
-        let bytes = self.within(limit, READING, answer.bytes()).await?;
-        Ok((bytes, range))
+    fn get(&self, options: GetOptions) -> BoxFuture<'_, Result<(Bytes, Range<u64>), StoreError>> {
+        let get = async move {
+            let store = &self.root.store;
+            let answer = self.within(TIMEOUT, READING, store.get_opts(&self.path, options)).await?;
+            let range = answer.range.clone();
+            let limit = time_for(range.end.saturating_sub(range.start));
+            let bytes = self.within(limit, READING, answer.bytes()).await?;
+            Ok((bytes, range))
+        };
+        get.boxed()
     }
 
     /// The object's size in bytes, or `None` if it does not exist.
@@ -178,7 +181,11 @@ impl Location {
 
     /// Writes or replaces the object atomically: readers see either the old or the new bytes. On return
     /// the new ones are durable.
-    pub async fn write(&self, bytes: Bytes) -> Result<(), StoreError> {
+    pub fn write(&self, bytes: Bytes) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.replace(bytes).boxed()
+    }
+
+    async fn replace(&self, bytes: Bytes) -> Result<(), StoreError> {
         if self.goes_in_parts(bytes.len()) {
             return self.write_in_parts(bytes.into()).await;
         }
@@ -223,8 +230,18 @@ impl Location {
     ///
     /// Not atomic for objects that are uploaded in parts: of two concurrent calls for the same object, the
     /// later one may replace the object of the other.
-    pub async fn create(&self, bytes: impl Into<PutPayload>) -> Result<Created, StoreError> {
-        let bytes = bytes.into();
+    pub fn create(
+        &self,
+        bytes: impl Into<PutPayload>,
+    ) -> BoxFuture<'_, Result<Created, StoreError>> {
+        self.put_new(bytes.into())
+    }
+
+    fn put_new(&self, bytes: PutPayload) -> BoxFuture<'_, Result<Created, StoreError>> {
+        self.put_unless_exists(bytes).boxed()
+    }
+
+    async fn put_unless_exists(&self, bytes: PutPayload) -> Result<Created, StoreError> {
         if self.goes_in_parts(bytes.content_length()) {
             if self.size().await?.is_some() {
                 return Ok(Created::Already);
@@ -269,8 +286,8 @@ impl Location {
     ///
     /// # Errors
     /// If the store fails.
-    pub async fn list_modified(&self) -> Result<Vec<(String, SystemTime)>, StoreError> {
-        self.list_with(|meta| meta.last_modified.into()).await
+    pub fn list_modified(&self) -> BoxFuture<'_, Result<Vec<(String, SystemTime)>, StoreError>> {
+        self.list_with(|meta| meta.last_modified.into()).boxed()
     }
 
     async fn list_with<T>(
