@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::Value;
 use steadfast_common::ids::Lane;
 use steadfast_common::records::{JobOutcome, PserverRecord, ResultRecord};
-use steadfast_common::status::{JobState, JobStatus, TrainerStatus};
+use steadfast_common::status::{JobPhase, JobStatus, TrainerStatus};
 use steadfast_net::TlsIdentity;
 use steadfast_process::Failure;
 
@@ -94,7 +94,7 @@ async fn wait_chains(job: &Job) -> Vec<Waits> {
             Some(straggler) => Waits::on(format!("{speed} records/s: each step"), vec![straggler]),
             None => Waits::end(format!("not blocked: {speed} records/s")),
         });
-    } else if status.state == JobState::Training {
+    } else if status.state == JobPhase::Training {
         found.push(step(job, &status).await);
     }
     found

@@ -14,7 +14,7 @@ use crate::spec::Mode;
 pub struct JobStatus {
     pub job: String,
     pub mode: Mode,
-    pub state: JobState,
+    pub state: JobPhase,
     /// What is blocked, by what, and why; empty if nothing is blocked.
     pub waiting: Vec<String>,
     pub generation: Generation,
@@ -191,7 +191,7 @@ impl Curves {
 /// Phases of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum JobState {
+pub enum JobPhase {
     /// Something required is missing; see `waiting`.
     Waiting,
     /// All slots are held; the parameters are being initialized or loaded.

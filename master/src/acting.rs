@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use steadfast_common::records::JobOutcome;
 use steadfast_common::spec::{JobSpec, Mode};
-use steadfast_common::status::{JobState, JobStatus, MasterStatus};
+use steadfast_common::status::{JobPhase, JobStatus, MasterStatus};
 use steadfast_coord::now;
 use steadfast_master_core::rate::Rate;
 use steadfast_master_core::saver::Stage;
@@ -92,18 +92,18 @@ impl Acting {
     }
 }
 
-fn state(snapshot: &StatusSnapshot) -> JobState {
+fn state(snapshot: &StatusSnapshot) -> JobPhase {
     match &snapshot.result {
         Some(result) => match result.state {
-            JobOutcome::Finished => JobState::Finished,
-            JobOutcome::Failed => JobState::Failed,
+            JobOutcome::Finished => JobPhase::Finished,
+            JobOutcome::Failed => JobPhase::Failed,
         },
-        None if snapshot.slots.iter().any(|slot| slot.address.is_none()) => JobState::Waiting,
-        None if snapshot.slots.is_empty() || snapshot.trainers.is_empty() => JobState::Waiting,
-        None if !snapshot.initialised => JobState::Starting,
-        None if snapshot.saving_stage == Some(Stage::Evaluating) => JobState::Evaluating,
-        None if snapshot.saving_stage.is_some() || snapshot.all_passes_over => JobState::Saving,
-        None => JobState::Training,
+        None if snapshot.slots.iter().any(|slot| slot.address.is_none()) => JobPhase::Waiting,
+        None if snapshot.slots.is_empty() || snapshot.trainers.is_empty() => JobPhase::Waiting,
+        None if !snapshot.initialised => JobPhase::Starting,
+        None if snapshot.saving_stage == Some(Stage::Evaluating) => JobPhase::Evaluating,
+        None if snapshot.saving_stage.is_some() || snapshot.all_passes_over => JobPhase::Saving,
+        None => JobPhase::Training,
     }
 }
 

@@ -9,7 +9,7 @@ use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Slot, Version};
 use steadfast_common::layout::{Layout, ParamSpec};
 use steadfast_common::placement::Placement;
-use steadfast_host::task::yielding;
+use steadfast_host::task::low_priority;
 use steadfast_host::time::{sleep, timeout};
 use steadfast_proto::status;
 use steadfast_proto::v1::pserver_server::Pserver;
@@ -192,7 +192,7 @@ impl Pserver for Service {
         // The snapshot only holds references; training continues meanwhile.
         sleep(Duration::from_millis(request.upload_after_ms).min(WAIT_MAX)).await;
         let saving = async move { shards.save(&of, slot, incarnation, snapshot).await };
-        let saved = yielding(saving).await;
+        let saved = low_priority(saving).await;
         let saved = saved.map_err(|error| status(ErrorKind::Internal, error.to_string()))?;
         if let Err(ShardError::Encode(error @ EncodeError::NotFinite { .. })) = &saved {
             return Ok(Response::new(SnapshotReply {

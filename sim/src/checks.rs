@@ -12,7 +12,7 @@ use steadfast_common::ids::{Generation, Incarnation, Pass, Slot, Version};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::PserverRecord;
 use steadfast_common::spec::Mode;
-use steadfast_common::status::{JobState, JobStatus, Queues};
+use steadfast_common::status::{JobPhase, JobStatus, Queues};
 use steadfast_proto::v1::{
     AdvanceReply, PullReply, PullRequest, PushRequest, SnapshotRequest, StatusReply, Target,
 };
@@ -46,7 +46,7 @@ pub struct Observed {
 /// State that changes when a job makes progress.
 #[derive(Clone, Debug, PartialEq)]
 struct ProgressMark {
-    state: JobState,
+    state: JobPhase,
     epoch: i64,
     generation: Generation,
     version: Version,
@@ -162,7 +162,7 @@ impl Observed {
             checkpoint: status.checkpoint.clone(),
             failures: status.saving.failures,
         };
-        let is_over = matches!(status.state, JobState::Finished | JobState::Failed);
+        let is_over = matches!(status.state, JobPhase::Finished | JobPhase::Failed);
         let since = match &self.stands {
             Some((known, since)) if *known == standing => *since,
             Some(_) | None => now,

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use steadfast_common::status::{JobState, JobStatus};
+use steadfast_common::status::{JobPhase, JobStatus};
 
 use super::observer::Observation;
 use crate::format::{figure, plural, rate, span};
@@ -98,7 +98,7 @@ impl Progress {
 }
 
 /// State and pass, once known.
-type Stage = Option<(JobState, u32)>;
+type Stage = Option<(JobPhase, u32)>;
 
 /// Decides when a line is printed.
 #[derive(Debug, Default)]
@@ -132,16 +132,16 @@ fn position(status: &JobStatus) -> (u64, u64) {
 fn describe(status: &JobStatus) -> String {
     let mut parts = Vec::new();
     match status.state {
-        JobState::Waiting if !status.waiting.is_empty() => {
+        JobPhase::Waiting if !status.waiting.is_empty() => {
             return format!("waiting: {}", status.waiting.join("; "));
         }
-        JobState::Waiting => return "waiting".to_owned(),
-        JobState::Starting => parts.push("starting".to_owned()),
-        JobState::Evaluating => parts.push("evaluating".to_owned()),
-        JobState::Saving => parts.push("saving the model".to_owned()),
-        JobState::Finished => parts.push("finished".to_owned()),
-        JobState::Failed => parts.push("failed".to_owned()),
-        JobState::Training => {}
+        JobPhase::Waiting => return "waiting".to_owned(),
+        JobPhase::Starting => parts.push("starting".to_owned()),
+        JobPhase::Evaluating => parts.push("evaluating".to_owned()),
+        JobPhase::Saving => parts.push("saving the model".to_owned()),
+        JobPhase::Finished => parts.push("finished".to_owned()),
+        JobPhase::Failed => parts.push("failed".to_owned()),
+        JobPhase::Training => {}
     }
     let pass = status.pass.0.saturating_add(1);
     match (status.passes, status.steps) {
@@ -165,7 +165,7 @@ fn describe(status: &JobStatus) -> String {
     parts.push(plural(status.trainers.len(), "trainer"));
     let held = status.slots.iter().filter(|slot| slot.address.is_some()).count();
     parts.push(format!("{held}/{} pservers", status.ps_desired));
-    if let (JobState::Training, Some(left)) = (status.state, status.seconds_left) {
+    if let (JobPhase::Training, Some(left)) = (status.state, status.seconds_left) {
         parts.push(format!("{} left", span(left)));
     }
     if let Some(error) = &status.checkpoint_error {
@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     fn a_waiting_job_shows_what_it_waits_for() {
-        let status = JobStatus { state: JobState::Waiting, ..sample::training() };
+        let status = JobStatus { state: JobPhase::Waiting, ..sample::training() };
         assert_eq!(describe(&status), "waiting: slot 1 has no pserver");
     }
 
@@ -203,7 +203,7 @@ mod tests {
         let mut lines = Lines::default();
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
-        let pass = |number| Some((JobState::Training, number));
+        let pass = |number| Some((JobPhase::Training, number));
         assert!(lines.is_due(pass(0), "a", at(0)));
         assert!(!lines.is_due(pass(0), "b", at(1_999)));
         assert!(lines.is_due(pass(0), "b", at(2_000)));

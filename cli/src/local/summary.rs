@@ -193,7 +193,7 @@ impl Summary {
         rows.extend(discarded(&self.discarded).map(|it| ("discarded", it)));
         for outage in &self.outages {
             let lasted = match outage.seconds {
-                Some(seconds) => format!("the next step came after {seconds:.2} s"),
+                Some(seconds) => format!("next step {seconds:.2} s later"),
                 None => "training did not stop".to_owned(),
             };
             rows.push(("outage", format!("{}; {lasted}", outage.cause)));

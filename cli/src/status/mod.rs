@@ -12,7 +12,7 @@ use std::time::Duration;
 use clap::Args;
 use serde::Serialize;
 use steadfast_common::keys::Keys;
-use steadfast_common::status::{JobState, JobStatus};
+use steadfast_common::status::{JobPhase, JobStatus};
 use steadfast_coord::Etcd;
 use steadfast_process::Failure;
 
@@ -108,12 +108,12 @@ impl AnyStatus {
     fn has_ended(&self) -> bool {
         match self {
             Self::Live(status) => match status.state {
-                JobState::Finished | JobState::Failed => true,
-                JobState::Waiting
-                | JobState::Starting
-                | JobState::Training
-                | JobState::Evaluating
-                | JobState::Saving => false,
+                JobPhase::Finished | JobPhase::Failed => true,
+                JobPhase::Waiting
+                | JobPhase::Starting
+                | JobPhase::Training
+                | JobPhase::Evaluating
+                | JobPhase::Saving => false,
             },
             Self::Stored(status) => status.result.is_some(),
         }
@@ -129,8 +129,8 @@ mod tests {
         let live = |state| {
             AnyStatus::Live(Box::new(JobStatus { state, ..sample::training() })).has_ended()
         };
-        assert!(!live(JobState::Training));
-        assert!(!live(JobState::Saving));
-        assert!(live(JobState::Failed));
+        assert!(!live(JobPhase::Training));
+        assert!(!live(JobPhase::Saving));
+        assert!(live(JobPhase::Failed));
     }
 }

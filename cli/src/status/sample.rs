@@ -6,7 +6,7 @@ use steadfast_common::job_file;
 use steadfast_common::records::EvaluationRecord;
 use steadfast_common::spec::{JobSpec, Mode};
 use steadfast_common::status::{
-    JobState, JobStatus, MasterStatus, Queues, Saving, SlotStatus, TimeBreakdown, TrainerStatus,
+    JobPhase, JobStatus, MasterStatus, Queues, Saving, SlotStatus, TimeBreakdown, TrainerStatus,
 };
 
 /// A small synchronous job.
@@ -33,7 +33,7 @@ pub fn training() -> JobStatus {
     JobStatus {
         job: "digits".to_owned(),
         mode: Mode::Sync,
-        state: JobState::Training,
+        state: JobPhase::Training,
         waiting: vec!["slot 1 has no pserver".to_owned()],
         generation: Generation(1),
         pass: Pass(2),

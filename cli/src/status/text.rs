@@ -5,7 +5,7 @@ use std::fmt::Write;
 use steadfast_common::given_up::Discarded;
 use steadfast_common::records::{EvaluationRecord, JobOutcome, ResultRecord};
 use steadfast_common::spec::Mode;
-use steadfast_common::status::{JobState, JobStatus, Recovery, SlotStatus, TrainerStatus};
+use steadfast_common::status::{JobPhase, JobStatus, Recovery, SlotStatus, TrainerStatus};
 
 use super::stored_status::StoredStatus;
 use crate::format::{figure, passes, plural, rate, span};
@@ -73,7 +73,7 @@ pub fn live(status: &JobStatus) -> String {
     }
     for recovery in status.recoveries.iter().rev().take(RECOVERIES_SHOWN) {
         let Recovery { cause, seconds, .. } = recovery;
-        page.row("recovered", format!("{cause}; the next step came after {seconds:.2} s"));
+        page.row("recovered", format!("{cause}; next step {seconds:.2} s later"));
     }
     page.row("master", format!("{} (epoch {})", status.master.address, status.master.epoch));
     page.slots(&status.slots, Some(status.ps_desired));
@@ -113,15 +113,15 @@ pub fn stored(status: &StoredStatus) -> String {
     page.text
 }
 
-fn state(state: JobState) -> &'static str {
+fn state(state: JobPhase) -> &'static str {
     match state {
-        JobState::Waiting => "waiting",
-        JobState::Starting => "starting",
-        JobState::Training => "training",
-        JobState::Evaluating => "evaluating",
-        JobState::Saving => "saving",
-        JobState::Finished => "finished",
-        JobState::Failed => "failed",
+        JobPhase::Waiting => "waiting",
+        JobPhase::Starting => "starting",
+        JobPhase::Training => "training",
+        JobPhase::Evaluating => "evaluating",
+        JobPhase::Saving => "saving",
+        JobPhase::Finished => "finished",
+        JobPhase::Failed => "failed",
     }
 }
 

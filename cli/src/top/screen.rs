@@ -10,7 +10,7 @@ use ratatui::widgets::{
 };
 use steadfast_common::ids::Lane;
 use steadfast_common::spec::Mode;
-use steadfast_common::status::{Curve, Curves, JobState, JobStatus, SlotStatus, TrainerStatus};
+use steadfast_common::status::{Curve, Curves, JobPhase, JobStatus, SlotStatus, TrainerStatus};
 use steadfast_process::Failure;
 
 use crate::format::{figure, plain, plural, rate, span};
@@ -110,13 +110,13 @@ fn reasons(view: &ScreenState, status: &JobStatus) -> Vec<String> {
 
 fn draw_head(frame: &mut Frame<'_>, area: Rect, status: &JobStatus) {
     let state = match status.state {
-        JobState::Waiting => "waiting".red(),
-        JobState::Starting => "starting".yellow(),
-        JobState::Training => "training".green(),
-        JobState::Evaluating => "evaluating".green(),
-        JobState::Saving => "saving".green(),
-        JobState::Finished => "finished".green(),
-        JobState::Failed => "failed".red(),
+        JobPhase::Waiting => "waiting".red(),
+        JobPhase::Starting => "starting".yellow(),
+        JobPhase::Training => "training".green(),
+        JobPhase::Evaluating => "evaluating".green(),
+        JobPhase::Saving => "saving".green(),
+        JobPhase::Finished => "finished".green(),
+        JobPhase::Failed => "failed".red(),
     };
     let mode = match status.mode {
         Mode::Sync => "synchronous",
@@ -186,7 +186,7 @@ fn draw_curves(frame: &mut Frame<'_>, area: Rect, curves: &Curves) {
     let [loss, metric, speed] = places;
     draw_curve(frame, loss, "loss", &curves.loss, figure);
     draw_curve(frame, metric, "held-out metric", &curves.metric, figure);
-    draw_curve(frame, speed, "records a second", &curves.examples_per_second, rate);
+    draw_curve(frame, speed, "records/s", &curves.examples_per_second, rate);
 }
 
 fn draw_curve(
@@ -332,7 +332,7 @@ mod tests {
             "pass 3 of 20, step 180",
             "slot 1 has no pserver",
             "accuracy 0.9710",
-            "records a second",
+            "records/s",
             "lanes 0-1",
             "free",
             "5s ago  slot 1 lost its [31mpserver",

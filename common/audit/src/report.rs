@@ -208,7 +208,7 @@ impl fmt::Display for GenerationReport {
         if !self.lost.is_empty() {
             write!(
                 f,
-                " in slots {}; slots {} kept their memory",
+                " (slots restored: {}; slots that kept their memory: {})",
                 some(&self.lost),
                 some(&self.kept)
             )?;

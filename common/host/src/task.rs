@@ -46,13 +46,13 @@ pub fn spawn<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) 
 ///
 /// # Errors
 /// If it panics.
-pub async fn yielding<T: Send + 'static>(
+pub async fn low_priority<T: Send + 'static>(
     task: impl Future<Output = T> + Send + 'static,
 ) -> Result<T, Broken> {
     let mut set = TaskSet::default();
     set.tasks.push(match present() {
         Some(host) => simulated(&*host, task.boxed()),
-        None => match &*YIELDING {
+        None => match &*LOW_PRIORITY {
             Some(runtime) => Task(Running::Tokio(runtime.spawn(task))),
             // Without those threads the task runs at normal priority.
             None => spawn(task),
@@ -61,27 +61,27 @@ pub async fn yielding<T: Send + 'static>(
     set.join_next().await.expect("the set has one task")
 }
 
-/// Increment of the `nice` value of yielding threads: beside one other busy thread they get about a
+/// Increment of the `nice` value of low-priority threads: beside one other busy thread they get about a
 /// tenth of a processor, and never starve.
 #[cfg(target_os = "linux")]
-const YIELDING_NICE: i32 = 10;
+const LOW_PRIORITY_NICE: i32 = 10;
 
 /// A separate runtime, because threads cannot raise their priority again without privilege.
-static YIELDING: LazyLock<Option<Runtime>> = LazyLock::new(|| {
+static LOW_PRIORITY: LazyLock<Option<Runtime>> = LazyLock::new(|| {
     // On Linux, each thread has its own priority and inherits that of its creator.
     #[cfg(target_os = "linux")]
     let yields = {
         let nice = rustix::process::getpriority_process(None).unwrap_or_default();
         move || {
             // If the system refuses, the threads keep normal priority.
-            let _ = rustix::process::setpriority_process(None, nice + YIELDING_NICE);
+            let _ = rustix::process::setpriority_process(None, nice + LOW_PRIORITY_NICE);
         }
     };
     #[cfg(not(target_os = "linux"))]
     let yields = || {};
     let threads = Builder::new_multi_thread()
         .worker_threads(1)
-        .thread_name("yielding")
+        .thread_name("low_priority")
         .on_thread_start(yields)
         .enable_all()
         .build();

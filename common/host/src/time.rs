@@ -112,17 +112,17 @@ pub fn sleep_until(at: Instant) -> Sleep {
 /// The timeout passed before the work completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("timed out")]
-pub struct TooLate;
+pub struct TimedOut;
 
 /// Runs `work` with a timeout.
 ///
 /// # Errors
 /// If `time` passes first; `work` is dropped.
-pub async fn timeout<T>(time: Duration, work: impl Future<Output = T>) -> Result<T, TooLate> {
+pub async fn timeout<T>(time: Duration, work: impl Future<Output = T>) -> Result<T, TimedOut> {
     tokio::select! {
         biased;
         done = work => Ok(done),
-        () = sleep(time) => Err(TooLate),
+        () = sleep(time) => Err(TimedOut),
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use steadfast_host::task::{TaskSet, spawn};
-use steadfast_host::time::{Instant, TooLate, interval, timeout};
+use steadfast_host::time::{Instant, TimedOut, interval, timeout};
 
 const SOON: Duration = Duration::from_millis(20);
 const NEVER: Duration = Duration::from_secs(3600);
@@ -24,7 +24,7 @@ async fn work_that_takes_too_long_is_dropped() {
         std::future::pending::<()>().await;
         drop(flag);
     };
-    assert_eq!(timeout(SOON, work).await, Err(TooLate));
+    assert_eq!(timeout(SOON, work).await, Err(TimedOut));
     assert!(dropped.load(Ordering::SeqCst));
     assert_eq!(timeout(NEVER, async { 1 }).await, Ok(1));
 }

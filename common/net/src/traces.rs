@@ -12,33 +12,33 @@ pub const TRACE: &str = "steadfast::trace";
 
 /// Propagates the trace context between processes.
 #[derive(Clone, Copy, Debug)]
-pub struct Courier {
+pub struct Propagator {
     /// Writes the caller's span into the headers of a call.
     pub send: fn(&Span, &mut HeaderMap),
     /// Makes the span in the headers of a call the parent of a span.
     pub receive: fn(&HeaderMap, &Span),
 }
 
-static COURIER: OnceLock<Courier> = OnceLock::new();
+static PROPAGATOR: OnceLock<Propagator> = OnceLock::new();
 
 /// Installs the propagation for all calls of the process. Only the first call has an effect.
-pub fn carry(courier: Courier) {
-    let _ = COURIER.set(courier);
+pub fn install(propagator: Propagator) {
+    let _ = PROPAGATOR.set(propagator);
 }
 
 /// Writes the current trace context into the headers of a call.
 pub(crate) fn send(headers: &mut HeaderMap) {
-    if let Some(courier) = COURIER.get() {
-        (courier.send)(&Span::current(), headers);
+    if let Some(propagator) = PROPAGATOR.get() {
+        (propagator.send)(&Span::current(), headers);
     }
 }
 
 /// Returns the span in which the server handles a call.
 pub(crate) fn receive(path: &str, headers: &HeaderMap) -> Span {
-    let Some(courier) = COURIER.get() else { return Span::none() };
+    let Some(propagator) = PROPAGATOR.get() else { return Span::none() };
     let name = path.rsplit('/').next().unwrap_or(path);
     let span =
         info_span!(target: TRACE, parent: None, "serve", otel.name = name, otel.kind = "server");
-    (courier.receive)(headers, &span);
+    (propagator.receive)(headers, &span);
     span
 }

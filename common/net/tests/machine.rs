@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use steadfast_host::time::{TooLate, timeout};
+use steadfast_host::time::{TimedOut, timeout};
 use steadfast_net::{Port, Probe, TlsIdentity, probe};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -18,7 +18,7 @@ async fn a_probe_sees_whether_a_port_is_open_and_when_it_closes() {
     let Probe::Open(closed) = probe(&address).await else { panic!("refused") };
     let (stream, _) = listener.accept().await.unwrap();
     let mut closed = std::pin::pin!(closed);
-    assert_eq!(timeout(SOON, &mut closed).await, Err(TooLate));
+    assert_eq!(timeout(SOON, &mut closed).await, Err(TimedOut));
     drop(stream);
     timeout(Duration::from_secs(10), closed).await.expect("the peer has closed");
     drop(listener);

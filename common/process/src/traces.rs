@@ -16,7 +16,7 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::{self, SdkTracerProvider, SpanData};
-use steadfast_net::traces::{Courier, TRACE, carry};
+use steadfast_net::traces::{Propagator, TRACE, install};
 use tracing::{Span, Subscriber, info, warn};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 use tracing_subscriber::Layer;
@@ -71,7 +71,7 @@ where
         .build();
     let tracer = provider.tracer("steadfast");
     let _ = PROVIDER.set(provider);
-    carry(Courier { send, receive });
+    install(Propagator { send, receive });
     let ours = filter_fn(|metadata| metadata.target() == TRACE);
     // The hint lets the filter skip the more verbose spans of libraries entirely.
     let ours = ours.with_max_level_hint(LevelFilter::INFO);

@@ -122,6 +122,7 @@ impl EventLoop {
             );
         }
         let lost: Vec<String> = self.lost_slots().iter().map(Slot::to_string).collect();
-        format!("memory lost in slots {}", lost.join(", "))
+        let slots = if lost.len() == 1 { "slot" } else { "slots" };
+        format!("memory lost in {slots} {}", lost.join(", "))
     }
 }

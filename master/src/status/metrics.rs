@@ -8,7 +8,7 @@ use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::{Registry, Unit};
-use steadfast_common::status::{JobState, JobStatus, TimeBreakdown};
+use steadfast_common::status::{JobPhase, JobStatus, TimeBreakdown};
 use tokio::sync::watch;
 
 use crate::acting::Acting;
@@ -120,16 +120,16 @@ fn staleness(e: &mut DescriptorEncoder<'_>, acting: &Acting) -> Result<(), std::
 }
 
 /// Reports 1 for the current state and 0 for all others, so that every state has a time series.
-fn state(e: &mut DescriptorEncoder<'_>, present: JobState) -> Result<(), std::fmt::Error> {
+fn state(e: &mut DescriptorEncoder<'_>, present: JobPhase) -> Result<(), std::fmt::Error> {
     let family = Family::<State, Gauge>::default();
     for (state, name) in [
-        (JobState::Waiting, "waiting"),
-        (JobState::Starting, "starting"),
-        (JobState::Training, "training"),
-        (JobState::Evaluating, "evaluating"),
-        (JobState::Saving, "saving"),
-        (JobState::Finished, "finished"),
-        (JobState::Failed, "failed"),
+        (JobPhase::Waiting, "waiting"),
+        (JobPhase::Starting, "starting"),
+        (JobPhase::Training, "training"),
+        (JobPhase::Evaluating, "evaluating"),
+        (JobPhase::Saving, "saving"),
+        (JobPhase::Finished, "finished"),
+        (JobPhase::Failed, "failed"),
     ] {
         family.get_or_create(&State { state: name }).set(i64::from(state == present));
     }

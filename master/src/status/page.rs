@@ -4,7 +4,7 @@ use maud::{Markup, PreEscaped, html};
 use steadfast_common::given_up::DiscardedTask;
 use steadfast_common::spec::Mode;
 use steadfast_common::status::{
-    Curves, JobState, JobStatus, Point, TimeBreakdown, TimelineEvent, TrainerStatus,
+    Curves, JobPhase, JobStatus, Point, TimeBreakdown, TimelineEvent, TrainerStatus,
 };
 use steadfast_process::Section;
 
@@ -39,13 +39,13 @@ pub(crate) fn standby() -> Vec<Section> {
 
 fn job(status: &JobStatus) -> Markup {
     let state = match status.state {
-        JobState::Waiting => "waiting",
-        JobState::Starting => "starting",
-        JobState::Training => "training",
-        JobState::Evaluating => "evaluating",
-        JobState::Saving => "saving the model",
-        JobState::Finished => "finished",
-        JobState::Failed => "failed",
+        JobPhase::Waiting => "waiting",
+        JobPhase::Starting => "starting",
+        JobPhase::Training => "training",
+        JobPhase::Evaluating => "evaluating",
+        JobPhase::Saving => "saving the model",
+        JobPhase::Finished => "finished",
+        JobPhase::Failed => "failed",
     };
     let mode = match status.mode {
         Mode::Sync => "synchronous",
