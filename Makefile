@@ -10,7 +10,7 @@ PRODUCT = -p steadfast-cli -p steadfast-master -p steadfast-pserver -p steadfast
 # A separate workspace, which cargo does not include from here.
 FUZZ = --edition 2024 fuzz/src/lib.rs $(wildcard fuzz/targets/*.rs)
 
-.PHONY: help setup build demo test test-compose chaos sim sim-deep mutants bench bench-compare verify verify-deep fix
+.PHONY: help setup build demo wheel test test-python test-compose chaos sim sim-deep mutants bench bench-compare verify verify-deep fix
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -28,6 +28,14 @@ demo: setup ## Train a model on a cluster of processes on this machine
 test: build ## Run all tests, and print the ten slowest
 	@scripts/setup --tests
 	scripts/test
+	scripts/test-python
+
+wheel: setup ## Build the Python wheel in dist/: the extension and the programs
+	$(CARGO) build --release --bins $(PRODUCT)
+	scripts/wheel
+
+test-python: build ## Run the Python tests with PyTorch, NumPy and JAX (part of `test` too; fetches 3 GB once)
+	scripts/test-python
 
 test-compose: build ## Run a job in containers and inject faults (part of `test` too; needs a Docker engine)
 	$(CARGO) test --release --workspace --test compose -- --nocapture

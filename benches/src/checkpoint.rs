@@ -153,7 +153,7 @@ impl Writing {
 /// Hashes a slot's bytes and writes them to a file on disk.
 fn write_one(share: &[u8], path: &Path) {
     std::hint::black_box(Sha256::digest(share));
-    let mut file = File::create(path).expect("the folder can be written to");
+    let mut file = File::create(path).expect("the directory can be written to");
     file.write_all(share).expect("there is room");
     file.sync_all().expect("the disk works");
 }

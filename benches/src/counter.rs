@@ -128,7 +128,7 @@ pub async fn dispatch() -> Sample {
     let own = std::env::current_exe().expect("we run");
     let mut command = scene.command(&own);
     command.args(["serve-counter", &etcd.url()]).stdin(Stdio::null());
-    let process = Process::start(scene.folder(), "counter", &mut command);
+    let process = Process::start(scene.directory(), "counter", &mut command);
     let address: SocketAddr =
         within(Duration::from_secs(10), "it listens", || process.stdout().trim().parse().ok());
     let mut clients = Vec::new();

@@ -105,7 +105,7 @@ fn moved(states: usize, values: usize) -> usize {
 /// The share of a lane with one record that is not exhausted.
 const MORE: LaneShare = LaneShare { records: 1, checksum: 1, end: LaneEnd::MoreToCome };
 
-/// Adds lanes along their tree; every second lane arrives before its left neighbour.
+/// Adds lanes along their tree; every second lane arrives before its left neighbor.
 pub fn lanes() -> Sample {
     let lane = ByteSegments::from(Bytes::from(0.5_f32.to_le_bytes().repeat(LANE)));
     let order: Vec<u32> = (0..LANES).map(|it| it ^ 1).collect();

@@ -1,6 +1,6 @@
 //! Benchmarks Steadfast against the limits of the machine: both sides alternate within one run.
 
-mod catalogue;
+mod catalog;
 mod checkpoint;
 mod counter;
 mod expense;
@@ -22,7 +22,7 @@ use std::process::{Command, ExitCode};
 
 use clap::{Parser, Subcommand};
 
-use crate::catalogue::{Bench, Side, benches};
+use crate::catalog::{Bench, Side, benches};
 use steadfast_process::keep_freed_memory;
 
 use crate::sample::{Pairs, Sample};
@@ -153,8 +153,8 @@ fn sample(program: &Path, bench: &Bench, side: Side) -> Result<Sample, String> {
     };
     let mut command = Command::new(program);
     command.args(["sample", &bench.name, side]);
-    if let Some(folder) = program.parent() {
-        command.env("SUITE_PROGRAMS", folder);
+    if let Some(directory) = program.parent() {
+        command.env("SUITE_PROGRAMS", directory);
     }
     let output = command.output().map_err(|error| format!("{}: {error}", program.display()))?;
     if !output.status.success() {

@@ -32,12 +32,14 @@ pub fn gradient() -> Sample {
         activation: Default::default(),
         dropout: 0.0,
         options: Default::default(),
+        entry: None,
+        script: None,
     };
     let model = Registry::built_in().build(&spec, features).expect("the model is valid");
     let layout = Arc::new(Layout::new(model.parameters()));
     let (mut parameters, mut gradient) =
         (Parameters::zeros(layout.clone()), Parameters::zeros(layout));
-    model.initialize(1, &mut parameters);
+    model.initialize(1, &mut parameters).expect("the model is valid");
     let records = matrix(RECORDS, features);
     let labels: Vec<f32> = (0..RECORDS).map(|record| (record % classes) as f32).collect();
     let batch = Batch { features: records.view(), labels: &labels };

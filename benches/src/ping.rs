@@ -56,7 +56,7 @@ pub async fn ping_pong() -> Sample {
     let own = std::env::current_exe().expect("we run");
     let mut command = scene.command(&own);
     command.arg("serve-echo").stdin(Stdio::null());
-    let process = Process::start(scene.folder(), "echo", &mut command);
+    let process = Process::start(scene.directory(), "echo", &mut command);
     let address: SocketAddr =
         within(Duration::from_secs(10), "it listens", || process.stdout().trim().parse().ok());
     let mut client = tonic::client::Grpc::new(

@@ -131,7 +131,7 @@ impl Peers {
         for slot in 0..SLOTS {
             let mut command = scene.command(&own);
             command.arg("serve-raw").stdin(Stdio::null());
-            let process = Process::start(scene.folder(), &format!("raw-{slot}"), &mut command);
+            let process = Process::start(scene.directory(), &format!("raw-{slot}"), &mut command);
             let address: SocketAddr = within(Duration::from_secs(10), "it listens", || {
                 process.stdout().trim().parse().ok()
             });

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use steadfast_client::{Cluster, GenerationClient, Master, PserverSet, Pservers};
+use steadfast_client::{ClientError, Cluster, GenerationClient, Master, PserverSet, Pservers};
 use steadfast_common::compression::Codec;
 use steadfast_common::ids::TrainerId;
 use steadfast_common::job_file::parse;
@@ -97,7 +97,7 @@ impl Rig {
         let mut links = Vec::new();
         let pserver_set = pserver_set(&cluster, via, &mut links).await;
         let pservers =
-            initialise(cluster.clone(), id, &pserver_set, layout.clone(), &session, codec).await;
+            initialize(cluster.clone(), id, &pserver_set, layout.clone(), &session, codec).await;
         Self {
             via,
             links,
@@ -287,7 +287,7 @@ async fn pserver_set(cluster: &Cluster, via: Via, links: &mut Vec<Proxy>) -> Pse
     pserver_set
 }
 
-async fn initialise(
+async fn initialize(
     cluster: Arc<Cluster>,
     id: TrainerId,
     pserver_set: &PserverSet,
@@ -296,10 +296,10 @@ async fn initialise(
     codec: Codec,
 ) -> Pservers {
     let master = Master::new(cluster.clone(), id);
-    let values = || vec![0.0; layout.len()];
+    let values = || Ok::<_, ClientError>(vec![0.0; layout.len()]);
     let deadline = session.deadline();
     let pservers = Pservers::new(cluster, pserver_set, layout.clone(), codec, deadline);
     let generation = GenerationClient::new(master, pservers.expect("addresses"));
-    generation.initialise(values).await.expect("the job begins");
+    generation.initialize(values).await.expect("the job begins");
     generation.pservers().clone()
 }

@@ -1,6 +1,6 @@
 //! The table of results.
 
-use crate::catalogue::{Bench, Unit};
+use crate::catalog::{Bench, Unit};
 use crate::sample::{Pairs, Sample, median};
 
 /// Returns the two header lines.

@@ -27,11 +27,11 @@ enum Command {
 
 /// Create a certificate authority and one certificate per role; existing files are kept.
 ///
-/// Each role has a folder with `ca.crt`, `tls.crt` and `tls.key`. Give each process the folder of its role,
-/// and keep the folder `ca` private.
+/// Each role has a directory with `ca.crt`, `tls.crt` and `tls.key`. Give each process the directory of its role,
+/// and keep the directory `ca` private.
 #[derive(Debug, Args)]
 pub struct InitArgs {
-    /// Folder for the certificates.
+    /// Directory for the certificates.
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
     /// Additional host name or address of the processes, as used in a browser; repeatable.
@@ -49,7 +49,7 @@ pub struct InitArgs {
 /// restart.
 #[derive(Debug, Args)]
 pub struct RenewArgs {
-    /// Folder with the certificates.
+    /// Directory with the certificates.
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
     /// Days until the certificates expire.
@@ -60,7 +60,7 @@ pub struct RenewArgs {
 /// List the certificates with their names and expiry.
 #[derive(Debug, Args)]
 pub struct ShowArgs {
-    /// Folder with the certificates.
+    /// Directory with the certificates.
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
     #[command(flatten)]

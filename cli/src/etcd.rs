@@ -16,7 +16,7 @@ pub struct EtcdServerArgs {
     /// Address to serve on; port 0 picks a free one.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:2379")]
     listen: SocketAddr,
-    /// Data folder.
+    /// Data directory.
     #[arg(long, value_name = "DIR")]
     data_dir: PathBuf,
     /// Allow addresses other than loopback: every client that reaches them can read and change all keys.

@@ -29,7 +29,7 @@ pub struct JobArgs {
     etcd: EtcdArgs,
     #[command(flatten)]
     tls: TlsArgs,
-    /// Data folder of a present or past `steadfast local` run; selects its job.
+    /// Data directory of a present or past `steadfast local` run; selects its job.
     #[arg(long, value_name = "DIR", conflicts_with = "etcd_endpoints")]
     data_dir: Option<PathBuf>,
 }
@@ -52,14 +52,14 @@ impl Job {
 }
 
 impl JobArgs {
-    /// Connects to etcd and selects the job. If no run is active in the data folder, this process serves a
+    /// Connects to etcd and selects the job. If no run is active in the data directory, this process serves a
     /// copy of the etcd data of the last run until it exits.
     ///
     /// # Errors
     /// If etcd does not answer, or if no job was named and etcd does not have exactly one.
     pub async fn find(&self) -> Result<Job, Failure> {
         match (self.connect().await, &self.data_dir) {
-            (Err(failure), Some(folder)) => match serve_stored_etcd(folder).await {
+            (Err(failure), Some(directory)) => match serve_stored_etcd(directory).await {
                 Some(endpoint) => self.choose(self.connect_to(endpoint).await?).await,
                 None => Err(failure),
             },
@@ -78,21 +78,21 @@ impl JobArgs {
     /// Returns the connection options of the selected etcd.
     ///
     /// # Errors
-    /// If a file cannot be read, or no run was ever started in the data folder.
+    /// If a file cannot be read, or no run was ever started in the data directory.
     pub fn etcd_options(&self) -> Result<EtcdOptions, Failure> {
         let mut options = self.etcd.options(&self.tls)?;
-        if let Some(folder) = &self.data_dir {
-            options.endpoints = vec![read_endpoint(folder)?];
+        if let Some(directory) = &self.data_dir {
+            options.endpoints = vec![read_endpoint(directory)?];
         }
         Ok(options)
     }
 
     async fn connect(&self) -> Result<Etcd, Failure> {
-        let Some(folder) = &self.data_dir else {
+        let Some(directory) = &self.data_dir else {
             return Ok(Etcd::connect(&self.etcd.options(&self.tls)?).await?);
         };
-        let what = || format!("no run is active in {}", folder.display());
-        self.connect_to(read_endpoint(folder)?).await.map_err(|failure| failure.context(what()))
+        let what = || format!("no run is active in {}", directory.display());
+        self.connect_to(read_endpoint(directory)?).await.map_err(|failure| failure.context(what()))
     }
 
     async fn connect_to(&self, endpoint: String) -> Result<Etcd, Failure> {
@@ -125,12 +125,12 @@ impl JobArgs {
 }
 
 /// Serves the etcd data of a run that has ended on a free port of this machine until this process exits.
-/// Returns the endpoint, or `None` if the folder has no data.
+/// Returns the endpoint, or `None` if the directory has no data.
 ///
-/// It serves a copy: reading changes nothing and does not block a new run in the same folder.
-async fn serve_stored_etcd(folder: &Path) -> Option<String> {
+/// It serves a copy: reading changes nothing and does not block a new run in the same directory.
+async fn serve_stored_etcd(directory: &Path) -> Option<String> {
     let copy = tempfile::tempdir().ok()?;
-    let (from, to) = (folder.join("etcd"), copy.path().to_owned());
+    let (from, to) = (directory.join("etcd"), copy.path().to_owned());
     tokio::task::spawn_blocking(move || copy_files(&from, &to)).await.ok()?.ok()?;
     let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let server = Server::bind(Config::new(anywhere, copy.path().to_owned())).await.ok()?;
@@ -142,7 +142,7 @@ async fn serve_stored_etcd(folder: &Path) -> Option<String> {
     Some(endpoint)
 }
 
-/// Copies the files of a folder, without subfolders.
+/// Copies the files of a directory, without subdirectories.
 fn copy_files(from: &Path, to: &Path) -> io::Result<()> {
     for entry in fs::read_dir(from)? {
         let entry = entry?;

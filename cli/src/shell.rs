@@ -19,7 +19,7 @@ pub struct CompletionsArgs {
 /// Write manual pages, one per command.
 #[derive(Debug, Args)]
 pub struct ManArgs {
-    /// Folder for the pages; it must exist.
+    /// Directory for the pages; it must exist.
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
 }

@@ -178,7 +178,7 @@ async fn no_process_outlives_a_killed_run() {
 }
 
 #[tokio::test]
-async fn a_second_run_in_the_same_folder_is_refused() {
+async fn a_second_run_in_the_same_directory_is_refused() {
     let stage = Stage::new();
     let running = stage.start(&[]);
     stage.pids(PROCESSES).await;

@@ -32,6 +32,8 @@ const KEYS: &[&str] = &[
     "model.activation",
     "model.dropout",
     "model.options",
+    "model.entry",
+    "model.script",
     "optimizer",
     "optimizer.kind",
     "optimizer.momentum",
@@ -101,6 +103,9 @@ const MINIMAL: &str = r#"
 
 /// Models that every trainer supports.
 pub const BUILT_IN_MODELS: &[&str] = &["linear", "softmax", "mlp"];
+
+/// The kind of models that compute in Python.
+pub const PYTHON_MODEL: &str = "python";
 
 /// The errors of a job file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -354,7 +359,7 @@ mod tests {
 
     #[test]
     fn all_errors_are_reported_together() {
-        let text = GOOD.replace("passes = 3", "passes = 0").replace("kind", "optimiser = 1\nkind");
+        let text = GOOD.replace("passes = 3", "passes = 0").replace("kind", "optimizer = 1\nkind");
         let text = text + "\n[sync]\nlanes = 0\nmicro_batch = 0";
         assert_eq!(parse(&text).unwrap_err().errors.len(), 4);
     }

@@ -124,7 +124,7 @@ pub struct GenerationRecord {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InitRecord {
     pub generation: Generation,
-    /// Counts the initialisers of this generation, from 1.
+    /// Counts the initializers of this generation, from 1.
     pub attempt: u64,
     pub trainer: TrainerId,
     pub done: bool,

@@ -46,9 +46,9 @@ pub struct JobSpec {
 }
 
 impl JobSpec {
-    /// Returns the folder of the job's shards in its store. Jobs may share a store, and each deletes only
+    /// Returns the directory of the job's shards in its store. Jobs may share a store, and each deletes only
     /// its own objects.
-    pub fn shards_folder(&self) -> String {
+    pub fn shards_directory(&self) -> String {
         format!("shards/{}", self.name)
     }
 
@@ -79,7 +79,7 @@ pub enum Mode {
 /// Location of the records, and the columns to use.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DatasetSpec {
-    /// Paths, URLs or globs. Relative paths are resolved against the folder of the job file.
+    /// Paths, URLs or globs. Relative paths are resolved against the directory of the job file.
     pub source: Vec<String>,
     pub format: DataFormat,
     /// Feature columns by name; `*` matches any run of characters (`pixel_*`).
@@ -119,7 +119,7 @@ pub enum Header {
 /// The model and its size. Keys that are unknown to the built-in models belong in `options`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelSpec {
-    /// `linear`, `softmax`, `mlp`, or the name under which a trainer registered its own model.
+    /// `linear`, `softmax`, `mlp`, `python`, or the name under which a trainer registered its own model.
     pub kind: String,
     /// Number of classes, for classifiers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -135,6 +135,12 @@ pub struct ModelSpec {
     /// Passed to user-defined models unchanged.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub options: BTreeMap<String, toml::Value>,
+    /// `python`: the function that builds the model, as `module:function`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entry: Option<String>,
+    /// `python`: a program with its own loop, relative to the directory of the job file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub script: Option<String>,
 }
 
 /// Non-linearity of an MLP's hidden layers.

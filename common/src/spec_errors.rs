@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use crate::compression::Compression;
-use crate::job_file::BUILT_IN_MODELS;
+use crate::job_file::{BUILT_IN_MODELS, PYTHON_MODEL};
 use crate::optimizer_errors;
 use crate::spec::{DataFormat, Header, JobSpec, LANES_MAX, Mode};
 
@@ -155,7 +155,21 @@ impl JobSpec {
                     "`model.classes` does not apply to `linear`; remove it",
                 ));
             }
+            PYTHON_MODEL if model.entry.is_none() && model.script.is_none() => {
+                errors.push(SpecError::new(
+                    &["model.entry", "model.kind"],
+                    "`python` requires `model.entry`, for example \"digits:build\", or `model.script`",
+                ));
+            }
             _ => {}
+        }
+        for (key, value) in [("model.entry", &model.entry), ("model.script", &model.script)] {
+            if value.is_some() && model.kind != PYTHON_MODEL {
+                errors.push(SpecError::new(
+                    &[key, "model.kind"],
+                    format!("`{key}` does not apply to `{}`; remove it", model.kind),
+                ));
+            }
         }
         if BUILT_IN_MODELS.contains(&model.kind.as_str()) && !model.options.is_empty() {
             errors.push(SpecError::new(

@@ -9,10 +9,10 @@ use std::path::Path;
 /// # Panics
 /// If they cannot be written.
 pub fn seeds(target: &str, inputs: impl IntoIterator<Item = Vec<u8>>) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
-    fs::create_dir_all(&folder).expect("the folder of the corpus can be created");
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
+    fs::create_dir_all(&directory).expect("the directory of the corpus can be created");
     for (number, input) in inputs.into_iter().enumerate() {
-        let path = folder.join(format!("seed-{number}"));
+        let path = directory.join(format!("seed-{number}"));
         fs::write(path, input).expect("a seed can be written");
     }
 }

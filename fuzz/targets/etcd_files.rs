@@ -20,7 +20,7 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
 });
 
 /// In memory if possible, because it is written thousands of times.
-static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
+static DIRECTORY: LazyLock<PathBuf> = LazyLock::new(|| {
     let memory = Path::new("/dev/shm");
     let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
     parent.join(format!("steadfast-fuzz-{}", std::process::id()))
@@ -28,8 +28,8 @@ static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
 
 fuzz_target!(init: seeds("etcd_files", well_formed()), |data: &[u8]| {
     let Some((form, data)) = data.split_first() else { return };
-    fs::create_dir_all(&*FOLDER).expect("the disk has space");
-    let write = |name: &str, bytes: &[u8]| fs::write(FOLDER.join(name), bytes).expect("the disk has space");
+    fs::create_dir_all(&*DIRECTORY).expect("the disk has space");
+    let write = |name: &str, bytes: &[u8]| fs::write(DIRECTORY.join(name), bytes).expect("the disk has space");
     match form % 4 {
         0 => write("log-0", data),
         1 => write("log-0", &framed(data)),
@@ -45,11 +45,11 @@ fuzz_target!(init: seeds("etcd_files", well_formed()), |data: &[u8]| {
             open().expect("a directory that was opened can be opened again");
         }
     });
-    fs::remove_dir_all(&*FOLDER).expect("the folder can be removed");
+    fs::remove_dir_all(&*DIRECTORY).expect("the directory can be removed");
 });
 
 fn open() -> Result<(), steadfast_etcd::Error> {
-    let config = Config::new(([127, 0, 0, 1], 0).into(), &*FOLDER);
+    let config = Config::new(([127, 0, 0, 1], 0).into(), &*DIRECTORY);
     RUNTIME.block_on(Server::bind(config)).map(drop)
 }
 

@@ -100,7 +100,7 @@ fn state(snapshot: &StatusSnapshot) -> JobPhase {
         },
         None if snapshot.slots.iter().any(|slot| slot.address.is_none()) => JobPhase::Waiting,
         None if snapshot.slots.is_empty() || snapshot.trainers.is_empty() => JobPhase::Waiting,
-        None if !snapshot.initialised => JobPhase::Starting,
+        None if !snapshot.initialized => JobPhase::Starting,
         None if snapshot.saving_stage == Some(Stage::Evaluating) => JobPhase::Evaluating,
         None if snapshot.saving_stage.is_some() || snapshot.all_passes_over => JobPhase::Saving,
         None => JobPhase::Training,
@@ -124,11 +124,11 @@ fn waiting(snapshot: &StatusSnapshot, mode: Mode) -> Vec<String> {
     if snapshot.trainers.is_empty() {
         reasons.push("no trainer is registered".to_owned());
     }
-    if reasons.is_empty() && !snapshot.initialised {
+    if reasons.is_empty() && !snapshot.initialized {
         let who = snapshot
-            .initialiser
+            .initializer
             .map_or_else(|| "one of them".to_owned(), |it| format!("trainer {it}"));
-        reasons.push(format!("trainers wait for {who} to initialise the parameters"));
+        reasons.push(format!("trainers wait for {who} to initialize the parameters"));
     }
     reasons.extend(snapshot.lane_suspects.iter().cloned());
     for (task, reason) in &snapshot.failing {

@@ -43,7 +43,7 @@ impl Job {
 #[derive(Clone, Debug)]
 pub struct JobRequest {
     pub spec: JobSpec,
-    /// Folder of the job file; relative sources are resolved against it.
+    /// Directory of the job file; relative sources are resolved against it.
     pub base: Option<String>,
     pub store: String,
 }
@@ -52,7 +52,7 @@ impl JobRequest {
     /// Reads and validates a job file.
     ///
     /// # Errors
-    /// If a file or folder cannot be found or read, or with all errors of the job file.
+    /// If a file or directory cannot be found or read, or with all errors of the job file.
     pub fn read(path: &Path, store: &str) -> Result<Self, Failure> {
         let text = std::fs::read_to_string(path).map_err(|error| {
             Failure::io(format!("cannot read the job file {}", path.display()), &error)
@@ -66,12 +66,12 @@ impl JobRequest {
         let store = if store.contains("://") {
             store.to_owned()
         } else {
-            // Other processes read it from etcd and run in other folders.
+            // Other processes read it from etcd and run in other directories.
             let absolute = std::path::absolute(store)
                 .map_err(|error| Failure::io(format!("cannot find {store}"), &error))?;
             absolute.display().to_string()
         };
-        let base = absolute.parent().map(|folder| folder.display().to_string());
+        let base = absolute.parent().map(|directory| directory.display().to_string());
         Ok(Self { spec, base, store })
     }
 }

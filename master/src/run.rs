@@ -59,7 +59,7 @@ pub struct Args {
     /// Number of pserver slots, if the job has none yet.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub pservers: u32,
-    /// Local folder for TensorBoard event files.
+    /// Local directory for TensorBoard event files.
     #[arg(long, value_name = "DIR")]
     pub tensorboard: Option<PathBuf>,
 }
@@ -88,9 +88,10 @@ pub async fn live(
     shutdown: Shutdown,
 ) -> Result<(), Failure> {
     let common = args.common.clone();
-    if let Some(folder) = &args.tensorboard {
-        std::fs::create_dir_all(folder)
-            .map_err(|error| Failure::io(format!("--tensorboard {}", folder.display()), &error))?;
+    if let Some(directory) = &args.tensorboard {
+        std::fs::create_dir_all(directory).map_err(|error| {
+            Failure::io(format!("--tensorboard {}", directory.display()), &error)
+        })?;
     }
     let exposure = common.security.exposure(Role::Master)?;
     let tls = exposure.identity();

@@ -1,4 +1,4 @@
-//! Events of the engine, and their replies.
+//! Events of the event loop, and their replies.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use steadfast_pserver_core::contribution::{
 use steadfast_pserver_core::sync_shard::EarlyBlock;
 use tokio::sync::{mpsc, oneshot};
 
-/// An event of the engine.
+/// An event of the event loop.
 #[derive(Debug)]
 pub enum Event {
     /// The job began another generation; the reply says whether the slot must load its values.
@@ -23,7 +23,8 @@ pub enum Event {
     Restored { generation: Generation, layout: Arc<Layout>, snapshot: ShardSnapshot },
     /// Initial values from the elected trainer.
     Init { generation: Generation, attempt: u64, first: InitialValues, reply: Reply<()> },
-    /// Some blocks of a push in progress. Errors are reported in the reply to the push.
+    /// Some blocks of a push in progress. Blocks that contradict applied ones end the shard; other errors are
+    /// reported in the reply to the push.
     Part { generation: Generation, lanes: LanesName, blocks: Vec<ValidatedBlock> },
     /// A complete push, or the rest of one.
     Push {
@@ -58,9 +59,9 @@ pub enum Begun {
 }
 
 /// The channel of a reply. The receiver may have been dropped.
-pub type Reply<T> = oneshot::Sender<Result<T, EngineError>>;
+pub type Reply<T> = oneshot::Sender<Result<T, EventError>>;
 
-/// Layout and values of an initialisation.
+/// Layout and values of an initialization.
 #[derive(Debug)]
 pub struct InitialValues {
     pub layout: Arc<Layout>,
@@ -107,7 +108,7 @@ pub enum WaitMode {
     Immediate,
 }
 
-/// VersionMatch versions satisfy a pull.
+/// Which versions satisfy a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VersionMatch {
     AtLeast,
@@ -127,16 +128,16 @@ pub enum SnapshotAnswer {
     },
 }
 
-/// The reason why the engine refused an event.
+/// The reason why the event loop refused an event.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub enum EngineError {
+pub enum EventError {
     #[error("the call is for generation {found}; this slot is in generation {present}")]
     OtherGeneration { found: Generation, present: Generation },
-    #[error("the parameters are not initialised yet")]
-    NotInitialised,
-    #[error("the parameters were initialised by a later attempt, {latest}")]
+    #[error("the parameters are not initialized yet")]
+    NotInitialized,
+    #[error("the parameters were initialized by a later attempt, {latest}")]
     Superseded { latest: u64 },
-    #[error("training has begun; the parameters cannot be initialised again")]
+    #[error("training has begun; the parameters cannot be initialized again")]
     InUse,
     #[error(transparent)]
     Refused(#[from] Refusal),
@@ -144,14 +145,14 @@ pub enum EngineError {
     ShuttingDown,
 }
 
-impl EngineError {
+impl EventError {
     /// Returns the kind of the error: what the caller does next.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::OtherGeneration { .. } | Self::Superseded { .. } | Self::InUse => {
                 ErrorKind::Stale
             }
-            Self::NotInitialised => ErrorKind::NotYet,
+            Self::NotInitialized => ErrorKind::NotYet,
             Self::Refused(refusal) => refusal.kind(),
             Self::ShuttingDown => ErrorKind::Unavailable,
         }

@@ -16,8 +16,8 @@ use steadfast_proto::v1::ReportDamageRequest;
 use steadfast_pserver_core::block_store::ShardSnapshot;
 use tracing::{error, warn};
 
-use crate::engine::Engine;
 use crate::event::{Begun, Event};
+use crate::event_loop::EventLoopHandle;
 use crate::master;
 use crate::shard_file::{ShardError, ShardStore};
 
@@ -46,9 +46,9 @@ impl LoadError {
     }
 }
 
-/// Reports every generation to `engine`, until dropped.
+/// Reports every generation to `event_loop`, until dropped.
 pub async fn follow(
-    engine: Engine,
+    event_loop: EventLoopHandle,
     etcd: &Etcd,
     keys: &Keys,
     tls: &TlsIdentity,
@@ -59,8 +59,8 @@ pub async fn follow(
     loop {
         let seen = changes.borrow_and_update().single::<GenerationRecord>();
         match seen {
-            Ok(Some(record)) if includes(&record, &engine) => {
-                let load = begin(&engine, etcd, keys, tls, shards, record);
+            Ok(Some(record)) if includes(&record, &event_loop) => {
+                let load = begin(&event_loop, etcd, keys, tls, shards, record);
                 tokio::select! {
                     biased;
                     () = load => {}
@@ -80,13 +80,13 @@ pub async fn follow(
     }
 }
 
-fn includes(record: &GenerationRecord, engine: &Engine) -> bool {
-    record.slots.get(engine.slot.0 as usize) == Some(&engine.incarnation)
+fn includes(record: &GenerationRecord, event_loop: &EventLoopHandle) -> bool {
+    record.slots.get(event_loop.slot.0 as usize) == Some(&event_loop.incarnation)
 }
 
 /// Enters a generation with the values that the slot keeps, or with those of a checkpoint.
 async fn begin(
-    engine: &Engine,
+    event_loop: &EventLoopHandle,
     etcd: &Etcd,
     keys: &Keys,
     tls: &TlsIdentity,
@@ -95,13 +95,13 @@ async fn begin(
 ) {
     let (generation, placement) = (record.generation, record.placement.clone());
     let checkpoint = record.checkpoint.clone();
-    let begun = engine.call(|reply| Event::Generation { record, reply }).await;
+    let begun = event_loop.call(|reply| Event::Generation { record, reply }).await;
     let (Ok(Begun::Empty), Some(id)) = (begun, checkpoint) else { return };
     let mut pauses = backoff();
     loop {
-        match load(engine, etcd, keys, shards, &id, &placement).await {
+        match load(event_loop, etcd, keys, shards, &id, &placement).await {
             Ok((layout, snapshot)) => {
-                engine.send(Event::Restored { generation, layout, snapshot }).await;
+                event_loop.send(Event::Restored { generation, layout, snapshot }).await;
                 return;
             }
             Err(error) if error.is_permanent() => {
@@ -117,7 +117,7 @@ async fn begin(
 }
 
 async fn load(
-    engine: &Engine,
+    event_loop: &EventLoopHandle,
     etcd: &Etcd,
     keys: &Keys,
     shards: &ShardStore,
@@ -126,7 +126,7 @@ async fn load(
 ) -> Result<(Arc<Layout>, ShardSnapshot), LoadError> {
     let manifest: Option<CheckpointRecord> = etcd.get_json(&keys.checkpoint(id)).await?;
     let manifest = manifest.ok_or(LoadError::NoManifest)?;
-    Ok(shards.load(&manifest, engine.slot, placement).await?)
+    Ok(shards.load(&manifest, event_loop.slot, placement).await?)
 }
 
 /// Reports damage to the acting master, which rolls the job back to the previous checkpoint.

@@ -1,7 +1,7 @@
 //! The parameter server: holds the blocks of one slot, sums gradients, and applies each exactly once.
 
-mod engine;
 mod event;
+mod event_loop;
 mod generations;
 mod lags;
 mod master;

@@ -16,8 +16,8 @@ use steadfast_proto::v1::NormsRequest;
 use steadfast_proto::v1::pserver_client::PserverClient;
 use tracing::debug;
 
-use crate::engine::{Engine, Published, Squares};
 use crate::event::Event;
+use crate::event_loop::{EventLoopHandle, Published, Squares};
 
 /// How long one request waits at a peer.
 const WAIT: Duration = Duration::from_secs(5);
@@ -25,17 +25,17 @@ const WAIT: Duration = Duration::from_secs(5);
 /// Pause before a request without an answer is repeated.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// Sends the global norm of every complete step to `engine`, until dropped.
-pub async fn follow(engine: Engine, keys: Keys, peers: Mirror, tls: TlsIdentity) {
-    let mut published = engine.published();
+/// Sends the global norm of every complete step to `event_loop`, until dropped.
+pub async fn follow(event_loop: EventLoopHandle, keys: Keys, peers: Mirror, tls: TlsIdentity) {
+    let mut published = event_loop.published();
     let mut clients = Clients { tls, open: BTreeMap::new() };
     loop {
         let seen = published.borrow_and_update().clone();
         if let Some(squares) = waiting(&seen) {
             let (generation, version) = (seen.generation, squares.version);
-            let norm = global(&engine, &seen, &squares, &keys, &peers, &mut clients).await;
+            let norm = global(&event_loop, &seen, &squares, &keys, &peers, &mut clients).await;
             if let Some(norm) = norm {
-                engine.send(Event::Norm { generation, version, norm }).await;
+                event_loop.send(Event::Norm { generation, version, norm }).await;
             }
             // Waits for a change: the event loop may not have published the step yet.
         }
@@ -58,7 +58,7 @@ struct Clients {
 }
 
 async fn global(
-    engine: &Engine,
+    event_loop: &EventLoopHandle,
     seen: &Published,
     squares: &Squares,
     keys: &Keys,
@@ -72,9 +72,9 @@ async fn global(
         wait_ms: WAIT.as_millis() as u64,
     };
     let mut missing: Vec<Slot> =
-        (0..seen.placement.slots()).map(Slot).filter(|slot| *slot != engine.slot).collect();
+        (0..seen.placement.slots()).map(Slot).filter(|slot| *slot != event_loop.slot).collect();
     while !missing.is_empty() {
-        if engine.published().borrow().generation != seen.generation {
+        if event_loop.published().borrow().generation != seen.generation {
             return None;
         }
         let mut requests = TaskSet::default();

@@ -5,7 +5,7 @@ use steadfast_pserver_core::shard::Shard;
 use steadfast_pserver_core::sync_shard::{EarlyBlock, SyncShard};
 use tokio::sync::mpsc;
 
-use crate::event::{EngineError, Pulled, Reply, VersionMatch, WaitMode};
+use crate::event::{EventError, Pulled, Reply, VersionMatch, WaitMode};
 
 /// A pull whose version is not reached yet.
 pub(crate) struct WaitingPull {
@@ -83,7 +83,7 @@ impl Pulls {
     }
 
     /// Refuses all waiting pulls.
-    pub fn refuse_all(&mut self, why: &EngineError) {
+    pub fn refuse_all(&mut self, why: &EventError) {
         for pull in self.waiting.drain(..) {
             let _ = pull.reply.send(Err(why.clone()));
         }

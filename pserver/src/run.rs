@@ -27,7 +27,7 @@ use tonic::service::Routes;
 use tracing::{info, warn};
 use uuid::Uuid;
 
-use crate::engine::{Engine, Published};
+use crate::event_loop::{EventLoopHandle, Published};
 use crate::metrics::Metrics;
 use crate::service::Service;
 use crate::shard_file::ShardStore;
@@ -78,8 +78,8 @@ pub async fn live(
     let readiness = Readiness::new("connecting to etcd");
     let mut registry = Registry::default();
     let metrics = Metrics::register(&mut registry);
-    let engine = watch::Sender::new(None::<Engine>);
-    let shown = engine.subscribe();
+    let event_loop = watch::Sender::new(None::<EventLoopHandle>);
+    let shown = event_loop.subscribe();
     let _admin = admin.serve(content(&args, id, &readiness, registry, &shutdown, shown)?);
 
     let keys = args.keys();
@@ -94,7 +94,7 @@ pub async fn live(
         identity,
         readiness: &readiness,
         metrics,
-        engine,
+        event_loop,
         keys: &keys,
         etcd: &etcd,
         result,
@@ -135,8 +135,8 @@ struct PserverProcess<'a> {
     identity: LogIdentity,
     readiness: &'a Readiness,
     metrics: Metrics,
-    /// The engine of the current shard, for the admin port.
-    engine: watch::Sender<Option<Engine>>,
+    /// The event_loop of the current shard, for the admin port.
+    event_loop: watch::Sender<Option<EventLoopHandle>>,
     keys: &'a Keys,
     etcd: &'a Etcd,
     result: Mirror,
@@ -163,8 +163,8 @@ impl PserverProcess<'_> {
             () = job_over(&self.result) => return Ok(SlotEnd::Final),
             failure = moved(args, &record.address) => return Err(failure),
         };
-        self.identity.set_incarnation(joined.engine.incarnation);
-        self.engine.send_replace(Some(joined.engine.clone()));
+        self.identity.set_incarnation(joined.event_loop.incarnation);
+        self.event_loop.send_replace(Some(joined.event_loop.clone()));
         readiness.set_ready();
         let (_health, health) = health("steadfast.v1.Pserver", readiness).await;
         let routes = Routes::new(health).add_service(joined.service(self.metrics.clone()));
@@ -183,7 +183,7 @@ impl PserverProcess<'_> {
             }
             () = drained(self.shutdown, etcd, keys, &self.tls, self.drain_timeout) => Ok(SlotEnd::Final),
         };
-        self.engine.send_replace(None);
+        self.event_loop.send_replace(None);
         // Frees the slot for a successor at once; calls in flight are refused by the lease deadline.
         joined.session.close(etcd).await;
         stop.cancel();
@@ -201,7 +201,7 @@ fn content(
     readiness: &Readiness,
     metrics: Registry,
     shutdown: &Shutdown,
-    engine: watch::Receiver<Option<Engine>>,
+    event_loop: watch::Receiver<Option<EventLoopHandle>>,
 ) -> Result<AdminContent, Failure> {
     Ok(AdminContent {
         role: "pserver",
@@ -211,7 +211,7 @@ fn content(
         metrics,
         token: args.security.admin_token()?,
         shutdown: shutdown.clone(),
-        status: Box::new(move || engine.borrow().as_ref().map_or(json!({"slot": null}), show)),
+        status: Box::new(move || event_loop.borrow().as_ref().map_or(json!({"slot": null}), show)),
         page: None,
     })
 }
@@ -222,14 +222,14 @@ struct Joined {
     holder: Holder,
     record: PserverRecord,
     lease_ttl: Duration,
-    engine: Engine,
+    event_loop: EventLoopHandle,
     shards: ShardStore,
 }
 
 impl Joined {
     fn service(&self, metrics: Metrics) -> TensorService {
         TensorService::new(Service {
-            engine: self.engine.clone(),
+            event_loop: self.event_loop.clone(),
             slot_lease: self.holder.slot_lease(),
             shards: self.shards.clone(),
             metrics,
@@ -247,18 +247,19 @@ impl Joined {
         let desired = Mirror::start(etcd, Range::Key(keys.ps_desired())).await?;
         let generation = Mirror::start(etcd, Range::Key(keys.generation())).await?;
         let peers = Mirror::start(etcd, Range::Prefix(keys.ps_prefix())).await?;
-        let (engine, shards) = (self.engine.clone(), self.shards.clone());
-        let following = generations::follow(engine.clone(), etcd, keys, tls, &shards, generation);
-        let (own, record, seen) = (engine.slot, self.record.clone(), peers.subscribe());
+        let (event_loop, shards) = (self.event_loop.clone(), self.shards.clone());
+        let following =
+            generations::follow(event_loop.clone(), etcd, keys, tls, &shards, generation);
+        let (own, record, seen) = (event_loop.slot, self.record.clone(), peers.subscribe());
         tokio::select! {
             biased;
             () = following => {}
             () = slot::release_other_slots(etcd, keys, own, &record, seen) => {}
-            () = norms::follow(engine, keys.clone(), peers, tls.clone()) => {}
+            () = norms::follow(event_loop, keys.clone(), peers, tls.clone()) => {}
             () = slot::surplus(own, desired.subscribe()) => return Ok(SlotEnd::Surplus),
             failure = self.keep_slot(etcd, keys, readiness) => return Err(failure),
         }
-        Err(Failure::internal("the engine's event loop ended"))
+        Err(Failure::internal("the event_loop's event loop ended"))
     }
 
     /// Keeps the slot through losses of the lease; returns when it is lost for good.
@@ -266,14 +267,14 @@ impl Joined {
         loop {
             self.session.lost().await;
             self.holder.suspend();
-            warn!(slot = %self.engine.slot, "lease lost; refusing calls until the slot is reacquired");
+            warn!(slot = %self.event_loop.slot, "lease lost; refusing calls until the slot is reacquired");
             readiness.set_not_ready("lease lost; waiting for etcd");
             let claim = Claim {
                 etcd,
                 keys,
                 record: &self.record,
-                slot: self.engine.slot,
-                incarnation: self.engine.incarnation,
+                slot: self.event_loop.slot,
+                incarnation: self.event_loop.incarnation,
                 lease_ttl: self.lease_ttl,
             };
             match claim.renew().await {
@@ -308,9 +309,9 @@ async fn join(
             Err(error) => return Err(error.into()),
         }
     };
-    let engine = Engine::start(slot, incarnation, rules);
+    let event_loop = EventLoopHandle::start(slot, incarnation, rules);
     let (holder, record) = (Holder::new(&session), record.clone());
-    Ok(Joined { session, holder, record, lease_ttl: args.lease_ttl, engine, shards })
+    Ok(Joined { session, holder, record, lease_ttl: args.lease_ttl, event_loop, shards })
 }
 
 /// Completes after a request to drain, once the final checkpoint was taken or has failed.
@@ -330,8 +331,8 @@ async fn job_over(result: &Mirror) {
     let _ = changes.wait_for(|view| !view.entries.is_empty()).await;
 }
 
-fn show(engine: &Engine) -> serde_json::Value {
-    let published: Arc<Published> = engine.published().borrow().clone();
+fn show(event_loop: &EventLoopHandle) -> serde_json::Value {
+    let published: Arc<Published> = event_loop.published().borrow().clone();
     let shard = published.shard.as_ref().map(|shard| {
         json!({
             "version": shard.position.version,
@@ -345,8 +346,8 @@ fn show(engine: &Engine) -> serde_json::Value {
         })
     });
     json!({
-        "slot": engine.slot,
-        "incarnation": engine.incarnation,
+        "slot": event_loop.slot,
+        "incarnation": event_loop.incarnation,
         "generation": published.generation,
         "slots": published.placement.slots(),
         "checkpoint": published.checkpoint,

@@ -1,4 +1,4 @@
-//! The gRPC service: checks the target of each call and forwards it to the engine.
+//! The gRPC service: checks the target of each call and forwards it to the event loop.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +19,8 @@ use steadfast_proto::v1::{
 };
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::engine::{Engine, Published};
-use crate::event::{EngineError, Event, InitialValues, SnapshotAnswer};
+use crate::event::{Event, EventError, InitialValues, SnapshotAnswer};
+use crate::event_loop::{EventLoopHandle, Published};
 use crate::metrics::Metrics;
 use crate::shard_file::{ShardError, ShardStore};
 use crate::slot_lease::SlotLease;
@@ -36,14 +36,14 @@ const VALUES_MAX: usize = 1 << 32;
 
 /// Serves one slot.
 pub struct Service {
-    pub engine: Engine,
+    pub event_loop: EventLoopHandle,
     /// Checked before every reply: the service replies only while it holds the slot.
     pub slot_lease: SlotLease,
     pub shards: ShardStore,
     pub metrics: Metrics,
 }
 
-pub(crate) fn refuse(error: &EngineError) -> Status {
+pub(crate) fn refuse(error: &EventError) -> Status {
     status(error.kind(), error.to_string())
 }
 
@@ -55,12 +55,12 @@ impl Service {
     /// Returns the target generation, if the target is this incarnation of this slot.
     pub(crate) fn check(&self, target: Option<&Target>) -> Result<Generation, Status> {
         let target = target.ok_or_else(|| invalid("the call names no target"))?;
-        let is_us =
-            target.slot == self.engine.slot.0 && target.incarnation == self.engine.incarnation.0;
+        let is_us = target.slot == self.event_loop.slot.0
+            && target.incarnation == self.event_loop.incarnation.0;
         if !is_us {
             let message = format!(
                 "the call is for slot {} of incarnation {}; this is slot {} of incarnation {}",
-                target.slot, target.incarnation, self.engine.slot, self.engine.incarnation
+                target.slot, target.incarnation, self.event_loop.slot, self.event_loop.incarnation
             );
             return Err(status(ErrorKind::Stale, message));
         }
@@ -90,7 +90,7 @@ impl Pserver for Service {
         let generation = self.check(header.target.as_ref())?;
         let layout = Arc::new(layout(header.params)?);
         let placement = Placement::of(&layout, &self.published(generation)?.placement);
-        let numbers = placement.blocks_of(self.engine.slot);
+        let numbers = placement.blocks_of(self.event_loop.slot);
         let mut values: Vec<(u32, Vec<f32>)> =
             numbers.iter().map(|number| (*number, Vec::new())).collect();
         let mut blocks = first.blocks;
@@ -110,7 +110,7 @@ impl Pserver for Service {
         let values = values.into_iter().map(|(_, values)| values).collect();
         let first = InitialValues { layout, values };
         let attempt = header.attempt;
-        self.engine
+        self.event_loop
             .call(|reply| Event::Init { generation, attempt, first, reply })
             .await
             .map_err(|error| refuse(&error))?;
@@ -137,7 +137,7 @@ impl Pserver for Service {
         let request = request.into_inner();
         self.check_lease()?;
         let wait = Duration::from_millis(request.wait_ms).min(WAIT_MAX);
-        let mut published = self.engine.published();
+        let mut published = self.event_loop.published();
         let reached = published.wait_for(|now| {
             now.generation.0 != request.generation
                 || now.squares.as_ref().is_some_and(|it| it.version.0 == request.version)
@@ -149,7 +149,7 @@ impl Pserver for Service {
         };
         if seen.generation.0 != request.generation {
             let (found, present) = (Generation(request.generation), seen.generation);
-            return Err(refuse(&EngineError::OtherGeneration { found, present }));
+            return Err(refuse(&EventError::OtherGeneration { found, present }));
         }
         let Some(squares) = &seen.squares else {
             return Ok(Response::new(NormsReply::default()));
@@ -166,7 +166,7 @@ impl Pserver for Service {
         let generation = self.check(request.target.as_ref())?;
         let version = request.version.map(Version);
         let wait = Duration::from_millis(request.wait_ms).min(WAIT_MAX);
-        let answer = self.engine.call(|reply| Event::Snapshot { generation, version, reply });
+        let answer = self.event_loop.call(|reply| Event::Snapshot { generation, version, reply });
         let answer = timeout(wait, answer).await;
         self.check_lease()?;
         let answer = match answer {
@@ -187,7 +187,7 @@ impl Pserver for Service {
         let exhausted = snapshot.exhausted.iter().map(|lane| lane.0).collect();
         let checksum =
             snapshot.applied.iter().fold(0_u64, |sum, it| sum.wrapping_add(it.checksum()));
-        let (slot, incarnation) = (self.engine.slot, self.engine.incarnation);
+        let (slot, incarnation) = (self.event_loop.slot, self.event_loop.incarnation);
         let (shards, of) = (self.shards.clone(), layout.clone());
         // The snapshot only holds references; training continues meanwhile.
         sleep(Duration::from_millis(request.upload_after_ms).min(WAIT_MAX)).await;
@@ -223,12 +223,12 @@ impl Pserver for Service {
 impl Service {
     /// Returns the published state, if the shard is in generation `found`.
     pub(crate) fn published(&self, found: Generation) -> Result<Arc<Published>, Status> {
-        let published = self.engine.published().borrow().clone();
+        let published = self.event_loop.published().borrow().clone();
         let present = published.generation;
         if found == present {
             Ok(published)
         } else {
-            Err(refuse(&EngineError::OtherGeneration { found, present }))
+            Err(refuse(&EventError::OtherGeneration { found, present }))
         }
     }
 }
@@ -246,7 +246,7 @@ fn param(spec: &ParamSpec) -> Param {
     Param { name: spec.name.clone(), shape: spec.shape.iter().map(|side| *side as u64).collect() }
 }
 
-/// Builds the layout of an initialisation, within the limits on its size.
+/// Builds the layout of an initialization, within the limits on its size.
 fn layout(params: Vec<Param>) -> Result<Layout, Status> {
     if PARAMS_MAX < params.len() {
         return Err(invalid(format!(
@@ -274,7 +274,7 @@ fn layout(params: Vec<Param>) -> Result<Layout, Status> {
 /// Shows the slot, for logs.
 impl std::fmt::Debug for Service {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let slot: Slot = self.engine.slot;
+        let slot: Slot = self.event_loop.slot;
         write!(f, "Service(slot {slot})")
     }
 }

@@ -74,7 +74,7 @@ impl ShardStore {
         incarnation: Incarnation,
         snapshot: ShardSnapshot,
     ) -> Result<ShardRecord, ShardError> {
-        let object = format!("{}/{}.safetensors", self.job.spec.shards_folder(), random::uuid());
+        let object = format!("{}/{}.safetensors", self.job.spec.shards_directory(), random::uuid());
         let place = self.store.child(&object)?;
         let (states, version) = (self.states, snapshot.position.version);
         let segments = in_place(|| encode(layout, states, snapshot))?;
@@ -98,7 +98,7 @@ impl ShardStore {
         placement: &PlacementRecord,
     ) -> Result<(Arc<Layout>, ShardSnapshot), ShardError> {
         match self.read(checkpoint, slot, placement).await {
-            // A folder that is not mounted lacks every object.
+            // A directory that is not mounted lacks every object.
             Err(error) if error.is_permanent() && !is_in_place(&self.store, &self.job).await? => {
                 Err(ShardError::StoreUnavailable)
             }

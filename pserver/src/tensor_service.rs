@@ -42,8 +42,8 @@ use tonic::body::Body;
 use tonic::server::NamedService;
 use tracing::{Instrument, info_span};
 
-use crate::engine::PublishedShard;
-use crate::event::{EngineError, Event, LanesName, Pulled, PushName, VersionMatch, WaitMode};
+use crate::event::{Event, EventError, LanesName, Pulled, PushName, VersionMatch, WaitMode};
+use crate::event_loop::PublishedShard;
 use crate::service::{Service, WAIT_MAX, invalid, refuse};
 
 /// KiB of gradients, or else one push, that may be received at once; more would only occupy memory.
@@ -117,7 +117,7 @@ impl Incoming {
         let generation = service.check(header.target.as_ref())?;
         let name = push_name(header)?;
         let published = service.published(generation)?;
-        let not_yet = || refuse(&EngineError::NotInitialised);
+        let not_yet = || refuse(&EventError::NotInitialized);
         let shard = published.shard.as_ref().ok_or_else(not_yet)?;
         let assembler = PushAssembler::new(shard);
         Ok(Self { generation, name, assembler })
@@ -137,10 +137,10 @@ async fn reserve_memory<'a>(
     service: &Service,
     incoming: &'a Semaphore,
 ) -> Result<SemaphorePermit<'a>, Status> {
-    let published = service.engine.published().borrow().clone();
+    let published = service.event_loop.published().borrow().clone();
     let bytes = published.shard.as_ref().map_or(0, |it| size_bytes(&it.blocks));
     let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).min(INCOMING_KIB);
-    incoming.acquire_many(kib).await.map_err(|_| refuse(&EngineError::ShuttingDown))
+    incoming.acquire_many(kib).await.map_err(|_| refuse(&EventError::ShuttingDown))
 }
 
 async fn push(
@@ -161,7 +161,7 @@ async fn push(
         // The last blocks are sent with the end of the push.
         let part = incoming.as_mut().filter(|_| !body.is_end_stream()).and_then(Incoming::part);
         if let Some(part) = part {
-            service.engine.send(part).await;
+            service.event_loop.send(part).await;
         }
     }
     let header = decoder.end()?;
@@ -180,7 +180,7 @@ async fn push(
     };
     let apply = info_span!(target: TRACE, "apply");
     let pushed = service
-        .engine
+        .event_loop
         .call(|reply| Event::Push { generation, name, contribution, reply })
         .instrument(apply)
         .await
@@ -208,9 +208,9 @@ async fn pull(
     };
     let (early, early_blocks) = mpsc::unbounded_channel();
     let call = |wait_mode| {
-        let (engine, early) = (service.engine.clone(), early.clone());
+        let (event_loop, early) = (service.event_loop.clone(), early.clone());
         async move {
-            engine
+            event_loop
                 .call(move |reply| Event::Pull {
                     generation,
                     version,
@@ -233,8 +233,8 @@ async fn pull(
     Ok(stream::iter(first.map(Ok)).chain(rest))
 }
 
-/// The engine's answer to a pull.
-type Outcome = BoxFuture<'static, Result<Pulled, EngineError>>;
+/// The event loop's answer to a pull.
+type Outcome = BoxFuture<'static, Result<Pulled, EventError>>;
 
 /// The streamed answer to a pull.
 struct PullStream {

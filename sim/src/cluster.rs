@@ -140,9 +140,9 @@ impl Cluster {
         Keys::of_job(&self.0.job.spec.name)
     }
 
-    /// Returns the folder of the job's shards in the store.
-    pub fn shards_folder(&self) -> String {
-        self.0.job.spec.shards_folder()
+    /// Returns the directory of the job's shards in the store.
+    pub fn shards_directory(&self) -> String {
+        self.0.job.spec.shards_directory()
     }
 
     /// Returns all members, including former ones.

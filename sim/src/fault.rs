@@ -249,9 +249,9 @@ impl Scene {
     }
 
     fn rot(&self) {
-        let (store, folder) = (self.store.clone(), self.cluster.shards_folder());
+        let (store, directory) = (self.store.clone(), self.cluster.shards_directory());
         // The in-memory store never waits.
-        let _ = store.rot(&folder).now_or_never();
+        let _ = store.rot(&directory).now_or_never();
     }
 
     fn storm(&self, time: Duration) {

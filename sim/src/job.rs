@@ -18,7 +18,7 @@ use steadfast_trainer::{
 
 use crate::rng::Rng;
 
-/// Jobs in the catalogue of each mode.
+/// Jobs in the catalog of each mode.
 pub const JOBS: u64 = 48;
 
 /// URL of the simulated store.
@@ -30,7 +30,7 @@ const DATA: &str = "data.csv";
 /// Features of a record besides its number.
 const WIDTH: usize = 3;
 
-/// A job of the catalogue. Equal numbers are equal jobs.
+/// A job of the catalog. Equal numbers are equal jobs.
 #[derive(Clone, Debug)]
 pub struct Job {
     pub number: u64,
@@ -50,7 +50,7 @@ impl Job {
     /// Returns the job with this number.
     ///
     /// # Panics
-    /// If the catalogue contains an invalid job file.
+    /// If the catalog contains an invalid job file.
     pub fn numbered(mode: Mode, number: u64) -> Self {
         let mut rng = Rng::new(number ^ 0x6a6f_6273);
         let (tasks, per_task) = (rng.between(3, 7), *rng.one_of(&[4, 8]));
@@ -123,12 +123,12 @@ impl Job {
         job
     }
 
-    /// Returns the job of the catalogue with the fewest steps among those in which no task is given up.
+    /// Returns the job of the catalog with the fewest steps among those in which no task is given up.
     pub fn smallest(mode: Mode) -> Self {
         let all = (0..JOBS).map(|number| Self::numbered(mode, number));
         let patient = all.filter(|job| job.is_patient && !job.goes_on());
         let size = |job: &Self| job.records as u32 * job.spec.passes.unwrap_or(1);
-        patient.min_by_key(size).expect("the catalogue is not empty")
+        patient.min_by_key(size).expect("the catalog is not empty")
     }
 
     /// Returns the name and the content of the dataset, as CSV.
@@ -229,9 +229,10 @@ impl Model for Counting {
         ]
     }
 
-    fn initialize(&self, seed: u64, parameters: &mut Parameters) {
+    fn initialize(&self, seed: u64, parameters: &mut Parameters) -> Result<(), ModelError> {
         let mut random = Random::of_parameter(seed, 0);
         parameters.vector_mut(0).mapv_inplace(|_| 0.5 * random.normal());
+        Ok(())
     }
 
     fn gradient(

@@ -6,7 +6,7 @@ use serde::Deserialize;
 #[derive(Clone, Debug, Deserialize)]
 pub struct Mutation {
     pub name: String,
-    /// The behaviour with this defect.
+    /// The behavior with this defect.
     pub what: String,
     pub edits: Vec<Edit>,
 }

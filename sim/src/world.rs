@@ -57,7 +57,8 @@ struct State {
     now: Duration,
     rng: Rng,
     tasks: BTreeMap<TaskId, Entry>,
-    ready: BTreeSet<TaskId>,
+    /// Sorted. A turn draws one by its index.
+    ready: Vec<TaskId>,
     events: BinaryHeap<Reverse<Event>>,
     processes: Vec<Process>,
     /// Number of tasks and events so far.
@@ -154,7 +155,7 @@ impl World {
             now: Duration::ZERO,
             rng: Rng::new(seed),
             tasks: BTreeMap::new(),
-            ready: BTreeSet::new(),
+            ready: Vec::new(),
             events: BinaryHeap::new(),
             processes: Vec::new(),
             count: 0,
@@ -299,8 +300,7 @@ impl World {
         let state = &mut *state;
         let it = &mut state.processes[process.0];
         if it.condition == Condition::Running {
-            let parked = it.tasks.intersection(&state.ready).copied().collect();
-            state.ready.retain(|task| !it.tasks.contains(task));
+            let parked = state.ready.extract_if(.., |task| it.tasks.contains(task)).collect();
             it.condition = Condition::Stopped(parked);
         }
     }
@@ -312,7 +312,7 @@ impl World {
         if let Condition::Stopped(parked) = &mut it.condition {
             let parked = std::mem::take(parked);
             it.condition = Condition::Running;
-            state.ready.extend(parked);
+            parked.into_iter().for_each(|task| state.make_ready(task));
         }
     }
 
@@ -407,10 +407,7 @@ impl State {
             let further = self.deviations.get(&self.choices).copied().unwrap_or(0);
             nth = (self.rng.below(count) + further) % count;
         }
-        let task = self.ready.iter().nth(nth as usize).copied();
-        let task = task.expect("at least one task is ready");
-        self.ready.remove(&task);
-        task
+        self.ready.remove(nth as usize)
     }
 
     fn schedule(&mut self, at: Duration, what: What) {
@@ -421,14 +418,22 @@ impl State {
     fn wake(&mut self, task: TaskId) {
         let Some(entry) = self.tasks.get(&task) else { return };
         match &mut self.processes[entry.process.0].condition {
-            Condition::Running => drop(self.ready.insert(task)),
+            Condition::Running => self.make_ready(task),
             Condition::Stopped(parked) => drop(parked.insert(task)),
             Condition::Dead => {}
         }
     }
 
+    fn make_ready(&mut self, task: TaskId) {
+        if let Err(place) = self.ready.binary_search(&task) {
+            self.ready.insert(place, task);
+        }
+    }
+
     fn remove(&mut self, task: TaskId) -> Option<Entry> {
-        self.ready.remove(&task);
+        if let Ok(place) = self.ready.binary_search(&task) {
+            self.ready.remove(place);
+        }
         let entry = self.tasks.remove(&task)?;
         let process = &mut self.processes[entry.process.0];
         process.tasks.remove(&task);

@@ -59,6 +59,21 @@ fn a_job_of_two_hundred_slots_survives_the_loss_of_one() {
     assert!(2 <= outcome.generations, "{outcome}");
 }
 
+/// F9: a task whose data cannot be reached is tried again without counting a failure, in both modes.
+#[test]
+fn a_store_that_fails_gives_no_task_up() {
+    for mode in MODES {
+        for tenth in 0..20 {
+            let mut plan = small(mode);
+            plan.job.spec.tasks.failures_max = 0;
+            let errors = Fault::StoreErrors(Duration::from_mins(2));
+            plan.faults = vec![(Duration::from_millis(100 * tenth), errors)];
+            let outcome = run(&plan);
+            assert!(outcome.broken.is_empty(), "{plan}{outcome}");
+        }
+    }
+}
+
 /// I1 … I10, I12, F42
 #[test]
 fn fresh_seeds_pass() {

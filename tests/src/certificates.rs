@@ -5,17 +5,17 @@ use std::process::Command;
 
 use crate::{Scene, program};
 
-/// A folder with a certificate authority and one certificate per role.
+/// A directory with a certificate authority and one certificate per role.
 #[derive(Clone, Debug)]
 pub struct Certificates {
-    folder: PathBuf,
+    directory: PathBuf,
 }
 
 impl Certificates {
-    /// Creates certificates in a folder of the scene with `steadfast certs`. The etcd members listen on
+    /// Creates certificates in a directory of the scene with `steadfast certs`. The etcd members listen on
     /// loopback.
     pub fn make(scene: &Scene, name: &str) -> Self {
-        let made = Self { folder: scene.path(name) };
+        let made = Self { directory: scene.path(name) };
         made.run(&["init", "--etcd-host", "127.0.0.1"]);
         made
     }
@@ -27,17 +27,17 @@ impl Certificates {
 
     fn run(&self, args: &[&str]) {
         let mut command = Command::new(program("steadfast"));
-        command.arg("certs").args(args).arg("--dir").arg(&self.folder);
+        command.arg("certs").args(args).arg("--dir").arg(&self.directory);
         let output = command.output().expect("the program starts");
         assert!(output.status.success(), "{output:?}");
     }
 
-    /// Returns the folder for `--tls` of a role.
+    /// Returns the directory for `--tls` of a role.
     pub fn of(&self, role: &str) -> PathBuf {
-        self.folder.join(role)
+        self.directory.join(role)
     }
 
-    /// Returns the path of a file in the folder of a role.
+    /// Returns the path of a file in the directory of a role.
     pub fn file(&self, role: &str, name: &str) -> String {
         self.of(role).join(name).display().to_string()
     }

@@ -152,7 +152,7 @@ impl<'a> Cluster<'a> {
             command.arg("--admin-token-file").arg(self.scene.path(TOKEN_FILE));
         }
         command.args(common).args(ports).args(more);
-        Member { admin, process: Process::start(self.scene.folder(), name, &mut command) }
+        Member { admin, process: Process::start(self.scene.directory(), name, &mut command) }
     }
 
     /// Runs `steadfast` with these arguments, as an administrator.

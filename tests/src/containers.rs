@@ -75,7 +75,7 @@ impl Deployment {
         };
         make_image(scene);
         let jobs = scene.path("jobs");
-        fs::create_dir_all(jobs.join("data")).expect("the folder of the test is writable");
+        fs::create_dir_all(jobs.join("data")).expect("the directory of the test is writable");
         for entry in fs::read_dir(examples().join("data")).expect("the examples have data") {
             let path = entry.expect("it can be listed").path();
             let name = path.file_name().expect("it has a name");
@@ -83,7 +83,7 @@ impl Deployment {
         }
         let outside = format!("{}/", examples().join("data").display());
         fs::write(jobs.join(format!("{}.toml", job.name)), job.text.replace(&outside, "data/"))
-            .expect("the folder of the test is writable");
+            .expect("the directory of the test is writable");
         let deploy = examples().join("../deploy/compose.yaml");
         let deployment = Self {
             project: format!("steadfast-test-{}", std::process::id()),
@@ -242,10 +242,10 @@ fn pull(image: &str) -> bool {
 
 /// Builds the image of `deploy/Dockerfile` from the already built programs.
 fn make_image(scene: &Scene) {
-    let folder = scene.path("image/programs");
-    fs::create_dir_all(&folder).expect("the folder of the test is writable");
+    let directory = scene.path("image/programs");
+    fs::create_dir_all(&directory).expect("the directory of the test is writable");
     for name in PROGRAMS {
-        let (from, to) = (program(name), folder.join(name));
+        let (from, to) = (program(name), directory.join(name));
         // Debug line tables are three quarters of the size.
         let stripped = Command::new("strip").arg("-o").arg(&to).arg(&from).status();
         if !stripped.is_ok_and(|it| it.success()) {

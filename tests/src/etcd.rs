@@ -85,7 +85,7 @@ impl EtcdServer {
             let address = free_address();
             let name = format!("etcd-{}-{attempt}", address.port());
             let mut command = command(address, &scene.path(&name));
-            let mut process = Process::start(scene.folder(), &name, &mut command);
+            let mut process = Process::start(scene.directory(), &name, &mut command);
             let listens = within(START_MAX, "etcd listens", || {
                 match (TcpStream::connect(address), process.is_running()) {
                     (_, false) => Some(false),
@@ -168,11 +168,11 @@ pub fn watch_command(scene: &Scene, urls: &str, prefix: &str, first: i64) -> Com
 
 /// Returns the path of an installed program; panics with the package to install if it is missing.
 pub(crate) fn find(name: &str, package: &str) -> PathBuf {
-    let folders = std::env::var("PATH").unwrap_or_default();
-    folders
+    let directories = std::env::var("PATH").unwrap_or_default();
+    directories
         .split(':')
         .chain(["/usr/bin", "/usr/local/bin"])
-        .map(|folder| Path::new(folder).join(name))
+        .map(|directory| Path::new(directory).join(name))
         .find(|path| path.is_file())
         .unwrap_or_else(|| panic!("{name} is not installed: install the package {package}"))
 }

@@ -93,7 +93,7 @@ impl<'a> EtcdCluster<'a> {
                 let member = &mut self.members[index];
                 member.starts += 1;
                 let log = format!("{}.{}", member.name, member.starts);
-                member.process = Some(Process::start(self.scene.folder(), &log, &mut command));
+                member.process = Some(Process::start(self.scene.directory(), &log, &mut command));
             }
         }
     }

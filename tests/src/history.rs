@@ -95,7 +95,7 @@ impl<'a> Recorder<'a> {
 
 fn start_watch(scene: &Scene, urls: &str, prefix: &str, first: i64, number: u32) -> Process {
     let mut command = watch_command(scene, urls, prefix, first);
-    Process::start(scene.folder(), &format!("watch-{number}"), &mut command)
+    Process::start(scene.directory(), &format!("watch-{number}"), &mut command)
 }
 
 /// Returns all changes below `prefix` up to a revision. The history must not be compacted.

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use crate::Scene;
 
-/// Returns the folder of the examples.
+/// Returns the directory of the examples.
 pub fn examples() -> PathBuf {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
-    folder.canonicalize().expect("the examples exist")
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
+    directory.canonicalize().expect("the examples exist")
 }
 
 /// A job file.

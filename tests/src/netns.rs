@@ -62,8 +62,8 @@ impl Network {
         let mut wrapped = Command::new("ip");
         wrapped.args(["netns", "exec", &self.name]).arg(command.get_program());
         wrapped.args(command.get_args());
-        if let Some(folder) = command.get_current_dir() {
-            wrapped.current_dir(folder);
+        if let Some(directory) = command.get_current_dir() {
+            wrapped.current_dir(directory);
         }
         for (name, value) in command.get_envs() {
             match value {

@@ -18,7 +18,7 @@ use crate::within;
 /// The environment variable that marks the processes of one scene.
 pub const MARK: &str = "SUITE_MARK";
 
-/// The environment variable with the folder of other builds of the programs.
+/// The environment variable with the directory of other builds of the programs.
 const PROGRAMS: &str = "SUITE_PROGRAMS";
 
 /// Returns the SHA-256 of a file, computed by `sha256sum`.
@@ -31,8 +31,8 @@ pub fn sha256sum(path: &Path) -> String {
 /// Returns the path of a program as built by `make test`, or of another build.
 pub fn program(name: &str) -> PathBuf {
     let built = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/release");
-    let folder = std::env::var_os(PROGRAMS).map_or_else(built, PathBuf::from);
-    let path = folder.join(name);
+    let directory = std::env::var_os(PROGRAMS).map_or_else(built, PathBuf::from);
+    let path = directory.join(name);
     assert!(path.is_file(), "{} is not built; run `make test`", path.display());
     path
 }
@@ -60,10 +60,11 @@ impl Process {
     /// Starts a program with its output in the files `<name>.out` and `<name>.err`.
     ///
     /// The process dies with the calling thread, which is the thread of the test.
-    pub fn start(folder: &Path, name: &str, command: &mut Command) -> Self {
-        let stdout = folder.join(format!("{name}.out"));
-        let stderr = folder.join(format!("{name}.err"));
-        let create = |path: &Path| File::create(path).expect("the folder of the test is writable");
+    pub fn start(directory: &Path, name: &str, command: &mut Command) -> Self {
+        let stdout = directory.join(format!("{name}.out"));
+        let stderr = directory.join(format!("{name}.err"));
+        let create =
+            |path: &Path| File::create(path).expect("the directory of the test is writable");
         command
             .stdin(Stdio::null())
             .stdout(create(&stdout))
@@ -154,9 +155,9 @@ pub struct FoundProcess {
 pub fn marked(mark: &str) -> Vec<FoundProcess> {
     let entry = format!("{MARK}={mark}");
     let mut found = Vec::new();
-    for folder in fs::read_dir("/proc").expect("Linux has /proc").flatten() {
-        let path = folder.path();
-        let Some(pid) = folder.file_name().to_str().and_then(|it| it.parse().ok()) else {
+    for directory in fs::read_dir("/proc").expect("Linux has /proc").flatten() {
+        let path = directory.path();
+        let Some(pid) = directory.file_name().to_str().and_then(|it| it.parse().ok()) else {
             continue;
         };
         // Processes that have ended, or of other users, have no readable environment.

@@ -27,13 +27,13 @@ impl Promtool {
         None
     }
 
-    /// Runs promtool in `folder`.
+    /// Runs promtool in `directory`.
     ///
     /// # Errors
     /// The output of promtool, if a check fails.
-    pub fn check(&self, folder: &Path, args: &[&str], stdin: &str) -> Result<(), String> {
+    pub fn check(&self, directory: &Path, args: &[&str], stdin: &str) -> Result<(), String> {
         let mut command = Command::new(&self.path);
-        command.current_dir(folder).args(args);
+        command.current_dir(directory).args(args);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("promtool starts");
         let mut pipe = child.stdin.take().expect("stdin is piped");

@@ -17,14 +17,14 @@ pub fn python(name: &str, packages: &[&str]) -> Option<PathBuf> {
         return skip(format!("cannot start python3: {error}"));
     }
     let _lock = lock(&target.join(format!("python-{name}.lock")));
-    let folder = target.join(format!("python-{name}"));
-    let (ready, python) = (folder.join("ready"), folder.join("bin/python"));
+    let directory = target.join(format!("python-{name}"));
+    let (ready, python) = (directory.join("ready"), directory.join("bin/python"));
     if ready.is_file() && python.exists() {
         return Some(python);
     }
     // Remove an incomplete environment.
-    let _ = fs::remove_dir_all(&folder);
-    let made = run(Command::new("python3").args(["-m", "venv"]).arg(&folder));
+    let _ = fs::remove_dir_all(&directory);
+    let made = run(Command::new("python3").args(["-m", "venv"]).arg(&directory));
     assert!(
         made.status.success(),
         "cannot create a virtual environment; run scripts/setup: {made:?}"
@@ -36,13 +36,13 @@ pub fn python(name: &str, packages: &[&str]) -> Option<PathBuf> {
         let stderr = String::from_utf8_lossy(&installed.stderr).into_owned();
         return skip(format!("cannot install the Python packages: {stderr}"));
     }
-    fs::write(ready, "").expect("the build folder is writable");
+    fs::write(ready, "").expect("the build directory is writable");
     Some(python)
 }
 
 fn lock(path: &Path) -> File {
     let opened = OpenOptions::new().write(true).create(true).truncate(false).open(path);
-    let file = opened.expect("the build folder is writable");
+    let file = opened.expect("the build directory is writable");
     file.lock().expect("files can be locked");
     file
 }

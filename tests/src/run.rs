@@ -12,7 +12,7 @@ use crate::{Ended, FoundProcess, Job, Process, Scene, eventually, program};
 /// Timeout of a run, for a busy machine.
 const RUN_MAX: Duration = Duration::from_secs(100);
 
-/// A run in a scene. All runs of a job in a scene use the same data folder.
+/// A run in a scene. All runs of a job in a scene use the same data directory.
 #[derive(Debug)]
 pub struct Run<'a> {
     scene: &'a Scene,
@@ -28,7 +28,7 @@ impl<'a> Run<'a> {
         Self::start_in(scene, job, "data", more)
     }
 
-    /// Starts a run in the data folder `data`.
+    /// Starts a run in the data directory `data`.
     pub fn start_in(scene: &'a Scene, job: &Job, data: &str, more: &[&str]) -> Self {
         let file = job.write(scene);
         Self::start_file(scene, &file, data, more)
@@ -39,7 +39,7 @@ impl<'a> Run<'a> {
         let mut command = scene.command(&program("steadfast"));
         command.arg("local").arg(file).args(["--data-dir", data, "--output", "json"]);
         command.args(["--lease-ttl", "2s"]).args(more);
-        let process = Process::start(scene.folder(), &format!("local-{data}"), &mut command);
+        let process = Process::start(scene.directory(), &format!("local-{data}"), &mut command);
         Self { scene, process, data: scene.path(data), etcd: None }
     }
 

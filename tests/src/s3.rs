@@ -51,7 +51,7 @@ impl S3Server {
         command
             .args(["-m", "moto.server", "-H", "127.0.0.1", "-p"])
             .arg(address.port().to_string());
-        let process = Process::start(scene.folder(), "s3", &mut command);
+        let process = Process::start(scene.directory(), "s3", &mut command);
         within(Duration::from_secs(60), "the S3 server listens", || {
             TcpStream::connect(address).ok()
         });

@@ -1,4 +1,4 @@
-//! The environment of one test: a folder, a mark on its processes, and a turn on the machine.
+//! The environment of one test: a directory, a mark on its processes, and a turn on the machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ const LINES_SHOWN: usize = 12;
 #[derive(Debug)]
 pub struct Scene {
     mark: String,
-    folder: TempDir,
+    directory: TempDir,
     _turn: Turn,
 }
 
@@ -32,41 +32,41 @@ impl Scene {
         let turn = Turn::take();
         let number = SCENES.fetch_add(1, Ordering::Relaxed);
         let mark = format!("{}-{number}", std::process::id());
-        let folder = tempfile::Builder::new()
+        let directory = tempfile::Builder::new()
             .prefix("steadfast-test-")
             .tempdir()
-            .expect("a temporary folder can be made");
-        Self { mark, folder, _turn: turn }
+            .expect("a temporary directory can be made");
+        Self { mark, directory, _turn: turn }
     }
 
-    /// Returns the path of a file in the folder.
+    /// Returns the path of a file in the directory.
     pub fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.directory.path().join(name)
     }
 
-    /// Returns the folder.
-    pub fn folder(&self) -> &Path {
-        self.folder.path()
+    /// Returns the directory.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
     }
 
     /// Writes a file; returns its path.
     pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);
-        fs::write(&path, content).expect("the folder of the test is writable");
+        fs::write(&path, content).expect("the directory of the test is writable");
         path
     }
 
-    /// Returns a command that runs in the folder, with the mark in its environment.
+    /// Returns a command that runs in the directory, with the mark in its environment.
     pub fn command(&self, path: &Path) -> Command {
         let mut command = Command::new(path);
-        command.current_dir(self.folder()).env(MARK, &self.mark);
+        command.current_dir(self.directory()).env(MARK, &self.mark);
         command
     }
 
     /// Starts one of the programs.
     pub fn start(&self, name: &str, program_name: &str, args: &[&str]) -> Process {
         let mut command = self.command(&program(program_name));
-        Process::start(self.folder(), name, command.args(args))
+        Process::start(self.directory(), name, command.args(args))
     }
 
     /// Returns the live processes.
@@ -110,7 +110,7 @@ impl Scene {
     }
 
     fn show_logs(&self) {
-        for path in files(self.folder()) {
+        for path in files(self.directory()) {
             let is_log = path.extension().is_some_and(|it| it == "log" || it == "err");
             let text = match is_log {
                 true => fs::read_to_string(&path).unwrap_or_default(),
@@ -118,7 +118,7 @@ impl Scene {
             };
             let lines: Vec<&str> = text.lines().collect();
             let last = &lines[lines.len().saturating_sub(LINES_SHOWN)..];
-            let name = path.strip_prefix(self.folder()).unwrap_or(&path).display();
+            let name = path.strip_prefix(self.directory()).unwrap_or(&path).display();
             eprintln!("--- {name}, last of {} lines\n{}", lines.len(), last.join("\n"));
         }
     }
@@ -148,9 +148,9 @@ impl Drop for Scene {
     }
 }
 
-fn files(folder: &Path) -> Vec<PathBuf> {
+fn files(directory: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let path = entry.path();
         match path.is_dir() {
             true => found.extend(files(&path)),

@@ -22,7 +22,7 @@ impl Turn {
             for number in 0..CLUSTERS_MAX {
                 let mut options = OpenOptions::new();
                 let opened = options.write(true).create(true).truncate(false).open(path(number));
-                let file = opened.expect("the build folder is writable");
+                let file = opened.expect("the build directory is writable");
                 if file.try_lock().is_ok() {
                     return Self { _lock: file };
                 }
@@ -33,6 +33,6 @@ impl Turn {
 }
 
 fn path(number: u32) -> PathBuf {
-    let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target"));
-    folder.join(format!("cluster-turn-{number}"))
+    let directory = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target"));
+    directory.join(format!("cluster-turn-{number}"))
 }

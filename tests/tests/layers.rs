@@ -98,7 +98,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
             ],
         ),
     ],
-    // Tools, and an example of a custom trainer.
+    // Tools, the Python package, and an example of a custom trainer.
     &[
         (
             "steadfast-cli",
@@ -116,6 +116,10 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
             ],
         ),
         ("own-model", &["steadfast-trainer"]),
+        (
+            "steadfast-python",
+            &["steadfast-common", "steadfast-host", "steadfast-process", "steadfast-trainer"],
+        ),
         (
             "steadfast-sim",
             &[
@@ -233,6 +237,7 @@ const HOSTED_BANNED: &[&str] = &[
 const RESERVED: &[(&str, &[&str])] = &[
     ("etcd-client", &["steadfast-coord", "steadfast-etcd"]),
     ("object_store", &["steadfast-store", "steadfast-sim"]),
+    ("pyo3", &["steadfast-python"]),
 ];
 
 #[test]
@@ -334,7 +339,7 @@ fn targets_that_cargo_does_not_test_have_no_tests() {
     report(&errors);
 }
 
-/// Every package is listed in the code map, in the list of folders of the README, and in the list of
+/// Every package is listed in the code map, in the list of directories of the README, and in the list of
 /// layers.
 #[test]
 fn every_package_is_in_the_code_map_the_readme_and_the_layers() {
@@ -346,19 +351,19 @@ fn every_package_is_in_the_code_map_the_readme_and_the_layers() {
     let mut rows = map.lines().filter(|line| line.starts_with("| `")).collect::<BTreeSet<_>>();
     let mut errors = Vec::new();
     for package in packages() {
-        let (name, folder) = (&package.name, package.dir.strip_prefix(root()));
-        let folder = folder.expect("a package lies in the workspace").display().to_string();
-        let start = format!("| `{name}` | `{folder}` |");
+        let (name, directory) = (&package.name, package.dir.strip_prefix(root()));
+        let directory = directory.expect("a package lies in the workspace").display().to_string();
+        let start = format!("| `{name}` | `{directory}` |");
         let before = rows.len();
         rows.retain(|row| !row.starts_with(&start));
         if rows.len() + 1 != before {
             errors.push(format!("docs/architecture.md: not one row `{start}` in the code map"));
         }
-        if !readme.contains(&format!("[`{folder}`]({folder})")) {
-            errors.push(format!("README.md: no `{folder}` under \"Repository layout\""));
+        if !readme.contains(&format!("[`{directory}`]({directory})")) {
+            errors.push(format!("README.md: no `{directory}` under \"Repository layout\""));
         }
-        if !layers.contains(&format!("`{folder}`")) {
-            errors.push(format!("CONTRIBUTING.md: no `{folder}` under \"Layers\""));
+        if !layers.contains(&format!("`{directory}`")) {
+            errors.push(format!("CONTRIBUTING.md: no `{directory}` under \"Layers\""));
         }
     }
     errors.extend(rows.iter().map(|row| format!("docs/architecture.md: no such package: {row}")));
@@ -435,7 +440,7 @@ fn check_source(path: &Path, text: &str, banned: &[&str], errors: &mut Vec<Strin
     }
 }
 
-/// Returns whether the whole file is a test: `tests.rs`, or a file in a folder `tests`.
+/// Returns whether the whole file is a test: `tests.rs`, or a file in a directory `tests`.
 fn is_test_module(path: &Path) -> bool {
     path.file_stem().is_some_and(|it| it == "tests" || it == "sample")
         || path.parent().is_some_and(|it| it.ends_with("tests"))
@@ -450,7 +455,7 @@ struct Package {
     external: BTreeSet<String>,
     /// Names of packages that only tests import.
     dev: BTreeSet<String>,
-    /// Sources of targets with `test = false`: the file of a program, the folder of a library.
+    /// Sources of targets with `test = false`: the file of a program, the directory of a library.
     untested: Vec<PathBuf>,
 }
 
@@ -478,7 +483,7 @@ fn package(value: &serde_json::Value) -> Package {
         names.insert(text(&dependency["name"]));
     }
     let manifest = PathBuf::from(text(&value["manifest_path"]));
-    let dir = manifest.parent().expect("a manifest has a folder").to_owned();
+    let dir = manifest.parent().expect("a manifest has a directory").to_owned();
     let targets = value["targets"].as_array().expect("targets is a list");
     let untested = targets.iter().filter(|it| it["test"] == false).map(|target| {
         let path = PathBuf::from(text(&target["src_path"]));
@@ -489,7 +494,7 @@ fn package(value: &serde_json::Value) -> Package {
     Package { name: text(&value["name"]), dir, local, external, dev, untested }
 }
 
-/// Returns the sources in a folder, or the given file.
+/// Returns the sources in a directory, or the given file.
 fn sources(place: &Path) -> Vec<PathBuf> {
     if place.is_file() {
         return vec![place.to_owned()];

@@ -1,9 +1,10 @@
 //! Asynchronous training: takes tasks, pushes every n mini-batches and pulls every m.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use steadfast_client::{
-    ContributionName, GenerationClient, Gradient, HeldTasks, NextTask, TaskOutcome,
+    ContributionName, FailureCause, GenerationClient, Gradient, HeldTasks, NextTask, TaskOutcome,
 };
 use steadfast_common::applied_records::{RecordRange, checksum};
 use steadfast_common::compression::Codec;
@@ -25,6 +26,9 @@ use crate::context::{Context, TrainError, TrainedModel};
 
 /// Maximum number of tasks held at a time: one in progress, one being read ahead.
 const HELD_MAX: usize = 2;
+
+/// Pause after a task whose data could not be reached, if there is no other.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// The outcome of training.
 pub enum Ending {
@@ -102,8 +106,13 @@ impl Worker<'_> {
             };
             let (task, pass, attempt) = (dispatch.task.0, dispatch.pass.0, dispatch.attempt.0);
             let span = info_span!(target: TRACE, parent: None, "task", task, pass, attempt);
-            let outcome = self.compute(dispatch).instrument(span.clone()).await?;
-            next = self.request(Some(outcome)).instrument(span).await?;
+            next = match self.compute(dispatch).instrument(span.clone()).await? {
+                Some(outcome) => self.request(Some(outcome)).instrument(span).await?,
+                None => {
+                    self.tasks.return_first(self.context.activity.time_breakdown()).await?;
+                    NextTask::Later(RETRY)
+                }
+            };
         }
     }
 
@@ -122,8 +131,12 @@ impl Worker<'_> {
         Ok(next)
     }
 
-    /// Trains on one task; all pushes are acknowledged when this returns.
-    async fn compute(&mut self, dispatch: DispatchRecord) -> Result<TaskOutcome, TrainError> {
+    /// Trains on one task; all pushes are acknowledged when this returns. Returns `None` if the data cannot
+    /// be reached, which is no failure of the task: a later attempt or another trainer may succeed.
+    async fn compute(
+        &mut self,
+        dispatch: DispatchRecord,
+    ) -> Result<Option<TaskOutcome>, TrainError> {
         let DispatchRecord { pass, task, .. } = dispatch;
         self.context.activity.note(|activity| {
             activity.pass = pass;
@@ -141,12 +154,16 @@ impl Worker<'_> {
             Err(error) => {
                 warn!(%task, %pass, %error, "task cannot be computed");
                 self.context.metrics.failed();
-                return Ok(TaskOutcome::Failed { reason: error.to_string() });
+                let reason = error.to_string();
+                return Ok(match error.cause() {
+                    FailureCause::Data => Some(TaskOutcome::Failed { reason }),
+                    FailureCause::Transient => None,
+                });
             }
         };
         let loss_sum = self.train_on(pass, task, &records).await?;
         let (records, version) = (records.len() as u64, self.position.version);
-        Ok(TaskOutcome::Finished { records, loss_sum, version })
+        Ok(Some(TaskOutcome::Finished { records, loss_sum, version }))
     }
 
     async fn train_on(

@@ -149,8 +149,8 @@ impl Context {
     /// Joins the newest generation; sets the initial values of the parameters if this trainer is elected to.
     ///
     /// # Errors
-    /// A rejection, another generation, or the end of the job.
-    pub async fn join_generation(&self) -> Result<GenerationClient, ClientError> {
+    /// The model's error, a rejection, another generation, or the end of the job.
+    pub async fn join_generation(&self) -> Result<GenerationClient, TrainError> {
         self.activity.note(|activity| activity.doing = "waiting for all pservers");
         let generation = self.session.join_generation().await?;
         self.activity.note(|activity| {
@@ -159,10 +159,10 @@ impl Context {
         });
         let values = || {
             let mut parameters = Parameters::zeros(self.layout().clone());
-            self.model.initialize(self.spec().seed, &mut parameters);
-            parameters.into_values()
+            in_place(|| self.model.initialize(self.spec().seed, &mut parameters))?;
+            Ok::<_, TrainError>(parameters.into_values())
         };
-        generation.initialise(values).await?;
+        generation.initialize(values).await?;
         Ok(generation)
     }
 

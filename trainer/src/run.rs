@@ -19,7 +19,7 @@ use steadfast_process::{
     Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, init_logging,
     wait_after_completion,
 };
-use steadfast_trainer_core::{Model, Registry, fingerprint};
+use steadfast_trainer_core::{Model, Registry};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 use uuid::Uuid;
@@ -236,8 +236,8 @@ impl Program<'_> {
     /// Waits for the job, checks that this machine and the model fit it, and registers.
     async fn register(&self, trainer: TrainerId) -> Result<Context, Failure> {
         self.activity.note(|activity| activity.id = trainer);
-        let (admin, numerics) = (self.admin_address.clone(), fingerprint());
-        let identity = Identity { trainer, admin, numerics, tls: self.tls.clone() };
+        let (admin, tls) = (self.admin_address.clone(), self.tls.clone());
+        let identity = Identity { trainer, admin, tls };
         let registration = Registration::begin(self.etcd, self.keys, self.lease_ttl, identity)
             .await
             .map_err(not_registered)?;
@@ -264,7 +264,8 @@ impl Program<'_> {
             Mode::Async => 2,
         };
         let tasks = Tasks::new(manifest, options, spec.seed, model.clone(), in_use);
-        let session = registration.complete(model.parameters()).await.map_err(not_registered)?;
+        let session = registration.complete(model.parameters(), model.numerics()).await;
+        let session = session.map_err(not_registered)?;
         Ok(Context {
             session,
             model,

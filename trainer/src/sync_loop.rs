@@ -418,7 +418,9 @@ impl Worker<'_> {
         let (generation, position) = (self.generation.clone(), *position);
         self.evaluation.spawn(async move {
             match context.evaluate(&parameters, &generation).await {
-                Ok(Evaluated { sums, .. }) if 0 < sums.records => {
+                // The mean over a part of the records could not be compared with those before.
+                Ok(Evaluated { failed: Some(error), .. }) => warn!(%error, "evaluation failed"),
+                Ok(Evaluated { sums, failed: None }) if 0 < sums.records => {
                     let record = context.evaluation_record(&sums, &position);
                     if let Err(error) = generation.report_evaluation(record).await {
                         debug!(%error, "evaluation not reported");

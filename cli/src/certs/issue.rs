@@ -16,10 +16,10 @@ use time::{Duration, OffsetDateTime};
 
 use super::{InitArgs, RenewArgs};
 
-/// The folder of the authority itself.
+/// The directory of the authority itself.
 const AUTHORITY: &str = "ca";
 
-/// The folder of the certificate that all etcd members share.
+/// The directory of the certificate that all etcd members share.
 const ETCD: &str = "etcd";
 
 /// Lifetime of the authority: long, because replacing it requires new files on every machine.
@@ -33,40 +33,40 @@ const LOCAL: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 
 /// Creates the authority and the certificates that are missing.
 pub fn init(args: &InitArgs) -> Result<(), Failure> {
-    let folder = args.dir.join(AUTHORITY);
-    if !folder.join(CERTIFICATE_FILE).exists() {
+    let directory = args.dir.join(AUTHORITY);
+    if !directory.join(CERTIFICATE_FILE).exists() {
         let key = key()?;
         let params = authority_params()?;
         let authority = params.self_signed(&key).map_err(broken)?;
-        write(&folder, &key, &authority.pem(), &authority.pem())?;
-        println!("made {}", folder.display());
+        write(&directory, &key, &authority.pem(), &authority.pem())?;
+        println!("made {}", directory.display());
     }
     let authority = Authority::read(&args.dir)?;
     for (name, names) in wanted(args) {
-        let folder = args.dir.join(name);
-        if folder.join(CERTIFICATE_FILE).exists() {
-            println!("kept {}", folder.display());
+        let directory = args.dir.join(name);
+        if directory.join(CERTIFICATE_FILE).exists() {
+            println!("kept {}", directory.display());
             continue;
         }
-        authority.issue(&folder, name, names, args.days)?;
-        println!("made {}", folder.display());
+        authority.issue(&directory, name, names, args.days)?;
+        println!("made {}", directory.display());
     }
     Ok(())
 }
 
-/// Issues new certificates for all folders except the authority's.
+/// Issues new certificates for all directories except the authority's.
 pub fn renew(args: &RenewArgs) -> Result<(), Failure> {
     let authority = Authority::read(&args.dir)?;
     let mut some = false;
     for name in Role::ALL.map(Role::name).into_iter().chain([ETCD]) {
-        let folder = args.dir.join(name);
-        let certificate = folder.join(CERTIFICATE_FILE);
+        let directory = args.dir.join(name);
+        let certificate = directory.join(CERTIFICATE_FILE);
         if !certificate.exists() {
             continue;
         }
         let old = described_file(&certificate).map_err(|it| Failure::invalid(it.to_string()))?;
-        authority.issue(&folder, name, old.names, args.days)?;
-        println!("made {}", folder.display());
+        authority.issue(&directory, name, old.names, args.days)?;
+        println!("made {}", directory.display());
         some = true;
     }
     if some {
@@ -78,7 +78,7 @@ pub fn renew(args: &RenewArgs) -> Result<(), Failure> {
     )))
 }
 
-/// Folders and the DNS names of their certificates.
+/// Directories and the DNS names of their certificates.
 fn wanted(args: &InitArgs) -> Vec<(&'static str, Vec<String>)> {
     let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
     let mut wanted: Vec<_> = Role::ALL
@@ -108,8 +108,11 @@ impl Authority {
         };
         let (pem, key) = (read(CERTIFICATE_FILE)?, read(KEY_FILE)?);
         let bad = |error: rcgen::Error| {
-            let folder = dir.join(AUTHORITY);
-            Failure::invalid(format!("cannot use the authority in {}: {error}", folder.display()))
+            let directory = dir.join(AUTHORITY);
+            Failure::invalid(format!(
+                "cannot use the authority in {}: {error}",
+                directory.display()
+            ))
         };
         let key = KeyPair::from_pem(&key).map_err(bad)?;
         let issuer = Issuer::from_ca_cert_pem(&pem, key).map_err(bad)?;
@@ -119,7 +122,7 @@ impl Authority {
     /// Issues a certificate for client and server use; its common name is the etcd user.
     fn issue(
         &self,
-        folder: &Path,
+        directory: &Path,
         user: &str,
         names: Vec<String>,
         days: u32,
@@ -135,7 +138,7 @@ impl Authority {
         params.use_authority_key_identifier_extension = true;
         lasts(&mut params, i64::from(days));
         let certificate = params.signed_by(&key, &self.issuer).map_err(broken)?;
-        write(folder, &key, &certificate.pem(), &self.pem)
+        write(directory, &key, &certificate.pem(), &self.pem)
     }
 }
 
@@ -162,12 +165,17 @@ fn broken(error: rcgen::Error) -> Failure {
     Failure::internal(format!("cannot create a certificate: {error}"))
 }
 
-/// Writes a folder's files, the certificate last: a reader of the new certificate finds the other new files.
-fn write(folder: &Path, key: &KeyPair, certificate: &str, authority: &str) -> Result<(), Failure> {
+/// Writes a directory's files, the certificate last: a reader of the new certificate finds the other new files.
+fn write(
+    directory: &Path,
+    key: &KeyPair,
+    certificate: &str,
+    authority: &str,
+) -> Result<(), Failure> {
     let failed = |error: &std::io::Error| {
-        Failure::io(format!("cannot write certificates to {}", folder.display()), error)
+        Failure::io(format!("cannot write certificates to {}", directory.display()), error)
     };
-    fs::create_dir_all(folder).map_err(|error| failed(&error))?;
+    fs::create_dir_all(directory).map_err(|error| failed(&error))?;
     let files = [
         (CA_FILE, authority.to_owned(), 0o644),
         (KEY_FILE, key.serialize_pem(), 0o600),
@@ -175,7 +183,7 @@ fn write(folder: &Path, key: &KeyPair, certificate: &str, authority: &str) -> Re
     ];
     files
         .into_iter()
-        .try_for_each(|(name, text, mode)| replace(&folder.join(name), &text, mode))
+        .try_for_each(|(name, text, mode)| replace(&directory.join(name), &text, mode))
         .map_err(|error| failed(&error))
 }
 

@@ -1,4 +1,4 @@
-//! Lists the certificates of a folder.
+//! Lists the certificates of a directory.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ const DAY: i64 = 24 * 3600;
 
 #[derive(Debug, Serialize)]
 struct Row {
-    folder: String,
+    directory: String,
     names: Vec<String>,
     /// Unix time in seconds.
     not_after: i64,
@@ -23,15 +23,15 @@ struct Row {
     days_left: i64,
 }
 
-/// Lists the certificates, sorted by folder.
+/// Lists the certificates, sorted by directory.
 pub fn run(args: &ShowArgs) -> Result<(), Failure> {
     let rows = rows(&args.dir)?;
     match args.form.output() {
         Output::Json => println!("{}", serde_json::json!(rows)),
         Output::Text => {
-            println!("{:<10}{:>10}  names", "folder", "days left");
+            println!("{:<10}{:>10}  names", "directory", "days left");
             for row in rows {
-                println!("{:<10}{:>10}  {}", row.folder, row.days_left, row.names.join(", "));
+                println!("{:<10}{:>10}  {}", row.directory, row.days_left, row.names.join(", "));
             }
         }
     }
@@ -40,24 +40,24 @@ pub fn run(args: &ShowArgs) -> Result<(), Failure> {
 
 fn rows(dir: &Path) -> Result<Vec<Row>, Failure> {
     let failed = |error| Failure::io(format!("cannot read {}", dir.display()), &error);
-    let mut folders = Vec::new();
+    let mut directories = Vec::new();
     for entry in fs::read_dir(dir).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         if path.join(CERTIFICATE_FILE).exists() {
-            folders.push(path);
+            directories.push(path);
         }
     }
-    folders.sort();
+    directories.sort();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() as i64;
-    let row = |folder: &Path| {
-        let it = described_file(&folder.join(CERTIFICATE_FILE))
+    let row = |directory: &Path| {
+        let it = described_file(&directory.join(CERTIFICATE_FILE))
             .map_err(|error| Failure::invalid(error.to_string()))?;
         Ok(Row {
-            folder: folder.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            directory: directory.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             names: it.names,
             not_after: it.not_after,
             days_left: (it.not_after - now).div_euclid(DAY),
         })
     };
-    folders.iter().map(|folder| row(folder)).collect()
+    directories.iter().map(|directory| row(directory)).collect()
 }

@@ -80,9 +80,9 @@ pub async fn run(args: ExportArgs) -> Result<ExitCode, Failure> {
 
 fn open_target(text: &str) -> Result<Location, Failure> {
     if text.is_empty() || text.ends_with('/') || Path::new(text).is_dir() {
-        let folder = text.trim_end_matches('/');
+        let directory = text.trim_end_matches('/');
         return Err(Failure::invalid(format!(
-            "--to {text} is a folder; name the file, such as {folder}/model.safetensors"
+            "--to {text} is a directory; name the file, such as {directory}/model.safetensors"
         )));
     }
     steadfast_store::open(text).map_err(store_failure)

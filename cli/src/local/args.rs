@@ -29,19 +29,22 @@ pub struct LocalArgs {
     pub etcd: Vec<String>,
     #[command(flatten)]
     pub auth: EtcdAuthArgs,
-    /// Folder for etcd's data, checkpoints, model and logs [default: steadfast-data/<job>].
+    /// Directory for etcd's data, checkpoints, model and logs [default: steadfast-data/<job>].
     #[arg(long, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
     /// Format of the summary on stdout.
     #[arg(long, value_name = "FORM", default_value = "text")]
     pub output: Output,
-    /// Folder with the programs of the processes [default: the folder of this program].
+    /// Directory with the programs of the processes [default: the directory of this program].
     #[arg(long, value_name = "DIR")]
     pub bin_dir: Option<PathBuf>,
     /// Program of a custom trainer.
     #[arg(long, value_name = "FILE")]
     pub trainer_bin: Option<PathBuf>,
-    /// Folder for TensorBoard event files.
+    /// Interpreter of trainers with a Python model [default: that of the active environment].
+    #[arg(long, value_name = "FILE")]
+    pub python: Option<PathBuf>,
+    /// Directory for TensorBoard event files.
     #[arg(long, value_name = "DIR")]
     pub tensorboard: Option<PathBuf>,
     /// Time to live of etcd leases: a process that does not renew its lease in this time counts as dead.

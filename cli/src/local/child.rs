@@ -72,6 +72,7 @@ impl ChildProcess {
         for (name, _) in std::env::vars_os().filter(|(name, _)| !is_inherited(name)) {
             command.env_remove(name);
         }
+        command.envs(process.env.iter().map(|(name, value)| (name, value)));
         let parent = getpid();
         let die_with_parent = move || {
             set_pdeathsig(Signal::SIGKILL)?;

@@ -9,7 +9,7 @@ use steadfast_coord::{Etcd, EtcdOptions};
 use steadfast_process::Failure;
 use tokio::sync::mpsc;
 
-use super::folder::Folder;
+use super::directory::Directory;
 use super::plan::{Process, Role};
 use super::supervisor::{Notice, Supervisor};
 
@@ -30,7 +30,7 @@ pub struct EtcdChild {
 
 /// Starts etcd on a free port and waits until it answers.
 pub async fn start(
-    folder: &Folder,
+    directory: &Directory,
     own_program: &Path,
     notices_tx: &mpsc::Sender<Notice>,
     notices: &mut mpsc::Receiver<Notice>,
@@ -38,7 +38,7 @@ pub async fn start(
     let mut failure = None;
     for _ in 0..PORTS_TRIED {
         let address = format!("127.0.0.1:{}", free_port()?);
-        let process = process(folder, own_program, &address);
+        let process = process(directory, own_program, &address);
         let log = process.log.clone();
         let endpoint = format!("http://{address}");
         let supervisor = Supervisor::start(vec![process], notices_tx);
@@ -48,7 +48,7 @@ pub async fn start(
         };
         match answer {
             Ok(client) => {
-                folder.write_endpoint(&endpoint)?;
+                directory.write_endpoint(&endpoint)?;
                 return Ok(EtcdChild { supervisor, client, endpoint });
             }
             Err(error) => {
@@ -64,16 +64,17 @@ pub async fn start(
     Err(failure.unwrap_or_else(|| Failure::internal("etcd was not started")))
 }
 
-fn process(folder: &Folder, own_program: &Path, address: &str) -> Process {
+fn process(directory: &Directory, own_program: &Path, address: &str) -> Process {
     let args = ["etcd", "--listen", address, "--data-dir"].map(Into::into);
     let mut args = Vec::from(args);
-    args.push(folder.etcd().into_os_string());
+    args.push(directory.etcd().into_os_string());
     Process {
         role: Role::Etcd,
         name: Role::Etcd.to_string(),
         program: own_program.to_owned(),
         args,
-        log: folder.log("etcd"),
+        env: Vec::new(),
+        log: directory.log("etcd"),
     }
 }
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use steadfast_common::error::ErrorKind;
-use steadfast_common::job_file::{self, BUILT_IN_MODELS, nearest};
+use steadfast_common::job_file::{self, BUILT_IN_MODELS, PYTHON_MODEL, nearest};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::{JobRecord, ResultRecord};
 use steadfast_common::spec::JobSpec;
@@ -18,7 +18,7 @@ use steadfast_process::{Failure, Shutdown, TlsArgs};
 use tokio::sync::mpsc;
 
 use super::args::LocalArgs;
-use super::folder::Folder;
+use super::directory::Directory;
 use super::observer::Observer;
 use super::outages::Outages;
 use super::plan::{Plan, Programs, absolute};
@@ -52,15 +52,15 @@ pub async fn run(args: LocalArgs) -> Result<ExitCode, Failure> {
     let (job_file, spec) = read_job(&args.job_file)?;
     let own = std::env::current_exe()
         .map_err(|error| Failure::io("cannot find the path of this program", &error))?;
-    let programs = Programs::find(&args, &own)?;
     check_model(&args, &spec)?;
-    let default_folder = || Path::new("steadfast-data").join(&spec.name);
-    let path = args.data_dir.clone().unwrap_or_else(default_folder);
-    let folder = Folder::open(&path)?;
-    log_tail::rotate(&folder.logs());
+    let programs = Programs::find(&args, &spec.model, &own)?;
+    let default_directory = || Path::new("steadfast-data").join(&spec.name);
+    let path = args.data_dir.clone().unwrap_or_else(default_directory);
+    let directory = Directory::open(&path)?;
+    log_tail::rotate(&directory.logs());
 
     let (notices_tx, mut notices) = mpsc::channel(NOTICES_MAX);
-    let opening = open_etcd(&args, &folder, &own, &notices_tx, &mut notices);
+    let opening = open_etcd(&args, &directory, &own, &notices_tx, &mut notices);
     let cluster = tokio::select! {
         opened = opening => opened?,
         () = shutdown.drain() => {
@@ -70,7 +70,7 @@ pub async fn run(args: LocalArgs) -> Result<ExitCode, Failure> {
             return Ok(summary.exit_code());
         }
     };
-    check_same_job(&cluster, &spec, &folder).await?;
+    check_same_job(&cluster, &spec, &directory).await?;
     let pservers = settle_slots(&cluster.etcd, &spec, args.pservers).await?;
     let plan = Plan {
         args: &args,
@@ -78,11 +78,12 @@ pub async fn run(args: LocalArgs) -> Result<ExitCode, Failure> {
         job: &spec.name,
         pservers,
         job_file,
-        store: folder.store(),
+        store: directory.store(),
         endpoints: cluster.endpoints.clone(),
-        logs: folder.logs(),
+        logs: directory.logs(),
     };
-    let run = Run { spec: &spec, plan, folder: &folder, etcd: &cluster.etcd, shutdown, started };
+    let run =
+        Run { spec: &spec, plan, directory: &directory, etcd: &cluster.etcd, shutdown, started };
     let outcome = run.drive(&notices_tx, &mut notices).await;
     if let Some(supervisor) = cluster.supervisor {
         supervisor.stop(Duration::ZERO).await;
@@ -108,7 +109,7 @@ fn read_job(path: &Path) -> Result<(PathBuf, JobSpec), Failure> {
 /// Rejects an unknown model: without a custom trainer only the built-in models exist.
 fn check_model(args: &LocalArgs, spec: &JobSpec) -> Result<(), Failure> {
     let kind = spec.model.kind.as_str();
-    if args.trainer_bin.is_some() || BUILT_IN_MODELS.contains(&kind) {
+    if args.trainer_bin.is_some() || BUILT_IN_MODELS.contains(&kind) || kind == PYTHON_MODEL {
         return Ok(());
     }
     let hint = match nearest(kind, BUILT_IN_MODELS.iter().copied()) {
@@ -121,8 +122,12 @@ fn check_model(args: &LocalArgs, spec: &JobSpec) -> Result<(), Failure> {
     Err(Failure::invalid(format!("{}: `model.kind` is `{kind}`; {hint}", args.job_file.display())))
 }
 
-/// Rejects a data folder or etcd that holds the job with another spec, before any process is started.
-async fn check_same_job(cluster: &Cluster, spec: &JobSpec, folder: &Folder) -> Result<(), Failure> {
+/// Rejects a data directory or etcd that holds the job with another spec, before any process is started.
+async fn check_same_job(
+    cluster: &Cluster,
+    spec: &JobSpec,
+    directory: &Directory,
+) -> Result<(), Failure> {
     let key = Keys::of_job(&spec.name).job();
     match cluster.etcd.get_json::<JobRecord>(&key).await? {
         Some(held) if held.digest != spec.digest() => Err(Failure::new(
@@ -133,7 +138,7 @@ async fn check_same_job(cluster: &Cluster, spec: &JobSpec, folder: &Folder) -> R
                 spec.name,
                 spec.difference(&held.spec),
                 if cluster.supervisor.is_some() { " or another --data-dir" } else { "" },
-                removal(&spec.name, &folder.shown(), cluster.supervisor.is_some())
+                removal(&spec.name, &directory.shown(), cluster.supervisor.is_some())
             ),
         )),
         Some(_) | None => Ok(()),
@@ -167,7 +172,7 @@ struct Cluster {
 
 async fn open_etcd(
     args: &LocalArgs,
-    folder: &Folder,
+    directory: &Directory,
     own: &Path,
     notices_tx: &mpsc::Sender<Notice>,
     notices: &mut mpsc::Receiver<Notice>,
@@ -177,7 +182,7 @@ async fn open_etcd(
         let etcd = Etcd::connect(&options).await?;
         return Ok(Cluster { etcd, endpoints: args.etcd.clone(), supervisor: None });
     }
-    let child = etcd_child::start(folder, own, notices_tx, notices).await?;
+    let child = etcd_child::start(directory, own, notices_tx, notices).await?;
     let endpoints = vec![child.endpoint];
     Ok(Cluster { etcd: child.client, endpoints, supervisor: Some(child.supervisor) })
 }
@@ -186,7 +191,7 @@ async fn open_etcd(
 struct Run<'a> {
     spec: &'a JobSpec,
     plan: Plan<'a>,
-    folder: &'a Folder,
+    directory: &'a Directory,
     etcd: &'a Etcd,
     shutdown: Shutdown,
     started: Instant,
@@ -237,7 +242,7 @@ impl Run<'_> {
                 let mut summary = Summary::of_result(self.spec, *result, wall_seconds);
                 summary.outages = outages.outages();
                 let summary = summary.with_status(seen.as_ref());
-                summary.save(&self.folder.summary());
+                summary.save(&self.directory.summary());
                 self.print_next_steps(&summary);
                 Ok(summary)
             }
@@ -257,13 +262,13 @@ impl Run<'_> {
 
     fn greeting(&self) -> String {
         let status_command = match self.plan.args.etcd.is_empty() {
-            true => format!("steadfast status --data-dir {}", quote(&self.folder.shown())),
+            true => format!("steadfast status --data-dir {}", quote(&self.directory.shown())),
             false => format!("steadfast status --etcd-endpoints {}", self.plan.endpoints.join(",")),
         };
         format!(
             "job {}; logs in {}; show its status with `{status_command}`",
             self.spec.name,
-            self.folder.logs().display()
+            self.directory.logs().display()
         )
     }
 
@@ -364,18 +369,18 @@ impl Run<'_> {
 
     /// Prints what the user can do about a job that failed or whose model file is missing.
     fn print_next_steps(&self, summary: &Summary) {
-        let folder = self.folder.shown();
+        let directory = self.directory.shown();
         let is_embedded = self.plan.args.etcd.is_empty();
         match (summary.state, &summary.model) {
             (State::Failed, _) => eprintln!(
                 "steadfast: to start over, {}",
-                removal(&self.spec.name, &folder, is_embedded)
+                removal(&self.spec.name, &directory, is_embedded)
             ),
             (State::Finished, Some(model))
                 if model.starts_with('/') && !Path::new(model).exists() =>
             {
                 let source = match is_embedded {
-                    true => format!("--data-dir {}", quote(&folder)),
+                    true => format!("--data-dir {}", quote(&directory)),
                     false => format!("--etcd-endpoints {}", self.plan.endpoints.join(",")),
                 };
                 eprintln!(
@@ -393,7 +398,7 @@ impl Run<'_> {
         let sha256 = result.parameters_sha256.clone();
         let summary = Summary::of_result(self.spec, result, self.started.elapsed().as_secs_f64());
         self.print_next_steps(&summary);
-        match Summary::saved(&self.folder.summary(), sha256.as_deref()) {
+        match Summary::saved(&self.directory.summary(), sha256.as_deref()) {
             // Only the original run has these.
             Some(Summary { wall_seconds, outages, time_breakdown, .. }) => {
                 Summary { wall_seconds, outages, time_breakdown, ..summary }
@@ -404,9 +409,9 @@ impl Run<'_> {
 }
 
 /// Describes how to remove a job.
-fn removal(job: &str, folder: &str, is_etcd_embedded: bool) -> String {
+fn removal(job: &str, directory: &str, is_etcd_embedded: bool) -> String {
     match is_etcd_embedded {
-        true => format!("delete {folder}"),
+        true => format!("delete {directory}"),
         false => format!("delete its keys in etcd: etcdctl del --prefix /jobs/{job}/"),
     }
 }
@@ -438,14 +443,14 @@ mod tests {
 
     #[test]
     fn every_error_of_a_job_file_is_reported_with_the_file_name() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("bad.toml");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("bad.toml");
         std::fs::write(&path, "name = 'a b'\npases = 1\n").unwrap();
         let failure = read_job(&path).unwrap_err();
         assert_eq!(failure.kind, ErrorKind::Invalid);
         assert!(failure.message.lines().all(|line| line.contains("bad.toml: ")), "{failure}");
-        let failure = read_job(&folder.path().join("none.toml")).unwrap_err();
-        assert!(failure.message.ends_with("none.toml: no such file or folder"), "{failure}");
+        let failure = read_job(&directory.path().join("none.toml")).unwrap_err();
+        assert!(failure.message.ends_with("none.toml: no such file or directory"), "{failure}");
         assert_eq!(failure.kind, ErrorKind::Invalid);
     }
 }

@@ -19,8 +19,8 @@ pub fn last_lines(log: &Path, from: u64) -> Option<String> {
 }
 
 /// Renames the logs of the previous run (`master-0.log` to `master-0.log.old`): each log covers one run.
-pub fn rotate(folder: &Path) {
-    let Ok(entries) = std::fs::read_dir(folder) else { return };
+pub fn rotate(directory: &Path) {
+    let Ok(entries) = std::fs::read_dir(directory) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {
         if path.extension().is_some_and(|it| it == "log") {
             // If renaming fails, the new run appends to the log.

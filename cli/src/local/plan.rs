@@ -5,9 +5,12 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use steadfast_common::error::ErrorKind;
+use steadfast_common::job_file::PYTHON_MODEL;
+use steadfast_common::spec::ModelSpec;
 use steadfast_process::Failure;
 
 use super::args::LocalArgs;
+use super::python::Python;
 
 /// Role of a process in the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +40,8 @@ pub struct Process {
     pub name: String,
     pub program: PathBuf,
     pub args: Vec<OsString>,
+    /// Environment variables beside the inherited ones.
+    pub env: Vec<(String, OsString)>,
     pub log: PathBuf,
 }
 
@@ -45,32 +50,50 @@ pub struct Process {
 pub struct Programs {
     pub master: PathBuf,
     pub pserver: PathBuf,
-    pub trainer: PathBuf,
+    pub trainer: TrainerProgram,
+}
+
+/// How to start a trainer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TrainerProgram {
+    /// A program that takes the trainer's flags.
+    Native(PathBuf),
+    /// Python with these arguments. Settings go to environment variables, so that a program with its own
+    /// arguments finds them.
+    Python(Python),
 }
 
 impl Programs {
-    /// Finds the programs in `--bin-dir`, or in the folder of this program.
-    pub fn find(args: &LocalArgs, own: &Path) -> Result<Self, Failure> {
-        let folder = match (&args.bin_dir, own.parent()) {
-            (Some(folder), _) => absolute(folder)?,
-            (None, Some(folder)) => folder.to_owned(),
+    /// Finds the programs in `--bin-dir`, or in the directory of this program.
+    pub fn find(args: &LocalArgs, model: &ModelSpec, own: &Path) -> Result<Self, Failure> {
+        let directory = match (&args.bin_dir, own.parent()) {
+            (Some(directory), _) => absolute(directory)?,
+            (None, Some(directory)) => directory.to_owned(),
             (None, None) => {
                 return Err(Failure::invalid(
-                    "cannot find the folder of the programs; set it with --bin-dir",
+                    "cannot find the directory of the programs; set it with --bin-dir",
                 ));
             }
         };
         let trainer = match &args.trainer_bin {
-            Some(program) => absolute(program)?,
-            None => folder.join("steadfast-trainer"),
+            Some(program) => TrainerProgram::Native(absolute(program)?),
+            None if model.kind == PYTHON_MODEL => {
+                TrainerProgram::Python(Python::find(args, model, &directory)?)
+            }
+            None => TrainerProgram::Native(directory.join("steadfast-trainer")),
         };
         let programs = Self {
-            master: folder.join("steadfast-master"),
-            pserver: folder.join("steadfast-pserver"),
+            master: directory.join("steadfast-master"),
+            pserver: directory.join("steadfast-pserver"),
             trainer,
         };
-        let missing: Vec<String> = [&programs.master, &programs.pserver, &programs.trainer]
+        let native = match &programs.trainer {
+            TrainerProgram::Native(program) => Some(program),
+            TrainerProgram::Python(_) => None,
+        };
+        let missing: Vec<String> = [&programs.master, &programs.pserver]
             .into_iter()
+            .chain(native)
             .filter(|program| !program.is_file())
             .map(|program| {
                 format!(
@@ -104,7 +127,7 @@ pub struct Plan<'a> {
     pub job_file: PathBuf,
     pub store: PathBuf,
     pub endpoints: Vec<String>,
-    /// Folder of the logs.
+    /// Directory of the logs.
     pub logs: PathBuf,
 }
 
@@ -113,16 +136,25 @@ impl Plan<'_> {
     pub fn processes(&self) -> Vec<Process> {
         let mut processes = Vec::new();
         let programs = &self.programs;
-        for (role, program, count) in [
-            (Role::Master, &programs.master, self.args.masters),
-            (Role::Pserver, &programs.pserver, self.pservers),
-            (Role::Trainer, &programs.trainer, self.args.trainers),
+        for (role, count) in [
+            (Role::Master, self.args.masters),
+            (Role::Pserver, self.pservers),
+            (Role::Trainer, self.args.trainers),
         ] {
             for number in 0..count {
                 let name = format!("{role}-{number}");
                 let log = self.logs.join(format!("{name}.log"));
-                let args = self.args_of(role);
-                processes.push(Process { role, name, program: program.clone(), args, log });
+                let native = |program: &PathBuf| (program.clone(), self.args_of(role), Vec::new());
+                let (program, args, env) = match (role, &programs.trainer) {
+                    (Role::Etcd | Role::Master, _) => native(&programs.master),
+                    (Role::Pserver, _) => native(&programs.pserver),
+                    (Role::Trainer, TrainerProgram::Native(program)) => native(program),
+                    (Role::Trainer, TrainerProgram::Python(python)) => {
+                        let env = python.environment(&self.args_of(role));
+                        (python.interpreter.clone(), python.args.clone(), env)
+                    }
+                };
+                processes.push(Process { role, name, program, args, env, log });
             }
         }
         processes
@@ -183,13 +215,21 @@ mod tests {
         Only::parse_from(["it", "job.toml"].iter().chain(words)).args
     }
 
+    fn mlp() -> ModelSpec {
+        serde_json::from_value(serde_json::json!({ "kind": "mlp" })).unwrap()
+    }
+
     #[test]
     fn only_masters_receive_the_job_file_and_every_process_picks_its_ports() {
         let args = args(&["--trainers", "3"]);
         let bin = |name: &str| PathBuf::from("/bin").join(name);
         let plan = Plan {
             args: &args,
-            programs: Programs { master: bin("m"), pserver: bin("p"), trainer: bin("t") },
+            programs: Programs {
+                master: bin("m"),
+                pserver: bin("p"),
+                trainer: TrainerProgram::Native(bin("t")),
+            },
             job: "digits",
             pservers: 1,
             job_file: "/jobs/digits.toml".into(),
@@ -213,10 +253,10 @@ mod tests {
 
     #[test]
     fn every_missing_program_is_named() {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("steadfast-master"), "").unwrap();
-        let own = folder.path().join("steadfast");
-        let failure = Programs::find(&args(&[]), &own).unwrap_err();
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("steadfast-master"), "").unwrap();
+        let own = directory.path().join("steadfast");
+        let failure = Programs::find(&args(&[]), &mlp(), &own).unwrap_err();
         assert_eq!(failure.kind, ErrorKind::NotFound);
         assert_eq!(failure.message.lines().count(), 2);
         assert!(failure.message.contains("steadfast-pserver does not exist"));

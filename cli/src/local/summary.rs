@@ -431,8 +431,8 @@ mod tests {
 
     #[test]
     fn the_time_of_a_finished_job_is_shown_again_only_for_the_same_parameters() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("summary.json");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("summary.json");
         Summary::of_result(&sample::spec(), result(), 12.5).save(&path);
         let seconds = |sha256| Summary::saved(&path, Some(sha256)).map(|it| it.wall_seconds);
         assert_eq!((seconds("ab12"), seconds("cd34")), (Some(12.5), None));

@@ -173,13 +173,14 @@ mod tests {
 
     use super::*;
 
-    fn shell(folder: &Path, role: Role, script: &str) -> Process {
+    fn shell(directory: &Path, role: Role, script: &str) -> Process {
         Process {
             role,
             name: format!("{role}-0"),
             program: "/bin/sh".into(),
             args: vec!["-c".into(), script.into()],
-            log: folder.join("it.log"),
+            env: Vec::new(),
+            log: directory.join("it.log"),
         }
     }
 
@@ -189,9 +190,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_process_that_dies_is_started_again_after_growing_pauses() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let (tx, mut notices) = mpsc::channel(8);
-        let process = shell(folder.path(), Role::Trainer, "echo broken; exit 1");
+        let process = shell(directory.path(), Role::Trainer, "echo broken; exit 1");
         let supervisor = Supervisor::start(vec![process], &tx);
         for expected_ms in [100, 200, 400] {
             let Notice::Restart { name, exit, pause } = next(&mut notices).await else {
@@ -207,10 +208,10 @@ mod tests {
 
     #[tokio::test]
     async fn bad_configuration_is_fatal_and_the_error_of_the_process_is_shown() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let (tx, mut notices) = mpsc::channel(8);
         let script = "echo 'steadfast-master: error: unknown column `x`' >&2; exit 2";
-        let process = shell(folder.path(), Role::Master, script);
+        let process = shell(directory.path(), Role::Master, script);
         let supervisor = Supervisor::start(vec![process], &tx);
         let expected = "master-0 ended (exit code 2): unknown column `x`";
         assert_eq!(next(&mut notices).await, Notice::Fatal(Failure::invalid(expected)));
@@ -230,9 +231,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_clean_exit_shortly_before_the_end_of_the_job_is_not_a_failure() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let (tx, mut notices) = mpsc::channel(8);
-        let supervisor = Supervisor::start(vec![shell(folder.path(), Role::Trainer, "")], &tx);
+        let supervisor = Supervisor::start(vec![shell(directory.path(), Role::Trainer, "")], &tx);
         tokio::time::sleep(Duration::from_millis(100)).await;
         supervisor.stop(Duration::from_secs(10)).await;
         drop(tx);
@@ -241,10 +242,10 @@ mod tests {
 
     #[tokio::test]
     async fn stopping_sends_sigterm_first_and_leaves_no_process() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let (tx, _notices) = mpsc::channel(8);
         let script = "trap 'echo bye; exit 0' TERM; echo $$; while :; do sleep 0.05; done";
-        let process = shell(folder.path(), Role::Trainer, script);
+        let process = shell(directory.path(), Role::Trainer, script);
         let log = process.log.clone();
         let supervisor = Supervisor::start(vec![process], &tx);
         let pid = loop {
@@ -261,10 +262,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_missing_program_is_fatal() {
-        let folder = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let (tx, mut notices) = mpsc::channel(8);
-        let mut process = shell(folder.path(), Role::Trainer, "");
-        process.program = folder.path().join("nothing");
+        let mut process = shell(directory.path(), Role::Trainer, "");
+        process.program = directory.path().join("nothing");
         let _supervisor = Supervisor::start(vec![process], &tx);
         let Notice::Fatal(failure) = next(&mut notices).await else { panic!("restarted") };
         assert!(failure.message.starts_with("cannot start "), "{failure}");

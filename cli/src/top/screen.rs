@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbouring_lanes_are_one_range() {
+    fn neighboring_lanes_are_one_range() {
         let lanes = |of: &[u32]| ranges(&of.iter().copied().map(Lane).collect::<Vec<_>>());
         assert_eq!(lanes(&[0, 1, 2, 5, 7, 8]), "0-2 5 7-8");
         assert_eq!(lanes(&[]), "");

@@ -33,14 +33,14 @@ pub const JOB: &str = "name = 'digits'\npasses = 2\n[dataset]\nsource = ['digits
 /// Script that waits for the end of the job.
 const WAIT_FOR_END: &str = "while [ ! -e \"$here/over\" ]; do sleep 0.05; done";
 
-/// A folder with a job file, scripts in place of the programs, and a data folder.
+/// A directory with a job file, scripts in place of the programs, and a data directory.
 pub struct Stage {
-    folder: TempDir,
+    directory: TempDir,
 }
 
 impl Stage {
     pub fn new() -> Self {
-        let stage = Self { folder: tempfile::tempdir().unwrap() };
+        let stage = Self { directory: tempfile::tempdir().unwrap() };
         fs::write(stage.path("job.toml"), JOB).unwrap();
         for role in ["master", "pserver", "trainer"] {
             stage.script(role, WAIT_FOR_END);
@@ -49,7 +49,7 @@ impl Stage {
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.directory.path().join(name)
     }
 
     /// Writes the script of a role; it first writes its process id to `pids`.
@@ -64,7 +64,7 @@ impl Stage {
     pub fn command(&self, more: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_steadfast"));
         command
-            .current_dir(self.folder.path())
+            .current_dir(self.directory.path())
             .args(["local", "job.toml", "--bin-dir", ".", "--data-dir", "data"])
             .args(more)
             .stdin(Stdio::null())
@@ -79,7 +79,7 @@ impl Stage {
 
     pub fn status(&self, more: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_steadfast"));
-        command.current_dir(self.folder.path()).args(["status", "--data-dir", "data"]);
+        command.current_dir(self.directory.path()).args(["status", "--data-dir", "data"]);
         command.args(more).output().unwrap()
     }
 

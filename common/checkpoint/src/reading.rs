@@ -29,7 +29,7 @@ pub fn digest(segments: &[Bytes]) -> String {
 }
 
 /// Whether `store` has the job's dataset manifest, which is written at the start and never deleted. If
-/// not, the store is unavailable (a folder that is not mounted) or another one, and missing objects do
+/// not, the store is unavailable (a directory that is not mounted) or another one, and missing objects do
 /// not mean that a checkpoint is damaged.
 ///
 /// # Errors

@@ -17,9 +17,9 @@ use crate::*;
 
 const STATES: [&str; 2] = ["m", "v"];
 
-/// A checkpoint of two slots in a folder.
+/// A checkpoint of two slots in a directory.
 struct Scene {
-    folder: TempDir,
+    directory: TempDir,
     store: Location,
     layout: Arc<Layout>,
     record: CheckpointRecord,
@@ -31,8 +31,8 @@ impl Scene {
         let params: Vec<ParamSpec> =
             params.iter().map(|(name, shape)| ParamSpec::new(*name, shape)).collect();
         let layout = Arc::new(Layout::new(params.clone()));
-        let folder = tempfile::tempdir().unwrap();
-        let store = steadfast_store::open(folder.path().to_str().unwrap()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let store = steadfast_store::open(directory.path().to_str().unwrap()).unwrap();
         let position = Position { version: Version(7), ..Position::default() };
         let record = CheckpointRecord {
             generation: Generation(1),
@@ -41,7 +41,7 @@ impl Scene {
             position,
             ..CheckpointRecord::default()
         };
-        let mut scene = Self { folder, store, layout, record };
+        let mut scene = Self { directory, store, layout, record };
         scene.put(0, encoded(&scene.layout, &scene.blocks_of(0)));
         scene.put(1, encoded(&scene.layout, &scene.blocks_of(1)));
         scene
@@ -69,7 +69,7 @@ impl Scene {
 
     /// Replaces an object without changing the manifest.
     fn overwrite(&self, object: &str, bytes: &[u8]) {
-        let path = self.folder.path().join(object);
+        let path = self.directory.path().join(object);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, bytes).unwrap();
     }
@@ -382,7 +382,7 @@ fn a_long_header_is_parsed_only_if_the_manifest_confirms_its_hash() {
 fn a_missing_object_is_named() {
     let scene = Scene::new();
     let object = &scene.record.shards[1].object;
-    std::fs::remove_file(scene.folder.path().join(object)).unwrap();
+    std::fs::remove_file(scene.directory.path().join(object)).unwrap();
     assert_eq!(scene.invalid_reason(), format!("{object} is missing"));
 }
 

@@ -65,8 +65,8 @@ pub enum DataError {
          {way_out}"
     )]
     Separator { file: String, found: &'static str, line: String, way_out: &'static str },
-    #[error("{url} is a folder; name its files, for example `{url}/*.{ending}`")]
-    Folder { url: String, ending: &'static str },
+    #[error("{url} is a directory; name its files, for example `{url}/*.{ending}`")]
+    Directory { url: String, ending: &'static str },
     #[error("record {record} of {file}, column `{column}`: {reason}")]
     BadRecord { file: String, record: u64, column: String, reason: String },
     #[error("{file} cannot be read: {reason}")]
@@ -101,7 +101,7 @@ impl DataError {
             | Self::UnclosedQuote { .. }
             | Self::OtherFormat { .. }
             | Self::Separator { .. }
-            | Self::Folder { .. }
+            | Self::Directory { .. }
             | Self::BadRecord { .. }
             | Self::BadFile { .. }
             | Self::Changed { .. }

@@ -83,8 +83,8 @@ struct Inspected {
 async fn inspect(spec: &DatasetSpec, file: &Location) -> Result<Inspected, DataError> {
     let url = file.url().to_owned();
     let Some(size_bytes) = file.size().await? else {
-        return Err(match file.is_folder().await {
-            true => DataError::Folder { url, ending: format::ending(spec.format) },
+        return Err(match file.is_directory().await {
+            true => DataError::Directory { url, ending: format::ending(spec.format) },
             false => StoreError::NotFound { url }.into(),
         });
     };

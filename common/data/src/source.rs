@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_relative_source_is_resolved_against_the_folder_of_the_job_file() {
+    fn only_a_relative_source_is_resolved_against_the_directory_of_the_job_file() {
         assert_eq!(resolve("a/*.csv", Some("/jobs/")), "/jobs/a/*.csv");
         assert_eq!(resolve("a.csv", Some("s3://b/jobs")), "s3://b/jobs/a.csv");
         assert_eq!(resolve("/a.csv", Some("/jobs")), "/a.csv");

@@ -1,15 +1,18 @@
 //! Client connections to other processes.
 
 use std::io;
+use std::net::SocketAddr;
 
 use rustls::pki_types::ServerName;
 use steadfast_common::role::Role;
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::{TcpStream, UnixStream, lookup_host};
+use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
 use tracing::{debug, warn};
 
+use crate::CONNECT_MAX;
 use crate::tls::{Loaded, TlsIdentity};
 use crate::unix;
 
@@ -59,10 +62,21 @@ async fn tls(address: &str, role: Role, credentials: &Loaded) -> io::Result<TlsS
     })
 }
 
+/// Tries the addresses of a name in turn. They share the time that a connection may take, so one that does
+/// not answer leaves time for the next.
 async fn tcp(address: &str) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect(address).await?;
-    stream.set_nodelay(true)?;
-    Ok(stream)
+    let addresses: Vec<SocketAddr> = lookup_host(address).await?.collect();
+    let limit = CONNECT_MAX / (addresses.len().max(1) as u32);
+    let mut result = Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
+    for address in addresses {
+        let connected = timeout(limit, TcpStream::connect(address)).await;
+        result = connected.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+        if let Ok(stream) = &result {
+            stream.set_nodelay(true)?;
+            break;
+        }
+    }
+    result
 }
 
 #[cfg(test)]

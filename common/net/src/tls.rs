@@ -1,4 +1,4 @@
-//! TLS credentials of a process: a folder with three PEM files, named as in Kubernetes secrets of the
+//! TLS credentials of a process: a directory with three PEM files, named as in Kubernetes secrets of the
 //! type `kubernetes.io/tls`, and reloaded when they change.
 //!
 //! All processes of a job trust one certificate authority. The [`Role`] of a process is a DNS name in its
@@ -62,10 +62,10 @@ impl TlsIdentity {
     }
 }
 
-/// The credentials in a folder, reloaded when the files change.
+/// The credentials in a directory, reloaded when the files change.
 #[derive(Debug)]
 pub struct Credentials {
-    folder: PathBuf,
+    directory: PathBuf,
     /// The role that the certificate must have, if any.
     role: Option<Role>,
     state: Mutex<State>,
@@ -96,25 +96,25 @@ pub struct Loaded {
 }
 
 impl Credentials {
-    /// Loads the folder.
+    /// Loads the directory.
     ///
     /// # Errors
     /// A message that names the file and the error.
-    pub fn open(folder: &Path) -> Result<Self, TlsError> {
+    pub fn open(directory: &Path) -> Result<Self, TlsError> {
         // Taken before the files are read, so that a concurrent change causes a reload.
-        let seen = stamps(folder);
-        let good = Arc::new(Loaded::read(folder)?);
+        let seen = stamps(directory);
+        let good = Arc::new(Loaded::read(directory)?);
         let state = Mutex::new(State { seen, good });
-        Ok(Self { folder: folder.to_owned(), role: None, state })
+        Ok(Self { directory: directory.to_owned(), role: None, state })
     }
 
-    /// Loads the folder for a process of `role`.
+    /// Loads the directory for a process of `role`.
     ///
     /// # Errors
     /// As [`Credentials::open`], or if the certificate has another role.
-    pub fn open_as(folder: &Path, role: Role) -> Result<Self, TlsError> {
-        let credentials = Self::open(folder)?;
-        credentials.current().demand(folder, role)?;
+    pub fn open_as(directory: &Path, role: Role) -> Result<Self, TlsError> {
+        let credentials = Self::open(directory)?;
+        credentials.current().demand(directory, role)?;
         Ok(Self { role: Some(role), ..credentials })
     }
 
@@ -122,12 +122,12 @@ impl Credentials {
     /// invalid, for example while they are being written.
     pub fn current(&self) -> Arc<Loaded> {
         let mut state = self.state.lock().expect("no holder panics");
-        let seen = stamps(&self.folder);
+        let seen = stamps(&self.directory);
         if seen != state.seen {
             state.seen = seen;
             match self.read() {
                 Ok(loaded) => {
-                    info!(folder = %self.folder.display(), "reloaded certificates");
+                    info!(directory = %self.directory.display(), "reloaded certificates");
                     state.good = Arc::new(loaded);
                 }
                 Err(error) => warn!(%error, "cannot load new certificates; keeping the old ones"),
@@ -144,9 +144,9 @@ enum ClientAuth {
     Optional,
 }
 
-/// The contents of a folder.
+/// The contents of a directory.
 struct Files {
-    folder: PathBuf,
+    directory: PathBuf,
     roots: Arc<RootCertStore>,
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
@@ -155,9 +155,9 @@ struct Files {
 
 impl Credentials {
     fn read(&self) -> Result<Loaded, TlsError> {
-        let loaded = Loaded::read(&self.folder)?;
+        let loaded = Loaded::read(&self.directory)?;
         if let Some(role) = self.role {
-            loaded.demand(&self.folder, role)?;
+            loaded.demand(&self.directory, role)?;
         }
         Ok(loaded)
     }
@@ -165,7 +165,7 @@ impl Credentials {
 
 impl Loaded {
     /// Verifies the role of the certificate, also after a reload.
-    fn demand(&self, folder: &Path, wanted: Role) -> Result<(), TlsError> {
+    fn demand(&self, directory: &Path, wanted: Role) -> Result<(), TlsError> {
         if self.roles.contains(&wanted) {
             return Ok(());
         }
@@ -173,13 +173,13 @@ impl Loaded {
             [] => "no role".to_owned(),
             roles => roles.iter().map(Role::to_string).collect::<Vec<_>>().join(", "),
         };
-        Err(TlsError::OtherRole { path: folder.join(CERTIFICATE_FILE), found, wanted })
+        Err(TlsError::OtherRole { path: directory.join(CERTIFICATE_FILE), found, wanted })
     }
 
-    fn read(folder: &Path) -> Result<Self, TlsError> {
-        let files = Files::read(folder)?;
+    fn read(directory: &Path) -> Result<Self, TlsError> {
+        let files = Files::read(directory)?;
         let own = described(&files.chain[0])
-            .map_err(|reason| bad(folder.join(CERTIFICATE_FILE), reason))?;
+            .map_err(|reason| bad(directory.join(CERTIFICATE_FILE), reason))?;
         files.check()?;
         Ok(Self {
             roles: own.roles,
@@ -192,19 +192,19 @@ impl Loaded {
 }
 
 impl Files {
-    fn read(folder: &Path) -> Result<Self, TlsError> {
+    fn read(directory: &Path) -> Result<Self, TlsError> {
         let mut roots = RootCertStore::empty();
-        let path = folder.join(CA_FILE);
+        let path = directory.join(CA_FILE);
         for authority in certificates(&path)? {
             roots.add(authority).map_err(|error| bad(&path, error))?;
         }
-        let path = folder.join(KEY_FILE);
+        let path = directory.join(KEY_FILE);
         let key =
             PrivateKeyDer::from_pem_slice(&read(&path)?).map_err(|error| bad(&path, error))?;
         Ok(Self {
-            folder: folder.to_owned(),
+            directory: directory.to_owned(),
             roots: Arc::new(roots),
-            chain: certificates(&folder.join(CERTIFICATE_FILE))?,
+            chain: certificates(&directory.join(CERTIFICATE_FILE))?,
             key,
             provider: Arc::new(crypto()),
         })
@@ -214,12 +214,16 @@ impl Files {
     fn check(&self) -> Result<(), TlsError> {
         let roots = self.roots.clone();
         let verifier = WebPkiServerVerifier::builder_with_provider(roots, self.provider.clone());
-        let verifier = verifier.build().map_err(|error| bad(self.folder.join(CA_FILE), error))?;
+        let verifier =
+            verifier.build().map_err(|error| bad(self.directory.join(CA_FILE), error))?;
         let name = ServerName::try_from(ANY_ROLE).expect("it is a DNS name");
         let (own, intermediates) = (&self.chain[0], &self.chain[1..]);
         let verified = verifier.verify_server_cert(own, intermediates, &name, &[], UnixTime::now());
         verified.map(|_| ()).map_err(|error| {
-            bad(self.folder.join(CERTIFICATE_FILE), format!("not valid under {CA_FILE}: {error}"))
+            bad(
+                self.directory.join(CERTIFICATE_FILE),
+                format!("not valid under {CA_FILE}: {error}"),
+            )
         })
     }
 
@@ -234,7 +238,8 @@ impl Files {
             ClientAuth::Required => verifier,
             ClientAuth::Optional => verifier.allow_unauthenticated(),
         };
-        let verifier = verifier.build().map_err(|error| bad(self.folder.join(CA_FILE), error))?;
+        let verifier =
+            verifier.build().map_err(|error| bad(self.directory.join(CA_FILE), error))?;
         let mut config = ServerConfig::builder_with_provider(self.provider.clone())
             .with_protocol_versions(&[&TLS13])
             .map_err(|error| self.bad_key(&error))?
@@ -259,7 +264,10 @@ impl Files {
     }
 
     fn bad_key(&self, error: &rustls::Error) -> TlsError {
-        bad(self.folder.join(KEY_FILE), format!("cannot be used with {CERTIFICATE_FILE}: {error}"))
+        bad(
+            self.directory.join(KEY_FILE),
+            format!("cannot be used with {CERTIFICATE_FILE}: {error}"),
+        )
     }
 }
 
@@ -334,9 +342,9 @@ fn bad(path: impl Into<PathBuf>, reason: impl ToString) -> TlsError {
     TlsError::Bad { path: path.into(), reason: reason.to_string() }
 }
 
-fn stamps(folder: &Path) -> Stamps {
+fn stamps(directory: &Path) -> Stamps {
     [CA_FILE, CERTIFICATE_FILE, KEY_FILE].map(|name| {
-        let file = fs::metadata(folder.join(name)).ok()?;
+        let file = fs::metadata(directory.join(name)).ok()?;
         Some((file.ino(), file.mtime(), file.mtime_nsec(), file.len()))
     })
 }

@@ -166,9 +166,9 @@ impl CommonArgs {
         if !bound.ip().is_unspecified() {
             return Ok(bound.to_string());
         }
-        let towards = self.etcd.etcd_endpoints.iter().find_map(|it| address_towards(it));
+        let toward = self.etcd.etcd_endpoints.iter().find_map(|it| address_towards(it));
         // If etcd is on this machine, the route to it does not show which address others can reach.
-        match towards.filter(|address| !address.is_loopback()) {
+        match toward.filter(|address| !address.is_loopback()) {
             Some(address) => Ok(SocketAddr::new(address, bound.port()).to_string()),
             None => Err(Failure::invalid(format!(
                 "other processes cannot connect to {bound}; set the address with --advertise"
@@ -215,7 +215,7 @@ impl EtcdAuthArgs {
         let own = own.tls.as_ref().filter(|_| !is_given);
         let own = own.filter(|_| endpoints.iter().any(|it| it.starts_with("https://")));
         let file = |given: &Option<PathBuf>, name: &str| {
-            given.clone().or_else(|| own.map(|folder| folder.join(name)))
+            given.clone().or_else(|| own.map(|directory| directory.join(name)))
         };
         Ok(EtcdOptions {
             endpoints,

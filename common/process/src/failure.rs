@@ -36,11 +36,11 @@ impl Failure {
         Self::new(ErrorKind::Internal, message)
     }
 
-    /// Creates a failure from an I/O error: `cannot read x: no such file or folder`.
+    /// Creates a failure from an I/O error: `cannot read x: no such file or directory`.
     pub fn io(what: impl fmt::Display, error: &std::io::Error) -> Self {
         use std::io::ErrorKind as Io;
         let (kind, reason) = match error.kind() {
-            Io::NotFound => (ErrorKind::NotFound, "no such file or folder".to_owned()),
+            Io::NotFound => (ErrorKind::NotFound, "no such file or directory".to_owned()),
             Io::PermissionDenied => (ErrorKind::Denied, "permission denied".to_owned()),
             Io::StorageFull | Io::QuotaExceeded => {
                 (ErrorKind::TooLarge, "no space left on the device".to_owned())

@@ -34,3 +34,4 @@ pub use run::{keep_freed_memory, run, wait_after_completion};
 pub use security::{Exposure, SecurityArgs, TlsArgs};
 pub use server::bind;
 pub use shutdown::Shutdown;
+pub use sources::variable_of;

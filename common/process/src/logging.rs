@@ -64,7 +64,7 @@ impl LogIdentity {
     }
 }
 
-/// Starts logging to stderr, in colour only on a terminal. `role` is `master`, `pserver`, …; `id` is
+/// Starts logging to stderr, in color only on a terminal. `role` is `master`, `pserver`, …; `id` is
 /// the id of the process in etcd.
 ///
 /// # Errors

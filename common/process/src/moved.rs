@@ -37,8 +37,8 @@ async fn watch(args: &CommonArgs, advertised: &str, period: Duration) -> Failure
         ticks.tick().await;
         let endpoints = args.etcd.etcd_endpoints.clone();
         // Resolves host names, which may block.
-        let towards = blocking(move || endpoints.iter().find_map(|it| address_towards(it))).await;
-        let elsewhere = towards
+        let toward = blocking(move || endpoints.iter().find_map(|it| address_towards(it))).await;
+        let elsewhere = toward
             .ok()
             .flatten()
             .filter(|now| !now.is_loopback() && *now != advertised.ip() && !is_ours(advertised));
@@ -74,7 +74,7 @@ mod tests {
     /// Simulates the change with a documentation address (RFC 5737), which no machine has.
     #[tokio::test]
     async fn only_a_lost_address_that_the_user_did_not_choose_is_reported() {
-        let Some(towards) = address_towards("http://192.0.2.1:2379") else { return };
+        let Some(toward) = address_towards("http://192.0.2.1:2379") else { return };
         let args = |more: &[&str]| {
             let words = ["it", "--job", "j", "--etcd-endpoints", "http://192.0.2.1:2379"];
             Only::parse_from(words.iter().chain(more)).common
@@ -87,7 +87,7 @@ mod tests {
         };
         let failure = timeout(soon, moved(&open, "192.0.2.7:7000")).await.unwrap();
         assert!(failure.message.contains("address 192.0.2.7 is no longer"), "{}", failure.message);
-        let here = format!("{towards}:7000");
+        let here = format!("{toward}:7000");
         assert!(timeout(soon, moved(&open, &here)).await.is_err());
         let chosen = args(&[&anywhere[..], &["--advertise", "192.0.2.7"]].concat());
         assert!(timeout(soon, moved(&chosen, "192.0.2.7:7000")).await.is_err());

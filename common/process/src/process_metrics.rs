@@ -29,7 +29,7 @@ impl Collector for ProcessMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let build = Family::<Build, Gauge>::default();
         build.get_or_create(&Build { version: env!("CARGO_PKG_VERSION"), role: self.role }).set(1);
-        write(&mut encoder, "steadfast_build_info", "1, labelled with version and role", &build)?;
+        write(&mut encoder, "steadfast_build_info", "1, labeled with version and role", &build)?;
         let error_counters = error_counters();
         write(
             &mut encoder,

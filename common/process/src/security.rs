@@ -20,7 +20,7 @@ const TOKEN_MIN: usize = 16;
 /// The credentials of this process.
 #[derive(Clone, Debug, Default, Args)]
 pub struct TlsArgs {
-    /// Folder with the job's certificate authority (`ca.crt`) and this process's certificate and key
+    /// Directory with the job's certificate authority (`ca.crt`) and this process's certificate and key
     /// (`tls.crt`, `tls.key`); `steadfast certs init` creates one for each role.
     #[arg(long, value_name = "DIR")]
     pub tls: Option<PathBuf>,
@@ -68,8 +68,8 @@ impl TlsArgs {
     /// # Errors
     /// If the credentials cannot be loaded.
     pub fn identity(&self) -> Result<TlsIdentity, Failure> {
-        let Some(folder) = &self.tls else { return Ok(TlsIdentity::default()) };
-        Ok(Credentials::open(folder).map_err(|error| failure(&error))?.into())
+        let Some(directory) = &self.tls else { return Ok(TlsIdentity::default()) };
+        Ok(Credentials::open(directory).map_err(|error| failure(&error))?.into())
     }
 }
 
@@ -80,8 +80,8 @@ impl SecurityArgs {
     /// If its credentials cannot be loaded.
     pub fn exposure(&self, role: Role) -> Result<Exposure, Failure> {
         Ok(match &self.tls.tls {
-            Some(folder) => {
-                let credentials = Credentials::open_as(folder, role);
+            Some(directory) => {
+                let credentials = Credentials::open_as(directory, role);
                 Exposure::Tls(credentials.map_err(|error| failure(&error))?.into())
             }
             None if self.insecure_allow_plaintext => {

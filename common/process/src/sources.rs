@@ -56,7 +56,7 @@ pub(crate) struct Found {
 }
 
 /// Returns the environment variable of a flag: `STEADFAST_ETCD_CA` for `etcd-ca`.
-pub(crate) fn variable_of(long: &str) -> String {
+pub fn variable_of(long: &str) -> String {
     format!("{VARIABLE_PREFIX}{}", long.replace('-', "_").to_uppercase())
 }
 

@@ -48,7 +48,7 @@ pub enum StoreError {
     #[error("{url} does not exist")]
     NotFound { url: String },
     #[error(
-        "{operation} {url} failed: its bucket, container or folder does not exist: {}",
+        "{operation} {url} failed: its bucket, container or directory does not exist: {}",
         root(source)
     )]
     NoContainer { url: String, operation: &'static str, source: Cause },

@@ -11,7 +11,7 @@ use crate::root::Root;
 /// Lists the objects that match `pattern`, sorted by path.
 ///
 /// `*` matches any characters within one part of the path, `?` one character, and a part `**` any number
-/// of parts. Only folders that can contain a match are listed. Without a wildcard, the result is that one
+/// of parts. Only directories that can contain a match are listed. Without a wildcard, the result is that one
 /// location, whether or not there is an object.
 pub async fn expand(pattern: &str) -> Result<Vec<Location>, StoreError> {
     let address = Address::parse(pattern, QuestionMark::Wildcard)?;
@@ -32,9 +32,9 @@ pub async fn expand(pattern: &str) -> Result<Vec<Location>, StoreError> {
         level = match rest {
             [last] => objects_in(&level, &matcher(pattern, last)?).await?,
             [part, ..] if part.contains(['*', '?']) => {
-                folders_in(&level, &matcher(pattern, part)?).await?
+                directories_in(&level, &matcher(pattern, part)?).await?
             }
-            [part, ..] => level.iter().map(|folder| folder.join(part)).collect(),
+            [part, ..] => level.iter().map(|directory| directory.join(part)).collect(),
             [] => level,
         };
     }
@@ -46,34 +46,40 @@ pub async fn expand(pattern: &str) -> Result<Vec<Location>, StoreError> {
 }
 
 async fn everything_below(
-    folders: &[Location],
+    directories: &[Location],
     matcher: &Matcher,
 ) -> Result<Vec<Location>, StoreError> {
     let mut found = Vec::new();
-    for folder in folders {
-        let objects = folder.list().await?;
+    for directory in directories {
+        let objects = directory.list().await?;
         let matching = objects.iter().filter(|(name, _)| matcher.is_match(name));
-        found.extend(matching.map(|(name, _)| folder.join(name)));
+        found.extend(matching.map(|(name, _)| directory.join(name)));
     }
     Ok(found)
 }
 
-async fn objects_in(folders: &[Location], matcher: &Matcher) -> Result<Vec<Location>, StoreError> {
+async fn objects_in(
+    directories: &[Location],
+    matcher: &Matcher,
+) -> Result<Vec<Location>, StoreError> {
     let mut found = Vec::new();
-    for folder in folders {
-        let objects = folder.list_folder().await?.objects;
+    for directory in directories {
+        let objects = directory.list_directory().await?.objects;
         let matching = objects.iter().filter(|name| matcher.is_match(name));
-        found.extend(matching.map(|name| folder.join(name)));
+        found.extend(matching.map(|name| directory.join(name)));
     }
     Ok(found)
 }
 
-async fn folders_in(folders: &[Location], matcher: &Matcher) -> Result<Vec<Location>, StoreError> {
+async fn directories_in(
+    directories: &[Location],
+    matcher: &Matcher,
+) -> Result<Vec<Location>, StoreError> {
     let mut found = Vec::new();
-    for folder in folders {
-        let inner = folder.list_folder().await?.folders;
+    for directory in directories {
+        let inner = directory.list_directory().await?.directories;
         let matching = inner.iter().filter(|name| matcher.is_match(name));
-        found.extend(matching.map(|name| folder.join(name)));
+        found.extend(matching.map(|name| directory.join(name)));
     }
     Ok(found)
 }

@@ -169,14 +169,14 @@ impl Location {
         }
     }
 
-    /// Whether this is a local folder, or a prefix of other objects' paths. Errors count as `false`.
-    pub async fn is_folder(&self) -> bool {
+    /// Whether this is a local directory, or a prefix of other objects' paths. Errors count as `false`.
+    pub async fn is_directory(&self) -> bool {
         let local = Url::parse(&self.url).ok().filter(|url| url.scheme() == "file");
         if let Some(path) = local.and_then(|url| url.to_file_path().ok()) {
             return blocking(move || path.is_dir()).await.unwrap_or(false);
         }
-        let listed = self.list_folder().await;
-        listed.is_ok_and(|found| !(found.objects.is_empty() && found.folders.is_empty()))
+        let listed = self.list_directory().await;
+        listed.is_ok_and(|found| !(found.objects.is_empty() && found.directories.is_empty()))
     }
 
     /// Writes or replaces the object atomically: readers see either the old or the new bytes. On return
@@ -306,13 +306,13 @@ impl Location {
         Ok(found)
     }
 
-    /// Lists the names of the objects and folders directly in this location.
-    pub(crate) async fn list_folder(&self) -> Result<Folder, StoreError> {
+    /// Lists the names of the objects and directories directly in this location.
+    pub(crate) async fn list_directory(&self) -> Result<Directory, StoreError> {
         let listing = self.root.store.list_with_delimiter(Some(&self.path));
         let found = self.within(TIMEOUT, LISTING, listing).await?;
-        Ok(Folder {
+        Ok(Directory {
             objects: found.objects.iter().filter_map(|o| self.relative(&o.location)).collect(),
-            folders: found.common_prefixes.iter().filter_map(|p| self.relative(p)).collect(),
+            directories: found.common_prefixes.iter().filter_map(|p| self.relative(p)).collect(),
         })
     }
 
@@ -340,10 +340,10 @@ impl Location {
     }
 }
 
-/// The objects and folders directly in a location.
-pub(crate) struct Folder {
+/// The objects and directories directly in a location.
+pub(crate) struct Directory {
     pub objects: Vec<String>,
-    pub folders: Vec<String>,
+    pub directories: Vec<String>,
 }
 
 impl fmt::Display for Location {

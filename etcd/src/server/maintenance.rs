@@ -17,7 +17,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use tonic::{Request, Response, Status};
 
-/// The version whose behaviour this server follows; the suffix marks another implementation.
+/// The version whose behavior this server follows; the suffix marks another implementation.
 const VERSION: &str = "3.4.23-steadfast";
 const NAME: &str = "steadfast";
 

@@ -34,8 +34,9 @@ impl Model for Huber {
         vec![ParamSpec::new("weight", &[self.features]), ParamSpec::new("bias", &[1])]
     }
 
-    fn initialize(&self, _seed: u64, parameters: &mut Parameters) {
+    fn initialize(&self, _seed: u64, parameters: &mut Parameters) -> Result<(), ModelError> {
         parameters.clear();
+        Ok(())
     }
 
     fn gradient(

@@ -1,7 +1,7 @@
-//! Election of the initialiser, which sets the first values of the parameters of a generation.
+//! Election of the initializer, which sets the first values of the parameters of a generation.
 //!
 //! One trainer is elected. If its registration ends before it is done, another one is elected under a
-//! higher attempt number. Pservers accept the highest attempt only, so a partial initialisation is
+//! higher attempt number. Pservers accept the highest attempt only, so a partial initialization is
 //! repeated. A registered trainer is not replaced, however long it takes.
 
 use std::collections::BTreeSet;
@@ -14,7 +14,7 @@ use steadfast_common::records::InitRecord;
 pub enum InitReply {
     /// The candidate is elected. `record` must be committed first, unless it is already stored.
     Elected { record: InitRecord },
-    /// Another trainer is initialising.
+    /// Another trainer is initializing.
     Wait,
     /// The parameters are ready.
     Done,
@@ -69,9 +69,9 @@ mod tests {
         TrainerId(Uuid::from_u128(number))
     }
 
-    /// S004-35: one trainer initialises, the others wait.
+    /// S004-35: one trainer initializes, the others wait.
     #[test]
-    fn one_trainer_initialises_and_the_others_wait_until_it_is_done() {
+    fn one_trainer_initializes_and_the_others_wait_until_it_is_done() {
         let live = BTreeSet::from([id(1), id(2)]);
         let InitReply::Elected { record } = elect(None, Generation(1), id(1), &live) else {
             panic!("no trainer was elected");
@@ -82,9 +82,9 @@ mod tests {
         assert_eq!(elect(Some(&done), Generation(1), id(2), &live), InitReply::Done);
     }
 
-    /// D12: an initialiser that dies midway is replaced, under a higher attempt.
+    /// D12: an initializer that dies midway is replaced, under a higher attempt.
     #[test]
-    fn a_dead_initialiser_is_succeeded_and_its_late_word_does_not_count() {
+    fn a_dead_initializer_is_succeeded_and_its_late_word_does_not_count() {
         let live = BTreeSet::from([id(2)]);
         let dead =
             InitRecord { generation: Generation(1), attempt: 1, trainer: id(1), done: false };
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_generation_is_initialised_anew() {
+    fn a_new_generation_is_initialized_anew() {
         let done = InitRecord { generation: Generation(1), attempt: 3, trainer: id(1), done: true };
         let reply = elect(Some(&done), Generation(2), id(1), &BTreeSet::from([id(1)]));
         assert!(matches!(reply, InitReply::Elected { record } if record.attempt == 1));

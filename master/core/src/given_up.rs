@@ -45,6 +45,19 @@ impl GivenUp {
         of_pass.map(|(task, _)| *task).collect()
     }
 
+    /// Returns the tasks given up in each pass from `first` on.
+    pub fn from_pass(&self, first: Pass) -> BTreeMap<Pass, Arc<BTreeSet<TaskId>>> {
+        let mut by_pass: BTreeMap<Pass, BTreeSet<TaskId>> = BTreeMap::new();
+        for (task, record) in self.of.iter() {
+            for (from, to) in record.passes.ranges() {
+                for pass in from.0.max(first.0)..=to.0 {
+                    by_pass.entry(Pass(pass)).or_default().insert(*task);
+                }
+            }
+        }
+        by_pass.into_iter().map(|(pass, tasks)| (pass, Arc::new(tasks))).collect()
+    }
+
     /// Returns the record that `task` has after it is given up in `pass` as well.
     pub fn with(&self, task: TaskId, pass: Pass, reason: &str) -> GivenUpRecord {
         self.of.get(&task).cloned().unwrap_or_default().and(pass, reason)

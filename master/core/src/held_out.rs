@@ -32,14 +32,16 @@ impl HeldOut {
         is_enough.then(|| GivenUpRecord::held_out(&failure.reason))
     }
 
-    /// Records a report; forgets the failures of the task if the report gives it up.
-    pub fn evolve(&mut self, failure: &Failure, limits: &Limits) {
+    /// Records a report.
+    pub fn evolve(&mut self, failure: &Failure) {
         let failures = self.failures_with(failure);
-        self.failing.remove(&failure.task);
-        if failure.cause == Cause::Transient || !failures.is_enough(limits) {
-            let failing = Failing { failures, reason: failure.reason.clone(), last: failure.id };
-            self.failing.insert(failure.task, failing);
-        }
+        let failing = Failing { failures, reason: failure.reason.clone(), last: failure.id };
+        self.failing.insert(failure.task, failing);
+    }
+
+    /// Forgets the failures of a task that was given up.
+    pub fn forget(&mut self, task: TaskId) {
+        self.failing.remove(&task);
     }
 
     fn failures_with(&self, failure: &Failure) -> TaskFailures {
@@ -83,7 +85,10 @@ mod tests {
 
     fn fail(held_out: &mut HeldOut, failure: &Failure, limits: &Limits) -> Option<GivenUpRecord> {
         let record = held_out.fail(failure, limits);
-        held_out.evolve(failure, limits);
+        held_out.evolve(failure);
+        if record.is_some() {
+            held_out.forget(failure.task);
+        }
         record
     }
 
@@ -108,6 +113,19 @@ mod tests {
         let mut one = HeldOut::default();
         let given_up = (0..9).position(|id| fail(&mut one, &by(1, id), &limits(2)).is_some());
         assert_eq!(given_up, Some(3));
+    }
+
+    /// Both reports of a batch are decided before either is recorded.
+    #[test]
+    fn two_failures_of_one_batch_both_count() {
+        let mut held_out = HeldOut::default();
+        let by = |trainer, id| failure(id, trainer, Cause::Data);
+        let limits = Limits { failures_max: 0, ..limits(2) };
+        for failure in [by(1, 1), by(2, 2)] {
+            assert_eq!(HeldOut::default().fail(&failure, &limits), None);
+            held_out.evolve(&failure);
+        }
+        assert!(held_out.fail(&by(1, 3), &limits).is_some());
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub enum Fact {
     HeldOutGivenUp { task: TaskId, record: GivenUpRecord },
     /// A generation began.
     Generation(GenerationRecord),
-    /// A trainer was elected to initialise the parameters, or finished.
+    /// A trainer was elected to initialize the parameters, or finished.
     Init(InitRecord),
     /// The parameters were evaluated, or those that were evaluated are discarded.
     Evaluation(Option<EvaluationRecord>),

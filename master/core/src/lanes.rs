@@ -35,8 +35,8 @@ impl Lanes {
     }
 
     /// Assigns all lanes anew, adjacent lanes to the same trainer: that trainer adds them up and sends one
-    /// sum. Called at the start of a pass, when no lane has data that another trainer would have to load
-    /// again.
+    /// sum. Called when the pass changes: lanes have no data then that another trainer would have to load
+    /// again. (A new master learns the pass in the middle of one, once.)
     pub fn assign(&mut self, live: &BTreeSet<TrainerId>) {
         let trainers: Vec<TrainerId> = live.iter().copied().collect();
         let count = self.owners.len();

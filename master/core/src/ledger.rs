@@ -26,6 +26,9 @@ use steadfast_common::status::Queues;
 use crate::given_up::GivenUp;
 use crate::holdings::Holdings;
 
+/// Tasks that one trainer may hold. All of them must fit into the transaction that takes them back.
+pub const HELD_MAX: usize = 16;
+
 /// Whether a failure counts against the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attribution {
@@ -301,7 +304,7 @@ impl Ledger {
                 self.take_back(task, attempt, reason, Attribution::Task, limits)
             }
             Report::Returned { .. } => {
-                self.take_back(task, attempt, "its trainer left", Attribution::None, limits)
+                self.take_back(task, attempt, "its trainer returned it", Attribution::None, limits)
             }
         }
     }
@@ -356,7 +359,7 @@ impl Ledger {
     ) -> (Vec<QueueFact>, Next) {
         let Request { id, trainer, .. } = *request;
         let outlook = self.outlook(limits);
-        if outlook != Next::NotYet {
+        if outlook != Next::NotYet || HELD_MAX <= self.held_by(trainer).count() {
             return (Vec::new(), outlook);
         }
         let Some((task, failures)) = self.next_waiting(trainer) else {

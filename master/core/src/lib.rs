@@ -1,4 +1,4 @@
-//! The decision logic of the master: task queues, lane assignments, election of the initialiser,
+//! The decision logic of the master: task queues, lane assignments, election of the initializer,
 //! staleness gate, checkpoint schedule. It is pure: callers pass the time, and commit its decisions to etcd.
 
 pub mod checkpoint_schedule;

@@ -53,8 +53,10 @@ pub struct SyncTasks {
     /// Failures of tasks that are not given up.
     failed: BTreeMap<(Pass, TaskId), TaskRecord>,
     given_up: GivenUp,
-    /// Given-up tasks of the current pass and its neighbours, cached from `given_up`.
+    /// Given-up tasks by pass from `recent_from` on, cached from `given_up`.
     recent: BTreeMap<Pass, Arc<BTreeSet<TaskId>>>,
+    /// Absent until the position is known.
+    recent_from: Option<Pass>,
 }
 
 impl SyncTasks {
@@ -116,16 +118,16 @@ impl SyncTasks {
 
     /// Returns the tasks given up in `pass`.
     pub fn given_up_in(&self, pass: Pass) -> Arc<BTreeSet<TaskId>> {
-        match self.recent.get(&pass) {
-            Some(tasks) => tasks.clone(),
-            None => Arc::new(self.given_up.in_pass(pass)),
+        match self.recent_from {
+            Some(from) if from <= pass => self.recent.get(&pass).cloned().unwrap_or_default(),
+            Some(_) | None => Arc::new(self.given_up.in_pass(pass)),
         }
     }
 
-    /// Returns the tasks given up in `pass` and in the next one, which some trainers may have reached.
-    pub fn given_up_near(&self, pass: Pass) -> BTreeMap<Pass, Arc<BTreeSet<TaskId>>> {
-        let near = [pass, Pass(pass.0.saturating_add(1))].map(|it| (it, self.given_up_in(it)));
-        near.into_iter().filter(|(_, tasks)| !tasks.is_empty()).collect()
+    /// Returns the given-up tasks that trainers need, see [`SyncTasks::follow`]. Passes without any are
+    /// left out.
+    pub fn given_up_recently(&self) -> &BTreeMap<Pass, Arc<BTreeSet<TaskId>>> {
+        &self.recent
     }
 
     /// Returns all given-up tasks.
@@ -133,13 +135,16 @@ impl SyncTasks {
         &self.given_up
     }
 
-    /// Caches the given-up tasks of `pass` and the next one for readers.
-    pub fn keep_near(&mut self, pass: Pass) {
-        for near in [pass, Pass(pass.0.saturating_add(1))] {
-            let tasks = self.given_up_in(near);
-            self.recent.insert(near, tasks);
+    /// Caches the given-up tasks from the pass before `pass` on. `pass` is a lower bound of the position:
+    /// trainers may be passes ahead of it, and one of them a step, so also a pass, behind.
+    pub fn follow(&mut self, pass: Pass) {
+        let from = Pass(pass.0.saturating_sub(1));
+        match self.recent_from {
+            Some(known) if known == from => {}
+            Some(known) if known < from => self.recent = self.recent.split_off(&from),
+            Some(_) | None => self.recent = self.given_up.from_pass(from),
         }
-        self.recent.retain(|known, _| known.0.abs_diff(pass.0) <= 1);
+        self.recent_from = Some(from);
     }
 
     /// Applies one committed fact to the state.
@@ -151,8 +156,8 @@ impl SyncTasks {
             FailureFact::GivenUp { pass, task, record } => {
                 self.failed.remove(&(*pass, *task));
                 self.given_up.set(*task, Some(record.clone()));
-                if let Some(tasks) = self.recent.get_mut(pass) {
-                    Arc::make_mut(tasks).insert(*task);
+                if self.recent_from.is_some_and(|from| from <= *pass) {
+                    Arc::make_mut(self.recent.entry(*pass).or_default()).insert(*task);
                 }
             }
             FailureFact::Forgotten { pass, task } => {
@@ -243,7 +248,7 @@ mod tests {
     fn a_thousand_passes_that_give_the_same_task_up_leave_one_record() {
         let mut state = SyncTasks::default();
         for pass in (0..1000).map(Pass) {
-            state.keep_near(pass);
+            state.follow(pass);
             for number in 0..4 {
                 let id = RequestId(Uuid::from_u128(u128::from(pass.0) * 10 + number));
                 let failure = Failure { id, pass, ..failure(0, Cause::Data) };
@@ -255,8 +260,31 @@ mod tests {
         assert_eq!(state.given_up().times(), 1000);
         assert_eq!(state.given_up().records()[&TaskId(7)].passes.ranges().len(), 1);
         // After a rollback the same task is given up again, without another failure.
-        state.keep_near(Pass(3));
+        state.follow(Pass(3));
         assert_eq!(*state.given_up_in(Pass(3)), BTreeSet::from([TaskId(7)]));
+    }
+
+    /// I7: a trainer that takes a lane over skips the same tasks as the one before, although a new master
+    /// knows only the position of the latest checkpoint, and a trainer may be a step behind.
+    #[test]
+    fn tasks_given_up_passes_ahead_of_the_known_position_and_one_behind_are_published() {
+        let record = |pass| GivenUpRecord::default().and(Pass(pass), "why");
+        let given_up = [(TaskId(1), record(2)), (TaskId(2), record(3)), (TaskId(3), record(9))];
+        let mut state = SyncTasks::new(given_up.into_iter().collect());
+        let published = |state: &SyncTasks| -> Vec<u32> {
+            state.given_up_recently().keys().map(|pass| pass.0).collect()
+        };
+        state.follow(Pass(0));
+        assert_eq!(published(&state), [2, 3, 9]);
+        state.follow(Pass(4));
+        assert_eq!(published(&state), [3, 9]);
+        state.follow(Pass(1));
+        assert_eq!(published(&state), [2, 3, 9], "a rollback");
+        for number in 1..=4 {
+            let failure = Failure { pass: Pass(5), ..failure(number, Cause::Data) };
+            state.evolve(&state.fail(&failure, &limits(1)).unwrap());
+        }
+        assert_eq!(published(&state), [2, 3, 5, 9]);
     }
 
     #[test]

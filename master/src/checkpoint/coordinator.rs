@@ -283,6 +283,8 @@ impl CheckpointCoordinator {
         self.collect_garbage().await;
         match &taken {
             Ok(_) | Err(CheckpointError::Past { .. }) => {}
+            // No request waits for the outcome.
+            Err(_) if attempt.trigger == Trigger::Steps => {}
             Err(error) => self.error = Some(error.to_string()),
         }
         if service == Service::Over {
@@ -352,7 +354,7 @@ impl CheckpointCoordinator {
         let (named, version) = (id.clone(), record.position.version.0);
         let record = Box::new(record);
         self.uncollected = Some(id.clone());
-        self.handle.ask(|reply| Event::Checkpoint { id: named, record, reply }).await?;
+        self.handle.ask(|reply| Event::CommitCheckpoint { id: named, record, reply }).await?;
         info!(checkpoint = id, version, "checkpoint committed");
         Ok(id)
     }
@@ -392,8 +394,8 @@ impl CheckpointCoordinator {
             return;
         }
         self.swept = Some(Instant::now());
-        let folder = self.spec.shards_folder();
-        let swept = garbage_collection::orphans(&self.etcd, &self.keys, &self.store, &folder);
+        let directory = self.spec.shards_directory();
+        let swept = garbage_collection::orphans(&self.etcd, &self.keys, &self.store, &directory);
         if let Err(error) = swept.await {
             warn!(%error, "some orphaned shards are not deleted");
         }

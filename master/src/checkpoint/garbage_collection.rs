@@ -69,11 +69,11 @@ pub(crate) async fn orphans(
     etcd: &Etcd,
     keys: &Keys,
     store: &Location,
-    folder: &str,
+    directory: &str,
 ) -> Result<(), CheckpointError> {
     // List the shards before reading the manifests: a shard whose manifest is committed in between must
     // not look like an orphan.
-    let place = store.child(folder)?;
+    let place = store.child(directory)?;
     let ago = |age| system_time().checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH);
     for name in place.delete_unfinished(ago(STALLED_MAX)).await? {
         info!(name, "incomplete upload deleted");
@@ -88,7 +88,7 @@ pub(crate) async fn orphans(
         manifests.iter().flat_map(|it| &it.record.shards).map(|it| it.object.as_str()).collect();
     let before = ago(ORPHAN_AGE);
     for (name, modified) in listed {
-        let object = format!("{folder}/{name}");
+        let object = format!("{directory}/{name}");
         if modified < before && !named.contains(object.as_str()) {
             info!(object, "orphaned shard deleted");
             store.child(&object)?.delete().await?;

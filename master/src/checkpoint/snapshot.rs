@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Lane, Millis, Slot, Version};
 use steadfast_common::keys::Keys;
 use steadfast_common::layout::ParamSpec;
@@ -16,6 +17,7 @@ use steadfast_coord::{Etcd, now};
 use steadfast_host::task::{Broken, TaskSet};
 use steadfast_host::time::{Instant, unix_ms};
 use steadfast_net::{Channel, TlsIdentity};
+use steadfast_proto::kind;
 use steadfast_proto::v1::pserver_client::PserverClient;
 use steadfast_proto::v1::{SnapshotReply, SnapshotRequest, Target, snapshot_reply};
 use steadfast_store::Location;
@@ -176,7 +178,22 @@ async fn snapshot(
             upload_after_ms: upload_after(slot).as_millis() as u64,
         };
         let reply = client.snapshot(request).await;
-        let reply = reply.map_err(|status| failed(status.message().to_owned()))?.into_inner();
+        let reply = reply.map_err(|status| match kind(&status) {
+            // The job was rolled back meanwhile, which is no failure of the checkpoint.
+            ErrorKind::Stale => {
+                let found = Generation(holder.target.generation);
+                ControlError::OtherGeneration { found, present: Generation(found.0 + 1) }.into()
+            }
+            ErrorKind::Invalid
+            | ErrorKind::NotFound
+            | ErrorKind::Conflict
+            | ErrorKind::NotYet
+            | ErrorKind::Unavailable
+            | ErrorKind::TooLarge
+            | ErrorKind::Denied
+            | ErrorKind::Internal => failed(status.message().to_owned()),
+        })?;
+        let reply = reply.into_inner();
         match (reply.answer(), version) {
             (snapshot_reply::Answer::Saved, _) => return Ok(reply),
             (snapshot_reply::Answer::Diverged, _) => {

@@ -113,12 +113,12 @@ impl Proposal {
         }
     }
 
-    /// Removes and returns all changes but the one of `key`.
-    pub fn split_off_all_but(&mut self, key: &str) -> Vec<Op> {
-        let kept = self.ops.remove(key);
-        let others = std::mem::take(&mut self.ops).into_values().collect();
-        kept.into_iter().for_each(|op| self.add(op));
-        others
+    /// Removes and returns the changes of keys that begin with `prefix`.
+    pub fn split_off(&mut self, prefix: &str) -> Vec<Op> {
+        let all = std::mem::take(&mut self.ops).into_iter();
+        let (split, kept) = all.partition(|(key, _)| key.starts_with(prefix));
+        self.ops = kept;
+        BTreeMap::into_values(split).collect()
     }
 
     /// Returns the number of changed keys.

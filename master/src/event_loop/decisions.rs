@@ -47,9 +47,12 @@ impl EventLoop {
                     batch.after(move |live| live.note_position(position));
                 }
             }
-            Event::Evaluated { evaluation, reply } => {
-                batch.add(Fact::Evaluation(Some(evaluation)));
-                batch.reply(reply, Ok(()));
+            Event::Evaluated { generation, trainer, evaluation, reply } => {
+                let answer = self.check_caller(generation, trainer);
+                if answer.is_ok() {
+                    batch.add(Fact::Evaluation(Some(evaluation)));
+                }
+                batch.reply(reply, answer);
             }
             Event::BeginSave { generation, trainer, report, reply } => {
                 match self.check_caller(generation, trainer) {
@@ -77,7 +80,7 @@ impl EventLoop {
                 };
                 batch.reply(reply, Ok(queues));
             }
-            Event::Checkpoint { id, record, reply } => {
+            Event::CommitCheckpoint { id, record, reply } => {
                 let answer = self.commit_checkpoint(batch, id, record);
                 batch.reply(reply, answer);
             }
@@ -100,9 +103,14 @@ impl EventLoop {
             Event::RollBack { reply, .. } if batch.state().result.is_some() => {
                 batch.reply(reply, Err(ControlError::Over));
             }
-            Event::RollBack { checkpoint, force, reply } => batch.after(move |live| {
-                live.rollback = Some(Rollback::Wanted { checkpoint, force, reply });
-            }),
+            Event::RollBack { checkpoint, force, reply } => {
+                batch.after(move |live| match live.rollback {
+                    Some(Rollback::Wanted { .. }) => drop(reply.send(Err(ControlError::Busy))),
+                    Some(Rollback::Damaged { .. } | Rollback::Inconsistent { .. }) | None => {
+                        live.rollback = Some(Rollback::Wanted { checkpoint, force, reply });
+                    }
+                })
+            }
         }
     }
 
@@ -113,10 +121,7 @@ impl EventLoop {
         reason: String,
     ) -> Result<(), ControlError> {
         self.check_generation(generation)?;
-        // Another process may have reported it already.
-        if batch.state().result.is_none() {
-            self.fail_job(batch, reason);
-        }
+        self.fail_job(batch, reason);
         Ok(())
     }
 
@@ -247,25 +252,33 @@ impl EventLoop {
     }
 
     fn fail_held_out(&self, batch: &mut Batch, failure: &Failure) -> GivenUp {
-        let (task, reason) = (failure.task, &failure.reason);
+        let task = failure.task;
         if batch.state().held_out.records().contains_key(&task) {
             return GivenUp::Yes;
         }
         let record = self.live.held_out.fail(failure, &self.limits);
-        let (failure, limits) = (failure.clone(), self.limits);
-        batch.after(move |live| live.held_out.evolve(&failure, &limits));
+        let (failure, is_given_up) = (failure.clone(), record.is_some());
+        batch.after(move |live| {
+            live.held_out.evolve(&failure);
+            if is_given_up {
+                live.held_out.forget(task);
+            }
+        });
         let Some(record) = record else {
             let is_alone = self.live_trainers().len() < 2;
             return if is_alone { GivenUp::No } else { GivenUp::Elsewhere };
         };
-        warn!(%task, reason, "held-out task given up");
+        warn!(%task, record.reason, "held-out task given up");
         batch.add(Fact::HeldOutGivenUp { task, record });
         GivenUp::Yes
     }
 
     fn fail_job(&self, batch: &mut Batch, reason: String) {
-        error!(reason, "the job failed");
         let state = batch.state();
+        if state.result.is_some() {
+            return;
+        }
+        error!(reason, "the job failed");
         let result = ResultRecord {
             state: JobOutcome::Failed,
             reason: Some(reason),
@@ -315,7 +328,7 @@ impl EventLoop {
         if let InitReply::Elected { record } = &decision
             && stored != Some(record)
         {
-            info!(%trainer, attempt = record.attempt, "initialiser elected");
+            info!(%trainer, attempt = record.attempt, "initializer elected");
             batch.add(Fact::Init(record.clone()));
         }
         Ok(decision)
@@ -331,7 +344,7 @@ impl EventLoop {
         self.check_generation(generation)?;
         let record = election::finish(batch.state().init.as_ref(), generation, trainer, attempt)
             .ok_or(ControlError::NotElected)?;
-        info!(%trainer, attempt, "parameters initialised");
+        info!(%trainer, attempt, "parameters initialized");
         batch.add(Fact::Init(record));
         Ok(())
     }
@@ -354,6 +367,10 @@ impl EventLoop {
         mut result: ResultRecord,
     ) -> Result<(), ControlError> {
         self.check_generation(generation)?;
+        // Another event of this batch may have ended the job.
+        if batch.state().result.is_some() {
+            return Err(ControlError::Over);
+        }
         let list = result.discarded.list.take();
         result.discarded = Discarded { list, ..self.discarded(batch.state()) };
         if let Some(passes) = self.job.record.spec.passes {

@@ -171,22 +171,27 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Rolls the queues back. Task keys of the new round have no effect until the head names the round, so
-    /// the keys that do not fit into the last transaction are written before it.
+    /// Rolls the queues back. Changes that do not fit into the last transaction are written before it, those
+    /// first that have no effect without it: task keys of a round that the head does not name yet, then
+    /// replies to trainers of the generation that ends.
     async fn rewind(&mut self, batch: &mut Batch, to: &QueueSnapshot) -> Result<(), CoordError> {
         let facts = batch.state().ledger.rewind(to);
-        let round = batch.state().ledger.head().round + 1;
+        let keys = &self.committer.keys;
+        let round = keys.round_prefix(batch.state().ledger.head().round + 1);
+        let prefixes = [round.clone(), keys.replies_prefix(), keys.given_up_prefix()];
         // A master that died during a rewind may have left keys of another checkpoint's queues.
-        let stale = self.committer.etcd.list(&self.committer.keys.round_prefix(round)).await?;
+        let stale = self.committer.etcd.list(&round).await?;
         let stale: Vec<Op> = stale.entries.keys().map(|key| Op::delete(key)).collect();
         self.committer.commit_ahead(&stale).await?;
         batch.decide(|draft| draft.add_queue_facts(facts));
-        if batch.proposal.len() + CHANGES_OF_ONE <= OPS_MAX {
-            return Ok(());
+        for prefix in prefixes {
+            if batch.proposal.len() + CHANGES_OF_ONE <= OPS_MAX {
+                break;
+            }
+            let ahead = batch.proposal.split_off(&prefix);
+            self.committer.commit_ahead(&ahead).await?;
+            info!(prefix, keys = ahead.len(), "task queues rolled back");
         }
-        let rest = batch.proposal.split_off_all_but(&self.committer.keys.queue());
-        self.committer.commit_ahead(&rest).await?;
-        info!(round, keys = rest.len(), "task queues rolled back");
         Ok(())
     }
 

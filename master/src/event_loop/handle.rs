@@ -56,6 +56,8 @@ pub enum Event {
         time_breakdown: Option<TimeBreakdown>,
     },
     Evaluated {
+        generation: Generation,
+        trainer: TrainerId,
         evaluation: EvaluationRecord,
         reply: Reply<()>,
     },
@@ -79,7 +81,7 @@ pub enum Event {
         reply: Reply<Option<QueueSnapshot>>,
     },
     /// Commits a checkpoint whose shards are all saved.
-    Checkpoint {
+    CommitCheckpoint {
         id: String,
         record: Box<CheckpointRecord>,
         reply: Reply<()>,
@@ -187,6 +189,8 @@ pub enum ControlError {
     NotAllSlots,
     #[error("the job is over; `steadfast checkpoint export` still works")]
     Over,
+    #[error("another rollback was requested; retry")]
+    Busy,
     #[error("this master is not the acting master")]
     NotActing,
 }
@@ -202,7 +206,9 @@ impl ControlError {
             }
             Self::NoSuchCheckpoint(_) => ErrorKind::NotFound,
             Self::NeedsForce { .. } | Self::Over => ErrorKind::Conflict,
-            Self::NotAllSlots | Self::QueuesMoved | Self::NotActing => ErrorKind::Unavailable,
+            Self::NotAllSlots | Self::QueuesMoved | Self::Busy | Self::NotActing => {
+                ErrorKind::Unavailable
+            }
         }
     }
 }
@@ -292,7 +298,7 @@ impl EventLoopHandle {
     }
 
     /// Sends an event without an answer. Drops the event if the queue is full.
-    pub fn mention(&self, event: Event) {
+    pub fn notify(&self, event: Event) {
         let _ = self.events.try_send(event);
     }
 }

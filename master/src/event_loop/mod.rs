@@ -206,7 +206,7 @@ impl EventLoop {
     /// passes.
     async fn delete_finished(&mut self) -> Result<(), CoordError> {
         let pass = self.live.position.pass;
-        self.state.sync_tasks.keep_near(pass);
+        self.state.sync_tasks.follow(pass);
         let failures = self.state.sync_tasks.forget_before(pass).into_iter().map(Fact::Failure);
         let rounds = self.state.stale_rounds.iter();
         let rounds = rounds.map(|round| Fact::RoundDeleted { round: *round });
@@ -269,7 +269,7 @@ impl EventLoop {
             generation: self.state.generation.as_ref().map_or(Generation(0), |it| it.generation),
             number: self.live.lanes.number(),
             lanes: live.iter().map(|trainer| (*trainer, self.live.lanes.of(*trainer))).collect(),
-            given_up: self.state.sync_tasks.given_up_near(self.live.position.pass),
+            given_up: self.state.sync_tasks.given_up_recently().clone(),
         };
         self.assignments.send_if_modified(|shown| {
             let changed = **shown != assignments;

@@ -41,6 +41,10 @@ use crate::status::status_snapshot::Assignments;
 /// Maximum time that a call may block.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
+/// Time to write the list of given-up tasks at the end of the job. Less than the caller's timeout: a call
+/// that is repeated would begin again.
+const LIST_TIMEOUT: Duration = Duration::from_secs(3);
+
 /// Delay after which a trainer without a task retries.
 const RETRY_MS: u64 = 50;
 
@@ -126,7 +130,7 @@ impl Master for Service {
         let time_breakdown = request.time_breakdown.map(time_breakdown);
         if let Some(position) = request.position {
             let position = position.into();
-            handle.mention(Event::Position { generation, trainer, position, time_breakdown });
+            handle.notify(Event::Position { generation, trainer, position, time_breakdown });
         }
         let mut assignments = handle.assignments.clone();
         let known = request.assignment;
@@ -234,10 +238,10 @@ impl Master for Service {
         request: Request<ReportEvaluationRequest>,
     ) -> Result<Response<ReportEvaluationReply>, Status> {
         let request = request.into_inner();
-        caller(request.caller)?;
+        let (trainer, generation) = caller(request.caller)?;
         let wire = request.evaluation.ok_or_else(|| invalid("the call lacks its evaluation"))?;
         let evaluation = evaluation(wire);
-        self.ask(|reply| Event::Evaluated { evaluation, reply }).await?;
+        self.ask(|reply| Event::Evaluated { generation, trainer, evaluation, reply }).await?;
         Ok(Response::new(ReportEvaluationReply {}))
     }
 
@@ -288,10 +292,11 @@ impl Master for Service {
             Some(_) => result,
         };
         let given_up = self.ask(|reply| Event::GivenUp { reply }).await?;
-        match discarded_list::write(&store, &given_up).await {
-            Ok(list) => result.discarded.list = list,
-            Err(error) => {
-                warn!(%error, "cannot write the list of given-up tasks to the store; it is in etcd only")
+        let written = timeout(LIST_TIMEOUT, discarded_list::write(&store, &given_up)).await;
+        match written.map_err(|late| late.to_string()).map(|it| it.map_err(|it| it.to_string())) {
+            Ok(Ok(list)) => result.discarded.list = list,
+            Ok(Err(error)) | Err(error) => {
+                warn!(%error, "cannot write the list of given-up tasks to the store; it is in etcd only");
             }
         }
         handle

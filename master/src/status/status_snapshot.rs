@@ -34,9 +34,9 @@ pub struct StatusSnapshot {
     pub ps_desired: Option<u32>,
     pub slots: Vec<SlotStatus>,
     pub trainers: Vec<TrainerStatus>,
-    pub initialised: bool,
-    /// The trainer that was elected to initialise the parameters and has not finished.
-    pub initialiser: Option<TrainerId>,
+    pub initialized: bool,
+    /// The trainer that was elected to initialize the parameters and has not finished.
+    pub initializer: Option<TrainerId>,
     pub position: Position,
     pub queues: Queues,
     pub pass: Pass,
@@ -73,7 +73,7 @@ impl StatusSnapshot {
         let from_checkpoint = generation.is_some_and(|record| record.checkpoint.is_some());
         let is_present = |number| generation.is_some_and(|record| record.generation == number);
         let init = state.init.as_ref().filter(|init| is_present(init.generation));
-        let initialised = init.is_some_and(|init| init.done);
+        let initialized = init.is_some_and(|init| init.done);
         let ps_desired = event_loop.members.desired.view().single::<u32>().ok().flatten();
         let mut snapshot = Self {
             generation: generation.map_or(Generation(0), |record| record.generation),
@@ -83,8 +83,8 @@ impl StatusSnapshot {
                 .map(|slot| slot_status(event_loop, Slot(slot)))
                 .collect(),
             trainers: trainers(event_loop),
-            initialised: initialised || from_checkpoint,
-            initialiser: init.filter(|init| !init.done).map(|init| init.trainer),
+            initialized: initialized || from_checkpoint,
+            initializer: init.filter(|init| !init.done).map(|init| init.trainer),
             position: event_loop.live.position,
             evaluation: state.evaluation.clone(),
             checkpoint: state.checkpoint.clone(),

@@ -1,4 +1,4 @@
-//! Curves for TensorBoard: one event file for each term, in a local folder.
+//! Curves for TensorBoard: one event file for each term, in a local directory.
 //!
 //! Records are framed as TensorFlow's `TFRecord` (length, its masked CRC-32C, data, their masked CRC-32C),
 //! and hold messages of TensorFlow's `event.proto` and `summary.proto`. Only the part that scalars need is
@@ -95,7 +95,7 @@ impl TermName {
     }
 }
 
-/// Writes a term's event file in a thread of its own: the folder may be on a file server that does not
+/// Writes a term's event file in a thread of its own: the directory may be on a file server that does not
 /// answer, and the job must not wait for it.
 #[derive(Debug)]
 pub(crate) struct Curves {
@@ -104,20 +104,20 @@ pub(crate) struct Curves {
 }
 
 impl Curves {
-    /// Creates a file in `folder`, and the folder if it is missing, and writes the job's progress to it. If
-    /// the folder is not writable, the term continues without curves.
+    /// Creates a file in `directory`, and the directory if it is missing, and writes the job's progress to it. If
+    /// the directory is not writable, the term continues without curves.
     pub fn start(
-        folder: PathBuf,
+        directory: PathBuf,
         term: TermName,
         snapshot: watch::Receiver<Arc<StatusSnapshot>>,
     ) -> Self {
         let (end, ended) = mpsc::channel();
         let (finished, is_finished) = oneshot::channel();
         let write = move || {
-            match create(&folder, term) {
+            match create(&directory, term) {
                 Ok(file) => TensorBoard::new(file).follow(&snapshot, &ended),
                 Err(error) => {
-                    warn!(folder = %folder.display(), %error, "no curves for TensorBoard");
+                    warn!(directory = %directory.display(), %error, "no curves for TensorBoard");
                 }
             }
             let _ = finished.send(());
@@ -134,7 +134,7 @@ impl Curves {
         // Fails only if the thread did not start or could not create its file, which is already logged.
         let _ = end.send(result);
         if timeout(FINISH_MAX, is_finished).await.is_err() {
-            warn!("cannot finish the curves for TensorBoard: writing to their folder timed out");
+            warn!("cannot finish the curves for TensorBoard: writing to their directory timed out");
         }
     }
 }
@@ -149,10 +149,10 @@ struct EventFile {
     is_failing: bool,
 }
 
-fn create(folder: &Path, term: TermName) -> io::Result<EventFile> {
+fn create(directory: &Path, term: TermName) -> io::Result<EventFile> {
     let now = unix_ms();
-    let path = folder.join(term.file_name(now));
-    create_dir_all(folder)?;
+    let path = directory.join(term.file_name(now));
+    create_dir_all(directory)?;
     let file = File::options().append(true).create(true).open(&path)?;
     let len = file.metadata()?.len();
     let mut file = EventFile { file, path, len, is_failing: false };
@@ -314,14 +314,14 @@ mod tests {
         }
     }
 
-    fn board(folder: &Path) -> TensorBoard {
-        TensorBoard::new(create(folder, TERM).unwrap())
+    fn board(directory: &Path) -> TensorBoard {
+        TensorBoard::new(create(directory, TERM).unwrap())
     }
 
     #[test]
     fn a_step_is_written_once_and_a_rollback_discards_later_events() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut board = board(folder.path());
+        let directory = tempfile::tempdir().unwrap();
+        let mut board = board(directory.path());
         assert_eq!(board.new_events(&StatusSnapshot::default(), 0), []);
         let first = board.new_events(&at(8, 0.5), 1000);
         assert_eq!(first.iter().map(|it| it.step).collect::<Vec<_>>(), [8, 8], "{first:?}");
@@ -337,8 +337,8 @@ mod tests {
     /// A disk that was temporarily full leaves a gap; later events are kept.
     #[test]
     fn half_a_record_is_taken_back() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut file = create(folder.path(), TERM).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let mut file = create(directory.path(), TERM).unwrap();
         let text = event(1, 1, What::FileVersion("text".to_owned()));
         file.append(std::slice::from_ref(&text));
         let path = file.path.clone();
@@ -357,7 +357,7 @@ mod tests {
     /// The frame of a record equals TensorFlow's, byte by byte.
     #[test]
     fn a_record_is_framed_by_its_length_and_masked_sums() {
-        // CRC-32C of "123456789" is 0xe3069283 (RFC 3720 and the catalogue of CRCs).
+        // CRC-32C of "123456789" is 0xe3069283 (RFC 3720 and the catalog of CRCs).
         assert_eq!(checksum(CrcAlgorithm::Crc32Iscsi, b"123456789") as u32, 0xe306_9283);
         assert_eq!(masked(0), 0xa282_ead8);
         let event = event(0, 0, What::FileVersion(FILE_VERSION.to_owned()));

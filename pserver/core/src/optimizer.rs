@@ -136,7 +136,7 @@ impl Optimizer {
 impl Decay {
     fn apply(self, params: &mut [f32], gradient: &mut [f32], rate: f32) {
         match self {
-            // Not just an optimisation: adding 0 × ∞ would give NaN.
+            // Not just an optimization: adding 0 × ∞ would give NaN.
             Self::Gradient(0.0) | Self::Parameters(0.0) => {}
             Self::Gradient(decay) => {
                 for (g, p) in gradient.iter_mut().zip(params.iter()) {

@@ -62,7 +62,7 @@ impl Shard {
         }
     }
 
-    /// Returns the machine of a synchronous job.
+    /// Returns the shard of a synchronous job.
     pub fn as_sync(&self) -> Option<&SyncShard> {
         match self {
             Self::Sync(shard) => Some(shard),
@@ -70,7 +70,7 @@ impl Shard {
         }
     }
 
-    /// Returns the machine of a synchronous job.
+    /// Returns the shard of a synchronous job.
     pub fn as_sync_mut(&mut self) -> Option<&mut SyncShard> {
         match self {
             Self::Sync(shard) => Some(shard),

@@ -25,7 +25,7 @@ pub type EarlyBlock = (u32, Arc<Vec<f32>>);
 pub struct SyncShard {
     blocks: BlockStore,
     lanes: u32,
-    step: LaneSum,
+    lane_sum: LaneSum,
     /// Indices of the blocks updated by the current step before the step is complete.
     early: Vec<usize>,
     /// The values of the previous version, or of the current one while a step is partly applied: another
@@ -39,7 +39,7 @@ impl SyncShard {
         let (lanes, blocks) = (rules.lanes, snapshot.blocks.len());
         let exhausted = std::mem::take(&mut snapshot.exhausted);
         Self {
-            step: LaneSum::new(lanes, exhausted, rules.codec, blocks),
+            lane_sum: LaneSum::new(lanes, exhausted, rules.codec, blocks),
             blocks: BlockStore::restore(layout, snapshot, rules),
             lanes,
             early: Vec::new(),
@@ -70,13 +70,13 @@ impl SyncShard {
 
     /// Returns the lanes that the current step waits for.
     pub fn missing(&self) -> Vec<Lane> {
-        self.step.missing()
+        self.lane_sum.missing()
     }
 
     /// Takes a snapshot, by reference. Between [`Contributed::Complete`] and [`SyncShard::finish_step`] the
     /// state is inconsistent; call it only after `finish_step`.
     pub fn snapshot(&self) -> ShardSnapshot {
-        ShardSnapshot { exhausted: self.step.exhausted().clone(), ..self.blocks.snapshot() }
+        ShardSnapshot { exhausted: self.lane_sum.exhausted().clone(), ..self.blocks.snapshot() }
     }
 
     /// Adds some blocks of a contribution of the lanes starting at `first` to the step that begins at
@@ -96,7 +96,7 @@ impl SyncShard {
         let Some(node) = self.open(version, first, shares)? else { return Ok(()) };
         let located = locate(blocks, self.blocks.list())?;
         check_count(shares, located.len(), self.blocks.list().len())?;
-        self.step.add(node, shares, located);
+        self.lane_sum.add(node, shares, located);
         Ok(())
     }
 
@@ -121,14 +121,14 @@ impl SyncShard {
         check_count(shares, found, wanted)?;
         let is_received =
             |index: &usize| located.binary_search_by_key(index, |(it, _)| *it).is_ok();
-        let mut missing = (0..wanted).filter(|index| !self.step.has_block(node, *index));
+        let mut missing = (0..wanted).filter(|index| !self.lane_sum.has_block(node, *index));
         if total.is_some() && !missing.all(|index| is_received(&index)) {
             return Err(Refusal::WrongBlocks { found, wanted });
         }
         check_records(shares, contribution.records, contribution.checksum)?;
-        self.step.add(node, shares, located);
-        self.step.complete(node, shares, total);
-        Ok(if self.step.is_complete() { Contributed::Complete } else { Contributed::Waiting })
+        self.lane_sum.add(node, shares, located);
+        self.lane_sum.complete(node, shares, total);
+        Ok(if self.lane_sum.is_complete() { Contributed::Complete } else { Contributed::Waiting })
     }
 
     /// Returns the node of a contribution to the current step, unless it was completely received before.
@@ -139,7 +139,7 @@ impl SyncShard {
         shares: &[LaneShare],
     ) -> Result<Option<Node>, Refusal> {
         let (count, lanes) = (shares.len(), self.lanes);
-        let node = u32::try_from(count).ok().and_then(|it| self.step.tree().node(first, it));
+        let node = u32::try_from(count).ok().and_then(|it| self.lane_sum.tree().node(first, it));
         let node = node.ok_or(Refusal::NoSuchNode { first, count, lanes })?;
         let present = self.blocks.position.version;
         if present < version {
@@ -147,12 +147,12 @@ impl SyncShard {
         }
         if version < present {
             if version.0 + 1 == present.0 {
-                self.step.check_previous(node, shares)?;
+                self.lane_sum.check_previous(node, shares)?;
             }
             return Ok(None);
         }
         for (lane, share) in node.lanes().zip(shares) {
-            match (self.step.exhausted().contains(&lane), share) {
+            match (self.lane_sum.exhausted().contains(&lane), share) {
                 (true, LaneShare { records: 1.., .. }) => {
                     return Err(Refusal::LaneExhausted { lane });
                 }
@@ -163,20 +163,20 @@ impl SyncShard {
             }
         }
         // Also for complete contributions: another slot may lack this one and accept the other.
-        self.step.check(node, shares)?;
-        Ok((!self.step.has(node)).then_some(node))
+        self.lane_sum.check(node, shares)?;
+        Ok((!self.lane_sum.has(node)).then_some(node))
     }
 
     /// Whether every lane of the current step was received, so that [`SyncShard::finish_step`] may be called.
     pub fn is_step_complete(&self) -> bool {
-        self.step.is_complete()
+        self.lane_sum.is_complete()
     }
 
     /// Returns, for each block, the squared norm of the complete step's *mean* gradient (after clipping by
     /// value), summed in order in `f64`.
     pub fn squares(&self) -> Vec<f64> {
-        let mean = self.blocks.mean(self.step.records(), None);
-        let sums = (0..self.blocks.list().len()).map(|index| self.step.sum(index));
+        let mean = self.blocks.mean(self.lane_sum.records(), None);
+        let sums = (0..self.blocks.list().len()).map(|index| self.lane_sum.sum(index));
         sums.map(|sum| sum.map_or(0.0, |sum| squares(mean, sum.values()))).collect()
     }
 
@@ -195,7 +195,7 @@ impl SyncShard {
     /// those blocks. Their values are provisional until the step is complete. Does nothing in jobs that clip
     /// by global norm, which requires all blocks.
     pub fn apply_early(&mut self) -> Vec<EarlyBlock> {
-        if self.blocks.clips_by_norm() || !self.step.has_ready() {
+        if self.blocks.clips_by_norm() || !self.lane_sum.has_ready() {
             return Vec::new();
         }
         let known = self.early.len();
@@ -210,21 +210,21 @@ impl SyncShard {
             self.previous = None;
             self.previous = Some(self.blocks.parameters());
         }
-        let mean = self.blocks.mean(self.step.records(), norm);
-        let Self { blocks, step, early, .. } = self;
-        let ready = std::iter::from_fn(|| step.take_ready());
+        let mean = self.blocks.mean(self.lane_sum.records(), norm);
+        let Self { blocks, lane_sum, early, .. } = self;
+        let ready = std::iter::from_fn(|| lane_sum.take_ready());
         blocks.apply(mean, ready.inspect(|(index, _)| early.push(*index)));
     }
 
     /// Applies the complete step and publishes the next version. `norm` is the global norm of the mean
     /// gradient over all slots; required if the job clips by it.
     pub fn finish_step(&mut self, norm: Option<f64>) {
-        debug_assert!(self.step.is_complete());
+        debug_assert!(self.lane_sum.is_complete());
         self.apply_ready(norm);
         self.early.clear();
         let BlockStore { position, applied, updates, .. } = &mut self.blocks;
         let (mut records, mut checksum) = (0, 0);
-        if let Some(total) = self.step.total() {
+        if let Some(total) = self.lane_sum.total() {
             (records, checksum) = (total.records, total.checksum);
             *updates += 1;
             position.loss = Some(total.loss_sum / records as f64);
@@ -232,7 +232,7 @@ impl SyncShard {
         applied.iter_mut().for_each(|applied| applied.count(position.pass, records, checksum));
         position.examples += records;
         position.version = Version(position.version.0 + 1);
-        if self.step.begin_next() == PassState::Ended {
+        if self.lane_sum.begin_next() == PassState::Ended {
             position.pass = Pass(position.pass.0 + 1);
             position.pass_start = position.version;
         }

@@ -52,7 +52,7 @@ impl Mean {
 
     /// Replaces sums by their means.
     pub(crate) fn of(self, sums: &mut [f32]) {
-        // Separate loops, which the compiler can vectorise.
+        // Separate loops, which the compiler can vectorize.
         sums.iter_mut().for_each(|it| *it *= self.scale);
         if let Some(bound) = self.clip {
             sums.iter_mut().for_each(|it| *it = bounded(*it, bound));

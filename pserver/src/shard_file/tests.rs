@@ -1,4 +1,4 @@
-//! Tests of saving and loading shards, on files in a folder.
+//! Tests of saving and loading shards, on files in a directory.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,7 @@ fn job(kind: OptimizerKind) -> JobRecord {
 }
 
 struct Scene {
-    folder: TempDir,
+    directory: TempDir,
     shards: ShardStore,
     layout: Layout,
 }
@@ -39,17 +39,17 @@ impl Scene {
             ParamSpec::new("layers.1.bias", &[4]),
             ParamSpec::new("scale", &[]),
         ];
-        let folder = tempfile::tempdir().unwrap();
-        let store = steadfast_store::open(folder.path().to_str().unwrap()).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let store = steadfast_store::open(directory.path().to_str().unwrap()).unwrap();
         let shards = ShardStore::new(store, job(OptimizerKind::Adam));
-        let scene = Self { folder, shards, layout: Layout::new(params) };
+        let scene = Self { directory, shards, layout: Layout::new(params) };
         std::fs::write(scene.manifest(), "{}").unwrap();
         scene
     }
 
-    /// The file of the dataset manifest, by which a store is recognised.
+    /// The file of the dataset manifest, by which a store is recognized.
     fn manifest(&self) -> std::path::PathBuf {
-        self.folder.path().join(Manifest::object_name("abc"))
+        self.directory.path().join(Manifest::object_name("abc"))
     }
 
     /// The blocks of one of some slots.
@@ -117,7 +117,7 @@ impl Scene {
     }
 
     fn path(&self, record: &CheckpointRecord, shard: usize) -> std::path::PathBuf {
-        self.folder.path().join(&record.shards[shard].object)
+        self.directory.path().join(&record.shards[shard].object)
     }
 }
 
@@ -243,12 +243,12 @@ async fn a_block_is_found_in_a_shard_where_it_was_not_expected() {
     assert_eq!(blocks(&scene.load(&record, 2).await), expected);
 }
 
-/// F33: an unmounted folder does not prove that a checkpoint is damaged.
+/// F33: an unmounted directory does not prove that a checkpoint is damaged.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unavailable_store_does_not_damage_a_checkpoint() {
     let scene = Scene::new();
     let record = scene.save(vec![scene.snapshot(0, 1)]).await;
-    let (store, away) = (scene.folder.path(), tempfile::tempdir().unwrap());
+    let (store, away) = (scene.directory.path(), tempfile::tempdir().unwrap());
     std::fs::rename(store.join("shards"), away.path().join("shards")).unwrap();
     std::fs::rename(scene.manifest(), away.path().join("manifest")).unwrap();
     let error = scene.shards.load(&record, Slot(0), &placement(1)).await.unwrap_err();

@@ -48,12 +48,12 @@ fn copy_sources(root: &Path, tree: &Path) {
         String::from_utf8(listed.expect("git is installed").stdout).expect("names are UTF-8");
     for name in listed.lines() {
         let (from, to) = (root.join(name), tree.join(name));
-        let folder = to.parent().expect("a file has a folder");
-        std::fs::create_dir_all(folder).expect("the target folder is writable");
+        let directory = to.parent().expect("a file has a directory");
+        std::fs::create_dir_all(directory).expect("the target directory is writable");
         // cargo detects changes by modification time, so unchanged files are not copied.
         let is_same = std::fs::read(&from).ok() == std::fs::read(&to).ok();
         if !is_same && from.exists() {
-            std::fs::copy(&from, &to).expect("the target folder is writable");
+            std::fs::copy(&from, &to).expect("the target directory is writable");
         }
     }
 }

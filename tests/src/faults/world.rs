@@ -15,7 +15,7 @@ use tokio::runtime::Runtime;
 
 use super::inject::Heal;
 use super::member::Member;
-use super::store::StoreFolder;
+use super::store::StoreDirectory;
 use super::{Role, Schedule, Shape, When};
 use crate::{
     Ended, EtcdCluster, Job, Network, Process, Quota, Recorder, Scene, audit, free_address, get,
@@ -49,7 +49,7 @@ pub struct FaultTarget<'a> {
     pub(super) members: Vec<Member>,
     pub etcd: EtcdCluster<'a>,
     pub recorder: Recorder<'a>,
-    pub(super) store: StoreFolder,
+    pub(super) store: StoreDirectory,
     pub(super) heals: Vec<Heal>,
     job_file: String,
     status: Option<Value>,
@@ -118,7 +118,7 @@ impl<'a> FaultTarget<'a> {
         let mut world = Self {
             recorder: Recorder::start(scene, &etcd.urls(), keys.root()),
             job_file: job.write(scene).display().to_string(),
-            store: StoreFolder::new(scene),
+            store: StoreDirectory::new(scene),
             scene,
             shape,
             keys,
@@ -416,7 +416,7 @@ impl<'a> FaultTarget<'a> {
         if let Some(network) = &member.network {
             command = network.wrap(&command);
         }
-        let process = Process::start(self.scene.folder(), &member.log_name(), &mut command);
+        let process = Process::start(self.scene.directory(), &member.log_name(), &mut command);
         member.begin(process);
         member.admin = admin;
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::pages::{Page, split_code};
 
-/// Returns a message for each link whose file, folder or heading does not exist.
+/// Returns a message for each link whose file, directory or heading does not exist.
 pub fn dead(pages: &[Page], tracked: &[String]) -> Vec<String> {
     let anchors: BTreeMap<&str, BTreeSet<String>> =
         pages.iter().map(|page| (page.path.as_str(), anchors(page))).collect();
@@ -34,11 +34,11 @@ fn why_dead(
     let Some(path) = resolve(page, path) else {
         return Some("it leaves the repository".to_owned());
     };
-    let folder = format!("{path}/");
+    let directory = format!("{path}/");
     let is_there =
-        path.is_empty() || tracked.iter().any(|it| *it == path || it.starts_with(&folder));
+        path.is_empty() || tracked.iter().any(|it| *it == path || it.starts_with(&directory));
     if !is_there {
-        return Some("no such tracked file or folder".to_owned());
+        return Some("no such tracked file or directory".to_owned());
     }
     let anchor = anchor?;
     let known = anchors.get(path.as_str()).is_some_and(|it| it.contains(anchor));

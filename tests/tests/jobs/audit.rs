@@ -27,7 +27,7 @@ fn recorded(scene: &Scene, cluster: &Cluster) -> PathBuf {
     let mut command = scene.command(Path::new("etcdctl"));
     command.env("ETCDCTL_API", "3").args(["--endpoints", &cluster.etcd.url(), "watch"]);
     command.args(["--rev=1", "--prefix", "-w", "json", &format!("{}/", cluster.keys.root())]);
-    let mut watch = Process::start(scene.folder(), "history", &mut command);
+    let mut watch = Process::start(scene.directory(), "history", &mut command);
     let path = watch.stdout_path().to_owned();
     let mark = format!("\"mod_revision\":{last},");
     let text = eventually("the history is read", || {

@@ -65,10 +65,10 @@ impl<'a> Stage<'a> {
 
     /// Returns the shard files in the store.
     fn shards(&self) -> Vec<PathBuf> {
-        let folder =
+        let directory =
             fs::read_dir(self.scene.path("data/store/shards/digits")).expect("shards exist");
         let mut shards: Vec<PathBuf> =
-            folder.map(|entry| entry.expect("the folder can be read").path()).collect();
+            directory.map(|entry| entry.expect("the directory can be read").path()).collect();
         shards.sort();
         shards
     }
@@ -313,5 +313,5 @@ fn bad_input_is_rejected_in_one_line_with_a_hint() {
     assert_eq!(line, "latest, 0 are 2 checkpoints; name just one");
     let (code, line) = stage.refused(&["export", "--to", "data/"]);
     assert_eq!(code, 2);
-    assert!(line.contains("--to data/ is a folder; name the file"), "{line}");
+    assert!(line.contains("--to data/ is a directory; name the file"), "{line}");
 }

@@ -181,7 +181,7 @@ fn the_cause_of_a_failed_save_is_reported_until_the_model_is_saved() {
     for job in [Job::small(), Job::asynchronous().with("passes = 30", "passes = 2")] {
         let scene = Scene::new();
         let in_the_way = scene.path("data").join("store/model.safetensors/in/the/way");
-        fs::create_dir_all(&in_the_way).expect("a folder can be made");
+        fs::create_dir_all(&in_the_way).expect("a directory can be made");
         let mut run = Run::start(&scene, &job, &[]);
         // Each attempt evaluates the model before it writes it.
         let status = run.until("four attempts failed", |it| {
@@ -202,7 +202,7 @@ fn the_cause_of_a_failed_save_is_reported_until_the_model_is_saved() {
 fn a_run_whose_every_checkpoint_failed_reports_it_at_its_end() {
     let scene = Scene::new();
     let job = Job::small().with("every = \"10s\"", "every = \"200ms\"");
-    fs::create_dir_all(scene.path("data/store")).expect("a folder can be made");
+    fs::create_dir_all(scene.path("data/store")).expect("a directory can be made");
     fs::write(scene.path("data/store/shards"), "a file in the way").expect("it can be written");
     let summary = Run::start(&scene, &job, &[]).finish();
     assert_eq!(summary["checkpoint"], Value::Null, "{summary}");

@@ -81,13 +81,13 @@ fn the_metrics_of_alerts_and_dashboard_exist_and_follow_the_conventions() {
     let scene = Scene::new();
     let served = served(&scene);
     for (role, text) in served.iter().filter(|(role, _)| **role != "etcd") {
-        let folder = scene.folder();
-        let checked = promtool.check(folder, &["check", "metrics"], &in_older_text(text));
+        let directory = scene.directory();
+        let checked = promtool.check(directory, &["check", "metrics"], &in_older_text(text));
         checked.unwrap_or_else(|why| panic!("{role}: {why}\n{text}"));
         let file = scene.write("openmetrics", with_times(text)).display().to_string();
         let blocks = scene.path("blocks").display().to_string();
         let read = ["tsdb", "create-blocks-from", "openmetrics", &file, &blocks];
-        promtool.check(folder, &read, "").unwrap_or_else(|why| panic!("{role}: {why}\n{text}"));
+        promtool.check(directory, &read, "").unwrap_or_else(|why| panic!("{role}: {why}\n{text}"));
     }
     let served: BTreeSet<String> = served.values().flat_map(|text| names_served(text)).collect();
     let pages = fs::read_dir(root().join("docs/operating")).expect("the operations pages exist");
@@ -111,7 +111,7 @@ fn metrics_that_break_the_conventions_are_found() {
     let Some(promtool) = Promtool::find() else { return };
     let scene = Scene::new();
     let check = |metrics: &str| {
-        promtool.check(scene.folder(), &["check", "metrics"], &in_older_text(metrics))
+        promtool.check(scene.directory(), &["check", "metrics"], &in_older_text(metrics))
     };
     let sound = "# HELP x_seconds Time.\n# TYPE x_seconds counter\n# UNIT x_seconds seconds\n\
                  x_seconds_total 1\n# EOF\n";
@@ -124,7 +124,7 @@ fn metrics_that_break_the_conventions_are_found() {
         let file = scene.write("openmetrics", with_times(metrics)).display().to_string();
         let blocks = scene.path("blocks").display().to_string();
         let args = ["tsdb", "create-blocks-from", "openmetrics", &file, &blocks];
-        promtool.check(scene.folder(), &args, "")
+        promtool.check(scene.directory(), &args, "")
     };
     take_in(sound).unwrap();
     for (old, new) in [("# EOF\n", ""), ("UNIT x_seconds seconds", "UNIT x_seconds bytes")] {
@@ -138,11 +138,11 @@ fn metrics_that_break_the_conventions_are_found() {
 #[test]
 fn each_alert_is_tested_and_has_a_page() {
     let Some(promtool) = Promtool::find() else { return };
-    let folder = monitoring();
-    promtool.check(&folder, &["check", "rules", "alerts.yaml"], "").unwrap();
-    promtool.check(&folder, &["test", "rules", "alerts.test.yaml"], "").unwrap();
+    let directory = monitoring();
+    promtool.check(&directory, &["check", "rules", "alerts.yaml"], "").unwrap();
+    promtool.check(&directory, &["test", "rules", "alerts.test.yaml"], "").unwrap();
     let (rules, tests) =
-        (read(&folder.join("alerts.yaml")), read(&folder.join("alerts.test.yaml")));
+        (read(&directory.join("alerts.yaml")), read(&directory.join("alerts.test.yaml")));
     let page = read(&root().join("docs/operating/alerts.md"));
     let headings: BTreeSet<String> =
         page.lines().filter_map(|it| Some(it.strip_prefix("## ")?.to_lowercase())).collect();
@@ -166,13 +166,13 @@ fn each_alert_is_tested_and_has_a_page() {
 fn prometheus_accepts_its_configuration() {
     let Some(promtool) = Promtool::find() else { return };
     let scene = Scene::new();
-    let secrets = scene.folder().display().to_string();
+    let secrets = scene.directory().display().to_string();
     scene.write("ca.crt", "");
     scene.write("admin-token", "");
     scene.write("alerts.yaml", read(&monitoring().join("alerts.yaml")));
     let settings = read(&monitoring().join("prometheus.yml")).replace("/viewers", &secrets);
     scene.write("prometheus.yml", settings);
-    promtool.check(scene.folder(), &["check", "config", "prometheus.yml"], "").unwrap();
+    promtool.check(scene.directory(), &["check", "config", "prometheus.yml"], "").unwrap();
 }
 
 /// Collects all strings under the key `expr`.
@@ -209,7 +209,7 @@ fn the_queries_of_the_dashboard_are_valid() {
         rules.push_str(&format!("      - record: query:{number}\n        expr: {query}\n"));
     }
     scene.write("dashboard.yaml", rules);
-    promtool.check(scene.folder(), &["check", "rules", "dashboard.yaml"], "").unwrap();
+    promtool.check(scene.directory(), &["check", "rules", "dashboard.yaml"], "").unwrap();
     let source = read(&monitoring().join("grafana/provisioning/datasources/prometheus.yaml"));
     assert!(source.contains("uid: prometheus"));
     let mut panels = dashboard["panels"].as_array().expect("it has panels").iter();

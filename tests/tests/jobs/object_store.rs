@@ -65,7 +65,7 @@ fn a_job_in_s3_survives_gives_the_same_bits_and_logs_no_secret() {
 
     assert_eq!(shown.len(), 3);
     let etcd = cluster.list("/").into_values().map(|it| String::from_utf8(it.value).unwrap());
-    let files = fs::read_dir(scene.folder()).unwrap().map(|it| it.unwrap().path());
+    let files = fs::read_dir(scene.directory()).unwrap().map(|it| it.unwrap().path());
     let logs = files.filter(|it| it.extension().is_some_and(|it| it == "err" || it == "out"));
     let logs: Vec<String> = logs.map(|it| fs::read_to_string(it).unwrap()).collect();
     assert!(6 < logs.len() && logs.iter().any(|it| it.contains("shard restored")));

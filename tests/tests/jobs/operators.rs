@@ -140,7 +140,7 @@ fn a_job_is_inspected_and_scaled() {
 #[test]
 fn completions_and_a_manual_are_generated() {
     let scene = Scene::new();
-    let folder = scene.folder().display().to_string();
+    let directory = scene.directory().display().to_string();
     let run = |args: &[&str]| {
         let output = scene.command(&steadfast_tests::program("steadfast")).args(args).output();
         let output = output.expect("the program starts");
@@ -148,7 +148,7 @@ fn completions_and_a_manual_are_generated() {
         String::from_utf8(output.stdout).expect("it prints text")
     };
     assert!(run(&["completions", "bash"]).contains("etcd-users"));
-    run(&["man", "--dir", &folder]);
+    run(&["man", "--dir", &directory]);
     let page = std::fs::read_to_string(scene.path("steadfast-why.1")).expect("it exists");
     assert!(page.contains("waits for which"), "{page}");
 }
@@ -172,9 +172,10 @@ fn a_process_that_waits_after_completion_holds_no_lease() {
         assert_eq!(member.ask("/healthz").map(|it| it.code), Some(200));
     }
     let keys = &cluster.keys;
-    assert!(cluster.list(&keys.ps_prefix()).is_empty());
-    assert!(cluster.list(&keys.trainers_prefix()).is_empty());
-    assert!(cluster.get(&keys.master_addr()).is_none());
+    eventually("no lease is held", || {
+        let members = [keys.ps_prefix(), keys.trainers_prefix(), keys.master_addr()];
+        members.iter().all(|prefix| cluster.list(prefix).is_empty()).then_some(())
+    });
     for member in &mut members {
         member.signal(Signal::SIGTERM);
         assert_eq!(member.end().code, Some(0));

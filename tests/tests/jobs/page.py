@@ -20,7 +20,7 @@ def until(page, what):
         time.sleep(0.02)
 
 
-url, victim, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+url, victim, directory = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 complaints = []
 elsewhere = []
 
@@ -33,7 +33,7 @@ with sync_playwright() as tools:
     page.goto(url)
     until(page, "document.getElementById('connection').textContent === 'live'")
     page.wait_for_selector("#curves-body svg")
-    page.screenshot(path=f"{folder}/page-light.png", full_page=True)
+    page.screenshot(path=f"{directory}/page-light.png", full_page=True)
 
     headings = page.locator("h2").all_inner_texts()
     page.keyboard.press("Tab")
@@ -45,7 +45,7 @@ with sync_playwright() as tools:
     too_wide = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
     page.emulate_media(color_scheme="dark")
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    page.screenshot(path=f"{folder}/page-dark-phone.png", full_page=True)
+    page.screenshot(path=f"{directory}/page-dark-phone.png", full_page=True)
 
     os.kill(victim, signal.SIGKILL)
     killed = time.monotonic()

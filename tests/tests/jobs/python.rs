@@ -92,7 +92,7 @@ fn python_opens_shards_exports_and_models_and_finds_the_same_values() {
     let saved = PathBuf::from(summary["model"].as_str().expect("a finished job has a model"));
     let mut paths = vec![saved, exported];
     let shards = fs::read_dir(scene.path("data/store/shards/digits")).expect("shards exist");
-    paths.extend(shards.map(|entry| entry.expect("the folder can be read").path()));
+    paths.extend(shards.map(|entry| entry.expect("the directory can be read").path()));
     let mut files = read(&python, &paths);
     let shards = files.split_off(2);
     let (saved, exported) = (&files[0], &files[1]);

@@ -307,7 +307,7 @@ fn only_the_newest_checkpoints_are_kept_and_no_file_of_an_older_one() {
     assert_eq!(named.len(), 2 * 2);
     eventually("all other files are deleted", || {
         let files =
-            fs::read_dir(scene.path("store/shards/digits")).expect("it is a folder").flatten();
+            fs::read_dir(scene.path("store/shards/digits")).expect("it is a directory").flatten();
         (files.map(|it| it.path()).collect::<BTreeSet<_>>() == named).then_some(())
     });
 }
@@ -334,12 +334,12 @@ fn an_excess_slot_held_by_a_pserver_is_released() {
 fn old_shards_without_a_manifest_are_deleted_and_new_ones_are_not() {
     let scene = Scene::new();
     let shards = scene.path("store/shards/digits");
-    fs::create_dir_all(&shards).expect("the folder can be made");
+    fs::create_dir_all(&shards).expect("the directory can be made");
     let (old, new) = (shards.join("old.safetensors"), shards.join("new.safetensors"));
     fs::write(&old, "orphan").expect("it can be written");
     fs::write(&new, "about to be committed").expect("it can be written");
     let of_another_job = scene.path("store/shards/other/old.safetensors");
-    fs::create_dir_all(scene.path("store/shards/other")).expect("the folder can be made");
+    fs::create_dir_all(scene.path("store/shards/other")).expect("the directory can be made");
     fs::write(&of_another_job, "not ours").expect("it can be written");
     let day_ago = SystemTime::now() - Duration::from_secs(86_400);
     for path in [&old, &of_another_job] {

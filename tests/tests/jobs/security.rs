@@ -242,7 +242,7 @@ fn an_open_port_without_certificates_requires_a_flag() {
     command.args(["--insecure-allow-plaintext", "--job", "endless", "--etcd-endpoints"]);
     command.args([&cluster.etcd.url(), "--admin-listen", &format!("0.0.0.0:{}", admin.port())]);
     command.args(["--advertise", "127.0.0.1"]);
-    let process = steadfast_tests::Process::start(scene.folder(), "open", &mut command);
+    let process = steadfast_tests::Process::start(scene.directory(), "open", &mut command);
     let shown = eventually("it answers", || steadfast_tests::get(&admin.to_string(), "/metrics"));
     assert!(shown.body.contains("steadfast_insecure_plaintext 1"), "{}", shown.body);
     let page = steadfast_tests::get(&admin.to_string(), "/").expect("it answers");
@@ -250,17 +250,17 @@ fn an_open_port_without_certificates_requires_a_flag() {
     eventually("it is logged", || process.stderr().contains("INSECURE").then_some(()));
 }
 
-/// An invalid certificate folder is reported at startup, with the reason.
+/// An invalid certificate directory is reported at startup, with the reason.
 #[test]
 fn invalid_certificates_are_named() {
     let scene = Scene::new();
     let certificates = Certificates::make(&scene, "certs");
-    let start = |folder: &str| {
-        let args = ["--job", "digits", "--tls", folder];
+    let start = |directory: &str| {
+        let args = ["--job", "digits", "--tls", directory];
         scene.start("pserver", "steadfast-pserver", &args).end(Duration::from_secs(20))
     };
-    let folder = |role| certificates.of(role).display().to_string();
-    let refused = start(&folder("trainer"));
+    let directory = |role| certificates.of(role).display().to_string();
+    let refused = start(&directory("trainer"));
     assert!(
         refused.stderr.contains("is a certificate of trainer; this is a pserver"),
         "{refused:?}"
@@ -272,11 +272,11 @@ fn invalid_certificates_are_named() {
         certificates.of("pserver").join("tls.key"),
     )
     .unwrap();
-    let refused = start(&folder("pserver"));
+    let refused = start(&directory("pserver"));
     assert!(refused.stderr.contains("tls.key"), "{refused:?}");
     assert_eq!(refused.code, Some(2));
     fs::write(certificates.of("pserver").join("tls.crt"), "nothing\n").unwrap();
-    let refused = start(&folder("pserver"));
+    let refused = start(&directory("pserver"));
     assert!(refused.stderr.contains("tls.crt: no certificate found"), "{refused:?}");
 }
 

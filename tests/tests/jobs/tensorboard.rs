@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 use steadfast_tests::{Job, Run, Scene, python};
 
-/// Prints the steps and the values of each curve in a TensorBoard folder.
+/// Prints the steps and the values of each curve in a TensorBoard directory.
 const READ: &str = r#"
 import json, sys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -23,8 +23,8 @@ fn tensorboard_reads_one_curve_however_many_masters_wrote_it() {
     let packages = ["tensorboard==2.20.0", "setuptools==80.9.0"];
     let Some(python) = python("tensorboard", &packages) else { return };
     let scene = Scene::new();
-    let folder = scene.path("curves");
-    let more = ["--tensorboard", folder.to_str().expect("it is text")];
+    let directory = scene.path("curves");
+    let more = ["--tensorboard", directory.to_str().expect("it is text")];
     let mut run = Run::start(&scene, &Job::long(), &more);
     run.until_step(60);
     let acting = run.status().expect("it answers")["master"]["epoch"].clone();
@@ -32,10 +32,10 @@ fn tensorboard_reads_one_curve_however_many_masters_wrote_it() {
     run.until("another master acts", |it| it["master"]["epoch"] != acting);
     let result = run.finish();
 
-    let files = fs::read_dir(&folder).expect("it was made").count();
+    let files = fs::read_dir(&directory).expect("it was made").count();
     assert!(2 <= files, "{files} files");
     let script = scene.write("read.py", READ);
-    let output = Command::new(python).arg(script).arg(&folder).output().expect("python starts");
+    let output = Command::new(python).arg(script).arg(&directory).output().expect("python starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let curves: Value = serde_json::from_slice(&output.stdout).expect("it prints JSON");
     for (tag, curve) in curves.as_object().expect("there are curves") {

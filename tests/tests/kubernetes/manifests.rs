@@ -44,12 +44,12 @@ pub fn overlays() -> Option<&'static [Overlay]> {
 
 fn render_all() -> Option<Vec<Overlay>> {
     let kubectl = kubectl()?;
-    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kubernetes");
-    copy(&source, folder.path());
-    make_secrets(&folder);
-    let example = render(&kubectl, &folder, "example")?;
-    let mut own_etcd = render(&kubectl, &folder, "own-etcd")?;
+    copy(&source, directory.path());
+    make_secrets(&directory);
+    let example = render(&kubectl, &directory, "example")?;
+    let mut own_etcd = render(&kubectl, &directory, "own-etcd")?;
     for name in OUTSIDE {
         let mut secret = example.found("Secret", name).expect("the example makes it").clone();
         secret["metadata"]["name"] = name.into();
@@ -59,8 +59,8 @@ fn render_all() -> Option<Vec<Overlay>> {
 }
 
 /// Creates the Secrets as documented for the example.
-fn make_secrets(folder: &TempDir) {
-    let example = folder.path().join("overlays/example");
+fn make_secrets(directory: &TempDir) {
+    let example = directory.path().join("overlays/example");
     let made = Command::new(program("steadfast"))
         .args(["certs", "init", "--dir"])
         .arg(example.join("tls"))
@@ -70,18 +70,18 @@ fn make_secrets(folder: &TempDir) {
         .expect("the program starts");
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     let write = |name: &str, text: &str| {
-        fs::write(example.join(name), text).expect("the folder is writable");
+        fs::write(example.join(name), text).expect("the directory is writable");
     };
     write("admin-token", "0123456789abcdef0123456789abcdef");
-    fs::create_dir_all(example.join("store-keys")).expect("the folder is writable");
+    fs::create_dir_all(example.join("store-keys")).expect("the directory is writable");
     write("store-keys/access-key-id", "id");
     write("store-keys/secret-access-key", "key");
 }
 
 fn copy(from: &Path, to: &Path) {
-    fs::create_dir_all(to).expect("a folder can be made");
-    for entry in fs::read_dir(from).expect("the folder exists") {
-        let entry = entry.expect("the folder is readable");
+    fs::create_dir_all(to).expect("a directory can be made");
+    for entry in fs::read_dir(from).expect("the directory exists") {
+        let entry = entry.expect("the directory is readable");
         let (path, target) = (entry.path(), to.join(entry.file_name()));
         // Do not use real secrets in tests.
         let is_secret = ["tls", "store-keys", "admin-token"].iter().any(|it| path.ends_with(it));
@@ -96,8 +96,8 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-fn render(kubectl: &Path, folder: &TempDir, name: &'static str) -> Option<Overlay> {
-    let overlay = folder.path().join("overlays").join(name);
+fn render(kubectl: &Path, directory: &TempDir, name: &'static str) -> Option<Overlay> {
+    let overlay = directory.path().join("overlays").join(name);
     let output = Command::new(kubectl)
         .arg("kustomize")
         .arg(overlay)
@@ -268,15 +268,15 @@ impl<'a> Workload<'a> {
     }
 }
 
-/// Creates a folder with the files of all volumes of a pod at their mount paths.
+/// Creates a directory with the files of all volumes of a pod at their mount paths.
 pub fn mounted(overlay: &Overlay, workload: Workload) -> (TempDir, Vec<String>) {
-    let root = tempfile::tempdir().expect("a temporary folder can be made");
+    let root = tempfile::tempdir().expect("a temporary directory can be made");
     let mut mounts = Vec::new();
     for mount in list(workload.container(), "/volumeMounts") {
         let path = text(mount, "/mountPath");
         mounts.push(path.to_owned());
-        let folder: PathBuf = root.path().join(path.trim_start_matches('/'));
-        fs::create_dir_all(&folder).expect("a folder can be made");
+        let directory: PathBuf = root.path().join(path.trim_start_matches('/'));
+        fs::create_dir_all(&directory).expect("a directory can be made");
         let volumes = list(workload.pod(), "/volumes");
         let volume = volumes.iter().find(|it| it["name"] == mount["name"]);
         let Some(volume) = volume else { continue };
@@ -284,7 +284,7 @@ pub fn mounted(overlay: &Overlay, workload: Workload) -> (TempDir, Vec<String>) 
         let map = text(volume, "/configMap/name");
         let files = overlay.files("Secret", secret).or_else(|| overlay.files("ConfigMap", map));
         for (name, content) in files.into_iter().flatten() {
-            fs::write(folder.join(name), content).expect("a file can be written");
+            fs::write(directory.join(name), content).expect("a file can be written");
         }
     }
     (root, mounts)

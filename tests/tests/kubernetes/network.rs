@@ -65,7 +65,7 @@ fn end<'a>(overlay: &'a Overlay, name: &str) -> Option<End<'a>> {
         "names" => elsewhere("kube-system", json!({"k8s-app": "kube-dns"})),
         // A foreign pod with the labels of this deployment.
         "stranger" => elsewhere("default", json!({"app.kubernetes.io/part-of": "steadfast"})),
-        "neighbour" => elsewhere("kube-system", json!({})),
+        "neighbor" => elsewhere("kube-system", json!({})),
         _ => overlay.component(name).map(|it| End::Pod(it.labels())),
     }
 }
@@ -75,7 +75,7 @@ pub fn ways(overlay: &Overlay) -> Vec<String> {
     let mut errors = Vec::new();
     let names: Vec<&str> = overlay.workloads().iter().map(Workload::component).collect();
     let used: BTreeSet<_> = WAYS.into_iter().collect();
-    let others = ["monitoring", "names", "stranger", "neighbour"];
+    let others = ["monitoring", "names", "stranger", "neighbor"];
     let all: Vec<&str> = names.iter().copied().chain(others).collect();
     for (from, to) in all.iter().flat_map(|from| all.iter().map(move |to| (*from, *to))) {
         if others.contains(&from) && others.contains(&to) {

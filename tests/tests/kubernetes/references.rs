@@ -189,7 +189,7 @@ fn missing(overlay: &Overlay, workload: Workload, path: &str) -> Option<String> 
     let (kind, name) = sources(volume).next()?;
     let files = overlay.files(kind, name)?;
     let file = path[text(mount, "/mountPath").len()..].trim_start_matches('/');
-    // The folder of certificates is mounted as a whole.
+    // The directory of certificates is mounted as a whole.
     let wanted = if file.is_empty() { vec!["ca.crt", "tls.crt", "tls.key"] } else { vec![file] };
     let absent = wanted.into_iter().find(|it| files.iter().all(|(key, _)| key != it))?;
     Some(format!("{kind} {name} has no file {absent}"))

@@ -12,7 +12,7 @@ use crate::manifests::{Overlay, Workload, list, mounted, text};
 /// Prefixes of variables that are not settings of the programs: of stores, and those used in arguments.
 const FOREIGN: [&str; 5] = ["AWS_", "GOOGLE_", "AZURE_", "POD_", "ETCDCTL_"];
 
-/// The command of a pod, with its volumes in a folder.
+/// The command of a pod, with its volumes in a directory.
 struct Started {
     program: String,
     args: Vec<String>,

@@ -78,7 +78,7 @@ fn write(overlay: &Overlay, path: &Path) -> Option<()> {
     let script = "import json, sys, yaml\n\
                   yaml.safe_dump_all(json.load(sys.stdin.buffer), sys.stdout)";
     let json = serde_json::to_vec(&overlay.objects).expect("it is JSON");
-    fs::write(path, filtered(script, &json)?).expect("the folder is writable");
+    fs::write(path, filtered(script, &json)?).expect("the directory is writable");
     Some(())
 }
 
@@ -101,8 +101,8 @@ fn filtered(script: &str, input: &[u8]) -> Option<Vec<u8>> {
 /// Validates an overlay with the strict schemas of one version of Kubernetes; returns the errors.
 pub fn validate(overlay: &Overlay, version: &str) -> Option<Vec<String>> {
     let python = python("kubernetes-validate", &[VALIDATE])?;
-    let folder = tempfile::tempdir().expect("a temporary folder can be made");
-    let path = folder.path().join("overlay.yaml");
+    let directory = tempfile::tempdir().expect("a temporary directory can be made");
+    let path = directory.path().join("overlay.yaml");
     write(overlay, &path)?;
     let mut command = Command::new(python);
     command.args(["-m", "kubernetes_validate", "--strict", "-k", version]).arg(&path);
@@ -147,16 +147,16 @@ struct Failed {
 /// findings.
 pub fn lint(overlays: &[Overlay]) -> Option<Vec<Finding>> {
     let python = python("checkov", &[LINT])?;
-    // The default prefix starts with a dot, and checkov skips hidden folders.
-    let folder = tempfile::Builder::new().prefix("lint-").tempdir();
-    let folder = folder.expect("a temporary folder can be made");
+    // The default prefix starts with a dot, and checkov skips hidden directories.
+    let directory = tempfile::Builder::new().prefix("lint-").tempdir();
+    let directory = directory.expect("a temporary directory can be made");
     for overlay in overlays {
-        write(overlay, &folder.path().join(format!("{}.yaml", overlay.name)))?;
+        write(overlay, &directory.path().join(format!("{}.yaml", overlay.name)))?;
     }
     let mut command = Command::new(python);
     command.args(["-m", "checkov.main", "--framework", "kubernetes", "--output", "json"]);
-    command.args(["--compact", "--quiet", "--skip-download", "--directory"]).arg(folder.path());
-    let output = run(command.current_dir(folder.path()).env_remove("BC_API_KEY"));
+    command.args(["--compact", "--quiet", "--skip-download", "--directory"]).arg(directory.path());
+    let output = run(command.current_dir(directory.path()).env_remove("BC_API_KEY"));
     let report: Report = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
         panic!("checkov: {error}: {}", String::from_utf8_lossy(&output.stderr))
     });

@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use steadfast_common::ids::{Generation, Slot};
 use steadfast_common::keys::Keys;
-use steadfast_common::records::{
-    GenerationRecord, InitRecord, MasterRecord, PserverRecord, ResultRecord,
-};
+use steadfast_common::records::{GenerationRecord, InitRecord, MasterRecord, PserverRecord};
 use steadfast_coord::{CoordError, Etcd, Mirror, Range, View};
 use steadfast_net::TlsIdentity;
 use tokio::sync::watch;
@@ -64,11 +62,6 @@ impl Cluster {
         (record.map(|record| record.address), changes)
     }
 
-    /// Returns the result of the job, if it has ended.
-    pub fn result(&self) -> Option<ResultRecord> {
-        read(&self.result.view())
-    }
-
     /// Completes when the job has ended.
     pub async fn job_ended(&self) {
         let mut changes = self.result.subscribe();
@@ -90,7 +83,7 @@ impl Cluster {
     }
 
     /// Whether the parameters of a generation have their initial values.
-    pub fn is_initialised(&self, generation: Generation) -> bool {
+    pub fn is_initialized(&self, generation: Generation) -> bool {
         let init: Option<InitRecord> = read(&self.init.view());
         let is_restored =
             |it: GenerationRecord| it.generation == generation && it.checkpoint.is_some();
@@ -98,11 +91,13 @@ impl Cluster {
             || init.is_some_and(|init| init.generation == generation && init.done)
     }
 
-    /// Completes when the init record changes.
-    pub async fn init_changed(&self) {
+    /// Returns a future that completes when the init record changes after this call.
+    pub fn init_changed(&self) -> impl Future<Output = ()> + use<> {
         let mut changes = self.init.subscribe();
         changes.mark_unchanged();
-        let _ = changes.changed().await;
+        async move {
+            let _ = changes.changed().await;
+        }
     }
 
     /// Waits until every slot is held by the pserver that the newest generation names: training requires

@@ -18,7 +18,7 @@ use tracing::info;
 use crate::master::ADVANCE_WAIT;
 use crate::{ClientError, HeldTasks, LaneFollower, Master, Pservers, SaverElection};
 
-/// Longest time between two looks at the record of the initialiser.
+/// Longest time between two looks at the record of the initializer.
 const INIT_WAIT: Duration = Duration::from_millis(500);
 
 /// One generation: its pservers, and the master's calls on its behalf. Each call fails with
@@ -82,21 +82,24 @@ impl GenerationClient {
     }
 
     /// Completes when the parameters have their initial values. Sets them to `values()` if this trainer is
-    /// elected as the initialiser.
+    /// elected as the initializer.
     ///
     /// # Errors
-    /// A rejection, another generation, or the end of the job.
-    pub async fn initialise(&self, values: impl Fn() -> Vec<f32>) -> Result<(), ClientError> {
+    /// The error of `values`, a rejection, another generation, or the end of the job.
+    pub async fn initialize<E: From<ClientError>>(
+        &self,
+        values: impl Fn() -> Result<Vec<f32>, E>,
+    ) -> Result<(), E> {
         let cluster = &self.pservers.cluster;
-        while !cluster.is_initialised(self.number()) {
+        while !cluster.is_initialized(self.number()) {
             let changed = cluster.init_changed();
             let request = v1::BeginInitRequest { caller: self.caller() };
             let reply = self.master.begin_init(request).await?;
             match reply.answer() {
                 Answer::Initialize => {
                     let attempt = reply.attempt;
-                    info!(attempt, "initialises the parameters");
-                    self.pservers.init(attempt, Arc::new(values())).await?;
+                    info!(attempt, "initializes the parameters");
+                    self.pservers.init(attempt, Arc::new(values()?)).await?;
                     let request = v1::FinishInitRequest { caller: self.caller(), attempt };
                     self.master.finish_init(request).await?;
                 }
@@ -104,7 +107,7 @@ impl GenerationClient {
                 Answer::Wait | Answer::Done => drop(timeout(INIT_WAIT, changed).await),
             }
             if cluster.generation().is_some_and(|it| self.number() < it.generation) {
-                return Err(ClientError::NewGeneration);
+                return Err(ClientError::NewGeneration.into());
             }
         }
         Ok(())

@@ -103,15 +103,27 @@ impl HeldTasks {
         self.request(Some(report), Take::Another, spent).await
     }
 
+    /// Returns the first task, if there is one, to the queue, which does not count as a failure.
+    ///
+    /// # Errors
+    /// A rejection, another generation, or the end of the job.
+    pub async fn return_first(&mut self, spent: TimeBreakdown) -> Result<(), ClientError> {
+        let Some(DispatchRecord { task, attempt, .. }) = self.held.pop_front() else {
+            return Ok(());
+        };
+        info!(%task, "task returned");
+        let returned = v1::Returned { attempt: attempt.0, task: task.0 };
+        self.request(Some(Report::Returned(returned)), Take::Nothing, spent).await?;
+        Ok(())
+    }
+
     /// Returns all tasks to the queue, which does not count as a failure.
     ///
     /// # Errors
     /// A rejection, another generation, or the end of the job.
     pub async fn return_all(&mut self, spent: TimeBreakdown) -> Result<(), ClientError> {
-        while let Some(DispatchRecord { task, attempt, .. }) = self.held.pop_front() {
-            info!(%task, "task returned");
-            let returned = v1::Returned { attempt: attempt.0, task: task.0 };
-            self.request(Some(Report::Returned(returned)), Take::Nothing, spent).await?;
+        while !self.is_empty() {
+            self.return_first(spent).await?;
         }
         Ok(())
     }

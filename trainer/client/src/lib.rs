@@ -2,7 +2,7 @@
 //!
 //! A [`Registration`] opens a lease, reads the job's record and checks the numerics fingerprint; it becomes
 //! a [`Session`] when the trainer is registered. [`Session::join_generation`] returns a
-//! [`GenerationClient`]: it initialises the parameters if this trainer is elected to, pulls and pushes
+//! [`GenerationClient`]: it initializes the parameters if this trainer is elected to, pulls and pushes
 //! ([`Pservers`]), follows lanes ([`LaneFollower`]) or takes tasks ([`HeldTasks`]), and takes part in the
 //! election of the saver ([`SaverElection`]). Calls are idempotent and are repeated until they succeed; they
 //! end with [`ClientError::NewGeneration`] when the job was rolled back, and the program joins the next
@@ -42,12 +42,12 @@
 //!     let identity = Identity {
 //!         trainer: TrainerId(random::uuid()),
 //!         admin: String::new(),
-//!         numerics: "my library 1.0 on x86-64".to_owned(),
 //!         tls: TlsIdentity::default(),
 //!     };
 //!     let (keys, lease_ttl) = (Keys::of_job("digits"), Duration::from_secs(10));
 //!     let registration = Registration::begin(&etcd, &keys, lease_ttl, identity).await?;
-//!     let session = registration.complete(vec![ParamSpec::new("weight", &[10, 64])]).await?;
+//!     let numerics = "my library 1.0 on x86-64".to_owned();
+//!     let session = registration.complete(vec![ParamSpec::new("weight", &[10, 64])], numerics).await?;
 //!     loop {
 //!         match train(&session).await {
 //!             Err(ClientError::NewGeneration) => {}
@@ -61,7 +61,8 @@
 //!
 //! async fn train(session: &Session) -> Result<(), ClientError> {
 //!     let generation = session.join_generation().await?;
-//!     generation.initialise(|| vec![0.0; session.layout().len()]).await?;
+//!     let zeros = || Ok::<_, ClientError>(vec![0.0; session.layout().len()]);
+//!     generation.initialize(zeros).await?;
 //!     let pservers = generation.pservers();
 //!     let mut parameters = vec![0.0; session.layout().len()];
 //!     let (mut tasks, spent) = (generation.tasks(), TimeBreakdown::default());

@@ -52,7 +52,7 @@ impl SaverElection {
     /// Waits until this trainer is elected (`true`) or the job has ended (`false`).
     ///
     /// # Errors
-    /// A rejection, or another generation.
+    /// A rejection, another generation, or the end of the job during a call.
     pub async fn is_elected(&mut self) -> Result<bool, ClientError> {
         let cluster = self.generation.pservers.cluster.clone();
         loop {

@@ -22,8 +22,6 @@ pub struct Identity {
     /// `host:port` that this process listens at: the master's failure detector connects to it. Without one
     /// (empty), the death of the process is detected when its lease ends.
     pub admin: String,
-    /// The numerics fingerprint: the same string on all machines that compute the same bits.
-    pub numerics: String,
     /// The identity for connections to the master and the pservers.
     pub tls: TlsIdentity,
 }
@@ -81,11 +79,10 @@ impl RegisterError {
 }
 
 impl Registration {
-    /// Opens a lease, waits until a master has accepted the job, and checks that this machine computes the
-    /// same bits as the other trainers; the first trainer sets the reference.
+    /// Opens a lease, and waits until a master has accepted the job.
     ///
     /// # Errors
-    /// If etcd fails with an error that is not transient, or the fingerprints differ.
+    /// If etcd fails with an error that is not transient.
     pub async fn begin(
         etcd: &Etcd,
         keys: &Keys,
@@ -95,13 +92,6 @@ impl Registration {
         // First, because this waits for an unavailable etcd.
         let lease = coord::Session::open_with_retry(etcd, lease_ttl).await?;
         let job = wait_for_job(etcd, keys).await?;
-        let numerics = json(&identity.numerics);
-        if let Err(found) = etcd.create(&keys.numerics(), &numerics, 0).await?
-            && found.value != numerics
-        {
-            let job = String::from_utf8_lossy(&found.value).into_owned();
-            return Err(RegisterError::OtherNumerics { own: identity.numerics, job });
-        }
         Ok(Self { etcd: etcd.clone(), keys: keys.clone(), identity, lease, job })
     }
 
@@ -110,14 +100,26 @@ impl Registration {
         &self.job
     }
 
-    /// Registers the trainer, with a model of these parameters.
+    /// Registers the trainer, with a model of these parameters. `numerics` is the fingerprint: the same
+    /// string on all machines that compute the same bits. The first trainer of the job sets the reference.
     ///
     /// # Errors
-    /// If the parameters are invalid, or etcd fails.
-    pub async fn complete(self, params: Vec<ParamSpec>) -> Result<Session, RegisterError> {
+    /// If the fingerprints differ, the parameters are invalid, or etcd fails.
+    pub async fn complete(
+        self,
+        params: Vec<ParamSpec>,
+        numerics: String,
+    ) -> Result<Session, RegisterError> {
         let Self { etcd, keys, identity, lease, job } = self;
+        let own = json(&numerics);
+        if let Err(found) = etcd.create(&keys.numerics(), &own, 0).await?
+            && found.value != own
+        {
+            let job = String::from_utf8_lossy(&found.value).into_owned();
+            return Err(RegisterError::OtherNumerics { own: numerics, job });
+        }
         let layout = Arc::new(checked_layout(params)?);
-        let record = TrainerRecord { admin: identity.admin, numerics: identity.numerics };
+        let record = TrainerRecord { admin: identity.admin, numerics };
         let key = keys.trainer(identity.trainer);
         let created = etcd.create(&key, &json(&record), lease.lease()).await?;
         let incarnation = Incarnation(created.map_err(|_| RegisterError::IdTaken)?);
@@ -144,7 +146,7 @@ impl Session {
     }
 
     /// Waits until every slot is held by the pserver that the newest generation names. The parameters may
-    /// lack their initial values: see [`GenerationClient::initialise`].
+    /// lack their initial values: see [`GenerationClient::initialize`].
     ///
     /// # Errors
     /// If the job has ended, or a pserver's address is invalid.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use steadfast_client::{
-    ClientError, ContributionName, Gradient, Identity, RegisterError, Registration,
+    ClientError, ContributionName, Gradient, Identity, RegisterError, Registration, Session,
 };
 use steadfast_common::applied_records::RecordRange;
 use steadfast_common::ids::{Generation, Pass, TaskId, TrainerId, Version};
@@ -80,15 +80,20 @@ impl Job {
         self.put(&self.keys.generation(), &record).await;
     }
 
-    async fn register(&self, number: u128, numerics: &str) -> Result<Registration, RegisterError> {
+    async fn register(&self, number: u128, numerics: &str) -> Result<Session, RegisterError> {
+        self.register_with(number, numerics, params()).await
+    }
+
+    async fn register_with(
+        &self,
+        number: u128,
+        numerics: &str,
+        params: Vec<ParamSpec>,
+    ) -> Result<Session, RegisterError> {
         let trainer = TrainerId(Uuid::from_u128(number));
-        let identity = Identity {
-            trainer,
-            admin: String::new(),
-            numerics: numerics.to_owned(),
-            tls: TlsIdentity::default(),
-        };
-        Registration::begin(&self.etcd, &self.keys, LEASE_TTL, identity).await
+        let identity = Identity { trainer, admin: String::new(), tls: TlsIdentity::default() };
+        let begun = Registration::begin(&self.etcd, &self.keys, LEASE_TTL, identity).await?;
+        begun.complete(params, numerics.to_owned()).await
     }
 }
 
@@ -100,7 +105,7 @@ fn params() -> Vec<ParamSpec> {
 #[tokio::test]
 async fn a_session_on_one_thread_follows_generations() {
     let job = Job::start().await;
-    let session = job.register(1, "a").await.unwrap().complete(params()).await.unwrap();
+    let session = job.register(1, "a").await.unwrap();
     let key = job.keys.trainer(TrainerId(Uuid::from_u128(1)));
     let record: Option<TrainerRecord> = job.etcd.get_json(&key).await.unwrap();
     assert_eq!(record, Some(TrainerRecord { admin: String::new(), numerics: "a".to_owned() }));
@@ -109,7 +114,8 @@ async fn a_session_on_one_thread_follows_generations() {
     job.begin_generation(1).await;
     let generation = session.join_generation().await.unwrap();
     assert_eq!(generation.number(), Generation(1));
-    generation.initialise(|| panic!("a checkpoint has the values")).await.unwrap();
+    let never = || -> Result<Vec<f32>, ClientError> { panic!("a checkpoint has the values") };
+    generation.initialize(never).await.unwrap();
 
     let (pass, task, version) = (Pass(0), TaskId(0), Version(0));
     let range = RecordRange { pass, task, from: 0, to: 1, last: true };
@@ -132,13 +138,13 @@ async fn a_session_on_one_thread_follows_generations() {
 #[tokio::test]
 async fn trainers_that_differ_in_numerics_or_reuse_an_id_are_not_registered() {
     let job = Job::start().await;
-    let first = job.register(1, "a").await.unwrap().complete(params()).await.unwrap();
+    let first = job.register(1, "a").await.unwrap();
     let error = job.register(2, "b").await.unwrap_err();
     assert!(matches!(&error, RegisterError::OtherNumerics { own, .. } if own == "b"), "{error}");
-    let error = job.register(1, "a").await.unwrap().complete(params()).await.unwrap_err();
+    let error = job.register(1, "a").await.unwrap_err();
     assert!(matches!(error, RegisterError::IdTaken), "{error}");
     let twice = [params(), params()].concat();
-    let error = job.register(3, "a").await.unwrap().complete(twice).await.unwrap_err();
+    let error = job.register_with(3, "a", twice).await.unwrap_err();
     assert!(matches!(error, RegisterError::DuplicateParameter), "{error}");
     drop(first);
 }

@@ -30,6 +30,9 @@ pub enum ModelError {
     /// Training diverged: the records are valid but the loss is not finite.
     #[error("the loss is not finite; a lower learning rate or gradient clipping may help")]
     NotFinite,
+    /// The model's own code failed.
+    #[error("{message}")]
+    Failed { message: String },
 }
 
 impl ModelError {
@@ -42,7 +45,8 @@ impl ModelError {
             | Self::BadFeature { .. }
             | Self::BadLabel { .. }
             | Self::LabelNotFinite { .. }
-            | Self::NotFinite => ErrorKind::Invalid,
+            | Self::NotFinite
+            | Self::Failed { .. } => ErrorKind::Invalid,
             Self::Uneven { .. } => ErrorKind::Internal,
         }
     }

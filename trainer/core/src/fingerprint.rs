@@ -54,10 +54,12 @@ fn gradient(activation: Activation) -> Parameters {
         activation,
         dropout: 0.25,
         options: Default::default(),
+        entry: None,
+        script: None,
     };
     let model = Network::mlp(&spec, 13).expect("the spec is fixed and valid");
     let mut parameters = Parameters::zeros(Arc::new(Layout::new(model.parameters())));
-    model.initialize(1, &mut parameters);
+    model.initialize(1, &mut parameters).expect("built-in models start anywhere");
     let records = Records {
         features: drawn(200, (10, 13)).into_iter().collect(),
         width: 13,

@@ -23,9 +23,10 @@
 //!         vec![ParamSpec::new("weight", &[self.features])]
 //!     }
 //!
-//!     fn initialize(&self, seed: u64, parameters: &mut Parameters) {
+//!     fn initialize(&self, seed: u64, parameters: &mut Parameters) -> Result<(), ModelError> {
 //!         let mut random = Random::of_parameter(seed, 0);
 //!         parameters.vector_mut(0).mapv_inplace(|_| 0.01 * random.normal());
+//!         Ok(())
 //!     }
 //!
 //!     fn gradient(
@@ -70,12 +71,13 @@
 //! #     steadfast_common::spec::ModelSpec {
 //! #         kind: "poisson".into(), classes: None, hidden: vec![],
 //! #         activation: Default::default(), dropout: 0.0, options: Default::default(),
+//! #         entry: None, script: None,
 //! #     }
 //! # }
 //! let model = models.build(&spec(), 2)?;
 //! let layout = Arc::new(Layout::new(model.parameters()));
 //! let mut parameters = Parameters::zeros(layout.clone());
-//! model.initialize(7, &mut parameters);
+//! model.initialize(7, &mut parameters)?;
 //!
 //! let records = Records { width: 2, features: vec![1.0, 0.0, 0.0, 1.0], labels: vec![2.0, 0.0] };
 //! let key = MicroBatch { seed: 7, pass: Pass(0), step: 0, lane: Lane(0) };

@@ -4,6 +4,7 @@ use steadfast_common::layout::ParamSpec;
 
 use crate::batch::{Batch, MicroBatch};
 use crate::error::ModelError;
+use crate::fingerprint::fingerprint;
 use crate::parameters::Parameters;
 
 /// A differentiable model with a loss.
@@ -16,7 +17,7 @@ pub trait Model: Send + Sync {
     fn parameters(&self) -> Vec<ParamSpec>;
 
     /// Sets the initial values of the parameters, which have the layout of [`Model::parameters`].
-    fn initialize(&self, seed: u64, parameters: &mut Parameters);
+    fn initialize(&self, seed: u64, parameters: &mut Parameters) -> Result<(), ModelError>;
 
     /// Adds the gradient of the *sum* of the records' losses to `gradient` and returns that sum. `key`
     /// determines the random numbers. After an error the content of `gradient` is unspecified.
@@ -37,6 +38,12 @@ pub trait Model: Send + Sync {
 
     /// Returns the metric that [`Evaluation::metric_sum`] sums up.
     fn metric(&self) -> Metric;
+
+    /// Returns the numerics fingerprint: the same text on all machines on which this model computes the
+    /// same bits. A model that computes with other libraries names these.
+    fn numerics(&self) -> String {
+        fingerprint()
+    }
 }
 
 /// Sums over evaluated records.

@@ -156,7 +156,7 @@ impl Model for Network {
 
     /// Biases start at zero, weights are uniform within ± √(6 / n): n is the number of inputs before a ReLU
     /// (He et al. 2015), otherwise of inputs and outputs (Glorot and Bengio 2010).
-    fn initialize(&self, seed: u64, parameters: &mut Parameters) {
+    fn initialize(&self, seed: u64, parameters: &mut Parameters) -> Result<(), ModelError> {
         for (layer, widths) in self.widths.windows(2).enumerate() {
             let is_output = layer + 1 == self.layers();
             let fan = match self.activation {
@@ -169,6 +169,7 @@ impl Model for Network {
             weight.iter_mut().for_each(|value| *value = bound * (2.0 * random.uniform() - 1.0));
             parameters.vector_mut(2 * layer + 1).fill(0.0);
         }
+        Ok(())
     }
 
     fn gradient(

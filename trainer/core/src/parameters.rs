@@ -8,18 +8,18 @@ use steadfast_common::layout::Layout;
 const FITS: &str = "a layout gives each parameter as many values as its shape";
 
 /// Values in the order of a [`Layout`]: parameters, or a gradient with respect to them. The vector is
-/// always as long as the layout.
+/// always as long as the layout. Clones share the values until one of them changes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameters {
     layout: Arc<Layout>,
-    values: Vec<f32>,
+    values: Arc<Vec<f32>>,
 }
 
 impl Parameters {
     /// Creates values that are all zero.
     pub fn zeros(layout: Arc<Layout>) -> Self {
         let values = vec![0.0; layout.len()];
-        Self { layout, values }
+        Self::new(layout, values)
     }
 
     /// Wraps `values`, in the order of `layout`.
@@ -28,7 +28,7 @@ impl Parameters {
     /// If `values` is not as long as the layout.
     pub fn new(layout: Arc<Layout>, values: Vec<f32>) -> Self {
         assert_eq!(values.len(), layout.len(), "the number of values must match the layout");
-        Self { layout, values }
+        Self { layout, values: Arc::new(values) }
     }
 
     /// Returns the layout.
@@ -41,19 +41,24 @@ impl Parameters {
         &self.values
     }
 
-    /// Returns all values, flat, for changes in place.
-    pub fn values_mut(&mut self) -> &mut [f32] {
-        &mut self.values
+    /// Returns all values, flat, for owners that outlive this value.
+    pub fn shared(&self) -> Arc<Vec<f32>> {
+        self.values.clone()
     }
 
-    /// Returns the flat vector.
+    /// Returns all values, flat, for changes in place; copies them first if they are shared.
+    pub fn values_mut(&mut self) -> &mut [f32] {
+        Arc::make_mut(&mut self.values).as_mut_slice()
+    }
+
+    /// Returns the flat vector; a copy if it is shared.
     pub fn into_values(self) -> Vec<f32> {
-        self.values
+        Arc::unwrap_or_clone(self.values)
     }
 
     /// Sets every value to zero, to begin the sum of a gradient.
     pub fn clear(&mut self) {
-        self.values.fill(0.0);
+        self.values_mut().fill(0.0);
     }
 
     /// Whether all values are finite.
@@ -74,7 +79,8 @@ impl Parameters {
     /// # Panics
     /// If there is no such parameter.
     pub fn vector_mut(&mut self, index: usize) -> ArrayViewMut1<'_, f32> {
-        ArrayViewMut1::from(&mut self.values[self.layout.range_of(index)])
+        let range = self.layout.range_of(index);
+        ArrayViewMut1::from(&mut self.values_mut()[range])
     }
 
     /// Returns parameter `index` as a matrix.
@@ -91,8 +97,8 @@ impl Parameters {
     /// # Panics
     /// If there is no such parameter, or it does not have two dimensions.
     pub fn matrix_mut(&mut self, index: usize) -> ArrayViewMut2<'_, f32> {
-        let values = &mut self.values[self.layout.range_of(index)];
-        ArrayViewMut2::from_shape(sides(&self.layout, index), values).expect(FITS)
+        let (range, sides) = (self.layout.range_of(index), sides(&self.layout, index));
+        ArrayViewMut2::from_shape(sides, &mut self.values_mut()[range]).expect(FITS)
     }
 }
 

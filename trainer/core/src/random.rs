@@ -18,6 +18,8 @@ pub enum Purpose {
     Gradient,
     /// The inputs of the numerics fingerprint.
     Fingerprint,
+    /// The seed of a framework that has random numbers of its own.
+    Framework,
 }
 
 impl Purpose {
@@ -26,6 +28,7 @@ impl Purpose {
             Self::Initialize => 1,
             Self::Gradient => 2,
             Self::Fingerprint => 3,
+            Self::Framework => 4,
         }
     }
 }
@@ -57,6 +60,11 @@ impl Random {
     pub fn of_micro_batch(key: &MicroBatch, index: u64) -> Self {
         let pass_and_lane = u64::from(key.pass.0) << 32 | u64::from(key.lane.0);
         Self::keyed(key.seed, Purpose::Gradient, pass_and_lane, key.step, index)
+    }
+
+    /// Draws 64 random bits.
+    pub fn integer(&mut self) -> u64 {
+        self.words.next_u64()
     }
 
     /// Draws a number from 0 (included) to 1 (excluded), a multiple of 2⁻²⁴.

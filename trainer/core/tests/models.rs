@@ -21,6 +21,8 @@ fn spec(kind: &str) -> ModelSpec {
         activation: Activation::Relu,
         dropout: 0.0,
         options: Default::default(),
+        entry: None,
+        script: None,
     }
 }
 
@@ -48,7 +50,7 @@ fn build(spec: &ModelSpec) -> Result<Box<dyn Model>, ModelError> {
 
 fn start(model: &dyn Model, seed: u64) -> Parameters {
     let mut parameters = Parameters::zeros(Arc::new(Layout::new(model.parameters())));
-    model.initialize(seed, &mut parameters);
+    model.initialize(seed, &mut parameters).unwrap();
     parameters
 }
 

@@ -8,10 +8,10 @@ use steadfast_common::dataset::{ReadOptions, Records};
 use steadfast_common::spec::{DataFormat, DatasetSpec};
 use steadfast_data::{DataError, ErrorKind, plan, read};
 
-use crate::files::{Folder, Values, compressed_parquet, parquet, parquet_of, spec};
+use crate::files::{Directory, Values, compressed_parquet, parquet, parquet_of, spec};
 
-async fn records(folder: &Folder, spec: &DatasetSpec) -> Result<Records, DataError> {
-    let manifest = plan(spec, 0.0, Some(folder.path())).await?;
+async fn records(directory: &Directory, spec: &DatasetSpec) -> Result<Records, DataError> {
+    let manifest = plan(spec, 0.0, Some(directory.path())).await?;
     read(&manifest, &ReadOptions::new(spec, &manifest), &manifest.chunks).await
 }
 
@@ -23,27 +23,27 @@ fn x_of_fixture() -> Vec<f32> {
 
 #[tokio::test]
 async fn both_lz4_formats_are_read() {
-    let folder = Folder::new();
-    folder.write_bytes("pyarrow.parquet", include_bytes!("files/lz4.parquet"));
+    let directory = Directory::new();
+    directory.write_bytes("pyarrow.parquet", include_bytes!("files/lz4.parquet"));
     let values: Vec<f64> = (0..40).map(f64::from).collect();
     for (name, codec) in [("raw.parquet", Compression::LZ4_RAW), ("old.parquet", Compression::LZ4)]
     {
-        folder.write_bytes(name, &compressed_parquet(&values, codec));
+        directory.write_bytes(name, &compressed_parquet(&values, codec));
     }
     for name in ["pyarrow.parquet", "raw.parquet", "old.parquet"] {
-        let found = records(&folder, &spec(DataFormat::Parquet, &[name])).await.unwrap();
+        let found = records(&directory, &spec(DataFormat::Parquet, &[name])).await.unwrap();
         assert_eq!(found.features, x_of_fixture(), "{name}");
     }
 }
 
 #[tokio::test]
 async fn the_planner_rejects_an_unsupported_codec_with_a_hint() {
-    let folder = Folder::new();
-    folder.write_bytes("a.parquet", include_bytes!("files/brotli.parquet"));
+    let directory = Directory::new();
+    directory.write_bytes("a.parquet", include_bytes!("files/brotli.parquet"));
     let (plain, numbers) = (parquet_of(&[1.0; 40], &[2.0; 40], 10), DataFormat::Parquet);
-    folder.write_bytes("b.parquet", &relabelled(&plain, Compression::LZO));
+    directory.write_bytes("b.parquet", &relabeled(&plain, Compression::LZO));
     for (name, codec) in [("a.parquet", "Brotli"), ("b.parquet", "LZO")] {
-        let error = plan(&spec(numbers, &[name]), 0.0, Some(folder.path())).await.unwrap_err();
+        let error = plan(&spec(numbers, &[name]), 0.0, Some(directory.path())).await.unwrap_err();
         let text = error.to_string();
         assert_eq!(error.kind(), ErrorKind::Permanent);
         for part in [name, codec, "column `x`", "zstd or snappy"] {
@@ -54,21 +54,21 @@ async fn the_planner_rejects_an_unsupported_codec_with_a_hint() {
 
 #[tokio::test]
 async fn a_codec_of_a_column_that_is_not_used_does_not_matter() {
-    let folder = Folder::new();
+    let directory = Directory::new();
     let columns = [1.0, 2.0, 3.0].map(|value| Values::Double(vec![value; 4]));
     let file = parquet("required double x; required double y; required double z;", &columns, 9);
-    folder.write_bytes("a.parquet", &relabelled_from(&file, Compression::LZO, 2));
-    let found = records(&folder, &spec(DataFormat::Parquet, &["a.parquet"])).await.unwrap();
+    directory.write_bytes("a.parquet", &relabeled_from(&file, Compression::LZO, 2));
+    let found = records(&directory, &spec(DataFormat::Parquet, &["a.parquet"])).await.unwrap();
     assert_eq!((found.features, found.labels), (vec![1.0; 4], vec![2.0; 4]));
 }
 
 /// The file with `codec` as the codec of all columns in its metadata, since no writer here supports LZO.
-fn relabelled(file: &[u8], codec: Compression) -> Vec<u8> {
-    relabelled_from(file, codec, 0)
+fn relabeled(file: &[u8], codec: Compression) -> Vec<u8> {
+    relabeled_from(file, codec, 0)
 }
 
 /// The same for the columns from `first` on.
-fn relabelled_from(file: &[u8], codec: Compression, first: usize) -> Vec<u8> {
+fn relabeled_from(file: &[u8], codec: Compression, first: usize) -> Vec<u8> {
     let bytes = bytes::Bytes::copy_from_slice(file);
     let metadata = ParquetMetaDataReader::new().parse_and_finish(&bytes).unwrap();
     let mut builder = ParquetMetaData::into_builder(metadata);
@@ -81,7 +81,7 @@ fn relabelled_from(file: &[u8], codec: Compression, first: usize) -> Vec<u8> {
         builder = ParquetMetaDataBuilder::add_row_group(builder, group);
     }
     // The old metadata remains in the file, as bytes outside of any column.
-    let mut relabelled = file.to_vec();
-    ParquetMetaDataWriter::new(&mut relabelled, &builder.build()).finish().unwrap();
-    relabelled
+    let mut relabeled = file.to_vec();
+    ParquetMetaDataWriter::new(&mut relabeled, &builder.build()).finish().unwrap();
+    relabeled
 }

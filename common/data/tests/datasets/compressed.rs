@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use crate::files::{Folder, example, spec};
+use crate::files::{Directory, example, spec};
 use bzip2::write::BzEncoder;
 use flate2::write::GzEncoder;
 use proptest::prelude::*;
@@ -11,8 +11,8 @@ use steadfast_common::spec::{DataFormat, DatasetSpec};
 use steadfast_data::{DataError, ErrorKind, plan, read};
 
 /// All records of a dataset, task by task.
-async fn all(folder: &Folder, spec: &DatasetSpec) -> Result<(Manifest, Records), DataError> {
-    let manifest = plan(spec, 0.0, Some(folder.path())).await?;
+async fn all(directory: &Directory, spec: &DatasetSpec) -> Result<(Manifest, Records), DataError> {
+    let manifest = plan(spec, 0.0, Some(directory.path())).await?;
     let options = ReadOptions::new(spec, &manifest);
     let mut records = Records::default();
     for task in manifest.training_tasks() {
@@ -44,9 +44,9 @@ fn bzip2(text: &[u8]) -> Vec<u8> {
 /// S004-82: the records read do not depend on how they are stored.
 #[tokio::test]
 async fn a_compressed_file_has_the_tasks_and_records_of_its_text() {
-    let folder = Folder::new();
+    let directory = Directory::new();
     let text = std::fs::read(example("digits.csv")).unwrap();
-    folder.write_bytes("plain", &text);
+    directory.write_bytes("plain", &text);
     for records_per_task in [None, Some(100)] {
         let digits = |name: &str| DatasetSpec {
             features: vec!["pixel_*".to_owned()],
@@ -54,11 +54,11 @@ async fn a_compressed_file_has_the_tasks_and_records_of_its_text() {
             records_per_task,
             ..spec(DataFormat::Csv, &[name])
         };
-        let (planned, expected) = all(&folder, &digits("plain")).await.unwrap();
+        let (planned, expected) = all(&directory, &digits("plain")).await.unwrap();
         for (name, compress) in CODECS {
             // The content decides, not the name.
-            folder.write_bytes(name, &compress(&text));
-            let (manifest, found) = all(&folder, &digits(name)).await.unwrap();
+            directory.write_bytes(name, &compress(&text));
+            let (manifest, found) = all(&directory, &digits(name)).await.unwrap();
             assert_eq!(manifest.chunks, planned.chunks, "{name}");
             assert_eq!(manifest.task_ends, planned.task_ends, "{name}");
             assert_eq!(found, expected, "{name}");
@@ -68,24 +68,24 @@ async fn a_compressed_file_has_the_tasks_and_records_of_its_text() {
 
 #[tokio::test]
 async fn all_members_frames_and_streams_of_a_file_are_read() {
-    let folder = Folder::new();
+    let directory = Directory::new();
     let parts: [&[u8]; 4] = [b"x,y\n1,2\n3,", b"", b"4\n5,6\n", b"7,8\n"];
     for (name, compress) in CODECS {
-        folder.write_bytes(name, &parts.map(compress).concat());
-        let (_, found) = all(&folder, &spec(DataFormat::Csv, &[name])).await.unwrap();
+        directory.write_bytes(name, &parts.map(compress).concat());
+        let (_, found) = all(&directory, &spec(DataFormat::Csv, &[name])).await.unwrap();
         assert_eq!(found.features, [1.0, 3.0, 5.0, 7.0], "{name}");
         assert_eq!(found.labels, [2.0, 4.0, 6.0, 8.0], "{name}");
     }
     // Like the output of pzstd: a skippable frame first.
     let skippable = [&b"\x50\x2a\x4d\x18\x04\0\0\0abcd"[..], &zstd(&parts.concat())].concat();
-    folder.write_bytes("pzstd", &skippable);
-    let (_, found) = all(&folder, &spec(DataFormat::Csv, &["pzstd"])).await.unwrap();
+    directory.write_bytes("pzstd", &skippable);
+    let (_, found) = all(&directory, &spec(DataFormat::Csv, &["pzstd"])).await.unwrap();
     assert_eq!(found.features, [1.0, 3.0, 5.0, 7.0]);
 }
 
 #[tokio::test]
 async fn a_damaged_or_truncated_compressed_file_is_one_permanent_error_that_names_it() {
-    let folder = Folder::new();
+    let directory = Directory::new();
     let text: Vec<u8> = (0..30_000_u64)
         .flat_map(|i| {
             format!("{},{}\n", i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 30, i).into_bytes()
@@ -98,8 +98,8 @@ async fn a_damaged_or_truncated_compressed_file_is_one_permanent_error_that_name
         assert!(whole.len() > 64 << 10, "{codec}");
         let (spec, name) = (spec(DataFormat::Csv, &[codec]), format!("/{codec}"));
         for length in [20, 1000, whole.len() / 2, whole.len() - 9, whole.len() - 1] {
-            folder.write_bytes(codec, &whole[..length]);
-            let error = plan(&spec, 0.0, Some(folder.path())).await.unwrap_err();
+            directory.write_bytes(codec, &whole[..length]);
+            let error = plan(&spec, 0.0, Some(directory.path())).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Permanent);
             let message = error.to_string();
             assert!(
@@ -111,9 +111,9 @@ async fn a_damaged_or_truncated_compressed_file_is_one_permanent_error_that_name
         for place in [1000, whole.len() / 2] {
             let mut damaged = whole.clone();
             damaged[place] ^= 0xff;
-            folder.write_bytes(codec, &damaged);
+            directory.write_bytes(codec, &damaged);
             // Without checksums, the default of zstd, the result may be other records.
-            let Err(error) = plan(&spec, 0.0, Some(folder.path())).await else { continue };
+            let Err(error) = plan(&spec, 0.0, Some(directory.path())).await else { continue };
             assert_eq!(error.kind(), ErrorKind::Permanent, "{codec} {place}: {error}");
             assert!(error.to_string().contains(&name), "{codec} {place}: {error}");
         }
@@ -122,14 +122,14 @@ async fn a_damaged_or_truncated_compressed_file_is_one_permanent_error_that_name
 
 #[tokio::test]
 async fn a_compressed_file_that_changed_is_an_error() {
-    let folder = Folder::new();
+    let directory = Directory::new();
     let text = "x,y\n1,2\n";
     let spec = spec(DataFormat::Csv, &["a.csv.gz"]);
-    folder.write_bytes("a.csv.gz", &gzip(format!("{text}3,4\n").as_bytes()));
-    let manifest = plan(&spec, 0.0, Some(folder.path())).await.unwrap();
+    directory.write_bytes("a.csv.gz", &gzip(format!("{text}3,4\n").as_bytes()));
+    let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
     let mut shorter = gzip(text.as_bytes());
     shorter.resize(manifest.files[0].size_bytes as usize, 0);
-    folder.write_bytes("a.csv.gz", &shorter);
+    directory.write_bytes("a.csv.gz", &shorter);
     let options = ReadOptions::new(&spec, &manifest);
     let error = read(&manifest, &options, &manifest.chunks).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Permanent, "{error}");
@@ -138,22 +138,22 @@ async fn a_compressed_file_that_changed_is_an_error() {
 /// The text has 600 MB, so that holding all of it in memory would be detected.
 #[tokio::test]
 async fn a_decompression_bomb_does_not_fill_the_memory() {
-    let folder = Folder::new();
+    let directory = Directory::new();
     let records = "1,2\n".repeat(256 << 10);
     for (name, compress) in [("gzip", gzip as Compress), ("zstd", zstd)] {
         let file = [compress(b"x,y\n"), compress(records.as_bytes()).repeat(600)].concat();
-        folder.write_bytes(name, &file);
+        directory.write_bytes(name, &file);
         let before = peak_kib();
         let spec = spec(DataFormat::Csv, &[name]);
-        let manifest = plan(&spec, 0.0, Some(folder.path())).await.unwrap();
+        let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
         assert_eq!(manifest.training_records(), 600 * (256 << 10));
         let grown = peak_kib() - before;
         // Includes the memory of other tests in this process.
         assert!(grown < 500 << 10, "{grown} KiB");
         // A line longer than the limit.
-        folder.write_bytes("line", &compress(&vec![b'1'; 100 << 20]));
+        directory.write_bytes("line", &compress(&vec![b'1'; 100 << 20]));
         let options = DatasetSpec { source: vec!["line".to_owned()], ..spec.clone() };
-        let error = plan(&options, 0.0, Some(folder.path())).await.unwrap_err();
+        let error = plan(&options, 0.0, Some(directory.path())).await.unwrap_err();
         assert!(error.to_string().contains("first line does not end"), "{error}");
     }
 }
@@ -173,12 +173,12 @@ proptest! {
         codec in 0..3_usize,
         records_per_task in prop::option::of(1_u32..300),
     ) {
-        let folder = Folder::new();
+        let directory = Directory::new();
         let lines: String = values.iter().map(|value| format!("{value},1\n")).collect();
-        folder.write_bytes("a", &CODECS[codec].1(format!("x,y\n{lines}").as_bytes()));
+        directory.write_bytes("a", &CODECS[codec].1(format!("x,y\n{lines}").as_bytes()));
         let spec = DatasetSpec { records_per_task, ..spec(DataFormat::Csv, &["a"]) };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let (_, found) = runtime.block_on(all(&folder, &spec)).unwrap();
+        let (_, found) = runtime.block_on(all(&directory, &spec)).unwrap();
         let expected: Vec<f32> = values.iter().map(|value| f32::from(*value)).collect();
         prop_assert_eq!(found.features, expected);
     }

@@ -7,11 +7,14 @@ use steadfast_common::ids::TaskId;
 use steadfast_common::spec::{DataFormat, DatasetSpec};
 use steadfast_data::{DataError, plan, read};
 
-use crate::files::{Folder, PageIndex, large_parquet, parquet_of, parquet_of_new_pages, spec};
+use crate::files::{Directory, PageIndex, large_parquet, parquet_of, parquet_of_new_pages, spec};
 
-async fn records(folder: &Folder, records_per_task: Option<u32>) -> Result<Records, DataError> {
+async fn records(
+    directory: &Directory,
+    records_per_task: Option<u32>,
+) -> Result<Records, DataError> {
     let spec = DatasetSpec { records_per_task, ..spec(DataFormat::Parquet, &["a.parquet"]) };
-    let manifest = plan(&spec, 0.0, Some(folder.path())).await?;
+    let manifest = plan(&spec, 0.0, Some(directory.path())).await?;
     let options = ReadOptions::new(&spec, &manifest);
     let mut all = Records::default();
     for task in manifest.training_tasks() {
@@ -23,15 +26,16 @@ async fn records(folder: &Folder, records_per_task: Option<u32>) -> Result<Recor
 /// F54: a damaged byte anywhere in the file.
 #[tokio::test]
 async fn records_of_a_damaged_file_do_not_depend_on_its_tasks() {
-    let folder = Folder::new();
+    let directory = Directory::new();
     let values: Vec<f64> = (0..200).map(f64::from).collect();
     for file in [parquet_of, parquet_of_new_pages].map(|write| write(&values, &values, 150)) {
         let mut read = 0;
         for place in (0..file.len()).step_by(3) {
             let mut damaged = file.clone();
             damaged[place] ^= 6;
-            folder.write_bytes("a.parquet", &damaged);
-            let (whole, split) = (records(&folder, None).await, records(&folder, Some(67)).await);
+            directory.write_bytes("a.parquet", &damaged);
+            let (whole, split) =
+                (records(&directory, None).await, records(&directory, Some(67)).await);
             if let (Ok(whole), Ok(split)) = (whole, split) {
                 assert_eq!(whole, split, "byte {place} of {}", file.len());
                 read += 1;
@@ -44,7 +48,7 @@ async fn records_of_a_damaged_file_do_not_depend_on_its_tasks() {
 /// F54: a damaged byte in the page index of a large row group, by which parts of it are found.
 #[tokio::test]
 async fn a_damaged_page_index_does_not_mix_up_rows() {
-    let folder = Folder::new();
+    let directory = Directory::new();
     let values: Vec<f64> = (0..700_000).map(f64::from).collect();
     let file = large_parquet(&values, PageIndex::Present);
     let metadata = ParquetMetaDataReader::new();
@@ -56,8 +60,8 @@ async fn a_damaged_page_index_does_not_mix_up_rows() {
     for place in list.clone() {
         let mut damaged = file.clone();
         damaged[place as usize] ^= 6;
-        folder.write_bytes("a.parquet", &damaged);
-        let Ok(manifest) = plan(&spec, 0.0, Some(folder.path())).await else { continue };
+        directory.write_bytes("a.parquet", &damaged);
+        let Ok(manifest) = plan(&spec, 0.0, Some(directory.path())).await else { continue };
         let options = ReadOptions::new(&spec, &manifest);
         for task in [1, 50, 98] {
             let chunks = manifest.chunks_of(TaskId(task));
@@ -73,14 +77,14 @@ async fn a_damaged_page_index_does_not_mix_up_rows() {
 /// F54: no memory is allocated for a dictionary that claims more values than it has bytes.
 #[tokio::test]
 async fn a_dictionary_that_lies_about_its_length_is_refused() {
-    let folder = Folder::new();
+    let directory = Directory::new();
     // A page header in Thrift's compact protocol: a dictionary of 8 bytes with 2³¹ − 1 plain values.
     let page = b"\x15\x04\x15\x10\x15\x10\x4c\x15\xfe\xff\xff\xff\x0f\x15\0\0\0--------";
     // The first column begins with its dictionary, after the magic number.
     let mut file = parquet_of(&[1.0; 40], &[2.0; 40], 40);
     file[4..][..page.len()].copy_from_slice(page);
-    folder.write_bytes("a.parquet", &file);
-    let error = records(&folder, None).await.unwrap_err().to_string();
+    directory.write_bytes("a.parquet", &file);
+    let error = records(&directory, None).await.unwrap_err().to_string();
     assert!(error.contains("claims 2147483647 values"), "{error}");
 }
 
@@ -89,16 +93,16 @@ async fn a_dictionary_that_lies_about_its_length_is_refused() {
 /// encoding.
 #[tokio::test]
 async fn a_page_with_a_wrong_checksum_is_rejected() {
-    let folder = Folder::new();
+    let directory = Directory::new();
     let file = include_bytes!("files/checksums.parquet");
-    folder.write_bytes("a.parquet", file);
-    let sound = records(&folder, None).await.unwrap();
+    directory.write_bytes("a.parquet", file);
+    let sound = records(&directory, None).await.unwrap();
     assert!(sound.labels.iter().map(|y| y / 8.0).eq(sound.features.iter().copied()));
     let value = 17.0_f64.to_le_bytes();
     let place = file.windows(8).position(|bytes| bytes == value).unwrap();
     let mut damaged = file.to_vec();
     damaged[place + 6] ^= 1;
-    folder.write_bytes("a.parquet", &damaged);
-    let error = records(&folder, None).await.unwrap_err().to_string();
+    directory.write_bytes("a.parquet", &damaged);
+    let error = records(&directory, None).await.unwrap_err().to_string();
     assert!(error.contains("CRC"), "{error}");
 }

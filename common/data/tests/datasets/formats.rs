@@ -1,12 +1,12 @@
 //! Files of another format than the job states: the message names the actual format and the fix.
 
-use crate::files::{Folder, parquet_of, spec};
+use crate::files::{Directory, parquet_of, spec};
 use steadfast_common::spec::{DataFormat, Header};
 use steadfast_data::{DataError, ErrorKind, plan};
 use steadfast_store::open;
 
-async fn expect(folder: &Folder, format: DataFormat, source: &str, parts: &[&str]) {
-    let error = plan(&spec(format, &[source]), 0.0, Some(folder.path())).await.unwrap_err();
+async fn expect(directory: &Directory, format: DataFormat, source: &str, parts: &[&str]) {
+    let error = plan(&spec(format, &[source]), 0.0, Some(directory.path())).await.unwrap_err();
     let text = error.to_string();
     assert!(parts.iter().all(|part| text.contains(part)), "{text}; {parts:?}");
     assert_eq!(error.kind(), ErrorKind::Permanent);
@@ -14,55 +14,55 @@ async fn expect(folder: &Folder, format: DataFormat, source: &str, parts: &[&str
 
 #[tokio::test]
 async fn an_unexpected_separator_is_reported_with_a_hint() {
-    let folder = Folder::new();
-    folder.write("a.csv", "x0;x1;y\n1,5;2;3\n");
+    let directory = Directory::new();
+    directory.write("a.csv", "x0;x1;y\n1,5;2;3\n");
     let way_out = "write it with commas";
-    expect(&folder, DataFormat::Csv, "a.csv", &["semicolons", "`x0;x1;y`", way_out]).await;
-    folder.write("b.csv", "x0\tx1\ty\n1\t2\t3\n");
-    expect(&folder, DataFormat::Csv, "b.csv", &["tabs", "`format = \"tsv\"`"]).await;
-    folder.write("c.tsv", "x0,x1,y\n1,2,3\n");
-    expect(&folder, DataFormat::Tsv, "c.tsv", &["commas", "`format = \"csv\"`"]).await;
+    expect(&directory, DataFormat::Csv, "a.csv", &["semicolons", "`x0;x1;y`", way_out]).await;
+    directory.write("b.csv", "x0\tx1\ty\n1\t2\t3\n");
+    expect(&directory, DataFormat::Csv, "b.csv", &["tabs", "`format = \"tsv\"`"]).await;
+    directory.write("c.tsv", "x0,x1,y\n1,2,3\n");
+    expect(&directory, DataFormat::Tsv, "c.tsv", &["commas", "`format = \"csv\"`"]).await;
 
-    folder.write("d.csv", "1;2;3\n4;5;6\n");
+    directory.write("d.csv", "1;2;3\n4;5;6\n");
     let mut headless = spec(DataFormat::Csv, &["d.csv"]);
     headless.header = Header::Absent;
-    let error = plan(&headless, 0.0, Some(folder.path())).await.unwrap_err();
+    let error = plan(&headless, 0.0, Some(directory.path())).await.unwrap_err();
     assert!(matches!(error, DataError::Separator { .. }), "{error}");
 }
 
 #[tokio::test]
-async fn a_folder_is_rejected_with_a_pattern_for_its_files() {
-    let folder = Folder::new();
-    folder.write("data/a.csv", "x0,x1,y\n1,2,3\n");
-    std::fs::create_dir(format!("{}/empty", folder.path())).unwrap();
+async fn a_directory_is_rejected_with_a_pattern_for_its_files() {
+    let directory = Directory::new();
+    directory.write("data/a.csv", "x0,x1,y\n1,2,3\n");
+    std::fs::create_dir(format!("{}/empty", directory.path())).unwrap();
     for source in ["data", "data/", "empty"] {
         let pattern = format!("/{}/*.csv`", source.trim_end_matches('/'));
-        expect(&folder, DataFormat::Csv, source, &["is a folder", &pattern]).await;
+        expect(&directory, DataFormat::Csv, source, &["is a directory", &pattern]).await;
     }
-    expect(&folder, DataFormat::Parquet, "data", &["is a folder", "/data/*.parquet`"]).await;
+    expect(&directory, DataFormat::Parquet, "data", &["is a directory", "/data/*.parquet`"]).await;
 
     let object = open("memory:///formats/data/a.csv").unwrap();
     object.write("x0,x1,y\n1,2,3\n".into()).await.unwrap();
     let source = "memory:///formats/data";
-    expect(&folder, DataFormat::Csv, source, &["is a folder", "/data/*.csv`"]).await;
-    expect(&folder, DataFormat::Csv, "memory:///formats/dat", &["does not exist"]).await;
+    expect(&directory, DataFormat::Csv, source, &["is a directory", "/data/*.csv`"]).await;
+    expect(&directory, DataFormat::Csv, "memory:///formats/dat", &["does not exist"]).await;
 }
 
 #[tokio::test]
 async fn a_file_of_another_format_is_detected_whatever_its_name() {
-    let folder = Folder::new();
-    folder.write_bytes("a.csv", &parquet_of(&[1.0; 20], &[2.0; 20], 10));
+    let directory = Directory::new();
+    directory.write_bytes("a.csv", &parquet_of(&[1.0; 20], &[2.0; 20], 10));
     let way_out = "`format = \"parquet\"`";
-    expect(&folder, DataFormat::Csv, "a.csv", &["a.csv is a Parquet file", way_out]).await;
-    folder.write("b.parquet", "x,y\n1,2\n");
+    expect(&directory, DataFormat::Csv, "a.csv", &["a.csv is a Parquet file", way_out]).await;
+    directory.write("b.parquet", "x,y\n1,2\n");
     let parts = ["b.parquet is a text file", "`x,y`", "`format = \"csv\"`"];
-    expect(&folder, DataFormat::Parquet, "b.parquet", &parts).await;
-    folder.write_bytes("c.csv", b"PK\x03\x04 and more");
-    expect(&folder, DataFormat::Csv, "c.csv", &["zip archive", "extract it"]).await;
-    folder.write_bytes("d.csv", b"\xfd7zXZ\0 and more");
-    expect(&folder, DataFormat::Csv, "d.csv", &["xz", "gzip, zstd or bzip2"]).await;
-    folder.write_bytes("e.parquet", b"\x1f\x8b\x08 and more");
-    expect(&folder, DataFormat::Parquet, "e.parquet", &["gzip", "decompress it"]).await;
-    folder.write_bytes("f.parquet", &[0xff; 100]);
-    expect(&folder, DataFormat::Parquet, "f.parquet", &["not a valid Parquet file"]).await;
+    expect(&directory, DataFormat::Parquet, "b.parquet", &parts).await;
+    directory.write_bytes("c.csv", b"PK\x03\x04 and more");
+    expect(&directory, DataFormat::Csv, "c.csv", &["zip archive", "extract it"]).await;
+    directory.write_bytes("d.csv", b"\xfd7zXZ\0 and more");
+    expect(&directory, DataFormat::Csv, "d.csv", &["xz", "gzip, zstd or bzip2"]).await;
+    directory.write_bytes("e.parquet", b"\x1f\x8b\x08 and more");
+    expect(&directory, DataFormat::Parquet, "e.parquet", &["gzip", "decompress it"]).await;
+    directory.write_bytes("f.parquet", &[0xff; 100]);
+    expect(&directory, DataFormat::Parquet, "f.parquet", &["not a valid Parquet file"]).await;
 }

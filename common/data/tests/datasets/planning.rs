@@ -1,51 +1,51 @@
 //! Planning: from files to tasks.
 
-use crate::files::{Folder, parquet_of, parquet_with_text, spec};
+use crate::files::{Directory, parquet_of, parquet_with_text, spec};
 use proptest::prelude::*;
 use steadfast_common::dataset::ReadOptions;
 use steadfast_common::spec::{DataFormat, Header};
 use steadfast_data::{DataError, ErrorKind, plan, read};
 use steadfast_store::StoreError;
 
-async fn error_of(folder: &Folder, spec: &steadfast_common::spec::DatasetSpec) -> DataError {
-    plan(spec, 0.0, Some(folder.path())).await.unwrap_err()
+async fn error_of(directory: &Directory, spec: &steadfast_common::spec::DatasetSpec) -> DataError {
+    plan(spec, 0.0, Some(directory.path())).await.unwrap_err()
 }
 
 /// S004-15: an empty match is an error, not an empty job.
 #[tokio::test]
 async fn a_source_that_matches_nothing_is_an_error() {
-    let folder = Folder::new();
-    let error = error_of(&folder, &spec(DataFormat::Csv, &["*.csv"])).await;
+    let directory = Directory::new();
+    let error = error_of(&directory, &spec(DataFormat::Csv, &["*.csv"])).await;
     assert!(matches!(error, DataError::Store(StoreError::NoMatch { .. })), "{error}");
-    let error = error_of(&folder, &spec(DataFormat::Csv, &["a.csv"])).await;
+    let error = error_of(&directory, &spec(DataFormat::Csv, &["a.csv"])).await;
     assert!(matches!(error, DataError::Store(StoreError::NotFound { .. })), "{error}");
-    let error = error_of(&folder, &spec(DataFormat::Csv, &[])).await;
+    let error = error_of(&directory, &spec(DataFormat::Csv, &[])).await;
     assert!(matches!(error, DataError::NoSource), "{error}");
     assert_eq!(error.kind(), ErrorKind::Permanent);
 }
 
 #[tokio::test]
 async fn a_dataset_without_records_is_an_error() {
-    let folder = Folder::new();
-    folder.write("a.csv", "x0,x1,y\n");
-    let error = error_of(&folder, &spec(DataFormat::Csv, &["*.csv"])).await;
+    let directory = Directory::new();
+    directory.write("a.csv", "x0,x1,y\n");
+    let error = error_of(&directory, &spec(DataFormat::Csv, &["*.csv"])).await;
     assert!(matches!(error, DataError::NoRecords { files: 1, .. }), "{error}");
-    folder.write("b.csv", "");
-    let error = error_of(&folder, &spec(DataFormat::Csv, &["b.csv"])).await;
+    directory.write("b.csv", "");
+    let error = error_of(&directory, &spec(DataFormat::Csv, &["b.csv"])).await;
     assert!(matches!(error, DataError::BadFile { .. }), "{error}");
-    folder.write_bytes("c.parquet", &parquet_of(&[], &[], 10));
-    let error = error_of(&folder, &spec(DataFormat::Parquet, &["c.parquet"])).await;
+    directory.write_bytes("c.parquet", &parquet_of(&[], &[], 10));
+    let error = error_of(&directory, &spec(DataFormat::Parquet, &["c.parquet"])).await;
     assert!(matches!(error, DataError::NoRecords { files: 1, .. }), "{error}");
 }
 
 #[tokio::test]
 async fn files_keep_the_order_of_the_sources_and_appear_once() {
-    let folder = Folder::new();
+    let directory = Directory::new();
     for name in ["b/2.csv", "b/1.csv", "a.csv"] {
-        folder.write(name, "x0,x1,y\n1,2,3\n");
+        directory.write(name, "x0,x1,y\n1,2,3\n");
     }
     let spec = spec(DataFormat::Csv, &["b/*.csv", "a.csv", "**/*.csv"]);
-    let manifest = plan(&spec, 0.0, Some(folder.path())).await.unwrap();
+    let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
     let names: Vec<_> = manifest.files.iter().map(|f| f.url.rsplit('/').next().unwrap()).collect();
     assert_eq!(names, ["1.csv", "2.csv", "a.csv"]);
     assert!(manifest.files.iter().all(|f| f.url.starts_with("file:///") && f.size_bytes == 14));
@@ -55,9 +55,9 @@ async fn files_keep_the_order_of_the_sources_and_appear_once() {
 async fn a_record_of_the_wrong_length_is_named_with_its_line() {
     let rows = "x0,x1,y\n1,2,3\n\"4\n4\",5,6\n7,8\n";
     for text in [rows.to_owned(), rows.replace('\n', "\r\n")] {
-        let folder = Folder::new();
-        folder.write("a.csv", &text);
-        let error = error_of(&folder, &spec(DataFormat::Csv, &["a.csv"])).await;
+        let directory = Directory::new();
+        directory.write("a.csv", &text);
+        let error = error_of(&directory, &spec(DataFormat::Csv, &["a.csv"])).await;
         let DataError::FieldCount { record, line, expected, found, ref file, .. } = error else {
             panic!("{error}");
         };
@@ -68,63 +68,63 @@ async fn a_record_of_the_wrong_length_is_named_with_its_line() {
 
 #[tokio::test]
 async fn the_columns_of_all_files_must_fit_the_job() {
-    let folder = Folder::new();
-    folder.write("1.csv", "x0,x1,y\n1,2,3\n");
-    folder.write("2.csv", "y,x1,x0\n30,20,10\n");
+    let directory = Directory::new();
+    directory.write("1.csv", "x0,x1,y\n1,2,3\n");
+    directory.write("2.csv", "y,x1,x0\n30,20,10\n");
     let mut wanted = spec(DataFormat::Csv, &["*.csv"]);
-    let manifest = plan(&wanted, 0.0, Some(folder.path())).await.unwrap();
+    let manifest = plan(&wanted, 0.0, Some(directory.path())).await.unwrap();
     let options = ReadOptions::new(&wanted, &manifest);
     let records = read(&manifest, &options, &manifest.chunks).await.unwrap();
     assert_eq!(records.features, [1.0, 2.0, 10.0, 20.0]);
     assert_eq!(records.labels, [3.0, 30.0]);
 
-    folder.write("3.csv", "x0,x1,x2,y\n1,2,3,4\n");
-    let error = error_of(&folder, &wanted).await;
+    directory.write("3.csv", "x0,x1,x2,y\n1,2,3,4\n");
+    let error = error_of(&directory, &wanted).await;
     assert!(matches!(error, DataError::ColumnsDiffer { .. }), "{error}");
     assert!(error.to_string().contains("`x2` is new"), "{error}");
     wanted.label = "Y".to_owned();
-    let error = error_of(&folder, &wanted).await;
+    let error = error_of(&directory, &wanted).await;
     let DataError::UnknownColumn { column, candidates, .. } = error else { panic!("{error}") };
     assert_eq!((column.as_str(), candidates), ("Y", vec!["y".to_owned()]));
 }
 
 #[tokio::test]
 async fn a_text_column_is_rejected_by_the_schema() {
-    let folder = Folder::new();
-    folder.write_bytes("a.parquet", &parquet_with_text());
-    let error = error_of(&folder, &spec(DataFormat::Parquet, &["a.parquet"])).await;
+    let directory = Directory::new();
+    directory.write_bytes("a.parquet", &parquet_with_text());
+    let error = error_of(&directory, &spec(DataFormat::Parquet, &["a.parquet"])).await;
     assert!(matches!(error, DataError::NotNumeric { .. }), "{error}");
 }
 
 #[tokio::test]
 async fn a_dataset_without_training_tasks_is_rejected() {
-    let folder = Folder::new();
-    folder.write("a.csv", "x0,x1,y\n1,2,3\n1,2,3\n1,2,3\n1,2,3\n");
+    let directory = Directory::new();
+    directory.write("a.csv", "x0,x1,y\n1,2,3\n1,2,3\n1,2,3\n1,2,3\n");
     let mut spec = spec(DataFormat::Csv, &["a.csv"]);
     spec.records_per_task = Some(1);
-    let manifest = plan(&spec, 0.5, Some(folder.path())).await.unwrap();
+    let manifest = plan(&spec, 0.5, Some(directory.path())).await.unwrap();
     assert_eq!((manifest.held_out.len(), manifest.training_records()), (2, 2));
-    let error = plan(&spec, 1.0, Some(folder.path())).await.unwrap_err();
+    let error = plan(&spec, 1.0, Some(directory.path())).await.unwrap_err();
     assert!(matches!(error, DataError::NothingToTrain { tasks: 4, .. }), "{error}");
     spec.records_per_task = Some(0);
-    let error = error_of(&folder, &spec).await;
+    let error = error_of(&directory, &spec).await;
     assert!(matches!(error, DataError::BadTaskSize { .. }), "{error}");
 }
 
 #[tokio::test]
 async fn a_quote_that_is_never_closed_does_not_fill_the_memory() {
-    let folder = Folder::new();
-    folder.write("a.csv", &format!("x0,x1,y\n1,2,3\n1,2,\"{}", "3,\n".repeat(7 << 20)));
-    expect_open_quote(&folder, "a.csv", "record 1", 3).await;
-    folder.write("b.csv", &format!("x0,x1,\"y{}", "3,\n".repeat(7 << 20)));
-    expect_open_quote(&folder, "b.csv", "the header", 1).await;
-    folder.write("c.csv", &format!("x0,x1,y\n1,2,{}", "3".repeat(17 << 20)));
-    let error = error_of(&folder, &spec(DataFormat::Csv, &["c.csv"])).await;
+    let directory = Directory::new();
+    directory.write("a.csv", &format!("x0,x1,y\n1,2,3\n1,2,\"{}", "3,\n".repeat(7 << 20)));
+    expect_open_quote(&directory, "a.csv", "record 1", 3).await;
+    directory.write("b.csv", &format!("x0,x1,\"y{}", "3,\n".repeat(7 << 20)));
+    expect_open_quote(&directory, "b.csv", "the header", 1).await;
+    directory.write("c.csv", &format!("x0,x1,y\n1,2,{}", "3".repeat(17 << 20)));
+    let error = error_of(&directory, &spec(DataFormat::Csv, &["c.csv"])).await;
     assert!(error.to_string().contains("record 0 is longer than"), "{error}");
 }
 
-async fn expect_open_quote(folder: &Folder, name: &str, place: &str, line: u64) {
-    let error = error_of(folder, &spec(DataFormat::Csv, &[name])).await;
+async fn expect_open_quote(directory: &Directory, name: &str, place: &str, line: u64) {
+    let error = error_of(directory, &spec(DataFormat::Csv, &[name])).await;
     let DataError::UnclosedQuote { file, place: found, line: found_line } = &error else {
         panic!("{name}: {error}");
     };
@@ -135,7 +135,7 @@ async fn expect_open_quote(folder: &Folder, name: &str, place: &str, line: u64) 
 
 #[tokio::test]
 async fn a_quote_that_is_not_closed_is_reported_where_it_opens() {
-    let folder = Folder::new();
+    let directory = Directory::new();
     let rest = "4,5,6\n".repeat(1000);
     let files = [
         // The record has the right number of fields.
@@ -148,16 +148,16 @@ async fn a_quote_that_is_not_closed_is_reported_where_it_opens() {
         ("doubled.csv", "x0,x1,y\n1,2,\"3\"\"\n4,5,6\n".to_owned(), "record 0", 2),
     ];
     for (name, text, place, line) in files {
-        folder.write(name, &text);
-        expect_open_quote(&folder, name, place, line).await;
+        directory.write(name, &text);
+        expect_open_quote(&directory, name, place, line).await;
     }
 }
 
 #[tokio::test]
 async fn a_quote_that_is_closed_by_a_later_one_is_reported_with_the_lines_between() {
-    let folder = Folder::new();
-    folder.write("a.csv", "x0,x1,y\n1,2,3\n1,\"2,3\n4,5,6\n7,8,9\"\n");
-    let error = error_of(&folder, &spec(DataFormat::Csv, &["a.csv"])).await;
+    let directory = Directory::new();
+    directory.write("a.csv", "x0,x1,y\n1,2,3\n1,\"2,3\n4,5,6\n7,8,9\"\n");
+    let error = error_of(&directory, &spec(DataFormat::Csv, &["a.csv"])).await;
     let DataError::FieldCount { record: 1, line: 3, last_line: 5, .. } = error else {
         panic!("{error}");
     };
@@ -167,21 +167,21 @@ async fn a_quote_that_is_closed_by_a_later_one_is_reported_with_the_lines_betwee
 
 #[tokio::test]
 async fn a_header_longer_than_the_first_read_is_read() {
-    let folder = Folder::new();
+    let directory = Directory::new();
     let names: Vec<String> = (0..20_000).map(|i| format!("pixel_{i}")).collect();
-    folder.write("a.csv", &format!("{},y\n{}1\n", names.join(","), "0,".repeat(20_000)));
+    directory.write("a.csv", &format!("{},y\n{}1\n", names.join(","), "0,".repeat(20_000)));
     let mut spec = spec(DataFormat::Csv, &["a.csv"]);
     spec.features = vec!["pixel_*".to_owned()];
-    let manifest = plan(&spec, 0.0, Some(folder.path())).await.unwrap();
+    let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
     assert_eq!(manifest.features.len(), 20_000);
 }
 
 /// Compiles only if the futures are `Send`.
 #[tokio::test]
 async fn planning_and_reading_are_send() {
-    let folder = Folder::new();
-    folder.write("a.csv", "x0,x1,y\n1,2,3\n");
-    let (spec, base) = (spec(DataFormat::Csv, &["a.csv"]), folder.path().to_owned());
+    let directory = Directory::new();
+    directory.write("a.csv", "x0,x1,y\n1,2,3\n");
+    let (spec, base) = (spec(DataFormat::Csv, &["a.csv"]), directory.path().to_owned());
     let job = tokio::spawn(async move {
         let manifest = plan(&spec, 0.0, Some(&base)).await.unwrap();
         let options = ReadOptions::new(&spec, &manifest);
@@ -215,15 +215,15 @@ proptest! {
             text += &format!("{note},{number},1{line_end}{}", line_end.repeat(*blank));
         }
         if !closed { text.truncate(text.trim_end().len()); }
-        let folder = Folder::new();
-        folder.write("a.csv", &text);
+        let directory = Directory::new();
+        directory.write("a.csv", &text);
         let mut spec = spec(DataFormat::Csv, &["a.csv"]);
         spec.header = header;
         spec.records_per_task = records_per_task;
         let (feature, label) = if header == Header::Present { ("x", "y") } else { ("1", "2") };
         (spec.features, spec.label) = (vec![feature.to_owned()], label.to_owned());
         runtime().block_on(async {
-            let manifest = plan(&spec, 0.0, Some(folder.path())).await.unwrap();
+            let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
             let options = ReadOptions::new(&spec, &manifest);
             let mut found = Vec::new();
             for task in manifest.training_tasks() {

@@ -1,6 +1,8 @@
 //! Reading: from chunks to numbers.
 
-use crate::files::{Folder, PageIndex, Values, example, large_parquet, parquet, parquet_of, spec};
+use crate::files::{
+    Directory, PageIndex, Values, example, large_parquet, parquet, parquet_of, spec,
+};
 use bytes::Bytes;
 use half::f16;
 use parquet::file::metadata::ParquetMetaDataReader;
@@ -51,26 +53,26 @@ async fn the_generated_dataset_is_the_expected_line() {
 
 #[tokio::test]
 async fn rows_of_any_row_group_and_page_are_found() {
-    let folder = Folder::new();
+    let directory = Directory::new();
     let x: Vec<f64> = (0..1000).map(f64::from).collect();
-    folder.write_bytes("a.parquet", &parquet_of(&x, &x, 300));
+    directory.write_bytes("a.parquet", &parquet_of(&x, &x, 300));
     for records_per_task in [1, 7, 64, 299, 300, 301, 5000] {
         let mut spec = spec(DataFormat::Parquet, &["a.parquet"]);
         spec.records_per_task = Some(records_per_task);
-        let (_, records) = all(&spec, Some(folder.path())).await.unwrap();
+        let (_, records) = all(&spec, Some(directory.path())).await.unwrap();
         assert!(records.labels.iter().map(|v| f64::from(*v)).eq(x.iter().copied()));
     }
 }
 
 #[tokio::test]
 async fn rows_within_a_large_row_group_are_found_page_by_page() {
-    let folder = Folder::new();
+    let directory = Directory::new();
     let values: Vec<f64> = (0..700_000).map(f64::from).collect();
     for index in [PageIndex::Present, PageIndex::Absent] {
-        folder.write_bytes("a.parquet", &large_parquet(&values, index));
+        directory.write_bytes("a.parquet", &large_parquet(&values, index));
         let mut spec = spec(DataFormat::Parquet, &["a.parquet"]);
         spec.records_per_task = Some(7000);
-        let manifest = plan(&spec, 0.0, Some(folder.path())).await.unwrap();
+        let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
         let options = ReadOptions::new(&spec, &manifest);
         for task in [0, 1, 50, 99] {
             let records =
@@ -152,12 +154,12 @@ fn big_endian(value: i128, len: usize) -> Vec<u8> {
 }
 
 async fn expect_numbers(column: &str, values: Values, expected: [f32; 2]) {
-    let folder = Folder::new();
+    let directory = Directory::new();
     let columns = [values, Values::Double(vec![1.0, 2.0])];
-    folder
+    directory
         .write_bytes("a.parquet", &parquet(&format!("{column}; required double y;"), &columns, 10));
     let spec = spec(DataFormat::Parquet, &["a.parquet"]);
-    let (_, records) = all(&spec, Some(folder.path())).await.unwrap();
+    let (_, records) = all(&spec, Some(directory.path())).await.unwrap();
     assert_eq!(records.features, expected, "{column}");
     assert_eq!(records.labels, [1.0, 2.0], "{column}");
 }
@@ -177,12 +179,12 @@ async fn a_column_without_numbers_is_refused_with_its_content() {
         ("optional group x { required double x; }", Values::Double(vec![1.0]), "nested columns"),
     ];
     for (column, values, content) in columns {
-        let folder = Folder::new();
+        let directory = Directory::new();
         let columns = [values, Values::Double(vec![1.0])];
         let schema = format!("{column} ; required double y;").replace("} ;", "}");
-        folder.write_bytes("a.parquet", &parquet(&schema, &columns, 10));
+        directory.write_bytes("a.parquet", &parquet(&schema, &columns, 10));
         let spec = spec(DataFormat::Parquet, &["a.parquet"]);
-        let error = all(&spec, Some(folder.path())).await.unwrap_err();
+        let error = all(&spec, Some(directory.path())).await.unwrap_err();
         let DataError::NotNumeric { found, .. } = &error else { panic!("{column}: {error}") };
         assert_eq!(found, content, "{column}");
     }
@@ -193,37 +195,37 @@ async fn columns_beside_nested_ones_are_read() {
     let schema = "optional group a { required double x; required double y; } required double x;
         repeated double z; required double y;";
     let columns = [1.0, 2.0, 3.0, 4.0, 5.0].map(|value| Values::Double(vec![value]));
-    let folder = Folder::new();
-    folder.write_bytes("a.parquet", &parquet(schema, &columns, 10));
+    let directory = Directory::new();
+    directory.write_bytes("a.parquet", &parquet(schema, &columns, 10));
     let spec = spec(DataFormat::Parquet, &["a.parquet"]);
-    let (_, records) = all(&spec, Some(folder.path())).await.unwrap();
+    let (_, records) = all(&spec, Some(directory.path())).await.unwrap();
     assert_eq!((records.features, records.labels), (vec![3.0], vec![5.0]));
 }
 
 /// D9: an unreadable value is an error of the task; records are never skipped silently.
 #[tokio::test]
 async fn a_bad_value_is_named_with_its_record() {
-    let folder = Folder::new();
+    let directory = Directory::new();
     for (name, bad) in [("null", None), ("nan", Some(f64::NAN)), ("big", Some(1e300))] {
         let x = Values::Nullable(vec![Some(1.0), Some(2.0), Some(3.0), bad, Some(5.0)]);
         let file = format!("{name}.parquet");
         let columns = [x, Values::Double(vec![1.0; 5])];
         let schema = "optional double x; required double y;";
-        folder.write_bytes(&file, &parquet(schema, &columns, 2));
+        directory.write_bytes(&file, &parquet(schema, &columns, 2));
         let spec = spec(DataFormat::Parquet, &[&file]);
-        expect_bad_record(&folder, &spec).await;
+        expect_bad_record(&directory, &spec).await;
     }
     for bad in ["", "nan", "1e300", "many"] {
-        folder.write("a.csv", &format!("x,y\n1,1\n2,1\n\n3,1\n{bad},1\n5,1\n"));
+        directory.write("a.csv", &format!("x,y\n1,1\n2,1\n\n3,1\n{bad},1\n5,1\n"));
         let mut spec = spec(DataFormat::Csv, &["a.csv"]);
-        expect_bad_record(&folder, &spec).await;
+        expect_bad_record(&directory, &spec).await;
         spec.records_per_task = Some(2);
-        expect_bad_record(&folder, &spec).await;
+        expect_bad_record(&directory, &spec).await;
     }
 }
 
-async fn expect_bad_record(folder: &Folder, spec: &DatasetSpec) {
-    let error = all(spec, Some(folder.path())).await.unwrap_err();
+async fn expect_bad_record(directory: &Directory, spec: &DatasetSpec) {
+    let error = all(spec, Some(directory.path())).await.unwrap_err();
     let DataError::BadRecord { record: 3, column, file, .. } = &error else { panic!("{error}") };
     assert!(column == "x" && file.contains(&spec.source[0]), "{error}");
     assert_eq!(error.kind(), ErrorKind::Permanent);
@@ -232,37 +234,37 @@ async fn expect_bad_record(folder: &Folder, spec: &DatasetSpec) {
 /// D9: a file that cannot be opened fails the task.
 #[tokio::test]
 async fn a_changed_or_deleted_file_is_an_error() {
-    let folder = Folder::new();
+    let directory = Directory::new();
     let records = "x,y\n1,1\n2,2\n";
-    folder.write("a.csv", records);
+    directory.write("a.csv", records);
     let spec = spec(DataFormat::Csv, &["a.csv"]);
-    let manifest = plan(&spec, 0.0, Some(folder.path())).await.unwrap();
+    let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
     let options = ReadOptions::new(&spec, &manifest);
     let chunks = manifest.chunks_of(TaskId(0));
     read(&manifest, &options, chunks).await.unwrap();
 
-    folder.write("a.csv", "x,y\n1,1\n2,2\n3,3\n");
+    directory.write("a.csv", "x,y\n1,1\n2,2\n3,3\n");
     let error = read(&manifest, &options, chunks).await.unwrap_err();
     assert!(
         matches!(error, DataError::Changed { planned_bytes: 12, found_bytes: 16, .. }),
         "{error}"
     );
-    folder.write("a.csv", &records.replace("1\n2", "111"));
+    directory.write("a.csv", &records.replace("1\n2", "111"));
     let error = read(&manifest, &options, chunks).await.unwrap_err();
     assert!(error.to_string().contains("has it changed?"), "{error}");
-    std::fs::remove_file(format!("{}/a.csv", folder.path())).unwrap();
+    std::fs::remove_file(format!("{}/a.csv", directory.path())).unwrap();
     let error = read(&manifest, &options, chunks).await.unwrap_err();
     assert!(matches!(error, DataError::Store(StoreError::NotFound { .. })), "{error}");
 }
 
 #[tokio::test]
 async fn chunks_outside_of_their_file_are_an_error() {
-    let folder = Folder::new();
-    folder.write_bytes("a.parquet", &parquet_of(&[1.0; 20], &[1.0; 20], 10));
-    folder.write("a.csv", "x,y\n1,1\n2,2\n");
+    let directory = Directory::new();
+    directory.write_bytes("a.parquet", &parquet_of(&[1.0; 20], &[1.0; 20], 10));
+    directory.write("a.csv", "x,y\n1,1\n2,2\n");
     for (format, name) in [(DataFormat::Parquet, "a.parquet"), (DataFormat::Csv, "a.csv")] {
         let spec = spec(format, &[name]);
-        let manifest = plan(&spec, 0.0, Some(folder.path())).await.unwrap();
+        let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
         let options = ReadOptions::new(&spec, &manifest);
         let good = Chunk { file: 0, start: 4, end: 8, first_record: 0, records: 4 };
         let bad = [
@@ -282,12 +284,12 @@ async fn chunks_outside_of_their_file_are_an_error() {
 
 #[tokio::test]
 async fn a_truncated_parquet_file_is_never_read_as_complete() {
-    let folder = Folder::new();
+    let directory = Directory::new();
     let whole = parquet_of(&[1.0; 200], &[2.0; 200], 50);
     let spec = spec(DataFormat::Parquet, &["a.parquet"]);
     for length in (0..whole.len()).step_by(97) {
-        folder.write_bytes("a.parquet", &whole[..length]);
-        let error = plan(&spec, 0.0, Some(folder.path())).await.unwrap_err();
+        directory.write_bytes("a.parquet", &whole[..length]);
+        let error = plan(&spec, 0.0, Some(directory.path())).await.unwrap_err();
         assert!(matches!(error, DataError::BadFile { .. }), "{length}: {error}");
         assert_eq!(error.kind(), ErrorKind::Permanent);
     }
@@ -297,7 +299,7 @@ async fn a_truncated_parquet_file_is_never_read_as_complete() {
 /// another number of records.
 #[tokio::test]
 async fn a_corrupt_parquet_file_does_not_panic() {
-    let folder = Folder::new();
+    let directory = Directory::new();
     let x: Vec<f64> = (0..200).map(f64::from).collect();
     let whole = parquet_of(&x, &x, 50);
     let spec = spec(DataFormat::Parquet, &["a.parquet"]);
@@ -306,8 +308,8 @@ async fn a_corrupt_parquet_file_does_not_panic() {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963);
         let mut corrupt = whole.clone();
         corrupt[position] ^= 1 << (random >> 61);
-        folder.write_bytes("a.parquet", &corrupt);
-        if let Ok((manifest, records)) = all(&spec, Some(folder.path())).await {
+        directory.write_bytes("a.parquet", &corrupt);
+        if let Ok((manifest, records)) = all(&spec, Some(directory.path())).await {
             assert_eq!(records.len() as u64, manifest.training_records());
         }
     }
@@ -315,26 +317,26 @@ async fn a_corrupt_parquet_file_does_not_panic() {
 
 #[tokio::test]
 async fn tabs_separate_too() {
-    let folder = Folder::new();
-    folder.write("a.tsv", "x\ty\n1\t2\n3\t4\n");
+    let directory = Directory::new();
+    directory.write("a.tsv", "x\ty\n1\t2\n3\t4\n");
     let spec = spec(DataFormat::Tsv, &["a.tsv"]);
-    let (_, records) = all(&spec, Some(folder.path())).await.unwrap();
+    let (_, records) = all(&spec, Some(directory.path())).await.unwrap();
     assert_eq!((records.features, records.labels), (vec![1.0, 3.0], vec![2.0, 4.0]));
 }
 
 /// F54: no memory is allocated for a page index that claims more pages than it has bytes.
 #[tokio::test]
 async fn a_page_index_with_a_wrong_length_is_rejected() {
-    let folder = Folder::new();
+    let directory = Directory::new();
     let mut bytes = parquet_of(&[1.0, 2.0, 3.0], &[1.0, 2.0, 3.0], 10);
     let metadata = ParquetMetaDataReader::new().parse_and_finish(&Bytes::from(bytes.clone()));
     let metadata = metadata.unwrap();
     let start = metadata.row_group(0).column(0).offset_index_offset().unwrap() as usize;
     // After the field header: a list of structs, of length 2³¹ − 1.
     bytes[start + 1..start + 7].copy_from_slice(&[0xfc, 0xff, 0xff, 0xff, 0xff, 0x07]);
-    folder.write_bytes("a.parquet", &bytes);
+    directory.write_bytes("a.parquet", &bytes);
     let error =
-        all(&spec(DataFormat::Parquet, &["a.parquet"]), Some(folder.path())).await.unwrap_err();
+        all(&spec(DataFormat::Parquet, &["a.parquet"]), Some(directory.path())).await.unwrap_err();
     assert!(error.to_string().contains("claims 2147483647 pages"), "{error}");
     assert_eq!(error.kind(), ErrorKind::Permanent);
 }

@@ -6,7 +6,7 @@ use steadfast_common::dataset::ReadOptions;
 use steadfast_common::spec::{DataFormat, DatasetSpec};
 use steadfast_data::{plan, read};
 
-use crate::files::{Folder, parquet_of_columns, spec};
+use crate::files::{Directory, parquet_of_columns, spec};
 
 const COLUMNS: usize = 60_000;
 const ROWS: usize = 40;
@@ -15,27 +15,27 @@ const TIME_MAX: Duration = Duration::from_secs(10);
 
 #[tokio::test]
 async fn a_wide_text_file_takes_time_in_proportion_to_its_columns() {
-    let folder = Folder::new();
+    let directory = Directory::new();
     let names: Vec<String> = (0..COLUMNS).map(|i| format!("x{i}")).collect();
     let row = format!("{}1\n", "0.5,".repeat(COLUMNS));
-    folder.write("a.csv", &format!("{},y\n{}", names.join(","), row.repeat(ROWS)));
+    directory.write("a.csv", &format!("{},y\n{}", names.join(","), row.repeat(ROWS)));
     let by_pattern = spec(DataFormat::Csv, &["a.csv"]);
     let by_name = DatasetSpec { features: names, ..by_pattern.clone() };
     for spec in [by_pattern, by_name] {
-        expect_in_time(&folder, &spec).await;
+        expect_in_time(&directory, &spec).await;
     }
 }
 
 #[tokio::test]
 async fn a_wide_parquet_file_takes_time_in_proportion_to_its_columns() {
-    let folder = Folder::new();
-    folder.write_bytes("a.parquet", &parquet_of_columns(COLUMNS, ROWS));
-    expect_in_time(&folder, &spec(DataFormat::Parquet, &["a.parquet"])).await;
+    let directory = Directory::new();
+    directory.write_bytes("a.parquet", &parquet_of_columns(COLUMNS, ROWS));
+    expect_in_time(&directory, &spec(DataFormat::Parquet, &["a.parquet"])).await;
 }
 
-async fn expect_in_time(folder: &Folder, spec: &DatasetSpec) {
+async fn expect_in_time(directory: &Directory, spec: &DatasetSpec) {
     let begin = Instant::now();
-    let manifest = plan(spec, 0.0, Some(folder.path())).await.unwrap();
+    let manifest = plan(spec, 0.0, Some(directory.path())).await.unwrap();
     let planned = begin.elapsed();
     let options = ReadOptions::new(spec, &manifest);
     let records = read(&manifest, &options, &manifest.chunks).await.unwrap();

@@ -4,27 +4,27 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use steadfast_store::{Created, ErrorKind, Location, StoreError, expand, open};
 
-/// Runs `rules` on a fresh folder of each kind of store.
+/// Runs `rules` on a fresh directory of each kind of store.
 async fn on_each<F: Future<Output = ()>>(name: &str, rules: impl Fn(Location) -> F) {
-    let folder = tempfile::tempdir().unwrap();
-    rules(open(folder.path().to_str().unwrap()).unwrap()).await;
-    rules(open(&format!("memory://{name}/folder")).unwrap()).await;
+    let directory = tempfile::tempdir().unwrap();
+    rules(open(directory.path().to_str().unwrap()).unwrap()).await;
+    rules(open(&format!("memory://{name}/directory")).unwrap()).await;
 }
 
 fn bytes(text: &str) -> Bytes {
     Bytes::copy_from_slice(text.as_bytes())
 }
 
-async fn put(folder: &Location, names: &[&str]) {
+async fn put(directory: &Location, names: &[&str]) {
     for name in names {
-        folder.child(name).unwrap().write(bytes(name)).await.unwrap();
+        directory.child(name).unwrap().write(bytes(name)).await.unwrap();
     }
 }
 
 #[tokio::test]
 async fn a_read_returns_the_last_write() {
-    on_each("written-last", |folder| async move {
-        let object = folder.child("a/b c%.txt").unwrap();
+    on_each("written-last", |directory| async move {
+        let object = directory.child("a/b c%.txt").unwrap();
         assert_eq!(object.size().await.unwrap(), None);
         object.write(bytes("old")).await.unwrap();
         object.write(bytes("newer")).await.unwrap();
@@ -33,16 +33,16 @@ async fn a_read_returns_the_last_write() {
         let again = open(object.url()).unwrap();
         assert_eq!(again.url(), object.url());
         assert_eq!(again.read().await.unwrap(), "newer");
-        folder.child("empty").unwrap().write(Bytes::new()).await.unwrap();
-        assert!(folder.child("empty").unwrap().read().await.unwrap().is_empty());
+        directory.child("empty").unwrap().write(Bytes::new()).await.unwrap();
+        assert!(directory.child("empty").unwrap().read().await.unwrap().is_empty());
     })
     .await;
 }
 
 #[tokio::test]
 async fn a_range_is_read_completely_or_not_at_all() {
-    on_each("ranges", |folder| async move {
-        let object = folder.child("x").unwrap();
+    on_each("ranges", |directory| async move {
+        let object = directory.child("x").unwrap();
         object.write(bytes("0123456789")).await.unwrap();
         assert_eq!(object.read_range(2..5).await.unwrap(), "234");
         assert_eq!(object.read_range(10..10).await.unwrap(), "");
@@ -59,9 +59,9 @@ async fn a_range_is_read_completely_or_not_at_all() {
 
 #[tokio::test]
 async fn the_chunks_of_an_object_are_the_whole_object_in_order() {
-    on_each("chunks", |folder| async move {
+    on_each("chunks", |directory| async move {
         let content: Vec<u8> = (0..9_000_000_u32).map(|it| (it % 251) as u8).collect();
-        let object = folder.child("x").unwrap();
+        let object = directory.child("x").unwrap();
         object.write(content.clone().into()).await.unwrap();
         let chunks = object.read_in_chunks(content.len() as u64).try_collect::<Vec<_>>().await;
         let chunks = chunks.unwrap();
@@ -76,8 +76,8 @@ async fn the_chunks_of_an_object_are_the_whole_object_in_order() {
 /// F36
 #[tokio::test]
 async fn of_concurrent_creates_exactly_one_succeeds() {
-    on_each("create", |folder| async move {
-        let object = folder.child("deep/down/marker").unwrap();
+    on_each("create", |directory| async move {
+        let object = directory.child("deep/down/marker").unwrap();
         let all = (0..8).map(|i| {
             let object = object.clone();
             tokio::spawn(async move { (i, object.create(bytes(&i.to_string())).await.unwrap()) })
@@ -97,8 +97,8 @@ async fn of_concurrent_creates_exactly_one_succeeds() {
 
 #[tokio::test]
 async fn deleting_a_missing_object_succeeds() {
-    on_each("delete", |folder| async move {
-        let object = folder.child("x").unwrap();
+    on_each("delete", |directory| async move {
+        let object = directory.child("x").unwrap();
         object.delete().await.unwrap();
         object.write(bytes("x")).await.unwrap();
         object.delete().await.unwrap();
@@ -112,14 +112,14 @@ async fn deleting_a_missing_object_succeeds() {
 
 #[tokio::test]
 async fn a_list_has_everything_below_its_prefix_and_nothing_else() {
-    on_each("list", |folder| async move {
-        assert_eq!(folder.list().await.unwrap(), []);
-        put(&folder, &["in/b", "in/a/z", "in/a/y", "inside", "out/x"]).await;
-        let listed = folder.child("in").unwrap().list().await.unwrap();
+    on_each("list", |directory| async move {
+        assert_eq!(directory.list().await.unwrap(), []);
+        put(&directory, &["in/b", "in/a/z", "in/a/y", "inside", "out/x"]).await;
+        let listed = directory.child("in").unwrap().list().await.unwrap();
         let expected = [("a/y", 6), ("a/z", 6), ("b", 4)].map(|(n, s)| (n.to_owned(), s));
         assert_eq!(listed, expected);
         for (name, _) in listed {
-            folder.child("in").unwrap().child(&name).unwrap().read().await.unwrap();
+            directory.child("in").unwrap().child(&name).unwrap().read().await.unwrap();
         }
     })
     .await;
@@ -127,13 +127,13 @@ async fn a_list_has_everything_below_its_prefix_and_nothing_else() {
 
 #[tokio::test]
 async fn a_wildcard_matches_as_in_a_shell_and_sorts() {
-    on_each("expand", |folder| async move {
+    on_each("expand", |directory| async move {
         put(
-            &folder,
+            &directory,
             &["b.csv", "a.csv", "a.csv.bak", "x1/d.csv", "x2/c.csv", "x2/y/e.csv", "[a].txt"],
         )
         .await;
-        let root = folder.url().trim_end_matches('/').to_owned();
+        let root = directory.url().trim_end_matches('/').to_owned();
         let found = |pattern: &'static str| {
             let root = root.clone();
             async move {
@@ -180,10 +180,10 @@ async fn every_operation_is_send() {
 }
 
 #[tokio::test]
-async fn a_name_cannot_escape_its_folder() {
-    on_each("names", |folder| async move {
+async fn a_name_cannot_escape_its_directory() {
+    on_each("names", |directory| async move {
         for name in ["", "/x", "..", "../x", "a/../b", "a//b", "a\0b", "x/", "./x"] {
-            let error = folder.child(name).unwrap_err();
+            let error = directory.child(name).unwrap_err();
             assert!(matches!(error, StoreError::BadName { .. }), "{name}: {error}");
         }
     })
@@ -199,8 +199,8 @@ async fn locations_of_one_memory_store_share_its_content() {
 
 #[tokio::test]
 async fn a_path_is_resolved_as_the_system_does() {
-    let folder = tempfile::tempdir().unwrap();
-    let root = folder.path().canonicalize().unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path().canonicalize().unwrap();
     std::fs::create_dir_all(root.join("real/inner")).unwrap();
     std::os::unix::fs::symlink(root.join("real/inner"), root.join("link")).unwrap();
     std::fs::write(root.join("real/data"), "here").unwrap();
@@ -213,8 +213,8 @@ async fn a_path_is_resolved_as_the_system_does() {
 
 #[tokio::test]
 async fn no_half_written_file_is_ever_seen() {
-    let folder = tempfile::tempdir().unwrap();
-    let object = open(folder.path().to_str().unwrap()).unwrap().child("x").unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let object = open(directory.path().to_str().unwrap()).unwrap().child("x").unwrap();
     let contents = [b"a", b"b"].map(|byte| Bytes::from(byte.repeat(1 << 20)));
     object.write(contents[0].clone()).await.unwrap();
     let writer = {
@@ -230,7 +230,7 @@ async fn no_half_written_file_is_ever_seen() {
         assert!(contents.contains(&read));
     }
     writer.await.unwrap();
-    let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
+    let left: Vec<_> = std::fs::read_dir(directory.path()).unwrap().collect();
     assert_eq!(left.len(), 1);
 }
 

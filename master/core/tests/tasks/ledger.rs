@@ -11,7 +11,7 @@ use steadfast_master_core::draft::Draft;
 use steadfast_master_core::given_up::GivenUp;
 use steadfast_master_core::job_state::{Fact, JobState};
 use steadfast_master_core::ledger::{
-    Attribution, Limits, Next, QueueFact, Report, Request, TaskOrder, TaskReply, Wants,
+    Attribution, HELD_MAX, Limits, Next, QueueFact, Report, Request, TaskOrder, TaskReply, Wants,
 };
 use uuid::Uuid;
 
@@ -386,6 +386,20 @@ fn a_lost_trainer_gives_its_tasks_back_at_once() {
     world.decide(|draft| draft.lose_trainer(trainer(1), Attribution::Task, &LIMITS));
     assert_eq!(world.state.ledger.queues().pending, 1);
     assert_eq!(world.state.ledger.queues().todo, 3);
+}
+
+/// S004-16: a trainer that asks without reporting cannot hold more tasks than one transaction takes
+/// back.
+#[test]
+fn a_trainer_holds_a_bounded_number_of_tasks() {
+    let mut world = LedgerModel::new(HELD_MAX as u32 + 1);
+    for _ in 0..HELD_MAX {
+        assert!(matches!(world.ask(trainer(1), None, Wants::Task).next, Next::Task(_)));
+    }
+    assert_eq!(world.ask(trainer(1), None, Wants::Task).next, Next::NotYet);
+    assert!(matches!(world.ask(trainer(2), None, Wants::Task).next, Next::Task(_)));
+    world.decide(|draft| draft.lose_trainer(trainer(1), Attribution::None, &LIMITS));
+    assert_eq!(world.state.ledger.queues().pending, 1);
 }
 
 /// F9: with two trainers, both must fail before a task is given up; a failed task goes to the other

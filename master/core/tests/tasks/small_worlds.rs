@@ -1,5 +1,5 @@
 //! Small models, explored over every interleaving up to some depth: the staleness gate, the election of
-//! the initialiser, and the assignment of lanes. (`ledger.rs` explores the queues.)
+//! the initializer, and the assignment of lanes. (`ledger.rs` explores the queues.)
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -92,7 +92,7 @@ fn every_interleaving_at_the_gate_keeps_the_bound_and_lets_the_slowest_go() {
     assert!(3_000 < states, "explored only {states} states");
 }
 
-/// Candidates for the initialiser.
+/// Candidates for the initializer.
 #[derive(Clone, Debug)]
 struct Election {
     stored: Option<InitRecord>,

@@ -29,7 +29,7 @@ impl Ftrl {
         }
     }
 
-    /// Generic: gives the usual square root its own loop, which the compiler can vectorise.
+    /// Generic: gives the usual square root its own loop, which the compiler can vectorize.
     fn sweep(
         &self,
         params: &mut [f32],

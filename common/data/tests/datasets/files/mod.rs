@@ -14,10 +14,10 @@ use parquet::file::writer::{SerializedColumnWriter, SerializedFileWriter};
 use parquet::schema::parser::parse_message_type;
 use steadfast_common::spec::{DataFormat, DatasetSpec, Header};
 
-/// A temporary folder.
-pub struct Folder(tempfile::TempDir);
+/// A temporary directory.
+pub struct Directory(tempfile::TempDir);
 
-impl Folder {
+impl Directory {
     pub fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }

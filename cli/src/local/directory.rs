@@ -1,4 +1,4 @@
-//! The data folder of a job: its lock and the paths in it.
+//! The data directory of a job: its lock and the paths in it.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
@@ -7,20 +7,20 @@ use std::path::{Path, PathBuf};
 use steadfast_common::error::ErrorKind;
 use steadfast_process::Failure;
 
-/// A data folder, locked until this is dropped.
+/// A data directory, locked until this is dropped.
 #[derive(Debug)]
-pub struct Folder {
+pub struct Directory {
     path: PathBuf,
     /// Holds the lock; the kernel releases it when the process ends for any reason.
     _lock: File,
 }
 
-impl Folder {
-    /// Creates the folder if it does not exist, and locks it.
+impl Directory {
+    /// Creates the directory if it does not exist, and locks it.
     pub fn open(path: &Path) -> Result<Self, Failure> {
         let made = fs::create_dir_all(path.join("logs")).and_then(|()| path.canonicalize());
         let path = made.map_err(|error| {
-            Failure::io(format!("cannot use the data folder {}", path.display()), &error)
+            Failure::io(format!("cannot use the data directory {}", path.display()), &error)
         })?;
         let lock = lock(&path)?;
         Ok(Self { path, _lock: lock })
@@ -31,7 +31,7 @@ impl Folder {
         self.path.display().to_string()
     }
 
-    /// The data folder of the embedded etcd.
+    /// The data directory of the embedded etcd.
     pub fn etcd(&self) -> PathBuf {
         self.path.join("etcd")
     }
@@ -46,7 +46,7 @@ impl Folder {
         self.path.join("logs").join(format!("{name}.log"))
     }
 
-    /// The folder of all logs.
+    /// The directory of all logs.
     pub fn logs(&self) -> PathBuf {
         self.path.join("logs")
     }
@@ -64,25 +64,29 @@ impl Folder {
     }
 }
 
-/// Reads the endpoint of the embedded etcd of a data folder.
-pub fn read_endpoint(folder: &Path) -> Result<String, Failure> {
-    let path = endpoint_file(folder);
+/// Reads the endpoint of the embedded etcd of a data directory.
+pub fn read_endpoint(directory: &Path) -> Result<String, Failure> {
+    let path = endpoint_file(directory);
     fs::read_to_string(&path).map(|text| text.trim().to_owned()).map_err(|error| {
         Failure::io(
-            format!("no job was ever run in {}: cannot read {}", folder.display(), path.display()),
+            format!(
+                "no job was ever run in {}: cannot read {}",
+                directory.display(),
+                path.display()
+            ),
             &error,
         )
     })
 }
 
-fn endpoint_file(folder: &Path) -> PathBuf {
-    folder.join("etcd-endpoint")
+fn endpoint_file(directory: &Path) -> PathBuf {
+    directory.join("etcd-endpoint")
 }
 
-fn lock(folder: &Path) -> Result<File, Failure> {
-    let path = folder.join("lock");
+fn lock(directory: &Path) -> Result<File, Failure> {
+    let path = directory.join("lock");
     let failure = |error: std::io::Error| {
-        Failure::io(format!("cannot lock the data folder with {}", path.display()), &error)
+        Failure::io(format!("cannot lock the data directory with {}", path.display()), &error)
     };
     let mut options = OpenOptions::new();
     let opened = options.read(true).write(true).create(true).truncate(false).open(&path);
@@ -103,9 +107,9 @@ fn lock(folder: &Path) -> Result<File, Failure> {
                 ErrorKind::Conflict,
                 format!(
                     "process {} already runs a job in {}; wait for it, stop it, or choose another \
-                     folder with --data-dir",
+                     directory with --data-dir",
                     holder.trim(),
-                    folder.display()
+                    directory.display()
                 ),
             ))
         }
@@ -118,24 +122,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_serves_one_run_at_a_time_and_names_the_other() {
+    fn a_directory_serves_one_run_at_a_time_and_names_the_other() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("a/b");
-        let folder = Folder::open(&path).unwrap();
-        let failure = Folder::open(&path).unwrap_err();
+        let directory = Directory::open(&path).unwrap();
+        let failure = Directory::open(&path).unwrap_err();
         assert_eq!(failure.kind, ErrorKind::Conflict);
         let holder = format!("process {} already runs", std::process::id());
         assert!(failure.message.starts_with(&holder), "{failure}");
-        drop(folder);
-        assert!(Folder::open(&path).is_ok());
+        drop(directory);
+        assert!(Directory::open(&path).is_ok());
     }
 
     #[test]
-    fn a_folder_remembers_where_its_etcd_listens() {
+    fn a_directory_remembers_where_its_etcd_listens() {
         let parent = tempfile::tempdir().unwrap();
-        let folder = Folder::open(parent.path()).unwrap();
+        let directory = Directory::open(parent.path()).unwrap();
         assert!(read_endpoint(parent.path()).is_err());
-        folder.write_endpoint("http://127.0.0.1:4000").unwrap();
+        directory.write_endpoint("http://127.0.0.1:4000").unwrap();
         assert_eq!(read_endpoint(parent.path()).unwrap(), "http://127.0.0.1:4000");
     }
 }

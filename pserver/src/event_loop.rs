@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info};
 
 use crate::event::{
-    Begun, EngineError, Event, InitialValues, LanesName, PushName, Pushed, Reply, SnapshotAnswer,
+    Begun, Event, EventError, InitialValues, LanesName, PushName, Pushed, Reply, SnapshotAnswer,
 };
 use crate::lags::Lags;
 use crate::pulls::{Pulls, WaitingPull};
@@ -42,7 +42,7 @@ pub struct Published {
     pub squares: Option<Squares>,
 }
 
-/// Position and configuration of an initialised shard.
+/// Position and configuration of an initialized shard.
 #[derive(Clone, Debug)]
 pub struct PublishedShard {
     pub position: Position,
@@ -66,14 +66,14 @@ pub struct Squares {
 
 /// A handle to the event loop.
 #[derive(Clone, Debug)]
-pub struct Engine {
+pub struct EventLoopHandle {
     events: mpsc::Sender<Event>,
     published: watch::Receiver<Arc<Published>>,
     pub slot: Slot,
     pub incarnation: Incarnation,
 }
 
-impl Engine {
+impl EventLoopHandle {
     /// Starts the event loop.
     pub fn start(slot: Slot, incarnation: Incarnation, rules: Rules) -> Self {
         let (events, inbox) = mpsc::channel(EVENTS_MAX);
@@ -107,10 +107,10 @@ impl Engine {
     ///
     /// # Errors
     /// The error of the event loop.
-    pub async fn call<T>(&self, event: impl FnOnce(Reply<T>) -> Event) -> Result<T, EngineError> {
+    pub async fn call<T>(&self, event: impl FnOnce(Reply<T>) -> Event) -> Result<T, EventError> {
         let (reply, answer) = oneshot::channel();
-        self.events.send(event(reply)).await.map_err(|_| EngineError::ShuttingDown)?;
-        answer.await.map_err(|_| EngineError::ShuttingDown)?
+        self.events.send(event(reply)).await.map_err(|_| EventError::ShuttingDown)?;
+        answer.await.map_err(|_| EventError::ShuttingDown)?
     }
 }
 
@@ -165,9 +165,9 @@ impl EventLoop {
         self.tx.borrow().generation
     }
 
-    fn check(&self, found: Generation) -> Result<(), EngineError> {
+    fn check(&self, found: Generation) -> Result<(), EventError> {
         let present = self.generation();
-        if found == present { Ok(()) } else { Err(EngineError::OtherGeneration { found, present }) }
+        if found == present { Ok(()) } else { Err(EventError::OtherGeneration { found, present }) }
     }
 
     /// Handles an event.
@@ -221,9 +221,13 @@ impl EventLoop {
             self.stage = Stage::Idle;
             self.lags.end_step();
         }
-        self.snapshots.clear();
         let (found, present) = (self.generation(), record.generation);
-        self.pulls.refuse_all(&EngineError::OtherGeneration { found, present });
+        let over = EventError::OtherGeneration { found, present };
+        for (_, reply) in self.snapshots.drain(..) {
+            // The master may have given the request up.
+            let _ = reply.send(Err(over.clone()));
+        }
+        self.pulls.refuse_all(&over);
         self.tx.send_replace(Arc::new(Published {
             generation: record.generation,
             placement: record.placement,
@@ -257,18 +261,18 @@ impl EventLoop {
         generation: Generation,
         attempt: u64,
         first: InitialValues,
-    ) -> Result<(), EngineError> {
+    ) -> Result<(), EventError> {
         self.check(generation)?;
         if let Stage::Ready { shard, init_attempt } = &self.stage {
             if attempt < *init_attempt {
-                return Err(EngineError::Superseded { latest: *init_attempt });
+                return Err(EventError::Superseded { latest: *init_attempt });
             }
             // Repeated or late. Training may have begun, and its first step must be preserved.
             if attempt == *init_attempt {
                 return Ok(());
             }
             if shard.blocks().position().version != Version(0) {
-                return Err(EngineError::InUse);
+                return Err(EventError::InUse);
             }
         }
         let InitialValues { layout, values } = first;
@@ -314,10 +318,10 @@ impl EventLoop {
         generation: Generation,
         name: &PushName,
         contribution: Contribution,
-    ) -> Result<Pushed, EngineError> {
+    ) -> Result<Pushed, EventError> {
         self.check(generation)?;
         let Stage::Ready { shard, .. } = &mut self.stage else {
-            return Err(EngineError::NotInitialised);
+            return Err(EventError::NotInitialized);
         };
         let outcome = match (name, shard) {
             (PushName::Lanes(LanesName { version, first, shares }), Shard::Sync(shard)) => {
@@ -393,7 +397,7 @@ impl EventLoop {
                 return;
             }
             (Ok(()), Stage::Idle) => {
-                let _ = reply.send(Err(EngineError::NotInitialised));
+                let _ = reply.send(Err(EventError::NotInitialized));
                 return;
             }
             (Ok(()), Stage::Ready { shard, .. }) => shard,
@@ -475,9 +479,9 @@ impl EventLoop {
 }
 
 /// Returns the refusal if the step can never be completed after it.
-fn fatal_refusal(error: &EngineError) -> Option<Refusal> {
+fn fatal_refusal(error: &EventError) -> Option<Refusal> {
     match error {
-        EngineError::Refused(error @ Refusal::ConflictingShare { .. }) => Some(error.clone()),
+        EventError::Refused(error @ Refusal::ConflictingShare { .. }) => Some(error.clone()),
         _ => None,
     }
 }

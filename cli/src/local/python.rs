@@ -1,0 +1,97 @@
+//! The command line of trainers that compute in Python.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use steadfast_common::spec::ModelSpec;
+use steadfast_process::{Failure, variable_of};
+
+use super::args::LocalArgs;
+use super::plan::absolute;
+
+/// A Python program that is a trainer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Python {
+    pub interpreter: PathBuf,
+    pub args: Vec<OsString>,
+    /// Directory of the job file: modules are looked up there first.
+    directory: PathBuf,
+}
+
+impl Python {
+    /// Finds the interpreter: `--python`, that of the active environment, the one beside this program (both
+    /// were installed by pip), or `python3`.
+    ///
+    /// # Errors
+    /// If a path cannot be made absolute, or the script does not exist.
+    pub fn find(args: &LocalArgs, model: &ModelSpec, programs: &Path) -> Result<Self, Failure> {
+        let in_directory =
+            |directory: PathBuf| Some(directory.join("python")).filter(|it| it.is_file());
+        let active = ["VIRTUAL_ENV", "CONDA_PREFIX"]
+            .into_iter()
+            .filter_map(env::var_os)
+            .find_map(|directory| in_directory(PathBuf::from(directory).join("bin")));
+        let interpreter = match &args.python {
+            Some(python) if python.components().count() == 1 => python.clone(),
+            Some(python) => absolute(python)?,
+            None => {
+                active.or_else(|| in_directory(programs.to_owned())).unwrap_or("python3".into())
+            }
+        };
+        let job_file = absolute(&args.job_file)?;
+        let directory = job_file.parent().unwrap_or(Path::new("/")).to_owned();
+        let args = match &model.script {
+            None => vec!["-m".into(), "steadfast.trainer".into()],
+            Some(script) => {
+                let path = directory.join(script);
+                if !path.is_file() {
+                    return Err(Failure::invalid(format!(
+                        "{}: `model.script`: {} does not exist",
+                        args.job_file.display(),
+                        path.display()
+                    )));
+                }
+                vec![path.into_os_string()]
+            }
+        };
+        Ok(Self { interpreter, args, directory })
+    }
+
+    /// Returns the environment that has the settings `flags` (names and values in turn).
+    pub fn environment(&self, flags: &[OsString]) -> Vec<(String, OsString)> {
+        let mut path = self.directory.clone().into_os_string();
+        if let Some(inherited) = env::var_os("PYTHONPATH").filter(|it| !it.is_empty()) {
+            path.push(":");
+            path.push(inherited);
+        }
+        let settings = flags.chunks_exact(2).map(|pair| {
+            let flag = pair[0].to_string_lossy();
+            (variable_of(flag.trim_start_matches('-')), pair[1].clone())
+        });
+        // A log is useful only if it has the last lines before a crash.
+        let own = [("PYTHONPATH", path), ("PYTHONUNBUFFERED", "1".into())];
+        settings.chain(own.map(|(name, value)| (name.to_owned(), value))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_passed_as_environment_variables() {
+        let python = Python {
+            interpreter: "python3".into(),
+            args: vec!["-m".into(), "steadfast.trainer".into()],
+            directory: "/jobs".into(),
+        };
+        let flags = ["--job", "digits", "--lease-ttl", "5000ms"].map(OsString::from);
+        let environment = python.environment(&flags);
+        assert_eq!(environment[0], ("STEADFAST_JOB".to_owned(), "digits".into()));
+        assert_eq!(environment[1], ("STEADFAST_LEASE_TTL".to_owned(), "5000ms".into()));
+        let (name, path) = &environment[2];
+        assert_eq!(name, "PYTHONPATH");
+        assert!(path.to_string_lossy().starts_with("/jobs"));
+    }
+}
