@@ -1,0 +1,24 @@
+//! The extension module of the Python package: a trainer whose model computes in Python.
+//!
+//! The trainer runs on threads of its own. It sends what the model must compute as [`Request`]s to the
+//! Python program, which answers them on one thread: frameworks keep threads and random state per process,
+//! and the program's own loop is that thread.
+//!
+//! [`Request`]: request::Request
+
+mod arrays;
+mod error;
+mod model;
+mod request;
+mod trainer;
+mod work;
+
+use pyo3::prelude::*;
+
+#[pymodule(name = "_native")]
+mod native {
+    #[pymodule_export]
+    use super::trainer::Trainer;
+    #[pymodule_export]
+    use super::work::{Key, Work};
+}

@@ -1,0 +1,74 @@
+//! What the trainer asks the Python program to compute.
+
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use steadfast_trainer::{Evaluation, MicroBatch, ModelError, ParamSpec, Parameters};
+
+/// The records of a batch, copied from the trainer's.
+#[derive(Debug)]
+pub struct Records {
+    /// Records × features, row-major.
+    pub features: Vec<f32>,
+    pub labels: Vec<f32>,
+}
+
+/// The properties of a model that was built.
+#[derive(Debug)]
+pub struct Built {
+    pub parameters: Vec<ParamSpec>,
+    pub metric: String,
+    pub numerics: String,
+}
+
+/// A computation, and where its result goes.
+#[derive(Debug)]
+pub enum Request {
+    /// Builds the model of a job; `spec` is the `model` section of the job file as JSON.
+    Build { spec: String, features: usize, reply: Reply<Built> },
+    /// Returns initial values: `parameters`, filled.
+    Initialize { seed: u64, parameters: Parameters, reply: Reply<Parameters> },
+    /// Adds the gradient of the sum of losses to `gradient`, and returns both.
+    Gradient {
+        parameters: Parameters,
+        records: Records,
+        key: MicroBatch,
+        gradient: Parameters,
+        reply: Reply<(f64, Parameters)>,
+    },
+    /// Sums loss and metric over the records.
+    Evaluate { parameters: Parameters, records: Records, reply: Reply<Evaluation> },
+}
+
+/// Where the result of a request goes.
+#[derive(Debug)]
+pub struct Reply<T>(SyncSender<Result<T, ModelError>>);
+
+impl<T> Reply<T> {
+    /// Answers the request. Returns whether the trainer still waited for it.
+    pub fn send(self, answer: Result<T, ModelError>) -> bool {
+        self.0.send(answer).is_ok()
+    }
+}
+
+/// Sends requests to the Python program.
+#[derive(Clone, Debug)]
+pub struct Requests(SyncSender<Request>);
+
+impl Requests {
+    /// Creates a channel. It has no buffer: a request that nobody answers any more fails at once.
+    pub fn channel() -> (Self, Receiver<Request>) {
+        let (tx, rx) = sync_channel(0);
+        (Self(tx), rx)
+    }
+
+    /// Sends a request, and blocks until it is answered.
+    ///
+    /// # Errors
+    /// The error of the model, or that the Python program has stopped to answer.
+    pub fn call<T>(&self, request: impl FnOnce(Reply<T>) -> Request) -> Result<T, ModelError> {
+        let stopped = || ModelError::Failed { message: "the Python program has ended".to_owned() };
+        let (tx, rx) = sync_channel(1);
+        self.0.send(request(Reply(tx))).map_err(|_| stopped())?;
+        rx.recv().map_err(|_| stopped())?
+    }
+}

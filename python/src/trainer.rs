@@ -1,0 +1,242 @@
+//! A trainer that runs beside a Python program.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use steadfast_host::random;
+use steadfast_process::{Failure, Refusal, Shutdown, init_logging, keep_freed_memory, try_parse};
+use steadfast_trainer::{Args, Evaluation, ModelError, ParamSpec, Parameters, Registry, live};
+
+use crate::arrays;
+use crate::error::{exception, model_error};
+use crate::model::PythonModel;
+use crate::request::{Built, Request, Requests};
+use crate::work::{Work, batch};
+
+/// Longest time in which a signal of the user goes unnoticed.
+const SIGNALS_EVERY: Duration = Duration::from_millis(50);
+
+/// The trainer's part of a Python program: an iterator of the gradients to compute.
+#[pyclass(frozen, module = "steadfast._native")]
+pub struct Trainer {
+    shutdown: Shutdown,
+    /// Builds the model: called with the `model` section of the job file and the number of features.
+    build: Py<PyAny>,
+    /// The model that was built last. The mutexes guard only their fields.
+    model: Mutex<Option<Py<PyAny>>>,
+    requests: Mutex<Receiver<Request>>,
+    running: Mutex<Option<JoinHandle<Result<(), Failure>>>>,
+    /// The work that was returned last.
+    last: Mutex<Option<Py<Work>>>,
+}
+
+#[pymethods]
+impl Trainer {
+    /// Starts a trainer with these command-line arguments, which override `STEADFAST_…` variables.
+    #[new]
+    fn new(py: Python<'_>, args: Vec<String>, build: Py<PyAny>) -> PyResult<Self> {
+        let args = settings(py, args)?;
+        keep_freed_memory();
+        let (requests, receiver) = Requests::channel();
+        let shutdown = Shutdown::manual();
+        let drain = shutdown.clone();
+        let run = move || run(args, requests, drain);
+        let thread = std::thread::Builder::new().name("steadfast".to_owned()).spawn(run)?;
+        Ok(Self {
+            shutdown,
+            build,
+            model: Mutex::new(None),
+            requests: Mutex::new(receiver),
+            running: Mutex::new(Some(thread)),
+            last: Mutex::new(None),
+        })
+    }
+
+    fn __iter__(this: Py<Self>) -> Py<Self> {
+        this
+    }
+
+    /// Waits for the next gradient to compute. Meanwhile answers the trainer's other requests. A work that
+    /// was not answered has failed.
+    fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<Work>>> {
+        let last = self.last.lock().expect("no holder panics").take();
+        if let Some(work) = last {
+            work.get().abandon();
+        }
+        while let Some(request) = self.receive(py)? {
+            if let Some(work) = self.answer(py, request)? {
+                let work = Py::new(py, work)?;
+                *self.last.lock().expect("no holder panics") = Some(work.clone_ref(py));
+                return Ok(Some(work));
+            }
+        }
+        self.join(py)?;
+        Ok(None)
+    }
+
+    /// Asks the trainer to leave the job: work in progress is finished or reassigned, nothing is lost.
+    fn leave(&self) {
+        self.shutdown.trigger();
+    }
+}
+
+impl Trainer {
+    /// Waits for a request, without the GIL; `None` once the trainer has ended.
+    fn receive(&self, py: Python<'_>) -> PyResult<Option<Request>> {
+        loop {
+            let received = py.detach(|| {
+                self.requests.lock().expect("no holder panics").recv_timeout(SIGNALS_EVERY)
+            });
+            match received {
+                Ok(request) => return Ok(Some(request)),
+                Err(RecvTimeoutError::Disconnected) => return Ok(None),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            py.check_signals()?;
+            let running = self.running.lock().expect("no holder panics");
+            if running.as_ref().is_none_or(JoinHandle::is_finished) {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Returns the outcome of the trainer, once.
+    fn join(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(thread) = self.running.lock().expect("no holder panics").take() else {
+            return Ok(());
+        };
+        match py.detach(|| thread.join()) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(failure)) => Err(exception(py, &failure)),
+            Err(_) => Err(PyRuntimeError::new_err("the trainer panicked; its log says where")),
+        }
+    }
+
+    /// Answers a request, or returns the work that it consists of.
+    fn answer(&self, py: Python<'_>, request: Request) -> PyResult<Option<Work>> {
+        match request {
+            Request::Gradient { parameters, records, key, gradient, reply } => {
+                return Work::new(py, &parameters, records, key, gradient, reply).map(Some);
+            }
+            Request::Build { spec, features, reply } => {
+                reply.send(reported(py, self.build(py, &spec, features))?);
+            }
+            Request::Initialize { seed, parameters, reply } => {
+                reply.send(reported(py, self.initialize(py, seed, parameters))?);
+            }
+            Request::Evaluate { parameters, records, reply } => {
+                let count = records.labels.len() as u64;
+                let sums = self.model(py).and_then(|model| {
+                    let parameters = arrays::parameters(py, &parameters)?;
+                    let given = (parameters, batch(py, records)?);
+                    let sums: (f64, f64) = model.call_method1("evaluate", given)?.extract()?;
+                    let (loss_sum, metric_sum) = sums;
+                    Ok(Evaluation { records: count, loss_sum, metric_sum })
+                });
+                reply.send(reported(py, sums)?);
+            }
+        }
+        Ok(None)
+    }
+
+    fn model<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let model = self.model.lock().expect("no holder panics");
+        let model = model.as_ref().map(|model| model.bind(py).clone());
+        model.ok_or_else(|| PyRuntimeError::new_err("the model is not built yet"))
+    }
+
+    fn build(&self, py: Python<'_>, spec: &str, features: usize) -> PyResult<Built> {
+        let spec = py.import("json")?.call_method1("loads", (spec,))?;
+        let model = self.build.bind(py).call1((spec, features))?;
+        let shapes = model.call_method0("parameters")?;
+        let mut parameters = Vec::new();
+        for (name, shape) in shapes_of(&shapes)? {
+            parameters.push(ParamSpec::new(name, &shape));
+        }
+        let metric = model.getattr("metric_name")?.extract()?;
+        let numerics = model.call_method0("numerics")?.extract()?;
+        *self.model.lock().expect("no holder panics") = Some(model.unbind());
+        Ok(Built { parameters, metric, numerics })
+    }
+
+    fn initialize(
+        &self,
+        py: Python<'_>,
+        seed: u64,
+        mut parameters: Parameters,
+    ) -> PyResult<Parameters> {
+        let values = self.model(py)?.call_method1("initialize", (seed,))?;
+        parameters.clear();
+        arrays::add_to(py, values.cast::<PyDict>()?, &mut parameters)?;
+        Ok(parameters)
+    }
+}
+
+/// Returns the items of a dict from names to shapes.
+fn shapes_of(shapes: &Bound<'_, PyAny>) -> PyResult<Vec<(String, Vec<usize>)>> {
+    let expected =
+        |_| PyTypeError::new_err("`parameters()` must return a dict from names to shapes");
+    let items = shapes.call_method0("items").map_err(expected)?;
+    items.try_iter()?.map(|item| item?.extract().map_err(expected)).collect()
+}
+
+/// Separates errors of the model from requests to end the program, such as Ctrl-C.
+fn reported<T>(py: Python<'_>, outcome: PyResult<T>) -> PyResult<Result<T, ModelError>> {
+    match outcome {
+        Ok(value) => Ok(Ok(value)),
+        Err(error) if error.is_instance_of::<pyo3::exceptions::PyException>(py) => {
+            Ok(Err(model_error(py, &error)))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn settings(py: Python<'_>, args: Vec<String>) -> PyResult<Args> {
+    let words: Vec<OsString> =
+        ["steadfast-trainer".to_owned()].into_iter().chain(args).map(OsString::from).collect();
+    let variables: BTreeMap<String, String> = std::env::vars_os()
+        .filter_map(|(name, value)| {
+            Some((name.into_string().ok()?, value.to_string_lossy().into_owned()))
+        })
+        .collect();
+    let refusal = match try_parse(&words, &variables, &|path| std::fs::read_to_string(path)) {
+        Ok(args) => return Ok(args),
+        Err(refusal) => refusal,
+    };
+    Err(match refusal {
+        Refusal::Errors(errors) => exception(py, &Failure::invalid(errors.join("\n"))),
+        Refusal::Shown(shown) => {
+            print!("{shown}");
+            PySystemExit::new_err(0)
+        }
+        Refusal::Checked(listing) => {
+            print!("{listing}");
+            PySystemExit::new_err(0)
+        }
+    })
+}
+
+/// Runs the trainer to its end.
+fn run(args: Args, requests: Requests, shutdown: Shutdown) -> Result<(), Failure> {
+    let mut registry = Registry::built_in();
+    registry.register("python", move |spec, features| {
+        Ok(Box::new(PythonModel::build(requests.clone(), spec, features)?))
+    });
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::io("cannot start threads", &error))?;
+    let outcome = runtime.block_on(async {
+        let (id, common) = (random::uuid(), &args.common);
+        let identity = init_logging("trainer", &common.job, id, &common.log)?;
+        live(args, registry, id, identity, shutdown).await
+    });
+    // Calls in flight are dropped; waiting for those that compute in Python would never end.
+    runtime.shutdown_background();
+    outcome
+}

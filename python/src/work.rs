@@ -1,0 +1,153 @@
+//! A gradient to compute.
+
+use std::sync::Mutex;
+
+use numpy::{PyArray1, PyArrayMethods};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use steadfast_trainer::{MicroBatch, ModelError, Parameters, Purpose, Random};
+
+use crate::arrays;
+use crate::request::{Records, Reply};
+
+/// The records of a gradient, and the parameters at which to compute it.
+#[pyclass(frozen, module = "steadfast")]
+pub struct Work {
+    /// The parameters: read-only float32 arrays by name.
+    #[pyo3(get)]
+    parameters: Py<PyDict>,
+    /// The records: arrays by column.
+    #[pyo3(get)]
+    batch: Py<PyDict>,
+    /// What the random numbers of this gradient depend on.
+    #[pyo3(get)]
+    key: Py<Key>,
+    /// Number of records.
+    #[pyo3(get)]
+    records: usize,
+    /// Absent once answered. The mutex guards only this field.
+    pending: Mutex<Option<Pending>>,
+}
+
+struct Pending {
+    sum: Parameters,
+    reply: Reply<(f64, Parameters)>,
+}
+
+impl Work {
+    pub fn new(
+        py: Python<'_>,
+        parameters: &Parameters,
+        records: Records,
+        key: MicroBatch,
+        sum: Parameters,
+        reply: Reply<(f64, Parameters)>,
+    ) -> PyResult<Self> {
+        let count = records.labels.len();
+        Ok(Self {
+            parameters: arrays::parameters(py, parameters)?.unbind(),
+            batch: batch(py, records)?.unbind(),
+            key: Py::new(py, Key(key))?,
+            records: count,
+            pending: Mutex::new(Some(Pending { sum, reply })),
+        })
+    }
+
+    /// Fails the work if it was not answered.
+    pub fn abandon(&self) {
+        if let Ok(Pending { reply, .. }) = self.take() {
+            let message = "a work was neither pushed nor failed".to_owned();
+            reply.send(Err(ModelError::Failed { message }));
+        }
+    }
+
+    fn take(&self) -> PyResult<Pending> {
+        let pending = self.pending.lock().expect("no holder panics").take();
+        pending.ok_or_else(|| PyRuntimeError::new_err("this work was answered already"))
+    }
+}
+
+#[pymethods]
+impl Work {
+    /// Pushes the gradient of the *sum* of the records' losses.
+    ///
+    /// `gradients` has one array per parameter, by name; `None` or a missing name counts as zero. Returns
+    /// whether it was still needed.
+    #[pyo3(signature = (gradients, *, loss_sum))]
+    fn push(&self, py: Python<'_>, gradients: &Bound<'_, PyDict>, loss_sum: f64) -> PyResult<bool> {
+        let Pending { mut sum, reply } = self.take()?;
+        match arrays::add_to(py, gradients, &mut sum) {
+            Ok(()) => Ok(reply.send(Ok((loss_sum, sum)))),
+            Err(error) => {
+                reply.send(Err(crate::error::model_error(py, &error)));
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends the trainer with this reason: the gradient cannot be computed.
+    fn fail(&self, reason: String) -> PyResult<()> {
+        self.take()?.reply.send(Err(ModelError::Failed { message: reason }));
+        Ok(())
+    }
+
+    fn __repr__(&self) -> String {
+        let key = self.key.get().0;
+        format!("<Work: {} records, step {} of pass {}>", self.records, key.step, key.pass.0)
+    }
+}
+
+/// Returns the columns of the records. Memory moves to NumPy without a copy.
+pub fn batch(py: Python<'_>, records: Records) -> PyResult<Bound<'_, PyDict>> {
+    let Records { features, labels } = records;
+    let (rows, columns) = (labels.len(), features.len() / labels.len().max(1));
+    let batch = PyDict::new(py);
+    let features = PyArray1::from_vec(py, features).reshape([rows, columns])?;
+    batch.set_item("features", features)?;
+    batch.set_item("label", PyArray1::from_vec(py, labels))?;
+    Ok(batch)
+}
+
+/// What the random numbers of a gradient depend on: equal on every trainer that computes it.
+#[pyclass(frozen, module = "steadfast")]
+pub struct Key(MicroBatch);
+
+#[pymethods]
+impl Key {
+    /// A seed from all parts of the key, from 0 to 2**63 - 1.
+    #[getter]
+    fn seed(&self) -> u64 {
+        let pass_and_lane = u64::from(self.0.pass.0) << 32 | u64::from(self.0.lane.0);
+        Random::keyed(self.0.seed, Purpose::Framework, pass_and_lane, self.0.step, 0).integer() >> 1
+    }
+
+    /// The seed of the job.
+    #[getter]
+    fn job_seed(&self) -> u64 {
+        self.0.seed
+    }
+
+    /// The pass over the data, from 0.
+    #[getter]
+    fn pass_number(&self) -> u32 {
+        self.0.pass.0
+    }
+
+    /// The step within the pass, from 0.
+    #[getter]
+    fn step(&self) -> u64 {
+        self.0.step
+    }
+
+    /// The lane; 0 in asynchronous jobs.
+    #[getter]
+    fn lane(&self) -> u32 {
+        self.0.lane.0
+    }
+
+    fn __repr__(&self) -> String {
+        let MicroBatch { seed, pass, step, lane } = self.0;
+        format!("Key(job_seed={seed}, pass_number={}, step={step}, lane={})", pass.0, lane.0)
+    }
+}

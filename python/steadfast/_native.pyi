@@ -1,0 +1,59 @@
+"""The extension module: see :mod:`steadfast`."""
+
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
+
+import numpy as np
+
+class Key:
+    """What the random numbers of a gradient depend on: equal on every trainer that computes it."""
+
+    @property
+    def seed(self) -> int:
+        """A seed from all parts of the key, from 0 to 2**63 - 1."""
+    @property
+    def job_seed(self) -> int:
+        """The seed of the job."""
+    @property
+    def pass_number(self) -> int:
+        """The pass over the data, from 0."""
+    @property
+    def step(self) -> int:
+        """The step within the pass, from 0; in asynchronous jobs the number of the mini-batch."""
+    @property
+    def lane(self) -> int:
+        """The lane; 0 in asynchronous jobs."""
+
+class Work:
+    """The records of a gradient, and the parameters at which to compute it."""
+
+    @property
+    def parameters(self) -> Dict[str, np.ndarray]:
+        """The parameters: read-only float32 arrays by name."""
+    @property
+    def batch(self) -> Dict[str, np.ndarray]:
+        """The records: arrays by column."""
+    @property
+    def key(self) -> Key:
+        """What the random numbers of this gradient depend on."""
+    @property
+    def records(self) -> int:
+        """Number of records."""
+    def push(self, gradients: Mapping[str, Optional[Any]], *, loss_sum: float) -> bool:
+        """Pushes the gradient of the *sum* of the records' losses.
+
+        ``gradients`` has one array per parameter, by name; ``None`` or a missing name counts as zero.
+        Returns whether it was still needed.
+
+        Raises:
+            ValueError: A name is unknown, or an array has another shape than its parameter.
+            TypeError: A value does not convert to float32.
+            RuntimeError: The work was answered already.
+        """
+    def fail(self, reason: str) -> None:
+        """Ends the trainer with this reason: the gradient cannot be computed."""
+
+class Trainer:
+    def __init__(self, args: List[str], build: Callable[[Mapping[str, Any], int], Any]) -> None: ...
+    def __iter__(self) -> Iterator[Work]: ...
+    def __next__(self) -> Work: ...
+    def leave(self) -> None: ...

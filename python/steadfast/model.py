@@ -1,0 +1,71 @@
+"""The interface of models, for any framework."""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+import platform
+from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+__all__ = ["Batch", "Model"]
+
+Batch = Mapping[str, Any]
+"""Columns by name: ``features`` (records x features, float32) and ``label`` (float32)."""
+
+
+class Model(abc.ABC):
+    """A differentiable model with a loss.
+
+    The same arguments must give the same bits: take random numbers from a generator that is seeded with
+    ``key.seed``, and keep no state between calls. Arrays of parameters are read-only, and float32.
+    """
+
+    rebuild: Optional[Callable[[int], "Model"]] = None
+    """Builds the model once more, with all random states seeded; set when the job file names its entry."""
+
+    metric_name = "metric"
+    """Name of the metric that :meth:`evaluate` sums, such as ``accuracy``; the job shows its mean."""
+
+    @abc.abstractmethod
+    def parameters(self) -> Mapping[str, Sequence[int]]:
+        """Returns the shapes of the parameters by name, in the same order in every process."""
+
+    @abc.abstractmethod
+    def initialize(self, seed: int) -> Mapping[str, np.ndarray]:
+        """Returns initial values by name. A parameter that is missing starts at zero."""
+
+    @abc.abstractmethod
+    def gradient(
+        self, parameters: Mapping[str, np.ndarray], batch: Batch, key: Any
+    ) -> Tuple[float, Mapping[str, Optional[np.ndarray]]]:
+        """Returns the *sum* of the records' losses, and its gradient by name (``None`` for zero)."""
+
+    @abc.abstractmethod
+    def evaluate(self, parameters: Mapping[str, np.ndarray], batch: Batch) -> Tuple[float, float]:
+        """Returns the sums of loss and metric over the records, without random numbers."""
+
+    def numerics(self) -> str:
+        """Returns a text that is the same on all machines on which this model computes the same bits.
+
+        The default hashes a fixed NumPy computation. A model of another library adds to it.
+        """
+        return f"numpy {np.__version__} {_numpy_digest()[:16]} on {platform.machine()}"
+
+
+def _numpy_digest() -> str:
+    digest = hashlib.sha256()
+    for rows, inner, columns in ((3, 64, 5), (16, 784, 33), (130, 17, 9)):
+        left = _ramp(rows * inner).reshape(rows, inner)
+        right = _ramp(inner * columns).reshape(inner, columns)
+        product = left @ right
+        digest.update(product.tobytes())
+        digest.update(np.exp(product).tobytes())
+        digest.update(np.tanh(product).sum(axis=0).tobytes())
+    return digest.hexdigest()
+
+
+def _ramp(count: int) -> np.ndarray:
+    """Fixed numbers from -1 to 1 in an order without a pattern."""
+    return (np.arange(count, dtype=np.int64) * 7919 % 1009).astype(np.float32) / 504.5 - 1
