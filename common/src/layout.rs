@@ -13,17 +13,42 @@ use crate::dataset::hex;
 /// Values in the largest block: 1 MiB of `f32`.
 pub const BLOCK_LEN_MAX: usize = 1 << 18;
 
+/// How the contributions of a step or a push change a parameter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UpdateRule {
+    /// The optimizer applies the mean gradient.
+    #[default]
+    Optimizer,
+    /// The mean over the records is added: for state that models average beside the gradient, such as the
+    /// running statistics of a batch normalization.
+    AddMean,
+}
+
+impl UpdateRule {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// One named tensor of a model; values are `f32`, row-major.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParamSpec {
     pub name: String,
     pub shape: Vec<usize>,
+    #[serde(default, skip_serializing_if = "UpdateRule::is_default")]
+    pub update: UpdateRule,
 }
 
 impl ParamSpec {
-    /// Creates the spec of a parameter.
+    /// Creates the spec of a parameter that the optimizer updates.
     pub fn new(name: impl Into<String>, shape: &[usize]) -> Self {
-        Self { name: name.into(), shape: shape.to_vec() }
+        Self { name: name.into(), shape: shape.to_vec(), update: UpdateRule::Optimizer }
+    }
+
+    /// Creates the spec of a tensor to which the mean of the contributions is added.
+    pub fn averaged(name: impl Into<String>, shape: &[usize]) -> Self {
+        Self { update: UpdateRule::AddMean, ..Self::new(name, shape) }
     }
 
     /// Number of values. Saturates, so that a malicious shape cannot overflow.
@@ -103,6 +128,11 @@ impl Layout {
         &self.blocks
     }
 
+    /// Returns the rule by which a block of this layout is updated.
+    pub fn update_rule(&self, block: &Block) -> UpdateRule {
+        self.params[block.param as usize].update
+    }
+
     /// Number of values of all parameters.
     pub fn len(&self) -> usize {
         self.len
@@ -120,6 +150,13 @@ impl Layout {
     pub fn range_of(&self, index: usize) -> Range<usize> {
         let start = self.offsets[index];
         start..start + self.params[index].len()
+    }
+
+    /// Returns the ranges of the parameters that the optimizer updates, in order.
+    pub fn optimized(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        let all = self.params.iter().enumerate();
+        let optimized = all.filter(|(_, param)| param.update == UpdateRule::Optimizer);
+        optimized.map(|(index, _)| self.range_of(index))
     }
 
     /// SHA-256 over all parameters in order (name, shape, little-endian values), in hexadecimal:

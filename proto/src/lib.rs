@@ -5,6 +5,7 @@ mod access;
 mod calls;
 mod decoder;
 mod framing;
+mod param;
 pub mod tensor;
 
 pub use access::access;

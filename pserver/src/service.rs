@@ -213,7 +213,7 @@ impl Pserver for Service {
             shard: json(&shard),
             position: Some(position.into()),
             exhausted,
-            params: layout.params().iter().map(param).collect(),
+            params: layout.params().iter().map(Param::from).collect(),
             diverged: String::new(),
             checksum,
         }))
@@ -242,10 +242,6 @@ fn json<T: serde::Serialize>(value: &T) -> Bytes {
     serde_json::to_vec(value).expect("records are plain data").into()
 }
 
-fn param(spec: &ParamSpec) -> Param {
-    Param { name: spec.name.clone(), shape: spec.shape.iter().map(|side| *side as u64).collect() }
-}
-
 /// Builds the layout of an initialization, within the limits on its size.
 fn layout(params: Vec<Param>) -> Result<Layout, Status> {
     if PARAMS_MAX < params.len() {
@@ -254,14 +250,7 @@ fn layout(params: Vec<Param>) -> Result<Layout, Status> {
             params.len()
         )));
     }
-    let side = |side: u64| usize::try_from(side).unwrap_or(usize::MAX);
-    let specs: Vec<ParamSpec> = params
-        .into_iter()
-        .map(|param| ParamSpec {
-            name: param.name,
-            shape: param.shape.into_iter().map(side).collect(),
-        })
-        .collect();
+    let specs: Vec<ParamSpec> = params.into_iter().map(ParamSpec::from).collect();
     let total = specs.iter().fold(0_usize, |sum, spec| sum.saturating_add(spec.len()));
     if VALUES_MAX < total {
         return Err(invalid(format!(

@@ -11,6 +11,7 @@ use steadfast_common::compression::Codec;
 use steadfast_common::dataset::Records;
 use steadfast_common::finite::bounded;
 use steadfast_common::ids::{Lane, Pass, TaskId};
+use steadfast_common::layout::Layout;
 use steadfast_common::position::Position;
 use steadfast_common::records::DispatchRecord;
 use steadfast_common::spec::OptimizerSpec;
@@ -223,7 +224,7 @@ impl Worker<'_> {
         let records = u64::from(range.to - range.from);
         let zeros = Parameters::zeros(self.context.layout().clone());
         let mut values = std::mem::replace(&mut self.gradient, zeros).into_values();
-        clip(&mut values, records, &self.context.spec().optimizer);
+        clip(&mut values, self.context.layout(), records, &self.context.spec().optimizer);
         in_place(|| self.round(&mut values));
         let name = ContributionName::Range { range, version: self.position.version };
         let gradient = Gradient {
@@ -293,15 +294,20 @@ impl Worker<'_> {
 /// Clips the mean gradient, given as a sum over `records`: by value first, then by norm, as pservers do in
 /// synchronous mode with the norm over all slots. In asynchronous mode only the trainer has the whole
 /// gradient.
-fn clip(values: &mut [f32], records: u64, rules: &OptimizerSpec) {
+fn clip(values: &mut [f32], layout: &Layout, records: u64, rules: &OptimizerSpec) {
     let Some(bound) = rules.clip_norm else { return };
     if let Some(most) = rules.clip_value.map(|most| most * records as f32) {
-        values.iter_mut().for_each(|value| *value = bounded(*value, most));
+        for range in layout.optimized() {
+            values[range].iter_mut().for_each(|value| *value = bounded(*value, most));
+        }
     }
-    let square: f64 = values.iter().map(|value| f64::from(*value) * f64::from(*value)).sum();
+    let gradient = layout.optimized().flat_map(|range| &values[range]);
+    let square: f64 = gradient.map(|value| f64::from(*value) * f64::from(*value)).sum();
     let norm = square.sqrt() / records as f64;
     if f64::from(bound) < norm {
         let shrink = (f64::from(bound) / norm) as f32;
-        values.iter_mut().for_each(|value| *value *= shrink);
+        for range in layout.optimized() {
+            values[range].iter_mut().for_each(|value| *value *= shrink);
+        }
     }
 }

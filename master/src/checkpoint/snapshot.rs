@@ -236,14 +236,7 @@ pub(crate) fn assemble(
         if least.as_ref().is_none_or(|(least, _)| position.version < least.version) {
             least = Some((position, reply.exhausted.into_iter().map(Lane).collect()));
         }
-        params = reply
-            .params
-            .into_iter()
-            .map(|param| ParamSpec {
-                name: param.name,
-                shape: param.shape.into_iter().map(|side| side as usize).collect(),
-            })
-            .collect();
+        params = reply.params.into_iter().map(ParamSpec::from).collect();
     }
     shards.sort_by_key(|shard| shard.slot);
     let (position, exhausted) = least.unwrap_or_default();

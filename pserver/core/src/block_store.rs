@@ -9,7 +9,7 @@ use std::sync::Arc;
 use steadfast_common::applied_records::AppliedRecords;
 use steadfast_common::compression::Codec;
 use steadfast_common::ids::Lane;
-use steadfast_common::layout::{Block, Layout};
+use steadfast_common::layout::{Block, Layout, UpdateRule};
 use steadfast_common::position::Position;
 use steadfast_common::spec::OptimizerSpec;
 
@@ -196,8 +196,14 @@ impl BlockStore {
         let rate = learning_rate(&self.rules.learning_rate, self.updates);
         let update = Update { optimizer: &self.optimizer, mean, rate, number: self.updates + 1 };
         for (index, sum) in sums {
-            let state = Arc::make_mut(&mut self.state[index]);
-            update.apply(sum.values(), &mut self.values[index], state);
+            let values = &mut self.values[index];
+            match self.layout.update_rule(&self.blocks[index].1) {
+                UpdateRule::Optimizer => {
+                    let state = Arc::make_mut(&mut self.state[index]);
+                    update.apply(sum.values(), values, state);
+                }
+                UpdateRule::AddMean => update.add_mean(sum.values(), values),
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use steadfast_common::ids::{Lane, Pass, Version};
 use steadfast_common::lane_tree::Node;
-use steadfast_common::layout::Layout;
+use steadfast_common::layout::{Block, Layout, UpdateRule};
 
 use crate::block_store::{BlockStore, Parameters, ShardSnapshot};
 use crate::contribution::{
@@ -176,8 +176,16 @@ impl SyncShard {
     /// value), summed in order in `f64`.
     pub fn squares(&self) -> Vec<f64> {
         let mean = self.blocks.mean(self.lane_sum.records(), None);
-        let sums = (0..self.blocks.list().len()).map(|index| self.lane_sum.sum(index));
-        sums.map(|sum| sum.map_or(0.0, |sum| squares(mean, sum.values()))).collect()
+        let layout = self.blocks.layout();
+        let of_block = |(index, (_, block)): (usize, &(u32, Block))| match layout.update_rule(block)
+        {
+            UpdateRule::Optimizer => {
+                self.lane_sum.sum(index).map_or(0.0, |sum| squares(mean, sum.values()))
+            }
+            // Not a gradient.
+            UpdateRule::AddMean => 0.0,
+        };
+        self.blocks.list().iter().enumerate().map(of_block).collect()
     }
 
     /// Whether some blocks were updated by a step that is not complete.

@@ -50,6 +50,11 @@ impl Mean {
         Self { shrink, ..self }
     }
 
+    /// Returns the mean without clipping.
+    pub(crate) fn unclipped(self) -> Self {
+        Self { clip: None, shrink: 1.0, ..self }
+    }
+
     /// Replaces sums by their means.
     pub(crate) fn of(self, sums: &mut [f32]) {
         // Separate loops, which the compiler can vectorize.
@@ -90,6 +95,19 @@ impl Update<'_> {
             self.mean.of(gradient);
             let (params, state) = (change.strip(at.clone()), State::new(state, at));
             self.optimizer.apply(params, gradient, state, self.rate, self.number);
+        }
+    }
+
+    /// Adds the unclipped mean of a block's sum to its values.
+    pub(crate) fn add_mean(&self, sum: &[f32], values: &mut Values) {
+        let mut change = values.change();
+        let mut strip = [0.0; STRIP];
+        for (index, sum) in sum.chunks(STRIP).enumerate() {
+            let at = index * STRIP..index * STRIP + sum.len();
+            let mean = &mut strip[..sum.len()];
+            mean.copy_from_slice(sum);
+            self.mean.unclipped().of(mean);
+            change.strip(at).iter_mut().zip(mean).for_each(|(value, mean)| *value += *mean);
         }
     }
 }

@@ -11,7 +11,7 @@ use steadfast_common::byte_segments::shared_bytes;
 use steadfast_common::compression::Codec;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Lane, Slot, Version};
-use steadfast_common::layout::{Layout, ParamSpec};
+use steadfast_common::layout::Layout;
 use steadfast_common::placement::Placement;
 use steadfast_common::position::Position;
 use steadfast_common::records::PserverRecord;
@@ -147,7 +147,7 @@ impl Pservers {
     /// A rejection, another generation, or the end of the job.
     pub async fn init(&self, attempt: u64, values: Arc<Vec<f32>>) -> Result<(), ClientError> {
         let bytes = shared_bytes(values);
-        let params: Vec<Param> = self.layout.params().iter().map(param).collect();
+        let params: Vec<Param> = self.layout.params().iter().map(Param::from).collect();
         let sent = self.slots.iter().map(async |slot| {
             let target = Some(slot.target);
             let mut header = Some(InitHeader { target, attempt, params: params.clone() });
@@ -409,10 +409,6 @@ fn proto_name(name: ContributionName) -> push_header::Name {
             version: version.0,
         }),
     }
-}
-
-fn param(spec: &ParamSpec) -> Param {
-    Param { name: spec.name.clone(), shape: spec.shape.iter().map(|side| *side as u64).collect() }
 }
 
 fn connect(holder: &PserverRecord, tls: &TlsIdentity) -> Result<Channel, ClientError> {

@@ -454,6 +454,32 @@ fn a_gradient_is_scaled_down_to_the_global_norm() {
     assert!((moved[0] + 0.6).abs() < 1e-6 && (moved[1] + 0.8).abs() < 1e-6, "{moved:?}");
 }
 
+/// An averaged tensor takes the mean over all records, whatever the optimizer, the learning rate and the
+/// bounds on the gradient are; it has no part in the gradient's norm.
+#[test]
+fn the_mean_is_added_to_an_averaged_tensor() {
+    let optimizer = OptimizerSpec {
+        kind: OptimizerKind::Adam,
+        weight_decay: 0.1,
+        clip_value: Some(0.5),
+        clip_norm: Some(1.0),
+        ..OptimizerSpec::default()
+    };
+    let rules = Rules { lanes: 2, optimizer, ..rules(Mode::Sync) };
+    let params = vec![ParamSpec::new("w", &[1]), ParamSpec::averaged("running_mean", &[2])];
+    let values = vec![vec![0.0], vec![10.0, 20.0]];
+    let snapshot = ShardSnapshot::initial(&[0, 1], values, &rules);
+    let mut shard = SyncShard::restore(Arc::new(Layout::new(params)), snapshot, rules);
+    for (lane, records, change) in [(0, 1, [4.0, -8.0]), (1, 3, [12.0, 0.0])] {
+        let blocks = vec![finite(0, &[1.0]), finite(1, &change)];
+        let given = Contribution { records, loss_sum: 0.0, checksum: 0, blocks };
+        offer(&mut shard, Version(0), lane, given, LaneEnd::MoreToCome).unwrap();
+    }
+    assert_eq!(shard.squares(), [0.25, 0.0]);
+    shard.finish_step(Some(0.5));
+    assert_eq!(**shard.parameters().values[1], [14.0, 18.0]);
+}
+
 /// I6, I7: every interleaving of the contributions of three lanes to three steps, including repeated and
 /// late ones, to a depth of nine, leads through the same values.
 #[test]
