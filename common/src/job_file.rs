@@ -124,7 +124,7 @@ pub fn parse(text: &str) -> Result<JobSpec, JobFileError> {
     let (document, mut errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
         errors.sort_by_key(|error| error.span().map(|span| span.start));
-        let errors = errors.iter().map(|error| describe(text, error)).collect();
+        let errors = errors.iter().map(|error| describe(text, None, error)).collect();
         return Err(JobFileError { errors });
     }
     let mut reader = Reader::new(text);
@@ -195,7 +195,7 @@ impl<'a> Reader<'a> {
         match deserialize(alone) {
             Ok(_) => put(&mut self.valid, table, key, value),
             Err(error) => {
-                self.errors.push((offset, describe(self.text, &error)));
+                self.errors.push((offset, describe(self.text, Some(&path), &error)));
                 self.invalid.insert(path);
             }
         }
@@ -216,7 +216,9 @@ impl<'a> Reader<'a> {
     fn finish(mut self) -> Result<JobSpec, JobFileError> {
         let spec = match deserialize(std::mem::take(&mut self.valid)) {
             Ok(spec) => spec,
-            Err(error) => return Err(JobFileError { errors: vec![describe(self.text, &error)] }),
+            Err(error) => {
+                return Err(JobFileError { errors: vec![describe(self.text, None, &error)] });
+            }
         };
         for error in spec.all_errors() {
             if !error.keys.iter().any(|key| self.is_invalid(key)) {
@@ -282,9 +284,11 @@ fn deserialize(document: DeTable<'_>) -> Result<JobSpec, toml::de::Error> {
     JobSpec::deserialize(Deserializer::from(Spanned::new(0..0, document)))
 }
 
-fn describe(text: &str, error: &toml::de::Error) -> String {
+/// Describes an error with its line and, for an invalid value, the key.
+fn describe(text: &str, key: Option<&str>, error: &toml::de::Error) -> String {
     let message = error.message().trim_end_matches('.');
-    let Some(span) = error.span() else { return message.to_owned() };
+    let message = key.map_or(message.to_owned(), |key| format!("`{key}`: {message}"));
+    let Some(span) = error.span() else { return message };
     let line = text[..span.start.min(text.len())].matches('\n').count() + 1;
     let shown = text.lines().nth(line - 1).unwrap_or("").trim();
     format!("line {line}: {message} (`{shown}`)")
@@ -417,23 +421,23 @@ mod tests {
         let expected = [
             "`name` is missing",
             "unknown key `sede`; did you mean `seed`?",
-            "line 3: invalid type: string \"x\", expected u64 (`seed = \"x\"`)",
+            "line 3: `seed`: invalid type: string \"x\", expected u64 (`seed = \"x\"`)",
             "`passes` must be at least 1",
             "`dataset.label` is missing",
-            "line 6: invalid type: string \"digits.parquet\", expected a sequence \
+            "line 6: `dataset.source`: invalid type: string \"digits.parquet\", expected a sequence \
              (`source = \"digits.parquet\"`)",
-            "line 7: unknown variant `excel`, expected one of `parquet`, `csv`, `tsv` \
+            "line 7: `dataset.format`: unknown variant `excel`, expected one of `parquet`, `csv`, `tsv` \
              (`format = \"excel\"`)",
             "`dataset.feature_scale` must be a finite number other than 0",
-            "line 11: invalid type: string \"x\", expected usize (`hidden = [32, \"x\"]`)",
+            "line 11: `model.hidden`: invalid type: string \"x\", expected usize (`hidden = [32, \"x\"]`)",
             "unknown key `model.knd`; did you mean `model.kind`?",
-            "line 14: unknown variant `adm`, expected one of `sgd`, `momentum`, `adagrad`, \
+            "line 14: `optimizer.kind`: unknown variant `adm`, expected one of `sgd`, `momentum`, `adagrad`, \
              `adadelta`, `rmsprop`, `adam`, `adamw`, `ftrl` (`kind = \"adm\"`)",
-            "line 17: cannot parse `often` as a duration (`30s`, `10m`): expected number at 0 \
+            "line 17: `checkpoint.every`: cannot parse `often` as a duration (`30s`, `10m`): expected number at 0 \
              (`every = \"often\"`)",
             "`checkpoint.keep` must be at least 1",
             "`evaluation.fraction` must lie between 0 and 0.9",
-            "line 21: invalid type: boolean `true`, expected u32 (`every_passes = true`)",
+            "line 21: `evaluation.every_passes`: invalid type: boolean `true`, expected u32 (`every_passes = true`)",
             "unknown key `zebra`; see docs/job-file.md for all keys",
         ];
         for (found, expected) in errors.iter().zip(expected) {
