@@ -1,4 +1,4 @@
-"""Creates the small datasets of this folder.
+"""Creates the small datasets of this directory.
 
 Needs scikit-learn (it ships the digits), numpy and pyarrow:
 
@@ -19,6 +19,8 @@ LINEAR_SEED = 20240607
 LINEAR_ROWS = 2000
 LINEAR_WEIGHTS = [2.0, -3.0, 0.5, 1.25, -0.75, 4.0]
 LINEAR_NOISE = 0.01
+WINDOW = 24
+WINDOWS_EVERY = 5
 
 
 def digits() -> pa.Table:
@@ -46,6 +48,14 @@ def linear() -> str:
     return "\n".join(lines) + "\n"
 
 
+def license_windows() -> str:
+    text = " ".join((HERE.parents[1] / "LICENSE").read_text().split())
+    lines = [",".join([f"t{i:02}" for i in range(WINDOW)] + ["next"])]
+    for start in range(0, len(text) - WINDOW - 1, WINDOWS_EVERY):
+        lines.append(",".join(str(ord(it)) for it in text[start : start + WINDOW + 1]))
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     table = digits()
     pa.parquet.write_table(
@@ -53,6 +63,7 @@ def main() -> None:
     )
     (HERE / "digits.csv").write_text(as_csv(table))
     (HERE / "linear.csv").write_text(linear())
+    (HERE / "license.csv").write_text(license_windows())
 
 
 if __name__ == "__main__":

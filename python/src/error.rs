@@ -1,6 +1,5 @@
 //! Errors on their way between Python and the trainer.
 
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use steadfast_common::error::ErrorKind;
 use steadfast_process::Failure;
@@ -14,20 +13,40 @@ pub fn model_error(py: Python<'_>, error: &PyErr) -> ModelError {
 
 /// Converts the failure of the trainer to the exception of its kind.
 pub fn exception(py: Python<'_>, failure: &Failure) -> PyErr {
-    let class = match failure.kind {
+    raise(py, class_of(failure.kind), failure.message.as_str())
+}
+
+/// Returns the exception `class` of `steadfast.errors`, made from `detail`.
+pub fn raise<'py>(py: Python<'py>, class: &str, detail: impl IntoPyObject<'py>) -> PyErr {
+    let made = py
+        .import("steadfast.errors")
+        .and_then(|module| module.getattr(class))
+        .and_then(|class| class.call1((detail,)));
+    made.map_or_else(|error| error, PyErr::from_value)
+}
+
+/// Returns an error if this is another process than `process`, where the trainer's threads run.
+///
+/// # Errors
+/// `ForkedError`.
+pub fn check_process(py: Python<'_>, process: u32) -> PyResult<()> {
+    if std::process::id() == process {
+        return Ok(());
+    }
+    let message = "this process was forked from the one that joined the job; start processes with \
+                   `multiprocessing.get_context(\"spawn\")`, or create the Trainer in the child";
+    Err(raise(py, "ForkedError", message))
+}
+
+fn class_of(kind: ErrorKind) -> &'static str {
+    match kind {
         ErrorKind::Invalid => "InvalidError",
         ErrorKind::Unavailable => "UnavailableError",
         ErrorKind::Denied => "DeniedError",
         ErrorKind::NotFound => "NotFoundError",
         ErrorKind::Conflict => "ConflictError",
-        _ => "SteadfastError",
-    };
-    let made = py
-        .import("steadfast.errors")
-        .and_then(|module| module.getattr(class))
-        .and_then(|class| class.call1((failure.message.clone(),)));
-    match made {
-        Ok(made) => PyErr::from_value(made),
-        Err(_) => PyRuntimeError::new_err(failure.message.clone()),
+        ErrorKind::Stale | ErrorKind::NotYet | ErrorKind::TooLarge | ErrorKind::Internal => {
+            "SteadfastError"
+        }
     }
 }

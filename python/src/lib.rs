@@ -8,6 +8,7 @@
 
 mod arrays;
 mod error;
+mod job;
 mod model;
 mod request;
 mod trainer;
@@ -17,6 +18,8 @@ use pyo3::prelude::*;
 
 #[pymodule(name = "_native")]
 mod native {
+    #[pymodule_export]
+    use super::job::{job_file, read_tensors, toml_to_json};
     #[pymodule_export]
     use super::trainer::Trainer;
     #[pymodule_export]

@@ -15,7 +15,7 @@ use steadfast_process::{Failure, Refusal, Shutdown, init_logging, keep_freed_mem
 use steadfast_trainer::{Args, Evaluation, ModelError, ParamSpec, Parameters, Registry, live};
 
 use crate::arrays;
-use crate::error::{exception, model_error};
+use crate::error::{check_process, exception, model_error};
 use crate::model::PythonModel;
 use crate::request::{Built, Request, Requests};
 use crate::work::{Work, batch};
@@ -27,6 +27,8 @@ const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 #[pyclass(frozen, module = "steadfast._native")]
 pub struct Trainer {
     shutdown: Shutdown,
+    /// The process that joined the job.
+    process: u32,
     /// Builds the model: called with the `model` section of the job file and the number of features.
     build: Py<PyAny>,
     /// The model that was built last. The mutexes guard only their fields.
@@ -51,6 +53,7 @@ impl Trainer {
         let thread = std::thread::Builder::new().name("steadfast".to_owned()).spawn(run)?;
         Ok(Self {
             shutdown,
+            process: std::process::id(),
             build,
             model: Mutex::new(None),
             requests: Mutex::new(receiver),
@@ -66,6 +69,7 @@ impl Trainer {
     /// Waits for the next gradient to compute. Meanwhile answers the trainer's other requests. A work that
     /// was not answered has failed.
     fn __next__(&self, py: Python<'_>) -> PyResult<Option<Py<Work>>> {
+        check_process(py, self.process)?;
         let last = self.last.lock().expect("no holder panics").take();
         if let Some(work) = last {
             work.get().abandon();
@@ -156,9 +160,13 @@ impl Trainer {
         let spec = py.import("json")?.call_method1("loads", (spec,))?;
         let model = self.build.bind(py).call1((spec, features))?;
         let shapes = model.call_method0("parameters")?;
+        let averaged = model.call_method0("averaged")?;
         let mut parameters = Vec::new();
         for (name, shape) in shapes_of(&shapes)? {
-            parameters.push(ParamSpec::new(name, &shape));
+            parameters.push(match averaged.contains(&name)? {
+                true => ParamSpec::averaged(name, &shape),
+                false => ParamSpec::new(name, &shape),
+            });
         }
         let metric = model.getattr("metric_name")?.extract()?;
         let numerics = model.call_method0("numerics")?.extract()?;

@@ -9,6 +9,7 @@ use pyo3::types::PyDict;
 use steadfast_trainer::{MicroBatch, ModelError, Parameters, Purpose, Random};
 
 use crate::arrays;
+use crate::error::{check_process, model_error};
 use crate::request::{Records, Reply};
 
 /// The records of a gradient, and the parameters at which to compute it.
@@ -26,6 +27,8 @@ pub struct Work {
     /// Number of records.
     #[pyo3(get)]
     records: usize,
+    /// The process that joined the job.
+    process: u32,
     /// Absent once answered. The mutex guards only this field.
     pending: Mutex<Option<Pending>>,
 }
@@ -50,6 +53,7 @@ impl Work {
             batch: batch(py, records)?.unbind(),
             key: Py::new(py, Key(key))?,
             records: count,
+            process: std::process::id(),
             pending: Mutex::new(Some(Pending { sum, reply })),
         })
     }
@@ -76,11 +80,12 @@ impl Work {
     /// whether it was still needed.
     #[pyo3(signature = (gradients, *, loss_sum))]
     fn push(&self, py: Python<'_>, gradients: &Bound<'_, PyDict>, loss_sum: f64) -> PyResult<bool> {
+        check_process(py, self.process)?;
         let Pending { mut sum, reply } = self.take()?;
         match arrays::add_to(py, gradients, &mut sum) {
             Ok(()) => Ok(reply.send(Ok((loss_sum, sum)))),
             Err(error) => {
-                reply.send(Err(crate::error::model_error(py, &error)));
+                reply.send(Err(model_error(py, &error)));
                 Err(error)
             }
         }

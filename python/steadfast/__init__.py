@@ -1,30 +1,44 @@
 """Steadfast: distributed training that no failure stops or changes.
 
-A model in Python, trained by Steadfast's loop: see :class:`steadfast.Model` and ``steadfast.torch``.
-A loop of your own over parameter servers: see :class:`steadfast.Trainer`.
+- A model in Python, trained by Steadfast's loop: :class:`Model`, and ``steadfast.torch`` for PyTorch.
+- A loop of your own over parameter servers: :class:`Trainer`.
+- A job from a program or a notebook: :class:`Job`, :func:`local`, :func:`connect`.
 """
 
 from ._native import Key, Work
 from .errors import (
+    BadJobFile,
     ConflictError,
     DeniedError,
+    ForkedError,
     InvalidError,
+    JobFailed,
     NotFoundError,
     SteadfastError,
     UnavailableError,
 )
+from .job import Job
 from .model import Model
+from .run import LocalRun, Run, connect, local
 from .trainer import Trainer
 
 __all__ = [
+    "BadJobFile",
     "ConflictError",
     "DeniedError",
+    "ForkedError",
     "InvalidError",
+    "Job",
+    "JobFailed",
     "Key",
+    "LocalRun",
     "Model",
     "NotFoundError",
+    "Run",
     "SteadfastError",
     "Trainer",
     "UnavailableError",
     "Work",
+    "connect",
+    "local",
 ]

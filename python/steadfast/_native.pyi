@@ -57,3 +57,12 @@ class Trainer:
     def __iter__(self) -> Iterator[Work]: ...
     def __next__(self) -> Work: ...
     def leave(self) -> None: ...
+
+def job_file(json: str) -> str:
+    """Returns the job file (TOML) with these keys (JSON). Raises BadJobFile."""
+
+def toml_to_json(text: str) -> str:
+    """Returns the contents of a TOML file as JSON. Raises BadJobFile."""
+
+def read_tensors(path: str) -> Dict[str, np.ndarray]:
+    """Reads the float32 tensors of a safetensors file. Raises OSError and ValueError."""

@@ -31,11 +31,10 @@ def build(spec: Mapping[str, Any], features: int) -> Model:
 
     # What is drawn here and not trained must be the same in every trainer.
     model = rebuild(0)
-    missing = [name for name in ("parameters", "gradient", "evaluate") if not hasattr(model, name)]
-    if missing:
+    if not isinstance(model, Model):
         kind = type(model).__name__
         raise InvalidError(
-            f"`{entry}` returned a {kind}, which is no steadfast.Model: it lacks {', '.join(missing)}"
+            f"`{entry}` returned a {kind}; return a steadfast.Model, such as steadfast.torch.Model(net, loss)"
         )
     model.rebuild = rebuild
     return model

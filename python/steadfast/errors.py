@@ -1,5 +1,9 @@
 """The exceptions of this package, by what the caller can do."""
 
+from __future__ import annotations
+
+from typing import Any, Mapping, Optional, Sequence
+
 
 class SteadfastError(Exception):
     """An error of Steadfast. Raised itself only for internal errors; the log of the process has more."""
@@ -7,6 +11,23 @@ class SteadfastError(Exception):
 
 class InvalidError(SteadfastError, ValueError):
     """The input is invalid: a job file, a setting, a model. A retry without changes fails again."""
+
+
+class BadJobFile(InvalidError):
+    """A job is described wrongly. ``errors`` has one message for each error, with the key that it is about."""
+
+    def __init__(self, errors: Sequence[str]) -> None:
+        super().__init__("\n".join(errors))
+        self.errors = list(errors)
+
+
+class JobFailed(SteadfastError):
+    """A job has failed. ``reason`` says why, ``summary`` is its summary as far as there is one."""
+
+    def __init__(self, reason: str, summary: Optional[Mapping[str, Any]] = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.summary = dict(summary or {})
 
 
 class UnavailableError(SteadfastError, ConnectionError):
@@ -23,3 +44,7 @@ class NotFoundError(SteadfastError, LookupError):
 
 class ConflictError(SteadfastError):
     """Something else exists in its place, such as a job of the same name with another job file."""
+
+
+class ForkedError(SteadfastError, RuntimeError):
+    """The process was forked after it had joined a job. Threads and connections do not survive a fork."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import hashlib
 import platform
-from typing import Any, Callable, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -31,6 +31,14 @@ class Model(abc.ABC):
     @abc.abstractmethod
     def parameters(self) -> Mapping[str, Sequence[int]]:
         """Returns the shapes of the parameters by name, in the same order in every process."""
+
+    def averaged(self) -> Collection[str]:
+        """Returns the names of parameters that are averaged over the records, and not trained.
+
+        Such are the running statistics of a normalization. In place of its gradient, :meth:`gradient`
+        returns the change of the value times the number of records; the mean over all records is added.
+        """
+        return ()
 
     @abc.abstractmethod
     def initialize(self, seed: int) -> Mapping[str, np.ndarray]:

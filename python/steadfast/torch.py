@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -34,6 +34,10 @@ class Model(_Model):
         reduction: ``"mean"`` or ``"sum"``: what ``loss`` returns.
         label: Type of the labels: ``torch.int64`` for classes, or ``torch.float32``.
         threads: Threads of one operation. Results depend on it, so it is the same in all trainers.
+        buffers: What happens to buffers in the module's state, such as the running statistics of
+            BatchNorm. ``"mean"`` averages their changes over the records of a step, as gradients are.
+            ``"constant"`` declares that training does not change them; they stay as built. Without it, a
+            module with such buffers is rejected.
 
     Raises:
         InvalidError: The module has parameters or buffers that cannot be trained faithfully.
@@ -48,9 +52,12 @@ class Model(_Model):
         reduction: str = "mean",
         label: torch.dtype = torch.int64,
         threads: int = 1,
+        buffers: Optional[str] = None,
     ) -> None:
         if reduction not in ("mean", "sum"):
             raise InvalidError(f'`reduction` is "{reduction}"; use "mean" or "sum"')
+        if buffers not in (None, "mean", "constant"):
+            raise InvalidError(f'`buffers` is "{buffers}"; use "mean" or "constant"')
         if metrics is not None and len(metrics) != 1:
             raise InvalidError("`metrics` takes one metric by name")
         _deterministic(threads)
@@ -60,17 +67,28 @@ class Model(_Model):
         self._label = label
         self.metric_name, self._metric = next(iter((metrics or {"loss": None}).items()))
         self._trained = _trained(module)
-        # The arrays stay as they are: training makes the parameters views of other arrays.
-        self._initial = {name: it.detach().numpy() for name, it in self._trained.items()}
+        kept = _buffers(module)
+        if kept and buffers is None:
+            name = next(iter(kept))
+            raise InvalidError(
+                f"the buffer `{name}` is part of the module's state but no parameter, so its changes would "
+                'be lost; pass `buffers="mean"` to average it over the records, or `buffers="constant"` if '
+                "training does not change it"
+            )
+        self._averaged = kept if buffers == "mean" else {}
+        self._constant = kept if buffers == "constant" else {}
+        # Copies: training makes the parameters views of other arrays, and changes the buffers.
+        self._initial = self._values()
 
     def parameters(self) -> Dict[str, List[int]]:
-        return {name: list(parameter.shape) for name, parameter in self._trained.items()}
+        return {name: list(it.shape) for name, it in {**self._trained, **self._averaged}.items()}
+
+    def averaged(self) -> Collection[str]:
+        return self._averaged.keys()
 
     def initialize(self, seed: int) -> Dict[str, np.ndarray]:
         fresh = self.rebuild(seed) if self.rebuild else None
-        if isinstance(fresh, Model):
-            return {name: it.detach().numpy() for name, it in fresh._trained.items()}
-        return self._initial
+        return fresh._initial if isinstance(fresh, Model) else self._initial
 
     def gradient(
         self, parameters: Mapping[str, np.ndarray], batch: Batch, key: Any
@@ -81,12 +99,20 @@ class Model(_Model):
         for parameter in self._trained.values():
             parameter.grad = None
         features, label = self._tensors(batch)
+        before = {name: buffer.clone() for name, buffer in self._constant.items()}
         loss = self._sum(self._loss(self.module(features), label), len(label))
         loss.backward()
         gradients = {
             name: None if parameter.grad is None else parameter.grad.numpy()
             for name, parameter in self._trained.items()
         }
+        for name, buffer in self._averaged.items():
+            gradients[name] = (buffer.numpy() - parameters[name]) * np.float32(len(label))
+        for name, buffer in self._constant.items():
+            if not torch.equal(before[name], buffer):
+                raise InvalidError(
+                    f'training changes the buffer `{name}`; pass `buffers="mean"`, not "constant"'
+                )
         return loss.item(), gradients
 
     def evaluate(self, parameters: Mapping[str, np.ndarray], batch: Batch) -> Tuple[float, float]:
@@ -104,12 +130,19 @@ class Model(_Model):
         return f"torch {torch.__version__} {_digest()[:16]} with {torch.get_num_threads()} threads"
 
     def _load(self, parameters: Mapping[str, np.ndarray]) -> None:
-        """Makes the module's parameters views of the arrays."""
+        """Makes the module's parameters views of the arrays, and its buffers copies."""
         with warnings.catch_warnings():
             # The arrays are read-only, and nothing here writes to them.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             for name, parameter in self._trained.items():
                 parameter.data = torch.from_numpy(parameters[name])
+            for name, buffer in self._averaged.items():
+                buffer.copy_(torch.from_numpy(parameters[name]))
+
+    def _values(self) -> Dict[str, np.ndarray]:
+        """Returns copies of the parameters and the averaged buffers, in float32."""
+        state = {**self._trained, **self._averaged}
+        return {name: it.detach().to(torch.float32, copy=True).numpy() for name, it in state.items()}
 
     def _tensors(self, batch: Batch) -> Tuple[torch.Tensor, torch.Tensor]:
         label = torch.from_numpy(batch["label"])
@@ -135,15 +168,13 @@ def _trained(module: torch.nn.Module) -> Dict[str, torch.nn.Parameter]:
             raise InvalidError(
                 f"the parameter `{name}` is {parameter.dtype}; convert the module with `.float()`"
             )
-    buffers = [name for name, _ in module.named_buffers()]
-    persistent = [name for name in buffers if name in module.state_dict()]
-    if persistent:
-        raise InvalidError(
-            f"the buffer `{persistent[0]}` changes in training but is no parameter, so it would be lost; "
-            "use a layer without running statistics (GroupNorm, LayerNorm), or BatchNorm with "
-            "`track_running_stats=False`"
-        )
     return trained
+
+
+def _buffers(module: torch.nn.Module) -> Dict[str, torch.Tensor]:
+    """Returns the buffers that are part of the module's state, by name."""
+    state = module.state_dict(keep_vars=True)
+    return {name: buffer for name, buffer in module.named_buffers() if name in state}
 
 
 def _deterministic(threads: int) -> None:

@@ -1,0 +1,166 @@
+"""The description of a job, as keyword arguments."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import pathlib
+import re
+from typing import Any, Dict, Mapping, Optional, Sequence, Union
+
+from . import _native
+from .errors import BadJobFile
+
+__all__ = ["Job"]
+
+Section = Mapping[str, Any]
+
+_WITH_SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*://")
+
+
+class Job:
+    """What to train, on what data, and how: a job file as keyword arguments.
+
+    Each argument is a key or a section of the job file (docs/job-file.md), with the same defaults. The
+    section ``[async]`` is called ``async_``. Durations may be :class:`datetime.timedelta`, paths
+    :class:`pathlib.Path`. Relative paths start at the current directory.
+
+    ::
+
+        job = steadfast.Job(
+            name="digits",
+            passes=20,
+            dataset=dict(source=["digits.parquet"], format="parquet", features=["pixel_*"], label="digit"),
+            model=dict(kind="python", entry="digits:build"),
+            optimizer=dict(kind="adam"),
+            learning_rate=dict(base=0.002),
+        )
+
+    Args:
+        name: Names the job: 1 to 100 letters, digits, ``-``, ``_``, ``.``.
+        dataset: ``source``, ``format``, ``features`` and ``label`` are required.
+        model: ``kind`` is required; for a model in Python ``kind="python"`` with ``entry`` or ``script``.
+        mode: ``"sync"`` or ``"async"``.
+        passes: Passes over the training data. Exactly one of ``passes`` and ``steps`` is required.
+        steps: Steps; synchronous jobs only.
+        seed: Seed of every random choice.
+
+    Raises:
+        BadJobFile: One line for each error, with the name of the argument.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        dataset: Section,
+        model: Section,
+        mode: str = "sync",
+        passes: Optional[int] = None,
+        steps: Optional[int] = None,
+        seed: int = 0,
+        optimizer: Optional[Section] = None,
+        learning_rate: Optional[Section] = None,
+        sync: Optional[Section] = None,
+        async_: Optional[Section] = None,
+        gradients: Optional[Section] = None,
+        tasks: Optional[Section] = None,
+        evaluation: Optional[Section] = None,
+        checkpoint: Optional[Section] = None,
+    ) -> None:
+        given = {
+            "name": name,
+            "mode": mode,
+            "passes": passes,
+            "steps": steps,
+            "seed": seed,
+            "dataset": {**dataset, "source": _sources(dataset.get("source"))},
+            "model": _with_absolute(model, "script"),
+            "optimizer": optimizer,
+            "learning_rate": learning_rate,
+            "sync": sync,
+            "async": async_,
+            "gradients": gradients,
+            "tasks": tasks,
+            "evaluation": evaluation,
+            "checkpoint": checkpoint,
+        }
+        self._text: str = _native.job_file(json.dumps(_plain(given, "")))
+        self.name = name
+        """The name of the job."""
+
+    @classmethod
+    def from_file(cls, path: Union[str, "os.PathLike[str]"]) -> "Job":
+        """Reads a job file.
+
+        Raises:
+            BadJobFile: The file is invalid.
+            OSError: The file cannot be read.
+        """
+        file = pathlib.Path(path).resolve()
+        keys: Dict[str, Any] = json.loads(_native.toml_to_json(file.read_text("utf-8")))
+        source = keys.get("dataset", {}).get("source")
+        if isinstance(source, list):
+            keys["dataset"]["source"] = [_absolute(it, file.parent) for it in source]
+        if "model" in keys:
+            keys["model"] = _with_absolute(keys["model"], "script", file.parent)
+        job = cls.__new__(cls)
+        job._text = _native.job_file(json.dumps(_plain(keys, "")))
+        job.name = keys["name"]
+        return job
+
+    def to_toml(self) -> str:
+        """Returns the job file."""
+        return self._text
+
+    def __repr__(self) -> str:
+        return f"<Job {self.name}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+
+def _with_absolute(
+    section: Section, key: str, directory: Optional[pathlib.Path] = None
+) -> Dict[str, Any]:
+    absolute = _absolute(section.get(key), directory or pathlib.Path.cwd())
+    return {**section, key: absolute} if key in section else dict(section)
+
+
+def _sources(given: Any) -> Any:
+    if isinstance(given, (str, os.PathLike)):
+        given = [given]
+    if not isinstance(given, Sequence):
+        return given
+    here = pathlib.Path.cwd()
+    return [_absolute(it, here) for it in given]
+
+
+def _absolute(source: Any, directory: pathlib.Path) -> Any:
+    if isinstance(source, os.PathLike):
+        source = os.fspath(source)
+    if not isinstance(source, str) or _WITH_SCHEME.match(source):
+        return source
+    return os.path.normpath(directory / source)
+
+
+def _plain(value: Any, path: str) -> Any:
+    """Converts to what JSON can express; leaves out ``None``."""
+    if isinstance(value, Mapping):
+        items = ((key, _plain(it, f"{path}.{key}".lstrip("."))) for key, it in value.items())
+        return {str(key): it for key, it in items if it is not None}
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if isinstance(value, datetime.timedelta):
+        return f"{round(value.total_seconds() * 1000)}ms"
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, (list, tuple)):
+        return [_plain(it, f"{path}[{index}]") for index, it in enumerate(value)]
+    if hasattr(value, "item"):
+        return value.item()
+    raise BadJobFile([f"`{path}` has the type {type(value).__name__}, which a job file cannot express"])

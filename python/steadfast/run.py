@@ -1,0 +1,395 @@
+"""Jobs from a Python program or a notebook: :func:`local`, :func:`connect`, :class:`Run`."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Union
+from weakref import WeakSet
+
+from . import _native
+from .errors import (
+    ConflictError,
+    DeniedError,
+    InvalidError,
+    JobFailed,
+    NotFoundError,
+    SteadfastError,
+    UnavailableError,
+)
+from .job import Job
+from .progress import Progress
+
+__all__ = ["LocalRun", "Run", "connect", "local"]
+
+_POLL_EVERY = 0.5
+"""Seconds between two looks at a job."""
+
+_ERRORS = {
+    2: InvalidError,
+    3: NotFoundError,
+    4: ConflictError,
+    6: UnavailableError,
+    8: DeniedError,
+}
+"""By the exit code of the command-line tool."""
+
+_FINISHED = (0, 10)
+"""Exit codes of a finished job, without and with tasks that were given up."""
+
+
+def local(
+    job: Job,
+    *,
+    trainers: int = 2,
+    pservers: int = 2,
+    masters: int = 1,
+    data_dir: Union[str, "os.PathLike[str]", None] = None,
+    lease_ttl: str = "5s",
+    progress: bool = True,
+) -> "LocalRun":
+    """Starts a job on this machine: etcd, masters, parameter servers and trainers.
+
+    Trainers of a model in Python use the interpreter of this program, and look modules up in the current
+    directory first. A data directory that has a job is resumed from its latest checkpoint.
+
+    Args:
+        trainers: Number of trainers. It does not change the result of a synchronous job.
+        pservers: Number of parameter servers, and of slots.
+        masters: Number of masters: one acts, the others are standbys.
+        data_dir: Directory for checkpoints, logs and the model; ``steadfast-data/<name>`` by default.
+        lease_ttl: A process that hangs for longer is replaced.
+        progress: Whether to show the progress, on the terminal or in the notebook.
+
+    Raises:
+        SteadfastError: The processes could not be started, see the subclasses.
+    """
+    directory = pathlib.Path(data_dir or pathlib.Path("steadfast-data", job.name)).resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    file = directory / "job.toml"
+    file.write_text(job.to_toml(), "utf-8")
+    command = [_program(), "local", str(file), "--data-dir", str(directory), "--output", "json"]
+    command += ["--trainers", str(trainers), "--pservers", str(pservers), "--masters", str(masters)]
+    command += ["--lease-ttl", lease_ttl, "--python", sys.executable]
+    path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+        # A Ctrl-C of the terminal reaches this program alone, which decides what it means.
+        start_new_session=True,
+    )
+    return LocalRun(job.name, directory, process, Progress.of(job.name) if progress else None)
+
+
+def connect(
+    endpoints: Union[str, Sequence[str]], job: str, *, args: Sequence[str] = ()
+) -> "Run":
+    """Returns a job that runs elsewhere.
+
+    Args:
+        endpoints: URLs of etcd's members.
+        job: Name of the job.
+        args: Further arguments of ``steadfast status``, such as ``["--tls", "certs/admin"]``.
+
+    Raises:
+        NotFoundError: etcd has no job of that name.
+        UnavailableError: etcd does not answer.
+    """
+    urls = endpoints if isinstance(endpoints, str) else ",".join(endpoints)
+    run = Run(job, ["--etcd-endpoints", urls, "--job", job, *args])
+    run.status()
+    return run
+
+
+class Run:
+    """A job. See :func:`local` and :func:`connect`."""
+
+    def __init__(self, name: str, where: Sequence[str]) -> None:
+        self.name = name
+        """The name of the job."""
+        self._where = list(where)
+        self._points: Dict[int, Mapping[str, Any]] = {}
+        self._lock = threading.Lock()
+
+    def status(self) -> Dict[str, Any]:
+        """Returns the state of the job, as ``steadfast status --output json`` prints it.
+
+        While no master answers, ``master`` is ``None``, and only what etcd has is known.
+
+        Raises:
+            SteadfastError: The job or its etcd was not found, see the subclasses.
+        """
+        status: Dict[str, Any] = json.loads(_run(["status", *self._where, "--output", "json"]))
+        self._keep(status)
+        return status
+
+    def curves(self) -> Dict[str, List[Optional[float]]]:
+        """Returns the history of the job as columns of one length, as ``pandas.DataFrame`` takes them:
+        ``seconds`` since the first point, ``step``, ``examples``, ``loss`` and ``metric`` (``None`` where
+        there was none yet)."""
+        try:
+            self.status()
+        except SteadfastError:
+            # What was seen before is still true.
+            pass
+        with self._lock:
+            points = [self._points[key] for key in sorted(self._points)]
+        first = points[0]["unix_ms"] if points else 0
+        return {
+            "seconds": [(point["unix_ms"] - first) / 1000 for point in points],
+            "step": [point["version"] for point in points],
+            "examples": [point["examples"] for point in points],
+            "loss": [point["loss"] for point in points],
+            "metric": [point["metric"] for point in points],
+        }
+
+    def plot(self) -> Any:
+        """Draws loss and metric over the steps; returns the matplotlib figure.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        import matplotlib.pyplot as plt
+
+        curves = self.curves()
+        figure, axes = plt.subplots(1, 2, figsize=(10, 3.5))
+        for axis, name in zip(axes, ("loss", "metric")):
+            pairs = [(x, y) for x, y in zip(curves["step"], curves[name]) if y is not None]
+            axis.plot([x for x, _ in pairs], [y for _, y in pairs])
+            axis.set_xlabel("step")
+            axis.set_title(name)
+        return figure
+
+    def model(self, framework: Optional[str] = None) -> Dict[str, Any]:
+        """Returns the parameters of the latest checkpoint, or of the finished job, by name.
+
+        ``net.load_state_dict(run.model("torch"))`` takes them as they are.
+
+        Args:
+            framework: ``"numpy"`` or ``"torch"``; by default PyTorch's tensors if the program has imported
+                PyTorch, else arrays.
+
+        Raises:
+            SteadfastError: There is no checkpoint, or it cannot be read.
+        """
+        framework = framework or ("torch" if "torch" in sys.modules else "numpy")
+        if framework not in ("numpy", "torch"):
+            raise InvalidError(f'`framework` is "{framework}"; use "numpy" or "torch"')
+        with tempfile.TemporaryDirectory() as directory:
+            file = os.path.join(directory, "model.safetensors")
+            _run(["checkpoint", "export", *self._where, "--to", file])
+            arrays: Dict[str, Any] = _native.read_tensors(file)
+        if framework == "numpy":
+            return arrays
+        import torch
+
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def wait(self, timeout: Optional[float] = None) -> Dict[str, Any]:
+        """Waits for the end of the job and returns its summary.
+
+        Raises:
+            JobFailed: The job has failed.
+            TimeoutError: It has not ended after ``timeout`` seconds.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            try:
+                result = self.status().get("result")
+            except UnavailableError:
+                result = None
+            if result is not None:
+                if result["state"] != "finished":
+                    raise JobFailed(result.get("reason") or "no reason was given", result)
+                return dict(result)
+            if end is not None and end <= time.monotonic():
+                raise TimeoutError(f"job {self.name} has not ended after {timeout} s")
+            time.sleep(_POLL_EVERY)
+
+    def _keep(self, status: Mapping[str, Any]) -> None:
+        with self._lock:
+            for point in status.get("points", []):
+                self._points[point["unix_ms"]] = point
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of job {self.name}>"
+
+
+class LocalRun(Run):
+    """A job whose processes run on this machine. As a context manager it stops them at the end."""
+
+    def __init__(
+        self,
+        name: str,
+        directory: pathlib.Path,
+        process: "subprocess.Popen[bytes]",
+        progress: Optional[Progress],
+    ) -> None:
+        super().__init__(name, ["--data-dir", str(directory)])
+        self.data_dir = directory
+        """Checkpoints, logs and the model."""
+        self._process = process
+        self._progress = progress
+        self._output: Dict[str, str] = {}
+        self._readers = [
+            threading.Thread(target=self._read, args=(stream,), daemon=True)
+            for stream in ("stdout", "stderr")
+        ]
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        for thread in [*self._readers, self._watcher]:
+            thread.start()
+        _RUNNING.add(self)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the processes of the job are running."""
+        return self._process.poll() is None
+
+    def wait(self, timeout: Optional[float] = None) -> Dict[str, Any]:
+        """Waits for the end of the job and returns its summary.
+
+        Ctrl-C stops the job as in a shell: it takes a last checkpoint, ends the processes, and the same
+        call of :func:`local` resumes from there. A second Ctrl-C ends them at once.
+
+        Raises:
+            JobFailed: The job has failed.
+            SteadfastError: A process could not start, see the subclasses.
+            TimeoutError: The job has not ended after ``timeout`` seconds.
+            KeyboardInterrupt: After the processes have ended.
+        """
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"job {self.name} has not ended after {timeout} s") from None
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+        for thread in [*self._readers, self._watcher]:
+            thread.join()
+        return self._summary()
+
+    def stop(self) -> None:
+        """Takes a last checkpoint and ends all processes. The job can be resumed."""
+        if self.is_running:
+            self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait()
+            except KeyboardInterrupt:
+                self._process.send_signal(signal.SIGINT)
+                self._process.wait()
+                raise
+
+    def kill(self, role: str, number: int = 0) -> int:
+        """Kills a process (SIGKILL), to see the job survive: it is restarted.
+
+        Args:
+            role: ``"master"``, ``"pserver"`` or ``"trainer"``.
+            number: Counted from 0.
+
+        Returns:
+            The id of the process that was killed.
+
+        Raises:
+            NotFoundError: There is no such process at the moment.
+        """
+        log = self.data_dir / "logs" / f"{role}-{number}.log"
+        for process in _children(self._process.pid):
+            try:
+                is_it = os.path.samefile(f"/proc/{process}/fd/1", log)
+            except OSError:
+                continue
+            if is_it:
+                os.kill(process, signal.SIGKILL)
+                return process
+        raise NotFoundError(f"job {self.name} has no process {role}-{number} at the moment")
+
+    def __enter__(self) -> "LocalRun":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _summary(self) -> Dict[str, Any]:
+        code = self._process.returncode
+        output = self._output["stdout"].strip()
+        summary: Dict[str, Any] = json.loads(output) if output else {}
+        if code in _FINISHED:
+            return summary
+        reason = summary.get("reason") or _errors_of(self._output["stderr"])
+        if code == 1:
+            raise JobFailed(reason, summary)
+        if summary.get("state") == "drained" or code == 130:
+            raise SteadfastError(f"job {self.name} was stopped; the same call resumes it")
+        raise _ERRORS.get(code, SteadfastError)(reason or f"exit code {code}")
+
+    def _read(self, name: str) -> None:
+        stream = getattr(self._process, name)
+        self._output[name] = stream.read().decode("utf-8", "replace")
+
+    def _watch(self) -> None:
+        while self.is_running:
+            try:
+                status = self.status()
+            except SteadfastError:
+                # etcd or the master starts, or has just ended.
+                status = None
+            if status is not None and status["master"] and self._progress is not None:
+                self._progress.show(status)
+            try:
+                self._process.wait(_POLL_EVERY)
+            except subprocess.TimeoutExpired:
+                pass
+        if self._progress is not None:
+            self._progress.end(self._process.returncode in _FINISHED)
+
+
+_RUNNING: "WeakSet[LocalRun]" = WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    for run in list(_RUNNING):
+        run.stop()
+
+
+def _program() -> str:
+    """Finds the command-line tool: beside the interpreter, where pip has put it, or on the PATH."""
+    found = shutil.which("steadfast", path=sysconfig.get_path("scripts")) or shutil.which("steadfast")
+    if found is None:
+        raise NotFoundError("the program `steadfast` is neither beside this interpreter nor on the PATH")
+    return found
+
+
+def _run(args: Sequence[str]) -> str:
+    done = subprocess.run([_program(), *args], stdin=subprocess.DEVNULL, capture_output=True)
+    if done.returncode != 0:
+        message = _errors_of(done.stderr.decode("utf-8", "replace"))
+        raise _ERRORS.get(done.returncode, SteadfastError)(message)
+    return done.stdout.decode("utf-8")
+
+
+def _errors_of(stderr: str) -> str:
+    """The messages that a command has written, without its name and progress."""
+    lines = stderr.replace("\r", "\n").splitlines()
+    errors = [line.split("error: ", 1)[1] for line in lines if "error: " in line]
+    return "\n".join(errors or lines[-1:])
+
+
+def _children(parent: int) -> List[int]:
+    found = []
+    for task in pathlib.Path(f"/proc/{parent}/task").glob("*/children"):
+        found += [int(child) for child in task.read_text().split()]
+    return found

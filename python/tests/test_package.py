@@ -1,0 +1,131 @@
+"""The package itself: installation, notebook, documentation, forks."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import subprocess
+import sys
+import venv
+
+import pytest
+from conftest import EXAMPLES
+
+import steadfast
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def test_the_wheel_alone_gives_the_package_and_the_programs(tmp_path):
+    venv.create(tmp_path, with_pip=True)
+    (wheel,) = (ROOT / "dist").glob("steadfast-*.whl")
+    pip = [tmp_path / "bin" / "python", "-m", "pip", "install", "--quiet"]
+    subprocess.run([*pip, wheel], check=True)
+    for program in ("steadfast", "steadfast-master", "steadfast-pserver", "steadfast-trainer"):
+        subprocess.run([tmp_path / "bin" / program, "--version"], check=True, stdout=subprocess.PIPE)
+    # Outside the repository, without PyTorch.
+    program = "import steadfast; help(steadfast.Trainer); help(steadfast.Job)"
+    python = tmp_path / "bin" / "python"
+    shown = subprocess.run(
+        [python, "-c", program], check=True, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert "for work in trainer" in shown.stdout
+    job = EXAMPLES / "own_loop.toml"
+    command = [tmp_path / "bin" / "steadfast", "local", job, "--data-dir", tmp_path / "data"]
+    subprocess.run(command, check=True, cwd=tmp_path, capture_output=True, timeout=120)
+
+
+def test_a_notebook_runs(tmp_path, monkeypatch):
+    nbclient = pytest.importorskip("nbclient")
+    nbformat = pytest.importorskip("nbformat")
+    notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
+    # Modules and data are found as in examples/python; what is written goes elsewhere.
+    (tmp_path / "python").mkdir()
+    (tmp_path / "data").symlink_to(EXAMPLES.parent / "data")
+    (tmp_path / "python" / "digits.py").symlink_to(EXAMPLES / "digits.py")
+    nbclient.NotebookClient(
+        notebook, timeout=300, resources={"metadata": {"path": str(tmp_path / "python")}}
+    ).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    shown = "".join(str(output) for output in outputs)
+    assert "accuracy" in shown
+    assert "All keys matched" in shown
+
+
+def test_a_forked_child_is_told_what_to_do(tmp_path):
+    program = tmp_path / "forks.py"
+    program.write_text(FORKS)
+    job = steadfast.Job(
+        name="forks",
+        passes=1,
+        dataset=dict(
+            source=EXAMPLES.parent / "data" / "digits.parquet",
+            format="parquet",
+            features=["pixel_*"],
+            label="digit",
+        ),
+        model=dict(kind="python", script=program),
+    )
+    run = steadfast.local(job, data_dir=tmp_path / "data", trainers=1, progress=False)
+    with run:
+        run.wait(120)
+    told = (tmp_path / "data" / "logs" / "trainer-0.log").read_text()
+    assert "ForkedError" in told and "spawn" in told, told
+
+
+FORKS = '''
+import os, sys
+import numpy as np
+import steadfast
+
+class Zero(steadfast.Model):
+    def parameters(self):
+        return {"weight": (1,)}
+
+    def initialize(self, seed):
+        return {}
+
+    def gradient(self, parameters, batch, key):
+        return 0.0, {}
+
+    def evaluate(self, parameters, batch):
+        return 0.0, 0.0
+
+with steadfast.Trainer(model=Zero()) as trainer:
+    for number, work in enumerate(trainer):
+        if number == 0:
+            child = os.fork()
+            if child == 0:
+                try:
+                    work.push({}, loss_sum=0.0)
+                except steadfast.ForkedError as error:
+                    print("ForkedError:", error, flush=True)
+                os._exit(0)
+            os.waitpid(child, 0)
+        work.push({}, loss_sum=0.0)
+'''
+
+
+def test_the_programs_of_the_page_run(tmp_path):
+    page = (ROOT / "docs" / "python.md").read_text()
+    blocks = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", page, re.DOTALL))
+    assert page.count("```python") == len(blocks) == 3
+    for name, code in blocks.items():
+        (tmp_path / f"{name}.py").write_text(code)
+    data = EXAMPLES.parent / "data" / "digits.parquet"
+    (tmp_path / "digits.parquet").symlink_to(data)
+    shown = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, check=True, capture_output=True, text=True
+    )
+    assert "accuracy 0.9" in shown.stdout and "(128, 64)" in shown.stdout, shown.stdout
+    job = steadfast.Job(
+        name="loop",
+        passes=10,
+        dataset=dict(
+            source=data, format="parquet", features=["pixel_*"], label="digit", feature_scale=1 / 16
+        ),
+        model=dict(kind="python", script=tmp_path / "loop.py"),
+        optimizer=dict(kind="adam"),
+    )
+    with steadfast.local(job, data_dir=tmp_path / "data", progress=False) as run:
+        run.wait(180)

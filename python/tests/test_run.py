@@ -1,0 +1,154 @@
+"""Jobs from a Python program."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from conftest import EXAMPLES, until_step
+
+import steadfast
+
+DIGITS = dict(
+    source="../data/digits.parquet",
+    format="parquet",
+    features=["pixel_*"],
+    label="digit",
+    feature_scale=1 / 16,
+)
+
+
+def softmax(name: str, **more) -> steadfast.Job:
+    settings = dict(
+        passes=30,
+        dataset=DIGITS,
+        model=dict(kind="softmax", classes=10),
+        learning_rate=dict(base=0.2),
+        evaluation=dict(fraction=0.2),
+        checkpoint=dict(every=datetime.timedelta(seconds=2)),
+    )
+    return steadfast.Job(name=name, **{**settings, **more})
+
+
+def test_errors_of_a_job_name_the_argument():
+    with pytest.raises(steadfast.BadJobFile) as caught:
+        softmax("bad", learning_rate=dict(base=-1, warm_up=3), optimizer=dict(kind="adm"))
+    errors = caught.value.errors
+    assert any("learning_rate.base" in it for it in errors), errors
+    assert any("learning_rate.warm_up" in it and "warmup_steps" in it for it in errors), errors
+    assert any("optimizer.kind" in it for it in errors), errors
+    assert isinstance(caught.value, steadfast.InvalidError)
+    with pytest.raises(steadfast.BadJobFile, match="model.options"):
+        softmax("bad", model=dict(kind="softmax", classes=10, options=dict(x=object())))
+    with pytest.raises(TypeError):
+        softmax("bad", epochs=3)
+
+
+def test_a_job_file_and_arguments_describe_the_same_job(monkeypatch):
+    read = steadfast.Job.from_file("own_loop.toml")
+    assert read.name == "own-loop"
+    assert str(EXAMPLES.parent / "data" / "digits.parquet") in read.to_toml()
+    assert softmax("same") == softmax("same")
+    assert softmax("same") != softmax("same", seed=1)
+
+
+def test_a_run_shows_status_curves_and_model(tmp_path):
+    run = steadfast.local(softmax("run"), data_dir=tmp_path, trainers=1, pservers=1, progress=False)
+    with run:
+        until_step(run, 5)
+        if run.is_running:
+            assert run.status()["job"] == "run"
+        summary = run.wait(timeout=120)
+    assert summary["state"] == "finished"
+    curves = run.curves()
+    assert len({len(column) for column in curves.values()}) == 1
+    model = run.model("numpy")
+    assert model["weight"].shape == (10, 64)
+    assert model["weight"].dtype == np.float32
+    with pytest.raises(steadfast.NotFoundError):
+        run.kill("trainer", 0)
+    with pytest.raises(steadfast.InvalidError, match="framework"):
+        run.model("caffe")
+    # A finished job is not trained again.
+    again = steadfast.local(softmax("run"), data_dir=tmp_path, progress=False)
+    assert again.wait(60)["parameters_sha256"] == summary["parameters_sha256"]
+
+
+def test_a_job_that_fails_raises_its_reason(tmp_path):
+    job = softmax("diverges", model=dict(kind="linear"), learning_rate=dict(base=1e30))
+    with pytest.raises(steadfast.JobFailed, match="not finite") as caught:
+        steadfast.local(job, data_dir=tmp_path, progress=False).wait(120)
+    assert caught.value.summary["state"] == "failed"
+
+
+def test_an_exception_in_a_model_reaches_the_caller_with_its_traceback(tmp_path, monkeypatch):
+    (tmp_path / "broken.py").write_text("def build(spec):\n    return undefined_name\n")
+    monkeypatch.chdir(tmp_path)
+    dataset = {**DIGITS, "source": EXAMPLES.parent / "data" / "digits.parquet"}
+    job = softmax("broken", dataset=dataset, model=dict(kind="python", entry="broken:build"))
+    with pytest.raises(steadfast.InvalidError) as caught:
+        steadfast.local(job, data_dir=tmp_path / "data", progress=False).wait(120)
+    assert "undefined_name" in str(caught.value)
+
+
+def test_a_stopped_job_is_resumed_by_the_same_call(tmp_path):
+    job = softmax("resumed", passes=400)
+    with steadfast.local(job, data_dir=tmp_path, progress=False) as run:
+        until_step(run, 100)
+    assert not run.is_running
+    with steadfast.local(job, data_dir=tmp_path, progress=False) as run:
+        summary = run.wait(240)
+    with steadfast.local(job, data_dir=tmp_path / "other", trainers=1, progress=False) as other:
+        assert other.wait(240)["parameters_sha256"] == summary["parameters_sha256"]
+
+
+def test_ctrl_c_stops_the_job_as_in_a_shell(tmp_path):
+    job = softmax("interrupted", passes=100_000)
+    run = steadfast.local(job, data_dir=tmp_path, progress=False)
+    until_step(run, 10)
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        run.wait(120)
+    assert not run.is_running
+    with pytest.raises(steadfast.SteadfastError, match="resumes"):
+        run.wait()
+
+
+def test_a_program_that_ends_stops_its_job(tmp_path):
+    program = (
+        "import steadfast, sys\n"
+        "job = steadfast.Job.from_file('own_loop.toml')\n"
+        "run = steadfast.local(job, data_dir=sys.argv[1], progress=False)\n"
+        "print(run._process.pid)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    process = int(done.stdout)
+    end = time.monotonic() + 10
+    while os.path.exists(f"/proc/{process}") and time.monotonic() < end:
+        os.sched_yield()
+    assert not os.path.exists(f"/proc/{process}")
+
+
+def test_a_job_elsewhere_is_watched_by_its_name(tmp_path):
+    with pytest.raises(steadfast.UnavailableError):
+        steadfast.connect("http://127.0.0.1:1", "nothing")
+    job = softmax("elsewhere", passes=100_000)
+    with steadfast.local(job, data_dir=tmp_path, progress=False) as run:
+        until_step(run, 10)
+        endpoints = (tmp_path / "etcd-endpoint").read_text().strip()
+        other = steadfast.connect(endpoints, "elsewhere")
+        assert other.status()["job"] == "elsewhere"
+        with pytest.raises(TimeoutError):
+            other.wait(timeout=0)
+        with pytest.raises(steadfast.NotFoundError):
+            steadfast.connect(endpoints, "another")

@@ -1,0 +1,132 @@
+"""What a module may contain, without processes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import steadfast
+
+torch = pytest.importorskip("torch")
+st = pytest.importorskip("steadfast.torch")
+
+KEY = SimpleNamespace(seed=5)
+LOSS = torch.nn.functional.cross_entropy
+
+
+def batch(records: int) -> dict:
+    generator = np.random.default_rng(records)
+    features = generator.standard_normal((records, 6)).astype(np.float32)
+    return {"features": features, "label": (features[:, 0] > 0).astype(np.float32)}
+
+
+def read_only(model: st.Model) -> dict:
+    """The initial parameters, as a trainer passes them."""
+    parameters = {name: np.array(it) for name, it in model.initialize(1).items()}
+    for array in parameters.values():
+        array.flags.writeable = False
+    return parameters
+
+
+def normalized() -> torch.nn.Module:
+    return torch.nn.Sequential(
+        torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2)
+    )
+
+
+def test_the_gradient_is_that_of_the_sum_of_the_losses():
+    net = torch.nn.Linear(6, 2)
+    model = st.Model(net, LOSS)
+    records = batch(5)
+    parameters = read_only(model)
+    loss_sum, gradients = model.gradient(parameters, records, KEY)
+    twin = torch.nn.Linear(6, 2)
+    twin.load_state_dict({name: torch.tensor(it) for name, it in parameters.items()})
+    label = torch.tensor(records["label"]).long()
+    expected = LOSS(twin(torch.tensor(records["features"])), label, reduction="sum")
+    expected.backward()
+    assert loss_sum == pytest.approx(expected.item(), rel=1e-6)
+    assert np.allclose(gradients["weight"], twin.weight.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_dropout_depends_on_the_key_alone():
+    net = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(6, 2))
+    model = st.Model(net, LOSS)
+    parameters, records = read_only(model), batch(8)
+
+    def weight(seed: int) -> np.ndarray:
+        _, gradients = model.gradient(parameters, records, SimpleNamespace(seed=seed))
+        return gradients["1.weight"].copy()
+
+    first = weight(1)
+    assert (weight(2) != first).any()
+    assert (weight(1) == first).all()
+
+
+def test_buffers_are_not_lost_silently():
+    with pytest.raises(steadfast.InvalidError, match='`1.running_mean`.*buffers="mean"'):
+        st.Model(normalized(), LOSS)
+    with pytest.raises(steadfast.InvalidError, match='use "mean" or "constant"'):
+        st.Model(normalized(), LOSS, buffers="sum")
+    constant = st.Model(normalized(), LOSS, buffers="constant")
+    with pytest.raises(steadfast.InvalidError, match="training changes the buffer"):
+        constant.gradient(read_only(constant), batch(4), KEY)
+
+
+def test_the_mean_of_the_changes_of_buffers_is_what_batchnorm_computes():
+    model = st.Model(normalized(), LOSS, buffers="mean")
+    names = {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    assert set(model.averaged()) == names
+    parameters = read_only(model)
+    _, gradients = model.gradient(parameters, batch(4), KEY)
+    after = {name: parameters[name] + gradients[name] / 4 for name in names}
+
+    twin = normalized()
+    twin.load_state_dict({name: torch.tensor(it) for name, it in parameters.items()})
+    twin.train()(torch.tensor(batch(4)["features"]))
+    for name in names:
+        assert np.allclose(after[name], twin.state_dict()[name], rtol=1e-5), name
+    # Evaluation uses the averages, and does not change them.
+    before = model.evaluate(parameters, batch(4))
+    assert model.evaluate(parameters, batch(4)) == before
+
+
+def test_tied_weights_are_one_parameter_and_frozen_ones_do_not_travel():
+    net = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 6), torch.nn.Linear(6, 2))
+    net[1].weight = net[0].weight
+    net[2].bias.requires_grad_(False)
+    assert list(st.Model(net, LOSS).parameters()) == ["0.weight", "0.bias", "1.bias", "2.weight"]
+
+
+def test_a_parameter_without_a_gradient_counts_as_zero():
+    class Partly(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = torch.nn.Linear(6, 2), torch.nn.Linear(6, 2)
+
+        def forward(self, features):
+            return self.used(features)
+
+    model = st.Model(Partly(), LOSS)
+    _, gradients = model.gradient(read_only(model), batch(3), KEY)
+    assert gradients["unused.weight"] is None
+
+
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        (torch.nn.Linear(6, 2).half(), "float16.*float()"),
+        (torch.nn.Linear(6, 2).requires_grad_(False), "no parameter"),
+    ],
+)
+def test_modules_that_cannot_be_trained_are_rejected(net, message):
+    with pytest.raises(steadfast.InvalidError, match=message):
+        st.Model(net, LOSS)
+
+
+def test_a_loss_without_reduction_is_rejected():
+    model = st.Model(torch.nn.Linear(6, 2), torch.nn.CrossEntropyLoss(reduction="none"))
+    with pytest.raises(steadfast.InvalidError, match="shape"):
+        model.gradient(read_only(model), batch(3), KEY)
