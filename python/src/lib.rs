@@ -9,6 +9,7 @@
 mod arrays;
 mod error;
 mod job;
+mod logs;
 mod model;
 mod request;
 mod trainer;

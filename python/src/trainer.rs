@@ -11,11 +11,12 @@ use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use steadfast_host::random;
-use steadfast_process::{Failure, Refusal, Shutdown, init_logging, keep_freed_memory, try_parse};
+use steadfast_process::{Failure, Refusal, Shutdown, keep_freed_memory, try_parse};
 use steadfast_trainer::{Args, Evaluation, ModelError, ParamSpec, Parameters, Registry, live};
 
 use crate::arrays;
 use crate::error::{check_process, exception, model_error};
+use crate::logs;
 use crate::model::PythonModel;
 use crate::request::{Built, Request, Requests};
 use crate::work::{Work, batch};
@@ -41,15 +42,22 @@ pub struct Trainer {
 
 #[pymethods]
 impl Trainer {
-    /// Starts a trainer with these command-line arguments, which override `STEADFAST_…` variables.
+    /// Starts a trainer with these command-line arguments, which override `STEADFAST_…` variables. Logs go to
+    /// `emit`, called with logger, level and message, or to stderr.
     #[new]
-    fn new(py: Python<'_>, args: Vec<String>, build: Py<PyAny>) -> PyResult<Self> {
+    #[pyo3(signature = (args, build, emit=None))]
+    fn new(
+        py: Python<'_>,
+        args: Vec<String>,
+        build: Py<PyAny>,
+        emit: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
         let args = settings(py, args)?;
         keep_freed_memory();
         let (requests, receiver) = Requests::channel();
         let shutdown = Shutdown::manual();
         let drain = shutdown.clone();
-        let run = move || run(args, requests, drain);
+        let run = move || run(args, requests, drain, emit);
         let thread = std::thread::Builder::new().name("steadfast".to_owned()).spawn(run)?;
         Ok(Self {
             shutdown,
@@ -232,7 +240,12 @@ fn settings(py: Python<'_>, args: Vec<String>) -> PyResult<Args> {
 }
 
 /// Runs the trainer to its end.
-fn run(args: Args, requests: Requests, shutdown: Shutdown) -> Result<(), Failure> {
+fn run(
+    args: Args,
+    requests: Requests,
+    shutdown: Shutdown,
+    emit: Option<Py<PyAny>>,
+) -> Result<(), Failure> {
     let mut registry = Registry::built_in();
     registry.register("python", move |spec, features| {
         Ok(Box::new(PythonModel::build(requests.clone(), spec, features)?))
@@ -241,7 +254,7 @@ fn run(args: Args, requests: Requests, shutdown: Shutdown) -> Result<(), Failure
     let runtime = runtime.map_err(|error| Failure::io("cannot start threads", &error))?;
     let outcome = runtime.block_on(async {
         let (id, common) = (random::uuid(), &args.common);
-        let identity = init_logging("trainer", &common.job, id, &common.log)?;
+        let identity = logs::start(&common.job, id, &common.log, emit)?;
         live(args, registry, id, identity, shutdown).await
     });
     // Calls in flight are dropped; waiting for those that compute in Python would never end.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import threading
@@ -30,6 +31,9 @@ class Trainer:
     a task. What happens to the job (a process is lost, a lane moves, the job is rolled back) is dealt with
     inside: a push that the job does not need any more has no effect.
 
+    Logs go to the logger ``steadfast`` if it or the root logger has a handler, else to stderr, in the format
+    of the other processes.
+
     Args:
         args: Command-line arguments as for ``steadfast-trainer``, such as ``["--job", "digits"]``. They
             override the ``STEADFAST_...`` variables, which ``steadfast local`` sets for its trainers.
@@ -45,7 +49,9 @@ class Trainer:
     ) -> None:
         self.model: Optional[Model] = model
         """The model; ``None`` until the trainer has read the job."""
-        self._trainer = _native.Trainer(list(args), self._build)
+        # Without handlers, Python would show warnings only.
+        emit = _emit if logging.getLogger("steadfast").hasHandlers() else None
+        self._trainer = _native.Trainer(list(args), self._build, emit)
 
     def _build(self, spec: Mapping[str, Any], features: int) -> Model:
         if self.model is None:
@@ -89,6 +95,10 @@ def main(args: Sequence[str]) -> int:
             print(f"steadfast-trainer: error: {line}", file=sys.stderr)
         return 2
     return 0
+
+
+def _emit(logger: str, level: int, message: str) -> None:
+    logging.getLogger(logger).log(level, "%s", message)
 
 
 def _fail(work: _native.Work, reason: str) -> None:

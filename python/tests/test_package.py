@@ -52,11 +52,12 @@ def test_a_notebook_runs(tmp_path, monkeypatch):
     assert "All keys matched" in shown
 
 
-def test_a_forked_child_is_told_what_to_do(tmp_path):
-    program = tmp_path / "forks.py"
-    program.write_text(FORKS)
+def run_script(tmp_path, code: str) -> str:
+    """Runs a program as the only trainer of a short job; returns its log."""
+    program = tmp_path / "program.py"
+    program.write_text(ZERO + code)
     job = steadfast.Job(
-        name="forks",
+        name="script",
         passes=1,
         dataset=dict(
             source=EXAMPLES.parent / "data" / "digits.parquet",
@@ -69,13 +70,11 @@ def test_a_forked_child_is_told_what_to_do(tmp_path):
     run = steadfast.local(job, data_dir=tmp_path / "data", trainers=1, progress=False)
     with run:
         run.wait(120)
-    told = (tmp_path / "data" / "logs" / "trainer-0.log").read_text()
-    assert "ForkedError" in told and "spawn" in told, told
+    return (tmp_path / "data" / "logs" / "trainer-0.log").read_text()
 
 
-FORKS = '''
-import os, sys
-import numpy as np
+ZERO = """
+import logging, os, sys
 import steadfast
 
 class Zero(steadfast.Model):
@@ -90,7 +89,15 @@ class Zero(steadfast.Model):
 
     def evaluate(self, parameters, batch):
         return 0.0, 0.0
+"""
 
+
+def test_a_forked_child_is_told_what_to_do(tmp_path):
+    log = run_script(tmp_path, FORKS)
+    assert "ForkedError" in log and "spawn" in log, log
+
+
+FORKS = """
 with steadfast.Trainer(model=Zero()) as trainer:
     for number, work in enumerate(trainer):
         if number == 0:
@@ -103,7 +110,32 @@ with steadfast.Trainer(model=Zero()) as trainer:
                 os._exit(0)
             os.waitpid(child, 0)
         work.push({}, loss_sum=0.0)
-'''
+"""
+
+
+def test_one_process_may_run_a_trainer_after_another_and_logs_to_logging(tmp_path):
+    log = run_script(tmp_path, TWO)
+    assert "PY INFO steadfast.trainer" in log, log
+    assert "the first has left" in log and "the second is done" in log, log
+
+
+TWO = """
+logging.basicConfig(level=logging.INFO, format="PY %(levelname)s %(name)s %(message)s")
+with steadfast.Trainer(model=Zero()) as trainer:
+    for work in trainer:
+        work.push({}, loss_sum=0.0)
+        break
+logging.info("the first has left")
+with steadfast.Trainer(model=Zero()) as trainer:
+    for work in trainer:
+        work.push({}, loss_sum=0.0)
+logging.info("the second is done")
+"""
+
+
+def test_a_log_is_as_that_of_other_processes_without_handlers(tmp_path):
+    log = run_script(tmp_path, "with steadfast.Trainer(model=Zero()) as trainer:\n    for work in trainer:\n        work.push({}, loss_sum=0.0)\n")
+    assert " info  trainer script " in log, log
 
 
 def test_the_programs_of_the_page_run(tmp_path):
