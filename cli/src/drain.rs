@@ -14,6 +14,9 @@ use crate::format::plain;
 use crate::job_args::{Job, JobArgs};
 use crate::lists::{Member, all_members};
 
+/// How long a process that did not answer may take to leave.
+const REPLY_LOST_MAX: Duration = Duration::from_secs(2);
+
 /// Polling interval.
 const POLL_EVERY: Duration = Duration::from_millis(100);
 
@@ -42,9 +45,18 @@ pub async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
     let title = plain(&member.title());
     let latest = job.keys.checkpoint_latest();
     let before = job.etcd.get(&latest).await?.map(|it| it.mod_revision);
-    admin_client::drain(&member.admin, member.id, &job.tls).await?;
-    eprintln!("draining {title}");
-    let successor = left(&job, member, args.wait).await?;
+    let requested = admin_client::drain(&member.admin, member.id, &job.tls).await;
+    let successor = match requested {
+        // A process that has nothing to finish may exit before its reply is sent.
+        Err(failure) if failure.kind == ErrorKind::Unavailable => {
+            left(&job, member, args.wait.min(REPLY_LOST_MAX)).await.map_err(|_| failure)?
+        }
+        requested => {
+            requested?;
+            eprintln!("draining {title}");
+            left(&job, member, args.wait).await?
+        }
+    };
     let successor = match (successor, member.role) {
         (_, "trainer") => "other trainers continue its work".to_owned(),
         (Some(it), _) => plain(&format!("{} has taken over", it.address.unwrap_or(it.admin))),

@@ -198,9 +198,16 @@ pub struct EvaluationRecord {
     pub pass: Pass,
     pub version: Version,
     pub records: u64,
+    /// JSON has no number that is not finite: it writes null.
+    #[serde(deserialize_with = "nan_if_null")]
     pub loss: f64,
+    #[serde(deserialize_with = "nan_if_null")]
     pub metric: f64,
     pub metric_name: String,
+}
+
+fn nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
 /// `checkpoints/<id>`: a consistent snapshot of all slots and the data position.
@@ -387,6 +394,25 @@ mod tests {
             let expected =
                 format!("the job has format {found}, and this version of Steadfast reads format 1");
             assert!(error.starts_with(&expected), "{error}");
+        }
+    }
+
+    /// A held-out record with probability zero makes the loss infinite; the job's status stays readable.
+    #[test]
+    fn an_evaluation_that_is_not_finite_is_read_back() {
+        for loss in [f64::NAN, f64::INFINITY] {
+            let written = EvaluationRecord {
+                pass: Pass(0),
+                version: Version(0),
+                records: 1,
+                loss,
+                metric: 0.5,
+                metric_name: "accuracy".to_owned(),
+            };
+            let text = serde_json::to_string(&written).unwrap();
+            let read: EvaluationRecord = serde_json::from_str(&text).unwrap();
+            assert!(read.loss.is_nan(), "{text}");
+            assert_eq!(read.metric.to_bits(), 0.5_f64.to_bits());
         }
     }
 

@@ -5,8 +5,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
-use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep};
+
+use super::client;
 
 const START_MAX: Duration = Duration::from_secs(30);
 
@@ -17,8 +18,19 @@ pub struct RealEtcd {
 }
 
 impl RealEtcd {
-    /// Starts an empty etcd and waits until it listens.
+    /// Starts an empty etcd and waits until it answers. Another process may take a free port first: then it
+    /// starts with other ports.
     pub async fn start() -> Self {
+        for _ in 0..5 {
+            let mut etcd = Self::spawn();
+            if etcd.answers().await {
+                return etcd;
+            }
+        }
+        panic!("etcd exited during startup, each of five times");
+    }
+
+    fn spawn() -> Self {
         let data_dir = tempfile::tempdir().unwrap();
         let (address, peer) = (free_address(), free_address());
         let (client_url, peer_url) = (format!("http://{address}"), format!("http://{peer}"));
@@ -33,20 +45,20 @@ impl RealEtcd {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let mut etcd = RealEtcd { address, process, _data_dir: data_dir };
-        etcd.wait_until_it_listens().await;
-        etcd
+        RealEtcd { address, process, _data_dir: data_dir }
     }
 
-    async fn wait_until_it_listens(&mut self) {
+    /// Waits for an answer; returns false if the process has ended.
+    async fn answers(&mut self) -> bool {
         let deadline = Instant::now() + START_MAX;
-        while TcpStream::connect(self.address).await.is_err() {
-            if let Some(status) = self.process.try_wait().unwrap() {
-                panic!("etcd exited during startup: {status}");
+        while client(self.address).await.status().await.is_err() {
+            if self.process.try_wait().unwrap().is_some() {
+                return false;
             }
-            assert!(Instant::now() < deadline, "etcd does not listen on {}", self.address);
+            assert!(Instant::now() < deadline, "etcd does not answer at {}", self.address);
             sleep(Duration::from_millis(20)).await;
         }
+        true
     }
 }
 
