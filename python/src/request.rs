@@ -44,9 +44,9 @@ pub enum Request {
 pub struct Reply<T>(SyncSender<Result<T, ModelError>>);
 
 impl<T> Reply<T> {
-    /// Answers the request. Returns whether the trainer still waited for it.
-    pub fn send(self, answer: Result<T, ModelError>) -> bool {
-        self.0.send(answer).is_ok()
+    /// Answers the request. An answer for which the trainer does not wait any more is dropped.
+    pub fn send(self, answer: Result<T, ModelError>) {
+        let _ = self.0.send(answer);
     }
 }
 

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 use steadfast_host::random;
 use steadfast_process::{Failure, Refusal, Shutdown, keep_freed_memory, try_parse};
 use steadfast_trainer::{Args, Evaluation, ModelError, ParamSpec, Parameters, Registry, live};
@@ -19,7 +18,7 @@ use crate::error::{check_process, exception, model_error};
 use crate::logs;
 use crate::model::PythonModel;
 use crate::request::{Built, Request, Requests};
-use crate::work::{Work, batch};
+use crate::work::{Work, batch, dict_of};
 
 /// Longest time in which a signal of the user goes unnoticed.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
@@ -91,6 +90,23 @@ impl Trainer {
         }
         self.join(py)?;
         Ok(None)
+    }
+
+    /// Leaves the job, and waits until the trainer has ended. Work that it still requests is not computed:
+    /// its lanes and tasks are reassigned.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        check_process(py, self.process)?;
+        self.shutdown.trigger();
+        let last = self.last.lock().expect("no holder panics").take();
+        let mut is_cut_short = last.is_some_and(|work| work.get().abandon());
+        while let Some(request) = self.receive(py)? {
+            // Without an answer, the computation fails.
+            is_cut_short |= self.answer(py, request)?.is_some();
+        }
+        match self.join(py) {
+            Err(_) if is_cut_short => Ok(()),
+            outcome => outcome,
+        }
     }
 
     /// Asks the trainer to leave the job: work in progress is finished or reassigned, nothing is lost.
@@ -177,7 +193,8 @@ impl Trainer {
             });
         }
         let metric = model.getattr("metric_name")?.extract()?;
-        let numerics = model.call_method0("numerics")?.extract()?;
+        let identity = py.import("steadfast.model")?.getattr("identity")?;
+        let numerics = identity.call1((&model,))?.extract()?;
         *self.model.lock().expect("no holder panics") = Some(model.unbind());
         Ok(Built { parameters, metric, numerics })
     }
@@ -190,8 +207,15 @@ impl Trainer {
     ) -> PyResult<Parameters> {
         let values = self.model(py)?.call_method1("initialize", (seed,))?;
         parameters.clear();
-        arrays::add_to(py, values.cast::<PyDict>()?, &mut parameters)?;
+        arrays::add_to(py, &dict_of(&values)?, &mut parameters)?;
         Ok(parameters)
+    }
+}
+
+/// A program may drop the iterator in the middle of its loop.
+impl Drop for Trainer {
+    fn drop(&mut self) {
+        self.shutdown.trigger();
     }
 }
 

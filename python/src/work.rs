@@ -58,12 +58,12 @@ impl Work {
         })
     }
 
-    /// Fails the work if it was not answered.
-    pub fn abandon(&self) {
-        if let Ok(Pending { reply, .. }) = self.take() {
-            let message = "a work was neither pushed nor failed".to_owned();
-            reply.send(Err(ModelError::Failed { message }));
-        }
+    /// Fails the work if it was not answered; returns whether it did.
+    pub fn abandon(&self) -> bool {
+        let Ok(Pending { reply, .. }) = self.take() else { return false };
+        let message = "a work was neither pushed nor failed".to_owned();
+        reply.send(Err(ModelError::Failed { message }));
+        true
     }
 
     fn take(&self) -> PyResult<Pending> {
@@ -76,14 +76,17 @@ impl Work {
 impl Work {
     /// Pushes the gradient of the *sum* of the records' losses.
     ///
-    /// `gradients` has one array per parameter, by name; `None` or a missing name counts as zero. Returns
-    /// whether it was still needed.
+    /// `gradients` has one array per parameter, by name; `None` or a missing name counts as zero.
     #[pyo3(signature = (gradients, *, loss_sum))]
-    fn push(&self, py: Python<'_>, gradients: &Bound<'_, PyDict>, loss_sum: f64) -> PyResult<bool> {
+    fn push(&self, py: Python<'_>, gradients: &Bound<'_, PyAny>, loss_sum: f64) -> PyResult<()> {
         check_process(py, self.process)?;
         let Pending { mut sum, reply } = self.take()?;
-        match arrays::add_to(py, gradients, &mut sum) {
-            Ok(()) => Ok(reply.send(Ok((loss_sum, sum)))),
+        let added = dict_of(gradients).and_then(|it| arrays::add_to(py, &it, &mut sum));
+        match added {
+            Ok(()) => {
+                reply.send(Ok((loss_sum, sum)));
+                Ok(())
+            }
             Err(error) => {
                 reply.send(Err(model_error(py, &error)));
                 Err(error)
@@ -100,6 +103,14 @@ impl Work {
     fn __repr__(&self) -> String {
         let key = self.key.get().0;
         format!("<Work: {} records, step {} of pass {}>", self.records, key.step, key.pass.0)
+    }
+}
+
+/// Returns a mapping as a dict.
+pub fn dict_of<'py>(mapping: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
+    match mapping.cast::<PyDict>() {
+        Ok(dict) => Ok(dict.clone()),
+        Err(_) => Ok(mapping.py().get_type::<PyDict>().call1((mapping,))?.cast_into()?),
     }
 }
 

@@ -6,6 +6,7 @@
 """
 
 from ._native import Key, Work
+from .client import Trainer
 from .errors import (
     BadJobFile,
     ConflictError,
@@ -20,7 +21,6 @@ from .errors import (
 from .job import Job
 from .model import Model
 from .run import LocalRun, Run, connect, local
-from .trainer import Trainer
 
 __all__ = [
     "BadJobFile",

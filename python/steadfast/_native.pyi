@@ -38,11 +38,11 @@ class Work:
     @property
     def records(self) -> int:
         """Number of records."""
-    def push(self, gradients: Mapping[str, Optional[Any]], *, loss_sum: float) -> bool:
+    def push(self, gradients: Mapping[str, Optional[Any]], *, loss_sum: float) -> None:
         """Pushes the gradient of the *sum* of the records' losses.
 
         ``gradients`` has one array per parameter, by name; ``None`` or a missing name counts as zero.
-        Returns whether it was still needed.
+        A gradient that the job does not need any more has no effect.
 
         Raises:
             ValueError: A name is unknown, or an array has another shape than its parameter.
@@ -62,6 +62,7 @@ class Trainer:
     def __iter__(self) -> Iterator[Work]: ...
     def __next__(self) -> Work: ...
     def leave(self) -> None: ...
+    def close(self) -> None: ...
 
 def job_file(json: str) -> str:
     """Returns the job file (TOML) with these keys (JSON). Raises BadJobFile."""

@@ -26,8 +26,13 @@ def build(spec: Mapping[str, Any], features: int) -> Model:
     function = _function(entry)
 
     def rebuild(seed: int) -> Model:
+        known = "torch" in sys.modules
         seed_all(seed)
-        return function(SimpleNamespace(**{"options": {}, **spec, "features": features}))
+        model = function(SimpleNamespace(**{"options": {}, **spec, "features": features}))
+        if not known and "torch" in sys.modules:
+            # The function has imported PyTorch itself, whose random state was not seeded before.
+            return rebuild(seed)
+        return model
 
     # What is drawn here and not trained must be the same in every trainer.
     model = rebuild(0)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Mapping, Optional, Sequence, Tuple
 
 
 class SteadfastError(Exception):
     """An error of Steadfast. Raised itself only for internal errors; the log of the process has more."""
 
+    exit_code = 1
+    """Exit code of a process that ends with this error, as in docs/configuration.md."""
+
 
 class InvalidError(SteadfastError, ValueError):
     """The input is invalid: a job file, a setting, a model. A retry without changes fails again."""
+
+    exit_code = 2
 
 
 class BadJobFile(InvalidError):
@@ -19,6 +24,9 @@ class BadJobFile(InvalidError):
     def __init__(self, errors: Sequence[str]) -> None:
         super().__init__("\n".join(errors))
         self.errors = list(errors)
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return type(self), (self.errors,)
 
 
 class JobFailed(SteadfastError):
@@ -29,21 +37,32 @@ class JobFailed(SteadfastError):
         self.reason = reason
         self.summary = dict(summary or {})
 
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return type(self), (self.reason, self.summary)
+
 
 class UnavailableError(SteadfastError, ConnectionError):
     """etcd, the master or a store does not answer; retry."""
+
+    exit_code = 6
 
 
 class DeniedError(SteadfastError, PermissionError):
     """The caller lacks permission, or this machine computes other bits than the rest of the job."""
 
+    exit_code = 8
+
 
 class NotFoundError(SteadfastError, LookupError):
     """What was asked for does not exist."""
 
+    exit_code = 3
+
 
 class ConflictError(SteadfastError):
     """Something else exists in its place, such as a job of the same name with another job file."""
+
+    exit_code = 4
 
 
 class ForkedError(SteadfastError, RuntimeError):

@@ -86,9 +86,14 @@ class Job:
             "evaluation": evaluation,
             "checkpoint": checkpoint,
         }
-        self._text: str = _native.job_file(json.dumps(_plain(given, "")))
+        self._set(name, given, pathlib.Path.cwd())
+
+    def _set(self, name: str, keys: Mapping[str, Any], directory: pathlib.Path) -> None:
+        self._text: str = _native.job_file(_json(keys))
         self.name = name
         """The name of the job."""
+        self.directory = directory
+        """Where trainers look up the module of the model first."""
 
     @classmethod
     def from_file(cls, path: Union[str, "os.PathLike[str]"]) -> "Job":
@@ -98,7 +103,7 @@ class Job:
             BadJobFile: The file is invalid.
             OSError: The file cannot be read.
         """
-        file = pathlib.Path(path).resolve()
+        file = pathlib.Path(os.path.abspath(path))
         keys: Dict[str, Any] = json.loads(_native.toml_to_json(file.read_text("utf-8")))
         source = keys.get("dataset", {}).get("source")
         if isinstance(source, list):
@@ -106,8 +111,7 @@ class Job:
         if "model" in keys:
             keys["model"] = _with_absolute(keys["model"], "script", file.parent)
         job = cls.__new__(cls)
-        job._text = _native.job_file(json.dumps(_plain(keys, "")))
-        job.name = keys["name"]
+        job._set(keys.get("name", ""), keys, file.parent)
         return job
 
     def to_toml(self) -> str:
@@ -122,6 +126,14 @@ class Job:
 
     def __hash__(self) -> int:
         return hash(self._text)
+
+
+def _json(keys: Mapping[str, Any]) -> str:
+    plain = _plain(keys, "")
+    try:
+        return json.dumps(plain, allow_nan=False)
+    except ValueError:
+        raise BadJobFile(["a number is not finite"]) from None
 
 
 def _with_absolute(
@@ -159,8 +171,11 @@ def _plain(value: Any, path: str) -> Any:
         return f"{round(value.total_seconds() * 1000)}ms"
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if hasattr(value, "tolist"):
+        # NumPy arrays and scalars, pandas indexes.
+        value = value.tolist()
+        if value is None or isinstance(value, (str, bool, int, float)):
+            return value
     if isinstance(value, (list, tuple)):
         return [_plain(it, f"{path}[{index}]") for index, it in enumerate(value)]
-    if hasattr(value, "item"):
-        return value.item()
     raise BadJobFile([f"`{path}` has the type {type(value).__name__}, which a job file cannot express"])

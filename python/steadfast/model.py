@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import abc
 import hashlib
+import json
 import platform
-from typing import Any, Callable, Collection, Mapping, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Collection, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
-__all__ = ["Batch", "Model"]
+if TYPE_CHECKING:
+    from ._native import Key
+
+__all__ = ["Batch", "Model", "identity"]
 
 Batch = Mapping[str, Any]
 """Columns by name: ``features`` (records x features, float32) and ``label`` (float32)."""
@@ -46,8 +50,8 @@ class Model(abc.ABC):
 
     @abc.abstractmethod
     def gradient(
-        self, parameters: Mapping[str, np.ndarray], batch: Batch, key: Any
-    ) -> Tuple[float, Mapping[str, Optional[np.ndarray]]]:
+        self, parameters: Mapping[str, np.ndarray], batch: Batch, key: "Key"
+    ) -> Tuple[float, Mapping[str, Optional[Any]]]:
         """Returns the *sum* of the records' losses, and its gradient by name (``None`` for zero)."""
 
     @abc.abstractmethod
@@ -60,6 +64,17 @@ class Model(abc.ABC):
         The default hashes a fixed NumPy computation. A model of another library adds to it.
         """
         return f"numpy {np.__version__} {_numpy_digest()[:16]} on {platform.machine()}"
+
+
+def identity(model: Model) -> str:
+    """Returns a text that is the same in all trainers that compute the same bits with the same parameters."""
+    averaged = set(model.averaged())
+    described = [
+        (name, [int(side) for side in shape], name in averaged)
+        for name, shape in model.parameters().items()
+    ]
+    digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
+    return f"{model.numerics()}; parameters {digest[:16]}"
 
 
 def _numpy_digest() -> str:

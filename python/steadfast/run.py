@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import json
 import os
 import pathlib
@@ -35,6 +36,9 @@ __all__ = ["LocalRun", "Run", "connect", "local"]
 _POLL_EVERY = 0.5
 """Seconds between two looks at a job."""
 
+_POLL_RARELY = 2.0
+"""The same, for its history alone."""
+
 _ERRORS = {
     2: InvalidError,
     3: NotFoundError,
@@ -52,7 +56,7 @@ def local(
     job: Job,
     *,
     trainers: int = 2,
-    pservers: int = 2,
+    pservers: Optional[int] = None,
     masters: int = 1,
     data_dir: Union[str, "os.PathLike[str]", None] = None,
     lease_ttl: str = "5s",
@@ -60,38 +64,45 @@ def local(
 ) -> "LocalRun":
     """Starts a job on this machine: etcd, masters, parameter servers and trainers.
 
-    Trainers of a model in Python use the interpreter of this program, and look modules up in the current
-    directory first. A data directory that has a job is resumed from its latest checkpoint.
+    Trainers of a model in Python use the interpreter of this program, and look modules up in the directory
+    of the job file, or in the current directory. A data directory that has a job is resumed from its latest checkpoint.
 
     Args:
         trainers: Number of trainers. It does not change the result of a synchronous job.
-        pservers: Number of parameter servers, and of slots.
+        pservers: Number of parameter servers, and of slots; by default as many as a resumed job has, or 2.
         masters: Number of masters: one acts, the others are standbys.
         data_dir: Directory for checkpoints, logs and the model; ``steadfast-data/<name>`` by default.
         lease_ttl: A process that hangs for longer is replaced.
         progress: Whether to show the progress, on the terminal or in the notebook.
 
+    Returns at once: what keeps the job from starting is raised by :meth:`LocalRun.wait`.
+
     Raises:
-        SteadfastError: The processes could not be started, see the subclasses.
+        NotFoundError: The program ``steadfast`` is missing.
     """
+    shown = Progress.of(job.name) if progress else None
     directory = pathlib.Path(data_dir or pathlib.Path("steadfast-data", job.name)).resolve()
     directory.mkdir(parents=True, exist_ok=True)
-    file = directory / "job.toml"
-    file.write_text(job.to_toml(), "utf-8")
+    text = job.to_toml()
+    # A job that runs here already keeps its own file.
+    file = directory / f"job-{hashlib.sha256(text.encode()).hexdigest()[:16]}.toml"
+    file.write_text(text, "utf-8")
     command = [_program(), "local", str(file), "--data-dir", str(directory), "--output", "json"]
-    command += ["--trainers", str(trainers), "--pservers", str(pservers), "--masters", str(masters)]
+    command += ["--trainers", str(trainers), "--masters", str(masters)]
+    if pservers is not None:
+        command += ["--pservers", str(pservers)]
     command += ["--lease-ttl", lease_ttl, "--python", sys.executable]
-    path = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(job.directory), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**_environment(), "PYTHONPATH": path},
         # A Ctrl-C of the terminal reaches this program alone, which decides what it means.
         start_new_session=True,
     )
-    return LocalRun(job.name, directory, process, Progress.of(job.name) if progress else None)
+    return LocalRun(job.name, directory, process, shown)
 
 
 def connect(
@@ -117,10 +128,13 @@ def connect(
 class Run:
     """A job. See :func:`local` and :func:`connect`."""
 
-    def __init__(self, name: str, where: Sequence[str]) -> None:
+    def __init__(
+        self, name: str, where: Sequence[str], environment: Optional[Mapping[str, str]] = None
+    ) -> None:
         self.name = name
         """The name of the job."""
         self._where = list(where)
+        self._environment = environment
         self._points: Dict[int, Mapping[str, Any]] = {}
         self._lock = threading.Lock()
 
@@ -132,12 +146,13 @@ class Run:
         Raises:
             SteadfastError: The job or its etcd was not found, see the subclasses.
         """
-        status: Dict[str, Any] = json.loads(_run(["status", *self._where, "--output", "json"]))
+        status: Dict[str, Any] = json.loads(self._call("status", "--output", "json"))
         self._keep(status)
         return status
 
     def curves(self) -> Dict[str, List[Optional[float]]]:
-        """Returns the history of the job as columns of one length, as ``pandas.DataFrame`` takes them:
+        """Returns the history of the job, as far as it was seen, as columns of one length, which
+        ``pandas.DataFrame`` takes:
         ``seconds`` since the first point, ``step``, ``examples``, ``loss`` and ``metric`` (``None`` where
         there was none yet)."""
         try:
@@ -190,7 +205,7 @@ class Run:
             raise InvalidError(f'`framework` is "{framework}"; use "numpy" or "torch"')
         with tempfile.TemporaryDirectory() as directory:
             file = os.path.join(directory, "model.safetensors")
-            _run(["checkpoint", "export", *self._where, "--to", file])
+            self._call("checkpoint", "export", "--to", file)
             arrays: Dict[str, Any] = _native.read_tensors(file)
         if framework == "numpy":
             return arrays
@@ -219,6 +234,16 @@ class Run:
                 raise TimeoutError(f"job {self.name} has not ended after {timeout} s")
             time.sleep(_POLL_EVERY)
 
+    def _call(self, *args: str) -> str:
+        command = [_program(), *args, *self._where]
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, env=self._environment
+        )
+        if done.returncode != 0:
+            message = _errors_of(done.stderr.decode("utf-8", "replace"))
+            raise _ERRORS.get(done.returncode, SteadfastError)(message)
+        return done.stdout.decode("utf-8")
+
     def _keep(self, status: Mapping[str, Any]) -> None:
         with self._lock:
             for point in status.get("points", []):
@@ -238,7 +263,7 @@ class LocalRun(Run):
         process: "subprocess.Popen[bytes]",
         progress: Optional[Progress],
     ) -> None:
-        super().__init__(name, ["--data-dir", str(directory)])
+        super().__init__(name, ["--data-dir", str(directory), "--job", name], _environment())
         self.data_dir = directory
         """Checkpoints, logs and the model."""
         self._process = process
@@ -308,12 +333,12 @@ class LocalRun(Run):
         log = self.data_dir / "logs" / f"{role}-{number}.log"
         for process in _children(self._process.pid):
             try:
-                is_it = os.path.samefile(f"/proc/{process}/fd/1", log)
+                if os.path.samefile(f"/proc/{process}/fd/1", log):
+                    os.kill(process, signal.SIGKILL)
+                    return process
             except OSError:
+                # It has ended meanwhile.
                 continue
-            if is_it:
-                os.kill(process, signal.SIGKILL)
-                return process
         raise NotFoundError(f"job {self.name} has no process {role}-{number} at the moment")
 
     def __enter__(self) -> "LocalRun":
@@ -327,13 +352,23 @@ class LocalRun(Run):
         output = self._output["stdout"].strip()
         summary: Dict[str, Any] = json.loads(output) if output else {}
         if code in _FINISHED:
+            # The master's own history ends with it.
+            last = {"unix_ms": int(time.time() * 1000), "version": summary["steps"]}
+            more = {name: summary[name] for name in ("examples", "loss", "metric")}
+            self._keep({"points": [{**last, **more}]} if not self._is_kept(summary["steps"]) else {})
             return summary
         reason = summary.get("reason") or _errors_of(self._output["stderr"])
-        if code == 1:
+        if summary.get("state") == "failed":
             raise JobFailed(reason, summary)
         if summary.get("state") == "drained" or code == 130:
             raise SteadfastError(f"job {self.name} was stopped; the same call resumes it")
-        raise _ERRORS.get(code, SteadfastError)(reason or f"exit code {code}")
+        if code < 0:
+            reason = f"`steadfast local` was ended by {signal.Signals(-code).name}"
+        raise _ERRORS.get(code, SteadfastError)(f"{reason} (logs: {self.data_dir / 'logs'})")
+
+    def _is_kept(self, step: int) -> bool:
+        with self._lock:
+            return any(point["version"] == step for point in self._points.values())
 
     def _read(self, name: str) -> None:
         stream = getattr(self._process, name)
@@ -349,7 +384,7 @@ class LocalRun(Run):
             if status is not None and status["master"] and self._progress is not None:
                 self._progress.show(status)
             try:
-                self._process.wait(_POLL_EVERY)
+                self._process.wait(_POLL_EVERY if self._progress is not None else _POLL_RARELY)
             except subprocess.TimeoutExpired:
                 pass
         if self._progress is not None:
@@ -373,12 +408,11 @@ def _program() -> str:
     return found
 
 
-def _run(args: Sequence[str]) -> str:
-    done = subprocess.run([_program(), *args], stdin=subprocess.DEVNULL, capture_output=True)
-    if done.returncode != 0:
-        message = _errors_of(done.stderr.decode("utf-8", "replace"))
-        raise _ERRORS.get(done.returncode, SteadfastError)(message)
-    return done.stdout.decode("utf-8")
+def _environment() -> Dict[str, str]:
+    """Returns the environment without settings of another job or etcd."""
+    kept = ("STEADFAST_LOG", "STEADFAST_LOG_FORMAT", "STEADFAST_OTLP_ENDPOINT", "STEADFAST_DRAIN_TIMEOUT")
+    own = os.environ.items()
+    return {name: it for name, it in own if name in kept or not name.startswith("STEADFAST_")}
 
 
 def _errors_of(stderr: str) -> str:
@@ -391,5 +425,9 @@ def _errors_of(stderr: str) -> str:
 def _children(parent: int) -> List[int]:
     found = []
     for task in pathlib.Path(f"/proc/{parent}/task").glob("*/children"):
-        found += [int(child) for child in task.read_text().split()]
+        try:
+            found += [int(child) for child in task.read_text().split()]
+        except OSError:
+            # The thread has ended meanwhile.
+            continue
     return found

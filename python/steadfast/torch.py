@@ -17,6 +17,9 @@ from .randomness import seed_all
 
 __all__ = ["Model", "accuracy"]
 
+_EVALUATED = 1024
+"""Records that are evaluated at a time."""
+
 
 def accuracy(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
     """Returns 1 for each record whose largest output is that of its label, else 0."""
@@ -60,6 +63,15 @@ class Model(_Model):
             raise InvalidError(f'`buffers` is "{buffers}"; use "mean" or "constant"')
         if metrics is not None and len(metrics) != 1:
             raise InvalidError("`metrics` takes one metric by name")
+        if reduction == "mean" and isinstance(loss, torch.nn.Module):
+            if getattr(loss, "weight", None) is not None or getattr(loss, "ignore_index", -100) != -100:
+                raise InvalidError(
+                    "the mean of a loss with class weights or `ignore_index` is not the mean over the "
+                    'records; use `reduction="sum"` in the loss and here'
+                )
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            if tensor.device.type != "cpu":
+                raise InvalidError(f"`{name}` is on {tensor.device}; modules compute on the CPU")
         _deterministic(threads)
         self.module = module
         self._loss = loss
@@ -67,24 +79,33 @@ class Model(_Model):
         self._label = label
         self.metric_name, self._metric = next(iter((metrics or {"loss": None}).items()))
         self._trained = _trained(module)
-        kept = _buffers(module)
+        owners = _buffers(module)
+        kept = [name for name in owners if name in module.state_dict(keep_vars=True)]
         if kept and buffers is None:
-            name = next(iter(kept))
             raise InvalidError(
-                f"the buffer `{name}` is part of the module's state but no parameter, so its changes would "
-                'be lost; pass `buffers="mean"` to average it over the records, or `buffers="constant"` if '
-                "training does not change it"
+                f"the buffer `{kept[0]}` is part of the module's state but no parameter, so its changes "
+                'would be lost; pass `buffers="mean"` to average it over the records, or '
+                '`buffers="constant"` if training does not change it'
             )
-        self._averaged = kept if buffers == "mean" else {}
-        self._constant = kept if buffers == "constant" else {}
-        # Copies: training makes the parameters views of other arrays, and changes the buffers.
-        self._initial = self._values()
+        self._owners = owners
+        self._averaged = kept if buffers == "mean" else []
+        self._constant = kept if buffers == "constant" else []
+        # A module may replace its buffers, so they are looked up by name each time.
+        self._as_built = {name: self._buffer(name).detach().clone() for name in owners}
+        for name in self._averaged:
+            _check_averaged(name, self._as_built[name])
+        self._initial = {
+            name: it.detach().to(torch.float32, copy=True).numpy()
+            for name, it in self._state().items()
+        }
+        # Layers that the user has set to evaluation mode stay so.
+        self._modes = {layer: layer.training for layer in module.modules()}
 
     def parameters(self) -> Dict[str, List[int]]:
-        return {name: list(it.shape) for name, it in {**self._trained, **self._averaged}.items()}
+        return {name: list(it.shape) for name, it in self._state().items()}
 
     def averaged(self) -> Collection[str]:
-        return self._averaged.keys()
+        return self._averaged
 
     def initialize(self, seed: int) -> Dict[str, np.ndarray]:
         fresh = self.rebuild(seed) if self.rebuild else None
@@ -95,60 +116,110 @@ class Model(_Model):
     ) -> Tuple[float, Dict[str, Optional[np.ndarray]]]:
         self._load(parameters)
         seed_all(key.seed)
-        self.module.train()
+        for layer, training in self._modes.items():
+            layer.training = training
         for parameter in self._trained.values():
             parameter.grad = None
         features, label = self._tensors(batch)
-        before = {name: buffer.clone() for name, buffer in self._constant.items()}
-        loss = self._sum(self._loss(self.module(features), label), len(label))
+        output = self.module(features)
+        loss = self._sum(self._loss(output, label), len(label), output, label)
         loss.backward()
         gradients = {
             name: None if parameter.grad is None else parameter.grad.numpy()
             for name, parameter in self._trained.items()
         }
-        for name, buffer in self._averaged.items():
-            gradients[name] = (buffer.numpy() - parameters[name]) * np.float32(len(label))
-        for name, buffer in self._constant.items():
-            if not torch.equal(before[name], buffer):
-                raise InvalidError(
-                    f'training changes the buffer `{name}`; pass `buffers="mean"`, not "constant"'
-                )
+        for name in self._averaged:
+            after = self._buffer(name).detach().to(torch.float32).numpy()
+            gradients[name] = (after - parameters[name]) * np.float32(len(label))
+        self._check_constant()
         return loss.item(), gradients
 
     def evaluate(self, parameters: Mapping[str, np.ndarray], batch: Batch) -> Tuple[float, float]:
         self._load(parameters)
+        seed_all(0)
         self.module.eval()
+        features, label = self._tensors(batch)
+        loss_sum = metric_sum = 0.0
         with torch.no_grad():
-            features, label = self._tensors(batch)
-            output = self.module(features)
-            loss_sum = self._sum(self._loss(output, label), len(label)).item()
-            if self._metric is None:
-                return loss_sum, loss_sum
-            return loss_sum, self._metric(output, label).sum().item()
+            # A task may have many more records than a micro-batch.
+            for start in range(0, len(label), _EVALUATED):
+                part = slice(start, start + _EVALUATED)
+                output = self.module(features[part])
+                loss = self._loss(output, label[part])
+                loss_sum += self._sum(loss, len(label[part]), output, label[part]).item()
+                if self._metric is not None:
+                    metric_sum += self._metric_sum(self._metric(output, label[part]), len(label[part]))
+        self._check_constant()
+        return loss_sum, loss_sum if self._metric is None else metric_sum
 
     def numerics(self) -> str:
-        return f"torch {torch.__version__} {_digest()[:16]} with {torch.get_num_threads()} threads"
+        """Covers also what does not travel: frozen parameters and buffers."""
+        digest = hashlib.sha256()
+        for name, tensor in [*self.module.named_parameters(), *self._as_built.items()]:
+            if name not in self._trained and name not in self._averaged:
+                digest.update(name.encode())
+                digest.update(tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return (
+            f"torch {torch.__version__} {_digest()[:16]} with {torch.get_num_threads()} threads, "
+            f"fixed tensors {digest.hexdigest()[:16]}"
+        )
+
+    def _state(self) -> Dict[str, torch.Tensor]:
+        """Returns what travels: trained parameters and averaged buffers."""
+        return {**self._trained, **{name: self._buffer(name) for name in self._averaged}}
+
+    def _buffer(self, name: str) -> torch.Tensor:
+        owner, key = self._owners[name]
+        found = owner._buffers[key]
+        assert found is not None
+        return found
+
+    def _check_constant(self) -> None:
+        for name in self._constant:
+            if not torch.equal(self._as_built[name], self._buffer(name)):
+                raise InvalidError(
+                    f'the computation changes the buffer `{name}`; pass `buffers="mean"`, not "constant"'
+                )
+
+    @staticmethod
+    def _metric_sum(values: torch.Tensor, records: int) -> float:
+        if values.shape[:1] != (records,):
+            raise InvalidError(
+                f"the metric has the shape {list(values.shape)}; return one value for each record"
+            )
+        return values.sum().item()
 
     def _load(self, parameters: Mapping[str, np.ndarray]) -> None:
-        """Makes the module's parameters views of the arrays, and its buffers copies."""
+        """Copies the arrays into the module: its code may change parameters and buffers in place."""
         with warnings.catch_warnings():
             # The arrays are read-only, and nothing here writes to them.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             for name, parameter in self._trained.items():
-                parameter.data = torch.from_numpy(parameters[name])
-            for name, buffer in self._averaged.items():
-                buffer.copy_(torch.from_numpy(parameters[name]))
-
-    def _values(self) -> Dict[str, np.ndarray]:
-        """Returns copies of the parameters and the averaged buffers, in float32."""
-        state = {**self._trained, **self._averaged}
-        return {name: it.detach().to(torch.float32, copy=True).numpy() for name, it in state.items()}
+                parameter.data.copy_(torch.from_numpy(parameters[name]))
+            for name, (owner, key) in self._owners.items():
+                if name in self._averaged:
+                    given = torch.from_numpy(parameters[name])
+                    owner._buffers[key] = given.to(self._as_built[name].dtype, copy=True)
+                elif name not in self._constant:
+                    owner._buffers[key] = self._as_built[name].clone()
 
     def _tensors(self, batch: Batch) -> Tuple[torch.Tensor, torch.Tensor]:
         label = torch.from_numpy(batch["label"])
         return torch.from_numpy(batch["features"]), label.to(self._label)
 
-    def _sum(self, loss: torch.Tensor, records: int) -> torch.Tensor:
+    def _sum(
+        self, loss: torch.Tensor, records: int, output: torch.Tensor, label: torch.Tensor
+    ) -> torch.Tensor:
+        is_broadcast = (
+            isinstance(output, torch.Tensor)
+            and output.numel() == label.numel()
+            and output.shape != label.shape
+        )
+        if is_broadcast and label.is_floating_point():
+            raise InvalidError(
+                f"the output has the shape {list(output.shape)}, the labels {list(label.shape)}: the loss "
+                "would compare each with each; add `torch.nn.Flatten(0)`"
+            )
         if loss.dim() != 0:
             raise InvalidError(
                 f"the loss has the shape {list(loss.shape)}; return one number, the mean or the sum"
@@ -171,10 +242,26 @@ def _trained(module: torch.nn.Module) -> Dict[str, torch.nn.Parameter]:
     return trained
 
 
-def _buffers(module: torch.nn.Module) -> Dict[str, torch.Tensor]:
-    """Returns the buffers that are part of the module's state, by name."""
-    state = module.state_dict(keep_vars=True)
-    return {name: buffer for name, buffer in module.named_buffers() if name in state}
+def _buffers(module: torch.nn.Module) -> Dict[str, Tuple[torch.nn.Module, str]]:
+    """Returns the layer of each buffer, and its name there, by full name."""
+    found = {}
+    known = {name for name, _ in module.named_buffers()}
+    for prefix, layer in module.named_modules():
+        for key in layer._buffers:
+            name = f"{prefix}.{key}".lstrip(".")
+            if name in known:
+                found[name] = (layer, key)
+    return found
+
+
+def _check_averaged(name: str, buffer: torch.Tensor) -> None:
+    is_counter = buffer.dim() == 0 and not buffer.is_floating_point() and not buffer.is_complex()
+    is_float = buffer.dtype == torch.float32 and bool(torch.isfinite(buffer).all())
+    if not (is_counter or is_float):
+        raise InvalidError(
+            f"the buffer `{name}` ({buffer.dtype}) cannot be averaged: only finite float32 buffers and "
+            "counters can; register it with `persistent=False` if it never changes"
+        )
 
 
 def _deterministic(threads: int) -> None:

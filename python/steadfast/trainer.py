@@ -1,107 +1,65 @@
-"""A trainer in this process: a loop of your own, or ``python -m steadfast.trainer`` for Steadfast's."""
+"""The program of a trainer: ``python -m steadfast.trainer``.
+
+It computes with the model that the job file names (``model.entry``), or runs a program with a training loop
+of its own (``--script FILE``). Other arguments are those of ``steadfast-trainer``.
+"""
 
 from __future__ import annotations
 
-import logging
+import os
+import runpy
 import signal
 import sys
 import threading
 import traceback
-from typing import Any, Callable, Iterator, Mapping, Optional, Sequence
+from typing import Callable, Sequence
 
-from . import _native
-from .entry import build
-from .errors import SteadfastError
-from .model import Model
+from .client import Trainer
+from .errors import InvalidError, SteadfastError
 
-__all__ = ["Trainer", "main"]
-
-
-class Trainer:
-    """Takes part in a job, and yields the gradients to compute.
-
-    ::
-
-        with steadfast.Trainer() as trainer:
-            for work in trainer:
-                loss_sum, gradients = my_gradient(work.parameters, work.batch, work.key)
-                work.push(gradients, loss_sum=loss_sum)
-
-    In a synchronous job a work is one lane's micro-batch of a step, in an asynchronous one a mini-batch of
-    a task. What happens to the job (a process is lost, a lane moves, the job is rolled back) is dealt with
-    inside: a push that the job does not need any more has no effect.
-
-    Logs go to the logger ``steadfast`` if it or the root logger has a handler, else to stderr, in the format
-    of the other processes.
-
-    Args:
-        args: Command-line arguments as for ``steadfast-trainer``, such as ``["--job", "digits"]``. They
-            override the ``STEADFAST_...`` variables, which ``steadfast local`` sets for its trainers.
-        model: Describes the parameters, sets their initial values, and evaluates. By default
-            ``model.entry`` of the job file names the function that builds it.
-
-    Raises:
-        InvalidError: A setting is invalid.
-    """
-
-    def __init__(
-        self, args: Sequence[str] = (), *, model: Optional[Model] = None
-    ) -> None:
-        self.model: Optional[Model] = model
-        """The model; ``None`` until the trainer has read the job."""
-        # Without handlers, Python would show warnings only.
-        emit = _emit if logging.getLogger("steadfast").hasHandlers() else None
-        self._trainer = _native.Trainer(list(args), self._build, emit)
-
-    def _build(self, spec: Mapping[str, Any], features: int) -> Model:
-        if self.model is None:
-            self.model = build(spec, features)
-        return self.model
-
-    def __iter__(self) -> Iterator[_native.Work]:
-        return self._trainer
-
-    def __enter__(self) -> "Trainer":
-        return self
-
-    def __exit__(self, kind: Optional[type], *_: object) -> None:
-        self.leave()
-        try:
-            for work in self._trainer:
-                work.fail("the program has left its loop")
-        except SteadfastError:
-            # The exception that ended the loop says more.
-            if kind is None:
-                raise
-
-    def leave(self) -> None:
-        """Leaves the job once the work in progress is pushed; the loop ends."""
-        self._trainer.leave()
+__all__ = ["main"]
 
 
 def main(args: Sequence[str]) -> int:
-    """Runs a trainer with the model that the job file names, and returns the exit code."""
+    """Runs a trainer, and returns the exit code of its process."""
     try:
-        trainer = Trainer(args)
-        _leave_on_signals(trainer.leave)
-        for work in trainer:
-            try:
-                loss_sum, gradients = trainer.model.gradient(work.parameters, work.batch, work.key)
-                work.push(gradients, loss_sum=float(loss_sum))
-            except Exception:
-                _fail(work, traceback.format_exc())
+        if args[:1] == ["--script"]:
+            _run_script(args[1], args[2:])
+        else:
+            _compute(args)
     except SteadfastError as error:
-        for line in str(error).splitlines():
-            print(f"steadfast-trainer: error: {line}", file=sys.stderr)
-        return 2
+        return _report(str(error), error.exit_code)
+    except Exception:
+        return _report(traceback.format_exc(), InvalidError.exit_code)
     return 0
 
 
-def _emit(logger: str, level: int, message: str) -> None:
-    logging.getLogger(logger).log(level, "%s", message)
+def _compute(args: Sequence[str]) -> None:
+    with Trainer(args) as trainer:
+        _leave_on_signals(trainer.leave)
+        for work in trainer:
+            try:
+                loss_sum, gradients = trainer.model.gradient(
+                    work.parameters, work.batch, work.key
+                )
+                work.push(gradients, loss_sum=float(loss_sum))
+            except Exception:
+                _fail(work, traceback.format_exc())
 
 
-def _fail(work: _native.Work, reason: str) -> None:
+def _run_script(path: str, args: Sequence[str]) -> None:
+    sys.argv = [path, *args]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    runpy.run_path(path, run_name="__main__")
+
+
+def _report(message: str, code: int) -> int:
+    for line in message.rstrip().splitlines():
+        print(f"steadfast-trainer: error: {line}", file=sys.stderr)
+    return code
+
+
+def _fail(work, reason: str) -> None:  # type: ignore[no-untyped-def]
     try:
         work.fail(reason.rstrip())
     except RuntimeError:
@@ -123,4 +81,6 @@ def _leave_on_signals(leave: Callable[[], None]) -> None:
 
 
 if __name__ == "__main__":
+    # `-m` puts the current directory first; the directory of the job file, which PYTHONPATH has, comes before.
+    sys.path.append(sys.path.pop(0))
     sys.exit(main(sys.argv[1:]))

@@ -133,6 +133,24 @@ logging.info("the second is done")
 """
 
 
+def test_a_trainer_that_is_dropped_in_its_loop_leaves_the_job(tmp_path):
+    log = run_script(tmp_path, DROPPED)
+    assert "the second is done" in log, log
+
+
+DROPPED = """
+def first():
+    for work in steadfast.Trainer(model=Zero()):
+        return
+
+first()
+with steadfast.Trainer(model=Zero()) as trainer:
+    for work in trainer:
+        work.push({}, loss_sum=0.0)
+print("the second is done")
+"""
+
+
 def test_a_log_is_as_that_of_other_processes_without_handlers(tmp_path):
     log = run_script(tmp_path, "with steadfast.Trainer(model=Zero()) as trainer:\n    for work in trainer:\n        work.push({}, loss_sum=0.0)\n")
     assert " info  trainer script " in log, log

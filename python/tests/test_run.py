@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -96,6 +97,61 @@ def test_an_exception_in_a_model_reaches_the_caller_with_its_traceback(tmp_path,
     with pytest.raises(steadfast.InvalidError) as caught:
         steadfast.local(job, data_dir=tmp_path / "data", progress=False).wait(120)
     assert "undefined_name" in str(caught.value)
+
+
+def test_an_exception_in_a_loop_reaches_the_caller_with_its_traceback(tmp_path):
+    program = tmp_path / "loop.py"
+    program.write_text("def start():\n    raise KeyError('my key')\n\nstart()\n")
+    job = softmax("loop", model=dict(kind="python", script=program))
+    with pytest.raises(steadfast.InvalidError, match="my key") as caught:
+        steadfast.local(job, data_dir=tmp_path / "data", progress=False).wait(120)
+    assert "in start" in str(caught.value)
+
+
+def test_an_evaluation_that_is_not_finite_leaves_the_job_readable(tmp_path, monkeypatch):
+    (tmp_path / "infinite.py").write_text(INFINITE)
+    monkeypatch.chdir(tmp_path)
+    dataset = {**DIGITS, "source": EXAMPLES.parent / "data" / "digits.parquet"}
+    job = softmax("infinite", dataset=dataset, model=dict(kind="python", entry="infinite:build"))
+    with steadfast.local(job, data_dir=tmp_path / "data", progress=False) as run:
+        summary = run.wait(120)
+    assert summary["state"] == "finished"
+    assert run.status()["job"] == "infinite"
+
+
+INFINITE = """
+import steadfast
+
+class Infinite(steadfast.Model):
+    def parameters(self):
+        return {"weight": (3,)}
+
+    def initialize(self, seed):
+        return {}
+
+    def gradient(self, parameters, batch, key):
+        return 1.0, {"weight": parameters["weight"]}
+
+    def evaluate(self, parameters, batch):
+        return float("inf"), float("nan")
+
+def build(spec):
+    return Infinite()
+"""
+
+
+def test_values_of_numpy_and_mappings_are_taken():
+    dataset = dict(DIGITS, features=np.array(["pixel_1", "pixel_2"]))
+    job = softmax("numpy", dataset=dataset, learning_rate=dict(base=np.float32(0.5)))
+    assert 'features = ["pixel_1", "pixel_2"]' in job.to_toml()
+    with pytest.raises(steadfast.BadJobFile, match="not finite"):
+        softmax("nan", learning_rate=dict(base=float("nan")))
+
+
+def test_errors_survive_pickling():
+    error = pickle.loads(pickle.dumps(steadfast.BadJobFile(["one", "two"])))
+    assert error.errors == ["one", "two"]
+    assert pickle.loads(pickle.dumps(steadfast.JobFailed("why", {"steps": 3}))).summary == {"steps": 3}
 
 
 def test_a_stopped_job_is_resumed_by_the_same_call(tmp_path):

@@ -71,7 +71,7 @@ def test_buffers_are_not_lost_silently():
     with pytest.raises(steadfast.InvalidError, match='use "mean" or "constant"'):
         st.Model(normalized(), LOSS, buffers="sum")
     constant = st.Model(normalized(), LOSS, buffers="constant")
-    with pytest.raises(steadfast.InvalidError, match="training changes the buffer"):
+    with pytest.raises(steadfast.InvalidError, match="changes the buffer `1.running_mean`"):
         constant.gradient(read_only(constant), batch(4), KEY)
 
 
@@ -91,6 +91,103 @@ def test_the_mean_of_the_changes_of_buffers_is_what_batchnorm_computes():
     # Evaluation uses the averages, and does not change them.
     before = model.evaluate(parameters, batch(4))
     assert model.evaluate(parameters, batch(4)) == before
+
+
+class Rebinding(torch.nn.Module):
+    """Replaces its buffers instead of changing them."""
+
+    def __init__(self, persistent):
+        super().__init__()
+        self.layer = torch.nn.Linear(6, 2)
+        self.register_buffer("seen", torch.zeros(6), persistent=persistent)
+
+    def forward(self, features):
+        self.seen = self.seen + features.detach().mean(dim=0)
+        return self.layer(features + self.seen)
+
+
+def test_a_buffer_that_the_module_replaces_is_followed():
+    model = st.Model(Rebinding(persistent=True), LOSS, buffers="mean")
+    parameters, records = read_only(model), batch(4)
+    first = model.gradient(parameters, records, KEY)
+    assert np.allclose(first[1]["seen"], records["features"].sum(axis=0), atol=1e-5)
+    again = model.gradient(parameters, records, KEY)
+    assert first[0] == again[0] and (first[1]["seen"] == again[1]["seen"]).all()
+    constant = st.Model(Rebinding(persistent=True), LOSS, buffers="constant")
+    with pytest.raises(steadfast.InvalidError, match="changes the buffer `seen`"):
+        constant.gradient(read_only(constant), records, KEY)
+    # A buffer outside of the state has its first value in each computation.
+    outside = st.Model(Rebinding(persistent=False), LOSS)
+    parameters = read_only(outside)
+    loss_sum, _ = outside.gradient(parameters, records, KEY)
+    assert outside.gradient(parameters, records, KEY)[0] == loss_sum
+
+
+def test_code_that_changes_parameters_in_place_changes_no_other_computation():
+    class Renormalizing(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = torch.nn.Embedding(4, 6, max_norm=0.1)
+            self.output = torch.nn.Linear(6, 2)
+
+        def forward(self, features):
+            return self.output(self.embedding((features[:, 0] > 0).long()))
+
+    model = st.Model(Renormalizing(), LOSS)
+    parameters = read_only(model)
+    before = parameters["embedding.weight"].copy()
+    model.gradient(parameters, batch(4), KEY)
+    assert (parameters["embedding.weight"] == before).all()
+
+
+def test_layers_in_evaluation_mode_stay_so():
+    net = normalized()
+    net[1].eval()
+    model = st.Model(net, LOSS, buffers="constant")
+    model.evaluate(read_only(model), batch(4))
+    model.gradient(read_only(model), batch(4), KEY)
+    assert net[0].training and not net[1].training
+
+
+def test_a_long_batch_is_evaluated_in_parts():
+    metric = {"accuracy": st.accuracy}
+    model = st.Model(torch.nn.Linear(6, 2), LOSS, metrics=metric)
+    parameters = read_only(model)
+    whole, records = batch(2500), 2500
+    loss_sum, correct = model.evaluate(parameters, whole)
+    one = {name: column[:records] for name, column in whole.items()}
+    twin = torch.nn.Linear(6, 2)
+    twin.load_state_dict({name: torch.tensor(it) for name, it in parameters.items()})
+    label = torch.tensor(one["label"]).long()
+    output = twin(torch.tensor(one["features"]))
+    assert loss_sum == pytest.approx(LOSS(output, label, reduction="sum").item(), rel=1e-5)
+    assert correct == (output.argmax(dim=1) == label).sum().item()
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_losses_and_metrics_that_would_be_wrong_are_rejected():
+    weighted = torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0]))
+    with pytest.raises(steadfast.InvalidError, match="class weights"):
+        st.Model(torch.nn.Linear(6, 2), weighted)
+    mean = {"accuracy": lambda output, label: st.accuracy(output, label).mean()}
+    model = st.Model(torch.nn.Linear(6, 2), LOSS, metrics=mean)
+    with pytest.raises(steadfast.InvalidError, match="one value for each record"):
+        model.evaluate(read_only(model), batch(3))
+    squared = torch.nn.functional.mse_loss
+    regression = st.Model(torch.nn.Linear(6, 1), squared, label=torch.float32)
+    with pytest.raises(steadfast.InvalidError, match=r"Flatten\(0\)"):
+        regression.gradient(read_only(regression), batch(3), KEY)
+
+
+def test_frozen_parameters_are_part_of_the_fingerprint():
+    def fingerprint(value: float) -> str:
+        net = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Linear(6, 2))
+        torch.nn.init.constant_(net[0].weight, value).requires_grad_(False)
+        torch.nn.init.constant_(net[0].bias, value).requires_grad_(False)
+        return st.Model(net, LOSS).numerics()
+
+    assert fingerprint(1.0) == fingerprint(1.0)
+    assert fingerprint(1.0) != fingerprint(2.0)
 
 
 def test_tied_weights_are_one_parameter_and_frozen_ones_do_not_travel():

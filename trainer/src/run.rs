@@ -6,9 +6,11 @@ use std::time::Duration;
 use clap::Parser;
 use serde_json::json;
 use steadfast_client::{ClientError, GenerationClient, Identity, RegisterError, Registration};
+use steadfast_common::compression::Codec;
 use steadfast_common::dataset::ReadOptions;
 use steadfast_common::ids::TrainerId;
 use steadfast_common::keys::Keys;
+use steadfast_common::layout::UpdateRule;
 use steadfast_common::role::Role;
 use steadfast_common::spec::Mode;
 use steadfast_coord::{CoordError, Etcd};
@@ -254,6 +256,16 @@ impl Program<'_> {
             .build(&spec.model, manifest.features.len())
             .map_err(|error| Failure::new(error.kind(), error.to_string()))?;
         let model: Arc<dyn Model> = Arc::from(model);
+        let parameters = model.parameters();
+        let averaged = parameters.iter().find(|it| it.update == UpdateRule::AddMean);
+        if let Some(averaged) = averaged
+            && spec.gradients.codec() != Codec::Plain
+        {
+            return Err(Failure::invalid(format!(
+                "`gradients.compression` would round the averaged buffer `{}` of the model; remove it",
+                averaged.name
+            )));
+        }
         let options = ReadOptions::new(&spec.dataset, &manifest);
         let in_use = match spec.mode {
             // A micro-batch may begin and end in the middle of a task.
@@ -264,7 +276,7 @@ impl Program<'_> {
             Mode::Async => 2,
         };
         let tasks = Tasks::new(manifest, options, spec.seed, model.clone(), in_use);
-        let session = registration.complete(model.parameters(), model.numerics()).await;
+        let session = registration.complete(parameters, model.numerics()).await;
         let session = session.map_err(not_registered)?;
         Ok(Context {
             session,

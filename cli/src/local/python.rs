@@ -20,8 +20,8 @@ pub struct Python {
 }
 
 impl Python {
-    /// Finds the interpreter: `--python`, that of the active environment, the one beside this program (both
-    /// were installed by pip), or `python3`.
+    /// Finds the interpreter: `--python`, the one beside this program (pip has installed both), that of the
+    /// active environment, or `python3`.
     ///
     /// # Errors
     /// If a path cannot be made absolute, or the script does not exist.
@@ -32,12 +32,11 @@ impl Python {
             .into_iter()
             .filter_map(env::var_os)
             .find_map(|directory| in_directory(PathBuf::from(directory).join("bin")));
+        let beside = in_directory(programs.to_owned());
         let interpreter = match &args.python {
             Some(python) if python.components().count() == 1 => python.clone(),
             Some(python) => absolute(python)?,
-            None => {
-                active.or_else(|| in_directory(programs.to_owned())).unwrap_or("python3".into())
-            }
+            None => beside.or(active).unwrap_or("python3".into()),
         };
         let job_file = absolute(&args.job_file)?;
         let directory = job_file.parent().unwrap_or(Path::new("/")).to_owned();
@@ -52,7 +51,12 @@ impl Python {
                         path.display()
                     )));
                 }
-                vec![path.into_os_string()]
+                vec![
+                    "-m".into(),
+                    "steadfast.trainer".into(),
+                    "--script".into(),
+                    path.into_os_string(),
+                ]
             }
         };
         Ok(Self { interpreter, args, directory })
