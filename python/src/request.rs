@@ -55,7 +55,7 @@ impl<T> Reply<T> {
 pub struct Requests(SyncSender<Request>);
 
 impl Requests {
-    /// Creates a channel. It has no buffer: a request that nobody answers any more fails at once.
+    /// Creates a channel. It has no buffer: once the receiver is dropped, a request fails at once.
     pub fn channel() -> (Self, Receiver<Request>) {
         let (tx, rx) = sync_channel(0);
         (Self(tx), rx)
