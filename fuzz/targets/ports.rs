@@ -12,7 +12,7 @@ use prometheus_client::registry::Registry;
 use steadfast_fuzz::seeds;
 use steadfast_net::TlsIdentity;
 use steadfast_process::{
-    Admin, AdminContent, AdminServer, HealthTask, Readiness, Shutdown, bind, health,
+    Admin, AdminContent, AdminServer, Exposure, HealthTask, Readiness, Shutdown, bind, health,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -71,8 +71,11 @@ impl Ports {
                 status: Box::new(|| serde_json::json!({ "step": 1 })),
                 page: None,
             };
-            let admin = Admin::bind(LOOPBACK.into()).await.expect("a port is free");
-            let port = bind(LOOPBACK.into(), "--listen").await.expect("a port is free");
+            let admin =
+                Admin::bind(LOOPBACK.into(), Exposure::Loopback).await.expect("a port is free");
+            let port = bind(LOOPBACK.into(), "--listen", &Exposure::Loopback)
+                .await
+                .expect("a port is free");
             let calls = port.local_addr().expect("the port is bound");
             let (task, service) = health("steadfast.v1.Master", &readiness).await;
             let stop = CancellationToken::new();
