@@ -1,6 +1,5 @@
 """A perceptron in PyTorch, with a loop of its own that uses no part of steadfast.torch."""
 
-import numpy as np
 import torch
 
 import steadfast
