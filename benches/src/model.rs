@@ -42,7 +42,7 @@ pub fn gradient() -> Sample {
     model.initialize(1, &mut parameters).expect("the model is valid");
     let records = matrix(RECORDS, features);
     let labels: Vec<f32> = (0..RECORDS).map(|record| (record % classes) as f32).collect();
-    let batch = Batch { features: records.view(), labels: &labels };
+    let batch = Batch { features: records.view(), labels: &labels, columns: &[] };
     let key = MicroBatch { seed: 1, pass: Pass(0), step: 0, lane: Lane(0) };
     let watch = Watch::start(Vec::new());
     for _ in 0..TIMES {

@@ -11,6 +11,7 @@ use bytes::{Buf, Bytes};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::columns::{Column, ColumnSpec};
 use crate::ids::TaskId;
 use crate::records::RecordRange;
 use crate::spec::{DataFormat, DatasetSpec};
@@ -25,9 +26,9 @@ const READ_BYTES: usize = 64 << 10;
 pub struct Chunk {
     /// Index into [`Manifest::files`].
     pub file: u32,
-    /// First byte (CSV, TSV; of the decompressed text) or first row (Parquet).
+    /// First row (Parquet) or first byte (other formats; of the decompressed file).
     pub start: u64,
-    /// One past the last byte (CSV, TSV) or row (Parquet).
+    /// One past the last row (Parquet) or byte.
     pub end: u64,
     /// Index of the first record in its file, from 0, for messages.
     pub first_record: u64,
@@ -65,6 +66,9 @@ pub struct Manifest {
     pub task_ends: Vec<u32>,
     /// Names of the feature columns with globs expanded, in the order of a model's inputs.
     pub features: Vec<String>,
+    /// The columns of a dataset without features and label.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub columns: Vec<ColumnSpec>,
     /// Held-out tasks, ascending.
     pub held_out: Vec<TaskId>,
 }
@@ -181,8 +185,10 @@ pub struct ReadOptions {
     pub format: DataFormat,
     pub has_header: bool,
     pub features: Vec<String>,
-    pub label: String,
+    /// `None` for a dataset of `columns`.
+    pub label: Option<String>,
     pub feature_scale: f32,
+    pub columns: Vec<ColumnSpec>,
 }
 
 impl ReadOptions {
@@ -192,32 +198,50 @@ impl ReadOptions {
             format: spec.format,
             has_header: spec.header == crate::spec::Header::Present,
             features: manifest.features.clone(),
-            label: spec.label.clone(),
+            label: spec.columns.is_empty().then(|| spec.label.clone()),
             feature_scale: spec.feature_scale,
+            columns: manifest.columns.clone(),
         }
     }
 }
 
-/// Records as numbers, row-major.
+/// Records: features and labels as numbers, or columns of any type.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Records {
-    /// `records × width` values.
+    /// `records × width` values, row-major.
     pub features: Vec<f32>,
     /// Number of features in a record.
     pub width: usize,
     /// One label for each record: a class index or a number.
     pub labels: Vec<f32>,
+    /// The columns of a dataset without features and label.
+    pub columns: Vec<Column>,
 }
 
 impl Records {
+    /// No records, of the columns in `options`.
+    pub fn new(options: &ReadOptions) -> Self {
+        Self {
+            width: options.features.len(),
+            columns: options.columns.iter().map(Column::new).collect(),
+            ..Self::default()
+        }
+    }
+
     /// Number of records.
     pub fn len(&self) -> usize {
-        self.labels.len()
+        self.columns.first().map_or(self.labels.len(), Column::len)
     }
 
     /// Whether there are no records.
     pub fn is_empty(&self) -> bool {
-        self.labels.is_empty()
+        self.len() == 0
+    }
+
+    /// Memory of the values, in bytes.
+    pub fn size_bytes(&self) -> usize {
+        let columns: usize = self.columns.iter().map(Column::size_bytes).sum();
+        size_of_val(&self.features[..]) + size_of_val(&self.labels[..]) + columns
     }
 
     /// Returns the records at `indices`, in that order.
@@ -225,7 +249,11 @@ impl Records {
     /// # Panics
     /// If an index is out of range.
     pub fn select(&self, indices: &[u32]) -> Records {
-        let mut picked = Records { width: self.width, ..Records::default() };
+        let columns = self.columns.iter().map(|column| column.select(indices)).collect();
+        let mut picked = Records { width: self.width, columns, ..Records::default() };
+        if !self.columns.is_empty() {
+            return picked;
+        }
         picked.features.reserve(indices.len() * self.width);
         for &index in indices {
             let index = index as usize;
@@ -236,11 +264,19 @@ impl Records {
         picked
     }
 
-    /// Appends all records of `other`, which has the same width.
+    /// Appends all records of `other`, which has the same columns.
     pub fn extend(&mut self, other: &Records) {
         self.width = other.width;
         self.features.extend_from_slice(&other.features);
         self.labels.extend_from_slice(&other.labels);
+        match self.columns.is_empty() {
+            true => self.columns.clone_from(&other.columns),
+            false => {
+                for (column, other) in self.columns.iter_mut().zip(&other.columns) {
+                    column.extend(other);
+                }
+            }
+        }
     }
 }
 
@@ -261,6 +297,7 @@ mod tests {
             chunks: vec![chunk; 3],
             task_ends: vec![1, 3],
             features: vec!["x".to_owned()],
+            columns: vec![],
             held_out: vec![TaskId(1)],
         };
         let (json, digest) = (serde_json::to_vec(&manifest).unwrap(), manifest.digest());

@@ -22,6 +22,8 @@ const KEYS: &[&str] = &[
     "dataset.format",
     "dataset.features",
     "dataset.label",
+    "dataset.columns",
+    "dataset.types",
     "dataset.feature_scale",
     "dataset.records_per_task",
     "dataset.header",
@@ -83,21 +85,13 @@ const KEYS: &[&str] = &[
 ];
 
 /// Keys without a default.
-const REQUIRED: &[&str] = &[
-    "name",
-    "dataset",
-    "dataset.source",
-    "dataset.format",
-    "dataset.features",
-    "dataset.label",
-    "model",
-    "model.kind",
-];
+const REQUIRED: &[&str] =
+    &["name", "dataset", "dataset.source", "dataset.format", "model", "model.kind"];
 
 /// A job file with only the required keys, for checking one other key at a time.
 const MINIMAL: &str = r#"
     name = "x"
-    dataset = { source = ["x"], format = "csv", features = ["x"], label = "y" }
+    dataset = { source = ["x"], format = "csv" }
     model = { kind = "x" }
 "#;
 
@@ -423,10 +417,11 @@ mod tests {
             "unknown key `sede`; did you mean `seed`?",
             "line 3: `seed`: invalid type: string \"x\", expected u64 (`seed = \"x\"`)",
             "`passes` must be at least 1",
-            "`dataset.label` is missing",
+            "`dataset.label` is missing; name the column to predict",
             "line 6: `dataset.source`: invalid type: string \"digits.parquet\", expected a sequence \
              (`source = \"digits.parquet\"`)",
-            "line 7: `dataset.format`: unknown variant `excel`, expected one of `parquet`, `csv`, `tsv` \
+            "line 7: `dataset.format`: unknown variant `excel`, expected one of `parquet`, `csv`, `tsv`, \
+             `jsonl`, `tfrecord`, `libsvm`, `webdataset` \
              (`format = \"excel\"`)",
             "`dataset.feature_scale` must be a finite number other than 0",
             "line 11: `model.hidden`: invalid type: string \"x\", expected usize (`hidden = [32, \"x\"]`)",

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::columns::ColumnType;
 use crate::compression::GradientsSpec;
 use crate::durations::{self, optional};
 
@@ -83,9 +84,17 @@ pub struct DatasetSpec {
     pub source: Vec<String>,
     pub format: DataFormat,
     /// Feature columns by name; `*` matches any run of characters (`pixel_*`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub features: Vec<String>,
     /// The column to predict: a class index or a number.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub label: String,
+    /// In place of `features` and `label`: columns of any type by name, with `*` as in `features`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub columns: Vec<String>,
+    /// Types of `columns` by name, in place of those of the files.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub types: BTreeMap<String, ColumnType>,
     /// Factor for every feature, to scale raw units.
     #[serde(default = "one")]
     pub feature_scale: f32,
@@ -105,6 +114,14 @@ pub enum DataFormat {
     Parquet,
     Csv,
     Tsv,
+    /// One JSON object in each line.
+    Jsonl,
+    /// TFRecord files of `tf.train.Example` messages.
+    Tfrecord,
+    /// `label index:value …` lines.
+    Libsvm,
+    /// Tar archives; files with the same name up to its first dot are one record.
+    Webdataset,
 }
 
 /// First line of a CSV or TSV file.

@@ -85,11 +85,10 @@ impl JobSpec {
         if dataset.source.is_empty() {
             errors.push(SpecError::new(&["dataset.source"], "`dataset.source` names no file"));
         }
-        if dataset.features.is_empty() {
-            errors
-                .push(SpecError::new(&["dataset.features"], "`dataset.features` names no column"));
-        }
-        if BTreeSet::from_iter(&dataset.features).contains(&dataset.label) {
+        self.column_errors(errors);
+        if !dataset.label.is_empty()
+            && BTreeSet::from_iter(&dataset.features).contains(&dataset.label)
+        {
             errors.push(SpecError::new(
                 &["dataset.label", "dataset.features"],
                 format!("`dataset.label` `{}` is also a feature", dataset.label),
@@ -107,10 +106,11 @@ impl JobSpec {
                 "`dataset.records_per_task` must be at least 1",
             ));
         }
-        if dataset.format == DataFormat::Parquet && dataset.header != Header::Present {
+        let is_text = matches!(dataset.format, DataFormat::Csv | DataFormat::Tsv);
+        if !is_text && dataset.header != Header::Present {
             errors.push(SpecError::new(
                 &["dataset.header", "dataset.format"],
-                "`dataset.header` does not apply to Parquet; remove it",
+                "`dataset.header` applies to CSV and TSV only; remove it",
             ));
         }
         if !(0.0..=0.9).contains(&self.evaluation.fraction) {
@@ -123,6 +123,45 @@ impl JobSpec {
             errors.push(SpecError::new(
                 &["evaluation.every_passes"],
                 "`evaluation.every_passes` must be at least 1",
+            ));
+        }
+    }
+
+    fn column_errors(&self, errors: &mut Vec<SpecError>) {
+        let dataset = &self.dataset;
+        if dataset.columns.is_empty() {
+            if dataset.features.is_empty() {
+                let text = "`dataset.features` names no column; name the columns to compute with, or \
+                            those for a Python model in `dataset.columns`";
+                errors.push(SpecError::new(&["dataset.features"], text));
+            }
+            if dataset.label.is_empty() {
+                let text = "`dataset.label` is missing; name the column to predict";
+                errors.push(SpecError::new(&["dataset.label"], text));
+            }
+            if !dataset.types.is_empty() {
+                let text = "`dataset.types` applies to `dataset.columns` only; remove it";
+                errors.push(SpecError::new(&["dataset.types"], text));
+            }
+            return;
+        }
+        let others = [
+            ("dataset.features", !dataset.features.is_empty()),
+            ("dataset.label", !dataset.label.is_empty()),
+            ("dataset.feature_scale", dataset.feature_scale != 1.0),
+        ];
+        for (key, _) in others.into_iter().filter(|(_, is_set)| *is_set) {
+            let text = format!("`{key}` and `dataset.columns` are mutually exclusive; remove one");
+            errors.push(SpecError::new(&[key, "dataset.columns"], text));
+        }
+        if BUILT_IN_MODELS.contains(&self.model.kind.as_str()) {
+            errors.push(SpecError::new(
+                &["dataset.columns", "model.kind"],
+                format!(
+                    "the model `{}` takes `dataset.features` and `dataset.label`, not \
+                     `dataset.columns`",
+                    self.model.kind
+                ),
             ));
         }
     }

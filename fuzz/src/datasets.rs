@@ -27,10 +27,20 @@ pub fn spec(format: DataFormat, header: Header, label: &str) -> DatasetSpec {
         format,
         features: vec!["*".to_owned()],
         label: label.to_owned(),
+        columns: vec![],
+        types: Default::default(),
         feature_scale: 0.5,
         records_per_task: None,
         header,
     }
+}
+
+/// Whether a file begins like a compressed one, of which a few bytes may give very many. The target
+/// `compressed` covers these.
+pub fn is_compressed(file: &[u8]) -> bool {
+    let magic: [&[u8]; 4] = [b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\x2a\x4d\x18"];
+    // A skippable zstd frame begins with any of 16 bytes.
+    magic.iter().any(|it| file.starts_with(it)) || file.get(1..4) == Some(magic[3])
 }
 
 /// Plans a dataset of one file, and reads all of its tasks.
@@ -51,7 +61,7 @@ pub fn records(
             open(&spec.source[0])?.write(Bytes::copy_from_slice(file)).await?;
             let manifest = plan(&spec, 0.0, None).await?;
             let options = ReadOptions::new(&spec, &manifest);
-            let mut all = Records { width: options.features.len(), ..Records::default() };
+            let mut all = Records::new(&options);
             for task in manifest.training_tasks() {
                 let found = read(&manifest, &options, manifest.chunks_of(task)).await?;
                 assert_eq!(found.len() as u64, manifest.records_of(task));

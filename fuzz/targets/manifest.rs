@@ -6,6 +6,7 @@
 use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 use sha2::{Digest, Sha256};
+use steadfast_common::columns::{ColumnSpec, ColumnType, Element};
 use steadfast_common::dataset::{Chunk, DataFile, Manifest, hex};
 use steadfast_common::ids::TaskId;
 use steadfast_fuzz::{seeds, within};
@@ -43,6 +44,7 @@ fn well_formed() -> Vec<Vec<u8>> {
         chunks: vec![chunk(0, 0, 50), chunk(0, 50, 100), chunk(1, 0, 5)],
         task_ends: vec![1, 2, 3],
         features: vec!["x".to_owned(), "ä".to_owned()],
+        columns: vec![ColumnSpec { name: "y".to_owned(), kind: ColumnType::list(Element::Int64) }],
         held_out: Vec::new(),
     };
     manifest.hold_out(0.4);

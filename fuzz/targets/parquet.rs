@@ -12,7 +12,7 @@ use parquet::data_type::{BoolType, ByteArrayType, DataType, DoubleType, Int32Typ
 use parquet::file::properties::{WriterProperties, WriterVersion};
 use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::parser::parse_message_type;
-use steadfast_common::spec::{DataFormat, Header};
+use steadfast_common::spec::{DataFormat, DatasetSpec, Header};
 use steadfast_fuzz::datasets::{DECODER, records, spec};
 use steadfast_fuzz::{seeds, within};
 
@@ -20,10 +20,19 @@ use steadfast_fuzz::{seeds, within};
 const BYTES_MAX: usize = 64 << 20;
 
 fuzz_target!(init: begin(), |file: &[u8]| {
-    let spec = spec(DataFormat::Parquet, Header::Present, "y");
-    let by = |size| within(BYTES_MAX, || records(&spec, size, file).ok());
-    if let (Some(whole), Some(split)) = (by(None), by(Some(3))) {
-        assert_eq!(whole, split);
+    let numbers = spec(DataFormat::Parquet, Header::Present, "y");
+    let columns = DatasetSpec {
+        features: vec![],
+        label: String::new(),
+        columns: vec!["*".to_owned()],
+        feature_scale: 1.0,
+        ..numbers.clone()
+    };
+    for spec in [numbers, columns] {
+        let by = |size| within(BYTES_MAX, || records(&spec, size, file).ok());
+        if let (Some(whole), Some(split)) = (by(None), by(Some(3))) {
+            assert_eq!(whole, split);
+        }
     }
 });
 
@@ -60,6 +69,7 @@ fn well_formed() -> Vec<Vec<u8>> {
         .into_iter()
         .zip(versions.into_iter().cycle())
         .map(|(codec, version)| file(codec, version))
+        .chain([include_bytes!("../../common/data/tests/datasets/files/columns.parquet").to_vec()])
         .collect()
 }
 

@@ -4,7 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use steadfast_common::spec::{DataFormat, Header};
-use steadfast_fuzz::datasets::{records, spec};
+use steadfast_fuzz::datasets::{is_compressed, records, spec};
 use steadfast_fuzz::{seeds, within};
 
 /// The name of a column, of one letter, is stored several times.
@@ -25,13 +25,6 @@ fuzz_target!(init: seeds("text", well_formed()), |data: &[u8]| {
     assert_eq!(by(Some(1)), whole);
     assert_eq!(by(Some(u32::from(form >> 2) + 1)), whole);
 });
-
-/// A few compressed bytes may give very many: the target `compressed` covers these.
-fn is_compressed(file: &[u8]) -> bool {
-    let magic: [&[u8]; 4] = [b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\x2a\x4d\x18"];
-    // A skippable zstd frame begins with any of 16 bytes.
-    magic.iter().any(|it| file.starts_with(it)) || file.get(1..4) == Some(magic[3])
-}
 
 fn well_formed() -> Vec<Vec<u8>> {
     [

@@ -186,7 +186,7 @@ impl Tasks {
 
 impl Kept {
     fn keep(&mut self, task: TaskId, records: &Arc<Records>) {
-        let size_bytes = size_of_val(&records.features[..]) + size_of_val(&records.labels[..]);
+        let size_bytes = records.size_bytes();
         if self.size_bytes + size_bytes <= KEPT_BYTES_MAX && !self.of.contains_key(&task) {
             self.size_bytes += size_bytes;
             self.of.insert(task, records.clone());

@@ -3,13 +3,16 @@
 use std::collections::{HashMap, HashSet};
 
 use glob::Pattern;
-use steadfast_common::spec::DatasetSpec;
+use steadfast_common::columns::{ColumnSpec, ColumnType, Element, Shape};
+use steadfast_common::spec::{DataFormat, DatasetSpec};
 
 use crate::error::DataError;
 
 /// Minimum similarity of a column name to be suggested, from 0 to 1.
 const SIMILARITY_MIN: f64 = 0.7;
 const CANDIDATES_MAX: usize = 3;
+
+const CONVERT: &str = "convert it";
 
 /// A column of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,26 +21,46 @@ pub(crate) struct Column {
     pub content: Content,
 }
 
-/// The content of a column, according to the file's schema.
+/// The content of a column, according to the file's schema or its first records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Content {
-    Numbers,
-    /// Known only when the records are read.
-    Text,
+    Typed(ColumnType),
+    /// Text or bytes that may hold numbers, which is known only when the records are read; with the type
+    /// that its first records or its name suggest.
+    Text(ColumnType),
+    /// What cannot be read.
     Other(String),
 }
 
 impl Column {
-    /// Checks that the column can hold numbers.
+    /// Checks that the column can hold features or labels.
     pub fn check_numeric(&self, file: &str) -> Result<(), DataError> {
+        let found = match &self.content {
+            Content::Text(_) => return Ok(()),
+            Content::Typed(ColumnType { element: Element::Text, .. }) => "text".to_owned(),
+            Content::Typed(ColumnType { element: Element::Bytes, .. }) => "bytes".to_owned(),
+            Content::Typed(ColumnType { shape: Shape::One, .. }) => return Ok(()),
+            Content::Typed(_) => "lists".to_owned(),
+            Content::Other(found) => found.clone(),
+        };
+        let (column, file) = (self.name.clone(), file.to_owned());
+        Err(DataError::NotNumeric { column, file, found })
+    }
+
+    /// Checks that the values of the column can be read.
+    pub fn check_readable(&self, file: &str) -> Result<(), DataError> {
         match &self.content {
-            Content::Numbers | Content::Text => Ok(()),
-            Content::Other(found) => Err(DataError::NotNumeric {
-                column: self.name.clone(),
-                file: file.to_owned(),
-                found: found.clone(),
-            }),
+            Content::Typed(_) | Content::Text(_) => Ok(()),
+            Content::Other(_) => Err(self.untyped(file, CONVERT)),
         }
+    }
+
+    fn untyped(&self, file: &str, way_out: &'static str) -> DataError {
+        let found = match &self.content {
+            Content::Typed(kind) | Content::Text(kind) => kind.to_string(),
+            Content::Other(found) => found.clone(),
+        };
+        DataError::Untyped { column: self.name.clone(), file: file.to_owned(), found, way_out }
     }
 }
 
@@ -94,6 +117,51 @@ pub(crate) fn resolve(
     Ok(features)
 }
 
+/// Resolves the columns of a job without features and label, in the same order.
+pub(crate) fn resolve_typed(
+    spec: &DatasetSpec,
+    file: &str,
+    columns: &[Column],
+) -> Result<Vec<ColumnSpec>, DataError> {
+    let mut counts: HashMap<&str, usize> = HashMap::with_capacity(columns.len());
+    for column in columns {
+        *counts.entry(&column.name).or_default() += 1;
+    }
+    let mut found: Vec<ColumnSpec> = Vec::new();
+    let mut taken = HashSet::new();
+    for wanted in &spec.columns {
+        for column in matching(columns, wanted, "", file)? {
+            if !taken.insert(&column.name) {
+                continue;
+            }
+            if counts[column.name.as_str()] > 1 {
+                let column = column.name.clone();
+                return Err(DataError::DuplicateColumn { column, file: file.to_owned() });
+            }
+            found.push(typed(spec, file, column)?);
+        }
+    }
+    match spec.types.keys().find(|name| !taken.contains(name)) {
+        Some(column) => Err(DataError::UnusedType { column: column.clone() }),
+        None => Ok(found),
+    }
+}
+
+/// The column with the type of the job, or that of the file.
+fn typed(spec: &DatasetSpec, file: &str, column: &Column) -> Result<ColumnSpec, DataError> {
+    let kind = match (spec.types.get(&column.name), &column.content) {
+        (Some(kind), Content::Typed(_) | Content::Text(_)) => *kind,
+        // The first records may be empty; others are refused when they are read.
+        (Some(kind), Content::Other(_)) if spec.format != DataFormat::Parquet => *kind,
+        (None, Content::Typed(kind) | Content::Text(kind)) => *kind,
+        (None, Content::Other(_)) if spec.format != DataFormat::Parquet => {
+            return Err(column.untyped(file, "set its type in `dataset.types`"));
+        }
+        (_, Content::Other(_)) => return Err(column.untyped(file, CONVERT)),
+    };
+    Ok(ColumnSpec { name: column.name.clone(), kind })
+}
+
 fn matching<'a>(
     columns: &'a [Column],
     pattern: &str,
@@ -139,10 +207,11 @@ fn similarity(wanted: &str, name: &str) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use steadfast_common::spec::{DataFormat, Header};
+    use steadfast_common::spec::Header;
 
     fn columns(names: &[&str]) -> Vec<Column> {
-        let column = |name: &&str| Column { name: (*name).to_owned(), content: Content::Numbers };
+        let content = Content::Typed(ColumnType::one(Element::Float64));
+        let column = |name: &&str| Column { name: (*name).to_owned(), content: content.clone() };
         names.iter().map(column).collect()
     }
 
@@ -152,6 +221,8 @@ mod tests {
             format: DataFormat::Parquet,
             features: features.iter().map(|name| (*name).to_owned()).collect(),
             label: label.to_owned(),
+            columns: vec![],
+            types: Default::default(),
             feature_scale: 1.0,
             records_per_task: None,
             header: Header::Present,

@@ -69,6 +69,17 @@ pub enum DataError {
     Directory { url: String, ending: &'static str },
     #[error("record {record} of {file}, column `{column}`: {reason}")]
     BadRecord { file: String, record: u64, column: String, reason: String },
+    #[error("record {record} of {file}: {reason}")]
+    BadRow { file: String, record: u64, reason: String },
+    #[error(
+        "{file} has {features} features, and at most {max} are expanded; use `columns = [\"index\", \
+         \"label\", \"value\"]` with a Python model"
+    )]
+    TooManyFeatures { file: String, features: u32, max: u32 },
+    #[error("`dataset.types` has `{column}`, which is none of the columns; remove it")]
+    UnusedType { column: String },
+    #[error("column `{column}` of {file} holds {found}; leave it out or {way_out}")]
+    Untyped { column: String, file: String, found: String, way_out: &'static str },
     #[error("{file} cannot be read: {reason}")]
     BadFile { file: String, reason: String },
     #[error(
@@ -103,6 +114,10 @@ impl DataError {
             | Self::Separator { .. }
             | Self::Directory { .. }
             | Self::BadRecord { .. }
+            | Self::BadRow { .. }
+            | Self::TooManyFeatures { .. }
+            | Self::UnusedType { .. }
+            | Self::Untyped { .. }
             | Self::BadFile { .. }
             | Self::Changed { .. }
             | Self::BadManifest { .. } => ErrorKind::Permanent,

@@ -3,6 +3,7 @@
 use steadfast_common::spec::DataFormat;
 
 use crate::error::DataError;
+use crate::rows::{RowFormat, is_tfrecord};
 
 /// Bytes that are read to detect a file's format.
 pub(crate) const HEAD_BYTES: u64 = 256;
@@ -28,6 +29,33 @@ pub(crate) fn expect_text(file: &str, head: &[u8]) -> Result<(), DataError> {
         Some((_, found, way_out)) => Err(other(file, "CSV or TSV", found, way_out)),
         None => Ok(()),
     }
+}
+
+/// Rejects files that are known to have another format.
+pub(crate) fn expect_rows(file: &str, format: RowFormat, head: &[u8]) -> Result<(), DataError> {
+    let expected = match format {
+        RowFormat::Jsonl => "JSON lines",
+        RowFormat::Tfrecord => "TFRecord",
+        RowFormat::Libsvm => "LibSVM",
+        RowFormat::Webdataset => "a tar archive",
+    };
+    if let Some((_, found, way_out)) = NOT_TEXT.iter().find(|(magic, ..)| head.starts_with(magic)) {
+        return Err(other(file, expected, found, way_out));
+    }
+    let found = match format {
+        RowFormat::Jsonl if head.trim_ascii_start().starts_with(b"[") => "a JSON array",
+        RowFormat::Tfrecord if !head.is_empty() && !is_tfrecord(head) => {
+            "something else: its first 12 bytes are no length with its checksum"
+        }
+        RowFormat::Webdataset if head.starts_with(b"{") => "JSON",
+        _ => return Ok(()),
+    };
+    let way_out = match format {
+        RowFormat::Jsonl => "write one object in each line",
+        RowFormat::Tfrecord => "compress TFRecord files with GZIP only, not with ZLIB",
+        RowFormat::Libsvm | RowFormat::Webdataset => "set `format = \"jsonl\"`",
+    };
+    Err(other(file, expected, found, way_out))
 }
 
 /// Describes a file that does not begin like Parquet, if its format is known.
@@ -74,6 +102,10 @@ pub(crate) fn ending(format: DataFormat) -> &'static str {
         DataFormat::Parquet => "parquet",
         DataFormat::Csv => "csv",
         DataFormat::Tsv => "tsv",
+        DataFormat::Jsonl => "jsonl",
+        DataFormat::Tfrecord => "tfrecord",
+        DataFormat::Libsvm => "libsvm",
+        DataFormat::Webdataset => "tar",
     }
 }
 

@@ -1,15 +1,18 @@
-//! Datasets: splits files of records into tasks, and reads the records of a task as numbers.
+//! Datasets: splits files of records into tasks, and reads the records of a task.
 
 mod columns;
 mod error;
+mod file_reader;
 mod format;
 mod manifest_file;
 mod parquet_file;
 mod plan;
 mod read;
+mod rows;
 mod source;
 mod task_split;
 mod text;
+mod values;
 
 pub use error::DataError;
 pub use manifest_file::{load_manifest, store_manifest};

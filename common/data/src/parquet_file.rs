@@ -1,9 +1,10 @@
-//! Parquet files: schema, row groups, and the numbers in a range of rows.
+//! Parquet files: schema, row groups, and the values in a range of rows.
 
 mod numbers;
 mod pages;
 mod records;
 mod source;
+mod values;
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -72,8 +73,7 @@ impl ParquetFile {
     ) -> Result<(), DataError> {
         let wanted: HashSet<&str> = wanted.map(String::as_str).collect();
         for column in self.metadata.row_groups().iter().flat_map(|group| group.columns()) {
-            // Nested columns are never read.
-            let [name] = column.column_path().parts() else { continue };
+            let Some(name) = column.column_path().parts().first() else { continue };
             let codec = match column.compression() {
                 Compression::UNCOMPRESSED
                 | Compression::SNAPPY
@@ -129,15 +129,17 @@ impl ParquetFile {
         let (url, columns) = (self.file.url(), self.columns());
         let names: Vec<String> = columns.iter().map(|column| column.name.clone()).collect();
         let wanted = Wanted::find(options, &names, url)?;
-        // A nested column has none or several leaves, and a numeric column has one.
+        // A nested column may have none or several leaves; those that can be read have one.
         let mut leaves = vec![0; columns.len()];
         for leaf in 0..self.schema().num_columns() {
             leaves[self.schema().get_column_root_idx(leaf)] = leaf;
         }
-        let leaf = |place: usize| columns[place].check_numeric(url).map(|()| leaves[place]);
+        let number = |place: usize| columns[place].check_numeric(url).map(|()| leaves[place]);
+        let value = |place: usize| columns[place].check_readable(url).map(|()| leaves[place]);
         Ok(Wanted {
-            features: wanted.features.into_iter().map(leaf).collect::<Result<_, _>>()?,
-            label: leaf(wanted.label)?,
+            features: wanted.features.into_iter().map(number).collect::<Result<_, _>>()?,
+            label: wanted.label.map(number).transpose()?,
+            columns: wanted.columns.into_iter().map(value).collect::<Result<_, _>>()?,
         })
     }
 

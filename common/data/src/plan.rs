@@ -4,14 +4,16 @@ use std::collections::HashSet;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
+use steadfast_common::columns::ColumnSpec;
 use steadfast_common::dataset::{DataFile, Manifest};
-use steadfast_common::spec::DatasetSpec;
+use steadfast_common::spec::{DataFormat, DatasetSpec};
 use steadfast_store::{Location, StoreError};
 
-use crate::columns;
+use crate::columns::{self, Column};
 use crate::error::DataError;
 use crate::format;
 use crate::parquet_file::ParquetFile;
+use crate::rows::{RowFile, RowFormat, Scanned, libsvm_columns};
 use crate::source;
 use crate::task_split::{Shape, split, task_size};
 use crate::text::{self, Dialect};
@@ -21,7 +23,8 @@ const FILES_AT_ONCE: usize = 8;
 
 /// Inspects every file of the dataset and splits its records into tasks.
 ///
-/// Text files are read completely once, of Parquet files only the metadata. Relative sources are resolved
+/// Of Parquet files only the metadata is read, of tar archives only the headers; all others are read
+/// completely once. Relative sources are resolved
 /// against `base` (a path or a URL), or the working directory.
 pub fn plan<'a>(
     spec: &'a DatasetSpec,
@@ -41,14 +44,13 @@ async fn inspect_all(
     }
     let locations = source::files(spec, base).await?;
     let mut manifest = Manifest::default();
-    let mut shapes = Vec::new();
+    let (mut shapes, mut index_max) = (Vec::new(), 0);
     // Collected because this future must be `Send`, and a closure in it would prevent that.
     let inspecting: Vec<_> = locations.iter().map(|file| inspect(spec, file)).collect();
     let mut inspected = stream::iter(inspecting).buffered(FILES_AT_ONCE);
     while let Some(file) = inspected.try_next().await? {
-        if !file.features.is_empty() {
-            check_features(&mut manifest, &file)?;
-        }
+        check_columns(&mut manifest, &file)?;
+        index_max = index_max.max(file.index_max);
         manifest.files.push(DataFile { url: file.url, size_bytes: file.size_bytes });
         shapes.push(file.shape);
     }
@@ -57,8 +59,14 @@ async fn inspect_all(
         let (files, first) = (manifest.files.len(), manifest.files[0].url.clone());
         return Err(DataError::NoRecords { files, first });
     }
+    if spec.format == DataFormat::Libsvm && spec.columns.is_empty() {
+        let first = &manifest.files[0].url;
+        let columns = libsvm_columns(first, index_max)?;
+        manifest.features = columns::resolve(spec, first, &columns)?;
+    }
     let size = spec.records_per_task.unwrap_or_else(|| {
-        shapes.iter().map(Shape::task_size_min).fold(task_size(records), u32::max)
+        let size = task_size(records, shapes.iter().map(Shape::bytes).sum());
+        shapes.iter().map(Shape::task_size_min).fold(size, u32::max)
     });
     let tasks = split(&shapes, size)?;
     manifest.chunks = tasks.chunks;
@@ -75,9 +83,32 @@ async fn inspect_all(
 struct Inspected {
     url: String,
     size_bytes: u64,
-    /// Empty for a text file without header and records.
-    features: Vec<String>,
+    choice: Choice,
     shape: Shape,
+    /// The largest index of a LibSVM file, whose features are known only from all files.
+    index_max: u32,
+}
+
+/// The columns of a file that are used; none of a file without records, if these tell the columns.
+#[derive(Default)]
+struct Choice {
+    features: Vec<String>,
+    columns: Vec<ColumnSpec>,
+}
+
+impl Choice {
+    fn new(spec: &DatasetSpec, file: &str, columns: &[Column]) -> Result<Self, DataError> {
+        Ok(match spec.columns.is_empty() {
+            true => Self { features: columns::resolve(spec, file, columns)?, columns: Vec::new() },
+            false => {
+                Self { features: Vec::new(), columns: columns::resolve_typed(spec, file, columns)? }
+            }
+        })
+    }
+
+    fn names(&self) -> impl Iterator<Item = &String> {
+        self.features.iter().chain(self.columns.iter().map(|column| &column.name))
+    }
 }
 
 async fn inspect(spec: &DatasetSpec, file: &Location) -> Result<Inspected, DataError> {
@@ -88,36 +119,51 @@ async fn inspect(spec: &DatasetSpec, file: &Location) -> Result<Inspected, DataE
             false => StoreError::NotFound { url }.into(),
         });
     };
+    let inspected =
+        |choice, shape| Inspected { url: url.clone(), size_bytes, choice, shape, index_max: 0 };
+    if let Some(format) = RowFormat::of(spec.format) {
+        let file = RowFile::open(file, size_bytes, format).await?;
+        let choice = match file.columns().await? {
+            columns if columns.is_empty() => Choice::default(),
+            _ if format == RowFormat::Libsvm && spec.columns.is_empty() => Choice::default(),
+            columns => Choice::new(spec, &url, &columns)?,
+        };
+        let Scanned { shape, index_max } = file.scan(spec.records_per_task).await?;
+        return Ok(Inspected { index_max, ..inspected(choice, shape) });
+    }
     let Some(dialect) = Dialect::of_spec(spec) else {
         let table = ParquetFile::open(file, size_bytes).await?;
-        let features = columns::resolve(spec, &url, &table.columns())?;
-        table.check_codecs(features.iter().chain([&spec.label]))?;
-        return Ok(Inspected { url, size_bytes, features, shape: table.shape() });
+        let choice = Choice::new(spec, &url, &table.columns())?;
+        let label = (!spec.label.is_empty()).then_some(&spec.label);
+        table.check_codecs(choice.names().chain(label))?;
+        return Ok(inspected(choice, table.shape()));
     };
     let layout = text::layout(file, size_bytes, dialect).await?;
     // Columns first: a missing column gives a better message than the records would.
-    let features = match layout.choices() {
-        columns if columns.is_empty() => Vec::new(),
-        columns => columns::resolve(spec, &url, &columns)?,
+    let choice = match layout.choices() {
+        columns if columns.is_empty() => Choice::default(),
+        columns => Choice::new(spec, &url, &columns)?,
     };
     let shape = text::scan(file, size_bytes, dialect, &layout, spec.records_per_task).await?;
-    Ok(Inspected { url, size_bytes, features, shape })
+    Ok(inspected(choice, shape))
 }
 
-/// Checks that `file` has the same features as the files before it.
-fn check_features(manifest: &mut Manifest, file: &Inspected) -> Result<(), DataError> {
-    let features = &file.features;
-    if manifest.features.is_empty() {
-        manifest.features.clone_from(features);
+/// Checks that `file` has the same columns as the files before it. The types are those of the first file.
+fn check_columns(manifest: &mut Manifest, file: &Inspected) -> Result<(), DataError> {
+    let found: HashSet<&String> = file.choice.names().collect();
+    if found.is_empty() {
         return Ok(());
     }
-    if manifest.features == *features {
+    let columns = manifest.columns.iter().map(|column| &column.name);
+    let planned: Vec<&String> = manifest.features.iter().chain(columns).collect();
+    if planned.is_empty() {
+        manifest.features.clone_from(&file.choice.features);
+        manifest.columns.clone_from(&file.choice.columns);
         return Ok(());
     }
-    let planned: HashSet<&String> = manifest.features.iter().collect();
-    let found: HashSet<&String> = features.iter().collect();
-    let missing = manifest.features.iter().find(|name| !found.contains(name));
-    let added = features.iter().find(|name| !planned.contains(name));
+    let missing = planned.iter().find(|name| !found.contains(*name));
+    let planned: HashSet<&String> = planned.iter().copied().collect();
+    let added = file.choice.names().find(|name| !planned.contains(name));
     let difference = match (missing, added) {
         (Some(name), _) => format!("`{name}` is missing"),
         (None, Some(name)) => format!("`{name}` is new"),

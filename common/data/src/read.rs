@@ -10,6 +10,7 @@ use steadfast_store::{Location, StoreError, open};
 
 use crate::error::DataError;
 use crate::parquet_file::ParquetFile;
+use crate::rows::{RowFile, RowFormat};
 use crate::text::{self, Dialect};
 
 /// Files of a task that are read concurrently.
@@ -38,7 +39,7 @@ async fn read_files(
         .map(|chunks| read_file(manifest, options, chunks))
         .collect();
     let mut parts = stream::iter(reading).buffered(FILES_AT_ONCE);
-    let mut all = Records { width: options.features.len(), ..Records::default() };
+    let mut all = Records::new(options);
     while let Some(part) = parts.try_next().await? {
         all.extend(&part);
     }
@@ -51,7 +52,7 @@ async fn read_file(
     options: &ReadOptions,
     chunks: &[Chunk],
 ) -> Result<Records, DataError> {
-    let mut all = Records { width: options.features.len(), ..Records::default() };
+    let mut all = Records::new(options);
     let Some(index) = chunks.first().map(|chunk| chunk.file) else { return Ok(all) };
     let planned = manifest.files.get(index as usize).ok_or_else(|| {
         let files = manifest.files.len();
@@ -92,11 +93,15 @@ async fn check_unchanged(file: &Location, planned: &DataFile) -> Result<(), Data
 /// An open file of the dataset.
 enum Source {
     Table(ParquetFile),
+    Rows(RowFile),
     Text { file: Location, size: u64, dialect: Dialect, layout: text::Layout },
 }
 
 impl Source {
     async fn open(file: &Location, size: u64, options: &ReadOptions) -> Result<Self, DataError> {
+        if let Some(format) = RowFormat::of(options.format) {
+            return RowFile::open(file, size, format).await.map(Self::Rows);
+        }
         let Some(dialect) = Dialect::of_options(options) else {
             return ParquetFile::open(file, size).await.map(Self::Table);
         };
@@ -107,6 +112,7 @@ impl Source {
     async fn read(&self, chunk: Chunk, options: &ReadOptions) -> Result<Records, DataError> {
         let (file, size, dialect, layout) = match self {
             Self::Table(table) => return table.read(chunk, options).await,
+            Self::Rows(file) => return file.read(chunk, options).await,
             Self::Text { file, size, dialect, layout } => (file, size, *dialect, layout.clone()),
         };
         let bytes = text::range(file, *size, layout.codec, chunk.start..chunk.end).await?;
@@ -118,10 +124,11 @@ impl Source {
     }
 }
 
-/// Indexes of the wanted columns in a file.
+/// Indexes of the wanted columns in a file: features and label, or columns.
 pub(crate) struct Wanted {
     pub features: Vec<usize>,
-    pub label: usize,
+    pub label: Option<usize>,
+    pub columns: Vec<usize>,
 }
 
 impl Wanted {
@@ -139,13 +146,16 @@ impl Wanted {
                 candidates: vec![],
             })
         };
-        let features = options.features.iter().map(place).collect::<Result<_, _>>()?;
-        Ok(Self { features, label: place(&options.label)? })
+        Ok(Self {
+            features: options.features.iter().map(place).collect::<Result<_, _>>()?,
+            label: options.label.as_ref().map(place).transpose()?,
+            columns: options.columns.iter().map(|it| place(&it.name)).collect::<Result<_, _>>()?,
+        })
     }
 
-    /// The features and the label.
+    /// All of them.
     pub fn all(&self) -> impl Iterator<Item = usize> {
-        self.features.iter().copied().chain([self.label])
+        self.features.iter().copied().chain(self.label).chain(self.columns.iter().copied())
     }
 }
 

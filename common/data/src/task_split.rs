@@ -8,8 +8,10 @@ use crate::error::DataError;
 const RECORDS_MIN: u32 = 32;
 /// The largest automatic task size.
 const RECORDS_MAX: u32 = 8192;
-/// The number of tasks above which the automatic task size increases.
+/// The number of tasks above which the automatic task size increases …
 const TASKS_AIM: u64 = 256;
+/// … while a task has at most this many bytes of its files.
+const TASK_BYTES_AIM: u64 = 32 << 20;
 
 /// For a text that can only be read from its start, the task size is chosen so that all tasks together
 /// read at most about this many bytes, or …
@@ -27,6 +29,14 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
+    /// Bytes of the records; 0 of a format whose records are not read to plan.
+    pub fn bytes(&self) -> u64 {
+        match &self.places {
+            Places::RowGroups(_) => 0,
+            Places::Bytes(marks) => marks.end,
+        }
+    }
+
     /// The smallest task size that the file supports.
     pub fn task_size_min(&self) -> u32 {
         match &self.places {
@@ -103,12 +113,12 @@ impl Marks {
     fn task_size_wanted(&self) -> u32 {
         match self.growth {
             Growth::Fixed => self.stride,
-            Growth::Automatic(Access::Anywhere) => task_size(self.records),
+            Growth::Automatic(Access::Anywhere) => task_size(self.records, self.end),
             Growth::Automatic(Access::FromStart) => {
                 let tasks_max = (FROM_START_BYTES / self.end.max(1)).max(FROM_START_TASKS);
                 let size = self.records.div_ceil(tasks_max).next_power_of_two();
                 let size = u32::try_from(size).unwrap_or(TASK_SIZE_MAX).min(TASK_SIZE_MAX);
-                task_size(self.records).max(size)
+                task_size(self.records, self.end).max(size)
             }
         }
     }
@@ -116,6 +126,11 @@ impl Marks {
     /// The number of records so far.
     pub fn records(&self) -> u64 {
         self.records
+    }
+
+    /// The end of the last record.
+    pub fn end(&self) -> u64 {
+        self.end
     }
 
     /// The byte range of the records `first..last`. Both are multiples of the stride, except at the end
@@ -128,11 +143,15 @@ impl Marks {
     }
 }
 
-/// Chooses the task size: a power of two times the smallest, so that each choice is a multiple of all
-/// smaller ones.
-pub(crate) fn task_size(records: u64) -> u32 {
+/// Chooses the task size for `records` of together `bytes`: a power of two times the smallest, so that each
+/// choice is a multiple of all smaller ones.
+pub(crate) fn task_size(records: u64, bytes: u64) -> u32 {
+    let record_bytes = bytes / records.max(1);
     let mut size = RECORDS_MIN;
-    while size < RECORDS_MAX && records > u64::from(size) * TASKS_AIM {
+    while size < RECORDS_MAX
+        && records > u64::from(size) * TASKS_AIM
+        && 2 * u64::from(size) * record_bytes <= TASK_BYTES_AIM
+    {
         size *= 2;
     }
     size
@@ -299,7 +318,7 @@ mod tests {
         ) {
             let files: Vec<Shape> =
                 counts.iter().map(|count| text(*count, records_per_task)).collect();
-            let size = records_per_task.unwrap_or_else(|| task_size(counts.iter().sum()));
+            let size = records_per_task.unwrap_or_else(|| task_size(counts.iter().sum(), 0));
             let split = split(&files, size).unwrap();
             assert_complete(&split, &files, RECORD_BYTES);
             prop_assert!(sizes(&split).iter().all(|task| (1..=u64::from(size)).contains(task)));
@@ -337,12 +356,14 @@ mod tests {
     /// S004-4: many more tasks than trainers, of many records each.
     #[test]
     fn the_size_of_tasks_follows_that_of_the_dataset() {
-        let tasks = |records: u64| records.div_ceil(u64::from(task_size(records)));
+        let tasks = |records: u64| records.div_ceil(u64::from(task_size(records, 0)));
         assert_eq!(tasks(1797), 57);
         for records in (2_048..2_000_000).step_by(997) {
             assert!((64..=256).contains(&tasks(records)), "{records}: {}", tasks(records));
         }
-        assert_eq!(task_size(u64::MAX), RECORDS_MAX);
+        assert_eq!(task_size(u64::MAX, 0), RECORDS_MAX);
+        // Images of 100 kB.
+        assert_eq!(task_size(1_000_000, 100_000_000_000), 256);
     }
 
     #[test]
@@ -365,7 +386,7 @@ mod tests {
                 marks.push(record * record_bytes, (record + 1) * record_bytes);
             }
             let shape = Shape { records, places: Places::Bytes(marks) };
-            let size = shape.task_size_min().max(task_size(records));
+            let size = shape.task_size_min().max(task_size(records, shape.bytes()));
             let split = split(&[shape], size).unwrap();
             assert_complete(&split, &[text(records, Some(size))], record_bytes);
             assert_eq!(split.task_ends.len(), tasks, "{records} of {record_bytes} bytes");

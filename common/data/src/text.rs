@@ -8,6 +8,7 @@ mod scan;
 use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
+use steadfast_common::columns::{ColumnType, Element};
 use steadfast_common::dataset::ReadOptions;
 use steadfast_common::spec::{DataFormat, DatasetSpec, Header};
 use steadfast_store::Location;
@@ -15,6 +16,7 @@ use steadfast_store::Location;
 use crate::columns::{Column, Content};
 use crate::error::DataError;
 use crate::format;
+use crate::values::Inference;
 use compressed::{Decompressor, Head, Rest};
 
 pub(crate) use compressed::Codec;
@@ -36,12 +38,12 @@ pub(crate) struct Dialect {
 }
 
 impl Dialect {
-    /// The dialect of a job's files; `None` for Parquet.
+    /// The dialect of a job's files; `None` for other formats.
     pub fn of_spec(spec: &DatasetSpec) -> Option<Self> {
         Self::new(spec.format, spec.header)
     }
 
-    /// The dialect that the planner used; `None` for Parquet.
+    /// The dialect that the planner used; `None` for other formats.
     pub fn of_options(options: &ReadOptions) -> Option<Self> {
         let header = if options.has_header { Header::Present } else { Header::Absent };
         Self::new(options.format, header)
@@ -49,7 +51,11 @@ impl Dialect {
 
     fn new(format: DataFormat, header: Header) -> Option<Self> {
         match format {
-            DataFormat::Parquet => None,
+            DataFormat::Parquet
+            | DataFormat::Jsonl
+            | DataFormat::Tfrecord
+            | DataFormat::Libsvm
+            | DataFormat::Webdataset => None,
             DataFormat::Csv => Some(Self { delimiter: b',', header }),
             DataFormat::Tsv => Some(Self { delimiter: b'\t', header }),
         }
@@ -79,9 +85,11 @@ impl Dialect {
 }
 
 /// The structure of a file, from its first record.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Layout {
     pub columns: Vec<String>,
+    /// What the first records hold, by column.
+    inferred: Vec<Inference>,
     /// The byte offset after the header.
     pub data_start: u64,
     /// The line of `data_start`, from 1.
@@ -91,10 +99,13 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// The columns to choose features from; whether they hold numbers is known only when they are read.
+    /// The columns to choose from; whether they hold numbers is known only when they are read.
     pub fn choices(&self) -> Vec<Column> {
-        let column = |name: &String| Column { name: name.clone(), content: Content::Text };
-        self.columns.iter().map(column).collect()
+        let column = |(name, inference): (&String, &Inference)| {
+            let kind = inference.finish().unwrap_or(ColumnType::one(Element::Text));
+            Column { name: name.clone(), content: Content::Text(kind) }
+        };
+        self.columns.iter().zip(&self.inferred).map(column).collect()
     }
 }
 
@@ -155,11 +166,14 @@ pub(crate) async fn layout(
                 let data_start = end + u64::from(line_end_is_split);
                 let data_line = 1 + quotes::lines(&head[..data_start as usize]);
                 let columns = names(&first, file)?;
-                Ok(Layout { columns, data_start, data_line, codec })
+                let inferred =
+                    inferred(dialect, &head[data_start as usize..], is_all, columns.len());
+                Ok(Layout { columns, inferred, data_start, data_line, codec })
             }
             Header::Absent => {
                 let columns = (0..first.len()).map(|index| index.to_string()).collect();
-                Ok(Layout { columns, data_start: 0, data_line: 1, codec })
+                let inferred = inferred(dialect, &head, is_all, first.len());
+                Ok(Layout { columns, inferred, data_start: 0, data_line: 1, codec })
             }
         };
     }
@@ -220,6 +234,23 @@ impl<'a> Blocks<'a> {
             Self::Compressed(decompressor) => decompressor.next().await,
         }
     }
+}
+
+/// Derives the types of columns from the records at the beginning of a file; `is_all` if nothing follows.
+fn inferred(dialect: Dialect, text: &[u8], is_all: bool, columns: usize) -> Vec<Inference> {
+    let mut inferred = vec![Inference::default(); columns];
+    let mut reader = dialect.reader(text);
+    let mut fields = csv::ByteRecord::new();
+    // The last record may be truncated, or damaged, which the scan reports.
+    while reader.read_byte_record(&mut fields).unwrap_or(false) {
+        if !is_all && reader.position().byte() >= text.len() as u64 {
+            break;
+        }
+        for (inference, field) in inferred.iter_mut().zip(&fields) {
+            inference.add_text(&String::from_utf8_lossy(field));
+        }
+    }
+    inferred
 }
 
 fn names(header: &csv::ByteRecord, file: &Location) -> Result<Vec<String>, DataError> {

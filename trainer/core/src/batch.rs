@@ -1,6 +1,7 @@
 //! The records of one gradient, and the key of its random numbers.
 
 use ndarray::ArrayView2;
+use steadfast_common::columns::Column;
 use steadfast_common::dataset::Records;
 use steadfast_common::ids::{Lane, Pass};
 
@@ -14,17 +15,19 @@ pub struct Batch<'a> {
     pub features: ArrayView2<'a, f32>,
     /// One label per record: a class index or a number.
     pub labels: &'a [f32],
+    /// The columns of a dataset without features and label.
+    pub columns: &'a [Column],
 }
 
 impl Batch<'_> {
     /// Returns the number of records.
     pub fn len(&self) -> usize {
-        self.labels.len()
+        self.columns.first().map_or(self.labels.len(), Column::len)
     }
 
     /// Whether the batch has no records.
     pub fn is_empty(&self) -> bool {
-        self.labels.is_empty()
+        self.len() == 0
     }
 
     /// Checks that every record has `width` features, all of them finite. Models call this first: an
@@ -52,10 +55,10 @@ impl Batch<'_> {
 /// If `records` does not hold `width` features per record.
 impl<'a> From<&'a Records> for Batch<'a> {
     fn from(records: &'a Records) -> Self {
-        let shape = (records.len(), records.width);
+        let shape = (records.labels.len(), records.width);
         let features = ArrayView2::from_shape(shape, &records.features)
             .expect("a record has as many features as its width says");
-        Self { features, labels: &records.labels }
+        Self { features, labels: &records.labels, columns: &records.columns }
     }
 }
 
@@ -75,7 +78,7 @@ mod tests {
 
     fn records(features: &[f32]) -> Records {
         let labels = vec![0.0; features.len() / 2];
-        Records { features: features.to_vec(), width: 2, labels }
+        Records { features: features.to_vec(), width: 2, labels, columns: vec![] }
     }
 
     #[test]

@@ -79,7 +79,8 @@
 //! let mut parameters = Parameters::zeros(layout.clone());
 //! model.initialize(7, &mut parameters)?;
 //!
-//! let records = Records { width: 2, features: vec![1.0, 0.0, 0.0, 1.0], labels: vec![2.0, 0.0] };
+//! let (features, labels) = (vec![1.0, 0.0, 0.0, 1.0], vec![2.0, 0.0]);
+//! let records = Records { width: 2, features, labels, columns: vec![] };
 //! let key = MicroBatch { seed: 7, pass: Pass(0), step: 0, lane: Lane(0) };
 //! let mut gradient = Parameters::zeros(layout);
 //! let loss_sum = model.gradient(&parameters, &Batch::from(&records), &key, &mut gradient)?;

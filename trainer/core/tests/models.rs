@@ -201,7 +201,8 @@ fn records_that_do_not_fit_are_refused_not_computed() {
         let mut bad = records(3);
         bad.features[6] = f32::INFINITY;
         assert_eq!(refuse(&bad), ModelError::BadFeature { record: 1, feature: 2 });
-        let narrow = Records { features: vec![0.0; 6], width: 2, labels: vec![0.0; 3] };
+        let labels = vec![0.0; 3];
+        let narrow = Records { features: vec![0.0; 6], width: 2, labels, columns: vec![] };
         assert_eq!(refuse(&narrow), ModelError::Width { expected: FEATURES, found: 2 });
         let mut bad = records(3);
         bad.labels[2] = f32::INFINITY;

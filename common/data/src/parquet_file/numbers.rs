@@ -1,4 +1,4 @@
-//! Reads numeric columns as 64-bit floats.
+//! The types of columns; reads numeric ones as 64-bit floats.
 
 use std::fmt::Display;
 
@@ -10,6 +10,7 @@ use parquet::column::reader::{ColumnReader, ColumnReaderImpl, get_column_reader}
 use parquet::data_type::DataType;
 use parquet::errors::ParquetError;
 use parquet::schema::types::{ColumnDescPtr, Type};
+use steadfast_common::columns::{ColumnType, Element};
 
 use crate::columns::Content;
 
@@ -24,18 +25,57 @@ pub(super) type Numbers = Box<dyn FnMut(usize, &mut Vec<Option<f64>>) -> Result<
 pub(super) fn content(column: &Type) -> Content {
     let info = column.get_basic_info();
     let other = |name: &str| Content::Other(name.to_owned());
-    if info.repetition() == Repetition::REPEATED {
-        return other("lists");
+    let is_list = info.repetition() == Repetition::REPEATED
+        || (column.is_group() && info.converted_type() == ConvertedType::LIST);
+    if is_list {
+        return match list_leaf(column).map(element) {
+            Some(Ok(element)) if !element.is_string() => Content::Typed(ColumnType::list(element)),
+            Some(Ok(_)) => other("lists of text"),
+            Some(Err(found)) => Content::Other(format!("lists of {found}")),
+            None => other("lists of nested values"),
+        };
     }
-    let converted = info.converted_type();
     if column.is_group() {
-        return other(match converted {
-            ConvertedType::LIST => "lists",
+        return other(match info.converted_type() {
             ConvertedType::MAP | ConvertedType::MAP_KEY_VALUE => "maps",
             _ => "nested columns",
         });
     }
+    element(column).map_or_else(Content::Other, |element| Content::Typed(ColumnType::one(element)))
+}
+
+/// The type of a list's elements, if these are not nested.
+fn list_leaf(column: &Type) -> Option<&Type> {
+    let mut at = column;
+    // The list, the repeated group, and the element; some writers leave out one.
+    for _ in 0..3 {
+        match at {
+            Type::PrimitiveType { .. } => break,
+            Type::GroupType { fields, .. } => match &fields[..] {
+                [field] => at = field,
+                _ => return None,
+            },
+        }
+    }
+    let repeated = {
+        let (mut count, mut at) = (0, column);
+        loop {
+            count += u32::from(at.get_basic_info().repetition() == Repetition::REPEATED);
+            match at {
+                Type::GroupType { fields, .. } if fields.len() == 1 => at = &fields[0],
+                _ => break count,
+            }
+        }
+    };
+    (at.is_primitive() && repeated == 1).then_some(at)
+}
+
+/// The type of single values; what they are, if they cannot be read.
+fn element(column: &Type) -> Result<Element, String> {
+    let info = column.get_basic_info();
+    let converted = info.converted_type();
     let physical = column.get_physical_type();
+    let other = |name: &str| Err(name.to_owned());
     match (info.logical_type_ref(), converted, physical) {
         (Some(LogicalType::Unknown), ..) => other("only nulls"),
         (Some(LogicalType::Timestamp(_)), ..)
@@ -44,19 +84,20 @@ pub(super) fn content(column: &Type) -> Content {
         (Some(LogicalType::Time(_)), ..)
         | (_, ConvertedType::TIME_MILLIS | ConvertedType::TIME_MICROS, _) => other("times of day"),
         (_, ConvertedType::DATE, _) => other("dates"),
-        (_, ConvertedType::UTF8, _) => other("text"),
-        (Some(LogicalType::Integer(_) | LogicalType::Decimal(_) | LogicalType::Float16), ..)
-        | (None, ConvertedType::DECIMAL, _)
-        | (
-            None,
-            _,
-            PhysicalType::BOOLEAN
-            | PhysicalType::INT32
-            | PhysicalType::INT64
-            | PhysicalType::FLOAT
-            | PhysicalType::DOUBLE,
-        ) => Content::Numbers,
-        _ => other(&physical.to_string()),
+        (_, ConvertedType::INTERVAL, _) => other("intervals"),
+        (_, ConvertedType::UTF8 | ConvertedType::ENUM | ConvertedType::JSON, _) => {
+            Ok(Element::Text)
+        }
+        (Some(LogicalType::Decimal(_)), ..) | (_, ConvertedType::DECIMAL, _) => {
+            Ok(Element::Float64)
+        }
+        (Some(LogicalType::Float16), ..) => Ok(Element::Float32),
+        (_, ConvertedType::UINT_8, PhysicalType::INT32) => Ok(Element::Uint8),
+        (_, _, PhysicalType::BOOLEAN) => Ok(Element::Bool),
+        (_, _, PhysicalType::INT32 | PhysicalType::INT64) => Ok(Element::Int64),
+        (_, _, PhysicalType::FLOAT) => Ok(Element::Float32),
+        (_, _, PhysicalType::DOUBLE) => Ok(Element::Float64),
+        (_, _, PhysicalType::BYTE_ARRAY | PhysicalType::FIXED_LEN_BYTE_ARRAY) => Ok(Element::Bytes),
     }
 }
 
@@ -67,7 +108,7 @@ pub(super) fn open(
     first: usize,
 ) -> Result<Numbers, ParquetError> {
     let (converted, scale) = (column.converted_type(), column.type_scale());
-    let float16 = column.logical_type_ref() == Some(&LogicalType::Float16);
+    let is_float16 = column.logical_type_ref() == Some(&LogicalType::Float16);
     match get_column_reader(column, pages) {
         ColumnReader::BoolColumnReader(it) => numbers(it, first, |it| f64::from(u8::from(*it))),
         ColumnReader::Int32ColumnReader(it) => match converted {
@@ -89,11 +130,8 @@ pub(super) fn open(
         ColumnReader::ByteArrayColumnReader(it) => {
             numbers(it, first, move |it| long_decimal(it.data(), scale))
         }
-        ColumnReader::FixedLenByteArrayColumnReader(it) if float16 => {
-            numbers(it, first, |it| match it.data() {
-                [low, high] => f16::from_le_bytes([*low, *high]).to_f64(),
-                _ => f64::NAN,
-            })
+        ColumnReader::FixedLenByteArrayColumnReader(it) if is_float16 => {
+            numbers(it, first, |it| float16(it.data()))
         }
         ColumnReader::FixedLenByteArrayColumnReader(it) => {
             numbers(it, first, move |it| long_decimal(it.data(), scale))
@@ -109,7 +147,6 @@ fn numbers<T: DataType>(
     first: usize,
     as_float: impl Fn(&T::T) -> f64 + 'static,
 ) -> Result<Numbers, ParquetError> {
-    let ended = || ParquetError::EOF("a column has fewer rows than its row group".to_owned());
     if column.skip_records(first)? < first {
         return Err(ended());
     }
@@ -134,12 +171,24 @@ fn numbers<T: DataType>(
     }))
 }
 
+pub(super) fn ended() -> ParquetError {
+    ParquetError::EOF("a column has fewer rows than its row group".to_owned())
+}
+
+/// A number of 16 bits; NaN if there are more or fewer.
+pub(super) fn float16(bytes: &[u8]) -> f64 {
+    match bytes {
+        [low, high] => f16::from_le_bytes([*low, *high]).to_f64(),
+        _ => f64::NAN,
+    }
+}
+
 /// Converts an integer to the same number as the decimal's text would give in a text file.
-fn decimal(unscaled: impl Display, scale: i32) -> f64 {
+pub(super) fn decimal(unscaled: impl Display, scale: i32) -> f64 {
     format!("{unscaled}e-{scale}").parse().unwrap_or(f64::NAN)
 }
 
-fn long_decimal(unscaled: &[u8], scale: i32) -> f64 {
+pub(super) fn long_decimal(unscaled: &[u8], scale: i32) -> f64 {
     match unscaled.len() {
         1..=DECIMAL_BYTES_MAX => decimal(BigInt::from_signed_bytes_be(unscaled), scale),
         _ => f64::NAN,

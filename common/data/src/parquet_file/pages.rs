@@ -55,12 +55,16 @@ pub(super) fn valid_index<'a>(
     is_valid.then_some(index)
 }
 
-/// The pages of a column that is not nested, with checks that the decoder lacks.
-pub(super) struct FlatPages(pub SerializedPageReader<Source>);
+/// The pages of a column, with checks that the decoder lacks.
+pub(super) struct CheckedPages {
+    pub pages: SerializedPageReader<Source>,
+    /// Whether a row may have more or less than one value.
+    pub is_list: bool,
+}
 
-impl PageReader for FlatPages {
+impl PageReader for CheckedPages {
     fn get_next_page(&mut self) -> Result<Option<Page>, ParquetError> {
-        while let Some(page) = self.0.get_next_page()? {
+        while let Some(page) = self.pages.get_next_page()? {
             match &page {
                 // The decoder allocates memory for the number of values that a dictionary claims.
                 Page::DictionaryPage { buf, num_values, .. }
@@ -80,17 +84,21 @@ impl PageReader for FlatPages {
     }
 
     fn peek_next_page(&mut self) -> Result<Option<PageMetadata>, ParquetError> {
-        // A page has a row for each value. Its number of rows may be wrong; decoding ignores it.
-        let page = self.0.peek_next_page()?;
-        Ok(page.map(|page| PageMetadata { num_rows: page.num_levels.or(page.num_rows), ..page }))
+        // The number of rows that a page claims may be wrong; decoding ignores it. Without lists, there is a
+        // row for each value; with lists, rows are counted as they are decoded.
+        let page = self.pages.peek_next_page()?;
+        Ok(page.map(|page| match self.is_list {
+            true => PageMetadata { num_rows: None, ..page },
+            false => PageMetadata { num_rows: page.num_levels.or(page.num_rows), ..page },
+        }))
     }
 
     fn skip_next_page(&mut self) -> Result<(), ParquetError> {
-        self.0.skip_next_page()
+        self.pages.skip_next_page()
     }
 }
 
-impl Iterator for FlatPages {
+impl Iterator for CheckedPages {
     type Item = Result<Page, ParquetError>;
 
     fn next(&mut self) -> Option<Self::Item> {

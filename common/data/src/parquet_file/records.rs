@@ -9,10 +9,12 @@ use parquet::file::serialized_reader::SerializedPageReader;
 use steadfast_common::dataset::{Chunk, ReadOptions, Records};
 
 use super::numbers::{self, Numbers};
-use super::pages::{self, FlatPages};
+use super::pages::{self, CheckedPages};
 use super::source::Source;
+use super::values;
 use crate::error::DataError;
 use crate::read::{Wanted, narrow};
+use crate::values::Builder;
 
 /// Rows decoded at a time.
 const BATCH_ROWS: usize = 1024;
@@ -50,7 +52,7 @@ impl RowReader {
                 source,
                 &self.metadata,
                 self.group,
-                self.wanted.all(),
+                self.wanted.all().filter(|leaf| !self.is_list(*leaf)),
                 self.first_row,
             ),
         };
@@ -58,7 +60,10 @@ impl RowReader {
             Ok(numbers) => Ok(Column { name, scale, numbers }),
             Err(error) => Err(source.error(&error)),
         };
-        let mut label = open(&self.options.label, 1.0, self.wanted.label)?;
+        let mut label = match (&self.options.label, self.wanted.label) {
+            (Some(name), Some(leaf)) => open(name, 1.0, leaf)?,
+            _ => return self.read_columns(source, index),
+        };
         let mut features = Vec::with_capacity(self.options.features.len());
         for (name, leaf) in self.options.features.iter().zip(&self.wanted.features) {
             features.push(open(name, self.options.feature_scale, *leaf)?);
@@ -81,19 +86,74 @@ impl RowReader {
         Ok(records)
     }
 
-    /// Opens a column at the first row of the chunk.
+    /// Reads the columns of a dataset without features and label.
+    fn read_columns(
+        &self,
+        source: &Source,
+        index: Option<&dyn PageIndexProvider>,
+    ) -> Result<Records, DataError> {
+        let mut columns = Vec::new();
+        for (spec, leaf) in self.options.columns.iter().zip(&self.wanted.columns) {
+            let column = self.metadata.row_group(self.group).column(*leaf).column_descr_ptr();
+            let schema = self.metadata.file_metadata().schema_descr();
+            let open = self.pages(source, index, *leaf).and_then(|pages| {
+                values::open(schema.get_column_root(*leaf), column, pages, self.first_row)
+            });
+            let mut read = open.map_err(|error| source.error(&error))?;
+            let mut builder = Builder::new(spec);
+            let records = self.chunk.records as usize;
+            for first in (0..records).step_by(BATCH_ROWS) {
+                let rows = BATCH_ROWS.min(records - first);
+                let found = read(rows, &mut builder).map_err(|error| source.error(&error))?;
+                found.map_err(|(row, reason)| self.bad_record(first + row, &spec.name, reason))?;
+            }
+            columns.push(builder.finish());
+        }
+        Ok(Records { columns, ..Records::default() })
+    }
+
+    /// Whether a row of the column has a list.
+    fn is_list(&self, leaf: usize) -> bool {
+        let column = self.metadata.row_group(self.group).column(leaf);
+        0 < column.column_descr().max_rep_level()
+    }
+
+    /// Opens a numeric column at the first row of the chunk.
     fn open(
         &self,
         source: &Source,
         index: Option<&dyn PageIndexProvider>,
         leaf: usize,
     ) -> Result<Numbers, ParquetError> {
+        let column = self.metadata.row_group(self.group).column(leaf).column_descr_ptr();
+        numbers::open(column, self.pages(source, index, leaf)?, self.first_row)
+    }
+
+    /// The pages of a column, from those of the first row if there is an index of them.
+    fn pages(
+        &self,
+        source: &Source,
+        index: Option<&dyn PageIndexProvider>,
+        leaf: usize,
+    ) -> Result<Box<CheckedPages>, ParquetError> {
         let group = self.metadata.row_group(self.group);
         let (column, rows) = (group.column(leaf), usize::try_from(group.num_rows())?);
+        let is_list = self.is_list(leaf);
+        // The number of rows in a page of lists is not checked, so its index is not used.
+        let index = index.filter(|_| !is_list);
         let locations = index.and_then(|index| index.page_locations(self.group, leaf)).cloned();
         let source = Arc::new(source.clone());
-        let pages = FlatPages(SerializedPageReader::new(source, column, rows, locations)?);
-        numbers::open(column.column_descr_ptr(), Box::new(pages), self.first_row)
+        let pages = SerializedPageReader::new(source, column, rows, locations)?;
+        Ok(Box::new(CheckedPages { pages, is_list }))
+    }
+
+    fn bad_record(&self, row: usize, column: &str, reason: String) -> DataError {
+        DataError::BadRecord {
+            file: self.file.clone(),
+            record: self.chunk.first_record + row as u64,
+            column: column.to_owned(),
+            reason,
+        }
     }
 
     /// The next `rows` numbers of a column, which begin at record `first` of the chunk.
@@ -112,12 +172,7 @@ impl RowReader {
                 Some(value) => narrow(value, column.scale),
                 None => Err("it is empty (null)".to_owned()),
             };
-            number.map_err(|reason| DataError::BadRecord {
-                file: self.file.clone(),
-                record: self.chunk.first_record + (first + row) as u64,
-                column: column.name.to_owned(),
-                reason,
-            })
+            number.map_err(|reason| self.bad_record(first + row, column.name, reason))
         };
         values.into_iter().enumerate().map(number).collect()
     }

@@ -5,14 +5,11 @@ use std::io::{self, BufRead, ErrorKind, Read};
 
 use bytes::{Buf, Bytes};
 use steadfast_store::{Location, StoreError};
-use tokio::runtime::Handle;
 use tokio::task::spawn_blocking;
 
 use super::BLOCK_BYTES;
 use crate::error::DataError;
-
-/// Compressed bytes per fetch.
-const FETCH_BYTES: u64 = 4 * 1024 * 1024;
+use crate::file_reader::FileReader;
 
 /// The compression of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +44,7 @@ impl Codec {
     }
 
     /// Decompresses all members, frames or streams of a file in sequence.
-    fn decoder(
+    pub fn decoder(
         self,
         compressed: impl BufRead + Send + 'static,
     ) -> io::Result<Box<dyn Read + Send>> {
@@ -59,7 +56,7 @@ impl Codec {
     }
 
     /// The cause of a decompression error: the store or the file.
-    fn error(self, file: &str, error: io::Error) -> DataError {
+    pub fn error(self, file: &str, error: io::Error) -> DataError {
         match error.downcast::<StoreError>() {
             Ok(error) => DataError::Store(error),
             Err(error) => DataError::bad_file(
@@ -128,13 +125,7 @@ impl Decompressor {
         codec: Codec,
         start: u64,
     ) -> Result<Self, DataError> {
-        let compressed = Compressed {
-            file: file.clone(),
-            size,
-            position: 0,
-            bytes: Bytes::new(),
-            runtime: Handle::current(),
-        };
+        let compressed = FileReader::new(file, size);
         // Some decoders already read when they are created.
         let decoder = run_blocking(file.url(), move || codec.decoder(compressed)).await?;
         let decoder = decoder.map_err(|error| codec.error(file.url(), error))?;
@@ -180,39 +171,6 @@ async fn run_blocking<T: Send + 'static>(
         Ok(panic) => DataError::from_panic(file, &*panic),
         Err(cancelled) => DataError::bad_file(file, cancelled.to_string()),
     })
-}
-
-/// The bytes of a file, fetched on demand.
-struct Compressed {
-    file: Location,
-    size: u64,
-    position: u64,
-    bytes: Bytes,
-    runtime: Handle,
-}
-
-impl BufRead for Compressed {
-    fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        if self.bytes.is_empty() && self.position < self.size {
-            let range = self.position..self.size.min(self.position + FETCH_BYTES);
-            self.position = range.end;
-            self.bytes =
-                self.runtime.block_on(self.file.read_range(range)).map_err(io::Error::other)?;
-        }
-        Ok(&self.bytes)
-    }
-
-    fn consume(&mut self, count: usize) {
-        self.bytes.advance(count);
-    }
-}
-
-impl Read for Compressed {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.fill_buf()?.read(buffer)?;
-        self.consume(count);
-        Ok(count)
-    }
 }
 
 #[cfg(test)]

@@ -1,10 +1,13 @@
 //! Parses the text of a chunk into numbers.
 
+use std::borrow::Cow;
+
 use steadfast_common::dataset::{Chunk, ReadOptions, Records};
 
 use super::{Dialect, Layout};
 use crate::error::DataError;
-use crate::read::Wanted;
+use crate::read::{Wanted, narrow};
+use crate::values::{Builder, Value, parse};
 
 /// Parses `bytes`, the text of `chunk`.
 pub(crate) fn decode(
@@ -17,6 +20,7 @@ pub(crate) fn decode(
 ) -> Result<Records, DataError> {
     let wanted = Wanted::find(options, &layout.columns, file)?;
     let mut records = Records { width: wanted.features.len(), ..Records::default() };
+    let mut builders: Vec<Builder> = options.columns.iter().map(Builder::new).collect();
     let mut reader = dialect.reader(bytes);
     let mut fields = csv::ByteRecord::new();
     let mut record = chunk.first_record;
@@ -36,50 +40,34 @@ pub(crate) fn decode(
                 ),
             ));
         }
+        let located = |column: usize, reason| DataError::BadRecord {
+            file: file.to_owned(),
+            record,
+            column: layout.columns[column].clone(),
+            reason,
+        };
         let number = |column: usize, scale: f32| {
-            number(&fields[column], scale).map_err(|reason| DataError::BadRecord {
-                file: file.to_owned(),
-                record,
-                column: layout.columns[column].clone(),
-                reason,
-            })
+            number(&fields[column], scale).map_err(|reason| located(column, reason))
         };
         for &column in &wanted.features {
             records.features.push(number(column, options.feature_scale)?);
         }
-        records.labels.push(number(wanted.label, 1.0)?);
+        if let Some(label) = wanted.label {
+            records.labels.push(number(label, 1.0)?);
+        }
+        for (builder, &column) in builders.iter_mut().zip(&wanted.columns) {
+            let field = Value::Bytes(Cow::Borrowed(&fields[column]));
+            builder.push(&field).map_err(|reason| located(column, reason))?;
+        }
         record += 1;
     }
+    records.columns = builders.into_iter().map(Builder::finish).collect();
     Ok(records)
 }
 
 fn number(field: &[u8], scale: f32) -> Result<f32, String> {
-    let text = std::str::from_utf8(field).map_err(|_| "it is not UTF-8".to_owned())?.trim();
-    let value = match text {
-        "" => return Err("it is empty".to_owned()),
-        "true" | "True" | "TRUE" => 1.0,
-        "false" | "False" | "FALSE" => 0.0,
-        text => text.parse::<f64>().map_err(|_| not_a_number(text))?,
-    };
-    crate::read::narrow(value, scale)
-}
-
-fn not_a_number(text: &str) -> String {
-    match text.split_once('\n') {
-        None => format!("`{}` is not a number", shortened(text)),
-        Some((line, _)) => {
-            let line = shortened(line.trim_end());
-            format!("a field of several lines begins with `{line}`; is a quote not closed?")
-        }
-    }
-}
-
-fn shortened(text: &str) -> String {
-    const CHARACTERS_MAX: usize = 40;
-    match text.char_indices().nth(CHARACTERS_MAX) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
+    let text = std::str::from_utf8(field).map_err(|_| "it is not UTF-8".to_owned())?;
+    narrow(parse(text)?, scale)
 }
 
 #[cfg(test)]

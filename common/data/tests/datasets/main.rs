@@ -1,6 +1,7 @@
 //! Datasets in all formats: splitting into tasks, and reading.
 
 mod codecs;
+mod columns;
 mod compressed;
 mod damaged;
 mod files;

@@ -174,7 +174,7 @@ async fn a_column_without_numbers_is_refused_with_its_content() {
         ("required int64 x (TIMESTAMP(NANOS,true))", Values::Int64(vec![1]), "timestamps"),
         ("required int96 x", Values::Int96(vec![vec![1, 2, 3].into()]), "timestamps"),
         ("required binary x (STRING)", Values::Bytes(vec!["1".into()]), "text"),
-        ("required binary x", Values::Bytes(vec!["1".into()]), "BYTE_ARRAY"),
+        ("required binary x", Values::Bytes(vec!["1".into()]), "bytes"),
         ("repeated double x", Values::Double(vec![1.0]), "lists"),
         ("optional group x { required double x; }", Values::Double(vec![1.0]), "nested columns"),
     ];

@@ -44,6 +44,8 @@ pub fn spec(format: DataFormat, source: &[&str]) -> DatasetSpec {
         format,
         features: vec!["x*".to_owned()],
         label: "y".to_owned(),
+        columns: vec![],
+        types: Default::default(),
         feature_scale: 1.0,
         records_per_task: None,
         header: Header::Present,

@@ -1,0 +1,124 @@
+//! LibSVM (SVMlight) files: `label index:value …` in each line. Indices begin at 1 and ascend; `#` begins a
+//! comment.
+
+use std::borrow::Cow;
+
+use steadfast_common::columns::{ColumnType, Element};
+
+use super::lines::Fields;
+use crate::columns::{Column, Content};
+use crate::error::DataError;
+use crate::read::narrow;
+use crate::values::{Value, parse};
+
+pub(super) const INDEX: &str = "index";
+pub(super) const LABEL: &str = "label";
+pub(super) const VALUE: &str = "value";
+
+/// The most features that a record is expanded to.
+const FEATURES_MAX: u32 = 16_384;
+
+/// The columns of every file, to choose from.
+pub(super) fn columns() -> Vec<Column> {
+    let typed = |name: &str, kind| Column { name: name.to_owned(), content: Content::Typed(kind) };
+    vec![
+        typed(INDEX, ColumnType::list(Element::Int64)),
+        typed(LABEL, ColumnType::one(Element::Float32)),
+        typed(VALUE, ColumnType::list(Element::Float32)),
+    ]
+}
+
+/// The features `1`, `2`, … up to the largest index, and the label.
+pub(crate) fn expanded(file: &str, index_max: u32) -> Result<Vec<Column>, DataError> {
+    if FEATURES_MAX < index_max {
+        return Err(DataError::TooManyFeatures {
+            file: file.to_owned(),
+            features: index_max,
+            max: FEATURES_MAX,
+        });
+    }
+    let number = Content::Typed(ColumnType::one(Element::Float32));
+    let names = (1..=index_max).map(|index| index.to_string()).chain([LABEL.to_owned()]);
+    Ok(names.map(|name| Column { name, content: number.clone() }).collect())
+}
+
+/// The fields of a line: indices, label, and values.
+pub(super) fn fields(line: &str) -> Result<Fields<'_>, String> {
+    let line = line.split('#').next().unwrap_or("");
+    let mut words = line.split_ascii_whitespace();
+    let Some(label) = words.next() else { return Ok(None) };
+    let label = number(label).map_err(|reason| format!("its label: {reason}"))?;
+    let (mut indices, mut values, mut last) = (Vec::new(), Vec::new(), -1);
+    for word in words {
+        let Some((index, value)) = word.split_once(':') else {
+            return Err(format!("`{word}` is not `index:value`"));
+        };
+        let Ok(place) = index.parse::<u32>() else {
+            return Err(match index {
+                "qid" => "query ids (`qid`) are not supported".to_owned(),
+                _ => format!("`{index}` is not an index"),
+            });
+        };
+        if i64::from(place) <= last {
+            return Err(format!("index {place} follows {last}; indices must ascend"));
+        }
+        last = i64::from(place);
+        indices.push(Value::Int(last));
+        values.push(number(value).map_err(|reason| format!("index {place}: {reason}"))?);
+    }
+    let named = |name, value| (Cow::Borrowed(name), value);
+    Ok(Some(vec![
+        named(INDEX, Value::List(indices)),
+        named(LABEL, label),
+        named(VALUE, Value::List(values)),
+    ]))
+}
+
+fn number(text: &str) -> Result<Value<'static>, String> {
+    // Truth values are words of other formats.
+    match text.bytes().any(|byte| byte.is_ascii_digit()) {
+        true => Ok(Value::Float32(narrow(parse(text)?, 1.0)?)),
+        false => Err(format!("`{text}` is not a number")),
+    }
+}
+
+/// The largest index of a record; 0 without any, and for other formats.
+pub(super) fn index_max(fields: &[(Cow<'_, str>, Value)]) -> u32 {
+    match fields {
+        [(name, Value::List(indices)), ..] if name == INDEX => match indices.last() {
+            Some(Value::Int(index)) => u32::try_from(*index).unwrap_or(u32::MAX),
+            _ => 0,
+        },
+        _ => 0,
+    }
+}
+
+/// Appends the wanted `features`, numbers from 1 in any order, of which most are zero.
+pub(super) fn fill(
+    fields: &[(Cow<'_, str>, Value)],
+    wanted: &[String],
+    scale: f32,
+    features: &mut Vec<f32>,
+) -> Result<(), String> {
+    let [(_, Value::List(indices)), _, (_, Value::List(values))] = fields else {
+        return Err("it is missing".to_owned());
+    };
+    let first = features.len();
+    features.resize(first + wanted.len(), 0.0);
+    if indices.first() == Some(&Value::Int(0)) {
+        return Err("index 0: indices begin at 1".to_owned());
+    }
+    // Usually all features are wanted, in order.
+    let is_all = wanted.iter().enumerate().all(|(place, name)| name.parse() == Ok(place + 1));
+    for (index, value) in indices.iter().zip(values) {
+        let Value::Int(index) = index else { continue };
+        let place = match is_all {
+            true => usize::try_from(index - 1).ok().filter(|place| *place < wanted.len()),
+            false => wanted.iter().position(|name| name.parse() == Ok(*index)),
+        };
+        if let Some(place) = place {
+            features[first + place] = value.number(scale)?;
+        }
+    }
+    Ok(())
+}

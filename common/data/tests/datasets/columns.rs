@@ -1,0 +1,342 @@
+//! Columns of any type, in every format.
+
+use std::io::Read;
+
+use flate2::read::GzDecoder;
+use steadfast_common::columns::{Column, Values};
+use steadfast_common::dataset::{ReadOptions, Records};
+use steadfast_common::spec::{DataFormat, DatasetSpec};
+use steadfast_data::{DataError, ErrorKind, plan, read};
+
+use crate::files::{Directory, spec};
+
+const RECORDS: usize = 40;
+const TAR_GZ: &[u8] = include_bytes!("files/columns.tar.gz");
+
+fn tar() -> Vec<u8> {
+    let mut tar = Vec::new();
+    GzDecoder::new(TAR_GZ).read_to_end(&mut tar).unwrap();
+    tar
+}
+
+/// All columns that match `columns`, in tasks of `records_per_task`.
+async fn all(
+    directory: &Directory,
+    format: DataFormat,
+    file: &str,
+    columns: &[&str],
+    types: &[(&str, &str)],
+    records_per_task: Option<u32>,
+) -> Result<Records, DataError> {
+    let types = types.iter().map(|(name, kind)| ((*name).to_owned(), kind.parse().unwrap()));
+    let spec = DatasetSpec {
+        features: vec![],
+        label: String::new(),
+        columns: columns.iter().map(|name| (*name).to_owned()).collect(),
+        types: types.collect(),
+        records_per_task,
+        ..spec(format, &[file])
+    };
+    let manifest = plan(&spec, 0.0, Some(directory.path())).await?;
+    let options = ReadOptions::new(&spec, &manifest);
+    let mut records = Records::new(&options);
+    for task in manifest.training_tasks() {
+        let found = read(&manifest, &options, manifest.chunks_of(task)).await?;
+        assert_eq!(found.len() as u64, manifest.records_of(task));
+        records.extend(&found);
+    }
+    Ok(records)
+}
+
+async fn error_of(format: DataFormat, file: &[u8], columns: &[&str]) -> String {
+    let directory = Directory::new();
+    directory.write_bytes("f", file);
+    let error = all(&directory, format, "f", columns, &[], None).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Permanent);
+    error.to_string().replace(&format!("file://{}", directory.path()), "")
+}
+
+fn column<'a>(records: &'a Records, name: &str) -> &'a Column {
+    records.columns.iter().find(|column| column.name == name).unwrap()
+}
+
+fn strings(column: &Column) -> Vec<&[u8]> {
+    let (Values::Text(bytes) | Values::Bytes(bytes)) = &column.values else { unreachable!() };
+    column.offsets.windows(2).map(|ends| &bytes[ends[0] as usize..ends[1] as usize]).collect()
+}
+
+/// Checks the records that `files/make.py` writes.
+fn expect(records: &Records, columns: &[&str]) {
+    let numbers = || 0..RECORDS as i64;
+    assert_eq!(records.len(), RECORDS);
+    for name in columns {
+        let found = column(records, name);
+        assert_eq!(found.len(), RECORDS, "{name}");
+        match *name {
+            "label" => assert_eq!(found.values, Values::Int64(numbers().map(|i| i % 5).collect())),
+            "score" => {
+                let scores = numbers().map(|i| i as f32 * 0.5).collect();
+                assert_eq!(found.values, Values::Float32(scores));
+            }
+            "pair" => {
+                let pairs = numbers().flat_map(|i| [i as f32, -(i as f32)]).collect();
+                assert_eq!(found.values, Values::Float32(pairs));
+                assert!(found.offsets.is_empty());
+            }
+            "tokens" => {
+                let tokens = numbers().flat_map(|i| i..i + i % 4).collect();
+                assert_eq!(found.values, Values::Int64(tokens));
+                let ends: Vec<i64> = found.offsets.windows(2).map(|it| it[1] - it[0]).collect();
+                assert_eq!(ends, numbers().map(|i| i % 4).collect::<Vec<i64>>());
+            }
+            "text" => {
+                let texts: Vec<String> = numbers().map(|i| format!("ä {i}")).collect();
+                assert_eq!(strings(found), texts.iter().map(String::as_bytes).collect::<Vec<_>>());
+            }
+            "image" => {
+                let images: Vec<[u8; 2]> = numbers().map(|i| [i as u8, 255 - i as u8]).collect();
+                assert_eq!(strings(found), images.iter().map(|it| &it[..]).collect::<Vec<_>>());
+            }
+            other => panic!("{other}"),
+        }
+    }
+}
+
+const TYPES: &[(&str, &str)] = &[("pair", "float32[2]")];
+
+#[tokio::test]
+async fn files_of_the_defining_libraries_give_the_same_columns_in_tasks_of_any_size() {
+    let directory = Directory::new();
+    directory.write_bytes("a.parquet", include_bytes!("files/columns.parquet"));
+    directory.write_bytes("a.tfrecord", include_bytes!("files/columns.tfrecord"));
+    directory.write_bytes("a.tfrecord.gz", include_bytes!("files/columns.tfrecord.gz"));
+    let names = ["image", "label", "pair", "score", "text", "tokens"];
+    for records_per_task in [None, Some(1), Some(7), Some(16), Some(100)] {
+        for (format, file) in [
+            (DataFormat::Parquet, "a.parquet"),
+            (DataFormat::Tfrecord, "a.tfrecord"),
+            (DataFormat::Tfrecord, "a.tfrecord.gz"),
+        ] {
+            let mut types = TYPES.to_vec();
+            if format == DataFormat::Tfrecord {
+                // The format does not tell text from bytes.
+                types.push(("text", "text"));
+            }
+            let found =
+                all(&directory, format, file, &["*"], &types, records_per_task).await.unwrap();
+            expect(&found, &names);
+        }
+    }
+}
+
+#[tokio::test]
+async fn files_of_a_tar_archive_with_one_key_are_one_record() {
+    let directory = Directory::new();
+    directory.write_bytes("a.tar", &tar());
+    directory.write_bytes("a.tar.gz", TAR_GZ);
+    for (file, records_per_task) in
+        [("a.tar", None), ("a.tar", Some(1)), ("a.tar", Some(9)), ("a.tar.gz", Some(9))]
+    {
+        let format = DataFormat::Webdataset;
+        let found = all(&directory, format, file, &["*"], &[], records_per_task).await.unwrap();
+        let names: Vec<&str> = found.columns.iter().map(|column| &column.name[..]).collect();
+        assert_eq!(names, ["__key__", "bin", "cls", "tokens.json", "txt"]);
+        let labels = (0..RECORDS as i64).map(|i| i % 5).collect();
+        assert_eq!(column(&found, "cls").values, Values::Int64(labels));
+        assert_eq!(strings(column(&found, "txt"))[39], "ä 39".as_bytes());
+        assert_eq!(strings(column(&found, "bin"))[39], [39, 216]);
+        assert_eq!(strings(column(&found, "__key__"))[39], b"0039");
+        assert!(strings(column(&found, "__key__"))[3].ends_with(b"long/0003"));
+        assert_eq!(strings(column(&found, "tokens.json"))[39], b"[39, 40, 41]");
+    }
+    // Raw bytes as numbers.
+    let types = [("bin", "uint8[2]")];
+    let format = DataFormat::Webdataset;
+    let found = all(&directory, format, "a.tar", &["bin"], &types, None).await.unwrap();
+    let Values::Uint8(bytes) = &column(&found, "bin").values else { unreachable!() };
+    assert_eq!(bytes[78..], [39, 216]);
+}
+
+#[tokio::test]
+async fn text_formats_give_the_same_columns() {
+    let directory = Directory::new();
+    let (mut json, mut csv) = (String::new(), "label,score,text,spare\n".to_owned());
+    for i in 0..RECORDS {
+        let (label, score, tokens) = (i % 5, i as f32 * 0.5, (i..i + i % 4).collect::<Vec<_>>());
+        json += &format!(
+            "{{\"tokens\": {tokens:?}, \"label\": {label}, \"score\": {score}, \"text\": \"ä {i}\", \
+             \"pair\": [{i}, -{i}]}}\n{}",
+            if i % 9 == 0 { "\r\n  \n" } else { "" }
+        );
+        csv += &format!("{label},{score},ä {i},\n");
+    }
+    directory.write("a.jsonl", &json);
+    directory.write("a.csv", &csv);
+    for records_per_task in [None, Some(1), Some(7)] {
+        let names = ["label", "pair", "score", "text", "tokens"];
+        let format = DataFormat::Jsonl;
+        let found =
+            all(&directory, format, "a.jsonl", &["*"], TYPES, records_per_task).await.unwrap();
+        expect(&found, &names);
+        let names = ["text", "label", "score"];
+        let format = DataFormat::Csv;
+        let found = all(&directory, format, "a.csv", &names, &[], records_per_task).await.unwrap();
+        expect(&found, &names);
+        assert_eq!(found.columns[0].name, "text");
+    }
+}
+
+#[tokio::test]
+async fn libsvm_gives_lists_to_python_and_features_to_built_in_models() {
+    let directory = Directory::new();
+    let lines = "+1 1:0.5 3:-2 # a comment\n\n# only a comment\n-1 2:1e1\n0\n";
+    directory.write("a.svm", lines);
+    directory.write("b.svm", "2 5:7\n");
+    let format = DataFormat::Libsvm;
+    let found = all(&directory, format, "*.svm", &["*"], &[], Some(1)).await.unwrap();
+    assert_eq!(column(&found, "label").values, Values::Float32(vec![1.0, -1.0, 0.0, 2.0]));
+    assert_eq!(column(&found, "index").values, Values::Int64(vec![1, 3, 2, 5]));
+    assert_eq!(column(&found, "value").values, Values::Float32(vec![0.5, -2.0, 10.0, 7.0]));
+    assert_eq!(column(&found, "value").offsets, [0, 2, 3, 3, 4]);
+
+    for (features, expected) in [
+        (vec!["*"], vec![0.5, 0.0, -2.0, 0.0, 0.0, 0.0, 10.0, 0.0, 0.0, 0.0]),
+        (vec!["3", "1"], vec![-2.0, 0.5, 0.0, 0.0]),
+    ] {
+        let features = features.into_iter().map(str::to_owned).collect();
+        let label = "label".to_owned();
+        let spec = DatasetSpec { features, label, ..spec(format, &["*.svm"]) };
+        let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
+        let options = ReadOptions::new(&spec, &manifest);
+        let found = read(&manifest, &options, &manifest.chunks).await.unwrap();
+        assert_eq!(found.features[..expected.len()], expected);
+        assert_eq!(found.labels, [1.0, -1.0, 0.0, 2.0]);
+    }
+}
+
+#[tokio::test]
+async fn built_in_models_read_numbers_of_every_format() {
+    let directory = Directory::new();
+    directory.write_bytes("a.tfrecord", include_bytes!("files/columns.tfrecord"));
+    directory
+        .write("a.jsonl", "{\"score\": 1, \"label\": 2}\n{\"label\": true, \"score\": -0.5}\n");
+    for (format, file, features, label, last) in [
+        (DataFormat::Tfrecord, "a.tfrecord", "score", "label", (19.5, 4.0)),
+        (DataFormat::Jsonl, "a.jsonl", "score", "label", (-0.5, 1.0)),
+    ] {
+        let features = vec![features.to_owned()];
+        let spec = DatasetSpec { features, label: label.to_owned(), ..spec(format, &[file]) };
+        let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
+        let options = ReadOptions::new(&spec, &manifest);
+        let (chunks, last_chunk) = (&manifest.chunks, manifest.chunks.len() - 1);
+        let found = read(&manifest, &options, &chunks[last_chunk..]).await.unwrap();
+        assert_eq!((found.features.last(), found.labels.last()), (Some(&last.0), Some(&last.1)));
+    }
+}
+
+/// A bad record is named with its file and its place, and what to do.
+#[tokio::test]
+async fn a_bad_record_is_named_by_file_and_place() {
+    let refused = error_of(DataFormat::Jsonl, b"{\"x\": 1}\n{\"x\": 1\n", &["x"]).await;
+    assert!(refused.starts_with("record 1 of /f: it is not a JSON object (EOF"), "{refused}");
+    let refused = error_of(DataFormat::Jsonl, b"{\"x\": 1}\n{\"y\": 1}\n", &["x"]).await;
+    assert_eq!(refused, "record 1 of /f, column `x`: it is empty (null)");
+    let refused = error_of(DataFormat::Jsonl, b"[{\"x\": 1}]", &["x"]).await;
+    assert_eq!(refused, "/f is a JSON array, not JSON lines; write one object in each line");
+    let refused = error_of(DataFormat::Jsonl, b"{\"x\": {\"y\": 1}}", &["x"]).await;
+    assert!(refused.contains("column `x` of /f holds an object; leave it out"), "{refused}");
+    let refused = error_of(DataFormat::Jsonl, b"{\"x\": 1}", &["z"]).await;
+    assert_eq!(refused, "/f has no column `z`");
+
+    let many = "{\"x\": 1}\n".repeat(300) + "{\"x\": 0.5}\n";
+    let refused = error_of(DataFormat::Jsonl, many.as_bytes(), &["x"]).await;
+    let way_out = "0.5 is not an integer; set another type in `dataset.types`";
+    assert_eq!(refused, format!("record 300 of /f, column `x`: {way_out}"));
+
+    for (line, reason) in [
+        ("1 2:x", "record 0 of /f: index 2: `x` is not a number"),
+        ("1 2:1 2:1", "record 0 of /f: index 2 follows 2; indices must ascend"),
+        ("1 qid:3 1:1", "record 0 of /f: query ids (`qid`) are not supported"),
+        ("true 1:1", "record 0 of /f: its label: `true` is not a number"),
+        ("1 1", "record 0 of /f: `1` is not `index:value`"),
+    ] {
+        assert_eq!(error_of(DataFormat::Libsvm, line.as_bytes(), &["*"]).await, reason);
+    }
+}
+
+#[tokio::test]
+async fn damaged_files_are_rejected_at_the_start() {
+    let (records, archive) = (include_bytes!("files/columns.tfrecord"), tar());
+    let mut flipped = records.to_vec();
+    flipped[records.len() / 2] ^= 1;
+    let refused = error_of(DataFormat::Tfrecord, &flipped, &["*"]).await;
+    assert!(refused.contains("its checksum is wrong: the file is damaged"), "{refused}");
+    let refused = error_of(DataFormat::Tfrecord, &records[..records.len() - 3], &["*"]).await;
+    assert_eq!(refused, "record 39 of /f: the file ends within it");
+    let refused = error_of(DataFormat::Tfrecord, b"a,b\n1,2\n3,4\n", &["*"]).await;
+    assert!(refused.contains("ZLIB"), "{refused}");
+    let cut = &archive[..archive.len() / 2 + 700];
+    let refused = error_of(DataFormat::Webdataset, cut, &["*"]).await;
+    assert!(refused.starts_with("/f cannot be read: it is not a whole tar archive"), "{refused}");
+    let mut longer = tar::Builder::new(Vec::new());
+    for i in 0..300 {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(700);
+        longer.append_data(&mut header, format!("{i}.bin"), &[1; 700][..]).unwrap();
+    }
+    let longer = longer.into_inner().unwrap();
+    let cut = &longer[..longer.len() - 1024 - 400];
+    let refused = error_of(DataFormat::Webdataset, cut, &["*"]).await;
+    assert_eq!(refused, "/f cannot be read: it ends within record 299");
+    let refused = error_of(DataFormat::Webdataset, &[7; 2048], &["*"]).await;
+    assert!(refused.starts_with("/f cannot be read"), "{refused}");
+}
+
+/// Of a type that no value has: the error names the setting.
+#[tokio::test]
+async fn a_type_that_is_not_used_or_does_not_fit_is_refused() {
+    let directory = Directory::new();
+    directory.write("a.csv", "x,y\n1,a\n2,b\n");
+    let refused = |types: &'static [(&str, &str)], columns: &'static [&str]| {
+        let directory = &directory;
+        async move {
+            let found = all(directory, DataFormat::Csv, "a.csv", columns, types, None).await;
+            let error = found.unwrap_err().to_string();
+            error.replace(&format!("file://{}", directory.path()), "")
+        }
+    };
+    assert_eq!(
+        refused(&[("y", "int64")], &["y"]).await,
+        "record 0 of /a.csv, column `y`: `a` is not a number"
+    );
+    assert_eq!(
+        refused(&[("y", "int64")], &["x"]).await,
+        "`dataset.types` has `y`, which is none of the columns; remove it"
+    );
+    assert_eq!(
+        refused(&[("x", "bool")], &["x"]).await,
+        "record 1 of /a.csv, column `x`: 2 is neither true nor false"
+    );
+}
+
+#[tokio::test]
+async fn types_of_a_parquet_file_that_are_no_values_are_refused_by_name() {
+    let file = crate::files::parquet(
+        "required int96 t; required int32 d (DATE);",
+        &[
+            crate::files::Values::Int96(vec![Default::default(); 2]),
+            crate::files::Values::Int32(vec![1, 2]),
+        ],
+        10,
+    );
+    let refused = error_of(DataFormat::Parquet, &file, &["t"]).await;
+    assert!(
+        refused.contains("column `t` of /f holds timestamps; leave it out or convert it"),
+        "{refused}"
+    );
+    let refused = error_of(DataFormat::Parquet, &file, &["d"]).await;
+    assert!(
+        refused.contains("column `d` of /f holds dates; leave it out or convert it"),
+        "{refused}"
+    );
+}
