@@ -6,6 +6,7 @@ Needs scikit-learn (it ships the digits), numpy and pyarrow:
 """
 
 import gzip
+import json
 from importlib import resources
 from pathlib import Path
 
@@ -21,6 +22,11 @@ LINEAR_WEIGHTS = [2.0, -3.0, 0.5, 1.25, -0.75, 4.0]
 LINEAR_NOISE = 0.01
 WINDOW = 24
 WINDOWS_EVERY = 5
+REVIEWS = 1200
+REVIEWS_SEED = 20261124
+GOOD = "bright clear quick reliable sturdy quiet light precise comfortable simple".split()
+BAD = "dim blurred slow faulty fragile loud heavy vague awkward tangled".split()
+THINGS = "lamp screen engine bicycle tent keyboard chair map radio kettle".split()
 
 
 def digits() -> pa.Table:
@@ -56,6 +62,19 @@ def license_windows() -> str:
     return "\n".join(lines) + "\n"
 
 
+def reviews() -> str:
+    rng = np.random.Generator(np.random.PCG64(REVIEWS_SEED))
+    lines = []
+    for _ in range(REVIEWS):
+        label = int(rng.integers(2))
+        words = [rng.choice(GOOD if rng.random() < (0.85 if label else 0.15) else BAD) for _ in range(3)]
+        thing = rng.choice(THINGS)
+        text = f"The {thing} is {words[0]} and {words[1]}"
+        text += f", if a little {words[2]}." if rng.random() < 0.5 else "."
+        lines.append(json.dumps({"text": text, "label": label}))
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     table = digits()
     pa.parquet.write_table(
@@ -64,6 +83,7 @@ def main() -> None:
     (HERE / "digits.csv").write_text(as_csv(table))
     (HERE / "linear.csv").write_text(linear())
     (HERE / "license.csv").write_text(license_windows())
+    (HERE / "reviews.jsonl").write_text(reviews())
 
 
 if __name__ == "__main__":

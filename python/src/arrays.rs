@@ -6,7 +6,9 @@ use numpy::ndarray::ArrayView1;
 use numpy::{PyArray1, PyArrayDyn, PyArrayMethods, PyReadonlyArrayDyn, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict, PyString};
+use steadfast_common::columns::{Column, Shape, Values};
+use steadfast_common::dataset::Records;
 use steadfast_common::layout::Layout;
 use steadfast_trainer::Parameters;
 
@@ -15,7 +17,7 @@ const BYTES_WITH_GIL: usize = 1 << 20;
 
 /// Keeps values alive while arrays refer to them.
 #[pyclass(frozen)]
-struct Values(#[expect(dead_code, reason = "it is only kept alive")] Arc<Vec<f32>>);
+struct Shared(#[expect(dead_code, reason = "it is only kept alive")] Arc<Vec<f32>>);
 
 /// Returns read-only arrays over `parameters`, by name. They share memory with the trainer, and keep it
 /// alive.
@@ -24,7 +26,7 @@ struct Values(#[expect(dead_code, reason = "it is only kept alive")] Arc<Vec<f32
 /// If NumPy cannot be imported.
 pub fn parameters<'py>(py: Python<'py>, parameters: &Parameters) -> PyResult<Bound<'py, PyDict>> {
     let values = parameters.shared();
-    let owner = Bound::new(py, Values(values.clone()))?;
+    let owner = Bound::new(py, Shared(values.clone()))?;
     let arrays = PyDict::new(py);
     let layout = parameters.layout();
     for (index, param) in layout.params().iter().enumerate() {
@@ -35,6 +37,58 @@ pub fn parameters<'py>(py: Python<'py>, parameters: &Parameters) -> PyResult<Bou
         arrays.set_item(&param.name, flat.call_method1("reshape", (param.shape.clone(),))?)?;
     }
     Ok(arrays)
+}
+
+/// Returns the columns of records as arrays by name. The memory of numbers moves to NumPy without a copy.
+///
+/// # Errors
+/// If memory is exhausted.
+pub fn batch(py: Python<'_>, records: Records) -> PyResult<Bound<'_, PyDict>> {
+    let batch = PyDict::new(py);
+    if !records.columns.is_empty() {
+        for column in records.columns {
+            let name = column.name.clone();
+            batch.set_item(name, self::column(py, column)?)?;
+        }
+        return Ok(batch);
+    }
+    let Records { features, width, labels, .. } = records;
+    let features = PyArray1::from_vec(py, features).reshape([labels.len(), width])?;
+    batch.set_item("features", features)?;
+    batch.set_item("label", PyArray1::from_vec(py, labels))?;
+    Ok(batch)
+}
+
+/// An array of one element for each record, or of a row for each; text and bytes as objects. Lists of any
+/// length are a pair: the elements of all records, and where each record begins and the last one ends.
+fn column(py: Python<'_>, column: Column) -> PyResult<Bound<'_, PyAny>> {
+    let records = column.len();
+    let Column { shape, values, offsets, .. } = column;
+    let objects = |of: &dyn Fn(&[u8]) -> PyResult<Py<PyAny>>, bytes: &[u8]| {
+        let ranges = offsets.windows(2).map(|ends| ends[0] as usize..ends[1] as usize);
+        let objects: PyResult<Vec<Py<PyAny>>> = ranges.map(|range| of(&bytes[range])).collect();
+        Ok(PyArray1::from_vec(py, objects?).into_any())
+    };
+    let text = |bytes: &[u8]| {
+        let text = std::str::from_utf8(bytes).expect("readers check that text is UTF-8");
+        Ok(PyString::new(py, text).into_any().unbind())
+    };
+    let array = match values {
+        Values::Text(bytes) => return objects(&text, &bytes),
+        Values::Bytes(bytes) => {
+            return objects(&|bytes| Ok(PyBytes::new(py, bytes).into_any().unbind()), &bytes);
+        }
+        Values::Bool(values) => PyArray1::from_vec(py, values).into_any(),
+        Values::Uint8(values) => PyArray1::from_vec(py, values).into_any(),
+        Values::Int64(values) => PyArray1::from_vec(py, values).into_any(),
+        Values::Float32(values) => PyArray1::from_vec(py, values).into_any(),
+        Values::Float64(values) => PyArray1::from_vec(py, values).into_any(),
+    };
+    match shape {
+        Shape::One => Ok(array),
+        Shape::Fixed(length) => array.call_method1("reshape", (records, length)),
+        Shape::List => Ok((array, PyArray1::from_vec(py, offsets)).into_pyobject(py)?.into_any()),
+    }
 }
 
 /// Adds the arrays in `given`, one for each parameter by name, to `sum`. Parameters without an array (or

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use steadfast_common::dataset::Records;
 use steadfast_common::layout::Layout;
 use steadfast_common::spec::ModelSpec;
 use steadfast_trainer::{
     Batch, Evaluation, Metric, MicroBatch, Model, ModelError, ParamSpec, Parameters, fingerprint,
 };
 
-use crate::request::{Built, Records, Request, Requests};
+use crate::request::{Built, Request, Requests};
 
 /// Sends every computation to the Python program.
 #[derive(Debug)]
@@ -78,7 +79,11 @@ impl Model for PythonModel {
     }
 
     fn check(&self, batch: &Batch) -> Result<(), ModelError> {
-        batch.check(self.features)
+        match batch.columns.is_empty() {
+            true => batch.check(self.features),
+            // The types of columns are checked when they are read.
+            false => Ok(()),
+        }
     }
 
     fn metric(&self) -> Metric {
@@ -90,6 +95,12 @@ impl Model for PythonModel {
     }
 }
 
+/// Copies the records: they move to NumPy.
 fn records(batch: &Batch) -> Records {
-    Records { features: batch.features.iter().copied().collect(), labels: batch.labels.to_vec() }
+    Records {
+        features: batch.features.iter().copied().collect(),
+        width: batch.features.ncols(),
+        labels: batch.labels.to_vec(),
+        columns: batch.columns.to_vec(),
+    }
 }

@@ -2,15 +2,8 @@
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
+use steadfast_common::dataset::Records;
 use steadfast_trainer::{Evaluation, MicroBatch, ModelError, ParamSpec, Parameters};
-
-/// The records of a batch, copied from the trainer's.
-#[derive(Debug)]
-pub struct Records {
-    /// Records × features, row-major.
-    pub features: Vec<f32>,
-    pub labels: Vec<f32>,
-}
 
 /// The properties of a model that was built.
 #[derive(Debug)]

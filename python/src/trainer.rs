@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyTypeError};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use steadfast_common::dataset::Records;
 use steadfast_host::random;
 use steadfast_process::{Failure, Refusal, Shutdown, keep_freed_memory, try_parse};
 use steadfast_trainer::{Args, Evaluation, ModelError, ParamSpec, Parameters, Registry, live};
@@ -18,7 +20,7 @@ use crate::error::{check_process, exception, model_error};
 use crate::logs;
 use crate::model::PythonModel;
 use crate::request::{Built, Request, Requests};
-use crate::work::{Work, batch, dict_of};
+use crate::work::{Key, Work, dict_of};
 
 /// Longest time in which a signal of the user goes unnoticed.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
@@ -151,7 +153,17 @@ impl Trainer {
     fn answer(&self, py: Python<'_>, request: Request) -> PyResult<Option<Work>> {
         match request {
             Request::Gradient { parameters, records, key, gradient, reply } => {
-                return Work::new(py, &parameters, records, key, gradient, reply).map(Some);
+                let (count, key) = (records.len(), Py::new(py, Key(key))?);
+                let batch = self.transformed(py, records, Some(&key));
+                return match reported(py, batch)? {
+                    Ok(batch) => {
+                        Work::new(py, &parameters, count, batch, key, gradient, reply).map(Some)
+                    }
+                    Err(error) => {
+                        reply.send(Err(error));
+                        Ok(None)
+                    }
+                };
             }
             Request::Build { spec, features, reply } => {
                 reply.send(reported(py, self.build(py, &spec, features))?);
@@ -160,10 +172,10 @@ impl Trainer {
                 reply.send(reported(py, self.initialize(py, seed, parameters))?);
             }
             Request::Evaluate { parameters, records, reply } => {
-                let count = records.labels.len() as u64;
+                let count = records.len() as u64;
                 let sums = self.model(py).and_then(|model| {
                     let parameters = arrays::parameters(py, &parameters)?;
-                    let given = (parameters, batch(py, records)?);
+                    let given = (parameters, self.transformed(py, records, None)?);
                     let sums: (f64, f64) = model.call_method1("evaluate", given)?.extract()?;
                     let (loss_sum, metric_sum) = sums;
                     Ok(Evaluation { records: count, loss_sum, metric_sum })
@@ -172,6 +184,17 @@ impl Trainer {
             }
         }
         Ok(None)
+    }
+
+    /// Returns the columns of the records, changed by the model's `transform`; without a key, for evaluation.
+    fn transformed<'py>(
+        &self,
+        py: Python<'py>,
+        records: Records,
+        key: Option<&Py<Key>>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let batch = arrays::batch(py, records)?;
+        dict_of(&self.model(py)?.call_method1("transform", (batch, key))?)
     }
 
     fn model<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {

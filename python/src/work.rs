@@ -2,7 +2,6 @@
 
 use std::sync::Mutex;
 
-use numpy::{PyArray1, PyArrayMethods};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -10,7 +9,7 @@ use steadfast_trainer::{MicroBatch, ModelError, Parameters, Purpose, Random};
 
 use crate::arrays;
 use crate::error::{check_process, model_error};
-use crate::request::{Records, Reply};
+use crate::request::Reply;
 
 /// The records of a gradient, and the parameters at which to compute it.
 #[pyclass(frozen, module = "steadfast")]
@@ -18,7 +17,7 @@ pub struct Work {
     /// The parameters: read-only float32 arrays by name.
     #[pyo3(get)]
     parameters: Py<PyDict>,
-    /// The records: arrays by column.
+    /// The records, as the model's `transform` returned them: arrays by column.
     #[pyo3(get)]
     batch: Py<PyDict>,
     /// What the random numbers of this gradient depend on.
@@ -42,17 +41,17 @@ impl Work {
     pub fn new(
         py: Python<'_>,
         parameters: &Parameters,
-        records: Records,
-        key: MicroBatch,
+        records: usize,
+        batch: Bound<'_, PyDict>,
+        key: Py<Key>,
         sum: Parameters,
         reply: Reply<(f64, Parameters)>,
     ) -> PyResult<Self> {
-        let count = records.labels.len();
         Ok(Self {
             parameters: arrays::parameters(py, parameters)?.unbind(),
-            batch: batch(py, records)?.unbind(),
-            key: Py::new(py, Key(key))?,
-            records: count,
+            batch: batch.unbind(),
+            key,
+            records,
             process: std::process::id(),
             pending: Mutex::new(Some(Pending { sum, reply })),
         })
@@ -114,20 +113,9 @@ pub fn dict_of<'py>(mapping: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>>
     }
 }
 
-/// Returns the columns of the records. Memory moves to NumPy without a copy.
-pub fn batch(py: Python<'_>, records: Records) -> PyResult<Bound<'_, PyDict>> {
-    let Records { features, labels } = records;
-    let (rows, columns) = (labels.len(), features.len() / labels.len().max(1));
-    let batch = PyDict::new(py);
-    let features = PyArray1::from_vec(py, features).reshape([rows, columns])?;
-    batch.set_item("features", features)?;
-    batch.set_item("label", PyArray1::from_vec(py, labels))?;
-    Ok(batch)
-}
-
 /// What the random numbers of a gradient depend on: equal on every trainer that computes it.
 #[pyclass(frozen, module = "steadfast")]
-pub struct Key(MicroBatch);
+pub struct Key(pub MicroBatch);
 
 #[pymethods]
 impl Key {

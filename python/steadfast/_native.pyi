@@ -30,8 +30,8 @@ class Work:
     def parameters(self) -> Dict[str, np.ndarray]:
         """The parameters: read-only float32 arrays by name."""
     @property
-    def batch(self) -> Dict[str, np.ndarray]:
-        """The records: arrays by column."""
+    def batch(self) -> Dict[str, Any]:
+        """The records, as the model's ``transform`` returned them: arrays by column."""
     @property
     def key(self) -> Key:
         """What the random numbers of this gradient depend on."""

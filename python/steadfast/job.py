@@ -39,7 +39,7 @@ class Job:
 
     Args:
         name: Names the job: 1 to 100 letters, digits, ``-``, ``_``, ``.``.
-        dataset: ``source``, ``format``, ``features`` and ``label`` are required.
+        dataset: ``source`` and ``format`` are required, and either ``features`` and ``label`` or ``columns``.
         model: ``kind`` is required; for a model in Python ``kind="python"`` with ``entry`` or ``script``.
         mode: ``"sync"`` or ``"async"``.
         passes: Passes over the training data. Exactly one of ``passes`` and ``steps`` is required.

@@ -16,7 +16,15 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "Model", "identity"]
 
 Batch = Mapping[str, Any]
-"""Columns by name: ``features`` (records x features, float32) and ``label`` (float32)."""
+"""Columns by name.
+
+With ``[dataset] features`` and ``label``: ``features`` (records x features, float32) and ``label`` (float32).
+
+With ``[dataset] columns``, those: numbers as an array of one element for each record, lists of a fixed length
+as a row for each record, text and bytes as an array of objects. Lists of any length are a pair of arrays: the
+elements of all records, and the offsets at which each record begins; the last offset is the number of elements
+(``torch.nn.EmbeddingBag`` takes both with ``include_last_offset=True``).
+"""
 
 
 class Model(abc.ABC):
@@ -43,6 +51,14 @@ class Model(abc.ABC):
         returns the change of the value times the number of records; the mean over all records is added.
         """
         return ()
+
+    def transform(self, batch: Batch, key: Optional["Key"]) -> Batch:
+        """Returns the batch to compute with: tokenizes, decodes, or augments. The default returns it as it is.
+
+        It runs before the computation, and is part of it: take random numbers from a generator that is seeded
+        with ``key.seed``. Without a key, the records are evaluated.
+        """
+        return batch
 
     @abc.abstractmethod
     def initialize(self, seed: int) -> Mapping[str, np.ndarray]:

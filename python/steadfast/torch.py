@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -30,12 +30,18 @@ class Model(_Model):
     """Trains a module.
 
     Args:
-        module: Called with the batch's features; returns the output.
+        module: Called with the columns of ``inputs``; returns the output.
         loss: Called with output and label; returns the mean loss of the records, as PyTorch's loss
             functions do, or their sum with ``reduction="sum"``.
         metrics: One metric by name: called with output and label, returns one value for each record.
         reduction: ``"mean"`` or ``"sum"``: what ``loss`` returns.
-        label: Type of the labels: ``torch.int64`` for classes, or ``torch.float32``.
+        inputs: The columns that the module is called with, in order, as tensors over the same memory. A column
+            of lists of any length is two arguments, values and offsets, as of ``torch.nn.EmbeddingBag`` with
+            ``include_last_offset=True``.
+        target: The column that the loss is called with.
+        label: Type of the target: ``torch.int64`` for classes, or ``torch.float32``.
+        transform: Called with the batch and its key before each computation; returns the batch to compute
+            with, in NumPy arrays or tensors. See :meth:`steadfast.Model.transform`.
         threads: Threads of one operation. Results depend on it, so it is the same in all trainers.
         buffers: What happens to buffers in the module's state, such as the running statistics of
             BatchNorm. ``"mean"`` averages their changes over the records of a step, as gradients are.
@@ -53,7 +59,10 @@ class Model(_Model):
         metrics: Optional[Mapping[str, Callable[..., torch.Tensor]]] = None,
         *,
         reduction: str = "mean",
+        inputs: Union[str, Sequence[str]] = "features",
+        target: str = "label",
         label: torch.dtype = torch.int64,
+        transform: Optional[Callable[[Batch, Optional[Any]], Batch]] = None,
         threads: int = 1,
         buffers: Optional[str] = None,
     ) -> None:
@@ -76,7 +85,10 @@ class Model(_Model):
         self.module = module
         self._loss = loss
         self._reduction = reduction
+        self._inputs = [inputs] if isinstance(inputs, str) else list(inputs)
+        self._target = target
         self._label = label
+        self._transform = transform
         self.metric_name, self._metric = next(iter((metrics or {"loss": None}).items()))
         self._trained = _trained(module)
         owners = _buffers(module)
@@ -120,8 +132,8 @@ class Model(_Model):
             layer.training = training
         for parameter in self._trained.values():
             parameter.grad = None
-        features, label = self._tensors(batch)
-        output = self.module(features)
+        inputs, label = self._tensors(batch)
+        output = self.module(*_arguments(inputs, 0, len(label)))
         loss = self._sum(self._loss(output, label), len(label), output, label)
         loss.backward()
         gradients = {
@@ -138,13 +150,13 @@ class Model(_Model):
         self._load(parameters)
         seed_all(0)
         self.module.eval()
-        features, label = self._tensors(batch)
+        inputs, label = self._tensors(batch)
         loss_sum = metric_sum = 0.0
         with torch.no_grad():
             # A task may have many more records than a micro-batch.
             for start in range(0, len(label), _EVALUATED):
                 part = slice(start, start + _EVALUATED)
-                output = self.module(features[part])
+                output = self.module(*_arguments(inputs, start, min(start + _EVALUATED, len(label))))
                 loss = self._loss(output, label[part])
                 loss_sum += self._sum(loss, len(label[part]), output, label[part]).item()
                 if self._metric is not None:
@@ -203,9 +215,16 @@ class Model(_Model):
                 elif name not in self._constant:
                     owner._buffers[key] = self._as_built[name].clone()
 
-    def _tensors(self, batch: Batch) -> Tuple[torch.Tensor, torch.Tensor]:
-        label = torch.from_numpy(batch["label"])
-        return torch.from_numpy(batch["features"]), label.to(self._label)
+    def transform(self, batch: Batch, key: Optional[Any]) -> Batch:
+        return batch if self._transform is None else self._transform(batch, key)
+
+    def _tensors(self, batch: Batch) -> Tuple[List[Any], torch.Tensor]:
+        """Returns the inputs, each a tensor or a pair of values and offsets, and the target."""
+        inputs = [_tensor(name, _column(batch, name)) for name in self._inputs]
+        target = _tensor(self._target, _column(batch, self._target))
+        if isinstance(target, tuple):
+            raise InvalidError(f"the target `{self._target}` is a list of any length in each record")
+        return inputs, target.to(self._label)
 
     def _sum(
         self, loss: torch.Tensor, records: int, output: torch.Tensor, label: torch.Tensor
@@ -225,6 +244,35 @@ class Model(_Model):
                 f"the loss has the shape {list(loss.shape)}; return one number, the mean or the sum"
             )
         return loss * records if self._reduction == "mean" else loss
+
+
+def _column(batch: Batch, name: str) -> Any:
+    if name not in batch:
+        raise InvalidError(f"the batch has no column `{name}`, only {', '.join(batch)}")
+    return batch[name]
+
+
+def _tensor(name: str, column: Any) -> Any:
+    if isinstance(column, tuple):
+        return tuple(_tensor(name, it) for it in column)
+    if isinstance(column, torch.Tensor):
+        return column
+    if column.dtype == object:
+        raise InvalidError(f"the column `{name}` holds text or bytes; convert it in `transform`")
+    return torch.from_numpy(column)
+
+
+def _arguments(inputs: Sequence[Any], start: int, end: int) -> List[torch.Tensor]:
+    """Returns the records from ``start`` to ``end`` of each input."""
+    arguments: List[torch.Tensor] = []
+    for it in inputs:
+        if isinstance(it, tuple):
+            values, offsets = it
+            ends = offsets[start : end + 1]
+            arguments += [values[int(ends[0]) : int(ends[-1])], ends - ends[0]]
+        else:
+            arguments.append(it[start:end])
+    return arguments
 
 
 def _trained(module: torch.nn.Module) -> Dict[str, torch.nn.Parameter]:

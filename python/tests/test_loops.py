@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 
 import pytest
@@ -53,3 +54,36 @@ def test_a_loop_survives_kills_and_audits_clean(tmp_path, framework, mode):
         ["steadfast", "audit", "--data-dir", str(directory)], capture_output=True, text=True
     )
     assert audit.returncode == 0, audit.stdout + audit.stderr
+
+
+def test_columns_reach_a_loop_with_their_types(tmp_path, monkeypatch):
+    records = [
+        {"n": i, "x": i / 2, "pair": [i, -i], "list": list(range(i % 3)), "text": f"ä {i}", "b": i > 3}
+        for i in range(12)
+    ]
+    source = tmp_path / "records.jsonl"
+    source.write_text("".join(json.dumps(it) + "\n" for it in records))
+    seen = tmp_path / "seen"
+    monkeypatch.setenv("SEEN", str(seen))
+    job = steadfast.Job(
+        name="columns",
+        passes=1,
+        dataset=dict(source=source, format="jsonl", columns=["*"], types={"pair": "float32[2]"}),
+        model=dict(kind="python", script=PROGRAMS / "columns_loop.py"),
+        sync=dict(lanes=1, micro_batch=12),
+    )
+    data = tmp_path / "data"
+    with steadfast.local(job, trainers=1, pservers=1, data_dir=data, progress=False) as run:
+        run.wait(timeout=60)
+    columns = json.loads(seen.read_text())
+    order = columns["n"]
+    assert sorted(order) == list(range(12))
+    assert columns["pair"] == [[i, -i] for i in order]
+    assert columns["text"] == [f"ä {i} transformed" for i in order]
+    assert columns["b"] == [i > 3 for i in order]
+    values, offsets = columns["list"]
+    lists = [values[start:end] for start, end in zip(offsets, offsets[1:])]
+    assert lists == [list(range(i % 3)) for i in order]
+    assert columns["types"] == {
+        "b": "bool", "list": "int64", "n": "int64", "pair": "float32", "text": "object", "x": "float32"
+    }  # fmt: skip

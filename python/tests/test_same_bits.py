@@ -16,6 +16,13 @@ def test_the_result_does_not_depend_on_processes_or_kills(train, file):
         assert found["parameters_sha256"] == reference["parameters_sha256"], (trainers, pservers)
 
 
+def test_columns_and_their_transform_give_the_same_bits_with_any_processes(train):
+    one = train("reviews.toml", 1, 1)
+    assert one["metric"] > 0.8
+    found = train("reviews.toml", 3, 2, kills=2)
+    assert found["parameters_sha256"] == one["parameters_sha256"]
+
+
 def test_a_loop_of_ones_own_gives_the_same_bits_with_any_processes(train):
     one = train("own_loop.toml", 1, 1)
     assert one["metric"] > 0.9

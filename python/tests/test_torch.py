@@ -227,3 +227,50 @@ def test_a_loss_without_reduction_is_rejected():
     model = st.Model(torch.nn.Linear(6, 2), torch.nn.CrossEntropyLoss(reduction="none"))
     with pytest.raises(steadfast.InvalidError, match="shape"):
         model.gradient(read_only(model), batch(3), KEY)
+
+
+def test_columns_are_tensors_over_the_memory_of_their_arrays():
+    class Bag(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = torch.nn.EmbeddingBag(10, 2, include_last_offset=True)
+            self.weight = torch.nn.Linear(3, 2)
+
+        def forward(self, words, offsets, extra):
+            seen.append((words.data_ptr(), offsets.data_ptr(), extra.data_ptr()))
+            return self.words(words, offsets) + self.weight(extra)
+
+    seen: list = []
+    words, offsets = np.array([1, 2, 3, 9]), np.array([0, 2, 2, 4])
+    extra = np.ones((3, 3), np.float32)
+    records = {"words": (words, offsets), "extra": extra, "class": np.array([0, 1, 1])}
+    model = st.Model(Bag(), LOSS, inputs=["words", "extra"], target="class")
+    parameters = read_only(model)
+    _, gradients = model.gradient(parameters, records, KEY)
+    assert np.count_nonzero(gradients["words.weight"].any(axis=1)) == 4
+    assert seen[0][0] == words.ctypes.data
+    assert seen[0][2] == extra.ctypes.data
+    loss_sum, _ = model.evaluate(parameters, records)
+    assert loss_sum == pytest.approx(model.gradient(parameters, records, KEY)[0])
+
+
+def test_records_are_evaluated_in_parts_with_their_own_elements(monkeypatch):
+    monkeypatch.setattr(st, "_EVALUATED", 2)
+    bag = torch.nn.EmbeddingBag(10, 2, include_last_offset=True)
+    model = st.Model(bag, LOSS, inputs="words")
+    words = (np.array([1, 2, 3, 4, 9]), np.array([0, 2, 2, 4, 5]))
+    records = {"words": words, "label": np.array([0, 1, 1, 0])}
+    parameters = read_only(model)
+    assert model.evaluate(parameters, records)[0] == pytest.approx(
+        model.gradient(parameters, records, KEY)[0], rel=1e-6
+    )
+
+
+def test_a_column_that_is_missing_or_text_is_refused_by_name():
+    model = st.Model(torch.nn.Linear(6, 2), LOSS, inputs="text")
+    parameters = read_only(model)
+    with pytest.raises(steadfast.InvalidError, match="no column `text`, only features, label"):
+        model.gradient(parameters, batch(2), KEY)
+    text = {"text": np.array(["a", "b"], object), "label": np.array([0, 1])}
+    with pytest.raises(steadfast.InvalidError, match="`text` holds text or bytes"):
+        model.gradient(parameters, text, KEY)
