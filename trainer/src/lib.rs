@@ -12,6 +12,7 @@
 
 mod activity;
 mod async_loop;
+mod buffers;
 mod context;
 mod metrics;
 mod run;

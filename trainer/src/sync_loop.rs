@@ -27,6 +27,7 @@ use steadfast_trainer_core::{Batch, MicroBatch, Parameters};
 use tokio::sync::watch;
 use tracing::{Instrument, debug, info_span, warn};
 
+use crate::buffers::Buffers;
 use crate::context::{Context, Evaluated, TrainError, TrainedModel};
 use crate::tasks::TaskError;
 
@@ -57,6 +58,7 @@ pub async fn train(
         given_up: BTreeMap::new(),
         schedules: BTreeMap::new(),
         parameters: Parameters::zeros(context.layout().clone()),
+        buffers: Buffers::new(context.layout().len()),
         pushes: TaskSet::default(),
         evaluation: TaskSet::default(),
     };
@@ -87,6 +89,8 @@ struct Worker<'a> {
     /// Lane schedules of the current pass, and of the next one near its end.
     schedules: BTreeMap<Pass, LaneSchedule>,
     parameters: Parameters,
+    /// Memory of the parameters and gradients of former steps.
+    buffers: Buffers,
     /// Pushes in flight. Some are of earlier steps: a version can be complete before all its contributors
     /// have received their replies. Cancelling calls in every step would break the connection.
     pushes: TaskSet<Result<Version, ClientError>>,
@@ -170,7 +174,8 @@ impl Worker<'_> {
             activity.lanes = assigned;
             activity.doing = "training";
         });
-        let mut next = vec![0.0; self.context.layout().len()];
+        // The pull replaces every value.
+        let mut next = self.buffers.take();
         let mut done = BTreeSet::new();
         let position = {
             let wanted = Version(position.version.0 + 1);
@@ -208,6 +213,7 @@ impl Worker<'_> {
                 }
             }
         };
+        self.buffers.keep(&self.parameters.shared());
         self.parameters = Parameters::new(self.context.layout().clone(), next);
         Ok(position)
     }
@@ -225,6 +231,7 @@ impl Worker<'_> {
             if let Some((share, gradient)) = self.compute(position, lane).await? {
                 in_place(|| {
                     sums.put(self.tree.leaf(lane), gradient, |left, right| {
+                        self.buffers.keep(&right.values);
                         pservers.add(left, right)
                     })
                 });
@@ -233,6 +240,7 @@ impl Worker<'_> {
         }
         for (node, sum) in sums.into_held() {
             let sum = sum.unwrap_or_default();
+            self.buffers.keep(&sum.values);
             let shares = node.lanes().filter_map(|lane| shares.get(&lane).copied()).collect();
             let name =
                 ContributionName::Lanes { version: position.version, first: node.first(), shares };
@@ -276,7 +284,7 @@ impl Worker<'_> {
             return Ok(Some((share, None)));
         }
         let key = MicroBatch { seed: self.context.spec().seed, pass: position.pass, step, lane };
-        let zeros = Parameters::zeros(self.context.layout().clone());
+        let zeros = Parameters::new(self.context.layout().clone(), self.buffers.zeros());
         let computed =
             self.context.gradient(&self.parameters, &Batch::from(&records), &key, zeros)?;
         let mut values = computed.gradient.into_values();
