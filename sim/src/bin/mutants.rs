@@ -15,7 +15,7 @@ struct Args {
     /// Run only mutations whose name contains this text.
     only: Option<String>,
     /// Number of seeds to run for each mode.
-    #[arg(long, default_value_t = 2000)]
+    #[arg(long, default_value_t = 10_000)]
     seeds: u64,
 }
 
