@@ -67,6 +67,8 @@ verify: setup ## Check formatting, lints and documentation; changes no source (b
 	$(CARGO) fmt --all --check
 	rustfmt --check $(FUZZ)
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
+	cp Cargo.lock fuzz/Cargo.lock
+	$(CARGO) clippy --release --manifest-path fuzz/Cargo.toml --target-dir target -- -D warnings
 	$(CARGO) build --release --bins $(PRODUCT)
 	$(CARGO) test --release --workspace --test layers --test documentation
 

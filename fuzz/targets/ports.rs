@@ -22,8 +22,6 @@ use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
 
 const LOOPBACK: ([u8; 4], u16) = ([127, 0, 0, 1], 0);
-/// Buffers of a connection, and of the previous one, which may still be closing.
-const BYTES_MAX: usize = 4 << 20;
 const ANSWER_MAX: usize = 256 << 10;
 const TIMEOUT: Duration = Duration::from_secs(15);
 /// Interval, in inputs, of checks that the port still serves.

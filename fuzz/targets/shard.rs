@@ -52,8 +52,11 @@ fn read(bytes: &[u8], how: u8, claimed: u64) -> Result<ShardFile, String> {
     })
 }
 
+/// A block: its number, its values, and the optimizer's, by name.
+type Block<'a> = (u32, Vec<u32>, Vec<(&'a str, Vec<u32>)>);
+
 /// The bits of all values and states.
-fn bits(file: &ShardFile) -> Vec<(u32, Vec<u32>, Vec<(&str, Vec<u32>)>)> {
+fn bits(file: &ShardFile) -> Vec<Block<'_>> {
     let of = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
     let mut all = Vec::new();
     for (number, block) in file.blocks() {

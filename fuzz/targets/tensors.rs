@@ -45,8 +45,11 @@ fn read(segments: Vec<Bytes>) -> Found {
     })
 }
 
+/// The header of a push and its blocks, each with its number.
+type Push = (Option<Vec<u8>>, Vec<(u32, Vec<u8>)>);
+
 /// The result of a usual gRPC codec, which decodes whole messages; `None` if it rejects them.
-fn by_codec(mut bytes: &[u8]) -> Option<(Option<Vec<u8>>, Vec<(u32, Vec<u8>)>)> {
+fn by_codec(mut bytes: &[u8]) -> Option<Push> {
     let (mut header, mut blocks) = (None, Vec::new());
     while !bytes.is_empty() {
         bytes.advance(1);
