@@ -1,5 +1,7 @@
 //! Output formats of the commands.
 
+use std::fmt::Display;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
@@ -13,6 +15,11 @@ pub enum Output {
     Text,
     /// JSON.
     Json,
+}
+
+/// Prints a line on stderr, if it has a reader: a job goes on, and is stopped in order, without one.
+pub fn notice(text: impl Display) {
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 /// Prints one line on stderr and returns the exit code, for a command whose findings are on stdout already.

@@ -75,6 +75,8 @@ def local(
         lease_ttl: A process that hangs for longer is replaced.
         progress: Whether to show the progress, on the terminal or in the notebook.
 
+    The job is stopped, and can be resumed, when this program ends, also if it is killed.
+
     Returns at once: what keeps the job from starting is raised by :meth:`LocalRun.wait`.
 
     Raises:
@@ -91,11 +93,12 @@ def local(
     command += ["--trainers", str(trainers), "--masters", str(masters)]
     if pservers is not None:
         command += ["--pservers", str(pservers)]
-    command += ["--lease-ttl", lease_ttl, "--python", sys.executable]
+    command += ["--lease-ttl", lease_ttl, "--python", sys.executable, "--stop-with-stdin"]
     path = os.pathsep.join(filter(None, [str(job.directory), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
         command,
-        stdin=subprocess.DEVNULL,
+        # Closed when this program ends, however it does.
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**_environment(), "PYTHONPATH": path},

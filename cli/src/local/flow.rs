@@ -27,6 +27,7 @@ use super::summary::{State, Summary};
 use super::supervisor::{Notice, Supervisor};
 use super::{etcd_child, log_tail};
 use crate::job_master::{CheckpointOutcome, JobMaster};
+use crate::output::notice;
 
 /// Default and maximum number of slots.
 const SLOTS_DEFAULT: u32 = 2;
@@ -49,6 +50,9 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(20);
 pub async fn run(args: LocalArgs) -> Result<ExitCode, Failure> {
     let started = Instant::now();
     let shutdown = Shutdown::install()?;
+    if args.stop_with_stdin {
+        stop_with_stdin(shutdown.clone())?;
+    }
     let (job_file, spec) = read_job(&args.job_file)?;
     let own = std::env::current_exe()
         .map_err(|error| Failure::io("cannot find the path of this program", &error))?;
@@ -154,7 +158,7 @@ async fn settle_slots(etcd: &Etcd, spec: &JobSpec, wanted: Option<u32>) -> Resul
     match (held, wanted) {
         (Some(held), Some(wanted)) if held != wanted && !is_over => {
             etcd.put(&keys.ps_desired(), wanted.to_string().as_bytes()).await?;
-            eprintln!("steadfast: job {}: {wanted} slots (was {held})", spec.name);
+            notice(format_args!("steadfast: job {}: {wanted} slots (was {held})", spec.name));
             Ok(wanted)
         }
         (_, Some(wanted)) => Ok(wanted),
@@ -185,6 +189,18 @@ async fn open_etcd(
     let child = etcd_child::start(directory, own, notices_tx, notices).await?;
     let endpoints = vec![child.endpoint];
     Ok(Cluster { etcd: child.client, endpoints, supervisor: Some(child.supervisor) })
+}
+
+/// Triggers `shutdown` when standard input ends: when the process that holds its other end has ended.
+fn stop_with_stdin(shutdown: Shutdown) -> Result<(), Failure> {
+    let wait = move || {
+        // What is written there has no meaning.
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        shutdown.trigger();
+    };
+    let started = std::thread::Builder::new().name("stdin".to_owned()).spawn(wait);
+    // It is not joined: it ends with the process.
+    started.map(drop).map_err(|error| Failure::io("cannot start a thread", &error))
 }
 
 /// A run that is connected to etcd.
@@ -372,10 +388,10 @@ impl Run<'_> {
         let directory = self.directory.shown();
         let is_embedded = self.plan.args.etcd.is_empty();
         match (summary.state, &summary.model) {
-            (State::Failed, _) => eprintln!(
+            (State::Failed, _) => notice(format_args!(
                 "steadfast: to start over, {}",
                 removal(&self.spec.name, &directory, is_embedded)
-            ),
+            )),
             (State::Finished, Some(model))
                 if model.starts_with('/') && !Path::new(model).exists() =>
             {
@@ -383,11 +399,11 @@ impl Run<'_> {
                     true => format!("--data-dir {}", quote(&directory)),
                     false => format!("--etcd-endpoints {}", self.plan.endpoints.join(",")),
                 };
-                eprintln!(
+                notice(format_args!(
                     "steadfast: the model file {model} does not exist; `steadfast checkpoint export {source} \
                      --to {}` writes it again from the last checkpoint",
                     quote(model)
-                );
+                ));
             }
             (State::Finished | State::Drained, _) => {}
         }
@@ -418,7 +434,7 @@ fn removal(job: &str, directory: &str, is_etcd_embedded: bool) -> String {
 
 fn print_resume_command() {
     let words: Vec<String> = std::env::args().map(|word| quote(&word)).collect();
-    eprintln!("steadfast: resume it with the same command: {}", words.join(" "));
+    notice(format_args!("steadfast: resume it with the same command: {}", words.join(" ")));
 }
 
 /// Quotes a word for a shell, if necessary.

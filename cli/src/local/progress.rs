@@ -7,6 +7,7 @@ use steadfast_common::status::{JobPhase, JobStatus};
 
 use super::observer::Observation;
 use crate::format::{figure, plural, rate, span};
+use crate::output::notice;
 
 /// Interval between lines while the status changes.
 const LINE_EVERY: Duration = Duration::from_secs(2);
@@ -73,7 +74,7 @@ impl Progress {
             Shown::Lines(lines) => {
                 let stage = seen.status.as_ref().map(|status| (status.state, status.pass.0));
                 if lines.is_due(stage, &text, now) {
-                    eprintln!("{text}");
+                    notice(text);
                 }
             }
         }
@@ -81,7 +82,7 @@ impl Progress {
 
     /// Prints a message.
     pub fn note(&self, text: &str) {
-        let print = || eprintln!("steadfast: {text}");
+        let print = || notice(format_args!("steadfast: {text}"));
         match &self.shown {
             Shown::Bar(bar) => bar.suspend(print),
             Shown::Lines(_) => print(),

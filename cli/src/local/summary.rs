@@ -1,6 +1,7 @@
 //! The summary of a run.
 
 use std::fs;
+use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -152,8 +153,8 @@ impl Summary {
     /// Prints the summary to stdout.
     pub fn print(&self, output: Output) {
         match output {
-            Output::Text => print!("{}", self.text()),
-            Output::Json => println!("{}", self.json()),
+            Output::Text => drop(write!(io::stdout(), "{}", self.text())),
+            Output::Json => drop(writeln!(io::stdout(), "{}", self.json())),
         }
     }
 
