@@ -91,21 +91,37 @@ fn column(py: Python<'_>, column: Column) -> PyResult<Bound<'_, PyAny>> {
     }
 }
 
-/// Adds the arrays in `given`, one for each parameter by name, to `sum`. Parameters without an array (or
+/// What happens to the values that are there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Write {
+    Replace,
+    Add,
+}
+
+/// Writes the arrays in `given`, one for each parameter by name, to `to`. Parameters without an array (or
 /// with `None`) count as zero.
 ///
 /// # Errors
 /// If an array has an unknown name, another shape, or a type that does not convert to float32.
-pub fn add_to(py: Python<'_>, given: &Bound<'_, PyDict>, sum: &mut Parameters) -> PyResult<()> {
-    let layout = sum.layout().clone();
-    let values = sum.values_mut();
+pub fn write_to(
+    py: Python<'_>,
+    given: &Bound<'_, PyDict>,
+    to: &mut Parameters,
+    write: Write,
+) -> PyResult<()> {
+    let layout = to.layout().clone();
+    let values = to.values_mut();
     let mut used = 0;
     for (index, param) in layout.params().iter().enumerate() {
-        let Some(array) = given.get_item(&param.name)? else { continue };
-        used += 1;
-        if array.is_none() {
+        let to = &mut values[layout.range_of(index)];
+        let array = given.get_item(&param.name)?;
+        used += usize::from(array.is_some());
+        let Some(array) = array.filter(|array| !array.is_none()) else {
+            if write == Write::Replace {
+                to.fill(0.0);
+            }
             continue;
-        }
+        };
         let array = float32(&array, &param.name)?;
         if array.shape() != param.shape.as_slice() {
             return Err(PyValueError::new_err(format!(
@@ -116,21 +132,20 @@ pub fn add_to(py: Python<'_>, given: &Bound<'_, PyDict>, sum: &mut Parameters) -
             )));
         }
         let from = array.as_slice().map_err(|error| PyValueError::new_err(error.to_string()))?;
-        let to = &mut values[layout.range_of(index)];
+        let mut put = || match write {
+            Write::Replace => to.copy_from_slice(from),
+            Write::Add => to.iter_mut().zip(from).for_each(|(to, from)| *to += from),
+        };
         if BYTES_WITH_GIL < size_of_val(from) {
-            py.detach(|| add(to, from));
+            py.detach(put);
         } else {
-            add(to, from);
+            put();
         }
     }
     if used < given.len() {
         return Err(unknown(given, &layout));
     }
     Ok(())
-}
-
-fn add(to: &mut [f32], from: &[f32]) {
-    to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
 }
 
 /// Returns `array` as a contiguous array of float32; a copy only if it is not one.

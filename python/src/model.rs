@@ -1,15 +1,17 @@
 //! The model of a Python program, as the trainer sees it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use steadfast_common::dataset::Records;
 use steadfast_common::layout::Layout;
 use steadfast_common::spec::ModelSpec;
 use steadfast_trainer::{
-    Batch, Evaluation, Metric, MicroBatch, Model, ModelError, ParamSpec, Parameters, fingerprint,
+    Batch, Evaluation, Metric, MicroBatch, Model, ModelError, ParamSpec, Parameters, Validity,
+    fingerprint,
 };
 
-use crate::request::{Built, Request, Requests};
+use crate::arrays::Write;
+use crate::request::{Built, Pending, Request, Requests};
 
 /// Sends every computation to the Python program.
 #[derive(Debug)]
@@ -19,6 +21,8 @@ pub struct PythonModel {
     features: usize,
     metric: &'static str,
     nothing: Arc<Layout>,
+    /// Of the generation that the trainer is in. The mutex guards only this field.
+    validity: Mutex<Validity>,
 }
 
 impl PythonModel {
@@ -35,7 +39,29 @@ impl PythonModel {
         let built = requests.call(|reply| Request::Build { spec, features, reply })?;
         // A name that lives as long as the process, which builds few models.
         let metric = Box::leak(built.metric.clone().into_boxed_str());
-        Ok(Self { requests, built, features, metric, nothing: Arc::new(Layout::new(Vec::new())) })
+        let nothing = Arc::new(Layout::new(Vec::new()));
+        let validity = Mutex::new(Validity::new(|| true));
+        Ok(Self { requests, built, features, metric, nothing, validity })
+    }
+
+    fn compute(
+        &self,
+        parameters: &Parameters,
+        batch: &Batch,
+        key: &MicroBatch,
+        gradient: &mut Parameters,
+        write: Write,
+    ) -> Result<f64, ModelError> {
+        let empty = Parameters::zeros(self.nothing.clone());
+        let memory = std::mem::replace(gradient, empty);
+        let (parameters, records, key) = (parameters.clone(), records(batch), *key);
+        let validity = self.validity.lock().expect("no holder panics").clone();
+        let (loss_sum, written) = self.requests.call(|reply| {
+            let pending = Pending { gradient: memory, write, validity, reply };
+            Request::Gradient { parameters, records, key, pending }
+        })?;
+        *gradient = written;
+        if loss_sum.is_finite() { Ok(loss_sum) } else { Err(ModelError::NotFinite) }
     }
 }
 
@@ -59,18 +85,17 @@ impl Model for PythonModel {
         key: &MicroBatch,
         gradient: &mut Parameters,
     ) -> Result<f64, ModelError> {
-        let empty = Parameters::zeros(self.nothing.clone());
-        let sum = std::mem::replace(gradient, empty);
-        let (parameters, records, key) = (parameters.clone(), records(batch), *key);
-        let (loss_sum, sum) = self.requests.call(|reply| Request::Gradient {
-            parameters,
-            records,
-            key,
-            gradient: sum,
-            reply,
-        })?;
-        *gradient = sum;
-        if loss_sum.is_finite() { Ok(loss_sum) } else { Err(ModelError::NotFinite) }
+        self.compute(parameters, batch, key, gradient, Write::Add)
+    }
+
+    fn fresh_gradient(
+        &self,
+        parameters: &Parameters,
+        batch: &Batch,
+        key: &MicroBatch,
+        gradient: &mut Parameters,
+    ) -> Result<f64, ModelError> {
+        self.compute(parameters, batch, key, gradient, Write::Replace)
     }
 
     fn evaluate(&self, parameters: &Parameters, batch: &Batch) -> Result<Evaluation, ModelError> {
@@ -92,6 +117,10 @@ impl Model for PythonModel {
 
     fn numerics(&self) -> String {
         format!("{}; {}", self.built.numerics, fingerprint())
+    }
+
+    fn begin_generation(&self, validity: Validity) {
+        *self.validity.lock().expect("no holder panics") = validity;
     }
 }
 

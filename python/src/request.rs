@@ -3,7 +3,9 @@
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use steadfast_common::dataset::Records;
-use steadfast_trainer::{Evaluation, MicroBatch, ModelError, ParamSpec, Parameters};
+use steadfast_trainer::{Evaluation, MicroBatch, ModelError, ParamSpec, Parameters, Validity};
+
+use crate::arrays::Write;
 
 /// The properties of a model that was built.
 #[derive(Debug)]
@@ -20,16 +22,22 @@ pub enum Request {
     Build { spec: String, features: usize, reply: Reply<Built> },
     /// Returns initial values: `parameters`, filled.
     Initialize { seed: u64, parameters: Parameters, reply: Reply<Parameters> },
-    /// Adds the gradient of the sum of losses to `gradient`, and returns both.
-    Gradient {
-        parameters: Parameters,
-        records: Records,
-        key: MicroBatch,
-        gradient: Parameters,
-        reply: Reply<(f64, Parameters)>,
-    },
+    /// Computes the gradient of the sum of losses.
+    Gradient { parameters: Parameters, records: Records, key: MicroBatch, pending: Pending },
     /// Sums loss and metric over the records.
     Evaluate { parameters: Parameters, records: Records, reply: Reply<Evaluation> },
+}
+
+/// A gradient that is being computed.
+#[derive(Debug)]
+pub struct Pending {
+    /// Where it goes.
+    pub gradient: Parameters,
+    pub write: Write,
+    /// Whether it still counts.
+    pub validity: Validity,
+    /// Takes the sum of losses, and `gradient`.
+    pub reply: Reply<(f64, Parameters)>,
 }
 
 /// Where the result of a request goes.

@@ -15,7 +15,7 @@ use steadfast_host::random;
 use steadfast_process::{Failure, Refusal, Shutdown, keep_freed_memory, try_parse};
 use steadfast_trainer::{Args, Evaluation, ModelError, ParamSpec, Parameters, Registry, live};
 
-use crate::arrays;
+use crate::arrays::{self, Write};
 use crate::error::{check_process, exception, model_error};
 use crate::logs;
 use crate::model::PythonModel;
@@ -152,15 +152,13 @@ impl Trainer {
     /// Answers a request, or returns the work that it consists of.
     fn answer(&self, py: Python<'_>, request: Request) -> PyResult<Option<Work>> {
         match request {
-            Request::Gradient { parameters, records, key, gradient, reply } => {
+            Request::Gradient { parameters, records, key, pending } => {
                 let (count, key) = (records.len(), Py::new(py, Key(key))?);
                 let batch = self.transformed(py, records, Some(&key));
                 return match reported(py, batch)? {
-                    Ok(batch) => {
-                        Work::new(py, &parameters, count, batch, key, gradient, reply).map(Some)
-                    }
+                    Ok(batch) => Work::new(py, &parameters, count, batch, key, pending).map(Some),
                     Err(error) => {
-                        reply.send(Err(error));
+                        pending.reply.send(Err(error));
                         Ok(None)
                     }
                 };
@@ -229,8 +227,7 @@ impl Trainer {
         mut parameters: Parameters,
     ) -> PyResult<Parameters> {
         let values = self.model(py)?.call_method1("initialize", (seed,))?;
-        parameters.clear();
-        arrays::add_to(py, &dict_of(&values)?, &mut parameters)?;
+        arrays::write_to(py, &dict_of(&values)?, &mut parameters, Write::Replace)?;
         Ok(parameters)
     }
 }

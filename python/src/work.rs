@@ -9,7 +9,7 @@ use steadfast_trainer::{MicroBatch, ModelError, Parameters, Purpose, Random};
 
 use crate::arrays;
 use crate::error::{check_process, model_error};
-use crate::request::Reply;
+use crate::request::Pending;
 
 /// The records of a gradient, and the parameters at which to compute it.
 #[pyclass(frozen, module = "steadfast")]
@@ -32,11 +32,6 @@ pub struct Work {
     pending: Mutex<Option<Pending>>,
 }
 
-struct Pending {
-    sum: Parameters,
-    reply: Reply<(f64, Parameters)>,
-}
-
 impl Work {
     pub fn new(
         py: Python<'_>,
@@ -44,8 +39,7 @@ impl Work {
         records: usize,
         batch: Bound<'_, PyDict>,
         key: Py<Key>,
-        sum: Parameters,
-        reply: Reply<(f64, Parameters)>,
+        pending: Pending,
     ) -> PyResult<Self> {
         Ok(Self {
             parameters: arrays::parameters(py, parameters)?.unbind(),
@@ -53,7 +47,7 @@ impl Work {
             key,
             records,
             process: std::process::id(),
-            pending: Mutex::new(Some(Pending { sum, reply })),
+            pending: Mutex::new(Some(pending)),
         })
     }
 
@@ -73,18 +67,21 @@ impl Work {
 
 #[pymethods]
 impl Work {
-    /// Pushes the gradient of the *sum* of the records' losses.
+    /// Pushes the gradient of the *sum* of the records' losses. Returns whether it still counts: not if
+    /// the job was rolled back meanwhile, or the trainer's lease was lost. A gradient that does not count has
+    /// no effect; its records are computed again.
     ///
     /// `gradients` has one array per parameter, by name; `None` or a missing name counts as zero.
     #[pyo3(signature = (gradients, *, loss_sum))]
-    fn push(&self, py: Python<'_>, gradients: &Bound<'_, PyAny>, loss_sum: f64) -> PyResult<()> {
+    fn push(&self, py: Python<'_>, gradients: &Bound<'_, PyAny>, loss_sum: f64) -> PyResult<bool> {
         check_process(py, self.process)?;
-        let Pending { mut sum, reply } = self.take()?;
-        let added = dict_of(gradients).and_then(|it| arrays::add_to(py, &it, &mut sum));
-        match added {
+        let Pending { mut gradient, write, validity, reply } = self.take()?;
+        let given = dict_of(gradients);
+        match given.and_then(|it| arrays::write_to(py, &it, &mut gradient, write)) {
             Ok(()) => {
-                reply.send(Ok((loss_sum, sum)));
-                Ok(())
+                let counts = validity.holds();
+                reply.send(Ok((loss_sum, gradient)));
+                Ok(counts)
             }
             Err(error) => {
                 reply.send(Err(model_error(py, &error)));

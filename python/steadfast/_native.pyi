@@ -38,11 +38,14 @@ class Work:
     @property
     def records(self) -> int:
         """Number of records."""
-    def push(self, gradients: Mapping[str, Optional[Any]], *, loss_sum: float) -> None:
+    def push(self, gradients: Mapping[str, Optional[Any]], *, loss_sum: float) -> bool:
         """Pushes the gradient of the *sum* of the records' losses.
 
         ``gradients`` has one array per parameter, by name; ``None`` or a missing name counts as zero.
-        A gradient that the job does not need any more has no effect.
+
+        Returns:
+            Whether the gradient still counts: not if the job was rolled back meanwhile, or the trainer's lease
+            was lost. A gradient that does not count has no effect; its records are computed again.
 
         Raises:
             ValueError: A name is unknown, or an array has another shape than its parameter.

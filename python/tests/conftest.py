@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+from typing import Callable
 
 import pytest
 
@@ -47,6 +48,19 @@ def until_step(run: steadfast.LocalRun, step: int) -> None:
         except steadfast.SteadfastError:
             # The master starts, or is replaced.
             pass
+
+
+def until(run: steadfast.LocalRun, holds: Callable[[], bool]) -> None:
+    """Waits until a condition holds; fails if the job ends before."""
+    while run.is_running:
+        try:
+            if holds():
+                return
+        except steadfast.SteadfastError:
+            # The master starts, or is replaced.
+            pass
+        os.sched_yield()
+    assert holds(), "the job has ended"
 
 
 def kill(run: steadfast.LocalRun, role: str, number: int) -> None:

@@ -6,7 +6,7 @@ import json
 import subprocess
 
 import pytest
-from conftest import EXAMPLES, PROGRAMS, kill, until_step
+from conftest import EXAMPLES, PROGRAMS, kill, until, until_step
 
 import steadfast
 
@@ -87,3 +87,27 @@ def test_columns_reach_a_loop_with_their_types(tmp_path, monkeypatch):
     assert columns["types"] == {
         "b": "bool", "list": "int64", "n": "int64", "pair": "float32", "text": "object", "x": "float32"
     }  # fmt: skip
+
+
+def test_a_push_says_whether_its_gradient_still_counts(tmp_path, monkeypatch):
+    held, free, said = (tmp_path / name for name in ("held", "free", "said"))
+    for name, file in (("HELD", held), ("FREE", free), ("SAID", said)):
+        monkeypatch.setenv(name, str(file))
+    settings = {"checkpoint": dict(every_steps=1), "passes": 2}
+    held_work = steadfast.Job(
+        name="held-work",
+        dataset=dict(source="../data/linear.csv", format="csv", features=["x*"], label="y"),
+        model=dict(kind="python", script=PROGRAMS / "held_work.py"),
+        **settings,
+    )
+    data = tmp_path / "data"
+    with steadfast.local(held_work, trainers=1, pservers=1, data_dir=data, progress=False) as run:
+        until(run, held.exists)
+        generation = run.status()["generation"]
+        kill(run, "pserver", 0)
+        until(run, lambda: generation < run.status()["generation"])
+        free.touch()
+        run.wait(timeout=60)
+    answers = said.read_text().split()
+    assert answers[:3] == ["True", "True", "False"]
+    assert answers[-1] == "True"

@@ -23,7 +23,7 @@ use steadfast_trainer_core::{Batch, MicroBatch, Parameters};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, info_span, warn};
 
-use crate::context::{Context, TrainError, TrainedModel};
+use crate::context::{Context, Destination, TrainError, TrainedModel};
 
 /// Maximum number of tasks held at a time: one in progress, one being read ahead.
 const HELD_MAX: usize = 2;
@@ -194,8 +194,12 @@ impl Worker<'_> {
             };
             let empty = Parameters::zeros(Arc::default());
             let sum = std::mem::replace(&mut self.gradient, empty);
-            let computed =
-                self.context.gradient(&self.parameters, &Batch::from(&batch), &key, sum)?;
+            let computed = self.context.gradient(
+                &self.parameters,
+                &Batch::from(&batch),
+                &key,
+                Destination::Sum(sum),
+            )?;
             self.gradient = computed.gradient;
             self.loss_sum += computed.loss_sum;
             loss_sum += computed.loss_sum;

@@ -21,7 +21,9 @@ use steadfast_host::time::Instant;
 use steadfast_net::traces::TRACE;
 use steadfast_process::Failure;
 use steadfast_store::Location;
-use steadfast_trainer_core::{Batch, Evaluation, Model, ModelError, Parameters};
+use steadfast_trainer_core::{
+    Batch, Evaluation, MicroBatch, Model, ModelError, Parameters, Validity,
+};
 use tokio::sync::watch;
 use tracing::{info, info_span, warn};
 
@@ -129,6 +131,14 @@ enum HeldOut {
     Failed(TaskError),
 }
 
+/// Where a gradient goes.
+pub enum Destination {
+    /// Replaces these values, which are arbitrary.
+    Replaced(Parameters),
+    /// Is added to this sum.
+    Sum(Parameters),
+}
+
 /// A gradient, checked to be finite: the sum over some records.
 pub struct Computed {
     pub loss_sum: f64,
@@ -157,6 +167,8 @@ impl Context {
             activity.generation = generation.number();
             activity.doing = "waiting for first values";
         });
+        let current = generation.clone();
+        self.model.begin_generation(Validity::new(move || !current.is_over()));
         let values = || {
             let mut parameters = Parameters::zeros(self.layout().clone());
             in_place(|| self.model.initialize(self.spec().seed, &mut parameters))?;
@@ -298,7 +310,8 @@ impl Context {
         Ok(())
     }
 
-    /// Computes the gradient of a batch, off the threads that serve connections.
+    /// Computes the gradient of a batch, off the threads that serve connections. `into` is where it goes:
+    /// memory of any content, or a sum so far.
     ///
     /// # Errors
     /// If the model returns an error, or the gradient is not finite.
@@ -306,14 +319,22 @@ impl Context {
         &self,
         parameters: &Parameters,
         batch: &Batch<'_>,
-        key: &steadfast_trainer_core::MicroBatch,
-        mut gradient: Parameters,
+        key: &MicroBatch,
+        into: Destination,
     ) -> Result<Computed, TrainError> {
         let started = Instant::now();
         let span = info_span!(target: TRACE, "compute", lane = key.lane.0, records = batch.len());
         let _traced = span.enter();
         let computed = in_place(|| {
-            let loss_sum = self.model.gradient(parameters, batch, key, &mut gradient)?;
+            let model = &self.model;
+            let (loss_sum, gradient) = match into {
+                Destination::Replaced(mut gradient) => {
+                    (model.fresh_gradient(parameters, batch, key, &mut gradient)?, gradient)
+                }
+                Destination::Sum(mut sum) => {
+                    (model.gradient(parameters, batch, key, &mut sum)?, sum)
+                }
+            };
             if gradient.is_finite() {
                 return Ok(Computed { loss_sum, gradient });
             }

@@ -28,7 +28,7 @@ use tokio::sync::watch;
 use tracing::{Instrument, debug, info_span, warn};
 
 use crate::buffers::Buffers;
-use crate::context::{Context, Evaluated, TrainError, TrainedModel};
+use crate::context::{Context, Destination, Evaluated, TrainError, TrainedModel};
 use crate::tasks::TaskError;
 
 /// Pause before unreadable data is retried, unless another trainer is to try first.
@@ -284,9 +284,13 @@ impl Worker<'_> {
             return Ok(Some((share, None)));
         }
         let key = MicroBatch { seed: self.context.spec().seed, pass: position.pass, step, lane };
-        let zeros = Parameters::new(self.context.layout().clone(), self.buffers.zeros());
-        let computed =
-            self.context.gradient(&self.parameters, &Batch::from(&records), &key, zeros)?;
+        let memory = Parameters::new(self.context.layout().clone(), self.buffers.take());
+        let computed = self.context.gradient(
+            &self.parameters,
+            &Batch::from(&records),
+            &key,
+            Destination::Replaced(memory),
+        )?;
         let mut values = computed.gradient.into_values();
         in_place(|| self.generation.pservers().round(&mut values));
         let gradient = Gradient {

@@ -72,6 +72,11 @@ impl GenerationClient {
         self.pservers.generation()
     }
 
+    /// Whether this trainer's contributions have become void: another generation began, or its lease ended.
+    pub fn is_over(&self) -> bool {
+        self.pservers.is_over()
+    }
+
     /// Returns the pservers of the generation.
     pub fn pservers(&self) -> &Pservers {
         &self.pservers

@@ -136,6 +136,12 @@ impl Pservers {
         Ok(Self { cluster, deadline, generation, layout, codec, slots: Arc::new(slots?) })
     }
 
+    /// Whether no call is made any more: another generation began, or the caller's lease ended.
+    pub fn is_over(&self) -> bool {
+        let newest = self.cluster.generation();
+        !self.deadline.is_ahead() || newest.is_some_and(|it| self.generation < it.generation)
+    }
+
     /// Returns the generation of these pservers.
     pub fn generation(&self) -> Generation {
         self.generation

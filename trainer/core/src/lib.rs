@@ -71,7 +71,7 @@
 //! #     steadfast_common::spec::ModelSpec {
 //! #         kind: "poisson".into(), classes: None, hidden: vec![],
 //! #         activation: Default::default(), dropout: 0.0, options: Default::default(),
-//! #         entry: None, script: None,
+//! #         entry: None, script: None, device: None,
 //! #     }
 //! # }
 //! let model = models.build(&spec(), 2)?;
@@ -101,7 +101,7 @@ mod registry;
 pub use batch::{Batch, MicroBatch};
 pub use error::ModelError;
 pub use fingerprint::fingerprint;
-pub use model::{Evaluation, Finish, Metric, Model};
+pub use model::{Evaluation, Finish, Metric, Model, Validity};
 /// The array types of [`Batch`] and [`Parameters`], for models outside this workspace.
 pub use ndarray;
 pub use parameters::Parameters;

@@ -1,5 +1,8 @@
 //! The interface of models: parameters, a gradient, an evaluation.
 
+use std::fmt;
+use std::sync::Arc;
+
 use steadfast_common::layout::ParamSpec;
 
 use crate::batch::{Batch, MicroBatch};
@@ -29,6 +32,19 @@ pub trait Model: Send + Sync {
         gradient: &mut Parameters,
     ) -> Result<f64, ModelError>;
 
+    /// As [`Model::gradient`], but sets `gradient`, whose content is arbitrary. The default clears it first; a
+    /// model that writes every value anyway saves this pass over memory.
+    fn fresh_gradient(
+        &self,
+        parameters: &Parameters,
+        batch: &Batch,
+        key: &MicroBatch,
+        gradient: &mut Parameters,
+    ) -> Result<f64, ModelError> {
+        gradient.clear();
+        self.gradient(parameters, batch, key, gradient)
+    }
+
     /// Sums loss and metric over the records, without random numbers.
     fn evaluate(&self, parameters: &Parameters, batch: &Batch) -> Result<Evaluation, ModelError>;
 
@@ -43,6 +59,33 @@ pub trait Model: Send + Sync {
     /// same bits. A model that computes with other libraries names these.
     fn numerics(&self) -> String {
         fingerprint()
+    }
+
+    /// Called when the trainer joins a generation, with whether gradients still count in it. For models that
+    /// pass this on; the trainer itself drops gradients that do not count.
+    fn begin_generation(&self, _validity: Validity) {}
+}
+
+/// Whether gradients of a generation still count: no other generation has begun, and the trainer's lease is
+/// valid.
+#[derive(Clone)]
+pub struct Validity(Arc<dyn Fn() -> bool + Send + Sync>);
+
+impl Validity {
+    /// Asks `holds` each time.
+    pub fn new(holds: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(holds))
+    }
+
+    /// Whether they still count.
+    pub fn holds(&self) -> bool {
+        (self.0)()
+    }
+}
+
+impl fmt::Debug for Validity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Validity").field(&self.holds()).finish()
     }
 }
 
