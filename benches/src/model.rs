@@ -34,6 +34,7 @@ pub fn gradient() -> Sample {
         options: Default::default(),
         entry: None,
         script: None,
+        device: None,
     };
     let model = Registry::built_in().build(&spec, features).expect("the model is valid");
     let layout = Arc::new(Layout::new(model.parameters()));

@@ -36,6 +36,7 @@ const KEYS: &[&str] = &[
     "model.options",
     "model.entry",
     "model.script",
+    "model.device",
     "optimizer",
     "optimizer.kind",
     "optimizer.momentum",

@@ -158,6 +158,9 @@ pub struct ModelSpec {
     /// `python`: a program with its own loop, relative to the directory of the job file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub script: Option<String>,
+    /// `python`: where PyTorch computes, such as `cuda`; a trainer may override it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
 }
 
 /// Non-linearity of an MLP's hidden layers.

@@ -202,13 +202,28 @@ impl JobSpec {
             }
             _ => {}
         }
-        for (key, value) in [("model.entry", &model.entry), ("model.script", &model.script)] {
+        let of_python = [
+            ("model.entry", &model.entry),
+            ("model.script", &model.script),
+            ("model.device", &model.device),
+        ];
+        for (key, value) in of_python {
             if value.is_some() && model.kind != PYTHON_MODEL {
                 errors.push(SpecError::new(
                     &[key, "model.kind"],
                     format!("`{key}` does not apply to `{}`; remove it", model.kind),
                 ));
             }
+        }
+        let is_device = |name: &String| {
+            let (kind, index) = name.split_once(':').unwrap_or((name, "0"));
+            matches!(kind, "cpu" | "cuda") && index.parse::<u16>().is_ok()
+        };
+        if let Some(device) = model.device.as_ref().filter(|name| !is_device(name)) {
+            errors.push(SpecError::new(
+                &["model.device"],
+                format!("`model.device` is `{device}`; use \"cpu\" or \"cuda\", or \"cuda:1\" for a certain GPU"),
+            ));
         }
         if BUILT_IN_MODELS.contains(&model.kind.as_str()) && !model.options.is_empty() {
             errors.push(SpecError::new(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import weakref
 from typing import Any, Mapping, Optional, Sequence
 
@@ -10,7 +11,7 @@ from . import _native
 from .entry import build
 from .model import Model
 
-__all__ = ["Trainer"]
+__all__ = ["Trainer", "leave_all"]
 
 
 class Trainer:
@@ -37,13 +38,18 @@ class Trainer:
             override the ``STEADFAST_...`` variables, which ``steadfast local`` sets for its trainers.
         model: Describes the parameters, sets their initial values, and evaluates. By default
             ``model.entry`` of the job file names the function that builds it.
+        device: Device of a model in PyTorch that the job file names: ``"cpu"`` or ``"cuda"``. Overrides
+            ``STEADFAST_DEVICE``, which overrides ``model.device`` in the job file.
 
     Raises:
         InvalidError: A setting is invalid.
     """
 
-    def __init__(self, args: Sequence[str] = (), *, model: Optional[Model] = None) -> None:
+    def __init__(
+        self, args: Sequence[str] = (), *, model: Optional[Model] = None, device: Optional[str] = None
+    ) -> None:
         self._model = model
+        self._device = device or os.environ.get("STEADFAST_DEVICE")
         # The native trainer lives as long as this object: it must not refer to it strongly.
         this = weakref.ref(self)
 
@@ -56,6 +62,7 @@ class Trainer:
         # Without handlers, Python would show warnings only.
         emit = _emit if logging.getLogger("steadfast").hasHandlers() else None
         self._trainer = _native.Trainer(list(args), build_model, emit)
+        _OPEN.add(self)
 
     @property
     def model(self) -> Model:
@@ -70,7 +77,7 @@ class Trainer:
 
     def _build(self, spec: Mapping[str, Any], features: int) -> Model:
         if self._model is None:
-            self._model = build(spec, features)
+            self._model = build(spec, features, self._device or spec.get("device"))
         return self._model
 
     def __iter__(self) -> "Trainer":
@@ -91,7 +98,19 @@ class Trainer:
 
     def close(self) -> None:
         """Leaves the job at once. Work in progress is computed by other trainers."""
+        _OPEN.discard(self)
         self._trainer.close()
+
+
+_OPEN: "weakref.WeakSet[Trainer]" = weakref.WeakSet()
+
+
+def leave_all() -> bool:
+    """Makes the trainers of this process leave the job, as :meth:`Trainer.leave`. Returns whether there are any."""
+    trainers = list(_OPEN)
+    for trainer in trainers:
+        trainer.leave()
+    return bool(trainers)
 
 
 def _emit(logger: str, level: int, message: str) -> None:

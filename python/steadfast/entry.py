@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import sys
 from types import SimpleNamespace
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, Optional
 
+from . import devices
 from .errors import InvalidError
 from .model import Model
 from .randomness import seed_all
@@ -14,11 +15,12 @@ from .randomness import seed_all
 __all__ = ["build"]
 
 
-def build(spec: Mapping[str, Any], features: int) -> Model:
+def build(spec: Mapping[str, Any], features: int, device: Optional[str] = None) -> Model:
     """Builds the model that ``entry`` in the ``[model]`` section of the job file names.
 
     The entry is ``module:function``. The function is called with the section as an object: ``spec.options``
-    has the job file's own settings, and ``spec.features`` is the number of features of a record.
+    has the job file's own settings, and ``spec.features`` is the number of features of a record. The model
+    computes on ``device``, unless the function names another.
     """
     entry = spec.get("entry") or ""
     if not entry:
@@ -28,7 +30,8 @@ def build(spec: Mapping[str, Any], features: int) -> Model:
     def rebuild(seed: int) -> Model:
         known = "torch" in sys.modules
         seed_all(seed)
-        model = function(SimpleNamespace(**{"options": {}, **spec, "features": features}))
+        with devices.using(device):
+            model = function(SimpleNamespace(**{"options": {}, **spec, "features": features}))
         if not known and "torch" in sys.modules:
             # The function has imported PyTorch itself, whose random state was not seeded before.
             return rebuild(seed)

@@ -10,6 +10,7 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Seq
 import numpy as np
 import torch
 
+from . import devices
 from .errors import InvalidError
 from .model import Batch
 from .model import Model as _Model
@@ -47,6 +48,12 @@ class Model(_Model):
             BatchNorm. ``"mean"`` averages their changes over the records of a step, as gradients are.
             ``"constant"`` declares that training does not change them; they stay as built. Without it, a
             module with such buffers is rejected.
+        device: ``"cpu"``, or ``"cuda"`` with or without a number; the module is moved there. By default the
+            device of the trainer (``--device``, ``model.device`` in the job file), or the CPU. Parameters and
+            gradients cross once each way, by way of pinned memory.
+        master_weights: Trains float16 and bfloat16 parameters as float32 ones: before each computation they
+            are rounded to the type of the module, and their gradients are converted to float32. Without it, a
+            module with such parameters is rejected.
 
     Raises:
         InvalidError: The module has parameters or buffers that cannot be trained faithfully.
@@ -65,6 +72,8 @@ class Model(_Model):
         transform: Optional[Callable[[Batch, Optional[Any]], Batch]] = None,
         threads: int = 1,
         buffers: Optional[str] = None,
+        device: Optional[str] = None,
+        master_weights: bool = False,
     ) -> None:
         if reduction not in ("mean", "sum"):
             raise InvalidError(f'`reduction` is "{reduction}"; use "mean" or "sum"')
@@ -78,10 +87,9 @@ class Model(_Model):
                     "the mean of a loss with class weights or `ignore_index` is not the mean over the "
                     'records; use `reduction="sum"` in the loss and here'
                 )
-        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-            if tensor.device.type != "cpu":
-                raise InvalidError(f"`{name}` is on {tensor.device}; modules compute on the CPU")
+        self.device = _device(device)
         _deterministic(threads)
+        module.to(self.device)
         self.module = module
         self._loss = loss
         self._reduction = reduction
@@ -90,7 +98,7 @@ class Model(_Model):
         self._label = label
         self._transform = transform
         self.metric_name, self._metric = next(iter((metrics or {"loss": None}).items()))
-        self._trained = _trained(module)
+        self._trained = _trained(module, master_weights)
         owners = _buffers(module)
         kept = [name for name in owners if name in module.state_dict(keep_vars=True)]
         if kept and buffers is None:
@@ -107,9 +115,10 @@ class Model(_Model):
         for name in self._averaged:
             _check_averaged(name, self._as_built[name])
         self._initial = {
-            name: it.detach().to(torch.float32, copy=True).numpy()
+            name: it.detach().to("cpu", torch.float32, copy=True).numpy()
             for name, it in self._state().items()
         }
+        self._crossing = _Crossing(self.device, self._state()) if self.device.type != "cpu" else None
         # Layers that the user has set to evaluation mode stay so.
         self._modes = {layer: layer.training for layer in module.modules()}
 
@@ -125,7 +134,7 @@ class Model(_Model):
 
     def gradient(
         self, parameters: Mapping[str, np.ndarray], batch: Batch, key: Any
-    ) -> Tuple[float, Dict[str, Optional[np.ndarray]]]:
+    ) -> Tuple[float, Dict[str, np.ndarray]]:
         self._load(parameters)
         seed_all(key.seed)
         for layer, training in self._modes.items():
@@ -136,13 +145,11 @@ class Model(_Model):
         output = self.module(*_arguments(inputs, 0, len(label)))
         loss = self._sum(self._loss(output, label), len(label), output, label)
         loss.backward()
-        gradients = {
-            name: None if parameter.grad is None else parameter.grad.numpy()
-            for name, parameter in self._trained.items()
-        }
+        leaving = {name: it.grad for name, it in self._trained.items() if it.grad is not None}
+        leaving.update({name: self._buffer(name) for name in self._averaged})
+        gradients = self._to_host(leaving)
         for name in self._averaged:
-            after = self._buffer(name).detach().to(torch.float32).numpy()
-            gradients[name] = (after - parameters[name]) * np.float32(len(label))
+            gradients[name] = (gradients[name] - parameters[name]) * np.float32(len(label))
         self._check_constant()
         return loss.item(), gradients
 
@@ -170,10 +177,11 @@ class Model(_Model):
         for name, tensor in [*self.module.named_parameters(), *self._as_built.items()]:
             if name not in self._trained and name not in self._averaged:
                 digest.update(name.encode())
-                digest.update(tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes())
+                fixed = tensor.detach().cpu().reshape(-1).view(torch.uint8)
+                digest.update(fixed.numpy().tobytes())
         return (
-            f"torch {torch.__version__} {_digest()[:16]} with {torch.get_num_threads()} threads, "
-            f"fixed tensors {digest.hexdigest()[:16]}"
+            f"torch {torch.__version__} {_digest(self.device)[:16]} with {torch.get_num_threads()} threads"
+            f"{_describe(self.device)}, fixed tensors {digest.hexdigest()[:16]}"
         )
 
     def _state(self) -> Dict[str, torch.Tensor]:
@@ -206,22 +214,31 @@ class Model(_Model):
         with warnings.catch_warnings():
             # The arrays are read-only, and nothing here writes to them.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            for name, parameter in self._trained.items():
-                parameter.data.copy_(torch.from_numpy(parameters[name]))
-            for name, (owner, key) in self._owners.items():
-                if name in self._averaged:
-                    given = torch.from_numpy(parameters[name])
-                    owner._buffers[key] = given.to(self._as_built[name].dtype, copy=True)
-                elif name not in self._constant:
-                    owner._buffers[key] = self._as_built[name].clone()
+            given = {name: torch.from_numpy(array) for name, array in parameters.items()}
+        if self._crossing is not None:
+            given = self._crossing.arriving(given)
+        for name, parameter in self._trained.items():
+            parameter.data.copy_(given[name], non_blocking=True)
+        for name, (owner, key) in self._owners.items():
+            if name in self._averaged:
+                like = self._as_built[name]
+                owner._buffers[key] = given[name].to(like.device, like.dtype, copy=True)
+            elif name not in self._constant:
+                owner._buffers[key] = self._as_built[name].clone()
+
+    def _to_host(self, tensors: Mapping[str, torch.Tensor]) -> Dict[str, np.ndarray]:
+        """Returns the tensors as float32 arrays; those of the CPU with the same memory."""
+        if self._crossing is not None:
+            tensors = self._crossing.leaving(tensors)
+        return {name: it.detach().to(torch.float32).numpy() for name, it in tensors.items()}
 
     def transform(self, batch: Batch, key: Optional[Any]) -> Batch:
         return batch if self._transform is None else self._transform(batch, key)
 
     def _tensors(self, batch: Batch) -> Tuple[List[Any], torch.Tensor]:
         """Returns the inputs, each a tensor or a pair of values and offsets, and the target."""
-        inputs = [_tensor(name, _column(batch, name)) for name in self._inputs]
-        target = _tensor(self._target, _column(batch, self._target))
+        inputs = [_tensor(name, _column(batch, name), self.device) for name in self._inputs]
+        target = _tensor(self._target, _column(batch, self._target), self.device)
         if isinstance(target, tuple):
             raise InvalidError(f"the target `{self._target}` is a list of any length in each record")
         return inputs, target.to(self._label)
@@ -252,14 +269,14 @@ def _column(batch: Batch, name: str) -> Any:
     return batch[name]
 
 
-def _tensor(name: str, column: Any) -> Any:
+def _tensor(name: str, column: Any, device: torch.device) -> Any:
     if isinstance(column, tuple):
-        return tuple(_tensor(name, it) for it in column)
+        return tuple(_tensor(name, it, device) for it in column)
     if isinstance(column, torch.Tensor):
-        return column
+        return column.to(device)
     if column.dtype == object:
         raise InvalidError(f"the column `{name}` holds text or bytes; convert it in `transform`")
-    return torch.from_numpy(column)
+    return torch.from_numpy(column).to(device)
 
 
 def _arguments(inputs: Sequence[Any], start: int, end: int) -> List[torch.Tensor]:
@@ -275,7 +292,70 @@ def _arguments(inputs: Sequence[Any], start: int, end: int) -> List[torch.Tensor
     return arguments
 
 
-def _trained(module: torch.nn.Module) -> Dict[str, torch.nn.Parameter]:
+class _Crossing:
+    """Host memory through which tensors move to and from a device.
+
+    It is pinned, so the device copies by itself, and allocated once.
+    """
+
+    def __init__(self, device: torch.device, state: Mapping[str, torch.Tensor]) -> None:
+        def staging() -> Dict[str, torch.Tensor]:
+            pinned = device.type == "cuda"
+            return {
+                name: torch.empty(it.shape, dtype=torch.float32, pin_memory=pinned)
+                for name, it in state.items()
+            }
+
+        self._device = device
+        self._arriving = staging()
+        self._leaving = staging()
+
+    def arriving(self, tensors: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
+        """Returns the tensors in pinned memory, where they are valid until the next call."""
+        self._wait()
+        return {name: self._arriving[name].copy_(tensor) for name, tensor in tensors.items()}
+
+    def leaving(self, tensors: Mapping[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
+        """Returns tensors of the device on the host, as float32, where they are valid until the next call."""
+        for name, tensor in tensors.items():
+            self._leaving[name].copy_(tensor.detach(), non_blocking=True)
+        self._wait()
+        return {name: self._leaving[name] for name in tensors}
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _device(wanted: Optional[str]) -> torch.device:
+    """Returns the device that `wanted`, or else the trainer, names."""
+    name = wanted or devices.current() or "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InvalidError(f"`device` is `{name}`: {str(error).splitlines()[0]}") from None
+    if device.type not in ("cpu", "cuda"):
+        raise InvalidError(f'`device` is `{name}`; use "cpu" or "cuda"')
+    if device.type == "cuda" and torch.cuda.device_count() <= (device.index or 0):
+        raise InvalidError(
+            f"`device` is `{name}`, but PyTorch {torch.__version__} finds {torch.cuda.device_count()} GPUs; "
+            'use "cpu", or install a driver and a PyTorch that fit'
+        )
+    return device
+
+
+def _describe(device: torch.device) -> str:
+    """Describes what results depend on besides the CPU."""
+    if device.type == "cpu":
+        return ""
+    return (
+        f" on {torch.cuda.get_device_name(device)}, CUDA {torch.version.cuda}, "
+        f"cuDNN {torch.backends.cudnn.version()}, float32 products {torch.get_float32_matmul_precision()}, "
+        f"TF32 in cuDNN {torch.backends.cudnn.allow_tf32}"
+    )
+
+
+def _trained(module: torch.nn.Module, master_weights: bool) -> Dict[str, torch.nn.Parameter]:
     """Returns the parameters that are trained, by name; tied ones once."""
     trained = {
         name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
@@ -283,7 +363,13 @@ def _trained(module: torch.nn.Module) -> Dict[str, torch.nn.Parameter]:
     if not trained:
         raise InvalidError("the module has no parameter that requires a gradient")
     for name, parameter in trained.items():
-        if parameter.dtype != torch.float32:
+        if parameter.dtype in (torch.float16, torch.bfloat16):
+            if not master_weights:
+                raise InvalidError(
+                    f"the parameter `{name}` is {parameter.dtype}; pass `master_weights=True` to train it as "
+                    "float32, or convert the module with `.float()`"
+                )
+        elif parameter.dtype != torch.float32:
             raise InvalidError(
                 f"the parameter `{name}` is {parameter.dtype}; convert the module with `.float()`"
             )
@@ -318,15 +404,16 @@ def _deterministic(threads: int) -> None:
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(threads)
     torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
 
 
-def _digest() -> str:
+def _digest(device: torch.device) -> str:
     """Hashes the bits of a small fixed computation."""
     state = torch.get_rng_state()
     try:
         torch.manual_seed(0)
-        image, matrix = torch.randn(2, 3, 12, 12), torch.randn(33, 130)
-        weight = torch.randn(5, 3, 3, 3, requires_grad=True)
+        image, matrix = torch.randn(2, 3, 12, 12).to(device), torch.randn(33, 130).to(device)
+        weight = torch.randn(5, 3, 3, 3).to(device).requires_grad_()
         found = torch.nn.functional.conv2d(image, weight)
         (slope,) = torch.autograd.grad(found.square().mean(), weight)
         results: Sequence[torch.Tensor] = (
@@ -341,5 +428,5 @@ def _digest() -> str:
         torch.set_rng_state(state)
     digest = hashlib.sha256()
     for result in results:
-        digest.update(result.detach().contiguous().numpy().tobytes())
+        digest.update(result.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()

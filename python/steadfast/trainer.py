@@ -1,20 +1,27 @@
 """The program of a trainer: ``python -m steadfast.trainer``.
 
 It computes with the model that the job file names (``model.entry``), or runs a program with a training loop
-of its own (``--script FILE``). Other arguments are those of ``steadfast-trainer``.
+of its own (``--script FILE``). ``--device cuda`` overrides ``model.device``. Other arguments are those of
+``steadfast-trainer``; a program with a loop of its own takes these settings from variables.
+
+Outside of ``steadfast local``, ``STEADFAST_JOB_FILE`` names the job file or a copy of it: modules are looked up
+in its directory first, and the program that it names as ``model.script`` is run.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import runpy
 import signal
 import sys
 import threading
 import traceback
-from typing import Callable, Sequence
+from typing import Callable, Optional, Sequence, Tuple
 
-from .client import Trainer
+from . import _native
+from .client import Trainer, leave_all
 from .errors import InvalidError, SteadfastError
 
 __all__ = ["main"]
@@ -25,8 +32,12 @@ def main(args: Sequence[str]) -> int:
     try:
         if args[:1] == ["--script"]:
             _run_script(args[1], args[2:])
-        else:
+            return 0
+        script = _beside_job_file(os.environ.get("STEADFAST_JOB_FILE"))
+        if script is None:
             _compute(args)
+        else:
+            _run_script(script, args)
     except SteadfastError as error:
         return _report(str(error), error.exit_code)
     except Exception:
@@ -34,8 +45,29 @@ def main(args: Sequence[str]) -> int:
     return 0
 
 
+def _beside_job_file(path: Optional[str]) -> Optional[str]:
+    """Lets imports find the modules beside the job file. Returns the path of its ``model.script``, if any."""
+    if not path:
+        return None
+    directory = os.path.dirname(os.path.abspath(path))
+    sys.path.insert(0, directory)
+    try:
+        with open(path, encoding="utf-8") as file:
+            keys = json.loads(_native.toml_to_json(file.read()))
+    except OSError as error:
+        raise InvalidError(f"STEADFAST_JOB_FILE: {error}") from None
+    name = keys.get("model", {}).get("script")
+    if not name:
+        return None
+    script = os.path.join(directory, name)
+    if not os.path.isfile(script):
+        raise InvalidError(f"{path}: `model.script`: {script} does not exist")
+    return script
+
+
 def _compute(args: Sequence[str]) -> None:
-    with Trainer(args) as trainer:
+    device, args = _take_device(args)
+    with Trainer(args, device=device) as trainer:
         _leave_on_signals(trainer.leave)
         for work in trainer:
             try:
@@ -47,7 +79,16 @@ def _compute(args: Sequence[str]) -> None:
                 _fail(work, traceback.format_exc())
 
 
+def _take_device(args: Sequence[str]) -> Tuple[Optional[str], Sequence[str]]:
+    """Separates ``--device`` from the arguments that the native trainer parses."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--device")
+    found, rest = parser.parse_known_args(args)
+    return found.device, rest
+
+
 def _run_script(path: str, args: Sequence[str]) -> None:
+    _leave_on_sigterm()
     sys.argv = [path, *args]
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     runpy.run_path(path, run_name="__main__")
@@ -65,6 +106,20 @@ def _fail(work, reason: str) -> None:  # type: ignore[no-untyped-def]
     except RuntimeError:
         # `push` has reported the error already.
         pass
+
+
+def _leave_on_sigterm() -> None:
+    """The first SIGTERM leaves the job: the loop of the program ends. Without a trainer it ends the program.
+
+    The first process of a container has no default action for it.
+    """
+
+    def first(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        if not leave_all():
+            sys.exit(0)
+
+    signal.signal(signal.SIGTERM, first)
 
 
 def _leave_on_signals(leave: Callable[[], None]) -> None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from conftest import EXAMPLES
 
 import steadfast
 
@@ -208,7 +209,7 @@ def test_a_parameter_without_a_gradient_counts_as_zero():
 
     model = st.Model(Partly(), LOSS)
     _, gradients = model.gradient(read_only(model), batch(3), KEY)
-    assert gradients["unused.weight"] is None
+    assert "unused.weight" not in gradients
 
 
 @pytest.mark.parametrize(
@@ -274,3 +275,81 @@ def test_a_column_that_is_missing_or_text_is_refused_by_name():
     text = {"text": np.array(["a", "b"], object), "label": np.array([0, 1])}
     with pytest.raises(steadfast.InvalidError, match="`text` holds text or bytes"):
         model.gradient(parameters, text, KEY)
+
+
+def test_low_precision_needs_master_weights():
+    with pytest.raises(steadfast.InvalidError, match="`weight` is torch.bfloat16.*master_weights=True"):
+        st.Model(torch.nn.Linear(6, 2, dtype=torch.bfloat16), LOSS)
+    with pytest.raises(steadfast.InvalidError, match="`weight` is torch.float64"):
+        st.Model(torch.nn.Linear(6, 2, dtype=torch.float64), LOSS, master_weights=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_master_weights_keep_what_the_module_rounds(dtype):
+    class Rounded(torch.nn.Linear):
+        def forward(self, features):
+            return super().forward(features.to(dtype)).float()
+
+    net = Rounded(6, 2, dtype=dtype)
+    model = st.Model(net, LOSS, master_weights=True)
+    parameters = {name: np.array(it) for name, it in model.initialize(1).items()}
+    assert {it.dtype for it in parameters.values()} == {np.dtype(np.float32)}
+    parameters["weight"] += np.float32(1e-4) * np.abs(parameters["weight"])
+    before = {name: it.copy() for name, it in parameters.items()}
+    _, gradients = model.gradient(parameters, batch(5), KEY)
+    assert all((parameters[name] == before[name]).all() for name in before)
+    assert {it.dtype for it in gradients.values()} == {np.dtype(np.float32)}
+    assert (net.weight.detach() == torch.tensor(before["weight"]).to(dtype)).all()
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch):
+    net = torch.nn.Linear(6, 2)
+    for device, message in [("tpu", "`device` is `tpu`"), ("mps", 'use "cpu" or "cuda"')]:
+        with pytest.raises(steadfast.InvalidError, match=message):
+            st.Model(net, LOSS, device=device)
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(steadfast.InvalidError, match="finds 0 GPUs"):
+        st.Model(net, LOSS, device="cuda")
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    with pytest.raises(steadfast.InvalidError, match="finds 0 GPUs"):
+        steadfast.entry.build({"entry": "digits:build"}, 64, "cuda")
+    monkeypatch.setenv("STEADFAST_DEVICE", "cuda:1")
+    with pytest.raises(steadfast.InvalidError, match="`cuda:1`.*finds 0 GPUs"):
+        st.Model(net, LOSS)
+    st.Model(net, LOSS, device="cpu")
+
+
+def test_the_device_of_the_job_is_that_of_the_model(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    model = steadfast.entry.build({"entry": "digits:build"}, 64, "cpu")
+    assert model.device == torch.device("cpu")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_computes_the_same_bits_each_time():
+    model = st.Model(normalized(), LOSS, buffers="mean", device="cuda")
+    assert torch.cuda.get_device_name() in model.numerics()
+    parameters, records = read_only(model), batch(8)
+
+    def found():
+        return {name: it.copy() for name, it in model.gradient(parameters, records, KEY)[1].items()}
+
+    first = found()
+    assert all((it == first[name]).all() for name, it in found().items())
+    assert model.evaluate(parameters, records)[0] > 0
+
+
+def test_memory_between_host_and_device_is_used_again_and_changes_no_result():
+    net = normalized()
+    model = st.Model(net, LOSS, buffers="mean")
+    parameters, records = read_only(model), batch(8)
+    loss, direct = model.gradient(parameters, records, KEY)
+    direct = {name: it.copy() for name, it in direct.items()}
+    model._crossing = st._Crossing(model.device, model._state())
+    for _ in range(2):
+        again, crossed = model.gradient(parameters, records, KEY)
+        assert again == loss
+        assert all((it == direct[name]).all() for name, it in crossed.items())
+        place = crossed["0.weight"].ctypes.data
+        assert model.gradient(parameters, records, KEY)[1]["0.weight"].ctypes.data == place

@@ -56,6 +56,7 @@ fn gradient(activation: Activation) -> Parameters {
         options: Default::default(),
         entry: None,
         script: None,
+        device: None,
     };
     let model = Network::mlp(&spec, 13).expect("the spec is fixed and valid");
     let mut parameters = Parameters::zeros(Arc::new(Layout::new(model.parameters())));

@@ -23,6 +23,7 @@ fn spec(kind: &str) -> ModelSpec {
         options: Default::default(),
         entry: None,
         script: None,
+        device: None,
     }
 }
 
