@@ -54,11 +54,13 @@ mod tests {
         let held = Arc::new(buffers.take());
         buffers.keep(&held);
         let other = Arc::new(vec![1.0, 2.0, 3.0]);
-        assert_ne!(buffers.take().as_ptr(), held.as_ptr());
+        let taken = buffers.take();
+        assert_ne!(taken.as_ptr(), held.as_ptr());
         buffers.keep(&other);
         let place = other.as_ptr();
         drop(other);
-        assert_eq!(buffers.take().as_ptr(), place);
+        let again = buffers.take();
+        assert_eq!(again.as_ptr(), place);
         buffers.keep(&Arc::new(vec![0.0; 4]));
         assert_eq!(buffers.take().len(), 3);
     }
