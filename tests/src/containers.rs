@@ -26,22 +26,6 @@ const PROGRAMS: [&str; 4] =
 /// Timeout for pulling an image.
 const PULL_MAX: &str = "60s";
 
-/// Compose override that replaces the store with a test server.
-const STORE: &str = "
-services:
-  store:
-    image: motoserver/moto:5.1.0
-    command: [\"-p\", \"3900\"]
-    healthcheck:
-      test:
-        - CMD
-        - python3
-        - -c
-        - |
-          import urllib.request as u
-          u.urlopen(u.Request('http://127.0.0.1:3900/steadfast', method='PUT'))
-";
-
 /// A running deployment.
 #[derive(Debug)]
 pub struct Deployment {
@@ -84,10 +68,12 @@ impl Deployment {
         let outside = format!("{}/", examples().join("data").display());
         fs::write(jobs.join(format!("{}.toml", job.name)), job.text.replace(&outside, "data/"))
             .expect("the directory of the test is writable");
-        let deploy = examples().join("../deploy/compose.yaml");
+        let repository = examples().join("..");
         let deployment = Self {
             project: format!("steadfast-test-{}", std::process::id()),
-            files: [deploy, scene.write("store.yaml", STORE)],
+            // The second file replaces the store with a test server.
+            files: ["deploy/compose.yaml", "tests/compose.store.yaml"]
+                .map(|it| repository.join(it)),
             jobs,
             job: job.name.clone(),
             etcd_image,

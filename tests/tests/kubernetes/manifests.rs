@@ -55,7 +55,8 @@ fn render_all() -> Option<Vec<Overlay>> {
         secret["metadata"]["name"] = name.into();
         own_etcd.outside.push(secret);
     }
-    Some(vec![example, own_etcd])
+    let python = render(&kubectl, &directory, "python")?;
+    Some(vec![example, own_etcd, python])
 }
 
 /// Creates the Secrets as documented for the example.

@@ -12,6 +12,12 @@ use crate::manifests::{Overlay, Workload, list, mounted, text};
 /// Prefixes of variables that are not settings of the programs: of stores, and those used in arguments.
 const FOREIGN: [&str; 5] = ["AWS_", "GOOGLE_", "AZURE_", "POD_", "ETCDCTL_"];
 
+/// The command of a trainer in Python, which has the settings of `steadfast-trainer`.
+const PYTHON: [&str; 3] = ["python", "-m", "steadfast.trainer"];
+
+/// Variables that Python itself reads.
+const PYTHON_ONLY: [&str; 1] = ["STEADFAST_JOB_FILE"];
+
 /// The command of a pod, with its volumes in a directory.
 struct Started {
     program: String,
@@ -39,14 +45,16 @@ impl Started {
             };
             variables.insert(text(variable, "/name").to_owned(), value);
         }
-        let here = |text: &str| {
-            let at_home = |text: String, mount: &String| {
-                text.replace(mount, &format!("{}{mount}", root.path().display()))
-            };
-            mounts.iter().fold(text.to_owned(), at_home)
+        let here = |text: &str| match mounts.iter().find(|it| text.contains(it.as_str())) {
+            Some(mount) => text.replace(mount, &format!("{}{mount}", root.path().display())),
+            None => text.to_owned(),
         };
         let mut words: Vec<String> =
             workload.command().iter().map(|it| here(&expanded(it, &variables))).collect();
+        if words.starts_with(&PYTHON.map(str::to_owned)) {
+            words.splice(..PYTHON.len(), ["steadfast-trainer".to_owned()]);
+            variables.retain(|name, _| !PYTHON_ONLY.contains(&name.as_str()));
+        }
         let program = words.remove(0);
         let variables = variables.into_iter().map(|(key, value)| (key, here(&value))).collect();
         Self { program, args: words, variables, _root: root }
