@@ -69,7 +69,7 @@ verify: setup ## Check formatting, lints and documentation; changes no source (b
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
 	cp Cargo.lock fuzz/Cargo.lock
 	$(CARGO) clippy --release --manifest-path fuzz/Cargo.toml --target-dir target -- -D warnings
-	$(CARGO) build --release --bins $(PRODUCT)
+	$(CARGO) build --release --workspace --bins
 	$(CARGO) test --release --workspace --test layers --test documentation
 
 verify-deep: setup ## Fuzz every decoder: SECONDS=60 each, ONLY="shard text"
