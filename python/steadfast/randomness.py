@@ -1,5 +1,6 @@
 """The random states that code in a model may draw from."""
 
+import functools
 import random
 import sys
 
@@ -13,5 +14,22 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed & 0xFFFF_FFFF)
     torch = sys.modules.get("torch")
-    if torch is not None:
+    if torch is None:
+        return
+    if _has_accelerator():
         torch.manual_seed(seed)
+    else:
+        # `manual_seed` would take half a millisecond to note the seed for devices that are not there.
+        torch.default_generator.manual_seed(seed)
+
+
+@functools.lru_cache(maxsize=None)
+def _has_accelerator() -> bool:
+    """Whether PyTorch may compute on another device than the CPU."""
+    import torch
+
+    return any(
+        module.is_available()
+        for module in (torch.cuda, torch.backends.mps, getattr(torch, "xpu", None))
+        if module is not None
+    )
