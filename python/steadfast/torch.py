@@ -233,7 +233,17 @@ class Model(_Model):
         return {name: it.detach().to(torch.float32).numpy() for name, it in tensors.items()}
 
     def transform(self, batch: Batch, key: Optional[Any]) -> Batch:
-        return batch if self._transform is None else self._transform(batch, key)
+        if self._transform is None:
+            return batch
+        records = _records(next(iter(batch.values())))
+        batch = self._transform(batch, key)
+        found = len(_column(batch, self._target))
+        if found != records:
+            raise InvalidError(
+                f"`transform` returned {found} values of `{self._target}` for {records} records; return one "
+                "for each"
+            )
+        return batch
 
     def _tensors(self, batch: Batch) -> Tuple[List[Any], torch.Tensor]:
         """Returns the inputs, each a tensor or a pair of values and offsets, and the target."""
@@ -263,6 +273,11 @@ class Model(_Model):
         return loss * records if self._reduction == "mean" else loss
 
 
+def _records(column: Any) -> int:
+    """Returns the number of records of a column."""
+    return len(column[1]) - 1 if isinstance(column, tuple) else len(column)
+
+
 def _column(batch: Batch, name: str) -> Any:
     if name not in batch:
         raise InvalidError(f"the batch has no column `{name}`, only {', '.join(batch)}")
@@ -274,6 +289,7 @@ def _tensor(name: str, column: Any, device: torch.device) -> Any:
         return tuple(_tensor(name, it, device) for it in column)
     if isinstance(column, torch.Tensor):
         return column.to(device)
+    column = np.asarray(column)
     if column.dtype == object:
         raise InvalidError(f"the column `{name}` holds text or bytes; convert it in `transform`")
     return torch.from_numpy(column).to(device)

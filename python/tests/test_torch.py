@@ -277,6 +277,15 @@ def test_a_column_that_is_missing_or_text_is_refused_by_name():
         model.gradient(parameters, text, KEY)
 
 
+def test_a_transform_returns_one_target_for_each_record():
+    def half(batch, key):
+        return {name: it[::2] for name, it in batch.items()}
+
+    model = st.Model(torch.nn.Linear(6, 2), LOSS, transform=half)
+    with pytest.raises(steadfast.InvalidError, match="2 values of `label` for 4 records"):
+        model.transform(batch(4), KEY)
+
+
 def test_low_precision_needs_master_weights():
     with pytest.raises(steadfast.InvalidError, match="`weight` is torch.bfloat16.*master_weights=True"):
         st.Model(torch.nn.Linear(6, 2, dtype=torch.bfloat16), LOSS)
