@@ -59,6 +59,14 @@ number! {
     Incarnation(i64)
 }
 number! {
+    /// A group of nodes that the master formed, counted from 1 for ever upwards; 0 stands for none.
+    Round(u64)
+}
+number! {
+    /// How often the members of a round passed a tag before; counted from 0 in each round.
+    Phase(u64)
+}
+number! {
     /// Milliseconds on a monotonic clock of the process, with an arbitrary start.
     Millis(u64)
 }
@@ -69,6 +77,17 @@ number! {
 pub struct TrainerId(pub Uuid);
 
 impl fmt::Display for TrainerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Id of a node: of the one agent on one host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct NodeId(pub Uuid);
+
+impl fmt::Display for NodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }

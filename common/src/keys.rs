@@ -1,6 +1,15 @@
 //! The etcd keys of a job. No other file contains their names.
 
-use crate::ids::{Generation, Slot, TaskId, TrainerId};
+use crate::ids::{Generation, NodeId, Phase, Round, Slot, TaskId, TrainerId};
+
+/// What a key below [`Keys::tags_prefix`] holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TagKey {
+    /// The last phase of the tag that was released.
+    Released { tag: String },
+    /// The data of a node that entered a phase of the tag.
+    Entry { tag: String, phase: Phase, node: NodeId },
+}
 
 /// The prefix of the keys of one job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,6 +86,73 @@ impl Keys {
     /// The trainer that a key below [`Keys::trainers_prefix`] names.
     pub fn trainer_of(&self, key: &str) -> Option<TrainerId> {
         key.strip_prefix(&self.trainers_prefix())?.parse().ok().map(TrainerId)
+    }
+
+    /// The prefix of the registrations of all agents.
+    pub fn agents_prefix(&self) -> String {
+        format!("{}/agents/", self.root)
+    }
+
+    /// The registration of one live agent. Its create-revision is the incarnation of the node.
+    pub fn agent(&self, node: NodeId) -> String {
+        format!("{}{node}", self.agents_prefix())
+    }
+
+    /// The node that a key below [`Keys::agents_prefix`] names.
+    pub fn agent_of(&self, key: &str) -> Option<NodeId> {
+        key.strip_prefix(&self.agents_prefix())?.parse().ok().map(NodeId)
+    }
+
+    /// The prefix of what the master knows of all nodes.
+    pub fn nodes_prefix(&self) -> String {
+        format!("{}/rendezvous/nodes/", self.root)
+    }
+
+    /// What the master knows of one node: that it is starting, or asked to be in a round.
+    pub fn node(&self, node: NodeId) -> String {
+        format!("{}{node}", self.nodes_prefix())
+    }
+
+    /// The node that a key below [`Keys::nodes_prefix`] names.
+    pub fn node_of(&self, key: &str) -> Option<NodeId> {
+        key.strip_prefix(&self.nodes_prefix())?.parse().ok().map(NodeId)
+    }
+
+    /// The round that was formed last. Never deleted, so that numbers of rounds only increase.
+    pub fn formed_round(&self) -> String {
+        format!("{}/rendezvous/round", self.root)
+    }
+
+    /// The prefix of the tags of one round: its barriers and synchronized values.
+    pub fn tags_prefix(&self, round: Round) -> String {
+        format!("{}/rendezvous/tags/{:06}/", self.root, round.0)
+    }
+
+    /// The last phase of a tag that was released.
+    pub fn released(&self, round: Round, tag: &str) -> String {
+        format!("{}{tag}/released", self.tags_prefix(round))
+    }
+
+    /// The prefix of the entries of one phase of a tag.
+    pub fn entries_prefix(&self, round: Round, tag: &str, phase: Phase) -> String {
+        format!("{}{tag}/{:06}/", self.tags_prefix(round), phase.0)
+    }
+
+    /// The data of one node in one phase of a tag: the bytes themselves, not JSON.
+    pub fn entry(&self, round: Round, tag: &str, phase: Phase, node: NodeId) -> String {
+        format!("{}{node}", self.entries_prefix(round, tag, phase))
+    }
+
+    /// What a key below [`Keys::tags_prefix`] of `round` holds. A tag contains no `/`.
+    pub fn tag_key_of(&self, round: Round, key: &str) -> Option<TagKey> {
+        let (tag, rest) = key.strip_prefix(&self.tags_prefix(round))?.split_once('/')?;
+        let tag = tag.to_owned();
+        if rest == "released" {
+            return Some(TagKey::Released { tag });
+        }
+        let (phase, node) = rest.split_once('/')?;
+        let (phase, node) = (Phase(phase.parse().ok()?), NodeId(node.parse().ok()?));
+        Some(TagKey::Entry { tag, phase, node })
     }
 
     /// The current generation, its slots and its checkpoint.
@@ -207,5 +283,21 @@ mod tests {
         assert_eq!(keys.round_of(&keys.task(3, TaskId(41))), Some(3));
         assert_eq!(keys.round_of(&keys.queue()), None);
         assert_eq!(keys.round_of(&keys.replies_prefix()), None);
+    }
+
+    #[test]
+    fn a_key_of_a_rendezvous_names_what_it_holds() {
+        let keys = Keys::of_job("ddp");
+        let (node, round) = (NodeId(uuid::Uuid::from_u128(7)), Round(3));
+        assert_eq!(keys.agent_of(&keys.agent(node)), Some(node));
+        assert_eq!(keys.node_of(&keys.node(node)), Some(node));
+        assert_eq!(keys.node_of(&keys.agent(node)), None);
+        let (tag, phase) = ("exit".to_owned(), Phase(12));
+        let released = keys.released(round, &tag);
+        assert_eq!(released, "/jobs/ddp/rendezvous/tags/000003/exit/released");
+        assert_eq!(keys.tag_key_of(round, &released), Some(TagKey::Released { tag: tag.clone() }));
+        let entry = keys.entry(round, &tag, phase, node);
+        assert_eq!(keys.tag_key_of(Round(4), &entry), None);
+        assert_eq!(keys.tag_key_of(round, &entry), Some(TagKey::Entry { tag, phase, node }));
     }
 }

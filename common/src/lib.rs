@@ -19,6 +19,7 @@ pub mod optimizer_errors;
 pub mod placement;
 pub mod position;
 pub mod records;
+pub mod rendezvous;
 pub mod role;
 pub mod schedule;
 pub mod spec;

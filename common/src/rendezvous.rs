@@ -1,0 +1,185 @@
+//! The records of an elastic job's rendezvous: agents, nodes, and the rounds that the master forms of them.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{Incarnation, NodeId, Phase, Round};
+
+/// Maximum number of nodes in a round. Its record must fit into one request to etcd.
+pub const NODES_MAX: u32 = 2048;
+
+/// Maximum number of workers of one node.
+pub const SLOTS_MAX: u32 = 4096;
+
+/// Maximum length of a node's address.
+pub const ADDRESS_BYTES_MAX: usize = 255;
+
+/// How many nodes a round may have; both ends included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeRange {
+    min: u32,
+    max: u32,
+}
+
+impl NodeRange {
+    /// Returns the range, if 1 ≤ `min` ≤ `max` ≤ [`NODES_MAX`].
+    pub fn new(min: u32, max: u32) -> Option<Self> {
+        (1 <= min && min <= max && max <= NODES_MAX).then_some(Self { min, max })
+    }
+
+    /// Returns the fewest nodes of a round.
+    pub fn min(self) -> u32 {
+        self.min
+    }
+
+    /// Returns the most nodes of a round.
+    pub fn max(self) -> u32 {
+        self.max
+    }
+}
+
+/// `agents/<uuid>`: a live agent, bound to its lease. The create-revision of the key is the incarnation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentRecord {
+    /// `host:port`, at which the other nodes of a round reach this one.
+    pub address: String,
+    /// Number of workers that the node can run.
+    pub slots: u32,
+    pub admin: String,
+}
+
+impl AgentRecord {
+    /// Returns whether the address is `host:port` in visible characters, and not too long.
+    pub fn has_valid_address(&self) -> bool {
+        let is_plain = |it: u8| it.is_ascii_graphic() && it != b'"' && it != b'\\';
+        let parts = self.address.rsplit_once(':');
+        parts.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+            && self.address.len() <= ADDRESS_BYTES_MAX
+            && self.address.bytes().all(is_plain)
+    }
+}
+
+/// `rendezvous/nodes/<uuid>`: what the master knows of a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeRecord {
+    pub incarnation: Incarnation,
+    pub address: String,
+    pub slots: u32,
+    #[serde(flatten)]
+    pub state: NodeState,
+}
+
+/// What a node asked for last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "state")]
+pub enum NodeState {
+    /// It announced that it is starting.
+    Starting,
+    /// It asked to be in a round later than `after`: it waits, or is a member of such a round.
+    Asked { after: Round },
+    /// Others waited for it, and it did not ask in time.
+    Late,
+}
+
+/// `rendezvous/round`: the round that was formed last.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RoundRecord {
+    pub round: Round,
+    /// Number of workers of all members.
+    pub world_size: u32,
+    /// The members, by rank.
+    pub members: Vec<MemberRecord>,
+}
+
+impl RoundRecord {
+    /// Returns the cluster as TensorFlow's `TF_CONFIG` describes it, without the index of a task.
+    pub fn cluster_spec(&self) -> String {
+        let workers: Vec<&str> = self.members.iter().map(|it| it.address.as_str()).collect();
+        serde_json::json!({ "cluster": { "worker": workers } }).to_string()
+    }
+}
+
+/// A node of a round.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberRecord {
+    pub node: NodeId,
+    pub incarnation: Incarnation,
+    pub address: String,
+    pub slots: u32,
+    /// The rank of its first worker; the others follow.
+    pub first_rank: u32,
+}
+
+/// `rendezvous/tags/<round>/<tag>/released`: the last phase of a tag that was released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReleaseRecord {
+    pub phase: Phase,
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn round(members: u32, address: &str) -> RoundRecord {
+        let member = |rank: u32| MemberRecord {
+            node: NodeId(Uuid::from_u128(u128::from(rank))),
+            incarnation: Incarnation(i64::MAX),
+            address: address.to_owned(),
+            slots: SLOTS_MAX,
+            first_rank: rank * SLOTS_MAX,
+        };
+        RoundRecord {
+            round: Round(u64::MAX),
+            world_size: members * SLOTS_MAX,
+            members: (0..members).map(member).collect(),
+        }
+    }
+
+    /// S004-26: the largest round fits into one request to etcd, of 1.5 MiB.
+    #[test]
+    fn the_largest_round_is_one_value() {
+        let largest = round(NODES_MAX, &"a".repeat(ADDRESS_BYTES_MAX));
+        let bytes = serde_json::to_vec(&largest).unwrap().len();
+        assert!(bytes < 1024 * 1024, "{bytes} bytes");
+    }
+
+    /// S003-1: the cluster is a string, without the index of a task.
+    #[test]
+    fn the_cluster_spec_lists_the_addresses_by_rank() {
+        let mut record = round(2, "a:1");
+        record.members[1].address = "b:2".to_owned();
+        assert_eq!(record.cluster_spec(), r#"{"cluster":{"worker":["a:1","b:2"]}}"#);
+    }
+
+    #[test]
+    fn the_record_of_a_node_reads_well_in_etcdctl() {
+        let state = NodeState::Asked { after: Round(4) };
+        let record =
+            NodeRecord { incarnation: Incarnation(9), address: "a:1".to_owned(), slots: 8, state };
+        let text = r#"{"incarnation":9,"address":"a:1","slots":8,"state":"asked","after":4}"#;
+        assert_eq!(serde_json::to_string(&record).unwrap(), text);
+        assert_eq!(serde_json::from_str::<NodeRecord>(text).unwrap(), record);
+    }
+
+    #[test]
+    fn an_address_has_a_host_and_a_port() {
+        let is_valid = |address: &str| {
+            let address = address.to_owned();
+            AgentRecord { address, slots: 1, admin: String::new() }.has_valid_address()
+        };
+        assert!(is_valid("host:1") && is_valid("[fd00::1]:65535"));
+        let long = format!("{}:1", "a".repeat(ADDRESS_BYTES_MAX));
+        for address in ["", "host", ":1", "host:", "host:65536", "a b:1", "a\"b:1", &long] {
+            assert!(!is_valid(address), "{address}");
+        }
+    }
+
+    #[test]
+    fn a_range_of_nodes_is_neither_empty_nor_too_large() {
+        assert!(NodeRange::new(1, NODES_MAX).is_some());
+        for (min, max) in [(0, 1), (2, 1), (1, NODES_MAX + 1)] {
+            assert_eq!(NodeRange::new(min, max), None);
+        }
+    }
+}
