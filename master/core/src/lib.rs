@@ -1,5 +1,6 @@
 //! The decision logic of the master: task queues, lane assignments, election of the initializer,
-//! staleness gate, checkpoint schedule. It is pure: callers pass the time, and commit its decisions to etcd.
+//! staleness gate, checkpoint schedule, rendezvous of nodes. It is pure: callers pass the time, and commit its
+//! decisions to etcd.
 
 pub mod checkpoint_schedule;
 pub mod deadlines;
@@ -13,6 +14,7 @@ pub mod lane_losses;
 pub mod lanes;
 pub mod ledger;
 pub mod rate;
+pub mod rendezvous;
 pub mod restore_point;
 pub mod saver;
 pub mod staleness;

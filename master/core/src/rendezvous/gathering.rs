@@ -1,0 +1,188 @@
+//! Decides when a round is formed, and of which nodes.
+
+use std::sync::Arc;
+
+use steadfast_common::ids::{Incarnation, Millis, NodeId, Round};
+use steadfast_common::rendezvous::{MemberRecord, NodeRecord, NodeState, RoundRecord};
+
+use super::state::{Fact, Rendezvous};
+use super::{Names, Settings};
+
+/// Maximum number of facts of one decision; they must fit into one transaction.
+pub const FACTS_MAX: usize = 64;
+
+/// Since when nodes wait. Kept in memory only: a new master starts the waits anew.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timers {
+    /// `None` while no node waits.
+    stage: Option<Stage>,
+    pub(super) stage_since: Millis,
+    waiting: usize,
+    pub(super) last_arrival: Millis,
+}
+
+/// A change of any field restarts the join timeout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stage {
+    round: Round,
+    is_intact: bool,
+    can_form: bool,
+}
+
+impl Timers {
+    /// Follows the state. Called after each commit.
+    pub fn follow(&mut self, now: Millis, state: &Rendezvous, settings: &Settings) {
+        let waiting = state.index.waiting.len();
+        let stage = (0 < waiting).then(|| Stage {
+            round: state.number(),
+            is_intact: state.is_intact(),
+            can_form: !state.is_intact() && settings.nodes.min() as usize <= waiting,
+        });
+        if self.stage != stage {
+            self.stage = stage;
+            self.stage_since = now;
+        }
+        if self.waiting < waiting {
+            self.last_arrival = now;
+        }
+        self.waiting = waiting;
+    }
+}
+
+/// What the waiting nodes wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outlook {
+    /// No node waits.
+    Quiet,
+    /// The round is intact and has as many nodes as are allowed.
+    Full,
+    /// The round is intact. It goes on until the nodes that are starting have joined, too.
+    Starting { until: Millis },
+    /// The round is intact, and its members are asked to join the next one.
+    Growing,
+    /// Members of the last round, starting nodes, or any nodes at all have to join.
+    Gathering { until: Millis },
+    /// There are too few nodes, and have been for longer than the join timeout.
+    TooFew,
+    /// Awaited nodes did not join in time.
+    Overdue,
+    /// More nodes may arrive.
+    LastCall { until: Millis },
+    /// The next round can be formed.
+    Complete,
+}
+
+impl Rendezvous {
+    /// Returns the facts for which the time has come: a round is formed, or awaited nodes are late. Called after each commit, and at the [`Rendezvous::deadline`], until it returns none.
+    pub fn due(&self, settings: &Settings, timers: &Timers, now: Millis) -> Vec<Fact> {
+        match self.outlook(settings, timers, now) {
+            Outlook::Complete => self.form(settings.nodes.max() as usize),
+            Outlook::Overdue => self.late_nodes(settings.nodes.max() as usize),
+            Outlook::Quiet
+            | Outlook::Full
+            | Outlook::Starting { .. }
+            | Outlook::Growing
+            | Outlook::Gathering { .. }
+            | Outlook::TooFew
+            | Outlook::LastCall { .. } => Vec::new(),
+        }
+    }
+
+    /// Returns the next time at which a decision or an answer can change without another fact.
+    pub fn deadline(&self, settings: &Settings, timers: &Timers, now: Millis) -> Option<Millis> {
+        match self.outlook(settings, timers, now) {
+            Outlook::Starting { until }
+            | Outlook::Gathering { until }
+            | Outlook::LastCall { until } => Some(until),
+            Outlook::Complete | Outlook::Overdue => Some(now),
+            Outlook::Quiet | Outlook::Full | Outlook::Growing | Outlook::TooFew => None,
+        }
+    }
+
+    pub(super) fn outlook(&self, settings: &Settings, timers: &Timers, now: Millis) -> Outlook {
+        let mut timers = *timers;
+        timers.follow(now, self, settings);
+        let (min, max) = (settings.nodes.min() as usize, settings.nodes.max() as usize);
+        let (waiting, in_place) = (self.index.waiting.len(), self.index.in_place.len());
+        let until = Millis(timers.stage_since.0.saturating_add(settings.join_timeout_ms));
+        let (is_overdue, awaits_starting) = (until <= now, self.awaits_starting(max));
+        if waiting == 0 {
+            return Outlook::Quiet;
+        }
+        if self.is_intact() {
+            return match (max <= in_place, awaits_starting) {
+                (true, _) => Outlook::Full,
+                (false, true) if is_overdue => Outlook::Overdue,
+                (false, true) => Outlook::Starting { until },
+                (false, false) => Outlook::Growing,
+            };
+        }
+        if waiting < min {
+            return if is_overdue { Outlook::TooFew } else { Outlook::Gathering { until } };
+        }
+        if 0 < in_place || awaits_starting {
+            return if is_overdue { Outlook::Overdue } else { Outlook::Gathering { until } };
+        }
+        let until = Millis(timers.last_arrival.0.saturating_add(settings.last_call_ms));
+        let is_first = self.index.returning.is_empty();
+        match waiting < max && is_first && now < until {
+            true => Outlook::LastCall { until },
+            false => Outlook::Complete,
+        }
+    }
+
+    /// Returns whether a node that is starting would get a place in the next round.
+    fn awaits_starting(&self, max: usize) -> bool {
+        let places_taken = self.index.waiting.len() + self.index.in_place.len();
+        !self.index.starting.is_empty() && places_taken < max
+    }
+
+    /// Returns the nodes that have to join before the next round is formed.
+    pub(super) fn awaited(&self, settings: &Settings) -> Names {
+        let starting = match self.awaits_starting(settings.nodes.max() as usize) {
+            true => Names::of(self, &self.index.starting),
+            false => Names::default(),
+        };
+        Names::of(self, &self.index.in_place).and(starting)
+    }
+
+    /// Gives up waiting for some of the awaited nodes. An intact round is not broken up by this.
+    fn late_nodes(&self, max: usize) -> Vec<Fact> {
+        let members = self.index.in_place.iter().filter(|_| !self.is_intact());
+        let starting = self.index.starting.iter().filter(|_| self.awaits_starting(max));
+        let late = members.chain(starting).take(FACTS_MAX).filter_map(|node| {
+            let record = NodeRecord { state: NodeState::Late, ..self.nodes.get(node)?.clone() };
+            Some(Fact::Node { node: *node, record })
+        });
+        late.collect()
+    }
+
+    /// Forms the next round of at most `max` waiting nodes: members of the last round in its order, then the
+    /// others, the oldest first. The age of a node is its incarnation, a revision of etcd.
+    fn form(&self, max: usize) -> Vec<Fact> {
+        let waiting = self.index.waiting.iter();
+        let mut chosen: Vec<(NodeId, &NodeRecord)> =
+            waiting.filter_map(|node| Some((*node, self.nodes.get(node)?))).collect();
+        chosen.sort_by_cached_key(|(node, record)| self.seniority(*node, record.incarnation));
+        chosen.truncate(max);
+        let mut world_size = 0;
+        let members = chosen.into_iter().map(|(node, record)| {
+            let NodeRecord { incarnation, address, slots, .. } = record.clone();
+            let first_rank = world_size;
+            world_size += slots;
+            MemberRecord { node, incarnation, address, slots, first_rank }
+        });
+        let (last, members) = (self.number(), members.collect());
+        let record = RoundRecord { round: Round(last.0 + 1), members, world_size };
+        let formed = Fact::Formed(Arc::new(record));
+        match last {
+            Round(0) => vec![formed],
+            round => vec![Fact::TagsDeleted { round }, formed],
+        }
+    }
+
+    /// Returns the key by which the nodes of a round are sorted.
+    fn seniority(&self, node: NodeId, incarnation: Incarnation) -> (usize, Incarnation, NodeId) {
+        (self.rank_of(node, incarnation).unwrap_or(usize::MAX), incarnation, node)
+    }
+}

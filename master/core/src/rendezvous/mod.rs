@@ -1,0 +1,57 @@
+//! The rendezvous of an elastic job: gathers nodes into rounds, and keeps their barriers.
+//!
+//! ```text
+//!           announce            join               formed
+//!   unknown ────────▶ starting ───────▶ waiting ────────────▶ member
+//!      │                 │              ▲  ▲  ▲                │  │
+//!      └────── join ─────┼──────────────┘  │  └───── join ─────┘  │
+//!                        │                join                    │ join timeout, if the
+//!                        └─ join timeout ─▶ late ◀────────────────┘ round is not intact
+//!
+//!   from any state: remove (the lease ended, or the node left) ──▶ unknown
+//! ```
+//!
+//! A round is *intact* while each member is alive and has not asked for the next round. The round that was
+//! formed last is the current one, intact or not, until the next is formed; so there is at most one.
+//!
+//! Decisions ([`Rendezvous::announce`], [`Rendezvous::join`], [`Rendezvous::remove`], [`Rendezvous::due`],
+//! [`Rendezvous::enter`]) return facts. Answers ([`Rendezvous::ask`], [`Rendezvous::barrier`]) are computed
+//! from the state after the facts, so a repeated request gets the same answer from a new master.
+//!
+//! Every request must come from the incarnation that is registered in etcd at that time.
+
+mod barriers;
+mod gathering;
+mod membership;
+mod refusal;
+mod state;
+#[cfg(test)]
+mod tests;
+
+use steadfast_common::ids::{Incarnation, NodeId};
+use steadfast_common::rendezvous::NodeRange;
+
+pub use barriers::{
+    EndedBy, Outcome, Place, TAG_BYTES_MAX, TAGS_MAX, VALUE_BYTES_MAX, VALUES_BYTES_MAX,
+};
+pub use gathering::{FACTS_MAX, Timers};
+pub use membership::{Directive, JoinTerms, KNOWN_MAX, Name, Names};
+pub use refusal::Refusal;
+pub use state::{Entries, Fact, Rendezvous};
+
+/// The settings of the job.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    pub nodes: NodeRange,
+    /// How long the first round is kept open after each arrival, if no node is known to be starting.
+    pub last_call_ms: u64,
+    /// How long nodes wait for those that are starting, and for members of the last round.
+    pub join_timeout_ms: u64,
+}
+
+/// The sender of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caller {
+    pub node: NodeId,
+    pub incarnation: Incarnation,
+}

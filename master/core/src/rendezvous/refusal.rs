@@ -1,0 +1,61 @@
+//! Requests that a rendezvous refuses.
+
+use steadfast_common::error::ErrorKind;
+use steadfast_common::ids::{NodeId, Phase, Round};
+
+use super::Caller;
+
+/// Why a request was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("incarnation {} of node {} is not known; register again", .0.incarnation, .0.node)]
+    Unknown(Caller),
+    #[error(
+        "the node expects {} to {} nodes, and the job {} to {}",
+        given.0, given.1, expected.0, expected.1
+    )]
+    NodeRange { given: (u32, u32), expected: (u32, u32) },
+    #[error("`{address}` is not an address (`host:port`)")]
+    Address { address: String },
+    #[error("the node has {given} slots; 1 to {limit} are allowed")]
+    Slots { given: u32, limit: u32 },
+    #[error("{limit} nodes are known already, which is the limit")]
+    TooManyNodes { limit: usize },
+    #[error("node {node} is not a member of round {round}")]
+    NotMember { node: NodeId, round: Round },
+    #[error("the tag has {given} bytes; 1 to {limit} are allowed")]
+    TagLength { given: usize, limit: usize },
+    #[error("the tag `{tag}` has characters other than visible ASCII without `/`")]
+    TagCharacters { tag: String },
+    #[error(
+        "the round has {limit} tags already, which is the limit; use them again in a next phase"
+    )]
+    TooManyTags { limit: usize },
+    #[error("the tag `{tag}` is in phase {next}, not {given}")]
+    FuturePhase { tag: String, given: Phase, next: Phase },
+    #[error("the node's data have {given} bytes; {limit} are allowed for one node")]
+    ValueTooLarge { given: usize, limit: usize },
+    #[error(
+        "the data of tag `{tag}` would have {given} bytes; {limit} are allowed for all nodes together"
+    )]
+    ValuesTooLarge { tag: String, given: usize, limit: usize },
+}
+
+impl Refusal {
+    /// Returns what the caller does next.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Unknown(_) => ErrorKind::NotFound,
+            Self::NodeRange { .. } => ErrorKind::Conflict,
+            Self::Address { .. }
+            | Self::Slots { .. }
+            | Self::TagLength { .. }
+            | Self::TagCharacters { .. } => ErrorKind::Invalid,
+            Self::NotMember { .. } | Self::FuturePhase { .. } => ErrorKind::Stale,
+            Self::TooManyNodes { .. }
+            | Self::TooManyTags { .. }
+            | Self::ValueTooLarge { .. }
+            | Self::ValuesTooLarge { .. } => ErrorKind::TooLarge,
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! The durable state of a rendezvous, and the facts that change it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use steadfast_common::ids::{Incarnation, NodeId, Phase, Round};
+use steadfast_common::rendezvous::{MemberRecord, NodeRecord, NodeState, RoundRecord};
+
+/// A durable change. Each is one key in etcd, or the deletion of one key or prefix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fact {
+    /// A node announced itself, asked to join, or was late.
+    Node { node: NodeId, record: NodeRecord },
+    /// A node was lost, or left.
+    Removed { node: NodeId },
+    /// A round was formed.
+    Formed(Arc<RoundRecord>),
+    /// The tags of a round that is over were deleted.
+    TagsDeleted { round: Round },
+    /// A member entered a phase of a tag.
+    Entered { round: Round, tag: String, phase: Phase, node: NodeId, data: Arc<[u8]> },
+    /// All members have entered a phase of a tag.
+    Released { round: Round, tag: String, phase: Phase },
+    /// The entries of a phase were deleted: all members have entered the next one.
+    EntriesDeleted { round: Round, tag: String, phase: Phase },
+}
+
+impl Fact {
+    /// Returns an upper bound of the size of its key and value. One request to etcd takes 1.5 MiB.
+    pub fn bytes_max(&self) -> usize {
+        const KEY_AND_FIELDS: usize = 1024;
+        KEY_AND_FIELDS
+            + match self {
+                Self::Formed(record) => record.members.len() * 512,
+                Self::Entered { data, .. } => data.len(),
+                Self::Node { .. }
+                | Self::Removed { .. }
+                | Self::TagsDeleted { .. }
+                | Self::Released { .. }
+                | Self::EntriesDeleted { .. } => 0,
+            }
+    }
+}
+
+/// The durable state: the result of applying all facts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rendezvous {
+    pub(super) nodes: BTreeMap<NodeId, NodeRecord>,
+    /// The round that was formed last.
+    pub(super) round: Option<Arc<RoundRecord>>,
+    /// The tags of that round.
+    pub(super) tags: BTreeMap<String, Tag>,
+    pub(super) index: Index,
+}
+
+/// Sets of nodes that follow from the other fields of [`Rendezvous`], so that no decision searches for them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Index {
+    /// The rank of each member of the last round.
+    ranks: Arc<BTreeMap<NodeId, usize>>,
+    pub starting: BTreeSet<NodeId>,
+    /// Nodes that asked to be in the next round.
+    pub waiting: BTreeSet<NodeId>,
+    /// Members of the last round that have not asked for the next one and are not late.
+    pub in_place: BTreeSet<NodeId>,
+    /// Members of the last round that wait for the next one.
+    pub returning: BTreeSet<NodeId>,
+    /// Members of the last round that were lost, or left, or run as another incarnation.
+    pub gone: BTreeSet<NodeId>,
+}
+
+/// A barrier, or a synchronized value. At most two phases have entries: the last one that was released, for
+/// members that have not received the answer, and the next one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tag {
+    pub released: Option<Phase>,
+    pub phases: BTreeMap<Phase, Entries>,
+}
+
+/// The members that entered one phase of a tag, with their data.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Entries {
+    data: BTreeMap<NodeId, Arc<[u8]>>,
+    bytes: usize,
+}
+
+impl Entries {
+    /// Returns the data of each member that entered.
+    pub fn data(&self) -> &BTreeMap<NodeId, Arc<[u8]>> {
+        &self.data
+    }
+
+    /// Returns the size of all data.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// How a known node stands to the last round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    Starting,
+    Waiting,
+    InPlace,
+    Late,
+}
+
+impl Rendezvous {
+    /// Returns the state that etcd holds. Each record is given as the fact that puts it, in any order.
+    pub fn from_records(records: impl IntoIterator<Item = Fact>) -> Self {
+        let mut state = Self::default();
+        records.into_iter().for_each(|fact| state.evolve(&fact));
+        state
+    }
+
+    /// Applies one committed fact.
+    pub fn evolve(&mut self, fact: &Fact) {
+        match fact {
+            Fact::Node { node, record } => {
+                self.nodes.insert(*node, record.clone());
+                self.reindex(*node);
+            }
+            Fact::Removed { node } => {
+                self.nodes.remove(node);
+                self.reindex(*node);
+            }
+            Fact::Formed(record) => {
+                self.round = Some(Arc::clone(record));
+                self.rebuild_index();
+            }
+            Fact::TagsDeleted { .. } => self.tags.clear(),
+            Fact::Entered { tag, phase, node, data, .. } => {
+                let tag = self.tags.entry(tag.clone()).or_default();
+                let entries = tag.phases.entry(*phase).or_default();
+                entries.bytes += data.len();
+                entries.data.insert(*node, Arc::clone(data));
+            }
+            Fact::Released { tag, phase, .. } => {
+                self.tags.entry(tag.clone()).or_default().released = Some(*phase);
+            }
+            Fact::EntriesDeleted { tag, phase, .. } => {
+                self.tags.entry(tag.clone()).or_default().phases.remove(phase);
+            }
+        }
+    }
+
+    /// Returns the round that was formed last, intact or not.
+    pub fn round(&self) -> Option<&Arc<RoundRecord>> {
+        self.round.as_ref()
+    }
+
+    /// Returns the number of the round that was formed last.
+    pub fn number(&self) -> Round {
+        self.round.as_ref().map_or(Round(0), |round| round.round)
+    }
+
+    /// Returns whether there is a round of which each member is alive and has not asked for the next one.
+    pub fn is_intact(&self) -> bool {
+        self.round.is_some() && self.index.in_place.len() == self.members().len()
+    }
+
+    /// Returns all known nodes with their incarnations. After a recovery, the caller removes those that are
+    /// not registered any more.
+    pub fn known(&self) -> impl Iterator<Item = (NodeId, Incarnation)> + '_ {
+        self.nodes.iter().map(|(node, record)| (*node, record.incarnation))
+    }
+
+    pub(super) fn members(&self) -> &[MemberRecord] {
+        self.round.as_ref().map_or(&[], |round| &round.members)
+    }
+
+    /// Returns the rank of a node in the last round, in whichever incarnation, and its record there.
+    pub(super) fn member(&self, node: NodeId) -> Option<(usize, &MemberRecord)> {
+        let rank = *self.index.ranks.get(&node)?;
+        Some((rank, &self.members()[rank]))
+    }
+
+    /// Returns the rank of an incarnation in the last round.
+    pub(super) fn rank_of(&self, node: NodeId, incarnation: Incarnation) -> Option<usize> {
+        let (rank, member) = self.member(node)?;
+        (member.incarnation == incarnation).then_some(rank)
+    }
+
+    pub(super) fn standing(&self, node: NodeId, record: &NodeRecord) -> Standing {
+        match record.state {
+            NodeState::Starting => Standing::Starting,
+            NodeState::Late => Standing::Late,
+            NodeState::Asked { after } => {
+                let is_member = self.rank_of(node, record.incarnation).is_some();
+                let is_newer = after < self.number();
+                if is_member && is_newer { Standing::InPlace } else { Standing::Waiting }
+            }
+        }
+    }
+
+    fn rebuild_index(&mut self) {
+        let ranks = self.members().iter().enumerate().map(|(rank, member)| (member.node, rank));
+        self.index = Index { ranks: Arc::new(ranks.collect()), ..Index::default() };
+        let members = self.index.ranks.keys().copied();
+        let all: BTreeSet<NodeId> = members.chain(self.nodes.keys().copied()).collect();
+        all.into_iter().for_each(|node| self.reindex(node));
+    }
+
+    fn reindex(&mut self, node: NodeId) {
+        let record = self.nodes.get(&node);
+        let standing = record.map(|record| self.standing(node, record));
+        let was_member = self.index.ranks.contains_key(&node);
+        let is_same = record.is_some_and(|it| self.rank_of(node, it.incarnation).is_some());
+        let is_waiting = standing == Some(Standing::Waiting);
+        let index = &mut self.index;
+        for (set, belongs) in [
+            (&mut index.starting, standing == Some(Standing::Starting)),
+            (&mut index.waiting, is_waiting),
+            (&mut index.in_place, standing == Some(Standing::InPlace)),
+            (&mut index.returning, is_waiting && is_same),
+            (&mut index.gone, was_member && !is_same),
+        ] {
+            if belongs {
+                set.insert(node)
+            } else {
+                set.remove(&node)
+            };
+        }
+    }
+}

@@ -1,0 +1,435 @@
+//! A small world: agents, one master after another, and the keys in etcd. Checks the rules after each event.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use steadfast_common::keys::{Keys, TagKey};
+use steadfast_common::rendezvous::ReleaseRecord;
+
+use super::*;
+use crate::rendezvous::state::Standing;
+
+const TAG: &str = "sync";
+
+/// An event. Nodes are given by index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The agent starts, or restarts before its loss was noticed.
+    Boots(usize),
+    Announces(usize),
+    Joins(usize, Fate),
+    /// A duplicate of the agent's first request to join arrives late.
+    JoinIsRepeated(usize),
+    Polls(usize),
+    /// The agent enters the barrier that is next for it, in the round that it believes to be a member of.
+    Enters(usize, Fate),
+    Dies(usize),
+    /// The master learns that a node's lease has ended.
+    Noticed(usize),
+    /// Time passes until the next deadline.
+    TimePasses,
+}
+
+/// What becomes of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    Answered,
+    /// The master dies after the commit, before it decides anything else or answers.
+    MasterDies,
+}
+
+/// One agent, as it sees itself.
+#[derive(Clone, Debug, Default, Hash)]
+struct Agent {
+    incarnation: Option<i64>,
+    /// The last round that it knows to be a member of.
+    known: u64,
+    /// The phases that it passed in this round.
+    phase: u64,
+}
+
+/// The world. `asked`, `entered` and `released` are counted independently of the master.
+#[derive(Clone, Debug)]
+pub struct World {
+    settings: Settings,
+    etcd: BTreeMap<String, Vec<u8>>,
+    pub state: Rendezvous,
+    timers: Timers,
+    now: Millis,
+    agents: Vec<Agent>,
+    next_incarnation: i64,
+    /// The incarnation under which each node asked to be in the next round.
+    asked: Vec<Option<i64>>,
+    entered: BTreeSet<(u64, usize)>,
+    released: BTreeSet<u64>,
+}
+
+fn keys() -> Keys {
+    Keys::of_job("world")
+}
+
+/// Applies a fact to the keys in etcd, as the committer does.
+fn store(etcd: &mut BTreeMap<String, Vec<u8>>, fact: &Fact) {
+    let keys = keys();
+    let delete_prefix = |etcd: &mut BTreeMap<String, Vec<u8>>, prefix: &str| {
+        etcd.retain(|key, _| !key.starts_with(prefix));
+    };
+    match fact {
+        Fact::Node { node, record } => {
+            etcd.insert(keys.node(*node), serde_json::to_vec(record).unwrap());
+        }
+        Fact::Removed { node } => drop(etcd.remove(&keys.node(*node))),
+        Fact::Formed(record) => {
+            etcd.insert(keys.formed_round(), serde_json::to_vec(&**record).unwrap());
+        }
+        Fact::TagsDeleted { round } => delete_prefix(etcd, &keys.tags_prefix(*round)),
+        Fact::Entered { round, tag, phase, node, data } => {
+            etcd.insert(keys.entry(*round, tag, *phase, *node), data.to_vec());
+        }
+        Fact::Released { round, tag, phase } => {
+            let record = serde_json::to_vec(&ReleaseRecord { phase: *phase }).unwrap();
+            etcd.insert(keys.released(*round, tag), record);
+        }
+        Fact::EntriesDeleted { round, tag, phase } => {
+            delete_prefix(etcd, &keys.entries_prefix(*round, tag, *phase));
+        }
+    }
+}
+
+/// Reads the state from the keys, as a new master does.
+fn recover(etcd: &BTreeMap<String, Vec<u8>>) -> Rendezvous {
+    let keys = keys();
+    let round: Option<RoundRecord> =
+        etcd.get(&keys.formed_round()).map(|value| serde_json::from_slice(value).unwrap());
+    let number = round.as_ref().map_or(Round(0), |it| it.round);
+    let others = etcd.iter().filter(|(key, _)| **key != keys.formed_round());
+    let others = others.map(|(key, value)| {
+        if let Some(node) = keys.node_of(key) {
+            return Fact::Node { node, record: serde_json::from_slice(value).unwrap() };
+        }
+        match keys.tag_key_of(number, key).expect("each key has a meaning") {
+            TagKey::Released { tag } => {
+                let ReleaseRecord { phase } = serde_json::from_slice(value).unwrap();
+                Fact::Released { round: number, tag, phase }
+            }
+            TagKey::Entry { tag, phase, node } => {
+                let data = value.as_slice().into();
+                Fact::Entered { round: number, tag, phase, node, data }
+            }
+        }
+    });
+    // The record of the round comes last, which is not the order of the facts.
+    Rendezvous::from_records(others.chain(round.map(|it| Fact::Formed(Arc::new(it)))))
+}
+
+impl World {
+    pub fn new(nodes: usize, min: u32, max: u32) -> Self {
+        Self {
+            settings: settings(min, max),
+            etcd: BTreeMap::new(),
+            state: Rendezvous::default(),
+            timers: Timers::default(),
+            now: Millis(0),
+            agents: vec![Agent::default(); nodes],
+            next_incarnation: 1,
+            asked: vec![None; nodes],
+            entered: BTreeSet::new(),
+            released: BTreeSet::new(),
+        }
+    }
+
+    /// Applies an event; returns `None` if it is not possible or changes nothing.
+    pub fn after(&self, event: Event) -> Option<Self> {
+        let mut world = self.clone();
+        let is_possible = match event {
+            Event::Boots(node) => world.boot(node),
+            Event::Announces(node) => world.announce(node),
+            Event::Joins(node, fate) => world.join(node, world.agents[node].known, fate),
+            Event::JoinIsRepeated(node) => {
+                0 < world.agents[node].known && world.send_join(node, 0, Fate::Answered)
+            }
+            Event::Polls(node) => world.poll(node),
+            Event::Enters(node, fate) => world.enter(node, fate),
+            Event::Dies(node) => world.agents[node].incarnation.take().is_some(),
+            Event::Noticed(node) => world.notice(node),
+            Event::TimePasses => world.pass(),
+        };
+        is_possible.then_some(world)
+    }
+
+    fn boot(&mut self, node: usize) -> bool {
+        let incarnation = Some(self.next_incarnation);
+        self.next_incarnation += 1;
+        let is_down = self.agents[node].incarnation.is_none();
+        self.agents[node] = Agent { incarnation, ..Agent::default() };
+        is_down
+    }
+
+    fn announce(&mut self, node: usize) -> bool {
+        let Some(caller) = self.caller(node) else { return false };
+        let facts = self.state.announce(caller, &agent(node)).unwrap();
+        self.carry_out(facts, Fate::Answered)
+    }
+
+    fn join(&mut self, node: usize, after: u64, fate: Fate) -> bool {
+        let has_changed = self.send_join(node, after, fate);
+        let has_heard = fate == Fate::Answered && self.poll(node);
+        has_changed || has_heard
+    }
+
+    fn send_join(&mut self, node: usize, after: u64, fate: Fate) -> bool {
+        let Some(caller) = self.caller(node) else { return false };
+        let in_round = self.is_member(node, caller.incarnation) && self.asked[node].is_none();
+        let is_late = self.state.standing_of(caller) == Ok(Standing::Late);
+        if !in_round || self.state.number().0 <= after || is_late {
+            self.asked[node] = Some(caller.incarnation.0);
+        }
+        let (after, nodes) = (Round(after), self.settings.nodes);
+        let terms = JoinTerms { after, nodes_min: nodes.min(), nodes_max: nodes.max() };
+        let facts = self.state.join(caller, &agent(node), &terms, &self.settings).unwrap();
+        self.carry_out(facts, fate)
+    }
+
+    /// The agent asks what to do; returns whether it learns of a round.
+    fn poll(&mut self, node: usize) -> bool {
+        let Some(caller) = self.caller(node) else { return false };
+        let known = Round(self.agents[node].known);
+        let answer = self.state.ask(caller, known, &self.settings, &self.timers, self.now);
+        let Ok(Directive::Start(round)) = answer else { return false };
+        let incarnation = Some(caller.incarnation.0);
+        self.agents[node] = Agent { incarnation, known: round.round.0, phase: 0 };
+        true
+    }
+
+    fn enter(&mut self, node: usize, fate: Fate) -> bool {
+        let Some(caller) = self.caller(node) else { return false };
+        let Agent { known, phase, .. } = self.agents[node];
+        let place = place(known, TAG, phase);
+        let Ok(facts) = self.state.enter(caller, &place, data(node, phase)) else { return false };
+        if facts.iter().any(|fact| matches!(fact, Fact::Entered { .. })) {
+            self.entered.insert((phase, node));
+        }
+        let has_changed = self.carry_out(facts, fate);
+        let answer = self.state.barrier(caller, &place).unwrap();
+        let is_released = matches!(answer, Outcome::Released(_));
+        let has_heard = fate == Fate::Answered && is_released;
+        self.agents[node].phase += u64::from(has_heard);
+        has_changed || has_heard
+    }
+
+    fn notice(&mut self, node: usize) -> bool {
+        let known = self.state.known().find(|(known, _)| *known == id(node));
+        let Some((node_id, incarnation)) = known else { return false };
+        if self.agents[node].incarnation == Some(incarnation.0) {
+            return false;
+        }
+        self.carry_out(self.state.remove(Caller { node: node_id, incarnation }), Fate::Answered)
+    }
+
+    fn pass(&mut self) -> bool {
+        let deadline = self.state.deadline(&self.settings, &self.timers, self.now);
+        let Some(deadline) = deadline else { return false };
+        assert!(self.now < deadline, "an overdue decision was not taken: {self:?}");
+        self.now = deadline;
+        self.settle();
+        true
+    }
+
+    fn caller(&self, node: usize) -> Option<Caller> {
+        let incarnation = Incarnation(self.agents[node].incarnation?);
+        Some(Caller { node: id(node), incarnation })
+    }
+
+    fn is_member(&self, node: usize, incarnation: Incarnation) -> bool {
+        let members = &mut self.state.members().iter();
+        members.any(|it| (it.node, it.incarnation) == (id(node), incarnation))
+    }
+
+    /// Commits the facts of a request, and what follows from them; returns whether there are any.
+    fn carry_out(&mut self, facts: Vec<Fact>, fate: Fate) -> bool {
+        let has_facts = !facts.is_empty();
+        self.commit(&facts);
+        match fate {
+            Fate::Answered => {}
+            Fate::MasterDies => {
+                self.state = recover(&self.etcd);
+                self.timers = Timers::default();
+            }
+        }
+        self.settle();
+        has_facts
+    }
+
+    fn settle(&mut self) {
+        self.timers.follow(self.now, &self.state, &self.settings);
+        for _ in 0..=self.agents.len() {
+            let facts = self.state.due(&self.settings, &self.timers, self.now);
+            if facts.is_empty() {
+                return;
+            }
+            self.commit(&facts);
+            self.timers.follow(self.now, &self.state, &self.settings);
+        }
+        panic!("decisions without end: {self:?}");
+    }
+
+    fn commit(&mut self, facts: &[Fact]) {
+        for fact in facts {
+            if let Fact::Formed(record) = fact {
+                self.check_round(record);
+            }
+            if let Fact::Released { phase, .. } = fact {
+                let members = self.state.members().len();
+                let entered = self.entered.iter().filter(|(it, _)| *it == phase.0).count();
+                assert_eq!(entered, members, "released early: {self:?}");
+                self.released.insert(phase.0);
+            }
+            store(&mut self.etcd, fact);
+            self.state.evolve(fact);
+        }
+    }
+
+    /// S001-11, S003-2: checks a round when it is formed, against the one before.
+    fn check_round(&mut self, record: &RoundRecord) {
+        let (min, max) = (self.settings.nodes.min() as usize, self.settings.nodes.max() as usize);
+        assert!((min..=max).contains(&record.members.len()), "{record:?} {self:?}");
+        assert_eq!(record.round.0, self.state.number().0 + 1);
+        let mut world_size = 0;
+        let mut last = (0, 0);
+        for member in &record.members {
+            assert_eq!(member.first_rank, world_size, "ranks have a gap: {record:?}");
+            world_size += member.slots;
+            let before = self.state.members().iter();
+            let mut before = before.map(|it| (it.node, it.incarnation));
+            let rank = before.position(|it| it == (member.node, member.incarnation));
+            let seniority = (rank.unwrap_or(usize::MAX), member.incarnation.0);
+            assert!(last < seniority, "wrong order: {record:?} after {self:?}");
+            last = seniority;
+            let node = (0..self.agents.len()).find(|node| id(*node) == member.node).unwrap();
+            let asked = self.asked[node].take();
+            assert_eq!(asked, Some(member.incarnation.0), "did not ask: {record:?} {self:?}");
+        }
+        assert_eq!(record.world_size, world_size);
+        self.entered.clear();
+        self.released.clear();
+    }
+
+    /// Checks what holds at any time.
+    pub fn check(&self) {
+        let max = self.settings.nodes.max() as usize;
+        assert_eq!(recover(&self.etcd), self.state, "recovery differs from the folded facts");
+        let mut timers = self.timers;
+        timers.follow(self.now, &self.state, &self.settings);
+        assert_eq!(timers, self.timers);
+        for node in 0..self.agents.len() {
+            let Some(caller) = self.caller(node) else { continue };
+            self.check_barriers(caller);
+            let known = Round(self.agents[node].known);
+            let answer = self.state.ask(caller, known, &self.settings, &self.timers, self.now);
+            let Ok(answer) = answer else { continue };
+            if self.asked[node] == Some(caller.incarnation.0) {
+                let standing = self.state.standing_of(caller);
+                assert_eq!(standing, Ok(Standing::Waiting), "forgotten: {self:?}");
+            }
+            match answer {
+                Directive::Wait { awaited, missing, until } => {
+                    let is_known = |name: &Name| self.state.nodes.contains_key(&name.node);
+                    assert!(awaited.listed.iter().all(is_known), "{awaited:?} {self:?}");
+                    assert!(0 < awaited.count || until.is_some(), "waits for ever: {self:?}");
+                    assert!(until.is_none_or(|until| self.now < until), "{self:?}");
+                    assert!(0 < awaited.count + missing || until.is_some());
+                }
+                Directive::Continue { round } => assert_eq!(round, self.state.number()),
+                Directive::Start(round) => assert_eq!(round.round, self.state.number()),
+                Directive::WaitForPlace { .. } => {
+                    assert!(self.state.is_intact(), "{self:?}");
+                    let members = self.state.members().len();
+                    assert!(max <= members, "{self:?}");
+                }
+                Directive::TooFew { waiting, .. } => {
+                    assert!(waiting < self.settings.nodes.min() as usize, "{self:?}");
+                }
+                Directive::Join { added, lost } => {
+                    let is_member = self.is_member(node, caller.incarnation);
+                    let is_full = max <= self.state.members().len();
+                    let is_disturbed = !self.state.is_intact() || 0 < added && !is_full;
+                    assert!(!is_member || is_disturbed, "no reason: {lost:?} {self:?}");
+                }
+            }
+        }
+    }
+
+    /// S003-5, S003-6: what was released stays released, with the data of every member.
+    fn check_barriers(&self, caller: Caller) {
+        let node = self.agents.iter().position(|it| it.incarnation == Some(caller.incarnation.0));
+        let node = node.unwrap();
+        let number = self.state.number();
+        if !self.is_member(node, caller.incarnation) || self.state.standing_of(caller).is_err() {
+            return;
+        }
+        for phase in self.released.iter().copied() {
+            let outcome = self.state.barrier(caller, &place(number.0, TAG, phase)).unwrap();
+            match outcome {
+                Outcome::Released(entries) => {
+                    assert_eq!(entries.data().len(), self.state.members().len(), "{self:?}");
+                    for (node, given) in entries.data() {
+                        let node = (0..self.agents.len()).find(|it| id(*it) == *node).unwrap();
+                        assert_eq!(*given, data(node, phase), "{self:?}");
+                    }
+                }
+                Outcome::Passed => {
+                    // The caller has received it, if it knows of the round.
+                    assert!(self.agents[node].known != number.0 || phase < self.agents[node].phase);
+                }
+                Outcome::Ended(_) | Outcome::Waiting { .. } => panic!("un-released: {self:?}"),
+            }
+        }
+        if !self.state.is_intact() {
+            let next = self.released.last().map_or(0, |phase| phase + 1);
+            let outcome = self.state.barrier(caller, &place(number.0, TAG, next)).unwrap();
+            assert!(matches!(outcome, Outcome::Ended(_)), "{outcome:?} {self:?}");
+            if let Outcome::Ended(EndedBy::Lost(names) | EndedBy::Rejoined(names)) = outcome {
+                assert!(0 < names.count, "no name: {self:?}");
+            }
+        }
+    }
+
+    /// S002-5: if all agents behave from now on, those that are alive soon make one intact round.
+    pub fn check_progress(&self) {
+        let mut world = self.clone();
+        for _ in 0..5 * self.agents.len() {
+            for node in 0..world.agents.len() {
+                world.notice(node);
+                let Some(caller) = world.caller(node) else { continue };
+                world.poll(node);
+                let known = Round(world.agents[node].known);
+                let (settings, now) = (&world.settings, world.now);
+                let answer = world.state.ask(caller, known, settings, &world.timers, now);
+                if matches!(answer, Err(_) | Ok(Directive::Join { .. })) {
+                    world.join(node, known.0, Fate::Answered);
+                }
+                world.check();
+            }
+            world.pass();
+        }
+        let alive = world.agents.iter().filter(|it| it.incarnation.is_some()).count();
+        let expected = alive.min(self.settings.nodes.max() as usize);
+        if self.settings.nodes.min() as usize <= expected {
+            assert!(world.state.is_intact(), "no round: {self:?} became {world:?}");
+            assert_eq!(world.state.members().len(), expected, "{self:?} became {world:?}");
+        }
+    }
+
+    /// Returns a hash of all that the future depends on. Only differences of times matter.
+    pub fn key(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        let age = |since: Millis| self.now.0.saturating_sub(since.0);
+        (&self.etcd, &self.agents, &self.asked, &self.entered).hash(&mut hasher);
+        (age(self.timers.stage_since), age(self.timers.last_arrival)).hash(&mut hasher);
+        hasher.finish()
+    }
+}
+
+fn data(node: usize, phase: u64) -> Arc<[u8]> {
+    format!("{node} in {phase}").into_bytes().into()
+}
