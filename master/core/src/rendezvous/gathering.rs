@@ -73,7 +73,8 @@ pub(super) enum Outlook {
 }
 
 impl Rendezvous {
-    /// Returns the facts for which the time has come: a round is formed, or awaited nodes are late. Called after each commit, and at the [`Rendezvous::deadline`], until it returns none.
+    /// Returns the facts for which the time has come: a round is formed, or awaited nodes are late. Called
+    /// after each commit, and at the [`Rendezvous::deadline`], until it returns none.
     pub fn due(&self, settings: &Settings, timers: &Timers, now: Millis) -> Vec<Fact> {
         match self.outlook(settings, timers, now) {
             Outlook::Complete => self.form(settings.nodes.max() as usize),
