@@ -24,8 +24,7 @@ const FILES_AT_ONCE: usize = 8;
 /// Inspects every file of the dataset and splits its records into tasks.
 ///
 /// Of Parquet files only the metadata is read, of tar archives only the headers; all others are read
-/// completely once. Relative sources are resolved
-/// against `base` (a path or a URL), or the working directory.
+/// completely once. Relative sources are resolved against `base` (a path or a URL), or the working directory.
 pub fn plan<'a>(
     spec: &'a DatasetSpec,
     evaluation_fraction: f64,
