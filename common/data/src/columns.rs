@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use glob::Pattern;
-use steadfast_common::columns::{ColumnSpec, ColumnType, Element, Shape};
-use steadfast_common::spec::{DataFormat, DatasetSpec};
+use steadfast_common::columns::{ColumnType, Element, Shape};
+use steadfast_common::spec::DatasetSpec;
 
 use crate::error::DataError;
 
@@ -13,6 +13,7 @@ const SIMILARITY_MIN: f64 = 0.7;
 const CANDIDATES_MAX: usize = 3;
 
 const CONVERT: &str = "convert it";
+const SET_TYPE: &str = "set its type in `dataset.types`";
 
 /// A column of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +29,8 @@ pub(crate) enum Content {
     /// Text or bytes that may hold numbers, which is known only when the records are read; with the type
     /// that its first records or its name suggest.
     Text(ColumnType),
+    /// Its first records do not tell the type: nulls, empty lists, or values of several types.
+    Unknown(&'static str),
     /// What cannot be read.
     Other(String),
 }
@@ -41,6 +44,7 @@ impl Column {
             Content::Typed(ColumnType { element: Element::Bytes, .. }) => "bytes".to_owned(),
             Content::Typed(ColumnType { shape: Shape::One, .. }) => return Ok(()),
             Content::Typed(_) => "lists".to_owned(),
+            Content::Unknown(found) => (*found).to_owned(),
             Content::Other(found) => found.clone(),
         };
         let (column, file) = (self.name.clone(), file.to_owned());
@@ -50,7 +54,7 @@ impl Column {
     /// Checks that the values of the column can be read.
     pub fn check_readable(&self, file: &str) -> Result<(), DataError> {
         match &self.content {
-            Content::Typed(_) | Content::Text(_) => Ok(()),
+            Content::Typed(_) | Content::Text(_) | Content::Unknown(_) => Ok(()),
             Content::Other(_) => Err(self.untyped(file, CONVERT)),
         }
     }
@@ -58,6 +62,7 @@ impl Column {
     fn untyped(&self, file: &str, way_out: &'static str) -> DataError {
         let found = match &self.content {
             Content::Typed(kind) | Content::Text(kind) => kind.to_string(),
+            Content::Unknown(found) => (*found).to_owned(),
             Content::Other(found) => found.clone(),
         };
         DataError::Untyped { column: self.name.clone(), file: file.to_owned(), found, way_out }
@@ -117,17 +122,23 @@ pub(crate) fn resolve(
     Ok(features)
 }
 
+/// A column that was found, with its type. That of the first file decides for all files.
+pub(crate) struct Typed {
+    pub name: String,
+    pub kind: Result<ColumnType, DataError>,
+}
+
 /// Resolves the columns of a job without features and label, in the same order.
 pub(crate) fn resolve_typed(
     spec: &DatasetSpec,
     file: &str,
     columns: &[Column],
-) -> Result<Vec<ColumnSpec>, DataError> {
+) -> Result<Vec<Typed>, DataError> {
     let mut counts: HashMap<&str, usize> = HashMap::with_capacity(columns.len());
     for column in columns {
         *counts.entry(&column.name).or_default() += 1;
     }
-    let mut found: Vec<ColumnSpec> = Vec::new();
+    let mut found = Vec::new();
     let mut taken = HashSet::new();
     for wanted in &spec.columns {
         for column in matching(columns, wanted, "", file)? {
@@ -138,7 +149,7 @@ pub(crate) fn resolve_typed(
                 let column = column.name.clone();
                 return Err(DataError::DuplicateColumn { column, file: file.to_owned() });
             }
-            found.push(typed(spec, file, column)?);
+            found.push(Typed { name: column.name.clone(), kind: typed(spec, file, column) });
         }
     }
     match spec.types.keys().find(|name| !taken.contains(name)) {
@@ -148,18 +159,13 @@ pub(crate) fn resolve_typed(
 }
 
 /// The column with the type of the job, or that of the file.
-fn typed(spec: &DatasetSpec, file: &str, column: &Column) -> Result<ColumnSpec, DataError> {
-    let kind = match (spec.types.get(&column.name), &column.content) {
-        (Some(kind), Content::Typed(_) | Content::Text(_)) => *kind,
-        // The first records may be empty; others are refused when they are read.
-        (Some(kind), Content::Other(_)) if spec.format != DataFormat::Parquet => *kind,
-        (None, Content::Typed(kind) | Content::Text(kind)) => *kind,
-        (None, Content::Other(_)) if spec.format != DataFormat::Parquet => {
-            return Err(column.untyped(file, "set its type in `dataset.types`"));
-        }
-        (_, Content::Other(_)) => return Err(column.untyped(file, CONVERT)),
-    };
-    Ok(ColumnSpec { name: column.name.clone(), kind })
+fn typed(spec: &DatasetSpec, file: &str, column: &Column) -> Result<ColumnType, DataError> {
+    match (spec.types.get(&column.name), &column.content) {
+        (Some(kind), Content::Typed(_) | Content::Text(_) | Content::Unknown(_)) => Ok(*kind),
+        (None, Content::Typed(kind) | Content::Text(kind)) => Ok(*kind),
+        (None, Content::Unknown(_)) => Err(column.untyped(file, SET_TYPE)),
+        (_, Content::Other(_)) => Err(column.untyped(file, CONVERT)),
+    }
 }
 
 fn matching<'a>(
@@ -207,7 +213,7 @@ fn similarity(wanted: &str, name: &str) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use steadfast_common::spec::Header;
+    use steadfast_common::spec::{DataFormat, Header};
 
     fn columns(names: &[&str]) -> Vec<Column> {
         let content = Content::Typed(ColumnType::one(Element::Float64));

@@ -36,7 +36,7 @@ pub enum DataError {
     #[error("column `{column}` is both the label and a feature; leave it out of the features")]
     LabelAmongFeatures { column: String },
     #[error(
-        "the features of {file} are not those of {first}: {difference}; all files of a dataset \
+        "the columns of {file} are not those of {first}: {difference}; all files of a dataset \
          need the same columns"
     )]
     ColumnsDiffer { file: String, first: String, difference: String },

@@ -9,7 +9,7 @@ use steadfast_common::dataset::{DataFile, Manifest};
 use steadfast_common::spec::{DataFormat, DatasetSpec};
 use steadfast_store::{Location, StoreError};
 
-use crate::columns::{self, Column};
+use crate::columns::{self, Column, Typed};
 use crate::error::DataError;
 use crate::format;
 use crate::parquet_file::ParquetFile;
@@ -48,7 +48,7 @@ async fn inspect_all(
     let inspecting: Vec<_> = locations.iter().map(|file| inspect(spec, file)).collect();
     let mut inspected = stream::iter(inspecting).buffered(FILES_AT_ONCE);
     while let Some(file) = inspected.try_next().await? {
-        check_columns(&mut manifest, &file)?;
+        check_columns(&mut manifest, &file.url, file.choice)?;
         index_max = index_max.max(file.index_max);
         manifest.files.push(DataFile { url: file.url, size_bytes: file.size_bytes });
         shapes.push(file.shape);
@@ -92,7 +92,7 @@ struct Inspected {
 #[derive(Default)]
 struct Choice {
     features: Vec<String>,
-    columns: Vec<ColumnSpec>,
+    columns: Vec<Typed>,
 }
 
 impl Choice {
@@ -122,12 +122,17 @@ async fn inspect(spec: &DatasetSpec, file: &Location) -> Result<Inspected, DataE
         |choice, shape| Inspected { url: url.clone(), size_bytes, choice, shape, index_max: 0 };
     if let Some(format) = RowFormat::of(spec.format) {
         let file = RowFile::open(file, size_bytes, format).await?;
-        let choice = match file.columns().await? {
-            columns if columns.is_empty() => Choice::default(),
-            _ if format == RowFormat::Libsvm && spec.columns.is_empty() => Choice::default(),
-            columns => Choice::new(spec, &url, &columns)?,
+        let columns = file.columns().await?;
+        let columns_are_later = format == RowFormat::Libsvm && spec.columns.is_empty();
+        let choice = match columns.is_empty() || columns_are_later {
+            true => Choice::default(),
+            false => Choice::new(spec, &url, &columns)?,
         };
         let Scanned { shape, index_max } = file.scan(spec.records_per_task).await?;
+        if columns.is_empty() && 0 < shape.records {
+            // It has records, and these have no values at all.
+            Choice::new(spec, &url, &columns)?;
+        }
         return Ok(Inspected { index_max, ..inspected(choice, shape) });
     }
     let Some(dialect) = Dialect::of_spec(spec) else {
@@ -148,21 +153,23 @@ async fn inspect(spec: &DatasetSpec, file: &Location) -> Result<Inspected, DataE
 }
 
 /// Checks that `file` has the same columns as the files before it. The types are those of the first file.
-fn check_columns(manifest: &mut Manifest, file: &Inspected) -> Result<(), DataError> {
-    let found: HashSet<&String> = file.choice.names().collect();
+fn check_columns(manifest: &mut Manifest, file: &str, choice: Choice) -> Result<(), DataError> {
+    let found: HashSet<&String> = choice.names().collect();
     if found.is_empty() {
         return Ok(());
     }
     let columns = manifest.columns.iter().map(|column| &column.name);
     let planned: Vec<&String> = manifest.features.iter().chain(columns).collect();
     if planned.is_empty() {
-        manifest.features.clone_from(&file.choice.features);
-        manifest.columns.clone_from(&file.choice.columns);
+        let typed = |it: Typed| Ok(ColumnSpec { name: it.name, kind: it.kind? });
+        manifest.columns =
+            choice.columns.into_iter().map(typed).collect::<Result<_, DataError>>()?;
+        manifest.features = choice.features;
         return Ok(());
     }
     let missing = planned.iter().find(|name| !found.contains(*name));
     let planned: HashSet<&String> = planned.iter().copied().collect();
-    let added = file.choice.names().find(|name| !planned.contains(name));
+    let added = choice.names().find(|name| !planned.contains(name));
     let difference = match (missing, added) {
         (Some(name), _) => format!("`{name}` is missing"),
         (None, Some(name)) => format!("`{name}` is new"),
@@ -170,5 +177,5 @@ fn check_columns(manifest: &mut Manifest, file: &Inspected) -> Result<(), DataEr
         (None, None) => return Ok(()),
     };
     let first = manifest.files.first().map_or_else(String::new, |file| file.url.clone());
-    Err(DataError::ColumnsDiffer { file: file.url.clone(), first, difference })
+    Err(DataError::ColumnsDiffer { file: file.to_owned(), first, difference })
 }

@@ -162,5 +162,9 @@ impl Wanted {
 /// Converts and scales a value, and checks that the result is finite.
 pub(crate) fn narrow(value: f64, scale: f32) -> Result<f32, String> {
     let narrow = value as f32 * scale;
-    if narrow.is_finite() { Ok(narrow) } else { Err(format!("{value} is out of range")) }
+    match (narrow.is_finite(), value.is_finite()) {
+        (true, _) => Ok(narrow),
+        (false, true) => Err(format!("{value} is out of range")),
+        (false, false) => Err(format!("{value} is not finite")),
+    }
 }

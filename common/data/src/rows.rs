@@ -130,10 +130,11 @@ impl RowFile {
                 }
             })?;
             let column = |(name, inference): (String, Inference)| {
-                let content = match (format, inference.finish()) {
-                    (RowFormat::Webdataset, _) => Content::Text(tar::type_of(&name)),
-                    (_, Ok(kind)) => Content::Typed(kind),
-                    (_, Err(found)) => Content::Other(found.to_owned()),
+                let content = match format {
+                    RowFormat::Webdataset => Content::Text(tar::type_of(&name)),
+                    RowFormat::Jsonl | RowFormat::Tfrecord | RowFormat::Libsvm => {
+                        inference.finish()
+                    }
                 };
                 Column { name, content }
             };
@@ -320,13 +321,19 @@ struct Collector<'a> {
     records: u64,
     numbers: Records,
     builders: Vec<Builder>,
+    /// Of the features of a LibSVM file.
+    places: libsvm::Places,
 }
 
 impl<'a> Collector<'a> {
     fn new(format: RowFormat, options: &'a ReadOptions) -> Self {
         let numbers = Records { width: options.features.len(), ..Records::default() };
         let builders = options.columns.iter().map(Builder::new).collect();
-        Self { format, options, records: 0, numbers, builders }
+        let places = match format {
+            RowFormat::Libsvm => libsvm::places(&options.features),
+            RowFormat::Jsonl | RowFormat::Tfrecord | RowFormat::Webdataset => Default::default(),
+        };
+        Self { format, options, records: 0, numbers, builders, places }
     }
 
     /// Adds a record; a column and the reason, if its value does not have the type.
@@ -343,8 +350,7 @@ impl<'a> Collector<'a> {
             let features = &mut self.numbers.features;
             if self.format == RowFormat::Libsvm {
                 let named = |reason| (libsvm::VALUE.to_owned(), reason);
-                libsvm::fill(&row.fields, &self.options.features, scale, features)
-                    .map_err(named)?;
+                libsvm::fill(&row.fields, &self.places, scale, features).map_err(named)?;
             } else {
                 for name in &self.options.features {
                     let number = find(name).number(scale);

@@ -102,7 +102,12 @@ impl Layout {
     /// The columns to choose from; whether they hold numbers is known only when they are read.
     pub fn choices(&self) -> Vec<Column> {
         let column = |(name, inference): (&String, &Inference)| {
-            let kind = inference.finish().unwrap_or(ColumnType::one(Element::Text));
+            let kind = match inference.finish() {
+                Content::Typed(kind) => kind,
+                Content::Text(_) | Content::Unknown(_) | Content::Other(_) => {
+                    ColumnType::one(Element::Text)
+                }
+            };
             Column { name: name.clone(), content: Content::Text(kind) }
         };
         self.columns.iter().zip(&self.inferred).map(column).collect()

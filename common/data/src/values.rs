@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use steadfast_common::columns::{Column, ColumnSpec, ColumnType, Element, Shape, Values};
 
+use crate::columns::Content;
 use crate::read::narrow;
 
 /// A value of one record, as its file holds it.
@@ -72,7 +73,10 @@ impl Builder {
     /// Appends the value of the next record; the reason, if it does not have the type of the column.
     pub fn push(&mut self, value: &Value) -> Result<(), String> {
         match (self.kind.shape, value) {
-            (Shape::One, value) => self.push_element(value.single()?)?,
+            (Shape::One, value) => {
+                let way_out = |reason| format!("{reason}; set a list in `dataset.types`");
+                self.push_element(value.single().map_err(way_out)?)?;
+            }
             // Raw bytes are a list of small numbers.
             (shape, Value::Bytes(bytes)) if self.kind.element == Element::Uint8 => {
                 expect_length(shape, bytes.len())?;
@@ -144,26 +148,31 @@ fn out_of_range(value: i64, kind: &str) -> String {
     format!("{value} is out of range for {kind}")
 }
 
+/// The first float beyond 64-bit integers.
+const INTEGERS_END: f64 = 9_223_372_036_854_775_808.0;
+/// The first float whose neighbours are not all integers that it could stand for.
+const EXACT_END: f64 = 9_007_199_254_740_992.0;
+
 fn integer(value: &Value) -> Result<i64, String> {
     let not_whole = |value: &dyn std::fmt::Display| {
         format!("{value} is not an integer; set another type in `dataset.types`")
     };
-    let of_float = |value: f64| {
-        // The first float beyond 64-bit integers.
-        let is_whole = value.fract() == 0.0 && value.abs() < 9_223_372_036_854_775_808.0;
+    // Beyond `limit`, the float may not be the number that it was made from.
+    let of_float = |value: f64, limit: f64| {
+        let is_whole = value.fract() == 0.0 && value.abs() < limit;
         if is_whole { Ok(value as i64) } else { Err(not_whole(&value)) }
     };
     match value {
         Value::Bool(value) => Ok(i64::from(*value)),
         Value::Int(value) => Ok(*value),
-        Value::Float32(value) => of_float(f64::from(*value)),
-        Value::Float(value) => of_float(*value),
+        Value::Float32(value) => of_float(f64::from(*value), INTEGERS_END),
+        Value::Float(value) => of_float(*value, INTEGERS_END),
         value => match textual(value)?.trim() {
             "true" | "True" | "TRUE" => Ok(1),
             "false" | "False" | "FALSE" => Ok(0),
             text => match text.parse() {
                 Ok(value) => Ok(value),
-                Err(_) => of_float(parse(text)?),
+                Err(_) => of_float(parse(text)?, EXACT_END),
             },
         },
     }
@@ -221,6 +230,7 @@ fn shortened(text: &str) -> String {
 pub(crate) struct Inference {
     element: Option<Element>,
     is_list: bool,
+    is_mixed: bool,
     /// What no column can hold.
     refused: Option<&'static str>,
 }
@@ -276,7 +286,10 @@ impl Inference {
                 let width = |of| WIDER.iter().position(|element| *element == of);
                 match (width(before), width(element)) {
                     (Some(a), Some(b)) => Some(WIDER[a.max(b)]),
-                    _ => return self.refuse("values of several types"),
+                    _ => {
+                        self.is_mixed = true;
+                        Some(before)
+                    }
                 }
             }
         };
@@ -286,15 +299,18 @@ impl Inference {
         self.refused = self.refused.or(Some(what));
     }
 
-    /// The type, or what the column holds in place of one.
-    pub fn finish(&self) -> Result<ColumnType, &'static str> {
+    /// The content of the column.
+    pub fn finish(&self) -> Content {
         match (self.refused, self.element) {
-            (Some(what), _) => Err(what),
-            (None, None) if self.is_list => Err("only empty lists at its beginning"),
-            (None, None) => Err("only nulls at its beginning"),
-            (None, Some(element)) if self.is_list && element.is_string() => Err("lists of text"),
-            (None, Some(element)) if self.is_list => Ok(ColumnType::list(element)),
-            (None, Some(element)) => Ok(ColumnType::one(element)),
+            (Some(what), _) => Content::Other(what.to_owned()),
+            (None, _) if self.is_mixed => Content::Unknown("values of several types"),
+            (None, None) if self.is_list => Content::Unknown("only empty lists at its beginning"),
+            (None, None) => Content::Unknown("only nulls at its beginning"),
+            (None, Some(element)) if self.is_list && element.is_string() => {
+                Content::Other("lists of text".to_owned())
+            }
+            (None, Some(element)) if self.is_list => Content::Typed(ColumnType::list(element)),
+            (None, Some(element)) => Content::Typed(ColumnType::one(element)),
         }
     }
 }
@@ -325,6 +341,7 @@ mod tests {
             ("int64", Value::Float(0.5)),
             ("int64", Value::Float(1e19)),
             ("int64", text("0.5")),
+            ("int64", text("9007199254740993.0")),
             ("uint8", Value::Int(256)),
             ("bool", Value::Int(2)),
             ("float32", Value::Float(1e300)),
@@ -352,25 +369,33 @@ mod tests {
         assert!(built("uint8[3]", &[image]).is_err());
     }
 
+    fn kind(inference: &Inference) -> Result<String, Content> {
+        match inference.finish() {
+            Content::Typed(kind) => Ok(kind.to_string()),
+            other => Err(other),
+        }
+    }
+
     #[test]
     fn a_type_is_derived_from_all_values_that_were_seen() {
         let of = |values: &[Value]| {
             let mut inference = Inference::default();
             values.iter().for_each(|value| inference.add(value));
-            inference.finish().map(|kind| kind.to_string())
+            kind(&inference)
         };
         assert_eq!(of(&[Value::Missing, Value::Int(1)]).unwrap(), "int64");
         assert_eq!(of(&[Value::Int(1), Value::Float(0.5)]).unwrap(), "float32");
         let lists = [Value::List(vec![]), Value::List(vec![Value::Int(1), Value::Int(2)])];
         assert_eq!(of(&lists).unwrap(), "int64[]");
         assert_eq!(of(&[Value::List(vec![Value::Float32(1.0)])]).unwrap(), "float32[]");
-        assert!(of(&[]).is_err());
-        assert!(of(&[text("a"), Value::Int(1)]).is_err());
-        assert!(of(&[Value::List(vec![text("a"), text("b")])]).is_err());
+        assert!(matches!(of(&[]), Err(Content::Unknown(_))));
+        assert!(matches!(of(&[text("a"), Value::Int(1)]), Err(Content::Unknown(_))));
+        let lists = [Value::List(vec![text("a"), text("b")])];
+        assert!(matches!(of(&lists), Err(Content::Other(_))));
         let of = |fields: &[&str]| {
             let mut inference = Inference::default();
             fields.iter().for_each(|field| inference.add_text(field));
-            inference.finish().map(|kind| kind.to_string())
+            kind(&inference)
         };
         assert_eq!(of(&["1", " 2"]).unwrap(), "int64");
         assert_eq!(of(&["1", "2.5"]).unwrap(), "float32");

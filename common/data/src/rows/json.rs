@@ -9,8 +9,11 @@ use crate::values::Value;
 
 /// The members of an object, whose map is sorted by name.
 pub(super) fn fields(line: &str) -> Result<Fields<'_>, String> {
-    let members: Map<String, Json> =
-        serde_json::from_str(line).map_err(|error| format!("it is not a JSON object ({error})"))?;
+    let members: Map<String, Json> = serde_json::from_str(line).map_err(|error| {
+        // The parser knows this line alone.
+        let error = error.to_string().replace(" at line 1 column", " at byte");
+        format!("it is not a JSON object in one line ({error})")
+    })?;
     let field = |(name, value)| (Cow::Owned(name), self::value(value));
     Ok(Some(members.into_iter().map(field).collect()))
 }

@@ -2,13 +2,13 @@
 //! comment.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use steadfast_common::columns::{ColumnType, Element};
 
 use super::lines::Fields;
 use crate::columns::{Column, Content};
 use crate::error::DataError;
-use crate::read::narrow;
 use crate::values::{Value, parse};
 
 pub(super) const INDEX: &str = "index";
@@ -76,9 +76,15 @@ pub(super) fn fields(line: &str) -> Result<Fields<'_>, String> {
 
 fn number(text: &str) -> Result<Value<'static>, String> {
     // Truth values are words of other formats.
-    match text.bytes().any(|byte| byte.is_ascii_digit()) {
-        true => Ok(Value::Float32(narrow(parse(text)?, 1.0)?)),
-        false => Err(format!("`{text}` is not a number")),
+    if !text.bytes().any(|byte| byte.is_ascii_digit()) {
+        return Err(format!("`{text}` is not a number"));
+    }
+    if let Ok(value) = text.strip_prefix('+').unwrap_or(text).parse() {
+        return Ok(Value::Int(value));
+    }
+    match parse(text)? {
+        value if value.is_finite() => Ok(Value::Float(value)),
+        value => Err(format!("{value} is not finite")),
     }
 }
 
@@ -93,10 +99,19 @@ pub(super) fn index_max(fields: &[(Cow<'_, str>, Value)]) -> u32 {
     }
 }
 
-/// Appends the wanted `features`, numbers from 1 in any order, of which most are zero.
+/// The place of each wanted feature among them, by its index.
+pub(super) type Places = BTreeMap<i64, usize>;
+
+/// Returns the places of the features `wanted`.
+pub(super) fn places(wanted: &[String]) -> Places {
+    let place = |(place, name): (usize, &String)| Some((name.parse().ok()?, place));
+    wanted.iter().enumerate().filter_map(place).collect()
+}
+
+/// Appends the wanted features, of which most are zero.
 pub(super) fn fill(
     fields: &[(Cow<'_, str>, Value)],
-    wanted: &[String],
+    wanted: &Places,
     scale: f32,
     features: &mut Vec<f32>,
 ) -> Result<(), String> {
@@ -106,17 +121,15 @@ pub(super) fn fill(
     let first = features.len();
     features.resize(first + wanted.len(), 0.0);
     if indices.first() == Some(&Value::Int(0)) {
-        return Err("index 0: indices begin at 1".to_owned());
+        return Err(
+            "index 0: indices of features begin at 1; add 1 to all of them, or read `columns` \
+                    with a Python model"
+                .to_owned(),
+        );
     }
-    // Usually all features are wanted, in order.
-    let is_all = wanted.iter().enumerate().all(|(place, name)| name.parse() == Ok(place + 1));
     for (index, value) in indices.iter().zip(values) {
         let Value::Int(index) = index else { continue };
-        let place = match is_all {
-            true => usize::try_from(index - 1).ok().filter(|place| *place < wanted.len()),
-            false => wanted.iter().position(|name| name.parse() == Ok(*index)),
-        };
-        if let Some(place) = place {
+        if let Some(place) = wanted.get(index) {
             features[first + place] = value.number(scale)?;
         }
     }

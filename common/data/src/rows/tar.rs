@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::io::{BufRead, Read, Seek};
 
 use steadfast_common::columns::{ColumnType, Element};
-use tar::{Archive, Entry};
+use tar::{Archive, Entry, EntryType, PaxExtensions};
 
 use super::{Contents, Refusal, Row, Visit};
 use crate::values::Value;
@@ -18,6 +18,10 @@ const KEY: &str = "__key__";
 const BLOCK_BYTES: u64 = 512;
 /// The largest record.
 const RECORD_BYTES_MAX: u64 = 256 * 1024 * 1024;
+/// The most files of a record.
+const RECORD_FILES_MAX: usize = 256;
+/// The largest header that extends another one, such as by a long name.
+const EXTENSION_BYTES_MAX: u64 = 64 * 1024;
 
 /// The type of a column, by the extension of its files. As `webdataset` decodes them.
 pub(super) fn type_of(extension: &str) -> ColumnType {
@@ -34,9 +38,12 @@ pub(super) fn visit(
     visit: &mut Visit,
 ) -> Result<(), Refusal> {
     let mut archive = Archive::new(file);
+    // Archives may be concatenated: nothing after the end of the first one is lost.
+    archive.set_ignore_zeros(true);
+    // Raw, because extended headers would be read without a limit.
     match contents {
-        Contents::Read => visit_entries(archive.entries()?, contents, visit),
-        Contents::Skip => visit_entries(archive.entries_with_seek()?, contents, visit),
+        Contents::Read => visit_entries(archive.entries()?.raw(true), contents, visit),
+        Contents::Skip => visit_entries(archive.entries_with_seek()?.raw(true), contents, visit),
     }
 }
 
@@ -62,20 +69,37 @@ fn visit_entries<'a, R: Read + 'a>(
     visit: &mut Visit,
 ) -> Result<(), Refusal> {
     let mut sample: Option<Sample> = None;
-    // The end of the entries so far. An entry begins there, with its extended headers.
+    // The end of the entries so far.
     let (mut end, mut record) = (0, 0);
+    // The extended headers before the next file: where they begin, and its name.
+    let (mut extended_from, mut long_name) = (None, None);
     for entry in entries {
         let mut entry = entry?;
-        let start = end;
+        let start = extended_from.take().unwrap_or(end);
         let size_bytes = entry.size();
         end = size_bytes
             .checked_next_multiple_of(BLOCK_BYTES)
             .and_then(|padded| entry.raw_file_position().checked_add(padded))
             .ok_or_else(|| std::io::Error::other("a size in the archive is invalid"))?;
-        let path = String::from_utf8_lossy(&entry.path_bytes()).into_owned();
+        let refused = |reason| Refusal::Record(record, reason);
+        match extension(&mut entry).map_err(refused)? {
+            Extension::Name(name) => {
+                (extended_from, long_name) = (Some(start), Some(name));
+                continue;
+            }
+            Extension::Other => {
+                extended_from = Some(start);
+                continue;
+            }
+            Extension::None => {}
+        }
+        let path = long_name.take().unwrap_or_else(|| entry.path_bytes().into_owned());
         if !entry.header().entry_type().is_file() {
             continue;
         }
+        let Ok(path) = String::from_utf8(path) else {
+            return Err(refused("a file of it has a name that is not UTF-8".to_owned()));
+        };
         let Some((key, extension)) = split(&path) else { continue };
         if let Some(before) = sample.take_if(|before| before.key != key) {
             if visit(before.row(start)).is_break() {
@@ -91,6 +115,13 @@ fn visit_entries<'a, R: Read + 'a>(
         });
         let refused = |reason| Refusal::Record(record, reason);
         let extension = extension.to_lowercase();
+        if sample.fields.len() == RECORD_FILES_MAX {
+            return Err(refused(format!(
+                "more than {RECORD_FILES_MAX} files are called `{}.…`; files with the same path up to the \
+                 first dot of the name are one record",
+                sample.key
+            )));
+        }
         if sample.fields.iter().any(|(name, _)| *name == extension) {
             return Err(refused(format!("it has two files `{path}`")));
         }
@@ -112,6 +143,49 @@ fn visit_entries<'a, R: Read + 'a>(
         let _ = visit(sample.row(end));
     }
     Ok(())
+}
+
+/// What a header says of the file that follows.
+enum Extension {
+    /// It is the header of a file itself.
+    None,
+    Name(Vec<u8>),
+    Other,
+}
+
+/// Reads an entry that extends the next one.
+fn extension<R: Read>(entry: &mut Entry<R>) -> Result<Extension, String> {
+    let sparse =
+        || "its files are stored without their zeros; pack it without `--sparse`".to_owned();
+    let kind = entry.header().entry_type();
+    match kind {
+        EntryType::GNUSparse => return Err(sparse()),
+        EntryType::GNULongName | EntryType::XHeader => {}
+        EntryType::GNULongLink | EntryType::XGlobalHeader => return Ok(Extension::Other),
+        _ => return Ok(Extension::None),
+    }
+    if EXTENSION_BYTES_MAX < entry.size() {
+        let bytes = entry.size();
+        return Err(format!("a header has {bytes} bytes, more than {EXTENSION_BYTES_MAX}"));
+    }
+    let mut content = Vec::new();
+    entry.read_to_end(&mut content).map_err(|error| error.to_string())?;
+    if kind == EntryType::GNULongName {
+        content.truncate(content.iter().position(|byte| *byte == 0).unwrap_or(content.len()));
+        return Ok(Extension::Name(content));
+    }
+    let mut found = Extension::Other;
+    for extension in PaxExtensions::new(&content) {
+        let extension = extension.map_err(|error| error.to_string())?;
+        match extension.key_bytes() {
+            b"path" => found = Extension::Name(extension.value_bytes().to_vec()),
+            // The header has no room for the size.
+            b"size" => return Err("a file of it is larger than 8 GiB".to_owned()),
+            key if key.starts_with(b"GNU.sparse") => return Err(sparse()),
+            _ => {}
+        }
+    }
+    Ok(found)
 }
 
 /// Splits a path at the first dot of its last part. Files that belong to no record have no such name.

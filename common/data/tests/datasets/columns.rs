@@ -238,7 +238,10 @@ async fn built_in_models_read_numbers_of_every_format() {
 #[tokio::test]
 async fn a_bad_record_is_named_by_file_and_place() {
     let refused = error_of(DataFormat::Jsonl, b"{\"x\": 1}\n{\"x\": 1\n", &["x"]).await;
-    assert!(refused.starts_with("record 1 of /f: it is not a JSON object (EOF"), "{refused}");
+    assert!(
+        refused.starts_with("record 1 of /f: it is not a JSON object in one line (EOF"),
+        "{refused}"
+    );
     let refused = error_of(DataFormat::Jsonl, b"{\"x\": 1}\n{\"y\": 1}\n", &["x"]).await;
     assert_eq!(refused, "record 1 of /f, column `x`: it is empty (null)");
     let refused = error_of(DataFormat::Jsonl, b"[{\"x\": 1}]", &["x"]).await;
@@ -290,6 +293,96 @@ async fn damaged_files_are_rejected_at_the_start() {
     assert_eq!(refused, "/f cannot be read: it ends within record 299");
     let refused = error_of(DataFormat::Webdataset, &[7; 2048], &["*"]).await;
     assert!(refused.starts_with("/f cannot be read"), "{refused}");
+}
+
+/// Each file is one record: its content is its number.
+fn tar_of(numbers: std::ops::Range<u32>, extension: &str) -> Vec<u8> {
+    let mut archive = tar::Builder::new(Vec::new());
+    for number in numbers {
+        let content = number.to_string();
+        let mut header = tar::Header::new_gnu();
+        header.set_size(content.len() as u64);
+        let name = format!("{number}.{extension}");
+        archive.append_data(&mut header, name, content.as_bytes()).unwrap();
+    }
+    archive.into_inner().unwrap()
+}
+
+#[tokio::test]
+async fn concatenated_archives_are_read_to_their_end() {
+    let directory = Directory::new();
+    directory.write_bytes("a.tar", &[tar_of(0..3, "cls"), tar_of(3..5, "cls")].concat());
+    for records_per_task in [None, Some(1), Some(2)] {
+        let format = DataFormat::Webdataset;
+        let found =
+            all(&directory, format, "a.tar", &["cls"], &[], records_per_task).await.unwrap();
+        assert_eq!(column(&found, "cls").values, Values::Int64(vec![0, 1, 2, 3, 4]));
+    }
+}
+
+/// An archive with one entry of this type and content before a file.
+fn extended(kind: tar::EntryType, content: &[u8]) -> Vec<u8> {
+    let mut archive = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_size(content.len() as u64);
+    header.set_path("x").unwrap();
+    header.set_cksum();
+    archive.append(&header, content).unwrap();
+    [
+        &archive.into_inner().unwrap()[..content.len().next_multiple_of(512) + 512],
+        &tar_of(0..1, "cls")[..],
+    ]
+    .concat()
+}
+
+#[tokio::test]
+async fn an_archive_that_would_be_misread_is_rejected() {
+    let format = DataFormat::Webdataset;
+    let sparse =
+        "record 0 of /f: its files are stored without their zeros; pack it without `--sparse`";
+    let map = b"22 GNU.sparse.major=1\n";
+    for (kind, content, expected) in [
+        (tar::EntryType::GNUSparse, &b""[..], sparse),
+        (tar::EntryType::XHeader, &map[..], sparse),
+        (tar::EntryType::GNULongName, &[b'a'; 70_000], "a header has 70000 bytes, more than 65536"),
+    ] {
+        let refused = error_of(format, &extended(kind, content), &["cls"]).await;
+        assert!(refused.ends_with(expected), "{refused}");
+    }
+    let mut archive = tar::Builder::new(Vec::new());
+    for number in 0..300 {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(0);
+        archive.append_data(&mut header, format!("frame.{number}.png"), &b""[..]).unwrap();
+    }
+    let refused = error_of(format, &archive.into_inner().unwrap(), &["*"]).await;
+    assert!(refused.contains("more than 256 files are called `frame.…`"), "{refused}");
+}
+
+#[tokio::test]
+async fn the_first_file_decides_the_types_and_later_ones_need_not_show_them() {
+    let directory = Directory::new();
+    directory.write("a.jsonl", "{\"x\": [1]}\n");
+    directory.write("b.jsonl", "{\"x\": []}\n{\"x\": []}\n");
+    let found = all(&directory, DataFormat::Jsonl, "*.jsonl", &["x"], &[], None).await.unwrap();
+    assert_eq!(column(&found, "x").offsets, [0, 1, 1, 1]);
+    let refused = error_of(DataFormat::Jsonl, b"{\"x\": []}", &["x"]).await;
+    assert!(refused.ends_with("set its type in `dataset.types`"), "{refused}");
+    let refused = error_of(DataFormat::Jsonl, b"{}\n{}\n", &["x"]).await;
+    assert_eq!(refused, "/f has no column `x`");
+}
+
+/// Numbers reach the types of the job as they are written.
+#[tokio::test]
+async fn large_numbers_of_libsvm_are_not_rounded_to_float32() {
+    let directory = Directory::new();
+    directory.write("a.svm", "16777217 1:0.1 2:16777217\n");
+    let types = [("label", "int64"), ("value", "float64[]")];
+    let format = DataFormat::Libsvm;
+    let found = all(&directory, format, "a.svm", &["label", "value"], &types, None).await.unwrap();
+    assert_eq!(column(&found, "label").values, Values::Int64(vec![16_777_217]));
+    assert_eq!(column(&found, "value").values, Values::Float64(vec![0.1, 16_777_217.0]));
 }
 
 /// Of a type that no value has: the error names the setting.
