@@ -23,7 +23,7 @@ use steadfast_common::status::TimeBreakdown;
 use steadfast_host::task::{TaskSet, in_place};
 use steadfast_host::time::{Instant, sleep};
 use steadfast_net::traces::TRACE;
-use steadfast_trainer_core::{Batch, MicroBatch, Parameters};
+use steadfast_trainer_core::{Batch, MicroBatch, ModelError, Parameters};
 use tokio::sync::watch;
 use tracing::{Instrument, debug, info_span, warn};
 
@@ -69,7 +69,7 @@ pub async fn train(
             continue;
         }
         follower.report(position);
-        worker.evaluate_in_background(&position);
+        worker.evaluate_in_background(&position)?;
         let (version, pass) = (position.version.0, position.pass.0);
         let span = info_span!(target: TRACE, parent: None, "step", version, pass);
         position = worker.step(position).instrument(span).await?;
@@ -95,7 +95,7 @@ struct Worker<'a> {
     /// have received their replies. Cancelling calls in every step would break the connection.
     pushes: TaskSet<Result<Version, ClientError>>,
     /// At most one evaluation; cancelled with the worker.
-    evaluation: TaskSet<()>,
+    evaluation: TaskSet<Result<(), TrainError>>,
 }
 
 /// The part of a step after this trainer's gradients were computed.
@@ -418,13 +418,16 @@ impl Worker<'_> {
     }
 
     /// At the beginning of a pass, the trainer of the first lane evaluates the result of the previous pass.
-    fn evaluate_in_background(&mut self, position: &Position) {
+    /// Returns the error of an evaluation if it is one of the model's code, which every evaluation would have.
+    fn evaluate_in_background(&mut self, position: &Position) -> Result<(), TrainError> {
         let begins = position.version == position.pass_start && 0 < position.pass.0;
         let is_ours = self.assignment.borrow().lanes.first() == Some(&Lane(0));
-        while self.evaluation.try_join_next().is_some() {}
+        while let Some(evaluated) = self.evaluation.try_join_next() {
+            evaluated.map_err(|error| TrainError::TaskFailed(error.to_string()))??;
+        }
         let is_due = begins && is_ours && self.context.evaluates_after(position.pass.0);
         if !is_due || !self.evaluation.is_empty() {
-            return;
+            return Ok(());
         }
         let (context, parameters) = (self.context.clone(), self.parameters.clone());
         let (generation, position) = (self.generation.clone(), *position);
@@ -439,8 +442,11 @@ impl Worker<'_> {
                     }
                 }
                 Ok(_) => {}
+                Err(error @ TrainError::Model(ModelError::Failed { .. })) => return Err(error),
                 Err(error) => warn!(%error, "evaluation failed"),
             }
+            Ok(())
         });
+        Ok(())
     }
 }
