@@ -185,14 +185,20 @@ impl Trainer {
     }
 
     /// Returns the columns of the records, changed by the model's `transform`; without a key, for evaluation.
+    /// Before that, sets the random states that it and the computation may draw from.
     fn transformed<'py>(
         &self,
         py: Python<'py>,
         records: Records,
         key: Option<&Py<Key>>,
     ) -> PyResult<Bound<'py, PyDict>> {
+        let count = records.len();
         let batch = arrays::batch(py, records)?;
-        dict_of(&self.model(py)?.call_method1("transform", (batch, key))?)
+        let model = self.model(py)?;
+        let transformed = py
+            .import("steadfast.model")?
+            .call_method1("transformed", (model, batch, key, count))?;
+        dict_of(&transformed)
     }
 
     fn model<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {

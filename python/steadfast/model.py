@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any, Callable, Collection, Mapping, Optional, 
 
 import numpy as np
 
+from .errors import InvalidError
+from .randomness import seed_all
+
 if TYPE_CHECKING:
     from ._native import Key
 
@@ -30,8 +33,8 @@ elements of all records, and the offsets at which each record begins; the last o
 class Model(abc.ABC):
     """A differentiable model with a loss.
 
-    The same arguments must give the same bits: take random numbers from a generator that is seeded with
-    ``key.seed``, and keep no state between calls. Arrays of parameters are read-only, and float32.
+    The same arguments must give the same bits: take random numbers from the global states, which are seeded for
+    each gradient, or from a generator that is seeded with ``key.seed``, and keep no state between calls. Arrays of parameters are read-only, and float32.
     """
 
     rebuild: Optional[Callable[[int], "Model"]] = None
@@ -55,8 +58,9 @@ class Model(abc.ABC):
     def transform(self, batch: Batch, key: Optional["Key"]) -> Batch:
         """Returns the batch to compute with: tokenizes, decodes, or augments. The default returns it as it is.
 
-        It runs before the computation, and is part of it: take random numbers from a generator that is seeded
-        with ``key.seed``. Without a key, the records are evaluated.
+        Every column has as many records as before. It runs before the computation, and is part of it: random
+        numbers come from the global states, which are seeded before, or from a generator that is seeded with
+        ``key.seed``. Without a key, the records are evaluated.
         """
         return batch
 
@@ -80,6 +84,32 @@ class Model(abc.ABC):
         The default hashes a fixed NumPy computation. A model of another library adds to it.
         """
         return f"numpy {np.__version__} {_numpy_digest()[:16]} on {platform.machine()}"
+
+
+def transformed(model: Model, batch: Batch, key: Optional["Key"], records: int) -> Batch:
+    """Returns what the model's ``transform`` makes of a batch, with all random states seeded before."""
+    seed_all(0 if key is None else key.seed)
+    found = model.transform(batch, key)
+    if not isinstance(found, Mapping):
+        raise InvalidError(f"`transform` returned a {type(found).__name__}; return a dict of columns")
+    for name, column in found.items():
+        count = records_of(column)
+        if count not in (None, records):
+            raise InvalidError(
+                f"`transform` returned {count} values of `{name}` for {records} records; return one for each"
+                " (a column of lists is a pair of values and offsets, with the last offset)"
+            )
+    return found
+
+
+def records_of(column: Any) -> Optional[int]:
+    """Returns the number of records of a column; ``None`` of what is not a column."""
+    if isinstance(column, tuple) and len(column) == 2:
+        return len(column[1]) - 1
+    try:
+        return len(column)
+    except TypeError:
+        return None
 
 
 def identity(model: Model) -> str:

@@ -403,6 +403,17 @@ def _stop_all() -> None:
         run.stop()
 
 
+def _leave_all() -> None:
+    """In a forked process: the runs belong to its parent, and end with it."""
+    for run in list(_RUNNING):
+        if run._process.stdin is not None:
+            run._process.stdin.close()
+    _RUNNING.clear()
+
+
+os.register_at_fork(after_in_child=_leave_all)
+
+
 def _program() -> str:
     """Finds the command-line tool: beside the interpreter, where pip has put it, or on the PATH."""
     found = shutil.which("steadfast", path=sysconfig.get_path("scripts")) or shutil.which("steadfast")

@@ -12,7 +12,7 @@ import torch
 
 from . import devices
 from .errors import InvalidError
-from .model import Batch
+from .model import Batch, records_of
 from .model import Model as _Model
 from .randomness import seed_all
 
@@ -233,17 +233,7 @@ class Model(_Model):
         return {name: it.detach().to(torch.float32).numpy() for name, it in tensors.items()}
 
     def transform(self, batch: Batch, key: Optional[Any]) -> Batch:
-        if self._transform is None:
-            return batch
-        records = _records(next(iter(batch.values())))
-        batch = self._transform(batch, key)
-        found = len(_column(batch, self._target))
-        if found != records:
-            raise InvalidError(
-                f"`transform` returned {found} values of `{self._target}` for {records} records; return one "
-                "for each"
-            )
-        return batch
+        return batch if self._transform is None else self._transform(batch, key)
 
     def _tensors(self, batch: Batch) -> Tuple[List[Any], torch.Tensor]:
         """Returns the inputs, each a tensor or a pair of values and offsets, and the target."""
@@ -251,7 +241,19 @@ class Model(_Model):
         target = _tensor(self._target, _column(batch, self._target), self.device)
         if isinstance(target, tuple):
             raise InvalidError(f"the target `{self._target}` is a list of any length in each record")
-        return inputs, target.to(self._label)
+        for name, given in zip(self._inputs, inputs):
+            if records_of(given) != len(target):
+                raise InvalidError(
+                    f"the input `{name}` has {records_of(given)} records, the target `{self._target}` "
+                    f"{len(target)}; offsets of lists end with the number of values"
+                )
+        label = target.to(self._label)
+        if target.is_floating_point() and not label.is_floating_point() and not torch.equal(target, label):
+            raise InvalidError(
+                f"the target `{self._target}` has fractions; pass `label=torch.float32` for numbers in place "
+                "of classes"
+            )
+        return inputs, label
 
     def _sum(
         self, loss: torch.Tensor, records: int, output: torch.Tensor, label: torch.Tensor
@@ -271,11 +273,6 @@ class Model(_Model):
                 f"the loss has the shape {list(loss.shape)}; return one number, the mean or the sum"
             )
         return loss * records if self._reduction == "mean" else loss
-
-
-def _records(column: Any) -> int:
-    """Returns the number of records of a column."""
-    return len(column[1]) - 1 if isinstance(column, tuple) else len(column)
 
 
 def _column(batch: Batch, name: str) -> Any:

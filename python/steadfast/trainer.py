@@ -56,8 +56,11 @@ def _beside_job_file(path: Optional[str]) -> Optional[str]:
             keys = json.loads(_native.toml_to_json(file.read()))
     except OSError as error:
         raise InvalidError(f"STEADFAST_JOB_FILE: {error}") from None
-    name = keys.get("model", {}).get("script")
-    if not name:
+    except ValueError as error:
+        raise InvalidError(f"STEADFAST_JOB_FILE: {path}: {error}") from None
+    model = keys.get("model")
+    name = model.get("script") if isinstance(model, dict) else None
+    if not isinstance(name, str):
         return None
     script = os.path.join(directory, name)
     if not os.path.isfile(script):

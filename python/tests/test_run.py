@@ -108,6 +108,18 @@ def test_an_exception_in_a_loop_reaches_the_caller_with_its_traceback(tmp_path):
     assert "in start" in str(caught.value)
 
 
+def test_an_exception_in_an_evaluation_ends_the_run(tmp_path, monkeypatch):
+    program = INFINITE.replace('return float("inf"), float("nan")', "raise KeyError('my evaluation')")
+    assert "my evaluation" in program
+    (tmp_path / "raises.py").write_text(program)
+    monkeypatch.chdir(tmp_path)
+    dataset = {**DIGITS, "source": EXAMPLES.parent / "data" / "digits.parquet"}
+    model = dict(kind="python", entry="raises:build")
+    job = softmax("raises", dataset=dataset, model=model, passes=1_000_000)
+    with pytest.raises(steadfast.InvalidError, match="my evaluation"):
+        steadfast.local(job, data_dir=tmp_path / "data", progress=False).wait(120)
+
+
 def test_an_evaluation_that_is_not_finite_leaves_the_job_readable(tmp_path, monkeypatch):
     (tmp_path / "infinite.py").write_text(INFINITE)
     monkeypatch.chdir(tmp_path)
@@ -185,13 +197,18 @@ print(run._process.pid, flush=True)
 """
 
 
-@pytest.mark.parametrize("end", ["", "signal.raise_signal(signal.SIGKILL)"])
+FORKS = "import os, time\nif os.fork() == 0:\n    time.sleep(20)\n    os._exit(0)\n"
+KILLED = "signal.raise_signal(signal.SIGKILL)"
+
+
+@pytest.mark.parametrize("end", ["", KILLED, FORKS + KILLED])
 def test_a_program_that_ends_stops_its_job(tmp_path, end):
-    done = subprocess.run(
-        [sys.executable, "-c", STARTS_A_JOB + end, str(tmp_path)], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == (-signal.SIGKILL if end else 0), done.stderr
-    process = int(done.stdout)
+    output = tmp_path / "output"
+    with open(output, "w") as file:
+        program = [sys.executable, "-c", STARTS_A_JOB + end, str(tmp_path)]
+        done = subprocess.run(program, stdout=file, timeout=60)
+    assert done.returncode == (-signal.SIGKILL if end else 0)
+    process = int(output.read_text())
     deadline = time.monotonic() + 10
     while is_alive(process) and time.monotonic() < deadline:
         os.sched_yield()

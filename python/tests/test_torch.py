@@ -277,13 +277,43 @@ def test_a_column_that_is_missing_or_text_is_refused_by_name():
         model.gradient(parameters, text, KEY)
 
 
-def test_a_transform_returns_one_target_for_each_record():
-    def half(batch, key):
-        return {name: it[::2] for name, it in batch.items()}
+@pytest.mark.parametrize(
+    "transform, message",
+    [
+        (lambda batch, key: {name: it[::2] for name, it in batch.items()}, "2 values of `features` for 4"),
+        (lambda batch, key: {**batch, "words": (np.arange(4), np.arange(4))}, "3 values of `words` for 4"),
+        (lambda batch, key: None, "returned a NoneType; return a dict"),
+    ],
+)
+def test_a_transform_returns_columns_of_all_records(transform, message):
+    model = st.Model(torch.nn.Linear(6, 2), LOSS, transform=transform)
+    with pytest.raises(steadfast.InvalidError, match=message):
+        steadfast.model.transformed(model, batch(4), KEY, 4)
 
-    model = st.Model(torch.nn.Linear(6, 2), LOSS, transform=half)
-    with pytest.raises(steadfast.InvalidError, match="2 values of `label` for 4 records"):
-        model.transform(batch(4), KEY)
+
+def test_a_transform_may_draw_from_the_global_random_states():
+    def noisy(batch, key):
+        return {**batch, "features": torch.rand(4, 6) + np.random.rand()}
+
+    model = st.Model(torch.nn.Linear(6, 2), LOSS, transform=noisy)
+    first, second = (steadfast.model.transformed(model, batch(4), KEY, 4) for _ in range(2))
+    assert torch.equal(first["features"], second["features"])
+    other = steadfast.model.transformed(model, batch(4), SimpleNamespace(seed=6), 4)
+    assert not torch.equal(first["features"], other["features"])
+
+
+def test_inputs_and_target_have_the_same_records():
+    model = st.Model(torch.nn.Linear(6, 2), LOSS)
+    records = {**batch(4), "label": np.zeros(3)}
+    with pytest.raises(steadfast.InvalidError, match="`features` has 4 records, the target `label` 3"):
+        model.gradient(read_only(model), records, KEY)
+
+
+def test_a_target_with_fractions_is_not_cut_to_classes():
+    model = st.Model(torch.nn.Linear(6, 2), LOSS)
+    records = {**batch(4), "label": np.array([0.0, 1.0, 0.5, 1.0], np.float32)}
+    with pytest.raises(steadfast.InvalidError, match="`label` has fractions"):
+        model.gradient(read_only(model), records, KEY)
 
 
 def test_low_precision_needs_master_weights():
