@@ -106,7 +106,7 @@ impl Rendezvous {
         let (min, max) = (settings.nodes.min() as usize, settings.nodes.max() as usize);
         let (waiting, in_place) = (self.index.waiting.len(), self.index.in_place.len());
         let until = Millis(timers.stage_since.0.saturating_add(settings.join_timeout_ms));
-        let (is_overdue, awaits_starting) = (until <= now, self.awaits_starting(max));
+        let (is_overdue, awaits_starting) = (until <= now, self.waits_for_starting(max));
         if waiting == 0 {
             return Outlook::Quiet;
         }
@@ -133,14 +133,14 @@ impl Rendezvous {
     }
 
     /// Returns whether a node that is starting would get a place in the next round.
-    fn awaits_starting(&self, max: usize) -> bool {
+    fn waits_for_starting(&self, max: usize) -> bool {
         let places_taken = self.index.waiting.len() + self.index.in_place.len();
         !self.index.starting.is_empty() && places_taken < max
     }
 
     /// Returns the nodes that have to join before the next round is formed.
-    pub(super) fn awaited(&self, settings: &Settings) -> Names {
-        let starting = match self.awaits_starting(settings.nodes.max() as usize) {
+    pub(super) fn nodes_awaited(&self, settings: &Settings) -> Names {
+        let starting = match self.waits_for_starting(settings.nodes.max() as usize) {
             true => Names::of(self, &self.index.starting),
             false => Names::default(),
         };
@@ -150,7 +150,7 @@ impl Rendezvous {
     /// Gives up waiting for some of the awaited nodes. An intact round is not broken up by this.
     fn late_nodes(&self, max: usize) -> Vec<Fact> {
         let members = self.index.in_place.iter().filter(|_| !self.is_intact());
-        let starting = self.index.starting.iter().filter(|_| self.awaits_starting(max));
+        let starting = self.index.starting.iter().filter(|_| self.waits_for_starting(max));
         let late = members.chain(starting).take(FACTS_MAX).filter_map(|node| {
             let record = NodeRecord { state: NodeState::Late, ..self.nodes.get(node)?.clone() };
             Some(Fact::Node { node: *node, record })

@@ -212,9 +212,9 @@ impl Rendezvous {
             }
             Outlook::Starting { until } => wait(Names::of(self, &self.index.starting), Some(until)),
             Outlook::Growing => wait(Names::of(self, &self.index.in_place), None),
-            Outlook::Gathering { until } => wait(self.awaited(settings), Some(until)),
+            Outlook::Gathering { until } => wait(self.nodes_awaited(settings), Some(until)),
             Outlook::TooFew => {
-                let awaited = self.awaited(settings);
+                let awaited = self.nodes_awaited(settings);
                 Directive::TooFew { awaited, waiting, nodes_min: nodes.min() }
             }
             Outlook::LastCall { until } => wait(Names::default(), Some(until)),
