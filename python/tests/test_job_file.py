@@ -33,7 +33,7 @@ def test_the_script_beside_the_job_file_is_run(tmp_path):
 
 def test_sigterm_ends_a_script_that_has_no_trainer_yet(tmp_path):
     path = job_file(tmp_path, 'script = "program.py"')
-    (tmp_path / "program.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    (tmp_path / "program.py").write_text("import signal\nprint('ready', flush=True)\nsignal.pause()\n")
     environment = {**os.environ, "STEADFAST_JOB_FILE": str(path)}
     with subprocess.Popen(COMMAND, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"

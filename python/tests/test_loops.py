@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 
 import pytest
@@ -93,12 +94,13 @@ def test_a_push_says_whether_its_gradient_still_counts(tmp_path, monkeypatch):
     held, free, said = (tmp_path / name for name in ("held", "free", "said"))
     for name, file in (("HELD", held), ("FREE", free), ("SAID", said)):
         monkeypatch.setenv(name, str(file))
-    settings = {"checkpoint": dict(every_steps=1), "passes": 2}
+    os.mkfifo(free)
     held_work = steadfast.Job(
         name="held-work",
         dataset=dict(source="../data/linear.csv", format="csv", features=["x*"], label="y"),
         model=dict(kind="python", script=PROGRAMS / "held_work.py"),
-        **settings,
+        passes=2,
+        checkpoint=dict(every_steps=1),
     )
     data = tmp_path / "data"
     with steadfast.local(held_work, trainers=1, pservers=1, data_dir=data, progress=False) as run:
@@ -106,7 +108,7 @@ def test_a_push_says_whether_its_gradient_still_counts(tmp_path, monkeypatch):
         generation = run.status()["generation"]
         kill(run, "pserver", 0)
         until(run, lambda: generation < run.status()["generation"])
-        free.touch()
+        free.write_text("")
         run.wait(timeout=60)
     answers = said.read_text().split()
     assert answers[:3] == ["True", "True", "False"]
