@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use steadfast_common::dataset::Records;
 use steadfast_host::random;
-use steadfast_process::{Failure, Refusal, Shutdown, keep_freed_memory, try_parse};
+use steadfast_process::{Failure, Refusal, Shutdown, try_parse};
 use steadfast_trainer::{Args, Evaluation, ModelError, ParamSpec, Parameters, Registry, live};
 
 use crate::arrays::{self, Write};
@@ -55,7 +55,6 @@ impl Trainer {
     ) -> PyResult<Self> {
         let args = settings(py, args)?;
         keep_freed_memory();
-        keep_large_memory();
         let (requests, receiver) = Requests::channel();
         let shutdown = Shutdown::manual();
         let drain = shutdown.clone();
@@ -267,7 +266,7 @@ fn reported<T>(py: Python<'_>, outcome: PyResult<T>) -> PyResult<Result<T, Model
 
 /// Makes the allocator keep freed memory of any size. PyTorch allocates a gradient in each step, and glibc maps
 /// and clears the memory of a large one anew each time, which takes a fifth of a backward pass.
-fn keep_large_memory() {
+fn keep_freed_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: it sets two parameters of the allocator, which later calls of it read.
     unsafe {
