@@ -130,6 +130,22 @@ fn a_gradient_is_added_to_what_is_there() {
     }
 }
 
+/// Steps use memory of former steps: what it holds must not reach a gradient.
+#[test]
+fn a_fresh_gradient_does_not_depend_on_what_its_memory_holds() {
+    for spec in every_model() {
+        let model = build(&spec).unwrap();
+        let parameters = start(&*model, 1);
+        let (loss, expected) = gradient_of(&*model, &parameters, &KEY);
+        let held = vec![f32::NAN; parameters.values().len()];
+        let mut fresh = Parameters::new(parameters.layout().clone(), held);
+        let batch = records(9);
+        let found = model.fresh_gradient(&parameters, &Batch::from(&batch), &KEY, &mut fresh);
+        assert_eq!(found.unwrap(), loss);
+        assert_eq!(fresh.values(), expected.values());
+    }
+}
+
 #[test]
 fn dropout_depends_on_the_key_alone() {
     let model = build(&mlp(Activation::Tanh, Some(3), 0.5)).unwrap();
