@@ -3,6 +3,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 macro_rules! number {
@@ -86,6 +87,15 @@ impl fmt::Display for TrainerId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct NodeId(pub Uuid);
+
+impl NodeId {
+    /// Returns the id of a node that is known by its address only.
+    pub fn of_address(address: &str) -> Self {
+        let digest = Sha256::digest(address);
+        let bytes = std::array::from_fn(|index| digest[index]);
+        Self(uuid::Builder::from_custom_bytes(bytes).into_uuid())
+    }
+}
 
 impl fmt::Display for NodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

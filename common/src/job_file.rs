@@ -1,17 +1,67 @@
 //! Parses a job file and reports all errors at once.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::marker::PhantomData;
 
-use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, Deserializer};
 
 use crate::dataset::hex;
+use crate::elastic::ElasticSpec;
 use crate::spec::JobSpec;
+use crate::spec_errors::SpecError;
 
-/// Every key of a job file by its full path; also the candidates for suggestions.
-const KEYS: &[&str] = &[
+/// A job file of either kind.
+#[derive(Clone, Debug, PartialEq)]
+pub enum JobFile {
+    Training(Box<JobSpec>),
+    Elastic(ElasticSpec),
+}
+
+/// What a job file of one kind may contain.
+trait Described: DeserializeOwned {
+    /// Every key by its full path; also the candidates for suggestions.
+    const KEYS: &[&str];
+    /// Keys without a default.
+    const REQUIRED: &[&str];
+    /// A job file with only the required keys, for checking one other key at a time.
+    const MINIMAL: &str;
+
+    fn all_errors(&self) -> Vec<SpecError>;
+}
+
+impl Described for JobSpec {
+    const KEYS: &[&str] = TRAINING_KEYS;
+    const REQUIRED: &[&str] =
+        &["name", "dataset", "dataset.source", "dataset.format", "model", "model.kind"];
+    const MINIMAL: &str = r#"
+        name = "x"
+        dataset = { source = ["x"], format = "csv" }
+        model = { kind = "x" }
+    "#;
+
+    fn all_errors(&self) -> Vec<SpecError> {
+        self.all_errors()
+    }
+}
+
+impl Described for ElasticSpec {
+    const KEYS: &[&str] =
+        &["name", "nodes", "nodes.min", "nodes.max", "nodes.last_call", "nodes.join_timeout"];
+    const REQUIRED: &[&str] = &["name", "nodes", "nodes.min", "nodes.max"];
+    const MINIMAL: &str = r#"
+        name = "x"
+        nodes = { min = 1, max = 1 }
+    "#;
+
+    fn all_errors(&self) -> Vec<SpecError> {
+        self.all_errors()
+    }
+}
+
+const TRAINING_KEYS: &[&str] = &[
     "name",
     "seed",
     "mode",
@@ -85,17 +135,6 @@ const KEYS: &[&str] = &[
     "checkpoint.keep",
 ];
 
-/// Keys without a default.
-const REQUIRED: &[&str] =
-    &["name", "dataset", "dataset.source", "dataset.format", "model", "model.kind"];
-
-/// A job file with only the required keys, for checking one other key at a time.
-const MINIMAL: &str = r#"
-    name = "x"
-    dataset = { source = ["x"], format = "csv" }
-    model = { kind = "x" }
-"#;
-
 /// Models that every trainer supports.
 pub const BUILT_IN_MODELS: &[&str] = &["linear", "softmax", "mlp"];
 
@@ -110,26 +149,63 @@ pub struct JobFileError {
     pub errors: Vec<String>,
 }
 
-/// Parses a job file (TOML) and checks it.
+/// Parses the file (TOML) of a job of either kind, and checks it.
 ///
 /// # Errors
 /// All errors: unknown keys (with the nearest known one), wrong types, values out of range and conflicts.
 /// If the text is not valid TOML, only the syntax errors.
-pub fn parse(text: &str) -> Result<JobSpec, JobFileError> {
-    let (document, mut errors) = DeTable::parse_recoverable(text);
-    if !errors.is_empty() {
-        errors.sort_by_key(|error| error.span().map(|span| span.start));
-        let errors = errors.iter().map(|error| describe(text, None, error)).collect();
-        return Err(JobFileError { errors });
+pub fn parse_any(text: &str) -> Result<JobFile, JobFileError> {
+    let mut document = document(text)?;
+    let kind = document.remove("kind").map(|value| (value.span(), value.into_inner()));
+    match kind {
+        None => read(text, document).map(|spec| JobFile::Training(Box::new(spec))),
+        Some((_, DeValue::String(kind))) if kind == "training" => {
+            read(text, document).map(|spec| JobFile::Training(Box::new(spec)))
+        }
+        Some((_, DeValue::String(kind))) if kind == "elastic" => {
+            read(text, document).map(JobFile::Elastic)
+        }
+        Some((span, _)) => {
+            let line = line_of(text, span.start);
+            let error = format!("line {line}: `kind` must be \"training\" or \"elastic\"");
+            Err(JobFileError { errors: vec![error] })
+        }
     }
+}
+
+/// Parses the file (TOML) of a training job, and checks it.
+///
+/// # Errors
+/// See [`parse_any`]; also if the job is elastic.
+pub fn parse(text: &str) -> Result<JobSpec, JobFileError> {
+    match parse_any(text)? {
+        JobFile::Training(spec) => Ok(*spec),
+        JobFile::Elastic(_) => {
+            let error = "the job is elastic (`kind`): it runs under agents, see `steadfast run --help`";
+            Err(JobFileError { errors: vec![error.to_owned()] })
+        }
+    }
+}
+
+fn document(text: &str) -> Result<DeTable<'_>, JobFileError> {
+    let (document, mut errors) = DeTable::parse_recoverable(text);
+    if errors.is_empty() {
+        return Ok(document.into_inner());
+    }
+    errors.sort_by_key(|error| error.span().map(|span| span.start));
+    let errors = errors.iter().map(|error| describe(text, None, error)).collect();
+    Err(JobFileError { errors })
+}
+
+fn read<T: Described>(text: &str, document: DeTable<'_>) -> Result<T, JobFileError> {
     let mut reader = Reader::new(text);
-    reader.read_tables(document.into_inner());
+    reader.read_tables(document);
     reader.find_missing();
     reader.finish()
 }
 
 /// Reads a job file key by key, so that an invalid key does not hide errors of others.
-struct Reader<'a> {
+struct Reader<'a, T> {
     text: &'a str,
     /// Offset of each key in the file.
     offsets: BTreeMap<String, usize>,
@@ -141,24 +217,26 @@ struct Reader<'a> {
     suggested: BTreeSet<&'static str>,
     /// Errors with their offsets.
     errors: Vec<(usize, String)>,
+    spec: PhantomData<T>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a, T: Described> Reader<'a, T> {
     fn new(text: &'a str) -> Self {
         Self {
             text,
             offsets: BTreeMap::new(),
-            valid: minimal(),
+            valid: minimal::<T>(),
             invalid: BTreeSet::new(),
             suggested: BTreeSet::new(),
             errors: Vec::new(),
+            spec: PhantomData,
         }
     }
 
     fn read_tables(&mut self, document: DeTable<'a>) {
         for (name, value) in document {
             let (offset, name) = (name.span().start, name.into_inner());
-            if !is_table(&name) {
+            if !is_table::<T>(&name) {
                 self.read(None, &name, offset, value);
                 continue;
             }
@@ -178,16 +256,16 @@ impl<'a> Reader<'a> {
     /// Adds a key to the valid ones if it is known and its value has the right type.
     fn read(&mut self, table: Option<&str>, key: &str, offset: usize, value: Spanned<DeValue<'a>>) {
         let path = table.map_or_else(|| key.to_owned(), |table| format!("{table}.{key}"));
-        if !KEYS.contains(&path.as_str()) {
-            let meant = nearest(&path, KEYS.iter().copied());
+        if !T::KEYS.contains(&path.as_str()) {
+            let meant = nearest(&path, T::KEYS.iter().copied());
             self.errors.push((offset, unknown_error(&path, meant)));
             self.suggested.extend(meant);
             return;
         }
         self.offsets.insert(path.clone(), offset);
-        let mut alone = minimal();
+        let mut alone = minimal::<T>();
         put(&mut alone, table, key, value.clone());
-        match deserialize(alone) {
+        match deserialize::<T>(alone) {
             Ok(_) => put(&mut self.valid, table, key, value),
             Err(error) => {
                 self.errors.push((offset, describe(self.text, Some(&path), &error)));
@@ -197,25 +275,25 @@ impl<'a> Reader<'a> {
     }
 
     fn find_missing(&mut self) {
-        for key in REQUIRED {
+        for key in T::REQUIRED {
             let is_missing = !self.offsets.contains_key(*key) && !self.is_invalid(key);
             if is_missing {
                 let offset = self.offset(&[(*key).to_owned()]);
-                let shown = if is_table(key) { format!("[{key}]") } else { (*key).to_owned() };
+                let shown = if is_table::<T>(key) { format!("[{key}]") } else { (*key).to_owned() };
                 self.errors.push((offset, format!("`{shown}` is missing")));
                 self.invalid.insert((*key).to_owned());
             }
         }
     }
 
-    fn finish(mut self) -> Result<JobSpec, JobFileError> {
-        let spec = match deserialize(std::mem::take(&mut self.valid)) {
+    fn finish(mut self) -> Result<T, JobFileError> {
+        let spec: T = match deserialize::<T>(std::mem::take(&mut self.valid)) {
             Ok(spec) => spec,
             Err(error) => {
                 return Err(JobFileError { errors: vec![describe(self.text, None, &error)] });
             }
         };
-        for error in spec.all_errors() {
+        for error in Described::all_errors(&spec) {
             if !error.keys.iter().any(|key| self.is_invalid(key)) {
                 self.errors.push((self.offset(&error.keys), error.text));
             }
@@ -241,7 +319,7 @@ impl<'a> Reader<'a> {
             return *offset;
         }
         match keys.first().map(|key| key.split_once('.').map_or(key.as_str(), |it| it.0)) {
-            Some(table) if is_table(table) => {
+            Some(table) if is_table::<T>(table) => {
                 self.offsets.get(table).copied().unwrap_or(self.text.len())
             }
             Some(_) | None => 0,
@@ -249,12 +327,12 @@ impl<'a> Reader<'a> {
     }
 }
 
-fn is_table(key: &str) -> bool {
-    KEYS.iter().any(|known| known.split_once('.').is_some_and(|(table, _)| table == key))
+fn is_table<T: Described>(key: &str) -> bool {
+    T::KEYS.iter().any(|known| known.split_once('.').is_some_and(|(table, _)| table == key))
 }
 
-fn minimal() -> DeTable<'static> {
-    DeTable::parse(MINIMAL).expect("a constant").into_inner()
+fn minimal<T: Described>() -> DeTable<'static> {
+    DeTable::parse(T::MINIMAL).expect("a constant").into_inner()
 }
 
 fn put<'a>(
@@ -275,8 +353,8 @@ fn put<'a>(
     }
 }
 
-fn deserialize(document: DeTable<'_>) -> Result<JobSpec, toml::de::Error> {
-    JobSpec::deserialize(Deserializer::from(Spanned::new(0..0, document)))
+fn deserialize<T: Described>(document: DeTable<'_>) -> Result<T, toml::de::Error> {
+    T::deserialize(Deserializer::from(Spanned::new(0..0, document)))
 }
 
 /// Describes an error with its line and, for an invalid value, the key.
@@ -284,9 +362,13 @@ fn describe(text: &str, key: Option<&str>, error: &toml::de::Error) -> String {
     let message = error.message().trim_end_matches('.');
     let message = key.map_or(message.to_owned(), |key| format!("`{key}`: {message}"));
     let Some(span) = error.span() else { return message };
-    let line = text[..span.start.min(text.len())].matches('\n').count() + 1;
+    let line = line_of(text, span.start);
     let shown = text.lines().nth(line - 1).unwrap_or("").trim();
     format!("line {line}: {message} (`{shown}`)")
+}
+
+fn line_of(text: &str, offset: usize) -> usize {
+    text[..offset.min(text.len())].matches('\n').count() + 1
 }
 
 fn unknown_error(path: &str, meant: Option<&str>) -> String {
@@ -477,16 +559,21 @@ mod tests {
 
     #[test]
     fn every_known_key_belongs_to_a_job_and_required_keys_have_no_default() {
+        check_keys::<JobSpec>();
+        check_keys::<ElasticSpec>();
+    }
+
+    fn check_keys<T: Described>() {
         let never = Spanned::new(0..0, DeValue::parse("[[]]").unwrap().into_inner());
-        for key in KEYS.iter().filter(|key| !is_table(key)) {
+        for key in T::KEYS.iter().filter(|key| !is_table::<T>(key)) {
             let (table, name) = key.split_once('.').map_or((None, *key), |it| (Some(it.0), it.1));
-            let mut document = minimal();
+            let mut document = minimal::<T>();
             put(&mut document, table, name, never.clone());
-            assert!(deserialize(document).is_err(), "{key} is in KEYS but not in JobSpec");
+            assert!(deserialize::<T>(document).is_err(), "{key} is in KEYS but not in the spec");
         }
-        for key in REQUIRED {
-            assert!(KEYS.contains(key));
-            let mut document = minimal();
+        for key in T::REQUIRED {
+            assert!(T::KEYS.contains(key));
+            let mut document = minimal::<T>();
             match key.split_once('.') {
                 None => drop(document.remove(*key)),
                 Some((table, name)) => {
@@ -495,7 +582,28 @@ mod tests {
                     drop(table.remove(name));
                 }
             }
-            assert!(deserialize(document).is_err(), "{key}");
+            assert!(deserialize::<T>(document).is_err(), "{key}");
+        }
+    }
+
+    #[test]
+    fn the_kind_of_a_job_decides_which_keys_it_has() {
+        let elastic = "name = \"ddp\"\nkind = \"elastic\"\n[nodes]\nmin = 1\nmax = 4\n";
+        let JobFile::Elastic(spec) = parse_any(elastic).unwrap() else { panic!("{elastic}") };
+        assert_eq!((spec.nodes.min, spec.nodes.max, spec.nodes.last_call.as_secs()), (1, 4, 30));
+        let errors = |text: &str| parse_any(text).unwrap_err().errors;
+        let given = errors(&elastic.replace("max = 4", "max = 0\nlast_cal = \"1s\""));
+        let expected = [
+            "`nodes.min` is 1, more than `nodes.max`, 0",
+            "unknown key `nodes.last_cal`; did you mean `nodes.last_call`?",
+        ];
+        assert_eq!(given, expected);
+        assert!(parse(elastic).unwrap_err().errors[0].contains("is elastic"));
+        let training = format!("kind = \"training\"\n{GOOD}");
+        assert_eq!(parse(&training), parse(GOOD));
+        for kind in ["\"elastik\"", "3"] {
+            let given = errors(&elastic.replace("\"elastic\"", kind));
+            assert_eq!(given, ["line 2: `kind` must be \"training\" or \"elastic\""]);
         }
     }
 }

@@ -123,6 +123,16 @@ impl Keys {
         format!("{}/rendezvous/round", self.root)
     }
 
+    /// State that the members of a rendezvous in a protocol of their own share.
+    pub fn shared_state(&self) -> String {
+        format!("{}/rendezvous/shared", self.root)
+    }
+
+    /// The prefix of the tags of all rounds.
+    pub fn all_tags_prefix(&self) -> String {
+        format!("{}/rendezvous/tags/", self.root)
+    }
+
     /// The prefix of the tags of one round: its barriers and synchronized values.
     pub fn tags_prefix(&self, round: Round) -> String {
         format!("{}/rendezvous/tags/{:06}/", self.root, round.0)

@@ -43,14 +43,25 @@ impl Serialize for JobRecord {
 impl<'de> Deserialize<'de> for JobRecord {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = serde_json::Value::deserialize(deserializer)?;
-        let found = value["format"].as_u64().unwrap_or(0);
-        if found != FORMAT {
-            return Err(D::Error::custom(format!(
-                "the job has format {found}, and this version of Steadfast reads format {FORMAT}: use the \
-                 version that began the job, or delete its keys to start afresh"
-            )));
+        check_format(&value).map_err(D::Error::custom)?;
+        if value["kind"] == "elastic" {
+            return Err(D::Error::custom(
+                "the job is elastic: it has agents (`steadfast run`), but no pservers, trainers and tasks",
+            ));
         }
         Self::deserialize(value).map_err(D::Error::custom)
+    }
+}
+
+/// Returns an error for a job record of another [`FORMAT`].
+pub(crate) fn check_format(record: &serde_json::Value) -> Result<(), String> {
+    let found = record["format"].as_u64().unwrap_or(0);
+    match found == FORMAT {
+        true => Ok(()),
+        false => Err(format!(
+            "the job has format {found}, and this version of Steadfast reads format {FORMAT}: use the \
+             version that began the job, or delete its keys to start afresh"
+        )),
     }
 }
 

@@ -13,6 +13,13 @@ pub const SLOTS_MAX: u32 = 4096;
 /// Maximum length of a node's address.
 pub const ADDRESS_BYTES_MAX: usize = 255;
 
+/// The tag of the barrier that members enter when all of their workers have succeeded. When it is released,
+/// the job has succeeded.
+pub const EXIT_TAG: &str = "steadfast.exit";
+
+/// The tag at which the agents of a round tell each other the ports of their workers.
+pub const PORTS_TAG: &str = "steadfast.ports";
+
 /// How many nodes a round may have; both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeRange {
@@ -113,6 +120,32 @@ pub struct MemberRecord {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReleaseRecord {
     pub phase: Phase,
+}
+
+/// `rendezvous/shared`: what the members of a rendezvous in a protocol of their own share.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedRecord {
+    /// Counts the changes.
+    pub token: u64,
+    #[serde(with = "base64_text")]
+    pub state: Vec<u8>,
+}
+
+/// Writes bytes as base64, since JSON has none.
+mod base64_text {
+    use base64::Engine as _;
+    use base64::prelude::BASE64_STANDARD;
+    use serde::de::Error as _;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&BASE64_STANDARD.encode(bytes))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        BASE64_STANDARD.decode(text).map_err(D::Error::custom)
+    }
 }
 
 #[cfg(test)]

@@ -23,6 +23,20 @@ impl SpecError {
     }
 }
 
+/// Returns the error of a job's name.
+pub(crate) fn name_error(name: &str) -> Option<SpecError> {
+    let allowed = |it: char| it.is_ascii_alphanumeric() || "-_.".contains(it);
+    let is_valid = (1..=100).contains(&name.len()) && name.chars().all(allowed);
+    (!is_valid || name.starts_with('.')).then(|| {
+        SpecError::new(
+            &["name"],
+            format!(
+                "`name` is `{name}`; use 1 to 100 letters, digits, `-`, `_` or `.`, no leading `.`"
+            ),
+        )
+    })
+}
+
 impl JobSpec {
     /// Returns all errors, as messages that name the keys.
     pub fn errors(&self) -> Vec<String> {
@@ -42,18 +56,7 @@ impl JobSpec {
     }
 
     fn general_errors(&self, errors: &mut Vec<SpecError>) {
-        let allowed = |it: char| it.is_ascii_alphanumeric() || "-_.".contains(it);
-        let named =
-            !self.name.is_empty() && self.name.len() <= 100 && self.name.chars().all(allowed);
-        if !named || self.name.starts_with('.') {
-            errors.push(SpecError::new(
-                &["name"],
-                format!(
-                    "`name` is `{}`; use 1 to 100 letters, digits, `-`, `_` or `.`, no leading `.`",
-                    self.name
-                ),
-            ));
-        }
+        errors.extend(name_error(&self.name));
         match (self.mode, self.passes, self.steps) {
             (_, None, None) => {
                 errors.push(SpecError::new(

@@ -4,8 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use steadfast_common::dataset::Manifest;
+use steadfast_common::elastic::{AnyJobRecord, ElasticJobRecord, ElasticSpec};
 use steadfast_common::error::ErrorKind;
-use steadfast_common::job_file;
+use steadfast_common::job_file::{self, JobFile};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::{FORMAT, JobRecord};
 use steadfast_common::spec::{JobSpec, Mode};
@@ -41,6 +42,67 @@ impl Job {
 
 /// The job that a master was started with.
 #[derive(Clone, Debug)]
+pub enum Request {
+    Training(JobRequest),
+    Elastic(ElasticRequest),
+}
+
+/// An elastic job that a master was started with.
+#[derive(Clone, Debug)]
+pub struct ElasticRequest {
+    pub spec: ElasticSpec,
+}
+
+/// The job in etcd.
+#[derive(Debug)]
+pub(crate) enum Opened {
+    Training(Box<Job>),
+    Elastic(ElasticSpec),
+}
+
+impl Request {
+    /// Reads and validates a job file. `store` is required for a training job.
+    ///
+    /// # Errors
+    /// If a file or directory cannot be found or read, or with all errors of the job file.
+    pub fn read(path: &Path, store: Option<&str>) -> Result<Self, Failure> {
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            Failure::io(format!("cannot read the job file {}", path.display()), &error)
+        })?;
+        let parsed = job_file::parse_any(&text).map_err(|error| {
+            let errors = error.errors.iter().map(|error| format!("{}: {error}", path.display()));
+            Failure::invalid(errors.collect::<Vec<_>>().join("\n"))
+        })?;
+        match parsed {
+            JobFile::Elastic(spec) => Ok(Self::Elastic(ElasticRequest { spec })),
+            JobFile::Training(spec) => {
+                let store = store.ok_or_else(|| {
+                    Failure::invalid(
+                        "--job-file needs --store, the place of checkpoints and the model",
+                    )
+                })?;
+                JobRequest::new(*spec, path, store).map(Self::Training)
+            }
+        }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Self::Training(request) => &request.spec.name,
+            Self::Elastic(request) => &request.spec.name,
+        }
+    }
+
+    fn digest(&self) -> String {
+        match self {
+            Self::Training(request) => request.spec.digest(),
+            Self::Elastic(request) => request.spec.digest(),
+        }
+    }
+}
+
+/// A training job that a master was started with.
+#[derive(Clone, Debug)]
 pub struct JobRequest {
     pub spec: JobSpec,
     /// Directory of the job file; relative sources are resolved against it.
@@ -49,18 +111,7 @@ pub struct JobRequest {
 }
 
 impl JobRequest {
-    /// Reads and validates a job file.
-    ///
-    /// # Errors
-    /// If a file or directory cannot be found or read, or with all errors of the job file.
-    pub fn read(path: &Path, store: &str) -> Result<Self, Failure> {
-        let text = std::fs::read_to_string(path).map_err(|error| {
-            Failure::io(format!("cannot read the job file {}", path.display()), &error)
-        })?;
-        let spec = job_file::parse(&text).map_err(|error| {
-            let errors = error.errors.iter().map(|error| format!("{}: {error}", path.display()));
-            Failure::invalid(errors.collect::<Vec<_>>().join("\n"))
-        })?;
+    fn new(spec: JobSpec, path: &Path, store: &str) -> Result<Self, Failure> {
         let absolute = std::path::absolute(path)
             .map_err(|error| Failure::io(format!("cannot find {}", path.display()), &error))?;
         let store = if store.contains("://") {
@@ -80,22 +131,33 @@ impl JobRequest {
 ///
 /// # Errors
 /// If the specs differ, or etcd does not answer.
-pub async fn check(etcd: &Etcd, keys: &Keys, order: Option<&JobRequest>) -> Result<(), Failure> {
-    let Some(held) = etcd.get_json::<JobRecord>(&keys.job()).await? else { return Ok(()) };
+pub(crate) async fn check(
+    etcd: &Etcd,
+    keys: &Keys,
+    order: Option<&Request>,
+) -> Result<(), Failure> {
+    let Some(held) = etcd.get_json::<AnyJobRecord>(&keys.job()).await? else { return Ok(()) };
     match order {
-        Some(order) if order.spec.digest() != held.digest => Err(conflict(keys, order, &held)),
+        Some(order) if order.digest() != held.digest() => Err(conflict(keys, order, &held)),
         Some(_) | None => Ok(()),
     }
 }
 
-fn conflict(keys: &Keys, order: &JobRequest, held: &JobRecord) -> Failure {
+fn conflict(keys: &Keys, order: &Request, held: &AnyJobRecord) -> Failure {
+    let difference = match (order, held) {
+        (Request::Training(order), AnyJobRecord::Training(held)) => {
+            order.spec.difference(&held.spec)
+        }
+        (Request::Elastic(_), AnyJobRecord::Elastic(_)) => "`nodes` differs".to_owned(),
+        (Request::Training(_), AnyJobRecord::Elastic(_))
+        | (Request::Elastic(_), AnyJobRecord::Training(_)) => "`kind` differs".to_owned(),
+    };
     Failure::new(
         ErrorKind::Conflict,
         format!(
-            "the job `{}` exists with another spec ({}); give the new one another name, or delete \
+            "the job `{}` exists with another spec ({difference}); give the new one another name, or delete \
              the old one: etcdctl del --prefix {}/",
-            order.spec.name,
-            order.spec.difference(&held.spec),
+            order.name(),
             keys.root()
         ),
     )
@@ -106,8 +168,12 @@ fn conflict(keys: &Keys, order: &JobRequest, held: &JobRecord) -> Failure {
 /// # Errors
 /// If there is neither a job nor a request, the specs differ, the dataset cannot be planned, or etcd or
 /// the store does not answer.
-pub async fn open(etcd: &Etcd, keys: &Keys, order: Option<&JobRequest>) -> Result<Job, Failure> {
-    if let Some(record) = etcd.get_json::<JobRecord>(&keys.job()).await? {
+pub(crate) async fn open(
+    etcd: &Etcd,
+    keys: &Keys,
+    order: Option<&Request>,
+) -> Result<Opened, Failure> {
+    if let Some(record) = etcd.get_json::<AnyJobRecord>(&keys.job()).await? {
         check(etcd, keys, order).await?;
         return load(record).await;
     }
@@ -117,11 +183,20 @@ pub async fn open(etcd: &Etcd, keys: &Keys, order: Option<&JobRequest>) -> Resul
             format!("there is no job at {}; start a master with --job-file", keys.job()),
         ));
     };
-    let job = plan(order).await?;
-    let value = serde_json::to_vec(&job.record)
+    let (record, opened) = match order {
+        Request::Training(order) => {
+            let job = plan(order).await?;
+            (AnyJobRecord::Training(Box::new(job.record.clone())), Opened::Training(Box::new(job)))
+        }
+        Request::Elastic(order) => {
+            let record = AnyJobRecord::Elastic(ElasticJobRecord::new(&order.spec));
+            (record, Opened::Elastic(order.spec.clone()))
+        }
+    };
+    let value = serde_json::to_vec(&record)
         .map_err(|error| Failure::internal(format!("the job record: {error}")))?;
     match etcd.create(&keys.job(), &value, 0).await? {
-        Ok(_) => Ok(job),
+        Ok(_) => Ok(opened),
         Err(found) => {
             check(etcd, keys, Some(order)).await?;
             load(found.json()?).await
@@ -197,10 +272,14 @@ fn warnings(spec: &JobSpec, manifest: &Manifest) -> Vec<String> {
     coarse.into_iter().chain(without_evaluation).collect()
 }
 
-async fn load(record: JobRecord) -> Result<Job, Failure> {
+async fn load(record: AnyJobRecord) -> Result<Opened, Failure> {
+    let record = match record {
+        AnyJobRecord::Training(record) => *record,
+        AnyJobRecord::Elastic(record) => return Ok(Opened::Elastic(record.spec)),
+    };
     let store = open_store(&record)?;
     let manifest = steadfast_data::load_manifest(&store, &record.manifest).await;
-    Ok(Job::new(record, manifest.map_err(data_failure)?))
+    Ok(Opened::Training(Box::new(Job::new(record, manifest.map_err(data_failure)?))))
 }
 
 fn open_store(record: &JobRecord) -> Result<Location, Failure> {

@@ -2,6 +2,7 @@
 
 mod acting;
 mod checkpoint;
+mod elastic;
 mod event_loop;
 mod failure_detector;
 mod job;
@@ -11,7 +12,7 @@ mod status;
 
 use std::process::ExitCode;
 
-pub use job::JobRequest;
+pub use job::{ElasticRequest, JobRequest, Request};
 pub use run::{Args, live};
 
 /// Runs a master with the settings of the command line. Defined in the library so that its code is compiled

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use serde_json::json;
+use steadfast_common::elastic::ElasticSpec;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
 use steadfast_common::records::{LockRecord, MasterRecord};
@@ -21,6 +22,7 @@ use steadfast_process::{
 };
 use steadfast_proto::MESSAGE_BYTES_MAX;
 use steadfast_proto::access;
+use steadfast_proto::v1::elastic_server::ElasticServer;
 use steadfast_proto::v1::master_server::MasterServer;
 use tokio::sync::watch;
 use tonic::service::Routes;
@@ -29,13 +31,16 @@ use uuid::Uuid;
 
 use crate::acting::{Acting, StatusSource};
 use crate::checkpoint::coordinator::CheckpointCoordinator;
+use crate::elastic::polled::Polled;
+use crate::elastic::service::Serving;
+use crate::elastic::{self, ElasticLoop};
 use crate::event_loop::EventLoop;
 use crate::event_loop::handle::End;
 use crate::failure_detector::FailureDetector;
-use crate::job::{self, JobRequest};
+use crate::job::{self, Job, Opened, Request};
 use crate::rpc::service::Service;
 use crate::status::metrics::Metrics;
-use crate::status::page;
+use crate::status::{elastic_page, page};
 use crate::status::tensorboard::{Curves, TermName};
 
 /// Maximum time for calls in flight to complete during shutdown.
@@ -82,7 +87,7 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
 /// See [`run`].
 pub async fn live(
     args: Args,
-    order: Option<JobRequest>,
+    order: Option<Request>,
     id: Uuid,
     identity: LogIdentity,
     shutdown: Shutdown,
@@ -105,9 +110,11 @@ pub async fn live(
     };
     let readiness = Readiness::new("connects to etcd");
     let (acting, acting_rx) = watch::channel(None::<Acting>);
+    let (elastic_job, serving_rx) = watch::channel(Serving::default());
     let mut registry = prometheus_client::registry::Registry::default();
     Metrics::register(&mut registry, acting_rx.clone());
     let (shown, paged) = (acting_rx.clone(), acting_rx.clone());
+    let (elastic_shown, elastic_paged) = (serving_rx.clone(), serving_rx.clone());
     let _admin = admin.serve(AdminContent {
         role: "master",
         job: common.job.clone(),
@@ -116,27 +123,38 @@ pub async fn live(
         metrics: registry,
         token: common.security.admin_token()?,
         shutdown: shutdown.clone(),
-        status: Box::new(move || match &*shown.borrow() {
-            Some(acting) => json!(acting.status()),
-            None => json!({ "acting": false }),
+        status: Box::new(move || match (&*shown.borrow(), elastic_shown.borrow().status()) {
+            (Some(acting), _) => json!(acting.status()),
+            (None, Some(status)) => json!(*status),
+            (None, None) => json!({ "acting": false }),
         }),
-        page: Some(Box::new(move || match &*paged.borrow() {
-            Some(acting) => page::sections(&acting.status(), unix_ms()),
-            None => page::standby(),
+        page: Some(Box::new(move || match (&*paged.borrow(), elastic_paged.borrow().status()) {
+            (Some(acting), _) => page::sections(&acting.status(), unix_ms()),
+            (None, Some(status)) => elastic_page::sections(&status, unix_ms()),
+            (None, None) => page::standby(),
         })),
     });
     let (_health, health) = health("steadfast.v1.Master", &readiness).await;
     let server = MasterServer::new(Service { acting: acting_rx })
         .max_decoding_message_size(MESSAGE_BYTES_MAX);
     let stop = tokio_util::sync::CancellationToken::new();
-    let routes = Routes::new(health).add_service(server);
+    let elastic = ElasticServer::new(elastic::service::Service { serving: serving_rx });
+    let routes = Routes::new(health).add_service(server).add_service(elastic);
     let mut serving = listener.serve(routes, access, &tls, stop.clone());
 
     let etcd = Etcd::connect(&common.etcd_options()?).await?;
     let keys = common.keys();
     job::check(&etcd, &keys, order.as_ref()).await?;
     let life =
-        MasterProcess { etcd: &etcd, keys: &keys, order: order.as_ref(), args: &args, tls, record };
+        MasterProcess {
+            etcd: &etcd,
+            keys: &keys,
+            order: order.as_ref(),
+            args: &args,
+            tls,
+            record,
+            elastic_job,
+        };
     let ending = tokio::select! {
         biased;
         ending = life.live(&identity, &readiness, &acting, &shutdown) => ending,
@@ -153,17 +171,14 @@ pub async fn live(
     Ok(())
 }
 
-fn order(args: &Args) -> Result<Option<JobRequest>, Failure> {
+fn order(args: &Args) -> Result<Option<Request>, Failure> {
     let Some(path) = &args.job_file else { return Ok(None) };
-    let store = args.store.as_deref().ok_or_else(|| {
-        Failure::invalid("--job-file needs --store, the place of checkpoints and the model")
-    })?;
-    let order = JobRequest::read(path, store)?;
-    if order.spec.name != args.common.job {
+    let order = Request::read(path, args.store.as_deref())?;
+    if order.name() != args.common.job {
         return Err(Failure::invalid(format!(
             "{} describes the job `{}`, but --job is `{}`",
             path.display(),
-            order.spec.name,
+            order.name(),
             args.common.job
         )));
     }
@@ -180,10 +195,11 @@ fn after_acting(error: CoordError) -> Failure {
 struct MasterProcess<'a> {
     etcd: &'a Etcd,
     keys: &'a Keys,
-    order: Option<&'a JobRequest>,
+    order: Option<&'a Request>,
     args: &'a Args,
     tls: TlsIdentity,
     record: MasterRecord,
+    elastic_job: watch::Sender<Serving>,
 }
 
 impl MasterProcess<'_> {
@@ -213,7 +229,7 @@ impl MasterProcess<'_> {
                 failure = moved(&self.args.common, &self.record.address) => Err(failure),
             };
             // Uncommitted decisions are dropped, and callers are rejected from here on.
-            has_acted |= acting.send_replace(None).is_some();
+            has_acted |= acting.send_replace(None).is_some() | self.stop_serving();
             session.close(self.etcd).await;
             match ending {
                 Err(failure) if failure.kind == ErrorKind::Stale => {
@@ -223,6 +239,19 @@ impl MasterProcess<'_> {
                 ending => return ending,
             }
         }
+    }
+
+    /// Rejects calls from here on; returns whether this master served an elastic job.
+    fn stop_serving(&self) -> bool {
+        let mut has_served = false;
+        self.elastic_job.send_if_modified(|serving| {
+            has_served = matches!(serving, Serving::Job(_));
+            if has_served {
+                *serving = Serving::Nothing;
+            }
+            has_served
+        });
+        has_served
     }
 
     /// Fails if another master holds the lock. Called by a master that acted and lost its lease.
@@ -319,20 +348,61 @@ impl MasterProcess<'_> {
         acting: &watch::Sender<Option<Acting>>,
         shutdown: &Shutdown,
     ) -> Result<(), Failure> {
-        let job = job::open(self.etcd, self.keys, self.order).await?;
+        let opened = job::open(self.etcd, self.keys, self.order).await?;
+        let address = serde_json::to_vec(&self.record)
+            .map_err(|error| Failure::internal(error.to_string()))?;
+        let announce = Op::put_leased(&self.keys.master_addr(), address, session.lease());
+        // Announced before recovery, so that callers know the address when the state is loaded.
+        leadership.commit(self.etcd, &[announce]).await?;
+        match opened {
+            Opened::Training(job) => {
+                self.train(*job, leadership, readiness, acting, shutdown).await
+            }
+            Opened::Elastic(spec) => self.gather(&spec, leadership, readiness, shutdown).await,
+        }
+    }
+
+    /// Acts for an elastic job.
+    async fn gather(
+        &self,
+        spec: &ElasticSpec,
+        leadership: Leadership,
+        readiness: &Readiness,
+        shutdown: &Shutdown,
+    ) -> Result<(), Failure> {
+        let own_address = &self.record.address;
+        let (event_loop, handle) =
+            ElasticLoop::open(self.etcd, self.keys, spec, leadership, own_address).await?;
+        let (etcd, keys) = (self.etcd.clone(), self.keys.clone());
+        self.elastic_job.send_replace(Serving::Job(Polled { etcd, keys, handle }));
+        readiness.set_ready();
+        match event_loop.run(shutdown.drain()).await? {
+            elastic::End::Over(result) => {
+                info!(state = ?result.state, "the job is over");
+                self.elastic_job.send_replace(Serving::Over);
+            }
+            elastic::End::Left => {}
+        }
+        Ok(())
+    }
+
+    /// Acts for a training job.
+    async fn train(
+        &self,
+        job: Job,
+        leadership: Leadership,
+        readiness: &Readiness,
+        acting: &watch::Sender<Option<Acting>>,
+        shutdown: &Shutdown,
+    ) -> Result<(), Failure> {
         let desired = serde_json::to_vec(&self.args.pservers)
             .map_err(|error| Failure::internal(error.to_string()))?;
         // `create` keeps a number that an operator has set.
         let _ = self.etcd.create(&self.keys.ps_desired(), &desired, 0).await?;
-        let address = serde_json::to_vec(&self.record)
-            .map_err(|error| Failure::internal(error.to_string()))?;
-        let announce = Op::put_leased(&self.keys.master_addr(), address, session.lease());
         let spec = job.record.spec.clone();
         let records = job.records;
         let store = steadfast_store::open(&job.record.store)
             .map_err(|error| Failure::invalid(format!("the store: {error}")))?;
-        // Announced before recovery, so that callers know the address when the state is loaded.
-        leadership.commit(self.etcd, &[announce]).await?;
         let name = TermName { epoch: leadership.epoch(), master: self.record.id };
         let (event_loop, handle) =
             EventLoop::open(self.etcd, self.keys, job, leadership, &self.record.address).await?;

@@ -16,6 +16,14 @@ pub fn access(path: &str) -> &'static [Role] {
             "BeginInit" | "FinishInit" | "Follow" | "NextTask" | "FailTask" | "Advance"
             | "ReportEvaluation" | "BeginSave" | "FinishSave" | "ReportDivergence",
         ) => &[Trainer],
+        // Agents have the certificates of trainers.
+        (
+            "steadfast.v1.Elastic",
+            "GetClusterSpec" | "GetWaitingNodes" | "Barrier" | "Synchronize" | "Announce" | "Join"
+            | "Watch" | "Enter" | "ShareState",
+        ) => &[Trainer],
+        ("steadfast.v1.Elastic", "ShutDown") => &[Trainer, Admin],
+        ("steadfast.v1.Elastic", "ElasticStatus") => &[Admin],
         ("steadfast.v1.Master", "ReportDamage") => &[Pserver],
         ("steadfast.v1.Master", "TakeCheckpoint") => &[Pserver, Admin],
         ("steadfast.v1.Master", "RestoreCheckpoint" | "Status") => &[Admin],
@@ -44,7 +52,7 @@ mod tests {
     /// A new method of a service needs an access rule, or every call to it is denied.
     #[test]
     fn every_method_of_our_services_has_a_permission() {
-        let files = ["master", "pserver"].map(|service| {
+        let files = ["master", "pserver", "elastic"].map(|service| {
             let file = format!("{}/steadfast/v1/{service}.proto", env!("CARGO_MANIFEST_DIR"));
             (service, std::fs::read_to_string(file).unwrap())
         });
@@ -58,6 +66,6 @@ mod tests {
                 methods += 1;
             }
         }
-        assert!(15 < methods, "{methods}");
+        assert!(25 < methods, "{methods}");
     }
 }

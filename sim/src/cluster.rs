@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
-use steadfast_master::JobRequest;
+use steadfast_master::{JobRequest, Request};
 use steadfast_process::{
     CommonArgs, EtcdArgs, EtcdAuthArgs, Failure, LogArgs, LogFormat, LogIdentity, SecurityArgs,
     Shutdown,
@@ -218,7 +218,11 @@ impl Cluster {
         match member.role {
             Role::Master => {
                 let identity = LogIdentity::new("master", &spec.name, id);
-                let order = JobRequest { spec: spec.clone(), base: None, store: STORE.to_owned() };
+                let order = Request::Training(JobRequest {
+                    spec: spec.clone(),
+                    base: None,
+                    store: STORE.to_owned(),
+                });
                 let args = steadfast_master::Args {
                     common,
                     job_file: None,

@@ -297,6 +297,24 @@ impl Etcd {
         Ok((granted.id(), Duration::from_secs(u64::try_from(granted.ttl()).unwrap_or(0))))
     }
 
+    /// Grants a lease that is renewed by [`Etcd::renew_once`] only; returns its id.
+    ///
+    /// # Errors
+    /// If etcd does not grant it.
+    pub async fn grant_unattended(&self, ttl: Duration) -> Result<i64, CoordError> {
+        Ok(self.grant(ttl).await?.0)
+    }
+
+    /// Renews a lease once.
+    ///
+    /// # Errors
+    /// If etcd does not answer, or the lease does not exist.
+    pub async fn renew_once(&self, lease: i64) -> Result<(), CoordError> {
+        let mut client = self.client.lease_client();
+        // Opening the stream renews the lease; the client consumes the reply.
+        call("lease renewal", client.keep_alive(lease)).await.map(|_| ())
+    }
+
     /// Revokes a lease; etcd deletes its keys.
     ///
     /// # Errors

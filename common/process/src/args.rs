@@ -178,7 +178,7 @@ impl CommonArgs {
 }
 
 /// Returns the local address on the route to a URL. Sends no packet.
-pub(crate) fn address_towards(url: &str) -> Option<IpAddr> {
+pub fn address_towards(url: &str) -> Option<IpAddr> {
     let address = url.split_once("://")?.1;
     let peer = address.to_socket_addrs().ok()?.next()?;
     let any: IpAddr = match peer {

@@ -5,7 +5,7 @@
 //! them are answered. So memory is never ahead of etcd, and the requests share the cost of a commit.
 
 mod batch;
-mod committer;
+pub(crate) mod committer;
 mod decisions;
 mod generations;
 pub(crate) mod handle;

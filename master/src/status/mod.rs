@@ -1,6 +1,7 @@
 //! The status of the job, and its forms: page, metrics, TensorBoard.
 
 mod curve;
+pub(crate) mod elastic_page;
 pub(crate) mod metrics;
 pub(crate) mod page;
 pub(crate) mod status_snapshot;

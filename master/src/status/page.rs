@@ -11,7 +11,7 @@ use steadfast_process::Section;
 use crate::status::curve::curve;
 
 /// Maximum number of rows of a table.
-const ROWS_MAX: usize = 100;
+pub(super) const ROWS_MAX: usize = 100;
 
 /// Maximum number of timeline events on the page; the status lists more.
 const EVENTS_SHOWN: usize = 40;
@@ -220,7 +220,7 @@ fn checkpoints(status: &JobStatus) -> Markup {
     }
 }
 
-fn events(events: &[TimelineEvent], now_unix_ms: u64) -> Markup {
+pub(super) fn events(events: &[TimelineEvent], now_unix_ms: u64) -> Markup {
     html! {
         table {
             thead { tr { th scope="col" { "ago" } th scope="col" { "what" } } }
@@ -233,7 +233,7 @@ fn events(events: &[TimelineEvent], now_unix_ms: u64) -> Markup {
     }
 }
 
-fn more(count: usize) -> Markup {
+pub(super) fn more(count: usize) -> Markup {
     html! { @if ROWS_MAX < count { p { "and " (count - ROWS_MAX) " more" } } }
 }
 

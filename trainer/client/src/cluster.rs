@@ -4,24 +4,22 @@ use std::sync::Arc;
 
 use steadfast_common::ids::{Generation, Slot};
 use steadfast_common::keys::Keys;
-use steadfast_common::records::{GenerationRecord, InitRecord, MasterRecord, PserverRecord};
+use steadfast_common::records::{GenerationRecord, InitRecord, PserverRecord};
 use steadfast_coord::{CoordError, Etcd, Mirror, Range, View};
 use steadfast_net::TlsIdentity;
-use tokio::sync::watch;
 use tracing::warn;
 
 use crate::ClientError;
+use crate::acting::ActingMaster;
 
 /// Mirrors of the keys that a client needs.
 #[derive(Debug)]
 pub struct Cluster {
     keys: Keys,
-    tls: TlsIdentity,
-    master: Mirror,
+    acting: ActingMaster,
     slots: Mirror,
     generation: Mirror,
     init: Mirror,
-    result: Mirror,
 }
 
 /// The pservers of one generation: one for each slot, as the generation names them.
@@ -40,32 +38,26 @@ impl Cluster {
     pub async fn join(etcd: &Etcd, keys: Keys, tls: TlsIdentity) -> Result<Self, CoordError> {
         let follow = |key: String| Mirror::start(etcd, Range::Key(key));
         Ok(Self {
-            master: follow(keys.master_addr()).await?,
+            acting: ActingMaster::follow(etcd, &keys, tls).await?,
             slots: Mirror::start(etcd, Range::Prefix(keys.ps_prefix())).await?,
             generation: follow(keys.generation()).await?,
             init: follow(keys.init()).await?,
-            result: follow(keys.result()).await?,
             keys,
-            tls,
         })
     }
 
     /// Returns the identity for connections to members.
     pub fn tls(&self) -> &TlsIdentity {
-        &self.tls
+        self.acting.tls()
     }
 
-    /// Returns the acting master's address, and a channel that signals changes of it.
-    pub(crate) fn master(&self) -> (Option<String>, watch::Receiver<Arc<View>>) {
-        let mut changes = self.master.subscribe();
-        let record = read::<MasterRecord>(&changes.borrow_and_update());
-        (record.map(|record| record.address), changes)
+    pub(crate) fn acting(&self) -> &ActingMaster {
+        &self.acting
     }
 
     /// Completes when the job has ended.
     pub async fn job_ended(&self) {
-        let mut changes = self.result.subscribe();
-        let _ = changes.wait_for(|view| !view.entries.is_empty()).await;
+        self.acting.job_ended().await;
     }
 
     /// Returns the newest generation.

@@ -103,12 +103,14 @@
 //! # fn write(_: &[f32]) -> (String, String) { unimplemented!() }
 //! ```
 
+mod acting;
 mod cluster;
 mod error;
 mod generation;
 mod held_tasks;
 mod lanes;
 mod master;
+mod node;
 mod pservers;
 mod pulls;
 mod saver;
@@ -120,6 +122,7 @@ pub use generation::{FailedTask, FailureCause, FailureDecision, GenerationClient
 pub use held_tasks::{HeldTasks, NextTask, TaskOutcome};
 pub use lanes::{Assignment, LaneFollower};
 pub use master::Master;
+pub use node::{Entered, Joined, NodeError, NodeIdentity, NodeSession, Terms};
 pub use pservers::{ContributionName, Gradient, LaneShare, Pservers, Pulled};
 pub use saver::{SavedModel, SaverElection};
 pub use session::{Identity, RegisterError, Registration, Session};

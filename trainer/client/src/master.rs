@@ -1,24 +1,17 @@
-//! Calls to the acting master, repeated until one answers.
+//! A trainer's calls to the acting master.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, TrainerId};
-use steadfast_common::role::Role;
-use steadfast_coord::backoff;
-use steadfast_host::time::{sleep, timeout};
-use steadfast_net::Channel;
 use steadfast_proto::v1;
 use steadfast_proto::v1::master_client::MasterClient;
-use tonic::{Response, Status};
-use tracing::{debug, info};
+use tonic::Status;
 
+use crate::acting::CallError;
 use crate::{ClientError, Cluster};
-
-/// Timeout of a call, in addition to the time that the request asks the master to wait.
-const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long one `Follow` waits at the master; also the interval of position reports.
 pub(crate) const FOLLOW_WAIT: Duration = Duration::from_millis(100);
@@ -32,14 +25,9 @@ pub(crate) const ADVANCE_WAIT: Duration = Duration::from_secs(1);
 pub struct Master {
     cluster: Arc<Cluster>,
     trainer: TrainerId,
-    /// The last connection; the mutex guards only its replacement.
-    connection: Arc<Mutex<Option<Connection>>>,
     /// Pushes of the trainer that passed the staleness gate.
     pushes: Arc<AtomicU64>,
 }
-
-/// The address of a master, and a client connected to it.
-type Connection = (String, MasterClient<Channel>);
 
 /// One method for each call. Requests are idempotent: each changes nothing, or names what it changes.
 macro_rules! calls {
@@ -48,11 +36,15 @@ macro_rules! calls {
             &self,
             request: v1::$request,
         ) -> Result<v1::$reply, ClientError> {
-            self.call(Duration::ZERO $(+ $wait)?, move |mut client| {
+            let attempt = move |channel| {
                 let request = request.clone();
-                async move { client.$name(request).await }
+                async move { MasterClient::new(channel).$name(request).await }
+            };
+            let called = self.cluster.acting().call(Duration::ZERO $(+ $wait)?, attempt).await;
+            called.map_err(|error| match error {
+                CallError::JobEnded => ClientError::JobEnded,
+                CallError::Rejected(status) => rejected(&status),
             })
-            .await
         }
     )*};
 }
@@ -60,7 +52,7 @@ macro_rules! calls {
 impl Master {
     /// Creates a client that calls on behalf of `trainer`.
     pub fn new(cluster: Arc<Cluster>, trainer: TrainerId) -> Self {
-        Self { cluster, trainer, connection: Arc::default(), pushes: Arc::default() }
+        Self { cluster, trainer, pushes: Arc::default() }
     }
 
     /// Returns the caller field of requests.
@@ -85,68 +77,14 @@ impl Master {
         begin_save(BeginSaveRequest) -> BeginSaveReply;
         finish_save(FinishSaveRequest) -> FinishSaveReply;
     }
-
-    async fn call<T, F>(
-        &self,
-        wait: Duration,
-        attempt: impl Fn(MasterClient<Channel>) -> F,
-    ) -> Result<T, ClientError>
-    where
-        F: Future<Output = Result<Response<T>, Status>>,
-    {
-        let mut pauses = backoff();
-        loop {
-            let (address, mut changes) = self.cluster.master();
-            if let Some(client) = address.and_then(|address| self.client(&address)) {
-                match timeout(wait + TIMEOUT, attempt(client)).await {
-                    Ok(Ok(reply)) => return Ok(reply.into_inner()),
-                    Ok(Err(status)) => check_retryable(&status)?,
-                    Err(_) => debug!("call to the master timed out"),
-                }
-                // Drops a failed connection: it may lead to a former master.
-                self.connection.lock().expect("no holder panics").take();
-            }
-            tokio::select! {
-                biased;
-                () = sleep(pauses.next().unwrap_or(TIMEOUT)) => {}
-                _ = changes.changed() => {}
-                () = self.cluster.job_ended() => return Err(ClientError::JobEnded),
-            }
-        }
-    }
-
-    fn client(&self, address: &str) -> Option<MasterClient<Channel>> {
-        let mut connection = self.connection.lock().expect("no holder panics");
-        if let Some((known, client)) = &*connection
-            && known == address
-        {
-            return Some(client.clone());
-        }
-        let channel = self.cluster.tls().dial(address, Role::Master).ok()?;
-        info!(address, "following the acting master");
-        let client = MasterClient::new(channel);
-        *connection = Some((address.to_owned(), client.clone()));
-        Some(client)
-    }
 }
 
-/// Returns the error of a call that must not be repeated.
-fn check_retryable(status: &Status) -> Result<(), ClientError> {
-    let kind = steadfast_proto::kind(status);
-    match kind {
-        ErrorKind::Unavailable | ErrorKind::NotYet => {
-            debug!(message = status.message(), "the master is not ready");
-            Ok(())
-        }
-        ErrorKind::Stale => Err(ClientError::NewGeneration),
-        ErrorKind::Invalid
-        | ErrorKind::NotFound
-        | ErrorKind::Conflict
-        | ErrorKind::TooLarge
-        | ErrorKind::Denied
-        | ErrorKind::Internal => {
+fn rejected(status: &Status) -> ClientError {
+    match steadfast_proto::kind(status) {
+        ErrorKind::Stale => ClientError::NewGeneration,
+        kind => {
             let message = status.message().to_owned();
-            Err(ClientError::Rejected { peer: "the master", kind, message })
+            ClientError::Rejected { peer: "the master", kind, message }
         }
     }
 }

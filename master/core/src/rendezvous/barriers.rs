@@ -8,7 +8,9 @@
 use std::sync::Arc;
 
 use steadfast_common::ids::{Phase, Round};
+use steadfast_common::rendezvous::EXIT_TAG;
 
+use super::ending::succeeded;
 use super::state::{Entries, Fact, Rendezvous};
 use super::{Caller, Names, Refusal};
 
@@ -69,6 +71,7 @@ impl Rendezvous {
         place: &Place,
         data: Arc<[u8]>,
     ) -> Result<Vec<Fact>, Refusal> {
+        self.check_open()?;
         let Outcome::Waiting { members, .. } = self.barrier(caller, place)? else {
             return Ok(Vec::new());
         };
@@ -86,6 +89,9 @@ impl Rendezvous {
             let passed = phase.0.checked_sub(1).map(Phase);
             let delete = |phase| Fact::EntriesDeleted { round, tag: tag.clone(), phase };
             facts.extend(passed.map(delete));
+            if tag == EXIT_TAG {
+                facts.push(succeeded());
+            }
         }
         Ok(facts)
     }
@@ -112,12 +118,23 @@ impl Rendezvous {
         if let Some(ended) = self.ended_by() {
             return Ok(Outcome::Ended(ended));
         }
-        let next = Phase(released.map_or(0, |phase| phase.0 + 1));
+        let next = self.next_phase(tag);
         if next != *phase {
             return Err(Refusal::FuturePhase { tag: tag.clone(), given: *phase, next });
         }
         let entered = self.entries(tag, *phase).map_or(0, |entries| entries.data().len());
         Ok(Outcome::Waiting { entered, members: self.members().len() })
+    }
+
+    /// Returns the next phase of a tag in the last round.
+    pub fn next_phase(&self, tag: &str) -> Phase {
+        let released = self.tags.get(tag).and_then(|tag| tag.released);
+        Phase(released.map_or(0, |phase| phase.0 + 1))
+    }
+
+    /// Returns the tags of the last round with their next phases.
+    pub fn open_tags(&self) -> impl Iterator<Item = (&str, Phase)> {
+        self.tags.keys().map(|tag| (tag.as_str(), self.next_phase(tag)))
     }
 
     /// Returns the members that have not entered a barrier of the last round.

@@ -76,6 +76,9 @@ impl Rendezvous {
     /// Returns the facts for which the time has come: a round is formed, or awaited nodes are late. Called
     /// after each commit, and at the [`Rendezvous::deadline`], until it returns none.
     pub fn due(&self, settings: &Settings, timers: &Timers, now: Millis) -> Vec<Fact> {
+        if self.result().is_some() {
+            return Vec::new();
+        }
         match self.outlook(settings, timers, now) {
             Outlook::Complete => self.form(settings.nodes.max() as usize),
             Outlook::Overdue => self.late_nodes(settings.nodes.max() as usize),
@@ -98,6 +101,16 @@ impl Rendezvous {
             Outlook::Complete | Outlook::Overdue => Some(now),
             Outlook::Quiet | Outlook::Full | Outlook::Growing | Outlook::TooFew => None,
         }
+    }
+
+    /// Returns whether the members of an intact round are asked to join the next one.
+    pub fn is_growing(&self, settings: &Settings, timers: &Timers, now: Millis) -> bool {
+        self.outlook(settings, timers, now) == Outlook::Growing
+    }
+
+    /// Returns whether too few nodes joined within the join timeout.
+    pub fn has_given_up(&self, settings: &Settings, timers: &Timers, now: Millis) -> bool {
+        self.outlook(settings, timers, now) == Outlook::TooFew
     }
 
     pub(super) fn outlook(&self, settings: &Settings, timers: &Timers, now: Millis) -> Outlook {

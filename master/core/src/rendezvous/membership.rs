@@ -97,6 +97,7 @@ impl Rendezvous {
     /// # Errors
     /// If the incarnation is over, or the record is invalid.
     pub fn announce(&self, caller: Caller, agent: &AgentRecord) -> Result<Vec<Fact>, Refusal> {
+        self.check_open()?;
         match self.standing_of(caller) {
             Ok(_) => Ok(Vec::new()),
             Err(_) => self.admit(caller, agent, NodeState::Starting),
@@ -116,6 +117,7 @@ impl Rendezvous {
         terms: &JoinTerms,
         settings: &Settings,
     ) -> Result<Vec<Fact>, Refusal> {
+        self.check_open()?;
         let given = (terms.nodes_min, terms.nodes_max);
         let expected = (settings.nodes.min(), settings.nodes.max());
         if given != expected {

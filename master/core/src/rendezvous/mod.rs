@@ -21,9 +21,11 @@
 //! Every request must come from the incarnation that is registered in etcd at that time.
 
 mod barriers;
+mod ending;
 mod gathering;
 mod membership;
 mod refusal;
+mod report;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -54,4 +56,15 @@ pub struct Settings {
 pub struct Caller {
     pub node: NodeId,
     pub incarnation: Incarnation,
+}
+
+/// Describes what a node waits for: named nodes, and `missing` others to reach the minimum.
+pub fn describe_wait(awaited: &Names, missing: usize) -> String {
+    let nodes = if missing == 1 { "node" } else { "nodes" };
+    match (awaited.count, missing) {
+        (0, 0) => "waits for more nodes (last call)".to_owned(),
+        (0, _) => format!("waits for {missing} more {nodes} to reach the minimum"),
+        (_, 0) => format!("waits for {awaited}"),
+        (_, _) => format!("waits for {awaited}, and {missing} more {nodes} to reach the minimum"),
+    }
 }

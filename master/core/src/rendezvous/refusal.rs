@@ -8,6 +8,8 @@ use super::Caller;
 /// Why a request was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
+    #[error("the job is over")]
+    Over,
     #[error("incarnation {} of node {} is not known; register again", .0.incarnation, .0.node)]
     Unknown(Caller),
     #[error(
@@ -46,7 +48,7 @@ impl Refusal {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Unknown(_) => ErrorKind::NotFound,
-            Self::NodeRange { .. } => ErrorKind::Conflict,
+            Self::Over | Self::NodeRange { .. } => ErrorKind::Conflict,
             Self::Address { .. }
             | Self::Slots { .. }
             | Self::TagLength { .. }

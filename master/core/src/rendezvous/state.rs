@@ -4,10 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use steadfast_common::ids::{Incarnation, NodeId, Phase, Round};
-use steadfast_common::rendezvous::{MemberRecord, NodeRecord, NodeState, RoundRecord};
+use steadfast_common::records::ResultRecord;
+use steadfast_common::rendezvous::{
+    MemberRecord, NodeRecord, NodeState, RoundRecord, SharedRecord,
+};
 
 /// A durable change. Each is one key in etcd, or the deletion of one key or prefix.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Fact {
     /// A node announced itself, asked to join, or was late.
     Node { node: NodeId, record: NodeRecord },
@@ -23,6 +26,10 @@ pub enum Fact {
     Released { round: Round, tag: String, phase: Phase },
     /// The entries of a phase were deleted: all members have entered the next one.
     EntriesDeleted { round: Round, tag: String, phase: Phase },
+    /// The shared state was replaced.
+    Shared(Arc<SharedRecord>),
+    /// The job is over.
+    Ended(Arc<ResultRecord>),
 }
 
 impl Fact {
@@ -33,17 +40,19 @@ impl Fact {
             + match self {
                 Self::Formed(record) => record.members.len() * 512,
                 Self::Entered { data, .. } => data.len(),
+                Self::Shared(record) => 2 * record.state.len(),
                 Self::Node { .. }
                 | Self::Removed { .. }
                 | Self::TagsDeleted { .. }
                 | Self::Released { .. }
-                | Self::EntriesDeleted { .. } => 0,
+                | Self::EntriesDeleted { .. }
+                | Self::Ended(_) => 0,
             }
     }
 }
 
 /// The durable state: the result of applying all facts.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rendezvous {
     pub(super) nodes: BTreeMap<NodeId, NodeRecord>,
     /// The round that was formed last.
@@ -51,6 +60,8 @@ pub struct Rendezvous {
     /// The tags of that round.
     pub(super) tags: BTreeMap<String, Tag>,
     pub(super) index: Index,
+    pub(super) shared: Option<Arc<SharedRecord>>,
+    ended: Option<Arc<ResultRecord>>,
 }
 
 /// Sets of nodes that follow from the other fields of [`Rendezvous`], so that no decision searches for them.
@@ -141,6 +152,8 @@ impl Rendezvous {
             Fact::EntriesDeleted { tag, phase, .. } => {
                 self.tags.entry(tag.clone()).or_default().phases.remove(phase);
             }
+            Fact::Shared(record) => self.shared = Some(Arc::clone(record)),
+            Fact::Ended(record) => self.ended = Some(Arc::clone(record)),
         }
     }
 
@@ -157,6 +170,11 @@ impl Rendezvous {
     /// Returns whether there is a round of which each member is alive and has not asked for the next one.
     pub fn is_intact(&self) -> bool {
         self.round.is_some() && self.index.in_place.len() == self.members().len()
+    }
+
+    /// Returns the result, if the job is over.
+    pub fn result(&self) -> Option<&Arc<ResultRecord>> {
+        self.ended.as_ref()
     }
 
     /// Returns all known nodes with their incarnations. After a recovery, the caller removes those that are

@@ -93,6 +93,12 @@ fn store(etcd: &mut BTreeMap<String, Vec<u8>>, fact: &Fact) {
         Fact::EntriesDeleted { round, tag, phase } => {
             delete_prefix(etcd, &keys.entries_prefix(*round, tag, *phase));
         }
+        Fact::Shared(record) => {
+            etcd.insert(keys.shared_state(), serde_json::to_vec(&**record).unwrap());
+        }
+        Fact::Ended(record) => {
+            etcd.insert(keys.result(), serde_json::to_vec(&**record).unwrap());
+        }
     }
 }
 

@@ -1,0 +1,159 @@
+//! The settings of an agent. Where torchrun has a flag, it has the same name here.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use steadfast_common::durations;
+use steadfast_common::rendezvous::{NodeRange, SLOTS_MAX};
+use steadfast_process::{EtcdAuthArgs, LogArgs, SecurityArgs, job_name, lease_ttl};
+
+/// Run a program on this node, as part of an elastic job: restart its workers when nodes come and go.
+///
+/// Every node runs this command. `--standalone` needs nothing else; otherwise etcd and a master of an elastic
+/// job must be running.
+#[derive(Clone, Debug, Args)]
+#[command(
+    after_help = "Exit codes: 0 the job succeeded; 1 the workers failed and no restart is left, or the job \
+                  was shut down; 2 bad usage; 4 the job exists with other settings; 6 too few nodes, or etcd \
+                  or the master cannot be reached: try again; 130, 143 interrupted.\n\n\
+                  Example: steadfast run --standalone --nproc-per-node 2 -- python train.py"
+)]
+pub struct RunArgs {
+    /// Number of nodes of the job; must be the same on each node, and that of the job file.
+    #[arg(long, value_name = "MIN:MAX", default_value = "1:1", value_parser = node_range)]
+    pub nnodes: NodeRange,
+    /// Number of workers of this node: a number, or `auto` or `cpu` (the number of processors), or `gpu`.
+    #[arg(long, alias = "nproc_per_node", value_name = "N", default_value = "1", value_parser = workers)]
+    pub nproc_per_node: u32,
+    /// How often failed workers are restarted. Restarts because nodes come and go do not count.
+    #[arg(long, alias = "max_restarts", value_name = "N", default_value_t = 3)]
+    pub max_restarts: u32,
+    /// How often the state of the workers is reported to the master. Failures and changes of the round are
+    /// noticed at once.
+    #[arg(long, alias = "monitor_interval", value_name = "TIME", default_value = "5s", value_parser = seconds)]
+    pub monitor_interval: Duration,
+    /// Addresses of the etcd members, as `host:port` or URL, separated by commas.
+    #[arg(
+        long,
+        alias = "rdzv_endpoint",
+        value_name = "HOST:PORT,…",
+        value_delimiter = ',',
+        required_unless_present = "standalone"
+    )]
+    pub rdzv_endpoint: Vec<String>,
+    /// Name of the job.
+    #[arg(
+        long,
+        alias = "rdzv_id",
+        value_name = "NAME",
+        value_parser = job_name,
+        required_unless_present = "standalone"
+    )]
+    pub rdzv_id: Option<String>,
+    /// Run etcd and a master inside of this process, for a job on this node alone.
+    #[arg(long, conflicts_with_all = ["rdzv_endpoint", "rdzv_id"])]
+    pub standalone: bool,
+    /// Where the other nodes reach this one: `host:port`, or `host`, or a port. Without a port, the workers
+    /// get free ports in each round; with one, worker i gets port + i [default: the address of this machine
+    /// on the route to etcd].
+    #[arg(long, alias = "local-addr", alias = "local_addr", value_name = "HOST[:PORT]")]
+    pub address: Option<String>,
+    /// Directory for the workers' output: `<round>/<rank>/stdout.log` and `stderr.log`.
+    #[arg(long, alias = "log_dir", value_name = "DIR")]
+    pub log_dir: Option<PathBuf>,
+    /// Do not print the workers' output; needs --log-dir.
+    #[arg(long, requires = "log_dir")]
+    pub quiet: bool,
+    /// If no worker of this node prints anything for this long, dump their stacks (SIGUSR1, if they handle
+    /// it), and restart them as after a failure.
+    #[arg(long, value_name = "TIME", value_parser = durations::parse)]
+    pub hang_timeout: Option<Duration>,
+    /// How long workers may take to end after SIGTERM; then they are killed.
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = durations::parse)]
+    pub grace: Duration,
+    /// How long a node that has succeeded waits for the others; without a limit by default.
+    #[arg(long, value_name = "TIME", value_parser = durations::parse)]
+    pub exit_barrier_timeout: Option<Duration>,
+    /// Address of the admin port: health, metrics, status.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
+    pub admin_listen: SocketAddr,
+    /// Time to live of this node's lease in etcd: how long after its last keep-alive it counts as alive.
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = lease_ttl)]
+    pub lease_ttl: Duration,
+    #[command(flatten)]
+    pub auth: EtcdAuthArgs,
+    #[command(flatten)]
+    pub security: SecurityArgs,
+    #[command(flatten)]
+    pub log: LogArgs,
+    /// The program and its arguments.
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}
+
+fn node_range(text: &str) -> Result<NodeRange, String> {
+    let (min, max) = text.split_once(':').unwrap_or((text, text));
+    let parse = |text: &str| text.parse::<u32>().ok();
+    match (parse(min), parse(max)) {
+        (Some(min), Some(max)) if max < min => Err(format!("{min} is more than {max}")),
+        (Some(min), Some(max)) => NodeRange::new(min, max)
+            .ok_or_else(|| "use numbers from 1 to 2048, as `MIN:MAX` or one number".to_owned()),
+        _ => Err("use numbers, as `MIN:MAX` or one number".to_owned()),
+    }
+}
+
+fn workers(text: &str) -> Result<u32, String> {
+    let processors = || std::thread::available_parallelism().map_or(1, |it| it.get() as u32);
+    match text {
+        "auto" if 0 < gpus() => Ok(gpus()),
+        "auto" | "cpu" => Ok(processors()),
+        "gpu" if 0 < gpus() => Ok(gpus()),
+        "gpu" => Err("this machine has no GPU (/dev/nvidia0)".to_owned()),
+        number => match number.parse() {
+            Ok(workers) if (1..=SLOTS_MAX).contains(&workers) => Ok(workers),
+            Ok(_) | Err(_) => {
+                Err(format!("use a number from 1 to {SLOTS_MAX}, `auto`, `cpu` or `gpu`"))
+            }
+        },
+    }
+}
+
+/// Returns the number of Nvidia GPUs that this process can see.
+fn gpus() -> u32 {
+    let path = |index: u32| PathBuf::from(format!("/dev/nvidia{index}"));
+    (0..64).filter(|index| path(*index).exists()).count() as u32
+}
+
+/// Parses `5s`, or a number of seconds as torchrun takes it.
+fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse().map(Duration::try_from_secs_f64) {
+        Ok(Ok(duration)) if !duration.is_zero() => Ok(duration),
+        Ok(_) => Err("use a time longer than 0".to_owned()),
+        Err(_) => durations::parse(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_nodes_are_a_range_or_one_number() {
+        let range = |min, max| Ok(NodeRange::new(min, max).unwrap());
+        assert_eq!(node_range("1:4"), range(1, 4));
+        assert_eq!(node_range("2"), range(2, 2));
+        for text in ["", "4:1", "0:1", "a", "1:", "1:2:3", "1:9999"] {
+            assert!(node_range(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_interval_may_be_a_number_of_seconds_as_for_torchrun() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!(seconds("2s"), Ok(Duration::from_secs(2)));
+        assert!(seconds("0").is_err() && seconds("-1").is_err() && seconds("x").is_err());
+    }
+}

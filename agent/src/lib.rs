@@ -1,0 +1,21 @@
+//! The agent of a node: `steadfast run`. It joins rounds with the agents of other nodes, and starts, watches
+//! and ends the workers of its node: the processes of the user's program.
+//!
+//! ```text
+//!   register ──▶ join ──▶ exchange ports ──▶ start workers ──▶ watch ──┬─▶ all succeeded ──▶ exit barrier ──▶ 0
+//!                 ▲                                                    ├─▶ the round changes: stop workers ─┐
+//!                 │                                                    └─▶ a worker failed: stop the others ┤
+//!                 └──────────────── as long as restarts are left (changes of the round do not count) ◀──────┘
+//! ```
+
+mod args;
+mod environment;
+mod membership;
+mod metrics;
+mod ports;
+mod run;
+mod standalone;
+mod watch;
+
+pub use args::RunArgs;
+pub use run::run;

@@ -1,0 +1,97 @@
+//! The metrics of an agent.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+use serde_json::{Value, json};
+
+/// What an agent counts, shared by its loop, its status and its metrics.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub round: AtomicU64,
+    /// Rounds that this node was a member of.
+    pub rounds: AtomicU64,
+    /// Restarts because of failures.
+    pub restarts: AtomicU32,
+    pub restarts_max: AtomicU32,
+    /// Restarts because nodes came or went.
+    pub changes: AtomicU64,
+    pub workers: AtomicU32,
+}
+
+impl Counts {
+    /// Returns the share of the allowed runs that failed, in percent, as torchrun defines it: 0 without
+    /// failures, 100 when no restart is left.
+    pub fn flakiness(&self) -> f64 {
+        let max = f64::from(self.restarts_max.load(Ordering::Relaxed)) + 1.0;
+        let left = max - f64::from(self.restarts.load(Ordering::Relaxed));
+        100.0 - 100.0 * left / max
+    }
+
+    /// Returns the status of the agent.
+    pub fn status(&self) -> Value {
+        json!({
+            "round": self.round.load(Ordering::Relaxed),
+            "workers": self.workers.load(Ordering::Relaxed),
+            "restarts": self.restarts.load(Ordering::Relaxed),
+            "restarts_max": self.restarts_max.load(Ordering::Relaxed),
+            "changes": self.changes.load(Ordering::Relaxed),
+        })
+    }
+
+    pub fn register(counts: &Arc<Self>, registry: &mut Registry) {
+        registry.register_collector(Box::new(Shown(counts.clone())));
+    }
+}
+
+#[derive(Debug)]
+struct Shown(Arc<Counts>);
+
+impl Collector for Shown {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let counts = &self.0;
+        let restarts = counts.restarts.load(Ordering::Relaxed);
+        let left = counts.restarts_max.load(Ordering::Relaxed).saturating_sub(restarts);
+        for (name, help, value) in [
+            ("steadfast_agent_rounds", "Rounds that this node was a member of", counts.rounds.load(Ordering::Relaxed)),
+            ("steadfast_agent_restarts", "Restarts of workers after failures", u64::from(restarts)),
+            ("steadfast_agent_round_changes", "Restarts because nodes came or went", counts.changes.load(Ordering::Relaxed)),
+        ] {
+            let counter = ConstCounter::new(value);
+            let metric = encoder.encode_descriptor(name, help, None, counter.metric_type())?;
+            counter.encode(metric)?;
+        }
+        for (name, help, value) in [
+            ("steadfast_agent_remaining_restarts", "Restarts after failures that are left", f64::from(left)),
+            ("steadfast_agent_flakiness", "Share of the allowed runs that failed, in percent", counts.flakiness()),
+            ("steadfast_agent_workers", "Workers of this node that run", f64::from(counts.workers.load(Ordering::Relaxed))),
+        ] {
+            let gauge = ConstGauge::new(value);
+            let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
+            gauge.encode(metric)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// S003-27: the flakiness is 0 without failures, and 100 when the last allowed run has failed.
+    #[test]
+    fn flakiness_is_the_share_of_the_allowed_runs_that_failed() {
+        let counts = Counts::default();
+        counts.restarts_max.store(3, Ordering::Relaxed);
+        assert_eq!(counts.flakiness(), 0.0);
+        counts.restarts.store(1, Ordering::Relaxed);
+        assert_eq!(counts.flakiness(), 25.0);
+        counts.restarts.store(4, Ordering::Relaxed);
+        assert_eq!(counts.flakiness(), 100.0);
+    }
+}

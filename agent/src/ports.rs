@@ -1,0 +1,87 @@
+//! Free ports for the workers of a round.
+
+use std::net::{Ipv4Addr, TcpListener};
+
+use serde::{Deserialize, Serialize};
+use steadfast_host::random;
+use steadfast_process::Failure;
+
+/// Ports below those that the kernel gives to outgoing connections, so that no connection takes a port
+/// between its choice and its use by a worker.
+const PORTS: std::ops::Range<u16> = 20_000..32_000;
+
+/// Ports tried before giving up.
+const TRIES: usize = 1000;
+
+/// What the nodes of a round tell each other: where their workers listen.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct NodePorts {
+    pub host: String,
+    /// One for each worker.
+    pub workers: Vec<u16>,
+    /// For `MASTER_PORT`, if this is the first node.
+    pub master: u16,
+}
+
+/// Ports that are held until the workers start.
+#[derive(Debug)]
+pub(crate) struct HeldPorts {
+    pub ports: NodePorts,
+    _listeners: Vec<TcpListener>,
+}
+
+impl HeldPorts {
+    /// Takes free ports. With `base`, worker i gets the port base + i, free or not.
+    ///
+    /// # Errors
+    /// If there are none.
+    pub fn take(host: &str, base: Option<u16>, workers: u32) -> Result<Self, Failure> {
+        let mut listeners = Vec::new();
+        let mut free = || {
+            for _ in 0..TRIES {
+                let offset = random::seed() % u64::from(PORTS.end - PORTS.start);
+                let port = PORTS.start + offset as u16;
+                if let Ok(listener) = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)) {
+                    listeners.push(listener);
+                    return Ok(port);
+                }
+            }
+            let (start, end) = (PORTS.start, PORTS.end);
+            Err(Failure::unavailable(format!("no port from {start} to {end} is free")))
+        };
+        let master = free()?;
+        let workers = match base {
+            Some(base) => {
+                let last = u16::try_from(u32::from(base) + workers - 1);
+                let last = last.map_err(|_| {
+                    Failure::invalid(format!("--address: there are no {workers} ports from {base} on"))
+                })?;
+                (base..=last).collect()
+            }
+            None => (0..workers).map(|_| free()).collect::<Result<_, _>>()?,
+        };
+        let ports = NodePorts { host: host.to_owned(), workers, master };
+        Ok(Self { ports, _listeners: listeners })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_agents_of_one_host_get_different_ports() {
+        let (one, other) = (HeldPorts::take("a", None, 8), HeldPorts::take("a", None, 8));
+        let (one, other) = (one.unwrap().ports, other.unwrap().ports);
+        let all = [&one.workers[..], &other.workers[..], &[one.master, other.master]].concat();
+        let distinct: std::collections::BTreeSet<u16> = all.iter().copied().collect();
+        assert_eq!(distinct.len(), 18);
+    }
+
+    #[test]
+    fn a_given_port_is_that_of_the_first_worker() {
+        let held = HeldPorts::take("a", Some(700), 2).unwrap();
+        assert_eq!(held.ports.workers, [700, 701]);
+        assert!(HeldPorts::take("a", Some(65535), 2).is_err());
+    }
+}

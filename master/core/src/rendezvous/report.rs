@@ -1,0 +1,120 @@
+//! A rendezvous, as the status shows it.
+
+use steadfast_common::elastic_status::{ElasticPhase, NodePhase, NodeStatus};
+use steadfast_common::ids::{Millis, NodeId};
+use steadfast_common::rendezvous::NodeRecord;
+
+use super::gathering::{Outlook, Timers};
+use super::state::{Rendezvous, Standing};
+use super::{Names, Settings};
+
+impl Rendezvous {
+    /// Returns the phase of the job, if it is not over.
+    pub fn phase(&self) -> ElasticPhase {
+        if self.is_intact() { ElasticPhase::Running } else { ElasticPhase::Gathering }
+    }
+
+    /// Returns all nodes: the members of the last round by rank, then the others.
+    pub fn nodes_shown(&self) -> Vec<NodeStatus> {
+        let members = self.members().iter().map(|member| {
+            let known = self.nodes.get(&member.node);
+            let known = known.filter(|record| record.incarnation == member.incarnation);
+            let state = known.map_or(NodePhase::Gone, |record| self.phase_of(member.node, record));
+            let rank = self.member(member.node).map(|(rank, _)| rank as u32);
+            NodeStatus {
+                node: member.node,
+                incarnation: member.incarnation,
+                address: member.address.clone(),
+                slots: member.slots,
+                state,
+                rank,
+                first_rank: Some(member.first_rank),
+                report: None,
+            }
+        });
+        let is_member = |node: &NodeId, record: &NodeRecord| {
+            self.rank_of(*node, record.incarnation).is_some()
+        };
+        let others = self.nodes.iter().filter(|(node, record)| !is_member(node, record));
+        let others = others.map(|(node, record)| NodeStatus {
+            node: *node,
+            incarnation: record.incarnation,
+            address: record.address.clone(),
+            slots: record.slots,
+            state: self.phase_of(*node, record),
+            rank: None,
+            first_rank: None,
+            report: None,
+        });
+        members.chain(others).collect()
+    }
+
+    /// Returns what waits for what, and why.
+    pub fn blocked(&self, settings: &Settings, timers: &Timers, now: Millis) -> Vec<String> {
+        if self.result().is_some() {
+            return Vec::new();
+        }
+        let waiting = Names::of(self, &self.index.waiting);
+        let mut reasons = match self.outlook(settings, timers, now) {
+            Outlook::Quiet if self.round().is_none() => vec!["no node has joined".to_owned()],
+            Outlook::Quiet if self.is_intact() => Vec::new(),
+            Outlook::Quiet => {
+                let gone = Names::of(self, &self.index.gone);
+                vec![format!("the members of round {} lost {gone} and have to join again", self.number())]
+            }
+            Outlook::Full => vec![format!(
+                "{waiting} waits for a place: round {} has the maximum of {} nodes",
+                self.number(),
+                settings.nodes.max()
+            )],
+            Outlook::Starting { .. } | Outlook::Growing | Outlook::Gathering { .. } => {
+                vec![format!("{waiting} {}", self.wait_reason(settings, timers, now))]
+            }
+            Outlook::TooFew => vec![format!(
+                "{waiting} waited longer than the join timeout for at least {} nodes",
+                settings.nodes.min()
+            )],
+            Outlook::LastCall { until } => vec![format!(
+                "{waiting} waits {} ms for more nodes (last call)",
+                until.0.saturating_sub(now.0)
+            )],
+            Outlook::Overdue | Outlook::Complete => Vec::new(),
+        };
+        for (tag, phase) in self.open_tags() {
+            let missing = self.missing(tag, phase);
+            let has_entries = missing.count < self.members().len();
+            if has_entries && self.is_intact() {
+                reasons.push(format!("barrier `{tag}` waits for {missing}"));
+            }
+        }
+        reasons
+    }
+
+    /// Returns what a waiting node waits for.
+    pub(super) fn wait_reason(&self, settings: &Settings, timers: &Timers, now: Millis) -> String {
+        let outlook = self.outlook(settings, timers, now);
+        let waiting = self.index.waiting.len();
+        let missing = (settings.nodes.min() as usize).saturating_sub(waiting);
+        let awaited = match outlook {
+            Outlook::Starting { .. } => Names::of(self, &self.index.starting),
+            Outlook::Growing => Names::of(self, &self.index.in_place),
+            Outlook::Quiet
+            | Outlook::Full
+            | Outlook::Gathering { .. }
+            | Outlook::TooFew
+            | Outlook::Overdue
+            | Outlook::LastCall { .. }
+            | Outlook::Complete => self.nodes_awaited(settings),
+        };
+        super::describe_wait(&awaited, missing)
+    }
+
+    fn phase_of(&self, node: NodeId, record: &NodeRecord) -> NodePhase {
+        match self.standing(node, record) {
+            Standing::Starting => NodePhase::Starting,
+            Standing::Waiting => NodePhase::Waiting,
+            Standing::InPlace => NodePhase::Member,
+            Standing::Late => NodePhase::Late,
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The live agents of a job, as etcd shows them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use steadfast_common::ids::{Incarnation, NodeId};
+use steadfast_common::keys::Keys;
+use steadfast_common::rendezvous::AgentRecord;
+use steadfast_coord::{CoordError, Etcd, Mirror, Range, View};
+use steadfast_master_core::rendezvous::{Caller, Rendezvous};
+use tokio::sync::watch;
+use tracing::warn;
+
+use super::handle::ElasticError;
+use crate::failure_detector::FailureDetector;
+
+/// The live agents.
+pub(super) struct Agents {
+    keys: Keys,
+    mirror: Mirror,
+    failure_detector: FailureDetector,
+    live: BTreeMap<NodeId, Agent>,
+    /// The oldest node at each address.
+    by_address: BTreeMap<String, NodeId>,
+}
+
+struct Agent {
+    incarnation: Incarnation,
+    mod_revision: i64,
+    lease: i64,
+    record: AgentRecord,
+}
+
+impl Agents {
+    pub async fn follow(etcd: &Etcd, keys: &Keys, own_address: &str) -> Result<Self, CoordError> {
+        let mirror = Mirror::start(etcd, Range::Prefix(keys.agents_prefix())).await?;
+        let mut agents = Self {
+            keys: keys.clone(),
+            mirror,
+            failure_detector: FailureDetector::new(etcd, own_address),
+            live: BTreeMap::new(),
+            by_address: BTreeMap::new(),
+        };
+        agents.refresh();
+        Ok(agents)
+    }
+
+    pub fn subscribe(&self) -> watch::Receiver<Arc<View>> {
+        self.mirror.subscribe()
+    }
+
+    /// Returns the known nodes that are not registered any more.
+    pub fn lost(&mut self, state: &Rendezvous) -> Vec<Caller> {
+        self.refresh();
+        let is_live = |node: &NodeId, incarnation: &Incarnation| {
+            self.live.get(node).is_some_and(|agent| agent.incarnation == *incarnation)
+        };
+        let lost = state.known().filter(|(node, incarnation)| !is_live(node, incarnation));
+        lost.map(|(node, incarnation)| Caller { node, incarnation }).collect()
+    }
+
+    /// Returns the registration of a caller.
+    pub fn registration(&self, caller: Caller) -> Result<&AgentRecord, ElasticError> {
+        let Caller { node, incarnation } = caller;
+        let agent = self.live.get(&node).filter(|agent| agent.incarnation == incarnation);
+        let agent = &agent.ok_or(ElasticError::NotRegistered(node))?.record;
+        match self.by_address.get(&agent.address) {
+            Some(holder) if *holder != node => Err(ElasticError::AddressTaken {
+                address: agent.address.clone(),
+                holder: *holder,
+            }),
+            Some(_) | None => Ok(agent),
+        }
+    }
+
+    /// Returns the node at an address, and the lease of its registration.
+    pub fn at(&self, address: &str) -> Option<(Caller, i64)> {
+        let node = *self.by_address.get(address)?;
+        let agent = self.live.get(&node)?;
+        Some((Caller { node, incarnation: agent.incarnation }, agent.lease))
+    }
+
+    /// Follows the mirror. Parses only registrations that changed.
+    fn refresh(&mut self) {
+        let view = self.mirror.view();
+        self.failure_detector.follow(&[view.clone()]);
+        let mut live = BTreeMap::new();
+        let mut by_address: BTreeMap<String, (Incarnation, NodeId)> = BTreeMap::new();
+        for (key, entry) in &view.entries {
+            let Some(node) = self.keys.agent_of(key) else {
+                warn!(key, "unknown key ignored");
+                continue;
+            };
+            let known = self.live.remove(&node);
+            let agent = match known.filter(|agent| agent.mod_revision == entry.mod_revision) {
+                Some(agent) => agent,
+                None => match entry.json() {
+                    Ok(record) => Agent {
+                        incarnation: Incarnation(entry.create_revision),
+                        mod_revision: entry.mod_revision,
+                        lease: entry.lease,
+                        record,
+                    },
+                    Err(error) => {
+                        warn!(%error, "registration ignored");
+                        continue;
+                    }
+                },
+            };
+            let age = (agent.incarnation, node);
+            let holder = by_address.entry(agent.record.address.clone()).or_insert(age);
+            *holder = (*holder).min(age);
+            live.insert(node, agent);
+        }
+        self.live = live;
+        self.by_address =
+            by_address.into_iter().map(|(address, (_, node))| (address, node)).collect();
+    }
+}

@@ -1,0 +1,112 @@
+//! The handle to the event loop of an elastic job: its events and answers.
+
+use std::sync::Arc;
+
+use steadfast_common::elastic_status::{ElasticStatus, NodeReport};
+use steadfast_common::error::ErrorKind;
+use steadfast_common::ids::{NodeId, Phase, Round};
+use steadfast_common::rendezvous::{RoundRecord, SharedRecord};
+use steadfast_master_core::rendezvous::{Caller, Directive, JoinTerms, Place, Refusal};
+use tokio::sync::{mpsc, oneshot, watch};
+
+/// The sender of an answer. The caller may no longer wait for it.
+pub type Reply<T> = oneshot::Sender<Result<T, ElasticError>>;
+
+/// An event for the loop.
+#[derive(Debug)]
+pub enum Event {
+    Announce { caller: Caller, reply: Reply<()> },
+    Join { caller: Caller, terms: JoinTerms, reply: Reply<Directive> },
+    Watch { caller: Caller, known: Round, report: Option<NodeReport>, reply: Reply<Change> },
+    Enter { caller: Caller, place: Place, data: Arc<[u8]>, reply: Reply<Passage> },
+    /// A repeated [`Event::Enter`] whose data are known already.
+    Look { caller: Caller, place: Place, reply: Reply<Passage> },
+    Find { address: String, reply: Reply<Option<Known>> },
+    NextPhase { tag: String, reply: Reply<Phase> },
+    Share { token: u64, state: Option<Vec<u8>>, reply: Reply<Shared> },
+    ShutDown { reason: String, reply: Reply<Round> },
+}
+
+/// A node that was looked up by its address.
+#[derive(Clone, Debug)]
+pub struct Known {
+    pub caller: Caller,
+    /// The lease of its registration.
+    pub lease: i64,
+    /// The round that was formed last.
+    pub round: Option<Arc<RoundRecord>>,
+    /// See [`steadfast_master_core::rendezvous::Rendezvous::waiting_nodes`]; `None` before its first request.
+    pub waiting_nodes: Option<i64>,
+}
+
+/// How a node's round changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Nodes to be added or, negative, removed; 0 if the round goes on.
+    pub nodes: i64,
+    /// Addresses of removed nodes.
+    pub lost: String,
+}
+
+/// The state of a barrier for one of its members.
+#[derive(Clone, Debug)]
+pub enum Passage {
+    Released(Vec<(NodeId, Arc<[u8]>)>),
+    Ended { reason: String },
+    Waiting { reason: String },
+}
+
+/// The shared state after an event.
+#[derive(Clone, Debug)]
+pub struct Shared {
+    pub record: Option<Arc<SharedRecord>>,
+    pub accepted: bool,
+}
+
+/// Why the loop rejected an event.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ElasticError {
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error("node {0} is not registered")]
+    NotRegistered(NodeId),
+    #[error("the address {address} is that of node {holder} already")]
+    AddressTaken { address: String, holder: NodeId },
+    #[error("this master is not the acting master of an elastic job")]
+    NotActing,
+}
+
+impl ElasticError {
+    /// Returns the kind, which determines what the caller does next.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Refused(refusal) => refusal.kind(),
+            Self::NotRegistered(_) => ErrorKind::NotYet,
+            Self::AddressTaken { .. } => ErrorKind::Conflict,
+            Self::NotActing => ErrorKind::Unavailable,
+        }
+    }
+}
+
+/// A handle to the loop. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct ElasticHandle {
+    pub(super) events: mpsc::Sender<Event>,
+    /// Changes when the answer to a waiting node, or to a member of a round, may have changed.
+    pub(super) rounds: watch::Receiver<u64>,
+    /// Changes when a barrier was released or has ended.
+    pub(super) barriers: watch::Receiver<u64>,
+    pub status: watch::Receiver<Arc<ElasticStatus>>,
+}
+
+impl ElasticHandle {
+    /// Sends an event and waits for its answer.
+    ///
+    /// # Errors
+    /// If the loop rejects the event, or has ended.
+    pub async fn ask<T>(&self, event: impl FnOnce(Reply<T>) -> Event) -> Result<T, ElasticError> {
+        let (reply, answer) = oneshot::channel();
+        self.events.send(event(reply)).await.map_err(|_| ElasticError::NotActing)?;
+        answer.await.map_err(|_| ElasticError::NotActing)?
+    }
+}

@@ -1,0 +1,195 @@
+//! Nodes that are known by their address only, and count as alive while they call: the interface for programs
+//! in any language, after TensorFlow Elastic's `GetClusterSpec`, `GetWaitingNodes`, `Barrier` and
+//! `Synchronize`.
+//!
+//! The master registers such a node under a lease as an agent would, and renews the lease with each call. So
+//! there is one kind of node; another master goes on with the same lease.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use steadfast_common::error::ErrorKind;
+use steadfast_common::ids::{NodeId, Phase, Round};
+use steadfast_common::keys::Keys;
+use steadfast_common::rendezvous::{AgentRecord, RoundRecord};
+use steadfast_coord::{CoordError, Etcd};
+use steadfast_host::time::{Instant, sleep};
+use steadfast_master_core::rendezvous::{Caller, Directive, JoinTerms, Place};
+use steadfast_proto::status;
+use tonic::Status;
+
+use super::handle::{ElasticHandle, Event, Known, Passage};
+use super::service::{enter, join, reject};
+
+/// Time to live of a registration: how long after its last call a node counts as alive.
+const TTL: Duration = Duration::from_secs(10);
+
+/// How often a call that blocks renews the registration.
+const BEAT: Duration = Duration::from_secs(3);
+
+/// Time between looks for a registration that etcd has and this master does not see yet.
+const RETRY: Duration = Duration::from_millis(10);
+
+/// How long a registration may take.
+const REGISTER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The event loop of an elastic job, and what it takes to register nodes. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Polled {
+    pub etcd: Etcd,
+    pub keys: Keys,
+    pub handle: ElasticHandle,
+}
+
+/// Returns the time limit of a call; `None` if it has none.
+pub(super) fn limit(seconds: f64) -> Option<Duration> {
+    Duration::try_from_secs_f64(seconds).ok().filter(|limit| !limit.is_zero())
+}
+
+fn failed(error: CoordError) -> Status {
+    status(error.kind(), error.to_string())
+}
+
+impl Polled {
+    /// Waits until the node is a member of a round that it has not been answered with.
+    pub(super) async fn cluster(
+        &self,
+        address: &str,
+        nodes_min: u32,
+        nodes_max: u32,
+    ) -> Result<Arc<RoundRecord>, Status> {
+        let mut known = self.registered(address).await?;
+        let number = known.round.as_ref().map_or(Round(0), |round| round.round);
+        // If its round goes on, the node asks for the answer that it lost.
+        let after = if known.waiting_nodes == Some(0) { Round(0) } else { number };
+        let terms = JoinTerms { after, nodes_min, nodes_max };
+        loop {
+            let (caller, deadline) = (known.caller, Instant::now() + BEAT);
+            match join(&self.handle, caller, terms, deadline).await.map_err(|it| reject(&it))? {
+                Directive::Start(record) => return Ok(record),
+                Directive::TooFew { waiting, nodes_min, .. } => {
+                    let message = format!(
+                        "{waiting} of at least {nodes_min} nodes joined within the join timeout"
+                    );
+                    return Err(Status::deadline_exceeded(message));
+                }
+                Directive::Continue { .. }
+                | Directive::Join { .. }
+                | Directive::Wait { .. }
+                | Directive::WaitForPlace { .. } => {}
+            }
+            known = self.alive(address).await?;
+        }
+    }
+
+    /// Returns the change of the node's round.
+    pub(super) async fn waiting_nodes(&self, address: &str) -> Result<i64, Status> {
+        let known = self.alive(address).await?;
+        known.waiting_nodes.ok_or_else(|| unknown(address))
+    }
+
+    /// Passes a barrier of the node's round; returns the data of all members by address, or why it was not
+    /// released.
+    pub(super) async fn pass(
+        &self,
+        address: &str,
+        tag: String,
+        phase: Option<Phase>,
+        data: Arc<[u8]>,
+        limit: Option<Duration>,
+    ) -> Result<Result<HashMap<String, Bytes>, String>, Status> {
+        let known = self.alive(address).await?;
+        let round = known.round.clone().ok_or_else(|| unknown(address))?;
+        let end = limit.map(|limit| Instant::now() + limit);
+        let place = self.place(&round, tag, phase).await?;
+        let mut caller: Caller = known.caller;
+        loop {
+            let beat = Instant::now() + BEAT;
+            let deadline = end.map_or(beat, |end| end.min(beat));
+            let passed = enter(&self.handle, caller, &place, data.clone(), deadline).await;
+            match passed.map_err(|error| reject(&error))? {
+                Passage::Released(data) => {
+                    let address = |node: NodeId| {
+                        let mut members = round.members.iter();
+                        members.find(|member| member.node == node).map(|it| it.address.clone())
+                    };
+                    let data = data.into_iter().filter_map(|(node, data)| {
+                        Some((address(node)?, Bytes::copy_from_slice(&data)))
+                    });
+                    return Ok(Ok(data.collect()));
+                }
+                Passage::Ended { reason } => return Ok(Err(reason)),
+                Passage::Waiting { reason } if end.is_some_and(|end| end <= Instant::now()) => {
+                    return Ok(Err(format!("timed out: {reason}")));
+                }
+                Passage::Waiting { .. } => caller = self.alive(address).await?.caller,
+            }
+        }
+    }
+
+    async fn place(
+        &self,
+        round: &RoundRecord,
+        tag: String,
+        phase: Option<Phase>,
+    ) -> Result<Place, Status> {
+        let phase = match phase {
+            Some(phase) => phase,
+            None => {
+                let next = |reply| Event::NextPhase { tag: tag.clone(), reply };
+                self.handle.ask(next).await.map_err(|error| reject(&error))?
+            }
+        };
+        Ok(Place { round: round.round, tag, phase })
+    }
+
+    /// Returns a node after it was registered, if it was not.
+    async fn registered(&self, address: &str) -> Result<Known, Status> {
+        if let Some(known) = self.find(address).await? {
+            return self.renewed(known).await;
+        }
+        let record =
+            AgentRecord { address: address.to_owned(), slots: 1, admin: String::new() };
+        if !record.has_valid_address() {
+            let message = format!("`{address}` is not an address (`host:port`)");
+            return Err(status(ErrorKind::Invalid, message));
+        }
+        let value = serde_json::to_vec(&record)
+            .map_err(|error| status(ErrorKind::Internal, error.to_string()))?;
+        let key = self.keys.agent(NodeId::of_address(address));
+        let lease = self.etcd.grant_unattended(TTL).await.map_err(failed)?;
+        // If another call has registered the node at the same time, this lease ends unused.
+        let _ = self.etcd.create(&key, &value, lease).await.map_err(failed)?;
+        let deadline = Instant::now() + REGISTER_TIMEOUT;
+        while Instant::now() < deadline {
+            if let Some(known) = self.find(address).await? {
+                return Ok(known);
+            }
+            sleep(RETRY).await;
+        }
+        Err(status(ErrorKind::Unavailable, format!("{address} could not be registered in time")))
+    }
+
+    /// Returns a registered node, after renewing its lease.
+    async fn alive(&self, address: &str) -> Result<Known, Status> {
+        let known = self.find(address).await?.ok_or_else(|| unknown(address))?;
+        self.renewed(known).await
+    }
+
+    async fn renewed(&self, known: Known) -> Result<Known, Status> {
+        self.etcd.renew_once(known.lease).await.map_err(failed)?;
+        Ok(known)
+    }
+
+    async fn find(&self, address: &str) -> Result<Option<Known>, Status> {
+        let find = |reply| Event::Find { address: address.to_owned(), reply };
+        self.handle.ask(find).await.map_err(|error| reject(&error))
+    }
+}
+
+fn unknown(address: &str) -> Status {
+    let message = format!("{address} is not registered; call GetClusterSpec, and start again");
+    status(ErrorKind::NotFound, message)
+}

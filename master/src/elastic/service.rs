@@ -1,0 +1,347 @@
+//! The gRPC service of an elastic job's master. A standby rejects calls, and callers look for the acting
+//! master.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use steadfast_common::elastic_status::{ElasticStatus, NodeReport};
+use steadfast_common::error::ErrorKind;
+use steadfast_common::ids::{Incarnation, NodeId, Phase, Round};
+use steadfast_common::rendezvous::RoundRecord;
+use steadfast_host::time::{Instant, timeout};
+use steadfast_master_core::rendezvous::{Caller, Directive, JoinTerms, Place, describe_wait};
+use steadfast_proto::v1::elastic_server::Elastic;
+use steadfast_proto::v1::{
+    AnnounceReply, AnnounceRequest, BarrierReply, BarrierRequest, ElasticMember, ElasticRound,
+    ElasticStatusReply, ElasticStatusRequest, EnterReply, EnterRequest, GetClusterSpecReply,
+    GetClusterSpecRequest, GetWaitingNodesReply, GetWaitingNodesRequest, JoinReply, JoinRequest,
+    Node, ShareStateReply, ShareStateRequest, ShutDownReply, ShutDownRequest, SynchronizeReply,
+    SynchronizeRequest, WatchReply, WatchRequest, enter_reply, join_reply,
+};
+use steadfast_proto::status;
+use tokio::sync::watch;
+use tonic::{Request, Response, Status};
+
+use super::handle::{Change, ElasticError, ElasticHandle, Event, Passage, Reply};
+use super::polled::{self, Polled};
+
+/// Maximum time that a call may block. Callers repeat it.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// Maximum length of texts that callers send.
+const TEXT_BYTES_MAX: usize = 1000;
+
+/// What this master serves.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Serving {
+    /// It does not act, or runs a training job.
+    #[default]
+    Nothing,
+    Job(Polled),
+    /// The job is over.
+    Over,
+}
+
+impl Serving {
+    /// Returns the status of the job, if this master acts for one.
+    pub fn status(&self) -> Option<Arc<ElasticStatus>> {
+        match self {
+            Self::Job(polled) => Some(polled.handle.status.borrow().clone()),
+            Self::Nothing | Self::Over => None,
+        }
+    }
+}
+
+/// Serves calls while this master acts, and rejects them otherwise.
+pub(crate) struct Service {
+    pub serving: watch::Receiver<Serving>,
+}
+
+impl Service {
+    fn polled(&self) -> Result<Polled, Status> {
+        match &*self.serving.borrow() {
+            Serving::Job(polled) => Ok(polled.clone()),
+            Serving::Nothing => Err(reject(&ElasticError::NotActing)),
+            Serving::Over => Err(status(ErrorKind::Conflict, "Server has shutdown: the job is over")),
+        }
+    }
+
+    fn handle(&self) -> Result<ElasticHandle, Status> {
+        Ok(self.polled()?.handle)
+    }
+}
+
+pub(super) fn reject(error: &ElasticError) -> Status {
+    status(error.kind(), error.to_string())
+}
+
+fn invalid(message: &str) -> Status {
+    status(ErrorKind::Invalid, message)
+}
+
+fn caller(node: Option<Node>) -> Result<Caller, Status> {
+    let node = node.ok_or_else(|| invalid("the call lacks its node"))?;
+    let id = node.id.parse().map_err(|_| invalid("the node id is not a UUID"))?;
+    Ok(Caller { node: NodeId(id), incarnation: Incarnation(node.incarnation) })
+}
+
+fn text(mut text: String) -> String {
+    while TEXT_BYTES_MAX < text.len() {
+        text.pop();
+    }
+    text
+}
+
+fn wait(ms: u32) -> Instant {
+    Instant::now() + Duration::from_millis(ms.into()).min(WAIT_MAX)
+}
+
+/// Asks until an answer is final, or the deadline has passed. Asks again whenever `changes` says so.
+pub(super) async fn ask_until<T, E>(
+    handle: &ElasticHandle,
+    mut changes: watch::Receiver<u64>,
+    deadline: Instant,
+    mut event: E,
+    is_final: impl Fn(&T) -> bool,
+) -> Result<T, ElasticError>
+where
+    E: FnMut(Reply<T>) -> Event,
+{
+    loop {
+        changes.mark_unchanged();
+        let answer = handle.ask(&mut event).await?;
+        if is_final(&answer) || deadline <= Instant::now() {
+            return Ok(answer);
+        }
+        match timeout(deadline.remaining(), changes.changed()).await {
+            Ok(Ok(())) | Err(_) => {}
+            // The loop has ended.
+            Ok(Err(_)) => return Err(ElasticError::NotActing),
+        }
+    }
+}
+
+/// Waits until a caller is a member of a round that it does not know, or has given up.
+pub(super) async fn join(
+    handle: &ElasticHandle,
+    caller: Caller,
+    terms: JoinTerms,
+    deadline: Instant,
+) -> Result<Directive, ElasticError> {
+    let join = |reply| Event::Join { caller, terms, reply };
+    let is_final = |directive: &Directive| match directive {
+        Directive::Wait { .. } | Directive::WaitForPlace { .. } => false,
+        Directive::Continue { .. }
+        | Directive::Start(_)
+        | Directive::Join { .. }
+        | Directive::TooFew { .. } => true,
+    };
+    ask_until(handle, handle.rounds.clone(), deadline, join, is_final).await
+}
+
+/// Enters a barrier, and waits until it is released or has ended.
+pub(super) async fn enter(
+    handle: &ElasticHandle,
+    caller: Caller,
+    place: &Place,
+    data: Arc<[u8]>,
+    deadline: Instant,
+) -> Result<Passage, ElasticError> {
+    let mut data = Some(data);
+    let enter = |reply| {
+        let place = place.clone();
+        match data.take() {
+            Some(data) => Event::Enter { caller, place, data, reply },
+            None => Event::Look { caller, place, reply },
+        }
+    };
+    let is_final = |passage: &Passage| match passage {
+        Passage::Waiting { .. } => false,
+        Passage::Released(_) | Passage::Ended { .. } => true,
+    };
+    ask_until(handle, handle.barriers.clone(), deadline, enter, is_final).await
+}
+
+fn round(record: &RoundRecord) -> ElasticRound {
+    let members = record.members.iter().map(|member| ElasticMember {
+        node: member.node.to_string(),
+        address: member.address.clone(),
+        slots: member.slots,
+        first_rank: member.first_rank,
+    });
+    ElasticRound {
+        round: record.round.0,
+        world_size: record.world_size,
+        members: members.collect(),
+    }
+}
+
+/// Describes what a node waits for, for users.
+fn next(directive: &Directive) -> join_reply::Next {
+    match directive {
+        Directive::Start(record) => join_reply::Next::Start(round(record)),
+        Directive::Wait { awaited, missing, .. } => {
+            join_reply::Next::Wait(describe_wait(awaited, *missing))
+        }
+        Directive::WaitForPlace { round, nodes_max } => join_reply::Next::Wait(format!(
+            "waits for a place: round {round} has the maximum of {nodes_max} nodes"
+        )),
+        Directive::TooFew { awaited, waiting, nodes_min } => {
+            let others = if awaited.count == 0 {
+                String::new()
+            } else {
+                format!("; {awaited} did not join")
+            };
+            join_reply::Next::TooFew(format!(
+                "{waiting} of at least {nodes_min} nodes joined within the join timeout{others}"
+            ))
+        }
+        Directive::Continue { .. } | Directive::Join { .. } => {
+            join_reply::Next::Wait("waits for the next round".to_owned())
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Elastic for Service {
+    async fn get_cluster_spec(
+        &self,
+        request: Request<GetClusterSpecRequest>,
+    ) -> Result<Response<GetClusterSpecReply>, Status> {
+        let GetClusterSpecRequest { address, min_nodes, max_nodes, .. } = request.into_inner();
+        let polled = self.polled()?;
+        let record = polled.cluster(&address, min_nodes, max_nodes).await?;
+        let rank = record.members.iter().position(|member| member.address == address);
+        Ok(Response::new(GetClusterSpecReply {
+            cluster_spec: record.cluster_spec(),
+            round: record.round.0,
+            rank: rank.unwrap_or(0) as u32,
+        }))
+    }
+
+    async fn get_waiting_nodes(
+        &self,
+        request: Request<GetWaitingNodesRequest>,
+    ) -> Result<Response<GetWaitingNodesReply>, Status> {
+        let address = request.into_inner().address;
+        let waiting_nodes = self.polled()?.waiting_nodes(&address).await?;
+        Ok(Response::new(GetWaitingNodesReply { waiting_nodes }))
+    }
+
+    async fn barrier(
+        &self,
+        request: Request<BarrierRequest>,
+    ) -> Result<Response<BarrierReply>, Status> {
+        let BarrierRequest { address, tag, timeout_seconds, phase } = request.into_inner();
+        let polled = self.polled()?;
+        let limit = polled::limit(timeout_seconds);
+        let outcome = polled.pass(&address, tag, phase.map(Phase), Arc::default(), limit).await?;
+        let error = outcome.err().unwrap_or_default();
+        Ok(Response::new(BarrierReply { success: error.is_empty(), error }))
+    }
+
+    async fn synchronize(
+        &self,
+        request: Request<SynchronizeRequest>,
+    ) -> Result<Response<SynchronizeReply>, Status> {
+        let SynchronizeRequest { address, tag, data, timeout_seconds, phase } = request.into_inner();
+        let polled = self.polled()?;
+        let limit = polled::limit(timeout_seconds);
+        let data = data.as_ref().into();
+        let outcome = polled.pass(&address, tag, phase.map(Phase), data, limit).await?;
+        let (data, error) = match outcome {
+            Ok(data) => (data, String::new()),
+            Err(error) => (std::collections::HashMap::new(), error),
+        };
+        Ok(Response::new(SynchronizeReply { success: error.is_empty(), error, data }))
+    }
+
+    async fn shut_down(
+        &self,
+        request: Request<ShutDownRequest>,
+    ) -> Result<Response<ShutDownReply>, Status> {
+        let reason = text(request.into_inner().reason);
+        let reason = if reason.is_empty() { "shut down on request".to_owned() } else { reason };
+        let event = |reply| Event::ShutDown { reason, reply };
+        let rounds = self.handle()?.ask(event).await.map_err(|error| reject(&error))?;
+        Ok(Response::new(ShutDownReply { rounds: rounds.0 }))
+    }
+
+    async fn announce(
+        &self,
+        request: Request<AnnounceRequest>,
+    ) -> Result<Response<AnnounceReply>, Status> {
+        let caller = caller(request.into_inner().node)?;
+        let event = |reply| Event::Announce { caller, reply };
+        self.handle()?.ask(event).await.map_err(|error| reject(&error))?;
+        Ok(Response::new(AnnounceReply {}))
+    }
+
+    async fn join(&self, request: Request<JoinRequest>) -> Result<Response<JoinReply>, Status> {
+        let JoinRequest { node, after, nodes_min, nodes_max, wait_ms } = request.into_inner();
+        let terms = JoinTerms { after: Round(after), nodes_min, nodes_max };
+        let joined = join(&self.handle()?, caller(node)?, terms, wait(wait_ms)).await;
+        let directive = joined.map_err(|error| reject(&error))?;
+        Ok(Response::new(JoinReply { next: Some(next(&directive)) }))
+    }
+
+    async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<WatchReply>, Status> {
+        let WatchRequest { node, round, wait_ms, known_change, report } = request.into_inner();
+        let (caller, known, handle) = (caller(node)?, Round(round), self.handle()?);
+        let mut report = report.map(|report| NodeReport {
+            restarts: report.restarts,
+            restarts_max: report.restarts_max,
+            state: text(report.state),
+        });
+        let event = |reply| Event::Watch { caller, known, report: report.take(), reply };
+        let is_final = |change: &Change| change.nodes != known_change;
+        let rounds = handle.rounds.clone();
+        let change = ask_until(&handle, rounds, wait(wait_ms), event, is_final).await;
+        let Change { nodes, lost } = change.map_err(|error| reject(&error))?;
+        Ok(Response::new(WatchReply { change: nodes, lost }))
+    }
+
+    async fn enter(&self, request: Request<EnterRequest>) -> Result<Response<EnterReply>, Status> {
+        let EnterRequest { node, round, tag, phase, data, wait_ms } = request.into_inner();
+        let place = Place { round: Round(round), tag, phase: Phase(phase) };
+        let (caller, handle) = (caller(node)?, self.handle()?);
+        let entered = enter(&handle, caller, &place, data.as_ref().into(), wait(wait_ms)).await;
+        let (outcome, data, reason) = match entered.map_err(|error| reject(&error))? {
+            Passage::Released(data) => {
+                let data = data.into_iter();
+                let data = data.map(|(node, data)| (node.to_string(), data.to_vec().into()));
+                (enter_reply::Outcome::Released, data.collect(), String::new())
+            }
+            Passage::Ended { reason } => (enter_reply::Outcome::Ended, Default::default(), reason),
+            Passage::Waiting { reason } => {
+                (enter_reply::Outcome::Waiting, Default::default(), reason)
+            }
+        };
+        Ok(Response::new(EnterReply { outcome: outcome.into(), data, reason }))
+    }
+
+    async fn share_state(
+        &self,
+        request: Request<ShareStateRequest>,
+    ) -> Result<Response<ShareStateReply>, Status> {
+        let ShareStateRequest { state, token } = request.into_inner();
+        let state = state.map(|state| state.to_vec());
+        let event = |reply| Event::Share { token, state, reply };
+        let shared = self.handle()?.ask(event).await.map_err(|error| reject(&error))?;
+        Ok(Response::new(ShareStateReply {
+            token: shared.record.as_ref().map_or(0, |record| record.token),
+            state: shared.record.map(|record| record.state.clone().into()),
+            accepted: shared.accepted,
+        }))
+    }
+
+    async fn elastic_status(
+        &self,
+        _: Request<ElasticStatusRequest>,
+    ) -> Result<Response<ElasticStatusReply>, Status> {
+        let shown = self.handle()?.status.borrow().clone();
+        let json = serde_json::to_vec(&*shown)
+            .map_err(|error| status(ErrorKind::Internal, error.to_string()))?;
+        Ok(Response::new(ElasticStatusReply { json: json.into() }))
+    }
+}

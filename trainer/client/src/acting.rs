@@ -1,0 +1,112 @@
+//! Calls to the acting master, repeated until one answers.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use steadfast_common::error::ErrorKind;
+use steadfast_common::keys::Keys;
+use steadfast_common::records::MasterRecord;
+use steadfast_common::role::Role;
+use steadfast_coord::{CoordError, Etcd, Mirror, Range, backoff};
+use steadfast_host::time::{sleep, timeout};
+use steadfast_net::{Channel, TlsIdentity};
+use tonic::{Response, Status};
+use tracing::{debug, info, warn};
+
+/// Timeout of a call, in addition to the time that the request asks the master to wait.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The acting master of a job; follows failovers.
+#[derive(Debug)]
+pub(crate) struct ActingMaster {
+    tls: TlsIdentity,
+    master: Mirror,
+    result: Mirror,
+    /// The address of the last connection; the mutex guards only its replacement.
+    connection: Mutex<Option<(String, Channel)>>,
+}
+
+/// Why a call got no reply.
+#[derive(Debug)]
+pub(crate) enum CallError {
+    JobEnded,
+    /// The master rejected it, and would again.
+    Rejected(Status),
+}
+
+impl ActingMaster {
+    /// Starts to mirror the keys that tell where the master is, and whether the job has ended.
+    pub async fn follow(etcd: &Etcd, keys: &Keys, tls: TlsIdentity) -> Result<Self, CoordError> {
+        Ok(Self {
+            tls,
+            master: Mirror::start(etcd, Range::Key(keys.master_addr())).await?,
+            result: Mirror::start(etcd, Range::Key(keys.result())).await?,
+            connection: Mutex::default(),
+        })
+    }
+
+    pub fn tls(&self) -> &TlsIdentity {
+        &self.tls
+    }
+
+    /// Completes when the job has ended.
+    pub async fn job_ended(&self) {
+        let mut changes = self.result.subscribe();
+        let _ = changes.wait_for(|view| !view.entries.is_empty()).await;
+    }
+
+    /// Repeats a call until a master answers. `wait` is the time that the request asks it to wait.
+    pub async fn call<T, F>(
+        &self,
+        wait: Duration,
+        attempt: impl Fn(Channel) -> F,
+    ) -> Result<T, CallError>
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        let mut pauses = backoff();
+        let mut changes = self.master.subscribe();
+        loop {
+            let record = changes.borrow_and_update().single::<MasterRecord>();
+            let record = record.unwrap_or_else(|error| {
+                warn!(%error, "cannot read a key");
+                None
+            });
+            if let Some(channel) = record.and_then(|record| self.channel(&record.address)) {
+                match timeout(wait + TIMEOUT, attempt(channel)).await {
+                    Ok(Ok(reply)) => return Ok(reply.into_inner()),
+                    Ok(Err(status)) if is_retryable(&status) => {
+                        debug!(message = status.message(), "the master is not ready");
+                    }
+                    Ok(Err(status)) => return Err(CallError::Rejected(status)),
+                    Err(_) => debug!("call to the master timed out"),
+                }
+                // Drops a failed connection: it may lead to a former master.
+                self.connection.lock().expect("no holder panics").take();
+            }
+            tokio::select! {
+                biased;
+                () = sleep(pauses.next().unwrap_or(TIMEOUT)) => {}
+                _ = changes.changed() => {}
+                () = self.job_ended() => return Err(CallError::JobEnded),
+            }
+        }
+    }
+
+    fn channel(&self, address: &str) -> Option<Channel> {
+        let mut connection = self.connection.lock().expect("no holder panics");
+        if let Some((known, channel)) = &*connection
+            && known == address
+        {
+            return Some(channel.clone());
+        }
+        let channel = self.tls.dial(address, Role::Master).ok()?;
+        info!(address, "following the acting master");
+        *connection = Some((address.to_owned(), channel.clone()));
+        Some(channel)
+    }
+}
+
+fn is_retryable(status: &Status) -> bool {
+    matches!(steadfast_proto::kind(status), ErrorKind::Unavailable | ErrorKind::NotYet)
+}

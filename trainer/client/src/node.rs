@@ -1,0 +1,358 @@
+//! A node of an elastic job: the registration of an agent, and its calls to the acting master.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+use steadfast_common::error::ErrorKind;
+use steadfast_common::ids::{Incarnation, NodeId, Phase, Round};
+use steadfast_common::keys::Keys;
+use steadfast_common::rendezvous::{AgentRecord, MemberRecord, RoundRecord, SharedRecord};
+use steadfast_coord::{self as coord, CoordError, Etcd};
+use steadfast_net::{Channel, TlsIdentity};
+use steadfast_proto::v1::elastic_client::ElasticClient;
+use steadfast_proto::v1::{
+    AnnounceRequest, ElasticRound, EnterRequest, JoinRequest, Node, NodeReport, ShareStateRequest,
+    ShutDownRequest, WatchRequest, enter_reply, join_reply,
+};
+use tonic::{Response, Status};
+
+use crate::acting::{ActingMaster, CallError};
+
+/// How long one call waits at the master for a change.
+const WAIT: Duration = Duration::from_secs(5);
+
+/// How an agent presents itself to the job.
+#[derive(Clone, Debug)]
+pub struct NodeIdentity {
+    pub node: NodeId,
+    pub record: AgentRecord,
+    pub tls: TlsIdentity,
+}
+
+/// An agent that is registered with a job, under a lease.
+#[derive(Debug)]
+pub struct NodeSession {
+    etcd: Etcd,
+    lease: coord::Session,
+    node: NodeId,
+    incarnation: Incarnation,
+    acting: ActingMaster,
+}
+
+/// The number of nodes that an agent expects. It must be that of the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    pub nodes_min: u32,
+    pub nodes_max: u32,
+}
+
+/// The answer to a request to join.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Joined {
+    /// The node is a member of this round.
+    Round(RoundRecord),
+    /// Not yet; for users.
+    Waits(String),
+    /// Too few nodes joined within the join timeout; for users.
+    TooFew(String),
+}
+
+/// The state of a barrier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Entered {
+    /// All members have entered, with these data.
+    Released(BTreeMap<NodeId, Bytes>),
+    /// It will not be released; for users.
+    Ended(String),
+    /// Not yet; for users.
+    Waits(String),
+}
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    #[error("the job is over")]
+    JobEnded,
+    /// The lease was lost, or the node was removed: it registers again.
+    #[error("the node's registration was lost")]
+    Unregistered,
+    #[error("{message}")]
+    Rejected { kind: ErrorKind, message: String },
+    #[error("the master's reply is invalid: {0}")]
+    BadReply(String),
+    #[error(transparent)]
+    Coord(#[from] CoordError),
+}
+
+impl NodeError {
+    /// Returns the kind of the error: what the caller does next.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::JobEnded | Self::Unregistered => ErrorKind::Stale,
+            Self::Rejected { kind, .. } => *kind,
+            Self::BadReply(_) => ErrorKind::Internal,
+            Self::Coord(error) => error.kind(),
+        }
+    }
+}
+
+impl NodeSession {
+    /// Opens a lease, and registers the node.
+    ///
+    /// # Errors
+    /// If etcd fails with an error that is not transient, or the node is registered already.
+    pub async fn register(
+        etcd: &Etcd,
+        keys: &Keys,
+        lease_ttl: Duration,
+        identity: NodeIdentity,
+    ) -> Result<Self, NodeError> {
+        let NodeIdentity { node, record, tls } = identity;
+        // First, because this waits for an unavailable etcd.
+        let lease = coord::Session::open_with_retry(etcd, lease_ttl).await?;
+        let value = serde_json::to_vec(&record).expect("records are plain data");
+        let created = etcd.create(&keys.agent(node), &value, lease.lease()).await?;
+        let incarnation = created.map_err(|_| NodeError::Rejected {
+            kind: ErrorKind::Conflict,
+            message: format!("node {node} is registered already"),
+        })?;
+        let acting = ActingMaster::follow(etcd, keys, tls).await?;
+        let incarnation = Incarnation(incarnation);
+        Ok(Self { etcd: etcd.clone(), lease, node, incarnation, acting })
+    }
+
+    /// Returns the id of the node.
+    pub fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// Returns the incarnation: the create-revision of the registration.
+    pub fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
+    /// Announces that the node is starting, so that others wait for it.
+    ///
+    /// # Errors
+    /// See [`NodeError`].
+    pub async fn announce(&self) -> Result<(), NodeError> {
+        let request = AnnounceRequest { node: self.caller() };
+        self.call(Duration::ZERO, |channel| {
+            let request = request.clone();
+            async move { ElasticClient::new(channel).announce(request).await }
+        })
+        .await
+        .map(|_| ())
+    }
+
+    /// Asks to be in a round after `after`, and waits some seconds for it.
+    ///
+    /// # Errors
+    /// See [`NodeError`]. The node range is rejected if it is not that of the job.
+    pub async fn join(&self, after: Round, terms: Terms) -> Result<Joined, NodeError> {
+        let request = JoinRequest {
+            node: self.caller(),
+            after: after.0,
+            nodes_min: terms.nodes_min,
+            nodes_max: terms.nodes_max,
+            wait_ms: WAIT.as_millis() as u32,
+        };
+        let reply = self
+            .call(WAIT, |channel| {
+                let request = request.clone();
+                async move { ElasticClient::new(channel).join(request).await }
+            })
+            .await?;
+        match reply.next {
+            Some(join_reply::Next::Start(round)) => Ok(Joined::Round(record(round)?)),
+            Some(join_reply::Next::Wait(reason)) => Ok(Joined::Waits(reason)),
+            Some(join_reply::Next::TooFew(reason)) => Ok(Joined::TooFew(reason)),
+            None => Err(NodeError::BadReply("it says nothing".to_owned())),
+        }
+    }
+
+    /// Waits some seconds, at most `wait`, until the number of nodes to be added to `round` or, negative, removed from it is
+    /// another one than `known`; returns the number, and the addresses of removed nodes. With a number other
+    /// than 0, the node joins again.
+    ///
+    /// # Errors
+    /// See [`NodeError`].
+    pub async fn watch(
+        &self,
+        round: Round,
+        known: i64,
+        report: Option<NodeReport>,
+        wait: Duration,
+    ) -> Result<(i64, String), NodeError> {
+        self.watch_for(round, known, report, wait.min(WAIT)).await
+    }
+
+    /// Returns the same at once.
+    ///
+    /// # Errors
+    /// See [`NodeError`].
+    pub async fn change(&self, round: Round) -> Result<(i64, String), NodeError> {
+        self.watch_for(round, 0, None, Duration::ZERO).await
+    }
+
+    async fn watch_for(
+        &self,
+        round: Round,
+        known: i64,
+        report: Option<NodeReport>,
+        wait: Duration,
+    ) -> Result<(i64, String), NodeError> {
+        let request = WatchRequest {
+            node: self.caller(),
+            round: round.0,
+            wait_ms: wait.as_millis() as u32,
+            known_change: known,
+            report,
+        };
+        let reply = self
+            .call(wait, |channel| {
+                let request = request.clone();
+                async move { ElasticClient::new(channel).watch(request).await }
+            })
+            .await?;
+        Ok((reply.change, reply.lost))
+    }
+
+    /// Enters a barrier of a round, and waits some seconds for it. `phase` counts how often the node passed
+    /// the tag in this round before.
+    ///
+    /// # Errors
+    /// See [`NodeError`].
+    pub async fn enter(
+        &self,
+        round: Round,
+        tag: &str,
+        phase: Phase,
+        data: Bytes,
+    ) -> Result<Entered, NodeError> {
+        let request = EnterRequest {
+            node: self.caller(),
+            round: round.0,
+            tag: tag.to_owned(),
+            phase: phase.0,
+            data,
+            wait_ms: WAIT.as_millis() as u32,
+        };
+        let reply = self
+            .call(WAIT, |channel| {
+                let request = request.clone();
+                async move { ElasticClient::new(channel).enter(request).await }
+            })
+            .await?;
+        match reply.outcome() {
+            enter_reply::Outcome::Waiting => Ok(Entered::Waits(reply.reason)),
+            enter_reply::Outcome::Ended => Ok(Entered::Ended(reply.reason)),
+            enter_reply::Outcome::Released => {
+                let entries = reply.data.into_iter();
+                let data = entries.map(|(node, data)| Ok((node_id(&node)?, data)));
+                Ok(Entered::Released(data.collect::<Result<_, NodeError>>()?))
+            }
+        }
+    }
+
+    /// Replaces the shared state, if its token is `token`; without a state, reads it. Returns the state after
+    /// that, and whether it is the caller's.
+    ///
+    /// # Errors
+    /// See [`NodeError`].
+    pub async fn share(
+        &self,
+        state: Option<Bytes>,
+        token: u64,
+    ) -> Result<(Option<SharedRecord>, bool), NodeError> {
+        let request = ShareStateRequest { state, token };
+        let reply = self
+            .call(Duration::ZERO, |channel| {
+                let request = request.clone();
+                async move { ElasticClient::new(channel).share_state(request).await }
+            })
+            .await?;
+        let token = reply.token;
+        let record = reply.state.map(|state| SharedRecord { token, state: state.to_vec() });
+        Ok((record, reply.accepted))
+    }
+
+    /// Ends the job, for all nodes.
+    ///
+    /// # Errors
+    /// See [`NodeError`].
+    pub async fn shut_down(&self, reason: &str) -> Result<(), NodeError> {
+        let request = ShutDownRequest { reason: reason.to_owned() };
+        self.call(Duration::ZERO, |channel| {
+            let request = request.clone();
+            async move { ElasticClient::new(channel).shut_down(request).await }
+        })
+        .await
+        .map(|_| ())
+    }
+
+    /// Completes when the lease is lost: the node must register again.
+    pub async fn lost(&self) {
+        self.lease.lost().await;
+    }
+
+    /// Completes when the job has ended.
+    pub async fn job_ended(&self) {
+        self.acting.job_ended().await;
+    }
+
+    /// Ends the registration: the others form a round without this node at once.
+    pub async fn close(&self) {
+        self.lease.close(&self.etcd).await;
+    }
+
+    fn caller(&self) -> Option<Node> {
+        Some(Node { id: self.node.to_string(), incarnation: self.incarnation.0 })
+    }
+
+    async fn call<T, F>(
+        &self,
+        wait: Duration,
+        attempt: impl Fn(Channel) -> F,
+    ) -> Result<T, NodeError>
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        let called = tokio::select! {
+            biased;
+            called = self.acting.call(wait, attempt) => called,
+            () = self.lease.lost() => return Err(NodeError::Unregistered),
+        };
+        called.map_err(|error| match error {
+            CallError::JobEnded => NodeError::JobEnded,
+            CallError::Rejected(status) => match steadfast_proto::kind(&status) {
+                ErrorKind::NotFound => NodeError::Unregistered,
+                kind => NodeError::Rejected { kind, message: status.message().to_owned() },
+            },
+        })
+    }
+}
+
+fn node_id(text: &str) -> Result<NodeId, NodeError> {
+    let id = text.parse().map_err(|_| NodeError::BadReply(format!("`{text}` is not a node")))?;
+    Ok(NodeId(id))
+}
+
+fn record(round: ElasticRound) -> Result<RoundRecord, NodeError> {
+    let members = round.members.into_iter().map(|member| {
+        Ok(MemberRecord {
+            node: node_id(&member.node)?,
+            // Only the master compares incarnations.
+            incarnation: Incarnation(0),
+            address: member.address,
+            slots: member.slots,
+            first_rank: member.first_rank,
+        })
+    });
+    Ok(RoundRecord {
+        round: Round(round.round),
+        world_size: round.world_size,
+        members: members.collect::<Result<_, NodeError>>()?,
+    })
+}
