@@ -63,7 +63,8 @@ pub fn run_guard_if_requested() {
     // Fails only for a name with a zero byte.
     let _ = set_name(c"steadfast-guard");
     let request = request.to_string_lossy();
-    let Some((token, session)) = request.split_once(':') else { std::process::exit(2) };
+    let request = request.split_once(':').filter(|(token, _)| !token.is_empty());
+    let Some((token, session)) = request else { std::process::exit(2) };
     let mut scope = Scope::new(token.to_owned(), None);
     scope.session = session.parse().unwrap_or_default();
     // An error ends the pipe, too.
@@ -115,11 +116,10 @@ impl Guard {
         Ok(Self { program, token: token.to_owned(), state })
     }
 
-    /// Adds the process group of a new worker. Replaces the guard if it has ended.
-    pub fn add(&self, group: Pid) -> io::Result<()> {
+    /// Replaces the guard if it has ended.
+    pub fn ensure_running(&self) -> io::Result<()> {
         let mut state = self.lock();
-        state.scope.groups.insert(group.as_raw());
-        if state.send(&format!("+{group}\n")).is_ok() {
+        if state.send("\n").is_ok() {
             return Ok(());
         }
         state.running = Some(spawn(&self.program, &self.token, state.scope.session)?);
@@ -127,11 +127,19 @@ impl Guard {
         state.send(&groups.concat())
     }
 
+    /// Adds the process group of a new worker.
+    pub fn add(&self, group: Pid) {
+        let mut state = self.lock();
+        state.scope.groups.insert(group.as_raw());
+        // The next guard receives all groups.
+        let _ = state.send(&format!("+{group}\n"));
+    }
+
     /// Removes a process group of which no process is left.
     pub fn remove(&self, group: Pid) {
         let mut state = self.lock();
         state.scope.groups.remove(&group.as_raw());
-        // A new guard will not be told of this group.
+        // The next guard does not receive this group.
         let _ = state.send(&format!("-{group}\n"));
     }
 

@@ -159,5 +159,65 @@ fn markers(id: i32) -> Vec<String> {
         .split(|byte| *byte == 0)
         .find_map(|variable| variable.strip_prefix(MARKER_VARIABLE.as_bytes())?.strip_prefix(b"="));
     let value = String::from_utf8_lossy(value.unwrap_or_default());
-    value.split(',').map(str::to_owned).collect()
+    // An empty token would be that of every process without a marker.
+    value.split(',').filter(|token| !token.is_empty()).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command};
+
+    use super::*;
+
+    /// A process that ends with the test.
+    struct Sleeping(Child);
+
+    impl Sleeping {
+        fn start(marker: &str) -> Self {
+            let command =
+                Command::new("sleep").arg("1000").env(MARKER_VARIABLE, marker).spawn().unwrap();
+            Self(command)
+        }
+
+        fn id(&self) -> i32 {
+            self.0.id().try_into().unwrap()
+        }
+    }
+
+    impl Drop for Sleeping {
+        fn drop(&mut self) {
+            self.0.kill().unwrap();
+            self.0.wait().unwrap();
+        }
+    }
+
+    #[test]
+    fn only_processes_with_the_whole_token_are_found() {
+        let sleeping = Sleeping::start("outer,run-a,run-a.1");
+        let found = |token: &str| Scope::new(token.to_owned(), None).processes();
+        for token in ["outer", "run-a", "run-a.1"] {
+            assert_eq!(found(token).iter().map(|it| it.id).collect::<Vec<_>>(), [sleeping.id()]);
+        }
+        for token in ["run", "run-a.", "run-a.11", "1", ""] {
+            assert_eq!(found(token), [], "{token}");
+        }
+    }
+
+    #[test]
+    fn another_process_with_a_reused_id_is_not_killed() {
+        let mut sleeping = Sleeping::start("run-b");
+        let process = Process::read(sleeping.id()).unwrap();
+        Process { started: process.started - 1, ..process }.send(Signal::KILL);
+        assert_eq!(Process::read(sleeping.id()), Some(process));
+        assert_eq!(sleeping.0.try_wait().unwrap(), None);
+    }
+
+    #[test]
+    fn a_group_of_the_same_number_in_another_session_is_not_found() {
+        let sleeping = Sleeping::start("run-c");
+        let process = Process::read(sleeping.id()).unwrap();
+        let mut scope = Scope::new("run-d".to_owned(), Some(Pid::from_raw(process.group)));
+        scope.session = process.session + 1;
+        assert_eq!(scope.processes(), []);
+    }
 }

@@ -56,6 +56,7 @@ impl Worker {
             return Err(StartError::NoDirectory { directory: directory.clone() });
         }
         let files = LogFiles::open(spec)?;
+        guard.ensure_running().map_err(|source| StartError::Guard { source })?;
         let mut child =
             command(spec, marker).spawn().map_err(|source| StartError::of(spec, source))?;
         let id = child.id().and_then(|id| i32::try_from(id).ok());
@@ -64,10 +65,8 @@ impl Worker {
         let output = is_watched.then(|| OutputTasks::start(spec, &mut child, files));
         let scope = Scope::new(token, Some(group));
         let name = spec.name.clone();
-        let worker = Self { name, child, group, scope, output, guard, ended: None, exit: None };
-        // On an error, the worker is dropped, which kills it.
-        worker.guard.add(group).map_err(|source| StartError::Guard { source })?;
-        Ok(worker)
+        guard.add(group);
+        Ok(Self { name, child, group, scope, output, guard, ended: None, exit: None })
     }
 
     /// Returns the name in its spec.
