@@ -30,6 +30,8 @@ pub(crate) struct Scope {
     pub groups: BTreeSet<i32>,
     /// The session of the workers. A group of the same number in another session is not theirs.
     pub session: i32,
+    /// Processes that were found earlier, and may since have lost the parent by which they were found.
+    pub known: Vec<Process>,
 }
 
 /// A process, identified for good by its start.
@@ -56,7 +58,7 @@ impl Scope {
     pub fn new(token: String, group: Option<Pid>) -> Self {
         let session = getsid(None).map_or(0, Pid::as_raw);
         let groups = group.into_iter().map(Pid::as_raw).collect();
-        Self { tokens: BTreeSet::from([token]), groups, session }
+        Self { tokens: BTreeSet::from([token]), groups, session, known: Vec::new() }
     }
 
     /// Extends this scope by another one of the same session.
@@ -104,7 +106,9 @@ impl Scope {
 
     fn contains(&self, process: &Process) -> bool {
         let in_group = self.groups.contains(&process.group) && process.session == self.session;
-        in_group || markers(process.id).iter().any(|token| self.tokens.contains(token))
+        in_group
+            || self.known.iter().any(|it| it.is_same(process))
+            || markers(process.id).iter().any(|token| self.tokens.contains(token))
     }
 }
 
@@ -127,12 +131,17 @@ impl Process {
         })
     }
 
+    /// Returns whether two findings are of one process: ids are reused, and parents change.
+    fn is_same(&self, other: &Self) -> bool {
+        (self.id, self.started) == (other.id, other.started)
+    }
+
     /// Sends a signal, unless another process now has the same id.
     pub fn send(&self, signal: Signal) {
         let Some(id) = rustix::process::Pid::from_raw(self.id) else { return };
         let pidfd = pidfd_open(id, PidfdFlags::empty());
         // The descriptor refers to one process for good; make sure that it is the one that was found.
-        if Self::read(self.id).is_none_or(|it| it.started != self.started) {
+        if Self::read(self.id).is_none_or(|it| !it.is_same(self)) {
             return;
         }
         // An error means that it has ended, or that its user differs, which the next search shows.

@@ -10,7 +10,7 @@ use tracing::warn;
 
 use crate::Worker;
 use crate::guard::KILL_TIMEOUT;
-use crate::processes::{Scope, Swept};
+use crate::processes::{Process, Scope, Swept};
 
 /// Time between two checks whether descendants have ended.
 const CHECK_PERIOD: Duration = Duration::from_millis(50);
@@ -28,17 +28,19 @@ pub(crate) async fn stop(workers: &mut [&mut Worker], grace: Duration) {
         return;
     }
     if !grace.is_zero() {
-        terminate(&running, &scope).await;
+        scope.known = find(&scope).await;
+        terminate(&running, &scope.known);
         let ended = join_all(running.iter_mut().map(|it| it.ended()));
         // A worker may be a shell, whose command saves its state after SIGTERM.
         if timeout_at(deadline, ended).await.is_ok() {
             until_empty(&scope, deadline).await;
         }
     }
+    // Before the workers are killed, others are still found as their descendants.
+    let left = sweep(scope).await.left;
     for worker in &running {
         worker.signal(Signal::SIGKILL);
     }
-    let left = sweep(scope).await.left;
     for worker in &mut running {
         if timeout(KILL_TIMEOUT, worker.ended()).await.is_err() {
             worker.abandon();
@@ -68,9 +70,8 @@ pub(crate) async fn sweep(scope: Scope) -> Swept {
     }
 }
 
-/// Sends SIGTERM to the process groups, and to the descendants that have left them.
-async fn terminate(workers: &[&mut &mut Worker], scope: &Scope) {
-    let mut others = scope.clone();
+/// Sends SIGTERM to the process groups, and to those of the `found` processes that are in none of them.
+fn terminate(workers: &[&mut &mut Worker], found: &[Process]) {
     let mut groups = Vec::new();
     for worker in workers.iter().filter(|it| it.id().is_some()) {
         worker.signal(Signal::SIGTERM);
@@ -78,23 +79,21 @@ async fn terminate(workers: &[&mut &mut Worker], scope: &Scope) {
         worker.signal(Signal::SIGCONT);
         groups.push(worker.group.as_raw());
     }
-    others.groups.retain(|it| !groups.contains(it));
-    let sent = spawn_blocking(move || {
-        let found = others.processes();
-        for process in found.iter().filter(|it| !groups.contains(&it.group)) {
-            process.send(rustix::process::Signal::TERM);
-        }
-    });
-    // SIGKILL follows in any case.
-    let _ = timeout(KILL_TIMEOUT, sent).await;
+    for process in found.iter().filter(|it| !groups.contains(&it.group)) {
+        process.send(rustix::process::Signal::TERM);
+    }
 }
 
 async fn until_empty(scope: &Scope, deadline: Instant) {
-    while Instant::now() < deadline {
-        let scope = scope.clone();
-        match timeout_at(deadline, spawn_blocking(move || scope.processes())).await {
-            Ok(Ok(found)) if !found.is_empty() => sleep(CHECK_PERIOD).await,
-            Ok(_) | Err(_) => return,
-        }
+    while !find(scope).await.is_empty() && Instant::now() < deadline {
+        sleep(CHECK_PERIOD).await;
     }
+}
+
+/// Searches the processes of `scope`.
+async fn find(scope: &Scope) -> Vec<Process> {
+    let scope = scope.clone();
+    let found = spawn_blocking(move || scope.processes());
+    // If `/proc` does not respond, the process groups are known.
+    timeout(KILL_TIMEOUT, found).await.map(Result::unwrap_or_default).unwrap_or_default()
 }

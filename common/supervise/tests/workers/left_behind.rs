@@ -3,7 +3,10 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::support::scenario::{TREE, guards_of, start, tree};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::support::scenario::{TREE, guards_of, nested, start, tree};
 use super::support::{KillAtEnd, id_in, is_alive, shell, supervisor, until_gone, wait_for};
 
 /// Returns the ids of the processes of a tree, once all have started.
@@ -85,6 +88,18 @@ async fn check_killed_supervisor(scenario: &str) {
 }
 
 #[tokio::test]
+async fn a_run_within_a_worker_of_another_run_is_ended_by_both() {
+    let directory = tempfile::tempdir().unwrap();
+    let supervisor = supervisor();
+    let mut worker = supervisor.start(&nested("hold", directory.path())).unwrap();
+    let processes = ids(directory.path()).await;
+    worker.stop(Duration::ZERO).await;
+    for id in &processes.0 {
+        assert!(!is_alive(*id), "process {id} is left");
+    }
+}
+
+#[tokio::test]
 async fn the_guard_ends_with_its_run() {
     let directory = tempfile::tempdir().unwrap();
     let mut supervisor = start("hold", directory.path());
@@ -92,11 +107,7 @@ async fn the_guard_ends_with_its_run() {
     let processes = ids(directory.path()).await;
     let guard = *guards_of(own).first().unwrap();
     // The worker of the scenario ends, and with it the run.
-    nix::sys::signal::kill(
-        nix::unistd::Pid::from_raw(processes.0[0]),
-        nix::sys::signal::Signal::SIGKILL,
-    )
-    .unwrap();
+    kill(Pid::from_raw(processes.0[0]), Signal::SIGKILL).unwrap();
     let ended = wait_for("end of the supervisor", || supervisor.try_wait().unwrap()).await;
     assert!(ended.success());
     until_gone(guard).await;

@@ -1,5 +1,6 @@
 //! What the test program does as supervising process.
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -15,10 +16,13 @@ use super::{python, shell, supervisor, until_gone, wait_for};
 const SCENARIO_VARIABLE: &str = "TEST_SCENARIO";
 const DIRECTORY_VARIABLE: &str = "TEST_DIRECTORY";
 
+/// Make this program run as supervising process.
+const ARGS: [&str; 4] = ["--exact", "supervisor_process", "--nocapture", "--test-threads=1"];
+
 /// Separates the output of workers from that of the test harness.
 const MARK: &str = "\n---- output ----\n";
 
-/// The processes that a worker of [`Scenario::hold`] starts; each writes its id to a file of this name.
+/// The processes that a worker of [`tree`] starts; each writes its id to a file of this name.
 pub const TREE: [&str; 4] = ["worker", "child", "session", "bare"];
 
 /// A process in each position that can be missed: a child, one in a session of its own, and one in the process
@@ -36,13 +40,25 @@ const TREE_SCRIPT: &str = r#"
 /// Starts this program as supervising process.
 pub fn start(scenario: &str, directory: &Path) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "supervisor_process", "--nocapture", "--test-threads=1"])
+        .args(ARGS)
         .env(SCENARIO_VARIABLE, scenario)
         .env(DIRECTORY_VARIABLE, directory)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap()
+}
+
+/// Returns this program as a worker that is itself a supervising process.
+pub fn nested(scenario: &str, directory: &Path) -> WorkerSpec {
+    let mut spec = WorkerSpec::new("rank 0", std::env::current_exe().unwrap());
+    spec.args = ARGS.map(OsString::from).to_vec();
+    spec.env = vec![
+        (SCENARIO_VARIABLE.into(), scenario.into()),
+        (DIRECTORY_VARIABLE.into(), directory.into()),
+    ];
+    spec.output = Output::Files { directory: directory.to_owned() };
+    spec
 }
 
 /// Runs a scenario to its end, and returns the lines that its workers wrote to stdout.
@@ -74,8 +90,8 @@ pub fn guards_of(parent: i32) -> Vec<i32> {
         let read = |name: &str| fs::read(format!("/proc/{id}/{name}")).unwrap_or_default();
         let (stat, environment) = (read("stat"), read("environ"));
         let stat = String::from_utf8_lossy(&stat).into_owned();
-        let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-        let found_parent = fields.skip(1).next().and_then(|it| it.parse::<i32>().ok());
+        let mut fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+        let found_parent = fields.nth(1).and_then(|it| it.parse::<i32>().ok());
         found_parent == Some(parent)
             && environment.split(|it| *it == 0).any(|it| it.starts_with(b"STEADFAST_GUARD="))
     };
