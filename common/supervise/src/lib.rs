@@ -6,9 +6,8 @@
 //! itself is killed, its workers receive SIGKILL from the kernel, and its guard, a process in a session of its own,
 //! kills the rest.
 //!
-//! Not found are processes that have left the process group *and* the ancestry of every marked process *and*
-//! have a cleared environment; and nothing is killed if the guard is killed together with the supervising
-//! process, except the workers themselves.
+//! Limits: a process is not found if its environment is cleared, it has left the process group, and its parent has
+//! ended. If the guard is killed together with the supervising process, only the workers themselves end.
 
 mod exit;
 mod guard;

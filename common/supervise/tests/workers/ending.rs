@@ -7,7 +7,7 @@ use steadfast_supervise::{Ending, StackDump};
 use tokio::time::timeout;
 
 use super::support::{
-    PATIENCE, id_in, is_alive, python, shell, supervisor, text_of, until_gone, wait_for,
+    KillAtEnd, PATIENCE, id_in, is_alive, python, shell, supervisor, text_of, until_gone, wait_for,
 };
 
 #[tokio::test]
@@ -55,7 +55,8 @@ async fn a_grandchild_that_keeps_the_output_open_does_not_hold_up_the_end_of_its
     let exit = timeout(PATIENCE, worker.wait()).await.unwrap();
     assert_eq!(exit.to_string(), "exit code 3");
     assert_eq!(exit.last_lines, ["error"]);
-    assert!(!is_alive(id_in(&directory.path().join("id")).await));
+    let grandchild = KillAtEnd(vec![id_in(&directory.path().join("id")).await]);
+    assert!(!is_alive(grandchild.0[0]));
     assert_eq!(worker.wait().await, exit, "it can be asked again");
 }
 

@@ -41,7 +41,8 @@ async fn a_worker_that_ends_leaves_no_process_and_others_stay() {
     let processes = ids(&one).await;
     let exit = supervisor.start(&shell(&other, script)).unwrap().wait().await;
     assert!(exit.is_success());
-    assert!(!is_alive(id_in(&other.join("id")).await));
+    let grandchild = KillAtEnd(vec![id_in(&other.join("id")).await]);
+    assert!(!is_alive(grandchild.0[0]));
     for id in &processes.0 {
         assert!(is_alive(*id), "process {id} of another worker was killed");
     }
