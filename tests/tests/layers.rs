@@ -40,6 +40,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
                 "steadfast-proto",
             ],
         ),
+        ("steadfast-supervise", &["steadfast-common"]),
     ],
     // The client library.
     &[(

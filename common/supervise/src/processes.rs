@@ -1,0 +1,232 @@
+//! Finds the processes of a run in `/proc`, and kills them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::Read;
+use std::time::{Duration, Instant};
+
+use nix::unistd::{Pid, getsid};
+use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
+
+/// The environment variable that marks the processes of a run: the tokens of the runs and workers which they
+/// belong to, separated by commas. Runs can be nested.
+pub const MARKER_VARIABLE: &str = "STEADFAST_RUN_PROCESS";
+
+/// Time between two searches.
+const SEARCH_PAUSE: Duration = Duration::from_millis(10);
+
+/// A process that is replacing its program (`exec`) has no environment for an instant.
+const EMPTY_SEARCHES: u32 = 2;
+
+/// Greatest size of an environment on Linux, rounded up.
+const ENVIRONMENT_BYTES_MAX: u64 = 8 << 20;
+
+/// The processes that belong to some workers: those with one of the tokens in their marker, those in one of the
+/// process groups, and all descendants of these.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Scope {
+    pub tokens: BTreeSet<String>,
+    /// Groups whose leader is, or was recently, a worker.
+    pub groups: BTreeSet<i32>,
+    /// The session of the workers. A group of the same number in another session is not theirs.
+    pub session: i32,
+    /// Processes that were found earlier, and may since have lost the parent by which they were found.
+    pub known: Vec<Process>,
+}
+
+/// A process, identified for good by its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Process {
+    pub id: i32,
+    parent: i32,
+    pub group: i32,
+    session: i32,
+    /// In clock ticks since the boot of the machine.
+    started: u64,
+}
+
+/// What a sweep did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Swept {
+    pub killed: BTreeSet<i32>,
+    /// Processes that did not die.
+    pub left: Vec<i32>,
+}
+
+impl Scope {
+    /// Returns the scope of a worker: the leader of `group`, marked with `token`.
+    pub fn new(token: String, group: Option<Pid>) -> Self {
+        let session = getsid(None).map_or(0, Pid::as_raw);
+        let groups = group.into_iter().map(Pid::as_raw).collect();
+        Self { tokens: BTreeSet::from([token]), groups, session, known: Vec::new() }
+    }
+
+    /// Extends this scope by another one of the same session.
+    pub fn extend(&mut self, other: &Self) {
+        self.tokens.extend(other.tokens.iter().cloned());
+        self.groups.extend(&other.groups);
+        self.session = other.session;
+    }
+
+    /// Returns the processes that are alive.
+    pub fn processes(&self) -> Vec<Process> {
+        let all: Vec<Process> = process_ids().filter_map(Process::read).collect();
+        let mut found: BTreeMap<i32, Process> =
+            all.iter().filter(|it| self.contains(it)).map(|it| (it.id, *it)).collect();
+        loop {
+            let is_new =
+                |it: &&Process| found.contains_key(&it.parent) && !found.contains_key(&it.id);
+            let children: Vec<Process> = all.iter().filter(is_new).copied().collect();
+            if children.is_empty() {
+                return found.into_values().collect();
+            }
+            found.extend(children.into_iter().map(|it| (it.id, it)));
+        }
+    }
+
+    /// Kills the processes until none is left or the time is over. Blocks.
+    pub fn sweep(&self, limit: Duration) -> Swept {
+        let start = Instant::now();
+        let mut swept = Swept::default();
+        let mut empty = 0;
+        loop {
+            let found = self.processes();
+            empty = if found.is_empty() { empty + 1 } else { 0 };
+            for process in &found {
+                process.send(Signal::KILL);
+                swept.killed.insert(process.id);
+            }
+            if empty == EMPTY_SEARCHES || limit <= start.elapsed() {
+                swept.left = found.iter().map(|it| it.id).collect();
+                return swept;
+            }
+            std::thread::sleep(SEARCH_PAUSE);
+        }
+    }
+
+    fn contains(&self, process: &Process) -> bool {
+        let in_group = self.groups.contains(&process.group) && process.session == self.session;
+        in_group
+            || self.known.iter().any(|it| it.is_same(process))
+            || markers(process.id).iter().any(|token| self.tokens.contains(token))
+    }
+}
+
+impl Process {
+    /// Reads a process that has not ended.
+    fn read(id: i32) -> Option<Self> {
+        let stat = fs::read(format!("/proc/{id}/stat")).ok()?;
+        // The name, in parentheses, may itself contain anything.
+        let end = stat.iter().rposition(|byte| *byte == b')')?;
+        let rest = String::from_utf8_lossy(&stat[end + 1..]).into_owned();
+        let fields: Vec<&str> = rest.split_whitespace().collect();
+        let number = |index: usize| fields.get(index).and_then(|it| it.parse().ok());
+        let is_alive = !matches!(*fields.first()?, "Z" | "X");
+        is_alive.then_some(Self {
+            id,
+            parent: number(1)?,
+            group: number(2)?,
+            session: number(3)?,
+            started: fields.get(19)?.parse().ok()?,
+        })
+    }
+
+    /// Returns whether two findings are of one process: ids are reused, and parents change.
+    fn is_same(&self, other: &Self) -> bool {
+        (self.id, self.started) == (other.id, other.started)
+    }
+
+    /// Sends a signal, unless another process now has the same id.
+    pub fn send(&self, signal: Signal) {
+        let Some(id) = rustix::process::Pid::from_raw(self.id) else { return };
+        let pidfd = pidfd_open(id, PidfdFlags::empty());
+        // The descriptor refers to one process for good; make sure that it is the one that was found.
+        if Self::read(self.id).is_none_or(|it| !it.is_same(self)) {
+            return;
+        }
+        // An error means that it has ended, or that its user differs, which the next search shows.
+        let _ = match pidfd {
+            Ok(pidfd) => pidfd_send_signal(pidfd, signal),
+            Err(rustix::io::Errno::NOSYS) => kill_process(id, signal),
+            Err(error) => Err(error),
+        };
+    }
+}
+
+fn process_ids() -> impl Iterator<Item = i32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// Returns the tokens in the marker of a process; none if its environment cannot be read.
+fn markers(id: i32) -> Vec<String> {
+    let Ok(file) = fs::File::open(format!("/proc/{id}/environ")) else { return Vec::new() };
+    let mut environment = Vec::new();
+    // What was read before an error counts.
+    let _ = file.take(ENVIRONMENT_BYTES_MAX).read_to_end(&mut environment);
+    let value = environment
+        .split(|byte| *byte == 0)
+        .find_map(|variable| variable.strip_prefix(MARKER_VARIABLE.as_bytes())?.strip_prefix(b"="));
+    let value = String::from_utf8_lossy(value.unwrap_or_default());
+    // An empty token would be that of every process without a marker.
+    value.split(',').filter(|token| !token.is_empty()).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command};
+
+    use super::*;
+
+    /// A process that ends with the test.
+    struct Sleeping(Child);
+
+    impl Sleeping {
+        fn start(marker: &str) -> Self {
+            let command =
+                Command::new("sleep").arg("1000").env(MARKER_VARIABLE, marker).spawn().unwrap();
+            Self(command)
+        }
+
+        fn id(&self) -> i32 {
+            self.0.id().try_into().unwrap()
+        }
+    }
+
+    impl Drop for Sleeping {
+        fn drop(&mut self) {
+            self.0.kill().unwrap();
+            self.0.wait().unwrap();
+        }
+    }
+
+    #[test]
+    fn only_processes_with_the_whole_token_are_found() {
+        let sleeping = Sleeping::start("outer,run-a,run-a.1");
+        let found = |token: &str| Scope::new(token.to_owned(), None).processes();
+        for token in ["outer", "run-a", "run-a.1"] {
+            assert_eq!(found(token).iter().map(|it| it.id).collect::<Vec<_>>(), [sleeping.id()]);
+        }
+        for token in ["run", "run-a.", "run-a.11", "1", ""] {
+            assert_eq!(found(token), [], "{token}");
+        }
+    }
+
+    #[test]
+    fn another_process_with_a_reused_id_is_not_killed() {
+        let mut sleeping = Sleeping::start("run-b");
+        let process = Process::read(sleeping.id()).unwrap();
+        Process { started: process.started - 1, ..process }.send(Signal::KILL);
+        assert_eq!(Process::read(sleeping.id()), Some(process));
+        assert_eq!(sleeping.0.try_wait().unwrap(), None);
+    }
+
+    #[test]
+    fn a_group_of_the_same_number_in_another_session_is_not_found() {
+        let sleeping = Sleeping::start("run-c");
+        let process = Process::read(sleeping.id()).unwrap();
+        let mut scope = Scope::new("run-d".to_owned(), Some(Pid::from_raw(process.group)));
+        scope.session = process.session + 1;
+        assert_eq!(scope.processes(), []);
+    }
+}

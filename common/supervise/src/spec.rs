@@ -1,0 +1,127 @@
+//! What to start, and why a start fails.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use steadfast_common::error::ErrorKind;
+
+/// A worker to start. It inherits the environment of this process, with the changes below.
+#[derive(Clone, Debug)]
+pub struct WorkerSpec {
+    /// Identifies the worker in messages: `rank 3`.
+    pub name: String,
+    /// A path, or a name that is searched in `PATH`.
+    pub program: PathBuf,
+    pub args: Vec<OsString>,
+    /// Variables to set.
+    pub env: Vec<(OsString, OsString)>,
+    /// Inherited variables to remove.
+    pub env_removed: Vec<OsString>,
+    /// Working directory; by default that of this process.
+    pub directory: Option<PathBuf>,
+    pub output: Output,
+}
+
+/// Where stdout and stderr of a worker go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// To those of this process, unchanged and unwatched.
+    Inherit,
+    /// To those of this process, each line with this prefix: `[rank 3] `.
+    Lines { prefix: String },
+    /// Appended to `stdout.log` and `stderr.log` in this directory, which is created.
+    Files { directory: PathBuf },
+    /// Both of the above.
+    LinesAndFiles { prefix: String, directory: PathBuf },
+}
+
+impl WorkerSpec {
+    /// Creates a spec without arguments whose output is inherited.
+    pub fn new(name: impl Into<String>, program: impl Into<PathBuf>) -> Self {
+        Self {
+            name: name.into(),
+            program: program.into(),
+            args: Vec::new(),
+            env: Vec::new(),
+            env_removed: Vec::new(),
+            directory: None,
+            output: Output::Inherit,
+        }
+    }
+}
+
+impl Output {
+    pub(crate) fn prefix(&self) -> Option<&str> {
+        match self {
+            Self::Lines { prefix } | Self::LinesAndFiles { prefix, .. } => Some(prefix),
+            Self::Inherit | Self::Files { .. } => None,
+        }
+    }
+
+    pub(crate) fn directory(&self) -> Option<&Path> {
+        match self {
+            Self::Files { directory } | Self::LinesAndFiles { directory, .. } => Some(directory),
+            Self::Inherit | Self::Lines { .. } => None,
+        }
+    }
+}
+
+/// Why a worker was not started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("program {} does not exist", program.display())]
+    NoProgram { program: PathBuf },
+    #[error("program {} is not executable", program.display())]
+    NotExecutable { program: PathBuf },
+    #[error("the interpreter in the first line of {} does not exist", program.display())]
+    NoInterpreter { program: PathBuf },
+    #[error("working directory {} does not exist", directory.display())]
+    NoDirectory { directory: PathBuf },
+    #[error("cannot write the output of {worker} to {}: {source}", path.display())]
+    Output { worker: String, path: PathBuf, source: io::Error },
+    #[error("cannot start the guard process: {source}")]
+    Guard { source: io::Error },
+    #[error("cannot start {}: {source}", program.display())]
+    Other { program: PathBuf, source: io::Error },
+}
+
+impl StartError {
+    /// Classifies the failure to start the program of `spec`.
+    pub(crate) fn of(spec: &WorkerSpec, source: io::Error) -> Self {
+        let program = spec.program.clone();
+        // A name without a directory is searched in `PATH`: no file of that name was found.
+        let path = spec.directory.clone().unwrap_or_default().join(&program);
+        let is_path = program.components().count() > 1;
+        match source.kind() {
+            io::ErrorKind::NotFound if is_path && path.is_file() => Self::NoInterpreter { program },
+            io::ErrorKind::NotFound => Self::NoProgram { program },
+            io::ErrorKind::PermissionDenied => Self::NotExecutable { program },
+            _ => Self::Other { program, source },
+        }
+    }
+
+    /// Returns what the caller can do.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NoProgram { .. } | Self::NoInterpreter { .. } | Self::NoDirectory { .. } => {
+                ErrorKind::NotFound
+            }
+            Self::NotExecutable { .. } => ErrorKind::Denied,
+            Self::Output { source, .. } | Self::Guard { source } | Self::Other { source, .. } => {
+                kind_of(source)
+            }
+        }
+    }
+}
+
+fn kind_of(error: &io::Error) -> ErrorKind {
+    match error.kind() {
+        io::ErrorKind::NotFound => ErrorKind::NotFound,
+        io::ErrorKind::PermissionDenied => ErrorKind::Denied,
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ErrorKind::TooLarge,
+        // No more processes or memory at the moment.
+        io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory => ErrorKind::Unavailable,
+        _ => ErrorKind::Internal,
+    }
+}

@@ -1,0 +1,225 @@
+//! One worker process, the leader of its own process group.
+
+use std::fs;
+use std::io;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::unistd::{Pid, getpid, getppid};
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, timeout_at};
+
+use crate::guard::Guard;
+use crate::output::{LogFiles, OutputTasks};
+use crate::processes::{MARKER_VARIABLE, Scope};
+use crate::stop::{stop, sweep};
+use crate::{Ending, Exit, Output, StartError, WorkerSpec};
+
+/// Time for descendants of a worker that has ended to write the rest of its output, as `tee` does.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A worker that was started. If this is dropped, its process group is killed.
+#[derive(Debug)]
+pub struct Worker {
+    name: String,
+    child: Child,
+    pub(crate) group: Pid,
+    pub(crate) scope: Scope,
+    output: Option<OutputTasks>,
+    guard: Arc<Guard>,
+    /// How and when the process itself ended.
+    ended: Option<(Ending, Instant)>,
+    /// Set when its descendants and its output have ended, too.
+    exit: Option<Exit>,
+}
+
+/// Whether a worker was asked for its stacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StackDump {
+    Requested,
+    /// It does not handle SIGUSR1, which would kill it, or it has ended.
+    NotHandled,
+}
+
+impl Worker {
+    pub(crate) fn start(
+        spec: &WorkerSpec,
+        token: String,
+        marker: &str,
+        guard: Arc<Guard>,
+    ) -> Result<Self, StartError> {
+        if let Some(directory) = spec.directory.as_ref().filter(|it| !it.is_dir()) {
+            return Err(StartError::NoDirectory { directory: directory.clone() });
+        }
+        let files = LogFiles::open(spec)?;
+        guard.ensure_running().map_err(|source| StartError::Guard { source })?;
+        let mut child =
+            command(spec, marker).spawn().map_err(|source| StartError::of(spec, source))?;
+        let id = child.id().and_then(|id| i32::try_from(id).ok());
+        let group = Pid::from_raw(id.expect("a process that was not waited for has an id"));
+        let is_watched = spec.output != Output::Inherit;
+        let output = is_watched.then(|| OutputTasks::start(spec, &mut child, files));
+        let scope = Scope::new(token, Some(group));
+        let name = spec.name.clone();
+        guard.add(group);
+        Ok(Self { name, child, group, scope, output, guard, ended: None, exit: None })
+    }
+
+    /// Returns the name in its spec.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns its process id, if it has not ended.
+    pub fn id(&self) -> Option<u32> {
+        self.child.id()
+    }
+
+    /// Returns the time of its last output, or of its start if it has written nothing; `None` if its output is
+    /// inherited.
+    pub fn last_output(&self) -> Option<Instant> {
+        self.output.as_ref().map(OutputTasks::last_output)
+    }
+
+    /// Waits until the worker ends, and kills what is left of its descendants. Can be cancelled and repeated.
+    pub async fn wait(&mut self) -> Exit {
+        if let Some(exit) = &self.exit {
+            return exit.clone();
+        }
+        let (_, ended_at) = self.ended().await;
+        if let Some(output) = &mut self.output {
+            // A descendant may keep a pipe open for ever.
+            let _ = timeout_at(ended_at + DRAIN_TIMEOUT, output.closed()).await;
+        }
+        if sweep(self.scope.clone()).await.left.is_empty() {
+            self.guard.remove(self.group);
+        }
+        self.finish().await
+    }
+
+    /// Stops the worker and its descendants: SIGTERM, and SIGKILL after `grace`.
+    pub async fn stop(&mut self, grace: Duration) -> Exit {
+        stop(&mut [&mut *self], grace).await;
+        self.finish().await
+    }
+
+    /// Sends a signal to its process group.
+    pub fn signal(&self, signal: Signal) {
+        // The id of a process that was waited for may belong to another one.
+        if self.child.id().is_some() {
+            // An error means that no process is left to receive it.
+            let _ = killpg(self.group, signal);
+        }
+    }
+
+    /// Asks the worker to print the stacks of its threads, by SIGUSR1, which `faulthandler.register` of Python
+    /// handles. Sends nothing to a process without a handler.
+    pub fn dump_stacks(&self) -> StackDump {
+        if self.child.id().is_none() || !catches(self.group, Signal::SIGUSR1) {
+            return StackDump::NotHandled;
+        }
+        match kill(self.group, Signal::SIGUSR1) {
+            Ok(()) => StackDump::Requested,
+            Err(_) => StackDump::NotHandled,
+        }
+    }
+
+    /// Waits until the process itself ends.
+    pub(crate) async fn ended(&mut self) -> (Ending, Instant) {
+        if let Some(ended) = &self.ended {
+            return ended.clone();
+        }
+        let ending = match self.child.wait().await {
+            Ok(status) => Ending::from(status),
+            Err(error) => Ending::Unknown(format!("no exit status: {error}")),
+        };
+        self.ended.insert((ending, Instant::now())).clone()
+    }
+
+    /// Returns when the process itself was seen to have ended.
+    pub(crate) fn ended_at(&self) -> Option<Instant> {
+        self.ended.as_ref().map(|(_, at)| *at)
+    }
+
+    /// Gives up waiting for a process that SIGKILL does not end, such as one that waits for a driver.
+    pub(crate) fn abandon(&mut self) {
+        let reason = format!("process {} still runs after SIGKILL", self.group);
+        self.ended.get_or_insert((Ending::Unknown(reason), Instant::now()));
+    }
+
+    /// Lets the guard forget the worker, of which no process is left.
+    pub(crate) fn forget(&self) {
+        self.guard.remove(self.group);
+    }
+
+    pub(crate) fn is_finished(&self) -> bool {
+        self.exit.is_some()
+    }
+
+    /// Ends the output of a worker that has ended.
+    pub(crate) async fn finish(&mut self) -> Exit {
+        if let Some(exit) = &self.exit {
+            return exit.clone();
+        }
+        let mut last_lines = Vec::new();
+        if let Some(output) = &mut self.output {
+            output.finish().await;
+            last_lines = output.last_lines();
+        }
+        let (ending, _) = self.ended().await;
+        self.exit.insert(Exit { ending, last_lines }).clone()
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if self.ended.is_none() {
+            self.signal(Signal::SIGKILL);
+            // Descendants in other groups end with the run.
+            self.guard.remove(self.group);
+        }
+    }
+}
+
+fn command(spec: &WorkerSpec, marker: &str) -> Command {
+    let mut command = Command::new(&spec.program);
+    command.args(&spec.args);
+    for name in &spec.env_removed {
+        command.env_remove(name);
+    }
+    command
+        .envs(spec.env.iter().map(|(name, value)| (name, value)))
+        .env(MARKER_VARIABLE, marker)
+        .stdin(Stdio::null())
+        // A terminal sends Ctrl-C to its foreground process group, which must not include workers.
+        .process_group(0)
+        .kill_on_drop(true);
+    if let Some(directory) = &spec.directory {
+        command.current_dir(directory);
+    }
+    if spec.output != Output::Inherit {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    }
+    let parent = getpid();
+    let die_with_parent = move || {
+        set_pdeathsig(Signal::SIGKILL)?;
+        // If the parent died before the call above, the signal is never sent.
+        if getppid() == parent { Ok(()) } else { Err(io::Error::from(Errno::ESRCH)) }
+    };
+    // SAFETY: between fork and exec the closure only calls prctl and getppid, which are safe there; it does not
+    // allocate or lock.
+    unsafe { command.pre_exec(die_with_parent) };
+    command
+}
+
+/// Returns whether a process has a handler for a signal.
+fn catches(process: Pid, signal: Signal) -> bool {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask & (1 << (signal as i32 - 1)) != 0
+}
