@@ -19,6 +19,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
         ("steadfast-master-core", &["steadfast-common"]),
         ("steadfast-pserver-core", &["steadfast-common"]),
         ("steadfast-trainer-core", &["steadfast-common"]),
+        ("steadfast-agent-core", &["steadfast-common"]),
         ("steadfast-etcd", &["steadfast-host"]),
     ],
     // Adapters, lower ones first.
@@ -173,6 +174,7 @@ const PURE: &[&str] = &[
     "steadfast-master-core",
     "steadfast-pserver-core",
     "steadfast-trainer-core",
+    "steadfast-agent-core",
 ];
 
 /// External crates allowed in pure packages: plain data, parsing, arithmetic.
