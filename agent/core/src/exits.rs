@@ -78,7 +78,8 @@ impl Launcher {
     /// Returns the next time at which something is due without another event.
     pub fn deadline(&self, context: Context) -> Option<Millis> {
         if let Some(outcome) = &self.record.outcome {
-            return self.finish_end(outcome, context).filter(|_| !self.is_over());
+            let may_run = self.agents().any(|(_, agent)| agent.phase == Phase::Running);
+            return self.finish_end(outcome, context).filter(|_| may_run);
         }
         let waits = self.hosts.iter().filter_map(|(host, record)| wait_end(host, record, context));
         waits.chain(give_up_time(context)).min()
