@@ -78,6 +78,8 @@ fn settle(driver: &mut Driver) {
         if facts.is_empty() {
             return;
         }
+        let is_short =
+            driver.launcher.shortage(&driver.settings, driver.discovered.as_deref()).is_some();
         for fact in &facts {
             if let Fact::Started { host, .. } = fact {
                 let record = driver.launcher.hosts.get(host);
@@ -85,6 +87,11 @@ fn settle(driver: &mut Driver) {
                 let found = driver.discovered.as_ref().unwrap();
                 assert!(found.iter().any(|it| it.name == *host), "{host} is not discovered");
                 assert_eq!(driver.outcome(), None, "{host} is started after the end");
+                assert!(!is_short, "{host} is started below the minimum");
+            }
+            if let Fact::StopRequested { host, reason, .. } = fact {
+                let is_needed = matches!(reason, StopReason::Removed | StopReason::JobEnded);
+                assert!(is_needed || !is_short, "{host} is stopped below the minimum");
             }
         }
         driver.commit(&facts);
@@ -197,7 +204,6 @@ fn check_rest(driver: &Driver) {
 
 /// Applies every event in every state that can be reached in `depth` events; returns the number of states.
 fn explore(start: Driver, events: &[Event], depth: usize) -> usize {
-    // The times matter only as they differ from now, and are part of the debug text of the timers.
     let key = |driver: &Driver| {
         let mut at_zero = driver.clone();
         at_zero.facts.clear();
@@ -221,7 +227,7 @@ fn explore(start: Driver, events: &[Event], depth: usize) -> usize {
 }
 
 /// The build without optimization explores less.
-const DEPTH: usize = if cfg!(debug_assertions) { 4 } else { 6 };
+const DEPTH: usize = if cfg!(debug_assertions) { 4 } else { 5 };
 
 /// S001-9, S001-11, S001-12, S001-20, S001-42: from nothing, every sequence of events of three hosts keeps the
 /// rules.
