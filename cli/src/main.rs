@@ -40,6 +40,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Local(local::LocalArgs),
+    Run(Box<steadfast_agent::RunArgs>),
     Status(status::StatusArgs),
     Why(why::WhyArgs),
     Members(lists::MembersArgs),
@@ -60,12 +61,14 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    steadfast_supervise::run_guard_if_requested();
     let matches = with_variables(Cli::command()).get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let form = form(&matches);
     steadfast_process::run("steadfast", async {
         let ended = match cli.command {
             Command::Local(args) => local::run(args).await,
+            Command::Run(args) => steadfast_agent::run(*args).await,
             Command::Status(args) => status::run(args).await,
             Command::Why(args) => why::run(args).await,
             Command::Members(args) => lists::members(args).await,

@@ -19,6 +19,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
         ("steadfast-master-core", &["steadfast-common"]),
         ("steadfast-pserver-core", &["steadfast-common"]),
         ("steadfast-trainer-core", &["steadfast-common"]),
+        ("steadfast-agent-core", &["steadfast-common"]),
         ("steadfast-etcd", &["steadfast-host"]),
     ],
     // Adapters, lower ones first.
@@ -100,6 +101,21 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
         ),
     ],
     // Tools, the Python package, and an example of a custom trainer.
+    &[(
+        "steadfast-agent",
+        &[
+            "steadfast-common",
+            "steadfast-host",
+            "steadfast-net",
+            "steadfast-proto",
+            "steadfast-coord",
+            "steadfast-etcd",
+            "steadfast-process",
+            "steadfast-supervise",
+            "steadfast-client",
+            "steadfast-master",
+        ],
+    )],
     &[
         (
             "steadfast-cli",
@@ -114,6 +130,8 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
                 "steadfast-checkpoint",
                 "steadfast-etcd",
                 "steadfast-process",
+                "steadfast-supervise",
+                "steadfast-agent",
             ],
         ),
         ("own-model", &["steadfast-trainer"]),
@@ -174,6 +192,7 @@ const PURE: &[&str] = &[
     "steadfast-master-core",
     "steadfast-pserver-core",
     "steadfast-trainer-core",
+    "steadfast-agent-core",
 ];
 
 /// External crates allowed in pure packages: plain data, parsing, arithmetic.
