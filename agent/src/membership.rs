@@ -197,6 +197,7 @@ impl Membership {
             let entered = session.enter(self.last, EXIT_TAG, Phase(0), Bytes::new()).await;
             match entered {
                 Ok(Entered::Released(_)) => return Ok(Exited::All),
+                // It was not a member any more when it entered.
                 Ok(Entered::Ended(reason)) => {
                     warn!("this node's workers succeeded, but {reason}; they run again");
                     return Ok(Exited::Again);

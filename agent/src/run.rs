@@ -70,8 +70,10 @@ pub async fn run(args: RunArgs) -> Result<ExitCode, Failure> {
 #[derive(Debug)]
 enum RoundEnd {
     Succeeded,
-    /// Nodes come or went, or the registration was lost.
+    /// Nodes come or went.
     Changed(String),
+    /// The registration was lost.
+    Unregistered,
     /// A worker failed: which, how, and whether the round had changed by then.
     Failed { reason: String, last_lines: Vec<String>, change: Option<String> },
     JobEnded,
@@ -200,6 +202,11 @@ impl<'a> Agent<'a> {
                     self.counts.changes.fetch_add(1, Ordering::Relaxed);
                     info!(round = place.record.round.0, "round ends: {reason}");
                 }
+                RoundEnd::Unregistered => {
+                    self.counts.changes.fetch_add(1, Ordering::Relaxed);
+                    warn!("the registration was lost; registering again");
+                    self.membership.session = None;
+                }
                 RoundEnd::Failed { reason, change: Some(change), .. } => {
                     self.counts.changes.fetch_add(1, Ordering::Relaxed);
                     info!(round = place.record.round.0, "round ends: {change} ({reason})");
@@ -230,7 +237,7 @@ impl<'a> Agent<'a> {
         shutdown: &Shutdown,
     ) -> RoundEnd {
         let Some(session) = &self.membership.session else {
-            return RoundEnd::Changed("the registration was lost".to_owned());
+            return RoundEnd::Unregistered;
         };
         let (round, counts) = (place.record.round, &self.counts);
         let report = || NodeReport {
@@ -257,10 +264,7 @@ impl<'a> Agent<'a> {
                 }
                 over = &mut over => return match over {
                     RoundOver::Changed(reason) => RoundEnd::Changed(reason),
-                    RoundOver::Unregistered => {
-                        self.membership.session = None;
-                        RoundEnd::Changed("the registration was lost".to_owned())
-                    }
+                    RoundOver::Unregistered => RoundEnd::Unregistered,
                     RoundOver::JobEnded => RoundEnd::JobEnded,
                     RoundOver::Failed(failure) => RoundEnd::Refused(failure),
                 },

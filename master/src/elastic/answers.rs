@@ -89,8 +89,8 @@ impl ElasticLoop {
                     Err(refusal) => reject(reply, refusal),
                 }
             }
-            Event::ShutDown { reason, reply } => {
-                let facts = batch.state.shut_down(&reason);
+            Event::ShutDown { outcome, reason, reply } => {
+                let facts = batch.state.shut_down(outcome, &reason);
                 batch.add(&keys, facts);
                 batch.answers.push(Answer::ShutDown { reply });
             }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use steadfast_common::elastic_status::{ElasticStatus, NodeReport};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{NodeId, Phase, Round};
+use steadfast_common::records::JobOutcome;
 use steadfast_common::rendezvous::{RoundRecord, SharedRecord};
 use steadfast_master_core::rendezvous::{Caller, Directive, JoinTerms, Place, Refusal};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -24,7 +25,7 @@ pub enum Event {
     Find { address: String, reply: Reply<Option<Known>> },
     NextPhase { tag: String, reply: Reply<Phase> },
     Share { token: u64, state: Option<Vec<u8>>, reply: Reply<Shared> },
-    ShutDown { reason: String, reply: Reply<Round> },
+    ShutDown { outcome: JobOutcome, reason: String, reply: Reply<Round> },
 }
 
 /// A node that was looked up by its address.

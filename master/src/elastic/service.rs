@@ -7,6 +7,7 @@ use std::time::Duration;
 use steadfast_common::elastic_status::{ElasticStatus, NodeReport};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Incarnation, NodeId, Phase, Round};
+use steadfast_common::records::JobOutcome;
 use steadfast_common::rendezvous::RoundRecord;
 use steadfast_host::time::{Instant, timeout};
 use steadfast_master_core::rendezvous::{Caller, Directive, JoinTerms, Place, describe_wait};
@@ -260,9 +261,15 @@ impl Elastic for Service {
         &self,
         request: Request<ShutDownRequest>,
     ) -> Result<Response<ShutDownReply>, Status> {
-        let reason = text(request.into_inner().reason);
-        let reason = if reason.is_empty() { "shut down on request".to_owned() } else { reason };
-        let event = |reply| Event::ShutDown { reason, reply };
+        let ShutDownRequest { reason, success } = request.into_inner();
+        let (outcome, reason) = match (success, text(reason)) {
+            (true, reason) => (JobOutcome::Finished, reason),
+            (false, reason) if reason.is_empty() => {
+                (JobOutcome::Failed, "shut down on request".to_owned())
+            }
+            (false, reason) => (JobOutcome::Failed, reason),
+        };
+        let event = |reply| Event::ShutDown { outcome, reason, reply };
         let rounds = self.handle()?.ask(event).await.map_err(|error| reject(&error))?;
         Ok(Response::new(ShutDownReply { rounds: rounds.0 }))
     }

@@ -49,6 +49,10 @@ impl ActingMaster {
         &self.tls
     }
 
+    pub fn has_job_ended(&self) -> bool {
+        !self.result.view().entries.is_empty()
+    }
+
     /// Completes when the job has ended.
     pub async fn job_ended(&self) {
         let mut changes = self.result.subscribe();

@@ -278,18 +278,25 @@ impl NodeSession {
         Ok((record, reply.accepted))
     }
 
-    /// Ends the job, for all nodes.
+    /// Ends the job for all nodes, because it has succeeded.
     ///
     /// # Errors
     /// See [`NodeError`].
-    pub async fn shut_down(&self, reason: &str) -> Result<(), NodeError> {
-        let request = ShutDownRequest { reason: reason.to_owned() };
-        self.call(Duration::ZERO, |channel| {
+    pub async fn close_job(&self) -> Result<(), NodeError> {
+        let request = ShutDownRequest { reason: String::new(), success: true };
+        let called = self.call(Duration::ZERO, |channel| {
             let request = request.clone();
             async move { ElasticClient::new(channel).shut_down(request).await }
-        })
-        .await
-        .map(|_| ())
+        });
+        match called.await {
+            Ok(_) | Err(NodeError::JobEnded) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns whether the job has ended.
+    pub fn has_job_ended(&self) -> bool {
+        self.acting.has_job_ended()
     }
 
     /// Completes when the lease is lost: the node must register again.

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use steadfast_common::ids::{Phase, Round};
 use steadfast_common::rendezvous::EXIT_TAG;
 
-use super::ending::succeeded;
 use super::state::{Entries, Fact, Rendezvous};
 use super::{Caller, Names, Refusal};
 
@@ -72,6 +71,9 @@ impl Rendezvous {
         data: Arc<[u8]>,
     ) -> Result<Vec<Fact>, Refusal> {
         self.check_open()?;
+        if place.tag == EXIT_TAG {
+            return self.succeed(caller, place.round);
+        }
         let Outcome::Waiting { members, .. } = self.barrier(caller, place)? else {
             return Ok(Vec::new());
         };
@@ -89,9 +91,6 @@ impl Rendezvous {
             let passed = phase.0.checked_sub(1).map(Phase);
             let delete = |phase| Fact::EntriesDeleted { round, tag: tag.clone(), phase };
             facts.extend(passed.map(delete));
-            if tag == EXIT_TAG {
-                facts.push(succeeded());
-            }
         }
         Ok(facts)
     }
@@ -115,7 +114,9 @@ impl Rendezvous {
         if Some(*phase) <= released {
             return Ok(self.entries(tag, *phase).map_or(Outcome::Passed, Outcome::Released));
         }
-        if let Some(ended) = self.ended_by() {
+        // The loss of a member does not undo the success of others.
+        let ended = self.ended_by().filter(|_| tag != EXIT_TAG || !self.is_closing());
+        if let Some(ended) = ended {
             return Ok(Outcome::Ended(ended));
         }
         let next = self.next_phase(tag);
@@ -155,7 +156,7 @@ impl Rendezvous {
         })
     }
 
-    fn entries(&self, tag: &str, phase: Phase) -> Option<&Entries> {
+    pub(super) fn entries(&self, tag: &str, phase: Phase) -> Option<&Entries> {
         self.tags.get(tag)?.phases.get(&phase)
     }
 

@@ -1,20 +1,54 @@
 //! The end of a job, and the state that its members share in a protocol of their own.
+//!
+//! A member whose workers have all succeeded enters the barrier [`EXIT_TAG`]. From then on the job is *closing*:
+//! no other round is formed, since a program that runs again after its end may begin from the start. The job
+//! has succeeded when each member has entered, or was lost, or asked for another round.
 
 use std::sync::Arc;
 
 use steadfast_common::given_up::Discarded;
+use steadfast_common::ids::{Phase, Round};
 use steadfast_common::records::{JobOutcome, ResultRecord};
-use steadfast_common::rendezvous::SharedRecord;
+use steadfast_common::rendezvous::{EXIT_TAG, SharedRecord};
 
-use super::state::{Fact, Rendezvous};
-use super::{Refusal, VALUE_BYTES_MAX};
+use super::state::{Entries, Fact, Rendezvous, Standing};
+use super::{Caller, Refusal, VALUE_BYTES_MAX};
 
 impl Rendezvous {
-    /// Ends the job, on request and without success.
-    pub fn shut_down(&self, reason: &str) -> Vec<Fact> {
+    /// Ends the job on request.
+    pub fn shut_down(&self, outcome: JobOutcome, reason: &str) -> Vec<Fact> {
         match self.result() {
             Some(_) => Vec::new(),
-            None => vec![ended(JobOutcome::Failed, Some(reason.to_owned()))],
+            None => vec![ended(outcome, Some(reason.to_owned()).filter(|it| !it.is_empty()))],
+        }
+    }
+
+    /// Returns whether the workers of a member of the last round have succeeded.
+    pub fn is_closing(&self) -> bool {
+        self.entries(EXIT_TAG, Phase(0)).is_some()
+    }
+
+    /// Notes that all workers of a member have succeeded, whatever became of the other members.
+    pub(super) fn succeed(&self, caller: Caller, round: Round) -> Result<Vec<Fact>, Refusal> {
+        let node = caller.node;
+        if self.standing_of(caller)? != Standing::InPlace || self.number() != round {
+            return Err(Refusal::NotMember { node, round });
+        }
+        let has_entered = |entries: &Entries| entries.data().contains_key(&node);
+        if self.entries(EXIT_TAG, Phase(0)).is_some_and(has_entered) {
+            return Ok(Vec::new());
+        }
+        let (tag, phase, data) = (EXIT_TAG.to_owned(), Phase(0), Arc::default());
+        Ok(vec![Fact::Entered { round, tag, phase, node, data }])
+    }
+
+    /// Returns the success of a closing job, if no member is left whose workers run.
+    pub(super) fn close_if_done(&self) -> Vec<Fact> {
+        let Some(entries) = self.entries(EXIT_TAG, Phase(0)) else { return Vec::new() };
+        let mut running = self.index.in_place.iter();
+        match running.all(|node| entries.data().contains_key(node)) {
+            true => vec![ended(JobOutcome::Finished, None)],
+            false => Vec::new(),
         }
     }
 
@@ -46,10 +80,6 @@ impl Rendezvous {
             None => Ok(()),
         }
     }
-}
-
-pub(super) fn succeeded() -> Fact {
-    ended(JobOutcome::Finished, None)
 }
 
 fn ended(state: JobOutcome, reason: Option<String>) -> Fact {

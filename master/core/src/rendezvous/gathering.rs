@@ -54,6 +54,8 @@ impl Timers {
 pub(super) enum Outlook {
     /// No node waits.
     Quiet,
+    /// The job is closing: no other round is formed.
+    Closing,
     /// The round is intact and has as many nodes as are allowed.
     Full,
     /// The round is intact. It goes on until the nodes that are starting have joined, too.
@@ -79,10 +81,14 @@ impl Rendezvous {
         if self.result().is_some() {
             return Vec::new();
         }
+        if self.is_closing() {
+            return self.close_if_done();
+        }
         match self.outlook(settings, timers, now) {
             Outlook::Complete => self.form(settings.nodes.max() as usize),
             Outlook::Overdue => self.late_nodes(settings.nodes.max() as usize),
             Outlook::Quiet
+            | Outlook::Closing
             | Outlook::Full
             | Outlook::Starting { .. }
             | Outlook::Growing
@@ -99,7 +105,11 @@ impl Rendezvous {
             | Outlook::Gathering { until }
             | Outlook::LastCall { until } => Some(until),
             Outlook::Complete | Outlook::Overdue => Some(now),
-            Outlook::Quiet | Outlook::Full | Outlook::Growing | Outlook::TooFew => None,
+            Outlook::Quiet
+            | Outlook::Closing
+            | Outlook::Full
+            | Outlook::Growing
+            | Outlook::TooFew => None,
         }
     }
 
@@ -120,6 +130,9 @@ impl Rendezvous {
         let (waiting, in_place) = (self.index.waiting.len(), self.index.in_place.len());
         let until = Millis(timers.stage_since.0.saturating_add(settings.join_timeout_ms));
         let (is_overdue, awaits_starting) = (until <= now, self.waits_for_starting(max));
+        if self.is_closing() {
+            return Outlook::Closing;
+        }
         if waiting == 0 {
             return Outlook::Quiet;
         }

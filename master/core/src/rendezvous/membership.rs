@@ -220,6 +220,7 @@ impl Rendezvous {
                 Directive::TooFew { awaited, waiting, nodes_min: nodes.min() }
             }
             Outlook::LastCall { until } => wait(Names::default(), Some(until)),
+            Outlook::Closing => wait(Names::of(self, &self.index.in_place), None),
             Outlook::Overdue | Outlook::Complete | Outlook::Quiet => {
                 wait(Names::default(), Some(now))
             }

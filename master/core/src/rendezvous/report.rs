@@ -1,8 +1,8 @@
 //! A rendezvous, as the status shows it.
 
 use steadfast_common::elastic_status::{ElasticPhase, NodePhase, NodeStatus};
-use steadfast_common::ids::{Millis, NodeId};
-use steadfast_common::rendezvous::NodeRecord;
+use steadfast_common::ids::{Millis, NodeId, Phase};
+use steadfast_common::rendezvous::{EXIT_TAG, NodeRecord};
 
 use super::gathering::{Outlook, Timers};
 use super::state::{Rendezvous, Standing};
@@ -56,6 +56,10 @@ impl Rendezvous {
         }
         let waiting = Names::of(self, &self.index.waiting);
         let mut reasons = match self.outlook(settings, timers, now) {
+            Outlook::Closing => {
+                let missing = self.missing(EXIT_TAG, Phase(0));
+                vec![format!("the end of the job waits for {missing}; others have succeeded")]
+            }
             Outlook::Quiet if self.round().is_none() => vec!["no node has joined".to_owned()],
             Outlook::Quiet if self.is_intact() => Vec::new(),
             Outlook::Quiet => {
@@ -83,7 +87,7 @@ impl Rendezvous {
         for (tag, phase) in self.open_tags() {
             let missing = self.missing(tag, phase);
             let has_entries = missing.count < self.members().len();
-            if has_entries && self.is_intact() {
+            if has_entries && self.is_intact() && tag != EXIT_TAG {
                 reasons.push(format!("barrier `{tag}` waits for {missing}"));
             }
         }
@@ -97,7 +101,7 @@ impl Rendezvous {
         let missing = (settings.nodes.min() as usize).saturating_sub(waiting);
         let awaited = match outlook {
             Outlook::Starting { .. } => Names::of(self, &self.index.starting),
-            Outlook::Growing => Names::of(self, &self.index.in_place),
+            Outlook::Growing | Outlook::Closing => Names::of(self, &self.index.in_place),
             Outlook::Quiet
             | Outlook::Full
             | Outlook::Gathering { .. }
