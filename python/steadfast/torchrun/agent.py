@@ -1,0 +1,116 @@
+"""What a handler needs of the node's agent, which the extension module implements."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Dict, Iterator, NamedTuple, Optional, Protocol, Sequence, Tuple
+
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousTimeoutError,
+)
+
+from .. import errors
+from .settings import Settings
+
+__all__ = ["Agent", "Member", "Round", "open_agent", "torch_errors"]
+
+
+class Member(NamedTuple):
+    """A node of a round."""
+
+    node_id: str
+    address: str
+    slots: int
+    first_rank: int
+
+
+class Round(Protocol):
+    """A formed group of nodes, as one of them sees it."""
+
+    @property
+    def round(self) -> int:
+        """Its number. Numbers only grow."""
+
+    @property
+    def rank(self) -> int:
+        """The rank of this node."""
+
+    @property
+    def members(self) -> Sequence[Tuple[str, str, int, int]]:
+        """The nodes by rank: see :class:`Member`."""
+
+
+class Agent(Protocol):
+    """This node as the master sees it: it is registered, and kept registered, until it is closed.
+
+    Every method raises UnavailableError if the master does not answer.
+    """
+
+    def join(self, after: int, timeout: float) -> Round:
+        """Waits until the node is a member of a round later than ``after``.
+
+        Raises:
+            RendezvousTimeout: Too few nodes joined.
+            RendezvousClosed: The job has ended.
+            NodeRangeMismatch: Another node stated another number of nodes.
+        """
+
+    def waiting(self, round: int) -> int:
+        """Returns how many nodes wait to be added to the round or, negative, how many of its nodes are lost."""
+
+    def barrier(self, round: int, tag: str, data: bytes, timeout: float) -> Dict[str, bytes]:
+        """Waits until all members of the round have called this, and returns the data of each by node id.
+
+        Raises:
+            RoundEnded: The round is over.
+            RendezvousTimeout: Members did not call this in time.
+        """
+
+    def get_state(self) -> Optional[Tuple[bytes, int]]:
+        """Returns the job's state and its token."""
+
+    def set_state(self, state: bytes, token: Optional[int]) -> Tuple[bytes, int, bool]:
+        """Sets the state if ``token`` is still its token. Returns what the state is then, and whether it was set."""
+
+    def is_closed(self) -> bool:
+        """Returns whether the job has ended."""
+
+    def set_closed(self) -> None:
+        """Ends the job for all nodes."""
+
+    def close(self) -> None:
+        """Leaves the job. May be called again."""
+
+
+def open_agent(settings: Settings) -> Agent:
+    """Registers this node."""
+    from .. import _native
+
+    native: Any = _native
+    return native.Agent(
+        list(settings.endpoints),
+        settings.job,
+        address=settings.address,
+        slots=1,
+        nodes_min=settings.nodes_min,
+        nodes_max=settings.nodes_max,
+        settings=settings.for_master(),
+    )
+
+
+@contextlib.contextmanager
+def torch_errors() -> Iterator[None]:
+    """Raises errors of this package as those that PyTorch documents for handlers."""
+    try:
+        yield
+    except errors.RendezvousTimeout as error:
+        raise RendezvousTimeoutError(str(error)) from error
+    except errors.RendezvousClosed as error:
+        raise RendezvousClosedError(str(error)) from error
+    except errors.UnavailableError as error:
+        raise RendezvousConnectionError(str(error)) from error
+    except errors.SteadfastError as error:
+        raise RendezvousError(str(error)) from error
