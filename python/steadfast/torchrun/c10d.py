@@ -228,14 +228,9 @@ def _bytes(value: Any) -> bytes:
 
 
 def _drop_old_rounds(keys: Dict[str, bytes]) -> None:
-    rounds = {key: _round(key) for key in keys}
-    newest = max(rounds.values())
+    # PyTorch's prefix for the keys of a round.
+    found = {key: re.match(r"torch\.rendezvous\..*?\.(\d+)/", key) for key in keys}
+    rounds = {key: int(it.group(1)) for key, it in found.items() if it}
     for key, number in rounds.items():
-        if number < newest - 1:
+        if number < max(rounds.values()) - 1:
             del keys[key]
-
-
-def _round(key: str) -> int:
-    """Returns the number in the prefix that PyTorch gives to the keys of a round."""
-    found = re.match(r"torch\.rendezvous\..*?\.(\d+)/", key)
-    return int(found.group(1)) if found else sys.maxsize

@@ -93,8 +93,10 @@ def install() -> None:
         native = types.ModuleType("steadfast._native")
         sys.modules["steadfast._native"] = native
 
-        class Missing:
-            pass
+        def missing(name: str) -> type:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return type(name, (), {})
 
-        native.__getattr__ = lambda name: Missing
+        native.__getattr__ = missing
     native.Agent = Agent

@@ -6,6 +6,7 @@ import importlib.metadata
 import pathlib
 import sys
 import threading
+import time
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, Dict, Iterator, List, Optional
@@ -212,7 +213,7 @@ def test_torchrun_survives_a_node_that_dies_while_ranks_are_assigned(running: se
 
     def join(name: str, agent: Any) -> None:
         rounds[name] = agent.join(0, 30)
-        stores[name], _ = open_store(agent, rounds[name], "127.0.0.1", 1e12)
+        stores[name], _ = open_store(agent, rounds[name], "127.0.0.1", time.monotonic() + 30)
 
     # The oldest is the first.
     order = [("lives", lives), ("dies", dies)] if rank == 0 else [("dies", dies), ("lives", lives)]

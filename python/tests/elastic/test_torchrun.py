@@ -27,7 +27,7 @@ if not any(it.name == "steadfast" for it in importlib.metadata.entry_points(grou
     agent.install()
 
 Event = Dict[str, Any]
-SECONDS_MAX = 120.0
+SECONDS_MAX = 240.0
 """Enough for a machine that is busy with something else. No test waits for a time to pass."""
 
 
@@ -292,7 +292,7 @@ def test_workers_do_not_need_the_master(cluster: Cluster) -> None:
 def test_every_error_of_the_command_line_is_in_one_message(cluster: Cluster) -> None:
     (node,) = cluster.start("a", nnodes="1", conf="lost_call=1", rdzv_id="none", rdzv_endpoint="a:1,b")
     assert node.ends() == 1
-    message = next(it for it in node.text().splitlines() if "InvalidError" in it)
+    message = next(it for it in node.text().splitlines() if "InvalidError: " in it)
     assert "`b` is not HOST:PORT" in message
     assert "--rdzv-id is missing" in message
     assert "unknown key `lost_call`" in message
