@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, Iterator, NamedTuple, Optional, Protocol, Sequence, Tuple
+import logging
+import time
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    NamedTuple,
+    Optional,
+    Protocol,
+    Sequence,
+    Tuple,
+    TypeVar,
+)
 
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
@@ -15,7 +28,13 @@ from torch.distributed.elastic.rendezvous import (
 from .. import errors
 from .settings import Settings
 
-__all__ = ["Agent", "Member", "Round", "open_agent", "torch_errors"]
+__all__ = ["Agent", "Member", "Round", "open_agent", "torch_errors", "until_answered"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RETRY_SECONDS = 1.0
 
 
 class Member(NamedTuple):
@@ -99,6 +118,18 @@ def open_agent(settings: Settings) -> Agent:
         nodes_max=settings.nodes_max,
         settings=settings.for_master(),
     )
+
+
+def until_answered(call: Callable[[float], T], deadline: float) -> T:
+    """Calls with the time that is left, again while the master does not answer: another may take over."""
+    while True:
+        try:
+            return call(max(0.0, deadline - time.monotonic()))
+        except errors.UnavailableError as error:
+            if deadline < time.monotonic() + RETRY_SECONDS:
+                raise
+            log.warning("trying again in %s s: %s", RETRY_SECONDS, error)
+        time.sleep(RETRY_SECONDS)
 
 
 @contextlib.contextmanager

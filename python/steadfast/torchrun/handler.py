@@ -18,7 +18,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from .. import errors
-from .agent import Agent, Member, Round, open_agent, torch_errors
+from .agent import Agent, Member, Round, open_agent, torch_errors, until_answered
 from .settings import KEYS, Settings, parse
 from .store import RoundStore, StoreAddress, open_store
 
@@ -72,7 +72,7 @@ class Handler(RendezvousHandler):
 
     def _next_rendezvous(self, deadline: float) -> RendezvousInfo:
         while True:
-            formed = self._agent.join(self._round, max(0.0, deadline - time.monotonic()))
+            formed = until_answered(lambda left: self._agent.join(self._round, left), deadline)
             # The next request is for a later round, even if this one ends before it is used.
             self._round = formed.round
             members = [Member(*it) for it in formed.members]

@@ -63,7 +63,9 @@ class Settings:
             "last_call": self.last_call_timeout,
             "lease": self.lease,
         }
-        return {key: f"{round(value * 1000)}ms" for key, value in seconds.items() if value is not None}
+        return {
+            key: f"{round(value * 1000)}ms" for key, value in seconds.items() if value is not None
+        }
 
 
 def parse(params: Any, known: FrozenSet[str]) -> Settings:

@@ -16,7 +16,7 @@ from torch.distributed import DistError, PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from .. import errors
-from .agent import Agent, Member, Round
+from .agent import Agent, Member, Round, until_answered
 
 __all__ = ["RoundStore", "StoreAddress", "open_store"]
 
@@ -45,7 +45,9 @@ class StoreAddress(NamedTuple):
         return cls(*json.loads(data))
 
 
-def open_store(agent: Agent, formed: Round, host: str, deadline: float) -> Tuple[Store, StoreAddress]:
+def open_store(
+    agent: Agent, formed: Round, host: str, deadline: float
+) -> Tuple[Store, StoreAddress]:
     """Returns a new store that all members of the round share.
 
     Raises:
@@ -55,7 +57,7 @@ def open_store(agent: Agent, formed: Round, host: str, deadline: float) -> Tuple
     """
     server = _listen() if formed.rank == 0 else None
     data = StoreAddress(host, server.port).to_bytes() if server else b""
-    answers = agent.barrier(formed.round, TAG, data, max(0.0, deadline - time.monotonic()))
+    answers = until_answered(lambda left: agent.barrier(formed.round, TAG, data, left), deadline)
     first = Member(*formed.members[0])
     address = StoreAddress.from_bytes(answers[first.node_id])
     return server or _connect(agent, formed, address), address
@@ -71,10 +73,14 @@ def _connect(agent: Agent, formed: Round, address: StoreAddress) -> TCPStore:
         try:
             # TCPStore waits without looking at signals. This does not.
             socket.create_connection(address, timeout=5).close()
-            return TCPStore(*address, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT)
+            return TCPStore(
+                *address, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT
+            )
         except (OSError, DistError) as error:
             if agent.waiting(formed.round) < 0:
-                raise errors.RoundEnded(f"round {formed.round} is over: {address.host} is lost") from error
+                raise errors.RoundEnded(
+                    f"round {formed.round} is over: {address.host} is lost"
+                ) from error
             if deadline < time.monotonic():
                 raise RendezvousConnectionError(
                     f"cannot connect to {address.host}:{address.port}, the store of round {formed.round}: {error}; "

@@ -19,11 +19,24 @@ numbers = itertools.count()
 
 class Agent:
     def __init__(
-        self, endpoints: List[str], job: str, *, address: str, slots: int, nodes_min: int, nodes_max: int, settings: Dict[str, str]
+        self,
+        endpoints: List[str],
+        job: str,
+        *,
+        address: str,
+        slots: int,
+        nodes_min: int,
+        nodes_max: int,
+        settings: Dict[str, str],
     ) -> None:
         host, _, port = endpoints[0].rpartition(":")
         self._endpoint = (host, int(port))
-        self._common = {"job": job, "node": f"{os.getpid()}-{next(numbers)}", "nodes_min": nodes_min, "nodes_max": nodes_max}
+        self._common = {
+            "job": job,
+            "node": f"{os.getpid()}-{next(numbers)}",
+            "nodes_min": nodes_min,
+            "nodes_max": nodes_max,
+        }
         self._lease: Optional[socket.socket] = self._connect()
         self._ask(self._lease, "register", address=address, slots=slots, settings=settings)
 
@@ -35,7 +48,9 @@ class Agent:
         return self._call("waiting", round=round)
 
     def barrier(self, round: int, tag: str, data: bytes, timeout: float) -> Dict[str, bytes]:
-        answer = self._call("barrier", round=round, tag=tag, data=service.encode(data), timeout=timeout)
+        answer = self._call(
+            "barrier", round=round, tag=tag, data=service.encode(data), timeout=timeout
+        )
         return {node: service.decode(it) for node, it in answer.items()}
 
     def get_state(self) -> Optional[Tuple[bytes, int]]:
@@ -63,7 +78,9 @@ class Agent:
         try:
             return socket.create_connection(self._endpoint)
         except OSError as error:
-            raise steadfast.UnavailableError(f"no master answers at {self._endpoint}: {error}") from error
+            raise steadfast.UnavailableError(
+                f"no master answers at {self._endpoint}: {error}"
+            ) from error
 
     def _call(self, call: str, **arguments: Any) -> Any:
         with self._connect() as connection:

@@ -96,7 +96,11 @@ class Service:
         call: Callable[..., Any] = getattr(self, request["call"])
         with self.changed:
             job = self.jobs.get(request["job"])
-            if job is not None and request["call"] != "register" and request["node"] not in job.addresses:
+            if (
+                job is not None
+                and request["call"] != "register"
+                and request["node"] not in job.addresses
+            ):
                 raise Failure("NotFoundError", "the node is not registered")
             return call(job, request)
 
@@ -120,7 +124,10 @@ class Service:
         node, after = request["node"], request["after"]
         expected = (job.nodes_min, job.nodes_max)
         if (request["nodes_min"], request["nodes_max"]) != expected:
-            raise Failure("NodeRangeMismatch", "the node expects %s nodes, and the job %s" % (request, expected))
+            raise Failure(
+                "NodeRangeMismatch",
+                "the node expects %s nodes, and the job %s" % (request, expected),
+            )
         deadline = time.monotonic() + request["timeout"]
         if node not in job.members or job.round <= after:
             job.waiting.append(node)
@@ -133,16 +140,25 @@ class Service:
             job.form()
             self.changed.notify_all()
             if node in job.members and after < job.round:
-                return [job.round, job.members.index(node), [[it, job.addresses.get(it, "?:0"), 1, rank] for rank, it in enumerate(job.members)]]
-            left = min(deadline, max(job.last_arrival + job.last_call, time.monotonic() + 0.01)) - time.monotonic()
+                return [
+                    job.round,
+                    job.members.index(node),
+                    [
+                        [it, job.addresses.get(it, "?:0"), 1, rank]
+                        for rank, it in enumerate(job.members)
+                    ],
+                ]
             if deadline <= time.monotonic():
                 job.waiting.remove(node)
                 awaited = ", ".join(job.addresses[it] for it in job.in_place) or "any node"
-                raise Failure("RendezvousTimeout", "%d of %d nodes joined; waited for %s" % (len(job.waiting) + 1, job.nodes_min, awaited))
-            self.changed.wait(max(left, 0.01) if self._counts_down(job) else deadline - time.monotonic())
-
-    def _counts_down(self, job: Job) -> bool:
-        return time.monotonic() < job.last_arrival + job.last_call
+                raise Failure(
+                    "RendezvousTimeout",
+                    "%d of %d nodes joined; waited for %s"
+                    % (len(job.waiting) + 1, job.nodes_min, awaited),
+                )
+            last_call = job.last_arrival + job.last_call
+            until = last_call if time.monotonic() < last_call else deadline
+            self.changed.wait(max(0.01, min(until, deadline) - time.monotonic()))
 
     def waiting(self, job: Job, request: Dict[str, Any]) -> int:
         if job.round != request["round"]:

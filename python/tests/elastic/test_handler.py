@@ -19,7 +19,9 @@ sys.path.insert(0, str(HERE))
 import agent as fake  # noqa: E402
 import service  # noqa: E402
 
-if not any(it.name == "steadfast" for it in importlib.metadata.entry_points(group="torchrun.handlers")):
+if not any(
+    it.name == "steadfast" for it in importlib.metadata.entry_points(group="torchrun.handlers")
+):
     sys.path.insert(0, str(HERE.parents[1]))
     fake.install()
 
@@ -125,7 +127,10 @@ def test_endpoints_are_a_list(endpoint: str, expected: Any) -> None:
     assert parse(params(endpoint, local_addr="h"), KEYS).endpoints == expected
 
 
-@pytest.mark.parametrize("endpoint", ["", "host", "host:", ":1", "host:65536", "a b:1", "ftp://host:1", "h:1/path", "[::1"])
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "host", "host:", ":1", "host:65536", "a b:1", "ftp://host:1", "h:1/path", "[::1"],
+)
 def test_other_endpoints_are_refused(endpoint: str) -> None:
     with pytest.raises(steadfast.InvalidError, match="--rdzv-endpoint"):
         parse(params(endpoint), KEYS)
@@ -137,7 +142,9 @@ def test_timeouts_are_those_of_the_command_line() -> None:
     assert parse(params(timeout=900), KEYS).join_timeout == 900
 
 
-@pytest.mark.parametrize("conf", [{"join_timeout": "0"}, {"lease": "-1"}, {"last_call_timeout": "nan"}, {"lease": "5s"}])
+@pytest.mark.parametrize(
+    "conf", [{"join_timeout": "0"}, {"lease": "-1"}, {"last_call_timeout": "nan"}, {"lease": "5s"}]
+)
 def test_invalid_timeouts_are_refused(conf: Dict[str, str]) -> None:
     with pytest.raises(steadfast.InvalidError, match="is not a number of seconds"):
         parse(params(**conf), KEYS)
@@ -145,7 +152,9 @@ def test_invalid_timeouts_are_refused(conf: Dict[str, str]) -> None:
 
 def test_keys_of_the_other_backend_are_unknown() -> None:
     parse(params(close_timeout="3"), C10D_KEYS)
-    with pytest.raises(steadfast.InvalidError, match="unknown key `close_timeout`; known are join_timeout"):
+    with pytest.raises(
+        steadfast.InvalidError, match="unknown key `close_timeout`; known are join_timeout"
+    ):
         parse(params(close_timeout="3"), KEYS)
 
 
@@ -157,7 +166,9 @@ def test_the_address_is_the_one_that_reaches_the_endpoint() -> None:
 def test_a_node_that_others_cannot_reach_says_so(running: service.Service) -> None:
     remote = threading.Thread(target=lambda: _quietly(agent_of("10.0.0.9", running).join, 0, 30))
     remote.start()
-    with pytest.raises(torch_api.RendezvousError, match="other machines cannot reach this node at 127.0.0.1"):
+    with pytest.raises(
+        torch_api.RendezvousError, match="other machines cannot reach this node at 127.0.0.1"
+    ):
         handler_at(running, 2).next_rendezvous()
     remote.join()
 
@@ -200,12 +211,16 @@ def test_a_round_that_ends_in_between_is_joined_again(running: service.Service) 
 
 
 def elastic_agent(handler: Any) -> LocalElasticAgent:
-    spec = WorkerSpec(role="default", local_world_size=2, entrypoint="true", rdzv_handler=handler, max_restarts=0)
+    spec = WorkerSpec(
+        role="default", local_world_size=2, entrypoint="true", rdzv_handler=handler, max_restarts=0
+    )
     return LocalElasticAgent(spec, DefaultLogsSpecs())
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_torchrun_survives_a_node_that_dies_while_ranks_are_assigned(running: service.Service, rank: int) -> None:
+def test_torchrun_survives_a_node_that_dies_while_ranks_are_assigned(
+    running: service.Service, rank: int
+) -> None:
     """It would wait for five minutes, and end."""
     dies, lives = agent_at(running, 2), agent_at(running, 2)
     rounds: Dict[str, Any] = {}
@@ -274,7 +289,10 @@ def test_a_store_beside_the_state_loses_no_addition() -> None:
     register = Register()
     backend, store = MasterBackend(register), MasterStore(register)
     backend.set_state(b"state")
-    adders = [threading.Thread(target=lambda: [store.add("count", 1) for _ in range(50)]) for _ in range(4)]
+    adders = [
+        threading.Thread(target=lambda: [store.add("count", 1) for _ in range(50)])
+        for _ in range(4)
+    ]
     for it in adders:
         it.start()
     for it in adders:
@@ -289,7 +307,9 @@ def test_a_store_keeps_the_keys_of_two_rounds() -> None:
     store = MasterStore(Register())
     for number in range(5):
         dist.PrefixStore(f"torch.rendezvous.job.1.{number}", store).set("key", str(number))
-    kept = [dist.PrefixStore(f"torch.rendezvous.job.1.{it}", store).check(["key"]) for it in range(5)]
+    kept = [
+        dist.PrefixStore(f"torch.rendezvous.job.1.{it}", store).check(["key"]) for it in range(5)
+    ]
     assert kept == [False, False, False, True, True]
     with pytest.raises(dist.DistStoreError, match="missing"):
         store.wait(["missing"], timedelta(milliseconds=1))

@@ -21,7 +21,9 @@ sys.path.insert(0, str(HERE))
 import agent  # noqa: E402
 import service  # noqa: E402
 
-if not any(it.name == "steadfast" for it in importlib.metadata.entry_points(group="torchrun.handlers")):
+if not any(
+    it.name == "steadfast" for it in importlib.metadata.entry_points(group="torchrun.handlers")
+):
     # The package is not installed: use its sources.
     sys.path.insert(0, str(PACKAGE))
     agent.install()
@@ -41,7 +43,9 @@ class Node:
         environment["PYTHONPATH"] = os.pathsep.join([str(directory / "metadata"), *_sources()])
         environment.pop("TORCHELASTIC_ERROR_FILE", None)
         with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=directory)
+            self.process = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log, cwd=directory
+            )
 
     def ends(self) -> int:
         return self.process.wait(SECONDS_MAX)
@@ -63,12 +67,22 @@ class Cluster:
         self.nodes: List[Node] = []
         _write_metadata(directory / "metadata")
 
-    def start(self, *names: str, nnodes: str, conf: str = "last_call_timeout=1", **flags: Any) -> List[Node]:
-        given = {"rdzv-id": "digits", "rdzv-endpoint": self.service.endpoint, "max-restarts": 3, **flags}
+    def start(
+        self, *names: str, nnodes: str, conf: str = "last_call_timeout=1", **flags: Any
+    ) -> List[Node]:
+        given = {
+            "rdzv-id": "digits",
+            "rdzv-endpoint": self.service.endpoint,
+            "max-restarts": 3,
+            **flags,
+        }
         command = [sys.executable, str(HERE / "torchrun.py"), f"--rdzv-backend={self.backend}"]
         command += [f"--nnodes={nnodes}", "--nproc-per-node=1", "--monitor-interval=0.1"]
         command += [f"--{key.replace('_', '-')}={value}" for key, value in given.items()]
-        command += ([f"--rdzv-conf={conf}"] if conf else []) + [str(HERE / "train.py"), str(self.directory)]
+        command += ([f"--rdzv-conf={conf}"] if conf else []) + [
+            str(HERE / "train.py"),
+            str(self.directory),
+        ]
         started = [Node(name, command, self.directory) for name in names]
         self.nodes += started
         return started
@@ -87,7 +101,8 @@ class Cluster:
         def together() -> bool:
             workers = [it for it in newest() if it["node"] in nodes]
             return len(workers) == len(nodes) and all(
-                it["world_size"] == len(nodes) and it["store"] == workers[0]["store"] for it in workers
+                it["world_size"] == len(nodes) and it["store"] == workers[0]["store"]
+                for it in workers
             )
 
         self.until(together)
@@ -185,14 +200,19 @@ def test_a_node_that_arrives_is_added_without_counting_as_a_restart(cluster: Clu
 
 def test_nodes_go_on_at_once_without_an_agent_that_was_killed(cluster: Cluster) -> None:
     """The workers of the killed agent live on, so no other worker fails (pytorch#111646)."""
-    nodes = {it.name: it for it in cluster.start("a", "b", "c", nnodes="1:3", conf="last_call_timeout=60")}
+    nodes = {
+        it.name: it
+        for it in cluster.start("a", "b", "c", nnodes="1:3", conf="last_call_timeout=60")
+    }
     # The one that hosts the store.
     first = cluster.running("abc")[0]
     killed = nodes.pop(first["node"])
     killed_at = time.time()
     killed.process.kill()
     workers = cluster.running("".join(nodes))
-    assert max(it["time"] for it in workers) - killed_at < 60, "nobody waits for a last call, or a timeout"
+    assert max(it["time"] for it in workers) - killed_at < 60, (
+        "nobody waits for a last call, or a timeout"
+    )
     assert {it["torchelastic_restart_count"] for it in workers} == {0}
     cluster.finish(*nodes.values())
     cluster.until(lambda: not _workers(cluster.directory))
@@ -200,7 +220,9 @@ def test_nodes_go_on_at_once_without_an_agent_that_was_killed(cluster: Cluster) 
 
 @both
 def test_nodes_go_on_without_a_machine_that_was_lost(cluster: Cluster) -> None:
-    conf = "last_call_timeout=1" + (",keep_alive_interval=1" if cluster.backend == "steadfast-c10d" else "")
+    conf = "last_call_timeout=1" + (
+        ",keep_alive_interval=1" if cluster.backend == "steadfast-c10d" else ""
+    )
     nodes = {it.name: it for it in cluster.start("a", "b", "c", nnodes="1:3", conf=conf)}
     first = cluster.running("abc")[0]
     lost = nodes.pop(first["node"])
@@ -290,7 +312,9 @@ def test_workers_do_not_need_the_master(cluster: Cluster) -> None:
 
 
 def test_every_error_of_the_command_line_is_in_one_message(cluster: Cluster) -> None:
-    (node,) = cluster.start("a", nnodes="1", conf="lost_call=1", rdzv_id="none", rdzv_endpoint="a:1,b")
+    (node,) = cluster.start(
+        "a", nnodes="1", conf="lost_call=1", rdzv_id="none", rdzv_endpoint="a:1,b"
+    )
     assert node.ends() == 1
     message = next(it for it in node.text().splitlines() if "InvalidError: " in it)
     assert "`b` is not HOST:PORT" in message

@@ -13,8 +13,20 @@ node = os.environ["NODE"]
 
 
 def note(event: str, **more: object) -> None:
-    fields = {"event": event, "node": node, "pid": os.getpid(), "agent": os.getppid(), "time": time.time(), **more}
-    fields.update({key.lower(): int(os.environ[key]) for key in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")})
+    fields = {
+        "event": event,
+        "node": node,
+        "pid": os.getpid(),
+        "agent": os.getppid(),
+        "time": time.time(),
+        **more,
+    }
+    fields.update(
+        {
+            key.lower(): int(os.environ[key])
+            for key in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
+        }
+    )
     fields["store"] = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     with open(os.path.join(directory, "events"), "a") as file:
         file.write(json.dumps(fields) + "\n")
