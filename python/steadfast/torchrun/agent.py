@@ -28,7 +28,7 @@ from torch.distributed.elastic.rendezvous import (
 from .. import errors
 from .settings import Settings
 
-__all__ = ["Agent", "Member", "Round", "open_agent", "torch_errors", "until_answered"]
+__all__ = ["Agent", "Member", "Round", "is_lost", "open_agent", "torch_errors", "until_answered"]
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +118,16 @@ def open_agent(settings: Settings) -> Agent:
         nodes_max=settings.nodes_max,
         settings=settings.for_master(),
     )
+
+
+def is_lost(agent: Agent, formed: Round) -> bool:
+    """Returns whether the round has lost a member, as far as the master answers."""
+    try:
+        return agent.waiting(formed.round) < 0
+    except errors.UnavailableError:
+        return False
+    except errors.SteadfastError:
+        return True
 
 
 def until_answered(call: Callable[[float], T], deadline: float) -> T:

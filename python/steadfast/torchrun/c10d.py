@@ -28,6 +28,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from .agent import Agent, open_agent, torch_errors
 from .settings import C10D_KEYS, parse
+from .signals import as_exceptions
 
 __all__ = ["C10dHandler", "MasterBackend", "MasterStore", "create"]
 
@@ -91,7 +92,8 @@ class C10dHandler(DynamicRendezvousHandler):
         self._bootstrap_store_info = None
         self._shared_tcp_store_server = None
         try:
-            info = super().next_rendezvous()
+            with as_exceptions():
+                info = super().next_rendezvous()
         except (SignalException, KeyboardInterrupt):
             self._agent.close()
             raise
@@ -176,7 +178,7 @@ class MasterStore(Store):
         self._change(lambda keys: keys.__setitem__(key, _bytes(value)))
 
     def multi_set(self, keys: List[str], values: List[Any]) -> None:
-        self._change(lambda found: found.update(zip(keys, map(_bytes, values))))
+        self._change(lambda found: found.update(dict(zip(keys, map(_bytes, values)))))
 
     def add(self, key: str, amount: int) -> int:
         def added(keys: Dict[str, bytes]) -> int:

@@ -20,6 +20,7 @@ from torch.distributed.elastic.rendezvous import (
 from .. import errors
 from .agent import Agent, Member, Round, open_agent, torch_errors, until_answered
 from .settings import KEYS, Settings, parse
+from .signals import as_exceptions
 from .store import RoundStore, StoreAddress, open_store
 
 __all__ = ["Handler", "create"]
@@ -63,7 +64,7 @@ class Handler(RendezvousHandler):
         """Waits for the next round, and returns this node's rank among its nodes and a new store."""
         deadline = time.monotonic() + self._settings.join_timeout
         try:
-            with torch_errors():
+            with as_exceptions(), torch_errors():
                 return self._next_rendezvous(deadline)
         except (SignalException, KeyboardInterrupt):
             # torchrun first stops its workers, and there are none. Others should not wait for this node.
@@ -83,7 +84,7 @@ class Handler(RendezvousHandler):
                 log.info("joining again: %s", ended)
                 continue
             log.info("round %d: node %d of %d", formed.round, formed.rank, len(members))
-            return self._info(RoundStore(store, formed, self._is_lost), formed, address)
+            return self._info(RoundStore(store, formed, self._agent), formed, address)
 
     def _info(self, store: RoundStore, formed: Round, address: StoreAddress) -> RendezvousInfo:
         # torchrun counts nodes here, and numbers the workers itself.
@@ -107,14 +108,6 @@ class Handler(RendezvousHandler):
             return 1
         self._warned = False
         return abs(changed)
-
-    def _is_lost(self) -> bool:
-        try:
-            return self._agent.waiting(self._round) < 0
-        except errors.UnavailableError:
-            return False
-        except errors.SteadfastError:
-            return True
 
     def is_closed(self) -> bool:
         with torch_errors():

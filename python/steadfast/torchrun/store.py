@@ -10,21 +10,20 @@ import json
 import socket
 import time
 from datetime import timedelta
-from typing import Any, Callable, List, NamedTuple, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Tuple
 
-from torch.distributed import DistError, PrefixStore, Store, TCPStore
+from torch.distributed import DistError, DistStoreError, PrefixStore, Store, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from .. import errors
-from .agent import Agent, Member, Round, until_answered
+from .agent import Agent, Member, Round, is_lost, until_answered
 
 __all__ = ["RoundStore", "StoreAddress", "open_store"]
 
 TAG = "torchrun-store"
 STORE_TIMEOUT = timedelta(minutes=5)
 CONNECT_SECONDS = 60.0
-POLL_SECONDS = 0.2
-SLICE = timedelta(seconds=1)
+POLL_SECONDS = 0.1
 
 # The keys with which torchrun's agents agree on the ranks of workers.
 ROLE_INFO = "torchelastic/role_info/"
@@ -77,14 +76,14 @@ def _connect(agent: Agent, formed: Round, address: StoreAddress) -> TCPStore:
                 *address, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT
             )
         except (OSError, DistError) as error:
-            if agent.waiting(formed.round) < 0:
+            if is_lost(agent, formed):
                 raise errors.RoundEnded(
                     f"round {formed.round} is over: {address.host} is lost"
                 ) from error
             if deadline < time.monotonic():
                 raise RendezvousConnectionError(
-                    f"cannot connect to {address.host}:{address.port}, the store of round {formed.round}: {error}; "
-                    "let nodes connect to any port of each other, or set --local-addr on that node"
+                    f"cannot connect to {address.host}:{address.port}, the store of round {formed.round}: "
+                    f"{error}; let nodes connect to any port of each other, or set --local-addr on that node"
                 ) from error
         time.sleep(POLL_SECONDS)
 
@@ -97,10 +96,10 @@ class RoundStore(PrefixStore):
     they are stopped for the next round.
     """
 
-    def __init__(self, store: Store, formed: Round, is_lost: Callable[[], bool]) -> None:
+    def __init__(self, store: Store, formed: Round, agent: Agent) -> None:
         super().__init__(f"round-{formed.round}", store)
-        self._nodes = len(formed.members)
-        self._is_lost = is_lost
+        self._formed = formed
+        self._agent = agent
         self._role_info: Optional[bytes] = None
 
     def set(self, key: str, value: Any) -> None:
@@ -125,19 +124,19 @@ class RoundStore(PrefixStore):
     def wait(self, keys: List[str], timeout: Optional[timedelta] = None) -> None:
         """Waits until all keys are set. Fails early if a member is lost."""
         deadline = time.monotonic() + (timeout or self.timeout).total_seconds()
-        while True:
-            left = timedelta(seconds=max(0.001, deadline - time.monotonic()))
-            try:
-                return super().wait(keys, min(SLICE, left))
-            except DistError:
-                if self._is_lost() or left < SLICE:
-                    raise
+        # PyTorch logs each wait that times out, so this only asks.
+        while not self.check(keys):
+            if is_lost(self._agent, self._formed):
+                raise DistStoreError(f"a member of round {self._formed.round} is lost")
+            if deadline < time.monotonic():
+                raise DistStoreError(f"no node has set {', '.join(keys)} in time")
+            time.sleep(POLL_SECONDS)
 
     def _check_lost(self) -> None:
         """Raises the error that is being handled, unless the reason is a lost member."""
         deadline = time.monotonic() + CONNECT_SECONDS
         # A connection breaks at once, and the lease of its node ends a little later.
-        while not self._is_lost():
+        while not is_lost(self._agent, self._formed):
             if deadline < time.monotonic():
                 raise
             time.sleep(POLL_SECONDS)
@@ -150,5 +149,6 @@ class RoundStore(PrefixStore):
         if not key.startswith(ASSIGNED_RANKS):
             raise
         workers = json.loads(self._role_info)["local_world_size"]
-        first, world = int(key[len(ASSIGNED_RANKS) :]) * workers, self._nodes * workers
+        first = int(key[len(ASSIGNED_RANKS) :]) * workers
+        world = len(self._formed.members) * workers
         return json.dumps([first, world, first, world]).encode()

@@ -244,7 +244,7 @@ def test_torchrun_survives_a_node_that_dies_while_ranks_are_assigned(
     assert formed.rank == rank
     dies.close()
     stores.pop("dies")
-    store = RoundStore(stores["lives"], formed, lambda: lives.waiting(formed.round) < 0)
+    store = RoundStore(stores["lives"], formed, lives)
     torchrun = elastic_agent(SimpleNamespace())
     workers = torchrun._assign_worker_ranks(store, rank, 2, torchrun.get_worker_group().spec)
     assert [it.global_rank for it in workers] == [2 * rank, 2 * rank + 1]
