@@ -178,7 +178,7 @@ class MasterStore(Store):
         self._change(lambda keys: keys.__setitem__(key, _bytes(value)))
 
     def multi_set(self, keys: List[str], values: List[Any]) -> None:
-        self._change(lambda found: found.update(dict(zip(keys, map(_bytes, values)))))
+        self._change(lambda found: found.update(zip(keys, map(_bytes, values))))
 
     def add(self, key: str, amount: int) -> int:
         def added(keys: Dict[str, bytes]) -> int:

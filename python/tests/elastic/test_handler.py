@@ -16,8 +16,8 @@ import pytest
 HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-import agent as fake  # noqa: E402
-import service  # noqa: E402
+import fake_agent as fake  # noqa: E402
+import fake_service as service  # noqa: E402
 
 if not any(
     it.name == "steadfast" for it in importlib.metadata.entry_points(group="torchrun.handlers")

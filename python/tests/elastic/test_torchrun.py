@@ -18,15 +18,15 @@ HERE = pathlib.Path(__file__).parent
 PACKAGE = HERE.parents[1]
 sys.path.insert(0, str(HERE))
 
-import agent  # noqa: E402
-import service  # noqa: E402
+import fake_agent  # noqa: E402
+import fake_service as service  # noqa: E402
 
 if not any(
     it.name == "steadfast" for it in importlib.metadata.entry_points(group="torchrun.handlers")
 ):
     # The package is not installed: use its sources.
     sys.path.insert(0, str(PACKAGE))
-    agent.install()
+    fake_agent.install()
 
 Event = Dict[str, Any]
 SECONDS_MAX = 240.0
@@ -76,11 +76,15 @@ class Cluster:
             "max-restarts": 3,
             **flags,
         }
-        command = [sys.executable, str(HERE / "torchrun.py"), f"--rdzv-backend={self.backend}"]
+        command = [
+            sys.executable,
+            str(HERE / "torchrun_with_fake_agent.py"),
+            f"--rdzv-backend={self.backend}",
+        ]
         command += [f"--nnodes={nnodes}", "--nproc-per-node=1", "--monitor-interval=0.1"]
         command += [f"--{key.replace('_', '-')}={value}" for key, value in given.items()]
         command += ([f"--rdzv-conf={conf}"] if conf else []) + [
-            str(HERE / "train.py"),
+            str(HERE / "sum_until_finished.py"),
             str(self.directory),
         ]
         started = [Node(name, command, self.directory) for name in names]
@@ -139,7 +143,10 @@ def _workers(directory: pathlib.Path) -> List[int]:
             arguments = (process / "cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if str(HERE / "train.py").encode() in arguments and str(directory).encode() in arguments:
+        if (
+            str(HERE / "sum_until_finished.py").encode() in arguments
+            and str(directory).encode() in arguments
+        ):
             found.append(int(process.name))
     return found
 

@@ -2,7 +2,7 @@
 
 import runpy
 
-import agent
+import fake_agent
 
-agent.install()
+fake_agent.install()
 runpy.run_module("torch.distributed.run", run_name="__main__", alter_sys=True)

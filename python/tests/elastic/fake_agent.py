@@ -11,7 +11,7 @@ import types
 from collections import namedtuple
 from typing import Any, Dict, List, Optional, Tuple
 
-import service
+import fake_service as service
 
 Round = namedtuple("Round", "round rank first_rank world_size members")
 numbers = itertools.count()
