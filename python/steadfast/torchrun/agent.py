@@ -105,19 +105,24 @@ class Agent(Protocol):
 
 
 def open_agent(settings: Settings) -> Agent:
-    """Registers this node."""
+    """Registers this node, as soon as a master answers."""
     from .. import _native
 
     native: Any = _native
-    return native.Agent(
-        list(settings.endpoints),
-        settings.job,
-        address=settings.address,
-        slots=1,
-        nodes_min=settings.nodes_min,
-        nodes_max=settings.nodes_max,
-        settings=settings.for_master(),
-    )
+
+    def opened(_left: float) -> Agent:
+        return native.Agent(
+            list(settings.endpoints),
+            settings.job,
+            address=settings.address,
+            slots=1,
+            nodes_min=settings.nodes_min,
+            nodes_max=settings.nodes_max,
+            settings=settings.for_master(),
+        )
+
+    with torch_errors():
+        return until_answered(opened, time.monotonic() + settings.join_timeout)
 
 
 def is_lost(agent: Agent, formed: Round) -> bool:
@@ -132,13 +137,16 @@ def is_lost(agent: Agent, formed: Round) -> bool:
 
 def until_answered(call: Callable[[float], T], deadline: float) -> T:
     """Calls with the time that is left, again while the master does not answer: another may take over."""
+    reason = ""
     while True:
         try:
             return call(max(0.0, deadline - time.monotonic()))
         except errors.UnavailableError as error:
             if deadline < time.monotonic() + RETRY_SECONDS:
                 raise
-            log.warning("trying again in %s s: %s", RETRY_SECONDS, error)
+            if str(error) != reason:
+                reason = str(error)
+                log.warning("trying again: %s", reason)
         time.sleep(RETRY_SECONDS)
 
 

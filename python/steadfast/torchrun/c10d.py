@@ -60,8 +60,7 @@ def create(params: Any) -> C10dHandler:
     }
     if params.get("cas_backoff_max_seconds"):
         more["cas_backoff_max_seconds"] = float(params.get("cas_backoff_max_seconds"))
-    with torch_errors():
-        agent = open_agent(settings)
+    agent = open_agent(settings)
     handler = C10dHandler.from_backend(
         settings.job,
         MasterStore(agent),

@@ -27,12 +27,14 @@ __all__ = ["Handler", "create"]
 
 log = logging.getLogger(__name__)
 
+EXIT_TAG = "torchrun-exit"
+EXIT_SECONDS = 10.0
+
 
 def create(params: Any) -> Handler:
     """Creates the handler for torchrun's parameters."""
     settings = parse(params, KEYS)
-    with torch_errors():
-        return Handler(settings, open_agent(settings))
+    return Handler(settings, open_agent(settings))
 
 
 class Handler(RendezvousHandler):
@@ -122,6 +124,7 @@ class Handler(RendezvousHandler):
         failure = sys.exc_info()[1]
         try:
             if failure is None:
+                self._keep_store()
                 self._agent.set_closed()
             return True
         except errors.SteadfastError as error:
@@ -129,6 +132,15 @@ class Handler(RendezvousHandler):
             return False
         finally:
             self._agent.close()
+
+    def _keep_store(self) -> None:
+        """Waits until all nodes know that the others have finished, which they learn from the store of one."""
+        if self._round == 0:
+            return
+        try:
+            self._agent.barrier(self._round, EXIT_TAG, b"", EXIT_SECONDS)
+        except errors.SteadfastError as error:
+            log.debug("not all nodes have finished: %s", error)
 
 
 def _check_address(host: str, members: List[Member]) -> None:

@@ -34,6 +34,7 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec  # noqa: E402
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent  # noqa: E402
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # noqa: E402
 
+from steadfast.torchrun.agent import until_answered  # noqa: E402
 from steadfast.torchrun.c10d import MasterBackend, MasterStore  # noqa: E402
 from steadfast.torchrun.handler import Handler  # noqa: E402
 from steadfast.torchrun.store import RoundStore, open_store  # noqa: E402
@@ -193,6 +194,23 @@ def test_each_round_has_a_store_of_its_own(running: service.Service) -> None:
     assert first.bootstrap_store_info.master_port != second.bootstrap_store_info.master_port
     assert not second.store.check(["key"])
     assert (second.rank, second.world_size) == (0, 1)
+
+
+def test_a_node_waits_while_masters_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steadfast.torchrun.agent.RETRY_SECONDS", 0.0)
+    answers = iter(
+        [steadfast.UnavailableError("no master"), steadfast.UnavailableError("no master"), 7]
+    )
+
+    def call(left: float) -> int:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert until_answered(call, time.monotonic() + 60) == 7
+    with pytest.raises(steadfast.UnavailableError):
+        until_answered(Scripted(steadfast.UnavailableError("no master")).waiting, time.monotonic())
 
 
 def test_a_round_that_ends_in_between_is_joined_again(running: service.Service) -> None:

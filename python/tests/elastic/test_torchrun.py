@@ -192,6 +192,7 @@ def test_three_nodes_train_together(cluster: Cluster) -> None:
     assert {it["torchelastic_restart_count"] for it in workers} == {0}
     cluster.finish(*nodes)
     assert len(cluster.events("finished")) == 3
+    assert "Error waiting on exit barrier" not in cluster.logs(), cluster.logs()
 
 
 @both
