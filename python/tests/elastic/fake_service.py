@@ -123,10 +123,11 @@ class Service:
     def join(self, job: Job, request: Dict[str, Any]) -> Any:
         node, after = request["node"], request["after"]
         expected = (job.nodes_min, job.nodes_max)
-        if (request["nodes_min"], request["nodes_max"]) != expected:
+        given = (request["nodes_min"], request["nodes_max"])
+        if given != expected:
             raise Failure(
                 "NodeRangeMismatch",
-                "the node expects %s nodes, and the job %s" % (request, expected),
+                "the node expects %d to %d nodes, and the job %d to %d" % (*given, *expected),
             )
         deadline = time.monotonic() + request["timeout"]
         if node not in job.members or job.round <= after:
