@@ -92,7 +92,7 @@ class Agent(Protocol):
         """Returns the job's state and its token."""
 
     def set_state(self, state: bytes, token: Optional[int]) -> Tuple[bytes, int, bool]:
-        """Sets the state if ``token`` is still its token. Returns the state and token of then, and whether it did."""
+        """Sets the state if ``token`` is its token. Returns the state and token after, and whether it did."""
 
     def is_closed(self) -> bool:
         """Returns whether the job has ended."""

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 EXIT_TAG = "torchrun-exit"
 EXIT_SECONDS = 10.0
+CLOSE_SECONDS = 30.0
 
 
 def create(params: Any) -> Handler:
@@ -105,6 +106,8 @@ class Handler(RendezvousHandler):
                 log.warning("changes of the job's nodes are not seen: %s", error)
             self._warned = True
             return 0
+        except errors.RendezvousClosed:
+            return 0
         except errors.NotFoundError:
             # The lease ended, and the others go on without this node.
             return 1
@@ -125,7 +128,9 @@ class Handler(RendezvousHandler):
         try:
             if failure is None:
                 self._keep_store()
-                self._agent.set_closed()
+                until_answered(
+                    lambda _left: self._agent.set_closed(), time.monotonic() + CLOSE_SECONDS
+                )
             return True
         except errors.SteadfastError as error:
             log.warning("other nodes do not know yet that the job has ended: %s", error)

@@ -98,6 +98,7 @@ def scripted(answer: Any = 0, closed: bool = False) -> Handler:
         # After success, nodes leave.
         (-1, True, 0),
         (steadfast.UnavailableError("no master"), False, 0),
+        (steadfast.RendezvousClosed("the job has ended"), True, 0),
         (steadfast.NotFoundError("the lease ended"), False, 1),
     ],
 )
