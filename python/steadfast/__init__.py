@@ -3,6 +3,7 @@
 - A model in Python, trained by Steadfast's loop: :class:`Model`, and ``steadfast.torch`` for PyTorch.
 - A loop of your own over parameter servers: :class:`Trainer`.
 - A job from a program or a notebook: :class:`Job`, :func:`local`, :func:`connect`.
+- Elastic jobs of ``torchrun``: ``--rdzv-backend=steadfast``, see ``steadfast.torchrun``.
 """
 
 from ._native import Key, Work
@@ -14,7 +15,11 @@ from .errors import (
     ForkedError,
     InvalidError,
     JobFailed,
+    NodeRangeMismatch,
     NotFoundError,
+    RendezvousClosed,
+    RendezvousTimeout,
+    RoundEnded,
     SteadfastError,
     UnavailableError,
 )
@@ -33,7 +38,11 @@ __all__ = [
     "Key",
     "LocalRun",
     "Model",
+    "NodeRangeMismatch",
     "NotFoundError",
+    "RendezvousClosed",
+    "RendezvousTimeout",
+    "RoundEnded",
     "Run",
     "SteadfastError",
     "Trainer",

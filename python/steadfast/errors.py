@@ -67,3 +67,25 @@ class ConflictError(SteadfastError):
 
 class ForkedError(SteadfastError, RuntimeError):
     """The process was forked after it had joined a job. Threads and connections do not survive a fork."""
+
+
+class RendezvousTimeout(SteadfastError, TimeoutError):
+    """Too few nodes joined in time. The message names those that are missing."""
+
+    exit_code = 6
+
+
+class RendezvousClosed(SteadfastError):
+    """The job has ended: no node can join it any more."""
+
+    exit_code = 5
+
+
+class NodeRangeMismatch(ConflictError):
+    """The nodes of a job state different minimum or maximum numbers of nodes."""
+
+
+class RoundEnded(SteadfastError):
+    """A round is over: a member was lost, or asked to join the next round. Join again."""
+
+    exit_code = 5

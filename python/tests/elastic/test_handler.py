@@ -1,0 +1,334 @@
+"""The parts of the handlers for `torchrun`, without processes."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import pathlib
+import sys
+import threading
+import time
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, Dict, Iterator, List, Optional
+
+import pytest
+
+HERE = pathlib.Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import fake_agent as fake  # noqa: E402
+import fake_service as service  # noqa: E402
+
+if not any(
+    it.name == "steadfast" for it in importlib.metadata.entry_points(group="torchrun.handlers")
+):
+    sys.path.insert(0, str(HERE.parents[1]))
+    fake.install()
+
+import steadfast  # noqa: E402
+from steadfast.torchrun.settings import C10D_KEYS, KEYS, parse  # noqa: E402
+
+torch_api = pytest.importorskip("torch.distributed.elastic.rendezvous.api")
+
+from torch.distributed.elastic.agent.server.api import WorkerSpec  # noqa: E402
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent  # noqa: E402
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # noqa: E402
+
+from steadfast.torchrun.agent import until_answered  # noqa: E402
+from steadfast.torchrun.c10d import MasterBackend, MasterStore  # noqa: E402
+from steadfast.torchrun.handler import Handler  # noqa: E402
+from steadfast.torchrun.store import RoundStore, open_store  # noqa: E402
+
+
+def params(endpoint: str = "127.0.0.1:1", nodes: int = 1, nodes_max: int = 0, **more: Any) -> Any:
+    given: Dict[str, Any] = {"run_id": "job", "backend": "steadfast", **more}
+    return torch_api.RendezvousParameters(
+        endpoint=endpoint, min_nodes=nodes, max_nodes=nodes_max or nodes, **given
+    )
+
+
+@pytest.fixture
+def running() -> Iterator[service.Service]:
+    made = service.Service()
+    yield made
+    made.close()
+
+
+def handler_at(running: service.Service, nodes: int = 1, **conf: Any) -> Handler:
+    settings = parse(params(running.endpoint, nodes, **conf), KEYS)
+    return Handler(settings, agent_at(running, nodes))
+
+
+def agent_at(running: service.Service, nodes: int = 1) -> Any:
+    more = {"nodes_min": nodes, "nodes_max": nodes, "settings": {"last_call": "0ms"}}
+    return fake.Agent([running.endpoint], "job", address="127.0.0.1:0", slots=1, **more)
+
+
+class Scripted:
+    """An agent whose answer to `waiting` the test sets."""
+
+    def __init__(self, answer: Any = 0, closed: bool = False) -> None:
+        self.answer, self.closed, self.left = answer, closed, False
+
+    def waiting(self, round: int) -> int:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def is_closed(self) -> bool:
+        return self.closed
+
+    def set_closed(self) -> None:
+        self.closed = True
+
+    def close(self) -> None:
+        self.left = True
+
+
+def scripted(answer: Any = 0, closed: bool = False) -> Handler:
+    return Handler(parse(params(), KEYS), Scripted(answer, closed))
+
+
+@pytest.mark.parametrize(
+    "answer, closed, seen",
+    [
+        (0, False, 0),
+        (2, False, 2),
+        (-1, False, 1),
+        # After success, nodes leave.
+        (-1, True, 0),
+        (steadfast.UnavailableError("no master"), False, 0),
+        (steadfast.RendezvousClosed("the job has ended"), True, 0),
+        (steadfast.NotFoundError("the lease ended"), False, 1),
+    ],
+)
+def test_lost_nodes_count_like_nodes_that_wait(answer: Any, closed: bool, seen: int) -> None:
+    assert scripted(answer, closed).num_nodes_waiting() == seen
+
+
+def test_only_success_closes_the_job() -> None:
+    handler = scripted()
+    try:
+        raise RuntimeError("a worker failed")
+    except RuntimeError:
+        assert handler.shutdown()
+    assert handler._agent.left and not handler.is_closed()
+    assert handler.shutdown() and handler.is_closed()
+
+
+@pytest.mark.parametrize(
+    "endpoint, expected",
+    [
+        ("127.0.0.1:1", ("127.0.0.1:1",)),
+        (" localhost:1 , 127.0.0.1:2,", ("localhost:1", "127.0.0.1:2")),
+        ("[::1]:3", ("[::1]:3",)),
+        ("https://127.0.0.1:4", ("https://127.0.0.1:4",)),
+    ],
+)
+def test_endpoints_are_a_list(endpoint: str, expected: Any) -> None:
+    assert parse(params(endpoint, local_addr="h"), KEYS).endpoints == expected
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "host", "host:", ":1", "host:65536", "a b:1", "ftp://host:1", "h:1/path", "[::1"],
+)
+def test_other_endpoints_are_refused(endpoint: str) -> None:
+    with pytest.raises(steadfast.InvalidError, match="--rdzv-endpoint"):
+        parse(params(endpoint), KEYS)
+
+
+def test_timeouts_are_those_of_the_command_line() -> None:
+    settings = parse(params(timeout=900, join_timeout="2.5", last_call_timeout="0"), KEYS)
+    assert settings.for_master() == {"join_timeout": "2500ms", "last_call": "0ms"}
+    assert parse(params(timeout=900), KEYS).join_timeout == 900
+
+
+@pytest.mark.parametrize(
+    "conf", [{"join_timeout": "0"}, {"lease": "-1"}, {"last_call_timeout": "nan"}, {"lease": "5s"}]
+)
+def test_invalid_timeouts_are_refused(conf: Dict[str, str]) -> None:
+    with pytest.raises(steadfast.InvalidError, match="is not a number of seconds"):
+        parse(params(**conf), KEYS)
+
+
+def test_keys_of_the_other_backend_are_unknown() -> None:
+    parse(params(close_timeout="3"), C10D_KEYS)
+    with pytest.raises(
+        steadfast.InvalidError, match="unknown key `close_timeout`; known are join_timeout"
+    ):
+        parse(params(close_timeout="3"), KEYS)
+
+
+def test_the_address_is_the_one_that_reaches_the_endpoint() -> None:
+    assert parse(params("127.0.0.1:1"), KEYS).address == "127.0.0.1:0"
+    assert parse(params("127.0.0.1:1", local_addr="fd00::1"), KEYS).address == "[fd00::1]:0"
+
+
+def test_a_node_that_others_cannot_reach_says_so(running: service.Service) -> None:
+    remote = threading.Thread(target=lambda: _quietly(agent_of("10.0.0.9", running).join, 0, 30))
+    remote.start()
+    with pytest.raises(
+        torch_api.RendezvousError, match="other machines cannot reach this node at 127.0.0.1"
+    ):
+        handler_at(running, 2).next_rendezvous()
+    remote.join()
+
+
+def agent_of(host: str, running: service.Service) -> Any:
+    more = {"nodes_min": 2, "nodes_max": 2, "settings": {"last_call": "0ms"}}
+    return fake.Agent([running.endpoint], "job", address=f"{host}:0", slots=1, **more)
+
+
+def _quietly(call: Any, *arguments: Any) -> None:
+    try:
+        call(*arguments)
+    except steadfast.SteadfastError:
+        pass
+
+
+def test_each_round_has_a_store_of_its_own(running: service.Service) -> None:
+    handler = handler_at(running)
+    first = handler.next_rendezvous()
+    first.store.set("key", "value")
+    second = handler.next_rendezvous()
+    assert first.bootstrap_store_info.master_port != second.bootstrap_store_info.master_port
+    assert not second.store.check(["key"])
+    assert (second.rank, second.world_size) == (0, 1)
+
+
+def test_a_node_waits_while_masters_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steadfast.torchrun.agent.RETRY_SECONDS", 0.0)
+    answers = iter(
+        [steadfast.UnavailableError("no master"), steadfast.UnavailableError("no master"), 7]
+    )
+
+    def call(left: float) -> int:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert until_answered(call, time.monotonic() + 60) == 7
+    with pytest.raises(steadfast.UnavailableError):
+        until_answered(Scripted(steadfast.UnavailableError("no master")).waiting, time.monotonic())
+
+
+def test_a_round_that_ends_in_between_is_joined_again(running: service.Service) -> None:
+    """A member dies after the round was formed, before it entered the barrier."""
+    handler, dies = handler_at(running, 2), agent_at(running, 2)
+    infos: List[Any] = []
+    waits = threading.Thread(target=lambda: infos.append(handler.next_rendezvous()))
+    waits.start()
+    dies.join(0, 30)
+    dies.close()
+    comes = handler_at(running, 2)
+    infos.append(comes.next_rendezvous())
+    waits.join(30)
+    assert sorted(it.rank for it in infos) == [0, 1]
+    assert running.jobs["job"].round == 2
+
+
+def elastic_agent(handler: Any) -> LocalElasticAgent:
+    spec = WorkerSpec(
+        role="default", local_world_size=2, entrypoint="true", rdzv_handler=handler, max_restarts=0
+    )
+    return LocalElasticAgent(spec, DefaultLogsSpecs())
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_torchrun_survives_a_node_that_dies_while_ranks_are_assigned(
+    running: service.Service, rank: int
+) -> None:
+    """It would wait for five minutes, and end."""
+    dies, lives = agent_at(running, 2), agent_at(running, 2)
+    rounds: Dict[str, Any] = {}
+    stores: Dict[str, Any] = {}
+
+    def join(name: str, agent: Any) -> None:
+        rounds[name] = agent.join(0, 30)
+        stores[name], _ = open_store(agent, rounds[name], "127.0.0.1", time.monotonic() + 30)
+
+    # The oldest is the first.
+    order = [("lives", lives), ("dies", dies)] if rank == 0 else [("dies", dies), ("lives", lives)]
+    threads = []
+    for number, (name, agent) in enumerate(order):
+        threads.append(threading.Thread(target=join, args=(name, agent)))
+        threads[-1].start()
+        while number == 0 and not (running.jobs["job"].waiting):
+            pass
+    for thread in threads:
+        thread.join()
+    formed = rounds["lives"]
+    assert formed.rank == rank
+    dies.close()
+    stores.pop("dies")
+    store = RoundStore(stores["lives"], formed, lives)
+    torchrun = elastic_agent(SimpleNamespace())
+    workers = torchrun._assign_worker_ranks(store, rank, 2, torchrun.get_worker_group().spec)
+    assert [it.global_rank for it in workers] == [2 * rank, 2 * rank + 1]
+    assert {it.world_size for it in workers} == {4}
+
+
+class Register:
+    """An agent that only keeps a state."""
+
+    def __init__(self) -> None:
+        self.state: Optional[bytes] = None
+        self.token = 0
+        self.lock = threading.Lock()
+
+    def get_state(self) -> Any:
+        with self.lock:
+            return None if self.state is None else (self.state, self.token)
+
+    def set_state(self, state: bytes, token: Optional[int]) -> Any:
+        with self.lock:
+            accepted = token == (None if self.state is None else self.token)
+            if accepted:
+                self.state, self.token = state, self.token + 1
+            return self.state, self.token, accepted
+
+
+def test_a_state_is_only_replaced_with_its_token() -> None:
+    """PyTorch's own conformance test of backends, in short."""
+    backend = MasterBackend(Register())
+    assert backend.get_state() is None
+    state, token, accepted = backend.set_state(b"one")
+    assert (state, accepted) == (b"one", True)
+    assert backend.get_state() == (b"one", token)
+    assert backend.set_state(b"two", None) == (b"one", token, False)
+    assert backend.set_state(b"two", "other") == (b"one", token, False)
+    _, newer, accepted = backend.set_state(b"two", token)
+    assert accepted and newer != token
+    assert backend.set_state(b"three", token) == (b"two", newer, False)
+
+
+def test_a_store_beside_the_state_loses_no_addition() -> None:
+    register = Register()
+    backend, store = MasterBackend(register), MasterStore(register)
+    backend.set_state(b"state")
+    adders = [
+        threading.Thread(target=lambda: [store.add("count", 1) for _ in range(50)])
+        for _ in range(4)
+    ]
+    for it in adders:
+        it.start()
+    for it in adders:
+        it.join()
+    assert store.get("count") == b"200"
+    assert backend.get_state()[0] == b"state"
+
+
+def test_a_store_keeps_the_keys_of_two_rounds() -> None:
+    import torch.distributed as dist
+
+    store = MasterStore(Register())
+    for number in range(5):
+        dist.PrefixStore(f"torch.rendezvous.job.1.{number}", store).set("key", str(number))
+    kept = [
+        dist.PrefixStore(f"torch.rendezvous.job.1.{it}", store).check(["key"]) for it in range(5)
+    ]
+    assert kept == [False, False, False, True, True]
+    with pytest.raises(dist.DistStoreError, match="missing"):
+        store.wait(["missing"], timedelta(milliseconds=1))
