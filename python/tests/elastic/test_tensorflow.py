@@ -111,7 +111,7 @@ def test_mnistElastic(nodes, tmp_path):
     MNIST cannot be fetched in a test; the digits of `examples/data` take its place.
     """
     two_three_two(nodes, program("mnist_keras.py", DIGITS, tmp_path), tmp_path, nodes.kill)
-    nodes.until(lambda: records(tmp_path)[-1]["loss"] < 0.3, "a loss below 0.3")
+    nodes.until(lambda: records(tmp_path)[-1]["loss"] < 0.1, "a loss below 0.1")
     stop(nodes, tmp_path)
 
     *epochs, end = records(tmp_path)
@@ -121,7 +121,7 @@ def test_mnistElastic(nodes, tmp_path):
         steps = {1} if before["workers"] == after["workers"] else {1, 2}
         assert after["epoch"] - before["epoch"] in steps, epochs
         assert after["loss"] < epochs[0]["loss"], epochs
-    assert end["accuracy"] > 0.9
+    assert end["accuracy"] > 0.85
 
 
 def two_three_two(

@@ -16,7 +16,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 EPOCHS = 2
-STEPS = 3
+STEPS = 2
 BATCH_PER_WORKER = 4
 
 directory = pathlib.Path(sys.argv[1])
