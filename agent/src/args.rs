@@ -10,12 +10,16 @@ use steadfast_common::durations;
 use steadfast_common::rendezvous::{NodeRange, SLOTS_MAX};
 use steadfast_process::{EtcdAuthArgs, LogArgs, SecurityArgs, job_name, lease_ttl};
 
+/// By default only what the agent itself does is logged.
+const LOG: &str = "warn,steadfast_agent=info";
+
 /// Run a program on this node, as part of an elastic job: restart its workers when nodes come and go.
 ///
 /// Every node runs this command. `--standalone` needs nothing else; otherwise etcd and a master of an elastic
 /// job must be running.
 #[derive(Clone, Debug, Args)]
 #[command(
+    mut_arg("filter", |arg| arg.default_value(LOG)),
     after_help = "Exit codes: 0 the job succeeded; 1 the workers failed and no restart is left, or the job \
                   was shut down; 2 bad usage; 4 the job exists with other settings; 6 too few nodes, or etcd \
                   or the master cannot be reached: try again; 130, 143 interrupted.\n\n\
@@ -94,7 +98,7 @@ pub struct RunArgs {
     pub command: Vec<OsString>,
 }
 
-fn node_range(text: &str) -> Result<NodeRange, String> {
+pub(crate) fn node_range(text: &str) -> Result<NodeRange, String> {
     let (min, max) = text.split_once(':').unwrap_or((text, text));
     let parse = |text: &str| text.parse::<u32>().ok();
     match (parse(min), parse(max)) {

@@ -79,9 +79,10 @@ impl Place {
 
     /// Returns the cluster as TensorFlow's `TF_CONFIG` describes it, with one server for each worker.
     fn tf_config(&self, rank: u32) -> String {
-        let servers = self.ports.iter().flat_map(|node| {
-            node.workers.iter().map(|port| format!("{}:{port}", node.host))
-        });
+        let servers = self
+            .ports
+            .iter()
+            .flat_map(|node| node.workers.iter().map(|port| format!("{}:{port}", node.host)));
         let servers: Vec<String> = servers.collect();
         let task = json!({ "type": "worker", "index": rank });
         json!({ "cluster": { "worker": servers }, "task": task }).to_string()

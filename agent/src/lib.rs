@@ -9,13 +9,14 @@
 //! ```
 
 mod args;
+mod coordinator;
 mod environment;
 mod membership;
 mod metrics;
 mod ports;
 mod run;
-mod standalone;
 mod watch;
 
 pub use args::RunArgs;
+pub use coordinator::{RendezvousArgs, rendezvous};
 pub use run::run;

@@ -143,7 +143,9 @@ impl Membership {
         loop {
             match session.join(self.last, self.terms).await? {
                 Joined::Round(record) => return Ok(record),
-                Joined::TooFew(reason) => return Err(Attempt::Failed(Failure::unavailable(reason))),
+                Joined::TooFew(reason) => {
+                    return Err(Attempt::Failed(Failure::unavailable(reason)));
+                }
                 Joined::Waits(reason) => {
                     if shown != reason {
                         info!("{reason}");
@@ -216,7 +218,9 @@ impl Membership {
                     self.session = None;
                     return Ok(Exited::Again);
                 }
-                Err(NodeError::Rejected { kind: ErrorKind::Stale, .. }) => return Ok(Exited::Again),
+                Err(NodeError::Rejected { kind: ErrorKind::Stale, .. }) => {
+                    return Ok(Exited::Again);
+                }
                 Err(error) => return Err(failure(&error)),
             }
         }

@@ -58,18 +58,38 @@ impl Collector for Shown {
         let restarts = counts.restarts.load(Ordering::Relaxed);
         let left = counts.restarts_max.load(Ordering::Relaxed).saturating_sub(restarts);
         for (name, help, value) in [
-            ("steadfast_agent_rounds", "Rounds that this node was a member of", counts.rounds.load(Ordering::Relaxed)),
+            (
+                "steadfast_agent_rounds",
+                "Rounds that this node was a member of",
+                counts.rounds.load(Ordering::Relaxed),
+            ),
             ("steadfast_agent_restarts", "Restarts of workers after failures", u64::from(restarts)),
-            ("steadfast_agent_round_changes", "Restarts because nodes came or went", counts.changes.load(Ordering::Relaxed)),
+            (
+                "steadfast_agent_round_changes",
+                "Restarts because nodes came or went",
+                counts.changes.load(Ordering::Relaxed),
+            ),
         ] {
             let counter = ConstCounter::new(value);
             let metric = encoder.encode_descriptor(name, help, None, counter.metric_type())?;
             counter.encode(metric)?;
         }
         for (name, help, value) in [
-            ("steadfast_agent_remaining_restarts", "Restarts after failures that are left", f64::from(left)),
-            ("steadfast_agent_flakiness", "Share of the allowed runs that failed, in percent", counts.flakiness()),
-            ("steadfast_agent_workers", "Workers of this node that run", f64::from(counts.workers.load(Ordering::Relaxed))),
+            (
+                "steadfast_agent_remaining_restarts",
+                "Restarts after failures that are left",
+                f64::from(left),
+            ),
+            (
+                "steadfast_agent_flakiness",
+                "Share of the allowed runs that failed, in percent",
+                counts.flakiness(),
+            ),
+            (
+                "steadfast_agent_workers",
+                "Workers of this node that run",
+                f64::from(counts.workers.load(Ordering::Relaxed)),
+            ),
         ] {
             let gauge = ConstGauge::new(value);
             let metric = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;

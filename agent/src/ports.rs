@@ -54,7 +54,9 @@ impl HeldPorts {
             Some(base) => {
                 let last = u16::try_from(u32::from(base) + workers - 1);
                 let last = last.map_err(|_| {
-                    Failure::invalid(format!("--address: there are no {workers} ports from {base} on"))
+                    Failure::invalid(format!(
+                        "--address: there are no {workers} ports from {base} on"
+                    ))
                 })?;
                 (base..=last).collect()
             }

@@ -9,31 +9,35 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use steadfast_client::Terms;
+use steadfast_common::elastic::ElasticSpec;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{NodeId, Round};
 use steadfast_common::keys::Keys;
 use steadfast_common::rendezvous::AgentRecord;
 use steadfast_common::role::Role;
-use steadfast_coord::Etcd;
+use steadfast_coord::{Etcd, EtcdOptions, backoff};
 use steadfast_host::random;
 use steadfast_process::{
     Admin, AdminContent, AdminServer, Failure, Readiness, Shutdown, address_towards, init_logging,
 };
 use steadfast_proto::v1::NodeReport;
 use steadfast_supervise::{Exit, GuardProgram, Output, Supervisor, WorkerSet, WorkerSpec};
-use tokio::time::{Instant, interval};
+use tokio::time::{Instant, interval, sleep};
 use tracing::{info, warn};
 
 use crate::args::RunArgs;
+use crate::coordinator::{Coordinator, Settings};
 use crate::environment::{Fixed, Place};
 use crate::membership::{Exited, Membership, failure};
 use crate::metrics::Counts;
 use crate::ports::HeldPorts;
-use crate::standalone::Standalone;
 use crate::watch::{RoundOver, describe, until_over};
 
 /// How long workers may take to write their stacks.
 const DUMP_TIME: Duration = Duration::from_secs(2);
+
+/// How long etcd may take to start.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Exit code when the workers failed and no restart is left.
 const WORKERS_FAILED: u8 = 1;
@@ -51,17 +55,20 @@ pub async fn run(args: RunArgs) -> Result<ExitCode, Failure> {
     let job = args.rdzv_id.clone().unwrap_or_else(|| "standalone".to_owned());
     init_logging("agent", &job, id, &args.log)?;
     let shutdown = Shutdown::install()?;
-    let standalone = match args.standalone {
-        true => Some(Standalone::start(&job, args.nnodes).await?),
-        false => None,
-    };
-    let ended = Agent::begin(&args, program, NodeId(id), job, standalone.as_ref(), &shutdown).await;
+    let mut coordinator = None;
+    let mut endpoints: Vec<String> = args.rdzv_endpoint.iter().map(|it| url(it)).collect();
+    if args.standalone {
+        let settings = Settings::of_one_node(ElasticSpec::new(&job, args.nnodes));
+        let started = coordinator.insert(Coordinator::start(settings).await?);
+        endpoints = vec![format!("http://{}", started.address)];
+    }
+    let ended = Agent::begin(&args, program, NodeId(id), job, endpoints, &shutdown).await;
     let ended = match ended {
         Ok(agent) => agent.live(&shutdown).await,
         Err(failure) => Err(failure),
     };
-    if let Some(standalone) = standalone {
-        standalone.end().await;
+    if let Some(coordinator) = coordinator {
+        coordinator.end().await;
     }
     ended
 }
@@ -75,7 +82,11 @@ enum RoundEnd {
     /// The registration was lost.
     Unregistered,
     /// A worker failed: which, how, and whether the round had changed by then.
-    Failed { reason: String, last_lines: Vec<String>, change: Option<String> },
+    Failed {
+        reason: String,
+        last_lines: Vec<String>,
+        change: Option<String>,
+    },
     JobEnded,
     Refused(Failure),
     Interrupted,
@@ -100,13 +111,9 @@ impl<'a> Agent<'a> {
         program: PathBuf,
         node: NodeId,
         job: String,
-        standalone: Option<&Standalone>,
+        endpoints: Vec<String>,
         shutdown: &Shutdown,
     ) -> Result<Self, Failure> {
-        let endpoints = match standalone {
-            Some(standalone) => vec![standalone.endpoint.clone()],
-            None => args.rdzv_endpoint.iter().map(|it| url(it)).collect(),
-        };
         let exposure = args.security.exposure(Role::Trainer)?;
         let tls = exposure.identity();
         let admin = Admin::bind(args.admin_listen, exposure).await?;
@@ -127,7 +134,7 @@ impl<'a> Agent<'a> {
             admin: shown,
         };
         let options = args.auth.options(endpoints, &args.security.tls)?;
-        let etcd = Etcd::connect(&options).await?;
+        let etcd = connect(&options).await?;
         let membership = Membership {
             etcd,
             keys: Keys::of_job(&job),
@@ -142,7 +149,18 @@ impl<'a> Agent<'a> {
         let nodes_max = args.nnodes.max();
         let fixed = Fixed { job, node, nodes_max, restarts_max: args.max_restarts };
         let supervisor = Supervisor::new(GuardProgram::this_program()).map_err(start_failure)?;
-        Ok(Self { args, program, membership, fixed, host, base, supervisor, counts, readiness, _admin })
+        Ok(Self {
+            args,
+            program,
+            membership,
+            fixed,
+            host,
+            base,
+            supervisor,
+            counts,
+            readiness,
+            _admin,
+        })
     }
 
     async fn live(mut self, shutdown: &Shutdown) -> Result<ExitCode, Failure> {
@@ -216,7 +234,8 @@ impl<'a> Agent<'a> {
                     last_lines.iter().for_each(|line| warn!("  {line}"));
                     if self.args.max_restarts < restarts {
                         let restarts = self.args.max_restarts;
-                        let message = format!("{reason}; no restart is left (--max-restarts {restarts})");
+                        let message =
+                            format!("{reason}; no restart is left (--max-restarts {restarts})");
                         eprintln!("steadfast: error: {message}");
                         return Ok(ExitCode::from(WORKERS_FAILED));
                     }
@@ -245,7 +264,8 @@ impl<'a> Agent<'a> {
             restarts_max: counts.restarts_max.load(Ordering::Relaxed),
             state: "running".to_owned(),
         };
-        let mut over = std::pin::pin!(until_over(session, round, report, self.args.monitor_interval));
+        let mut over =
+            std::pin::pin!(until_over(session, round, report, self.args.monitor_interval));
         let mut check = interval(HANG_CHECK);
         loop {
             tokio::select! {
@@ -286,7 +306,7 @@ impl<'a> Agent<'a> {
         }
         warn!(seconds = limit.as_secs_f64(), "no output; asking the workers for their stacks");
         workers.dump_stacks();
-        tokio::time::sleep_until(Instant::now() + DUMP_TIME).await;
+        sleep(DUMP_TIME).await;
         Some(format!("the workers hang: no output for {limit:?} (--hang-timeout)"))
     }
 
@@ -310,9 +330,8 @@ impl<'a> Agent<'a> {
         let prefix = format!("[rank {rank}] ");
         let Some(log_dir) = &self.args.log_dir else { return Ok(Output::Lines { prefix }) };
         let directory = log_dir.join(place.record.round.to_string()).join(rank.to_string());
-        std::fs::create_dir_all(&directory).map_err(|error| {
-            Failure::io(format!("--log-dir {}", directory.display()), &error)
-        })?;
+        std::fs::create_dir_all(&directory)
+            .map_err(|error| Failure::io(format!("--log-dir {}", directory.display()), &error))?;
         Ok(match self.args.quiet {
             true => Output::Files { directory },
             false => Output::LinesAndFiles { prefix, directory },
@@ -334,6 +353,25 @@ impl<'a> Agent<'a> {
                 info!("the job has succeeded");
                 Ok(ExitCode::SUCCESS)
             }
+        }
+    }
+}
+
+/// Connects to etcd. Nodes are started in any order, so it may not be up yet.
+async fn connect(options: &EtcdOptions) -> Result<Etcd, Failure> {
+    let deadline = Instant::now() + CONNECT_TIMEOUT;
+    let mut pauses = backoff();
+    let mut is_logged = false;
+    loop {
+        match Etcd::connect(options).await {
+            Err(error) if error.is_transient() && Instant::now() < deadline => {
+                if !is_logged {
+                    info!("waiting for etcd: {error}");
+                    is_logged = true;
+                }
+                sleep(pauses.next().unwrap_or(CONNECT_TIMEOUT)).await;
+            }
+            connected => return Ok(connected?),
         }
     }
 }
@@ -394,8 +432,7 @@ fn address(given: Option<&str>, endpoints: &[String]) -> Result<(String, Option<
         None => (given, None),
     };
     let host = if is_bare_v6 { format!("[{host}]") } else { host.to_owned() };
-    let probe =
-        AgentRecord { address: format!("{host}:1"), slots: 1, admin: String::new() };
+    let probe = AgentRecord { address: format!("{host}:1"), slots: 1, admin: String::new() };
     match probe.has_valid_address() {
         true => Ok((host, port)),
         false => Err(Failure::invalid(format!("--address {given}: use `host:port`"))),

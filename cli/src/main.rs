@@ -41,6 +41,7 @@ struct Cli {
 enum Command {
     Local(local::LocalArgs),
     Run(Box<steadfast_agent::RunArgs>),
+    Rendezvous(steadfast_agent::RendezvousArgs),
     Status(status::StatusArgs),
     Why(why::WhyArgs),
     Members(lists::MembersArgs),
@@ -69,6 +70,7 @@ fn main() -> ExitCode {
         let ended = match cli.command {
             Command::Local(args) => local::run(args).await,
             Command::Run(args) => steadfast_agent::run(*args).await,
+            Command::Rendezvous(args) => steadfast_agent::rendezvous(args).await,
             Command::Status(args) => status::run(args).await,
             Command::Why(args) => why::run(args).await,
             Command::Members(args) => lists::members(args).await,

@@ -181,7 +181,8 @@ pub fn parse(text: &str) -> Result<JobSpec, JobFileError> {
     match parse_any(text)? {
         JobFile::Training(spec) => Ok(*spec),
         JobFile::Elastic(_) => {
-            let error = "the job is elastic (`kind`): it runs under agents, see `steadfast run --help`";
+            let error =
+                "the job is elastic (`kind`): it runs under agents, see `steadfast run --help`";
             Err(JobFileError { errors: vec![error.to_owned()] })
         }
     }

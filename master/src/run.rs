@@ -40,8 +40,8 @@ use crate::failure_detector::FailureDetector;
 use crate::job::{self, Job, Opened, Request};
 use crate::rpc::service::Service;
 use crate::status::metrics::Metrics;
-use crate::status::{elastic_page, page};
 use crate::status::tensorboard::{Curves, TermName};
+use crate::status::{elastic_page, page};
 
 /// Maximum time for calls in flight to complete during shutdown.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -145,16 +145,15 @@ pub async fn live(
     let etcd = Etcd::connect(&common.etcd_options()?).await?;
     let keys = common.keys();
     job::check(&etcd, &keys, order.as_ref()).await?;
-    let life =
-        MasterProcess {
-            etcd: &etcd,
-            keys: &keys,
-            order: order.as_ref(),
-            args: &args,
-            tls,
-            record,
-            elastic_job,
-        };
+    let life = MasterProcess {
+        etcd: &etcd,
+        keys: &keys,
+        order: order.as_ref(),
+        args: &args,
+        tls,
+        record,
+        elastic_job,
+    };
     let ending = tokio::select! {
         biased;
         ending = life.live(&identity, &readiness, &acting, &shutdown) => ending,

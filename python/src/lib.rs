@@ -1,4 +1,5 @@
-//! The extension module of the Python package: a trainer whose model computes in Python.
+//! The extension module of the Python package: a trainer whose model computes in Python, and the agent of a
+//! node of an elastic job.
 //!
 //! The trainer runs on threads of its own. It sends what the model must compute as [`Request`]s to the
 //! Python program, which answers them on one thread: frameworks keep threads and random state per process,
@@ -6,6 +7,7 @@
 //!
 //! [`Request`]: request::Request
 
+mod agent;
 mod arrays;
 mod error;
 mod job;
@@ -19,6 +21,8 @@ use pyo3::prelude::*;
 
 #[pymodule(name = "_native")]
 mod native {
+    #[pymodule_export]
+    use super::agent::{Agent, Round};
     #[pymodule_export]
     use super::job::{job_file, read_tensors, toml_to_json};
     #[pymodule_export]

@@ -137,7 +137,15 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
         ("own-model", &["steadfast-trainer"]),
         (
             "steadfast-python",
-            &["steadfast-common", "steadfast-host", "steadfast-process", "steadfast-trainer"],
+            &[
+                "steadfast-common",
+                "steadfast-host",
+                "steadfast-net",
+                "steadfast-coord",
+                "steadfast-process",
+                "steadfast-client",
+                "steadfast-trainer",
+            ],
         ),
         (
             "steadfast-sim",

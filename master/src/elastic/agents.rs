@@ -65,10 +65,9 @@ impl Agents {
         let agent = self.live.get(&node).filter(|agent| agent.incarnation == incarnation);
         let agent = &agent.ok_or(ElasticError::NotRegistered(node))?.record;
         match self.by_address.get(&agent.address) {
-            Some(holder) if *holder != node => Err(ElasticError::AddressTaken {
-                address: agent.address.clone(),
-                holder: *holder,
-            }),
+            Some(holder) if *holder != node => {
+                Err(ElasticError::AddressTaken { address: agent.address.clone(), holder: *holder })
+            }
             Some(_) | None => Ok(agent),
         }
     }
@@ -107,9 +106,12 @@ impl Agents {
                     }
                 },
             };
-            let age = (agent.incarnation, node);
-            let holder = by_address.entry(agent.record.address.clone()).or_insert(age);
-            *holder = (*holder).min(age);
+            // A node without a port of its own shares the address with others of its host.
+            if !agent.record.address.ends_with(":0") {
+                let age = (agent.incarnation, node);
+                let holder = by_address.entry(agent.record.address.clone()).or_insert(age);
+                *holder = (*holder).min(age);
+            }
             live.insert(node, agent);
         }
         self.live = live;

@@ -28,9 +28,10 @@ impl ElasticLoop {
         let keys = self.committer.keys.clone();
         match event {
             Event::Announce { caller, reply } => {
-                let decided = self.agents.registration(caller).and_then(|agent| {
-                    Ok(batch.state.announce(caller, agent)?)
-                });
+                let decided = self
+                    .agents
+                    .registration(caller)
+                    .and_then(|agent| Ok(batch.state.announce(caller, agent)?));
                 match decided {
                     Ok(facts) => {
                         batch.add(&keys, facts);
@@ -59,9 +60,10 @@ impl ElasticLoop {
                 batch.answers.push(Answer::Change { caller, known, reply });
             }
             Event::Enter { caller, place, data, reply } => {
-                let decided = self.agents.registration(caller).and_then(|_| {
-                    Ok(batch.state.enter(caller, &place, data)?)
-                });
+                let decided = self
+                    .agents
+                    .registration(caller)
+                    .and_then(|_| Ok(batch.state.enter(caller, &place, data)?));
                 match decided {
                     Ok(facts) => {
                         batch.add(&keys, facts);
@@ -143,8 +145,9 @@ impl ElasticLoop {
             Outcome::Waiting { entered, members } => {
                 let missing = self.state.missing(&place.tag, place.phase);
                 let tag = &place.tag;
-                let reason =
-                    format!("barrier `{tag}`: {entered} of {members} nodes entered; waits for {missing}");
+                let reason = format!(
+                    "barrier `{tag}`: {entered} of {members} nodes entered; waits for {missing}"
+                );
                 Passage::Waiting { reason }
             }
         })

@@ -16,16 +16,51 @@ pub type Reply<T> = oneshot::Sender<Result<T, ElasticError>>;
 /// An event for the loop.
 #[derive(Debug)]
 pub enum Event {
-    Announce { caller: Caller, reply: Reply<()> },
-    Join { caller: Caller, terms: JoinTerms, reply: Reply<Directive> },
-    Watch { caller: Caller, known: Round, report: Option<NodeReport>, reply: Reply<Change> },
-    Enter { caller: Caller, place: Place, data: Arc<[u8]>, reply: Reply<Passage> },
+    Announce {
+        caller: Caller,
+        reply: Reply<()>,
+    },
+    Join {
+        caller: Caller,
+        terms: JoinTerms,
+        reply: Reply<Directive>,
+    },
+    Watch {
+        caller: Caller,
+        known: Round,
+        report: Option<NodeReport>,
+        reply: Reply<Change>,
+    },
+    Enter {
+        caller: Caller,
+        place: Place,
+        data: Arc<[u8]>,
+        reply: Reply<Passage>,
+    },
     /// A repeated [`Event::Enter`] whose data are known already.
-    Look { caller: Caller, place: Place, reply: Reply<Passage> },
-    Find { address: String, reply: Reply<Option<Known>> },
-    NextPhase { tag: String, reply: Reply<Phase> },
-    Share { token: u64, state: Option<Vec<u8>>, reply: Reply<Shared> },
-    ShutDown { outcome: JobOutcome, reason: String, reply: Reply<Round> },
+    Look {
+        caller: Caller,
+        place: Place,
+        reply: Reply<Passage>,
+    },
+    Find {
+        address: String,
+        reply: Reply<Option<Known>>,
+    },
+    NextPhase {
+        tag: String,
+        reply: Reply<Phase>,
+    },
+    Share {
+        token: u64,
+        state: Option<Vec<u8>>,
+        reply: Reply<Shared>,
+    },
+    ShutDown {
+        outcome: JobOutcome,
+        reason: String,
+        reply: Reply<Round>,
+    },
 }
 
 /// A node that was looked up by its address.

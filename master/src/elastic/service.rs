@@ -11,6 +11,7 @@ use steadfast_common::records::JobOutcome;
 use steadfast_common::rendezvous::RoundRecord;
 use steadfast_host::time::{Instant, timeout};
 use steadfast_master_core::rendezvous::{Caller, Directive, JoinTerms, Place, describe_wait};
+use steadfast_proto::status;
 use steadfast_proto::v1::elastic_server::Elastic;
 use steadfast_proto::v1::{
     AnnounceReply, AnnounceRequest, BarrierReply, BarrierRequest, ElasticMember, ElasticRound,
@@ -19,7 +20,6 @@ use steadfast_proto::v1::{
     Node, ShareStateReply, ShareStateRequest, ShutDownReply, ShutDownRequest, SynchronizeReply,
     SynchronizeRequest, WatchReply, WatchRequest, enter_reply, join_reply,
 };
-use steadfast_proto::status;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
@@ -63,7 +63,9 @@ impl Service {
         match &*self.serving.borrow() {
             Serving::Job(polled) => Ok(polled.clone()),
             Serving::Nothing => Err(reject(&ElasticError::NotActing)),
-            Serving::Over => Err(status(ErrorKind::Conflict, "Server has shutdown: the job is over")),
+            Serving::Over => {
+                Err(status(ErrorKind::Conflict, "Server has shutdown: the job is over"))
+            }
         }
     }
 
@@ -245,7 +247,8 @@ impl Elastic for Service {
         &self,
         request: Request<SynchronizeRequest>,
     ) -> Result<Response<SynchronizeReply>, Status> {
-        let SynchronizeRequest { address, tag, data, timeout_seconds, phase } = request.into_inner();
+        let SynchronizeRequest { address, tag, data, timeout_seconds, phase } =
+            request.into_inner();
         let polled = self.polled()?;
         let limit = polled::limit(timeout_seconds);
         let data = data.as_ref().into();

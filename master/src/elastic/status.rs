@@ -41,7 +41,10 @@ impl Timeline {
                 let more = members.len().saturating_sub(8);
                 let more = if 0 < more { format!(" and {more} more") } else { String::new() };
                 let workers = record.world_size;
-                self.add(format!("round {} formed, {workers} workers: {shown}{more}", record.round));
+                self.add(format!(
+                    "round {} formed, {workers} workers: {shown}{more}",
+                    record.round
+                ));
             }
             Fact::Removed { node } => self.add(format!("node {node} was lost, or left")),
             Fact::Ended(result) => match result.state {

@@ -48,12 +48,12 @@ impl Refusal {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Unknown(_) => ErrorKind::NotFound,
-            Self::Over | Self::NodeRange { .. } => ErrorKind::Conflict,
+            Self::NodeRange { .. } => ErrorKind::Conflict,
             Self::Address { .. }
             | Self::Slots { .. }
             | Self::TagLength { .. }
             | Self::TagCharacters { .. } => ErrorKind::Invalid,
-            Self::NotMember { .. } | Self::FuturePhase { .. } => ErrorKind::Stale,
+            Self::Over | Self::NotMember { .. } | Self::FuturePhase { .. } => ErrorKind::Stale,
             Self::TooManyNodes { .. }
             | Self::TooManyTags { .. }
             | Self::ValueTooLarge { .. }

@@ -32,9 +32,8 @@ impl Rendezvous {
                 report: None,
             }
         });
-        let is_member = |node: &NodeId, record: &NodeRecord| {
-            self.rank_of(*node, record.incarnation).is_some()
-        };
+        let is_member =
+            |node: &NodeId, record: &NodeRecord| self.rank_of(*node, record.incarnation).is_some();
         let others = self.nodes.iter().filter(|(node, record)| !is_member(node, record));
         let others = others.map(|(node, record)| NodeStatus {
             node: *node,
@@ -64,7 +63,10 @@ impl Rendezvous {
             Outlook::Quiet if self.is_intact() => Vec::new(),
             Outlook::Quiet => {
                 let gone = Names::of(self, &self.index.gone);
-                vec![format!("the members of round {} lost {gone} and have to join again", self.number())]
+                vec![format!(
+                    "the members of round {} lost {gone} and have to join again",
+                    self.number()
+                )]
             }
             Outlook::Full => vec![format!(
                 "{waiting} waits for a place: round {} has the maximum of {} nodes",

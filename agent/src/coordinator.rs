@@ -1,0 +1,195 @@
+//! etcd and the master of an elastic job inside of one process: for `steadfast run --standalone`, and for
+//! `steadfast rendezvous`.
+
+use std::error::Error as _;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Parser};
+use steadfast_common::durations;
+use steadfast_common::elastic::ElasticSpec;
+use steadfast_common::error::ErrorKind;
+use steadfast_common::rendezvous::NodeRange;
+use steadfast_etcd::{Config, Server};
+use steadfast_host::random;
+use steadfast_host::task::{Task, spawn};
+use steadfast_master::{ElasticRequest, Request};
+use steadfast_process::{Failure, LogArgs, LogIdentity, Shutdown, init_logging, job_name};
+use tempfile::TempDir;
+use tracing::{error, info};
+
+use crate::args::node_range;
+
+/// How long the master may take to end.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Serve the rendezvous of one elastic job: etcd and a master in one process, for jobs whose nodes need no more
+/// than that.
+///
+/// The agents of the nodes (`steadfast run`, torchrun) get its address as --rdzv-endpoint. It ends with the
+/// job. A job that must survive the loss of this machine runs an etcd cluster and two masters instead.
+#[derive(Clone, Debug, Args)]
+#[command(mut_arg("filter", |arg| arg.default_value("warn,steadfast_agent=info,steadfast_master=info")))]
+pub struct RendezvousArgs {
+    /// Name of the job.
+    #[arg(long, alias = "rdzv_id", value_name = "NAME", value_parser = job_name)]
+    rdzv_id: String,
+    /// Number of nodes of the job.
+    #[arg(long, value_name = "MIN:MAX", value_parser = node_range)]
+    nnodes: NodeRange,
+    /// How long the first round is kept open after each arrival, if no node is known to be starting.
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = durations::parse)]
+    last_call: Duration,
+    /// How long nodes wait for those that are starting, and for members of the last round.
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = durations::parse)]
+    join_timeout: Duration,
+    /// Address at which etcd is served: the --rdzv-endpoint of agents.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:2379")]
+    listen: SocketAddr,
+    /// Address at which the master is served: for programs that call its gRPC service.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
+    master_listen: SocketAddr,
+    /// Address of the master's admin port: health, metrics, status.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
+    admin_listen: SocketAddr,
+    /// Directory of etcd's data; a job goes on with the same directory [default: a temporary one].
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// Allow addresses other than loopback: every client that reaches them can read and change everything.
+    #[arg(long)]
+    insecure_allow_plaintext: bool,
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+/// Serves until the job is over, or a signal arrives.
+///
+/// # Errors
+/// If an address or a directory cannot be used, or the job exists with other settings.
+pub async fn rendezvous(args: RendezvousArgs) -> Result<ExitCode, Failure> {
+    init_logging("rendezvous", &args.rdzv_id, std::process::id(), &args.log)?;
+    for (flag, address) in [("--listen", args.listen), ("--master-listen", args.master_listen)] {
+        if !address.ip().is_loopback() && !args.insecure_allow_plaintext {
+            return Err(Failure::invalid(format!(
+                "{flag} {address} is not a loopback address, and the embedded etcd has neither TLS nor users; \
+                 run etcd and steadfast-master instead, or pass --insecure-allow-plaintext"
+            )));
+        }
+    }
+    let shutdown = Shutdown::install()?;
+    let mut spec = ElasticSpec::new(&args.rdzv_id, args.nnodes);
+    spec.nodes.last_call = args.last_call;
+    spec.nodes.join_timeout = args.join_timeout;
+    let mut coordinator = Coordinator::start(Settings {
+        spec,
+        listen: args.listen,
+        master_listen: args.master_listen,
+        admin_listen: args.admin_listen,
+        data_dir: args.data_dir,
+    })
+    .await?;
+    info!("agents join with --rdzv-endpoint {} --rdzv-id {}", coordinator.address, args.rdzv_id);
+    let ended = tokio::select! {
+        biased;
+        ended = coordinator.master_ended() => ended,
+        () = shutdown.drain() => Ok(()),
+    };
+    coordinator.end().await;
+    ended.map(|()| ExitCode::SUCCESS)
+}
+
+/// What a coordinator serves, and where.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    pub spec: ElasticSpec,
+    pub listen: SocketAddr,
+    pub master_listen: SocketAddr,
+    pub admin_listen: SocketAddr,
+    pub data_dir: Option<PathBuf>,
+}
+
+impl Settings {
+    /// Returns the settings for a job that only this process takes part in.
+    pub fn of_one_node(spec: ElasticSpec) -> Self {
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        Self { spec, listen: any, master_listen: any, admin_listen: any, data_dir: None }
+    }
+}
+
+/// A running etcd and master. They end with this process.
+#[derive(Debug)]
+pub(crate) struct Coordinator {
+    /// Where etcd is served.
+    pub address: SocketAddr,
+    shutdown: Shutdown,
+    /// `None` once it has ended.
+    master: Option<Task<Result<(), Failure>>>,
+    etcd: Task<()>,
+    _data: Option<TempDir>,
+}
+
+impl Coordinator {
+    /// Starts etcd and the master of a job.
+    ///
+    /// # Errors
+    /// If a port or a directory is not to be had.
+    pub async fn start(settings: Settings) -> Result<Self, Failure> {
+        let (data_dir, _data) = match settings.data_dir {
+            Some(directory) => (directory, None),
+            None => {
+                let data = tempfile::tempdir()
+                    .map_err(|error| Failure::io("cannot create a temporary directory", &error))?;
+                (data.path().to_owned(), Some(data))
+            }
+        };
+        let server = Server::bind(Config::new(settings.listen, data_dir)).await;
+        let server = server.map_err(|error| {
+            let cause = error.source().map_or_else(String::new, |cause| format!(": {cause}"));
+            Failure::new(ErrorKind::Conflict, format!("etcd: {error}{cause}"))
+        })?;
+        let address = server.local_addr();
+        let etcd = spawn(async move {
+            if let Err(error) = server.serve(std::future::pending()).await {
+                error!(%error, "etcd ended");
+            }
+        });
+        let job = settings.spec.name.clone();
+        let flags = [
+            "steadfast-master".to_owned(),
+            format!("--job={job}"),
+            format!("--etcd-endpoints=http://{address}"),
+            format!("--listen={}", settings.master_listen),
+            format!("--admin-listen={}", settings.admin_listen),
+            // Loopback was checked, or the user allowed other addresses.
+            "--insecure-allow-plaintext".to_owned(),
+        ];
+        let args = steadfast_master::Args::try_parse_from(flags)
+            .map_err(|error| Failure::internal(format!("the master's settings: {error}")))?;
+        let order = Request::Elastic(ElasticRequest { spec: settings.spec });
+        let id = random::uuid();
+        let identity = LogIdentity::new("master", &job, id);
+        let shutdown = Shutdown::manual();
+        let drain = shutdown.clone();
+        let master = spawn(steadfast_master::live(args, Some(order), id, identity, drain));
+        Ok(Self { address, shutdown, master: Some(master), etcd, _data })
+    }
+
+    /// Completes when the master has ended: the job is over, or it failed.
+    pub async fn master_ended(&mut self) -> Result<(), Failure> {
+        let Some(master) = &mut self.master else { return Ok(()) };
+        let ended = master.await;
+        self.master = None;
+        ended.map_err(Failure::from)?
+    }
+
+    /// Ends the master, then etcd.
+    pub async fn end(self) {
+        self.shutdown.trigger();
+        if let Some(master) = self.master {
+            let _ = tokio::time::timeout(END_TIMEOUT, master).await;
+        }
+        self.etcd.abort();
+    }
+}
