@@ -9,6 +9,7 @@
 A program that was started alone, without an agent, trains as the only worker, and is told of no changes.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from ._agent import Agent, Assignment, SoloAgent, agent
@@ -48,14 +49,13 @@ __all__ = [
 ]
 
 
+_FRAMEWORKS = {"TorchState": "torch", "KerasState": "keras"}
+"""The module of each name that needs a framework. Frameworks are imported only by programs that use them."""
+
+
 def __getattr__(name: str) -> Any:
-    # PyTorch is imported only by programs that use it.
-    if name in ("TorchState", "torch"):
-        from . import torch
-
-        return torch if name == "torch" else torch.TorchState
-    if name in ("KerasState", "keras"):
-        from . import keras
-
-        return keras if name == "keras" else keras.KerasState
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _FRAMEWORKS.get(name, name)
+    if module not in _FRAMEWORKS.values():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = importlib.import_module(f"{__name__}.{module}")
+    return found if name == module else getattr(found, name)

@@ -101,8 +101,12 @@ def _run(
             state.save()
             skip_sync = interrupt.skip_sync
             _LOG.info("leaving round %d: %s", current.assignment.round, interrupt)
+        except _NotFormed:
+            # The state is as it was.
+            pass
         except Exception as error:
-            _restore(current, state, error)
+            _check_failure(current, error)
+            state.restore()
             skip_sync = False
         # The exceptions are gone, and with them what the function referred to.
         if resets == reset_limit:
@@ -113,21 +117,29 @@ def _run(
         _LOG.info("joined round %d as rank %d of %d", place.round, place.rank, place.world_size)
 
 
+class _NotFormed(Exception):
+    """The workers of a round did not find each other."""
+
+
 def _run_round(current: Membership, train: Callable[[], Any], state: State, *, is_new: bool, skip_sync: bool) -> Any:
-    # Forms the group: callbacks may use it.
-    group = current.group
-    if is_new:
-        state.on_reset()
-    # Workers that are new need what the others could do without.
-    if group.max([int(not skip_sync)]) == [1]:
+    try:
+        # Forms the group: callbacks may use it.
+        group = current.group
+        if is_new:
+            state.on_reset()
+        # Workers that are new need what the others could do without.
+        (needs_sync,) = group.max([int(not skip_sync)])
+    except Exception as error:
+        _check_failure(current, error)
+        raise _NotFormed from error
+    if needs_sync:
         state.sync()
     return train()
 
 
-def _restore(current: Membership, state: State, error: Exception) -> None:
-    """Goes back to the last commit if a collective operation has failed; raises other errors again."""
+def _check_failure(current: Membership, error: Exception) -> None:
+    """Raises the error again, unless a collective operation has failed."""
     failure = collective_failure(error)
     if failure is None:
         raise error
-    _LOG.warning("round %d failed, going back to the last commit: %s", current.assignment.round, failure)
-    state.restore()
+    _LOG.warning("round %d failed: %s", current.assignment.round, failure)

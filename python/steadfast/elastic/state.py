@@ -123,13 +123,12 @@ class ObjectState(State):
         current = membership()
         if self._number == 0:
             self._resume(current.agent)
+        # If the exchange fails, what happened before it is not lost.
+        self._saved = encode(self._captured())
         rank, world_size = current.assignment.rank, current.assignment.world_size
         # The maximum finds the newest commit and the lowest rank that has it.
         (newest,) = current.group.max([self._number * world_size + world_size - 1 - rank])
         number, root = newest // world_size, world_size - 1 - newest % world_size
-        if rank == root or self._number == 0:
-            # If the exchange fails, nothing that happened before it is lost.
-            self._saved = encode(self._captured())
         data = current.group.broadcast_bytes(self._saved if rank == root else None, root)
         if rank != root:
             self._load(data)

@@ -24,7 +24,7 @@ def free_port() -> int:
 class Coordinator:
     """Knows the members, oldest first, and forms a round when each of them is ready to leave the last one.
 
-    A member is a name; a commit outlives the member's process, as in the memory of an agent.
+    A member is a process: ``node`` or ``node/instance``. A commit belongs to the node and outlives the process.
     """
 
     def __init__(self, members: Sequence[str]) -> None:
@@ -52,16 +52,9 @@ class Coordinator:
 
     def remove(self, member: str) -> None:
         with self._changed:
-            self._members.remove(member)
-            self._change(REMOVED)
-
-    def replace(self, member: str) -> None:
-        """The process of a member died; another one will take its place."""
-        with self._changed:
-            self._members.remove(member)
-            self._members.append(member)
-            self._ready.add(member)
-            self._change(REMOVED | ADDED)
+            if member in self._members:
+                self._members.remove(member)
+                self._change(REMOVED)
 
     def note(self, note: Any) -> None:
         """Records what a worker reports, for the test."""
@@ -90,14 +83,23 @@ class Coordinator:
             if self._round <= after:
                 self._ready.add(member)
                 self._maybe_form()
-            if not self._changed.wait_for(lambda: self._round > after and member in self._formed, timeout):
+            if not self._changed.wait_for(lambda: self._may_leave(member, after), timeout):
                 waited_for = [it for it in self._members if it not in self._ready]
                 raise TimeoutError(f"no round after {after}: waiting for {', '.join(waited_for)}")
+            if member not in self._members:
+                raise TimeoutError(f"{member} was removed")
             return self._place(member)
 
     def put_commit(self, member: str, number: int, data: bytes) -> None:
         with self._changed:
-            self.commits[member] = (number, data)
+            self.commits[member.partition("/")[0]] = (number, data)
+
+    def get_commit(self, member: str) -> Optional[Tuple[int, bytes]]:
+        with self._changed:
+            return self.commits.get(member.partition("/")[0])
+
+    def _may_leave(self, member: str, after: int) -> bool:
+        return member not in self._members or (self._round > after and member in self._formed)
 
     def _change(self, bits: int) -> None:
         self._changes.append(bits)
@@ -142,7 +144,7 @@ class MemberAgent:
         self._coordinator.put_commit(self._member, number, b"".join(parts))
 
     def get_commit(self) -> Optional[Tuple[int, bytes]]:
-        return self._coordinator.commits.get(self._member)
+        return self._coordinator.get_commit(self._member)
 
     def progress(self) -> None:
         self.progressed += 1
@@ -181,7 +183,7 @@ def _call(coordinator: Coordinator, method: str, arguments: List[Any]) -> Any:
         member, number, data = arguments
         return coordinator.put_commit(member, number, base64.b64decode(data))
     if method == "get_commit":
-        kept = coordinator.commits.get(arguments[0])
+        kept = coordinator.get_commit(*arguments)
         return kept and [kept[0], base64.b64encode(kept[1]).decode()]
     return getattr(coordinator, method)(*arguments)
 
