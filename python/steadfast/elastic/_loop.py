@@ -142,4 +142,4 @@ def _check_failure(current: Membership, error: Exception) -> None:
     failure = collective_failure(error)
     if failure is None:
         raise error
-    _LOG.warning("round %d failed: %s", current.assignment.round, failure)
+    _LOG.warning("round %d failed: %s", current.assignment.round, str(failure).partition("\n")[0])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import logging
+import threading
+import weakref
 from datetime import timedelta
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -22,6 +25,11 @@ __all__ = ["GradientAccumulator", "ProcessGroup", "TorchState", "collate"]
 
 _BROADCAST_BYTES = 1 << 28
 """Bytes of one broadcast; larger data is sent in several."""
+
+_LEAVE_SECONDS = 5.0
+"""Longest wait for operations that have begun when a group is left."""
+
+_LOG = logging.getLogger("steadfast.elastic")
 
 
 class TorchState(ObjectState):
@@ -94,7 +102,7 @@ class ProcessGroup:
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         try:
             _form(assignment, backend, timedelta(seconds=form_timeout))
-            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout))
+            _set_timeout(timedelta(seconds=timeout))
         except Exception as error:
             self.close()
             failure = collective_failure(error)
@@ -128,11 +136,14 @@ class ProcessGroup:
     def close(self) -> None:
         """Leaves the group without waiting for others. Operations that wait for this worker fail."""
         if dist.is_initialized():
-            group = dist.group.WORLD
+            last, group = [dist.group.WORLD], weakref.ref(dist.group.WORLD)
             dist.destroy_process_group()
-            del group
-        # Sockets close with the last reference, which may be in a cycle.
-        gc.collect()
+            # Waits for operations that have begun, which can take until they time out.
+            leaving = threading.Thread(target=_drop, args=(last, group), name="leave-group", daemon=True)
+            leaving.start()
+            leaving.join(_LEAVE_SECONDS)
+            if leaving.is_alive() or group() is not None:
+                _LOG.info("connections of a round stay open: its process group is in use, or is referred to")
 
     def _broadcast(self, tensor: torch.Tensor, root: int) -> None:
         try:
@@ -262,6 +273,22 @@ def _form(place: Assignment, backend: str, timeout: timedelta) -> None:
         world_size=place.world_size,
         timeout=timeout,
     )
+
+
+def _drop(last: List[Any], group: "weakref.ref[Any]") -> None:
+    """Drops the last reference to a group, with which its connections close."""
+    last.clear()
+    if group() is not None:
+        # Others are in the reference cycles of DistributedDataParallel.
+        gc.collect()
+
+
+def _set_timeout(timeout: timedelta) -> None:
+    if hasattr(dist, "set_timeout"):
+        dist.set_timeout(timeout)
+    else:
+        # In older releases.
+        dist.distributed_c10d._set_pg_timeout(timeout)
 
 
 def _failure(error: RuntimeError) -> CollectiveError:

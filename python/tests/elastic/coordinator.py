@@ -82,6 +82,7 @@ class Coordinator:
         with self._changed:
             if self._round <= after:
                 self._ready.add(member)
+                self._changed.notify_all()
                 self._maybe_form()
             if not self._changed.wait_for(lambda: self._may_leave(member, after), timeout):
                 waited_for = [it for it in self._members if it not in self._ready]
