@@ -1,7 +1,7 @@
 """Elastic training: workers come and go while a program trains, and it goes on in the same process.
 
-- What the program keeps: :class:`ObjectState`, :class:`TorchState`, :class:`KerasState`, or a :class:`State` of one's
-  own.
+- What the program keeps: :class:`ObjectState`, :class:`TorchState`, :class:`KerasState`, or a :class:`State`
+  of one's own.
 - The training function: :func:`run`.
 - The data: :class:`ElasticSampler`; a fixed global batch: :func:`accumulation_steps`,
   :class:`steadfast.elastic.torch.GradientAccumulator`.

@@ -53,9 +53,10 @@ class Agent(Protocol):
         """Returns the place of this worker in its current round."""
 
     def changes(self, since: int) -> Tuple[int, int]:
-        """Returns the newest revision of the members, and the bits of all changes after ``since``.
+        """Returns the newest revision of the members, and the bits of all changes after revision ``since``.
 
-        Changes that the current round includes already do not count. Does not block.
+        Revisions are those of the whole job: a change has the same one on all nodes. Changes that the current
+        round of this worker includes already do not count. Does not block.
         """
 
     def next_round(self, after: int, timeout: Optional[float]) -> Assignment:
@@ -126,7 +127,8 @@ def _find() -> Agent:
     if world_size != "1":
         # Each worker would train alone, and nothing would tell.
         raise InvalidError(
-            f"WORLD_SIZE is {world_size}, but no agent started this worker; start the program with `steadfast run`"
+            f"WORLD_SIZE is {world_size}, but no agent started this worker; "
+            "start the program with `steadfast run`"
         )
     return SoloAgent()
 

@@ -11,9 +11,10 @@ from .errors import CollectiveError, WorkerLost
 __all__ = ["collective_failure"]
 
 _LOST = re.compile(
-    r"Connection (closed|reset|refused)|Broken pipe|Socket closed|connection was closed|remote process exited", re.I
+    "Connection (closed|reset|refused)|connection was closed|Broken pipe|Socket closed|remote process exited",
+    re.IGNORECASE,
 )
-_BACKEND = re.compile(r"\bgloo\b|\bNCCL\b|ProcessGroup|TCPStore", re.I)
+_BACKEND = re.compile(r"\bgloo\b|\bNCCL\b|ProcessGroup|TCPStore", re.IGNORECASE)
 """Messages of backends that raise a plain RuntimeError."""
 
 

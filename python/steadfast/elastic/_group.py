@@ -12,8 +12,8 @@ __all__ = ["Group", "SoloGroup"]
 class Group(Protocol):
     """The workers of one round. All call the same operations in the same order.
 
-    An operation raises :class:`CollectiveError` on each worker that cannot complete it. The group is of no use
-    afterwards.
+    An operation raises :class:`CollectiveError` on each worker that cannot complete it. The group is of no
+    use afterwards.
     """
 
     def broadcast_bytes(self, data: Optional[Buffer], root: int) -> Buffer:

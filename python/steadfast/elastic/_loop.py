@@ -25,7 +25,10 @@ def run(function: Function) -> Function: ...
 
 @overload
 def run(
-    *, reset_limit: Optional[int] = None, timeout: Optional[float] = 600.0, membership: Optional[Membership] = None
+    *,
+    reset_limit: Optional[int] = None,
+    timeout: Optional[float] = 600.0,
+    membership: Optional[Membership] = None,
 ) -> Callable[[Function], Function]: ...
 
 
@@ -48,15 +51,15 @@ def run(
 
         train(steadfast.elastic.TorchState(model=model, optimizer=optimizer, epoch=0))
 
-    The function's first argument is its :class:`State`. It is called once the workers have formed a group and have
-    the same state, and again after each change: it continues from the state, wherever that is.
+    The function's first argument is its :class:`State`. It is called once the workers have formed a group and
+    have the same state, and again after each change: it continues from the state, wherever that is.
 
     - A worker fails: the others go back to the last commit and form a group without it.
     - Members are added or removed: all leave the function at the same :meth:`State.commit` or
       :meth:`State.check_host_updates`, lose no work, and form a new group.
 
-    What refers to the process group, such as ``DistributedDataParallel``, is made within the function. Exceptions of
-    the function pass through. A program that was started alone trains as the only worker.
+    What refers to the process group, such as ``DistributedDataParallel``, is made within the function.
+    Exceptions of the function pass through. A program that was started alone trains as the only worker.
 
     Args:
         function: The function.
@@ -89,7 +92,11 @@ def run(
 
 
 def _run(
-    current: Membership, train: Callable[[], Any], state: State, reset_limit: Optional[int], timeout: Optional[float]
+    current: Membership,
+    train: Callable[[], Any],
+    state: State,
+    reset_limit: Optional[int],
+    timeout: Optional[float],
 ) -> Any:
     resets = 0
     skip_sync = False
@@ -121,7 +128,9 @@ class _NotFormed(Exception):
     """The workers of a round did not find each other."""
 
 
-def _run_round(current: Membership, train: Callable[[], Any], state: State, *, is_new: bool, skip_sync: bool) -> Any:
+def _run_round(
+    current: Membership, train: Callable[[], Any], state: State, *, is_new: bool, skip_sync: bool
+) -> Any:
     try:
         # Forms the group: callbacks may use it.
         group = current.group

@@ -21,8 +21,8 @@ class Membership:
 
     Args:
         agent: The agent of this node.
-        connect: Forms the group of a round. By default that of PyTorch if the program has imported it or there
-            are several workers.
+        connect: Forms the group of a round. By default that of PyTorch if the program has imported it or
+            there are several workers.
     """
 
     def __init__(self, agent: Agent, connect: Optional[Connect] = None) -> None:

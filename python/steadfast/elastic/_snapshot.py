@@ -1,8 +1,8 @@
 """Values as bytes: JSON for the structure, raw memory for arrays and tensors. Never code.
 
-A snapshot is the magic, the length of the JSON (8 bytes, little-endian), the JSON, and the memory of each array,
-at multiples of 64 bytes. The JSON is ``{"values": {name: value}, "parts": [bytes of each array]}``; a value
-that JSON does not have is an object with the key ``$``.
+A snapshot is the magic, the length of the JSON (8 bytes, little-endian), the JSON, and the memory of each
+array, at multiples of 64 bytes. The JSON is ``{"values": {name: value}, "parts": [bytes of each array]}``; a
+value that JSON does not have is an object with the key ``$``.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class _Writer:
         if _is_tensor(value):
             return self._tensor(path, value)
         raise InvalidError(
-            f"`{path}` is a {_name(kind)}, which cannot be saved; use numbers, strings, bytes, lists, tuples, dicts, "
-            "arrays, tensors, or an object with `state_dict` and `load_state_dict`"
+            f"`{path}` is a {_name(kind)}, which cannot be saved; use numbers, strings, bytes, lists, tuples, "
+            "dicts, arrays, tensors, or an object with `state_dict` and `load_state_dict`"
         )
 
     def _items(self, path: str, items: Any, depth: int) -> List[Any]:

@@ -19,7 +19,8 @@ class KerasState(ObjectState):
 
         state = steadfast.elastic.KerasState(model, epoch=0)
 
-    All variables are kept: weights, running statistics, the state of random layers, and those of the optimizer.
+    All variables are kept: weights, running statistics, the state of random layers, and those of the
+    optimizer.
 
     Args:
         model: The model, which is built.

@@ -19,15 +19,17 @@ class ElasticSampler:
     ::
 
         sampler = steadfast.elastic.ElasticSampler(dataset)
-        loader = DataLoader(dataset, batch_sampler=sampler.batches(32), collate_fn=steadfast.elastic.torch.collate)
+        batches = sampler.batches(32)
+        loader = DataLoader(dataset, batch_sampler=batches, collate_fn=steadfast.elastic.torch.collate)
         state = steadfast.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler)
 
     The samples of an epoch are shuffled by seed and epoch and dealt to *lanes*, one each in turn; a lane is
-    a virtual worker, computed by the rank that is its number modulo the number of workers. By default there is
-    one lane per worker. With a fixed number of lanes, the samples of a step do not depend on the number of workers.
+    a virtual worker, computed by the rank that is its number modulo the number of workers. By default there
+    is one lane per worker. With a fixed number of lanes, the samples of a step do not depend on the number of
+    workers.
 
-    When the workers change, those samples of the epoch that no step has used yet are dealt again. As part of a
-    :class:`ObjectState` or :class:`TorchState` that happens by itself.
+    When the workers change, those samples of the epoch that no step has used yet are dealt again. As part of
+    a :class:`ObjectState` or :class:`TorchState` that happens by itself.
 
     Args:
         data: The dataset, or the number of its samples.
@@ -64,8 +66,8 @@ class ElasticSampler:
     def __iter__(self) -> Iterator[int]:
         """Yields the indexes of this worker's samples.
 
-        The last batch can be missing on some workers. A loop in which all workers communicate at each step uses
-        :meth:`batches` instead.
+        The last batch can be missing on some workers. A loop in which all workers communicate at each step
+        uses :meth:`batches` instead.
 
         Raises:
             InvalidError: The number of lanes is fixed.
@@ -77,9 +79,9 @@ class ElasticSampler:
     def batches(self, batch_size: int) -> "Batches":
         """Returns the batches of this worker: a batch sampler, for each epoch anew.
 
-        All workers take the same number of steps; in each step a worker has one batch for each of its lanes. In
-        the last step of an epoch batches can be smaller, or empty: such a batch adds nothing, but its worker takes
-        part in the step.
+        All workers take the same number of steps; in each step a worker has one batch for each of its lanes.
+        In the last step of an epoch batches can be smaller, or empty: such a batch adds nothing, but its
+        worker takes part in the step.
 
         Args:
             batch_size: Samples of a batch. The same on all workers.

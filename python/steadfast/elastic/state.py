@@ -82,8 +82,9 @@ class ObjectState(State):
     An attribute is a number, string, array or tensor, bytes, a list, tuple or dict of them, or an object with
     ``state_dict`` and ``load_state_dict``. Those that are not declared here are not kept.
 
-    A commit is kept by the agent of the node as well: a worker that is killed and started again continues from
-    there. Of the workers of a round the one with the newest commit, or else the oldest, passes its state on.
+    A commit is kept by the agent of the node as well: a worker that is killed and started again continues
+    from there. Of the workers of a round the one with the newest commit, or else the oldest, passes its state
+    on.
 
     Args:
         attributes: The attributes, with their initial values.
@@ -116,9 +117,10 @@ class ObjectState(State):
         self._load(self._saved)
 
     def sync(self) -> None:
-        """Gives all ranks the attributes of the rank with the newest commit, all of one moment, and saves them.
+        """Gives all ranks the attributes of the rank with the newest commit, and saves them.
 
-        Of several ranks with the newest commit it is the lowest, which is the oldest worker.
+        They are all of this moment, not of the commit: no part is older than another one. Of several
+        ranks with the newest commit it is the lowest, which is the oldest worker.
         """
         current = membership()
         if self._number == 0:

@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from ..errors import InvalidError
 from ._agent import Assignment, Buffer
@@ -43,8 +44,8 @@ class TorchState(ObjectState):
     passed as attributes.
 
     Args:
-        model: The module. It is wrapped in ``DistributedDataParallel`` within the training function, if at all: the
-            wrapper belongs to one process group.
+        model: The module. It is wrapped in ``DistributedDataParallel`` within the training function, if at
+            all: the wrapper belongs to one process group.
         optimizer: Its optimizer.
         sampler: The position within the data.
         attributes: Other attributes, as of :class:`ObjectState`.
@@ -66,8 +67,8 @@ class TorchState(ObjectState):
     ) -> None:
         if isinstance(model, torch.nn.parallel.DistributedDataParallel):
             raise InvalidError(
-                "`model` is a DistributedDataParallel, which belongs to one process group; pass its module, and wrap "
-                "it within the training function"
+                "`model` is a DistributedDataParallel, which belongs to one process group; pass its module, and "
+                "wrap it within the training function"
             )
         kept: Dict[str, Any] = {"model": model, "optimizer": optimizer, "sampler": sampler}
         super().__init__(**{name: it for name, it in kept.items() if it is not None}, **attributes)
@@ -78,8 +79,8 @@ class ProcessGroup:
 
     Args:
         assignment: The place of this worker.
-        backend: Name of a backend, as of ``torch.distributed.init_process_group``. By default gloo for the CPU and
-            NCCL for GPUs.
+        backend: Name of a backend, as of ``torch.distributed.init_process_group``. By default gloo for the
+            CPU and NCCL for GPUs.
         timeout: Seconds after which an operation fails if a worker does not take part in it.
         form_timeout: Seconds after which forming the group fails if a worker does not take part.
 
@@ -97,7 +98,9 @@ class ProcessGroup:
         form_timeout: float = 60.0,
     ) -> None:
         if dist.is_initialized():
-            raise InvalidError("torch.distributed is initialized already; the process group is formed by steadfast")
+            raise InvalidError(
+                "torch.distributed is initialized already; the process group is formed by steadfast"
+            )
         if backend is None:
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         try:
@@ -112,14 +115,16 @@ class ProcessGroup:
 
     def broadcast_bytes(self, data: Optional[Buffer], root: int) -> Buffer:
         """Returns the data of the rank ``root``; that of the others is ignored."""
-        is_root = dist.get_rank() == root
-        size = torch.tensor([len(memoryview(data).cast("B")) if is_root and data is not None else 0])
+        sent = memoryview(b"")
+        if dist.get_rank() == root and data is not None:
+            sent = memoryview(data).cast("B")
+        size = torch.tensor([len(sent)])
         self._broadcast(size, root)
         if not size.item():
             return b""
-        received = memoryview(data).cast("B") if is_root and data is not None else memoryview(bytearray(int(size)))
-        whole = torch.frombuffer(received, dtype=torch.uint8)
-        for part in whole.split(_BROADCAST_BYTES):
+        # PyTorch takes memory that can be written only.
+        received = bytearray(sent or int(size)) if sent.readonly else sent
+        for part in torch.frombuffer(received, dtype=torch.uint8).split(_BROADCAST_BYTES):  # type: ignore[no-untyped-call]
             self._broadcast(part, root)
         return received
 
@@ -166,8 +171,8 @@ class GradientAccumulator:
                 state.commit()
 
     Each worker computes its part of the batches (:func:`accumulation_steps`). Gradients are added over all
-    workers and divided by the number of samples in them: the result is the mean over the samples also if batches
-    have different sizes. The model is not wrapped in ``DistributedDataParallel``.
+    workers and divided by the number of samples in them: the result is the mean over the samples also if
+    batches have different sizes. The model is not wrapped in ``DistributedDataParallel``.
 
     When the workers change in the middle of an update, its gradients are discarded.
 
@@ -234,7 +239,8 @@ class GradientAccumulator:
             for parameter in group["params"]
             if parameter.requires_grad
         ]
-        # A parameter without a gradient on any worker is not updated; zero would be an update for some optimizers.
+        # A parameter without a gradient on any worker is not updated; zero would be an update for some
+        # optimizers.
         counts = torch.tensor([self._samples] + [int(it.grad is not None) for it in parameters])
         if world_size > 1:
             dist.all_reduce(counts)
@@ -255,11 +261,11 @@ def collate(samples: Sequence[Any]) -> Any:
 
 
 def _form(place: Assignment, backend: str, timeout: timedelta) -> None:
-    store: dist.Store
+    store: Store
     if place.world_size == 1:
-        store = dist.HashStore()
+        store = HashStore()
     else:
-        store = dist.TCPStore(
+        store = TCPStore(
             place.master_addr,
             place.master_port,
             is_master=place.rank == 0,
@@ -268,7 +274,7 @@ def _form(place: Assignment, backend: str, timeout: timedelta) -> None:
         )
     dist.init_process_group(
         backend,
-        store=dist.PrefixStore(f"round/{place.round}", store),
+        store=PrefixStore(f"round/{place.round}", store),
         rank=place.rank,
         world_size=place.world_size,
         timeout=timeout,
@@ -302,5 +308,6 @@ def _add_gradients(parameters: Sequence[torch.Tensor], samples: int, world_size:
     if world_size > 1:
         dist.all_reduce(total)
     total /= samples
-    for parameter, gradient in zip(parameters, total.split([it.numel() for it in parameters])):
+    sizes = [it.numel() for it in parameters]
+    for parameter, gradient in zip(parameters, total.split(sizes)):  # type: ignore[no-untyped-call]
         parameter.grad = gradient.view_as(parameter)

@@ -24,7 +24,8 @@ def free_port() -> int:
 class Coordinator:
     """Knows the members, oldest first, and forms a round when each of them is ready to leave the last one.
 
-    A member is a process: ``node`` or ``node/instance``. A commit belongs to the node and outlives the process.
+    A member is a process: ``node`` or ``node/instance``. A commit belongs to the node and outlives the
+    process.
     """
 
     def __init__(self, members: Sequence[str]) -> None:
@@ -153,7 +154,9 @@ class MemberAgent:
 
 @contextlib.contextmanager
 def served(coordinator: Coordinator) -> Iterator[int]:
-    """Serves a coordinator to other processes; yields the port. One line of JSON for a call and for its reply."""
+    """Serves a coordinator to other processes; yields the port. One line of JSON for a call and for its
+    reply.
+    """
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:

@@ -17,7 +17,12 @@ keras = pytest.importorskip("keras")
 
 def built() -> Any:
     model = keras.Sequential(
-        [keras.layers.Dense(3), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
+        [
+            keras.layers.Dense(3),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.5),
+            keras.layers.Dense(1),
+        ]
     )
     model.build((None, 4))
     model.compile(optimizer=keras.optimizers.Adam(0.1), loss="mse")

@@ -136,7 +136,7 @@ def test_a_failure_in_the_backward_pass_is_one_of_the_group(context):
 def test_many_rounds_leave_no_threads_or_sockets(context):
     with Job(context, "a", "b") as job:
         job.start(workers.regroup, "a", "b", rounds=20)
-        for counts, in job.ends().values():
+        for (counts,) in job.ends().values():
             assert len(counts) == 20
             assert counts[-1] <= counts[2], counts
 
@@ -166,7 +166,9 @@ def test_a_worker_that_never_joins_its_group_is_not_waited_for_without_end(conte
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
 def test_updates_are_the_same_on_any_number_of_workers(context, world_size):
-    """S002-8: as many updates, each with the mean over the same samples, also in the last one, which is short."""
+    """S002-8: as many updates, each with the mean over the same samples, also in the last one, which is
+    short.
+    """
     members = [f"m{rank}" for rank in range(world_size)]
     with Job(context, *members) as job:
         job.start(workers.accumulate, *members)

@@ -45,7 +45,9 @@ def test_all_ranks_are_interrupted_at_the_same_step_whoever_learns_first():
 
 
 def test_a_state_is_never_torn():
-    """H1: after a notice in the middle of two commits, weights and counters are of the same moment."""
+    """S001-36, H1: after a notice in the middle of two commits, weights and counters are of the same
+    moment.
+    """
     with Threads("a") as workers:
 
         def program(member: str, membership: elastic.Membership) -> Any:
@@ -212,6 +214,40 @@ def test_a_worker_that_dies_within_an_update_leaves_no_half_of_it():
         assert workers.run(program, "a", "b", "c") == [([10, 10], 2), ([10, 10], 2), None]
 
 
+def test_a_worker_that_dies_while_the_state_is_sent_costs_the_others_nothing():
+    """S001-39: after a notice the state of that moment is kept, whoever fails before the next round
+    trains.
+    """
+    with Threads("a", "b") as workers:
+
+        def program(member: str, membership: elastic.Membership) -> Any:
+            class State(elastic.ObjectState):
+                def sync(self) -> None:
+                    if member == "a" and self.step:
+                        # It has the state to send: the others wait for it.
+                        elastic.group().max([self._number * 3 + 2])
+                        raise Killed
+                    super().sync()
+
+            steps: List[int] = []
+
+            @elastic.run(membership=membership)
+            def train(state):
+                steps.append(state.step)
+                while state.step < 10:
+                    state.step += 1
+                    if member == "a" and state.step == 7:
+                        workers.coordinator.add("c")
+                    if state.step == 4:
+                        state.commit()
+                    state.check_host_updates()
+                return steps
+
+            return train(State(step=0))
+
+        assert workers.run(program, "a", "b", "c") == [None, [0, 7], [7]]
+
+
 def test_the_newest_commit_wins_wherever_it_is():
     """The oldest worker is new itself after a restart; its agent, or another worker, has the last commit."""
     with Threads("a", "b", "c") as workers:
@@ -280,19 +316,21 @@ def test_an_error_of_the_program_passes_unchanged():
         assert one.result(60) == 1
 
 
-def test_errors_that_are_not_of_the_group_are_not_taken_for_its_failures():
+@pytest.mark.parametrize(
+    "error", [ValueError("gloo"), RuntimeError("shapes differ"), OSError("Connection reset"), KeyError(1)]
+)
+def test_errors_that_are_not_of_the_group_are_not_taken_for_its_failures(error):
     state = elastic.ObjectState(step=0)
-    for error in (ValueError("gloo"), RuntimeError("shapes differ"), OSError("Connection reset"), KeyError(1)):
 
-        @elastic.run(membership=alone())
-        def train(state):
-            state.step = 5
-            raise error
+    @elastic.run(membership=alone())
+    def train(state):
+        state.step = 5
+        raise error
 
-        with pytest.raises(type(error)) as raised:
-            train(state)
-        assert raised.value is error
-        assert state.step == 5
+    with pytest.raises(type(error)) as raised:
+        train(state)
+    assert raised.value is error
+    assert state.step == 5
 
 
 def test_resets_are_bounded():

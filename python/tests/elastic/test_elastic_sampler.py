@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import random
 from typing import Any, Dict, List, Optional, Sequence
 
 import pytest
@@ -27,7 +29,7 @@ class Workers:
 
     def set_epoch(self, epoch: int) -> None:
         for rank, sampler in enumerate(self.samplers):
-            with_place(rank, len(self.samplers), lambda: sampler.set_epoch(epoch))
+            with_place(rank, len(self.samplers), functools.partial(sampler.set_epoch, epoch))
 
     def steps(self, batch_size: int, steps: int) -> List[List[int]]:
         """Takes steps; returns the samples of each, over all workers."""
@@ -70,11 +72,11 @@ def with_place(rank: int, world_size: int, function: Any) -> Any:
 
 
 def test_two_workers_then_three_continue_at_the_next_sample():
-    """S003-51: 2 iterators with 2 workers put the next index at 3; then 2 iterations with 3 workers start from 3
-    and end at 9.
+    """S003-51: 2 iterators with 2 workers put the next index at 3; then 2 iterations with 3 workers start
+    from 3 and end at 9.
 
-    Samples are counted from 1. One step of 2 workers uses 1 and 2, the next is 3; two steps of 3 workers use 3 to 8,
-    and the next is 9.
+    Samples are counted from 1. One step of 2 workers uses 1 and 2, the next is 3; two steps of 3 workers use
+    3 to 8, and the next is 9.
     """
     workers = Workers(20, 2, shuffle=False)
     assert workers.steps(1, 1) == [[0, 1]]
@@ -87,8 +89,6 @@ def test_two_workers_then_three_continue_at_the_next_sample():
 @pytest.mark.parametrize("seed", range(20))
 def test_no_sample_is_lost_or_used_twice(seed):
     """S001-42"""
-    import random
-
     choose = random.Random(seed)
     samples, batch_size = choose.randint(1, 60), choose.randint(1, 5)
     lanes = choose.choice([None, 8])

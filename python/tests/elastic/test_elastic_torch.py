@@ -54,7 +54,9 @@ def test_model_optimizer_schedule_and_attributes_go_back_together(make):
     model = net()
     optimizer = make(model.parameters())
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    state = elastic.TorchState(model=model, optimizer=optimizer, schedule=schedule, batch=0, seen=torch.zeros(2))
+    state = elastic.TorchState(
+        model=model, optimizer=optimizer, schedule=schedule, batch=0, seen=torch.zeros(2)
+    )
     initial = bits(model, optimizer, schedule)
     train_batch(model, optimizer)
     state.restore()
@@ -168,5 +170,14 @@ def test_a_loader_yields_the_batches_of_a_sampler():
     data = [(torch.tensor([float(i)]), i) for i in range(5)]
     sampler = elastic.ElasticSampler(data, lanes=4, shuffle=False)
     loader = torch.utils.data.DataLoader(data, batch_sampler=sampler.batches(1), collate_fn=et.collate)
-    assert [None if it is None else it[1].tolist() for it in loader] == [[0], [1], [2], [3], [4], None, None, None]
+    assert [None if it is None else it[1].tolist() for it in loader] == [
+        [0],
+        [1],
+        [2],
+        [3],
+        [4],
+        None,
+        None,
+        None,
+    ]
     assert len(loader) == 8
