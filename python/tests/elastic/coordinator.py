@@ -45,9 +45,10 @@ class Coordinator:
     def agent(self, member: str) -> "MemberAgent":
         return MemberAgent(self, member)
 
-    def add(self, member: str) -> None:
+    def add(self, member: str, rank: Optional[int] = None) -> None:
+        """Adds a member, as the last one by default."""
         with self._changed:
-            self._members.append(member)
+            self._members.insert(len(self._members) if rank is None else rank, member)
             self._ready.add(member)
             self._change(ADDED)
 
@@ -56,6 +57,11 @@ class Coordinator:
             if member in self._members:
                 self._members.remove(member)
                 self._change(REMOVED)
+
+    def is_ready(self, member: str) -> bool:
+        """Returns whether a member waits for the next round."""
+        with self._changed:
+            return member in self._ready
 
     def note(self, note: Any) -> None:
         """Records what a worker reports, for the test."""

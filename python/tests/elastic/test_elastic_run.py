@@ -274,22 +274,50 @@ def test_a_commit_of_another_program_is_refused():
             train(elastic.ObjectState(step=0))
 
 
-def test_a_failure_of_the_first_exchange_keeps_what_the_program_has_prepared():
+@pytest.mark.parametrize("exchanges", [0, 1])
+def test_a_failure_of_the_first_exchanges_keeps_what_the_program_has_prepared(exchanges):
     """What a program loads after the state was made, such as a checkpoint, is not lost with a worker."""
     with Threads("a", "b") as workers:
 
         def program(member: str, membership: elastic.Membership) -> Any:
-            class State(elastic.ObjectState):
-                def sync(self) -> None:
-                    if member == "b":
-                        raise Killed
-                    super().sync()
-
-            state = State(step=0)
+            if member == "b":
+                group = membership.group
+                for _ in range(exchanges):
+                    group.max([1])
+                raise Killed
+            state = elastic.ObjectState(step=0)
             state.step = 100
             return elastic.run(membership=membership)(lambda state: state.step)(state)
 
         assert workers.run(program, "a", "b") == [100, None]
+
+
+def test_a_state_that_is_ahead_of_its_commit_wins_over_the_commit():
+    """S001-39: also if the worker with the commit, which was started again, has the lowest rank."""
+    with Threads("a", "b") as workers:
+
+        def program(member: str, membership: elastic.Membership) -> Any:
+            begins: List[int] = []
+
+            @elastic.run(membership=membership)
+            def train(state):
+                begins.append(state.step)
+                while state.step < 10:
+                    state.step += 1
+                    if member == "a" and state.step == 7:
+                        workers.coordinator.remove("b")
+                        workers.coordinator.add("b/2", rank=0)
+                    if state.step == 4:
+                        state.commit()
+                    state.check_host_updates()
+                return begins, elastic.assignment().rank
+
+            return train(elastic.ObjectState(step=0))
+
+        kept, removed, again = workers.start(program, "a", "b", "b/2")
+        assert kept.result(60) == ([0, 7], 1)
+        assert again.result(60) == ([7], 0)
+        assert isinstance(removed.exception(60), TimeoutError)
 
 
 def test_an_error_of_the_program_passes_unchanged():
