@@ -1,0 +1,138 @@
+"""What a worker learns from the agent that started it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import NamedTuple, Optional, Protocol, Sequence, Tuple, Union
+
+from .. import _native
+from ..errors import InvalidError
+
+__all__ = ["ADDED", "REMOVED", "Agent", "Assignment", "Buffer", "SoloAgent", "agent"]
+
+REMOVED = 1
+"""Bit of :meth:`Agent.changes`: a member was removed."""
+
+ADDED = 2
+"""Bit of :meth:`Agent.changes`: a member was added."""
+
+AGENT_VARIABLE = "STEADFAST_AGENT"
+"""Environment variable by which an agent tells its workers how to reach it."""
+
+Buffer = Union[bytes, bytearray, memoryview]
+
+
+class Assignment(NamedTuple):
+    """The place of a worker in a round."""
+
+    round: int
+    """Number of the round; later rounds have larger numbers."""
+    rank: int
+    """Number of the worker, from 0; the oldest worker has 0."""
+    local_rank: int
+    """Number of the worker among those of its node."""
+    world_size: int
+    """Number of workers."""
+    local_world_size: int
+    """Number of workers of its node."""
+    group_rank: int
+    """Number of its node."""
+    group_world_size: int
+    """Number of nodes."""
+    master_addr: str
+    """Host of rank 0."""
+    master_port: int
+    """A free port there."""
+
+
+class Agent(Protocol):
+    """The agent of this node, as a worker sees it."""
+
+    def assignment(self) -> Assignment:
+        """Returns the place of this worker in its current round."""
+
+    def changes(self, since: int) -> Tuple[int, int]:
+        """Returns the newest revision of the members, and the bits of all changes after revision ``since``.
+
+        Revisions are those of the whole job: a change has the same one on all nodes. Changes that the current
+        round of this worker includes already do not count. Does not block.
+        """
+
+    def next_round(self, after: int, timeout: Optional[float]) -> Assignment:
+        """Says that this worker is ready to leave round ``after``, and waits until it is in a later one.
+
+        Raises:
+            TimeoutError: No later round was formed in time; names who is waited for.
+        """
+
+    def put_commit(self, number: int, parts: Sequence[Buffer]) -> None:
+        """Keeps a commit in the memory of the agent, in place of the one before."""
+
+    def get_commit(self) -> Optional[Tuple[int, Buffer]]:
+        """Returns the number and the contents of the commit that the agent keeps, if any."""
+
+    def progress(self) -> None:
+        """Reports that this worker proceeds."""
+
+
+class SoloAgent:
+    """Stands for the agent of a program that was started alone: one worker, whose members never change."""
+
+    def __init__(self) -> None:
+        self._round = 0
+
+    def assignment(self) -> Assignment:
+        """Returns the place of the only worker."""
+        return Assignment(self._round, 0, 0, 1, 1, 0, 1, "127.0.0.1", 0)
+
+    def changes(self, since: int) -> Tuple[int, int]:
+        """Returns that nothing has changed."""
+        return since, 0
+
+    def next_round(self, after: int, timeout: Optional[float]) -> Assignment:
+        """Forms a round of this worker at once."""
+        self._round = after + 1
+        return self.assignment()
+
+    def put_commit(self, number: int, parts: Sequence[Buffer]) -> None:
+        """Does nothing: nothing outlives the process."""
+
+    def get_commit(self) -> Optional[Tuple[int, Buffer]]:
+        """Returns ``None``."""
+        return None
+
+    def progress(self) -> None:
+        """Does nothing."""
+
+
+def agent() -> Agent:
+    """Returns the agent of this process; a :class:`SoloAgent` if the program was started alone.
+
+    Raises:
+        InvalidError: The environment is that of several workers, but no agent started this one.
+    """
+    global _AGENT
+    with _LOCK:
+        if _AGENT is None:
+            _AGENT = _find()
+        return _AGENT
+
+
+def _find() -> Agent:
+    if os.environ.get(AGENT_VARIABLE):
+        found: Agent = _native.Worker()
+        return found
+    world_size = os.environ.get("WORLD_SIZE", "1")
+    if world_size != "1":
+        # Each worker would train alone, and nothing would tell.
+        raise InvalidError(
+            f"WORLD_SIZE is {world_size}, but no agent started this worker; "
+            "start the program with `steadfast run`"
+        )
+    return SoloAgent()
+
+
+_AGENT: Optional[Agent] = None
+_LOCK = threading.Lock()
+"""Guards the creation of the agent."""

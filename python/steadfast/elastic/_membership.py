@@ -1,0 +1,108 @@
+"""The place of this worker among the others, from one round to the next."""
+
+from __future__ import annotations
+
+import contextvars
+import sys
+from typing import Callable, Optional
+
+from ..errors import InvalidError
+from ._agent import ADDED, REMOVED, Agent, Assignment, agent
+from ._group import Group, SoloGroup
+from .errors import HostsUpdatedInterrupt
+
+__all__ = ["Membership", "assignment", "group", "membership"]
+
+Connect = Callable[[Assignment], Group]
+
+
+class Membership:
+    """The agent of a worker, its place in the current round, and the group of the round.
+
+    Args:
+        agent: The agent of this node.
+        connect: Forms the group of a round. By default that of PyTorch if the program has imported it or
+            there are several workers.
+    """
+
+    def __init__(self, agent: Agent, connect: Optional[Connect] = None) -> None:
+        self.agent = agent
+        self.assignment = agent.assignment()
+        self._connect = connect or _connect
+        self._group: Optional[Group] = None
+        # Revision of the newest change that all ranks have seen.
+        self._revision = 0
+
+    @property
+    def group(self) -> Group:
+        """The group of the current round, which is formed at the first use."""
+        if self._group is None:
+            self._group = self._connect(self.assignment)
+        return self._group
+
+    def close(self) -> None:
+        """Leaves the group, so workers that wait for this one do not wait for long."""
+        left, self._group = self._group, None
+        if left is not None:
+            left.close()
+
+    def next_round(self, timeout: Optional[float]) -> None:
+        """Leaves the group and waits for the next round, whose group is formed at the next use.
+
+        Raises:
+            TimeoutError: No round was formed in time.
+        """
+        self.close()
+        self.assignment = self.agent.next_round(self.assignment.round, timeout)
+
+    def check_updates(self) -> None:
+        """Reports progress, and raises on all ranks at once if any of them has learned of a change.
+
+        Raises:
+            HostsUpdatedInterrupt: Members were added or removed.
+        """
+        revision, bits = self.agent.changes(self._revision)
+        revision, removed, added = self.group.max([revision, bits & REMOVED, bits & ADDED])
+        self.agent.progress()
+        if removed or added:
+            self._revision = max(self._revision, revision)
+            raise HostsUpdatedInterrupt(skip_sync=not added)
+
+
+def membership() -> Membership:
+    """Returns the membership of this worker."""
+    global _MEMBERSHIP
+    chosen = CURRENT.get()
+    if chosen is not None:
+        return chosen
+    if _MEMBERSHIP is None:
+        _MEMBERSHIP = Membership(agent())
+    return _MEMBERSHIP
+
+
+def assignment() -> Assignment:
+    """Returns the place of this worker in the current round."""
+    return membership().assignment
+
+
+def group() -> Group:
+    """Returns the group of the current round, for states of one's own."""
+    return membership().group
+
+
+CURRENT: "contextvars.ContextVar[Optional[Membership]]" = contextvars.ContextVar(
+    "steadfast.elastic.membership", default=None
+)
+"""The membership that was passed to :func:`run`, for the code that it calls."""
+
+_MEMBERSHIP: Optional[Membership] = None
+
+
+def _connect(assignment: Assignment) -> Group:
+    if "torch" not in sys.modules and assignment.world_size == 1:
+        return SoloGroup()
+    try:
+        from .torch import ProcessGroup
+    except ImportError as error:
+        raise InvalidError(f"{assignment.world_size} workers communicate through PyTorch: {error}") from error
+    return ProcessGroup(assignment)

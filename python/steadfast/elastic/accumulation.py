@@ -1,0 +1,23 @@
+"""How many batches each worker computes, so that an update uses the same samples on any number of workers."""
+
+from __future__ import annotations
+
+from ..errors import InvalidError
+
+__all__ = ["accumulation_steps"]
+
+
+def accumulation_steps(rank: int, world_size: int, lanes: int) -> int:
+    """Returns the number of batches that a worker computes for one update.
+
+    An update uses ``lanes`` batches, however many workers there are: ``lanes // world_size`` each, and one
+    more on the first ``lanes % world_size`` ranks.
+
+    Raises:
+        InvalidError: There are fewer lanes than workers.
+    """
+    if lanes < world_size:
+        raise InvalidError(
+            f"{lanes} lanes are too few for {world_size} workers; each worker computes at least one"
+        )
+    return lanes // world_size + (rank < lanes % world_size)

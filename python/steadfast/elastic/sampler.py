@@ -1,0 +1,171 @@
+"""Divides a dataset among workers whose number changes, without losing or repeating a sample."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sized, Union
+
+import numpy as np
+
+from ..errors import InvalidError
+from ._membership import assignment
+from .accumulation import accumulation_steps
+
+__all__ = ["ElasticSampler"]
+
+
+class ElasticSampler:
+    """Yields the indexes of this worker's samples: a sampler for ``torch.utils.data.DataLoader``.
+
+    ::
+
+        sampler = steadfast.elastic.ElasticSampler(dataset)
+        batches = sampler.batches(32)
+        loader = DataLoader(dataset, batch_sampler=batches, collate_fn=steadfast.elastic.torch.collate)
+        state = steadfast.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler)
+
+    The samples of an epoch are shuffled by seed and epoch and dealt to *lanes*, one each in turn; a lane is
+    a virtual worker, computed by the rank that is its number modulo the number of workers. By default there
+    is one lane per worker. With a fixed number of lanes, the samples of a step do not depend on the number of
+    workers.
+
+    When the workers change, those samples of the epoch that no step has used yet are dealt again. As part of
+    a :class:`ObjectState` or :class:`TorchState` that happens by itself.
+
+    Args:
+        data: The dataset, or the number of its samples.
+        shuffle: Whether to shuffle the samples. If not, they are used in their order.
+        seed: Decides the order, with the epoch. The same on all workers.
+        lanes: A fixed number of lanes; at least the number of workers.
+    """
+
+    def __init__(
+        self, data: Union[Sized, int], *, shuffle: bool = True, seed: int = 0, lanes: Optional[int] = None
+    ) -> None:
+        self._length = data if isinstance(data, int) else len(data)
+        self._shuffle = shuffle
+        self._seed = seed
+        self._fixed_lanes = lanes
+        self._epoch = 0
+        self._processed_num = 0
+        self.reset()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, from 0."""
+        return self._epoch
+
+    @property
+    def processed_num(self) -> int:
+        """Number of samples of this epoch that all workers together have used."""
+        return self._processed_num
+
+    def __len__(self) -> int:
+        """Number of samples that this worker has left; differs by at most one between workers."""
+        return sum(len(range(lane, self._left(), self._lanes)) for lane in self._own_lanes())
+
+    def __iter__(self) -> Iterator[int]:
+        """Yields the indexes of this worker's samples.
+
+        The last batch can be missing on some workers. A loop in which all workers communicate at each step
+        uses :meth:`batches` instead.
+
+        Raises:
+            InvalidError: The number of lanes is fixed.
+        """
+        if self._fixed_lanes is not None:
+            raise InvalidError("with a fixed number of lanes, batches are what is divided; use `batches`")
+        return iter([index for lane in self._own_lanes() for index in self._lane(lane)])
+
+    def batches(self, batch_size: int) -> "Batches":
+        """Returns the batches of this worker: a batch sampler, for each epoch anew.
+
+        All workers take the same number of steps; in each step a worker has one batch for each of its lanes.
+        In the last step of an epoch batches can be smaller, or empty: such a batch adds nothing, but its
+        worker takes part in the step.
+
+        Args:
+            batch_size: Samples of a batch. The same on all workers.
+        """
+        return Batches(self, batch_size)
+
+    def record_batch(self, batch_index: int, batch_size: int) -> None:
+        """Records that this worker has used a batch, and so have the others in the same step.
+
+        Args:
+            batch_index: Number of the batch since the loop over the loader was begun, from 0.
+            batch_size: Samples of a full batch.
+        """
+        steps = (batch_index + 1) // len(self._own_lanes())
+        used = self._start + steps * batch_size * self._lanes
+        self._processed_num = min(used, self._length)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begins an epoch; its samples are in another order. Continues it if it has been begun."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._processed_num = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Divides the samples that are left among the workers of the current round."""
+        place = assignment()
+        self._rank, self._world_size = place.rank, place.world_size
+        self._lanes = self._fixed_lanes or place.world_size
+        # Raises if there are fewer lanes than workers.
+        accumulation_steps(self._rank, self._world_size, self._lanes)
+        self._start = self._processed_num
+        self._order = self._shuffled()[self._start :]
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Returns the position within the data."""
+        return {"epoch": self._epoch, "processed_num": self._processed_num}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a position, and divides the samples that are left."""
+        self._epoch = state["epoch"]
+        self._processed_num = state["processed_num"]
+        self.reset()
+
+    def _shuffled(self) -> Any:
+        if not self._shuffle:
+            return np.arange(self._length)
+        # The stream of RandomState is the same in all versions of NumPy.
+        words = [part & 0xFFFFFFFF for part in (self._seed, self._seed >> 32, self._epoch, self._epoch >> 32)]
+        return np.random.RandomState(words).permutation(self._length)
+
+    def _left(self) -> int:
+        return len(self._order)
+
+    def _own_lanes(self) -> range:
+        return range(self._rank, self._lanes, self._world_size)
+
+    def _lane(self, lane: int) -> List[int]:
+        indexes: List[int] = self._order[lane :: self._lanes].tolist()
+        return indexes
+
+    def _batches(self, batch_size: int) -> Iterator[List[int]]:
+        lanes = [self._lane(lane) for lane in self._own_lanes()]
+        for step in range(self._steps(batch_size)):
+            for lane in lanes:
+                yield lane[step * batch_size : (step + 1) * batch_size]
+
+    def _steps(self, batch_size: int) -> int:
+        return -(-self._left() // (self._lanes * batch_size))
+
+
+class Batches:
+    """The batches of one worker, as lists of indexes. Made by :meth:`ElasticSampler.batches`."""
+
+    def __init__(self, sampler: ElasticSampler, batch_size: int) -> None:
+        if batch_size < 1:
+            raise InvalidError(f"`batch_size` is {batch_size}; it is at least 1")
+        self._sampler = sampler
+        self._batch_size = batch_size
+
+    def __len__(self) -> int:
+        """Number of batches that this worker has left."""
+        return self._sampler._steps(self._batch_size) * len(self._sampler._own_lanes())
+
+    def __iter__(self) -> Iterator[List[int]]:
+        """Yields the batches that are left."""
+        return self._sampler._batches(self._batch_size)

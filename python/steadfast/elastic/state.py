@@ -1,0 +1,187 @@
+"""What a program keeps when its workers change."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Iterable, List, Optional
+
+from ..errors import InvalidError
+from ._agent import Agent, Buffer
+from ._membership import membership
+from ._snapshot import decode, encode
+from .sampler import ElasticSampler
+
+__all__ = ["ObjectState", "State"]
+
+
+class State:
+    """What all workers agree on. Subclasses define :meth:`save`, :meth:`restore` and :meth:`sync`."""
+
+    def __init__(self) -> None:
+        self._reset_callbacks: List[Callable[[], None]] = []
+
+    def commit(self) -> None:
+        """Saves the state, then checks whether members have changed. All ranks call it at the same step.
+
+        After a failure the state goes back to the last commit. A commit copies the state: choose how often by
+        how much work may be repeated.
+
+        Raises:
+            HostsUpdatedInterrupt: Members were added or removed.
+        """
+        self.save()
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Checks whether members have changed, without a commit. All ranks call it at the same step.
+
+        It costs one small exchange with the other workers, and is meant for each batch.
+
+        Raises:
+            HostsUpdatedInterrupt: Members were added or removed; raised on all ranks.
+        """
+        membership().check_updates()
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
+        """Adds functions to call when the workers have been regrouped, before the state is synchronized.
+
+        They are for what depends on the number of workers, such as the learning rate. They are called in the
+        order in which they were added.
+        """
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """Calls :meth:`reset`, then the callbacks. :func:`run` calls it in each new round."""
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def reset(self) -> None:
+        """Adapts the state to a new round. Does nothing, unless a subclass defines it."""
+
+    def save(self) -> None:
+        """Copies the state, for :meth:`restore`."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Goes back to the state that was last saved or synchronized, or else to the initial one."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Gives all ranks the same state, and saves it."""
+        raise NotImplementedError
+
+
+class ObjectState(State):
+    """Keeps attributes.
+
+    ::
+
+        state = steadfast.elastic.ObjectState(weights=np.zeros(10), epoch=0)
+        state.epoch += 1
+
+    An attribute is a number, string, array or tensor, bytes, a list, tuple or dict of them, or an object with
+    ``state_dict`` and ``load_state_dict``. Those that are not declared here are not kept.
+
+    A commit is kept by the agent of the node as well: a worker that is killed and started again continues
+    from there. Of the workers of a round the one with the newest commit, or else the oldest, passes its state
+    on.
+
+    Args:
+        attributes: The attributes, with their initial values.
+
+    Raises:
+        InvalidError: An attribute cannot be saved, or has the name of a method.
+    """
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__()
+        for name, value in attributes.items():
+            if name.startswith("_") or hasattr(type(self), name):
+                raise InvalidError(f"an attribute cannot be named `{name}`")
+            setattr(self, name, value)
+        self._names = tuple(attributes)
+        # Number of the last commit; larger is newer.
+        self._number = 0
+        self._saved: Buffer = encode(self._captured())
+
+    def save(self) -> None:
+        """Copies all attributes of this moment, and gives the copy to the agent.
+
+        Raises:
+            InvalidError: An attribute cannot be saved; the last copy stays.
+        """
+        self._keep(encode(self._captured()), self._number + 1)
+
+    def restore(self) -> None:
+        """Goes back to the attributes that were last saved or synchronized, or else to the initial ones."""
+        self._load(self._saved)
+
+    def sync(self) -> None:
+        """Gives all ranks the attributes of the rank with the newest commit, and saves them.
+
+        They are all of this moment, not of the commit: no part is older than another one. Of several
+        ranks with the newest commit it is the lowest, which is the oldest worker.
+        """
+        current = membership()
+        if self._number == 0:
+            self._resume(current.agent)
+        # If the exchange fails, what happened before it is not lost.
+        self._saved = encode(self._captured())
+        rank, world_size = current.assignment.rank, current.assignment.world_size
+        # The maximum finds the newest commit and the lowest rank that has it.
+        (newest,) = current.group.max([self._number * world_size + world_size - 1 - rank])
+        number, root = newest // world_size, world_size - 1 - newest % world_size
+        data = current.group.broadcast_bytes(self._saved if rank == root else None, root)
+        if rank != root:
+            self._load(data)
+        self._keep(data, number + 1)
+
+    def reset(self) -> None:
+        """Divides what the samplers have left among the workers of the new round."""
+        for name in self._names:
+            value = getattr(self, name)
+            if isinstance(value, ElasticSampler):
+                value.reset()
+
+    def _resume(self, agent: Agent) -> None:
+        """Continues from the commit that the agent keeps from an earlier process, if there is one."""
+        kept = agent.get_commit()
+        if kept is None:
+            return
+        number, data = kept
+        self._load(data)
+        self._saved, self._number = data, number
+
+    def _keep(self, data: Buffer, number: int) -> None:
+        self._saved, self._number = data, number
+        current = membership()
+        # All workers of a node have the same state.
+        if current.assignment.local_rank == 0:
+            current.agent.put_commit(number, [data])
+
+    def _captured(self) -> Dict[str, Any]:
+        values = {}
+        for name in self._names:
+            stateful = self._stateful(name)
+            values[name] = getattr(self, name) if stateful is None else stateful.state_dict()
+        return values
+
+    def _load(self, data: Buffer) -> None:
+        values = decode(data)
+        if set(values) != set(self._names):
+            raise InvalidError(
+                f"the saved state has the attributes {', '.join(values) or 'none'}; "
+                f"this one has {', '.join(self._names) or 'none'}"
+            )
+        for name, value in values.items():
+            stateful = self._stateful(name)
+            if stateful is None:
+                setattr(self, name, value)
+            else:
+                stateful.load_state_dict(value)
+
+    def _stateful(self, name: str) -> Optional[Any]:
+        """Returns what saves and loads the attribute; ``None`` for a plain value."""
+        value = getattr(self, name)
+        methods = (getattr(value, method, None) for method in ("state_dict", "load_state_dict"))
+        return value if all(callable(method) for method in methods) else None

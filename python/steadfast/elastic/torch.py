@@ -1,0 +1,313 @@
+"""Elastic training in PyTorch."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import weakref
+from datetime import timedelta
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+
+from ..errors import InvalidError
+from ._agent import Assignment, Buffer
+from ._failures import collective_failure
+from ._membership import assignment as current_assignment
+from .accumulation import accumulation_steps
+from .errors import CollectiveError
+from .sampler import ElasticSampler
+from .state import ObjectState
+
+__all__ = ["GradientAccumulator", "ProcessGroup", "TorchState", "collate"]
+
+_BROADCAST_BYTES = 1 << 28
+"""Bytes of one broadcast; larger data is sent in several."""
+
+_LEAVE_SECONDS = 5.0
+"""Longest wait for operations that have begun when a group is left."""
+
+_LOG = logging.getLogger("steadfast.elastic")
+
+
+class TorchState(ObjectState):
+    """Keeps a model, its optimizer, and attributes.
+
+    ::
+
+        state = steadfast.elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, epoch=0)
+
+    Everything is kept through ``state_dict`` and ``load_state_dict``, learning rate schedules too if they are
+    passed as attributes.
+
+    Args:
+        model: The module. It is wrapped in ``DistributedDataParallel`` within the training function, if at
+            all: the wrapper belongs to one process group.
+        optimizer: Its optimizer.
+        sampler: The position within the data.
+        attributes: Other attributes, as of :class:`ObjectState`.
+
+    Raises:
+        InvalidError: An attribute cannot be saved, or has the name of a method.
+    """
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    sampler: ElasticSampler
+
+    def __init__(
+        self,
+        model: Optional[torch.nn.Module] = None,
+        optimizer: Optional[torch.optim.Optimizer] = None,
+        sampler: Optional[ElasticSampler] = None,
+        **attributes: Any,
+    ) -> None:
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            raise InvalidError(
+                "`model` is a DistributedDataParallel, which belongs to one process group; pass its module, and "
+                "wrap it within the training function"
+            )
+        kept: Dict[str, Any] = {"model": model, "optimizer": optimizer, "sampler": sampler}
+        super().__init__(**{name: it for name, it in kept.items() if it is not None}, **attributes)
+
+
+class ProcessGroup:
+    """The process group of one round: ``torch.distributed`` in this process, until it is closed.
+
+    Args:
+        assignment: The place of this worker.
+        backend: Name of a backend, as of ``torch.distributed.init_process_group``. By default gloo for the
+            CPU and NCCL for GPUs.
+        timeout: Seconds after which an operation fails if a worker does not take part in it.
+        form_timeout: Seconds after which forming the group fails if a worker does not take part.
+
+    Raises:
+        CollectiveError: The group was not formed; another worker may be gone.
+        InvalidError: ``torch.distributed`` is initialized already.
+    """
+
+    def __init__(
+        self,
+        assignment: Assignment,
+        *,
+        backend: Optional[str] = None,
+        timeout: float = 600.0,
+        form_timeout: float = 60.0,
+    ) -> None:
+        if dist.is_initialized():
+            raise InvalidError(
+                "torch.distributed is initialized already; the process group is formed by steadfast"
+            )
+        if backend is None:
+            backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        try:
+            _form(assignment, backend, timedelta(seconds=form_timeout))
+            _set_timeout(timedelta(seconds=timeout))
+        except Exception as error:
+            self.close()
+            failure = collective_failure(error)
+            if failure is None:
+                raise
+            raise failure from error
+
+    def broadcast_bytes(self, data: Optional[Buffer], root: int) -> Buffer:
+        """Returns the data of the rank ``root``; that of the others is ignored."""
+        sent = memoryview(b"")
+        if dist.get_rank() == root and data is not None:
+            sent = memoryview(data).cast("B")
+        size = torch.tensor([len(sent)])
+        self._broadcast(size, root)
+        if not size.item():
+            return b""
+        # PyTorch takes memory that can be written only.
+        received = bytearray(sent or int(size)) if sent.readonly else sent
+        for part in torch.frombuffer(received, dtype=torch.uint8).split(_BROADCAST_BYTES):  # type: ignore[no-untyped-call]
+            self._broadcast(part, root)
+        return received
+
+    def max(self, values: Sequence[int]) -> List[int]:
+        """Returns the maximum of each value over all ranks."""
+        tensor = torch.tensor(list(values), dtype=torch.int64)
+        try:
+            dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        except RuntimeError as error:
+            raise _failure(error) from error
+        found: List[int] = tensor.tolist()
+        return found
+
+    def close(self) -> None:
+        """Leaves the group without waiting for others. Operations that wait for this worker fail."""
+        if dist.is_initialized():
+            last, group = [dist.group.WORLD], weakref.ref(dist.group.WORLD)
+            dist.destroy_process_group()
+            # Waits for operations that have begun, which can take until they time out.
+            leaving = threading.Thread(target=_drop, args=(last, group), name="leave-group", daemon=True)
+            leaving.start()
+            leaving.join(_LEAVE_SECONDS)
+            if leaving.is_alive() or group() is not None:
+                _LOG.info("connections of a round stay open: its process group is in use, or is referred to")
+
+    def _broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        try:
+            dist.broadcast(tensor, root)
+        except RuntimeError as error:
+            raise _failure(error) from error
+
+
+class GradientAccumulator:
+    """Updates a model with the mean gradient of as many batches, whatever the number of workers.
+
+    ::
+
+        accumulator = steadfast.elastic.torch.GradientAccumulator(optimizer, lanes=8)
+        for index, batch in enumerate(loader):
+            if batch is not None:
+                accumulator.backward(loss(model(batch.x), batch.y), samples=len(batch.x))
+            if accumulator.step():
+                sampler.record_batch(index, batch_size)
+                state.commit()
+
+    Each worker computes its part of the batches (:func:`accumulation_steps`). Gradients are added over all
+    workers and divided by the number of samples in them: the result is the mean over the samples also if
+    batches have different sizes. The model is not wrapped in ``DistributedDataParallel``.
+
+    When the workers change in the middle of an update, its gradients are discarded.
+
+    Args:
+        optimizer: Updates the model.
+        lanes: Number of batches of an update, at least the number of workers; the same as of the
+            :class:`ElasticSampler`. By default one for each worker.
+        reduction: What the loss is of its samples: ``"mean"`` or ``"sum"``.
+    """
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, *, lanes: Optional[int] = None, reduction: str = "mean"
+    ) -> None:
+        if reduction not in ("mean", "sum"):
+            raise InvalidError(f'`reduction` is "{reduction}"; use "mean" or "sum"')
+        self._optimizer = optimizer
+        self._lanes = lanes
+        self._reduction = reduction
+        self._round = -1
+        self._batches = 0
+        self._samples = 0
+
+    def backward(self, loss: torch.Tensor, samples: int) -> None:
+        """Adds the gradient of a batch."""
+        self._follow()
+        (loss * samples if self._reduction == "mean" else loss).backward()  # type: ignore[no-untyped-call]
+        self._samples += samples
+
+    def step(self) -> bool:
+        """Ends a batch, and updates the model after the last one of an update.
+
+        Returns:
+            Whether the model was updated. It is on all workers at once.
+
+        Raises:
+            InvalidError: No worker has added a sample.
+        """
+        self._follow()
+        self._batches += 1
+        place = current_assignment()
+        if self._batches < accumulation_steps(place.rank, place.world_size, self._lanes or place.world_size):
+            return False
+        self._add_over_workers(place.world_size)
+        self._optimizer.step()
+        self._discard()
+        return True
+
+    def _follow(self) -> None:
+        """Discards what was computed in an earlier round."""
+        number = current_assignment().round
+        if number != self._round:
+            self._discard()
+            self._round = number
+
+    def _discard(self) -> None:
+        self._optimizer.zero_grad()
+        self._batches = 0
+        self._samples = 0
+
+    def _add_over_workers(self, world_size: int) -> None:
+        parameters = [
+            parameter
+            for group in self._optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.requires_grad
+        ]
+        # A parameter without a gradient on any worker is not updated; zero would be an update for some
+        # optimizers.
+        counts = torch.tensor([self._samples] + [int(it.grad is not None) for it in parameters])
+        if world_size > 1:
+            dist.all_reduce(counts)
+        samples, *used = counts.tolist()
+        if not samples:
+            raise InvalidError("no worker has added a sample to this update")
+        alike: Dict[Tuple[torch.dtype, torch.device], List[torch.Tensor]] = {}
+        for parameter, count in zip(parameters, used):
+            if count:
+                alike.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+        for some in alike.values():
+            _add_gradients(some, samples, world_size)
+
+
+def collate(samples: Sequence[Any]) -> Any:
+    """Returns a batch as PyTorch's ``default_collate`` does, and ``None`` for an empty one."""
+    return torch.utils.data.default_collate(list(samples)) if samples else None
+
+
+def _form(place: Assignment, backend: str, timeout: timedelta) -> None:
+    store: Store
+    if place.world_size == 1:
+        store = HashStore()
+    else:
+        store = TCPStore(
+            place.master_addr,
+            place.master_port,
+            is_master=place.rank == 0,
+            timeout=timeout,
+            wait_for_workers=False,
+        )
+    dist.init_process_group(
+        backend,
+        store=PrefixStore(f"round/{place.round}", store),
+        rank=place.rank,
+        world_size=place.world_size,
+        timeout=timeout,
+    )
+
+
+def _drop(last: List[Any], group: "weakref.ref[Any]") -> None:
+    """Drops the last reference to a group, with which its connections close."""
+    last.clear()
+    if group() is not None:
+        # Others are in the reference cycles of DistributedDataParallel.
+        gc.collect()
+
+
+def _set_timeout(timeout: timedelta) -> None:
+    if hasattr(dist, "set_timeout"):
+        dist.set_timeout(timeout)
+    else:
+        # In older releases.
+        dist.distributed_c10d._set_pg_timeout(timeout)
+
+
+def _failure(error: RuntimeError) -> CollectiveError:
+    return collective_failure(error) or CollectiveError(str(error))
+
+
+def _add_gradients(parameters: Sequence[torch.Tensor], samples: int, world_size: int) -> None:
+    """Replaces gradients by their sum over all workers, divided by the number of samples."""
+    gradients = [torch.zeros_like(it) if it.grad is None else it.grad for it in parameters]
+    total = torch.cat([it.flatten() for it in gradients])
+    if world_size > 1:
+        dist.all_reduce(total)
+    total /= samples
+    sizes = [it.numel() for it in parameters]
+    for parameter, gradient in zip(parameters, total.split(sizes)):  # type: ignore[no-untyped-call]
+        parameter.grad = gradient.view_as(parameter)

@@ -1,0 +1,183 @@
+"""The state of a PyTorch model, and the mean of accumulated gradients, in one process."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Iterator
+
+import pytest
+
+import steadfast
+from steadfast import elastic
+
+torch = pytest.importorskip("torch")
+et = pytest.importorskip("steadfast.elastic.torch")
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch) -> Iterator[None]:
+    """A membership of each test's own."""
+    membership = elastic.Membership(elastic.SoloAgent())
+    token = elastic._membership.CURRENT.set(membership)
+    yield
+    elastic._membership.CURRENT.reset(token)
+    membership.close()
+
+
+def net() -> Any:
+    return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+
+
+def train_batch(model: Any, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    model(torch.arange(32.0).view(8, 4)).square().sum().backward()
+    optimizer.step()
+
+
+def bits(*stateful: Any) -> Any:
+    return copy.deepcopy([it.state_dict() for it in stateful])
+
+
+def equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return one == other
+
+
+@pytest.mark.parametrize("make", [torch.optim.Adam, lambda it: torch.optim.SGD(it, 0.1, momentum=0.9)])
+def test_model_optimizer_schedule_and_attributes_go_back_together(make):
+    """S001-41"""
+    model = net()
+    optimizer = make(model.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    state = elastic.TorchState(
+        model=model, optimizer=optimizer, schedule=schedule, batch=0, seen=torch.zeros(2)
+    )
+    initial = bits(model, optimizer, schedule)
+    train_batch(model, optimizer)
+    state.restore()
+    assert equal(bits(model, optimizer, schedule), initial)
+
+    train_batch(model, optimizer)
+    schedule.step()
+    state.batch, state.seen[1] = 1, 5
+    state.commit()
+    saved = bits(model, optimizer, schedule)
+    for _ in range(2):
+        train_batch(model, optimizer)
+        schedule.step()
+        state.batch += 1
+        state.seen += 1
+        state.restore()
+        assert equal(bits(model, optimizer, schedule), saved)
+        assert (state.batch, state.seen.tolist()) == (1, [0, 5])
+    # The optimizer still updates this model.
+    train_batch(model, optimizer)
+    assert not equal(bits(model), saved[:1])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "complex64", "int8", "bool"])
+def test_tensors_of_all_types_come_back(dtype):
+    values = torch.arange(6).view(2, 3).to(getattr(torch, dtype)).T
+    state = elastic.TorchState(values=values, scalar=torch.tensor(True), none=torch.zeros(0, 3))
+    state.restore()
+    assert equal(state.values, values)
+    assert state.values.shape == (3, 2)
+    assert state.none.shape == (0, 3)
+
+
+def test_what_refers_to_a_process_group_is_not_saved():
+    elastic.group()
+    with pytest.raises(steadfast.InvalidError, match="belongs to one process group"):
+        elastic.TorchState(model=torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1)))
+
+
+def test_a_parameter_by_itself_is_refused():
+    with pytest.raises(steadfast.InvalidError, match="`weight` is a torch.nn.parameter.Parameter"):
+        elastic.TorchState(weight=torch.nn.Parameter(torch.ones(1)))
+
+
+def test_a_group_of_ones_own_is_refused():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(steadfast.InvalidError, match="initialized already"):
+            elastic.group()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_program_alone_can_use_torch_distributed():
+    @elastic.run
+    def train(state):
+        ones = torch.ones(1)
+        torch.distributed.all_reduce(ones)
+        state.commit()
+        return ones.item(), torch.distributed.get_world_size()
+
+    assert train(elastic.TorchState(model=net())) == (1, 1)
+
+
+def test_accumulated_gradients_are_the_mean_over_all_samples():
+    """S002-8: also if batches have different sizes."""
+    model = torch.nn.Linear(4, 1)
+    twin = copy.deepcopy(model)
+    features = torch.randn(7, 4)
+    for reduction in ("mean", "sum"):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        accumulator = et.GradientAccumulator(optimizer, lanes=3, reduction=reduction)
+        stepped = []
+        for part in features.split([4, 2, 1]):
+            accumulator.backward(getattr(model(part), reduction)(), len(part))
+            stepped.append(accumulator.step())
+        assert stepped == [False, False, True]
+        optimizer = torch.optim.SGD(twin.parameters(), lr=0.1)
+        optimizer.zero_grad()
+        twin(features).mean().backward()
+        optimizer.step()
+        assert torch.allclose(model.weight, twin.weight, rtol=1e-5)
+
+
+def test_an_empty_batch_counts_as_none():
+    weight = torch.nn.Parameter(torch.zeros(1))
+    accumulator = et.GradientAccumulator(torch.optim.SGD([weight], lr=1.0), lanes=2)
+    accumulator.backward(weight.sum() * 3, 1)
+    assert not accumulator.step()
+    assert accumulator.step()
+    assert weight.item() == -3
+    accumulator.step()
+    with pytest.raises(steadfast.InvalidError, match="no worker has added a sample"):
+        accumulator.step()
+
+
+def test_gradients_of_an_earlier_round_are_discarded():
+    weight = torch.nn.Parameter(torch.zeros(1))
+    accumulator = et.GradientAccumulator(torch.optim.SGD([weight], lr=1.0), lanes=2)
+    accumulator.backward(weight.sum() * 100, 1)
+    assert not accumulator.step()
+    elastic._membership.membership().next_round(None)
+    for _ in range(2):
+        accumulator.backward(weight.sum(), 1)
+        stepped = accumulator.step()
+    assert stepped
+    assert weight.item() == -1
+
+
+def test_a_loader_yields_the_batches_of_a_sampler():
+    data = [(torch.tensor([float(i)]), i) for i in range(5)]
+    sampler = elastic.ElasticSampler(data, lanes=4, shuffle=False)
+    loader = torch.utils.data.DataLoader(data, batch_sampler=sampler.batches(1), collate_fn=et.collate)
+    assert [None if it is None else it[1].tolist() for it in loader] == [
+        [0],
+        [1],
+        [2],
+        [3],
+        [4],
+        None,
+        None,
+        None,
+    ]
+    assert len(loader) == 8
