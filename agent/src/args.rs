@@ -87,6 +87,9 @@ pub struct RunArgs {
     /// Time to live of this node's lease in etcd: how long after its last keep-alive it counts as alive.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = lease_ttl)]
     pub lease_ttl: Duration,
+    /// Set by a launcher: its name for this host. The agent ends when its standard input ends.
+    #[arg(long, value_name = "HOST", hide = true)]
+    pub launched_on: Option<String>,
     #[command(flatten)]
     pub auth: EtcdAuthArgs,
     #[command(flatten)]
@@ -132,7 +135,7 @@ fn gpus() -> u32 {
 }
 
 /// Parses `5s`, or a number of seconds as torchrun takes it.
-fn seconds(text: &str) -> Result<Duration, String> {
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     match text.parse().map(Duration::try_from_secs_f64) {
         Ok(Ok(duration)) if !duration.is_zero() => Ok(duration),
         Ok(_) => Err("use a time longer than 0".to_owned()),

@@ -11,6 +11,7 @@
 mod args;
 mod coordinator;
 mod environment;
+mod launch;
 mod membership;
 mod metrics;
 mod ports;
@@ -19,4 +20,5 @@ mod watch;
 
 pub use args::RunArgs;
 pub use coordinator::{RendezvousArgs, rendezvous};
+pub use launch::{LaunchArgs, launch};
 pub use run::run;

@@ -17,6 +17,7 @@ use steadfast_common::rendezvous::AgentRecord;
 use steadfast_common::role::Role;
 use steadfast_coord::{Etcd, EtcdOptions, backoff};
 use steadfast_host::random;
+use steadfast_host::task::spawn;
 use steadfast_process::{
     Admin, AdminContent, AdminServer, Failure, Readiness, Shutdown, address_towards, init_logging,
 };
@@ -28,6 +29,7 @@ use tracing::{info, warn};
 use crate::args::RunArgs;
 use crate::coordinator::{Coordinator, Settings};
 use crate::environment::{Fixed, Place};
+use crate::launch::leash;
 use crate::membership::{Exited, Membership, failure};
 use crate::metrics::Counts;
 use crate::ports::HeldPorts;
@@ -55,6 +57,9 @@ pub async fn run(args: RunArgs) -> Result<ExitCode, Failure> {
     let job = args.rdzv_id.clone().unwrap_or_else(|| "standalone".to_owned());
     init_logging("agent", &job, id, &args.log)?;
     let shutdown = Shutdown::install()?;
+    if args.launched_on.is_some() {
+        spawn(leash::follow(shutdown.clone()));
+    }
     let mut coordinator = None;
     let mut endpoints: Vec<String> = args.rdzv_endpoint.iter().map(|it| url(it)).collect();
     if args.standalone {
@@ -132,6 +137,7 @@ impl<'a> Agent<'a> {
             address: format!("{host}:{}", base.unwrap_or(admin_address.port())),
             slots: args.nproc_per_node,
             admin: shown,
+            launched_on: args.launched_on.clone(),
         };
         let options = args.auth.options(endpoints, &args.security.tls)?;
         let etcd = connect(&options).await?;
@@ -358,7 +364,7 @@ impl<'a> Agent<'a> {
 }
 
 /// Connects to etcd. Nodes are started in any order, so it may not be up yet.
-async fn connect(options: &EtcdOptions) -> Result<Etcd, Failure> {
+pub(crate) async fn connect(options: &EtcdOptions) -> Result<Etcd, Failure> {
     let deadline = Instant::now() + CONNECT_TIMEOUT;
     let mut pauses = backoff();
     let mut is_logged = false;
@@ -395,11 +401,11 @@ fn interrupted() -> ExitCode {
     ExitCode::from(128 + Signal::SIGTERM as u8)
 }
 
-fn start_failure(error: steadfast_supervise::StartError) -> Failure {
+pub(crate) fn start_failure(error: steadfast_supervise::StartError) -> Failure {
     Failure::new(error.kind(), error.to_string())
 }
 
-fn url(endpoint: &str) -> String {
+pub(crate) fn url(endpoint: &str) -> String {
     match endpoint.contains("://") {
         true => endpoint.to_owned(),
         false => format!("http://{endpoint}"),
@@ -432,7 +438,12 @@ fn address(given: Option<&str>, endpoints: &[String]) -> Result<(String, Option<
         None => (given, None),
     };
     let host = if is_bare_v6 { format!("[{host}]") } else { host.to_owned() };
-    let probe = AgentRecord { address: format!("{host}:1"), slots: 1, admin: String::new() };
+    let probe = AgentRecord {
+        address: format!("{host}:1"),
+        slots: 1,
+        admin: String::new(),
+        launched_on: None,
+    };
     match probe.has_valid_address() {
         true => Ok((host, port)),
         false => Err(Failure::invalid(format!("--address {given}: use `host:port`"))),

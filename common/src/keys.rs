@@ -165,6 +165,31 @@ impl Keys {
         Some(TagKey::Entry { tag, phase, node })
     }
 
+    /// Held by the launcher of an elastic job; its create-revision fences every write below.
+    pub fn launch_lock(&self) -> String {
+        format!("{}/launch/lock", self.root)
+    }
+
+    /// What the launcher knows of the whole job.
+    pub fn launch_state(&self) -> String {
+        format!("{}/launch/state", self.root)
+    }
+
+    /// The prefix of what the launcher knows of all hosts.
+    pub fn launch_hosts_prefix(&self) -> String {
+        format!("{}/launch/hosts/", self.root)
+    }
+
+    /// What the launcher knows of one host: its agent, its failures. A name of a host contains no `/`.
+    pub fn launch_host(&self, host: &str) -> String {
+        format!("{}{host}", self.launch_hosts_prefix())
+    }
+
+    /// The host that a key below [`Keys::launch_hosts_prefix`] names.
+    pub fn launch_host_of<'a>(&self, key: &'a str) -> Option<&'a str> {
+        key.strip_prefix(&self.launch_hosts_prefix())
+    }
+
     /// The current generation, its slots and its checkpoint.
     pub fn generation(&self) -> String {
         format!("{}/generation", self.root)
@@ -287,6 +312,8 @@ mod tests {
         assert_eq!(keys.slot_of("/jobs/digits/ps/7"), Some(Slot(7)));
         assert_eq!(keys.slot_of("/jobs/digits/ps/x"), None);
         assert_eq!(keys.slot_of("/jobs/other/ps/7"), None);
+        assert_eq!(keys.launch_host_of(&keys.launch_host("fd00::1")), Some("fd00::1"));
+        assert_eq!(keys.launch_host_of(&keys.launch_state()), None);
         assert_eq!(keys.task_of(3, &keys.task(3, TaskId(41))), Some(TaskId(41)));
         assert_eq!(keys.task_of(4, &keys.task(3, TaskId(41))), None);
         assert_eq!(keys.given_up_of(&keys.given_up(TaskId(41))), Some(TaskId(41)));

@@ -52,6 +52,9 @@ pub struct AgentRecord {
     /// Number of workers that the node can run.
     pub slots: u32,
     pub admin: String,
+    /// The host on which a launcher started it, under the launcher's name for that host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub launched_on: Option<String>,
 }
 
 impl AgentRecord {
@@ -199,7 +202,8 @@ mod tests {
     fn an_address_has_a_host_and_a_port() {
         let is_valid = |address: &str| {
             let address = address.to_owned();
-            AgentRecord { address, slots: 1, admin: String::new() }.has_valid_address()
+            AgentRecord { address, slots: 1, admin: String::new(), launched_on: None }
+                .has_valid_address()
         };
         assert!(is_valid("host:1") && is_valid("[fd00::1]:65535"));
         let long = format!("{}:1", "a".repeat(ADDRESS_BYTES_MAX));

@@ -163,7 +163,7 @@ impl Agent {
             let admin = listen(&address).await.map_err(|error| {
                 CallError::Unavailable(format!("no port of this host is free: {error}"))
             })?;
-            let record = AgentRecord { address, slots, admin };
+            let record = AgentRecord { address, slots, admin, launched_on: None };
             let tls = TlsIdentity::default();
             let identity = NodeIdentity { node: NodeId(random::uuid()), record, tls };
             let (session, phases) = (AsyncMutex::default(), Mutex::default());

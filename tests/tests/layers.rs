@@ -108,6 +108,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
             "steadfast-host",
             "steadfast-net",
             "steadfast-proto",
+            "steadfast-agent-core",
             "steadfast-coord",
             "steadfast-etcd",
             "steadfast-process",

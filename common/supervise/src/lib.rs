@@ -9,6 +9,7 @@
 //! Limits: a process is not found if its environment is cleared, it has left the process group, and its parent has
 //! ended. If the guard is killed together with the supervising process, only the workers themselves end.
 
+mod capture;
 mod exit;
 mod guard;
 mod lines;
@@ -20,10 +21,11 @@ mod supervisor;
 mod worker;
 mod worker_set;
 
+pub use capture::{CaptureError, CaptureLimits, capture};
 pub use exit::{Ending, Exit};
 pub use guard::{GuardProgram, run_guard_if_requested};
 pub use processes::MARKER_VARIABLE;
-pub use spec::{Output, StartError, WorkerSpec};
+pub use spec::{Input, Output, StartError, WorkerSpec};
 pub use supervisor::{StillRunning, Supervisor};
 pub use worker::{StackDump, Worker};
 pub use worker_set::WorkerSet;

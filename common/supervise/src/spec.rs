@@ -20,7 +20,17 @@ pub struct WorkerSpec {
     pub env_removed: Vec<OsString>,
     /// Working directory; by default that of this process.
     pub directory: Option<PathBuf>,
+    pub input: Input,
     pub output: Output,
+}
+
+/// Where stdin of a worker comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// It ends at once.
+    Empty,
+    /// From [`crate::Worker::take_input`].
+    Pipe,
 }
 
 /// Where stdout and stderr of a worker go.
@@ -46,6 +56,7 @@ impl WorkerSpec {
             env: Vec::new(),
             env_removed: Vec::new(),
             directory: None,
+            input: Input::Empty,
             output: Output::Inherit,
         }
     }
@@ -89,9 +100,14 @@ pub enum StartError {
 impl StartError {
     /// Classifies the failure to start the program of `spec`.
     pub(crate) fn of(spec: &WorkerSpec, source: io::Error) -> Self {
-        let program = spec.program.clone();
+        Self::of_program(&spec.program, spec.directory.as_deref(), source)
+    }
+
+    /// Classifies the failure to start a program.
+    pub(crate) fn of_program(program: &Path, directory: Option<&Path>, source: io::Error) -> Self {
+        let program = program.to_owned();
         // A name without a directory is searched in `PATH`: no file of that name was found.
-        let path = spec.directory.clone().unwrap_or_default().join(&program);
+        let path = directory.unwrap_or(Path::new("")).join(&program);
         let is_path = program.components().count() > 1;
         match source.kind() {
             io::ErrorKind::NotFound if is_path && path.is_file() => Self::NoInterpreter { program },

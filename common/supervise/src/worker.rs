@@ -10,14 +10,14 @@ use nix::errno::Errno;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::{Pid, getpid, getppid};
-use tokio::process::{Child, Command};
+use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::{Instant, timeout_at};
 
 use crate::guard::Guard;
 use crate::output::{LogFiles, OutputTasks};
 use crate::processes::{MARKER_VARIABLE, Scope};
 use crate::stop::{stop, sweep};
-use crate::{Ending, Exit, Output, StartError, WorkerSpec};
+use crate::{Ending, Exit, Input, Output, StartError, WorkerSpec};
 
 /// Time for descendants of a worker that has ended to write the rest of its output, as `tee` does.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -77,6 +77,11 @@ impl Worker {
     /// Returns its process id, if it has not ended.
     pub fn id(&self) -> Option<u32> {
         self.child.id()
+    }
+
+    /// Takes the writing end of its stdin, once, if that is a pipe. Its stdin ends when this is dropped.
+    pub fn take_input(&mut self) -> Option<ChildStdin> {
+        self.child.stdin.take()
     }
 
     /// Returns the time of its last output, or of its start if it has written nothing; `None` if its output is
@@ -194,7 +199,10 @@ fn command(spec: &WorkerSpec, marker: &str) -> Command {
     command
         .envs(spec.env.iter().map(|(name, value)| (name, value)))
         .env(MARKER_VARIABLE, marker)
-        .stdin(Stdio::null())
+        .stdin(match spec.input {
+            Input::Empty => Stdio::null(),
+            Input::Pipe => Stdio::piped(),
+        })
         // A terminal sends Ctrl-C to its foreground process group, which must not include workers.
         .process_group(0)
         .kill_on_drop(true);
@@ -204,6 +212,12 @@ fn command(spec: &WorkerSpec, marker: &str) -> Command {
     if spec.output != Output::Inherit {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
     }
+    die_with_parent(&mut command);
+    command
+}
+
+/// Lets the kernel kill a process when the thread that starts it ends.
+pub(crate) fn die_with_parent(command: &mut Command) {
     let parent = getpid();
     let die_with_parent = move || {
         set_pdeathsig(Signal::SIGKILL)?;
@@ -213,7 +227,6 @@ fn command(spec: &WorkerSpec, marker: &str) -> Command {
     // SAFETY: between fork and exec the closure only calls prctl and getppid, which are safe there; it does not
     // allocate or lock.
     unsafe { command.pre_exec(die_with_parent) };
-    command
 }
 
 /// Returns whether a process has a handler for a signal.

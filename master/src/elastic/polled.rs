@@ -150,7 +150,12 @@ impl Polled {
         if let Some(known) = self.find(address).await? {
             return self.renewed(known).await;
         }
-        let record = AgentRecord { address: address.to_owned(), slots: 1, admin: String::new() };
+        let record = AgentRecord {
+            address: address.to_owned(),
+            slots: 1,
+            admin: String::new(),
+            launched_on: None,
+        };
         if !record.has_valid_address() {
             let message = format!("`{address}` is not an address (`host:port`)");
             return Err(status(ErrorKind::Invalid, message));

@@ -30,7 +30,12 @@ fn id(node: usize) -> NodeId {
 }
 
 fn agent(node: usize) -> AgentRecord {
-    AgentRecord { address: address(node), slots: node as u32 % 3 + 1, admin: String::new() }
+    AgentRecord {
+        address: address(node),
+        slots: node as u32 % 3 + 1,
+        admin: String::new(),
+        launched_on: None,
+    }
 }
 
 fn address(node: usize) -> String {

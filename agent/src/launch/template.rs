@@ -1,0 +1,149 @@
+//! How an agent is started on a host.
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use steadfast_agent_core::hosts::HostName;
+use steadfast_common::rendezvous::NodeRange;
+use steadfast_process::Failure;
+use steadfast_supervise::{Input, Output, WorkerSpec};
+
+use super::args::LaunchArgs;
+use super::machine::Machine;
+use super::words;
+
+/// Options of ssh: it asks for nothing, and ends when the host is lost.
+const SSH: &[&str] = &[
+    "ssh",
+    "-T",
+    "-oBatchMode=yes",
+    "-oConnectTimeout=20",
+    "-oServerAliveInterval=15",
+    "-oServerAliveCountMax=3",
+];
+
+/// What the agents of all hosts have in common.
+#[derive(Clone, Debug)]
+pub(crate) struct Template {
+    /// The words before the host. `None`: the default, which differs for the own machine.
+    shell: Option<Vec<String>>,
+    machine: Machine,
+    program: PathBuf,
+    directory: PathBuf,
+    /// Flags of `steadfast run`.
+    flags: Vec<OsString>,
+    command: Vec<OsString>,
+}
+
+impl Template {
+    /// Creates the template of a job.
+    ///
+    /// # Errors
+    /// If the remote shell is invalid, or this process does not know its program or directory.
+    pub fn new(
+        args: &LaunchArgs,
+        machine: Machine,
+        endpoints: &[String],
+        nodes: NodeRange,
+    ) -> Result<Self, Failure> {
+        let shell = args.remote_shell.as_deref().map(words::split).transpose();
+        let shell = shell.map_err(|error| Failure::invalid(format!("--remote-shell: {error}")))?;
+        let program = match &args.agent_program {
+            Some(program) => program.clone(),
+            None => std::env::current_exe()
+                .map_err(|error| Failure::io("cannot find this program", &error))?,
+        };
+        let directory = match &args.directory {
+            Some(directory) => directory.clone(),
+            None => std::env::current_dir()
+                .map_err(|error| Failure::io("cannot find the current directory", &error))?,
+        };
+        let (flags, command) = (flags(args, endpoints, nodes), args.command.clone());
+        Ok(Self { shell, machine, program, directory, flags, command })
+    }
+
+    /// Returns the process that runs an agent on a host: the agent itself, or a remote shell.
+    pub fn spec(&self, host: &HostName, slots: u32) -> WorkerSpec {
+        let is_direct = self.shell.is_none() && self.machine.is(host);
+        let mut spec = if is_direct {
+            let mut spec = WorkerSpec::new(host.as_str(), &self.program);
+            spec.args = self.agent_args(host, slots, None);
+            spec.directory = Some(self.directory.clone());
+            spec
+        } else {
+            let ssh = || SSH.iter().map(ToString::to_string).collect();
+            let shell: Vec<String> = self.shell.clone().unwrap_or_else(ssh);
+            let mut spec = WorkerSpec::new(host.as_str(), &shell[0]);
+            spec.args = shell[1..].iter().map(OsString::from).collect();
+            spec.args.extend([host.as_str().into(), self.line(host, slots)]);
+            spec
+        };
+        spec.input = Input::Pipe;
+        spec.output = Output::Lines { prefix: format!("[{host}] ") };
+        spec
+    }
+
+    /// Returns the command line for the shell of a host.
+    fn line(&self, host: &HostName, slots: u32) -> OsString {
+        let args = self.agent_args(host, slots, Some(host.as_str()));
+        let start = [self.program.as_os_str()].into_iter();
+        let mut line = OsString::from("cd ");
+        line.push(words::join([self.directory.as_os_str()]));
+        line.push(" && exec ");
+        line.push(words::join(start.chain(args.iter().map(OsString::as_os_str))));
+        line
+    }
+
+    fn agent_args(&self, host: &HostName, slots: u32, address: Option<&str>) -> Vec<OsString> {
+        let mut args: Vec<OsString> = vec!["run".into()];
+        push(&mut args, "--launched-on", host.as_str());
+        push(&mut args, "--nproc-per-node", slots.to_string());
+        if let Some(address) = address {
+            push(&mut args, "--address", address);
+        }
+        args.extend(self.flags.iter().cloned());
+        args.push("--".into());
+        args.extend(self.command.iter().cloned());
+        args
+    }
+}
+
+fn flags(args: &LaunchArgs, endpoints: &[String], nodes: NodeRange) -> Vec<OsString> {
+    let mut flags = Vec::new();
+    push(&mut flags, "--rdzv-endpoint", endpoints.join(","));
+    push(&mut flags, "--rdzv-id", &args.rdzv_id);
+    push(&mut flags, "--nnodes", format!("{}:{}", nodes.min(), nodes.max()));
+    push(&mut flags, "--max-restarts", args.max_restarts.to_string());
+    push(&mut flags, "--grace", time(args.grace));
+    push(&mut flags, "--lease-ttl", time(args.lease_ttl));
+    if let Some(hang_timeout) = args.hang_timeout {
+        push(&mut flags, "--hang-timeout", time(hang_timeout));
+    }
+    let auth = &args.auth;
+    if let Some(user) = &auth.etcd_user {
+        push(&mut flags, "--etcd-user", user);
+    }
+    let files = [
+        ("--log-dir", &args.log_dir),
+        ("--tls", &args.security.tls.tls),
+        ("--etcd-password-file", &auth.etcd_password_file),
+        ("--etcd-ca", &auth.etcd_ca),
+        ("--etcd-cert", &auth.etcd_cert),
+        ("--etcd-key", &auth.etcd_key),
+    ];
+    for (flag, path) in files {
+        if let Some(path) = path {
+            push(&mut flags, flag, path);
+        }
+    }
+    flags
+}
+
+fn push(args: &mut Vec<OsString>, flag: &str, value: impl AsRef<OsStr>) {
+    args.extend([flag.into(), value.as_ref().to_owned()]);
+}
+
+fn time(duration: Duration) -> String {
+    format!("{}ms", duration.as_millis())
+}
