@@ -113,6 +113,11 @@ impl Agents {
         }
     }
 
+    /// Returns whether all agents have ended, and the driver knows it.
+    pub fn is_empty(&self) -> bool {
+        self.tasks.is_empty()
+    }
+
     /// Stops all agents.
     pub fn stop_all(&self) {
         self.tasks.values().for_each(|task| task.stop.trigger());

@@ -49,8 +49,8 @@ pub struct LaunchArgs {
     /// Most workers [default: all slots].
     #[arg(long, alias = "max-num-proc", value_name = "N")]
     pub(super) max_np: Option<u32>,
-    /// Number of nodes of the job; must be that of the job file, if there is one [default: the fewest hosts
-    /// that have --min-np slots, to all hosts of --hosts; with a script 1 to --max-np, at most 2048].
+    /// Number of nodes of the job [default: that of the job's master; if this launcher serves it, the fewest
+    /// hosts that have --min-np slots, to all hosts of --hosts; with a script 1 to --max-np, at most 2048].
     #[arg(long, value_name = "MIN:MAX", value_parser = node_range)]
     pub(super) nnodes: Option<NodeRange>,
     /// How long too few slots are found, or discovery fails, before the job ends [default:

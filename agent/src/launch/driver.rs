@@ -29,6 +29,9 @@ use crate::coordinator::Coordinator;
 /// Shortest sleep till a deadline.
 const SLEEP_MIN: Duration = Duration::from_millis(10);
 
+/// How long etcd may be away when all agents have ended.
+const ALONE_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Longest sleep without one.
 const SLEEP_MAX: Duration = Duration::from_secs(3600);
 
@@ -121,8 +124,13 @@ impl Driver {
         if self.outcome.is_none() && ended.is_err() {
             info!("stopping all agents");
         }
+        let has_succeeded = self.has_succeeded();
         self.agents.end().await;
         ended?;
+        if has_succeeded {
+            info!("the job succeeded");
+            return Ok(ExitCode::SUCCESS);
+        }
         let Some(outcome) = self.launcher.record().outcome.clone() else {
             return Ok(ExitCode::from(128 + Signal::SIGTERM as u8));
         };
@@ -148,17 +156,14 @@ impl Driver {
         shutdown: &Shutdown,
     ) -> Result<(), Failure> {
         loop {
-            let acquired = tokio::select! {
-                biased;
-                () = shutdown.drain() => return Ok(()),
-                acquired = self.store.acquire() => acquired,
-            };
-            let mut term = match acquired {
-                Err(failure) if failure.kind == ErrorKind::Unavailable => {
-                    warn!("cannot acquire the lock: {failure}");
+            let mut term = match self.acquire(shutdown).await {
+                Ok(Some(term)) => term,
+                Ok(None) => return Ok(()),
+                Err(failure) if failure.kind == ErrorKind::Stale => {
+                    warn!("acquiring the lock again: {failure}");
                     continue;
                 }
-                acquired => acquired?,
+                Err(failure) => return Err(failure),
             };
             let end = self.term(&mut term, coordinator, shutdown).await;
             term.end(&self.store.etcd).await;
@@ -168,6 +173,36 @@ impl Driver {
                 TermEnd::Failed(failure) => return Err(failure),
             }
         }
+    }
+
+    /// Acquires the lock. Returns `None` if it is not needed any more: after a signal, or because the job has
+    /// succeeded and its etcd has ended with it.
+    async fn acquire(&mut self, shutdown: &Shutdown) -> Result<Option<Term>, Failure> {
+        let store = self.store.clone();
+        let mut acquiring = std::pin::pin!(store.acquire());
+        let finish_timeout = Duration::from_millis(self.settings.finish_timeout_ms);
+        loop {
+            let (has_succeeded, is_alone) = (self.has_succeeded(), self.agents.is_empty());
+            if has_succeeded && is_alone {
+                return Ok(None);
+            }
+            tokio::select! {
+                biased;
+                () = shutdown.drain() => return Ok(None),
+                acquired = &mut acquiring => return acquired.map(Some),
+                ended = self.agents.next_end() => self.ends.push_back(ended),
+                () = sleep(finish_timeout), if has_succeeded => return Ok(None),
+                () = sleep(ALONE_TIMEOUT), if is_alone && !self.ends.is_empty() => {
+                    let message = "all agents have ended, and etcd does not answer";
+                    return Err(Failure::unavailable(message));
+                }
+            }
+        }
+    }
+
+    /// Returns whether an agent has succeeded, and that could not be committed.
+    fn has_succeeded(&self) -> bool {
+        self.ends.iter().any(|ended| ended.exit == Exit::Succeeded)
     }
 
     async fn term(

@@ -25,12 +25,14 @@ use std::time::Duration;
 
 use steadfast_agent_core::settings::{Settings, WorkerRange};
 use steadfast_agent_core::source::Source;
-use steadfast_common::elastic::ElasticSpec;
+use steadfast_common::elastic::{AnyJobRecord, ElasticSpec};
 use steadfast_common::keys::Keys;
 use steadfast_common::rendezvous::{NODES_MAX, NodeRange};
+use steadfast_coord::{Etcd, Mirror, Range};
 use steadfast_host::random;
 use steadfast_process::{Failure, Shutdown, init_logging};
 use steadfast_supervise::{GuardProgram, Supervisor};
+use tokio::time::timeout;
 
 use self::agents::Agents;
 pub use self::args::LaunchArgs;
@@ -46,6 +48,9 @@ use crate::run::{connect, start_failure, url};
 /// The variable of horovodrun for the flag of the same name.
 const ELASTIC_TIMEOUT: &str = "HOROVOD_ELASTIC_TIMEOUT";
 
+/// How long a job's master may take to start.
+const JOB_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Runs a launcher until its job has ended, or a signal arrives.
 ///
 /// # Errors
@@ -59,9 +64,9 @@ pub async fn launch(args: LaunchArgs) -> Result<ExitCode, Failure> {
         .map_err(|error| Failure::new(error.kind(), error.to_string()))?;
     let nodes = nodes(&args, &source, workers)?;
     let listen = listen(&args, &source, &machine);
-    let polled = polled(&args, source, listen, &machine)?;
     // Before anything is started, so that an error is the only output.
     Template::new(&args, machine.clone(), &[], nodes)?;
+    let polled = polled(&args, source, listen, &machine)?;
     let id = random::uuid();
     init_logging("launcher", &args.rdzv_id, id, &args.log)?;
     let shutdown = Shutdown::install()?;
@@ -76,6 +81,10 @@ pub async fn launch(args: LaunchArgs) -> Result<ExitCode, Failure> {
     }
     let etcd = connect(&args.auth.options(endpoints, &args.security.tls)?).await?;
     let keys = Keys::of_job(&args.rdzv_id);
+    let nodes = match (listen, args.nnodes) {
+        (None, None) => nodes_of_job(&etcd, &keys).await?,
+        (Some(_), _) | (_, Some(_)) => nodes,
+    };
     let supervisor = Supervisor::new(GuardProgram::this_program()).map_err(start_failure)?;
     let template = Template::new(&args, machine, &served, nodes)?;
     let times = (args.grace, args.lease_ttl);
@@ -145,6 +154,31 @@ fn nodes(args: &LaunchArgs, source: &Source, workers: WorkerRange) -> Result<Nod
     NodeRange::new(min, max).ok_or_else(|| {
         Failure::invalid(format!("no round can have from {min} to {max} nodes; set --nnodes"))
     })
+}
+
+/// Returns how many nodes a round of the job in etcd may have; waits for its master.
+async fn nodes_of_job(etcd: &Etcd, keys: &Keys) -> Result<NodeRange, Failure> {
+    let mirror = Mirror::start(etcd, Range::Key(keys.job())).await?;
+    let mut changes = mirror.subscribe();
+    let exists = changes.wait_for(|view| !view.entries.is_empty());
+    let view = match timeout(JOB_TIMEOUT, exists).await {
+        Ok(Ok(view)) => view.clone(),
+        Ok(Err(_)) | Err(_) => {
+            let key = keys.job();
+            return Err(Failure::unavailable(format!(
+                "no master has accepted the job: etcd has no key {key}; is its master running?"
+            )));
+        }
+    };
+    match view.single::<AnyJobRecord>()? {
+        Some(AnyJobRecord::Elastic(record)) => {
+            let range = record.spec.range();
+            range.ok_or_else(|| Failure::invalid("the job has an invalid number of nodes"))
+        }
+        Some(AnyJobRecord::Training(_)) | None => {
+            Err(Failure::invalid("the job is a training job of Steadfast, not an elastic one"))
+        }
+    }
 }
 
 /// Returns where etcd is served; `None` if the job has an etcd of its own.

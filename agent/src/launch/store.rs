@@ -39,7 +39,7 @@ impl Store {
     /// Acquires the lock; waits for the end of the lease of a launcher that was killed.
     ///
     /// # Errors
-    /// If another launcher keeps the lock, or etcd refuses the lease.
+    /// If another launcher keeps the lock, or etcd refuses the lease. [`CoordError::LeaseLost`]: try again.
     pub async fn acquire(&self) -> Result<Term, Failure> {
         let value = serde_json::json!({ "holder": self.holder }).to_string().into_bytes();
         let key = self.keys.launch_lock();
@@ -49,7 +49,7 @@ impl Store {
         loop {
             let acquired = Leadership::acquire(&self.etcd, &session, &key, &value).await;
             if acquired.is_err() && !session.is_live() {
-                return Err(Failure::unavailable("the lease was lost"));
+                return Err(CoordError::LeaseLost.into());
             }
             let held = match acquired? {
                 Ok(leadership) => return Ok(Term { session, leadership }),

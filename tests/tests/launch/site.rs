@@ -7,9 +7,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::Value;
-use steadfast_tests::{
-    Process, Scene, Signal, etcdctl, eventually, free_address, program,
-};
+use steadfast_tests::{Process, Scene, Signal, etcdctl, eventually, free_address, program};
 
 /// Runs a command line as if on another host. A file `down-HOST` makes a host unreachable.
 const REMOTE_SHELL: &str = r#"
@@ -142,6 +140,7 @@ impl Site {
 
     /// Forgets the workers that were started so far.
     pub fn forget(&self) {
+        // The file may not exist.
         let _ = fs::remove_file(self.scene.path("started"));
     }
 

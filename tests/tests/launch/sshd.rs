@@ -84,7 +84,6 @@ impl Sshd {
                 let runs = fs::read_link(path.join("exe")).is_ok_and(|exe| exe == program);
                 let line = fs::read_to_string(path.join("cmdline")).unwrap_or_default();
                 runs && line.contains("--launched-on\x00127.0.0.")
-                    && line.contains("--remote-shell") == false
             };
             processes.into_iter().all(|it| !is_agent(&it.path())).then_some(())
         });
