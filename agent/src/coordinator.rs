@@ -86,6 +86,7 @@ pub async fn rendezvous(args: RendezvousArgs) -> Result<ExitCode, Failure> {
         spec,
         listen: args.listen,
         master_listen: args.master_listen,
+        advertise: None,
         admin_listen: args.admin_listen,
         data_dir: args.data_dir,
     })
@@ -106,6 +107,8 @@ pub(crate) struct Settings {
     pub spec: ElasticSpec,
     pub listen: SocketAddr,
     pub master_listen: SocketAddr,
+    /// The host at which agents reach the master, if it is not the address at which that listens.
+    pub advertise: Option<String>,
     pub admin_listen: SocketAddr,
     pub data_dir: Option<PathBuf>,
 }
@@ -114,7 +117,14 @@ impl Settings {
     /// Returns the settings for a job that only this process takes part in.
     pub fn of_one_node(spec: ElasticSpec) -> Self {
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        Self { spec, listen: any, master_listen: any, admin_listen: any, data_dir: None }
+        Self {
+            spec,
+            listen: any,
+            master_listen: any,
+            advertise: None,
+            admin_listen: any,
+            data_dir: None,
+        }
     }
 }
 
@@ -156,7 +166,7 @@ impl Coordinator {
             }
         });
         let job = settings.spec.name.clone();
-        let flags = [
+        let mut flags = vec![
             "steadfast-master".to_owned(),
             format!("--job={job}"),
             format!("--etcd-endpoints=http://{address}"),
@@ -165,6 +175,7 @@ impl Coordinator {
             // Loopback was checked, or the user allowed other addresses.
             "--insecure-allow-plaintext".to_owned(),
         ];
+        flags.extend(settings.advertise.map(|host| format!("--advertise={host}")));
         let args = steadfast_master::Args::try_parse_from(flags)
             .map_err(|error| Failure::internal(format!("the master's settings: {error}")))?;
         let order = Request::Elastic(ElasticRequest { spec: settings.spec });

@@ -284,8 +284,10 @@ impl Driver {
         }
         if shutdown.is_draining() && !self.is_draining {
             self.is_draining = true;
-            // Also those that a job that has succeeded waits for.
-            self.agents.stop_all();
+            if self.launcher.record().outcome.is_some() {
+                // Those that a job that has succeeded waits for.
+                self.agents.stop_all();
+            }
             self.outcome.get_or_insert(Outcome::Interrupted);
         }
         if let Some(outcome) = self.outcome.clone() {

@@ -74,8 +74,8 @@ pub async fn launch(args: LaunchArgs) -> Result<ExitCode, Failure> {
     let mut served = endpoints.clone();
     let mut coordinator = None;
     if let Some(listen) = listen {
-        let started = coordinator
-            .insert(Coordinator::start(coordinator_settings(&args, nodes, listen)).await?);
+        let settings = coordinator_settings(&args, nodes, listen)?;
+        let started = coordinator.insert(Coordinator::start(settings).await?);
         endpoints = vec![format!("http://{}", own(started.address))];
         served = vec![advertised(args.advertise.as_deref(), started.address)?];
     }
@@ -230,18 +230,20 @@ fn coordinator_settings(
     args: &LaunchArgs,
     nodes: NodeRange,
     listen: SocketAddr,
-) -> coordinator::Settings {
+) -> Result<coordinator::Settings, Failure> {
     let mut spec = ElasticSpec::new(&args.rdzv_id, nodes);
     spec.nodes.last_call = args.last_call;
     let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let data_dir = args.data_dir.clone();
-    coordinator::Settings {
+    let url = advertised(args.advertise.as_deref(), listen)?;
+    let host = url.trim_start_matches("http://").rsplit_once(':').map(|(host, _)| host.to_owned());
+    Ok(coordinator::Settings {
         spec,
         listen,
         master_listen: SocketAddr::new(listen.ip(), 0),
+        advertise: host,
         admin_listen: any,
-        data_dir,
-    }
+        data_dir: args.data_dir.clone(),
+    })
 }
 
 /// Returns the address at which this process reaches its own etcd.

@@ -262,6 +262,7 @@ fn an_interrupted_launcher_stops_all_agents_and_a_new_one_begins_again() {
         assert_eq!(ended.code, Some(143), "{}", ended.stderr);
         assert_eq!(site.terminated(), 2, "the workers handle SIGTERM");
         assert!(site.scene.all_of("run").is_empty());
+        site.forget();
     }
     let launcher = site.launch(&args);
     site.world(2);
