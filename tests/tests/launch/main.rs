@@ -317,14 +317,17 @@ fn a_job_has_one_launcher() {
 fn agents_go_on_while_etcd_does_not_answer() {
     let site = Site::new();
     let rendezvous = site.rendezvous();
-    let args = ["--hosts", "a,b", "--rdzv-endpoint", &rendezvous.endpoint];
-    let launcher = site.launch(&args);
+    site.hosts("a\nb\n");
+    let launcher = site.launch_script(&["--rdzv-endpoint", &rendezvous.endpoint]);
     site.world(2);
     rendezvous.process.signal(Signal::SIGSTOP);
     eventually("the lease is lost", || {
         launcher.stderr().contains("acquiring the lock again").then_some(())
     });
     rendezvous.process.signal(Signal::SIGCONT);
+    site.hosts("a\n");
+    eventually("the agent of b is stopped", || (site.scene.all_of("run").len() == 1).then_some(()));
+    assert_eq!(site.world(1), ["a"]);
     site.finish();
     succeeds(launcher);
     assert_eq!((site.calls("a"), site.calls("b")), (1, 1));
@@ -342,7 +345,7 @@ fn hosts_are_reached_by_ssh() {
     let mut launcher =
         site.launch_words(&hosts, &["sh", "-c", "echo \"it's $RANK\"; exec ./job.sh"]);
     site.world(3);
-    assert!(launcher.stdout().contains("[rank 0] it's 0"), "{}", launcher.stdout());
+    eventually("its output", || launcher.stdout().contains("[rank 0] it's 0").then_some(()));
     launcher.signal(Signal::SIGKILL);
     launcher.end(END_MAX);
     let launcher = site.launch(&hosts);
