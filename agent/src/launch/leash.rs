@@ -42,16 +42,19 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn an_agent_runs_while_its_launcher_writes() {
         let (mut launcher, agent) = duplex(8);
-        let agent = tokio::spawn(until_end(agent, SILENCE_MAX));
-        for _ in 0..100 {
-            launcher.write_all(b"\n").await.unwrap();
-            tokio::time::sleep(BEAT).await;
-        }
+        let agent = tokio::spawn(until_end(agent, Duration::from_secs(1)));
+        launcher.write_all(b"\n\n\n\n\n\n\n\n").await.unwrap();
+        // There is room only after the agent has read.
+        launcher.write_all(b"\n").await.unwrap();
         assert!(!agent.is_finished());
         assert_eq!(agent.await.unwrap(), "the launcher is silent");
+    }
+
+    #[tokio::test]
+    async fn an_agent_ends_with_its_input() {
         let (launcher, agent) = duplex(8);
         drop(launcher);
         let end = until_end(agent, SILENCE_MAX).await;
