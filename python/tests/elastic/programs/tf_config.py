@@ -31,6 +31,6 @@ host, port = workers[resolver.task_id].rsplit(":", 1)
 with socket.create_server((host, int(port))):
     print("TF_CONFIG", given, flush=True)
     with open(directory / "records", "a") as records:
-        records.write(json.dumps(given) + "\n")
+        records.write(json.dumps(dict(given, node=os.environ["NODE"])) + "\n")
     while not (directory / "stop").exists():
         time.sleep(0.05)
