@@ -157,7 +157,7 @@ def sorted_as_rounds(epochs: list[dict]) -> list[int]:
 
 
 def test_resnetApplications(nodes, tmp_path):
-    """S003-35: ResNet-50 of Keras's applications trains for two epochs on two workers.
+    """S003-35: a ResNet of Keras's applications trains for two epochs on two workers.
 
     CIFAR cannot be fetched in a test; generated images of its shape take its place.
     """
