@@ -67,6 +67,9 @@ pub struct Round {
     members: Vec<(String, String, u32, u32)>,
 }
 
+/// The state that the nodes share, and its token.
+type Shared = (Vec<u8>, u64);
+
 /// What the calls share.
 struct Node {
     etcd: Etcd,
@@ -275,9 +278,11 @@ impl Agent {
                 session.close().await;
             }
         };
+        let entered = self.runtime.enter();
         let limited = tokio::time::timeout(CLOSE_TIMEOUT, closing);
-        // If it takes too long, the lease ends by itself. Entering the runtime creates the timer.
-        let _ = py.detach(|| self.runtime.block_on(async { limited.await }));
+        drop(entered);
+        // If it takes too long, the lease ends by itself.
+        let _ = py.detach(|| self.runtime.block_on(limited));
     }
 }
 
@@ -287,7 +292,7 @@ impl Agent {
         py: Python<'_>,
         state: Option<Vec<u8>>,
         token: u64,
-    ) -> PyResult<(Option<(Vec<u8>, u64)>, bool)> {
+    ) -> PyResult<(Option<Shared>, bool)> {
         let node = self.node.clone();
         let sharing = async move {
             let session = node.session().await?;

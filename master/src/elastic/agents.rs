@@ -87,7 +87,7 @@ impl Agents {
     /// Follows the mirror. Parses only registrations that changed.
     fn refresh(&mut self) {
         let view = self.mirror.view();
-        self.failure_detector.follow(&[view.clone()]);
+        self.failure_detector.follow(std::slice::from_ref(&view));
         let mut live = BTreeMap::new();
         let mut by_address: BTreeMap<String, (Incarnation, NodeId)> = BTreeMap::new();
         for (key, entry) in &view.entries {

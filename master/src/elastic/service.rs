@@ -38,7 +38,7 @@ pub(crate) enum Serving {
     /// It does not act, or runs a training job.
     #[default]
     Nothing,
-    Job(Polled),
+    Job(Box<Polled>),
     /// The job is over.
     Over,
 }
@@ -59,7 +59,7 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    fn polled(&self) -> Result<Polled, Status> {
+    fn polled(&self) -> Result<Box<Polled>, Status> {
         match &*self.serving.borrow() {
             Serving::Job(polled) => Ok(polled.clone()),
             Serving::Nothing => Err(reject(&ElasticError::NotActing)),
