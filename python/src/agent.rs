@@ -80,7 +80,7 @@ struct Node {
 }
 
 /// Why a call failed, by the exception that it becomes.
-enum CallError {
+pub(crate) enum CallError {
     Node(NodeError),
     Timeout(String),
     Unavailable(String),
@@ -196,7 +196,7 @@ impl Agent {
             // Another call registers the node again.
             let Some(session) = session else { return Ok(-1) };
             match session.change(RoundNumber(round)).await {
-                Ok((change, _)) => Ok(change),
+                Ok(change) => Ok(change.nodes),
                 Err(NodeError::Unregistered) => Ok(-1),
                 Err(error) => Err(error.into()),
             }
@@ -412,7 +412,7 @@ impl Node {
 }
 
 /// Runs a call without the GIL. Handles signals meanwhile, and gives up at the time limit.
-fn wait<T: Send + 'static>(
+pub(crate) fn wait<T: Send + 'static>(
     py: Python<'_>,
     runtime: &Runtime,
     limit: Duration,

@@ -49,6 +49,11 @@ impl Agents {
         self.mirror.subscribe()
     }
 
+    /// Returns the revision of the view.
+    pub fn revision(&self) -> i64 {
+        self.mirror.view().revision
+    }
+
     /// Returns the known nodes that are not registered any more.
     pub fn lost(&mut self, state: &Rendezvous) -> Vec<Caller> {
         self.refresh();

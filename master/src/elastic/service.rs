@@ -307,8 +307,8 @@ impl Elastic for Service {
         let is_final = |change: &Change| change.nodes != known_change;
         let rounds = handle.rounds.clone();
         let change = ask_until(&handle, rounds, wait(wait_ms), event, is_final).await;
-        let Change { nodes, lost } = change.map_err(|error| reject(&error))?;
-        Ok(Response::new(WatchReply { change: nodes, lost }))
+        let Change { nodes, lost, revision } = change.map_err(|error| reject(&error))?;
+        Ok(Response::new(WatchReply { change: nodes, lost, revision }))
     }
 
     async fn enter(&self, request: Request<EnterRequest>) -> Result<Response<EnterReply>, Status> {
