@@ -59,6 +59,8 @@ impl Agent<'_> {
     pub async fn rounds(&mut self, shutdown: &Shutdown) -> Result<ExitCode, Failure> {
         let mut workers = Workers::default();
         let ended = self.rounds_of(&mut workers, shutdown).await;
+        // First, so that the others know why their collectives fail while the workers here end.
+        self.membership.leave().await;
         workers.set.stop(self.args.grace).await;
         ended
     }

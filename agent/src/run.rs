@@ -146,7 +146,6 @@ impl<'a> Agent<'a> {
 
     async fn live(mut self, shutdown: &Shutdown) -> Result<ExitCode, Failure> {
         let ended = self.rounds(shutdown).await;
-        self.membership.leave().await;
         if let Err(still) = self.supervisor.close().await {
             warn!(processes = ?still.processes, "some processes of the workers could not be ended");
         }

@@ -168,7 +168,7 @@ impl Worker {
     }
 
     /// Keeps a commit in the memory of the agent, in place of the one before.
-    fn put_commit(&self, py: Python<'_>, number: u64, parts: Vec<PyBuffer<u8>>) -> PyResult<()> {
+    fn put_commit(&self, py: Python<'_>, number: u64, parts: Vec<Py<PyAny>>) -> PyResult<()> {
         let mut client = self.client();
         let begin =
             async move { Ok(client.begin_commit(BeginCommitRequest {}).await?.into_inner()) };
