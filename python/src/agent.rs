@@ -275,9 +275,10 @@ impl Agent {
                 session.close().await;
             }
         };
-        let limited = tokio::time::timeout(CLOSE_TIMEOUT, closing);
-        // If it takes too long, the lease ends by itself. Entering the runtime creates the timer.
-        let _ = py.detach(|| self.runtime.block_on(async { limited.await }));
+        // The timer must be created inside of the runtime.
+        let limited = async { tokio::time::timeout(CLOSE_TIMEOUT, closing).await };
+        // If it takes too long, the lease ends by itself.
+        let _ = py.detach(|| self.runtime.block_on(limited));
     }
 }
 
