@@ -46,7 +46,10 @@ def test_a_node_replaces_a_machine_that_was_lost(tmp_path: pathlib.Path, backend
 
 
 def test_nodes_go_on_at_once_without_an_agent_that_was_killed(tmp_path: pathlib.Path) -> None:
-    """pytorch#111646: no worker fails, and no worker of the killed agent goes on without it."""
+    """pytorch#111646: no worker fails, and no worker of the killed agent goes on without it.
+
+    horovod#3852: if one node finishes, the other one goes on.
+    """
     with Cluster(tmp_path, "steadfast", "1:3") as cluster:
         nodes = {it.name: it for it in cluster.start("a", "b", "c")}
         first = cluster.running("abc")[0]
@@ -55,7 +58,13 @@ def test_nodes_go_on_at_once_without_an_agent_that_was_killed(tmp_path: pathlib.
         workers = cluster.running("".join(nodes))
         assert max(it["time"] for it in workers) - killed_at < 30, "nobody waits for a timeout"
         assert {it["torchelastic_restart_count"] for it in workers} == {0}
+        started = len(cluster.events("started"))
+        early = workers[0]["node"]
+        (tmp_path / f"finish-{early}").touch()
+        cluster.until(lambda: "Waiting 300 seconds" in nodes[early].text())
+        assert cluster.service.status()["result"] is None
         cluster.finish(*nodes.values())
+        assert len(cluster.events("started")) == started, "the other one went on"
         cluster.until(lambda: not cluster.workers())
 
 
