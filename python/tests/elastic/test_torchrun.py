@@ -30,7 +30,6 @@ def test_a_node_replaces_a_machine_that_was_lost(tmp_path: pathlib.Path, backend
         nodes = {it.name: it for it in cluster.start("a", "b", "c", conf=conf(backend))}
         workers = cluster.running("abc")
         assert [it["rank"] for it in workers] == [0, 1, 2]
-        assert {it["torchelastic_restart_count"] for it in workers} == {0}
         # The one that hosts the store.
         lost = nodes.pop(workers[0]["node"])
         lost.kill()
@@ -46,7 +45,7 @@ def test_a_node_replaces_a_machine_that_was_lost(tmp_path: pathlib.Path, backend
 
 
 def test_nodes_go_on_at_once_without_an_agent_that_was_killed(tmp_path: pathlib.Path) -> None:
-    """pytorch#111646: no worker fails, and no worker of the killed agent goes on without it.
+    """pytorch#111646: torchrun does not end the workers of that agent, so no other worker fails.
 
     horovod#3852: if one node finishes, the other one goes on.
     """
@@ -111,7 +110,7 @@ def test_a_failed_worker_is_restarted_until_its_node_gives_up(
 
 def test_too_few_nodes_wait_for_new_ones_and_leave_on_a_signal(tmp_path: pathlib.Path) -> None:
     """horovod#3494: the old node and the new one begin together."""
-    with Cluster(tmp_path, "steadfast", "2:3") as cluster:
+    with Cluster(tmp_path, "steadfast", "2:3", last_call="1s") as cluster:
         stays, leaves = cluster.start("a", "b")
         cluster.running("ab")
         leaves.signal(signal.SIGTERM)

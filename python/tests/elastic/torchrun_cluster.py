@@ -183,7 +183,7 @@ class Cluster:
         nnodes: str,
         *,
         service: Any = Coordinator,
-        last_call: str = "1s",
+        last_call: str = "30s",
         join_timeout: str = "10m",
         script: str = "wait",
     ) -> None:
