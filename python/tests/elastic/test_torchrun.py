@@ -169,5 +169,7 @@ def test_nodes_that_cannot_take_part_end_with_one_clear_error(tmp_path: pathlib.
         for node in nodes:
             assert node.ends() == 1
             assert re.search(errors[node.name], node.text()), cluster.logs()
-        ignored = [it for it in nodes[0].text().splitlines() if "last_call_timeout is ignored" in it]
+        ignored = [
+            it for it in nodes[0].text().splitlines() if "last_call_timeout is ignored" in it
+        ]
         assert len(ignored) == 1

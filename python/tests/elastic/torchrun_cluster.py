@@ -35,7 +35,9 @@ def program(name: str) -> str:
     raise FileNotFoundError(f"{name} is not installed")
 
 
-def until(holds: Callable[[], bool], explain: Callable[[], str], seconds: float = SECONDS_MAX) -> None:
+def until(
+    holds: Callable[[], bool], explain: Callable[[], str], seconds: float = SECONDS_MAX
+) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, explain()
@@ -280,7 +282,10 @@ class Cluster:
             except OSError:
                 continue
             # torchrun has these arguments, too, after its own.
-            if arguments[2:3] == [str(SCRIPT).encode()] and str(self.directory).encode() in arguments:
+            if (
+                arguments[2:3] == [str(SCRIPT).encode()]
+                and str(self.directory).encode() in arguments
+            ):
                 found.append(int(process.name))
         return found
 
