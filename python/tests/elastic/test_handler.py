@@ -15,7 +15,7 @@ import steadfast
 
 torch_api = pytest.importorskip("torch.distributed.elastic.rendezvous.api")
 
-from torchrun_cluster import Coordinator  # noqa: E402
+from torchrun_cluster import Coordinator, until  # noqa: E402
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec  # noqa: E402
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent  # noqa: E402
@@ -214,7 +214,8 @@ def test_a_round_that_ends_in_between_is_joined_again(job: Coordinator) -> None:
     infos.append(comes.next_rendezvous())
     waits.join(30)
     assert sorted(it.rank for it in infos) == [0, 1]
-    assert job.status()["round"] == 2
+    # The status follows.
+    until(lambda: job.status()["round"] == 2, lambda: str(job.status()))
 
 
 def elastic_agent(handler: Any) -> LocalElasticAgent:
