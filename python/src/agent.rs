@@ -278,9 +278,8 @@ impl Agent {
                 session.close().await;
             }
         };
-        let entered = self.runtime.enter();
-        let limited = tokio::time::timeout(CLOSE_TIMEOUT, closing);
-        drop(entered);
+        // The timer must be created inside of the runtime.
+        let limited = async { tokio::time::timeout(CLOSE_TIMEOUT, closing).await };
         // If it takes too long, the lease ends by itself.
         let _ = py.detach(|| self.runtime.block_on(limited));
     }

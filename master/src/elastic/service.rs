@@ -255,7 +255,7 @@ impl Elastic for Service {
         let outcome = polled.pass(&address, tag, phase.map(Phase), data, limit).await?;
         let (data, error) = match outcome {
             Ok(data) => (data, String::new()),
-            Err(error) => (std::collections::HashMap::new(), error),
+            Err(error) => (Default::default(), error),
         };
         Ok(Response::new(SynchronizeReply { success: error.is_empty(), error, data }))
     }

@@ -343,6 +343,8 @@ impl NodeSession {
         };
         called.map_err(|error| match error {
             CallError::JobEnded => NodeError::JobEnded,
+            // A master that has not shut down yet rejects calls with a reason of its own.
+            CallError::Rejected(_) if self.acting.has_job_ended() => NodeError::JobEnded,
             CallError::Rejected(status) => match steadfast_proto::kind(&status) {
                 ErrorKind::NotFound => NodeError::Unregistered,
                 kind => NodeError::Rejected { kind, message: status.message().to_owned() },
