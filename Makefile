@@ -34,7 +34,7 @@ wheel: setup ## Build the Python wheel in dist/: the extension and the programs
 	$(CARGO) build --release --bins $(PRODUCT)
 	scripts/wheel
 
-test-python: build ## Run the Python tests with PyTorch, NumPy and JAX (part of `test` too; fetches 3 GB once)
+test-python: build ## Run the Python tests with PyTorch, TensorFlow and JAX (part of `test` too; fetches 4.5 GB once)
 	scripts/test-python
 
 test-compose: build ## Run a job in containers and inject faults (part of `test` too; needs a Docker engine)

@@ -9,6 +9,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 "steadfast/v1/elastic.proto",
                 "steadfast/v1/master.proto",
                 "steadfast/v1/pserver.proto",
+                "steadfast/v1/worker.proto",
             ],
             &["."],
         )?;

@@ -78,6 +78,9 @@ pub struct RunArgs {
     /// How long workers may take to end after SIGTERM; then they are killed.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = durations::parse)]
     pub grace: Duration,
+    /// How long workers that use `steadfast.elastic` may take to leave a round; then they are killed.
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = durations::parse)]
+    pub reset_timeout: Duration,
     /// How long a node that has succeeded waits for the others; without a limit by default.
     #[arg(long, value_name = "TIME", value_parser = durations::parse)]
     pub exit_barrier_timeout: Option<Duration>,

@@ -11,16 +11,24 @@ use clap::{Args, Parser};
 use steadfast_common::durations;
 use steadfast_common::elastic::ElasticSpec;
 use steadfast_common::error::ErrorKind;
+use steadfast_common::keys::Keys;
 use steadfast_common::rendezvous::NodeRange;
+use steadfast_coord::{CoordError, Etcd, EtcdOptions};
 use steadfast_etcd::{Config, Server};
 use steadfast_host::random;
 use steadfast_host::task::{Task, spawn};
 use steadfast_master::{ElasticRequest, Request};
 use steadfast_process::{Failure, LogArgs, LogIdentity, Shutdown, init_logging, job_name};
 use tempfile::TempDir;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use crate::args::node_range;
+
+/// How long agents may take to hear that the job is over, and to leave.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Time between looks whether they have left.
+const LEAVE_CHECK: Duration = Duration::from_millis(50);
 
 /// How long the master may take to end.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
@@ -70,7 +78,11 @@ pub struct RendezvousArgs {
 /// If an address or a directory cannot be used, or the job exists with other settings.
 pub async fn rendezvous(args: RendezvousArgs) -> Result<ExitCode, Failure> {
     init_logging("rendezvous", &args.rdzv_id, std::process::id(), &args.log)?;
-    for (flag, address) in [("--listen", args.listen), ("--master-listen", args.master_listen)] {
+    for (flag, address) in [
+        ("--listen", args.listen),
+        ("--master-listen", args.master_listen),
+        ("--admin-listen", args.admin_listen),
+    ] {
         if !address.ip().is_loopback() && !args.insecure_allow_plaintext {
             return Err(Failure::invalid(format!(
                 "{flag} {address} is not a loopback address, and the embedded etcd has neither TLS nor users; \
@@ -94,7 +106,10 @@ pub async fn rendezvous(args: RendezvousArgs) -> Result<ExitCode, Failure> {
     info!("agents join with --rdzv-endpoint {} --rdzv-id {}", coordinator.address, args.rdzv_id);
     let ended = tokio::select! {
         biased;
-        ended = coordinator.master_ended() => ended,
+        ended = coordinator.master_ended() => {
+            coordinator.all_have_left(&args.rdzv_id).await;
+            ended
+        }
         () = shutdown.drain() => Ok(()),
     };
     coordinator.end().await;
@@ -172,10 +187,12 @@ impl Coordinator {
             format!("--etcd-endpoints=http://{address}"),
             format!("--listen={}", settings.master_listen),
             format!("--admin-listen={}", settings.admin_listen),
-            // Loopback was checked, or the user allowed other addresses.
-            "--insecure-allow-plaintext".to_owned(),
         ];
         flags.extend(settings.advertise.map(|host| format!("--advertise={host}")));
+        if !settings.master_listen.ip().is_loopback() || !settings.admin_listen.ip().is_loopback() {
+            // The user allowed it.
+            flags.push("--insecure-allow-plaintext".to_owned());
+        }
         let args = steadfast_master::Args::try_parse_from(flags)
             .map_err(|error| Failure::internal(format!("the master's settings: {error}")))?;
         let order = Request::Elastic(ElasticRequest { spec: settings.spec });
@@ -193,6 +210,25 @@ impl Coordinator {
         let ended = master.await;
         self.master = None;
         ended.map_err(Failure::from)?
+    }
+
+    /// Waits until all agents have left. They learn from etcd that the job is over.
+    async fn all_have_left(&self, job: &str) {
+        let endpoints = vec![format!("http://{}", self.address)];
+        let options = EtcdOptions { endpoints, ..EtcdOptions::default() };
+        let prefix = Keys::of_job(job).agents_prefix();
+        let leaving = async {
+            let etcd = Etcd::connect(&options).await?;
+            while !etcd.list(&prefix).await?.entries.is_empty() {
+                tokio::time::sleep(LEAVE_CHECK).await;
+            }
+            Ok::<(), CoordError>(())
+        };
+        match tokio::time::timeout(LEAVE_TIMEOUT, leaving).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => warn!(%error, "cannot see whether agents have left"),
+            Err(_) => warn!("some agents did not leave in time"),
+        }
     }
 
     /// Ends the master, then etcd.

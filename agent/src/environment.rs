@@ -23,6 +23,8 @@ pub(crate) struct Fixed {
     pub node: NodeId,
     pub nodes_max: u32,
     pub restarts_max: u32,
+    /// Where workers reach their agent.
+    pub hub: String,
 }
 
 impl Place {
@@ -31,7 +33,7 @@ impl Place {
     }
 
     /// Returns the host and port of the round's first worker, at which the others meet.
-    fn master(&self) -> (&str, u16) {
+    pub fn master(&self) -> (&str, u16) {
         let first = &self.ports[0];
         (first.host.trim_start_matches('[').trim_end_matches(']'), first.master)
     }
@@ -71,6 +73,7 @@ impl Place {
         set("MASTER_ADDR", master.to_owned());
         set("MASTER_PORT", port.to_string());
         set("TF_CONFIG", self.tf_config(rank));
+        set("STEADFAST_AGENT", fixed.hub.clone());
         set("STEADFAST_JOB", fixed.job.clone());
         set("STEADFAST_NODE", fixed.node.to_string());
         set("STEADFAST_ROUND", record.round.to_string());
@@ -128,7 +131,8 @@ mod tests {
     #[test]
     fn a_worker_gets_the_variables_of_torchrun_and_of_tensorflow() {
         let job = "ddp".to_owned();
-        let fixed = Fixed { job, node: NodeId(uuid(2)), nodes_max: 4, restarts_max: 3 };
+        let hub = String::new();
+        let fixed = Fixed { job, node: NodeId(uuid(2)), nodes_max: 4, restarts_max: 3, hub };
         let variables = place().environment(&fixed, 0, 1);
         let variables: BTreeMap<&str, &str> =
             variables.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();

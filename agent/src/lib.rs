@@ -7,14 +7,19 @@
 //!                 │                                                    └─▶ a worker failed: stop the others ┤
 //!                 └──────────────── as long as restarts are left (changes of the round do not count) ◀──────┘
 //! ```
+//!
+//! Workers that use `steadfast.elastic` are told of changes and stay ([`hub`]); others are restarted.
 
 mod args;
+mod commits;
 mod coordinator;
 mod environment;
+mod hub;
 mod launch;
 mod membership;
 mod metrics;
 mod ports;
+mod rounds;
 mod run;
 mod watch;
 

@@ -78,7 +78,7 @@ impl Membership {
         if self.session.is_some() {
             return Ok(());
         }
-        let deadline = Instant::now() + self.lease_ttl + REGISTER_TIMEOUT;
+        let mut give_up: Option<Instant> = None;
         let session = loop {
             let identity = NodeIdentity {
                 node: self.node,
@@ -90,7 +90,12 @@ impl Membership {
             match registered {
                 Ok(session) => break session,
                 // The former registration of this node has not ended yet.
-                Err(error) if error.kind() == ErrorKind::Conflict && Instant::now() < deadline => {
+                Err(error) if error.kind() == ErrorKind::Conflict => {
+                    let limit = self.lease_ttl + REGISTER_TIMEOUT;
+                    let give_up = *give_up.get_or_insert_with(|| Instant::now() + limit);
+                    if give_up <= Instant::now() {
+                        return Err(failure(&error));
+                    }
                     sleep(RETRY).await;
                 }
                 Err(error) => return Err(failure(&error)),

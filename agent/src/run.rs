@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
 use steadfast_client::Terms;
 use steadfast_common::elastic::ElasticSpec;
 use steadfast_common::error::ErrorKind;
@@ -21,31 +20,24 @@ use steadfast_host::task::spawn;
 use steadfast_process::{
     Admin, AdminContent, AdminServer, Failure, Readiness, Shutdown, address_towards, init_logging,
 };
-use steadfast_proto::v1::NodeReport;
-use steadfast_supervise::{Exit, GuardProgram, Output, Supervisor, WorkerSet, WorkerSpec};
-use tokio::time::{Instant, interval, sleep};
+use steadfast_supervise::{GuardProgram, Output, Supervisor, WorkerSpec};
+use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use crate::args::RunArgs;
 use crate::coordinator::{Coordinator, Settings};
 use crate::environment::{Fixed, Place};
+use crate::hub::Hub;
 use crate::launch::leash;
-use crate::membership::{Exited, Membership, failure};
+use crate::membership::Membership;
 use crate::metrics::Counts;
 use crate::ports::HeldPorts;
-use crate::watch::{RoundOver, describe, until_over};
-
-/// How long workers may take to write their stacks.
-const DUMP_TIME: Duration = Duration::from_secs(2);
 
 /// How long etcd may take to start.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Exit code when the workers failed and no restart is left.
-const WORKERS_FAILED: u8 = 1;
-
-/// How often the time of the last output is checked.
-const HANG_CHECK: Duration = Duration::from_millis(200);
+/// Exit code when the workers failed and no restart is left, or the job was shut down.
+pub(crate) const WORKERS_FAILED: u8 = 1;
 
 /// Runs an agent until the job has succeeded, no restart is left, or a signal arrives.
 ///
@@ -78,35 +70,17 @@ pub async fn run(args: RunArgs) -> Result<ExitCode, Failure> {
     ended
 }
 
-/// How the workers of a round ended, all of them.
-#[derive(Debug)]
-enum RoundEnd {
-    Succeeded,
-    /// Nodes come or went.
-    Changed(String),
-    /// The registration was lost.
-    Unregistered,
-    /// A worker failed: which, how, and whether the round had changed by then.
-    Failed {
-        reason: String,
-        last_lines: Vec<String>,
-        change: Option<String>,
-    },
-    JobEnded,
-    Refused(Failure),
-    Interrupted,
-}
-
-struct Agent<'a> {
-    args: &'a RunArgs,
+pub(crate) struct Agent<'a> {
+    pub args: &'a RunArgs,
     program: PathBuf,
-    membership: Membership,
+    pub membership: Membership,
     fixed: Fixed,
     host: String,
     base: Option<u16>,
-    supervisor: Supervisor,
-    counts: Arc<Counts>,
-    readiness: Readiness,
+    pub supervisor: Supervisor,
+    pub counts: Arc<Counts>,
+    pub hub: Hub,
+    pub readiness: Readiness,
     _admin: AdminServer,
 }
 
@@ -152,8 +126,14 @@ impl<'a> Agent<'a> {
             session: None,
             last: Round(0),
         };
-        let nodes_max = args.nnodes.max();
-        let fixed = Fixed { job, node, nodes_max, restarts_max: args.max_restarts };
+        let hub = Hub::serve().await?;
+        let fixed = Fixed {
+            job,
+            node,
+            nodes_max: args.nnodes.max(),
+            restarts_max: args.max_restarts,
+            hub: hub.address.clone(),
+        };
         let supervisor = Supervisor::new(GuardProgram::this_program()).map_err(start_failure)?;
         Ok(Self {
             args,
@@ -164,6 +144,7 @@ impl<'a> Agent<'a> {
             base,
             supervisor,
             counts,
+            hub,
             readiness,
             _admin,
         })
@@ -171,152 +152,20 @@ impl<'a> Agent<'a> {
 
     async fn live(mut self, shutdown: &Shutdown) -> Result<ExitCode, Failure> {
         let ended = self.rounds(shutdown).await;
-        self.membership.leave().await;
         if let Err(still) = self.supervisor.close().await {
             warn!(processes = ?still.processes, "some processes of the workers could not be ended");
         }
         ended
     }
 
-    /// Runs one round after the other.
-    async fn rounds(&mut self, shutdown: &Shutdown) -> Result<ExitCode, Failure> {
-        loop {
-            self.readiness.set_not_ready("joins a round");
-            let (host, base, workers) = (self.host.clone(), self.base, self.args.nproc_per_node);
-            let take_ports = move || HeldPorts::take(&host, base, workers);
-            let (place, held) = tokio::select! {
-                biased;
-                () = shutdown.drain() => return Ok(interrupted()),
-                joined = self.membership.join(take_ports) => match joined {
-                    Err(failure) if failure.kind == ErrorKind::Stale => return self.job_ended().await,
-                    joined => joined?,
-                },
-            };
-            self.counts.rounds.fetch_add(1, Ordering::Relaxed);
-            self.counts.round.store(place.record.round.0, Ordering::Relaxed);
-            info!(
-                round = place.record.round.0,
-                rank = place.rank,
-                nodes = place.record.members.len(),
-                workers = place.record.world_size,
-                "round begins"
-            );
-            let specs = self.specs(&place)?;
-            drop(held);
-            let mut workers = self.supervisor.start_all(&specs).await.map_err(start_failure)?;
-            self.counts.workers.store(workers.workers().len() as u32, Ordering::Relaxed);
-            self.readiness.set_ready();
-            let ended = self.watch(&place, &mut workers, shutdown).await;
-            workers.stop(self.args.grace).await;
-            self.counts.workers.store(0, Ordering::Relaxed);
-            match ended {
-                RoundEnd::Succeeded => {
-                    let exit = self.membership.exit(self.args.exit_barrier_timeout);
-                    let exited = tokio::select! {
-                        biased;
-                        () = shutdown.drain() => return Ok(interrupted()),
-                        exited = exit => exited?,
-                    };
-                    match exited {
-                        Exited::All => return self.job_ended().await,
-                        Exited::Again => {}
-                    }
-                }
-                RoundEnd::Changed(reason) => {
-                    self.counts.changes.fetch_add(1, Ordering::Relaxed);
-                    info!(round = place.record.round.0, "round ends: {reason}");
-                }
-                RoundEnd::Unregistered => {
-                    self.counts.changes.fetch_add(1, Ordering::Relaxed);
-                    warn!("the registration was lost; registering again");
-                    self.membership.session = None;
-                }
-                RoundEnd::Failed { reason, change: Some(change), .. } => {
-                    self.counts.changes.fetch_add(1, Ordering::Relaxed);
-                    info!(round = place.record.round.0, "round ends: {change} ({reason})");
-                }
-                RoundEnd::Failed { reason, last_lines, change: None } => {
-                    let restarts = self.counts.restarts.fetch_add(1, Ordering::Relaxed) + 1;
-                    last_lines.iter().for_each(|line| warn!("  {line}"));
-                    if self.args.max_restarts < restarts {
-                        let restarts = self.args.max_restarts;
-                        let message =
-                            format!("{reason}; no restart is left (--max-restarts {restarts})");
-                        eprintln!("steadfast: error: {message}");
-                        return Ok(ExitCode::from(WORKERS_FAILED));
-                    }
-                    warn!(restarts, restarts_max = self.args.max_restarts, "restarting: {reason}");
-                }
-                RoundEnd::JobEnded => return self.job_ended().await,
-                RoundEnd::Refused(failure) => return Err(failure),
-                RoundEnd::Interrupted => return Ok(interrupted()),
-            }
-        }
+    /// Returns what takes free ports for the workers of a round.
+    pub fn take_ports(&self) -> impl Fn() -> Result<HeldPorts, Failure> + use<> {
+        let (host, base, workers) = (self.host.clone(), self.base, self.args.nproc_per_node);
+        move || HeldPorts::take(&host, base, workers)
     }
 
-    /// Watches the workers of a round until all have succeeded, or have to be stopped.
-    async fn watch(
-        &mut self,
-        place: &Place,
-        workers: &mut WorkerSet,
-        shutdown: &Shutdown,
-    ) -> RoundEnd {
-        let Some(session) = &self.membership.session else {
-            return RoundEnd::Unregistered;
-        };
-        let (round, counts) = (place.record.round, &self.counts);
-        let report = || NodeReport {
-            restarts: counts.restarts.load(Ordering::Relaxed),
-            restarts_max: counts.restarts_max.load(Ordering::Relaxed),
-            state: "running".to_owned(),
-        };
-        let mut over =
-            std::pin::pin!(until_over(session, round, report, self.args.monitor_interval));
-        let mut check = interval(HANG_CHECK);
-        loop {
-            tokio::select! {
-                biased;
-                () = shutdown.drain() => return RoundEnd::Interrupted,
-                exited = workers.next_exit() => {
-                    let Some((local_rank, exit)) = exited else { return RoundEnd::Succeeded };
-                    if !exit.is_success() {
-                        let change = match session.change(round).await {
-                            Ok((0, _)) => None,
-                            Ok((change, lost)) => Some(describe(change, &lost)),
-                            Err(error) => Some(failure(&error).message),
-                        };
-                        return failed(place, local_rank, exit, change);
-                    }
-                }
-                over = &mut over => return match over {
-                    RoundOver::Changed(reason) => RoundEnd::Changed(reason),
-                    RoundOver::Unregistered => RoundEnd::Unregistered,
-                    RoundOver::JobEnded => RoundEnd::JobEnded,
-                    RoundOver::Failed(failure) => RoundEnd::Refused(failure),
-                },
-                _ = check.tick(), if self.args.hang_timeout.is_some() => {
-                    if let Some(reason) = self.hang(workers).await {
-                        return RoundEnd::Failed { reason, last_lines: Vec::new(), change: None };
-                    }
-                }
-            }
-        }
-    }
-
-    /// Returns a description if no worker has printed anything for the time that the user set.
-    async fn hang(&self, workers: &WorkerSet) -> Option<String> {
-        let limit = self.args.hang_timeout?;
-        let last = workers.workers().iter().filter_map(|worker| worker.last_output()).max()?;
-        if last.elapsed() < limit {
-            return None;
-        }
-        warn!(seconds = limit.as_secs_f64(), "no output; asking the workers for their stacks");
-        workers.dump_stacks();
-        sleep(DUMP_TIME).await;
-        Some(format!("the workers hang: no output for {limit:?} (--hang-timeout)"))
-    }
-
-    fn specs(&self, place: &Place) -> Result<Vec<WorkerSpec>, Failure> {
+    /// Returns how the workers of a round are started, by local rank.
+    pub fn specs(&self, place: &Place) -> Result<Vec<WorkerSpec>, Failure> {
         let restarts = self.counts.restarts.load(Ordering::Relaxed);
         let first_rank = place.own().first_rank;
         let specs = (0..place.own().slots).map(|local_rank| {
@@ -345,7 +194,7 @@ impl<'a> Agent<'a> {
     }
 
     /// Returns the exit code after the end of the job.
-    async fn job_ended(&self) -> Result<ExitCode, Failure> {
+    pub async fn job_ended(&self) -> Result<ExitCode, Failure> {
         let keys = &self.membership.keys;
         let result = self.membership.etcd.get_json(&keys.result()).await?;
         let result: Option<steadfast_common::records::ResultRecord> = result;
@@ -389,16 +238,6 @@ fn defaults(slots: u32) -> Vec<(String, String)> {
     let wanted = threads.into_iter().chain([("PYTHONUNBUFFERED", "1")]);
     let unset = wanted.filter(|(name, _)| std::env::var_os(name).is_none());
     unset.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
-}
-
-fn failed(place: &Place, local_rank: usize, exit: Exit, change: Option<String>) -> RoundEnd {
-    let rank = place.own().first_rank + local_rank as u32;
-    let reason = format!("the worker of rank {rank} ended with {exit}");
-    RoundEnd::Failed { reason, last_lines: exit.last_lines, change }
-}
-
-fn interrupted() -> ExitCode {
-    ExitCode::from(128 + Signal::SIGTERM as u8)
 }
 
 pub(crate) fn start_failure(error: steadfast_supervise::StartError) -> Failure {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use steadfast_client::{NodeError, NodeSession};
+use steadfast_client::{Change, NodeError, NodeSession};
 use steadfast_common::ids::Round;
 use steadfast_host::time::sleep;
 use steadfast_process::Failure;
@@ -16,8 +16,8 @@ const RETRY: Duration = Duration::from_millis(500);
 /// Why a round is over for this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RoundOver {
-    /// Nodes wait to be added, or were lost; for users.
-    Changed(String),
+    /// Nodes wait to be added, or were lost.
+    Changed(Change),
     /// This node's registration was lost: it registers again.
     Unregistered,
     JobEnded,
@@ -34,8 +34,8 @@ pub(crate) async fn until_over(
 ) -> RoundOver {
     loop {
         match session.watch(round, 0, Some(report()), interval).await {
-            Ok((0, _)) => {}
-            Ok((change, lost)) => return RoundOver::Changed(describe(change, &lost)),
+            Ok(Change { nodes: 0, .. }) => {}
+            Ok(change) => return RoundOver::Changed(change),
             Err(NodeError::Unregistered) => return RoundOver::Unregistered,
             Err(NodeError::JobEnded) => return RoundOver::JobEnded,
             Err(error @ NodeError::Rejected { .. }) => return RoundOver::Failed(failure(&error)),
@@ -44,10 +44,11 @@ pub(crate) async fn until_over(
     }
 }
 
-pub(crate) fn describe(change: i64, lost: &str) -> String {
-    match change {
-        1.. => format!("{change} more nodes are ready to join"),
-        _ if lost.is_empty() => format!("{} nodes were lost", -change),
-        _ => format!("lost {lost}"),
+/// Describes a change, for users.
+pub(crate) fn describe(change: &Change) -> String {
+    match change.nodes {
+        1.. => format!("{} more nodes are ready to join", change.nodes),
+        _ if change.lost.is_empty() => format!("{} nodes were lost", -change.nodes),
+        _ => format!("lost {}", change.lost),
     }
 }

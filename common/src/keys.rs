@@ -103,6 +103,11 @@ impl Keys {
         key.strip_prefix(&self.agents_prefix())?.parse().ok().map(NodeId)
     }
 
+    /// The prefix of all keys of a rendezvous.
+    pub fn rendezvous_prefix(&self) -> String {
+        format!("{}/rendezvous/", self.root)
+    }
+
     /// The prefix of what the master knows of all nodes.
     pub fn nodes_prefix(&self) -> String {
         format!("{}/rendezvous/nodes/", self.root)
@@ -131,6 +136,12 @@ impl Keys {
     /// The prefix of the tags of all rounds.
     pub fn all_tags_prefix(&self) -> String {
         format!("{}/rendezvous/tags/", self.root)
+    }
+
+    /// The round that a key below [`Keys::all_tags_prefix`] belongs to.
+    pub fn tag_round_of(&self, key: &str) -> Option<Round> {
+        let (round, _) = key.strip_prefix(&self.all_tags_prefix())?.split_once('/')?;
+        round.parse().ok().map(Round)
     }
 
     /// The prefix of the tags of one round: its barriers and synchronized values.
@@ -335,6 +346,9 @@ mod tests {
         assert_eq!(keys.tag_key_of(round, &released), Some(TagKey::Released { tag: tag.clone() }));
         let entry = keys.entry(round, &tag, phase, node);
         assert_eq!(keys.tag_key_of(Round(4), &entry), None);
+        assert_eq!(keys.tag_round_of(&entry), Some(round));
+        assert_eq!(keys.tag_round_of(&keys.node(node)), None);
+        assert!(entry.starts_with(&keys.rendezvous_prefix()));
         assert_eq!(keys.tag_key_of(round, &entry), Some(TagKey::Entry { tag, phase, node }));
     }
 }

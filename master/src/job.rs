@@ -43,7 +43,7 @@ impl Job {
 /// The job that a master was started with.
 #[derive(Clone, Debug)]
 pub enum Request {
-    Training(JobRequest),
+    Training(Box<JobRequest>),
     Elastic(ElasticRequest),
 }
 
@@ -81,7 +81,7 @@ impl Request {
                         "--job-file needs --store, the place of checkpoints and the model",
                     )
                 })?;
-                JobRequest::new(*spec, path, store).map(Self::Training)
+                JobRequest::new(*spec, path, store).map(|it| Self::Training(Box::new(it)))
             }
         }
     }

@@ -373,7 +373,7 @@ impl MasterProcess<'_> {
         let (event_loop, handle) =
             ElasticLoop::open(self.etcd, self.keys, spec, leadership, own_address).await?;
         let (etcd, keys) = (self.etcd.clone(), self.keys.clone());
-        self.elastic_job.send_replace(Serving::Job(Polled { etcd, keys, handle }));
+        self.elastic_job.send_replace(Serving::Job(Box::new(Polled { etcd, keys, handle })));
         readiness.set_ready();
         match event_loop.run(shutdown.drain()).await? {
             elastic::End::Over(result) => {

@@ -22,6 +22,10 @@ pub fn access(path: &str) -> &'static [Role] {
             "GetClusterSpec" | "GetWaitingNodes" | "Barrier" | "Synchronize" | "Announce" | "Join"
             | "Watch" | "Enter" | "ShareState",
         ) => &[Trainer],
+        (
+            "steadfast.v1.Worker",
+            "Changes" | "NextRound" | "BeginCommit" | "EndCommit" | "LastCommit" | "Progress",
+        ) => &[Trainer],
         ("steadfast.v1.Elastic", "ShutDown") => &[Trainer, Admin],
         ("steadfast.v1.Elastic", "ElasticStatus") => &[Admin],
         ("steadfast.v1.Master", "ReportDamage") => &[Pserver],
@@ -52,7 +56,7 @@ mod tests {
     /// A new method of a service needs an access rule, or every call to it is denied.
     #[test]
     fn every_method_of_our_services_has_a_permission() {
-        let files = ["master", "pserver", "elastic"].map(|service| {
+        let files = ["master", "pserver", "elastic", "worker"].map(|service| {
             let file = format!("{}/steadfast/v1/{service}.proto", env!("CARGO_MANIFEST_DIR"));
             (service, std::fs::read_to_string(file).unwrap())
         });

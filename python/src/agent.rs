@@ -67,6 +67,9 @@ pub struct Round {
     members: Vec<(String, String, u32, u32)>,
 }
 
+/// The state that the nodes share, and its token.
+type Shared = (Vec<u8>, u64);
+
 /// What the calls share.
 struct Node {
     etcd: Etcd,
@@ -80,7 +83,7 @@ struct Node {
 }
 
 /// Why a call failed, by the exception that it becomes.
-enum CallError {
+pub(crate) enum CallError {
     Node(NodeError),
     Timeout(String),
     Unavailable(String),
@@ -196,7 +199,7 @@ impl Agent {
             // Another call registers the node again.
             let Some(session) = session else { return Ok(-1) };
             match session.change(RoundNumber(round)).await {
-                Ok((change, _)) => Ok(change),
+                Ok(change) => Ok(change.nodes),
                 Err(NodeError::Unregistered) => Ok(-1),
                 Err(error) => Err(error.into()),
             }
@@ -275,9 +278,10 @@ impl Agent {
                 session.close().await;
             }
         };
-        let limited = tokio::time::timeout(CLOSE_TIMEOUT, closing);
-        // If it takes too long, the lease ends by itself. Entering the runtime creates the timer.
-        let _ = py.detach(|| self.runtime.block_on(async { limited.await }));
+        // The timer must be created inside of the runtime.
+        let limited = async { tokio::time::timeout(CLOSE_TIMEOUT, closing).await };
+        // If it takes too long, the lease ends by itself.
+        let _ = py.detach(|| self.runtime.block_on(limited));
     }
 }
 
@@ -287,7 +291,7 @@ impl Agent {
         py: Python<'_>,
         state: Option<Vec<u8>>,
         token: u64,
-    ) -> PyResult<(Option<(Vec<u8>, u64)>, bool)> {
+    ) -> PyResult<(Option<Shared>, bool)> {
         let node = self.node.clone();
         let sharing = async move {
             let session = node.session().await?;
@@ -412,7 +416,7 @@ impl Node {
 }
 
 /// Runs a call without the GIL. Handles signals meanwhile, and gives up at the time limit.
-fn wait<T: Send + 'static>(
+pub(crate) fn wait<T: Send + 'static>(
     py: Python<'_>,
     runtime: &Runtime,
     limit: Duration,

@@ -16,6 +16,7 @@ mod model;
 mod request;
 mod trainer;
 mod work;
+mod worker;
 
 use pyo3::prelude::*;
 
@@ -29,4 +30,6 @@ mod native {
     use super::trainer::Trainer;
     #[pymodule_export]
     use super::work::{Key, Work};
+    #[pymodule_export]
+    use super::worker::{Worker, WorkerPlace};
 }

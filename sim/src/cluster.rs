@@ -218,11 +218,11 @@ impl Cluster {
         match member.role {
             Role::Master => {
                 let identity = LogIdentity::new("master", &spec.name, id);
-                let order = Request::Training(JobRequest {
+                let order = Request::Training(Box::new(JobRequest {
                     spec: spec.clone(),
                     base: None,
                     store: STORE.to_owned(),
-                });
+                }));
                 let args = steadfast_master::Args {
                     common,
                     job_file: None,

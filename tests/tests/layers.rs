@@ -142,6 +142,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
                 "steadfast-common",
                 "steadfast-host",
                 "steadfast-net",
+                "steadfast-proto",
                 "steadfast-coord",
                 "steadfast-process",
                 "steadfast-client",

@@ -1,5 +1,5 @@
 //! Checks the history of etcd, revision by revision: which process wrote, and whether queues, attempts,
-//! generations and checkpoints obeyed their rules.
+//! generations and checkpoints, or the rounds of an elastic job, obeyed their rules.
 //!
 //! The input is plain data and can come from any watch. [`etcdctl::parse`] reads the output of
 //! `etcdctl watch --prefix --rev=1 -w json`.
@@ -8,16 +8,19 @@ pub mod etcdctl;
 mod keyspace;
 mod queues;
 mod records;
+mod rounds;
 
 use std::fmt;
 
 use serde::Serialize;
 use steadfast_common::dataset::Manifest;
 use steadfast_common::keys::Keys;
+use steadfast_common::rendezvous::NodeRange;
 use steadfast_common::spec::JobSpec;
 
 use keyspace::Keyspace;
 use queues::Queues;
+use rounds::Rounds;
 
 /// A key that was put (with its value) or deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +49,14 @@ pub struct Job<'a> {
     pub manifest: &'a Manifest,
 }
 
+/// The elastic job that a history belongs to.
+#[derive(Clone, Copy, Debug)]
+pub struct ElasticJob<'a> {
+    pub keys: &'a Keys,
+    /// The numbers of nodes that a round may have.
+    pub nodes: NodeRange,
+}
+
 /// Rules that a history can break.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -67,6 +78,15 @@ pub enum Rule {
     Once,
     /// Each value has the format that its key requires.
     Value,
+    /// Round numbers increase by one. The number of members is allowed, ranks have no gaps, members of the last
+    /// round keep their order, and the others follow by age.
+    Rounds,
+    /// Each member of a round asked for it, in the incarnation that is a member.
+    Asked,
+    /// A phase of a tag is released when each member of the round has an entry in it.
+    Barriers,
+    /// Nothing of a rendezvous changes after the result.
+    End,
 }
 
 /// A rule that was broken.
@@ -90,6 +110,8 @@ pub struct HistoryReport {
     pub attempts: u64,
     pub generations: u64,
     pub checkpoints: u64,
+    /// Rounds formed by an elastic job.
+    pub rounds: u64,
     pub broken: Vec<Broken>,
 }
 
@@ -112,6 +134,23 @@ pub fn check(job: &Job<'_>, start: &[Change], revisions: &[Revision]) -> History
     checker.report
 }
 
+/// The same for the history of an elastic job.
+pub fn check_elastic(
+    job: &ElasticJob<'_>,
+    start: &[Change],
+    revisions: &[Revision],
+) -> HistoryReport {
+    let mut keyspace = Keyspace::new(job.keys, start);
+    let mut rounds = Rounds::new(job, start);
+    let mut report = HistoryReport::default();
+    for revision in revisions {
+        report.revisions += 1;
+        keyspace.check(revision, &mut report);
+        rounds.check(revision, &mut report);
+    }
+    report
+}
+
 /// Checks a history incrementally, revision by revision.
 pub struct Checker<'a> {
     keyspace: Keyspace<'a>,
@@ -123,7 +162,7 @@ pub struct Checker<'a> {
 impl<'a> Checker<'a> {
     /// Starts from the state `start` of etcd.
     pub fn new(job: &Job<'a>, start: &[Change]) -> Self {
-        let (keyspace, queues) = (Keyspace::new(job, start), Queues::new(job, start));
+        let (keyspace, queues) = (Keyspace::new(job.keys, start), Queues::new(job, start));
         Self { keyspace, queues, report: HistoryReport::default() }
     }
 
@@ -143,17 +182,16 @@ impl fmt::Display for Broken {
 
 impl fmt::Display for HistoryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "history: {} revisions, {} commits in {} terms, {} attempts, {} generations, {} \
-             checkpoints",
-            self.revisions,
-            self.commits,
-            self.terms,
-            self.attempts,
-            self.generations,
-            self.checkpoints
-        )?;
+        let (revisions, commits, terms) = (self.revisions, self.commits, self.terms);
+        write!(f, "history: {revisions} revisions, {commits} commits in {terms} terms, ")?;
+        match self.rounds {
+            0 => writeln!(
+                f,
+                "{} attempts, {} generations, {} checkpoints",
+                self.attempts, self.generations, self.checkpoints
+            )?,
+            rounds => writeln!(f, "{rounds} rounds")?,
+        }
         self.broken.iter().try_for_each(|broken| writeln!(f, "  violation: {broken}"))?;
         match self.broken.len() {
             0 => write!(f, "history clean"),

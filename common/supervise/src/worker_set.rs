@@ -24,6 +24,12 @@ impl WorkerSet {
         self.workers.push(worker);
     }
 
+    /// Puts a new worker in the place of one that has ended and was returned by [`Self::next_exit`].
+    pub fn replace(&mut self, index: usize, worker: Worker) {
+        self.workers[index] = worker;
+        self.returned.remove(&index);
+    }
+
     /// Returns the workers, in the order of their specs.
     pub fn workers(&self) -> &[Worker] {
         &self.workers
@@ -43,6 +49,11 @@ impl WorkerSet {
     pub async fn stop(&mut self, grace: Duration) -> Vec<Exit> {
         stop(&mut self.workers.iter_mut().collect::<Vec<_>>(), grace).await;
         join_all(self.workers.iter_mut().map(Worker::finish)).await
+    }
+
+    /// Kills one worker and its descendants; [`Self::next_exit`] returns it.
+    pub fn kill(&self, index: usize) {
+        self.workers[index].signal(Signal::SIGKILL);
     }
 
     /// Sends a signal to the process groups of all workers.

@@ -49,6 +49,11 @@ impl Agents {
         self.mirror.subscribe()
     }
 
+    /// Returns the revision of the view.
+    pub fn revision(&self) -> i64 {
+        self.mirror.view().revision
+    }
+
     /// Returns the known nodes that are not registered any more.
     pub fn lost(&mut self, state: &Rendezvous) -> Vec<Caller> {
         self.refresh();
@@ -82,7 +87,7 @@ impl Agents {
     /// Follows the mirror. Parses only registrations that changed.
     fn refresh(&mut self) {
         let view = self.mirror.view();
-        self.failure_detector.follow(&[view.clone()]);
+        self.failure_detector.follow(std::slice::from_ref(&view));
         let mut live = BTreeMap::new();
         let mut by_address: BTreeMap<String, (Incarnation, NodeId)> = BTreeMap::new();
         for (key, entry) in &view.entries {

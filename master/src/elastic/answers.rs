@@ -107,7 +107,7 @@ impl ElasticLoop {
                 drop(reply.send(self.directive(caller, known)));
             }
             Answer::Change { caller, known, reply } => {
-                let change = self.directive(caller, known).map(change);
+                let change = self.directive(caller, known).map(|it| change(it, self.revision));
                 drop(reply.send(change));
             }
             Answer::Passage { caller, place, reply } => {
@@ -163,21 +163,18 @@ impl ElasticLoop {
 }
 
 /// Converts what a member has to do into how its round changes.
-fn change(directive: Directive) -> Change {
-    match directive {
-        Directive::Continue { .. } => Change { nodes: 0, lost: String::new() },
-        Directive::Join { added, lost } if lost.count == 0 => {
-            Change { nodes: added as i64, lost: String::new() }
-        }
-        Directive::Join { lost, .. } => {
-            Change { nodes: -(lost.count as i64), lost: lost.to_string() }
-        }
+fn change(directive: Directive, revision: i64) -> Change {
+    let (nodes, lost) = match directive {
+        Directive::Continue { .. } => (0, String::new()),
+        Directive::Join { added, lost } if lost.count == 0 => (added as i64, String::new()),
+        Directive::Join { lost, .. } => (-(lost.count as i64), lost.to_string()),
         // It waits for, or is a member of, a round that it does not know of: it asks again.
         Directive::Start(_)
         | Directive::Wait { .. }
         | Directive::WaitForPlace { .. }
-        | Directive::TooFew { .. } => Change { nodes: 1, lost: String::new() },
-    }
+        | Directive::TooFew { .. } => (1, String::new()),
+    };
+    Change { nodes, lost, revision }
 }
 
 fn describe(ended: &EndedBy, round: Round) -> String {

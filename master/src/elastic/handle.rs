@@ -82,6 +82,8 @@ pub struct Change {
     pub nodes: i64,
     /// Addresses of removed nodes.
     pub lost: String,
+    /// When nodes last joined or were removed.
+    pub revision: i64,
 }
 
 /// The state of a barrier for one of its members.

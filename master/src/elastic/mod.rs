@@ -66,6 +66,8 @@ pub(crate) struct ElasticLoop {
     /// What is committed.
     state: Rendezvous,
     timers: Timers,
+    /// The revision at which nodes last joined or were removed. A new master begins with a later one.
+    revision: i64,
     agents: Agents,
     inbox: mpsc::Receiver<Event>,
     /// An event for which the last transaction had no room.
@@ -113,6 +115,7 @@ impl ElasticLoop {
             committer,
             state,
             timers: Timers::default(),
+            revision: agents.revision(),
             agents,
             inbox,
             left_over: None,
@@ -219,9 +222,12 @@ impl ElasticLoop {
     /// Commits a batch; then its state is the state. Wakes the requests that wait for the changes.
     async fn commit(&mut self, batch: Batch) -> Result<Vec<Answer>, Failure> {
         let Batch { state, proposal, answers, facts, .. } = batch;
-        self.committer.commit(proposal).await.map_err(after_acting)?;
+        let revision = self.committer.commit(proposal).await.map_err(after_acting)?;
         self.state = state;
         self.timers.follow(now(), &self.state, &self.settings);
+        if let Some(revision) = revision.filter(|_| facts.iter().any(changes_nodes)) {
+            self.revision = revision;
+        }
         for fact in &facts {
             self.timeline.note(fact);
             if let Fact::Formed(record) = fact {
@@ -300,6 +306,18 @@ impl Batch {
 
     fn has_room(&self, bytes: usize, changes: usize) -> bool {
         self.bytes + bytes <= COMMIT_BYTES_MAX && self.proposal.len() + changes <= OPS_MAX
+    }
+}
+
+fn changes_nodes(fact: &Fact) -> bool {
+    match fact {
+        Fact::Node { .. } | Fact::Removed { .. } | Fact::Formed(_) => true,
+        Fact::TagsDeleted { .. }
+        | Fact::Entered { .. }
+        | Fact::Released { .. }
+        | Fact::EntriesDeleted { .. }
+        | Fact::Shared(_)
+        | Fact::Ended(_) => false,
     }
 }
 

@@ -38,7 +38,7 @@ pub(crate) enum Serving {
     /// It does not act, or runs a training job.
     #[default]
     Nothing,
-    Job(Polled),
+    Job(Box<Polled>),
     /// The job is over.
     Over,
 }
@@ -59,7 +59,7 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    fn polled(&self) -> Result<Polled, Status> {
+    fn polled(&self) -> Result<Box<Polled>, Status> {
         match &*self.serving.borrow() {
             Serving::Job(polled) => Ok(polled.clone()),
             Serving::Nothing => Err(reject(&ElasticError::NotActing)),
@@ -255,7 +255,7 @@ impl Elastic for Service {
         let outcome = polled.pass(&address, tag, phase.map(Phase), data, limit).await?;
         let (data, error) = match outcome {
             Ok(data) => (data, String::new()),
-            Err(error) => (std::collections::HashMap::new(), error),
+            Err(error) => (Default::default(), error),
         };
         Ok(Response::new(SynchronizeReply { success: error.is_empty(), error, data }))
     }
@@ -307,8 +307,8 @@ impl Elastic for Service {
         let is_final = |change: &Change| change.nodes != known_change;
         let rounds = handle.rounds.clone();
         let change = ask_until(&handle, rounds, wait(wait_ms), event, is_final).await;
-        let Change { nodes, lost } = change.map_err(|error| reject(&error))?;
-        Ok(Response::new(WatchReply { change: nodes, lost }))
+        let Change { nodes, lost, revision } = change.map_err(|error| reject(&error))?;
+        Ok(Response::new(WatchReply { change: nodes, lost, revision }))
     }
 
     async fn enter(&self, request: Request<EnterRequest>) -> Result<Response<EnterReply>, Status> {

@@ -30,18 +30,17 @@ impl Committer {
         self.leadership.epoch()
     }
 
-    /// Commits a proposal in one transaction.
+    /// Commits a proposal in one transaction; returns its revision, or `None` if there was nothing to commit.
     ///
     /// # Errors
     /// When the term is lost, or etcd is unreachable for too long. The outcome may be unknown then, so the
     /// caller ends its term and drops its state.
-    pub async fn commit(&mut self, proposal: Proposal) -> Result<(), CoordError> {
+    pub async fn commit(&mut self, proposal: Proposal) -> Result<Option<i64>, CoordError> {
         if proposal.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         let ops: Vec<Op> = proposal.ops.into_values().collect();
-        self.leadership.commit(&self.etcd, &ops).await?;
-        Ok(())
+        Ok(Some(self.leadership.commit(&self.etcd, &ops).await?))
     }
 
     /// Commits changes that have no effect until a later commit, in as many transactions as needed.

@@ -111,15 +111,20 @@ def open_agent(settings: Settings) -> Agent:
     native: Any = _native
 
     def opened(_left: float) -> Agent:
-        return native.Agent(
-            list(settings.endpoints),
-            settings.job,
-            address=settings.address,
-            slots=1,
-            nodes_min=settings.nodes_min,
-            nodes_max=settings.nodes_max,
-            settings=settings.for_master(),
-        )
+        try:
+            return native.Agent(
+                list(settings.endpoints),
+                settings.job,
+                address=settings.address,
+                slots=1,
+                nodes_min=settings.nodes_min,
+                nodes_max=settings.nodes_max,
+                settings=settings.for_agent(),
+            )
+        except errors.UnavailableError as error:
+            raise errors.UnavailableError(
+                f"cannot register with job `{settings.job}` at {', '.join(settings.endpoints)}: {error}"
+            ) from error
 
     with torch_errors():
         return until_answered(opened, time.monotonic() + settings.join_timeout)

@@ -19,13 +19,18 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
 from torch.distributed import DistStoreError, Store
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousInfo
+from torch.distributed.elastic.rendezvous import (
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousInfo,
+)
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
     RendezvousBackend,
     RendezvousTimeout,
 )
 
+from .. import errors
 from .agent import Agent, open_agent, torch_errors
 from .settings import C10D_KEYS, parse
 from .signals import as_exceptions
@@ -49,7 +54,7 @@ def create(params: Any) -> C10dHandler:
 
     timeout = RendezvousTimeout(
         timedelta(seconds=settings.join_timeout),
-        timedelta(seconds=settings.last_call_timeout),
+        seconds("last_call_timeout"),
         seconds("close_timeout"),
         seconds("heartbeat_timeout"),
     )
@@ -61,9 +66,10 @@ def create(params: Any) -> C10dHandler:
     if params.get("cas_backoff_max_seconds"):
         more["cas_backoff_max_seconds"] = float(params.get("cas_backoff_max_seconds"))
     agent = open_agent(settings)
+    store = MasterStore(agent)
     handler = C10dHandler.from_backend(
         settings.job,
-        MasterStore(agent),
+        store,
         MasterBackend(agent),
         settings.nodes_min,
         settings.nodes_max,
@@ -71,7 +77,7 @@ def create(params: Any) -> C10dHandler:
         timeout,
         **more,
     )
-    handler.use_agent(agent)
+    handler.use_agent(agent, store)
     return handler
 
 
@@ -79,11 +85,12 @@ class C10dHandler(DynamicRendezvousHandler):
     """PyTorch's handler. Unlike there, a lost node is a change, and a node that fails does not end the job."""
 
     _agent: Agent
+    _keys: MasterStore
     _nodes = 0
 
-    def use_agent(self, agent: Agent) -> None:
-        """Sets the agent through which the state is kept."""
-        self._agent = agent
+    def use_agent(self, agent: Agent, keys: MasterStore) -> None:
+        """Sets the agent through which the state and the keys of all rounds are kept."""
+        self._agent, self._keys = agent, keys
         atexit.register(agent.close)
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -112,12 +119,23 @@ class C10dHandler(DynamicRendezvousHandler):
     def shutdown(self) -> bool:
         failure = sys.exc_info()[1]
         try:
-            if failure is None:
-                return super().shutdown()
-            self._stop_heartbeats()
-            return True
+            if failure is not None:
+                self._stop_heartbeats()
+                return True
+            closed = super().shutdown()
+            self._end_job()
+            return closed
         finally:
             self._agent.close()
+
+    def _end_job(self) -> None:
+        """Ends the job in the master, as the last node of its last round. Others still use its state."""
+        finished = f"steadfast.finished/{self._state_holder.state.round}"
+        try:
+            if self._keys.add(finished, 1) == self._nodes:
+                self._agent.set_closed()
+        except (errors.SteadfastError, RendezvousError) as error:
+            log.warning("the master does not know that the job has ended: %s", error)
 
 
 @dataclass

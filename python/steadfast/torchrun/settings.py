@@ -2,12 +2,14 @@
 
 Keys of ``--rdzv-conf``, in seconds:
 
-- ``join_timeout``: how long a node waits for others. By default ``timeout``, which torchrun sets to 900.
-- ``last_call_timeout``: how long the first round is kept open for more nodes, if none is known to be starting.
-  By default 30.
-- ``lease``: how long a node may be silent until it counts as lost. By default the master decides.
+- ``join_timeout``: how long this node waits for others. By default ``timeout``, which torchrun sets to 900. The job
+  has a join timeout of its own, which the coordinator sets; the shorter one applies.
+- ``lease``: how long this node may be silent until it counts as lost. By default 5. The end of its process is noticed
+  at once.
+- ``last_call_timeout``: ignored, so that scripts for other backends work as they are. The last call is a setting of
+  the job, the same for all nodes: ``--last-call`` of ``steadfast rendezvous``, or the job file.
 
-``steadfast-c10d`` also takes the keys of PyTorch's ``c10d`` that are about time.
+``steadfast-c10d`` also takes the keys of PyTorch's ``c10d`` that are about time. There, ``last_call_timeout`` applies.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ class Settings:
     nodes_min: int
     nodes_max: int
     join_timeout: float
-    last_call_timeout: float
+    last_call_timeout: Optional[float]
+    """`None` unless it was given."""
     lease: Optional[float]
 
     @property
@@ -56,16 +59,9 @@ class Settings:
         """``host:port`` of this node. torchrun listens on no port of its own, so it is 0."""
         return f"[{self.host}]:0" if ":" in self.host else f"{self.host}:0"
 
-    def for_master(self) -> Dict[str, str]:
-        """Returns the settings of the job that the master applies, as durations."""
-        seconds = {
-            "join_timeout": self.join_timeout,
-            "last_call": self.last_call_timeout,
-            "lease": self.lease,
-        }
-        return {
-            key: f"{round(value * 1000)}ms" for key, value in seconds.items() if value is not None
-        }
+    def for_agent(self) -> Dict[str, str]:
+        """Returns the settings of the node's agent, as durations."""
+        return {} if self.lease is None else {"lease": f"{round(self.lease * 1000)}ms"}
 
 
 def parse(params: Any, known: FrozenSet[str]) -> Settings:
@@ -89,7 +85,7 @@ def parse(params: Any, known: FrozenSet[str]) -> Settings:
         nodes_min=params.min_nodes,
         nodes_max=params.max_nodes,
         join_timeout=seconds.get("join_timeout", seconds.get("timeout", 600.0)),
-        last_call_timeout=seconds.get("last_call_timeout", 30.0),
+        last_call_timeout=seconds.get("last_call_timeout"),
         lease=seconds.get("lease"),
     )
 

@@ -1,8 +1,12 @@
-"""Nodes of an elastic job on this machine, that tests add, remove and kill."""
+"""Nodes of an elastic job on this machine, that tests add, remove and kill.
+
+Each node is an agent (`steadfast run`) with one worker; one process (`steadfast rendezvous`) serves them all.
+The program `steadfast` is the one on the PATH, or the one that the variable STEADFAST_BIN names.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import http.client
 import json
 import os
 import pathlib
@@ -10,19 +14,71 @@ import signal
 import socket
 import subprocess
 import time
-from typing import Callable
+import uuid
+from typing import Any, Callable
 
 WAIT_SECONDS = 120
+END_SECONDS = 10
 POLL_SECONDS = 0.05
 
+PROGRAM = os.environ.get("STEADFAST_BIN", "steadfast")
+# Of an agent that SIGTERM has ended.
+TERMINATED = 128 + signal.SIGTERM
 
-@dataclasses.dataclass(eq=False)
-class Node:
-    """One node: the address of its worker, and the output of its worker."""
 
-    address: str
-    command: list[str]
-    log: pathlib.Path
+class Process:
+    """A process and all that it starts; they share the variable NODE, and end together."""
+
+    def __init__(self, name: str, command: list[str], logs: pathlib.Path):
+        self.name = name
+        self.log = logs / f"{name}.log"
+        self._mark = f"NODE={name}".encode()
+        self._job = f"TEST_LOGS={logs}".encode()
+        with open(self.log, "wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                env={**os.environ, "NODE": name, "TEST_LOGS": str(logs)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def code(self) -> int | None:
+        """The exit code, once the process has ended."""
+        return self._process.poll()
+
+    def end(self, signal_number: int) -> int:
+        """Sends a signal; returns the exit code. Fails if any process is left; then it kills that."""
+        self._process.send_signal(signal_number)
+        try:
+            code = self._process.wait(END_SECONDS)
+            self._until_all_ended()
+        finally:
+            self._process.kill()
+            self._process.wait()
+            for pid in self._left():
+                os.kill(pid, signal.SIGKILL)
+        return code
+
+    def _until_all_ended(self) -> None:
+        deadline = time.monotonic() + END_SECONDS
+        while left := self._left():
+            assert time.monotonic() < deadline, f"{self.name} has ended, but not {left}"
+            time.sleep(POLL_SECONDS)
+
+    def _left(self) -> list[int]:
+        """The processes that have not ended, whether or not their parents have."""
+        environments = pathlib.Path("/proc").glob("[0-9]*/environ")
+        return [int(it.parent.name) for it in environments if self._is_ours(it)]
+
+    def _is_ours(self, environ: pathlib.Path) -> bool:
+        try:
+            variables = environ.read_bytes().split(b"\0")
+        except OSError:
+            # It has ended, or belongs to another user.
+            return False
+        return self._mark in variables and self._job in variables
 
 
 class Nodes:
@@ -30,143 +86,89 @@ class Nodes:
 
     def __init__(self, nodes_min: int, nodes_max: int, logs: pathlib.Path):
         self._logs = logs
-        self._nodes: list[Node] = []
-        self._launcher = _StandIn(nodes_min, nodes_max)
+        rendezvous, self._admin = _free_address(), _free_address()
+        self._flags = ["--rdzv-id", f"test-{uuid.uuid4().hex[:8]}", "--nnodes", f"{nodes_min}:{nodes_max}"]
+        listen = ["--listen", rendezvous, "--admin-listen", self._admin, "--last-call", "1s"]
+        self._rendezvous = Process(
+            "rendezvous", [PROGRAM, "rendezvous", *self._flags, *listen], logs
+        )
+        self._flags += ["--rdzv-endpoint", rendezvous, "--grace", "1s"]
+        self._processes = [self._rendezvous]
+        # Those that have neither left nor been killed.
+        self._present = [self._rendezvous]
 
     def __enter__(self) -> Nodes:
         return self
 
     def __exit__(self, *_) -> None:
-        self._launcher.close()
+        errors = []
+        for process in reversed(self._present):
+            try:
+                process.end(signal.SIGKILL)
+            except (AssertionError, subprocess.TimeoutExpired) as error:
+                errors.append(str(error))
+        assert not errors, errors
 
-    def add(self, command: list[str]) -> Node:
+    def add(self, command: list[str]) -> Process:
         """Starts a node, whose worker runs the command."""
-        log = self._logs / f"node-{len(self._nodes)}.log"
-        node = Node(_free_address(), command, log)
-        self._nodes.append(node)
-        self._launcher.add(node)
+        name = f"node-{len(self._processes)}"
+        log_dir = ["--log-dir", str(self._logs / name)]
+        agent = [PROGRAM, "run", *self._flags, *log_dir, "--", *command]
+        node = Process(name, agent, self._logs)
+        self._processes.append(node)
+        self._present.append(node)
         return node
 
-    def remove(self, node: Node) -> None:
+    def remove(self, node: Process) -> None:
         """Asks a node to leave, and waits until its processes have ended."""
-        self._launcher.remove(node)
+        self._present.remove(node)
+        assert node.end(signal.SIGTERM) == TERMINATED, self._tails()
 
-    def kill(self, node: Node) -> None:
-        """Kills a node with its worker, as a power failure does."""
-        self._launcher.kill(node)
+    def kill(self, node: Process) -> None:
+        """Kills the agent of a node, and waits until its worker has ended, too."""
+        self._present.remove(node)
+        node.end(signal.SIGKILL)
 
     def wait_round(self, world_size: int) -> None:
-        """Waits until that many workers have been started together."""
-        self.until(lambda: self._launcher.world_size() == world_size, f"{world_size} workers")
+        """Waits until a round of that many workers runs."""
+
+        def runs() -> bool:
+            status = self.status()
+            return (status.get("state"), status.get("world_size")) == ("running", world_size)
+
+        self.until(runs, f"{world_size} workers")
 
     def wait(self) -> None:
-        """Waits until all nodes have ended with success."""
-        self.until(self._launcher.has_ended, "the end of all nodes")
+        """Waits until all nodes have ended with success, and with them the job."""
+        self.until(lambda: all(it.code() == 0 for it in self._present), "the end of all nodes")
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         """Waits until a condition holds; fails with all logs if a node has failed before."""
         deadline = time.monotonic() + WAIT_SECONDS
-        while True:
-            failure = self._launcher.failure()
-            if failure is None and holds():
-                return
-            if failure is None and deadline < time.monotonic():
-                failure = f"not within {WAIT_SECONDS} seconds"
-            assert failure is None, f"waited for {what}: {failure}\n{self._tails()}"
+        while not holds():
+            failed = [it.name for it in self._present if it.code() not in (None, 0)]
+            assert not failed, f"waited for {what}: {failed} failed\n{self._tails()}"
+            late = deadline < time.monotonic()
+            assert not late, f"waited for {what}: not within {WAIT_SECONDS} seconds\n{self._tails()}"
             time.sleep(POLL_SECONDS)
 
+    def status(self) -> dict[str, Any]:
+        """What the rendezvous says of the job; nothing while it starts, and after it has ended."""
+        connection = http.client.HTTPConnection(self._admin, timeout=5)
+        try:
+            connection.request("GET", "/status")
+            return json.load(connection.getresponse())
+        except (OSError, http.client.HTTPException, ValueError):
+            return {}
+        finally:
+            connection.close()
+
     def _tails(self) -> str:
-        logs = [it.log for it in self._nodes if it.log.exists()]
-        return "\n".join(f"{it}:\n{it.read_text(errors='replace')[-4000:]}" for it in logs)
+        return "\n".join(
+            f"{it.log}:\n{it.log.read_text(errors='replace')[-4000:]}" for it in self._processes
+        )
 
 
 def _free_address() -> str:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return f"127.0.0.1:{server.getsockname()[1]}"
-
-
-class _StandIn:
-    """Stands in for agents: starts all workers again when the set of nodes changes.
-
-    It decides only while a test waits, in `failure`.
-    """
-
-    RESTARTS_MAX = 3
-
-    def __init__(self, nodes_min: int, nodes_max: int):
-        self._nodes_min = nodes_min
-        self._nodes_max = nodes_max
-        self._present: list[Node] = []
-        self._round: list[Node] = []
-        self._workers: dict[Node, subprocess.Popen] = {}
-        self._restarts = 0
-
-    def add(self, node: Node) -> None:
-        self._present.append(node)
-
-    def remove(self, node: Node) -> None:
-        self._present.remove(node)
-        if node in self._workers:
-            _kill_group(self._workers[node])
-            self._workers.pop(node).wait()
-
-    # A stand-in has no failure detector that could tell the two apart.
-    kill = remove
-
-    def world_size(self) -> int:
-        return len(self._round) if self._round == self._members() else 0
-
-    def has_ended(self) -> bool:
-        return all(it.poll() == 0 for it in self._workers.values())
-
-    def failure(self) -> str | None:
-        """Starts workers if that is due; returns what has failed for good."""
-        codes = [it.poll() for it in self._workers.values()]
-        members = self._members()
-        if self._round != members:
-            if self._nodes_min <= len(members):
-                self._start(members)
-        elif any(it not in (None, 0) for it in codes):
-            if self._restarts == self.RESTARTS_MAX:
-                return f"workers have ended with {codes}"
-            self._restarts += 1
-            self._start(members)
-        return None
-
-    def close(self) -> None:
-        # Kills all before it waits for any.
-        for worker in self._workers.values():
-            _kill_group(worker)
-        for worker in self._workers.values():
-            worker.wait()
-        self._workers = {}
-
-    def _members(self) -> list[Node]:
-        return self._present[: self._nodes_max]
-
-    def _start(self, members: list[Node]) -> None:
-        self.close()
-        self._round = members
-        addresses = [it.address for it in members]
-        for rank, node in enumerate(members):
-            task = dict(type="worker", index=rank)
-            given = dict(cluster=dict(worker=addresses), task=task)
-            variables = dict(
-                TF_CONFIG=json.dumps(given), RANK=str(rank), WORLD_SIZE=str(len(members))
-            )
-            with open(node.log, "ab") as log:
-                self._workers[node] = subprocess.Popen(
-                    node.command,
-                    env={**os.environ, **variables},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-
-
-def _kill_group(worker: subprocess.Popen) -> None:
-    try:
-        os.killpg(worker.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass

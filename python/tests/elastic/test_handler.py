@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import pathlib
-import sys
 import threading
 import time
 from datetime import timedelta
@@ -13,30 +11,21 @@ from typing import Any, Dict, Iterator, List, Optional
 
 import pytest
 
-HERE = pathlib.Path(__file__).parent
-sys.path.insert(0, str(HERE))
-
-import fake_agent as fake  # noqa: E402
-import fake_service as service  # noqa: E402
-
-if not any(
-    it.name == "steadfast" for it in importlib.metadata.entry_points(group="torchrun.handlers")
-):
-    sys.path.insert(0, str(HERE.parents[1]))
-    fake.install()
-
-import steadfast  # noqa: E402
-from steadfast.torchrun.settings import C10D_KEYS, KEYS, parse  # noqa: E402
+import steadfast
 
 torch_api = pytest.importorskip("torch.distributed.elastic.rendezvous.api")
+
+from torchrun_cluster import Coordinator, until  # noqa: E402
 
 from torch.distributed.elastic.agent.server.api import WorkerSpec  # noqa: E402
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent  # noqa: E402
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs  # noqa: E402
 
-from steadfast.torchrun.agent import until_answered  # noqa: E402
+from steadfast import _native  # noqa: E402
+from steadfast.torchrun.agent import Member, until_answered  # noqa: E402
 from steadfast.torchrun.c10d import MasterBackend, MasterStore  # noqa: E402
-from steadfast.torchrun.handler import Handler  # noqa: E402
+from steadfast.torchrun.handler import Handler, _check_address  # noqa: E402
+from steadfast.torchrun.settings import C10D_KEYS, KEYS, parse  # noqa: E402
 from steadfast.torchrun.store import RoundStore, open_store  # noqa: E402
 
 
@@ -48,20 +37,26 @@ def params(endpoint: str = "127.0.0.1:1", nodes: int = 1, nodes_max: int = 0, **
 
 
 @pytest.fixture
-def running() -> Iterator[service.Service]:
-    made = service.Service()
+def job(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[Coordinator]:
+    """A job of as many nodes as the test says, or one."""
+    made = Coordinator(tmp_path, "job", str(getattr(request, "param", 1)), "1s", "10m")
     yield made
     made.close()
 
 
-def handler_at(running: service.Service, nodes: int = 1, **conf: Any) -> Handler:
-    settings = parse(params(running.endpoint, nodes, **conf), KEYS)
-    return Handler(settings, agent_at(running, nodes))
+one_node = pytest.mark.parametrize("job", [1], indirect=True)
+two_nodes = pytest.mark.parametrize("job", [2], indirect=True)
 
 
-def agent_at(running: service.Service, nodes: int = 1) -> Any:
-    more = {"nodes_min": nodes, "nodes_max": nodes, "settings": {"last_call": "0ms"}}
-    return fake.Agent([running.endpoint], "job", address="127.0.0.1:0", slots=1, **more)
+def handler_at(job: Coordinator, nodes: int = 1) -> Handler:
+    return Handler(parse(params(job.endpoint, nodes), KEYS), agent_at(job, nodes))
+
+
+def agent_at(job: Coordinator, nodes: int = 1) -> Any:
+    address = {"address": "127.0.0.1:0", "slots": 1}
+    return _native.Agent(
+        [job.endpoint], "job", **address, nodes_min=nodes, nodes_max=nodes, settings={}
+    )
 
 
 class Scripted:
@@ -139,9 +134,10 @@ def test_other_endpoints_are_refused(endpoint: str) -> None:
 
 
 def test_timeouts_are_those_of_the_command_line() -> None:
-    settings = parse(params(timeout=900, join_timeout="2.5", last_call_timeout="0"), KEYS)
-    assert settings.for_master() == {"join_timeout": "2500ms", "last_call": "0ms"}
-    assert parse(params(timeout=900), KEYS).join_timeout == 900
+    settings = parse(params(timeout=900, join_timeout="2.5", lease="3"), KEYS)
+    assert (settings.join_timeout, settings.for_agent()) == (2.5, {"lease": "3000ms"})
+    settings = parse(params(timeout=900), KEYS)
+    assert (settings.join_timeout, settings.for_agent()) == (900, {})
 
 
 @pytest.mark.parametrize(
@@ -165,36 +161,27 @@ def test_the_address_is_the_one_that_reaches_the_endpoint() -> None:
     assert parse(params("127.0.0.1:1", local_addr="fd00::1"), KEYS).address == "[fd00::1]:0"
 
 
-def test_a_node_that_others_cannot_reach_says_so(running: service.Service) -> None:
-    remote = threading.Thread(target=lambda: _quietly(agent_of("10.0.0.9", running).join, 0, 30))
-    remote.start()
+def test_a_node_that_others_cannot_reach_says_so() -> None:
+    members = [Member(host, f"{host}:0", 1, 0) for host in ("127.0.0.1", "10.0.0.9")]
     with pytest.raises(
         torch_api.RendezvousError, match="other machines cannot reach this node at 127.0.0.1"
     ):
-        handler_at(running, 2).next_rendezvous()
-    remote.join()
+        _check_address("127.0.0.1", members)
+    _check_address("10.0.0.9", members)
+    _check_address("127.0.0.1", members[:1])
 
 
-def agent_of(host: str, running: service.Service) -> Any:
-    more = {"nodes_min": 2, "nodes_max": 2, "settings": {"last_call": "0ms"}}
-    return fake.Agent([running.endpoint], "job", address=f"{host}:0", slots=1, **more)
-
-
-def _quietly(call: Any, *arguments: Any) -> None:
-    try:
-        call(*arguments)
-    except steadfast.SteadfastError:
-        pass
-
-
-def test_each_round_has_a_store_of_its_own(running: service.Service) -> None:
-    handler = handler_at(running)
+@one_node
+def test_each_round_has_a_store_of_its_own(job: Coordinator) -> None:
+    handler = handler_at(job)
     first = handler.next_rendezvous()
     first.store.set("key", "value")
     second = handler.next_rendezvous()
     assert first.bootstrap_store_info.master_port != second.bootstrap_store_info.master_port
     assert not second.store.check(["key"])
     assert (second.rank, second.world_size) == (0, 1)
+    assert handler.shutdown()
+    assert job.process.ends() == 0
 
 
 def test_a_node_waits_while_masters_change(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,19 +201,21 @@ def test_a_node_waits_while_masters_change(monkeypatch: pytest.MonkeyPatch) -> N
         until_answered(Scripted(steadfast.UnavailableError("no master")).waiting, time.monotonic())
 
 
-def test_a_round_that_ends_in_between_is_joined_again(running: service.Service) -> None:
+@two_nodes
+def test_a_round_that_ends_in_between_is_joined_again(job: Coordinator) -> None:
     """A member dies after the round was formed, before it entered the barrier."""
-    handler, dies = handler_at(running, 2), agent_at(running, 2)
+    handler, dies = handler_at(job, 2), agent_at(job, 2)
     infos: List[Any] = []
     waits = threading.Thread(target=lambda: infos.append(handler.next_rendezvous()))
     waits.start()
     dies.join(0, 30)
     dies.close()
-    comes = handler_at(running, 2)
+    comes = handler_at(job, 2)
     infos.append(comes.next_rendezvous())
     waits.join(30)
     assert sorted(it.rank for it in infos) == [0, 1]
-    assert running.jobs["job"].round == 2
+    # The status follows.
+    until(lambda: job.status()["round"] == 2, lambda: str(job.status()))
 
 
 def elastic_agent(handler: Any) -> LocalElasticAgent:
@@ -236,12 +225,16 @@ def elastic_agent(handler: Any) -> LocalElasticAgent:
     return LocalElasticAgent(spec, DefaultLogsSpecs())
 
 
+@two_nodes
 @pytest.mark.parametrize("rank", [0, 1])
 def test_torchrun_survives_a_node_that_dies_while_ranks_are_assigned(
-    running: service.Service, rank: int
+    job: Coordinator, rank: int
 ) -> None:
     """It would wait for five minutes, and end."""
-    dies, lives = agent_at(running, 2), agent_at(running, 2)
+    # The one that registered first is the first.
+    names = ["lives", "dies"] if rank == 0 else ["dies", "lives"]
+    agents = {name: agent_at(job, 2) for name in names}
+    dies, lives = agents["dies"], agents["lives"]
     rounds: Dict[str, Any] = {}
     stores: Dict[str, Any] = {}
 
@@ -249,14 +242,9 @@ def test_torchrun_survives_a_node_that_dies_while_ranks_are_assigned(
         rounds[name] = agent.join(0, 30)
         stores[name], _ = open_store(agent, rounds[name], "127.0.0.1", time.monotonic() + 30)
 
-    # The oldest is the first.
-    order = [("lives", lives), ("dies", dies)] if rank == 0 else [("dies", dies), ("lives", lives)]
-    threads = []
-    for number, (name, agent) in enumerate(order):
-        threads.append(threading.Thread(target=join, args=(name, agent)))
-        threads[-1].start()
-        while number == 0 and not (running.jobs["job"].waiting):
-            pass
+    threads = [threading.Thread(target=join, args=it) for it in agents.items()]
+    for thread in threads:
+        thread.start()
     for thread in threads:
         thread.join()
     formed = rounds["lives"]
@@ -290,9 +278,19 @@ class Register:
             return self.state, self.token, accepted
 
 
-def test_a_state_is_only_replaced_with_its_token() -> None:
+@pytest.fixture(params=["in memory", "master"])
+def register(request: pytest.FixtureRequest) -> Iterator[Any]:
+    if request.param == "in memory":
+        yield Register()
+        return
+    agent = agent_at(request.getfixturevalue("job"))
+    yield agent
+    agent.close()
+
+
+def test_a_state_is_only_replaced_with_its_token(register: Any) -> None:
     """PyTorch's own conformance test of backends, in short."""
-    backend = MasterBackend(Register())
+    backend = MasterBackend(register)
     assert backend.get_state() is None
     state, token, accepted = backend.set_state(b"one")
     assert (state, accepted) == (b"one", True)
@@ -304,8 +302,7 @@ def test_a_state_is_only_replaced_with_its_token() -> None:
     assert backend.set_state(b"three", token) == (b"two", newer, False)
 
 
-def test_a_store_beside_the_state_loses_no_addition() -> None:
-    register = Register()
+def test_a_store_beside_the_state_loses_no_addition(register: Any) -> None:
     backend, store = MasterBackend(register), MasterStore(register)
     backend.set_state(b"state")
     adders = [
@@ -320,10 +317,10 @@ def test_a_store_beside_the_state_loses_no_addition() -> None:
     assert backend.get_state()[0] == b"state"
 
 
-def test_a_store_keeps_the_keys_of_two_rounds() -> None:
+def test_a_store_keeps_the_keys_of_two_rounds(register: Any) -> None:
     import torch.distributed as dist
 
-    store = MasterStore(Register())
+    store = MasterStore(register)
     for number in range(5):
         dist.PrefixStore(f"torch.rendezvous.job.1.{number}", store).set("key", str(number))
     kept = [

@@ -12,7 +12,7 @@ import sys
 from typing import Callable
 
 import pytest
-from nodes import Node, Nodes
+from nodes import Nodes, Process
 
 PROGRAMS = pathlib.Path(__file__).parent / "programs"
 DIGITS = pathlib.Path(__file__).parents[3] / "examples" / "data" / "digits.csv"
@@ -70,25 +70,26 @@ def test_tf_config_shrink(nodes, tmp_path):
     members = [nodes.add(program("tf_config.py", tmp_path)) for _ in range(3)]
     until_configured(nodes, tmp_path, members)
     # The worker that the others connect to.
-    first = records(tmp_path)[-1]["cluster"]["worker"][0]
-    leaves = next(it for it in members if it.address == first)
+    first = next(it["node"] for it in reversed(records(tmp_path)) if it["task"]["index"] == 0)
+    leaves = next(it for it in members if it.name == first)
     members.remove(leaves)
     nodes.remove(leaves)
     until_configured(nodes, tmp_path, members)
     stop(nodes, tmp_path)
 
 
-def until_configured(nodes: Nodes, directory: pathlib.Path, members: list[Node]) -> None:
+def until_configured(nodes: Nodes, directory: pathlib.Path, members: list[Process]) -> None:
     """Waits until the last records are one consistent configuration of exactly these nodes."""
     nodes.wait_round(len(members))
-    addresses = sorted(it.address for it in members)
+    names = sorted(it.name for it in members)
 
     def are_configured() -> bool:
         last = records(directory)[-len(members) :]
         return (
             sorted(it["task"]["index"] for it in last) == list(range(len(members)))
             and all(it["cluster"] == last[0]["cluster"] for it in last)
-            and sorted(last[0]["cluster"]["worker"]) == addresses
+            and len(last[0]["cluster"]["worker"]) == len(members)
+            and sorted(it["node"] for it in last) == names
         )
 
     nodes.until(are_configured, f"TF_CONFIG of {len(members)} workers")
@@ -128,7 +129,7 @@ def two_three_two(
     nodes: Nodes,
     command: list[str],
     directory: pathlib.Path,
-    leave: Callable[[Node], None],
+    leave: Callable[[Process], None],
 ) -> None:
     """Runs a program on two nodes, on three, and on two again."""
 
@@ -156,7 +157,7 @@ def sorted_as_rounds(epochs: list[dict]) -> list[int]:
 
 
 def test_resnetApplications(nodes, tmp_path):
-    """S003-35: ResNet-50 of Keras's applications trains for two epochs on two workers.
+    """S003-35: a ResNet of Keras's applications trains for two epochs on two workers.
 
     CIFAR cannot be fetched in a test; generated images of its shape take its place.
     """

@@ -9,6 +9,8 @@ const OF_OTHERS: &[&str] = &[
     "--auto-compaction-mode",
     "--auto-compaction-retention",
     "--cacert",
+    "--local-addr",
+    "--rdzv-conf",
     "--cert",
     "--client-cert-auth",
     "--endpoints",

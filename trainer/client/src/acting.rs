@@ -16,6 +16,9 @@ use tracing::{debug, info, warn};
 /// Timeout of a call, in addition to the time that the request asks the master to wait.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Failed tries of one call after which the user is told. A failover takes fewer.
+const TRIES_SILENT: u32 = 8;
+
 /// The acting master of a job; follows failovers.
 #[derive(Debug)]
 pub(crate) struct ActingMaster {
@@ -68,7 +71,7 @@ impl ActingMaster {
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
-        let mut pauses = backoff();
+        let (mut pauses, mut tries) = (backoff(), 0);
         let mut changes = self.master.subscribe();
         loop {
             let record = changes.borrow_and_update().single::<MasterRecord>();
@@ -87,6 +90,10 @@ impl ActingMaster {
                 }
                 // Drops a failed connection: it may lead to a former master.
                 self.connection.lock().expect("no holder panics").take();
+            }
+            tries += 1;
+            if tries == TRIES_SILENT {
+                info!("no master of the job answers; trying until one does");
             }
             tokio::select! {
                 biased;

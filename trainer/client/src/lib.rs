@@ -122,7 +122,7 @@ pub use generation::{FailedTask, FailureCause, FailureDecision, GenerationClient
 pub use held_tasks::{HeldTasks, NextTask, TaskOutcome};
 pub use lanes::{Assignment, LaneFollower};
 pub use master::Master;
-pub use node::{Entered, Joined, NodeError, NodeIdentity, NodeSession, Terms};
+pub use node::{Change, Entered, Joined, NodeError, NodeIdentity, NodeSession, Terms};
 pub use pservers::{ContributionName, Gradient, LaneShare, Pservers, Pulled};
 pub use saver::{SavedModel, SaverElection};
 pub use session::{Identity, RegisterError, Registration, Session};

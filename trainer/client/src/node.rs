@@ -69,6 +69,17 @@ pub enum Entered {
     Waits(String),
 }
 
+/// How a round changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Nodes to be added or, negative, removed; 0 if the round goes on. Otherwise, the node joins again.
+    pub nodes: i64,
+    /// Addresses of removed nodes, for users.
+    pub lost: String,
+    /// Grows with each change of the nodes, and is the same for all of them.
+    pub revision: i64,
+}
+
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
@@ -173,8 +184,7 @@ impl NodeSession {
     }
 
     /// Waits some seconds, at most `wait`, until the number of nodes to be added to `round` or, negative, removed from it is
-    /// another one than `known`; returns the number, and the addresses of removed nodes. With a number other
-    /// than 0, the node joins again.
+    /// another one than `known`.
     ///
     /// # Errors
     /// See [`NodeError`].
@@ -184,7 +194,7 @@ impl NodeSession {
         known: i64,
         report: Option<NodeReport>,
         wait: Duration,
-    ) -> Result<(i64, String), NodeError> {
+    ) -> Result<Change, NodeError> {
         self.watch_for(round, known, report, wait.min(WAIT)).await
     }
 
@@ -192,7 +202,7 @@ impl NodeSession {
     ///
     /// # Errors
     /// See [`NodeError`].
-    pub async fn change(&self, round: Round) -> Result<(i64, String), NodeError> {
+    pub async fn change(&self, round: Round) -> Result<Change, NodeError> {
         self.watch_for(round, 0, None, Duration::ZERO).await
     }
 
@@ -202,7 +212,7 @@ impl NodeSession {
         known: i64,
         report: Option<NodeReport>,
         wait: Duration,
-    ) -> Result<(i64, String), NodeError> {
+    ) -> Result<Change, NodeError> {
         let request = WatchRequest {
             node: self.caller(),
             round: round.0,
@@ -216,7 +226,7 @@ impl NodeSession {
                 async move { ElasticClient::new(channel).watch(request).await }
             })
             .await?;
-        Ok((reply.change, reply.lost))
+        Ok(Change { nodes: reply.change, lost: reply.lost, revision: reply.revision })
     }
 
     /// Enters a barrier of a round, and waits some seconds for it. `phase` counts how often the node passed
@@ -333,6 +343,8 @@ impl NodeSession {
         };
         called.map_err(|error| match error {
             CallError::JobEnded => NodeError::JobEnded,
+            // A master that has not shut down yet rejects calls with a reason of its own.
+            CallError::Rejected(_) if self.acting.has_job_ended() => NodeError::JobEnded,
             CallError::Rejected(status) => match steadfast_proto::kind(&status) {
                 ErrorKind::NotFound => NodeError::Unregistered,
                 kind => NodeError::Rejected { kind, message: status.message().to_owned() },

@@ -60,13 +60,20 @@ pub fn parse(lines: &str) -> Result<Vec<Revision>, ParseError> {
             return Err(failed(reason));
         }
         for Event { kind, kv } in response.events.unwrap_or_default() {
-            let text = |it: &str| {
-                decode(it).ok_or_else(|| failed("a key or value is not UTF-8 in Base64".to_owned()))
+            let bytes = |it: &str| {
+                let decoded = BASE64_STANDARD.decode(it);
+                decoded.map_err(|_| failed("a key or value is not Base64".to_owned()))
             };
+            let key = String::from_utf8(bytes(&kv.key)?)
+                .map_err(|_| failed("a key is not UTF-8".to_owned()))?;
             let is_delete = kind == 1 || kind == "DELETE";
             let change = Change {
-                key: text(&kv.key)?,
-                value: if is_delete { None } else { Some(text(&kv.value)?) },
+                key,
+                // The data of barriers are bytes of any kind; all other values are JSON, which is UTF-8.
+                value: match is_delete {
+                    true => None,
+                    false => Some(String::from_utf8_lossy(&bytes(&kv.value)?).into_owned()),
+                },
                 create_revision: kv.create_revision,
                 version: kv.version,
             };
@@ -75,11 +82,6 @@ pub fn parse(lines: &str) -> Result<Vec<Revision>, ParseError> {
     }
     let revision = |(revision, changes)| Revision { revision, changes };
     Ok(revisions.into_iter().map(revision).collect())
-}
-
-/// Decodes Base64 of UTF-8.
-fn decode(text: &str) -> Option<String> {
-    String::from_utf8(BASE64_STANDARD.decode(text).ok()?).ok()
 }
 
 #[cfg(test)]
@@ -104,6 +106,15 @@ mod tests {
             Revision { revision: 7, changes: vec![deleted("/a")] },
         ];
         assert_eq!(parse(lines).unwrap(), expected);
+    }
+
+    #[test]
+    fn the_data_of_a_barrier_need_not_be_text() {
+        let line = r#"{"Events":[{"kv":{"key":"L2E=","mod_revision":5,"value":"/w=="}}]}"#;
+        let revisions = parse(line).unwrap();
+        assert_eq!(revisions[0].changes[0].value.as_deref(), Some("\u{fffd}"));
+        let line = r#"{"Events":[{"kv":{"key":"/w==","mod_revision":5}}]}"#;
+        assert!(parse(line).unwrap_err().to_string().contains("a key is not UTF-8"));
     }
 
     #[test]

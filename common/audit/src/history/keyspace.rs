@@ -1,4 +1,4 @@
-//! All keys but the task queues: the lock, generations, checkpoints, and write-once records.
+//! All keys but the task queues and the rendezvous: the lock, generations, checkpoints, and write-once records.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use steadfast_common::keys::Keys;
 use steadfast_common::records::{CheckpointRecord, GenerationRecord};
 
 use super::records::read;
-use super::{Change, HistoryReport, Job, Revision, Rule};
+use super::{Change, HistoryReport, Revision, Rule};
 
 /// The checked keys, as of the last revision.
 pub(super) struct Keyspace<'a> {
@@ -26,9 +26,9 @@ struct Lock {
 }
 
 impl<'a> Keyspace<'a> {
-    pub fn new(job: &Job<'a>, start: &[Change]) -> Self {
+    pub fn new(keys: &'a Keys, start: &[Change]) -> Self {
         let mut keyspace = Self {
-            keys: job.keys,
+            keys,
             lock: None,
             youngest: 0,
             generation: None,
@@ -82,6 +82,7 @@ impl<'a> Keyspace<'a> {
             keys.given_up_prefix(),
             keys.checkpoints_prefix(),
             keys.generations_prefix(),
+            keys.rendezvous_prefix(),
         ];
         let single = [keys.generation(), keys.init(), keys.evaluation(), keys.result()];
         under.iter().any(|prefix| key.starts_with(prefix)) || single.iter().any(|it| it == key)

@@ -59,6 +59,11 @@ impl Etcd {
         }
     }
 
+    /// The keys that begin with `prefix`.
+    pub fn keys_below(&self, prefix: &str) -> impl Iterator<Item = &String> {
+        self.entries.keys().filter(move |key| key.starts_with(prefix))
+    }
+
     fn lock(&self, holder: u128) -> Op {
         put(&self.keys.master_lock(), &LockRecord { holder: Uuid::from_u128(holder) })
     }

@@ -1,0 +1,93 @@
+//! The last commit of the workers of a node, in the memory of the agent: it outlives a worker that is killed.
+//!
+//! There are two buffers. A worker overwrites the one that does not hold the last commit, and reports the end;
+//! so a worker that dies while it writes leaves the last commit as it is.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use steadfast_process::Failure;
+
+/// Two buffers in anonymous memory.
+#[derive(Debug)]
+pub(crate) struct Commits {
+    buffers: [OwnedFd; 2],
+    last: Option<Commit>,
+}
+
+/// A commit, and the buffer that holds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Commit {
+    pub path: String,
+    pub number: u64,
+    pub bytes: u64,
+}
+
+impl Commits {
+    /// # Errors
+    /// If the system refuses the memory.
+    pub fn new() -> Result<Self, Failure> {
+        let create = || {
+            memfd_create("steadfast-commit", MemfdFlags::CLOEXEC)
+                .map_err(|error| Failure::io("cannot allocate memory for commits", &error.into()))
+        };
+        Ok(Self { buffers: [create()?, create()?], last: None })
+    }
+
+    /// Returns the path at which a worker writes its next commit.
+    pub fn begin(&self) -> String {
+        let paths = self.buffers.each_ref().map(path);
+        let is_free = |path: &&String| self.last.as_ref().is_none_or(|last| last.path != **path);
+        paths.iter().find(is_free).cloned().unwrap_or_default()
+    }
+
+    /// Keeps a commit that was written. One of another buffer, or an older one, does not count.
+    pub fn end(&mut self, commit: Commit) {
+        let is_known = self.buffers.iter().any(|buffer| path(buffer) == commit.path);
+        let is_newer = self.last.as_ref().is_none_or(|last| last.number <= commit.number);
+        if is_known && is_newer {
+            self.last = Some(commit);
+        }
+    }
+
+    pub fn last(&self) -> Option<&Commit> {
+        self.last.as_ref()
+    }
+}
+
+/// Returns the path at which other processes of the same user open a buffer.
+fn path(buffer: &OwnedFd) -> String {
+    format!("/proc/{}/fd/{}", std::process::id(), buffer.as_raw_fd())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// S001-38: a worker that dies while it writes a commit leaves the one before.
+    #[test]
+    fn the_last_commit_is_never_overwritten() {
+        let mut commits = Commits::new().unwrap();
+        let first = commits.begin();
+        std::fs::write(&first, "one").unwrap();
+        commits.end(Commit { path: first.clone(), number: 1, bytes: 3 });
+        let second = commits.begin();
+        assert_ne!(first, second);
+        std::fs::write(&second, "tw").unwrap();
+        let last = commits.last().unwrap().clone();
+        assert_eq!((last.number, std::fs::read(last.path).unwrap()), (1, b"one".to_vec()));
+        commits.end(Commit { path: second, number: 2, bytes: 2 });
+        assert_eq!(commits.begin(), first);
+    }
+
+    #[test]
+    fn a_commit_of_another_file_or_an_older_one_does_not_count() {
+        let mut commits = Commits::new().unwrap();
+        let path = commits.begin();
+        commits.end(Commit { path: "/etc/passwd".to_owned(), number: 9, bytes: 3 });
+        assert_eq!(commits.last(), None);
+        commits.end(Commit { path: path.clone(), number: 2, bytes: 3 });
+        commits.end(Commit { path: commits.begin(), number: 1, bytes: 3 });
+        assert_eq!(commits.last().map(|it| it.number), Some(2));
+    }
+}

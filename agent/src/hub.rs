@@ -1,0 +1,287 @@
+//! The agent's service for the workers of its node. Workers that use it are told of changes, and go on in the next
+//! round in the same process; others are restarted.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use steadfast_client::Change;
+use steadfast_common::ids::Round;
+use steadfast_host::random;
+use steadfast_host::task::Task;
+use steadfast_net::{Port, TlsIdentity};
+use steadfast_process::Failure;
+use steadfast_proto::access;
+use steadfast_proto::v1::worker_server::{Worker, WorkerServer};
+use steadfast_proto::v1::{
+    BeginCommitReply, BeginCommitRequest, ChangesReply, ChangesRequest, EndCommitReply,
+    EndCommitRequest, LastCommitReply, LastCommitRequest, MemberChange, NextRoundReply,
+    NextRoundRequest, ProgressReply, ProgressRequest, WorkerAssignment, next_round_reply,
+};
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
+use tonic::service::Routes;
+use tonic::{Request, Response, Status};
+
+use crate::commits::{Commit, Commits};
+use crate::environment::Place;
+
+/// Maximum time that a call may block. Workers repeat it.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// Changes of one round that are kept. Members need to know only that there are some.
+const CHANGES_MAX: usize = 64;
+
+/// The served hub. It ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Hub {
+    shared: Arc<Shared>,
+    /// `host:port name`: where workers connect.
+    pub address: String,
+    stop: CancellationToken,
+    _serving: Task<Result<(), tonic::transport::Error>>,
+}
+
+impl Drop for Hub {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// The mutex guards a few lines at a time.
+    state: Mutex<State>,
+    /// Changes with the state.
+    changed: watch::Sender<u64>,
+}
+
+#[derive(Debug)]
+struct State {
+    place: Option<Place>,
+    revision: i64,
+    changes: Vec<MemberChange>,
+    /// Workers that have asked for something in this life, by local rank.
+    connected: BTreeSet<u32>,
+    /// Workers that are ready to leave a round: which, by local rank.
+    ready: BTreeMap<u32, u64>,
+    /// What the node waits for, for users.
+    waits: String,
+    progress: Option<Instant>,
+    commits: Commits,
+}
+
+impl Hub {
+    /// Serves workers of this machine and user.
+    ///
+    /// # Errors
+    /// If no port is free, or the system refuses memory.
+    pub async fn serve() -> Result<Self, Failure> {
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State {
+                place: None,
+                revision: 0,
+                changes: Vec::new(),
+                connected: BTreeSet::new(),
+                ready: BTreeMap::new(),
+                waits: String::new(),
+                progress: None,
+                commits: Commits::new()?,
+            }),
+            changed: watch::Sender::new(0),
+        });
+        let port = |error| Failure::io("cannot listen for the workers of this node", &error);
+        let mut bound = Port::bind(([127, 0, 0, 1], 0).into()).await.map_err(port)?;
+        let name = format!("steadfast-agent-{}", random::uuid());
+        bound.also_unix(&name);
+        let address = format!("{} {name}", bound.local_addr().map_err(port)?);
+        let stop = CancellationToken::new();
+        let routes = Routes::new(WorkerServer::new(Service(shared.clone())));
+        let _serving = bound.serve(routes, access, &TlsIdentity::default(), stop.clone());
+        Ok(Self { shared, address, stop, _serving })
+    }
+
+    /// Begins a round: answers the workers that wait for it.
+    pub fn begin(&self, place: &Place) {
+        self.change(|state| {
+            state.place = Some(place.clone());
+            state.changes.clear();
+            state.ready.clear();
+            state.waits.clear();
+        });
+    }
+
+    /// Tells the workers how the members of their round change.
+    pub fn note(&self, change: &Change) {
+        self.change(|state| {
+            let (removed, added) = (change.nodes < 0, 0 < change.nodes);
+            state.revision = state.revision.max(change.revision);
+            if state.changes.len() < CHANGES_MAX {
+                let revision = change.revision;
+                state.changes.push(MemberChange { revision, removed, added });
+            }
+        });
+    }
+
+    /// Forgets what a worker said that has ended.
+    pub fn forget(&self, local_rank: u32) {
+        self.change(|state| {
+            state.connected.remove(&local_rank);
+            state.ready.remove(&local_rank);
+        });
+    }
+
+    /// Returns whether a worker has asked for something.
+    pub fn is_connected(&self, local_rank: u32) -> bool {
+        self.shared.lock().connected.contains(&local_rank)
+    }
+
+    /// Returns the workers that are ready to leave `round`.
+    pub fn ready(&self, round: Round) -> BTreeSet<u32> {
+        let state = self.shared.lock();
+        let ready = state.ready.iter().filter(|(_, after)| **after == round.0);
+        ready.map(|(local_rank, _)| *local_rank).collect()
+    }
+
+    /// Returns when a worker last reported progress.
+    pub fn last_progress(&self) -> Option<Instant> {
+        self.shared.lock().progress
+    }
+
+    /// Returns a receiver that is notified of every change.
+    pub fn subscribe(&self) -> watch::Receiver<u64> {
+        self.shared.changed.subscribe()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.shared.lock());
+        self.shared.changed.send_modify(|changes| *changes += 1);
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().expect("no holder panics")
+    }
+
+    /// Answers as soon as there is an answer, or after `wait_ms` what `late` says.
+    async fn until<T>(
+        &self,
+        wait_ms: u32,
+        answer: impl Fn(&State) -> Option<T>,
+        late: impl FnOnce(&State) -> T,
+    ) -> T {
+        let deadline = Instant::now() + Duration::from_millis(wait_ms.into()).min(WAIT_MAX);
+        let mut changes = self.changed.subscribe();
+        loop {
+            changes.mark_unchanged();
+            if let Some(answer) = answer(&self.lock()) {
+                return answer;
+            }
+            if timeout_at(deadline, changes.changed()).await.is_err() {
+                return late(&self.lock());
+            }
+        }
+    }
+}
+
+struct Service(Arc<Shared>);
+
+impl Service {
+    fn connected(&self, local_rank: u32) {
+        self.0.lock().connected.insert(local_rank);
+    }
+}
+
+fn assignment(place: &Place, local_rank: u32) -> WorkerAssignment {
+    let (host, port) = place.master();
+    let own = place.own();
+    WorkerAssignment {
+        round: place.record.round.0,
+        rank: own.first_rank + local_rank,
+        local_rank,
+        world_size: place.record.world_size,
+        local_world_size: own.slots,
+        group_rank: place.rank as u32,
+        group_world_size: place.record.members.len() as u32,
+        master_addr: host.to_owned(),
+        master_port: port.into(),
+    }
+}
+
+#[tonic::async_trait]
+impl Worker for Service {
+    async fn changes(
+        &self,
+        request: Request<ChangesRequest>,
+    ) -> Result<Response<ChangesReply>, Status> {
+        let ChangesRequest { local_rank, revision, wait_ms } = request.into_inner();
+        self.connected(local_rank);
+        let all = |state: &State| ChangesReply {
+            revision: state.revision,
+            changes: state.changes.clone(),
+        };
+        let newer = |state: &State| (revision < state.revision).then(|| all(state));
+        Ok(Response::new(self.0.until(wait_ms, newer, all).await))
+    }
+
+    async fn next_round(
+        &self,
+        request: Request<NextRoundRequest>,
+    ) -> Result<Response<NextRoundReply>, Status> {
+        let NextRoundRequest { local_rank, after, wait_ms } = request.into_inner();
+        self.connected(local_rank);
+        {
+            let mut state = self.0.lock();
+            if state.place.as_ref().is_some_and(|place| place.record.round.0 == after) {
+                state.ready.insert(local_rank, after);
+            }
+        }
+        self.0.changed.send_modify(|changes| *changes += 1);
+        let later = |state: &State| {
+            let place = state.place.as_ref().filter(|place| after < place.record.round.0)?;
+            Some(next_round_reply::Next::Assignment(assignment(place, local_rank)))
+        };
+        let waits = |state: &State| next_round_reply::Next::Wait(state.waits.clone());
+        let next = self.0.until(wait_ms, later, waits).await;
+        Ok(Response::new(NextRoundReply { next: Some(next) }))
+    }
+
+    async fn begin_commit(
+        &self,
+        _: Request<BeginCommitRequest>,
+    ) -> Result<Response<BeginCommitReply>, Status> {
+        let path = self.0.lock().commits.begin();
+        Ok(Response::new(BeginCommitReply { path }))
+    }
+
+    async fn end_commit(
+        &self,
+        request: Request<EndCommitRequest>,
+    ) -> Result<Response<EndCommitReply>, Status> {
+        let EndCommitRequest { path, number, bytes } = request.into_inner();
+        self.0.lock().commits.end(Commit { path, number, bytes });
+        Ok(Response::new(EndCommitReply {}))
+    }
+
+    async fn last_commit(
+        &self,
+        _: Request<LastCommitRequest>,
+    ) -> Result<Response<LastCommitReply>, Status> {
+        let last = self.0.lock().commits.last().cloned();
+        Ok(Response::new(last.map_or_else(LastCommitReply::default, |commit| LastCommitReply {
+            path: commit.path,
+            number: commit.number,
+            bytes: commit.bytes,
+        })))
+    }
+
+    async fn progress(
+        &self,
+        _: Request<ProgressRequest>,
+    ) -> Result<Response<ProgressReply>, Status> {
+        self.0.lock().progress = Some(Instant::now());
+        Ok(Response::new(ProgressReply {}))
+    }
+}

@@ -1,0 +1,292 @@
+//! One round after the other: starts, watches, keeps and stops the workers of this node.
+
+use std::collections::BTreeSet;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures::FutureExt;
+use steadfast_common::error::ErrorKind;
+use steadfast_process::{Failure, Shutdown};
+use steadfast_proto::v1::NodeReport;
+use steadfast_supervise::WorkerSet;
+use tokio::time::{Instant, interval, sleep, sleep_until};
+use tracing::{error, info, warn};
+
+use crate::environment::Place;
+use crate::membership::{Exited, failure};
+use crate::run::{Agent, WORKERS_FAILED, start_failure};
+use crate::watch::{RoundOver, describe, until_over};
+
+/// How long workers may take to write their stacks.
+const DUMP_TIME: Duration = Duration::from_secs(2);
+
+/// How often the time of the last output is checked.
+const HANG_CHECK: Duration = Duration::from_millis(200);
+
+/// A time that does not come.
+const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// How a round ended for the workers of this node.
+#[derive(Debug)]
+enum RoundEnd {
+    /// All of them have succeeded.
+    Succeeded,
+    /// They stay for the next round: all that run have left this one.
+    Stay,
+    /// They are stopped, and started again in the next round.
+    Restart,
+    /// One failed, and no restart is left.
+    Exhausted,
+    JobEnded,
+    Refused(Failure),
+    Interrupted,
+}
+
+/// The workers of this node.
+#[derive(Default)]
+struct Workers {
+    set: WorkerSet,
+    /// Those that run, by local rank.
+    running: BTreeSet<usize>,
+    has_succeeded: bool,
+    /// The registration was lost in this round.
+    is_unregistered: bool,
+}
+
+impl Agent<'_> {
+    /// Runs one round after the other.
+    pub async fn rounds(&mut self, shutdown: &Shutdown) -> Result<ExitCode, Failure> {
+        let mut workers = Workers::default();
+        let ended = self.rounds_of(&mut workers, shutdown).await;
+        // First, so that the others know why their collectives fail while the workers here end.
+        self.membership.leave().await;
+        workers.set.stop(self.args.grace).await;
+        ended
+    }
+
+    async fn rounds_of(
+        &mut self,
+        workers: &mut Workers,
+        shutdown: &Shutdown,
+    ) -> Result<ExitCode, Failure> {
+        loop {
+            self.readiness.set_not_ready("joins a round");
+            let take_ports = self.take_ports();
+            let (place, held) = tokio::select! {
+                biased;
+                () = shutdown.drain() => return Ok(interrupted()),
+                joined = self.membership.join(take_ports) => match joined {
+                    Err(failure) if failure.kind == ErrorKind::Stale => return self.job_ended().await,
+                    joined => joined?,
+                },
+            };
+            self.note_round(&place);
+            drop(held);
+            self.start(&place, workers).await?;
+            self.readiness.set_ready();
+            let ended = self.watch(&place, workers, shutdown).await;
+            if std::mem::take(&mut workers.is_unregistered) {
+                warn!("the registration was lost; registering again");
+                self.membership.session = None;
+            }
+            match ended {
+                RoundEnd::Stay => {}
+                RoundEnd::Restart => self.stop(workers).await,
+                RoundEnd::Succeeded => {
+                    let exit = self.membership.exit(self.args.exit_barrier_timeout);
+                    let exited = tokio::select! {
+                        biased;
+                        () = shutdown.drain() => return Ok(interrupted()),
+                        exited = exit => exited?,
+                    };
+                    match exited {
+                        Exited::All => return self.job_ended().await,
+                        Exited::Again => {}
+                    }
+                }
+                RoundEnd::Exhausted => return Ok(ExitCode::from(WORKERS_FAILED)),
+                RoundEnd::JobEnded => return self.job_ended().await,
+                RoundEnd::Refused(failure) => return Err(failure),
+                RoundEnd::Interrupted => return Ok(interrupted()),
+            }
+        }
+    }
+
+    fn note_round(&self, place: &Place) {
+        self.counts.rounds.fetch_add(1, Ordering::Relaxed);
+        self.counts.round.store(place.record.round.0, Ordering::Relaxed);
+        info!(
+            round = place.record.round.0,
+            rank = place.rank,
+            nodes = place.record.members.len(),
+            workers = place.record.world_size,
+            "round begins"
+        );
+    }
+
+    /// Starts the workers that do not run, and answers those that wait for the round.
+    async fn start(&mut self, place: &Place, workers: &mut Workers) -> Result<(), Failure> {
+        let specs = self.specs(place)?;
+        // Some may have ended while the node waited for the round.
+        while let Some(Some((index, _))) = workers.set.next_exit().now_or_never() {
+            workers.running.remove(&index);
+            self.hub.forget(index as u32);
+        }
+        self.hub.begin(place);
+        if workers.running.is_empty() {
+            workers.set = self.supervisor.start_all(&specs).await.map_err(start_failure)?;
+        } else {
+            for (index, spec) in specs.iter().enumerate() {
+                if !workers.running.contains(&index) {
+                    let worker = self.supervisor.start(spec).map_err(start_failure)?;
+                    workers.set.replace(index, worker);
+                }
+            }
+        }
+        workers.running = (0..specs.len()).collect();
+        workers.has_succeeded = false;
+        self.counts.workers.store(specs.len() as u32, Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn stop(&self, workers: &mut Workers) {
+        workers.set.stop(self.args.grace).await;
+        workers.running.clear();
+        (0..self.args.nproc_per_node).for_each(|local_rank| self.hub.forget(local_rank));
+        self.counts.workers.store(0, Ordering::Relaxed);
+    }
+
+    /// Watches the workers of a round until all have succeeded, have left the round, or have to be stopped.
+    async fn watch(&self, place: &Place, workers: &mut Workers, shutdown: &Shutdown) -> RoundEnd {
+        let Some(session) = &self.membership.session else { return RoundEnd::Restart };
+        let (round, counts) = (place.record.round, &self.counts);
+        let report = || NodeReport {
+            restarts: counts.restarts.load(Ordering::Relaxed),
+            restarts_max: counts.restarts_max.load(Ordering::Relaxed),
+            state: "running".to_owned(),
+        };
+        let interval_ = self.args.monitor_interval;
+        let mut over = std::pin::pin!(until_over(session, round, report, interval_).fuse());
+        let mut check = interval(HANG_CHECK);
+        let mut said = self.hub.subscribe();
+        // Set when the round is over: by then the workers have left it, or are killed.
+        let mut leave_by: Option<Instant> = None;
+        let mut is_over_known = false;
+        loop {
+            said.mark_unchanged();
+            let ready = self.hub.ready(round);
+            let is_ready = |index: &usize| ready.contains(&(*index as u32));
+            if leave_by.is_some() && workers.running.iter().all(is_ready) {
+                return if workers.running.is_empty() { RoundEnd::Restart } else { RoundEnd::Stay };
+            }
+            if leave_by.is_none() && !ready.is_empty() {
+                info!(round = round.0, "a worker left the round: its collective failed");
+                leave_by = Some(Instant::now() + self.args.reset_timeout);
+            }
+            let deadline = leave_by.unwrap_or_else(|| Instant::now() + NEVER);
+            tokio::select! {
+                biased;
+                () = shutdown.drain() => return RoundEnd::Interrupted,
+                exited = workers.set.next_exit() => {
+                    let Some((index, exit)) = exited else { return RoundEnd::Succeeded };
+                    workers.running.remove(&index);
+                    self.hub.forget(index as u32);
+                    if exit.is_success() {
+                        workers.has_succeeded = true;
+                        continue;
+                    }
+                    let rank = place.own().first_rank as usize + index;
+                    let reason = format!("the worker of rank {rank} ended with {exit}");
+                    let change = match session.change(round).await {
+                        Ok(change) if change.nodes == 0 => None,
+                        Ok(change) => Some(describe(&change)),
+                        Err(error) => Some(failure(&error).message),
+                    };
+                    if leave_by.is_none() && !self.may_go_on(&reason, &exit.last_lines, change) {
+                        return RoundEnd::Exhausted;
+                    }
+                    if !self.can_stay(workers) {
+                        return RoundEnd::Restart;
+                    }
+                    leave_by.get_or_insert(Instant::now() + self.args.reset_timeout);
+                }
+                over = &mut over, if !is_over_known => {
+                    is_over_known = true;
+                    match over {
+                        RoundOver::Changed(change) => {
+                            info!(round = round.0, "round ends: {}", describe(&change));
+                            self.counts.changes.fetch_add(1, Ordering::Relaxed);
+                            self.hub.note(&change);
+                        }
+                        RoundOver::Unregistered => workers.is_unregistered = true,
+                        RoundOver::JobEnded => return RoundEnd::JobEnded,
+                        RoundOver::Failed(failure) => return RoundEnd::Refused(failure),
+                    }
+                    if !self.can_stay(workers) {
+                        return RoundEnd::Restart;
+                    }
+                    leave_by.get_or_insert(Instant::now() + self.args.reset_timeout);
+                }
+                _ = said.changed() => {}
+                () = sleep_until(deadline) => {
+                    for index in workers.running.iter().filter(|index| !is_ready(index)) {
+                        let rank = place.own().first_rank as usize + index;
+                        warn!(rank, "the worker did not leave the round in time; killing it");
+                        workers.set.kill(*index);
+                    }
+                    leave_by = Some(Instant::now() + self.args.reset_timeout);
+                }
+                _ = check.tick(), if self.args.hang_timeout.is_some() => {
+                    if let Some(reason) = self.hang(&workers.set).await {
+                        return match self.may_go_on(&reason, &[], None) {
+                            true => RoundEnd::Restart,
+                            false => RoundEnd::Exhausted,
+                        };
+                    }
+                }
+            }
+        }
+    }
+
+    /// Counts a failure, unless the round changed at the same time; returns whether another try is left.
+    fn may_go_on(&self, reason: &str, last_lines: &[String], change: Option<String>) -> bool {
+        if let Some(change) = change {
+            info!("{reason}; not counted as a failure: {change}");
+            return true;
+        }
+        let restarts = self.counts.restarts.fetch_add(1, Ordering::Relaxed) + 1;
+        let restarts_max = self.args.max_restarts;
+        last_lines.iter().for_each(|line| warn!("  {line}"));
+        match restarts <= restarts_max {
+            true => warn!(restarts, restarts_max, "restarting: {reason}"),
+            false => error!("{reason}; no restart is left (--max-restarts {restarts_max})"),
+        }
+        restarts <= restarts_max
+    }
+
+    /// Returns whether the workers that run can go on in the next round in the same process.
+    fn can_stay(&self, workers: &Workers) -> bool {
+        let mut running = workers.running.iter();
+        !workers.has_succeeded && running.all(|index| self.hub.is_connected(*index as u32))
+    }
+
+    /// Returns a description if no worker has printed or reported anything for the time that the user set.
+    async fn hang(&self, workers: &WorkerSet) -> Option<String> {
+        let limit = self.args.hang_timeout?;
+        let last = workers.workers().iter().filter_map(|worker| worker.last_output()).max();
+        let last = last.max(self.hub.last_progress())?;
+        if last.elapsed() < limit {
+            return None;
+        }
+        warn!(seconds = limit.as_secs_f64(), "no output; asking the workers for their stacks");
+        workers.dump_stacks();
+        sleep(DUMP_TIME).await;
+        Some(format!("the workers hang: no output for {limit:?} (--hang-timeout)"))
+    }
+}
+
+/// The exit code of a process that ended because of SIGTERM.
+fn interrupted() -> ExitCode {
+    ExitCode::from(128 + nix::sys::signal::Signal::SIGTERM as u8)
+}

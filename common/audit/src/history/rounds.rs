@@ -1,0 +1,234 @@
+//! The rendezvous of an elastic job, reconstructed from its keys.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use steadfast_common::ids::{NodeId, Phase, Round};
+use steadfast_common::keys::{Keys, TagKey};
+use steadfast_common::rendezvous::{
+    MemberRecord, NodeRange, NodeRecord, NodeState, ReleaseRecord, RoundRecord,
+};
+
+use super::records::read;
+use super::{Change, ElasticJob, HistoryReport, Revision, Rule};
+
+/// The rendezvous as of the last revision.
+pub(super) struct Rounds<'a> {
+    keys: &'a Keys,
+    allowed: NodeRange,
+    nodes: BTreeMap<NodeId, NodeRecord>,
+    /// The round that was formed last.
+    round: Option<RoundRecord>,
+    /// The nodes that have entries in each phase of each tag of that round.
+    entered: BTreeMap<(String, Phase), BTreeSet<NodeId>>,
+    is_over: bool,
+}
+
+impl<'a> Rounds<'a> {
+    pub fn new(job: &ElasticJob<'a>, start: &[Change]) -> Self {
+        let mut rounds = Self {
+            keys: job.keys,
+            allowed: job.nodes,
+            nodes: BTreeMap::new(),
+            round: None,
+            entered: BTreeMap::new(),
+            is_over: false,
+        };
+        // Violations within the initial state are not reported.
+        let start = Revision { revision: 0, changes: start.to_vec() };
+        rounds.check(&start, &mut HistoryReport::default());
+        rounds
+    }
+
+    /// Checks one revision and applies it.
+    pub fn check(&mut self, revision: &Revision, report: &mut HistoryReport) {
+        let (at, changes) = (revision.revision, &revision.changes);
+        self.check_end(at, changes, report);
+        changes.iter().for_each(|change| self.apply_node(at, change, report));
+        changes.iter().for_each(|change| self.apply_round(at, change, report));
+        let mut released = Vec::new();
+        for change in changes {
+            released.extend(self.apply_tag(at, change, report));
+        }
+        released.iter().for_each(|phase| self.check_released(at, phase, report));
+    }
+
+    /// Nothing of the rendezvous changes after the result.
+    fn check_end(&mut self, at: i64, changes: &[Change], report: &mut HistoryReport) {
+        let prefix = self.keys.rendezvous_prefix();
+        let changed = changes.iter().find(|change| change.key.starts_with(&prefix));
+        if let Some(change) = changed.filter(|_| self.is_over) {
+            report.breaks(at, Rule::End, format!("{} changed after the result", change.key));
+        }
+        self.is_over |= changes.iter().any(|change| change.key == self.keys.result());
+    }
+
+    fn apply_node(&mut self, at: i64, change: &Change, report: &mut HistoryReport) {
+        let Some(node) = self.keys.node_of(&change.key) else { return };
+        match &change.value {
+            Some(_) => {
+                let record = read(at, change, report);
+                self.nodes.extend(record.map(|record| (node, record)));
+            }
+            None => drop(self.nodes.remove(&node)),
+        }
+    }
+
+    fn apply_round(&mut self, at: i64, change: &Change, report: &mut HistoryReport) {
+        if change.key != self.keys.formed_round() {
+            return;
+        }
+        if change.value.is_none() {
+            return report.breaks(at, Rule::Rounds, "the last round was deleted");
+        }
+        let Some(formed) = read::<RoundRecord>(at, change, report) else { return };
+        self.check_number(at, &formed, report);
+        self.check_ranks(at, &formed, report);
+        self.check_order(at, &formed, report);
+        for member in formed.members.iter().filter(|member| !self.has_asked(member)) {
+            let text = format!(
+                "node {} is in round {}, and has not asked for it",
+                member.node, formed.round
+            );
+            report.breaks(at, Rule::Asked, text);
+        }
+        report.rounds += 1;
+        self.round = Some(formed);
+        self.entered.clear();
+    }
+
+    fn check_number(&self, at: i64, formed: &RoundRecord, report: &mut HistoryReport) {
+        let last = self.number();
+        if Some(formed.round.0) != last.0.checked_add(1) {
+            let text = format!("round {} follows round {last}", formed.round);
+            report.breaks(at, Rule::Rounds, text);
+        }
+        let (count, allowed) = (formed.members.len(), self.allowed);
+        if !(allowed.min() as usize..=allowed.max() as usize).contains(&count) {
+            let text = format!(
+                "round {} has {count} members; {} to {} are allowed",
+                formed.round,
+                allowed.min(),
+                allowed.max()
+            );
+            report.breaks(at, Rule::Rounds, text);
+        }
+    }
+
+    /// The ranks of the workers are 0 … n − 1, in the order of the members.
+    fn check_ranks(&self, at: i64, formed: &RoundRecord, report: &mut HistoryReport) {
+        let mut next: u64 = 0;
+        let mut seen = BTreeSet::new();
+        for member in &formed.members {
+            if u64::from(member.first_rank) != next || !seen.insert(member.node) {
+                let text = format!(
+                    "round {}: node {} has the ranks from {}; {next} is the next one",
+                    formed.round, member.node, member.first_rank
+                );
+                return report.breaks(at, Rule::Rounds, text);
+            }
+            next += u64::from(member.slots);
+        }
+        if u64::from(formed.world_size) != next {
+            let text = format!(
+                "round {} has {} workers, and {next} ranks",
+                formed.round, formed.world_size
+            );
+            report.breaks(at, Rule::Rounds, text);
+        }
+    }
+
+    /// Members of the last round come first, in its order; then the others, the oldest first.
+    fn check_order(&self, at: i64, formed: &RoundRecord, report: &mut HistoryReport) {
+        let seniority = |member: &MemberRecord| {
+            let rank = self.last_rank(member).unwrap_or(usize::MAX);
+            (rank, member.incarnation, member.node)
+        };
+        if !formed.members.is_sorted_by_key(seniority) {
+            let text = format!("round {} does not keep the order of its members", formed.round);
+            report.breaks(at, Rule::Rounds, text);
+        }
+    }
+
+    /// Whether a member asked for a round after the last one that it was in.
+    fn has_asked(&self, member: &MemberRecord) -> bool {
+        let known = self.nodes.get(&member.node);
+        match known.filter(|known| known.incarnation == member.incarnation).map(|it| it.state) {
+            Some(NodeState::Asked { after }) => {
+                let was_member = self.last_rank(member).is_some();
+                after <= self.number() && (!was_member || after == self.number())
+            }
+            Some(NodeState::Starting | NodeState::Late) | None => false,
+        }
+    }
+
+    /// Applies a change of a tag; returns the phase that it released.
+    fn apply_tag(
+        &mut self,
+        at: i64,
+        change: &Change,
+        report: &mut HistoryReport,
+    ) -> Option<(String, Phase)> {
+        let key = &change.key;
+        if !key.starts_with(&self.keys.all_tags_prefix()) {
+            return None;
+        }
+        let round = self.keys.tag_round_of(key);
+        let Some(tag_key) = round.and_then(|round| self.keys.tag_key_of(round, key)) else {
+            report.breaks(at, Rule::Value, format!("{key} is not the key of a tag"));
+            return None;
+        };
+        let is_put = change.value.is_some();
+        if round != Some(self.number()) {
+            if is_put {
+                let text = format!("{key} was written in round {}", self.number());
+                report.breaks(at, Rule::Barriers, text);
+            }
+            return None;
+        }
+        match tag_key {
+            TagKey::Released { tag } if is_put => {
+                let ReleaseRecord { phase } = read(at, change, report)?;
+                return Some((tag, phase));
+            }
+            TagKey::Released { .. } => {}
+            TagKey::Entry { tag, phase, node } if is_put => {
+                self.entered.entry((tag, phase)).or_default().insert(node);
+            }
+            TagKey::Entry { tag, phase, node } => {
+                let place = (tag, phase);
+                let nodes = self.entered.entry(place.clone()).or_default();
+                nodes.remove(&node);
+                if nodes.is_empty() {
+                    self.entered.remove(&place);
+                }
+            }
+        }
+        None
+    }
+
+    /// A phase is released when each member of the round has entered it.
+    fn check_released(&self, at: i64, phase: &(String, Phase), report: &mut HistoryReport) {
+        let members = self.round.iter().flat_map(|round| &round.members).map(|it| it.node);
+        let (members, nobody) = (members.collect::<BTreeSet<_>>(), BTreeSet::new());
+        let entered = self.entered.get(phase).unwrap_or(&nobody);
+        if *entered != members {
+            let (tag, phase) = phase;
+            let text = format!(
+                "phase {phase} of tag {tag} was released with {} entries; the round has {} members",
+                entered.len(),
+                members.len()
+            );
+            report.breaks(at, Rule::Barriers, text);
+        }
+    }
+
+    fn last_rank(&self, member: &MemberRecord) -> Option<usize> {
+        let is_same =
+            |it: &MemberRecord| it.node == member.node && it.incarnation == member.incarnation;
+        self.round.as_ref()?.members.iter().position(is_same)
+    }
+
+    fn number(&self) -> Round {
+        self.round.as_ref().map_or(Round(0), |round| round.round)
+    }
+}

@@ -1,0 +1,175 @@
+//! Agents and their workers, under kills.
+
+use steadfast_tests::{EtcdServer, Process, Scene, Signal, within};
+
+use crate::job::{ElasticJob, LIMIT, starts, together};
+
+/// S003-20…-25: one command, with nothing else running, runs the program and ends with it.
+#[test]
+fn a_program_runs_on_one_node_with_one_command() {
+    let scene = Scene::new();
+    let script = "echo $RANK of $WORLD_SIZE at $MASTER_ADDR";
+    let args = ["run", "--standalone", "--nproc-per-node", "2", "--", "sh", "-c", script];
+    let ended = scene.start("run", "steadfast", &args).end(LIMIT);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    let mut lines: Vec<&str> = ended.stdout.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(lines, ["[rank 0] 0 of 2 at 127.0.0.1", "[rank 1] 1 of 2 at 127.0.0.1"]);
+    scene.leaves_no_process();
+}
+
+/// S003-24, S003-25, S001-11: when a node is lost, added or leaves, the others go on in a round without or with
+/// it. The oldest has rank 0, and none of this counts as a failure. An agent that is killed leaves nothing.
+#[test]
+fn nodes_come_and_go_and_the_oldest_has_rank_0() {
+    let scene = Scene::new();
+    let job = ElasticJob::start(&scene, "1:3", &["--last-call", "500ms"]);
+    let mut a = job.agent("a");
+    let mut b = job.agent("b");
+    together(&[("a", &a), ("b", &b)]);
+    let c = job.agent("c");
+    let ranks = together(&[("a", &a), ("b", &b), ("c", &c)]);
+    assert_eq!(ranks["c"].rank, 2);
+    let (oldest, other) = if ranks["a"].rank == 0 { (&mut a, &b) } else { (&mut b, &a) };
+    oldest.signal(Signal::SIGKILL);
+    oldest.end(LIMIT);
+    let ranks = together(&[("other", other), ("c", &c)]);
+    assert_eq!((ranks["other"].rank, ranks["c"].rank), (0, 1));
+    let d = job.agent("d");
+    let ranks = together(&[("other", other), ("c", &c), ("d", &d)]);
+    assert_eq!((ranks["other"].rank, ranks["d"].rank), (0, 2));
+    d.signal(Signal::SIGTERM);
+    let ranks = together(&[("other", other), ("c", &c)]);
+    assert!(ranks.values().all(|it| it.restarts == 0), "{ranks:?}");
+    within(LIMIT, "no worker of the killed agent is left", || {
+        (scene.all_of("sleep").len() == 2).then_some(())
+    });
+}
+
+/// S003-25, S003-27: a worker that fails is restarted until no restart is left; then the agent fails.
+#[test]
+fn a_worker_that_fails_is_restarted_until_no_restart_is_left() {
+    let scene = Scene::new();
+    let script =
+        "echo run $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; echo why >&2; exit 7";
+    let args = ["run", "--standalone", "--max-restarts", "2", "--", "sh", "-c", script];
+    let ended = scene.start("run", "steadfast", &args).end(LIMIT);
+    assert_eq!(ended.code, Some(1));
+    let runs: Vec<&str> = ended.stdout.lines().collect();
+    assert_eq!(runs, ["[rank 0] run 0 of 2", "[rank 0] run 1 of 2", "[rank 0] run 2 of 2"]);
+    assert!(
+        ended.stderr.contains("the worker of rank 0 ended with exit code 7"),
+        "{}",
+        ended.stderr
+    );
+    assert!(ended.stderr.contains("why"), "{}", ended.stderr);
+}
+
+/// S003-25: the job has succeeded when all nodes have. A node that is lost after the first success does not make
+/// the others run again, since a program that is over may begin from the start.
+#[test]
+fn the_first_success_ends_the_job_even_if_another_node_is_lost() {
+    let scene = Scene::new();
+    let job = ElasticJob::start(&scene, "2:2", &[]);
+    let go = scene.path("go");
+    let script = format!("echo start; while [ ! -e {} ]; do sleep 0.05; done", go.display());
+    let mut a = job.agent_of("a", &[], &["sh", "-c", &script]);
+    let mut b = job.agent_of("b", &[], &["sh", "-c", "echo start; exec sleep 1000"]);
+    job.until_running(2);
+    within(LIMIT, "both workers run", || {
+        let is_started = |it: &Process| it.stdout().contains("start");
+        (is_started(&a) && is_started(&b)).then_some(())
+    });
+    scene.write("go", "");
+    job.until("the end waits for the other node", |status| {
+        status["waiting"].to_string().contains("the end of the job waits")
+    });
+    b.signal(Signal::SIGKILL);
+    b.end(LIMIT);
+    let ended = a.end(LIMIT);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert_eq!(ended.stdout.matches("start").count(), 1);
+}
+
+/// S003-8: another master goes on in the middle of a rendezvous, and while a round runs.
+#[test]
+fn a_standby_master_goes_on_in_the_middle_of_a_rendezvous() {
+    let scene = Scene::new();
+    let etcd = EtcdServer::embedded(&scene);
+    let file =
+        "name = \"job\"\nkind = \"elastic\"\n[nodes]\nmin = 2\nmax = 3\nlast_call = \"300ms\"\n";
+    let file = scene.write("job.toml", file).display().to_string();
+    let url = etcd.url();
+    let master = |name: &str| {
+        let args = ["--job", "job", "--job-file", &file, "--etcd-endpoints", &url];
+        scene.start(name, "steadfast-master", &args)
+    };
+    let agent = |name: &str| {
+        let script = "echo start $STEADFAST_ROUND $RANK $WORLD_SIZE $TORCHELASTIC_RESTART_COUNT \
+                      $MASTER_ADDR:$MASTER_PORT; exec sleep 1000";
+        let args = ["run", "--rdzv-endpoint", &url, "--rdzv-id", "job", "--nnodes", "2:3", "--"];
+        scene.start(name, "steadfast", &[&args[..], &["sh", "-c", script]].concat())
+    };
+    let mut first = master("first");
+    within(LIMIT, "the first master acts", || {
+        (!etcd.ctl(&["get", "--print-value-only", "/jobs/job/master/addr"]).is_empty())
+            .then_some(())
+    });
+    let mut second = master("second");
+    let a = agent("a");
+    within(LIMIT, "a node waits for another", || {
+        a.stderr().contains("to reach the minimum").then_some(())
+    });
+    first.signal(Signal::SIGKILL);
+    first.end(LIMIT);
+    let mut b = agent("b");
+    let ranks = together(&[("a", &a), ("b", &b)]);
+    assert_eq!(ranks["a"].round, 1);
+    // The round goes on under a third master; then a node is lost, and one is added.
+    let _third = master("third");
+    second.signal(Signal::SIGKILL);
+    second.end(LIMIT);
+    let c = agent("c");
+    together(&[("a", &a), ("b", &b), ("c", &c)]);
+    b.signal(Signal::SIGKILL);
+    b.end(LIMIT);
+    let ranks = together(&[("a", &a), ("c", &c)]);
+    assert!(ranks.values().all(|it| it.restarts == 0), "{ranks:?}");
+    let rounds: Vec<u64> = starts(&a).iter().map(|it| it.round).collect();
+    assert!(rounds.is_sorted_by(|one, next| one < next), "{rounds:?}");
+}
+
+/// S002-5: nodes that arrive one after another within the last call make one round.
+#[test]
+fn eight_nodes_that_arrive_one_after_another_make_one_round() {
+    let scene = Scene::new();
+    let job = ElasticJob::start(&scene, "1:8", &["--last-call", "20s"]);
+    let names: Vec<String> = (0..8).map(|node| format!("n{node}")).collect();
+    let mut agents = Vec::new();
+    for (count, name) in names.iter().enumerate() {
+        agents.push(job.agent(name));
+        job.until("the node has arrived", |status| {
+            status["nodes"].as_array().is_some_and(|nodes| count < nodes.len())
+        });
+    }
+    let named: Vec<(&str, &Process)> = names.iter().map(String::as_str).zip(&agents).collect();
+    let ranks = together(&named);
+    assert!(ranks.values().all(|it| it.round == 1), "{ranks:?}");
+    assert!(agents.iter().all(|agent| starts(agent).len() == 1));
+}
+
+/// Hang detection: workers that print nothing are asked for their stacks, and restarted as after a failure.
+#[test]
+fn workers_that_hang_print_their_stacks_and_are_restarted() {
+    let scene = Scene::new();
+    let script = "import faulthandler, os, signal, time\n\
+                  faulthandler.register(signal.SIGUSR1)\n\
+                  def stuck(): time.sleep(1000)\n\
+                  print('run', flush=True)\n\
+                  os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and stuck()\n";
+    let args = ["run", "--standalone", "--hang-timeout", "2s", "--", "python3", "-c", script];
+    let ended = scene.start("run", "steadfast", &args).end(LIMIT);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert_eq!(ended.stdout.matches("run").count(), 2);
+    assert!(ended.stderr.contains("in stuck") && ended.stderr.contains("hang"), "{}", ended.stderr);
+}

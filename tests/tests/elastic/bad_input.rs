@@ -1,0 +1,88 @@
+//! Each invalid input gets one clear error.
+
+use steadfast_tests::{Scene, Signal, within};
+
+use crate::job::{ElasticJob, LIMIT, stubborn};
+
+#[track_caller]
+fn fails(scene: &Scene, args: &[&str], code: i32, message: &str) {
+    let ended = scene.start("fails", "steadfast", args).end(LIMIT);
+    assert_eq!(ended.code, Some(code), "{args:?}: {}", ended.stderr);
+    assert!(ended.stderr.contains(message), "{args:?}: {}", ended.stderr);
+    assert_eq!(ended.stdout, "");
+}
+
+/// S003-20: impossible flags are refused before anything is started.
+#[test]
+fn impossible_flags_are_refused() {
+    let scene = Scene::new();
+    let run = |flags: &[&'static str]| [&["run"], flags, &["--", "true"]].concat();
+    for (flags, message) in [
+        (&["--standalone", "--nnodes", "3:2"][..], "3 is more than 2"),
+        (&["--standalone", "--nnodes", "0:2"], "numbers from 1 to 2048"),
+        (&["--standalone", "--nproc-per-node", "0"], "a number from 1 to 4096"),
+        (&["--standalone", "--nproc-per-node", "gpu"], "no GPU"),
+        (&["--standalone", "--rdzv-endpoint", "a:1"], "cannot be used with"),
+        (&["--standalone", "--quiet"], "--log-dir"),
+        (&["--rdzv-id", "a/b", "--rdzv-endpoint", "a:1"], "letters, digits"),
+        (&[], "--rdzv-endpoint"),
+        (&["--standalone", "--address", "a:b"], "is not a port"),
+    ] {
+        fails(&scene, &run(flags), 2, message);
+    }
+    fails(
+        &scene,
+        &["run", "--standalone", "--", "no-such-program"],
+        3,
+        "no program `no-such-program`",
+    );
+    fails(&scene, &["run", "--standalone"], 2, "<CMD>");
+}
+
+/// S003-1: agents that expect other numbers of nodes, or have the address of another, are refused.
+#[test]
+fn an_agent_that_does_not_belong_is_refused() {
+    let scene = Scene::new();
+    let job = ElasticJob::start(&scene, "1:3", &["--last-call", "100ms"]);
+    let _agent = job.agent_of("a", &["--address", "127.0.0.1:21999"], &["sleep", "1000"]);
+    job.until_running(1);
+    let etcd = job.etcd.to_string();
+    let run = |nodes: &'static str, address: &'static str| {
+        let args = ["run", "--rdzv-endpoint", &etcd, "--rdzv-id", "job", "--nnodes", nodes];
+        let args = [&args[..], &["--address", address, "--", "true"]].concat();
+        args.into_iter().map(str::to_owned).collect::<Vec<String>>()
+    };
+    for (args, message) in [
+        (run("1:2", "127.0.0.1"), "the node expects 1 to 2 nodes, and the job 1 to 3"),
+        (run("1:3", "127.0.0.1:21999"), "the address 127.0.0.1:21999 is that of node"),
+    ] {
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        fails(&scene, &args, 4, message);
+    }
+    job.until_running(1);
+}
+
+/// S003-26: SIGTERM reaches the workers. One that ignores it is killed after the grace period.
+#[test]
+fn a_worker_that_ignores_sigterm_is_killed_after_the_grace_period() {
+    let scene = Scene::new();
+    let script = stubborn(&scene).display().to_string();
+    let args = ["run", "--standalone", "--grace", "300ms", "--", "sh", &script];
+    let mut run = scene.start("run", "steadfast", &args);
+    within(LIMIT, "the worker runs", || run.stdout().contains("ready").then_some(()));
+    run.signal(Signal::SIGTERM);
+    assert_eq!(run.end(LIMIT).code, Some(143));
+    scene.leaves_no_process();
+}
+
+/// A port that is taken is named with the flag that chooses another.
+#[test]
+fn a_port_that_is_taken_is_named() {
+    let scene = Scene::new();
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let args = ["run", "--standalone", "--admin-listen", &address, "--", "true"];
+    fails(&scene, &args, 4, "choose another with --admin-listen");
+    let args = ["rendezvous", "--rdzv-id", "j", "--nnodes", "1:1", "--listen", &address];
+    fails(&scene, &args, 4, &address);
+}

@@ -1,0 +1,7 @@
+//! Elastic jobs of real processes: the service that any program can call, and agents with their workers, under
+//! kills and invalid input.
+
+mod agents;
+mod bad_input;
+mod job;
+mod service;
