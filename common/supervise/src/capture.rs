@@ -174,19 +174,32 @@ mod tests {
 
     #[tokio::test]
     async fn a_program_that_hangs_is_killed_with_its_group() {
-        let limits = CaptureLimits { time: Duration::from_millis(200), bytes: 100 };
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("pid");
         for rest in ["wait", "exit 0", "exec >/dev/null 2>&1; wait"] {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().join("pid");
             let script = format!("sleep 1000 & echo $! > {}; {rest}", path.display());
-            let error = sh(&script, limits).await.unwrap_err();
-            assert!(matches!(error, CaptureError::TimedOut(_)), "{rest}: {error}");
-            let id = std::fs::read_to_string(&path).unwrap();
-            let stat = format!("/proc/{}/stat", id.trim());
-            let is_alive = || std::fs::read_to_string(&stat).is_ok_and(|it| !it.contains(") Z "));
-            while is_alive() {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
+            let mut time = Duration::from_millis(200);
+            // On a busy machine the program may be killed before it has begun.
+            let id = loop {
+                let error = sh(&script, CaptureLimits { time, bytes: 100 }).await.unwrap_err();
+                assert!(matches!(error, CaptureError::TimedOut(_)), "{rest}: {error}");
+                match std::fs::read_to_string(&path).ok().and_then(|id| id.trim().parse().ok()) {
+                    Some(id) => break id,
+                    None => time *= 2,
+                }
+            };
+            until_dead(id).await;
         }
+    }
+
+    async fn until_dead(id: u32) {
+        for _ in 0..1000 {
+            let stat = std::fs::read_to_string(format!("/proc/{id}/stat"));
+            if !stat.is_ok_and(|it| !it.contains(") Z ")) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("process {id} is alive");
     }
 }
