@@ -215,5 +215,10 @@ fn id(node: usize) -> NodeId {
 
 fn agent(node: usize) -> AgentRecord {
     let slots = node as u32 % 3 + 1;
-    AgentRecord { address: format!("host-{node}:29500"), slots, admin: String::new(), launched_on: None }
+    AgentRecord {
+        address: format!("host-{node}:29500"),
+        slots,
+        admin: String::new(),
+        launched_on: None,
+    }
 }
