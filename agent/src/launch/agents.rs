@@ -167,7 +167,7 @@ impl Agents {
         let tx = self.tx.clone();
         let task = spawn(async move {
             let ended = agent.live(slots).await;
-            // An error means that nobody waits for it any more.
+            // An error means that the waiting caller has gone.
             let _ = tx.send(ended).await;
         });
         if let Some(before) = self.tasks.insert(host, AgentTask { launch, stop, task }) {

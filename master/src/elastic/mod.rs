@@ -1,7 +1,7 @@
 //! The event loop of the acting master of an elastic job: only it decides, commits and evolves.
 //!
 //! Requests that arrive during a commit are decided together and committed in one transaction; then they are
-//! answered from the state. While a commit is in progress nobody sees the state, and if it fails, the term ends
+//! answered from the state. While a commit is in progress the state is not visible, and if it fails, the term ends
 //! and the state is dropped; so memory is never ahead of etcd.
 
 mod agents;

@@ -215,7 +215,7 @@ def test_a_worker_that_dies_within_an_update_leaves_no_half_of_it():
 
 
 def test_a_worker_that_dies_while_the_state_is_sent_costs_the_others_nothing():
-    """S001-39: after a notice the state of that moment is kept, whoever fails before the next round
+    """S001-39: after a notice the state of that moment is kept, even if a worker fails before the next round
     trains.
     """
     with Threads("a", "b") as workers:

@@ -55,7 +55,7 @@ def test_nodes_go_on_at_once_without_an_agent_that_was_killed(tmp_path: pathlib.
         killed_at = time.time()
         nodes.pop(first["node"]).kill()
         workers = cluster.running("".join(nodes))
-        assert max(it["time"] for it in workers) - killed_at < 30, "nobody waits for a timeout"
+        assert max(it["time"] for it in workers) - killed_at < 30, "no worker waits for a timeout"
         assert {it["torchelastic_restart_count"] for it in workers} == {0}
         started = len(cluster.events("started"))
         early = workers[0]["node"]

@@ -209,8 +209,8 @@ impl<'a> Rounds<'a> {
     /// A phase is released when each member of the round has entered it.
     fn check_released(&self, at: i64, phase: &(String, Phase), report: &mut HistoryReport) {
         let members = self.round.iter().flat_map(|round| &round.members).map(|it| it.node);
-        let (members, nobody) = (members.collect::<BTreeSet<_>>(), BTreeSet::new());
-        let entered = self.entered.get(phase).unwrap_or(&nobody);
+        let (members, empty) = (members.collect::<BTreeSet<_>>(), BTreeSet::new());
+        let entered = self.entered.get(phase).unwrap_or(&empty);
         if *entered != members {
             let (tag, phase) = phase;
             let text = format!(
