@@ -16,12 +16,10 @@ mod coordinator;
 mod environment;
 mod hub;
 mod launch;
-mod membership;
 mod metrics;
 mod ports;
 mod rounds;
 mod run;
-mod watch;
 
 pub use args::RunArgs;
 pub use coordinator::{RendezvousArgs, rendezvous};

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::FutureExt;
+use steadfast_client::{Exited, RoundOver, until_over};
 use steadfast_common::error::ErrorKind;
 use steadfast_process::{Failure, Shutdown};
 use steadfast_proto::v1::NodeReport;
@@ -14,9 +15,7 @@ use tokio::time::{Instant, interval, sleep, sleep_until};
 use tracing::{error, info, warn};
 
 use crate::environment::Place;
-use crate::membership::{Exited, failure};
-use crate::run::{Agent, WORKERS_FAILED, start_failure};
-use crate::watch::{RoundOver, describe, until_over};
+use crate::run::{Agent, WORKERS_FAILED, describe, failure, start_failure};
 
 /// How long workers may take to write their stacks.
 const DUMP_TIME: Duration = Duration::from_secs(2);
@@ -72,11 +71,10 @@ impl Agent<'_> {
     ) -> Result<ExitCode, Failure> {
         loop {
             self.readiness.set_not_ready("joins a round");
-            let take_ports = self.take_ports();
             let (place, held) = tokio::select! {
                 biased;
                 () = shutdown.drain() => return Ok(interrupted()),
-                joined = self.membership.join(take_ports) => match joined {
+                joined = self.join() => match joined {
                     Err(failure) if failure.kind == ErrorKind::Stale => return self.job_ended().await,
                     joined => joined?,
                 },
@@ -88,7 +86,7 @@ impl Agent<'_> {
             let ended = self.watch(&place, workers, shutdown).await;
             if std::mem::take(&mut workers.is_unregistered) {
                 warn!("the registration was lost; registering again");
-                self.membership.session = None;
+                self.membership.forget();
             }
             match ended {
                 RoundEnd::Stay => {}
@@ -98,7 +96,7 @@ impl Agent<'_> {
                     let exited = tokio::select! {
                         biased;
                         () = shutdown.drain() => return Ok(interrupted()),
-                        exited = exit => exited?,
+                        exited = exit => exited.map_err(|error| failure(&error))?,
                     };
                     match exited {
                         Exited::All => return self.job_ended().await,
@@ -159,7 +157,7 @@ impl Agent<'_> {
 
     /// Watches the workers of a round until all have succeeded, have left the round, or have to be stopped.
     async fn watch(&self, place: &Place, workers: &mut Workers, shutdown: &Shutdown) -> RoundEnd {
-        let Some(session) = &self.membership.session else { return RoundEnd::Restart };
+        let Some(session) = self.membership.session() else { return RoundEnd::Restart };
         let (round, counts) = (place.record.round, &self.counts);
         let report = || NodeReport {
             restarts: counts.restarts.load(Ordering::Relaxed),
@@ -221,7 +219,7 @@ impl Agent<'_> {
                         }
                         RoundOver::Unregistered => workers.is_unregistered = true,
                         RoundOver::JobEnded => return RoundEnd::JobEnded,
-                        RoundOver::Failed(failure) => return RoundEnd::Refused(failure),
+                        RoundOver::Failed(error) => return RoundEnd::Refused(failure(&error)),
                     }
                     if !self.can_stay(workers) {
                         return RoundEnd::Restart;

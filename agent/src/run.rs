@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use steadfast_client::Terms;
+use steadfast_client::{Change, Membership, NodeError, NodeIdentity, Terms};
 use steadfast_common::elastic::ElasticSpec;
 use steadfast_common::error::ErrorKind;
-use steadfast_common::ids::{NodeId, Round};
+use steadfast_common::ids::NodeId;
 use steadfast_common::keys::Keys;
 use steadfast_common::rendezvous::AgentRecord;
 use steadfast_common::role::Role;
@@ -29,9 +29,8 @@ use crate::coordinator::{Coordinator, Settings};
 use crate::environment::{Fixed, Place};
 use crate::hub::Hub;
 use crate::launch::leash;
-use crate::membership::Membership;
 use crate::metrics::Counts;
-use crate::ports::HeldPorts;
+use crate::ports::{HeldPorts, NodePorts};
 
 /// How long etcd may take to start.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -73,6 +72,8 @@ pub async fn run(args: RunArgs) -> Result<ExitCode, Failure> {
 pub(crate) struct Agent<'a> {
     pub args: &'a RunArgs,
     program: PathBuf,
+    etcd: Etcd,
+    keys: Keys,
     pub membership: Membership,
     fixed: Fixed,
     host: String,
@@ -115,17 +116,11 @@ impl<'a> Agent<'a> {
         };
         let options = args.auth.options(endpoints, &args.security.tls)?;
         let etcd = connect(&options).await?;
-        let membership = Membership {
-            etcd,
-            keys: Keys::of_job(&job),
-            lease_ttl: args.lease_ttl,
-            node,
-            record,
-            tls,
-            terms: Terms { nodes_min: args.nnodes.min(), nodes_max: args.nnodes.max() },
-            session: None,
-            last: Round(0),
-        };
+        let keys = Keys::of_job(&job);
+        let identity = NodeIdentity { node, record, tls };
+        let terms = Terms { nodes_min: args.nnodes.min(), nodes_max: args.nnodes.max() };
+        let (ttl, of_job) = (args.lease_ttl, keys.clone());
+        let membership = Membership::new(etcd.clone(), of_job, ttl, identity, terms);
         let hub = Hub::serve().await?;
         let fixed = Fixed {
             job,
@@ -138,6 +133,8 @@ impl<'a> Agent<'a> {
         Ok(Self {
             args,
             program,
+            etcd,
+            keys,
             membership,
             fixed,
             host,
@@ -158,10 +155,31 @@ impl<'a> Agent<'a> {
         ended
     }
 
-    /// Returns what takes free ports for the workers of a round.
-    pub fn take_ports(&self) -> impl Fn() -> Result<HeldPorts, Failure> + use<> {
-        let (host, base, workers) = (self.host.clone(), self.base, self.args.nproc_per_node);
-        move || HeldPorts::take(&host, base, workers)
+    /// Waits until this node is a member of another round. The ports of its workers are held until the caller
+    /// drops them.
+    ///
+    /// # Errors
+    /// If too few nodes join, or the job rejects this node.
+    pub async fn join(&mut self) -> Result<(Place, HeldPorts), Failure> {
+        let (host, base, workers) = (&self.host, self.base, self.args.nproc_per_node);
+        let take_ports = || {
+            let held = HeldPorts::take(host, base, workers);
+            let held =
+                held.map_err(|Failure { kind, message }| NodeError::Rejected { kind, message })?;
+            let data = serde_json::to_vec(&held.ports).expect("ports are plain data");
+            Ok((held, data.into()))
+        };
+        let joined = self.membership.join(take_ports).await.map_err(|error| failure(&error))?;
+        let of_members = joined.record.members.iter().zip(&joined.data);
+        let ports = of_members.map(|(member, data)| {
+            serde_json::from_slice::<NodePorts>(data).map_err(|_| {
+                let node = member.node;
+                let what = "runs another version of Steadfast: its ports cannot be read";
+                Failure::invalid(format!("node {node} {what}"))
+            })
+        });
+        let ports = ports.collect::<Result<_, Failure>>()?;
+        Ok((Place { record: joined.record, ports, rank: joined.rank }, joined.prepared))
     }
 
     /// Returns how the workers of a round are started, by local rank.
@@ -195,8 +213,7 @@ impl<'a> Agent<'a> {
 
     /// Returns the exit code after the end of the job.
     pub async fn job_ended(&self) -> Result<ExitCode, Failure> {
-        let keys = &self.membership.keys;
-        let result = self.membership.etcd.get_json(&keys.result()).await?;
+        let result = self.etcd.get_json(&self.keys.result()).await?;
         let result: Option<steadfast_common::records::ResultRecord> = result;
         match result {
             Some(result) if result.state == steadfast_common::records::JobOutcome::Failed => {
@@ -238,6 +255,19 @@ fn defaults(slots: u32) -> Vec<(String, String)> {
     let wanted = threads.into_iter().chain([("PYTHONUNBUFFERED", "1")]);
     let unset = wanted.filter(|(name, _)| std::env::var_os(name).is_none());
     unset.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+}
+
+pub(crate) fn failure(error: &NodeError) -> Failure {
+    Failure::new(error.kind(), error.to_string())
+}
+
+/// Describes a change of a round, for users.
+pub(crate) fn describe(change: &Change) -> String {
+    match change.nodes {
+        1.. => format!("{} more nodes are ready to join", change.nodes),
+        _ if change.lost.is_empty() => format!("{} nodes were lost", -change.nodes),
+        _ => format!("lost {}", change.lost),
+    }
 }
 
 pub(crate) fn start_failure(error: steadfast_supervise::StartError) -> Failure {

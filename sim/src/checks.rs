@@ -8,13 +8,15 @@ use std::time::Duration;
 use bytes::{Buf, Bytes};
 use http_body::Frame;
 use prost::Message;
-use steadfast_common::ids::{Generation, Incarnation, Pass, Slot, Version};
+use steadfast_common::ids::{Generation, Incarnation, Pass, Phase, Round, Slot, Version};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::PserverRecord;
+use steadfast_common::rendezvous::{ReleaseRecord, RoundRecord};
 use steadfast_common::spec::Mode;
 use steadfast_common::status::{JobPhase, JobStatus, Queues};
 use steadfast_proto::v1::{
-    AdvanceReply, PullReply, PullRequest, PushRequest, SnapshotRequest, StatusReply, Target,
+    AdvanceReply, EnterReply, EnterRequest, JoinReply, PullReply, PullRequest, PushRequest,
+    SnapshotRequest, StatusReply, Target, enter_reply, join_reply,
 };
 
 use crate::etcd::EtcdServer;
@@ -105,6 +107,51 @@ pub fn observer(
             }
             _ => {}
         }
+    })
+}
+
+/// Returns an observer of an elastic job: what an answer tells a node is committed.
+pub fn elastic_observer(
+    keys: &Keys,
+    etcd: &EtcdServer,
+    observed: Arc<Mutex<Observed>>,
+) -> Observer {
+    let (keys, etcd) = (keys.clone(), etcd.clone());
+    Box::new(move |path, request, response| {
+        let Some(server) = etcd.server() else { return };
+        let stored = |key: String| server.get(key.as_bytes()).and_then(|entry| entry.value);
+        let record = stored(keys.formed_round());
+        let record = record.and_then(|it| serde_json::from_slice::<RoundRecord>(&it).ok());
+        let formed = record.map_or(Round(0), |record| record.round);
+        let mut broken = Vec::new();
+        match path {
+            "/steadfast.v1.Elastic/Join" => {
+                for reply in messages::<JoinReply>(response) {
+                    if let Some(join_reply::Next::Start(round)) = reply.next
+                        && formed < Round(round.round)
+                    {
+                        broken.push(format!("a node joined round {}, not {formed}", round.round));
+                    }
+                }
+            }
+            "/steadfast.v1.Elastic/Enter" => {
+                let Some(entry) = messages::<EnterRequest>(request).pop() else { return };
+                let replies = messages::<EnterReply>(response);
+                let is_released =
+                    replies.iter().any(|it| it.outcome() == enter_reply::Outcome::Released);
+                let round = Round(entry.round);
+                let released = stored(keys.released(round, &entry.tag));
+                let released = released
+                    .and_then(|it| serde_json::from_slice::<ReleaseRecord>(&it).ok())
+                    .is_some_and(|it| Phase(entry.phase) <= it.phase);
+                if is_released && formed <= round && !released {
+                    let EnterRequest { tag, phase, .. } = entry;
+                    broken.push(format!("phase {phase} of {tag} in round {round} is not released"));
+                }
+            }
+            _ => {}
+        }
+        observed.lock().expect("one thread").broken.append(&mut broken);
     })
 }
 

@@ -5,18 +5,24 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use futures::FutureExt;
+use futures::future::BoxFuture;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
-use steadfast_master::{JobRequest, Request};
+use steadfast_master::{ElasticRequest, JobRequest, Request};
 use steadfast_process::{
     CommonArgs, EtcdArgs, EtcdAuthArgs, Failure, LogArgs, LogFormat, LogIdentity, SecurityArgs,
     Shutdown,
 };
 
+use uuid::Uuid;
+
+use crate::checks::Observed;
 use crate::etcd::EtcdServer;
 use crate::host::{Addresses, Simulated, enter};
-use crate::job::{Job, STORE, registry};
+use crate::job::{STORE, registry};
 use crate::net::{Machine, Net};
+use crate::node;
+use crate::workload::Workload;
 use crate::world::{Clock, ProcessId, World};
 
 /// Role of a process.
@@ -25,6 +31,8 @@ pub enum Role {
     Master,
     Pserver,
     Trainer,
+    /// The agent of a node of an elastic job.
+    Agent,
 }
 
 /// A member of the job: a role and a number within the role. Each member has its own machine.
@@ -40,6 +48,7 @@ impl std::fmt::Display for Member {
             Role::Master => "master",
             Role::Pserver => "pserver",
             Role::Trainer => "trainer",
+            Role::Agent => "agent",
         };
         write!(f, "{role}-{}", self.number)
     }
@@ -52,6 +61,7 @@ impl Member {
             Role::Master => 10,
             Role::Pserver => 30,
             Role::Trainer => 60,
+            Role::Agent => 90,
         };
         Machine(first + self.number)
     }
@@ -73,6 +83,8 @@ pub struct Shape {
     /// Pservers, spares included.
     pub pservers: u16,
     pub trainers: u16,
+    /// Agents of an elastic job.
+    pub agents: u16,
     pub lease_ttl: Duration,
     /// Minimum and maximum duration of a disk write of etcd.
     pub sync: (Duration, Duration),
@@ -87,8 +99,9 @@ pub struct Cluster(Arc<Shared>);
 struct Shared {
     world: World,
     net: Net,
-    job: Job,
+    job: Workload,
     shape: Shape,
+    observed: Arc<Mutex<Observed>>,
     etcd: EtcdServer,
     state: Mutex<State>,
 }
@@ -118,14 +131,23 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 const LOCK: &str = "single thread; no holder panics";
 
 impl Cluster {
-    /// Creates the machines of all members, without running processes.
-    pub fn new(world: &World, net: &Net, etcd: &EtcdServer, job: &Job, shape: &Shape) -> Self {
+    /// Creates the machines of all members, without running processes. Programs of elastic jobs report to
+    /// `observed`.
+    pub fn new(
+        world: &World,
+        net: &Net,
+        etcd: &EtcdServer,
+        job: &Workload,
+        shape: &Shape,
+        observed: Arc<Mutex<Observed>>,
+    ) -> Self {
         let state = State { members: BTreeMap::new(), strange: Vec::new(), is_watched: true };
         Self(Arc::new(Shared {
             world: world.clone(),
             net: net.clone(),
             job: job.clone(),
             shape: shape.clone(),
+            observed,
             etcd: etcd.clone(),
             state: Mutex::new(state),
         }))
@@ -137,12 +159,15 @@ impl Cluster {
 
     /// Returns the etcd keys of the job.
     pub fn keys(&self) -> Keys {
-        Keys::of_job(&self.0.job.spec.name)
+        Keys::of_job(self.0.job.name())
     }
 
-    /// Returns the directory of the job's shards in the store.
-    pub fn shards_directory(&self) -> String {
-        self.0.job.spec.shards_directory()
+    /// Returns the directory of the job's shards in the store, if it has any.
+    pub fn shards_directory(&self) -> Option<String> {
+        match &self.0.job {
+            Workload::Training(job) => Some(job.spec.shards_directory()),
+            Workload::Elastic(_) => None,
+        }
     }
 
     /// Returns all members, including former ones.
@@ -212,17 +237,22 @@ impl Cluster {
         &self,
         member: Member,
         shutdown: Shutdown,
-    ) -> futures::future::BoxFuture<'static, Result<(), Failure>> {
-        let (spec, shape) = (&self.0.job.spec, &self.0.shape);
+    ) -> BoxFuture<'static, Result<(), Failure>> {
+        let (job, shape) = (&self.0.job, &self.0.shape);
         let (id, common) = (steadfast_host::random::uuid(), self.settings());
+        let identity = |role| LogIdentity::new(role, job.name(), id);
         match member.role {
             Role::Master => {
-                let identity = LogIdentity::new("master", &spec.name, id);
-                let order = Request::Training(Box::new(JobRequest {
-                    spec: spec.clone(),
-                    base: None,
-                    store: STORE.to_owned(),
-                }));
+                let request = match job {
+                    Workload::Training(job) => Request::Training(Box::new(JobRequest {
+                        spec: job.spec.clone(),
+                        base: None,
+                        store: STORE.to_owned(),
+                    })),
+                    Workload::Elastic(job) => {
+                        Request::Elastic(ElasticRequest { spec: job.spec.clone() })
+                    }
+                };
                 let args = steadfast_master::Args {
                     common,
                     job_file: None,
@@ -230,19 +260,32 @@ impl Cluster {
                     pservers: shape.slots,
                     tensorboard: None,
                 };
-                steadfast_master::live(args, Some(order), id, identity, shutdown).boxed()
+                steadfast_master::live(args, Some(request), id, identity("master"), shutdown)
+                    .boxed()
             }
             Role::Pserver => {
-                let identity = LogIdentity::new("pserver", &spec.name, id);
                 let args = steadfast_pserver::Args { common, drain_timeout: DRAIN_TIMEOUT };
-                steadfast_pserver::live(args, id, identity, shutdown).boxed()
+                steadfast_pserver::live(args, id, identity("pserver"), shutdown).boxed()
             }
             Role::Trainer => {
-                let identity = LogIdentity::new("trainer", &spec.name, id);
                 let args = steadfast_trainer::Args { common };
-                steadfast_trainer::live(args, registry(), id, identity, shutdown).boxed()
+                steadfast_trainer::live(args, registry(), id, identity("trainer"), shutdown).boxed()
             }
+            Role::Agent => self.agent(common, id, shutdown),
         }
+    }
+
+    fn agent(
+        &self,
+        common: CommonArgs,
+        id: Uuid,
+        shutdown: Shutdown,
+    ) -> BoxFuture<'static, Result<(), Failure>> {
+        let job = match &self.0.job {
+            Workload::Elastic(job) => job.clone(),
+            Workload::Training(_) => unreachable!("no plan of a training job has agents"),
+        };
+        node::live(job, common, id, shutdown, self.0.observed.clone()).boxed()
     }
 
     fn settings(&self) -> CommonArgs {
@@ -252,7 +295,7 @@ impl Cluster {
                 etcd_endpoints: vec![format!("http://{}", self.0.etcd.address())],
                 auth: EtcdAuthArgs::default(),
             },
-            job: self.0.job.spec.name.clone(),
+            job: self.0.job.name().to_owned(),
             root: None,
             listen: any,
             advertise: None,
@@ -279,8 +322,7 @@ impl Cluster {
         self.0.net.remove_process(process, false);
         tracing::info!(member = %member, ending = ?ending, "process ended");
         let mut state = self.state();
-        // A job that gives up tasks may give up all of them; its processes then fail.
-        let may_fail = !self.0.job.is_patient;
+        let may_fail = self.0.job.may_fail();
         if let Err(failure) = &ending
             && (matches!(failure.kind, ErrorKind::Internal | ErrorKind::Denied)
                 || failure.kind == ErrorKind::Invalid && !may_fail)

@@ -10,16 +10,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use steadfast_common::spec::Mode;
-
 use crate::cluster::{Member, Role, Shape};
 use crate::fault::{End, Fault};
 use crate::host::Addresses;
-use crate::job::Job;
 use crate::network_model::{CallOutcome, NetworkModel};
 use crate::plan::Plan;
 use crate::run::{Outcome, run};
 use crate::store::StoreModel;
+use crate::workload::{Mode, Workload};
 
 /// When a fault is injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,18 +71,23 @@ impl fmt::Display for Deviation {
     }
 }
 
-/// Returns a small job of `mode`: an acting and a standby master, two slots and a spare, two trainers.
+/// Returns a small job of `mode`: an acting and a standby master; two slots and a spare, two trainers; or
+/// three agents.
 pub fn small(mode: Mode) -> Plan {
     let latency = (Duration::from_millis(2), Duration::from_millis(2));
+    let job = Workload::smallest(mode);
+    let is_elastic = mode == Mode::Elastic;
+    let count = |of_training, of_elastic| if is_elastic { of_elastic } else { of_training };
     Plan {
         seed: 1,
-        job: Job::smallest(mode),
+        job,
         shape: Shape {
             addresses: Addresses::ManyHosts,
             masters: 2,
-            slots: 2,
-            pservers: 3,
-            trainers: 2,
+            slots: u32::from(count(2, 0)),
+            pservers: count(3, 0),
+            trainers: count(2, 0),
+            agents: count(0, 3),
             lease_ttl: Duration::from_secs(2),
             sync: latency,
             drift: 0.0,
@@ -127,6 +130,7 @@ fn members(plan: &Plan) -> Vec<Member> {
     of(Role::Master, shape.masters)
         .chain(of(Role::Pserver, shape.pservers))
         .chain(of(Role::Trainer, shape.trainers))
+        .chain(of(Role::Agent, shape.agents))
         .collect()
 }
 

@@ -249,7 +249,8 @@ impl Scene {
     }
 
     fn rot(&self) {
-        let (store, directory) = (self.store.clone(), self.cluster.shards_directory());
+        let Some(directory) = self.cluster.shards_directory() else { return };
+        let store = self.store.clone();
         // The in-memory store never waits.
         let _ = store.rot(&directory).now_or_never();
     }

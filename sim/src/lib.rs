@@ -1,7 +1,8 @@
 //! Deterministic simulation of whole jobs.
 //!
 //! The programs are those that run in production: master, pserver and trainer with all their drivers, the
-//! etcd client, and the embedded etcd. Their environment is simulated: time, the network, the object
+//! etcd client, and the embedded etcd. The nodes of an elastic job have the membership of an agent, and a
+//! simulated worker. Their environment is simulated: time, the network, the object
 //! store, etcd's disk, and the supervisor that restarts processes. One seed determines the whole run: the
 //! same seed gives the same run, turn by turn.
 //!
@@ -18,6 +19,7 @@ mod job;
 pub mod mutations;
 mod net;
 mod network_model;
+mod node;
 mod pipe;
 mod plan;
 mod pointer;
@@ -27,6 +29,7 @@ mod shrink;
 mod store;
 mod trace;
 mod watch;
+mod workload;
 mod world;
 
 pub use cluster::{Member, Role};
@@ -34,5 +37,5 @@ pub use fault::Fault;
 pub use plan::Plan;
 pub use run::{Outcome, run};
 pub use shrink::{Smaller, shrink};
-pub use steadfast_common::spec::Mode;
 pub use trace::print_to_stdout;
+pub use workload::{ElasticJob, Mode, Workload};

@@ -54,6 +54,8 @@ struct Args {
 enum Modes {
     Sync,
     Async,
+    Elastic,
+    /// Synchronous and asynchronous training.
     Both,
 }
 
@@ -62,6 +64,7 @@ impl Modes {
         match self {
             Self::Sync => &[Mode::Sync],
             Self::Async => &[Mode::Async],
+            Self::Elastic => &[Mode::Elastic],
             Self::Both => &[Mode::Sync, Mode::Async],
         }
     }

@@ -8,6 +8,9 @@ pub struct Mutation {
     pub name: String,
     /// The behavior with this defect.
     pub what: String,
+    /// The mode in which seeds are run.
+    #[serde(default = "both")]
+    pub mode: String,
     pub edits: Vec<Edit>,
 }
 
@@ -41,6 +44,10 @@ impl Edit {
             )),
         }
     }
+}
+
+fn both() -> String {
+    "both".to_owned()
 }
 
 #[derive(Deserialize)]

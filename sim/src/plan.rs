@@ -5,8 +5,6 @@
 use std::fmt;
 use std::time::Duration;
 
-use steadfast_common::spec::Mode;
-
 use crate::cluster::{Member, Role, Shape};
 use crate::explore::{Deviation, Deviations};
 use crate::fault::{End, Fault};
@@ -15,6 +13,7 @@ use crate::job::{JOBS, Job};
 use crate::network_model::NetworkModel;
 use crate::rng::Rng;
 use crate::store::StoreModel;
+use crate::workload::{ElasticJob, Mode, Workload};
 
 /// Maximum number of faults in a run.
 const FAULTS_MAX: u64 = 12;
@@ -23,7 +22,7 @@ const FAULTS_MAX: u64 = 12;
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub seed: u64,
-    pub job: Job,
+    pub job: Workload,
     pub shape: Shape,
     pub network_model: NetworkModel,
     pub store_model: StoreModel,
@@ -39,8 +38,8 @@ impl Plan {
     /// Returns the plan of `seed` for a job of `mode`.
     pub fn of_seed(mode: Mode, seed: u64) -> Self {
         let mut rng = Rng::new(seed);
-        let job = Job::numbered(mode, rng.below(JOBS));
-        let shape = shape(&mut rng);
+        let job = Workload::numbered(mode, rng.below(JOBS));
+        let shape = shape(&mut rng, &job);
         let latency = *rng.one_of(&[(1, 4), (1, 40), (5, 20), (10, 200), (20, 60), (50, 300)]);
         let latency = (Duration::from_millis(latency.0), Duration::from_millis(latency.1));
         let mut network_model = NetworkModel::fair(latency);
@@ -57,9 +56,13 @@ impl Plan {
             store_model.answer_lost = 0.05 * rng.share();
             store_model.torn = 0.05 * rng.share();
         }
-        let faults = Mix::draw(&mut rng, &shape, latency.1).faults(&mut rng);
+        let faults = Mix::draw(&mut rng, &job, &shape, latency.1).faults(&mut rng);
         let deviations = Deviations::default();
-        let job = if rng.happens(0.04) { Job::diverging(mode) } else { job };
+        let diverges = rng.happens(0.04);
+        let job = match mode.of_training().filter(|_| diverges) {
+            Some(mode) => Workload::Training(Job::diverging(mode)),
+            None => job,
+        };
         // Member 0 is never removed, so another trainer always exists.
         let forbidden = Member { role: Role::Trainer, number: 1 };
         let forbidden = Some(forbidden).filter(|_| 1 < shape.trainers && rng.happens(0.2));
@@ -90,12 +93,9 @@ impl Plan {
         self
     }
 
-    /// Returns `sync` or `async`.
+    /// Returns `sync`, `async` or `elastic`.
     pub fn mode_name(&self) -> &'static str {
-        match self.job.spec.mode {
-            Mode::Sync => "sync",
-            Mode::Async => "async",
-        }
+        self.job.mode().name()
     }
 
     /// Returns a plan that runs `job` without faults, with as few processes as possible.
@@ -103,13 +103,14 @@ impl Plan {
         let short = (Duration::from_micros(100), Duration::from_micros(200));
         Self {
             seed: 0,
-            job: job.clone(),
+            job: Workload::Training(job.clone()),
             shape: Shape {
                 addresses: Addresses::OneHost,
                 masters: 1,
                 slots: 1,
                 pservers: 1,
                 trainers: 1,
+                agents: 0,
                 lease_ttl: Duration::from_secs(5),
                 sync: short,
                 drift: 0.0,
@@ -123,17 +124,26 @@ impl Plan {
     }
 }
 
-fn shape(rng: &mut Rng) -> Shape {
+fn shape(rng: &mut Rng, job: &Workload) -> Shape {
     let slots = rng.between(1, 3) as u32;
-    Shape {
+    let shape = Shape {
         addresses: *rng.one_of(&[Addresses::OneHost, Addresses::ManyHosts]),
         masters: rng.between(1, 3) as u16,
         slots,
         pservers: slots as u16 + rng.between(0, 2) as u16,
         trainers: rng.between(1, 4) as u16,
+        agents: 0,
         lease_ttl: Duration::from_secs(rng.between(2, 5)),
         sync: (Duration::from_micros(100), Duration::from_millis(*rng.one_of(&[1, 10, 50]))),
         drift: if rng.happens(0.5) { 0.02 } else { 0.0 },
+    };
+    match job {
+        Workload::Training(_) => shape,
+        Workload::Elastic(ElasticJob { nodes, .. }) => {
+            let (min, max) = (u64::from(nodes.min()), u64::from(nodes.max()));
+            let agents = rng.between(min, max + 1) as u16;
+            Shape { slots: 0, pservers: 0, trainers: 0, agents, ..shape }
+        }
     }
 }
 
@@ -185,6 +195,24 @@ const KINDS: [Kind; 20] = [
     Kind::RollBack,
 ];
 
+/// Those of elastic jobs, which have no store and no slots.
+const ELASTIC_KINDS: [Kind; 14] = [
+    Kind::Kill,
+    Kind::Power,
+    Kind::Stop,
+    Kind::Leave,
+    Kind::Come,
+    Kind::Cut,
+    Kind::OneWay,
+    Kind::Slow,
+    Kind::Congest,
+    Kind::Break,
+    Kind::KillAll,
+    Kind::EtcdKill,
+    Kind::EtcdStop,
+    Kind::Storm,
+];
+
 /// The distribution from which faults are drawn.
 struct Mix {
     kinds: Vec<Kind>,
@@ -192,7 +220,8 @@ struct Mix {
     /// The member that most faults hit, together with its link to etcd, if any.
     victim: Option<Member>,
     pservers: u16,
-    trainers: u16,
+    /// Members that come and leave: their role, the number of those that never leave, and of all.
+    coming: (Role, u16, u16),
     /// Maximum duration of a fault.
     longest: Duration,
     /// Period in which faults are injected.
@@ -201,16 +230,23 @@ struct Mix {
 }
 
 impl Mix {
-    fn draw(rng: &mut Rng, shape: &Shape, latency: Duration) -> Self {
+    fn draw(rng: &mut Rng, job: &Workload, shape: &Shape, latency: Duration) -> Self {
+        let (all, coming) = match job {
+            Workload::Training(_) => (&KINDS[..], (Role::Trainer, 1, shape.trainers)),
+            Workload::Elastic(job) => {
+                (&ELASTIC_KINDS[..], (Role::Agent, job.nodes.min() as u16, shape.agents))
+            }
+        };
         let share = *rng.one_of(&[0.15, 0.4, 1.0]);
-        let mut kinds: Vec<Kind> = KINDS.into_iter().filter(|_| rng.happens(share)).collect();
+        let mut kinds: Vec<Kind> = all.iter().copied().filter(|_| rng.happens(share)).collect();
         if kinds.is_empty() {
-            kinds.push(*rng.one_of(&KINDS));
+            kinds.push(*rng.one_of(all));
         }
         let of = |role, count| (0..count).map(move |number| Member { role, number });
         let members = of(Role::Master, shape.masters)
             .chain(of(Role::Pserver, shape.pservers))
-            .chain(of(Role::Trainer, shape.trainers));
+            .chain(of(Role::Trainer, shape.trainers))
+            .chain(of(Role::Agent, shape.agents));
         // Longer than a lease, usually much longer.
         let longest = shape.lease_ttl * rng.between(1, 4) as u32;
         // A job exchanges some hundred messages in sequence, and more when it is disturbed.
@@ -222,7 +258,7 @@ impl Mix {
             members,
             victim,
             pservers: shape.pservers,
-            trainers: shape.trainers,
+            coming,
             longest,
             horizon: latency * messages,
             count: rng.between(1, FAULTS_MAX),
@@ -283,11 +319,12 @@ impl Mix {
     }
 
     fn join_or_leave(&self, rng: &mut Rng) -> Fault {
-        let number = rng.between(1, u64::from(self.trainers) + 2) as u16;
-        let trainer = Member { role: Role::Trainer, number };
-        match number < self.trainers && rng.happens(0.6) {
-            true => Fault::Remove(trainer),
-            false => Fault::Add(trainer),
+        let (role, staying, count) = self.coming;
+        let number = rng.between(u64::from(staying), u64::from(count) + 2) as u16;
+        let member = Member { role, number };
+        match number < count && rng.happens(0.6) {
+            true => Fault::Remove(member),
+            false => Fault::Add(member),
         }
     }
 }
@@ -297,13 +334,14 @@ impl fmt::Display for Plan {
         let shape = &self.shape;
         writeln!(
             f,
-            "job {} ({:?}), {} masters, {} slots, {} pservers, {} trainers, leases of {:?}",
-            self.job.number,
-            self.job.spec.mode,
+            "job {} ({}), {} masters, {} slots, {} pservers, {} trainers, {} agents, leases of {:?}",
+            self.job.number(),
+            self.mode_name(),
             shape.masters,
             shape.slots,
             shape.pservers,
             shape.trainers,
+            shape.agents,
             shape.lease_ttl,
         )?;
         if let Some(member) = self.forbidden {

@@ -8,14 +8,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::FutureExt;
-use steadfast_audit::history::Job as HistoryJob;
+use steadfast_audit::history::{Checker, ElasticJob as ElasticHistory, Job as History};
 use steadfast_common::dataset::Manifest;
 use steadfast_common::given_up::Discarded;
 use steadfast_common::ids::TaskId;
 use steadfast_common::records::{JobOutcome, ResultRecord};
 use steadfast_common::spec::Mode;
 
-use crate::checks::{Observed, Reference, final_count_mismatch, observer};
+use crate::checks::{Observed, Reference, elastic_observer, final_count_mismatch, observer};
 use crate::cluster::{Cluster, Member, PERSON, Role};
 use crate::etcd::EtcdServer;
 use crate::explore::Moment;
@@ -25,6 +25,7 @@ use crate::net::Net;
 use crate::plan::Plan;
 use crate::store::Store;
 use crate::watch::Watch;
+use crate::workload::Workload;
 use crate::world::{Clock, Turn, World};
 
 /// How long a job may take after the last fault.
@@ -86,16 +87,15 @@ thread_local! {
 
 /// Executes a plan.
 pub fn run(plan: &Plan) -> Outcome {
-    let reference = match plan.job.spec.mode {
-        // The step at which such a job fails varies.
-        Mode::Sync if plan.job.diverges => None,
-        Mode::Sync => match reference(&plan.job) {
-            Ok(reference) => Some(reference),
-            Err(broken) => {
-                return Outcome { broken: vec![broken], ..Outcome::default() };
+    let reference = match &plan.job {
+        // The step at which a diverging job fails varies.
+        Workload::Training(job) if job.spec.mode == Mode::Sync && !job.diverges => {
+            match reference(job) {
+                Ok(reference) => Some(reference),
+                Err(broken) => return Outcome { broken: vec![broken], ..Outcome::default() },
             }
-        },
-        Mode::Async => None,
+        }
+        Workload::Training(_) | Workload::Elastic(_) => None,
     };
     // A panic in a program counts as a failure.
     let ran = catch_unwind(AssertUnwindSafe(|| Run::new(plan, reference).execute().0));
@@ -134,11 +134,16 @@ impl<'a> Run<'a> {
             store.forbid(member);
         }
         let etcd = EtcdServer::new(&world, &net, shape.addresses, shape.sync);
-        let cluster = Cluster::new(&world, &net, &etcd, job, shape);
         let observed = Arc::<Mutex<Observed>>::default();
+        let cluster = Cluster::new(&world, &net, &etcd, job, shape, observed.clone());
         world.deviation(plan.deviations.choices.clone());
         net.decide(plan.deviations.calls.clone());
-        net.observe(observer(job, reference.clone(), &etcd, &world, observed.clone()));
+        net.observe(match job {
+            Workload::Training(job) => {
+                observer(job, reference.clone(), &etcd, &world, observed.clone())
+            }
+            Workload::Elastic(_) => elastic_observer(&cluster.keys(), &etcd, observed.clone()),
+        });
         let (network_model, store_model) = (plan.network_model.clone(), plan.store_model.clone());
         let scene = Scene { world, net, store, etcd, cluster, network_model, store_model };
         Self { plan, reference, scene, observed, manifest: Manifest::default(), result: None }
@@ -154,9 +159,15 @@ impl<'a> Run<'a> {
         } else {
             let manifest = std::mem::take(&mut self.manifest);
             let keys = self.scene.cluster.keys();
-            let spec = &self.plan.job.spec;
-            let history = HistoryJob { keys: &keys, spec, manifest: &manifest };
-            let mut watch = Watch::new(&history, self.observed.clone());
+            let checker = match &self.plan.job {
+                Workload::Training(Job { spec, .. }) => {
+                    Checker::new(&History { keys: &keys, spec, manifest: &manifest }, &[])
+                }
+                Workload::Elastic(job) => {
+                    Checker::of_elastic(&ElasticHistory { keys: &keys, nodes: job.nodes }, &[])
+                }
+            };
+            let mut watch = Watch::new(&keys, checker, self.observed.clone());
             self.begin();
             broken.extend(self.go_on(&mut watch));
             self.result = watch.result.take();
@@ -188,9 +199,10 @@ impl<'a> Run<'a> {
         (outcome, reference)
     }
 
-    /// Writes the dataset to the store and plans its manifest as the master will.
+    /// Writes the dataset of a training job to the store and plans its manifest as the master will.
     fn lay_out(&mut self) -> Result<(), String> {
-        let (store, job) = (self.scene.store.clone(), self.plan.job.clone());
+        let Workload::Training(job) = &self.plan.job else { return Ok(()) };
+        let (store, job) = (self.scene.store.clone(), job.clone());
         let (name, bytes) = job.data();
         store.change(|it| it.latency = (Duration::ZERO, Duration::ZERO));
         let network_model = self.scene.store_model.clone();
@@ -240,6 +252,7 @@ impl<'a> Run<'a> {
             (Role::Master, shape.masters),
             (Role::Pserver, shape.pservers),
             (Role::Trainer, shape.trainers),
+            (Role::Agent, shape.agents),
         ];
         for (role, count) in members {
             for number in 0..count {
@@ -335,14 +348,19 @@ impl<'a> Run<'a> {
     /// Compares the result of the job with the expected one.
     fn end(&self, manifest: &Manifest) -> Vec<String> {
         let Some(result) = &self.result else { return vec!["the job has no result".to_owned()] };
-        if self.plan.job.diverges {
+        let job = match &self.plan.job {
+            Workload::Training(job) => job,
+            Workload::Elastic(_) if result.state == JobOutcome::Finished => return Vec::new(),
+            Workload::Elastic(_) => return vec![format!("the job ended with {result:?}")],
+        };
+        if job.diverges {
             let reason = result.reason.as_deref().unwrap_or_default();
             let is_reported = result.state == JobOutcome::Failed && reason.contains("not finite");
             let broken =
                 || format!("I11: the job's parameters overflow, but it ended with {result:?}");
             return (!is_reported).then(broken).into_iter().collect();
         }
-        let may_give_up = !self.plan.job.is_patient && self.plan.job.spec.mode == Mode::Async;
+        let may_give_up = !job.is_patient && job.spec.mode == Mode::Async;
         if result.state != JobOutcome::Finished && may_give_up {
             return Vec::new();
         }
@@ -363,39 +381,19 @@ impl<'a> Run<'a> {
                 broken.push(format!("{found} examples were trained; expected {due}"));
             }
         }
-        broken.extend(self.given_up_wrongly(&result.discarded, manifest));
-        broken.extend(self.count_mismatch(manifest));
+        broken.extend(given_up_wrongly(job, &result.discarded, manifest));
+        broken.extend(self.count_mismatch(job, manifest));
         broken
     }
 
-    /// Returns an error unless exactly the tasks with bad records were given up.
-    fn given_up_wrongly(&self, found: &Discarded, manifest: &Manifest) -> Option<String> {
-        let job = &self.plan.job;
-        let passes = u64::from(job.spec.passes.unwrap_or(1));
-        let bad = job.bad_tasks(manifest);
-        // A held-out task is given up once for all passes, any other task in each pass.
-        let times = |task: &TaskId| if manifest.held_out.contains(task) { 0 } else { passes };
-        let due: BTreeMap<TaskId, u64> = bad.iter().map(|task| (*task, times(task))).collect();
-        let found: BTreeMap<TaskId, u64> =
-            found.listed.iter().map(|it| (it.task, it.times)).collect();
-        let is_right = match job.spec.mode {
-            Mode::Sync => found == due,
-            // Tasks that lost too many trainers are given up as well.
-            Mode::Async if job.is_patient => found == due,
-            Mode::Async => due.iter().all(|(task, times)| found.get(task) == Some(times)),
-        };
-        (!is_right).then(|| format!("given-up tasks: {found:?}; tasks with bad records: {due:?}"))
-    }
-
-    fn count_mismatch(&self, manifest: &Manifest) -> Option<String> {
-        let job = &self.plan.job;
+    fn count_mismatch(&self, job: &Job, manifest: &Manifest) -> Option<String> {
         if job.spec.mode == Mode::Sync || job.goes_on() {
             return None;
         }
         let store = self.scene.store.clone();
         let model = self.apart(async move { store.read("model.safetensors").await })?;
         let tensors = safetensors::SafeTensors::deserialize(&model).ok()?;
-        let due = self.due(manifest);
+        let due = self.due(job, manifest);
         ["count", "count_again"].iter().find_map(|name| {
             let Ok(tensor) = tensors.tensor(name) else {
                 return Some(format!("the model has no tensor `{name}`"));
@@ -408,8 +406,7 @@ impl<'a> Run<'a> {
     }
 
     /// Returns how often each record must have been applied, as minimum and maximum.
-    fn due(&self, manifest: &Manifest) -> Vec<(u32, u32)> {
-        let job = &self.plan.job;
+    fn due(&self, job: &Job, manifest: &Manifest) -> Vec<(u32, u32)> {
         let passes = job.spec.passes.unwrap_or(1);
         let mut due = vec![(0, 0); job.records];
         // No simulated job has more given-up tasks than a result lists.
@@ -426,4 +423,21 @@ impl<'a> Run<'a> {
         }
         due
     }
+}
+
+/// Returns an error unless exactly the tasks with bad records were given up.
+fn given_up_wrongly(job: &Job, found: &Discarded, manifest: &Manifest) -> Option<String> {
+    let passes = u64::from(job.spec.passes.unwrap_or(1));
+    let bad = job.bad_tasks(manifest);
+    // A held-out task is given up once for all passes, any other task in each pass.
+    let times = |task: &TaskId| if manifest.held_out.contains(task) { 0 } else { passes };
+    let due: BTreeMap<TaskId, u64> = bad.iter().map(|task| (*task, times(task))).collect();
+    let found: BTreeMap<TaskId, u64> = found.listed.iter().map(|it| (it.task, it.times)).collect();
+    let is_right = match job.spec.mode {
+        Mode::Sync => found == due,
+        // Tasks that lost too many trainers are given up as well.
+        Mode::Async if job.is_patient => found == due,
+        Mode::Async => due.iter().all(|(task, times)| found.get(task) == Some(times)),
+    };
+    (!is_right).then(|| format!("given-up tasks: {found:?}; tasks with bad records: {due:?}"))
 }

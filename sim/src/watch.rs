@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use steadfast_audit::history::{Checker, HistoryReport, Job};
+use steadfast_audit::history::{Checker, HistoryReport};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::ResultRecord;
 
@@ -26,10 +26,10 @@ pub struct Watch<'a> {
 
 impl<'a> Watch<'a> {
     /// Starts with an empty etcd. The observer of replies fills `observed`.
-    pub fn new(job: &Job<'a>, observed: Arc<Mutex<Observed>>) -> Self {
+    pub fn new(keys: &'a Keys, checker: Checker<'a>, observed: Arc<Mutex<Observed>>) -> Self {
         Self {
-            keys: job.keys,
-            checker: Checker::new(job, &[]),
+            keys,
+            checker,
             pointer: Pointer::default(),
             generation_check: GenerationCheck::default(),
             deleted: 0,

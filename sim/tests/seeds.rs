@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use steadfast_sim::explore::{Deviation, pairs, single_calls, singles, small};
-use steadfast_sim::{Fault, Member, Mode, Plan, Role, run, shrink};
+use steadfast_sim::{Fault, Member, Mode, Plan, Role, Workload, run, shrink};
 
-const MODES: [Mode; 2] = [Mode::Sync, Mode::Async];
+const MODES: [Mode; 3] = [Mode::Sync, Mode::Async, Mode::Elastic];
 
 /// How long fresh seeds are run; overridden by `SIM_MINUTES`.
 const MINUTES: f64 = 2.0;
@@ -62,10 +62,12 @@ fn a_job_of_two_hundred_slots_survives_the_loss_of_one() {
 /// F9: a task whose data cannot be reached is tried again without counting a failure, in both modes.
 #[test]
 fn a_store_that_fails_gives_no_task_up() {
-    for mode in MODES {
+    for mode in [Mode::Sync, Mode::Async] {
         for tenth in 0..20 {
             let mut plan = small(mode);
-            plan.job.spec.tasks.failures_max = 0;
+            if let Workload::Training(job) = &mut plan.job {
+                job.spec.tasks.failures_max = 0;
+            }
             let errors = Fault::StoreErrors(Duration::from_mins(2));
             plan.faults = vec![(Duration::from_millis(100 * tenth), errors)];
             let outcome = run(&plan);

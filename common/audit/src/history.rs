@@ -81,11 +81,12 @@ pub enum Rule {
     /// Round numbers increase by one. The number of members is allowed, ranks have no gaps, members of the last
     /// round keep their order, and the others follow by age.
     Rounds,
-    /// Each member of a round asked for it, in the incarnation that is a member.
+    /// Each member of a round asked for it, in the incarnation that is a member; and each node that asked is a
+    /// member, if there is room.
     Asked,
     /// A phase of a tag is released when each member of the round has an entry in it.
     Barriers,
-    /// Nothing of a rendezvous changes after the result.
+    /// Nothing of a rendezvous changes after the result, and no round is formed after a member has succeeded.
     End,
 }
 
@@ -140,21 +141,21 @@ pub fn check_elastic(
     start: &[Change],
     revisions: &[Revision],
 ) -> HistoryReport {
-    let mut keyspace = Keyspace::new(job.keys, start);
-    let mut rounds = Rounds::new(job, start);
-    let mut report = HistoryReport::default();
-    for revision in revisions {
-        report.revisions += 1;
-        keyspace.check(revision, &mut report);
-        rounds.check(revision, &mut report);
-    }
-    report
+    let mut checker = Checker::of_elastic(job, start);
+    revisions.iter().for_each(|revision| checker.check(revision));
+    checker.report
+}
+
+/// The rules beside those of all keys.
+enum Rules<'a> {
+    Training(Box<Queues<'a>>),
+    Elastic(Box<Rounds<'a>>),
 }
 
 /// Checks a history incrementally, revision by revision.
 pub struct Checker<'a> {
     keyspace: Keyspace<'a>,
-    queues: Queues<'a>,
+    rules: Rules<'a>,
     /// The findings so far.
     pub report: HistoryReport,
 }
@@ -162,15 +163,24 @@ pub struct Checker<'a> {
 impl<'a> Checker<'a> {
     /// Starts from the state `start` of etcd.
     pub fn new(job: &Job<'a>, start: &[Change]) -> Self {
-        let (keyspace, queues) = (Keyspace::new(job.keys, start), Queues::new(job, start));
-        Self { keyspace, queues, report: HistoryReport::default() }
+        let rules = Rules::Training(Box::new(Queues::new(job, start)));
+        Self { keyspace: Keyspace::new(job.keys, start), rules, report: HistoryReport::default() }
+    }
+
+    /// The same for the history of an elastic job.
+    pub fn of_elastic(job: &ElasticJob<'a>, start: &[Change]) -> Self {
+        let rules = Rules::Elastic(Box::new(Rounds::new(job, start)));
+        Self { keyspace: Keyspace::new(job.keys, start), rules, report: HistoryReport::default() }
     }
 
     /// Checks the next revision.
     pub fn check(&mut self, revision: &Revision) {
         self.report.revisions += 1;
         self.keyspace.check(revision, &mut self.report);
-        self.queues.check(revision, &self.keyspace, &mut self.report);
+        match &mut self.rules {
+            Rules::Training(queues) => queues.check(revision, &self.keyspace, &mut self.report),
+            Rules::Elastic(rounds) => rounds.check(revision, &mut self.report),
+        }
     }
 }
 

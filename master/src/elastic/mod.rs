@@ -189,8 +189,11 @@ impl ElasticLoop {
         Ok(())
     }
 
-    /// Removes the nodes whose registrations are gone.
+    /// Removes the nodes whose registrations are gone. Nothing changes after the end of the job.
     async fn remove_lost(&mut self) -> Result<(), Failure> {
+        if self.state.result().is_some() {
+            return Ok(());
+        }
         let lost = self.agents.lost(&self.state);
         for lost in lost.chunks(OPS_MAX) {
             let mut batch = Batch::of(self);

@@ -62,7 +62,7 @@ fn try_out(root: &Path, tree: &Path, mutation: &Mutation, seeds: u64) -> Result<
     let mut before = Vec::new();
     let found = mutate(tree, mutation, &mut before)
         .and_then(|()| build(root, tree))
-        .and_then(|()| first_found(root, seeds));
+        .and_then(|()| first_found(root, &mutation.mode, seeds));
     for (path, text) in before.into_iter().rev() {
         std::fs::write(path, text).map_err(|error| error.to_string())?;
     }
@@ -104,13 +104,14 @@ fn build(root: &Path, tree: &Path) -> Result<(), String> {
     }
 }
 
-fn first_found(root: &Path, seeds: u64) -> Result<String, String> {
+fn first_found(root: &Path, mode: &str, seeds: u64) -> Result<String, String> {
     let seeds = seeds.to_string();
     for how in
         [&["--seed", "1", "--seeds", &seeds, "--first"][..], &["--explore", "--calls", "--first"]]
     {
         let ran = Command::new(target(root).join("mutants/steadfast-sim"))
             .args(how)
+            .args(["--mode", mode])
             .stderr(Stdio::null())
             .output()
             .map_err(|error| error.to_string())?;

@@ -110,6 +110,7 @@ mod generation;
 mod held_tasks;
 mod lanes;
 mod master;
+mod membership;
 mod node;
 mod pservers;
 mod pulls;
@@ -122,6 +123,7 @@ pub use generation::{FailedTask, FailureCause, FailureDecision, GenerationClient
 pub use held_tasks::{HeldTasks, NextTask, TaskOutcome};
 pub use lanes::{Assignment, LaneFollower};
 pub use master::Master;
+pub use membership::{Exited, JoinedRound, Membership, RoundOver, until_over};
 pub use node::{Change, Entered, Joined, NodeError, NodeIdentity, NodeSession, Terms};
 pub use pservers::{ContributionName, Gradient, LaneShare, Pservers, Pulled};
 pub use saver::{SavedModel, SaverElection};

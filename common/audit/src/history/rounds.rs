@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use steadfast_common::ids::{NodeId, Phase, Round};
+use steadfast_common::ids::{Incarnation, NodeId, Phase, Round};
 use steadfast_common::keys::{Keys, TagKey};
 use steadfast_common::rendezvous::{
-    MemberRecord, NodeRange, NodeRecord, NodeState, ReleaseRecord, RoundRecord,
+    EXIT_TAG, MemberRecord, NodeRange, NodeRecord, NodeState, ReleaseRecord, RoundRecord,
 };
 
 use super::records::read;
@@ -91,6 +91,11 @@ impl<'a> Rounds<'a> {
             );
             report.breaks(at, Rule::Asked, text);
         }
+        self.check_forgotten(at, &formed, report);
+        if self.entered.contains_key(&(EXIT_TAG.to_owned(), Phase(0))) {
+            let text = format!("round {} was formed after a member had succeeded", formed.round);
+            report.breaks(at, Rule::End, text);
+        }
         report.rounds += 1;
         self.round = Some(formed);
         self.entered.clear();
@@ -140,7 +145,7 @@ impl<'a> Rounds<'a> {
     /// Members of the last round come first, in its order; then the others, the oldest first.
     fn check_order(&self, at: i64, formed: &RoundRecord, report: &mut HistoryReport) {
         let seniority = |member: &MemberRecord| {
-            let rank = self.last_rank(member).unwrap_or(usize::MAX);
+            let rank = self.last_rank(member.node, member.incarnation).unwrap_or(usize::MAX);
             (rank, member.incarnation, member.node)
         };
         if !formed.members.is_sorted_by_key(seniority) {
@@ -154,10 +159,25 @@ impl<'a> Rounds<'a> {
         let known = self.nodes.get(&member.node);
         match known.filter(|known| known.incarnation == member.incarnation).map(|it| it.state) {
             Some(NodeState::Asked { after }) => {
-                let was_member = self.last_rank(member).is_some();
+                let was_member = self.last_rank(member.node, member.incarnation).is_some();
                 after <= self.number() && (!was_member || after == self.number())
             }
             Some(NodeState::Starting | NodeState::Late) | None => false,
+        }
+    }
+
+    /// Each node that asked is a member, and so is each member of the last round that is not late, unless the
+    /// others fill the round.
+    fn check_forgotten(&self, at: i64, formed: &RoundRecord, report: &mut HistoryReport) {
+        if self.allowed.max() as usize <= formed.members.len() {
+            return;
+        }
+        let members: BTreeSet<NodeId> = formed.members.iter().map(|member| member.node).collect();
+        let is_due = |record: &NodeRecord| matches!(record.state, NodeState::Asked { .. });
+        let mut left_out = self.nodes.iter().filter(|(node, _)| !members.contains(node));
+        if let Some((node, _)) = left_out.find(|(_, record)| is_due(record)) {
+            let text = format!("round {} has room, and does not have node {node}", formed.round);
+            report.breaks(at, Rule::Asked, text);
         }
     }
 
@@ -222,9 +242,8 @@ impl<'a> Rounds<'a> {
         }
     }
 
-    fn last_rank(&self, member: &MemberRecord) -> Option<usize> {
-        let is_same =
-            |it: &MemberRecord| it.node == member.node && it.incarnation == member.incarnation;
+    fn last_rank(&self, node: NodeId, incarnation: Incarnation) -> Option<usize> {
+        let is_same = |it: &MemberRecord| it.node == node && it.incarnation == incarnation;
         self.round.as_ref()?.members.iter().position(is_same)
     }
 

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use steadfast_audit::history::Rule;
 use steadfast_common::ids::{Incarnation, NodeId, Phase, Round};
-use steadfast_common::rendezvous::{NodeRecord, NodeState, ReleaseRecord, RoundRecord};
+use steadfast_common::rendezvous::{EXIT_TAG, NodeRecord, NodeState, ReleaseRecord, RoundRecord};
 use steadfast_master_core::rendezvous::Fact;
 use uuid::Uuid;
 
@@ -34,9 +34,14 @@ fn assert_wrong_round(mut world: ElasticWorld, formed: &RoundRecord, text: &str)
     assert!(report.broken.iter().all(|it| it.rule == Rule::Rounds), "{report}");
 }
 
-/// All members ask for the next round; returns it as the master would form it.
+/// All other nodes leave, and all members ask for the next round; returns it as the master would form it.
 fn next_round(world: &mut ElasticWorld) -> RoundRecord {
     let mut formed = world.round();
+    let others = world.state.known().map(|(node, _)| node);
+    let others = others.filter(|node| formed.members.iter().all(|member| member.node != *node));
+    for node in others.collect::<Vec<NodeId>>() {
+        world.commit(&[Fact::Removed { node }]);
+    }
     for member in &formed.members {
         let record = NodeRecord {
             incarnation: member.incarnation,
@@ -130,7 +135,11 @@ fn more_or_fewer_members_than_allowed_are_reported() {
     for (case, mut world) in worlds().enumerate() {
         let mut formed = next_round(&mut world);
         match case % 2 {
-            0 => formed.members.truncate(1),
+            0 => {
+                for member in formed.members.split_off(1) {
+                    world.commit(&[Fact::Removed { node: member.node }]);
+                }
+            }
             _ => {
                 let mut member = formed.members[0].clone();
                 while formed.members.len() < 5 {
@@ -196,6 +205,30 @@ fn a_member_that_has_not_asked_is_reported() {
         }
         world.write(vec![put(&world.etcd.keys.formed_round(), &formed)]);
         assert_reports(&world, Rule::Asked, "has not asked");
+    }
+}
+
+#[test]
+fn a_node_that_asked_and_is_left_out_is_reported() {
+    for mut world in worlds() {
+        let mut formed = next_round(&mut world);
+        let index = world.rng.below(formed.members.len());
+        formed.members.remove(index);
+        renumber(&mut formed);
+        world.write(vec![put(&world.etcd.keys.formed_round(), &formed)]);
+        assert_reports(&world, Rule::Asked, "has room");
+    }
+}
+
+#[test]
+fn a_round_after_the_success_of_a_member_is_reported() {
+    for mut world in worlds() {
+        let (round, node) = (world.round().round, world.round().members[0].node);
+        let (tag, phase, data) = (EXIT_TAG.to_owned(), Phase(0), [].into());
+        world.commit(&[Fact::Entered { round, tag, phase, node, data }]);
+        let formed = next_round(&mut world);
+        world.write(vec![put(&world.etcd.keys.formed_round(), &formed)]);
+        assert_reports(&world, Rule::End, "had succeeded");
     }
 }
 

@@ -1,0 +1,141 @@
+//! What the processes of a simulated cluster run: a training job, or an elastic job.
+
+use steadfast_common::elastic::ElasticSpec;
+use steadfast_common::rendezvous::NodeRange;
+use steadfast_common::spec;
+
+use crate::job::Job;
+use crate::rng::Rng;
+
+/// The kind of a simulated job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Synchronous training.
+    Sync,
+    /// Asynchronous training.
+    Async,
+    /// Programs with a loop of their own.
+    Elastic,
+}
+
+impl Mode {
+    /// Returns the mode of a training job.
+    pub(crate) fn of_training(self) -> Option<spec::Mode> {
+        match self {
+            Self::Sync => Some(spec::Mode::Sync),
+            Self::Async => Some(spec::Mode::Async),
+            Self::Elastic => None,
+        }
+    }
+
+    /// Returns the name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sync => "sync",
+            Self::Async => "async",
+            Self::Elastic => "elastic",
+        }
+    }
+}
+
+/// A simulated job.
+#[derive(Clone, Debug)]
+pub enum Workload {
+    Training(Job),
+    Elastic(ElasticJob),
+}
+
+/// An elastic job of the catalog: its workers take steps together.
+#[derive(Clone, Debug)]
+pub struct ElasticJob {
+    pub number: u64,
+    pub spec: ElasticSpec,
+    pub nodes: NodeRange,
+    /// Number of steps after which a worker has succeeded.
+    pub steps: u64,
+    /// One of so many steps fails.
+    pub failures: u64,
+}
+
+impl Workload {
+    /// Returns the job with this number.
+    ///
+    /// # Panics
+    /// If the catalog contains an invalid job.
+    pub fn numbered(mode: Mode, number: u64) -> Self {
+        match mode.of_training() {
+            Some(mode) => Self::Training(Job::numbered(mode, number)),
+            None => Self::Elastic(ElasticJob::numbered(number)),
+        }
+    }
+
+    /// Returns a job with few steps.
+    pub fn smallest(mode: Mode) -> Self {
+        match mode.of_training() {
+            Some(mode) => Self::Training(Job::smallest(mode)),
+            None => Self::Elastic(ElasticJob::smallest()),
+        }
+    }
+
+    /// Returns the name of the job.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Training(job) => &job.spec.name,
+            Self::Elastic(job) => &job.spec.name,
+        }
+    }
+
+    /// Returns the number in the catalog.
+    pub fn number(&self) -> u64 {
+        match self {
+            Self::Training(job) => job.number,
+            Self::Elastic(job) => job.number,
+        }
+    }
+
+    /// Returns the kind of the job.
+    pub fn mode(&self) -> Mode {
+        match self {
+            Self::Training(job) => match job.spec.mode {
+                spec::Mode::Sync => Mode::Sync,
+                spec::Mode::Async => Mode::Async,
+            },
+            Self::Elastic(_) => Mode::Elastic,
+        }
+    }
+
+    /// Returns whether the job may fail.
+    pub fn may_fail(&self) -> bool {
+        match self {
+            // A job that gives up tasks may give up all of them; its processes then fail.
+            Self::Training(job) => !job.is_patient,
+            Self::Elastic(_) => false,
+        }
+    }
+}
+
+impl ElasticJob {
+    /// Returns the job with this number.
+    ///
+    /// # Panics
+    /// Never; the catalog is valid.
+    pub fn numbered(number: u64) -> Self {
+        let mut rng = Rng::new(number ^ 0x6e6f_6465);
+        let min = rng.between(1, 3) as u32;
+        let nodes = NodeRange::new(min, min + rng.between(0, 3) as u32).expect("min is the least");
+        let mut spec = ElasticSpec::new("trial", nodes);
+        spec.nodes.last_call = std::time::Duration::from_secs(rng.between(0, 3));
+        spec.nodes.join_timeout = std::time::Duration::from_secs(rng.between(5, 20));
+        let (steps, failures) = (rng.between(3, 15), *rng.one_of(&[10, 40, 1000]));
+        Self { number, spec, nodes, steps, failures }
+    }
+
+    /// Returns a job of two to three nodes with few steps, of which none fails.
+    pub fn smallest() -> Self {
+        let mut job = Self::numbered(0);
+        job.nodes = NodeRange::new(2, 3).expect("2 is less than 3");
+        (job.spec.nodes.min, job.spec.nodes.max) = (job.nodes.min(), job.nodes.max());
+        (job.steps, job.failures) = (3, u64::MAX);
+        job
+    }
+}

@@ -1,0 +1,295 @@
+//! A node's membership in the rounds of an elastic job: registers, joins one round after the other, and tells
+//! when a round is over.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use steadfast_common::error::ErrorKind;
+use steadfast_common::ids::{Phase, Round};
+use steadfast_common::keys::Keys;
+use steadfast_common::rendezvous::{EXIT_TAG, PORTS_TAG, RoundRecord};
+use steadfast_coord::Etcd;
+use steadfast_host::time::{Instant, sleep};
+use steadfast_proto::v1::NodeReport;
+use tracing::{info, warn};
+
+use crate::node::{Change, Entered, Joined, NodeError, NodeIdentity, NodeSession, Terms};
+
+/// Time between attempts to register while the node's former lease has not ended.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// How long such attempts are made, beyond the time to live of the lease: a new leader of etcd extends leases.
+const REGISTER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Pause of [`until_over`] after an error that is not expected to last.
+const WATCH_RETRY: Duration = Duration::from_millis(500);
+
+/// How a node takes part in the job.
+#[derive(Debug)]
+pub struct Membership {
+    etcd: Etcd,
+    keys: Keys,
+    lease_ttl: Duration,
+    identity: NodeIdentity,
+    terms: Terms,
+    session: Option<NodeSession>,
+    /// The last round of this registration; 0 if there is none.
+    last: Round,
+}
+
+/// A round that a node has joined.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JoinedRound<H> {
+    pub record: RoundRecord,
+    /// The rank of this node among the members.
+    pub rank: usize,
+    /// What each member told the others, by rank.
+    pub data: Vec<Bytes>,
+    /// What the caller prepared for this round.
+    pub prepared: H,
+}
+
+/// How the exit barrier ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exited {
+    /// The job has succeeded.
+    All,
+    /// Another round has to be formed.
+    Again,
+}
+
+/// Why a round is over for a node.
+#[derive(Debug)]
+pub enum RoundOver {
+    /// Nodes wait to be added, or were lost.
+    Changed(Change),
+    /// This node's registration was lost: it registers again.
+    Unregistered,
+    JobEnded,
+    /// The job rejects this node.
+    Failed(NodeError),
+}
+
+/// How one attempt to join ended that failed.
+enum Attempt {
+    /// Register, or ask for another round, and try again.
+    Again,
+    Failed(NodeError),
+}
+
+impl From<NodeError> for Attempt {
+    fn from(error: NodeError) -> Self {
+        match error {
+            NodeError::Unregistered => Self::Again,
+            // The round is over, or another phase was released meanwhile.
+            NodeError::Rejected { kind: ErrorKind::Stale, .. } => Self::Again,
+            error => Self::Failed(error),
+        }
+    }
+}
+
+fn unavailable(message: String) -> NodeError {
+    NodeError::Rejected { kind: ErrorKind::Unavailable, message }
+}
+
+impl Membership {
+    /// Creates a membership that is not registered yet.
+    pub fn new(
+        etcd: Etcd,
+        keys: Keys,
+        lease_ttl: Duration,
+        identity: NodeIdentity,
+        terms: Terms,
+    ) -> Self {
+        Self { etcd, keys, lease_ttl, identity, terms, session: None, last: Round(0) }
+    }
+
+    /// Returns the registration, if there is one.
+    pub fn session(&self) -> Option<&NodeSession> {
+        self.session.as_ref()
+    }
+
+    /// Gives up a registration that was lost: [`Membership::join`] registers again.
+    pub fn forget(&mut self) {
+        self.session = None;
+    }
+
+    /// Registers, if the node is not registered, and announces that it is starting. Waits for the end of an
+    /// earlier registration of the same node, or of a node that was at the same address.
+    async fn register(&mut self) -> Result<(), NodeError> {
+        if self.session.is_some() {
+            return Ok(());
+        }
+        let mut give_up: Option<Instant> = None;
+        let session = loop {
+            match self.try_register().await {
+                Ok(session) => break session,
+                Err(error) if error.kind() == ErrorKind::Conflict => {
+                    let now = Instant::now();
+                    if give_up.is_none() {
+                        info!("waiting for the end of an earlier registration: {error}");
+                    }
+                    if *give_up.get_or_insert(now + self.lease_ttl + REGISTER_TIMEOUT) <= now {
+                        return Err(error);
+                    }
+                    sleep(RETRY).await;
+                }
+                Err(error) => return Err(error),
+            }
+        };
+        self.last = Round(0);
+        self.session = Some(session);
+        Ok(())
+    }
+
+    async fn try_register(&self) -> Result<NodeSession, NodeError> {
+        let (etcd, identity) = (&self.etcd, self.identity.clone());
+        let session = NodeSession::register(etcd, &self.keys, self.lease_ttl, identity).await?;
+        match session.announce().await {
+            Ok(()) | Err(NodeError::Unregistered) => Ok(session),
+            Err(error) => {
+                session.close().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Waits until this node is a member of another round, and its members have told each other the data that
+    /// `prepare` returns. What it holds for the round is returned to the caller.
+    ///
+    /// # Errors
+    /// If too few nodes join, or the job rejects this node.
+    pub async fn join<H>(
+        &mut self,
+        prepare: impl Fn() -> Result<(H, Bytes), NodeError>,
+    ) -> Result<JoinedRound<H>, NodeError> {
+        loop {
+            self.register().await?;
+            let (prepared, data) = prepare()?;
+            match self.try_join(data).await {
+                Ok((record, rank, data)) => {
+                    return Ok(JoinedRound { record, rank, data, prepared });
+                }
+                Err(Attempt::Again) => {}
+                Err(Attempt::Failed(error)) => return Err(error),
+            }
+        }
+    }
+
+    async fn try_join(&mut self, data: Bytes) -> Result<(RoundRecord, usize, Vec<Bytes>), Attempt> {
+        let record = self.next_round().await.inspect_err(|_| self.session = None)?;
+        self.last = record.round;
+        let node = self.identity.node;
+        let rank = record.members.iter().position(|member| member.node == node);
+        let rank = rank.ok_or_else(|| {
+            let message = format!("round {} does not have this node", record.round);
+            Attempt::Failed(NodeError::BadReply(message))
+        })?;
+        let data = self.exchange(&record, data).await?;
+        Ok((record, rank, data))
+    }
+
+    async fn next_round(&self) -> Result<RoundRecord, Attempt> {
+        let Some(session) = &self.session else { return Err(Attempt::Again) };
+        let mut shown = String::new();
+        loop {
+            match session.join(self.last, self.terms).await? {
+                Joined::Round(record) => return Ok(record),
+                Joined::TooFew(reason) => return Err(Attempt::Failed(unavailable(reason))),
+                Joined::Waits(reason) => {
+                    if shown != reason {
+                        info!("{reason}");
+                        shown = reason;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Tells the other members of a round the data of this node; returns those of all by rank.
+    async fn exchange(&self, record: &RoundRecord, data: Bytes) -> Result<Vec<Bytes>, Attempt> {
+        let Some(session) = &self.session else { return Err(Attempt::Again) };
+        let mut entries = loop {
+            match session.enter(record.round, PORTS_TAG, Phase(0), data.clone()).await? {
+                Entered::Released(entries) => break entries,
+                Entered::Ended(reason) => {
+                    info!(round = record.round.0, "round ended before it began: {reason}");
+                    return Err(Attempt::Again);
+                }
+                Entered::Waits(reason) => info!("{reason}"),
+            }
+        };
+        let data = record.members.iter().map(|member| {
+            entries.remove(&member.node).ok_or_else(|| {
+                let message = format!("a released barrier has no data of node {}", member.node);
+                Attempt::Failed(NodeError::BadReply(message))
+            })
+        });
+        data.collect()
+    }
+
+    /// Waits until all members of the round have succeeded.
+    ///
+    /// # Errors
+    /// If the job rejects this node, or the time is over.
+    pub async fn exit(&mut self, limit: Option<Duration>) -> Result<Exited, NodeError> {
+        let end = limit.map(|limit| Instant::now() + limit);
+        let mut shown = String::new();
+        loop {
+            let Some(session) = &self.session else { return Ok(Exited::Again) };
+            let entered = session.enter(self.last, EXIT_TAG, Phase(0), Bytes::new()).await;
+            match entered {
+                Ok(Entered::Released(_)) => return Ok(Exited::All),
+                // It was not a member any more when it entered.
+                Ok(Entered::Ended(reason)) => {
+                    warn!("this node's workers succeeded, but {reason}; they run again");
+                    return Ok(Exited::Again);
+                }
+                Ok(Entered::Waits(reason)) if end.is_some_and(|end| end <= Instant::now()) => {
+                    return Err(unavailable(format!("gave up at the exit: {reason}")));
+                }
+                Ok(Entered::Waits(reason)) => {
+                    if shown != reason {
+                        info!("this node's workers succeeded; {reason}");
+                        shown = reason;
+                    }
+                }
+                Err(NodeError::JobEnded) => return Ok(Exited::All),
+                Err(NodeError::Unregistered) => {
+                    self.session = None;
+                    return Ok(Exited::Again);
+                }
+                Err(NodeError::Rejected { kind: ErrorKind::Stale, .. }) => {
+                    return Ok(Exited::Again);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Leaves the job: the others form a round without this node at once.
+    pub async fn leave(&mut self) {
+        if let Some(session) = self.session.take() {
+            session.close().await;
+        }
+    }
+}
+
+/// Completes when the round is over for a node. `interval` is how long one call waits at most.
+pub async fn until_over(
+    session: &NodeSession,
+    round: Round,
+    report: impl Fn() -> NodeReport,
+    interval: Duration,
+) -> RoundOver {
+    loop {
+        match session.watch(round, 0, Some(report()), interval).await {
+            Ok(Change { nodes: 0, .. }) => {}
+            Ok(change) => return RoundOver::Changed(change),
+            Err(NodeError::Unregistered) => return RoundOver::Unregistered,
+            Err(NodeError::JobEnded) => return RoundOver::JobEnded,
+            Err(error @ NodeError::Rejected { .. }) => return RoundOver::Failed(error),
+            Err(NodeError::BadReply(_) | NodeError::Coord(_)) => sleep(WATCH_RETRY).await,
+        }
+    }
+}
