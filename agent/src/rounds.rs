@@ -75,7 +75,7 @@ impl Agent<'_> {
             let take_ports = self.take_ports();
             let (place, held) = tokio::select! {
                 biased;
-                () = shutdown.drain() => return Ok(interrupted()),
+                () = shutdown.drain() => return Ok(shutdown.exit_code()),
                 joined = self.membership.join(take_ports) => match joined {
                     Err(failure) if failure.kind == ErrorKind::Stale => return self.job_ended().await,
                     joined => joined?,
@@ -97,7 +97,7 @@ impl Agent<'_> {
                     let exit = self.membership.exit(self.args.exit_barrier_timeout);
                     let exited = tokio::select! {
                         biased;
-                        () = shutdown.drain() => return Ok(interrupted()),
+                        () = shutdown.drain() => return Ok(shutdown.exit_code()),
                         exited = exit => exited?,
                     };
                     match exited {
@@ -108,7 +108,7 @@ impl Agent<'_> {
                 RoundEnd::Exhausted => return Ok(ExitCode::from(WORKERS_FAILED)),
                 RoundEnd::JobEnded => return self.job_ended().await,
                 RoundEnd::Refused(failure) => return Err(failure),
-                RoundEnd::Interrupted => return Ok(interrupted()),
+                RoundEnd::Interrupted => return Ok(shutdown.exit_code()),
             }
         }
     }
@@ -284,9 +284,4 @@ impl Agent<'_> {
         sleep(DUMP_TIME).await;
         Some(format!("the workers hang: no output for {limit:?} (--hang-timeout)"))
     }
-}
-
-/// The exit code of a process that ended because of SIGTERM.
-fn interrupted() -> ExitCode {
-    ExitCode::from(128 + nix::sys::signal::Signal::SIGTERM as u8)
 }

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
 use steadfast_agent_core::Exit;
 use steadfast_agent_core::discovery::{Discovery, PollError, Update};
 use steadfast_agent_core::hosts::HostName;
@@ -132,14 +131,14 @@ impl Driver {
             return Ok(ExitCode::SUCCESS);
         }
         let Some(outcome) = self.launcher.record().outcome.clone() else {
-            return Ok(ExitCode::from(128 + Signal::SIGTERM as u8));
+            return Ok(shutdown.exit_code());
         };
         match (&outcome, outcome.kind()) {
             (_, None) => {
                 info!("{outcome}");
                 Ok(ExitCode::SUCCESS)
             }
-            (Outcome::Interrupted, Some(_)) => Ok(ExitCode::from(128 + Signal::SIGTERM as u8)),
+            (Outcome::Interrupted, Some(_)) => Ok(shutdown.exit_code()),
             (_, Some(kind)) => {
                 let reasons =
                     self.reasons.iter().map(|(host, reason)| format!("\n{host}: {reason}"));

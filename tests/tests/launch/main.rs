@@ -254,12 +254,12 @@ fn an_interrupted_launcher_stops_all_agents_and_a_new_one_begins_again() {
     let site = Site::new();
     let rendezvous = site.rendezvous();
     let args = ["--hosts", "a,b", "--rdzv-endpoint", &rendezvous.endpoint];
-    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+    for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGINT, 130)] {
         let mut launcher = site.launch(&args);
         site.world(2);
         launcher.signal(signal);
         let ended = launcher.end(END_MAX);
-        assert_eq!(ended.code, Some(143), "{}", ended.stderr);
+        assert_eq!(ended.code, Some(code), "{}", ended.stderr);
         assert_eq!(site.terminated(), 2, "the workers handle SIGTERM");
         assert!(site.scene.all_of("run").is_empty());
         site.forget();
