@@ -15,7 +15,7 @@ use tracing::{error, info, warn};
 
 use crate::environment::Place;
 use crate::membership::{Exited, failure};
-use crate::run::{Agent, WORKERS_FAILED, start_failure};
+use crate::run::{Agent, WORKERS_FAILED, prefix, start_failure};
 use crate::watch::{RoundOver, describe, until_over};
 
 /// How long workers may take to write their stacks.
@@ -132,6 +132,11 @@ impl Agent<'_> {
         while let Some(Some((index, _))) = workers.set.next_exit().now_or_never() {
             workers.running.remove(&index);
             self.hub.forget(index as u32);
+        }
+        for index in &workers.running {
+            // Before the worker learns of the round: what it prints in it has its rank there.
+            let rank = place.own().first_rank + *index as u32;
+            workers.set.workers()[*index].set_prefix(&prefix(rank));
         }
         self.hub.begin(place);
         if workers.running.is_empty() {

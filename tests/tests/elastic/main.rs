@@ -4,4 +4,5 @@
 mod agents;
 mod bad_input;
 mod job;
+mod ranks;
 mod service;
