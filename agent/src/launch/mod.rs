@@ -37,6 +37,7 @@ use tokio::time::timeout;
 use self::agents::Agents;
 pub use self::args::LaunchArgs;
 use self::driver::Driver;
+pub(crate) use self::machine::own_host;
 use self::machine::{Machine, advertised};
 use self::poll::{Polled, Poller, Script};
 use self::store::Store;
