@@ -8,7 +8,6 @@ use std::time::Duration;
 use futures::FutureExt;
 use steadfast_common::error::ErrorKind;
 use steadfast_process::{Failure, Shutdown};
-use steadfast_proto::v1::NodeReport;
 use steadfast_supervise::WorkerSet;
 use tokio::time::{Instant, interval, sleep, sleep_until};
 use tracing::{error, info, warn};
@@ -166,11 +165,7 @@ impl Agent<'_> {
     async fn watch(&self, place: &Place, workers: &mut Workers, shutdown: &Shutdown) -> RoundEnd {
         let Some(session) = &self.membership.session else { return RoundEnd::Restart };
         let (round, counts) = (place.record.round, &self.counts);
-        let report = || NodeReport {
-            restarts: counts.restarts.load(Ordering::Relaxed),
-            restarts_max: counts.restarts_max.load(Ordering::Relaxed),
-            state: "running".to_owned(),
-        };
+        let report = || counts.report();
         let interval_ = self.args.monitor_interval;
         let mut over = std::pin::pin!(until_over(session, round, report, interval_).fuse());
         let mut check = interval(HANG_CHECK);
@@ -203,7 +198,10 @@ impl Agent<'_> {
                     }
                     let rank = place.own().first_rank as usize + index;
                     let reason = format!("the worker of rank {rank} ended with {exit}");
-                    let change = match session.change(round).await {
+                    counts.note_exit(format!("round {round}: {reason}"));
+                    // The report also reaches the master if this node gives up.
+                    let asked = session.watch(round, 0, Some(report()), Duration::ZERO);
+                    let change = match asked.await {
                         Ok(change) if change.nodes == 0 => None,
                         Ok(change) => Some(describe(&change)),
                         Err(error) => Some(failure(&error).message),
@@ -244,6 +242,7 @@ impl Agent<'_> {
                 }
                 _ = check.tick(), if self.args.hang_timeout.is_some() => {
                     if let Some(reason) = self.hang(&workers.set).await {
+                        counts.note_exit(format!("round {round}: {reason}"));
                         return match self.may_go_on(&reason, &[], None) {
                             true => RoundEnd::Restart,
                             false => RoundEnd::Exhausted,
