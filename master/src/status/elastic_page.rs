@@ -114,3 +114,44 @@ fn launcher(it: &LauncherStatus, now_unix_ms: u64) -> Markup {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use steadfast_common::elastic_status::NodeReport;
+    use steadfast_common::ids::{Incarnation, NodeId, Round};
+    use steadfast_common::launch::HostRecord;
+
+    use super::*;
+
+    #[test]
+    fn members_are_shown_with_their_workers_and_hosts_on_the_blacklist_with_the_time_left() {
+        let member = NodeStatus {
+            node: NodeId::of_address("a:1"),
+            incarnation: Incarnation(7),
+            address: "<a>:1".to_owned(),
+            host: Some("a".to_owned()),
+            admin: None,
+            slots: 2,
+            state: NodePhase::Member,
+            workers: Some(WorkersPhase::Running),
+            member_since_unix_ms: Some(8_000),
+            rank: Some(0),
+            first_rank: Some(0),
+            report: Some(NodeReport {
+                round: Round(1),
+                restarts: 1,
+                restarts_max: 3,
+                ..NodeReport::default()
+            }),
+        };
+        let shown = nodes(&[member], 20_000).into_string();
+        assert!(shown.contains("&lt;a&gt;:1") && shown.contains("running"), "{shown}");
+        assert!(shown.contains("12 s") && shown.contains("1 of 3"), "{shown}");
+        let record = HostRecord { failures: 2, cooldown_ms: Some(8_000), agent: None };
+        let until = Some(24_000);
+        let host = HostStatus { host: "b".to_owned(), record, blacklisted_until_unix_ms: until };
+        let status = LauncherStatus { launches: 3, resets: 0, outcome: None, hosts: vec![host] };
+        let shown = launcher(&status, 20_000).into_string();
+        assert!(shown.contains(">b<") && shown.contains("4 s left"), "{shown}");
+    }
+}

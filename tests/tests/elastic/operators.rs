@@ -1,5 +1,6 @@
 //! What operators see of an elastic job, and what they can do with it, through the command line.
 
+use std::path::Path;
 use std::process::Command;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
@@ -100,6 +101,21 @@ fn status_and_why_name_the_nodes_and_who_is_waited_for() {
     until_shown(url, &["status"], "restarts    1 after failures; 1 round after the first");
 }
 
+/// `top` shows an elastic job in a terminal.
+#[test]
+fn top_shows_an_elastic_job_until_a_key_is_pressed() {
+    let scene = Scene::new();
+    let job = ElasticJob::start(&scene, "1:2", &["--last-call", "300ms"]);
+    let _agents = [job.agent("a"), job.agent("b")];
+    job.until_running(2);
+    let script = scene.write("terminal.py", include_str!("../terminal.py"));
+    let mut python = scene.command(Path::new("python3"));
+    python.arg(script).arg("elastic,round,workers,restarts,running,formed,quits");
+    python.arg(program("steadfast")).args(["top", "--etcd-endpoints", &url(&job)]);
+    let output = python.output().expect("python starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 /// Without a master, the same is read from etcd.
 #[test]
 fn without_a_master_status_and_why_show_what_etcd_holds() {
@@ -181,7 +197,8 @@ fn the_history_of_an_elastic_job_is_audited() {
     let (file, url) = (format!("{JOB_FILE}min = 1\nmax = 3\n"), etcd.url());
     let file = scene.write("job.toml", file).display().to_string();
     let keys = Keys::of_job("job");
-    let mut recorder = Recorder::start(&scene, &[url.clone()], &format!("{}/", keys.root()));
+    let mut recorder =
+        Recorder::start(&scene, std::slice::from_ref(&url), &format!("{}/", keys.root()));
     let args = ["--job", "job", "--job-file", &file, "--etcd-endpoints", &url];
     let _master = scene.start("master", "steadfast-master", &args);
     let run = ["run", "--rdzv-endpoint", &url, "--rdzv-id", "job", "--nnodes", "1:3", "--"];
