@@ -18,11 +18,14 @@ use steadfast_etcd::{Config, Server};
 use steadfast_host::random;
 use steadfast_host::task::{Task, spawn};
 use steadfast_master::{ElasticRequest, Request};
-use steadfast_process::{Failure, LogArgs, LogIdentity, Shutdown, init_logging, job_name};
+use steadfast_process::{
+    Failure, LogArgs, LogIdentity, Shutdown, advertised_host, host_of, init_logging, job_name,
+};
 use tempfile::TempDir;
 use tracing::{error, info, warn};
 
 use crate::args::node_range;
+use crate::launch::own_host;
 
 /// How long agents may take to hear that the job is over, and to leave.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -59,6 +62,10 @@ pub struct RendezvousArgs {
     /// Address at which the master is served: for programs that call its gRPC service.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
     master_listen: SocketAddr,
+    /// Host at which other machines reach the master, or host and port [default: with a --master-listen on all addresses, the
+    /// address of this machine on the default route].
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = advertised_host)]
+    advertise: Option<String>,
     /// Address of the master's admin port: health, metrics, status.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
     admin_listen: SocketAddr,
@@ -90,6 +97,11 @@ pub async fn rendezvous(args: RendezvousArgs) -> Result<ExitCode, Failure> {
             )));
         }
     }
+    let advertise = match (&args.advertise, args.master_listen.ip().is_unspecified()) {
+        (Some(given), _) => Some(given.clone()),
+        (None, true) => Some(own_host()?),
+        (None, false) => None,
+    };
     let shutdown = Shutdown::install()?;
     let mut spec = ElasticSpec::new(&args.rdzv_id, args.nnodes);
     spec.nodes.last_call = args.last_call;
@@ -98,12 +110,16 @@ pub async fn rendezvous(args: RendezvousArgs) -> Result<ExitCode, Failure> {
         spec,
         listen: args.listen,
         master_listen: args.master_listen,
-        advertise: None,
+        advertise: advertise.clone(),
         admin_listen: args.admin_listen,
         data_dir: args.data_dir,
     })
     .await?;
-    info!("agents join with --rdzv-endpoint {} --rdzv-id {}", coordinator.address, args.rdzv_id);
+    let endpoint = match (&advertise, coordinator.address.ip().is_unspecified()) {
+        (Some(address), true) => format!("{}:{}", host_of(address), coordinator.address.port()),
+        (Some(_), false) | (None, _) => coordinator.address.to_string(),
+    };
+    info!("agents join with --rdzv-endpoint {endpoint} --rdzv-id {}", args.rdzv_id);
     let ended = tokio::select! {
         biased;
         ended = coordinator.master_ended() => {
@@ -122,7 +138,7 @@ pub(crate) struct Settings {
     pub spec: ElasticSpec,
     pub listen: SocketAddr,
     pub master_listen: SocketAddr,
-    /// The host at which agents reach the master, if it is not the address at which that listens.
+    /// Where agents reach the master, if it is not the address at which that listens.
     pub advertise: Option<String>,
     pub admin_listen: SocketAddr,
     pub data_dir: Option<PathBuf>,

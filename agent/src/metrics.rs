@@ -1,7 +1,7 @@
 //! The metrics of an agent.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -9,6 +9,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
+use steadfast_proto::v1::NodeReport;
 
 /// What an agent counts, shared by its loop, its status and its metrics.
 #[derive(Debug, Default)]
@@ -22,6 +23,8 @@ pub(crate) struct Counts {
     /// Restarts because nodes came or went.
     pub changes: AtomicU64,
     pub workers: AtomicU32,
+    /// Which worker failed last, in which round, and how. Guards one text.
+    last_exit: Mutex<String>,
 }
 
 impl Counts {
@@ -33,6 +36,22 @@ impl Counts {
         100.0 - 100.0 * left / max
     }
 
+    /// Notes that a worker failed.
+    pub fn note_exit(&self, exit: String) {
+        *self.last_exit.lock().unwrap_or_else(PoisonError::into_inner) = exit;
+    }
+
+    /// Returns what the agent reports to the master.
+    pub fn report(&self) -> NodeReport {
+        NodeReport {
+            restarts: self.restarts.load(Ordering::Relaxed),
+            restarts_max: self.restarts_max.load(Ordering::Relaxed),
+            state: "running".to_owned(),
+            changes: self.changes.load(Ordering::Relaxed),
+            last_exit: self.last_exit.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        }
+    }
+
     /// Returns the status of the agent.
     pub fn status(&self) -> Value {
         json!({
@@ -41,6 +60,7 @@ impl Counts {
             "restarts": self.restarts.load(Ordering::Relaxed),
             "restarts_max": self.restarts_max.load(Ordering::Relaxed),
             "changes": self.changes.load(Ordering::Relaxed),
+            "last_exit": *self.last_exit.lock().unwrap_or_else(PoisonError::into_inner),
         })
     }
 

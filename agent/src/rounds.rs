@@ -9,13 +9,12 @@ use futures::FutureExt;
 use steadfast_client::{Exited, RoundOver, until_over};
 use steadfast_common::error::ErrorKind;
 use steadfast_process::{Failure, Shutdown};
-use steadfast_proto::v1::NodeReport;
 use steadfast_supervise::WorkerSet;
 use tokio::time::{Instant, interval, sleep, sleep_until};
 use tracing::{error, info, warn};
 
 use crate::environment::Place;
-use crate::run::{Agent, WORKERS_FAILED, describe, failure, start_failure};
+use crate::run::{Agent, WORKERS_FAILED, describe, failure, prefix, start_failure};
 
 /// How long workers may take to write their stacks.
 const DUMP_TIME: Duration = Duration::from_secs(2);
@@ -73,7 +72,7 @@ impl Agent<'_> {
             self.readiness.set_not_ready("joins a round");
             let (place, held) = tokio::select! {
                 biased;
-                () = shutdown.drain() => return Ok(interrupted()),
+                () = shutdown.drain() => return Ok(shutdown.exit_code()),
                 joined = self.join() => match joined {
                     Err(failure) if failure.kind == ErrorKind::Stale => return self.job_ended().await,
                     joined => joined?,
@@ -95,7 +94,7 @@ impl Agent<'_> {
                     let exit = self.membership.exit(self.args.exit_barrier_timeout);
                     let exited = tokio::select! {
                         biased;
-                        () = shutdown.drain() => return Ok(interrupted()),
+                        () = shutdown.drain() => return Ok(shutdown.exit_code()),
                         exited = exit => exited.map_err(|error| failure(&error))?,
                     };
                     match exited {
@@ -106,7 +105,7 @@ impl Agent<'_> {
                 RoundEnd::Exhausted => return Ok(ExitCode::from(WORKERS_FAILED)),
                 RoundEnd::JobEnded => return self.job_ended().await,
                 RoundEnd::Refused(failure) => return Err(failure),
-                RoundEnd::Interrupted => return Ok(interrupted()),
+                RoundEnd::Interrupted => return Ok(shutdown.exit_code()),
             }
         }
     }
@@ -130,6 +129,11 @@ impl Agent<'_> {
         while let Some(Some((index, _))) = workers.set.next_exit().now_or_never() {
             workers.running.remove(&index);
             self.hub.forget(index as u32);
+        }
+        for index in &workers.running {
+            // Before the worker learns of the round: what it prints in it has its rank there.
+            let rank = place.own().first_rank + *index as u32;
+            workers.set.workers()[*index].set_prefix(&prefix(rank));
         }
         self.hub.begin(place);
         if workers.running.is_empty() {
@@ -159,11 +163,7 @@ impl Agent<'_> {
     async fn watch(&self, place: &Place, workers: &mut Workers, shutdown: &Shutdown) -> RoundEnd {
         let Some(session) = self.membership.session() else { return RoundEnd::Restart };
         let (round, counts) = (place.record.round, &self.counts);
-        let report = || NodeReport {
-            restarts: counts.restarts.load(Ordering::Relaxed),
-            restarts_max: counts.restarts_max.load(Ordering::Relaxed),
-            state: "running".to_owned(),
-        };
+        let report = || counts.report();
         let interval_ = self.args.monitor_interval;
         let mut over = std::pin::pin!(until_over(session, round, report, interval_).fuse());
         let mut check = interval(HANG_CHECK);
@@ -196,7 +196,10 @@ impl Agent<'_> {
                     }
                     let rank = place.own().first_rank as usize + index;
                     let reason = format!("the worker of rank {rank} ended with {exit}");
-                    let change = match session.change(round).await {
+                    counts.note_exit(format!("round {round}: {reason}"));
+                    // The report also reaches the master if this node gives up.
+                    let asked = session.watch(round, 0, Some(report()), Duration::ZERO);
+                    let change = match asked.await {
                         Ok(change) if change.nodes == 0 => None,
                         Ok(change) => Some(describe(&change)),
                         Err(error) => Some(failure(&error).message),
@@ -237,6 +240,7 @@ impl Agent<'_> {
                 }
                 _ = check.tick(), if self.args.hang_timeout.is_some() => {
                     if let Some(reason) = self.hang(&workers.set).await {
+                        counts.note_exit(format!("round {round}: {reason}"));
                         return match self.may_go_on(&reason, &[], None) {
                             true => RoundEnd::Restart,
                             false => RoundEnd::Exhausted,
@@ -282,9 +286,4 @@ impl Agent<'_> {
         sleep(DUMP_TIME).await;
         Some(format!("the workers hang: no output for {limit:?} (--hang-timeout)"))
     }
-}
-
-/// The exit code of a process that ended because of SIGTERM.
-fn interrupted() -> ExitCode {
-    ExitCode::from(128 + nix::sys::signal::Signal::SIGTERM as u8)
 }

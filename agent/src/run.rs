@@ -200,7 +200,7 @@ impl<'a> Agent<'a> {
     }
 
     fn output(&self, place: &Place, rank: u32) -> Result<Output, Failure> {
-        let prefix = format!("[rank {rank}] ");
+        let prefix = prefix(rank);
         let Some(log_dir) = &self.args.log_dir else { return Ok(Output::Lines { prefix }) };
         let directory = log_dir.join(place.record.round.to_string()).join(rank.to_string());
         std::fs::create_dir_all(&directory)
@@ -227,6 +227,11 @@ impl<'a> Agent<'a> {
             }
         }
     }
+}
+
+/// Returns what precedes the lines of a worker.
+pub(crate) fn prefix(rank: u32) -> String {
+    format!("[rank {rank}] ")
 }
 
 /// Connects to etcd. Nodes are started in any order, so it may not be up yet.

@@ -3,14 +3,15 @@
 mod evidence;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
-use steadfast_audit::history::{self, HistoryReport, etcdctl};
+use steadfast_audit::history::{self, HistoryReport, Revision, etcdctl};
 use steadfast_audit::{Evidence, Report, Severity};
+use steadfast_common::elastic::AnyJobRecord;
 use steadfast_common::error::ErrorKind;
 use steadfast_process::Failure;
 
@@ -22,7 +23,8 @@ use crate::output::{FormArgs, Output, answered};
 /// The master retries a failed checkpoint several times.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Prove that each record of each pass was applied exactly once or is listed as given up.
+/// Prove that each record of each pass was applied exactly once or is listed as given up; of an elastic job, that
+/// its history obeys the rules of rounds.
 #[derive(Debug, Args)]
 pub struct AuditArgs {
     /// Checkpoint to audit: its id or a unique prefix of it [default: the final checkpoint of a job that has
@@ -55,6 +57,9 @@ struct AuditOutput<'a> {
 /// Audits a job; fails if there is any violation.
 pub async fn run(args: AuditArgs) -> Result<ExitCode, Failure> {
     let job = args.job.find().await?;
+    if job.is_elastic().await? {
+        return run_elastic(&args, &job).await;
+    }
     let wanted = match args.now {
         true => Some(take_checkpoint(&job).await?),
         false => args.checkpoint.clone(),
@@ -88,6 +93,42 @@ pub async fn run(args: AuditArgs) -> Result<ExitCode, Failure> {
     Ok(answered(&Failure::internal(message)))
 }
 
+/// Audits the history of an elastic job.
+async fn run_elastic(args: &AuditArgs, job: &Job) -> Result<ExitCode, Failure> {
+    let name = &job.name;
+    if args.now || args.checkpoint.is_some() {
+        let message =
+            format!("job {name} is elastic: it has no checkpoints to audit; pass --history");
+        return Err(Failure::invalid(message));
+    }
+    let Some(path) = &args.history else {
+        return Err(Failure::invalid(format!(
+            "job {name} is elastic: its history is audited; record it with `etcdctl watch --prefix --rev=1 -w \
+             json {}/ > history.json`, and pass --history history.json",
+            job.keys.root()
+        )));
+    };
+    let record: Option<AnyJobRecord> = job.etcd.get_json(&job.keys.job()).await?;
+    let nodes = match record {
+        Some(AnyJobRecord::Elastic(record)) => record.spec.range(),
+        Some(AnyJobRecord::Training(_)) | None => None,
+    };
+    let nodes = nodes.ok_or_else(|| Failure::invalid("the job has no valid number of nodes"))?;
+    let revisions = read_history(path)?;
+    let about = history::ElasticJob { keys: &job.keys, nodes };
+    let history = tokio::task::block_in_place(|| history::check_elastic(&about, &[], &revisions));
+    let clean = history.is_clean();
+    match args.form.output() {
+        Output::Json => println!("{}", serde_json::json!({ "clean": clean, "history": history })),
+        Output::Text => println!("{history}"),
+    }
+    if clean {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let violations = plural(history.broken.len(), "violation");
+    Ok(answered(&Failure::internal(format!("the audit of job {name} found {violations}"))))
+}
+
 /// Asks the acting master for a checkpoint; returns its id.
 async fn take_checkpoint(job: &Job) -> Result<String, Failure> {
     let mut master = job.master();
@@ -101,11 +142,14 @@ async fn take_checkpoint(job: &Job) -> Result<String, Failure> {
     }
 }
 
-fn check_history(job: &Job, evidence: &Evidence, path: &PathBuf) -> Result<HistoryReport, Failure> {
+fn read_history(path: &Path) -> Result<Vec<Revision>, Failure> {
     let text = fs::read_to_string(path)
         .map_err(|error| Failure::io(format!("cannot read {}", path.display()), &error))?;
-    let revisions = etcdctl::parse(&text)
-        .map_err(|error| Failure::invalid(format!("{}: {error}", path.display())))?;
+    etcdctl::parse(&text).map_err(|error| Failure::invalid(format!("{}: {error}", path.display())))
+}
+
+fn check_history(job: &Job, evidence: &Evidence, path: &Path) -> Result<HistoryReport, Failure> {
+    let revisions = read_history(path)?;
     let about =
         history::Job { keys: &job.keys, spec: &evidence.spec, manifest: &evidence.manifest };
     Ok(tokio::task::block_in_place(|| history::check(&about, &[], &revisions)))

@@ -7,6 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use steadfast_common::ids::Slot;
 use steadfast_common::records::{JobRecord, MasterRecord, PserverRecord, TrainerRecord};
+use steadfast_common::rendezvous::AgentRecord;
 use steadfast_coord::EtcdOptions;
 use steadfast_host::random;
 use steadfast_net::{Probe, TlsIdentity, probe};
@@ -168,6 +169,18 @@ async fn members(job: &Job) -> Result<Vec<Finding>, Failure> {
             Err(error) => Finding::new(what, Health::Error, error.to_string()),
         });
     }
+    for (key, entry) in job.etcd.list(&job.keys.agents_prefix()).await?.entries {
+        let what = job.keys.agent_of(&key).map_or(key, |id| format!("agent {id}"));
+        found.push(match entry.json::<AgentRecord>() {
+            Ok(it) if it.admin.is_empty() => Finding::new(
+                what,
+                Health::Ok,
+                format!("calls the master itself, as {}", it.address),
+            ),
+            Ok(it) => member(what, None, &it.admin, &job.tls).await,
+            Err(error) => Finding::new(what, Health::Error, error.to_string()),
+        });
+    }
     Ok(found)
 }
 
@@ -214,8 +227,11 @@ async fn member(what: String, address: Option<&str>, admin: &str, tls: &TlsIdent
     }
 }
 
-/// Checks that the store creates an object and refuses to create it again.
+/// Checks that the store creates an object and refuses to create it again. An elastic job has none.
 async fn store(job: &Job) -> Result<Option<Finding>, Failure> {
+    if job.is_elastic().await? {
+        return Ok(None);
+    }
     let Some(record) = job.etcd.get_json::<JobRecord>(&job.keys.job()).await? else {
         return Ok(Some(Finding::new(
             "job",

@@ -22,12 +22,12 @@ const POLL_EVERY: Duration = Duration::from_millis(100);
 
 /// Drain one process of a job and wait until it has left.
 ///
-/// A trainer returns its work, a pserver leaves a checkpoint, a master hands over. The process manager may
-/// start a replacement.
+/// A trainer returns its work, a pserver leaves a checkpoint, a master hands over, an agent stops its workers and
+/// leaves its round. The process manager may start a replacement.
 #[derive(Debug, Args)]
 pub struct DrainArgs {
-    /// The process, as listed by `steadfast members`: `master`, `slot N`, or `trainer ID` (a unique prefix of
-    /// the id is enough).
+    /// The process, as listed by `steadfast members`: `master`, `slot N`, `trainer ID` or `agent ID` (a unique
+    /// prefix of the id is enough).
     #[arg(required = true, num_args = 1..=2, value_name = "MEMBER")]
     member: Vec<String>,
     /// Maximum time to wait.
@@ -43,6 +43,10 @@ pub async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
     let members = all_members(&job).await?;
     let member = chosen(&members, &args.member.join(" "))?;
     let title = plain(&member.title());
+    if member.admin.is_empty() {
+        let message = format!("{title} has no admin port: it takes part by calls; end its program");
+        return Err(Failure::invalid(message));
+    }
     let latest = job.keys.checkpoint_latest();
     let before = job.etcd.get(&latest).await?.map(|it| it.mod_revision);
     let requested = admin_client::drain(&member.admin, member.id, &job.tls).await;
@@ -59,6 +63,7 @@ pub async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
     };
     let successor = match (successor, member.role) {
         (_, "trainer") => "other trainers continue its work".to_owned(),
+        (_, "agent") => "the others form a round without it".to_owned(),
         (Some(it), _) => plain(&format!("{} has taken over", it.address.unwrap_or(it.admin))),
         (None, _) => "no other process has taken over yet".to_owned(),
     };
@@ -96,7 +101,8 @@ async fn left(job: &Job, member: &Member, wait: Duration) -> Result<Option<Membe
 fn chosen<'a>(members: &'a [Member], name: &str) -> Result<&'a Member, Failure> {
     let is_match = |member: &&Member| {
         let title = member.title();
-        title == name || (member.role == "trainer" && title.starts_with(name))
+        let has_id = matches!(member.role, "trainer" | "agent");
+        title == name || (has_id && title.starts_with(name))
     };
     let all: Vec<&Member> = members.iter().filter(is_match).collect();
     match all.as_slice() {

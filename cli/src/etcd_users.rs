@@ -50,7 +50,13 @@ fn grant(role: Role, job: &str, keys: &Keys) -> Grant {
         // It owns the queues and deletes the keys below them.
         Role::Master => vec![all.clone()],
         Role::Pserver => vec![keys.ps_prefix()],
-        Role::Trainer => vec![keys.trainers_prefix(), keys.numerics()],
+        // The agents and the launcher of an elastic job have the certificate of trainers.
+        Role::Trainer => vec![
+            keys.trainers_prefix(),
+            keys.numerics(),
+            keys.agents_prefix(),
+            keys.launch_prefix(),
+        ],
         Role::Admin => Vec::new(),
     };
     Grant { user: role.name().to_owned(), role: format!("{job}-{role}"), reads: vec![all], writes }
@@ -67,11 +73,16 @@ mod tests {
             let writes = grant(role, "digits", &keys).writes;
             writes.iter().any(|it| key == *it || it.ends_with('/') && key.starts_with(it.as_str()))
         };
-        for key in [keys.job(), keys.queue(), keys.master_lock(), keys.checkpoint_latest()] {
+        let rounds = [keys.formed_round(), keys.shared_state(), keys.result()];
+        let of_training = [keys.job(), keys.queue(), keys.master_lock(), keys.checkpoint_latest()];
+        for key in of_training.into_iter().chain(rounds) {
             assert!(reaches(Role::Master, key.clone()));
             assert!(!reaches(Role::Pserver, key.clone()) && !reaches(Role::Trainer, key));
         }
         assert!(!reaches(Role::Trainer, keys.ps(steadfast_common::ids::Slot(0))));
+        for key in [keys.launch_lock(), keys.launch_state(), keys.launch_host("a")] {
+            assert!(reaches(Role::Trainer, key.clone()) && !reaches(Role::Pserver, key));
+        }
         assert_eq!(grant(Role::Pserver, "digits", &keys).reads, ["/jobs/digits/"]);
     }
 }

@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use serde_json::Value;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
 use steadfast_coord::{Etcd, EtcdOptions};
@@ -13,6 +14,7 @@ use steadfast_etcd::{Config, Server};
 use steadfast_net::TlsIdentity;
 use steadfast_process::{EtcdArgs, Failure, TlsArgs, job_name};
 
+use crate::format::plural;
 use crate::job_master::JobMaster;
 use crate::local::read_endpoint;
 
@@ -49,6 +51,40 @@ impl Job {
     pub fn master(&self) -> JobMaster {
         JobMaster::new(self.etcd.clone(), self.keys.clone(), self.tls.clone())
     }
+
+    /// Returns whether this is an elastic job, as opposed to a training job.
+    ///
+    /// # Errors
+    /// If etcd does not answer, or agents wait for a master to accept the job.
+    pub async fn is_elastic(&self) -> Result<bool, Failure> {
+        if let Some(entry) = self.etcd.get(&self.keys.job()).await? {
+            return Ok(entry.json::<Value>().is_ok_and(|record| record["kind"] == "elastic"));
+        }
+        let agents = self.etcd.list(&self.keys.agents_prefix()).await?.entries.len();
+        match agents {
+            0 => Ok(false),
+            agents => Err(Failure::new(
+                ErrorKind::NotYet,
+                format!(
+                    "{} of job {} registered, and no master has accepted it; start `steadfast rendezvous`, or \
+                     steadfast-master with its job file",
+                    plural(agents, "agent"),
+                    self.name
+                ),
+            )),
+        }
+    }
+
+    /// Checks that this is no elastic job. `instead` says what to do with one.
+    ///
+    /// # Errors
+    /// If it is elastic, and as [`Job::is_elastic`].
+    pub async fn must_train(&self, instead: &str) -> Result<(), Failure> {
+        match self.is_elastic().await? {
+            true => Err(Failure::invalid(format!("job {} is elastic: {instead}", self.name))),
+            false => Ok(()),
+        }
+    }
 }
 
 impl JobArgs {
@@ -65,6 +101,16 @@ impl JobArgs {
             },
             (etcd, _) => self.choose(etcd?).await,
         }
+    }
+
+    /// Like [`JobArgs::find`], for commands on the checkpoints of a training job.
+    ///
+    /// # Errors
+    /// As [`JobArgs::find`], and if the job is elastic.
+    pub async fn find_with_checkpoints(&self) -> Result<Job, Failure> {
+        let job = self.find().await?;
+        job.must_train("Steadfast takes no checkpoints of it; its program writes its own").await?;
+        Ok(job)
     }
 
     /// Like [`JobArgs::find`], for a job whose etcd is running.

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
+use steadfast_common::elastic_status::ElasticStatus;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::Generation;
 use steadfast_common::keys::Keys;
@@ -12,8 +14,12 @@ use steadfast_coord::Etcd;
 use steadfast_net::{Channel, TlsIdentity};
 use steadfast_process::Failure;
 use steadfast_proto::MESSAGE_BYTES_MAX;
+use steadfast_proto::v1::elastic_client::ElasticClient;
 use steadfast_proto::v1::master_client::MasterClient;
-use steadfast_proto::v1::{RestoreCheckpointRequest, StatusRequest, TakeCheckpointRequest};
+use steadfast_proto::v1::{
+    ElasticStatusRequest, RestoreCheckpointRequest, StatusRequest, TakeCheckpointRequest,
+};
+use tonic::{Response, Status};
 
 const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -24,7 +30,7 @@ pub struct JobMaster {
     keys: Keys,
     tls: TlsIdentity,
     /// The last connection, with its address.
-    open: Option<(String, MasterClient<Channel>)>,
+    open: Option<(String, Channel)>,
 }
 
 /// Outcome of a checkpoint request.
@@ -52,13 +58,15 @@ impl JobMaster {
     /// Requests the status of the job.
     pub async fn status(&mut self) -> Result<JobStatus, Failure> {
         let mut client = self.client().await?;
-        let answer = tokio::time::timeout(STATUS_TIMEOUT, client.status(StatusRequest {})).await;
-        let reply = answer.map_err(|_| Failure::unavailable("the master does not answer"))??;
-        serde_json::from_slice(&reply.into_inner().json).map_err(|error| {
-            Failure::internal(format!(
-                "cannot parse the master's status: {error}; use the `steadfast` of the master's version"
-            ))
-        })
+        parsed(&answer(client.status(StatusRequest {})).await?.json)
+    }
+
+    /// Requests the status of an elastic job.
+    pub async fn elastic_status(&mut self) -> Result<ElasticStatus, Failure> {
+        let channel = self.channel().await?;
+        let mut client = ElasticClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
+        let asked = client.elastic_status(ElasticStatusRequest {});
+        parsed(&answer(asked).await?.json)
     }
 
     /// Requests a checkpoint now.
@@ -102,6 +110,11 @@ impl JobMaster {
     }
 
     async fn client(&mut self) -> Result<MasterClient<Channel>, Failure> {
+        let channel = self.channel().await?;
+        Ok(MasterClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX))
+    }
+
+    async fn channel(&mut self) -> Result<Channel, Failure> {
         let record: Option<MasterRecord> = self.etcd.get_json(&self.keys.master_addr()).await?;
         let address = match record {
             Some(record) => record.address,
@@ -110,14 +123,28 @@ impl JobMaster {
                 return Err(Failure::new(ErrorKind::NotYet, "the job has no acting master"));
             }
         };
-        if let Some((open, client)) = &self.open
+        if let Some((open, channel)) = &self.open
             && *open == address
         {
-            return Ok(client.clone());
+            return Ok(channel.clone());
         }
         let channel = self.tls.dial(&address, Role::Master).map_err(Failure::internal)?;
-        let client = MasterClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
-        self.open = Some((address, client.clone()));
-        Ok(client)
+        self.open = Some((address, channel.clone()));
+        Ok(channel)
     }
+}
+
+/// Waits for the reply to a request for the status.
+async fn answer<T>(asked: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, Failure> {
+    let answer = tokio::time::timeout(STATUS_TIMEOUT, asked).await;
+    let reply = answer.map_err(|_| Failure::unavailable("the master does not answer"))??;
+    Ok(reply.into_inner())
+}
+
+fn parsed<T: DeserializeOwned>(json: &[u8]) -> Result<T, Failure> {
+    serde_json::from_slice(json).map_err(|error| {
+        Failure::internal(format!(
+            "cannot parse the master's status: {error}; use the `steadfast` of the master's version"
+        ))
+    })
 }

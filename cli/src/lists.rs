@@ -12,6 +12,7 @@ use steadfast_common::records::{
     CheckpointRecord, JobRecord, MasterRecord, PserverRecord, QueueRecord, TaskRecord,
     TrainerRecord,
 };
+use steadfast_common::rendezvous::AgentRecord;
 use steadfast_common::spec::Mode;
 use steadfast_process::Failure;
 use uuid::Uuid;
@@ -20,7 +21,8 @@ use crate::format::plain;
 use crate::job_args::{Job, JobArgs};
 use crate::output::{FormArgs, Output};
 
-/// List the processes of a job: the acting master, the holders of slots, the trainers.
+/// List the processes of a job: the acting master, the holders of slots, the trainers; of an elastic job the
+/// agents.
 #[derive(Debug, Args)]
 pub struct MembersArgs {
     #[command(flatten)]
@@ -69,7 +71,7 @@ impl Member {
     /// Returns the name used in text output and by `steadfast drain`.
     pub fn title(&self) -> String {
         match self.role {
-            "trainer" => format!("trainer {}", self.name),
+            role @ ("trainer" | "agent") => format!("{role} {}", self.name),
             // There is one acting master, and the name of a pserver is its slot.
             "master" => "master".to_owned(),
             _ => self.name.clone(),
@@ -116,6 +118,18 @@ pub async fn all_members(job: &Job) -> Result<Vec<Member>, Failure> {
             since: entry.create_revision,
         });
     }
+    for (key, entry) in job.etcd.list(&job.keys.agents_prefix()).await?.entries {
+        let Some(id) = job.keys.agent_of(&key) else { continue };
+        let record: AgentRecord = entry.json()?;
+        members.push(Member {
+            role: "agent",
+            name: id.to_string(),
+            id: id.0,
+            address: Some(record.address),
+            admin: record.admin,
+            since: entry.create_revision,
+        });
+    }
     Ok(members)
 }
 
@@ -146,6 +160,7 @@ struct SlotRow {
 /// Lists slots.
 pub async fn slots(args: SlotsArgs) -> Result<ExitCode, Failure> {
     let job = args.of.job.find().await?;
+    job.must_train("it has no slots; `steadfast status` shows its nodes").await?;
     let desired = job.etcd.get(&job.keys.ps_desired()).await?;
     let desired: u32 = desired.map_or(Ok(0), |entry| entry.json())?;
     let mut rows: Vec<SlotRow> = (0..desired)
@@ -192,6 +207,7 @@ struct TaskRow {
 /// Lists tasks.
 pub async fn tasks(args: TasksArgs) -> Result<ExitCode, Failure> {
     let job = args.of.job.find().await?;
+    job.must_train("it has no tasks; `steadfast status` shows its rounds").await?;
     let queue = queue(&job).await?;
     let mut rows = Vec::new();
     for (key, entry) in job.etcd.list(&job.keys.round_prefix(queue.round)).await?.entries {

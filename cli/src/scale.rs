@@ -28,6 +28,10 @@ pub async fn run(args: ScaleArgs) -> Result<ExitCode, Failure> {
         let message = format!("etcd has no job {}; name another one with --job", job.name);
         return Err(Failure::new(ErrorKind::NotFound, message));
     }
+    job.must_train(
+        "it has no slots; start or stop agents (`steadfast run`) within the numbers of nodes of the job",
+    )
+    .await?;
     let key = job.keys.ps_desired();
     let before: Option<u32> = job.etcd.get_json(&key).await?;
     job.etcd.put(&key, args.slots.to_string().as_bytes()).await?;

@@ -1,5 +1,7 @@
 //! `steadfast why`: follows the wait chain of a job down to the processes that block it.
 
+mod elastic;
+
 use std::fmt::Write;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -10,6 +12,7 @@ use serde_json::Value;
 use steadfast_common::ids::Lane;
 use steadfast_common::records::{JobOutcome, PserverRecord, ResultRecord};
 use steadfast_common::status::{JobPhase, JobStatus, TrainerStatus};
+use steadfast_host::time::unix_ms;
 use steadfast_net::TlsIdentity;
 use steadfast_process::Failure;
 
@@ -17,6 +20,7 @@ use crate::admin_client;
 use crate::format::{plain, rate};
 use crate::job_args::{Job, JobArgs};
 use crate::output::{FormArgs, Output};
+use crate::status;
 
 /// Observation period: a job that progresses within it is not blocked.
 const LOOK: Duration = Duration::from_secs(2);
@@ -69,6 +73,14 @@ async fn wait_chains(job: &Job) -> Vec<Waits> {
         Err(error) => return vec![Waits::end(error.to_string())],
     }
     let mut master = job.master();
+    match status::elastic::read(job, &mut master).await {
+        Ok(Some(status)) => return elastic::wait_chains(job, &status, unix_ms()).await,
+        Ok(None) => {}
+        Err(failure) => {
+            let master = Waits::end(format!("an acting master: {}", failure.message));
+            return vec![Waits::on("the job", vec![master])];
+        }
+    }
     let first = match master.status().await {
         Ok(status) => status,
         Err(failure) => {

@@ -176,6 +176,11 @@ impl Keys {
         Some(TagKey::Entry { tag, phase, node })
     }
 
+    /// The prefix of all keys of the launcher of an elastic job.
+    pub fn launch_prefix(&self) -> String {
+        format!("{}/launch/", self.root)
+    }
+
     /// Held by the launcher of an elastic job; its create-revision fences every write below.
     pub fn launch_lock(&self) -> String {
         format!("{}/launch/lock", self.root)

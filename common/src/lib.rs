@@ -16,6 +16,7 @@ pub mod ids;
 pub mod job_file;
 pub mod keys;
 pub mod lane_tree;
+pub mod launch;
 pub mod layout;
 pub mod optimizer_errors;
 pub mod placement;

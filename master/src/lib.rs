@@ -12,6 +12,7 @@ mod status;
 
 use std::process::ExitCode;
 
+pub use elastic::stored_elastic_status;
 pub use job::{ElasticRequest, JobRequest, Request};
 pub use run::{Args, live};
 

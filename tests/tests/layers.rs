@@ -133,6 +133,8 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
                 "steadfast-process",
                 "steadfast-supervise",
                 "steadfast-agent",
+                // The status of an elastic job, read from etcd without a master.
+                "steadfast-master",
             ],
         ),
         ("own-model", &["steadfast-trainer"]),

@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 use steadfast_common::ids::Millis;
+use steadfast_common::launch::HostRecord;
 
 use crate::hosts::{HOSTS_MAX, HostName};
 use crate::launcher::{FACTS_MAX, Fact, Launcher};
-use crate::records::HostRecord;
 use crate::settings::{Context, Settings};
 use crate::timers::{Standing, Timers};
 

@@ -3,12 +3,12 @@
 use std::iter;
 
 use steadfast_common::ids::Millis;
+use steadfast_common::launch::{LaunchedAgent, Outcome, Phase, StopReason};
 
 use crate::blacklist::wait_end;
 use crate::hosts::{Host, HostName};
 use crate::launcher::{FACTS_MAX, Fact, Launcher};
 use crate::placement::listed;
-use crate::records::{LaunchedAgent, Outcome, Phase, StopReason};
 use crate::settings::Context;
 
 /// How an agent exited.

@@ -2,8 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use steadfast_common::launch::{
+    HostRecord, LaunchedAgent, LauncherRecord, Outcome, Phase, StopReason,
+};
+
 use crate::hosts::HostName;
-use crate::records::{HostRecord, LaunchedAgent, LauncherRecord, Outcome, Phase, StopReason};
 
 /// Maximum number of facts of one decision, besides one about the job. They must fit into one transaction.
 pub const FACTS_MAX: usize = 64;
@@ -91,6 +94,11 @@ impl Launcher {
         &self.record
     }
 
+    /// Returns the hosts that run an agent or have failed.
+    pub fn hosts(&self) -> impl Iterator<Item = (&HostName, &HostRecord)> {
+        self.hosts.iter()
+    }
+
     /// Returns the agents that were started and have not ended.
     pub fn agents(&self) -> impl Iterator<Item = (&HostName, &LaunchedAgent)> {
         self.hosts.iter().filter_map(|(host, record)| Some((host, record.agent.as_ref()?)))
@@ -146,7 +154,7 @@ impl Launcher {
             | Fact::Forgotten { .. } => {}
         }
         if let Some(host) = fact.host() {
-            let record = self.hosts.remove(host).unwrap_or_default().after(fact);
+            let record = after(self.hosts.remove(host).unwrap_or_default(), fact);
             if record != HostRecord::default() {
                 self.hosts.insert(host.clone(), record);
             }
@@ -154,33 +162,34 @@ impl Launcher {
     }
 }
 
-impl HostRecord {
-    fn after(mut self, fact: &Fact) -> Self {
-        match fact {
-            Fact::Started { slots, launch, .. } => {
-                let (slots, launch) = (*slots, *launch);
-                let place = self.agent.map_or(launch, |agent| agent.place);
-                self.agent = Some(LaunchedAgent { launch, place, slots, phase: Phase::Running });
-            }
-            Fact::StopRequested { reason, .. } => self.enter(Phase::Stopping { reason: *reason }),
-            Fact::RestartPending { .. } => self.enter(Phase::Restarting),
-            Fact::Stopped { .. } => self.agent = None,
-            Fact::Failed { cooldown_ms, .. } => {
-                self.agent = None;
-                self.failures = self.failures.saturating_add(1);
-                self.cooldown_ms = Some(*cooldown_ms);
-            }
-            Fact::CooledDown { .. } => self.cooldown_ms = None,
-            Fact::Forgotten { .. } => (self.failures, self.cooldown_ms) = (0, None),
-            Fact::Reset | Fact::Settled | Fact::Ended(_) => {}
+/// Returns the record of a host after a fact about it.
+fn after(mut record: HostRecord, fact: &Fact) -> HostRecord {
+    match fact {
+        Fact::Started { slots, launch, .. } => {
+            let (slots, launch) = (*slots, *launch);
+            let place = record.agent.map_or(launch, |agent| agent.place);
+            record.agent = Some(LaunchedAgent { launch, place, slots, phase: Phase::Running });
         }
-        self
+        Fact::StopRequested { reason, .. } => {
+            enter(&mut record, Phase::Stopping { reason: *reason });
+        }
+        Fact::RestartPending { .. } => enter(&mut record, Phase::Restarting),
+        Fact::Stopped { .. } => record.agent = None,
+        Fact::Failed { cooldown_ms, .. } => {
+            record.agent = None;
+            record.failures = record.failures.saturating_add(1);
+            record.cooldown_ms = Some(*cooldown_ms);
+        }
+        Fact::CooledDown { .. } => record.cooldown_ms = None,
+        Fact::Forgotten { .. } => (record.failures, record.cooldown_ms) = (0, None),
+        Fact::Reset | Fact::Settled | Fact::Ended(_) => {}
     }
+    record
+}
 
-    fn enter(&mut self, phase: Phase) {
-        if let Some(agent) = &mut self.agent {
-            agent.phase = phase;
-        }
+fn enter(record: &mut HostRecord, phase: Phase) {
+    if let Some(agent) = &mut record.agent {
+        agent.phase = phase;
     }
 }
 

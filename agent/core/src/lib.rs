@@ -20,7 +20,6 @@ mod exits;
 pub mod hosts;
 pub mod launcher;
 mod placement;
-pub mod records;
 pub mod settings;
 pub mod source;
 #[cfg(test)]

@@ -10,9 +10,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use steadfast_common::launch::{LaunchedAgent, Outcome, Phase, StopReason};
+
 use crate::hosts::{Host, HostName};
 use crate::launcher::{FACTS_MAX, Fact, Launcher};
-use crate::records::{LaunchedAgent, Outcome, Phase, StopReason};
 use crate::settings::{Context, Settings};
 
 /// How many hosts a message lists by name; the others are counted.

@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use steadfast_common::ids::Millis;
+use steadfast_common::launch::{HostRecord, Phase};
 
 use crate::hosts::{Host, HostName};
 use crate::launcher::Launcher;
-use crate::records::{HostRecord, Phase};
 use crate::settings::Settings;
 
 /// The times of the last changes.

@@ -108,6 +108,9 @@ pub struct LaunchArgs {
     /// How long workers may take to end after SIGTERM; then they are killed.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = durations::parse)]
     pub(super) grace: Duration,
+    /// Address of the admin port: health, metrics, status.
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
+    pub(super) admin_listen: SocketAddr,
     /// Time to live of the leases in etcd of this launcher and of the agents.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = lease_ttl)]
     pub(super) lease_ttl: Duration,

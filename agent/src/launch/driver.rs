@@ -4,23 +4,24 @@ use std::collections::{BTreeMap, VecDeque};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
 use steadfast_agent_core::Exit;
 use steadfast_agent_core::discovery::{Discovery, PollError, Update};
 use steadfast_agent_core::hosts::HostName;
 use steadfast_agent_core::launcher::{Fact, Launcher};
-use steadfast_agent_core::records::Outcome;
 use steadfast_agent_core::settings::{Context, Settings};
 use steadfast_agent_core::timers::Timers;
+use steadfast_common::elastic_status::{HostStatus, LauncherStatus};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::Millis;
+use steadfast_common::launch::Outcome;
 use steadfast_coord::CoordError;
 use steadfast_host::random;
-use steadfast_host::time::boot_time;
+use steadfast_host::time::{boot_time, unix_ms};
 use steadfast_process::{Failure, Shutdown};
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
+use super::admin::Shown;
 use super::agents::{Agents, Ended};
 use super::poll::{Poll, Poller};
 use super::store::{Store, Term};
@@ -56,6 +57,7 @@ pub(crate) struct Driver {
     is_draining: bool,
     /// Why agents failed last.
     reasons: BTreeMap<HostName, String>,
+    shown: Shown,
 }
 
 /// What the loop waits for.
@@ -94,9 +96,16 @@ impl From<CoordError> for TermEnd {
 
 impl Driver {
     /// Creates a launcher that has not begun.
-    pub fn new(settings: Settings, store: Store, agents: Agents, poller: Poller) -> Self {
+    pub fn new(
+        settings: Settings,
+        store: Store,
+        agents: Agents,
+        poller: Poller,
+        shown: Shown,
+    ) -> Self {
         Self {
             settings,
+            shown,
             store,
             agents,
             poller,
@@ -132,14 +141,14 @@ impl Driver {
             return Ok(ExitCode::SUCCESS);
         }
         let Some(outcome) = self.launcher.record().outcome.clone() else {
-            return Ok(ExitCode::from(128 + Signal::SIGTERM as u8));
+            return Ok(shutdown.exit_code());
         };
         match (&outcome, outcome.kind()) {
             (_, None) => {
                 info!("{outcome}");
                 Ok(ExitCode::SUCCESS)
             }
-            (Outcome::Interrupted, Some(_)) => Ok(ExitCode::from(128 + Signal::SIGTERM as u8)),
+            (Outcome::Interrupted, Some(_)) => Ok(shutdown.exit_code()),
             (_, Some(kind)) => {
                 let reasons =
                     self.reasons.iter().map(|(host, reason)| format!("\n{host}: {reason}"));
@@ -165,7 +174,9 @@ impl Driver {
                 }
                 Err(failure) => return Err(failure),
             };
+            self.shown.readiness.set_ready();
             let end = self.term(&mut term, coordinator, shutdown).await;
+            self.shown.readiness.set_not_ready("acquires the lock of the job");
             term.end(&self.store.etcd).await;
             match end {
                 TermEnd::Over => return Ok(()),
@@ -361,6 +372,27 @@ impl Driver {
     fn follow(&mut self) {
         let discovered = self.discovery.as_ref().and_then(Discovery::hosts);
         self.timers.follow(now(), &self.launcher, &self.settings, discovered);
+        self.show();
+    }
+
+    /// Publishes the status.
+    fn show(&self) {
+        let (unix_ms, blacklist) = (unix_ms(), self.launcher.blacklist(&self.timers, now()));
+        let hosts = self.launcher.hosts().map(|(host, record)| {
+            let entry = blacklist.iter().find(|entry| entry.host == *host);
+            HostStatus {
+                host: host.to_string(),
+                record: record.clone(),
+                blacklisted_until_unix_ms: entry.map(|entry| unix_ms + entry.left_ms),
+            }
+        });
+        let record = self.launcher.record();
+        self.shown.status.send_replace(LauncherStatus {
+            launches: record.launches,
+            resets: record.resets,
+            outcome: record.outcome.clone(),
+            hosts: hosts.collect(),
+        });
     }
 
     fn context(&self) -> Context<'_> {

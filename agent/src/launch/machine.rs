@@ -63,8 +63,17 @@ pub(crate) fn advertised(given: Option<&str>, bound: SocketAddr) -> Result<Strin
     if !bound.ip().is_unspecified() {
         return Ok(format!("http://{bound}"));
     }
+    Ok(format!("http://{}:{}", own_host()?, bound.port()))
+}
+
+/// Returns the address of this machine on the default route, which other machines most likely reach.
+///
+/// # Errors
+/// If there is none.
+pub(crate) fn own_host() -> Result<String, Failure> {
     match address_towards(ELSEWHERE).filter(|address| !address.is_loopback()) {
-        Some(address) => Ok(format!("http://{}", SocketAddr::new(address, bound.port()))),
+        Some(IpAddr::V6(address)) => Ok(format!("[{address}]")),
+        Some(IpAddr::V4(address)) => Ok(address.to_string()),
         None => {
             let message = "the hosts need an address of this machine; set it with --advertise";
             Err(Failure::invalid(message))

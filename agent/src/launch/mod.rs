@@ -9,6 +9,7 @@
 //!     └── leash: stdin of ssh, or of the agent ◀─────────────────────────────────┘
 //! ```
 
+mod admin;
 mod agents;
 mod args;
 mod driver;
@@ -34,9 +35,11 @@ use steadfast_process::{Failure, Shutdown, init_logging};
 use steadfast_supervise::{GuardProgram, Supervisor};
 use tokio::time::timeout;
 
+use self::admin::Shown;
 use self::agents::Agents;
 pub use self::args::LaunchArgs;
 use self::driver::Driver;
+pub(crate) use self::machine::own_host;
 use self::machine::{Machine, advertised};
 use self::poll::{Polled, Poller, Script};
 use self::store::Store;
@@ -70,6 +73,8 @@ pub async fn launch(args: LaunchArgs) -> Result<ExitCode, Failure> {
     let id = random::uuid();
     init_logging("launcher", &args.rdzv_id, id, &args.log)?;
     let shutdown = Shutdown::install()?;
+    let shown = Shown::new();
+    let _admin = admin::serve(&args, id, &shown, &shutdown).await?;
     let mut endpoints: Vec<String> = args.rdzv_endpoint.iter().map(|it| url(it)).collect();
     let mut served = endpoints.clone();
     let mut coordinator = None;
@@ -90,7 +95,7 @@ pub async fn launch(args: LaunchArgs) -> Result<ExitCode, Failure> {
     let times = (args.grace, args.lease_ttl);
     let agents = Agents::new(supervisor, template, times, &etcd, &keys).await?;
     let store = Store { etcd, keys, lease_ttl: args.lease_ttl, holder: id.to_string() };
-    let driver = Driver::new(settings, store, agents, Poller::start(polled));
+    let driver = Driver::new(settings, store, agents, Poller::start(polled), shown);
     let ended = driver.run(&mut coordinator, &shutdown).await;
     if let Some(coordinator) = coordinator {
         coordinator.end().await;

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use steadfast_agent_core::hosts::HostName;
 use steadfast_agent_core::launcher::{Change, Launcher};
-use steadfast_agent_core::records::{HostRecord, LauncherRecord};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
+use steadfast_common::launch::{HostRecord, LauncherRecord};
 use steadfast_coord::{CoordError, Etcd, Leadership, Op, Session};
 use steadfast_process::Failure;
 use tokio::time::{Instant, sleep};

@@ -48,7 +48,7 @@ pub async fn run(args: ExportArgs) -> Result<ExitCode, Failure> {
     if if_there == IfThere::Fail && target.size().await.map_err(store_failure)?.is_some() {
         return Err(already_exists(&target));
     }
-    let job = args.job.find().await?;
+    let job = args.job.find_with_checkpoints().await?;
     let record = manifests::record(&job).await?;
     let manifest = manifests::read_one(&job, &args.id).await?;
     let checkpoint = manifest.record()?;

@@ -54,7 +54,7 @@ struct About {
 
 /// Lists the checkpoints.
 pub async fn run(args: ListArgs) -> Result<ExitCode, Failure> {
-    let job = args.job.find().await?;
+    let job = args.job.find_with_checkpoints().await?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let now_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
     let passes = manifests::record(&job).await?.spec.passes;

@@ -23,7 +23,7 @@ pub struct NowArgs {
 
 /// Requests a checkpoint from the acting master; prints its id to stdout.
 pub async fn run(args: NowArgs) -> Result<ExitCode, Failure> {
-    let job = args.job.find().await?;
+    let job = args.job.find_with_checkpoints().await?;
     manifests::must_go_on(&job).await?;
     let mut master = job.master();
     let (why, latest) = match master.take_checkpoint(TIMEOUT).await? {

@@ -27,7 +27,7 @@ pub struct RestoreArgs {
 
 /// Requests the rollback from the acting master; prints the new generation to stdout.
 pub async fn run(args: RestoreArgs) -> Result<ExitCode, Failure> {
-    let job = args.job.find().await?;
+    let job = args.job.find_with_checkpoints().await?;
     manifests::must_go_on(&job).await?;
     let id = manifests::read_one(&job, &args.id).await?.id;
     let force = match args.force {

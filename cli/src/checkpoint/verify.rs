@@ -60,7 +60,7 @@ struct Report<'a> {
 
 /// Verifies the checkpoints one after another.
 pub async fn run(args: VerifyArgs) -> Result<ExitCode, Failure> {
-    let job = args.job.find().await?;
+    let job = args.job.find_with_checkpoints().await?;
     let record = manifests::record(&job).await?;
     let manifests = manifests::read(&job).await?;
     let chosen = match args.all {

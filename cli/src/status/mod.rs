@@ -1,5 +1,7 @@
 //! `steadfast status`: shows the status of a job, from its master or else from etcd.
 
+pub mod elastic;
+mod elastic_text;
 #[cfg(test)]
 pub mod sample;
 mod stored_status;
@@ -11,9 +13,9 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
-use steadfast_common::keys::Keys;
+use steadfast_common::elastic_status::ElasticStatus;
 use steadfast_common::status::{JobPhase, JobStatus};
-use steadfast_coord::Etcd;
+use steadfast_host::time::unix_ms;
 use steadfast_process::Failure;
 
 use crate::job_args::{Job, JobArgs};
@@ -46,6 +48,8 @@ enum AnyStatus {
     Live(Box<JobStatus>),
     /// Read from etcd because no master answers.
     Stored(Box<StoredStatus>),
+    /// Of an elastic job; read from etcd if it has no master.
+    Elastic(Box<ElasticStatus>),
 }
 
 /// Shows the status once, or with `--watch` until the job has ended.
@@ -56,10 +60,9 @@ pub async fn run(args: StatusArgs) -> Result<ExitCode, Failure> {
         false => args.job.find().await?,
     };
     let mut master = job.master();
-    let Job { name, etcd, keys, .. } = job;
     let mut last = None;
     loop {
-        let status = read_status(&etcd, &keys, &name, &mut master).await?;
+        let status = read_status(&job, &mut master).await?;
         let ended = status.has_ended();
         if last.as_ref() != Some(&status) {
             show(&status, &args);
@@ -72,15 +75,14 @@ pub async fn run(args: StatusArgs) -> Result<ExitCode, Failure> {
     }
 }
 
-async fn read_status(
-    etcd: &Etcd,
-    keys: &Keys,
-    name: &str,
-    master: &mut JobMaster,
-) -> Result<AnyStatus, Failure> {
+async fn read_status(job: &Job, master: &mut JobMaster) -> Result<AnyStatus, Failure> {
+    if let Some(status) = elastic::read(job, master).await? {
+        return Ok(AnyStatus::Elastic(Box::new(status)));
+    }
     match master.status().await {
         Ok(status) => Ok(AnyStatus::Live(Box::new(status))),
         Err(failure) => {
+            let Job { etcd, keys, name, .. } = job;
             let stored = StoredStatus::read(etcd, keys, name, failure.message).await?;
             Ok(AnyStatus::Stored(Box::new(stored)))
         }
@@ -94,6 +96,7 @@ fn show(status: &AnyStatus, args: &StatusArgs) {
             let text = match status {
                 AnyStatus::Live(status) => text::live(status),
                 AnyStatus::Stored(status) => text::stored(status),
+                AnyStatus::Elastic(status) => elastic_text::of(status, unix_ms()),
             };
             match (args.watch, std::io::stdout().is_terminal()) {
                 (true, true) => print!("{CLEAR}{text}"),
@@ -116,6 +119,7 @@ impl AnyStatus {
                 | JobPhase::Saving => false,
             },
             Self::Stored(status) => status.result.is_some(),
+            Self::Elastic(status) => status.result.is_some(),
         }
     }
 }

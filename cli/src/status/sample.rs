@@ -1,13 +1,23 @@
-//! Sample job and status for tests.
+//! Sample jobs and statuses for tests.
 
+use steadfast_common::elastic::ElasticKind;
+use steadfast_common::elastic_status::{
+    ElasticPhase, ElasticStatus, HostStatus, LauncherStatus, NodePhase, NodeReport, NodeStatus,
+    WorkersPhase,
+};
 use steadfast_common::given_up::Discarded;
-use steadfast_common::ids::{Generation, Incarnation, Lane, Pass, Slot, TrainerId, Version};
+use steadfast_common::ids::{
+    Generation, Incarnation, Lane, NodeId, Pass, Round, Slot, TrainerId, Version,
+};
 use steadfast_common::job_file;
+use steadfast_common::launch::HostRecord;
 use steadfast_common::records::EvaluationRecord;
 use steadfast_common::spec::{JobSpec, Mode};
 use steadfast_common::status::{
-    JobPhase, JobStatus, MasterStatus, Queues, Saving, SlotStatus, TimeBreakdown, TrainerStatus,
+    JobPhase, JobStatus, MasterStatus, Queues, Saving, SlotStatus, TimeBreakdown, TimelineEvent,
+    TrainerStatus,
 };
+use uuid::Uuid;
 
 /// A small synchronous job.
 pub fn spec() -> JobSpec {
@@ -75,6 +85,74 @@ pub fn training() -> JobStatus {
         seconds_left: Some(12.0),
         events: Vec::new(),
         points: Vec::new(),
+        result: None,
+    }
+}
+
+/// Status of an elastic job in which a node waits for another, at second 20.
+pub fn elastic() -> ElasticStatus {
+    let node = |id: u32, rank: Option<u32>, state, slots| NodeStatus {
+        node: NodeId(Uuid::from_u128(u128::from(id))),
+        incarnation: Incarnation(i64::from(id)),
+        address: format!("10.0.0.{id}:400{id}"),
+        host: None,
+        admin: Some(format!("127.0.0.1:410{id}")),
+        slots,
+        state,
+        workers: None,
+        member_since_unix_ms: None,
+        rank,
+        first_rank: rank.map(|rank| 2 * rank),
+        report: None,
+    };
+    let exit = "10.0.0.1:4001: round 3: the worker of rank 1 ended with exit code 7".to_owned();
+    let report = NodeReport {
+        round: Round(3),
+        restarts: 1,
+        restarts_max: 3,
+        changes: 2,
+        state: "running".to_owned(),
+        last_exit: exit.clone(),
+    };
+    let host = |host: &str, record| HostStatus {
+        host: host.to_owned(),
+        record,
+        blacklisted_until_unix_ms: Some(24_000),
+    };
+    let failed = HostRecord { failures: 2, cooldown_ms: Some(8_000), agent: None };
+    ElasticStatus {
+        kind: ElasticKind::Elastic,
+        job: "ddp".to_owned(),
+        state: ElasticPhase::Gathering,
+        waiting: vec!["10.0.0.1:4001 waits for 10.0.0.2:4002".to_owned()],
+        awaited: vec![NodeId(Uuid::from_u128(2))],
+        nodes_min: 1,
+        nodes_max: 4,
+        round: Round(3),
+        world_size: 4,
+        nodes: vec![
+            NodeStatus {
+                host: Some("a".to_owned()),
+                report: Some(report),
+                ..node(1, Some(0), NodePhase::Waiting, 2)
+            },
+            NodeStatus {
+                workers: Some(WorkersPhase::Running),
+                member_since_unix_ms: Some(8_000),
+                ..node(2, Some(1), NodePhase::Member, 2)
+            },
+            node(3, None, NodePhase::Starting, 1),
+        ],
+        launcher: Some(LauncherStatus {
+            launches: 5,
+            resets: 1,
+            outcome: None,
+            hosts: vec![host("c", failed)],
+        }),
+        master: Some(MasterStatus { address: "127.0.0.1:4000".to_owned(), epoch: 9 }),
+        error: None,
+        exits: vec![TimelineEvent { unix_ms: 18_000, what: exit }],
+        events: vec![TimelineEvent { unix_ms: 15_000, what: "round 3 formed".to_owned() }],
         result: None,
     }
 }

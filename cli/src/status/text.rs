@@ -11,14 +11,14 @@ use super::stored_status::StoredStatus;
 use crate::format::{figure, passes, plural, rate, span};
 
 /// Maximum number of discarded tasks and of trainers that are listed.
-const LISTED_MAX: usize = 20;
+pub(super) const LISTED_MAX: usize = 20;
 
 /// Maximum number of recoveries that are shown, latest first.
 const RECOVERIES_SHOWN: usize = 3;
 
 /// Formats the status received from a master.
 pub fn live(status: &JobStatus) -> String {
-    let mut page = Page::new(&status.job, state(status.state), Some(status.mode));
+    let mut page = Page::new(&status.job, state(status.state), mode(Some(status.mode)));
     for reason in &status.waiting {
         page.row("waiting", reason);
     }
@@ -91,7 +91,7 @@ pub fn stored(status: &StoredStatus) -> String {
         Some(result) => outcome(result),
         None => "no master answers",
     };
-    let mut page = Page::new(&status.job, state, status.mode);
+    let mut page = Page::new(&status.job, state, mode(status.mode));
     if let Some(result) = &status.result {
         page.result(result);
         page.row("checkpoint", status.checkpoint.as_deref().unwrap_or("none"));
@@ -132,22 +132,25 @@ fn outcome(result: &ResultRecord) -> &'static str {
     }
 }
 
+fn mode(mode: Option<Mode>) -> &'static str {
+    match mode {
+        Some(Mode::Sync) => " (synchronous)",
+        Some(Mode::Async) => " (asynchronous)",
+        None => "",
+    }
+}
+
 /// Builds a text of two columns.
-struct Page {
-    text: String,
+pub(super) struct Page {
+    pub text: String,
 }
 
 impl Page {
-    fn new(job: &str, state: &str, mode: Option<Mode>) -> Self {
-        let mode = match mode {
-            Some(Mode::Sync) => " (synchronous)",
-            Some(Mode::Async) => " (asynchronous)",
-            None => "",
-        };
-        Self { text: format!("job {job}: {state}{mode}\n") }
+    pub fn new(job: &str, state: &str, kind: &str) -> Self {
+        Self { text: format!("job {job}: {state}{kind}\n") }
     }
 
-    fn row(&mut self, name: &str, value: impl AsRef<str>) {
+    pub fn row(&mut self, name: &str, value: impl AsRef<str>) {
         // Writing to a String cannot fail.
         let _ = writeln!(self.text, "  {name:<11} {}", value.as_ref());
     }
@@ -214,7 +217,7 @@ impl Page {
         self.more(discarded.tasks as usize);
     }
 
-    fn more(&mut self, count: usize) {
+    pub fn more(&mut self, count: usize) {
         if LISTED_MAX < count {
             self.row("", format!("and {} more", count - LISTED_MAX));
         }

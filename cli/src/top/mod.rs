@@ -13,9 +13,10 @@ use steadfast_process::{Failure, Shutdown};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, interval, timeout};
 
-use crate::job_args::JobArgs;
+use crate::job_args::{Job, JobArgs};
 use crate::job_master::JobMaster;
-use screen::ScreenState;
+use crate::status::elastic;
+use screen::{ScreenState, Shown};
 
 /// Polling interval.
 const POLL_EVERY: Duration = Duration::from_millis(500);
@@ -26,9 +27,10 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 /// Time for the key reader to notice that its receiver was dropped.
 const KEY_WAIT: Duration = Duration::from_millis(200);
 
-/// Show a job live on the full terminal: progress, curves, what it waits for, slots, trainers, events.
+/// Show a job live on the full terminal: progress, curves, what it waits for, slots, trainers, events; of an
+/// elastic job rounds, nodes and the blacklist.
 ///
-/// `q` quits; the arrow and page keys scroll the list of trainers.
+/// `q` quits; the arrow and page keys scroll the list of trainers or nodes.
 #[derive(Debug, Args)]
 pub struct TopArgs {
     #[command(flatten)]
@@ -57,7 +59,7 @@ pub async fn run(args: TopArgs) -> Result<ExitCode, Failure> {
     let mut master = job.master();
     let mut terminal =
         ratatui::try_init().map_err(|error| Failure::io("cannot use the terminal", &error))?;
-    let watched = watch(&mut terminal, &mut view, &mut master, &shutdown).await;
+    let watched = watch(&mut terminal, &mut view, &job, &mut master, &shutdown).await;
     ratatui::restore();
     watched.map_err(|error| Failure::io("cannot draw on the terminal", &error))?;
     Ok(ExitCode::SUCCESS)
@@ -66,6 +68,7 @@ pub async fn run(args: TopArgs) -> Result<ExitCode, Failure> {
 async fn watch(
     terminal: &mut DefaultTerminal,
     view: &mut ScreenState,
+    job: &Job,
     master: &mut JobMaster,
     shutdown: &Shutdown,
 ) -> std::io::Result<()> {
@@ -81,7 +84,7 @@ async fn watch(
                 Some(Action::Move(rows)) => view.scroll(rows),
                 Some(Action::Redraw) => {}
             },
-            answer = poll(&mut ticks, master) => view.note(answer),
+            answer = poll(&mut ticks, job, master) => view.note(answer),
         }
     }
 }
@@ -89,15 +92,23 @@ async fn watch(
 /// Waits for the next tick, then requests the status. Cancelling it is safe.
 async fn poll(
     ticks: &mut tokio::time::Interval,
+    job: &Job,
     master: &mut JobMaster,
-) -> Result<steadfast_common::status::JobStatus, Failure> {
+) -> Result<Shown, Failure> {
     ticks.tick().await;
     let started = Instant::now();
-    timeout(TIMEOUT, master.status()).await.unwrap_or_else(|_| {
+    timeout(TIMEOUT, read(job, master)).await.unwrap_or_else(|_| {
         Err(Failure::unavailable(format!(
             "the master has not answered for {:.0?}",
             started.elapsed()
         )))
+    })
+}
+
+async fn read(job: &Job, master: &mut JobMaster) -> Result<Shown, Failure> {
+    Ok(match elastic::read(job, master).await? {
+        Some(status) => Shown::Elastic(Box::new(status)),
+        None => Shown::Training(Box::new(master.status().await?)),
     })
 }
 

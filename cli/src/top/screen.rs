@@ -1,5 +1,7 @@
 //! Draws a job on the terminal.
 
+mod elastic;
+
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Style, Stylize};
@@ -8,9 +10,13 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{
     Axis, Block, Cell, Chart, Dataset, GraphType, LineGauge, Paragraph, Row, Table, Wrap,
 };
+use steadfast_common::elastic_status::ElasticStatus;
 use steadfast_common::ids::Lane;
 use steadfast_common::spec::Mode;
-use steadfast_common::status::{Curve, Curves, JobPhase, JobStatus, SlotStatus, TrainerStatus};
+use steadfast_common::status::{
+    Curve, Curves, JobPhase, JobStatus, SlotStatus, TimelineEvent, TrainerStatus,
+};
+use steadfast_host::time::unix_ms;
 use steadfast_process::Failure;
 
 use crate::format::{figure, plain, plural, rate, span};
@@ -27,14 +33,21 @@ const EVENTS_ROWS: u16 = 8;
 /// Terminals with fewer rows show no curves.
 const ROWS_FOR_CURVES: u16 = 36;
 
+/// The status of a job of either kind.
+#[derive(Debug)]
+pub enum Shown {
+    Training(Box<JobStatus>),
+    Elastic(Box<ElasticStatus>),
+}
+
 /// The last known status of a job.
 #[derive(Debug)]
 pub struct ScreenState {
     name: String,
-    status: Option<JobStatus>,
+    status: Option<Shown>,
     /// Why the last request failed, if it did.
     error: Option<String>,
-    /// Number of trainers scrolled off above.
+    /// Number of trainers, or nodes, scrolled off above.
     above: usize,
 }
 
@@ -45,7 +58,7 @@ impl ScreenState {
     }
 
     /// Takes the result of a request. An error keeps the last status.
-    pub fn note(&mut self, answer: Result<JobStatus, Failure>) {
+    pub fn note(&mut self, answer: Result<Shown, Failure>) {
         match answer {
             Ok(status) => (self.status, self.error) = (Some(status), None),
             Err(failure) => self.error = Some(failure.message),
@@ -53,35 +66,51 @@ impl ScreenState {
         self.scroll(0);
     }
 
-    /// Scrolls the list of trainers.
+    /// Scrolls the list of trainers or nodes.
     pub fn scroll(&mut self, rows: isize) {
-        let last = self.status.as_ref().map_or(0, |it| it.trainers.len().saturating_sub(1));
+        let listed = match &self.status {
+            Some(Shown::Training(status)) => status.trainers.len(),
+            Some(Shown::Elastic(status)) => status.nodes.len(),
+            None => 0,
+        };
+        let last = listed.saturating_sub(1);
         self.above = self.above.saturating_add_signed(rows).min(last);
     }
 }
 
 /// Draws the screen.
 pub fn draw(frame: &mut Frame<'_>, view: &ScreenState) {
-    let Some(status) = &view.status else {
-        let why = view.error.as_deref().unwrap_or("connecting …");
-        let text = format!("job {}: {why}", plain(&view.name));
-        return frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }), frame.area());
-    };
-    let reasons = reasons(view, status);
+    match &view.status {
+        Some(Shown::Training(status)) => draw_training(frame, view, status),
+        Some(Shown::Elastic(status)) => {
+            let error = view.error.as_ref().or(status.error.as_ref());
+            let reasons = reasons(error, &status.waiting);
+            elastic::draw(frame, status, &reasons, view.above, unix_ms());
+        }
+        None => {
+            let why = view.error.as_deref().unwrap_or("connecting …");
+            let text = Paragraph::new(format!("job {}: {why}", plain(&view.name)));
+            frame.render_widget(text.wrap(Wrap { trim: true }), frame.area());
+        }
+    }
+}
+
+fn draw_training(frame: &mut Frame<'_>, view: &ScreenState, status: &JobStatus) {
+    let checkpoint = status.checkpoint_error.as_ref();
+    let checkpoint = checkpoint.map(|error| format!("no new checkpoint: {error}"));
+    let waiting: Vec<String> = status.waiting.iter().cloned().chain(checkpoint).collect();
+    let reasons = reasons(view.error.as_ref(), &waiting);
     let curves = if frame.area().height < ROWS_FOR_CURVES { 0 } else { CURVE_ROWS };
     let [head, why, drawn, members, events] = Layout::vertical([
         Constraint::Length(7),
-        Constraint::Length(if reasons.is_empty() { 0 } else { reasons.len() as u16 + 2 }),
+        Constraint::Length(reasons_rows(&reasons)),
         Constraint::Length(curves),
         Constraint::Min(4),
         Constraint::Length(EVENTS_ROWS),
     ])
     .areas(frame.area());
     draw_head(frame, head, status);
-    if !reasons.is_empty() {
-        let lines: Vec<Line<'_>> = reasons.into_iter().map(|it| Line::from(it).red()).collect();
-        frame.render_widget(Paragraph::new(lines).block(Block::bordered().title("waiting")), why);
-    }
+    draw_reasons(frame, why, &reasons);
     if curves != 0 {
         draw_curves(frame, drawn, &Curves::through(&status.points));
     }
@@ -89,23 +118,32 @@ pub fn draw(frame: &mut Frame<'_>, view: &ScreenState) {
         Layout::horizontal([Constraint::Fill(2), Constraint::Fill(1)]).areas(members);
     draw_trainers(frame, trainers, &status.trainers, view.above);
     draw_slots(frame, slots, &status.slots);
-    draw_events(frame, events, status);
+    let now = status.points.iter().map(|it| it.unix_ms).max().unwrap_or(0);
+    draw_events(frame, events, &status.events, now);
 }
 
 /// Returns why the job waits, or why its status is out of date.
-fn reasons(view: &ScreenState, status: &JobStatus) -> Vec<String> {
-    let no_answer = view.error.iter().map(|it| format!("no current status: {it}"));
-    let mut reasons: Vec<String> =
-        no_answer.chain(status.waiting.iter().cloned()).map(|it| plain(&it)).collect();
-    if let Some(error) = &status.checkpoint_error {
-        reasons.push(plain(&format!("no new checkpoint: {error}")));
-    }
+fn reasons(error: Option<&String>, waiting: &[String]) -> Vec<String> {
+    let no_answer = error.map(|it| format!("no current status: {it}"));
+    let all = no_answer.into_iter().chain(waiting.iter().cloned());
+    let mut reasons: Vec<String> = all.map(|it| plain(&it)).collect();
     if REASONS_SHOWN < reasons.len() {
         let more = reasons.len() - REASONS_SHOWN;
         reasons.truncate(REASONS_SHOWN);
         reasons.push(format!("and {more} more"));
     }
     reasons
+}
+
+fn reasons_rows(reasons: &[String]) -> u16 {
+    if reasons.is_empty() { 0 } else { reasons.len() as u16 + 2 }
+}
+
+fn draw_reasons(frame: &mut Frame<'_>, area: Rect, reasons: &[String]) {
+    if !reasons.is_empty() {
+        let lines: Vec<Line<'_>> = reasons.iter().map(|it| Line::from(it.as_str()).red()).collect();
+        frame.render_widget(Paragraph::new(lines).block(Block::bordered().title("waiting")), area);
+    }
 }
 
 fn draw_head(frame: &mut Frame<'_>, area: Rect, status: &JobStatus) {
@@ -277,9 +315,8 @@ fn draw_slots(frame: &mut Frame<'_>, area: Rect, slots: &[SlotStatus]) {
     frame.render_widget(Table::new(rows, widths).header(head).block(block), area);
 }
 
-fn draw_events(frame: &mut Frame<'_>, area: Rect, status: &JobStatus) {
-    let latest = status.events.iter().rev();
-    let now = status.points.iter().map(|it| it.unix_ms).max().unwrap_or(0);
+fn draw_events(frame: &mut Frame<'_>, area: Rect, events: &[TimelineEvent], now: u64) {
+    let latest = events.iter().rev();
     let lines: Vec<Line<'_>> = latest
         .take(usize::from(EVENTS_ROWS))
         .map(|it| {
@@ -294,7 +331,7 @@ fn draw_events(frame: &mut Frame<'_>, area: Rect, status: &JobStatus) {
 mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
-    use steadfast_common::status::{Point, TimelineEvent};
+    use steadfast_common::status::Point;
 
     use super::*;
     use crate::status::sample;
@@ -319,7 +356,7 @@ mod tests {
         let what = "slot 1 lost its \x1b[31mpserver".to_owned();
         status.events.push(TimelineEvent { unix_ms: 4500, what });
         let mut view = ScreenState::new("digits");
-        view.note(Ok(status));
+        view.note(Ok(Shown::Training(Box::new(status))));
         view
     }
 
@@ -360,6 +397,29 @@ mod tests {
         assert!(
             text.contains("no current status: no acting master") && text.contains("pass 3 of 20")
         );
+    }
+
+    #[test]
+    fn an_elastic_job_fits_on_one_screen() {
+        let mut view = ScreenState::new("ddp");
+        view.note(Ok(Shown::Elastic(Box::new(sample::elastic()))));
+        let text = shown(&view, 120, 40);
+        for wanted in [
+            "ddp: gathering",
+            "round 3, 4 workers",
+            "10.0.0.1:4001 waits for 10.0.0.2:4002",
+            "running",
+            "1 of 3",
+            "2 failures",
+            "round 3 formed",
+        ] {
+            assert!(text.contains(wanted), "{wanted} in\n{text}");
+        }
+        for (columns, rows) in [(1, 1), (20, 5), (80, 24), (400, 100)] {
+            shown(&view, columns, rows);
+        }
+        view.scroll(100);
+        assert_eq!(view.above, 2);
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub struct CommonArgs {
     pub listen: SocketAddr,
     /// Host, or host and port, at which other processes connect to this one [default: the bound address;
     /// if that is 0.0.0.0, the address of this machine on the route to etcd].
-    #[arg(long, value_name = "HOST[:PORT]", value_parser = host)]
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = advertised_host)]
     pub advertise: Option<String>,
     /// Address of the admin port: health, metrics, status.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0", value_parser = socket_addr)]
@@ -252,7 +252,11 @@ fn socket_addr(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| "use an IP address and a port, such as `127.0.0.1:0`".to_owned())
 }
 
-fn host(text: &str) -> Result<String, String> {
+/// Parses the value of `--advertise`.
+///
+/// # Errors
+/// If it is neither a host nor a host and a port.
+pub fn advertised_host(text: &str) -> Result<String, String> {
     let name = host_of(text);
     let bad_port = text.len() != name.len() && port_of(text).is_none();
     let bare_v6 = name.contains(':') && !name.starts_with('[');
@@ -263,7 +267,7 @@ fn host(text: &str) -> Result<String, String> {
 }
 
 /// The part of `host:port` before the port.
-fn host_of(text: &str) -> &str {
+pub fn host_of(text: &str) -> &str {
     match text.rfind(':') {
         Some(colon) if !text[colon..].contains(']') => &text[..colon],
         _ => text,
@@ -351,8 +355,8 @@ mod tests {
         assert_eq!(advertised("node-1:80"), "node-1:80");
         assert_eq!(advertised("[::1]"), "[::1]:4711");
         assert_eq!(advertised("[::1]:80"), "[::1]:80");
-        assert!(host("::1").is_err());
-        assert!(host("a:b").is_err());
+        assert!(advertised_host("::1").is_err());
+        assert!(advertised_host("a:b").is_err());
     }
 
     #[test]

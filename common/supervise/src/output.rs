@@ -33,9 +33,11 @@ pub(crate) struct OutputTasks {
     activity: Arc<Activity>,
 }
 
-/// What is remembered of the output.
+/// What is remembered of the output, and how it is printed.
 #[derive(Debug)]
 struct Activity {
+    /// Before each line. Guards one text.
+    prefix: Mutex<String>,
     /// Guards the time of the last output, and the last lines of stderr.
     state: Mutex<(Instant, VecDeque<String>)>,
 }
@@ -73,13 +75,17 @@ impl LogFiles {
 impl OutputTasks {
     /// Starts to copy the piped output of `child`.
     pub fn start(spec: &WorkerSpec, child: &mut Child, files: LogFiles) -> Self {
-        let activity = Arc::new(Activity { state: Mutex::new((Instant::now(), VecDeque::new())) });
+        let prefix = spec.output.prefix();
+        let activity = Arc::new(Activity {
+            prefix: Mutex::new(prefix.unwrap_or_default().to_owned()),
+            state: Mutex::new((Instant::now(), VecDeque::new())),
+        });
         let mut output = Self { tasks: JoinSet::new(), end: CancellationToken::new(), activity };
         let copier = |stream, file, activity: &Arc<Activity>| Copier {
             worker: spec.name.clone(),
             stream,
             lines: Lines::default(),
-            prefix: spec.output.prefix().map(str::to_owned),
+            is_printed: prefix.is_some(),
             file,
             activity: Arc::clone(activity),
         };
@@ -92,6 +98,11 @@ impl OutputTasks {
             output.tasks.spawn(copy(pipe, copier, output.end.clone()));
         }
         output
+    }
+
+    /// Sets the prefix of the lines that are printed from now on.
+    pub fn set_prefix(&self, prefix: &str) {
+        prefix.clone_into(&mut self.activity.prefix());
     }
 
     /// Waits until the worker and its descendants have closed the pipes.
@@ -119,6 +130,10 @@ impl OutputTasks {
 }
 
 impl Activity {
+    fn prefix(&self) -> std::sync::MutexGuard<'_, String> {
+        self.prefix.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, (Instant, VecDeque<String>)> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -156,8 +171,8 @@ struct Copier {
     worker: String,
     stream: Stream,
     lines: Lines,
-    /// Absent if lines are not printed, or can no longer be.
-    prefix: Option<String>,
+    /// Whether lines are printed, and can be.
+    is_printed: bool,
     file: Option<File>,
     activity: Arc<Activity>,
 }
@@ -183,8 +198,8 @@ impl Copier {
     }
 
     fn add_line(&self, line: &[u8], text: &mut Vec<u8>) {
-        if let Some(prefix) = &self.prefix {
-            text.extend_from_slice(prefix.as_bytes());
+        if self.is_printed {
+            text.extend_from_slice(self.activity.prefix().as_bytes());
             text.extend_from_slice(line);
             text.push(b'\n');
         }
@@ -211,7 +226,7 @@ impl Copier {
         };
         if let Err(error) = written {
             warn!(worker = self.worker, %error, "cannot print the output of a worker");
-            self.prefix = None;
+            self.is_printed = false;
         }
     }
 }

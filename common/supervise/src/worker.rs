@@ -74,6 +74,13 @@ impl Worker {
         &self.name
     }
 
+    /// Sets the prefix of the lines that it prints from now on, if they get one.
+    pub fn set_prefix(&self, prefix: &str) {
+        if let Some(output) = &self.output {
+            output.set_prefix(prefix);
+        }
+    }
+
     /// Returns its process id, if it has not ended.
     pub fn id(&self) -> Option<u32> {
         self.child.id()

@@ -77,6 +77,17 @@ impl Agents {
         }
     }
 
+    /// Returns the registration of a live node.
+    pub fn record(&self, node: NodeId, incarnation: Incarnation) -> Option<&AgentRecord> {
+        let agent = self.live.get(&node).filter(|agent| agent.incarnation == incarnation);
+        agent.map(|agent| &agent.record)
+    }
+
+    /// Returns the address of a live node.
+    pub fn address(&self, node: NodeId) -> Option<&str> {
+        Some(&self.live.get(&node)?.record.address)
+    }
+
     /// Returns the node at an address, and the lease of its registration.
     pub fn at(&self, address: &str) -> Option<(Caller, i64)> {
         let node = *self.by_address.get(address)?;

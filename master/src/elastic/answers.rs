@@ -55,7 +55,7 @@ impl ElasticLoop {
             }
             Event::Watch { caller, known, report, reply } => {
                 if let Some(report) = report {
-                    self.reports.insert(caller.node, report);
+                    self.note_report(caller.node, report);
                 }
                 batch.answers.push(Answer::Change { caller, known, reply });
             }

@@ -7,6 +7,7 @@
 mod agents;
 mod answers;
 pub(crate) mod handle;
+mod launch;
 pub(crate) mod polled;
 pub(crate) mod service;
 mod status;
@@ -19,7 +20,7 @@ use std::time::Duration;
 use steadfast_common::elastic::ElasticSpec;
 use steadfast_common::elastic_status::{ElasticStatus, NodeReport};
 use steadfast_common::error::ErrorKind;
-use steadfast_common::ids::{Millis, NodeId};
+use steadfast_common::ids::{Incarnation, Millis, NodeId};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::ResultRecord;
 use steadfast_coord::{Etcd, Leadership, OPS_MAX, now};
@@ -32,7 +33,9 @@ use tracing::info;
 use self::agents::Agents;
 use self::answers::Answer;
 use self::handle::{ElasticHandle, Event};
+use self::launch::Launch;
 use self::status::Timeline;
+pub use self::stored::stored_elastic_status;
 use crate::event_loop::committer::{Committer, Proposal};
 
 /// Capacity of the event queue; callers wait while it is full.
@@ -69,6 +72,9 @@ pub(crate) struct ElasticLoop {
     /// The revision at which nodes last joined or were removed. A new master begins with a later one.
     revision: i64,
     agents: Agents,
+    launch: Launch,
+    /// Since when the members of the last round have been members. A new master begins anew.
+    members_since: BTreeMap<(NodeId, Incarnation), u64>,
     inbox: mpsc::Receiver<Event>,
     /// An event for which the last transaction had no room.
     left_over: Option<Event>,
@@ -94,21 +100,15 @@ impl ElasticLoop {
         leadership: Leadership,
         own_address: &str,
     ) -> Result<(Self, ElasticHandle), Failure> {
-        let nodes = spec.range().ok_or_else(|| {
-            Failure::invalid(format!("{}: the numbers of nodes are invalid", keys.job()))
-        })?;
-        let settings = Settings {
-            nodes,
-            last_call_ms: spec.nodes.last_call.as_millis() as u64,
-            join_timeout_ms: spec.nodes.join_timeout.as_millis() as u64,
-        };
+        let settings = settings(spec, keys)?;
         let state = stored::read(etcd, keys).await?;
         let agents = Agents::follow(etcd, keys, own_address).await?;
+        let launch = Launch::follow(etcd, keys).await?;
         let (events, inbox) = mpsc::channel(EVENTS_MAX);
         let (rounds, barriers) = (watch::Sender::new(0), watch::Sender::new(0));
         let committer = Committer::new(etcd.clone(), keys.clone(), leadership);
         let timeline = Timeline::begin(committer.epoch());
-        let first = status::empty(spec, own_address, committer.epoch());
+        let first = status::of(&spec.name, &settings, &state, &Timers::default());
         let mut event_loop = Self {
             job: spec.name.clone(),
             settings,
@@ -117,6 +117,8 @@ impl ElasticLoop {
             timers: Timers::default(),
             revision: agents.revision(),
             agents,
+            launch,
+            members_since: BTreeMap::new(),
             inbox,
             left_over: None,
             reports: BTreeMap::new(),
@@ -128,6 +130,7 @@ impl ElasticLoop {
             address: own_address.to_owned(),
         };
         event_loop.timers.follow(now(), &event_loop.state, &settings);
+        event_loop.follow_members();
         event_loop.show();
         let handle = ElasticHandle {
             events,
@@ -232,8 +235,9 @@ impl ElasticLoop {
             self.revision = revision;
         }
         for fact in &facts {
-            self.timeline.note(fact);
+            self.timeline.note(fact, &self.state);
             if let Fact::Formed(record) = fact {
+                self.follow_members();
                 let (members, workers) = (record.members.len(), record.world_size);
                 info!(round = record.round.0, members, workers, "round formed");
             }
@@ -254,6 +258,17 @@ impl ElasticLoop {
             self.barriers.send_modify(|changes| *changes += 1);
         }
     }
+}
+
+fn settings(spec: &ElasticSpec, keys: &Keys) -> Result<Settings, Failure> {
+    let nodes = spec.range().ok_or_else(|| {
+        Failure::invalid(format!("{}: the numbers of nodes are invalid", keys.job()))
+    })?;
+    Ok(Settings {
+        nodes,
+        last_call_ms: spec.nodes.last_call.as_millis() as u64,
+        join_timeout_ms: spec.nodes.join_timeout.as_millis() as u64,
+    })
 }
 
 /// What waiting requests see of the state, beside their own node.

@@ -299,9 +299,12 @@ impl Elastic for Service {
         let WatchRequest { node, round, wait_ms, known_change, report } = request.into_inner();
         let (caller, known, handle) = (caller(node)?, Round(round), self.handle()?);
         let mut report = report.map(|report| NodeReport {
+            round: known,
             restarts: report.restarts,
             restarts_max: report.restarts_max,
+            changes: report.changes,
             state: text(report.state),
+            last_exit: text(report.last_exit),
         });
         let event = |reply| Event::Watch { caller, known, report: report.take(), reply };
         let is_final = |change: &Change| change.nodes != known_change;

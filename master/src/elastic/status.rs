@@ -3,36 +3,44 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use steadfast_common::elastic::{ElasticKind, ElasticSpec};
-use steadfast_common::elastic_status::{ElasticPhase, ElasticStatus};
-use steadfast_common::ids::Round;
+use steadfast_common::elastic::ElasticKind;
+use steadfast_common::elastic_status::{
+    ElasticPhase, ElasticStatus, NodePhase, NodeReport, NodeStatus, WorkersPhase,
+};
+use steadfast_common::ids::NodeId;
 use steadfast_common::records::JobOutcome;
+use steadfast_common::rendezvous::AgentRecord;
 use steadfast_common::status::{MasterStatus, TimelineEvent};
 use steadfast_coord::now;
 use steadfast_host::time::unix_ms;
-use steadfast_master_core::rendezvous::Fact;
+use steadfast_master_core::rendezvous::{Fact, Rendezvous, Settings, Timers};
 
 use super::ElasticLoop;
 
 /// Maximum number of events that are kept.
 const EVENTS_MAX: usize = 200;
 
+/// Maximum number of failures of workers that are kept.
+const EXITS_MAX: usize = 8;
+
 /// Events of one term.
 #[derive(Debug)]
 pub(super) struct Timeline {
     epoch: i64,
     events: VecDeque<TimelineEvent>,
+    /// Failures of workers, which are events, too.
+    exits: VecDeque<TimelineEvent>,
 }
 
 impl Timeline {
     pub fn begin(epoch: i64) -> Self {
-        let mut timeline = Self { epoch, events: VecDeque::new() };
+        let mut timeline = Self { epoch, events: VecDeque::new(), exits: VecDeque::new() };
         timeline.add(format!("this master acts, epoch {epoch}"));
         timeline
     }
 
     /// Adds a committed fact that users want to know of.
-    pub fn note(&mut self, fact: &Fact) {
+    pub fn note(&mut self, fact: &Fact, state: &Rendezvous) {
         match fact {
             Fact::Formed(record) => {
                 let members: Vec<&str> =
@@ -46,7 +54,10 @@ impl Timeline {
                     record.round
                 ));
             }
-            Fact::Removed { node } => self.add(format!("node {node} was lost, or left")),
+            Fact::Removed { node } => self.add(match state.address_of(*node) {
+                Some(address) => format!("{address} was lost, or left"),
+                None => format!("node {node} was lost, or left"),
+            }),
             Fact::Ended(result) => match result.state {
                 JobOutcome::Finished => self.add("the job finished".to_owned()),
                 JobOutcome::Failed => {
@@ -63,61 +74,110 @@ impl Timeline {
         }
     }
 
+    fn note_exit(&mut self, what: String) {
+        push(&mut self.exits, EXITS_MAX, what.clone());
+        self.add(what);
+    }
+
     fn add(&mut self, what: String) {
-        if self.events.len() == EVENTS_MAX {
-            self.events.pop_front();
-        }
-        self.events.push_back(TimelineEvent { unix_ms: unix_ms(), what });
+        push(&mut self.events, EVENTS_MAX, what);
     }
 }
 
-/// Returns the status of a job before its first event.
-pub(super) fn empty(spec: &ElasticSpec, address: &str, epoch: i64) -> ElasticStatus {
+fn push(events: &mut VecDeque<TimelineEvent>, events_max: usize, what: String) {
+    if events.len() == events_max {
+        events.pop_front();
+    }
+    events.push_back(TimelineEvent { unix_ms: unix_ms(), what });
+}
+
+/// Returns what the state says.
+pub(super) fn of(
+    job: &str,
+    settings: &Settings,
+    state: &Rendezvous,
+    timers: &Timers,
+) -> ElasticStatus {
+    let result = state.result().map(|result| (**result).clone());
+    let phase = match result.as_ref().map(|result| result.state) {
+        Some(JobOutcome::Finished) => ElasticPhase::Finished,
+        Some(JobOutcome::Failed) => ElasticPhase::Failed,
+        None => state.phase(),
+    };
+    let awaited = state.awaited(settings, timers, now()).listed;
     ElasticStatus {
         kind: ElasticKind::Elastic,
-        job: spec.name.clone(),
-        state: ElasticPhase::Gathering,
-        waiting: Vec::new(),
-        nodes_min: spec.nodes.min,
-        nodes_max: spec.nodes.max,
-        round: Round(0),
-        world_size: 0,
-        nodes: Vec::new(),
-        master: MasterStatus { address: address.to_owned(), epoch },
+        job: job.to_owned(),
+        state: phase,
+        waiting: state.blocked(settings, timers, now()),
+        awaited: awaited.into_iter().map(|name| name.node).collect(),
+        nodes_min: settings.nodes.min(),
+        nodes_max: settings.nodes.max(),
+        round: state.number(),
+        world_size: state.round().map_or(0, |round| round.world_size),
+        nodes: state.nodes_shown(),
+        launcher: None,
+        master: None,
+        error: None,
+        exits: Vec::new(),
         events: Vec::new(),
-        result: None,
+        result,
     }
+}
+
+/// Adds what a node's agent has registered.
+pub(super) fn add_registration(node: &mut NodeStatus, record: &AgentRecord) {
+    node.host.clone_from(&record.launched_on);
+    // A polled node has none.
+    node.admin = Some(record.admin.clone()).filter(|admin| !admin.is_empty());
 }
 
 impl ElasticLoop {
     /// Publishes a new status.
-    pub(super) fn show(&self) {
-        let state = &self.state;
-        let result = state.result().map(|result| (**result).clone());
-        let phase = match &result {
-            Some(result) => match result.state {
-                JobOutcome::Finished => ElasticPhase::Finished,
-                JobOutcome::Failed => ElasticPhase::Failed,
-            },
-            None => state.phase(),
-        };
-        let mut nodes = state.nodes_shown();
-        for node in &mut nodes {
+    pub(super) fn show(&mut self) {
+        let mut status = of(&self.job, &self.settings, &self.state, &self.timers);
+        for node in &mut status.nodes {
+            if let Some(record) = self.agents.record(node.node, node.incarnation) {
+                add_registration(node, record);
+            }
             node.report = self.reports.get(&node.node).cloned();
+            node.member_since_unix_ms =
+                self.members_since.get(&(node.node, node.incarnation)).copied();
+            if node.state == NodePhase::Member && node.admin.is_some() {
+                let reported = node.report.as_ref().map(|report| report.round);
+                let is_running = reported == Some(status.round);
+                let running =
+                    if is_running { WorkersPhase::Running } else { WorkersPhase::Starting };
+                node.workers.get_or_insert(running);
+            }
         }
-        self.status.send_replace(Arc::new(ElasticStatus {
-            kind: ElasticKind::Elastic,
-            job: self.job.clone(),
-            state: phase,
-            waiting: state.blocked(&self.settings, &self.timers, now()),
-            nodes_min: self.settings.nodes.min(),
-            nodes_max: self.settings.nodes.max(),
-            round: state.number(),
-            world_size: state.round().map_or(0, |round| round.world_size),
-            nodes,
-            master: MasterStatus { address: self.address.clone(), epoch: self.timeline.epoch },
-            events: self.timeline.events.iter().cloned().collect(),
-            result,
-        }));
+        let (address, epoch) = (self.address.clone(), self.timeline.epoch);
+        status.master = Some(MasterStatus { address, epoch });
+        status.launcher = self.launch.status();
+        status.exits = self.timeline.exits.iter().cloned().collect();
+        status.events = self.timeline.events.iter().cloned().collect();
+        self.status.send_replace(Arc::new(status));
+    }
+
+    /// Follows the members of the last round.
+    pub(super) fn follow_members(&mut self) {
+        let members = self.state.round().into_iter().flat_map(|round| &round.members);
+        let since = members.map(|member| {
+            let member = (member.node, member.incarnation);
+            let known = self.members_since.get(&member).copied();
+            (member, known.unwrap_or_else(unix_ms))
+        });
+        self.members_since = since.collect();
+    }
+
+    /// Notes what an agent reports.
+    pub(super) fn note_report(&mut self, node: NodeId, report: NodeReport) {
+        let before = self.reports.get(&node).map_or("", |report| report.last_exit.as_str());
+        if !report.last_exit.is_empty() && before != report.last_exit {
+            // The state is in the batch that is being decided.
+            let address = self.agents.address(node).unwrap_or("a node");
+            self.timeline.note_exit(format!("{address}: {}", report.last_exit));
+        }
+        self.reports.insert(node, report);
     }
 }

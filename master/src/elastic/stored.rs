@@ -1,13 +1,61 @@
 //! Reads the durable state of an elastic job from etcd.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use steadfast_common::ids::Round;
+use steadfast_common::elastic::AnyJobRecord;
+use steadfast_common::elastic_status::ElasticStatus;
+use steadfast_common::ids::{Incarnation, NodeId, Round};
 use steadfast_common::keys::{Keys, TagKey};
-use steadfast_common::rendezvous::{NodeRecord, ReleaseRecord, RoundRecord};
-use steadfast_coord::{CoordError, Etcd};
-use steadfast_master_core::rendezvous::{Fact, Rendezvous};
+use steadfast_common::rendezvous::{AgentRecord, NodeRecord, ReleaseRecord, RoundRecord};
+use steadfast_coord::{CoordError, Etcd, now};
+use steadfast_master_core::rendezvous::{Fact, Rendezvous, Timers};
+use steadfast_process::Failure;
 use tracing::warn;
+
+use super::launch::launcher_status;
+use super::{settings, status};
+
+/// Reads the status of an elastic job from etcd, for when no master answers because of `error`. Waits begin now,
+/// as for a new master. Returns `None` if etcd has no elastic job.
+///
+/// # Errors
+/// If etcd does not answer, or a value cannot be parsed.
+pub async fn stored_elastic_status(
+    etcd: &Etcd,
+    keys: &Keys,
+    error: String,
+) -> Result<Option<ElasticStatus>, Failure> {
+    let record: Option<AnyJobRecord> = etcd.get_json(&keys.job()).await?;
+    let spec = match record {
+        Some(AnyJobRecord::Elastic(record)) => record.spec,
+        Some(AnyJobRecord::Training(_)) | None => return Ok(None),
+    };
+    let settings = settings(&spec, keys)?;
+    let mut state = read(etcd, keys).await?;
+    let mut live: BTreeMap<(NodeId, Incarnation), AgentRecord> = BTreeMap::new();
+    for (key, entry) in &etcd.list(&keys.agents_prefix()).await?.entries {
+        if let Some(node) = keys.agent_of(key) {
+            live.insert((node, Incarnation(entry.create_revision)), entry.json()?);
+        }
+    }
+    if state.result().is_none() {
+        // What the next master does first.
+        let lost: Vec<_> = state.known().filter(|known| !live.contains_key(known)).collect();
+        lost.into_iter().for_each(|(node, _)| state.evolve(&Fact::Removed { node }));
+    }
+    let mut timers = Timers::default();
+    timers.follow(now(), &state, &settings);
+    let mut status = status::of(&spec.name, &settings, &state, &timers);
+    for node in &mut status.nodes {
+        if let Some(record) = live.get(&(node.node, node.incarnation)) {
+            status::add_registration(node, record);
+        }
+    }
+    status.launcher = launcher_status(keys, &etcd.list(&keys.launch_prefix()).await?);
+    status.error = Some(error);
+    Ok(Some(status))
+}
 
 /// Reads the state: the same facts that were committed.
 ///

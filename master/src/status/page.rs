@@ -237,7 +237,7 @@ pub(super) fn more(count: usize) -> Markup {
     html! { @if ROWS_MAX < count { p { "and " (count - ROWS_MAX) " more" } } }
 }
 
-fn ago(ms: u64) -> String {
+pub(super) fn ago(ms: u64) -> String {
     match ms / 1000 {
         seconds @ 0..60 => format!("{seconds} s"),
         seconds @ 60..7200 => format!("{} min", seconds / 60),

@@ -62,6 +62,20 @@ fn an_agent_that_does_not_belong_is_refused() {
     job.until_running(1);
 }
 
+/// The exit code of an interrupted agent says by which signal.
+#[test]
+fn an_agent_that_is_interrupted_exits_with_128_and_the_number_of_the_signal() {
+    let scene = Scene::new();
+    for (signal, code) in [(Signal::SIGINT, 130), (Signal::SIGTERM, 143)] {
+        let args = ["run", "--standalone", "--", "sh", "-c", "echo ready; exec sleep 1000"];
+        let mut run = scene.start(&format!("run-{code}"), "steadfast", &args);
+        within(LIMIT, "the worker runs", || run.stdout().contains("ready").then_some(()));
+        run.signal(signal);
+        assert_eq!(run.end(LIMIT).code, Some(code));
+        scene.leaves_no_process();
+    }
+}
+
 /// S003-26: SIGTERM reaches the workers. One that ignores it is killed after the grace period.
 #[test]
 fn a_worker_that_ignores_sigterm_is_killed_after_the_grace_period() {

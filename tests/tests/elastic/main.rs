@@ -4,4 +4,6 @@
 mod agents;
 mod bad_input;
 mod job;
+mod operators;
+mod ranks;
 mod service;

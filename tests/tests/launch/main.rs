@@ -6,7 +6,7 @@ mod sshd;
 use std::fs;
 use std::time::Duration;
 
-use steadfast_tests::{Ended, Process, Signal, eventually, within};
+use steadfast_tests::{Ended, Process, Signal, eventually, free_address, get, program, within};
 
 use site::Site;
 use sshd::Sshd;
@@ -209,6 +209,41 @@ fn a_host_that_fails_comes_back_after_its_cool_down() {
     site.scene.leaves_no_process();
 }
 
+/// S001-10: operators see which hosts are on the blacklist, and for how long.
+#[test]
+fn the_blacklist_is_shown_with_the_time_that_is_left() {
+    let site = Site::new();
+    let rendezvous = site.rendezvous();
+    let admin = free_address().to_string();
+    site.scene.write("down-b", "");
+    let args = ["--hosts", "a,b", "--blacklist-cooldown-range", "1h:2h", "--admin-listen", &admin];
+    let launcher = site.launch(&[&args[..], &["--rdzv-endpoint", &rendezvous.endpoint]].concat());
+    assert_eq!(site.world(1), ["a"]);
+    let shown = |command: &str| {
+        let url = format!("http://{}", rendezvous.endpoint);
+        let mut tool = site.scene.command(&program("steadfast"));
+        let output = tool.args([command, "--etcd-endpoints", &url]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let text = eventually("the blacklist in the status", || {
+        Some(shown("status")).filter(|text| text.contains("blacklist   b: 1 failure, "))
+    });
+    let left = text.split("b: 1 failure, ").nth(1).and_then(|it| it.split(' ').next());
+    let left: u64 = left.and_then(|it| it.parse().ok()).unwrap_or_else(|| panic!("{text}"));
+    assert!((3500..=7200).contains(&left), "{text}");
+    assert!(
+        text.contains("launcher    2 agents started, ") && text.contains(" on host a, "),
+        "{text}"
+    );
+    assert!(shown("why").contains("host b is on the blacklist after 1 failure, "));
+    let ask = |path: &str| get(&admin, path).expect("the launcher answers");
+    assert_eq!(ask("/readyz").code, 200);
+    assert!(ask("/metrics").body.contains("steadfast_launcher_blacklisted_hosts 1"));
+    assert!(ask("/status").body.contains("\"launches\":2"), "{}", ask("/status").body);
+    site.finish();
+    succeeds(launcher);
+}
+
 /// S001-42: if the agents of all hosts fail, the job fails, and says why.
 #[test]
 fn a_job_fails_when_all_hosts_have_failed() {
@@ -254,12 +289,12 @@ fn an_interrupted_launcher_stops_all_agents_and_a_new_one_begins_again() {
     let site = Site::new();
     let rendezvous = site.rendezvous();
     let args = ["--hosts", "a,b", "--rdzv-endpoint", &rendezvous.endpoint];
-    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+    for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGINT, 130)] {
         let mut launcher = site.launch(&args);
         site.world(2);
         launcher.signal(signal);
         let ended = launcher.end(END_MAX);
-        assert_eq!(ended.code, Some(143), "{}", ended.stderr);
+        assert_eq!(ended.code, Some(code), "{}", ended.stderr);
         assert_eq!(site.terminated(), 2, "the workers handle SIGTERM");
         assert!(site.scene.all_of("run").is_empty());
         site.forget();

@@ -12,11 +12,11 @@ mod walks;
 use std::collections::BTreeMap;
 
 use steadfast_common::ids::Millis;
+use steadfast_common::launch::{HostRecord, LauncherRecord, Outcome, Phase, StopReason};
 
 use crate::Exit;
 use crate::hosts::{Host, HostName};
 use crate::launcher::{Action, Change, Fact, Launcher};
-use crate::records::{HostRecord, LauncherRecord, Outcome, Phase, StopReason};
 use crate::settings::{Context, Settings, WorkerRange};
 use crate::timers::Timers;
 

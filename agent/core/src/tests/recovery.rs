@@ -1,7 +1,8 @@
 //! A launcher that is started again.
 
+use steadfast_common::launch::LaunchedAgent;
+
 use super::*;
-use crate::records::LaunchedAgent;
 
 /// A launcher that was killed finds its agents, and disturbs none.
 #[test]

@@ -23,6 +23,14 @@ fn lines_of_two_workers_never_mix() {
     assert_eq!(lines.len(), 6000);
 }
 
+/// S003-25: a worker that stays for another round may have another rank in it.
+#[test]
+fn the_prefix_of_a_worker_that_runs_can_change() {
+    let directory = tempfile::tempdir().unwrap();
+    let lines = stdout_of("another prefix", directory.path());
+    assert_eq!(lines, [b"[rank 1] one", b"[rank 0] two"]);
+}
+
 #[test]
 fn a_long_line_is_cut_into_lines_with_the_prefix() {
     let directory = tempfile::tempdir().unwrap();

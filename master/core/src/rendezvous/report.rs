@@ -1,6 +1,6 @@
 //! A rendezvous, as the status shows it.
 
-use steadfast_common::elastic_status::{ElasticPhase, NodePhase, NodeStatus};
+use steadfast_common::elastic_status::{ElasticPhase, NodePhase, NodeStatus, WorkersPhase};
 use steadfast_common::ids::{Millis, NodeId, Phase};
 use steadfast_common::rendezvous::{EXIT_TAG, NodeRecord};
 
@@ -25,8 +25,12 @@ impl Rendezvous {
                 node: member.node,
                 incarnation: member.incarnation,
                 address: member.address.clone(),
+                host: None,
+                admin: None,
                 slots: member.slots,
                 state,
+                workers: self.has_succeeded(member.node).then_some(WorkersPhase::Succeeded),
+                member_since_unix_ms: None,
                 rank,
                 first_rank: Some(member.first_rank),
                 report: None,
@@ -39,8 +43,12 @@ impl Rendezvous {
             node: *node,
             incarnation: record.incarnation,
             address: record.address.clone(),
+            host: None,
+            admin: None,
             slots: record.slots,
             state: self.phase_of(*node, record),
+            workers: None,
+            member_since_unix_ms: None,
             rank: None,
             first_rank: None,
             report: None,
@@ -61,6 +69,9 @@ impl Rendezvous {
             }
             Outlook::Quiet if self.round().is_none() => vec!["no node has joined".to_owned()],
             Outlook::Quiet if self.is_intact() => Vec::new(),
+            Outlook::Quiet if self.nodes.is_empty() => {
+                vec![format!("all nodes of round {} were lost, or left", self.number())]
+            }
             Outlook::Quiet => {
                 let gone = Names::of(self, &self.index.gone);
                 vec![format!(
@@ -81,19 +92,51 @@ impl Rendezvous {
                 settings.nodes.min()
             )],
             Outlook::LastCall { until } => vec![format!(
-                "{waiting} waits {} ms for more nodes (last call)",
-                until.0.saturating_sub(now.0)
+                "{waiting} waits {} s for more nodes (last call)",
+                until.0.saturating_sub(now.0).div_ceil(1000)
             )],
             Outlook::Overdue | Outlook::Complete => Vec::new(),
         };
-        for (tag, phase) in self.open_tags() {
-            let missing = self.missing(tag, phase);
-            let has_entries = missing.count < self.members().len();
-            if has_entries && self.is_intact() && tag != EXIT_TAG {
-                reasons.push(format!("barrier `{tag}` waits for {missing}"));
-            }
+        for (tag, missing) in self.open_barriers() {
+            reasons.push(format!("barrier `{tag}` waits for {missing}"));
         }
         reasons
+    }
+
+    /// Returns the nodes that the reasons of [`Rendezvous::blocked`] name as waited for.
+    pub fn awaited(&self, settings: &Settings, timers: &Timers, now: Millis) -> Names {
+        if self.result().is_some() {
+            return Names::default();
+        }
+        let awaited = match self.outlook(settings, timers, now) {
+            Outlook::Closing => self.missing(EXIT_TAG, Phase(0)),
+            Outlook::Quiet if self.is_intact() => Names::default(),
+            Outlook::Quiet | Outlook::Growing => Names::of(self, &self.index.in_place),
+            Outlook::Starting { .. } => Names::of(self, &self.index.starting),
+            Outlook::Gathering { .. } | Outlook::TooFew => self.nodes_awaited(settings),
+            Outlook::Full | Outlook::LastCall { .. } | Outlook::Overdue | Outlook::Complete => {
+                Names::default()
+            }
+        };
+        self.open_barriers().fold(awaited, |awaited, (_, missing)| awaited.and(missing))
+    }
+
+    /// Returns the address of a node, if it is known or is a member of the last round.
+    pub fn address_of(&self, node: NodeId) -> Option<&str> {
+        let known = self.nodes.get(&node).map(|record| record.address.as_str());
+        known.or_else(|| Some(self.member(node)?.1.address.as_str()))
+    }
+
+    /// Returns the barriers of an intact round that some members have entered, and the others.
+    fn open_barriers(&self) -> impl Iterator<Item = (&str, Names)> {
+        let tags = self.open_tags().filter(|(tag, _)| self.is_intact() && *tag != EXIT_TAG);
+        let missing = tags.map(|(tag, phase)| (tag, self.missing(tag, phase)));
+        missing.filter(|(_, missing)| missing.count < self.members().len())
+    }
+
+    fn has_succeeded(&self, node: NodeId) -> bool {
+        let entries = self.entries(EXIT_TAG, Phase(0));
+        entries.is_some_and(|entries| entries.data().contains_key(&node))
     }
 
     /// Returns what a waiting node waits for.

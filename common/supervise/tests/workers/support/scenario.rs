@@ -117,6 +117,7 @@ pub fn run_if_requested() {
             "bytes" => {
                 print_lines(vec![shell(&directory, r"printf '\377\376\n\none\r\ntwo'")]).await;
             }
+            "another prefix" => another_prefix(&directory).await,
             _ => panic!("no such scenario: {scenario}"),
         }
     });
@@ -163,6 +164,25 @@ async fn print_lines(mut specs: Vec<WorkerSpec>) {
         assert!(exit.is_success(), "{exit}: {:?}", exit.last_lines);
     }
     workers.stop(Duration::ZERO).await;
+    supervisor.close().await.unwrap();
+    mark();
+}
+
+/// Changes the prefix of a worker that runs.
+async fn another_prefix(directory: &Path) {
+    mark();
+    let go = directory.join("go");
+    let script = format!("echo one; until [ -e {} ]; do sleep 0.02; done; echo two", go.display());
+    let mut spec = shell(directory, &script);
+    spec.output = Output::Lines { prefix: "[rank 1] ".to_owned() };
+    let supervisor = supervisor();
+    let mut worker = supervisor.start(&spec).unwrap();
+    let started = worker.last_output();
+    wait_for("its first line", || (started < worker.last_output()).then_some(())).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    worker.set_prefix("[rank 0] ");
+    fs::write(go, "").unwrap();
+    assert!(worker.wait().await.is_success());
     supervisor.close().await.unwrap();
     mark();
 }

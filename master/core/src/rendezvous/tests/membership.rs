@@ -1,7 +1,8 @@
 //! Incarnations, repeated requests and refusals.
 
+use steadfast_common::elastic_status::WorkersPhase;
 use steadfast_common::error::ErrorKind;
-use steadfast_common::rendezvous::SLOTS_MAX;
+use steadfast_common::rendezvous::{EXIT_TAG, SLOTS_MAX};
 
 use super::*;
 
@@ -123,4 +124,36 @@ fn an_invalid_registration_is_refused() {
     assert_eq!(refusal(|it| it.slots = 0), "the node has 0 slots; 1 to 4096 are allowed");
     let many = refusal(|it| it.slots = SLOTS_MAX + 1);
     assert_eq!(many, "the node has 4097 slots; 1 to 4096 are allowed");
+}
+
+/// S003-9: whatever a round waits for, the nodes that block it are named.
+#[test]
+fn the_nodes_that_are_waited_for_are_named() {
+    let awaited = |master: &Master| {
+        let Master { state, settings, timers, now, .. } = master;
+        let names = state.awaited(settings, timers, *now);
+        addresses(&names).into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let mut master = Master::new(1, 3);
+    master.announce(0);
+    master.announce(1);
+    master.join(0, 0);
+    assert_eq!(awaited(&master), [address(1)], "a node that is starting");
+    let mut master = Master::with_round(3, 1, 3);
+    assert!(awaited(&master).is_empty());
+    (0..2).for_each(|node| master.enter(node, &place(1, "tag", 0), b"").unwrap());
+    assert_eq!(awaited(&master), [address(2)], "a member that has not entered a barrier");
+    master.lose(1);
+    assert_eq!(awaited(&master), [address(0), address(2)], "members that have to join again");
+    master.join(0, 1);
+    assert_eq!(awaited(&master), [address(2)], "a member that has not joined again");
+    master.join(2, 1);
+    assert!(awaited(&master).is_empty());
+    master.enter(2, &place(2, EXIT_TAG, 0), b"").unwrap();
+    assert_eq!(awaited(&master), [address(0)], "a member whose workers have not ended");
+    let succeeded = |master: &Master| {
+        let nodes = master.state.nodes_shown().into_iter();
+        nodes.map(|it| it.workers == Some(WorkersPhase::Succeeded)).collect::<Vec<_>>()
+    };
+    assert_eq!(succeeded(&master), [false, true]);
 }

@@ -1,9 +1,9 @@
-//! The records of a launcher in etcd. A launcher that is started again finds its agents by them.
+//! The records of the launcher of an elastic job in etcd. A launcher that is started again finds its agents by them.
 //!
 //! | key | record |
 //! |---|---|
 //! | `<root>/launch/state` | [`LauncherRecord`] |
-//! | `<root>/launch/hosts/<host>` | [`HostRecord`] of [`crate::hosts::HostName`], without escapes |
+//! | `<root>/launch/hosts/<host>` | [`HostRecord`] |
 //!
 //! They hold lengths of time and no points in time: a new launcher, whose clock is another one, begins each
 //! wait anew.
@@ -11,7 +11,8 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use steadfast_common::error::ErrorKind;
+
+use crate::error::ErrorKind;
 
 /// What a launcher knows of the whole job.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
