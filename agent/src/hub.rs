@@ -124,6 +124,12 @@ impl Hub {
         });
     }
 
+    /// Tells the workers that their round is over for this node, whose registration was lost.
+    pub fn note_unregistered(&self) {
+        let revision = self.shared.lock().revision + 1;
+        self.note(&Change { nodes: -1, lost: String::new(), revision });
+    }
+
     /// Forgets what a worker said that has ended.
     pub fn forget(&self, local_rank: u32) {
         self.change(|state| {
@@ -190,7 +196,11 @@ struct Service(Arc<Shared>);
 
 impl Service {
     fn connected(&self, local_rank: u32) {
-        self.0.lock().connected.insert(local_rank);
+        let mut state = self.0.lock();
+        let slots = state.place.as_ref().map_or(0, |place| place.own().slots);
+        if local_rank < slots {
+            state.connected.insert(local_rank);
+        }
     }
 }
 

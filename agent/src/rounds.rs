@@ -10,14 +10,18 @@ use steadfast_client::{Exited, RoundOver, until_over};
 use steadfast_common::error::ErrorKind;
 use steadfast_process::{Failure, Shutdown};
 use steadfast_supervise::WorkerSet;
-use tokio::time::{Instant, interval, sleep, sleep_until};
+use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
 use tracing::{error, info, warn};
 
 use crate::environment::Place;
+use crate::ports::HeldPorts;
 use crate::run::{Agent, WORKERS_FAILED, describe, failure, prefix, start_failure};
 
 /// How long workers may take to write their stacks.
 const DUMP_TIME: Duration = Duration::from_secs(2);
+
+/// How long the master is asked whether the round changed when a worker failed.
+const CAUSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How often the time of the last output is checked.
 const HANG_CHECK: Duration = Duration::from_millis(200);
@@ -70,13 +74,14 @@ impl Agent<'_> {
     ) -> Result<ExitCode, Failure> {
         loop {
             self.readiness.set_not_ready("joins a round");
-            let (place, held) = tokio::select! {
+            let joined = tokio::select! {
                 biased;
                 () = shutdown.drain() => return Ok(shutdown.exit_code()),
-                joined = self.join() => match joined {
-                    Err(failure) if failure.kind == ErrorKind::Stale => return self.job_ended().await,
-                    joined => joined?,
-                },
+                joined = self.join_beside(workers) => joined,
+            };
+            let (place, held) = match joined {
+                Err(failure) if failure.kind == ErrorKind::Stale => return self.job_ended().await,
+                joined => joined?,
             };
             self.note_round(&place);
             drop(held);
@@ -110,6 +115,26 @@ impl Agent<'_> {
         }
     }
 
+    /// Joins a round while workers of the last one wait for it; notes those that end meanwhile.
+    async fn join_beside(&mut self, workers: &mut Workers) -> Result<(Place, HeldPorts), Failure> {
+        let mut ended = Vec::new();
+        let joined = {
+            let mut joining = std::pin::pin!(self.join());
+            loop {
+                tokio::select! {
+                    biased;
+                    joined = &mut joining => break joined,
+                    Some((index, _)) = workers.set.next_exit(), if !workers.running.is_empty() => {
+                        workers.running.remove(&index);
+                        ended.push(index as u32);
+                    }
+                }
+            }
+        };
+        ended.into_iter().for_each(|local_rank| self.hub.forget(local_rank));
+        joined
+    }
+
     fn note_round(&self, place: &Place) {
         self.counts.rounds.fetch_add(1, Ordering::Relaxed);
         self.counts.round.store(place.record.round.0, Ordering::Relaxed);
@@ -125,11 +150,6 @@ impl Agent<'_> {
     /// Starts the workers that do not run, and answers those that wait for the round.
     async fn start(&mut self, place: &Place, workers: &mut Workers) -> Result<(), Failure> {
         let specs = self.specs(place)?;
-        // Some may have ended while the node waited for the round.
-        while let Some(Some((index, _))) = workers.set.next_exit().now_or_never() {
-            workers.running.remove(&index);
-            self.hub.forget(index as u32);
-        }
         for index in &workers.running {
             // Before the worker learns of the round: what it prints in it has its rank there.
             let rank = place.own().first_rank + *index as u32;
@@ -171,6 +191,7 @@ impl Agent<'_> {
         // Set when the round is over: by then the workers have left it, or are killed.
         let mut leave_by: Option<Instant> = None;
         let mut is_over_known = false;
+        let begun = Instant::now();
         loop {
             said.mark_unchanged();
             let ready = self.hub.ready(round);
@@ -199,10 +220,16 @@ impl Agent<'_> {
                     counts.note_exit(format!("round {round}: {reason}"));
                     // The report also reaches the master if this node gives up.
                     let asked = session.watch(round, 0, Some(report()), Duration::ZERO);
-                    let change = match asked.await {
-                        Ok(change) if change.nodes == 0 => None,
-                        Ok(change) => Some(describe(&change)),
-                        Err(error) => Some(failure(&error).message),
+                    let asked = tokio::select! {
+                        biased;
+                        () = shutdown.drain() => return RoundEnd::Interrupted,
+                        asked = timeout(CAUSE_TIMEOUT, asked) => asked,
+                    };
+                    let change = match asked {
+                        Ok(Ok(change)) if change.nodes == 0 => None,
+                        Ok(Ok(change)) => Some(describe(&change)),
+                        Ok(Err(error)) => Some(failure(&error).message),
+                        Err(_) => Some("no master says whether the round changed".to_owned()),
                     };
                     if leave_by.is_none() && !self.may_go_on(&reason, &exit.last_lines, change) {
                         return RoundEnd::Exhausted;
@@ -220,7 +247,10 @@ impl Agent<'_> {
                             self.counts.changes.fetch_add(1, Ordering::Relaxed);
                             self.hub.note(&change);
                         }
-                        RoundOver::Unregistered => workers.is_unregistered = true,
+                        RoundOver::Unregistered => {
+                            workers.is_unregistered = true;
+                            self.hub.note_unregistered();
+                        }
                         RoundOver::JobEnded => return RoundEnd::JobEnded,
                         RoundOver::Failed(error) => return RoundEnd::Refused(failure(&error)),
                     }
@@ -238,8 +268,8 @@ impl Agent<'_> {
                     }
                     leave_by = Some(Instant::now() + self.args.reset_timeout);
                 }
-                _ = check.tick(), if self.args.hang_timeout.is_some() => {
-                    if let Some(reason) = self.hang(&workers.set).await {
+                _ = check.tick(), if self.args.hang_timeout.is_some() && leave_by.is_none() => {
+                    if let Some(reason) = self.hang(&workers.set, begun).await {
                         counts.note_exit(format!("round {round}: {reason}"));
                         return match self.may_go_on(&reason, &[], None) {
                             true => RoundEnd::Restart,
@@ -274,10 +304,11 @@ impl Agent<'_> {
     }
 
     /// Returns a description if no worker has printed or reported anything for the time that the user set.
-    async fn hang(&self, workers: &WorkerSet) -> Option<String> {
+    async fn hang(&self, workers: &WorkerSet, begun: Instant) -> Option<String> {
         let limit = self.args.hang_timeout?;
         let last = workers.workers().iter().filter_map(|worker| worker.last_output()).max();
-        let last = last.max(self.hub.last_progress())?;
+        // Before the round, workers waited for it.
+        let last = last.max(self.hub.last_progress())?.max(begun);
         if last.elapsed() < limit {
             return None;
         }

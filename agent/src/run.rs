@@ -58,10 +58,22 @@ pub async fn run(args: RunArgs) -> Result<ExitCode, Failure> {
         let started = coordinator.insert(Coordinator::start(settings).await?);
         endpoints = vec![format!("http://{}", started.address)];
     }
-    let ended = Agent::begin(&args, program, NodeId(id), job, endpoints, &shutdown).await;
-    let ended = match ended {
-        Ok(agent) => agent.live(&shutdown).await,
-        Err(failure) => Err(failure),
+    let living = async {
+        let begun = Agent::begin(&args, program, NodeId(id), job, endpoints, &shutdown);
+        let agent = tokio::select! {
+            biased;
+            () = shutdown.drain() => return Ok(shutdown.exit_code()),
+            begun = begun => begun?,
+        };
+        agent.live(&shutdown).await
+    };
+    let ended = match &mut coordinator {
+        None => living.await,
+        Some(coordinator) => tokio::select! {
+            biased;
+            ended = living => ended,
+            Err(failure) = coordinator.master_ended() => Err(failure),
+        },
     };
     if let Some(coordinator) = coordinator {
         coordinator.end().await;
@@ -221,10 +233,14 @@ impl<'a> Agent<'a> {
                 eprintln!("steadfast: error: the job was shut down: {reason}");
                 Ok(ExitCode::from(WORKERS_FAILED))
             }
-            Some(_) | None => {
+            Some(_) => {
                 info!("the job has succeeded");
                 Ok(ExitCode::SUCCESS)
             }
+            None => Err(Failure::unavailable(format!(
+                "this node is not part of the job any more, and {} does not exist; start the agent again",
+                self.keys.result()
+            ))),
         }
     }
 }

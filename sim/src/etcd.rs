@@ -88,7 +88,8 @@ impl EtcdServer {
         let server = enter(&host, || Server::start(&log, self.0.address));
         let server = Arc::new(server.expect("the server reads its own log"));
         net.listen(process, self.0.address);
-        net.serve(self.0.address, server.routes());
+        // Services read the clock when they are made.
+        net.serve(self.0.address, enter(&host, || server.routes()));
         self.state().running = Some((process, server.clone()));
         let expiring = server.clone();
         world.spawn(process, async move { expiring.expire_leases().await }.boxed());

@@ -98,7 +98,7 @@ impl Node {
         loop {
             let own = Bytes::from(self.committed.to_string());
             let joined = match self.membership.join(|| Ok(((), own.clone()))).await {
-                Err(error) if error.kind() == ErrorKind::Stale => return Ok(()),
+                Err(NodeError::JobEnded) => return Ok(()),
                 joined => joined?,
             };
             let newest = joined.data.iter().filter_map(number).max();

@@ -22,6 +22,9 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Keys in one page of a listing; keeps replies far below the client's 4 MiB.
 const PAGE: i64 = 500;
 
+/// The same if a value may be as large as half a MiB.
+const PAGE_OF_LARGE: i64 = 4;
+
 /// How to reach etcd.
 #[derive(Clone, Debug, Default)]
 pub struct EtcdOptions {
@@ -173,11 +176,23 @@ impl Etcd {
     /// # Errors
     /// If etcd does not answer, or compacted the revision meanwhile.
     pub async fn list(&self, prefix: &str) -> Result<View, CoordError> {
+        self.list_in_pages(prefix, PAGE).await
+    }
+
+    /// The same for keys whose values have up to half a MiB.
+    ///
+    /// # Errors
+    /// If etcd does not answer.
+    pub async fn list_large(&self, prefix: &str) -> Result<View, CoordError> {
+        self.list_in_pages(prefix, PAGE_OF_LARGE).await
+    }
+
+    async fn list_in_pages(&self, prefix: &str, page_keys: i64) -> Result<View, CoordError> {
         let mut view = View::default();
         let mut from = prefix.as_bytes().to_vec();
         let end = prefix_end(prefix.as_bytes());
         loop {
-            let options = GetOptions::new().with_range(end.clone()).with_limit(PAGE);
+            let options = GetOptions::new().with_range(end.clone()).with_limit(page_keys);
             let options = options.with_revision(view.revision);
             let page = self.read("list", &from, options).await?;
             if view.revision == 0 {

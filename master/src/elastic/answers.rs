@@ -54,7 +54,8 @@ impl ElasticLoop {
                 }
             }
             Event::Watch { caller, known, report, reply } => {
-                if let Some(report) = report {
+                let is_known = self.agents.registration(caller).is_ok();
+                if let Some(report) = report.filter(|_| is_known) {
                     self.note_report(caller.node, report);
                 }
                 batch.answers.push(Answer::Change { caller, known, reply });

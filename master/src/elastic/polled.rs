@@ -23,6 +23,9 @@ use tonic::Status;
 use super::handle::{ElasticHandle, Event, Known, Passage};
 use super::service::{enter, join, reject};
 
+/// Agents use tags that begin like this.
+const RESERVED_TAGS: &str = "steadfast.";
+
 /// Time to live of a registration: how long after its last call a node counts as alive.
 const TTL: Duration = Duration::from_secs(10);
 
@@ -100,6 +103,11 @@ impl Polled {
         data: Arc<[u8]>,
         limit: Option<Duration>,
     ) -> Result<Result<HashMap<String, Bytes>, String>, Status> {
+        if tag.starts_with(RESERVED_TAGS) {
+            let message =
+                format!("tag `{tag}`: tags that begin with `{RESERVED_TAGS}` are reserved");
+            return Err(Status::invalid_argument(message));
+        }
         let known = self.alive(address).await?;
         let round = known.round.clone().ok_or_else(|| unknown(address))?;
         let end = limit.map(|limit| Instant::now() + limit);

@@ -72,7 +72,7 @@ pub(super) async fn read(etcd: &Etcd, keys: &Keys) -> Result<Rendezvous, CoordEr
             None => warn!(key, "unknown key ignored"),
         }
     }
-    for (key, entry) in &etcd.list(&keys.tags_prefix(number)).await?.entries {
+    for (key, entry) in &etcd.list_large(&keys.tags_prefix(number)).await?.entries {
         match keys.tag_key_of(number, key) {
             Some(TagKey::Released { tag }) => {
                 let ReleaseRecord { phase } = entry.json()?;

@@ -49,7 +49,7 @@ fn an_agent_that_does_not_belong_is_refused() {
     let etcd = job.etcd.to_string();
     let run = |nodes: &'static str, address: &'static str| {
         let args = ["run", "--rdzv-endpoint", &etcd, "--rdzv-id", "job", "--nnodes", nodes];
-        let args = [&args[..], &["--address", address, "--", "true"]].concat();
+        let args = [&args[..], &["--lease-ttl", "2s", "--address", address, "--", "true"]].concat();
         args.into_iter().map(str::to_owned).collect::<Vec<String>>()
     };
     for (args, message) in [

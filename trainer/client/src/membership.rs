@@ -9,7 +9,7 @@ use steadfast_common::ids::{Phase, Round};
 use steadfast_common::keys::Keys;
 use steadfast_common::rendezvous::{EXIT_TAG, PORTS_TAG, RoundRecord};
 use steadfast_coord::Etcd;
-use steadfast_host::time::{Instant, sleep};
+use steadfast_host::time::{Instant, sleep, timeout};
 use steadfast_proto::v1::NodeReport;
 use tracing::{info, warn};
 
@@ -134,6 +134,12 @@ impl Membership {
                     }
                     sleep(RETRY).await;
                 }
+                // The lease ended before it was used.
+                Err(NodeError::Coord(error))
+                    if matches!(error.kind(), ErrorKind::Stale | ErrorKind::NotFound) =>
+                {
+                    sleep(RETRY).await;
+                }
                 Err(error) => return Err(error),
             }
         };
@@ -237,16 +243,25 @@ impl Membership {
         let mut shown = String::new();
         loop {
             let Some(session) = &self.session else { return Ok(Exited::Again) };
-            let entered = session.enter(self.last, EXIT_TAG, Phase(0), Bytes::new()).await;
+            let entering = session.enter(self.last, EXIT_TAG, Phase(0), Bytes::new());
+            let entered = match end {
+                None => entering.await,
+                Some(end) => match timeout(end.remaining(), entering).await {
+                    Ok(entered) => entered,
+                    Err(_) if shown.is_empty() => {
+                        return Err(unavailable(
+                            "gave up at the exit: no master answers".to_owned(),
+                        ));
+                    }
+                    Err(_) => return Err(unavailable(format!("gave up at the exit: {shown}"))),
+                },
+            };
             match entered {
                 Ok(Entered::Released(_)) => return Ok(Exited::All),
                 // It was not a member any more when it entered.
                 Ok(Entered::Ended(reason)) => {
                     warn!("this node's workers succeeded, but {reason}; they run again");
                     return Ok(Exited::Again);
-                }
-                Ok(Entered::Waits(reason)) if end.is_some_and(|end| end <= Instant::now()) => {
-                    return Err(unavailable(format!("gave up at the exit: {reason}")));
                 }
                 Ok(Entered::Waits(reason)) => {
                     if shown != reason {
