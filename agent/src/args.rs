@@ -11,7 +11,7 @@ use steadfast_common::rendezvous::{NodeRange, SLOTS_MAX};
 use steadfast_process::{EtcdAuthArgs, LogArgs, SecurityArgs, job_name, lease_ttl};
 
 /// By default only what the agent itself does is logged.
-const LOG: &str = "warn,steadfast_agent=info";
+const LOG: &str = "warn,steadfast_agent=info,steadfast_client::membership=info";
 
 /// Run a program on this node, as part of an elastic job: restart its workers when nodes come and go.
 ///
