@@ -65,7 +65,10 @@ impl Nodes {
         }))
         .await;
         let rounds = join_all(nodes.agents.iter().map(|agent| enter(agent, Round(0), terms))).await;
-        assert!(rounds.iter().all(|it| it.members.len() == count as usize), "they are in one round");
+        assert!(
+            rounds.iter().all(|it| it.members.len() == count as usize),
+            "they are in one round"
+        );
         let cpu = nodes.cpu() - before;
         (nodes, cpu)
     }

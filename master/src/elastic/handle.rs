@@ -92,8 +92,12 @@ pub struct Change {
 pub enum Passage {
     /// With the data of each member.
     Released(Arc<BTreeMap<NodeId, Arc<[u8]>>>),
-    Ended { reason: String },
-    Waiting { reason: String },
+    Ended {
+        reason: String,
+    },
+    Waiting {
+        reason: String,
+    },
 }
 
 /// The shared state after an event.

@@ -119,7 +119,8 @@ fn main() -> ExitCode {
     let random = |seed| Schedule::random(seed, args.count, &kinds, &shape);
     repeat(&args, random, |seed, schedule| {
         let run = AssertUnwindSafe(|| run(&shape, seed, schedule, expected.as_deref()));
-        let (faults, outcome) = catch_unwind(run).map_err(|_| shape.command(Some(seed), schedule))?;
+        let (faults, outcome) =
+            catch_unwind(run).map_err(|_| shape.command(Some(seed), schedule))?;
         Ok((outcome.trace.clone(), line(seed, faults, &outcome)))
     })
 }
@@ -146,7 +147,8 @@ fn elastic(args: &Args) -> ExitCode {
     let random = |seed| Schedule::random(seed, args.count, &kinds, &shape);
     repeat(args, random, |seed, schedule| {
         let run = AssertUnwindSafe(|| run_elastic(&shape, seed, schedule));
-        let (faults, outcome) = catch_unwind(run).map_err(|_| shape.command(Some(seed), schedule))?;
+        let (faults, outcome) =
+            catch_unwind(run).map_err(|_| shape.command(Some(seed), schedule))?;
         Ok((outcome.trace.clone(), elastic_line(seed, faults, &outcome)))
     })
 }
@@ -236,11 +238,7 @@ fn line(seed: u64, faults: usize, outcome: &Outcome) -> String {
     )
 }
 
-fn run_elastic(
-    shape: &ElasticShape,
-    seed: u64,
-    schedule: &Schedule,
-) -> (usize, ElasticOutcome) {
+fn run_elastic(shape: &ElasticShape, seed: u64, schedule: &Schedule) -> (usize, ElasticOutcome) {
     let scene = Scene::new();
     let mut world = ElasticTarget::start(&scene, shape.clone());
     let faults = world.run(Some(seed), schedule);

@@ -140,11 +140,7 @@ fn go_back(done: &mut Vec<Done<'_>>, begin: &Moment) -> Result<u64, String> {
 }
 
 /// Adds what was done in a round.
-fn go_on<'a>(
-    done: &mut Vec<Done<'a>>,
-    begin: &'a Moment,
-    round: &Round<'a>,
-) -> Result<(), String> {
+fn go_on<'a>(done: &mut Vec<Done<'a>>, begin: &'a Moment, round: &Round<'a>) -> Result<(), String> {
     let (mut step, mut commit) = (begin.step, begin.commit);
     let mut steps = round.steps.iter().peekable();
     let mut commits = round.commits.values().peekable();
@@ -215,11 +211,7 @@ fn check_whole(done: &[Done<'_>], steps: u64, history: &mut History) -> Result<(
 }
 
 /// Workers that trained to the end have the weights of the last commit.
-fn check_ends(
-    entries: &[&Entry],
-    done: &[Done<'_>],
-    history: &mut History,
-) -> Result<(), String> {
+fn check_ends(entries: &[&Entry], done: &[Done<'_>], history: &mut History) -> Result<(), String> {
     let last = done.iter().rev().find_map(|it| match it {
         Done::Commit(moment, _) => Some(*moment),
         Done::Step { .. } => None,

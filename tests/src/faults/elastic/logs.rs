@@ -107,18 +107,19 @@ impl Logs {
             })
         };
         let newest = self.entries.values().filter_map(last_of).max();
-        let of_newest = self.entries.values().filter(|it| newest.is_some() && last_of(it) == newest);
+        let of_newest =
+            self.entries.values().filter(|it| newest.is_some() && last_of(it) == newest);
         of_newest.filter_map(|it| Some(start_of(it)?.0)).collect()
     }
 
     /// Returns the process id of the worker that an agent process started last as its `local_rank`.
     pub fn worker(&self, node: &str, local_rank: u32) -> Vec<i32> {
-        let starts = self.entries.values().filter_map(start_of);
+        let starts = self.entries.values().filter_map(|it| start_of(it));
         starts.filter(|it| (it.0, it.1) == (node, local_rank)).map(|it| it.2).collect()
     }
 }
 
-fn start_of(entries: &Vec<Entry>) -> Option<(&str, u32, i32)> {
+fn start_of(entries: &[Entry]) -> Option<(&str, u32, i32)> {
     match entries.first()? {
         Entry::Start { node, local_rank, pid } => Some((node, *local_rank, *pid)),
         _ => None,

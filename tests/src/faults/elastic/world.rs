@@ -253,9 +253,11 @@ impl<'a> ElasticTarget<'a> {
         let started = self.logs.worker(&node, local_rank);
         // A process with the id of a worker that has ended lacks the mark of the scene, most likely.
         let living = self.scene.processes();
-        let Some(pid) = started.into_iter().map(Pid::from_raw).find(|pid| {
-            living.iter().any(|it| it.pid == *pid && it.role.starts_with("python"))
-        }) else {
+        let Some(pid) = started
+            .into_iter()
+            .map(Pid::from_raw)
+            .find(|pid| living.iter().any(|it| it.pid == *pid && it.role.starts_with("python")))
+        else {
             self.log("skipped: the worker does not run");
             return;
         };
@@ -378,7 +380,8 @@ impl<'a> ElasticTarget<'a> {
                 command
             }
             _ => {
-                let (nodes, workers) = (format!("1:{}", shape.nodes_max()), shape.workers.to_string());
+                let (nodes, workers) =
+                    (format!("1:{}", shape.nodes_max()), shape.workers.to_string());
                 let mut command = self.scene.command(&program("steadfast"));
                 command.args(["run", "--rdzv-id", JOB, "--rdzv-endpoint", &endpoints]);
                 command.args(["--nnodes", &nodes, "--nproc-per-node", &workers]);
