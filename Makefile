@@ -40,7 +40,7 @@ test-python: build ## Run the Python tests with PyTorch, TensorFlow and JAX (par
 test-compose: build ## Run a job in containers and inject faults (part of `test` too; needs a Docker engine)
 	$(CARGO) test --release --workspace --test compose -- --nocapture
 
-chaos: build ## Run seeded schedules of faults: SEED=1 MINUTES=5 MODE=sync|async
+chaos: build ## Run seeded schedules of faults: SEED=1 MINUTES=5 MODE=sync|async|elastic (elastic: after test-python)
 	target/release/chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),5) --mode $(or $(MODE),sync)
 
 sim: build ## Simulate seeds: SEEDS=10000 SEED=1 MODE=both|sync|async
@@ -56,7 +56,7 @@ mutants: build ## Check that the simulator detects deliberate protocol bugs
 bench: build ## Run benchmarks and compare with this machine's limits: ONLY="push pull" ROUNDS=5
 	target/release/steadfast-bench $(ONLY) --rounds $(or $(ROUNDS),5) --json target/bench.json
 
-bench-python: build ## Compare trainers in PyTorch with DistributedDataParallel: ARGS="--rounds 3 --only ddp-1m"
+bench-python: build ## Compare trainers in PyTorch with DistributedDataParallel, recoveries with torchrun: ARGS="--rounds 3 --only elastic"
 	scripts/test-python --collect-only --quiet >/dev/null
 	PATH="$(CURDIR)/target/python-tests/bin:$(PATH)" target/python-tests/bin/python benches/python/bench.py $(ARGS)
 

@@ -18,6 +18,7 @@ import time
 from typing import Callable, Dict, List
 
 import numpy as np
+import recovery
 import torch
 
 import steadfast
@@ -155,6 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="name of a bench, or its beginning")
+    parser.add_argument("--dlrover", action="store_true", help="elastic: measure dlrover-run, too (installs 5 GB)")
     args = parser.parse_args()
     # Watching costs time of the same cores.
     steadfast.run._POLL_RARELY = 2.0
@@ -172,6 +174,8 @@ def main() -> None:
                         "DistributedDataParallel": lambda at, size=size: theirs(size, at),
                     },
                 )
+        if "elastic".startswith(args.only):
+            recovery.compare(args.rounds, args.dlrover)
         if "copies".startswith(args.only):
             with tempfile.TemporaryDirectory() as at:
                 found = probe("copies.py", data, pathlib.Path(at))

@@ -7,7 +7,7 @@ use crate::kernels::{BLOCK, LARGE};
 use crate::raw::Adds;
 use crate::rig::Via;
 use crate::sample::Sample;
-use crate::{checkpoint, counter, kernels, model, ping, raw, tasks, whole, wire};
+use crate::{checkpoint, counter, kernels, model, ping, raw, rendezvous, tasks, whole, wire};
 
 /// The unit of a benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +61,9 @@ enum Work {
     Digits,
     StartAndEnd,
     Idle,
+    /// With this number of nodes.
+    Rendezvous(u32),
+    Regroup(u32),
     Rule(OptimizerKind, usize),
 }
 
@@ -97,6 +100,9 @@ impl Bench {
             (Work::StartAndEnd, Side::Reference) => Sample::bound(1.5),
             (Work::Idle, Side::Ours) => whole::idle().await,
             (Work::Idle, Side::Reference) => Sample::bound(0.005),
+            (Work::Rendezvous(nodes), Side::Ours) => rendezvous::form(nodes).await,
+            (Work::Regroup(nodes), Side::Ours) => rendezvous::form_again(nodes).await,
+            (Work::Rendezvous(_) | Work::Regroup(_), Side::Reference) => Sample::bound(1.0),
             (Work::SmallSteps, Side::Ours) => wire::small_steps().await,
             (Work::SmallSteps, Side::Reference) => ping::ping_pong().await,
             (Work::SlowSteps, Side::Ours) => wire::slow_steps().await,
@@ -367,5 +373,18 @@ pub fn benches() -> Vec<Bench> {
             work: Work::Rule(*kind, values),
         })
     });
-    lines.into_iter().chain(rules).collect()
+    let nodes = [125, 250, 500, 1000];
+    let rendezvous = nodes.iter().flat_map(|nodes| {
+        let first = ("rendezvous", "form the first round", Work::Rendezvous(*nodes));
+        let next = ("regroup", "form the next round after one was lost", Work::Regroup(*nodes));
+        [first, next].map(|(name, what, work)| Bench {
+            name: format!("{name}-{nodes}"),
+            what: format!("CPU time of the master while {nodes} nodes {what}"),
+            reference: "1 s",
+            unit: Unit::Seconds,
+            target: 1.0,
+            work,
+        })
+    });
+    lines.into_iter().chain(rendezvous).chain(rules).collect()
 }

@@ -8,6 +8,7 @@ mod kernels;
 mod model;
 mod ping;
 mod raw;
+mod rendezvous;
 mod rig;
 mod sample;
 mod table;

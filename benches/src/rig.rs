@@ -210,7 +210,7 @@ pub async fn connect(url: &str) -> Etcd {
 }
 
 /// Listens for the failure detector, as the admin port of a trainer does; returns the address.
-async fn listen_for_probes() -> String {
+pub async fn listen_for_probes() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback is there");
     let address = listener.local_addr().expect("it is bound").to_string();
     tokio::spawn(async move {

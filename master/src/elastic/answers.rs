@@ -1,5 +1,7 @@
 //! Decides events, and answers them after the commit.
 
+use std::sync::Arc;
+
 use steadfast_common::ids::{Phase, Round};
 use steadfast_master_core::rendezvous::{Caller, Directive, EndedBy, Outcome, Place};
 
@@ -135,10 +137,7 @@ impl ElasticLoop {
 
     fn passage(&self, caller: Caller, place: &Place) -> Result<Passage, ElasticError> {
         Ok(match self.state.barrier(caller, place)? {
-            Outcome::Released(entries) => {
-                let data = entries.data().iter().map(|(node, data)| (*node, data.clone()));
-                Passage::Released(data.collect())
-            }
+            Outcome::Released(entries) => Passage::Released(Arc::clone(entries.data())),
             Outcome::Passed => {
                 Passage::Ended { reason: "all members have passed it already".to_owned() }
             }

@@ -1,5 +1,6 @@
 //! The handle to the event loop of an elastic job: its events and answers.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use steadfast_common::elastic_status::{ElasticStatus, NodeReport};
@@ -89,9 +90,14 @@ pub struct Change {
 /// The state of a barrier for one of its members.
 #[derive(Clone, Debug)]
 pub enum Passage {
-    Released(Vec<(NodeId, Arc<[u8]>)>),
-    Ended { reason: String },
-    Waiting { reason: String },
+    /// With the data of each member.
+    Released(Arc<BTreeMap<NodeId, Arc<[u8]>>>),
+    Ended {
+        reason: String,
+    },
+    Waiting {
+        reason: String,
+    },
 }
 
 /// The shared state after an event.

@@ -119,14 +119,11 @@ impl Polled {
             let passed = enter(&self.handle, caller, &place, data.clone(), deadline).await;
             match passed.map_err(|error| reject(&error))? {
                 Passage::Released(data) => {
-                    let address = |node: NodeId| {
-                        let mut members = round.members.iter();
-                        members.find(|member| member.node == node).map(|it| it.address.clone())
-                    };
-                    let data = data.into_iter().filter_map(|(node, data)| {
-                        Some((address(node)?, Bytes::copy_from_slice(&data)))
+                    let of_member = round.members.iter().filter_map(|member| {
+                        let data = Bytes::copy_from_slice(data.get(&member.node)?);
+                        Some((member.address.clone(), data))
                     });
-                    return Ok(Ok(data.collect()));
+                    return Ok(Ok(of_member.collect()));
                 }
                 Passage::Ended { reason } => return Ok(Err(reason)),
                 Passage::Waiting { reason } if end.is_some_and(|end| end <= Instant::now()) => {

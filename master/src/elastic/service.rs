@@ -321,7 +321,7 @@ impl Elastic for Service {
         let entered = enter(&handle, caller, &place, data.as_ref().into(), wait(wait_ms)).await;
         let (outcome, data, reason) = match entered.map_err(|error| reject(&error))? {
             Passage::Released(data) => {
-                let data = data.into_iter();
+                let data = data.iter();
                 let data = data.map(|(node, data)| (node.to_string(), data.to_vec().into()));
                 (enter_reply::Outcome::Released, data.collect(), String::new())
             }

@@ -28,7 +28,7 @@ class Membership:
     def __init__(self, agent: Agent, connect: Optional[Connect] = None) -> None:
         self.agent = agent
         self.assignment = agent.assignment()
-        self._connect = connect or _connect
+        self._connect = connect or self._connect_workers
         self._group: Optional[Group] = None
         # Revision of the newest change that all ranks have seen.
         self._revision = 0
@@ -54,6 +54,16 @@ class Membership:
         """
         self.close()
         self.assignment = self.agent.next_round(self.assignment.round, timeout)
+
+    def _connect_workers(self, assignment: Assignment) -> Group:
+        if "torch" not in sys.modules and assignment.world_size == 1:
+            return SoloGroup()
+        try:
+            from .torch import ProcessGroup
+        except ImportError as error:
+            workers = assignment.world_size
+            raise InvalidError(f"{workers} workers communicate through PyTorch: {error}") from error
+        return ProcessGroup(assignment, is_over=lambda: self.agent.changes(self._revision)[1] != 0)
 
     def check_updates(self) -> None:
         """Reports progress, and raises on all ranks at once if any of them has learned of a change.
@@ -96,13 +106,3 @@ CURRENT: "contextvars.ContextVar[Optional[Membership]]" = contextvars.ContextVar
 """The membership that was passed to :func:`run`, for the code that it calls."""
 
 _MEMBERSHIP: Optional[Membership] = None
-
-
-def _connect(assignment: Assignment) -> Group:
-    if "torch" not in sys.modules and assignment.world_size == 1:
-        return SoloGroup()
-    try:
-        from .torch import ProcessGroup
-    except ImportError as error:
-        raise InvalidError(f"{assignment.world_size} workers communicate through PyTorch: {error}") from error
-    return ProcessGroup(assignment)

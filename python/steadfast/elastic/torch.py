@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import logging
+import socket
 import threading
+import time
 import weakref
 from datetime import timedelta
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -29,6 +31,13 @@ _BROADCAST_BYTES = 1 << 28
 
 _LEAVE_SECONDS = 5.0
 """Longest wait for operations that have begun when a group is left."""
+
+_CONNECT_TIMEOUT = timedelta(seconds=10)
+"""Longest wait for a store that has just been served."""
+
+_PAUSE_SECONDS_MIN = 0.002
+_PAUSE_SECONDS_MAX = 0.25
+"""Pauses between looks whether others are there."""
 
 _LOG = logging.getLogger("steadfast.elastic")
 
@@ -83,6 +92,7 @@ class ProcessGroup:
             CPU and NCCL for GPUs.
         timeout: Seconds after which an operation fails if a worker does not take part in it.
         form_timeout: Seconds after which forming the group fails if a worker does not take part.
+        is_over: Whether the round is over. Then workers that are missing are not waited for.
 
     Raises:
         CollectiveError: The group was not formed; another worker may be gone.
@@ -96,6 +106,7 @@ class ProcessGroup:
         backend: Optional[str] = None,
         timeout: float = 600.0,
         form_timeout: float = 60.0,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         if dist.is_initialized():
             raise InvalidError(
@@ -104,7 +115,7 @@ class ProcessGroup:
         if backend is None:
             backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         try:
-            _form(assignment, backend, timedelta(seconds=form_timeout))
+            _form(assignment, backend, timedelta(seconds=form_timeout), is_over)
             _set_timeout(timedelta(seconds=timeout))
         except Exception as error:
             self.close()
@@ -260,18 +271,27 @@ def collate(samples: Sequence[Any]) -> Any:
     return torch.utils.data.default_collate(list(samples)) if samples else None
 
 
-def _form(place: Assignment, backend: str, timeout: timedelta) -> None:
+def _form(place: Assignment, backend: str, timeout: timedelta, is_over: Callable[[], bool]) -> None:
     store: Store
     if place.world_size == 1:
         store = HashStore()
     else:
+        deadline = time.monotonic() + timeout.total_seconds()
+        if place.rank != 0:
+            _until_served(place, deadline, is_over)
         store = TCPStore(
             place.master_addr,
             place.master_port,
             is_master=place.rank == 0,
-            timeout=timeout,
+            # Rank 0 may have left already.
+            timeout=min(timeout, _CONNECT_TIMEOUT),
             wait_for_workers=False,
         )
+        store.set_timeout(timeout)
+        _gather(PrefixStore(f"gather/{place.round}", store), place.world_size, deadline, is_over)
+    # PyTorch numbers groups, also those that were not formed, and the number is part of their keys in the store:
+    # workers whose numbers differ would never find each other.
+    dist.distributed_c10d._world.group_count = 0
     dist.init_process_group(
         backend,
         store=PrefixStore(f"round/{place.round}", store),
@@ -279,6 +299,50 @@ def _form(place: Assignment, backend: str, timeout: timedelta) -> None:
         world_size=place.world_size,
         timeout=timeout,
     )
+
+
+# PyTorch waits for the store, and for each worker, too; but its waits do not end with the round.
+def _until_served(place: Assignment, deadline: float, is_over: Callable[[], bool]) -> None:
+    """Waits until rank 0 serves the store."""
+    pauses = _pauses("rank 0 does not serve its store", deadline, is_over)
+    while True:
+        try:
+            socket.create_connection((place.master_addr, place.master_port), 1.0).close()
+            return
+        except OSError:
+            next(pauses)
+
+
+def _gather(store: Store, world_size: int, deadline: float, is_over: Callable[[], bool]) -> None:
+    """Waits until all workers have called this. Either all of them go on, or none: the first one decides."""
+    pauses = _pauses(f"not all of {world_size} workers have come to its group", deadline, is_over)
+    here = store.add("here", 1)
+    while here < world_size and not store.check(["decision"]):
+        try:
+            next(pauses)
+        except CollectiveError:
+            if store.compare_set("decision", "", "leave") == b"leave":
+                raise
+        here = store.add("here", 0)
+    if store.compare_set("decision", "", "form") != b"form":
+        raise CollectiveError("the round is over: a worker has left its group")
+
+
+def _pauses(state: str, deadline: float, is_over: Callable[[], bool]) -> Iterator[None]:
+    """Sleeps at each step, longer and longer.
+
+    Raises:
+        CollectiveError: The round or the time is over. Says what was waited for.
+    """
+    pause = _PAUSE_SECONDS_MIN
+    while True:
+        if is_over():
+            raise CollectiveError(f"the round is over: {state}")
+        if deadline <= time.monotonic():
+            raise CollectiveError(f"the group was not formed in time: {state}")
+        time.sleep(pause)
+        pause = min(pause * 1.5, _PAUSE_SECONDS_MAX)
+        yield
 
 
 def _drop(last: List[Any], group: "weakref.ref[Any]") -> None:

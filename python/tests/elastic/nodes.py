@@ -44,6 +44,14 @@ class Process:
                 start_new_session=True,
             )
 
+    def pids(self) -> list[int]:
+        """This process and all that it has started, as far as they have not ended."""
+        return self._left()
+
+    def reap(self) -> None:
+        """Waits for this process, which was killed."""
+        self._process.wait(END_SECONDS)
+
     def code(self) -> int | None:
         """The exit code, once the process has ended."""
         return self._process.poll()
@@ -86,7 +94,7 @@ class Nodes:
 
     def __init__(self, nodes_min: int, nodes_max: int, logs: pathlib.Path):
         self._logs = logs
-        rendezvous, self._admin = _free_address(), _free_address()
+        rendezvous, self._admin = free_address(), free_address()
         self._flags = ["--rdzv-id", f"test-{uuid.uuid4().hex[:8]}", "--nnodes", f"{nodes_min}:{nodes_max}"]
         listen = ["--listen", rendezvous, "--admin-listen", self._admin, "--last-call", "1s"]
         self._rendezvous = Process(
@@ -169,6 +177,7 @@ class Nodes:
         )
 
 
-def _free_address() -> str:
+def free_address() -> str:
+    """An address of the loopback that nothing listens at."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return f"127.0.0.1:{server.getsockname()[1]}"

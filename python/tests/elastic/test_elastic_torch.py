@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import socket
+import time
 from typing import Any, Iterator
 
 import pytest
@@ -108,6 +110,49 @@ def test_a_group_of_ones_own_is_refused():
             elastic.group()
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_a_group_that_was_not_formed_does_not_count(monkeypatch):
+    """Otherwise its worker would look for the others under another key in each later round."""
+    place = elastic.Assignment(1, 0, 0, 2, 1, 0, 2, "127.0.0.1", free_port())
+    # As if the other worker had come, and was then lost.
+    monkeypatch.setattr(et, "_gather", lambda *_: None)
+    for _ in range(2):
+        with pytest.raises(elastic.CollectiveError):
+            et.ProcessGroup(place, form_timeout=0.2)
+    elastic.group()
+    assert torch.distributed.distributed_c10d._world.group_count == 1
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@pytest.mark.parametrize("rank, reason", [(0, "not all of 2 workers"), (1, "rank 0 does not serve")])
+def test_workers_that_are_missing_are_not_waited_for_when_the_round_is_over(rank, reason):
+    """One that was restarted while it started never comes to the group that the others wait in."""
+    place = elastic.Assignment(1, rank, 0, 2, 1, rank, 2, "127.0.0.1", free_port())
+    start = time.monotonic()
+    with pytest.raises(elastic.CollectiveError, match=f"the round is over: {reason}"):
+        et.ProcessGroup(place, is_over=lambda: start + 0.1 < time.monotonic())
+    assert time.monotonic() < start + 10
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_all_workers_form_their_group_or_none_does(others):
+    """One that has left was there: it must not be counted by those that come later."""
+    store = torch.distributed.HashStore()
+    if others:
+        store.add("here", others)
+    with pytest.raises(elastic.CollectiveError, match="not all of 3 workers"):
+        et._gather(store, 3, time.monotonic() + 10, lambda: True)
+    for _ in range(2):
+        with pytest.raises(elastic.CollectiveError, match="a worker has left"):
+            et._gather(store, 3, time.monotonic() + 10, lambda: False)
+    store = torch.distributed.HashStore()
+    store.add("here", 2)
+    et._gather(store, 3, time.monotonic() + 10, lambda: True)
 
 
 def test_a_program_alone_can_use_torch_distributed():

@@ -1,16 +1,33 @@
 //! Runs seeded fault schedules one after another, until the time is over or a run fails.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::ExitCode;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
 use steadfast_common::spec::Mode;
-use steadfast_tests::faults::{FaultTarget, Kind, Outcome, Schedule, Shape};
+use steadfast_tests::faults::{
+    ElasticOutcome, ElasticShape, ElasticTarget, FaultTarget, Kind, Outcome, Schedule, Shape,
+};
 use steadfast_tests::{Run, Scene};
 
 /// Metric that an asynchronous job must reach under any schedule.
 const METRIC_MIN: f64 = 0.94;
+
+/// Faults of random schedules of an elastic job. Those that are listed several times are more frequent.
+const ELASTIC_KINDS: [Kind; 10] = [
+    Kind::Kill,
+    Kind::Kill,
+    Kind::Kill,
+    Kind::Pause,
+    Kind::Pause,
+    Kind::Leave,
+    Kind::Join,
+    Kind::Cut,
+    Kind::EtcdKillLeader,
+    Kind::EtcdMoveLeader,
+];
 
 #[derive(Debug, Parser)]
 #[command(name = "chaos", about = "Runs jobs under seeded fault schedules")]
@@ -29,7 +46,8 @@ struct Args {
     /// Number of faults in a random schedule.
     #[arg(long, default_value_t = 12)]
     count: usize,
-    /// Kinds of faults in random schedules, by name [default: all].
+    /// Kinds of faults in random schedules, by name [default: all; in elastic mode, those that take no longer than
+    /// a lease].
     #[arg(long, value_delimiter = ',', value_parser = kind)]
     kinds: Vec<Kind>,
     /// Number of etcd members.
@@ -40,11 +58,23 @@ struct Args {
     /// Number of slots.
     #[arg(long, default_value_t = 2)]
     pservers: u32,
-    /// Number of spare pservers.
+    /// Number of spare pservers; in elastic mode, of nodes that are added by faults.
     #[arg(long, default_value_t = 1)]
     spares: u32,
     #[arg(long, default_value_t = 3)]
     trainers: u32,
+    /// Number of nodes at the start (elastic mode).
+    #[arg(long, default_value_t = 3)]
+    agents: u32,
+    /// Number of workers of each node (elastic mode).
+    #[arg(long, default_value_t = 1)]
+    workers: u32,
+    /// Number of steps of the job (elastic mode).
+    #[arg(long, default_value_t = 500)]
+    steps: u64,
+    /// A Python that has PyTorch and the package `steadfast` (elastic mode).
+    #[arg(long, default_value = "target/python-tests/bin/python")]
+    python: PathBuf,
     /// Lease TTL in seconds.
     #[arg(long, default_value_t = 2)]
     lease_ttl: u32,
@@ -57,20 +87,23 @@ struct Args {
 enum ModeArg {
     Sync,
     Async,
+    Elastic,
 }
 
 fn kind(text: &str) -> Result<Kind, String> {
-    let found = Kind::ALL.into_iter().find(|it| it.name() == text);
-    found.ok_or_else(|| format!("use one of {}", Kind::ALL.map(Kind::name).join(", ")))
+    let names = || Kind::ALL.into_iter().chain([Kind::Join]).map(Kind::name).collect::<Vec<_>>();
+    Kind::named(text).ok_or_else(|| format!("use one of {}", names().join(", ")))
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    let mode = match args.mode {
+        ModeArg::Sync => Mode::Sync,
+        ModeArg::Async => Mode::Async,
+        ModeArg::Elastic => return elastic(&args),
+    };
     let shape = Shape {
-        mode: match args.mode {
-            ModeArg::Sync => Mode::Sync,
-            ModeArg::Async => Mode::Async,
-        },
+        mode,
         etcd: args.etcd,
         masters: args.masters,
         pservers: args.pservers,
@@ -78,26 +111,90 @@ fn main() -> ExitCode {
         trainers: args.trainers,
         lease_ttl_s: args.lease_ttl,
     };
-    let expected = match shape.mode {
+    let expected = match mode {
         Mode::Sync => Some(undisturbed(&shape)),
         Mode::Async => None,
     };
     let kinds = if args.kinds.is_empty() { Kind::ALL.to_vec() } else { args.kinds.clone() };
+    let random = |seed| Schedule::random(seed, args.count, &kinds, &shape);
+    repeat(&args, random, |seed, schedule| {
+        let run = AssertUnwindSafe(|| run(&shape, seed, schedule, expected.as_deref()));
+        let (faults, outcome) =
+            catch_unwind(run).map_err(|_| shape.command(Some(seed), schedule))?;
+        Ok((outcome.trace.clone(), line(seed, faults, &outcome)))
+    })
+}
+
+fn elastic(args: &Args) -> ExitCode {
+    let shape = ElasticShape {
+        etcd: args.etcd,
+        masters: args.masters,
+        agents: args.agents,
+        spares: args.spares,
+        workers: args.workers,
+        lease_ttl_s: args.lease_ttl,
+        steps: args.steps,
+        python: args.python.clone(),
+    };
+    if let Err(message) = check(&shape) {
+        eprintln!("chaos: error: {message}");
+        return ExitCode::from(2);
+    }
+    // Workers run in directories of their own.
+    let python = std::path::absolute(&shape.python).unwrap_or(shape.python);
+    let shape = ElasticShape { python, ..shape };
+    let kinds = if args.kinds.is_empty() { ELASTIC_KINDS.to_vec() } else { args.kinds.clone() };
+    let random = |seed| Schedule::random(seed, args.count, &kinds, &shape);
+    repeat(args, random, |seed, schedule| {
+        let run = AssertUnwindSafe(|| run_elastic(&shape, seed, schedule));
+        let (faults, outcome) =
+            catch_unwind(run).map_err(|_| shape.command(Some(seed), schedule))?;
+        Ok((outcome.trace.clone(), elastic_line(seed, faults, &outcome)))
+    })
+}
+
+/// Checks what an elastic job needs.
+fn check(shape: &ElasticShape) -> Result<(), String> {
+    for (flag, value) in
+        [("agents", shape.agents), ("workers", shape.workers), ("masters", shape.masters)]
+    {
+        if value == 0 {
+            return Err(format!("--{flag} is 0; use at least 1"));
+        }
+    }
+    let python = shape.python.display();
+    let remedy = "run `make test-python`, or name a Python that has both with --python";
+    let imports = "import torch, steadfast.elastic";
+    let output = Command::new(&shape.python).args(["-c", imports]).output();
+    let output = output.map_err(|error| format!("cannot start {python}: {error}; {remedy}"))?;
+    if !output.status.success() {
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        let reason = stderr.lines().last().unwrap_or("no reason");
+        return Err(format!("{python} cannot import torch and steadfast: {reason}; {remedy}"));
+    }
+    Ok(())
+}
+
+/// Runs one schedule after another. A run returns its event log and its summary or, if it failed, the command that
+/// repeats it.
+fn repeat(
+    args: &Args,
+    random: impl Fn(u64) -> Schedule,
+    run: impl Fn(u64, &Schedule) -> Result<(Vec<String>, String), String>,
+) -> ExitCode {
     let limit = Duration::from_secs_f64(60.0 * args.minutes);
     let started = Instant::now();
     for seed in args.seed.. {
-        let random = || Schedule::random(seed, args.count, &kinds, &shape);
-        let schedule = args.schedule.clone().unwrap_or_else(random);
-        let run = AssertUnwindSafe(|| run(&shape, seed, &schedule, expected.as_deref()));
-        match catch_unwind(run) {
-            Ok((faults, outcome)) => {
+        let schedule = args.schedule.clone().unwrap_or_else(|| random(seed));
+        match run(seed, &schedule) {
+            Ok((trace, summary)) => {
                 if args.trace {
-                    println!("{}", outcome.trace.join("\n"));
+                    println!("{}", trace.join("\n"));
                 }
-                println!("{}", line(seed, faults, &outcome));
+                println!("{summary}");
             }
-            Err(_) => {
-                println!("seed {seed}: FAILED: {}", shape.command(Some(seed), &schedule));
+            Err(command) => {
+                println!("seed {seed}: FAILED: {command}");
                 return ExitCode::FAILURE;
             }
         }
@@ -137,6 +234,33 @@ fn line(seed: u64, faults: usize, outcome: &Outcome) -> String {
         history["terms"],
         history["generations"],
         history["checkpoints"],
+        outcome.ends,
+    )
+}
+
+fn run_elastic(shape: &ElasticShape, seed: u64, schedule: &Schedule) -> (usize, ElasticOutcome) {
+    let scene = Scene::new();
+    let mut world = ElasticTarget::start(&scene, shape.clone());
+    let faults = world.run(Some(seed), schedule);
+    (faults, world.finish())
+}
+
+fn elastic_line(seed: u64, faults: usize, outcome: &ElasticOutcome) -> String {
+    let (history, audit) = (&outcome.history, &outcome.audit);
+    let loss = |at: Option<&f64>| at.copied().unwrap_or_default();
+    format!(
+        "seed {seed}: survived {faults} faults in {:.1} s: {} rounds, {} steps in {} commits, {} steps done again; \
+         loss {:.3} to {:.3}, accuracy {:.3}; etcd: {} revisions, {} rounds; ends: {:?}",
+        outcome.wall.as_secs_f64(),
+        history.rounds,
+        history.losses.len(),
+        history.commits,
+        history.steps_undone,
+        loss(history.losses.first()),
+        loss(history.losses.last()),
+        history.accuracy,
+        audit.revisions,
+        audit.rounds,
         outcome.ends,
     )
 }

@@ -9,19 +9,32 @@ pub enum Role {
     Master,
     Pserver,
     Trainer,
+    /// The agent of a node of an elastic job.
+    Agent,
+    /// A worker of an agent. Workers are counted over all nodes: those of the first one come first.
+    Worker,
 }
 
 impl Role {
-    /// All roles, in the order in which a world starts them.
+    /// The roles of a training job, in the order in which a world starts them.
     pub const ALL: [Self; 3] = [Self::Master, Self::Pserver, Self::Trainer];
 
-    /// Returns the name of the role, which is also the second half of the program name.
+    /// The roles of an elastic job.
+    pub const ELASTIC: [Self; 3] = [Self::Master, Self::Agent, Self::Worker];
+
+    /// Returns the name of the role. That of a role of a training job is also the second half of the program name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Master => "master",
             Self::Pserver => "pserver",
             Self::Trainer => "trainer",
+            Self::Agent => "agent",
+            Self::Worker => "worker",
         }
+    }
+
+    fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().chain(Self::ELASTIC).find(|it| it.name() == name)
     }
 }
 
@@ -34,6 +47,8 @@ pub enum Kind {
     Pause,
     /// A process receives SIGTERM and drains.
     Leave,
+    /// An agent of an elastic job is started that was not running.
+    Join,
     /// Connections between a process and etcd are refused until its lease expires.
     Cut,
     /// Data between a process and etcd are dropped silently, both ways, until its lease expires.
@@ -78,7 +93,7 @@ enum Hits {
 }
 
 impl Kind {
-    /// All kinds.
+    /// All kinds of faults of a training job.
     pub const ALL: [Self; 19] = [
         Self::Kill,
         Self::Pause,
@@ -101,12 +116,31 @@ impl Kind {
         Self::KillAll,
     ];
 
+    /// The kinds of faults of an elastic job.
+    pub const ELASTIC: [Self; 9] = [
+        Self::Kill,
+        Self::Pause,
+        Self::Leave,
+        Self::Join,
+        Self::Cut,
+        Self::EtcdKillLeader,
+        Self::EtcdPause,
+        Self::EtcdStall,
+        Self::EtcdMoveLeader,
+    ];
+
+    /// Returns the kind with a name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().chain(Self::ELASTIC).find(|it| it.name() == name)
+    }
+
     /// Returns the name of the kind in a schedule.
     pub fn name(self) -> &'static str {
         match self {
             Self::Kill => "kill",
             Self::Pause => "pause",
             Self::Leave => "leave",
+            Self::Join => "join",
             Self::Cut => "cut",
             Self::Isolate => "isolate",
             Self::Deafen => "deafen",
@@ -131,6 +165,7 @@ impl Kind {
             Self::Kill
             | Self::Pause
             | Self::Leave
+            | Self::Join
             | Self::Cut
             | Self::Isolate
             | Self::Deafen
@@ -208,11 +243,11 @@ impl FromStr for Fault {
         let words: Vec<&str> = text.split_whitespace().collect();
         let wrong = || format!("cannot parse the fault `{text}`");
         let (name, rest) = words.split_first().ok_or_else(wrong)?;
-        let kind = Kind::ALL.into_iter().find(|it| it.name() == *name).ok_or_else(wrong)?;
+        let kind = Kind::named(name).ok_or_else(wrong)?;
         let number = |it: &str| it.parse::<u32>().map_err(|_| wrong());
         match (kind.hits(), rest) {
             (Hits::Process, [role, index]) => {
-                let role = Role::ALL.into_iter().find(|it| it.name() == *role).ok_or_else(wrong)?;
+                let role = Role::named(role).ok_or_else(wrong)?;
                 Ok(Self::of(kind, role, number(index)?))
             }
             (Hits::EtcdMember, [index]) => Ok(Self::of_etcd(kind, number(index)?)),

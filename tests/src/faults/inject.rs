@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use super::{Fault, FaultTarget, Kind, Role};
-use crate::Proxy;
+use super::{Fault, FaultTarget, Kind};
+use crate::EtcdCluster;
 
 /// How much longer than a lease a fault lasts that must make leases expire. etcd checks its leases twice
 /// a second.
@@ -14,31 +14,30 @@ const BEYOND_LEASE: Duration = Duration::from_millis(1000);
 /// Duration of a reset fault.
 const RESET: Duration = Duration::from_millis(50);
 
-/// Delay of data on a slow connection.
-const DELAY: Duration = Duration::from_millis(100);
-
 /// A killed member of etcd is restarted after this time, even without another leader.
 const LEADERLESS_MAX: Duration = Duration::from_secs(4);
 
 /// A fault to be healed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Heal {
-    fault: Fault,
+    pub fault: Fault,
     /// When to heal it. Leases are measured in time, so these faults are, too.
-    due: Instant,
+    pub due: Instant,
     /// Whether to heal it earlier, as soon as etcd has a leader.
     with_leader: bool,
 }
 
-impl FaultTarget<'_> {
-    /// Injects a fault.
-    pub fn inject(&mut self, fault: Fault) {
-        self.log(&format!("fault: {fault}"));
-        let lease = Duration::from_secs(u64::from(self.shape.lease_ttl_s)) + BEYOND_LEASE;
+impl Heal {
+    /// Returns the healing of a fault that begins now; `None` if there is nothing to heal.
+    pub fn of(fault: Fault, lease_ttl_s: u32) -> Option<Self> {
+        let lease = Duration::from_secs(u64::from(lease_ttl_s)) + BEYOND_LEASE;
         let lasts = match fault.kind {
-            Kind::Kill | Kind::Leave | Kind::EtcdCompact | Kind::EtcdMoveLeader | Kind::KillAll => {
-                Duration::ZERO
-            }
+            Kind::Kill
+            | Kind::Leave
+            | Kind::Join
+            | Kind::EtcdCompact
+            | Kind::EtcdMoveLeader
+            | Kind::KillAll => return None,
             Kind::Reset => RESET,
             Kind::EtcdKill | Kind::EtcdKillLeader => LEADERLESS_MAX,
             Kind::Pause
@@ -53,15 +52,26 @@ impl FaultTarget<'_> {
             | Kind::StoreFull
             | Kind::StoreAway => lease,
         };
+        let with_leader = fault.kind == Kind::EtcdKillLeader;
+        Some(Self { fault, due: Instant::now() + lasts, with_leader })
+    }
+
+    /// Returns whether the time has come.
+    pub fn is_due(&self, etcd: &EtcdCluster<'_>) -> bool {
+        self.due <= Instant::now() || self.with_leader && etcd.leader().is_some()
+    }
+}
+
+impl FaultTarget<'_> {
+    /// Injects a fault.
+    pub fn inject(&mut self, fault: Fault) {
+        self.log(&format!("fault: {fault}"));
         if let Some(role) = fault.role {
-            self.inject_into(fault.kind, role, fault.index);
+            self.member_mut(role, fault.index).inject(fault.kind);
         } else {
             self.inject_elsewhere(fault.kind, fault.index as usize);
         }
-        if !lasts.is_zero() {
-            let with_leader = fault.kind == Kind::EtcdKillLeader;
-            self.heals.push(Heal { fault, due: Instant::now() + lasts, with_leader });
-        }
+        self.heals.extend(Heal::of(fault, self.shape.lease_ttl_s));
     }
 
     /// Injects a fault that lasts until [`FaultTarget::heal_all`].
@@ -69,25 +79,6 @@ impl FaultTarget<'_> {
         self.inject(fault);
         if let Some(heal) = self.heals.iter_mut().rev().find(|it| it.fault == fault) {
             heal.due += Duration::from_secs(3600);
-        }
-    }
-
-    fn inject_into(&mut self, kind: Kind, role: Role, index: u32) {
-        let member = self.member_mut(role, index);
-        match kind {
-            Kind::Kill => member.signal(Signal::SIGKILL),
-            Kind::Leave => member.signal(Signal::SIGTERM),
-            Kind::Pause => {
-                member.signal(Signal::SIGSTOP);
-                member.is_paused = true;
-            }
-            Kind::Cut => member.proxies.iter().for_each(Proxy::cut),
-            Kind::Isolate => member.proxies.iter().for_each(Proxy::drop_all),
-            Kind::Deafen => member.proxies.iter().for_each(Proxy::drop_replies),
-            Kind::Slow => member.proxies.iter().for_each(|it| it.delay(DELAY)),
-            Kind::Reset => member.proxies.iter().for_each(Proxy::reset),
-            Kind::Shut => member.front.iter().for_each(Proxy::drop_all),
-            other => unreachable!("{} hits no process", other.name()),
         }
     }
 
@@ -139,10 +130,8 @@ impl FaultTarget<'_> {
 
     /// Heals the faults that are due.
     pub(super) fn heal_due(&mut self) {
-        let now = Instant::now();
         for heal in std::mem::take(&mut self.heals) {
-            let is_due = heal.due <= now || heal.with_leader && self.etcd.leader().is_some();
-            if !is_due || !self.heal(heal.fault) {
+            if !heal.is_due(&self.etcd) || !self.heal(heal.fault) {
                 self.heals.push(heal);
             }
         }
@@ -161,17 +150,7 @@ impl FaultTarget<'_> {
     fn heal(&mut self, fault: Fault) -> bool {
         let index = fault.index as usize;
         match (fault.kind, fault.role) {
-            (Kind::Pause, Some(role)) => {
-                let member = self.member_mut(role, fault.index);
-                member.signal(Signal::SIGCONT);
-                member.is_paused = false;
-            }
-            (Kind::Shut, Some(role)) => {
-                self.member_mut(role, fault.index).front.iter().for_each(Proxy::open);
-            }
-            (_, Some(role)) => {
-                self.member_mut(role, fault.index).proxies.iter().for_each(Proxy::open);
-            }
+            (kind, Some(role)) => self.member_mut(role, fault.index).heal(kind),
             (Kind::EtcdPause, None) => self.etcd.signal(index, Signal::SIGCONT),
             (Kind::EtcdStall, None) => self.etcd.signal_all(Signal::SIGCONT),
             (Kind::EtcdFull, None) => {

@@ -5,11 +5,14 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use tokio::runtime::Runtime;
 
-use super::Role;
+use super::{Kind, Role};
 use crate::{Ended, Network, Process, Proxy, free_address};
 
 /// Minimum time between two starts, as a supervisor has.
 const RESTART_PAUSE: Duration = Duration::from_millis(300);
+
+/// Delay of data on a slow connection.
+const DELAY: Duration = Duration::from_millis(100);
 
 /// A member of a world; at most one process of it runs at a time.
 #[derive(Debug)]
@@ -113,6 +116,37 @@ impl Member {
     pub fn signal(&mut self, signal: Signal) {
         if let Some(life) = &mut self.life {
             life.signal_if_running(signal);
+        }
+    }
+
+    /// Injects a fault of one process.
+    pub fn inject(&mut self, kind: Kind) {
+        match kind {
+            Kind::Kill => self.signal(Signal::SIGKILL),
+            Kind::Leave => self.signal(Signal::SIGTERM),
+            Kind::Pause => {
+                self.signal(Signal::SIGSTOP);
+                self.is_paused = true;
+            }
+            Kind::Cut => self.proxies.iter().for_each(Proxy::cut),
+            Kind::Isolate => self.proxies.iter().for_each(Proxy::drop_all),
+            Kind::Deafen => self.proxies.iter().for_each(Proxy::drop_replies),
+            Kind::Slow => self.proxies.iter().for_each(|it| it.delay(DELAY)),
+            Kind::Reset => self.proxies.iter().for_each(Proxy::reset),
+            Kind::Shut => self.front.iter().for_each(Proxy::drop_all),
+            other => unreachable!("{} is not a fault of one process", other.name()),
+        }
+    }
+
+    /// Ends a fault of one process.
+    pub fn heal(&mut self, kind: Kind) {
+        match kind {
+            Kind::Pause => {
+                self.signal(Signal::SIGCONT);
+                self.is_paused = false;
+            }
+            Kind::Shut => self.front.iter().for_each(Proxy::open),
+            _ => self.proxies.iter().for_each(Proxy::open),
         }
     }
 

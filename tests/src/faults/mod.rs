@@ -1,5 +1,6 @@
 //! Faults, fault schedules, and a world that runs a job under a schedule.
 
+mod elastic;
 mod fault;
 mod inject;
 mod member;
@@ -8,7 +9,8 @@ mod shape;
 mod store;
 mod world;
 
+pub use elastic::{ElasticHistory, ElasticOutcome, ElasticShape, ElasticTarget};
 pub use fault::{Fault, Kind, Role};
-pub use schedule::{Event, Schedule, When};
+pub use schedule::{Event, Schedule, Targets, When};
 pub use shape::Shape;
 pub use world::{FaultTarget, Outcome};

@@ -2,6 +2,7 @@
 //! machines run the same schedule.
 
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
 use super::{Fault, Kind, Role, Shape};
@@ -25,6 +26,33 @@ pub struct Event {
     pub fault: Fault,
 }
 
+/// What the faults of a random schedule can hit: a training job, or an elastic job.
+pub trait Targets {
+    /// Returns the roles that a kind of fault can hit.
+    fn roles(&self, kind: Kind) -> &[Role];
+
+    /// Returns the processes of a role that it can hit.
+    fn indexes(&self, kind: Kind, role: Role) -> Range<u32>;
+
+    /// Returns the number of members of etcd.
+    fn etcd(&self) -> u32;
+}
+
+impl Targets for Shape {
+    fn roles(&self, kind: Kind) -> &[Role] {
+        // Trainers accept no calls.
+        if kind == Kind::Shut { &Role::ALL[..2] } else { &Role::ALL }
+    }
+
+    fn indexes(&self, _: Kind, role: Role) -> Range<u32> {
+        0..self.count(role)
+    }
+
+    fn etcd(&self) -> u32 {
+        self.etcd
+    }
+}
+
 /// A sequence of faults. The text form is one line: `@100 kill master 0; +20 …`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Schedule {
@@ -32,9 +60,9 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Draws `count` faults of the allowed kinds for a world of this shape. The same arguments give the
+    /// Draws `count` faults of the allowed kinds for a world with these targets. The same arguments give the
     /// same schedule.
-    pub fn random(seed: u64, count: usize, allowed: &[Kind], shape: &Shape) -> Self {
+    pub fn random(seed: u64, count: usize, allowed: &[Kind], targets: &impl Targets) -> Self {
         let mut random = Random(seed);
         let mut events = Vec::with_capacity(count);
         for number in 0..count {
@@ -45,7 +73,7 @@ impl Schedule {
                 _ => When::After(1 + random.below(GAP_MAX)),
             };
             let kind = allowed[random.below(allowed.len() as u64) as usize];
-            events.push(Event { when: gap, fault: random.fault(kind, shape) });
+            events.push(Event { when: gap, fault: random.fault(kind, targets) });
         }
         Self { events }
     }
@@ -68,15 +96,16 @@ impl Random {
         self.next() % bound
     }
 
-    fn fault(&mut self, kind: Kind, shape: &Shape) -> Fault {
+    fn fault(&mut self, kind: Kind, targets: &impl Targets) -> Fault {
         match (kind.hits_a_process(), kind.hits_an_etcd_member()) {
             (true, _) => {
-                // Trainers accept no calls.
-                let roles = if kind == Kind::Shut { &Role::ALL[..2] } else { &Role::ALL };
+                let roles = targets.roles(kind);
                 let role = roles[self.below(roles.len() as u64) as usize];
-                Fault::of(kind, role, self.below(u64::from(shape.count(role))) as u32)
+                let indexes = targets.indexes(kind, role);
+                let index = self.below(indexes.len() as u64) as u32;
+                Fault::of(kind, role, indexes.start + index)
             }
-            (false, true) => Fault::of_etcd(kind, self.below(u64::from(shape.etcd)) as u32),
+            (false, true) => Fault::of_etcd(kind, self.below(u64::from(targets.etcd())) as u32),
             (false, false) => Fault::of_all(kind),
         }
     }

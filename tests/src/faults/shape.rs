@@ -41,6 +41,7 @@ impl Shape {
             Role::Master => self.masters,
             Role::Pserver => self.pservers + self.spares,
             Role::Trainer => self.trainers,
+            Role::Agent | Role::Worker => 0,
         }
     }
 

@@ -140,10 +140,12 @@ impl Rendezvous {
 
     /// Returns the members that have not entered a barrier of the last round.
     pub fn missing(&self, tag: &str, phase: Phase) -> Names {
-        let entries = self.entries(tag, phase);
+        let (entries, members) = (self.entries(tag, phase), self.members());
         let has_entered = |node| entries.is_some_and(|it| it.data().contains_key(&node));
-        let members = self.members().iter().map(|member| member.node);
-        Names::of(self, &members.filter(|node| !has_entered(*node)).collect())
+        let missing = members.iter().map(|member| member.node).filter(|node| !has_entered(*node));
+        // Not counted one by one: this answers each member that waits.
+        let count = members.len().saturating_sub(entries.map_or(0, |it| it.data().len()));
+        Names::first(self, missing, count)
     }
 
     fn ended_by(&self) -> Option<EndedBy> {

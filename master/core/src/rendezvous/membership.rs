@@ -61,8 +61,17 @@ pub struct Names {
 
 impl Names {
     pub(super) fn of(state: &Rendezvous, nodes: &BTreeSet<NodeId>) -> Self {
-        let listed = nodes.iter().take(NAMES_MAX).map(|node| Name::of(state, *node));
-        Self { listed: listed.collect(), count: nodes.len() }
+        Self::first(state, nodes.iter().copied(), nodes.len())
+    }
+
+    /// Lists the first of `count` nodes.
+    pub(super) fn first(
+        state: &Rendezvous,
+        nodes: impl Iterator<Item = NodeId>,
+        count: usize,
+    ) -> Self {
+        let listed = nodes.take(NAMES_MAX).map(|node| Name::of(state, node)).collect::<Vec<_>>();
+        Self { count: count.max(listed.len()), listed }
     }
 
     pub(super) fn and(mut self, others: Self) -> Self {

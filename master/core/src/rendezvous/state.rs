@@ -91,13 +91,14 @@ pub(super) struct Tag {
 /// The members that entered one phase of a tag, with their data.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entries {
-    data: BTreeMap<NodeId, Arc<[u8]>>,
+    /// Shared with the answers to all members, which would each be a copy otherwise.
+    data: Arc<BTreeMap<NodeId, Arc<[u8]>>>,
     bytes: usize,
 }
 
 impl Entries {
     /// Returns the data of each member that entered.
-    pub fn data(&self) -> &BTreeMap<NodeId, Arc<[u8]>> {
+    pub fn data(&self) -> &Arc<BTreeMap<NodeId, Arc<[u8]>>> {
         &self.data
     }
 
@@ -144,7 +145,7 @@ impl Rendezvous {
                 let tag = self.tags.entry(tag.clone()).or_default();
                 let entries = tag.phases.entry(*phase).or_default();
                 entries.bytes += data.len();
-                entries.data.insert(*node, Arc::clone(data));
+                Arc::make_mut(&mut entries.data).insert(*node, Arc::clone(data));
             }
             Fact::Released { tag, phase, .. } => {
                 self.tags.entry(tag.clone()).or_default().released = Some(*phase);

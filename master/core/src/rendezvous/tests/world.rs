@@ -378,7 +378,7 @@ impl World {
             match outcome {
                 Outcome::Released(entries) => {
                     assert_eq!(entries.data().len(), self.state.members().len(), "{self:?}");
-                    for (node, given) in entries.data() {
+                    for (node, given) in entries.data().iter() {
                         let node = (0..self.agents.len()).find(|it| id(*it) == *node).unwrap();
                         assert_eq!(*given, data(node, phase), "{self:?}");
                     }
