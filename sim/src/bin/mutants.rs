@@ -12,7 +12,7 @@ use steadfast_sim::mutations::{Mutation, mutations};
 #[derive(Debug, Parser)]
 #[command(name = "steadfast-mutants", version)]
 struct Args {
-    /// Run only mutations whose name contains this text.
+    /// Run only mutations whose name contains this text, or those of this mode.
     only: Option<String>,
     /// Number of seeds to run for each mode.
     #[arg(long, default_value_t = 10_000)]
@@ -26,7 +26,8 @@ fn main() -> ExitCode {
     let (mut holes, mut rows) = (0, Vec::new());
     copy_sources(&root, &tree);
     for mutation in mutations() {
-        if args.only.as_ref().is_some_and(|only| !mutation.name.contains(only.as_str())) {
+        let is_meant = |only: &String| mutation.name.contains(only) || mutation.mode == *only;
+        if !args.only.as_ref().is_none_or(is_meant) {
             continue;
         }
         let started = Instant::now();
