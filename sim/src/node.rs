@@ -121,7 +121,7 @@ impl Node {
         let mut over =
             std::pin::pin!(until_over(session, round, NodeReport::default, WATCH).fuse());
         // Some workers notice a change only when their barrier ends.
-        let mut is_watched = random::seed() % 4 != 0;
+        let mut is_watched = !random::seed().is_multiple_of(4);
         let first = self.committed;
         while self.committed < self.job.steps {
             if random::seed().is_multiple_of(self.job.failures) {
@@ -147,7 +147,7 @@ impl Node {
                 Ok(Entered::Waits(_)) => {}
                 Ok(Entered::Ended(_)) => return Ok(RoundEnd::Left),
                 Ok(Entered::Released(entries)) => {
-                    let others = entries.values().map(|data| number(data));
+                    let others = entries.values().map(number);
                     let members = joined.record.members.len();
                     if entries.len() != members
                         || others.into_iter().any(|it| it != Some(self.committed))

@@ -60,7 +60,7 @@ impl Plan {
         let deviations = Deviations::default();
         let diverges = rng.happens(0.04);
         let job = match mode.of_training().filter(|_| diverges) {
-            Some(mode) => Workload::Training(Job::diverging(mode)),
+            Some(mode) => Workload::Training(Box::new(Job::diverging(mode))),
             None => job,
         };
         // Member 0 is never removed, so another trainer always exists.
@@ -103,7 +103,7 @@ impl Plan {
         let short = (Duration::from_micros(100), Duration::from_micros(200));
         Self {
             seed: 0,
-            job: Workload::Training(job.clone()),
+            job: Workload::Training(Box::new(job.clone())),
             shape: Shape {
                 addresses: Addresses::OneHost,
                 masters: 1,

@@ -160,8 +160,9 @@ impl<'a> Run<'a> {
             let manifest = std::mem::take(&mut self.manifest);
             let keys = self.scene.cluster.keys();
             let checker = match &self.plan.job {
-                Workload::Training(Job { spec, .. }) => {
-                    Checker::new(&History { keys: &keys, spec, manifest: &manifest }, &[])
+                Workload::Training(job) => {
+                    let (keys, spec, manifest) = (&keys, &job.spec, &manifest);
+                    Checker::new(&History { keys, spec, manifest }, &[])
                 }
                 Workload::Elastic(job) => {
                     Checker::of_elastic(&ElasticHistory { keys: &keys, nodes: job.nodes }, &[])

@@ -41,7 +41,7 @@ impl Mode {
 /// A simulated job.
 #[derive(Clone, Debug)]
 pub enum Workload {
-    Training(Job),
+    Training(Box<Job>),
     Elastic(ElasticJob),
 }
 
@@ -64,7 +64,7 @@ impl Workload {
     /// If the catalog contains an invalid job.
     pub fn numbered(mode: Mode, number: u64) -> Self {
         match mode.of_training() {
-            Some(mode) => Self::Training(Job::numbered(mode, number)),
+            Some(mode) => Self::Training(Box::new(Job::numbered(mode, number))),
             None => Self::Elastic(ElasticJob::numbered(number)),
         }
     }
@@ -72,7 +72,7 @@ impl Workload {
     /// Returns a job with few steps.
     pub fn smallest(mode: Mode) -> Self {
         match mode.of_training() {
-            Some(mode) => Self::Training(Job::smallest(mode)),
+            Some(mode) => Self::Training(Box::new(Job::smallest(mode))),
             None => Self::Elastic(ElasticJob::smallest()),
         }
     }
