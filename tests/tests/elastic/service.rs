@@ -8,7 +8,7 @@ use steadfast_proto::v1::{
     BarrierReply, BarrierRequest, GetClusterSpecReply, GetClusterSpecRequest,
     GetWaitingNodesRequest, ShutDownRequest, SynchronizeReply, SynchronizeRequest,
 };
-use steadfast_tests::Scene;
+use steadfast_tests::{EtcdServer, Scene, Signal, free_address};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 
@@ -248,4 +248,61 @@ fn a_job_that_was_shut_down_accepts_no_more_calls() {
         let is_gone = status.code() == Code::Unavailable;
         assert!(is_gone || status.message().contains("Server has shutdown"), "{status:?}");
     });
+}
+
+/// I12, S003-8: a new master answers for barriers whose data are together larger than an answer of etcd.
+#[test]
+fn a_new_master_reads_all_that_barriers_hold() {
+    const TAGS: u32 = 10;
+    let scene = Scene::new();
+    let etcd = EtcdServer::embedded(&scene);
+    let file = "name = \"job\"\nkind = \"elastic\"\n[nodes]\nmin = 1\nmax = 1\n";
+    let file = scene.write("job.toml", file).display().to_string();
+    let url = etcd.url();
+    let begin = |name: &str| {
+        let address = free_address().to_string();
+        let args = ["--job", "job", "--job-file", &file, "--etcd-endpoints", &url];
+        let args = [&args[..], &["--listen", &address]].concat();
+        (scene.start(name, "steadfast-master", &args), format!("http://{address}"))
+    };
+    let synchronize = async |client: &mut ElasticClient<Channel>, number: u32| {
+        let (address, tag) = ("a:1".to_owned(), format!("tag-{number}"));
+        let (data, phase) = (vec![number as u8; 512 * 1024].into(), Some(0));
+        let request = SynchronizeRequest { address, tag, data, timeout_seconds: 30.0, phase };
+        let reply = client.synchronize(request).await.unwrap().into_inner();
+        assert!(reply.success, "{}", reply.error);
+        assert_eq!(reply.data["a:1"], vec![number as u8; 512 * 1024]);
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (mut first, address) = begin("first");
+    runtime.block_on(async {
+        let mut client = acting(&address).await;
+        for number in 0..TAGS {
+            synchronize(&mut client, number).await;
+        }
+    });
+    first.signal(Signal::SIGKILL);
+    first.end(LIMIT);
+    let (_second, address) = begin("second");
+    runtime.block_on(async {
+        let mut client = acting(&address).await;
+        synchronize(&mut client, TAGS - 1).await;
+    });
+}
+
+/// Waits until the master at an address acts, and `a:1` is a node of a round.
+async fn acting(address: &str) -> ElasticClient<Channel> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        if let Ok(mut client) = ElasticClient::connect(address.to_owned()).await {
+            let caller = "a:1".to_owned();
+            let request =
+                GetClusterSpecRequest { address: caller, min_nodes: 1, max_nodes: 1, reset: false };
+            if client.get_cluster_spec(request).await.is_ok() {
+                return client;
+            }
+        }
+        assert!(Instant::now() < deadline, "no master acts at {address}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }
