@@ -23,6 +23,7 @@ use prometheus_client::registry::Registry;
 use serde_json::Value;
 use steadfast_auth::{Peer, Refusal, refused};
 use steadfast_host::task::{Task, spawn};
+use steadfast_host::time::sleep;
 use steadfast_net::Port;
 use steadfast_net::TlsIdentity;
 use steadfast_net::incoming::handshake;
@@ -283,6 +284,9 @@ async fn status(State(content): Content) -> Response {
     axum::Json((content.status)()).into_response()
 }
 
+/// Time for the answer to a request for a drain to leave.
+const DRAIN_DELAY: Duration = Duration::from_millis(50);
+
 /// Requests a drain. Refuses requests of browsers, which send an `Origin` header, because a page of another
 /// site could make them (cross-site request forgery).
 async fn drain(State(content): Content, request: Request) -> Response {
@@ -299,7 +303,12 @@ async fn drain(State(content): Content, request: Request) -> Response {
         return (StatusCode::CONFLICT, why).into_response();
     }
     info!("draining: requested on the admin port");
-    content.shutdown.trigger();
+    let shutdown = content.shutdown.clone();
+    spawn(async move {
+        // An idle process may exit at once, and the answer would be lost.
+        sleep(DRAIN_DELAY).await;
+        shutdown.trigger();
+    });
     (StatusCode::ACCEPTED, "draining\n").into_response()
 }
 
@@ -440,7 +449,7 @@ mod tests {
         assert!(!shutdown.is_draining());
         let this = format!("/drain?member={}", Uuid::nil());
         assert!(ask_for("POST", &this, "").await.starts_with("HTTP/1.1 202"));
-        assert!(shutdown.is_draining());
+        shutdown.drain().await;
         assert!(ask("POST", "").await.starts_with("HTTP/1.1 202"));
     }
 
