@@ -54,6 +54,11 @@ fn manifest(cluster: &Cluster, id: &str) -> Value {
     cluster.value(&cluster.keys.checkpoint(id)).unwrap_or_default()
 }
 
+/// A job of several seconds: its first checkpoints may come too early, and are then tried again after a while.
+fn longer() -> Job {
+    Job::long().with("passes = 300", "passes = 600")
+}
+
 /// Waits for two checkpoints, then removes the only trainer, so no further checkpoint is taken.
 fn train_until_two_checkpoints_are_there(cluster: &Cluster, trainer: Member) {
     eventually("two checkpoints and the pointer exist", || {
@@ -125,9 +130,9 @@ fn the_work_of_a_killed_process_is_reassigned_long_before_its_lease_expires() {
 /// kept, with the reason.
 #[test]
 fn a_damaged_checkpoint_is_skipped_and_the_result_stays_the_same() {
-    let expected = undisturbed(&Job::long());
+    let expected = undisturbed(&longer());
     let scene = Scene::new();
-    let cluster = Cluster::new(&scene, &Job::long(), 2, SHORT);
+    let cluster = Cluster::new(&scene, &longer(), 2, SHORT);
     let _master = cluster.master("master");
     let pservers = pservers(&cluster, 3);
     let trainer = cluster.trainer("trainer-0");
@@ -285,8 +290,7 @@ fn a_trainer_drains_while_a_slot_is_empty() {
 fn only_the_newest_checkpoints_are_kept_and_no_file_of_an_older_one() {
     let scene = Scene::new();
     // A periodic checkpoint is due at the same step as the final one. The first ones may come too early.
-    let job = Job::long().with("passes = 300", "passes = 600");
-    let cluster = Cluster::new(&scene, &job, 2, SHORT);
+    let cluster = Cluster::new(&scene, &longer(), 2, SHORT);
     let _members = (cluster.master("master"), cluster.trainer("trainer"), pservers(&cluster, 2));
     let result = cluster.result();
     let prefix = cluster.keys.checkpoints_prefix();
@@ -403,9 +407,9 @@ fn under_continue_a_lost_pserver_is_rolled_back_alone() {
 /// F35, I9: only an operator can roll the job back behind its latest checkpoint, and must confirm it.
 #[test]
 fn a_manual_rollback_requires_force_and_invalidates_later_checkpoints() {
-    let expected = undisturbed(&Job::long());
+    let expected = undisturbed(&longer());
     let scene = Scene::new();
-    let cluster = Cluster::new(&scene, &Job::long(), 2, SHORT);
+    let cluster = Cluster::new(&scene, &longer(), 2, SHORT);
     let _master = cluster.master("master");
     let _pservers = pservers(&cluster, 2);
     train_until_two_checkpoints_are_there(&cluster, cluster.trainer("trainer-0"));
