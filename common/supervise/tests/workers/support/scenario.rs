@@ -171,15 +171,19 @@ async fn print_lines(mut specs: Vec<WorkerSpec>) {
 /// Changes the prefix of a worker that runs.
 async fn another_prefix(directory: &Path) {
     mark();
-    let go = directory.join("go");
-    let script = format!("echo one; until [ -e {} ]; do sleep 0.02; done; echo two", go.display());
+    let [seen, go] = ["seen", "go"].map(|name| directory.join(name));
+    let until = |file: &Path| format!("until [ -e {} ]; do sleep 0.02; done", file.display());
+    let script = format!("echo one; {}; echo; {}; echo two", until(&seen), until(&go));
     let mut spec = shell(directory, &script);
     spec.output = Output::Lines { prefix: "[rank 1] ".to_owned() };
     let supervisor = supervisor();
     let mut worker = supervisor.start(&spec).unwrap();
     let started = worker.last_output();
     wait_for("its first line", || (started < worker.last_output()).then_some(())).await;
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    let first = worker.last_output();
+    fs::write(seen, "").unwrap();
+    // The next line is read after the first one was printed.
+    wait_for("its next line", || (first < worker.last_output()).then_some(())).await;
     worker.set_prefix("[rank 0] ");
     fs::write(go, "").unwrap();
     assert!(worker.wait().await.is_success());
