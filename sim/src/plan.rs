@@ -195,23 +195,9 @@ const KINDS: [Kind; 20] = [
     Kind::RollBack,
 ];
 
-/// Those of elastic jobs, which have no store and no slots.
-const ELASTIC_KINDS: [Kind; 14] = [
-    Kind::Kill,
-    Kind::Power,
-    Kind::Stop,
-    Kind::Leave,
-    Kind::Come,
-    Kind::Cut,
-    Kind::OneWay,
-    Kind::Slow,
-    Kind::Congest,
-    Kind::Break,
-    Kind::KillAll,
-    Kind::EtcdKill,
-    Kind::EtcdStop,
-    Kind::Storm,
-];
+/// Those that need a store or slots, which elastic jobs have not.
+const TRAINING_KINDS: [Kind; 5] =
+    [Kind::Store, Kind::Rot, Kind::Slots, Kind::Checkpoint, Kind::RollBack];
 
 /// The distribution from which faults are drawn.
 struct Mix {
@@ -232,15 +218,16 @@ struct Mix {
 impl Mix {
     fn draw(rng: &mut Rng, job: &Workload, shape: &Shape, latency: Duration) -> Self {
         let (all, coming) = match job {
-            Workload::Training(_) => (&KINDS[..], (Role::Trainer, 1, shape.trainers)),
+            Workload::Training(_) => (KINDS.to_vec(), (Role::Trainer, 1, shape.trainers)),
             Workload::Elastic(job) => {
-                (&ELASTIC_KINDS[..], (Role::Agent, job.nodes.min() as u16, shape.agents))
+                let all = KINDS.into_iter().filter(|kind| !TRAINING_KINDS.contains(kind));
+                (all.collect(), (Role::Agent, job.nodes.min() as u16, shape.agents))
             }
         };
         let share = *rng.one_of(&[0.15, 0.4, 1.0]);
         let mut kinds: Vec<Kind> = all.iter().copied().filter(|_| rng.happens(share)).collect();
         if kinds.is_empty() {
-            kinds.push(*rng.one_of(all));
+            kinds.push(*rng.one_of(&all));
         }
         let of = |role, count| (0..count).map(move |number| Member { role, number });
         let members = of(Role::Master, shape.masters)
