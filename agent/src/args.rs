@@ -81,6 +81,10 @@ pub struct RunArgs {
     /// How long workers that use `steadfast.elastic` may take to leave a round; then they are killed.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = durations::parse)]
     pub reset_timeout: Duration,
+    /// How long etcd, and then a master of the job, may take to answer when the agent starts. Later the agent
+    /// waits for them without a limit.
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = durations::parse)]
+    pub start_timeout: Duration,
     /// How long a node that has succeeded waits for the others; without a limit by default.
     #[arg(long, value_name = "TIME", value_parser = durations::parse)]
     pub exit_barrier_timeout: Option<Duration>,

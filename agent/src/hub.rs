@@ -55,6 +55,8 @@ struct Shared {
     state: Mutex<State>,
     /// Changes with the state.
     changed: watch::Sender<u64>,
+    /// What the node waits for, for users.
+    reason: watch::Receiver<String>,
 }
 
 #[derive(Debug)]
@@ -66,18 +68,16 @@ struct State {
     connected: BTreeSet<u32>,
     /// Workers that are ready to leave a round: which, by local rank.
     ready: BTreeMap<u32, u64>,
-    /// What the node waits for, for users.
-    waits: String,
     progress: Option<Instant>,
     commits: Commits,
 }
 
 impl Hub {
-    /// Serves workers of this machine and user.
+    /// Serves workers of this machine and user. `reason` is what the node waits for.
     ///
     /// # Errors
     /// If no port is free, or the system refuses memory.
-    pub async fn serve() -> Result<Self, Failure> {
+    pub async fn serve(reason: watch::Receiver<String>) -> Result<Self, Failure> {
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
                 place: None,
@@ -85,11 +85,11 @@ impl Hub {
                 changes: Vec::new(),
                 connected: BTreeSet::new(),
                 ready: BTreeMap::new(),
-                waits: String::new(),
                 progress: None,
                 commits: Commits::new()?,
             }),
             changed: watch::Sender::new(0),
+            reason,
         });
         let port = |error| Failure::io("cannot listen for the workers of this node", &error);
         let mut bound = Port::bind(([127, 0, 0, 1], 0).into()).await.map_err(port)?;
@@ -108,7 +108,6 @@ impl Hub {
             state.place = Some(place.clone());
             state.changes.clear();
             state.ready.clear();
-            state.waits.clear();
         });
     }
 
@@ -253,7 +252,7 @@ impl Worker for Service {
             let place = state.place.as_ref().filter(|place| after < place.record.round.0)?;
             Some(next_round_reply::Next::Assignment(assignment(place, local_rank)))
         };
-        let waits = |state: &State| next_round_reply::Next::Wait(state.waits.clone());
+        let waits = |_: &State| next_round_reply::Next::Wait(self.0.reason.borrow().clone());
         let next = self.0.until(wait_ms, later, waits).await;
         Ok(Response::new(NextRoundReply { next: Some(next) }))
     }

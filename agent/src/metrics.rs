@@ -1,6 +1,6 @@
 //! The metrics of an agent.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus_client::collector::Collector;
@@ -23,11 +23,36 @@ pub(crate) struct Counts {
     /// Restarts because nodes came or went.
     pub changes: AtomicU64,
     pub workers: AtomicU32,
+    /// How the program ended on this node, if it did.
+    run: AtomicU8,
     /// Which worker failed last, in which round, and how. Guards one text.
     last_exit: Mutex<String>,
 }
 
+/// How the program ended on a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RunResult {
+    Success = 1,
+    /// No restart is left.
+    Failure,
+}
+
 impl Counts {
+    /// Notes that the workers of this node have succeeded, or have failed for good.
+    pub fn note_run(&self, result: RunResult) {
+        self.run.store(result as u8, Ordering::Relaxed);
+    }
+
+    /// Returns the number of runs (0 or 1) with a result, with or without retries.
+    fn runs(&self, result: RunResult, retries: Retries) -> u64 {
+        let had_retries = match self.restarts.load(Ordering::Relaxed) {
+            0 => Retries::None,
+            _ => Retries::Some,
+        };
+        let is_result = self.run.load(Ordering::Relaxed) == result as u8;
+        u64::from(is_result && had_retries == retries)
+    }
+
     /// Returns the share of the allowed runs that failed, in percent, as torchrun defines it: 0 without
     /// failures, 100 when no restart is left.
     pub fn flakiness(&self) -> f64 {
@@ -69,6 +94,13 @@ impl Counts {
     }
 }
 
+/// Whether workers were restarted after failures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Retries {
+    None,
+    Some,
+}
+
 #[derive(Debug)]
 struct Shown(Arc<Counts>);
 
@@ -93,6 +125,18 @@ impl Collector for Shown {
             let counter = ConstCounter::new(value);
             let metric = encoder.encode_descriptor(name, help, None, counter.metric_type())?;
             counter.encode(metric)?;
+        }
+        let help = "Runs of the program on this node that have ended";
+        let kind = ConstCounter::new(0u64).metric_type();
+        let mut runs = encoder.encode_descriptor("steadfast_agent_runs", help, None, kind)?;
+        for (result, of_result) in
+            [("success", RunResult::Success), ("failure", RunResult::Failure)]
+        {
+            for (retries, with) in [("none", Retries::None), ("some", Retries::Some)] {
+                let labels = [("result", result), ("retries", retries)];
+                let counter = ConstCounter::new(counts.runs(of_result, with));
+                counter.encode(runs.encode_family(&labels)?)?;
+            }
         }
         for (name, help, value) in [
             (
@@ -133,5 +177,28 @@ mod tests {
         assert_eq!(counts.flakiness(), 25.0);
         counts.restarts.store(4, Ordering::Relaxed);
         assert_eq!(counts.flakiness(), 100.0);
+    }
+
+    /// S003-27: a run counts once, by its result, and by whether workers were restarted.
+    #[test]
+    fn a_run_counts_by_its_result_and_its_retries() {
+        let counts = Arc::new(Counts::default());
+        let shown = || {
+            let mut registry = Registry::default();
+            Counts::register(&counts, &mut registry);
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            let runs = text.lines().filter(|line| line.starts_with("steadfast_agent_runs_total"));
+            let ended = runs.filter(|line| line.ends_with(" 1")).map(str::to_owned);
+            ended.collect::<Vec<_>>()
+        };
+        assert!(shown().is_empty());
+        counts.note_run(RunResult::Success);
+        let labels = r#"steadfast_agent_runs_total{result="success",retries="none"} 1"#;
+        assert_eq!(shown(), [labels]);
+        counts.restarts.store(1, Ordering::Relaxed);
+        counts.note_run(RunResult::Failure);
+        let labels = r#"steadfast_agent_runs_total{result="failure",retries="some"} 1"#;
+        assert_eq!(shown(), [labels]);
     }
 }

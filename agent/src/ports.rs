@@ -13,7 +13,7 @@ const PORTS: std::ops::Range<u16> = 20_000..32_000;
 /// Ports tried before giving up.
 const TRIES: usize = 1000;
 
-/// What the nodes of a round tell each other: where their workers listen.
+/// Where the workers of a node listen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NodePorts {
     pub host: String,

@@ -13,7 +13,8 @@ use steadfast_supervise::WorkerSet;
 use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
 use tracing::{error, info, warn};
 
-use crate::environment::Place;
+use crate::environment::{Past, Place};
+use crate::metrics::RunResult;
 use crate::ports::HeldPorts;
 use crate::run::{Agent, WORKERS_FAILED, describe, failure, prefix, start_failure};
 
@@ -54,6 +55,7 @@ struct Workers {
     has_succeeded: bool,
     /// The registration was lost in this round.
     is_unregistered: bool,
+    past: Past,
 }
 
 impl Agent<'_> {
@@ -72,6 +74,7 @@ impl Agent<'_> {
         workers: &mut Workers,
         shutdown: &Shutdown,
     ) -> Result<ExitCode, Failure> {
+        let mut before: Option<Place> = None;
         loop {
             self.readiness.set_not_ready("joins a round");
             let joined = tokio::select! {
@@ -84,18 +87,30 @@ impl Agent<'_> {
                 joined => joined?,
             };
             self.note_round(&place);
+            if before.is_some_and(|before| place.follows_a_failure_of_its_own(&before)) {
+                let reason = format!(
+                    "the workers left the round before {}: a collective failed, and no node or worker was lost",
+                    place.record.round
+                );
+                self.counts.note_exit(reason.clone());
+                if !self.may_go_on(&reason, &[], None) {
+                    return Ok(ExitCode::from(WORKERS_FAILED));
+                }
+            }
             drop(held);
             self.start(&place, workers).await?;
             self.readiness.set_ready();
             let ended = self.watch(&place, workers, shutdown).await;
             if std::mem::take(&mut workers.is_unregistered) {
                 warn!("the registration was lost; registering again");
+                workers.past.incidents += 1;
                 self.membership.forget();
             }
             match ended {
                 RoundEnd::Stay => {}
                 RoundEnd::Restart => self.stop(workers).await,
                 RoundEnd::Succeeded => {
+                    self.counts.note_run(RunResult::Success);
                     let exit = self.membership.exit(self.args.exit_barrier_timeout);
                     let exited = tokio::select! {
                         biased;
@@ -112,6 +127,7 @@ impl Agent<'_> {
                 RoundEnd::Refused(failure) => return Err(failure),
                 RoundEnd::Interrupted => return Ok(shutdown.exit_code()),
             }
+            before = Some(place);
         }
     }
 
@@ -119,7 +135,7 @@ impl Agent<'_> {
     async fn join_beside(&mut self, workers: &mut Workers) -> Result<(Place, HeldPorts), Failure> {
         let mut ended = Vec::new();
         let joined = {
-            let mut joining = std::pin::pin!(self.join());
+            let mut joining = std::pin::pin!(self.join(workers.past));
             loop {
                 tokio::select! {
                     biased;
@@ -131,6 +147,7 @@ impl Agent<'_> {
                 }
             }
         };
+        workers.past.incidents += ended.len() as u64;
         ended.into_iter().for_each(|local_rank| self.hub.forget(local_rank));
         joined
     }
@@ -201,6 +218,7 @@ impl Agent<'_> {
             }
             if leave_by.is_none() && !ready.is_empty() {
                 info!(round = round.0, "a worker left the round: its collective failed");
+                workers.past.left += 1;
                 leave_by = Some(Instant::now() + self.args.reset_timeout);
             }
             let deadline = leave_by.unwrap_or_else(|| Instant::now() + NEVER);
@@ -218,6 +236,7 @@ impl Agent<'_> {
                     let rank = place.own().first_rank as usize + index;
                     let reason = format!("the worker of rank {rank} ended with {exit}");
                     counts.note_exit(format!("round {round}: {reason}"));
+                    workers.past.incidents += 1;
                     // The report also reaches the master if this node gives up.
                     let asked = session.watch(round, 0, Some(report()), Duration::ZERO);
                     let asked = tokio::select! {
@@ -271,6 +290,7 @@ impl Agent<'_> {
                 _ = check.tick(), if self.args.hang_timeout.is_some() && leave_by.is_none() => {
                     if let Some(reason) = self.hang(&workers.set, begun).await {
                         counts.note_exit(format!("round {round}: {reason}"));
+                        workers.past.incidents += 1;
                         return match self.may_go_on(&reason, &[], None) {
                             true => RoundEnd::Restart,
                             false => RoundEnd::Exhausted,
@@ -292,7 +312,10 @@ impl Agent<'_> {
         last_lines.iter().for_each(|line| warn!("  {line}"));
         match restarts <= restarts_max {
             true => warn!(restarts, restarts_max, "restarting: {reason}"),
-            false => error!("{reason}; no restart is left (--max-restarts {restarts_max})"),
+            false => {
+                self.counts.note_run(RunResult::Failure);
+                error!("{reason}; no restart is left (--max-restarts {restarts_max})");
+            }
         }
         restarts <= restarts_max
     }

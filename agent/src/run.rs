@@ -12,13 +12,14 @@ use steadfast_common::elastic::ElasticSpec;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::NodeId;
 use steadfast_common::keys::Keys;
-use steadfast_common::rendezvous::AgentRecord;
+use steadfast_common::rendezvous::{AgentRecord, Runner};
 use steadfast_common::role::Role;
 use steadfast_coord::{Etcd, EtcdOptions, backoff};
 use steadfast_host::random;
 use steadfast_host::task::spawn;
 use steadfast_process::{
-    Admin, AdminContent, AdminServer, Failure, Readiness, Shutdown, address_towards, init_logging,
+    Admin, AdminContent, AdminServer, Failure, LivenessPort, Readiness, Shutdown, address_towards,
+    init_logging,
 };
 use steadfast_supervise::{GuardProgram, Output, Supervisor, WorkerSpec};
 use tokio::time::{Instant, sleep};
@@ -26,14 +27,11 @@ use tracing::{info, warn};
 
 use crate::args::RunArgs;
 use crate::coordinator::{Coordinator, Settings};
-use crate::environment::{Fixed, Place};
+use crate::environment::{Fixed, NodeInfo, Past, Place};
 use crate::hub::Hub;
 use crate::launch::leash;
 use crate::metrics::Counts;
-use crate::ports::{HeldPorts, NodePorts};
-
-/// How long etcd may take to start.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
+use crate::ports::HeldPorts;
 
 /// Exit code when the workers failed and no restart is left, or the job was shut down.
 pub(crate) const WORKERS_FAILED: u8 = 1;
@@ -44,6 +42,13 @@ pub(crate) const WORKERS_FAILED: u8 = 1;
 /// Every error that needs user action.
 pub async fn run(args: RunArgs) -> Result<ExitCode, Failure> {
     let program = find_program(&args.command[0])?;
+    if args.standalone && 1 < args.nnodes.min() {
+        return Err(Failure::invalid(format!(
+            "--standalone is for a job of this node alone, and --nnodes asks for at least {}; \
+             run etcd and a master (`steadfast rendezvous`), and use --rdzv-endpoint",
+            args.nnodes.min()
+        )));
+    }
     let id = random::uuid();
     let job = args.rdzv_id.clone().unwrap_or_else(|| "standalone".to_owned());
     init_logging("agent", &job, id, &args.log)?;
@@ -95,6 +100,8 @@ pub(crate) struct Agent<'a> {
     pub hub: Hub,
     pub readiness: Readiness,
     _admin: AdminServer,
+    /// Closes when this process dies.
+    _liveness: LivenessPort,
 }
 
 impl<'a> Agent<'a> {
@@ -119,21 +126,26 @@ impl<'a> Agent<'a> {
             true => format!("{host}:{}", admin_address.port()),
             false => admin_address.to_string(),
         };
+        let liveness = LivenessPort::open(&host).await;
+        let liveness = liveness.map_err(|error| Failure::io("no port is free", &error))?;
         let record = AgentRecord {
+            runner: Runner::Agent,
             // Without a port of the user's, that of the admin port distinguishes the nodes of one host.
             address: format!("{host}:{}", base.unwrap_or(admin_address.port())),
             slots: args.nproc_per_node,
             admin: shown,
+            liveness: Some(liveness.address.clone()),
             launched_on: args.launched_on.clone(),
         };
         let options = args.auth.options(endpoints, &args.security.tls)?;
-        let etcd = connect(&options).await?;
+        let etcd = connect(&options, args.start_timeout).await?;
         let keys = Keys::of_job(&job);
         let identity = NodeIdentity { node, record, tls };
         let terms = Terms { nodes_min: args.nnodes.min(), nodes_max: args.nnodes.max() };
         let (ttl, of_job) = (args.lease_ttl, keys.clone());
-        let membership = Membership::new(etcd.clone(), of_job, ttl, identity, terms);
-        let hub = Hub::serve().await?;
+        let limit = args.start_timeout;
+        let membership = Membership::new(etcd.clone(), of_job, ttl, identity, terms, limit);
+        let hub = Hub::serve(membership.reason()).await?;
         let fixed = Fixed {
             job,
             node,
@@ -156,6 +168,7 @@ impl<'a> Agent<'a> {
             hub,
             readiness,
             _admin,
+            _liveness: liveness,
         })
     }
 
@@ -172,26 +185,29 @@ impl<'a> Agent<'a> {
     ///
     /// # Errors
     /// If too few nodes join, or the job rejects this node.
-    pub async fn join(&mut self) -> Result<(Place, HeldPorts), Failure> {
+    pub async fn join(&mut self, past: Past) -> Result<(Place, HeldPorts), Failure> {
         let (host, base, workers) = (&self.host, self.base, self.args.nproc_per_node);
         let take_ports = || {
             let held = HeldPorts::take(host, base, workers);
             let held =
                 held.map_err(|Failure { kind, message }| NodeError::Rejected { kind, message })?;
-            let data = serde_json::to_vec(&held.ports).expect("ports are plain data");
+            let info = NodeInfo { ports: held.ports.clone(), past };
+            let data = serde_json::to_vec(&info).expect("ports and numbers are plain data");
             Ok((held, data.into()))
         };
         let joined = self.membership.join(take_ports).await.map_err(|error| failure(&error))?;
         let of_members = joined.record.members.iter().zip(&joined.data);
-        let ports = of_members.map(|(member, data)| {
-            serde_json::from_slice::<NodePorts>(data).map_err(|_| {
+        let infos = of_members.map(|(member, data)| {
+            serde_json::from_slice::<NodeInfo>(data).map_err(|_| {
                 let node = member.node;
                 let what = "runs another version of Steadfast: its ports cannot be read";
                 Failure::invalid(format!("node {node} {what}"))
             })
         });
-        let ports = ports.collect::<Result<_, Failure>>()?;
-        Ok((Place { record: joined.record, ports, rank: joined.rank }, joined.prepared))
+        let infos = infos.collect::<Result<Vec<_>, Failure>>()?;
+        let past = infos.iter().fold(Past::default(), |past, info| past + info.past);
+        let ports = infos.into_iter().map(|info| info.ports).collect();
+        Ok((Place { record: joined.record, ports, past, rank: joined.rank }, joined.prepared))
     }
 
     /// Returns how the workers of a round are started, by local rank.
@@ -251,8 +267,8 @@ pub(crate) fn prefix(rank: u32) -> String {
 }
 
 /// Connects to etcd. Nodes are started in any order, so it may not be up yet.
-pub(crate) async fn connect(options: &EtcdOptions) -> Result<Etcd, Failure> {
-    let deadline = Instant::now() + CONNECT_TIMEOUT;
+pub(crate) async fn connect(options: &EtcdOptions, limit: Duration) -> Result<Etcd, Failure> {
+    let deadline = Instant::now() + limit;
     let mut pauses = backoff();
     let mut is_logged = false;
     loop {
@@ -262,7 +278,7 @@ pub(crate) async fn connect(options: &EtcdOptions) -> Result<Etcd, Failure> {
                     info!("waiting for etcd: {error}");
                     is_logged = true;
                 }
-                sleep(pauses.next().unwrap_or(CONNECT_TIMEOUT)).await;
+                sleep(pauses.next().unwrap_or(limit)).await;
             }
             connected => return Ok(connected?),
         }
@@ -328,12 +344,7 @@ fn address(given: Option<&str>, endpoints: &[String]) -> Result<(String, Option<
         None => (given, None),
     };
     let host = if is_bare_v6 { format!("[{host}]") } else { host.to_owned() };
-    let probe = AgentRecord {
-        address: format!("{host}:1"),
-        slots: 1,
-        admin: String::new(),
-        launched_on: None,
-    };
+    let probe = AgentRecord::new(Runner::Agent, format!("{host}:1"), 1);
     match probe.has_valid_address() {
         true => Ok((host, port)),
         false => Err(Failure::invalid(format!("--address {given}: use `host:port`"))),

@@ -8,7 +8,7 @@ use futures::future::join_all;
 use steadfast_client::{Change, Entered, Joined, NodeIdentity, NodeSession, Terms};
 use steadfast_common::ids::{NodeId, Phase, Round};
 use steadfast_common::keys::Keys;
-use steadfast_common::rendezvous::{AgentRecord, PORTS_TAG, RoundRecord};
+use steadfast_common::rendezvous::{AgentRecord, PORTS_TAG, RoundRecord, Runner};
 use steadfast_coord::Etcd;
 use steadfast_net::TlsIdentity;
 use steadfast_tests::{EtcdServer, Process, Scene, free_address};
@@ -110,13 +110,10 @@ pub async fn form_again(count: u32) -> Sample {
 }
 
 async fn register(etcd: &Etcd, index: u32, probed: &str) -> NodeSession {
-    let record = AgentRecord {
-        // On this host, so that the master watches the admin port.
-        address: format!("127.0.0.1:{}", 1000 + index),
-        slots: 8,
-        admin: probed.to_owned(),
-        launched_on: None,
-    };
+    // On this host, so that the master watches the port.
+    let address = format!("127.0.0.1:{}", 1000 + index);
+    let liveness = Some(probed.to_owned());
+    let record = AgentRecord { liveness, ..AgentRecord::new(Runner::Agent, address, 8) };
     let identity =
         NodeIdentity { node: NodeId(Uuid::new_v4()), record, tls: TlsIdentity::default() };
     let registered = NodeSession::register(etcd, &Keys::of_job(JOB), LEASE, identity).await;

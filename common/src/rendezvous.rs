@@ -1,5 +1,7 @@
 //! The records of an elastic job's rendezvous: agents, nodes, and the rounds that the master forms of them.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Incarnation, NodeId, Phase, Round};
@@ -47,17 +49,52 @@ impl NodeRange {
 /// `agents/<uuid>`: a live agent, bound to its lease. The create-revision of the key is the incarnation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentRecord {
+    /// All nodes of a job have the same one.
+    #[serde(default)]
+    pub runner: Runner,
     /// `host:port`, at which the other nodes of a round reach this one.
     pub address: String,
     /// Number of workers that the node can run.
     pub slots: u32,
+    /// Address of its admin port; empty if it has none.
+    #[serde(default)]
     pub admin: String,
+    /// `host:port`, which closes when the agent dies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub liveness: Option<String>,
     /// The host on which a launcher started it, under the launcher's name for that host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub launched_on: Option<String>,
 }
 
+/// What runs the workers of a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Runner {
+    /// `steadfast run`.
+    #[default]
+    Agent,
+    Torchrun,
+    /// A program that calls the master by itself.
+    Program,
+}
+
+impl fmt::Display for Runner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Agent => "`steadfast run`",
+            Self::Torchrun => "torchrun",
+            Self::Program => "programs that call GetClusterSpec",
+        })
+    }
+}
+
 impl AgentRecord {
+    /// Returns the registration of a node that has nothing but an address.
+    pub fn new(runner: Runner, address: String, slots: u32) -> Self {
+        Self { runner, address, slots, admin: String::new(), liveness: None, launched_on: None }
+    }
+
     /// Returns whether the address is `host:port` in visible characters, and not too long.
     pub fn has_valid_address(&self) -> bool {
         let is_plain = |it: u8| it.is_ascii_graphic() && it != b'"' && it != b'\\';
@@ -202,8 +239,7 @@ mod tests {
     fn an_address_has_a_host_and_a_port() {
         let is_valid = |address: &str| {
             let address = address.to_owned();
-            AgentRecord { address, slots: 1, admin: String::new(), launched_on: None }
-                .has_valid_address()
+            AgentRecord::new(Runner::Agent, address, 1).has_valid_address()
         };
         assert!(is_valid("host:1") && is_valid("[fd00::1]:65535"));
         let long = format!("{}:1", "a".repeat(ADDRESS_BYTES_MAX));

@@ -27,8 +27,8 @@ impl FailureDetector {
         Self { etcd: etcd.clone(), one_host, watchers: BTreeMap::new() }
     }
 
-    /// Watches the owners of exactly the keys in the views. The owner of a key listens at the `admin`
-    /// address in its value.
+    /// Watches the owners of exactly the keys in the views. The owner of a key listens at the `liveness`
+    /// address in its value, or else at the `admin` address.
     pub fn follow(&mut self, views: &[Arc<View>]) {
         self.watchers.retain(|key, (lease, watcher)| {
             let entry = views.iter().find_map(|view| view.entries.get(key));
@@ -43,14 +43,15 @@ impl FailureDetector {
                 continue;
             }
             let Ok(member) = entry.json::<Value>() else { continue };
-            let Some(admin) = member["admin"].as_str() else { continue };
+            let watched = member["liveness"].as_str().or_else(|| member["admin"].as_str());
+            let Some(watched) = watched.filter(|address| !address.is_empty()) else { continue };
             // A member whose address is on another host has a loopback of its own.
             let is_here = |it: &str| is_on_this_host(it) && self.one_host;
             let is_elsewhere = member["address"].as_str().is_some_and(|it| !is_here(it));
-            if is_on_this_host(admin) && (is_elsewhere || !self.one_host) {
+            if is_on_this_host(watched) && (is_elsewhere || !self.one_host) {
                 continue;
             }
-            let watcher = watch(self.etcd.clone(), key.clone(), admin.to_owned(), entry.lease);
+            let watcher = watch(self.etcd.clone(), key.clone(), watched.to_owned(), entry.lease);
             self.watchers.insert(key.clone(), (entry.lease, spawn(watcher)));
         }
     }
@@ -62,9 +63,9 @@ impl Drop for FailureDetector {
     }
 }
 
-async fn watch(etcd: Etcd, key: String, admin: String, lease: i64) {
-    until_dead(&admin).await;
-    info!(key, admin, "member is dead; revoking its lease");
+async fn watch(etcd: Etcd, key: String, address: String, lease: i64) {
+    until_dead(&address).await;
+    info!(key, address, "member is dead; revoking its lease");
     // A false detection is safe: all writes of the member are fenced, and a live one registers again.
     if let Err(error) = etcd.revoke(lease).await {
         debug!(key, %error, "lease not revoked; it will expire");

@@ -1,7 +1,6 @@
 //! A node of an elastic job that another agent than ours runs, such as torchrun's.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,11 +12,11 @@ use steadfast_common::durations;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{NodeId, Phase, Round as RoundNumber};
 use steadfast_common::keys::Keys;
-use steadfast_common::rendezvous::{AgentRecord, RoundRecord};
+use steadfast_common::rendezvous::{AgentRecord, RoundRecord, Runner};
 use steadfast_coord::{Etcd, EtcdOptions};
 use steadfast_host::random;
 use steadfast_net::TlsIdentity;
-use tokio::net::TcpListener;
+use steadfast_process::LivenessPort;
 use tokio::runtime::Runtime;
 use tokio::sync::Mutex as AsyncMutex;
 
@@ -40,9 +39,6 @@ const LEASE_TTL: Duration = Duration::from_secs(5);
 
 /// Time between attempts to register while the node's former lease has not ended.
 const RETRY: Duration = Duration::from_millis(200);
-
-/// Connections of masters that watch this process; each holds one.
-const WATCHERS_MAX: usize = 16;
 
 /// This node, registered with an elastic job under a lease, until it is closed.
 #[pyclass(frozen, module = "steadfast._native")]
@@ -78,6 +74,8 @@ struct Node {
     identity: NodeIdentity,
     terms: Terms,
     session: AsyncMutex<Option<Arc<NodeSession>>>,
+    /// Closes when this process dies.
+    _liveness: LivenessPort,
     /// How often each tag of a round was passed. The mutex guards only this.
     phases: Mutex<(u64, BTreeMap<String, u64>)>,
 }
@@ -163,14 +161,26 @@ impl Agent {
         };
         let opening = async move {
             let etcd = Etcd::connect(&options).await.map_err(NodeError::from)?;
-            let admin = listen(&address).await.map_err(|error| {
+            let liveness = LivenessPort::beside(&address).await.map_err(|error| {
                 CallError::Unavailable(format!("no port of this host is free: {error}"))
             })?;
-            let record = AgentRecord { address, slots, admin, launched_on: None };
+            let record = AgentRecord {
+                liveness: Some(liveness.address.clone()),
+                ..AgentRecord::new(Runner::Torchrun, address, slots)
+            };
             let tls = TlsIdentity::default();
             let identity = NodeIdentity { node: NodeId(random::uuid()), record, tls };
             let (session, phases) = (AsyncMutex::default(), Mutex::default());
-            let node = Node { etcd, keys, lease_ttl, identity, terms, session, phases };
+            let node = Node {
+                etcd,
+                keys,
+                lease_ttl,
+                identity,
+                terms,
+                session,
+                _liveness: liveness,
+                phases,
+            };
             node.session().await?;
             Ok(Arc::new(node))
         };
@@ -462,30 +472,4 @@ fn url(endpoint: &str) -> String {
         true => endpoint.to_owned(),
         false => format!("http://{endpoint}"),
     }
-}
-
-/// Listens at a port that closes with this process, so that its death is noticed at once; returns the address.
-async fn listen(address: &str) -> std::io::Result<String> {
-    let host = address.rsplit_once(':').map_or(address, |it| it.0);
-    let ip = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
-    let bound = match ip {
-        Ok(ip) => TcpListener::bind((ip, 0)).await?,
-        Err(_) => TcpListener::bind(("0.0.0.0", 0)).await?,
-    };
-    let port = bound.local_addr()?.port();
-    tokio::spawn(async move {
-        let mut held = std::collections::VecDeque::new();
-        loop {
-            match bound.accept().await {
-                Ok((stream, _)) => {
-                    if held.len() == WATCHERS_MAX {
-                        held.pop_front();
-                    }
-                    held.push_back(stream);
-                }
-                Err(_) => tokio::time::sleep(RETRY).await,
-            }
-        }
-    });
-    Ok(format!("{host}:{port}"))
 }

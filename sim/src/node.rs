@@ -16,7 +16,7 @@ use steadfast_client::{
 };
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{NodeId, Phase};
-use steadfast_common::rendezvous::AgentRecord;
+use steadfast_common::rendezvous::{AgentRecord, Runner};
 use steadfast_common::role::Role;
 use steadfast_coord::Etcd;
 use steadfast_host::random;
@@ -30,6 +30,9 @@ use crate::workload::ElasticJob;
 
 /// The tag of the barrier of a step.
 const STEP_TAG: &str = "step";
+
+/// How long the first registration waits for a master.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long one call of the watch of a round waits at most.
 const WATCH: Duration = Duration::from_secs(5);
@@ -71,10 +74,12 @@ pub async fn live(
     });
     let etcd = Etcd::connect(&args.etcd_options()?).await?;
     let slots = 1 + (random::seed() % 2) as u32;
-    let record = AgentRecord { address: address.clone(), slots, admin: address, launched_on: None };
+    let record =
+        AgentRecord { admin: address.clone(), ..AgentRecord::new(Runner::Agent, address, slots) };
     let identity = NodeIdentity { node: NodeId(id), record, tls };
     let terms = Terms { nodes_min: job.nodes.min(), nodes_max: job.nodes.max() };
-    let membership = Membership::new(etcd, args.keys(), args.lease_ttl, identity, terms);
+    let (keys, ttl) = (args.keys(), args.lease_ttl);
+    let membership = Membership::new(etcd, keys, ttl, identity, terms, START_TIMEOUT);
     let mut node = Node { job, membership, committed: 0, observed };
     let ended = tokio::select! {
         biased;

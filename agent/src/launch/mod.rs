@@ -51,8 +51,8 @@ use crate::run::{connect, start_failure, url};
 /// The variable of horovodrun for the flag of the same name.
 const ELASTIC_TIMEOUT: &str = "HOROVOD_ELASTIC_TIMEOUT";
 
-/// How long a job's master may take to start.
-const JOB_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long etcd may take to start, and then the job's master.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs a launcher until its job has ended, or a signal arrives.
 ///
@@ -84,7 +84,7 @@ pub async fn launch(args: LaunchArgs) -> Result<ExitCode, Failure> {
         endpoints = vec![format!("http://{}", own(started.address))];
         served = vec![advertised(args.advertise.as_deref(), started.address)?];
     }
-    let etcd = connect(&args.auth.options(endpoints, &args.security.tls)?).await?;
+    let etcd = connect(&args.auth.options(endpoints, &args.security.tls)?, START_TIMEOUT).await?;
     let keys = Keys::of_job(&args.rdzv_id);
     let nodes = match (listen, args.nnodes) {
         (None, None) => nodes_of_job(&etcd, &keys).await?,
@@ -166,7 +166,7 @@ async fn nodes_of_job(etcd: &Etcd, keys: &Keys) -> Result<NodeRange, Failure> {
     let mirror = Mirror::start(etcd, Range::Key(keys.job())).await?;
     let mut changes = mirror.subscribe();
     let exists = changes.wait_for(|view| !view.entries.is_empty());
-    let view = match timeout(JOB_TIMEOUT, exists).await {
+    let view = match timeout(START_TIMEOUT, exists).await {
         Ok(Ok(view)) => view.clone(),
         Ok(Err(_)) | Err(_) => {
             let key = keys.job();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use steadfast_common::ids::{Incarnation, NodeId};
 use steadfast_common::keys::Keys;
-use steadfast_common::rendezvous::AgentRecord;
+use steadfast_common::rendezvous::{AgentRecord, Runner};
 use steadfast_coord::{CoordError, Etcd, Mirror, Range, View};
 use steadfast_master_core::rendezvous::{Caller, Rendezvous};
 use tokio::sync::watch;
@@ -22,6 +22,8 @@ pub(super) struct Agents {
     live: BTreeMap<NodeId, Agent>,
     /// The oldest node at each address.
     by_address: BTreeMap<String, NodeId>,
+    /// What runs the oldest node, if there is one.
+    runner: Option<Runner>,
 }
 
 struct Agent {
@@ -40,6 +42,7 @@ impl Agents {
             failure_detector: FailureDetector::new(etcd, own_address),
             live: BTreeMap::new(),
             by_address: BTreeMap::new(),
+            runner: None,
         };
         agents.refresh();
         Ok(agents)
@@ -69,6 +72,10 @@ impl Agents {
         let Caller { node, incarnation } = caller;
         let agent = self.live.get(&node).filter(|agent| agent.incarnation == incarnation);
         let agent = &agent.ok_or(ElasticError::NotRegistered(node))?.record;
+        if let Some(others) = self.runner.filter(|others| *others != agent.runner) {
+            // The barriers of one kind of node are unknown to the other.
+            return Err(ElasticError::OtherRunner { own: agent.runner, others });
+        }
         match self.by_address.get(&agent.address) {
             Some(holder) if *holder != node => {
                 Err(ElasticError::AddressTaken { address: agent.address.clone(), holder: *holder })
@@ -130,6 +137,8 @@ impl Agents {
             }
             live.insert(node, agent);
         }
+        let oldest = live.values().min_by_key(|agent| agent.incarnation);
+        self.runner = oldest.map(|agent| agent.record.runner);
         self.live = live;
         self.by_address =
             by_address.into_iter().map(|(address, (_, node))| (address, node)).collect();

@@ -7,7 +7,7 @@ use steadfast_common::elastic_status::{ElasticStatus, NodeReport};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{NodeId, Phase, Round};
 use steadfast_common::records::JobOutcome;
-use steadfast_common::rendezvous::{RoundRecord, SharedRecord};
+use steadfast_common::rendezvous::{RoundRecord, Runner, SharedRecord};
 use steadfast_master_core::rendezvous::{Caller, Directive, JoinTerms, Place, Refusal};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -116,6 +116,11 @@ pub enum ElasticError {
     NotRegistered(NodeId),
     #[error("the address {address} is that of node {holder} already")]
     AddressTaken { address: String, holder: NodeId },
+    #[error(
+        "this node is run by {own}, and the others of the job by {others}; the nodes of a job have to be \
+         run by the same program"
+    )]
+    OtherRunner { own: Runner, others: Runner },
     #[error("this master is not the acting master of an elastic job")]
     NotActing,
 }
@@ -127,6 +132,7 @@ impl ElasticError {
             Self::Refused(refusal) => refusal.kind(),
             Self::NotRegistered(_) => ErrorKind::NotYet,
             Self::AddressTaken { .. } => ErrorKind::Conflict,
+            Self::OtherRunner { .. } => ErrorKind::Invalid,
             Self::NotActing => ErrorKind::Unavailable,
         }
     }

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{NodeId, Phase, Round};
 use steadfast_common::keys::Keys;
-use steadfast_common::rendezvous::{AgentRecord, RoundRecord};
+use steadfast_common::rendezvous::{AgentRecord, RoundRecord, Runner};
 use steadfast_coord::{CoordError, Etcd};
 use steadfast_host::time::{Instant, sleep};
 use steadfast_master_core::rendezvous::{Caller, Directive, JoinTerms, Place};
@@ -155,12 +155,7 @@ impl Polled {
         if let Some(known) = self.find(address).await? {
             return self.renewed(known).await;
         }
-        let record = AgentRecord {
-            address: address.to_owned(),
-            slots: 1,
-            admin: String::new(),
-            launched_on: None,
-        };
+        let record = AgentRecord::new(Runner::Program, address.to_owned(), 1);
         if !record.has_valid_address() {
             let message = format!("`{address}` is not an address (`host:port`)");
             return Err(status(ErrorKind::Invalid, message));

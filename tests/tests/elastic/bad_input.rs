@@ -20,6 +20,7 @@ fn impossible_flags_are_refused() {
     for (flags, message) in [
         (&["--standalone", "--nnodes", "3:2"][..], "3 is more than 2"),
         (&["--standalone", "--nnodes", "0:2"], "numbers from 1 to 2048"),
+        (&["--standalone", "--nnodes", "2:3"], "--standalone is for a job of this node alone"),
         (&["--standalone", "--nproc-per-node", "0"], "a number from 1 to 4096"),
         (&["--standalone", "--nproc-per-node", "gpu"], "no GPU"),
         (&["--standalone", "--rdzv-endpoint", "a:1"], "cannot be used with"),
@@ -37,6 +38,17 @@ fn impossible_flags_are_refused() {
         "no program `no-such-program`",
     );
     fails(&scene, &["run", "--standalone"], 2, "<CMD>");
+}
+
+/// A wrong name of the job is an error, not a wait without an end.
+#[test]
+fn an_agent_of_a_job_without_a_master_gives_up() {
+    let scene = Scene::new();
+    let job = ElasticJob::start(&scene, "1:1", &[]);
+    let etcd = job.etcd.to_string();
+    let flags = ["run", "--rdzv-endpoint", &etcd, "--rdzv-id", "other"];
+    let args = [&flags[..], &["--start-timeout", "500ms", "--", "true"]].concat();
+    fails(&scene, &args, 6, "no master of the job at `/jobs/other` in etcd answered within 500ms");
 }
 
 /// S003-1: agents that expect other numbers of nodes, or have the address of another, are refused.

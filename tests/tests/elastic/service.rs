@@ -54,8 +54,12 @@ impl Caller {
     }
 
     async fn barrier(&self, tag: &str, timeout_seconds: f64) -> BarrierReply {
+        self.barrier_of(tag, None, timeout_seconds).await
+    }
+
+    async fn barrier_of(&self, tag: &str, phase: Option<u64>, timeout: f64) -> BarrierReply {
         let (address, tag) = (self.address.clone(), tag.to_owned());
-        let request = BarrierRequest { address, tag, timeout_seconds, phase: None };
+        let request = BarrierRequest { address, tag, timeout_seconds: timeout, phase };
         self.client.clone().barrier(request).await.unwrap().into_inner()
     }
 
@@ -107,6 +111,18 @@ fn single_connect() {
         assert_eq!(status.code(), Code::AlreadyExists, "{}", status.message());
         other.address = "no port".to_owned();
         assert_eq!(other.cluster().await.unwrap_err().code(), Code::InvalidArgument);
+    });
+}
+
+/// The barriers of one kind of node are unknown to another, so a job has one kind.
+#[test]
+fn a_node_of_another_kind_is_refused() {
+    with_job("1:3", async |job| {
+        let _agent = job.agent("a");
+        job.until_running(1);
+        let status = Caller::new(job, "b:1").await.cluster().await.unwrap_err();
+        assert_eq!(status.code(), Code::InvalidArgument, "{}", status.message());
+        assert!(status.message().contains("the others of the job by `steadfast run`"));
     });
 }
 
@@ -216,7 +232,8 @@ fn barrier() {
         let _ = tokio::join!(a.cluster(), b.cluster());
         let (one, other) = tokio::join!(a.barrier("one", 0.3), b.barrier("other", 0.3));
         assert!(!one.success && !other.success);
-        let (one, other) = tokio::join!(a.barrier("one", 0.0), b.barrier("one", 0.0));
+        // The call that timed out has entered, so the phase says that this one repeats it.
+        let (one, other) = tokio::join!(a.barrier_of("one", Some(0), 0.0), b.barrier("one", 0.0));
         assert!(one.success && other.success, "{} {}", one.error, other.error);
     });
 }

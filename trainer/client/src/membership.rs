@@ -11,6 +11,7 @@ use steadfast_common::rendezvous::{EXIT_TAG, PORTS_TAG, RoundRecord};
 use steadfast_coord::Etcd;
 use steadfast_host::time::{Instant, sleep, timeout};
 use steadfast_proto::v1::NodeReport;
+use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::node::{Change, Entered, Joined, NodeError, NodeIdentity, NodeSession, Terms};
@@ -32,9 +33,14 @@ pub struct Membership {
     lease_ttl: Duration,
     identity: NodeIdentity,
     terms: Terms,
+    start_timeout: Duration,
     session: Option<NodeSession>,
     /// The last round of this registration; 0 if there is none.
     last: Round,
+    /// Whether a master of the job has ever answered.
+    is_job_known: bool,
+    /// What the node waits for, for users; empty if it does not wait.
+    reason: watch::Sender<String>,
 }
 
 /// A round that a node has joined.
@@ -93,15 +99,46 @@ fn unavailable(message: String) -> NodeError {
 }
 
 impl Membership {
-    /// Creates a membership that is not registered yet.
+    /// Creates a membership that is not registered yet. The first registration waits for a master for at most
+    /// `start_timeout`. Later ones wait for as long as it takes: then the job is known to exist, and its
+    /// workers do not need the master.
     pub fn new(
         etcd: Etcd,
         keys: Keys,
         lease_ttl: Duration,
         identity: NodeIdentity,
         terms: Terms,
+        start_timeout: Duration,
     ) -> Self {
-        Self { etcd, keys, lease_ttl, identity, terms, session: None, last: Round(0) }
+        Self {
+            etcd,
+            keys,
+            lease_ttl,
+            identity,
+            terms,
+            start_timeout,
+            session: None,
+            last: Round(0),
+            is_job_known: false,
+            reason: watch::Sender::new(String::new()),
+        }
+    }
+
+    /// Returns what the node waits for, for users; empty while it does not wait.
+    pub fn reason(&self) -> watch::Receiver<String> {
+        self.reason.subscribe()
+    }
+
+    /// Shows what the node waits for, and logs it if it is new.
+    fn show(&self, reason: String) {
+        let is_new = self.reason.send_if_modified(|shown| {
+            let is_new = *shown != reason;
+            shown.clone_from(&reason);
+            is_new
+        });
+        if is_new && !reason.is_empty() {
+            info!("{reason}");
+        }
     }
 
     /// Returns the registration, if there is one.
@@ -126,9 +163,7 @@ impl Membership {
                 Ok(session) => break session,
                 Err(error) if error.kind() == ErrorKind::Conflict => {
                     let now = Instant::now();
-                    if give_up.is_none() {
-                        info!("waiting for the end of an earlier registration: {error}");
-                    }
+                    self.show(format!("waits for the end of an earlier registration: {error}"));
                     if *give_up.get_or_insert(now + self.lease_ttl + REGISTER_TIMEOUT) <= now {
                         return Err(error);
                     }
@@ -145,19 +180,37 @@ impl Membership {
         };
         self.last = Round(0);
         self.session = Some(session);
+        self.is_job_known = true;
         Ok(())
     }
 
     async fn try_register(&self) -> Result<NodeSession, NodeError> {
         let (etcd, identity) = (&self.etcd, self.identity.clone());
         let session = NodeSession::register(etcd, &self.keys, self.lease_ttl, identity).await?;
-        match session.announce().await {
+        // The log says so only if it takes long.
+        self.reason.send_replace("waits for a master of the job to answer".to_owned());
+        let announced = match self.is_job_known {
+            true => session.announce().await,
+            false => timeout(self.start_timeout, session.announce())
+                .await
+                .unwrap_or_else(|_| Err(self.no_master())),
+        };
+        match announced {
             Ok(()) | Err(NodeError::Unregistered) => Ok(session),
             Err(error) => {
                 session.close().await;
                 Err(error)
             }
         }
+    }
+
+    fn no_master(&self) -> NodeError {
+        unavailable(format!(
+            "no master of the job at `{}` in etcd answered within {:?}; check the job's name, and that a master of \
+             it runs",
+            self.keys.root(),
+            self.start_timeout
+        ))
     }
 
     /// Waits until this node is a member of another round, and its members have told each other the data that
@@ -174,6 +227,7 @@ impl Membership {
             let (prepared, data) = prepare()?;
             match self.try_join(data).await {
                 Ok((record, rank, data)) => {
+                    self.show(String::new());
                     return Ok(JoinedRound { record, rank, data, prepared });
                 }
                 Err(Attempt::Again) => {}
@@ -197,17 +251,11 @@ impl Membership {
 
     async fn next_round(&self) -> Result<RoundRecord, Attempt> {
         let Some(session) = &self.session else { return Err(Attempt::Again) };
-        let mut shown = String::new();
         loop {
             match session.join(self.last, self.terms).await? {
                 Joined::Round(record) => return Ok(record),
                 Joined::TooFew(reason) => return Err(Attempt::Failed(unavailable(reason))),
-                Joined::Waits(reason) => {
-                    if shown != reason {
-                        info!("{reason}");
-                        shown = reason;
-                    }
-                }
+                Joined::Waits(reason) => self.show(reason),
             }
         }
     }
@@ -222,7 +270,7 @@ impl Membership {
                     info!(round = record.round.0, "round ended before it began: {reason}");
                     return Err(Attempt::Again);
                 }
-                Entered::Waits(reason) => info!("{reason}"),
+                Entered::Waits(reason) => self.show(reason),
             }
         };
         let data = record.members.iter().map(|member| {

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use steadfast_audit::history::{self, ElasticJob, HistoryReport};
 use steadfast_common::ids::{Incarnation, Millis, NodeId, Round};
-use steadfast_common::rendezvous::{AgentRecord, EXIT_TAG, NodeRange, ReleaseRecord, RoundRecord};
+use steadfast_common::rendezvous::{
+    AgentRecord, EXIT_TAG, NodeRange, ReleaseRecord, RoundRecord, Runner,
+};
 use steadfast_master_core::rendezvous::{
     Caller, Fact, JoinTerms, Place, Refusal, Rendezvous, Settings, Timers,
 };
@@ -214,11 +216,5 @@ fn id(node: usize) -> NodeId {
 }
 
 fn agent(node: usize) -> AgentRecord {
-    let slots = node as u32 % 3 + 1;
-    AgentRecord {
-        address: format!("host-{node}:29500"),
-        slots,
-        admin: String::new(),
-        launched_on: None,
-    }
+    AgentRecord::new(Runner::Agent, format!("host-{node}:29500"), node as u32 % 3 + 1)
 }

@@ -11,7 +11,7 @@ mod world;
 use std::sync::Arc;
 
 use steadfast_common::ids::{Incarnation, Millis, NodeId, Phase, Round};
-use steadfast_common::rendezvous::{AgentRecord, NodeRange, RoundRecord};
+use steadfast_common::rendezvous::{AgentRecord, NodeRange, RoundRecord, Runner};
 use uuid::Uuid;
 
 use super::*;
@@ -30,12 +30,7 @@ fn id(node: usize) -> NodeId {
 }
 
 fn agent(node: usize) -> AgentRecord {
-    AgentRecord {
-        address: address(node),
-        slots: node as u32 % 3 + 1,
-        admin: String::new(),
-        launched_on: None,
-    }
+    AgentRecord::new(Runner::Agent, address(node), node as u32 % 3 + 1)
 }
 
 fn address(node: usize) -> String {

@@ -1,0 +1,70 @@
+"""Programs under real agents, without PyTorch."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+from nodes import PROGRAM, Nodes
+
+LIMIT_SECONDS = 60
+
+DISAGREES = """
+import steadfast.elastic as elastic
+
+state = elastic.ObjectState(step=0)
+
+@elastic.run
+def train(state):
+    state.step += 1
+    print("round", elastic.assignment().round, flush=True)
+    raise elastic.CollectiveError("shapes differ")
+
+train(state)
+"""
+
+WAITS = """
+import time
+from steadfast.elastic._agent import agent
+
+mine = agent()
+while not mine.changes(0)[1]:
+    time.sleep(0.02)
+print("changed", flush=True)
+try:
+    mine.next_round(mine.assignment().round, 5)
+except TimeoutError as error:
+    print("timed out:", error, flush=True)
+time.sleep(1000)
+"""
+
+
+def program(directory: pathlib.Path, text: str) -> "list[str]":
+    file = directory / "train.py"
+    file.write_text(text)
+    return [sys.executable, str(file)]
+
+
+def test_workers_whose_collectives_always_fail_are_regrouped_a_limited_number_of_times(tmp_path):
+    """A collective that fails although no worker was lost counts as a failure, as an exit would."""
+    run = [PROGRAM, "run", "--standalone", "--max-restarts", "2", "--", *program(tmp_path, DISAGREES)]
+    ended = subprocess.run(run, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+    assert ended.returncode == 1, ended.stderr
+    assert [line for line in ended.stdout.splitlines() if "round" in line] == [
+        f"[rank 0] round {number}" for number in (1, 2, 3)
+    ]
+    assert "no node or worker was lost; no restart is left (--max-restarts 2)" in ended.stderr
+
+
+def test_a_worker_that_waits_in_vain_is_told_for_whom(tmp_path):
+    """The error of a worker that waits for a round says what its node waits for."""
+    with Nodes(2, 2, tmp_path) as nodes:
+        command = program(tmp_path, WAITS)
+        nodes.add(command)
+        lost = nodes.add(command)
+        nodes.wait_round(2)
+        nodes.kill(lost)
+        log = tmp_path / "node-1.log"
+        nodes.until(lambda: "timed out:" in log.read_text(), "the end of the wait")
+        assert "waits for 1 more node to reach the minimum" in log.read_text()
