@@ -138,7 +138,7 @@ pub async fn live(
     let server = MasterServer::new(Service { acting: acting_rx })
         .max_decoding_message_size(MESSAGE_BYTES_MAX);
     let stop = tokio_util::sync::CancellationToken::new();
-    let elastic = ElasticServer::new(elastic::service::Service { serving: serving_rx });
+    let elastic = ElasticServer::new(elastic::service::Service::new(serving_rx));
     let routes = Routes::new(health).add_service(server).add_service(elastic);
     let mut serving = listener.serve(routes, access, &tls, stop.clone());
 

@@ -15,7 +15,7 @@ use steadfast_common::rendezvous::{ReleaseRecord, RoundRecord};
 use steadfast_common::spec::Mode;
 use steadfast_common::status::{JobPhase, JobStatus, Queues};
 use steadfast_proto::v1::{
-    AdvanceReply, EnterReply, EnterRequest, JoinReply, PullReply, PullRequest, PushRequest,
+    AdvanceReply, ElasticRound, EnterReply, EnterRequest, JoinReply, PullReply, PullRequest, PushRequest,
     SnapshotRequest, StatusReply, Target, enter_reply, join_reply,
 };
 
@@ -128,6 +128,7 @@ pub fn elastic_observer(
             "/steadfast.v1.Elastic/Join" => {
                 for reply in messages::<JoinReply>(response) {
                     if let Some(join_reply::Next::Start(round)) = reply.next
+                        && let Ok(round) = ElasticRound::decode(round)
                         && formed < Round(round.round)
                     {
                         broken.push(format!("a node joined round {}, not {formed}", round.round));

@@ -1,9 +1,12 @@
 //! The gRPC service of an elastic job's master. A standby rejects calls, and callers look for the acting
 //! master.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
+use prost::Message;
 use steadfast_common::elastic_status::{ElasticStatus, NodeReport};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Incarnation, NodeId, Phase, Round};
@@ -15,7 +18,7 @@ use steadfast_proto::status;
 use steadfast_proto::v1::elastic_server::Elastic;
 use steadfast_proto::v1::{
     AnnounceReply, AnnounceRequest, BarrierReply, BarrierRequest, ElasticMember, ElasticRound,
-    ElasticStatusReply, ElasticStatusRequest, EnterReply, EnterRequest, GetClusterSpecReply,
+    ElasticStatusReply, ElasticStatusRequest, EnterReply, EnterRequest, Entries, GetClusterSpecReply,
     GetClusterSpecRequest, GetWaitingNodesReply, GetWaitingNodesRequest, JoinReply, JoinRequest,
     Node, ShareStateReply, ShareStateRequest, ShutDownReply, ShutDownRequest, SynchronizeReply,
     SynchronizeRequest, WatchReply, WatchRequest, enter_reply, join_reply,
@@ -55,10 +58,37 @@ impl Serving {
 
 /// Serves calls while this master acts, and rejects them otherwise.
 pub(crate) struct Service {
-    pub serving: watch::Receiver<Serving>,
+    serving: watch::Receiver<Serving>,
+    rounds: EncodedOnce<RoundRecord>,
+    entries: EncodedOnce<Data>,
+}
+
+/// What the members of a round have passed to a barrier.
+type Data = BTreeMap<NodeId, Arc<[u8]>>;
+
+/// The encoded form of the value that was last asked for. All members of a round ask for the same one.
+struct EncodedOnce<T>(Mutex<Option<(Arc<T>, Bytes)>>);
+
+impl<T> EncodedOnce<T> {
+    fn get(&self, value: &Arc<T>, encode: impl FnOnce(&T) -> Vec<u8>) -> Bytes {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*last {
+            Some((known, encoded)) if Arc::ptr_eq(known, value) => encoded.clone(),
+            Some(_) | None => {
+                let encoded = Bytes::from(encode(value));
+                *last = Some((Arc::clone(value), encoded.clone()));
+                encoded
+            }
+        }
+    }
 }
 
 impl Service {
+    pub fn new(serving: watch::Receiver<Serving>) -> Self {
+        let (rounds, entries) = (EncodedOnce(Mutex::default()), EncodedOnce(Mutex::default()));
+        Self { serving, rounds, entries }
+    }
+
     fn polled(&self) -> Result<Box<Polled>, Status> {
         match &*self.serving.borrow() {
             Serving::Job(polled) => Ok(polled.clone()),
@@ -165,7 +195,12 @@ pub(super) async fn enter(
     ask_until(handle, handle.barriers.clone(), deadline, enter, is_final).await
 }
 
-fn round(record: &RoundRecord) -> ElasticRound {
+fn encoded_entries(data: &Data) -> Vec<u8> {
+    let data = data.iter().map(|(node, data)| (node.to_string(), Bytes::copy_from_slice(data)));
+    Entries { data: data.collect() }.encode_to_vec()
+}
+
+fn encoded_round(record: &RoundRecord) -> Vec<u8> {
     let members = record.members.iter().map(|member| ElasticMember {
         node: member.node.to_string(),
         address: member.address.clone(),
@@ -177,12 +212,13 @@ fn round(record: &RoundRecord) -> ElasticRound {
         world_size: record.world_size,
         members: members.collect(),
     }
+    .encode_to_vec()
 }
 
-/// Describes what a node waits for, for users.
-fn next(directive: &Directive) -> join_reply::Next {
+/// Returns what a node does next.
+fn next(directive: &Directive, rounds: &EncodedOnce<RoundRecord>) -> join_reply::Next {
     match directive {
-        Directive::Start(record) => join_reply::Next::Start(round(record)),
+        Directive::Start(record) => join_reply::Next::Start(rounds.get(record, encoded_round)),
         Directive::Wait { awaited, missing, .. } => {
             join_reply::Next::Wait(describe_wait(awaited, *missing))
         }
@@ -292,7 +328,7 @@ impl Elastic for Service {
         let terms = JoinTerms { after: Round(after), nodes_min, nodes_max };
         let joined = join(&self.handle()?, caller(node)?, terms, wait(wait_ms)).await;
         let directive = joined.map_err(|error| reject(&error))?;
-        Ok(Response::new(JoinReply { next: Some(next(&directive)) }))
+        Ok(Response::new(JoinReply { next: Some(next(&directive, &self.rounds)) }))
     }
 
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<WatchReply>, Status> {
@@ -319,18 +355,15 @@ impl Elastic for Service {
         let place = Place { round: Round(round), tag, phase: Phase(phase) };
         let (caller, handle) = (caller(node)?, self.handle()?);
         let entered = enter(&handle, caller, &place, data.as_ref().into(), wait(wait_ms)).await;
-        let (outcome, data, reason) = match entered.map_err(|error| reject(&error))? {
+        let (outcome, entries, reason) = match entered.map_err(|error| reject(&error))? {
             Passage::Released(data) => {
-                let data = data.iter();
-                let data = data.map(|(node, data)| (node.to_string(), data.to_vec().into()));
-                (enter_reply::Outcome::Released, data.collect(), String::new())
+                let entries = self.entries.get(&data, encoded_entries);
+                (enter_reply::Outcome::Released, entries, String::new())
             }
-            Passage::Ended { reason } => (enter_reply::Outcome::Ended, Default::default(), reason),
-            Passage::Waiting { reason } => {
-                (enter_reply::Outcome::Waiting, Default::default(), reason)
-            }
+            Passage::Ended { reason } => (enter_reply::Outcome::Ended, Bytes::new(), reason),
+            Passage::Waiting { reason } => (enter_reply::Outcome::Waiting, Bytes::new(), reason),
         };
-        Ok(Response::new(EnterReply { outcome: outcome.into(), data, reason }))
+        Ok(Response::new(EnterReply { outcome: outcome.into(), entries, reason }))
     }
 
     async fn share_state(

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
+use prost::Message;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Incarnation, NodeId, Phase, Round};
 use steadfast_common::keys::Keys;
@@ -12,7 +13,7 @@ use steadfast_coord::{self as coord, CoordError, Etcd};
 use steadfast_net::{Channel, TlsIdentity};
 use steadfast_proto::v1::elastic_client::ElasticClient;
 use steadfast_proto::v1::{
-    AnnounceRequest, ElasticRound, EnterRequest, JoinRequest, Node, NodeReport, ShareStateRequest,
+    AnnounceRequest, ElasticRound, EnterRequest, Entries, JoinRequest, Node, NodeReport, ShareStateRequest,
     ShutDownRequest, WatchRequest, enter_reply, join_reply,
 };
 use tonic::{Response, Status};
@@ -176,7 +177,7 @@ impl NodeSession {
             })
             .await?;
         match reply.next {
-            Some(join_reply::Next::Start(round)) => Ok(Joined::Round(record(round)?)),
+            Some(join_reply::Next::Start(round)) => Ok(Joined::Round(record(decode(round)?)?)),
             Some(join_reply::Next::Wait(reason)) => Ok(Joined::Waits(reason)),
             Some(join_reply::Next::TooFew(reason)) => Ok(Joined::TooFew(reason)),
             None => Err(NodeError::BadReply("it says nothing".to_owned())),
@@ -259,7 +260,7 @@ impl NodeSession {
             enter_reply::Outcome::Waiting => Ok(Entered::Waits(reply.reason)),
             enter_reply::Outcome::Ended => Ok(Entered::Ended(reply.reason)),
             enter_reply::Outcome::Released => {
-                let entries = reply.data.into_iter();
+                let entries = decode::<Entries>(reply.entries)?.data.into_iter();
                 let data = entries.map(|(node, data)| Ok((node_id(&node)?, data)));
                 Ok(Entered::Released(data.collect::<Result<_, NodeError>>()?))
             }
@@ -356,6 +357,10 @@ impl NodeSession {
 fn node_id(text: &str) -> Result<NodeId, NodeError> {
     let id = text.parse().map_err(|_| NodeError::BadReply(format!("`{text}` is not a node")))?;
     Ok(NodeId(id))
+}
+
+fn decode<M: Message + Default>(encoded: Bytes) -> Result<M, NodeError> {
+    M::decode(encoded).map_err(|error| NodeError::BadReply(error.to_string()))
 }
 
 fn record(round: ElasticRound) -> Result<RoundRecord, NodeError> {
