@@ -123,7 +123,7 @@ async fn register(etcd: &Etcd, index: u32, probed: &str) -> NodeSession {
 /// Joins a round and exchanges ports with its members, as an agent does.
 async fn enter(agent: &NodeSession, after: Round, terms: Terms) -> RoundRecord {
     let record = loop {
-        match agent.join(after, terms).await.expect("the master answers") {
+        match agent.join(after, terms, Duration::MAX).await.expect("the master answers") {
             Joined::Round(record) => break record,
             Joined::Waits(_) => {}
             Joined::TooFew(reason) => panic!("{reason}"),

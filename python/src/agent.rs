@@ -352,7 +352,7 @@ impl Node {
     async fn join(&self, after: RoundNumber, shown: &Mutex<String>) -> Result<Round, CallError> {
         loop {
             let session = self.session().await?;
-            match session.join(after, self.terms).await {
+            match session.join(after, self.terms, Duration::MAX).await {
                 Ok(Joined::Round(record)) => return self.seen(&record),
                 Ok(Joined::Waits(reason)) => *shown.lock().expect("no holder panics") = reason,
                 Ok(Joined::TooFew(reason)) => return Err(CallError::Timeout(reason)),

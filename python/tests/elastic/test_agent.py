@@ -29,6 +29,7 @@ import time
 from steadfast.elastic._agent import agent
 
 mine = agent()
+print("ready", flush=True)
 while not mine.changes(0)[1]:
     time.sleep(0.02)
 print("changed", flush=True)
@@ -63,8 +64,9 @@ def test_a_worker_that_waits_in_vain_is_told_for_whom(tmp_path):
         command = program(tmp_path, WAITS)
         nodes.add(command)
         lost = nodes.add(command)
-        nodes.wait_round(2)
+        log, other = tmp_path / "node-1.log", tmp_path / "node-2.log"
+        nodes.until(lambda: "ready" in log.read_text() and "ready" in other.read_text(), "the workers")
         nodes.kill(lost)
-        log = tmp_path / "node-1.log"
         nodes.until(lambda: "timed out:" in log.read_text(), "the end of the wait")
-        assert "waits for 1 more node to reach the minimum" in log.read_text()
+        (line,) = [line for line in log.read_text().splitlines() if "timed out:" in line]
+        assert line.endswith("in time: waits for 1 more node to reach the minimum"), line

@@ -22,6 +22,9 @@ const RETRY: Duration = Duration::from_millis(200);
 /// How long such attempts are made, beyond the time to live of the lease: a new leader of etcd extends leases.
 const REGISTER_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long the first request for a round waits, so that the node soon knows what it waits for.
+const FIRST_WAIT: Duration = Duration::from_millis(500);
+
 /// Pause of [`until_over`] after an error that is not expected to last.
 const WATCH_RETRY: Duration = Duration::from_millis(500);
 
@@ -251,12 +254,14 @@ impl Membership {
 
     async fn next_round(&self) -> Result<RoundRecord, Attempt> {
         let Some(session) = &self.session else { return Err(Attempt::Again) };
+        let mut wait = FIRST_WAIT;
         loop {
-            match session.join(self.last, self.terms).await? {
+            match session.join(self.last, self.terms, wait).await? {
                 Joined::Round(record) => return Ok(record),
                 Joined::TooFew(reason) => return Err(Attempt::Failed(unavailable(reason))),
                 Joined::Waits(reason) => self.show(reason),
             }
+            wait = Duration::MAX;
         }
     }
 

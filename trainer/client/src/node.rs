@@ -158,20 +158,26 @@ impl NodeSession {
         .map(|_| ())
     }
 
-    /// Asks to be in a round after `after`, and waits some seconds for it.
+    /// Asks to be in a round after `after`, and waits some seconds for it, at most `wait`.
     ///
     /// # Errors
     /// See [`NodeError`]. The node range is rejected if it is not that of the job.
-    pub async fn join(&self, after: Round, terms: Terms) -> Result<Joined, NodeError> {
+    pub async fn join(
+        &self,
+        after: Round,
+        terms: Terms,
+        wait: Duration,
+    ) -> Result<Joined, NodeError> {
+        let wait = wait.min(WAIT);
         let request = JoinRequest {
             node: self.caller(),
             after: after.0,
             nodes_min: terms.nodes_min,
             nodes_max: terms.nodes_max,
-            wait_ms: WAIT.as_millis() as u32,
+            wait_ms: wait.as_millis() as u32,
         };
         let reply = self
-            .call(WAIT, |channel| {
+            .call(wait, |channel| {
                 let request = request.clone();
                 async move { ElasticClient::new(channel).join(request).await }
             })
