@@ -23,6 +23,7 @@ use steadfast_trainer_core::{Batch, MicroBatch, Parameters};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, info_span, warn};
 
+use crate::buffers::Buffers;
 use crate::context::{Context, Destination, TrainError, TrainedModel};
 
 /// Maximum number of tasks held at a time: one in progress, one being read ahead.
@@ -49,13 +50,13 @@ pub async fn train(
     leave: &CancellationToken,
 ) -> Result<Ending, TrainError> {
     let parameters = Parameters::zeros(context.layout().clone());
-    let gradient = Parameters::zeros(context.layout().clone());
     let mut worker = Worker {
         context,
         generation,
         tasks: generation.tasks(),
         parameters,
-        gradient,
+        gradient: None,
+        buffers: Buffers::new(context.layout().len()),
         position: Position::default(),
         pushed_to: 0,
         loss_sum: 0.0,
@@ -71,8 +72,11 @@ struct Worker<'a> {
     /// The first task is in progress, the other is read ahead.
     tasks: HeldTasks,
     parameters: Parameters,
-    /// Sum over the mini-batches since the last push, plus the rounding error of the previous push.
-    gradient: Parameters,
+    /// Sum over the mini-batches since the last push, plus the rounding error of the previous push. `None` if
+    /// that is zero.
+    gradient: Option<Parameters>,
+    /// Memory of the gradients that were pushed.
+    buffers: Buffers,
     position: Position,
     /// Number of leading records of the current task that were pushed.
     pushed_to: u32,
@@ -192,15 +196,13 @@ impl Worker<'_> {
                 step: step as u64,
                 lane: Lane(task.0),
             };
-            let empty = Parameters::zeros(Arc::default());
-            let sum = std::mem::replace(&mut self.gradient, empty);
-            let computed = self.context.gradient(
-                &self.parameters,
-                &Batch::from(&batch),
-                &key,
-                Destination::Sum(sum),
-            )?;
-            self.gradient = computed.gradient;
+            let into = match self.gradient.take() {
+                Some(sum) => Destination::Sum(sum),
+                None => Destination::Replaced(self.memory()),
+            };
+            let computed =
+                self.context.gradient(&self.parameters, &Batch::from(&batch), &key, into)?;
+            self.gradient = Some(computed.gradient);
             self.loss_sum += computed.loss_sum;
             loss_sum += computed.loss_sum;
             self.batches += 1;
@@ -226,16 +228,18 @@ impl Worker<'_> {
         }
         self.waited(started);
         let records = u64::from(range.to - range.from);
-        let zeros = Parameters::zeros(self.context.layout().clone());
-        let mut values = std::mem::replace(&mut self.gradient, zeros).into_values();
+        let gradient = self.gradient.take().expect("a gradient was computed since the last push");
+        let mut values = gradient.into_values();
         clip(&mut values, self.context.layout(), records, &self.context.spec().optimizer);
         in_place(|| self.round(&mut values));
+        let values = Arc::new(values);
+        self.buffers.keep(&values);
         let name = ContributionName::Range { range, version: self.position.version };
         let gradient = Gradient {
             records,
             loss_sum: std::mem::take(&mut self.loss_sum),
             checksum: checksum(range.pass, range.task, range.from..range.to),
-            values: Arc::new(values),
+            values,
         };
         let started = Instant::now();
         let push = info_span!(target: TRACE, "push");
@@ -257,10 +261,16 @@ impl Worker<'_> {
         if self.context.spec().gradients.codec() == Codec::Plain {
             return;
         }
-        let rest = self.gradient.values_mut();
+        let mut rest = self.buffers.take();
         rest.copy_from_slice(values);
         self.generation.pservers().round(values);
         rest.iter_mut().zip(values).for_each(|(rest, sent)| *rest -= *sent);
+        self.gradient = Some(Parameters::new(self.context.layout().clone(), rest));
+    }
+
+    /// Returns memory for a gradient, of any content.
+    fn memory(&mut self) -> Parameters {
+        Parameters::new(self.context.layout().clone(), self.buffers.take())
     }
 
     fn waited(&self, since: Instant) {

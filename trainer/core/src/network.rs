@@ -34,6 +34,13 @@ struct Hidden {
     slope: Array2<f32>,
 }
 
+/// What becomes of the values that a gradient's memory holds.
+#[derive(Clone, Copy)]
+enum Before {
+    Added,
+    Replaced,
+}
+
 impl Network {
     /// Linear regression: one output, squared loss.
     pub(crate) fn linear(spec: &ModelSpec, features: usize) -> Result<Self, ModelError> {
@@ -119,20 +126,47 @@ impl Network {
         (hidden, outputs)
     }
 
-    /// Adds the gradient, given the derivative of the loss with respect to the outputs.
+    /// Computes the gradient of at least one record; returns the sum of the losses.
+    fn compute(
+        &self,
+        parameters: &Parameters,
+        batch: &Batch,
+        key: &MicroBatch,
+        before: Before,
+        gradient: &mut Parameters,
+    ) -> Result<f64, ModelError> {
+        let (hidden, mut outputs) = self.forward(parameters, batch, Some(key));
+        let sums = self.loss.sum(&mut outputs, batch.labels)?;
+        self.backward(parameters, batch, &hidden, outputs, before, gradient);
+        Ok(sums.loss_sum)
+    }
+
+    /// Computes the gradient, given the derivative of the loss with respect to the outputs.
     fn backward(
         &self,
         parameters: &Parameters,
         batch: &Batch,
         hidden: &[Hidden],
         mut derivative: Array2<f32>,
+        before: Before,
         gradient: &mut Parameters,
     ) {
+        let beta = match before {
+            Before::Added => 1.0,
+            Before::Replaced => 0.0,
+        };
         for layer in (0..self.layers()).rev() {
             let input = input_of(layer, batch, hidden);
-            let mut weight = gradient.matrix_mut(2 * layer);
-            general_mat_mul(1.0, &derivative.t(), &input, 1.0, &mut weight);
-            add_rows(&derivative, gradient.vector_mut(2 * layer + 1));
+            // As ∂Wᵀ = Xᵀ D, and with β = 0 instead of zeros in memory: of few records, the product writes
+            // the weights once, in order, at half the time.
+            let mut weight = gradient.matrix_mut(2 * layer).reversed_axes();
+            general_mat_mul(1.0, &input.t(), &derivative, beta, &mut weight);
+            let mut bias = gradient.vector_mut(2 * layer + 1);
+            match before {
+                Before::Added => {}
+                Before::Replaced => bias.fill(0.0),
+            }
+            add_rows(&derivative, bias);
             if layer > 0 {
                 derivative = derivative.dot(&parameters.matrix(2 * layer));
                 derivative *= &hidden[layer - 1].slope;
@@ -183,10 +217,22 @@ impl Model for Network {
         if batch.is_empty() {
             return Ok(0.0);
         }
-        let (hidden, mut outputs) = self.forward(parameters, batch, Some(key));
-        let sums = self.loss.sum(&mut outputs, batch.labels)?;
-        self.backward(parameters, batch, &hidden, outputs, gradient);
-        Ok(sums.loss_sum)
+        self.compute(parameters, batch, key, Before::Added, gradient)
+    }
+
+    fn fresh_gradient(
+        &self,
+        parameters: &Parameters,
+        batch: &Batch,
+        key: &MicroBatch,
+        gradient: &mut Parameters,
+    ) -> Result<f64, ModelError> {
+        batch.check(self.widths[0])?;
+        if batch.is_empty() {
+            gradient.clear();
+            return Ok(0.0);
+        }
+        self.compute(parameters, batch, key, Before::Replaced, gradient)
     }
 
     fn evaluate(&self, parameters: &Parameters, batch: &Batch) -> Result<Evaluation, ModelError> {
