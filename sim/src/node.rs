@@ -37,6 +37,9 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long one call of the watch of a round waits at most.
 const WATCH: Duration = Duration::from_secs(5);
 
+/// Longest time from the last step of a worker to its end, in milliseconds.
+const LAST_MS: u64 = 2000;
+
 /// How a round ended for the worker.
 enum RoundEnd {
     Succeeded,
@@ -126,7 +129,7 @@ impl Node {
         let mut over =
             std::pin::pin!(until_over(session, round, NodeReport::default, WATCH).fuse());
         // Some workers notice a change only when their barrier ends.
-        let mut is_watched = !random::seed().is_multiple_of(4);
+        let is_watched = !random::seed().is_multiple_of(4);
         let first = self.committed;
         while self.committed < self.job.steps {
             if random::seed().is_multiple_of(self.job.failures) {
@@ -137,15 +140,7 @@ impl Node {
             let own = Bytes::from(self.committed.to_string());
             let entered = tokio::select! {
                 biased;
-                over = &mut over, if is_watched => {
-                    is_watched = false;
-                    match over {
-                        RoundOver::Changed(_) => return Ok(RoundEnd::Left),
-                        RoundOver::Unregistered => return Ok(RoundEnd::Unregistered),
-                        RoundOver::JobEnded => return Ok(RoundEnd::JobEnded),
-                        RoundOver::Failed(error) => Err(error),
-                    }
-                }
+                over = &mut over, if is_watched => return end_of(over),
                 entered = session.enter(round, STEP_TAG, phase, own) => entered,
             };
             match entered {
@@ -171,7 +166,26 @@ impl Node {
                 Err(error) => return Err(error),
             }
         }
-        Ok(RoundEnd::Succeeded)
+        // Workers end one after the other, such as after they have written a model; until then they can fail.
+        let last = Duration::from_millis(random::seed() % LAST_MS);
+        tokio::select! {
+            biased;
+            over = &mut over, if is_watched => return end_of(over),
+            () = sleep(last) => {}
+        }
+        Ok(match random::seed().is_multiple_of(self.job.failures) {
+            true => RoundEnd::Left,
+            false => RoundEnd::Succeeded,
+        })
+    }
+}
+
+fn end_of(over: RoundOver) -> Result<RoundEnd, NodeError> {
+    match over {
+        RoundOver::Changed(_) => Ok(RoundEnd::Left),
+        RoundOver::Unregistered => Ok(RoundEnd::Unregistered),
+        RoundOver::JobEnded => Ok(RoundEnd::JobEnded),
+        RoundOver::Failed(error) => Err(error),
     }
 }
 
