@@ -57,7 +57,7 @@ enum Work {
     Restore,
     StepsUnderCheckpoints,
     StepsBesideWrites,
-    Gradient,
+    Gradient(model::Shape),
     Digits,
     StartAndEnd,
     Idle,
@@ -92,8 +92,8 @@ impl Bench {
             (Work::StepsBesideWrites, Side::Reference) => {
                 checkpoint::steps(Meanwhile::Writes).await
             }
-            (Work::Gradient, Side::Ours) => model::gradient(),
-            (Work::Gradient, Side::Reference) => model::products(),
+            (Work::Gradient(shape), Side::Ours) => model::gradient(shape),
+            (Work::Gradient(shape), Side::Reference) => model::products(shape),
             (Work::Digits, Side::Ours) => whole::digits(),
             (Work::Digits, Side::Reference) => Sample::bound(1.0),
             (Work::StartAndEnd, Side::Ours) => whole::start_and_end(),
@@ -124,7 +124,7 @@ impl Bench {
 /// The fields of a [`Bench`], in the same order.
 type Line = (&'static str, &'static str, &'static str, Unit, f64, Work);
 
-const LINES: [Line; 27] = [
+const LINES: [Line; 28] = [
     (
         "push",
         "gradient of 64 MiB to 2 pservers: a synchronous step by SGD",
@@ -315,7 +315,15 @@ const LINES: [Line; 27] = [
         "its matrix products alone",
         Unit::Steps,
         0.8,
-        Work::Gradient,
+        Work::Gradient(model::SMALL),
+    ),
+    (
+        "thin-gradient",
+        "gradient of a perceptron of 784-4096-4096-1000 over 16 records, on one core",
+        "its matrix products alone",
+        Unit::Steps,
+        0.9,
+        Work::Gradient(model::THIN),
     ),
     (
         "digits",

@@ -13,18 +13,25 @@ use steadfast_trainer_core::{Batch, MicroBatch, Parameters, Registry};
 use crate::sample::Sample;
 use crate::watch::Watch;
 
-/// Inputs, hidden layers and classes.
-const WIDTHS: [usize; 4] = [784, 512, 256, 10];
+/// A perceptron, and the records of one gradient.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    /// Inputs, hidden layers and classes.
+    widths: [usize; 4],
+    records: usize,
+    /// Gradients per sample.
+    times: usize,
+}
 
-/// Records per gradient.
-const RECORDS: usize = 256;
+/// 0.5 million parameters.
+pub const SMALL: Shape = Shape { widths: [784, 512, 256, 10], records: 256, times: 150 };
 
-/// Gradients per sample.
-const TIMES: usize = 150;
+/// 24 million parameters and few records: bound by the memory of the weights.
+pub const THIN: Shape = Shape { widths: [784, 4096, 4096, 1000], records: 16, times: 10 };
 
-/// Measures the gradient of a perceptron.
-pub fn gradient() -> Sample {
-    let [features, hidden @ .., classes] = WIDTHS;
+/// Measures the gradient of a perceptron, in memory that is used again, as trainers compute it.
+pub fn gradient(shape: Shape) -> Sample {
+    let [features, hidden @ .., classes] = shape.widths;
     let spec = ModelSpec {
         kind: "mlp".to_owned(),
         classes: Some(classes),
@@ -41,50 +48,61 @@ pub fn gradient() -> Sample {
     let (mut parameters, mut gradient) =
         (Parameters::zeros(layout.clone()), Parameters::zeros(layout));
     model.initialize(1, &mut parameters).expect("the model is valid");
-    let records = matrix(RECORDS, features);
-    let labels: Vec<f32> = (0..RECORDS).map(|record| (record % classes) as f32).collect();
+    let records = matrix(shape.records, features);
+    let labels: Vec<f32> = (0..shape.records).map(|record| (record % classes) as f32).collect();
     let batch = Batch { features: records.view(), labels: &labels, columns: &[] };
     let key = MicroBatch { seed: 1, pass: Pass(0), step: 0, lane: Lane(0) };
-    let watch = Watch::start(Vec::new());
-    for _ in 0..TIMES {
-        gradient.clear();
-        let loss = model.gradient(&parameters, black_box(&batch), &key, &mut gradient);
+    let mut compute = || {
+        let loss = model.fresh_gradient(&parameters, black_box(&batch), &key, &mut gradient);
         black_box(loss.expect("records and model fit"));
-    }
-    watch.stop(TIMES as f64)
+    };
+    compute();
+    let watch = Watch::start(Vec::new());
+    (0..shape.times).for_each(|_| compute());
+    watch.stop(shape.times as f64)
 }
 
 /// Measures only the matrix products of the forward and backward pass.
-pub fn products() -> Sample {
-    let layers: Vec<Layer> =
-        WIDTHS.windows(2).map(|widths| Layer::new(widths[0], widths[1])).collect();
-    let watch = Watch::start(Vec::new());
-    for _ in 0..TIMES {
-        for layer in &layers {
-            black_box(product(layer.input.view(), layer.weight.t()));
+pub fn products(shape: Shape) -> Sample {
+    let widths = shape.widths.windows(2);
+    let mut layers: Vec<Layer> =
+        widths.map(|widths| Layer::new(shape.records, widths[0], widths[1])).collect();
+    let mut compute = || {
+        for layer in &mut layers {
+            product(layer.input.view(), layer.weight.t(), &mut layer.output);
         }
-        for (index, layer) in layers.iter().enumerate().rev() {
-            black_box(product(layer.derivative.t(), layer.input.view()));
+        for (index, layer) in layers.iter_mut().enumerate().rev() {
+            product(layer.derivative.t(), layer.input.view(), &mut layer.gradient);
             if 0 < index {
-                black_box(product(layer.derivative.view(), layer.weight.view()));
+                product(layer.derivative.view(), layer.weight.view(), &mut layer.passed_on);
             }
         }
-    }
-    watch.stop(TIMES as f64)
+    };
+    compute();
+    let watch = Watch::start(Vec::new());
+    (0..shape.times).for_each(|_| compute());
+    watch.stop(shape.times as f64)
 }
 
 struct Layer {
     input: Array2<f32>,
     weight: Array2<f32>,
+    output: Array2<f32>,
     derivative: Array2<f32>,
+    gradient: Array2<f32>,
+    /// The derivative with respect to the input.
+    passed_on: Array2<f32>,
 }
 
 impl Layer {
-    fn new(inputs: usize, outputs: usize) -> Self {
+    fn new(records: usize, inputs: usize, outputs: usize) -> Self {
         Self {
-            input: matrix(RECORDS, inputs),
+            input: matrix(records, inputs),
             weight: matrix(outputs, inputs),
-            derivative: matrix(RECORDS, outputs),
+            output: matrix(records, outputs),
+            derivative: matrix(records, outputs),
+            gradient: matrix(outputs, inputs),
+            passed_on: matrix(records, inputs),
         }
     }
 }
@@ -93,8 +111,7 @@ fn matrix(rows: usize, columns: usize) -> Array2<f32> {
     Array2::from_shape_fn((rows, columns), |(row, column)| ((row + column) % 7) as f32 * 0.1)
 }
 
-fn product(left: ArrayView2<'_, f32>, right: ArrayView2<'_, f32>) -> Array2<f32> {
-    let mut result = Array2::zeros((left.nrows(), right.ncols()));
-    general_mat_mul(1.0, &left, &right, 1.0, &mut result);
-    result
+fn product(left: ArrayView2<'_, f32>, right: ArrayView2<'_, f32>, result: &mut Array2<f32>) {
+    general_mat_mul(1.0, &left, &right, 0.0, result);
+    black_box(result);
 }
