@@ -10,7 +10,7 @@ PRODUCT = -p steadfast-cli -p steadfast-master -p steadfast-pserver -p steadfast
 # A separate workspace, which cargo does not include from here.
 FUZZ = --edition 2024 fuzz/src/lib.rs $(wildcard fuzz/targets/*.rs)
 
-.PHONY: help setup build demo wheel test test-python test-compose chaos sim sim-deep mutants bench bench-python bench-compare verify verify-deep fix
+.PHONY: help setup build demo wheel test test-python test-compose chaos sim sim-deep mutants bench bench-python bench-peers bench-compare verify verify-deep fix
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -59,6 +59,9 @@ bench: build ## Run benchmarks and compare with this machine's limits: ONLY="pus
 bench-python: build ## Compare trainers in PyTorch with DistributedDataParallel, recoveries with torchrun: ARGS="--rounds 3 --only elastic"
 	scripts/test-python --collect-only --quiet >/dev/null
 	PATH="$(CURDIR)/target/python-tests/bin:$(PATH)" target/python-tests/bin/python benches/python/bench.py $(ARGS)
+
+bench-peers: build ## Compare with the systems that are used instead (fetches 5 GB once): ARGS="--rounds 3 --only ddp,steadfast --size small"
+	scripts/bench-peers $(ARGS)
 
 bench-compare: build ## Run benchmarks of this tree and of another revision: BASE=main~5 ONLY="push pull" ROUNDS=5
 	scripts/bench-compare "$(BASE)" $(ONLY) --rounds $(or $(ROUNDS),5)

@@ -10,16 +10,16 @@ import argparse
 import json
 import os
 import pathlib
-import socket
 import statistics
 import sys
 import tempfile
-import time
 from typing import Callable, Dict, List
 
+import ddp
 import numpy as np
 import recovery
 import torch
+from perceptron import perceptron
 
 import steadfast
 import steadfast.run
@@ -29,20 +29,10 @@ FEATURES, CLASSES, RECORDS = 64, 10, 1 << 14
 TRAINERS, BATCH = 2, 64
 """Processes, and records of each in a step."""
 
-HIDDEN = {"1m": 1024, "25m": 5000}
-"""Widths of the two hidden layers, for 1.1 and 25.4 million parameters."""
+HIDDEN = {"1m": [1024, 1024], "25m": [5000, 5000]}
+"""Widths of the hidden layers, for 1.1 and 25.4 million parameters."""
 
 STEPS = {"1m": 600, "25m": 60}
-
-
-def perceptron(hidden: int) -> torch.nn.Module:
-    return torch.nn.Sequential(
-        torch.nn.Linear(FEATURES, hidden),
-        torch.nn.ReLU(),
-        torch.nn.Linear(hidden, hidden),
-        torch.nn.ReLU(),
-        torch.nn.Linear(hidden, CLASSES),
-    )
 
 
 def write_records(file: pathlib.Path) -> None:
@@ -68,7 +58,7 @@ def job(name: str, data: pathlib.Path, steps: int, model: Dict[str, object], lan
 
 def ours(size: str, data: pathlib.Path, directory: pathlib.Path) -> float:
     """Steps per second of two trainers and two parameter servers."""
-    model = dict(entry="models:perceptron", options=dict(hidden=HIDDEN[size]))
+    model = dict(entry="models:build", options=dict(hidden=HIDDEN[size], classes=CLASSES))
     run = steadfast.local(
         job(f"bench-{size}", data, STEPS[size], model, TRAINERS),
         trainers=TRAINERS,
@@ -84,37 +74,24 @@ def ours(size: str, data: pathlib.Path, directory: pathlib.Path) -> float:
     return (last - first) / (end - start)
 
 
-def ddp(rank: int, size: str, port: int, file: str) -> None:
+def replica(rank: int, size: str, port: int, file: str) -> None:
     """One process of DistributedDataParallel; the first one writes the steps per second."""
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=TRAINERS
-    )
     torch.manual_seed(0)
-    net = torch.nn.parallel.DistributedDataParallel(perceptron(HIDDEN[size]))
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     features = torch.randn(RECORDS, FEATURES)
     label = features[:, :CLASSES].argmax(dim=1)
+    starts = [(TRAINERS * step + rank) * BATCH % (RECORDS - BATCH) for step in range(STEPS[size])]
+    batches = ((features[at : at + BATCH], label[at : at + BATCH]) for at in starts)
+    net = perceptron(FEATURES, HIDDEN[size], CLASSES)
     warm_up = STEPS[size] // 10
-    for step in range(STEPS[size]):
-        if step == warm_up:
-            start = time.monotonic()
-        at = torch.arange(BATCH) + (TRAINERS * step + rank) * BATCH % (RECORDS - BATCH)
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(net(features[at]), label[at]).backward()
-        optimizer.step()
+    start, end = ddp.train(net, batches, 0.01, warm_up, rank, TRAINERS, port)
     if rank == 0:
-        rate = (STEPS[size] - warm_up) / (time.monotonic() - start)
-        pathlib.Path(file).write_text(str(rate))
-    torch.distributed.destroy_process_group()
+        pathlib.Path(file).write_text(str((STEPS[size] - warm_up) / (end - start)))
 
 
 def theirs(size: str, directory: pathlib.Path) -> float:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = int(recovery.free_address().rpartition(":")[2])
     file = directory / "ddp"
-    torch.multiprocessing.spawn(ddp, (size, port, str(file)), nprocs=TRAINERS)
+    torch.multiprocessing.spawn(replica, (size, port, str(file)), nprocs=TRAINERS)
     return float(file.read_text())
 
 

@@ -1,16 +1,10 @@
-"""The perceptron of the benches."""
+"""The model of the benches, for trainers of Steadfast."""
 
 import steadfast.torch as st
 import torch
+from perceptron import perceptron
 
 
-def perceptron(spec):
-    hidden = spec.options["hidden"]
-    net = torch.nn.Sequential(
-        torch.nn.Linear(spec.features, hidden),
-        torch.nn.ReLU(),
-        torch.nn.Linear(hidden, hidden),
-        torch.nn.ReLU(),
-        torch.nn.Linear(hidden, 10),
-    )
+def build(spec):
+    net = perceptron(spec.features, spec.options["hidden"], spec.options["classes"])
     return st.Model(net, loss=torch.nn.functional.cross_entropy)

@@ -6,7 +6,7 @@ import time
 from types import SimpleNamespace
 
 import torch
-from models import perceptron
+from models import build
 
 import steadfast
 
@@ -25,7 +25,7 @@ def timed(function):
     return call
 
 
-model = perceptron(SimpleNamespace(features=64, options={"hidden": 1024}))
+model = build(SimpleNamespace(features=64, options={"hidden": [1024, 1024], "classes": 10}))
 model.module.forward = timed(model.module.forward)
 model._loss = timed(model._loss)
 torch.Tensor.backward = timed(torch.Tensor.backward)

@@ -1,0 +1,76 @@
+"""Trains with Steadfast: train_steadfast.py DATA SIZE built-in|torch sync|async."""
+
+import os
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).parent
+
+import task  # noqa: E402
+
+import steadfast
+import steadfast.run
+
+
+def job(directory: pathlib.Path, size: task.Size, model: str, mode: str, passes: int, checkpoints: str) -> steadfast.Job:
+    shape = dict(hidden=size.hidden, classes=size.classes)
+    models = {
+        "built-in": dict(kind="mlp", **shape),
+        "torch": dict(kind="python", entry="models:build", options=shape),
+    }
+    made = steadfast.Job(
+        name=f"peers-{size.name}",
+        mode=mode,
+        passes=passes,
+        dataset=dict(
+            source=task.csv(directory, size),
+            format="csv",
+            features=["x*"],
+            label="label",
+            feature_scale=task.SCALE,
+            records_per_task=size.records_per_task,
+        ),
+        model=models[model],
+        learning_rate=dict(base=size.learning_rate),
+        sync=dict(lanes=task.WORKERS, micro_batch=size.batch),
+        async_=dict(batch=size.batch),
+        checkpoint=dict(every=checkpoints),
+    )
+    # That of the module `models`.
+    made.directory = HERE.parent
+    return made
+
+
+def start(made: steadfast.Job, data_dir: pathlib.Path) -> steadfast.LocalRun:
+    # Watching costs time of the same cores.
+    steadfast.run._POLL_RARELY = 1.0
+    return steadfast.local(
+        made, trainers=task.WORKERS, pservers=task.PSERVERS, data_dir=data_dir, progress=False
+    )
+
+
+def main() -> None:
+    directory, size = pathlib.Path(sys.argv[1]), task.SIZES[sys.argv[2]]
+    model, mode = sys.argv[3:]
+    with start(
+        job(directory, size, model, mode, size.passes, "1h"), pathlib.Path(os.environ["TEST_LOGS"], "job")
+    ) as run:
+        run.wait()
+    # The last point is that of the end of the processes.
+    points = [run._points[key] for key in sorted(run._points)][:-1]
+    warm = [it for it in points if task.WARM_UP * size.worker_steps <= it["examples"] / size.batch]
+    first, last = warm[0], warm[-1]
+    arrays = run.model("numpy")
+    # Layers are numbered; their names sort so, since there are less than ten.
+    names = sorted({name.rpartition(".")[0] for name in arrays})
+    layers = [(arrays[f"{it}.weight"].T, arrays[f"{it}.bias"]) for it in names]
+    task.report(
+        first["unix_ms"] / 1000,
+        last["unix_ms"] / 1000,
+        (last["examples"] - first["examples"]) / size.batch,
+        task.loss(directory, size, layers),
+    )
+
+
+if __name__ == "__main__":
+    main()
