@@ -209,6 +209,7 @@ def main() -> None:
 
     for size in task.SIZES.values():
         task.write(RECORDS, size)
+
     def measure_round(number_of_round: int) -> None:
         for size in sizes:
             for key in keys:
