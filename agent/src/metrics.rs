@@ -167,6 +167,27 @@ impl Collector for Shown {
 mod tests {
     use super::*;
 
+    /// S003-54: what an agent counts can be read in the text format of Prometheus.
+    #[test]
+    fn the_metrics_of_an_agent_can_be_read() {
+        let counts = Arc::new(Counts::default());
+        counts.rounds.store(3, Ordering::Relaxed);
+        counts.restarts_max.store(4, Ordering::Relaxed);
+        counts.restarts.store(1, Ordering::Relaxed);
+        let mut registry = Registry::default();
+        Counts::register(&counts, &mut registry);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        for line in [
+            "steadfast_agent_rounds_total 3",
+            "steadfast_agent_restarts_total 1",
+            "steadfast_agent_remaining_restarts 3.0",
+            "steadfast_agent_flakiness 20.0",
+        ] {
+            assert!(text.lines().any(|it| it == line), "{text}");
+        }
+    }
+
     /// S003-27: the flakiness is 0 without failures, and 100 when the last allowed run has failed.
     #[test]
     fn flakiness_is_the_share_of_the_allowed_runs_that_failed() {

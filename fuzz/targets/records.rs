@@ -9,10 +9,15 @@ use libfuzzer_sys::fuzz_target;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
+use steadfast_common::elastic::{AnyJobRecord, ElasticJobRecord};
 use steadfast_common::ids::Slot;
+use steadfast_common::launch::{HostRecord, LauncherRecord};
 use steadfast_common::layout::Layout;
 use steadfast_common::placement::Placement;
 use steadfast_common::records::*;
+use steadfast_common::rendezvous::{
+    AgentRecord, NodeRecord, ReleaseRecord, RoundRecord, SharedRecord,
+};
 use steadfast_fuzz::{seeds, within};
 
 /// The shortest elements in JSON are `{}` in a list and a key of a map.
@@ -63,6 +68,33 @@ const CHECKS: &[fn(&[u8])] = &[
         check::<ResultRecord>(json);
     },
     checkpoint,
+    |json| {
+        check::<AnyJobRecord>(json);
+    },
+    |json| {
+        check::<ElasticJobRecord>(json);
+    },
+    |json| {
+        check::<AgentRecord>(json);
+    },
+    |json| {
+        check::<NodeRecord>(json);
+    },
+    |json| {
+        check::<RoundRecord>(json);
+    },
+    |json| {
+        check::<ReleaseRecord>(json);
+    },
+    |json| {
+        check::<SharedRecord>(json);
+    },
+    |json| {
+        check::<LauncherRecord>(json);
+    },
+    |json| {
+        check::<HostRecord>(json);
+    },
 ];
 
 fn check<T: DeserializeOwned + Serialize + PartialEq + Debug>(json: &[u8]) -> Option<T> {
@@ -107,6 +139,14 @@ fn well_formed() -> Vec<Vec<u8>> {
         },
         "tasks": { "deadline": "30s" }, "evaluation": { "fraction": 0.1 },
     });
+    let elastic = json!({
+        "format": 1, "kind": "elastic", "digest": "d", "spec": {
+            "name": "ddp", "nodes": { "min": 1, "max": 4, "last_call": "500ms" },
+        },
+    });
+    let member = json!({
+        "node": id, "incarnation": 9, "address": "a:1", "slots": 8, "first_rank": 0,
+    });
     let records = [
         json!({ "format": 1, "spec": spec, "digest": "d", "store": "memory:///", "manifest": "m" }),
         json!({ "holder": id }),
@@ -134,6 +174,22 @@ fn well_formed() -> Vec<Vec<u8>> {
             "generation": 1, "params": params, "placement": placement, "position": position,
             "exhausted": [1], "shards": [shard],
             "queue": { "pass": 0, "cursor": 2, "open": { "1": 1 }, "discarded": { "0": "r" } },
+        }),
+        elastic.clone(),
+        elastic,
+        json!({ "address": "a:1", "slots": 8, "admin": address, "launched_on": "a" }),
+        json!({ "incarnation": 9, "address": "a:1", "slots": 8, "state": "asked", "after": 4 }),
+        json!({ "round": 1, "world_size": 8, "members": [member] }),
+        json!({ "phase": 3 }),
+        json!({ "token": 2, "state": "AQI=" }),
+        json!({
+            "launches": 3, "resets": 1, "settled": true,
+            "outcome": { "result": "too_few_slots", "waited_ms": 5, "shortage": "s" },
+        }),
+        json!({
+            "failures": 1, "cooldown_ms": 7, "agent": {
+                "launch": 3, "place": 1, "slots": 4, "phase": "stopping", "reason": "surplus",
+            },
         }),
     ];
     let numbered = (0..).zip(records);

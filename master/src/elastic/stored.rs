@@ -9,7 +9,7 @@ use steadfast_common::ids::{Incarnation, NodeId, Round};
 use steadfast_common::keys::{Keys, TagKey};
 use steadfast_common::rendezvous::{AgentRecord, NodeRecord, ReleaseRecord, RoundRecord};
 use steadfast_coord::{CoordError, Etcd, now};
-use steadfast_master_core::rendezvous::{Fact, Rendezvous, Timers};
+use steadfast_master_core::rendezvous::{Fact, InvalidRecord, Rendezvous, Timers};
 use steadfast_process::Failure;
 use tracing::warn;
 
@@ -63,15 +63,16 @@ pub async fn stored_elastic_status(
 /// If etcd does not answer, or a value cannot be parsed.
 pub(super) async fn read(etcd: &Etcd, keys: &Keys) -> Result<Rendezvous, CoordError> {
     let mut facts = Vec::new();
-    let round: Option<RoundRecord> = etcd.get_json(&keys.formed_round()).await?;
-    let number = round.as_ref().map_or(Round(0), |record| record.round);
-    facts.extend(round.map(|record| Fact::Formed(Arc::new(record))));
+    // Before the round: no node asked for a later one, whatever the master does meanwhile.
     for (key, entry) in &etcd.list(&keys.nodes_prefix()).await?.entries {
         match keys.node_of(key) {
             Some(node) => facts.push(Fact::Node { node, record: entry.json::<NodeRecord>()? }),
             None => warn!(key, "unknown key ignored"),
         }
     }
+    let round: Option<RoundRecord> = etcd.get_json(&keys.formed_round()).await?;
+    let number = round.as_ref().map_or(Round(0), |record| record.round);
+    facts.extend(round.map(|record| Fact::Formed(Arc::new(record))));
     for (key, entry) in &etcd.list_large(&keys.tags_prefix(number)).await?.entries {
         match keys.tag_key_of(number, key) {
             Some(TagKey::Released { tag }) => {
@@ -89,5 +90,15 @@ pub(super) async fn read(etcd: &Etcd, keys: &Keys) -> Result<Rendezvous, CoordEr
     facts.extend(shared.map(|record| Fact::Shared(Arc::new(record))));
     let result = etcd.get_json(&keys.result()).await?;
     facts.extend(result.map(|record| Fact::Ended(Arc::new(record))));
-    Ok(Rendezvous::from_records(facts))
+    Rendezvous::from_records(facts).map_err(|error| {
+        let key = match &error {
+            InvalidRecord::Slots { node, .. } | InvalidRecord::FutureRound { node, .. } => {
+                keys.node(*node)
+            }
+            InvalidRecord::Round(_) => keys.formed_round(),
+            InvalidRecord::Phase { tag, .. } => keys.released(number, tag),
+            InvalidRecord::Token(_) => keys.shared_state(),
+        };
+        CoordError::BadValue { key, reason: error.to_string() }
+    })
 }

@@ -109,6 +109,7 @@ def test_the_first_rank_is_lost_and_a_new_worker_gets_the_state_of_the_others(co
 
 
 def test_when_all_workers_are_killed_new_ones_continue_from_the_commit_of_their_agents(context):
+    """S003-50: agents keep the commits, so a program needs no backup of its own."""
     with Job(context, "a", "b") as job:
         job.start(workers.train, "a", "b", pauses_at=7)
         job.until("paused", count=2)

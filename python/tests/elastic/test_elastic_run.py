@@ -89,6 +89,38 @@ def test_two_changes_in_a_row_are_both_seen():
     membership.check_updates()
 
 
+def test_a_commit_saves_the_state_and_then_handles_what_was_noticed():
+    """S001-23, S001-30: a notice waits until the program asks; a commit has saved the state by then."""
+    agent = Changing()
+
+    def train(state):
+        agent.bits = [2]
+        state.step = 1
+        with pytest.raises(elastic.HostsUpdatedInterrupt):
+            state.commit()
+        state.step = 2
+        state.restore()
+        return state.step
+
+    membership = elastic.Membership(agent, lambda _: elastic.SoloGroup())
+    assert elastic.run(membership=membership)(train)(elastic.ObjectState(step=0)) == 1
+
+
+def test_a_check_between_two_commits_saves_nothing():
+    """S001-40: the program chooses how often it commits, and may check at each batch."""
+
+    def train(state):
+        state.step = 1
+        state.commit()
+        state.step = 2
+        state.check_host_updates()
+        state.restore()
+        return state.step
+
+    membership = elastic.Membership(elastic.SoloAgent(), lambda _: elastic.SoloGroup())
+    assert elastic.run(membership=membership)(train)(elastic.ObjectState(step=0)) == 1
+
+
 class Changing(elastic.SoloAgent):
     """An agent that tells of the changes in ``bits``; their revisions are 1, 2, ..."""
 
@@ -155,7 +187,9 @@ def test_a_new_worker_gets_the_state_even_if_others_could_skip_it():
 
 
 def test_callbacks_are_called_in_the_new_group_and_before_the_state_is_sent():
-    """S001-33, S001-34"""
+    """S001-33, S001-34, S003-53: a program asks for the current number of workers, and sets what depends
+    on it.
+    """
     with Threads("a") as workers:
 
         def program(member: str, membership: elastic.Membership) -> Any:

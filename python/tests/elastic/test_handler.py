@@ -98,6 +98,7 @@ def scripted(answer: Any = 0, closed: bool = False) -> Handler:
     ],
 )
 def test_lost_nodes_count_like_nodes_that_wait(answer: Any, closed: bool, seen: int) -> None:
+    """S002-4: an agent that polls `num_nodes_waiting` restarts its workers in the next round."""
     assert scripted(answer, closed).num_nodes_waiting() == seen
 
 
@@ -289,7 +290,10 @@ def register(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 def test_a_state_is_only_replaced_with_its_token(register: Any) -> None:
-    """PyTorch's own conformance test of backends, in short."""
+    """S002-6, S002-7: the master keeps the state; only with its token it is replaced.
+
+    PyTorch's own conformance test of backends, in short.
+    """
     backend = MasterBackend(register)
     assert backend.get_state() is None
     state, token, accepted = backend.set_state(b"one")

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use super::{Fault, FaultTarget, Kind};
+use super::driver::{World, WorldJob};
+use super::{Fault, Kind};
 use crate::EtcdCluster;
 
 /// How much longer than a lease a fault lasts that must make leases expire. etcd checks its leases twice
@@ -62,70 +63,33 @@ impl Heal {
     }
 }
 
-impl FaultTarget<'_> {
+impl<J: WorldJob> World<'_, J> {
     /// Injects a fault.
     pub fn inject(&mut self, fault: Fault) {
         self.log(&format!("fault: {fault}"));
-        if let Some(role) = fault.role {
-            self.member_mut(role, fault.index).inject(fault.kind);
-        } else {
-            self.inject_elsewhere(fault.kind, fault.index as usize);
+        let index = fault.index as usize;
+        match (fault.role, fault.kind) {
+            (Some(role), kind) => J::inject_into(self, role, fault.index, kind),
+            (None, Kind::EtcdKillLeader) => {
+                let leader = self.until("etcd has a leader", |world| world.etcd.leader());
+                self.log(&format!("etcd {leader} leads"));
+                self.etcd.kill(leader);
+            }
+            (None, Kind::EtcdKill) => self.etcd.kill(index),
+            (None, Kind::EtcdPause) => self.etcd.signal(index, Signal::SIGSTOP),
+            (None, Kind::EtcdStall) => self.etcd.signal_all(Signal::SIGSTOP),
+            (None, Kind::EtcdMoveLeader) => drop(self.etcd.move_leader()),
+            (None, other) => J::inject_elsewhere(self, other),
         }
-        self.heals.extend(Heal::of(fault, self.shape.lease_ttl_s));
+        self.heals.extend(Heal::of(fault, self.job.lease_ttl_s()));
     }
 
-    /// Injects a fault that lasts until [`FaultTarget::heal_all`].
+    /// Injects a fault that lasts until [`World::heal_all`].
     pub fn inject_for_long(&mut self, fault: Fault) {
         self.inject(fault);
         if let Some(heal) = self.heals.iter_mut().rev().find(|it| it.fault == fault) {
             heal.due += Duration::from_secs(3600);
         }
-    }
-
-    fn inject_elsewhere(&mut self, kind: Kind, index: usize) {
-        match kind {
-            Kind::EtcdKillLeader => {
-                let leader = self.until("etcd has a leader", |world| world.etcd.leader());
-                self.log(&format!("etcd {leader} leads"));
-                self.etcd.kill(leader);
-            }
-            Kind::EtcdKill => self.etcd.kill(index),
-            Kind::EtcdPause => self.etcd.signal(index, Signal::SIGSTOP),
-            Kind::EtcdStall => self.etcd.signal_all(Signal::SIGSTOP),
-            // Keep revisions that the recorder has not read yet.
-            Kind::EtcdCompact => drop(self.etcd.compact(self.recorder.last())),
-            Kind::EtcdMoveLeader => drop(self.etcd.move_leader()),
-            Kind::EtcdFull => {
-                let is_full = self.etcd.fill(&self.filler_mark());
-                self.log(if is_full { "etcd is full" } else { "etcd could not be filled" });
-            }
-            Kind::StoreFull if self.store.can_be_full() => self.store.fill(),
-            Kind::StoreFull => self.log("skipped: this process may not mount a file system"),
-            Kind::StoreAway => self.store.take_away(),
-            Kind::KillAll => {
-                self.heal_all();
-                self.members.iter_mut().for_each(|it| it.signal(Signal::SIGKILL));
-                self.etcd.kill_all();
-                self.etcd.start_missing();
-            }
-            other => unreachable!("{} hits one of many", other.name()),
-        }
-    }
-
-    /// Returns a key that only the recorder reads.
-    fn filler_mark(&self) -> String {
-        format!("{}/filler", self.keys.root())
-    }
-
-    /// Frees the space of etcd; returns whether it succeeded. The history is compacted only after the
-    /// recorder has read it.
-    fn give_space_back(&self) -> bool {
-        let mark = self.filler_mark();
-        self.etcd.empty(&mark)
-            && match self.recorder.last_of(&mark) {
-                Some((revision, change)) if change.value.is_none() => self.etcd.reclaim(revision),
-                Some(_) | None => false,
-            }
     }
 
     /// Heals the faults that are due.
@@ -148,18 +112,16 @@ impl FaultTarget<'_> {
 
     /// Heals a fault; returns whether it succeeded.
     fn heal(&mut self, fault: Fault) -> bool {
-        let index = fault.index as usize;
-        match (fault.kind, fault.role) {
-            (kind, Some(role)) => self.member_mut(role, fault.index).heal(kind),
-            (Kind::EtcdPause, None) => self.etcd.signal(index, Signal::SIGCONT),
-            (Kind::EtcdStall, None) => self.etcd.signal_all(Signal::SIGCONT),
-            (Kind::EtcdFull, None) => {
-                if !self.give_space_back() {
+        match (fault.role, fault.kind) {
+            (Some(role), kind) => J::heal_one(self, role, fault.index, kind),
+            (None, Kind::EtcdPause) => self.etcd.signal(fault.index as usize, Signal::SIGCONT),
+            (None, Kind::EtcdStall) => self.etcd.signal_all(Signal::SIGCONT),
+            (None, Kind::EtcdKill | Kind::EtcdKillLeader) => self.etcd.start_missing(),
+            (None, other) => {
+                if !J::heal_elsewhere(self, other) {
                     return false;
                 }
             }
-            (Kind::StoreFull | Kind::StoreAway, None) => self.store.heal(),
-            (_, None) => self.etcd.start_missing(),
         }
         self.log(&format!("healed: {fault}"));
         true

@@ -16,7 +16,7 @@ const DELAY: Duration = Duration::from_millis(100);
 
 /// A member of a world; at most one process of it runs at a time.
 #[derive(Debug)]
-pub(super) struct Member {
+pub struct Member {
     pub role: Role,
     pub index: u32,
     /// Proxies to each member of etcd.

@@ -1,5 +1,6 @@
 //! Faults, fault schedules, and a world that runs a job under a schedule.
 
+mod driver;
 mod elastic;
 mod fault;
 mod inject;

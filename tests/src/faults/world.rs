@@ -1,34 +1,19 @@
-//! A job of real processes on a real etcd under a fault schedule.
-//!
-//! A world restarts every process that ends before the job, as a supervisor does. The world itself makes
-//! no random decisions.
+//! A training job of real processes on a real etcd under a fault schedule.
 
 use std::collections::BTreeMap;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
-use nix::libc::{SIGKILL, SIGTERM};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use steadfast_audit::history::Change;
-use steadfast_common::keys::Keys;
 use steadfast_common::spec::{JobSpec, Mode};
-use tokio::runtime::Runtime;
 
-use super::inject::Heal;
+use super::driver::{End, World, WorldJob};
 use super::member::Member;
 use super::store::StoreDirectory;
-use super::{Role, Schedule, Shape, When};
-use crate::{
-    Ended, EtcdCluster, Job, Network, Process, Quota, Recorder, Scene, audit, free_address, get,
-    program,
-};
-
-/// Longest time from the start of a world to the result of the job.
-const LIFE_MAX: Duration = Duration::from_secs(240);
-
-/// Longest time that processes may take to exit after the end of the job.
-const LEAVE_MAX: Duration = Duration::from_secs(30);
-
-const PAUSE: Duration = Duration::from_millis(10);
+use super::{Kind, Role, Schedule, Shape};
+use crate::{EtcdCluster, Job, Network, Quota, Scene, audit, get, program};
 
 /// Interval of status requests; each costs some CPU time.
 const STATUS_EVERY: Duration = Duration::from_millis(30);
@@ -36,36 +21,18 @@ const STATUS_EVERY: Duration = Duration::from_millis(30);
 /// Backend quota of etcd: quick to fill, and enough for the history of a job.
 const ETCD_ROOM: u64 = 32 << 20;
 
-/// Lines of the event log that a failure shows.
-const LINES_SHOWN: usize = 200;
+/// A training job under faults.
+pub type FaultTarget<'a> = World<'a, Training>;
 
-/// A job under faults.
+/// A training job in a world.
 #[derive(Debug)]
-pub struct FaultTarget<'a> {
-    scene: &'a Scene,
-    pub(super) shape: Shape,
-    pub keys: Keys,
-    pub spec: JobSpec,
-    pub(super) members: Vec<Member>,
-    pub etcd: EtcdCluster<'a>,
-    pub recorder: Recorder<'a>,
-    pub(super) store: StoreDirectory,
-    pub(super) heals: Vec<Heal>,
+pub struct Training {
+    shape: Shape,
+    spec: JobSpec,
+    store: StoreDirectory,
     job_file: String,
     status: Option<Value>,
     status_read: Instant,
-    steps: u64,
-    result: Option<Value>,
-    /// When the result was first seen.
-    over: Option<Instant>,
-    started: Instant,
-    /// Event log, printed if the run fails.
-    trace: Vec<String>,
-    ends: BTreeMap<String, u32>,
-    schedule: Schedule,
-    seed: Option<u64>,
-    /// The last field, dropped after all fields that use it.
-    runtime: Runtime,
 }
 
 /// Outcome of a job.
@@ -82,6 +49,101 @@ pub struct Outcome {
     /// Event log, line by line.
     pub trace: Vec<String>,
     pub wall: Duration,
+}
+
+impl WorldJob for Training {
+    const LIFE_MAX: Duration = Duration::from_secs(240);
+
+    const PAUSE: Duration = Duration::from_millis(10);
+
+    fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    fn lease_ttl_s(&self) -> u32 {
+        self.shape.lease_ttl_s
+    }
+
+    fn repeat_command(&self, seed: Option<u64>, schedule: &Schedule) -> String {
+        self.shape.command(seed, schedule)
+    }
+
+    fn description(&self) -> String {
+        let status = self.status();
+        let (state, waiting) = (&status["state"], &status["waiting"]);
+        format!("; the job is {state} and waits for {waiting}; status: {status}")
+    }
+
+    fn follow(world: &mut FaultTarget<'_>) {
+        if STATUS_EVERY <= world.job.status_read.elapsed() {
+            world.poll_status();
+            world.job.status_read = Instant::now();
+        }
+    }
+
+    fn command(world: &mut FaultTarget<'_>, index: usize, admin: &str) -> Command {
+        let Self { shape, spec, store, job_file, .. } = &world.job;
+        let (ttl, slots) = (format!("{}s", shape.lease_ttl_s), shape.pservers.to_string());
+        let store = store.path().display().to_string();
+        let member = &mut world.members[index];
+        let endpoints = member.endpoints();
+        let mut args = vec!["--job", &spec.name, "--etcd-endpoints", &endpoints];
+        args.extend(["--admin-listen", admin, "--lease-ttl", &ttl]);
+        let (listen, advertised) = member.open_front(&world.runtime);
+        if member.role != Role::Trainer {
+            args.extend(["--listen", &listen, "--advertise", &advertised]);
+        }
+        if member.network.is_some() {
+            // The separate network is as private as loopback.
+            args.push("--insecure-allow-plaintext");
+        }
+        if member.role == Role::Master {
+            args.extend(["--job-file", job_file, "--store", &store, "--pservers", &slots]);
+        }
+        let mut command =
+            world.scene.command(&program(&format!("steadfast-{}", member.role.name())));
+        command.args(args);
+        match &member.network {
+            Some(network) => network.wrap(&command),
+            None => command,
+        }
+    }
+
+    fn inject_elsewhere(world: &mut FaultTarget<'_>, kind: Kind) {
+        match kind {
+            // Keep revisions that the recorder has not read yet.
+            Kind::EtcdCompact => drop(world.etcd.compact(world.recorder.last())),
+            Kind::EtcdFull => {
+                let is_full = world.etcd.fill(&world.filler_mark());
+                world.log(if is_full { "etcd is full" } else { "etcd could not be filled" });
+            }
+            Kind::StoreFull if world.store_can_be_full() => world.job.store.fill(),
+            Kind::StoreFull => world.log("skipped: this process may not mount a file system"),
+            Kind::StoreAway => world.job.store.take_away(),
+            Kind::KillAll => {
+                world.heal_all();
+                world.members.iter_mut().for_each(|it| it.signal(Signal::SIGKILL));
+                world.etcd.kill_all();
+                world.etcd.start_missing();
+            }
+            other => unreachable!("{} hits one of many", other.name()),
+        }
+    }
+
+    fn heal_elsewhere(world: &mut FaultTarget<'_>, kind: Kind) -> bool {
+        match kind {
+            Kind::EtcdFull => return world.give_space_back(),
+            Kind::StoreFull | Kind::StoreAway => world.job.store.heal(),
+            other => unreachable!("{} needs no healing here", other.name()),
+        }
+        true
+    }
+}
+
+impl Training {
+    fn status(&self) -> &Value {
+        self.status.as_ref().unwrap_or(&Value::Null)
+    }
 }
 
 impl<'a> FaultTarget<'a> {
@@ -104,81 +166,25 @@ impl<'a> FaultTarget<'a> {
         job: &Job,
         mut apart: Option<(Role, u32, Network)>,
     ) -> Self {
-        let runtime = Runtime::new().expect("threads can be started");
         let etcd = EtcdCluster::start(scene, shape.etcd as usize, Quota::Bytes(ETCD_ROOM));
-        let spec = steadfast_common::job_file::parse(&job.text).expect("the job file is sound");
-        let keys = Keys::of_job(&spec.name);
-        let mut members = Vec::new();
-        for role in Role::ALL {
-            for index in 0..shape.count(role) {
-                let network = apart.take_if(|it| (it.0, it.1) == (role, index)).map(|it| it.2);
-                members.push(Member::new(&runtime, role, index, &etcd.urls(), network));
-            }
-        }
-        let mut world = Self {
-            recorder: Recorder::start(scene, &etcd.urls(), keys.root()),
-            job_file: job.write(scene).display().to_string(),
+        let training = Training {
+            spec: steadfast_common::job_file::parse(&job.text).expect("the job file is sound"),
             store: StoreDirectory::new(scene),
-            scene,
-            shape,
-            keys,
-            spec,
-            members,
-            etcd,
-            heals: Vec::new(),
+            job_file: job.write(scene).display().to_string(),
             status: None,
             status_read: Instant::now(),
-            steps: 0,
-            result: None,
-            over: None,
-            started: Instant::now(),
-            trace: Vec::new(),
-            ends: BTreeMap::new(),
-            schedule: Schedule::default(),
-            seed: None,
-            runtime,
+            shape: shape.clone(),
         };
-        world.tend();
-        world
-    }
-
-    /// Runs a schedule until its end or the end of the job; returns the number of injected faults. A
-    /// failure prints the command that repeats it.
-    pub fn run(&mut self, seed: Option<u64>, schedule: &Schedule) -> usize {
-        (self.seed, self.schedule) = (seed, schedule.clone());
-        let mut before = 0;
-        for (number, event) in schedule.events.iter().enumerate() {
-            let due = match event.when {
-                When::Step(step) => step,
-                When::After(steps) => before + steps,
-            };
-            self.until(&format!("step {due} is done, for {}", event.fault), |world| {
-                (due <= world.steps || world.result.is_some()).then_some(())
-            });
-            if self.result.is_some() {
-                self.log(&format!("the job was over before {}", event.fault));
-                return number;
+        Self::begin(scene, training, etcd, |runtime, urls| {
+            let mut members = Vec::new();
+            for role in Role::ALL {
+                for index in 0..shape.count(role) {
+                    let network = apart.take_if(|it| (it.0, it.1) == (role, index)).map(|it| it.2);
+                    members.push(Member::new(runtime, role, index, urls, network));
+                }
             }
-            before = due.max(self.steps);
-            self.inject(event.fault);
-        }
-        schedule.events.len()
-    }
-
-    /// Waits until `probe` returns a value, while the world continues.
-    pub fn until<T>(&mut self, what: &str, mut probe: impl FnMut(&mut Self) -> Option<T>) -> T {
-        loop {
-            self.go_on();
-            if let Some(found) = probe(self) {
-                return found;
-            }
-            let is_late = LIFE_MAX < self.started.elapsed();
-            let is_over = self.over.is_some_and(|over| LEAVE_MAX < over.elapsed());
-            if is_late || is_over {
-                self.panic_on_timeout(what);
-            }
-            std::thread::sleep(PAUSE);
-        }
+            members
+        })
     }
 
     /// Waits until `step` steps are done.
@@ -190,7 +196,12 @@ impl<'a> FaultTarget<'a> {
     /// As [`FaultTarget::finish`], with further checks whose failure prints the command that repeats the
     /// run.
     pub fn finish_as(mut self, check: impl FnOnce(&Outcome)) -> Outcome {
-        let outcome = self.wait_for_the_end();
+        let End { result, wall } = self.wait_for_the_end();
+        let audit = self.audit();
+        let sha = result["parameters_sha256"].as_str().unwrap_or_default().to_owned();
+        let checkpoints_loaded = self.checkpoints_loaded();
+        let (ends, trace) = (self.ends.clone(), self.trace.clone());
+        let outcome = Outcome { sha, result, audit, ends, checkpoints_loaded, trace, wall };
         check(&outcome);
         outcome
     }
@@ -201,28 +212,12 @@ impl<'a> FaultTarget<'a> {
         self.finish_as(|_| {})
     }
 
-    fn wait_for_the_end(&mut self) -> Outcome {
-        let result = self.until("the job has a result", |world| world.result.clone());
-        let wall = self.started.elapsed();
-        self.heal_all();
-        self.over = Some(Instant::now());
-        self.until("all processes exited after the end of the job", |world| {
-            world.members.iter().all(|it| !it.is_alive()).then_some(())
-        });
-        assert_eq!(result["state"], "finished", "{result}");
-        let audit = self.audit();
-        let sha = result["parameters_sha256"].as_str().unwrap_or_default().to_owned();
-        let checkpoints_loaded = self.checkpoints_loaded();
-        let (ends, trace) = (self.ends.clone(), self.trace.clone());
-        Outcome { sha, result, audit, ends, checkpoints_loaded, trace, wall }
-    }
-
     /// Runs `steadfast audit` on the recorded etcd history and the files.
     fn audit(&self) -> Value {
         let history = self.scene.write("history.json", self.recorder.lines());
         let history = history.display().to_string();
         let urls = self.etcd.urls().join(",");
-        let (code, answer) = audit(&urls, &["--job", &self.spec.name, "--history", &history]);
+        let (code, answer) = audit(&urls, &["--job", &self.job.spec.name, "--history", &history]);
         assert_eq!(code, 0, "the audit is not clean: {answer:#}");
         answer
     }
@@ -236,12 +231,7 @@ impl<'a> FaultTarget<'a> {
 
     /// Returns the last known status of the job.
     pub fn status(&self) -> &Value {
-        self.status.as_ref().unwrap_or(&Value::Null)
-    }
-
-    /// Returns the number of known steps. In asynchronous mode a step is a mini-batch.
-    pub fn steps(&self) -> u64 {
-        self.steps
+        self.job.status()
     }
 
     /// Returns how often a process was started.
@@ -268,22 +258,7 @@ impl<'a> FaultTarget<'a> {
 
     /// Returns whether the store has a size limit.
     pub fn store_can_be_full(&self) -> bool {
-        self.store.can_be_full()
-    }
-
-    /// Returns the processes that ended before the job was over, counted by role and exit status.
-    pub fn ends(&self) -> &BTreeMap<String, u32> {
-        &self.ends
-    }
-
-    fn member(&self, role: Role, index: u32) -> &Member {
-        let found = self.members.iter().find(|it| (it.role, it.index) == (role, index));
-        found.unwrap_or_else(|| panic!("unknown member {} {index}", role.name()))
-    }
-
-    pub(super) fn member_mut(&mut self, role: Role, index: u32) -> &mut Member {
-        let found = self.members.iter_mut().find(|it| (it.role, it.index) == (role, index));
-        found.unwrap_or_else(|| panic!("unknown member {} {index}", role.name()))
+        self.job.store.can_be_full()
     }
 
     /// Returns the separate network of a process.
@@ -294,28 +269,6 @@ impl<'a> FaultTarget<'a> {
     /// Returns the ports through which a process reaches etcd.
     pub fn etcd_ports(&self, role: Role, index: u32) -> Vec<u16> {
         self.member(role, index).proxies.iter().map(|it| it.address().port()).collect()
-    }
-
-    pub(super) fn log(&mut self, what: &str) {
-        let seconds = self.started.elapsed().as_secs_f64();
-        self.trace.push(format!("{seconds:8.3} s, step {:5}: {what}", self.steps));
-    }
-
-    /// Polls the job, heals due faults, and starts missing processes.
-    fn go_on(&mut self) {
-        for change in self.recorder.read() {
-            if change.key == self.keys.result() {
-                self.result = change.value.and_then(|it| serde_json::from_str(&it).ok());
-                self.over = Some(Instant::now());
-                self.log("the job has a result");
-            }
-        }
-        self.heal_due();
-        self.tend();
-        if STATUS_EVERY <= self.status_read.elapsed() {
-            self.poll_status();
-            self.status_read = Instant::now();
-        }
     }
 
     /// Returns the steps reported by each pserver with a slot.
@@ -338,7 +291,7 @@ impl<'a> FaultTarget<'a> {
             if member.role == Role::Pserver {
                 newest = newest.max(self.progress(&status));
             } else if status["state"].is_string() {
-                self.status = Some(status);
+                self.job.status = Some(status);
             }
         }
         if let Some((_, steps)) = newest {
@@ -349,106 +302,28 @@ impl<'a> FaultTarget<'a> {
     /// Returns the generation and the steps that a pserver reports.
     fn progress(&self, status: &Value) -> Option<(u64, u64)> {
         let (generation, shard) = (status["generation"].as_u64()?, &status["shard"]);
-        let steps = match self.shape.mode {
+        let steps = match self.job.shape.mode {
             Mode::Sync => shard["version"].as_u64()?,
-            Mode::Async => shard["examples"].as_u64()? / u64::from(self.spec.asynchronous.batch),
+            Mode::Async => {
+                shard["examples"].as_u64()? / u64::from(self.job.spec.asynchronous.batch)
+            }
         };
         Some((generation, steps))
     }
 
-    /// Starts missing processes, unless the job is over.
-    pub(super) fn tend(&mut self) {
-        for index in 0..self.members.len() {
-            if let Some(ended) = self.members[index].ended() {
-                self.note_end(index, &ended);
+    /// Returns a key that only the recorder reads.
+    fn filler_mark(&self) -> String {
+        format!("{}/filler", self.keys.root())
+    }
+
+    /// Frees the space of etcd; returns whether it succeeded. The history is compacted only after the
+    /// recorder has read it.
+    fn give_space_back(&self) -> bool {
+        let mark = self.filler_mark();
+        self.etcd.empty(&mark)
+            && match self.recorder.last_of(&mark) {
+                Some((revision, change)) if change.value.is_none() => self.etcd.reclaim(revision),
+                Some(_) | None => false,
             }
-            if self.result.is_none() && self.members[index].is_due() {
-                self.start_member(index);
-            }
-        }
-    }
-
-    fn note_end(&mut self, index: usize, ended: &Ended) {
-        let life = self.members[index].log_name();
-        let how = match (ended.code, ended.signal) {
-            (Some(code), _) => format!("with {code}"),
-            (None, signal) => format!("by signal {}", signal.unwrap_or_default()),
-        };
-        let last = ended.stderr.lines().last().unwrap_or_default();
-        self.log(&format!("{life} ended {how}: {last}"));
-        // A process that exits at the end of the job may have seen the result before the recorder.
-        let is_over = self.result.is_some()
-            || ended.code == Some(0) && self.etcd.value(&self.keys.result()).is_some();
-        if !is_over {
-            let role = self.members[index].role.name();
-            *self.ends.entry(format!("{role} {how}")).or_default() += 1;
-        }
-        let is_broken = ended.code == Some(101)
-            || ended.signal.is_some_and(|it| it != SIGKILL && it != SIGTERM)
-            || ended.stderr.contains("panicked");
-        assert!(!is_broken, "{life} failed {how}: {}", ended.stderr);
-    }
-
-    fn start_member(&mut self, index: usize) {
-        let admin = free_address().to_string();
-        let (ttl, slots) =
-            (format!("{}s", self.shape.lease_ttl_s), self.shape.pservers.to_string());
-        let store = self.store.path().display().to_string();
-        let member = &mut self.members[index];
-        member.starts += 1;
-        let endpoints = member.endpoints();
-        let mut args = vec!["--job", &self.spec.name, "--etcd-endpoints", &endpoints];
-        args.extend(["--admin-listen", &admin, "--lease-ttl", &ttl]);
-        let (listen, advertised) = member.open_front(&self.runtime);
-        if member.role != Role::Trainer {
-            args.extend(["--listen", &listen, "--advertise", &advertised]);
-        }
-        if member.network.is_some() {
-            // The separate network is as private as loopback.
-            args.push("--insecure-allow-plaintext");
-        }
-        if member.role == Role::Master {
-            args.extend(["--job-file", &self.job_file, "--store", &store, "--pservers", &slots]);
-        }
-        let mut command =
-            self.scene.command(&program(&format!("steadfast-{}", member.role.name())));
-        command.args(args);
-        if let Some(network) = &member.network {
-            command = network.wrap(&command);
-        }
-        let process = Process::start(self.scene.directory(), &member.log_name(), &mut command);
-        member.begin(process);
-        member.admin = admin;
-    }
-
-    fn panic_on_timeout(&self, what: &str) -> ! {
-        let status = self.status();
-        panic!(
-            "timed out after {:?}: {what}; the job is {} and waits for {}; status: {status}",
-            self.started.elapsed(),
-            status["state"],
-            status["waiting"],
-        )
-    }
-
-    /// Returns the report of a failure.
-    fn report(&self) -> String {
-        let from = self.trace.len().saturating_sub(LINES_SHOWN);
-        format!(
-            "{}\nends: {:?}\nseed: {:?}\nschedule: {}\nrepeat with: {}",
-            self.trace[from..].join("\n"),
-            self.ends,
-            self.seed,
-            self.schedule,
-            self.shape.command(self.seed, &self.schedule),
-        )
-    }
-}
-
-impl Drop for FaultTarget<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            eprintln!("{}", self.report());
-        }
     }
 }

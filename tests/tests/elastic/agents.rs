@@ -4,7 +4,8 @@ use steadfast_tests::{EtcdServer, Process, Scene, Signal, within};
 
 use crate::job::{ElasticJob, LIMIT, starts, together};
 
-/// S003-20…-25: one command, with nothing else running, runs the program and ends with it.
+/// S003-20, S003-21, S003-22, S003-23: one command, with nothing else running, forms a round, runs the program in
+/// its workers, and ends with it.
 #[test]
 fn a_program_runs_on_one_node_with_one_command() {
     let scene = Scene::new();
@@ -18,8 +19,8 @@ fn a_program_runs_on_one_node_with_one_command() {
     scene.leaves_no_process();
 }
 
-/// S003-24, S003-25, S001-11: when a node is lost, added or leaves, the others go on in a round without or with
-/// it. The oldest has rank 0, and none of this counts as a failure. An agent that is killed leaves nothing.
+/// S002-4, S003-24, S003-25, S001-11: when a node waits, is lost or leaves, the agents form the next round, and
+/// restart their workers in it. The oldest has rank 0, and none of this counts as a failure. An agent that is killed leaves nothing.
 #[test]
 fn nodes_come_and_go_and_the_oldest_has_rank_0() {
     let scene = Scene::new();

@@ -20,7 +20,8 @@ fn hub(agent: &Process) -> String {
     })
 }
 
-/// S003-25: what a worker prints has its rank in the current round before it, not that with which it was started.
+/// S003-25, S003-52: a worker joins the next round without a restart of its process. What it prints has its rank in
+/// that round before it.
 #[test]
 fn the_output_of_a_worker_that_stays_has_its_current_rank() {
     let scene = Scene::new();

@@ -60,6 +60,7 @@ async fn a_grandchild_that_keeps_the_output_open_does_not_hold_up_the_end_of_its
     assert_eq!(worker.wait().await, exit, "it can be asked again");
 }
 
+/// S003-21: the supervisor learns of the end of each worker, and whether it succeeded.
 #[tokio::test]
 async fn the_first_worker_to_end_is_returned_first_though_its_output_ends_later() {
     let directory = tempfile::tempdir().unwrap();

@@ -18,6 +18,7 @@ async fn ids(directory: &Path) -> KillAtEnd {
     KillAtEnd(ids)
 }
 
+/// S003-21: a worker is a process of its own; stopping it ends all processes that it started.
 #[tokio::test]
 async fn a_stopped_worker_leaves_no_process() {
     let directory = tempfile::tempdir().unwrap();

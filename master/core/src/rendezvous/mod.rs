@@ -24,6 +24,7 @@ mod barriers;
 mod ending;
 mod gathering;
 mod membership;
+mod recovery;
 mod refusal;
 mod report;
 mod state;
@@ -38,6 +39,7 @@ pub use barriers::{
 };
 pub use gathering::{FACTS_MAX, Timers};
 pub use membership::{Directive, JoinTerms, KNOWN_MAX, Name, Names};
+pub use recovery::InvalidRecord;
 pub use refusal::Refusal;
 pub use state::{Entries, Fact, Rendezvous};
 

@@ -118,13 +118,6 @@ pub(super) enum Standing {
 }
 
 impl Rendezvous {
-    /// Returns the state that etcd holds. Each record is given as the fact that puts it, in any order.
-    pub fn from_records(records: impl IntoIterator<Item = Fact>) -> Self {
-        let mut state = Self::default();
-        records.into_iter().for_each(|fact| state.evolve(&fact));
-        state
-    }
-
     /// Applies one committed fact.
     pub fn evolve(&mut self, fact: &Fact) {
         match fact {

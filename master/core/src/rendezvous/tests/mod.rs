@@ -5,7 +5,9 @@ mod barriers;
 mod interleavings;
 mod large;
 mod membership;
+mod recovery;
 mod rounds;
+mod shared;
 mod world;
 
 use std::sync::Arc;

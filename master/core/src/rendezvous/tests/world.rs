@@ -125,7 +125,8 @@ fn recover(etcd: &BTreeMap<String, Vec<u8>>) -> Rendezvous {
         }
     });
     // The record of the round comes last, which is not the order of the facts.
-    Rendezvous::from_records(others.chain(round.map(|it| Fact::Formed(Arc::new(it)))))
+    let round = round.map(|it| Fact::Formed(Arc::new(it)));
+    Rendezvous::from_records(others.chain(round)).expect("a master wrote the records")
 }
 
 impl World {

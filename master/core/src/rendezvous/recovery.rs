@@ -1,0 +1,78 @@
+//! Recovers the durable state of a rendezvous from its records in etcd.
+
+use steadfast_common::ids::{NodeId, Phase, Round};
+use steadfast_common::rendezvous::{NodeState, SLOTS_MAX};
+
+use super::state::{Fact, Rendezvous};
+
+/// Counters beyond this were not counted; going on from them would overflow.
+const COUNT_MAX: u64 = u64::MAX / 2;
+
+/// A record that no master wrote. Decisions on it would overflow, or never end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidRecord {
+    #[error("node {node} has {slots} slots; 1 to {SLOTS_MAX} are allowed")]
+    Slots { node: NodeId, slots: u32 },
+    #[error("node {node} asked for a round after {after}, and the last one is {last}")]
+    FutureRound { node: NodeId, after: Round, last: Round },
+    #[error("the last round has the number {0}")]
+    Round(Round),
+    #[error("tag `{tag}` was released in phase {phase}")]
+    Phase { tag: String, phase: Phase },
+    #[error("the shared state has the token {0}")]
+    Token(u64),
+}
+
+impl Rendezvous {
+    /// Returns the state that etcd holds. Each record is given as the fact that puts it, in any order.
+    ///
+    /// # Errors
+    /// If a record is invalid.
+    pub fn from_records(records: impl IntoIterator<Item = Fact>) -> Result<Self, InvalidRecord> {
+        let mut state = Self::default();
+        for fact in records {
+            check(&fact)?;
+            state.evolve(&fact);
+        }
+        state.check_nodes()?;
+        Ok(state)
+    }
+
+    /// Checks that each node can get what it asked for: a round would be formed again and again otherwise.
+    fn check_nodes(&self) -> Result<(), InvalidRecord> {
+        let last = self.number();
+        for (node, record) in &self.nodes {
+            match record.state {
+                NodeState::Asked { after } if last < after => {
+                    return Err(InvalidRecord::FutureRound { node: *node, after, last });
+                }
+                NodeState::Asked { .. } | NodeState::Starting | NodeState::Late => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check(fact: &Fact) -> Result<(), InvalidRecord> {
+    match fact {
+        Fact::Node { node, record } if !(1..=SLOTS_MAX).contains(&record.slots) => {
+            Err(InvalidRecord::Slots { node: *node, slots: record.slots })
+        }
+        Fact::Formed(record) if !(1..=COUNT_MAX).contains(&record.round.0) => {
+            Err(InvalidRecord::Round(record.round))
+        }
+        Fact::Released { tag, phase, .. } if COUNT_MAX < phase.0 => {
+            Err(InvalidRecord::Phase { tag: tag.clone(), phase: *phase })
+        }
+        Fact::Shared(record) if COUNT_MAX < record.token => Err(InvalidRecord::Token(record.token)),
+        Fact::Node { .. }
+        | Fact::Removed { .. }
+        | Fact::Formed(_)
+        | Fact::TagsDeleted { .. }
+        | Fact::Entered { .. }
+        | Fact::Released { .. }
+        | Fact::EntriesDeleted { .. }
+        | Fact::Shared(_)
+        | Fact::Ended(_) => Ok(()),
+    }
+}
