@@ -61,7 +61,7 @@ const CHECKS: &[(&str, Check)] = checks! {
     ReportDivergenceRequest ReportDivergenceReply StatusRequest StatusReply
     GetClusterSpecRequest GetClusterSpecReply GetWaitingNodesRequest GetWaitingNodesReply
     BarrierRequest BarrierReply SynchronizeRequest SynchronizeReply ShutDownRequest ShutDownReply
-    AnnounceRequest AnnounceReply JoinRequest JoinReply WatchRequest WatchReply EnterRequest EnterReply
+    AnnounceRequest AnnounceReply JoinRequest JoinReply ElasticRound Entries WatchRequest WatchReply EnterRequest EnterReply
     ShareStateRequest ShareStateReply ElasticStatusRequest ElasticStatusReply ChangesRequest ChangesReply
     NextRoundRequest NextRoundReply BeginCommitRequest BeginCommitReply EndCommitRequest EndCommitReply
     LastCommitRequest LastCommitReply ProgressRequest ProgressReply
@@ -79,7 +79,10 @@ fn well_formed() -> Vec<Vec<u8>> {
         v1::SynchronizeReply { success: true, data: data.into(), ..Default::default() };
     let member = v1::ElasticMember { node: "a".to_owned(), slots: 4, ..Default::default() };
     let round = v1::ElasticRound { round: 1, world_size: 8, members: vec![member.clone(), member] };
-    let join = v1::JoinReply { next: Some(v1::join_reply::Next::Start(round)) };
+    let start = v1::join_reply::Next::Start(round.encode_to_vec().into());
+    let join = v1::JoinReply { next: Some(start) };
+    let entries = [("a".to_owned(), vec![1, 2].into())];
+    let entries = v1::Entries { data: entries.into() };
     let node = Some(v1::Node { id: "a".to_owned(), incarnation: 7 });
     let report = Some(v1::NodeReport { restarts: 1, state: "x".to_owned(), ..Default::default() });
     let watch = v1::WatchRequest { node, round: 3, known_change: -1, report, ..Default::default() };
@@ -94,6 +97,8 @@ fn well_formed() -> Vec<Vec<u8>> {
         seed("NormsReply", &norms),
         seed("SynchronizeReply", &synchronized),
         seed("JoinReply", &join),
+        seed("ElasticRound", &round),
+        seed("Entries", &entries),
         seed("WatchRequest", &watch),
         seed("ShareStateRequest", &share),
         seed("ChangesReply", &changes),

@@ -12,7 +12,7 @@ use steadfast_common::ids::{Millis, NodeId, Round};
 use steadfast_common::keys::{Keys, TagKey};
 use steadfast_common::records::JobOutcome;
 use steadfast_common::rendezvous::{
-    AgentRecord, EXIT_TAG, NodeRange, NodeRecord, ReleaseRecord, RoundRecord,
+    AgentRecord, EXIT_TAG, NodeRange, NodeRecord, ReleaseRecord, RoundRecord, Runner,
 };
 use steadfast_fuzz::{seeds, within};
 use steadfast_master_core::rendezvous::{
@@ -165,12 +165,7 @@ impl Master {
     fn join_all(&mut self) {
         let (nodes_min, nodes_max) = (self.settings.nodes.min(), self.settings.nodes.max());
         let terms = JoinTerms { after: self.state.number(), nodes_min, nodes_max };
-        let agent = AgentRecord {
-            address: "n:1".to_owned(),
-            slots: 2,
-            admin: String::new(),
-            launched_on: None,
-        };
+        let agent = AgentRecord::new(Runner::Agent, "n:1".to_owned(), 2);
         let (node, incarnation) = (NodeId(Uuid::from_u128(u128::MAX)), Default::default());
         for caller in self.callers().into_iter().chain([Caller { node, incarnation }]) {
             let facts = self.state.join(caller, &agent, &terms, &self.settings);

@@ -159,9 +159,10 @@ HEAD = [
 
 
 def table(size: task.Size, samples: Dict[str, List[Sample]], versions: Dict[str, Optional[str]]) -> None:
+    parameters = f"{size.parameters:,}".replace(",", " ")
     print(
-        f"\n{size.name}: {size.parameters:,} parameters, {size.batch} records in a step of each worker, "
-        f"loss at random {size.loss_at_random:.2f}\n".replace(",", " ", 1)
+        f"\n{size.name}: {parameters} parameters, {size.batch} records in a step of each worker, "
+        f"loss at random {size.loss_at_random:.2f}\n"
     )
     print(line(HEAD))
     print("|" + "---|" * len(HEAD))
