@@ -20,7 +20,7 @@ use steadfast_master_core::rendezvous::{Caller, Directive, JoinTerms, Place};
 use steadfast_proto::status;
 use tonic::Status;
 
-use super::handle::{ElasticHandle, Event, Known, Passage};
+use super::handle::{ElasticError, ElasticHandle, Event, Known, Passage};
 use super::service::{enter, join, reject};
 
 /// Agents use tags that begin like this.
@@ -70,7 +70,12 @@ impl Polled {
         let terms = JoinTerms { after, nodes_min, nodes_max };
         loop {
             let (caller, deadline) = (known.caller, Instant::now() + BEAT);
-            match join(&self.handle, caller, terms, deadline).await.map_err(|it| reject(&it))? {
+            let joined = join(&self.handle, caller, terms, deadline).await;
+            if let Err(ElasticError::OtherRunner { .. }) = joined {
+                // It must not stay, and be the oldest one when the others are started again.
+                self.etcd.revoke(known.lease).await.map_err(failed)?;
+            }
+            match joined.map_err(|error| reject(&error))? {
                 Directive::Start(record) => return Ok(record),
                 Directive::TooFew { waiting, nodes_min, .. } => {
                     let message = format!(
