@@ -15,8 +15,8 @@ use steadfast_common::rendezvous::{ReleaseRecord, RoundRecord};
 use steadfast_common::spec::Mode;
 use steadfast_common::status::{JobPhase, JobStatus, Queues};
 use steadfast_proto::v1::{
-    AdvanceReply, ElasticRound, EnterReply, EnterRequest, JoinReply, PullReply, PullRequest, PushRequest,
-    SnapshotRequest, StatusReply, Target, enter_reply, join_reply,
+    AdvanceReply, ElasticRound, EnterReply, EnterRequest, JoinReply, PullReply, PullRequest,
+    PushRequest, SnapshotRequest, StatusReply, Target, enter_reply, join_reply,
 };
 
 use crate::etcd::EtcdServer;

@@ -18,10 +18,11 @@ use steadfast_proto::status;
 use steadfast_proto::v1::elastic_server::Elastic;
 use steadfast_proto::v1::{
     AnnounceReply, AnnounceRequest, BarrierReply, BarrierRequest, ElasticMember, ElasticRound,
-    ElasticStatusReply, ElasticStatusRequest, EnterReply, EnterRequest, Entries, GetClusterSpecReply,
-    GetClusterSpecRequest, GetWaitingNodesReply, GetWaitingNodesRequest, JoinReply, JoinRequest,
-    Node, ShareStateReply, ShareStateRequest, ShutDownReply, ShutDownRequest, SynchronizeReply,
-    SynchronizeRequest, WatchReply, WatchRequest, enter_reply, join_reply,
+    ElasticStatusReply, ElasticStatusRequest, EnterReply, EnterRequest, Entries,
+    GetClusterSpecReply, GetClusterSpecRequest, GetWaitingNodesReply, GetWaitingNodesRequest,
+    JoinReply, JoinRequest, Node, ShareStateReply, ShareStateRequest, ShutDownReply,
+    ShutDownRequest, SynchronizeReply, SynchronizeRequest, WatchReply, WatchRequest, enter_reply,
+    join_reply,
 };
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};

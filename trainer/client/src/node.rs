@@ -13,8 +13,8 @@ use steadfast_coord::{self as coord, CoordError, Etcd};
 use steadfast_net::{Channel, TlsIdentity};
 use steadfast_proto::v1::elastic_client::ElasticClient;
 use steadfast_proto::v1::{
-    AnnounceRequest, ElasticRound, EnterRequest, Entries, JoinRequest, Node, NodeReport, ShareStateRequest,
-    ShutDownRequest, WatchRequest, enter_reply, join_reply,
+    AnnounceRequest, ElasticRound, EnterRequest, Entries, JoinRequest, Node, NodeReport,
+    ShareStateRequest, ShutDownRequest, WatchRequest, enter_reply, join_reply,
 };
 use tonic::{Response, Status};
 
