@@ -126,7 +126,7 @@ impl Network {
         (hidden, outputs)
     }
 
-    /// Computes the gradient of at least one record; returns the sum of the losses.
+    /// Computes the gradient; returns the sum of the losses.
     fn compute(
         &self,
         parameters: &Parameters,
@@ -135,6 +135,14 @@ impl Network {
         before: Before,
         gradient: &mut Parameters,
     ) -> Result<f64, ModelError> {
+        batch.check(self.widths[0])?;
+        if batch.is_empty() {
+            match before {
+                Before::Added => {}
+                Before::Replaced => gradient.clear(),
+            }
+            return Ok(0.0);
+        }
         let (hidden, mut outputs) = self.forward(parameters, batch, Some(key));
         let sums = self.loss.sum(&mut outputs, batch.labels)?;
         self.backward(parameters, batch, &hidden, outputs, before, gradient);
@@ -213,10 +221,6 @@ impl Model for Network {
         key: &MicroBatch,
         gradient: &mut Parameters,
     ) -> Result<f64, ModelError> {
-        batch.check(self.widths[0])?;
-        if batch.is_empty() {
-            return Ok(0.0);
-        }
         self.compute(parameters, batch, key, Before::Added, gradient)
     }
 
@@ -227,11 +231,6 @@ impl Model for Network {
         key: &MicroBatch,
         gradient: &mut Parameters,
     ) -> Result<f64, ModelError> {
-        batch.check(self.widths[0])?;
-        if batch.is_empty() {
-            gradient.clear();
-            return Ok(0.0);
-        }
         self.compute(parameters, batch, key, Before::Replaced, gradient)
     }
 

@@ -143,6 +143,10 @@ fn a_fresh_gradient_does_not_depend_on_what_its_memory_holds() {
         let found = model.fresh_gradient(&parameters, &Batch::from(&batch), &KEY, &mut fresh);
         assert_eq!(found.unwrap(), loss);
         assert_eq!(fresh.values(), expected.values());
+        let none = records(0);
+        let found = model.fresh_gradient(&parameters, &Batch::from(&none), &KEY, &mut fresh);
+        assert_eq!(found.unwrap(), 0.0);
+        assert!(fresh.values().iter().all(|value| *value == 0.0));
     }
 }
 
