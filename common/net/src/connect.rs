@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use rustls::pki_types::ServerName;
 use steadfast_common::role::Role;
-use tokio::net::{TcpStream, UnixStream, lookup_host};
+use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -13,13 +13,14 @@ use tokio_util::either::Either;
 use tracing::{debug, warn};
 
 use crate::CONNECT_MAX;
+use crate::shared_memory::Local;
 use crate::tls::{Loaded, TlsIdentity};
 use crate::unix;
 
 /// A TCP connection, with or without TLS.
 type TcpOrTls = Either<TcpStream, TlsStream<TcpStream>>;
 
-/// Connects to the Unix socket `name` if a process of the same machine and user listens there, else as
+/// Connects through the Unix socket `name` if a process of the same machine and user listens there, else as
 /// [`tcp_or_tls`].
 ///
 /// # Errors
@@ -29,7 +30,7 @@ pub(crate) async fn unix_or_tcp(
     address: &str,
     role: Role,
     identity: &TlsIdentity,
-) -> io::Result<Either<UnixStream, TcpOrTls>> {
+) -> io::Result<Either<Local, TcpOrTls>> {
     if let Some(stream) = unix::connect(name).await {
         return Ok(Either::Left(stream));
     }
@@ -81,6 +82,7 @@ async fn tcp(address: &str) -> io::Result<TcpStream> {
 
 #[cfg(test)]
 mod tests {
+    use futures::future::join;
     use tokio::net::TcpListener;
     use tokio_stream::StreamExt;
     use uuid::Uuid;
@@ -98,9 +100,10 @@ mod tests {
         let listener = unix::listen(&name).unwrap();
         assert!(unix::listen(&name).is_err(), "the name is in use");
         let mut incoming = Box::pin(unix::incoming(listener).unwrap());
-        assert!(matches!(connect().await, Ok(Either::Left(_))));
-        assert!(incoming.next().await.is_some_and(|it| it.is_ok()), "the same user is accepted");
-        drop(incoming);
+        let (client, server) = join(connect(), incoming.next()).await;
+        assert!(matches!(client, Ok(Either::Left(_))));
+        assert!(server.is_some_and(|it| it.is_ok()), "the same user is accepted");
+        drop((incoming, server));
         assert!(matches!(connect().await, Ok(Either::Right(_))));
         drop(port);
         assert!(connect().await.is_err());

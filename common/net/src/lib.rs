@@ -9,6 +9,8 @@ pub mod incoming;
 pub mod peers;
 mod port;
 mod probe;
+mod ring;
+mod shared_memory;
 mod simulated;
 pub mod tls;
 pub mod traces;

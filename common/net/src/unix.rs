@@ -1,4 +1,5 @@
-//! Unix sockets for processes on the same machine, which are faster than TCP.
+//! Connections between processes on the same machine, which are faster than TCP: through shared memory that
+//! is set up over a Unix socket.
 //!
 //! Socket names are in Linux's abstract namespace, which is part of the network namespace: there is no
 //! file to clean up, and a container with its own network does not see them. On other systems binding
@@ -7,8 +8,13 @@
 use std::io;
 
 use tokio::net::{UnixListener, UnixStream};
+use tokio::time::timeout;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_stream::{Stream, StreamExt};
+use tracing::debug;
+
+use crate::CONNECT_MAX;
+use crate::shared_memory::{self, Local};
 
 /// Prefix of names in the abstract namespace.
 const ABSTRACT: char = '\0';
@@ -27,18 +33,30 @@ pub(crate) fn listen(name: &str) -> io::Result<UnixListener> {
 /// The I/O error of the system.
 pub(crate) fn incoming(
     listener: UnixListener,
-) -> io::Result<impl Stream<Item = io::Result<UnixStream>>> {
+) -> io::Result<impl Stream<Item = io::Result<Local>>> {
     let own = own_user()?;
-    Ok(UnixListenerStream::new(listener).filter(move |stream| match stream {
-        Ok(stream) => is_of(stream, own),
-        Err(_) => true,
+    Ok(UnixListenerStream::new(listener).filter_map(move |socket| match socket {
+        // A client that has gone already concerns nobody else.
+        Ok(socket) if is_of(&socket, own) => shared_memory::accept(socket).ok().map(Ok),
+        Ok(_) => None,
+        Err(error) => Some(Err(error)),
     }))
 }
 
-/// Connects to `name` if a process of the same user listens there.
-pub(crate) async fn connect(name: &str) -> Option<UnixStream> {
-    let stream = UnixStream::connect(format!("{ABSTRACT}{name}")).await.ok()?;
-    is_of(&stream, own_user().ok()?).then_some(stream)
+/// Connects to `name` if a process of the same user listens there and answers.
+pub(crate) async fn connect(name: &str) -> Option<Local> {
+    let socket = UnixStream::connect(format!("{ABSTRACT}{name}")).await.ok()?;
+    if !is_of(&socket, own_user().ok()?) {
+        return None;
+    }
+    match timeout(CONNECT_MAX, shared_memory::connect(socket)).await {
+        Ok(Ok(local)) => Some(local),
+        Ok(Err(error)) => {
+            debug!(%error, name, "cannot use a Unix socket");
+            None
+        }
+        Err(_) => None,
+    }
 }
 
 fn is_of(stream: &UnixStream, user: u32) -> bool {
