@@ -22,7 +22,7 @@ use steadfast_net::traces::TRACE;
 use steadfast_process::Failure;
 use steadfast_store::Location;
 use steadfast_trainer_core::{
-    Batch, Evaluation, MicroBatch, Model, ModelError, Parameters, Validity,
+    Batch, Evaluation, LaneBatches, MicroBatch, Model, ModelError, Parameters, Validity,
 };
 use tokio::sync::watch;
 use tracing::{info, info_span, warn};
@@ -322,11 +322,7 @@ impl Context {
         key: &MicroBatch,
         into: Destination,
     ) -> Result<Computed, TrainError> {
-        let started = Instant::now();
-        let span = info_span!(target: TRACE, "compute", lane = key.lane.0, records = batch.len());
-        let _traced = span.enter();
-        let computed = in_place(|| {
-            let model = &self.model;
+        self.timed(key.lane, batch.len(), |model| {
             let (loss_sum, gradient) = match into {
                 Destination::Replaced(mut gradient) => {
                     (model.fresh_gradient(parameters, batch, key, &mut gradient)?, gradient)
@@ -340,9 +336,39 @@ impl Context {
             }
             let what = format!("lane {}, step {} of pass {}", key.lane, key.step, key.pass);
             Err(TrainError::NotFinite { what })
-        });
+        })
+    }
+
+    /// Computes the sum of the gradients of lanes at once, if the model can; sets `gradient` and returns the
+    /// sum of the losses.
+    ///
+    /// # Errors
+    /// If the model returns an error, as it does if the gradient of a lane is not finite.
+    pub fn gradient_of_lanes(
+        &self,
+        parameters: &Parameters,
+        batches: &LaneBatches<'_>,
+        gradient: &mut Parameters,
+    ) -> Result<Option<f64>, TrainError> {
+        let Some((first, _)) = batches.lanes().first() else { return Ok(None) };
+        self.timed(first.lane, batches.records(), |model| {
+            Ok(model.gradient_of_lanes(parameters, batches, gradient)?)
+        })
+    }
+
+    /// Lets the model compute, and records the time.
+    fn timed<T>(
+        &self,
+        lane: Lane,
+        records: usize,
+        work: impl FnOnce(&dyn Model) -> Result<T, TrainError>,
+    ) -> Result<T, TrainError> {
+        let started = Instant::now();
+        let span = info_span!(target: TRACE, "compute", lane = lane.0, records);
+        let _traced = span.enter();
+        let computed = in_place(|| work(self.model.as_ref()));
         let took = started.elapsed();
-        self.metrics.computed(batch.len(), took);
+        self.metrics.computed(records, took);
         self.activity
             .add_time(TimeBreakdown { compute: took.as_secs_f64(), ..TimeBreakdown::default() });
         computed

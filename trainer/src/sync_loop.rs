@@ -23,7 +23,7 @@ use steadfast_common::status::TimeBreakdown;
 use steadfast_host::task::{TaskSet, in_place};
 use steadfast_host::time::{Instant, sleep};
 use steadfast_net::traces::TRACE;
-use steadfast_trainer_core::{Batch, MicroBatch, ModelError, Parameters};
+use steadfast_trainer_core::{Batch, LaneBatches, MicroBatch, ModelError, Parameters};
 use tokio::sync::watch;
 use tracing::{Instrument, debug, info_span, warn};
 
@@ -123,6 +123,13 @@ impl Waited {
             ..TimeBreakdown::default()
         }
     }
+}
+
+/// One lane's part of a step.
+struct LanePart {
+    share: LaneShare,
+    key: MicroBatch,
+    records: Records,
 }
 
 /// When to retry a lane after one of its tasks failed.
@@ -225,50 +232,107 @@ impl Worker<'_> {
         position: Position,
         node: Node,
     ) -> Result<BTreeSet<Lane>, TrainError> {
-        let pservers = self.generation.pservers();
-        let (mut sums, mut shares) = (LaneSums::new(self.tree), BTreeMap::new());
+        let mut loaded = BTreeMap::new();
         for lane in node.lanes() {
-            if let Some((share, gradient)) = self.compute(position, lane).await? {
-                in_place(|| {
-                    sums.put(self.tree.leaf(lane), gradient, |left, right| {
-                        self.buffers.keep(&right.values);
-                        pservers.add(left, right)
-                    })
-                });
-                shares.insert(lane, share);
+            if let Some(part) = self.load(position, lane).await? {
+                loaded.insert(lane, part);
             }
         }
-        for (node, sum) in sums.into_held() {
-            let sum = sum.unwrap_or_default();
+        let lanes = BTreeSet::from_iter(loaded.keys().copied());
+        for node in self.tree.cover(&lanes) {
+            let parts: Vec<&LanePart> = node.lanes().map(|lane| &loaded[&lane]).collect();
+            let sum = self.sum(&parts)?.unwrap_or_default();
             self.buffers.keep(&sum.values);
-            let shares = node.lanes().filter_map(|lane| shares.get(&lane).copied()).collect();
-            let name =
-                ContributionName::Lanes { version: position.version, first: node.first(), shares };
-            let (pservers, context) = (pservers.clone(), self.context.clone());
-            let begun = context.pushing.begin();
-            let push = async move {
-                let _begun = begun;
-                let started = Instant::now();
-                let moved_bytes = pservers.push(name, sum).await?;
-                context.metrics.pushed(started.elapsed());
-                context
-                    .activity
-                    .add_time(TimeBreakdown { moved_bytes, ..TimeBreakdown::default() });
-                Ok(position.version)
-            };
-            let lane = node.first().0;
-            self.pushes.spawn(push.instrument(info_span!(target: TRACE, "push", lane)));
+            let shares = parts.iter().map(|part| part.share).collect();
+            self.push(position.version, node, shares, sum);
         }
-        Ok(shares.into_keys().collect())
+        Ok(lanes)
     }
 
-    /// Computes one lane's part of the step, if its data can be loaded; without a gradient if it has no
-    /// records.
-    async fn compute(
+    /// Begins to push the sum of a node.
+    fn push(&mut self, version: Version, node: Node, shares: Vec<LaneShare>, sum: Gradient) {
+        let name = ContributionName::Lanes { version, first: node.first(), shares };
+        let (pservers, context) = (self.generation.pservers().clone(), self.context.clone());
+        let begun = context.pushing.begin();
+        let push = async move {
+            let _begun = begun;
+            let started = Instant::now();
+            let moved_bytes = pservers.push(name, sum).await?;
+            context.metrics.pushed(started.elapsed());
+            context.activity.add_time(TimeBreakdown { moved_bytes, ..TimeBreakdown::default() });
+            Ok(version)
+        };
+        let lane = node.first().0;
+        self.pushes.spawn(push.instrument(info_span!(target: TRACE, "push", lane)));
+    }
+
+    /// Computes the gradients of all lanes of a node, and adds them up; `None` without any record.
+    fn sum(&mut self, parts: &[&LanePart]) -> Result<Option<Gradient>, TrainError> {
+        if let Some(sum) = self.sum_at_once(parts)? {
+            return Ok(Some(sum));
+        }
+        let mut sums = LaneSums::new(self.tree);
+        for part in parts {
+            let gradient = self.compute(part)?;
+            in_place(|| {
+                sums.put(self.tree.leaf(part.key.lane), gradient, |left, right| {
+                    self.buffers.keep(&right.values);
+                    self.generation.pservers().add(left, right)
+                })
+            });
+        }
+        Ok(sums.into_held().next().and_then(|(_, sum)| sum))
+    }
+
+    /// As [`Worker::sum`], with the same bits, if there are several lanes, which the model computes together.
+    /// Values that are rounded must be rounded before they are added.
+    fn sum_at_once(&mut self, parts: &[&LanePart]) -> Result<Option<Gradient>, TrainError> {
+        let has_several = 1 < parts.iter().filter(|part| !part.records.is_empty()).count();
+        if !has_several || self.generation.pservers().rounds() {
+            return Ok(None);
+        }
+        let batches = parts.iter().map(|part| (part.key, Batch::from(&part.records))).collect();
+        let batches = LaneBatches::new(self.tree, batches);
+        let mut gradient = Parameters::new(self.context.layout().clone(), self.buffers.take());
+        let loss_sum = self.context.gradient_of_lanes(&self.parameters, &batches, &mut gradient)?;
+        let values = gradient.shared();
+        let Some(loss_sum) = loss_sum else {
+            self.buffers.keep(&values);
+            return Ok(None);
+        };
+        let checksum = parts.iter().fold(0_u64, |sum, part| sum.wrapping_add(part.share.checksum));
+        Ok(Some(Gradient { records: batches.records() as u64, loss_sum, checksum, values }))
+    }
+
+    /// Computes the gradient of one lane; `None` without records.
+    fn compute(&mut self, part: &LanePart) -> Result<Option<Gradient>, TrainError> {
+        let LanePart { share, key, records } = part;
+        if records.is_empty() {
+            return Ok(None);
+        }
+        let memory = Parameters::new(self.context.layout().clone(), self.buffers.take());
+        let computed = self.context.gradient(
+            &self.parameters,
+            &Batch::from(records),
+            key,
+            Destination::Replaced(memory),
+        )?;
+        let mut values = computed.gradient.into_values();
+        in_place(|| self.generation.pservers().round(&mut values));
+        Ok(Some(Gradient {
+            records: share.records.into(),
+            loss_sum: computed.loss_sum,
+            checksum: share.checksum,
+            values: Arc::new(values),
+        }))
+    }
+
+    /// Loads one lane's part of the step, if its data can be loaded.
+    async fn load(
         &mut self,
         position: Position,
         lane: Lane,
-    ) -> Result<Option<(LaneShare, Option<Gradient>)>, TrainError> {
+    ) -> Result<Option<LanePart>, TrainError> {
         let step = position.version.0 - position.pass_start.0;
         let started = Instant::now();
         let read = info_span!(target: TRACE, "read", lane = lane.0);
@@ -280,26 +344,8 @@ impl Worker<'_> {
             return Ok(None);
         };
         let share = LaneShare { records: records.len() as u32, last, checksum };
-        if records.is_empty() {
-            return Ok(Some((share, None)));
-        }
         let key = MicroBatch { seed: self.context.spec().seed, pass: position.pass, step, lane };
-        let memory = Parameters::new(self.context.layout().clone(), self.buffers.take());
-        let computed = self.context.gradient(
-            &self.parameters,
-            &Batch::from(&records),
-            &key,
-            Destination::Replaced(memory),
-        )?;
-        let mut values = computed.gradient.into_values();
-        in_place(|| self.generation.pservers().round(&mut values));
-        let gradient = Gradient {
-            records: share.records.into(),
-            loss_sum: computed.loss_sum,
-            checksum,
-            values: Arc::new(values),
-        };
-        Ok(Some((share, Some(gradient))))
+        Ok(Some(LanePart { share, key, records }))
     }
 
     /// Returns the records of a lane's micro-batch and the sum of their checksums. Reports a task that

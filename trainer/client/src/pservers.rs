@@ -183,6 +183,11 @@ impl Pservers {
         }
     }
 
+    /// Whether gradients must be rounded before they are added.
+    pub fn rounds(&self) -> bool {
+        self.codec != Codec::Plain
+    }
+
     /// Rounds a gradient to values that its encoding represents exactly.
     pub fn round(&self, values: &mut [f32]) {
         for block in self.layout.blocks() {

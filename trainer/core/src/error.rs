@@ -27,8 +27,10 @@ pub enum ModelError {
     /// A record of the dataset has a label that is not finite.
     #[error("label {value} of record {record} is not a finite number")]
     LabelNotFinite { record: usize, value: f32 },
-    /// Training diverged: the records are valid but the loss is not finite.
-    #[error("the loss is not finite; a lower learning rate or gradient clipping may help")]
+    /// Training diverged: the records are valid but the loss, or its gradient, is not finite.
+    #[error(
+        "the loss or its gradient is not finite; a lower learning rate or gradient clipping may help"
+    )]
     NotFinite,
     /// The model's own code failed.
     #[error("{message}")]

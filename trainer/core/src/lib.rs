@@ -91,6 +91,7 @@
 mod batch;
 mod error;
 mod fingerprint;
+mod lanes;
 mod loss;
 mod model;
 mod network;
@@ -101,6 +102,7 @@ mod registry;
 pub use batch::{Batch, MicroBatch};
 pub use error::ModelError;
 pub use fingerprint::fingerprint;
+pub use lanes::LaneBatches;
 pub use model::{Evaluation, Finish, Metric, Model, Validity};
 /// The array types of [`Batch`] and [`Parameters`], for models outside this workspace.
 pub use ndarray;

@@ -1,6 +1,6 @@
 //! Losses of one record, and their derivatives with respect to the model's outputs.
 
-use ndarray::Array2;
+use ndarray::ArrayViewMut2;
 
 use crate::error::ModelError;
 use crate::model::{Evaluation, Metric};
@@ -46,7 +46,7 @@ impl Loss {
     /// by the derivative of the loss with respect to each output.
     pub(crate) fn sum(
         self,
-        outputs: &mut Array2<f32>,
+        mut outputs: ArrayViewMut2<'_, f32>,
         labels: &[f32],
     ) -> Result<Evaluation, ModelError> {
         let mut sums = Evaluation { records: labels.len() as u64, ..Evaluation::default() };
@@ -111,13 +111,15 @@ fn class(label: f32, record: usize, classes: usize) -> Result<usize, ModelError>
 
 #[cfg(test)]
 mod tests {
+    use ndarray::Array2;
+
     use super::*;
 
     const CLASSES: Loss = Loss::CrossEntropy { classes: 3 };
 
     fn sum(loss: Loss, outputs: &[f32], label: f32) -> Result<(Evaluation, Vec<f32>), ModelError> {
         let mut outputs = Array2::from_shape_vec((1, outputs.len()), outputs.to_vec()).unwrap();
-        let sums = loss.sum(&mut outputs, &[label])?;
+        let sums = loss.sum(outputs.view_mut(), &[label])?;
         Ok((sums, outputs.into_iter().collect()))
     }
 

@@ -8,6 +8,7 @@ use steadfast_common::layout::ParamSpec;
 use crate::batch::{Batch, MicroBatch};
 use crate::error::ModelError;
 use crate::fingerprint::fingerprint;
+use crate::lanes::LaneBatches;
 use crate::parameters::Parameters;
 
 /// A differentiable model with a loss.
@@ -43,6 +44,21 @@ pub trait Model: Send + Sync {
     ) -> Result<f64, ModelError> {
         gradient.clear();
         self.gradient(parameters, batch, key, gradient)
+    }
+
+    /// Sets `gradient` to the sum of the lanes' gradients, added along their tree as [`Codec::Plain`] adds, and
+    /// returns the sum of their losses along the same tree; all bits must be those that
+    /// [`Model::fresh_gradient`] of each lane gives. `None`, as the default: the lanes must be computed one by
+    /// one. A model whose passes over the parameters are expensive can share them between lanes.
+    ///
+    /// [`Codec::Plain`]: steadfast_common::compression::Codec::Plain
+    fn gradient_of_lanes(
+        &self,
+        _parameters: &Parameters,
+        _batches: &LaneBatches<'_>,
+        _gradient: &mut Parameters,
+    ) -> Result<Option<f64>, ModelError> {
+        Ok(None)
     }
 
     /// Sums loss and metric over the records, without random numbers.

@@ -5,13 +5,16 @@
 //! input (records × inputs): `Z = X Wᵀ + b`, `H = f(Z)`, and with `D` the derivative with respect to `Z`:
 //! `∂W = Dᵀ X`, `∂b = Σ rows of D`, `∂X = D W`.
 
+use std::ops::Range;
+
 use ndarray::linalg::general_mat_mul;
-use ndarray::{Array2, ArrayView2, ArrayViewMut1};
+use ndarray::{Array2, ArrayView2, ArrayViewMut2, s};
 use steadfast_common::layout::ParamSpec;
 use steadfast_common::spec::{Activation, ModelSpec};
 
 use crate::batch::{Batch, MicroBatch};
 use crate::error::ModelError;
+use crate::lanes::{LaneBatches, LaneRows, add_rows};
 use crate::loss::Loss;
 use crate::model::{Evaluation, Metric, Model};
 use crate::parameters::Parameters;
@@ -99,30 +102,31 @@ impl Network {
         self.widths.len() - 1
     }
 
-    /// Runs the records through all layers; the second value is the output of the last one. With a `key`,
-    /// units are dropped at random.
+    /// Runs records (records × features) through all layers; the second value is the output of the last one.
+    /// Units of the rows of each key are dropped at random.
     fn forward(
         &self,
         parameters: &Parameters,
-        batch: &Batch,
-        key: Option<&MicroBatch>,
+        features: ArrayView2<'_, f32>,
+        keys: &[(&MicroBatch, Range<usize>)],
     ) -> (Vec<Hidden>, Array2<f32>) {
         let mut hidden: Vec<Hidden> = Vec::with_capacity(self.layers() - 1);
         for layer in 0..self.layers() - 1 {
-            let input = input_of(layer, batch, &hidden);
+            let input = input_of(layer, features, &hidden);
             let mut output = affine(parameters, layer, input);
             let mut slope = Array2::zeros(output.raw_dim());
             activate(self.activation, &mut output, &mut slope);
-            if let Some(key) = key
-                && self.dropout > 0.0
-            {
-                let mut random = Random::of_micro_batch(key, layer as u64);
-                drop_units(self.dropout, &mut random, &mut output, &mut slope);
+            if self.dropout > 0.0 {
+                for (key, rows) in keys {
+                    let mut random = Random::of_micro_batch(key, layer as u64);
+                    let (output, slope) = (rows_of(&mut output, rows), rows_of(&mut slope, rows));
+                    drop_units(self.dropout, &mut random, output, slope);
+                }
             }
             hidden.push(Hidden { output, slope });
         }
         let last = self.layers() - 1;
-        let outputs = affine(parameters, last, input_of(last, batch, &hidden));
+        let outputs = affine(parameters, last, input_of(last, features, &hidden));
         (hidden, outputs)
     }
 
@@ -143,43 +147,48 @@ impl Network {
             }
             return Ok(0.0);
         }
-        let (hidden, mut outputs) = self.forward(parameters, batch, Some(key));
-        let sums = self.loss.sum(&mut outputs, batch.labels)?;
-        self.backward(parameters, batch, &hidden, outputs, before, gradient);
+        let features = batch.features;
+        let (hidden, mut outputs) = self.forward(parameters, features, &[(key, 0..batch.len())]);
+        let sums = self.loss.sum(outputs.view_mut(), batch.labels)?;
+        self.backward(parameters, features, &hidden, outputs, |layer, input, derivative| {
+            write_product(layer, input, derivative, before, gradient);
+            Ok(())
+        })?;
         Ok(sums.loss_sum)
     }
 
-    /// Computes the gradient, given the derivative of the loss with respect to the outputs.
+    /// Passes input and derivative of each layer to `write`, from the last to the first, given the derivative
+    /// of the loss with respect to the outputs.
     fn backward(
         &self,
         parameters: &Parameters,
-        batch: &Batch,
+        features: ArrayView2<'_, f32>,
         hidden: &[Hidden],
         mut derivative: Array2<f32>,
-        before: Before,
-        gradient: &mut Parameters,
-    ) {
-        let beta = match before {
-            Before::Added => 1.0,
-            Before::Replaced => 0.0,
-        };
+        mut write: impl FnMut(usize, ArrayView2<'_, f32>, &Array2<f32>) -> Result<(), ModelError>,
+    ) -> Result<(), ModelError> {
         for layer in (0..self.layers()).rev() {
-            let input = input_of(layer, batch, hidden);
-            // As ∂Wᵀ = Xᵀ D, and with β = 0 instead of zeros in memory: of few records, the product writes
-            // the weights once, in order, at half the time.
-            let mut weight = gradient.matrix_mut(2 * layer).reversed_axes();
-            general_mat_mul(1.0, &input.t(), &derivative, beta, &mut weight);
-            let mut bias = gradient.vector_mut(2 * layer + 1);
-            match before {
-                Before::Added => {}
-                Before::Replaced => bias.fill(0.0),
-            }
-            add_rows(&derivative, bias);
+            write(layer, input_of(layer, features, hidden), &derivative)?;
             if layer > 0 {
                 derivative = derivative.dot(&parameters.matrix(2 * layer));
                 derivative *= &hidden[layer - 1].slope;
             }
         }
+        Ok(())
+    }
+
+    /// Computes the loss of each lane, summed along the tree, and replaces outputs by their derivatives.
+    fn loss_of_lanes(
+        &self,
+        batches: &LaneBatches<'_>,
+        rows: &LaneRows,
+        outputs: &mut Array2<f32>,
+    ) -> Result<f64, ModelError> {
+        let of_lane = |index: usize, rows: Range<usize>| {
+            let labels = batches.lanes()[index].1.labels;
+            Ok(self.loss.sum(rows_of(outputs, &rows), labels)?.loss_sum)
+        };
+        Ok(rows.sum(of_lane, |left, right| *left += right)?.unwrap_or(0.0))
     }
 }
 
@@ -234,13 +243,35 @@ impl Model for Network {
         self.compute(parameters, batch, key, Before::Replaced, gradient)
     }
 
+    fn gradient_of_lanes(
+        &self,
+        parameters: &Parameters,
+        batches: &LaneBatches<'_>,
+        gradient: &mut Parameters,
+    ) -> Result<Option<f64>, ModelError> {
+        for (_, batch) in batches.lanes() {
+            batch.check(self.widths[0])?;
+        }
+        let (features, rows) = batches.joined();
+        let keys: Vec<(&MicroBatch, Range<usize>)> =
+            batches.lanes().iter().map(|(key, _)| key).zip(rows.ranges().iter().cloned()).collect();
+        let (hidden, mut outputs) = self.forward(parameters, features.view(), &keys);
+        let loss_sum = self.loss_of_lanes(batches, &rows, &mut outputs)?;
+        let write = |layer: usize, input: ArrayView2<'_, f32>, derivative: &Array2<f32>| {
+            rows.sum_products(input, derivative.view(), gradient.matrix_mut(2 * layer))?;
+            rows.sum_rows(derivative.view(), gradient.vector_mut(2 * layer + 1))
+        };
+        self.backward(parameters, features.view(), &hidden, outputs, write)?;
+        Ok(Some(loss_sum))
+    }
+
     fn evaluate(&self, parameters: &Parameters, batch: &Batch) -> Result<Evaluation, ModelError> {
         batch.check(self.widths[0])?;
         if batch.is_empty() {
             return Ok(Evaluation::default());
         }
-        let (_, mut outputs) = self.forward(parameters, batch, None);
-        self.loss.sum(&mut outputs, batch.labels)
+        let (_, mut outputs) = self.forward(parameters, batch.features, &[]);
+        self.loss.sum(outputs.view_mut(), batch.labels)
     }
 
     fn check(&self, batch: &Batch) -> Result<(), ModelError> {
@@ -271,11 +302,43 @@ fn depth_errors(spec: &ModelSpec) -> Vec<String> {
     given.iter().filter(|(_, is_given)| *is_given).map(|(key, _)| error(key)).collect()
 }
 
-fn input_of<'a>(layer: usize, batch: &'a Batch<'_>, hidden: &'a [Hidden]) -> ArrayView2<'a, f32> {
+fn input_of<'a>(
+    layer: usize,
+    features: ArrayView2<'a, f32>,
+    hidden: &'a [Hidden],
+) -> ArrayView2<'a, f32> {
     match layer {
-        0 => batch.features.view(),
+        0 => features,
         _ => hidden[layer - 1].output.view(),
     }
+}
+
+fn rows_of<'a>(matrix: &'a mut Array2<f32>, rows: &Range<usize>) -> ArrayViewMut2<'a, f32> {
+    matrix.slice_mut(s![rows.clone(), ..])
+}
+
+/// Writes the gradient of a layer: `∂W` and `∂b`.
+fn write_product(
+    layer: usize,
+    input: ArrayView2<'_, f32>,
+    derivative: &Array2<f32>,
+    before: Before,
+    gradient: &mut Parameters,
+) {
+    let beta = match before {
+        Before::Added => 1.0,
+        Before::Replaced => 0.0,
+    };
+    // As ∂Wᵀ = Xᵀ D, and with β = 0 instead of zeros in memory: of few records, the product writes the
+    // weights once, in order, at half the time.
+    let mut weight = gradient.matrix_mut(2 * layer).reversed_axes();
+    general_mat_mul(1.0, &input.t(), derivative, beta, &mut weight);
+    let mut bias = gradient.vector_mut(2 * layer + 1);
+    match before {
+        Before::Added => {}
+        Before::Replaced => bias.fill(0.0),
+    }
+    add_rows(derivative.view(), bias);
 }
 
 /// `X Wᵀ + b`.
@@ -317,19 +380,13 @@ fn map(output: &mut Array2<f32>, slope: &mut Array2<f32>, function: impl Fn(f32)
 fn drop_units(
     dropout: f32,
     random: &mut Random,
-    output: &mut Array2<f32>,
-    slope: &mut Array2<f32>,
+    mut output: ArrayViewMut2<'_, f32>,
+    mut slope: ArrayViewMut2<'_, f32>,
 ) {
     let scale = 1.0 / (1.0 - dropout);
-    for (output, slope) in output.iter_mut().zip(slope) {
+    for (output, slope) in output.iter_mut().zip(slope.iter_mut()) {
         let factor = if random.uniform() < dropout { 0.0 } else { scale };
         *output *= factor;
         *slope *= factor;
-    }
-}
-
-fn add_rows(rows: &Array2<f32>, mut sum: ArrayViewMut1<'_, f32>) {
-    for row in rows.rows() {
-        sum += &row;
     }
 }

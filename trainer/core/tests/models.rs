@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use steadfast_common::compression::Codec;
 use steadfast_common::dataset::Records;
 use steadfast_common::ids::{Lane, Pass};
+use steadfast_common::lane_tree::{LaneSums, LaneTree};
 use steadfast_common::layout::Layout;
 use steadfast_common::spec::{Activation, ModelSpec};
 use steadfast_trainer_core::{
-    Batch, MicroBatch, Model, ModelError, Parameters, Purpose, Random, Registry,
+    Batch, LaneBatches, MicroBatch, Model, ModelError, Parameters, Purpose, Random, Registry,
 };
 
 const KEY: MicroBatch = MicroBatch { seed: 3, pass: Pass(1), step: 5, lane: Lane(2) };
@@ -148,6 +150,61 @@ fn a_fresh_gradient_does_not_depend_on_what_its_memory_holds() {
         assert_eq!(found.unwrap(), 0.0);
         assert!(fresh.values().iter().all(|value| *value == 0.0));
     }
+}
+
+/// I7: lanes that are computed together give the bits that they give one by one: for any numbers of records
+/// (none, one, more than a panel of a product has) and layers that no tile divides.
+#[test]
+fn lanes_computed_together_give_the_bits_of_each_lane() {
+    let wide = |classes, dropout| ModelSpec {
+        hidden: vec![530, 67],
+        ..mlp(Activation::Relu, classes, dropout)
+    };
+    let specs = [wide(Some(3), 0.0), wide(Some(3), 0.3), wide(None, 0.3)];
+    let sizes: [&[usize]; 5] = [&[4, 4, 4, 4], &[1, 0, 7], &[0, 5], &[300, 1, 2, 16, 9], &[0, 0]];
+    for (spec, sizes) in specs.iter().flat_map(|spec| sizes.map(|sizes| (spec, sizes))) {
+        let model = build(spec).unwrap();
+        let at = start(model.as_ref(), 5);
+        let tree = LaneTree::new(sizes.len() as u32);
+        let all: Vec<Records> = sizes.iter().map(|count| records(*count)).collect();
+        let keys = tree.root().lanes().map(|lane| MicroBatch { lane, ..KEY });
+        let lanes: Vec<_> = keys.zip(all.iter().map(Batch::from)).collect();
+
+        let mut sums = LaneSums::new(tree);
+        for (key, batch) in &lanes {
+            let mut gradient = Parameters::zeros(at.layout().clone());
+            let loss = model.fresh_gradient(&at, batch, key, &mut gradient).unwrap();
+            let part = (!batch.is_empty()).then(|| (loss, gradient.into_values()));
+            sums.put(tree.leaf(key.lane), part, |left, right| {
+                left.0 += right.0;
+                Codec::Plain.add(&mut left.1, &right.1);
+            });
+        }
+        let zeros = || (0.0, vec![0.0; at.layout().len()]);
+        let (loss, wanted) = sums.take_whole().unwrap_or_else(zeros);
+
+        let mut together = at.clone();
+        let batches = LaneBatches::new(tree, lanes);
+        let found = model.gradient_of_lanes(&at, &batches, &mut together).unwrap();
+        assert_eq!(found.map(f64::to_bits), Some(loss.to_bits()), "{spec:?} {sizes:?}");
+        let bits = |values: &[f32]| values.iter().map(|it| it.to_bits()).collect::<Vec<_>>();
+        assert!(bits(together.values()) == bits(&wanted), "{spec:?} {sizes:?}");
+    }
+}
+
+/// A sum that would hide it, since sums of lanes saturate, is not made.
+#[test]
+fn a_lane_whose_gradient_is_not_finite_is_an_error() {
+    let model = build(&mlp(Activation::Relu, None, 0.0)).unwrap();
+    let at = start(model.as_ref(), 5);
+    let fine = records(3);
+    // The squared loss of these fits into 64 bits, and their gradient not into 32.
+    let far = Records { labels: vec![3e38; 3], ..records(3) };
+    let keys = [0, 1].map(|lane| MicroBatch { lane: Lane(lane), ..KEY });
+    let lanes = keys.into_iter().zip([&fine, &far].map(Batch::from)).collect();
+    let batches = LaneBatches::new(LaneTree::new(2), lanes);
+    let found = model.gradient_of_lanes(&at, &batches, &mut at.clone());
+    assert_eq!(found, Err(ModelError::NotFinite));
 }
 
 #[test]
