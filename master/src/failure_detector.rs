@@ -17,6 +17,8 @@ pub struct FailureDetector {
     one_host: bool,
     /// By key: the lease that it is bound to, and the task that watches its owner.
     watchers: BTreeMap<String, (i64, Task<()>)>,
+    /// The views that were followed last.
+    followed: Vec<Arc<View>>,
 }
 
 impl FailureDetector {
@@ -24,12 +26,17 @@ impl FailureDetector {
     /// process.
     pub fn new(etcd: &Etcd, own: &str) -> Self {
         let one_host = is_on_this_host(own);
-        Self { etcd: etcd.clone(), one_host, watchers: BTreeMap::new() }
+        Self { etcd: etcd.clone(), one_host, watchers: BTreeMap::new(), followed: Vec::new() }
     }
 
     /// Watches the owners of exactly the keys in the views. The owner of a key listens at the `liveness`
     /// address in its value, or else at the `admin` address.
     pub fn follow(&mut self, views: &[Arc<View>]) {
+        let is_same = |(one, other): (&Arc<View>, &Arc<View>)| Arc::ptr_eq(one, other);
+        if self.followed.len() == views.len() && self.followed.iter().zip(views).all(is_same) {
+            return;
+        }
+        self.followed = views.to_vec();
         self.watchers.retain(|key, (lease, watcher)| {
             let entry = views.iter().find_map(|view| view.entries.get(key));
             let is_same = entry.is_some_and(|entry| entry.lease == *lease);

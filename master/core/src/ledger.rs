@@ -439,10 +439,10 @@ impl Ledger {
         self.pending.iter().map(|(task, held)| (task, held.attempt, held.trainer))
     }
 
-    /// Returns all trainers that hold a task or have a stored reply.
-    pub fn known_trainers(&self) -> BTreeSet<TrainerId> {
-        let holders = self.pending.holders();
-        holders.chain(self.replies.keys().copied()).collect()
+    /// Returns the trainers that hold a task or have a stored reply and are not in `live`.
+    pub fn lost_trainers(&self, live: &BTreeSet<TrainerId>) -> BTreeSet<TrainerId> {
+        let known = self.pending.holders().chain(self.replies.keys().copied());
+        known.filter(|trainer| !live.contains(trainer)).collect()
     }
 
     /// Returns the sizes of the queues.

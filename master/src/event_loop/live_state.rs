@@ -2,6 +2,7 @@
 //! new master starts without it.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use steadfast_common::ids::{Lane, Pass, Slot, TrainerId};
 use steadfast_common::position::Position;
@@ -24,7 +25,7 @@ use crate::event_loop::time_breakdowns::TimeBreakdowns;
 pub(crate) struct LiveState {
     pub lanes: Lanes,
     /// The pass and the trainers for which the lanes were assigned.
-    assigned_for: Option<(Pass, BTreeSet<TrainerId>)>,
+    assigned_for: Option<(Pass, Arc<BTreeSet<TrainerId>>)>,
     pub deadlines: Deadlines,
     pub position: Position,
     pub finished: Finished,
@@ -39,7 +40,7 @@ pub(crate) struct LiveState {
     /// A requested rollback; the loop runs it after the batch.
     pub rollback: Option<Rollback>,
     /// Live trainers and lost slots at the last check.
-    pub known_trainers: BTreeSet<TrainerId>,
+    pub known_trainers: Arc<BTreeSet<TrainerId>>,
     known_lost_slots: Vec<Slot>,
 }
 
@@ -66,7 +67,7 @@ impl LiveState {
             recoveries,
             time_breakdowns: TimeBreakdowns::default(),
             rollback: None,
-            known_trainers: BTreeSet::new(),
+            known_trainers: Arc::default(),
             known_lost_slots: Vec::new(),
         }
     }
@@ -133,10 +134,10 @@ impl LiveState {
 
     /// Assigns the lanes to the live trainers. They change only with the pass or the set of live trainers: a
     /// trainer whose lanes were moved because it could not compute them gets others at the next pass.
-    pub fn assign_lanes(&mut self, live: &BTreeSet<TrainerId>) {
+    pub fn assign_lanes(&mut self, live: &Arc<BTreeSet<TrainerId>>) {
         let pass = self.position.pass;
         match &self.assigned_for {
-            Some((of, trainers)) if *of == pass && trainers == live => return,
+            Some((of, trainers)) if *of == pass && is_same(trainers, live) => return,
             Some((of, _)) if *of == pass => self.lanes.rebalance(live),
             Some(_) | None => self.lanes.assign(live),
         }
@@ -145,7 +146,10 @@ impl LiveState {
 
     /// Records which trainers live. Called before the lanes of lost trainers are reassigned. Returns whether
     /// trainers were lost.
-    pub fn note_trainers(&mut self, live: &BTreeSet<TrainerId>) -> bool {
+    pub fn note_trainers(&mut self, live: &Arc<BTreeSet<TrainerId>>) -> bool {
+        if Arc::ptr_eq(&self.known_trainers, live) {
+            return false;
+        }
         let lost: Vec<TrainerId> = self.known_trainers.difference(live).copied().collect();
         let version = self.position.version;
         if let Some(first) = lost.first() {
@@ -156,7 +160,7 @@ impl LiveState {
             self.lane_losses.note(version, &lanes);
         }
         self.time_breakdowns.follow(live);
-        self.known_trainers.clone_from(live);
+        self.known_trainers = live.clone();
         !lost.is_empty()
     }
 
@@ -169,4 +173,9 @@ impl LiveState {
         }
         self.known_lost_slots = lost;
     }
+}
+
+/// Whether two sets are equal; takes no time for the same set.
+fn is_same(one: &Arc<BTreeSet<TrainerId>>, other: &Arc<BTreeSet<TrainerId>>) -> bool {
+    Arc::ptr_eq(one, other) || one == other
 }

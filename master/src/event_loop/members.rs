@@ -1,6 +1,7 @@
 //! Membership changes: tasks of lost trainers, lane assignment, and the start of a new generation.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use steadfast_common::ids::{Incarnation, Lane, Slot, TrainerId};
 use steadfast_common::records::PserverRecord;
@@ -8,8 +9,8 @@ use steadfast_coord::CoordError;
 use steadfast_master_core::ledger::Attribution;
 use tracing::{info, warn};
 
-use crate::event_loop::EventLoop;
 use crate::event_loop::generations::Start;
+use crate::event_loop::{EventLoop, Members};
 
 impl EventLoop {
     /// Handles joined and lost members: requeues the tasks of lost trainers, reassigns lanes, and begins a
@@ -40,9 +41,7 @@ impl EventLoop {
         &mut self,
         live: &BTreeSet<TrainerId>,
     ) -> Result<(), CoordError> {
-        let lost: Vec<TrainerId> =
-            self.state.ledger.known_trainers().difference(live).copied().collect();
-        for trainer in lost {
+        for trainer in self.state.ledger.lost_trainers(live) {
             info!(%trainer, "trainer lost; its tasks return to todo");
             // Trainers lost before this term may have been lost together in an etcd outage.
             let attribution = match self.live.known_trainers.contains(&trainer) {
@@ -88,17 +87,24 @@ impl EventLoop {
     /// Returns the incarnation of each slot's holder, if every slot is held.
     pub(crate) fn pserver_set(&self) -> Result<Option<Vec<Incarnation>>, CoordError> {
         let Some(desired) = self.members.desired.view().single::<u32>()? else { return Ok(None) };
+        let holders = self.holders();
         let pserver_set: Option<Vec<Incarnation>> =
-            (0..desired).map(|slot| self.holder(Slot(slot))).collect();
+            (0..desired).map(|slot| holders.get(&Slot(slot)).copied()).collect();
         Ok(pserver_set.filter(|pserver_set| !pserver_set.is_empty()))
     }
 
-    /// Returns the incarnation of the pserver that holds `slot`, or `None` if the slot is free or its key
-    /// cannot be parsed.
-    pub(crate) fn holder(&self, slot: Slot) -> Option<Incarnation> {
-        let view = self.members.slots.view();
-        let entry = view.entries.get(&self.committer.keys.ps(slot))?;
-        Some(entry.json::<PserverRecord>().ok()?.incarnation(entry.create_revision))
+    /// Returns the incarnations of the pservers that hold slots. A slot whose key cannot be parsed has none.
+    pub(crate) fn holders(&self) -> Arc<BTreeMap<Slot, Incarnation>> {
+        let Members { slots, holders, .. } = &self.members;
+        holders.of(slots.view(), |view| {
+            let holders = view.entries.iter().filter_map(|(key, entry)| {
+                let keys = &self.committer.keys;
+                let slot = keys.slot_of(key).filter(|slot| keys.ps(*slot) == *key)?;
+                let record = entry.json::<PserverRecord>().ok()?;
+                Some((slot, record.incarnation(entry.create_revision)))
+            });
+            holders.collect()
+        })
     }
 
     fn is_present(&self, pserver_set: &[Incarnation]) -> bool {
@@ -108,7 +114,8 @@ impl EventLoop {
     /// Returns the slots that are no longer held by the incarnation that the current generation names.
     fn lost_slots(&self) -> Vec<Slot> {
         let named = self.state.generation.iter().flat_map(|record| record.slots.iter().enumerate());
-        let lost = named.filter(|(slot, named)| self.holder(Slot(*slot as u32)) != Some(**named));
+        let holders = self.holders();
+        let lost = named.filter(|(slot, named)| holders.get(&Slot(*slot as u32)) != Some(named));
         lost.map(|(slot, _)| Slot(slot as u32)).collect()
     }
 

@@ -7,6 +7,7 @@
 mod batch;
 pub(crate) mod committer;
 mod decisions;
+mod derived;
 mod generations;
 pub(crate) mod handle;
 mod live_state;
@@ -15,11 +16,11 @@ mod recoveries;
 mod stored_state;
 mod time_breakdowns;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use steadfast_common::ids::{Generation, TrainerId};
+use steadfast_common::ids::{Attempt, Generation, Incarnation, Slot, TaskId, TrainerId};
 use steadfast_common::keys::Keys;
 use steadfast_common::position::Position;
 use steadfast_common::records::CheckpointRecord;
@@ -35,6 +36,7 @@ use tracing::warn;
 
 use self::batch::Batch;
 use self::committer::Committer;
+use self::derived::Derived;
 use self::handle::{End, Event, EventLoopHandle, StalenessGate};
 use self::live_state::LiveState;
 use self::recoveries::Recoveries;
@@ -71,6 +73,8 @@ pub struct EventLoop {
     left_over: Option<Event>,
     pub(crate) staleness_gate: Arc<StalenessGate>,
     assignments: watch::Sender<Arc<Assignments>>,
+    /// The trainers in the published assignments.
+    assigned_trainers: Arc<BTreeSet<TrainerId>>,
     snapshot: watch::Sender<Arc<StatusSnapshot>>,
     /// The mutex guards short reads and writes of the timeline.
     timeline: Arc<Mutex<Timeline>>,
@@ -81,6 +85,10 @@ pub(crate) struct Members {
     pub slots: Mirror,
     pub desired: Mirror,
     pub trainers: Mirror,
+    /// The trainers in the view of `trainers`.
+    pub live_trainers: Derived<BTreeSet<TrainerId>>,
+    /// The pservers in the view of `slots` whose keys can be parsed.
+    pub holders: Derived<BTreeMap<Slot, Incarnation>>,
     pub failure_detector: FailureDetector,
 }
 
@@ -121,12 +129,15 @@ impl EventLoop {
                 slots: Mirror::start(etcd, Range::Prefix(keys.ps_prefix())).await?,
                 desired: Mirror::start(etcd, Range::Key(keys.ps_desired())).await?,
                 trainers: Mirror::start(etcd, Range::Prefix(keys.trainers_prefix())).await?,
+                live_trainers: Derived::default(),
+                holders: Derived::default(),
                 failure_detector: FailureDetector::new(etcd, own_address),
             },
             inbox,
             left_over: None,
             staleness_gate: staleness_gate.clone(),
             assignments,
+            assigned_trainers: Arc::default(),
             snapshot,
             timeline: timeline.clone(),
             job,
@@ -188,7 +199,12 @@ impl EventLoop {
 
     /// Decides waiting events, as many as fit into one transaction, commits them and sends the answers.
     async fn process(&mut self, first: Option<Event>) -> Result<(), CoordError> {
-        let mut batch = self.expire();
+        self.live.deadlines.follow(&self.state.ledger, now(), &self.limits);
+        let overdue = self.live.deadlines.overdue(now());
+        if first.is_none() && overdue.is_empty() {
+            return Ok(());
+        }
+        let mut batch = self.expire(overdue);
         let mut next = first;
         while let Some(event) = next.take() {
             self.decide(event, &mut batch);
@@ -234,17 +250,17 @@ impl EventLoop {
         Ok(())
     }
 
-    pub(crate) fn live_trainers(&self) -> BTreeSet<TrainerId> {
-        let view = self.members.trainers.view();
-        view.entries.keys().filter_map(|key| self.committer.keys.trainer_of(key)).collect()
+    pub(crate) fn live_trainers(&self) -> Arc<BTreeSet<TrainerId>> {
+        let Members { trainers, live_trainers, .. } = &self.members;
+        let trainer_of = |key: &String| self.committer.keys.trainer_of(key);
+        live_trainers
+            .of(trainers.view(), |view| view.entries.keys().filter_map(trainer_of).collect())
     }
 
     /// Returns a batch that expires overdue attempts, as many as fit into one transaction.
-    fn expire(&mut self) -> Batch {
-        let now = now();
-        self.live.deadlines.follow(&self.state.ledger, now, &self.limits);
+    fn expire(&self, overdue: Vec<(TaskId, Attempt)>) -> Batch {
         let mut batch = self.batch();
-        for (task, attempt) in self.live.deadlines.overdue(now).into_iter().take(OPS_MAX / 4) {
+        for (task, attempt) in overdue.into_iter().take(OPS_MAX / 4) {
             warn!(%task, attempt = attempt.0, "task deadline passed");
             batch.decide(|draft| draft.expire(task, attempt, &self.limits));
         }
@@ -263,14 +279,22 @@ impl EventLoop {
         self.live.schedule = Some((pass, schedule));
     }
 
-    fn publish_assignments(&self) {
+    fn publish_assignments(&mut self) {
         let live = self.live_trainers();
-        let assignments = Assignments {
-            generation: self.state.generation.as_ref().map_or(Generation(0), |it| it.generation),
-            number: self.live.lanes.number(),
-            lanes: live.iter().map(|trainer| (*trainer, self.live.lanes.of(*trainer))).collect(),
-            given_up: self.state.sync_tasks.given_up_recently().clone(),
+        let generation = self.state.generation.as_ref().map_or(Generation(0), |it| it.generation);
+        let (number, given_up) =
+            (self.live.lanes.number(), self.state.sync_tasks.given_up_recently());
+        let has_same_trainers = Arc::ptr_eq(&self.assigned_trainers, &live);
+        // The number changes whenever lanes move.
+        let is_published = |shown: &Assignments| {
+            (shown.generation, shown.number) == (generation, number) && shown.given_up == *given_up
         };
+        if has_same_trainers && is_published(&self.assignments.borrow()) {
+            return;
+        }
+        let lanes = live.iter().map(|trainer| (*trainer, self.live.lanes.of(*trainer))).collect();
+        let assignments = Assignments { generation, number, lanes, given_up: given_up.clone() };
+        self.assigned_trainers = live;
         self.assignments.send_if_modified(|shown| {
             let changed = **shown != assignments;
             if changed {

@@ -167,7 +167,7 @@ fn slot_status(event_loop: &EventLoop, slot: Slot) -> SlotStatus {
     SlotStatus {
         slot,
         address: record.map(|record| record.address),
-        incarnation: event_loop.holder(slot),
+        incarnation: event_loop.holders().get(&slot).copied(),
     }
 }
 
