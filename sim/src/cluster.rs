@@ -63,7 +63,9 @@ impl Member {
             Role::Trainer => 60,
             Role::Agent => 90,
         };
-        Machine(first + self.number)
+        // The members of a large cluster that would share numbers with other roles.
+        let apart = if self.number < 30 { 0 } else { 10_000 * (1 + self.role as u16) };
+        Machine(first + apart + self.number)
     }
 }
 

@@ -14,7 +14,7 @@ use crate::cluster::{Member, Role, Shape};
 use crate::fault::{End, Fault};
 use crate::host::Addresses;
 use crate::network_model::{CallOutcome, NetworkModel};
-use crate::plan::Plan;
+use crate::plan::{Plan, TURNS_MAX};
 use crate::run::{Outcome, run};
 use crate::store::StoreModel;
 use crate::workload::{Mode, Workload};
@@ -97,6 +97,8 @@ pub fn small(mode: Mode) -> Plan {
         faults: Vec::new(),
         forbidden: None,
         deviations: Deviations::default(),
+        turns_max: TURNS_MAX,
+        has_instant_turns: false,
     }
 }
 

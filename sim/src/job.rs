@@ -21,6 +21,9 @@ use crate::rng::Rng;
 /// Jobs in the catalog of each mode.
 pub const JOBS: u64 = 48;
 
+/// Steps of a pass of a job for many trainers.
+pub const LARGE_STEPS: usize = 4;
+
 /// URL of the simulated store.
 pub const STORE: &str = "simulated://store/";
 
@@ -121,6 +124,30 @@ impl Job {
         job.spec.learning_rate.base = 1e36;
         job.spec.model.options.insert("slope".to_owned(), 1e3.into());
         job
+    }
+
+    /// Returns a job for many trainers: a task for each of them in each pass, with one record for each of
+    /// [`LARGE_STEPS`] steps.
+    ///
+    /// # Panics
+    /// If the job file is invalid.
+    pub fn large(mode: Mode, trainers: u16, passes: u32) -> Self {
+        let records = usize::from(trainers) * LARGE_STEPS;
+        let (mode_name, rhythm) = match mode {
+            Mode::Sync => ("sync", format!("[sync]\nlanes = {trainers}\nmicro_batch = 1\n")),
+            Mode::Async => ("async", format!("[async]\nbatch = {LARGE_STEPS}\n")),
+        };
+        let text = format!(
+            "name = \"large\"\nseed = 1\nmode = \"{mode_name}\"\npasses = {passes}\n\
+             [dataset]\nsource = [\"{STORE}{DATA}\"]\nformat = \"csv\"\nfeatures = [\"n\", \"x_*\"]\n\
+             label = \"y\"\nrecords_per_task = {LARGE_STEPS}\n\
+             [model]\nkind = \"counting\"\n[model.options]\nrecords = {records}\n\
+             [learning_rate]\nbase = 0.25\n{rhythm}[tasks]\ndeadline = \"1h\"\n"
+        );
+        let spec = job_file::parse(&text).unwrap_or_else(|error| panic!("{text}\n{error}"));
+        let (number, one) = (JOBS + 1, 0.25 / LARGE_STEPS as f32);
+        let bad = Vec::new();
+        Self { number, spec, records, one, is_patient: true, bad, diverges: false }
     }
 
     /// Returns the job of the catalog with the fewest steps among those in which no task is given up.

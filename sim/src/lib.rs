@@ -34,8 +34,9 @@ mod world;
 
 pub use cluster::{Member, Role};
 pub use fault::Fault;
+pub use job::{Job, LARGE_STEPS};
 pub use plan::Plan;
-pub use run::{Outcome, run};
+pub use run::{Outcome, measure_masters, run};
 pub use shrink::{Smaller, shrink};
 pub use trace::print_to_stdout;
 pub use workload::{ElasticJob, Mode, Workload};

@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
+use steadfast_common::spec;
 use steadfast_sim::explore::{pairs, single_calls, singles, small};
-use steadfast_sim::{Mode, Outcome, Plan, run, shrink};
+use steadfast_sim::{Job, LARGE_STEPS, Mode, Outcome, Plan, measure_masters, run, shrink};
 use tracing_subscriber::filter::Targets;
 
 /// Runs whole jobs in deterministic simulation: one seed determines the whole run.
@@ -48,6 +49,9 @@ struct Args {
     pairs: bool,
     #[arg(long, default_value_t = 2)]
     threads: usize,
+    /// Instead of seeds, measure the master of jobs with so many trainers, and a tenth as many pservers.
+    #[arg(long, value_name = "TRAINERS", value_delimiter = ',')]
+    masters: Vec<u16>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -95,6 +99,9 @@ fn main() -> ExitCode {
     if let Some(stride) = args.explore {
         return explore(&args, stride);
     }
+    if !args.masters.is_empty() {
+        return measure(&args);
+    }
     let (started, next, totals) = (Instant::now(), AtomicU64::new(args.seed), Totals::default());
     std::thread::scope(|scope| {
         for _ in 0..args.threads {
@@ -116,6 +123,38 @@ fn main() -> ExitCode {
         failed.len()
     );
     ExitCode::from(u8::from(!failed.is_empty()))
+}
+
+/// Prints how long the code of the master takes for each step of a synchronous job, and for each task of an
+/// asynchronous one: the difference between a job of three passes and one of a single pass.
+fn measure(args: &Args) -> ExitCode {
+    println!("| mode | trainers | pservers | master, per step and trainer, or per task |");
+    println!("|---|---|---|---|");
+    let modes = args.mode.all().iter().filter_map(|mode| match mode {
+        Mode::Sync => Some(spec::Mode::Sync),
+        Mode::Async => Some(spec::Mode::Async),
+        Mode::Elastic => None,
+    });
+    let each = modes.flat_map(|mode| args.masters.iter().map(move |trainers| (mode, *trainers)));
+    for (mode, trainers) in each {
+        let pservers = trainers.div_ceil(10);
+        let took = [1, 3].map(|passes| {
+            let plan = Plan::large(&Job::large(mode, trainers, passes), trainers, pservers);
+            measure_masters(&plan)
+        });
+        if let Some(broken) = took.iter().find_map(|(outcome, _)| outcome.broken.first()) {
+            println!("{trainers} trainers: {broken}");
+            return ExitCode::FAILURE;
+        }
+        let (name, steps) = match mode {
+            spec::Mode::Sync => ("sync", LARGE_STEPS),
+            spec::Mode::Async => ("async", 1),
+        };
+        let times = 2.0 * f64::from(trainers) * steps as f64;
+        let micros = (took[1].1.as_secs_f64() - took[0].1.as_secs_f64()) / times * 1e6;
+        println!("| {name} | {trainers} | {pservers} | {micros:.1} µs |");
+    }
+    ExitCode::SUCCESS
 }
 
 /// Runs every deviation, on all threads.

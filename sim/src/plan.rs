@@ -32,7 +32,14 @@ pub struct Plan {
     pub forbidden: Option<Member>,
     /// Injected deviations from the random schedule.
     pub deviations: Deviations,
+    /// Number of turns after which the run counts as a livelock.
+    pub turns_max: u64,
+    /// Whether turns take no simulated time.
+    pub has_instant_turns: bool,
 }
+
+/// Turns of a small cluster.
+pub(crate) const TURNS_MAX: u64 = 4_000_000;
 
 impl Plan {
     /// Returns the plan of `seed` for a job of `mode`.
@@ -66,7 +73,19 @@ impl Plan {
         // Member 0 is never removed, so another trainer always exists.
         let forbidden = Member { role: Role::Trainer, number: 1 };
         let forbidden = Some(forbidden).filter(|_| 1 < shape.trainers && rng.happens(0.2));
-        Self { seed, job, shape, network_model, store_model, faults, forbidden, deviations }
+        let turns_max = TURNS_MAX;
+        Self {
+            seed,
+            job,
+            shape,
+            network_model,
+            store_model,
+            faults,
+            forbidden,
+            deviations,
+            turns_max,
+            has_instant_turns: false,
+        }
     }
 
     /// Returns the plan with only these of its faults, by number.
@@ -120,7 +139,19 @@ impl Plan {
             faults: Vec::new(),
             forbidden: None,
             deviations: Deviations::default(),
+            turns_max: TURNS_MAX,
+            has_instant_turns: false,
         }
+    }
+
+    /// Returns a plan that runs a job of [`Job::large`] with that many trainers and pservers, without faults.
+    pub fn large(job: &Job, trainers: u16, pservers: u16) -> Self {
+        let mut plan = Self::undisturbed(job);
+        plan.shape.addresses = Addresses::ManyHosts;
+        (plan.shape.slots, plan.shape.pservers) = (pservers.into(), pservers);
+        plan.shape.trainers = trainers;
+        (plan.turns_max, plan.has_instant_turns) = (u64::MAX, true);
+        plan
     }
 }
 

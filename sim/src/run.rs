@@ -37,9 +37,6 @@ const ENDING: Duration = Duration::from_secs(60);
 /// Interval of status requests.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
 
-/// Number of turns after which a run counts as a livelock.
-const TURNS_MAX: u64 = 4_000_000;
-
 /// Outcome of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
@@ -98,21 +95,34 @@ pub fn run(plan: &Plan) -> Outcome {
         Workload::Training(_) | Workload::Elastic(_) => None,
     };
     // A panic in a program counts as a failure.
-    let ran = catch_unwind(AssertUnwindSafe(|| Run::new(plan, reference).execute().0));
+    let ran = catch_unwind(AssertUnwindSafe(|| Run::new(plan, reference).execute().outcome));
     ran.unwrap_or_else(|_| Outcome { broken: vec!["panic".to_owned()], ..Outcome::default() })
+}
+
+/// Executes a plan; returns the real time that the code of masters took beside the outcome.
+pub fn measure_masters(plan: &Plan) -> (Outcome, Duration) {
+    let executed = Run::new(plan, None).execute();
+    (executed.outcome, executed.of_masters)
 }
 
 fn reference(job: &Job) -> Result<Arc<Reference>, String> {
     if let Some(known) = REFERENCES.with_borrow(|all| all.get(&job.number).cloned()) {
         return Ok(known);
     }
-    let (outcome, reference) = Run::new(&Plan::undisturbed(job), None).execute();
+    let Executed { outcome, reference, .. } = Run::new(&Plan::undisturbed(job), None).execute();
     if let Some(broken) = outcome.broken.first() {
         return Err(format!("the undisturbed run of job {}: {broken}", job.number));
     }
     let reference = Arc::new(reference);
     REFERENCES.with_borrow_mut(|all| all.insert(job.number, reference.clone()));
     Ok(reference)
+}
+
+struct Executed {
+    outcome: Outcome,
+    reference: Reference,
+    /// Real time that the tasks of masters took.
+    of_masters: Duration,
 }
 
 struct Run<'a> {
@@ -136,6 +146,9 @@ impl<'a> Run<'a> {
         let etcd = EtcdServer::new(&world, &net, shape.addresses, shape.sync);
         let observed = Arc::<Mutex<Observed>>::default();
         let cluster = Cluster::new(&world, &net, &etcd, job, shape, observed.clone());
+        if plan.has_instant_turns {
+            world.make_turns_instant();
+        }
         world.deviation(plan.deviations.choices.clone());
         net.decide(plan.deviations.calls.clone());
         net.observe(match job {
@@ -149,7 +162,7 @@ impl<'a> Run<'a> {
         Self { plan, reference, scene, observed, manifest: Manifest::default(), result: None }
     }
 
-    fn execute(mut self) -> (Outcome, Reference) {
+    fn execute(mut self) -> Executed {
         let mounted = steadfast_store::mount(STORE, Arc::new(self.scene.store.clone()));
         let _mounted = mounted.expect("the URL is valid");
         let mut broken = Vec::new();
@@ -183,6 +196,7 @@ impl<'a> Run<'a> {
         (outcome.time, outcome.turns, outcome.digest) =
             (world.now(), world.turns(), world.digest());
         (outcome.calls, outcome.choices) = (self.scene.net.calls(), world.choices());
+        let of_masters = world.busy("master");
         world.end();
         self.scene.net.end();
         let observed = std::mem::take(&mut *self.observed.lock().expect("one thread"));
@@ -197,7 +211,7 @@ impl<'a> Run<'a> {
                 .unwrap_or_default(),
             examples: self.result.as_ref().map_or(0, |it| it.examples),
         };
-        (outcome, reference)
+        Executed { outcome, reference, of_masters }
     }
 
     /// Writes the dataset of a training job to the store and plans its manifest as the master will.
@@ -301,8 +315,9 @@ impl<'a> Run<'a> {
             if world.turn() == Turn::Still {
                 return vec!["I12: deadlock: no task can run and no event is pending".to_owned()];
             }
-            if TURNS_MAX < world.turns() {
-                return vec![format!("I12: the job has not ended after {TURNS_MAX} turns")];
+            let most = self.plan.turns_max;
+            if most < world.turns() {
+                return vec![format!("I12: the job has not ended after {most} turns")];
             }
             if limit < world.now() {
                 return vec![self.why_no_end(watch)];

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
 
@@ -55,6 +55,8 @@ struct Shared {
 
 struct State {
     now: Duration,
+    /// Simulated duration of a turn.
+    turn: Duration,
     rng: Rng,
     tasks: BTreeMap<TaskId, Entry>,
     /// Sorted. A turn draws one by its index.
@@ -85,6 +87,8 @@ struct Process {
     host: Option<Arc<Simulated>>,
     tasks: BTreeSet<TaskId>,
     condition: Condition,
+    /// Real time that its tasks have taken.
+    busy: Duration,
 }
 
 /// Run state of a process.
@@ -153,6 +157,7 @@ impl World {
     pub fn new(seed: u64) -> Self {
         let state = State {
             now: Duration::ZERO,
+            turn: TURN,
             rng: Rng::new(seed),
             tasks: BTreeMap::new(),
             ready: Vec::new(),
@@ -169,6 +174,11 @@ impl World {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.state.lock().expect(LOCK)
+    }
+
+    /// Lets turns take no simulated time, as if each process had a processor of its own.
+    pub fn make_turns_instant(&self) {
+        self.state().turn = Duration::ZERO;
     }
 
     /// Returns the simulated time since the start.
@@ -217,8 +227,9 @@ impl World {
     /// Creates a process.
     pub fn begin(&self, name: String, clock: Clock) -> ProcessId {
         let mut state = self.state();
-        let (host, tasks) = (None, BTreeSet::new());
-        state.processes.push(Process { name, clock, host, tasks, condition: Condition::Running });
+        let (host, tasks, condition) = (None, BTreeSet::new(), Condition::Running);
+        let busy = Duration::ZERO;
+        state.processes.push(Process { name, clock, host, tasks, condition, busy });
         ProcessId(state.processes.len() - 1)
     }
 
@@ -230,6 +241,13 @@ impl World {
     /// Returns the name of a process.
     pub fn name(&self, process: ProcessId) -> String {
         self.state().processes[process.0].name.clone()
+    }
+
+    /// Returns the real time that tasks have taken so far, in all processes whose name begins with `prefix`.
+    pub fn busy(&self, prefix: &str) -> Duration {
+        let state = self.state();
+        let those = state.processes.iter().filter(|it| it.name.starts_with(prefix));
+        those.map(|it| it.busy).sum()
     }
 
     /// Returns the time on the clock of a process.
@@ -363,16 +381,19 @@ impl World {
         let (process, waker) = (entry.process, entry.waker.clone());
         let Some(mut future) = entry.future.take() else { return Turn::Moved };
         let host = state.processes[process.0].host.clone();
-        state.now += TURN;
+        let turn = state.turn;
+        state.now += turn;
         state.turns += 1;
         state.mix(task.0);
         crate::trace::turn(state.now, &state.processes[process.0].name);
         drop(state);
         let mut poll = || future.as_mut().poll(&mut Context::from_waker(&waker));
+        let started = Instant::now();
         let polled = match host {
             Some(host) => enter(&host, poll),
             None => poll(),
         };
+        self.state().processes[process.0].busy += started.elapsed();
         let ended = match polled {
             Poll::Ready(()) => {
                 self.state().remove(task);
