@@ -45,6 +45,8 @@ enum Work {
     /// Asynchronous pushes, applied as a whole or not at all, and how the reference adds gradients.
     AsyncPush(Adds),
     Pull(Via),
+    TlsPush,
+    TlsPull,
     Steps,
     SmallSteps,
     SlowSteps,
@@ -58,6 +60,7 @@ enum Work {
     StepsUnderCheckpoints,
     StepsBesideWrites,
     Gradient(model::Shape),
+    LanesGradient(model::Shape),
     Digits,
     StartAndEnd,
     Idle,
@@ -77,6 +80,10 @@ impl Bench {
             (Work::AsyncPush(adds), Side::Reference) => raw::push(Via::Tcp, adds).await,
             (Work::Pull(via), Side::Ours) => wire::pull(via).await,
             (Work::Pull(via), Side::Reference) => raw::pull(via).await,
+            (Work::TlsPush, Side::Ours) => wire::push(Via::Tls, "none").await,
+            (Work::TlsPush, Side::Reference) => wire::push(Via::Tcp, "none").await,
+            (Work::TlsPull, Side::Ours) => wire::pull(Via::Tls).await,
+            (Work::TlsPull, Side::Reference) => wire::pull(Via::Tcp).await,
             (Work::Steps, Side::Ours) => wire::steps().await,
             (Work::Steps, Side::Reference) => raw::steps().await,
             (Work::Checkpoint, Side::Ours) => checkpoint::take().await,
@@ -94,6 +101,8 @@ impl Bench {
             }
             (Work::Gradient(shape), Side::Ours) => model::gradient(shape),
             (Work::Gradient(shape), Side::Reference) => model::products(shape),
+            (Work::LanesGradient(shape), Side::Ours) => model::gradient_of_lanes(shape, 4),
+            (Work::LanesGradient(shape), Side::Reference) => model::gradient(shape),
             (Work::Digits, Side::Ours) => whole::digits(),
             (Work::Digits, Side::Reference) => Sample::bound(1.0),
             (Work::StartAndEnd, Side::Ours) => whole::start_and_end(),
@@ -124,7 +133,7 @@ impl Bench {
 /// The fields of a [`Bench`], in the same order.
 type Line = (&'static str, &'static str, &'static str, Unit, f64, Work);
 
-const LINES: [Line; 28] = [
+const LINES: [Line; 31] = [
     (
         "push",
         "gradient of 64 MiB to 2 pservers: a synchronous step by SGD",
@@ -166,12 +175,28 @@ const LINES: [Line; 28] = [
         Work::Pull(Via::Tcp),
     ),
     (
-        "unix-push",
-        "the same gradient over a Unix socket",
+        "local-push",
+        "the same gradient to pservers of this machine: through shared memory",
         "tokio's Unix sockets into the same update",
         Unit::Bytes,
         0.8,
-        Work::Push(Via::Unix, "none", Adds::AsItComes),
+        Work::Push(Via::Local, "none", Adds::AsItComes),
+    ),
+    (
+        "tls-push",
+        "the same gradient over TLS",
+        "the same without TLS",
+        Unit::Bytes,
+        0.5,
+        Work::TlsPush,
+    ),
+    (
+        "tls-pull",
+        "the same parameters over TLS",
+        "the same without TLS",
+        Unit::Bytes,
+        0.5,
+        Work::TlsPull,
     ),
     (
         "bf16-push",
@@ -214,12 +239,12 @@ const LINES: [Line; 28] = [
         Work::Push(Via::SlowTcp, "int8", Adds::AsItComes),
     ),
     (
-        "unix-pull",
-        "the same parameters over a Unix socket",
+        "local-pull",
+        "the same parameters from pservers of this machine: through shared memory",
         "tokio's Unix sockets",
         Unit::Bytes,
         0.8,
-        Work::Pull(Via::Unix),
+        Work::Pull(Via::Local),
     ),
     (
         "step",
@@ -324,6 +349,14 @@ const LINES: [Line; 28] = [
         Unit::Steps,
         0.9,
         Work::Gradient(model::THIN),
+    ),
+    (
+        "lanes-gradient",
+        "the same records as 4 lanes, whose gradients are added along their tree",
+        "one lane",
+        Unit::Steps,
+        0.85,
+        Work::LanesGradient(model::THIN),
     ),
     (
         "digits",

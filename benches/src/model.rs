@@ -4,11 +4,12 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use ndarray::linalg::general_mat_mul;
-use ndarray::{Array2, ArrayView2};
+use ndarray::{Array2, ArrayView2, s};
 use steadfast_common::ids::{Lane, Pass};
+use steadfast_common::lane_tree::LaneTree;
 use steadfast_common::layout::Layout;
 use steadfast_common::spec::ModelSpec;
-use steadfast_trainer_core::{Batch, MicroBatch, Parameters, Registry};
+use steadfast_trainer_core::{Batch, LaneBatches, MicroBatch, Model, Parameters, Registry};
 
 use crate::sample::Sample;
 use crate::watch::Watch;
@@ -29,33 +30,76 @@ pub const SMALL: Shape = Shape { widths: [784, 512, 256, 10], records: 256, time
 /// 24 million parameters and few records: bound by the memory of the weights.
 pub const THIN: Shape = Shape { widths: [784, 4096, 4096, 1000], records: 16, times: 10 };
 
+/// A model, its parameters, and the records of one gradient.
+struct Task {
+    model: Box<dyn Model>,
+    parameters: Parameters,
+    features: Array2<f32>,
+    labels: Vec<f32>,
+}
+
+impl Task {
+    fn new(shape: Shape) -> Self {
+        let [features, hidden @ .., classes] = shape.widths;
+        let spec = ModelSpec {
+            kind: "mlp".to_owned(),
+            classes: Some(classes),
+            hidden: hidden.to_vec(),
+            activation: Default::default(),
+            dropout: 0.0,
+            options: Default::default(),
+            entry: None,
+            script: None,
+            device: None,
+        };
+        let model = Registry::built_in().build(&spec, features).expect("the model is valid");
+        let layout = Arc::new(Layout::new(model.parameters()));
+        let mut parameters = Parameters::zeros(layout);
+        model.initialize(1, &mut parameters).expect("the model is valid");
+        let features = matrix(shape.records, features);
+        let labels = (0..shape.records).map(|record| (record % classes) as f32).collect();
+        Self { model, parameters, features, labels }
+    }
+
+    /// Returns the records of one of `lanes` lanes.
+    fn lane(&self, lane: usize, lanes: usize) -> Batch<'_> {
+        let each = self.labels.len() / lanes;
+        let rows = lane * each..(lane + 1) * each;
+        let features = self.features.slice(s![rows.clone(), ..]);
+        Batch { features, labels: &self.labels[rows], columns: &[] }
+    }
+}
+
+/// Returns the key of a lane's random numbers.
+fn key(lane: usize) -> MicroBatch {
+    MicroBatch { seed: 1, pass: Pass(0), step: 0, lane: Lane(lane as u32) }
+}
+
 /// Measures the gradient of a perceptron, in memory that is used again, as trainers compute it.
 pub fn gradient(shape: Shape) -> Sample {
-    let [features, hidden @ .., classes] = shape.widths;
-    let spec = ModelSpec {
-        kind: "mlp".to_owned(),
-        classes: Some(classes),
-        hidden: hidden.to_vec(),
-        activation: Default::default(),
-        dropout: 0.0,
-        options: Default::default(),
-        entry: None,
-        script: None,
-        device: None,
-    };
-    let model = Registry::built_in().build(&spec, features).expect("the model is valid");
-    let layout = Arc::new(Layout::new(model.parameters()));
-    let (mut parameters, mut gradient) =
-        (Parameters::zeros(layout.clone()), Parameters::zeros(layout));
-    model.initialize(1, &mut parameters).expect("the model is valid");
-    let records = matrix(shape.records, features);
-    let labels: Vec<f32> = (0..shape.records).map(|record| (record % classes) as f32).collect();
-    let batch = Batch { features: records.view(), labels: &labels, columns: &[] };
-    let key = MicroBatch { seed: 1, pass: Pass(0), step: 0, lane: Lane(0) };
-    let mut compute = || {
-        let loss = model.fresh_gradient(&parameters, black_box(&batch), &key, &mut gradient);
+    let task = Task::new(shape);
+    let mut gradient = Parameters::zeros(task.parameters.layout().clone());
+    repeat(shape, || {
+        let batch = black_box(task.lane(0, 1));
+        let loss = task.model.fresh_gradient(&task.parameters, &batch, &key(0), &mut gradient);
         black_box(loss.expect("records and model fit"));
-    };
+    })
+}
+
+/// As [`gradient`], with the records divided between `lanes` lanes that one trainer computes.
+pub fn gradient_of_lanes(shape: Shape, lanes: usize) -> Sample {
+    let task = Task::new(shape);
+    let mut gradient = Parameters::zeros(task.parameters.layout().clone());
+    repeat(shape, || {
+        let parts = (0..lanes).map(|lane| (key(lane), task.lane(lane, lanes))).collect();
+        let batches = black_box(LaneBatches::new(LaneTree::new(lanes as u32), parts));
+        let loss = task.model.gradient_of_lanes(&task.parameters, &batches, &mut gradient);
+        black_box(loss.expect("records and model fit").expect("it computes lanes together"));
+    })
+}
+
+/// Measures `compute` as often as a sample does, after it has run once.
+fn repeat(shape: Shape, mut compute: impl FnMut()) -> Sample {
     compute();
     let watch = Watch::start(Vec::new());
     (0..shape.times).for_each(|_| compute());
@@ -67,7 +111,7 @@ pub fn products(shape: Shape) -> Sample {
     let widths = shape.widths.windows(2);
     let mut layers: Vec<Layer> =
         widths.map(|widths| Layer::new(shape.records, widths[0], widths[1])).collect();
-    let mut compute = || {
+    repeat(shape, || {
         for layer in &mut layers {
             product(layer.input.view(), layer.weight.t(), &mut layer.output);
         }
@@ -77,11 +121,7 @@ pub fn products(shape: Shape) -> Sample {
                 product(layer.derivative.view(), layer.weight.view(), &mut layer.passed_on);
             }
         }
-    };
-    compute();
-    let watch = Watch::start(Vec::new());
-    (0..shape.times).for_each(|_| compute());
-    watch.stop(shape.times as f64)
+    })
 }
 
 struct Layer {

@@ -163,14 +163,15 @@ impl Sender {
         let (mut streams, mut links) = (Vec::new(), Vec::new());
         for address in addresses {
             let mut stream = match via {
-                Via::Tcp => Either::Left(connect(*address).await),
+                // References have no TLS.
+                Via::Tcp | Via::Tls => Either::Left(connect(*address).await),
                 Via::SlowTcp => {
                     let link = slow_link(&address.to_string()).await;
                     let stream = connect(link.address()).await;
                     links.push(link);
                     Either::Left(stream)
                 }
-                Via::Unix => {
+                Via::Local => {
                     let stream = UnixStream::connect(unix_name(*address)).await;
                     Either::Right(stream.expect("it listens"))
                 }

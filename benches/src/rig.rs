@@ -12,8 +12,9 @@ use steadfast_common::layout::{Layout, ParamSpec};
 use steadfast_common::records::TrainerRecord;
 use steadfast_coord::{Etcd, EtcdOptions, Session};
 use steadfast_net::TlsIdentity;
+use steadfast_net::tls::Credentials;
 use steadfast_tests::{
-    Ended, EtcdServer, Job, Process, Proxy, Scene, Signal, free_address, within,
+    Certificates, Ended, EtcdServer, Job, Process, Proxy, Scene, Signal, free_address, within,
 };
 use tokio::net::TcpListener;
 use uuid::Uuid;
@@ -29,14 +30,17 @@ pub enum Via {
     Tcp,
     /// A link of [`SLOW_BYTES`] per second.
     SlowTcp,
-    Unix,
+    /// TCP with mutual TLS.
+    Tls,
+    /// Shared memory; of plain sockets, a Unix socket.
+    Local,
 }
 
 impl Via {
     /// Returns the number of transfers per sample.
     pub fn rounds(self) -> usize {
         match self {
-            Self::Tcp | Self::Unix => 24,
+            Self::Tcp | Self::Tls | Self::Local => 24,
             Self::SlowTcp => 3,
         }
     }
@@ -80,16 +84,18 @@ impl Rig {
         values: usize,
         via: Via,
     ) -> Self {
-        let commands = Commands::new(&scene, &etcd, job, slots);
+        let certificates = (via == Via::Tls).then(|| Certificates::make(&scene, "certs"));
+        let tls = certificates.as_ref().map_or_else(TlsIdentity::default, |certificates| {
+            let credentials = Credentials::open(&certificates.of("trainer"));
+            credentials.expect("they were just made").into()
+        });
+        let commands = Commands::new(&scene, &etcd, job, slots, certificates);
         let processes = commands.start_all(&scene, slots);
         let client = connect(&etcd.url()).await;
         let keys = Keys::of_job(&job.name);
         let session = Session::open(&client, Duration::from_secs(30)).await.expect("a lease");
-        let cluster = Arc::new(
-            Cluster::join(&client, keys.clone(), TlsIdentity::default())
-                .await
-                .expect("etcd answers"),
-        );
+        let cluster =
+            Arc::new(Cluster::join(&client, keys.clone(), tls).await.expect("etcd answers"));
         let id = TrainerId(Uuid::new_v4());
         register(&client, &keys, &session, id).await;
         let layout = Arc::new(Layout::new(vec![ParamSpec::new("w", &[values])]));
@@ -235,10 +241,17 @@ struct Commands {
     cluster: Vec<String>,
     common: Vec<String>,
     master: Vec<String>,
+    certificates: Option<Certificates>,
 }
 
 impl Commands {
-    fn new(scene: &Scene, etcd: &EtcdServer, job: &Job, slots: u32) -> Self {
+    fn new(
+        scene: &Scene,
+        etcd: &EtcdServer,
+        job: &Job,
+        slots: u32,
+        certificates: Option<Certificates>,
+    ) -> Self {
         let (file, store) = (job.write(scene), scene.path("store"));
         let (file, store) = (file.display().to_string(), store.display().to_string());
         let slots = slots.to_string();
@@ -249,6 +262,7 @@ impl Commands {
             cluster: owned(&cluster),
             common: owned(&[&cluster[..], &["--lease-ttl", LEASE]].concat()),
             master: owned(&["--job-file", &file, "--store", &store, "--pservers", &slots]),
+            certificates,
         }
     }
 
@@ -263,9 +277,13 @@ impl Commands {
     }
 
     fn start(&self, scene: &Scene, name: &str, program: &str, more: &[String]) -> Process {
-        let admin = ["--admin-listen".to_owned(), free_address().to_string()];
+        let mut own = vec!["--admin-listen".to_owned(), free_address().to_string()];
+        if let Some(certificates) = &self.certificates {
+            let role = program.trim_start_matches("steadfast-");
+            own.extend(["--tls".to_owned(), certificates.of(role).display().to_string()]);
+        }
         let args: Vec<&str> =
-            self.common.iter().chain(&admin).chain(more).map(String::as_str).collect();
+            self.common.iter().chain(&own).chain(more).map(String::as_str).collect();
         scene.start(name, program, &args)
     }
 }
@@ -275,7 +293,7 @@ async fn pserver_set(cluster: &Cluster, via: Via, links: &mut Vec<Proxy>) -> Pse
     let mut pserver_set = cluster.pserver_set().await.expect("the job begins");
     for holder in &mut pserver_set.holders {
         assert!(holder.unix.is_some(), "the pserver is on another machine");
-        if via != Via::Unix {
+        if via != Via::Local {
             holder.unix = None;
         }
         if via == Via::SlowTcp {
