@@ -131,6 +131,9 @@ impl Writer {
     /// As [`Writer::free`].
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let count = bytes.len().min(self.free()?);
+        if count == 0 {
+            return Ok(0);
+        }
         let (mut rest, runs) = (bytes, self.ring.runs(self.written, count));
         for (to, len) in runs {
             let (run, after) = rest.split_at(len);
@@ -177,6 +180,9 @@ impl Reader {
     /// As [`Reader::filled`].
     pub(crate) fn read(&mut self, most: usize, mut take: impl FnMut(&[u8])) -> io::Result<usize> {
         let count = most.min(self.filled()?);
+        if count == 0 {
+            return Ok(0);
+        }
         for (from, len) in self.ring.runs(self.read, count) {
             // SAFETY: `runs` lie in the mapped ring. The writer writes these bytes again only once they are
             // counted as read; with a process that does not keep to that, the bytes are garbage.

@@ -17,9 +17,10 @@ use futures::task::AtomicWaker;
 use memmap2::MmapRaw;
 use rustix::cmsg_space;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    SendAncillaryMessage, SendFlags, recvmsg, send, sendmsg,
 };
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::UnixStream;
@@ -156,12 +157,13 @@ impl SharedMemory {
 
     /// Wakes up the other side.
     fn wake_other(&self) -> io::Result<()> {
-        match self.socket.try_write(&[0]) {
+        // Not through the runtime, which does not write to a socket before it was told that it can.
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match retry_on_intr(|| send(&self.socket, &[0], flags)) {
             Ok(_) => Ok(()),
             // It has not received earlier bytes yet, which do the same. If it is gone, reading says so.
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            Err(error) => Err(error),
+            Err(Errno::AGAIN | Errno::PIPE | Errno::CONNRESET) => Ok(()),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -269,6 +271,7 @@ impl AsyncWrite for SharedMemory {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net;
     use std::time::Duration;
 
     use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf, split};
@@ -388,7 +391,18 @@ mod tests {
         assert_eq!(received, b"last");
     }
 
-    fn send(socket: &UnixStream, first: u8, file: Option<&File>) {
+    /// The first wake-up may come before the runtime knows that the socket can be written.
+    #[tokio::test]
+    async fn a_new_connection_wakes_the_other_side() {
+        let (one, mut other) = net::UnixStream::pair().unwrap();
+        one.set_nonblocking(true).unwrap();
+        other.set_nonblocking(true).unwrap();
+        let (socket, (_, memory)) = (UnixStream::from_std(one).unwrap(), new_memory().unwrap());
+        SharedMemory::new(socket, memory, End::Server).wake_other().unwrap();
+        assert_eq!(io::Read::read(&mut other, &mut [0; 2]).unwrap(), 1);
+    }
+
+    fn offer(socket: &UnixStream, first: u8, file: Option<&File>) {
         let file = file.map(|it| [it.as_fd()]);
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
         let mut descriptors = SendAncillaryBuffer::new(&mut space);
@@ -402,7 +416,7 @@ mod tests {
     #[tokio::test]
     async fn without_memory_the_socket_carries_the_bytes() {
         let (mut server, client) = UnixStream::pair().unwrap();
-        send(&server, NO_MEMORY, None);
+        offer(&server, NO_MEMORY, None);
         let Ok(Either::Right(mut client)) = connect(client).await else { panic!("no socket") };
         client.write_all(b"bytes").await.unwrap();
         let mut received = [0; 5];
@@ -416,7 +430,7 @@ mod tests {
     async fn memory_that_could_vanish_is_refused() {
         let refused = |first: u8, file: Option<File>| async move {
             let (server, client) = UnixStream::pair().unwrap();
-            send(&server, first, file.as_ref());
+            offer(&server, first, file.as_ref());
             connect(client).await.unwrap_err().kind()
         };
         let unsealed = tempfile::tempfile().unwrap();
