@@ -46,7 +46,9 @@ impl<'a> LaneBatches<'a> {
 
     /// Returns the features of all lanes' records, and where each lane's records are.
     pub(crate) fn joined(&self) -> (Array2<f32>, LaneRows) {
-        let columns = self.lanes.first().map_or(0, |(_, batch)| batch.features.ncols());
+        // A batch without records may be without columns.
+        let batches = self.lanes.iter().map(|(_, batch)| batch);
+        let columns = batches.map(|batch| batch.features.ncols()).max().unwrap_or(0);
         let mut features = Array2::zeros((self.records(), columns));
         let mut ranges = Vec::with_capacity(self.lanes.len());
         let mut from = 0;

@@ -252,6 +252,10 @@ impl Model for Network {
         for (_, batch) in batches.lanes() {
             batch.check(self.widths[0])?;
         }
+        if batches.records() == 0 {
+            gradient.clear();
+            return Ok(Some(0.0));
+        }
         let (features, rows) = batches.joined();
         let keys: Vec<(&MicroBatch, Range<usize>)> =
             batches.lanes().iter().map(|(key, _)| key).zip(rows.ranges().iter().cloned()).collect();

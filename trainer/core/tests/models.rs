@@ -166,7 +166,8 @@ fn lanes_computed_together_give_the_bits_of_each_lane() {
         let model = build(spec).unwrap();
         let at = start(model.as_ref(), 5);
         let tree = LaneTree::new(sizes.len() as u32);
-        let all: Vec<Records> = sizes.iter().map(|count| records(*count)).collect();
+        let of = |count: &usize| if *count == 0 { Records::default() } else { records(*count) };
+        let all: Vec<Records> = sizes.iter().map(of).collect();
         let keys = tree.root().lanes().map(|lane| MicroBatch { lane, ..KEY });
         let lanes: Vec<_> = keys.zip(all.iter().map(Batch::from)).collect();
 
