@@ -7,7 +7,6 @@ use steadfast_client::{
     ContributionName, FailureCause, GenerationClient, Gradient, HeldTasks, NextTask, TaskOutcome,
 };
 use steadfast_common::applied_records::{RecordRange, checksum};
-use steadfast_common::compression::Codec;
 use steadfast_common::dataset::Records;
 use steadfast_common::finite::bounded;
 use steadfast_common::ids::{Lane, Pass, TaskId};
@@ -231,7 +230,9 @@ impl Worker<'_> {
         let gradient = self.gradient.take().expect("a gradient was computed since the last push");
         let mut values = gradient.into_values();
         clip(&mut values, self.context.layout(), records, &self.context.spec().optimizer);
-        in_place(|| self.round(&mut values));
+        if self.generation.pservers().rounds() {
+            in_place(|| self.round(&mut values));
+        }
         let values = Arc::new(values);
         self.buffers.keep(&values);
         let name = ContributionName::Range { range, version: self.position.version };
@@ -258,9 +259,6 @@ impl Worker<'_> {
     /// Rounds a gradient to values that its encoding represents exactly; the rounding error is added to the
     /// next gradient (error feedback: Seide et al., 1-Bit Stochastic Gradient Descent, 2014).
     fn round(&mut self, values: &mut [f32]) {
-        if self.context.spec().gradients.codec() == Codec::Plain {
-            return;
-        }
         let mut rest = self.buffers.take();
         rest.copy_from_slice(values);
         self.generation.pservers().round(values);

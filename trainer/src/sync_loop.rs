@@ -274,11 +274,9 @@ impl Worker<'_> {
         let mut sums = LaneSums::new(self.tree);
         for part in parts {
             let gradient = self.compute(part)?;
-            in_place(|| {
-                sums.put(self.tree.leaf(part.key.lane), gradient, |left, right| {
-                    self.buffers.keep(&right.values);
-                    self.generation.pservers().add(left, right)
-                })
+            sums.put(self.tree.leaf(part.key.lane), gradient, |left, right| {
+                self.buffers.keep(&right.values);
+                in_place(|| self.generation.pservers().add(left, right))
             });
         }
         Ok(sums.into_held().next().and_then(|(_, sum)| sum))
@@ -318,7 +316,11 @@ impl Worker<'_> {
             Destination::Replaced(memory),
         )?;
         let mut values = computed.gradient.into_values();
-        in_place(|| self.generation.pservers().round(&mut values));
+        let pservers = self.generation.pservers();
+        // Other threads take over the tasks of this one only if there is work for it.
+        if pservers.rounds() {
+            in_place(|| pservers.round(&mut values));
+        }
         Ok(Some(Gradient {
             records: share.records.into(),
             loss_sum: computed.loss_sum,

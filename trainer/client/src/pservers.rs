@@ -213,7 +213,11 @@ impl Pservers {
                 checksum: gradient.checksum,
                 name: Some(proto_name(name.clone())),
             });
-            let chunks = in_place(|| self.gradient_chunks(slot, &gradient.values));
+            let chunks = match self.rounds() {
+                true => in_place(|| self.gradient_chunks(slot, &gradient.values)),
+                // References to the values.
+                false => self.gradient_chunks(slot, &gradient.values),
+            };
             let mut segments = Vec::new();
             for blocks in chunks {
                 encode(header.take().as_ref(), &blocks, &mut segments);
@@ -336,14 +340,15 @@ impl Pservers {
 
     /// Creates the retry state of one call, which is repeated until it succeeds or the generation ends.
     fn retries(&self) -> Retries<'_> {
-        Retries { of: self, pauses: Box::new(backoff()) }
+        Retries { of: self, pauses: None }
     }
 }
 
 /// The retry state of one call.
 struct Retries<'a> {
     of: &'a Pservers,
-    pauses: Box<dyn Iterator<Item = Duration> + Send>,
+    /// Once an attempt has failed: drawing its seed takes longer than a small push.
+    pauses: Option<Box<dyn Iterator<Item = Duration> + Send>>,
 }
 
 impl Retries<'_> {
@@ -361,7 +366,8 @@ impl Retries<'_> {
                 Ok(answer) => return Ok(Some(answer)),
                 Err(status) => check_retryable(&status)?,
             }
-            sleep(self.pauses.next().unwrap_or(TIMEOUT)).await;
+            let pauses = self.pauses.get_or_insert_with(|| Box::new(backoff()));
+            sleep(pauses.next().unwrap_or(TIMEOUT)).await;
             Ok(None)
         };
         tokio::select! {
