@@ -8,6 +8,7 @@
 //! ring.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -47,7 +48,7 @@ pub(crate) const fn memory_bytes(capacity: usize) -> usize {
 /// Returns one process's sides of the rings in `memory`, which has [`memory_bytes`] bytes that were zero
 /// before either process used them. `capacity`, the bytes that a ring holds, is a power of two.
 pub(crate) fn sides(memory: MmapRaw, capacity: usize, end: End) -> (Writer, Reader) {
-    assert!(capacity.is_power_of_two(), "{capacity}");
+    assert!(capacity.is_power_of_two() && align_of::<Header>() <= capacity, "{capacity}");
     assert_eq!(memory.len(), memory_bytes(capacity));
     let memory = Arc::new(memory);
     let ring =
@@ -174,19 +175,22 @@ impl Reader {
         self.ring.filled(self.ring.header().writer.done.load(Ordering::SeqCst), self.read)
     }
 
-    /// Passes bytes to `take`, in order and at most `most`; returns how many they were.
+    /// Reads into `buffer` as much as there is, in order; returns how many bytes of it are initialized now.
     ///
     /// # Errors
     /// As [`Reader::filled`].
-    pub(crate) fn read(&mut self, most: usize, mut take: impl FnMut(&[u8])) -> io::Result<usize> {
-        let count = most.min(self.filled()?);
+    pub(crate) fn read(&mut self, buffer: &mut [MaybeUninit<u8>]) -> io::Result<usize> {
+        let count = buffer.len().min(self.filled()?);
         if count == 0 {
             return Ok(0);
         }
+        let mut rest = buffer;
         for (from, len) in self.ring.runs(self.read, count) {
+            let (run, after) = rest.split_at_mut(len);
             // SAFETY: `runs` lie in the mapped ring. The writer writes these bytes again only once they are
             // counted as read; with a process that does not keep to that, the bytes are garbage.
-            take(unsafe { std::slice::from_raw_parts(from, len) });
+            unsafe { ptr::copy_nonoverlapping(from.cast(), run.as_mut_ptr(), len) };
+            rest = after;
         }
         self.read = self.read.wrapping_add(count as u64);
         self.ring.header().reader.done.store(self.read, Ordering::SeqCst);
@@ -213,7 +217,7 @@ impl Reader {
 mod tests {
     use super::*;
 
-    const CAPACITY: usize = 64;
+    const CAPACITY: usize = 128;
 
     /// Returns the two ends of new shared memory.
     fn ends() -> [(Writer, Reader); 2] {
@@ -223,10 +227,10 @@ mod tests {
     }
 
     fn read(reader: &mut Reader, most: usize) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        let count = reader.read(most, |run| bytes.extend_from_slice(run)).unwrap();
-        assert_eq!(bytes.len(), count);
-        bytes
+        let mut bytes = vec![MaybeUninit::new(0); most];
+        let count = reader.read(&mut bytes).unwrap();
+        // SAFETY: all were initialized.
+        bytes[..count].iter().map(|byte| unsafe { byte.assume_init() }).collect()
     }
 
     /// Pieces of any sizes arrive complete and in order, over many rounds of the ring, in both directions.
@@ -235,10 +239,11 @@ mod tests {
         let [(mut out, mut back_in), (mut back, mut incoming)] = ends();
         let (mut sent, mut received) = (0_u8, 0_u8);
         for turn in 0..2_000_usize {
-            let piece: Vec<u8> = (0..turn * 7 % 90).map(|it| sent.wrapping_add(it as u8)).collect();
+            let piece: Vec<u8> =
+                (0..turn * 7 % 180).map(|it| sent.wrapping_add(it as u8)).collect();
             let count = out.write(&piece).unwrap();
             sent = sent.wrapping_add(count as u8);
-            for byte in read(&mut incoming, turn * 5 % 40) {
+            for byte in read(&mut incoming, turn * 5 % 80) {
                 assert_eq!(byte, received);
                 received = received.wrapping_add(1);
             }
@@ -284,7 +289,7 @@ mod tests {
             incoming.ring.header().reader.done.store(read, Ordering::SeqCst);
             let errors = [
                 out.write(&[1]).unwrap_err(),
-                back_in.read(1, |_| panic!("there is nothing to read")).unwrap_err(),
+                back_in.read(&mut [MaybeUninit::uninit()]).unwrap_err(),
                 back_in.writer_is_to_be_woken().unwrap_err(),
             ];
             assert!(errors.iter().all(|it| it.kind() == io::ErrorKind::InvalidData));

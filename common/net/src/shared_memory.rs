@@ -33,7 +33,8 @@ use crate::ring::{End, Reader, Writer, memory_bytes, sides};
 const CAPACITY: usize = 512 << 10;
 
 /// The byte that a server sends first: which memory comes with it. Another layout gets another number.
-const NO_MEMORY: u8 = 0;
+/// Not 0, with which HTTP/2 begins: a server that knows no shared memory is taken for no answer.
+const NO_MEMORY: u8 = 2;
 const TWO_RINGS: u8 = 1;
 
 /// A connection to a process of this machine: through shared memory where the system has it, and through
@@ -93,7 +94,7 @@ fn new_memory() -> io::Result<(File, MmapRaw)> {
 
 /// Maps memory of another process, if its size is right and cannot change.
 fn checked(file: File) -> io::Result<MmapRaw> {
-    let is_sealed = fcntl_get_seals(&file)?.contains(SealFlags::SHRINK);
+    let is_sealed = fcntl_get_seals(&file)?.contains(SealFlags::SHRINK | SealFlags::GROW);
     if !is_sealed || file.metadata()?.len() != memory_bytes(CAPACITY) as u64 {
         return Err(invalid(
             "the server of a Unix socket offers memory of a wrong or variable size",
@@ -196,7 +197,12 @@ impl AsyncRead for SharedMemory {
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         loop {
-            if this.reader.read(buffer.remaining(), |run| buffer.put_slice(run))? != 0 {
+            // SAFETY: `read` uninitializes nothing.
+            let count = this.reader.read(unsafe { buffer.unfilled_mut() })?;
+            if count != 0 {
+                // SAFETY: `read` has initialized that many bytes.
+                unsafe { buffer.assume_init(count) };
+                buffer.advance(count);
                 if this.reader.writer_is_to_be_woken()? {
                     this.wake_other()?;
                 }

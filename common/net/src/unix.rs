@@ -6,15 +6,22 @@
 //! fails, and only TCP is used.
 
 use std::io;
+use std::time::Duration;
 
 use tokio::net::{UnixListener, UnixStream};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_stream::{Stream, StreamExt};
 use tracing::debug;
 
 use crate::CONNECT_MAX;
 use crate::shared_memory::{self, Local};
+
+/// How long a server may take to answer, so that there is time left for TCP.
+const ANSWER_MAX: Duration = CONNECT_MAX.checked_div(4).expect("not by zero");
+
+/// Pause after an error: without free descriptors, every attempt fails at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Prefix of names in the abstract namespace.
 const ABSTRACT: char = '\0';
@@ -35,7 +42,13 @@ pub(crate) fn incoming(
     listener: UnixListener,
 ) -> io::Result<impl Stream<Item = io::Result<Local>>> {
     let own = own_user()?;
-    Ok(UnixListenerStream::new(listener).filter_map(move |socket| match socket {
+    let sockets = UnixListenerStream::new(listener).then(async |socket| {
+        if socket.is_err() {
+            sleep(ACCEPT_PAUSE).await;
+        }
+        socket
+    });
+    Ok(sockets.filter_map(move |socket| match socket {
         // A client that has gone already concerns nobody else.
         Ok(socket) if is_of(&socket, own) => shared_memory::accept(socket).ok().map(Ok),
         Ok(_) => None,
@@ -49,7 +62,7 @@ pub(crate) async fn connect(name: &str) -> Option<Local> {
     if !is_of(&socket, own_user().ok()?) {
         return None;
     }
-    match timeout(CONNECT_MAX, shared_memory::connect(socket)).await {
+    match timeout(ANSWER_MAX, shared_memory::connect(socket)).await {
         Ok(Ok(local)) => Some(local),
         Ok(Err(error)) => {
             debug!(%error, name, "cannot use a Unix socket");

@@ -25,10 +25,10 @@ impl EventLoop {
             }
             Event::FailTask { generation, failure, reply } => {
                 let answer = self.fail_task(batch, generation, &failure);
-                let (live, is_training) = (self.live_trainers(), !self.is_held_out(failure.task));
+                let is_training = !self.is_held_out(failure.task);
                 batch.after(move |state| {
                     let _ = reply.send(answer.map(|answer| match answer {
-                        GivenUp::No if is_training => state.move_lane(&failure, &live),
+                        GivenUp::No if is_training => state.move_lane(&failure),
                         GivenUp::Yes | GivenUp::Elsewhere | GivenUp::No => answer,
                     }));
                 });

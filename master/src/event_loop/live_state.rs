@@ -110,23 +110,26 @@ impl LiveState {
         }
         let decision = self.saver.request(trainer, report.stage, report.error, live);
         if self.saver.holder().is_none() {
-            self.rebalance_for_saver(live);
+            self.rebalance_for_saver();
         }
         decision
     }
 
     /// Rebalances the lanes over trainers that have not failed to save: a trainer without lanes does not
     /// check whether training is over.
-    fn rebalance_for_saver(&mut self, live: &BTreeSet<TrainerId>) {
-        let others: BTreeSet<TrainerId> = live.difference(self.saver.excluded()).copied().collect();
+    fn rebalance_for_saver(&mut self) {
+        let known = &self.known_trainers;
+        let others: BTreeSet<TrainerId> =
+            known.difference(self.saver.excluded()).copied().collect();
         if !others.is_empty() {
             self.lanes.rebalance(&others);
         }
     }
 
-    /// Moves the lane of a task that failed to another trainer.
-    pub fn move_lane(&mut self, failure: &Failure, live: &BTreeSet<TrainerId>) -> GivenUp {
-        match self.lanes.move_to_next(failure.lane, failure.trainer, live) {
+    /// Moves the lane of a task that failed to another trainer, among those that lanes were last assigned to:
+    /// the loss of any other one would not be noticed.
+    pub fn move_lane(&mut self, failure: &Failure) -> GivenUp {
+        match self.lanes.move_to_next(failure.lane, failure.trainer, &self.known_trainers) {
             true => GivenUp::Elsewhere,
             false => GivenUp::No,
         }
