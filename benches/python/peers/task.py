@@ -63,8 +63,8 @@ class Size(NamedTuple):
 SIZES = {
     it.name: it
     for it in (
-        Size("small", [64], 10, 64, 16000, 16, 0.1),
-        Size("large", [4096, 4096], 1000, 16, 960, 1, 0.05),
+        Size("small", [64], 10, 64, 16000, 48, 0.1),
+        Size("large", [4096, 4096], 1000, 16, 960, 3, 0.05),
     )
 }
 

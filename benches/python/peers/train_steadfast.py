@@ -59,6 +59,8 @@ def main() -> None:
     # The last point is that of the end of the processes.
     points = [run._points[key] for key in sorted(run._points)][:-1]
     warm = [it for it in points if task.WARM_UP * size.worker_steps <= it["examples"] / size.batch]
+    if len(warm) < 2:
+        sys.exit("the job ended before there were two samples; let it make more passes")
     first, last = warm[0], warm[-1]
     arrays = run.model("numpy")
     # Layers are numbered; their names sort so, since there are less than ten.
