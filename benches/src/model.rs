@@ -42,6 +42,7 @@ impl Task {
     fn new(shape: Shape) -> Self {
         let [features, hidden @ .., classes] = shape.widths;
         let spec = ModelSpec {
+            factors: None,
             kind: "mlp".to_owned(),
             classes: Some(classes),
             hidden: hidden.to_vec(),

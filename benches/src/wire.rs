@@ -42,7 +42,8 @@ async fn rig(job: &Job, slots: u32, values: usize, via: Via) -> Rig {
 }
 
 fn gradient(values: Vec<f32>) -> Gradient {
-    Gradient { records: 1, loss_sum: 0.5, checksum: 1, values: Arc::new(values) }
+    let (values, rows) = (Arc::new(values), Vec::new());
+    Gradient { records: 1, loss_sum: 0.5, checksum: 1, values, rows }
 }
 
 /// The sum of one lane with one record that is not exhausted.

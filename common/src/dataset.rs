@@ -205,7 +205,7 @@ impl ReadOptions {
     }
 }
 
-/// Records: features and labels as numbers, or columns of any type.
+/// Records: features and labels as numbers, and columns of any type.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Records {
     /// `records × width` values, row-major.
@@ -251,7 +251,7 @@ impl Records {
     pub fn select(&self, indices: &[u32]) -> Records {
         let columns = self.columns.iter().map(|column| column.select(indices)).collect();
         let mut picked = Records { width: self.width, columns, ..Records::default() };
-        if !self.columns.is_empty() {
+        if self.labels.is_empty() {
             return picked;
         }
         picked.features.reserve(indices.len() * self.width);

@@ -24,6 +24,8 @@ pub enum JobFile {
 trait Described: DeserializeOwned {
     /// Every key by its full path; also the candidates for suggestions.
     const KEYS: &[&str];
+    /// Sections whose keys are names that the file chooses.
+    const NAMED: &[&str] = &[];
     /// Keys without a default.
     const REQUIRED: &[&str];
     /// A job file with only the required keys, for checking one other key at a time.
@@ -34,6 +36,7 @@ trait Described: DeserializeOwned {
 
 impl Described for JobSpec {
     const KEYS: &[&str] = TRAINING_KEYS;
+    const NAMED: &[&str] = &["tables"];
     const REQUIRED: &[&str] =
         &["name", "dataset", "dataset.source", "dataset.format", "model", "model.kind"];
     const MINIMAL: &str = r#"
@@ -72,6 +75,7 @@ const TRAINING_KEYS: &[&str] = &[
     "dataset.format",
     "dataset.features",
     "dataset.label",
+    "dataset.categories",
     "dataset.columns",
     "dataset.types",
     "dataset.feature_scale",
@@ -80,6 +84,7 @@ const TRAINING_KEYS: &[&str] = &[
     "model",
     "model.kind",
     "model.classes",
+    "model.factors",
     "model.hidden",
     "model.activation",
     "model.dropout",
@@ -111,6 +116,7 @@ const TRAINING_KEYS: &[&str] = &[
     "learning_rate.decay_steps",
     "learning_rate.end",
     "learning_rate.power",
+    "tables",
     "sync",
     "sync.lanes",
     "sync.micro_batch",
@@ -136,7 +142,10 @@ const TRAINING_KEYS: &[&str] = &[
 ];
 
 /// Models that every trainer supports.
-pub const BUILT_IN_MODELS: &[&str] = &["linear", "softmax", "mlp"];
+pub const BUILT_IN_MODELS: &[&str] = &["linear", "softmax", "mlp", CATEGORICAL_MODEL];
+
+/// The built-in model of categories.
+pub const CATEGORICAL_MODEL: &str = "fm";
 
 /// The kind of models that compute in Python.
 pub const PYTHON_MODEL: &str = "python";
@@ -257,7 +266,8 @@ impl<'a, T: Described> Reader<'a, T> {
     /// Adds a key to the valid ones if it is known and its value has the right type.
     fn read(&mut self, table: Option<&str>, key: &str, offset: usize, value: Spanned<DeValue<'a>>) {
         let path = table.map_or_else(|| key.to_owned(), |table| format!("{table}.{key}"));
-        if !T::KEYS.contains(&path.as_str()) {
+        let is_named = table.is_some_and(|table| T::NAMED.contains(&table));
+        if !is_named && !T::KEYS.contains(&path.as_str()) {
             let meant = nearest(&path, T::KEYS.iter().copied());
             self.errors.push((offset, unknown_error(&path, meant)));
             self.suggested.extend(meant);
@@ -329,7 +339,9 @@ impl<'a, T: Described> Reader<'a, T> {
 }
 
 fn is_table<T: Described>(key: &str) -> bool {
-    T::KEYS.iter().any(|known| known.split_once('.').is_some_and(|(table, _)| table == key))
+    let is_fixed =
+        || T::KEYS.iter().any(|known| known.split_once('.').is_some_and(|(table, _)| table == key));
+    T::NAMED.contains(&key) || is_fixed()
 }
 
 fn minimal<T: Described>() -> DeTable<'static> {

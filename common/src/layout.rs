@@ -1,7 +1,8 @@
-//! The layout of a model's parameters: concatenated, and split into blocks.
+//! The layout of a model's parameters: concatenated, and split into blocks; and its tables.
 //!
 //! Every process computes the same layout from the same parameter specs, so it is not sent. A block is at
-//! most [`BLOCK_LEN_MAX`] values of one parameter. See [`crate::placement`] for the slots of blocks.
+//! most [`BLOCK_LEN_MAX`] values of one parameter. A table has no blocks, but ranges of ids. See
+//! [`crate::placement`] for the slots of blocks and ranges.
 
 use std::ops::Range;
 
@@ -9,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::dataset::hex;
+use crate::table::{Initial, RANGES, RangeDigest};
 
 /// Values in the largest block: 1 MiB of `f32`.
 pub const BLOCK_LEN_MAX: usize = 1 << 18;
@@ -31,19 +33,29 @@ impl UpdateRule {
     }
 }
 
-/// One named tensor of a model; values are `f32`, row-major.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// One named tensor or table of a model; values are `f32`, row-major.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ParamSpec {
     pub name: String,
+    /// Of a table: the width of its rows.
     pub shape: Vec<usize>,
     #[serde(default, skip_serializing_if = "UpdateRule::is_default")]
     pub update: UpdateRule,
+    /// Of a table: how its rows begin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub table: Option<Initial>,
 }
 
 impl ParamSpec {
     /// Creates the spec of a parameter that the optimizer updates.
     pub fn new(name: impl Into<String>, shape: &[usize]) -> Self {
-        Self { name: name.into(), shape: shape.to_vec(), update: UpdateRule::Optimizer }
+        let update = UpdateRule::Optimizer;
+        Self { name: name.into(), shape: shape.to_vec(), update, table: None }
+    }
+
+    /// Creates the spec of a table whose rows have `width` values.
+    pub fn table(name: impl Into<String>, width: usize, initial: Initial) -> Self {
+        Self { table: Some(initial), ..Self::new(name, &[width]) }
     }
 
     /// Creates the spec of a tensor to which the mean of the contributions is added.
@@ -51,8 +63,13 @@ impl ParamSpec {
         Self { update: UpdateRule::AddMean, ..Self::new(name, shape) }
     }
 
-    /// Number of values. Saturates, so that a malicious shape cannot overflow.
+    /// Number of values; of a table, whose rows are elsewhere, 0. Saturates, so that a malicious shape cannot
+    /// overflow.
     pub fn len(&self) -> usize {
+        if self.table.is_some() { 0 } else { self.product() }
+    }
+
+    fn product(&self) -> usize {
         self.shape.iter().fold(1, |product: usize, side| product.saturating_mul(*side))
     }
 
@@ -80,13 +97,25 @@ impl Block {
     }
 }
 
+/// A parameter that is a table.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TableParam {
+    /// Index into [`Layout::params`].
+    pub param: u32,
+    pub name: String,
+    /// Values of a row.
+    pub width: usize,
+    pub initial: Initial,
+}
+
 /// All parameters of a model and their blocks, in order.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Vec<ParamSpec>", into = "Vec<ParamSpec>")]
 pub struct Layout {
     params: Vec<ParamSpec>,
     offsets: Vec<usize>,
     blocks: Vec<Block>,
+    tables: Vec<TableParam>,
     len: usize,
 }
 
@@ -114,6 +143,11 @@ impl Layout {
                 layout.blocks.push(Block { param: index as u32, start: layout.len, len });
                 layout.len += len;
             }
+            if let Some(initial) = param.table {
+                let (param_index, name, width) =
+                    (index as u32, param.name.clone(), param.product());
+                layout.tables.push(TableParam { param: param_index, name, width, initial });
+            }
         }
         layout
     }
@@ -126,6 +160,32 @@ impl Layout {
     /// The blocks, in order.
     pub fn blocks(&self) -> &[Block] {
         &self.blocks
+    }
+
+    /// The tables, in order.
+    pub fn tables(&self) -> &[TableParam] {
+        &self.tables
+    }
+
+    /// Returns the number under which rows of a table are sent: those after the numbers of the blocks.
+    pub fn number_of_table(&self, table: usize) -> u32 {
+        (self.blocks.len() + table) as u32
+    }
+
+    /// Returns the index of the table whose rows are sent under a number.
+    pub fn table_of_number(&self, number: u32) -> Option<usize> {
+        let table = (number as usize).checked_sub(self.blocks.len())?;
+        (table < self.tables.len()).then_some(table)
+    }
+
+    /// Returns the number of a range of a table, in checkpoints and norms: those after the numbers of the blocks.
+    pub fn number_of_range(&self, table: usize, range: u32) -> u32 {
+        self.blocks.len() as u32 + table as u32 * RANGES + range
+    }
+
+    /// Number of ranges of all tables.
+    pub fn ranges(&self) -> usize {
+        self.tables.len() * RANGES as usize
     }
 
     /// Returns the rule by which a block of this layout is updated.
@@ -159,13 +219,14 @@ impl Layout {
         optimized.map(|(index, _)| self.range_of(index))
     }
 
-    /// SHA-256 over all parameters in order (name, shape, little-endian values), in hexadecimal:
-    /// equal exactly when two models are equal bit by bit.
+    /// SHA-256 over all parameters in order (name, shape, little-endian values), and then over the
+    /// [digests](crate::table::Rows::digest) of all ranges of all tables, in hexadecimal: equal exactly when two
+    /// models are equal bit by bit.
     ///
     /// # Panics
-    /// If the number of values is not that of the layout.
-    pub fn digest(&self, values: &[f32]) -> String {
-        assert_eq!(values.len(), self.len, "number of values");
+    /// If the number of values, or of ranges, is not that of the layout.
+    pub fn digest(&self, values: &[f32], ranges: &[RangeDigest]) -> String {
+        assert_eq!((values.len(), ranges.len()), (self.len, self.ranges()), "numbers of values");
         let mut hash = Sha256::new();
         for (index, param) in self.params.iter().enumerate() {
             hash.update((param.name.len() as u64).to_le_bytes());
@@ -176,6 +237,7 @@ impl Layout {
                 hash.update(value.to_le_bytes());
             }
         }
+        ranges.iter().for_each(|range| hash.update(range));
         hex(&hash.finalize())
     }
 }
@@ -189,8 +251,19 @@ mod tests {
             ParamSpec::new("large", &[3, BLOCK_LEN_MAX]),
             ParamSpec::new("small", &[10]),
             ParamSpec::new("empty", &[0, 5]),
+            ParamSpec::table("rows", 3, Initial::Zeros),
             ParamSpec::new("scalar", &[]),
         ])
+    }
+
+    #[test]
+    fn a_table_has_no_values_among_the_others() {
+        let layout = layout();
+        let [table] = layout.tables() else { panic!("one table") };
+        assert_eq!((table.param, &table.name[..], table.width), (3, "rows", 3));
+        assert_eq!(layout.table_of_number(layout.number_of_table(0)), Some(0));
+        let blocks = layout.blocks().len() as u32;
+        assert_eq!([blocks - 1, blocks + 1].map(|it| layout.table_of_number(it)), [None, None]);
     }
 
     #[test]
@@ -202,6 +275,6 @@ mod tests {
             next = block.range().end;
         }
         assert_eq!(next, layout.len());
-        assert_eq!(layout.range_of(3), 3 * BLOCK_LEN_MAX + 10..3 * BLOCK_LEN_MAX + 11);
+        assert_eq!(layout.range_of(4), 3 * BLOCK_LEN_MAX + 10..3 * BLOCK_LEN_MAX + 11);
     }
 }

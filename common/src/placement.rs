@@ -1,21 +1,25 @@
-//! The placement of a model's blocks on pserver slots.
+//! The placement of a model's blocks, and of the ranges of its tables, on pserver slots.
 //!
 //! A [`PlacementRecord`] is committed with every generation and every checkpoint. [`Placement::of`] is the
-//! only function that computes which blocks lie on which slot from it, and every process computes the same.
+//! only function that computes which blocks and ranges lie on which slot from it, and every process computes the
+//! same.
 
 use std::cmp::Reverse;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::Slot;
 use crate::layout::Layout;
+use crate::table::RANGES;
 
 /// `placement` of a generation and of a checkpoint: the rule that places blocks on slots, with its arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "rule")]
 pub enum PlacementRecord {
     /// Every block on one slot: blocks by size, the largest first, on the slot with the fewest values so far
-    /// (longest-processing-time list scheduling, Graham 1969), ties to the lowest slot.
+    /// (longest-processing-time list scheduling, Graham 1969), ties to the lowest slot. Of every table, each slot
+    /// has the same number of consecutive ranges, or one more or less.
     LargestFirst { slots: u32 },
 }
 
@@ -34,21 +38,26 @@ impl PlacementRecord {
     }
 }
 
-/// The blocks of every slot.
+/// The blocks and the ranges of every slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     by_slot: Vec<Vec<u32>>,
+    /// Slots that the ranges of a table are spread over.
+    range_slots: u32,
 }
 
 impl Placement {
     /// Computes the placement of the blocks of `layout`.
     pub fn of(layout: &Layout, record: &PlacementRecord) -> Self {
         match record {
-            PlacementRecord::LargestFirst { slots } => Self::largest_first(layout, *slots),
+            PlacementRecord::LargestFirst { slots } => Self {
+                by_slot: Self::largest_first(layout, *slots),
+                range_slots: (*slots).min(RANGES),
+            },
         }
     }
 
-    fn largest_first(layout: &Layout, slots: u32) -> Self {
+    fn largest_first(layout: &Layout, slots: u32) -> Vec<Vec<u32>> {
         let blocks = layout.blocks();
         let mut by_size: Vec<u32> = (0..blocks.len() as u32).collect();
         by_size.sort_by_key(|number| Reverse(blocks[*number as usize].len));
@@ -62,12 +71,18 @@ impl Placement {
             by_slot[slot].push(number);
         }
         by_slot.iter_mut().for_each(|numbers| numbers.sort_unstable());
-        Self { by_slot }
+        by_slot
     }
 
     /// Returns the numbers of the blocks of a slot, ascending.
     pub fn blocks_of(&self, slot: Slot) -> &[u32] {
         self.by_slot.get(slot.0 as usize).map_or(&[], Vec::as_slice)
+    }
+
+    /// Returns the ranges of a slot, the same of every table.
+    pub fn ranges_of(&self, slot: Slot) -> Range<u32> {
+        let first = |slot: u32| slot.min(self.range_slots) * RANGES / self.range_slots.max(1);
+        first(slot.0)..first(slot.0.saturating_add(1))
     }
 }
 
@@ -103,6 +118,20 @@ mod tests {
             place(&layout(), 7),
             [vec![0], vec![1], vec![2], vec![3], vec![4], vec![], vec![]]
         );
+    }
+
+    #[test]
+    fn every_range_is_placed_once_for_any_number_of_slots() {
+        for slots in [1, 2, 3, 7, 128, 129, 1000] {
+            let placement = Placement::of(&layout(), &PlacementRecord::LargestFirst { slots });
+            let of_slots: Vec<_> = (0..slots).map(|it| placement.ranges_of(Slot(it))).collect();
+            let all: Vec<u32> = of_slots.iter().cloned().flatten().collect();
+            assert_eq!(all, (0..RANGES).collect::<Vec<_>>());
+            let most = of_slots.iter().map(|it| it.len()).max().unwrap();
+            assert!(most <= (RANGES.div_ceil(slots)) as usize);
+        }
+        let none = Placement::of(&layout(), &PlacementRecord::default());
+        assert!(none.ranges_of(Slot(0)).is_empty());
     }
 
     /// D13: large parameters are split, so that no slot holds more than one block over its share.

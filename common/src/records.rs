@@ -263,7 +263,7 @@ impl CheckpointRecord {
             }
         }
         let values = self.params.iter().map(ParamSpec::len).fold(0, usize::saturating_add);
-        if values == 0 {
+        if values == 0 && self.params.iter().all(|param| param.table.is_none()) {
             return Some("it has no parameters".to_owned());
         }
         let bytes = self.shards.iter().map(|it| it.size_bytes).fold(0, u64::saturating_add);

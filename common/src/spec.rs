@@ -32,6 +32,9 @@ pub struct JobSpec {
     pub optimizer: OptimizerSpec,
     #[serde(default)]
     pub learning_rate: LearningRateSpec,
+    /// Settings of the model's embedding tables, by their names.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tables: BTreeMap<String, TableSpec>,
     #[serde(default)]
     pub sync: SyncSpec,
     #[serde(default, rename = "async")]
@@ -89,10 +92,14 @@ pub struct DatasetSpec {
     /// The column to predict: a class index or a number.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub label: String,
+    /// Beside `features`, of which there may be none then: columns whose values are categories, such as words or
+    /// numbers of users, by name, with `*` as in `features`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub categories: Vec<String>,
     /// In place of `features` and `label`: columns of any type by name, with `*` as in `features`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub columns: Vec<String>,
-    /// Types of `columns` by name, in place of those of the files.
+    /// Types of `columns` or `categories` by name, in place of those of the files.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub types: BTreeMap<String, ColumnType>,
     /// Factor for every feature, to scale raw units.
@@ -136,11 +143,14 @@ pub enum Header {
 /// The model and its size. Keys that are unknown to the built-in models belong in `options`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelSpec {
-    /// `linear`, `softmax`, `mlp`, `python`, or the name under which a trainer registered its own model.
+    /// `linear`, `softmax`, `mlp`, `fm`, `python`, or the name under which a trainer registered its own model.
     pub kind: String,
     /// Number of classes, for classifiers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub classes: Option<usize>,
+    /// `fm`: factors of each category.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub factors: Option<usize>,
     /// Widths of an MLP's hidden layers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hidden: Vec<usize>,
@@ -175,6 +185,7 @@ pub enum Activation {
 
 /// The update rule that pservers apply. A key that the chosen rule does not use is refused.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct OptimizerSpec {
     #[serde(default)]
     pub kind: OptimizerKind,
@@ -236,6 +247,7 @@ pub enum OptimizerKind {
 
 /// The learning rate as a function of the step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct LearningRateSpec {
     #[serde(default)]
     pub schedule: Schedule,
@@ -272,6 +284,32 @@ pub enum Schedule {
     Exponential,
     Polynomial,
     Cosine,
+}
+
+/// Settings of one embedding table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TableSpec {
+    /// The update rule of its rows; that of the job when absent. Only the rows of a step's ids are updated:
+    /// momentum and moments of others stay as they are, and weight decay does not reach them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub optimizer: Option<OptimizerSpec>,
+    /// That of the job when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub learning_rate: Option<LearningRateSpec>,
+    /// The update that creates a row; those before it (steps, or pushes in asynchronous mode, in which the id
+    /// occurs) are only counted.
+    #[serde(default = "one_u32")]
+    pub admit_after: u32,
+    /// Passes without an update after which a row begins again from its initial values.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expire_after: Option<u32>,
+}
+
+impl Default for TableSpec {
+    fn default() -> Self {
+        Self { optimizer: None, learning_rate: None, admit_after: 1, expire_after: None }
+    }
 }
 
 /// Maximum number of lanes of a job.

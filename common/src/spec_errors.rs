@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 
 use crate::compression::Compression;
-use crate::job_file::{BUILT_IN_MODELS, PYTHON_MODEL};
+use crate::job_file::{BUILT_IN_MODELS, CATEGORICAL_MODEL, PYTHON_MODEL};
 use crate::optimizer_errors;
-use crate::spec::{DataFormat, Header, JobSpec, LANES_MAX, Mode};
+use crate::spec::{DataFormat, Header, JobSpec, LANES_MAX, Mode, TableSpec};
 
 /// An error in the values of a job file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +37,35 @@ pub(crate) fn name_error(name: &str) -> Option<SpecError> {
     })
 }
 
+/// Returns the errors of the settings of one table.
+fn table_errors(name: &str, table: &TableSpec) -> Vec<SpecError> {
+    let key = format!("tables.{name}");
+    let mut errors = Vec::new();
+    let mut error = |text: String| errors.push(SpecError::new(&[&key], text));
+    let optimizer = table.optimizer.iter().flat_map(optimizer_errors::optimizer);
+    let rate = table.learning_rate.iter().flat_map(optimizer_errors::learning_rate);
+    for SpecError { text, .. } in optimizer.chain(rate) {
+        let text = text.replace("`optimizer.", &format!("`{key}.optimizer."));
+        error(text.replace("`learning_rate.", &format!("`{key}.learning_rate.")));
+    }
+    for (clip, value) in table.optimizer.iter().flat_map(|optimizer| {
+        [("clip_value", optimizer.clip_value), ("clip_norm", optimizer.clip_norm)]
+    }) {
+        if value.is_some() {
+            error(format!(
+                "`{key}.optimizer.{clip}` does not apply: `optimizer.{clip}` clips all gradients"
+            ));
+        }
+    }
+    if table.admit_after == 0 {
+        error(format!("`{key}.admit_after` must be at least 1"));
+    }
+    if table.expire_after == Some(0) {
+        error(format!("`{key}.expire_after` must be at least 1"));
+    }
+    errors
+}
+
 impl JobSpec {
     /// Returns all errors, as messages that name the keys.
     pub fn errors(&self) -> Vec<String> {
@@ -52,6 +81,9 @@ impl JobSpec {
         self.gradient_errors(&mut errors);
         errors.extend(optimizer_errors::optimizer(&self.optimizer));
         errors.extend(optimizer_errors::learning_rate(&self.learning_rate));
+        for (name, table) in &self.tables {
+            errors.extend(table_errors(name, table));
+        }
         errors
     }
 
@@ -133,7 +165,7 @@ impl JobSpec {
     fn column_errors(&self, errors: &mut Vec<SpecError>) {
         let dataset = &self.dataset;
         if dataset.columns.is_empty() {
-            if dataset.features.is_empty() {
+            if dataset.features.is_empty() && dataset.categories.is_empty() {
                 let text = "`dataset.features` names no column; name the columns to compute with, or \
                             those for a Python model in `dataset.columns`";
                 errors.push(SpecError::new(&["dataset.features"], text));
@@ -142,8 +174,9 @@ impl JobSpec {
                 let text = "`dataset.label` is missing; name the column to predict";
                 errors.push(SpecError::new(&["dataset.label"], text));
             }
-            if !dataset.types.is_empty() {
-                let text = "`dataset.types` applies to `dataset.columns` only; remove it";
+            if !dataset.types.is_empty() && dataset.categories.is_empty() {
+                let text = "`dataset.types` applies to `dataset.columns` and `dataset.categories` \
+                            only; remove it";
                 errors.push(SpecError::new(&["dataset.types"], text));
             }
             return;
@@ -151,6 +184,7 @@ impl JobSpec {
         let others = [
             ("dataset.features", !dataset.features.is_empty()),
             ("dataset.label", !dataset.label.is_empty()),
+            ("dataset.categories", !dataset.categories.is_empty()),
             ("dataset.feature_scale", dataset.feature_scale != 1.0),
         ];
         for (key, _) in others.into_iter().filter(|(_, is_set)| *is_set) {
@@ -171,6 +205,33 @@ impl JobSpec {
 
     fn model_errors(&self, errors: &mut Vec<SpecError>) {
         let model = &self.model;
+        let (takes_categories, has_categories) =
+            (model.kind == CATEGORICAL_MODEL, !self.dataset.categories.is_empty());
+        let mut error = |key: &str, text: String| {
+            errors.push(SpecError::new(&[key, "model.kind"], text));
+        };
+        if has_categories && !takes_categories {
+            let text = format!(
+                "`dataset.categories` does not apply to `{}`; choose `{CATEGORICAL_MODEL}`",
+                model.kind
+            );
+            error("dataset.categories", text);
+        }
+        if takes_categories && !has_categories && self.dataset.columns.is_empty() {
+            let text = format!("`{CATEGORICAL_MODEL}` requires `dataset.categories`");
+            error("dataset.categories", text);
+        }
+        if model.factors.is_some() && !takes_categories {
+            let text = format!("`model.factors` does not apply to `{}`; remove it", model.kind);
+            error("model.factors", text);
+        }
+        if takes_categories && model.classes.is_some_and(|classes| classes != 2) {
+            let text = format!(
+                "`{CATEGORICAL_MODEL}` tells two classes apart (`model.classes = 2`), or predicts a \
+                 number"
+            );
+            error("model.classes", text);
+        }
         if !(0.0..1.0).contains(&model.dropout) {
             errors
                 .push(SpecError::new(&["model.dropout"], "`model.dropout` must lie in 0 ≤ … < 1"));
@@ -234,7 +295,7 @@ impl JobSpec {
                 format!("`model.options` does not apply to `{}`; remove it", model.kind),
             ));
         }
-        if matches!(model.kind.as_str(), "linear" | "softmax") {
+        if matches!(model.kind.as_str(), "linear" | "softmax" | CATEGORICAL_MODEL) {
             if !model.hidden.is_empty() {
                 errors.push(SpecError::new(
                     &["model.hidden", "model.kind"],

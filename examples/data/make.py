@@ -22,6 +22,10 @@ LINEAR_WEIGHTS = [2.0, -3.0, 0.5, 1.25, -0.75, 4.0]
 LINEAR_NOISE = 0.01
 WINDOW = 24
 WINDOWS_EVERY = 5
+CLICKS = 4000
+CLICKS_SEED = 20261125
+USERS, ITEMS, FACTORS, POWER = 400, 250, 3, 1.05
+CITIES = "Aachen Bilbao Cork Dakar Essen Faro Ghent Hue Izmir Jaipur Kyoto Lima".split()
 REVIEWS = 1200
 REVIEWS_SEED = 20261124
 GOOD = "bright clear quick reliable sturdy quiet light precise comfortable simple".split()
@@ -62,6 +66,25 @@ def license_windows() -> str:
     return "\n".join(lines) + "\n"
 
 
+def clicks() -> str:
+    """Who clicks on what follows from factors of users and items; a few of both are in most records."""
+    rng = np.random.Generator(np.random.PCG64(CLICKS_SEED))
+
+    def drawn(count: int) -> np.ndarray:
+        shares = 1.0 / np.arange(1, count + 1) ** POWER
+        return rng.choice(count, CLICKS, p=shares / shares.sum())
+
+    users, items, cities = drawn(USERS), drawn(ITEMS), drawn(len(CITIES))
+    of_users, of_items = (rng.normal(0.0, 1.0, (count, FACTORS)) for count in (USERS, ITEMS))
+    hours = np.round(rng.uniform(0.0, 1.0, CLICKS), 3)
+    liking = (of_users[users] * of_items[items]).sum(axis=1) + 0.5 * (cities % 3 - 1) + hours - 0.5
+    clicked = rng.random(CLICKS) < 1.0 / (1.0 + np.exp(-2.0 * liking))
+    lines = ["click,hour,user,item,city"]
+    for click, hour, user, item, city in zip(clicked, hours, users, items, cities):
+        lines.append(f"{int(click)},{hour:.3f},u{user},i{item},{CITIES[city]}")
+    return "\n".join(lines) + "\n"
+
+
 def reviews() -> str:
     rng = np.random.Generator(np.random.PCG64(REVIEWS_SEED))
     lines = []
@@ -83,6 +106,7 @@ def main() -> None:
     (HERE / "digits.csv").write_text(as_csv(table))
     (HERE / "linear.csv").write_text(linear())
     (HERE / "license.csv").write_text(license_windows())
+    (HERE / "clicks.csv").write_text(clicks())
     (HERE / "reviews.jsonl").write_text(reviews())
 
 

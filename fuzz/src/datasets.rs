@@ -27,6 +27,7 @@ pub fn spec(format: DataFormat, header: Header, label: &str) -> DatasetSpec {
         format,
         features: vec!["*".to_owned()],
         label: label.to_owned(),
+        categories: Vec::new(),
         columns: vec![],
         types: Default::default(),
         feature_scale: 0.5,

@@ -3,6 +3,7 @@
 
 #![no_main]
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -10,9 +11,11 @@ use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use steadfast_common::applied_records::RecordRange;
 use steadfast_common::compression::Codec;
-use steadfast_common::ids::{Lane, Pass, TaskId, Version};
+use steadfast_common::ids::{Lane, Pass, Slot, TaskId, Version};
 use steadfast_common::layout::{Layout, ParamSpec};
-use steadfast_common::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpec};
+use steadfast_common::placement::{Placement, PlacementRecord};
+use steadfast_common::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpec, TableSpec};
+use steadfast_common::table::{Initial, Rows};
 use steadfast_fuzz::{seeds, within};
 use steadfast_pserver_core::block_store::{BlockStore, ShardSnapshot};
 use steadfast_pserver_core::contribution::{
@@ -21,6 +24,7 @@ use steadfast_pserver_core::contribution::{
 use steadfast_pserver_core::rules::Rules;
 use steadfast_pserver_core::shard::Shard;
 use steadfast_pserver_core::sync_shard::SyncShard;
+use steadfast_pserver_storage::MemoryStores;
 
 const LANES: u32 = 5;
 /// Two pushes of all lanes, and the state beside them.
@@ -37,7 +41,7 @@ fn play(input: &mut Unstructured<'_>) -> Result<()> {
         if input.is_empty() {
             break;
         }
-        let before = state(&shard);
+        let before = state(&mut shard);
         let version = shard.blocks().position().version;
         let Ok(contribution) = contribution(shard.blocks(), input)? else { continue };
         let contributed = match &mut shard {
@@ -46,12 +50,12 @@ fn play(input: &mut Unstructured<'_>) -> Result<()> {
         };
         match contributed {
             Err(_) | Ok(Contributed::Duplicate | Contributed::Waiting) => {
-                assert_eq!(state(&shard), before);
+                assert_eq!(state(&mut shard), before);
             }
             Ok(Contributed::Complete) => {
                 if let Shard::Sync(shard) = &mut shard {
-                    assert_eq!(shard.squares().len(), shard.blocks().list().len());
-                    shard.finish_step(input.arbitrary()?);
+                    assert!(shard.blocks().list().len() <= shard.squares().len());
+                    shard.finish_step(input.arbitrary()?).expect("there is memory");
                 }
                 assert_eq!(shard.blocks().position().version, Version(version.0 + 1));
             }
@@ -64,17 +68,25 @@ fn begin(mode: Mode, codec: Codec) -> Shard {
     let kind = OptimizerKind::Adam;
     let optimizer = OptimizerSpec { kind, clip_norm: Some(1.0), ..OptimizerSpec::default() };
     let learning_rate = LearningRateSpec::default();
-    let rules = Rules { mode, lanes: LANES, optimizer, learning_rate, codec };
-    let params = [("w", &[2, 2][..]), ("b", &[3])];
-    let params = params.map(|(name, shape)| ParamSpec::new(name, shape)).to_vec();
+    let table = TableSpec { admit_after: 2, expire_after: Some(1), ..TableSpec::default() };
+    let (seed, tables) = (7, BTreeMap::from([("rows".to_owned(), table)]));
+    let stores = Arc::new(MemoryStores);
+    let lanes = LANES;
+    let rules = Rules { mode, lanes, optimizer, learning_rate, codec, seed, tables, stores };
+    let params = vec![
+        ParamSpec::new("w", &[2, 2]),
+        ParamSpec::new("b", &[3]),
+        ParamSpec::table("rows", 2, Initial::Uniform(0.5)),
+    ];
     let layout = Arc::new(Layout::new(params));
     let values = layout.blocks().iter().map(|block| vec![0.5; block.len]).collect();
-    let snapshot = ShardSnapshot::initial(&[0, 1], values, &rules);
-    Shard::restore(layout, snapshot, rules)
+    let placement = Placement::of(&layout, &PlacementRecord::LargestFirst { slots: 1 });
+    let snapshot = ShardSnapshot::initial(&layout, &placement, Slot(0), values, &rules);
+    Shard::restore(layout, snapshot, rules).expect("there is memory")
 }
 
 /// The state that a checkpoint would contain, as text, in which NaN equals itself.
-fn state(shard: &Shard) -> String {
+fn state(shard: &mut Shard) -> String {
     format!("{:?}", shard.snapshot())
 }
 
@@ -98,7 +110,15 @@ fn contribution(
     }
     let (records, loss_sum, checksum) =
         (small_or_any(input)?, input.arbitrary()?, input.arbitrary()?);
-    Ok(Ok(Contribution { records, loss_sum, checksum, blocks }))
+    let held = store.tables().held();
+    let len = input.arbitrary::<u8>()? as usize;
+    let bytes = input.bytes(len.min(input.len()))?;
+    let rows = match Rows::decode(2, &held.ranges, bytes) {
+        Ok(rows) => vec![rows],
+        Err(_) if input.ratio(1, 8)? => Vec::new(),
+        Err(_) => vec![Rows::zeros(2, vec![1, 5, 9])],
+    };
+    Ok(Ok(Contribution { records, loss_sum, checksum, blocks, rows }))
 }
 
 fn contribute(

@@ -69,6 +69,7 @@ fn well_formed() -> Vec<Vec<u8>> {
     let shares = vec![LaneShare { records: 7, last: true, checksum: 5 }; 3];
     let lanes = LaneContribution { version: 3, lane: 4, shares };
     let header = PushHeader {
+        rows: 0,
         records: 21,
         loss_sum: 0.5,
         name: Some(Name::Lanes(lanes)),

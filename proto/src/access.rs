@@ -31,7 +31,7 @@ pub fn access(path: &str) -> &'static [Role] {
         ("steadfast.v1.Master", "ReportDamage") => &[Pserver],
         ("steadfast.v1.Master", "TakeCheckpoint") => &[Pserver, Admin],
         ("steadfast.v1.Master", "RestoreCheckpoint" | "Status") => &[Admin],
-        ("steadfast.v1.Pserver", "Init" | "Push" | "Pull") => &[Trainer],
+        ("steadfast.v1.Pserver", "Init" | "Push" | "Pull" | "PullRows" | "ReadRange") => &[Trainer],
         ("steadfast.v1.Pserver", "Norms") => &[Pserver],
         ("steadfast.v1.Pserver", "Snapshot") => &[Master],
         _ => &[],

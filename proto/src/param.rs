@@ -1,9 +1,10 @@
 //! Parameters on the wire.
 
 use steadfast_common::layout::{ParamSpec, UpdateRule};
+use steadfast_common::table::Initial;
 
-use crate::v1::Param;
 use crate::v1::param::Update;
+use crate::v1::{self, Param, table};
 
 impl From<&ParamSpec> for Param {
     fn from(spec: &ParamSpec) -> Self {
@@ -11,8 +12,17 @@ impl From<&ParamSpec> for Param {
             UpdateRule::Optimizer => Update::Optimizer,
             UpdateRule::AddMean => Update::AddMean,
         };
-        let shape = spec.shape.iter().map(|side| *side as u64).collect();
-        Self { name: spec.name.clone(), shape, update: update.into() }
+        let initial = |initial| match initial {
+            Initial::Zeros => None,
+            Initial::Uniform(bound) => Some(table::Initial::Uniform(bound)),
+            Initial::Normal(deviation) => Some(table::Initial::Normal(deviation)),
+        };
+        Self {
+            name: spec.name.clone(),
+            shape: spec.shape.iter().map(|side| *side as u64).collect(),
+            update: update.into(),
+            table: spec.table.map(|it| v1::Table { initial: initial(it) }),
+        }
     }
 }
 
@@ -22,8 +32,18 @@ impl From<Param> for ParamSpec {
             Update::Optimizer => UpdateRule::Optimizer,
             Update::AddMean => UpdateRule::AddMean,
         };
+        let initial = |table: v1::Table| match table.initial {
+            None => Initial::Zeros,
+            Some(table::Initial::Uniform(bound)) => Initial::Uniform(bound),
+            Some(table::Initial::Normal(deviation)) => Initial::Normal(deviation),
+        };
         // A side beyond the address space exceeds every limit on the size of a model.
         let side = |side: u64| usize::try_from(side).unwrap_or(usize::MAX);
-        Self { name: param.name, shape: param.shape.into_iter().map(side).collect(), update }
+        Self {
+            name: param.name,
+            shape: param.shape.into_iter().map(side).collect(),
+            update,
+            table: param.table.map(initial),
+        }
     }
 }

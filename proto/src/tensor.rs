@@ -1,5 +1,7 @@
 //! Distributes tensors over the messages of a stream.
 
+use steadfast_common::table::{ID_BYTES, Rows};
+
 use crate::v1::BlockData;
 
 /// Tensor bytes per message of a stream; larger contributions span several messages.
@@ -18,4 +20,14 @@ pub fn in_chunks(blocks: impl IntoIterator<Item = BlockData>) -> Vec<Vec<BlockDa
         groups.last_mut().expect("there is a first group").push(block);
     }
     groups
+}
+
+/// Divides rows into blocks of this number of about [`CHUNK_BYTES`] each; none without rows.
+pub fn row_blocks(number: u32, rows: &Rows) -> impl Iterator<Item = BlockData> {
+    let at_once = (CHUNK_BYTES / (ID_BYTES + rows.width() * size_of::<f32>())).max(1);
+    let starts = (0..rows.len()).step_by(at_once);
+    starts.map(move |from| {
+        let part = from..rows.len().min(from + at_once);
+        BlockData { block: number, data: rows.encode(part).into() }
+    })
 }

@@ -6,7 +6,9 @@ use steadfast_common::applied_records::RecordRange;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Lane, Version};
 use steadfast_common::layout::Layout;
+use steadfast_common::position::Position;
 use steadfast_common::records::GenerationRecord;
+use steadfast_common::table::Rows;
 use steadfast_pserver_core::block_store::{Parameters, ShardSnapshot};
 use steadfast_pserver_core::contribution::{
     Contributed, Contribution, LaneShare, Refusal, ValidatedBlock,
@@ -46,6 +48,16 @@ pub enum Event {
         early: mpsc::UnboundedSender<EarlyBlock>,
         reply: Reply<Pulled>,
     },
+    /// Requests rows of each table, as a pull; their ids lie in the slot's ranges.
+    PullRows {
+        generation: Generation,
+        version: Version,
+        which: VersionMatch,
+        ids: Vec<Vec<u64>>,
+        reply: Reply<PulledRows>,
+    },
+    /// Requests all rows of one range of a table.
+    ReadRange { generation: Generation, table: usize, range: u32, reply: Reply<Rows> },
     /// Requests a snapshot at `version` (default: the current one).
     Snapshot { generation: Generation, version: Option<Version>, reply: Reply<SnapshotAnswer> },
 }
@@ -101,6 +113,15 @@ pub enum Pulled {
     },
 }
 
+/// The reply to a request for rows.
+#[derive(Debug)]
+pub enum PulledRows {
+    /// Rows of each table, and their position.
+    Rows(Position, Vec<Rows>),
+    /// The version is past.
+    OtherVersion { present: Version },
+}
+
 /// Whether a pull waits for its version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitMode {
@@ -141,6 +162,8 @@ pub enum EventError {
     InUse,
     #[error(transparent)]
     Refused(#[from] Refusal),
+    #[error("this slot does not have range {range} of table {table}")]
+    NoSuchRange { table: usize, range: u32 },
     #[error("the pserver is shutting down")]
     ShuttingDown,
 }
@@ -153,6 +176,7 @@ impl EventError {
                 ErrorKind::Stale
             }
             Self::NotInitialized => ErrorKind::NotYet,
+            Self::NoSuchRange { .. } => ErrorKind::Invalid,
             Self::Refused(refusal) => refusal.kind(),
             Self::ShuttingDown => ErrorKind::Unavailable,
         }

@@ -8,6 +8,7 @@ use steadfast_common::layout::{Block, Layout};
 use steadfast_common::placement::{Placement, PlacementRecord};
 use steadfast_common::position::Position;
 use steadfast_common::records::GenerationRecord;
+use steadfast_common::table::Rows;
 use steadfast_host::task::{in_place, spawn};
 use steadfast_host::time::Instant;
 use steadfast_pserver_core::block_store::ShardSnapshot;
@@ -16,6 +17,7 @@ use steadfast_pserver_core::contribution::{Contributed, Contribution, Refusal, V
 use steadfast_pserver_core::rules::Rules;
 use steadfast_pserver_core::shard::Shard;
 use steadfast_pserver_core::sync_shard::SyncShard;
+use steadfast_pserver_core::tables::TablesHeld;
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info};
 
@@ -23,7 +25,7 @@ use crate::event::{
     Begun, Event, EventError, InitialValues, LanesName, PushName, Pushed, Reply, SnapshotAnswer,
 };
 use crate::lags::Lags;
-use crate::pulls::{Pulls, WaitingPull};
+use crate::pulls::{Pulls, WaitingPull, WaitingRows};
 
 /// Capacity of the event queue; senders wait while it is full.
 const EVENTS_MAX: usize = 256;
@@ -49,6 +51,9 @@ pub struct PublishedShard {
     pub blocks: Arc<Vec<(u32, Block)>>,
     /// Buffers for pushed gradients.
     pub buffers: BufferPool,
+    pub tables: Arc<TablesHeld>,
+    /// Number of rows of each table.
+    pub rows: Vec<u64>,
     /// Encoding of pushed gradients.
     pub codec: Codec,
     /// Lanes that the current step waits for (synchronous mode).
@@ -57,7 +62,7 @@ pub struct PublishedShard {
     pub lags: Lags,
 }
 
-/// Squared norms of the blocks of a step.
+/// Squared norms of the blocks of a step, and of the ranges of tables.
 #[derive(Clone, Debug)]
 pub struct Squares {
     pub version: Version,
@@ -131,6 +136,13 @@ impl Stage {
         }
     }
 
+    fn shard_mut(&mut self) -> Option<&mut Shard> {
+        match self {
+            Self::Idle => None,
+            Self::Ready { shard, .. } => Some(shard),
+        }
+    }
+
     fn sync_shard(&mut self) -> Option<&mut SyncShard> {
         match self {
             Self::Idle => None,
@@ -177,22 +189,19 @@ impl EventLoop {
     fn handle(&mut self, event: Event) -> Result<(), Refusal> {
         match event {
             Event::Generation { record, reply } => {
-                let _ = reply.send(Ok(self.begin(record)));
+                let _ = reply.send(Ok(self.begin(record)?));
             }
             Event::Restored { generation, layout, snapshot } => {
-                self.restore(generation, layout, snapshot)
+                self.restore(generation, layout, snapshot)?
             }
             Event::Init { generation, attempt, first, reply } => {
-                let _ = reply.send(self.init(generation, attempt, first));
+                answer(reply, self.init(generation, attempt, first))?;
             }
             Event::Part { generation, lanes, blocks } => self.part(generation, &lanes, blocks)?,
             Event::Push { generation, name, contribution, reply } => {
-                let pushed = self.push(generation, &name, contribution);
-                let fatal = pushed.as_ref().map_or_else(fatal_refusal, |_| None);
-                let _ = reply.send(pushed);
-                fatal.map_or(Ok(()), Err)?;
+                answer(reply, self.push(generation, &name, contribution))?;
             }
-            Event::Norm { generation, version, norm } => self.norm(generation, version, norm),
+            Event::Norm { generation, version, norm } => self.norm(generation, version, norm)?,
             Event::Pull { generation, version, which, wait_mode, early, reply } => {
                 match self.check(generation) {
                     Ok(()) => {
@@ -202,17 +211,40 @@ impl EventLoop {
                     Err(error) => drop(reply.send(Err(error))),
                 }
             }
+            Event::PullRows { generation, version, which, ids, reply } => {
+                match self.check(generation) {
+                    Ok(()) => {
+                        let pull = WaitingRows { version, which, ids, reply };
+                        self.pulls.add_rows(self.stage.shard_mut(), pull)?;
+                    }
+                    Err(error) => drop(reply.send(Err(error))),
+                }
+            }
+            Event::ReadRange { generation, table, range, reply } => {
+                answer(reply, self.read_range(generation, table, range))?;
+            }
             Event::Snapshot { generation, version, reply } => {
-                self.snapshot(generation, version, reply)
+                self.snapshot(generation, version, reply)?
             }
         }
-        self.answer_snapshots();
-        Ok(())
+        self.answer_snapshots()
     }
 
-    fn begin(&mut self, record: GenerationRecord) -> Begun {
+    fn read_range(
+        &mut self,
+        generation: Generation,
+        table: usize,
+        range: u32,
+    ) -> Result<Rows, EventError> {
+        self.check(generation)?;
+        let shard = self.stage.shard_mut().ok_or(EventError::NotInitialized)?;
+        let rows = shard.blocks_mut().rows_of(table, range).map_err(Refusal::from)?;
+        rows.ok_or(EventError::NoSuchRange { table, range })
+    }
+
+    fn begin(&mut self, record: GenerationRecord) -> Result<Begun, Refusal> {
         if record.generation <= self.generation() {
-            return self.begun();
+            return Ok(self.begun());
         }
         info!(generation = record.generation.0, checkpoint = ?record.checkpoint, "generation begins");
         let is_kept =
@@ -235,8 +267,8 @@ impl EventLoop {
             shard: None,
             squares: None,
         }));
-        self.publish();
-        self.begun()
+        self.publish()?;
+        Ok(self.begun())
     }
 
     fn begun(&self) -> Begun {
@@ -246,14 +278,19 @@ impl EventLoop {
         }
     }
 
-    fn restore(&mut self, generation: Generation, layout: Arc<Layout>, snapshot: ShardSnapshot) {
+    fn restore(
+        &mut self,
+        generation: Generation,
+        layout: Arc<Layout>,
+        snapshot: ShardSnapshot,
+    ) -> Result<(), Refusal> {
         if self.check(generation).is_err() {
-            return;
+            return Ok(());
         }
         info!(version = snapshot.position.version.0, "shard restored");
-        let shard = Shard::restore(layout, snapshot, self.rules.clone());
+        let shard = Shard::restore(layout, snapshot, self.rules.clone())?;
         self.stage = Stage::Ready { shard, init_attempt: u64::MAX };
-        self.publish();
+        self.publish()
     }
 
     fn init(
@@ -277,13 +314,11 @@ impl EventLoop {
         }
         let InitialValues { layout, values } = first;
         let placement = Placement::of(&layout, &self.tx.borrow().placement);
-        let numbers = placement.blocks_of(self.slot);
-        check_initial_values(&layout, numbers, &values)?;
-        let snapshot = ShardSnapshot::initial(numbers, values, &self.rules);
-        let shard = Shard::restore(layout, snapshot, self.rules.clone());
+        check_initial_values(&layout, placement.blocks_of(self.slot), &values)?;
+        let snapshot = ShardSnapshot::initial(&layout, &placement, self.slot, values, &self.rules);
+        let shard = Shard::restore(layout, snapshot, self.rules.clone()).map_err(Refusal::from)?;
         self.stage = Stage::Ready { shard, init_attempt: attempt };
-        self.publish();
-        Ok(())
+        Ok(self.publish()?)
     }
 
     /// Adds blocks of a push. Errors of an invalid push are reported with its last message.
@@ -299,7 +334,7 @@ impl EventLoop {
         let Some(shard) = self.stage.sync_shard() else { return Ok(()) };
         let LanesName { version, first, shares } = lanes;
         match shard.add_blocks(*version, *first, shares, blocks) {
-            Err(error @ Refusal::ConflictingShare { .. }) => return Err(error),
+            Err(error) if error.is_fatal() => return Err(error),
             Err(_) => {}
             Ok(()) => self.apply_early(),
         }
@@ -339,9 +374,9 @@ impl EventLoop {
             (PushName::Lanes(_), Contributed::Complete) => {
                 self.record_arrivals(&[]);
                 self.lags.end_step();
-                self.complete_step();
+                self.complete_step()?;
             }
-            (PushName::Range(_), Contributed::Complete) => self.publish(),
+            (PushName::Range(_), Contributed::Complete) => self.publish()?,
             (PushName::Lanes(_), Contributed::Waiting) => {
                 self.apply_early();
                 self.publish_missing();
@@ -353,36 +388,36 @@ impl EventLoop {
     }
 
     /// Applies the step at once, or publishes its squares to obtain the global norm first.
-    fn complete_step(&mut self) {
+    fn complete_step(&mut self) -> Result<(), Refusal> {
         if self.rules.optimizer.clip_norm.is_none() {
-            self.finish_step(None);
-            return;
+            return self.finish_step(None);
         }
-        let Some(shard) = self.stage.sync_shard() else { return };
-        let numbers = shard.blocks().list().iter().map(|(number, _)| *number);
-        let by_block = Arc::new(numbers.zip(shard.squares()).collect());
+        let Some(shard) = self.stage.sync_shard() else { return Ok(()) };
+        let by_block = Arc::new(shard.squares());
         let squares = Squares { version: shard.blocks().position().version, by_block };
         self.tx.send_modify(|published| {
             let mut next = Published::clone(published);
             next.squares = Some(squares);
             *published = Arc::new(next);
         });
+        Ok(())
     }
 
-    fn norm(&mut self, generation: Generation, version: Version, norm: f64) {
+    fn norm(&mut self, generation: Generation, version: Version, norm: f64) -> Result<(), Refusal> {
         if self.check(generation).is_err() {
-            return;
+            return Ok(());
         }
-        let Some(shard) = self.stage.sync_shard() else { return };
+        let Some(shard) = self.stage.sync_shard() else { return Ok(()) };
         if shard.blocks().position().version == version && shard.is_step_complete() {
-            self.finish_step(Some(norm));
+            self.finish_step(Some(norm))?;
         }
+        Ok(())
     }
 
-    fn finish_step(&mut self, norm: Option<f64>) {
-        let Some(shard) = self.stage.sync_shard() else { return };
-        shard.finish_step(norm);
-        self.publish();
+    fn finish_step(&mut self, norm: Option<f64>) -> Result<(), Refusal> {
+        let Some(shard) = self.stage.sync_shard() else { return Ok(()) };
+        shard.finish_step(norm)?;
+        self.publish()
     }
 
     fn snapshot(
@@ -390,15 +425,15 @@ impl EventLoop {
         generation: Generation,
         version: Option<Version>,
         reply: Reply<SnapshotAnswer>,
-    ) {
+    ) -> Result<(), Refusal> {
         let shard = match (self.check(generation), &self.stage) {
             (Err(error), _) => {
                 let _ = reply.send(Err(error));
-                return;
+                return Ok(());
             }
             (Ok(()), Stage::Idle) => {
                 let _ = reply.send(Err(EventError::NotInitialized));
-                return;
+                return Ok(());
             }
             (Ok(()), Stage::Ready { shard, .. }) => shard,
         };
@@ -412,16 +447,14 @@ impl EventLoop {
             wanted if wanted.unwrap_or(present) == present && is_partly_applied => {
                 let _ = reply.send(Ok(SnapshotAnswer::Past { present }));
             }
-            wanted => {
-                self.snapshots.push((wanted.unwrap_or(present), reply));
-                self.answer_snapshots();
-            }
+            wanted => self.snapshots.push((wanted.unwrap_or(present), reply)),
         }
+        Ok(())
     }
 
     /// Answers snapshot requests whose version is reached.
-    fn answer_snapshots(&mut self) {
-        let Stage::Ready { shard, .. } = &self.stage else { return };
+    fn answer_snapshots(&mut self) -> Result<(), Refusal> {
+        let Stage::Ready { shard, .. } = &mut self.stage else { return Ok(()) };
         let present = shard.blocks().position().version;
         let (due, later): (Vec<_>, Vec<_>) =
             self.snapshots.drain(..).partition(|(version, _)| *version <= present);
@@ -430,10 +463,11 @@ impl EventLoop {
         for (_, reply) in due {
             let answer = SnapshotAnswer::Snapshot {
                 layout: shard.blocks().layout().clone(),
-                snapshot: shard.snapshot(),
+                snapshot: shard.snapshot()?,
             };
             let _ = reply.send(Ok(answer));
         }
+        Ok(())
     }
 
     /// Records the arrival of the lanes that are no longer missing.
@@ -458,9 +492,11 @@ impl EventLoop {
         });
     }
 
-    fn publish(&mut self) {
-        let Stage::Ready { shard, .. } = &self.stage else { return };
+    fn publish(&mut self) -> Result<(), Refusal> {
+        let Stage::Ready { shard, .. } = &mut self.stage else { return Ok(()) };
         let shown = PublishedShard {
+            tables: shard.blocks().tables().held().clone(),
+            rows: shard.blocks().tables().row_counts(),
             position: shard.blocks().position(),
             blocks: shard.blocks().list().clone(),
             buffers: shard.blocks().buffers().clone(),
@@ -474,16 +510,22 @@ impl EventLoop {
             next.shard = Some(shown);
             *published = Arc::new(next);
         });
-        self.pulls.answer_ready(shard);
+        self.pulls.answer_ready(shard)
     }
 }
 
-/// Returns the refusal if the step can never be completed after it.
-fn fatal_refusal(error: &EventError) -> Option<Refusal> {
-    match error {
-        EventError::Refused(error @ Refusal::ConflictingShare { .. }) => Some(error.clone()),
-        _ => None,
-    }
+/// Sends a reply.
+///
+/// # Errors
+/// The error of the reply, if the shard must be discarded after it.
+fn answer<T>(reply: Reply<T>, answer: Result<T, EventError>) -> Result<(), Refusal> {
+    let fatal = match &answer {
+        Err(EventError::Refused(error)) if error.is_fatal() => Err(error.clone()),
+        Ok(_) | Err(_) => Ok(()),
+    };
+    // The receiver may have stopped waiting.
+    let _ = reply.send(answer);
+    fatal
 }
 
 fn check_initial_values(

@@ -1,11 +1,13 @@
 //! Pulls that wait for their version.
 
 use steadfast_common::ids::Version;
+use steadfast_common::position::Position;
+use steadfast_pserver_core::contribution::Refusal;
 use steadfast_pserver_core::shard::Shard;
 use steadfast_pserver_core::sync_shard::{EarlyBlock, SyncShard};
 use tokio::sync::mpsc;
 
-use crate::event::{EventError, Pulled, Reply, VersionMatch, WaitMode};
+use crate::event::{EventError, Pulled, PulledRows, Reply, VersionMatch, WaitMode};
 
 /// A pull whose version is not reached yet.
 pub(crate) struct WaitingPull {
@@ -40,10 +42,45 @@ impl WaitingPull {
     }
 }
 
+/// A request for rows whose version is not reached yet.
+pub(crate) struct WaitingRows {
+    pub version: Version,
+    pub which: VersionMatch,
+    /// Of each table.
+    pub ids: Vec<Vec<u64>>,
+    pub reply: Reply<PulledRows>,
+}
+
+impl WaitingRows {
+    fn is_reached(&self, shard: &Shard) -> bool {
+        self.version <= shard.blocks().position().version
+    }
+
+    /// Answers the request, whose version is reached.
+    fn answer(self, shard: &mut Shard) -> Result<(), Refusal> {
+        let position = shard.blocks().position();
+        let version = match self.which {
+            VersionMatch::Exactly => self.version,
+            VersionMatch::AtLeast => position.version,
+        };
+        let found = shard.rows_at(version, self.ids).map_err(Refusal::from);
+        let error = found.as_ref().err().cloned();
+        let answer = found.map(|rows| match rows {
+            // Of the position of an earlier version, only the version is known.
+            Some(rows) => PulledRows::Rows(Position { version, ..position }, rows),
+            None => PulledRows::OtherVersion { present: position.version },
+        });
+        // The receiver may have stopped waiting.
+        let _ = self.reply.send(answer.map_err(EventError::from));
+        error.map_or(Ok(()), Err)
+    }
+}
+
 /// The waiting pulls.
 #[derive(Default)]
 pub(crate) struct Pulls {
     waiting: Vec<WaitingPull>,
+    rows: Vec<WaitingRows>,
 }
 
 impl Pulls {
@@ -72,19 +109,48 @@ impl Pulls {
         self.waiting.iter().for_each(|pull| pull.send_early(shard, blocks));
     }
 
+    /// Answers a request for rows, or queues it.
+    ///
+    /// # Errors
+    /// If the rows cannot be read.
+    pub fn add_rows(
+        &mut self,
+        shard: Option<&mut Shard>,
+        pull: WaitingRows,
+    ) -> Result<(), Refusal> {
+        self.rows.retain(|pull| !pull.reply.is_closed());
+        match shard {
+            Some(shard) if pull.is_reached(shard) => pull.answer(shard),
+            Some(_) | None => {
+                self.rows.push(pull);
+                Ok(())
+            }
+        }
+    }
+
     /// Answers the pulls whose version is reached.
-    pub fn answer_ready(&mut self, shard: &Shard) {
+    ///
+    /// # Errors
+    /// If rows cannot be read.
+    pub fn answer_ready(&mut self, shard: &mut Shard) -> Result<(), Refusal> {
         for pull in std::mem::take(&mut self.waiting) {
             match pull.answer(shard) {
                 Some(answer) => drop(pull.reply.send(Ok(answer))),
                 None => self.waiting.push(pull),
             }
         }
+        let (ready, later): (Vec<_>, Vec<_>) =
+            self.rows.drain(..).partition(|pull| pull.is_reached(shard));
+        self.rows = later;
+        ready.into_iter().try_for_each(|pull| pull.answer(shard))
     }
 
     /// Refuses all waiting pulls.
     pub fn refuse_all(&mut self, why: &EventError) {
         for pull in self.waiting.drain(..) {
+            let _ = pull.reply.send(Err(why.clone()));
+        }
+        for pull in self.rows.drain(..) {
             let _ = pull.reply.send(Err(why.clone()));
         }
     }

@@ -1,5 +1,6 @@
 //! The lifecycle of a pserver: bind, claim a slot, serve, shut down.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -340,6 +341,7 @@ fn show(event_loop: &EventLoopHandle) -> serde_json::Value {
             "examples": shard.position.examples,
             "loss": shard.position.loss,
             "blocks": shard.blocks.len(),
+            "rows": BTreeMap::from_iter(shard.tables.names.iter().zip(&shard.rows)),
             "values": shard.blocks.iter().map(|(_, block)| block.len).sum::<usize>(),
             "waits_for_lanes": shard.missing,
             "lanes_waited_seconds": shard.lags.seconds(&shard.missing, Instant::now()),

@@ -7,15 +7,17 @@ use bytes::Bytes;
 use steadfast_checkpoint::EncodeError;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Slot, Version};
-use steadfast_common::layout::{Layout, ParamSpec};
+use steadfast_common::layout::{Layout, ParamSpec, UpdateRule};
 use steadfast_common::placement::Placement;
+use steadfast_common::table::WIDTH_MAX;
 use steadfast_host::task::low_priority;
 use steadfast_host::time::{sleep, timeout};
 use steadfast_proto::status;
 use steadfast_proto::v1::pserver_server::Pserver;
 use steadfast_proto::v1::{
-    InitReply, InitRequest, NormsReply, NormsRequest, Param, PullReply, PullRequest, PushReply,
-    PushRequest, SnapshotReply, SnapshotRequest, Target, snapshot_reply,
+    InitReply, InitRequest, NormsReply, NormsRequest, Param, PullReply, PullRequest,
+    PullRowsRequest, PushReply, PushRequest, ReadRangeRequest, SnapshotReply, SnapshotRequest,
+    Target, snapshot_reply,
 };
 use tonic::{Request, Response, Status, Streaming};
 
@@ -131,6 +133,26 @@ impl Pserver for Service {
     /// Handled by [`crate::tensor_service::TensorService`].
     async fn pull(&self, _: Request<PullRequest>) -> Result<Response<Self::PullStream>, Status> {
         Err(status(ErrorKind::Internal, "this service does not handle `Pull`"))
+    }
+
+    type PullRowsStream = tokio_stream::Empty<Result<PullReply, Status>>;
+
+    /// Handled by [`crate::tensor_service::TensorService`].
+    async fn pull_rows(
+        &self,
+        _: Request<Streaming<PullRowsRequest>>,
+    ) -> Result<Response<Self::PullRowsStream>, Status> {
+        Err(status(ErrorKind::Internal, "this service does not handle `PullRows`"))
+    }
+
+    type ReadRangeStream = tokio_stream::Empty<Result<PullReply, Status>>;
+
+    /// Handled by [`crate::tensor_service::TensorService`].
+    async fn read_range(
+        &self,
+        _: Request<ReadRangeRequest>,
+    ) -> Result<Response<Self::ReadRangeStream>, Status> {
+        Err(status(ErrorKind::Internal, "this service does not handle `ReadRange`"))
     }
 
     async fn norms(&self, request: Request<NormsRequest>) -> Result<Response<NormsReply>, Status> {
@@ -256,6 +278,18 @@ fn layout(params: Vec<Param>) -> Result<Layout, Status> {
         return Err(invalid(format!(
             "a model of {total} values exceeds the maximum of {VALUES_MAX}"
         )));
+    }
+    for (spec, initial) in specs.iter().filter_map(|spec| Some((spec, spec.table?))) {
+        if !initial.is_finite() {
+            return Err(invalid(format!("table `{}` begins with values not finite", spec.name)));
+        }
+        let width = spec.shape.iter().fold(1, |width: usize, side| width.saturating_mul(*side));
+        if !(1..=WIDTH_MAX).contains(&width) || spec.update != UpdateRule::Optimizer {
+            return Err(invalid(format!(
+                "table `{}` has rows of {width} values; 1 to {WIDTH_MAX} are possible",
+                spec.name
+            )));
+        }
     }
     Ok(Layout::new(specs))
 }

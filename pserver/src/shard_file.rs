@@ -5,18 +5,22 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use steadfast_checkpoint::{
-    BlockTensors, Checkpoint, CheckpointError, EncodeError, ShardFile, ShardMeta, digest,
-    encode_shard, is_in_place,
+    BlockTensors, Checkpoint, CheckpointError, EncodeError, RangeTensors, ShardFile, ShardMeta,
+    digest, encode_shard, is_in_place,
 };
 use steadfast_common::applied_records::AppliedRecords;
 use steadfast_common::ids::{Incarnation, Slot};
-use steadfast_common::layout::Layout;
+use steadfast_common::layout::{Layout, TableParam};
 use steadfast_common::placement::{Placement, PlacementRecord};
 use steadfast_common::records::{CheckpointRecord, JobRecord, ShardRecord};
+use steadfast_common::table::RANGES;
 use steadfast_host::random;
 use steadfast_host::task::in_place;
 use steadfast_pserver_core::block_store::{ShardSnapshot, SnapshotBlock};
 use steadfast_pserver_core::optimizer::Optimizer;
+use steadfast_pserver_core::rules::Rules;
+use steadfast_pserver_core::tables::{RangeSnapshot, StoredRows};
+use steadfast_pserver_storage::RowCounts;
 use steadfast_store::{Location, PutPayload, StoreError};
 
 #[cfg(test)]
@@ -54,13 +58,15 @@ pub struct ShardStore {
     store: Location,
     job: Arc<JobRecord>,
     states: &'static [&'static str],
+    rules: Rules,
 }
 
 impl ShardStore {
     /// Creates the store for the shards of `job` below `store`.
     pub fn new(store: Location, job: JobRecord) -> Self {
         let states = Optimizer::new(&job.spec.optimizer).state_names();
-        Self { store, job: Arc::new(job), states }
+        let rules = Rules::new(&job.spec);
+        Self { store, job: Arc::new(job), states, rules }
     }
 
     /// Uploads a snapshot under a new name.
@@ -77,7 +83,8 @@ impl ShardStore {
         let object = format!("{}/{}.safetensors", self.job.spec.shards_directory(), random::uuid());
         let place = self.store.child(&object)?;
         let (states, version) = (self.states, snapshot.position.version);
-        let segments = in_place(|| encode(layout, states, snapshot))?;
+        let row_states = self.row_states(layout);
+        let segments = in_place(|| encode(layout, states, &row_states, snapshot))?;
         let size_bytes = segments.iter().map(|segment| segment.len() as u64).sum();
         // Polls the store first: the hash is computed while it writes.
         let written = place.create(segments.iter().cloned().collect::<PutPayload>());
@@ -115,19 +122,22 @@ impl ShardStore {
         let files = Checkpoint::open(&self.store, checkpoint).await?;
         let layout = Arc::clone(files.layout());
         let placement = Placement::of(&layout, placement);
-        let wanted = placement.blocks_of(slot);
+        let wanted = &wanted_of(&layout, &placement, slot)[..];
+        let blocks = placement.blocks_of(slot);
+        let row_states = self.row_states(&layout);
         let mut snapshot = ShardSnapshot {
             position: checkpoint.position,
             updates: 0,
             exhausted: checkpoint.exhausted.iter().copied().collect(),
             applied: Vec::new(),
             blocks: Vec::new(),
+            ranges: Vec::new(),
         };
-        let mut found = BTreeMap::new();
+        let (mut found, mut found_ranges) = (BTreeMap::new(), BTreeMap::new());
         let mut largest = AppliedRecords::default();
         for shard in sources(checkpoint, &layout, wanted) {
             // A slot of a small model may have no blocks; it reads all shards.
-            if !wanted.is_empty() && found.len() == wanted.len() {
+            if !wanted.is_empty() && found.len() + found_ranges.len() == wanted.len() {
                 break;
             }
             let mut file = files.read(shard, &|it| wanted.binary_search(&it).is_ok()).await?;
@@ -138,21 +148,34 @@ impl ShardStore {
             snapshot.updates = snapshot.updates.max(file.meta().updates);
             snapshot.position.loss = file.meta().loss.or(snapshot.position.loss);
             for number in wanted {
-                let Some(block) = self.block(&mut file, *number, &mut snapshot.applied) else {
-                    continue;
-                };
                 let damaged = |reason: String| CheckpointError::Damaged {
                     object: shard.object.clone(),
-                    reason: format!("`{}` {reason}", files.names().block(*number).1),
+                    reason: format!("`{}` {reason}", files.names().name(*number)),
                 };
-                if found.insert(*number, block.map_err(damaged)?).is_some() {
+                let applied = &mut snapshot.applied;
+                let is_twice = match blocks.binary_search(number) {
+                    Ok(_) => match self.block(&mut file, *number, applied) {
+                        Some(block) => found.insert(*number, block.map_err(damaged)?).is_some(),
+                        None => false,
+                    },
+                    Err(_) => match range(&mut file, *number, &layout, &row_states, applied) {
+                        Some(range) => {
+                            found_ranges.insert(*number, range.map_err(damaged)?).is_some()
+                        }
+                        None => false,
+                    },
+                };
+                if is_twice {
                     return Err(damaged("is in another shard as well".to_owned()).into());
                 }
             }
         }
         for number in wanted {
-            let missing = || CheckpointError::NotHeld { tensor: files.names().block(*number).1 };
-            snapshot.blocks.push(found.remove(number).ok_or_else(missing)?);
+            let missing = || CheckpointError::NotHeld { tensor: files.names().name(*number) };
+            match blocks.binary_search(number) {
+                Ok(_) => snapshot.blocks.push(found.remove(number).ok_or_else(missing)?),
+                Err(_) => snapshot.ranges.push(found_ranges.remove(number).ok_or_else(missing)?),
+            }
         }
         // A slot without blocks must not hold the others back.
         if snapshot.applied.is_empty() {
@@ -182,6 +205,45 @@ impl ShardStore {
     }
 }
 
+impl ShardStore {
+    /// Returns the state names of each table.
+    fn row_states(&self, layout: &Layout) -> Vec<&'static [&'static str]> {
+        let of_table = |table: &TableParam| self.rules.optimizer_of(&table.name).state_names();
+        layout.tables().iter().map(of_table).collect()
+    }
+}
+
+/// Returns the numbers of the blocks and ranges of a slot, ascending.
+fn wanted_of(layout: &Layout, placement: &Placement, slot: Slot) -> Vec<u32> {
+    let ranges = placement.ranges_of(slot);
+    let tables = 0..layout.tables().len();
+    let of_table = |table| ranges.clone().map(move |range| layout.number_of_range(table, range));
+    placement.blocks_of(slot).iter().copied().chain(tables.flat_map(of_table)).collect()
+}
+
+/// Takes a range from a shard file, if it is there.
+fn range(
+    file: &mut ShardFile,
+    number: u32,
+    layout: &Layout,
+    states: &[&[&str]],
+    applied: &mut Vec<AppliedRecords>,
+) -> Option<Result<RangeSnapshot, String>> {
+    let read = file.take_range(number)?;
+    let applied = index_of(applied, file.meta().counted(number)?);
+    let index = number - layout.blocks().len() as u32;
+    let (table, range) = (index / RANGES, index % RANGES);
+    let width = layout.tables()[table as usize].width;
+    let rows = rows_of(&read, layout, width, states[table as usize]);
+    Some(rows.map(|(rows, candidates)| RangeSnapshot {
+        table,
+        range,
+        applied,
+        rows: rows.into(),
+        candidates: candidates.into(),
+    }))
+}
+
 /// Returns the shards of a checkpoint, beginning with those that hold any of the `wanted` blocks under
 /// the checkpoint's placement.
 fn sources<'a>(
@@ -191,7 +253,8 @@ fn sources<'a>(
 ) -> Vec<&'a ShardRecord> {
     let placement = Placement::of(layout, &checkpoint.placement);
     let holds = |shard: &ShardRecord| {
-        placement.blocks_of(shard.slot).iter().any(|it| wanted.binary_search(it).is_ok())
+        let held = wanted_of(layout, &placement, shard.slot);
+        held.iter().any(|it| wanted.binary_search(it).is_ok())
     };
     let (first, others): (Vec<_>, Vec<_>) = checkpoint.shards.iter().partition(|it| holds(it));
     [first, others].concat()
@@ -209,21 +272,80 @@ fn index_of(applied: &mut Vec<AppliedRecords>, records: &AppliedRecords) -> usiz
 fn encode(
     layout: &Layout,
     states: &[&str],
+    row_states: &[&[&str]],
     snapshot: ShardSnapshot,
 ) -> Result<Vec<Bytes>, EncodeError> {
-    let not_first = snapshot.blocks.iter().filter(|block| 0 < block.applied);
+    let number_of =
+        |range: &RangeSnapshot| layout.number_of_range(range.table as usize, range.range);
+    let blocks = snapshot.blocks.iter().map(|block| (block.number, block.applied));
+    let ranges = snapshot.ranges.iter().map(|range| (number_of(range), range.applied));
+    let not_first = blocks.chain(ranges).filter(|(_, applied)| 0 < *applied).collect();
     let meta = ShardMeta {
         updates: snapshot.updates,
         examples: snapshot.position.examples,
         version: snapshot.position.version,
         loss: snapshot.position.loss,
         counts: snapshot.applied,
-        count_of: not_first.map(|block| (block.number, block.applied)).collect(),
+        count_of: not_first,
     };
+    let ranges = snapshot.ranges.iter().map(|range| {
+        let width = layout.tables()[range.table as usize].width;
+        tensors_of(range, number_of(range), width, row_states[range.table as usize])
+    });
     let tensors = snapshot.blocks.into_iter().map(|block| BlockTensors {
         number: block.number,
         values: block.values,
         states: block.state,
     });
-    encode_shard(layout, states, &meta, tensors)
+    encode_shard(layout, states, &meta, tensors, ranges)
+}
+
+/// Divides stored rows into one tensor for each part.
+fn tensors_of(range: &RangeSnapshot, number: u32, width: usize, states: &[&str]) -> RangeTensors {
+    let stride = width * (1 + states.len());
+    let part = |part: usize| -> Vec<f32> {
+        let rows = range.rows.values.chunks_exact(stride);
+        rows.flat_map(|row| &row[part * width..(part + 1) * width]).copied().collect()
+    };
+    let counts = |rows: &StoredRows| rows.counts.iter().map(|it| [it.updates, it.pass]).collect();
+    RangeTensors {
+        number,
+        ids: range.rows.ids.clone(),
+        counts: counts(&range.rows),
+        values: part(0),
+        states: (1..).zip(states).map(|(index, name)| ((*name).to_owned(), part(index))).collect(),
+        candidate_ids: range.candidates.ids.clone(),
+        candidate_counts: counts(&range.candidates),
+    }
+}
+
+/// Joins the parts of a range to stored rows: those that exist, and those that are not admitted yet.
+fn rows_of(
+    read: &RangeTensors,
+    layout: &Layout,
+    width: usize,
+    states: &[&str],
+) -> Result<(StoredRows, StoredRows), String> {
+    read.check(layout)?;
+    let mut parts = vec![&read.values];
+    for state in states {
+        let lacks = || format!("lacks the optimizer state `{state}`");
+        parts.push(read.states.get(*state).ok_or_else(lacks)?);
+    }
+    let counts = |pairs: &[[u32; 2]]| {
+        pairs.iter().map(|[updates, pass]| RowCounts { updates: *updates, pass: *pass }).collect()
+    };
+    let mut values = Vec::with_capacity(read.values.len() * parts.len());
+    for row in 0..read.ids.len() {
+        for part in &parts {
+            values.extend_from_slice(&part[row * width..(row + 1) * width]);
+        }
+    }
+    let rows = StoredRows { ids: read.ids.clone(), counts: counts(&read.counts), values };
+    let candidates = StoredRows {
+        ids: read.candidate_ids.clone(),
+        counts: counts(&read.candidate_counts),
+        values: Vec::new(),
+    };
+    Ok((rows, candidates))
 }

@@ -20,13 +20,16 @@ use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Lane, Pass, TaskId, Version};
 use steadfast_common::layout::Block;
 use steadfast_common::position::Position;
-use steadfast_host::time::{Instant, sleep_until};
+use steadfast_common::table::{ID_BYTES, Rows, RowsError, decode_ids};
+use steadfast_host::time::{Instant, sleep_until, timeout};
 use steadfast_net::traces::TRACE;
-use steadfast_proto::tensor::in_chunks;
+use steadfast_proto::tensor::{CHUNK_BYTES, in_chunks, row_blocks};
 use steadfast_proto::v1;
 use steadfast_proto::v1::pserver_server::PserverServer;
 use steadfast_proto::v1::push_header::Name;
-use steadfast_proto::v1::{BlockData, PullHeader, PullRequest, PushHeader, PushReply};
+use steadfast_proto::v1::{
+    BlockData, PullHeader, PullRequest, PushHeader, PushReply, ReadRangeRequest,
+};
 use steadfast_proto::{
     Decoder, MESSAGE_BYTES_MAX, answer, answer_as_it_comes, encode, framed, kind, next, read_one,
     status,
@@ -36,19 +39,25 @@ use steadfast_pserver_core::contribution::{
     Contributed, Contribution, LaneEnd, LaneShare, ValidatedBlock, check_records,
 };
 use steadfast_pserver_core::sync_shard::EarlyBlock;
+use steadfast_pserver_core::tables::TablesHeld;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tracing::{Instrument, info_span};
 
-use crate::event::{Event, EventError, LanesName, Pulled, PushName, VersionMatch, WaitMode};
+use crate::event::{
+    Event, EventError, LanesName, Pulled, PulledRows, PushName, VersionMatch, WaitMode,
+};
 use crate::event_loop::PublishedShard;
 use crate::service::{Service, WAIT_MAX, invalid, refuse};
 
 /// KiB of gradients, or else one push, that may be received at once; more would only occupy memory.
 /// Waiting pushes stay with their senders.
 const INCOMING_KIB: u32 = 512 << 10;
+
+/// Bytes of rows in one call.
+const ROWS_BYTES_MAX: usize = 64 << 20;
 
 /// The gRPC service of one slot.
 #[derive(Clone)]
@@ -99,6 +108,12 @@ impl tower::Service<http::Request<Body>> for TensorService {
                 Ok(pulled.map_or_else(Status::into_http, answer_as_it_comes))
             }
             .boxed(),
+            "/steadfast.v1.Pserver/PullRows" => {
+                async move { Ok(answer(pull_rows(&service, request.into_body()).await)) }.boxed()
+            }
+            "/steadfast.v1.Pserver/ReadRange" => {
+                async move { Ok(answer(read_range(&service, request.into_body()).await)) }.boxed()
+            }
             _ => self.others.call(request),
         }
     }
@@ -138,7 +153,10 @@ async fn reserve_memory<'a>(
     incoming: &'a Semaphore,
 ) -> Result<SemaphorePermit<'a>, Status> {
     let published = service.event_loop.published().borrow().clone();
-    let bytes = published.shard.as_ref().map_or(0, |it| size_bytes(&it.blocks));
+    let bytes = published.shard.as_ref().map_or(0, |it| {
+        let rows = if it.tables.widths.is_empty() { 0 } else { ROWS_BYTES_MAX };
+        size_bytes(&it.blocks) + rows
+    });
     let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX).min(INCOMING_KIB);
     incoming.acquire_many(kib).await.map_err(|_| refuse(&EventError::ShuttingDown))
 }
@@ -171,12 +189,13 @@ async fn push(
     };
     let header = header.unwrap_or_default();
     let Incoming { generation, name, assembler } = incoming;
-    let (blocks, size_bytes) = assembler.finish()?;
+    let (blocks, rows, size_bytes) = assembler.finish(header.rows)?;
     let contribution = Contribution {
         records: header.records,
         loss_sum: header.loss_sum,
         checksum: header.checksum,
         blocks,
+        rows,
     };
     let apply = info_span!(target: TRACE, "apply");
     let pushed = service
@@ -350,17 +369,47 @@ struct PushAssembler {
     received: Vec<bool>,
     /// Blocks not passed on yet.
     blocks: Vec<ValidatedBlock>,
+    tables: Arc<TablesHeld>,
+    /// Of each table.
+    rows: Vec<Rows>,
     size_bytes: usize,
+    rows_bytes: usize,
 }
 
 impl PushAssembler {
     fn new(shard: &PublishedShard) -> Self {
         let (wanted, buffers, codec) = (shard.blocks.clone(), shard.buffers.clone(), shard.codec);
         let received = vec![false; wanted.len()];
-        Self { buffers, codec, wanted, received, blocks: Vec::new(), size_bytes: 0 }
+        let rows = shard.tables.widths.iter().map(|width| Rows::new(*width)).collect();
+        Self {
+            buffers,
+            codec,
+            wanted,
+            received,
+            blocks: Vec::new(),
+            tables: shard.tables.clone(),
+            rows,
+            size_bytes: 0,
+            rows_bytes: 0,
+        }
+    }
+
+    fn take_rows(
+        &mut self,
+        (table, width): (usize, usize),
+        data: &ByteSegments,
+    ) -> Result<(), Status> {
+        self.rows_bytes += data.len();
+        check_rows_bytes(self.rows_bytes)?;
+        let rows = Rows::decode(width, &self.tables.ranges, &data.joined());
+        let added = rows.and_then(|rows| self.rows[table].append(rows));
+        added.map_err(|error| invalid(format!("table {table}: {error}")))
     }
 
     fn take(&mut self, number: u32, data: ByteSegments) -> Result<(), Status> {
+        if let Some(table) = self.tables.table_of(number) {
+            return self.take_rows(table, &data);
+        }
         let place = self.wanted.binary_search_by_key(&number, |(number, _)| *number);
         let place =
             place.map_err(|_| invalid(format!("block {number} does not belong to this slot")))?;
@@ -374,13 +423,148 @@ impl PushAssembler {
         Ok(())
     }
 
-    /// Returns the blocks not passed on yet, if all blocks were received, or none.
-    fn finish(self) -> Result<(Vec<ValidatedBlock>, usize), Status> {
+    /// Returns the blocks not passed on yet, if all blocks were received, or none; and the rows, if they are as
+    /// many as the push should have.
+    fn finish(self, rows: u64) -> Result<(Vec<ValidatedBlock>, Vec<Rows>, usize), Status> {
+        let received: u64 = self.rows.iter().map(|rows| rows.len() as u64).sum();
+        if received != rows {
+            return Err(invalid(format!("received {received} of {rows} rows")));
+        }
         let (found, wanted) = (self.received.iter().filter(|it| **it).count(), self.received.len());
         if found != 0 && found != wanted {
             let message = format!("received {found} of {wanted} blocks");
             return Err(status(ErrorKind::Invalid, message));
         }
-        Ok((self.blocks, self.size_bytes))
+        Ok((self.blocks, self.rows, self.size_bytes + self.rows_bytes))
     }
+}
+
+/// Checks the size of the rows of one call.
+fn check_rows_bytes(bytes: usize) -> Result<(), Status> {
+    if bytes <= ROWS_BYTES_MAX {
+        return Ok(());
+    }
+    let most = ROWS_BYTES_MAX >> 20;
+    let message = format!(
+        "the rows of one call take more than {most} MiB; use smaller batches, or more pservers"
+    );
+    Err(status(ErrorKind::TooLarge, message))
+}
+
+/// Returns rows of tables once their version is reached.
+async fn pull_rows(service: &Service, mut body: Body) -> Result<Vec<Bytes>, Status> {
+    let (mut decoder, mut ids) = (Decoder::<PullRequest>::default(), RequestedIds::default());
+    while let Some(bytes) = next(&mut body).await? {
+        decoder.feed(bytes, |header, number, data| {
+            let header = header.ok_or_else(|| invalid("the first message has no header"))?;
+            ids.take(service, header, number, &data)
+        })?;
+    }
+    let header = decoder.end()?.ok_or_else(|| invalid("the first message has no header"))?;
+    let generation = service.check(header.target.as_ref())?;
+    let wait = Duration::from_millis(header.wait_ms).min(WAIT_MAX);
+    let which = if header.exact { VersionMatch::Exactly } else { VersionMatch::AtLeast };
+    let (version, tables, ids) = (Version(header.version), ids.tables, ids.ids);
+    let call =
+        service.event_loop.call(|reply| Event::PullRows { generation, version, which, ids, reply });
+    let pulled = match timeout(wait, call).await {
+        Ok(pulled) => pulled.map_err(|error| refuse(&error))?,
+        Err(_) => {
+            let published = service.published(generation)?;
+            let present = published.shard.as_ref().map(|it| it.position.version);
+            PulledRows::OtherVersion { present: present.unwrap_or_default() }
+        }
+    };
+    service.check_lease()?;
+    let mut segments = Vec::new();
+    let (position, rows) = match pulled {
+        PulledRows::Rows(position, rows) => (position, rows),
+        PulledRows::OtherVersion { present } => {
+            let position = Position { version: present, ..Position::default() };
+            let header = PullHeader { ready: false, position: Some(position.into()) };
+            encode(Some(&header), &[], &mut segments);
+            return Ok(segments);
+        }
+    };
+    let mut header = Some(PullHeader { ready: true, position: Some(position.into()) });
+    let first = tables.map_or(0, |tables| tables.first_number);
+    let blocks = (first..).zip(rows).flat_map(|(number, rows)| {
+        let data = shared_bytes(rows.into_values().into());
+        let starts = (0..data.len()).step_by(CHUNK_BYTES);
+        starts.map(move |from| {
+            let data = data.slice(from..data.len().min(from + CHUNK_BYTES));
+            BlockData { block: number, data }
+        })
+    });
+    for blocks in in_chunks(blocks) {
+        encode(header.take().as_ref(), &blocks, &mut segments);
+    }
+    service.metrics.pull(segments.iter().map(Bytes::len).sum());
+    Ok(segments)
+}
+
+/// Collects the ids of a request for rows.
+#[derive(Default)]
+struct RequestedIds {
+    tables: Option<Arc<TablesHeld>>,
+    /// Of each table.
+    ids: Vec<Vec<u64>>,
+    /// Bytes of the reply.
+    rows_bytes: usize,
+}
+
+impl RequestedIds {
+    fn take(
+        &mut self,
+        service: &Service,
+        header: &PullRequest,
+        number: u32,
+        data: &ByteSegments,
+    ) -> Result<(), Status> {
+        let tables = match &self.tables {
+            Some(tables) => tables,
+            None => {
+                let published = service.published(service.check(header.target.as_ref())?)?;
+                let not_yet = || refuse(&EventError::NotInitialized);
+                let tables = published.shard.as_ref().ok_or_else(not_yet)?.tables.clone();
+                self.ids = vec![Vec::new(); tables.widths.len()];
+                self.tables.insert(tables)
+            }
+        };
+        let unknown = || invalid(format!("block {number} is no table"));
+        let (table, width) = tables.table_of(number).ok_or_else(unknown)?;
+        let refused = |error: RowsError| invalid(format!("table {table}: {error}"));
+        let mut ids = decode_ids(&tables.ranges, &data.joined()).map_err(refused)?;
+        self.rows_bytes += ids.len() * (ID_BYTES + width * size_of::<f32>());
+        check_rows_bytes(self.rows_bytes)?;
+        let known = &mut self.ids[table];
+        if let (Some(before), Some(id)) = (known.last(), ids.first())
+            && id <= before
+        {
+            return Err(refused(RowsError::Order { before: *before, id: *id }));
+        }
+        known.append(&mut ids);
+        Ok(())
+    }
+}
+
+/// Returns all rows of one range of a table.
+async fn read_range(service: &Service, mut body: Body) -> Result<Vec<Bytes>, Status> {
+    let request: ReadRangeRequest = read_one(&mut body).await?;
+    let generation = service.check(request.target.as_ref())?;
+    let (table, range) = (request.table as usize, request.range);
+    let rows = service
+        .event_loop
+        .call(|reply| Event::ReadRange { generation, table, range, reply })
+        .await
+        .map_err(|error| refuse(&error))?;
+    service.check_lease()?;
+    let published = service.published(generation)?;
+    let position = published.shard.as_ref().map(|it| it.position).unwrap_or_default();
+    let mut header = Some(PullHeader { ready: true, position: Some(position.into()) });
+    let mut segments = Vec::new();
+    for blocks in in_chunks(row_blocks(request.table, &rows)) {
+        encode(header.take().as_ref(), &blocks, &mut segments);
+    }
+    Ok(segments)
 }

@@ -15,20 +15,25 @@ use steadfast_common::rendezvous::{ReleaseRecord, RoundRecord};
 use steadfast_common::spec::Mode;
 use steadfast_common::status::{JobPhase, JobStatus, Queues};
 use steadfast_proto::v1::{
-    AdvanceReply, ElasticRound, EnterReply, EnterRequest, JoinReply, PullReply, PullRequest,
-    PushRequest, SnapshotRequest, StatusReply, Target, enter_reply, join_reply,
+    AdvanceReply, BlockData, ElasticRound, EnterReply, EnterRequest, JoinReply, PullReply,
+    PullRequest, PullRowsRequest, PushRequest, ReadRangeRequest, SnapshotRequest, StatusReply,
+    Target, enter_reply, join_reply,
 };
 
 use crate::etcd::EtcdServer;
-use crate::job::Job;
+use crate::job::{COUNTED_ROWS, Job};
 use crate::net::Observer;
 use crate::world::World;
+
+/// Hash of a row of a table, given by its number and id, at each version.
+type RowHashes = BTreeMap<(u64, u32, u64), u64>;
 
 /// Expected values, taken from the undisturbed run.
 #[derive(Clone, Debug, Default)]
 pub struct Reference {
     /// Hash of each block at each version.
     pub blocks: BTreeMap<(u64, u32), u64>,
+    pub rows: RowHashes,
     pub parameters_sha256: String,
     pub examples: u64,
 }
@@ -37,6 +42,9 @@ pub struct Reference {
 #[derive(Debug, Default)]
 pub struct Observed {
     pub blocks: BTreeMap<(u64, u32), u64>,
+    pub rows: RowHashes,
+    /// The rows of the table of counts, as they were last read as a whole.
+    pub counted_rows: BTreeMap<u64, f32>,
     /// Violated invariants.
     pub broken: Vec<String>,
     /// Number of checked pull replies.
@@ -87,6 +95,15 @@ pub fn observer(
                 let messages: Vec<PullReply> = messages(response);
                 observed.pulls += 1;
                 observed.pull(&job, reference.as_deref(), &messages);
+            }
+            "/steadfast.v1.Pserver/PullRows" => {
+                let (request, messages) = (messages(request), messages(response));
+                observed.pull_rows(&job, reference.as_deref(), &request, &messages);
+            }
+            "/steadfast.v1.Pserver/ReadRange" => {
+                let Some(request) = messages::<ReadRangeRequest>(request).pop() else { return };
+                let messages: Vec<PullReply> = messages(response);
+                observed.read_range(&request, &messages);
             }
             "/steadfast.v1.Master/Advance" => {
                 for AdvanceReply { go, ahead } in messages(response) {
@@ -160,6 +177,10 @@ pub fn elastic_observer(
 fn target(path: &str, request: &[Frame<Bytes>]) -> Option<Target> {
     match path {
         "/steadfast.v1.Pserver/Pull" => messages::<PullRequest>(request).first()?.target,
+        "/steadfast.v1.Pserver/PullRows" => {
+            messages::<PullRowsRequest>(request).first()?.header.as_ref()?.target
+        }
+        "/steadfast.v1.Pserver/ReadRange" => messages::<ReadRangeRequest>(request).first()?.target,
         "/steadfast.v1.Pserver/Push" => {
             messages::<PushRequest>(request).first()?.header.as_ref()?.target
         }
@@ -223,6 +244,69 @@ impl Observed {
         self.stands = Some((standing, since));
     }
 
+    /// Checks rows, which were requested by their ids.
+    fn pull_rows(
+        &mut self,
+        job: &Job,
+        reference: Option<&Reference>,
+        request: &[PullRowsRequest],
+        reply: &[PullReply],
+    ) {
+        let Some(header) = reply.iter().find_map(|it| it.header.as_ref()) else { return };
+        if !header.ready {
+            return;
+        }
+        self.pulls += 1;
+        let version = header.position.as_ref().map_or(0, |it| it.version);
+        let ids = by_number(request.iter().flat_map(|it| it.blocks.clone()));
+        let values = by_number(reply.iter().flat_map(|it| it.blocks.clone()));
+        let first = ids.keys().next().copied();
+        for (number, ids) in &ids {
+            let values = values.get(number).map_or(&[][..], Vec::as_slice);
+            let row_bytes = (values.len() * size_of::<u64>()).checked_div(ids.len()).unwrap_or(0);
+            let rows = values.chunks(row_bytes.max(1));
+            for (id, row) in ids.as_chunks::<8>().0.iter().zip(rows) {
+                let id = u64::from_le_bytes(*id);
+                match job.spec.mode {
+                    Mode::Sync => self.check_row((version, *number, id), hash(row), reference),
+                    // The table of counts is the first one.
+                    Mode::Async if Some(*number) == first => {
+                        let value =
+                            row.first_chunk().map_or(f32::NAN, |it| f32::from_le_bytes(*it));
+                        self.broken.extend(count_mismatch(job, &[value]));
+                    }
+                    Mode::Async => {}
+                }
+            }
+        }
+    }
+
+    /// I7: a row at a version has the same bits as in the undisturbed run, if it was read there as well.
+    fn check_row(&mut self, key: (u64, u32, u64), hash: u64, reference: Option<&Reference>) {
+        let known = match reference {
+            Some(reference) => reference.rows.get(&key).copied(),
+            None => self.rows.insert(key, hash),
+        };
+        if known.is_some_and(|known| known != hash) {
+            let (version, table, id) = key;
+            self.broken.push(format!(
+                "I7: row {id} of table {table} at version {version} differs from the undisturbed run"
+            ));
+        }
+    }
+
+    fn read_range(&mut self, request: &ReadRangeRequest, reply: &[PullReply]) {
+        if request.table as usize != COUNTED_ROWS {
+            return;
+        }
+        for block in reply.iter().flat_map(|it| &it.blocks) {
+            let (ids, values) = block.data.split_at(block.data.len() / 12 * 8);
+            let values = values.as_chunks().0.iter().map(|it| f32::from_le_bytes(*it));
+            let ids = ids.as_chunks().0.iter().map(|it| u64::from_le_bytes(*it));
+            self.counted_rows.extend(ids.zip(values));
+        }
+    }
+
     fn pull(&mut self, job: &Job, reference: Option<&Reference>, messages: &[PullReply]) {
         let Some(header) = messages.iter().find_map(|it| it.header.as_ref()) else { return };
         if !header.ready {
@@ -233,9 +317,7 @@ impl Observed {
             match job.spec.mode {
                 Mode::Sync => {
                     let key = (version, block.block);
-                    let mut hasher = DefaultHasher::new();
-                    block.data.hash(&mut hasher);
-                    let hash = hasher.finish();
+                    let hash = hash(&block.data);
                     let known = match reference {
                         Some(reference) => reference.blocks.get(&key).copied(),
                         None => self.blocks.insert(key, hash),
@@ -258,6 +340,19 @@ impl Observed {
             }
         }
     }
+}
+
+/// Returns the bytes of all blocks by number, joined.
+fn by_number(blocks: impl Iterator<Item = BlockData>) -> BTreeMap<u32, Vec<u8>> {
+    let mut all: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
+    blocks.for_each(|block| all.entry(block.block).or_default().extend_from_slice(&block.data));
+    all
+}
+
+fn hash(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Returns an error if the count of a record exceeds the number of passes or is not an integer.

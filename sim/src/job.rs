@@ -2,7 +2,8 @@
 //!
 //! The model has one parameter for each record, and the gradient of a record is 1 there. Under plain
 //! gradient descent such a parameter counts how often its record was applied. In addition there is a
-//! linear model, whose bits depend on the order of all additions.
+//! linear model, whose bits depend on the order of all additions. Some jobs have the same in two tables: a count
+//! for each record, and a term of the linear model.
 
 use std::collections::BTreeSet;
 
@@ -12,6 +13,8 @@ use steadfast_common::ids::TaskId;
 use steadfast_common::job_file;
 use steadfast_common::layout::ParamSpec;
 use steadfast_common::spec::{JobSpec, LostPserver, Mode, OptimizerSpec};
+use steadfast_common::table::Initial;
+use steadfast_trainer::ndarray::ArrayView1;
 use steadfast_trainer::{
     Batch, Evaluation, Metric, MicroBatch, Model, ModelError, Parameters, Random, Registry,
 };
@@ -100,11 +103,13 @@ impl Job {
             // The counts of asynchronous jobs must be exact.
             (Mode::Sync | Mode::Async, _) => "none",
         };
+        // The same.
+        let tables = if number % 3 == 1 { "tables = true\n" } else { "" };
         let text = format!(
             "name = \"trial\"\nseed = {number}\nmode = \"{mode_name}\"\npasses = {passes}\n\
              [dataset]\nsource = [\"{STORE}{DATA}\"]\nformat = \"csv\"\nfeatures = [\"n\", \"x_*\"]\n\
              label = \"y\"\nrecords_per_task = {per_task}\n\
-             [model]\nkind = \"counting\"\n[model.options]\nrecords = {records}\n\
+             [model]\nkind = \"counting\"\n[model.options]\nrecords = {records}\n{tables}\
              [optimizer]\n{optimizer}[learning_rate]\nbase = 0.25\n{rhythm}\
              [gradients]\ncompression = \"{compression}\"\n[tasks]\n{limits}\
              [evaluation]\nfraction = {held_out}\n[checkpoint]\nkeep = {keep}\n{every}"
@@ -231,7 +236,8 @@ pub fn registry() -> Registry {
     models.register("counting", |spec, features| {
         let records = spec.options.get("records").and_then(|it| it.as_integer()).unwrap_or(0);
         let slope = spec.options.get("slope").and_then(|it| it.as_float());
-        Ok(Box::new(Counting { records: records as usize, features, slope }))
+        let has_tables = spec.options.contains_key("tables");
+        Ok(Box::new(Counting { records: records as usize, features, slope, has_tables }))
     });
     models
 }
@@ -244,16 +250,39 @@ struct Counting {
     features: usize,
     /// The gradient of a count, for a model that consists of counts only.
     slope: Option<f64>,
+    has_tables: bool,
+}
+
+/// Index of the table that holds counts, and of that with terms of the linear model.
+pub const COUNTED_ROWS: usize = 0;
+const TERMS: usize = 1;
+
+impl Counting {
+    /// Returns the term of the record at an index of a batch.
+    fn term(&self, parameters: &Parameters, index: usize) -> f32 {
+        if self.has_tables { parameters.table(TERMS).at(index)[0] } else { 0.0 }
+    }
 }
 
 impl Model for Counting {
     fn parameters(&self) -> Vec<ParamSpec> {
-        vec![
+        let mut all = vec![
             ParamSpec::new("weight", &[WIDTH]),
             ParamSpec::new("count", &[self.records]),
             ParamSpec::new("bias", &[1]),
             ParamSpec::new("count_again", &[self.records]),
-        ]
+        ];
+        if self.has_tables {
+            all.push(ParamSpec::table("counted_rows", 1, Initial::Zeros));
+            all.push(ParamSpec::table("terms", 2, Initial::Normal(0.5)));
+        }
+        all
+    }
+
+    fn ids(&self, batch: &Batch<'_>) -> Result<Vec<Vec<u64>>, ModelError> {
+        let number = |record: ArrayView1<'_, f32>| record[0] as u64;
+        let ids: Vec<u64> = batch.features.rows().into_iter().map(number).collect();
+        Ok(vec![ids.clone(), ids])
     }
 
     fn initialize(&self, seed: u64, parameters: &mut Parameters) -> Result<(), ModelError> {
@@ -270,15 +299,21 @@ impl Model for Counting {
         gradient: &mut Parameters,
     ) -> Result<f64, ModelError> {
         let mut loss_sum = 0.0;
-        for (record, label) in batch.features.rows().into_iter().zip(batch.labels) {
+        let records = batch.features.rows().into_iter().zip(batch.labels).enumerate();
+        for (index, (record, label)) in records {
             let number = record[0] as usize;
             let x = record.slice(steadfast_trainer::ndarray::s![1..]);
             if let Some(slope) = self.slope {
                 gradient.vector_mut(COUNTS)[number] += slope as f32;
                 continue;
             }
-            let error = x.dot(&parameters.vector(0)) + parameters.vector(2)[0] - label;
+            let term = self.term(parameters, index);
+            let error = x.dot(&parameters.vector(0)) + parameters.vector(2)[0] + term - label;
             loss_sum += f64::from(error * error) / 2.0;
+            if self.has_tables {
+                gradient.table_mut(COUNTED_ROWS).at_mut(index)[0] += 1.0;
+                gradient.table_mut(TERMS).at_mut(index)[0] += error;
+            }
             gradient.vector_mut(0).scaled_add(error, &x);
             gradient.vector_mut(2)[0] += error;
             gradient.vector_mut(COUNTS)[number] += 1.0;
@@ -293,9 +328,11 @@ impl Model for Counting {
         batch: &Batch<'_>,
     ) -> Result<Evaluation, ModelError> {
         let mut sums = Evaluation { records: batch.len() as u64, ..Evaluation::default() };
-        for (record, label) in batch.features.rows().into_iter().zip(batch.labels) {
+        let records = batch.features.rows().into_iter().zip(batch.labels).enumerate();
+        for (index, (record, label)) in records {
             let x = record.slice(steadfast_trainer::ndarray::s![1..]);
-            let error = x.dot(&parameters.vector(0)) + parameters.vector(2)[0] - label;
+            let term = self.term(parameters, index);
+            let error = x.dot(&parameters.vector(0)) + parameters.vector(2)[0] + term - label;
             sums.loss_sum += f64::from(error * error) / 2.0;
             sums.metric_sum += f64::from(error.abs());
         }

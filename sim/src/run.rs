@@ -204,6 +204,7 @@ impl<'a> Run<'a> {
         outcome.broken = broken;
         let reference = Reference {
             blocks: observed.blocks,
+            rows: observed.rows,
             parameters_sha256: self
                 .result
                 .as_ref()
@@ -399,6 +400,7 @@ impl<'a> Run<'a> {
         }
         broken.extend(given_up_wrongly(job, &result.discarded, manifest));
         broken.extend(self.count_mismatch(job, manifest));
+        broken.extend(self.row_count_mismatch(job, manifest));
         broken
     }
 
@@ -419,6 +421,19 @@ impl<'a> Run<'a> {
                 floats.map(|it| f32::from_le_bytes(it.try_into().expect("four bytes"))).collect();
             final_count_mismatch(job, &due, &values).map(|it| format!("{name}: {it}"))
         })
+    }
+
+    /// The same for the rows of the table of counts, which the saver has read.
+    fn row_count_mismatch(&self, job: &Job, manifest: &Manifest) -> Option<String> {
+        let has_tables = job.spec.model.options.contains_key("tables");
+        if !has_tables || job.spec.mode == Mode::Sync || job.goes_on() {
+            return None;
+        }
+        let rows = self.observed.lock().expect("one thread").counted_rows.clone();
+        let values: Vec<f32> =
+            (0..job.records as u64).map(|id| rows.get(&id).copied().unwrap_or(0.0)).collect();
+        let found = final_count_mismatch(job, &self.due(job, manifest), &values);
+        found.map(|it| format!("row: {it}"))
     }
 
     /// Returns how often each record must have been applied, as minimum and maximum.

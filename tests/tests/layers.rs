@@ -11,13 +11,17 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
     // Vocabulary, and the host interface of every process.
     &[("steadfast-common", &[]), ("steadfast-host", &[])],
     &[("steadfast-auth", &["steadfast-common"])],
-    &[("steadfast-net", &["steadfast-common", "steadfast-host", "steadfast-auth"])],
+    &[
+        ("steadfast-net", &["steadfast-common", "steadfast-host", "steadfast-auth"]),
+        // Names no other crate: rows are ids and numbers.
+        ("steadfast-pserver-storage", &[]),
+    ],
     // Wire and cores; the embedded etcd is separate.
     &[
         ("steadfast-proto", &["steadfast-common"]),
         ("steadfast-audit", &["steadfast-common"]),
         ("steadfast-master-core", &["steadfast-common"]),
-        ("steadfast-pserver-core", &["steadfast-common"]),
+        ("steadfast-pserver-core", &["steadfast-common", "steadfast-pserver-storage"]),
         ("steadfast-trainer-core", &["steadfast-common"]),
         ("steadfast-agent-core", &["steadfast-common"]),
         ("steadfast-etcd", &["steadfast-host"]),
@@ -78,6 +82,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
                 "steadfast-net",
                 "steadfast-proto",
                 "steadfast-pserver-core",
+                "steadfast-pserver-storage",
                 "steadfast-coord",
                 "steadfast-store",
                 "steadfast-checkpoint",
@@ -214,6 +219,7 @@ const PURE_CRATES: &[&str] = &[
     "base64",
     "bytemuck", // Values as bytes.
     "bytes",
+    "fnv",
     "half",      // Values of 16 bits.
     "humantime", // Parses durations.
     "libm",

@@ -15,10 +15,11 @@ use steadfast_common::position::Position;
 use steadfast_common::records::DispatchRecord;
 use steadfast_common::spec::OptimizerSpec;
 use steadfast_common::status::TimeBreakdown;
+use steadfast_common::table::Rows;
 use steadfast_host::task::in_place;
 use steadfast_host::time::{Instant, sleep};
 use steadfast_net::traces::TRACE;
-use steadfast_trainer_core::{Batch, MicroBatch, Parameters};
+use steadfast_trainer_core::{Batch, MicroBatch, Parameters, TableRows};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, info_span, warn};
 
@@ -55,6 +56,7 @@ pub async fn train(
         tasks: generation.tasks(),
         parameters,
         gradient: None,
+        rows: Vec::new(),
         buffers: Buffers::new(context.layout().len()),
         position: Position::default(),
         pushed_to: 0,
@@ -74,6 +76,8 @@ struct Worker<'a> {
     /// Sum over the mini-batches since the last push, plus the rounding error of the previous push. `None` if
     /// that is zero.
     gradient: Option<Parameters>,
+    /// The same of rows of each table, which are not rounded; empty before the first mini-batch.
+    rows: Vec<Rows>,
     /// Memory of the gradients that were pushed.
     buffers: Buffers,
     position: Position,
@@ -195,12 +199,16 @@ impl Worker<'_> {
                 step: step as u64,
                 lane: Lane(task.0),
             };
+            let batch = Batch::from(&batch);
+            let parameters =
+                self.context.with_rows(&self.parameters, &batch, self.generation).await?;
+            let zeros = || parameters.tables().iter().map(TableRows::zeros).collect();
             let into = match self.gradient.take() {
-                Some(sum) => Destination::Sum(sum),
-                None => Destination::Replaced(self.memory()),
+                Some(sum) => Destination::Sum(sum.with_tables(zeros())),
+                None => Destination::Replaced(self.memory().with_tables(zeros())),
             };
-            let computed =
-                self.context.gradient(&self.parameters, &Batch::from(&batch), &key, into)?;
+            let computed = self.context.gradient(&parameters, &batch, &key, into)?;
+            self.add_rows(computed.gradient.tables());
             self.gradient = Some(computed.gradient);
             self.loss_sum += computed.loss_sum;
             loss_sum += computed.loss_sum;
@@ -220,6 +228,15 @@ impl Worker<'_> {
         Ok(loss_sum)
     }
 
+    /// Adds the gradients of rows of each table.
+    fn add_rows(&mut self, tables: &[TableRows]) {
+        if self.rows.is_empty() {
+            self.rows = tables.iter().map(|table| table.rows.clone()).collect();
+            return;
+        }
+        self.rows.iter_mut().zip(tables).for_each(|(sum, table)| sum.add(&table.rows));
+    }
+
     async fn push(&mut self, range: RecordRange) -> Result<(), TrainError> {
         let started = Instant::now();
         if self.context.spec().asynchronous.max_staleness.is_some() {
@@ -229,7 +246,9 @@ impl Worker<'_> {
         let records = u64::from(range.to - range.from);
         let gradient = self.gradient.take().expect("a gradient was computed since the last push");
         let mut values = gradient.into_values();
-        clip(&mut values, self.context.layout(), records, &self.context.spec().optimizer);
+        let mut rows = std::mem::take(&mut self.rows);
+        let (layout, rules) = (self.context.layout(), &self.context.spec().optimizer);
+        clip(&mut values, &mut rows, layout, records, rules);
         if self.generation.pservers().rounds() {
             in_place(|| self.round(&mut values));
         }
@@ -241,6 +260,7 @@ impl Worker<'_> {
             loss_sum: std::mem::take(&mut self.loss_sum),
             checksum: checksum(range.pass, range.task, range.from..range.to),
             values,
+            rows,
         };
         let started = Instant::now();
         let push = info_span!(target: TRACE, "push");
@@ -306,20 +326,27 @@ impl Worker<'_> {
 /// Clips the mean gradient, given as a sum over `records`: by value first, then by norm, as pservers do in
 /// synchronous mode with the norm over all slots. In asynchronous mode only the trainer has the whole
 /// gradient.
-fn clip(values: &mut [f32], layout: &Layout, records: u64, rules: &OptimizerSpec) {
+fn clip(
+    values: &mut [f32],
+    rows: &mut [Rows],
+    layout: &Layout,
+    records: u64,
+    rules: &OptimizerSpec,
+) {
     let Some(bound) = rules.clip_norm else { return };
     if let Some(most) = rules.clip_value.map(|most| most * records as f32) {
-        for range in layout.optimized() {
-            values[range].iter_mut().for_each(|value| *value = bounded(*value, most));
-        }
+        let clip = |value: &mut f32| *value = bounded(*value, most);
+        layout.optimized().for_each(|range| values[range].iter_mut().for_each(clip));
+        rows.iter_mut().for_each(|rows| rows.values_mut().iter_mut().for_each(clip));
     }
     let gradient = layout.optimized().flat_map(|range| &values[range]);
+    let gradient = gradient.chain(rows.iter().flat_map(Rows::values));
     let square: f64 = gradient.map(|value| f64::from(*value) * f64::from(*value)).sum();
     let norm = square.sqrt() / records as f64;
     if f64::from(bound) < norm {
         let shrink = (f64::from(bound) / norm) as f32;
-        for range in layout.optimized() {
-            values[range].iter_mut().for_each(|value| *value *= shrink);
-        }
+        let scale = |value: &mut f32| *value *= shrink;
+        layout.optimized().for_each(|range| values[range].iter_mut().for_each(scale));
+        rows.iter_mut().for_each(|rows| rows.values_mut().iter_mut().for_each(scale));
     }
 }

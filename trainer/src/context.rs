@@ -2,27 +2,33 @@
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use steadfast_checkpoint::{EncodeError, ModelFile, encode_model};
+use futures::stream::{self, StreamExt, TryStreamExt};
+use steadfast_checkpoint::{
+    EncodeError, ModelFile, TableFile, TableFileError, encode_model, table_file_name,
+};
 use steadfast_client::{
     ClientError, FailedTask, FailureCause, FailureDecision, GenerationClient, SavedModel,
     SaverElection, Session,
 };
 use steadfast_common::dataset::Records;
 use steadfast_common::error::ErrorKind;
+use steadfast_common::finite::are_finite;
 use steadfast_common::ids::{Lane, Pass, TaskId};
 use steadfast_common::layout::Layout;
 use steadfast_common::position::Position;
 use steadfast_common::records::EvaluationRecord;
 use steadfast_common::spec::JobSpec;
 use steadfast_common::status::TimeBreakdown;
+use steadfast_common::table::{RANGES, RangeDigest};
 use steadfast_host::task::in_place;
 use steadfast_host::time::Instant;
 use steadfast_net::traces::TRACE;
 use steadfast_process::Failure;
 use steadfast_store::Location;
 use steadfast_trainer_core::{
-    Batch, Evaluation, LaneBatches, MicroBatch, Model, ModelError, Parameters, Validity,
+    Batch, BatchIds, Evaluation, LaneBatches, MicroBatch, Model, ModelError, Parameters, Validity,
 };
 use tokio::sync::watch;
 use tracing::{info, info_span, warn};
@@ -30,6 +36,9 @@ use tracing::{info, info_span, warn};
 use crate::activity::SharedActivity;
 use crate::metrics::Metrics;
 use crate::tasks::{TaskError, Tasks};
+
+/// Ranges of a table that are read at the same time.
+const RANGES_AT_ONCE: usize = 16;
 
 /// The shared state of a running trainer.
 pub struct Context {
@@ -83,9 +92,11 @@ pub enum TrainError {
     Store(#[from] steadfast_store::StoreError),
     #[error("cannot encode the model: {0}")]
     ModelFile(#[from] EncodeError),
+    #[error("cannot encode a table: {0}")]
+    TableFile(#[from] TableFileError),
     #[error("cannot read held-out records: {0}")]
     HeldOut(TaskError),
-    #[error("the gradient of {what} is not finite; a lower learning rate or clipping may help")]
+    #[error("{what} is not finite; a lower learning rate or clipping may help")]
     NotFinite { what: String },
     #[error("a background task of the trainer failed: {0}")]
     TaskFailed(String),
@@ -110,7 +121,7 @@ impl From<TrainError> for Failure {
             TrainError::Model(error) => error.kind(),
             TrainError::NotFinite { .. } | TrainError::ModelFile(_) => ErrorKind::Invalid,
             TrainError::Store(_) | TrainError::HeldOut(_) => ErrorKind::Unavailable,
-            TrainError::TaskFailed(_) => ErrorKind::Internal,
+            TrainError::TaskFailed(_) | TrainError::TableFile(_) => ErrorKind::Internal,
         };
         Self::new(kind, error.to_string())
     }
@@ -178,6 +189,44 @@ impl Context {
         Ok(generation)
     }
 
+    /// Returns the distinct ids of each table in a batch.
+    ///
+    /// # Errors
+    /// If the model returns an error, or ids for another number of tables than it has.
+    pub fn ids(&self, batch: &Batch<'_>) -> Result<Vec<BatchIds>, TrainError> {
+        let tables = self.layout().tables().len();
+        if tables == 0 {
+            return Ok(Vec::new());
+        }
+        let ids = in_place(|| self.model.ids(batch))?;
+        if ids.len() != tables {
+            let message = format!("it returned ids for {} of {tables} tables", ids.len());
+            return Err(ModelError::Failed { message }.into());
+        }
+        Ok(in_place(|| ids.iter().map(|ids| BatchIds::new(ids)).collect()))
+    }
+
+    /// Returns `parameters` with the current rows of a batch.
+    ///
+    /// # Errors
+    /// As [`Context::ids`], or another generation.
+    pub async fn with_rows(
+        &self,
+        parameters: &Parameters,
+        batch: &Batch<'_>,
+        generation: &GenerationClient,
+    ) -> Result<Parameters, TrainError> {
+        let ids = self.ids(batch)?;
+        if ids.is_empty() {
+            return Ok(parameters.clone());
+        }
+        let wanted = ids.iter().map(|ids| ids.ids.clone()).collect();
+        let pulled = generation.pservers().pull_rows(None, wanted).await?;
+        let rows = pulled.expect("without a version, none is past").rows;
+        let own = ids.iter().zip(&rows).map(|(ids, rows)| ids.rows_of(rows));
+        Ok(parameters.clone().with_tables(own.collect()))
+    }
+
     /// Sums loss and metric over all held-out records, in order, except for tasks that are given up. Reports
     /// read errors to the master.
     ///
@@ -193,6 +242,7 @@ impl Context {
             match self.held_out_records(*task, generation).await? {
                 HeldOut::Records(records) => {
                     let batch = Batch::from(records.as_ref());
+                    let parameters = &self.with_rows(parameters, &batch, generation).await?;
                     evaluated.sums.merge(&in_place(|| self.model.evaluate(parameters, &batch))?);
                 }
                 HeldOut::GivenUp => {}
@@ -296,7 +346,8 @@ impl Context {
         }
         self.activity.note(|activity| activity.doing = "writing the model");
         let values = trained.parameters.values();
-        let sha256 = self.layout().digest(values);
+        let ranges = self.save_tables(generation).await?;
+        let sha256 = self.layout().digest(values, &ranges);
         let place = self.store.child("model.safetensors")?;
         let spec = self.spec();
         let about =
@@ -308,6 +359,33 @@ impl Context {
         let url = place.url().to_owned();
         election.finish(SavedModel { url, parameters_sha256: sha256, evaluation }).await?;
         Ok(())
+    }
+
+    /// Writes the tables; returns the digests of all their ranges.
+    async fn save_tables(
+        &self,
+        generation: &GenerationClient,
+    ) -> Result<Vec<RangeDigest>, TrainError> {
+        let mut digests = Vec::with_capacity(self.layout().ranges());
+        for (index, table) in self.layout().tables().iter().enumerate() {
+            let about = [("job", &self.spec().name[..]), ("table", &table.name)];
+            let mut file = TableFile::new(table.width, &about)?;
+            let pservers = generation.pservers();
+            let reads = (0..RANGES).map(|range| pservers.read_range(index, range));
+            let mut ranges = stream::iter(reads).buffered(RANGES_AT_ONCE);
+            while let Some(rows) = ranges.try_next().await? {
+                if !are_finite(rows.values()) {
+                    let what = format!("a row of table {}", table.name);
+                    return Err(TrainError::NotFinite { what });
+                }
+                digests.push(in_place(|| rows.digest()));
+                in_place(|| file.push(&rows))?;
+            }
+            let place = self.store.child(&table_file_name(&table.name))?;
+            place.write(in_place(|| file.finish())?).await?;
+            info!(table = table.name, place = place.url(), "table saved");
+        }
+        Ok(digests)
     }
 
     /// Computes the gradient of a batch, off the threads that serve connections. `into` is where it goes:
@@ -322,7 +400,7 @@ impl Context {
         key: &MicroBatch,
         into: Destination,
     ) -> Result<Computed, TrainError> {
-        self.timed(key.lane, batch.len(), |model| {
+        let (computed, took) = self.timed(key.lane, batch.len(), |model| {
             let (loss_sum, gradient) = match into {
                 Destination::Replaced(mut gradient) => {
                     (model.fresh_gradient(parameters, batch, key, &mut gradient)?, gradient)
@@ -334,9 +412,12 @@ impl Context {
             if gradient.is_finite() {
                 return Ok(Computed { loss_sum, gradient });
             }
-            let what = format!("lane {}, step {} of pass {}", key.lane, key.step, key.pass);
+            let MicroBatch { lane, step, pass, .. } = key;
+            let what = format!("the gradient of lane {lane}, step {step} of pass {pass}");
             Err(TrainError::NotFinite { what })
-        })
+        });
+        self.note_computed(batch.len(), took);
+        computed
     }
 
     /// Computes the sum of the gradients of lanes at once, if the model can; sets `gradient` and returns the
@@ -351,27 +432,34 @@ impl Context {
         gradient: &mut Parameters,
     ) -> Result<Option<f64>, TrainError> {
         let Some((first, _)) = batches.lanes().first() else { return Ok(None) };
-        self.timed(first.lane, batches.records(), |model| {
+        let (computed, took) = self.timed(first.lane, batches.records(), |model| {
             Ok(model.gradient_of_lanes(parameters, batches, gradient)?)
-        })
+        });
+        // A model that cannot has computed nothing.
+        if !matches!(computed, Ok(None)) {
+            self.note_computed(batches.records(), took);
+        }
+        computed
     }
 
-    /// Lets the model compute, and records the time.
+    /// Lets the model compute, and measures the time.
     fn timed<T>(
         &self,
         lane: Lane,
         records: usize,
-        work: impl FnOnce(&dyn Model) -> Result<T, TrainError>,
-    ) -> Result<T, TrainError> {
+        work: impl FnOnce(&dyn Model) -> T,
+    ) -> (T, Duration) {
         let started = Instant::now();
         let span = info_span!(target: TRACE, "compute", lane = lane.0, records);
         let _traced = span.enter();
         let computed = in_place(|| work(self.model.as_ref()));
-        let took = started.elapsed();
+        (computed, started.elapsed())
+    }
+
+    fn note_computed(&self, records: usize, took: Duration) {
         self.metrics.computed(records, took);
         self.activity
             .add_time(TimeBreakdown { compute: took.as_secs_f64(), ..TimeBreakdown::default() });
-        computed
     }
 }
 

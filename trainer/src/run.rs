@@ -10,9 +10,9 @@ use steadfast_common::compression::Codec;
 use steadfast_common::dataset::ReadOptions;
 use steadfast_common::ids::TrainerId;
 use steadfast_common::keys::Keys;
-use steadfast_common::layout::UpdateRule;
+use steadfast_common::layout::{ParamSpec, UpdateRule};
 use steadfast_common::role::Role;
-use steadfast_common::spec::Mode;
+use steadfast_common::spec::{JobSpec, Mode};
 use steadfast_coord::{CoordError, Etcd};
 use steadfast_host::random;
 use steadfast_host::time::{sleep, timeout};
@@ -266,6 +266,7 @@ impl Program<'_> {
                 averaged.name
             )));
         }
+        check_tables(spec, &parameters)?;
         let options = ReadOptions::new(&spec.dataset, &manifest);
         let in_use = match spec.mode {
             // A micro-batch may begin and end in the middle of a task.
@@ -289,6 +290,19 @@ impl Program<'_> {
             held_out_given_up: Mutex::default(),
         })
     }
+}
+
+/// Checks that the model has every table for which the job has settings.
+fn check_tables(spec: &JobSpec, parameters: &[ParamSpec]) -> Result<(), Failure> {
+    let tables = parameters.iter().filter(|param| param.table.is_some());
+    let known: Vec<&str> = tables.map(|param| &param.name[..]).collect();
+    let Some(unknown) = spec.tables.keys().find(|name| !known.contains(&&name[..])) else {
+        return Ok(());
+    };
+    let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+    Err(Failure::invalid(format!(
+        "`tables.{unknown}`: the model has no such table; it has {known}"
+    )))
 }
 
 fn not_registered(error: RegisterError) -> Failure {

@@ -20,10 +20,13 @@ use steadfast_common::lane_tree::{LaneSums, LaneTree, Node};
 use steadfast_common::position::Position;
 use steadfast_common::schedule::LaneSchedule;
 use steadfast_common::status::TimeBreakdown;
+use steadfast_common::table::Rows;
 use steadfast_host::task::{TaskSet, in_place};
 use steadfast_host::time::{Instant, sleep};
 use steadfast_net::traces::TRACE;
-use steadfast_trainer_core::{Batch, LaneBatches, MicroBatch, ModelError, Parameters};
+use steadfast_trainer_core::{
+    Batch, BatchIds, LaneBatches, MicroBatch, ModelError, Parameters, TableRows,
+};
 use tokio::sync::watch;
 use tracing::{Instrument, debug, info_span, warn};
 
@@ -130,6 +133,13 @@ struct LanePart {
     share: LaneShare,
     key: MicroBatch,
     records: Records,
+    /// Of each table.
+    ids: Vec<BatchIds>,
+}
+
+/// Returns rows of zeros for the gradient of a batch, given rows of each table.
+fn zeros(ids: &[BatchIds], rows: &[Rows]) -> Vec<TableRows> {
+    ids.iter().zip(rows).map(|(ids, rows)| ids.zeros(rows.width())).collect()
 }
 
 /// When to retry a lane after one of its tasks failed.
@@ -239,14 +249,47 @@ impl Worker<'_> {
             }
         }
         let lanes = BTreeSet::from_iter(loaded.keys().copied());
+        let Some(rows) = self.pull_rows(position.version, loaded.values()).await? else {
+            // Others have contributed these lanes, and the step is complete.
+            return Ok(lanes);
+        };
         for node in self.tree.cover(&lanes) {
             let parts: Vec<&LanePart> = node.lanes().map(|lane| &loaded[&lane]).collect();
-            let sum = self.sum(&parts)?.unwrap_or_default();
+            let sum = self.sum(&parts, &rows)?.unwrap_or_default();
             self.buffers.keep(&sum.values);
             let shares = parts.iter().map(|part| part.share).collect();
             self.push(position.version, node, shares, sum);
         }
         Ok(lanes)
+    }
+
+    /// Pulls the rows of all ids of some lanes; `None` if the step is complete.
+    async fn pull_rows(
+        &self,
+        version: Version,
+        parts: impl Iterator<Item = &LanePart> + Clone,
+    ) -> Result<Option<Vec<Rows>>, TrainError> {
+        let tables = self.context.layout().tables().len();
+        if tables == 0 {
+            return Ok(Some(Vec::new()));
+        }
+        let of_table = |table: usize| {
+            let all = parts.clone().filter_map(|part| part.ids.get(table));
+            let mut ids: Vec<u64> = all.flat_map(|ids| &ids.ids).copied().collect();
+            ids.sort_unstable();
+            ids.dedup();
+            ids
+        };
+        let ids = (0..tables).map(of_table).collect();
+        let started = Instant::now();
+        let pull = info_span!(target: TRACE, "pull rows");
+        let pservers = self.generation.pservers();
+        let pulled = pservers.pull_rows(Some(version), ids).instrument(pull).await?;
+        let (pull, moved_bytes) =
+            (started.elapsed().as_secs_f64(), pulled.as_ref().map_or(0, |pulled| pulled.bytes));
+        let spent = TimeBreakdown { pull, moved_bytes, ..TimeBreakdown::default() };
+        self.context.activity.add_time(spent);
+        Ok(pulled.map(|pulled| pulled.rows))
     }
 
     /// Begins to push the sum of a node.
@@ -267,13 +310,13 @@ impl Worker<'_> {
     }
 
     /// Computes the gradients of all lanes of a node, and adds them up; `None` without any record.
-    fn sum(&mut self, parts: &[&LanePart]) -> Result<Option<Gradient>, TrainError> {
+    fn sum(&mut self, parts: &[&LanePart], rows: &[Rows]) -> Result<Option<Gradient>, TrainError> {
         if let Some(sum) = self.sum_at_once(parts)? {
             return Ok(Some(sum));
         }
         let mut sums = LaneSums::new(self.tree);
         for part in parts {
-            let gradient = self.compute(part)?;
+            let gradient = self.compute(part, rows)?;
             sums.put(self.tree.leaf(part.key.lane), gradient, |left, right| {
                 self.buffers.keep(&right.values);
                 in_place(|| self.generation.pservers().add(left, right))
@@ -286,7 +329,8 @@ impl Worker<'_> {
     /// Values that are rounded must be rounded before they are added.
     fn sum_at_once(&mut self, parts: &[&LanePart]) -> Result<Option<Gradient>, TrainError> {
         let has_several = 1 < parts.iter().filter(|part| !part.records.is_empty()).count();
-        if !has_several || self.generation.pservers().rounds() {
+        let has_tables = !self.context.layout().tables().is_empty();
+        if !has_several || has_tables || self.generation.pservers().rounds() {
             return Ok(None);
         }
         let batches = parts.iter().map(|part| (part.key, Batch::from(&part.records))).collect();
@@ -299,23 +343,27 @@ impl Worker<'_> {
             return Ok(None);
         };
         let checksum = parts.iter().fold(0_u64, |sum, part| sum.wrapping_add(part.share.checksum));
-        Ok(Some(Gradient { records: batches.records() as u64, loss_sum, checksum, values }))
+        let (records, rows) = (batches.records() as u64, Vec::new());
+        Ok(Some(Gradient { records, loss_sum, checksum, values, rows }))
     }
 
     /// Computes the gradient of one lane; `None` without records.
-    fn compute(&mut self, part: &LanePart) -> Result<Option<Gradient>, TrainError> {
-        let LanePart { share, key, records } = part;
+    fn compute(&mut self, part: &LanePart, rows: &[Rows]) -> Result<Option<Gradient>, TrainError> {
+        let LanePart { share, key, records, ids } = part;
         if records.is_empty() {
             return Ok(None);
         }
-        let memory = Parameters::new(self.context.layout().clone(), self.buffers.take());
+        let memory = Parameters::new(self.context.layout().clone(), self.buffers.take())
+            .with_tables(zeros(ids, rows));
+        let own = ids.iter().zip(rows).map(|(ids, rows)| ids.rows_of(rows));
+        let parameters = self.parameters.clone().with_tables(own.collect());
         let computed = self.context.gradient(
-            &self.parameters,
+            &parameters,
             &Batch::from(records),
             key,
             Destination::Replaced(memory),
         )?;
-        let mut values = computed.gradient.into_values();
+        let (mut values, rows) = computed.gradient.into_parts();
         let pservers = self.generation.pservers();
         // Other threads take over the tasks of this one only if there is work for it.
         if pservers.rounds() {
@@ -326,6 +374,7 @@ impl Worker<'_> {
             loss_sum: computed.loss_sum,
             checksum: share.checksum,
             values: Arc::new(values),
+            rows,
         }))
     }
 
@@ -347,7 +396,8 @@ impl Worker<'_> {
         };
         let share = LaneShare { records: records.len() as u32, last, checksum };
         let key = MicroBatch { seed: self.context.spec().seed, pass: position.pass, step, lane };
-        Ok(Some(LanePart { share, key, records }))
+        let ids = self.context.ids(&Batch::from(&records))?;
+        Ok(Some(LanePart { share, key, records, ids }))
     }
 
     /// Returns the records of a lane's micro-batch and the sum of their checksums. Reports a task that

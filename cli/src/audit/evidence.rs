@@ -146,17 +146,15 @@ async fn counts(
     for shard in &record.shards {
         let file = checkpoint.read(shard, &|_| false).await?;
         if let Some(number) = file.numbers().find(|number| !seen.insert(*number)) {
-            let name = checkpoint.names().block(number).1;
+            let name = checkpoint.names().name(number);
             let reason = format!("it holds `{name}`, which another shard also holds");
             return Err(CheckpointError::Damaged { object: shard.object.clone(), reason });
         }
         slots.push(SlotCounts { slot: shard.slot, groups: groups(&file) });
     }
-    let all = checkpoint.layout().blocks().len() as u32;
+    let all = (checkpoint.layout().blocks().len() + checkpoint.layout().ranges()) as u32;
     match (0..all).find(|number| !seen.contains(number)) {
-        Some(number) => {
-            Err(CheckpointError::NotHeld { tensor: checkpoint.names().block(number).1 })
-        }
+        Some(number) => Err(CheckpointError::NotHeld { tensor: checkpoint.names().name(number) }),
         None => Ok(slots),
     }
 }

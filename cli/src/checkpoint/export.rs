@@ -5,7 +5,9 @@ use std::process::ExitCode;
 
 use bytes::Bytes;
 use clap::Args;
-use steadfast_checkpoint::{CheckpointError, ModelFile, encode_model, parameters};
+use steadfast_checkpoint::{
+    CheckpointError, ModelFile, encode_model, parameters, table_file_name, table_files,
+};
 use steadfast_common::error::ErrorKind;
 use steadfast_process::Failure;
 use steadfast_store::{Created, Location};
@@ -54,7 +56,7 @@ pub async fn run(args: ExportArgs) -> Result<ExitCode, Failure> {
     let checkpoint = manifest.record()?;
     let store = manifests::open_store(&record).await?;
     let id = &manifest.id;
-    let (layout, values) = match parameters(&store, checkpoint).await {
+    let (layout, values, sha256) = match parameters(&store, checkpoint).await {
         Ok(found) => found,
         Err(CheckpointError::Missing { .. }) if was_deleted(&job, id).await? => {
             let message =
@@ -67,15 +69,29 @@ pub async fn run(args: ExportArgs) -> Result<ExitCode, Failure> {
         }
     };
     let (name, model) = (&record.spec.name, &record.spec.model.kind);
-    let sha256 = tokio::task::block_in_place(|| layout.digest(&values));
     let about = ModelFile { job: name, model, parameters_sha256: &sha256 };
     let bytes = encode_model(&layout, &values, about)
         .map_err(|error| Failure::invalid(format!("checkpoint {id}: {error}")))?;
+    let about = [("job", &name[..]), ("parameters_sha256", &sha256)];
+    let tables = table_files(&store, checkpoint, &about)
+        .await
+        .map_err(|error| Failure::invalid(format!("checkpoint {id}: {error}")))?;
+    for (table, bytes) in tables {
+        let target = open_target(&table_target(&args.to, &table))?;
+        write(&target, bytes, if_there).await?;
+    }
     write(&target, bytes, if_there).await?;
     let step = checkpoint.position.version;
     eprintln!("steadfast: wrote checkpoint {id} (step {step}) to {target}");
     println!("{sha256}");
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the file of a table beside that of the model.
+fn table_target(model: &str, table: &str) -> String {
+    let name = table_file_name(table);
+    let ending = name.strip_prefix("model").unwrap_or(&name);
+    format!("{}{ending}", model.strip_suffix(".safetensors").unwrap_or(model))
 }
 
 fn open_target(text: &str) -> Result<Location, Failure> {

@@ -1,5 +1,6 @@
 //! `steadfast checkpoint verify`: reads every object of checkpoints and checks that they are sound.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -52,6 +53,9 @@ struct Report<'a> {
     ok: bool,
     parameters_sha256: Option<&'a str>,
     values: Option<usize>,
+    /// Of each table, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    rows: BTreeMap<&'a str, u64>,
     states: Option<&'a [String]>,
     counted: Option<Vec<Value>>,
     error: Option<&'a str>,
@@ -158,6 +162,7 @@ fn report<'a>(manifest: &'a Manifest, finding: &'a Finding) -> Report<'a> {
         ok: sound.is_some(),
         parameters_sha256: sound.map(|it| it.parameters_sha256.as_str()),
         values: sound.map(|it| it.values),
+        rows: sound.iter().flat_map(|it| &it.rows).map(|(name, rows)| (&name[..], *rows)).collect(),
         states: sound.map(|it| it.states.as_slice()),
         counted: sound.map(counted),
         error,

@@ -7,8 +7,8 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use steadfast_common::byte_segments::ByteSegments;
 
 use crate::encode::{HEADER_BYTES_MAX, WORD};
-use crate::names::{BlockNames, Content};
-use crate::shard_file::{META, ReadBlock, ShardFile, ShardMeta};
+use crate::names::{BlockNames, Content, RowsPart};
+use crate::shard_file::{META, RangeTensors, ReadBlock, ShardFile, ShardMeta};
 
 /// Decodes a shard that arrives in segments. Does not trust sizes that a file claims: memory for a
 /// tensor is allocated only when all its bytes have arrived.
@@ -36,10 +36,21 @@ struct Body {
 
 struct Expected {
     number: u32,
-    /// The name of an optimizer state; absent for the block's values.
-    state: Option<String>,
-    len: usize,
+    what: What,
+    bytes: usize,
     is_wanted: bool,
+}
+
+/// What a tensor is of its block or range.
+enum What {
+    Values,
+    State(String),
+    RowIds,
+    RowCounts,
+    RowValues,
+    RowState(String),
+    CandidateIds,
+    CandidateCounts,
 }
 
 impl<'a> ShardDecoder<'a> {
@@ -106,22 +117,32 @@ impl<'a> ShardDecoder<'a> {
             let content = self.names.content(&name);
             let content = content
                 .ok_or_else(|| format!("its tensor `{name}` is not a block of the model"))?;
-            let (Content::Values { number } | Content::State { number, .. }) = content;
-            let len = self.names.layout().blocks()[number as usize].len;
             let info = header.info(&name).expect("the name is from the header");
-            at = check_place(&name, info, len, at)?;
-            let state = match content {
+            let len = |number: u32| vec![self.names.layout().blocks()[number as usize].len];
+            // A file may claim any number of rows: it has as many bytes, or is refused.
+            let rows = *info.shape.first().unwrap_or(&0);
+            let (number, what, dtype, shape) = match content {
                 Content::Values { number } => {
                     body.file.numbers.insert(number);
-                    None
+                    (number, What::Values, Dtype::F32, len(number))
                 }
                 Content::State { number, state } => {
                     with_state.insert(number);
-                    Some(state.to_owned())
+                    (number, What::State(state.to_owned()), Dtype::F32, len(number))
+                }
+                Content::Rows { number, width, part } => {
+                    let (what, dtype, shape) = rows_part(part, rows, width);
+                    match what {
+                        What::RowValues => drop(body.file.numbers.insert(number)),
+                        _ => drop(with_state.insert(number)),
+                    }
+                    (number, what, dtype, shape)
                 }
             };
+            let start = at;
+            at = check_place(&name, info, dtype, &shape, at)?;
             let is_wanted = (self.wanted)(number);
-            body.expected.push_back(Expected { number, state, len, is_wanted });
+            body.expected.push_back(Expected { number, what, bytes: at - start, is_wanted });
         }
         if at as u64 != data_len {
             return Err(format!("its tensors have {at} bytes, but {data_len} follow the header"));
@@ -131,7 +152,7 @@ impl<'a> ShardDecoder<'a> {
     }
 
     fn check_blocks(&self, file: &ShardFile, with_state: &BTreeSet<u32>) -> Result<(), String> {
-        let name = |number: u32| self.names.block(number).1;
+        let name = |number: u32| self.names.name(number);
         let uncounted = file.numbers().find(|number| file.meta.counted(*number).is_none());
         if let Some(number) = uncounted {
             return Err(format!("its tensor `{}` has no applied records", name(number)));
@@ -152,9 +173,9 @@ impl Body {
                     false => Err("it has bytes after its last tensor".to_owned()),
                 };
             };
-            let missing = next.len * size_of::<f32>() - self.segments.len();
+            let missing = next.bytes - self.segments.len();
             self.segments.push(segment.split_to(missing.min(segment.len())));
-            if self.segments.len() < next.len * size_of::<f32>() {
+            if self.segments.len() < next.bytes {
                 return Ok(());
             }
             self.complete();
@@ -164,20 +185,58 @@ impl Body {
     /// Stores the first expected tensor, all of whose bytes have arrived.
     fn complete(&mut self) {
         let segments = std::mem::take(&mut self.segments);
-        let Some(Expected { number, state, len, is_wanted }) = self.expected.pop_front() else {
+        let Some(Expected { number, what, bytes, is_wanted }) = self.expected.pop_front() else {
             return;
         };
         if !is_wanted {
             return;
         }
-        let mut values = vec![0.0; len];
-        segments.copy_to(&mut values);
-        let block: &mut ReadBlock = self.file.blocks.entry(number).or_default();
-        match state {
-            None => block.values = values,
-            Some(state) => drop(block.states.insert(state, values)),
+        let values = || {
+            let mut values = vec![0.0; bytes / size_of::<f32>()];
+            segments.copy_to(&mut values);
+            values
+        };
+        match what {
+            What::Values => self.block(number).values = values(),
+            What::State(state) => drop(self.block(number).states.insert(state, values())),
+            What::RowIds => self.range(number).ids = words(&segments),
+            What::RowCounts => self.range(number).counts = pairs(&segments),
+            What::RowValues => self.range(number).values = values(),
+            What::RowState(state) => drop(self.range(number).states.insert(state, values())),
+            What::CandidateIds => self.range(number).candidate_ids = words(&segments),
+            What::CandidateCounts => self.range(number).candidate_counts = pairs(&segments),
         }
     }
+
+    fn block(&mut self, number: u32) -> &mut ReadBlock {
+        self.file.blocks.entry(number).or_default()
+    }
+
+    fn range(&mut self, number: u32) -> &mut RangeTensors {
+        let empty = RangeTensors { number, ..RangeTensors::default() };
+        self.file.ranges.entry(number).or_insert(empty)
+    }
+}
+
+/// Returns what a part of a range with this number of rows is, and its type and shape.
+fn rows_part(part: RowsPart<'_>, rows: usize, width: usize) -> (What, Dtype, Vec<usize>) {
+    match part {
+        RowsPart::Ids => (What::RowIds, Dtype::U64, vec![rows]),
+        RowsPart::Counts => (What::RowCounts, Dtype::U32, vec![rows, 2]),
+        RowsPart::Values => (What::RowValues, Dtype::F32, vec![rows, width]),
+        RowsPart::State(state) => (What::RowState(state.to_owned()), Dtype::F32, vec![rows, width]),
+        RowsPart::CandidateIds => (What::CandidateIds, Dtype::U64, vec![rows]),
+        RowsPart::CandidateCounts => (What::CandidateCounts, Dtype::U32, vec![rows, 2]),
+    }
+}
+
+fn words(segments: &ByteSegments) -> Vec<u64> {
+    segments.joined().as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
+}
+
+fn pairs(segments: &ByteSegments) -> Vec<[u32; 2]> {
+    let pair = |word: u64| [word as u32, (word >> u32::BITS) as u32];
+    words(segments).into_iter().map(pair).collect()
 }
 
 fn read_meta(header: &Metadata) -> Result<ShardMeta, String> {
@@ -186,14 +245,22 @@ fn read_meta(header: &Metadata) -> Result<ShardMeta, String> {
     serde_json::from_str(text).map_err(|error| format!("its metadata cannot be parsed: {error}"))
 }
 
-/// Checks that a tensor has `len` values and begins at `at`, since the format has no gaps; returns its
+/// Checks that a tensor has this type and shape and begins at `at`, since the format has no gaps; returns its
 /// end.
-fn check_place(name: &str, info: &TensorInfo, len: usize, at: usize) -> Result<usize, String> {
-    if info.dtype != Dtype::F32 || info.shape != [len] {
-        let (dtype, shape) = (info.dtype, &info.shape);
-        return Err(format!("its tensor `{name}` is {dtype} {shape:?}, not F32 [{len}]"));
+fn check_place(
+    name: &str,
+    info: &TensorInfo,
+    dtype: Dtype,
+    shape: &[usize],
+    at: usize,
+) -> Result<usize, String> {
+    if info.dtype != dtype || info.shape != shape {
+        let (found, of) = (info.dtype, &info.shape);
+        return Err(format!("its tensor `{name}` is {found} {of:?}, not {dtype} {shape:?}"));
     }
-    let end = at + len * size_of::<f32>();
+    let value = if dtype == Dtype::U64 { size_of::<u64>() } else { size_of::<u32>() };
+    let bytes = shape.iter().fold(value, |bytes, side| bytes.saturating_mul(*side));
+    let end = at.saturating_add(bytes);
     if info.data_offsets != (at, end) {
         return Err(format!("its tensor `{name}` does not follow the previous one"));
     }

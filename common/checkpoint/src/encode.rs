@@ -28,9 +28,19 @@ pub enum EncodeError {
     HeaderTooLarge { bytes: usize },
 }
 
-/// One tensor of `f32`.
+/// The type of a tensor's values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub(crate) enum Dtype {
+    F32,
+    U32,
+    U64,
+}
+
+/// One tensor.
 pub(crate) struct Tensor<B> {
     pub name: String,
+    pub dtype: Dtype,
     /// The shape, with as many values as `bytes` holds.
     pub shape: Vec<usize>,
     /// Little-endian.
@@ -39,7 +49,7 @@ pub(crate) struct Tensor<B> {
 
 #[derive(Serialize)]
 struct Info<'a> {
-    dtype: &'static str,
+    dtype: Dtype,
     shape: &'a [usize],
     data_offsets: (usize, usize),
 }
@@ -56,7 +66,8 @@ impl<B: AsRef<[u8]>> Serialize for Header<'_, B> {
         let mut start = 0;
         for tensor in self.tensors {
             let end = start + tensor.bytes.as_ref().len();
-            let info = Info { dtype: "F32", shape: &tensor.shape, data_offsets: (start, end) };
+            let Tensor { dtype, shape, .. } = tensor;
+            let info = Info { dtype: *dtype, shape, data_offsets: (start, end) };
             map.serialize_entry(&tensor.name, &info)?;
             start = end;
         }
@@ -80,7 +91,8 @@ pub(crate) fn encode<B: AsRef<[u8]>>(
     if tensors.iter().any(|tensor| tensor.name == METADATA) {
         return Err(EncodeError::Reserved);
     }
-    if let Some(tensor) = tensors.iter().find(|tensor| !are_finite_bytes(tensor.bytes.as_ref())) {
+    let is_finite = |it: &Tensor<B>| it.dtype != Dtype::F32 || are_finite_bytes(it.bytes.as_ref());
+    if let Some(tensor) = tensors.iter().find(|tensor| !is_finite(tensor)) {
         return Err(EncodeError::NotFinite { tensor: tensor.name.clone() });
     }
     let header = Header { metadata, tensors: &tensors };
@@ -97,13 +109,13 @@ pub(crate) fn encode<B: AsRef<[u8]>>(
 mod tests {
     use std::collections::HashMap;
 
-    use safetensors::tensor::{Dtype, TensorView};
+    use safetensors::tensor::{Dtype as LibraryDtype, TensorView};
 
     use super::*;
 
     fn tensor(name: &str, shape: &[usize], values: &[f32]) -> Tensor<Vec<u8>> {
         let bytes = bytemuck::cast_slice(values).to_vec();
-        Tensor { name: name.to_owned(), shape: shape.to_vec(), bytes }
+        Tensor { name: name.to_owned(), dtype: super::Dtype::F32, shape: shape.to_vec(), bytes }
     }
 
     fn tensors() -> Vec<Tensor<Vec<u8>>> {
@@ -131,7 +143,7 @@ mod tests {
         let (header, data) = encode(tensors(), &one).unwrap();
         let tensors = tensors();
         let views = tensors.iter().map(|it| {
-            (&it.name, TensorView::new(Dtype::F32, it.shape.clone(), &it.bytes).unwrap())
+            (&it.name, TensorView::new(LibraryDtype::F32, it.shape.clone(), &it.bytes).unwrap())
         });
         let metadata = HashMap::from([("one".to_owned(), "entry".to_owned())]);
         let written = [header, data.concat()].concat();

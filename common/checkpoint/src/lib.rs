@@ -8,6 +8,7 @@ mod model_file;
 mod names;
 mod reading;
 mod shard_file;
+mod table_file;
 #[cfg(test)]
 mod tests;
 mod verify;
@@ -17,6 +18,8 @@ pub use encode::EncodeError;
 pub use error::CheckpointError;
 pub use model_file::{ModelFile, encode_model};
 pub use names::{BlockNames, tensor_name};
+pub use parquet::errors::ParquetError as TableFileError;
 pub use reading::{Checkpoint, digest, is_in_place};
-pub use shard_file::{BlockTensors, ReadBlock, ShardFile, ShardMeta, encode_shard};
-pub use verify::{AppliedToBlocks, Verified, parameters, verify};
+pub use shard_file::{BlockTensors, RangeTensors, ReadBlock, ShardFile, ShardMeta, encode_shard};
+pub use table_file::{TableFile, table_file_name};
+pub use verify::{AppliedToBlocks, Verified, parameters, table_files, verify};

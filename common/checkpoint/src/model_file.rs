@@ -1,11 +1,11 @@
-//! A trained model as one plain safetensors file: each parameter with its name and shape.
+//! A trained model as one plain safetensors file: each parameter with its name and shape, without the tables.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use steadfast_common::layout::Layout;
+use steadfast_common::layout::{Layout, ParamSpec};
 
-use crate::encode::{EncodeError, Tensor, encode};
+use crate::encode::{Dtype, EncodeError, Tensor, encode};
 
 /// The metadata of a model file.
 #[derive(Clone, Copy, Debug)]
@@ -30,8 +30,9 @@ pub fn encode_model(
     about: ModelFile<'_>,
 ) -> Result<Bytes, EncodeError> {
     assert_eq!(values.len(), layout.len(), "as many values as the layout has places");
-    let tensor = |(index, param): (usize, &steadfast_common::layout::ParamSpec)| Tensor {
+    let tensor = |(index, param): (usize, &ParamSpec)| Tensor {
         name: param.name.clone(),
+        dtype: Dtype::F32,
         shape: param.shape.clone(),
         bytes: bytemuck::cast_slice::<f32, u8>(&values[layout.range_of(index)]),
     };
@@ -40,7 +41,8 @@ pub fn encode_model(
         ("model", about.model.to_owned()),
         ("parameters_sha256", about.parameters_sha256.to_owned()),
     ]);
-    let tensors = layout.params().iter().enumerate().map(tensor).collect();
+    let params = layout.params().iter().enumerate().filter(|(_, param)| param.table.is_none());
+    let tensors = params.map(tensor).collect();
     let (mut file, data) = encode(tensors, &metadata)?;
     file.reserve_exact(data.iter().map(|bytes| bytes.len()).sum());
     data.iter().for_each(|bytes| file.extend_from_slice(bytes));

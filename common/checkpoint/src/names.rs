@@ -1,12 +1,15 @@
 //! The names of a shard's tensors.
 //!
 //! The block of parameter `w` that begins at its value 10 is the tensor `w@10`; the block's optimizer
-//! state `m` is `m/w@10`.
+//! state `m` is `m/w@10`. The values of range 7 of table `t` are the tensor `t#7`, rows × width, and their state
+//! `m/t#7`; `ids/t#7` has the ids of these rows, `counts/t#7` the number and the pass of their updates; `ids/t#7?`
+//! and `counts/t#7?` are those of ids that are not admitted yet.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use steadfast_common::layout::{Block, Layout};
+use steadfast_common::table::RANGES;
 
 /// The name of the tensor with a block's values.
 pub fn tensor_name(layout: &Layout, block: &Block) -> String {
@@ -20,18 +23,54 @@ pub(crate) fn state_name(state: &str, tensor: &str) -> String {
     format!("{state}/{tensor}")
 }
 
+/// The name of the tensor with the values of a table's range.
+pub(crate) fn range_name(table: &str, range: u32) -> String {
+    format!("{table}#{range}")
+}
+
 /// The content of a shard's tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Content<'a> {
-    Values { number: u32 },
-    State { number: u32, state: &'a str },
+    Values {
+        number: u32,
+    },
+    State {
+        number: u32,
+        state: &'a str,
+    },
+    /// A part of a range of a table; `number` is that of the range.
+    Rows {
+        number: u32,
+        width: usize,
+        part: RowsPart<'a>,
+    },
 }
+
+/// A part of a range of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RowsPart<'a> {
+    Ids,
+    Counts,
+    Values,
+    State(&'a str),
+    CandidateIds,
+    CandidateCounts,
+}
+
+/// What is before the name of the values in the names of other parts of a range; no optimizer state has these
+/// names.
+pub(crate) const IDS: &str = "ids";
+pub(crate) const COUNTS: &str = "counts";
+/// What is behind it for ids that are not admitted yet.
+pub(crate) const CANDIDATES: &str = "?";
 
 /// The names of all blocks of a layout.
 #[derive(Clone, Debug)]
 pub struct BlockNames {
     layout: Arc<Layout>,
     numbers: BTreeMap<String, u32>,
+    /// Number of each range and width of its rows.
+    ranges: BTreeMap<String, (u32, usize)>,
 }
 
 impl BlockNames {
@@ -39,7 +78,14 @@ impl BlockNames {
     pub fn new(layout: Arc<Layout>) -> Self {
         let name = |(number, block)| (tensor_name(&layout, block), number);
         let numbers = (0..).zip(layout.blocks()).map(name).collect();
-        Self { layout, numbers }
+        let mut ranges = BTreeMap::new();
+        for (table, param) in layout.tables().iter().enumerate() {
+            for range in 0..RANGES {
+                let number = layout.number_of_range(table, range);
+                ranges.insert(range_name(&param.name, range), (number, param.width));
+            }
+        }
+        Self { layout, numbers, ranges }
     }
 
     /// The layout whose blocks these are.
@@ -56,8 +102,41 @@ impl BlockNames {
         (block, tensor_name(&self.layout, &block))
     }
 
+    /// The name of the block or range `number`.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn name(&self, number: u32) -> String {
+        match (number as usize).checked_sub(self.layout.blocks().len()) {
+            None => self.block(number).1,
+            Some(range) => {
+                let table = &self.layout.tables()[range / RANGES as usize];
+                range_name(&table.name, range as u32 % RANGES)
+            }
+        }
+    }
+
     /// The content of the tensor `name`. The names of states contain no slash.
     pub(crate) fn content<'a>(&self, name: &'a str) -> Option<Content<'a>> {
+        let of_rows = |tensor: &str, part| {
+            let (number, width) = *self.ranges.get(tensor)?;
+            Some(Content::Rows { number, width, part })
+        };
+        let rows = match name.split_once('/') {
+            Some((IDS, tensor)) => match tensor.strip_suffix(CANDIDATES) {
+                Some(tensor) => of_rows(tensor, RowsPart::CandidateIds),
+                None => of_rows(tensor, RowsPart::Ids),
+            },
+            Some((COUNTS, tensor)) => match tensor.strip_suffix(CANDIDATES) {
+                Some(tensor) => of_rows(tensor, RowsPart::CandidateCounts),
+                None => of_rows(tensor, RowsPart::Counts),
+            },
+            Some((state, tensor)) => of_rows(tensor, RowsPart::State(state)),
+            None => None,
+        };
+        if let Some(content) = of_rows(name, RowsPart::Values).or(rows) {
+            return Some(content);
+        }
         if let Some(number) = self.numbers.get(name) {
             return Some(Content::Values { number: *number });
         }

@@ -10,6 +10,7 @@ use steadfast_common::layout::{Layout, ParamSpec};
 use steadfast_common::placement::{Placement, PlacementRecord};
 use steadfast_common::position::Position;
 use steadfast_common::records::{CheckpointRecord, ShardRecord};
+use steadfast_common::table::{Initial, range_of};
 use steadfast_store::{Location, StoreError};
 use tempfile::TempDir;
 
@@ -131,7 +132,71 @@ fn encoded_with(
         values: Arc::new(values[range(*number)].to_vec()),
         states: Arc::new(state[*number as usize].clone()),
     });
-    encode_shard(layout, states, meta, blocks).unwrap().concat().into()
+    encode_shard(layout, states, meta, blocks, std::iter::empty()).unwrap().concat().into()
+}
+
+/// A model of a table alone, and its range 3 with two rows and a candidate.
+fn table() -> (Arc<Layout>, RangeTensors) {
+    let params = vec![ParamSpec::table("rows", 2, Initial::Zeros)];
+    let layout = Arc::new(Layout::new(params));
+    let ids: Vec<u64> = (0..).filter(|id| range_of(*id) == 3).take(3).collect();
+    let range = RangeTensors {
+        number: layout.number_of_range(0, 3),
+        ids: ids[..2].to_vec(),
+        counts: vec![[5, 1], [u32::MAX, 2]],
+        values: vec![0.5, 1.5, 2.5, 3.5],
+        states: [("m".to_owned(), vec![-1.0, -2.0, -3.0, -4.0])].into(),
+        candidate_ids: ids[2..].to_vec(),
+        candidate_counts: vec![[1, 0]],
+    };
+    (layout, range)
+}
+
+fn with_range(layout: &Layout, range: RangeTensors) -> Bytes {
+    let blocks = std::iter::empty();
+    encode_shard(layout, &[], &meta(), blocks, [range].into_iter()).unwrap().concat().into()
+}
+
+#[test]
+fn the_rows_of_a_table_read_back_as_they_were_written() {
+    let (layout, range) = table();
+    let names = BlockNames::new(layout.clone());
+    let bytes = with_range(&layout, range.clone());
+    for len in [1, 7, 4_096] {
+        let read = decoded_in(len, &names, &bytes).unwrap();
+        assert_eq!(read.ranges().get(&range.number), Some(&range));
+        assert_eq!(read.numbers().collect::<Vec<_>>(), [3]);
+    }
+    assert_eq!(range.check(&layout), Ok(()));
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(tensors.tensor("rows#3").unwrap().shape(), [2, 2]);
+    assert_eq!(tensors.tensor("ids/rows#3").unwrap().dtype(), safetensors::Dtype::U64);
+    let none = RangeTensors { number: 4, ..RangeTensors::default() };
+    let read = decoded(&names, with_range(&layout, none.clone())).unwrap();
+    assert_eq!(read.ranges().get(&4), Some(&none));
+}
+
+/// I10: rows that no pserver could have written are refused by name.
+#[test]
+fn rows_that_do_not_belong_together_are_refused() {
+    let (layout, range) = table();
+    let refused = |change: &dyn Fn(&mut RangeTensors)| {
+        let mut other = range.clone();
+        change(&mut other);
+        other.check(&layout).unwrap_err()
+    };
+    let order = refused(&|it| it.ids.reverse());
+    assert!(order.contains("ids must ascend"), "{order}");
+    assert!(refused(&|it| it.number = 5).contains("belongs to another slot"));
+    assert!(refused(&|it| it.values[1] = f32::NAN).contains("not finite"));
+    for incomplete in [
+        refused(&|it| it.counts.truncate(1)),
+        refused(&|it| it.values.truncate(3)),
+        refused(&|it| it.candidate_counts.clear()),
+        refused(&|it| it.states.values_mut().for_each(|state| state.truncate(1))),
+    ] {
+        assert_eq!(incomplete, "does not have each part of every row");
+    }
 }
 
 /// Decodes a file in segments of `len` bytes.
@@ -165,13 +230,15 @@ fn a_valid_checkpoint_restores_the_parameters_bit_for_bit() {
     let scene = Scene::new();
     let expected = values(&scene.layout);
     let verified = scene.verify().unwrap();
-    assert_eq!(verified.parameters_sha256, scene.layout.digest(&expected));
+    assert_eq!(verified.parameters_sha256, scene.layout.digest(&expected, &[]));
     assert_eq!(verified.values, 9);
     assert_eq!(verified.states, STATES);
     assert_eq!(verified.counted, [AppliedToBlocks { counted: counted(40), blocks: 3 }]);
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    let (layout, found) = runtime.block_on(parameters(&scene.store, &scene.record)).unwrap();
+    let read = runtime.block_on(parameters(&scene.store, &scene.record)).unwrap();
+    let (layout, found, sha256) = read;
+    assert_eq!(sha256, verified.parameters_sha256);
     assert_eq!(*layout, *scene.layout);
     assert_eq!(found, expected);
 }

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use steadfast_common::applied_records::AppliedRecords;
-use steadfast_common::layout::Layout;
-use steadfast_common::records::CheckpointRecord;
+use steadfast_common::layout::{Layout, TableParam};
+use steadfast_common::records::{CheckpointRecord, ShardRecord};
+use steadfast_common::table::{RANGES, RangeDigest, Rows};
 use steadfast_host::task::in_place;
 use steadfast_store::Location;
 
@@ -12,6 +14,7 @@ use crate::error::CheckpointError;
 use crate::names::BlockNames;
 use crate::reading::Checkpoint;
 use crate::shard_file::{ReadBlock, ShardFile};
+use crate::table_file::TableFile;
 
 /// The content of a valid checkpoint.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,6 +23,8 @@ pub struct Verified {
     pub parameters_sha256: String,
     /// Total number of values of all parameters.
     pub values: usize,
+    /// Number of rows of each table, with its name.
+    pub rows: Vec<(String, u64)>,
     /// Names of the optimizer's states, ascending.
     pub states: Vec<String>,
     /// The applied records of the blocks; more than one entry only after asynchronous training.
@@ -48,14 +53,15 @@ pub async fn verify(
 ) -> Result<Verified, CheckpointError> {
     let found = assemble(store, record).await?;
     Ok(Verified {
-        parameters_sha256: in_place(|| found.layout.digest(&found.values)),
+        parameters_sha256: in_place(|| found.layout.digest(&found.values, &found.ranges)),
         values: found.values.len(),
+        rows: found.layout.tables().iter().map(|it| it.name.clone()).zip(found.rows).collect(),
         states: found.states.unwrap_or_default(),
         counted: found.counted,
     })
 }
 
-/// Reads the parameters of a checkpoint and verifies it.
+/// Reads the parameters of a checkpoint and verifies it; returns them with the digest of the whole model.
 ///
 /// # Errors
 /// The first [`CheckpointError`].
@@ -65,9 +71,55 @@ pub async fn verify(
 pub async fn parameters(
     store: &Location,
     record: &CheckpointRecord,
-) -> Result<(Arc<Layout>, Vec<f32>), CheckpointError> {
+) -> Result<(Arc<Layout>, Vec<f32>, String), CheckpointError> {
     let found = assemble(store, record).await?;
-    Ok((found.layout, found.values))
+    let sha256 = in_place(|| found.layout.digest(&found.values, &found.ranges));
+    Ok((found.layout, found.values, sha256))
+}
+
+/// Returns each table of a checkpoint as a [`TableFile`], in order; `about` is for their metadata. The checkpoint is
+/// one that was verified. Holds one shard in memory beside the files.
+///
+/// # Errors
+/// The first [`CheckpointError`].
+///
+/// # Panics
+/// Outside of a multi-threaded runtime.
+pub async fn table_files(
+    store: &Location,
+    record: &CheckpointRecord,
+    about: &[(&str, &str)],
+) -> Result<Vec<(String, Bytes)>, CheckpointError> {
+    let checkpoint = Checkpoint::open(store, record).await?;
+    let (tables, blocks) = (checkpoint.layout().tables(), checkpoint.layout().blocks().len());
+    let mut shards: Vec<&ShardRecord> = record.shards.iter().collect();
+    // Their ranges ascend with their slots.
+    shards.sort_by_key(|shard| shard.slot);
+    let damaged = |object: &str, reason: String| CheckpointError::Damaged {
+        object: object.to_owned(),
+        reason,
+    };
+    let mut files = Vec::new();
+    for table in tables {
+        let file = TableFile::new(table.width, about);
+        files.push(file.map_err(|error| damaged(&table.name, error.to_string()))?);
+    }
+    for shard in shards {
+        let is_range = |number: u32| blocks <= number as usize;
+        let file = checkpoint.read(shard, &is_range).await?;
+        for (number, range) in file.ranges() {
+            let table = (*number as usize - blocks) / RANGES as usize;
+            let rows = Rows::of(tables[table].width, range.ids.clone(), range.values.clone());
+            let pushed = in_place(|| files[table].push(&rows));
+            pushed.map_err(|error| damaged(&shard.object, error.to_string()))?;
+        }
+    }
+    let finish = |(table, file): (&TableParam, TableFile)| {
+        let bytes = in_place(|| file.finish());
+        let bytes = bytes.map_err(|error| damaged(&table.name, error.to_string()))?;
+        Ok((table.name.clone(), bytes))
+    };
+    tables.iter().zip(files).map(finish).collect()
 }
 
 async fn assemble(
@@ -84,7 +136,7 @@ async fn assemble(
     }
     match assembly.holders.iter().position(Option::is_none) {
         Some(number) => {
-            Err(CheckpointError::NotHeld { tensor: checkpoint.names().block(number as u32).1 })
+            Err(CheckpointError::NotHeld { tensor: checkpoint.names().name(number as u32) })
         }
         None => Ok(assembly),
     }
@@ -94,7 +146,11 @@ async fn assemble(
 struct Assembly {
     layout: Arc<Layout>,
     values: Vec<f32>,
-    /// The object that holds each block.
+    /// The digest of each range of the tables.
+    ranges: Vec<RangeDigest>,
+    /// Number of rows of each table.
+    rows: Vec<u64>,
+    /// The object that holds each block or range.
     holders: Vec<Option<Arc<str>>>,
     /// Names of the first block's optimizer states.
     states: Option<Vec<String>>,
@@ -105,7 +161,9 @@ impl Assembly {
     fn new(layout: &Arc<Layout>) -> Self {
         Self {
             values: vec![0.0; layout.len()],
-            holders: vec![None; layout.blocks().len()],
+            ranges: vec![RangeDigest::default(); layout.ranges()],
+            rows: vec![0; layout.tables().len()],
+            holders: vec![None; layout.blocks().len() + layout.ranges()],
             states: None,
             counted: Vec::new(),
             layout: Arc::clone(layout),
@@ -122,6 +180,20 @@ impl Assembly {
             check_finite(&name, &read.values)?;
             self.values[block.range()].copy_from_slice(&read.values);
             self.add_states(read, &name)?;
+            self.count(file, *number);
+        }
+        for (number, range) in file.ranges() {
+            let name = names.name(*number);
+            if let Some(other) = self.holders[*number as usize].replace(Arc::clone(&object)) {
+                return Err(format!("it holds `{name}`, which {other} also holds"));
+            }
+            range.check(names.layout()).map_err(|reason| format!("`{name}` {reason}"))?;
+            let index = *number as usize - names.layout().blocks().len();
+            let table = index / RANGES as usize;
+            let width = names.layout().tables()[table].width;
+            let rows = Rows::of(width, range.ids.clone(), range.values.clone());
+            self.ranges[index] = rows.digest();
+            self.rows[table] += rows.len() as u64;
             self.count(file, *number);
         }
         Ok(())

@@ -116,7 +116,7 @@ pub(crate) fn resolve(
             }
         }
     }
-    if features.is_empty() {
+    if features.is_empty() && spec.categories.is_empty() {
         return Err(unknown(columns, "*", file));
     }
     Ok(features)
@@ -128,7 +128,7 @@ pub(crate) struct Typed {
     pub kind: Result<ColumnType, DataError>,
 }
 
-/// Resolves the columns of a job without features and label, in the same order.
+/// Resolves the columns of a job without features and label, or its categories, in the same order.
 pub(crate) fn resolve_typed(
     spec: &DatasetSpec,
     file: &str,
@@ -140,8 +140,8 @@ pub(crate) fn resolve_typed(
     }
     let mut found = Vec::new();
     let mut taken = HashSet::new();
-    for wanted in &spec.columns {
-        for column in matching(columns, wanted, "", file)? {
+    for wanted in spec.columns.iter().chain(&spec.categories) {
+        for column in matching(columns, wanted, &spec.label, file)? {
             if !taken.insert(&column.name) {
                 continue;
             }
@@ -162,6 +162,10 @@ pub(crate) fn resolve_typed(
 fn typed(spec: &DatasetSpec, file: &str, column: &Column) -> Result<ColumnType, DataError> {
     match (spec.types.get(&column.name), &column.content) {
         (Some(kind), Content::Typed(_) | Content::Text(_) | Content::Unknown(_)) => Ok(*kind),
+        // Of a category, the first records of a text file tell no type: `07` may be the name of a city.
+        (None, Content::Text(_)) if !spec.categories.is_empty() => {
+            Ok(ColumnType::one(Element::Text))
+        }
         (None, Content::Typed(kind) | Content::Text(kind)) => Ok(*kind),
         (None, Content::Unknown(_)) => Err(column.untyped(file, SET_TYPE)),
         (_, Content::Other(_)) => Err(column.untyped(file, CONVERT)),
@@ -228,6 +232,7 @@ mod tests {
             features: features.iter().map(|name| (*name).to_owned()).collect(),
             label: label.to_owned(),
             columns: vec![],
+            categories: vec![],
             types: Default::default(),
             feature_scale: 1.0,
             records_per_task: None,

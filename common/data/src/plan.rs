@@ -58,7 +58,7 @@ async fn inspect_all(
         let (files, first) = (manifest.files.len(), manifest.files[0].url.clone());
         return Err(DataError::NoRecords { files, first });
     }
-    if spec.format == DataFormat::Libsvm && spec.columns.is_empty() {
+    if spec.format == DataFormat::Libsvm && spec.columns.is_empty() && spec.categories.is_empty() {
         let first = &manifest.files[0].url;
         let columns = libsvm_columns(first, index_max)?;
         manifest.features = columns::resolve(spec, first, &columns)?;
@@ -97,12 +97,11 @@ struct Choice {
 
 impl Choice {
     fn new(spec: &DatasetSpec, file: &str, columns: &[Column]) -> Result<Self, DataError> {
-        Ok(match spec.columns.is_empty() {
-            true => Self { features: columns::resolve(spec, file, columns)?, columns: Vec::new() },
-            false => {
-                Self { features: Vec::new(), columns: columns::resolve_typed(spec, file, columns)? }
-            }
-        })
+        let features = match spec.columns.is_empty() {
+            true => columns::resolve(spec, file, columns)?,
+            false => Vec::new(),
+        };
+        Ok(Self { features, columns: columns::resolve_typed(spec, file, columns)? })
     }
 
     fn names(&self) -> impl Iterator<Item = &String> {
@@ -123,7 +122,8 @@ async fn inspect(spec: &DatasetSpec, file: &Location) -> Result<Inspected, DataE
     if let Some(format) = RowFormat::of(spec.format) {
         let file = RowFile::open(file, size_bytes, format).await?;
         let columns = file.columns().await?;
-        let columns_are_later = format == RowFormat::Libsvm && spec.columns.is_empty();
+        let columns_are_later =
+            format == RowFormat::Libsvm && spec.columns.is_empty() && spec.categories.is_empty();
         let choice = match columns.is_empty() || columns_are_later {
             true => Choice::default(),
             false => Choice::new(spec, &url, &columns)?,

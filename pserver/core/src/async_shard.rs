@@ -5,6 +5,8 @@ use std::sync::Arc;
 use steadfast_common::applied_records::{AppliedRecords, RangeStatus, RecordRange};
 use steadfast_common::ids::Version;
 use steadfast_common::layout::Layout;
+use steadfast_common::table::Rows;
+use steadfast_pserver_storage::StorageError;
 
 use crate::block_store::{BlockStore, Parameters, ShardSnapshot};
 use crate::contribution::{Contributed, Contribution, Refusal, locate};
@@ -18,8 +20,28 @@ pub struct AsyncShard {
 
 impl AsyncShard {
     /// Restores a shard from a snapshot of blocks of `layout`.
-    pub fn restore(layout: Arc<Layout>, snapshot: ShardSnapshot, rules: Rules) -> Self {
-        Self { blocks: BlockStore::restore(layout, snapshot, rules) }
+    ///
+    /// # Errors
+    /// If there is no space for the rows of tables.
+    pub fn restore(
+        layout: Arc<Layout>,
+        snapshot: ShardSnapshot,
+        rules: Rules,
+    ) -> Result<Self, StorageError> {
+        Ok(Self { blocks: BlockStore::restore(layout, snapshot, rules)? })
+    }
+
+    /// Returns the blocks, for reads of rows.
+    pub fn blocks_mut(&mut self) -> &mut BlockStore {
+        &mut self.blocks
+    }
+
+    /// Returns the current rows of each table.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn rows(&mut self, ids: Vec<Vec<u64>>) -> Result<Vec<Rows>, StorageError> {
+        self.blocks.read_rows(ids, self.blocks.position.pass, &[])
     }
 
     /// Returns the blocks.
@@ -36,7 +58,7 @@ impl AsyncShard {
     /// unless the shard combines blocks of several slots.
     ///
     /// # Errors
-    /// See [`Refusal`]; on error nothing has changed.
+    /// See [`Refusal`]; on error nothing has changed, unless it is [fatal](Refusal::is_fatal).
     pub fn apply(
         &mut self,
         range: &RecordRange,
@@ -59,13 +81,16 @@ impl AsyncShard {
         if !fresh.contains(&true) {
             return Ok(Contributed::Duplicate);
         }
-        let Contribution { records, loss_sum, checksum, blocks } = contribution;
+        contribution.check_tables(self.blocks.tables().held().widths.len())?;
+        let Contribution { records, loss_sum, checksum, blocks, rows } = contribution;
         let (mut sums, wanted) = (locate(blocks, self.blocks.list())?, self.blocks.list().len());
         if sums.len() != wanted {
             return Err(Refusal::WrongBlocks { found: sums.len(), wanted });
         }
         sums.retain(|(index, _)| fresh[self.blocks.applied_of(*index)]);
-        self.blocks.apply(self.blocks.mean(records, None), sums.into_iter());
+        let mean = self.blocks.mean(records, None);
+        self.blocks.apply(mean, sums.into_iter());
+        self.blocks.apply_rows(mean, rows, range.pass, |applied| fresh[applied])?;
         self.blocks.updates += 1;
         let applied = self.blocks.applied.iter_mut().zip(&fresh);
         for (applied, _) in applied.filter(|(_, is_fresh)| **is_fresh) {
@@ -80,8 +105,11 @@ impl AsyncShard {
         Ok(Contributed::Complete)
     }
 
-    /// Takes a snapshot, by reference.
-    pub fn snapshot(&self) -> ShardSnapshot {
+    /// Takes a snapshot.
+    ///
+    /// # Errors
+    /// If the rows of a table cannot be read.
+    pub fn snapshot(&mut self) -> Result<ShardSnapshot, StorageError> {
         self.blocks.snapshot()
     }
 }

@@ -1,23 +1,27 @@
-//! The blocks of one slot: their values, optimizer state and applied records.
+//! The blocks of one slot: their values, optimizer state and applied records; and its tables.
 //!
 //! Blocks are reference-counted: readers and checkpoints hold references. An update changes a block in
-//! place, or a copy of it while there are other references.
+//! place, or a copy of it while there are other references. Rows of tables are read by value.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use steadfast_common::applied_records::AppliedRecords;
 use steadfast_common::compression::Codec;
-use steadfast_common::ids::Lane;
+use steadfast_common::ids::{Lane, Pass, Slot};
 use steadfast_common::layout::{Block, Layout, UpdateRule};
+use steadfast_common::placement::Placement;
 use steadfast_common::position::Position;
 use steadfast_common::spec::OptimizerSpec;
+use steadfast_common::table::Rows;
+use steadfast_pserver_storage::StorageError;
 
 use crate::buffer_pool::BufferPool;
 use crate::contribution::ValidatedBlock;
 use crate::learning_rate::learning_rate;
 use crate::optimizer::Optimizer;
 use crate::rules::Rules;
+use crate::tables::{RangeSnapshot, RowUpdate, Tables};
 use crate::update::{Mean, Update};
 use crate::values::Values;
 
@@ -33,6 +37,8 @@ pub struct ShardSnapshot {
     /// than one entry only after blocks of several slots were combined in asynchronous training.
     pub applied: Vec<AppliedRecords>,
     pub blocks: Vec<SnapshotBlock>,
+    /// The same ranges of each table, ascending.
+    pub ranges: Vec<RangeSnapshot>,
 }
 
 /// One block of a [`ShardSnapshot`].
@@ -47,21 +53,30 @@ pub struct SnapshotBlock {
 }
 
 impl ShardSnapshot {
-    /// Creates the state before the first update from the initial values of the blocks `numbers`.
-    pub fn initial(numbers: &[u32], values: Vec<Vec<f32>>, rules: &Rules) -> Self {
+    /// Creates the state of a slot before the first update, from the initial values of its blocks.
+    pub fn initial(
+        layout: &Layout,
+        placement: &Placement,
+        slot: Slot,
+        values: Vec<Vec<f32>>,
+        rules: &Rules,
+    ) -> Self {
         let optimizer = Optimizer::new(&rules.optimizer);
-        let blocks = numbers.iter().zip(values).map(|(number, values)| SnapshotBlock {
-            number: *number,
-            applied: 0,
-            state: Arc::new(optimizer.initial_state(&values)),
-            values: Arc::new(values),
-        });
+        let ranges = RangeSnapshot::initial(layout, placement.ranges_of(slot));
+        let blocks =
+            placement.blocks_of(slot).iter().zip(values).map(|(number, values)| SnapshotBlock {
+                number: *number,
+                applied: 0,
+                state: Arc::new(optimizer.initial_state(&values)),
+                values: Arc::new(values),
+            });
         Self {
             position: Position::default(),
             updates: 0,
             exhausted: BTreeSet::new(),
             applied: vec![AppliedRecords::default()],
             blocks: blocks.collect(),
+            ranges,
         }
     }
 }
@@ -87,19 +102,28 @@ pub struct BlockStore {
     /// Index of each block's entry in `applied`.
     applied_of: Vec<usize>,
     buffers: BufferPool,
+    tables: Tables,
     pub(crate) applied: Vec<AppliedRecords>,
     pub(crate) position: Position,
     pub(crate) updates: u64,
 }
 
 impl BlockStore {
-    /// Restores the blocks of a snapshot, which are blocks of `layout`.
-    pub(crate) fn restore(layout: Arc<Layout>, snapshot: ShardSnapshot, rules: Rules) -> Self {
-        let ShardSnapshot { position, updates, applied, blocks, .. } = snapshot;
+    /// Restores the blocks of a snapshot, which are blocks of `layout`, and its tables.
+    ///
+    /// # Errors
+    /// If there is no space for the rows of the tables.
+    pub(crate) fn restore(
+        layout: Arc<Layout>,
+        snapshot: ShardSnapshot,
+        rules: Rules,
+    ) -> Result<Self, StorageError> {
+        let ShardSnapshot { position, updates, applied, blocks, ranges, .. } = snapshot;
         let numbers = blocks.iter().map(|block| block.number);
         let located = numbers.map(|number| (number, layout.blocks()[number as usize])).collect();
-        Self {
+        Ok(Self {
             optimizer: Optimizer::new(&rules.optimizer),
+            tables: Tables::restore(&layout, &ranges, &rules)?,
             blocks: Arc::new(located),
             values: blocks.iter().map(|block| Values::new(block.values.clone())).collect(),
             applied_of: blocks.iter().map(|block| block.applied).collect(),
@@ -110,7 +134,51 @@ impl BlockStore {
             applied,
             position,
             updates,
-        }
+        })
+    }
+
+    /// Returns the embedding tables.
+    pub fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
+    /// Returns the rows of one range of a table; `None` if the range is elsewhere.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn rows_of(&mut self, table: usize, range: u32) -> Result<Option<Rows>, StorageError> {
+        self.tables.rows_of(table, range, self.position.pass)
+    }
+
+    /// Returns rows of each table as they are in `pass`, those in `before` as they are there.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub(crate) fn read_rows(
+        &mut self,
+        ids: Vec<Vec<u64>>,
+        pass: Pass,
+        before: &[Rows],
+    ) -> Result<Vec<Rows>, StorageError> {
+        let read = |(table, ids)| self.tables.read(table, ids, pass, before.get(table));
+        ids.into_iter().enumerate().map(read).collect()
+    }
+
+    /// Applies the sums of the gradients of each table's rows as a part of the next update, to ranges with one of
+    /// the entries `applied`; returns the rows that changed, as they were before.
+    ///
+    /// # Errors
+    /// If a store cannot read or write; the update is incomplete then.
+    pub(crate) fn apply_rows(
+        &mut self,
+        mean: Mean,
+        mut sums: Vec<Rows>,
+        pass: Pass,
+        applied: impl Fn(usize) -> bool,
+    ) -> Result<Vec<Rows>, StorageError> {
+        let update = RowUpdate { mean, updates: self.updates, pass };
+        let apply = |(table, sum)| self.tables.apply(table, sum, &update, &applied);
+        sums.iter_mut().enumerate().map(apply).collect()
     }
 
     /// Returns the layout of the whole model.
@@ -133,6 +201,11 @@ impl BlockStore {
         self.rules.codec
     }
 
+    /// Returns the applied records; blocks and ranges with the same ones share an entry.
+    pub fn applied(&self) -> &[AppliedRecords] {
+        &self.applied
+    }
+
     /// Returns the position that the values reflect.
     pub fn position(&self) -> Position {
         self.position
@@ -152,10 +225,15 @@ impl BlockStore {
         (self.blocks[index].0, self.values[index].present().clone())
     }
 
-    /// Returns references to the complete state.
-    pub(crate) fn snapshot(&self) -> ShardSnapshot {
+    /// Returns the complete state, that of blocks by reference.
+    ///
+    /// # Errors
+    /// If the rows of a table cannot be read.
+    pub(crate) fn snapshot(&mut self) -> Result<ShardSnapshot, StorageError> {
+        let ranges = self.tables.snapshot(self.position.pass)?;
         let blocks = self.blocks.iter().zip(&self.applied_of).zip(&self.values).zip(&self.state);
-        ShardSnapshot {
+        Ok(ShardSnapshot {
+            ranges,
             position: self.position,
             updates: self.updates,
             exhausted: BTreeSet::new(),
@@ -168,7 +246,7 @@ impl BlockStore {
                     state: state.clone(),
                 })
                 .collect(),
-        }
+        })
     }
 
     /// Returns the index of a block's entry in `applied`.

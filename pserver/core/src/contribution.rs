@@ -6,6 +6,8 @@ use steadfast_common::error::ErrorKind;
 use steadfast_common::finite::are_finite;
 use steadfast_common::ids::{Lane, TaskId, Version};
 use steadfast_common::layout::Block;
+use steadfast_common::table::Rows;
+use steadfast_pserver_storage::StorageError;
 
 use crate::buffer_pool::PooledBuffer;
 use crate::update::STRIP;
@@ -21,14 +23,18 @@ pub struct Contribution {
     pub checksum: u64,
     /// Values of the shard's blocks; empty if the contribution has no records.
     pub blocks: Vec<ValidatedBlock>,
+    /// Gradients of the rows of each table in the shard's ranges, all of them finite. They count once the
+    /// contribution is complete.
+    pub rows: Vec<Rows>,
 }
 
-/// Record count, loss sum and checksum of a contribution.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// Record count, loss sum, checksum and rows of a contribution.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Total {
     pub records: u64,
     pub loss_sum: f64,
     pub checksum: u64,
+    pub rows: Vec<Rows>,
 }
 
 /// Values of one block, all of them finite.
@@ -169,6 +175,10 @@ pub enum Refusal {
     NoSuchNode { first: Lane, count: usize, lanes: u32 },
     #[error("a {0} job does not accept this kind of contribution")]
     WrongMode(&'static str),
+    #[error("rows of {found} tables were sent, expected {wanted}")]
+    WrongTables { found: usize, wanted: usize },
+    #[error("cannot keep the rows of a table: {0}")]
+    Storage(#[from] StorageError),
 }
 
 impl Refusal {
@@ -177,7 +187,7 @@ impl Refusal {
         match self {
             Self::Ahead { .. } => ErrorKind::Stale,
             // The slot discards its shard, and a new generation begins.
-            Self::ConflictingShare { .. } => ErrorKind::Unavailable,
+            Self::ConflictingShare { .. } | Self::Storage(_) => ErrorKind::Unavailable,
             Self::WrongLength { .. }
             | Self::Malformed { .. }
             | Self::WrongBlocks { .. }
@@ -188,8 +198,14 @@ impl Refusal {
             | Self::EmptyLane { .. }
             | Self::Gap { .. }
             | Self::RecordsMismatch { .. }
-            | Self::WrongMode(_) => ErrorKind::Invalid,
+            | Self::WrongMode(_)
+            | Self::WrongTables { .. } => ErrorKind::Invalid,
         }
+    }
+
+    /// Whether the shard must be discarded: its step can never be completed, or a part of it was applied.
+    pub fn is_fatal(&self) -> bool {
+        self.kind() == ErrorKind::Unavailable
     }
 }
 
@@ -199,14 +215,21 @@ impl Total {
         self.records += other.records;
         self.loss_sum += other.loss_sum;
         self.checksum = self.checksum.wrapping_add(other.checksum);
+        self.rows.iter_mut().zip(&other.rows).for_each(|(sum, rows)| sum.add(rows));
     }
 }
 
 impl Contribution {
-    /// Returns the total; `None` without records.
-    pub(crate) fn total(&self) -> Option<Total> {
-        let Self { records, loss_sum, checksum, .. } = *self;
-        (0 < records).then_some(Total { records, loss_sum, checksum })
+    /// Returns blocks and total; no total without records.
+    pub(crate) fn into_parts(self) -> (Vec<ValidatedBlock>, Option<Total>) {
+        let Self { records, loss_sum, checksum, blocks, rows } = self;
+        (blocks, (0 < records).then_some(Total { records, loss_sum, checksum, rows }))
+    }
+
+    /// Checks that there are rows for each of `wanted` tables.
+    pub(crate) fn check_tables(&self, wanted: usize) -> Result<(), Refusal> {
+        let found = self.rows.len();
+        if found == wanted { Ok(()) } else { Err(Refusal::WrongTables { found, wanted }) }
     }
 }
 

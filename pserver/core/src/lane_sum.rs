@@ -151,8 +151,13 @@ impl LaneSum {
     }
 
     /// Returns the total over all lanes of a complete step; `None` without records.
-    pub fn total(&self) -> Option<Total> {
-        *self.totals.whole()?
+    pub fn total(&self) -> Option<&Total> {
+        self.totals.whole()?.as_ref()
+    }
+
+    /// Takes the total over all lanes of a complete step.
+    pub fn take_total(&mut self) -> Option<Total> {
+        self.totals.take_whole()
     }
 
     /// Begins the next step; returns whether the pass has ended.

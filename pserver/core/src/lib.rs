@@ -11,5 +11,6 @@ pub mod optimizer;
 pub mod rules;
 pub mod shard;
 pub mod sync_shard;
+pub mod tables;
 mod update;
 mod values;

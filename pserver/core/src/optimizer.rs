@@ -49,24 +49,40 @@ trait Rule: fmt::Debug + Send + Sync {
     fn apply(&self, params: &mut [f32], gradient: &[f32], state: State<'_>, rate: f32, update: u64);
 }
 
-/// The state vectors of a rule, for a range of a block's values.
+/// The most state vectors of a rule.
+const STATES_MAX: usize = 3;
+
+/// The state vectors of a rule, for some values.
 #[derive(Debug)]
 pub struct State<'a> {
-    vectors: &'a mut [Vec<f32>],
-    range: Range<usize>,
+    /// As many as the rule has names, then empty ones.
+    vectors: [&'a mut [f32]; STATES_MAX],
+    /// Length of each vector.
+    len: usize,
 }
 
 impl<'a> State<'a> {
     /// Selects the part of the block's `vectors` that belongs to the values in `range`.
     pub fn new(vectors: &'a mut [Vec<f32>], range: Range<usize>) -> Self {
-        Self { vectors, range }
+        let len = range.len();
+        Self::of(vectors.iter_mut().map(|vector| &mut vector[range.clone()]), len)
+    }
+
+    /// Divides the state of a row of a table into its vectors, each of which has `width` values.
+    pub fn of_row(state: &'a mut [f32], width: usize) -> Self {
+        Self::of(state.chunks_exact_mut(width), width)
+    }
+
+    fn of(all: impl Iterator<Item = &'a mut [f32]>, len: usize) -> Self {
+        let mut vectors: [&mut [f32]; STATES_MAX] = Default::default();
+        vectors.iter_mut().zip(all).for_each(|(vector, given)| *vector = given);
+        Self { vectors, len }
     }
 
     /// Returns the vectors in the order of the rule's state names.
     fn by_name<const N: usize>(self) -> [&'a mut [f32]; N] {
-        let vectors: &mut [Vec<f32>; N] =
-            self.vectors.try_into().expect("a state has one vector for each name");
-        vectors.each_mut().map(|vector| &mut vector[self.range.clone()])
+        let mut all = self.vectors.into_iter();
+        std::array::from_fn(|_| all.next().expect("a rule has at most three vectors"))
     }
 }
 
@@ -112,6 +128,14 @@ impl Optimizer {
         state
     }
 
+    /// Sets the state of a row of `width` values, one vector after the other, to that before the first update.
+    pub fn begin_row(&self, width: usize, state: &mut [f32]) {
+        state.fill(0.0);
+        if let Some(first) = state.get_mut(..width) {
+            first.fill(self.rule.start());
+        }
+    }
+
     /// Applies one update to a block or a part of it. `gradient` holds the mean gradient, already clipped;
     /// weight decay overwrites it. `update` counts the updates of this block from 1.
     ///
@@ -127,7 +151,7 @@ impl Optimizer {
     ) {
         // The loops stop at the shortest vector, so a short one would go unnoticed.
         assert_eq!(gradient.len(), params.len(), "a gradient is as long as its block");
-        assert_eq!(state.range.len(), params.len(), "a state is as long as its block");
+        assert_eq!(state.len, params.len(), "a state is as long as its block");
         self.decay.apply(params, gradient, rate);
         self.rule.apply(params, gradient, state, rate, update);
     }

@@ -1,7 +1,13 @@
 //! The settings of a job that determine its updates.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use steadfast_common::compression::Codec;
-use steadfast_common::spec::{JobSpec, LearningRateSpec, Mode, OptimizerSpec};
+use steadfast_common::spec::{JobSpec, LearningRateSpec, Mode, OptimizerSpec, TableSpec};
+use steadfast_pserver_storage::{MemoryStores, RowStores};
+
+use crate::optimizer::Optimizer;
 
 /// The settings of a job that determine its updates.
 #[derive(Clone, Debug)]
@@ -12,10 +18,16 @@ pub struct Rules {
     pub learning_rate: LearningRateSpec,
     /// Encoding of gradients, and the arithmetic that adds them.
     pub codec: Codec,
+    /// Seed of the initial values of rows.
+    pub seed: u64,
+    /// Settings of embedding tables, by name.
+    pub tables: BTreeMap<String, TableSpec>,
+    /// Where rows are kept.
+    pub stores: Arc<dyn RowStores>,
 }
 
 impl Rules {
-    /// Returns the rules of a job.
+    /// Returns the rules of a job; rows are kept in memory.
     pub fn new(spec: &JobSpec) -> Self {
         Self {
             mode: spec.mode,
@@ -23,6 +35,15 @@ impl Rules {
             optimizer: spec.optimizer.clone(),
             learning_rate: spec.learning_rate.clone(),
             codec: spec.gradients.codec(),
+            seed: spec.seed,
+            tables: spec.tables.clone(),
+            stores: Arc::new(MemoryStores),
         }
+    }
+
+    /// Returns the update rule of a table.
+    pub fn optimizer_of(&self, table: &str) -> Optimizer {
+        let own = self.tables.get(table).and_then(|table| table.optimizer.as_ref());
+        Optimizer::new(own.unwrap_or(&self.optimizer))
     }
 }

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use steadfast_common::ids::Version;
 use steadfast_common::layout::Layout;
 use steadfast_common::spec::Mode;
+use steadfast_common::table::Rows;
+use steadfast_pserver_storage::StorageError;
 
 use crate::async_shard::AsyncShard;
 use crate::block_store::{BlockStore, Parameters, ShardSnapshot};
@@ -20,11 +22,18 @@ pub enum Shard {
 
 impl Shard {
     /// Restores a shard from a snapshot of blocks of `layout`.
-    pub fn restore(layout: Arc<Layout>, snapshot: ShardSnapshot, rules: Rules) -> Self {
-        match rules.mode {
-            Mode::Sync => Self::Sync(SyncShard::restore(layout, snapshot, rules).into()),
-            Mode::Async => Self::Async(AsyncShard::restore(layout, snapshot, rules).into()),
-        }
+    ///
+    /// # Errors
+    /// If there is no space for the rows of tables.
+    pub fn restore(
+        layout: Arc<Layout>,
+        snapshot: ShardSnapshot,
+        rules: Rules,
+    ) -> Result<Self, StorageError> {
+        Ok(match rules.mode {
+            Mode::Sync => Self::Sync(SyncShard::restore(layout, snapshot, rules)?.into()),
+            Mode::Async => Self::Async(AsyncShard::restore(layout, snapshot, rules)?.into()),
+        })
     }
 
     /// Returns the blocks.
@@ -32,6 +41,32 @@ impl Shard {
         match self {
             Self::Sync(shard) => shard.blocks(),
             Self::Async(shard) => shard.blocks(),
+        }
+    }
+
+    /// Returns the blocks, for reads of rows.
+    pub fn blocks_mut(&mut self) -> &mut BlockStore {
+        match self {
+            Self::Sync(shard) => shard.blocks_mut(),
+            Self::Async(shard) => shard.blocks_mut(),
+        }
+    }
+
+    /// Returns rows of each table at `version`, if the shard has it.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn rows_at(
+        &mut self,
+        version: Version,
+        ids: Vec<Vec<u64>>,
+    ) -> Result<Option<Vec<Rows>>, StorageError> {
+        match self {
+            Self::Sync(shard) => shard.rows_at(version, ids),
+            Self::Async(shard) => {
+                let is_current = shard.blocks().position().version == version;
+                is_current.then(|| shard.rows(ids)).transpose()
+            }
         }
     }
 
@@ -54,8 +89,11 @@ impl Shard {
         }
     }
 
-    /// Takes a snapshot, by reference; see [`SyncShard::snapshot`].
-    pub fn snapshot(&self) -> ShardSnapshot {
+    /// Takes a snapshot; see [`SyncShard::snapshot`].
+    ///
+    /// # Errors
+    /// If the rows of a table cannot be read.
+    pub fn snapshot(&mut self) -> Result<ShardSnapshot, StorageError> {
         match self {
             Self::Sync(shard) => shard.snapshot(),
             Self::Async(shard) => shard.snapshot(),

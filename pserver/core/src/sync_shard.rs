@@ -8,6 +8,8 @@ use std::sync::Arc;
 use steadfast_common::ids::{Lane, Pass, Version};
 use steadfast_common::lane_tree::Node;
 use steadfast_common::layout::{Block, Layout, UpdateRule};
+use steadfast_common::table::{RANGES, Rows};
+use steadfast_pserver_storage::StorageError;
 
 use crate::block_store::{BlockStore, Parameters, ShardSnapshot};
 use crate::contribution::{
@@ -15,6 +17,7 @@ use crate::contribution::{
 };
 use crate::lane_sum::{LaneSum, PassState};
 use crate::rules::Rules;
+use crate::tables::squares_by_range;
 use crate::update::squares;
 
 /// The number and values of a block that was updated before its step completed.
@@ -31,20 +34,30 @@ pub struct SyncShard {
     /// The values of the previous version, or of the current one while a step is partly applied: another
     /// slot may still be at that version, and a trainer that joins now needs all slots at one version.
     previous: Option<Parameters>,
+    /// The rows of each table that the last step changed, as they were at the previous version.
+    previous_rows: Vec<Rows>,
 }
 
 impl SyncShard {
     /// Restores a shard from a snapshot of blocks of `layout`.
-    pub fn restore(layout: Arc<Layout>, mut snapshot: ShardSnapshot, rules: Rules) -> Self {
+    ///
+    /// # Errors
+    /// If there is no space for the rows of tables.
+    pub fn restore(
+        layout: Arc<Layout>,
+        mut snapshot: ShardSnapshot,
+        rules: Rules,
+    ) -> Result<Self, StorageError> {
         let (lanes, blocks) = (rules.lanes, snapshot.blocks.len());
         let exhausted = std::mem::take(&mut snapshot.exhausted);
-        Self {
+        Ok(Self {
             lane_sum: LaneSum::new(lanes, exhausted, rules.codec, blocks),
-            blocks: BlockStore::restore(layout, snapshot, rules),
+            blocks: BlockStore::restore(layout, snapshot, rules)?,
             lanes,
             early: Vec::new(),
             previous: None,
-        }
+            previous_rows: Vec::new(),
+        })
     }
 
     /// Returns the blocks. Their values are a mix of two versions while a step is partly applied.
@@ -68,6 +81,32 @@ impl SyncShard {
         self.previous.as_ref().filter(|it| it.position.version == version).cloned()
     }
 
+    /// Returns the blocks, for reads of rows.
+    pub fn blocks_mut(&mut self) -> &mut BlockStore {
+        &mut self.blocks
+    }
+
+    /// Returns rows of each table at `version`, if it is the current or the previous one. Rows change only when
+    /// a step is complete.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn rows_at(
+        &mut self,
+        version: Version,
+        ids: Vec<Vec<u64>>,
+    ) -> Result<Option<Vec<Rows>>, StorageError> {
+        let position = self.blocks.position;
+        if version == position.version {
+            return self.blocks.read_rows(ids, position.pass, &[]).map(Some);
+        }
+        let Some(previous) = self.previous.as_ref().filter(|it| it.position.version == version)
+        else {
+            return Ok(None);
+        };
+        self.blocks.read_rows(ids, previous.position.pass, &self.previous_rows).map(Some)
+    }
+
     /// Returns the lanes that the current step waits for.
     pub fn missing(&self) -> Vec<Lane> {
         self.lane_sum.missing()
@@ -75,8 +114,12 @@ impl SyncShard {
 
     /// Takes a snapshot, by reference. Between [`Contributed::Complete`] and [`SyncShard::finish_step`] the
     /// state is inconsistent; call it only after `finish_step`.
-    pub fn snapshot(&self) -> ShardSnapshot {
-        ShardSnapshot { exhausted: self.lane_sum.exhausted().clone(), ..self.blocks.snapshot() }
+    ///
+    /// # Errors
+    /// If the rows of a table cannot be read.
+    pub fn snapshot(&mut self) -> Result<ShardSnapshot, StorageError> {
+        let exhausted = self.lane_sum.exhausted().clone();
+        Ok(ShardSnapshot { exhausted, ..self.blocks.snapshot()? })
     }
 
     /// Adds some blocks of a contribution of the lanes starting at `first` to the step that begins at
@@ -115,8 +158,12 @@ impl SyncShard {
         let Some(node) = self.open(version, first, shares)? else {
             return Ok(Contributed::Duplicate);
         };
-        let total = contribution.total();
-        let located = locate(contribution.blocks, self.blocks.list())?;
+        check_records(shares, contribution.records, contribution.checksum)?;
+        if 0 < contribution.records {
+            contribution.check_tables(self.blocks.tables().held().widths.len())?;
+        }
+        let (blocks, total) = contribution.into_parts();
+        let located = locate(blocks, self.blocks.list())?;
         let (found, wanted) = (located.len(), self.blocks.list().len());
         check_count(shares, found, wanted)?;
         let is_received =
@@ -125,7 +172,6 @@ impl SyncShard {
         if total.is_some() && !missing.all(|index| is_received(&index)) {
             return Err(Refusal::WrongBlocks { found, wanted });
         }
-        check_records(shares, contribution.records, contribution.checksum)?;
         self.lane_sum.add(node, shares, located);
         self.lane_sum.complete(node, shares, total);
         Ok(if self.lane_sum.is_complete() { Contributed::Complete } else { Contributed::Waiting })
@@ -172,20 +218,28 @@ impl SyncShard {
         self.lane_sum.is_complete()
     }
 
-    /// Returns, for each block, the squared norm of the complete step's *mean* gradient (after clipping by
-    /// value), summed in order in `f64`.
-    pub fn squares(&self) -> Vec<f64> {
+    /// Returns, for each block and each range of a table, the squared norm of the complete step's *mean* gradient
+    /// (after clipping by value), summed in order in `f64`. Ranges are numbered after all blocks of the layout.
+    pub fn squares(&self) -> Vec<(u32, f64)> {
         let mean = self.blocks.mean(self.lane_sum.records(), None);
         let layout = self.blocks.layout();
-        let of_block = |(index, (_, block)): (usize, &(u32, Block))| match layout.update_rule(block)
-        {
-            UpdateRule::Optimizer => {
-                self.lane_sum.sum(index).map_or(0.0, |sum| squares(mean, sum.values()))
-            }
-            // Not a gradient.
-            UpdateRule::AddMean => 0.0,
+        let of_block = |(index, (number, block)): (usize, &(u32, Block))| {
+            let square = match layout.update_rule(block) {
+                UpdateRule::Optimizer => {
+                    self.lane_sum.sum(index).map_or(0.0, |sum| squares(mean, sum.values()))
+                }
+                // Not a gradient.
+                UpdateRule::AddMean => 0.0,
+            };
+            (*number, square)
         };
-        self.blocks.list().iter().enumerate().map(of_block).collect()
+        let of_blocks = self.blocks.list().iter().enumerate().map(of_block);
+        let sums = self.lane_sum.total().map_or(&[][..], |total| &total.rows);
+        let of_tables = (0..).zip(sums).flat_map(|(table, sum): (u32, &Rows)| {
+            let first = layout.blocks().len() as u32 + table * RANGES;
+            squares_by_range(mean, sum).into_iter().map(move |(range, it)| (first + range, it))
+        });
+        of_blocks.chain(of_tables).collect()
     }
 
     /// Whether some blocks were updated by a step that is not complete.
@@ -226,17 +280,23 @@ impl SyncShard {
 
     /// Applies the complete step and publishes the next version. `norm` is the global norm of the mean
     /// gradient over all slots; required if the job clips by it.
-    pub fn finish_step(&mut self, norm: Option<f64>) {
+    ///
+    /// # Errors
+    /// If the rows of a table cannot be read or written; the step can never be completed then.
+    pub fn finish_step(&mut self, norm: Option<f64>) -> Result<(), StorageError> {
         debug_assert!(self.lane_sum.is_complete());
         self.apply_ready(norm);
         self.early.clear();
-        let BlockStore { position, applied, updates, .. } = &mut self.blocks;
+        self.previous_rows.clear();
         let (mut records, mut checksum) = (0, 0);
-        if let Some(total) = self.lane_sum.total() {
+        if let Some(total) = self.lane_sum.take_total() {
             (records, checksum) = (total.records, total.checksum);
-            *updates += 1;
-            position.loss = Some(total.loss_sum / records as f64);
+            let (mean, pass) = (self.blocks.mean(records, norm), self.blocks.position.pass);
+            self.previous_rows = self.blocks.apply_rows(mean, total.rows, pass, |_| true)?;
+            self.blocks.updates += 1;
+            self.blocks.position.loss = Some(total.loss_sum / records as f64);
         }
+        let BlockStore { position, applied, .. } = &mut self.blocks;
         applied.iter_mut().for_each(|applied| applied.count(position.pass, records, checksum));
         position.examples += records;
         position.version = Version(position.version.0 + 1);
@@ -244,6 +304,7 @@ impl SyncShard {
             position.pass = Pass(position.pass.0 + 1);
             position.pass_start = position.version;
         }
+        Ok(())
     }
 }
 

@@ -1,5 +1,7 @@
 //! Steps applied block by block, as seen by pushes, pulls and snapshots.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use steadfast_common::applied_records::RecordRange;
 use steadfast_common::ids::{Lane, Pass, TaskId};
@@ -8,6 +10,7 @@ use steadfast_common::spec::{LearningRateSpec, Mode, OptimizerKind, OptimizerSpe
 use steadfast_pserver_core::block_store::SnapshotBlock;
 use steadfast_pserver_core::contribution::{LaneEnd, LaneShare, ValidatedBlock};
 use steadfast_pserver_core::sync_shard::EarlyBlock;
+use steadfast_pserver_storage::MemoryStores;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::*;
@@ -24,7 +27,8 @@ async fn slot() -> EventLoopHandle {
     let optimizer = OptimizerSpec { kind: OptimizerKind::Sgd, ..OptimizerSpec::default() };
     let learning_rate = LearningRateSpec { base: 1.0, ..LearningRateSpec::default() };
     let (mode, lanes, codec) = (Mode::Sync, 1, Codec::Plain);
-    let rules = Rules { mode, lanes, optimizer, learning_rate, codec };
+    let (seed, tables, stores) = (0, BTreeMap::new(), Arc::new(MemoryStores));
+    let rules = Rules { mode, lanes, optimizer, learning_rate, codec, seed, tables, stores };
     let event_loop = EventLoopHandle::start(Slot(0), Incarnation(3), rules);
     let record = GenerationRecord {
         generation: GENERATION,
@@ -64,7 +68,8 @@ async fn part(event_loop: &EventLoopHandle, share: LaneShare, number: u32) {
 
 async fn rest(event_loop: &EventLoopHandle, number: u32) -> Result<Pushed, EventError> {
     let (name, blocks) = (PushName::Lanes(lanes(share(1))), vec![block(event_loop, number)]);
-    let contribution = Contribution { records: 1, loss_sum: 0.5, checksum: 5, blocks };
+    let contribution =
+        Contribution { records: 1, loss_sum: 0.5, checksum: 5, blocks, rows: Vec::new() };
     event_loop.call(|reply| Event::Push { generation: GENERATION, name, contribution, reply }).await
 }
 
@@ -178,7 +183,8 @@ async fn a_push_of_the_other_mode_is_refused() {
     let event_loop = slot().await;
     let range = RecordRange { pass: Pass(0), task: TaskId(7), from: 0, to: 1, last: false };
     let (name, blocks) = (PushName::Range(range), [0, 1].map(|it| block(&event_loop, it)).to_vec());
-    let contribution = Contribution { records: 1, loss_sum: 0.5, checksum: 5, blocks };
+    let contribution =
+        Contribution { records: 1, loss_sum: 0.5, checksum: 5, blocks, rows: Vec::new() };
     let push = |reply| Event::Push { generation: GENERATION, name, contribution, reply };
     let refused = event_loop.call(push).await.map(|it| it.version);
     assert_eq!(refused, Err(EventError::Refused(Refusal::WrongMode("synchronous"))));

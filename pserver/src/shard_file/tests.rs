@@ -8,6 +8,7 @@ use steadfast_common::layout::{BLOCK_LEN_MAX, ParamSpec};
 use steadfast_common::position::Position;
 use steadfast_common::records::{FORMAT, QueueSnapshot};
 use steadfast_common::spec::{OptimizerKind, OptimizerSpec};
+use steadfast_common::table::{Initial, range_of};
 use tempfile::TempDir;
 
 use super::*;
@@ -38,6 +39,7 @@ impl Scene {
             ParamSpec::new("layers.1.weight", &[4, 16]),
             ParamSpec::new("layers.1.bias", &[4]),
             ParamSpec::new("scale", &[]),
+            ParamSpec::table("rows", 3, Initial::Uniform(0.1)),
         ];
         let directory = tempfile::tempdir().unwrap();
         let store = steadfast_store::open(directory.path().to_str().unwrap()).unwrap();
@@ -57,7 +59,7 @@ impl Scene {
         Placement::of(&self.layout, &placement(slots)).blocks_of(Slot(slot)).to_vec()
     }
 
-    /// A possible state of a slot after some training; blocks of odd numbers reflect more records.
+    /// A possible state of a slot after some training; blocks and ranges of odd numbers reflect more records.
     fn snapshot(&self, slot: u32, slots: u32) -> ShardSnapshot {
         let numbers = self.blocks_of(slot, slots);
         let made = |number: u32, salt: u32| -> Vec<f32> {
@@ -72,6 +74,23 @@ impl Scene {
                 (2..).zip(self.shards.states).map(|(salt, _)| made(number, salt)).collect(),
             ),
         });
+        let width = 3 * (1 + self.shards.states.len());
+        let rows = |range: u32, ids: Vec<u64>, width: usize| {
+            let counts = ids.iter().map(|id| RowCounts { updates: *id as u32, pass: 1 }).collect();
+            let values = (0..ids.len() * width).map(|it| (it as u32 + range) as f32 * 0.5);
+            Arc::new(StoredRows { counts, values: values.collect(), ids })
+        };
+        let of_range = |range: u32, ids: std::ops::Range<u64>| -> Vec<u64> {
+            ids.filter(|id| range_of(*id) == range).collect()
+        };
+        let ranges = Placement::of(&self.layout, &placement(slots)).ranges_of(Slot(slot));
+        let ranges = ranges.map(|range| RangeSnapshot {
+            table: 0,
+            range,
+            applied: range as usize % 2,
+            rows: rows(range, of_range(range, 0..300), width),
+            candidates: rows(range, of_range(range, 1_000..1_100), 0),
+        });
         let position = Position {
             version: Version(7),
             pass: Pass(1),
@@ -85,6 +104,7 @@ impl Scene {
             exhausted: BTreeSet::from([Lane(3)]),
             applied: [300, 310].map(counted).to_vec(),
             blocks: blocks.collect(),
+            ranges: ranges.collect(),
         }
     }
 

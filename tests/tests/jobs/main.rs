@@ -16,6 +16,7 @@ mod protocol;
 mod python;
 mod recovery;
 mod security;
+mod tables;
 mod tensorboard;
 mod traces;
 mod wire;

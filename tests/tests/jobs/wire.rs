@@ -78,6 +78,7 @@ fn a_plain_grpc_client_pulls_and_pushes() {
             shares: vec![LaneShare { records: 1, last: false, checksum: 1 }],
         };
         let header = PushHeader {
+            rows: 0,
             target: Some(target),
             records: 1,
             loss_sum: 0.5,
@@ -123,6 +124,7 @@ async fn begin_other_records(address: &str, target: Target, version: u64) {
     let (_, blocks) = pull(&mut client, target).await;
     let shares = vec![LaneShare { records: 1, last: false, checksum: 12_345 }];
     let header = PushHeader {
+        rows: 0,
         target: Some(target),
         records: 1,
         loss_sum: 0.5,

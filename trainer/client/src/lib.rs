@@ -76,7 +76,8 @@
 //!                 let range = RecordRange { pass, task, from: 0, to: records, last: true };
 //!                 let checksum = checksum(pass, task, 0..records);
 //!                 let (records, values) = (records.into(), Arc::new(values));
-//!                 let gradient = Gradient { records, loss_sum, checksum, values };
+//!                 // The model has no tables.
+//!                 let gradient = Gradient { records, loss_sum, checksum, values, rows: vec![] };
 //!                 pservers.push(ContributionName::Range { range, version }, gradient).await?;
 //!                 tasks.report(TaskOutcome::Finished { records, loss_sum, version }, spent).await?
 //!             }
@@ -114,6 +115,7 @@ mod membership;
 mod node;
 mod pservers;
 mod pulls;
+mod rows;
 mod saver;
 mod session;
 
@@ -126,5 +128,6 @@ pub use master::Master;
 pub use membership::{Exited, JoinedRound, Membership, RoundOver, until_over};
 pub use node::{Change, Entered, Joined, NodeError, NodeIdentity, NodeSession, Terms};
 pub use pservers::{ContributionName, Gradient, LaneShare, Pservers, Pulled};
+pub use rows::PulledRows;
 pub use saver::{SavedModel, SaverElection};
 pub use session::{Identity, RegisterError, Registration, Session};

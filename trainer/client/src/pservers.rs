@@ -1,6 +1,7 @@
 //! Pushes gradients to, and pulls parameters from, all pservers of a generation at once.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,16 +12,17 @@ use steadfast_common::byte_segments::shared_bytes;
 use steadfast_common::compression::Codec;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Lane, Slot, Version};
-use steadfast_common::layout::Layout;
+use steadfast_common::layout::{Layout, TableParam};
 use steadfast_common::placement::Placement;
 use steadfast_common::position::Position;
 use steadfast_common::records::PserverRecord;
 use steadfast_common::role::Role;
+use steadfast_common::table::{RANGES, Rows};
 use steadfast_coord::{CoordError, Deadline, backoff};
 use steadfast_host::task::in_place;
 use steadfast_host::time::{sleep, timeout};
 use steadfast_net::{Channel, TlsIdentity};
-use steadfast_proto::tensor::in_chunks;
+use steadfast_proto::tensor::{in_chunks, row_blocks};
 use steadfast_proto::v1::pserver_client::PserverClient;
 use steadfast_proto::v1::push_header;
 use steadfast_proto::v1::{
@@ -35,6 +37,7 @@ use crate::cluster::PserverSet;
 use crate::pulls::{
     BlockBuffers, PulledShard, VersionMatch, common_version, oldest_position, pull_one,
 };
+use crate::rows::{PulledRows, pull_rows, read_range};
 use crate::{ClientError, Cluster};
 
 /// Timeout of a call, in addition to the time that the request asks the pserver to wait.
@@ -61,6 +64,8 @@ pub(crate) struct SlotClient {
     pub channel: Channel,
     /// Numbers of the blocks that the slot holds.
     blocks: Vec<u32>,
+    /// The ranges of each table that the slot holds.
+    pub ranges: Range<u32>,
 }
 
 /// The name of a contribution.
@@ -88,14 +93,17 @@ pub struct LaneShare {
     pub checksum: u64,
 }
 
-/// The sum of the gradients of some records, flat; empty without records.
+/// The sum of the gradients of some records; empty without records.
 #[derive(Clone, Debug, Default)]
 pub struct Gradient {
     pub records: u64,
     pub loss_sum: f64,
     /// Sum of the records' checksums.
     pub checksum: u64,
+    /// Of all blocks, flat.
     pub values: Arc<Vec<f32>>,
+    /// Of each table.
+    pub rows: Vec<Rows>,
 }
 
 /// The outcome of a pull.
@@ -128,8 +136,9 @@ impl Pservers {
                 slot,
                 incarnation: incarnation.0,
             };
+            let channel = connect(holder, cluster.tls())?;
             let blocks = placement.blocks_of(Slot(slot)).to_vec();
-            Ok(SlotClient { target, channel: connect(holder, cluster.tls())?, blocks })
+            Ok(SlotClient { target, channel, blocks, ranges: placement.ranges_of(Slot(slot)) })
         });
         let slots: Result<Vec<SlotClient>, ClientError> = slots.collect();
         let generation = pserver_set.record.generation;
@@ -181,6 +190,7 @@ impl Pservers {
         for block in self.layout.blocks() {
             self.codec.add(&mut sums[block.range()], &other.values[block.range()]);
         }
+        sum.rows.iter_mut().zip(&other.rows).for_each(|(sum, rows)| sum.add(rows));
     }
 
     /// Whether gradients must be rounded before they are added.
@@ -205,8 +215,11 @@ impl Pservers {
         name: ContributionName,
         gradient: Gradient,
     ) -> Result<u64, ClientError> {
+        let mut rows = self.rows_of_slots(&gradient.rows).into_iter();
         let sent = self.slots.iter().map(|slot| {
+            let rows = rows.next().unwrap_or_default();
             let mut header = Some(PushHeader {
+                rows: rows.iter().map(|rows| rows.len() as u64).sum(),
                 target: Some(slot.target),
                 records: gradient.records,
                 loss_sum: gradient.loss_sum,
@@ -221,6 +234,12 @@ impl Pservers {
             let mut segments = Vec::new();
             for blocks in chunks {
                 encode(header.take().as_ref(), &blocks, &mut segments);
+            }
+            let numbered = (0..).zip(&rows);
+            let rows = numbered
+                .flat_map(|(table, rows)| row_blocks(self.layout.number_of_table(table), rows));
+            for blocks in in_chunks(rows) {
+                encode(None::<&PushHeader>, &blocks, &mut segments);
             }
             self.push_one(slot, segments)
         });
@@ -238,6 +257,75 @@ impl Pservers {
             };
             if retries.attempt(with_timeout(push)).await?.is_some() {
                 return Ok(bytes);
+            }
+        }
+    }
+
+    /// Divides rows of each table among the slots.
+    fn rows_of_slots(&self, rows: &[Rows]) -> Vec<Vec<Rows>> {
+        let slots = self.slots.len();
+        let slot_of = |range| {
+            let place = self.slots.iter().position(|slot| slot.ranges.contains(&range));
+            place.expect("every range has a slot")
+        };
+        let slot_of: Vec<usize> = (0..RANGES).map(slot_of).collect();
+        let mut of_slots = vec![Vec::with_capacity(rows.len()); slots];
+        for rows in rows {
+            let divided = rows.divided(slots, |range| slot_of[range as usize]);
+            of_slots.iter_mut().zip(divided).for_each(|(of_slot, part)| of_slot.push(part));
+        }
+        of_slots
+    }
+
+    /// Returns rows of each table: in synchronous mode those of exactly `version`, which some slot has reached;
+    /// `None` if a slot is past it, so that the step from this version is complete. In asynchronous mode,
+    /// without a version, the current ones.
+    ///
+    /// # Errors
+    /// A rejection, another generation, or the end of the job.
+    pub async fn pull_rows(
+        &self,
+        version: Option<Version>,
+        ids: Vec<Vec<u64>>,
+    ) -> Result<Option<PulledRows>, ClientError> {
+        // Rows without values stand for ids.
+        let wanted: Vec<Rows> = ids.into_iter().map(|ids| Rows::of(0, ids, Vec::new())).collect();
+        let parts = self.slots.iter().zip(self.rows_of_slots(&wanted));
+        let parts = parts.filter(|(_, ids)| ids.iter().any(|ids| !ids.is_empty()));
+        let pulls = parts.map(|(slot, ids)| async move {
+            let mut retries = self.retries();
+            loop {
+                let pull = pull_rows(slot, &self.layout, version, &ids);
+                if let Some(answer) = retries.attempt(pull).await? {
+                    return Ok::<_, ClientError>(answer);
+                }
+            }
+        });
+        let answers = try_join_all(pulls).await?;
+        let bytes = answers.iter().map(|answer| answer.bytes).sum();
+        let Some(parts) = answers.into_iter().map(|it| it.rows).collect::<Option<Vec<_>>>() else {
+            return Ok(None);
+        };
+        let of_table = |(table, param): (usize, &TableParam)| {
+            Rows::joined(param.width, parts.iter().map(|rows| &rows[table]))
+        };
+        let rows = self.layout.tables().iter().enumerate().map(of_table).collect();
+        Ok(Some(PulledRows { rows, bytes }))
+    }
+
+    /// Returns all rows of one range of a table, by ascending id.
+    ///
+    /// # Errors
+    /// A rejection, another generation, or the end of the job.
+    pub async fn read_range(&self, table: usize, range: u32) -> Result<Rows, ClientError> {
+        let slot = self.slots.iter().find(|slot| slot.ranges.contains(&range));
+        let slot = slot.expect("every range has a slot");
+        let width = self.layout.tables()[table].width;
+        let mut retries = self.retries();
+        loop {
+            let read = read_range(slot, table, range, width);
+            if let Some(rows) = retries.attempt(read).await? {
+                return Ok(rows);
             }
         }
     }

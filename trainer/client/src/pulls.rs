@@ -18,7 +18,7 @@ const PULL: &str = "/steadfast.v1.Pserver/Pull";
 const QUIET_MAX: Duration = Duration::from_millis(5);
 
 /// How long one pull waits at a pserver before it is repeated.
-const PULL_WAIT: Duration = Duration::from_secs(10);
+pub(crate) const PULL_WAIT: Duration = Duration::from_secs(10);
 
 /// Where to write blocks, by block number.
 pub(crate) type BlockBuffers<'a> = BTreeMap<u32, &'a mut [f32]>;

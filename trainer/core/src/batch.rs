@@ -4,6 +4,7 @@ use ndarray::ArrayView2;
 use steadfast_common::columns::Column;
 use steadfast_common::dataset::Records;
 use steadfast_common::ids::{Lane, Pass};
+use steadfast_common::random::{Purpose, Random};
 
 use crate::error::ModelError;
 use crate::parameters::all_finite;
@@ -72,9 +73,37 @@ pub struct MicroBatch {
     pub lane: Lane,
 }
 
+impl MicroBatch {
+    /// Opens stream `index` (for example, one per layer) of random numbers.
+    pub fn random(&self, index: u64) -> Random {
+        let pass_and_lane = u64::from(self.pass.0) << 32 | u64::from(self.lane.0);
+        Random::keyed(self.seed, Purpose::Gradient, pass_and_lane, self.step, index)
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+
+    #[test]
+    fn each_part_of_a_name_opens_another_stream() {
+        let key = MicroBatch { seed: 1, pass: Pass(2), step: 3, lane: Lane(4) };
+        let mut streams = [
+            key.random(0),
+            key.random(1),
+            MicroBatch { seed: 9, ..key }.random(0),
+            MicroBatch { pass: Pass(9), ..key }.random(0),
+            MicroBatch { step: 9, ..key }.random(0),
+            MicroBatch { lane: Lane(9), ..key }.random(0),
+            Random::of_parameter(1, 2),
+            Random::of_parameter(1, 3),
+        ];
+        let first: BTreeSet<[u32; 4]> =
+            streams.iter_mut().map(|it| [(); 4].map(|()| it.uniform().to_bits())).collect();
+        assert_eq!(first.len(), streams.len());
+    }
 
     fn records(features: &[f32]) -> Records {
         let labels = vec![0.0; features.len() / 2];

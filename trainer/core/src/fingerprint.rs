@@ -16,7 +16,7 @@ use crate::batch::{Batch, MicroBatch};
 use crate::model::Model;
 use crate::network::Network;
 use crate::parameters::Parameters;
-use crate::random::{Purpose, Random};
+use steadfast_common::random::{Purpose, Random};
 
 /// Rows, inner dimension and columns of the products: single rows and columns, dimensions that no
 /// kernel's tile divides, and dimensions beyond the panels into which products are split.
@@ -48,6 +48,7 @@ pub fn fingerprint() -> String {
 
 fn gradient(activation: Activation) -> Parameters {
     let spec = ModelSpec {
+        factors: None,
         kind: "mlp".into(),
         classes: Some(5),
         hidden: vec![20, 11],

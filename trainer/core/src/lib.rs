@@ -89,14 +89,15 @@
 //! ```
 
 mod batch;
+mod categories;
 mod error;
+mod factorization_machine;
 mod fingerprint;
 mod lanes;
 mod loss;
 mod model;
 mod network;
 mod parameters;
-mod random;
 mod registry;
 
 pub use batch::{Batch, MicroBatch};
@@ -106,7 +107,7 @@ pub use lanes::LaneBatches;
 pub use model::{Evaluation, Finish, Metric, Model, Validity};
 /// The array types of [`Batch`] and [`Parameters`], for models outside this workspace.
 pub use ndarray;
-pub use parameters::Parameters;
-pub use random::{Purpose, Random};
+pub use parameters::{BatchIds, Parameters, TableRows};
 pub use registry::{ModelFactory, Registry};
 pub use steadfast_common::layout::ParamSpec;
+pub use steadfast_common::random::{Purpose, Random};

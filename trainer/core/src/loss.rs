@@ -13,13 +13,16 @@ pub(crate) enum Loss {
     /// −ln softmax(outputs)[label]; the metric is the share of records whose largest output is that of
     /// the label.
     CrossEntropy { classes: usize },
+    /// −ln of the probability of the label, 0 or 1, given by the logistic function of the only output; the metric
+    /// is the share of records whose label is the more probable one.
+    Logistic,
 }
 
 impl Loss {
     /// Returns the number of outputs of a model with this loss.
     pub(crate) fn outputs(self) -> usize {
         match self {
-            Self::Squared => 1,
+            Self::Squared | Self::Logistic => 1,
             Self::CrossEntropy { classes } => classes,
         }
     }
@@ -27,7 +30,7 @@ impl Loss {
     pub(crate) fn metric(self) -> Metric {
         match self {
             Self::Squared => Metric::root_of_mean("rmse"),
-            Self::CrossEntropy { .. } => Metric::mean("accuracy"),
+            Self::CrossEntropy { .. } | Self::Logistic => Metric::mean("accuracy"),
         }
     }
 
@@ -37,6 +40,7 @@ impl Loss {
             match self {
                 Self::Squared => finite(label, record).map(|_| ())?,
                 Self::CrossEntropy { classes } => class(label, record, classes).map(|_| ())?,
+                Self::Logistic => class(label, record, 2).map(|_| ())?,
             }
         }
         Ok(())
@@ -55,6 +59,7 @@ impl Loss {
             let (loss, metric) = match self {
                 Self::Squared => squared(row, finite(label, record)?),
                 Self::CrossEntropy { .. } => cross_entropy(row, class(label, record, row.len())?),
+                Self::Logistic => logistic(row, class(label, record, 2)?),
             };
             sums.loss_sum += loss;
             sums.metric_sum += metric;
@@ -70,6 +75,18 @@ fn squared(row: &mut [f32], label: f32) -> (f64, f64) {
     row[0] -= label;
     let square = f64::from(row[0]) * f64::from(row[0]);
     (0.5 * square, square)
+}
+
+/// Uses the exponential of a negative number, which cannot overflow.
+fn logistic(row: &mut [f32], label: usize) -> (f64, f64) {
+    let output = row[0];
+    let small = libm::expf(-output.abs());
+    let of_one = if output < 0.0 { small / (1.0 + small) } else { 1.0 / (1.0 + small) };
+    // ln(1 + e^z) − z y, with z = `output` and y = `label`.
+    let (z, y) = (f64::from(output), label as f64);
+    let loss = libm::log1p(f64::from(small)) + z.max(0.0) - z * y;
+    row[0] = of_one - label as f32;
+    (loss, if (0.0 < output) == (label == 1) { 1.0 } else { 0.0 })
 }
 
 /// Uses exponentials of differences to the largest output, which cannot overflow.
@@ -121,6 +138,19 @@ mod tests {
         let mut outputs = Array2::from_shape_vec((1, outputs.len()), outputs.to_vec()).unwrap();
         let sums = loss.sum(outputs.view_mut(), &[label])?;
         Ok((sums, outputs.into_iter().collect()))
+    }
+
+    #[test]
+    fn the_logistic_loss_is_that_of_two_classes() {
+        for (output, label) in [(0.3, 0.0), (-1.7, 1.0), (40.0, 1.0), (-300.0, 1.0), (0.0, 1.0)] {
+            let (one, slope) = sum(Loss::Logistic, &[output], label).unwrap();
+            let classes = Loss::CrossEntropy { classes: 2 };
+            let (two, slopes) = sum(classes, &[0.0, output], label).unwrap();
+            assert!((one.loss_sum - two.loss_sum).abs() < 1e-6, "{output} {label}");
+            assert!((slope[0] - slopes[1]).abs() < 1e-6, "{output} {label}");
+        }
+        assert!(sum(Loss::Logistic, &[f32::NAN], 1.0).is_err());
+        assert!(sum(Loss::Logistic, &[0.0], 2.0).is_err());
     }
 
     #[test]

@@ -20,7 +20,16 @@ pub trait Model: Send + Sync {
     /// Returns names and shapes of the parameters, in order; the same in every call.
     fn parameters(&self) -> Vec<ParamSpec>;
 
-    /// Sets the initial values of the parameters, which have the layout of [`Model::parameters`].
+    /// Returns, for each table, the ids of the rows that the model reads for a batch: in any order, and as often
+    /// as they occur. Parameters and gradient of the batch have these rows, see [`TableRows`].
+    ///
+    /// [`TableRows`]: crate::TableRows
+    fn ids(&self, _batch: &Batch) -> Result<Vec<Vec<u64>>, ModelError> {
+        Ok(Vec::new())
+    }
+
+    /// Sets the initial values of the parameters, which have the layout of [`Model::parameters`]; those of rows
+    /// are set elsewhere.
     fn initialize(&self, seed: u64, parameters: &mut Parameters) -> Result<(), ModelError>;
 
     /// Adds the gradient of the *sum* of the records' losses to `gradient` and returns that sum. `key`

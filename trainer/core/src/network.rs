@@ -10,6 +10,7 @@ use std::ops::Range;
 use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView2, ArrayViewMut2, s};
 use steadfast_common::layout::ParamSpec;
+use steadfast_common::random::Random;
 use steadfast_common::spec::{Activation, ModelSpec};
 
 use crate::batch::{Batch, MicroBatch};
@@ -18,7 +19,6 @@ use crate::lanes::{LaneBatches, LaneRows, add_rows};
 use crate::loss::Loss;
 use crate::model::{Evaluation, Metric, Model};
 use crate::parameters::Parameters;
-use crate::random::Random;
 
 /// A chain of fully connected layers.
 #[derive(Clone, Debug)]
@@ -118,7 +118,7 @@ impl Network {
             activate(self.activation, &mut output, &mut slope);
             if self.dropout > 0.0 {
                 for (key, rows) in keys {
-                    let mut random = Random::of_micro_batch(key, layer as u64);
+                    let mut random = key.random(layer as u64);
                     let (output, slope) = (rows_of(&mut output, rows), rows_of(&mut slope, rows));
                     drop_units(self.dropout, &mut random, output, slope);
                 }

@@ -1,9 +1,11 @@
-//! All values of a model in one flat vector, with a view of each parameter in its own shape.
+//! All values of a model in one flat vector, with a view of each parameter in its own shape; and the rows of its
+//! tables that a batch needs.
 
 use std::sync::Arc;
 
 use ndarray::{ArrayView1, ArrayView2, ArrayViewMut1, ArrayViewMut2};
 use steadfast_common::layout::Layout;
+use steadfast_common::table::Rows;
 
 const FITS: &str = "a layout gives each parameter as many values as its shape";
 
@@ -13,6 +15,77 @@ const FITS: &str = "a layout gives each parameter as many values as its shape";
 pub struct Parameters {
     layout: Arc<Layout>,
     values: Arc<Vec<f32>>,
+    tables: Vec<TableRows>,
+}
+
+/// The rows of one table whose ids occur in a batch.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TableRows {
+    pub rows: Rows,
+    /// For each id that [`Model::ids`](crate::Model::ids) returned, in order, the place of its row.
+    pub places: Arc<Vec<u32>>,
+}
+
+impl TableRows {
+    /// Returns rows of zeros for the same ids, to add a gradient to.
+    pub fn zeros(&self) -> Self {
+        let rows = Rows::zeros(self.rows.width(), self.rows.ids().to_vec());
+        Self { rows, places: self.places.clone() }
+    }
+
+    /// Returns the row of the id at an index of [`Model::ids`](crate::Model::ids).
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn at(&self, index: usize) -> &[f32] {
+        self.rows.row(self.places[index] as usize)
+    }
+
+    /// As [`TableRows::at`], for changes: to add to a gradient.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn at_mut(&mut self, index: usize) -> &mut [f32] {
+        self.rows.row_mut(self.places[index] as usize)
+    }
+}
+
+/// The distinct ids of one table in a batch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BatchIds {
+    /// Ascending.
+    pub ids: Vec<u64>,
+    /// For each id of the batch, its index in `ids`.
+    pub places: Arc<Vec<u32>>,
+}
+
+impl BatchIds {
+    /// Finds the distinct ones among the ids of a batch.
+    pub fn new(ids: &[u64]) -> Self {
+        let mut order: Vec<(u64, u32)> = ids.iter().copied().zip(0..).collect();
+        order.sort_unstable();
+        let (mut distinct, mut places) = (Vec::new(), vec![0; ids.len()]);
+        for (id, index) in order {
+            if distinct.last() != Some(&id) {
+                distinct.push(id);
+            }
+            places[index as usize] = distinct.len() as u32 - 1;
+        }
+        Self { ids: distinct, places: places.into() }
+    }
+
+    /// Returns these rows of some that include them.
+    ///
+    /// # Panics
+    /// If one is missing.
+    pub fn rows_of(&self, rows: &Rows) -> TableRows {
+        TableRows { rows: rows.select(self.ids.clone()), places: self.places.clone() }
+    }
+
+    /// Returns rows of zeros for these ids, to add a gradient to.
+    pub fn zeros(&self, width: usize) -> TableRows {
+        TableRows { rows: Rows::zeros(width, self.ids.clone()), places: self.places.clone() }
+    }
 }
 
 impl Parameters {
@@ -28,7 +101,39 @@ impl Parameters {
     /// If `values` is not as long as the layout.
     pub fn new(layout: Arc<Layout>, values: Vec<f32>) -> Self {
         assert_eq!(values.len(), layout.len(), "the number of values must match the layout");
-        Self { layout, values: Arc::new(values) }
+        Self { layout, values: Arc::new(values), tables: Vec::new() }
+    }
+
+    /// Returns the same values with rows of each table.
+    pub fn with_tables(self, tables: Vec<TableRows>) -> Self {
+        Self { tables, ..self }
+    }
+
+    /// The rows of each table.
+    pub fn tables(&self) -> &[TableRows] {
+        &self.tables
+    }
+
+    /// Returns the rows of one table.
+    ///
+    /// # Panics
+    /// If there is no such table.
+    pub fn table(&self, index: usize) -> &TableRows {
+        &self.tables[index]
+    }
+
+    /// Returns the rows of one table, for changes in place.
+    ///
+    /// # Panics
+    /// If there is no such table.
+    pub fn table_mut(&mut self, index: usize) -> &mut TableRows {
+        &mut self.tables[index]
+    }
+
+    /// Returns flat vector and rows of each table.
+    pub fn into_parts(self) -> (Vec<f32>, Vec<Rows>) {
+        let rows = self.tables.into_iter().map(|table| table.rows).collect();
+        (Arc::unwrap_or_clone(self.values), rows)
     }
 
     /// Returns the layout.
@@ -59,11 +164,13 @@ impl Parameters {
     /// Sets every value to zero, to begin the sum of a gradient.
     pub fn clear(&mut self) {
         self.values_mut().fill(0.0);
+        self.tables.iter_mut().for_each(|table| table.rows.values_mut().fill(0.0));
     }
 
     /// Whether all values are finite.
     pub fn is_finite(&self) -> bool {
-        all_finite(&self.values)
+        let mut rows = self.tables.iter().map(|table| table.rows.values());
+        all_finite(&self.values) && rows.all(all_finite)
     }
 
     /// Returns the values of parameter `index`, of any shape, row-major.
@@ -134,6 +241,17 @@ mod tests {
         parameters.matrix_mut(0)[[1, 2]] = 50.0;
         parameters.vector_mut(1)[0] = 60.0;
         assert_eq!(parameters.values(), [0.0, 1.0, 2.0, 3.0, 4.0, 50.0, 60.0, 7.0]);
+    }
+
+    #[test]
+    fn each_id_of_a_batch_has_the_place_of_its_row() {
+        let ids = BatchIds::new(&[7, 3, 7, 9, 3]);
+        assert_eq!((&ids.ids[..], &ids.places[..]), (&[3, 7, 9][..], &[1, 0, 1, 2, 0][..]));
+        let all = Rows::of(1, vec![1, 3, 7, 8, 9], vec![0.1, 0.3, 0.7, 0.8, 0.9]);
+        let rows = ids.rows_of(&all);
+        assert_eq!([0, 1, 2, 3, 4].map(|it| rows.at(it)[0]), [0.7, 0.3, 0.7, 0.9, 0.3]);
+        assert_eq!(ids.zeros(2).rows.values(), [0.0; 6]);
+        assert_eq!(BatchIds::new(&[]), BatchIds::default());
     }
 
     #[test]

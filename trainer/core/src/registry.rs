@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use steadfast_common::spec::ModelSpec;
 
 use crate::error::ModelError;
+use crate::factorization_machine::FactorizationMachine;
 use crate::model::Model;
 use crate::network::Network;
 
@@ -18,7 +19,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Creates a registry of `linear`, `softmax` and `mlp`.
+    /// Creates a registry of `linear`, `softmax`, `mlp` and `fm`.
     pub fn built_in() -> Self {
         let mut registry = Self { factories: BTreeMap::new() };
         registry
@@ -26,6 +27,8 @@ impl Registry {
         registry
             .register("softmax", |spec, features| Ok(Box::new(Network::softmax(spec, features)?)));
         registry.register("mlp", |spec, features| Ok(Box::new(Network::mlp(spec, features)?)));
+        let fm = FactorizationMachine::new;
+        registry.register("fm", move |spec, features| Ok(Box::new(fm(spec, features)?)));
         registry
     }
 

@@ -17,6 +17,7 @@ const FEATURES: usize = 4;
 
 fn spec(kind: &str) -> ModelSpec {
     ModelSpec {
+        factors: None,
         kind: kind.into(),
         classes: None,
         hidden: vec![],
@@ -350,5 +351,5 @@ fn every_fault_of_a_model_is_named() {
 #[test]
 fn an_unknown_model_is_answered_with_the_known_ones() {
     let message = build(&spec("forest")).err().unwrap().to_string();
-    assert_eq!(message, "there is no model `forest`; known are linear, mlp, softmax");
+    assert_eq!(message, "there is no model `forest`; known are fm, linear, mlp, softmax");
 }

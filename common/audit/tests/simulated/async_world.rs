@@ -29,7 +29,7 @@ use uuid::Uuid;
 
 use crate::etcd::{Etcd, put};
 use crate::world::{Rng, Saved, contribution, load_shard, load_shards, manifest, new_shards};
-use crate::world::{spec, tamper};
+use crate::world::{snapshot, spec, tamper};
 
 /// A guard that the simulation leaves out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -335,7 +335,7 @@ impl AsyncWorld {
         let left: Vec<usize> =
             (0..self.shards.len()).filter(|slot| !snapshots.contains_key(slot)).collect();
         if let Some(slot) = self.rng.pick(&left).copied() {
-            snapshots.insert(slot, self.shards[slot].snapshot());
+            snapshots.insert(slot, self.shards[slot].snapshot().unwrap());
             return;
         }
         let (queue, snapshots) = self.in_progress.take().expect("it was just there");
@@ -391,7 +391,7 @@ impl AsyncWorld {
             }
             Some(saved) => {
                 let slots = 1 + self.rng.below(3) as u32;
-                let before: Vec<ShardSnapshot> = self.shards.iter().map(Shard::snapshot).collect();
+                let before: Vec<ShardSnapshot> = self.shards.iter_mut().map(snapshot).collect();
                 self.shards = load_shards(&self.spec, &saved, slots);
                 self.keep_applied_passes(&before);
                 let facts = self.restore(&saved.queue.clone().unwrap_or_default());

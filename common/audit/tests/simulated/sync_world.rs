@@ -15,7 +15,7 @@ use steadfast_pserver_core::contribution::{Contributed, LaneEnd, LaneShare};
 use steadfast_pserver_core::shard::Shard;
 
 use crate::world::{Rng, Saved, contribution, load_shards, manifest, new_shards};
-use crate::world::{spec, tamper};
+use crate::world::{snapshot, spec, tamper};
 
 /// A guard that the simulation leaves out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,7 +118,7 @@ impl SyncWorld {
     fn lanes(&mut self, pass: Pass, step: u64) -> Vec<Given> {
         let (lanes, micro_batch) = (self.spec.sync.lanes, self.spec.sync.micro_batch);
         let schedule = LaneSchedule::new(&self.manifest, self.spec.seed, pass, lanes, micro_batch);
-        let ended = self.shards[0].snapshot().exhausted;
+        let ended = self.shards[0].snapshot().unwrap().exhausted;
         let mut given = Vec::new();
         for lane in (0..lanes).map(Lane).filter(|lane| !ended.contains(lane)) {
             let (ranges, given_up) = loop {
@@ -181,7 +181,7 @@ impl SyncWorld {
         }
         assert!(shard.is_step_complete());
         let pass = shard.blocks().position().pass;
-        shard.finish_step(None);
+        shard.finish_step(None).unwrap();
         self.fired |= 0 < again.records;
         tamper(&self.spec, &mut self.shards[slot], |snapshot| {
             for counted in &mut snapshot.applied {
@@ -193,7 +193,7 @@ impl SyncWorld {
     }
 
     fn save(&mut self) {
-        let snapshots: Vec<_> = self.shards.iter().map(Shard::snapshot).collect();
+        let snapshots: Vec<_> = self.shards.iter_mut().map(snapshot).collect();
         self.saved = Some(Saved {
             id: "checkpoint".to_owned(),
             generation: Generation(self.generations.len() as u64),
@@ -205,7 +205,7 @@ impl SyncWorld {
     }
 
     fn restore(&mut self) {
-        let before: Vec<_> = self.shards.iter().map(Shard::snapshot).collect();
+        let before: Vec<_> = self.shards.iter_mut().map(snapshot).collect();
         let slots = match self.mutation {
             Some(Mutation::CountsNotRestored) => before.len() as u32,
             Some(_) | None => 1 + self.rng.below(3) as u32,

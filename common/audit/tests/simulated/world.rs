@@ -93,8 +93,8 @@ pub fn new_shards(spec: &JobSpec, slots: u32) -> Vec<Shard> {
         let numbers = placement.blocks_of(Slot(slot));
         let len = |number: &u32| layout.blocks()[*number as usize].len;
         let values = numbers.iter().map(|number| vec![0.0; len(number)]).collect();
-        let snapshot = ShardSnapshot::initial(numbers, values, &rules);
-        Shard::restore(layout.clone(), snapshot, rules.clone())
+        let snapshot = ShardSnapshot::initial(&layout, &placement, Slot(slot), values, &rules);
+        Shard::restore(layout.clone(), snapshot, rules.clone()).expect("there is memory")
     };
     (0..slots).map(new).collect()
 }
@@ -127,16 +127,22 @@ pub fn load_shard(spec: &JobSpec, saved: &Saved, slot: u32, slots: u32) -> Shard
         exhausted: saved.exhausted.iter().copied().collect(),
         applied,
         blocks: loaded,
+        ranges: Vec::new(),
     };
-    Shard::restore(layout, snapshot, Rules::new(spec))
+    Shard::restore(layout, snapshot, Rules::new(spec)).expect("there is memory")
+}
+
+/// Returns the state of a shard.
+pub fn snapshot(shard: &mut Shard) -> ShardSnapshot {
+    shard.snapshot().expect("memory can be read")
 }
 
 /// Modifies the state of a shard.
 pub fn tamper(spec: &JobSpec, shard: &mut Shard, change: impl FnOnce(&mut ShardSnapshot)) {
-    let mut snapshot = shard.snapshot();
+    let mut snapshot = snapshot(shard);
     change(&mut snapshot);
     let layout = shard.blocks().layout().clone();
-    *shard = Shard::restore(layout, snapshot, Rules::new(spec));
+    *shard = Shard::restore(layout, snapshot, Rules::new(spec)).expect("there is memory");
 }
 
 /// A gradient of zeros; without blocks if there are no records.
@@ -152,6 +158,7 @@ pub fn contribution(store: &BlockStore, records: u64, checksum: u64) -> Contribu
         loss_sum: 0.0,
         checksum,
         blocks: given.iter().map(|(number, block)| zeros(*number, block.len)).collect(),
+        rows: Vec::new(),
     }
 }
 

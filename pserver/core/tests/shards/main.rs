@@ -3,3 +3,4 @@
 mod optimizers;
 mod parts;
 mod shard;
+mod tables;

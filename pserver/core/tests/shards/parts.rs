@@ -6,13 +6,13 @@ use steadfast_pserver_core::contribution::{
     Contributed, Contribution, LaneEnd, LaneShare, Refusal,
 };
 
-use crate::shard::{LANES, bits, contribution, shard, share, train};
+use crate::shard::{LANES, contribution, shard, share, state, train};
 
 /// Runs a step in which each lane's blocks arrive one by one (the parts below the number of blocks),
 /// followed by two complete pushes, in the given order of lanes and parts.
 fn step(order: &[(u32, usize)]) {
     let mut shard = shard();
-    let (before, blocks) = (bits(&shard.parameters()), shard.blocks().list().len());
+    let (before, blocks) = (state(&mut shard), shard.blocks().list().len());
     for (lane, part) in order {
         let given = contribution(shard.blocks(), *lane, 0);
         let share = [share(&given, LaneEnd::MoreToCome)];
@@ -23,13 +23,13 @@ fn step(order: &[(u32, usize)]) {
             // The last push of a lane is complete, regardless of the blocks received before.
             shard.contribute(Version(0), Lane(*lane), &share, given).unwrap();
         }
-        assert!(bits(&shard.parameters()) == before);
+        assert!(state(&mut shard) == before);
         drop(shard.apply_early());
         assert_eq!(shard.blocks().position().version, Version(0));
     }
     assert!(shard.is_step_complete());
-    shard.finish_step(None);
-    assert!(bits(&shard.parameters()) == train(&[vec![0, 1, 2, 3]]));
+    shard.finish_step(None).unwrap();
+    assert!(state(&mut shard) == train(&[vec![0, 1, 2, 3]]));
     assert_eq!(shard.blocks().position().examples, 3 + 4 + 5 + 6);
 }
 
@@ -97,7 +97,7 @@ fn a_conflicting_share_of_a_lane_that_another_slot_may_lack_is_refused() {
         assert_eq!(shard.add_blocks(Version(0), Lane(lane), &[other], Vec::new()), refused(lane));
         assert_eq!(shard.add_blocks(Version(0), Lane(lane), &[said], given.blocks), Ok(()));
     }
-    shard.finish_step(None);
+    shard.finish_step(None).unwrap();
     let said = share(&contribution(shard.blocks(), 1, 0), LaneEnd::MoreToCome);
     let other = LaneShare { checksum: said.checksum + 1, ..said };
     assert_eq!(shard.add_blocks(Version(0), Lane(1), &[other], Vec::new()), refused(1));

@@ -12,10 +12,10 @@ use crate::world::{load_shard, tamper};
 impl AsyncWorld {
     /// Whether a slot has not applied a task that the queues of the present pass mark as done.
     pub(super) fn lacks_something(&self, slot: usize) -> bool {
-        let snapshot = self.shards[slot].snapshot();
+        let applied = self.shards[slot].blocks().applied();
         let pass = self.state.ledger.head().pass;
         let done = self.done();
-        snapshot.applied.iter().any(|counted| {
+        applied.iter().any(|counted| {
             let is_there =
                 counted.passes.last().is_some_and(|applied_pass| applied_pass.pass == pass);
             is_there && done.iter().any(|task| !counted.done.contains(*task))
@@ -42,7 +42,7 @@ impl AsyncWorld {
 
     fn lose_memory(&mut self) {
         let slot = self.rng.below(self.shards.len());
-        let before = self.shards[slot].snapshot();
+        let before = self.shards[slot].snapshot().unwrap();
         let Some(saved) = self.saved.last() else { return };
         let slots = self.shards.len() as u32;
         let restored = load_shard(&self.spec, saved, slot as u32, slots);
@@ -67,7 +67,7 @@ impl AsyncWorld {
         let Some(late) = self.rng.pick(&late).filter(|it| it.pass == pass) else { return };
         let task = late.task;
         let lacks = |shard: &Shard| {
-            shard.snapshot().applied.iter().any(|counted| {
+            shard.blocks().applied().iter().any(|counted| {
                 counted.passes.last().is_none_or(|applied_pass| applied_pass.pass <= pass)
                     && !counted.done.contains(task)
             })

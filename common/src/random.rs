@@ -7,8 +7,6 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-use crate::batch::MicroBatch;
-
 /// Separates streams with different uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
@@ -20,6 +18,8 @@ pub enum Purpose {
     Fingerprint,
     /// The seed of a framework that has random numbers of its own.
     Framework,
+    /// The initial values of a row of a table.
+    Row,
 }
 
 impl Purpose {
@@ -29,6 +29,7 @@ impl Purpose {
             Self::Gradient => 2,
             Self::Fingerprint => 3,
             Self::Framework => 4,
+            Self::Row => 5,
         }
     }
 }
@@ -56,12 +57,6 @@ impl Random {
         Self::keyed(seed, Purpose::Initialize, index as u64, 0, 0)
     }
 
-    /// Opens stream `index` (for example, one per layer) of a micro-batch.
-    pub fn of_micro_batch(key: &MicroBatch, index: u64) -> Self {
-        let pass_and_lane = u64::from(key.pass.0) << 32 | u64::from(key.lane.0);
-        Self::keyed(key.seed, Purpose::Gradient, pass_and_lane, key.step, index)
-    }
-
     /// Draws 64 random bits.
     pub fn integer(&mut self) -> u64 {
         self.words.next_u64()
@@ -81,10 +76,6 @@ impl Random {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
-    use steadfast_common::ids::{Lane, Pass};
-
     use super::*;
 
     fn moments(mut draw: impl FnMut() -> f32) -> (f64, f64) {
@@ -92,24 +83,6 @@ mod tests {
         let mean = drawn.iter().sum::<f64>() / drawn.len() as f64;
         let variance = drawn.iter().map(|it| (it - mean).powi(2)).sum::<f64>() / drawn.len() as f64;
         (mean, variance)
-    }
-
-    #[test]
-    fn each_part_of_a_name_opens_another_stream() {
-        let key = MicroBatch { seed: 1, pass: Pass(2), step: 3, lane: Lane(4) };
-        let mut streams = [
-            Random::of_micro_batch(&key, 0),
-            Random::of_micro_batch(&key, 1),
-            Random::of_micro_batch(&MicroBatch { seed: 9, ..key }, 0),
-            Random::of_micro_batch(&MicroBatch { pass: Pass(9), ..key }, 0),
-            Random::of_micro_batch(&MicroBatch { step: 9, ..key }, 0),
-            Random::of_micro_batch(&MicroBatch { lane: Lane(9), ..key }, 0),
-            Random::of_parameter(1, 2),
-            Random::of_parameter(1, 3),
-        ];
-        let first: BTreeSet<[u32; 4]> =
-            streams.iter_mut().map(|it| [(); 4].map(|()| it.uniform().to_bits())).collect();
-        assert_eq!(first.len(), streams.len());
     }
 
     #[test]

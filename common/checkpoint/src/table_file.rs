@@ -1,0 +1,157 @@
+//! An embedding table of a trained model as a Parquet file: a column `id` (unsigned 64-bit integers) and a column
+//! `values` (lists of 32-bit floats, all of the table's width).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parquet::basic::{Compression, ConvertedType, LogicalType, Repetition, Type as PhysicalType};
+use parquet::data_type::{FloatType, Int64Type};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::KeyValue;
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::types::{Type, TypePtr};
+use steadfast_common::table::Rows;
+
+/// Rows of a row group.
+const GROUP_ROWS: usize = 1 << 16;
+
+/// A table file that is being written.
+pub struct TableFile {
+    writer: SerializedFileWriter<Vec<u8>>,
+    width: usize,
+    /// Rows of the next group.
+    ids: Vec<u64>,
+    values: Vec<f32>,
+}
+
+impl TableFile {
+    /// Begins the file of a table whose rows have `width` values. `about` is shown in its metadata.
+    ///
+    /// # Errors
+    /// If the library refuses the schema.
+    pub fn new(width: usize, about: &[(&str, &str)]) -> Result<Self, ParquetError> {
+        let entry =
+            |(key, value): &(&str, &str)| KeyValue::new((*key).to_owned(), (*value).to_owned());
+        let properties = WriterProperties::builder()
+            .set_compression(Compression::UNCOMPRESSED)
+            // Ids and weights hardly repeat.
+            .set_dictionary_enabled(false)
+            .set_key_value_metadata(Some(about.iter().map(entry).collect()))
+            .build();
+        let writer = SerializedFileWriter::new(Vec::new(), schema()?, Arc::new(properties))?;
+        Ok(Self { writer, width, ids: Vec::new(), values: Vec::new() })
+    }
+
+    /// Appends rows.
+    ///
+    /// # Errors
+    /// If the library fails.
+    pub fn push(&mut self, rows: &Rows) -> Result<(), ParquetError> {
+        self.ids.extend_from_slice(rows.ids());
+        self.values.extend_from_slice(rows.values());
+        if GROUP_ROWS <= self.ids.len() { self.end_group() } else { Ok(()) }
+    }
+
+    /// Returns the whole file.
+    ///
+    /// # Errors
+    /// If the library fails.
+    pub fn finish(mut self) -> Result<Bytes, ParquetError> {
+        self.end_group()?;
+        self.writer.into_inner().map(Bytes::from)
+    }
+
+    fn end_group(&mut self) -> Result<(), ParquetError> {
+        if self.ids.is_empty() {
+            return Ok(());
+        }
+        let mut group = self.writer.next_row_group()?;
+        // The format stores unsigned integers in signed ones.
+        let ids: Vec<i64> = self.ids.drain(..).map(|id| id as i64).collect();
+        if let Some(mut column) = group.next_column()? {
+            column.typed::<Int64Type>().write_batch(&ids, None, None)?;
+            column.close()?;
+        }
+        if let Some(mut column) = group.next_column()? {
+            // Each list begins with a value of repetition level 0.
+            let level = |index: usize| i16::from(!index.is_multiple_of(self.width));
+            let repetitions: Vec<i16> = (0..self.values.len()).map(level).collect();
+            let definitions = vec![1; self.values.len()];
+            let column_of = column.typed::<FloatType>();
+            column_of.write_batch(&self.values, Some(&definitions), Some(&repetitions))?;
+            column.close()?;
+        }
+        self.values.clear();
+        group.close().map(|_| ())
+    }
+}
+
+fn schema() -> Result<TypePtr, ParquetError> {
+    let id = Type::primitive_type_builder("id", PhysicalType::INT64)
+        .with_repetition(Repetition::REQUIRED)
+        .with_logical_type(Some(LogicalType::integer(64, false)))
+        .with_converted_type(ConvertedType::UINT_64)
+        .build()?;
+    let element = Type::primitive_type_builder("element", PhysicalType::FLOAT)
+        .with_repetition(Repetition::REQUIRED)
+        .build()?;
+    let list = Type::group_type_builder("list")
+        .with_repetition(Repetition::REPEATED)
+        .with_fields(vec![Arc::new(element)])
+        .build()?;
+    let values = Type::group_type_builder("values")
+        .with_repetition(Repetition::REQUIRED)
+        .with_logical_type(Some(LogicalType::List))
+        .with_converted_type(ConvertedType::LIST)
+        .with_fields(vec![Arc::new(list)])
+        .build()?;
+    let fields = vec![Arc::new(id), Arc::new(values)];
+    Type::group_type_builder("table").with_fields(fields).build().map(Arc::new)
+}
+
+/// Returns the name of the object with a table of a model, beside `model.safetensors`.
+pub fn table_file_name(table: &str) -> String {
+    let safe = |it: char| if it.is_ascii_alphanumeric() || "-_.".contains(it) { it } else { '_' };
+    format!("model.{}.parquet", table.chars().map(safe).collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use parquet::file::reader::{FileReader, SerializedFileReader};
+    use parquet::record::RowAccessor;
+
+    use super::*;
+
+    #[test]
+    fn a_table_is_read_as_it_is_written() {
+        let rows = |ids: std::ops::Range<u64>| {
+            let mut rows = Rows::new(3);
+            // Beyond signed integers.
+            ids.for_each(|id| rows.push(id << 50 | 1 << 63, &[id as f32, 0.5, -1.0]));
+            rows
+        };
+        let mut file = TableFile::new(3, &[("job", "clicks")]).unwrap();
+        file.push(&rows(0..1_000)).unwrap();
+        file.push(&Rows::new(3)).unwrap();
+        file.push(&rows(1_000..1_500)).unwrap();
+        let reader = SerializedFileReader::new(file.finish().unwrap()).unwrap();
+        let metadata = reader.metadata().file_metadata();
+        assert_eq!(metadata.num_rows(), 1_500);
+        assert_eq!(metadata.key_value_metadata().unwrap()[0].value.as_deref(), Some("clicks"));
+        for (id, row) in (0..).zip(reader.get_row_iter(None).unwrap()) {
+            let row = row.unwrap();
+            assert_eq!(row.get_ulong(0).unwrap(), id << 50 | 1 << 63);
+            let values = row.get_list(1).unwrap();
+            let expected = [id as f32, 0.5, -1.0].map(parquet::record::Field::Float);
+            assert_eq!(values.elements(), expected);
+        }
+    }
+
+    #[test]
+    fn an_empty_table_has_a_file() {
+        let file = TableFile::new(2, &[]).unwrap().finish().unwrap();
+        assert_eq!(SerializedFileReader::new(file).unwrap().metadata().num_row_groups(), 0);
+        assert_eq!(table_file_name("user/item é"), "model.user_item__.parquet");
+    }
+}

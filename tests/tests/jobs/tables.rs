@@ -1,0 +1,75 @@
+//! Jobs with embedding tables.
+
+use serde_json::Value;
+use steadfast_tests::{Cluster, Job, Run, Scene, Signal, eventually};
+
+fn clicks() -> Job {
+    Job::example("clicks")
+}
+
+fn sha(result: &Value) -> &str {
+    result["parameters_sha256"].as_str().expect("a finished job has parameters")
+}
+
+/// S004-50, I7: a job with a table gives the same bits for any number of trainers and pservers.
+#[test]
+fn a_table_has_the_same_bits_for_any_number_of_trainers_and_pservers() {
+    let scene = Scene::new();
+    let job = clicks().with("passes = 30", "passes = 8");
+    let of = |data: &str, trainers: &str, pservers: &str| {
+        Run::to_end(&scene, &job, data, &["--trainers", trainers, "--pservers", pservers])
+    };
+    let one = of("one", "1", "1");
+    let several = of("several", "3", "3");
+    assert_eq!(sha(&one), sha(&several));
+    assert_eq!(one["metric"], several["metric"]);
+    // Without the categories, three out of five are predicted.
+    let job = clicks();
+    let trained = Run::to_end(&scene, &job, "trained", &[]);
+    let accuracy = trained["metric"].as_f64().expect("it was evaluated");
+    assert!(0.7 < accuracy, "{trained}");
+}
+
+/// F1, F4, I7: a table restored from a checkpoint, and rows that are computed again, have the same bits.
+#[test]
+fn a_job_with_a_table_survives_the_loss_of_any_process_with_the_same_bits() {
+    let job = clicks()
+        .with("passes = 30", "passes = 250")
+        .with("[evaluation]", "[checkpoint]\nevery_steps = 100\n[evaluation]");
+    let expected = {
+        let scene = Scene::new();
+        sha(&Run::to_end(&scene, &job, "data", &[])).to_owned()
+    };
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &job, 2, "60s");
+    let _master = cluster.master("master");
+    let pservers: Vec<_> = (0..3).map(|it| cluster.pserver(&format!("pserver-{it}"))).collect();
+    let trainers = [cluster.trainer("trainer-0"), cluster.trainer("trainer-1")];
+    cluster.until_step(150);
+    trainers[0].signal(Signal::SIGKILL);
+    cluster.until_step(400);
+    eventually("a checkpoint exists", || cluster.value(&cluster.keys.checkpoint_latest()));
+    let holder = cluster.value(&cluster.keys.ps(steadfast_common::ids::Slot(1)));
+    let holder = holder.expect("the slot is held");
+    let holder = pservers.iter().find(|it| holder["admin"] == it.admin.as_str());
+    holder.expect("by one of them").signal(Signal::SIGKILL);
+    let result = cluster.result();
+    assert_eq!(sha(&result), expected);
+
+    let verified = cluster.steadfast(&["checkpoint", "verify", "--json"]);
+    let verified: Value = serde_json::from_slice(&verified.stdout).expect("it is JSON");
+    assert_eq!(verified[0]["parameters_sha256"], expected.as_str(), "{verified}");
+    assert!(500 < verified[0]["rows"]["categories"].as_u64().unwrap_or(0), "{verified}");
+}
+
+/// S004-41: asynchronous pushes of rows count once; the result is not repeatable, but the job learns.
+#[test]
+fn an_asynchronous_job_trains_a_table() {
+    let scene = Scene::new();
+    let job = clicks()
+        .with("mode = \"sync\"", "mode = \"async\"")
+        .with("[sync]\nlanes = 8\nmicro_batch = 25", "[async]\nbatch = 25\npush_every = 2");
+    let trained = Run::to_end(&scene, &job, "data", &["--trainers", "2", "--pservers", "2"]);
+    let accuracy = trained["metric"].as_f64().expect("it was evaluated");
+    assert!(0.7 < accuracy, "{trained}");
+}

@@ -1,0 +1,124 @@
+//! Reads rows of embedding tables from single slots.
+
+use steadfast_common::byte_segments::ByteSegments;
+use steadfast_common::ids::Version;
+use steadfast_common::layout::Layout;
+use steadfast_common::position::Position;
+use steadfast_common::table::{ID_BYTES, RANGES, Rows, encode_ids};
+use steadfast_proto::tensor::{CHUNK_BYTES, in_chunks};
+use steadfast_proto::v1::{BlockData, PullHeader, PullRequest, ReadRangeRequest};
+use steadfast_proto::{Decoder, call, encode, framed, next};
+use tonic::Status;
+use tonic::body::Body;
+
+use crate::pservers::{SlotClient, with_timeout};
+use crate::pulls::PULL_WAIT;
+
+const PULL_ROWS: &str = "/steadfast.v1.Pserver/PullRows";
+const READ_RANGE: &str = "/steadfast.v1.Pserver/ReadRange";
+
+/// Rows of all tables.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PulledRows {
+    /// Of each table.
+    pub rows: Vec<Rows>,
+    /// Bytes received from all pservers.
+    pub bytes: u64,
+}
+
+/// A slot's answer to a request for rows.
+pub(crate) struct RowsOfSlot {
+    /// Of each table; `None` if the slot is past the version.
+    pub rows: Option<Vec<Rows>>,
+    pub bytes: u64,
+}
+
+/// Pulls rows of each table from one slot once it has reached a version: exactly this one, or any without one.
+/// `ids` are rows without values.
+pub(crate) async fn pull_rows(
+    slot: &SlotClient,
+    layout: &Layout,
+    version: Option<Version>,
+    ids: &[Rows],
+) -> Result<RowsOfSlot, Status> {
+    let request = PullRequest {
+        target: Some(slot.target),
+        version: version.unwrap_or_default().0,
+        wait_ms: PULL_WAIT.as_millis() as u64,
+        exact: version.is_some(),
+    };
+    let blocks = (0..).zip(ids).flat_map(|(table, rows)| {
+        rows.ids().chunks(CHUNK_BYTES / ID_BYTES).map(move |ids| BlockData {
+            block: layout.number_of_table(table),
+            data: encode_ids(ids).into(),
+        })
+    });
+    let (mut header, mut segments) = (Some(request), Vec::new());
+    for blocks in in_chunks(blocks) {
+        encode(header.take().as_ref(), &blocks, &mut segments);
+    }
+    loop {
+        let mut channel = slot.channel.clone();
+        let mut body = with_timeout(call(&mut channel, PULL_ROWS, segments.clone())).await?;
+        let mut values: Vec<ByteSegments> = vec![ByteSegments::default(); ids.len()];
+        let (header, bytes) = receive(&mut body, |number, data| {
+            let table = layout.table_of_number(number).ok_or_else(|| no_table(number))?;
+            data.iter().for_each(|segment| values[table].push(segment.clone()));
+            Ok(())
+        })
+        .await?;
+        let position = Position::from(header.position.unwrap_or_default());
+        if header.ready {
+            let tables = layout.tables().iter().zip(ids).zip(&values);
+            let rows = tables.map(|((table, ids), values)| {
+                let mut rows = Rows::zeros(table.width, ids.ids().to_vec());
+                if values.len() != size_of_val(rows.values()) {
+                    return Err(Status::unavailable("the answer does not have every row"));
+                }
+                values.copy_to(rows.values_mut());
+                Ok(rows)
+            });
+            return Ok(RowsOfSlot { rows: Some(rows.collect::<Result<_, Status>>()?), bytes });
+        }
+        if version.is_some_and(|version| version < position.version) {
+            return Ok(RowsOfSlot { rows: None, bytes });
+        }
+    }
+}
+
+/// Reads one range of a table, whose rows have `width` values.
+pub(crate) async fn read_range(
+    slot: &SlotClient,
+    table: usize,
+    range: u32,
+    width: usize,
+) -> Result<Rows, Status> {
+    let request = ReadRangeRequest { target: Some(slot.target), table: table as u32, range };
+    let mut channel = slot.channel.clone();
+    let mut body = with_timeout(call(&mut channel, READ_RANGE, vec![framed(&request)])).await?;
+    let mut rows = Rows::new(width);
+    receive(&mut body, |_, data| {
+        let part = Rows::decode(width, &(0..RANGES), &data.joined());
+        part.and_then(|part| rows.append(part)).map_err(|error| Status::internal(error.to_string()))
+    })
+    .await?;
+    Ok(rows)
+}
+
+/// Receives a whole answer; returns its header and its size.
+async fn receive(
+    body: &mut Body,
+    mut take: impl FnMut(u32, ByteSegments) -> Result<(), Status>,
+) -> Result<(PullHeader, u64), Status> {
+    let (mut decoder, mut bytes) = (Decoder::<PullHeader>::default(), 0);
+    while let Some(part) = with_timeout(next(body)).await? {
+        bytes += part.len() as u64;
+        decoder.feed(part, |_, number, data| take(number, data))?;
+    }
+    let cut_off = || Status::unavailable("the answer ended early");
+    Ok((decoder.end().ok().flatten().ok_or_else(cut_off)?, bytes))
+}
+
+fn no_table(number: u32) -> Status {
+    Status::internal(format!("block {number} is no table of the model"))
+}

@@ -1,0 +1,123 @@
+//! The ids of the categories in a batch.
+//!
+//! A value of a column is hashed with the column's name, so that all columns share one table: 64-bit FNV-1a (Fowler,
+//! Noll and Vo) over the name, a zero byte, and the value: the bytes of text, or an integer as 8 little-endian
+//! bytes. Part of what a model is: another hash would give every row of a trained table another meaning.
+
+use std::hash::Hasher;
+use std::ops::Range;
+
+use fnv::FnvHasher;
+use steadfast_common::columns::{Column, Shape, Values};
+
+use crate::batch::Batch;
+use crate::error::ModelError;
+
+/// The ids of a batch, record by record.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Categories {
+    pub ids: Vec<u64>,
+    /// Where each record begins in `ids`, and at last where they end.
+    ends: Vec<usize>,
+}
+
+impl Categories {
+    /// Hashes the categories of all records.
+    pub fn of(batch: &Batch) -> Result<Self, ModelError> {
+        batch.columns.iter().try_for_each(check)?;
+        let (mut ids, mut ends) = (Vec::new(), vec![0]);
+        for record in 0..batch.len() {
+            for column in batch.columns {
+                push_ids(column, record, &mut ids);
+            }
+            ends.push(ids.len());
+        }
+        Ok(Self { ids, ends })
+    }
+
+    /// Returns where the ids of a record are.
+    pub fn of_record(&self, record: usize) -> Range<usize> {
+        self.ends[record]..self.ends[record + 1]
+    }
+}
+
+/// Checks that the values of a column can be categories.
+pub(crate) fn check(column: &Column) -> Result<(), ModelError> {
+    match column.values {
+        Values::Bool(_) | Values::Uint8(_) | Values::Int64(_) => Ok(()),
+        Values::Text(_) | Values::Bytes(_) => Ok(()),
+        Values::Float32(_) | Values::Float64(_) => {
+            let column = &column.name;
+            let message = format!(
+                "column `{column}` holds fractions, which are no categories; name it in \
+                 `dataset.features`, or set its type in `dataset.types`"
+            );
+            Err(ModelError::Failed { message })
+        }
+    }
+}
+
+fn push_ids(column: &Column, record: usize, ids: &mut Vec<u64>) {
+    let named = || {
+        let mut hasher = FnvHasher::default();
+        hasher.write(column.name.as_bytes());
+        hasher.write(&[0]);
+        hasher
+    };
+    let mut push = |value: &[u8]| {
+        let mut hasher = named();
+        hasher.write(value);
+        ids.push(hasher.finish());
+    };
+    let range = match (column.offsets.get(record..record + 2), column.shape) {
+        (Some(ends), _) => ends[0] as usize..ends[1] as usize,
+        (None, Shape::Fixed(length)) => record * length as usize..(record + 1) * length as usize,
+        (None, Shape::One | Shape::List) => record..record + 1,
+    };
+    let mut push_integer = |value: i64| push(&value.to_le_bytes());
+    match &column.values {
+        Values::Bool(values) => values[range].iter().for_each(|it| push_integer((*it).into())),
+        Values::Uint8(values) => values[range].iter().for_each(|it| push_integer((*it).into())),
+        Values::Int64(values) => values[range].iter().for_each(|it| push_integer(*it)),
+        Values::Text(bytes) | Values::Bytes(bytes) => push(&bytes[range]),
+        Values::Float32(_) | Values::Float64(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ndarray::ArrayView2;
+    use steadfast_common::columns::{ColumnSpec, Element};
+
+    use super::*;
+
+    fn column(name: &str, kind: &str, values: Values, offsets: &[i64]) -> Column {
+        let spec = ColumnSpec { name: name.to_owned(), kind: kind.parse().unwrap() };
+        Column { values, offsets: offsets.to_vec(), ..Column::new(&spec) }
+    }
+
+    fn categories(columns: &[Column]) -> Result<Categories, ModelError> {
+        let features = ArrayView2::from_shape((0, 0), &[]).unwrap();
+        Categories::of(&Batch { features, labels: &[], columns })
+    }
+
+    #[test]
+    fn an_id_is_that_of_the_columns_name_and_its_value() {
+        let words = column("colour", "text", Values::Text(b"redblue".to_vec()), &[0, 3, 7]);
+        let lists = column("seen", "int64[]", Values::Int64(vec![7, 8, 7]), &[0, 2, 3]);
+        let found = categories(&[words.clone(), lists]).unwrap();
+        assert_eq!((found.of_record(0), found.of_record(1)), (0..3, 3..5));
+        assert_eq!(found.ids[1], found.ids[4], "the same value of the same column");
+        // Part of every trained model.
+        assert_eq!(found.ids[0], 0xf8bd_c69a_294a_aace);
+        let other = Column { name: "color".to_owned(), ..words };
+        assert_ne!(categories(&[other]).unwrap().ids[0], found.ids[0]);
+    }
+
+    #[test]
+    fn fractions_are_no_categories() {
+        let floats = column("x", "float32", Values::new(Element::Float32), &[]);
+        let error = categories(&[floats]).unwrap_err().to_string();
+        assert!(error.contains("column `x` holds fractions"), "{error}");
+    }
+}
