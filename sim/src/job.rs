@@ -104,7 +104,11 @@ impl Job {
             (Mode::Sync | Mode::Async, _) => "none",
         };
         // The same.
-        let tables = if number % 3 == 1 { "tables = true\n" } else { "" };
+        let tables = match number % 6 {
+            1 => "tables = true\n[tables]\nterms = { admit_after = 2, expire_after = 1 }\n",
+            4 => "tables = true\n",
+            _ => "",
+        };
         let text = format!(
             "name = \"trial\"\nseed = {number}\nmode = \"{mode_name}\"\npasses = {passes}\n\
              [dataset]\nsource = [\"{STORE}{DATA}\"]\nformat = \"csv\"\nfeatures = [\"n\", \"x_*\"]\n\
