@@ -7,7 +7,7 @@ use crate::kernels::{BLOCK, LARGE};
 use crate::raw::Adds;
 use crate::rig::Via;
 use crate::sample::Sample;
-use crate::{checkpoint, counter, kernels, model, ping, raw, rendezvous, tasks, whole, wire};
+use crate::{checkpoint, counter, kernels, model, ping, raw, rendezvous, rows, tasks, whole, wire};
 
 /// The unit of a benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +51,7 @@ enum Work {
     SmallSteps,
     SlowSteps,
     Lanes,
+    Rows,
     Dispatch,
     /// With a server as reference.
     ServedDispatch,
@@ -118,6 +119,8 @@ impl Bench {
             (Work::SlowSteps, Side::Reference) => raw::slow_steps().await,
             (Work::Lanes, Side::Ours) => kernels::lanes(),
             (Work::Lanes, Side::Reference) => kernels::unordered(),
+            (Work::Rows, Side::Ours) => rows::shard(),
+            (Work::Rows, Side::Reference) => rows::hash_map(),
             (Work::Dispatch, Side::Ours) => tasks::dispatch().await,
             (Work::Dispatch, Side::Reference) => tasks::write().await,
             (Work::ServedDispatch, Side::Ours) => tasks::dispatch().await,
@@ -133,7 +136,7 @@ impl Bench {
 /// The fields of a [`Bench`], in the same order.
 type Line = (&'static str, &'static str, &'static str, Unit, f64, Work);
 
-const LINES: [Line; 31] = [
+const LINES: [Line; 32] = [
     (
         "push",
         "gradient of 64 MiB to 2 pservers: a synchronous step by SGD",
@@ -277,6 +280,14 @@ const LINES: [Line; 31] = [
         Unit::Bytes,
         0.8,
         Work::Lanes,
+    ),
+    (
+        "rows",
+        "rows of a table for batches of 4 096 × 26 ids by a power law: read, merge, apply Adagrad",
+        "a hash map of the standard library with the same rule",
+        Unit::Steps,
+        0.6,
+        Work::Rows,
     ),
     (
         "dispatch",

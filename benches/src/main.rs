@@ -10,6 +10,7 @@ mod ping;
 mod raw;
 mod rendezvous;
 mod rig;
+mod rows;
 mod sample;
 mod table;
 mod tasks;
