@@ -272,6 +272,7 @@ impl Records {
         match self.columns.is_empty() {
             true => self.columns.clone_from(&other.columns),
             false => {
+                assert_eq!(self.columns.len(), other.columns.len(), "the same columns");
                 for (column, other) in self.columns.iter_mut().zip(&other.columns) {
                     column.extend(other);
                 }

@@ -34,7 +34,7 @@ impl Node {
     }
 
     /// Returns its children; `None` for a single lane.
-    fn halves(self) -> Option<(Self, Self)> {
+    pub fn halves(self) -> Option<(Self, Self)> {
         let len = self.end - self.first;
         if len < 2 {
             return None;

@@ -4,16 +4,20 @@
 //! most [`BLOCK_LEN_MAX`] values of one parameter. A table has no blocks, but ranges of ids. See
 //! [`crate::placement`] for the slots of blocks and ranges.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::dataset::hex;
-use crate::table::{Initial, RANGES, RangeDigest};
+use crate::table::{Initial, RANGES, RangeDigest, WIDTH_MAX};
 
 /// Values in the largest block: 1 MiB of `f32`.
 pub const BLOCK_LEN_MAX: usize = 1 << 18;
+
+/// Tables of a model; each has 128 ranges, which take memory.
+const TABLES_MAX: usize = 1 << 10;
 
 /// How the contributions of a step or a push change a parameter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,6 +81,38 @@ impl ParamSpec {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+}
+
+/// Returns what is wrong with the tables among parameters: their number, widths, initial values, or names, which
+/// must stay distinct as names of files.
+pub fn invalid_tables(params: &[ParamSpec]) -> Option<String> {
+    let mut files = BTreeSet::new();
+    for param in params {
+        let Some(initial) = param.table else { continue };
+        let (name, width) = (&param.name, param.product());
+        if !(1..=WIDTH_MAX).contains(&width) {
+            return Some(format!(
+                "table `{name}` has rows of {width} values; 1 to {WIDTH_MAX} are possible"
+            ));
+        }
+        if !initial.is_finite() || param.update != UpdateRule::Optimizer {
+            return Some(format!("table `{name}` has initial values or updates that tables lack"));
+        }
+        if name.contains('/') {
+            return Some(format!("the name of table `{name}` has a slash; rename it"));
+        }
+        if !files.insert(file_name(name)) {
+            return Some(format!("table `{name}` has the same file as another; rename it"));
+        }
+    }
+    (TABLES_MAX < files.len())
+        .then(|| format!("{} tables exceed the maximum of {TABLES_MAX}", files.len()))
+}
+
+/// Returns a name in which other characters than letters, digits, `-`, `_` and `.` are replaced.
+pub fn file_name(name: &str) -> String {
+    let is_safe = |it: char| it.is_ascii_alphanumeric() || "-_.".contains(it);
+    name.chars().map(|it| if is_safe(it) { it } else { '_' }).collect()
 }
 
 /// A part of one parameter: the unit of placement, transport and update.
@@ -254,6 +290,27 @@ mod tests {
             ParamSpec::table("rows", 3, Initial::Zeros),
             ParamSpec::new("scalar", &[]),
         ])
+    }
+
+    #[test]
+    fn tables_that_cannot_be_are_named() {
+        let table = |name: &str, width| ParamSpec::table(name, width, Initial::Zeros);
+        assert_eq!(invalid_tables(&[table("a", 1), table("b", WIDTH_MAX)]), None);
+        let infinite = ParamSpec::table("a", 1, Initial::Uniform(f32::INFINITY));
+        let averaged = ParamSpec { update: UpdateRule::AddMean, ..table("a", 1) };
+        let many = (0..=TABLES_MAX).map(|index| table(&index.to_string(), 1)).collect();
+        for bad in [
+            vec![table("a", 0)],
+            vec![table("a", WIDTH_MAX + 1)],
+            vec![ParamSpec { shape: vec![usize::MAX, 2], ..table("a", 1) }],
+            vec![infinite],
+            vec![averaged],
+            vec![table("ids/a", 1)],
+            vec![table("a b", 1), table("a_b", 1)],
+            many,
+        ] {
+            assert!(invalid_tables(&bad).is_some(), "{:?}", bad[0]);
+        }
     }
 
     #[test]

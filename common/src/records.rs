@@ -10,7 +10,7 @@ use crate::given_up::{Discarded, PassRanges};
 use crate::ids::{
     Attempt, Generation, Incarnation, Lane, Pass, RequestId, Slot, TaskId, TrainerId, Version,
 };
-use crate::layout::ParamSpec;
+use crate::layout::{ParamSpec, invalid_tables};
 use crate::placement::PlacementRecord;
 use crate::position::Position;
 use crate::spec::JobSpec;
@@ -265,6 +265,9 @@ impl CheckpointRecord {
         let values = self.params.iter().map(ParamSpec::len).fold(0, usize::saturating_add);
         if values == 0 && self.params.iter().all(|param| param.table.is_none()) {
             return Some("it has no parameters".to_owned());
+        }
+        if let Some(reason) = invalid_tables(&self.params) {
+            return Some(reason);
         }
         let bytes = self.shards.iter().map(|it| it.size_bytes).fold(0, u64::saturating_add);
         if bytes / 4 < values as u64 {

@@ -129,6 +129,20 @@ impl JobSpec {
                 format!("`dataset.label` `{}` is also a feature", dataset.label),
             ));
         }
+        if dataset.categories.contains(&dataset.label) {
+            errors.push(SpecError::new(
+                &["dataset.label", "dataset.categories"],
+                format!("`dataset.label` `{}` is also a category", dataset.label),
+            ));
+        }
+        let has_both = !dataset.categories.is_empty() && !dataset.features.is_empty();
+        if has_both && dataset.format == DataFormat::Libsvm {
+            errors.push(SpecError::new(
+                &["dataset.features", "dataset.categories"],
+                "`dataset.features` and `dataset.categories` of LibSVM files are mutually exclusive; \
+                 remove one",
+            ));
+        }
         if !dataset.feature_scale.is_finite() || dataset.feature_scale == 0.0 {
             errors.push(SpecError::new(
                 &["dataset.feature_scale"],

@@ -7,9 +7,8 @@ use bytes::Bytes;
 use steadfast_checkpoint::EncodeError;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Generation, Slot, Version};
-use steadfast_common::layout::{Layout, ParamSpec, UpdateRule};
+use steadfast_common::layout::{Layout, ParamSpec, invalid_tables};
 use steadfast_common::placement::Placement;
-use steadfast_common::table::WIDTH_MAX;
 use steadfast_host::task::low_priority;
 use steadfast_host::time::{sleep, timeout};
 use steadfast_proto::status;
@@ -279,17 +278,8 @@ fn layout(params: Vec<Param>) -> Result<Layout, Status> {
             "a model of {total} values exceeds the maximum of {VALUES_MAX}"
         )));
     }
-    for (spec, initial) in specs.iter().filter_map(|spec| Some((spec, spec.table?))) {
-        if !initial.is_finite() {
-            return Err(invalid(format!("table `{}` begins with values not finite", spec.name)));
-        }
-        let width = spec.shape.iter().fold(1, |width: usize, side| width.saturating_mul(*side));
-        if !(1..=WIDTH_MAX).contains(&width) || spec.update != UpdateRule::Optimizer {
-            return Err(invalid(format!(
-                "table `{}` has rows of {width} values; 1 to {WIDTH_MAX} are possible",
-                spec.name
-            )));
-        }
+    if let Some(reason) = invalid_tables(&specs) {
+        return Err(invalid(reason));
     }
     Ok(Layout::new(specs))
 }

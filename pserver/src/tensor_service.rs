@@ -469,11 +469,8 @@ async fn pull_rows(service: &Service, mut body: Body) -> Result<Vec<Bytes>, Stat
         service.event_loop.call(|reply| Event::PullRows { generation, version, which, ids, reply });
     let pulled = match timeout(wait, call).await {
         Ok(pulled) => pulled.map_err(|error| refuse(&error))?,
-        Err(_) => {
-            let published = service.published(generation)?;
-            let present = published.shard.as_ref().map(|it| it.position.version);
-            PulledRows::OtherVersion { present: present.unwrap_or_default() }
-        }
+        // Whether the version is past, only the event loop knows; it may be at work.
+        Err(_) => PulledRows::OtherVersion { present: version },
     };
     service.check_lease()?;
     let mut segments = Vec::new();

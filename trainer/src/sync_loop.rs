@@ -20,7 +20,7 @@ use steadfast_common::lane_tree::{LaneSums, LaneTree, Node};
 use steadfast_common::position::Position;
 use steadfast_common::schedule::LaneSchedule;
 use steadfast_common::status::TimeBreakdown;
-use steadfast_common::table::Rows;
+use steadfast_common::table::{ID_BYTES, Rows};
 use steadfast_host::task::{TaskSet, in_place};
 use steadfast_host::time::{Instant, sleep};
 use steadfast_net::traces::TRACE;
@@ -36,6 +36,9 @@ use crate::tasks::TaskError;
 
 /// Pause before unreadable data is retried, unless another trainer is to try first.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// Bytes of rows that lanes are added up to in one push; a pserver accepts twice as many.
+const PUSH_ROWS_BYTES: usize = 32 << 20;
 
 /// Number of steps whose data is loaded ahead.
 const AHEAD: u64 = 2;
@@ -253,7 +256,8 @@ impl Worker<'_> {
             // Others have contributed these lanes, and the step is complete.
             return Ok(lanes);
         };
-        for node in self.tree.cover(&lanes) {
+        let nodes = self.tree.cover(&lanes).into_iter();
+        for node in nodes.flat_map(|node| self.divided(node, &loaded)).collect::<Vec<_>>() {
             let parts: Vec<&LanePart> = node.lanes().map(|lane| &loaded[&lane]).collect();
             let sum = self.sum(&parts, &rows)?.unwrap_or_default();
             self.buffers.keep(&sum.values);
@@ -261,6 +265,23 @@ impl Worker<'_> {
             self.push(position.version, node, shares, sum);
         }
         Ok(lanes)
+    }
+
+    /// Divides a node whose sum may have too many rows for one push: how many lanes a trainer has must not decide
+    /// whether it can push them.
+    fn divided(&self, node: Node, loaded: &BTreeMap<Lane, LanePart>) -> Vec<Node> {
+        let tables = self.context.layout().tables();
+        let of_lane = |lane: Lane| -> usize {
+            let ids = loaded[&lane].ids.iter().zip(tables);
+            ids.map(|(ids, table)| ids.ids.len() * (ID_BYTES + table.width * size_of::<f32>()))
+                .sum()
+        };
+        match node.halves() {
+            Some((left, right)) if PUSH_ROWS_BYTES < node.lanes().map(of_lane).sum() => {
+                [self.divided(left, loaded), self.divided(right, loaded)].concat()
+            }
+            Some(_) | None => vec![node],
+        }
     }
 
     /// Pulls the rows of all ids of some lanes; `None` if the step is complete.

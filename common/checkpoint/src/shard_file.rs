@@ -84,7 +84,7 @@ impl RangeTensors {
         for ids in [&self.ids, &self.candidate_ids] {
             check_ids(ids, &ranges).map_err(|error| error.to_string())?;
         }
-        let values = self.ids.len() * table.width;
+        let values = self.ids.len().saturating_mul(table.width);
         let are_complete = self.counts.len() == self.ids.len()
             && self.candidate_counts.len() == self.candidate_ids.len()
             && self.values.len() == values

@@ -11,6 +11,7 @@ use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::types::{Type, TypePtr};
+use steadfast_common::layout::file_name;
 use steadfast_common::table::Rows;
 
 /// Rows of a row group.
@@ -112,8 +113,7 @@ fn schema() -> Result<TypePtr, ParquetError> {
 
 /// Returns the name of the object with a table of a model, beside `model.safetensors`.
 pub fn table_file_name(table: &str) -> String {
-    let safe = |it: char| if it.is_ascii_alphanumeric() || "-_.".contains(it) { it } else { '_' };
-    format!("model.{}.parquet", table.chars().map(safe).collect::<String>())
+    format!("model.{}.parquet", file_name(table))
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Verifies a whole checkpoint.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -150,6 +151,8 @@ struct Assembly {
     ranges: Vec<RangeDigest>,
     /// Number of rows of each table.
     rows: Vec<u64>,
+    /// Names of the optimizer states of each table's rows.
+    row_states: BTreeMap<usize, Vec<String>>,
     /// The object that holds each block or range.
     holders: Vec<Option<Arc<str>>>,
     /// Names of the first block's optimizer states.
@@ -163,6 +166,7 @@ impl Assembly {
             values: vec![0.0; layout.len()],
             ranges: vec![RangeDigest::default(); layout.ranges()],
             rows: vec![0; layout.tables().len()],
+            row_states: BTreeMap::new(),
             holders: vec![None; layout.blocks().len() + layout.ranges()],
             states: None,
             counted: Vec::new(),
@@ -190,6 +194,13 @@ impl Assembly {
             range.check(names.layout()).map_err(|reason| format!("`{name}` {reason}"))?;
             let index = *number as usize - names.layout().blocks().len();
             let table = index / RANGES as usize;
+            let states: Vec<String> = range.states.keys().cloned().collect();
+            let known = self.row_states.entry(table).or_insert_with(|| states.clone());
+            if *known != states {
+                return Err(format!(
+                    "`{name}` has the optimizer state {states:?}, other ranges have {known:?}"
+                ));
+            }
             let width = names.layout().tables()[table].width;
             let rows = Rows::of(width, range.ids.clone(), range.values.clone());
             self.ranges[index] = rows.digest();

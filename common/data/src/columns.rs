@@ -13,6 +13,7 @@ const SIMILARITY_MIN: f64 = 0.7;
 const CANDIDATES_MAX: usize = 3;
 
 const CONVERT: &str = "convert it";
+const NO_CATEGORY: &str = "fractions are no categories: name it in `dataset.features`, or set its type in `dataset.types`";
 const SET_TYPE: &str = "set its type in `dataset.types`";
 
 /// A column of a file.
@@ -149,7 +150,15 @@ pub(crate) fn resolve_typed(
                 let column = column.name.clone();
                 return Err(DataError::DuplicateColumn { column, file: file.to_owned() });
             }
-            found.push(Typed { name: column.name.clone(), kind: typed(spec, file, column) });
+            let mut kind = typed(spec, file, column);
+            if !spec.categories.is_empty()
+                && kind
+                    .as_ref()
+                    .is_ok_and(|kind| matches!(kind.element, Element::Float32 | Element::Float64))
+            {
+                kind = Err(column.untyped(file, NO_CATEGORY));
+            }
+            found.push(Typed { name: column.name.clone(), kind });
         }
     }
     match spec.types.keys().find(|name| !taken.contains(name)) {

@@ -81,7 +81,7 @@ impl AsyncShard {
         if !fresh.contains(&true) {
             return Ok(Contributed::Duplicate);
         }
-        contribution.check_tables(self.blocks.tables().held().widths.len())?;
+        contribution.check_tables(&self.blocks.tables().held().widths)?;
         let Contribution { records, loss_sum, checksum, blocks, rows } = contribution;
         let (mut sums, wanted) = (locate(blocks, self.blocks.list())?, self.blocks.list().len());
         if sums.len() != wanted {

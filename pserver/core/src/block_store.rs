@@ -160,8 +160,9 @@ impl BlockStore {
         pass: Pass,
         before: &[Rows],
     ) -> Result<Vec<Rows>, StorageError> {
+        let ids = ids.into_iter().take(self.tables.held().widths.len());
         let read = |(table, ids)| self.tables.read(table, ids, pass, before.get(table));
-        ids.into_iter().enumerate().map(read).collect()
+        ids.enumerate().map(read).collect()
     }
 
     /// Applies the sums of the gradients of each table's rows as a part of the next update, to ranges with one of

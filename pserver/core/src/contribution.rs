@@ -175,7 +175,7 @@ pub enum Refusal {
     NoSuchNode { first: Lane, count: usize, lanes: u32 },
     #[error("a {0} job does not accept this kind of contribution")]
     WrongMode(&'static str),
-    #[error("rows of {found} tables were sent, expected {wanted}")]
+    #[error("rows of {found} tables were sent, expected {wanted} with the widths of the model")]
     WrongTables { found: usize, wanted: usize },
     #[error("cannot keep the rows of a table: {0}")]
     Storage(#[from] StorageError),
@@ -226,10 +226,13 @@ impl Contribution {
         (blocks, (0 < records).then_some(Total { records, loss_sum, checksum, rows }))
     }
 
-    /// Checks that there are rows for each of `wanted` tables.
-    pub(crate) fn check_tables(&self, wanted: usize) -> Result<(), Refusal> {
-        let found = self.rows.len();
-        if found == wanted { Ok(()) } else { Err(Refusal::WrongTables { found, wanted }) }
+    /// Checks that there are rows for each table, of its width.
+    pub(crate) fn check_tables(&self, widths: &[usize]) -> Result<(), Refusal> {
+        let (found, wanted) = (self.rows.len(), widths.len());
+        match self.rows.iter().map(Rows::width).eq(widths.iter().copied()) {
+            true => Ok(()),
+            false => Err(Refusal::WrongTables { found, wanted }),
+        }
     }
 }
 

@@ -160,7 +160,7 @@ impl SyncShard {
         };
         check_records(shares, contribution.records, contribution.checksum)?;
         if 0 < contribution.records {
-            contribution.check_tables(self.blocks.tables().held().widths.len())?;
+            contribution.check_tables(&self.blocks.tables().held().widths)?;
         }
         let (blocks, total) = contribution.into_parts();
         let located = locate(blocks, self.blocks.list())?;

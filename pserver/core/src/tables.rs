@@ -120,22 +120,21 @@ impl RangeSnapshot {
 }
 
 impl StoredRows {
-    /// Returns the rows of a store that are to be kept, and removes the others.
-    fn of(
-        store: &mut dyn RowStore,
-        is_kept: impl Fn(RowCounts) -> bool,
-    ) -> Result<Self, StorageError> {
-        let (mut all, mut others) = (Self::default(), Vec::new());
+    /// Returns the rows of a store that have not expired in `pass`. Removes those that no reader needs: a reader
+    /// may need the version before, which may be of the pass before.
+    fn of(store: &mut dyn RowStore, rules: &TableRules, pass: Pass) -> Result<Self, StorageError> {
+        let (mut all, mut obsolete) = (Self::default(), Vec::new());
+        let before = Pass(pass.0.saturating_sub(1));
         store.scan(&mut |id, counts, values| {
-            if is_kept(counts) {
+            if !rules.is_expired(counts, pass) {
                 all.ids.push(id);
                 all.counts.push(counts);
                 all.values.extend_from_slice(values);
-            } else {
-                others.push(id);
+            } else if rules.is_expired(counts, before) {
+                obsolete.push(id);
             }
         })?;
-        others.into_iter().try_for_each(|id| store.remove(id))?;
+        obsolete.into_iter().try_for_each(|id| store.remove(id))?;
         Ok(all)
     }
 
@@ -265,7 +264,8 @@ impl Tables {
         snapshots: &[RangeSnapshot],
         rules: &Rules,
     ) -> Result<Self, StorageError> {
-        let count = (snapshots.len() / layout.tables().len().max(1)) as u32;
+        // None on a slot beyond the number of ranges.
+        let count = snapshots.len() / layout.tables().len().max(1);
         let first = snapshots.first().map_or(0, |it| it.range);
         let open = |rules_of_table: &TableRules, snapshot: &RangeSnapshot| {
             let mut rows = rules.stores.open(rules_of_table.stride())?;
@@ -274,17 +274,17 @@ impl Tables {
             snapshot.candidates.restore(candidates.as_mut())?;
             Ok(TableRange { applied: snapshot.applied, rows, candidates })
         };
-        let tables = layout.tables().iter().zip(snapshots.chunks(count.max(1) as usize));
-        let tables = tables.map(|(param, snapshots)| {
+        let tables = layout.tables().iter().enumerate().map(|(index, param)| {
             let rules = TableRules::new(param, rules);
-            let ranges = snapshots.iter().map(|snapshot| open(&rules, snapshot));
+            let own = &snapshots[index * count..(index + 1) * count];
+            let ranges = own.iter().map(|snapshot| open(&rules, snapshot));
             Ok(Table { ranges: ranges.collect::<Result<_, StorageError>>()?, rules })
         });
         let held = TablesHeld {
             first_number: layout.number_of_table(0),
             names: layout.tables().iter().map(|table| table.name.clone()).collect(),
             widths: layout.tables().iter().map(|table| table.width).collect(),
-            ranges: first..first + count,
+            ranges: first..first + count as u32,
         };
         Ok(Self { tables: tables.collect::<Result<_, StorageError>>()?, held: held.into() })
     }
@@ -355,13 +355,13 @@ impl Tables {
         let mut all = Vec::new();
         for (index, table) in self.tables.iter_mut().enumerate() {
             for (range, stored) in self.held.ranges.clone().zip(&mut table.ranges) {
-                let is_kept = |counts| !table.rules.is_expired(counts, pass);
                 all.push(RangeSnapshot {
                     table: index as u32,
                     range,
                     applied: stored.applied,
-                    rows: StoredRows::of(stored.rows.as_mut(), is_kept)?.into(),
-                    candidates: StoredRows::of(stored.candidates.as_mut(), is_kept)?.into(),
+                    rows: StoredRows::of(stored.rows.as_mut(), &table.rules, pass)?.into(),
+                    candidates: StoredRows::of(stored.candidates.as_mut(), &table.rules, pass)?
+                        .into(),
                 });
             }
         }

@@ -37,7 +37,7 @@ use crate::cluster::PserverSet;
 use crate::pulls::{
     BlockBuffers, PulledShard, VersionMatch, common_version, oldest_position, pull_one,
 };
-use crate::rows::{PulledRows, pull_rows, read_range};
+use crate::rows::{PulledRows, in_requests, pull_rows, read_range};
 use crate::{ClientError, Cluster};
 
 /// Timeout of a call, in addition to the time that the request asks the pserver to wait.
@@ -264,9 +264,13 @@ impl Pservers {
     /// Divides rows of each table among the slots.
     fn rows_of_slots(&self, rows: &[Rows]) -> Vec<Vec<Rows>> {
         let slots = self.slots.len();
+        if rows.is_empty() {
+            return vec![Vec::new(); slots];
+        }
+        // A range that the placement gives to no slot is refused by the first one, by name.
         let slot_of = |range| {
             let place = self.slots.iter().position(|slot| slot.ranges.contains(&range));
-            place.expect("every range has a slot")
+            place.unwrap_or(0)
         };
         let slot_of: Vec<usize> = (0..RANGES).map(slot_of).collect();
         let mut of_slots = vec![Vec::with_capacity(rows.len()); slots];
@@ -291,7 +295,9 @@ impl Pservers {
         // Rows without values stand for ids.
         let wanted: Vec<Rows> = ids.into_iter().map(|ids| Rows::of(0, ids, Vec::new())).collect();
         let parts = self.slots.iter().zip(self.rows_of_slots(&wanted));
-        let parts = parts.filter(|(_, ids)| ids.iter().any(|ids| !ids.is_empty()));
+        let parts = parts.flat_map(|(slot, ids)| {
+            in_requests(&self.layout, &ids).into_iter().map(move |ids| (slot, ids))
+        });
         let pulls = parts.map(|(slot, ids)| async move {
             let mut retries = self.retries();
             loop {
@@ -319,7 +325,9 @@ impl Pservers {
     /// A rejection, another generation, or the end of the job.
     pub async fn read_range(&self, table: usize, range: u32) -> Result<Rows, ClientError> {
         let slot = self.slots.iter().find(|slot| slot.ranges.contains(&range));
-        let slot = slot.expect("every range has a slot");
+        let Some(slot) = slot.or_else(|| self.slots.first()) else {
+            return Err(ClientError::NewGeneration);
+        };
         let width = self.layout.tables()[table].width;
         let mut retries = self.retries();
         loop {

@@ -2,7 +2,7 @@
 
 use steadfast_common::byte_segments::ByteSegments;
 use steadfast_common::ids::Version;
-use steadfast_common::layout::Layout;
+use steadfast_common::layout::{Layout, TableParam};
 use steadfast_common::position::Position;
 use steadfast_common::table::{ID_BYTES, RANGES, Rows, encode_ids};
 use steadfast_proto::tensor::{CHUNK_BYTES, in_chunks};
@@ -16,6 +16,9 @@ use crate::pulls::PULL_WAIT;
 
 const PULL_ROWS: &str = "/steadfast.v1.Pserver/PullRows";
 const READ_RANGE: &str = "/steadfast.v1.Pserver/ReadRange";
+
+/// Bytes of rows in the answer to one request.
+const ANSWER_BYTES: usize = 16 << 20;
 
 /// Rows of all tables.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,6 +34,23 @@ pub(crate) struct RowsOfSlot {
     /// Of each table; `None` if the slot is past the version.
     pub rows: Option<Vec<Rows>>,
     pub bytes: u64,
+}
+
+/// Divides ids of each table, given as rows without values, among requests whose answers are not too large; none
+/// without ids.
+pub(crate) fn in_requests(layout: &Layout, ids: &[Rows]) -> Vec<Vec<Rows>> {
+    let of_table = |(param, ids): (&TableParam, &Rows)| -> Vec<Rows> {
+        let row_bytes = ID_BYTES + param.width * size_of::<f32>();
+        let at_once = (ANSWER_BYTES / layout.tables().len() / row_bytes).max(1);
+        ids.ids().chunks(at_once).map(|ids| Rows::of(0, ids.to_vec(), Vec::new())).collect()
+    };
+    let tables: Vec<Vec<Rows>> = layout.tables().iter().zip(ids).map(of_table).collect();
+    let requests = tables.iter().map(Vec::len).max().unwrap_or(0);
+    let request = |index| {
+        let part = |table: &Vec<Rows>| table.get(index).cloned().unwrap_or_else(|| Rows::new(0));
+        tables.iter().map(part).collect()
+    };
+    (0..requests).map(request).collect()
 }
 
 /// Pulls rows of each table from one slot once it has reached a version: exactly this one, or any without one.
@@ -98,7 +118,7 @@ pub(crate) async fn read_range(
     let mut body = with_timeout(call(&mut channel, READ_RANGE, vec![framed(&request)])).await?;
     let mut rows = Rows::new(width);
     receive(&mut body, |_, data| {
-        let part = Rows::decode(width, &(0..RANGES), &data.joined());
+        let part = Rows::decode_any(width, &(0..RANGES), &data.joined());
         part.and_then(|part| rows.append(part)).map_err(|error| Status::internal(error.to_string()))
     })
     .await?;
@@ -121,4 +141,32 @@ async fn receive(
 
 fn no_table(number: u32) -> Status {
     Status::internal(format!("block {number} is no table of the model"))
+}
+
+#[cfg(test)]
+mod tests {
+    use steadfast_common::layout::ParamSpec;
+    use steadfast_common::table::Initial;
+
+    use super::*;
+
+    #[test]
+    fn every_id_is_in_one_request_of_bounded_size() {
+        let table = |name, width| ParamSpec::table(name, width, Initial::Zeros);
+        let layout = Layout::new(vec![table("wide", 1 << 12), table("narrow", 1)]);
+        let ids = |count| Rows::of(0, (0..count).collect(), Vec::new());
+        for (wide, narrow) in [(0, 0), (1, 5), (1_300, 3), (7, 2_000_000)] {
+            let all = [ids(wide), ids(narrow)];
+            let requests = in_requests(&layout, &all);
+            for (table, all) in all.iter().enumerate() {
+                let parts: Vec<u64> =
+                    requests.iter().flat_map(|request| request[table].ids()).copied().collect();
+                assert_eq!(parts, all.ids());
+            }
+            for request in &requests {
+                let bytes = request[0].len() * (8 + (4 << 12)) + request[1].len() * 12;
+                assert!(0 < bytes && bytes <= ANSWER_BYTES, "{bytes}");
+            }
+        }
+    }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Incarnation, TrainerId};
 use steadfast_common::keys::Keys;
-use steadfast_common::layout::{Layout, ParamSpec};
+use steadfast_common::layout::{Layout, ParamSpec, invalid_tables};
 use steadfast_common::records::{JobRecord, TrainerRecord};
 use steadfast_coord::{self as coord, CoordError, Etcd, wait_for_job};
 use steadfast_net::TlsIdentity;
@@ -64,6 +64,8 @@ pub enum RegisterError {
     DuplicateParameter,
     #[error("the model has {values} values; the range is 1 to 2^32")]
     ModelSize { values: usize },
+    #[error("{reason}")]
+    Tables { reason: String },
 }
 
 impl RegisterError {
@@ -73,7 +75,9 @@ impl RegisterError {
             Self::Coord(error) => error.kind(),
             Self::OtherNumerics { .. } => ErrorKind::Denied,
             Self::IdTaken => ErrorKind::Internal,
-            Self::DuplicateParameter | Self::ModelSize { .. } => ErrorKind::Invalid,
+            Self::DuplicateParameter | Self::ModelSize { .. } | Self::Tables { .. } => {
+                ErrorKind::Invalid
+            }
         }
     }
 }
@@ -193,8 +197,12 @@ fn checked_layout(params: Vec<ParamSpec>) -> Result<Layout, RegisterError> {
         return Err(RegisterError::DuplicateParameter);
     }
     let values = params.iter().fold(0_usize, |sum, param| sum.saturating_add(param.len()));
-    if values == 0 || 1 << 32 < values {
+    let has_tables = params.iter().any(|param| param.table.is_some());
+    if (values == 0 && !has_tables) || 1 << 32 < values {
         return Err(RegisterError::ModelSize { values });
+    }
+    if let Some(reason) = invalid_tables(&params) {
+        return Err(RegisterError::Tables { reason });
     }
     Ok(Layout::new(params))
 }

@@ -62,7 +62,10 @@ impl RowReader {
         };
         let mut label = match (&self.options.label, self.wanted.label) {
             (Some(name), Some(leaf)) => open(name, 1.0, leaf)?,
-            _ => return self.read_columns(source, index),
+            _ => {
+                let columns = self.read_columns(source, index)?;
+                return Ok(Records { columns, ..Records::default() });
+            }
         };
         let mut features = Vec::with_capacity(self.options.features.len());
         for (name, leaf) in self.options.features.iter().zip(&self.wanted.features) {
@@ -83,15 +86,16 @@ impl RowReader {
             }
             records.labels.extend(labels);
         }
+        records.columns = self.read_columns(source, index)?;
         Ok(records)
     }
 
-    /// Reads the columns of a dataset without features and label.
+    /// Reads the columns of any type.
     fn read_columns(
         &self,
         source: &Source,
         index: Option<&dyn PageIndexProvider>,
-    ) -> Result<Records, DataError> {
+    ) -> Result<Vec<steadfast_common::columns::Column>, DataError> {
         let mut columns = Vec::new();
         for (spec, leaf) in self.options.columns.iter().zip(&self.wanted.columns) {
             let column = self.metadata.row_group(self.group).column(*leaf).column_descr_ptr();
@@ -109,7 +113,7 @@ impl RowReader {
             }
             columns.push(builder.finish());
         }
-        Ok(Records { columns, ..Records::default() })
+        Ok(columns)
     }
 
     /// Whether a row of the column has a list.

@@ -433,3 +433,62 @@ async fn types_of_a_parquet_file_that_are_no_values_are_refused_by_name() {
         "{refused}"
     );
 }
+
+/// Categories are read beside numbers, in every format that has both, and records keep their parts together.
+#[tokio::test]
+async fn categories_are_columns_beside_features_and_label() {
+    let directory = Directory::new();
+    let digits = |ending: &str| crate::files::example(&format!("digits.{ending}"));
+    directory.write(
+        "a.jsonl",
+        "{\"x\": 1, \"y\": 0, \"c\": \"a\"}\n{\"x\": 2, \"y\": 1, \"c\": \"b\"}\n",
+    );
+    directory.write("a.svm", "1 3:1 7:1\n0 5:1\n");
+    let read_all = async |format,
+                          file: &str,
+                          features: &[&str],
+                          label: &str,
+                          categories: &[&str]| {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let spec = DatasetSpec {
+            features: names(features),
+            label: label.to_owned(),
+            categories: names(categories),
+            records_per_task: Some(100),
+            ..spec(format, &[file])
+        };
+        let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
+        let options = ReadOptions::new(&spec, &manifest);
+        let mut records = Records::new(&options);
+        records.extend(&read(&manifest, &options, &manifest.chunks).await.unwrap());
+        let count = records.len();
+        assert_eq!((records.labels.len(), records.features.len()), (count, count * features.len()));
+        assert!(records.columns.iter().all(|column| column.len() == count), "{file}");
+        let last = records.select(&[count as u32 - 1]);
+        assert_eq!(last.labels, records.labels[count - 1..]);
+        assert_eq!((last.len(), last.columns[0].len()), (1, 1));
+        records
+    };
+    let parquet = (DataFormat::Parquet, digits("parquet"));
+    let csv = (DataFormat::Csv, digits("csv"));
+    let numbers = ["pixel_2", "pixel_3"];
+    let one = read_all(parquet.0, &parquet.1, &numbers, "digit", &["pixel_4", "pixel_5"]).await;
+    let two = read_all(csv.0, &csv.1, &numbers, "digit", &["pixel_4", "pixel_5"]).await;
+    assert_eq!((&one.features, &one.labels, one.len()), (&two.features, &two.labels, 1797));
+    // Those of text files are text, whatever they look like.
+    assert!(matches!(two.columns[0].values, Values::Text(_)));
+    let lines = read_all(DataFormat::Jsonl, "a.jsonl", &["x"], "y", &["c"]).await;
+    assert_eq!(strings(&lines.columns[0]), [b"a", b"b"]);
+    let svm = read_all(DataFormat::Libsvm, "a.svm", &[], "label", &["index"]).await;
+    assert_eq!(svm.columns[0].values, Values::Int64(vec![3, 7, 5]));
+
+    let fractions = DatasetSpec {
+        features: vec![],
+        label: "y".to_owned(),
+        categories: vec!["x".to_owned()],
+        ..spec(DataFormat::Jsonl, &["f.jsonl"])
+    };
+    directory.write("f.jsonl", "{\"x\": 1.5, \"y\": 0}\n");
+    let error = plan(&fractions, 0.0, Some(directory.path())).await.unwrap_err().to_string();
+    assert!(error.contains("fractions are no categories"), "{error}");
+}

@@ -139,6 +139,8 @@ fn an_expired_row_begins_again() {
     assert_eq!(rows_at(&mut shard, 3, &[2]).unwrap(), [begin(2) - 0.25]);
 
     let snapshot = shard.snapshot().unwrap();
+    // Another slot may still be there: the snapshot must not take it away.
+    assert_eq!(rows_at(&mut shard, 3, &[2]).unwrap(), [begin(2) - 0.25]);
     let rules = rules_with(Mode::Sync, table);
     let mut restored = SyncShard::restore(layout(), snapshot, rules).unwrap();
     for shard in [&mut shard, &mut restored] {
@@ -192,6 +194,18 @@ fn the_rows_do_not_depend_on_the_number_of_slots() {
     };
     assert_eq!(values(1).len(), RANGES as usize);
     assert_eq!(values(3), values(1));
+}
+
+/// S004-47: a slot beyond the number of ranges has none, and takes part in steps.
+#[test]
+fn a_slot_without_ranges_completes_steps() {
+    let rules = rules_with(Mode::Sync, TableSpec::default());
+    let snapshot = first(&rules, RANGES + 1, RANGES);
+    assert!(snapshot.ranges.is_empty());
+    let mut shard = SyncShard::restore(layout(), snapshot, rules).unwrap();
+    step(&mut shard, &[], LaneEnd::MoreToCome);
+    assert_eq!(shard.rows_at(Version(1), vec![vec![]]).unwrap(), Some(vec![Rows::new(1)]));
+    assert_eq!(shard.snapshot().unwrap().ranges, []);
 }
 
 /// F37: after ranges from snapshots of different moments were combined, a push is applied only to those that do
