@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures::stream::{self, StreamExt, TryStreamExt};
+use futures::future::try_join_all;
 use steadfast_checkpoint::{
     EncodeError, ModelFile, TableFile, TableFileError, encode_model, table_file_name,
 };
@@ -37,7 +37,8 @@ use crate::activity::SharedActivity;
 use crate::metrics::Metrics;
 use crate::tasks::{TaskError, Tasks};
 
-/// Ranges of a table that are read at the same time.
+/// Ranges of a table that are read at the same time; few enough that they are polled in order, which simulations
+/// need.
 const RANGES_AT_ONCE: usize = 16;
 
 /// The shared state of a running trainer.
@@ -370,16 +371,17 @@ impl Context {
         for (index, table) in self.layout().tables().iter().enumerate() {
             let about = [("job", &self.spec().name[..]), ("table", &table.name)];
             let mut file = TableFile::new(table.width, &about)?;
-            let pservers = generation.pservers();
-            let reads = (0..RANGES).map(|range| pservers.read_range(index, range));
-            let mut ranges = stream::iter(reads).buffered(RANGES_AT_ONCE);
-            while let Some(rows) = ranges.try_next().await? {
-                if !are_finite(rows.values()) {
-                    let what = format!("a row of table {}", table.name);
-                    return Err(TrainError::NotFinite { what });
+            for first in (0..RANGES).step_by(RANGES_AT_ONCE) {
+                let ranges = first..RANGES.min(first + RANGES_AT_ONCE as u32);
+                let reads = ranges.map(|range| generation.pservers().read_range(index, range));
+                for rows in try_join_all(reads).await? {
+                    if !are_finite(rows.values()) {
+                        let what = format!("a row of table {}", table.name);
+                        return Err(TrainError::NotFinite { what });
+                    }
+                    digests.push(in_place(|| rows.digest()));
+                    in_place(|| file.push(&rows))?;
                 }
-                digests.push(in_place(|| rows.digest()));
-                in_place(|| file.push(&rows))?;
             }
             let place = self.store.child(&table_file_name(&table.name))?;
             place.write(in_place(|| file.finish())?).await?;

@@ -235,11 +235,10 @@ impl Pservers {
             for blocks in chunks {
                 encode(header.take().as_ref(), &blocks, &mut segments);
             }
-            let numbered = (0..).zip(&rows);
-            let rows = numbered
-                .flat_map(|(table, rows)| row_blocks(self.layout.number_of_table(table), rows));
-            for blocks in in_chunks(rows) {
-                encode(None::<&PushHeader>, &blocks, &mut segments);
+            for (table, rows) in rows.iter().enumerate() {
+                for block in row_blocks(self.layout.number_of_table(table), rows) {
+                    encode(None::<&PushHeader>, &[block], &mut segments);
+                }
             }
             self.push_one(slot, segments)
         });
