@@ -69,7 +69,7 @@
 //!
 //! # fn spec() -> steadfast_common::spec::ModelSpec {
 //! #     steadfast_common::spec::ModelSpec {
-//! #         kind: "poisson".into(), classes: None, hidden: vec![],
+//! #         kind: "poisson".into(), classes: None, factors: None, hidden: vec![],
 //! #         activation: Default::default(), dropout: 0.0, options: Default::default(),
 //! #         entry: None, script: None, device: None,
 //! #     }
