@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_begins_the_same_whoever_asks_for_it() {
+    fn a_row_begins_with_the_same_values_in_every_process() {
         let begin = |initial: Initial, seed, table, id| {
             let mut row = [9.0; 3];
             initial.fill(seed, table, id, &mut row);

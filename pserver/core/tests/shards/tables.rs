@@ -75,7 +75,7 @@ fn begin(id: u64) -> f32 {
     row[0]
 }
 
-/// A row is its initial value until an update, whoever has read it before; other rows stay as they are.
+/// A row is its initial value until an update, whether it was read before or not; other rows stay as they are.
 #[test]
 fn readers_create_no_row() {
     let mut shard = shard(TableSpec::default());
