@@ -81,13 +81,16 @@ fn begin(mode: Mode, codec: Codec) -> Shard {
     let layout = Arc::new(Layout::new(params));
     let values = layout.blocks().iter().map(|block| vec![0.5; block.len]).collect();
     let placement = Placement::of(&layout, &PlacementRecord::LargestFirst { slots: 1 });
-    let snapshot = ShardSnapshot::initial(&layout, &placement, Slot(0), values, &rules);
-    Shard::restore(layout, snapshot, rules).expect("there is memory")
+    let first = ShardSnapshot::initial(&layout, &placement, Slot(0), values, &rules);
+    let (snapshot, tables) = first.expect("there is memory");
+    Shard::restore(layout, snapshot, tables, rules)
 }
 
 /// The state that a checkpoint would contain, as text, in which NaN equals itself.
 fn state(shard: &mut Shard) -> String {
-    format!("{:?}", shard.snapshot())
+    let (snapshot, tables) = shard.snapshot().expect("memory can be read");
+    let rows: Vec<_> = tables.ranges().iter().map(|range| tables.read(range)).collect();
+    format!("{snapshot:?} {rows:?}")
 }
 
 fn contribution(

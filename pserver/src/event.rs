@@ -14,6 +14,8 @@ use steadfast_pserver_core::contribution::{
     Contributed, Contribution, LaneShare, Refusal, ValidatedBlock,
 };
 use steadfast_pserver_core::sync_shard::EarlyBlock;
+use steadfast_pserver_core::tables::{Obsolete, TableRows, TablesSnapshot};
+use steadfast_pserver_storage::StorageError;
 use tokio::sync::{mpsc, oneshot};
 
 /// An event of the event loop.
@@ -22,7 +24,14 @@ pub enum Event {
     /// The job began another generation; the reply says whether the slot must load its values.
     Generation { record: GenerationRecord, reply: Reply<Begun> },
     /// The shard of a generation was loaded from a checkpoint.
-    Restored { generation: Generation, layout: Arc<Layout>, snapshot: ShardSnapshot },
+    Restored {
+        generation: Generation,
+        layout: Arc<Layout>,
+        snapshot: ShardSnapshot,
+        tables: TableRows,
+    },
+    /// The rows of a checkpoint cannot be kept.
+    NoSpace { error: StorageError },
     /// Initial values from the elected trainer.
     Init { generation: Generation, attempt: u64, first: InitialValues, reply: Reply<()> },
     /// Some blocks of a push in progress. Blocks that contradict applied ones end the shard; other errors are
@@ -56,8 +65,10 @@ pub enum Event {
         ids: Vec<Vec<u64>>,
         reply: Reply<PulledRows>,
     },
-    /// Requests all rows of one range of a table.
-    ReadRange { generation: Generation, table: usize, range: u32, reply: Reply<Rows> },
+    /// Requests the rows of all ranges as they are now.
+    ReadTables { generation: Generation, reply: Reply<(Position, Arc<TablesSnapshot>)> },
+    /// Rows that a snapshot found obsolete.
+    Forget { generation: Generation, obsolete: Obsolete },
     /// Requests a snapshot at `version` (default: the current one).
     Snapshot { generation: Generation, version: Option<Version>, reply: Reply<SnapshotAnswer> },
 }
@@ -142,6 +153,7 @@ pub enum SnapshotAnswer {
     Snapshot {
         layout: Arc<Layout>,
         snapshot: ShardSnapshot,
+        tables: TablesSnapshot,
     },
     /// The version is past, for all blocks or some of them.
     Past {
@@ -162,8 +174,6 @@ pub enum EventError {
     InUse,
     #[error(transparent)]
     Refused(#[from] Refusal),
-    #[error("this slot does not have range {range} of table {table}")]
-    NoSuchRange { table: usize, range: u32 },
     #[error("the pserver is shutting down")]
     ShuttingDown,
 }
@@ -176,7 +186,6 @@ impl EventError {
                 ErrorKind::Stale
             }
             Self::NotInitialized => ErrorKind::NotYet,
-            Self::NoSuchRange { .. } => ErrorKind::Invalid,
             Self::Refused(refusal) => refusal.kind(),
             Self::ShuttingDown => ErrorKind::Unavailable,
         }

@@ -1,6 +1,6 @@
 //! The event loop that owns the shard. Other tasks send it events or read its published state.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use steadfast_common::compression::Codec;
 use steadfast_common::ids::{Generation, Incarnation, Lane, Slot, Version};
@@ -8,7 +8,6 @@ use steadfast_common::layout::{Block, Layout};
 use steadfast_common::placement::{Placement, PlacementRecord};
 use steadfast_common::position::Position;
 use steadfast_common::records::GenerationRecord;
-use steadfast_common::table::Rows;
 use steadfast_host::task::{in_place, spawn};
 use steadfast_host::time::Instant;
 use steadfast_pserver_core::block_store::ShardSnapshot;
@@ -17,7 +16,8 @@ use steadfast_pserver_core::contribution::{Contributed, Contribution, Refusal, V
 use steadfast_pserver_core::rules::Rules;
 use steadfast_pserver_core::shard::Shard;
 use steadfast_pserver_core::sync_shard::SyncShard;
-use steadfast_pserver_core::tables::TablesHeld;
+use steadfast_pserver_core::tables::{TableRows, TablesHeld, TablesSnapshot};
+use steadfast_pserver_storage::Usage;
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info};
 
@@ -54,6 +54,8 @@ pub struct PublishedShard {
     pub tables: Arc<TablesHeld>,
     /// Number of rows of each table.
     pub rows: Vec<u64>,
+    /// What they take.
+    pub usage: Usage,
     /// Encoding of pushed gradients.
     pub codec: Codec,
     /// Lanes that the current step waits for (synchronous mode).
@@ -74,6 +76,7 @@ pub struct Squares {
 pub struct EventLoopHandle {
     events: mpsc::Sender<Event>,
     published: watch::Receiver<Arc<Published>>,
+    failure: Arc<OnceLock<Refusal>>,
     pub slot: Slot,
     pub incarnation: Incarnation,
 }
@@ -83,6 +86,7 @@ impl EventLoopHandle {
     pub fn start(slot: Slot, incarnation: Incarnation, rules: Rules) -> Self {
         let (events, inbox) = mpsc::channel(EVENTS_MAX);
         let (tx, published) = watch::channel(Arc::new(Published::default()));
+        let failure = Arc::<OnceLock<Refusal>>::default();
         let owner = EventLoop {
             slot,
             rules,
@@ -91,15 +95,22 @@ impl EventLoopHandle {
             pulls: Pulls::default(),
             snapshots: Vec::new(),
             lags: Lags::default(),
+            tables_read: None,
+            failure: failure.clone(),
         };
         // The event loop ends when the last handle is dropped.
         spawn(owner.run(inbox));
-        Self { events, published, slot, incarnation }
+        Self { events, published, failure, slot, incarnation }
     }
 
     /// Subscribes to the published state of the shard.
     pub fn published(&self) -> watch::Receiver<Arc<Published>> {
         self.published.clone()
+    }
+
+    /// Why the event loop ended, if it did because of a failure.
+    pub fn failure(&self) -> Option<&Refusal> {
+        self.failure.get()
     }
 
     /// Sends an event that has no reply.
@@ -154,11 +165,15 @@ impl Stage {
 struct EventLoop {
     slot: Slot,
     rules: Rules,
-    tx: watch::Sender<Arc<Published>>,
     stage: Stage,
     pulls: Pulls,
     snapshots: Vec<(Version, Reply<SnapshotAnswer>)>,
     lags: Lags,
+    /// The rows at a position, for readers of all rows.
+    tables_read: Option<(Position, Arc<TablesSnapshot>)>,
+    failure: Arc<OnceLock<Refusal>>,
+    /// Dropped last: its receivers wait for the end.
+    tx: watch::Sender<Arc<Published>>,
 }
 
 impl EventLoop {
@@ -168,6 +183,7 @@ impl EventLoop {
             if let Err(fatal) = in_place(|| self.handle(event)) {
                 // The process ends with this event loop, and the job rolls back to its last checkpoint.
                 error!(error = %fatal, "this step cannot be completed; discarding the shard");
+                let _ = self.failure.set(fatal);
                 return;
             }
         }
@@ -191,9 +207,10 @@ impl EventLoop {
             Event::Generation { record, reply } => {
                 let _ = reply.send(Ok(self.begin(record)?));
             }
-            Event::Restored { generation, layout, snapshot } => {
-                self.restore(generation, layout, snapshot)?
+            Event::Restored { generation, layout, snapshot, tables } => {
+                self.restore(generation, layout, snapshot, tables)?
             }
+            Event::NoSpace { error } => return Err(error.into()),
             Event::Init { generation, attempt, first, reply } => {
                 answer(reply, self.init(generation, attempt, first))?;
             }
@@ -220,8 +237,15 @@ impl EventLoop {
                     Err(error) => drop(reply.send(Err(error))),
                 }
             }
-            Event::ReadRange { generation, table, range, reply } => {
-                answer(reply, self.read_range(generation, table, range))?;
+            Event::ReadTables { generation, reply } => {
+                answer(reply, self.read_tables(generation))?;
+            }
+            Event::Forget { generation, obsolete } => {
+                if self.check(generation).is_ok()
+                    && let Some(shard) = self.stage.shard_mut()
+                {
+                    shard.blocks_mut().forget(obsolete)?;
+                }
             }
             Event::Snapshot { generation, version, reply } => {
                 self.snapshot(generation, version, reply)?
@@ -230,16 +254,20 @@ impl EventLoop {
         self.answer_snapshots()
     }
 
-    fn read_range(
+    fn read_tables(
         &mut self,
         generation: Generation,
-        table: usize,
-        range: u32,
-    ) -> Result<Rows, EventError> {
+    ) -> Result<(Position, Arc<TablesSnapshot>), EventError> {
         self.check(generation)?;
         let shard = self.stage.shard_mut().ok_or(EventError::NotInitialized)?;
-        let rows = shard.blocks_mut().rows_of(table, range).map_err(Refusal::from)?;
-        rows.ok_or(EventError::NoSuchRange { table, range })
+        let position = shard.blocks().position();
+        if let Some((_, tables)) = self.tables_read.as_ref().filter(|(it, _)| *it == position) {
+            return Ok((position, tables.clone()));
+        }
+        let (_, tables) = shard.snapshot().map_err(Refusal::from)?;
+        let tables = Arc::new(tables);
+        self.tables_read = Some((position, tables.clone()));
+        Ok((position, tables))
     }
 
     fn begin(&mut self, record: GenerationRecord) -> Result<Begun, Refusal> {
@@ -283,12 +311,13 @@ impl EventLoop {
         generation: Generation,
         layout: Arc<Layout>,
         snapshot: ShardSnapshot,
+        tables: TableRows,
     ) -> Result<(), Refusal> {
         if self.check(generation).is_err() {
             return Ok(());
         }
         info!(version = snapshot.position.version.0, "shard restored");
-        let shard = Shard::restore(layout, snapshot, self.rules.clone())?;
+        let shard = Shard::restore(layout, snapshot, tables, self.rules.clone());
         self.stage = Stage::Ready { shard, init_attempt: u64::MAX };
         self.publish()
     }
@@ -315,8 +344,9 @@ impl EventLoop {
         let InitialValues { layout, values } = first;
         let placement = Placement::of(&layout, &self.tx.borrow().placement);
         check_initial_values(&layout, placement.blocks_of(self.slot), &values)?;
-        let snapshot = ShardSnapshot::initial(&layout, &placement, self.slot, values, &self.rules);
-        let shard = Shard::restore(layout, snapshot, self.rules.clone()).map_err(Refusal::from)?;
+        let first = ShardSnapshot::initial(&layout, &placement, self.slot, values, &self.rules);
+        let (snapshot, tables) = first.map_err(Refusal::from)?;
+        let shard = Shard::restore(layout, snapshot, tables, self.rules.clone());
         self.stage = Stage::Ready { shard, init_attempt: attempt };
         Ok(self.publish()?)
     }
@@ -461,10 +491,9 @@ impl EventLoop {
         self.snapshots = later;
         self.snapshots.retain(|(_, reply)| !reply.is_closed());
         for (_, reply) in due {
-            let answer = SnapshotAnswer::Snapshot {
-                layout: shard.blocks().layout().clone(),
-                snapshot: shard.snapshot()?,
-            };
+            let (snapshot, tables) = shard.snapshot()?;
+            let layout = shard.blocks().layout().clone();
+            let answer = SnapshotAnswer::Snapshot { layout, snapshot, tables };
             let _ = reply.send(Ok(answer));
         }
         Ok(())
@@ -493,10 +522,13 @@ impl EventLoop {
     }
 
     fn publish(&mut self) -> Result<(), Refusal> {
+        // While it exists, changes of rows take more memory.
+        self.tables_read = None;
         let Stage::Ready { shard, .. } = &mut self.stage else { return Ok(()) };
         let shown = PublishedShard {
             tables: shard.blocks().tables().held().clone(),
             rows: shard.blocks().tables().row_counts(),
+            usage: shard.blocks().tables().usage(),
             position: shard.blocks().position(),
             blocks: shard.blocks().list().clone(),
             buffers: shard.blocks().buffers().clone(),

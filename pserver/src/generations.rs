@@ -14,6 +14,7 @@ use steadfast_host::time::{sleep, timeout};
 use steadfast_net::TlsIdentity;
 use steadfast_proto::v1::ReportDamageRequest;
 use steadfast_pserver_core::block_store::ShardSnapshot;
+use steadfast_pserver_core::tables::TableRows;
 use tracing::{error, warn};
 
 use crate::event::{Begun, Event};
@@ -100,8 +101,13 @@ async fn begin(
     let mut pauses = backoff();
     loop {
         match load(event_loop, etcd, keys, shards, &id, &placement).await {
-            Ok((layout, snapshot)) => {
-                event_loop.send(Event::Restored { generation, layout, snapshot }).await;
+            Ok((layout, snapshot, tables)) => {
+                let restored = Event::Restored { generation, layout, snapshot, tables };
+                event_loop.send(restored).await;
+                return;
+            }
+            Err(LoadError::Shard(ShardError::Storage(error))) => {
+                event_loop.send(Event::NoSpace { error }).await;
                 return;
             }
             Err(error) if error.is_permanent() => {
@@ -123,7 +129,7 @@ async fn load(
     shards: &ShardStore,
     id: &str,
     placement: &PlacementRecord,
-) -> Result<(Arc<Layout>, ShardSnapshot), LoadError> {
+) -> Result<(Arc<Layout>, ShardSnapshot, TableRows), LoadError> {
     let manifest: Option<CheckpointRecord> = etcd.get_json(&keys.checkpoint(id)).await?;
     let manifest = manifest.ok_or(LoadError::NoManifest)?;
     Ok(shards.load(&manifest, event_loop.slot, placement).await?)

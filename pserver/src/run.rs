@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytesize::ByteSize;
 use clap::Parser;
 use prometheus_client::registry::Registry;
 use serde_json::json;
@@ -22,7 +24,9 @@ use steadfast_process::{
     init_logging, moved, wait_after_completion,
 };
 use steadfast_proto::access;
+use steadfast_pserver_core::contribution::Refusal;
 use steadfast_pserver_core::rules::Rules;
+use steadfast_pserver_storage::{MemoryStores, RowStores, TieredStores, local_disks};
 use tokio::sync::watch;
 use tonic::service::Routes;
 use tracing::{info, warn};
@@ -48,6 +52,28 @@ pub struct Args {
     /// How long the final checkpoint may take during a drain; a second signal ends the process at once.
     #[arg(long, value_name = "TIME", default_value = "45s", value_parser = parse)]
     pub drain_timeout: Duration,
+    /// Memory for the rows of embedding tables, the others are on the local disk; without it, all are in memory.
+    #[arg(long, value_name = "SIZE")]
+    pub table_memory: Option<ByteSize>,
+    /// Directory on the local disk for these rows; the default is that for temporary files. Not shared storage.
+    #[arg(long, value_name = "DIR")]
+    pub table_directory: Option<PathBuf>,
+}
+
+impl Args {
+    /// Returns where rows are kept.
+    ///
+    /// # Errors
+    /// If this build cannot do that.
+    fn stores(&self) -> Result<Arc<dyn RowStores>, Failure> {
+        let Some(memory) = self.table_memory else { return Ok(Arc::new(MemoryStores)) };
+        let memory = usize::try_from(memory.as_u64()).unwrap_or(usize::MAX);
+        let directory = self.table_directory.clone().unwrap_or_else(std::env::temp_dir);
+        // A quarter is for buffers and caches of the disk.
+        let disks = local_disks(directory, memory / 4)
+            .map_err(|error| Failure::invalid(format!("--table-memory: {error}")))?;
+        Ok(Arc::new(TieredStores::new(memory / 4 * 3, disks)))
+    }
 }
 
 /// Runs a pserver until the job is over, its slot is lost, or it is drained. If the job reduces its number
@@ -58,20 +84,22 @@ pub struct Args {
 pub(crate) async fn run(args: Args) -> Result<(), Failure> {
     let (id, common) = (random::uuid(), &args.common);
     let identity = init_logging("pserver", &common.job, id, &common.log)?;
-    live(args, id, identity, Shutdown::install()?).await
+    let stores = args.stores()?;
+    live(args, stores, id, identity, Shutdown::install()?).await
 }
 
-/// Runs a pserver in a process that provides its own logging and shutdown signal.
+/// Runs a pserver in a process that provides its own stores for rows, logging and shutdown signal.
 ///
 /// # Errors
 /// As [`run`].
 pub async fn live(
     args: Args,
+    stores: Arc<dyn RowStores>,
     id: Uuid,
     identity: LogIdentity,
     shutdown: Shutdown,
 ) -> Result<(), Failure> {
-    let Args { common: args, drain_timeout } = args;
+    let Args { common: args, drain_timeout, .. } = args;
     let exposure = args.security.exposure(Role::Pserver)?;
     let port = steadfast_process::bind(args.listen, "--listen", &exposure).await?;
     let admin = Admin::bind(args.admin_listen, exposure.clone()).await?;
@@ -90,6 +118,7 @@ pub async fn live(
         args: &args,
         tls: exposure.identity(),
         drain_timeout,
+        stores,
         id,
         admin_address,
         identity,
@@ -131,6 +160,8 @@ struct PserverProcess<'a> {
     args: &'a CommonArgs,
     tls: TlsIdentity,
     drain_timeout: Duration,
+    /// Where rows of tables are kept.
+    stores: Arc<dyn RowStores>,
     id: Uuid,
     admin_address: String,
     identity: LogIdentity,
@@ -159,7 +190,7 @@ impl PserverProcess<'_> {
         };
         let mut joined = tokio::select! {
             biased;
-            joined = join(etcd, keys, args, &record, readiness) => joined?,
+            joined = join(etcd, keys, args, &record, self.stores.clone(), readiness) => joined?,
             () = self.shutdown.drain() => return Ok(SlotEnd::Final),
             () = job_over(&self.result) => return Ok(SlotEnd::Final),
             failure = moved(args, &record.address) => return Err(failure),
@@ -191,6 +222,11 @@ impl PserverProcess<'_> {
         if timeout(DRAIN, serving).await.is_err() {
             warn!("calls in flight aborted");
         }
+        let mut published = joined.event_loop.published();
+        drop(joined);
+        // Rows on the local disk are removed.
+        let ended = async { while published.changed().await.is_ok() {} };
+        let _ = timeout(DRAIN, ended).await;
         end
     }
 }
@@ -249,6 +285,7 @@ impl Joined {
         let generation = Mirror::start(etcd, Range::Key(keys.generation())).await?;
         let peers = Mirror::start(etcd, Range::Prefix(keys.ps_prefix())).await?;
         let (event_loop, shards) = (self.event_loop.clone(), self.shards.clone());
+        let failed = event_loop.clone();
         let following =
             generations::follow(event_loop.clone(), etcd, keys, tls, &shards, generation);
         let (own, record, seen) = (event_loop.slot, self.record.clone(), peers.subscribe());
@@ -260,7 +297,12 @@ impl Joined {
             () = slot::surplus(own, desired.subscribe()) => return Ok(SlotEnd::Surplus),
             failure = self.keep_slot(etcd, keys, readiness) => return Err(failure),
         }
-        Err(Failure::internal("the event_loop's event loop ended"))
+        Err(match failed.failure() {
+            // Another pserver, or this one started again, may have space.
+            Some(Refusal::Storage(error)) => Failure::unavailable(error.to_string()),
+            Some(error) => Failure::internal(error.to_string()),
+            None => Failure::internal("the event loop ended"),
+        })
     }
 
     /// Keeps the slot through losses of the lease; returns when it is lost for good.
@@ -293,14 +335,15 @@ async fn join(
     keys: &Keys,
     args: &CommonArgs,
     record: &PserverRecord,
+    stores: Arc<dyn RowStores>,
     readiness: &Readiness,
 ) -> Result<Joined, Failure> {
     readiness.set_not_ready(format!("waiting for {}", keys.job()));
     let job = wait_for_job(etcd, keys).await?;
     let store = steadfast_store::open(&job.store)
         .map_err(|error| Failure::new(ErrorKind::Invalid, error.to_string()))?;
-    let rules = Rules::new(&job.spec);
-    let shards = ShardStore::new(store, job);
+    let rules = Rules { stores, ..Rules::new(&job.spec) };
+    let shards = ShardStore::new(store, job, rules.clone());
     let (session, (slot, incarnation)) = loop {
         let session = Session::open_with_retry(etcd, args.lease_ttl).await?;
         match slot::claim(etcd, &session, keys, record, readiness).await {
@@ -342,6 +385,11 @@ fn show(event_loop: &EventLoopHandle) -> serde_json::Value {
             "loss": shard.position.loss,
             "blocks": shard.blocks.len(),
             "rows": BTreeMap::from_iter(shard.tables.names.iter().zip(&shard.rows)),
+            "rows_in_memory": shard.usage.rows_in_memory,
+            "rows_memory_bytes": shard.usage.memory_bytes,
+            "rows_disk_bytes": shard.usage.disk_bytes,
+            "rows_hits": shard.usage.hits,
+            "rows_misses": shard.usage.misses,
             "values": shard.blocks.iter().map(|(_, block)| block.len).sum::<usize>(),
             "waits_for_lanes": shard.missing,
             "lanes_waited_seconds": shard.lags.seconds(&shard.missing, Instant::now()),

@@ -194,8 +194,8 @@ impl Pserver for Service {
             Ok(answer) => answer.map_err(|error| refuse(&error))?,
             Err(_) => return Ok(Response::new(SnapshotReply::default())),
         };
-        let (layout, snapshot) = match answer {
-            SnapshotAnswer::Snapshot { layout, snapshot } => (layout, snapshot),
+        let (layout, snapshot, tables) = match answer {
+            SnapshotAnswer::Snapshot { layout, snapshot, tables } => (layout, snapshot, tables),
             SnapshotAnswer::Past { present } => {
                 return Ok(Response::new(SnapshotReply {
                     answer: snapshot_reply::Answer::Past.into(),
@@ -212,7 +212,7 @@ impl Pserver for Service {
         let (shards, of) = (self.shards.clone(), layout.clone());
         // The snapshot only holds references; training continues meanwhile.
         sleep(Duration::from_millis(request.upload_after_ms).min(WAIT_MAX)).await;
-        let saving = async move { shards.save(&of, slot, incarnation, snapshot).await };
+        let saving = async move { shards.save(&of, slot, incarnation, snapshot, tables).await };
         let saved = low_priority(saving).await;
         let saved = saved.map_err(|error| status(ErrorKind::Internal, error.to_string()))?;
         if let Err(ShardError::Encode(error @ EncodeError::NotFinite { .. })) = &saved {
@@ -223,9 +223,12 @@ impl Pserver for Service {
                 ..SnapshotReply::default()
             }));
         }
-        let shard = saved.map_err(|error| {
+        let (shard, obsolete) = saved.map_err(|error| {
             status(ErrorKind::Unavailable, format!("the shard was not saved: {error}"))
         })?;
+        if !obsolete.is_empty() {
+            self.event_loop.send(Event::Forget { generation, obsolete }).await;
+        }
         self.check_lease()?;
         self.metrics.checkpoint(shard.size_bytes);
         Ok(Response::new(SnapshotReply {

@@ -1,6 +1,6 @@
 //! Saves shards to the shard files of checkpoints and loads them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -19,8 +19,10 @@ use steadfast_host::task::in_place;
 use steadfast_pserver_core::block_store::{ShardSnapshot, SnapshotBlock};
 use steadfast_pserver_core::optimizer::Optimizer;
 use steadfast_pserver_core::rules::Rules;
-use steadfast_pserver_core::tables::{RangeSnapshot, StoredRows};
-use steadfast_pserver_storage::RowCounts;
+use steadfast_pserver_core::tables::{
+    HeldRange, Obsolete, RangeRows, StoredRows, TableRows, TablesSnapshot,
+};
+use steadfast_pserver_storage::{RowCounts, StorageError};
 use steadfast_store::{Location, PutPayload, StoreError};
 
 #[cfg(test)]
@@ -35,6 +37,8 @@ pub enum ShardError {
     Encode(#[from] EncodeError),
     #[error(transparent)]
     CheckpointError(#[from] CheckpointError),
+    #[error(transparent)]
+    Storage(#[from] StorageError),
     #[error("the store is unavailable or not mounted: it also lacks the job's dataset manifest")]
     StoreUnavailable,
 }
@@ -45,7 +49,7 @@ impl ShardError {
     /// checkpoint.
     pub fn is_permanent(&self) -> bool {
         match self {
-            Self::Store(_) | Self::StoreUnavailable => false,
+            Self::Store(_) | Self::Storage(_) | Self::StoreUnavailable => false,
             Self::Encode(_) => true,
             Self::CheckpointError(error) => error.is_permanent(),
         }
@@ -63,35 +67,38 @@ pub struct ShardStore {
 
 impl ShardStore {
     /// Creates the store for the shards of `job` below `store`.
-    pub fn new(store: Location, job: JobRecord) -> Self {
+    pub fn new(store: Location, job: JobRecord, rules: Rules) -> Self {
         let states = Optimizer::new(&job.spec.optimizer).state_names();
-        let rules = Rules::new(&job.spec);
         Self { store, job: Arc::new(job), states, rules }
     }
 
-    /// Uploads a snapshot under a new name.
+    /// Uploads a snapshot under a new name; returns also which rows nobody needs any more.
     ///
     /// # Errors
-    /// If a value is not finite, or the store refuses the write.
+    /// If a value is not finite, rows cannot be read, or the store refuses the write.
     pub async fn save(
         &self,
         layout: &Layout,
         slot: Slot,
         incarnation: Incarnation,
         snapshot: ShardSnapshot,
-    ) -> Result<ShardRecord, ShardError> {
+        tables: TablesSnapshot,
+    ) -> Result<(ShardRecord, Obsolete), ShardError> {
         let object = format!("{}/{}.safetensors", self.job.spec.shards_directory(), random::uuid());
         let place = self.store.child(&object)?;
         let (states, version) = (self.states, snapshot.position.version);
         let row_states = self.row_states(layout);
-        let segments = in_place(|| encode(layout, states, &row_states, snapshot))?;
+        let (segments, obsolete) =
+            in_place(|| encode(layout, states, &row_states, snapshot, &tables))?;
+        drop(tables);
         let size_bytes = segments.iter().map(|segment| segment.len() as u64).sum();
         // Polls the store first: the hash is computed while it writes.
         let written = place.create(segments.iter().cloned().collect::<PutPayload>());
         let hashed = async { in_place(|| digest(&segments)) };
         let (written, sha256) = tokio::join!(biased; written, hashed);
         written?;
-        Ok(ShardRecord { slot, incarnation, object, sha256, size_bytes, version })
+        let record = ShardRecord { slot, incarnation, object, sha256, size_bytes, version };
+        Ok((record, obsolete))
     }
 
     /// Loads the blocks of `slot` under `placement` from a checkpoint of any other placement.
@@ -103,7 +110,7 @@ impl ShardStore {
         checkpoint: &CheckpointRecord,
         slot: Slot,
         placement: &PlacementRecord,
-    ) -> Result<(Arc<Layout>, ShardSnapshot), ShardError> {
+    ) -> Result<(Arc<Layout>, ShardSnapshot, TableRows), ShardError> {
         match self.read(checkpoint, slot, placement).await {
             // A directory that is not mounted lacks every object.
             Err(error) if error.is_permanent() && !is_in_place(&self.store, &self.job).await? => {
@@ -118,7 +125,7 @@ impl ShardStore {
         checkpoint: &CheckpointRecord,
         slot: Slot,
         placement: &PlacementRecord,
-    ) -> Result<(Arc<Layout>, ShardSnapshot), ShardError> {
+    ) -> Result<(Arc<Layout>, ShardSnapshot, TableRows), ShardError> {
         let files = Checkpoint::open(&self.store, checkpoint).await?;
         let layout = Arc::clone(files.layout());
         let placement = Placement::of(&layout, placement);
@@ -131,9 +138,10 @@ impl ShardStore {
             exhausted: checkpoint.exhausted.iter().copied().collect(),
             applied: Vec::new(),
             blocks: Vec::new(),
-            ranges: Vec::new(),
         };
-        let (mut found, mut found_ranges) = (BTreeMap::new(), BTreeMap::new());
+        let ranges = placement.ranges_of(slot);
+        let mut tables = TableRows::new(&layout, ranges, &self.rules)?;
+        let (mut found, mut found_ranges) = (BTreeMap::new(), BTreeSet::new());
         let mut largest = AppliedRecords::default();
         for shard in sources(checkpoint, &layout, wanted) {
             // A slot of a small model may have no blocks; it reads all shards.
@@ -160,7 +168,12 @@ impl ShardStore {
                     },
                     Err(_) => match range(&mut file, *number, &layout, &row_states, applied) {
                         Some(range) => {
-                            found_ranges.insert(*number, range.map_err(damaged)?).is_some()
+                            let (held, rows, candidates) = range.map_err(damaged)?;
+                            let is_new = found_ranges.insert(*number);
+                            if is_new {
+                                in_place(|| tables.add(held, &rows, &candidates))?;
+                            }
+                            !is_new
                         }
                         None => false,
                     },
@@ -174,14 +187,15 @@ impl ShardStore {
             let missing = || CheckpointError::NotHeld { tensor: files.names().name(*number) };
             match blocks.binary_search(number) {
                 Ok(_) => snapshot.blocks.push(found.remove(number).ok_or_else(missing)?),
-                Err(_) => snapshot.ranges.push(found_ranges.remove(number).ok_or_else(missing)?),
+                Err(_) if found_ranges.contains(number) => {}
+                Err(_) => return Err(missing().into()),
             }
         }
         // A slot without blocks must not hold the others back.
         if snapshot.applied.is_empty() {
             snapshot.applied.push(largest);
         }
-        Ok((layout, snapshot))
+        Ok((layout, snapshot, tables))
     }
 
     /// Takes a block from a shard file, if it is there.
@@ -221,27 +235,22 @@ fn wanted_of(layout: &Layout, placement: &Placement, slot: Slot) -> Vec<u32> {
     placement.blocks_of(slot).iter().copied().chain(tables.flat_map(of_table)).collect()
 }
 
-/// Takes a range from a shard file, if it is there.
+/// Takes a range from a shard file, if it is there: its rows, and the ids that are not admitted yet.
 fn range(
     file: &mut ShardFile,
     number: u32,
     layout: &Layout,
     states: &[&[&str]],
     applied: &mut Vec<AppliedRecords>,
-) -> Option<Result<RangeSnapshot, String>> {
+) -> Option<Result<(HeldRange, StoredRows, StoredRows), String>> {
     let read = file.take_range(number)?;
     let applied = index_of(applied, file.meta().counted(number)?);
     let index = number - layout.blocks().len() as u32;
     let (table, range) = (index / RANGES, index % RANGES);
     let width = layout.tables()[table as usize].width;
     let rows = rows_of(&read, layout, width, states[table as usize]);
-    Some(rows.map(|(rows, candidates)| RangeSnapshot {
-        table,
-        range,
-        applied,
-        rows: rows.into(),
-        candidates: candidates.into(),
-    }))
+    let held = HeldRange { table, range, applied };
+    Some(rows.map(|(rows, candidates)| (held, rows, candidates)))
 }
 
 /// Returns the shards of a checkpoint, beginning with those that hold any of the `wanted` blocks under
@@ -274,11 +283,11 @@ fn encode(
     states: &[&str],
     row_states: &[&[&str]],
     snapshot: ShardSnapshot,
-) -> Result<Vec<Bytes>, EncodeError> {
-    let number_of =
-        |range: &RangeSnapshot| layout.number_of_range(range.table as usize, range.range);
+    tables: &TablesSnapshot,
+) -> Result<(Vec<Bytes>, Obsolete), ShardError> {
+    let number_of = |range: &HeldRange| layout.number_of_range(range.table as usize, range.range);
     let blocks = snapshot.blocks.iter().map(|block| (block.number, block.applied));
-    let ranges = snapshot.ranges.iter().map(|range| (number_of(range), range.applied));
+    let ranges = tables.ranges().iter().map(|range| (number_of(range), range.applied));
     let not_first = blocks.chain(ranges).filter(|(_, applied)| 0 < *applied).collect();
     let meta = ShardMeta {
         updates: snapshot.updates,
@@ -288,20 +297,23 @@ fn encode(
         counts: snapshot.applied,
         count_of: not_first,
     };
-    let ranges = snapshot.ranges.iter().map(|range| {
-        let width = layout.tables()[range.table as usize].width;
-        tensors_of(range, number_of(range), width, row_states[range.table as usize])
-    });
+    let (mut ranges, mut obsolete) = (Vec::new(), Obsolete::default());
+    for held in tables.ranges() {
+        let (table, range) = (held.table as usize, tables.read(held)?);
+        let width = layout.tables()[table].width;
+        ranges.push(tensors_of(&range, number_of(held), width, row_states[table]));
+        obsolete.append(range.obsolete);
+    }
     let tensors = snapshot.blocks.into_iter().map(|block| BlockTensors {
         number: block.number,
         values: block.values,
         states: block.state,
     });
-    encode_shard(layout, states, &meta, tensors, ranges)
+    Ok((encode_shard(layout, states, &meta, tensors, ranges.into_iter())?, obsolete))
 }
 
 /// Divides stored rows into one tensor for each part.
-fn tensors_of(range: &RangeSnapshot, number: u32, width: usize, states: &[&str]) -> RangeTensors {
+fn tensors_of(range: &RangeRows, number: u32, width: usize, states: &[&str]) -> RangeTensors {
     let stride = width * (1 + states.len());
     let part = |part: usize| -> Vec<f32> {
         let rows = range.rows.values.chunks_exact(stride);

@@ -21,6 +21,7 @@ use steadfast_common::ids::{Generation, Lane, Pass, TaskId, Version};
 use steadfast_common::layout::Block;
 use steadfast_common::position::Position;
 use steadfast_common::table::{ID_BYTES, Rows, RowsError, decode_ids};
+use steadfast_host::task::in_place;
 use steadfast_host::time::{Instant, sleep_until, timeout};
 use steadfast_net::traces::TRACE;
 use steadfast_proto::tensor::{CHUNK_BYTES, in_chunks, row_blocks};
@@ -550,14 +551,17 @@ async fn read_range(service: &Service, mut body: Body) -> Result<Vec<Bytes>, Sta
     let request: ReadRangeRequest = read_one(&mut body).await?;
     let generation = service.check(request.target.as_ref())?;
     let (table, range) = (request.table as usize, request.range);
-    let rows = service
+    let (position, tables) = service
         .event_loop
-        .call(|reply| Event::ReadRange { generation, table, range, reply })
+        .call(|reply| Event::ReadTables { generation, reply })
         .await
         .map_err(|error| refuse(&error))?;
+    let rows = in_place(|| tables.rows_of(table, range));
+    let rows = rows.map_err(|error| status(ErrorKind::Internal, error.to_string()))?;
+    let rows = rows.ok_or_else(|| {
+        invalid(format!("this slot does not have range {range} of table {table}"))
+    })?;
     service.check_lease()?;
-    let published = service.published(generation)?;
-    let position = published.shard.as_ref().map(|it| it.position).unwrap_or_default();
     let mut header = Some(PullHeader { ready: true, position: Some(position.into()) });
     let mut segments = Vec::new();
     for blocks in in_chunks(row_blocks(request.table, &rows)) {

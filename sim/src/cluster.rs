@@ -13,6 +13,7 @@ use steadfast_process::{
     CommonArgs, EtcdArgs, EtcdAuthArgs, Failure, LogArgs, LogFormat, LogIdentity, SecurityArgs,
     Shutdown,
 };
+use steadfast_pserver_storage::{LosableDisks, MemoryStores, RowStores, TieredStores};
 
 use uuid::Uuid;
 
@@ -129,6 +130,9 @@ struct MemberState {
 
 /// How long draining pservers wait for a checkpoint.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Memory of a pserver for rows of tables: enough for a few of them.
+const ROWS_BYTES: usize = 250;
 
 const LOCK: &str = "single thread; no holder panics";
 
@@ -266,14 +270,31 @@ impl Cluster {
                     .boxed()
             }
             Role::Pserver => {
-                let args = steadfast_pserver::Args { common, drain_timeout: DRAIN_TIMEOUT };
-                steadfast_pserver::live(args, id, identity("pserver"), shutdown).boxed()
+                let args = steadfast_pserver::Args {
+                    common,
+                    drain_timeout: DRAIN_TIMEOUT,
+                    table_memory: None,
+                    table_directory: None,
+                };
+                let stores = self.stores();
+                steadfast_pserver::live(args, stores, id, identity("pserver"), shutdown).boxed()
             }
             Role::Trainer => {
                 let args = steadfast_trainer::Args { common };
                 steadfast_trainer::live(args, registry(), id, identity("trainer"), shutdown).boxed()
             }
             Role::Agent => self.agent(common, id, shutdown),
+        }
+    }
+
+    /// Memory for a few rows, above a disk that is lost with its process, and is full early now and then.
+    fn stores(&self) -> Arc<dyn RowStores> {
+        match &self.0.job {
+            Workload::Training(job) if job.has_tables() => {
+                let fails_after = self.0.world.roll(|rng| rng.happens(0.1).then(|| rng.below(40)));
+                Arc::new(TieredStores::new(ROWS_BYTES, Arc::new(LosableDisks { fails_after })))
+            }
+            Workload::Training(_) | Workload::Elastic(_) => Arc::new(MemoryStores),
         }
     }
 

@@ -53,6 +53,11 @@ pub struct Job {
 }
 
 impl Job {
+    /// Whether the model has embedding tables.
+    pub fn has_tables(&self) -> bool {
+        self.spec.model.options.contains_key("tables")
+    }
+
     /// Returns the job with this number.
     ///
     /// # Panics

@@ -172,6 +172,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
                 "steadfast-client",
                 "steadfast-master",
                 "steadfast-pserver",
+                "steadfast-pserver-storage",
                 "steadfast-trainer",
             ],
         ),
@@ -199,6 +200,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
             "steadfast-coord",
             "steadfast-client",
             "steadfast-pserver-core",
+            "steadfast-pserver-storage",
             "steadfast-tests",
         ],
     )],
@@ -276,6 +278,7 @@ const HOSTED_BANNED: &[&str] = &[
 /// External crates that only some packages may import.
 const RESERVED: &[(&str, &[&str])] = &[
     ("etcd-client", &["steadfast-coord", "steadfast-etcd"]),
+    ("rocksdb", &["steadfast-pserver-storage"]),
     ("object_store", &["steadfast-store", "steadfast-sim"]),
     ("pyo3", &["steadfast-python"]),
 ];

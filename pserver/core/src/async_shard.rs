@@ -11,6 +11,7 @@ use steadfast_pserver_storage::StorageError;
 use crate::block_store::{BlockStore, Parameters, ShardSnapshot};
 use crate::contribution::{Contributed, Contribution, Refusal, locate};
 use crate::rules::Rules;
+use crate::tables::{TableRows, TablesSnapshot};
 
 /// The shard of one slot of an asynchronous job.
 #[derive(Debug)]
@@ -19,16 +20,14 @@ pub struct AsyncShard {
 }
 
 impl AsyncShard {
-    /// Restores a shard from a snapshot of blocks of `layout`.
-    ///
-    /// # Errors
-    /// If there is no space for the rows of tables.
+    /// Restores a shard from a snapshot of blocks of `layout`, and tables.
     pub fn restore(
         layout: Arc<Layout>,
         snapshot: ShardSnapshot,
+        tables: TableRows,
         rules: Rules,
-    ) -> Result<Self, StorageError> {
-        Ok(Self { blocks: BlockStore::restore(layout, snapshot, rules)? })
+    ) -> Self {
+        Self { blocks: BlockStore::restore(layout, snapshot, tables, rules) }
     }
 
     /// Returns the blocks, for reads of rows.
@@ -109,7 +108,8 @@ impl AsyncShard {
     ///
     /// # Errors
     /// If the rows of a table cannot be read.
-    pub fn snapshot(&mut self) -> Result<ShardSnapshot, StorageError> {
-        self.blocks.snapshot()
+    pub fn snapshot(&mut self) -> Result<(ShardSnapshot, TablesSnapshot), StorageError> {
+        let tables = self.blocks.tables_snapshot()?;
+        Ok((self.blocks.snapshot(), tables))
     }
 }

@@ -21,11 +21,11 @@ use crate::contribution::ValidatedBlock;
 use crate::learning_rate::learning_rate;
 use crate::optimizer::Optimizer;
 use crate::rules::Rules;
-use crate::tables::{RangeSnapshot, RowUpdate, Tables};
+use crate::tables::{Obsolete, RowUpdate, TableRows, Tables, TablesSnapshot};
 use crate::update::{Mean, Update};
 use crate::values::Values;
 
-/// The complete state of a shard, by reference: the content of a checkpoint.
+/// The complete state of a shard but its tables, by reference: the content of a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShardSnapshot {
     pub position: Position,
@@ -37,8 +37,6 @@ pub struct ShardSnapshot {
     /// than one entry only after blocks of several slots were combined in asynchronous training.
     pub applied: Vec<AppliedRecords>,
     pub blocks: Vec<SnapshotBlock>,
-    /// The same ranges of each table, ascending.
-    pub ranges: Vec<RangeSnapshot>,
 }
 
 /// One block of a [`ShardSnapshot`].
@@ -54,15 +52,17 @@ pub struct SnapshotBlock {
 
 impl ShardSnapshot {
     /// Creates the state of a slot before the first update, from the initial values of its blocks.
+    ///
+    /// # Errors
+    /// If there is no space for rows of tables.
     pub fn initial(
         layout: &Layout,
         placement: &Placement,
         slot: Slot,
         values: Vec<Vec<f32>>,
         rules: &Rules,
-    ) -> Self {
+    ) -> Result<(Self, TableRows), StorageError> {
         let optimizer = Optimizer::new(&rules.optimizer);
-        let ranges = RangeSnapshot::initial(layout, placement.ranges_of(slot));
         let blocks =
             placement.blocks_of(slot).iter().zip(values).map(|(number, values)| SnapshotBlock {
                 number: *number,
@@ -70,14 +70,14 @@ impl ShardSnapshot {
                 state: Arc::new(optimizer.initial_state(&values)),
                 values: Arc::new(values),
             });
-        Self {
+        let snapshot = Self {
             position: Position::default(),
             updates: 0,
             exhausted: BTreeSet::new(),
             applied: vec![AppliedRecords::default()],
             blocks: blocks.collect(),
-            ranges,
-        }
+        };
+        Ok((snapshot, TableRows::new(layout, placement.ranges_of(slot), rules)?))
     }
 }
 
@@ -110,20 +110,18 @@ pub struct BlockStore {
 
 impl BlockStore {
     /// Restores the blocks of a snapshot, which are blocks of `layout`, and its tables.
-    ///
-    /// # Errors
-    /// If there is no space for the rows of the tables.
     pub(crate) fn restore(
         layout: Arc<Layout>,
         snapshot: ShardSnapshot,
+        tables: TableRows,
         rules: Rules,
-    ) -> Result<Self, StorageError> {
-        let ShardSnapshot { position, updates, applied, blocks, ranges, .. } = snapshot;
+    ) -> Self {
+        let ShardSnapshot { position, updates, applied, blocks, .. } = snapshot;
         let numbers = blocks.iter().map(|block| block.number);
         let located = numbers.map(|number| (number, layout.blocks()[number as usize])).collect();
-        Ok(Self {
+        Self {
             optimizer: Optimizer::new(&rules.optimizer),
-            tables: Tables::restore(&layout, &ranges, &rules)?,
+            tables: Tables::new(&layout, tables),
             blocks: Arc::new(located),
             values: blocks.iter().map(|block| Values::new(block.values.clone())).collect(),
             applied_of: blocks.iter().map(|block| block.applied).collect(),
@@ -134,20 +132,12 @@ impl BlockStore {
             applied,
             position,
             updates,
-        })
+        }
     }
 
     /// Returns the embedding tables.
     pub fn tables(&self) -> &Tables {
         &self.tables
-    }
-
-    /// Returns the rows of one range of a table; `None` if the range is elsewhere.
-    ///
-    /// # Errors
-    /// If they cannot be read.
-    pub fn rows_of(&mut self, table: usize, range: u32) -> Result<Option<Rows>, StorageError> {
-        self.tables.rows_of(table, range, self.position.pass)
     }
 
     /// Returns rows of each table as they are in `pass`, those in `before` as they are there.
@@ -226,15 +216,26 @@ impl BlockStore {
         (self.blocks[index].0, self.values[index].present().clone())
     }
 
-    /// Returns the complete state, that of blocks by reference.
+    /// Returns the rows of the tables as they are now.
     ///
     /// # Errors
-    /// If the rows of a table cannot be read.
-    pub(crate) fn snapshot(&mut self) -> Result<ShardSnapshot, StorageError> {
-        let ranges = self.tables.snapshot(self.position.pass)?;
+    /// If they cannot be read.
+    pub(crate) fn tables_snapshot(&mut self) -> Result<TablesSnapshot, StorageError> {
+        self.tables.snapshot(self.position.pass)
+    }
+
+    /// Removes rows that no reader needs any more.
+    ///
+    /// # Errors
+    /// If they cannot be removed; the rows are lost then.
+    pub fn forget(&mut self, obsolete: Obsolete) -> Result<(), StorageError> {
+        self.tables.forget(obsolete, self.position.pass)
+    }
+
+    /// Returns the state but that of tables, by reference.
+    pub(crate) fn snapshot(&self) -> ShardSnapshot {
         let blocks = self.blocks.iter().zip(&self.applied_of).zip(&self.values).zip(&self.state);
-        Ok(ShardSnapshot {
-            ranges,
+        ShardSnapshot {
             position: self.position,
             updates: self.updates,
             exhausted: BTreeSet::new(),
@@ -247,7 +248,7 @@ impl BlockStore {
                     state: state.clone(),
                 })
                 .collect(),
-        })
+        }
     }
 
     /// Returns the index of a block's entry in `applied`.

@@ -12,6 +12,7 @@ use crate::async_shard::AsyncShard;
 use crate::block_store::{BlockStore, Parameters, ShardSnapshot};
 use crate::rules::Rules;
 use crate::sync_shard::SyncShard;
+use crate::tables::{TableRows, TablesSnapshot};
 
 /// The shard of one slot, in the mode of its job.
 #[derive(Debug)]
@@ -21,19 +22,17 @@ pub enum Shard {
 }
 
 impl Shard {
-    /// Restores a shard from a snapshot of blocks of `layout`.
-    ///
-    /// # Errors
-    /// If there is no space for the rows of tables.
+    /// Restores a shard from a snapshot of blocks of `layout`, and tables.
     pub fn restore(
         layout: Arc<Layout>,
         snapshot: ShardSnapshot,
+        tables: TableRows,
         rules: Rules,
-    ) -> Result<Self, StorageError> {
-        Ok(match rules.mode {
-            Mode::Sync => Self::Sync(SyncShard::restore(layout, snapshot, rules)?.into()),
-            Mode::Async => Self::Async(AsyncShard::restore(layout, snapshot, rules)?.into()),
-        })
+    ) -> Self {
+        match rules.mode {
+            Mode::Sync => Self::Sync(SyncShard::restore(layout, snapshot, tables, rules).into()),
+            Mode::Async => Self::Async(AsyncShard::restore(layout, snapshot, tables, rules).into()),
+        }
     }
 
     /// Returns the blocks.
@@ -44,7 +43,7 @@ impl Shard {
         }
     }
 
-    /// Returns the blocks, for reads of rows.
+    /// Returns the blocks, for rows.
     pub fn blocks_mut(&mut self) -> &mut BlockStore {
         match self {
             Self::Sync(shard) => shard.blocks_mut(),
@@ -93,7 +92,7 @@ impl Shard {
     ///
     /// # Errors
     /// If the rows of a table cannot be read.
-    pub fn snapshot(&mut self) -> Result<ShardSnapshot, StorageError> {
+    pub fn snapshot(&mut self) -> Result<(ShardSnapshot, TablesSnapshot), StorageError> {
         match self {
             Self::Sync(shard) => shard.snapshot(),
             Self::Async(shard) => shard.snapshot(),

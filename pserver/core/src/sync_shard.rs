@@ -17,7 +17,7 @@ use crate::contribution::{
 };
 use crate::lane_sum::{LaneSum, PassState};
 use crate::rules::Rules;
-use crate::tables::squares_by_range;
+use crate::tables::{TableRows, TablesSnapshot, squares_by_range};
 use crate::update::squares;
 
 /// The number and values of a block that was updated before its step completed.
@@ -39,25 +39,23 @@ pub struct SyncShard {
 }
 
 impl SyncShard {
-    /// Restores a shard from a snapshot of blocks of `layout`.
-    ///
-    /// # Errors
-    /// If there is no space for the rows of tables.
+    /// Restores a shard from a snapshot of blocks of `layout`, and tables.
     pub fn restore(
         layout: Arc<Layout>,
         mut snapshot: ShardSnapshot,
+        tables: TableRows,
         rules: Rules,
-    ) -> Result<Self, StorageError> {
+    ) -> Self {
         let (lanes, blocks) = (rules.lanes, snapshot.blocks.len());
         let exhausted = std::mem::take(&mut snapshot.exhausted);
-        Ok(Self {
+        Self {
             lane_sum: LaneSum::new(lanes, exhausted, rules.codec, blocks),
-            blocks: BlockStore::restore(layout, snapshot, rules)?,
+            blocks: BlockStore::restore(layout, snapshot, tables, rules),
             lanes,
             early: Vec::new(),
             previous: None,
             previous_rows: Vec::new(),
-        })
+        }
     }
 
     /// Returns the blocks. Their values are a mix of two versions while a step is partly applied.
@@ -117,9 +115,10 @@ impl SyncShard {
     ///
     /// # Errors
     /// If the rows of a table cannot be read.
-    pub fn snapshot(&mut self) -> Result<ShardSnapshot, StorageError> {
+    pub fn snapshot(&mut self) -> Result<(ShardSnapshot, TablesSnapshot), StorageError> {
         let exhausted = self.lane_sum.exhausted().clone();
-        Ok(ShardSnapshot { exhausted, ..self.blocks.snapshot()? })
+        let tables = self.blocks.tables_snapshot()?;
+        Ok((ShardSnapshot { exhausted, ..self.blocks.snapshot() }, tables))
     }
 
     /// Adds some blocks of a contribution of the lanes starting at `first` to the step that begins at

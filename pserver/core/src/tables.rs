@@ -11,24 +11,21 @@ use steadfast_common::ids::Pass;
 use steadfast_common::layout::{Layout, TableParam};
 use steadfast_common::spec::LearningRateSpec;
 use steadfast_common::table::{Initial, RANGES, Rows, range_of};
-use steadfast_pserver_storage::{RowCounts, RowStore, StorageError};
+use steadfast_pserver_storage::{RowCounts, RowStore, RowsSnapshot, StorageError, Usage};
 
 use crate::learning_rate::learning_rate;
 use crate::optimizer::{Optimizer, State};
 use crate::rules::Rules;
 use crate::update::{Mean, squares};
 
-/// The rows of one range of a table: a part of a checkpoint.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RangeSnapshot {
+/// A range of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeldRange {
     /// Index of the table among those of the layout.
     pub table: u32,
     pub range: u32,
     /// Index of the range's entry in [`ShardSnapshot::applied`](crate::block_store::ShardSnapshot::applied).
     pub applied: usize,
-    pub rows: Arc<StoredRows>,
-    /// Ids that are counted and not admitted yet; without values.
-    pub candidates: Arc<StoredRows>,
 }
 
 /// Stored rows, by ascending id.
@@ -38,6 +35,46 @@ pub struct StoredRows {
     pub counts: Vec<RowCounts>,
     /// For each row its parameters, then the vectors of the optimizer's state.
     pub values: Vec<f32>,
+}
+
+/// The rows of a slot at one version: a part of a checkpoint. They are read from it range by range, while training
+/// goes on.
+#[derive(Debug)]
+pub struct TablesSnapshot {
+    spaces: Spaces,
+    ranges: Vec<HeldRange>,
+    rows: Box<dyn RowsSnapshot>,
+    pass: Pass,
+}
+
+/// The rows of one range in a [`TablesSnapshot`].
+#[derive(Debug, Default, PartialEq)]
+pub struct RangeRows {
+    pub rows: StoredRows,
+    /// Ids that are counted and not admitted yet; without values.
+    pub candidates: StoredRows,
+    /// What no reader needs any more.
+    pub obsolete: Obsolete,
+}
+
+/// Stored rows that no reader needs any more, by key space and id.
+#[derive(Debug, Default, PartialEq)]
+pub struct Obsolete(Vec<(usize, u64)>);
+
+/// The stored rows of a slot: of a new job none, otherwise those of a checkpoint.
+#[derive(Debug)]
+pub struct TableRows {
+    spaces: Spaces,
+    ranges: Vec<HeldRange>,
+    store: Box<dyn RowStore>,
+}
+
+/// Which ranges a slot has, and where the rows of each are in its store.
+#[derive(Clone, Debug)]
+struct Spaces {
+    ranges: Range<u32>,
+    /// By table.
+    rules: Arc<[TableRules]>,
 }
 
 /// How a step or a push changes rows.
@@ -72,15 +109,8 @@ impl TablesHeld {
 /// The embedding tables of one slot.
 #[derive(Debug)]
 pub struct Tables {
-    tables: Vec<Table>,
+    rows: TableRows,
     held: Arc<TablesHeld>,
-}
-
-#[derive(Debug)]
-struct Table {
-    rules: TableRules,
-    /// By the slot's ranges.
-    ranges: Vec<TableRange>,
 }
 
 #[derive(Debug)]
@@ -96,54 +126,160 @@ struct TableRules {
     expire_after: Option<u32>,
 }
 
-#[derive(Debug)]
-struct TableRange {
-    applied: usize,
-    rows: Box<dyn RowStore>,
-    /// Ids that are counted and not admitted yet.
-    candidates: Box<dyn RowStore>,
+/// The stored rows of one range.
+struct RangeStore<'a> {
+    store: &'a mut dyn RowStore,
+    /// Key space of the rows; that of ids that are not admitted yet follows.
+    space: usize,
+    rules: &'a TableRules,
 }
 
-impl RangeSnapshot {
-    /// The ranges of all tables of a slot before the first update.
-    pub fn initial(layout: &Layout, ranges: Range<u32>) -> Vec<Self> {
-        let empty = |table, range| Self {
-            table,
-            range,
-            applied: 0,
-            rows: Arc::default(),
-            candidates: Arc::default(),
-        };
-        let tables = 0..layout.tables().len() as u32;
-        tables.flat_map(|table| ranges.clone().map(move |range| empty(table, range))).collect()
+impl Obsolete {
+    /// Adds others.
+    pub fn append(&mut self, mut other: Self) {
+        self.0.append(&mut other.0);
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 }
 
-impl StoredRows {
-    /// Returns the rows of a store that have not expired in `pass`. Removes those that no reader needs: a reader
-    /// may need the version before, which may be of the pass before.
-    fn of(store: &mut dyn RowStore, rules: &TableRules, pass: Pass) -> Result<Self, StorageError> {
-        let (mut all, mut obsolete) = (Self::default(), Vec::new());
-        let before = Pass(pass.0.saturating_sub(1));
-        store.scan(&mut |id, counts, values| {
-            if !rules.is_expired(counts, pass) {
-                all.ids.push(id);
-                all.counts.push(counts);
-                all.values.extend_from_slice(values);
-            } else if rules.is_expired(counts, before) {
-                obsolete.push(id);
+impl Spaces {
+    fn new(layout: &Layout, ranges: Range<u32>, rules: &Rules) -> Self {
+        let of_table = |param: &TableParam| TableRules::new(param, rules);
+        Self { ranges, rules: layout.tables().iter().map(of_table).collect() }
+    }
+
+    /// Opens a store for the rows.
+    fn open(&self, rules: &Rules) -> Result<Box<dyn RowStore>, StorageError> {
+        let of_table = |rules: &TableRules| {
+            std::iter::repeat_n([rules.stride(), 0], self.ranges.len()).flatten()
+        };
+        rules.stores.open(&self.rules.iter().flat_map(of_table).collect::<Vec<_>>())
+    }
+
+    /// All ranges, each with its table.
+    fn list(&self) -> Vec<HeldRange> {
+        let tables = 0..self.rules.len() as u32;
+        let of_table =
+            |table| self.ranges.clone().map(move |range| HeldRange { table, range, applied: 0 });
+        tables.flat_map(of_table).collect()
+    }
+
+    /// The index of a range in [`Spaces::list`].
+    fn index(&self, table: usize, range: u32) -> usize {
+        table * self.ranges.len() + (range - self.ranges.start) as usize
+    }
+
+    /// The key space of the rows of a range.
+    fn of(&self, table: usize, range: u32) -> usize {
+        2 * self.index(table, range)
+    }
+
+    /// The rules of the rows of a key space.
+    fn rules_of(&self, space: usize) -> &TableRules {
+        &self.rules[space / 2 / self.ranges.len()]
+    }
+}
+
+impl TablesSnapshot {
+    /// The ranges.
+    pub fn ranges(&self) -> &[HeldRange] {
+        &self.ranges
+    }
+
+    /// Reads the rows of a range that have not expired at the snapshot's position.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    ///
+    /// # Panics
+    /// If the slot does not have the range.
+    pub fn read(&self, held: &HeldRange) -> Result<RangeRows, StorageError> {
+        let rules = &self.spaces.rules[held.table as usize];
+        let (space, mut obsolete) = (self.spaces.of(held.table as usize, held.range), Vec::new());
+        // A reader may need the version before, which may be of the pass before.
+        let before = Pass(self.pass.0.saturating_sub(1));
+        let mut read = |space| {
+            let mut all = StoredRows::default();
+            self.rows.scan(space, &mut |id, counts, values| {
+                if !rules.is_expired(counts, self.pass) {
+                    all.ids.push(id);
+                    all.counts.push(counts);
+                    all.values.extend_from_slice(values);
+                } else if rules.is_expired(counts, before) {
+                    obsolete.push((space, id));
+                }
+            })?;
+            Ok(all)
+        };
+        let (rows, candidates) = (read(space)?, read(space + 1)?);
+        Ok(RangeRows { rows, candidates, obsolete: Obsolete(obsolete) })
+    }
+
+    /// Returns the rows of one range of a table that have not expired, without their state; `None` if the range
+    /// is elsewhere.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn rows_of(&self, table: usize, range: u32) -> Result<Option<Rows>, StorageError> {
+        if !self.spaces.ranges.contains(&range) || self.spaces.rules.len() <= table {
+            return Ok(None);
+        }
+        let (rules, space) = (&self.spaces.rules[table], self.spaces.of(table, range));
+        let mut rows = Rows::new(rules.width);
+        self.rows.scan(space, &mut |id, counts, values| {
+            if !rules.is_expired(counts, self.pass) {
+                rows.push(id, &values[..rules.width]);
             }
         })?;
-        obsolete.into_iter().try_for_each(|id| store.remove(id))?;
-        Ok(all)
+        Ok(Some(rows))
+    }
+}
+
+impl TableRows {
+    /// The tables of a slot with these ranges, without rows.
+    ///
+    /// # Errors
+    /// If there is no space for rows.
+    pub fn new(layout: &Layout, ranges: Range<u32>, rules: &Rules) -> Result<Self, StorageError> {
+        let spaces = Spaces::new(layout, ranges, rules);
+        Ok(Self { ranges: spaces.list(), store: spaces.open(rules)?, spaces })
     }
 
-    fn restore(&self, store: &mut dyn RowStore) -> Result<(), StorageError> {
-        let stride = store.stride();
-        for (index, (id, counts)) in self.ids.iter().zip(&self.counts).enumerate() {
-            let row = store.entry(*id)?;
-            *row.counts = *counts;
-            row.values.copy_from_slice(&self.values[index * stride..(index + 1) * stride]);
+    /// The rows as they are now, in `pass`.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn snapshot(&mut self, pass: Pass) -> Result<TablesSnapshot, StorageError> {
+        let (spaces, ranges) = (self.spaces.clone(), self.ranges.clone());
+        Ok(TablesSnapshot { spaces, ranges, rows: self.store.snapshot()?, pass })
+    }
+
+    /// Adds the rows of a range.
+    ///
+    /// # Errors
+    /// If there is no space for them.
+    ///
+    /// # Panics
+    /// If the slot does not have the range, or rows have another length.
+    pub fn add(
+        &mut self,
+        held: HeldRange,
+        rows: &StoredRows,
+        candidates: &StoredRows,
+    ) -> Result<(), StorageError> {
+        let (table, range) = (held.table as usize, held.range);
+        self.ranges[self.spaces.index(table, range)] = held;
+        let (space, stride) = (self.spaces.of(table, range), self.spaces.rules[table].stride());
+        for (space, stride, rows) in [(space, stride, rows), (space + 1, 0, candidates)] {
+            for (index, (id, counts)) in rows.ids.iter().zip(&rows.counts).enumerate() {
+                let row = self.store.entry(space, *id)?;
+                *row.counts = *counts;
+                row.values.copy_from_slice(&rows.values[index * stride..(index + 1) * stride]);
+            }
         }
         Ok(())
     }
@@ -179,16 +315,11 @@ impl TableRules {
     }
 }
 
-impl TableRange {
+impl RangeStore<'_> {
     /// Appends the values of a row.
-    fn read(
-        &mut self,
-        id: u64,
-        rules: &TableRules,
-        pass: Pass,
-        values: &mut Vec<f32>,
-    ) -> Result<(), StorageError> {
-        match self.rows.get(id)? {
+    fn read(&mut self, id: u64, pass: Pass, values: &mut Vec<f32>) -> Result<(), StorageError> {
+        let rules = self.rules;
+        match self.store.get(self.space, id)? {
             Some((counts, row)) if !rules.is_expired(counts, pass) => {
                 values.extend_from_slice(&row[..rules.width]);
             }
@@ -202,19 +333,21 @@ impl TableRange {
     }
 
     /// Whether an update may change a row: it exists, or this update creates it. Counts the update otherwise.
-    fn admits(&mut self, id: u64, rules: &TableRules, pass: Pass) -> Result<bool, StorageError> {
+    fn admits(&mut self, id: u64, pass: Pass) -> Result<bool, StorageError> {
+        let rules = self.rules;
         let exists = |(counts, _): (RowCounts, &[f32])| !rules.is_expired(counts, pass);
-        if rules.admit_after <= 1 || self.rows.get(id)?.is_some_and(exists) {
+        if rules.admit_after <= 1 || self.store.get(self.space, id)?.is_some_and(exists) {
             return Ok(true);
         }
-        let counts = self.candidates.entry(id)?.counts;
+        let candidates = self.space + 1;
+        let counts = self.store.entry(candidates, id)?.counts;
         if rules.is_expired(*counts, pass) {
             *counts = RowCounts::default();
         }
         counts.count(pass.0);
         let is_admitted = rules.admit_after <= counts.updates;
         if is_admitted {
-            self.candidates.remove(id)?;
+            self.store.remove(candidates, id)?;
         }
         Ok(is_admitted)
     }
@@ -224,15 +357,15 @@ impl TableRange {
     fn apply(
         &mut self,
         (id, gradient): (u64, &mut [f32]),
-        rules: &TableRules,
         update: &RowUpdate,
         rate: f32,
         before: &mut Rows,
     ) -> Result<(), StorageError> {
-        if !self.admits(id, rules, update.pass)? {
+        if !self.admits(id, update.pass)? {
             return Ok(());
         }
-        let row = self.rows.entry(id)?;
+        let rules = self.rules;
+        let row = self.store.entry(self.space, id)?;
         let (params, state) = row.values.split_at_mut(rules.width);
         if row.is_new || rules.is_expired(*row.counts, update.pass) {
             *row.counts = RowCounts::default();
@@ -248,50 +381,30 @@ impl TableRange {
     }
 }
 
-impl Table {
-    fn range_of(&mut self, first: u32, id: u64) -> (&TableRules, &mut TableRange) {
-        (&self.rules, &mut self.ranges[(range_of(id) - first) as usize])
-    }
-}
-
 impl Tables {
-    /// Restores the tables of a slot. The snapshots are those of the same ranges for each table, in order.
-    ///
-    /// # Errors
-    /// If a store has no space.
-    pub(crate) fn restore(
-        layout: &Layout,
-        snapshots: &[RangeSnapshot],
-        rules: &Rules,
-    ) -> Result<Self, StorageError> {
-        // None on a slot beyond the number of ranges.
-        let count = snapshots.len() / layout.tables().len().max(1);
-        let first = snapshots.first().map_or(0, |it| it.range);
-        let open = |rules_of_table: &TableRules, snapshot: &RangeSnapshot| {
-            let mut rows = rules.stores.open(rules_of_table.stride())?;
-            snapshot.rows.restore(rows.as_mut())?;
-            let mut candidates = rules.stores.open(0)?;
-            snapshot.candidates.restore(candidates.as_mut())?;
-            Ok(TableRange { applied: snapshot.applied, rows, candidates })
-        };
-        let tables = layout.tables().iter().enumerate().map(|(index, param)| {
-            let rules = TableRules::new(param, rules);
-            let own = &snapshots[index * count..(index + 1) * count];
-            let ranges = own.iter().map(|snapshot| open(&rules, snapshot));
-            Ok(Table { ranges: ranges.collect::<Result<_, StorageError>>()?, rules })
-        });
+    /// The tables of a slot, with the rows that were restored.
+    pub(crate) fn new(layout: &Layout, rows: TableRows) -> Self {
         let held = TablesHeld {
             first_number: layout.number_of_table(0),
             names: layout.tables().iter().map(|table| table.name.clone()).collect(),
             widths: layout.tables().iter().map(|table| table.width).collect(),
-            ranges: first..first + count as u32,
+            ranges: rows.spaces.ranges.clone(),
         };
-        Ok(Self { tables: tables.collect::<Result<_, StorageError>>()?, held: held.into() })
+        Self { rows, held: held.into() }
     }
 
     /// The tables of the model, and which part of them is here.
     pub fn held(&self) -> &Arc<TablesHeld> {
         &self.held
+    }
+
+    /// The stored rows of the range of an id, and the entry of that range in the applied records.
+    fn range_of(&mut self, table: usize, id: u64) -> (RangeStore<'_>, usize) {
+        let TableRows { spaces, ranges, store } = &mut self.rows;
+        let range = range_of(id);
+        let applied = ranges[spaces.index(table, range)].applied;
+        let (space, rules) = (spaces.of(table, range), &spaces.rules[table]);
+        (RangeStore { store: store.as_mut(), space, rules }, applied)
     }
 
     /// Returns rows of one table, which lie in the slot's ranges, as they are in `pass`; `before` has those that
@@ -306,17 +419,12 @@ impl Tables {
         pass: Pass,
         before: Option<&Rows>,
     ) -> Result<Rows, StorageError> {
-        let first = self.held.ranges.start;
-        let table = &mut self.tables[table];
-        let width = table.rules.width;
+        let width = self.rows.spaces.rules[table].width;
         let mut values = Vec::with_capacity(ids.len() * width);
         for id in &ids {
             match before.and_then(|rows| Some(rows.row(rows.place_of(*id)?))) {
                 Some(row) => values.extend_from_slice(row),
-                None => {
-                    let (rules, range) = table.range_of(first, *id);
-                    range.read(*id, rules, pass, &mut values)?;
-                }
+                None => self.range_of(table, *id).0.read(*id, pass, &mut values)?,
             }
         }
         Ok(Rows::of(width, ids, values))
@@ -334,70 +442,53 @@ impl Tables {
         update: &RowUpdate,
         applied: impl Fn(usize) -> bool,
     ) -> Result<Rows, StorageError> {
-        let first = self.held.ranges.start;
-        let table = &mut self.tables[table];
-        let rate = learning_rate(&table.rules.learning_rate, update.updates);
-        let mut before = Rows::new(table.rules.width);
+        let rules = &self.rows.spaces.rules[table];
+        let rate = learning_rate(&rules.learning_rate, update.updates);
+        let mut before = Rows::new(rules.width);
         for row in sum.iter_mut() {
-            let (rules, range) = table.range_of(first, row.0);
-            if applied(range.applied) {
-                range.apply(row, rules, update, rate, &mut before)?;
+            let (mut range, entry) = self.range_of(table, row.0);
+            if applied(entry) {
+                range.apply(row, update, rate, &mut before)?;
             }
         }
         Ok(before)
     }
 
-    /// Returns all rows that have not expired in `pass`.
-    ///
-    /// # Errors
-    /// If a store cannot read.
-    pub(crate) fn snapshot(&mut self, pass: Pass) -> Result<Vec<RangeSnapshot>, StorageError> {
-        let mut all = Vec::new();
-        for (index, table) in self.tables.iter_mut().enumerate() {
-            for (range, stored) in self.held.ranges.clone().zip(&mut table.ranges) {
-                all.push(RangeSnapshot {
-                    table: index as u32,
-                    range,
-                    applied: stored.applied,
-                    rows: StoredRows::of(stored.rows.as_mut(), &table.rules, pass)?.into(),
-                    candidates: StoredRows::of(stored.candidates.as_mut(), &table.rules, pass)?
-                        .into(),
-                });
-            }
-        }
-        Ok(all)
-    }
-
-    /// Returns the rows of one range of a table that have not expired in `pass`, without their state; `None`
-    /// if the range is elsewhere.
+    /// Returns the rows of all ranges as they are now, in `pass`.
     ///
     /// # Errors
     /// If the store cannot read.
-    pub(crate) fn rows_of(
-        &mut self,
-        table: usize,
-        range: u32,
-        pass: Pass,
-    ) -> Result<Option<Rows>, StorageError> {
-        let held = &self.held.ranges;
-        if !held.contains(&range) {
-            return Ok(None);
-        }
-        let Some(Table { rules, ranges }) = self.tables.get_mut(table) else { return Ok(None) };
-        let mut rows = Rows::new(rules.width);
-        ranges[(range - held.start) as usize].rows.scan(&mut |id, counts, values| {
-            if !rules.is_expired(counts, pass) {
-                rows.push(id, &values[..rules.width]);
+    pub(crate) fn snapshot(&mut self, pass: Pass) -> Result<TablesSnapshot, StorageError> {
+        self.rows.snapshot(pass)
+    }
+
+    /// Removes rows that no reader of `pass`, or of the pass before, needs.
+    ///
+    /// # Errors
+    /// If the store cannot write.
+    pub(crate) fn forget(&mut self, obsolete: Obsolete, pass: Pass) -> Result<(), StorageError> {
+        let before = Pass(pass.0.saturating_sub(1));
+        for (space, id) in obsolete.0 {
+            // Since the snapshot, an update may have created it anew.
+            let found = self.rows.store.get(space, id)?;
+            let rules = self.rows.spaces.rules_of(space);
+            if found.is_some_and(|(counts, _)| rules.is_expired(counts, before)) {
+                self.rows.store.remove(space, id)?;
             }
-        })?;
-        Ok(Some(rows))
+        }
+        Ok(())
     }
 
     /// Returns the number of rows of each table.
     pub fn row_counts(&self) -> Vec<u64> {
-        let of_table =
-            |table: &Table| table.ranges.iter().map(|range| range.rows.len() as u64).sum();
-        self.tables.iter().map(of_table).collect()
+        let of_range = |table, range| self.rows.store.len(self.rows.spaces.of(table, range)) as u64;
+        let of_table = |table| self.held.ranges.clone().map(|range| of_range(table, range)).sum();
+        (0..self.rows.spaces.rules.len()).map(of_table).collect()
+    }
+
+    /// What the rows take.
+    pub fn usage(&self) -> Usage {
+        self.rows.store.usage()
     }
 }
 

@@ -24,6 +24,12 @@ fn job(kind: OptimizerKind) -> JobRecord {
     JobRecord { format: FORMAT, spec, digest, store: String::new(), manifest: "abc".to_owned() }
 }
 
+/// The state of a slot.
+struct Saved {
+    blocks: ShardSnapshot,
+    tables: TableRows,
+}
+
 struct Scene {
     directory: TempDir,
     shards: ShardStore,
@@ -43,7 +49,9 @@ impl Scene {
         ];
         let directory = tempfile::tempdir().unwrap();
         let store = steadfast_store::open(directory.path().to_str().unwrap()).unwrap();
-        let shards = ShardStore::new(store, job(OptimizerKind::Adam));
+        let job = job(OptimizerKind::Adam);
+        let rules = Rules::new(&job.spec);
+        let shards = ShardStore::new(store, job, rules);
         let scene = Self { directory, shards, layout: Layout::new(params) };
         std::fs::write(scene.manifest(), "{}").unwrap();
         scene
@@ -60,7 +68,7 @@ impl Scene {
     }
 
     /// A possible state of a slot after some training; blocks and ranges of odd numbers reflect more records.
-    fn snapshot(&self, slot: u32, slots: u32) -> ShardSnapshot {
+    fn snapshot(&self, slot: u32, slots: u32) -> Saved {
         let numbers = self.blocks_of(slot, slots);
         let made = |number: u32, salt: u32| -> Vec<f32> {
             let len = self.layout.blocks()[number as usize].len as u32;
@@ -78,19 +86,18 @@ impl Scene {
         let rows = |range: u32, ids: Vec<u64>, width: usize| {
             let counts = ids.iter().map(|id| RowCounts { updates: *id as u32, pass: 1 }).collect();
             let values = (0..ids.len() * width).map(|it| (it as u32 + range) as f32 * 0.5);
-            Arc::new(StoredRows { counts, values: values.collect(), ids })
+            StoredRows { counts, values: values.collect(), ids }
         };
         let of_range = |range: u32, ids: std::ops::Range<u64>| -> Vec<u64> {
             ids.filter(|id| range_of(*id) == range).collect()
         };
         let ranges = Placement::of(&self.layout, &placement(slots)).ranges_of(Slot(slot));
-        let ranges = ranges.map(|range| RangeSnapshot {
-            table: 0,
-            range,
-            applied: range as usize % 2,
-            rows: rows(range, of_range(range, 0..300), width),
-            candidates: rows(range, of_range(range, 1_000..1_100), 0),
-        });
+        let mut tables = TableRows::new(&self.layout, ranges.clone(), &self.shards.rules).unwrap();
+        for range in ranges {
+            let held = HeldRange { table: 0, range, applied: range as usize % 2 };
+            let candidates = rows(range, of_range(range, 1_000..1_100), 0);
+            tables.add(held, &rows(range, of_range(range, 0..300), width), &candidates).unwrap();
+        }
         let position = Position {
             version: Version(7),
             pass: Pass(1),
@@ -98,40 +105,41 @@ impl Scene {
             examples: 300,
             loss: Some(0.25),
         };
-        ShardSnapshot {
+        let blocks = ShardSnapshot {
             position,
             updates: 6,
             exhausted: BTreeSet::from([Lane(3)]),
             applied: [300, 310].map(counted).to_vec(),
             blocks: blocks.collect(),
-            ranges: ranges.collect(),
-        }
+        };
+        Saved { blocks, tables }
     }
 
-    async fn save(&self, snapshots: Vec<ShardSnapshot>) -> CheckpointRecord {
+    async fn save(&self, snapshots: Vec<Saved>) -> CheckpointRecord {
         let mut record = CheckpointRecord {
             params: self.layout.params().to_vec(),
             placement: placement(snapshots.len() as u32),
             queue: Some(QueueSnapshot::default()),
             ..CheckpointRecord::default()
         };
-        for (slot, snapshot) in snapshots.into_iter().enumerate() {
+        for (slot, Saved { blocks: snapshot, mut tables }) in snapshots.into_iter().enumerate() {
+            let tables = tables.snapshot(snapshot.position.pass).unwrap();
             let (slot, incarnation) = (Slot(slot as u32), Incarnation(9));
             record.position = snapshot.position;
             record.exhausted = snapshot.exhausted.iter().copied().collect();
-            let saved = self.shards.save(&self.layout, slot, incarnation, snapshot).await.unwrap();
-            record.shards.push(saved);
+            let saved = self.shards.save(&self.layout, slot, incarnation, snapshot, tables).await;
+            record.shards.push(saved.unwrap().0);
         }
         record
     }
 
-    async fn load(&self, record: &CheckpointRecord, slots: u32) -> Vec<ShardSnapshot> {
+    async fn load(&self, record: &CheckpointRecord, slots: u32) -> Vec<Saved> {
         let mut snapshots = Vec::new();
         for slot in 0..slots {
-            let (layout, snapshot) =
+            let (layout, blocks, tables) =
                 self.shards.load(record, Slot(slot), &placement(slots)).await.unwrap();
             assert_eq!(*layout, self.layout);
-            snapshots.push(snapshot);
+            snapshots.push(Saved { blocks, tables });
         }
         snapshots
     }
@@ -155,10 +163,23 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
+/// The rows of all ranges of some slots, with their applied records; panics if a range is in two of them.
+fn rows(snapshots: &mut [Saved]) -> BTreeMap<u32, (RangeRows, AppliedRecords)> {
+    let mut all = BTreeMap::new();
+    for Saved { blocks, tables } in snapshots {
+        let tables = tables.snapshot(blocks.position.pass).unwrap();
+        for held in tables.ranges() {
+            let content = (tables.read(held).unwrap(), blocks.applied[held.applied].clone());
+            assert_eq!(all.insert(held.range, content), None);
+        }
+    }
+    all
+}
+
 /// All blocks of some slots; panics if a block is in two of them.
-fn blocks(snapshots: &[ShardSnapshot]) -> Blocks {
+fn blocks(snapshots: &[Saved]) -> Blocks {
     let mut blocks = Blocks::new();
-    for snapshot in snapshots {
+    for Saved { blocks: snapshot, .. } in snapshots {
         for block in &snapshot.blocks {
             let state = block.state.iter().map(|state| bits(state)).collect();
             let content = (bits(&block.values), state, snapshot.applied[block.applied].clone());
@@ -172,15 +193,17 @@ fn blocks(snapshots: &[ShardSnapshot]) -> Blocks {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_snapshot_of_two_slots_is_restored_bit_by_bit_into_any_number_of_slots() {
     let scene = Scene::new();
-    let snapshots = vec![scene.snapshot(0, 2), scene.snapshot(1, 2)];
-    let expected = blocks(&snapshots);
+    let mut snapshots = vec![scene.snapshot(0, 2), scene.snapshot(1, 2)];
+    let (expected, expected_rows) = (blocks(&snapshots), rows(&mut snapshots));
     assert_eq!(expected.len(), scene.layout.blocks().len());
-    let position = snapshots[0].position;
+    assert_eq!(expected_rows.len(), RANGES as usize);
+    let position = snapshots[0].blocks.position;
     let record = scene.save(snapshots).await;
     for slots in [1, 2, 3, 5] {
-        let restored = scene.load(&record, slots).await;
+        let mut restored = scene.load(&record, slots).await;
         assert_eq!(blocks(&restored), expected, "{slots} slots");
-        for (slot, snapshot) in restored.iter().enumerate() {
+        assert_eq!(rows(&mut restored), expected_rows, "{slots} slots");
+        for (slot, Saved { blocks: snapshot, .. }) in restored.iter().enumerate() {
             assert_eq!(snapshot.position, position);
             assert_eq!(snapshot.updates, 6);
             assert_eq!(snapshot.exhausted, BTreeSet::from([Lane(3)]));
@@ -188,7 +211,9 @@ async fn a_snapshot_of_two_slots_is_restored_bit_by_bit_into_any_number_of_slots
             assert_eq!(numbers, scene.blocks_of(slot as u32, slots));
         }
         let again = scene.save(restored).await;
-        assert_eq!(blocks(&scene.load(&again, 2).await), expected, "from {slots} slots");
+        let mut again = scene.load(&again, 2).await;
+        assert_eq!(blocks(&again), expected, "from {slots} slots");
+        assert_eq!(rows(&mut again), expected_rows, "from {slots} slots");
     }
 }
 
@@ -244,10 +269,11 @@ async fn a_slot_reads_only_the_shards_that_it_needs() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_has_as_many_updates_as_the_shards_that_it_came_from() {
     let scene = Scene::new();
-    let other = ShardSnapshot { updates: 9, ..scene.snapshot(1, 2) };
+    let mut other = scene.snapshot(1, 2);
+    other.blocks.updates = 9;
     let record = scene.save(vec![scene.snapshot(0, 2), other]).await;
-    let updates = |snapshots: Vec<ShardSnapshot>| {
-        snapshots.iter().map(|snapshot| snapshot.updates).collect::<Vec<_>>()
+    let updates = |snapshots: Vec<Saved>| {
+        snapshots.iter().map(|snapshot| snapshot.blocks.updates).collect::<Vec<_>>()
     };
     assert_eq!(updates(scene.load(&record, 2).await), [6, 9]);
     assert_eq!(updates(scene.load(&record, 1).await), [9]);
@@ -283,7 +309,9 @@ async fn an_unavailable_store_does_not_damage_a_checkpoint() {
 async fn valid_shards_of_another_job_are_not_loaded() {
     let scene = Scene::new();
     let record = scene.save(vec![scene.snapshot(0, 2), scene.snapshot(1, 2)]).await;
-    let other = ShardStore::new(scene.shards.store.clone(), job(OptimizerKind::Adagrad));
+    let job = job(OptimizerKind::Adagrad);
+    let rules = Rules::new(&job.spec);
+    let other = ShardStore::new(scene.shards.store.clone(), job, rules);
     let error = other.load(&record, Slot(0), &placement(1)).await.unwrap_err();
     assert!(error.to_string().contains("lacks the optimizer state"), "{error}");
     assert!(error.is_permanent());

@@ -1,16 +1,29 @@
-//! Where the rows of embedding tables are kept: one store for each range of a table.
+//! Where the rows of embedding tables are kept: in memory alone ([`MemoryStores`]), or in a limited amount of
+//! memory above a local disk ([`TieredStores`]).
 //!
-//! A store is memory for rows that training changes. It makes nothing durable: a pserver that ends loses its
-//! rows, and its successor restores them from a checkpoint.
+//! A store makes nothing durable: a pserver that ends loses its rows, and its successor restores them from a
+//! checkpoint.
 
+mod disk;
 mod memory;
+#[cfg(feature = "rocksdb")]
+mod rocks;
+mod slabs;
+mod tiered;
 
 use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
 
-pub use memory::{MemoryRows, MemoryStores};
+use bytemuck::{Pod, Zeroable};
+
+pub use disk::{Disk, DiskSnapshot, Disks, Key, LosableDisks};
+pub use memory::MemoryStores;
+pub use tiered::TieredStores;
 
 /// What is counted of a row, for its admission and its expiry.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
 pub struct RowCounts {
     /// Number of updates; stops at the largest number.
     pub updates: u32,
@@ -40,53 +53,105 @@ pub struct RowMut<'a> {
 /// The reason why a store cannot go on; its rows are lost.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StorageError {
-    #[error("a range of a table has more than {most} rows")]
+    #[error("a table has more than {most} rows in memory")]
     TooMany { most: usize },
+    #[error("rows of tables cannot be kept in {}: {reason}", directory.display())]
+    Disk { directory: PathBuf, reason: String },
+    #[error(
+        "this program was built without RocksDB (the feature `rocksdb` of steadfast-pserver); `make build` builds \
+         one with it"
+    )]
+    NoRocksDb,
+}
+
+/// What a store takes, and how it is used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Rows in memory.
+    pub rows_in_memory: usize,
+    /// Bytes of these rows, with their index.
+    pub memory_bytes: usize,
+    /// Bytes of files on the local disk.
+    pub disk_bytes: u64,
+    /// Accesses to rows in memory, and to those that were read from the disk, since the store was opened.
+    pub hits: u64,
+    pub misses: u64,
 }
 
 /// Opens stores.
 pub trait RowStores: fmt::Debug + Send + Sync {
-    /// Opens a store without rows, for rows of `stride` values.
+    /// Opens a store without rows. Its rows are in key spaces, numbered from 0; `strides` has the number of
+    /// values of a row of each.
     ///
     /// # Errors
     /// If there is no space for it.
-    fn open(&self, stride: usize) -> Result<Box<dyn RowStore>, StorageError>;
+    fn open(&self, strides: &[usize]) -> Result<Box<dyn RowStore>, StorageError>;
 }
 
-/// Rows by id.
-pub trait RowStore: fmt::Debug + Send + Sync {
-    /// Values of a row, with the optimizer's state.
-    fn stride(&self) -> usize;
-
-    /// Number of rows.
-    fn len(&self) -> usize;
-
-    /// Whether there are no rows.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
+/// Returns local disks under RocksDB, in directories of their own below `directory`. Each takes about
+/// `memory_bytes` for buffers and caches (at least 7 MiB, at most 1.2 GiB).
+///
+/// # Errors
+/// If this program was built without RocksDB.
+pub fn local_disks(
+    directory: PathBuf,
+    memory_bytes: usize,
+) -> Result<Arc<dyn Disks>, StorageError> {
+    #[cfg(feature = "rocksdb")]
+    return Ok(Arc::new(rocks::RocksDisks::new(directory, memory_bytes)));
+    #[cfg(not(feature = "rocksdb"))]
+    {
+        let _ = (directory, memory_bytes);
+        Err(StorageError::NoRocksDb)
     }
+}
+
+/// Rows by key space and id.
+pub trait RowStore: fmt::Debug + Send + Sync {
+    /// Number of rows in a space.
+    fn len(&self, space: usize) -> usize;
 
     /// Returns a row.
     ///
     /// # Errors
     /// If the store cannot read it.
-    fn get(&mut self, id: u64) -> Result<Option<(RowCounts, &[f32])>, StorageError>;
+    fn get(&mut self, space: usize, id: u64) -> Result<Option<(RowCounts, &[f32])>, StorageError>;
 
     /// Returns a row for changes; creates it if there is none.
     ///
     /// # Errors
     /// If the store cannot read it, or has no space.
-    fn entry(&mut self, id: u64) -> Result<RowMut<'_>, StorageError>;
+    fn entry(&mut self, space: usize, id: u64) -> Result<RowMut<'_>, StorageError>;
 
     /// Removes a row, if there is one.
     ///
     /// # Errors
     /// If the store cannot write.
-    fn remove(&mut self, id: u64) -> Result<(), StorageError>;
+    fn remove(&mut self, space: usize, id: u64) -> Result<(), StorageError>;
 
-    /// Passes all rows to `each`, by ascending id.
+    /// Returns all rows as they are now. Later changes do not affect it; while it exists, they take more memory:
+    /// at most as much again as the rows that are in memory.
     ///
     /// # Errors
-    /// If the store cannot read them.
-    fn scan(&mut self, each: &mut dyn FnMut(u64, RowCounts, &[f32])) -> Result<(), StorageError>;
+    /// If the store cannot read.
+    fn snapshot(&mut self) -> Result<Box<dyn RowsSnapshot>, StorageError>;
+
+    /// What the store takes, and how it is used.
+    fn usage(&self) -> Usage;
+}
+
+/// The rows of a store at one moment.
+pub trait RowsSnapshot: fmt::Debug + Send + Sync {
+    /// Number of rows in a space.
+    fn len(&self, space: usize) -> usize;
+
+    /// Passes all rows of a space to `each`, by ascending id.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    fn scan(
+        &self,
+        space: usize,
+        each: &mut dyn FnMut(u64, RowCounts, &[f32]),
+    ) -> Result<(), StorageError>;
 }

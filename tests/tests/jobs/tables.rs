@@ -30,7 +30,8 @@ fn a_table_has_the_same_bits_for_any_number_of_trainers_and_pservers() {
     assert!(0.7 < accuracy, "{trained}");
 }
 
-/// F1, F4, I7: a table restored from a checkpoint, and rows that are computed again, have the same bits.
+/// F1, F4, I7: a table restored from a checkpoint, and rows that are computed again, have the same bits; also if
+/// only a tenth of the rows fits into memory.
 #[test]
 fn a_job_with_a_table_survives_the_loss_of_any_process_with_the_same_bits() {
     let job = clicks()
@@ -43,7 +44,10 @@ fn a_job_with_a_table_survives_the_loss_of_any_process_with_the_same_bits() {
     let scene = Scene::new();
     let cluster = Cluster::new(&scene, &job, 2, "60s");
     let _master = cluster.master("master");
-    let pservers: Vec<_> = (0..3).map(|it| cluster.pserver(&format!("pserver-{it}"))).collect();
+    let rows = scene.path("rows");
+    let more = ["--table-memory", "6KiB", "--table-directory", rows.to_str().expect("it is text")];
+    let mut pservers: Vec<_> =
+        (0..3).map(|it| cluster.pserver_with(&format!("pserver-{it}"), &more)).collect();
     let trainers = [cluster.trainer("trainer-0"), cluster.trainer("trainer-1")];
     cluster.until_step(150);
     trainers[0].signal(Signal::SIGKILL);
@@ -51,15 +55,53 @@ fn a_job_with_a_table_survives_the_loss_of_any_process_with_the_same_bits() {
     eventually("a checkpoint exists", || cluster.value(&cluster.keys.checkpoint_latest()));
     let holder = cluster.value(&cluster.keys.ps(steadfast_common::ids::Slot(1)));
     let holder = holder.expect("the slot is held");
-    let holder = pservers.iter().find(|it| holder["admin"] == it.admin.as_str());
-    holder.expect("by one of them").signal(Signal::SIGKILL);
+    let holder = pservers.iter().position(|it| holder["admin"] == it.admin.as_str());
+    let holder = pservers.remove(holder.expect("by one of them"));
+    holder.signal(Signal::SIGKILL);
+    cluster.until_step(450);
+    let status = pservers[0].ask("/status").expect("it answers").body;
+    let shard = serde_json::from_str::<Value>(&status).expect("it is JSON")["shard"].clone();
+    let count = |name: &str| shard[name].as_u64().unwrap_or(0);
+    assert!(
+        count("rows_in_memory") * 5 < shard["rows"]["categories"].as_u64().unwrap_or(0),
+        "{shard}"
+    );
+    assert!(100 < count("rows_misses") && count("rows_memory_bytes") <= 6 << 10, "{shard}");
     let result = cluster.result();
     assert_eq!(sha(&result), expected);
+    for mut pserver in pservers {
+        assert_eq!(pserver.end().code, Some(0));
+    }
+    // What the killed one left is removed by the next one that starts.
+    assert!(std::fs::read_dir(&rows).expect("it exists").count() <= 1);
 
     let verified = cluster.steadfast(&["checkpoint", "verify", "--json"]);
     let verified: Value = serde_json::from_slice(&verified.stdout).expect("it is JSON");
     assert_eq!(verified[0]["parameters_sha256"], expected.as_str(), "{verified}");
     assert!(500 < verified[0]["rows"]["categories"].as_u64().unwrap_or(0), "{verified}");
+}
+
+/// F30: a pserver that cannot keep rows ends with a line that names the directory, and another one takes its slot.
+#[test]
+fn a_pserver_whose_disk_fails_leaves_its_slot_to_another() {
+    let scene = Scene::new();
+    let cluster = Cluster::new(&scene, &clicks().with("passes = 30", "passes = 8"), 1, "60s");
+    let _master = cluster.master("master");
+    let file = scene.path("file");
+    std::fs::write(&file, "").expect("there is space");
+    let more = ["--table-memory", "1MiB", "--table-directory", file.to_str().expect("it is text")];
+    let mut first = cluster.pserver_with("first", &more);
+    let _trainer = cluster.trainer("trainer");
+    let ended = first.end();
+    assert_ne!(ended.code, Some(0));
+    let line = format!("rows of tables cannot be kept in {}: ", file.display());
+    assert!(
+        ended.stderr.lines().last().is_some_and(|last| last.contains(&line)),
+        "{}",
+        ended.stderr
+    );
+    let _second = cluster.pserver("second");
+    assert!(cluster.result()["parameters_sha256"].is_string());
 }
 
 /// S004-41: asynchronous pushes of rows count once; the result is not repeatable, but the job learns.

@@ -335,7 +335,7 @@ impl AsyncWorld {
         let left: Vec<usize> =
             (0..self.shards.len()).filter(|slot| !snapshots.contains_key(slot)).collect();
         if let Some(slot) = self.rng.pick(&left).copied() {
-            snapshots.insert(slot, self.shards[slot].snapshot().unwrap());
+            snapshots.insert(slot, snapshot(&mut self.shards[slot]));
             return;
         }
         let (queue, snapshots) = self.in_progress.take().expect("it was just there");

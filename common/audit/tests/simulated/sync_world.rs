@@ -118,7 +118,7 @@ impl SyncWorld {
     fn lanes(&mut self, pass: Pass, step: u64) -> Vec<Given> {
         let (lanes, micro_batch) = (self.spec.sync.lanes, self.spec.sync.micro_batch);
         let schedule = LaneSchedule::new(&self.manifest, self.spec.seed, pass, lanes, micro_batch);
-        let ended = self.shards[0].snapshot().unwrap().exhausted;
+        let ended = snapshot(&mut self.shards[0]).exhausted;
         let mut given = Vec::new();
         for lane in (0..lanes).map(Lane).filter(|lane| !ended.contains(lane)) {
             let (ranges, given_up) = loop {

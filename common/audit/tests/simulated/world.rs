@@ -15,6 +15,7 @@ use steadfast_pserver_core::block_store::{BlockStore, ShardSnapshot, SnapshotBlo
 use steadfast_pserver_core::contribution::{Contribution, ValidatedBlock};
 use steadfast_pserver_core::rules::Rules;
 use steadfast_pserver_core::shard::Shard;
+use steadfast_pserver_core::tables::TableRows;
 
 /// A seeded random number generator (SplitMix64).
 #[derive(Clone, Debug)]
@@ -93,8 +94,9 @@ pub fn new_shards(spec: &JobSpec, slots: u32) -> Vec<Shard> {
         let numbers = placement.blocks_of(Slot(slot));
         let len = |number: &u32| layout.blocks()[*number as usize].len;
         let values = numbers.iter().map(|number| vec![0.0; len(number)]).collect();
-        let snapshot = ShardSnapshot::initial(&layout, &placement, Slot(slot), values, &rules);
-        Shard::restore(layout.clone(), snapshot, rules.clone()).expect("there is memory")
+        let first = ShardSnapshot::initial(&layout, &placement, Slot(slot), values, &rules);
+        let (snapshot, tables) = first.expect("there is memory");
+        Shard::restore(layout.clone(), snapshot, tables, rules.clone())
     };
     (0..slots).map(new).collect()
 }
@@ -127,14 +129,20 @@ pub fn load_shard(spec: &JobSpec, saved: &Saved, slot: u32, slots: u32) -> Shard
         exhausted: saved.exhausted.iter().copied().collect(),
         applied,
         blocks: loaded,
-        ranges: Vec::new(),
     };
-    Shard::restore(layout, snapshot, Rules::new(spec)).expect("there is memory")
+    restore(spec, layout, snapshot)
 }
 
 /// Returns the state of a shard.
 pub fn snapshot(shard: &mut Shard) -> ShardSnapshot {
-    shard.snapshot().expect("memory can be read")
+    shard.snapshot().expect("memory can be read").0
+}
+
+/// Restores a shard; its model has no tables.
+fn restore(spec: &JobSpec, layout: Arc<Layout>, snapshot: ShardSnapshot) -> Shard {
+    let rules = Rules::new(spec);
+    let tables = TableRows::new(&layout, 0..0, &rules).expect("there is memory");
+    Shard::restore(layout, snapshot, tables, rules)
 }
 
 /// Modifies the state of a shard.
@@ -142,7 +150,7 @@ pub fn tamper(spec: &JobSpec, shard: &mut Shard, change: impl FnOnce(&mut ShardS
     let mut snapshot = snapshot(shard);
     change(&mut snapshot);
     let layout = shard.blocks().layout().clone();
-    *shard = Shard::restore(layout, snapshot, Rules::new(spec)).expect("there is memory");
+    *shard = restore(spec, layout, snapshot);
 }
 
 /// A gradient of zeros; without blocks if there are no records.

@@ -22,7 +22,10 @@ use steadfast_pserver_core::contribution::{
 };
 use steadfast_pserver_core::rules::Rules;
 use steadfast_pserver_core::sync_shard::SyncShard;
+use steadfast_pserver_core::tables::TableRows;
 use steadfast_pserver_storage::MemoryStores;
+
+use crate::tables::restored;
 
 pub(crate) const LANES: u32 = 4;
 
@@ -59,21 +62,26 @@ fn first(layout: &Layout) -> Vec<f32> {
     (0..layout.len()).map(|index| (index % 17) as f32 * 0.1 - 0.8).collect()
 }
 
-fn initial(layout: &Layout, slot: u32, slots: u32, rules: &Rules) -> ShardSnapshot {
+fn initial(layout: &Layout, slot: u32, slots: u32, rules: &Rules) -> (ShardSnapshot, TableRows) {
     let placement = Placement::of(layout, &PlacementRecord::LargestFirst { slots });
     let (numbers, all) = (placement.blocks_of(Slot(slot)), first(layout));
     let values = numbers.iter().map(|it| all[layout.blocks()[*it as usize].range()].to_vec());
-    ShardSnapshot::initial(layout, &placement, Slot(slot), values.collect(), rules)
+    ShardSnapshot::initial(layout, &placement, Slot(slot), values.collect(), rules).unwrap()
 }
 
 /// The state of the only slot before the first update.
-fn initial_values(layout: &Layout, values: Vec<Vec<f32>>, rules: &Rules) -> ShardSnapshot {
+fn initial_values(
+    layout: &Layout,
+    values: Vec<Vec<f32>>,
+    rules: &Rules,
+) -> (ShardSnapshot, TableRows) {
     let placement = Placement::of(layout, &PlacementRecord::LargestFirst { slots: 1 });
-    ShardSnapshot::initial(layout, &placement, Slot(0), values, rules)
+    ShardSnapshot::initial(layout, &placement, Slot(0), values, rules).unwrap()
 }
 
 fn shard_of(layout: &Arc<Layout>, slot: u32, slots: u32, rules: Rules) -> SyncShard {
-    SyncShard::restore(layout.clone(), initial(layout, slot, slots, &rules), rules).unwrap()
+    let (snapshot, tables) = initial(layout, slot, slots, &rules);
+    SyncShard::restore(layout.clone(), snapshot, tables, rules)
 }
 
 pub(crate) fn shard() -> SyncShard {
@@ -82,8 +90,14 @@ pub(crate) fn shard() -> SyncShard {
 
 fn async_shard() -> AsyncShard {
     let (layout, rules) = (layout(), rules(Mode::Async));
-    let snapshot = initial(&layout, 0, 1, &rules);
-    AsyncShard::restore(layout, snapshot, rules).unwrap()
+    let (snapshot, tables) = initial(&layout, 0, 1, &rules);
+    AsyncShard::restore(layout, snapshot, tables, rules)
+}
+
+/// A snapshot, and tables without rows.
+fn without_rows(shard: &mut AsyncShard) -> (ShardSnapshot, TableRows) {
+    let layout = shard.blocks().layout().clone();
+    (shard.snapshot().unwrap().0, initial(&layout, 0, 1, &rules(Mode::Async)).1)
 }
 
 /// A lane's contribution: irregular values, which make the order of addition visible in the bits.
@@ -440,7 +454,7 @@ fn a_push_with_a_gap_or_of_other_records_is_refused() {
         assert!(matches!(shard.apply(&named, given.clone()), Err(Refusal::RecordsMismatch { .. })));
     }
     assert!(bits(&shard.parameters()) == before);
-    assert_eq!(shard.snapshot().unwrap().applied, [AppliedRecords::default()]);
+    assert_eq!(shard.snapshot().unwrap().0.applied, [AppliedRecords::default()]);
 }
 
 /// F37: after blocks from snapshots of different moments were combined, a push is applied only to the
@@ -448,14 +462,14 @@ fn a_push_with_a_gap_or_of_other_records_is_refused() {
 #[test]
 fn a_push_is_applied_only_to_the_blocks_that_lack_it() {
     let mut ahead = async_shard();
-    let behind = ahead.snapshot().unwrap();
+    let (behind, tables) = without_rows(&mut ahead);
     let given = contribution(ahead.blocks(), 0, 0);
     ahead.apply(&range(7, 0, 3), given.clone()).unwrap();
-    let mut mixed = ahead.snapshot().unwrap();
+    let (mut mixed, _) = without_rows(&mut ahead);
     mixed.applied.extend(behind.applied);
     mixed.blocks[0] = SnapshotBlock { applied: 1, ..behind.blocks[0].clone() };
     let layout = ahead.blocks().layout().clone();
-    let mut shard = AsyncShard::restore(layout, mixed, rules(Mode::Async)).unwrap();
+    let mut shard = AsyncShard::restore(layout, mixed, tables, rules(Mode::Async));
     assert!(bits(&shard.parameters()) != bits(&ahead.parameters()));
     assert_eq!(shard.apply(&range(7, 0, 3), given.clone()), Ok(Contributed::Complete));
     assert!(1 < shard.blocks().list().len());
@@ -477,13 +491,14 @@ fn a_snapshot_is_complete_and_does_not_change() {
     };
     step(&mut shard);
     step(&mut shard);
-    let snapshot = shard.snapshot().unwrap();
+    let (snapshot, tables) = shard.snapshot().unwrap();
     let values: Vec<Vec<f32>> = snapshot.blocks.iter().map(|block| block.values.to_vec()).collect();
     step(&mut shard);
     let untouched = snapshot.blocks.iter().zip(&values).all(|(block, kept)| *block.values == *kept);
     assert!(untouched, "training on changed the snapshot");
     let layout = shard.blocks().layout().clone();
-    let mut restored = SyncShard::restore(layout, snapshot, rules(Mode::Sync)).unwrap();
+    let tables = restored(&layout, &tables, &rules(Mode::Sync));
+    let mut restored = SyncShard::restore(layout, snapshot, tables, rules(Mode::Sync));
     step(&mut restored);
     assert!(state(&mut restored) == state(&mut shard));
     assert_eq!(restored.blocks().position(), shard.blocks().position());
@@ -520,8 +535,8 @@ fn a_gradient_is_scaled_down_to_the_global_norm() {
     rules.learning_rate.base = 1.0;
     let layout = Arc::new(Layout::new(vec![ParamSpec::new("w", &[2])]));
     let rules = Rules { lanes: 1, ..rules };
-    let snapshot = initial_values(&layout, vec![vec![0.0, 0.0]], &rules);
-    let mut shard = SyncShard::restore(layout, snapshot, rules).unwrap();
+    let (snapshot, tables) = initial_values(&layout, vec![vec![0.0, 0.0]], &rules);
+    let mut shard = SyncShard::restore(layout, snapshot, tables, rules);
     let blocks = vec![finite(0, &[6.0, 8.0])];
     let given = Contribution { records: 2, loss_sum: 0.0, checksum: 0, blocks, rows: Vec::new() };
     offer(&mut shard, Version(0), 0, given, LaneEnd::MoreToCome).unwrap();
@@ -546,8 +561,8 @@ fn the_mean_is_added_to_an_averaged_tensor() {
     let params = vec![ParamSpec::new("w", &[1]), ParamSpec::averaged("running_mean", &[2])];
     let values = vec![vec![0.0], vec![10.0, 20.0]];
     let layout = Arc::new(Layout::new(params));
-    let snapshot = initial_values(&layout, values, &rules);
-    let mut shard = SyncShard::restore(layout, snapshot, rules).unwrap();
+    let (snapshot, tables) = initial_values(&layout, values, &rules);
+    let mut shard = SyncShard::restore(layout, snapshot, tables, rules);
     for (lane, records, change) in [(0, 1, [4.0, -8.0]), (1, 3, [12.0, 0.0])] {
         let blocks = vec![finite(0, &[1.0]), finite(1, &change)];
         let given = Contribution { records, loss_sum: 0.0, checksum: 0, blocks, rows: Vec::new() };

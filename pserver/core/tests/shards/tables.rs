@@ -15,6 +15,7 @@ use steadfast_pserver_core::contribution::{
 };
 use steadfast_pserver_core::rules::Rules;
 use steadfast_pserver_core::sync_shard::SyncShard;
+use steadfast_pserver_core::tables::{HeldRange, RangeRows, TableRows, TablesSnapshot};
 
 use crate::shard::rules;
 
@@ -33,14 +34,34 @@ fn rules_with(mode: Mode, table: TableSpec) -> Rules {
     rules
 }
 
-fn first(rules: &Rules, slots: u32, slot: u32) -> ShardSnapshot {
+/// A shard before the first update.
+fn first(rules: &Rules, slots: u32, slot: u32) -> SyncShard {
+    let (snapshot, tables) = initial(rules, slots, slot);
+    SyncShard::restore(layout(), snapshot, tables, rules.clone())
+}
+
+fn initial(rules: &Rules, slots: u32, slot: u32) -> (ShardSnapshot, TableRows) {
     let placement = Placement::of(&layout(), &PlacementRecord::LargestFirst { slots });
-    ShardSnapshot::initial(&layout(), &placement, Slot(slot), Vec::new(), rules)
+    ShardSnapshot::initial(&layout(), &placement, Slot(slot), Vec::new(), rules).unwrap()
+}
+
+/// The tables of a snapshot of the only slot, restored.
+pub(crate) fn restored(layout: &Layout, tables: &TablesSnapshot, rules: &Rules) -> TableRows {
+    let mut restored = TableRows::new(layout, 0..RANGES, rules).unwrap();
+    for held in tables.ranges() {
+        let RangeRows { rows, candidates, .. } = tables.read(held).unwrap();
+        restored.add(*held, &rows, &candidates).unwrap();
+    }
+    restored
+}
+
+/// The rows of all ranges of a snapshot.
+fn all_rows(tables: &TablesSnapshot) -> Vec<RangeRows> {
+    tables.ranges().iter().map(|held| tables.read(held).unwrap()).collect()
 }
 
 fn shard(table: TableSpec) -> SyncShard {
-    let rules = rules_with(Mode::Sync, table);
-    SyncShard::restore(layout(), first(&rules, 1, 0), rules).unwrap()
+    first(&rules_with(Mode::Sync, table), 1, 0)
 }
 
 fn contribution(rows: &[(u64, f32)]) -> Contribution {
@@ -138,11 +159,16 @@ fn an_expired_row_begins_again() {
     // At the previous version it had not.
     assert_eq!(rows_at(&mut shard, 3, &[2]).unwrap(), [begin(2) - 0.25]);
 
-    let snapshot = shard.snapshot().unwrap();
+    let (snapshot, tables) = shard.snapshot().unwrap();
+    for range in all_rows(&tables) {
+        assert_eq!(range.rows.ids, [0; 0]);
+        shard.blocks_mut().forget(range.obsolete).unwrap();
+    }
     // Another slot may still be there: the snapshot must not take it away.
     assert_eq!(rows_at(&mut shard, 3, &[2]).unwrap(), [begin(2) - 0.25]);
     let rules = rules_with(Mode::Sync, table);
-    let mut restored = SyncShard::restore(layout(), snapshot, rules).unwrap();
+    let tables = restored(&layout(), &tables, &rules);
+    let mut restored = SyncShard::restore(layout(), snapshot, tables, rules);
     for shard in [&mut shard, &mut restored] {
         // The one update of row 3 is forgotten as well.
         step(shard, &[(2, 0.25), (3, 0.25)], LaneEnd::MoreToCome);
@@ -150,7 +176,9 @@ fn an_expired_row_begins_again() {
         step(shard, &[(2, 0.25), (3, 0.25)], LaneEnd::MoreToCome);
         assert_eq!(now(shard, &[2, 3]), [begin(2) - 0.25, begin(3) - 0.25]);
     }
-    assert_eq!(shard.snapshot(), restored.snapshot());
+    let ((blocks, tables), (of_other, other)) =
+        (shard.snapshot().unwrap(), restored.snapshot().unwrap());
+    assert_eq!((blocks, all_rows(&tables)), (of_other, all_rows(&other)));
 }
 
 /// A table has its own update rule and learning rate.
@@ -178,17 +206,17 @@ fn the_rows_do_not_depend_on_the_number_of_slots() {
     let values = |slots: u32| {
         let mut all = Vec::new();
         for slot in 0..slots {
-            let snapshot = first(&rules, slots, slot);
-            let mut shard = SyncShard::restore(layout(), snapshot, rules.clone()).unwrap();
+            let mut shard = first(&rules, slots, slot);
             let held = shard.blocks().tables().held().ranges.clone();
             let own: Vec<(u64, f32)> =
                 gradients.iter().copied().filter(|(id, _)| held.contains(&range_of(*id))).collect();
             step(&mut shard, &own, LaneEnd::MoreToCome);
+            let (_, tables) = shard.snapshot().unwrap();
             for range in held {
-                all.push(shard.blocks_mut().rows_of(0, range).unwrap().unwrap().digest());
+                all.push(tables.rows_of(0, range).unwrap().unwrap().digest());
             }
             let other = if slots == 1 { RANGES } else { (slot + 1) % slots * RANGES / slots };
-            assert_eq!(shard.blocks_mut().rows_of(0, other), Ok(None));
+            assert_eq!(tables.rows_of(0, other), Ok(None));
         }
         all
     };
@@ -200,12 +228,10 @@ fn the_rows_do_not_depend_on_the_number_of_slots() {
 #[test]
 fn a_slot_without_ranges_completes_steps() {
     let rules = rules_with(Mode::Sync, TableSpec::default());
-    let snapshot = first(&rules, RANGES + 1, RANGES);
-    assert!(snapshot.ranges.is_empty());
-    let mut shard = SyncShard::restore(layout(), snapshot, rules).unwrap();
+    let mut shard = first(&rules, RANGES + 1, RANGES);
     step(&mut shard, &[], LaneEnd::MoreToCome);
     assert_eq!(shard.rows_at(Version(1), vec![vec![]]).unwrap(), Some(vec![Rows::new(1)]));
-    assert_eq!(shard.snapshot().unwrap().ranges, []);
+    assert_eq!(shard.snapshot().unwrap().1.ranges(), []);
 }
 
 /// F37: after ranges from snapshots of different moments were combined, a push is applied only to those that do
@@ -213,21 +239,24 @@ fn a_slot_without_ranges_completes_steps() {
 #[test]
 fn a_push_is_applied_only_to_the_ranges_that_lack_it() {
     let rules = rules_with(Mode::Async, TableSpec::default());
-    let mut ahead = AsyncShard::restore(layout(), first(&rules, 1, 0), rules.clone()).unwrap();
-    let behind = ahead.snapshot().unwrap();
+    let (snapshot, tables) = initial(&rules, 1, 0);
+    let mut ahead = AsyncShard::restore(layout(), snapshot, tables, rules.clone());
+    let (behind, behind_tables) = ahead.snapshot().unwrap();
     let range = RecordRange { pass: Pass(0), task: TaskId(7), from: 0, to: 1, last: false };
     let ids: Vec<u64> = (0..20).collect();
     let gradients: Vec<(u64, f32)> = ids.iter().map(|id| (*id, 0.25)).collect();
     ahead.apply(&range, contribution(&gradients)).unwrap();
-    let mut mixed = ahead.snapshot().unwrap();
-    mixed.applied.extend(behind.applied.clone());
-    for range in (0..RANGES as usize).step_by(2) {
-        mixed.ranges[range] = steadfast_pserver_core::tables::RangeSnapshot {
-            applied: 1,
-            ..behind.ranges[range].clone()
-        };
+    let (mut mixed, tables) = ahead.snapshot().unwrap();
+    mixed.applied.extend(behind.applied);
+    let mut both = TableRows::new(&layout(), 0..RANGES, &rules).unwrap();
+    for held in tables.ranges() {
+        let is_behind = held.range % 2 == 0;
+        let of = if is_behind { &behind_tables } else { &tables };
+        let RangeRows { rows, candidates, .. } = of.read(held).unwrap();
+        let applied = usize::from(is_behind);
+        both.add(HeldRange { applied, ..*held }, &rows, &candidates).unwrap();
     }
-    let mut shard = AsyncShard::restore(layout(), mixed, rules).unwrap();
+    let mut shard = AsyncShard::restore(layout(), mixed, both, rules);
     assert_eq!(shard.apply(&range, contribution(&gradients)), Ok(Contributed::Complete));
     let found = shard.rows(vec![ids.clone()]).unwrap()[0].values().to_vec();
     assert_eq!(found, ids.iter().map(|id| begin(*id) - 0.25).collect::<Vec<_>>());
@@ -249,7 +278,7 @@ fn a_contribution_without_a_table_is_refused() {
 fn the_norm_of_a_gradient_includes_its_rows() {
     let mut rules = rules_with(Mode::Sync, TableSpec::default());
     rules.optimizer.clip_norm = Some(1.0);
-    let mut shard = SyncShard::restore(layout(), first(&rules, 1, 0), rules).unwrap();
+    let mut shard = first(&rules, 1, 0);
     let share = [LaneShare { records: 1, checksum: 1, end: LaneEnd::MoreToCome }];
     let given = contribution(&[(2, 3.0), (5, 4.0)]);
     shard.contribute(Version(0), Lane(0), &share, given).unwrap();

@@ -7,7 +7,7 @@ use steadfast_master_core::ledger::QueueFact;
 use steadfast_pserver_core::shard::Shard;
 
 use super::{AsyncWorld, Mutation};
-use crate::world::{load_shard, tamper};
+use crate::world::{load_shard, snapshot, tamper};
 
 impl AsyncWorld {
     /// Whether a slot has not applied a task that the queues of the present pass mark as done.
@@ -42,7 +42,7 @@ impl AsyncWorld {
 
     fn lose_memory(&mut self) {
         let slot = self.rng.below(self.shards.len());
-        let before = self.shards[slot].snapshot().unwrap();
+        let before = snapshot(&mut self.shards[slot]);
         let Some(saved) = self.saved.last() else { return };
         let slots = self.shards.len() as u32;
         let restored = load_shard(&self.spec, saved, slot as u32, slots);

@@ -1,0 +1,367 @@
+//! A limited amount of memory above a disk.
+//!
+//! Rows are read into memory when they are accessed. When there is no memory for another one, a clock hand goes
+//! around the slabs of all rows: a row that was accessed since the hand last passed stays, another one leaves
+//! memory, and is written if it has changed ("second chance", Corbató 1968).
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use crate::disk::{Disk, DiskSnapshot, Disks, Key};
+use crate::slabs::{Mask, SLAB_ROWS, Slabs, SlabsSnapshot, bits, content_bytes, decode, place_of};
+use crate::{RowCounts, RowMut, RowStore, RowStores, RowsSnapshot, StorageError, Usage};
+
+/// Rows that leave memory together, in the order of their keys, which makes their write cheaper; of less memory,
+/// an eighth.
+const EVICTED_TOGETHER: usize = 1024;
+
+/// Keeps a limited number of rows in memory, and the others on a disk.
+#[derive(Debug)]
+pub struct TieredStores {
+    memory_bytes: usize,
+    disks: Arc<dyn Disks>,
+}
+
+impl TieredStores {
+    /// Rows in memory take at most `memory_bytes`. A slab of rows of each length may be partly unused beyond that.
+    pub fn new(memory_bytes: usize, disks: Arc<dyn Disks>) -> Self {
+        Self { memory_bytes, disks }
+    }
+}
+
+impl RowStores for TieredStores {
+    fn open(&self, strides: &[usize]) -> Result<Box<dyn RowStore>, StorageError> {
+        let mut pools: Vec<Pool> = Vec::new();
+        let mut space = |stride: &usize| {
+            let known = pools.iter().position(|pool| pool.slabs.stride() == *stride);
+            let pool = known.unwrap_or_else(|| {
+                pools.push(Pool::new(*stride));
+                pools.len() - 1
+            });
+            Space { pool, len: 0, in_memory: 0 }
+        };
+        let spaces = strides.iter().map(&mut space).collect();
+        Ok(Box::new(TieredRows {
+            memory_bytes: self.memory_bytes,
+            spaces,
+            pools,
+            disk: self.disks.open()?,
+            content: Vec::new(),
+            hand: (0, 0),
+            hits: 0,
+            misses: 0,
+        }))
+    }
+}
+
+/// A key space.
+#[derive(Clone, Copy, Debug)]
+struct Space {
+    /// Index of the pool with the rows that are in memory.
+    pool: usize,
+    /// Number of rows, in memory and on the disk.
+    len: usize,
+    /// Those in memory.
+    in_memory: usize,
+}
+
+/// The rows in memory that have the same number of values, of all spaces.
+struct Pool {
+    slabs: Slabs,
+    /// For each slab, the rows that the disk does not have as they are.
+    changed: Vec<Mask>,
+    /// The rows of which the disk has this or an older content.
+    stored: Vec<Mask>,
+    /// The rows that were accessed since the hand passed.
+    accessed: Vec<Mask>,
+}
+
+impl Pool {
+    fn new(stride: usize) -> Self {
+        let (changed, stored, accessed) = Default::default();
+        Self { slabs: Slabs::new(stride), changed, stored, accessed }
+    }
+
+    fn bytes(&self) -> usize {
+        self.slabs.bytes()
+            + (self.changed.len() + self.stored.len() + self.accessed.len()) * size_of::<Mask>()
+    }
+
+    /// Adds a row of zeros.
+    fn insert(&mut self, key: Key) -> Result<u32, StorageError> {
+        let number = self.slabs.insert(key)?;
+        let (place, bit) = place_of(number);
+        for masks in [&mut self.changed, &mut self.stored, &mut self.accessed] {
+            masks.resize(self.slabs.places(), 0);
+            masks[place] &= !bit;
+        }
+        self.accessed[place] |= bit;
+        Ok(number)
+    }
+
+    /// The rows of a slab that leave memory next.
+    fn victims(&self, place: usize) -> Mask {
+        self.slabs.live(place) & !self.accessed[place]
+    }
+}
+
+/// Shows numbers, not rows.
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pool({} rows of {} values)", self.slabs.len(), self.slabs.stride())
+    }
+}
+
+#[derive(Debug)]
+struct TieredRows {
+    memory_bytes: usize,
+    spaces: Vec<Space>,
+    pools: Vec<Pool>,
+    disk: Box<dyn Disk>,
+    /// The content of a row that is read.
+    content: Vec<u8>,
+    /// Pool and slab that the hand points to.
+    hand: (usize, usize),
+    hits: u64,
+    misses: u64,
+}
+
+impl TieredRows {
+    fn bytes(&self) -> usize {
+        self.pools.iter().map(Pool::bytes).sum()
+    }
+
+    /// Returns the number of a row in its pool; reads it from the disk if it is not in memory.
+    fn load(&mut self, space: usize, id: u64) -> Result<Option<u32>, StorageError> {
+        let key = Key { space: space as u32, id };
+        let Space { pool, len, in_memory } = self.spaces[space];
+        if let Some(number) = self.pools[pool].slabs.find(key) {
+            let (place, bit) = place_of(number);
+            self.pools[pool].accessed[place] |= bit;
+            self.hits += 1;
+            return Ok(Some(number));
+        }
+        if len == in_memory {
+            return Ok(None);
+        }
+        self.content.resize(content_bytes(self.pools[pool].slabs.stride()), 0);
+        if !self.disk.read(key, &mut self.content)? {
+            return Ok(None);
+        }
+        self.misses += 1;
+        let number = self.insert(space, id)?;
+        let pool = &mut self.pools[pool];
+        pool.slabs.content_mut(number).copy_from_slice(&self.content);
+        let (place, bit) = place_of(number);
+        pool.stored[place] |= bit;
+        Ok(Some(number))
+    }
+
+    /// Adds a row of zeros to those in memory.
+    fn insert(&mut self, space: usize, id: u64) -> Result<u32, StorageError> {
+        let Space { pool, .. } = self.spaces[space];
+        self.make_room(pool)?;
+        let number = self.pools[pool].insert(Key { space: space as u32, id })?;
+        self.spaces[space].in_memory += 1;
+        Ok(number)
+    }
+
+    /// Moves rows to the disk until there is memory for another row of a pool.
+    fn make_room(&mut self, pool: usize) -> Result<(), StorageError> {
+        // The hand passes each row twice at most: then all have left.
+        let mut steps = 2 * self.round();
+        while 0 < steps && !self.has_room(pool) {
+            match self.evict(steps)? {
+                // There are no rows.
+                0 => break,
+                taken => steps -= taken,
+            }
+        }
+        Ok(())
+    }
+
+    fn has_room(&mut self, pool: usize) -> bool {
+        let rows = &mut self.pools[pool].slabs;
+        // Of a slab that is larger than the memory, only some places are used.
+        let is_too_much = self.memory_bytes < (rows.len() + 1) * rows.slab_bytes() / SLAB_ROWS;
+        if is_too_much || !rows.is_full() {
+            return !is_too_much;
+        }
+        let slab = rows.slab_bytes();
+        self.bytes() + slab <= self.memory_bytes
+    }
+
+    /// The steps of the hand from a slab to the same one: over each slab, and to each pool.
+    fn round(&self) -> usize {
+        self.pools.iter().map(|pool| pool.slabs.places() + 1).sum()
+    }
+
+    /// Moves the next rows to the disk; returns how many steps the hand took, at most `steps`.
+    fn evict(&mut self, steps: usize) -> Result<usize, StorageError> {
+        let (mut victims, mut rows, mut taken) = (Vec::new(), 0, 0);
+        let in_memory: usize = self.pools.iter().map(|pool| pool.slabs.len()).sum();
+        let wanted = EVICTED_TOGETHER.min(in_memory.div_ceil(8));
+        // One round at most: no slab is passed twice.
+        while rows < wanted && taken < steps.min(self.round()) {
+            taken += 1;
+            let (pool, place) = self.hand;
+            if self.pools[pool].slabs.places() <= place {
+                self.hand = ((pool + 1) % self.pools.len(), 0);
+                continue;
+            }
+            self.hand = (pool, place + 1);
+            let leaving = self.pools[pool].victims(place);
+            self.pools[pool].accessed[place] = 0;
+            if leaving != 0 {
+                victims.push((pool, place, leaving));
+                rows += leaving.count_ones() as usize;
+            }
+        }
+        let mut written: Vec<(Key, &[u8])> = Vec::new();
+        for (pool, place, leaving) in &victims {
+            let Pool { slabs, changed, .. } = &self.pools[*pool];
+            let numbers = bits(leaving & changed[*place]).map(|bit| number_of(*place, bit));
+            written.extend(numbers.map(|number| (slabs.key(number), slabs.content(number))));
+        }
+        written.sort_unstable_by_key(|(key, _)| *key);
+        if !written.is_empty() {
+            self.disk.write(&written)?;
+        }
+        for (pool, place, leaving) in victims {
+            let slabs = &mut self.pools[pool].slabs;
+            for number in bits(leaving).map(|bit| number_of(place, bit)) {
+                self.spaces[slabs.key(number).space as usize].in_memory -= 1;
+                slabs.remove(number);
+            }
+        }
+        Ok(taken)
+    }
+}
+
+fn number_of(place: usize, bit: u32) -> u32 {
+    (place * SLAB_ROWS) as u32 + bit
+}
+
+impl RowStore for TieredRows {
+    fn len(&self, space: usize) -> usize {
+        self.spaces[space].len
+    }
+
+    fn get(&mut self, space: usize, id: u64) -> Result<Option<(RowCounts, &[f32])>, StorageError> {
+        let number = self.load(space, id)?;
+        let pool = &self.pools[self.spaces[space].pool];
+        Ok(number.map(|number| pool.slabs.row(number)))
+    }
+
+    fn entry(&mut self, space: usize, id: u64) -> Result<RowMut<'_>, StorageError> {
+        let found = self.load(space, id)?;
+        let Space { pool, .. } = self.spaces[space];
+        let number = match found {
+            Some(number) => number,
+            None => {
+                let number = self.insert(space, id)?;
+                self.spaces[space].len += 1;
+                number
+            }
+        };
+        let (place, bit) = place_of(number);
+        let pool = &mut self.pools[pool];
+        pool.changed[place] |= bit;
+        let (counts, values) = pool.slabs.row_mut(number);
+        Ok(RowMut { is_new: found.is_none(), counts, values })
+    }
+
+    fn remove(&mut self, space: usize, id: u64) -> Result<(), StorageError> {
+        let Some(number) = self.load(space, id)? else { return Ok(()) };
+        let pool = &mut self.pools[self.spaces[space].pool];
+        let (place, bit) = place_of(number);
+        pool.slabs.remove(number);
+        if pool.stored[place] & bit != 0 {
+            self.disk.remove(Key { space: space as u32, id })?;
+        }
+        self.spaces[space].len -= 1;
+        self.spaces[space].in_memory -= 1;
+        Ok(())
+    }
+
+    fn snapshot(&mut self) -> Result<Box<dyn RowsSnapshot>, StorageError> {
+        let changed =
+            |Pool { slabs, changed, .. }: &mut Pool| slabs.snapshot(|place| changed[place]);
+        Ok(Box::new(TieredSnapshot {
+            spaces: self.spaces.clone(),
+            pools: self.pools.iter_mut().map(changed).collect(),
+            by_space: OnceLock::new(),
+            disk: self.disk.snapshot(),
+        }))
+    }
+
+    fn usage(&self) -> Usage {
+        Usage {
+            rows_in_memory: self.pools.iter().map(|pool| pool.slabs.len()).sum(),
+            memory_bytes: self.bytes(),
+            disk_bytes: self.disk.bytes(),
+            hits: self.hits,
+            misses: self.misses,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct TieredSnapshot {
+    spaces: Vec<Space>,
+    /// The rows that the disk did not have as they were.
+    pools: Vec<SlabsSnapshot>,
+    /// Their numbers for each space. They are found on the first use, not while training waits.
+    by_space: OnceLock<Vec<Vec<u32>>>,
+    disk: Box<dyn DiskSnapshot>,
+}
+
+impl TieredSnapshot {
+    fn by_space(&self) -> &[Vec<u32>] {
+        self.by_space.get_or_init(|| {
+            let mut by_space = vec![Vec::new(); self.spaces.len()];
+            for rows in &self.pools {
+                for number in rows.numbers() {
+                    by_space[rows.key(number).space as usize].push(number);
+                }
+            }
+            by_space
+        })
+    }
+}
+
+impl RowsSnapshot for TieredSnapshot {
+    fn len(&self, space: usize) -> usize {
+        self.spaces[space].len
+    }
+
+    fn scan(
+        &self,
+        space: usize,
+        each: &mut dyn FnMut(u64, RowCounts, &[f32]),
+    ) -> Result<(), StorageError> {
+        let rows = &self.pools[self.spaces[space].pool];
+        let numbers = self.by_space()[space].iter();
+        let mut changed: Vec<(u64, u32)> =
+            numbers.map(|number| (rows.key(*number).id, *number)).collect();
+        changed.sort_unstable();
+        let mut changed = changed.into_iter().peekable();
+        let mut decoded = Vec::new();
+        self.disk.scan(space as u32, &mut |id, content| {
+            while let Some((before, number)) = changed.next_if(|(it, _)| *it < id) {
+                let (counts, values) = rows.row(number);
+                each(before, counts, values);
+            }
+            // That in memory is newer.
+            if changed.peek().is_none_or(|(it, _)| *it != id) {
+                let (counts, values) = decode(content, &mut decoded);
+                each(id, counts, values);
+            }
+        })?;
+        for (id, number) in changed {
+            let (counts, values) = rows.row(number);
+            each(id, counts, values);
+        }
+        Ok(())
+    }
+}
