@@ -7,6 +7,9 @@ export CARGO_TERM_COLOR ?= auto
 # The programs that a job runs; the others test and measure them.
 PRODUCT = -p steadfast-cli -p steadfast-master -p steadfast-pserver -p steadfast-trainer
 
+# Cargo with RocksDB, for all programs but those of the demo.
+ALL = scripts/cargo-rocksdb
+
 # A separate workspace, which cargo does not include from here.
 FUZZ = --edition 2024 fuzz/src/lib.rs $(wildcard fuzz/targets/*.rs)
 
@@ -16,12 +19,13 @@ help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 setup: ## Install build and test dependencies (apt, as root or with sudo)
-	@scripts/setup
+	@scripts/setup --rocksdb
 
 build: setup ## Build all programs
-	$(CARGO) build --release --workspace --bins
+	$(ALL) build --release --workspace --bins
 
-demo: setup ## Train a model on a cluster of processes on this machine
+demo: ## Train a model on a cluster of processes on this machine
+	@scripts/setup
 	$(CARGO) build --release --bins $(PRODUCT)
 	target/release/steadfast local examples/digits.toml
 
@@ -31,14 +35,14 @@ test: build ## Run all tests, and print the ten slowest
 	scripts/test-python
 
 wheel: setup ## Build the Python wheel in dist/: the extension and the programs
-	$(CARGO) build --release --bins $(PRODUCT)
+	$(ALL) build --release --bins $(PRODUCT)
 	scripts/wheel
 
 test-python: build ## Run the Python tests with PyTorch, TensorFlow and JAX (part of `test` too; fetches 4.5 GB once)
 	scripts/test-python
 
 test-compose: build ## Run a job in containers and inject faults (part of `test` too; needs a Docker engine)
-	$(CARGO) test --release --workspace --test compose -- --nocapture
+	$(ALL) test --release --workspace --test compose -- --nocapture
 
 chaos: build ## Run seeded schedules of faults: SEED=1 MINUTES=5 MODE=sync|async|elastic (elastic: after test-python)
 	target/release/chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),5) --mode $(or $(MODE),sync)
@@ -69,16 +73,16 @@ bench-compare: build ## Run benchmarks of this tree and of another revision: BAS
 verify: setup ## Check formatting, lints and documentation; changes no source (builds the programs for their --help)
 	$(CARGO) fmt --all --check
 	rustfmt --check $(FUZZ)
-	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
+	$(ALL) clippy --release --workspace --all-targets -- -D warnings
 	cp Cargo.lock fuzz/Cargo.lock
 	$(CARGO) clippy --release --manifest-path fuzz/Cargo.toml --target-dir target -- -D warnings
-	$(CARGO) build --release --workspace --bins
-	$(CARGO) test --release --workspace --test layers --test documentation
+	$(ALL) build --release --workspace --bins
+	$(ALL) test --release --workspace --test layers --test documentation
 
 verify-deep: setup ## Fuzz every decoder: SECONDS=60 each, ONLY="shard text"
 	scripts/fuzz --seconds $(or $(SECONDS),60) $(ONLY)
 
 fix: setup ## Format, and apply clippy's fixes
-	$(CARGO) clippy --release --workspace --all-targets --fix --allow-dirty --allow-staged
+	$(ALL) clippy --release --workspace --all-targets --fix --allow-dirty --allow-staged
 	$(CARGO) fmt --all
 	rustfmt $(FUZZ)
