@@ -30,8 +30,8 @@ pub enum Event {
         snapshot: ShardSnapshot,
         tables: TableRows,
     },
-    /// The rows of a checkpoint cannot be kept.
-    NoSpace { error: StorageError },
+    /// Rows cannot be kept, or cannot be read: they are lost.
+    StorageFailed { error: StorageError },
     /// Initial values from the elected trainer.
     Init { generation: Generation, attempt: u64, first: InitialValues, reply: Reply<()> },
     /// Some blocks of a push in progress. Blocks that contradict applied ones end the shard; other errors are

@@ -210,7 +210,7 @@ impl EventLoop {
             Event::Restored { generation, layout, snapshot, tables } => {
                 self.restore(generation, layout, snapshot, tables)?
             }
-            Event::NoSpace { error } => return Err(error.into()),
+            Event::StorageFailed { error } => return Err(error.into()),
             Event::Init { generation, attempt, first, reply } => {
                 answer(reply, self.init(generation, attempt, first))?;
             }

@@ -107,7 +107,7 @@ async fn begin(
                 return;
             }
             Err(LoadError::Shard(ShardError::Storage(error))) => {
-                event_loop.send(Event::NoSpace { error }).await;
+                event_loop.send(Event::StorageFailed { error }).await;
                 return;
             }
             Err(error) if error.is_permanent() => {

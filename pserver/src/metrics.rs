@@ -1,11 +1,16 @@
 //! Metrics of a pserver.
 
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 use steadfast_common::error::ErrorKind;
 use steadfast_pserver_core::contribution::Contributed;
+use tokio::sync::watch;
+
+use crate::event_loop::EventLoopHandle;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct Outcome {
@@ -69,6 +74,14 @@ impl Metrics {
         metrics
     }
 
+    /// Registers the rows of tables, as they are when they are asked for.
+    pub fn register_tables(
+        registry: &mut Registry,
+        event_loop: watch::Receiver<Option<EventLoopHandle>>,
+    ) {
+        registry.register_collector(Box::new(TableMetrics(event_loop)));
+    }
+
     /// Counts a contribution.
     pub fn push(&self, outcome: Contributed, size_bytes: usize) {
         let outcome = match outcome {
@@ -106,5 +119,56 @@ impl Metrics {
     pub fn checkpoint(&self, size_bytes: u64) {
         self.checkpoints.inc();
         self.saved.inc_by(size_bytes);
+    }
+}
+
+/// The rows of the slot that the process holds; nothing if its model has no tables.
+#[derive(Debug)]
+struct TableMetrics(watch::Receiver<Option<EventLoopHandle>>);
+
+impl Collector for TableMetrics {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let published = self.0.borrow().as_ref().map(|it| it.published().borrow().clone());
+        let shard = published.as_ref().and_then(|it| it.shard.as_ref());
+        let Some(shard) = shard.filter(|it| !it.tables.names.is_empty()) else { return Ok(()) };
+        let kind = ConstGauge::new(0_u64).metric_type();
+        let help = "Rows of each table that exist in this slot";
+        let mut rows = encoder.encode_descriptor("steadfast_pserver_rows", help, None, kind)?;
+        for (name, count) in shard.tables.names.iter().zip(&shard.rows) {
+            let labels = [("table", name.as_str())];
+            ConstGauge::new(*count).encode(rows.encode_family(&labels)?)?;
+        }
+        for (name, help, unit, value) in [
+            (
+                "steadfast_pserver_rows_in_memory",
+                "Rows of all tables in memory, with ids that are not admitted yet",
+                None,
+                shard.usage.rows_in_memory as u64,
+            ),
+            (
+                "steadfast_pserver_row_memory",
+                "Memory of these rows, with their index",
+                Some(Unit::Bytes),
+                shard.usage.memory_bytes as u64,
+            ),
+            (
+                "steadfast_pserver_row_disk",
+                "Files on the local disk with rows",
+                Some(Unit::Bytes),
+                shard.usage.disk_bytes,
+            ),
+        ] {
+            let gauge = ConstGauge::new(value);
+            gauge.encode(encoder.encode_descriptor(name, help, unit.as_ref(), kind)?)?;
+        }
+        let kind = ConstCounter::new(0_u64).metric_type();
+        let help = "Accesses to rows that were in memory, or were read from the local disk";
+        let mut accesses =
+            encoder.encode_descriptor("steadfast_pserver_row_accesses", help, None, kind)?;
+        for (from, count) in [("memory", shard.usage.hits), ("disk", shard.usage.misses)] {
+            let labels = [("from", from)];
+            ConstCounter::new(count).encode(accesses.encode_family(&labels)?)?;
+        }
+        Ok(())
     }
 }

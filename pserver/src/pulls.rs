@@ -58,6 +58,10 @@ impl WaitingRows {
 
     /// Answers the request, whose version is reached.
     fn answer(self, shard: &mut Shard) -> Result<(), Refusal> {
+        // Rows may have to be read from a disk.
+        if self.reply.is_closed() {
+            return Ok(());
+        }
         let position = shard.blocks().position();
         let version = match self.which {
             VersionMatch::Exactly => self.version,
@@ -70,7 +74,6 @@ impl WaitingRows {
             Some(rows) => PulledRows::Rows(Position { version, ..position }, rows),
             None => PulledRows::OtherVersion { present: position.version },
         });
-        // The receiver may have stopped waiting.
         let _ = self.reply.send(answer.map_err(EventError::from));
         error.map_or(Ok(()), Err)
     }

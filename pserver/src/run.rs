@@ -43,6 +43,9 @@ use crate::{generations, master, norms, slot};
 /// Timeout of calls in flight at shutdown.
 const DRAIN: Duration = Duration::from_secs(5);
 
+/// The most memory for buffers and caches of the disk below rows of tables.
+const DISK_MEMORY_MAX: usize = 256 << 20;
+
 /// Settings of a pserver.
 #[derive(Debug, Parser)]
 #[command(name = "steadfast-pserver", version, about = "Holds one slot of a job's parameters")]
@@ -69,10 +72,11 @@ impl Args {
         let Some(memory) = self.table_memory else { return Ok(Arc::new(MemoryStores)) };
         let memory = usize::try_from(memory.as_u64()).unwrap_or(usize::MAX);
         let directory = self.table_directory.clone().unwrap_or_else(std::env::temp_dir);
-        // A quarter is for buffers and caches of the disk.
-        let disks = local_disks(directory, memory / 4)
+        // Buffers and caches of the disk have a quarter, and need no more than this.
+        let of_disk = (memory / 4).min(DISK_MEMORY_MAX);
+        let disks = local_disks(directory, of_disk)
             .map_err(|error| Failure::invalid(format!("--table-memory: {error}")))?;
-        Ok(Arc::new(TieredStores::new(memory / 4 * 3, disks)))
+        Ok(Arc::new(TieredStores::new(memory - of_disk, disks)))
     }
 }
 
@@ -109,6 +113,7 @@ pub async fn live(
     let metrics = Metrics::register(&mut registry);
     let event_loop = watch::Sender::new(None::<EventLoopHandle>);
     let shown = event_loop.subscribe();
+    Metrics::register_tables(&mut registry, event_loop.subscribe());
     let _admin = admin.serve(content(&args, id, &readiness, registry, &shutdown, shown)?);
 
     let keys = args.keys();

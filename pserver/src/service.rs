@@ -223,10 +223,13 @@ impl Pserver for Service {
                 ..SnapshotReply::default()
             }));
         }
+        if let Err(ShardError::Storage(error)) = &saved {
+            self.event_loop.send(Event::StorageFailed { error: error.clone() }).await;
+        }
         let (shard, obsolete) = saved.map_err(|error| {
             status(ErrorKind::Unavailable, format!("the shard was not saved: {error}"))
         })?;
-        if !obsolete.is_empty() {
+        for obsolete in obsolete.in_parts() {
             self.event_loop.send(Event::Forget { generation, obsolete }).await;
         }
         self.check_lease()?;

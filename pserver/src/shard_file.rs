@@ -140,7 +140,7 @@ impl ShardStore {
             blocks: Vec::new(),
         };
         let ranges = placement.ranges_of(slot);
-        let mut tables = TableRows::new(&layout, ranges, &self.rules)?;
+        let mut tables = in_place(|| TableRows::new(&layout, ranges, &self.rules))?;
         let (mut found, mut found_ranges) = (BTreeMap::new(), BTreeSet::new());
         let mut largest = AppliedRecords::default();
         for shard in sources(checkpoint, &layout, wanted) {

@@ -557,7 +557,14 @@ async fn read_range(service: &Service, mut body: Body) -> Result<Vec<Bytes>, Sta
         .await
         .map_err(|error| refuse(&error))?;
     let rows = in_place(|| tables.rows_of(table, range));
-    let rows = rows.map_err(|error| status(ErrorKind::Internal, error.to_string()))?;
+    let rows = match rows {
+        Ok(rows) => rows,
+        Err(error) => {
+            let answer = status(ErrorKind::Unavailable, error.to_string());
+            service.event_loop.send(Event::StorageFailed { error }).await;
+            return Err(answer);
+        }
+    };
     let rows = rows.ok_or_else(|| {
         invalid(format!("this slot does not have range {range} of table {table}"))
     })?;

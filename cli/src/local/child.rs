@@ -25,7 +25,8 @@ const VARIABLE_PREFIX: &str = "STEADFAST_";
 
 /// The settings that child processes inherit from the environment of `steadfast local`. All others are set by
 /// flags or do not apply to them.
-const INHERITED: [&str; 4] = ["LOG", "LOG_FORMAT", "OTLP_ENDPOINT", "DRAIN_TIMEOUT"];
+const INHERITED: [&str; 6] =
+    ["LOG", "LOG_FORMAT", "OTLP_ENDPOINT", "DRAIN_TIMEOUT", "TABLE_MEMORY", "TABLE_DIRECTORY"];
 
 fn is_inherited(variable: &OsStr) -> bool {
     let name = variable.to_string_lossy();

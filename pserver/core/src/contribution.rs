@@ -177,7 +177,7 @@ pub enum Refusal {
     WrongMode(&'static str),
     #[error("rows of {found} tables were sent, expected {wanted} with the widths of the model")]
     WrongTables { found: usize, wanted: usize },
-    #[error("cannot keep the rows of a table: {0}")]
+    #[error(transparent)]
     Storage(#[from] StorageError),
 }
 

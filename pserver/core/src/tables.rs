@@ -77,6 +77,9 @@ struct Spaces {
     rules: Arc<[TableRules]>,
 }
 
+/// The most rows of a part of [`Obsolete::in_parts`].
+const FORGOTTEN_TOGETHER: usize = 1 << 10;
+
 /// How a step or a push changes rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowUpdate {
@@ -140,9 +143,13 @@ impl Obsolete {
         self.0.append(&mut other.0);
     }
 
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    /// Divides them into parts that are removed in a few milliseconds each.
+    pub fn in_parts(self) -> impl Iterator<Item = Self> {
+        let mut left = self.0;
+        std::iter::from_fn(move || {
+            let rest = left.len().saturating_sub(FORGOTTEN_TOGETHER);
+            (!left.is_empty()).then(|| Self(left.split_off(rest)))
+        })
     }
 }
 
@@ -468,13 +475,11 @@ impl Tables {
     /// If the store cannot write.
     pub(crate) fn forget(&mut self, obsolete: Obsolete, pass: Pass) -> Result<(), StorageError> {
         let before = Pass(pass.0.saturating_sub(1));
+        let TableRows { spaces, store, .. } = &mut self.rows;
         for (space, id) in obsolete.0 {
+            let rules = spaces.rules_of(space);
             // Since the snapshot, an update may have created it anew.
-            let found = self.rows.store.get(space, id)?;
-            let rules = self.rows.spaces.rules_of(space);
-            if found.is_some_and(|(counts, _)| rules.is_expired(counts, before)) {
-                self.rows.store.remove(space, id)?;
-            }
+            store.retain(space, id, &|counts| !rules.is_expired(counts, before))?;
         }
         Ok(())
     }

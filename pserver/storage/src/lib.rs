@@ -89,7 +89,7 @@ pub trait RowStores: fmt::Debug + Send + Sync {
 }
 
 /// Returns local disks under RocksDB, in directories of their own below `directory`. Each takes about
-/// `memory_bytes` for buffers and caches (at least 7 MiB, at most 1.2 GiB).
+/// `memory_bytes` for buffers and caches (at least 7 MiB).
 ///
 /// # Errors
 /// If this program was built without RocksDB.
@@ -123,11 +123,24 @@ pub trait RowStore: fmt::Debug + Send + Sync {
     /// If the store cannot read it, or has no space.
     fn entry(&mut self, space: usize, id: u64) -> Result<RowMut<'_>, StorageError>;
 
+    /// Removes a row, if there is one of which `is_wanted` is false.
+    ///
+    /// # Errors
+    /// If the store cannot read or write.
+    fn retain(
+        &mut self,
+        space: usize,
+        id: u64,
+        is_wanted: &dyn Fn(RowCounts) -> bool,
+    ) -> Result<(), StorageError>;
+
     /// Removes a row, if there is one.
     ///
     /// # Errors
-    /// If the store cannot write.
-    fn remove(&mut self, space: usize, id: u64) -> Result<(), StorageError>;
+    /// If the store cannot read or write.
+    fn remove(&mut self, space: usize, id: u64) -> Result<(), StorageError> {
+        self.retain(space, id, &|_| false)
+    }
 
     /// Returns all rows as they are now. Later changes do not affect it; while it exists, they take more memory:
     /// at most as much again as the rows that are in memory.

@@ -43,9 +43,16 @@ impl RowStore for MemoryRows {
         Ok(RowMut { is_new: found.is_none(), counts, values })
     }
 
-    fn remove(&mut self, space: usize, id: u64) -> Result<(), StorageError> {
+    fn retain(
+        &mut self,
+        space: usize,
+        id: u64,
+        is_wanted: &dyn Fn(RowCounts) -> bool,
+    ) -> Result<(), StorageError> {
         let rows = &mut self.0[space];
-        if let Some(number) = rows.find(key(id)) {
+        if let Some(number) = rows.find(key(id))
+            && !is_wanted(rows.row(number).0)
+        {
             rows.remove(number);
         }
         Ok(())

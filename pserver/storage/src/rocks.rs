@@ -1,7 +1,9 @@
 //! Local disks under RocksDB.
 
 use std::fmt;
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,15 +11,14 @@ use rocksdb::{
     BlockBasedOptions, Cache, DB, DBCompressionType, DataBlockIndexType, Direction, IteratorMode,
     LogLevel, Options, ReadOptions, Snapshot, WriteBatch, WriteOptions,
 };
-use tempfile::TempDir;
 
 use crate::StorageError;
 use crate::disk::{Disk, DiskSnapshot, Disks, Key};
 
 /// Beginning of the names of our directories.
 const PREFIX: &str = "steadfast-rows-";
-/// A file in such a directory, locked by the process that uses it.
-const IN_USE: &str = "in-use";
+/// End of the name of the file beside such a directory that is locked by the process that uses it.
+const LOCK: &str = ".lock";
 
 /// Bytes of a key: space and id, big-endian, so that keys are in order.
 const KEY_BYTES: usize = 12;
@@ -28,7 +29,7 @@ const BUFFERS: i32 = 3;
 /// Bytes that are read for a row which is not in the cache of blocks.
 const BLOCK_BYTES: usize = 2 << 10;
 
-/// Bounds of the cache of file blocks. Indices and filters, of about 3 bytes for each row, are beside it.
+/// Bounds of the cache of file blocks. Indices and filters, of about 3 bytes for each small row, are beside it.
 const CACHE_BYTES: std::ops::RangeInclusive<usize> = 4 << 20..=1 << 30;
 
 /// Bits of the filter by which most reads of rows that do not exist need no file.
@@ -54,30 +55,42 @@ impl RocksDisks {
     }
 
     /// Removes what processes left behind that were killed.
-    fn remove_abandoned(&self) -> Result<(), std::io::Error> {
+    fn remove_abandoned(&self) -> Result<(), io::Error> {
         for entry in fs::read_dir(&self.directory)? {
-            let path = entry?.path();
-            let is_ours =
-                path.file_name().is_some_and(|it| it.to_string_lossy().starts_with(PREFIX));
-            let abandoned = is_ours.then(|| File::open(path.join(IN_USE))).and_then(Result::ok);
-            if abandoned.is_some_and(|lock| lock.try_lock().is_ok()) {
-                // Another process may do the same.
-                let _ = fs::remove_dir_all(path);
+            let lock_path = entry?.path();
+            let name = lock_path.file_name().unwrap_or_default().to_string_lossy();
+            if !name.starts_with(PREFIX) || !name.ends_with(LOCK) {
+                continue;
+            }
+            // Another process may be faster.
+            let Ok(lock) = File::open(&lock_path) else { continue };
+            if lock.try_lock().is_ok() {
+                remove(&lock_path);
             }
         }
         Ok(())
     }
 
-    /// Creates a directory, and locks it until the file is closed.
-    fn create(&self) -> Result<(TempDir, File), std::io::Error> {
+    /// Creates a directory. It is ours until the result is dropped.
+    fn create(&self) -> Result<Own, io::Error> {
         fs::create_dir_all(&self.directory)?;
         self.remove_abandoned()?;
         loop {
-            let own = tempfile::Builder::new().prefix(PREFIX).tempdir_in(&self.directory)?;
-            let lock = File::create(own.path().join(IN_USE))?;
-            // Unless another process took it for an abandoned one.
-            if lock.try_lock().is_ok() {
-                return Ok((own, lock));
+            let mut named = tempfile::Builder::new();
+            let made = named.prefix(PREFIX).suffix(LOCK).tempfile_in(&self.directory)?;
+            let (lock, lock_path) = made.keep().map_err(|error| error.error)?;
+            match lock.try_lock() {
+                Ok(()) => {}
+                // Another process takes it for an abandoned one, and removes it.
+                Err(TryLockError::WouldBlock) => continue,
+                Err(TryLockError::Error(error)) => return Err(error),
+            }
+            // It may have done so before we had the lock.
+            let is_there = fs::metadata(&lock_path)
+                .is_ok_and(|it| lock.metadata().is_ok_and(|ours| it.ino() == ours.ino()));
+            if is_there {
+                fs::create_dir(directory_of(&lock_path))?;
+                return Ok(Own { lock_path, _lock: lock });
             }
         }
     }
@@ -114,24 +127,51 @@ impl RocksDisks {
 
 impl Disks for RocksDisks {
     fn open(&self) -> Result<Box<dyn Disk>, StorageError> {
-        let (directory, lock) = self.create().map_err(|error| self.failed(error))?;
-        let db = DB::open(&self.options(), directory.path());
+        let own = self.create().map_err(|error| self.failed(error))?;
+        let db = DB::open(&self.options(), own.directory());
         let mut write = WriteOptions::default();
         // Nothing outlives the process.
         write.disable_wal(true);
         Ok(Box::new(RocksDisk {
             db: Arc::new(db.map_err(|error| self.failed(error))?),
             write,
-            own: Arc::new(Own { directory, _lock: lock }),
+            own: Arc::new(own),
         }))
     }
 }
 
-/// A directory that is removed with the last user of its database.
+/// A directory that is removed with the last user of its database. Beside it is a file which its process has
+/// locked, and which is removed last.
 #[derive(Debug)]
 struct Own {
-    directory: TempDir,
+    lock_path: PathBuf,
     _lock: File,
+}
+
+impl Own {
+    fn directory(&self) -> PathBuf {
+        directory_of(&self.lock_path)
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        remove(&self.lock_path);
+    }
+}
+
+/// The directory that belongs to a lock file.
+fn directory_of(lock_path: &Path) -> PathBuf {
+    lock_path.with_extension("")
+}
+
+/// Removes a directory and its lock file. Of what cannot be removed, the lock file stays as well: the next process
+/// tries again.
+fn remove(lock_path: &Path) {
+    match fs::remove_dir_all(directory_of(lock_path)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {}
+        Ok(()) | Err(_) => drop(fs::remove_file(lock_path)),
+    }
 }
 
 /// The fields are dropped in this order.
@@ -143,7 +183,7 @@ struct RocksDisk {
 
 impl fmt::Debug for RocksDisk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RocksDisk({})", self.path().display())
+        write!(f, "RocksDisk({})", self.own.directory().display())
     }
 }
 
@@ -154,25 +194,19 @@ fn encode(key: Key) -> [u8; KEY_BYTES] {
     bytes
 }
 
-fn failed(directory: &Path, reason: impl ToString) -> StorageError {
-    StorageError::Disk { directory: directory.to_owned(), reason: reason.to_string() }
-}
-
-impl RocksDisk {
-    fn path(&self) -> &Path {
-        self.own.directory.path()
-    }
+fn failed(own: &Own, reason: impl ToString) -> StorageError {
+    StorageError::Disk { directory: own.directory(), reason: reason.to_string() }
 }
 
 impl Disk for RocksDisk {
     fn read(&self, key: Key, content: &mut [u8]) -> Result<bool, StorageError> {
-        let found = self.db.get_pinned(encode(key)).map_err(|it| failed(self.path(), it))?;
+        let found = self.db.get_pinned(encode(key)).map_err(|it| failed(&self.own, it))?;
         let Some(found) = found else { return Ok(false) };
         if found.len() != content.len() {
             let (found, wanted) = (found.len(), content.len());
             let reason =
                 format!("a row of {found} bytes was found where one of {wanted} was written");
-            return Err(failed(self.path(), reason));
+            return Err(failed(&self.own, reason));
         }
         content.copy_from_slice(&found);
         Ok(true)
@@ -181,12 +215,12 @@ impl Disk for RocksDisk {
     fn write(&mut self, rows: &[(Key, &[u8])]) -> Result<(), StorageError> {
         let mut batch = WriteBatch::default();
         rows.iter().for_each(|(key, content)| batch.put(encode(*key), content));
-        self.db.write_opt(batch, &self.write).map_err(|it| failed(self.path(), it))
+        self.db.write_opt(batch, &self.write).map_err(|it| failed(&self.own, it))
     }
 
     fn remove(&mut self, key: Key) -> Result<(), StorageError> {
         let removed = self.db.delete_opt(encode(key), &self.write);
-        removed.map_err(|it| failed(self.path(), it))
+        removed.map_err(|it| failed(&self.own, it))
     }
 
     fn snapshot(&self) -> Box<dyn DiskSnapshot> {
@@ -219,7 +253,7 @@ struct RocksSnapshot {
 
 impl fmt::Debug for RocksSnapshot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RocksSnapshot({})", self.own.directory.path().display())
+        write!(f, "RocksSnapshot({})", self.own.directory().display())
     }
 }
 
@@ -235,7 +269,7 @@ impl DiskSnapshot for RocksSnapshot {
         options.set_readahead_size(1 << 20);
         let mode = IteratorMode::From(&first, Direction::Forward);
         for entry in self.snapshot.borrow_dependent().0.iterator_opt(mode, options) {
-            let (key, content) = entry.map_err(|it| failed(self.own.directory.path(), it))?;
+            let (key, content) = entry.map_err(|it| failed(&self.own, it))?;
             if let Some(id) = key.last_chunk() {
                 each(u64::from_be_bytes(*id), &content);
             }

@@ -8,7 +8,10 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use crate::disk::{Disk, DiskSnapshot, Disks, Key};
-use crate::slabs::{Mask, SLAB_ROWS, Slabs, SlabsSnapshot, bits, content_bytes, decode, place_of};
+use crate::memory::MemoryStores;
+use crate::slabs::{
+    Mask, SLAB_ROWS, Slabs, SlabsSnapshot, bits, content_bytes, counts_of, decode, place_of,
+};
 use crate::{RowCounts, RowMut, RowStore, RowStores, RowsSnapshot, StorageError, Usage};
 
 /// Rows that leave memory together, in the order of their keys, which makes their write cheaper; of less memory,
@@ -31,6 +34,10 @@ impl TieredStores {
 
 impl RowStores for TieredStores {
     fn open(&self, strides: &[usize]) -> Result<Box<dyn RowStore>, StorageError> {
+        // A job without tables needs no disk.
+        if strides.is_empty() {
+            return MemoryStores.open(strides);
+        }
         let mut pools: Vec<Pool> = Vec::new();
         let mut space = |stride: &usize| {
             let known = pools.iter().position(|pool| pool.slabs.stride() == *stride);
@@ -134,18 +141,14 @@ impl TieredRows {
     /// Returns the number of a row in its pool; reads it from the disk if it is not in memory.
     fn load(&mut self, space: usize, id: u64) -> Result<Option<u32>, StorageError> {
         let key = Key { space: space as u32, id };
-        let Space { pool, len, in_memory } = self.spaces[space];
+        let Space { pool, .. } = self.spaces[space];
         if let Some(number) = self.pools[pool].slabs.find(key) {
             let (place, bit) = place_of(number);
             self.pools[pool].accessed[place] |= bit;
             self.hits += 1;
             return Ok(Some(number));
         }
-        if len == in_memory {
-            return Ok(None);
-        }
-        self.content.resize(content_bytes(self.pools[pool].slabs.stride()), 0);
-        if !self.disk.read(key, &mut self.content)? {
+        if !self.read(space, key)? {
             return Ok(None);
         }
         self.misses += 1;
@@ -155,6 +158,16 @@ impl TieredRows {
         let (place, bit) = place_of(number);
         pool.stored[place] |= bit;
         Ok(Some(number))
+    }
+
+    /// Reads the content of a row that is not in memory; returns whether there is one.
+    fn read(&mut self, space: usize, key: Key) -> Result<bool, StorageError> {
+        let Space { pool, len, in_memory } = self.spaces[space];
+        if len == in_memory {
+            return Ok(false);
+        }
+        self.content.resize(content_bytes(self.pools[pool].slabs.stride()), 0);
+        self.disk.read(key, &mut self.content)
     }
 
     /// Adds a row of zeros to those in memory.
@@ -182,8 +195,9 @@ impl TieredRows {
 
     fn has_room(&mut self, pool: usize) -> bool {
         let rows = &mut self.pools[pool].slabs;
-        // Of a slab that is larger than the memory, only some places are used.
-        let is_too_much = self.memory_bytes < (rows.len() + 1) * rows.slab_bytes() / SLAB_ROWS;
+        // Places of slabs may be free, of one that is larger than the memory most are; the index has grown.
+        let bytes = (rows.len() + 1) * rows.slab_bytes() / SLAB_ROWS + rows.index_bytes();
+        let is_too_much = self.memory_bytes < bytes;
         if is_too_much || !rows.is_full() {
             return !is_too_much;
         }
@@ -271,16 +285,35 @@ impl RowStore for TieredRows {
         Ok(RowMut { is_new: found.is_none(), counts, values })
     }
 
-    fn remove(&mut self, space: usize, id: u64) -> Result<(), StorageError> {
-        let Some(number) = self.load(space, id)? else { return Ok(()) };
+    fn retain(
+        &mut self,
+        space: usize,
+        id: u64,
+        is_wanted: &dyn Fn(RowCounts) -> bool,
+    ) -> Result<(), StorageError> {
+        let key = Key { space: space as u32, id };
         let pool = &mut self.pools[self.spaces[space].pool];
-        let (place, bit) = place_of(number);
-        pool.slabs.remove(number);
-        if pool.stored[place] & bit != 0 {
-            self.disk.remove(Key { space: space as u32, id })?;
+        match pool.slabs.find(key) {
+            Some(number) => {
+                if is_wanted(pool.slabs.row(number).0) {
+                    return Ok(());
+                }
+                let (place, bit) = place_of(number);
+                pool.slabs.remove(number);
+                self.spaces[space].in_memory -= 1;
+                if pool.stored[place] & bit != 0 {
+                    self.disk.remove(key)?;
+                }
+            }
+            // A row that leaves must not push another one out of memory.
+            None => {
+                if !self.read(space, key)? || is_wanted(counts_of(&self.content)) {
+                    return Ok(());
+                }
+                self.disk.remove(key)?;
+            }
         }
         self.spaces[space].len -= 1;
-        self.spaces[space].in_memory -= 1;
         Ok(())
     }
 

@@ -74,6 +74,7 @@ fn check(stores: &dyn RowStores, actions: &[Action]) {
                 model.remove(&(*space, *id));
             }
             Action::Get(space, id) => {
+                store.retain(*space, *id, &|counts| 0 < counts.updates).unwrap();
                 let found = store.get(*space, *id).unwrap();
                 let found = found.map(|(counts, it)| (counts, it.to_vec()));
                 assert_eq!(found, model.get(&(*space, *id)).cloned());
@@ -175,12 +176,15 @@ mod rocks {
         let of = |name: &str| directory.path().join(name);
         for name in ["steadfast-rows-dead", "other"] {
             std::fs::create_dir(of(name)).unwrap();
-            std::fs::write(of(name).join("in-use"), "").unwrap();
+            std::fs::write(of(name).join("file"), "").unwrap();
+            std::fs::write(of(&format!("{name}.lock")), "").unwrap();
         }
         let one = rocks(directory.path()).open(&[3]).unwrap();
         let other = rocks(directory.path()).open(&[3]).unwrap();
         assert!(!of("steadfast-rows-dead").exists() && of("other").exists());
-        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 3);
+        assert!(!of("steadfast-rows-dead.lock").exists() && of("other.lock").exists());
+        // A directory and a lock file of each store.
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 6);
         drop((one, other));
     }
 

@@ -67,6 +67,16 @@ fn a_job_with_a_table_survives_the_loss_of_any_process_with_the_same_bits() {
         "{shard}"
     );
     assert!(100 < count("rows_misses") && count("rows_memory_bytes") <= 6 << 10, "{shard}");
+    let metrics = pservers[0].ask("/metrics").expect("it answers").body;
+    for name in [
+        "rows{table=\"categories\"} ",
+        "rows_in_memory ",
+        "row_memory_bytes ",
+        "row_disk_bytes ",
+        "row_accesses_total{from=\"disk\"} ",
+    ] {
+        assert!(metrics.contains(&format!("\nsteadfast_pserver_{name}")), "{name}: {metrics}");
+    }
     let result = cluster.result();
     assert_eq!(sha(&result), expected);
     for mut pserver in pservers {
