@@ -72,7 +72,7 @@ impl ShardStore {
         Self { store, job: Arc::new(job), states, rules }
     }
 
-    /// Uploads a snapshot under a new name; returns also which rows nobody needs any more.
+    /// Uploads a snapshot under a new name; returns also the rows that are obsolete.
     ///
     /// # Errors
     /// If a value is not finite, rows cannot be read, or the store refuses the write.

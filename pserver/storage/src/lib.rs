@@ -155,9 +155,6 @@ pub trait RowStore: fmt::Debug + Send + Sync {
 
 /// The rows of a store at one moment.
 pub trait RowsSnapshot: fmt::Debug + Send + Sync {
-    /// Number of rows in a space.
-    fn len(&self, space: usize) -> usize;
-
     /// Passes all rows of a space to `each`, by ascending id.
     ///
     /// # Errors

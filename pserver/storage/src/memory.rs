@@ -76,10 +76,6 @@ impl RowStore for MemoryRows {
 struct MemorySnapshot(Vec<SlabsSnapshot>);
 
 impl RowsSnapshot for MemorySnapshot {
-    fn len(&self, space: usize) -> usize {
-        self.0[space].numbers().count()
-    }
-
     fn scan(
         &self,
         space: usize,

@@ -364,10 +364,6 @@ impl TieredSnapshot {
 }
 
 impl RowsSnapshot for TieredSnapshot {
-    fn len(&self, space: usize) -> usize {
-        self.spaces[space].len
-    }
-
     fn scan(
         &self,
         space: usize,

@@ -181,6 +181,22 @@ fn an_expired_row_begins_again() {
     assert_eq!((blocks, all_rows(&tables)), (of_other, all_rows(&other)));
 }
 
+/// Rows that a snapshot found obsolete are removed, unless an update has created them anew since.
+#[test]
+fn obsolete_rows_are_removed_unless_they_were_created_anew() {
+    let mut shard = shard(TableSpec { expire_after: Some(1), ..TableSpec::default() });
+    step(&mut shard, &[(2, 0.25), (3, 0.25)], LaneEnd::LastOfPass);
+    (0..2).for_each(|_| step(&mut shard, &[], LaneEnd::LastOfPass));
+    let (_, tables) = shard.snapshot().unwrap();
+    step(&mut shard, &[(2, 0.5)], LaneEnd::MoreToCome);
+    assert_eq!(shard.blocks().tables().row_counts(), [2]);
+    for part in all_rows(&tables).into_iter().flat_map(|range| range.obsolete.in_parts()) {
+        shard.blocks_mut().forget(part).unwrap();
+    }
+    assert_eq!(shard.blocks().tables().row_counts(), [1]);
+    assert_eq!(now(&mut shard, &[2, 3]), [begin(2) - 0.5, begin(3)]);
+}
+
 /// A table has its own update rule and learning rate.
 #[test]
 fn a_table_has_its_own_rule() {
