@@ -246,6 +246,9 @@ pub struct CheckpointRecord {
     pub invalidated: Option<String>,
 }
 
+/// The most row files of a shard, of some dozen megabytes each.
+const ROW_FILES_MAX: u32 = 1 << 20;
+
 impl CheckpointRecord {
     /// Returns the first error of the manifest itself; does not check its objects.
     pub fn invalid_reason(&self) -> Option<String> {
@@ -285,6 +288,10 @@ impl CheckpointRecord {
         if !slots.iter().copied().eq(0..slots.len() as u32) {
             return Some(format!("its shards are of slots {slots:?}; expected each slot once"));
         }
+        let placed = self.placement.slots();
+        if placed as usize != slots.len() {
+            return Some(format!("it has {} shards, placed on {placed} slots", slots.len()));
+        }
         let mut objects = BTreeSet::new();
         for shard in &self.shards {
             let (slot, object) = (shard.slot, &shard.object);
@@ -294,6 +301,10 @@ impl CheckpointRecord {
             let is_hex = |it: u8| it.is_ascii_digit() || (b'a'..=b'f').contains(&it);
             if shard.sha256.len() != 64 || !shard.sha256.bytes().all(is_hex) {
                 return Some(format!("the shard of slot {slot} has no valid SHA-256"));
+            }
+            let row_files = shard.rows.iter().map(|it| it.files).fold(0, u32::saturating_add);
+            if ROW_FILES_MAX < row_files {
+                return Some(format!("the shard of slot {slot} has {row_files} row files"));
             }
             // In synchronous mode, which has no queues, all shards have the same version.
             if self.queue.is_none() && shard.version != self.position.version {
@@ -318,6 +329,39 @@ pub struct ShardRecord {
     pub size_bytes: u64,
     /// In asynchronous mode: pushes applied when the snapshot was taken.
     pub version: Version,
+    /// The row files of the shard's tables: first those with all rows at one time, then those with the rows that
+    /// changed since.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rows: Vec<RowFilesRecord>,
+}
+
+impl ShardRecord {
+    /// Returns the names of all objects of the shard.
+    pub fn objects(&self) -> impl Iterator<Item = String> + '_ {
+        let row_files = self.rows.iter().flat_map(RowFilesRecord::objects);
+        [self.object.clone()].into_iter().chain(row_files)
+    }
+}
+
+/// Row files that were written together.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RowFilesRecord {
+    /// The beginning of their names.
+    pub name: String,
+    /// Number of files.
+    pub files: u32,
+}
+
+impl RowFilesRecord {
+    /// Returns the name of the object with a file.
+    pub fn object(&self, index: u32) -> String {
+        format!("{}-rows-{index}.safetensors", self.name)
+    }
+
+    /// Returns the names of the objects.
+    pub fn objects(&self) -> impl Iterator<Item = String> + '_ {
+        (0..self.files).map(|index| self.object(index))
+    }
 }
 
 /// The task queues at the time of a checkpoint.
@@ -385,10 +429,12 @@ mod tests {
             sha256: "0a".repeat(32),
             size_bytes: 100,
             version: Version(3),
+            rows: Vec::new(),
         };
         CheckpointRecord {
             params: vec![ParamSpec::new("w", &[4, 4]), ParamSpec::new("b", &[4])],
             position: Position { version: Version(3), ..Position::default() },
+            placement: PlacementRecord::LargestFirst { slots: 2 },
             shards: vec![shard(1), shard(0)],
             ..CheckpointRecord::default()
         }

@@ -12,6 +12,7 @@ use sha2::{Digest, Sha256};
 
 use crate::compression::Codec;
 use crate::finite::are_finite;
+use crate::ids::Pass;
 use crate::random::{Purpose, Random};
 
 /// Ranges of each table: the most slots that a table can be spread over.
@@ -30,6 +31,12 @@ pub fn range_of(id: u64) -> u32 {
     let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     // The highest bits depend on all bits of the id.
     ((mixed ^ (mixed >> 31)) >> (u64::BITS - RANGES.ilog2())) as u32
+}
+
+/// Whether a row that was last updated in pass `updated` begins again in `pass`: it had no update for more than
+/// `expire_after` passes.
+pub fn is_expired(expire_after: Option<u32>, updated: u32, pass: Pass) -> bool {
+    expire_after.is_some_and(|after| after < pass.0.saturating_sub(updated))
 }
 
 /// SHA-256 of the rows of a range.

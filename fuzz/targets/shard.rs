@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock};
 
 use libfuzzer_sys::fuzz_target;
 use steadfast_checkpoint::{
-    BlockNames, BlockTensors, RangeTensors, ShardDecoder, ShardFile, ShardMeta, encode_shard,
+    BlockNames, BlockTensors, ShardDecoder, ShardFile, ShardMeta, encode_shard,
 };
 use steadfast_common::applied_records::AppliedRecords;
 use steadfast_common::layout::{Layout, ParamSpec};
@@ -82,11 +82,7 @@ fn rewrite(file: &ShardFile) {
         values: Arc::new(block.values.clone()),
         states: Arc::new(block.states.values().cloned().collect()),
     });
-    if file.ranges().values().any(|range| range.ids.len() != range.counts.len()) {
-        return;
-    }
-    let ranges = file.ranges().values().cloned();
-    let written = encode_shard(NAMES.layout(), &state_names, file.meta(), blocks, ranges);
+    let written = encode_shard(NAMES.layout(), &state_names, file.meta(), blocks);
     let Ok(written) = written.map(|segments| segments.concat()) else { return };
     let again = read(&written, 0, written.len() as u64).expect("it was just written");
     assert_eq!(again.meta(), file.meta());
@@ -103,16 +99,7 @@ fn well_formed() -> Vec<Vec<u8>> {
     let blocks = [block(0, 3), block(1, 4)];
     let encode = |names: &[&str]| {
         let blocks = blocks.iter().cloned();
-        let range = RangeTensors {
-            number: NAMES.layout().number_of_range(0, 0),
-            ids: vec![0],
-            counts: vec![[1, 2]],
-            values: vec![0.5, 1.5],
-            states: names.iter().map(|name| ((*name).to_owned(), vec![2.5; 2])).collect(),
-            candidate_ids: vec![],
-            candidate_counts: vec![],
-        };
-        let segments = encode_shard(NAMES.layout(), names, &meta, blocks, [range].into_iter());
+        let segments = encode_shard(NAMES.layout(), names, &meta, blocks);
         segments.expect("the values are finite").concat()
     };
     [encode(&["m", "v"]), encode(&[])].map(|file| [&[2, 0], &file[..]].concat()).to_vec()

@@ -14,9 +14,12 @@ use steadfast_pserver_core::contribution::{
     Contributed, Contribution, LaneShare, Refusal, ValidatedBlock,
 };
 use steadfast_pserver_core::sync_shard::EarlyBlock;
-use steadfast_pserver_core::tables::{Obsolete, TableRows, TablesSnapshot};
+use steadfast_pserver_core::tables::{Obsolete, TablesSnapshot};
 use steadfast_pserver_storage::StorageError;
 use tokio::sync::{mpsc, oneshot};
+
+use crate::row_files::SavedRows;
+use crate::shard_file::LoadedShard;
 
 /// An event of the event loop.
 #[derive(Debug)]
@@ -24,12 +27,7 @@ pub enum Event {
     /// The job began another generation; the reply says whether the slot must load its values.
     Generation { record: GenerationRecord, reply: Reply<Begun> },
     /// The shard of a generation was loaded from a checkpoint.
-    Restored {
-        generation: Generation,
-        layout: Arc<Layout>,
-        snapshot: ShardSnapshot,
-        tables: TableRows,
-    },
+    Restored { generation: Generation, loaded: LoadedShard },
     /// Rows cannot be kept, or cannot be read: they are lost.
     StorageFailed { error: StorageError },
     /// Initial values from the elected trainer.
@@ -150,15 +148,21 @@ pub enum VersionMatch {
 /// The reply to a snapshot request.
 #[derive(Debug)]
 pub enum SnapshotAnswer {
-    Snapshot {
-        layout: Arc<Layout>,
-        snapshot: ShardSnapshot,
-        tables: TablesSnapshot,
-    },
+    Snapshot(Box<SlotSnapshot>),
     /// The version is past, for all blocks or some of them.
     Past {
         present: Version,
     },
+}
+
+/// The values of a slot at one version, by reference.
+#[derive(Debug)]
+pub struct SlotSnapshot {
+    pub layout: Arc<Layout>,
+    pub shard: ShardSnapshot,
+    pub tables: TablesSnapshot,
+    /// What earlier checkpoints have of the rows.
+    pub saved: Arc<SavedRows>,
 }
 
 /// The reason why the event loop refused an event.

@@ -16,16 +16,19 @@ use steadfast_pserver_core::contribution::{Contributed, Contribution, Refusal, V
 use steadfast_pserver_core::rules::Rules;
 use steadfast_pserver_core::shard::Shard;
 use steadfast_pserver_core::sync_shard::SyncShard;
-use steadfast_pserver_core::tables::{TableRows, TablesHeld, TablesSnapshot};
+use steadfast_pserver_core::tables::{TablesHeld, TablesSnapshot};
 use steadfast_pserver_storage::Usage;
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info};
 
 use crate::event::{
-    Begun, Event, EventError, InitialValues, LanesName, PushName, Pushed, Reply, SnapshotAnswer,
+    Begun, Event, EventError, InitialValues, LanesName, PushName, Pushed, Reply, SlotSnapshot,
+    SnapshotAnswer,
 };
 use crate::lags::Lags;
 use crate::pulls::{Pulls, WaitingPull, WaitingRows};
+use crate::row_files::SavedRows;
+use crate::shard_file::LoadedShard;
 
 /// Capacity of the event queue; senders wait while it is full.
 const EVENTS_MAX: usize = 256;
@@ -136,6 +139,7 @@ enum Stage {
     Ready {
         shard: Shard,
         init_attempt: u64,
+        saved: Arc<SavedRows>,
     },
 }
 
@@ -207,9 +211,7 @@ impl EventLoop {
             Event::Generation { record, reply } => {
                 let _ = reply.send(Ok(self.begin(record)?));
             }
-            Event::Restored { generation, layout, snapshot, tables } => {
-                self.restore(generation, layout, snapshot, tables)?
-            }
+            Event::Restored { generation, loaded } => self.restore(generation, loaded)?,
             Event::StorageFailed { error } => return Err(error.into()),
             Event::Init { generation, attempt, first, reply } => {
                 answer(reply, self.init(generation, attempt, first))?;
@@ -306,19 +308,14 @@ impl EventLoop {
         }
     }
 
-    fn restore(
-        &mut self,
-        generation: Generation,
-        layout: Arc<Layout>,
-        snapshot: ShardSnapshot,
-        tables: TableRows,
-    ) -> Result<(), Refusal> {
+    fn restore(&mut self, generation: Generation, loaded: LoadedShard) -> Result<(), Refusal> {
         if self.check(generation).is_err() {
             return Ok(());
         }
+        let LoadedShard { layout, snapshot, tables, saved } = loaded;
         info!(version = snapshot.position.version.0, "shard restored");
         let shard = Shard::restore(layout, snapshot, tables, self.rules.clone());
-        self.stage = Stage::Ready { shard, init_attempt: u64::MAX };
+        self.stage = Stage::Ready { shard, init_attempt: u64::MAX, saved: saved.into() };
         self.publish()
     }
 
@@ -329,7 +326,7 @@ impl EventLoop {
         first: InitialValues,
     ) -> Result<(), EventError> {
         self.check(generation)?;
-        if let Stage::Ready { shard, init_attempt } = &self.stage {
+        if let Stage::Ready { shard, init_attempt, .. } = &self.stage {
             if attempt < *init_attempt {
                 return Err(EventError::Superseded { latest: *init_attempt });
             }
@@ -347,7 +344,7 @@ impl EventLoop {
         let first = ShardSnapshot::initial(&layout, &placement, self.slot, values, &self.rules);
         let (snapshot, tables) = first.map_err(Refusal::from)?;
         let shard = Shard::restore(layout, snapshot, tables, self.rules.clone());
-        self.stage = Stage::Ready { shard, init_attempt: attempt };
+        self.stage = Stage::Ready { shard, init_attempt: attempt, saved: Arc::default() };
         Ok(self.publish()?)
     }
 
@@ -484,7 +481,7 @@ impl EventLoop {
 
     /// Answers snapshot requests whose version is reached.
     fn answer_snapshots(&mut self) -> Result<(), Refusal> {
-        let Stage::Ready { shard, .. } = &mut self.stage else { return Ok(()) };
+        let Stage::Ready { shard, saved, .. } = &mut self.stage else { return Ok(()) };
         let present = shard.blocks().position().version;
         let (due, later): (Vec<_>, Vec<_>) =
             self.snapshots.drain(..).partition(|(version, _)| *version <= present);
@@ -492,8 +489,9 @@ impl EventLoop {
         self.snapshots.retain(|(_, reply)| !reply.is_closed());
         for (_, reply) in due {
             let (snapshot, tables) = shard.snapshot()?;
-            let layout = shard.blocks().layout().clone();
-            let answer = SnapshotAnswer::Snapshot { layout, snapshot, tables };
+            let (layout, saved) = (shard.blocks().layout().clone(), saved.clone());
+            let snapshot = SlotSnapshot { layout, shard: snapshot, tables, saved };
+            let answer = SnapshotAnswer::Snapshot(snapshot.into());
             let _ = reply.send(Ok(answer));
         }
         Ok(())

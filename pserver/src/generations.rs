@@ -1,26 +1,22 @@
 //! Follows the job's generations: joins those that name this incarnation of the slot, and loads the
 //! checkpoint from which they start.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use steadfast_common::ids::Generation;
 use steadfast_common::keys::Keys;
-use steadfast_common::layout::Layout;
 use steadfast_common::placement::PlacementRecord;
 use steadfast_common::records::{CheckpointRecord, GenerationRecord};
 use steadfast_coord::{CoordError, Etcd, Mirror, backoff};
 use steadfast_host::time::{sleep, timeout};
 use steadfast_net::TlsIdentity;
 use steadfast_proto::v1::ReportDamageRequest;
-use steadfast_pserver_core::block_store::ShardSnapshot;
-use steadfast_pserver_core::tables::TableRows;
 use tracing::{error, warn};
 
 use crate::event::{Begun, Event};
 use crate::event_loop::EventLoopHandle;
 use crate::master;
-use crate::shard_file::{ShardError, ShardStore};
+use crate::shard_file::{LoadedShard, ShardError, ShardStore};
 
 /// Timeout of a damage report to the master.
 const CALL_MAX: Duration = Duration::from_secs(5);
@@ -101,9 +97,8 @@ async fn begin(
     let mut pauses = backoff();
     loop {
         match load(event_loop, etcd, keys, shards, &id, &placement).await {
-            Ok((layout, snapshot, tables)) => {
-                let restored = Event::Restored { generation, layout, snapshot, tables };
-                event_loop.send(restored).await;
+            Ok(loaded) => {
+                event_loop.send(Event::Restored { generation, loaded }).await;
                 return;
             }
             Err(LoadError::Shard(ShardError::Storage(error))) => {
@@ -129,7 +124,7 @@ async fn load(
     shards: &ShardStore,
     id: &str,
     placement: &PlacementRecord,
-) -> Result<(Arc<Layout>, ShardSnapshot, TableRows), LoadError> {
+) -> Result<LoadedShard, LoadError> {
     let manifest: Option<CheckpointRecord> = etcd.get_json(&keys.checkpoint(id)).await?;
     let manifest = manifest.ok_or(LoadError::NoManifest)?;
     Ok(shards.load(&manifest, event_loop.slot, placement).await?)

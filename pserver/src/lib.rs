@@ -8,6 +8,7 @@ mod master;
 mod metrics;
 mod norms;
 mod pulls;
+mod row_files;
 mod run;
 mod service;
 mod shard_file;

@@ -20,7 +20,7 @@ use steadfast_proto::v1::{
 };
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::event::{Event, EventError, InitialValues, SnapshotAnswer};
+use crate::event::{Event, EventError, InitialValues, SlotSnapshot, SnapshotAnswer};
 use crate::event_loop::{EventLoopHandle, Published};
 use crate::metrics::Metrics;
 use crate::shard_file::{ShardError, ShardStore};
@@ -194,8 +194,8 @@ impl Pserver for Service {
             Ok(answer) => answer.map_err(|error| refuse(&error))?,
             Err(_) => return Ok(Response::new(SnapshotReply::default())),
         };
-        let (layout, snapshot, tables) = match answer {
-            SnapshotAnswer::Snapshot { layout, snapshot, tables } => (layout, snapshot, tables),
+        let snapshot = match answer {
+            SnapshotAnswer::Snapshot(snapshot) => *snapshot,
             SnapshotAnswer::Past { present } => {
                 return Ok(Response::new(SnapshotReply {
                     answer: snapshot_reply::Answer::Past.into(),
@@ -204,15 +204,16 @@ impl Pserver for Service {
                 }));
             }
         };
-        let (position, version) = (snapshot.position, snapshot.position.version);
-        let exhausted = snapshot.exhausted.iter().map(|lane| lane.0).collect();
-        let checksum =
-            snapshot.applied.iter().fold(0_u64, |sum, it| sum.wrapping_add(it.checksum()));
-        let (slot, incarnation) = (self.event_loop.slot, self.event_loop.incarnation);
-        let (shards, of) = (self.shards.clone(), layout.clone());
+        let SlotSnapshot { layout, shard, .. } = &snapshot;
+        let (position, version) = (shard.position, shard.position.version);
+        let exhausted = shard.exhausted.iter().map(|lane| lane.0).collect();
+        let checksum = shard.applied.iter().fold(0_u64, |sum, it| sum.wrapping_add(it.checksum()));
+        let params = layout.params().iter().map(Param::from).collect();
+        let holder = (self.event_loop.slot, self.event_loop.incarnation);
+        let (shards, newest) = (self.shards.clone(), request.newest);
         // The snapshot only holds references; training continues meanwhile.
         sleep(Duration::from_millis(request.upload_after_ms).min(WAIT_MAX)).await;
-        let saving = async move { shards.save(&of, slot, incarnation, snapshot, tables).await };
+        let saving = async move { shards.save(holder, snapshot, &newest).await };
         let saved = low_priority(saving).await;
         let saved = saved.map_err(|error| status(ErrorKind::Internal, error.to_string()))?;
         if let Err(ShardError::Encode(error @ EncodeError::NotFinite { .. })) = &saved {
@@ -240,7 +241,7 @@ impl Pserver for Service {
             shard: json(&shard),
             position: Some(position.into()),
             exhausted,
-            params: layout.params().iter().map(Param::from).collect(),
+            params,
             diverged: String::new(),
             checksum,
         }))

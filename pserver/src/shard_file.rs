@@ -4,26 +4,27 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use steadfast_checkpoint::row_file::{RowsMeta, range_numbers, table_of};
 use steadfast_checkpoint::{
-    BlockTensors, Checkpoint, CheckpointError, EncodeError, RangeTensors, ShardFile, ShardMeta,
-    digest, encode_shard, is_in_place,
+    BlockTensors, Checkpoint, CheckpointError, EncodeError, ShardFile, ShardMeta, digest,
+    encode_shard, is_in_place,
 };
 use steadfast_common::applied_records::AppliedRecords;
 use steadfast_common::ids::{Incarnation, Slot};
-use steadfast_common::layout::{Layout, TableParam};
+use steadfast_common::layout::Layout;
 use steadfast_common::placement::{Placement, PlacementRecord};
 use steadfast_common::records::{CheckpointRecord, JobRecord, ShardRecord};
-use steadfast_common::table::RANGES;
 use steadfast_host::random;
 use steadfast_host::task::in_place;
 use steadfast_pserver_core::block_store::{ShardSnapshot, SnapshotBlock};
 use steadfast_pserver_core::optimizer::Optimizer;
 use steadfast_pserver_core::rules::Rules;
-use steadfast_pserver_core::tables::{
-    HeldRange, Obsolete, RangeRows, StoredRows, TableRows, TablesSnapshot,
-};
-use steadfast_pserver_storage::{RowCounts, StorageError};
+use steadfast_pserver_core::tables::{HeldRange, Obsolete, TableRows, TablesSnapshot};
+use steadfast_pserver_storage::StorageError;
 use steadfast_store::{Location, PutPayload, StoreError};
+
+use crate::event::SlotSnapshot;
+use crate::row_files::{Layers, ROW_FILE_BYTES, Saved, SavedRows, rows_meta};
 
 #[cfg(test)]
 mod tests;
@@ -62,43 +63,69 @@ pub struct ShardStore {
     store: Location,
     job: Arc<JobRecord>,
     states: &'static [&'static str],
-    rules: Rules,
+    pub(crate) rules: Rules,
+    /// Bytes of the rows of a row file.
+    pub(crate) row_file_bytes: usize,
+}
+
+/// A shard that was loaded from a checkpoint.
+#[derive(Debug)]
+pub struct LoadedShard {
+    pub layout: Arc<Layout>,
+    pub snapshot: ShardSnapshot,
+    pub tables: TableRows,
+    pub saved: SavedRows,
 }
 
 impl ShardStore {
     /// Creates the store for the shards of `job` below `store`.
     pub fn new(store: Location, job: JobRecord, rules: Rules) -> Self {
         let states = Optimizer::new(&job.spec.optimizer).state_names();
-        Self { store, job: Arc::new(job), states, rules }
+        Self { store, job: Arc::new(job), states, rules, row_file_bytes: ROW_FILE_BYTES }
     }
 
-    /// Uploads a snapshot under a new name; returns also the rows that are obsolete.
+    /// Uploads a snapshot under a new name; returns also the rows that are obsolete. Of the rows of tables, only those
+    /// that changed since the `newest` committed checkpoint of the shard are uploaded, if it is one that is known.
     ///
     /// # Errors
     /// If a value is not finite, rows cannot be read, or the store refuses the write.
     pub async fn save(
         &self,
-        layout: &Layout,
-        slot: Slot,
-        incarnation: Incarnation,
-        snapshot: ShardSnapshot,
-        tables: TablesSnapshot,
+        (slot, incarnation): (Slot, Incarnation),
+        snapshot: SlotSnapshot,
+        newest: &str,
     ) -> Result<(ShardRecord, Obsolete), ShardError> {
-        let object = format!("{}/{}.safetensors", self.job.spec.shards_directory(), random::uuid());
-        let place = self.store.child(&object)?;
-        let (states, version) = (self.states, snapshot.position.version);
-        let row_states = self.row_states(layout);
-        let (segments, obsolete) =
-            in_place(|| encode(layout, states, &row_states, snapshot, &tables))?;
+        let SlotSnapshot { layout, shard, tables, saved } = snapshot;
+        let name = format!("{}/{}", self.job.spec.shards_directory(), random::uuid());
+        let (object, version) = (format!("{name}.safetensors"), shard.position.version);
+        let before = saved.before(newest);
+        let (layers, obsolete) =
+            self.save_rows(&layout, version, &tables, name, before.as_ref()).await?;
+        let segments = in_place(|| encode(&layout, self.states, shard, &tables, &layers))?;
+        let number = tables.number();
+        // While it exists, changes of rows take more memory.
         drop(tables);
+        let (sha256, size_bytes) = self.create(&object, segments).await?;
+        let rows = layers.records.clone();
+        saved.add(newest, Saved { object: object.clone(), number, layers });
+        let record = ShardRecord { slot, incarnation, object, sha256, size_bytes, version, rows };
+        Ok((record, obsolete))
+    }
+
+    /// Writes a new object; returns its SHA-256 and its size in bytes.
+    pub(crate) async fn create(
+        &self,
+        object: &str,
+        segments: Vec<Bytes>,
+    ) -> Result<(String, u64), ShardError> {
+        let place = self.store.child(object)?;
         let size_bytes = segments.iter().map(|segment| segment.len() as u64).sum();
         // Polls the store first: the hash is computed while it writes.
         let written = place.create(segments.iter().cloned().collect::<PutPayload>());
         let hashed = async { in_place(|| digest(&segments)) };
         let (written, sha256) = tokio::join!(biased; written, hashed);
         written?;
-        let record = ShardRecord { slot, incarnation, object, sha256, size_bytes, version };
-        Ok((record, obsolete))
+        Ok((sha256, size_bytes))
     }
 
     /// Loads the blocks of `slot` under `placement` from a checkpoint of any other placement.
@@ -110,7 +137,7 @@ impl ShardStore {
         checkpoint: &CheckpointRecord,
         slot: Slot,
         placement: &PlacementRecord,
-    ) -> Result<(Arc<Layout>, ShardSnapshot, TableRows), ShardError> {
+    ) -> Result<LoadedShard, ShardError> {
         match self.read(checkpoint, slot, placement).await {
             // A directory that is not mounted lacks every object.
             Err(error) if error.is_permanent() && !is_in_place(&self.store, &self.job).await? => {
@@ -125,13 +152,16 @@ impl ShardStore {
         checkpoint: &CheckpointRecord,
         slot: Slot,
         placement: &PlacementRecord,
-    ) -> Result<(Arc<Layout>, ShardSnapshot, TableRows), ShardError> {
+    ) -> Result<LoadedShard, ShardError> {
         let files = Checkpoint::open(&self.store, checkpoint).await?;
         let layout = Arc::clone(files.layout());
         let placement = Placement::of(&layout, placement);
-        let wanted = &wanted_of(&layout, &placement, slot)[..];
         let blocks = placement.blocks_of(slot);
-        let row_states = self.row_states(&layout);
+        let ranges: Vec<u32> = range_numbers(&layout, placement.ranges_of(slot)).collect();
+        let is_wanted = |number: u32| {
+            blocks.binary_search(&number).is_ok() || ranges.binary_search(&number).is_ok()
+        };
+        let wanted = blocks.len() + ranges.len();
         let mut snapshot = ShardSnapshot {
             position: checkpoint.position,
             updates: 0,
@@ -139,63 +169,68 @@ impl ShardStore {
             applied: Vec::new(),
             blocks: Vec::new(),
         };
-        let ranges = placement.ranges_of(slot);
-        let mut tables = in_place(|| TableRows::new(&layout, ranges, &self.rules))?;
+        let of_slot = placement.ranges_of(slot);
+        let mut tables = in_place(|| TableRows::new(&layout, of_slot, &self.rules))?;
         let (mut found, mut found_ranges) = (BTreeMap::new(), BTreeSet::new());
-        let mut largest = AppliedRecords::default();
-        for shard in sources(checkpoint, &layout, wanted) {
+        let (mut largest, mut same) = (AppliedRecords::default(), None);
+        for shard in sources(checkpoint, &files, &is_wanted) {
             // A slot of a small model may have no blocks; it reads all shards.
-            if !wanted.is_empty() && found.len() + found_ranges.len() == wanted.len() {
+            if wanted != 0 && found.len() + found_ranges.len() == wanted {
                 break;
             }
-            let mut file = files.read(shard, &|it| wanted.binary_search(&it).is_ok()).await?;
+            let mut file = files.read(shard, &is_wanted).await?;
             let counts = file.meta().counts.iter();
             largest = counts
                 .cloned()
                 .fold(largest, |known, it| if known.records() < it.records() { it } else { known });
             snapshot.updates = snapshot.updates.max(file.meta().updates);
             snapshot.position.loss = file.meta().loss.or(snapshot.position.loss);
-            for number in wanted {
-                let damaged = |reason: String| CheckpointError::Damaged {
-                    object: shard.object.clone(),
-                    reason: format!("`{}` {reason}", files.names().name(*number)),
+            let damaged = |number: u32, reason: &str| CheckpointError::Damaged {
+                object: shard.object.clone(),
+                reason: format!("`{}` {reason}", files.names().name(number)),
+            };
+            for number in blocks {
+                let Some(block) = self.block(&mut file, *number, &mut snapshot.applied) else {
+                    continue;
                 };
-                let applied = &mut snapshot.applied;
-                let is_twice = match blocks.binary_search(number) {
-                    Ok(_) => match self.block(&mut file, *number, applied) {
-                        Some(block) => found.insert(*number, block.map_err(damaged)?).is_some(),
-                        None => false,
-                    },
-                    Err(_) => match range(&mut file, *number, &layout, &row_states, applied) {
-                        Some(range) => {
-                            let (held, rows, candidates) = range.map_err(damaged)?;
-                            let is_new = found_ranges.insert(*number);
-                            if is_new {
-                                in_place(|| tables.add(held, &rows, &candidates))?;
-                            }
-                            !is_new
-                        }
-                        None => false,
-                    },
-                };
-                if is_twice {
-                    return Err(damaged("is in another shard as well".to_owned()).into());
+                let block = block.map_err(|reason| damaged(*number, &reason))?;
+                if found.insert(*number, block).is_some() {
+                    return Err(damaged(*number, "is in another shard as well").into());
                 }
             }
-        }
-        for number in wanted {
-            let missing = || CheckpointError::NotHeld { tensor: files.names().name(*number) };
-            match blocks.binary_search(number) {
-                Ok(_) => snapshot.blocks.push(found.remove(number).ok_or_else(missing)?),
-                Err(_) if found_ranges.contains(number) => {}
-                Err(_) => return Err(missing().into()),
+            let held = files.ranges(shard, file.meta())?;
+            for number in held.iter().copied().filter(|number| is_wanted(*number)) {
+                let uncounted = || damaged(number, "has no applied records");
+                let counted = file.meta().counted(number).ok_or_else(uncounted)?;
+                let applied = index_of(&mut snapshot.applied, counted);
+                let (table, _, range) = table_of(&layout, number);
+                tables.set_applied(HeldRange { table: table as u32, range, applied });
+                if !found_ranges.insert(number) {
+                    return Err(damaged(number, "is in another shard as well").into());
+                }
             }
+            self.load_rows(&files, shard, file.meta(), &is_wanted, &mut tables).await?;
+            if held == ranges {
+                same = Some((shard, file.meta().rows.clone().unwrap_or_default()));
+            }
+        }
+        for number in blocks {
+            let missing = || CheckpointError::NotHeld { tensor: files.names().name(*number) };
+            snapshot.blocks.push(found.remove(number).ok_or_else(missing)?);
+        }
+        if let Some(number) = ranges.iter().find(|number| !found_ranges.contains(*number)) {
+            return Err(CheckpointError::NotHeld { tensor: files.names().name(*number) }.into());
         }
         // A slot without blocks must not hold the others back.
         if snapshot.applied.is_empty() {
             snapshot.applied.push(largest);
         }
-        Ok((layout, snapshot, tables))
+        let number = in_place(|| tables.added())?;
+        let saved = same.map(|(shard, RowsMeta { layers: files, .. })| {
+            let layers = Layers { records: shard.rows.clone(), files };
+            Saved { object: shard.object.clone(), number, layers }
+        });
+        Ok(LoadedShard { layout, snapshot, tables, saved: SavedRows::restored(saved) })
     }
 
     /// Takes a block from a shard file, if it is there.
@@ -219,51 +254,17 @@ impl ShardStore {
     }
 }
 
-impl ShardStore {
-    /// Returns the state names of each table.
-    fn row_states(&self, layout: &Layout) -> Vec<&'static [&'static str]> {
-        let of_table = |table: &TableParam| self.rules.optimizer_of(&table.name).state_names();
-        layout.tables().iter().map(of_table).collect()
-    }
-}
-
-/// Returns the numbers of the blocks and ranges of a slot, ascending.
-fn wanted_of(layout: &Layout, placement: &Placement, slot: Slot) -> Vec<u32> {
-    let ranges = placement.ranges_of(slot);
-    let tables = 0..layout.tables().len();
-    let of_table = |table| ranges.clone().map(move |range| layout.number_of_range(table, range));
-    placement.blocks_of(slot).iter().copied().chain(tables.flat_map(of_table)).collect()
-}
-
-/// Takes a range from a shard file, if it is there: its rows, and the ids that are not admitted yet.
-fn range(
-    file: &mut ShardFile,
-    number: u32,
-    layout: &Layout,
-    states: &[&[&str]],
-    applied: &mut Vec<AppliedRecords>,
-) -> Option<Result<(HeldRange, StoredRows, StoredRows), String>> {
-    let read = file.take_range(number)?;
-    let applied = index_of(applied, file.meta().counted(number)?);
-    let index = number - layout.blocks().len() as u32;
-    let (table, range) = (index / RANGES, index % RANGES);
-    let width = layout.tables()[table as usize].width;
-    let rows = rows_of(&read, layout, width, states[table as usize]);
-    let held = HeldRange { table, range, applied };
-    Some(rows.map(|(rows, candidates)| (held, rows, candidates)))
-}
-
-/// Returns the shards of a checkpoint, beginning with those that hold any of the `wanted` blocks under
+/// Returns the shards of a checkpoint, beginning with those that hold any of the wanted blocks or ranges under
 /// the checkpoint's placement.
 fn sources<'a>(
     checkpoint: &'a CheckpointRecord,
-    layout: &Layout,
-    wanted: &[u32],
+    files: &Checkpoint<'_>,
+    is_wanted: &dyn Fn(u32) -> bool,
 ) -> Vec<&'a ShardRecord> {
-    let placement = Placement::of(layout, &checkpoint.placement);
     let holds = |shard: &ShardRecord| {
-        let held = wanted_of(layout, &placement, shard.slot);
-        held.iter().any(|it| wanted.binary_search(it).is_ok())
+        let blocks = files.placement().blocks_of(shard.slot).iter().copied();
+        let ranges = files.placement().ranges_of(shard.slot);
+        blocks.chain(range_numbers(files.layout(), ranges)).any(is_wanted)
     };
     let (first, others): (Vec<_>, Vec<_>) = checkpoint.shards.iter().partition(|it| holds(it));
     [first, others].concat()
@@ -281,10 +282,10 @@ fn index_of(applied: &mut Vec<AppliedRecords>, records: &AppliedRecords) -> usiz
 fn encode(
     layout: &Layout,
     states: &[&str],
-    row_states: &[&[&str]],
     snapshot: ShardSnapshot,
     tables: &TablesSnapshot,
-) -> Result<(Vec<Bytes>, Obsolete), ShardError> {
+    layers: &Layers,
+) -> Result<Vec<Bytes>, EncodeError> {
     let number_of = |range: &HeldRange| layout.number_of_range(range.table as usize, range.range);
     let blocks = snapshot.blocks.iter().map(|block| (block.number, block.applied));
     let ranges = tables.ranges().iter().map(|range| (number_of(range), range.applied));
@@ -296,68 +297,12 @@ fn encode(
         loss: snapshot.position.loss,
         counts: snapshot.applied,
         count_of: not_first,
+        rows: rows_meta(tables, layers),
     };
-    let (mut ranges, mut obsolete) = (Vec::new(), Obsolete::default());
-    for held in tables.ranges() {
-        let (table, range) = (held.table as usize, tables.read(held)?);
-        let width = layout.tables()[table].width;
-        ranges.push(tensors_of(&range, number_of(held), width, row_states[table]));
-        obsolete.append(range.obsolete);
-    }
     let tensors = snapshot.blocks.into_iter().map(|block| BlockTensors {
         number: block.number,
         values: block.values,
         states: block.state,
     });
-    Ok((encode_shard(layout, states, &meta, tensors, ranges.into_iter())?, obsolete))
-}
-
-/// Divides stored rows into one tensor for each part.
-fn tensors_of(range: &RangeRows, number: u32, width: usize, states: &[&str]) -> RangeTensors {
-    let stride = width * (1 + states.len());
-    let part = |part: usize| -> Vec<f32> {
-        let rows = range.rows.values.chunks_exact(stride);
-        rows.flat_map(|row| &row[part * width..(part + 1) * width]).copied().collect()
-    };
-    let counts = |rows: &StoredRows| rows.counts.iter().map(|it| [it.updates, it.pass]).collect();
-    RangeTensors {
-        number,
-        ids: range.rows.ids.clone(),
-        counts: counts(&range.rows),
-        values: part(0),
-        states: (1..).zip(states).map(|(index, name)| ((*name).to_owned(), part(index))).collect(),
-        candidate_ids: range.candidates.ids.clone(),
-        candidate_counts: counts(&range.candidates),
-    }
-}
-
-/// Joins the parts of a range to stored rows: those that exist, and those that are not admitted yet.
-fn rows_of(
-    read: &RangeTensors,
-    layout: &Layout,
-    width: usize,
-    states: &[&str],
-) -> Result<(StoredRows, StoredRows), String> {
-    read.check(layout)?;
-    let mut parts = vec![&read.values];
-    for state in states {
-        let lacks = || format!("lacks the optimizer state `{state}`");
-        parts.push(read.states.get(*state).ok_or_else(lacks)?);
-    }
-    let counts = |pairs: &[[u32; 2]]| {
-        pairs.iter().map(|[updates, pass]| RowCounts { updates: *updates, pass: *pass }).collect()
-    };
-    let mut values = Vec::with_capacity(read.values.len() * parts.len());
-    for row in 0..read.ids.len() {
-        for part in &parts {
-            values.extend_from_slice(&part[row * width..(row + 1) * width]);
-        }
-    }
-    let rows = StoredRows { ids: read.ids.clone(), counts: counts(&read.counts), values };
-    let candidates = StoredRows {
-        ids: read.candidate_ids.clone(),
-        counts: counts(&read.candidate_counts),
-        values: Vec::new(),
-    };
-    Ok((rows, candidates))
+    encode_shard(layout, states, &meta, tensors)
 }

@@ -6,7 +6,7 @@ use futures::FutureExt;
 use safetensors::SafeTensors;
 use steadfast_audit::history::Revision;
 use steadfast_common::keys::Keys;
-use steadfast_common::records::CheckpointRecord;
+use steadfast_common::records::{CheckpointRecord, ShardRecord};
 
 use crate::store::Store;
 
@@ -43,15 +43,17 @@ impl Pointer {
     /// Returns an error if the latest checkpoint contains a value that is not finite.
     pub fn has_diverged(&self, store: &Store) -> Option<String> {
         let latest = self.latest.as_ref()?;
-        self.manifests.get(latest)?.shards.iter().find_map(|shard| {
-            let bytes = store.read(&shard.object).now_or_never()??;
-            let tensors = SafeTensors::deserialize(&bytes).ok()?;
-            let (name, _) = tensors.iter().find(|(_, tensor)| {
-                let mut values = tensor.data().as_chunks().0.iter();
-                values.any(|it| !f32::from_le_bytes(*it).is_finite())
-            })?;
-            Some(format!("I11: `{name}` is not finite in the committed checkpoint {latest}"))
-        })
+        self.manifests.get(latest)?.shards.iter().flat_map(ShardRecord::objects).find_map(
+            |object| {
+                let bytes = store.read(&object).now_or_never()??;
+                let tensors = SafeTensors::deserialize(&bytes).ok()?;
+                let (name, _) = tensors.iter().find(|(_, tensor)| {
+                    let mut values = tensor.data().as_chunks().0.iter();
+                    values.any(|it| !f32::from_le_bytes(*it).is_finite())
+                })?;
+                Some(format!("I11: `{name}` is not finite in the committed checkpoint {latest}"))
+            },
+        )
     }
 
     /// Returns an error if an object of the latest checkpoint is missing.
@@ -60,7 +62,8 @@ impl Pointer {
         let Some(record) = self.manifests.get(latest) else {
             return Some(format!("I9: the pointer names {latest}, which has no manifest"));
         };
-        let missing = record.shards.iter().find(|shard| !store.has(&shard.object))?;
-        Some(format!("I9: the pointer names {latest}, whose shard {} is missing", missing.object))
+        let mut objects = record.shards.iter().flat_map(ShardRecord::objects);
+        let missing = objects.find(|object| !store.has(object))?;
+        Some(format!("I9: the pointer names {latest}, whose object {missing} is missing"))
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use steadfast_audit::{CheckpointEvidence, Evidence, Group, SlotCounts};
-use steadfast_checkpoint::{Checkpoint, CheckpointError, ShardFile, verify};
+use steadfast_checkpoint::{Checkpoint, CheckpointError, ShardMeta, verify};
 use steadfast_common::dataset::Manifest;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::given_up::GivenUpRecord;
@@ -145,12 +145,14 @@ async fn counts(
     let (mut slots, mut seen) = (Vec::new(), BTreeSet::new());
     for shard in &record.shards {
         let file = checkpoint.read(shard, &|_| false).await?;
-        if let Some(number) = file.numbers().find(|number| !seen.insert(*number)) {
+        let ranges = checkpoint.ranges(shard, file.meta())?;
+        let numbers: Vec<u32> = file.numbers().chain(ranges).collect();
+        if let Some(number) = numbers.iter().copied().find(|number| !seen.insert(*number)) {
             let name = checkpoint.names().name(number);
             let reason = format!("it holds `{name}`, which another shard also holds");
             return Err(CheckpointError::Damaged { object: shard.object.clone(), reason });
         }
-        slots.push(SlotCounts { slot: shard.slot, groups: groups(&file) });
+        slots.push(SlotCounts { slot: shard.slot, groups: groups(file.meta(), &numbers) });
     }
     let all = (checkpoint.layout().blocks().len() + checkpoint.layout().ranges()) as u32;
     match (0..all).find(|number| !seen.contains(number)) {
@@ -159,11 +161,11 @@ async fn counts(
     }
 }
 
-fn groups(file: &ShardFile) -> Vec<Group> {
-    let meta = file.meta();
+/// Divides the blocks and ranges of a shard by their applied records.
+fn groups(meta: &ShardMeta, numbers: &[u32]) -> Vec<Group> {
     let mut blocks: BTreeMap<usize, usize> = BTreeMap::new();
-    for number in file.numbers() {
-        let count = meta.count_of.get(&number).copied().unwrap_or(0);
+    for number in numbers {
+        let count = meta.count_of.get(number).copied().unwrap_or(0);
         *blocks.entry(count).or_default() += 1;
     }
     let group = |(at, counted): (usize, &steadfast_common::applied_records::AppliedRecords)| {

@@ -1,4 +1,4 @@
-//! Decodes a shard incrementally, directly into the memory of its blocks.
+//! Decodes a shard or a row file incrementally, directly into the memory of its blocks and rows.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -8,11 +8,18 @@ use steadfast_common::byte_segments::ByteSegments;
 
 use crate::encode::{HEADER_BYTES_MAX, WORD};
 use crate::names::{BlockNames, Content, RowsPart};
-use crate::shard_file::{META, RangeTensors, ReadBlock, ShardFile, ShardMeta};
+use crate::row_file::{RangeTensors, RowFileMeta};
+use crate::shard_file::{FileMeta, META, ReadBlock, ShardMeta, TensorFile};
 
-/// Decodes a shard that arrives in segments. Does not trust sizes that a file claims: memory for a
+/// Decodes a shard.
+pub type ShardDecoder<'a> = Decoder<'a, ShardMeta>;
+
+/// Decodes a row file.
+pub type RowFileDecoder<'a> = Decoder<'a, RowFileMeta>;
+
+/// Decodes a file that arrives in segments. Does not trust sizes that a file claims: memory for a
 /// tensor is allocated only when all its bytes have arrived.
-pub struct ShardDecoder<'a> {
+pub struct Decoder<'a, M> {
     names: &'a BlockNames,
     wanted: &'a (dyn Fn(u32) -> bool + Sync),
     /// Size of the whole file in bytes.
@@ -21,13 +28,13 @@ pub struct ShardDecoder<'a> {
     /// The received part of the header.
     head: Vec<u8>,
     /// The part after the header, once that is complete.
-    body: Option<Body>,
+    body: Option<Body<M>>,
 }
 
 /// The part of a file after its header.
 #[derive(Default)]
-struct Body {
-    file: ShardFile,
+struct Body<M> {
+    file: TensorFile<M>,
     /// The tensors that are not complete, in file order.
     expected: VecDeque<Expected>,
     /// The received bytes of the first of them.
@@ -53,9 +60,9 @@ enum What {
     CandidateCounts,
 }
 
-impl<'a> ShardDecoder<'a> {
+impl<'a, M: FileMeta> Decoder<'a, M> {
     /// Creates a decoder for a file of `file_len` bytes with a header of at most `header_max` bytes and
-    /// with blocks from `names`. It keeps the values of the `wanted` blocks.
+    /// with blocks and ranges from `names`. It keeps those that are `wanted`.
     pub fn new(
         names: &'a BlockNames,
         file_len: u64,
@@ -69,9 +76,8 @@ impl<'a> ShardDecoder<'a> {
     /// Decodes the next bytes.
     ///
     /// # Errors
-    /// If the shard is malformed, contains a tensor that is unknown to the layout or has another type
-    /// or length, has state without values, or has values without applied records. The decoder cannot
-    /// be used after an error.
+    /// If the file is malformed, contains a tensor that is unknown to the layout, has another type or length, or
+    /// must not be in such a file, or has state without values. The decoder cannot be used after an error.
     pub fn push(&mut self, segment: Bytes) -> Result<(), String> {
         if let Some(body) = &mut self.body {
             return body.push(segment);
@@ -85,11 +91,11 @@ impl<'a> ShardDecoder<'a> {
         Ok(())
     }
 
-    /// Returns the shard after its last byte.
+    /// Returns the file after its last byte.
     ///
     /// # Errors
     /// If bytes are missing.
-    pub fn finish(self) -> Result<ShardFile, String> {
+    pub fn finish(self) -> Result<TensorFile<M>, String> {
         let body = self.body.filter(|body| body.expected.is_empty());
         body.map(|body| body.file).ok_or_else(|| "it is truncated".to_owned())
     }
@@ -106,10 +112,10 @@ impl<'a> ShardDecoder<'a> {
         Ok((end <= self.head.len()).then_some(end))
     }
 
-    fn read_header(&self, json: &[u8]) -> Result<Body, String> {
+    fn read_header(&self, json: &[u8]) -> Result<Body<M>, String> {
         let header: Metadata = serde_json::from_slice(json)
             .map_err(|error| format!("its header cannot be parsed: {error}"))?;
-        let mut body = Body::default();
+        let mut body = Body::<M>::default();
         body.file.meta = read_meta(&header)?;
         let mut with_state = BTreeSet::new();
         let (mut at, data_len) = (0, self.file_len - (WORD + json.len()) as u64);
@@ -151,11 +157,13 @@ impl<'a> ShardDecoder<'a> {
         Ok(body)
     }
 
-    fn check_blocks(&self, file: &ShardFile, with_state: &BTreeSet<u32>) -> Result<(), String> {
+    fn check_blocks(&self, file: &TensorFile<M>, with_state: &BTreeSet<u32>) -> Result<(), String> {
         let name = |number: u32| self.names.name(number);
-        let uncounted = file.numbers().find(|number| file.meta.counted(*number).is_none());
-        if let Some(number) = uncounted {
-            return Err(format!("its tensor `{}` has no applied records", name(number)));
+        let is_range = |number: u32| self.names.layout().blocks().len() <= number as usize;
+        for number in file.numbers() {
+            if let Some(refusal) = file.meta.refusal(number, is_range(number)) {
+                return Err(format!("its tensor `{}` {refusal}", name(number)));
+            }
         }
         match with_state.difference(&file.numbers).next() {
             Some(number) => Err(format!("`{}` has optimizer state but no values", name(*number))),
@@ -164,7 +172,7 @@ impl<'a> ShardDecoder<'a> {
     }
 }
 
-impl Body {
+impl<M> Body<M> {
     fn push(&mut self, mut segment: Bytes) -> Result<(), String> {
         loop {
             let Some(next) = self.expected.front() else {
@@ -239,7 +247,7 @@ fn pairs(segments: &ByteSegments) -> Vec<[u32; 2]> {
     words(segments).into_iter().map(pair).collect()
 }
 
-fn read_meta(header: &Metadata) -> Result<ShardMeta, String> {
+fn read_meta<M: FileMeta>(header: &Metadata) -> Result<M, String> {
     let text = header.metadata().as_ref().and_then(|it| it.get(META));
     let text = text.ok_or_else(|| format!("it has no metadata entry `{META}`"))?;
     serde_json::from_str(text).map_err(|error| format!("its metadata cannot be parsed: {error}"))

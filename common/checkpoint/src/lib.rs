@@ -6,20 +6,24 @@ mod encode;
 mod error;
 mod model_file;
 mod names;
+mod range_reader;
 mod reading;
+pub mod row_file;
 mod shard_file;
 mod table_file;
 #[cfg(test)]
 mod tests;
 mod verify;
 
-pub use decode::ShardDecoder;
+pub use decode::{RowFileDecoder, ShardDecoder};
 pub use encode::EncodeError;
 pub use error::CheckpointError;
 pub use model_file::{ModelFile, encode_model};
 pub use names::{BlockNames, tensor_name};
 pub use parquet::errors::ParquetError as TableFileError;
 pub use reading::{Checkpoint, digest, is_in_place};
-pub use shard_file::{BlockTensors, RangeTensors, ReadBlock, ShardFile, ShardMeta, encode_shard};
+pub use shard_file::{
+    BlockTensors, FileMeta, ReadBlock, ShardFile, ShardMeta, TensorFile, encode_shard,
+};
 pub use table_file::{TableFile, table_file_name};
 pub use verify::{AppliedToBlocks, Verified, parameters, table_files, verify};

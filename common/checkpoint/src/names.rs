@@ -1,7 +1,7 @@
-//! The names of a shard's tensors.
+//! The names of the tensors of shards and row files.
 //!
 //! The block of parameter `w` that begins at its value 10 is the tensor `w@10`; the block's optimizer
-//! state `m` is `m/w@10`. The values of range 7 of table `t` are the tensor `t#7`, rows × width, and their state
+//! state `m` is `m/w@10`. Rows of range 7 of table `t` are the tensor `t#7`, rows × width, and their state
 //! `m/t#7`; `ids/t#7` has the ids of these rows, `counts/t#7` the number and the pass of their updates; `ids/t#7?`
 //! and `counts/t#7?` are those of ids that are not admitted yet.
 

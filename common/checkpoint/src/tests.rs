@@ -9,11 +9,12 @@ use steadfast_common::ids::{Generation, Incarnation, Pass, Slot, Version};
 use steadfast_common::layout::{Layout, ParamSpec};
 use steadfast_common::placement::{Placement, PlacementRecord};
 use steadfast_common::position::Position;
-use steadfast_common::records::{CheckpointRecord, ShardRecord};
-use steadfast_common::table::{Initial, range_of};
+use steadfast_common::records::{CheckpointRecord, RowFilesRecord, ShardRecord};
+use steadfast_common::table::{Initial, RANGES, Rows, range_of};
 use steadfast_store::{Location, StoreError};
 use tempfile::TempDir;
 
+use crate::row_file::{RangeTensors, RowFile, RowFileMeta, RowFileRecord, RowsMeta, encode_rows};
 use crate::*;
 
 const STATES: [&str; 2] = ["m", "v"];
@@ -62,6 +63,7 @@ impl Scene {
             sha256: digest(std::slice::from_ref(&bytes)),
             size_bytes: bytes.len() as u64,
             version: Version(7),
+            rows: Vec::new(),
         };
         self.overwrite(&shard.object, &bytes);
         self.record.shards.retain(|shard| shard.slot.0 != slot);
@@ -132,7 +134,7 @@ fn encoded_with(
         values: Arc::new(values[range(*number)].to_vec()),
         states: Arc::new(state[*number as usize].clone()),
     });
-    encode_shard(layout, states, meta, blocks, std::iter::empty()).unwrap().concat().into()
+    encode_shard(layout, states, meta, blocks).unwrap().concat().into()
 }
 
 /// A model of a table alone, and its range 3 with two rows and a candidate.
@@ -153,8 +155,14 @@ fn table() -> (Arc<Layout>, RangeTensors) {
 }
 
 fn with_range(layout: &Layout, range: RangeTensors) -> Bytes {
-    let blocks = std::iter::empty();
-    encode_shard(layout, &[], &meta(), blocks, [range].into_iter()).unwrap().concat().into()
+    encode_rows(layout, &RowFileMeta { version: Version(7) }, vec![range]).unwrap().concat().into()
+}
+
+/// Decodes a row file in segments of `len` bytes.
+fn rows_in(len: usize, names: &BlockNames, bytes: &[u8]) -> Result<RowFile, String> {
+    let mut decoder = RowFileDecoder::new(names, bytes.len() as u64, u64::MAX, &|_| true);
+    bytes.chunks(len).try_for_each(|segment| decoder.push(Bytes::copy_from_slice(segment)))?;
+    decoder.finish()
 }
 
 #[test]
@@ -163,17 +171,136 @@ fn the_rows_of_a_table_read_back_as_they_were_written() {
     let names = BlockNames::new(layout.clone());
     let bytes = with_range(&layout, range.clone());
     for len in [1, 7, 4_096] {
-        let read = decoded_in(len, &names, &bytes).unwrap();
-        assert_eq!(read.ranges().get(&range.number), Some(&range));
+        let read = rows_in(len, &names, &bytes).unwrap();
+        assert_eq!(read.meta().version, Version(7));
         assert_eq!(read.numbers().collect::<Vec<_>>(), [3]);
+        assert_eq!(read.into_ranges().remove(&range.number).as_ref(), Some(&range));
     }
     assert_eq!(range.check(&layout), Ok(()));
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
     assert_eq!(tensors.tensor("rows#3").unwrap().shape(), [2, 2]);
     assert_eq!(tensors.tensor("ids/rows#3").unwrap().dtype(), safetensors::Dtype::U64);
     let none = RangeTensors { number: 4, ..RangeTensors::default() };
-    let read = decoded(&names, with_range(&layout, none.clone())).unwrap();
-    assert_eq!(read.ranges().get(&4), Some(&none));
+    let read = rows_in(7, &names, &with_range(&layout, none.clone())).unwrap();
+    assert_eq!(read.into_ranges().remove(&4), Some(none));
+}
+
+/// The rows of each file of a layer: an id, the pass of its last update, and its first value.
+type Layer<'a> = &'a [&'a [(u64, u32, f32)]];
+
+/// A checkpoint of one slot with a table, whose rows are in layers of files.
+fn layered(layers: &[Layer<'_>]) -> Scene {
+    let mut scene = Scene::new();
+    scene.record.params = vec![ParamSpec::table("rows", 2, Initial::Zeros)];
+    scene.layout = Arc::new(Layout::new(scene.record.params.clone()));
+    scene.record.placement = PlacementRecord::LargestFirst { slots: 1 };
+    scene.record.shards.pop();
+    let mut rows = RowsMeta {
+        pass: Pass(5),
+        ranges: [0, RANGES],
+        expire_after: vec![Some(2)],
+        layers: vec![],
+    };
+    let mut records = Vec::new();
+    for (layer, files) in layers.iter().enumerate() {
+        let record = RowFilesRecord { name: format!("shards/{layer}"), files: files.len() as u32 };
+        let mut described = Vec::new();
+        for (object, file) in record.objects().zip(*files) {
+            let mut ranges = std::collections::BTreeMap::<u32, RangeTensors>::new();
+            for (id, pass, value) in *file {
+                let number = scene.layout.number_of_range(0, range_of(*id));
+                let row = RangeTensors {
+                    number,
+                    ids: vec![*id],
+                    counts: vec![[1, *pass]],
+                    values: vec![*value, -value],
+                    ..RangeTensors::default()
+                };
+                ranges.entry(number).or_default().append(row);
+                ranges.entry(number).and_modify(|range| range.number = number);
+            }
+            let numbers = [ranges.keys().min(), ranges.keys().max()].map(|it| *it.unwrap());
+            let ranges = ranges.into_values().collect();
+            let bytes = encode_rows(&scene.layout, &RowFileMeta::default(), ranges).unwrap();
+            let sha256 = digest(&bytes);
+            let bytes = bytes.concat();
+            described.push(RowFileRecord {
+                sha256,
+                size_bytes: bytes.len() as u64,
+                ranges: numbers,
+            });
+            scene.overwrite(&object, &bytes);
+        }
+        rows.layers.push(described);
+        records.push(record);
+    }
+    let meta = ShardMeta { rows: Some(rows), ..meta() };
+    let shard = encode_shard(&scene.layout, &[], &meta, std::iter::empty()).unwrap();
+    scene.put(0, shard.concat().into());
+    scene.record.shards[0].rows = records;
+    scene
+}
+
+/// Three ids of one range, ascending, and one of a later range.
+fn ids() -> [u64; 4] {
+    let of = |range| (0..).filter(move |id| range_of(*id) == range);
+    let same: Vec<u64> = of(3).take(3).collect();
+    [same[0], same[1], same[2], of(9).next().unwrap()]
+}
+
+/// Rows are read from the last layer that has them, wherever a range was divided into files, and without those that
+/// have expired.
+#[test]
+fn the_rows_of_a_checkpoint_are_those_of_the_last_layer_without_expired_ones() {
+    let [a, b, c, d] = ids();
+    // `c` expired in pass 5; `b` had, but was created anew.
+    let base: Layer<'_> = &[&[(a, 4, 1.0), (b, 1, 2.0)], &[(c, 2, 3.0), (d, 5, 4.0)]];
+    let scene = layered(&[base, &[&[(b, 5, 5.0)]], &[&[(a, 5, 6.0)]]]);
+    let verified = scene.verify().unwrap();
+    assert_eq!(verified.rows, [("rows".to_owned(), 3)]);
+    let mut ranges = vec![Rows::new(2); RANGES as usize];
+    ranges[3] = Rows::of(2, vec![a, b], vec![6.0, -6.0, 5.0, -5.0]);
+    ranges[9] = Rows::of(2, vec![d], vec![4.0, -4.0]);
+    let ranges: Vec<_> = ranges.iter().map(Rows::digest).collect();
+    assert_eq!(verified.parameters_sha256, scene.layout.digest(&[], &ranges));
+    assert!(verified.counted[0].blocks == RANGES as usize);
+}
+
+/// F34
+#[test]
+fn row_files_other_than_those_of_the_shard_are_refused() {
+    let [a, b, _, d] = ids();
+    let scene = || layered(&[&[&[(a, 5, 1.0)], &[(d, 5, 4.0)]], &[&[(b, 5, 2.0)]]]);
+    let mut fewer = scene();
+    fewer.record.shards[0].rows.pop();
+    assert!(fewer.invalid_reason().ends_with("it has other row files than the manifest"));
+    let mut exchanged = scene();
+    exchanged.record.shards[0].rows[1].name = "shards/0".to_owned();
+    let error = exchanged.invalid_reason();
+    assert!(
+        error.starts_with("shards/0-rows-0.safetensors is damaged: its SHA-256 is "),
+        "{error}"
+    );
+    let descending = layered(&[&[&[(b, 5, 1.0)], &[(a, 5, 4.0)]]]);
+    let error = descending.invalid_reason();
+    assert!(
+        error.ends_with("rows-1.safetensors is damaged: rows of `rows#3` do not ascend"),
+        "{error}"
+    );
+    let shard = encode_shard(&scene().layout, &[], &meta(), std::iter::empty()).unwrap();
+    let mut without = scene();
+    without.put(0, shard.concat().into());
+    assert_eq!(without.invalid_reason(), "no shard holds `rows#0`");
+    let mut forged = scene();
+    forged.record.shards[0].rows[0].files = u32::MAX;
+    let error = forged.invalid_reason();
+    assert_eq!(error, "the manifest is invalid: the shard of slot 0 has 4294967295 row files");
+    // A row file in place of a shard, and the reverse.
+    let mut confused = scene();
+    let object = confused.record.shards[0].rows[0].object(0);
+    let bytes = std::fs::read(confused.directory.path().join(object)).unwrap();
+    confused.put(0, bytes.into());
+    assert!(confused.invalid_reason().contains("its metadata cannot be parsed"));
 }
 
 /// I10: rows that no pserver could have written are refused by name.

@@ -1,19 +1,20 @@
 //! Verifies a whole checkpoint.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use steadfast_common::applied_records::AppliedRecords;
 use steadfast_common::layout::{Layout, TableParam};
 use steadfast_common::records::{CheckpointRecord, ShardRecord};
-use steadfast_common::table::{RANGES, RangeDigest, Rows};
+use steadfast_common::table::RangeDigest;
 use steadfast_host::task::in_place;
 use steadfast_store::Location;
 
 use crate::error::CheckpointError;
 use crate::names::BlockNames;
+use crate::range_reader::RangeReader;
 use crate::reading::Checkpoint;
+use crate::row_file::table_of;
 use crate::shard_file::{ReadBlock, ShardFile};
 use crate::table_file::TableFile;
 
@@ -41,7 +42,8 @@ pub struct AppliedToBlocks {
 
 /// Verifies a checkpoint: every object exists with the size and SHA-256 that the manifest states, all
 /// values are finite, and the shards together hold every block exactly once, with the same optimizer
-/// states. Holds the parameters and one shard in memory.
+/// states. Holds the parameters, the blocks of one shard, a row file of each layer and the rows of one range in
+/// memory.
 ///
 /// # Errors
 /// The first [`CheckpointError`].
@@ -79,7 +81,7 @@ pub async fn parameters(
 }
 
 /// Returns each table of a checkpoint as a [`TableFile`], in order; `about` is for their metadata. The checkpoint is
-/// one that was verified. Holds one shard in memory beside the files.
+/// one that was verified. Holds a row file of each layer and the rows of one range in memory beside the files.
 ///
 /// # Errors
 /// The first [`CheckpointError`].
@@ -92,7 +94,7 @@ pub async fn table_files(
     about: &[(&str, &str)],
 ) -> Result<Vec<(String, Bytes)>, CheckpointError> {
     let checkpoint = Checkpoint::open(store, record).await?;
-    let (tables, blocks) = (checkpoint.layout().tables(), checkpoint.layout().blocks().len());
+    let tables = checkpoint.layout().tables();
     let mut shards: Vec<&ShardRecord> = record.shards.iter().collect();
     // Their ranges ascend with their slots.
     shards.sort_by_key(|shard| shard.slot);
@@ -105,12 +107,12 @@ pub async fn table_files(
         let file = TableFile::new(table.width, about);
         files.push(file.map_err(|error| damaged(&table.name, error.to_string()))?);
     }
+    let mut reader = RangeReader::new(&checkpoint);
     for shard in shards {
-        let is_range = |number: u32| blocks <= number as usize;
-        let file = checkpoint.read(shard, &is_range).await?;
-        for (number, range) in file.ranges() {
-            let table = (*number as usize - blocks) / RANGES as usize;
-            let rows = Rows::of(tables[table].width, range.ids.clone(), range.values.clone());
+        let file = checkpoint.read(shard, &|_| false).await?;
+        for number in reader.begin(shard, file.meta())? {
+            let rows = reader.rows(number).await?;
+            let (table, ..) = table_of(checkpoint.layout(), number);
             let pushed = in_place(|| files[table].push(&rows));
             pushed.map_err(|error| damaged(&shard.object, error.to_string()))?;
         }
@@ -129,11 +131,20 @@ async fn assemble(
 ) -> Result<Assembly, CheckpointError> {
     let checkpoint = Checkpoint::open(store, record).await?;
     let mut assembly = Assembly::new(checkpoint.layout());
+    let mut reader = RangeReader::new(&checkpoint);
     for shard in &record.shards {
+        let damaged = |reason| CheckpointError::Damaged { object: shard.object.clone(), reason };
         let file = checkpoint.read(shard, &|_| true).await?;
-        let add = || assembly.add(checkpoint.names(), &shard.object, &file);
-        in_place(add)
-            .map_err(|reason| CheckpointError::Damaged { object: shard.object.clone(), reason })?;
+        in_place(|| assembly.add(checkpoint.names(), &shard.object, &file)).map_err(damaged)?;
+        for number in reader.begin(shard, file.meta())? {
+            assembly.hold(checkpoint.names(), &shard.object, number).map_err(damaged)?;
+            let rows = reader.rows(number).await?;
+            let (table, ..) = table_of(&assembly.layout, number);
+            assembly.rows[table] += rows.len() as u64;
+            let index = number as usize - assembly.layout.blocks().len();
+            assembly.ranges[index] = in_place(|| rows.digest());
+            assembly.count(&file, number);
+        }
     }
     match assembly.holders.iter().position(Option::is_none) {
         Some(number) => {
@@ -151,10 +162,8 @@ struct Assembly {
     ranges: Vec<RangeDigest>,
     /// Number of rows of each table.
     rows: Vec<u64>,
-    /// Names of the optimizer states of each table's rows.
-    row_states: BTreeMap<usize, Vec<String>>,
     /// The object that holds each block or range.
-    holders: Vec<Option<Arc<str>>>,
+    holders: Vec<Option<String>>,
     /// Names of the first block's optimizer states.
     states: Option<Vec<String>>,
     counted: Vec<AppliedToBlocks>,
@@ -166,7 +175,6 @@ impl Assembly {
             values: vec![0.0; layout.len()],
             ranges: vec![RangeDigest::default(); layout.ranges()],
             rows: vec![0; layout.tables().len()],
-            row_states: BTreeMap::new(),
             holders: vec![None; layout.blocks().len() + layout.ranges()],
             states: None,
             counted: Vec::new(),
@@ -175,39 +183,26 @@ impl Assembly {
     }
 
     fn add(&mut self, names: &BlockNames, object: &str, file: &ShardFile) -> Result<(), String> {
-        let object: Arc<str> = object.into();
         for (number, read) in file.blocks() {
             let (block, name) = names.block(*number);
-            if let Some(other) = self.holders[*number as usize].replace(Arc::clone(&object)) {
-                return Err(format!("it holds `{name}`, which {other} also holds"));
-            }
+            self.hold(names, object, *number)?;
             check_finite(&name, &read.values)?;
             self.values[block.range()].copy_from_slice(&read.values);
             self.add_states(read, &name)?;
             self.count(file, *number);
         }
-        for (number, range) in file.ranges() {
-            let name = names.name(*number);
-            if let Some(other) = self.holders[*number as usize].replace(Arc::clone(&object)) {
-                return Err(format!("it holds `{name}`, which {other} also holds"));
-            }
-            range.check(names.layout()).map_err(|reason| format!("`{name}` {reason}"))?;
-            let index = *number as usize - names.layout().blocks().len();
-            let table = index / RANGES as usize;
-            let states: Vec<String> = range.states.keys().cloned().collect();
-            let known = self.row_states.entry(table).or_insert_with(|| states.clone());
-            if *known != states {
-                return Err(format!(
-                    "`{name}` has the optimizer state {states:?}, other ranges have {known:?}"
-                ));
-            }
-            let width = names.layout().tables()[table].width;
-            let rows = Rows::of(width, range.ids.clone(), range.values.clone());
-            self.ranges[index] = rows.digest();
-            self.rows[table] += rows.len() as u64;
-            self.count(file, *number);
-        }
         Ok(())
+    }
+
+    /// Notes which object holds a block or range.
+    fn hold(&mut self, names: &BlockNames, object: &str, number: u32) -> Result<(), String> {
+        match self.holders[number as usize].replace(object.to_owned()) {
+            Some(other) => {
+                let name = names.name(number);
+                Err(format!("it holds `{name}`, which {other} also holds"))
+            }
+            None => Ok(()),
+        }
     }
 
     fn add_states(&mut self, read: &ReadBlock, name: &str) -> Result<(), String> {

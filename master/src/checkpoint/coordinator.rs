@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use steadfast_common::ids::{Generation, Millis, Slot, Version};
 use steadfast_common::keys::Keys;
-use steadfast_common::records::GenerationRecord;
+use steadfast_common::records::{CheckpointRecord, GenerationRecord};
 use steadfast_common::spec::{JobSpec, Mode};
 use steadfast_coord::{CoordError, Etcd, backoff, now};
 use steadfast_host::random;
@@ -329,7 +329,9 @@ impl CheckpointCoordinator {
             let (found, present) = (wanted, generation.generation);
             return Err(ControlError::OtherGeneration { found, present }.into());
         }
-        let slots = snapshot::slots(&self.etcd, &self.keys, &self.tls, &generation).await?;
+        let newest = self.newest().await?;
+        let slots =
+            snapshot::slots(&self.etcd, &self.keys, &self.tls, &generation, &newest).await?;
         // Done tasks were acknowledged before, so the shard snapshots, taken later, reflect them.
         let queue = self.handle.ask(|reply| Event::Queues { reply }).await?;
         let version = match self.spec.mode {
@@ -338,7 +340,7 @@ impl CheckpointCoordinator {
         };
         let wait = VersionWait { max: Duration::from_millis(attempt.reach_max_ms), stop };
         let snapshot = &self.handle.snapshot;
-        let saved = snapshot::shards(&self.store, slots, version, wait, snapshot).await;
+        let saved = snapshot::shards(&self.store, slots, &newest, version, wait, snapshot).await;
         if let Err(error @ CheckpointError::Diverged { .. }) = &saved {
             let (generation, reason) = (generation.generation, error.to_string());
             self.handle.ask(|reply| Event::Diverged { generation, reason, reply }).await?;
@@ -357,6 +359,17 @@ impl CheckpointCoordinator {
         self.handle.ask(|reply| Event::CommitCheckpoint { id: named, record, reply }).await?;
         info!(checkpoint = id, version, "checkpoint committed");
         Ok(id)
+    }
+
+    /// Returns the newest valid checkpoint, or an empty one.
+    async fn newest(&self) -> Result<CheckpointRecord, CheckpointError> {
+        let pointer = self.etcd.get(&self.keys.checkpoint_latest()).await?;
+        let Some(id) = pointer.and_then(|entry| entry.json::<String>().ok()) else {
+            return Ok(CheckpointRecord::default());
+        };
+        let manifest = self.etcd.get(&self.keys.checkpoint(&id)).await?;
+        // No further checkpoint can begin with one that cannot be read.
+        Ok(manifest.and_then(|entry| entry.json().ok()).unwrap_or_default())
     }
 
     /// Deletes what a new checkpoint supersedes. Must not be called from a future that may be dropped

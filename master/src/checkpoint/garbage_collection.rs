@@ -1,10 +1,11 @@
 //! Deletes what will not be restored: old checkpoints, manifests first, and shards that no manifest
 //! names.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
 use steadfast_common::keys::Keys;
-use steadfast_common::records::CheckpointRecord;
+use steadfast_common::records::{CheckpointRecord, ShardRecord};
 use steadfast_coord::Etcd;
 use steadfast_host::time::system_time;
 use steadfast_store::Location;
@@ -42,25 +43,41 @@ pub(crate) async fn old_checkpoints(
     keep: usize,
     latest: &str,
 ) -> Result<(), CheckpointError> {
-    let Manifests { mut manifests, .. } = manifests(etcd, keys).await?;
+    let Manifests { mut manifests, unreadable } = manifests(etcd, keys).await?;
     manifests.sort_by_key(|it| std::cmp::Reverse(it.create_revision));
-    let (valid, invalidated): (Vec<_>, Vec<_>) =
-        manifests.into_iter().partition(|it| it.record.invalidated.is_none());
-    let old: Vec<Manifest> = valid
-        .into_iter()
-        .skip(keep)
-        .chain(invalidated.into_iter().skip(keep))
-        .filter(|it| it.id != latest)
-        .collect();
-    for chunk in old.chunks(DELETED_AT_ONCE) {
+    let (mut valid, mut invalidated) = (0, 0);
+    let is_old = |it: &Manifest| {
+        let newer = if it.record.invalidated.is_none() { &mut valid } else { &mut invalidated };
+        *newer += 1;
+        keep < *newer && it.id != latest
+    };
+    let (old, mut kept): (Vec<_>, Vec<_>) = manifests.into_iter().partition(is_old);
+    let mut deleted = Vec::new();
+    let mut old = old.into_iter().peekable();
+    while old.peek().is_some() {
+        let chunk: Vec<Manifest> = old.by_ref().take(DELETED_AT_ONCE).collect();
         let ids: Vec<String> = chunk.iter().map(|it| it.id.clone()).collect();
-        let deleted = handle.ask(|reply| Event::DeleteManifests { ids, reply }).await?;
-        let deleted = chunk.iter().filter(|it| deleted.contains(&it.id));
-        for shard in deleted.flat_map(|it| &it.record.shards) {
-            store.child(&shard.object)?.delete().await?;
+        let gone = handle.ask(|reply| Event::DeleteManifests { ids, reply }).await?;
+        let (gone, there): (Vec<_>, Vec<_>) =
+            chunk.into_iter().partition(|it| gone.contains(&it.id));
+        deleted.extend(gone);
+        kept.extend(there);
+    }
+    // Checkpoints share row files. What an unreadable manifest names is unknown.
+    let kept = objects(&kept);
+    for shard in deleted.iter().flat_map(|it| &it.record.shards) {
+        let is_shared = |object: &String| 0 < unreadable && *object != shard.object;
+        for object in shard.objects().filter(|it| !kept.contains(it) && !is_shared(it)) {
+            store.child(&object)?.delete().await?;
         }
     }
     Ok(())
+}
+
+/// The names of all objects of some checkpoints.
+fn objects(manifests: &[Manifest]) -> BTreeSet<String> {
+    let shards = manifests.iter().flat_map(|it| &it.record.shards);
+    shards.flat_map(ShardRecord::objects).collect()
 }
 
 /// Deletes old shards, complete or partial, that no manifest names: they remain when a process dies
@@ -84,12 +101,11 @@ pub(crate) async fn orphans(
         // The shards that these manifests name are unknown.
         return Ok(());
     }
-    let named: std::collections::BTreeSet<&str> =
-        manifests.iter().flat_map(|it| &it.record.shards).map(|it| it.object.as_str()).collect();
+    let named = objects(&manifests);
     let before = ago(ORPHAN_AGE);
     for (name, modified) in listed {
         let object = format!("{directory}/{name}");
-        if modified < before && !named.contains(object.as_str()) {
+        if modified < before && !named.contains(&object) {
             info!(object, "orphaned shard deleted");
             store.child(&object)?.delete().await?;
         }

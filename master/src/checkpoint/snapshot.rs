@@ -1,5 +1,6 @@
 //! A snapshot over all slots: requests each slot's shard and assembles the checkpoint manifest.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,14 +54,17 @@ pub(crate) struct SlotHolder {
     slot: Slot,
     target: Target,
     channel: Channel,
+    /// The object of its shard in the newest checkpoint, or nothing.
+    newest: String,
 }
 
-/// Looks up the holders of a generation's slots.
+/// Looks up the holders of a generation's slots, and their shards in the `newest` checkpoint.
 pub(crate) async fn slots(
     etcd: &Etcd,
     keys: &Keys,
     tls: &TlsIdentity,
     generation: &GenerationRecord,
+    newest: &CheckpointRecord,
 ) -> Result<Vec<SlotHolder>, CheckpointError> {
     let mut slots = Vec::new();
     for (slot, incarnation) in generation.slots.iter().enumerate() {
@@ -78,17 +82,21 @@ pub(crate) async fn slots(
         };
         let channel = tls.dial(&record.address, Role::Pserver);
         let channel = channel.map_err(|reason| CheckpointError::Slot { slot, reason })?;
-        slots.push(SlotHolder { slot, target, channel });
+        let newest = newest.shards.iter().find(|shard| shard.slot == slot);
+        let newest = newest.map(|shard| shard.object.clone()).unwrap_or_default();
+        slots.push(SlotHolder { slot, target, channel, newest });
     }
     Ok(slots)
 }
 
-/// Requests the shards of all slots. If one slot fails, the objects of the others are deleted. `wait`
+/// Requests the shards of all slots. If one slot fails, the objects of the others are deleted, but for those of the
+/// `newest` checkpoint. `wait`
 /// bounds the time to reach the version; the upload that follows is bounded by the store's limit for its
 /// size. A pserver that dies during the upload loses its slot, which ends the generation and the request.
 pub(crate) async fn shards(
     store: &Location,
     slots: Vec<SlotHolder>,
+    newest: &CheckpointRecord,
     version: Option<Version>,
     wait: VersionWait,
     status: &watch::Receiver<Arc<StatusSnapshot>>,
@@ -130,16 +138,25 @@ pub(crate) async fn shards(
     }
     let Some(error) = failure else { return Ok(saved) };
     for reply in saved {
-        if let Err(error) = delete(store, &reply).await {
+        if let Err(error) = delete(store, &reply, newest).await {
             warn!(%error, "a shard of a failed checkpoint is not deleted yet");
         }
     }
     Err(error)
 }
 
-async fn delete(store: &Location, reply: &SnapshotReply) -> Result<(), CheckpointError> {
+/// Deletes the objects of a shard that the `newest` checkpoint does not have.
+async fn delete(
+    store: &Location,
+    reply: &SnapshotReply,
+    newest: &CheckpointRecord,
+) -> Result<(), CheckpointError> {
     let shard: ShardRecord = serde_json::from_slice(&reply.shard)?;
-    Ok(store.child(&shard.object)?.delete().await?)
+    let kept: BTreeSet<String> = newest.shards.iter().flat_map(ShardRecord::objects).collect();
+    for object in shard.objects().filter(|object| !kept.contains(object)) {
+        store.child(&object)?.delete().await?;
+    }
+    Ok(())
 }
 
 /// Waits until the job has a newer generation or this master stops acting.
@@ -176,6 +193,7 @@ async fn snapshot(
             version: version.map(|version| version.0),
             wait_ms: WAIT_MS.min(left.as_millis() as u64),
             upload_after_ms: upload_after(slot).as_millis() as u64,
+            newest: holder.newest.clone(),
         };
         let reply = client.snapshot(request).await;
         let reply = reply.map_err(|status| match kind(&status) {

@@ -4,14 +4,16 @@
 //! initial ones, which are a function of the job's seed, the table and the id: readers create nothing, and it
 //! does not matter who asks first.
 
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
 use steadfast_common::ids::Pass;
 use steadfast_common::layout::{Layout, TableParam};
 use steadfast_common::spec::LearningRateSpec;
-use steadfast_common::table::{Initial, RANGES, Rows, range_of};
-use steadfast_pserver_storage::{RowCounts, RowStore, RowsSnapshot, StorageError, Usage};
+use steadfast_common::table::{Initial, RANGES, Rows, is_expired, range_of};
+use steadfast_pserver_storage::{
+    RowCounts, RowStore, RowsSnapshot, SnapshotRow, StorageError, Usage,
+};
 
 use crate::learning_rate::learning_rate;
 use crate::optimizer::{Optimizer, State};
@@ -37,8 +39,8 @@ pub struct StoredRows {
     pub values: Vec<f32>,
 }
 
-/// The rows of a slot at one version: a part of a checkpoint. They are read from it range by range, while training
-/// goes on.
+/// The rows of a slot at one version: a part of a checkpoint. They are read from it in pieces, while training goes
+/// on.
 #[derive(Debug)]
 pub struct TablesSnapshot {
     spaces: Spaces,
@@ -47,14 +49,23 @@ pub struct TablesSnapshot {
     pass: Pass,
 }
 
-/// The rows of one range in a [`TablesSnapshot`].
-#[derive(Debug, Default, PartialEq)]
-pub struct RangeRows {
-    pub rows: StoredRows,
+/// Which of the stored rows of a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowKind {
+    /// Rows that exist.
+    Rows,
     /// Ids that are counted and not admitted yet; without values.
-    pub candidates: StoredRows,
+    Candidates,
+}
+
+/// A part of the rows of a range in a [`TablesSnapshot`].
+#[derive(Debug, Default, PartialEq)]
+pub struct RowsPiece {
+    pub rows: StoredRows,
     /// What no reader needs any more.
     pub obsolete: Obsolete,
+    /// Where the next piece begins.
+    pub next: Option<u64>,
 }
 
 /// Stored rows that no reader needs any more, by key space and id.
@@ -137,6 +148,20 @@ struct RangeStore<'a> {
     rules: &'a TableRules,
 }
 
+impl StoredRows {
+    fn push(&mut self, row: &SnapshotRow<'_>) {
+        self.ids.push(row.id);
+        self.counts.push(row.counts);
+        self.values.extend_from_slice(row.values);
+    }
+
+    /// Bytes of all rows.
+    pub fn bytes(&self) -> usize {
+        self.ids.len() * (size_of::<u64>() + size_of::<RowCounts>())
+            + size_of_val(self.values.as_slice())
+    }
+}
+
 impl Obsolete {
     /// Adds others.
     pub fn append(&mut self, mut other: Self) {
@@ -197,33 +222,62 @@ impl TablesSnapshot {
         &self.ranges
     }
 
-    /// Reads the rows of a range that have not expired at the snapshot's position.
+    /// The slot's ranges of each table.
+    pub fn held(&self) -> Range<u32> {
+        self.spaces.ranges.clone()
+    }
+
+    /// The pass of the snapshot.
+    pub fn pass(&self) -> Pass {
+        self.pass
+    }
+
+    /// By table, the number of passes without an update after which its rows expire.
+    pub fn expire_after(&self) -> Vec<Option<u32>> {
+        self.spaces.rules.iter().map(|rules| rules.expire_after).collect()
+    }
+
+    /// Number of the slot's snapshots before this one, since its rows were opened.
+    pub fn number(&self) -> u32 {
+        self.rows.number()
+    }
+
+    /// Reads the next rows of a range, beginning at id `from`, that have not expired at the snapshot's position: all,
+    /// or those which have changed since the snapshot with the number `since`. Reads about `bytes_max` bytes at most.
     ///
     /// # Errors
     /// If they cannot be read.
     ///
     /// # Panics
     /// If the slot does not have the range.
-    pub fn read(&self, held: &HeldRange) -> Result<RangeRows, StorageError> {
+    pub fn read(
+        &self,
+        held: &HeldRange,
+        kind: RowKind,
+        from: u64,
+        since: Option<u32>,
+        bytes_max: usize,
+    ) -> Result<RowsPiece, StorageError> {
         let rules = &self.spaces.rules[held.table as usize];
-        let (space, mut obsolete) = (self.spaces.of(held.table as usize, held.range), Vec::new());
+        let space = self.spaces.of(held.table as usize, held.range) + (kind as usize);
         // A reader may need the version before, which may be of the pass before.
         let before = Pass(self.pass.0.saturating_sub(1));
-        let mut read = |space| {
-            let mut all = StoredRows::default();
-            self.rows.scan(space, &mut |id, counts, values| {
-                if !rules.is_expired(counts, self.pass) {
-                    all.ids.push(id);
-                    all.counts.push(counts);
-                    all.values.extend_from_slice(values);
-                } else if rules.is_expired(counts, before) {
-                    obsolete.push((space, id));
+        let mut piece = RowsPiece::default();
+        self.rows.scan(space, from, &mut |row| {
+            if bytes_max <= piece.rows.bytes() {
+                piece.next = Some(row.id);
+                return ControlFlow::Break(());
+            }
+            if !rules.is_expired(row.counts, self.pass) {
+                if since.is_none_or(|number| number < row.changed) {
+                    piece.rows.push(&row);
                 }
-            })?;
-            Ok(all)
-        };
-        let (rows, candidates) = (read(space)?, read(space + 1)?);
-        Ok(RangeRows { rows, candidates, obsolete: Obsolete(obsolete) })
+            } else if rules.is_expired(row.counts, before) {
+                piece.obsolete.0.push((space, row.id));
+            }
+            ControlFlow::Continue(())
+        })?;
+        Ok(piece)
     }
 
     /// Returns the rows of one range of a table that have not expired, without their state; `None` if the range
@@ -237,10 +291,11 @@ impl TablesSnapshot {
         }
         let (rules, space) = (&self.spaces.rules[table], self.spaces.of(table, range));
         let mut rows = Rows::new(rules.width);
-        self.rows.scan(space, &mut |id, counts, values| {
-            if !rules.is_expired(counts, self.pass) {
-                rows.push(id, &values[..rules.width]);
+        self.rows.scan(space, 0, &mut |row| {
+            if !rules.is_expired(row.counts, self.pass) {
+                rows.push(row.id, &row.values[..rules.width]);
             }
+            ControlFlow::Continue(())
         })?;
         Ok(Some(rows))
     }
@@ -265,7 +320,15 @@ impl TableRows {
         Ok(TablesSnapshot { spaces, ranges, rows: self.store.snapshot()?, pass })
     }
 
-    /// Adds the rows of a range.
+    /// Sets which of the applied records are those of a range.
+    ///
+    /// # Panics
+    /// If the slot does not have the range.
+    pub fn set_applied(&mut self, held: HeldRange) {
+        self.ranges[self.spaces.index(held.table as usize, held.range)] = held;
+    }
+
+    /// Adds rows of a range, in place of those with the same ids.
     ///
     /// # Errors
     /// If there is no space for them.
@@ -274,21 +337,32 @@ impl TableRows {
     /// If the slot does not have the range, or rows have another length.
     pub fn add(
         &mut self,
-        held: HeldRange,
+        table: usize,
+        range: u32,
         rows: &StoredRows,
         candidates: &StoredRows,
     ) -> Result<(), StorageError> {
-        let (table, range) = (held.table as usize, held.range);
-        self.ranges[self.spaces.index(table, range)] = held;
-        let (space, stride) = (self.spaces.of(table, range), self.spaces.rules[table].stride());
-        for (space, stride, rows) in [(space, stride, rows), (space + 1, 0, candidates)] {
+        let (space, rules) = (self.spaces.of(table, range), &self.spaces.rules[table]);
+        for (space, stride, rows) in [(space, rules.stride(), rows), (space + 1, 0, candidates)] {
             for (index, (id, counts)) in rows.ids.iter().zip(&rows.counts).enumerate() {
                 let row = self.store.entry(space, *id)?;
                 *row.counts = *counts;
                 row.values.copy_from_slice(&rows.values[index * stride..(index + 1) * stride]);
             }
         }
+        // An id was admitted since it was added.
+        if 1 < rules.admit_after {
+            rows.ids.iter().try_for_each(|id| self.store.remove(space + 1, *id))?;
+        }
         Ok(())
+    }
+
+    /// Ends the adding of rows; returns the number of a snapshot with just these rows.
+    ///
+    /// # Errors
+    /// If they cannot be read.
+    pub fn added(&mut self) -> Result<u32, StorageError> {
+        Ok(self.store.snapshot()?.number())
     }
 }
 
@@ -314,7 +388,7 @@ impl TableRules {
 
     /// Whether a row had no update for so many passes that it begins again.
     fn is_expired(&self, counts: RowCounts, pass: Pass) -> bool {
-        self.expire_after.is_some_and(|after| after < pass.0.saturating_sub(counts.pass))
+        is_expired(self.expire_after, counts.pass, pass)
     }
 
     fn begin(&self, id: u64, values: &mut [f32]) {

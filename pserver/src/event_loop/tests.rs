@@ -151,11 +151,11 @@ async fn a_reply_never_mixes_values_of_two_versions() {
     assert_eq!(present, Version(0));
     let later = snapshot(1);
     rest(&event_loop, 0).await.unwrap();
-    let Ok(SnapshotAnswer::Snapshot { snapshot, .. }) = later.await else {
+    let Ok(SnapshotAnswer::Snapshot(snapshot)) = later.await else {
         panic!("the version is reached")
     };
     let of = |block: &SnapshotBlock| block.values[0];
-    assert_eq!(snapshot.blocks.iter().map(of).collect::<Vec<_>>(), NEXT);
+    assert_eq!(snapshot.shard.blocks.iter().map(of).collect::<Vec<_>>(), NEXT);
 }
 
 /// I6: a slot that receives another share for a lane whose blocks it already has can never complete the

@@ -8,7 +8,9 @@ use steadfast_common::layout::{BLOCK_LEN_MAX, ParamSpec};
 use steadfast_common::position::Position;
 use steadfast_common::records::{FORMAT, QueueSnapshot};
 use steadfast_common::spec::{OptimizerKind, OptimizerSpec};
-use steadfast_common::table::{Initial, range_of};
+use steadfast_common::table::{Initial, RANGES, range_of};
+use steadfast_pserver_core::tables::{RowKind, StoredRows};
+use steadfast_pserver_storage::RowCounts;
 use tempfile::TempDir;
 
 use super::*;
@@ -25,15 +27,16 @@ fn job(kind: OptimizerKind) -> JobRecord {
 }
 
 /// The state of a slot.
-struct Saved {
+struct State {
     blocks: ShardSnapshot,
     tables: TableRows,
+    saved: Arc<SavedRows>,
 }
 
 struct Scene {
     directory: TempDir,
     shards: ShardStore,
-    layout: Layout,
+    layout: Arc<Layout>,
 }
 
 impl Scene {
@@ -51,8 +54,10 @@ impl Scene {
         let store = steadfast_store::open(directory.path().to_str().unwrap()).unwrap();
         let job = job(OptimizerKind::Adam);
         let rules = Rules::new(&job.spec);
-        let shards = ShardStore::new(store, job, rules);
-        let scene = Self { directory, shards, layout: Layout::new(params) };
+        let mut shards = ShardStore::new(store, job, rules);
+        // Rows of a range are in several files, and rows of several ranges in one.
+        shards.row_file_bytes = 2_000;
+        let scene = Self { directory, shards, layout: Arc::new(Layout::new(params)) };
         std::fs::write(scene.manifest(), "{}").unwrap();
         scene
     }
@@ -68,7 +73,7 @@ impl Scene {
     }
 
     /// A possible state of a slot after some training; blocks and ranges of odd numbers reflect more records.
-    fn snapshot(&self, slot: u32, slots: u32) -> Saved {
+    fn snapshot(&self, slot: u32, slots: u32) -> State {
         let numbers = self.blocks_of(slot, slots);
         let made = |number: u32, salt: u32| -> Vec<f32> {
             let len = self.layout.blocks()[number as usize].len as u32;
@@ -94,9 +99,10 @@ impl Scene {
         let ranges = Placement::of(&self.layout, &placement(slots)).ranges_of(Slot(slot));
         let mut tables = TableRows::new(&self.layout, ranges.clone(), &self.shards.rules).unwrap();
         for range in ranges {
-            let held = HeldRange { table: 0, range, applied: range as usize % 2 };
+            tables.set_applied(HeldRange { table: 0, range, applied: range as usize % 2 });
             let candidates = rows(range, of_range(range, 1_000..1_100), 0);
-            tables.add(held, &rows(range, of_range(range, 0..300), width), &candidates).unwrap();
+            let rows = rows(range, of_range(range, 0..300), width);
+            tables.add(0, range, &rows, &candidates).unwrap();
         }
         let position = Position {
             version: Version(7),
@@ -112,34 +118,41 @@ impl Scene {
             applied: [300, 310].map(counted).to_vec(),
             blocks: blocks.collect(),
         };
-        Saved { blocks, tables }
+        State { blocks, tables, saved: Arc::default() }
     }
 
-    async fn save(&self, snapshots: Vec<Saved>) -> CheckpointRecord {
+    async fn save(&self, mut states: Vec<State>) -> CheckpointRecord {
+        self.save_after(&mut states, "").await
+    }
+
+    /// Saves slots; `newest` is the object of the only one in the newest checkpoint.
+    async fn save_after(&self, states: &mut [State], newest: &str) -> CheckpointRecord {
         let mut record = CheckpointRecord {
             params: self.layout.params().to_vec(),
-            placement: placement(snapshots.len() as u32),
+            placement: placement(states.len() as u32),
             queue: Some(QueueSnapshot::default()),
             ..CheckpointRecord::default()
         };
-        for (slot, Saved { blocks: snapshot, mut tables }) in snapshots.into_iter().enumerate() {
+        for (slot, State { blocks: snapshot, tables, saved }) in states.iter_mut().enumerate() {
             let tables = tables.snapshot(snapshot.position.pass).unwrap();
-            let (slot, incarnation) = (Slot(slot as u32), Incarnation(9));
+            let holder = (Slot(slot as u32), Incarnation(9));
             record.position = snapshot.position;
             record.exhausted = snapshot.exhausted.iter().copied().collect();
-            let saved = self.shards.save(&self.layout, slot, incarnation, snapshot, tables).await;
+            let (layout, saved) = (self.layout.clone(), saved.clone());
+            let snapshot = SlotSnapshot { layout, shard: snapshot.clone(), tables, saved };
+            let saved = self.shards.save(holder, snapshot, newest).await;
             record.shards.push(saved.unwrap().0);
         }
         record
     }
 
-    async fn load(&self, record: &CheckpointRecord, slots: u32) -> Vec<Saved> {
+    async fn load(&self, record: &CheckpointRecord, slots: u32) -> Vec<State> {
         let mut snapshots = Vec::new();
         for slot in 0..slots {
-            let (layout, blocks, tables) =
-                self.shards.load(record, Slot(slot), &placement(slots)).await.unwrap();
-            assert_eq!(*layout, self.layout);
-            snapshots.push(Saved { blocks, tables });
+            let loaded = self.shards.load(record, Slot(slot), &placement(slots)).await.unwrap();
+            assert_eq!(loaded.layout, self.layout);
+            let LoadedShard { snapshot: blocks, tables, saved, .. } = loaded;
+            snapshots.push(State { blocks, tables, saved: saved.into() });
         }
         snapshots
     }
@@ -164,12 +177,14 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 /// The rows of all ranges of some slots, with their applied records; panics if a range is in two of them.
-fn rows(snapshots: &mut [Saved]) -> BTreeMap<u32, (RangeRows, AppliedRecords)> {
+fn rows(snapshots: &mut [State]) -> BTreeMap<u32, ([StoredRows; 2], AppliedRecords)> {
     let mut all = BTreeMap::new();
-    for Saved { blocks, tables } in snapshots {
+    for State { blocks, tables, .. } in snapshots {
         let tables = tables.snapshot(blocks.position.pass).unwrap();
         for held in tables.ranges() {
-            let content = (tables.read(held).unwrap(), blocks.applied[held.applied].clone());
+            let read = |kind| tables.read(held, kind, 0, None, usize::MAX).unwrap().rows;
+            let read = [RowKind::Rows, RowKind::Candidates].map(read);
+            let content = (read, blocks.applied[held.applied].clone());
             assert_eq!(all.insert(held.range, content), None);
         }
     }
@@ -177,9 +192,9 @@ fn rows(snapshots: &mut [Saved]) -> BTreeMap<u32, (RangeRows, AppliedRecords)> {
 }
 
 /// All blocks of some slots; panics if a block is in two of them.
-fn blocks(snapshots: &[Saved]) -> Blocks {
+fn blocks(snapshots: &[State]) -> Blocks {
     let mut blocks = Blocks::new();
-    for Saved { blocks: snapshot, .. } in snapshots {
+    for State { blocks: snapshot, .. } in snapshots {
         for block in &snapshot.blocks {
             let state = block.state.iter().map(|state| bits(state)).collect();
             let content = (bits(&block.values), state, snapshot.applied[block.applied].clone());
@@ -203,7 +218,7 @@ async fn a_snapshot_of_two_slots_is_restored_bit_by_bit_into_any_number_of_slots
         let mut restored = scene.load(&record, slots).await;
         assert_eq!(blocks(&restored), expected, "{slots} slots");
         assert_eq!(rows(&mut restored), expected_rows, "{slots} slots");
-        for (slot, Saved { blocks: snapshot, .. }) in restored.iter().enumerate() {
+        for (slot, State { blocks: snapshot, .. }) in restored.iter().enumerate() {
             assert_eq!(snapshot.position, position);
             assert_eq!(snapshot.updates, 6);
             assert_eq!(snapshot.exhausted, BTreeSet::from([Lane(3)]));
@@ -272,7 +287,7 @@ async fn a_slot_has_as_many_updates_as_the_shards_that_it_came_from() {
     let mut other = scene.snapshot(1, 2);
     other.blocks.updates = 9;
     let record = scene.save(vec![scene.snapshot(0, 2), other]).await;
-    let updates = |snapshots: Vec<Saved>| {
+    let updates = |snapshots: Vec<State>| {
         snapshots.iter().map(|snapshot| snapshot.blocks.updates).collect::<Vec<_>>()
     };
     assert_eq!(updates(scene.load(&record, 2).await), [6, 9]);
@@ -328,4 +343,106 @@ async fn valid_shards_of_another_job_are_not_loaded() {
     let error = scene.shards.load(&twice, Slot(0), &placement(1)).await.unwrap_err();
     assert_eq!(error.to_string(), "the manifest is invalid: it has no shards");
     assert!(error.is_permanent());
+}
+
+/// Changes some rows of the only slot.
+fn change(state: &mut State, ids: std::ops::Range<u64>, value: f32) {
+    for id in ids {
+        let counts = vec![RowCounts { updates: 9, pass: 1 }];
+        let rows = StoredRows { ids: vec![id], counts, values: vec![value; 9] };
+        state.tables.add(0, range_of(id), &rows, &StoredRows::default()).unwrap();
+    }
+}
+
+/// Number of row files of each layer of the only slot.
+fn layers(record: &CheckpointRecord) -> Vec<u32> {
+    record.shards[0].rows.iter().map(|layer| layer.files).collect()
+}
+
+/// S004-35: a checkpoint of tables costs as much as what changed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_has_only_the_rows_that_changed_since_the_newest_one() {
+    let scene = Scene::new();
+    let mut states = [scene.snapshot(0, 1)];
+    let first = scene.save_after(&mut states, "").await;
+    assert!(layers(&first).len() == 1 && 5 < layers(&first)[0], "{:?}", layers(&first));
+    let newest = &first.shards[0].object;
+    // That which is not committed does not count.
+    change(&mut states[0], 0..2, 0.5);
+    scene.save_after(&mut states, newest).await;
+    change(&mut states[0], 5..6, 1.5);
+    let second = scene.save_after(&mut states, newest).await;
+    assert_eq!(layers(&second), [layers(&first)[0], 1]);
+    let mut restored = scene.load(&second, 1).await;
+    assert_eq!(rows(&mut restored), rows(&mut states));
+    // A pserver that restored it goes on, and the one that wrote it.
+    change(&mut restored[0], 7..8, 2.5);
+    change(&mut states[0], 7..8, 2.5);
+    let newest = &second.shards[0].object;
+    for state in [&mut restored, &mut states[..]] {
+        let third = scene.save_after(state, newest).await;
+        assert_eq!(layers(&third), [layers(&first)[0], 1, 1]);
+        assert_eq!(rows(&mut scene.load(&third, 3).await), rows(state));
+    }
+    let unchanged = scene.save_after(&mut states, newest).await;
+    assert_eq!(layers(&unchanged), [layers(&first)[0], 1, 1]);
+    // One that restored another number of slots, or a checkpoint that is not the newest, has all rows.
+    let mut of_one =
+        scene.load(&scene.save(vec![scene.snapshot(0, 2), scene.snapshot(1, 2)]).await, 1).await;
+    for newest in [newest.as_str(), &first.shards[0].object, "", "shards/other"] {
+        assert_eq!(layers(&scene.save_after(&mut of_one, newest).await).len(), 1, "{newest}");
+    }
+}
+
+/// Otherwise a restore would read ever more files.
+#[tokio::test(flavor = "multi_thread")]
+async fn all_rows_are_written_again_after_eight_layers_or_as_many_bytes() {
+    let scene = Scene::new();
+    let mut states = [scene.snapshot(0, 1)];
+    let mut newest = String::new();
+    let mut lengths = Vec::new();
+    for step in 0..11 {
+        let record = scene.save_after(&mut states, &newest).await;
+        lengths.push(layers(&record).len());
+        newest.clone_from(&record.shards[0].object);
+        change(&mut states[0], step..step + 1, 0.5);
+    }
+    assert_eq!(lengths, [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2]);
+    let mut lengths = Vec::new();
+    for _ in 0..5 {
+        change(&mut states[0], 0..180, 0.5);
+        let record = scene.save_after(&mut states, &newest).await;
+        lengths.push(layers(&record).len());
+        newest.clone_from(&record.shards[0].object);
+    }
+    assert_eq!(lengths, [3, 4, 1, 2, 3]);
+}
+
+/// F34, I9: damage to a row file is always detected, as a permanent error that names the file.
+#[tokio::test(flavor = "multi_thread")]
+async fn damage_to_a_row_file_is_a_permanent_error() {
+    let scene = Scene::new();
+    let mut states = [scene.snapshot(0, 1)];
+    let first = scene.save_after(&mut states, "").await;
+    change(&mut states[0], 0..2, 0.5);
+    let record = scene.save_after(&mut states, &first.shards[0].object).await;
+    let refused = async || {
+        let error = scene.shards.load(&record, Slot(0), &placement(1)).await.unwrap_err();
+        assert!(error.is_permanent(), "{error}");
+        error.to_string()
+    };
+    for layer in &record.shards[0].rows {
+        let object = layer.object(0);
+        let path = scene.directory.path().join(&object);
+        let whole = std::fs::read(&path).unwrap();
+        let mut other = whole.clone();
+        *other.last_mut().unwrap() ^= 1;
+        std::fs::write(&path, &other).unwrap();
+        let error = refused().await;
+        assert!(error.starts_with(&format!("{object} is damaged: its SHA-256 is ")), "{error}");
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(refused().await, format!("{object} is missing"));
+        std::fs::write(&path, &whole).unwrap();
+    }
+    assert!(scene.shards.load(&record, Slot(0), &placement(1)).await.is_ok());
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -52,11 +53,17 @@ pub trait Disk: fmt::Debug + Send + Sync {
 
 /// The rows of a disk at one moment.
 pub trait DiskSnapshot: fmt::Debug + Send + Sync {
-    /// Passes id and content of all rows of a space to `each`, by ascending id.
+    /// Passes id and content of the rows of a space to `each`, by ascending id beginning at `from`, until it breaks
+    /// off.
     ///
     /// # Errors
     /// If they cannot be read.
-    fn scan(&self, space: u32, each: &mut dyn FnMut(u64, &[u8])) -> Result<(), StorageError>;
+    fn scan(
+        &self,
+        space: u32,
+        from: u64,
+        each: &mut dyn FnMut(u64, &[u8]) -> ControlFlow<()>,
+    ) -> Result<(), StorageError>;
 }
 
 /// A stand-in for disks, in memory: for tests and simulations. It fails after a number of writes if it is told
@@ -118,9 +125,14 @@ impl Disk for LosableDisk {
 }
 
 impl DiskSnapshot for LosableSnapshot {
-    fn scan(&self, space: u32, each: &mut dyn FnMut(u64, &[u8])) -> Result<(), StorageError> {
-        let all = Key { space, id: 0 }..=Key { space, id: u64::MAX };
-        self.0.range(all).for_each(|(key, content)| each(key.id, content));
+    fn scan(
+        &self,
+        space: u32,
+        from: u64,
+        each: &mut dyn FnMut(u64, &[u8]) -> ControlFlow<()>,
+    ) -> Result<(), StorageError> {
+        let all = Key { space, id: from }..=Key { space, id: u64::MAX };
+        let _ = self.0.range(all).try_for_each(|(key, content)| each(key.id, content));
         Ok(())
     }
 }

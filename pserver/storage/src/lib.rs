@@ -12,6 +12,7 @@ mod slabs;
 mod tiered;
 
 use std::fmt;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -155,13 +156,29 @@ pub trait RowStore: fmt::Debug + Send + Sync {
 
 /// The rows of a store at one moment.
 pub trait RowsSnapshot: fmt::Debug + Send + Sync {
-    /// Passes all rows of a space to `each`, by ascending id.
+    /// Number of the store's snapshots before this one.
+    fn number(&self) -> u32;
+
+    /// Passes the rows of a space to `each`, by ascending id beginning at `from`, until it breaks off.
     ///
     /// # Errors
     /// If they cannot be read.
     fn scan(
         &self,
         space: usize,
-        each: &mut dyn FnMut(u64, RowCounts, &[f32]),
+        from: u64,
+        each: &mut dyn FnMut(SnapshotRow<'_>) -> ControlFlow<()>,
     ) -> Result<(), StorageError>;
+}
+
+/// A row of a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SnapshotRow<'a> {
+    pub id: u64,
+    pub counts: RowCounts,
+    /// Number of the store's snapshots before the row was last changed: it has changed since the snapshot with
+    /// [`RowsSnapshot::number`] n if this is larger than n.
+    pub changed: u32,
+    /// Parameters, then the vectors of the optimizer's state.
+    pub values: &'a [f32],
 }

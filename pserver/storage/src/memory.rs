@@ -1,8 +1,12 @@
 //! All rows in memory.
 
+use std::ops::ControlFlow;
+
 use crate::disk::Key;
 use crate::slabs::{Mask, Slabs, SlabsSnapshot};
-use crate::{RowCounts, RowMut, RowStore, RowStores, RowsSnapshot, StorageError, Usage};
+use crate::{
+    RowCounts, RowMut, RowStore, RowStores, RowsSnapshot, SnapshotRow, StorageError, Usage,
+};
 
 /// Keeps all rows in memory.
 #[derive(Debug)]
@@ -10,13 +14,17 @@ pub struct MemoryStores;
 
 impl RowStores for MemoryStores {
     fn open(&self, strides: &[usize]) -> Result<Box<dyn RowStore>, StorageError> {
-        Ok(Box::new(MemoryRows(strides.iter().map(|stride| Slabs::new(*stride)).collect())))
+        let spaces = strides.iter().map(|stride| Slabs::new(*stride)).collect();
+        Ok(Box::new(MemoryRows { spaces, snapshots: 0 }))
     }
 }
 
-/// The rows of each space.
 #[derive(Debug)]
-struct MemoryRows(Vec<Slabs>);
+struct MemoryRows {
+    spaces: Vec<Slabs>,
+    /// Number of snapshots so far.
+    snapshots: u32,
+}
 
 fn key(id: u64) -> Key {
     Key { space: 0, id }
@@ -24,22 +32,22 @@ fn key(id: u64) -> Key {
 
 impl RowStore for MemoryRows {
     fn len(&self, space: usize) -> usize {
-        self.0[space].len()
+        self.spaces[space].len()
     }
 
     fn get(&mut self, space: usize, id: u64) -> Result<Option<(RowCounts, &[f32])>, StorageError> {
-        let rows = &self.0[space];
+        let rows = &self.spaces[space];
         Ok(rows.find(key(id)).map(|number| rows.row(number)))
     }
 
     fn entry(&mut self, space: usize, id: u64) -> Result<RowMut<'_>, StorageError> {
-        let rows = &mut self.0[space];
+        let rows = &mut self.spaces[space];
         let found = rows.find(key(id));
         let number = match found {
             Some(number) => number,
             None => rows.insert(key(id))?,
         };
-        let (counts, values) = rows.row_mut(number);
+        let (counts, values) = rows.row_mut(number, self.snapshots);
         Ok(RowMut { is_new: found.is_none(), counts, values })
     }
 
@@ -49,7 +57,7 @@ impl RowStore for MemoryRows {
         id: u64,
         is_wanted: &dyn Fn(RowCounts) -> bool,
     ) -> Result<(), StorageError> {
-        let rows = &mut self.0[space];
+        let rows = &mut self.spaces[space];
         if let Some(number) = rows.find(key(id))
             && !is_wanted(rows.row(number).0)
         {
@@ -60,35 +68,40 @@ impl RowStore for MemoryRows {
 
     fn snapshot(&mut self) -> Result<Box<dyn RowsSnapshot>, StorageError> {
         let all = |rows: &mut Slabs| rows.snapshot(|_| Mask::MAX);
-        Ok(Box::new(MemorySnapshot(self.0.iter_mut().map(all).collect())))
+        let (spaces, number) = (self.spaces.iter_mut().map(all).collect(), self.snapshots);
+        self.snapshots += 1;
+        Ok(Box::new(MemorySnapshot { spaces, number }))
     }
 
     fn usage(&self) -> Usage {
         Usage {
-            rows_in_memory: self.0.iter().map(Slabs::len).sum(),
-            memory_bytes: self.0.iter().map(Slabs::bytes).sum(),
+            rows_in_memory: self.spaces.iter().map(Slabs::len).sum(),
+            memory_bytes: self.spaces.iter().map(Slabs::bytes).sum(),
             ..Usage::default()
         }
     }
 }
 
 #[derive(Debug)]
-struct MemorySnapshot(Vec<SlabsSnapshot>);
+struct MemorySnapshot {
+    spaces: Vec<SlabsSnapshot>,
+    number: u32,
+}
 
 impl RowsSnapshot for MemorySnapshot {
+    fn number(&self) -> u32 {
+        self.number
+    }
+
     fn scan(
         &self,
         space: usize,
-        each: &mut dyn FnMut(u64, RowCounts, &[f32]),
+        from: u64,
+        each: &mut dyn FnMut(SnapshotRow<'_>) -> ControlFlow<()>,
     ) -> Result<(), StorageError> {
-        let rows = &self.0[space];
-        let mut order: Vec<(u64, u32)> =
-            rows.numbers().map(|number| (rows.key(number).id, number)).collect();
-        order.sort_unstable();
-        for (id, number) in order {
-            let (counts, values) = rows.row(number);
-            each(id, counts, values);
-        }
+        let rows = &self.spaces[space];
+        let sorted = rows.sorted(rows.numbers(), from);
+        let _ = sorted.into_iter().try_for_each(|(_, number)| each(rows.row(number)));
         Ok(())
     }
 }

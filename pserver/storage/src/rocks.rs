@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs::{self, File, TryLockError};
 use std::io;
+use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -258,8 +259,13 @@ impl fmt::Debug for RocksSnapshot {
 }
 
 impl DiskSnapshot for RocksSnapshot {
-    fn scan(&self, space: u32, each: &mut dyn FnMut(u64, &[u8])) -> Result<(), StorageError> {
-        let first = encode(Key { space, id: 0 });
+    fn scan(
+        &self,
+        space: u32,
+        from: u64,
+        each: &mut dyn FnMut(u64, &[u8]) -> ControlFlow<()>,
+    ) -> Result<(), StorageError> {
+        let first = encode(Key { space, id: from });
         let mut options = ReadOptions::default();
         if let Some(space) = space.checked_add(1) {
             options.set_iterate_upper_bound(encode(Key { space, id: 0 }));
@@ -270,8 +276,10 @@ impl DiskSnapshot for RocksSnapshot {
         let mode = IteratorMode::From(&first, Direction::Forward);
         for entry in self.snapshot.borrow_dependent().0.iterator_opt(mode, options) {
             let (key, content) = entry.map_err(|it| failed(&self.own, it))?;
-            if let Some(id) = key.last_chunk() {
-                each(u64::from_be_bytes(*id), &content);
+            if let Some(id) = key.last_chunk()
+                && each(u64::from_be_bytes(*id), &content).is_break()
+            {
+                break;
             }
         }
         Ok(())

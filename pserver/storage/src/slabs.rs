@@ -1,6 +1,6 @@
 //! Rows in memory: an index of keys, and slabs of rows, which snapshots share.
 //!
-//! Each row takes, beside its values, 20 bytes for its key and counts, 6 to 12 bytes of the index, whose tables
+//! Each row takes, beside its values, 24 bytes for its key, counts and last change, 6 to 12 bytes of the index, whose tables
 //! have 5 bytes for each place and are between 7/16 and 7/8 full, and 2 bytes of its slab.
 
 use std::hash::BuildHasher;
@@ -11,7 +11,7 @@ use foldhash::fast::FixedState;
 use hashbrown::HashTable;
 
 use crate::disk::Key;
-use crate::{RowCounts, StorageError};
+use crate::{RowCounts, SnapshotRow, StorageError};
 
 /// Rows of a slab; each has a bit in a [`Mask`]. A slab never moves, so that memory grows by one slab at a time
 /// and not by half of all rows. A change of a row copies its slab while a snapshot shares it.
@@ -20,10 +20,11 @@ pub(crate) const SLAB_ROWS: usize = u32::BITS as usize;
 /// A bit for each row of a slab.
 pub(crate) type Mask = u32;
 
-/// The words of a row: id, space, counts, values. Those from the counts on are its content.
+/// The words of a row: id, space, counts, last change, values. Those from the counts on are its content.
 const SPACE: usize = 2;
 const CONTENT: usize = 3;
-const VALUES: usize = 5;
+const CHANGED: usize = 5;
+const VALUES: usize = 6;
 
 /// The most rows in memory.
 const ROWS_MAX: usize = u32::MAX as usize;
@@ -180,7 +181,7 @@ impl Slabs {
         let number = (place * SLAB_ROWS) as u32 + free;
         let row = self.words_mut(number);
         row.fill(0);
-        row[..VALUES].copy_from_slice(&[key.id as u32, (key.id >> 32) as u32, key.space, 0, 0]);
+        row[..CONTENT].copy_from_slice(&[key.id as u32, (key.id >> 32) as u32, key.space]);
         let Self { index, slabs, stride, .. } = self;
         let hash = |number: &u32| hash_of(key_of(slabs, *stride, *number));
         index.insert_unique(hash_of(key), number, hash);
@@ -237,19 +238,21 @@ impl Slabs {
         row_of(words_of(&self.slabs, self.stride, number))
     }
 
-    /// Counts and values of a row, for changes.
-    pub fn row_mut(&mut self, number: u32) -> (&mut RowCounts, &mut [f32]) {
-        let (counts, values) = self.words_mut(number)[CONTENT..].split_at_mut(VALUES - CONTENT);
-        let counts = bytemuck::cast_slice_mut::<u32, RowCounts>(counts);
+    /// Counts and values of a row, for changes after `snapshots` snapshots.
+    pub fn row_mut(&mut self, number: u32, snapshots: u32) -> (&mut RowCounts, &mut [f32]) {
+        let row = self.words_mut(number);
+        row[CHANGED] = snapshots;
+        let (counts, values) = row[CONTENT..].split_at_mut(VALUES - CONTENT);
+        let counts = bytemuck::cast_slice_mut::<u32, RowCounts>(&mut counts[..CHANGED - CONTENT]);
         (&mut counts[0], bytemuck::cast_slice_mut(values))
     }
 
-    /// Counts and values of a row as bytes.
+    /// The content of a row as bytes.
     pub fn content(&self, number: u32) -> &[u8] {
         bytemuck::cast_slice(&words_of(&self.slabs, self.stride, number)[CONTENT..])
     }
 
-    /// Counts and values of a row as bytes, for changes.
+    /// The content of a row as bytes, for changes.
     pub fn content_mut(&mut self, number: u32) -> &mut [u8] {
         bytemuck::cast_slice_mut(&mut self.words_mut(number)[CONTENT..])
     }
@@ -283,9 +286,19 @@ impl SlabsSnapshot {
         key(self.words(number))
     }
 
-    /// Counts and values of a row.
-    pub fn row(&self, number: u32) -> (RowCounts, &[f32]) {
-        row_of(self.words(number))
+    /// Ids and numbers of some rows of one space, by ascending id beginning at `from`.
+    pub fn sorted(&self, numbers: impl Iterator<Item = u32>, from: u64) -> Vec<(u64, u32)> {
+        let keyed = numbers.map(|number| (self.key(number).id, number));
+        let mut sorted: Vec<(u64, u32)> = keyed.filter(|(id, _)| from <= *id).collect();
+        sorted.sort_unstable();
+        sorted
+    }
+
+    /// A row.
+    pub fn row(&self, number: u32) -> SnapshotRow<'_> {
+        let words = self.words(number);
+        let (counts, values) = row_of(words);
+        SnapshotRow { id: key(words).id, counts, changed: words[CHANGED], values }
     }
 
     fn words(&self, number: u32) -> &[u32] {
@@ -308,12 +321,13 @@ pub(crate) fn bits(mut mask: Mask) -> impl Iterator<Item = u32> {
     })
 }
 
-/// Reads counts and values from the bytes of [`Slabs::content`].
-pub(crate) fn decode<'a>(content: &[u8], values: &'a mut Vec<f32>) -> (RowCounts, &'a [f32]) {
-    let values_at = size_of::<RowCounts>();
+/// Reads a row from the bytes of [`Slabs::content`].
+pub(crate) fn decode<'a>(id: u64, content: &[u8], values: &'a mut Vec<f32>) -> SnapshotRow<'a> {
+    let (first, rest) = content.split_at(content_bytes(0));
     values.clear();
-    values.extend(content[values_at..].as_chunks().0.iter().map(|it| f32::from_ne_bytes(*it)));
-    (counts_of(content), values)
+    values.extend(rest.as_chunks().0.iter().map(|it| f32::from_ne_bytes(*it)));
+    let changed = bytemuck::pod_read_unaligned(&first[size_of::<RowCounts>()..]);
+    SnapshotRow { id, counts: counts_of(content), changed, values }
 }
 
 /// Reads the counts from the bytes of [`Slabs::content`].
@@ -323,7 +337,7 @@ pub(crate) fn counts_of(content: &[u8]) -> RowCounts {
 
 /// Bytes of the content of a row.
 pub(crate) fn content_bytes(stride: usize) -> usize {
-    size_of::<RowCounts>() + stride * size_of::<f32>()
+    (VALUES - CONTENT + stride) * size_of::<u32>()
 }
 
 fn row_words(stride: usize) -> usize {

@@ -5,6 +5,7 @@
 //! memory, and is written if it has changed ("second chance", Corbató 1968).
 
 use std::fmt;
+use std::ops::ControlFlow;
 use std::sync::{Arc, OnceLock};
 
 use crate::disk::{Disk, DiskSnapshot, Disks, Key};
@@ -12,7 +13,9 @@ use crate::memory::MemoryStores;
 use crate::slabs::{
     Mask, SLAB_ROWS, Slabs, SlabsSnapshot, bits, content_bytes, counts_of, decode, place_of,
 };
-use crate::{RowCounts, RowMut, RowStore, RowStores, RowsSnapshot, StorageError, Usage};
+use crate::{
+    RowCounts, RowMut, RowStore, RowStores, RowsSnapshot, SnapshotRow, StorageError, Usage,
+};
 
 /// Rows that leave memory together, in the order of their keys, which makes their write cheaper; of less memory,
 /// an eighth.
@@ -55,6 +58,7 @@ impl RowStores for TieredStores {
             disk: self.disks.open()?,
             content: Vec::new(),
             hand: (0, 0),
+            snapshots: 0,
             hits: 0,
             misses: 0,
         }))
@@ -129,6 +133,8 @@ struct TieredRows {
     content: Vec<u8>,
     /// Pool and slab that the hand points to.
     hand: (usize, usize),
+    /// Number of snapshots so far.
+    snapshots: u32,
     hits: u64,
     misses: u64,
 }
@@ -281,7 +287,7 @@ impl RowStore for TieredRows {
         let (place, bit) = place_of(number);
         let pool = &mut self.pools[pool];
         pool.changed[place] |= bit;
-        let (counts, values) = pool.slabs.row_mut(number);
+        let (counts, values) = pool.slabs.row_mut(number, self.snapshots);
         Ok(RowMut { is_new: found.is_none(), counts, values })
     }
 
@@ -320,7 +326,10 @@ impl RowStore for TieredRows {
     fn snapshot(&mut self) -> Result<Box<dyn RowsSnapshot>, StorageError> {
         let changed =
             |Pool { slabs, changed, .. }: &mut Pool| slabs.snapshot(|place| changed[place]);
+        let number = self.snapshots;
+        self.snapshots += 1;
         Ok(Box::new(TieredSnapshot {
+            number,
             spaces: self.spaces.clone(),
             pools: self.pools.iter_mut().map(changed).collect(),
             by_space: OnceLock::new(),
@@ -341,6 +350,7 @@ impl RowStore for TieredRows {
 
 #[derive(Debug)]
 struct TieredSnapshot {
+    number: u32,
     spaces: Vec<Space>,
     /// The rows that the disk did not have as they were.
     pools: Vec<SlabsSnapshot>,
@@ -364,32 +374,33 @@ impl TieredSnapshot {
 }
 
 impl RowsSnapshot for TieredSnapshot {
+    fn number(&self) -> u32 {
+        self.number
+    }
+
     fn scan(
         &self,
         space: usize,
-        each: &mut dyn FnMut(u64, RowCounts, &[f32]),
+        from: u64,
+        each: &mut dyn FnMut(SnapshotRow<'_>) -> ControlFlow<()>,
     ) -> Result<(), StorageError> {
         let rows = &self.pools[self.spaces[space].pool];
-        let numbers = self.by_space()[space].iter();
-        let mut changed: Vec<(u64, u32)> =
-            numbers.map(|number| (rows.key(*number).id, *number)).collect();
-        changed.sort_unstable();
-        let mut changed = changed.into_iter().peekable();
-        let mut decoded = Vec::new();
-        self.disk.scan(space as u32, &mut |id, content| {
-            while let Some((before, number)) = changed.next_if(|(it, _)| *it < id) {
-                let (counts, values) = rows.row(number);
-                each(before, counts, values);
+        let in_memory = rows.sorted(self.by_space()[space].iter().copied(), from);
+        let mut in_memory = in_memory.into_iter().peekable();
+        let (mut decoded, mut flow) = (Vec::new(), ControlFlow::Continue(()));
+        self.disk.scan(space as u32, from, &mut |id, content| {
+            while let Some((_, number)) = in_memory.next_if(|(it, _)| *it < id) {
+                flow = each(rows.row(number));
+                flow?;
             }
             // That in memory is newer.
-            if changed.peek().is_none_or(|(it, _)| *it != id) {
-                let (counts, values) = decode(content, &mut decoded);
-                each(id, counts, values);
+            if in_memory.peek().is_none_or(|(it, _)| *it != id) {
+                flow = each(decode(id, content, &mut decoded));
             }
+            flow
         })?;
-        for (id, number) in changed {
-            let (counts, values) = rows.row(number);
-            each(id, counts, values);
+        if flow.is_continue() {
+            let _ = in_memory.try_for_each(|(_, number)| each(rows.row(number)));
         }
         Ok(())
     }

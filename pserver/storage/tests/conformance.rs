@@ -1,12 +1,13 @@
 //! Every store behaves as a map from ids to rows.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use proptest::prelude::*;
 use steadfast_pserver_storage::{
-    LosableDisks, MemoryStores, RowCounts, RowStore, RowStores, RowsSnapshot, StorageError,
-    TieredStores,
+    LosableDisks, MemoryStores, RowCounts, RowStore, RowStores, RowsSnapshot, SnapshotRow,
+    StorageError, TieredStores,
 };
 
 /// Values of a row of each space.
@@ -35,17 +36,30 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// Counts and values.
-type Row = (RowCounts, Vec<f32>);
+/// Counts, values, and number of snapshots before the last change.
+type Row = (RowCounts, Vec<f32>, u32);
 /// By space and id.
 type Model = BTreeMap<(usize, u64), Row>;
 
 fn rows_of(snapshot: &dyn RowsSnapshot) -> Vec<((usize, u64), Row)> {
     let mut rows = Vec::new();
     for space in 0..STRIDES.len() {
-        let mut each =
-            |id, counts, values: &[f32]| rows.push(((space, id), (counts, values.to_vec())));
-        snapshot.scan(space, &mut each).unwrap();
+        // In pieces, as rows are written to files.
+        let (mut from, mut piece) = (Some(0), 1);
+        while let Some(first) = from.take() {
+            let mut left = piece;
+            let mut each = |row: SnapshotRow<'_>| {
+                if left == 0 {
+                    from = Some(row.id);
+                    return ControlFlow::Break(());
+                }
+                left -= 1;
+                rows.push(((space, row.id), (row.counts, row.values.to_vec(), row.changed)));
+                ControlFlow::Continue(())
+            };
+            snapshot.scan(space, first, &mut each).unwrap();
+            piece += 3;
+        }
     }
     rows
 }
@@ -62,10 +76,11 @@ fn check(stores: &dyn RowStores, actions: &[Action]) {
                 assert!(!row.is_new || row.values.iter().all(|it| *it == 0.0), "{:?}", row.values);
                 row.values.iter_mut().for_each(|it| *it += value);
                 row.counts.count(7);
-                let zeros = || (RowCounts::default(), vec![0.0; STRIDES[*space]]);
-                let (counts, values) = model.entry((*space, *id)).or_insert_with(zeros);
+                let zeros = || (RowCounts::default(), vec![0.0; STRIDES[*space]], 0);
+                let (counts, values, changed) = model.entry((*space, *id)).or_insert_with(zeros);
                 values.iter_mut().for_each(|it| *it += value);
                 counts.count(7);
+                *changed = snapshots.len() as u32;
             }
             Action::Remove(space, id) => {
                 store.remove(*space, *id).unwrap();
@@ -74,8 +89,8 @@ fn check(stores: &dyn RowStores, actions: &[Action]) {
             Action::Get(space, id) => {
                 store.retain(*space, *id, &|counts| 0 < counts.updates).unwrap();
                 let found = store.get(*space, *id).unwrap();
-                let found = found.map(|(counts, it)| (counts, it.to_vec()));
-                assert_eq!(found, model.get(&(*space, *id)).cloned());
+                let expected = model.get(&(*space, *id));
+                assert_eq!(found, expected.map(|(counts, values, _)| (*counts, &values[..])));
             }
             Action::Snapshot => snapshots.push((store.snapshot().unwrap(), model.clone())),
         }
@@ -83,7 +98,8 @@ fn check(stores: &dyn RowStores, actions: &[Action]) {
         (0..STRIDES.len()).for_each(|space| assert_eq!(store.len(space), len(space)));
     }
     snapshots.push((store.snapshot().unwrap(), model));
-    for (snapshot, model) in snapshots {
+    for (number, (snapshot, model)) in (0..).zip(snapshots) {
+        assert_eq!(snapshot.number(), number);
         assert_eq!(rows_of(&*snapshot), Vec::from_iter(model));
     }
 }

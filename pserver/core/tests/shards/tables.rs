@@ -15,7 +15,9 @@ use steadfast_pserver_core::contribution::{
 };
 use steadfast_pserver_core::rules::Rules;
 use steadfast_pserver_core::sync_shard::SyncShard;
-use steadfast_pserver_core::tables::{HeldRange, RangeRows, TableRows, TablesSnapshot};
+use steadfast_pserver_core::tables::{
+    HeldRange, Obsolete, RowKind, StoredRows, TableRows, TablesSnapshot,
+};
 
 use crate::shard::rules;
 
@@ -49,15 +51,44 @@ fn initial(rules: &Rules, slots: u32, slot: u32) -> (ShardSnapshot, TableRows) {
 pub(crate) fn restored(layout: &Layout, tables: &TablesSnapshot, rules: &Rules) -> TableRows {
     let mut restored = TableRows::new(layout, 0..RANGES, rules).unwrap();
     for held in tables.ranges() {
-        let RangeRows { rows, candidates, .. } = tables.read(held).unwrap();
-        restored.add(*held, &rows, &candidates).unwrap();
+        let RangeRows { rows, candidates, .. } = read(tables, held, None);
+        restored.set_applied(*held);
+        restored.add(held.table as usize, held.range, &rows, &candidates).unwrap();
     }
     restored
 }
 
+/// The rows of one range.
+#[derive(Debug, PartialEq)]
+struct RangeRows {
+    rows: StoredRows,
+    candidates: StoredRows,
+    obsolete: Obsolete,
+}
+
+/// Reads the rows of a range that changed since a snapshot, row by row.
+fn read(tables: &TablesSnapshot, held: &HeldRange, since: Option<u32>) -> RangeRows {
+    let mut obsolete = Obsolete::default();
+    let mut all = |kind| {
+        let (mut rows, mut next) = (StoredRows::default(), Some(0));
+        while let Some(from) = next {
+            let piece = tables.read(held, kind, from, since, 1).unwrap();
+            assert!(piece.rows.ids.len() <= 1, "a piece is small");
+            rows.ids.extend(piece.rows.ids);
+            rows.counts.extend(piece.rows.counts);
+            rows.values.extend(piece.rows.values);
+            obsolete.append(piece.obsolete);
+            next = piece.next;
+        }
+        rows
+    };
+    let (rows, candidates) = (all(RowKind::Rows), all(RowKind::Candidates));
+    RangeRows { rows, candidates, obsolete }
+}
+
 /// The rows of all ranges of a snapshot.
 fn all_rows(tables: &TablesSnapshot) -> Vec<RangeRows> {
-    tables.ranges().iter().map(|held| tables.read(held).unwrap()).collect()
+    tables.ranges().iter().map(|held| read(tables, held, None)).collect()
 }
 
 fn shard(table: TableSpec) -> SyncShard {
@@ -181,6 +212,47 @@ fn an_expired_row_begins_again() {
     assert_eq!((blocks, all_rows(&tables)), (of_other, all_rows(&other)));
 }
 
+/// A checkpoint needs only the rows that changed since the one before, and a restore of both gives the same shard:
+/// with rows that were admitted, expired or created anew between them.
+#[test]
+fn rows_that_changed_since_a_snapshot_restore_it_to_the_next() {
+    let table = TableSpec { admit_after: 2, expire_after: Some(1), ..TableSpec::default() };
+    let rules = rules_with(Mode::Sync, table.clone());
+    let mut shard = shard(table);
+    // In pass 0: row 1 is admitted, 2 and 3 are counted once.
+    step(&mut shard, &[(1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0)], LaneEnd::MoreToCome);
+    step(&mut shard, &[(1, 1.0), (4, 1.0)], LaneEnd::LastOfPass);
+    let (_, base) = shard.snapshot().unwrap();
+    assert_eq!(all_rows(&base).iter().map(|it| it.rows.ids.len()).sum::<usize>(), 2);
+    // In pass 1: row 2 is admitted, and row 1 changes.
+    step(&mut shard, &[(1, 1.0), (2, 1.0)], LaneEnd::LastOfPass);
+    // In passes 2 and 3: row 5 is counted; 4 and the candidate 3 expire.
+    step(&mut shard, &[(1, 1.0), (2, 1.0), (5, 1.0)], LaneEnd::LastOfPass);
+    step(&mut shard, &[(1, 1.0), (4, 1.0)], LaneEnd::MoreToCome);
+    let (blocks, next) = shard.snapshot().unwrap();
+    let mut changed = Vec::new();
+    let mut both = restored(&layout(), &base, &rules);
+    for held in next.ranges() {
+        let RangeRows { rows, candidates, .. } = read(&next, held, Some(base.number()));
+        changed.extend(rows.ids.clone());
+        both.add(0, held.range, &rows, &candidates).unwrap();
+    }
+    changed.sort_unstable();
+    assert_eq!(changed, [1, 2]);
+    let found = all_rows(&both.snapshot(blocks.position.pass).unwrap());
+    for (found, expected) in found.into_iter().zip(all_rows(&next)) {
+        assert_eq!((found.rows, found.candidates), (expected.rows, expected.candidates));
+    }
+    // Both go on to the same rows.
+    let mut other = SyncShard::restore(layout(), blocks, both, rules);
+    for given in [&[(3, 1.0), (4, 1.0), (5, 1.0)][..], &[(2, 1.0), (3, 1.0), (4, 1.0)]] {
+        step(&mut shard, given, LaneEnd::LastOfPass);
+        step(&mut other, given, LaneEnd::LastOfPass);
+        let ids = [1, 2, 3, 4, 5];
+        assert_eq!(now(&mut shard, &ids), now(&mut other, &ids));
+    }
+}
+
 /// Rows that a snapshot found obsolete are removed, unless an update has created them anew since.
 #[test]
 fn obsolete_rows_are_removed_unless_they_were_created_anew() {
@@ -268,9 +340,9 @@ fn a_push_is_applied_only_to_the_ranges_that_lack_it() {
     for held in tables.ranges() {
         let is_behind = held.range % 2 == 0;
         let of = if is_behind { &behind_tables } else { &tables };
-        let RangeRows { rows, candidates, .. } = of.read(held).unwrap();
-        let applied = usize::from(is_behind);
-        both.add(HeldRange { applied, ..*held }, &rows, &candidates).unwrap();
+        let RangeRows { rows, candidates, .. } = read(of, held, None);
+        both.set_applied(HeldRange { applied: usize::from(is_behind), ..*held });
+        both.add(0, held.range, &rows, &candidates).unwrap();
     }
     let mut shard = AsyncShard::restore(layout(), mixed, both, rules);
     assert_eq!(shard.apply(&range, contribution(&gradients)), Ok(Contributed::Complete));

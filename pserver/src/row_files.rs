@@ -1,0 +1,264 @@
+//! Writes the rows of tables to the row files of checkpoints, and reads them.
+
+use std::sync::Mutex;
+
+use steadfast_checkpoint::row_file::{
+    RangeTensors, RowFileMeta, RowFileRecord, RowsMeta, encode_rows, table_of,
+};
+use steadfast_checkpoint::{Checkpoint, CheckpointError, ShardMeta};
+use steadfast_common::ids::Version;
+use steadfast_common::layout::Layout;
+use steadfast_common::records::{RowFilesRecord, ShardRecord};
+use steadfast_host::task::in_place;
+use steadfast_pserver_core::tables::{
+    HeldRange, Obsolete, RowKind, RowsPiece, StoredRows, TableRows, TablesSnapshot,
+};
+use steadfast_pserver_storage::RowCounts;
+
+use crate::shard_file::{ShardError, ShardStore};
+
+/// Bytes of the rows of a file. A pserver has a few files in memory while it writes or reads a checkpoint.
+pub(crate) const ROW_FILE_BYTES: usize = 32 << 20;
+
+/// The most layers of changed rows. A restore, and whoever reads a model, reads them all.
+const CHANGES_MAX: usize = 8;
+
+/// Which rows the checkpoints of a shard have: by these a checkpoint has only those that changed since.
+#[derive(Debug, Default)]
+pub struct SavedRows(Mutex<Vec<Saved>>);
+
+/// The rows of a shard in a checkpoint.
+#[derive(Clone, Debug)]
+pub struct Saved {
+    /// The object of the shard.
+    pub object: String,
+    /// [`TablesSnapshot::number`] of the snapshot with the same rows.
+    pub number: u32,
+    pub layers: Layers,
+}
+
+/// Row files by layer.
+#[derive(Clone, Debug, Default)]
+pub struct Layers {
+    pub records: Vec<RowFilesRecord>,
+    pub files: Vec<Vec<RowFileRecord>>,
+}
+
+impl SavedRows {
+    /// What is saved of a shard that was just restored.
+    pub fn restored(saved: Option<Saved>) -> Self {
+        Self(Mutex::new(saved.into_iter().collect()))
+    }
+
+    /// Adds a checkpoint that may be committed. The `newest` committed one may stay the newest; others are forgotten.
+    pub(crate) fn add(&self, newest: &str, saved: Saved) {
+        let mut all = self.0.lock().expect("no holder panics");
+        all.retain(|it| it.object == newest);
+        all.push(saved);
+    }
+
+    /// Returns the checkpoint that a further one begins with, if it is `newest`, and another layer is less than
+    /// all rows.
+    pub(crate) fn before(&self, newest: &str) -> Option<Saved> {
+        let all = self.0.lock().expect("no holder panics");
+        let saved = all.iter().find(|it| it.object == newest)?;
+        let bytes = |files: &Vec<RowFileRecord>| files.iter().map(|it| it.size_bytes).sum::<u64>();
+        let (first, changes) = saved.layers.files.split_first()?;
+        let is_short =
+            changes.len() < CHANGES_MAX && changes.iter().map(bytes).sum::<u64>() < bytes(first);
+        is_short.then(|| saved.clone())
+    }
+}
+
+/// Rows that are collected for the next file of a layer.
+struct LayerWriter<'a> {
+    store: &'a ShardStore,
+    layout: &'a Layout,
+    meta: RowFileMeta,
+    /// The beginning of the names of the files.
+    name: String,
+    ranges: Vec<RangeTensors>,
+    bytes: usize,
+    files: Vec<RowFileRecord>,
+}
+
+impl LayerWriter<'_> {
+    fn add(&mut self, range: RangeTensors, bytes: usize) {
+        self.bytes += bytes;
+        match self.ranges.last_mut() {
+            Some(last) if last.number == range.number => last.append(range),
+            Some(_) | None => self.ranges.push(range),
+        }
+    }
+
+    /// Writes the collected rows.
+    async fn write(&mut self) -> Result<(), ShardError> {
+        let ranges = std::mem::take(&mut self.ranges);
+        self.bytes = 0;
+        let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return Ok(()) };
+        let numbers = [first.number, last.number];
+        let segments = in_place(|| encode_rows(self.layout, &self.meta, ranges))?;
+        let index = self.files.len() as u32;
+        let object = RowFilesRecord { name: self.name.clone(), files: index + 1 }.object(index);
+        let (sha256, size_bytes) = self.store.create(&object, segments).await?;
+        self.files.push(RowFileRecord { sha256, size_bytes, ranges: numbers });
+        Ok(())
+    }
+}
+
+impl ShardStore {
+    /// Writes the rows of a shard: those that changed since the `newest` committed checkpoint, if it is known which,
+    /// otherwise all. Returns where the rows are, and those that are obsolete.
+    ///
+    /// # Errors
+    /// If a value is not finite, rows cannot be read, or the store refuses the write.
+    pub(crate) async fn save_rows(
+        &self,
+        layout: &Layout,
+        version: Version,
+        tables: &TablesSnapshot,
+        name: String,
+        before: Option<&Saved>,
+    ) -> Result<(Layers, Obsolete), ShardError> {
+        let (states, since) = (self.row_states(layout), before.map(|saved| saved.number));
+        let meta = RowFileMeta { version };
+        let (ranges, bytes, files) = Default::default();
+        let mut layer = LayerWriter { store: self, layout, meta, name, ranges, bytes, files };
+        let mut obsolete = Obsolete::default();
+        for held in tables.ranges() {
+            for kind in [RowKind::Rows, RowKind::Candidates] {
+                let mut next = Some(0);
+                while let Some(from) = next {
+                    let bytes_max = self.row_file_bytes - layer.bytes;
+                    let piece = in_place(|| tables.read(held, kind, from, since, bytes_max))?;
+                    let RowsPiece { rows, obsolete: found, next: beyond } = piece;
+                    next = beyond;
+                    obsolete.append(found);
+                    if !rows.ids.is_empty() {
+                        let bytes = rows.bytes();
+                        let states = states[held.table as usize];
+                        layer.add(in_place(|| tensors_of(layout, held, kind, rows, states)), bytes);
+                    }
+                    if self.row_file_bytes <= layer.bytes {
+                        layer.write().await?;
+                    }
+                }
+            }
+        }
+        layer.write().await?;
+        let mut layers = before.map(|saved| saved.layers.clone()).unwrap_or_default();
+        if !layer.files.is_empty() {
+            let files = layer.files.len() as u32;
+            layers.records.push(RowFilesRecord { name: layer.name, files });
+            layers.files.push(layer.files);
+        }
+        Ok((layers, obsolete))
+    }
+
+    /// Adds those rows of a checkpoint's shard whose ranges are `wanted` to the tables of a slot.
+    ///
+    /// # Errors
+    /// See [`ShardError`].
+    pub(crate) async fn load_rows(
+        &self,
+        checkpoint: &Checkpoint<'_>,
+        shard: &ShardRecord,
+        meta: &ShardMeta,
+        wanted: &(dyn Fn(u32) -> bool + Sync),
+        tables: &mut TableRows,
+    ) -> Result<(), ShardError> {
+        let layout = checkpoint.layout();
+        let states = self.row_states(layout);
+        for (object, file) in checkpoint.row_files(shard, meta)?.into_iter().flatten() {
+            let [first, last] = file.ranges;
+            if !(first..=last).any(wanted) {
+                continue;
+            }
+            let read = checkpoint.read_rows(&object, &file, wanted).await?;
+            for (number, range) in read.into_ranges() {
+                let (table, param, place) = table_of(layout, number);
+                let rows = rows_of(&range, param.width, states[table]).map_err(|reason| {
+                    let reason = format!("`{}` {reason}", checkpoint.names().name(number));
+                    CheckpointError::Damaged { object: object.clone(), reason }
+                });
+                let (rows, candidates) = rows?;
+                in_place(|| tables.add(table, place, &rows, &candidates))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the state names of each table.
+    fn row_states(&self, layout: &Layout) -> Vec<&'static [&'static str]> {
+        let tables = layout.tables().iter();
+        tables.map(|table| self.rules.optimizer_of(&table.name).state_names()).collect()
+    }
+}
+
+/// What a shard says of its rows.
+pub(crate) fn rows_meta(tables: &TablesSnapshot, layers: &Layers) -> Option<RowsMeta> {
+    let held = tables.held();
+    let rows = || RowsMeta {
+        pass: tables.pass(),
+        ranges: [held.start, held.end],
+        expire_after: tables.expire_after(),
+        layers: layers.files.clone(),
+    };
+    (!tables.expire_after().is_empty()).then(rows)
+}
+
+/// Divides stored rows into one tensor for each part.
+fn tensors_of(
+    layout: &Layout,
+    held: &HeldRange,
+    kind: RowKind,
+    rows: StoredRows,
+    states: &[&str],
+) -> RangeTensors {
+    let table = held.table as usize;
+    let width = layout.tables()[table].width;
+    let stride = width * (1 + states.len());
+    let part = |part: usize| -> Vec<f32> {
+        let rows = rows.values.chunks_exact(stride);
+        rows.flat_map(|row| &row[part * width..(part + 1) * width]).copied().collect()
+    };
+    let counts = rows.counts.iter().map(|it| [it.updates, it.pass]).collect();
+    let states = (1..).zip(states).map(|(index, name)| ((*name).to_owned(), part(index))).collect();
+    let number = layout.number_of_range(table, held.range);
+    let empty = RangeTensors { number, states, ..RangeTensors::default() };
+    match kind {
+        RowKind::Rows => RangeTensors { values: part(0), ids: rows.ids, counts, ..empty },
+        RowKind::Candidates => {
+            RangeTensors { candidate_ids: rows.ids, candidate_counts: counts, ..empty }
+        }
+    }
+}
+
+/// Joins the parts of a range to stored rows: those that exist, and those that are not admitted yet.
+fn rows_of(
+    read: &RangeTensors,
+    width: usize,
+    states: &[&str],
+) -> Result<(StoredRows, StoredRows), String> {
+    let mut parts = vec![&read.values];
+    for state in states {
+        let lacks = || format!("lacks the optimizer state `{state}`");
+        parts.push(read.states.get(*state).ok_or_else(lacks)?);
+    }
+    let counts = |pairs: &[[u32; 2]]| {
+        pairs.iter().map(|[updates, pass]| RowCounts { updates: *updates, pass: *pass }).collect()
+    };
+    let mut values = Vec::with_capacity(read.values.len() * parts.len());
+    for row in 0..read.ids.len() {
+        for part in &parts {
+            values.extend_from_slice(&part[row * width..(row + 1) * width]);
+        }
+    }
+    let rows = StoredRows { ids: read.ids.clone(), counts: counts(&read.counts), values };
+    let candidates = StoredRows {
+        ids: read.candidate_ids.clone(),
+        counts: counts(&read.candidate_counts),
+        values: Vec::new(),
+    };
+    Ok((rows, candidates))
+}
