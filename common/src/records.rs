@@ -336,6 +336,11 @@ pub struct ShardRecord {
 }
 
 impl ShardRecord {
+    /// Returns the bytes of all objects of the shard.
+    pub fn all_bytes(&self) -> u64 {
+        self.rows.iter().map(|it| it.size_bytes).fold(self.size_bytes, u64::saturating_add)
+    }
+
     /// Returns the names of all objects of the shard.
     pub fn objects(&self) -> impl Iterator<Item = String> + '_ {
         let row_files = self.rows.iter().flat_map(RowFilesRecord::objects);
@@ -350,17 +355,19 @@ pub struct RowFilesRecord {
     pub name: String,
     /// Number of files.
     pub files: u32,
+    /// Bytes of all of them.
+    pub size_bytes: u64,
 }
 
 impl RowFilesRecord {
-    /// Returns the name of the object with a file.
-    pub fn object(&self, index: u32) -> String {
-        format!("{}-rows-{index}.safetensors", self.name)
+    /// Returns the name of the object with file `index` of those with names that begin with `name`.
+    pub fn object(name: &str, index: u32) -> String {
+        format!("{name}-rows-{index}.safetensors")
     }
 
     /// Returns the names of the objects.
     pub fn objects(&self) -> impl Iterator<Item = String> + '_ {
-        (0..self.files).map(|index| self.object(index))
+        (0..self.files).map(|index| Self::object(&self.name, index))
     }
 }
 

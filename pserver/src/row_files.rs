@@ -62,11 +62,22 @@ impl SavedRows {
     pub(crate) fn before(&self, newest: &str) -> Option<Saved> {
         let all = self.0.lock().expect("no holder panics");
         let saved = all.iter().find(|it| it.object == newest)?;
-        let bytes = |files: &Vec<RowFileRecord>| files.iter().map(|it| it.size_bytes).sum::<u64>();
-        let (first, changes) = saved.layers.files.split_first()?;
-        let is_short =
-            changes.len() < CHANGES_MAX && changes.iter().map(bytes).sum::<u64>() < bytes(first);
+        let (first, changes) = saved.layers.records.split_first()?;
+        let changed: u64 = changes.iter().map(|it| it.size_bytes).sum();
+        let is_short = changes.len() < CHANGES_MAX && changed < first.size_bytes;
         is_short.then(|| saved.clone())
+    }
+}
+
+impl Layers {
+    /// Adds a layer, unless it is empty.
+    pub fn add(&mut self, name: &str, files: &[RowFileRecord]) {
+        if !files.is_empty() {
+            let size_bytes = files.iter().map(|file| file.size_bytes).sum();
+            let (name, number) = (name.to_owned(), files.len() as u32);
+            self.records.push(RowFilesRecord { name, files: number, size_bytes });
+            self.files.push(files.to_vec());
+        }
     }
 }
 
@@ -76,10 +87,10 @@ struct LayerWriter<'a> {
     layout: &'a Layout,
     meta: RowFileMeta,
     /// The beginning of the names of the files.
-    name: String,
+    name: &'a str,
+    files: &'a mut Vec<RowFileRecord>,
     ranges: Vec<RangeTensors>,
     bytes: usize,
-    files: Vec<RowFileRecord>,
 }
 
 impl LayerWriter<'_> {
@@ -98,8 +109,7 @@ impl LayerWriter<'_> {
         let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return Ok(()) };
         let numbers = [first.number, last.number];
         let segments = in_place(|| encode_rows(self.layout, &self.meta, ranges))?;
-        let index = self.files.len() as u32;
-        let object = RowFilesRecord { name: self.name.clone(), files: index + 1 }.object(index);
+        let object = RowFilesRecord::object(self.name, self.files.len() as u32);
         let (sha256, size_bytes) = self.store.create(&object, segments).await?;
         self.files.push(RowFileRecord { sha256, size_bytes, ranges: numbers });
         Ok(())
@@ -107,23 +117,23 @@ impl LayerWriter<'_> {
 }
 
 impl ShardStore {
-    /// Writes the rows of a shard: those that changed since the `newest` committed checkpoint, if it is known which,
-    /// otherwise all. Returns where the rows are, and those that are obsolete.
+    /// Writes the rows of a shard, all or those that changed since a snapshot, to objects with names that begin with
+    /// `name`; adds these to `files`. Returns the rows that are obsolete.
     ///
     /// # Errors
     /// If a value is not finite, rows cannot be read, or the store refuses the write.
     pub(crate) async fn save_rows(
         &self,
+        name: &str,
+        files: &mut Vec<RowFileRecord>,
         layout: &Layout,
         version: Version,
         tables: &TablesSnapshot,
-        name: String,
-        before: Option<&Saved>,
-    ) -> Result<(Layers, Obsolete), ShardError> {
-        let (states, since) = (self.row_states(layout), before.map(|saved| saved.number));
-        let meta = RowFileMeta { version };
-        let (ranges, bytes, files) = Default::default();
-        let mut layer = LayerWriter { store: self, layout, meta, name, ranges, bytes, files };
+        since: Option<u32>,
+    ) -> Result<Obsolete, ShardError> {
+        let states = self.row_states(layout);
+        let (meta, ranges, bytes) = (RowFileMeta { version }, Vec::new(), 0);
+        let mut layer = LayerWriter { store: self, layout, meta, name, files, ranges, bytes };
         let mut obsolete = Obsolete::default();
         for held in tables.ranges() {
             for kind in [RowKind::Rows, RowKind::Candidates] {
@@ -146,13 +156,7 @@ impl ShardStore {
             }
         }
         layer.write().await?;
-        let mut layers = before.map(|saved| saved.layers.clone()).unwrap_or_default();
-        if !layer.files.is_empty() {
-            let files = layer.files.len() as u32;
-            layers.records.push(RowFilesRecord { name: layer.name, files });
-            layers.files.push(layer.files);
-        }
-        Ok((layers, obsolete))
+        Ok(obsolete)
     }
 
     /// Adds those rows of a checkpoint's shard whose ranges are `wanted` to the tables of a slot.

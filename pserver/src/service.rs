@@ -23,7 +23,7 @@ use tonic::{Request, Response, Status, Streaming};
 use crate::event::{Event, EventError, InitialValues, SlotSnapshot, SnapshotAnswer};
 use crate::event_loop::{EventLoopHandle, Published};
 use crate::metrics::Metrics;
-use crate::shard_file::{ShardError, ShardStore};
+use crate::shard_file::{SavedShard, ShardError, ShardStore};
 use crate::slot_lease::SlotLease;
 
 /// Longest time that a call may wait for a version.
@@ -227,18 +227,18 @@ impl Pserver for Service {
         if let Err(ShardError::Storage(error)) = &saved {
             self.event_loop.send(Event::StorageFailed { error: error.clone() }).await;
         }
-        let (shard, obsolete) = saved.map_err(|error| {
+        let SavedShard { record, obsolete, written } = saved.map_err(|error| {
             status(ErrorKind::Unavailable, format!("the shard was not saved: {error}"))
         })?;
         for obsolete in obsolete.in_parts() {
             self.event_loop.send(Event::Forget { generation, obsolete }).await;
         }
         self.check_lease()?;
-        self.metrics.checkpoint(shard.size_bytes);
+        self.metrics.checkpoint(written);
         Ok(Response::new(SnapshotReply {
             answer: snapshot_reply::Answer::Saved.into(),
             version: version.0,
-            shard: json(&shard),
+            shard: json(&record),
             position: Some(position.into()),
             exhausted,
             params,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use steadfast_checkpoint::row_file::{RowsMeta, range_numbers, table_of};
+use steadfast_checkpoint::row_file::{RowFileRecord, RowsMeta, range_numbers, table_of};
 use steadfast_checkpoint::{
     BlockTensors, Checkpoint, CheckpointError, EncodeError, ShardFile, ShardMeta, digest,
     encode_shard, is_in_place,
@@ -13,7 +13,7 @@ use steadfast_common::applied_records::AppliedRecords;
 use steadfast_common::ids::{Incarnation, Slot};
 use steadfast_common::layout::Layout;
 use steadfast_common::placement::{Placement, PlacementRecord};
-use steadfast_common::records::{CheckpointRecord, JobRecord, ShardRecord};
+use steadfast_common::records::{CheckpointRecord, JobRecord, RowFilesRecord, ShardRecord};
 use steadfast_host::random;
 use steadfast_host::task::in_place;
 use steadfast_pserver_core::block_store::{ShardSnapshot, SnapshotBlock};
@@ -68,6 +68,16 @@ pub struct ShardStore {
     pub(crate) row_file_bytes: usize,
 }
 
+/// A shard that was saved.
+#[derive(Debug)]
+pub struct SavedShard {
+    pub record: ShardRecord,
+    /// The rows of the snapshot that no reader needs any more.
+    pub obsolete: Obsolete,
+    /// Bytes of the new objects.
+    pub written: u64,
+}
+
 /// A shard that was loaded from a checkpoint.
 #[derive(Debug)]
 pub struct LoadedShard {
@@ -84,23 +94,47 @@ impl ShardStore {
         Self { store, job: Arc::new(job), states, rules, row_file_bytes: ROW_FILE_BYTES }
     }
 
-    /// Uploads a snapshot under a new name; returns also the rows that are obsolete. Of the rows of tables, only those
-    /// that changed since the `newest` committed checkpoint of the shard are uploaded, if it is one that is known.
+    /// Uploads a snapshot under a new name. Of the rows of tables, only those are uploaded that changed since the
+    /// `newest` committed checkpoint of the shard, if that is one which is known.
     ///
     /// # Errors
     /// If a value is not finite, rows cannot be read, or the store refuses the write.
     pub async fn save(
         &self,
+        holder: (Slot, Incarnation),
+        snapshot: SlotSnapshot,
+        newest: &str,
+    ) -> Result<SavedShard, ShardError> {
+        let name = format!("{}/{}", self.job.spec.shards_directory(), random::uuid());
+        let mut files = Vec::new();
+        let saved = self.write(&name, &mut files, holder, snapshot, newest).await;
+        if saved.is_err() {
+            // Otherwise each attempt would leave files behind in a store that is full.
+            for index in 0..files.len() as u32 {
+                if let Ok(place) = self.store.child(&RowFilesRecord::object(&name, index)) {
+                    let _ = place.delete().await;
+                }
+            }
+        }
+        saved
+    }
+
+    /// Writes the objects of a shard, whose names begin with `name`; adds row files to `files` as they are written.
+    async fn write(
+        &self,
+        name: &str,
+        files: &mut Vec<RowFileRecord>,
         (slot, incarnation): (Slot, Incarnation),
         snapshot: SlotSnapshot,
         newest: &str,
-    ) -> Result<(ShardRecord, Obsolete), ShardError> {
+    ) -> Result<SavedShard, ShardError> {
         let SlotSnapshot { layout, shard, tables, saved } = snapshot;
-        let name = format!("{}/{}", self.job.spec.shards_directory(), random::uuid());
         let (object, version) = (format!("{name}.safetensors"), shard.position.version);
         let before = saved.before(newest);
-        let (layers, obsolete) =
-            self.save_rows(&layout, version, &tables, name, before.as_ref()).await?;
+        let since = before.as_ref().map(|saved| saved.number);
+        let obsolete = self.save_rows(name, files, &layout, version, &tables, since).await?;
+        let mut layers = before.map(|saved| saved.layers).unwrap_or_default();
+        layers.add(name, files);
         let segments = in_place(|| encode(&layout, self.states, shard, &tables, &layers))?;
         let number = tables.number();
         // While it exists, changes of rows take more memory.
@@ -108,8 +142,9 @@ impl ShardStore {
         let (sha256, size_bytes) = self.create(&object, segments).await?;
         let rows = layers.records.clone();
         saved.add(newest, Saved { object: object.clone(), number, layers });
+        let written = files.iter().map(|file| file.size_bytes).sum::<u64>() + size_bytes;
         let record = ShardRecord { slot, incarnation, object, sha256, size_bytes, version, rows };
-        Ok((record, obsolete))
+        Ok(SavedShard { record, obsolete, written })
     }
 
     /// Writes a new object; returns its SHA-256 and its size in bytes.

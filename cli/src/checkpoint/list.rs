@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use clap::Args;
 use serde::Serialize;
 use steadfast_common::ids::{Generation, Pass, Version};
-use steadfast_common::records::CheckpointRecord;
+use steadfast_common::records::{CheckpointRecord, ShardRecord};
 use steadfast_process::Failure;
 
 use super::manifests::{self, Manifest};
@@ -93,7 +93,7 @@ fn about(record: &CheckpointRecord, now_ms: u64) -> About {
         generation: record.generation,
         age_seconds: (created != 0).then(|| now_ms.saturating_sub(created) / 1000),
         created_unix_ms: created,
-        size_bytes: record.shards.iter().map(|it| it.size_bytes).fold(0, u64::saturating_add),
+        size_bytes: record.shards.iter().map(ShardRecord::all_bytes).fold(0, u64::saturating_add),
         shards: record.shards.len(),
     }
 }

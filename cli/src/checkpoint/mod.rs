@@ -2,6 +2,7 @@
 
 pub mod choice;
 mod export;
+mod follow;
 mod list;
 pub mod manifests;
 mod now;
@@ -31,6 +32,7 @@ enum Command {
     List(list::ListArgs),
     Verify(verify::VerifyArgs),
     Export(export::ExportArgs),
+    Follow(follow::FollowArgs),
     Now(now::NowArgs),
     Restore(restore::RestoreArgs),
 }
@@ -41,6 +43,7 @@ pub async fn run(args: CheckpointArgs) -> Result<ExitCode, Failure> {
         Command::List(args) => list::run(args).await,
         Command::Verify(args) => verify::run(args).await,
         Command::Export(args) => export::run(args).await,
+        Command::Follow(args) => follow::run(args).await,
         Command::Now(args) => now::run(args).await,
         Command::Restore(args) => restore::run(args).await,
     }

@@ -203,7 +203,8 @@ fn layered(layers: &[Layer<'_>]) -> Scene {
     };
     let mut records = Vec::new();
     for (layer, files) in layers.iter().enumerate() {
-        let record = RowFilesRecord { name: format!("shards/{layer}"), files: files.len() as u32 };
+        let (name, files_len) = (format!("shards/{layer}"), files.len() as u32);
+        let record = RowFilesRecord { name, files: files_len, size_bytes: 0 };
         let mut described = Vec::new();
         for (object, file) in record.objects().zip(*files) {
             let mut ranges = std::collections::BTreeMap::<u32, RangeTensors>::new();
@@ -297,7 +298,7 @@ fn row_files_other_than_those_of_the_shard_are_refused() {
     assert_eq!(error, "the manifest is invalid: the shard of slot 0 has 4294967295 row files");
     // A row file in place of a shard, and the reverse.
     let mut confused = scene();
-    let object = confused.record.shards[0].rows[0].object(0);
+    let object = confused.record.shards[0].rows[0].objects().next().unwrap();
     let bytes = std::fs::read(confused.directory.path().join(object)).unwrap();
     confused.put(0, bytes.into());
     assert!(confused.invalid_reason().contains("its metadata cannot be parsed"));

@@ -141,7 +141,7 @@ impl Scene {
             let (layout, saved) = (self.layout.clone(), saved.clone());
             let snapshot = SlotSnapshot { layout, shard: snapshot.clone(), tables, saved };
             let saved = self.shards.save(holder, snapshot, newest).await;
-            record.shards.push(saved.unwrap().0);
+            record.shards.push(saved.unwrap().record);
         }
         record
     }
@@ -432,7 +432,7 @@ async fn damage_to_a_row_file_is_a_permanent_error() {
         error.to_string()
     };
     for layer in &record.shards[0].rows {
-        let object = layer.object(0);
+        let object = layer.objects().next().unwrap();
         let path = scene.directory.path().join(&object);
         let whole = std::fs::read(&path).unwrap();
         let mut other = whole.clone();
@@ -445,4 +445,28 @@ async fn damage_to_a_row_file_is_a_permanent_error() {
         std::fs::write(&path, &whole).unwrap();
     }
     assert!(scene.shards.load(&record, Slot(0), &placement(1)).await.is_ok());
+}
+
+/// F30: attempts to write a checkpoint to a store that refuses it leave nothing behind.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_that_fails_leaves_no_row_files() {
+    let mut scene = Scene::new();
+    let mut states = [scene.snapshot(0, 1)];
+    let not_finite = StoredRows {
+        ids: vec![(0..).find(|id| range_of(*id) == RANGES - 1).unwrap()],
+        counts: vec![RowCounts { updates: 1, pass: 1 }],
+        values: vec![f32::NAN; 9],
+    };
+    states[0].tables.add(0, RANGES - 1, &not_finite, &StoredRows::default()).unwrap();
+    scene.shards.row_file_bytes = 500;
+    let State { blocks, tables, saved } = &mut states[0];
+    let (layout, saved) = (scene.layout.clone(), saved.clone());
+    let tables = tables.snapshot(Pass(1)).unwrap();
+    let snapshot = SlotSnapshot { layout, shard: blocks.clone(), tables, saved };
+    let refused = scene.shards.save((Slot(0), Incarnation(9)), snapshot, "").await;
+    assert!(matches!(refused, Err(ShardError::Encode(EncodeError::NotFinite { .. }))));
+    let files = || std::fs::read_dir(scene.directory.path().join("shards/digits")).unwrap().count();
+    assert_eq!(files(), 0);
+    scene.save(vec![scene.snapshot(0, 1)]).await;
+    assert!(10 < files(), "{}", files());
 }

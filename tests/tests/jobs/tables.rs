@@ -1,6 +1,11 @@
 //! Jobs with embedding tables.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
+use steadfast_common::layout::Layout;
+use steadfast_common::records::CheckpointRecord;
+use steadfast_common::table::{RANGES, Rows, range_of};
 use steadfast_tests::{Cluster, Job, Run, Scene, Signal, eventually};
 
 fn clicks() -> Job {
@@ -124,4 +129,64 @@ fn an_asynchronous_job_trains_a_table() {
     let trained = Run::to_end(&scene, &job, "data", &["--trainers", "2", "--pservers", "2"]);
     let accuracy = trained["metric"].as_f64().expect("it was evaluated");
     assert!(0.7 < accuracy, "{trained}");
+}
+
+/// S004-35: the objects that `checkpoint follow` prints are, one after the other, the table of the model: all rows
+/// first, and then only those that changed.
+#[test]
+fn the_objects_of_followed_checkpoints_add_up_to_the_model() {
+    let scene = Scene::new();
+    let job =
+        clicks().with("[evaluation]", "[checkpoint]\nevery_steps = 40\nkeep = 50\n[evaluation]");
+    let cluster = Cluster::new(&scene, &job, 1, "60s");
+    let _master = cluster.master("master");
+    let _pserver = cluster.pserver("pserver");
+    eventually("the job exists", || cluster.value(&cluster.keys.job()));
+    let (printed, result) = std::thread::scope(|scope| {
+        let following = scope.spawn(|| cluster.steadfast(&["checkpoint", "follow", "--json"]));
+        let _trainer = cluster.trainer("trainer");
+        let result = cluster.result();
+        (following.join().expect("it does not panic"), result)
+    });
+    assert!(printed.status.success(), "{printed:?}");
+    let (mut rows, mut blocks) = (BTreeMap::<u64, Vec<f32>>::new(), BTreeMap::new());
+    let mut contents = Vec::new();
+    for line in String::from_utf8(printed.stdout).expect("it is text").lines() {
+        let committed: Value = serde_json::from_str(line).expect("each line is JSON");
+        for object in committed["objects"].as_array().expect("it has objects") {
+            let url = object["url"].as_str().expect("it has a URL");
+            let file = std::fs::read(url.trim_start_matches("file://")).expect("it is kept");
+            let file = safetensors::SafeTensors::deserialize(&file).expect("it is sound");
+            let content = object["content"].as_str().unwrap_or_default().to_owned();
+            let is_rows = content != "parameters";
+            for (name, tensor) in file.iter().filter(|(name, _)| !name.contains('/')) {
+                let values: Vec<f32> =
+                    tensor.data().as_chunks().0.iter().map(|it| f32::from_le_bytes(*it)).collect();
+                if !is_rows {
+                    blocks.insert(name.to_owned(), values);
+                    continue;
+                }
+                let ids = file.tensor(&format!("ids/{name}")).expect("rows have ids");
+                let ids = ids.data().as_chunks().0.iter().map(|it| u64::from_le_bytes(*it));
+                let width = tensor.shape()[1];
+                rows.extend(ids.zip(values.chunks(width).map(<[f32]>::to_vec)));
+            }
+            contents.push(content);
+        }
+    }
+    assert_eq!(contents[0], "all_rows");
+    let changed = contents.iter().filter(|it| *it == "changed_rows").count();
+    assert!(2 <= changed, "{contents:?}");
+    let id = cluster.value(&cluster.keys.checkpoint_latest()).expect("there is a checkpoint");
+    let id = id.as_str().expect("it is an id");
+    let manifest = cluster.value(&cluster.keys.checkpoint(id)).expect("it has a manifest");
+    let manifest: CheckpointRecord = serde_json::from_value(manifest).expect("it is a manifest");
+    let layout = Layout::new(manifest.params);
+    let dense = layout.params().iter().filter(|param| param.table.is_none());
+    let values: Vec<f32> =
+        dense.flat_map(|param| blocks[&format!("{}@0", param.name)].clone()).collect();
+    let mut ranges = vec![Rows::new(layout.tables()[0].width); RANGES as usize];
+    rows.iter().for_each(|(id, row)| ranges[range_of(*id) as usize].push(*id, row));
+    let ranges: Vec<_> = ranges.iter().map(Rows::digest).collect();
+    assert_eq!(sha(&result), layout.digest(&values, &ranges));
 }
