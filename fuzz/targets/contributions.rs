@@ -24,6 +24,7 @@ use steadfast_pserver_core::contribution::{
 use steadfast_pserver_core::rules::Rules;
 use steadfast_pserver_core::shard::Shard;
 use steadfast_pserver_core::sync_shard::SyncShard;
+use steadfast_pserver_core::tables::RowKind;
 use steadfast_pserver_storage::MemoryStores;
 
 const LANES: u32 = 5;
@@ -89,7 +90,10 @@ fn begin(mode: Mode, codec: Codec) -> Shard {
 /// The state that a checkpoint would contain, as text, in which NaN equals itself.
 fn state(shard: &mut Shard) -> String {
     let (snapshot, tables) = shard.snapshot().expect("memory can be read");
-    let rows: Vec<_> = tables.ranges().iter().map(|range| tables.read(range)).collect();
+    let kinds = [RowKind::Rows, RowKind::Candidates];
+    let of_range =
+        |range| kinds.map(|kind| tables.read(range, kind, 0, None, usize::MAX).map(|it| it.rows));
+    let rows: Vec<_> = tables.ranges().iter().map(of_range).collect();
     format!("{snapshot:?} {rows:?}")
 }
 

@@ -10,7 +10,7 @@ use pyo3::types::{PyBytes, PyDict, PyString};
 use steadfast_common::columns::{Column, Shape, Values};
 use steadfast_common::dataset::Records;
 use steadfast_common::layout::Layout;
-use steadfast_trainer::Parameters;
+use steadfast_trainer::{Parameters, TableRows, category_id};
 
 /// Copies of more bytes than this release the GIL.
 const BYTES_WITH_GIL: usize = 1 << 20;
@@ -30,13 +30,52 @@ pub fn parameters<'py>(py: Python<'py>, parameters: &Parameters) -> PyResult<Bou
     let arrays = PyDict::new(py);
     let layout = parameters.layout();
     for (index, param) in layout.params().iter().enumerate() {
+        if param.table.is_some() {
+            continue;
+        }
         let view = ArrayView1::from(&values[layout.range_of(index)]);
         // SAFETY: the owner holds the vector, which nothing changes or moves while it is shared.
         let flat = unsafe { PyArray1::borrow_from_array(&view, owner.clone().into_any()) };
         flat.readwrite().make_nonwriteable();
         arrays.set_item(&param.name, flat.call_method1("reshape", (param.shape.clone(),))?)?;
     }
+    for (param, table) in layout.tables().iter().zip(parameters.tables()) {
+        arrays.set_item(&param.name, rows(py, table)?)?;
+    }
     Ok(arrays)
+}
+
+/// Returns the rows of a table as `steadfast.Rows`, copied.
+fn rows<'py>(py: Python<'py>, table: &TableRows) -> PyResult<Bound<'py, PyAny>> {
+    let (count, width) = (table.rows.len(), table.rows.width());
+    let ids = PyArray1::from_slice(py, table.rows.ids());
+    let values = PyArray1::from_slice(py, table.rows.values()).reshape([count, width])?;
+    let places = PyArray1::from_iter(py, table.places.iter().map(|place| i64::from(*place)));
+    ids.readwrite().make_nonwriteable();
+    values.readwrite().make_nonwriteable();
+    places.readwrite().make_nonwriteable();
+    py.import("steadfast.tables")?.getattr("Rows")?.call1((ids, values, places))
+}
+
+/// Returns the ids of categories as an array; see `steadfast.category_ids`.
+///
+/// # Errors
+/// If a value is neither text nor bytes.
+#[pyfunction]
+pub fn category_ids<'py>(
+    py: Python<'py>,
+    column: &str,
+    values: &Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyArray1<u64>>> {
+    let mut ids = Vec::new();
+    for value in values.try_iter()? {
+        let value = value?;
+        ids.push(match value.cast::<PyString>() {
+            Ok(text) => category_id(column, text.to_cow()?.as_bytes()),
+            Err(_) => category_id(column, value.cast::<PyBytes>()?.as_bytes()),
+        });
+    }
+    Ok(PyArray1::from_vec(py, ids))
 }
 
 /// Returns the columns of records as arrays by name. The memory of numbers moves to NumPy without a copy.
@@ -110,10 +149,18 @@ pub fn write_to(
     write: Write,
 ) -> PyResult<()> {
     let layout = to.layout().clone();
-    let values = to.values_mut();
-    let mut used = 0;
+    let (mut used, mut tables) = (0, 0..);
     for (index, param) in layout.params().iter().enumerate() {
-        let to = &mut values[layout.range_of(index)];
+        let (to, shape) = match param.table.and_then(|_| tables.next()) {
+            None => (&mut to.values_mut()[layout.range_of(index)], param.shape.clone()),
+            // Initial values are without rows.
+            Some(table) if to.tables().len() <= table => continue,
+            Some(table) => {
+                let rows = &mut to.table_mut(table).rows;
+                let shape = vec![rows.len(), rows.width()];
+                (rows.values_mut(), shape)
+            }
+        };
         let array = given.get_item(&param.name)?;
         used += usize::from(array.is_some());
         let Some(array) = array.filter(|array| !array.is_none()) else {
@@ -123,11 +170,11 @@ pub fn write_to(
             continue;
         };
         let array = float32(&array, &param.name)?;
-        if array.shape() != param.shape.as_slice() {
+        if array.shape() != shape {
             return Err(PyValueError::new_err(format!(
                 "`{}` has the shape {:?}, but an array of shape {:?} was given",
                 param.name,
-                param.shape,
+                shape,
                 array.shape()
             )));
         }

@@ -25,6 +25,8 @@ mod native {
     #[pymodule_export]
     use super::agent::{Agent, Round};
     #[pymodule_export]
+    use super::arrays::category_ids;
+    #[pymodule_export]
     use super::job::{job_file, read_tensors, toml_to_json};
     #[pymodule_export]
     use super::trainer::Trainer;

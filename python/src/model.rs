@@ -70,6 +70,11 @@ impl Model for PythonModel {
         self.built.parameters.clone()
     }
 
+    fn ids(&self, batch: &Batch, key: Option<&MicroBatch>) -> Result<Vec<Vec<u64>>, ModelError> {
+        let (records, key) = (records(batch), key.copied());
+        self.requests.call(|reply| Request::Ids { records, key, reply })
+    }
+
     fn initialize(&self, seed: u64, parameters: &mut Parameters) -> Result<(), ModelError> {
         let empty = Parameters::zeros(self.nothing.clone());
         let wanted = std::mem::replace(parameters, empty);

@@ -22,6 +22,8 @@ pub enum Request {
     Build { spec: String, features: usize, reply: Reply<Built> },
     /// Returns initial values: `parameters`, filled.
     Initialize { seed: u64, parameters: Parameters, reply: Reply<Parameters> },
+    /// Returns the ids of each table that a gradient of the records needs; without a key, an evaluation.
+    Ids { records: Records, key: Option<MicroBatch>, reply: Reply<Vec<Vec<u64>>> },
     /// Computes the gradient of the sum of losses.
     Gradient { parameters: Parameters, records: Records, key: MicroBatch, pending: Pending },
     /// Sums loss and metric over the records.

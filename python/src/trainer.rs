@@ -7,13 +7,16 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use numpy::{PyArray1, PyArrayMethods};
 use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use steadfast_common::dataset::Records;
 use steadfast_host::random;
 use steadfast_process::{Failure, Refusal, Shutdown, try_parse};
-use steadfast_trainer::{Args, Evaluation, ModelError, ParamSpec, Parameters, Registry, live};
+use steadfast_trainer::{
+    Args, Evaluation, Initial, ModelError, ParamSpec, Parameters, Registry, live,
+};
 
 use crate::arrays::{self, Write};
 use crate::error::{check_process, exception, model_error};
@@ -166,6 +169,10 @@ impl Trainer {
             Request::Build { spec, features, reply } => {
                 reply.send(reported(py, self.build(py, &spec, features))?);
             }
+            Request::Ids { records, key, reply } => {
+                let key = key.map(|key| Py::new(py, Key(key))).transpose()?;
+                reply.send(reported(py, self.ids(py, records, key.as_ref()))?);
+            }
             Request::Initialize { seed, parameters, reply } => {
                 reply.send(reported(py, self.initialize(py, seed, parameters))?);
             }
@@ -219,11 +226,30 @@ impl Trainer {
                 false => ParamSpec::new(name, &shape),
             });
         }
+        for table in model.call_method0("tables")?.call_method0("items")?.try_iter()? {
+            let (name, table) = table?.extract()?;
+            parameters.push(table_of(name, &table)?);
+        }
         let metric = model.getattr("metric_name")?.extract()?;
         let identity = py.import("steadfast.model")?.getattr("identity")?;
         let numerics = identity.call1((&model,))?.extract()?;
         *self.model.lock().expect("no holder panics") = Some(model.unbind());
         Ok(Built { parameters, metric, numerics })
+    }
+
+    /// Asks the model for the ids of its tables, in the order of these.
+    fn ids(
+        &self,
+        py: Python<'_>,
+        records: Records,
+        key: Option<&Py<Key>>,
+    ) -> PyResult<Vec<Vec<u64>>> {
+        let (model, batch) = (self.model(py)?, self.transformed(py, records, key)?);
+        let ids = py.import("steadfast.tables")?.call_method1("ids_of", (model, batch))?;
+        let vector = |ids: PyResult<Bound<'_, PyAny>>| {
+            Ok(ids?.cast_into::<PyArray1<u64>>()?.readonly().as_slice()?.to_vec())
+        };
+        ids.try_iter()?.map(vector).collect()
     }
 
     fn initialize(
@@ -243,6 +269,18 @@ impl Drop for Trainer {
     fn drop(&mut self) {
         self.shutdown.trigger();
     }
+}
+
+/// Describes a table that the model has declared.
+fn table_of(name: String, table: &Bound<'_, PyAny>) -> PyResult<ParamSpec> {
+    let dim = table.getattr("dim")?.extract()?;
+    let (kind, scale): (String, f32) = table.getattr("initial")?.extract()?;
+    let initial = match kind.as_str() {
+        "normal" => Initial::Normal(scale),
+        "uniform" => Initial::Uniform(scale),
+        _ => Initial::Zeros,
+    };
+    Ok(ParamSpec::table(name, dim, initial))
 }
 
 /// Returns the items of a dict from names to shapes.

@@ -26,6 +26,7 @@ from .errors import (
 from .job import Job
 from .model import Model
 from .run import LocalRun, Run, connect, local
+from .tables import Rows, Table, category_ids
 
 __all__ = [
     "BadJobFile",
@@ -43,11 +44,14 @@ __all__ = [
     "RendezvousClosed",
     "RendezvousTimeout",
     "RoundEnded",
+    "Rows",
     "Run",
     "SteadfastError",
+    "Table",
     "Trainer",
     "UnavailableError",
     "Work",
+    "category_ids",
     "connect",
     "local",
 ]

@@ -29,8 +29,8 @@ class Work:
     """The records of a gradient, and the parameters at which to compute it."""
 
     @property
-    def parameters(self) -> Dict[str, np.ndarray]:
-        """The parameters: read-only float32 arrays by name."""
+    def parameters(self) -> Dict[str, Any]:
+        """The parameters by name: read-only float32 arrays, and of tables :class:`steadfast.Rows`."""
     @property
     def batch(self) -> Dict[str, Any]:
         """The records, as the model's ``transform`` returned them: arrays by column."""
@@ -43,7 +43,8 @@ class Work:
     def push(self, gradients: Mapping[str, Optional[Any]], *, loss_sum: float) -> bool:
         """Pushes the gradient of the *sum* of the records' losses.
 
-        ``gradients`` has one array per parameter, by name; ``None`` or a missing name counts as zero.
+        ``gradients`` has one array per parameter, by name, and of a table one with the shape of its rows' values;
+        ``None`` or a missing name counts as zero.
 
         Returns:
             Whether the gradient still counts: not if the job was rolled back meanwhile, or the trainer's lease
@@ -87,3 +88,5 @@ def toml_to_json(text: str) -> str:
 
 def read_tensors(path: str) -> Dict[str, np.ndarray]:
     """Reads the float32 tensors of a safetensors file. Raises OSError and ValueError."""
+
+def category_ids(column: str, values: Sequence[Any]) -> np.ndarray: ...

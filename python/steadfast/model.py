@@ -12,6 +12,7 @@ import numpy as np
 
 from .errors import InvalidError
 from .randomness import seed_all
+from .tables import Table
 
 if TYPE_CHECKING:
     from ._native import Key
@@ -55,12 +56,28 @@ class Model(abc.ABC):
         """
         return ()
 
+    def tables(self) -> Mapping[str, Table]:
+        """Returns the embedding tables by name, in the same order in every process.
+
+        A table takes no memory for rows that training never met. In ``parameters`` it is a :class:`steadfast.Rows`
+        with the rows that :meth:`ids` names; its gradient has the shape of their values.
+        """
+        return {}
+
+    def ids(self, batch: Batch) -> Mapping[str, Any]:
+        """Returns the ids that a batch needs, by table: integers, in any order, and as often as they occur.
+
+        The batch is what :meth:`transform` returned. The rows are fetched before the computation.
+        """
+        return {}
+
     def transform(self, batch: Batch, key: Optional["Key"]) -> Batch:
         """Returns the batch to compute with: tokenizes, decodes, or augments. The default returns it as it is.
 
         Every column has as many records as before. It runs before the computation, and is part of it: random
         numbers come from the global states, which are seeded before, or from a generator that is seeded with
-        ``key.seed``. Without a key, the records are evaluated.
+        ``key.seed``. Without a key, the records are evaluated. For a model with tables it runs twice for each
+        batch: for its ids, and for its gradient.
         """
         return batch
 
@@ -70,12 +87,12 @@ class Model(abc.ABC):
 
     @abc.abstractmethod
     def gradient(
-        self, parameters: Mapping[str, np.ndarray], batch: Batch, key: "Key"
+        self, parameters: Mapping[str, Any], batch: Batch, key: "Key"
     ) -> Tuple[float, Mapping[str, Optional[Any]]]:
         """Returns the *sum* of the records' losses, and its gradient by name (``None`` for zero)."""
 
     @abc.abstractmethod
-    def evaluate(self, parameters: Mapping[str, np.ndarray], batch: Batch) -> Tuple[float, float]:
+    def evaluate(self, parameters: Mapping[str, Any], batch: Batch) -> Tuple[float, float]:
         """Returns the sums of loss and metric over the records, without random numbers."""
 
     def numerics(self) -> str:
@@ -119,7 +136,8 @@ def identity(model: Model) -> str:
         (name, [int(side) for side in shape], name in averaged)
         for name, shape in model.parameters().items()
     ]
-    digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
+    tables = [(name, table.dim, table.initial) for name, table in model.tables().items()]
+    digest = hashlib.sha256(json.dumps([*described, *tables]).encode()).hexdigest()
     return f"{model.numerics()}; parameters {digest[:16]}"
 
 

@@ -11,12 +11,14 @@ import numpy as np
 import torch
 
 from . import devices
+from ._embedding import Embedding, EmbeddingBag, Tables, column_ids
 from .errors import InvalidError
 from .model import Batch, records_of
 from .model import Model as _Model
 from .randomness import seed_all
+from .tables import Table
 
-__all__ = ["Model", "accuracy"]
+__all__ = ["Embedding", "EmbeddingBag", "Model", "accuracy"]
 
 _EVALUATED = 1024
 """Records that are evaluated at a time."""
@@ -31,7 +33,8 @@ class Model(_Model):
     """Trains a module.
 
     Args:
-        module: Called with the columns of ``inputs``; returns the output.
+        module: Called with the columns of ``inputs``; returns the output. Its layers may be :class:`Embedding` and
+            :class:`EmbeddingBag`, whose weights are tables on the parameter servers.
         loss: Called with output and label; returns the mean loss of the records, as PyTorch's loss
             functions do, or their sum with ``reduction="sum"``.
         metrics: One metric by name: called with output and label, returns one value for each record.
@@ -98,7 +101,8 @@ class Model(_Model):
         self._label = label
         self._transform = transform
         self.metric_name, self._metric = next(iter((metrics or {"loss": None}).items()))
-        self._trained = _trained(module, master_weights)
+        self._tables = Tables(module)
+        self._trained = _trained(module, master_weights, bool(self._tables.declared))
         owners = _buffers(module)
         kept = [name for name in owners if name in module.state_dict(keep_vars=True)]
         if kept and buffers is None:
@@ -128,12 +132,18 @@ class Model(_Model):
     def averaged(self) -> Collection[str]:
         return self._averaged
 
+    def tables(self) -> Dict[str, Table]:
+        return self._tables.declared
+
+    def ids(self, batch: Batch) -> Dict[str, np.ndarray]:
+        return self._tables.ids(batch)
+
     def initialize(self, seed: int) -> Dict[str, np.ndarray]:
         fresh = self.rebuild(seed) if self.rebuild else None
         return fresh._initial if isinstance(fresh, Model) else self._initial
 
     def gradient(
-        self, parameters: Mapping[str, np.ndarray], batch: Batch, key: Any
+        self, parameters: Mapping[str, Any], batch: Batch, key: Any
     ) -> Tuple[float, Dict[str, np.ndarray]]:
         self._load(parameters)
         seed_all(key.seed)
@@ -150,10 +160,11 @@ class Model(_Model):
         gradients = self._to_host(leaving)
         for name in self._averaged:
             gradients[name] = (gradients[name] - parameters[name]) * np.float32(len(label))
+        gradients.update(self._tables.gradients())
         self._check_constant()
         return loss.item(), gradients
 
-    def evaluate(self, parameters: Mapping[str, np.ndarray], batch: Batch) -> Tuple[float, float]:
+    def evaluate(self, parameters: Mapping[str, Any], batch: Batch) -> Tuple[float, float]:
         self._load(parameters)
         seed_all(0)
         self.module.eval()
@@ -209,12 +220,17 @@ class Model(_Model):
             )
         return values.sum().item()
 
-    def _load(self, parameters: Mapping[str, np.ndarray]) -> None:
+    def _load(self, parameters: Mapping[str, Any]) -> None:
         """Copies the arrays into the module: its code may change parameters and buffers in place."""
+        self._tables.load(parameters, self.device)
         with warnings.catch_warnings():
             # The arrays are read-only, and nothing here writes to them.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            given = {name: torch.from_numpy(array) for name, array in parameters.items()}
+            given = {
+                name: torch.from_numpy(array)
+                for name, array in parameters.items()
+                if name not in self._tables.declared
+            }
         if self._crossing is not None:
             given = self._crossing.arriving(given)
         for name, parameter in self._trained.items():
@@ -237,7 +253,7 @@ class Model(_Model):
 
     def _tensors(self, batch: Batch) -> Tuple[List[Any], torch.Tensor]:
         """Returns the inputs, each a tensor or a pair of values and offsets, and the target."""
-        inputs = [_tensor(name, _column(batch, name), self.device) for name in self._inputs]
+        inputs = [_tensor(name, self._input(batch, name), self.device) for name in self._inputs]
         target = _tensor(self._target, _column(batch, self._target), self.device)
         if isinstance(target, tuple):
             raise InvalidError(f"the target `{self._target}` is a list of any length in each record")
@@ -254,6 +270,10 @@ class Model(_Model):
                 "of classes"
             )
         return inputs, label
+
+    def _input(self, batch: Batch, name: str) -> Any:
+        column = _column(batch, name)
+        return column_ids(name, column) if name in self._tables.columns else column
 
     def _sum(
         self, loss: torch.Tensor, records: int, output: torch.Tensor, label: torch.Tensor
@@ -289,6 +309,9 @@ def _tensor(name: str, column: Any, device: torch.device) -> Any:
     column = np.asarray(column)
     if column.dtype == object:
         raise InvalidError(f"the column `{name}` holds text or bytes; convert it in `transform`")
+    if column.dtype == np.uint64:
+        # PyTorch computes little with unsigned integers.
+        column = column.view(np.int64)
     return torch.from_numpy(column).to(device)
 
 
@@ -368,12 +391,14 @@ def _describe(device: torch.device) -> str:
     )
 
 
-def _trained(module: torch.nn.Module, master_weights: bool) -> Dict[str, torch.nn.Parameter]:
+def _trained(
+    module: torch.nn.Module, master_weights: bool, has_tables: bool
+) -> Dict[str, torch.nn.Parameter]:
     """Returns the parameters that are trained, by name; tied ones once."""
     trained = {
         name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad
     }
-    if not trained:
+    if not trained and not has_tables:
         raise InvalidError("the module has no parameter that requires a gradient")
     for name, parameter in trained.items():
         if parameter.dtype in (torch.float16, torch.bfloat16):

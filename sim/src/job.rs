@@ -288,10 +288,17 @@ impl Model for Counting {
         all
     }
 
-    fn ids(&self, batch: &Batch<'_>) -> Result<Vec<Vec<u64>>, ModelError> {
+    fn ids(
+        &self,
+        batch: &Batch<'_>,
+        key: Option<&MicroBatch>,
+    ) -> Result<Vec<Vec<u64>>, ModelError> {
         let number = |record: ArrayView1<'_, f32>| record[0] as u64;
-        let ids: Vec<u64> = batch.features.rows().into_iter().map(number).collect();
-        Ok(vec![ids.clone(), ids])
+        let counted: Vec<u64> = batch.features.rows().into_iter().map(number).collect();
+        // A term is not used in all passes, so that terms expire.
+        let pass = key.map_or(0, |key| u64::from(key.pass.0));
+        let terms = counted.iter().map(|id| id + pass % 3 * self.records as u64).collect();
+        Ok(vec![counted, terms])
     }
 
     fn initialize(&self, seed: u64, parameters: &mut Parameters) -> Result<(), ModelError> {

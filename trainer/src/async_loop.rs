@@ -200,8 +200,9 @@ impl Worker<'_> {
                 lane: Lane(task.0),
             };
             let batch = Batch::from(&batch);
+            let (context, generation) = (&self.context, self.generation);
             let parameters =
-                self.context.with_rows(&self.parameters, &batch, self.generation).await?;
+                context.with_rows(&self.parameters, &batch, Some(&key), generation).await?;
             let zeros = || parameters.tables().iter().map(TableRows::zeros).collect();
             let into = match self.gradient.take() {
                 Some(sum) => Destination::Sum(sum.with_tables(zeros())),

@@ -190,16 +190,20 @@ impl Context {
         Ok(generation)
     }
 
-    /// Returns the distinct ids of each table in a batch.
+    /// Returns the distinct ids of each table in a batch, for a gradient with `key` or an evaluation.
     ///
     /// # Errors
     /// If the model returns an error, or ids for another number of tables than it has.
-    pub fn ids(&self, batch: &Batch<'_>) -> Result<Vec<BatchIds>, TrainError> {
+    pub fn ids(
+        &self,
+        batch: &Batch<'_>,
+        key: Option<&MicroBatch>,
+    ) -> Result<Vec<BatchIds>, TrainError> {
         let tables = self.layout().tables().len();
         if tables == 0 {
             return Ok(Vec::new());
         }
-        let ids = in_place(|| self.model.ids(batch))?;
+        let ids = in_place(|| self.model.ids(batch, key))?;
         if ids.len() != tables {
             let message = format!("it returned ids for {} of {tables} tables", ids.len());
             return Err(ModelError::Failed { message }.into());
@@ -215,9 +219,10 @@ impl Context {
         &self,
         parameters: &Parameters,
         batch: &Batch<'_>,
+        key: Option<&MicroBatch>,
         generation: &GenerationClient,
     ) -> Result<Parameters, TrainError> {
-        let ids = self.ids(batch)?;
+        let ids = self.ids(batch, key)?;
         if ids.is_empty() {
             return Ok(parameters.clone());
         }
@@ -243,7 +248,7 @@ impl Context {
             match self.held_out_records(*task, generation).await? {
                 HeldOut::Records(records) => {
                     let batch = Batch::from(records.as_ref());
-                    let parameters = &self.with_rows(parameters, &batch, generation).await?;
+                    let parameters = &self.with_rows(parameters, &batch, None, generation).await?;
                     evaluated.sums.merge(&in_place(|| self.model.evaluate(parameters, &batch))?);
                 }
                 HeldOut::GivenUp => {}

@@ -417,7 +417,7 @@ impl Worker<'_> {
         };
         let share = LaneShare { records: records.len() as u32, last, checksum };
         let key = MicroBatch { seed: self.context.spec().seed, pass: position.pass, step, lane };
-        let ids = self.context.ids(&Batch::from(&records))?;
+        let ids = self.context.ids(&Batch::from(&records), Some(&key))?;
         Ok(Some(LanePart { share, key, records, ids }))
     }
 

@@ -57,18 +57,17 @@ pub(crate) fn check(column: &Column) -> Result<(), ModelError> {
     }
 }
 
+/// Returns the id of a value of the column `column`: the bytes of text, or an integer as 8 little-endian bytes.
+pub fn category_id(column: &str, value: &[u8]) -> u64 {
+    let mut hasher = FnvHasher::default();
+    hasher.write(column.as_bytes());
+    hasher.write(&[0]);
+    hasher.write(value);
+    hasher.finish()
+}
+
 fn push_ids(column: &Column, record: usize, ids: &mut Vec<u64>) {
-    let named = || {
-        let mut hasher = FnvHasher::default();
-        hasher.write(column.name.as_bytes());
-        hasher.write(&[0]);
-        hasher
-    };
-    let mut push = |value: &[u8]| {
-        let mut hasher = named();
-        hasher.write(value);
-        ids.push(hasher.finish());
-    };
+    let mut push = |value: &[u8]| ids.push(category_id(&column.name, value));
     let range = match (column.offsets.get(record..record + 2), column.shape) {
         (Some(ends), _) => ends[0] as usize..ends[1] as usize,
         (None, Shape::Fixed(length)) => record * length as usize..(record + 1) * length as usize,

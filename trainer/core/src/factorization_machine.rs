@@ -148,7 +148,7 @@ impl Model for FactorizationMachine {
         specs
     }
 
-    fn ids(&self, batch: &Batch) -> Result<Vec<Vec<u64>>, ModelError> {
+    fn ids(&self, batch: &Batch, _: Option<&MicroBatch>) -> Result<Vec<Vec<u64>>, ModelError> {
         Ok(vec![Categories::of(batch)?.ids])
     }
 

@@ -101,6 +101,7 @@ mod parameters;
 mod registry;
 
 pub use batch::{Batch, MicroBatch};
+pub use categories::category_id;
 pub use error::ModelError;
 pub use fingerprint::fingerprint;
 pub use lanes::LaneBatches;
@@ -111,3 +112,4 @@ pub use parameters::{BatchIds, Parameters, TableRows};
 pub use registry::{ModelFactory, Registry};
 pub use steadfast_common::layout::ParamSpec;
 pub use steadfast_common::random::{Purpose, Random};
+pub use steadfast_common::table::Initial;

@@ -21,10 +21,11 @@ pub trait Model: Send + Sync {
     fn parameters(&self) -> Vec<ParamSpec>;
 
     /// Returns, for each table, the ids of the rows that the model reads for a batch: in any order, and as often
-    /// as they occur. Parameters and gradient of the batch have these rows, see [`TableRows`].
+    /// as they occur. Parameters and gradient of the batch have these rows, see [`TableRows`]. `key` is that of the
+    /// gradient; without one, the batch is evaluated.
     ///
     /// [`TableRows`]: crate::TableRows
-    fn ids(&self, _batch: &Batch) -> Result<Vec<Vec<u64>>, ModelError> {
+    fn ids(&self, _batch: &Batch, _key: Option<&MicroBatch>) -> Result<Vec<Vec<u64>>, ModelError> {
         Ok(Vec::new())
     }
 

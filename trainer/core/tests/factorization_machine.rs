@@ -52,7 +52,7 @@ fn records(count: usize) -> Records {
 fn start(model: &dyn Model, batch: &Batch<'_>) -> Parameters {
     let mut parameters = Parameters::zeros(Arc::new(Layout::new(model.parameters())));
     model.initialize(1, &mut parameters).unwrap();
-    let ids = BatchIds::new(&model.ids(batch).unwrap()[0]);
+    let ids = BatchIds::new(&model.ids(batch, None).unwrap()[0]);
     let width = parameters.layout().tables()[0].width;
     let mut random = Random::keyed(17, Purpose::Gradient, 0, 0, 0);
     let values = (0..ids.ids.len() * width).map(|_| 0.3 * random.normal()).collect();
