@@ -367,7 +367,8 @@ impl RowFilesRecord {
 
     /// Returns the names of the objects.
     pub fn objects(&self) -> impl Iterator<Item = String> + '_ {
-        (0..self.files).map(|index| Self::object(&self.name, index))
+        // A manifest may be forged.
+        (0..self.files.min(ROW_FILES_MAX)).map(|index| Self::object(&self.name, index))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Writes the rows of tables to the row files of checkpoints, and reads them.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use steadfast_checkpoint::row_file::{
     RangeTensors, RowFileMeta, RowFileRecord, RowsMeta, encode_rows, table_of,
@@ -23,9 +23,34 @@ pub(crate) const ROW_FILE_BYTES: usize = 32 << 20;
 /// The most layers of changed rows. A restore, and whoever reads a model, reads them all.
 const CHANGES_MAX: usize = 8;
 
-/// Which rows the checkpoints of a shard have: by these a checkpoint has only those that changed since.
+/// Which rows the checkpoints of a shard have: by these a checkpoint has only those that changed since. The mutexes
+/// guard only their fields.
 #[derive(Debug, Default)]
-pub struct SavedRows(Mutex<Vec<Saved>>);
+pub struct SavedRows {
+    saved: Mutex<Vec<Saved>>,
+    /// Attempts that have not ended. One without another owner was aborted.
+    attempts: Mutex<Vec<Arc<Attempt>>>,
+}
+
+/// An attempt to save a shard.
+#[derive(Debug)]
+pub struct Attempt {
+    /// The beginning of the names of its objects.
+    pub name: String,
+    /// The row files that it has written.
+    files: Mutex<Vec<RowFileRecord>>,
+}
+
+impl Attempt {
+    /// The row files that it has written.
+    pub fn files(&self) -> Vec<RowFileRecord> {
+        self.files.lock().expect("no holder panics").clone()
+    }
+
+    pub(crate) fn add(&self, file: RowFileRecord) {
+        self.files.lock().expect("no holder panics").push(file);
+    }
+}
 
 /// The rows of a shard in a checkpoint.
 #[derive(Clone, Debug)]
@@ -47,12 +72,33 @@ pub struct Layers {
 impl SavedRows {
     /// What is saved of a shard that was just restored.
     pub fn restored(saved: Option<Saved>) -> Self {
-        Self(Mutex::new(saved.into_iter().collect()))
+        Self { saved: Mutex::new(saved.into_iter().collect()), ..Self::default() }
+    }
+
+    /// Begins an attempt.
+    pub(crate) fn begin(&self, name: &str) -> Arc<Attempt> {
+        let attempt = Arc::new(Attempt { name: name.to_owned(), files: Mutex::default() });
+        self.attempts.lock().expect("no holder panics").push(attempt.clone());
+        attempt
+    }
+
+    /// Ends an attempt.
+    pub(crate) fn end(&self, ended: &Arc<Attempt>) {
+        let mut all = self.attempts.lock().expect("no holder panics");
+        all.retain(|attempt| !Arc::ptr_eq(attempt, ended));
+    }
+
+    /// Removes and returns attempts whose tasks were aborted.
+    pub(crate) fn aborted(&self) -> Vec<Arc<Attempt>> {
+        let mut all = self.attempts.lock().expect("no holder panics");
+        let (aborted, running) = all.drain(..).partition(|it| Arc::strong_count(it) == 1);
+        *all = running;
+        aborted
     }
 
     /// Adds a checkpoint that may be committed. The `newest` committed one may stay the newest; others are forgotten.
     pub(crate) fn add(&self, newest: &str, saved: Saved) {
-        let mut all = self.0.lock().expect("no holder panics");
+        let mut all = self.saved.lock().expect("no holder panics");
         all.retain(|it| it.object == newest);
         all.push(saved);
     }
@@ -60,10 +106,10 @@ impl SavedRows {
     /// Returns the checkpoint that a further one begins with, if it is `newest`, and another layer is less than
     /// all rows.
     pub(crate) fn before(&self, newest: &str) -> Option<Saved> {
-        let all = self.0.lock().expect("no holder panics");
+        let all = self.saved.lock().expect("no holder panics");
         let saved = all.iter().find(|it| it.object == newest)?;
         let (first, changes) = saved.layers.records.split_first()?;
-        let changed: u64 = changes.iter().map(|it| it.size_bytes).sum();
+        let changed = changes.iter().map(|it| it.size_bytes).fold(0, u64::saturating_add);
         let is_short = changes.len() < CHANGES_MAX && changed < first.size_bytes;
         is_short.then(|| saved.clone())
     }
@@ -86,9 +132,7 @@ struct LayerWriter<'a> {
     store: &'a ShardStore,
     layout: &'a Layout,
     meta: RowFileMeta,
-    /// The beginning of the names of the files.
-    name: &'a str,
-    files: &'a mut Vec<RowFileRecord>,
+    attempt: &'a Attempt,
     ranges: Vec<RangeTensors>,
     bytes: usize,
 }
@@ -109,23 +153,23 @@ impl LayerWriter<'_> {
         let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { return Ok(()) };
         let numbers = [first.number, last.number];
         let segments = in_place(|| encode_rows(self.layout, &self.meta, ranges))?;
-        let object = RowFilesRecord::object(self.name, self.files.len() as u32);
+        let number = self.attempt.files().len() as u32;
+        let object = RowFilesRecord::object(&self.attempt.name, number);
         let (sha256, size_bytes) = self.store.create(&object, segments).await?;
-        self.files.push(RowFileRecord { sha256, size_bytes, ranges: numbers });
+        self.attempt.add(RowFileRecord { sha256, size_bytes, ranges: numbers });
         Ok(())
     }
 }
 
 impl ShardStore {
-    /// Writes the rows of a shard, all or those that changed since a snapshot, to objects with names that begin with
-    /// `name`; adds these to `files`. Returns the rows that are obsolete.
+    /// Writes the rows of a shard, all or those that changed since a snapshot, to the files of an attempt. Returns
+    /// rows that are obsolete.
     ///
     /// # Errors
     /// If a value is not finite, rows cannot be read, or the store refuses the write.
     pub(crate) async fn save_rows(
         &self,
-        name: &str,
-        files: &mut Vec<RowFileRecord>,
+        attempt: &Attempt,
         layout: &Layout,
         version: Version,
         tables: &TablesSnapshot,
@@ -133,7 +177,7 @@ impl ShardStore {
     ) -> Result<Obsolete, ShardError> {
         let states = self.row_states(layout);
         let (meta, ranges, bytes) = (RowFileMeta { version }, Vec::new(), 0);
-        let mut layer = LayerWriter { store: self, layout, meta, name, files, ranges, bytes };
+        let mut layer = LayerWriter { store: self, layout, meta, attempt, ranges, bytes };
         let mut obsolete = Obsolete::default();
         for held in tables.ranges() {
             for kind in [RowKind::Rows, RowKind::Candidates] {

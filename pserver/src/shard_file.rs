@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use steadfast_checkpoint::row_file::{RowFileRecord, RowsMeta, range_numbers, table_of};
+use steadfast_checkpoint::row_file::{RowsMeta, range_numbers, table_of};
 use steadfast_checkpoint::{
     BlockTensors, Checkpoint, CheckpointError, EncodeError, ShardFile, ShardMeta, digest,
     encode_shard, is_in_place,
@@ -24,7 +24,7 @@ use steadfast_pserver_storage::StorageError;
 use steadfast_store::{Location, PutPayload, StoreError};
 
 use crate::event::SlotSnapshot;
-use crate::row_files::{Layers, ROW_FILE_BYTES, Saved, SavedRows, rows_meta};
+use crate::row_files::{Attempt, Layers, ROW_FILE_BYTES, Saved, SavedRows, rows_meta};
 
 #[cfg(test)]
 mod tests;
@@ -106,35 +106,69 @@ impl ShardStore {
         newest: &str,
     ) -> Result<SavedShard, ShardError> {
         let name = format!("{}/{}", self.job.spec.shards_directory(), random::uuid());
-        let mut files = Vec::new();
-        let saved = self.write(&name, &mut files, holder, snapshot, newest).await;
-        if saved.is_err() {
-            // Otherwise each attempt would leave files behind in a store that is full.
-            for index in 0..files.len() as u32 {
-                if let Ok(place) = self.store.child(&RowFilesRecord::object(&name, index)) {
-                    let _ = place.delete().await;
-                }
-            }
+        let saved_rows = snapshot.saved.clone();
+        for attempt in saved_rows.aborted() {
+            self.discard(&attempt).await;
         }
+        let attempt = saved_rows.begin(&name);
+        let saved = self.write(&name, &attempt, holder, snapshot, newest).await;
+        match &saved {
+            Ok(_) => {}
+            Err(_) => self.discard(&attempt).await,
+        }
+        saved_rows.end(&attempt);
         saved
     }
 
-    /// Writes the objects of a shard, whose names begin with `name`; adds row files to `files` as they are written.
+    /// Deletes the row files of an attempt that failed: each attempt would leave some behind in a store that is full.
+    /// Stops at the first that the store does not delete; the master deletes what is left a day later.
+    async fn discard(&self, attempt: &Attempt) {
+        // The last one may be there although its upload failed.
+        for index in 0..=attempt.files().len() as u32 {
+            let Ok(place) = self.store.child(&RowFilesRecord::object(&attempt.name, index)) else {
+                return;
+            };
+            if place.delete().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Whether the store has all objects of a checkpoint's shard. It may have been lost and created anew.
+    async fn has(&self, saved: &Saved) -> Result<bool, StoreError> {
+        let directory = self.job.spec.shards_directory();
+        let listed: BTreeMap<String, u64> =
+            self.store.child(&directory)?.list().await?.into_iter().collect();
+        let size = |object: &str| {
+            let name = object.strip_prefix(&directory)?.strip_prefix('/')?;
+            listed.get(name).copied()
+        };
+        let layers = saved.layers.records.iter().zip(&saved.layers.files);
+        let mut files = layers.flat_map(|(record, files)| record.objects().zip(files));
+        Ok(size(&saved.object).is_some()
+            && files.all(|(object, file)| size(&object) == Some(file.size_bytes)))
+    }
+
+    /// Writes the objects of a shard, whose names begin with `name`.
     async fn write(
         &self,
         name: &str,
-        files: &mut Vec<RowFileRecord>,
+        attempt: &Attempt,
         (slot, incarnation): (Slot, Incarnation),
         snapshot: SlotSnapshot,
         newest: &str,
     ) -> Result<SavedShard, ShardError> {
         let SlotSnapshot { layout, shard, tables, saved } = snapshot;
         let (object, version) = (format!("{name}.safetensors"), shard.position.version);
-        let before = saved.before(newest);
+        let before = match saved.before(newest) {
+            Some(saved) if self.has(&saved).await? => Some(saved),
+            Some(_) | None => None,
+        };
         let since = before.as_ref().map(|saved| saved.number);
-        let obsolete = self.save_rows(name, files, &layout, version, &tables, since).await?;
+        let obsolete = self.save_rows(attempt, &layout, version, &tables, since).await?;
         let mut layers = before.map(|saved| saved.layers).unwrap_or_default();
-        layers.add(name, files);
+        let files = attempt.files();
+        layers.add(name, &files);
         let segments = in_place(|| encode(&layout, self.states, shard, &tables, &layers))?;
         let number = tables.number();
         // While it exists, changes of rows take more memory.
@@ -244,7 +278,8 @@ impl ShardStore {
                     return Err(damaged(number, "is in another shard as well").into());
                 }
             }
-            self.load_rows(&files, shard, file.meta(), &is_wanted, &mut tables).await?;
+            let is_here = |number: u32| is_wanted(number) && held.binary_search(&number).is_ok();
+            self.load_rows(&files, shard, file.meta(), &is_here, &mut tables).await?;
             if held == ranges {
                 same = Some((shard, file.meta().rows.clone().unwrap_or_default()));
             }

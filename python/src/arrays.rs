@@ -60,13 +60,16 @@ fn rows<'py>(py: Python<'py>, table: &TableRows) -> PyResult<Bound<'py, PyAny>> 
 /// Returns the ids of categories as an array; see `steadfast.category_ids`.
 ///
 /// # Errors
-/// If a value is neither text nor bytes.
+/// If a value is neither text nor bytes, or there is one text in place of a list.
 #[pyfunction]
 pub fn category_ids<'py>(
     py: Python<'py>,
     column: &str,
     values: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyArray1<u64>>> {
+    if values.is_instance_of::<PyString>() || values.is_instance_of::<PyBytes>() {
+        return Err(PyTypeError::new_err("`values` is one text; pass a list of them"));
+    }
     let mut ids = Vec::new();
     for value in values.try_iter()? {
         let value = value?;
@@ -153,8 +156,15 @@ pub fn write_to(
     for (index, param) in layout.params().iter().enumerate() {
         let (to, shape) = match param.table.and_then(|_| tables.next()) {
             None => (&mut to.values_mut()[layout.range_of(index)], param.shape.clone()),
-            // Initial values are without rows.
-            Some(table) if to.tables().len() <= table => continue,
+            Some(table) if to.tables().len() <= table => {
+                if given.contains(&param.name)? {
+                    return Err(PyValueError::new_err(format!(
+                        "`{}` is a table, whose rows begin as its `initial` says; leave it out",
+                        param.name
+                    )));
+                }
+                continue;
+            }
             Some(table) => {
                 let rows = &mut to.table_mut(table).rows;
                 let shape = vec![rows.len(), rows.width()];

@@ -21,8 +21,9 @@ class Embedding(torch.nn.Module):
     """Looks up rows of a table that lives on the parameter servers, however many rows it has.
 
     A layer of a module that :class:`steadfast.torch.Model` trains. The rows of a batch are fetched before the
-    computation, so the layer says which columns its ids come from. Ids are any 64-bit integers; the ids of text and bytes
-    are those of :func:`steadfast.category_ids`.
+    computation, so the layer says which columns its ids come from. Integers are ids as they are: the same integer in
+    two columns is the same row. Text and bytes are hashed with the name of their column
+    (:func:`steadfast.category_ids`): the same text in two columns is two rows. Rows are float32.
 
     Layers with the same name share a table.
 
@@ -76,7 +77,7 @@ class Embedding(torch.nn.Module):
     def _absent(self, ids: torch.Tensor) -> InvalidError:
         return InvalidError(
             f"table `{self.name}` was asked for ids that are not in {', '.join(self.columns)}; pass the columns "
-            "that the ids come from as `columns`"
+            "that the ids come from as `columns`, and seed the generators of a `transform` with `key.seed`"
         )
 
     def extra_repr(self) -> str:

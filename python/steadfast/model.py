@@ -35,7 +35,8 @@ class Model(abc.ABC):
     """A differentiable model with a loss.
 
     The same arguments must give the same bits: take random numbers from the global states, which are seeded for
-    each gradient, or from a generator that is seeded with ``key.seed``, and keep no state between calls. Arrays of parameters are read-only, and float32.
+    each gradient, or from a generator that is seeded with ``key.seed``, and keep no state between calls. Arrays of
+    parameters are read-only, and float32.
     """
 
     rebuild: Optional[Callable[[int], "Model"]] = None

@@ -58,7 +58,8 @@ class Rows(NamedTuple):
 def category_ids(column: str, values: Sequence[Union[str, bytes]]) -> np.ndarray:
     """Returns the ids of categories, as uint64: the 64-bit FNV-1a hash of the column's name, a zero byte and the value.
 
-    Columns can share a table: the same text in two of them has two ids. The ids are those of ``dataset.categories``.
+    The same text in two columns has two ids, so that columns can be in one table without sharing rows. To share them,
+    hash with one name. The ids are those of ``dataset.categories``.
 
     Raises:
         TypeError: A value is neither text nor bytes.
@@ -78,11 +79,13 @@ def ids_of(model: "Model", batch: "Batch") -> List[np.ndarray]:
 
 def as_ids(name: str, values: Any) -> np.ndarray:
     """Returns integers as ids; negative ones as the unsigned integers with the same bits."""
-    array = np.asarray(values)
+    # A `transform` may return tensors on any device.
+    array = np.asarray(values.cpu() if hasattr(values, "cpu") else values)
     if array.size == 0:
         return np.zeros(0, np.uint64)
     if array.dtype.kind not in "biu":
         raise InvalidError(
             f"ids of `{name}` are {array.dtype}; ids are integers: use `steadfast.category_ids` for text"
         )
-    return np.ascontiguousarray(array.reshape(-1).astype(np.int64 if array.dtype.kind == "i" else np.uint64)).view(np.uint64)
+    wide = np.int64 if array.dtype.kind == "i" else np.uint64
+    return np.ascontiguousarray(array.reshape(-1).astype(wide)).view(np.uint64)

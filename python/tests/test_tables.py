@@ -96,8 +96,9 @@ def test_text_is_hashed_with_the_name_of_its_column():
     assert ids.tolist() == [category_id("colour", it.encode()) for it in words]
     assert (steadfast.category_ids("colour", [b"red", b"blue", b"red"]) == ids).all()
     assert steadfast.category_ids("color", ["red"])[0] != ids[0]
-    with pytest.raises(TypeError):
-        steadfast.category_ids("colour", [1])
+    for values in ([1], "red", b"red"):
+        with pytest.raises(TypeError):
+            steadfast.category_ids("colour", values)
     model.gradient(rows(model, batch), batch, KEY)
 
 
@@ -137,6 +138,7 @@ def test_ids_that_were_not_declared_are_named():
 def test_ids_are_integers():
     assert as_ids("user", np.array([-1, 2], np.int32)).tolist() == [2**64 - 1, 2]
     assert as_ids("user", [LARGE]).tolist() == [LARGE]
+    assert as_ids("user", torch.tensor([-1])).tolist() == [2**64 - 1]
     assert as_ids("user", np.array([], np.float32)).tolist() == []
     with pytest.raises(steadfast.InvalidError, match="ids of `user` are float32"):
         as_ids("user", np.array([1.0], np.float32))

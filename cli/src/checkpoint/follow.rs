@@ -1,17 +1,19 @@
 //! `steadfast checkpoint follow`: prints the objects of each checkpoint as it is committed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Pass, Slot, Version};
-use steadfast_common::records::{CheckpointRecord, ShardRecord};
+use steadfast_common::records::{CheckpointRecord, RowFilesRecord, ShardRecord};
 use steadfast_coord::{Mirror, Range};
 use steadfast_process::Failure;
+use tokio::time::sleep;
 
 use super::manifests::{self, Manifest};
 use crate::job_args::JobArgs;
@@ -20,7 +22,7 @@ use crate::output::{FormArgs, Output};
 /// Print the objects of each checkpoint as it is committed, until the job has ended.
 ///
 /// An object that was printed with an earlier checkpoint is not printed again: of the rows of tables, only those that
-/// changed since.
+/// changed since. After a rollback, all row files of a slot are printed anew.
 #[derive(Debug, Args)]
 pub struct FollowArgs {
     #[command(flatten)]
@@ -28,6 +30,10 @@ pub struct FollowArgs {
     #[command(flatten)]
     form: FormArgs,
 }
+
+/// How often etcd is asked whether it is there, and how often in a row it may not answer.
+const ASK_EVERY: Duration = Duration::from_secs(10);
+const FAILURES_MAX: u32 = 3;
 
 /// The new objects of a checkpoint.
 #[derive(Debug, PartialEq, Serialize)]
@@ -51,7 +57,7 @@ struct Object {
 enum Content {
     /// Blocks of parameters, and where the rows are.
     Parameters,
-    /// Rows of tables, of all at one time.
+    /// All rows of the slot's tables at one time. What a reader has of the slot is void.
     AllRows,
     /// Rows that changed since.
     ChangedRows,
@@ -65,12 +71,17 @@ pub async fn run(args: FollowArgs) -> Result<ExitCode, Failure> {
         Mirror::start(&job.etcd, Range::Prefix(job.keys.checkpoints_prefix())).await?;
     let result = Mirror::start(&job.etcd, Range::Key(job.keys.result())).await?;
     let (mut changes, mut ends) = (checkpoints.subscribe(), result.subscribe());
-    let (mut printed, mut last) = (BTreeSet::new(), None);
+    let (mut printed, mut last) = (BTreeMap::new(), None);
+    let mut failures = 0;
     loop {
-        // Read first: the final checkpoint is committed before the result.
         let is_over = !ends.borrow_and_update().entries.is_empty();
         let view = changes.borrow_and_update().clone();
-        let latest = manifests::of_view(&view, &job.keys).into_iter().find(|it| it.is_latest);
+        let all = match is_over {
+            // The watch of the checkpoints may lag behind that of the result.
+            true => manifests::read(&job).await?,
+            false => manifests::of_view(&view, &job.keys),
+        };
+        let latest = all.into_iter().find(|it| it.is_latest);
         if let Some(manifest) = latest.filter(|it| last.as_ref() != Some(&it.id)) {
             let committed = committed(&manifest, store.url(), &mut printed)?;
             last = Some(manifest.id);
@@ -83,6 +94,12 @@ pub async fn run(args: FollowArgs) -> Result<ExitCode, Failure> {
             biased;
             changed = changes.changed() => lost(changed)?,
             changed = ends.changed() => lost(changed)?,
+            // A watch waits for ever for an etcd that has ended, such as the embedded one of a job.
+            () = sleep(ASK_EVERY) => match job.etcd.get(&job.keys.result()).await {
+                Ok(_) => failures = 0,
+                Err(_) if failures < FAILURES_MAX => failures += 1,
+                Err(error) => return Err(error.into()),
+            },
         }
     }
 }
@@ -95,17 +112,21 @@ fn lost<E>(changed: Result<(), E>) -> Result<(), Failure> {
 fn committed(
     manifest: &Manifest,
     store: &str,
-    printed: &mut BTreeSet<String>,
+    printed: &mut BTreeMap<Slot, BTreeSet<String>>,
 ) -> Result<Committed, Failure> {
     let CheckpointRecord { position, shards, .. } = manifest.record()?;
-    let objects: Vec<Object> = shards
-        .iter()
-        .flat_map(objects)
-        .filter(|(_, _, object)| !printed.contains(object))
-        .map(|(slot, content, object)| Object { slot, content, url: format!("{store}/{object}") })
-        .collect();
-    // Objects that the checkpoint lacks never come again.
-    *printed = shards.iter().flat_map(ShardRecord::objects).collect();
+    let mut new = Vec::new();
+    for shard in shards {
+        let rows: BTreeSet<String> = shard.rows.iter().flat_map(RowFilesRecord::objects).collect();
+        // If rows were printed that the checkpoint lacks, the job was rolled back, or all are written anew.
+        let known = printed.remove(&shard.slot).filter(|known| known.is_subset(&rows));
+        let is_new = |object: &String| known.as_ref().is_none_or(|known| !known.contains(object));
+        new.extend(objects(shard).filter(|(_, _, object)| is_new(object)));
+        printed.insert(shard.slot, rows);
+    }
+    let described =
+        |(slot, content, object)| Object { slot, content, url: format!("{store}/{object}") };
+    let objects = new.into_iter().map(described).collect();
     let (id, version, pass) = (manifest.id.clone(), position.version, position.pass);
     Ok(Committed { id, version, pass, objects })
 }
@@ -171,7 +192,7 @@ mod tests {
 
     #[test]
     fn an_object_is_printed_with_the_first_checkpoint_that_has_it() {
-        let mut printed = BTreeSet::new();
+        let mut printed = BTreeMap::new();
         let mut next = |id, layers| {
             let committed =
                 committed(&manifest(id, layers), "s3://bucket/job", &mut printed).unwrap();
@@ -196,6 +217,9 @@ mod tests {
         assert_eq!(third[..2], [changed("b-rows-0"), changed("b-rows-1")]);
         assert_eq!(third[2..4], [changed("c-rows-0"), changed("c-rows-1")]);
         assert_eq!(third[4..], [file(Content::Parameters, "c")]);
+        // The job was rolled back.
+        let back = next("e", &["a", "b", "e"]);
+        assert_eq!(back.len(), 7, "all layers are printed again: {back:?}");
         assert_eq!(next("d", &["d"])[0], file(Content::AllRows, "d-rows-0"));
     }
 }

@@ -16,6 +16,8 @@ use crate::shard_file::ShardMeta;
 pub(crate) struct RangeReader<'a> {
     checkpoint: &'a Checkpoint<'a>,
     rows: RowsMeta,
+    /// The ranges of the shard, ascending.
+    numbers: Vec<u32>,
     layers: Vec<Layer>,
     /// Names of the optimizer states of each table's rows.
     states: BTreeMap<usize, Vec<String>>,
@@ -29,8 +31,8 @@ struct Layer {
 
 impl<'a> RangeReader<'a> {
     pub fn new(checkpoint: &'a Checkpoint<'a>) -> Self {
-        let (rows, layers, states) = Default::default();
-        Self { checkpoint, rows, layers, states }
+        let (rows, numbers, layers, states) = Default::default();
+        Self { checkpoint, rows, numbers, layers, states }
     }
 
     /// Begins with a shard; returns the numbers of its ranges, ascending.
@@ -46,7 +48,8 @@ impl<'a> RangeReader<'a> {
         let layer = |files: Vec<_>| Layer { files: files.into(), read: BTreeMap::new() };
         self.layers = layers.into_iter().map(layer).collect();
         self.rows = meta.rows.clone().unwrap_or_default();
-        self.checkpoint.ranges(shard, meta)
+        self.numbers = self.checkpoint.ranges(shard, meta)?;
+        Ok(self.numbers.clone())
     }
 
     /// Returns the rows of a range that have not expired. Ranges must be asked for in ascending order.
@@ -76,7 +79,12 @@ impl<'a> RangeReader<'a> {
         while layer.files.front().is_some_and(|(_, file)| file.ranges[0] <= number) {
             let Some((object, file)) = layer.files.pop_front() else { break };
             let read = self.checkpoint.read_rows(&object, &file, &|_| true).await?;
+            let foreign = read.numbers().find(|it| self.numbers.binary_search(it).is_err());
             let damaged = |reason| CheckpointError::Damaged { object: object.clone(), reason };
+            if let Some(number) = foreign {
+                let name = self.checkpoint.names().name(number);
+                return Err(damaged(format!("it has rows of `{name}`, which is not of its shard")));
+            }
             for (number, range) in read.into_ranges() {
                 let name = || self.checkpoint.names().name(number);
                 let states: Vec<String> = range.states.keys().cloned().collect();

@@ -132,12 +132,18 @@ impl<'a> Checkpoint<'a> {
     ) -> Result<Vec<u32>, CheckpointError> {
         let Some(rows) = &meta.rows else { return Ok(Vec::new()) };
         let [first, end] = rows.ranges;
-        if RANGES < end || meta.counts.is_empty() {
-            let reason =
-                format!("it claims the ranges {first} to {end} of {RANGES}, or no records");
+        if RANGES < end {
+            let reason = format!("it claims the ranges {first} to {end} of {RANGES}");
             return Err(Described::of(shard).damaged(reason));
         }
-        Ok(range_numbers(self.layout(), first..end).collect())
+        let numbers: Vec<u32> = range_numbers(self.layout(), first..end).collect();
+        match numbers.iter().find(|number| meta.counted(**number).is_none()) {
+            Some(number) => {
+                let reason = format!("`{}` has no applied records", self.names.name(*number));
+                Err(Described::of(shard).damaged(reason))
+            }
+            None => Ok(numbers),
+        }
     }
 
     /// Reads one shard and keeps the values of the `wanted` blocks. Beside them, only a few segments of
@@ -172,9 +178,19 @@ impl<'a> Checkpoint<'a> {
         meta: &ShardMeta,
     ) -> Result<Vec<Vec<(String, RowFileRecord)>>, CheckpointError> {
         let layers = meta.rows.as_ref().map_or(&[][..], |rows| &rows.layers);
-        let known = layers.iter().map(Vec::len);
-        if !known.eq(shard.rows.iter().map(|it| it.files as usize)) {
+        let bytes = |files: &Vec<RowFileRecord>| {
+            files.iter().map(|file| file.size_bytes).fold(0, u64::saturating_add)
+        };
+        let known = layers.iter().map(|files| (files.len(), bytes(files)));
+        if !known.eq(shard.rows.iter().map(|it| (it.files as usize, it.size_bytes))) {
             let reason = "it has other row files than the manifest".to_owned();
+            return Err(Described::of(shard).damaged(reason));
+        }
+        let ascend = |files: &Vec<RowFileRecord>| {
+            files.is_sorted_by(|left, right| left.ranges[1] <= right.ranges[0])
+        };
+        if !layers.iter().all(ascend) {
+            let reason = "its row files are not in the order of their ranges".to_owned();
             return Err(Described::of(shard).damaged(reason));
         }
         let named = shard.rows.iter().zip(layers);

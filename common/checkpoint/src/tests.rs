@@ -204,9 +204,10 @@ fn layered(layers: &[Layer<'_>]) -> Scene {
     let mut records = Vec::new();
     for (layer, files) in layers.iter().enumerate() {
         let (name, files_len) = (format!("shards/{layer}"), files.len() as u32);
-        let record = RowFilesRecord { name, files: files_len, size_bytes: 0 };
+        let mut record = RowFilesRecord { name, files: files_len, size_bytes: 0 };
         let mut described = Vec::new();
-        for (object, file) in record.objects().zip(*files) {
+        let objects: Vec<String> = record.objects().collect();
+        for (object, file) in objects.into_iter().zip(*files) {
             let mut ranges = std::collections::BTreeMap::<u32, RangeTensors>::new();
             for (id, pass, value) in *file {
                 let number = scene.layout.number_of_range(0, range_of(*id));
@@ -225,6 +226,7 @@ fn layered(layers: &[Layer<'_>]) -> Scene {
             let bytes = encode_rows(&scene.layout, &RowFileMeta::default(), ranges).unwrap();
             let sha256 = digest(&bytes);
             let bytes = bytes.concat();
+            record.size_bytes += bytes.len() as u64;
             described.push(RowFileRecord {
                 sha256,
                 size_bytes: bytes.len() as u64,

@@ -14,6 +14,9 @@ use tracing::{info, warn};
 use crate::checkpoint::coordinator::CheckpointError;
 use crate::event_loop::handle::{Event, EventLoopHandle};
 
+/// Objects deleted at a time.
+const OBJECTS_AT_ONCE: usize = 16;
+
 /// Manifests deleted in one transaction.
 const DELETED_AT_ONCE: usize = 32;
 
@@ -65,13 +68,24 @@ pub(crate) async fn old_checkpoints(
     }
     // Checkpoints share row files. What an unreadable manifest names is unknown.
     let kept = objects(&kept);
+    let mut old = Vec::new();
     for shard in deleted.iter().flat_map(|it| &it.record.shards) {
         let is_shared = |object: &String| 0 < unreadable && *object != shard.object;
-        for object in shard.objects().filter(|it| !kept.contains(it) && !is_shared(it)) {
-            store.child(&object)?.delete().await?;
-        }
+        old.extend(shard.objects().filter(|it| !kept.contains(it) && !is_shared(it)));
     }
-    Ok(())
+    delete(store, old).await
+}
+
+/// Deletes objects, some at a time; returns the first error after all.
+pub(crate) async fn delete(store: &Location, objects: Vec<String>) -> Result<(), CheckpointError> {
+    let mut outcome = Ok(());
+    for together in objects.chunks(OBJECTS_AT_ONCE) {
+        let places = together.iter().map(|object| store.child(object));
+        let places: Vec<Location> = places.collect::<Result<_, _>>()?;
+        let deleted = futures::future::join_all(places.iter().map(Location::delete)).await;
+        outcome = outcome.and(deleted.into_iter().collect());
+    }
+    Ok(outcome?)
 }
 
 /// The names of all objects of some checkpoints.
@@ -103,14 +117,15 @@ pub(crate) async fn orphans(
     }
     let named = objects(&manifests);
     let before = ago(ORPHAN_AGE);
+    let mut orphans = Vec::new();
     for (name, modified) in listed {
         let object = format!("{directory}/{name}");
         if modified < before && !named.contains(&object) {
             info!(object, "orphaned shard deleted");
-            store.child(&object)?.delete().await?;
+            orphans.push(object);
         }
     }
-    Ok(())
+    delete(store, orphans).await
 }
 
 struct Manifests {
@@ -130,7 +145,9 @@ async fn manifests(etcd: &Etcd, keys: &Keys) -> Result<Manifests, CheckpointErro
                 record,
             }),
             Err(error) => {
-                warn!(%error, "cannot parse a manifest; it is not deleted");
+                let until =
+                    "neither it nor any row file is deleted until its key is repaired or deleted";
+                warn!(key, %error, "cannot parse a manifest: {until}");
                 unreadable += 1;
             }
         }

@@ -27,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::checkpoint::coordinator::{CheckpointError, sleep_until};
+use crate::checkpoint::garbage_collection;
 use crate::event_loop::handle::ControlError;
 use crate::status::status_snapshot::StatusSnapshot;
 
@@ -153,10 +154,8 @@ async fn delete(
 ) -> Result<(), CheckpointError> {
     let shard: ShardRecord = serde_json::from_slice(&reply.shard)?;
     let kept: BTreeSet<String> = newest.shards.iter().flat_map(ShardRecord::objects).collect();
-    for object in shard.objects().filter(|object| !kept.contains(object)) {
-        store.child(&object)?.delete().await?;
-    }
-    Ok(())
+    let new = shard.objects().filter(|object| !kept.contains(object));
+    garbage_collection::delete(store, new.collect()).await
 }
 
 /// Waits until the job has a newer generation or this master stops acting.

@@ -88,6 +88,9 @@ struct Spaces {
     rules: Arc<[TableRules]>,
 }
 
+/// The most obsolete rows that a snapshot finds, of 16 bytes each.
+const OBSOLETE_MAX: usize = 1 << 20;
+
 /// The most rows of a part of [`Obsolete::in_parts`].
 const FORGOTTEN_TOGETHER: usize = 1 << 10;
 
@@ -163,8 +166,9 @@ impl StoredRows {
 }
 
 impl Obsolete {
-    /// Adds others.
+    /// Adds others, as far as memory for them is meant to reach: a later snapshot finds those that are left out.
     pub fn append(&mut self, mut other: Self) {
+        other.0.truncate(OBSOLETE_MAX.saturating_sub(self.0.len()));
         self.0.append(&mut other.0);
     }
 
@@ -272,7 +276,8 @@ impl TablesSnapshot {
                 if since.is_none_or(|number| number < row.changed) {
                     piece.rows.push(&row);
                 }
-            } else if rules.is_expired(row.counts, before) {
+            } else if rules.is_expired(row.counts, before) && piece.obsolete.0.len() < OBSOLETE_MAX
+            {
                 piece.obsolete.0.push((space, row.id));
             }
             ControlFlow::Continue(())

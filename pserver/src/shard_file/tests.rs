@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use steadfast_checkpoint::row_file::RowFileRecord;
 use steadfast_common::dataset::Manifest;
 use steadfast_common::ids::{Lane, Pass, Version};
 use steadfast_common::layout::{BLOCK_LEN_MAX, ParamSpec};
@@ -469,4 +470,45 @@ async fn a_checkpoint_that_fails_leaves_no_row_files() {
     assert_eq!(files(), 0);
     scene.save(vec![scene.snapshot(0, 1)]).await;
     assert!(10 < files(), "{}", files());
+}
+
+/// F33: after the loss of the store, or of one object, the parameters are still in the memory of pservers; the next
+/// checkpoint does not rely on files that are gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checkpoint_has_all_rows_if_a_file_of_the_newest_is_gone() {
+    let scene = Scene::new();
+    let mut states = [scene.snapshot(0, 1)];
+    let first = scene.save_after(&mut states, "").await;
+    let file = first.shards[0].rows[0].objects().nth(3).unwrap();
+    std::fs::remove_file(scene.directory.path().join(file)).unwrap();
+    let second = scene.save_after(&mut states, &first.shards[0].object).await;
+    assert_eq!(layers(&second), layers(&first));
+    std::fs::remove_dir_all(scene.directory.path().join("shards")).unwrap();
+    change(&mut states[0], 0..2, 0.5);
+    let third = scene.save_after(&mut states, &second.shards[0].object).await;
+    assert_eq!(layers(&third).len(), 1);
+    assert_eq!(rows(&mut scene.load(&third, 1).await), rows(&mut states));
+}
+
+/// F30: the task of a save is aborted if the master does not wait for it any more.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_files_of_an_aborted_attempt_are_deleted_by_the_next() {
+    let scene = Scene::new();
+    let mut states = [scene.snapshot(0, 1)];
+    let object =
+        |index| scene.directory.path().join(RowFilesRecord::object("shards/digits/x", index));
+    std::fs::create_dir_all(scene.directory.path().join("shards/digits")).unwrap();
+    let record = || RowFileRecord { sha256: String::new(), size_bytes: 1, ranges: [0, 0] };
+    let (aborted, running) = (states[0].saved.begin("shards/digits/x"), states[0].saved.begin("y"));
+    // The upload of the third one was not complete.
+    for index in 0..3 {
+        std::fs::write(object(index), "x").unwrap();
+    }
+    (0..2).for_each(|_| aborted.add(record()));
+    scene.save_after(&mut states, "").await;
+    assert!(object(0).exists(), "it may be in progress");
+    drop(aborted);
+    scene.save_after(&mut states, "").await;
+    assert!((0..3).all(|index| !object(index).exists()));
+    drop(running);
 }

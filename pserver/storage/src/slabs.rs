@@ -1,7 +1,7 @@
 //! Rows in memory: an index of keys, and slabs of rows, which snapshots share.
 //!
-//! Each row takes, beside its values, 24 bytes for its key, counts and last change, 6 to 12 bytes of the index, whose tables
-//! have 5 bytes for each place and are between 7/16 and 7/8 full, and 2 bytes of its slab.
+//! Each row takes, beside its values, 24 bytes for its key, counts and last change, 6 to 12 bytes of the index, whose
+//! tables have 5 bytes for each place and are between 7/16 and 7/8 full, and 2 bytes of its slab.
 
 use std::hash::BuildHasher;
 use std::ops::Range;
