@@ -129,19 +129,17 @@ impl Site {
         self.read("started").lines().count()
     }
 
-    /// Returns how many workers have handled SIGTERM since the last call with a result.
+    /// Returns how many workers have handled SIGTERM.
     pub fn terminated(&self) -> usize {
-        let count = self.read("terminated").lines().count();
-        if count > 0 {
-            let _ = fs::remove_file(self.scene.path("terminated"));
-        }
-        count
+        self.read("terminated").lines().count()
     }
 
-    /// Forgets the workers that were started so far.
+    /// Forgets the workers that were started and told to end so far.
     pub fn forget(&self) {
-        // The file may not exist.
-        let _ = fs::remove_file(self.scene.path("started"));
+        for file in ["started", "terminated"] {
+            // It may not exist.
+            let _ = fs::remove_file(self.scene.path(file));
+        }
     }
 
     /// Lets all workers succeed.
