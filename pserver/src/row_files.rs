@@ -20,7 +20,7 @@ use crate::shard_file::{ShardError, ShardStore};
 /// Bytes of the rows of a file. A pserver has a few files in memory while it writes or reads a checkpoint.
 pub(crate) const ROW_FILE_BYTES: usize = 32 << 20;
 
-/// The most layers of changed rows. A restore, and whoever reads a model, reads them all.
+/// The most layers of changed rows. Each restore reads them all, and each reader of the model.
 const CHANGES_MAX: usize = 8;
 
 /// Which rows the checkpoints of a shard have: by these a checkpoint has only those that changed since. The mutexes

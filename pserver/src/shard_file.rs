@@ -112,9 +112,8 @@ impl ShardStore {
         }
         let attempt = saved_rows.begin(&name);
         let saved = self.write(&name, &attempt, holder, snapshot, newest).await;
-        match &saved {
-            Ok(_) => {}
-            Err(_) => self.discard(&attempt).await,
+        if saved.is_err() {
+            self.discard(&attempt).await;
         }
         saved_rows.end(&attempt);
         saved

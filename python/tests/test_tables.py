@@ -157,21 +157,6 @@ def test_values_of_a_table_are_checked():
 
 
 def test_ids_of_a_table_that_does_not_exist_are_refused():
-    class Stray(steadfast.Model):
-        def parameters(self):
-            return {"weight": (1,)}
-
-        def ids(self, batch):
-            return {"users": [1]}
-
-        def initialize(self, seed):
-            return {}
-
-        def gradient(self, parameters, batch, key):
-            return 0.0, {}
-
-        def evaluate(self, parameters, batch):
-            return 0.0, 0.0
-
+    stray = SimpleNamespace(tables=dict, ids=lambda batch: {"users": [1]})
     with pytest.raises(steadfast.InvalidError, match="ids of `users`, which is not among the tables"):
-        ids_of(Stray(), {})
+        ids_of(stray, {})

@@ -137,7 +137,7 @@ fn objects(shard: &ShardRecord) -> impl Iterator<Item = (Slot, Content, String)>
         let content = if layer == 0 { Content::AllRows } else { Content::ChangedRows };
         files.objects().map(move |object| (content, object))
     });
-    // Rows first: who reads the objects in this order has all rows that the shard names.
+    // Rows first: a reader of the objects in this order has all rows that the shard names.
     rows.chain(parameters).map(|(content, object)| (shard.slot, content, object))
 }
 
