@@ -9,7 +9,7 @@ use steadfast_common::ids::{Lane, Pass};
 use steadfast_common::lane_tree::LaneTree;
 use steadfast_common::layout::Layout;
 use steadfast_common::spec::ModelSpec;
-use steadfast_trainer_core::{Batch, LaneBatches, MicroBatch, Model, Parameters, Registry};
+use steadfast_trainer_core::{Batch, Inputs, LaneBatches, MicroBatch, Model, Parameters, Registry};
 
 use crate::sample::Sample;
 use crate::watch::Watch;
@@ -53,7 +53,8 @@ impl Task {
             script: None,
             device: None,
         };
-        let model = Registry::built_in().build(&spec, features).expect("the model is valid");
+        let inputs = Inputs { features, columns: 0 };
+        let model = Registry::built_in().build(&spec, inputs).expect("the model is valid");
         let layout = Arc::new(Layout::new(model.parameters()));
         let mut parameters = Parameters::zeros(layout);
         model.initialize(1, &mut parameters).expect("the model is valid");

@@ -346,8 +346,8 @@ fn run(
     emit: Option<Py<PyAny>>,
 ) -> Result<(), Failure> {
     let mut registry = Registry::built_in();
-    registry.register("python", move |spec, features| {
-        Ok(Box::new(PythonModel::build(requests.clone(), spec, features)?))
+    registry.register("python", move |spec, inputs| {
+        Ok(Box::new(PythonModel::build(requests.clone(), spec, inputs.features)?))
     });
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::io("cannot start threads", &error))?;

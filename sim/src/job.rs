@@ -242,7 +242,8 @@ fn asynchronous(rng: &mut Rng, per_task: u64) -> String {
 /// Returns the registry of models of simulated trainers.
 pub fn registry() -> Registry {
     let mut models = Registry::built_in();
-    models.register("counting", |spec, features| {
+    models.register("counting", |spec, inputs| {
+        let features = inputs.features;
         let records = spec.options.get("records").and_then(|it| it.as_integer()).unwrap_or(0);
         let slope = spec.options.get("slope").and_then(|it| it.as_float());
         let has_tables = spec.options.contains_key("tables");

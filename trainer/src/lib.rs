@@ -5,7 +5,7 @@
 //! ```no_run
 //! fn main() -> std::process::ExitCode {
 //!     let mut models = steadfast_trainer::Registry::built_in();
-//!     // models.register("my-model", |spec, features| …);
+//!     // models.register("my-model", |spec, inputs| …);
 //!     steadfast_trainer::main(models)
 //! }
 //! ```

@@ -21,7 +21,7 @@ use steadfast_process::{
     Admin, AdminContent, CommonArgs, Failure, LogIdentity, Readiness, Shutdown, init_logging,
     wait_after_completion,
 };
-use steadfast_trainer_core::{Model, Registry};
+use steadfast_trainer_core::{Inputs, Model, Registry};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 use uuid::Uuid;
@@ -251,9 +251,10 @@ impl Program<'_> {
             .map_err(|error| Failure::unavailable(error.to_string()))?;
         let manifest = Arc::new(manifest);
         let spec = &job.spec;
+        let inputs = Inputs { features: manifest.features.len(), columns: manifest.columns.len() };
         let model = self
             .registry
-            .build(&spec.model, manifest.features.len())
+            .build(&spec.model, inputs)
             .map_err(|error| Failure::new(error.kind(), error.to_string()))?;
         let model: Arc<dyn Model> = Arc::from(model);
         let parameters = model.parameters();

@@ -77,9 +77,9 @@ impl Model for Huber {
 
 fn main() -> ExitCode {
     let mut models = Registry::built_in();
-    models.register("huber", |spec, features| {
+    models.register("huber", |spec, inputs| {
         let delta = spec.options.get("delta").and_then(|value| value.as_float()).unwrap_or(1.0);
-        Ok(Box::new(Huber { features, delta: delta as f32 }))
+        Ok(Box::new(Huber { features: inputs.features, delta: delta as f32 }))
     });
     steadfast_trainer::main(models)
 }

@@ -13,7 +13,8 @@
 //! use steadfast_common::ids::{Lane, Pass};
 //! use steadfast_common::layout::{Layout, ParamSpec};
 //! use steadfast_trainer_core::{
-//!     Batch, Evaluation, Metric, MicroBatch, Model, ModelError, Parameters, Random, Registry,
+//!     Batch, Evaluation, Inputs, Metric, MicroBatch, Model, ModelError, Parameters, Random,
+//!     Registry,
 //! };
 //!
 //! struct Poisson { features: usize }
@@ -65,7 +66,7 @@
 //! }
 //!
 //! let mut models = Registry::built_in();
-//! models.register("poisson", |_spec, features| Ok(Box::new(Poisson { features })));
+//! models.register("poisson", |_spec, inputs| Ok(Box::new(Poisson { features: inputs.features })));
 //!
 //! # fn spec() -> steadfast_common::spec::ModelSpec {
 //! #     steadfast_common::spec::ModelSpec {
@@ -74,7 +75,7 @@
 //! #         entry: None, script: None, device: None,
 //! #     }
 //! # }
-//! let model = models.build(&spec(), 2)?;
+//! let model = models.build(&spec(), Inputs { features: 2, columns: 0 })?;
 //! let layout = Arc::new(Layout::new(model.parameters()));
 //! let mut parameters = Parameters::zeros(layout.clone());
 //! model.initialize(7, &mut parameters)?;
@@ -109,7 +110,7 @@ pub use model::{Evaluation, Finish, Metric, Model, Validity};
 /// The array types of [`Batch`] and [`Parameters`], for models outside this workspace.
 pub use ndarray;
 pub use parameters::{BatchIds, Parameters, TableRows};
-pub use registry::{ModelFactory, Registry};
+pub use registry::{Inputs, ModelFactory, Registry};
 pub use steadfast_common::layout::ParamSpec;
 pub use steadfast_common::random::{Purpose, Random};
 pub use steadfast_common::table::Initial;

@@ -9,9 +9,18 @@ use crate::factorization_machine::FactorizationMachine;
 use crate::model::Model;
 use crate::network::Network;
 
-/// Builds a model from the `model` section of the job file and the number of features of a record.
+/// What the records of a dataset have, beside a label.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Inputs {
+    /// Numbers: the width of [`Batch::features`](crate::Batch::features).
+    pub features: usize,
+    /// Columns in [`Batch::columns`](crate::Batch::columns); for built-in models, those of categories.
+    pub columns: usize,
+}
+
+/// Builds a model from the `model` section of the job file and the inputs of a record.
 pub type ModelFactory =
-    Box<dyn Fn(&ModelSpec, usize) -> Result<Box<dyn Model>, ModelError> + Send + Sync>;
+    Box<dyn Fn(&ModelSpec, Inputs) -> Result<Box<dyn Model>, ModelError> + Send + Sync>;
 
 /// Factories of models by name.
 pub struct Registry {
@@ -22,13 +31,11 @@ impl Registry {
     /// Creates a registry of `linear`, `softmax`, `mlp` and `fm`.
     pub fn built_in() -> Self {
         let mut registry = Self { factories: BTreeMap::new() };
-        registry
-            .register("linear", |spec, features| Ok(Box::new(Network::linear(spec, features)?)));
-        registry
-            .register("softmax", |spec, features| Ok(Box::new(Network::softmax(spec, features)?)));
-        registry.register("mlp", |spec, features| Ok(Box::new(Network::mlp(spec, features)?)));
+        registry.register("linear", |spec, it| Ok(Box::new(Network::linear(spec, it.features)?)));
+        registry.register("softmax", |spec, it| Ok(Box::new(Network::softmax(spec, it.features)?)));
+        registry.register("mlp", |spec, it| Ok(Box::new(Network::mlp(spec, it.features)?)));
         let fm = FactorizationMachine::new;
-        registry.register("fm", move |spec, features| Ok(Box::new(fm(spec, features)?)));
+        registry.register("fm", move |spec, it| Ok(Box::new(fm(spec, it.features)?)));
         registry
     }
 
@@ -37,7 +44,7 @@ impl Registry {
     pub fn register(
         &mut self,
         name: impl Into<String>,
-        factory: impl Fn(&ModelSpec, usize) -> Result<Box<dyn Model>, ModelError>
+        factory: impl Fn(&ModelSpec, Inputs) -> Result<Box<dyn Model>, ModelError>
         + Send
         + Sync
         + 'static,
@@ -51,10 +58,10 @@ impl Registry {
         self.factories.keys().map(String::as_str)
     }
 
-    /// Builds the model named by `spec`, for records of `features` features.
-    pub fn build(&self, spec: &ModelSpec, features: usize) -> Result<Box<dyn Model>, ModelError> {
+    /// Builds the model named by `spec`, for records with these inputs.
+    pub fn build(&self, spec: &ModelSpec, inputs: Inputs) -> Result<Box<dyn Model>, ModelError> {
         match self.factories.get(&spec.kind) {
-            Some(factory) => factory(spec, features),
+            Some(factory) => factory(spec, inputs),
             None => Err(ModelError::UnknownModel {
                 kind: spec.kind.clone(),
                 known: self.names().map(String::from).collect(),

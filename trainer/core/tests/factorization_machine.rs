@@ -9,7 +9,7 @@ use steadfast_common::job_file;
 use steadfast_common::layout::Layout;
 use steadfast_common::table::Rows;
 use steadfast_trainer_core::{
-    Batch, BatchIds, MicroBatch, Model, Parameters, Purpose, Random, Registry, TableRows,
+    Batch, BatchIds, Inputs, MicroBatch, Model, Parameters, Purpose, Random, Registry, TableRows,
 };
 
 const KEY: MicroBatch = MicroBatch { seed: 3, pass: Pass(1), step: 5, lane: Lane(2) };
@@ -20,7 +20,8 @@ fn model(keys: &str, numbers: usize) -> Box<dyn Model> {
          categories = [\"c\"]\n[model]\nkind = \"fm\"\n{keys}"
     );
     let spec = job_file::parse(&text).unwrap();
-    Registry::built_in().build(&spec.model, numbers).unwrap()
+    let inputs = Inputs { features: numbers, columns: 2 };
+    Registry::built_in().build(&spec.model, inputs).unwrap()
 }
 
 fn column(name: &str, kind: &str, values: Vec<i64>, offsets: Vec<i64>) -> Column {

@@ -9,7 +9,8 @@ use steadfast_common::lane_tree::{LaneSums, LaneTree};
 use steadfast_common::layout::Layout;
 use steadfast_common::spec::{Activation, ModelSpec};
 use steadfast_trainer_core::{
-    Batch, LaneBatches, MicroBatch, Model, ModelError, Parameters, Purpose, Random, Registry,
+    Batch, Inputs, LaneBatches, MicroBatch, Model, ModelError, Parameters, Purpose, Random,
+    Registry,
 };
 
 const KEY: MicroBatch = MicroBatch { seed: 3, pass: Pass(1), step: 5, lane: Lane(2) };
@@ -49,7 +50,7 @@ fn every_model() -> Vec<ModelSpec> {
 }
 
 fn build(spec: &ModelSpec) -> Result<Box<dyn Model>, ModelError> {
-    Registry::built_in().build(spec, FEATURES)
+    Registry::built_in().build(spec, Inputs { features: FEATURES, columns: 0 })
 }
 
 fn start(model: &dyn Model, seed: u64) -> Parameters {
