@@ -142,10 +142,10 @@ const TRAINING_KEYS: &[&str] = &[
 ];
 
 /// Models that every trainer supports.
-pub const BUILT_IN_MODELS: &[&str] = &["linear", "softmax", "mlp", CATEGORICAL_MODEL];
+pub const BUILT_IN_MODELS: &[&str] = &["linear", "softmax", "mlp", "fm", "deepfm", "wide-deep"];
 
-/// The built-in model of categories.
-pub const CATEGORICAL_MODEL: &str = "fm";
+/// The built-in models of categories.
+pub const CATEGORICAL_MODELS: &[&str] = &["fm", "deepfm", "wide-deep"];
 
 /// The kind of models that compute in Python.
 pub const PYTHON_MODEL: &str = "python";

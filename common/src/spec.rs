@@ -143,15 +143,15 @@ pub enum Header {
 /// The model and its size. Keys that are unknown to the built-in models belong in `options`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelSpec {
-    /// `linear`, `softmax`, `mlp`, `fm`, `python`, or the name under which a trainer registered its own model.
+    /// `linear`, `softmax`, `mlp`, `fm`, `deepfm`, `wide-deep`, `python`, or the name under which a trainer registered its own model.
     pub kind: String,
     /// Number of classes, for classifiers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub classes: Option<usize>,
-    /// `fm`: factors of each category.
+    /// Models of categories: factors of each category.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub factors: Option<usize>,
-    /// Widths of an MLP's hidden layers.
+    /// Widths of hidden layers.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hidden: Vec<usize>,
     #[serde(default)]
@@ -173,7 +173,7 @@ pub struct ModelSpec {
     pub device: Option<String>,
 }
 
-/// Non-linearity of an MLP's hidden layers.
+/// Non-linearity of hidden layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Activation {

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use crate::compression::Compression;
-use crate::job_file::{BUILT_IN_MODELS, CATEGORICAL_MODEL, PYTHON_MODEL};
+use crate::job_file::{BUILT_IN_MODELS, CATEGORICAL_MODELS, PYTHON_MODEL};
 use crate::optimizer_errors;
 use crate::spec::{DataFormat, Header, JobSpec, LANES_MAX, Mode, TableSpec};
 
@@ -219,20 +219,22 @@ impl JobSpec {
 
     fn model_errors(&self, errors: &mut Vec<SpecError>) {
         let model = &self.model;
+        let kind = model.kind.as_str();
+        let is_built_in = BUILT_IN_MODELS.contains(&kind);
         let (takes_categories, has_categories) =
-            (model.kind == CATEGORICAL_MODEL, !self.dataset.categories.is_empty());
+            (CATEGORICAL_MODELS.contains(&kind), !self.dataset.categories.is_empty());
         let mut error = |key: &str, text: String| {
             errors.push(SpecError::new(&[key, "model.kind"], text));
         };
-        if has_categories && !takes_categories {
+        if has_categories && !takes_categories && (is_built_in || kind == PYTHON_MODEL) {
             let text = format!(
-                "`dataset.categories` does not apply to `{}`; choose `{CATEGORICAL_MODEL}`",
-                model.kind
+                "`dataset.categories` does not apply to `{kind}`; choose `{}`",
+                CATEGORICAL_MODELS.join("`, `")
             );
             error("dataset.categories", text);
         }
         if takes_categories && !has_categories && self.dataset.columns.is_empty() {
-            let text = format!("`{CATEGORICAL_MODEL}` requires `dataset.categories`");
+            let text = format!("`{kind}` requires `dataset.categories`");
             error("dataset.categories", text);
         }
         if model.factors.is_some() && !takes_categories {
@@ -241,8 +243,7 @@ impl JobSpec {
         }
         if takes_categories && model.classes.is_some_and(|classes| classes != 2) {
             let text = format!(
-                "`{CATEGORICAL_MODEL}` tells two classes apart (`model.classes = 2`), or predicts a \
-                 number"
+                "`{kind}` tells two classes apart (`model.classes = 2`), or predicts a number"
             );
             error("model.classes", text);
         }
@@ -253,11 +254,11 @@ impl JobSpec {
         if model.hidden.contains(&0) {
             errors.push(SpecError::new(&["model.hidden"], "`model.hidden` has a layer of width 0"));
         }
-        match model.kind.as_str() {
-            "mlp" if model.hidden.is_empty() => {
+        match kind {
+            "mlp" | "deepfm" | "wide-deep" if model.hidden.is_empty() => {
                 errors.push(SpecError::new(
                     &["model.hidden", "model.kind"],
-                    "`mlp` requires `model.hidden`, for example [64, 32]",
+                    format!("`{kind}` requires `model.hidden`, for example [64, 32]"),
                 ));
             }
             "softmax" if model.classes.is_none() => {
@@ -303,13 +304,13 @@ impl JobSpec {
                 format!("`model.device` is `{device}`; use \"cpu\" or \"cuda\", or \"cuda:1\" for a certain GPU"),
             ));
         }
-        if BUILT_IN_MODELS.contains(&model.kind.as_str()) && !model.options.is_empty() {
+        if is_built_in && !model.options.is_empty() {
             errors.push(SpecError::new(
                 &["model.options", "model.kind"],
-                format!("`model.options` does not apply to `{}`; remove it", model.kind),
+                format!("`model.options` does not apply to `{kind}`; remove it"),
             ));
         }
-        if matches!(model.kind.as_str(), "linear" | "softmax" | CATEGORICAL_MODEL) {
+        if matches!(kind, "linear" | "softmax" | "fm") {
             if !model.hidden.is_empty() {
                 errors.push(SpecError::new(
                     &["model.hidden", "model.kind"],

@@ -35,6 +35,25 @@ fn a_table_has_the_same_bits_for_any_number_of_trainers_and_pservers() {
     assert!(0.7 < accuracy, "{trained}");
 }
 
+/// A perceptron beside the linear terms learns what only pairs of categories tell; each with the same bits for any
+/// number of processes.
+#[test]
+fn deep_models_of_categories_have_the_same_bits_for_any_number_of_trainers_and_pservers() {
+    let scene = Scene::new();
+    for name in ["deepfm", "wide-deep"] {
+        let job = Job::example(name);
+        let of = |data: &str, trainers: &str, pservers: &str| {
+            let data = format!("{name}-{data}");
+            let flags = ["--trainers", trainers, "--pservers", pservers];
+            Run::to_end(&scene, &job, &data, &flags)
+        };
+        let (one, several) = (of("one", "1", "1"), of("several", "3", "2"));
+        assert_eq!(sha(&one), sha(&several), "{name}");
+        let accuracy = one["metric"].as_f64().expect("it was evaluated");
+        assert!(0.7 < accuracy, "{one}");
+    }
+}
+
 /// F1, F4, I7: a table restored from a checkpoint, and rows that are computed again, have the same bits; also if
 /// only a tenth of the rows fits into memory.
 #[test]

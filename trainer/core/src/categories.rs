@@ -13,11 +13,13 @@ use steadfast_common::columns::{Column, Shape, Values};
 use crate::batch::Batch;
 use crate::error::ModelError;
 
-/// The ids of a batch, record by record.
+/// The ids of a batch, record by record, and those of a record column by column.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Categories {
     pub ids: Vec<u64>,
-    /// Where each record begins in `ids`, and at last where they end.
+    /// Number of columns.
+    columns: usize,
+    /// Where each column of each record begins in `ids`, and at last where they end.
     ends: Vec<usize>,
 }
 
@@ -29,15 +31,21 @@ impl Categories {
         for record in 0..batch.len() {
             for column in batch.columns {
                 push_ids(column, record, &mut ids);
+                ends.push(ids.len());
             }
-            ends.push(ids.len());
         }
-        Ok(Self { ids, ends })
+        Ok(Self { ids, columns: batch.columns.len(), ends })
     }
 
     /// Returns where the ids of a record are.
     pub fn of_record(&self, record: usize) -> Range<usize> {
-        self.ends[record]..self.ends[record + 1]
+        self.ends[record * self.columns]..self.ends[(record + 1) * self.columns]
+    }
+
+    /// Returns where the ids of one column of a record are.
+    pub fn of_column(&self, record: usize, column: usize) -> Range<usize> {
+        let index = record * self.columns + column;
+        self.ends[index]..self.ends[index + 1]
     }
 }
 
@@ -106,6 +114,7 @@ mod tests {
         let lists = column("seen", "int64[]", Values::Int64(vec![7, 8, 7]), &[0, 2, 3]);
         let found = categories(&[words.clone(), lists]).unwrap();
         assert_eq!((found.of_record(0), found.of_record(1)), (0..3, 3..5));
+        assert_eq!((found.of_column(0, 1), found.of_column(1, 0)), (1..3, 3..4));
         assert_eq!(found.ids[1], found.ids[4], "the same value of the same column");
         // Part of every trained model.
         assert_eq!(found.ids[0], 0xf8bd_c69a_294a_aace);

@@ -15,6 +15,9 @@ pub enum ModelError {
     /// The records do not fit the model.
     #[error("records have {found} features, the model expects {expected}")]
     Width { expected: usize, found: usize },
+    /// The records do not fit the model.
+    #[error("records have {found} columns of categories, the model expects {expected}")]
+    Columns { expected: usize, found: usize },
     /// The parts of a batch do not match.
     #[error("a batch has features for {features} records but {labels} labels")]
     Uneven { features: usize, labels: usize },
@@ -44,6 +47,7 @@ impl ModelError {
             Self::UnknownModel { .. }
             | Self::BadSpec { .. }
             | Self::Width { .. }
+            | Self::Columns { .. }
             | Self::BadFeature { .. }
             | Self::BadLabel { .. }
             | Self::LabelNotFinite { .. }

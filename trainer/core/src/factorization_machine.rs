@@ -13,13 +13,14 @@ use steadfast_common::table::{Initial, WIDTH_MAX};
 
 use crate::batch::{Batch, MicroBatch};
 use crate::categories::{self, Categories};
+use crate::deep::Embedding;
 use crate::error::ModelError;
 use crate::loss::Loss;
 use crate::model::{Evaluation, Metric, Model};
 use crate::parameters::Parameters;
 
 /// Standard deviation of initial weights and factors.
-const DEVIATION: f32 = 0.01;
+pub(crate) const DEVIATION: f32 = 0.01;
 
 /// Index of the table.
 const TABLE: usize = 0;
@@ -46,20 +47,13 @@ struct Feature<'a> {
 impl FactorizationMachine {
     /// With the logistic loss for two classes, otherwise the squared one.
     pub(crate) fn new(spec: &ModelSpec, numbers: usize) -> Result<Self, ModelError> {
-        let loss = match spec.classes {
-            None => Loss::Squared,
-            Some(2) => Loss::Logistic,
-            Some(_) => {
-                let errors = vec!["`fm` tells two classes apart, or predicts a number".to_owned()];
-                return Err(ModelError::BadSpec { errors });
-            }
-        };
-        let factors = spec.factors.unwrap_or(8);
-        if !(1..WIDTH_MAX).contains(&factors) {
-            let errors = vec![format!("`model.factors` must be from 1 to {}", WIDTH_MAX - 1)];
-            return Err(ModelError::BadSpec { errors });
-        }
-        Ok(Self { numbers, factors, loss })
+        let loss = Loss::of_one_output(spec)?;
+        Ok(Self { numbers, factors: factors(spec)?, loss })
+    }
+
+    /// Where the factors of a category are in its row.
+    pub(crate) fn embedding(&self) -> Embedding {
+        Embedding { table: TABLE, values: 1..self.width() }
     }
 
     fn width(&self) -> usize {
@@ -112,7 +106,8 @@ impl FactorizationMachine {
         linear + 0.5 * (of_sums - squares)
     }
 
-    fn outputs(
+    /// Returns the prediction for each record, and the sums of each factor over its features.
+    pub(crate) fn outputs(
         &self,
         parameters: &Parameters,
         batch: &Batch,
@@ -126,6 +121,48 @@ impl FactorizationMachine {
         }
         (outputs, sums)
     }
+
+    /// Adds the gradient, given the derivative of the loss with respect to each prediction, and the sums of
+    /// [`FactorizationMachine::outputs`].
+    pub(crate) fn add_gradient(
+        &self,
+        parameters: &Parameters,
+        batch: &Batch,
+        categories: &Categories,
+        (slopes, sums): (&Array2<f32>, &Array2<f32>),
+        gradient: &mut Parameters,
+    ) {
+        for record in 0..batch.len() {
+            let (slope, sums) = (slopes[[record, 0]], sums.row(record));
+            let sums = sums.as_slice().expect("rows are contiguous");
+            gradient.vector_mut(BIAS)[0] += slope;
+            for index in categories.of_record(record) {
+                let feature = Feature { row: parameters.table(TABLE).at(index), value: 1.0 };
+                add_gradient(gradient.table_mut(TABLE).at_mut(index), &feature, slope, sums);
+            }
+            if self.numbers != 0 {
+                let rows = parameters.matrix(NUMBERS);
+                let mut of_numbers = gradient.matrix_mut(NUMBERS);
+                let features = batch.features.row(record);
+                for (index, value) in features.iter().enumerate() {
+                    let (row, mut target) = (rows.row(index), of_numbers.row_mut(index));
+                    let row = row.to_slice().expect("parameters are contiguous");
+                    let target = target.as_slice_mut().expect("parameters are contiguous");
+                    add_gradient(target, &Feature { row, value: *value }, slope, sums);
+                }
+            }
+        }
+    }
+}
+
+/// Returns the number of factors of each category.
+pub(crate) fn factors(spec: &ModelSpec) -> Result<usize, ModelError> {
+    let factors = spec.factors.unwrap_or(8);
+    if !(1..WIDTH_MAX).contains(&factors) {
+        let errors = vec![format!("`model.factors` must be from 1 to {}", WIDTH_MAX - 1)];
+        return Err(ModelError::BadSpec { errors });
+    }
+    Ok(factors)
 }
 
 /// Adds the gradient of one feature, given that of the prediction and the sums of the factors.
@@ -173,26 +210,7 @@ impl Model for FactorizationMachine {
         let categories = Categories::of(batch)?;
         let (mut slopes, sums) = self.outputs(parameters, batch, &categories);
         let evaluation = self.loss.sum(slopes.view_mut(), batch.labels)?;
-        for record in 0..batch.len() {
-            let (slope, sums) = (slopes[[record, 0]], sums.row(record));
-            let sums = sums.as_slice().expect("rows are contiguous");
-            gradient.vector_mut(BIAS)[0] += slope;
-            for index in categories.of_record(record) {
-                let feature = Feature { row: parameters.table(TABLE).at(index), value: 1.0 };
-                add_gradient(gradient.table_mut(TABLE).at_mut(index), &feature, slope, sums);
-            }
-            if self.numbers != 0 {
-                let rows = parameters.matrix(NUMBERS);
-                let mut of_numbers = gradient.matrix_mut(NUMBERS);
-                let features = batch.features.row(record);
-                for (index, value) in features.iter().enumerate() {
-                    let (row, mut target) = (rows.row(index), of_numbers.row_mut(index));
-                    let row = row.to_slice().expect("parameters are contiguous");
-                    let target = target.as_slice_mut().expect("parameters are contiguous");
-                    add_gradient(target, &Feature { row, value: *value }, slope, sums);
-                }
-            }
-        }
+        self.add_gradient(parameters, batch, &categories, (&slopes, &sums), gradient);
         Ok(evaluation.loss_sum)
     }
 

@@ -91,6 +91,8 @@
 
 mod batch;
 mod categories;
+mod deep;
+mod deep_fm;
 mod error;
 mod factorization_machine;
 mod fingerprint;
@@ -100,6 +102,7 @@ mod model;
 mod network;
 mod parameters;
 mod registry;
+mod wide_and_deep;
 
 pub use batch::{Batch, MicroBatch};
 pub use categories::category_id;

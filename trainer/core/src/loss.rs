@@ -1,6 +1,7 @@
 //! Losses of one record, and their derivatives with respect to the model's outputs.
 
 use ndarray::ArrayViewMut2;
+use steadfast_common::spec::ModelSpec;
 
 use crate::error::ModelError;
 use crate::model::{Evaluation, Metric};
@@ -19,6 +20,20 @@ pub(crate) enum Loss {
 }
 
 impl Loss {
+    /// Returns the loss of a model with one output: logistic for two classes, and squared without classes.
+    pub(crate) fn of_one_output(spec: &ModelSpec) -> Result<Self, ModelError> {
+        match spec.classes {
+            None => Ok(Self::Squared),
+            Some(2) => Ok(Self::Logistic),
+            Some(_) => {
+                let kind = &spec.kind;
+                let errors =
+                    vec![format!("`{kind}` tells two classes apart, or predicts a number")];
+                Err(ModelError::BadSpec { errors })
+            }
+        }
+    }
+
     /// Returns the number of outputs of a model with this loss.
     pub(crate) fn outputs(self) -> usize {
         match self {

@@ -4,6 +4,8 @@
 //! Layer `i` has a weight of outputs × inputs, as in PyTorch, and a bias of outputs. With `X` the layer's
 //! input (records × inputs): `Z = X Wᵀ + b`, `H = f(Z)`, and with `D` the derivative with respect to `Z`:
 //! `∂W = Dᵀ X`, `∂b = Σ rows of D`, `∂X = D W`.
+//!
+//! A network may also be a part of another model, which then computes the loss.
 
 use std::ops::Range;
 
@@ -28,10 +30,12 @@ pub(crate) struct Network {
     activation: Activation,
     dropout: f32,
     loss: Loss,
+    /// Index of its first parameter: those before belong to other parts of the model.
+    first: usize,
 }
 
 /// State of a hidden layer for the backward pass; both records × width.
-struct Hidden {
+pub(crate) struct Hidden {
     output: Array2<f32>,
     /// Derivative of the output with respect to the layer's `Z`.
     slope: Array2<f32>,
@@ -65,17 +69,18 @@ impl Network {
 
     /// A multi-layer perceptron: cross-entropy with `classes`, otherwise squared loss.
     pub(crate) fn mlp(spec: &ModelSpec, features: usize) -> Result<Self, ModelError> {
-        let mut errors = Vec::new();
-        if spec.hidden.is_empty() || spec.hidden.contains(&0) {
-            errors.push("`mlp` needs `model.hidden`: the width of each hidden layer".into());
-        }
-        if !(0.0..1.0).contains(&spec.dropout) {
-            errors.push(format!(
-                "`model.dropout` is {}, but must be at least 0 and below 1",
-                spec.dropout
-            ));
-        }
-        Self::checked(spec, features, loss_of(spec), errors)
+        Self::checked(spec, features, loss_of(spec), perceptron_errors(spec))
+    }
+
+    /// A multi-layer perceptron with one output, whose parameters begin at index `first` of those of a model.
+    pub(crate) fn part(
+        spec: &ModelSpec,
+        inputs: usize,
+        loss: Loss,
+        first: usize,
+    ) -> Result<Self, ModelError> {
+        let network = Self::checked(spec, inputs, loss, perceptron_errors(spec))?;
+        Ok(Self { first, ..network })
     }
 
     fn checked(
@@ -95,16 +100,21 @@ impl Network {
         let mut widths = vec![features];
         widths.extend_from_slice(&spec.hidden);
         widths.push(loss.outputs());
-        Ok(Self { widths, activation: spec.activation, dropout: spec.dropout, loss })
+        Ok(Self { widths, activation: spec.activation, dropout: spec.dropout, loss, first: 0 })
     }
 
     fn layers(&self) -> usize {
         self.widths.len() - 1
     }
 
+    /// Index of a layer's weight; its bias is the next parameter.
+    fn weight(&self, layer: usize) -> usize {
+        self.first + 2 * layer
+    }
+
     /// Runs records (records × features) through all layers; the second value is the output of the last one.
     /// Units of the rows of each key are dropped at random.
-    fn forward(
+    pub(crate) fn forward(
         &self,
         parameters: &Parameters,
         features: ArrayView2<'_, f32>,
@@ -113,7 +123,7 @@ impl Network {
         let mut hidden: Vec<Hidden> = Vec::with_capacity(self.layers() - 1);
         for layer in 0..self.layers() - 1 {
             let input = input_of(layer, features, &hidden);
-            let mut output = affine(parameters, layer, input);
+            let mut output = affine(parameters, self.weight(layer), input);
             let mut slope = Array2::zeros(output.raw_dim());
             activate(self.activation, &mut output, &mut slope);
             if self.dropout > 0.0 {
@@ -126,7 +136,7 @@ impl Network {
             hidden.push(Hidden { output, slope });
         }
         let last = self.layers() - 1;
-        let outputs = affine(parameters, last, input_of(last, features, &hidden));
+        let outputs = affine(parameters, self.weight(last), input_of(last, features, &hidden));
         (hidden, outputs)
     }
 
@@ -151,14 +161,32 @@ impl Network {
         let (hidden, mut outputs) = self.forward(parameters, features, &[(key, 0..batch.len())]);
         let sums = self.loss.sum(outputs.view_mut(), batch.labels)?;
         self.backward(parameters, features, &hidden, outputs, |layer, input, derivative| {
-            write_product(layer, input, derivative, before, gradient);
+            write_product(self.weight(layer), input, derivative, before, gradient);
             Ok(())
         })?;
         Ok(sums.loss_sum)
     }
 
+    /// Adds the gradient, given the derivative of the loss with respect to the outputs of [`Network::forward`];
+    /// returns the derivative with respect to its input.
+    pub(crate) fn add_gradient(
+        &self,
+        parameters: &Parameters,
+        input: ArrayView2<'_, f32>,
+        hidden: &[Hidden],
+        derivative: Array2<f32>,
+        gradient: &mut Parameters,
+    ) -> Result<Array2<f32>, ModelError> {
+        let write = |layer: usize, input: ArrayView2<'_, f32>, derivative: &Array2<f32>| {
+            write_product(self.weight(layer), input, derivative, Before::Added, gradient);
+            Ok(())
+        };
+        let of_first = self.backward(parameters, input, hidden, derivative, write)?;
+        Ok(of_first.dot(&parameters.matrix(self.weight(0))))
+    }
+
     /// Passes input and derivative of each layer to `write`, from the last to the first, given the derivative
-    /// of the loss with respect to the outputs.
+    /// of the loss with respect to the outputs; returns the derivative of the first layer.
     fn backward(
         &self,
         parameters: &Parameters,
@@ -166,15 +194,15 @@ impl Network {
         hidden: &[Hidden],
         mut derivative: Array2<f32>,
         mut write: impl FnMut(usize, ArrayView2<'_, f32>, &Array2<f32>) -> Result<(), ModelError>,
-    ) -> Result<(), ModelError> {
+    ) -> Result<Array2<f32>, ModelError> {
         for layer in (0..self.layers()).rev() {
             write(layer, input_of(layer, features, hidden), &derivative)?;
             if layer > 0 {
-                derivative = derivative.dot(&parameters.matrix(2 * layer));
+                derivative = derivative.dot(&parameters.matrix(self.weight(layer)));
                 derivative *= &hidden[layer - 1].slope;
             }
         }
-        Ok(())
+        Ok(derivative)
     }
 
     /// Computes the loss of each lane, summed along the tree, and replaces outputs by their derivatives.
@@ -215,10 +243,11 @@ impl Model for Network {
                 Activation::Relu | Activation::Tanh | Activation::Sigmoid => widths[0] + widths[1],
             };
             let bound = libm::sqrt(6.0 / fan.max(1) as f64) as f32;
-            let mut random = Random::of_parameter(seed, 2 * layer);
-            let mut weight = parameters.vector_mut(2 * layer);
+            let index = self.weight(layer);
+            let mut random = Random::of_parameter(seed, index);
+            let mut weight = parameters.vector_mut(index);
             weight.iter_mut().for_each(|value| *value = bound * (2.0 * random.uniform() - 1.0));
-            parameters.vector_mut(2 * layer + 1).fill(0.0);
+            parameters.vector_mut(index + 1).fill(0.0);
         }
         Ok(())
     }
@@ -262,8 +291,9 @@ impl Model for Network {
         let (hidden, mut outputs) = self.forward(parameters, features.view(), &keys);
         let loss_sum = self.loss_of_lanes(batches, &rows, &mut outputs)?;
         let write = |layer: usize, input: ArrayView2<'_, f32>, derivative: &Array2<f32>| {
-            rows.sum_products(input, derivative.view(), gradient.matrix_mut(2 * layer))?;
-            rows.sum_rows(derivative.view(), gradient.vector_mut(2 * layer + 1))
+            let weight = self.weight(layer);
+            rows.sum_products(input, derivative.view(), gradient.matrix_mut(weight))?;
+            rows.sum_rows(derivative.view(), gradient.vector_mut(weight + 1))
         };
         self.backward(parameters, features.view(), &hidden, outputs, write)?;
         Ok(Some(loss_sum))
@@ -295,6 +325,22 @@ fn loss_of(spec: &ModelSpec) -> Loss {
     }
 }
 
+/// Returns the errors of the settings of hidden layers.
+fn perceptron_errors(spec: &ModelSpec) -> Vec<String> {
+    let mut errors = Vec::new();
+    if spec.hidden.is_empty() || spec.hidden.contains(&0) {
+        let kind = &spec.kind;
+        errors.push(format!("`{kind}` needs `model.hidden`: the width of each hidden layer"));
+    }
+    if !(0.0..1.0).contains(&spec.dropout) {
+        errors.push(format!(
+            "`model.dropout` is {}, but must be at least 0 and below 1",
+            spec.dropout
+        ));
+    }
+    errors
+}
+
 /// Returns the errors of a model without hidden layers that has settings for them.
 fn depth_errors(spec: &ModelSpec) -> Vec<String> {
     let given = [
@@ -321,9 +367,9 @@ fn rows_of<'a>(matrix: &'a mut Array2<f32>, rows: &Range<usize>) -> ArrayViewMut
     matrix.slice_mut(s![rows.clone(), ..])
 }
 
-/// Writes the gradient of a layer: `∂W` and `∂b`.
+/// Writes the gradient of a layer, `∂W` and `∂b`; its weight is parameter `weight`.
 fn write_product(
-    layer: usize,
+    weight: usize,
     input: ArrayView2<'_, f32>,
     derivative: &Array2<f32>,
     before: Before,
@@ -335,9 +381,9 @@ fn write_product(
     };
     // As ∂Wᵀ = Xᵀ D, and with β = 0 instead of zeros in memory: of few records, the product writes the
     // weights once, in order, at half the time.
-    let mut weight = gradient.matrix_mut(2 * layer).reversed_axes();
-    general_mat_mul(1.0, &input.t(), derivative, beta, &mut weight);
-    let mut bias = gradient.vector_mut(2 * layer + 1);
+    let mut product = gradient.matrix_mut(weight).reversed_axes();
+    general_mat_mul(1.0, &input.t(), derivative, beta, &mut product);
+    let mut bias = gradient.vector_mut(weight + 1);
     match before {
         Before::Added => {}
         Before::Replaced => bias.fill(0.0),
@@ -345,9 +391,9 @@ fn write_product(
     add_rows(derivative.view(), bias);
 }
 
-/// `X Wᵀ + b`.
-fn affine(parameters: &Parameters, layer: usize, input: ArrayView2<'_, f32>) -> Array2<f32> {
-    let (weight, bias) = (parameters.matrix(2 * layer), parameters.vector(2 * layer + 1));
+/// `X Wᵀ + b`, with `W` parameter `weight`.
+fn affine(parameters: &Parameters, weight: usize, input: ArrayView2<'_, f32>) -> Array2<f32> {
+    let (weight, bias) = (parameters.matrix(weight), parameters.vector(weight + 1));
     let mut output = Array2::zeros((input.nrows(), bias.len()));
     output.assign(&bias);
     general_mat_mul(1.0, &input, &weight.t(), 1.0, &mut output);

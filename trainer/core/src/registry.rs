@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 
 use steadfast_common::spec::ModelSpec;
 
+use crate::deep_fm::DeepFm;
 use crate::error::ModelError;
 use crate::factorization_machine::FactorizationMachine;
 use crate::model::Model;
 use crate::network::Network;
+use crate::wide_and_deep::WideAndDeep;
 
 /// What the records of a dataset have, beside a label.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,7 +30,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Creates a registry of `linear`, `softmax`, `mlp` and `fm`.
+    /// Creates a registry of `linear`, `softmax`, `mlp`, `fm`, `deepfm` and `wide-deep`.
     pub fn built_in() -> Self {
         let mut registry = Self { factories: BTreeMap::new() };
         registry.register("linear", |spec, it| Ok(Box::new(Network::linear(spec, it.features)?)));
@@ -36,6 +38,8 @@ impl Registry {
         registry.register("mlp", |spec, it| Ok(Box::new(Network::mlp(spec, it.features)?)));
         let fm = FactorizationMachine::new;
         registry.register("fm", move |spec, it| Ok(Box::new(fm(spec, it.features)?)));
+        registry.register("deepfm", |spec, it| Ok(Box::new(DeepFm::new(spec, it)?)));
+        registry.register("wide-deep", |spec, it| Ok(Box::new(WideAndDeep::new(spec, it)?)));
         registry
     }
 

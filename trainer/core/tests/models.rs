@@ -352,5 +352,8 @@ fn every_fault_of_a_model_is_named() {
 #[test]
 fn an_unknown_model_is_answered_with_the_known_ones() {
     let message = build(&spec("forest")).err().unwrap().to_string();
-    assert_eq!(message, "there is no model `forest`; known are fm, linear, mlp, softmax");
+    assert_eq!(
+        message,
+        "there is no model `forest`; known are deepfm, fm, linear, mlp, softmax, wide-deep"
+    );
 }
