@@ -256,8 +256,11 @@ impl Column {
         }
     }
 
-    /// The elements of one record.
-    fn elements_of(&self, record: usize) -> std::ops::Range<usize> {
+    /// Returns where the elements of one record are in the values.
+    ///
+    /// # Panics
+    /// If there is no such record.
+    pub fn elements_of(&self, record: usize) -> std::ops::Range<usize> {
         match (self.offsets.get(record..record + 2), self.shape) {
             (Some(ends), _) => ends[0] as usize..ends[1] as usize,
             (None, Shape::Fixed(length)) => {

@@ -66,7 +66,7 @@ pub struct Manifest {
     pub task_ends: Vec<u32>,
     /// Names of the feature columns with globs expanded, in the order of a model's inputs.
     pub features: Vec<String>,
-    /// The columns of a dataset without features and label.
+    /// The columns beside features and label: those of the files, and then crosses of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub columns: Vec<ColumnSpec>,
     /// Held-out tasks, ascending.
@@ -188,20 +188,46 @@ pub struct ReadOptions {
     /// `None` for a dataset of `columns`.
     pub label: Option<String>,
     pub feature_scale: f32,
+    /// The columns of the files.
     pub columns: Vec<ColumnSpec>,
+    /// The columns that are computed from them.
+    pub crosses: Vec<Cross>,
+}
+
+/// A column of the combinations of other columns' categories.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Cross {
+    pub column: ColumnSpec,
+    /// Indices of its parts among the columns of the files.
+    pub parts: Vec<usize>,
 }
 
 impl ReadOptions {
     /// Combines the spec with the columns that the planner resolved.
     pub fn new(spec: &DatasetSpec, manifest: &Manifest) -> Self {
+        let all = manifest.columns.iter().cloned();
+        let (crosses, columns): (Vec<_>, Vec<_>) =
+            all.partition(|column| spec.crosses.contains_key(&column.name));
+        let place = |part: &String| columns.iter().position(|column| column.name == *part);
+        let cross = |column: ColumnSpec| {
+            let parts = spec.crosses[&column.name].iter().filter_map(place).collect();
+            Cross { column, parts }
+        };
+        let crosses = crosses.into_iter().map(cross).collect();
         Self {
             format: spec.format,
             has_header: spec.header == crate::spec::Header::Present,
             features: manifest.features.clone(),
             label: spec.columns.is_empty().then(|| spec.label.clone()),
             feature_scale: spec.feature_scale,
-            columns: manifest.columns.clone(),
+            columns,
+            crosses,
         }
+    }
+
+    /// The columns of the records that are read.
+    fn all_columns(&self) -> impl Iterator<Item = &ColumnSpec> {
+        self.columns.iter().chain(self.crosses.iter().map(|cross| &cross.column))
     }
 }
 
@@ -223,7 +249,7 @@ impl Records {
     pub fn new(options: &ReadOptions) -> Self {
         Self {
             width: options.features.len(),
-            columns: options.columns.iter().map(Column::new).collect(),
+            columns: options.all_columns().map(Column::new).collect(),
             ..Self::default()
         }
     }

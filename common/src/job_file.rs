@@ -77,6 +77,7 @@ const TRAINING_KEYS: &[&str] = &[
     "dataset.label",
     "dataset.categories",
     "dataset.columns",
+    "dataset.crosses",
     "dataset.types",
     "dataset.feature_scale",
     "dataset.records_per_task",

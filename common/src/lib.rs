@@ -3,6 +3,7 @@
 
 pub mod applied_records;
 pub mod byte_segments;
+pub mod categories;
 pub mod columns;
 pub mod compression;
 pub mod dataset;

@@ -99,6 +99,9 @@ pub struct DatasetSpec {
     /// In place of `features` and `label`: columns of any type by name, with `*` as in `features`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub columns: Vec<String>,
+    /// Categories that combine others: the names of their columns, by the name of the new one.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub crosses: BTreeMap<String, Vec<String>>,
     /// Types of `columns` or `categories` by name, in place of those of the files.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub types: BTreeMap<String, ColumnType>,

@@ -121,6 +121,7 @@ impl JobSpec {
             errors.push(SpecError::new(&["dataset.source"], "`dataset.source` names no file"));
         }
         self.column_errors(errors);
+        self.cross_errors(errors);
         if !dataset.label.is_empty()
             && BTreeSet::from_iter(&dataset.features).contains(&dataset.label)
         {
@@ -214,6 +215,25 @@ impl JobSpec {
                     self.model.kind
                 ),
             ));
+        }
+    }
+
+    /// Whether the parts exist is known only from the files.
+    fn cross_errors(&self, errors: &mut Vec<SpecError>) {
+        let dataset = &self.dataset;
+        let mut error = |keys: &[&str], text| errors.push(SpecError::new(keys, text));
+        let has_columns = !dataset.categories.is_empty() || !dataset.columns.is_empty();
+        if !dataset.crosses.is_empty() && !has_columns {
+            let text = "`dataset.crosses` combines columns of `dataset.categories`, or of \
+                        `dataset.columns`; name some"
+                .to_owned();
+            error(&["dataset.crosses", "dataset.categories"], text);
+        }
+        for (name, parts) in &dataset.crosses {
+            if BTreeSet::from_iter(parts).len() != parts.len() || parts.len() < 2 {
+                let text = format!("`dataset.crosses.{name}` needs two or more different columns");
+                error(&["dataset.crosses"], text);
+            }
         }
     }
 
@@ -384,5 +404,59 @@ impl JobSpec {
                 "`checkpoint.every_steps` needs mode = \"sync\"; use `checkpoint.every`",
             ));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::job_file;
+
+    /// The errors of a job file with these keys of `[dataset]` and `[model]`.
+    fn errors(dataset: &str, model: &str) -> Vec<String> {
+        let text = format!(
+            "name = 'x'\npasses = 1\n[dataset]\nsource = ['x']\nformat = 'csv'\n{dataset}\n\
+             [model]\n{model}"
+        );
+        job_file::parse(&text).err().map(|error| error.errors).unwrap_or_default()
+    }
+
+    const CATEGORIES: &str = "label = 'y'\ncategories = ['a', 'b']";
+
+    #[test]
+    fn models_of_categories_require_them_and_other_built_in_models_refuse_them() {
+        for kind in ["fm", "deepfm", "wide-deep"] {
+            let hidden = if kind == "fm" { "" } else { "hidden = [4]" };
+            let model = format!("kind = '{kind}'\n{hidden}");
+            assert_eq!(errors(CATEGORIES, &model), [""; 0]);
+            let found = errors("label = 'y'\nfeatures = ['x']", &model);
+            assert_eq!(found, [format!("`{kind}` requires `dataset.categories`")]);
+            let found = errors(CATEGORIES, &format!("{model}\nclasses = 3"));
+            assert_eq!(found.len(), 1, "{found:?}");
+        }
+        assert_eq!(
+            errors(CATEGORIES, "kind = 'deepfm'"),
+            ["`deepfm` requires `model.hidden`, for example [64, 32]"]
+        );
+        assert_eq!(
+            errors(CATEGORIES, "kind = 'mlp'\nhidden = [4]"),
+            ["`dataset.categories` does not apply to `mlp`; choose `fm`, `deepfm`, `wide-deep`"]
+        );
+        assert_eq!(errors(CATEGORIES, "kind = 'my-own'"), [""; 0]);
+    }
+
+    #[test]
+    fn a_cross_combines_two_or_more_different_columns() {
+        let fm = |dataset: &str| errors(dataset, "kind = 'fm'");
+        let with = |crosses: &str| fm(&format!("{CATEGORIES}\ncrosses = {crosses}"));
+        assert_eq!(with("{ c = ['a', 'b'], d = ['b', 'a'] }"), [""; 0]);
+        for bad in ["{ c = [] }", "{ c = ['a'] }", "{ c = ['a', 'a'] }"] {
+            let expected = "`dataset.crosses.c` needs two or more different columns";
+            assert_eq!(with(bad), [expected]);
+        }
+        let found = errors(
+            "label = 'y'\nfeatures = ['a', 'b']\ncrosses = { c = ['a', 'b'] }",
+            "kind = 'linear'",
+        );
+        assert!(found[0].contains("`dataset.crosses` combines columns of"), "{found:?}");
     }
 }

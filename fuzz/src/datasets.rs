@@ -28,6 +28,7 @@ pub fn spec(format: DataFormat, header: Header, label: &str) -> DatasetSpec {
         features: vec!["*".to_owned()],
         label: label.to_owned(),
         categories: Vec::new(),
+        crosses: Default::default(),
         columns: vec![],
         types: Default::default(),
         feature_scale: 0.5,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +17,7 @@ st = pytest.importorskip("steadfast.torch")
 
 KEY = SimpleNamespace(seed=5)
 LARGE = 2**63 + 5
+ROOT = Path(__file__).parents[2]
 
 
 def rows(model: steadfast.Model, batch: dict) -> dict:
@@ -81,18 +84,24 @@ def test_lists_of_any_length_are_reduced_record_by_record():
         assert square.shape == (2,)
 
 
+def documented():
+    """What the Python code about ids in docs/tables.md defines, after a check of its values."""
+    text = (ROOT / "docs" / "tables.md").read_text()
+    found = {}
+    for block in re.findall(r"```python\n(def .*?)```", text, re.S):
+        exec(block, found)
+        for expression, value in re.findall(r"^(?:\w+ = )?(\S.*\S)\s+# (0x\w+)$", block, re.M):
+            assert eval(expression, found) == int(value, 16), expression
+    return found
+
+
 def test_text_is_hashed_with_the_name_of_its_column():
     words = np.array(["red", "blue", "red"], dtype=object)
     batch = {"colour": words, "label": np.zeros(3, np.float32)}
     model = model_of(Sum(st.Embedding("colour", 1)), ["colour"])
     (ids,) = ids_of(model, batch)
 
-    def category_id(column: str, value: bytes) -> int:
-        found = 0xCBF29CE484222325
-        for byte in column.encode() + b"\0" + value:
-            found = (found ^ byte) * 0x100000001B3 % 2**64
-        return found
-
+    category_id = documented()["category_id"]
     assert ids.tolist() == [category_id("colour", it.encode()) for it in words]
     assert (steadfast.category_ids("colour", [b"red", b"blue", b"red"]) == ids).all()
     assert steadfast.category_ids("color", ["red"])[0] != ids[0]

@@ -242,6 +242,7 @@ mod tests {
             label: label.to_owned(),
             columns: vec![],
             categories: vec![],
+            crosses: Default::default(),
             types: Default::default(),
             feature_scale: 1.0,
             records_per_task: None,

@@ -76,6 +76,18 @@ pub enum DataError {
          \"label\", \"value\"]` with a Python model"
     )]
     TooManyFeatures { file: String, features: u32, max: u32 },
+    #[error("the cross `{cross}` has the name of a column; rename it")]
+    CrossNamedAsColumn { cross: String },
+    #[error(
+        "the cross `{cross}` has the part `{column}`, which is not among `dataset.categories` or \
+         `dataset.columns`; add it there"
+    )]
+    UnknownPart { cross: String, column: String },
+    #[error(
+        "the cross `{cross}` has the part `{column}`, which holds fractions; set its type in \
+         `dataset.types`, or leave it out"
+    )]
+    FractionalPart { cross: String, column: String },
     #[error("`dataset.types` has `{column}`, which is none of the columns; remove it")]
     UnusedType { column: String },
     #[error("column `{column}` of {file} holds {found}; leave it out or {way_out}")]
@@ -116,6 +128,9 @@ impl DataError {
             | Self::BadRecord { .. }
             | Self::BadRow { .. }
             | Self::TooManyFeatures { .. }
+            | Self::CrossNamedAsColumn { .. }
+            | Self::UnknownPart { .. }
+            | Self::FractionalPart { .. }
             | Self::UnusedType { .. }
             | Self::Untyped { .. }
             | Self::BadFile { .. }

@@ -1,6 +1,7 @@
 //! Datasets: splits files of records into tasks, and reads the records of a task.
 
 mod columns;
+mod crosses;
 mod error;
 mod file_reader;
 mod format;

@@ -10,6 +10,7 @@ use steadfast_common::spec::{DataFormat, DatasetSpec};
 use steadfast_store::{Location, StoreError};
 
 use crate::columns::{self, Column, Typed};
+use crate::crosses;
 use crate::error::DataError;
 use crate::format;
 use crate::parquet_file::ParquetFile;
@@ -63,6 +64,8 @@ async fn inspect_all(
         let columns = libsvm_columns(first, index_max)?;
         manifest.features = columns::resolve(spec, first, &columns)?;
     }
+    let crosses = crosses::resolve(spec, &manifest.columns, &manifest.features)?;
+    manifest.columns.extend(crosses);
     let size = spec.records_per_task.unwrap_or_else(|| {
         let size = task_size(records, shapes.iter().map(Shape::bytes).sum());
         shapes.iter().map(Shape::task_size_min).fold(size, u32::max)

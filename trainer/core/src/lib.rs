@@ -105,7 +105,6 @@ mod registry;
 mod wide_and_deep;
 
 pub use batch::{Batch, MicroBatch};
-pub use categories::category_id;
 pub use error::ModelError;
 pub use fingerprint::fingerprint;
 pub use lanes::LaneBatches;
@@ -114,6 +113,7 @@ pub use model::{Evaluation, Finish, Metric, Model, Validity};
 pub use ndarray;
 pub use parameters::{BatchIds, Parameters, TableRows};
 pub use registry::{Inputs, ModelFactory, Registry};
+pub use steadfast_common::categories::category_id;
 pub use steadfast_common::layout::ParamSpec;
 pub use steadfast_common::random::{Purpose, Random};
 pub use steadfast_common::table::Initial;

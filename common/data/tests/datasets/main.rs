@@ -3,6 +3,7 @@
 mod codecs;
 mod columns;
 mod compressed;
+mod crosses;
 mod damaged;
 mod files;
 mod formats;

@@ -45,6 +45,7 @@ pub fn spec(format: DataFormat, source: &[&str]) -> DatasetSpec {
         features: vec!["x*".to_owned()],
         label: "y".to_owned(),
         categories: vec![],
+        crosses: Default::default(),
         columns: vec![],
         types: Default::default(),
         feature_scale: 1.0,
