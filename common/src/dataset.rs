@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use crate::columns::{Column, ColumnSpec};
 use crate::ids::TaskId;
 use crate::records::RecordRange;
-use crate::spec::{DataFormat, DatasetSpec};
+use crate::spec::{DataFormat, DatasetSpec, Transform};
 
 /// Buffer size for reading a manifest.
 const READ_BYTES: usize = 64 << 10;
@@ -187,6 +187,8 @@ pub struct ReadOptions {
     pub features: Vec<String>,
     /// `None` for a dataset of `columns`.
     pub label: Option<String>,
+    pub missing: Option<f32>,
+    pub transform: Transform,
     pub feature_scale: f32,
     /// The columns of the files.
     pub columns: Vec<ColumnSpec>,
@@ -219,6 +221,8 @@ impl ReadOptions {
             has_header: spec.header == crate::spec::Header::Present,
             features: manifest.features.clone(),
             label: spec.columns.is_empty().then(|| spec.label.clone()),
+            missing: spec.missing,
+            transform: spec.transform,
             feature_scale: spec.feature_scale,
             columns,
             crosses,

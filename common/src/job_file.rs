@@ -79,6 +79,8 @@ const TRAINING_KEYS: &[&str] = &[
     "dataset.columns",
     "dataset.crosses",
     "dataset.types",
+    "dataset.missing",
+    "dataset.transform",
     "dataset.feature_scale",
     "dataset.records_per_task",
     "dataset.header",

@@ -105,6 +105,12 @@ pub struct DatasetSpec {
     /// Types of `columns` or `categories` by name, in place of those of the files.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub types: BTreeMap<String, ColumnType>,
+    /// Value of an empty feature, in the units of the file; without it, such a record is invalid.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub missing: Option<f32>,
+    /// Function of every feature, before it is scaled.
+    #[serde(default, skip_serializing_if = "Transform::is_default")]
+    pub transform: Transform,
     /// Factor for every feature, to scale raw units.
     #[serde(default = "one")]
     pub feature_scale: f32,
@@ -115,6 +121,31 @@ pub struct DatasetSpec {
     /// `1`, ….
     #[serde(default)]
     pub header: Header,
+}
+
+/// A function of features.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transform {
+    /// The feature itself.
+    #[default]
+    None,
+    /// sign(x) · ln(1 + |x|), for counts.
+    Log1p,
+}
+
+impl Transform {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Applies the function; the same bits on all machines.
+    pub fn apply(self, value: f64) -> f64 {
+        match self {
+            Self::None => value,
+            Self::Log1p => libm::log1p(value.abs()).copysign(value),
+        }
+    }
 }
 
 /// Encoding of the dataset's files.

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use crate::compression::Compression;
 use crate::job_file::{BUILT_IN_MODELS, CATEGORICAL_MODELS, PYTHON_MODEL};
 use crate::optimizer_errors;
-use crate::spec::{DataFormat, Header, JobSpec, LANES_MAX, Mode, TableSpec};
+use crate::spec::{DataFormat, Header, JobSpec, LANES_MAX, Mode, TableSpec, Transform};
 
 /// An error in the values of a job file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,6 +144,18 @@ impl JobSpec {
                  remove one",
             ));
         }
+        if dataset.missing.is_some_and(|value| !value.is_finite()) {
+            errors.push(SpecError::new(
+                &["dataset.missing"],
+                "`dataset.missing` must be a finite number",
+            ));
+        }
+        if dataset.missing.is_some() && dataset.format == DataFormat::Libsvm {
+            errors.push(SpecError::new(
+                &["dataset.missing", "dataset.format"],
+                "`dataset.missing` does not apply to LibSVM, where a missing feature is 0; remove it",
+            ));
+        }
         if !dataset.feature_scale.is_finite() || dataset.feature_scale == 0.0 {
             errors.push(SpecError::new(
                 &["dataset.feature_scale"],
@@ -200,6 +212,8 @@ impl JobSpec {
             ("dataset.features", !dataset.features.is_empty()),
             ("dataset.label", !dataset.label.is_empty()),
             ("dataset.categories", !dataset.categories.is_empty()),
+            ("dataset.missing", dataset.missing.is_some()),
+            ("dataset.transform", dataset.transform != Transform::None),
             ("dataset.feature_scale", dataset.feature_scale != 1.0),
         ];
         for (key, _) in others.into_iter().filter(|(_, is_set)| *is_set) {
@@ -458,5 +472,16 @@ mod tests {
             "kind = 'linear'",
         );
         assert!(found[0].contains("`dataset.crosses` combines columns of"), "{found:?}");
+    }
+
+    #[test]
+    fn empty_features_have_a_finite_value_where_features_can_be_empty() {
+        let linear = |dataset: &str| errors(&format!("label = 'y'\n{dataset}"), "kind = 'linear'");
+        assert_eq!(linear("features = ['x']\nmissing = -1\ntransform = 'log1p'"), [""; 0]);
+        let found = linear("features = ['x']\nmissing = nan");
+        assert_eq!(found, ["`dataset.missing` must be a finite number"]);
+        let python = "kind = 'python'\nentry = 'a:b'";
+        let found = errors("columns = ['x']\nmissing = 0\ntransform = 'log1p'", python);
+        assert_eq!(found.len(), 2, "{found:?}");
     }
 }

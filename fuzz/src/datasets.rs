@@ -31,6 +31,8 @@ pub fn spec(format: DataFormat, header: Header, label: &str) -> DatasetSpec {
         crosses: Default::default(),
         columns: vec![],
         types: Default::default(),
+        missing: None,
+        transform: Default::default(),
         feature_scale: 0.5,
         records_per_task: None,
         header,

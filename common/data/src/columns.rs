@@ -244,6 +244,8 @@ mod tests {
             categories: vec![],
             crosses: Default::default(),
             types: Default::default(),
+            missing: None,
+            transform: Default::default(),
             feature_scale: 1.0,
             records_per_task: None,
             header: Header::Present,

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use steadfast_common::dataset::{Chunk, DataFile, Manifest, ReadOptions, Records};
+use steadfast_common::spec::Transform;
 use steadfast_host::task::blocking;
 use steadfast_store::{Location, StoreError, open};
 
@@ -188,8 +189,41 @@ impl Wanted {
     }
 }
 
-/// Converts and scales a value, and checks that the result is finite.
-pub(crate) fn narrow(value: f64, scale: f32) -> Result<f32, String> {
+/// How the values of a column become numbers of records.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Conversion {
+    /// As they are.
+    Plain,
+    Feature {
+        missing: Option<f32>,
+        transform: Transform,
+        scale: f32,
+    },
+}
+
+impl Conversion {
+    pub fn of_features(options: &ReadOptions) -> Self {
+        let ReadOptions { missing, transform, feature_scale: scale, .. } = *options;
+        Self::Feature { missing, transform, scale }
+    }
+
+    /// Converts the value of a record, and checks that the result is finite. Of an empty one, the error is or begins
+    /// with `empty`.
+    pub fn convert(self, value: Option<f64>, empty: &str) -> Result<f32, String> {
+        match self {
+            Self::Plain => narrow(value.ok_or(empty)?, 1.0),
+            Self::Feature { missing, transform, scale } => {
+                let value = value.or(missing.map(f64::from)).ok_or_else(|| {
+                    format!("{empty}; `dataset.missing` sets the value of empty features")
+                })?;
+                narrow(transform.apply(value), scale)
+            }
+        }
+    }
+}
+
+/// Converts a value, and checks that the result is finite.
+fn narrow(value: f64, scale: f32) -> Result<f32, String> {
     let narrow = value as f32 * scale;
     match (narrow.is_finite(), value.is_finite()) {
         (true, _) => Ok(narrow),

@@ -21,6 +21,7 @@ use crate::columns::{Column, Content};
 use crate::error::DataError;
 use crate::file_reader::FileReader;
 use crate::format;
+use crate::read::Conversion;
 use crate::task_split::{Access, Marks, Places, Shape};
 use crate::text::{Codec, range};
 use crate::values::{Builder, Inference, Value};
@@ -346,18 +347,18 @@ impl<'a> Collector<'a> {
             builder.push(find(&column.name)).map_err(|reason| (column.name.clone(), reason))?;
         }
         if let Some(label) = &self.options.label {
-            let scale = self.options.feature_scale;
+            let conversion = Conversion::of_features(self.options);
             let features = &mut self.numbers.features;
             if self.format == RowFormat::Libsvm {
                 let named = |reason| (libsvm::VALUE.to_owned(), reason);
-                libsvm::fill(&row.fields, &self.places, scale, features).map_err(named)?;
+                libsvm::fill(&row.fields, &self.places, conversion, features).map_err(named)?;
             } else {
                 for name in &self.options.features {
-                    let number = find(name).number(scale);
+                    let number = find(name).number(conversion);
                     features.push(number.map_err(|reason| (name.clone(), reason))?);
                 }
             }
-            let number = find(label).number(1.0);
+            let number = find(label).number(Conversion::Plain);
             self.numbers.labels.push(number.map_err(|reason| (label.clone(), reason))?);
         }
         self.records += 1;

@@ -5,7 +5,11 @@ use std::borrow::Cow;
 use steadfast_common::columns::{Column, ColumnSpec, ColumnType, Element, Shape, Values};
 
 use crate::columns::Content;
-use crate::read::narrow;
+use crate::read::Conversion;
+
+/// What is wrong with values without content, in messages.
+pub(crate) const EMPTY: &str = "it is empty";
+pub(crate) const NULL: &str = "it is empty (null)";
 
 /// A value of one record, as its file holds it.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,11 +28,14 @@ pub(crate) enum Value<'a> {
 
 impl Value<'_> {
     /// The value as a feature or label.
-    pub fn number(&self, scale: f32) -> Result<f32, String> {
-        match self.single()? {
-            Self::Float32(value) => narrow(f64::from(*value), scale),
-            value => narrow(float(value)?, scale),
-        }
+    pub fn number(&self, conversion: Conversion) -> Result<f32, String> {
+        let (value, empty) = match self.single()? {
+            Self::Missing => (None, NULL),
+            Self::Text(text) if text.trim().is_empty() => (None, EMPTY),
+            Self::Bytes(bytes) if bytes.trim_ascii().is_empty() => (None, EMPTY),
+            value => (Some(float(value)?), NULL),
+        };
+        conversion.convert(value, empty)
     }
 
     /// The value itself, or the only one of a list.
@@ -83,7 +90,7 @@ impl Builder {
                 let Values::Uint8(values) = &mut self.column.values else { unreachable!() };
                 values.extend_from_slice(bytes);
             }
-            (_, Value::Missing) => return Err("it is empty (null)".to_owned()),
+            (_, Value::Missing) => return Err(NULL.to_owned()),
             (shape, value) => {
                 let elements = match value {
                     Value::List(elements) => &elements[..],
@@ -109,7 +116,7 @@ impl Builder {
                 values.push(u8::try_from(value).map_err(|_| out_of_range(value, "uint8"))?);
             }
             Values::Int64(values) => values.push(integer(value)?),
-            Values::Float32(values) => values.push(value.number(1.0)?),
+            Values::Float32(values) => values.push(value.number(Conversion::Plain)?),
             Values::Float64(values) => {
                 let value = float(value)?;
                 if !value.is_finite() {
@@ -192,7 +199,7 @@ fn textual<'a>(value: &'a Value) -> Result<&'a str, String> {
     match value {
         Value::Text(text) => Ok(text),
         Value::Bytes(bytes) => std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned()),
-        Value::Missing => Err("it is empty (null)".to_owned()),
+        Value::Missing => Err(NULL.to_owned()),
         other => Err(format!("it is {}, not a number", other.describe())),
     }
 }

@@ -13,8 +13,8 @@ use super::pages::{self, CheckedPages};
 use super::source::Source;
 use super::values;
 use crate::error::DataError;
-use crate::read::{Wanted, narrow};
-use crate::values::Builder;
+use crate::read::{Conversion, Wanted};
+use crate::values::{Builder, NULL};
 
 /// Rows decoded at a time.
 const BATCH_ROWS: usize = 1024;
@@ -37,7 +37,7 @@ pub(super) struct RowReader {
 /// A column of the chunk.
 struct Column<'a> {
     name: &'a str,
-    scale: f32,
+    conversion: Conversion,
     numbers: Numbers,
 }
 
@@ -56,20 +56,21 @@ impl RowReader {
                 self.first_row,
             ),
         };
-        let open = |name, scale, leaf| match self.open(source, index, leaf) {
-            Ok(numbers) => Ok(Column { name, scale, numbers }),
+        let open = |name, conversion, leaf| match self.open(source, index, leaf) {
+            Ok(numbers) => Ok(Column { name, conversion, numbers }),
             Err(error) => Err(source.error(&error)),
         };
         let mut label = match (&self.options.label, self.wanted.label) {
-            (Some(name), Some(leaf)) => open(name, 1.0, leaf)?,
+            (Some(name), Some(leaf)) => open(name, Conversion::Plain, leaf)?,
             _ => {
                 let columns = self.read_columns(source, index)?;
                 return Ok(Records { columns, ..Records::default() });
             }
         };
+        let of_features = Conversion::of_features(&self.options);
         let mut features = Vec::with_capacity(self.options.features.len());
         for (name, leaf) in self.options.features.iter().zip(&self.wanted.features) {
-            features.push(open(name, self.options.feature_scale, *leaf)?);
+            features.push(open(name, of_features, *leaf)?);
         }
         let width = features.len();
         let mut records = Records { width, ..Records::default() };
@@ -172,10 +173,7 @@ impl RowReader {
         (column.numbers)(rows, &mut values).map_err(|error| source.error(&error))?;
         let number = |(row, value): (usize, Option<f64>)| {
             // Converted through 64 bits, as for text, so that both formats give the same numbers.
-            let number = match value {
-                Some(value) => narrow(value, column.scale),
-                None => Err("it is empty (null)".to_owned()),
-            };
+            let number = column.conversion.convert(value, NULL);
             number.map_err(|reason| self.bad_record(first + row, column.name, reason))
         };
         values.into_iter().enumerate().map(number).collect()

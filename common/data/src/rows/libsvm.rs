@@ -9,6 +9,7 @@ use steadfast_common::columns::{ColumnType, Element};
 use super::lines::Fields;
 use crate::columns::{Column, Content};
 use crate::error::DataError;
+use crate::read::Conversion;
 use crate::values::{Value, parse};
 
 pub(super) const INDEX: &str = "index";
@@ -112,7 +113,7 @@ pub(super) fn places(wanted: &[String]) -> Places {
 pub(super) fn fill(
     fields: &[(Cow<'_, str>, Value)],
     wanted: &Places,
-    scale: f32,
+    conversion: Conversion,
     features: &mut Vec<f32>,
 ) -> Result<(), String> {
     let [(_, Value::List(indices)), _, (_, Value::List(values))] = fields else {
@@ -130,7 +131,7 @@ pub(super) fn fill(
     for (index, value) in indices.iter().zip(values) {
         let Value::Int(index) = index else { continue };
         if let Some(place) = wanted.get(index) {
-            features[first + place] = value.number(scale)?;
+            features[first + place] = value.number(conversion)?;
         }
     }
     Ok(())

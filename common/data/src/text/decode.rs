@@ -6,8 +6,8 @@ use steadfast_common::dataset::{Chunk, ReadOptions, Records};
 
 use super::{Dialect, Layout};
 use crate::error::DataError;
-use crate::read::{Wanted, narrow};
-use crate::values::{Builder, Value, parse};
+use crate::read::{Conversion, Wanted};
+use crate::values::{Builder, EMPTY, Value, parse};
 
 /// Parses `bytes`, the text of `chunk`.
 pub(crate) fn decode(
@@ -21,6 +21,7 @@ pub(crate) fn decode(
     let wanted = Wanted::find(options, &layout.columns, file)?;
     let mut records = Records { width: wanted.features.len(), ..Records::default() };
     let mut builders: Vec<Builder> = options.columns.iter().map(Builder::new).collect();
+    let of_features = Conversion::of_features(options);
     let mut reader = dialect.reader(bytes);
     let mut fields = csv::ByteRecord::new();
     let mut record = chunk.first_record;
@@ -46,14 +47,14 @@ pub(crate) fn decode(
             column: layout.columns[column].clone(),
             reason,
         };
-        let number = |column: usize, scale: f32| {
-            number(&fields[column], scale).map_err(|reason| located(column, reason))
+        let number = |column: usize, conversion| {
+            number(&fields[column], conversion).map_err(|reason| located(column, reason))
         };
         for &column in &wanted.features {
-            records.features.push(number(column, options.feature_scale)?);
+            records.features.push(number(column, of_features)?);
         }
         if let Some(label) = wanted.label {
-            records.labels.push(number(label, 1.0)?);
+            records.labels.push(number(label, Conversion::Plain)?);
         }
         for (builder, &column) in builders.iter_mut().zip(&wanted.columns) {
             let field = Value::Bytes(Cow::Borrowed(&fields[column]));
@@ -65,14 +66,22 @@ pub(crate) fn decode(
     Ok(records)
 }
 
-fn number(field: &[u8], scale: f32) -> Result<f32, String> {
+fn number(field: &[u8], conversion: Conversion) -> Result<f32, String> {
     let text = std::str::from_utf8(field).map_err(|_| "it is not UTF-8".to_owned())?;
-    narrow(parse(text)?, scale)
+    let value = if text.trim().is_empty() { None } else { Some(parse(text)?) };
+    conversion.convert(value, EMPTY)
 }
 
 #[cfg(test)]
 mod tests {
+    use steadfast_common::spec::Transform;
+
     use super::*;
+
+    fn number(field: &[u8], scale: f32) -> Result<f32, String> {
+        let transform = Transform::None;
+        super::number(field, Conversion::Feature { missing: None, transform, scale })
+    }
 
     #[test]
     fn only_finite_numbers_and_truth_values_are_numbers() {

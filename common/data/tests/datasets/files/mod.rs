@@ -48,6 +48,8 @@ pub fn spec(format: DataFormat, source: &[&str]) -> DatasetSpec {
         crosses: Default::default(),
         columns: vec![],
         types: Default::default(),
+        missing: None,
+        transform: Default::default(),
         feature_scale: 1.0,
         records_per_task: None,
         header: Header::Present,
