@@ -11,7 +11,7 @@ use steadfast_common::dataset::{Chunk, ReadOptions, Records};
 use super::numbers::{self, Numbers};
 use super::pages::{self, CheckedPages};
 use super::source::Source;
-use super::values;
+use super::values::{self, Large};
 use crate::error::DataError;
 use crate::read::{Conversion, Wanted};
 use crate::values::{Builder, NULL};
@@ -97,12 +97,15 @@ impl RowReader {
         source: &Source,
         index: Option<&dyn PageIndexProvider>,
     ) -> Result<Vec<steadfast_common::columns::Column>, DataError> {
+        // Columns beside a label are categories.
+        let large = if self.options.label.is_some() { Large::SameBits } else { Large::Refused };
         let mut columns = Vec::new();
         for (spec, leaf) in self.options.columns.iter().zip(&self.wanted.columns) {
             let column = self.metadata.row_group(self.group).column(*leaf).column_descr_ptr();
             let schema = self.metadata.file_metadata().schema_descr();
             let open = self.pages(source, index, *leaf).and_then(|pages| {
-                values::open(schema.get_column_root(*leaf), column, pages, self.first_row)
+                let root = schema.get_column_root(*leaf);
+                values::open(root, column, pages, self.first_row, large)
             });
             let mut read = open.map_err(|error| source.error(&error))?;
             let mut builder = Builder::new(spec);

@@ -20,12 +20,21 @@ pub(super) type Reader =
 /// A row whose value does not have the type of the column, and why.
 pub(super) type BadRow = (usize, String);
 
+/// What becomes of unsigned integers beyond those of `int64`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Large {
+    /// As ids, they are the integers with the same bits.
+    SameBits,
+    Refused,
+}
+
 /// Opens a column at row `first`. `root` is its top-level type.
 pub(super) fn open(
     root: &Type,
     column: ColumnDescPtr,
     pages: Box<dyn PageReader>,
     first: usize,
+    large: Large,
 ) -> Result<Reader, ParquetError> {
     let levels = Levels::new(root, &column);
     let (converted, scale) = (column.converted_type(), column.type_scale());
@@ -50,7 +59,9 @@ pub(super) fn open(
         ColumnReader::Int64ColumnReader(it) => read(it, first, levels, move |it| match converted {
             _ if is_decimal => Value::Float(decimal(it, scale)),
             // Too large for the column, which says so.
-            ConvertedType::UINT_64 if *it < 0 => Value::Float(*it as u64 as f64),
+            ConvertedType::UINT_64 if *it < 0 && large == Large::Refused => {
+                Value::Float(*it as u64 as f64)
+            }
             _ => Value::Int(*it),
         }),
         ColumnReader::FloatColumnReader(it) => read(it, first, levels, |it| Value::Float32(*it)),

@@ -492,3 +492,26 @@ async fn categories_are_columns_beside_features_and_label() {
     let error = plan(&fractions, 0.0, Some(directory.path())).await.unwrap_err().to_string();
     assert!(error.contains("fractions are no categories"), "{error}");
 }
+
+/// Ids are compared, not computed with. A Python model may compute with them, so there they are refused.
+#[tokio::test]
+async fn large_unsigned_categories_are_the_integers_with_the_same_bits() {
+    let directory = Directory::new();
+    let columns =
+        [crate::files::Values::Int64(vec![-2, 5]), crate::files::Values::Double(vec![1.0, 0.0])];
+    let schema = "required int64 user (UINT_64); required double y;";
+    let file = crate::files::parquet(schema, &columns, 10);
+    directory.write_bytes("a.parquet", &file);
+    let spec = DatasetSpec {
+        features: vec![],
+        categories: vec!["user".to_owned()],
+        ..spec(DataFormat::Parquet, &["a.parquet"])
+    };
+    let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
+    let options = ReadOptions::new(&spec, &manifest);
+    let found = read(&manifest, &options, &manifest.chunks).await.unwrap();
+    assert_eq!(found.columns[0].values, Values::Int64(vec![-2, 5]));
+    let refused = all(&directory, DataFormat::Parquet, "a.parquet", &["user"], &[], None).await;
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("18446744073709552000 is not an integer"), "{refused}");
+}
