@@ -1,12 +1,13 @@
 """Creates the small datasets of this directory.
 
-Needs scikit-learn (it ships the digits), numpy and pyarrow:
+Needs scikit-learn (it ships the digits), numpy and pyarrow, and UCI's file of the mushrooms:
 
-    python make.py
+    python make.py agaricus-lepiota.data
 """
 
 import gzip
 import json
+import sys
 from importlib import resources
 from pathlib import Path
 
@@ -26,6 +27,11 @@ CLICKS = 4000
 CLICKS_SEED = 20261125
 USERS, ITEMS, FACTORS, POWER = 400, 250, 3, 1.05
 CITIES = "Aachen Bilbao Cork Dakar Essen Faro Ghent Hue Izmir Jaipur Kyoto Lima".split()
+MUSHROOM = (
+    "cap_shape cap_surface cap_color bruises odor gill_attachment gill_spacing gill_size gill_color stalk_shape "
+    "stalk_root stalk_surface_above_ring stalk_surface_below_ring stalk_color_above_ring stalk_color_below_ring "
+    "veil_type veil_color ring_number ring_type spore_print_color population habitat"
+).split()
 REVIEWS = 1200
 REVIEWS_SEED = 20261124
 GOOD = "bright clear quick reliable sturdy quiet light precise comfortable simple".split()
@@ -85,6 +91,14 @@ def clicks() -> str:
     return "\n".join(lines) + "\n"
 
 
+def mushrooms(source: Path) -> str:
+    rows = [line.split(",") for line in source.read_text().split()]
+    assert len(rows) == 8124 and all(len(row) == 1 + len(MUSHROOM) for row in rows)
+    lines = [",".join(["poisonous", *MUSHROOM])]
+    lines += [",".join([str(int(label == "p")), *values]) for label, *values in rows]
+    return "\n".join(lines) + "\n"
+
+
 def reviews() -> str:
     rng = np.random.Generator(np.random.PCG64(REVIEWS_SEED))
     lines = []
@@ -107,6 +121,7 @@ def main() -> None:
     (HERE / "linear.csv").write_text(linear())
     (HERE / "license.csv").write_text(license_windows())
     (HERE / "clicks.csv").write_text(clicks())
+    (HERE / "mushrooms.csv").write_text(mushrooms(Path(sys.argv[1])))
     (HERE / "reviews.jsonl").write_text(reviews())
 
 
