@@ -91,6 +91,9 @@ struct Spaces {
 /// The most obsolete rows that a snapshot finds, of 16 bytes each.
 const OBSOLETE_MAX: usize = 1 << 20;
 
+/// Rows that are read from the disk together.
+const FETCHED_TOGETHER: usize = 1 << 10;
+
 /// The most rows of a part of [`Obsolete::in_parts`].
 const FORGOTTEN_TOGETHER: usize = 1 << 10;
 
@@ -493,6 +496,12 @@ impl Tables {
         (RangeStore { store: store.as_mut(), space, rules }, applied)
     }
 
+    /// Reads rows of one table, which are accessed next, into memory.
+    fn fetch(&mut self, table: usize, ids: &[u64]) -> Result<(), StorageError> {
+        let TableRows { spaces, store, .. } = &mut self.rows;
+        store.fetch(&mut ids.iter().map(|id| (spaces.of(table, range_of(*id)), *id)))
+    }
+
     /// Returns rows of one table, which lie in the slot's ranges, as they are in `pass`; `before` has those that
     /// were others at the wanted version.
     ///
@@ -507,10 +516,13 @@ impl Tables {
     ) -> Result<Rows, StorageError> {
         let width = self.rows.spaces.rules[table].width;
         let mut values = Vec::with_capacity(ids.len() * width);
-        for id in &ids {
-            match before.and_then(|rows| Some(rows.row(rows.place_of(*id)?))) {
-                Some(row) => values.extend_from_slice(row),
-                None => self.range_of(table, *id).0.read(*id, pass, &mut values)?,
+        for ids in ids.chunks(FETCHED_TOGETHER) {
+            self.fetch(table, ids)?;
+            for id in ids {
+                match before.and_then(|rows| Some(rows.row(rows.place_of(*id)?))) {
+                    Some(row) => values.extend_from_slice(row),
+                    None => self.range_of(table, *id).0.read(*id, pass, &mut values)?,
+                }
             }
         }
         Ok(Rows::of(width, ids, values))
@@ -531,7 +543,11 @@ impl Tables {
         let rules = &self.rows.spaces.rules[table];
         let rate = learning_rate(&rules.learning_rate, update.updates);
         let mut before = Rows::new(rules.width);
-        for row in sum.iter_mut() {
+        let ids = sum.ids().to_vec();
+        for (index, row) in sum.iter_mut().enumerate() {
+            if index % FETCHED_TOGETHER == 0 {
+                self.fetch(table, &ids[index..ids.len().min(index + FETCHED_TOGETHER)])?;
+            }
             let (mut range, entry) = self.range_of(table, row.0);
             if applied(entry) {
                 range.apply(row, update, rate, &mut before)?;

@@ -26,11 +26,12 @@ pub trait Disks: fmt::Debug + Send + Sync {
 
 /// Contents of rows by key. Nothing of it outlives the process.
 pub trait Disk: fmt::Debug + Send + Sync {
-    /// Reads a row of `content.len()` bytes; returns whether there is one.
+    /// Reads the rows of ascending keys: passes the index of a key and the content of its row to `each` for those
+    /// that there are.
     ///
     /// # Errors
-    /// If it cannot be read.
-    fn read(&self, key: Key, content: &mut [u8]) -> Result<bool, StorageError>;
+    /// If they cannot be read.
+    fn read(&self, keys: &[Key], each: &mut dyn FnMut(usize, &[u8])) -> Result<(), StorageError>;
 
     /// Writes rows.
     ///
@@ -91,12 +92,10 @@ struct LosableDisk {
 struct LosableSnapshot(Rows);
 
 impl Disk for LosableDisk {
-    fn read(&self, key: Key, content: &mut [u8]) -> Result<bool, StorageError> {
-        let found = self.rows.get(&key);
-        if let Some(found) = found {
-            content.copy_from_slice(found);
-        }
-        Ok(found.is_some())
+    fn read(&self, keys: &[Key], each: &mut dyn FnMut(usize, &[u8])) -> Result<(), StorageError> {
+        let found = |(index, key)| Some((index, self.rows.get(key)?));
+        keys.iter().enumerate().filter_map(found).for_each(|(index, row)| each(index, row));
+        Ok(())
     }
 
     fn write(&mut self, rows: &[(Key, &[u8])]) -> Result<(), StorageError> {

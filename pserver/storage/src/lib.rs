@@ -118,6 +118,16 @@ pub trait RowStore: fmt::Debug + Send + Sync {
     /// If the store cannot read it.
     fn get(&mut self, space: usize, id: u64) -> Result<Option<(RowCounts, &[f32])>, StorageError>;
 
+    /// Reads rows that are accessed next, by space and id, from the disk into memory. To read them together is
+    /// cheaper.
+    ///
+    /// # Errors
+    /// If the store cannot read them.
+    fn fetch(&mut self, rows: &mut dyn Iterator<Item = (usize, u64)>) -> Result<(), StorageError> {
+        let _ = rows;
+        Ok(())
+    }
+
     /// Returns a row for changes; creates it if there is none.
     ///
     /// # Errors

@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rocksdb::{
-    BlockBasedOptions, Cache, DB, DBCompressionType, DataBlockIndexType, Direction, IteratorMode,
-    LogLevel, Options, ReadOptions, Snapshot, WriteBatch, WriteOptions,
+    BlockBasedOptions, Cache, DB, DBCompressionType, DEFAULT_COLUMN_FAMILY_NAME,
+    DataBlockIndexType, Direction, IteratorMode, LogLevel, Options, ReadOptions, Snapshot,
+    WriteBatch, WriteOptions,
 };
 
 use crate::StorageError;
@@ -129,7 +130,9 @@ impl RocksDisks {
 impl Disks for RocksDisks {
     fn open(&self) -> Result<Box<dyn Disk>, StorageError> {
         let own = self.create().map_err(|error| self.failed(error))?;
-        let db = DB::open(&self.options(), own.directory());
+        // Named, so that there is a handle of it.
+        let families = [(DEFAULT_COLUMN_FAMILY_NAME, self.options())];
+        let db = DB::open_cf_with_opts(&self.options(), own.directory(), families);
         let mut write = WriteOptions::default();
         // Nothing outlives the process.
         write.disable_wal(true);
@@ -200,17 +203,16 @@ fn failed(own: &Own, reason: impl ToString) -> StorageError {
 }
 
 impl Disk for RocksDisk {
-    fn read(&self, key: Key, content: &mut [u8]) -> Result<bool, StorageError> {
-        let found = self.db.get_pinned(encode(key)).map_err(|it| failed(&self.own, it))?;
-        let Some(found) = found else { return Ok(false) };
-        if found.len() != content.len() {
-            let (found, wanted) = (found.len(), content.len());
-            let reason =
-                format!("a row of {found} bytes was found where one of {wanted} was written");
-            return Err(failed(&self.own, reason));
+    fn read(&self, keys: &[Key], each: &mut dyn FnMut(usize, &[u8])) -> Result<(), StorageError> {
+        let family = self.db.cf_handle(DEFAULT_COLUMN_FAMILY_NAME).expect("it was opened");
+        let keys: Vec<_> = keys.iter().copied().map(encode).collect();
+        let found = self.db.batched_multi_get_cf(family, &keys, true);
+        for (index, row) in found.into_iter().enumerate() {
+            if let Some(row) = row.map_err(|it| failed(&self.own, it))? {
+                each(index, &row);
+            }
         }
-        content.copy_from_slice(&found);
-        Ok(true)
+        Ok(())
     }
 
     fn write(&mut self, rows: &[(Key, &[u8])]) -> Result<(), StorageError> {

@@ -10,9 +10,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::disk::{Disk, DiskSnapshot, Disks, Key};
 use crate::memory::MemoryStores;
-use crate::slabs::{
-    Mask, SLAB_ROWS, Slabs, SlabsSnapshot, bits, content_bytes, counts_of, decode, place_of,
-};
+use crate::slabs::{Mask, SLAB_ROWS, Slabs, SlabsSnapshot, bits, counts_of, decode, place_of};
 use crate::{
     RowCounts, RowMut, RowStore, RowStores, RowsSnapshot, SnapshotRow, StorageError, Usage,
 };
@@ -56,10 +54,10 @@ impl RowStores for TieredStores {
             spaces,
             pools,
             disk: self.disks.open()?,
-            content: Vec::new(),
+            absent: Vec::new(),
             hand: (0, 0),
             snapshots: 0,
-            hits: 0,
+            accesses: 0,
             misses: 0,
         }))
     }
@@ -129,13 +127,13 @@ struct TieredRows {
     spaces: Vec<Space>,
     pools: Vec<Pool>,
     disk: Box<dyn Disk>,
-    /// The content of a row that is read.
-    content: Vec<u8>,
+    /// Rows that are neither in memory nor on the disk, as far as that is known, by ascending key.
+    absent: Vec<Key>,
     /// Pool and slab that the hand points to.
     hand: (usize, usize),
     /// Number of snapshots so far.
     snapshots: u32,
-    hits: u64,
+    accesses: u64,
     misses: u64,
 }
 
@@ -147,41 +145,57 @@ impl TieredRows {
     /// Returns the number of a row in its pool; reads it from the disk if it is not in memory.
     fn load(&mut self, space: usize, id: u64) -> Result<Option<u32>, StorageError> {
         let key = Key { space: space as u32, id };
-        let Space { pool, .. } = self.spaces[space];
-        if let Some(number) = self.pools[pool].slabs.find(key) {
+        self.accesses += 1;
+        let number = match self.find(key) {
+            None if self.may_be_on_disk(key) => {
+                self.read(&[key])?;
+                self.find(key)
+            }
+            found => found,
+        };
+        if let Some(number) = number {
             let (place, bit) = place_of(number);
-            self.pools[pool].accessed[place] |= bit;
-            self.hits += 1;
-            return Ok(Some(number));
+            self.pools[self.spaces[space].pool].accessed[place] |= bit;
         }
-        if !self.read(space, key)? {
-            return Ok(None);
-        }
-        self.misses += 1;
-        let number = self.insert(space, id)?;
-        let pool = &mut self.pools[pool];
-        pool.slabs.content_mut(number).copy_from_slice(&self.content);
-        let (place, bit) = place_of(number);
-        pool.stored[place] |= bit;
-        Ok(Some(number))
+        Ok(number)
     }
 
-    /// Reads the content of a row that is not in memory; returns whether there is one.
-    fn read(&mut self, space: usize, key: Key) -> Result<bool, StorageError> {
-        let Space { pool, len, in_memory } = self.spaces[space];
-        if len == in_memory {
-            return Ok(false);
+    /// Returns the number in its pool of a row that is in memory.
+    fn find(&self, key: Key) -> Option<u32> {
+        self.pools[self.spaces[key.space as usize].pool].slabs.find(key)
+    }
+
+    /// Whether the disk may have a row that is not in memory.
+    fn may_be_on_disk(&self, Key { space, id }: Key) -> bool {
+        let Space { len, in_memory, .. } = self.spaces[space as usize];
+        in_memory < len && self.absent.binary_search(&Key { space, id }).is_err()
+    }
+
+    /// Reads rows that are not in memory, by ascending keys; returns the indices of those that there are.
+    fn read(&mut self, keys: &[Key]) -> Result<Vec<usize>, StorageError> {
+        let (mut found, mut content) = (Vec::new(), Vec::new());
+        self.disk.read(keys, &mut |index, row| {
+            found.push((index, content.len()..content.len() + row.len()));
+            content.extend_from_slice(row);
+        })?;
+        for (index, row) in &found {
+            let key = keys[*index];
+            let number = self.insert(key)?;
+            let pool = &mut self.pools[self.spaces[key.space as usize].pool];
+            pool.slabs.content_mut(number).copy_from_slice(&content[row.clone()]);
+            let (place, bit) = place_of(number);
+            pool.stored[place] |= bit;
         }
-        self.content.resize(content_bytes(self.pools[pool].slabs.stride()), 0);
-        self.disk.read(key, &mut self.content)
+        self.misses += found.len() as u64;
+        Ok(found.into_iter().map(|(index, _)| index).collect())
     }
 
     /// Adds a row of zeros to those in memory.
-    fn insert(&mut self, space: usize, id: u64) -> Result<u32, StorageError> {
-        let Space { pool, .. } = self.spaces[space];
+    fn insert(&mut self, key: Key) -> Result<u32, StorageError> {
+        let Space { pool, .. } = self.spaces[key.space as usize];
         self.make_room(pool)?;
-        let number = self.pools[pool].insert(Key { space: space as u32, id })?;
-        self.spaces[space].in_memory += 1;
+        let number = self.pools[pool].insert(key)?;
+        self.spaces[key.space as usize].in_memory += 1;
         Ok(number)
     }
 
@@ -246,6 +260,7 @@ impl TieredRows {
         written.sort_unstable_by_key(|(key, _)| *key);
         if !written.is_empty() {
             self.disk.write(&written)?;
+            self.absent.clear();
         }
         for (pool, place, leaving) in victims {
             let slabs = &mut self.pools[pool].slabs;
@@ -273,13 +288,30 @@ impl RowStore for TieredRows {
         Ok(number.map(|number| pool.slabs.row(number)))
     }
 
+    fn fetch(&mut self, rows: &mut dyn Iterator<Item = (usize, u64)>) -> Result<(), StorageError> {
+        let keys = rows.map(|(space, id)| Key { space: space as u32, id });
+        let is_missing = |key: &Key| self.find(*key).is_none() && self.may_be_on_disk(*key);
+        let mut missing: Vec<Key> = keys.filter(is_missing).collect();
+        missing.sort_unstable();
+        missing.dedup();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let mut found = self.read(&missing)?.into_iter().peekable();
+        // The disk has no more rows until some leave memory.
+        let absent = missing.into_iter().enumerate();
+        let absent = absent.filter(|(index, _)| found.next_if_eq(index).is_none());
+        self.absent = absent.map(|(_, key)| key).collect();
+        Ok(())
+    }
+
     fn entry(&mut self, space: usize, id: u64) -> Result<RowMut<'_>, StorageError> {
         let found = self.load(space, id)?;
         let Space { pool, .. } = self.spaces[space];
         let number = match found {
             Some(number) => number,
             None => {
-                let number = self.insert(space, id)?;
+                let number = self.insert(Key { space: space as u32, id })?;
                 self.spaces[space].len += 1;
                 number
             }
@@ -298,9 +330,9 @@ impl RowStore for TieredRows {
         is_wanted: &dyn Fn(RowCounts) -> bool,
     ) -> Result<(), StorageError> {
         let key = Key { space: space as u32, id };
-        let pool = &mut self.pools[self.spaces[space].pool];
-        match pool.slabs.find(key) {
+        match self.find(key) {
             Some(number) => {
+                let pool = &mut self.pools[self.spaces[space].pool];
                 if is_wanted(pool.slabs.row(number).0) {
                     return Ok(());
                 }
@@ -313,7 +345,11 @@ impl RowStore for TieredRows {
             }
             // A row that leaves must not push another one out of memory.
             None => {
-                if !self.read(space, key)? || is_wanted(counts_of(&self.content)) {
+                let mut counts = None;
+                if self.may_be_on_disk(key) {
+                    self.disk.read(&[key], &mut |_, row| counts = Some(counts_of(row)))?;
+                }
+                if counts.is_none_or(is_wanted) {
                     return Ok(());
                 }
                 self.disk.remove(key)?;
@@ -342,7 +378,7 @@ impl RowStore for TieredRows {
             rows_in_memory: self.pools.iter().map(|pool| pool.slabs.len()).sum(),
             memory_bytes: self.bytes(),
             disk_bytes: self.disk.bytes(),
-            hits: self.hits,
+            hits: self.accesses.saturating_sub(self.misses),
             misses: self.misses,
         }
     }

@@ -20,6 +20,7 @@ enum Action {
     Add(usize, u64, f32),
     Remove(usize, u64),
     Get(usize, u64),
+    Fetch(Vec<(usize, u64)>),
     Snapshot,
 }
 
@@ -31,7 +32,8 @@ fn action() -> impl Strategy<Value = Action> {
         12 => (space.clone(), id.clone(), -8..8_i32)
             .prop_map(|(space, id, value)| Action::Add(space, id, value as f32)),
         3 => (space.clone(), id.clone()).prop_map(|(space, id)| Action::Remove(space, id)),
-        4 => (space, id).prop_map(|(space, id)| Action::Get(space, id)),
+        4 => (space.clone(), id.clone()).prop_map(|(space, id)| Action::Get(space, id)),
+        1 => prop::collection::vec((space, id), 0..20).prop_map(Action::Fetch),
         1 => Just(Action::Snapshot),
     ]
 }
@@ -92,6 +94,7 @@ fn check(stores: &dyn RowStores, actions: &[Action]) {
                 let expected = model.get(&(*space, *id));
                 assert_eq!(found, expected.map(|(counts, values, _)| (*counts, &values[..])));
             }
+            Action::Fetch(rows) => store.fetch(&mut rows.iter().copied()).unwrap(),
             Action::Snapshot => snapshots.push((store.snapshot().unwrap(), model.clone())),
         }
         let len = |space| model.keys().filter(|(it, _)| *it == space).count();
