@@ -147,6 +147,8 @@ pub struct Column {
     /// For lists of any length, text and bytes: where each record begins in `values`, and at last where they
     /// end. Empty for others. Signed, as NumPy indexes.
     pub offsets: Vec<i64>,
+    /// For categories that count by a number each: that of each element. Empty for others, which count as 1.
+    pub weights: Vec<f32>,
 }
 
 /// Elements of one type. Text is UTF-8.
@@ -227,7 +229,8 @@ impl Column {
             true => vec![0],
             false => Vec::new(),
         };
-        Self { name: spec.name.clone(), shape, values: Values::new(element), offsets }
+        let (name, values) = (spec.name.clone(), Values::new(element));
+        Self { name, shape, values, offsets, weights: Vec::new() }
     }
 
     /// Number of records.
@@ -246,7 +249,8 @@ impl Column {
 
     /// Memory of the values, in bytes.
     pub fn size_bytes(&self) -> usize {
-        self.values.size_bytes() + size_of_val(&self.offsets[..])
+        let offsets = size_of_val(&self.offsets[..]);
+        self.values.size_bytes() + offsets + size_of_val(&self.weights[..])
     }
 
     /// Ends a record whose elements were added to the values.
@@ -276,7 +280,9 @@ impl Column {
     /// # Panics
     /// If there is no such record.
     fn push_record(&mut self, other: &Self, record: usize) {
-        self.values.append(&other.values, other.elements_of(record));
+        let elements = other.elements_of(record);
+        self.weights.extend(other.weights.get(elements.clone()).unwrap_or_default());
+        self.values.append(&other.values, elements);
         self.end_record();
     }
 
@@ -296,6 +302,7 @@ impl Column {
     pub fn extend(&mut self, other: &Self) {
         let before = self.values.len() as i64;
         self.values.append(&other.values, 0..other.values.len());
+        self.weights.extend(&other.weights);
         self.offsets.extend(other.offsets.iter().skip(1).map(|offset| before + offset));
     }
 
@@ -310,7 +317,8 @@ impl Column {
             Values::Bytes(_) => Values::Bytes(Vec::new()),
         };
         let offsets = self.offsets.first().map(|_| 0).into_iter().collect();
-        Self { name: self.name.clone(), shape: self.shape, values, offsets }
+        let weights = Vec::new();
+        Self { name: self.name.clone(), shape: self.shape, values, offsets, weights }
     }
 }
 
@@ -344,11 +352,14 @@ mod tests {
             values.extend(record);
             lists.end_record();
         }
+        lists.weights = vec![0.1, 0.2, 0.3];
         let picked = lists.select(&[2, 0, 1]);
         assert_eq!(picked.values, Values::Int64(vec![3, 1, 2]));
+        assert_eq!(picked.weights, [0.3, 0.1, 0.2]);
         assert_eq!(picked.offsets, [0, 1, 3, 3]);
         lists.extend(&picked);
         assert_eq!((lists.len(), &lists.offsets[..]), (6, &[0, 2, 2, 3, 4, 6, 6][..]));
+        assert_eq!(lists.weights, [0.1, 0.2, 0.3, 0.3, 0.1, 0.2]);
 
         let mut pairs = column("float32[2]");
         pairs.values = Values::Float32(vec![1.0, 2.0, 3.0, 4.0]);

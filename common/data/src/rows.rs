@@ -324,6 +324,8 @@ struct Collector<'a> {
     builders: Vec<Builder>,
     /// Of the features of a LibSVM file.
     places: libsvm::Places,
+    /// Of the categories of a LibSVM file, their values.
+    weights: Vec<f32>,
 }
 
 impl<'a> Collector<'a> {
@@ -334,7 +336,7 @@ impl<'a> Collector<'a> {
             RowFormat::Libsvm => libsvm::places(&options.features),
             RowFormat::Jsonl | RowFormat::Tfrecord | RowFormat::Webdataset => Default::default(),
         };
-        Self { format, options, records: 0, numbers, builders, places }
+        Self { format, options, records: 0, numbers, builders, places, weights: Vec::new() }
     }
 
     /// Adds a record; a column and the reason, if its value does not have the type.
@@ -351,7 +353,11 @@ impl<'a> Collector<'a> {
             let features = &mut self.numbers.features;
             if self.format == RowFormat::Libsvm {
                 let named = |reason| (libsvm::VALUE.to_owned(), reason);
-                libsvm::fill(&row.fields, &self.places, conversion, features).map_err(named)?;
+                match self.options.features.is_empty() {
+                    true => libsvm::append(&row.fields, conversion, &mut self.weights),
+                    false => libsvm::fill(&row.fields, &self.places, conversion, features),
+                }
+                .map_err(named)?;
             } else {
                 for name in &self.options.features {
                     let number = find(name).number(conversion);
@@ -366,7 +372,10 @@ impl<'a> Collector<'a> {
     }
 
     fn finish(self) -> Records {
-        let columns = self.builders.into_iter().map(Builder::finish).collect();
+        let mut columns: Vec<_> = self.builders.into_iter().map(Builder::finish).collect();
+        if let Some(indices) = columns.iter_mut().find(|column| column.name == libsvm::INDEX) {
+            indices.weights = self.weights;
+        }
         Records { columns, ..self.numbers }
     }
 }

@@ -9,9 +9,11 @@ use crate::batch::Batch;
 use crate::error::ModelError;
 
 /// The ids of a batch, record by record, and those of a record column by column.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Categories {
     pub ids: Vec<u64>,
+    /// For each id, the number by which it counts.
+    pub weights: Vec<f32>,
     /// Number of columns.
     columns: usize,
     /// Where each column of each record begins in `ids`, and at last where they end.
@@ -22,14 +24,17 @@ impl Categories {
     /// Hashes the categories of all records.
     pub fn of(batch: &Batch) -> Result<Self, ModelError> {
         batch.columns.iter().try_for_each(check)?;
-        let (mut ids, mut ends) = (Vec::new(), vec![0]);
+        let (mut ids, mut weights, mut ends) = (Vec::new(), Vec::new(), vec![0]);
         for record in 0..batch.len() {
             for column in batch.columns {
                 push_ids(column, record, &mut ids);
+                let given = column.weights.get(column.elements_of(record));
+                weights.extend_from_slice(given.unwrap_or_default());
+                weights.resize(ids.len(), 1.0);
                 ends.push(ids.len());
             }
         }
-        Ok(Self { ids, columns: batch.columns.len(), ends })
+        Ok(Self { ids, weights, columns: batch.columns.len(), ends })
     }
 
     /// Returns where the ids of a record are.

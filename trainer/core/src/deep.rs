@@ -1,7 +1,7 @@
 //! The deep part of models of categories: a perceptron over embeddings and numbers.
 //!
 //! Its input has a block for each column of categories, the sum of the embeddings of the record's categories in that
-//! column (zeros without any), and then the record's numbers.
+//! column (zeros without any), each times its weight, and then the record's numbers.
 
 use std::ops::Range;
 
@@ -107,7 +107,8 @@ impl Deep {
                 let block = of_input.slice(s![self.block(column)]);
                 for index in categories.of_column(record, column) {
                     let row = &mut table.at_mut(index)[self.embedding.values.clone()];
-                    row.iter_mut().zip(block).for_each(|(sum, slope)| *sum += slope);
+                    let weight = categories.weights[index];
+                    row.iter_mut().zip(block).for_each(|(sum, slope)| *sum += weight * slope);
                 }
             }
         }
@@ -128,7 +129,8 @@ impl Deep {
                 let mut block = input.slice_mut(s![self.block(column)]);
                 for index in categories.of_column(record, column) {
                     let row = &table.at(index)[self.embedding.values.clone()];
-                    block.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+                    let weight = categories.weights[index];
+                    block.iter_mut().zip(row).for_each(|(sum, value)| *sum += weight * value);
                 }
             }
             if self.inputs.features != 0 {

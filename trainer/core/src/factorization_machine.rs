@@ -1,7 +1,7 @@
 //! Factorization machines (Rendle 2010): a linear model, and the inner product of the factors of each pair of
 //! features that a record has.
 //!
-//! With `x` = 1 for each category of a record, and its value for each number:
+//! With `x` = 1 for each category of a record, or its weight, and its value for each number:
 //! `ŷ = b + Σ w x + ½ Σ_f [(Σ v_f x)² − Σ (v_f x)²]`. Row `i` of the table has `w` and then all `v_f` of category
 //! `i`.
 
@@ -70,7 +70,8 @@ impl FactorizationMachine {
         mut show: impl FnMut(Feature<'a>),
     ) {
         for index in categories.of_record(record) {
-            show(Feature { row: parameters.table(TABLE).at(index), value: 1.0 });
+            let value = categories.weights[index];
+            show(Feature { row: parameters.table(TABLE).at(index), value });
         }
         if self.numbers == 0 {
             return;
@@ -137,7 +138,8 @@ impl FactorizationMachine {
             let sums = sums.as_slice().expect("rows are contiguous");
             gradient.vector_mut(BIAS)[0] += slope;
             for index in categories.of_record(record) {
-                let feature = Feature { row: parameters.table(TABLE).at(index), value: 1.0 };
+                let value = categories.weights[index];
+                let feature = Feature { row: parameters.table(TABLE).at(index), value };
                 add_gradient(gradient.table_mut(TABLE).at_mut(index), &feature, slope, sums);
             }
             if self.numbers != 0 {

@@ -42,7 +42,8 @@ impl WideAndDeep {
     /// Returns the sum of the weights of each record's categories.
     fn wide(parameters: &Parameters, batch: &Batch, categories: &Categories) -> Array2<f32> {
         let table = parameters.table(WIDE);
-        let sum = |record| categories.of_record(record).map(|index| table.at(index)[0]).sum();
+        let term = |index: usize| categories.weights[index] * table.at(index)[0];
+        let sum = |record| categories.of_record(record).map(term).sum();
         Array2::from_shape_fn((batch.len(), 1), |(record, _)| sum(record))
     }
 }
@@ -85,7 +86,7 @@ impl Model for WideAndDeep {
         let slopes = outputs;
         for (record, slope) in slopes.iter().enumerate() {
             for index in categories.of_record(record) {
-                gradient.table_mut(WIDE).at_mut(index)[0] += slope;
+                gradient.table_mut(WIDE).at_mut(index)[0] += categories.weights[index] * slope;
             }
         }
         self.deep.add_gradient(parameters, &categories, &forward, slopes, gradient)?;

@@ -64,7 +64,10 @@ fn records(count: usize) -> Records {
         list.extend(std::iter::repeat_n(b, 1 + usize::from(index % 7 == 0)));
         ends.push(list.len() as i64);
     }
-    let columns = vec![column("a", "int64", one, vec![]), column("b", "int64[]", list, ends)];
+    let mut columns = vec![column("a", "int64", one, vec![]), column("b", "int64[]", list, ends)];
+    // Those of the list count as 1 or, seldom, less.
+    let weight = |index| if index % 5 == 0 { 0.75 } else { 1.0 };
+    columns[1].weights = (0..columns[1].values.len()).map(weight).collect();
     Records { features, width: 2, labels, columns }
 }
 
@@ -155,6 +158,7 @@ fn the_gradient_of_records_is_the_sum_of_that_of_each() {
         lists.offsets[15] = end;
         let Values::Int64(values) = &mut lists.values else { unreachable!() };
         values.truncate(end as usize);
+        lists.weights.truncate(end as usize);
         let batch = Batch::from(&records);
         let (loss, whole) = gradient_of(&*model, &start(&*model, &batch), &batch);
         let (mut loss_sum, mut sum) = (0.0, whole.clone());

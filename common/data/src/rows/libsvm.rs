@@ -109,6 +109,20 @@ pub(super) fn places(wanted: &[String]) -> Places {
     wanted.iter().enumerate().filter_map(place).collect()
 }
 
+/// Appends the values of a record.
+pub(super) fn append(
+    fields: &[(Cow<'_, str>, Value)],
+    conversion: Conversion,
+    numbers: &mut Vec<f32>,
+) -> Result<(), String> {
+    if let [_, _, (_, Value::List(values))] = fields {
+        for value in values {
+            numbers.push(value.number(conversion)?);
+        }
+    }
+    Ok(())
+}
+
 /// Appends the wanted features, of which most are zero.
 pub(super) fn fill(
     fields: &[(Cow<'_, str>, Value)],

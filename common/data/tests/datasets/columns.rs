@@ -443,7 +443,7 @@ async fn categories_are_columns_beside_features_and_label() {
         "a.jsonl",
         "{\"x\": 1, \"y\": 0, \"c\": \"a\"}\n{\"x\": 2, \"y\": 1, \"c\": \"b\"}\n",
     );
-    directory.write("a.svm", "1 3:1 7:1\n0 5:1\n");
+    directory.write("a.svm", "1 3:1 7:0.5\n0 5:-2\n");
     let read_all = async |format,
                           file: &str,
                           features: &[&str],
@@ -481,6 +481,8 @@ async fn categories_are_columns_beside_features_and_label() {
     assert_eq!(strings(&lines.columns[0]), [b"a", b"b"]);
     let svm = read_all(DataFormat::Libsvm, "a.svm", &[], "label", &["index"]).await;
     assert_eq!(svm.columns[0].values, Values::Int64(vec![3, 7, 5]));
+    assert_eq!(svm.columns[0].weights, [1.0, 0.5, -2.0]);
+    assert!(lines.columns[0].weights.is_empty());
 
     let fractions = DatasetSpec {
         features: vec![],
