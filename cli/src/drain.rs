@@ -1,4 +1,4 @@
-//! `steadfast drain`: drains one process of a job, on any machine.
+//! `steadfast drain`: drains one process of a job, on any machine, or a job whose dataset is a stream.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use steadfast_common::durations::parse;
 use steadfast_common::error::ErrorKind;
+use steadfast_common::records::{JobOutcome, ResultRecord};
 use steadfast_process::Failure;
 use tokio::time::{Instant, sleep};
 
@@ -17,29 +18,44 @@ use crate::lists::{Member, all_members};
 /// How long a process that did not answer may take to leave.
 const REPLY_LOST_MAX: Duration = Duration::from_secs(2);
 
+/// How long a member may take to leave, by default.
+const LEAVE_MAX: Duration = Duration::from_secs(60);
+
 /// Polling interval.
 const POLL_EVERY: Duration = Duration::from_millis(100);
 
-/// Drain one process of a job and wait until it has left.
+/// Drain one process of a job and wait until it has left, or a whole job.
 ///
 /// A trainer returns its work, a pserver leaves a checkpoint, a master hands over, an agent stops its workers and
 /// leaves its round. The process manager may start a replacement.
+///
+/// Without MEMBER, a job with `dataset.follow = true` is drained: it trains on the files that are there, writes the
+/// model, and ends. Name the job with --job or --data-dir.
 #[derive(Debug, Args)]
 pub struct DrainArgs {
     /// The process, as listed by `steadfast members`: `master`, `slot N`, `trainer ID` or `agent ID` (a unique
     /// prefix of the id is enough).
-    #[arg(required = true, num_args = 1..=2, value_name = "MEMBER")]
+    #[arg(num_args = 1..=2, value_name = "MEMBER")]
     member: Vec<String>,
-    /// Maximum time to wait.
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse)]
-    wait: Duration,
+    /// Maximum time to wait [default: 60s for a member; no limit for a job].
+    #[arg(long, value_name = "TIME", value_parser = parse)]
+    wait: Option<Duration>,
     #[command(flatten)]
     job: JobArgs,
 }
 
 /// Requests the drain and waits for it to complete.
 pub async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
+    if args.member.is_empty() && !args.job.is_named() {
+        return Err(Failure::invalid(
+            "name the process to drain, as `steadfast members` lists it, or a job with --job or --data-dir",
+        ));
+    }
     let job = args.job.find_running().await?;
+    if args.member.is_empty() {
+        return drain_job(job, &args.job, args.wait).await;
+    }
+    let wait = args.wait.unwrap_or(LEAVE_MAX);
     let members = all_members(&job).await?;
     let member = chosen(&members, &args.member.join(" "))?;
     let title = plain(&member.title());
@@ -53,12 +69,12 @@ pub async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
     let successor = match requested {
         // A process that has nothing to finish may exit before its reply is sent.
         Err(failure) if failure.kind == ErrorKind::Unavailable => {
-            left(&job, member, args.wait.min(REPLY_LOST_MAX)).await.map_err(|_| failure)?
+            left(&job, member, wait.min(REPLY_LOST_MAX)).await.map_err(|_| failure)?
         }
         requested => {
             requested?;
             eprintln!("draining {title}");
-            left(&job, member, args.wait).await?
+            left(&job, member, wait).await?
         }
     };
     let successor = match (successor, member.role) {
@@ -73,6 +89,71 @@ pub async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
         eprintln!(
             "no checkpoint was taken during the drain; the job continues from the latest one"
         );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Ends a stream after the files that are there, and waits for the model.
+async fn drain_job(
+    mut job: Job,
+    job_args: &JobArgs,
+    wait: Option<Duration>,
+) -> Result<ExitCode, Failure> {
+    job.must_train("its program decides when it ends").await?;
+    let (started, mut master, mut shown) = (Instant::now(), job.master(), String::new());
+    let mut ended = false;
+    loop {
+        let waits_for = match job.etcd.get_json::<ResultRecord>(&job.keys.result()).await {
+            Ok(Some(result)) => return finished(&job, &result),
+            Ok(None) if ended => {
+                "the records that are not trained on yet, and the model".to_owned()
+            }
+            Ok(None) => match master.drain().await {
+                Ok(None) => {
+                    ended = true;
+                    continue;
+                }
+                Ok(Some(waits_for)) => waits_for,
+                Err(failure)
+                    if matches!(failure.kind, ErrorKind::Unavailable | ErrorKind::NotYet) =>
+                {
+                    failure.message
+                }
+                Err(failure) => return Err(failure),
+            },
+            Err(error) if error.is_transient() => {
+                // The etcd of a local run ends with the job; what it stored does not.
+                if let Ok(found) = job_args.find().await {
+                    (master, job) = (found.master(), found);
+                }
+                error.to_string()
+            }
+            Err(error) => return Err(error.into()),
+        };
+        if shown != waits_for {
+            eprintln!("draining job {}; waiting for {}", job.name, plain(&waits_for));
+            shown = waits_for;
+        }
+        if wait.is_some_and(|wait| wait < started.elapsed()) {
+            return Err(Failure::unavailable(format!(
+                "job {} is not over; it waits for {shown}",
+                job.name
+            )));
+        }
+        sleep(POLL_EVERY).await;
+    }
+}
+
+fn finished(job: &Job, result: &ResultRecord) -> Result<ExitCode, Failure> {
+    if result.state == JobOutcome::Failed {
+        let reason = result.reason.as_deref().unwrap_or("no reason is stored");
+        return Err(Failure::invalid(format!("job {} has failed: {}", job.name, plain(reason))));
+    }
+    println!("job {} is over: {} records", job.name, result.examples);
+    for (name, value) in [("model", &result.model), ("sha256", &result.parameters_sha256)] {
+        if let Some(value) = value {
+            println!("{name} {}", plain(value));
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -88,6 +88,11 @@ impl Job {
 }
 
 impl JobArgs {
+    /// Whether a flag says which job is meant.
+    pub fn is_named(&self) -> bool {
+        self.job.is_some() || self.data_dir.is_some() || self.root.is_some()
+    }
+
     /// Connects to etcd and selects the job. If no run is active in the data directory, this process serves a
     /// copy of the etcd data of the last run until it exits.
     ///

@@ -17,7 +17,8 @@ use steadfast_proto::MESSAGE_BYTES_MAX;
 use steadfast_proto::v1::elastic_client::ElasticClient;
 use steadfast_proto::v1::master_client::MasterClient;
 use steadfast_proto::v1::{
-    ElasticStatusRequest, RestoreCheckpointRequest, StatusRequest, TakeCheckpointRequest,
+    DrainRequest, ElasticStatusRequest, RestoreCheckpointRequest, StatusRequest,
+    TakeCheckpointRequest,
 };
 use tonic::{Response, Status};
 
@@ -107,6 +108,13 @@ impl JobMaster {
             ))
         })??;
         Ok(Generation(reply.generation))
+    }
+
+    /// Drains a stream; returns what its end still waits for. The request is repeated until that is nothing.
+    pub async fn drain(&mut self) -> Result<Option<String>, Failure> {
+        let mut client = self.client().await?;
+        let reply = answer(client.drain(DrainRequest {})).await?;
+        Ok((!reply.ended).then_some(reply.waits_for))
     }
 
     async fn client(&mut self) -> Result<MasterClient<Channel>, Failure> {

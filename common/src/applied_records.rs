@@ -65,10 +65,32 @@ pub enum RangeStatus {
     Gap { counted: u32 },
 }
 
+/// Passes that are listed on their own; of those before, only the sum is known. A stream has no last pass.
+pub const PASSES_LISTED: usize = 4096;
+
+/// Records applied in passes that are no longer listed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EarlierPasses {
+    /// The first pass that is listed.
+    pub end: Pass,
+    pub records: u64,
+    /// Sum of the records' [`checksum`]s.
+    pub checksum: u64,
+}
+
+impl EarlierPasses {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 /// All records that a set of parameter blocks reflects.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AppliedRecords {
-    /// Ascending; the last one is the current pass.
+    /// Passes before those in `passes`.
+    #[serde(default, skip_serializing_if = "EarlierPasses::is_empty")]
+    pub earlier: EarlierPasses,
+    /// Ascending, at most [`PASSES_LISTED`]; the last one is the current pass.
     pub passes: Vec<AppliedPass>,
     /// Tasks of the current pass that were applied completely (asynchronous mode).
     #[serde(default, skip_serializing_if = "TaskRanges::is_empty")]
@@ -81,12 +103,14 @@ pub struct AppliedRecords {
 impl AppliedRecords {
     /// Number of records applied in all passes.
     pub fn records(&self) -> u64 {
-        self.passes.iter().map(|applied_pass| applied_pass.records).sum()
+        let listed = self.passes.iter().map(|applied_pass| applied_pass.records);
+        listed.fold(self.earlier.records, u64::saturating_add)
     }
 
     /// Sum of the checksums of all records, over all passes.
     pub fn checksum(&self) -> u64 {
-        self.passes.iter().fold(0, |sum: u64, pass| sum.wrapping_add(pass.checksum))
+        let listed = self.passes.iter().map(|applied_pass| applied_pass.checksum);
+        listed.fold(self.earlier.checksum, u64::wrapping_add)
     }
 
     /// Adds records of `pass`, which is the current or a later pass.
@@ -104,6 +128,12 @@ impl AppliedRecords {
             }
             self.done = TaskRanges::default();
             self.passes.push(AppliedPass { pass, ..AppliedPass::default() });
+            if PASSES_LISTED < self.passes.len() {
+                let AppliedPass { records, checksum, .. } = self.passes.remove(0);
+                self.earlier.end = self.passes[0].pass;
+                self.earlier.records += records;
+                self.earlier.checksum = self.earlier.checksum.wrapping_add(checksum);
+            }
         }
         self.passes.last_mut().expect("the entry was just inserted if absent")
     }
@@ -249,6 +279,22 @@ mod tests {
         offer(&mut applied, range(0, 1, 0, 4, false));
         assert_eq!(offer(&mut applied, range(0, 1, 2, 8, true)), RangeStatus::Gap { counted: 4 });
         assert_eq!(applied.records(), 4);
+    }
+
+    /// S004-2: a stream may have any number of passes.
+    #[test]
+    fn of_many_passes_the_latest_are_listed_and_all_are_counted() {
+        let mut applied = AppliedRecords::default();
+        let passes = PASSES_LISTED as u32 + 100;
+        let mut sum = 0_u64;
+        for pass in 0..passes {
+            offer(&mut applied, range(pass, 0, 0, 3, true));
+            sum = sum.wrapping_add(checksum(Pass(pass), TaskId(0), 0..3));
+        }
+        assert_eq!((applied.passes.len(), applied.earlier.end), (PASSES_LISTED, Pass(100)));
+        assert_eq!((applied.records(), applied.checksum()), (3 * u64::from(passes), sum));
+        let delayed = range(7, 0, 3, 6, true);
+        assert_eq!(offer(&mut applied, delayed), RangeStatus::Duplicate);
     }
 
     #[test]

@@ -82,6 +82,7 @@ const TRAINING_KEYS: &[&str] = &[
     "dataset.missing",
     "dataset.transform",
     "dataset.feature_scale",
+    "dataset.follow",
     "dataset.records_per_task",
     "dataset.header",
     "model",

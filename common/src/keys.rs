@@ -1,6 +1,6 @@
 //! The etcd keys of a job. No other file contains their names.
 
-use crate::ids::{Generation, NodeId, Phase, Round, Slot, TaskId, TrainerId};
+use crate::ids::{Generation, NodeId, Pass, Phase, Round, Slot, TaskId, TrainerId};
 
 /// What a key below [`Keys::tags_prefix`] holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -280,6 +280,26 @@ impl Keys {
     /// The last reply to one trainer, for its retries.
     pub fn reply(&self, trainer: TrainerId) -> String {
         format!("{}{trainer}", self.replies_prefix())
+    }
+
+    /// How far the files of a stream were divided into passes.
+    pub fn stream(&self) -> String {
+        format!("{}/stream/head", self.root)
+    }
+
+    /// The prefix of the passes of a stream.
+    pub fn stream_passes_prefix(&self) -> String {
+        format!("{}/stream/passes/", self.root)
+    }
+
+    /// One pass of a stream: its files and its manifest.
+    pub fn stream_pass(&self, pass: Pass) -> String {
+        format!("{}{:09}", self.stream_passes_prefix(), pass.0)
+    }
+
+    /// The pass that a key below [`Keys::stream_passes_prefix`] names.
+    pub fn stream_pass_of(&self, key: &str) -> Option<Pass> {
+        key.strip_prefix(&self.stream_passes_prefix())?.parse().ok().map(Pass)
     }
 
     /// The latest evaluation on held-out data.

@@ -30,5 +30,6 @@ pub mod schedule;
 pub mod spec;
 pub mod spec_errors;
 pub mod status;
+pub mod stream;
 pub mod table;
 pub mod widest;

@@ -30,8 +30,12 @@ pub struct JobRecord {
     pub digest: String,
     /// URL of the store with dataset manifest, checkpoints and model.
     pub store: String,
-    /// [`crate::dataset::Manifest::digest`], which is part of the name of the manifest's object.
+    /// [`crate::dataset::Manifest::digest`], which is part of the name of the manifest's object. Of a stream, this
+    /// manifest has the columns alone.
     pub manifest: String,
+    /// The directory against which the sources of a stream are resolved: each master lists them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<String>,
 }
 
 impl Serialize for JobRecord {
@@ -250,6 +254,11 @@ pub struct CheckpointRecord {
 const ROW_FILES_MAX: u32 = 1 << 20;
 
 impl CheckpointRecord {
+    /// Returns the first pass that training from the checkpoint needs.
+    pub fn first_pass(&self) -> Pass {
+        self.queue.as_ref().map_or(self.position.pass, |queue| queue.pass)
+    }
+
     /// Returns the first error of the manifest itself; does not check its objects.
     pub fn invalid_reason(&self) -> Option<String> {
         self.invalid_shards().or_else(|| self.invalid_params())

@@ -24,6 +24,13 @@ pub fn task_order(manifest: &Manifest, seed: u64, pass: Pass) -> Vec<TaskId> {
     tasks
 }
 
+/// Returns the order of the tasks 0, 1, … in a pass of a stream.
+pub fn stream_order(tasks: u32, seed: u64, pass: Pass) -> Vec<TaskId> {
+    let mut tasks: Vec<TaskId> = (0..tasks).map(TaskId).collect();
+    shuffle(&mut tasks, seed, "tasks", u64::from(pass.0), 0);
+    tasks
+}
+
 /// Returns the order of a task's records in one pass.
 pub fn record_order(records: u32, seed: u64, pass: Pass, task: TaskId) -> Vec<u32> {
     let mut order: Vec<u32> = (0..records).collect();

@@ -121,6 +121,10 @@ pub struct DatasetSpec {
     /// `1`, ….
     #[serde(default)]
     pub header: Header,
+    /// Whether the sources are a stream: new files are trained on as they appear, and the job ends when it is
+    /// drained.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub follow: bool,
 }
 
 /// A function of features.

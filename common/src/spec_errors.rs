@@ -90,6 +90,11 @@ impl JobSpec {
     fn general_errors(&self, errors: &mut Vec<SpecError>) {
         errors.extend(name_error(&self.name));
         match (self.mode, self.passes, self.steps) {
+            (_, Some(_), _) if self.dataset.follow => errors.push(SpecError::new(
+                &["passes", "dataset.follow"],
+                "`passes` means nothing with `dataset.follow`, which trains on each file once; remove it",
+            )),
+            (_, None, None) if self.dataset.follow => {}
             (_, None, None) => {
                 errors.push(SpecError::new(
                     &["passes", "steps"],
@@ -115,10 +120,51 @@ impl JobSpec {
         }
     }
 
+    /// Errors of a dataset that is followed.
+    fn stream_errors(&self, errors: &mut Vec<SpecError>) {
+        let mut error = |key: &str, text: String| {
+            errors.push(SpecError::new(&[key, "dataset.follow"], text));
+        };
+        for source in &self.dataset.source {
+            if source.starts_with("http://") || source.starts_with("https://") {
+                error(
+                    "dataset.source",
+                    format!(
+                        "`dataset.follow` cannot list the files at `{source}`; use a directory or a bucket"
+                    ),
+                );
+            } else if !source.contains('*') {
+                error(
+                    "dataset.source",
+                    format!(
+                        "`dataset.follow` needs sources with `*`, such as `data/*.csv`; `{source}` has none"
+                    ),
+                );
+            }
+        }
+        if 0.0 < self.evaluation.fraction {
+            error(
+                "evaluation.fraction",
+                "a stream has no held-out records: `evaluation.fraction` must be 0 with `dataset.follow`"
+                    .to_owned(),
+            );
+        }
+        if self.dataset.format == DataFormat::Libsvm && !self.dataset.features.is_empty() {
+            error(
+                "dataset.features",
+                "the largest index of a stream of `libsvm` files is not known; read `columns` or `categories`"
+                    .to_owned(),
+            );
+        }
+    }
+
     fn dataset_errors(&self, errors: &mut Vec<SpecError>) {
         let dataset = &self.dataset;
         if dataset.source.is_empty() {
             errors.push(SpecError::new(&["dataset.source"], "`dataset.source` names no file"));
+        }
+        if dataset.follow {
+            self.stream_errors(errors);
         }
         self.column_errors(errors);
         self.cross_errors(errors);

@@ -68,6 +68,31 @@ pub struct JobStatus {
     #[serde(default)]
     pub points: Vec<Point>,
     pub result: Option<ResultRecord>,
+    /// Of a dataset that is followed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stream: Option<StreamStatus>,
+}
+
+/// How far a followed dataset was read.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StreamStatus {
+    /// Files that became tasks so far.
+    pub files: u64,
+    /// Files that do not belong to a pass yet, complete or not, and their size.
+    pub waiting_files: u64,
+    pub waiting_bytes: u64,
+    /// Records of tasks that were not trained on yet.
+    pub waiting_records: u64,
+    /// Age of the oldest file with records that were not trained on, in seconds, by the clocks of the master and of
+    /// the store; 0 if there is none.
+    pub oldest_seconds: f64,
+    /// Files that cannot be read, so that the job goes on without them; some are listed with the reason.
+    pub left_out_files: u64,
+    pub left_out: Vec<(String, String)>,
+    /// Whether the job is drained: it ends after the files that are there.
+    pub is_draining: bool,
+    /// The error of the last listing or reading of new files.
+    pub error: Option<String>,
 }
 
 /// Time breakdown of a trainer, in seconds, and the bytes transferred in that time.

@@ -36,6 +36,7 @@ pub fn spec(format: DataFormat, header: Header, label: &str) -> DatasetSpec {
         feature_scale: 0.5,
         records_per_task: None,
         header,
+        follow: false,
     }
 }
 

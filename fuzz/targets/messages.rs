@@ -58,7 +58,7 @@ const CHECKS: &[(&str, Check)] = checks! {
     AdvanceReply ReportEvaluationRequest ReportEvaluationReply BeginSaveRequest BeginSaveReply
     FinishSaveRequest FinishSaveReply TakeCheckpointRequest TakeCheckpointReply
     RestoreCheckpointRequest RestoreCheckpointReply ReportDamageRequest ReportDamageReply
-    ReportDivergenceRequest ReportDivergenceReply StatusRequest StatusReply
+    ReportDivergenceRequest ReportDivergenceReply DrainRequest DrainReply StatusRequest StatusReply
     GetClusterSpecRequest GetClusterSpecReply GetWaitingNodesRequest GetWaitingNodesReply
     BarrierRequest BarrierReply SynchronizeRequest SynchronizeReply ShutDownRequest ShutDownReply
     AnnounceRequest AnnounceReply JoinRequest JoinReply ElasticRound Entries WatchRequest WatchReply EnterRequest EnterReply

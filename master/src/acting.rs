@@ -14,6 +14,7 @@ use steadfast_store::Location;
 use crate::checkpoint::coordinator::Checkpoints;
 use crate::event_loop::handle::EventLoopHandle;
 use crate::status::status_snapshot::StatusSnapshot;
+use crate::stream::StreamHandle;
 
 /// The state of an acting master that its services share. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -25,6 +26,8 @@ pub struct Acting {
     pub task_deadline: Duration,
     pub max_staleness: Option<u32>,
     pub view: Arc<StatusSource>,
+    /// Of a dataset that is followed.
+    pub stream: Option<StreamHandle>,
 }
 
 /// Sources of a status, beside the status snapshot of the event loop.
@@ -60,7 +63,11 @@ impl Acting {
             job: view.spec.name.clone(),
             mode: view.spec.mode,
             state,
-            waiting: waiting(&snapshot, view.spec.mode),
+            waiting: {
+                let mut reasons = waiting(&snapshot, view.spec.mode);
+                reasons.extend(self.stream.as_ref().and_then(|it| it.waiting(&snapshot)));
+                reasons
+            },
             generation: snapshot.generation,
             pass: snapshot.pass,
             passes: view.spec.passes,
@@ -88,6 +95,7 @@ impl Acting {
             events,
             points,
             result: snapshot.result.clone(),
+            stream: self.stream.as_ref().map(|stream| stream.status(&snapshot)),
         }
     }
 }

@@ -16,6 +16,8 @@ use steadfast_process::Failure;
 use steadfast_store::Location;
 use tracing::{info, warn};
 
+use crate::stream;
+
 /// Minimum mini-batches per task, and tasks per lane; below it the plan gets a warning.
 const ENOUGH: u64 = 4;
 
@@ -35,7 +37,10 @@ impl Job {
     fn new(record: JobRecord, manifest: Manifest) -> Self {
         let (tasks, records) =
             (manifest.training_tasks().len() as u32, manifest.training_records());
-        let warnings = warnings(&record.spec, &manifest);
+        let warnings = match record.spec.dataset.follow {
+            false => warnings(&record.spec, &manifest),
+            true => Vec::new(),
+        };
         Self { record, manifest: Arc::new(manifest), tasks, records, warnings }
     }
 }
@@ -207,6 +212,10 @@ pub(crate) async fn open(
 async fn plan(order: &JobRequest) -> Result<Job, Failure> {
     let spec = &order.spec;
     let fraction = spec.evaluation.fraction;
+    if spec.dataset.follow {
+        let manifest = stream::first_columns(&spec.dataset, order.base.as_deref()).await?;
+        return store_plan(order, manifest).await;
+    }
     let manifest = steadfast_data::plan(&spec.dataset, fraction, order.base.as_deref())
         .await
         .map_err(data_failure)?;
@@ -218,19 +227,25 @@ async fn plan(order: &JobRequest) -> Result<Job, Failure> {
         "dataset planned"
     );
     warnings(spec, &manifest).iter().for_each(|warning| warn!("{warning}"));
+    store_plan(order, manifest).await
+}
+
+async fn store_plan(order: &JobRequest, manifest: Manifest) -> Result<Job, Failure> {
+    let spec = &order.spec;
     let record = JobRecord {
         format: FORMAT,
         spec: spec.clone(),
         digest: spec.digest(),
         store: order.store.clone(),
         manifest: manifest.digest(),
+        base: order.base.clone().filter(|_| spec.dataset.follow),
     };
     let store = open_store(&record)?;
     steadfast_data::store_manifest(&store, &manifest).await.map_err(data_failure)?;
     Ok(Job::new(record, manifest))
 }
 
-fn data_failure(error: DataError) -> Failure {
+pub(crate) fn data_failure(error: DataError) -> Failure {
     let kind = match error.kind() {
         steadfast_data::ErrorKind::Permanent => ErrorKind::Invalid,
         steadfast_data::ErrorKind::Transient => ErrorKind::Unavailable,

@@ -9,6 +9,7 @@ mod job;
 mod rpc;
 mod run;
 mod status;
+mod stream;
 
 use std::process::ExitCode;
 

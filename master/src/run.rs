@@ -42,6 +42,7 @@ use crate::rpc::service::Service;
 use crate::status::metrics::Metrics;
 use crate::status::tensorboard::{Curves, TermName};
 use crate::status::{elastic_page, page};
+use crate::stream::Follower;
 
 /// Maximum time for calls in flight to complete during shutdown.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -347,7 +348,12 @@ impl MasterProcess<'_> {
         acting: &watch::Sender<Option<Acting>>,
         shutdown: &Shutdown,
     ) -> Result<(), Failure> {
-        let opened = job::open(self.etcd, self.keys, self.order).await?;
+        let opened = tokio::select! {
+            biased;
+            // A stream may have no file for long.
+            opened = job::open(self.etcd, self.keys, self.order) => opened?,
+            () = shutdown.drain() => return Ok(()),
+        };
         let address = serde_json::to_vec(&self.record)
             .map_err(|error| Failure::internal(error.to_string()))?;
         let announce = Op::put_leased(&self.keys.master_addr(), address, session.lease());
@@ -399,6 +405,7 @@ impl MasterProcess<'_> {
         // `create` keeps a number that an operator has set.
         let _ = self.etcd.create(&self.keys.ps_desired(), &desired, 0).await?;
         let spec = job.record.spec.clone();
+        let followed = job.clone();
         let records = job.records;
         let store = steadfast_store::open(&job.record.store)
             .map_err(|error| Failure::invalid(format!("the store: {error}")))?;
@@ -413,6 +420,25 @@ impl MasterProcess<'_> {
             store.clone(),
             handle.clone(),
         );
+        let (follower, stream) = match spec.dataset.follow {
+            true => {
+                let (follower, stream) = Follower::new(
+                    self.etcd.clone(),
+                    self.keys.clone(),
+                    &followed,
+                    store.clone(),
+                    handle.clone(),
+                );
+                (Some(follower), Some(stream))
+            }
+            false => (None, None),
+        };
+        let follower = async {
+            match follower {
+                Some(follower) => follower.run().await,
+                None => std::future::pending().await,
+            }
+        };
         let curves = self.args.tensorboard.clone();
         let curves = curves.map(|to| Curves::start(to, name, handle.snapshot.clone()));
         acting.send_replace(Some(Acting {
@@ -427,6 +453,7 @@ impl MasterProcess<'_> {
                 records,
                 rate: Mutex::new(Rate::default()),
             }),
+            stream,
         }));
         readiness.set_ready();
         tokio::select! {
@@ -441,6 +468,7 @@ impl MasterProcess<'_> {
                 }
                 End::Left => Ok(()),
             },
+            () = follower => Err(Failure::internal("the follower of the stream ended")),
             () = coordinator.run(requests) => Err(Failure::internal("the checkpoint coordinator ended")),
         }
     }

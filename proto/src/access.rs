@@ -30,7 +30,7 @@ pub fn access(path: &str) -> &'static [Role] {
         ("steadfast.v1.Elastic", "ElasticStatus") => &[Admin],
         ("steadfast.v1.Master", "ReportDamage") => &[Pserver],
         ("steadfast.v1.Master", "TakeCheckpoint") => &[Pserver, Admin],
-        ("steadfast.v1.Master", "RestoreCheckpoint" | "Status") => &[Admin],
+        ("steadfast.v1.Master", "RestoreCheckpoint" | "Drain" | "Status") => &[Admin],
         ("steadfast.v1.Pserver", "Init" | "Push" | "Pull" | "PullRows" | "ReadRange") => &[Trainer],
         ("steadfast.v1.Pserver", "Norms") => &[Pserver],
         ("steadfast.v1.Pserver", "Snapshot") => &[Master],

@@ -317,7 +317,8 @@ impl Worker<'_> {
     /// Pulls the final parameters. They contain every push of every trainer, since tasks are done only then.
     async fn trained(&mut self) -> Result<TrainedModel, TrainError> {
         self.pull().await?;
-        let pass = Pass(self.context.spec().passes.unwrap_or(0));
+        let end = self.context.tasks.dataset().end().await;
+        let pass = end.or(self.context.spec().passes.map(Pass)).unwrap_or_default();
         let pass_start = self.position.version;
         let position = Position { pass, pass_start, ..self.position };
         Ok(TrainedModel { parameters: self.parameters.clone(), position })

@@ -244,7 +244,7 @@ impl Context {
         generation: &GenerationClient,
     ) -> Result<Evaluated, TrainError> {
         let mut evaluated = Evaluated::default();
-        for task in &self.tasks.manifest().held_out {
+        for task in &self.tasks.dataset().manifest().held_out {
             match self.held_out_records(*task, generation).await? {
                 HeldOut::Records(records) => {
                     let batch = Batch::from(records.as_ref());
@@ -305,7 +305,7 @@ impl Context {
     /// Whether an evaluation is due once `passes` passes are over.
     pub fn evaluates_after(&self, passes: u32) -> bool {
         let every = self.spec().evaluation.every_passes.unwrap_or(1);
-        passes.is_multiple_of(every) && !self.tasks.manifest().held_out.is_empty()
+        passes.is_multiple_of(every) && !self.tasks.dataset().manifest().held_out.is_empty()
     }
 
     /// Takes part in the election of the saver until the job has ended; evaluates and writes the model if

@@ -14,6 +14,7 @@ mod activity;
 mod async_loop;
 mod buffers;
 mod context;
+mod dataset;
 mod metrics;
 mod run;
 mod sync_loop;

@@ -29,6 +29,7 @@ use uuid::Uuid;
 use crate::activity::SharedActivity;
 use crate::async_loop::{self, Ending};
 use crate::context::{Context, Pushing, TrainError};
+use crate::dataset::Dataset;
 use crate::metrics::Metrics;
 use crate::sync_loop;
 use crate::tasks::Tasks;
@@ -277,7 +278,11 @@ impl Program<'_> {
             }
             Mode::Async => 2,
         };
-        let tasks = Tasks::new(manifest, options, spec.seed, model.clone(), in_use);
+        let dataset = match spec.dataset.follow {
+            false => Dataset::of(manifest),
+            true => Dataset::stream(manifest, self.etcd, self.keys, &spec.name, &store).await?,
+        };
+        let tasks = Tasks::new(dataset, options, spec.seed, model.clone(), in_use);
         let session = registration.complete(parameters, model.numerics()).await;
         let session = session.map_err(not_registered)?;
         Ok(Context {

@@ -75,6 +75,11 @@ pub async fn train(
             continue;
         }
         follower.report(position);
+        match worker.enter(position.pass).await? {
+            Entered::Pass => {}
+            Entered::End => break,
+            Entered::Idle => continue,
+        }
         worker.evaluate_in_background(&position)?;
         let (version, pass) = (position.version.0, position.pass.0);
         let span = info_span!(target: TRACE, parent: None, "step", version, pass);
@@ -151,6 +156,16 @@ enum AfterFailure {
     Later,
 }
 
+/// What is known of the next pass.
+enum Entered {
+    /// Its records.
+    Pass,
+    /// Training ends before it.
+    End,
+    /// No lane is assigned to this trainer any more.
+    Idle,
+}
+
 impl Worker<'_> {
     /// Whether no lane is assigned to this trainer.
     fn is_idle(&self) -> bool {
@@ -183,6 +198,34 @@ impl Worker<'_> {
         let spec = &self.context.spec();
         spec.passes.is_some_and(|passes| passes <= position.pass.0)
             || spec.steps.is_some_and(|steps| steps <= position.version.0)
+            || self.context.tasks.dataset().is_over(position.pass)
+    }
+
+    /// Waits for the records of a pass: those of a stream may not exist yet.
+    async fn enter(&mut self, pass: Pass) -> Result<Entered, TrainError> {
+        if self.schedules.contains_key(&pass) {
+            return Ok(Entered::Pass);
+        }
+        let context = self.context;
+        if context.tasks.dataset().loaded(pass).is_none() {
+            context.activity.note(|activity| activity.doing = "waiting for files of the stream");
+        }
+        self.given_up.retain(|of, _| pass.0 <= of.0 + 1);
+        loop {
+            tokio::select! {
+                biased;
+                found = context.tasks.dataset().wait_for(pass) => {
+                    return Ok(if found.is_some() { Entered::Pass } else { Entered::End });
+                }
+                changed = self.assignment.changed() => {
+                    changed.map_err(|_| ClientError::NewGeneration)?;
+                    if self.is_idle() {
+                        return Ok(Entered::Idle);
+                    }
+                }
+                () = context.session.job_ended() => return Err(ClientError::JobEnded.into()),
+            }
+        }
     }
 
     /// Computes the assigned lanes of one step and waits for the next version.
@@ -485,7 +528,8 @@ impl Worker<'_> {
         }
         let left = self.schedule(pass).steps_of(lane, given_up).saturating_sub(step + 1);
         let next = Pass(pass.0 + 1);
-        if self.context.spec().passes.is_some_and(|passes| passes <= next.0) {
+        let is_last = self.context.spec().passes.is_some_and(|passes| passes <= next.0);
+        if is_last || self.context.tasks.dataset().loaded(next).is_none() {
             return;
         }
         for step in 0..AHEAD.saturating_sub(left) {
@@ -532,7 +576,8 @@ impl Worker<'_> {
         self.schedules.entry(pass).or_insert_with(|| {
             let spec = &context.spec();
             let (lanes, micro_batch) = (spec.sync.lanes, spec.sync.micro_batch);
-            LaneSchedule::new(context.tasks.manifest(), spec.seed, pass, lanes, micro_batch)
+            let manifest = context.tasks.dataset().loaded(pass).expect("it was waited for");
+            LaneSchedule::new(&manifest, spec.seed, pass, lanes, micro_batch)
         })
     }
 

@@ -11,7 +11,10 @@ use steadfast_common::ids::{Pass, TaskId};
 use steadfast_common::schedule::record_order;
 use steadfast_data::DataError;
 use steadfast_host::task::spawn;
+use steadfast_store::StoreError;
 use steadfast_trainer_core::{Batch, Model, ModelError};
+
+use crate::dataset::Dataset;
 
 /// Minimum number of tasks kept in memory.
 const KEPT_MIN: usize = 8;
@@ -30,20 +33,26 @@ pub enum TaskError {
     Model(ModelError),
     #[error("the reader failed: {0}")]
     ReaderFailed(String),
+    /// The manifest of the pass cannot be loaded.
+    #[error("{0}")]
+    Manifest(String),
 }
 
 impl TaskError {
     /// Returns the cause: whether every trainer would fail in the same way.
     pub fn cause(&self) -> FailureCause {
         match self {
-            // Another machine may have the unchanged file.
-            Self::Data(DataError::Changed { .. }) => FailureCause::Transient,
+            // Another machine may have the file, and unchanged. Part of a task may be trained on already, so a file
+            // that was deleted must not count as bad data.
+            Self::Data(
+                DataError::Changed { .. } | DataError::Store(StoreError::NotFound { .. }),
+            ) => FailureCause::Transient,
             Self::Data(error) => match error.kind() {
                 steadfast_data::ErrorKind::Permanent => FailureCause::Data,
                 steadfast_data::ErrorKind::Transient => FailureCause::Transient,
             },
             Self::BadRecord { .. } | Self::Model(_) => FailureCause::Data,
-            Self::ReaderFailed(_) => FailureCause::Transient,
+            Self::ReaderFailed(_) | Self::Manifest(_) => FailureCause::Transient,
         }
     }
 }
@@ -55,7 +64,7 @@ type Load = Shared<BoxFuture<'static, Loaded>>;
 
 /// Reads tasks in the background and keeps the latest ones.
 pub struct Tasks {
-    manifest: Arc<Manifest>,
+    dataset: Dataset,
     options: ReadOptions,
     seed: u64,
     model: Arc<dyn Model>,
@@ -80,9 +89,9 @@ struct Loads {
 }
 
 impl Tasks {
-    /// Creates a reader for the dataset of `manifest` that keeps about `in_use` tasks, and as many ahead.
+    /// Creates a reader for a dataset that keeps about `in_use` tasks, and as many ahead.
     pub fn new(
-        manifest: Arc<Manifest>,
+        dataset: Dataset,
         options: ReadOptions,
         seed: u64,
         model: Arc<dyn Model>,
@@ -90,7 +99,7 @@ impl Tasks {
     ) -> Self {
         let kept_max = KEPT_MIN.max(3 * in_use);
         Self {
-            manifest,
+            dataset,
             options,
             seed,
             model,
@@ -99,9 +108,9 @@ impl Tasks {
         }
     }
 
-    /// Returns the manifest of the dataset.
-    pub fn manifest(&self) -> &Manifest {
-        &self.manifest
+    /// Returns the dataset.
+    pub fn dataset(&self) -> &Dataset {
+        &self.dataset
     }
 
     /// Starts to load a task, unless it is loaded or loading.
@@ -142,12 +151,19 @@ impl Tasks {
     }
 
     async fn read(&self, pass: Pass, task: TaskId) -> Result<Records, TaskError> {
-        let records = self.read_in_order(task).await?;
+        let records = match self.dataset.is_fixed() {
+            true => self.read_in_order(task).await?,
+            false => {
+                let manifest = self.dataset.load(pass).await.map_err(TaskError::Manifest)?;
+                Arc::new(self.read_checked(&manifest, task).await?)
+            }
+        };
         let order = record_order(records.len() as u32, self.seed, pass, task);
         Ok(records.select(&order))
     }
 
-    /// Returns the records of a task in the order of the files, checked against the model.
+    /// Returns the records of a task that is the same in every pass, in the order of the files, checked against the
+    /// model.
     ///
     /// # Errors
     /// As [`Tasks::get`].
@@ -155,33 +171,38 @@ impl Tasks {
         if let Some(kept) = self.kept.lock().expect("no holder panics").of.get(&task) {
             return Ok(kept.clone());
         }
-        let chunks = self.manifest.chunks_of(task);
-        let records = steadfast_data::read(&self.manifest, &self.options, chunks).await?;
-        self.model.check(&Batch::from(&records)).map_err(|error| self.located(task, error))?;
-        let records = Arc::new(records);
+        let records = Arc::new(self.read_checked(self.dataset.manifest(), task).await?);
         self.kept.lock().expect("no holder panics").keep(task, &records);
         Ok(records)
     }
 
-    /// Adds the file and record number of a bad record to its error.
-    fn located(&self, task: TaskId, source: ModelError) -> TaskError {
-        let (ModelError::BadFeature { record, .. }
-        | ModelError::BadLabel { record, .. }
-        | ModelError::LabelNotFinite { record, .. }) = source
-        else {
-            return TaskError::Model(source);
-        };
-        let mut before = 0;
-        for chunk in self.manifest.chunks_of(task) {
-            let within = record as u64 - before;
-            if within < u64::from(chunk.records) {
-                let file = self.manifest.files[chunk.file as usize].url.clone();
-                return TaskError::BadRecord { file, record: chunk.first_record + within, source };
-            }
-            before += u64::from(chunk.records);
-        }
-        TaskError::Model(source)
+    async fn read_checked(&self, manifest: &Manifest, task: TaskId) -> Result<Records, TaskError> {
+        let chunks = manifest.chunks_of(task);
+        let records = steadfast_data::read(manifest, &self.options, chunks).await?;
+        let checked = self.model.check(&Batch::from(&records));
+        checked.map_err(|error| located(manifest, task, error))?;
+        Ok(records)
     }
+}
+
+/// Adds the file and record number of a bad record to its error.
+fn located(manifest: &Manifest, task: TaskId, source: ModelError) -> TaskError {
+    let (ModelError::BadFeature { record, .. }
+    | ModelError::BadLabel { record, .. }
+    | ModelError::LabelNotFinite { record, .. }) = source
+    else {
+        return TaskError::Model(source);
+    };
+    let mut before = 0;
+    for chunk in manifest.chunks_of(task) {
+        let within = record as u64 - before;
+        if within < u64::from(chunk.records) {
+            let file = manifest.files[chunk.file as usize].url.clone();
+            return TaskError::BadRecord { file, record: chunk.first_record + within, source };
+        }
+        before += u64::from(chunk.records);
+    }
+    TaskError::Model(source)
 }
 
 impl Kept {

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use steadfast_audit::{CheckpointEvidence, Evidence, Group, SlotCounts};
+use steadfast_audit::{CheckpointEvidence, Evidence, Group, SlotCounts, StreamEvidence};
 use steadfast_checkpoint::{Checkpoint, CheckpointError, ShardMeta, verify};
 use steadfast_common::dataset::Manifest;
 use steadfast_common::error::ErrorKind;
@@ -11,6 +11,7 @@ use steadfast_common::given_up::GivenUpRecord;
 use steadfast_common::ids::TaskId;
 use steadfast_common::keys::Keys;
 use steadfast_common::records::{CheckpointRecord, GenerationRecord, ResultRecord};
+use steadfast_common::stream::StreamPassRecord;
 use steadfast_coord::{Entry, View};
 use steadfast_process::Failure;
 use steadfast_store::Location;
@@ -32,7 +33,8 @@ pub async fn read(job: &Job, wanted: Option<&str>) -> Result<Evidence, Failure> 
     let result: Option<ResultRecord> = entry.map(Entry::json).transpose()?;
     let chosen = chosen(job, &manifests::of_view(&view, keys), wanted, result.as_ref())?;
     let store = open_store(&record).await?;
-    let manifest = dataset(&store, &record.manifest).await?;
+    let object = Manifest::object_name(&record.manifest);
+    let manifest = manifest(&store, &object, &record.manifest).await?;
     let checkpoint = match chosen {
         Some((id, manifest)) => {
             let is_final = result.as_ref().is_some_and(|it| it.checkpoint.as_ref() == Some(&id));
@@ -53,7 +55,12 @@ pub async fn read(job: &Job, wanted: Option<&str>) -> Result<Evidence, Failure> 
         }
         None => None,
     };
+    let stream = match record.spec.dataset.follow {
+        true => Some(stream(&view, keys, &store, &record.spec.name).await?),
+        false => None,
+    };
     Ok(Evidence {
+        stream,
         discarded: discarded(&view, keys)?,
         generations: generations(&view, keys)?,
         spec: record.spec,
@@ -87,11 +94,33 @@ fn chosen(
     found.map(|it| Ok((it.id.clone(), it.record()?.clone()))).transpose()
 }
 
-async fn dataset(store: &Location, digest: &str) -> Result<Manifest, Failure> {
-    let place = store.child(&Manifest::object_name(digest)).map_err(store_failure)?;
+async fn manifest(store: &Location, object: &str, digest: &str) -> Result<Manifest, Failure> {
+    let place = store.child(object).map_err(store_failure)?;
     let json = place.read().await.map_err(store_failure)?;
     Manifest::parse(VecDeque::from([json]), digest)
         .map_err(|reason| Failure::invalid(format!("{place} is damaged: {reason}")))
+}
+
+/// Reads the passes of a stream.
+async fn stream(
+    view: &View,
+    keys: &Keys,
+    store: &Location,
+    name: &str,
+) -> Result<StreamEvidence, Failure> {
+    let mut stream = StreamEvidence::default();
+    if let Some(entry) = view.entries.get(&keys.stream()) {
+        stream.record = entry.json()?;
+    }
+    let prefix = keys.stream_passes_prefix();
+    for (_, entry) in below(view, &prefix) {
+        let Some(pass) = keys.stream_pass_of(&entry.key) else { continue };
+        let record: StreamPassRecord = entry.json()?;
+        let object = StreamPassRecord::object_name(name, pass, &record.manifest);
+        let manifest = manifest(store, &object, &record.manifest).await?;
+        stream.passes.insert(pass, (record, manifest));
+    }
+    Ok(stream)
 }
 
 /// Reads the tasks that were given up.

@@ -86,6 +86,7 @@ pub fn training() -> JobStatus {
         events: Vec::new(),
         points: Vec::new(),
         result: None,
+        stream: None,
     }
 }
 

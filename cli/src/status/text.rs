@@ -5,7 +5,9 @@ use std::fmt::Write;
 use steadfast_common::given_up::Discarded;
 use steadfast_common::records::{EvaluationRecord, JobOutcome, ResultRecord};
 use steadfast_common::spec::Mode;
-use steadfast_common::status::{JobPhase, JobStatus, Recovery, SlotStatus, TrainerStatus};
+use steadfast_common::status::{
+    JobPhase, JobStatus, Recovery, SlotStatus, StreamStatus, TrainerStatus,
+};
 
 use super::stored_status::StoredStatus;
 use crate::format::{figure, passes, plural, rate, span};
@@ -58,6 +60,9 @@ pub fn live(status: &JobStatus) -> String {
     );
     if let Some(seconds) = status.seconds_left {
         page.row("left", span(seconds));
+    }
+    if let Some(stream) = &status.stream {
+        page.stream(stream);
     }
     if let Some(loss) = status.loss {
         page.row("loss", figure(loss));
@@ -153,6 +158,26 @@ impl Page {
     pub fn row(&mut self, name: &str, value: impl AsRef<str>) {
         // Writing to a String cannot fail.
         let _ = writeln!(self.text, "  {name:<11} {}", value.as_ref());
+    }
+
+    fn stream(&mut self, stream: &StreamStatus) {
+        let StreamStatus { files, waiting_files, waiting_records, oldest_seconds, .. } = stream;
+        let drained = if stream.is_draining { "; being drained" } else { "" };
+        let read = plural(*files as usize, "file");
+        self.row(
+            "stream",
+            format!(
+                "{read} read; {waiting_records} records and {waiting_files} more files wait, the oldest for \
+                 {}{drained}",
+                span(*oldest_seconds)
+            ),
+        );
+        for (file, reason) in &stream.left_out {
+            self.row("left out", format!("{file}: {reason}"));
+        }
+        if let Some(error) = &stream.error {
+            self.row("error", format!("the stream is not read: {error}"));
+        }
     }
 
     fn evaluation(&mut self, evaluation: Option<&EvaluationRecord>) {

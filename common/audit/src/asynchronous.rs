@@ -32,8 +32,8 @@ pub(crate) fn check(evidence: &Evidence, checkpoint: &CheckpointEvidence, report
     let last = checkpoint.groups().filter_map(|(_, group)| present(&group.counted)).max();
     let last = last.unwrap_or_default().max(queue.pass);
     // `check_groups` reports passes beyond the job's last one; their content is not checked.
-    let passes = evidence.spec.passes.unwrap_or(u32::MAX).min(last.0.saturating_add(1));
-    for pass in (0..passes).map(Pass) {
+    let passes = evidence.passes().unwrap_or(u32::MAX).min(last.0.saturating_add(1));
+    for pass in (evidence.first_pass(checkpoint).0..passes).map(Pass) {
         let checker = PassChecker::new(evidence, checkpoint, queue, pass);
         let Some(first) = checkpoint.groups().next() else { return };
         let is_over = checkpoint.groups().all(|(_, group)| checker.is_over_for(group));
@@ -53,7 +53,7 @@ pub(crate) fn check(evidence: &Evidence, checkpoint: &CheckpointEvidence, report
 
 /// Checks what spans passes: their order, and the number of records that the checkpoint reports.
 fn check_groups(evidence: &Evidence, checkpoint: &CheckpointEvidence, report: &mut Report) {
-    let passes = evidence.spec.passes.unwrap_or(u32::MAX);
+    let passes = evidence.passes().unwrap_or(u32::MAX);
     for (slot, group) in checkpoint.groups() {
         let mut next = Pass(0);
         for applied_pass in &group.counted.passes {
@@ -110,7 +110,7 @@ impl<'a> PassChecker<'a> {
             true => done(evidence, queue),
             false => BTreeSet::new(),
         };
-        let sums = PassSums::new(&evidence.manifest, pass);
+        let sums = PassSums::new(evidence.manifest_of(pass), pass);
         Self {
             evidence,
             checkpoint,
@@ -169,7 +169,7 @@ impl<'a> PassChecker<'a> {
             if !self.sums.tasks.contains_key(&task) {
                 report.violation(What::NotOfThePass { pass, slot, task });
             }
-            if self.evidence.manifest.task_count() <= task.0 {
+            if self.evidence.manifest_of(pass).task_count() <= task.0 {
                 break;
             }
             expected = expected.and(self.sums.of(task));
@@ -282,7 +282,7 @@ impl<'a> PassChecker<'a> {
             report.violation(What::NotOfThePass { pass, slot, task });
         }
         // Records that do not exist are not summed: a malicious file must not cost hours.
-        let to = to.min(records_of(&self.evidence.manifest, task));
+        let to = to.min(records_of(self.evidence.manifest_of(pass), task));
         Sum::of_range(pass, task, 0..to)
     }
 
@@ -345,7 +345,7 @@ impl<'a> PassChecker<'a> {
 
 /// Tasks that the queues mark as done: dispatched, and neither open nor given up.
 fn done(evidence: &Evidence, queue: &QueueSnapshot) -> BTreeSet<TaskId> {
-    let order = task_order(&evidence.manifest, evidence.spec.seed, queue.pass);
+    let order = task_order(evidence.manifest_of(queue.pass), evidence.spec.seed, queue.pass);
     let handed_out = order.into_iter().take(queue.cursor as usize);
     let is_done =
         |task: &TaskId| !queue.open.contains_key(task) && !queue.discarded.contains_key(task);
@@ -382,13 +382,14 @@ fn subsets(tasks: &[(TaskId, Sum)]) -> impl Iterator<Item = (Sum, u32)> {
 fn replay(evidence: &Evidence, checkpoint: &CheckpointEvidence, queue: &QueueSnapshot) -> Replay {
     let done = done(evidence, queue);
     let is_left = |task: &TaskId| !done.contains(task) && !queue.discarded.contains_key(task);
-    let is_over = evidence.spec.passes.is_some_and(|passes| passes <= queue.pass.0);
+    let is_over = evidence.passes().is_some_and(|passes| passes <= queue.pass.0);
+    let manifest = evidence.manifest_of(queue.pass);
     let left: BTreeSet<TaskId> = match is_over {
         true => BTreeSet::new(),
-        false => evidence.manifest.training_tasks().into_iter().filter(is_left).collect(),
+        false => manifest.training_tasks().into_iter().filter(is_left).collect(),
     };
     let records = |tasks: &BTreeSet<TaskId>| -> u64 {
-        tasks.iter().map(|task| evidence.manifest.records_of(*task)).sum()
+        tasks.iter().map(|task| manifest.records_of(*task)).sum()
     };
     let acknowledged = records(&done);
     let mut counted: BTreeMap<Slot, u64> = BTreeMap::new();

@@ -9,12 +9,16 @@ use steadfast_common::ids::{Generation, Lane, Pass, Slot, TaskId};
 use steadfast_common::position::Position;
 use steadfast_common::records::{GenerationRecord, QueueSnapshot, ResultRecord};
 use steadfast_common::spec::JobSpec;
+use steadfast_common::stream::{StreamPassRecord, StreamRecord};
 
 /// What etcd and the files of a checkpoint contain.
 #[derive(Clone, Debug)]
 pub struct Evidence {
     pub spec: JobSpec,
+    /// The dataset; of a stream its columns alone.
     pub manifest: Manifest,
+    /// Of a dataset that is followed.
+    pub stream: Option<StreamEvidence>,
     /// The audited checkpoint; absent if there is none.
     pub checkpoint: Option<CheckpointEvidence>,
     /// Tasks that etcd lists as given up.
@@ -22,6 +26,14 @@ pub struct Evidence {
     /// All generations so far, ascending.
     pub generations: Vec<GenerationRecord>,
     pub result: Option<ResultRecord>,
+}
+
+/// The passes of a stream.
+#[derive(Clone, Debug, Default)]
+pub struct StreamEvidence {
+    pub record: StreamRecord,
+    /// Those from `record.first` on, with their manifests.
+    pub passes: BTreeMap<Pass, (StreamPassRecord, Manifest)>,
 }
 
 /// The content of a checkpoint.
@@ -58,6 +70,25 @@ pub struct Group {
 }
 
 impl Evidence {
+    /// The records of a pass; none of a pass of a stream that is not known.
+    pub(crate) fn manifest_of(&self, pass: Pass) -> &Manifest {
+        let of_stream = self.stream.as_ref().and_then(|stream| stream.passes.get(&pass));
+        of_stream.map_or(&self.manifest, |(_, manifest)| manifest)
+    }
+
+    /// The number of passes after which training ends, if it is known.
+    pub(crate) fn passes(&self) -> Option<u32> {
+        let end = self.stream.as_ref().and_then(|stream| stream.record.end);
+        self.spec.passes.or(end.map(|end| end.0))
+    }
+
+    /// The first pass of which the records are known, and are listed in every slot.
+    pub(crate) fn first_pass(&self, checkpoint: &CheckpointEvidence) -> Pass {
+        let known = self.stream.as_ref().map_or(Pass(0), |stream| stream.record.first);
+        let listed = checkpoint.groups().map(|(_, group)| group.counted.earlier.end);
+        listed.max().unwrap_or_default().max(known)
+    }
+
     /// Tasks that are listed as given up in a pass.
     pub(crate) fn discarded_in(&self, pass: Pass) -> BTreeSet<TaskId> {
         let of_pass = self.discarded.iter().filter(|(_, record)| record.passes.contains(pass));

@@ -61,6 +61,8 @@ pub enum What {
     NotOfThePass { pass: Pass, slot: Slot, task: TaskId },
     /// A slot's applied records are not in the order of passes, or name an impossible pass.
     PassOutOfOrder { pass: Pass, slot: Slot },
+    /// A pass of a stream contradicts another one, or its own manifest.
+    StreamPass { pass: Pass, reason: String },
     /// A checkpoint's queues contain a given-up task that is not listed.
     Unlisted { pass: Pass, task: TaskId },
     /// The list of given-up tasks contains one that does not exist, or a held-out task as a training
@@ -135,6 +137,9 @@ impl fmt::Display for What {
                 "slot {slot}: the applied records of {} are out of order or beyond the last pass",
                 name_of(*pass)
             ),
+            Self::StreamPass { pass, reason } => {
+                write!(f, "{} of the stream: {reason}", name_of(*pass))
+            }
             Self::Unlisted { pass, task } => write!(
                 f,
                 "{}: task {task} was given up before the checkpoint, but is not listed",

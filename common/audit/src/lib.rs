@@ -17,7 +17,7 @@ mod synchronous;
 mod words;
 
 pub use cause::{Cause, RecordSet};
-pub use evidence::{CheckpointEvidence, Evidence, Group, SlotCounts};
+pub use evidence::{CheckpointEvidence, Evidence, Group, SlotCounts, StreamEvidence};
 pub use finding::{Finding, Loss, Severity, What};
 pub use report::{Coverage, GenerationReport, PassReport, PassState, Replay, Report, SlotFigures};
 pub use sum::Sum;
@@ -29,9 +29,11 @@ pub fn audit(evidence: &Evidence) -> Report {
     let mut report = Report::new(evidence);
     generations::check(evidence, &mut report);
     outcome::check_listed(evidence, &mut report);
+    outcome::check_stream(evidence, &mut report);
     match &evidence.checkpoint {
         Some(checkpoint) => {
             outcome::check_slots(checkpoint, &mut report);
+            outcome::note_first(evidence, checkpoint, &mut report);
             match evidence.spec.mode {
                 Mode::Sync => synchronous::check(evidence, checkpoint, &mut report),
                 Mode::Async => asynchronous::check(evidence, checkpoint, &mut report),

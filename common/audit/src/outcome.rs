@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use steadfast_common::dataset::DataFile;
 use steadfast_common::given_up::{Discarded, DiscardedTask, GivenUpRecord};
-use steadfast_common::ids::TaskId;
+use steadfast_common::ids::{Pass, TaskId};
 use steadfast_common::records::{JobOutcome, ResultRecord};
 use steadfast_common::spec::Mode;
 
-use crate::{CheckpointEvidence, Evidence, Report, Severity, What};
+use crate::{CheckpointEvidence, Evidence, Report, Severity, StreamEvidence, What};
 
 /// Checks the list of given-up tasks.
 pub(crate) fn check_listed(evidence: &Evidence, report: &mut Report) {
@@ -16,6 +17,17 @@ pub(crate) fn check_listed(evidence: &Evidence, report: &mut Report) {
         // A held-out task is given up for all evaluations, not in a pass.
         let is_held_out = evidence.manifest.held_out.binary_search(task).is_ok();
         let is_of_a_pass = 0 < record.times;
+        if let Some(stream) = &evidence.stream {
+            let exists = |pass: Pass| {
+                let known = stream.passes.get(&pass);
+                pass < stream.record.first || known.is_some_and(|(it, _)| task.0 < it.tasks)
+            };
+            let mut ranges = record.passes.ranges().iter();
+            if !is_of_a_pass || !ranges.all(|(first, last)| exists(*first) && exists(*last)) {
+                report.violation(What::NotATrainingTask { task: *task });
+            }
+            continue;
+        }
         if is_held_out == is_of_a_pass || trained.contains(task) != is_of_a_pass {
             report.violation(What::NotATrainingTask { task: *task });
         }
@@ -53,6 +65,55 @@ fn check_result(evidence: &Evidence, reported: &Discarded, report: &mut Report) 
             found: (found.tasks, found.times),
             tasks: others,
         });
+    }
+}
+
+/// Checks the passes of a stream: each file belongs to one, and none is missing.
+pub(crate) fn check_stream(evidence: &Evidence, report: &mut Report) {
+    let Some(StreamEvidence { record, passes }) = &evidence.stream else { return };
+    let mut files = BTreeSet::new();
+    let mut before = None;
+    for (pass, (it, manifest)) in passes {
+        let twice = it.files.iter().find(|file| !files.insert(&file.url));
+        let planned = manifest.training_records();
+        let urls = |file: &DataFile| it.files.iter().any(|listed| listed.url == file.url);
+        let reason = if let Some(file) = twice {
+            format!("it has {}, which another pass also has", file.url)
+        } else if it.records != planned || !manifest.files.iter().all(urls) {
+            format!("its manifest has other files, or {planned} and not {} records", it.records)
+        } else if before.is_some_and(|before| before != it.records_before) {
+            format!("{} records are said to be before it", it.records_before)
+        } else {
+            before = Some(it.records_before + it.records);
+            continue;
+        };
+        report.violation(What::StreamPass { pass: *pass, reason });
+    }
+    for pass in (record.first.0..record.next.0).map(Pass).filter(|it| !passes.contains_key(it)) {
+        report.violation(What::StreamPass { pass, reason: "it is missing".to_owned() });
+    }
+    if before.is_some_and(|before| before != record.records) {
+        let reason = format!("all passes are said to have {} records", record.records);
+        report.violation(What::StreamPass { pass: record.next, reason });
+    }
+    report.proved.push(format!(
+        "each of the {} files of the passes that are known belongs to one pass",
+        files.len()
+    ));
+}
+
+/// Says which passes are too old to be checked.
+pub(crate) fn note_first(
+    evidence: &Evidence,
+    checkpoint: &CheckpointEvidence,
+    report: &mut Report,
+) {
+    let first = evidence.first_pass(checkpoint);
+    if Pass(0) < first {
+        report.unproved.push(format!(
+            "which records the passes before pass {} applied: they are too long ago",
+            first.0 + 1
+        ));
     }
 }
 
@@ -137,7 +198,7 @@ fn check_final(
         (Mode::Async, Some(queue)) => queue.pass,
         (Mode::Async, None) | (Mode::Sync, _) => checkpoint.position.pass,
     };
-    let lacks_passes = spec.passes.is_some_and(|passes| reached.0 < passes);
+    let lacks_passes = evidence.passes().is_some_and(|passes| reached.0 < passes);
     let lacks_steps = spec.steps.is_some_and(|steps| checkpoint.position.version.0 < steps);
     if lacks_passes || spec.passes.is_none() && lacks_steps {
         let reason = "the job is finished, but its final checkpoint is before the end".to_owned();

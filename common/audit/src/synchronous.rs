@@ -23,7 +23,7 @@ pub(crate) fn check(evidence: &Evidence, checkpoint: &CheckpointEvidence, report
         return report.violation(What::Position { reason });
     };
     let spec = &evidence.spec;
-    let is_beyond = spec.passes.is_some_and(|passes| passes < position.pass.0)
+    let is_beyond = evidence.passes().is_some_and(|passes| passes < position.pass.0)
         || spec.steps.is_some_and(|steps| steps < position.version.0)
         || position.version.0 < u64::from(position.pass.0);
     if is_beyond {
@@ -31,14 +31,15 @@ pub(crate) fn check(evidence: &Evidence, checkpoint: &CheckpointEvidence, report
         return report.violation(What::Position { reason });
     }
     let (mut fewest, mut most) = (0_u64, 0_u64);
-    for pass in (0..position.pass.0).map(Pass) {
+    let first = evidence.first_pass(checkpoint);
+    for pass in (first.0..position.pass.0).map(Pass) {
         let plan = Plan::new(evidence, pass);
         let steps = plan.schedule.steps(&plan.discarded);
         // A lane whose last tasks are given up only when it reaches them ends one step later.
         (fewest, most) = (fewest + steps, most + steps + u64::from(!plan.discarded.is_empty()));
         plan.check(checkpoint, None, report);
     }
-    if !(fewest..=most).contains(&position.pass_start.0) {
+    if first == Pass(0) && !(fewest..=most).contains(&position.pass_start.0) {
         let reason = format!(
             "the checkpoint reports {} steps in completed passes, which have {fewest} to {most}",
             position.pass_start
@@ -85,7 +86,7 @@ struct Plan<'a> {
 
 impl<'a> Plan<'a> {
     fn new(evidence: &'a Evidence, pass: Pass) -> Self {
-        let (spec, manifest) = (&evidence.spec, &evidence.manifest);
+        let (spec, manifest) = (&evidence.spec, evidence.manifest_of(pass));
         let (lanes, micro_batch) = (spec.sync.lanes, spec.sync.micro_batch);
         let schedule = LaneSchedule::new(manifest, spec.seed, pass, lanes, micro_batch);
         Self { manifest, pass, schedule, micro_batch, discarded: evidence.discarded_in(pass) }

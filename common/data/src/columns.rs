@@ -249,6 +249,7 @@ mod tests {
             feature_scale: 1.0,
             records_per_task: None,
             header: Header::Present,
+            follow: false,
         }
     }
 

@@ -16,7 +16,8 @@ mod text;
 mod values;
 
 pub use error::DataError;
-pub use manifest_file::{load_manifest, store_manifest};
-pub use plan::plan;
+pub use manifest_file::{load_manifest, load_manifest_of, store_manifest, store_manifest_as};
+pub use plan::{plan, plan_pass};
 pub use read::read;
+pub use source::stream_files;
 pub use steadfast_store::ErrorKind;

@@ -13,7 +13,19 @@ use crate::error::DataError;
 /// # Errors
 /// If the store fails.
 pub async fn store_manifest(store: &Location, manifest: &Manifest) -> Result<(), DataError> {
-    let place = store.child(&Manifest::object_name(&manifest.digest()))?;
+    store_manifest_as(store, &Manifest::object_name(&manifest.digest()), manifest).await
+}
+
+/// As [`store_manifest`], with a name of its own.
+///
+/// # Errors
+/// If the store fails.
+pub async fn store_manifest_as(
+    store: &Location,
+    name: &str,
+    manifest: &Manifest,
+) -> Result<(), DataError> {
+    let place = store.child(name)?;
     let json = Bytes::from(serde_json::to_vec(manifest).expect("a manifest is plain data"));
     match place.create(json.clone()).await? {
         Created::Now => {}
@@ -28,7 +40,19 @@ pub async fn store_manifest(store: &Location, manifest: &Manifest) -> Result<(),
 /// # Errors
 /// If it does not exist, or does not match the digest.
 pub async fn load_manifest(store: &Location, digest: &str) -> Result<Manifest, DataError> {
-    let place = store.child(&Manifest::object_name(digest))?;
+    load_manifest_of(store, &Manifest::object_name(digest), digest).await
+}
+
+/// As [`load_manifest`], of an object with this name.
+///
+/// # Errors
+/// If it does not exist, or does not match the digest.
+pub async fn load_manifest_of(
+    store: &Location,
+    name: &str,
+    digest: &str,
+) -> Result<Manifest, DataError> {
+    let place = store.child(name)?;
     let nothing = || StoreError::NotFound { url: place.url().to_owned() };
     let size = place.size().await?.ok_or_else(nothing)?;
     let json = place.read_in_chunks(size).try_collect().await?;

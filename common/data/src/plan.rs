@@ -31,19 +31,45 @@ pub fn plan<'a>(
     evaluation_fraction: f64,
     base: Option<&'a str>,
 ) -> BoxFuture<'a, Result<Manifest, DataError>> {
-    inspect_all(spec, evaluation_fraction, base).boxed()
+    let planning = async move {
+        let locations = source::files(spec, base).await?;
+        inspect_all(spec, evaluation_fraction, &locations, Manifest::default()).await
+    };
+    planning.boxed()
 }
 
+/// Plans one pass of a stream: these files, which must have the columns of `manifest` unless it has none. The result
+/// has its columns.
+///
+/// # Errors
+/// See [`plan`].
+pub fn plan_pass<'a>(
+    spec: &'a DatasetSpec,
+    urls: &'a [String],
+    manifest: &'a Manifest,
+) -> BoxFuture<'a, Result<Manifest, DataError>> {
+    let planning = async move {
+        let locations: Vec<Location> =
+            urls.iter().map(|url| steadfast_store::open(url)).collect::<Result<_, _>>()?;
+        let (features, mut columns) = (manifest.features.clone(), manifest.columns.clone());
+        // They are no columns of the files.
+        columns.retain(|column| !spec.crosses.contains_key(&column.name));
+        let columns = Manifest { features, columns, ..Manifest::default() };
+        inspect_all(spec, 0.0, &locations, columns).await
+    };
+    planning.boxed()
+}
+
+/// Plans files with the columns of `manifest`, or with those of the first file if it has none.
 async fn inspect_all(
     spec: &DatasetSpec,
     evaluation_fraction: f64,
-    base: Option<&str>,
+    locations: &[Location],
+    mut manifest: Manifest,
 ) -> Result<Manifest, DataError> {
     if spec.records_per_task == Some(0) {
         return Err(DataError::BadTaskSize { value: 0 });
     }
-    let locations = source::files(spec, base).await?;
-    let mut manifest = Manifest::default();
     let (mut shapes, mut index_max) = (Vec::new(), 0);
     // Collected because this future must be `Send`, and a closure in it would prevent that.
     let inspecting: Vec<_> = locations.iter().map(|file| inspect(spec, file)).collect();
@@ -179,6 +205,6 @@ fn check_columns(manifest: &mut Manifest, file: &str, choice: Choice) -> Result<
         // Columns are found by name, so the order of the first file applies to all.
         (None, None) => return Ok(()),
     };
-    let first = manifest.files.first().map_or_else(String::new, |file| file.url.clone());
+    let first = manifest.files.first().map_or("the files before", |file| &file.url).to_owned();
     Err(DataError::ColumnsDiffer { file: file.to_owned(), first, difference })
 }

@@ -1,9 +1,13 @@
 //! The files of a dataset.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
+use std::time::SystemTime;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use steadfast_common::spec::DatasetSpec;
-use steadfast_store::{Location, expand};
+use steadfast_common::stream::StreamFile;
+use steadfast_store::{Listed, Location, expand, list_matching};
 
 use crate::error::DataError;
 
@@ -25,6 +29,31 @@ pub(crate) async fn files(
         }
     }
     Ok(files)
+}
+
+/// Lists the files of a stream as they are now, each once.
+///
+/// # Errors
+/// If a store fails.
+pub fn stream_files<'a>(
+    spec: &'a DatasetSpec,
+    base: Option<&'a str>,
+) -> BoxFuture<'a, Result<Vec<StreamFile>, DataError>> {
+    let listing = async move {
+        let mut files = BTreeMap::new();
+        for source in &spec.source {
+            for Listed { location, size_bytes, modified } in
+                list_matching(&resolve(source, base)).await?
+            {
+                let since = modified.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+                let url = location.url().to_owned();
+                let modified_unix_ms = since.as_millis() as u64;
+                files.insert(url.clone(), StreamFile { modified_unix_ms, url, size_bytes });
+            }
+        }
+        Ok(files.into_values().collect())
+    };
+    listing.boxed()
 }
 
 fn resolve(source: &str, base: Option<&str>) -> String {

@@ -11,7 +11,7 @@ mod root;
 mod unfinished;
 
 pub use error::{ErrorKind, StoreError};
-pub use expand::expand;
-pub use location::{Created, Location, open};
+pub use expand::{expand, list_matching};
+pub use location::{Created, Listed, Location, open};
 pub use object_store::PutPayload;
 pub use root::{Mounted, mount};

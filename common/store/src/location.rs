@@ -49,6 +49,15 @@ pub struct Location {
     url: String,
 }
 
+/// An object in a listing.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    pub location: Location,
+    pub size_bytes: u64,
+    /// By the store's clock.
+    pub modified: SystemTime,
+}
+
 /// The outcome of [`Location::create`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Created {
@@ -290,7 +299,7 @@ impl Location {
         self.list_with(|meta| meta.last_modified.into()).boxed()
     }
 
-    async fn list_with<T>(
+    pub(crate) async fn list_with<T>(
         &self,
         figure: impl Fn(&ObjectMeta) -> T + Send + Sync,
     ) -> Result<Vec<(String, T)>, StoreError> {
@@ -306,12 +315,15 @@ impl Location {
         Ok(found)
     }
 
-    /// Lists the names of the objects and directories directly in this location.
+    /// Lists the objects and the names of the directories directly in this location.
     pub(crate) async fn list_directory(&self) -> Result<Directory, StoreError> {
         let listing = self.root.store.list_with_delimiter(Some(&self.path));
         let found = self.within(TIMEOUT, LISTING, listing).await?;
+        let named = |meta: &ObjectMeta| {
+            Some((self.relative(&meta.location)?, meta.size, meta.last_modified.into()))
+        };
         Ok(Directory {
-            objects: found.objects.iter().filter_map(|o| self.relative(&o.location)).collect(),
+            objects: found.objects.iter().filter_map(named).collect(),
             directories: found.common_prefixes.iter().filter_map(|p| self.relative(p)).collect(),
         })
     }
@@ -342,7 +354,8 @@ impl Location {
 
 /// The objects and directories directly in a location.
 pub(crate) struct Directory {
-    pub objects: Vec<String>,
+    /// By name, with sizes and modification times.
+    pub objects: Vec<(String, u64, SystemTime)>,
     pub directories: Vec<String>,
 }
 

@@ -1,16 +1,19 @@
 //! The durable state of a job: the result of applying all committed facts.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use steadfast_common::given_up::GivenUpRecord;
-use steadfast_common::ids::TaskId;
+use steadfast_common::ids::{Pass, TaskId};
 use steadfast_common::records::{
     CheckpointRecord, EvaluationRecord, GenerationRecord, InitRecord, ResultRecord,
 };
 use steadfast_common::spec::Mode;
+use steadfast_common::stream::{StreamPassRecord, StreamRecord};
 
 use crate::given_up::GivenUp;
 use crate::ledger::{Ledger, QueueFact, TaskOrder};
+use crate::stream::Stream;
 use crate::sync_tasks::{FailureFact, SyncTasks};
 
 /// A durable change.
@@ -34,6 +37,10 @@ pub enum Fact {
     Latest(Option<String>),
     /// The keys of a round that is over were deleted.
     RoundDeleted { round: u64 },
+    /// The files of a stream were divided further, or it ends.
+    Stream(StreamRecord),
+    /// A pass of a stream was added or, without a record, forgotten.
+    StreamPass { pass: Pass, record: Option<Arc<StreamPassRecord>> },
     /// The job is over.
     Result(Box<ResultRecord>),
 }
@@ -54,6 +61,8 @@ pub struct JobState {
     pub evaluation: Option<EvaluationRecord>,
     pub checkpoint: Option<String>,
     pub result: Option<ResultRecord>,
+    /// Of a dataset that is followed.
+    pub stream: Stream,
 }
 
 impl JobState {
@@ -74,6 +83,7 @@ impl JobState {
             evaluation: None,
             checkpoint: None,
             result: None,
+            stream: Stream::default(),
         }
     }
 
@@ -96,6 +106,11 @@ impl JobState {
             Fact::Latest(id) => self.checkpoint = id.clone(),
             Fact::RoundDeleted { round } => {
                 self.stale_rounds.remove(round);
+            }
+            Fact::Stream(record) => self.stream.record = record.clone(),
+            Fact::StreamPass { pass, record } => {
+                self.stream.set_pass(*pass, record.clone());
+                self.ledger.set_pass(*pass, record.as_ref().map(|it| it.tasks));
             }
             Fact::Result(result) => self.result = Some(ResultRecord::clone(result)),
         }

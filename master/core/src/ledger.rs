@@ -21,6 +21,7 @@ use steadfast_common::ids::{Attempt, Pass, RequestId, TaskId, TrainerId};
 use steadfast_common::records::{
     DispatchRecord, QueueRecord, QueueSnapshot, ReplyRecord, TaskRecord,
 };
+use steadfast_common::schedule::stream_order;
 use steadfast_common::status::Queues;
 
 use crate::given_up::GivenUp;
@@ -219,17 +220,37 @@ pub(crate) struct Pending {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Orders {
     pub pass: Pass,
-    pub tasks: Arc<[TaskId]>,
+    /// `None` of a pass of a stream that has no files yet.
+    pub tasks: Option<Arc<[TaskId]>>,
 }
 
-/// The function from a pass to the order of its tasks; the same for all copies of a job's state.
+/// The order of the tasks of a pass.
 #[derive(Clone)]
-pub struct TaskOrder(Arc<dyn Fn(Pass) -> Vec<TaskId> + Send + Sync>);
+pub enum TaskOrder {
+    /// A function of the pass; the same for all copies of a job's state.
+    Fixed(Arc<dyn Fn(Pass) -> Vec<TaskId> + Send + Sync>),
+    /// Of a stream: the seed, and the number of tasks of each pass so far.
+    Stream { seed: u64, tasks: Arc<BTreeMap<Pass, u32>> },
+}
 
 impl TaskOrder {
     /// Wraps the function.
     pub fn new(order_of: impl Fn(Pass) -> Vec<TaskId> + Send + Sync + 'static) -> Self {
-        Self(Arc::new(order_of))
+        Self::Fixed(Arc::new(order_of))
+    }
+
+    /// The order in a stream that has no passes yet.
+    pub fn of_stream(seed: u64) -> Self {
+        Self::Stream { seed, tasks: Arc::default() }
+    }
+
+    fn of(&self, pass: Pass) -> Option<Arc<[TaskId]>> {
+        match self {
+            Self::Fixed(order_of) => Some(order_of(pass).into()),
+            Self::Stream { seed, tasks } => {
+                Some(stream_order(*tasks.get(&pass)?, *seed, pass).into())
+            }
+        }
     }
 }
 
@@ -240,8 +261,12 @@ impl fmt::Debug for TaskOrder {
 }
 
 impl PartialEq for TaskOrder {
-    fn eq(&self, _: &Self) -> bool {
-        true
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Stream { tasks, .. }, Self::Stream { tasks: others, .. }) => tasks == others,
+            (Self::Fixed(_), Self::Fixed(_)) => true,
+            (Self::Stream { .. }, Self::Fixed(_)) | (Self::Fixed(_), Self::Stream { .. }) => false,
+        }
     }
 }
 
@@ -251,7 +276,7 @@ impl Ledger {
     /// Creates a ledger in which all tasks wait in the first pass. `given_up` lists the tasks that were given
     /// up before.
     pub fn new(order: TaskOrder, given_up: GivenUp) -> Self {
-        let orders = Orders { pass: Pass(0), tasks: order.0(Pass(0)).into() };
+        let orders = Orders { pass: Pass(0), tasks: order.of(Pass(0)) };
         Self {
             order,
             orders,
@@ -262,6 +287,23 @@ impl Ledger {
             given_up,
             replies: BTreeMap::new(),
         }
+    }
+
+    /// Adds a pass of a stream, with tasks; removes it without.
+    pub fn set_pass(&mut self, pass: Pass, tasks: Option<u32>) {
+        let TaskOrder::Stream { tasks: known, .. } = &mut self.order else { return };
+        match tasks {
+            Some(tasks) => Arc::make_mut(known).insert(pass, tasks),
+            None => Arc::make_mut(known).remove(&pass),
+        };
+        if pass == self.orders.pass {
+            self.orders.tasks = self.order.of(pass);
+        }
+    }
+
+    /// The order of the tasks in the current pass; none if it is not known yet.
+    fn tasks(&self) -> &[TaskId] {
+        self.orders.tasks.as_deref().unwrap_or_default()
     }
 
     /// Returns the head as it is stored.
@@ -338,7 +380,8 @@ impl Ledger {
     pub fn close_pass_if_drained(&self, limits: &Limits) -> Option<QueueFact> {
         let is_drained = self.retry.is_empty()
             && self.pending.len() == 0
-            && self.head.cursor as usize == self.orders.tasks.len();
+            && self.orders.tasks.is_some()
+            && self.head.cursor as usize == self.tasks().len();
         if limits.passes <= self.head.pass.0 || !is_drained || self.all_discarded() {
             return None;
         }
@@ -365,7 +408,7 @@ impl Ledger {
         let Some((task, failures)) = self.next_waiting(trainer) else {
             return (Vec::new(), Next::NotYet);
         };
-        let is_fresh = (self.head.cursor as usize) < self.orders.tasks.len();
+        let is_fresh = (self.head.cursor as usize) < self.tasks().len();
         let attempt = self.head.next_attempt;
         let head = QueueRecord {
             cursor: self.head.cursor + u32::from(is_fresh),
@@ -389,7 +432,7 @@ impl Ledger {
     /// Returns fresh tasks first. A task that failed before waits until all others were tried, and
     /// preferably goes to a trainer that has not failed it.
     fn next_waiting(&self, trainer: TrainerId) -> Option<(TaskId, TaskFailures)> {
-        if let Some(task) = self.orders.tasks.get(self.head.cursor as usize) {
+        if let Some(task) = self.tasks().get(self.head.cursor as usize) {
             return Some((*task, TaskFailures::default()));
         }
         let failed_elsewhere =
@@ -398,8 +441,13 @@ impl Ledger {
         Some((*next.0, next.1.failures.clone()))
     }
 
+    /// Whether every task of the pass was given up, so that the job has failed. A stream goes on: one bad file may
+    /// be a whole pass.
     fn all_discarded(&self) -> bool {
-        self.discarded.len() == self.orders.tasks.len()
+        match self.order {
+            TaskOrder::Fixed(_) => self.discarded.len() == self.tasks().len(),
+            TaskOrder::Stream { .. } => false,
+        }
     }
 
     /// Takes back all pending tasks without counting a failure: every trainer starts anew.
@@ -447,10 +495,11 @@ impl Ledger {
 
     /// Returns the sizes of the queues.
     pub fn queues(&self) -> Queues {
-        let todo = self.orders.tasks.len() as u32 - self.head.cursor + self.retry.len() as u32;
+        let tasks = self.tasks().len() as u32;
+        let todo = tasks - self.head.cursor + self.retry.len() as u32;
         let pending = self.pending.len() as u32;
         let discarded = self.discarded.len() as u32;
-        let done = self.orders.tasks.len() as u32 - todo - pending - discarded;
+        let done = tasks - todo - pending - discarded;
         Queues { todo, pending, done, discarded }
     }
 
@@ -555,9 +604,9 @@ impl Ledger {
             self.discarded.clear();
         }
         if head.pass != self.orders.pass {
-            self.orders = Orders { pass: head.pass, tasks: self.order.0(head.pass).into() };
+            self.orders = Orders { pass: head.pass, tasks: self.order.of(head.pass) };
         }
-        let cursor = head.cursor.min(self.orders.tasks.len() as u32);
+        let cursor = head.cursor.min(self.tasks().len() as u32);
         self.head = QueueRecord { cursor, ..head };
     }
 }

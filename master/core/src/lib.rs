@@ -18,4 +18,5 @@ pub mod rendezvous;
 pub mod restore_point;
 pub mod saver;
 pub mod staleness;
+pub mod stream;
 pub mod sync_tasks;

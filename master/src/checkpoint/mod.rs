@@ -1,5 +1,5 @@
 //! Checkpoints: takes them as the schedule decides, and deletes those that are superseded.
 
 pub(crate) mod coordinator;
-mod garbage_collection;
+pub(crate) mod garbage_collection;
 mod snapshot;

@@ -95,6 +95,12 @@ impl Proposal {
             Fact::RoundDeleted { round } => {
                 self.add(Op::delete_prefix(&keys.round_prefix(*round)));
             }
+            Fact::Stream(record) => self.add(Op::put(&keys.stream(), record)),
+            Fact::StreamPass { pass, record } => {
+                self.add(or_delete(keys.stream_pass(*pass), |key| {
+                    Some(Op::put(key, record.as_deref()?))
+                }));
+            }
             Fact::Result(result) => self.add(Op::put(&keys.result(), result)),
         }
     }

@@ -100,6 +100,28 @@ impl EventLoop {
                 let answer = self.diverged(batch, generation, reason);
                 batch.reply(reply, answer);
             }
+            Event::AddPass { pass, record, reply } => {
+                let added = batch.state().stream.add(pass, *record);
+                let answer = added.map_err(ControlError::from).map(|facts| {
+                    facts.into_iter().for_each(|fact| batch.add(fact));
+                    batch.state().stream.record.clone()
+                });
+                batch.reply(reply, answer);
+            }
+            Event::EndStream { reply } => {
+                if let Some(fact) = batch.state().stream.end() {
+                    info!("the stream ends");
+                    batch.add(fact);
+                }
+                let record = batch.state().stream.record.clone();
+                batch.reply(reply, Ok(record));
+            }
+            Event::ForgetPasses { to, forgotten, reply } => {
+                let facts = batch.state().stream.forget(to, forgotten);
+                facts.into_iter().for_each(|fact| batch.add(fact));
+                let record = batch.state().stream.record.clone();
+                batch.reply(reply, Ok(record));
+            }
             Event::RollBack { reply, .. } if batch.state().result.is_some() => {
                 batch.reply(reply, Err(ControlError::Over));
             }
@@ -226,14 +248,19 @@ impl EventLoop {
         if self.is_held_out(task) {
             return Ok(self.fail_held_out(batch, failure));
         }
-        let is_sync = self.job.record.spec.mode == Mode::Sync;
-        if !is_sync || self.job.manifest.chunks_of(task).is_empty() {
+        let spec = &self.job.record.spec;
+        let exists = match spec.dataset.follow {
+            true => batch.state().stream.pass(pass).is_some_and(|it| task.0 < it.tasks),
+            false => !self.job.manifest.chunks_of(task).is_empty(),
+        };
+        if spec.mode == Mode::Async || !exists {
             return Err(ControlError::NoSuchTask);
         }
         let fact = batch.state().sync_tasks.fail(failure, &self.limits);
         fact.into_iter().for_each(|fact| batch.add(Fact::Failure(fact)));
         let given_up = batch.state().sync_tasks.given_up_in(pass);
-        if given_up.len() == self.job.tasks as usize {
+        // One bad file may be a whole pass of a stream.
+        if given_up.len() == self.job.tasks as usize && !spec.dataset.follow {
             self.fail_job(
                 batch,
                 format!("every task of pass {} was given up: {reason}", pass.0 + 1),
@@ -273,7 +300,7 @@ impl EventLoop {
         GivenUp::Yes
     }
 
-    fn fail_job(&self, batch: &mut Batch, reason: String) {
+    pub(crate) fn fail_job(&self, batch: &mut Batch, reason: String) {
         let state = batch.state();
         if state.result.is_some() {
             return;
@@ -302,13 +329,20 @@ impl EventLoop {
             return self.live.position.examples;
         }
         // Tasks are nearly equal in size, so the records are estimated from the number of done tasks.
-        let (total, records) = (u64::from(self.job.tasks.max(1)), self.job.records);
         let pass = state.ledger.head().pass;
+        let (before, tasks, records) = match self.job.record.spec.dataset.follow {
+            false => (u64::from(pass.0) * self.job.records, self.job.tasks, self.job.records),
+            true => {
+                let present = state.stream.pass(pass);
+                let (tasks, records) = present.map_or((0, 0), |it| (it.tasks, it.records));
+                (state.stream.records_before(pass), tasks, records)
+            }
+        };
         let done = match self.limits.passes <= pass.0 {
             true => 0,
-            false => u64::from(state.ledger.queues().done) * records / total,
+            false => u64::from(state.ledger.queues().done) * records / u64::from(tasks.max(1)),
         };
-        u64::from(pass.0) * records + done
+        before + done
     }
 
     fn begin_init(
@@ -373,7 +407,8 @@ impl EventLoop {
         }
         let list = result.discarded.list.take();
         result.discarded = Discarded { list, ..self.discarded(batch.state()) };
-        if let Some(passes) = self.job.record.spec.passes {
+        let end = batch.state().stream.record.end.map(|end| end.0);
+        if let Some(passes) = self.job.record.spec.passes.or(end) {
             result.passes = passes;
         }
         info!(sha256 = result.parameters_sha256, "the job is finished");

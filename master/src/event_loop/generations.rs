@@ -51,6 +51,17 @@ impl EventLoop {
             kept: self.kept(pserver_set, &point, start),
             reason,
         };
+        let start = point.checkpoint.as_ref().map(|(_, manifest)| manifest.first_pass());
+        let first = self.state.stream.record.first;
+        if record.kept.is_empty() && start.unwrap_or_default() < first {
+            let mut batch = self.batch();
+            let reason = format!(
+                "no checkpoint is left of pass {} of the stream or later, and the files before may be gone",
+                first.0 + 1
+            );
+            self.fail_job(&mut batch, reason);
+            return self.commit(batch).await;
+        }
         info!(
             generation = record.generation.0,
             checkpoint = record.checkpoint,

@@ -9,11 +9,13 @@ use steadfast_common::ids::{Generation, Pass, TrainerId, Version};
 use steadfast_common::position::Position;
 use steadfast_common::records::{CheckpointRecord, EvaluationRecord, QueueSnapshot, ResultRecord};
 use steadfast_common::status::TimeBreakdown;
+use steadfast_common::stream::{StreamPassRecord, StreamRecord};
 use steadfast_host::time::{Instant, timeout};
 use steadfast_master_core::election;
 use steadfast_master_core::ledger::{Request, TaskReply};
 use steadfast_master_core::saver::{SaveReply, Stage};
 use steadfast_master_core::staleness::{Change, Staleness};
+use steadfast_master_core::stream::Refusal;
 use steadfast_master_core::sync_tasks::Failure;
 use tokio::sync::{Notify, mpsc, oneshot, watch};
 
@@ -111,6 +113,23 @@ pub enum Event {
         reason: String,
         reply: Reply<()>,
     },
+    /// Adds a pass to a stream.
+    AddPass {
+        pass: Pass,
+        record: Box<StreamPassRecord>,
+        reply: Reply<StreamRecord>,
+    },
+    /// Ends a stream after the passes so far.
+    EndStream {
+        reply: Reply<StreamRecord>,
+    },
+    /// Forgets some passes of a stream before `to`.
+    ForgetPasses {
+        to: Pass,
+        /// Digest of the object with the names of all their files.
+        forgotten: String,
+        reply: Reply<StreamRecord>,
+    },
     /// A user requests a rollback to a checkpoint.
     RollBack {
         checkpoint: String,
@@ -191,6 +210,8 @@ pub enum ControlError {
     Over,
     #[error("another rollback was requested; retry")]
     Busy,
+    #[error("the pass is not added: {0}")]
+    StreamMoved(#[from] Refusal),
     #[error("this master is not the acting master")]
     NotActing,
 }
@@ -206,9 +227,11 @@ impl ControlError {
             }
             Self::NoSuchCheckpoint(_) => ErrorKind::NotFound,
             Self::NeedsForce { .. } | Self::Over => ErrorKind::Conflict,
-            Self::NotAllSlots | Self::QueuesMoved | Self::Busy | Self::NotActing => {
-                ErrorKind::Unavailable
-            }
+            Self::NotAllSlots
+            | Self::QueuesMoved
+            | Self::Busy
+            | Self::StreamMoved(_)
+            | Self::NotActing => ErrorKind::Unavailable,
         }
     }
 }

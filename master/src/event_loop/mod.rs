@@ -121,7 +121,7 @@ impl EventLoop {
         }
         let lanes = Lanes::new(spec.sync.lanes, first_number);
         let event_loop = Self {
-            limits: limits(spec),
+            limits: limits(spec, &state),
             committer: Committer::new(etcd.clone(), keys.clone(), leadership),
             state,
             live: LiveState::new(lanes, position, recoveries),
@@ -245,6 +245,7 @@ impl EventLoop {
         let (proposal, state, effects) = batch.into_parts();
         self.committer.commit(proposal).await?;
         self.state = state;
+        self.limits.passes = last_pass(&self.job.record.spec, &self.state);
         self.staleness_gate.set_active(&holders(&self.state));
         effects.into_iter().for_each(|effect| effect(&mut self.live));
         Ok(())
@@ -271,7 +272,7 @@ impl EventLoop {
     fn follow_schedule(&mut self) {
         let (spec, pass) = (&self.job.record.spec, self.live.position.pass);
         let is_known = self.live.schedule.as_ref().is_some_and(|(known, _)| *known == pass);
-        if spec.mode == Mode::Async || is_known {
+        if spec.mode == Mode::Async || spec.dataset.follow || is_known {
             return;
         }
         let (lanes, micro_batch) = (spec.sync.lanes, spec.sync.micro_batch);
@@ -333,9 +334,14 @@ fn holders(state: &JobState) -> BTreeSet<TrainerId> {
     state.ledger.pending().map(|(_, _, trainer)| trainer).collect()
 }
 
-fn limits(spec: &JobSpec) -> Limits {
+/// The number of passes after which training ends, as far as it is known.
+fn last_pass(spec: &JobSpec, state: &JobState) -> u32 {
+    spec.passes.or(state.stream.record.end.map(|end| end.0)).unwrap_or(u32::MAX)
+}
+
+fn limits(spec: &JobSpec, state: &JobState) -> Limits {
     Limits {
-        passes: spec.passes.unwrap_or(u32::MAX),
+        passes: last_pass(spec, state),
         failures_max: spec.tasks.failures_max,
         trainers: 0,
         deadline_ms: spec.tasks.deadline.as_millis() as u64,

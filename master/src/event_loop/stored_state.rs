@@ -6,6 +6,7 @@ use steadfast_common::keys::Keys;
 use steadfast_common::records::QueueRecord;
 use steadfast_common::schedule::task_order;
 use steadfast_common::spec::Mode;
+use steadfast_common::stream::StreamPassRecord;
 use steadfast_coord::{CoordError, Etcd};
 use steadfast_master_core::given_up::GivenUp;
 use steadfast_master_core::job_state::{Fact, JobState};
@@ -23,12 +24,17 @@ pub(crate) async fn read(etcd: &Etcd, keys: &Keys, job: &Job) -> Result<JobState
     let mode = job.record.spec.mode;
     let (given_up, held_out) = given_up(etcd, keys, &job.manifest.held_out).await?;
     let (manifest, seed) = (job.manifest.clone(), job.record.spec.seed);
-    let order = TaskOrder::new(move |pass| task_order(&manifest, seed, pass));
+    let order = match job.record.spec.dataset.follow {
+        false => TaskOrder::new(move |pass| task_order(&manifest, seed, pass)),
+        true => TaskOrder::of_stream(seed),
+    };
     let mut state = JobState::new(mode, order, given_up, held_out);
-    let mut facts = match mode {
+    // The head of the queues refers to a pass.
+    let mut facts = stream(etcd, keys).await?;
+    facts.extend(match mode {
         Mode::Sync => failures(etcd, keys).await?,
         Mode::Async => queues(etcd, keys).await?,
-    };
+    });
     facts.extend(etcd.get_json(&keys.generation()).await?.map(Fact::Generation));
     facts.extend(etcd.get_json(&keys.init()).await?.map(Fact::Init));
     facts.push(Fact::Evaluation(etcd.get_json(&keys.evaluation()).await?));
@@ -55,6 +61,22 @@ async fn read_pointer(etcd: &Etcd, keys: &Keys) -> Result<Option<String>, CoordE
         }
         Err(error) => Err(error),
     }
+}
+
+/// Reads the passes of a stream.
+async fn stream(etcd: &Etcd, keys: &Keys) -> Result<Vec<Fact>, CoordError> {
+    let mut facts: Vec<Fact> =
+        etcd.get_json(&keys.stream()).await?.map(Fact::Stream).into_iter().collect();
+    for (key, entry) in &etcd.list(&keys.stream_passes_prefix()).await?.entries {
+        match keys.stream_pass_of(key) {
+            Some(pass) => {
+                let record: StreamPassRecord = entry.json()?;
+                facts.push(Fact::StreamPass { pass, record: Some(record.into()) });
+            }
+            None => warn!(key, "unknown key ignored"),
+        }
+    }
+    Ok(facts)
 }
 
 /// Reads the queues of an asynchronous job.

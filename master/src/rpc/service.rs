@@ -18,9 +18,9 @@ use steadfast_proto::v1::master_server::Master;
 use steadfast_proto::v1::next_task_request::Report as WireReport;
 use steadfast_proto::v1::{
     AdvanceReply, AdvanceRequest, AllDone, BeginInitReply, BeginInitRequest, BeginSaveReply,
-    BeginSaveRequest, Caller, Dispatch, Evaluation, FailTaskReply, FailTaskRequest,
-    FinishInitReply, FinishInitRequest, FinishSaveReply, FinishSaveRequest, FollowReply,
-    FollowRequest, GivenUp as WireGivenUp, Later, NextTaskReply, NextTaskRequest,
+    BeginSaveRequest, Caller, Dispatch, DrainReply, DrainRequest, Evaluation, FailTaskReply,
+    FailTaskRequest, FinishInitReply, FinishInitRequest, FinishSaveReply, FinishSaveRequest,
+    FollowReply, FollowRequest, GivenUp as WireGivenUp, Later, NextTaskReply, NextTaskRequest,
     ReportDamageReply, ReportDamageRequest, ReportDivergenceReply, ReportDivergenceRequest,
     ReportEvaluationReply, ReportEvaluationRequest, RestoreCheckpointReply,
     RestoreCheckpointRequest, StatusReply, StatusRequest, TakeCheckpointReply,
@@ -324,6 +324,15 @@ impl Master for Service {
         let RestoreCheckpointRequest { checkpoint, force } = request.into_inner();
         let generation = self.ask(|reply| Event::RollBack { checkpoint, force, reply }).await?;
         Ok(Response::new(RestoreCheckpointReply { generation: generation.0 }))
+    }
+
+    async fn drain(&self, _: Request<DrainRequest>) -> Result<Response<DrainReply>, Status> {
+        let stream = self.acting()?.stream.ok_or_else(|| {
+            invalid("the job ends by itself: only one with `dataset.follow` is drained")
+        })?;
+        let waits_for = stream.drain();
+        let ended = waits_for.is_none();
+        Ok(Response::new(DrainReply { ended, waits_for: waits_for.unwrap_or_default() }))
     }
 
     async fn report_damage(

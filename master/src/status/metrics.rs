@@ -8,7 +8,7 @@ use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::registry::{Registry, Unit};
-use steadfast_common::status::{JobPhase, JobStatus, TimeBreakdown};
+use steadfast_common::status::{JobPhase, JobStatus, StreamStatus, TimeBreakdown};
 use tokio::sync::watch;
 
 use crate::acting::Acting;
@@ -62,6 +62,9 @@ impl Collector for Metrics {
         let help = "Completed recoveries from failures in this master's term";
         counter(&mut encoder, "steadfast_recoveries", help, recoveries)?;
         progress(&mut encoder, &status)?;
+        if let Some(status) = &status.stream {
+            stream(&mut encoder, status)?;
+        }
         let help = "Failed attempts to evaluate and write the final model";
         gauge(&mut encoder, "steadfast_save_failures", help, i64::from(status.saving.failures))?;
         let help = "Tasks that were given up in at least one pass";
@@ -104,6 +107,20 @@ fn progress(e: &mut DescriptorEncoder<'_>, status: &JobStatus) -> Result<(), std
         float(e, "steadfast_evaluation_metric", help, evaluation.metric)?;
     }
     Ok(())
+}
+
+/// The lag of a stream.
+fn stream(e: &mut DescriptorEncoder<'_>, status: &StreamStatus) -> Result<(), std::fmt::Error> {
+    let help = "Files of the stream that became tasks";
+    counter(e, "steadfast_stream_files", help, status.files)?;
+    let help = "Files of the stream that are not tasks yet";
+    gauge(e, "steadfast_stream_waiting_files", help, status.waiting_files as i64)?;
+    let help = "Records of tasks of the stream that were not trained on";
+    gauge(e, "steadfast_stream_waiting_records", help, status.waiting_records as i64)?;
+    let help = "Age of the oldest file of the stream with records that were not trained on";
+    float(e, "steadfast_stream_lag_seconds", help, status.oldest_seconds)?;
+    let help = "Files of the stream that cannot be read and are left out";
+    gauge(e, "steadfast_stream_left_out_files", help, status.left_out_files as i64)
 }
 
 fn staleness(e: &mut DescriptorEncoder<'_>, acting: &Acting) -> Result<(), std::fmt::Error> {

@@ -73,6 +73,16 @@ fn job(status: &JobStatus) -> Markup {
             @if let Some(seconds) = status.seconds_left {
                 (row("time left", html! { (span(seconds)) }))
             }
+            @if let Some(stream) = &status.stream {
+                (row("stream", html! {
+                    (stream.files) " files read; " (stream.waiting_records) " records and "
+                    (stream.waiting_files) " more files wait, the oldest for " (span(stream.oldest_seconds))
+                    @if stream.is_draining { "; being drained" }
+                }))
+                @for (file, reason) in &stream.left_out {
+                    (row("left out", html! { (file) ": " (reason) }))
+                }
+            }
             @if let Some(loss) = status.loss { (row("loss", html! { (figure(loss)) })) }
             @if let Some(it) = &status.evaluation {
                 (row(&it.metric_name, html! {

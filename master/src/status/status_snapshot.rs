@@ -11,7 +11,9 @@ use steadfast_common::spec::Mode;
 use steadfast_common::status::{
     Queues, Recovery, Saving, SlotStatus, TimeBreakdown, TrainerStatus,
 };
+use steadfast_common::stream::StreamRecord;
 use steadfast_master_core::saver::Stage;
+use steadfast_master_core::stream::Stream;
 
 use crate::event_loop::EventLoop;
 
@@ -59,9 +61,43 @@ pub struct StatusSnapshot {
     pub saving_stage: Option<Stage>,
     /// Descriptions of the lanes whose trainers were lost one after another.
     pub lane_suspects: Vec<String>,
+    /// Of a dataset that is followed.
+    pub stream: Option<StreamSnapshot>,
     /// The planner's warnings about the dataset.
     pub warnings: Vec<String>,
     pub result: Option<ResultRecord>,
+}
+
+/// The passes of a stream.
+#[derive(Clone, Debug, Default)]
+pub struct StreamSnapshot {
+    pub record: StreamRecord,
+    /// Records of the passes before the present one.
+    pub records_before: u64,
+    /// When the oldest file of the passes that are not over was written.
+    pub oldest_unix_ms: Option<u64>,
+    /// Tasks of passes after the present one.
+    tasks_after: u32,
+    /// Tasks of the present pass.
+    tasks: u32,
+}
+
+impl StreamSnapshot {
+    fn of(stream: &Stream, present: Pass) -> Self {
+        let mut not_over = stream.passes().range(present..).map(|(pass, record)| (*pass, record));
+        let files = not_over.clone().flat_map(|(_, record)| &record.files);
+        let tasks = stream.pass(present).map_or(0, |it| it.tasks);
+        Self {
+            record: stream.record.clone(),
+            records_before: stream.records_before(present),
+            oldest_unix_ms: files.map(|file| file.modified_unix_ms).min(),
+            tasks,
+            tasks_after: not_over
+                .try_fold(0_u32, |sum, (_, it)| sum.checked_add(it.tasks))
+                .unwrap_or(u32::MAX)
+                - tasks,
+        }
+    }
 }
 
 impl StatusSnapshot {
@@ -108,6 +144,15 @@ impl StatusSnapshot {
             Mode::Sync => snapshot.add_sync(event_loop),
             Mode::Async => snapshot.add_async(event_loop),
         }
+        if spec.dataset.follow {
+            let stream = StreamSnapshot::of(&state.stream, snapshot.pass);
+            snapshot.queues.todo += stream.tasks_after;
+            if spec.mode == Mode::Sync {
+                snapshot.queues =
+                    Queues { todo: stream.tasks + stream.tasks_after, ..snapshot.queues };
+            }
+            snapshot.stream = Some(stream);
+        }
         snapshot
     }
 
@@ -119,7 +164,7 @@ impl StatusSnapshot {
         self.failing = event_loop.state.sync_tasks.failing(position.pass);
         self.examples = position.examples;
         self.loss = position.loss;
-        self.all_passes_over = spec.passes.is_some_and(|passes| passes <= position.pass.0)
+        self.all_passes_over = event_loop.limits.passes <= position.pass.0
             || spec.steps.is_some_and(|steps| steps <= position.version.0);
         let total = event_loop.job.tasks;
         let schedule = match &event_loop.live.schedule {

@@ -24,7 +24,14 @@ fn job(kind: OptimizerKind) -> JobRecord {
     let mut spec = steadfast_common::job_file::parse(text).unwrap();
     spec.optimizer = OptimizerSpec { kind, ..OptimizerSpec::default() };
     let digest = spec.digest();
-    JobRecord { format: FORMAT, spec, digest, store: String::new(), manifest: "abc".to_owned() }
+    JobRecord {
+        format: FORMAT,
+        spec,
+        digest,
+        store: String::new(),
+        manifest: "abc".to_owned(),
+        base: None,
+    }
 }
 
 /// The state of a slot.

@@ -16,6 +16,7 @@ mod protocol;
 mod python;
 mod recovery;
 mod security;
+mod stream;
 mod tables;
 mod tensorboard;
 mod traces;

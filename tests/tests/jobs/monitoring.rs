@@ -12,7 +12,12 @@ use steadfast_tests::{Cluster, Job, Member, Scene, Signal, eventually, get};
 const LABEL: &str = "steadfast_job";
 
 /// Metrics that are only served with TLS, which these clusters do not use.
-const SERVED_ELSEWHERE: [&str; 1] = ["steadfast_certificate_not_after_seconds"];
+const SERVED_ELSEWHERE: [&str; 3] = [
+    "steadfast_certificate_not_after_seconds",
+    // Of jobs that follow a stream.
+    "steadfast_stream_waiting_files",
+    "steadfast_stream_waiting_records",
+];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")

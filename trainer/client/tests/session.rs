@@ -50,6 +50,7 @@ impl Job {
             spec,
             store: "memory:///".to_owned(),
             manifest: String::new(),
+            base: None,
         };
         this.put(&this.keys.job(), &record).await;
         this

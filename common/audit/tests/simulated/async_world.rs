@@ -475,6 +475,7 @@ impl AsyncWorld {
         Evidence {
             spec: self.spec.clone(),
             manifest: self.manifest.clone(),
+            stream: None,
             checkpoint: saved.map(Saved::evidence),
             generations: self.generations.clone(),
             result: result.map(|saved| ResultRecord {

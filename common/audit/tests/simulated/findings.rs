@@ -34,6 +34,7 @@ fn evidence(mode: Mode) -> Evidence {
     Evidence {
         spec,
         manifest,
+        stream: None,
         checkpoint: None,
         discarded: BTreeMap::new(),
         generations: vec![generation],

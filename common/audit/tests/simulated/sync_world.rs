@@ -261,6 +261,7 @@ impl SyncWorld {
         Evidence {
             spec: self.spec.clone(),
             manifest: self.manifest.clone(),
+            stream: None,
             checkpoint: self.saved.as_ref().map(Saved::evidence),
             discarded,
             generations: self.generations.clone(),

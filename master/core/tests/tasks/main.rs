@@ -2,3 +2,4 @@
 
 mod ledger;
 mod small_worlds;
+mod stream;

@@ -53,6 +53,7 @@ pub fn spec(format: DataFormat, source: &[&str]) -> DatasetSpec {
         feature_scale: 1.0,
         records_per_task: None,
         header: Header::Present,
+        follow: false,
     }
 }
 

@@ -1,0 +1,227 @@
+//! Datasets that grow while they are trained on.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde_json::Value;
+use steadfast_tests::{Cluster, Job, Run, Scene, Signal, audit, examples};
+
+/// How long a command may take.
+const BOUND: Duration = Duration::from_secs(60);
+
+/// Records of the digits.
+const RECORDS: usize = 1_797;
+
+/// A folder that is followed.
+struct Folder<'a> {
+    scene: &'a Scene,
+    lines: Vec<String>,
+}
+
+impl<'a> Folder<'a> {
+    fn new(scene: &'a Scene) -> Self {
+        let text = fs::read_to_string(examples().join("data/digits.csv")).expect("it is there");
+        fs::create_dir_all(scene.path("in")).expect("there is space");
+        Self { scene, lines: text.lines().map(str::to_owned).collect() }
+    }
+
+    /// Adds a file with records `from` to `to`, under another name first.
+    fn add(&self, name: &str, from: usize, to: usize) {
+        let records = self.lines[1 + from..1 + to].iter();
+        let lines: Vec<&str> =
+            [&self.lines[0]].into_iter().chain(records).map(|it| &**it).collect();
+        self.put(name, &(lines.join("\n") + "\n"));
+    }
+
+    fn put(&self, name: &str, text: &str) {
+        let hidden = self.scene.write("written", text);
+        fs::rename(hidden, self.path(name)).expect("it is the same file system");
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.scene.path("in").join(name)
+    }
+
+    /// A synchronous job that follows the folder.
+    fn job(&self) -> Job {
+        let path = self.path("*.csv");
+        Job::example("digits-async")
+            .with("digits-async", "stream")
+            .with("mode = \"async\"\npasses = 30", "mode = \"sync\"")
+            .with("[dataset]", "[dataset]\nfollow = true")
+            .with(
+                &examples().join("data/digits.csv").display().to_string(),
+                &path.display().to_string(),
+            )
+            .with("records_per_task = 60", "records_per_task = 20")
+            .with(
+                "[async]\nbatch = 15\npush_every = 2\npull_every = 4\nmax_staleness = 8",
+                "[sync]\nlanes = 4\nmicro_batch = 8",
+            )
+            .with("[evaluation]\nfraction = 0.2", "")
+            .with("every = \"10s\"", "every_steps = 20")
+    }
+}
+
+fn sha(result: &Value) -> &str {
+    result["parameters_sha256"].as_str().expect("a finished job has parameters")
+}
+
+/// Drains the job of a run in the directory `data`; returns its result.
+fn drained(scene: &Scene, mut run: Run<'_>, data: &str) -> Value {
+    run.until("files are read", |it| it["stream"]["files"].as_u64() > Some(0));
+    let data = scene.path(data);
+    let args = ["drain", "--data-dir", data.to_str().expect("it is text")];
+    let mut drain = scene.start("drain", "steadfast", &args);
+    let result = run.finish();
+    let ended = drain.end(BOUND);
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.stdout.contains(sha(&result)), "{}", ended.stdout);
+    result
+}
+
+/// S004-2, I7: a stream has no end of its own. Its files count once, in the order in which they are found, and the
+/// result depends on them alone: not on when they come, and not on the number of trainers and pservers.
+#[test]
+fn a_stream_has_the_same_bits_however_its_files_arrive() {
+    let at_once = {
+        let scene = Scene::new();
+        let folder = Folder::new(&scene);
+        for (index, name) in ["b", "a", "c"].iter().enumerate() {
+            folder.add(&format!("{name}.csv"), 500 * index, 500 * (index + 1));
+            // The order is that of the times of the files.
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let run = Run::start(&scene, &folder.job(), &["--trainers", "3", "--pservers", "2"]);
+        drained(&scene, run, "data")
+    };
+    let scene = Scene::new();
+    let folder = Folder::new(&scene);
+    let mut run = Run::start(&scene, &folder.job(), &["--trainers", "1", "--pservers", "1"]);
+    folder.add("b.csv", 0, 500);
+    run.until("the first file is trained on", |it| it["examples"] == 500);
+    // Its columns differ, so the job goes on without it.
+    folder.put("bad.csv", "x,y\n1,2\n");
+    folder.add("a.csv", 500, 1000);
+    let status = run.until("a file is left out, and the next one trained on", |it| {
+        it["examples"] == 1000 && it["stream"]["left_out_files"] == 1
+    });
+    assert!(
+        status["stream"]["left_out"][0][0].as_str().is_some_and(|it| it.ends_with("bad.csv")),
+        "{status}"
+    );
+    assert_eq!(status["waiting"][0], "the stream has no new file");
+    folder.add("c.csv", 1000, 1500);
+    let result = drained(&scene, run, "data");
+    assert_eq!((&result["examples"], &result["passes"]), (&1500.into(), &3.into()));
+    assert_eq!(sha(&result), sha(&at_once));
+}
+
+/// Files of the job with kills, and their records.
+const FILES: usize = 6;
+const FILE_RECORDS: usize = RECORDS / FILES;
+
+impl Folder<'_> {
+    /// Adds file `index` of those of the job with kills.
+    fn add_one(&self, index: usize) {
+        let name = format!("{:x}.csv", (index * 7) % 16);
+        self.add(&name, FILE_RECORDS * index, FILE_RECORDS * (index + 1));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+
+    fn asynchronous(&self) -> Job {
+        self.job()
+            .with("mode = \"sync\"", "mode = \"async\"")
+            .with("[sync]\nlanes = 4\nmicro_batch = 8", "[async]\nbatch = 10")
+            .with("every_steps = 20", "every = \"1s\"")
+    }
+}
+
+/// Trains on files that come while every role is killed; returns the result.
+fn with_kills(scene: &Scene, folder: &Folder<'_>, job: &Job) -> Value {
+    let cluster = Cluster::new(scene, job, 2, "2s");
+    let mut masters = vec![cluster.master("master-0")];
+    let mut pservers = vec![cluster.pserver("pserver-0"), cluster.pserver("pserver-1")];
+    let mut trainers = vec![cluster.trainer("trainer-0"), cluster.trainer("trainer-1")];
+    for index in 0..FILES {
+        folder.add_one(index);
+        let trained = (FILE_RECORDS * index) as u64;
+        cluster.until(&format!("{index} files are trained on"), |it| {
+            it["examples"].as_u64() >= Some(trained) && it["stream"]["files"] != 0
+        });
+        match index % 3 {
+            0 => {
+                trainers.remove(0).signal(Signal::SIGKILL);
+                trainers.push(cluster.trainer(&format!("trainer-{}", index + 2)));
+            }
+            1 => {
+                masters.remove(0).signal(Signal::SIGKILL);
+                masters.push(cluster.master(&format!("master-{}", index + 1)));
+            }
+            _ => {
+                pservers.remove(0).signal(Signal::SIGKILL);
+                pservers.push(cluster.pserver(&format!("pserver-{}", index + 2)));
+            }
+        }
+    }
+    let drained = cluster.steadfast(&["drain"]);
+    assert!(drained.status.success(), "{}", String::from_utf8_lossy(&drained.stderr));
+    let result = cluster.result();
+    let passes = cluster.list(&cluster.keys.stream_passes_prefix());
+    let files: Vec<Value> = passes
+        .values()
+        .flat_map(|it| it.json::<Value>().expect("it is JSON")["files"].as_array().cloned())
+        .flatten()
+        .collect();
+    assert_eq!(files.len(), FILES, "{files:?}");
+    let (code, report) = audit(&cluster.etcd.url(), &[]);
+    assert_eq!(code, 0, "{report}");
+    result
+}
+
+/// S004-2, F1, F4, I6, I7: each file of a stream counts once whatever is killed, also between the files; in synchronous
+/// mode with the same bits.
+#[test]
+fn each_file_of_a_stream_counts_once_through_kills_of_every_role() {
+    let all = FILE_RECORDS * FILES;
+    let undisturbed = {
+        let scene = Scene::new();
+        let folder = Folder::new(&scene);
+        (0..FILES).for_each(|index| folder.add_one(index));
+        drained(&scene, Run::start(&scene, &folder.job(), &[]), "data")
+    };
+    assert_eq!(undisturbed["examples"], all);
+    let scene = Scene::new();
+    let folder = Folder::new(&scene);
+    let result = with_kills(&scene, &folder, &folder.job());
+    assert_eq!((&result["examples"], sha(&result)), (&all.into(), sha(&undisturbed)));
+    let scene = Scene::new();
+    let folder = Folder::new(&scene);
+    let result = with_kills(&scene, &folder, &folder.asynchronous());
+    assert_eq!(result["examples"], all);
+}
+
+/// S004-2: a job without a stream ends by itself; one with a stream needs sources that can be listed.
+#[test]
+fn what_is_no_stream_is_refused_with_the_way_out() {
+    let scene = Scene::new();
+    let folder = Folder::new(&scene);
+    let errors = |job: Job| {
+        let ended = Run::start(&scene, &job, &[]).end();
+        assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+        ended.stderr
+    };
+    let path = folder.path("*.csv").display().to_string();
+    let single = errors(folder.job().with(&path, "in/a.csv"));
+    assert!(single.contains("`dataset.follow` needs sources with `*`"), "{single}");
+    let passes = errors(folder.job().with("mode = \"sync\"", "mode = \"sync\"\npasses = 2"));
+    assert!(passes.contains("`passes` means nothing with `dataset.follow`"), "{passes}");
+    let mut run = Run::start_in(&scene, &Job::endless(), "other", &[]);
+    run.until_step(1);
+    let data = scene.path("other");
+    let args = ["drain", "--data-dir", data.to_str().expect("it is text")];
+    let ended = scene.start("drain", "steadfast", &args).end(BOUND);
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    assert!(ended.stderr.contains("only one with `dataset.follow` is drained"), "{}", ended.stderr);
+}
