@@ -149,11 +149,6 @@ fn read_history(path: &Path) -> Result<Vec<Revision>, Failure> {
 }
 
 fn check_history(job: &Job, evidence: &Evidence, path: &Path) -> Result<HistoryReport, Failure> {
-    if evidence.stream.is_some() {
-        return Err(Failure::invalid(
-            "the history of a stream cannot be checked; leave out --history",
-        ));
-    }
     let revisions = read_history(path)?;
     let about =
         history::Job { keys: &job.keys, spec: &evidence.spec, manifest: &evidence.manifest };

@@ -1,5 +1,6 @@
 //! The status of a job. The command-line tool, `/status` and the page all render this structure.
 
+use std::collections::BTreeMap;
 use std::ops::AddAssign;
 
 use serde::{Deserialize, Serialize};
@@ -71,6 +72,44 @@ pub struct JobStatus {
     /// Of a dataset that is followed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream: Option<StreamStatus>,
+    /// The rows of embedding tables, by slot.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<SlotTables>,
+}
+
+/// The rows of embedding tables in one slot.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SlotTables {
+    pub slot: Slot,
+    /// Number of rows of each table.
+    pub rows: BTreeMap<String, u64>,
+    /// Rows of all tables in memory, and what they take there.
+    pub rows_in_memory: u64,
+    pub memory_bytes: u64,
+    /// Files on the pserver's disk.
+    pub disk_bytes: u64,
+    /// Accesses to rows in memory, and to those that were read from the disk.
+    pub hits: u64,
+    pub misses: u64,
+    /// Accesses of both kinds in a second.
+    pub accesses_per_second: f64,
+}
+
+impl SlotTables {
+    /// The share of the rows that is in memory, from 0 to 1.
+    pub fn share_in_memory(&self) -> f64 {
+        share(self.rows_in_memory, self.rows.values().sum())
+    }
+
+    /// The share of the accesses to rows in memory, from 0 to 1.
+    pub fn hit_rate(&self) -> f64 {
+        share(self.hits, self.hits.saturating_add(self.misses))
+    }
+}
+
+/// Of none, all.
+fn share(part: u64, whole: u64) -> f64 {
+    if whole == 0 { 1.0 } else { (part as f64 / whole as f64).min(1.0) }
 }
 
 /// How far a followed dataset was read.

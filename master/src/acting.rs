@@ -15,6 +15,7 @@ use crate::checkpoint::coordinator::Checkpoints;
 use crate::event_loop::handle::EventLoopHandle;
 use crate::status::status_snapshot::StatusSnapshot;
 use crate::stream::StreamHandle;
+use crate::table_watch::Tables;
 
 /// The state of an acting master that its services share. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -28,6 +29,7 @@ pub struct Acting {
     pub view: Arc<StatusSource>,
     /// Of a dataset that is followed.
     pub stream: Option<StreamHandle>,
+    pub tables: Tables,
 }
 
 /// Sources of a status, beside the status snapshot of the event loop.
@@ -95,6 +97,7 @@ impl Acting {
             events,
             points,
             result: snapshot.result.clone(),
+            tables: self.tables.latest(),
             stream: self.stream.as_ref().map(|stream| stream.status(&snapshot)),
         }
     }

@@ -10,6 +10,7 @@ mod rpc;
 mod run;
 mod status;
 mod stream;
+mod table_watch;
 
 use std::process::ExitCode;
 

@@ -43,6 +43,7 @@ use crate::status::metrics::Metrics;
 use crate::status::tensorboard::{Curves, TermName};
 use crate::status::{elastic_page, page};
 use crate::stream::Follower;
+use crate::table_watch::TableWatch;
 
 /// Maximum time for calls in flight to complete during shutdown.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -439,6 +440,7 @@ impl MasterProcess<'_> {
                 None => std::future::pending().await,
             }
         };
+        let (table_watch, tables) = TableWatch::new(self.tls.clone(), handle.clone());
         let curves = self.args.tensorboard.clone();
         let curves = curves.map(|to| Curves::start(to, name, handle.snapshot.clone()));
         acting.send_replace(Some(Acting {
@@ -454,6 +456,7 @@ impl MasterProcess<'_> {
                 rate: Mutex::new(Rate::default()),
             }),
             stream,
+            tables,
         }));
         readiness.set_ready();
         tokio::select! {
@@ -468,6 +471,7 @@ impl MasterProcess<'_> {
                 }
                 End::Left => Ok(()),
             },
+            () = table_watch.run() => Err(Failure::internal("the watch of the tables ended")),
             () = follower => Err(Failure::internal("the follower of the stream ended")),
             () = coordinator.run(requests) => Err(Failure::internal("the checkpoint coordinator ended")),
         }

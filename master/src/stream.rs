@@ -322,8 +322,12 @@ impl Follower {
             let manifest = match self.plan(&files).await {
                 Ok(manifest) => manifest,
                 Err(error) if error.kind() == ErrorKind::Permanent => {
+                    let before = known.watched.left_out().len();
                     self.leave_out(known, &files).await?;
-                    continue;
+                    match known.watched.left_out().len() == before {
+                        true => return Err(error.into()),
+                        false => continue,
+                    }
                 }
                 Err(error) => return Err(error.into()),
             };

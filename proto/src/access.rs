@@ -33,7 +33,7 @@ pub fn access(path: &str) -> &'static [Role] {
         ("steadfast.v1.Master", "RestoreCheckpoint" | "Drain" | "Status") => &[Admin],
         ("steadfast.v1.Pserver", "Init" | "Push" | "Pull" | "PullRows" | "ReadRange") => &[Trainer],
         ("steadfast.v1.Pserver", "Norms") => &[Pserver],
-        ("steadfast.v1.Pserver", "Snapshot") => &[Master],
+        ("steadfast.v1.Pserver", "Snapshot" | "TableUsage") => &[Master],
         _ => &[],
     }
 }

@@ -16,7 +16,7 @@ use steadfast_proto::v1::pserver_server::Pserver;
 use steadfast_proto::v1::{
     InitReply, InitRequest, NormsReply, NormsRequest, Param, PullReply, PullRequest,
     PullRowsRequest, PushReply, PushRequest, ReadRangeRequest, SnapshotReply, SnapshotRequest,
-    Target, snapshot_reply,
+    TableRowCount, TableUsageReply, TableUsageRequest, Target, snapshot_reply,
 };
 use tonic::{Request, Response, Status, Streaming};
 
@@ -152,6 +152,28 @@ impl Pserver for Service {
         _: Request<ReadRangeRequest>,
     ) -> Result<Response<Self::ReadRangeStream>, Status> {
         Err(status(ErrorKind::Internal, "this service does not handle `ReadRange`"))
+    }
+
+    async fn table_usage(
+        &self,
+        request: Request<TableUsageRequest>,
+    ) -> Result<Response<TableUsageReply>, Status> {
+        self.check(request.into_inner().target.as_ref())?;
+        let published = self.event_loop.published().borrow().clone();
+        let Some(shard) = &published.shard else {
+            return Err(status(ErrorKind::NotYet, "the slot has no values yet"));
+        };
+        let counted = shard.tables.names.iter().zip(&shard.rows);
+        Ok(Response::new(TableUsageReply {
+            tables: counted
+                .map(|(name, rows)| TableRowCount { name: name.clone(), rows: *rows })
+                .collect(),
+            rows_in_memory: shard.usage.rows_in_memory as u64,
+            memory_bytes: shard.usage.memory_bytes as u64,
+            disk_bytes: shard.usage.disk_bytes,
+            hits: shard.usage.hits,
+            misses: shard.usage.misses,
+        }))
     }
 
     async fn norms(&self, request: Request<NormsRequest>) -> Result<Response<NormsReply>, Status> {

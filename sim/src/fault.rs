@@ -6,7 +6,9 @@ use std::time::Duration;
 use futures::FutureExt;
 use steadfast_common::records::MasterRecord;
 use steadfast_proto::v1::master_client::MasterClient;
-use steadfast_proto::v1::{RestoreCheckpointRequest, StatusRequest, TakeCheckpointRequest};
+use steadfast_proto::v1::{
+    DrainRequest, RestoreCheckpointRequest, StatusRequest, TakeCheckpointRequest,
+};
 
 use crate::cluster::{Cluster, ETCD, Member, PERSON};
 use crate::etcd::EtcdServer;
@@ -226,6 +228,13 @@ impl Scene {
     pub fn poll_status(&self) {
         self.ask(|mut master| async move {
             let _ = master.status(StatusRequest {}).await;
+        });
+    }
+
+    /// Drains the job, whose dataset is a stream.
+    pub fn drain(&self) {
+        self.ask(|mut master| async move {
+            let _ = master.drain(DrainRequest {}).await;
         });
     }
 

@@ -6,6 +6,7 @@
 //! for each record, and a term of the linear model.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use bytes::Bytes;
 use steadfast_common::dataset::Manifest;
@@ -50,7 +51,13 @@ pub struct Job {
     pub bad: Vec<usize>,
     /// Whether its parameters overflow before the end.
     pub diverges: bool,
+    /// Whether its files appear while it is trained on, and it is drained when all are there.
+    pub is_stream: bool,
 }
+
+/// Files of a stream, and the time between them.
+const FILES: usize = 3;
+pub const FILE_EVERY: Duration = Duration::from_secs(3);
 
 impl Job {
     /// Whether the model has embedding tables.
@@ -78,7 +85,10 @@ impl Job {
             _ => Vec::new(),
         };
         let bad: Vec<usize> = bad.into_iter().filter(|record| *record < records).collect();
-        let is_patient = rng.happens(0.8) && bad.is_empty();
+        // The same.
+        let is_stream = number % 8 == 3 && bad.is_empty();
+        let is_patient = rng.happens(0.8) && bad.is_empty() || is_stream;
+        let held_out = if is_stream { 0.0 } else { held_out };
         let limits = match (is_patient, mode) {
             // Longer than the timeout of a run: a lost task must not be hidden by its deadline.
             (true, _) => "deadline = \"1h\"\nfailures_max = 1000\n",
@@ -114,9 +124,13 @@ impl Job {
             4 => "tables = true\n",
             _ => "",
         };
+        let (end, files) = match is_stream {
+            false => (format!("passes = {passes}\n[dataset]\n"), DATA),
+            true => ("[dataset]\nfollow = true\n".to_owned(), "data-*.csv"),
+        };
         let text = format!(
-            "name = \"trial\"\nseed = {number}\nmode = \"{mode_name}\"\npasses = {passes}\n\
-             [dataset]\nsource = [\"{STORE}{DATA}\"]\nformat = \"csv\"\nfeatures = [\"n\", \"x_*\"]\n\
+            "name = \"trial\"\nseed = {number}\nmode = \"{mode_name}\"\n{end}\
+             source = [\"{STORE}{files}\"]\nformat = \"csv\"\nfeatures = [\"n\", \"x_*\"]\n\
              label = \"y\"\nrecords_per_task = {per_task}\n\
              [model]\nkind = \"counting\"\n[model.options]\nrecords = {records}\n{tables}\
              [optimizer]\n{optimizer}[learning_rate]\nbase = 0.25\n{rhythm}\
@@ -126,7 +140,7 @@ impl Job {
         let spec = job_file::parse(&text).unwrap_or_else(|error| panic!("{text}\n{error}"));
         let rhythm = &spec.asynchronous;
         let one = 0.25 / (rhythm.batch * rhythm.push_every) as f32;
-        Self { number, spec, records, one, is_patient, bad, diverges: false }
+        Self { number, spec, records, one, is_patient, bad, diverges: false, is_stream }
     }
 
     /// Returns a job whose parameters overflow while its gradients stay finite.
@@ -161,28 +175,43 @@ impl Job {
         let spec = job_file::parse(&text).unwrap_or_else(|error| panic!("{text}\n{error}"));
         let (number, one) = (JOBS + 1, 0.25 / LARGE_STEPS as f32);
         let bad = Vec::new();
-        Self { number, spec, records, one, is_patient: true, bad, diverges: false }
+        let (is_patient, diverges, is_stream) = (true, false, false);
+        Self { number, spec, records, one, is_patient, bad, diverges, is_stream }
     }
 
     /// Returns the job of the catalog with the fewest steps among those in which no task is given up.
     pub fn smallest(mode: Mode) -> Self {
         let all = (0..JOBS).map(|number| Self::numbered(mode, number));
-        let patient = all.filter(|job| job.is_patient && !job.goes_on());
+        let patient = all.filter(|job| job.is_patient && !job.goes_on() && !job.is_stream);
         let size = |job: &Self| job.records as u32 * job.spec.passes.unwrap_or(1);
         patient.min_by_key(size).expect("the catalog is not empty")
     }
 
-    /// Returns the name and the content of the dataset, as CSV.
-    pub fn data(&self) -> (&'static str, Bytes) {
+    /// Returns the names and the contents of the files of the dataset, as CSV.
+    pub fn data(&self) -> Vec<(String, Bytes)> {
+        const HEADER: &str = "n,x_0,x_1,x_2,y\n";
         let mut rng = Rng::new(self.number ^ 0x6461_7461);
-        let mut text = "n,x_0,x_1,x_2,y\n".to_owned();
+        let mut files = Vec::new();
+        let mut text = HEADER.to_owned();
+        // Whole tasks: all pushes have the same number of records.
+        let per_task = self.spec.dataset.records_per_task.unwrap_or(1) as usize;
+        let per_file = (self.records / per_task).div_ceil(FILES) * per_task;
         for record in 0..self.records {
             let mut value = || rng.share() * 2.0 - 1.0;
             let (a, b, c, y) = (value(), value(), value(), value());
             let y = if self.bad.contains(&record) { "none".to_owned() } else { format!("{y:.5}") };
             text += &format!("{record},{a:.5},{b:.5},{c:.5},{y}\n");
+            if self.is_stream && (record + 1).is_multiple_of(per_file) {
+                let file = std::mem::replace(&mut text, HEADER.to_owned());
+                files.push((format!("data-{}.csv", files.len()), file.into()));
+            }
         }
-        (DATA, text.into())
+        if HEADER.len() < text.len() {
+            let name =
+                if self.is_stream { format!("data-{}.csv", files.len()) } else { DATA.to_owned() };
+            files.push((name, text.into()));
+        }
+        files
     }
 
     /// Returns the tasks with a bad record.

@@ -20,7 +20,7 @@ use crate::cluster::{Cluster, Member, PERSON, Role};
 use crate::etcd::EtcdServer;
 use crate::explore::Moment;
 use crate::fault::{Fault, Scene};
-use crate::job::{Job, STORE};
+use crate::job::{FILE_EVERY, Job, STORE};
 use crate::net::Net;
 use crate::plan::Plan;
 use crate::store::Store;
@@ -219,16 +219,26 @@ impl<'a> Run<'a> {
     fn lay_out(&mut self) -> Result<(), String> {
         let Workload::Training(job) = &self.plan.job else { return Ok(()) };
         let (store, job) = (self.scene.store.clone(), job.clone());
-        let (name, bytes) = job.data();
+        let mut files = job.data().into_iter();
+        let (name, bytes) = files.next().expect("a job has records");
+        for (at, (name, bytes)) in (1_u32..).zip(files) {
+            let store = store.clone();
+            // The store in memory never waits.
+            let lay = move |_: &World| drop(store.lay(&name, bytes).now_or_never());
+            self.scene.world.after(FILE_EVERY * at, lay);
+        }
         store.change(|it| it.latency = (Duration::ZERO, Duration::ZERO));
         let network_model = self.scene.store_model.clone();
         let planned = self.apart(async move {
-            store.lay(name, bytes).await;
+            store.lay(&name, bytes).await;
             store.change(|it| {
                 (it.refused, it.answer_lost, it.torn) = (0.0, 0.0, 0.0);
             });
-            let manifest =
-                steadfast_data::plan(&job.spec.dataset, job.spec.evaluation.fraction, None).await;
+            let dataset = &job.spec.dataset;
+            let manifest = match job.is_stream {
+                true => Ok(Manifest::default()),
+                false => steadfast_data::plan(dataset, job.spec.evaluation.fraction, None).await,
+            };
             store.change(|it| *it = network_model);
             manifest
         });
@@ -328,6 +338,12 @@ impl<'a> Run<'a> {
                 // During faults a cut link may block the job, which the master cannot detect.
                 if calm < world.now() {
                     self.scene.poll_status();
+                }
+                if let Workload::Training(job) = &self.plan.job
+                    && job.is_stream
+                    && calm.max(FILE_EVERY * job.data().len() as u32) < world.now()
+                {
+                    self.scene.drain();
                 }
             }
             let was_over = watch.result.is_some();
@@ -444,6 +460,10 @@ impl<'a> Run<'a> {
         let given_up = self.result.iter().flat_map(|it| &it.discarded.listed);
         let given_up: BTreeMap<TaskId, u32> =
             given_up.map(|it| (it.task, it.times as u32)).collect();
+        if job.is_stream {
+            // No task of it is given up.
+            return vec![(1, 1); job.records];
+        }
         for task in manifest.training_tasks() {
             let times = given_up.get(&task).copied().unwrap_or(0);
             for chunk in manifest.chunks_of(task) {

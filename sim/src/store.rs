@@ -97,6 +97,7 @@ impl Store {
     /// Writes an object, bypassing the model.
     pub async fn lay(&self, name: &str, bytes: Bytes) {
         let path = Path::from(name);
+        self.note(&path);
         self.0
             .memory
             .put(&path, bytes.into())
@@ -285,7 +286,9 @@ impl ObjectStore for Store {
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
         self.request("list").await?;
-        self.0.memory.list_with_delimiter(prefix).await
+        let mut listed = self.0.memory.list_with_delimiter(prefix).await?;
+        listed.objects = listed.objects.into_iter().map(|meta| self.dated(meta)).collect();
+        Ok(listed)
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {

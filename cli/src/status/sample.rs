@@ -87,6 +87,7 @@ pub fn training() -> JobStatus {
         points: Vec::new(),
         result: None,
         stream: None,
+        tables: Vec::new(),
     }
 }
 

@@ -1,16 +1,17 @@
 //! Formats the status of a job as text.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use steadfast_common::given_up::Discarded;
 use steadfast_common::records::{EvaluationRecord, JobOutcome, ResultRecord};
 use steadfast_common::spec::Mode;
 use steadfast_common::status::{
-    JobPhase, JobStatus, Recovery, SlotStatus, StreamStatus, TrainerStatus,
+    JobPhase, JobStatus, Recovery, SlotStatus, SlotTables, StreamStatus, TrainerStatus,
 };
 
 use super::stored_status::StoredStatus;
-use crate::format::{figure, passes, plural, rate, span};
+use crate::format::{bytes, figure, passes, plural, rate, span};
 
 /// Maximum number of discarded tasks and of trainers that are listed.
 pub(super) const LISTED_MAX: usize = 20;
@@ -82,6 +83,7 @@ pub fn live(status: &JobStatus) -> String {
     }
     page.row("master", format!("{} (epoch {})", status.master.address, status.master.epoch));
     page.slots(&status.slots, Some(status.ps_desired));
+    page.tables(&status.tables);
     page.trainers(&status.trainers);
     page.discarded(&status.discarded);
     if let Some(result) = &status.result {
@@ -216,6 +218,36 @@ impl Page {
                 (None, _) => "free".to_owned(),
             };
             self.row("", format!("slot {}: {holder}", slot.slot));
+        }
+    }
+
+    fn tables(&mut self, slots: &[SlotTables]) {
+        let mut rows: BTreeMap<&str, u64> = BTreeMap::new();
+        for (name, count) in slots.iter().flat_map(|it| &it.rows) {
+            *rows.entry(name).or_default() += count;
+        }
+        if rows.is_empty() {
+            return;
+        }
+        let counts: Vec<String> = rows
+            .iter()
+            .map(|(name, count)| format!("{name} {}", plural(*count as usize, "row")))
+            .collect();
+        self.row("tables", counts.join(", "));
+        for it in slots {
+            self.row(
+                "",
+                format!(
+                    "slot {}: {}, {:.0} % in memory ({}), {} on disk; {} accesses a second, {:.1} % in memory",
+                    it.slot,
+                    plural(it.rows.values().sum::<u64>() as usize, "row"),
+                    100.0 * it.share_in_memory(),
+                    bytes(it.memory_bytes),
+                    bytes(it.disk_bytes),
+                    rate(it.accesses_per_second),
+                    100.0 * it.hit_rate(),
+                ),
+            );
         }
     }
 

@@ -9,6 +9,7 @@ mod keyspace;
 mod queues;
 mod records;
 mod rounds;
+mod stream;
 
 use std::fmt;
 
@@ -21,6 +22,7 @@ use steadfast_common::spec::JobSpec;
 use keyspace::Keyspace;
 use queues::Queues;
 use rounds::Rounds;
+use stream::StreamKeys;
 
 /// A key that was put (with its value) or deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,6 +88,9 @@ pub enum Rule {
     Asked,
     /// A phase of a tag is released when each member of the round has an entry in it.
     Barriers,
+    /// The passes of a stream are numbered without gaps, and do not change. Each file is in one of them, none is
+    /// added after the end, and none is deleted that a checkpoint needs.
+    Stream,
     /// Nothing of a rendezvous changes after the result, and no round is formed after a member has succeeded.
     End,
 }
@@ -148,7 +153,7 @@ pub fn check_elastic(
 
 /// The rules beside those of all keys.
 enum Rules<'a> {
-    Training(Box<Queues<'a>>),
+    Training(Box<(Queues<'a>, StreamKeys<'a>)>),
     Elastic(Box<Rounds<'a>>),
 }
 
@@ -163,7 +168,8 @@ pub struct Checker<'a> {
 impl<'a> Checker<'a> {
     /// Starts from the state `start` of etcd.
     pub fn new(job: &Job<'a>, start: &[Change]) -> Self {
-        let rules = Rules::Training(Box::new(Queues::new(job, start)));
+        let rules = (Queues::new(job, start), StreamKeys::new(job.keys, start));
+        let rules = Rules::Training(Box::new(rules));
         Self { keyspace: Keyspace::new(job.keys, start), rules, report: HistoryReport::default() }
     }
 
@@ -178,7 +184,11 @@ impl<'a> Checker<'a> {
         self.report.revisions += 1;
         self.keyspace.check(revision, &mut self.report);
         match &mut self.rules {
-            Rules::Training(queues) => queues.check(revision, &self.keyspace, &mut self.report),
+            Rules::Training(rules) => {
+                let (queues, stream) = &mut **rules;
+                queues.check(revision, &self.keyspace, &mut self.report);
+                stream.check(revision, &self.keyspace, &mut self.report);
+            }
             Rules::Elastic(rounds) => rounds.check(revision, &mut self.report),
         }
     }

@@ -4,7 +4,7 @@ use maud::{Markup, PreEscaped, html};
 use steadfast_common::given_up::DiscardedTask;
 use steadfast_common::spec::Mode;
 use steadfast_common::status::{
-    Curves, JobPhase, JobStatus, Point, TimeBreakdown, TimelineEvent, TrainerStatus,
+    Curves, JobPhase, JobStatus, Point, SlotTables, TimeBreakdown, TimelineEvent, TrainerStatus,
 };
 use steadfast_process::Section;
 
@@ -168,6 +168,34 @@ fn slots(status: &JobStatus) -> Markup {
             } } }
         }
         (more(status.slots.len()))
+        @if !status.tables.is_empty() { (tables(&status.tables)) }
+    }
+}
+
+/// The rows of embedding tables.
+fn tables(slots: &[SlotTables]) -> Markup {
+    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+    let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
+    html! {
+        table {
+            thead { tr {
+                th scope="col" { "slot" } th scope="col" { "rows of tables" } th scope="col" { "in memory" }
+                th scope="col" { "MiB in memory" } th scope="col" { "MiB on disk" }
+                th scope="col" { "accesses/s" } th scope="col" { "found in memory" }
+            } }
+            tbody { @for it in slots.iter().take(ROWS_MAX) { tr {
+                td.number { (it.slot) }
+                td { @for (index, (name, rows)) in it.rows.iter().enumerate() {
+                    @if 0 < index { ", " }
+                    (name) " " (rows)
+                } }
+                td.number { (percent(it.share_in_memory())) }
+                td.number { (mib(it.memory_bytes)) }
+                td.number { (mib(it.disk_bytes)) }
+                td.number { (rounded(it.accesses_per_second)) }
+                td.number { (percent(it.hit_rate())) }
+            } } }
+        }
     }
 }
 

@@ -126,6 +126,12 @@ fn a_job_with_a_table_survives_the_loss_of_any_process_with_the_same_bits() {
     ] {
         assert!(metrics.contains(&format!("\nsteadfast_pserver_{name}")), "{name}: {metrics}");
     }
+    let status = cluster.until("the status shows the rows of both slots", |it| {
+        it["tables"].as_array().is_some_and(|slots| slots.len() == 2)
+    });
+    let slot = &status["tables"][0];
+    assert!(100 < slot["rows"]["categories"].as_u64().unwrap_or(0), "{status}");
+    assert!(0 < slot["disk_bytes"].as_u64().unwrap_or(0), "{status}");
     let result = cluster.result();
     assert_eq!(sha(&result), expected);
     for mut pserver in pservers {

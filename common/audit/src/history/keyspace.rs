@@ -41,6 +41,11 @@ impl<'a> Keyspace<'a> {
         keyspace
     }
 
+    /// All existing checkpoints, by id.
+    pub fn checkpoints(&self) -> impl Iterator<Item = (&String, &CheckpointRecord)> {
+        self.checkpoints.iter()
+    }
+
     /// The record of an existing checkpoint.
     pub fn checkpoint(&self, id: &str) -> Option<&CheckpointRecord> {
         self.checkpoints.get(id)
@@ -83,8 +88,10 @@ impl<'a> Keyspace<'a> {
             keys.checkpoints_prefix(),
             keys.generations_prefix(),
             keys.rendezvous_prefix(),
+            keys.stream_passes_prefix(),
         ];
-        let single = [keys.generation(), keys.init(), keys.evaluation(), keys.result()];
+        let single =
+            [keys.generation(), keys.init(), keys.evaluation(), keys.result(), keys.stream()];
         under.iter().any(|prefix| key.starts_with(prefix)) || single.iter().any(|it| it == key)
     }
 

@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use steadfast_common::ids::{Attempt, Pass, TaskId};
 use steadfast_common::records::{GenerationRecord, QueueRecord, QueueSnapshot, TaskRecord};
-use steadfast_common::schedule::task_order;
+use steadfast_common::schedule::{stream_order, task_order};
 use steadfast_common::spec::Mode;
+use steadfast_common::stream::StreamPassRecord;
 
 use super::keyspace::Keyspace;
 use super::records::read;
@@ -23,6 +24,8 @@ pub(super) struct Queues<'a> {
     rounds: BTreeMap<u64, BTreeMap<TaskId, TaskRecord>>,
     /// The order of the head's pass.
     order: Arc<PassOrder>,
+    /// Number of tasks of each pass of a stream.
+    passes: BTreeMap<Pass, u32>,
 }
 
 #[derive(Default)]
@@ -41,8 +44,14 @@ struct RevisionChanges {
 
 impl<'a> Queues<'a> {
     pub fn new(job: &Job<'a>, start: &[Change]) -> Self {
-        let mut queues =
-            Self { job: *job, head: None, rounds: BTreeMap::new(), order: Arc::default() };
+        let mut queues = Self {
+            job: *job,
+            head: None,
+            rounds: BTreeMap::new(),
+            order: Arc::default(),
+            passes: BTreeMap::new(),
+        };
+        queues.learn(start);
         let mut unseen = HistoryReport::default();
         let news = queues.news(0, start, &mut unseen);
         queues.take(news);
@@ -60,6 +69,7 @@ impl<'a> Queues<'a> {
             return;
         }
         let at = revision.revision;
+        self.learn(&revision.changes);
         let news = self.news(at, &revision.changes, report);
         if news.head.is_none() && news.tasks.is_empty() {
             return;
@@ -99,6 +109,16 @@ impl<'a> Queues<'a> {
         }
     }
 
+    /// Learns the passes of a stream.
+    fn learn(&mut self, changes: &[Change]) {
+        for change in changes {
+            let Some(pass) = self.job.keys.stream_pass_of(&change.key) else { continue };
+            let record = change.value.as_deref();
+            let record = record.and_then(|it| serde_json::from_str::<StreamPassRecord>(it).ok());
+            self.passes.extend(record.map(|it| (pass, it.tasks)));
+        }
+    }
+
     fn news(&self, at: i64, changes: &[Change], report: &mut HistoryReport) -> RevisionChanges {
         let keys = self.job.keys;
         let mut news = RevisionChanges::default();
@@ -135,7 +155,11 @@ impl<'a> Queues<'a> {
         if self.head.is_some_and(|head| head.pass == pass) && !self.order.tasks.is_empty() {
             return self.order.clone();
         }
-        let tasks = task_order(self.job.manifest, self.job.spec.seed, pass);
+        let seed = self.job.spec.seed;
+        let tasks = match self.job.spec.dataset.follow {
+            false => task_order(self.job.manifest, seed, pass),
+            true => stream_order(self.passes.get(&pass).copied().unwrap_or(0), seed, pass),
+        };
         let place = tasks.iter().enumerate().map(|(at, task)| (*task, at as u32)).collect();
         Arc::new(PassOrder { tasks, place })
     }
