@@ -224,7 +224,9 @@ impl<'a> Run<'a> {
         for (at, (name, bytes)) in (1_u32..).zip(files) {
             let store = store.clone();
             // The store in memory never waits.
-            let lay = move |_: &World| drop(store.lay(&name, bytes).now_or_never());
+            let lay = move |_: &World| {
+                let _ = store.lay(&name, bytes).now_or_never();
+            };
             self.scene.world.after(FILE_EVERY * at, lay);
         }
         store.change(|it| it.latency = (Duration::ZERO, Duration::ZERO));
