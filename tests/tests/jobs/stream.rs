@@ -1,8 +1,9 @@
 //! Datasets that grow while they are trained on.
 
+use std::cell::Cell;
 use std::fs;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use serde_json::Value;
 use steadfast_tests::{Cluster, Job, Run, Scene, Signal, audit, examples};
@@ -17,13 +18,15 @@ const RECORDS: usize = 1_797;
 struct Folder<'a> {
     scene: &'a Scene,
     lines: Vec<String>,
+    /// Number of files so far: each is a second newer than the one before, so that their order is known.
+    files: Cell<u64>,
 }
 
 impl<'a> Folder<'a> {
     fn new(scene: &'a Scene) -> Self {
         let text = fs::read_to_string(examples().join("data/digits.csv")).expect("it is there");
         fs::create_dir_all(scene.path("in")).expect("there is space");
-        Self { scene, lines: text.lines().map(str::to_owned).collect() }
+        Self { scene, lines: text.lines().map(str::to_owned).collect(), files: Cell::new(0) }
     }
 
     /// Adds a file with records `from` to `to`, under another name first.
@@ -36,6 +39,10 @@ impl<'a> Folder<'a> {
 
     fn put(&self, name: &str, text: &str) {
         let hidden = self.scene.write("written", text);
+        let modified = UNIX_EPOCH + Duration::from_secs(1_700_000_000 + self.files.get());
+        self.files.set(self.files.get() + 1);
+        let file = fs::File::options().write(true).open(&hidden).expect("it was written");
+        file.set_modified(modified).expect("the file system keeps times");
         fs::rename(hidden, self.path(name)).expect("it is the same file system");
     }
 
@@ -90,8 +97,6 @@ fn a_stream_has_the_same_bits_however_its_files_arrive() {
         let folder = Folder::new(&scene);
         for (index, name) in ["b", "a", "c"].iter().enumerate() {
             folder.add(&format!("{name}.csv"), 500 * index, 500 * (index + 1));
-            // The order is that of the times of the files.
-            std::thread::sleep(Duration::from_millis(20));
         }
         let run = Run::start(&scene, &folder.job(), &["--trainers", "3", "--pservers", "2"]);
         drained(&scene, run, "data")
@@ -127,7 +132,6 @@ impl Folder<'_> {
     fn add_one(&self, index: usize) {
         let name = format!("{:x}.csv", (index * 7) % 16);
         self.add(&name, FILE_RECORDS * index, FILE_RECORDS * (index + 1));
-        std::thread::sleep(Duration::from_millis(20));
     }
 
     fn asynchronous(&self) -> Job {

@@ -39,7 +39,7 @@ fn add(state: &mut JobState, files: Vec<StreamFile>, tasks: u32) {
 
 /// What happens to a folder, and to the master that follows it.
 #[derive(Clone, Debug)]
-enum Happening {
+enum Event {
     Write(u8),
     Delete(u8),
     Wait(u64),
@@ -48,14 +48,14 @@ enum Happening {
     Forget,
 }
 
-fn happening() -> impl Strategy<Value = Happening> {
+fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        4 => (0..6_u8).prop_map(Happening::Write),
-        1 => (0..6_u8).prop_map(Happening::Delete),
-        4 => (0..3_000_u64).prop_map(Happening::Wait),
-        6 => Just(Happening::Look),
-        1 => Just(Happening::NewMaster),
-        1 => Just(Happening::Forget),
+        4 => (0..6_u8).prop_map(Event::Write),
+        1 => (0..6_u8).prop_map(Event::Delete),
+        4 => (0..3_000_u64).prop_map(Event::Wait),
+        6 => Just(Event::Look),
+        1 => Just(Event::NewMaster),
+        1 => Just(Event::Forget),
     ]
 }
 
@@ -70,7 +70,7 @@ proptest! {
     /// for a while.
     #[test]
     fn a_file_that_is_complete_belongs_to_one_pass(
-        happenings in prop::collection::vec(happening(), 0..80),
+        events in prop::collection::vec(event(), 0..80),
         is_sync in any::<bool>(),
     ) {
         let mode = if is_sync { Mode::Sync } else { Mode::Async };
@@ -98,17 +98,17 @@ proptest! {
                 add(state, files, 1);
             }
         };
-        for happening in happenings {
-            match happening {
-                Happening::Write(name) => {
+        for event in events {
+            match event {
+                Event::Write(name) => {
                     let size = folder.get(&name).map_or(0, |it| it.size_bytes) + 1;
                     folder.insert(name, file(name, size, now));
                 }
-                Happening::Delete(name) => drop(folder.remove(&name)),
-                Happening::Wait(time) => now += time,
-                Happening::Look => look(&mut state, &mut watched, &folder, now),
-                Happening::NewMaster => watched = Watched::new(names(&state, &forgotten)),
-                Happening::Forget => {
+                Event::Delete(name) => drop(folder.remove(&name)),
+                Event::Wait(time) => now += time,
+                Event::Look => look(&mut state, &mut watched, &folder, now),
+                Event::NewMaster => watched = Watched::new(names(&state, &forgotten)),
+                Event::Forget => {
                     forgotten = names(&state, &forgotten);
                     let to = state.stream.record.next;
                     let facts = state.stream.forget(to, "names".to_owned());
