@@ -107,3 +107,76 @@ impl<'a> StreamKeys<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use steadfast_common::stream::StreamFile;
+
+    /// The changes of a commit: the head, and passes with one file each.
+    fn changes(head: &StreamRecord, passes: &[(u32, Option<&str>)]) -> Vec<Change> {
+        let keys = Keys::of_job("stream");
+        let put = |key: String, value: Option<String>| Change {
+            key,
+            value,
+            create_revision: 1,
+            version: 1,
+        };
+        let pass = |(pass, file): &(u32, Option<&str>)| {
+            let record = file.map(|url| StreamPassRecord {
+                manifest: String::new(),
+                files: vec![StreamFile { modified_unix_ms: 1, url: url.to_owned(), size_bytes: 1 }],
+                tasks: 1,
+                records: 10,
+                records_before: u64::from(*pass) * 10,
+            });
+            let json = record.map(|it| serde_json::to_string(&it).expect("it is plain data"));
+            put(keys.stream_pass(Pass(*pass)), json)
+        };
+        let head = serde_json::to_string(head).expect("it is plain data");
+        let mut all: Vec<Change> = passes.iter().map(pass).collect();
+        all.push(put(keys.stream(), Some(head)));
+        all
+    }
+
+    fn head(next: u32, first: u32, end: Option<u32>) -> StreamRecord {
+        let records = u64::from(next) * 10;
+        let (next, first, end) = (Pass(next), Pass(first), end.map(Pass));
+        StreamRecord { next, first, end, files: 0, records, forgotten: None }
+    }
+
+    fn broken(commits: &[Vec<Change>]) -> usize {
+        let keys = Keys::of_job("stream");
+        let (mut stream, keyspace) = (StreamKeys::new(&keys, &[]), Keyspace::new(&keys, &[]));
+        let mut report = HistoryReport::default();
+        for (revision, changes) in (1..).zip(commits) {
+            let revision = Revision { revision, changes: changes.clone() };
+            stream.check(&revision, &keyspace, &mut report);
+        }
+        assert!(report.broken.iter().all(|it| it.rule == Rule::Stream));
+        report.broken.len()
+    }
+
+    /// I6: each way to count a file twice, or to lose one, breaks the rule.
+    #[test]
+    fn a_list_of_passes_that_does_more_than_grow_is_found() {
+        let first = changes(&head(1, 0, None), &[(0, Some("a"))]);
+        let second = changes(&head(2, 0, None), &[(1, Some("b"))]);
+        let end = changes(&head(2, 0, Some(2)), &[]);
+        let forgotten = changes(&head(2, 1, Some(2)), &[(0, None)]);
+        assert_eq!(broken(&[first.clone(), second.clone(), end.clone(), forgotten]), 0);
+        let bad = [
+            ("a file twice", changes(&head(2, 0, None), &[(1, Some("a"))])),
+            ("a gap", changes(&head(3, 0, None), &[(2, Some("b"))])),
+            ("written again", changes(&head(1, 0, None), &[(0, Some("b"))])),
+            ("no head", changes(&head(1, 0, None), &[(1, Some("b"))])),
+            ("deleted early", changes(&head(1, 0, None), &[(0, None)])),
+            ("another end", changes(&head(1, 0, Some(2)), &[])),
+        ];
+        for (what, commit) in bad {
+            assert!(0 < broken(&[first.clone(), commit]), "{what}");
+        }
+        let late = changes(&head(3, 0, Some(2)), &[(2, Some("c"))]);
+        assert!(0 < broken(&[first, second, end, late]), "after the end");
+    }
+}
