@@ -62,6 +62,7 @@ pub async fn train(
         assignment: follower.assignment(),
         tree: LaneTree::new(context.spec().sync.lanes),
         given_up: BTreeMap::new(),
+        unreachable: BTreeSet::new(),
         schedules: BTreeMap::new(),
         parameters: Parameters::zeros(context.layout().clone()),
         buffers: Buffers::new(context.layout().len()),
@@ -97,6 +98,8 @@ struct Worker<'a> {
     tree: LaneTree,
     /// Tasks given up according to replies to this trainer's own reports.
     given_up: BTreeMap<Pass, BTreeSet<TaskId>>,
+    /// Tasks whose data this trainer could not reach.
+    unreachable: BTreeSet<(Pass, TaskId)>,
     /// Lane schedules of the current pass, and of the next one near its end.
     schedules: BTreeMap<Pass, LaneSchedule>,
     parameters: Parameters,
@@ -211,6 +214,7 @@ impl Worker<'_> {
             context.activity.note(|activity| activity.doing = "waiting for files of the stream");
         }
         self.given_up.retain(|of, _| pass.0 <= of.0 + 1);
+        self.unreachable.retain(|(of, _)| pass.0 <= of.0 + 1);
         loop {
             tokio::select! {
                 biased;
@@ -546,9 +550,13 @@ impl Worker<'_> {
         lane: Lane,
         error: &TaskError,
     ) -> Result<AfterFailure, TrainError> {
+        let (cause, reason) = (error.cause(), error.to_string());
+        // The lane may come back from a trainer that cannot reach the data either.
+        if cause == FailureCause::Transient && !self.unreachable.insert((pass, task)) {
+            sleep(RETRY).await;
+        }
         warn!(%task, %pass, %error, "task cannot be computed");
         self.context.metrics.failed();
-        let (cause, reason) = (error.cause(), error.to_string());
         let failed = FailedTask { pass, task, lane, cause, reason };
         Ok(match (self.generation.fail_task(failed).await?, cause) {
             (FailureDecision::GivenUp, _) => {
