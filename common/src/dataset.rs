@@ -55,6 +55,9 @@ impl From<Chunk> for ChunkRow {
 pub struct DataFile {
     pub url: String,
     pub size_bytes: u64,
+    /// Of a file of a stream, in milliseconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub modified_unix_ms: Option<u64>,
 }
 
 /// All tasks of a dataset. Task `i` consists of the chunks from the end of the previous task up to
@@ -324,7 +327,11 @@ mod tests {
     fn a_manifest_is_read_from_chunks_of_any_size_and_only_with_its_digest() {
         let chunk = Chunk { file: 0, start: 5, end: 40, first_record: 1, records: 7 };
         let manifest = Manifest {
-            files: vec![DataFile { url: "file:///ä.csv".to_owned(), size_bytes: 40 }],
+            files: vec![DataFile {
+                url: "file:///ä.csv".to_owned(),
+                size_bytes: 40,
+                modified_unix_ms: None,
+            }],
             chunks: vec![chunk; 3],
             task_ends: vec![1, 3],
             features: vec!["x".to_owned()],

@@ -62,7 +62,17 @@ pub struct StreamPassRecord {
 impl StreamPassRecord {
     /// The name of the object with the manifest of a pass. Each job has its own: it deletes them.
     pub fn object_name(job: &str, pass: Pass, digest: &str) -> String {
-        format!("streams/{job}/{:09}-{digest}.json", pass.0)
+        format!("{}/{:09}-{digest}.json", Self::folder(job), pass.0)
+    }
+
+    /// The folder of the objects of a job's stream.
+    pub fn folder(job: &str) -> String {
+        format!("streams/{job}")
+    }
+
+    /// The pass whose manifest is in an object of the folder; `None` if it is another object.
+    pub fn pass_of(object: &str) -> Option<Pass> {
+        object.split('-').next()?.parse().ok().map(Pass)
     }
 }
 

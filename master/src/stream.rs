@@ -28,6 +28,7 @@ use steadfast_store::{Location, StoreError};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
+use crate::checkpoint::coordinator::CheckpointError;
 use crate::checkpoint::garbage_collection;
 use crate::event_loop::handle::{ControlError, Event, EventLoopHandle};
 use crate::job::{Job, data_failure};
@@ -38,6 +39,9 @@ const LIST_EVERY: Duration = Duration::from_secs(1);
 
 /// Between two listings, at least so many times the duration of one.
 const IDLE_FACTOR: u32 = 10;
+
+/// Time after which the files that wait are shown again while passes are added.
+const SHOW_EVERY: Duration = Duration::from_secs(1);
 
 /// Passes that are forgotten together, so that the names of all files are seldom written.
 const FORGOTTEN_AT_ONCE: u32 = 256;
@@ -79,8 +83,8 @@ pub(crate) async fn first_columns(
             Ok(files) => {
                 watched.note(files, now().0);
                 for file in watched.complete(now().0) {
-                    let urls = [file.url.clone()];
-                    match steadfast_data::plan_pass(spec, &urls, &Manifest::default()).await {
+                    let files = std::slice::from_ref(&file);
+                    match steadfast_data::plan_pass(spec, files, &Manifest::default()).await {
                         Ok(Manifest { features, columns, .. }) => {
                             return Ok(Manifest { features, columns, ..Manifest::default() });
                         }
@@ -225,10 +229,9 @@ impl Follower {
 
     /// Follows the files until the stream has ended, and then waits for the end of the job.
     pub async fn run(self) {
-        let mut known = None;
+        let (mut known, mut listing) = (None, Duration::ZERO);
         loop {
-            let began = now();
-            let followed = self.follow(&mut known).boxed().await;
+            let followed = self.follow(&mut known, &mut listing).boxed().await;
             let error = followed.err().map(|error| {
                 // What is known may differ from what is committed.
                 known = None;
@@ -239,22 +242,29 @@ impl Follower {
             {
                 warn!(error, "cannot follow the stream");
             }
-            let view = match &known {
-                Some(Known { watched, .. }) => View {
-                    waiting: watched.waiting().cloned().collect(),
-                    left_out: watched.left_out().clone(),
-                    error,
-                },
-                None => View { error, ..View::clone(&self.view.borrow()) },
-            };
-            self.view.send_replace(view.into());
-            let took = Duration::from_millis(now().0.saturating_sub(began.0));
-            sleep(LIST_EVERY.max(took * IDLE_FACTOR)).await;
+            self.show(known.as_ref(), error);
+            sleep(LIST_EVERY.max(listing * IDLE_FACTOR)).await;
         }
     }
 
-    /// Lists the files once, and acts on what has changed.
-    async fn follow(&self, known: &mut Option<Known>) -> Result<(), FollowError> {
+    fn show(&self, known: Option<&Known>, error: Option<String>) {
+        let view = match known {
+            Some(Known { watched, .. }) => View {
+                waiting: watched.waiting().cloned().collect(),
+                left_out: watched.left_out().clone(),
+                error,
+            },
+            None => View { error, ..View::clone(&self.view.borrow()) },
+        };
+        self.view.send_replace(view.into());
+    }
+
+    /// Lists the files once, and acts on what has changed. Sets `listing` to the time that the listing took.
+    async fn follow(
+        &self,
+        known: &mut Option<Known>,
+        listing: &mut Duration,
+    ) -> Result<(), FollowError> {
         if known.is_none() {
             *known = Some(self.load().await?);
         }
@@ -264,7 +274,10 @@ impl Follower {
         }
         let is_draining = *self.is_draining.borrow();
         let dataset = &self.record.spec.dataset;
-        let files = steadfast_data::stream_files(dataset, self.record.base.as_deref()).await?;
+        let began = now();
+        let files = steadfast_data::stream_files(dataset, self.record.base.as_deref()).await;
+        *listing = Duration::from_millis(now().0.saturating_sub(began.0));
+        let files = files?;
         for file in files.iter().filter(|file| known.watched.taken().contains(&file.url)) {
             known.listed.insert(file.url.clone(), unix_ms());
         }
@@ -311,7 +324,13 @@ impl Follower {
     /// Divides the files that are complete into passes.
     async fn add_passes(&self, known: &mut Known) -> Result<(), FollowError> {
         let (spec, name) = (&self.record.spec, &self.record.spec.name);
+        // It takes as long as trainers keep up with the files that are there.
+        let mut shown = now();
         loop {
+            if SHOW_EVERY < Duration::from_millis(now().0.saturating_sub(shown.0)) {
+                self.show(Some(known), None);
+                shown = now();
+            }
             let present = self.event_loop.snapshot.borrow().pass;
             let mut files = known.watched.complete(now().0);
             let pass = known.stream.next;
@@ -357,8 +376,7 @@ impl Follower {
     }
 
     async fn plan(&self, files: &[StreamFile]) -> Result<Manifest, DataError> {
-        let urls: Vec<String> = files.iter().map(|file| file.url.clone()).collect();
-        steadfast_data::plan_pass(&self.record.spec.dataset, &urls, &self.columns).await
+        steadfast_data::plan_pass(&self.record.spec.dataset, files, &self.columns).await
     }
 
     /// Finds the files that cannot be read among some.
@@ -399,23 +417,34 @@ impl Follower {
         let name = &self.record.spec.name;
         self.store.child(&ForgottenFiles::object_name(name, &digest))?.write(json).await?;
         let old = known.stream.forgotten.clone().filter(|old| *old != digest);
-        let mut objects: Vec<String> =
-            old.iter().map(|old| ForgottenFiles::object_name(name, old)).collect();
         while known.stream.first < to {
             let forgotten = digest.clone();
             let forget = |reply| Event::ForgetPasses { to, forgotten, reply };
             known.stream = self.event_loop.ask(forget).await?;
-            let kept = known.passes.split_off(&known.stream.first);
-            let gone = std::mem::replace(&mut known.passes, kept).into_iter();
-            let object = |(pass, it): (Pass, StreamPassRecord)| {
-                StreamPassRecord::object_name(name, pass, &it.manifest)
-            };
-            objects.extend(gone.map(object));
+            known.passes = known.passes.split_off(&known.stream.first);
         }
-        if let Err(error) = garbage_collection::delete(&self.store, objects).await {
+        let old = old.map(|old| ForgottenFiles::object_name(name, &old));
+        if let Err(error) = self.delete_objects(known.stream.first, old).await {
             warn!(%error, "cannot delete the manifests of old passes");
         }
         Ok(())
+    }
+
+    /// Deletes an object, and the manifests of all passes before `first`: also those that were written by a master
+    /// that died before their pass was in etcd.
+    async fn delete_objects(
+        &self,
+        first: Pass,
+        old: Option<String>,
+    ) -> Result<(), CheckpointError> {
+        let folder = StreamPassRecord::folder(&self.record.spec.name);
+        let mut objects = Vec::from_iter(old);
+        for (object, _) in self.store.child(&folder)?.list().await? {
+            if StreamPassRecord::pass_of(&object).is_some_and(|pass| pass < first) {
+                objects.push(format!("{folder}/{object}"));
+            }
+        }
+        garbage_collection::delete(&self.store, objects).await
     }
 
     /// Returns the first pass that a rollback to a checkpoint may need.

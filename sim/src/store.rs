@@ -241,7 +241,10 @@ impl ObjectStore for Store {
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         match self.request("get").await? {
-            StoreOutcome::Whole => self.0.memory.get_opts(location, options).await,
+            StoreOutcome::Whole => {
+                let found = self.0.memory.get_opts(location, options).await?;
+                Ok(GetResult { meta: self.dated(found.meta), ..found })
+            }
             StoreOutcome::AnswerLost | StoreOutcome::Torn => Err(failed("get")),
         }
     }

@@ -94,11 +94,8 @@ pub enum DataError {
     Untyped { column: String, file: String, found: String, way_out: &'static str },
     #[error("{file} cannot be read: {reason}")]
     BadFile { file: String, reason: String },
-    #[error(
-        "{file} has changed since the job was planned: {found_bytes} bytes instead of \
-         {planned_bytes}; restore it, or start a new job"
-    )]
-    Changed { file: String, planned_bytes: u64, found_bytes: u64 },
+    #[error("{file} has changed since the job was planned: {how}; restore it, or start a new job")]
+    Changed { file: String, how: String },
     #[error("the manifest does not fit the dataset: {reason}; start a new job")]
     BadManifest { reason: String },
 }

@@ -7,6 +7,7 @@ use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use steadfast_common::columns::ColumnSpec;
 use steadfast_common::dataset::{DataFile, Manifest};
 use steadfast_common::spec::{DataFormat, DatasetSpec};
+use steadfast_common::stream::StreamFile;
 use steadfast_store::{Location, StoreError};
 
 use crate::columns::{self, Column, Typed};
@@ -14,6 +15,7 @@ use crate::crosses;
 use crate::error::DataError;
 use crate::format;
 use crate::parquet_file::ParquetFile;
+use crate::read::check_unchanged;
 use crate::rows::{RowFile, RowFormat, Scanned, libsvm_columns};
 use crate::source;
 use crate::task_split::{Shape, split, task_size};
@@ -42,20 +44,25 @@ pub fn plan<'a>(
 /// has its columns.
 ///
 /// # Errors
-/// See [`plan`].
+/// See [`plan`]; or if a file has changed since it was listed.
 pub fn plan_pass<'a>(
     spec: &'a DatasetSpec,
-    urls: &'a [String],
+    files: &'a [StreamFile],
     manifest: &'a Manifest,
 ) -> BoxFuture<'a, Result<Manifest, DataError>> {
     let planning = async move {
         let locations: Vec<Location> =
-            urls.iter().map(|url| steadfast_store::open(url)).collect::<Result<_, _>>()?;
+            files.iter().map(|file| steadfast_store::open(&file.url)).collect::<Result<_, _>>()?;
         let (features, mut columns) = (manifest.features.clone(), manifest.columns.clone());
         // They are no columns of the files.
         columns.retain(|column| !spec.crosses.contains_key(&column.name));
         let columns = Manifest { features, columns, ..Manifest::default() };
-        inspect_all(spec, 0.0, &locations, columns).await
+        let mut manifest = inspect_all(spec, 0.0, &locations, columns).await?;
+        for ((planned, listed), location) in manifest.files.iter_mut().zip(files).zip(&locations) {
+            planned.modified_unix_ms = Some(listed.modified_unix_ms);
+            check_unchanged(location, planned).await?;
+        }
+        Ok(manifest)
     };
     planning.boxed()
 }
@@ -77,7 +84,11 @@ async fn inspect_all(
     while let Some(file) = inspected.try_next().await? {
         check_columns(&mut manifest, &file.url, file.choice)?;
         index_max = index_max.max(file.index_max);
-        manifest.files.push(DataFile { url: file.url, size_bytes: file.size_bytes });
+        manifest.files.push(DataFile {
+            url: file.url,
+            size_bytes: file.size_bytes,
+            modified_unix_ms: None,
+        });
         shapes.push(file.shape);
     }
     let records = shapes.iter().map(|shape| shape.records).sum();

@@ -13,6 +13,7 @@ use crate::crosses;
 use crate::error::DataError;
 use crate::parquet_file::ParquetFile;
 use crate::rows::{RowFile, RowFormat};
+use crate::source::unix_ms_of;
 use crate::text::{self, Dialect};
 
 /// Files of a task that are read concurrently.
@@ -106,18 +107,27 @@ async fn with_crosses(
     computing.await.unwrap_or_else(|error| Err(DataError::bad_file(file, error.to_string())))
 }
 
-async fn check_unchanged(file: &Location, planned: &DataFile) -> Result<(), DataError> {
-    let Some(found_bytes) = file.size().await? else {
-        return Err(StoreError::NotFound { url: file.url().to_owned() }.into());
+/// Checks that a file has the size that it had when it was planned; one of a stream also the modification time.
+pub(crate) async fn check_unchanged(
+    location: &Location,
+    planned: &DataFile,
+) -> Result<(), DataError> {
+    let file = location.url().to_owned();
+    let Some((found_bytes, modified)) = location.size_and_modified().await? else {
+        return Err(StoreError::NotFound { url: file }.into());
     };
-    if found_bytes != planned.size_bytes {
-        return Err(DataError::Changed {
-            file: file.url().to_owned(),
-            planned_bytes: planned.size_bytes,
-            found_bytes,
-        });
+    let planned_bytes = planned.size_bytes;
+    if found_bytes != planned_bytes {
+        let how = format!("{found_bytes} bytes instead of {planned_bytes}");
+        return Err(DataError::Changed { file, how });
     }
-    Ok(())
+    match (unix_ms_of(modified), planned.modified_unix_ms) {
+        (found, Some(planned)) if found != planned => {
+            let how = format!("modified {found} ms after 1970 instead of {planned}");
+            Err(DataError::Changed { file, how })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// An open file of the dataset.

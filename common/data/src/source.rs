@@ -31,7 +31,8 @@ pub(crate) async fn files(
     Ok(files)
 }
 
-/// Lists the files of a stream as they are now, each once.
+/// Lists the files of a stream as they are now, each once. Those without content are none yet; so are pipes and
+/// devices, from which nothing could be read again.
 ///
 /// # Errors
 /// If a store fails.
@@ -45,15 +46,22 @@ pub fn stream_files<'a>(
             for Listed { location, size_bytes, modified } in
                 list_matching(&resolve(source, base)).await?
             {
-                let since = modified.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+                if size_bytes == 0 {
+                    continue;
+                }
                 let url = location.url().to_owned();
-                let modified_unix_ms = since.as_millis() as u64;
+                let modified_unix_ms = unix_ms_of(modified);
                 files.insert(url.clone(), StreamFile { modified_unix_ms, url, size_bytes });
             }
         }
         Ok(files.into_values().collect())
     };
     listing.boxed()
+}
+
+/// Milliseconds since 1970.
+pub(crate) fn unix_ms_of(time: SystemTime) -> u64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
 
 fn resolve(source: &str, base: Option<&str>) -> String {

@@ -171,8 +171,13 @@ impl Location {
 
     /// The object's size in bytes, or `None` if it does not exist.
     pub async fn size(&self) -> Result<Option<u64>, StoreError> {
+        Ok(self.size_and_modified().await?.map(|(size, _)| size))
+    }
+
+    /// The object's size in bytes and its modification time, by the store's clock; `None` if it does not exist.
+    pub async fn size_and_modified(&self) -> Result<Option<(u64, SystemTime)>, StoreError> {
         match self.within(TIMEOUT, "inspecting", self.root.store.head(&self.path)).await {
-            Ok(meta) => Ok(Some(meta.size)),
+            Ok(meta) => Ok(Some((meta.size, meta.last_modified.into()))),
             Err(StoreError::NotFound { .. }) => Ok(None),
             Err(error) => Err(error),
         }
