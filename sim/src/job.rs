@@ -325,9 +325,9 @@ impl Model for Counting {
     ) -> Result<Vec<Vec<u64>>, ModelError> {
         let number = |record: ArrayView1<'_, f32>| record[0] as u64;
         let counted: Vec<u64> = batch.features.rows().into_iter().map(number).collect();
-        // A term is not used in all passes, so that terms expire.
+        // A term is not used in all passes: with one or two between, so that some expire only just.
         let pass = key.map_or(0, |key| u64::from(key.pass.0));
-        let terms = counted.iter().map(|id| id + pass % 3 * self.records as u64).collect();
+        let terms = counted.iter().map(|id| id + pass % 3 % 2 * self.records as u64).collect();
         Ok(vec![counted, terms])
     }
 
