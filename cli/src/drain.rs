@@ -131,12 +131,12 @@ async fn drain_job(
             Err(error) => return Err(error.into()),
         };
         if shown != waits_for {
-            eprintln!("draining job {}; waiting for {}", job.name, plain(&waits_for));
+            eprintln!("draining job {}; waiting: {}", job.name, plain(&waits_for));
             shown = waits_for;
         }
         if wait.is_some_and(|wait| wait < started.elapsed()) {
             return Err(Failure::unavailable(format!(
-                "job {} is not over; it waits for {shown}",
+                "job {} is not over; waiting: {shown}",
                 job.name
             )));
         }

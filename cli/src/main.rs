@@ -64,6 +64,7 @@ enum Command {
 
 fn main() -> ExitCode {
     steadfast_supervise::run_guard_if_requested();
+    end_without_reader();
     let matches = with_variables(Cli::command()).get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let form = form(&matches);
@@ -99,6 +100,19 @@ fn main() -> ExitCode {
         }
         ended
     })
+}
+
+/// Ends the process in order once the reader of stdout is gone, as in `steadfast tasks | head`. The signal for this,
+/// SIGPIPE, is ignored: it would also end a command whose connection is lost.
+fn end_without_reader() {
+    let other = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let what = panic.payload().downcast_ref::<String>().map(String::as_str).unwrap_or_default();
+        if what.starts_with("failed printing to stdout") && what.contains("Broken pipe") {
+            std::process::exit(0);
+        }
+        other(panic);
+    }));
 }
 
 /// Output format of the innermost subcommand.

@@ -1,6 +1,5 @@
 //! `steadfast completions` and `steadfast man`: shell completions and manual pages.
 
-use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -26,7 +25,9 @@ pub struct ManArgs {
 
 /// Writes the completions.
 pub fn completions(args: &CompletionsArgs, mut command: Command) -> ExitCode {
-    clap_complete::generate(args.shell, &mut command, NAME, &mut io::stdout());
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut command, NAME, &mut script);
+    print!("{}", String::from_utf8_lossy(&script));
     ExitCode::SUCCESS
 }
 

@@ -4,7 +4,7 @@
 mod support;
 
 use std::fs;
-use std::process::Output;
+use std::process::{Output, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -247,4 +247,15 @@ async fn status_shows_the_masters_view_or_without_a_master_the_contents_of_etcd(
     // The embedded etcd has ended with the run.
     let over = stage.status(&[]);
     assert!(stdout(&over).starts_with("job digits: finished\n"), "{}", stderr(&over));
+}
+
+#[test]
+fn a_command_ends_quietly_once_the_reader_of_its_output_is_gone() {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_steadfast"));
+    command.args(["completions", "bash"]);
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    drop(child.stdout.take());
+    let ended = child.wait_with_output().expect("it ends");
+    assert_eq!((ended.status.code(), stderr(&ended).as_str()), (Some(0), ""));
 }

@@ -231,10 +231,15 @@ impl Run<'_> {
         if let Some(result) = self.etcd.get_json(&keys.result()).await? {
             return Ok(self.repeated_summary(result));
         }
-        let mut progress = Progress::new(match std::io::stderr().is_terminal() {
+        let stderr = match std::io::stderr().is_terminal() {
             true => Stderr::Terminal,
             false => Stderr::Other,
-        });
+        };
+        // The columns of a stream are those of its first file, so that no master acts before.
+        let mut progress = match self.spec.dataset.follow {
+            true => Progress::new(stderr, "the first file of the stream"),
+            false => Progress::new(stderr, "a master"),
+        };
         progress.note(&self.greeting());
         let mirror = Mirror::start(self.etcd, Range::Key(keys.result())).await?;
         let mut observer = Observer::start(JobMaster::new(

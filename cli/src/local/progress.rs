@@ -21,6 +21,7 @@ const BAR: &str = "{bar:24} {percent:>3}%  {msg}";
 #[derive(Debug)]
 pub struct Progress {
     shown: Shown,
+    waits_for: &'static str,
     /// When the master last answered.
     heard: Instant,
 }
@@ -40,7 +41,8 @@ pub enum Stderr {
 
 impl Progress {
     /// Creates the display, without output yet.
-    pub fn new(stderr: Stderr) -> Self {
+    /// `waits_for` is what the first status waits for.
+    pub fn new(stderr: Stderr, waits_for: &'static str) -> Self {
         let shown = match stderr {
             Stderr::Terminal => {
                 let bar = ProgressBar::with_draw_target(Some(1), ProgressDrawTarget::stderr());
@@ -49,7 +51,7 @@ impl Progress {
             }
             Stderr::Other => Shown::Lines(Lines::default()),
         };
-        Self { shown, heard: Instant::now() }
+        Self { shown, waits_for, heard: Instant::now() }
     }
 
     /// Shows the latest status.
@@ -60,7 +62,7 @@ impl Progress {
         }
         let silent = SILENCE_SHOWN <= now - self.heard;
         let text = match (&seen.status, silent) {
-            (None, _) => "waiting for a master".to_owned(),
+            (None, _) => format!("waiting for {}", self.waits_for),
             (Some(status), false) => describe(status),
             (Some(status), true) => format!("{} · no master answers", describe(status)),
         };

@@ -69,7 +69,11 @@ impl StoredStatus {
         if record.is_none() && result.is_none() && slots.is_empty() && trainers.is_empty() {
             return Err(Failure::new(
                 ErrorKind::NotFound,
-                format!("etcd has no job {name} (no key below `{}/`)", keys.root()),
+                format!(
+                    "etcd has no job {name} (no key below `{}/`): a master creates it, that of a stream \
+                     once there is a first file",
+                    keys.root()
+                ),
             ));
         }
         let generation: Option<GenerationRecord> = etcd.get_json(&keys.generation()).await?;
