@@ -12,9 +12,11 @@ use steadfast_tests::{Cluster, Job, Member, Scene, Signal, eventually, get};
 const LABEL: &str = "steadfast_job";
 
 /// Metrics that are only served with TLS, which these clusters do not use.
-const SERVED_ELSEWHERE: [&str; 3] = [
+const SERVED_ELSEWHERE: [&str; 5] = [
     "steadfast_certificate_not_after_seconds",
     // Of jobs that follow a stream.
+    "steadfast_stream_lag_seconds",
+    "steadfast_stream_left_out_files",
     "steadfast_stream_waiting_files",
     "steadfast_stream_waiting_records",
 ];
