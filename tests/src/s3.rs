@@ -22,6 +22,15 @@ s3.create_bucket(Bucket=bucket)
 s3.upload_file(path, bucket, "digits.parquet")
 "#;
 
+/// Creates an object with a text.
+const PUT: &str = r#"
+import sys, boto3
+endpoint, bucket, name, text = sys.argv[1:]
+s3 = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1",
+                  aws_access_key_id="any", aws_secret_access_key="any")
+s3.put_object(Bucket=bucket, Key=name, Body=text.encode())
+"#;
+
 /// Prints the names and the ETags of all objects; the ETag of a multipart upload ends with the number of
 /// parts.
 const LIST: &str = r#"
@@ -69,6 +78,11 @@ impl S3Server {
     /// Returns the endpoint URL.
     pub fn endpoint(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
+    }
+
+    /// Creates an object.
+    pub fn put(&self, name: &str, text: &str) {
+        self.run(PUT, &[name, text]);
     }
 
     /// Stops the server until [`S3Server::resume`]; returns once a client waits for it.

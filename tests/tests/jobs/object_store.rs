@@ -1,6 +1,7 @@
 //! Jobs with data, checkpoints and model on an S3 server.
 
 use std::fs;
+use std::ops::Range;
 use std::time::Duration;
 
 use steadfast_tests::{Cluster, Job, Run, S3Server, Scene, Signal, eventually, get};
@@ -122,4 +123,41 @@ fn large_objects_are_uploaded_to_s3_in_parts() {
         assert!(in_parts.iter().any(|it| it.starts_with(place)), "{place}: {in_parts:?}");
     }
     drop(members);
+}
+
+/// S004-2, S004-35: objects that appear below a prefix are trained on, each once, until the stream is drained.
+#[test]
+fn the_objects_of_a_prefix_are_a_stream() {
+    let scene = Scene::new();
+    let Some(s3) = S3Server::start(&scene) else { return };
+    let local = steadfast_tests::examples().join("data/linear.csv");
+    let lines = fs::read_to_string(&local).expect("it is there");
+    let lines: Vec<&str> = lines.lines().collect();
+    let file = |records: Range<usize>| {
+        let records = lines[1 + records.start..=records.end].iter();
+        [&lines[0]].into_iter().chain(records).map(|line| format!("{line}\n")).collect::<String>()
+    };
+    let job = Job::example("linear")
+        .with("passes = 30\n", "")
+        .with("[dataset]", "[dataset]\nfollow = true")
+        .with(&local.display().to_string(), &s3.url("logs/*/*.csv"))
+        .with("[evaluation]\nfraction = 0.2", "");
+    let endpoint = s3.endpoint();
+    let environment = [
+        ("AWS_ENDPOINT", endpoint.as_str()),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_ACCESS_KEY_ID", KEY_ID),
+        ("AWS_SECRET_ACCESS_KEY", SECRET),
+    ];
+    let cluster = Cluster::new(&scene, &job, 1, "5s").with_store(&s3.url("jobs"), &environment);
+    s3.put("logs/monday/1.csv", &file(0..300));
+    let _members =
+        [cluster.master("master"), cluster.pserver("pserver"), cluster.trainer("trainer")];
+    cluster.until("the first object is trained on", |status| status["examples"] == 300);
+    s3.put("logs/tuesday/1.csv", &file(300..500));
+    cluster.until("the second object is trained on", |status| status["examples"] == 500);
+    let drained = cluster.steadfast(&["drain"]);
+    assert!(drained.status.success(), "{}", String::from_utf8_lossy(&drained.stderr));
+    let result = cluster.result();
+    assert_eq!((&result["examples"], &result["passes"]), (&500.into(), &2.into()), "{result}");
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, UNIX_EPOCH};
 
 use serde_json::Value;
-use steadfast_tests::{Cluster, Job, Run, Scene, Signal, audit, examples};
+use steadfast_tests::{Cluster, Job, Run, Scene, Signal, audit, eventually, examples};
 
 /// How long a command may take.
 const BOUND: Duration = Duration::from_secs(60);
@@ -204,6 +204,41 @@ fn each_file_of_a_stream_counts_once_through_kills_of_every_role() {
     let folder = Folder::new(&scene);
     let result = with_kills(&scene, &folder, &folder.asynchronous());
     assert_eq!(result["examples"], all);
+}
+
+/// S004-2, I6: passes that no checkpoint needs go from etcd, and their manifests from the store, also one of a master
+/// that died before its pass was in etcd. Their files are not trained on again, also by another master.
+#[test]
+fn what_etcd_forgets_of_a_stream_is_not_trained_on_again() {
+    const FILES: usize = 400;
+    const FILE_RECORDS: usize = 4;
+    let scene = Scene::new();
+    let folder = Folder::new(&scene);
+    let add = |index: usize| {
+        let from = FILE_RECORDS * index;
+        folder.add(&format!("{index:03}.csv"), from, from + FILE_RECORDS);
+    };
+    (0..FILES).for_each(add);
+    let job = folder.job().with("every_steps = 20", "every_steps = 20\nkeep = 1");
+    let cluster = Cluster::new(&scene, &job, 1, "2s");
+    let manifests = scene.path("store").join("streams/stream");
+    fs::create_dir_all(&manifests).expect("there is space");
+    fs::write(manifests.join("000000007-dead.json"), "{}").expect("there is space");
+    let master = cluster.master("master");
+    let _others = [cluster.pserver("pserver"), cluster.trainer("trainer")];
+    let passes = || cluster.list(&cluster.keys.stream_passes_prefix()).len();
+    cluster.until("all files are trained on", |it| it["examples"] == FILES * FILE_RECORDS);
+    eventually("old passes are forgotten", || (passes() < FILES / 2).then_some(()));
+    eventually("their manifests are deleted", || {
+        let objects = fs::read_dir(&manifests).ok()?.count();
+        (objects == passes() + 1).then_some(())
+    });
+    master.signal(Signal::SIGKILL);
+    let _master = cluster.master("another master");
+    add(FILES);
+    let drained = cluster.steadfast(&["drain"]);
+    assert!(drained.status.success(), "{}", String::from_utf8_lossy(&drained.stderr));
+    assert_eq!(cluster.result()["examples"], (FILES + 1) * FILE_RECORDS);
 }
 
 /// S004-2: a job without a stream ends by itself; one with a stream needs sources that can be listed.
