@@ -179,6 +179,18 @@ impl<'a> EtcdCluster<'a> {
         revisions.max().flatten()
     }
 
+    /// Returns the size of the database in use, by the member with the largest, if one answers.
+    pub fn bytes_in_use(&self) -> Option<u64> {
+        let statuses = self.statuses();
+        statuses.iter().flatten().filter_map(|it| it["dbSizeInUse"].as_u64()).max()
+    }
+
+    /// Returns the number of keys below a prefix, if a member answers.
+    pub fn keys(&self, prefix: &str) -> Option<usize> {
+        let text = self.try_ctl(&self.urls(), &["get", "--prefix", "--keys-only", prefix])?;
+        Some(text.lines().filter(|line| !line.is_empty()).count())
+    }
+
     /// Returns the value of a key, if it is not empty and a member answers.
     pub fn value(&self, key: &str) -> Option<String> {
         let text = self.try_ctl(&self.urls(), &["get", "--print-value-only", key])?;

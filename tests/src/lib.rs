@@ -4,6 +4,7 @@
 
 mod audit;
 mod certificates;
+mod clicks;
 mod cluster;
 mod containers;
 mod etcd;

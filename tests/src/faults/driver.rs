@@ -24,9 +24,6 @@ const LINES_SHOWN: usize = 200;
 
 /// What differs between the worlds of training and elastic jobs.
 pub trait WorldJob: Sized {
-    /// Longest time from the start of a world to the result of the job.
-    const LIFE_MAX: Duration;
-
     /// Time between looks at the world.
     const PAUSE: Duration;
 
@@ -35,6 +32,9 @@ pub trait WorldJob: Sized {
 
     /// Returns the lease TTL in seconds.
     fn lease_ttl_s(&self) -> u32;
+
+    /// Returns the longest time from the start of a world to the result of the job.
+    fn life_max(&self) -> Duration;
 
     /// Returns the command that repeats a run.
     fn repeat_command(&self, seed: Option<u64>, schedule: &Schedule) -> String;
@@ -179,7 +179,7 @@ impl<'a, J: WorldJob> World<'a, J> {
             if let Some(found) = probe(self) {
                 return found;
             }
-            let is_late = J::LIFE_MAX < self.started.elapsed();
+            let is_late = self.job.life_max() < self.started.elapsed();
             let is_over = self.over.is_some_and(|over| LEAVE_MAX < over.elapsed());
             assert!(
                 !is_late && !is_over,

@@ -150,6 +150,14 @@ impl Member {
         }
     }
 
+    /// Returns the resident memory of the current process.
+    pub fn memory_bytes(&self) -> Option<u64> {
+        let pid = self.life.as_ref()?.pid();
+        let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        let line = text.lines().find_map(|it| it.strip_prefix("VmRSS:"))?;
+        line.split_whitespace().next()?.parse::<u64>().ok().map(|kibibytes| kibibytes << 10)
+    }
+
     /// Returns the stderr of the current process so far.
     pub fn stderr(&self) -> String {
         self.life.as_ref().map(Process::stderr).unwrap_or_default()

@@ -1,13 +1,35 @@
 //! The shape of a world, and the command that repeats its run.
 
+use clap::ValueEnum;
 use steadfast_common::spec::Mode;
 
+use super::feed::Feed;
 use super::{Role, Schedule};
-use crate::Job;
+use crate::clicks::clicks;
+use crate::{Job, Scene};
+
+/// What a world trains.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Workload {
+    /// A perceptron on the digits.
+    #[default]
+    Digits,
+    /// A factorization machine, with memory for a tenth of the rows of its table.
+    Table,
+    /// A softmax regression on digits that come in files, one after another.
+    Stream,
+}
+
+/// Records of the job with a table: its table takes some 600 KB, half of it in each slot.
+const CLICKS: usize = 16_000;
+
+/// Memory of each pserver for rows.
+const TABLE_MEMORY: &str = "30KiB";
 
 /// The processes of a world.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shape {
+    pub workload: Workload,
     pub mode: Mode,
     pub etcd: u32,
     pub masters: u32,
@@ -23,6 +45,7 @@ pub struct Shape {
 impl Default for Shape {
     fn default() -> Self {
         Self {
+            workload: Workload::Digits,
             mode: Mode::Sync,
             etcd: 1,
             masters: 2,
@@ -45,13 +68,24 @@ impl Shape {
         }
     }
 
-    /// Returns the example job of this mode, with checkpoints frequent enough for progress between
-    /// rollbacks.
-    pub fn job(&self) -> Job {
-        match self.mode {
-            Mode::Sync => Job::example("digits").with("every = \"10s\"", "every_steps = 40"),
-            Mode::Async => Job::asynchronous().with("every = \"10s\"", "every = \"1s\""),
+    /// Returns the job, with checkpoints frequent enough for progress between rollbacks. Writes its data to the scene,
+    /// unless they are those of an example.
+    pub fn job(&self, scene: &Scene) -> Job {
+        match (self.workload, self.mode) {
+            (Workload::Digits, Mode::Sync) => {
+                Job::example("digits").with("every = \"10s\"", "every_steps = 40")
+            }
+            (Workload::Digits, Mode::Async) => {
+                Job::asynchronous().with("every = \"10s\"", "every = \"1s\"")
+            }
+            (Workload::Table, mode) => table(scene, mode),
+            (Workload::Stream, mode) => Feed::job(scene, mode),
         }
+    }
+
+    /// Returns the memory of each pserver for rows, if it is limited.
+    pub fn table_memory(&self) -> Option<&'static str> {
+        (self.workload == Workload::Table).then_some(TABLE_MEMORY)
     }
 
     /// Returns the command that repeats a schedule in a world of this shape.
@@ -60,9 +94,19 @@ impl Shape {
             Mode::Sync => "sync",
             Mode::Async => "async",
         };
+        let workload = match self.workload {
+            Workload::Digits => "digits",
+            Workload::Table => "table",
+            Workload::Stream => "stream",
+        };
+        // The faults of a stream are injected by time.
+        let how = match self.workload {
+            Workload::Digits | Workload::Table => format!("--schedule '{schedule}'"),
+            Workload::Stream => "--minutes 30".to_owned(),
+        };
         format!(
-            "cargo run --release -p steadfast-tests --bin chaos -- --seed {} --mode {mode} --etcd {} \
-             --masters {} --pservers {} --spares {} --trainers {} --lease-ttl {} --schedule '{schedule}'",
+            "target/release/chaos --seed {} --job {workload} --mode {mode} --etcd {} --masters {} --pservers {} \
+             --spares {} --trainers {} --lease-ttl {} {how}",
             seed.unwrap_or_default(),
             self.etcd,
             self.masters,
@@ -71,5 +115,22 @@ impl Shape {
             self.trainers,
             self.lease_ttl_s,
         )
+    }
+}
+
+fn table(scene: &Scene, mode: Mode) -> Job {
+    let data = scene.write("clicks.csv", clicks(CLICKS)).display().to_string();
+    let job = Job::example("clicks");
+    let example = crate::examples().join("data/clicks.csv").display().to_string();
+    let job = job
+        .with(&example, &data)
+        .with("records_per_task = 100", "records_per_task = 200")
+        .with("passes = 30", "passes = 8");
+    match mode {
+        Mode::Sync => job.with("[evaluation]", "[checkpoint]\nevery_steps = 40\n[evaluation]"),
+        Mode::Async => job
+            .with("mode = \"sync\"", "mode = \"async\"")
+            .with("[sync]\nlanes = 8\nmicro_batch = 25", "[async]\nbatch = 25\npush_every = 2")
+            .with("[evaluation]", "[checkpoint]\nevery = \"1s\"\n[evaluation]"),
     }
 }

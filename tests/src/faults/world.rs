@@ -10,10 +10,17 @@ use steadfast_audit::history::Change;
 use steadfast_common::spec::{JobSpec, Mode};
 
 use super::driver::{End, World, WorldJob};
+use super::feed::Feed;
 use super::member::Member;
 use super::store::StoreDirectory;
-use super::{Kind, Role, Schedule, Shape};
-use crate::{EtcdCluster, Job, Network, Quota, Scene, audit, get, program};
+use super::{Kind, Role, Schedule, Shape, Workload};
+use crate::{EtcdCluster, Job, Network, Process, Quota, Scene, audit, get, program};
+
+/// Longest time from the start of a job to its result.
+const LIFE_MAX: Duration = Duration::from_secs(240);
+
+/// Longest time from the end of a stream to that of the command that has drained it.
+const DRAIN_MAX: Duration = Duration::from_secs(30);
 
 /// Interval of status requests; each costs some CPU time.
 const STATUS_EVERY: Duration = Duration::from_millis(30);
@@ -33,6 +40,10 @@ pub struct Training {
     job_file: String,
     status: Option<Value>,
     status_read: Instant,
+    pub(super) life_max: Duration,
+    /// The files of a stream, until it is drained.
+    pub(super) feed: Option<Feed>,
+    drain: Option<Process>,
 }
 
 /// Outcome of a job.
@@ -52,8 +63,6 @@ pub struct Outcome {
 }
 
 impl WorldJob for Training {
-    const LIFE_MAX: Duration = Duration::from_secs(240);
-
     const PAUSE: Duration = Duration::from_millis(10);
 
     fn name(&self) -> &str {
@@ -62,6 +71,10 @@ impl WorldJob for Training {
 
     fn lease_ttl_s(&self) -> u32 {
         self.shape.lease_ttl_s
+    }
+
+    fn life_max(&self) -> Duration {
+        self.life_max
     }
 
     fn repeat_command(&self, seed: Option<u64>, schedule: &Schedule) -> String {
@@ -75,9 +88,18 @@ impl WorldJob for Training {
     }
 
     fn follow(world: &mut FaultTarget<'_>) {
+        if let Some(feed) = &mut world.job.feed {
+            feed.go_on();
+        }
         if STATUS_EVERY <= world.job.status_read.elapsed() {
             world.poll_status();
             world.job.status_read = Instant::now();
+        }
+    }
+
+    fn changed(world: &mut FaultTarget<'_>, change: &Change) {
+        if let Some(feed) = &mut world.job.feed {
+            feed.changed(&world.keys, change);
         }
     }
 
@@ -85,6 +107,7 @@ impl WorldJob for Training {
         let Self { shape, spec, store, job_file, .. } = &world.job;
         let (ttl, slots) = (format!("{}s", shape.lease_ttl_s), shape.pservers.to_string());
         let store = store.path().display().to_string();
+        let rows = world.scene.path("rows").display().to_string();
         let member = &mut world.members[index];
         let endpoints = member.endpoints();
         let mut args = vec!["--job", &spec.name, "--etcd-endpoints", &endpoints];
@@ -99,6 +122,9 @@ impl WorldJob for Training {
         }
         if member.role == Role::Master {
             args.extend(["--job-file", job_file, "--store", &store, "--pservers", &slots]);
+        }
+        if let (Role::Pserver, Some(memory)) = (member.role, shape.table_memory()) {
+            args.extend(["--table-memory", memory, "--table-directory", &rows]);
         }
         let mut command =
             world.scene.command(&program(&format!("steadfast-{}", member.role.name())));
@@ -149,7 +175,7 @@ impl Training {
 impl<'a> FaultTarget<'a> {
     /// Starts etcd and the example job of the shape.
     pub fn start(scene: &'a Scene, shape: Shape) -> Self {
-        let job = shape.job();
+        let job = shape.job(scene);
         Self::start_job(scene, shape, &job)
     }
 
@@ -173,6 +199,9 @@ impl<'a> FaultTarget<'a> {
             job_file: job.write(scene).display().to_string(),
             status: None,
             status_read: Instant::now(),
+            life_max: LIFE_MAX,
+            feed: (shape.workload == Workload::Stream).then(|| Feed::start(scene)),
+            drain: None,
             shape: shape.clone(),
         };
         Self::begin(scene, training, etcd, |runtime, urls| {
@@ -187,6 +216,16 @@ impl<'a> FaultTarget<'a> {
         })
     }
 
+    /// Ends a stream with the files that are there, after all faults are healed; returns the number of its files.
+    pub fn drain(&mut self) -> Option<usize> {
+        let feed = self.job.feed.take()?;
+        self.heal_all();
+        let urls = self.etcd.urls().join(",");
+        let args = ["drain", "--job", &self.job.spec.name, "--etcd-endpoints", &urls];
+        self.job.drain = Some(self.scene.start("drain", "steadfast", &args));
+        Some(feed.files())
+    }
+
     /// Waits until `step` steps are done.
     pub fn until_step(&mut self, step: u64) {
         let what = format!("step {step} is done");
@@ -197,6 +236,10 @@ impl<'a> FaultTarget<'a> {
     /// run.
     pub fn finish_as(mut self, check: impl FnOnce(&Outcome)) -> Outcome {
         let End { result, wall } = self.wait_for_the_end();
+        if let Some(mut drain) = self.job.drain.take() {
+            let ended = drain.end(DRAIN_MAX);
+            assert_eq!(ended.code, Some(0), "the drain failed: {}", ended.stderr);
+        }
         let audit = self.audit();
         let sha = result["parameters_sha256"].as_str().unwrap_or_default().to_owned();
         let checkpoints_loaded = self.checkpoints_loaded();

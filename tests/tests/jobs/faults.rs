@@ -12,12 +12,14 @@ use steadfast_tests::{EtcdCluster, Job, Network, Quota, Run, Scene, Signal, even
 /// Returns the SHA-256 of the job of all worlds after an undisturbed run.
 fn undisturbed() -> &'static str {
     static SHA: OnceLock<String> = OnceLock::new();
-    SHA.get_or_init(|| undisturbed_sha(&Shape::default().job()))
+    SHA.get_or_init(|| {
+        let scene = Scene::new();
+        undisturbed_sha(&scene, &Shape::default().job(&scene))
+    })
 }
 
-fn undisturbed_sha(job: &Job) -> String {
-    let scene = Scene::new();
-    let summary = Run::to_end(&scene, job, "data", &[]);
+fn undisturbed_sha(scene: &Scene, job: &Job) -> String {
+    let summary = Run::to_end(scene, job, "data", &[]);
     summary["parameters_sha256"].as_str().expect("a finished job has parameters").to_owned()
 }
 
@@ -191,10 +193,10 @@ fn latest(world: &FaultTarget) -> Option<String> {
 /// Training continues while no checkpoint can be stored, and existing checkpoints stay valid.
 fn survives_a_store_that_fails(kind: Kind) {
     static SHA: OnceLock<String> = OnceLock::new();
-    // Long enough to continue while checkpoints fail.
-    let job = Shape::default().job().with("passes = 120", "passes = 250");
-    let expected = SHA.get_or_init(|| undisturbed_sha(&job));
     let scene = Scene::new();
+    // Long enough to continue while checkpoints fail.
+    let job = Shape::default().job(&scene).with("passes = 120", "passes = 250");
+    let expected = SHA.get_or_init(|| undisturbed_sha(&scene, &job));
     let mut world = FaultTarget::start_job(&scene, Shape::default(), &job);
     if kind == Kind::StoreFull && !world.store_can_be_full() {
         eprintln!("skipped: this test may not mount a file system; run it as root");
@@ -312,7 +314,7 @@ fn a_job_survives_a_pserver_whose_network_loses_etcd_and_then_everything() {
     };
     let scene = Scene::new();
     let (shape, role) = (Shape { spares: 0, ..Shape::default() }, Role::Pserver);
-    let job = shape.job();
+    let job = shape.job(&scene);
     let mut world = FaultTarget::start_apart(&scene, shape, &job, Some((role, 0, network)));
     world.until_step(100);
     let ports = world.etcd_ports(role, 0);

@@ -62,8 +62,6 @@ pub struct ElasticOutcome {
 }
 
 impl WorldJob for Elastic {
-    const LIFE_MAX: Duration = Duration::from_secs(300);
-
     const PAUSE: Duration = Duration::from_millis(20);
 
     fn name(&self) -> &str {
@@ -72,6 +70,10 @@ impl WorldJob for Elastic {
 
     fn lease_ttl_s(&self) -> u32 {
         self.shape.lease_ttl_s
+    }
+
+    fn life_max(&self) -> Duration {
+        Duration::from_secs(300)
     }
 
     fn repeat_command(&self, seed: Option<u64>, schedule: &Schedule) -> String {
