@@ -13,7 +13,7 @@ ALL = scripts/cargo-rocksdb
 # A separate workspace, which cargo does not include from here.
 FUZZ = --edition 2024 fuzz/src/lib.rs $(wildcard fuzz/targets/*.rs)
 
-.PHONY: help setup build demo wheel test test-python test-compose chaos sim sim-deep mutants bench bench-python bench-peers bench-compare verify verify-deep fix
+.PHONY: help setup build demo wheel test test-python test-compose chaos sim sim-deep mutants bench bench-large-table bench-python bench-peers bench-compare verify verify-deep fix
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -44,8 +44,8 @@ test-python: build ## Run the Python tests with PyTorch, TensorFlow and JAX (par
 test-compose: build ## Run a job in containers and inject faults (part of `test` too; needs a Docker engine)
 	$(ALL) test --release --workspace --test compose -- --nocapture
 
-chaos: build ## Run seeded schedules of faults: SEED=1 MINUTES=5 MODE=sync|async|elastic (elastic: after test-python)
-	target/release/chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),5) --mode $(or $(MODE),sync)
+chaos: build ## Run seeded schedules of faults: SEED=1 MINUTES=5 MODE=sync|async|elastic (elastic: after test-python) JOB=digits|table|stream
+	target/release/chaos --seed $(or $(SEED),1) --minutes $(or $(MINUTES),5) --mode $(or $(MODE),sync) --job $(or $(JOB),digits)
 
 sim: build ## Simulate seeds: SEEDS=10000 SEED=1 MODE=both|sync|async|elastic
 	target/release/steadfast-sim --seed $(or $(SEED),1) --seeds $(or $(SEEDS),10000) --mode $(or $(MODE),both)
@@ -59,6 +59,9 @@ mutants: build ## Check that the simulator detects deliberate protocol bugs
 
 bench: build ## Run benchmarks and compare with this machine's limits: ONLY="push pull" ROUNDS=5
 	target/release/steadfast-bench $(ONLY) --rounds $(or $(ROUNDS),5) --json target/bench.json
+
+bench-large-table: build ## Train a table that is larger than memory, and kill its pserver (40 minutes, 60 GB of disk): ARGS="--rows 10000000 --memory 200MiB"
+	target/release/steadfast-bench large-table $(ARGS)
 
 bench-python: build ## Compare trainers in PyTorch with DistributedDataParallel, recoveries with torchrun: ARGS="--rounds 3 --only elastic"
 	scripts/test-python --collect-only --quiet >/dev/null

@@ -7,7 +7,10 @@ use crate::kernels::{BLOCK, LARGE};
 use crate::raw::Adds;
 use crate::rig::Via;
 use crate::sample::Sample;
-use crate::{checkpoint, counter, kernels, model, ping, raw, rendezvous, rows, tasks, whole, wire};
+use crate::{
+    checkpoint, counter, kernels, model, ping, raw, rendezvous, rows, served_rows, tasks, whole,
+    wire,
+};
 
 /// The unit of a benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +56,7 @@ enum Work {
     Lanes,
     Rows,
     RowsTiered,
+    ServedRows,
     Dispatch,
     /// With a server as reference.
     ServedDispatch,
@@ -124,6 +128,8 @@ impl Bench {
             (Work::Rows, Side::Reference) => rows::hash_map(),
             (Work::RowsTiered, Side::Ours) => rows::tiered(),
             (Work::RowsTiered, Side::Reference) => rows::untiered(),
+            (Work::ServedRows, Side::Ours) => served_rows::steps().await,
+            (Work::ServedRows, Side::Reference) => served_rows::hash_map().await,
             (Work::Dispatch, Side::Ours) => tasks::dispatch().await,
             (Work::Dispatch, Side::Reference) => tasks::write().await,
             (Work::ServedDispatch, Side::Ours) => tasks::dispatch().await,
@@ -139,7 +145,7 @@ impl Bench {
 /// The fields of a [`Bench`], in the same order.
 type Line = (&'static str, &'static str, &'static str, Unit, f64, Work);
 
-const LINES: [Line; 33] = [
+const LINES: [Line; 34] = [
     (
         "push",
         "gradient of 64 MiB to 2 pservers: a synchronous step by SGD",
@@ -299,6 +305,14 @@ const LINES: [Line; 33] = [
         Unit::Steps,
         0.5,
         Work::RowsTiered,
+    ),
+    (
+        "served-rows",
+        "the rows of `rows`, pulled from a pserver by a trainer, and their gradients pushed",
+        "a hash map of the standard library with the same rule behind unary gRPC calls",
+        Unit::Steps,
+        0.6,
+        Work::ServedRows,
     ),
     (
         "dispatch",

@@ -25,8 +25,17 @@ pub fn cpu_of(pid: i32) -> f64 {
 
 /// Returns the peak memory of a process.
 pub fn peak_of(pid: i32) -> u64 {
+    memory_of(pid, "VmHWM:")
+}
+
+/// Returns the present memory of a process; zero if it has ended.
+pub fn resident_of(pid: i32) -> u64 {
+    memory_of(pid, "VmRSS:")
+}
+
+fn memory_of(pid: i32, field: &str) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = text.lines().find_map(|it| it.strip_prefix("VmHWM:"));
+    let line = text.lines().find_map(|it| it.strip_prefix(field));
     let kibibytes = line.and_then(|it| it.split_whitespace().next()?.parse::<u64>().ok());
     kibibytes.unwrap_or(0) * 1024
 }

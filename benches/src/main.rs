@@ -5,6 +5,7 @@ mod checkpoint;
 mod counter;
 mod expense;
 mod kernels;
+mod large_table;
 mod model;
 mod ping;
 mod raw;
@@ -12,6 +13,7 @@ mod rendezvous;
 mod rig;
 mod rows;
 mod sample;
+mod served_rows;
 mod table;
 mod tasks;
 mod unary;
@@ -27,6 +29,7 @@ use clap::{Parser, Subcommand};
 use crate::catalog::{Bench, Side, benches};
 use steadfast_process::keep_freed_memory;
 
+use crate::large_table::LargeTable;
 use crate::sample::{Pairs, Sample};
 
 /// Benchmarks Steadfast against the limits of this machine.
@@ -49,16 +52,20 @@ struct Args {
     part: Option<Part>,
 }
 
-/// Internal commands of measurement processes.
+/// Other runs, and internal commands of measurement processes.
 #[derive(Debug, Subcommand)]
 enum Part {
     /// Takes one sample and prints it.
     #[command(hide = true)]
     Sample { name: String, side: Side },
+    /// Trains a table that is larger than memory, and kills its pserver once.
+    LargeTable(LargeTable),
     #[command(hide = true)]
     ServeRaw,
     #[command(hide = true)]
     ServeEcho,
+    #[command(hide = true)]
+    ServeRows,
     #[command(hide = true)]
     ServeCounter { etcd: String },
 }
@@ -91,9 +98,13 @@ fn act(part: &Part) -> Result<(), String> {
             println!("{}", serde_json::to_string(&sample).expect("it is plain data"));
             Ok(())
         }
+        Part::LargeTable(large) => large.run(),
         Part::ServeRaw => runtime.block_on(raw::serve()).map_err(|error| error.to_string()),
         Part::ServeCounter { etcd } => {
             runtime.block_on(counter::serve(etcd)).map_err(|error| error.to_string())
+        }
+        Part::ServeRows => {
+            runtime.block_on(served_rows::serve()).map_err(|error| error.to_string())
         }
         Part::ServeEcho => runtime.block_on(ping::serve()).map_err(|error| error.to_string()),
     }

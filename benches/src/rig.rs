@@ -75,13 +75,13 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// Starts a job with `slots` slots and a model of `values` parameters, all zero.
+    /// Starts a job with `slots` slots and a model with these parameters, all zero.
     pub async fn start(
         scene: Scene,
         etcd: EtcdServer,
         job: &Job,
         slots: u32,
-        values: usize,
+        parameters: Vec<ParamSpec>,
         via: Via,
     ) -> Self {
         let certificates = (via == Via::Tls).then(|| Certificates::make(&scene, "certs"));
@@ -98,7 +98,7 @@ impl Rig {
             Arc::new(Cluster::join(&client, keys.clone(), tls).await.expect("etcd answers"));
         let id = TrainerId(Uuid::new_v4());
         register(&client, &keys, &session, id).await;
-        let layout = Arc::new(Layout::new(vec![ParamSpec::new("w", &[values])]));
+        let layout = Arc::new(Layout::new(parameters));
         let codec = parse(&job.text).expect("it is a job file").gradients.codec();
         let mut links = Vec::new();
         let pserver_set = pserver_set(&cluster, via, &mut links).await;

@@ -21,7 +21,7 @@ use crate::sample::Sample;
 use crate::watch::Watch;
 
 /// Values of a row.
-const WIDTH: usize = 16;
+pub const WIDTH: usize = 16;
 
 /// Ids of a batch: 4 096 records of 26 categories.
 const BATCH_IDS: usize = 4_096 * 26;
@@ -32,10 +32,10 @@ const IDS: f64 = 1e7;
 
 const STEPS: usize = 30;
 
-const RATE: f32 = 0.05;
+pub const RATE: f32 = 0.05;
 
 /// Distinct ids of each step, ascending.
-fn steps() -> Vec<Vec<u64>> {
+pub fn steps() -> Vec<Vec<u64>> {
     let mut random = Random::keyed(1, Purpose::Gradient, 0, 0, 0);
     // The inverse of the distribution function of a continuous power law.
     let tail = 1.0 - IDS.powf(1.0 - POWER);
@@ -46,7 +46,7 @@ fn steps() -> Vec<Vec<u64>> {
     (0..STEPS).map(|_| distinct((0..BATCH_IDS).map(|_| draw()).collect())).collect()
 }
 
-fn amount(steps: &[Vec<u64>]) -> f64 {
+pub fn amount(steps: &[Vec<u64>]) -> f64 {
     steps.iter().map(|ids| ids.len() as f64).sum()
 }
 
@@ -127,29 +127,45 @@ fn train(stores: Arc<dyn RowStores>, known: Option<u64>, steps: Vec<Vec<u64>>) -
     watch.stop(amount(&steps))
 }
 
-/// The same with a hash map of the standard library.
-pub fn hash_map() -> Sample {
-    let steps = steps();
-    let gradient = [0.01; WIDTH];
-    let mut map: HashMap<u64, [f32; 2 * WIDTH]> = HashMap::new();
-    let watch = Watch::start(Vec::new());
-    for ids in &steps {
+/// Rows in a hash map of the standard library.
+#[derive(Default)]
+pub struct HashMapRows(HashMap<u64, [f32; 2 * WIDTH]>);
+
+impl HashMapRows {
+    /// Returns the values of rows.
+    pub fn read(&self, ids: &[u64]) -> Vec<f32> {
         let mut read = Vec::with_capacity(ids.len() * WIDTH);
         for id in ids {
-            match map.get(id) {
+            match self.0.get(id) {
                 Some(row) => read.extend_from_slice(&row[..WIDTH]),
                 None => read.extend_from_slice(&[0.1; WIDTH]),
             }
         }
-        black_box(read);
-        for id in ids {
-            let row = map.entry(*id).or_insert([0.0; 2 * WIDTH]);
+        read
+    }
+
+    /// Updates rows with Adagrad.
+    pub fn update<'a>(&mut self, gradients: impl Iterator<Item = (u64, &'a [f32])>) {
+        for (id, gradient) in gradients {
+            let row = self.0.entry(id).or_insert([0.0; 2 * WIDTH]);
             let (values, squares) = row.split_at_mut(WIDTH);
             for ((value, square), slope) in values.iter_mut().zip(squares).zip(gradient) {
                 *square += slope * slope;
                 *value -= RATE * slope / (square.sqrt() + 1e-10);
             }
         }
+    }
+}
+
+/// The same with a hash map of the standard library.
+pub fn hash_map() -> Sample {
+    let steps = steps();
+    let gradient = [0.01; WIDTH];
+    let mut map = HashMapRows::default();
+    let watch = Watch::start(Vec::new());
+    for ids in &steps {
+        black_box(map.read(ids));
+        map.update(ids.iter().map(|id| (*id, &gradient[..])));
     }
     watch.stop(amount(&steps))
 }

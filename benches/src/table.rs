@@ -34,6 +34,7 @@ pub fn row(bench: &Bench, pairs: &Pairs, is_compared: bool) -> String {
     };
     let cpu_text = |it: f64| match bench.unit {
         Unit::Bytes => format!("{it:.2} s/GB"),
+        Unit::Steps if it < 1e4 => format!("{:.2} µs", it / 1e3),
         Unit::Steps => format!("{:.0} µs", it / 1e3),
         Unit::Seconds => format!("{:.2} s", it / 1e9),
     };

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use futures::future::join_all;
 use steadfast_client::{HeldTasks, NextTask, TaskOutcome};
 use steadfast_common::ids::{TrainerId, Version};
+use steadfast_common::layout::ParamSpec;
 use steadfast_common::status::TimeBreakdown;
 use steadfast_coord::{Leadership, OPS_MAX, Op, Session};
 use steadfast_tests::{EtcdServer, Job, Scene, examples};
@@ -39,7 +40,7 @@ async fn rig() -> Rig {
         .with("[sync]\nlanes = 4\nmicro_batch = 25", "[async]\nbatch = 1")
         .with("fraction = 0.2", "fraction = 0.0");
     let etcd = EtcdServer::durable(&scene);
-    Rig::start(scene, etcd, &job, 1, 1, Via::Tcp).await
+    Rig::start(scene, etcd, &job, 1, vec![ParamSpec::new("w", &[1])], Via::Tcp).await
 }
 
 /// A client that makes one request after the other.

@@ -50,7 +50,8 @@ where
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let method = self.method.clone();
         Box::pin(async move {
-            let mut grpc = tonic::server::Grpc::new(ProstCodec::<S::Response, R>::default());
+            let mut grpc = tonic::server::Grpc::new(ProstCodec::<S::Response, R>::default())
+                .max_decoding_message_size(usize::MAX);
             Ok(grpc.unary(method, request).await)
         })
     }

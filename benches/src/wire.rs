@@ -6,6 +6,7 @@ use futures::future::join_all;
 use steadfast_client::{ContributionName, Gradient, LaneShare};
 use steadfast_common::applied_records::RecordRange;
 use steadfast_common::ids::{Lane, Pass, TaskId, Version};
+use steadfast_common::layout::ParamSpec;
 use steadfast_tests::{EtcdServer, Job, Scene};
 
 use crate::rig::{Rig, Via};
@@ -31,14 +32,15 @@ fn asynchronous() -> Job {
         .with("fraction = 0.2", "fraction = 0.0")
 }
 
-fn synchronous() -> Job {
+pub fn synchronous() -> Job {
     Job::example("linear").with("lanes = 4", "lanes = 1").with("passes = 30", "passes = 1000000")
 }
 
 async fn rig(job: &Job, slots: u32, values: usize, via: Via) -> Rig {
     let scene = Scene::new();
     let etcd = EtcdServer::embedded(&scene);
-    Rig::start(scene, etcd, job, slots, values, via).await
+    let parameters = vec![ParamSpec::new("w", &[values])];
+    Rig::start(scene, etcd, job, slots, parameters, via).await
 }
 
 fn gradient(values: Vec<f32>) -> Gradient {
@@ -47,7 +49,7 @@ fn gradient(values: Vec<f32>) -> Gradient {
 }
 
 /// The sum of one lane with one record that is not exhausted.
-fn lane(version: u64, first: Lane) -> ContributionName {
+pub fn lane(version: u64, first: Lane) -> ContributionName {
     let shares = vec![LaneShare { records: 1, last: false, checksum: 1 }];
     ContributionName::Lanes { version: Version(version), first, shares }
 }
