@@ -2,6 +2,7 @@
 
     make bench-peers
     make bench-peers ARGS="--rounds 3 --only ddp,steadfast --size small"
+    make bench-peers ARGS="--size clicks"
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ import statistics
 import sys
 import tempfile
 import time
-from typing import Dict, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional, Union
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[2]
 sys.path.insert(0, str(HERE.parent))
 
+import clicks  # noqa: E402
 import recoveries  # noqa: E402
 import recovery  # noqa: E402
 import task  # noqa: E402
 from systems import SYSTEMS, System  # noqa: E402
 
+Size = Union[task.Size, clicks.Clicks]
+SIZES: Dict[str, Size] = {**task.SIZES, clicks.CLICKS.name: clicks.CLICKS}
 RECORDS = ROOT / "target" / "bench-peers" / "records"
 SAMPLE_SECONDS = 0.25
 """Between two looks at the CPU time of a system."""
@@ -38,9 +42,9 @@ class Sample(NamedTuple):
     """One run of a system."""
 
     rate: float
-    """Steps of all workers per second."""
+    """Units of the size per second: steps of all workers, or thousands of records."""
     cpu: float
-    """Seconds of all processes for each of these steps."""
+    """Seconds of all processes for each of them."""
     loss: float
     """Of the final parameters."""
     error: Optional[str] = None
@@ -76,7 +80,7 @@ class CpuTime:
         return self._samples[-1][1]
 
 
-def measure(key: str, system: System, size: task.Size, limit: float) -> Sample:
+def measure(key: str, system: System, size: Size, limit: float) -> Sample:
     """Runs a system once. Its processes have ended afterwards, also if it hangs."""
     with tempfile.TemporaryDirectory() as directory:
         logs = pathlib.Path(directory)
@@ -98,8 +102,8 @@ def measure(key: str, system: System, size: task.Size, limit: float) -> Sample:
             print(f"{system.name}, {size.name}:\n{log[-3000:]}", file=sys.stderr)
             return failed("failed")
         found = json.loads(result.read_text())
-    start, end, steps = found["start"], found["end"], found["worker_steps"]
-    return Sample(steps / (end - start), (cpu.at(end) - cpu.at(start)) / steps, found["loss"])
+    start, end, units = found["start"], found["end"], found["units"]
+    return Sample(units / (end - start), (cpu.at(end) - cpu.at(start)) / units, found["loss"])
 
 
 def say(what: str) -> None:
@@ -111,7 +115,7 @@ def number(value: float) -> str:
     return f"{value:.0f}" if 100 <= value else f"{value:.3g}"
 
 
-def row(key: str, samples: Dict[str, List[Sample]], size: task.Size, version: Optional[str]) -> str:
+def row(key: str, samples: Dict[str, List[Sample]], size: Size, version: Optional[str]) -> str:
     """The line of a system in the table of a size."""
     system = SYSTEMS[key]
     promises = [system.same_result, system.counted_once]
@@ -128,8 +132,8 @@ def row(key: str, samples: Dict[str, List[Sample]], size: task.Size, version: Op
     if len(good) < len(samples[key]):
         rate += f"; {len(samples[key]) - len(good)} of {len(samples[key])}: {bad(samples[key])}"
     # Compared within a round, so that what else the machine does meets both sides.
-    pairs = zip(samples[key], samples.get("ddp", []))
-    ratios = [it.rate / ddp.rate for it, ddp in pairs if it.error is None and ddp.error is None]
+    pairs = zip(samples[key], samples.get(size.baseline, []))
+    ratios = [it.rate / base.rate for it, base in pairs if it.error is None and base.error is None]
     ratio = f"{statistics.median(ratios):.2f}" if ratios else ""
     # Also if the loss is no number.
     if not loss < FALLEN * size.loss_at_random:
@@ -146,26 +150,20 @@ def line(cells: List[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-HEAD = [
-    "system",
-    "version",
-    "worker steps per second (range)",
-    "relative to DDP",
-    "CPU time per worker step",
-    "final loss",
-    "same result whatever fails",
-    "each gradient counts once, whatever fails",
-]
-
-
-def table(size: task.Size, samples: Dict[str, List[Sample]], versions: Dict[str, Optional[str]]) -> None:
-    parameters = f"{size.parameters:,}".replace(",", " ")
-    print(
-        f"\n{size.name}: {parameters} parameters, {size.batch} records in a step of each worker, "
-        f"loss at random {size.loss_at_random:.2f}\n"
-    )
-    print(line(HEAD))
-    print("|" + "---|" * len(HEAD))
+def table(size: Size, samples: Dict[str, List[Sample]], versions: Dict[str, Optional[str]]) -> None:
+    print(f"\n{size.name}: {size.describe(RECORDS)}, loss at random {size.loss_at_random:.2f}\n")
+    head = [
+        "system",
+        "version",
+        f"{size.units} per second (range)",
+        f"relative to {size.baseline_name}",
+        f"CPU time per {size.unit}",
+        "final loss",
+        "same result whatever fails",
+        "each gradient counts once, whatever fails",
+    ]
+    print(line(head))
+    print("|" + "---|" * len(head))
     for key in samples:
         print(row(key, samples, size, versions[key]))
 
@@ -182,18 +180,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench-peers")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help=f"of {','.join([*SYSTEMS, 'recovery'])}")
-    parser.add_argument("--size", default="", help="small or large")
+    parser.add_argument("--size", default="", help=f"of {','.join(SIZES)}")
     parser.add_argument("--limit", type=float, default=LIMIT_SECONDS, help="seconds for one run of a system")
     parser.add_argument("--json", type=pathlib.Path, default=ROOT / "target" / "bench-peers.json")
     args = parser.parse_args()
     chosen = selected(args.only, [*SYSTEMS, "recovery"], "--only")
-    keys = [key for key in chosen if key != "recovery"]
-    sizes = [task.SIZES[name] for name in selected(args.size, list(task.SIZES), "--size")]
-    # One thread in each process, also where a library would choose by itself.
-    os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+    names = selected(args.size, list(SIZES), "--size")
+    sizes = [SIZES[name] for name in names]
+    keys = [key for key in chosen if key != "recovery" and set(names) & set(SYSTEMS[key].sizes)]
+    # Jobs of that size are killed.
+    with_recovery = "recovery" in chosen and "small" in names
+    # One thread in each process, also where a library would choose by itself. Where a system has two, a thread that
+    # waits yields its core, which another process may have.
+    os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE")
 
     versions = {key: SYSTEMS[key].version() for key in keys}
-    samples: Dict[str, Dict[str, List[Sample]]] = {size.name: {key: [] for key in keys} for size in sizes}
+    samples: Dict[str, Dict[str, List[Sample]]] = {
+        size.name: {key: [] for key in keys if size.name in SYSTEMS[key].sizes} for size in sizes
+    }
     times = recoveries.Times()
 
     def write() -> None:
@@ -210,18 +214,20 @@ def main() -> None:
 
     for size in task.SIZES.values():
         task.write(RECORDS, size)
+    if clicks.CLICKS in sizes:
+        clicks.write(RECORDS, clicks.CLICKS)
 
     def measure_round(number_of_round: int) -> None:
         for size in sizes:
-            for key in keys:
+            for key in samples[size.name]:
                 if versions[key] is None:
                     continue
                 sample = measure(key, SYSTEMS[key], size, args.limit)
                 samples[size.name][key].append(sample)
-                shown = sample.error or f"{number(sample.rate)} worker steps per second"
+                shown = sample.error or f"{number(sample.rate)} {size.units} per second"
                 say(f"round {number_of_round}, {size.name}, {SYSTEMS[key].name}: {shown}")
                 write()
-        if "recovery" in chosen:
+        if with_recovery:
             times.measure_all(RECORDS, lambda what: say(f"round {number_of_round}, recovery, {what}"))
             write()
 
@@ -235,9 +241,9 @@ def main() -> None:
     load = os.getloadavg()[2]
     print(f"{os.cpu_count()} cores, load of the last 15 minutes {load:.1f}, {done} rounds")
     for size in sizes:
-        if keys:
+        if samples[size.name]:
             table(size, samples[size.name], versions)
-    if "recovery" in chosen:
+    if with_recovery:
         times.print_table()
 
 

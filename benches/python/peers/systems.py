@@ -5,11 +5,16 @@ from __future__ import annotations
 import pathlib
 import subprocess
 import sys
-from typing import Dict, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional, Sequence
+
+import clicks
+import task
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[2]
 PADDLE = str(ROOT / "target" / "bench-peers-paddle" / "bin" / "python")
+
+CLICKS = (clicks.CLICKS.name,)
 
 
 class System(NamedTuple):
@@ -26,6 +31,8 @@ class System(NamedTuple):
     counted_once: str
     """Whether each gradient counts exactly once, whatever fails."""
     python: str = sys.executable
+    sizes: Sequence[str] = tuple(task.SIZES)
+    """What it trains."""
 
     def command(self, directory: pathlib.Path, size: str) -> List[str]:
         return [self.python, str(HERE / self.program), str(directory), size, *self.arguments]
@@ -113,5 +120,56 @@ SYSTEMS: Dict[str, System] = {
         "no",
         "left to the program and its checkpoints",
         PADDLE,
+    ),
+    "clicks-steadfast": System(
+        "Steadfast, built-in model, synchronous, 1 trainer, 1 pserver",
+        "train_clicks_steadfast.py",
+        ["1"],
+        "steadfast",
+        "import steadfast",
+        "yes",
+        "yes",
+        sizes=CLICKS,
+    ),
+    "clicks-steadfast-2": System(
+        "Steadfast, built-in model, synchronous, 2 trainers, 2 pservers",
+        "train_clicks_steadfast.py",
+        ["2"],
+        "steadfast",
+        "import steadfast",
+        "yes",
+        "yes",
+        sizes=CLICKS,
+    ),
+    "clicks-torch": System(
+        "PyTorch, one process, one thread",
+        "train_clicks_torch.py",
+        ["1"],
+        "torch",
+        "import torch",
+        "no",
+        "left to the program and its checkpoints",
+        sizes=CLICKS,
+    ),
+    "clicks-torch-2": System(
+        "PyTorch, one process, two threads",
+        "train_clicks_torch.py",
+        ["2"],
+        "torch",
+        "import torch",
+        "no",
+        "left to the program and its checkpoints",
+        sizes=CLICKS,
+    ),
+    "clicks-paddle": System(
+        "Paddle Fleet, asynchronous, Adam, 2 workers, 2 servers",
+        "train_clicks_paddle.py",
+        [],
+        "paddlepaddle",
+        "import paddle.base.core as core; core.DistFleetWrapper",
+        "no",
+        "left to the program and its checkpoints",
+        PADDLE,
+        sizes=CLICKS,
     ),
 }

@@ -30,6 +30,9 @@ class Size(NamedTuple):
     passes: int
     learning_rate: float
 
+    unit, units = "worker step", "worker steps"
+    baseline, baseline_name = "ddp", "DDP"
+
     @property
     def parameters(self) -> int:
         widths = [FEATURES, *self.hidden, self.classes]
@@ -58,6 +61,10 @@ class Size(NamedTuple):
     @property
     def loss_at_random(self) -> float:
         return math.log(self.classes)
+
+    def describe(self, directory: pathlib.Path) -> str:
+        parameters = f"{self.parameters:,}".replace(",", " ")
+        return f"{parameters} parameters, {self.batch} records in a step of each worker"
 
 
 SIZES = {
@@ -114,10 +121,10 @@ def loss(directory: pathlib.Path, size: Size, layers: Sequence[Tuple[np.ndarray,
     return float((log_sum - value[np.arange(len(label)), label]).mean())
 
 
-def report(start: float, end: float, worker_steps: float, loss: float) -> None:
-    """Tells the benchmark what was measured; times are seconds since 1970."""
+def report(start: float, end: float, units: float, loss: float) -> None:
+    """Tells the benchmark what was measured; times are seconds since 1970, units those of the size."""
     file = pathlib.Path(os.environ["TEST_LOGS"], "result.json")
-    found = {"start": start, "end": end, "worker_steps": worker_steps, "loss": loss}
+    found = {"start": start, "end": end, "units": units, "loss": loss}
     file.with_suffix(".partial").write_text(json.dumps(found))
     file.with_suffix(".partial").rename(file)
 

@@ -67,10 +67,8 @@ def process(directory: pathlib.Path, size: task.Size) -> None:
     fleet.stop_worker()
 
 
-def main() -> None:
-    if "TRAINING_ROLE" in os.environ:
-        process(pathlib.Path(sys.argv[1]), task.SIZES[sys.argv[2]])
-        return
+def launch() -> None:
+    """Runs this program as every worker and parameter server, and ends with the workers."""
     servers = [recovery.free_address() for _ in range(task.PSERVERS)]
     workers = [recovery.free_address() for _ in range(task.WORKERS)]
     common = {
@@ -94,4 +92,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if "TRAINING_ROLE" in os.environ:
+        process(pathlib.Path(sys.argv[1]), task.SIZES[sys.argv[2]])
+    else:
+        launch()

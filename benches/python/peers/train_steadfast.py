@@ -3,6 +3,7 @@
 import os
 import pathlib
 import sys
+from typing import Tuple
 
 HERE = pathlib.Path(__file__).parent
 
@@ -41,12 +42,25 @@ def job(directory: pathlib.Path, size: task.Size, model: str, mode: str, passes:
     return made
 
 
-def start(made: steadfast.Job, data_dir: pathlib.Path) -> steadfast.LocalRun:
+def start(
+    made: steadfast.Job, data_dir: pathlib.Path, trainers: int = task.WORKERS, pservers: int = task.PSERVERS
+) -> steadfast.LocalRun:
     # Watching costs time of the same cores.
     steadfast.run._POLL_RARELY = 1.0
-    return steadfast.local(
-        made, trainers=task.WORKERS, pservers=task.PSERVERS, data_dir=data_dir, progress=False
-    )
+    return steadfast.local(made, trainers=trainers, pservers=pservers, data_dir=data_dir, progress=False)
+
+
+def measured(run: steadfast.LocalRun, warm_up: float) -> Tuple[float, float, int]:
+    """Returns start and end of what is measured of a finished job, and its records, given those of the warm-up."""
+    # The last point is that of the end of the processes.
+    points = [run._points[key] for key in sorted(run._points)][:-1]
+    warm = [it for it in points if warm_up <= it["examples"]]
+    # In those after the last record, the job evaluates and saves the model.
+    trained = [it for it in warm if it["examples"] < warm[-1]["examples"]]
+    if not trained:
+        sys.exit("the job ended before there were two samples; let it make more passes")
+    first, last = trained[0], warm[len(trained)]
+    return first["unix_ms"] / 1000, last["unix_ms"] / 1000, last["examples"] - first["examples"]
 
 
 def main() -> None:
@@ -56,22 +70,12 @@ def main() -> None:
         job(directory, size, model, mode, size.passes, "1h"), pathlib.Path(os.environ["TEST_LOGS"], "job")
     ) as run:
         run.wait()
-    # The last point is that of the end of the processes.
-    points = [run._points[key] for key in sorted(run._points)][:-1]
-    warm = [it for it in points if task.WARM_UP * size.worker_steps <= it["examples"] / size.batch]
-    if len(warm) < 2:
-        sys.exit("the job ended before there were two samples; let it make more passes")
-    first, last = warm[0], warm[-1]
+    start_of_measured, end, records = measured(run, task.WARM_UP * size.worker_steps * size.batch)
     arrays = run.model("numpy")
     # Layers are numbered; their names sort so, since there are less than ten.
     names = sorted({name.rpartition(".")[0] for name in arrays})
     layers = [(arrays[f"{it}.weight"].T, arrays[f"{it}.bias"]) for it in names]
-    task.report(
-        first["unix_ms"] / 1000,
-        last["unix_ms"] / 1000,
-        (last["examples"] - first["examples"]) / size.batch,
-        task.loss(directory, size, layers),
-    )
+    task.report(start_of_measured, end, records / size.batch, task.loss(directory, size, layers))
 
 
 if __name__ == "__main__":
