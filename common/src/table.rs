@@ -288,7 +288,8 @@ impl Rows {
     /// If a row is in two of them.
     pub fn joined<'a>(width: usize, parts: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut all: Vec<(u64, &[f32])> = parts.into_iter().flat_map(Self::iter).collect();
-        all.sort_unstable_by_key(|(id, _)| *id);
+        // A stable sort merges parts that are in order.
+        all.sort_by_key(|(id, _)| *id);
         let ids = all.iter().map(|(id, _)| *id).collect();
         Self::of(width, ids, all.into_iter().flat_map(|(_, row)| row).copied().collect())
     }
