@@ -55,9 +55,9 @@ impl From<Chunk> for ChunkRow {
 pub struct DataFile {
     pub url: String,
     pub size_bytes: u64,
-    /// Of a file of a stream, in milliseconds since 1970.
+    /// Of a file of a stream, in seconds since 1970: stores list objects with more digits than they date one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub modified_unix_ms: Option<u64>,
+    pub modified_unix_s: Option<u64>,
 }
 
 /// All tasks of a dataset. Task `i` consists of the chunks from the end of the previous task up to
@@ -330,7 +330,7 @@ mod tests {
             files: vec![DataFile {
                 url: "file:///ä.csv".to_owned(),
                 size_bytes: 40,
-                modified_unix_ms: None,
+                modified_unix_s: None,
             }],
             chunks: vec![chunk; 3],
             task_ends: vec![1, 3],

@@ -38,8 +38,7 @@ fn parse(json: &[u8], digest: &str) -> Result<Manifest, String> {
 
 fn well_formed() -> Vec<Vec<u8>> {
     let chunk = |file, start, end| Chunk { file, start, end, first_record: start, records: 5 };
-    let file =
-        |url: &str| DataFile { url: url.to_owned(), size_bytes: 100, modified_unix_ms: None };
+    let file = |url: &str| DataFile { url: url.to_owned(), size_bytes: 100, modified_unix_s: None };
     let mut manifest = Manifest {
         files: vec![file("file:///a.csv"), file("s3://b/c.parquet")],
         chunks: vec![chunk(0, 0, 50), chunk(0, 50, 100), chunk(1, 0, 5)],

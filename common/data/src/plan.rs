@@ -59,7 +59,7 @@ pub fn plan_pass<'a>(
         let columns = Manifest { features, columns, ..Manifest::default() };
         let mut manifest = inspect_all(spec, 0.0, &locations, columns).await?;
         for ((planned, listed), location) in manifest.files.iter_mut().zip(files).zip(&locations) {
-            planned.modified_unix_ms = Some(listed.modified_unix_ms);
+            planned.modified_unix_s = Some(listed.modified_unix_ms / 1000);
             check_unchanged(location, planned).await?;
         }
         Ok(manifest)
@@ -87,7 +87,7 @@ async fn inspect_all(
         manifest.files.push(DataFile {
             url: file.url,
             size_bytes: file.size_bytes,
-            modified_unix_ms: None,
+            modified_unix_s: None,
         });
         shapes.push(file.shape);
     }

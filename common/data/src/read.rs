@@ -121,9 +121,9 @@ pub(crate) async fn check_unchanged(
         let how = format!("{found_bytes} bytes instead of {planned_bytes}");
         return Err(DataError::Changed { file, how });
     }
-    match (unix_ms_of(modified), planned.modified_unix_ms) {
+    match (unix_ms_of(modified) / 1000, planned.modified_unix_s) {
         (found, Some(planned)) if found != planned => {
-            let how = format!("modified {found} ms after 1970 instead of {planned}");
+            let how = format!("modified {found} s after 1970 instead of {planned}");
             Err(DataError::Changed { file, how })
         }
         _ => Ok(()),
