@@ -61,7 +61,7 @@ impl LargeTable {
         write(records, &data).map_err(|error| format!("{}: {error}", data.display()))?;
         let gigabytes = self.rows as f64 * (8 * WIDTH + 24) as f64 / 1e9;
         println!(
-            "{} rows of {WIDTH} values with Adagrad: {gigabytes:.1} GB with ids and counts; memory for {} of them",
+            "{} rows of {WIDTH} values with Adagrad: {gigabytes:.1} GB with ids and counts; {} of memory for rows",
             self.rows, self.memory
         );
         let started = Instant::now();

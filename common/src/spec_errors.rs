@@ -109,7 +109,10 @@ impl JobSpec {
             }
             (Mode::Async, None, Some(_)) => errors.push(SpecError::new(
                 &["steps", "mode"],
-                "`steps` needs mode = \"sync\"; an asynchronous job ends after `passes`",
+                match self.dataset.follow {
+                    true => "`steps` needs mode = \"sync\"; an asynchronous stream ends when it is drained",
+                    false => "`steps` needs mode = \"sync\"; an asynchronous job ends after `passes`",
+                },
             )),
             (Mode::Sync | Mode::Async, ..) => {}
         }
@@ -133,11 +136,11 @@ impl JobSpec {
                         "`dataset.follow` cannot list the files at `{source}`; use a directory or a bucket"
                     ),
                 );
-            } else if !source.contains('*') {
+            } else if !source.contains(['*', '?']) {
                 error(
                     "dataset.source",
                     format!(
-                        "`dataset.follow` needs sources with `*`, such as `data/*.csv`; `{source}` has none"
+                        "`dataset.follow` needs sources with `*` or `?`, such as `data/*.csv`; `{source}` has none"
                     ),
                 );
             }

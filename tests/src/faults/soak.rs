@@ -10,6 +10,9 @@ const FAULT_EVERY: Duration = Duration::from_secs(5);
 
 const SAMPLE_EVERY: Duration = Duration::from_secs(10);
 
+/// Samples of a third that can be compared: before, etcd still fills with passes.
+const SAMPLES_MIN: usize = 20;
+
 /// How much the last third of a run may take in addition to a fourth more than the second one.
 const MEMORY_SLACK: u64 = 8 << 20;
 const KEYS_SLACK: u64 = 50;
@@ -101,9 +104,12 @@ impl Soak {
         self.faults
     }
 
-    /// Returns what grew from the second to the last third of the run.
+    /// Returns what grew from the second to the last third of the run; of a short run, nothing.
     pub fn grown(&self) -> Vec<String> {
         let third = self.usages.len() / 3;
+        if third < SAMPLES_MIN {
+            return Vec::new();
+        }
         let mut grown = Vec::new();
         let mut compare = |what: &str, slack: u64, of: &dyn Fn(&Usage) -> u64| {
             let middle = |from: usize| {

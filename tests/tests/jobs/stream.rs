@@ -212,6 +212,7 @@ fn each_file_of_a_stream_counts_once_through_kills_of_every_role() {
 fn what_etcd_forgets_of_a_stream_is_not_trained_on_again() {
     const FILES: usize = 400;
     const FILE_RECORDS: usize = 4;
+    assert!((FILES + 2) * FILE_RECORDS <= RECORDS);
     let scene = Scene::new();
     let folder = Folder::new(&scene);
     let add = |index: usize| {
@@ -233,12 +234,15 @@ fn what_etcd_forgets_of_a_stream_is_not_trained_on_again() {
         let objects = fs::read_dir(&manifests).ok()?.count();
         (objects == passes() + 1).then_some(())
     });
+    // However long it took to add so many.
+    add(FILES);
+    cluster.until("a new file is found", |it| it["examples"] == (FILES + 1) * FILE_RECORDS);
     master.signal(Signal::SIGKILL);
     let _master = cluster.master("another master");
-    add(FILES);
+    add(FILES + 1);
     let drained = cluster.steadfast(&["drain"]);
     assert!(drained.status.success(), "{}", String::from_utf8_lossy(&drained.stderr));
-    assert_eq!(cluster.result()["examples"], (FILES + 1) * FILE_RECORDS);
+    assert_eq!(cluster.result()["examples"], (FILES + 2) * FILE_RECORDS);
 }
 
 /// S004-2: a job without a stream ends by itself; one with a stream needs sources that can be listed.
