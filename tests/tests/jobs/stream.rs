@@ -212,7 +212,7 @@ fn each_file_of_a_stream_counts_once_through_kills_of_every_role() {
 fn what_etcd_forgets_of_a_stream_is_not_trained_on_again() {
     const FILES: usize = 400;
     const FILE_RECORDS: usize = 4;
-    assert!((FILES + 2) * FILE_RECORDS <= RECORDS);
+    const { assert!((FILES + 2) * FILE_RECORDS <= RECORDS) };
     let scene = Scene::new();
     let folder = Folder::new(&scene);
     let add = |index: usize| {
