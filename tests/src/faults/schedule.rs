@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::str::FromStr;
 
 use super::{Fault, Kind, Role, Shape};
+use crate::clicks::mixed;
 
 /// Maximum number of steps between two faults of a random schedule.
 const GAP_MAX: u64 = 60;
@@ -84,11 +85,9 @@ struct Random(u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
+        let before = self.0;
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ mixed >> 31
+        mixed(before)
     }
 
     /// Returns a number below `bound`. The modulo bias is negligible for small bounds.

@@ -10,6 +10,16 @@ use steadfast_tests::{Cluster, Job, Run, S3Server, Scene, Signal, eventually, ge
 const SECRET: &str = "canary-7f3a91c0-secret-key";
 const KEY_ID: &str = "canary-key-id-55aa";
 
+/// The environment of processes that use an S3 server.
+fn environment(endpoint: &str) -> [(&str, &str); 4] {
+    [
+        ("AWS_ENDPOINT", endpoint),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_ACCESS_KEY_ID", KEY_ID),
+        ("AWS_SECRET_ACCESS_KEY", SECRET),
+    ]
+}
+
 /// I7, I10, F52: data are read from S3, checkpoints and the model are written to it; a pserver dies, the
 /// store does not answer for a while; the result has the same bits as a run on local files, and the
 /// credentials of the store appear only in the environment of processes.
@@ -103,12 +113,7 @@ fn large_objects_are_uploaded_to_s3_in_parts() {
         .with("passes = 30", "passes = 2")
         .with("decay_steps = 340", "decay_steps = 24");
     let endpoint = s3.endpoint();
-    let environment = [
-        ("AWS_ENDPOINT", endpoint.as_str()),
-        ("AWS_REGION", "us-east-1"),
-        ("AWS_ACCESS_KEY_ID", KEY_ID),
-        ("AWS_SECRET_ACCESS_KEY", SECRET),
-    ];
+    let environment = environment(&endpoint);
     let cluster = Cluster::new(&scene, &job, 1, "5s").with_store(&s3.url("jobs"), &environment);
     let members =
         [cluster.master("master"), cluster.pserver("pserver"), cluster.trainer("trainer")];
@@ -143,12 +148,7 @@ fn the_objects_of_a_prefix_are_a_stream() {
         .with(&local.display().to_string(), &s3.url("logs/*/*.csv"))
         .with("[evaluation]\nfraction = 0.2", "");
     let endpoint = s3.endpoint();
-    let environment = [
-        ("AWS_ENDPOINT", endpoint.as_str()),
-        ("AWS_REGION", "us-east-1"),
-        ("AWS_ACCESS_KEY_ID", KEY_ID),
-        ("AWS_SECRET_ACCESS_KEY", SECRET),
-    ];
+    let environment = environment(&endpoint);
     let cluster = Cluster::new(&scene, &job, 1, "5s").with_store(&s3.url("jobs"), &environment);
     s3.put("logs/monday/1.csv", &file(0..300));
     let _members =

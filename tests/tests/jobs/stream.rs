@@ -106,6 +106,8 @@ fn a_stream_has_the_same_bits_however_its_files_arrive() {
     let mut run = Run::start(&scene, &folder.job(), &["--trainers", "1", "--pservers", "1"]);
     folder.add("b.csv", 0, 500);
     run.until("the first file is trained on", |it| it["examples"] == 500);
+    // It is no file before it has content.
+    folder.put("empty.csv", "");
     // Its columns differ, so the job goes on without it.
     folder.put("bad.csv", "x,y\n1,2\n");
     folder.add("a.csv", 500, 1000);
