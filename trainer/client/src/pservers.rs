@@ -306,7 +306,9 @@ impl Pservers {
                 }
             }
         });
-        let answers = try_join_all(pulls).await?;
+        // A few whose number is known are polled in their order. Others would be in the order in which the channels
+        // wake them, which is random, so that a simulated run could not be repeated.
+        let answers = try_join_all(pulls.collect::<Vec<_>>()).await?;
         let bytes = answers.iter().map(|answer| answer.bytes).sum();
         let Some(parts) = answers.into_iter().map(|it| it.rows).collect::<Option<Vec<_>>>() else {
             return Ok(None);
