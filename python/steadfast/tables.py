@@ -33,8 +33,11 @@ class Table:
     initial: Union[str, Tuple[str, float]] = ("normal", 0.01)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.dim <= 4096:
-            raise InvalidError(f"`dim` is {self.dim}; rows have 1 to 4096 values")
+        # Integers of numpy are welcome.
+        is_integer = isinstance(self.dim, (int, np.integer)) and not isinstance(self.dim, bool)
+        if not is_integer or not 1 <= self.dim <= 4096:
+            raise InvalidError(f"`dim` is {self.dim!r}; rows have 1 to 4096 values")
+        object.__setattr__(self, "dim", int(self.dim))
         initial = ("zeros", 0.0) if self.initial == "zeros" else self.initial
         is_known = isinstance(initial, tuple) and len(initial) == 2
         if not is_known or initial[0] not in ("zeros", "normal", "uniform") or not 0 <= initial[1] < 1e30:

@@ -152,13 +152,22 @@ def test_ids_are_integers():
     with pytest.raises(steadfast.InvalidError, match="ids of `user` are float32"):
         as_ids("user", np.array([1.0], np.float32))
 
+    class Rounded(Sum):
+        def forward(self, *ids):
+            return super().forward(*(it.to(torch.float32) for it in ids))
+
+    batch = {"user": np.array([1]), "label": np.zeros(1, np.float32)}
+    model = model_of(Rounded(st.Embedding("user", 2)), ["user"])
+    with pytest.raises(steadfast.InvalidError, match="ids of `user` are torch.float32"):
+        model.gradient(rows(model, batch), batch, KEY)
+
 
 def test_values_of_a_table_are_checked():
     assert steadfast.Table(2, "zeros").initial == ("zeros", 0.0)
     for initial in ["ones", ("normal", -1.0), ("normal", float("nan")), ("normal",), ("poisson", 1.0)]:
         with pytest.raises(steadfast.InvalidError, match="`initial` is"):
             steadfast.Table(2, initial)
-    for dim in (0, 4097):
+    for dim in (0, 4097, 2.5, "8", True):
         with pytest.raises(steadfast.InvalidError, match="`dim` is"):
             steadfast.Table(dim)
     with pytest.raises(steadfast.InvalidError, match="`mode` is"):
