@@ -4,6 +4,8 @@ use std::fs;
 
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
+use nix::unistd::Pid;
+use steadfast_tests::memory_of;
 
 /// `/proc/<pid>/stat` reports time in hundredths of a second on every Linux.
 const TICKS_PER_SECOND: f64 = 100.0;
@@ -23,19 +25,12 @@ pub fn cpu_of(pid: i32) -> f64 {
     (fields.next().unwrap_or(0.0) + fields.next().unwrap_or(0.0)) / TICKS_PER_SECOND
 }
 
-/// Returns the peak memory of a process.
+/// Returns the peak memory of a process; zero if it has ended.
 pub fn peak_of(pid: i32) -> u64 {
-    memory_of(pid, "VmHWM:")
+    memory_of(Pid::from_raw(pid), "VmHWM").unwrap_or(0)
 }
 
 /// Returns the present memory of a process; zero if it has ended.
 pub fn resident_of(pid: i32) -> u64 {
-    memory_of(pid, "VmRSS:")
-}
-
-fn memory_of(pid: i32, field: &str) -> u64 {
-    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = text.lines().find_map(|it| it.strip_prefix(field));
-    let kibibytes = line.and_then(|it| it.split_whitespace().next()?.parse::<u64>().ok());
-    kibibytes.unwrap_or(0) * 1024
+    memory_of(Pid::from_raw(pid), "VmRSS").unwrap_or(0)
 }

@@ -1,24 +1,16 @@
 //! The reference for small steps: a ping-pong of the same number of bytes over the same HTTP/2, without
 //! pauses.
 
-use std::net::SocketAddr;
-use std::process::Stdio;
-use std::time::Duration;
-
 use bytes::Bytes;
-use steadfast_common::role::Role;
-use steadfast_net::{Port, TlsIdentity};
 use steadfast_proto::v1::BlockData;
-use steadfast_tests::{Process, Scene, within};
-use tokio_util::sync::CancellationToken;
+use steadfast_tests::Scene;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::server::UnaryService;
-use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 use tonic_prost::ProstCodec;
 
 use crate::sample::Sample;
-use crate::unary::Unary;
+use crate::unary;
 use crate::watch::Watch;
 use crate::wire::{SMALL, SMALL_STEPS};
 
@@ -37,31 +29,14 @@ impl UnaryService<BlockData> for Echo {
 
 /// Serves until it is killed. Prints its address first.
 pub async fn serve() -> std::io::Result<()> {
-    let port = Port::bind("127.0.0.1:0".parse().expect("an address")).await?;
-    println!("{}", port.local_addr()?);
-    let served = port
-        .serve(
-            Routes::new(Unary::new(Echo)),
-            |_| &[],
-            &TlsIdentity::default(),
-            CancellationToken::new(),
-        )
-        .await;
-    served.map_err(std::io::Error::other)?.map_err(std::io::Error::other)
+    unary::serve(Echo).await
 }
 
 /// Makes as many exchanges as a sample of small steps has steps.
 pub async fn ping_pong() -> Sample {
     let scene = Scene::new();
-    let own = std::env::current_exe().expect("we run");
-    let mut command = scene.command(&own);
-    command.arg("serve-echo").stdin(Stdio::null());
-    let process = Process::start(scene.directory(), "echo", &mut command);
-    let address: SocketAddr =
-        within(Duration::from_secs(10), "it listens", || process.stdout().trim().parse().ok());
-    let mut client = tonic::client::Grpc::new(
-        TlsIdentity::default().dial(&address.to_string(), Role::Pserver).expect("an address"),
-    );
+    let (process, channel) = unary::start(&scene, "serve-echo");
+    let mut client = tonic::client::Grpc::new(channel);
     let data = Bytes::from(vec![7; SMALL * size_of::<f32>()]);
     let path = PathAndQuery::from_static("/steadfast.bench.Unary/Echo");
     let mut exchange = async || {

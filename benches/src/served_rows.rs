@@ -1,31 +1,24 @@
 //! Rows of an embedding table between a trainer and a pserver, compared with a hash map behind unary calls of the same
 //! gRPC.
 
-use std::net::SocketAddr;
-use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use bytes::Bytes;
 use steadfast_client::Gradient;
 use steadfast_common::ids::{Lane, Version};
 use steadfast_common::layout::ParamSpec;
-use steadfast_common::role::Role;
 use steadfast_common::table::{ID_BYTES, Initial, Rows, encode_ids};
-use steadfast_net::{Port, TlsIdentity};
 use steadfast_proto::v1::BlockData;
-use steadfast_tests::{EtcdServer, Process, Scene, within};
-use tokio_util::sync::CancellationToken;
+use steadfast_tests::{EtcdServer, Scene};
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::server::UnaryService;
-use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 use tonic_prost::ProstCodec;
 
 use crate::rig::{Rig, Via};
 use crate::rows::{self, HashMapRows, WIDTH};
 use crate::sample::Sample;
-use crate::unary::Unary;
+use crate::unary;
 use crate::watch::Watch;
 use crate::wire::{lane, synchronous};
 
@@ -109,31 +102,14 @@ impl AsRef<[u8]> for AsBytes {
 
 /// Serves until it is killed. Prints its address first.
 pub async fn serve() -> std::io::Result<()> {
-    let port = Port::bind("127.0.0.1:0".parse().expect("an address")).await?;
-    println!("{}", port.local_addr()?);
-    let served = port
-        .serve(
-            Routes::new(Unary::new(ServedMap::default())),
-            |_| &[],
-            &TlsIdentity::default(),
-            CancellationToken::new(),
-        )
-        .await;
-    served.map_err(std::io::Error::other)?.map_err(std::io::Error::other)
+    unary::serve(ServedMap::default()).await
 }
 
 /// Does the same as [`steps`] with the hash map of another process.
 pub async fn hash_map() -> Sample {
     let scene = Scene::new();
-    let own = std::env::current_exe().expect("we run");
-    let mut command = scene.command(&own);
-    command.arg("serve-rows").stdin(Stdio::null());
-    let process = Process::start(scene.directory(), "rows", &mut command);
-    let address: SocketAddr =
-        within(Duration::from_secs(10), "it listens", || process.stdout().trim().parse().ok());
-    let channel = TlsIdentity::default().dial(&address.to_string(), Role::Pserver);
-    let mut client = tonic::client::Grpc::new(channel.expect("an address"))
-        .max_decoding_message_size(usize::MAX);
+    let (process, channel) = unary::start(&scene, "serve-rows");
+    let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(usize::MAX);
     let path = PathAndQuery::from_static("/steadfast.bench.Unary/Rows");
     let mut call = async |block: u32, data: Vec<u8>| {
         client.ready().await.expect("it is there");

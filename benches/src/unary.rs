@@ -1,14 +1,22 @@
-//! A gRPC service of one method, without generated code.
+//! A gRPC service of one method, without generated code, in a process of its own.
 
 use std::convert::Infallible;
 use std::marker::PhantomData;
+use std::net::SocketAddr;
+use std::process::Stdio;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use prost::Message;
+use steadfast_common::role::Role;
+use steadfast_net::{Channel, Port, TlsIdentity};
+use steadfast_tests::{Process, Scene, within};
+use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tonic::codegen::http;
 use tonic::server::{NamedService, UnaryService};
+use tonic::service::Routes;
 use tonic_prost::ProstCodec;
 
 /// Answers calls with request type `R`, whatever the method name.
@@ -55,4 +63,32 @@ where
             Ok(grpc.unary(method, request).await)
         })
     }
+}
+
+/// Serves until the process is killed. Prints its address first.
+///
+/// # Errors
+/// If the port cannot be opened or served.
+pub async fn serve<S, R>(method: S) -> std::io::Result<()>
+where
+    S: UnaryService<R, Response: Message + 'static, Future: Send> + Clone + Send + Sync + 'static,
+    R: Message + Default + 'static,
+{
+    let port = Port::bind("127.0.0.1:0".parse().expect("an address")).await?;
+    println!("{}", port.local_addr()?);
+    let routes = Routes::new(Unary::new(method));
+    let served = port.serve(routes, |_| &[], &TlsIdentity::default(), CancellationToken::new());
+    served.await.map_err(std::io::Error::other)?.map_err(std::io::Error::other)
+}
+
+/// Starts this program with a command that calls [`serve`], and connects to it.
+pub fn start(scene: &Scene, command: &str) -> (Process, Channel) {
+    let own = std::env::current_exe().expect("we run");
+    let mut line = scene.command(&own);
+    line.arg(command).stdin(Stdio::null());
+    let process = Process::start(scene.directory(), command, &mut line);
+    let address: SocketAddr =
+        within(Duration::from_secs(10), "it listens", || process.stdout().trim().parse().ok());
+    let channel = TlsIdentity::default().dial(&address.to_string(), Role::Pserver);
+    (process, channel.expect("an address"))
 }

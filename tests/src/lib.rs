@@ -34,7 +34,7 @@ pub use history::{Recorder, history};
 pub use http::{HttpReply, get, send_garbage};
 pub use job::{Job, examples};
 pub use netns::Network;
-pub use process::{Ended, FoundProcess, Process, program, sha256sum};
+pub use process::{Ended, FoundProcess, Process, memory_of, program, sha256sum};
 pub use proxy::Proxy;
 pub use python::python;
 pub use run::Run;

@@ -37,6 +37,13 @@ pub fn program(name: &str) -> PathBuf {
     path
 }
 
+/// Returns a number of bytes that `/proc` reports of a process, such as `VmRSS`; `None` if it has ended.
+pub fn memory_of(pid: Pid, field: &str) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = text.lines().find_map(|it| it.strip_prefix(field)?.strip_prefix(':'))?;
+    line.split_whitespace().next()?.parse::<u64>().ok().map(|kibibytes| kibibytes << 10)
+}
+
 /// How a process ended.
 #[derive(Clone, Debug)]
 pub struct Ended {

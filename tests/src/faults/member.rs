@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use tokio::runtime::Runtime;
 
 use super::{Kind, Role};
-use crate::{Ended, Network, Process, Proxy, free_address};
+use crate::{Ended, Network, Process, Proxy, free_address, memory_of};
 
 /// Minimum time between two starts, as a supervisor has.
 const RESTART_PAUSE: Duration = Duration::from_millis(300);
@@ -152,10 +152,7 @@ impl Member {
 
     /// Returns the resident memory of the current process.
     pub fn memory_bytes(&self) -> Option<u64> {
-        let pid = self.life.as_ref()?.pid();
-        let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-        let line = text.lines().find_map(|it| it.strip_prefix("VmRSS:"))?;
-        line.split_whitespace().next()?.parse::<u64>().ok().map(|kibibytes| kibibytes << 10)
+        memory_of(self.life.as_ref()?.pid(), "VmRSS")
     }
 
     /// Returns the stderr of the current process so far.
