@@ -43,6 +43,9 @@ use crate::{generations, master, norms, slot};
 /// Timeout of calls in flight at shutdown.
 const DRAIN: Duration = Duration::from_secs(5);
 
+/// The least memory for rows of tables. A smaller number lacks its unit.
+const TABLE_MEMORY_MIN: usize = 4 << 10;
+
 /// The most memory for buffers and caches of the disk below rows of tables.
 const DISK_MEMORY_MAX: usize = 256 << 20;
 
@@ -71,6 +74,11 @@ impl Args {
     fn stores(&self) -> Result<Arc<dyn RowStores>, Failure> {
         let Some(memory) = self.table_memory else { return Ok(Arc::new(MemoryStores)) };
         let memory = usize::try_from(memory.as_u64()).unwrap_or(usize::MAX);
+        if memory < TABLE_MEMORY_MIN {
+            let message =
+                format!("--table-memory: {memory} bytes are too few; give a unit, as in 2GiB");
+            return Err(Failure::invalid(message));
+        }
         let directory = self.table_directory.clone().unwrap_or_else(std::env::temp_dir);
         // Buffers and caches of the disk have a quarter, and need no more than this.
         let of_disk = (memory / 4).min(DISK_MEMORY_MAX);

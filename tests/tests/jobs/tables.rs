@@ -156,6 +156,9 @@ fn a_pserver_whose_disk_fails_leaves_its_slot_to_another() {
     let _master = cluster.master("master");
     let file = scene.path("file");
     std::fs::write(&file, "").expect("there is space");
+    let ended = cluster.pserver_with("without a unit", &["--table-memory", "2"]).end();
+    assert_eq!(ended.code, Some(2));
+    assert!(ended.stderr.contains("2 bytes are too few; give a unit"), "{}", ended.stderr);
     let more = ["--table-memory", "1MiB", "--table-directory", file.to_str().expect("it is text")];
     let mut first = cluster.pserver_with("first", &more);
     let _trainer = cluster.trainer("trainer");
