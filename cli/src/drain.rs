@@ -11,7 +11,7 @@ use steadfast_process::Failure;
 use tokio::time::{Instant, sleep};
 
 use crate::admin_client;
-use crate::format::plain;
+use crate::format::{plain, plural};
 use crate::job_args::{Job, JobArgs};
 use crate::lists::{Member, all_members};
 
@@ -150,6 +150,10 @@ fn finished(job: &Job, result: &ResultRecord) -> Result<ExitCode, Failure> {
         return Err(Failure::invalid(format!("job {} has failed: {}", job.name, plain(reason))));
     }
     println!("job {} is over: {} records", job.name, result.examples);
+    if !result.left_out.is_empty() {
+        let files = plural(result.left_out.files as usize, "file");
+        eprintln!("{files} could not be read; `steadfast status` lists them");
+    }
     for (name, value) in [("model", &result.model), ("sha256", &result.parameters_sha256)] {
         if let Some(value) = value {
             println!("{name} {}", plain(value));

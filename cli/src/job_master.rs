@@ -7,7 +7,7 @@ use steadfast_common::elastic_status::ElasticStatus;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::Generation;
 use steadfast_common::keys::Keys;
-use steadfast_common::records::MasterRecord;
+use steadfast_common::records::{MasterRecord, WaitsRecord};
 use steadfast_common::role::Role;
 use steadfast_common::status::JobStatus;
 use steadfast_coord::Etcd;
@@ -128,7 +128,13 @@ impl JobMaster {
             Some(record) => record.address,
             None => {
                 self.open = None;
-                return Err(Failure::new(ErrorKind::NotYet, "the job has no acting master"));
+                let waits: Option<WaitsRecord> =
+                    self.etcd.get_json(&self.keys.master_waits()).await?;
+                let message = waits.map_or_else(
+                    || "the job has no acting master".to_owned(),
+                    |it| format!("the master waits for {}", it.waits_for),
+                );
+                return Err(Failure::new(ErrorKind::NotYet, message));
             }
         };
         if let Some((open, channel)) = &self.open

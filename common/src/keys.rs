@@ -53,6 +53,11 @@ impl Keys {
         format!("{}/master/addr", self.root)
     }
 
+    /// What the acting master waits for before it listens.
+    pub fn master_waits(&self) -> String {
+        format!("{}/master/waits", self.root)
+    }
+
     /// Number of pserver slots.
     pub fn ps_desired(&self) -> String {
         format!("{}/ps_desired", self.root)
@@ -339,6 +344,7 @@ mod tests {
         assert_eq!(keys.ps_desired(), "/ps_desired");
         assert_eq!(keys.ps(Slot(0)), "/ps/0");
         assert_eq!(keys.master_addr(), "/master/addr");
+        assert_eq!(keys.master_waits(), "/master/waits");
         assert_eq!(keys.master_lock(), "/master/lock");
     }
 

@@ -14,6 +14,7 @@ use crate::layout::{ParamSpec, invalid_tables};
 use crate::placement::PlacementRecord;
 use crate::position::Position;
 use crate::spec::JobSpec;
+use crate::stream::LeftOut;
 
 /// The format of everything below a job's keys. It is raised whenever a record changes so that programs of the
 /// version before cannot read it, or would misread it.
@@ -81,6 +82,12 @@ pub struct MasterRecord {
     pub id: Uuid,
     pub address: String,
     pub admin: String,
+}
+
+/// `master/waits`: what the acting master of a new job waits for before it listens.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaitsRecord {
+    pub waits_for: String,
 }
 
 /// `ps/<index>`: the pserver that holds a slot.
@@ -415,6 +422,9 @@ pub struct ResultRecord {
     pub checkpoint: Option<String>,
     /// Summary of the tasks that were given up; the keys below `given_up/` have all.
     pub discarded: Discarded,
+    /// The files of a stream that could not be read.
+    #[serde(default, skip_serializing_if = "LeftOut::is_empty")]
+    pub left_out: LeftOut,
 }
 
 /// Outcomes of a job.

@@ -23,6 +23,9 @@ pub struct StreamRecord {
     /// The pass before which training ends, once the job is drained.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<Pass>,
+    /// The files that were there at the end, and are in no pass.
+    #[serde(default, skip_serializing_if = "LeftOut::is_empty")]
+    pub left_out: LeftOut,
     /// Files and records of all passes so far.
     pub files: u64,
     pub records: u64,
@@ -35,6 +38,21 @@ impl StreamRecord {
     /// Whether training ends before `pass`.
     pub fn is_over(&self, pass: Pass) -> bool {
         self.end.is_some_and(|end| end <= pass)
+    }
+}
+
+/// Files of a stream that cannot be read.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeftOut {
+    pub files: u64,
+    /// The URLs of the first few, and the reasons.
+    pub listed: Vec<(String, String)>,
+}
+
+impl LeftOut {
+    /// Whether no file was left out.
+    pub fn is_empty(&self) -> bool {
+        self.files == 0
     }
 }
 

@@ -50,7 +50,10 @@ impl Acting {
         let view = &self.view;
         let per_second = {
             let mut rate = view.rate.lock().expect("no holder panics");
-            rate.note(now(), snapshot.examples);
+            // After a takeover, the first report of a trainer is no progress.
+            if snapshot.are_examples_present {
+                rate.note(now(), snapshot.examples);
+            }
             rate.per_second()
         };
         let (events, points) = {

@@ -14,6 +14,7 @@ use steadfast_coord::Etcd;
 use steadfast_data::DataError;
 use steadfast_process::Failure;
 use steadfast_store::Location;
+use tokio::sync::watch;
 use tracing::{info, warn};
 
 use crate::stream;
@@ -168,7 +169,8 @@ fn conflict(keys: &Keys, order: &Request, held: &AnyJobRecord) -> Failure {
     )
 }
 
-/// Returns the job in etcd. Creates it from the request if there is none.
+/// Returns the job in etcd. Creates it from the request if there is none. If that has to wait, `waits_for` says what
+/// for.
 ///
 /// # Errors
 /// If there is neither a job nor a request, the specs differ, the dataset cannot be planned, or etcd or
@@ -177,6 +179,7 @@ pub(crate) async fn open(
     etcd: &Etcd,
     keys: &Keys,
     order: Option<&Request>,
+    waits_for: &watch::Sender<String>,
 ) -> Result<Opened, Failure> {
     if let Some(record) = etcd.get_json::<AnyJobRecord>(&keys.job()).await? {
         check(etcd, keys, order).await?;
@@ -190,7 +193,7 @@ pub(crate) async fn open(
     };
     let (record, opened) = match order {
         Request::Training(order) => {
-            let job = plan(order).await?;
+            let job = plan(order, waits_for).await?;
             (AnyJobRecord::Training(Box::new(job.record.clone())), Opened::Training(Box::new(job)))
         }
         Request::Elastic(order) => {
@@ -209,11 +212,12 @@ pub(crate) async fn open(
     }
 }
 
-async fn plan(order: &JobRequest) -> Result<Job, Failure> {
+async fn plan(order: &JobRequest, waits_for: &watch::Sender<String>) -> Result<Job, Failure> {
     let spec = &order.spec;
     let fraction = spec.evaluation.fraction;
     if spec.dataset.follow {
-        let manifest = stream::first_columns(&spec.dataset, order.base.as_deref()).await?;
+        let base = order.base.as_deref();
+        let manifest = stream::first_columns(&spec.dataset, base, waits_for).await?;
         return store_plan(order, manifest).await;
     }
     let manifest = steadfast_data::plan(&spec.dataset, fraction, order.base.as_deref())

@@ -1,15 +1,17 @@
 //! Lifecycle of a master: bind, check the job request, acquire the lock, act, exit.
 
 use std::path::PathBuf;
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use clap::Parser;
+use serde::Serialize;
 use serde_json::json;
 use steadfast_common::elastic::ElasticSpec;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
-use steadfast_common::records::{LockRecord, MasterRecord};
+use steadfast_common::records::{LockRecord, MasterRecord, WaitsRecord};
 use steadfast_common::role::Role;
 use steadfast_coord::{CoordError, Etcd, Leadership, Mirror, Op, Range, Session};
 use steadfast_host::random;
@@ -186,6 +188,10 @@ fn order(args: &Args) -> Result<Option<Request>, Failure> {
     Ok(Some(order))
 }
 
+fn to_json<T: Serialize>(record: &T) -> Vec<u8> {
+    serde_json::to_vec(record).expect("records are plain data")
+}
+
 /// Maps transient etcd errors (no answer, no space left) to `Stale`: they end the term, and the master
 /// returns to standby.
 fn after_acting(error: CoordError) -> Failure {
@@ -298,8 +304,7 @@ impl MasterProcess<'_> {
         readiness: &Readiness,
     ) -> Result<Leadership, Failure> {
         let key = self.keys.master_lock();
-        let value = serde_json::to_vec(&LockRecord { holder: self.record.id })
-            .map_err(|error| Failure::internal(error.to_string()))?;
+        let value = to_json(&LockRecord { holder: self.record.id });
         let lock = Mirror::start(self.etcd, Range::Key(key.clone())).await?;
         let address = Mirror::start(self.etcd, Range::Key(self.keys.master_addr())).await?;
         let (mut changes, mut addresses) = (lock.subscribe(), address.subscribe());
@@ -349,17 +354,26 @@ impl MasterProcess<'_> {
         acting: &watch::Sender<Option<Acting>>,
         shutdown: &Shutdown,
     ) -> Result<(), Failure> {
-        let opened = tokio::select! {
-            biased;
-            // A stream may have no file for long.
-            opened = job::open(self.etcd, self.keys, self.order) => opened?,
-            () = shutdown.drain() => return Ok(()),
+        // A stream may have no file for long.
+        let (waits_for, mut waiting) = watch::channel(String::new());
+        let waits = self.keys.master_waits();
+        let mut opening = pin!(job::open(self.etcd, self.keys, self.order, &waits_for));
+        let opened = loop {
+            tokio::select! {
+                biased;
+                opened = &mut opening => break opened?,
+                () = shutdown.drain() => return Ok(()),
+                _ = waiting.changed() => {
+                    let record = WaitsRecord { waits_for: waiting.borrow_and_update().clone() };
+                    let show = Op::put_leased(&waits, to_json(&record), session.lease());
+                    leadership.commit(self.etcd, &[show]).await?;
+                }
+            }
         };
-        let address = serde_json::to_vec(&self.record)
-            .map_err(|error| Failure::internal(error.to_string()))?;
-        let announce = Op::put_leased(&self.keys.master_addr(), address, session.lease());
+        let address = self.keys.master_addr();
+        let announce = Op::put_leased(&address, to_json(&self.record), session.lease());
         // Announced before recovery, so that callers know the address when the state is loaded.
-        leadership.commit(self.etcd, &[announce]).await?;
+        leadership.commit(self.etcd, &[announce, Op::delete(&waits)]).await?;
         match opened {
             Opened::Training(job) => {
                 self.train(*job, leadership, readiness, acting, shutdown).await
@@ -401,8 +415,7 @@ impl MasterProcess<'_> {
         acting: &watch::Sender<Option<Acting>>,
         shutdown: &Shutdown,
     ) -> Result<(), Failure> {
-        let desired = serde_json::to_vec(&self.args.pservers)
-            .map_err(|error| Failure::internal(error.to_string()))?;
+        let desired = to_json(&self.args.pservers);
         // `create` keeps a number that an operator has set.
         let _ = self.etcd.create(&self.keys.ps_desired(), &desired, 0).await?;
         let spec = job.record.spec.clone();

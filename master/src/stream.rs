@@ -18,7 +18,9 @@ use steadfast_common::keys::Keys;
 use steadfast_common::records::{CheckpointRecord, JobRecord};
 use steadfast_common::spec::DatasetSpec;
 use steadfast_common::status::StreamStatus;
-use steadfast_common::stream::{ForgottenFiles, StreamFile, StreamPassRecord, StreamRecord};
+use steadfast_common::stream::{
+    ForgottenFiles, LeftOut, StreamFile, StreamPassRecord, StreamRecord,
+};
 use steadfast_coord::{CoordError, Etcd, now};
 use steadfast_data::{DataError, ErrorKind};
 use steadfast_host::time::{sleep, unix_ms};
@@ -68,16 +70,16 @@ enum FollowError {
     Damaged { object: String, reason: String },
 }
 
-/// Waits for the first file of a stream; returns its columns, which are those of all others.
+/// Waits for the first file of a stream; returns its columns, which are those of all others. Shows what it waits for.
 ///
 /// # Errors
 /// If a source is invalid.
 pub(crate) async fn first_columns(
     spec: &DatasetSpec,
     base: Option<&str>,
+    shown: &watch::Sender<String>,
 ) -> Result<Manifest, Failure> {
     let mut watched = Watched::default();
-    let mut shown = String::new();
     loop {
         let waits_for = match steadfast_data::stream_files(spec, base).await {
             Ok(files) => {
@@ -103,11 +105,24 @@ pub(crate) async fn first_columns(
             Err(error) if error.kind() == ErrorKind::Permanent => return Err(data_failure(error)),
             Err(error) => error.to_string(),
         };
-        if shown != waits_for {
-            info!("the job waits for {waits_for}");
-            shown = waits_for;
-        }
+        shown.send_if_modified(|shown| {
+            let is_new = *shown != waits_for;
+            if is_new {
+                info!("the job waits for {waits_for}");
+                *shown = waits_for;
+            }
+            is_new
+        });
         sleep(LIST_EVERY).await;
+    }
+}
+
+fn left_out(watched: &Watched) -> LeftOut {
+    let all = watched.left_out();
+    let listed = all.iter().take(LISTED_MAX);
+    LeftOut {
+        files: all.len() as u64,
+        listed: listed.map(|(file, reason)| (file.url.clone(), reason.clone())).collect(),
     }
 }
 
@@ -115,7 +130,7 @@ pub(crate) async fn first_columns(
 #[derive(Clone, Debug, Default)]
 struct View {
     waiting: Vec<StreamFile>,
-    left_out: BTreeMap<StreamFile, String>,
+    left_out: LeftOut,
     error: Option<String>,
 }
 
@@ -151,7 +166,11 @@ impl StreamHandle {
         let StreamSnapshot { record, .. } = &passes;
         let waiting_files = view.waiting.iter().map(|file| file.modified_unix_ms);
         let oldest = waiting_files.chain(passes.oldest_unix_ms).min();
-        let listed = view.left_out.iter().take(LISTED_MAX);
+        // After the end no file is looked at.
+        let LeftOut { files: left_out_files, listed: left_out } = match record.end {
+            Some(_) => record.left_out.clone(),
+            None => view.left_out.clone(),
+        };
         StreamStatus {
             files: record.files,
             waiting_files: view.waiting.len() as u64,
@@ -162,8 +181,8 @@ impl StreamHandle {
                     .examples
                     .clamp(passes.records_before.min(record.records), record.records),
             oldest_seconds: oldest.map_or(0.0, |at| unix_ms().saturating_sub(at) as f64 / 1000.0),
-            left_out_files: view.left_out.len() as u64,
-            left_out: listed.map(|(file, why)| (file.url.clone(), why.clone())).collect(),
+            left_out_files,
+            left_out,
             is_draining: record.end.is_some() || *self.is_draining.borrow(),
             error: view.error.clone(),
         }
@@ -251,7 +270,7 @@ impl Follower {
         let view = match known {
             Some(Known { watched, .. }) => View {
                 waiting: watched.waiting().cloned().collect(),
-                left_out: watched.left_out().clone(),
+                left_out: left_out(watched),
                 error,
             },
             None => View { error, ..View::clone(&self.view.borrow()) },
@@ -288,7 +307,9 @@ impl Follower {
             let waiting = || known.watched.waiting().map(|file| file.url.clone()).collect();
             let wanted = known.wanted.get_or_insert_with(waiting);
             if known.watched.waiting().all(|file| !wanted.contains(&file.url)) {
-                known.stream = self.event_loop.ask(|reply| Event::EndStream { reply }).await?;
+                let left_out = left_out(&known.watched);
+                let end = |reply| Event::EndStream { left_out, reply };
+                known.stream = self.event_loop.ask(end).await?;
             }
         }
         Ok(())

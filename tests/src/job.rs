@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use steadfast_common::spec::Mode;
+
 use crate::Scene;
 
 /// Returns the directory of the examples.
@@ -53,6 +55,28 @@ impl Job {
     /// Returns the asynchronous digits job.
     pub fn asynchronous() -> Self {
         Self::example("digits-async")
+    }
+
+    /// Returns the digits job that follows the files in a directory.
+    pub fn stream(directory: &Path, mode: Mode) -> Self {
+        let example = examples().join("data/digits.csv").display().to_string();
+        let job = Self::asynchronous()
+            .with("digits-async", "stream")
+            .with("passes = 30\n", "")
+            .with("[dataset]", "[dataset]\nfollow = true")
+            .with(&example, &directory.join("*.csv").display().to_string())
+            .with("records_per_task = 60", "records_per_task = 20")
+            .with("[evaluation]\nfraction = 0.2\n", "");
+        let asynchronous = "[async]\nbatch = 15\npush_every = 2\npull_every = 4\nmax_staleness = 8";
+        match mode {
+            Mode::Sync => job
+                .with("mode = \"async\"", "mode = \"sync\"")
+                .with(asynchronous, "[sync]\nlanes = 4\nmicro_batch = 8")
+                .with("every = \"10s\"", "every_steps = 20"),
+            Mode::Async => job
+                .with(asynchronous, "[async]\nbatch = 10")
+                .with("every = \"10s\"", "every = \"1s\""),
+        }
     }
 
     /// Replaces a text that must occur in the job file.

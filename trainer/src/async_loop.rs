@@ -67,6 +67,13 @@ pub async fn train(
     worker.work(leave).await
 }
 
+/// What became of a task.
+enum Computed {
+    Ended(TaskOutcome),
+    /// The data cannot be reached, which is no failure of the task: a later attempt or another trainer may succeed.
+    Unreachable(String),
+}
+
 struct Worker<'a> {
     context: &'a Arc<Context>,
     generation: &'a GenerationClient,
@@ -115,9 +122,10 @@ impl Worker<'_> {
             let (task, pass, attempt) = (dispatch.task.0, dispatch.pass.0, dispatch.attempt.0);
             let span = info_span!(target: TRACE, parent: None, "task", task, pass, attempt);
             next = match self.compute(dispatch).instrument(span.clone()).await? {
-                Some(outcome) => self.request(Some(outcome)).instrument(span).await?,
-                None => {
-                    self.tasks.return_first(self.context.activity.time_breakdown()).await?;
+                Computed::Ended(outcome) => self.request(Some(outcome)).instrument(span).await?,
+                Computed::Unreachable(reason) => {
+                    let spent = self.context.activity.time_breakdown();
+                    self.tasks.return_first(Some(reason), spent).await?;
                     NextTask::Later(RETRY)
                 }
             };
@@ -139,12 +147,8 @@ impl Worker<'_> {
         Ok(next)
     }
 
-    /// Trains on one task; all pushes are acknowledged when this returns. Returns `None` if the data cannot
-    /// be reached, which is no failure of the task: a later attempt or another trainer may succeed.
-    async fn compute(
-        &mut self,
-        dispatch: DispatchRecord,
-    ) -> Result<Option<TaskOutcome>, TrainError> {
+    /// Trains on one task; all pushes are acknowledged when this returns.
+    async fn compute(&mut self, dispatch: DispatchRecord) -> Result<Computed, TrainError> {
         let DispatchRecord { pass, task, .. } = dispatch;
         self.context.activity.note(|activity| {
             activity.pass = pass;
@@ -164,14 +168,14 @@ impl Worker<'_> {
                 self.context.metrics.failed();
                 let reason = error.to_string();
                 return Ok(match error.cause() {
-                    FailureCause::Data => Some(TaskOutcome::Failed { reason }),
-                    FailureCause::Transient => None,
+                    FailureCause::Data => Computed::Ended(TaskOutcome::Failed { reason }),
+                    FailureCause::Transient => Computed::Unreachable(reason),
                 });
             }
         };
         let loss_sum = self.train_on(pass, task, &records).await?;
         let (records, version) = (records.len() as u64, self.position.version);
-        Ok(Some(TaskOutcome::Finished { records, loss_sum, version }))
+        Ok(Computed::Ended(TaskOutcome::Finished { records, loss_sum, version }))
     }
 
     async fn train_on(

@@ -10,16 +10,17 @@ use steadfast_common::given_up::{Discarded, DiscardedTask};
 use steadfast_common::records::{JobOutcome, RecordRange, ResultRecord};
 use steadfast_common::spec::{JobSpec, Mode};
 use steadfast_common::status::{JobStatus, TimeBreakdown};
+use steadfast_common::stream::LeftOut;
 
 use super::outages::Outage;
-use crate::format::{figure, passes, span};
+use crate::format::{figure, passes, plural, span};
 use crate::output::Output;
 
 /// Maximum number of discarded tasks that are listed.
 const LISTED_MAX: usize = 10;
 
-/// Exit code of a job that finished with discarded tasks.
-const EXIT_WITH_DISCARDED: u8 = 10;
+/// Exit code of a job that finished, but without some tasks or files.
+const EXIT_WITHOUT_SOME: u8 = 10;
 
 /// Summary of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -50,6 +51,9 @@ pub struct Summary {
     pub warnings: Vec<String>,
     /// Tasks that were given up.
     pub discarded: Discarded,
+    /// Files of a stream that could not be read.
+    #[serde(default, skip_serializing_if = "LeftOut::is_empty")]
+    pub left_out: LeftOut,
     /// Processes that ended unexpectedly during this run, and the time that training stopped for each.
     #[serde(default)]
     pub outages: Vec<Outage>,
@@ -95,6 +99,7 @@ impl Summary {
             checkpoint_failures: 0,
             warnings: Vec::new(),
             discarded: result.discarded,
+            left_out: result.left_out,
             outages: Vec::new(),
             time_breakdown: TimeBreakdown::default(),
             reason: result.reason,
@@ -122,6 +127,7 @@ impl Summary {
             checkpoint_failures: 0,
             warnings: Vec::new(),
             discarded: seen.map(|status| status.discarded.clone()).unwrap_or_default(),
+            left_out: LeftOut::default(),
             outages: Vec::new(),
             time_breakdown: TimeBreakdown::default(),
             reason: None,
@@ -142,8 +148,10 @@ impl Summary {
     /// Returns the exit code of the command.
     pub fn exit_code(&self) -> ExitCode {
         match self.state {
-            State::Finished if self.discarded.is_empty() => ExitCode::SUCCESS,
-            State::Finished => ExitCode::from(EXIT_WITH_DISCARDED),
+            State::Finished if self.discarded.is_empty() && self.left_out.is_empty() => {
+                ExitCode::SUCCESS
+            }
+            State::Finished => ExitCode::from(EXIT_WITHOUT_SOME),
             State::Failed => ExitCode::FAILURE,
             // 128 + SIGINT, as shells report an interrupted command.
             State::Drained => ExitCode::from(130),
@@ -192,6 +200,7 @@ impl Summary {
         rows.extend(self.warnings.iter().map(|it| ("warning", it.clone())));
         rows.extend(shares(&self.time_breakdown).map(|it| ("trainers", it)));
         rows.extend(discarded(&self.discarded).map(|it| ("discarded", it)));
+        rows.extend(left_out_lines(&self.left_out).map(|it| ("left out", it)));
         for outage in &self.outages {
             let lasted = match outage.seconds {
                 Some(seconds) => format!("next step {seconds:.2} s later"),
@@ -263,6 +272,14 @@ fn discarded(of: &Discarded) -> impl Iterator<Item = String> {
     of.listed.iter().take(LISTED_MAX).map(one_discarded).chain(more)
 }
 
+/// Formats one line for each of the first files that were left out, and one for the rest.
+fn left_out_lines(of: &LeftOut) -> impl Iterator<Item = String> {
+    let listed = of.listed.iter().take(LISTED_MAX);
+    let more = of.files - listed.len() as u64;
+    let more = (0 < more).then(|| format!("and {}", plural(more as usize, "more file")));
+    listed.map(|(url, reason)| format!("{}: {reason}", local_path(url))).chain(more)
+}
+
 fn one_discarded(of: &DiscardedTask) -> String {
     let named: Vec<String> = of.records.iter().map(range).collect();
     let place = if named.is_empty() { String::new() } else { format!(" ({})", named.join(", ")) };
@@ -317,6 +334,7 @@ mod tests {
             model: Some("file:///data/my%20jobs/model.safetensors".to_owned()),
             checkpoint: None,
             discarded: Discarded::default(),
+            left_out: LeftOut::default(),
         }
     }
 
@@ -341,6 +359,11 @@ mod tests {
         }
     }
 
+    fn left_out(files: u64) -> LeftOut {
+        let listed = vec![("file:///data/bad%20one.csv".to_owned(), "no column `y`".to_owned())];
+        LeftOut { files, listed }
+    }
+
     #[test]
     fn the_time_breakdown_is_shown_once_it_has_values() {
         let mut summary = Summary::of_result(&sample::spec(), result(), 1.0);
@@ -357,6 +380,7 @@ mod tests {
         let code = |result| Summary::of_result(&sample::spec(), result, 1.0).exit_code();
         assert_eq!(code(result()), ExitCode::SUCCESS);
         assert_eq!(code(ResultRecord { discarded: discarded(1), ..result() }), ExitCode::from(10));
+        assert_eq!(code(ResultRecord { left_out: left_out(1), ..result() }), ExitCode::from(10));
         assert_eq!(code(ResultRecord { state: JobOutcome::Failed, ..result() }), ExitCode::FAILURE);
     }
 
@@ -370,6 +394,15 @@ mod tests {
                         time       1m 06s\n  discarded  task 7 (/data/a.csv, records 71 to 80) in passes \
                         2 to 3: bad record\n";
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn files_that_were_left_out_are_listed() {
+        let result = ResultRecord { left_out: left_out(3), ..result() };
+        let text = Summary::of_result(&sample::spec(), result, 65.2).text();
+        let expected =
+            "  left out   /data/bad one.csv: no column `y`\n  left out   and 2 more files\n";
+        assert!(text.ends_with(expected), "{text}");
     }
 
     #[test]

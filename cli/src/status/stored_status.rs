@@ -7,6 +7,7 @@ use steadfast_common::ids::Incarnation;
 use steadfast_common::keys::Keys;
 use steadfast_common::records::{
     EvaluationRecord, GenerationRecord, JobRecord, PserverRecord, ResultRecord, TrainerRecord,
+    WaitsRecord,
 };
 use steadfast_common::spec::Mode;
 use steadfast_common::status::SlotStatus;
@@ -25,6 +26,8 @@ pub struct StoredStatus {
     pub master: Option<()>,
     /// Why no master answers.
     pub error: String,
+    /// What the master of a new job waits for before it accepts calls.
+    pub waits_for: Option<String>,
     pub generation: Option<Generation>,
     pub ps_desired: Option<u32>,
     /// The slots that have a pserver.
@@ -66,15 +69,13 @@ impl StoredStatus {
             trainers.push(StoredTrainer { id: id.to_string(), admin: trainer.admin });
         }
         let result = etcd.get_json(&keys.result()).await?;
-        if record.is_none() && result.is_none() && slots.is_empty() && trainers.is_empty() {
-            return Err(Failure::new(
-                ErrorKind::NotFound,
-                format!(
-                    "etcd has no job {name} (no key below `{}/`): a master creates it, that of a stream \
-                     once there is a first file",
-                    keys.root()
-                ),
-            ));
+        let waits: Option<WaitsRecord> = etcd.get_json(&keys.master_waits()).await?;
+        let has_job = record.is_some() || result.is_some() || waits.is_some();
+        if !has_job && slots.is_empty() && trainers.is_empty() {
+            let root = keys.root();
+            let message =
+                format!("etcd has no job {name} (no key below `{root}/`): a master creates it");
+            return Err(Failure::new(ErrorKind::NotFound, message));
         }
         let generation: Option<GenerationRecord> = etcd.get_json(&keys.generation()).await?;
         Ok(Self {
@@ -82,6 +83,7 @@ impl StoredStatus {
             mode: record.map(|record| record.spec.mode),
             master: None,
             error,
+            waits_for: waits.map(|it| it.waits_for),
             generation: generation.map(|it| it.generation),
             ps_desired: etcd.get_json(&keys.ps_desired()).await?,
             slots,

@@ -9,6 +9,7 @@ use steadfast_common::spec::Mode;
 use steadfast_common::status::{
     JobPhase, JobStatus, Recovery, SlotStatus, SlotTables, StreamStatus, TrainerStatus,
 };
+use steadfast_common::stream::LeftOut;
 
 use super::stored_status::StoredStatus;
 use crate::format::{bytes, figure, passes, plural, rate, span};
@@ -94,19 +95,23 @@ pub fn live(status: &JobStatus) -> String {
 
 /// Formats the status read from etcd when no master answers.
 pub fn stored(status: &StoredStatus) -> String {
-    let state = match &status.result {
-        Some(result) => outcome(result),
-        None => "no master answers",
+    let state = match (&status.result, &status.waits_for) {
+        (Some(result), _) => outcome(result),
+        (None, Some(_)) => "waiting",
+        (None, None) => "no master answers",
     };
     let mut page = Page::new(&status.job, state, mode(status.mode));
     if let Some(result) = &status.result {
         page.result(result);
         page.row("checkpoint", status.checkpoint.as_deref().unwrap_or("none"));
         page.discarded(&result.discarded);
+        page.left_out(&result.left_out);
         return page.text;
     }
     page.row("why", &status.error);
-    page.row("below", "the state in etcd; the job continues once a master is acting");
+    if status.waits_for.is_none() {
+        page.row("below", "the state in etcd; the job continues once a master is acting");
+    }
     if let Some(generation) = status.generation {
         page.row("generation", generation.to_string());
     }
@@ -174,9 +179,8 @@ impl Page {
                 span(*oldest_seconds)
             ),
         );
-        for (file, reason) in &stream.left_out {
-            self.row("left out", format!("{file}: {reason}"));
-        }
+        let (files, listed) = (stream.left_out_files, stream.left_out.clone());
+        self.left_out(&LeftOut { files, listed });
         if let Some(error) = &stream.error {
             self.row("error", format!("the stream is not read: {error}"));
         }
@@ -274,6 +278,13 @@ impl Page {
         self.more(discarded.tasks as usize);
     }
 
+    fn left_out(&mut self, left_out: &LeftOut) {
+        for (file, reason) in left_out.listed.iter().take(LISTED_MAX) {
+            self.row("left out", format!("{file}: {reason}"));
+        }
+        self.more(left_out.files as usize);
+    }
+
     pub fn more(&mut self, count: usize) {
         if LISTED_MAX < count {
             self.row("", format!("and {} more", count - LISTED_MAX));
@@ -367,6 +378,7 @@ job digits: training (synchronous)
             mode: Some(Mode::Sync),
             master: None,
             error: "the job has no acting master".to_owned(),
+            waits_for: None,
             generation: None,
             ps_desired: Some(2),
             slots: sample::training().slots[..1].to_vec(),
@@ -384,6 +396,12 @@ job digits: training (synchronous)
         assert!(text.contains("why         the job has no acting master\n"), "{text}");
         assert!(text.contains("pservers    1 of 2 slots\n"), "{text}");
         assert!(text.contains("trainers    0 live trainers\n"), "{text}");
+
+        let error = "the master waits for the first file".to_owned();
+        let waits_for = Some("the first file".to_owned());
+        let text = stored(&StoredStatus { error, waits_for, ..without_master(None) });
+        assert!(text.starts_with("job digits: waiting (synchronous)\n"), "{text}");
+        assert!(text.contains("why         the master waits for the first file\n"), "{text}");
     }
 
     #[test]
@@ -401,6 +419,7 @@ job digits: training (synchronous)
             model: None,
             checkpoint: None,
             discarded: Discarded::default(),
+            left_out: LeftOut::default(),
         };
         let text = stored(&without_master(Some(result)));
         let expected = "job digits: failed (synchronous)\n  reason      all tasks were discarded\n  \

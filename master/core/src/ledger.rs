@@ -68,10 +68,12 @@ pub enum Report {
         attempt: Attempt,
         reason: String,
     },
-    /// The trainer leaves; this does not count against the task.
+    /// The trainer leaves, or cannot reach the data. This does not count against the task.
     Returned {
         task: TaskId,
         attempt: Attempt,
+        /// Why the data cannot be reached.
+        unreachable: Option<String>,
     },
 }
 
@@ -345,8 +347,9 @@ impl Ledger {
             Report::Failed { reason, .. } => {
                 self.take_back(task, attempt, reason, Attribution::Task, limits)
             }
-            Report::Returned { .. } => {
-                self.take_back(task, attempt, "its trainer returned it", Attribution::None, limits)
+            Report::Returned { unreachable, .. } => {
+                let reason = unreachable.as_deref().unwrap_or("its trainer returned it");
+                self.take_back(task, attempt, reason, Attribution::None, limits)
             }
         }
     }
@@ -501,6 +504,12 @@ impl Ledger {
         let discarded = self.discarded.len() as u32;
         let done = tasks - todo - pending - discarded;
         Queues { todo, pending, done, discarded }
+    }
+
+    /// Returns the tasks that wait after a failure, with the reason of the last one.
+    pub fn failing(&self) -> impl Iterator<Item = (TaskId, &str)> {
+        let failing = self.retry.iter().filter(|(_, retry)| 0 < retry.failures.failures);
+        failing.map(|(task, retry)| (*task, retry.reason.as_str()))
     }
 
     /// Returns all tasks that were given up, in this pass or before.

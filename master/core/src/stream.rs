@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use steadfast_common::ids::Pass;
 use steadfast_common::spec::Mode;
-use steadfast_common::stream::{PASS_FILES_MAX, StreamFile, StreamPassRecord, StreamRecord};
+use steadfast_common::stream::{
+    LeftOut, PASS_FILES_MAX, StreamFile, StreamPassRecord, StreamRecord,
+};
 
 use crate::job_state::Fact;
 
@@ -81,10 +83,10 @@ impl Stream {
     }
 
     /// Ends the stream after the passes so far, unless it has ended.
-    pub fn end(&self) -> Option<Fact> {
+    pub fn end(&self, left_out: LeftOut) -> Option<Fact> {
         let end = Some(self.record.next);
         let is_new = self.record.end.is_none();
-        is_new.then(|| Fact::Stream(StreamRecord { end, ..self.record.clone() }))
+        is_new.then(|| Fact::Stream(StreamRecord { end, left_out, ..self.record.clone() }))
     }
 
     /// Forgets passes before `to`, whose files are in the object `forgotten`: as many as fit into a transaction.

@@ -108,8 +108,8 @@ impl EventLoop {
                 });
                 batch.reply(reply, answer);
             }
-            Event::EndStream { reply } => {
-                if let Some(fact) = batch.state().stream.end() {
+            Event::EndStream { left_out, reply } => {
+                if let Some(fact) = batch.state().stream.end(left_out) {
                     info!("the stream ends");
                     batch.add(fact);
                 }
@@ -223,8 +223,13 @@ impl EventLoop {
         let (pass, facts) = (batch.state().ledger.head().pass, batch.facts);
         let answer = batch.decide(|draft| draft.next_task(request, &self.limits));
         let is_repeat = batch.facts == facts;
-        if let Some(done) = done.filter(|_| answer.accepted && !is_repeat) {
-            batch.after(move |live| live.note_done(done));
+        if let Some(report) = request.report.clone().filter(|_| answer.accepted && !is_repeat) {
+            batch.after(move |live| {
+                live.note_report(pass, report);
+                if let Some(done) = done {
+                    live.note_done(done);
+                }
+            });
         }
         if batch.state().ledger.head().pass != pass {
             info!(pass = pass.0, "pass completed");
@@ -319,6 +324,7 @@ impl EventLoop {
             model: None,
             checkpoint: self.state.checkpoint.clone(),
             discarded: self.discarded(state),
+            left_out: state.stream.record.left_out.clone(),
         };
         batch.add(Fact::Result(Box::new(result)));
     }
@@ -407,10 +413,11 @@ impl EventLoop {
         }
         let list = result.discarded.list.take();
         result.discarded = Discarded { list, ..self.discarded(batch.state()) };
-        let end = batch.state().stream.record.end.map(|end| end.0);
-        if let Some(passes) = self.job.record.spec.passes.or(end) {
+        let stream = &batch.state().stream.record;
+        if let Some(passes) = self.job.record.spec.passes.or(stream.end.map(|end| end.0)) {
             result.passes = passes;
         }
+        result.left_out.clone_from(&stream.left_out);
         info!(sha256 = result.parameters_sha256, "the job is finished");
         batch.add(Fact::Result(Box::new(result)));
         Ok(())

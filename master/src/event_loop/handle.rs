@@ -9,7 +9,7 @@ use steadfast_common::ids::{Generation, Pass, TrainerId, Version};
 use steadfast_common::position::Position;
 use steadfast_common::records::{CheckpointRecord, EvaluationRecord, QueueSnapshot, ResultRecord};
 use steadfast_common::status::TimeBreakdown;
-use steadfast_common::stream::{StreamPassRecord, StreamRecord};
+use steadfast_common::stream::{LeftOut, StreamPassRecord, StreamRecord};
 use steadfast_host::time::{Instant, timeout};
 use steadfast_master_core::election;
 use steadfast_master_core::ledger::{Request, TaskReply};
@@ -121,6 +121,8 @@ pub enum Event {
     },
     /// Ends a stream after the passes so far.
     EndStream {
+        /// The files that are in no pass.
+        left_out: LeftOut,
         reply: Reply<StreamRecord>,
     },
     /// Forgets some passes of a stream before `to`.

@@ -1,10 +1,10 @@
 //! The volatile state of an acting master. It changes only after the commit that a change belongs to; a
 //! new master starts without it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use steadfast_common::ids::{Lane, Pass, Slot, TrainerId};
+use steadfast_common::ids::{Lane, Pass, Slot, TaskId, TrainerId};
 use steadfast_common::position::Position;
 use steadfast_common::schedule::LaneSchedule;
 use steadfast_coord::now;
@@ -13,6 +13,7 @@ use steadfast_master_core::deadlines::Deadlines;
 use steadfast_master_core::held_out::HeldOut;
 use steadfast_master_core::lane_losses::LaneLosses;
 use steadfast_master_core::lanes::Lanes;
+use steadfast_master_core::ledger::Report;
 use steadfast_master_core::saver::{SaveReply, Saver};
 use steadfast_master_core::sync_tasks::Failure;
 use tracing::warn;
@@ -28,10 +29,14 @@ pub(crate) struct LiveState {
     assigned_for: Option<(Pass, Arc<BTreeSet<TrainerId>>)>,
     pub deadlines: Deadlines,
     pub position: Position,
+    /// Whether a trainer has reported a position in this term. Before, it is that of the latest checkpoint.
+    pub is_position_reported: bool,
     pub finished: Finished,
     pub saver: Saver,
     /// Failures of held-out tasks.
     pub held_out: HeldOut,
+    /// Tasks whose data could not be reached when they were last tried, and why (asynchronous mode).
+    unreachable: BTreeMap<(Pass, TaskId), String>,
     pub lane_losses: LaneLosses,
     /// The lanes of the present pass, for the status.
     pub schedule: Option<(Pass, LaneSchedule)>,
@@ -59,9 +64,11 @@ impl LiveState {
             assigned_for: None,
             deadlines: Deadlines::default(),
             position,
+            is_position_reported: false,
             finished: Finished::default(),
             saver: Saver::default(),
             held_out: HeldOut::default(),
+            unreachable: BTreeMap::new(),
             lane_losses: LaneLosses::default(),
             schedule: None,
             recoveries,
@@ -70,6 +77,20 @@ impl LiveState {
             known_trainers: Arc::default(),
             known_lost_slots: Vec::new(),
         }
+    }
+
+    /// Records what a trainer reports of a task of `pass`, the present one.
+    pub fn note_report(&mut self, pass: Pass, report: Report) {
+        self.unreachable.retain(|(of, task), _| *of == pass && *task != report.task());
+        if let Report::Returned { task, unreachable: Some(reason), .. } = report {
+            self.unreachable.insert((pass, task), reason);
+        }
+    }
+
+    /// Returns the tasks of `pass` whose data could not be reached when they were last tried, and why.
+    pub fn unreachable(&self, pass: Pass) -> impl Iterator<Item = (TaskId, &str)> {
+        let of_pass = self.unreachable.range((pass, TaskId(0))..=(pass, TaskId(u32::MAX)));
+        of_pass.map(|((_, task), reason)| (*task, reason.as_str()))
     }
 
     /// Records a finished task.
@@ -84,6 +105,7 @@ impl LiveState {
     pub fn note_position(&mut self, position: Position) {
         if self.position.version <= position.version {
             self.position = position;
+            self.is_position_reported = true;
             self.recoveries.progress(position.version, now(), unix_ms());
         }
     }

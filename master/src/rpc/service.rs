@@ -9,6 +9,7 @@ use steadfast_common::ids::{
 };
 use steadfast_common::records::{EvaluationRecord, JobOutcome, ResultRecord};
 use steadfast_common::status::TimeBreakdown;
+use steadfast_common::stream::LeftOut;
 use steadfast_host::time::{Instant, timeout};
 use steadfast_master_core::election::InitReply;
 use steadfast_master_core::ledger::{Next, Report, Request as TaskRequest, Wants};
@@ -282,6 +283,7 @@ impl Master for Service {
             model: Some(request.model),
             checkpoint: None,
             discarded: Discarded::default(),
+            left_out: LeftOut::default(),
         });
         let Acting { handle, checkpoints, store, .. } = self.acting()?;
         // The final checkpoint keeps the parameters and their position after the pservers exit. The job ends
@@ -388,9 +390,11 @@ fn report(report: WireReport) -> Report {
             attempt: Attempt(it.attempt),
             reason: reason(it.reason),
         },
-        WireReport::Returned(it) => {
-            Report::Returned { task: TaskId(it.task), attempt: Attempt(it.attempt) }
-        }
+        WireReport::Returned(it) => Report::Returned {
+            task: TaskId(it.task),
+            attempt: Attempt(it.attempt),
+            unreachable: (!it.reason.is_empty()).then(|| reason(it.reason)),
+        },
     }
 }
 

@@ -17,6 +17,9 @@ use steadfast_master_core::stream::Stream;
 
 use crate::event_loop::EventLoop;
 
+/// The most tasks that are listed as failing.
+const FAILING_MAX: usize = 16;
+
 /// The trainers' lanes, and the tasks that were given up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assignments {
@@ -44,6 +47,8 @@ pub struct StatusSnapshot {
     pub pass: Pass,
     pub all_passes_over: bool,
     pub examples: u64,
+    /// Whether this is the number of this moment, and not that of the latest checkpoint.
+    pub are_examples_present: bool,
     pub loss: Option<f64>,
     pub evaluation: Option<EvaluationRecord>,
     pub checkpoint: Option<String>,
@@ -163,6 +168,7 @@ impl StatusSnapshot {
         self.lane_suspects = event_loop.lane_suspects();
         self.failing = event_loop.state.sync_tasks.failing(position.pass);
         self.examples = position.examples;
+        self.are_examples_present = event_loop.live.is_position_reported;
         self.loss = position.loss;
         self.all_passes_over = event_loop.limits.passes <= position.pass.0
             || spec.steps.is_some_and(|steps| steps <= position.version.0);
@@ -187,12 +193,17 @@ impl StatusSnapshot {
         self.pass = ledger.head().pass;
         self.loss = event_loop.live.finished.loss;
         self.queues = ledger.queues();
+        let failing = ledger.failing().chain(event_loop.live.unreachable(self.pass));
+        let failing: BTreeMap<TaskId, &str> = failing.take(FAILING_MAX).collect();
+        self.failing =
+            failing.into_iter().map(|(task, reason)| (task, reason.to_owned())).collect();
         self.all_passes_over = event_loop.limits.passes <= self.pass.0;
         let total = event_loop.job.tasks;
         if self.all_passes_over {
             self.queues = Queues { done: total, ..Queues::default() };
         }
         self.examples = event_loop.examples(&event_loop.state);
+        self.are_examples_present = true;
     }
 }
 

@@ -68,23 +68,11 @@ impl Feed {
     }
 
     fn job_of(directory: &Path, mode: Mode) -> Job {
-        let example = examples().join("data/digits.csv").display().to_string();
-        let job = Job::asynchronous()
-            .with("digits-async", "stream")
-            .with("passes = 30\n", "")
-            .with("[dataset]", "[dataset]\nfollow = true")
-            .with(&example, &directory.join("*.csv").display().to_string())
-            .with("records_per_task = 60", "records_per_task = 20")
-            .with("[evaluation]\nfraction = 0.2\n", "");
-        let asynchronous = "[async]\nbatch = 15\npush_every = 2\npull_every = 4\nmax_staleness = 8";
+        let job = Job::stream(directory, mode);
+        // So many files need not so many checkpoints.
         match mode {
-            Mode::Sync => job
-                .with("mode = \"async\"", "mode = \"sync\"")
-                .with(asynchronous, "[sync]\nlanes = 4\nmicro_batch = 8")
-                .with("every = \"10s\"", "every_steps = 40"),
-            Mode::Async => job
-                .with(asynchronous, "[async]\nbatch = 10")
-                .with("every = \"10s\"", "every = \"2s\""),
+            Mode::Sync => job.with("every_steps = 20", "every_steps = 40"),
+            Mode::Async => job.with("every = \"1s\"", "every = \"2s\""),
         }
     }
 

@@ -103,16 +103,22 @@ impl HeldTasks {
         self.request(Some(report), Take::Another, spent).await
     }
 
-    /// Returns the first task, if there is one, to the queue, which does not count as a failure.
+    /// Returns the first task, if there is one, to the queue, which does not count as a failure. `unreachable` says
+    /// why its data cannot be reached, if that is the reason.
     ///
     /// # Errors
     /// A rejection, another generation, or the end of the job.
-    pub async fn return_first(&mut self, spent: TimeBreakdown) -> Result<(), ClientError> {
+    pub async fn return_first(
+        &mut self,
+        unreachable: Option<String>,
+        spent: TimeBreakdown,
+    ) -> Result<(), ClientError> {
         let Some(DispatchRecord { task, attempt, .. }) = self.held.pop_front() else {
             return Ok(());
         };
         info!(%task, "task returned");
-        let returned = v1::Returned { attempt: attempt.0, task: task.0 };
+        let reason = unreachable.unwrap_or_default();
+        let returned = v1::Returned { attempt: attempt.0, task: task.0, reason };
         self.request(Some(Report::Returned(returned)), Take::Nothing, spent).await?;
         Ok(())
     }
@@ -123,7 +129,7 @@ impl HeldTasks {
     /// A rejection, another generation, or the end of the job.
     pub async fn return_all(&mut self, spent: TimeBreakdown) -> Result<(), ClientError> {
         while !self.is_empty() {
-            self.return_first(spent).await?;
+            self.return_first(None, spent).await?;
         }
         Ok(())
     }

@@ -142,7 +142,7 @@ mod tests {
     fn head(next: u32, first: u32, end: Option<u32>) -> StreamRecord {
         let records = u64::from(next) * 10;
         let (next, first, end) = (Pass(next), Pass(first), end.map(Pass));
-        StreamRecord { next, first, end, files: 0, records, forgotten: None }
+        StreamRecord { next, first, end, records, ..StreamRecord::default() }
     }
 
     fn broken(commits: &[Vec<Change>]) -> usize {

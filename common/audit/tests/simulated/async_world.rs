@@ -16,6 +16,7 @@ use steadfast_common::records::{
 };
 use steadfast_common::schedule::task_order;
 use steadfast_common::spec::{JobSpec, LostPserver, Mode};
+use steadfast_common::stream::LeftOut;
 use steadfast_master_core::draft::Draft;
 use steadfast_master_core::given_up::GivenUp;
 use steadfast_master_core::job_state::{Fact, JobState};
@@ -495,6 +496,7 @@ impl AsyncWorld {
                     times: self.state.ledger.given_up().times(),
                     ..Discarded::default()
                 },
+                left_out: LeftOut::default(),
             }),
             discarded,
         }

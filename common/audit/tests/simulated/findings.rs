@@ -15,6 +15,7 @@ use steadfast_common::position::Position;
 use steadfast_common::records::{GenerationRecord, JobOutcome, QueueSnapshot, ResultRecord};
 use steadfast_common::schedule::LaneSchedule;
 use steadfast_common::spec::{LostPserver, Mode};
+use steadfast_common::stream::LeftOut;
 
 use crate::world::spec;
 
@@ -292,6 +293,7 @@ fn a_result_with_other_tasks_or_numbers_is_reported() {
         model: None,
         checkpoint: Some("c".to_owned()),
         discarded: Discarded { tasks: 1, times: 1, ..Discarded::default() },
+        left_out: LeftOut::default(),
     });
     assert!(audit(&evidence).to_string().contains("not proved"));
     evidence.checkpoint.as_mut().unwrap().parameters_sha256 = Some("5".to_owned());

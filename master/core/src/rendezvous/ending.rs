@@ -10,6 +10,7 @@ use steadfast_common::given_up::Discarded;
 use steadfast_common::ids::{Phase, Round};
 use steadfast_common::records::{JobOutcome, ResultRecord};
 use steadfast_common::rendezvous::{EXIT_TAG, SharedRecord};
+use steadfast_common::stream::LeftOut;
 
 use super::state::{Entries, Fact, Rendezvous, Standing};
 use super::{Caller, Refusal, VALUE_BYTES_MAX};
@@ -96,5 +97,6 @@ fn ended(state: JobOutcome, reason: Option<String>) -> Fact {
         model: None,
         checkpoint: None,
         discarded: Discarded::default(),
+        left_out: LeftOut::default(),
     }))
 }

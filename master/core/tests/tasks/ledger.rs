@@ -171,7 +171,7 @@ impl LedgerModel {
         Some(match kind {
             0 => Report::Finished { task, attempt },
             1 => Report::Failed { task, attempt, reason: "bad record".to_owned() },
-            _ => Report::Returned { task, attempt },
+            _ => Report::Returned { task, attempt, unreachable: None },
         })
     }
 }
