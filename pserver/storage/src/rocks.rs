@@ -274,7 +274,6 @@ impl DiskSnapshot for RocksSnapshot {
         }
         // A scan reads everything once; the cache is for the rows that training asks for.
         options.fill_cache(false);
-        options.set_readahead_size(1 << 20);
         let mode = IteratorMode::From(&first, Direction::Forward);
         for entry in self.snapshot.borrow_dependent().0.iterator_opt(mode, options) {
             let (key, content) = entry.map_err(|it| failed(&self.own, it))?;
