@@ -366,14 +366,15 @@ impl MasterProcess<'_> {
                 _ = waiting.changed() => {
                     let record = WaitsRecord { waits_for: waiting.borrow_and_update().clone() };
                     let show = Op::put_leased(&waits, to_json(&record), session.lease());
-                    leadership.commit(self.etcd, &[show]).await?;
+                    leadership.commit(self.etcd, &[show]).await.map_err(after_acting)?;
                 }
             }
         };
         let address = self.keys.master_addr();
         let announce = Op::put_leased(&address, to_json(&self.record), session.lease());
         // Announced before recovery, so that callers know the address when the state is loaded.
-        leadership.commit(self.etcd, &[announce, Op::delete(&waits)]).await?;
+        let ops = [announce, Op::delete(&waits)];
+        leadership.commit(self.etcd, &ops).await.map_err(after_acting)?;
         match opened {
             Opened::Training(job) => {
                 self.train(*job, leadership, readiness, acting, shutdown).await
