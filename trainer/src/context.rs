@@ -26,7 +26,7 @@ use steadfast_host::task::in_place;
 use steadfast_host::time::Instant;
 use steadfast_net::traces::TRACE;
 use steadfast_process::Failure;
-use steadfast_store::Location;
+use steadfast_store::{Location, ObjectWriter};
 use steadfast_trainer_core::{
     Batch, BatchIds, Evaluation, LaneBatches, MicroBatch, Model, ModelError, Parameters, Validity,
 };
@@ -380,6 +380,8 @@ impl Context {
         for (index, table) in self.layout().tables().iter().enumerate() {
             let about = [("job", &self.spec().name[..]), ("table", &table.name)];
             let mut file = TableFile::new(table.width, &about)?;
+            let place = self.store.child(&table_file_name(&table.name))?;
+            let mut writer = ObjectWriter::new(place.clone());
             for first in (0..RANGES).step_by(RANGES_AT_ONCE) {
                 let ranges = first..RANGES.min(first + RANGES_AT_ONCE as u32);
                 let reads = ranges.map(|range| generation.pservers().read_range(index, range));
@@ -391,9 +393,10 @@ impl Context {
                     digests.push(in_place(|| rows.digest()));
                     in_place(|| file.push(&rows))?;
                 }
+                writer.push(&file.take()?).await?;
             }
-            let place = self.store.child(&table_file_name(&table.name))?;
-            place.write(in_place(|| file.finish())?).await?;
+            writer.push(&in_place(|| file.finish())?).await?;
+            writer.finish().await?;
             info!(table = table.name, place = place.url(), "table saved");
         }
         Ok(digests)

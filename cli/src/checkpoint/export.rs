@@ -3,14 +3,14 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use bytes::Bytes;
 use clap::Args;
 use steadfast_checkpoint::{
-    CheckpointError, ModelFile, encode_model, parameters, table_file_name, table_files,
+    CheckpointError, ModelFile, WriteTablesError, encode_model, parameters, table_file_name,
+    write_tables,
 };
 use steadfast_common::error::ErrorKind;
 use steadfast_process::Failure;
-use steadfast_store::{Created, Location};
+use steadfast_store::{Created, Location, ObjectWriter};
 
 use super::explain;
 use super::manifests::{self, store_failure};
@@ -73,14 +73,20 @@ pub async fn run(args: ExportArgs) -> Result<ExitCode, Failure> {
     let bytes = encode_model(&layout, &values, about)
         .map_err(|error| Failure::invalid(format!("checkpoint {id}: {error}")))?;
     let about = [("job", &name[..]), ("parameters_sha256", &sha256)];
-    let tables = table_files(&store, checkpoint, &about)
-        .await
-        .map_err(|error| Failure::invalid(format!("checkpoint {id}: {error}")))?;
-    for (table, bytes) in tables {
-        let target = open_target(&table_target(&args.to, &table))?;
-        write(&target, bytes, if_there).await?;
+    let names = layout.tables().iter().map(|table| table_target(&args.to, &table.name));
+    let targets = names.map(|name| open_target(&name)).collect::<Result<Vec<_>, _>>()?;
+    let writers = targets.iter().cloned().map(ObjectWriter::new).collect();
+    let written = write_tables(&store, checkpoint, &about, writers).await;
+    let mut writers = written.map_err(|error| match error {
+        WriteTablesError::Store(error) => store_failure(error),
+        error => Failure::invalid(format!("checkpoint {id}: {error}")),
+    })?;
+    let mut last = ObjectWriter::new(target.clone());
+    last.push(&bytes).await.map_err(store_failure)?;
+    writers.push(last);
+    for (target, writer) in targets.iter().chain([&target]).zip(writers) {
+        finish(target, writer, if_there).await?;
     }
-    write(&target, bytes, if_there).await?;
     let step = checkpoint.position.version;
     eprintln!("steadfast: wrote checkpoint {id} (step {step}) to {target}");
     println!("{sha256}");
@@ -104,11 +110,11 @@ fn open_target(text: &str) -> Result<Location, Failure> {
     steadfast_store::open(text).map_err(store_failure)
 }
 
-async fn write(target: &Location, bytes: Bytes, if_there: IfThere) -> Result<(), Failure> {
+async fn finish(target: &Location, writer: ObjectWriter, if_there: IfThere) -> Result<(), Failure> {
     match if_there {
-        IfThere::Replace => target.write(bytes).await.map_err(store_failure),
+        IfThere::Replace => writer.finish().await.map_err(store_failure),
         // Another process may have created the file since the check.
-        IfThere::Fail => match target.create(bytes).await.map_err(store_failure)? {
+        IfThere::Fail => match writer.finish_new().await.map_err(store_failure)? {
             Created::Now => Ok(()),
             Created::Already => Err(already_exists(target)),
         },

@@ -26,4 +26,4 @@ pub use shard_file::{
     BlockTensors, FileMeta, ReadBlock, ShardFile, ShardMeta, TensorFile, encode_shard,
 };
 pub use table_file::{TableFile, table_file_name};
-pub use verify::{AppliedToBlocks, Verified, parameters, table_files, verify};
+pub use verify::{AppliedToBlocks, Verified, WriteTablesError, parameters, verify, write_tables};

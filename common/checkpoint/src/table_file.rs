@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use parquet::basic::{Compression, ConvertedType, LogicalType, Repetition, Type as PhysicalType};
 use parquet::data_type::{FloatType, Int64Type};
 use parquet::errors::ParquetError;
@@ -54,13 +53,22 @@ impl TableFile {
         if GROUP_ROWS <= self.ids.len() { self.end_group() } else { Ok(()) }
     }
 
-    /// Returns the whole file.
+    /// Returns the bytes of the file since the last call.
     ///
     /// # Errors
     /// If the library fails.
-    pub fn finish(mut self) -> Result<Bytes, ParquetError> {
+    pub fn take(&mut self) -> Result<Vec<u8>, ParquetError> {
+        self.writer.flush()?;
+        Ok(std::mem::take(self.writer.inner_mut()))
+    }
+
+    /// Returns the rest of the file.
+    ///
+    /// # Errors
+    /// If the library fails.
+    pub fn finish(mut self) -> Result<Vec<u8>, ParquetError> {
         self.end_group()?;
-        self.writer.into_inner().map(Bytes::from)
+        self.writer.into_inner()
     }
 
     fn end_group(&mut self) -> Result<(), ParquetError> {
@@ -118,6 +126,7 @@ pub fn table_file_name(table: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use parquet::file::reader::{FileReader, SerializedFileReader};
     use parquet::record::RowAccessor;
 
@@ -128,20 +137,26 @@ mod tests {
         let rows = |ids: std::ops::Range<u64>| {
             let mut rows = Rows::new(3);
             // Beyond signed integers.
-            ids.for_each(|id| rows.push(id << 50 | 1 << 63, &[id as f32, 0.5, -1.0]));
+            ids.for_each(|id| rows.push(id << 40 | 1 << 63, &[id as f32, 0.5, -1.0]));
             rows
         };
         let mut file = TableFile::new(3, &[("job", "clicks")]).unwrap();
-        file.push(&rows(0..1_000)).unwrap();
+        let mut bytes = Vec::new();
+        // Two groups, and the beginning of a third one.
+        for first in [0, 40_000, 80_000, 120_000] {
+            file.push(&rows(first..first + 40_000)).unwrap();
+            bytes.append(&mut file.take().unwrap());
+        }
         file.push(&Rows::new(3)).unwrap();
-        file.push(&rows(1_000..1_500)).unwrap();
-        let reader = SerializedFileReader::new(file.finish().unwrap()).unwrap();
+        assert!(1 << 20 < bytes.len());
+        bytes.append(&mut file.finish().unwrap());
+        let reader = SerializedFileReader::new(Bytes::from(bytes)).unwrap();
         let metadata = reader.metadata().file_metadata();
-        assert_eq!(metadata.num_rows(), 1_500);
+        assert_eq!(metadata.num_rows(), 160_000);
         assert_eq!(metadata.key_value_metadata().unwrap()[0].value.as_deref(), Some("clicks"));
         for (id, row) in (0..).zip(reader.get_row_iter(None).unwrap()) {
             let row = row.unwrap();
-            assert_eq!(row.get_ulong(0).unwrap(), id << 50 | 1 << 63);
+            assert_eq!(row.get_ulong(0).unwrap(), id << 40 | 1 << 63);
             let values = row.get_list(1).unwrap();
             let expected = [id as f32, 0.5, -1.0].map(parquet::record::Field::Float);
             assert_eq!(values.elements(), expected);
@@ -151,7 +166,10 @@ mod tests {
     #[test]
     fn an_empty_table_has_a_file() {
         let file = TableFile::new(2, &[]).unwrap().finish().unwrap();
-        assert_eq!(SerializedFileReader::new(file).unwrap().metadata().num_row_groups(), 0);
+        assert_eq!(
+            SerializedFileReader::new(Bytes::from(file)).unwrap().metadata().num_row_groups(),
+            0
+        );
         assert_eq!(table_file_name("user/item é"), "model.user_item__.parquet");
     }
 }

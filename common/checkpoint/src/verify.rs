@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
+use parquet::errors::ParquetError;
 use steadfast_common::applied_records::AppliedRecords;
-use steadfast_common::layout::{Layout, TableParam};
+use steadfast_common::layout::Layout;
 use steadfast_common::records::{CheckpointRecord, ShardRecord};
 use steadfast_common::table::RangeDigest;
 use steadfast_host::task::in_place;
-use steadfast_store::Location;
+use steadfast_store::{Location, ObjectWriter, StoreError};
 
 use crate::error::CheckpointError;
 use crate::names::BlockNames;
@@ -80,49 +80,63 @@ pub async fn parameters(
     Ok((found.layout, found.values, sha256))
 }
 
-/// Returns each table of a checkpoint as a [`TableFile`], in order; `about` is for their metadata. The checkpoint is
-/// one that was verified. Holds a row file of each layer and the rows of one range in memory beside the files.
+/// Why tables were not written.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteTablesError {
+    /// They cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// Their files cannot be written.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("table `{table}`: {error}")]
+    File { table: String, error: ParquetError },
+}
+
+/// Writes each table of a checkpoint as a [`TableFile`] to its writer, in the order of the layout, and returns the
+/// writers; `about` is for the metadata. The checkpoint is one that was verified. Holds a row file of each layer and
+/// the rows of one range in memory.
 ///
 /// # Errors
-/// The first [`CheckpointError`].
+/// See [`WriteTablesError`].
 ///
 /// # Panics
-/// Outside of a multi-threaded runtime.
-pub async fn table_files(
+/// Outside of a multi-threaded runtime, or if a table has no writer.
+pub async fn write_tables(
     store: &Location,
     record: &CheckpointRecord,
     about: &[(&str, &str)],
-) -> Result<Vec<(String, Bytes)>, CheckpointError> {
+    mut writers: Vec<ObjectWriter>,
+) -> Result<Vec<ObjectWriter>, WriteTablesError> {
     let checkpoint = Checkpoint::open(store, record).await?;
     let tables = checkpoint.layout().tables();
+    let failed = |table: usize| {
+        let table = tables[table].name.clone();
+        |error| WriteTablesError::File { table, error }
+    };
+    let mut files = Vec::new();
+    for (index, table) in tables.iter().enumerate() {
+        files.push(TableFile::new(table.width, about).map_err(failed(index))?);
+    }
     let mut shards: Vec<&ShardRecord> = record.shards.iter().collect();
     // Their ranges ascend with their slots.
     shards.sort_by_key(|shard| shard.slot);
-    let damaged = |object: &str, reason: String| CheckpointError::Damaged {
-        object: object.to_owned(),
-        reason,
-    };
-    let mut files = Vec::new();
-    for table in tables {
-        let file = TableFile::new(table.width, about);
-        files.push(file.map_err(|error| damaged(&table.name, error.to_string()))?);
-    }
     let mut reader = RangeReader::new(&checkpoint);
     for shard in shards {
         let file = checkpoint.read(shard, &|_| false).await?;
         for number in reader.begin(shard, file.meta())? {
             let rows = reader.rows(number).await?;
             let (table, ..) = table_of(checkpoint.layout(), number);
-            let pushed = in_place(|| files[table].push(&rows));
-            pushed.map_err(|error| damaged(&shard.object, error.to_string()))?;
+            let file = &mut files[table];
+            let pushed = in_place(|| file.push(&rows).and_then(|()| file.take()));
+            writers[table].push(&pushed.map_err(failed(table))?).await?;
         }
     }
-    let finish = |(table, file): (&TableParam, TableFile)| {
-        let bytes = in_place(|| file.finish());
-        let bytes = bytes.map_err(|error| damaged(&table.name, error.to_string()))?;
-        Ok((table.name.clone(), bytes))
-    };
-    tables.iter().zip(files).map(finish).collect()
+    for (table, file) in files.into_iter().enumerate() {
+        let rest = in_place(|| file.finish()).map_err(failed(table))?;
+        writers[table].push(&rest).await?;
+    }
+    Ok(writers)
 }
 
 async fn assemble(

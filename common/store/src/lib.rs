@@ -9,9 +9,11 @@ mod expand;
 mod location;
 mod root;
 mod unfinished;
+mod writer;
 
 pub use error::{ErrorKind, StoreError};
 pub use expand::{expand, list_matching};
 pub use location::{Created, Listed, Location, open};
 pub use object_store::PutPayload;
 pub use root::{Mounted, mount};
+pub use writer::ObjectWriter;

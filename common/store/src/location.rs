@@ -27,11 +27,11 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// client's limit for one request, see `cloud`.
 const SLOWEST_BYTES_PER_SECOND: u64 = 512 * 1024;
 /// Size of the parts in which large objects are uploaded.
-const PART_BYTES: usize = 8 * 1024 * 1024;
+pub(crate) const PART_BYTES: usize = 8 * 1024 * 1024;
 /// The limit of the stores: objects beyond 78 GiB have larger parts.
 const PARTS_MAX: usize = 10_000;
 /// Parts uploaded concurrently.
-const PARTS_IN_FLIGHT: usize = 4;
+pub(crate) const PARTS_IN_FLIGHT: usize = 4;
 /// Size of the chunks in which large objects are read.
 const CHUNK_BYTES: u64 = 4 * 1024 * 1024;
 /// Chunks fetched concurrently.
@@ -213,31 +213,53 @@ impl Location {
     }
 
     async fn write_in_parts(&self, bytes: PutPayload) -> Result<(), StoreError> {
-        let mut upload =
-            self.within(TIMEOUT, WRITING, self.root.store.put_multipart(&self.path)).await?;
-        let sent = self.send_parts(&mut *upload, &bytes).await;
-        let Err(error) = sent else { return Ok(()) };
-        // If the abort fails, too, the parts are left to the store's lifecycle rules: the caller needs
-        // the error of the upload.
-        let _ = self.within(TIMEOUT, WRITING, upload.abort()).await;
-        Err(error)
+        let mut upload = self.begin_parts().await?;
+        let size = PART_BYTES.max(bytes.content_length().div_ceil(PARTS_MAX));
+        let sent = self.send_parts(&mut *upload, &bytes, size).await;
+        self.end_parts(upload, sent).await
     }
 
-    async fn send_parts(
+    /// Whether an object of unknown size can be uploaded in parts.
+    pub(crate) fn takes_parts(&self) -> bool {
+        self.root.upload != Upload::AlwaysWhole
+    }
+
+    pub(crate) async fn begin_parts(&self) -> Result<Box<dyn MultipartUpload>, StoreError> {
+        self.within(TIMEOUT, WRITING, self.root.store.put_multipart(&self.path)).await
+    }
+
+    /// Sends bytes in parts of `size` bytes, the last one shorter.
+    pub(crate) async fn send_parts(
         &self,
         upload: &mut dyn MultipartUpload,
         bytes: &PutPayload,
+        size: usize,
     ) -> Result<(), StoreError> {
         let mut parts: Vec<BoxFuture<'_, Result<(), StoreError>>> = Vec::new();
-        let size = PART_BYTES.max(bytes.content_length().div_ceil(PARTS_MAX));
         for part in split(bytes, size) {
             let limit = time_for((part.content_length() * PARTS_IN_FLIGHT) as u64);
             let sending = upload.put_part(part);
             parts.push(Box::pin(self.within(limit, WRITING, sending)));
         }
-        stream::iter(parts).buffer_unordered(PARTS_IN_FLIGHT).try_collect::<()>().await?;
-        self.within(TIMEOUT, WRITING, upload.complete()).await?;
-        Ok(())
+        stream::iter(parts).buffer_unordered(PARTS_IN_FLIGHT).try_collect::<()>().await
+    }
+
+    /// Completes an upload whose parts were sent; aborts it after an error.
+    pub(crate) async fn end_parts(
+        &self,
+        mut upload: Box<dyn MultipartUpload>,
+        sent: Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        let ended = match sent {
+            Ok(()) => self.within(TIMEOUT, WRITING, upload.complete()).await.map(|_| ()),
+            Err(error) => Err(error),
+        };
+        if ended.is_err() {
+            // If the abort fails, too, the parts are left to the store's lifecycle rules: the caller needs
+            // the error of the upload.
+            let _ = self.within(TIMEOUT, WRITING, upload.abort()).await;
+        }
+        ended
     }
 
     /// Writes the object if it does not exist.

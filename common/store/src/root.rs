@@ -23,6 +23,9 @@ pub(crate) struct Root {
 /// How large objects are uploaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Upload {
+    /// As a whole: the protocol has no parts.
+    AlwaysWhole,
+    /// As a whole, if the size is known.
     Whole,
     /// In parts, each with its own retries and time limit.
     InParts,
@@ -105,7 +108,7 @@ impl Root {
             }
             "http" | "https" => {
                 let store = cloud_store(&base)?;
-                Ok(Self { store, base, upload: Upload::Whole })
+                Ok(Self { store, base, upload: Upload::AlwaysWhole })
             }
             other => Err(bad(&format!("the scheme `{other}` is not supported"))),
         }

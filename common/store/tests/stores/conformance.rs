@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
-use steadfast_store::{Created, ErrorKind, Location, StoreError, expand, open};
+use steadfast_store::{Created, ErrorKind, Location, ObjectWriter, StoreError, expand, open};
 
 /// Runs `rules` on a fresh directory of each kind of store.
 async fn on_each<F: Future<Output = ()>>(name: &str, rules: impl Fn(Location) -> F) {
@@ -69,6 +69,32 @@ async fn the_chunks_of_an_object_are_the_whole_object_in_order() {
         let beyond = object.read_in_chunks(content.len() as u64 + 1);
         assert!(beyond.try_collect::<Vec<_>>().await.is_err());
         assert!(object.read_in_chunks(0).next().await.is_none());
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_object_that_is_written_piece_by_piece_appears_when_it_is_whole() {
+    on_each("pieces", |directory| async move {
+        let content: Vec<u8> = (0..70_000_000_u32).map(|it| (it % 251) as u8).collect();
+        for size in [9, 33_554_432, content.len()] {
+            let object = directory.child(&format!("{size}")).unwrap();
+            let mut writer = ObjectWriter::new(object.clone());
+            for piece in content[..size].chunks(1_000_003) {
+                writer.push(piece).await.unwrap();
+            }
+            assert_eq!(object.size().await.unwrap(), None);
+            writer.finish().await.unwrap();
+            assert!(object.read().await.unwrap() == content[..size]);
+            for (name, expected) in
+                [(size.to_string(), Created::Already), (format!("{size} new"), Created::Now)]
+            {
+                let mut writer = ObjectWriter::new(directory.child(&name).unwrap());
+                writer.push(&content[..size]).await.unwrap();
+                assert_eq!(writer.finish_new().await.unwrap(), expected);
+            }
+        }
+        assert_eq!(directory.list().await.unwrap().len(), 6);
     })
     .await;
 }
