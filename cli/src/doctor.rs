@@ -6,7 +6,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use clap::Args;
 use serde::Serialize;
 use steadfast_common::ids::Slot;
-use steadfast_common::records::{JobRecord, MasterRecord, PserverRecord, TrainerRecord};
+use steadfast_common::records::{
+    JobRecord, MasterRecord, PserverRecord, TrainerRecord, WaitsRecord,
+};
 use steadfast_common::rendezvous::AgentRecord;
 use steadfast_coord::EtcdOptions;
 use steadfast_host::random;
@@ -142,7 +144,12 @@ async fn members(job: &Job) -> Result<Vec<Finding>, Failure> {
     }
     let master: Option<MasterRecord> = job.etcd.get_json(&job.keys.master_addr()).await?;
     match master {
-        None => found.push(Finding::new("master", Health::Error, "none is acting; start one")),
+        None => found.push(match job.etcd.get_json(&job.keys.master_waits()).await? {
+            Some(WaitsRecord { waits_for }) => {
+                Finding::new("master", Health::Ok, format!("waits for {waits_for}"))
+            }
+            None => Finding::new("master", Health::Error, "none is acting; start one"),
+        }),
         Some(it) => {
             found.push(member("master".to_owned(), Some(&it.address), &it.admin, &job.tls).await)
         }

@@ -23,7 +23,7 @@ pub struct StreamRecord {
     /// The pass before which training ends, once the job is drained.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end: Option<Pass>,
-    /// The files that were there at the end, and are in no pass.
+    /// The files that could not be read when the stream ended.
     #[serde(default, skip_serializing_if = "LeftOut::is_empty")]
     pub left_out: LeftOut,
     /// Files and records of all passes so far.

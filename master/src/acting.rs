@@ -51,7 +51,7 @@ impl Acting {
         let per_second = {
             let mut rate = view.rate.lock().expect("no holder panics");
             // After a takeover, the first report of a trainer is no progress.
-            if snapshot.are_examples_present {
+            if snapshot.are_examples_current {
                 rate.note(now(), snapshot.examples);
             }
             rate.per_second()
@@ -146,7 +146,9 @@ fn waiting(snapshot: &StatusSnapshot, mode: Mode) -> Vec<String> {
     }
     reasons.extend(snapshot.lane_suspects.iter().cloned());
     for (task, reason) in &snapshot.failing {
-        reasons.push(format!("the pass may wait for task {task}, which failed: {reason}"));
+        reasons.push(format!(
+            "the pass may wait for task {task}, which could not be computed: {reason}"
+        ));
     }
     let evaluates = snapshot.saving_stage != Some(Stage::Writing);
     for (task, reason) in snapshot.held_out_failing.iter().filter(|_| evaluates) {

@@ -116,7 +116,9 @@ pub async fn live(
     let (acting, acting_rx) = watch::channel(None::<Acting>);
     let (elastic_job, serving_rx) = watch::channel(Serving::default());
     let mut registry = prometheus_client::registry::Registry::default();
-    Metrics::register(&mut registry, acting_rx.clone());
+    let waits = watch::Sender::new(None::<String>);
+    Metrics::register(&mut registry, acting_rx.clone(), waits.subscribe());
+    let (waits_shown, waits_paged) = (waits.subscribe(), waits.subscribe());
     let (shown, paged) = (acting_rx.clone(), acting_rx.clone());
     let (elastic_shown, elastic_paged) = (serving_rx.clone(), serving_rx.clone());
     let _admin = admin.serve(AdminContent {
@@ -130,12 +132,12 @@ pub async fn live(
         status: Box::new(move || match (&*shown.borrow(), elastic_shown.borrow().status()) {
             (Some(acting), _) => json!(acting.status()),
             (None, Some(status)) => json!(*status),
-            (None, None) => json!({ "acting": false }),
+            (None, None) => json!({ "acting": false, "waits_for": *waits_shown.borrow() }),
         }),
         page: Some(Box::new(move || match (&*paged.borrow(), elastic_paged.borrow().status()) {
             (Some(acting), _) => page::sections(&acting.status(), unix_ms()),
             (None, Some(status)) => elastic_page::sections(&status, unix_ms()),
-            (None, None) => page::standby(),
+            (None, None) => page::standby(waits_paged.borrow().as_deref()),
         })),
     });
     let (_health, health) = health("steadfast.v1.Master", &readiness).await;
@@ -157,6 +159,7 @@ pub async fn live(
         tls,
         record,
         elastic_job,
+        waits,
     };
     let ending = tokio::select! {
         biased;
@@ -207,6 +210,8 @@ struct MasterProcess<'a> {
     tls: TlsIdentity,
     record: MasterRecord,
     elastic_job: watch::Sender<Serving>,
+    /// What this master waits for, if it would act.
+    waits: watch::Sender<Option<String>>,
 }
 
 impl MasterProcess<'_> {
@@ -237,6 +242,7 @@ impl MasterProcess<'_> {
             };
             // Uncommitted decisions are dropped, and callers are rejected from here on.
             has_acted |= acting.send_replace(None).is_some() | self.stop_serving();
+            self.waits.send_replace(None);
             session.close(self.etcd).await;
             match ending {
                 Err(failure) if failure.kind == ErrorKind::Stale => {
@@ -364,12 +370,16 @@ impl MasterProcess<'_> {
                 opened = &mut opening => break opened?,
                 () = shutdown.drain() => return Ok(()),
                 _ = waiting.changed() => {
-                    let record = WaitsRecord { waits_for: waiting.borrow_and_update().clone() };
+                    let waits_for = waiting.borrow_and_update().clone();
+                    readiness.set_not_ready(format!("the master waits for {waits_for}"));
+                    self.waits.send_replace(Some(waits_for.clone()));
+                    let record = WaitsRecord { waits_for };
                     let show = Op::put_leased(&waits, to_json(&record), session.lease());
                     leadership.commit(self.etcd, &[show]).await.map_err(after_acting)?;
                 }
             }
         };
+        self.waits.send_replace(None);
         let address = self.keys.master_addr();
         let announce = Op::put_leased(&address, to_json(&self.record), session.lease());
         // Announced before recovery, so that callers know the address when the state is loaded.

@@ -34,6 +34,7 @@ use crate::checkpoint::coordinator::CheckpointError;
 use crate::checkpoint::garbage_collection;
 use crate::event_loop::handle::{ControlError, Event, EventLoopHandle};
 use crate::job::{Job, data_failure};
+use crate::rpc::service::reason;
 use crate::status::status_snapshot::{StatusSnapshot, StreamSnapshot};
 
 /// Time between two listings of the files; longer if they take long.
@@ -84,6 +85,7 @@ pub(crate) async fn first_columns(
         let waits_for = match steadfast_data::stream_files(spec, base).await {
             Ok(files) => {
                 watched.note(files, now().0);
+                let mut unread = None;
                 for file in watched.complete(now().0) {
                     let files = std::slice::from_ref(&file);
                     match steadfast_data::plan_pass(spec, files, &Manifest::default()).await {
@@ -92,12 +94,12 @@ pub(crate) async fn first_columns(
                         }
                         Err(error) if error.kind() == ErrorKind::Permanent => {
                             warn!(file = file.url, %error, "file left out");
-                            watched.leave_out(&file, error.to_string());
+                            watched.leave_out(&file, reason(error.to_string()));
                         }
-                        Err(error) => warn!(%error, "cannot read the first file"),
+                        Err(error) => unread = Some(reason(error.to_string())),
                     }
                 }
-                match watched.left_out().values().next() {
+                match unread.as_ref().or(watched.left_out().values().next()) {
                     Some(reason) => format!("a file that can be read: {reason}"),
                     None => format!("the first file that matches {}", spec.source.join(", ")),
                 }
@@ -407,7 +409,7 @@ impl Follower {
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::Permanent => {
                     warn!(file = file.url, %error, "file left out");
-                    known.watched.leave_out(file, error.to_string());
+                    known.watched.leave_out(file, reason(error.to_string()));
                 }
                 Err(error) => return Err(error.into()),
             }

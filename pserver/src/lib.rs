@@ -25,5 +25,8 @@ pub use run::{Args, live};
 pub fn main() -> ExitCode {
     steadfast_process::keep_freed_memory();
     let args: Args = steadfast_process::parse();
+    if args.table_memory.is_some() {
+        steadfast_process::limit_arenas();
+    }
     steadfast_process::run("steadfast-pserver", run::run(args))
 }

@@ -64,7 +64,7 @@ class Embedding(torch.nn.Module):
             raise InvalidError(
                 f"the rows of table `{self.name}` are not here: only `steadfast.torch.Model` calls this layer"
             )
-        if ids.is_floating_point():
+        if ids.numel() and ids.is_floating_point():
             raise InvalidError(f"ids of `{self.name}` are {ids.dtype}; ids are integers")
         keys = ids.to(torch.int64) ^ _SIGN
         if len(self._keys) == 0:

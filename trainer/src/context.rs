@@ -37,9 +37,8 @@ use crate::activity::SharedActivity;
 use crate::metrics::Metrics;
 use crate::tasks::{TaskError, Tasks};
 
-/// Ranges of a table that are read at the same time; few enough that they are polled in order, which simulations
-/// need.
-const RANGES_AT_ONCE: usize = 16;
+/// Ranges of a table that are read at the same time: each is one of 128 parts, and they are in memory.
+const RANGES_AT_ONCE: usize = 2;
 
 /// The shared state of a running trainer.
 pub struct Context {
@@ -378,27 +377,45 @@ impl Context {
     ) -> Result<Vec<RangeDigest>, TrainError> {
         let mut digests = Vec::with_capacity(self.layout().ranges());
         for (index, table) in self.layout().tables().iter().enumerate() {
-            let about = [("job", &self.spec().name[..]), ("table", &table.name)];
-            let mut file = TableFile::new(table.width, &about)?;
-            let place = self.store.child(&table_file_name(&table.name))?;
-            let mut writer = ObjectWriter::new(place.clone());
-            for first in (0..RANGES).step_by(RANGES_AT_ONCE) {
-                let ranges = first..RANGES.min(first + RANGES_AT_ONCE as u32);
-                let reads = ranges.map(|range| generation.pservers().read_range(index, range));
-                for rows in try_join_all(reads).await? {
-                    if !are_finite(rows.values()) {
-                        let what = format!("a row of table {}", table.name);
-                        return Err(TrainError::NotFinite { what });
-                    }
-                    digests.push(in_place(|| rows.digest()));
-                    in_place(|| file.push(&rows))?;
+            let mut writer = ObjectWriter::new(self.store.child(&table_file_name(&table.name))?);
+            match self.write_table(generation, index, &mut writer).await {
+                Ok(mut of_table) => digests.append(&mut of_table),
+                Err(error) => {
+                    writer.abort().await;
+                    return Err(error);
                 }
-                writer.push(&file.take()?).await?;
             }
-            writer.push(&in_place(|| file.finish())?).await?;
+            let place = writer.place().clone();
             writer.finish().await?;
             info!(table = table.name, place = place.url(), "table saved");
         }
+        Ok(digests)
+    }
+
+    async fn write_table(
+        &self,
+        generation: &GenerationClient,
+        index: usize,
+        writer: &mut ObjectWriter,
+    ) -> Result<Vec<RangeDigest>, TrainError> {
+        let table = &self.layout().tables()[index];
+        let about = [("job", &self.spec().name[..]), ("table", &table.name)];
+        let mut file = TableFile::new(table.width, &about)?;
+        let mut digests = Vec::new();
+        for first in (0..RANGES).step_by(RANGES_AT_ONCE) {
+            let ranges = first..RANGES.min(first + RANGES_AT_ONCE as u32);
+            let reads = ranges.map(|range| generation.pservers().read_range(index, range));
+            for rows in try_join_all(reads).await? {
+                if !are_finite(rows.values()) {
+                    let what = format!("a row of table {}", table.name);
+                    return Err(TrainError::NotFinite { what });
+                }
+                digests.push(in_place(|| rows.digest()));
+                let bytes = in_place(|| file.push(&rows).and_then(|()| file.take()))?;
+                writer.push(&bytes).await?;
+            }
+        }
+        writer.push(&in_place(|| file.finish())?).await?;
         Ok(digests)
     }
 

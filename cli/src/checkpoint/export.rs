@@ -4,13 +4,14 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Args;
+use futures::future::join_all;
 use steadfast_checkpoint::{
     CheckpointError, ModelFile, WriteTablesError, encode_model, parameters, table_file_name,
     write_tables,
 };
 use steadfast_common::error::ErrorKind;
 use steadfast_process::Failure;
-use steadfast_store::{Created, Location, ObjectWriter};
+use steadfast_store::{Created, Location, ObjectWriter, StoreError};
 
 use super::explain;
 use super::manifests::{self, store_failure};
@@ -56,37 +57,62 @@ pub async fn run(args: ExportArgs) -> Result<ExitCode, Failure> {
     let checkpoint = manifest.record()?;
     let store = manifests::open_store(&record).await?;
     let id = &manifest.id;
-    let (layout, values, sha256) = match parameters(&store, checkpoint).await {
-        Ok(found) => found,
-        Err(CheckpointError::Missing { .. }) if was_deleted(&job, id).await? => {
+    let failed = async |error: CheckpointError| match error {
+        CheckpointError::Missing { .. } if was_deleted(&job, id).await? => {
             let message =
                 format!("checkpoint {id} was deleted during the export; export a newer one");
-            return Err(Failure::new(ErrorKind::Stale, message));
+            Err(Failure::new(ErrorKind::Stale, message))
         }
-        Err(error) => {
+        error => {
             let failure = explain(error, &store, &record).await;
-            return Err(failure.context(format!("cannot export checkpoint {id}")));
+            Err(failure.context(format!("cannot export checkpoint {id}")))
         }
+    };
+    let (layout, values, sha256) = match parameters(&store, checkpoint).await {
+        Ok(found) => found,
+        Err(error) => return failed(error).await,
     };
     let (name, model) = (&record.spec.name, &record.spec.model.kind);
     let about = ModelFile { job: name, model, parameters_sha256: &sha256 };
     let bytes = encode_model(&layout, &values, about)
         .map_err(|error| Failure::invalid(format!("checkpoint {id}: {error}")))?;
-    let about = [("job", &name[..]), ("parameters_sha256", &sha256)];
-    let names = layout.tables().iter().map(|table| table_target(&args.to, &table.name));
-    let targets = names.map(|name| open_target(&name)).collect::<Result<Vec<_>, _>>()?;
-    let writers = targets.iter().cloned().map(ObjectWriter::new).collect();
-    let written = write_tables(&store, checkpoint, &about, writers).await;
-    let mut writers = written.map_err(|error| match error {
-        WriteTablesError::Store(error) => store_failure(error),
-        error => Failure::invalid(format!("checkpoint {id}: {error}")),
-    })?;
-    let mut last = ObjectWriter::new(target.clone());
-    last.push(&bytes).await.map_err(store_failure)?;
-    writers.push(last);
-    for (target, writer) in targets.iter().chain([&target]).zip(writers) {
-        finish(target, writer, if_there).await?;
+    let mut writers = Vec::new();
+    for table in layout.tables() {
+        let target = open_target(&table_target(&args.to, &table.name))?;
+        if if_there == IfThere::Fail && target.size().await.map_err(store_failure)?.is_some() {
+            return Err(already_exists(&target));
+        }
+        writers.push(ObjectWriter::new(target));
     }
+    let about = [("job", &name[..]), ("parameters_sha256", &sha256)];
+    let written = write_tables(&store, checkpoint, &about, &mut writers).await;
+    if let Err(error) = written {
+        join_all(writers.into_iter().map(ObjectWriter::abort)).await;
+        return match error {
+            WriteTablesError::Checkpoint(error) => failed(error).await,
+            WriteTablesError::Store(error) => Err(store_failure(error)),
+            error @ WriteTablesError::File { .. } => {
+                Err(Failure::invalid(format!("checkpoint {id}: {error}")))
+            }
+        };
+    }
+    for writer in writers {
+        let table = writer.place().clone();
+        check(
+            &table,
+            match if_there {
+                IfThere::Replace => writer.finish().await.map(|()| Created::Now),
+                IfThere::Fail => writer.finish_new().await,
+            },
+        )?;
+    }
+    check(
+        &target,
+        match if_there {
+            IfThere::Replace => target.write(bytes).await.map(|()| Created::Now),
+            IfThere::Fail => target.create(bytes).await,
+        },
+    )?;
     let step = checkpoint.position.version;
     eprintln!("steadfast: wrote checkpoint {id} (step {step}) to {target}");
     println!("{sha256}");
@@ -110,14 +136,11 @@ fn open_target(text: &str) -> Result<Location, Failure> {
     steadfast_store::open(text).map_err(store_failure)
 }
 
-async fn finish(target: &Location, writer: ObjectWriter, if_there: IfThere) -> Result<(), Failure> {
-    match if_there {
-        IfThere::Replace => writer.finish().await.map_err(store_failure),
-        // Another process may have created the file since the check.
-        IfThere::Fail => match writer.finish_new().await.map_err(store_failure)? {
-            Created::Now => Ok(()),
-            Created::Already => Err(already_exists(target)),
-        },
+/// Another process may have created the file since it was looked for.
+fn check(target: &Location, created: Result<Created, StoreError>) -> Result<(), Failure> {
+    match created.map_err(store_failure)? {
+        Created::Now => Ok(()),
+        Created::Already => Err(already_exists(target)),
     }
 }
 

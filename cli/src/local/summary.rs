@@ -275,7 +275,7 @@ fn discarded(of: &Discarded) -> impl Iterator<Item = String> {
 /// Formats one line for each of the first files that were left out, and one for the rest.
 fn left_out_lines(of: &LeftOut) -> impl Iterator<Item = String> {
     let listed = of.listed.iter().take(LISTED_MAX);
-    let more = of.files - listed.len() as u64;
+    let more = of.files.saturating_sub(listed.len() as u64);
     let more = (0 < more).then(|| format!("and {}", plural(more as usize, "more file")));
     listed.map(|(url, reason)| format!("{}: {reason}", local_path(url))).chain(more)
 }

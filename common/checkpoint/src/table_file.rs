@@ -13,8 +13,9 @@ use parquet::schema::types::{Type, TypePtr};
 use steadfast_common::layout::file_name;
 use steadfast_common::table::Rows;
 
-/// Rows of a row group.
+/// The most rows of a row group, and the most values.
 const GROUP_ROWS: usize = 1 << 16;
+const GROUP_VALUES: usize = 1 << 22;
 
 /// A table file that is being written.
 pub struct TableFile {
@@ -48,9 +49,18 @@ impl TableFile {
     /// # Errors
     /// If the library fails.
     pub fn push(&mut self, rows: &Rows) -> Result<(), ParquetError> {
-        self.ids.extend_from_slice(rows.ids());
-        self.values.extend_from_slice(rows.values());
-        if GROUP_ROWS <= self.ids.len() { self.end_group() } else { Ok(()) }
+        let of_group = GROUP_ROWS.min(GROUP_VALUES / self.width.max(1));
+        let mut from = 0;
+        while from < rows.len() {
+            let to = rows.len().min(from + of_group - self.ids.len());
+            self.ids.extend_from_slice(&rows.ids()[from..to]);
+            self.values.extend_from_slice(&rows.values()[from * self.width..to * self.width]);
+            if self.ids.len() == of_group {
+                self.end_group()?;
+            }
+            from = to;
+        }
+        Ok(())
     }
 
     /// Returns the bytes of the file since the last call.
@@ -142,7 +152,7 @@ mod tests {
         };
         let mut file = TableFile::new(3, &[("job", "clicks")]).unwrap();
         let mut bytes = Vec::new();
-        // Two groups, and the beginning of a third one.
+        // Two groups, and a part of a third one that is not written before the end.
         for first in [0, 40_000, 80_000, 120_000] {
             file.push(&rows(first..first + 40_000)).unwrap();
             bytes.append(&mut file.take().unwrap());
@@ -152,7 +162,7 @@ mod tests {
         bytes.append(&mut file.finish().unwrap());
         let reader = SerializedFileReader::new(Bytes::from(bytes)).unwrap();
         let metadata = reader.metadata().file_metadata();
-        assert_eq!(metadata.num_rows(), 160_000);
+        assert_eq!((metadata.num_rows(), reader.metadata().num_row_groups()), (160_000, 3));
         assert_eq!(metadata.key_value_metadata().unwrap()[0].value.as_deref(), Some("clicks"));
         for (id, row) in (0..).zip(reader.get_row_iter(None).unwrap()) {
             let row = row.unwrap();

@@ -93,9 +93,9 @@ pub enum WriteTablesError {
     File { table: String, error: ParquetError },
 }
 
-/// Writes each table of a checkpoint as a [`TableFile`] to its writer, in the order of the layout, and returns the
-/// writers; `about` is for the metadata. The checkpoint is one that was verified. Holds a row file of each layer and
-/// the rows of one range in memory.
+/// Writes each table of a checkpoint as a [`TableFile`] to its writer, in the order of the layout; `about` is for the
+/// metadata. The checkpoint is one that was verified. Holds a row file of each layer, the rows of one range and a row
+/// group of each table in memory.
 ///
 /// # Errors
 /// See [`WriteTablesError`].
@@ -106,8 +106,8 @@ pub async fn write_tables(
     store: &Location,
     record: &CheckpointRecord,
     about: &[(&str, &str)],
-    mut writers: Vec<ObjectWriter>,
-) -> Result<Vec<ObjectWriter>, WriteTablesError> {
+    writers: &mut [ObjectWriter],
+) -> Result<(), WriteTablesError> {
     let checkpoint = Checkpoint::open(store, record).await?;
     let tables = checkpoint.layout().tables();
     let failed = |table: usize| {
@@ -136,7 +136,7 @@ pub async fn write_tables(
         let rest = in_place(|| file.finish()).map_err(failed(table))?;
         writers[table].push(&rest).await?;
     }
-    Ok(writers)
+    Ok(())
 }
 
 async fn assemble(

@@ -12,6 +12,10 @@ use crate::{CommonArgs, Failure, Readiness, Shutdown};
 /// Allocations up to this size reuse freed memory. glibc's maximum is 32 MiB.
 const KEPT_BYTES: usize = 31 << 20;
 
+/// See [`limit_arenas`]. Of a table with 100 MiB of memory for rows, they halve the memory of the pserver.
+#[cfg(target_env = "gnu")]
+const ARENAS: i32 = 2;
+
 /// Runs a process to completion on all cores. Prints a failure on stderr (`name: error: …`) and returns
 /// the exit code of its kind.
 pub fn run<T: Termination>(name: &str, main: impl Future<Output = Result<T, Failure>>) -> ExitCode {
@@ -66,14 +70,22 @@ pub async fn wait_after_completion(args: &CommonArgs, readiness: &Readiness, shu
 /// By default glibc returns buffers of a block's size to the system at once, and allocating them again
 /// costs as much as filling them. Freeing a large allocation raises that threshold (`M_MMAP_THRESHOLD` in
 /// mallopt(3)); this allocation is never touched, so it costs nothing.
-///
-/// What is kept is kept in each arena, of which there may be eight for each core. Two are enough, and half the
-/// memory of a pserver with large tables. `MALLOC_ARENA_MAX` in the environment sets another number.
 pub fn keep_freed_memory() {
-    #[cfg(target_env = "gnu")]
-    if std::env::var_os("MALLOC_ARENA_MAX").is_none() {
-        // SAFETY: it sets a parameter of the allocator, which later calls of it read.
-        unsafe { nix::libc::mallopt(nix::libc::M_ARENA_MAX, 2) };
-    }
     drop(std::hint::black_box(Vec::<u8>::with_capacity(KEPT_BYTES)));
+}
+
+/// Lets the allocator keep freed memory in two places, for processes whose memory is to stay within a limit.
+///
+/// By default, the threads share up to eight arenas for each core, and each arena keeps what was freed in it. The
+/// environment may set another number (mallopt(3)).
+pub fn limit_arenas() {
+    let is_set = std::env::var_os("MALLOC_ARENA_MAX").is_some()
+        || std::env::var("GLIBC_TUNABLES").is_ok_and(|it| it.contains("arena_max"));
+    #[cfg(target_env = "gnu")]
+    if !is_set {
+        // SAFETY: it sets a parameter of the allocator, which later calls of it read.
+        unsafe { nix::libc::mallopt(nix::libc::M_ARENA_MAX, ARENAS) };
+    }
+    #[cfg(not(target_env = "gnu"))]
+    let _ = is_set;
 }

@@ -255,11 +255,15 @@ impl Location {
             Err(error) => Err(error),
         };
         if ended.is_err() {
-            // If the abort fails, too, the parts are left to the store's lifecycle rules: the caller needs
-            // the error of the upload.
-            let _ = self.within(TIMEOUT, WRITING, upload.abort()).await;
+            self.abort_parts(upload).await;
         }
         ended
+    }
+
+    /// Aborts an upload. If that fails, the parts are left to the store's lifecycle rules: the caller needs the error
+    /// of the upload.
+    pub(crate) async fn abort_parts(&self, mut upload: Box<dyn MultipartUpload>) {
+        let _ = self.within(TIMEOUT, WRITING, upload.abort()).await;
     }
 
     /// Writes the object if it does not exist.

@@ -1,48 +1,77 @@
 //! Writes objects piece by piece.
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use object_store::MultipartUpload;
 
 use crate::error::StoreError;
 use crate::location::{Created, Location, PART_BYTES, PARTS_IN_FLIGHT};
 
-/// Bytes that are collected before they are sent. Of a store that takes at most 10 000 parts, objects have at most
-/// 78 GiB.
-const SENT_TOGETHER: usize = PART_BYTES * PARTS_IN_FLIGHT;
+/// Parts after which they get twice as large: stores take 10 000 at most.
+const PARTS_OF_A_SIZE: usize = 1_000;
 
-/// An object that is being written, in bounded memory (plain HTTP servers excepted, which take objects as a whole).
-/// Readers see it once it is whole.
+/// An object that is being written. Four parts are in memory, of 8 MiB each, and larger ones beyond 8 GiB; for plain
+/// HTTP servers, which take objects as a whole, all bytes. Readers see the object once it is whole.
+///
+/// One that is not ended is to be aborted: otherwise its parts occupy space in the store until a lifecycle rule deletes
+/// them.
 #[derive(Debug)]
 pub struct ObjectWriter {
     place: Location,
     /// Bytes that are not sent yet.
     buffer: BytesMut,
     upload: Option<Box<dyn MultipartUpload>>,
+    /// Parts that were sent.
+    parts: usize,
+    /// Whether some bytes may be missing.
+    is_broken: bool,
 }
 
 impl ObjectWriter {
     /// Begins an object.
     pub fn new(place: Location) -> Self {
-        Self { place, buffer: BytesMut::new(), upload: None }
+        Self { place, buffer: BytesMut::new(), upload: None, parts: 0, is_broken: false }
+    }
+
+    /// Where the object will be.
+    pub fn place(&self) -> &Location {
+        &self.place
     }
 
     /// Appends bytes.
     ///
     /// # Errors
-    /// If the store fails. The object cannot be continued then.
-    pub async fn push(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
-        self.buffer.extend_from_slice(bytes);
-        while SENT_TOGETHER <= self.buffer.len() && self.place.takes_parts() {
-            let sent = self.buffer.split_to(SENT_TOGETHER).freeze();
-            let mut upload = match self.upload.take() {
-                Some(upload) => upload,
-                None => self.place.begin_parts().await?,
+    /// If the store fails. The object can only be aborted then.
+    pub async fn push(&mut self, mut bytes: &[u8]) -> Result<(), StoreError> {
+        loop {
+            let room = match self.place.takes_parts() {
+                true => self.part_bytes() * PARTS_IN_FLIGHT - self.buffer.len(),
+                false => usize::MAX,
             };
-            match self.place.send_parts(&mut *upload, &sent.into(), PART_BYTES).await {
-                Ok(()) => self.upload = Some(upload),
-                failed => return self.place.end_parts(upload, failed).await,
+            let (now, later) = bytes.split_at(bytes.len().min(room));
+            self.buffer.extend_from_slice(now);
+            if now.len() < room {
+                return Ok(());
             }
+            self.send().await?;
+            bytes = later;
         }
+    }
+
+    fn part_bytes(&self) -> usize {
+        PART_BYTES << (self.parts / PARTS_OF_A_SIZE).min(10)
+    }
+
+    /// Sends what is in the buffer.
+    async fn send(&mut self) -> Result<(), StoreError> {
+        self.is_broken = true;
+        let (bytes, size) = (self.buffer.split().freeze(), self.part_bytes());
+        let upload = match &mut self.upload {
+            Some(upload) => upload,
+            None => self.upload.insert(self.place.begin_parts().await?),
+        };
+        self.parts += bytes.len().div_ceil(size);
+        self.place.send_parts(&mut **upload, &bytes.into(), size).await?;
+        self.is_broken = false;
         Ok(())
     }
 
@@ -50,11 +79,18 @@ impl ObjectWriter {
     ///
     /// # Errors
     /// If the store fails.
-    pub async fn finish(self) -> Result<(), StoreError> {
-        let Self { place, buffer, upload } = self;
-        match upload {
-            None => place.write(buffer.freeze()).await,
-            Some(upload) => end(&place, buffer.freeze(), upload).await,
+    ///
+    /// # Panics
+    /// If a push has failed.
+    pub async fn finish(mut self) -> Result<(), StoreError> {
+        assert!(!self.is_broken, "{} lacks bytes", self.place);
+        if self.upload.is_none() {
+            return self.place.write(self.buffer.freeze()).await;
+        }
+        let sent = self.send().await;
+        match self.upload {
+            Some(upload) => self.place.end_parts(upload, sent).await,
+            None => sent,
         }
     }
 
@@ -63,23 +99,31 @@ impl ObjectWriter {
     ///
     /// # Errors
     /// If the store fails.
+    ///
+    /// # Panics
+    /// If a push has failed.
     pub async fn finish_new(self) -> Result<Created, StoreError> {
-        let Self { place, buffer, upload } = self;
-        let Some(mut upload) = upload else { return place.create(buffer.freeze()).await };
-        if place.size().await?.is_some() {
-            // Parts that are left are those of a store with lifecycle rules.
-            let _ = upload.abort().await;
-            return Ok(Created::Already);
+        assert!(!self.is_broken, "{} lacks bytes", self.place);
+        if self.upload.is_none() {
+            return self.place.create(self.buffer.freeze()).await;
         }
-        end(&place, buffer.freeze(), upload).await.map(|()| Created::Now)
+        match self.place.size().await {
+            Ok(None) => self.finish().await.map(|()| Created::Now),
+            Ok(Some(_)) => {
+                self.abort().await;
+                Ok(Created::Already)
+            }
+            Err(error) => {
+                self.abort().await;
+                Err(error)
+            }
+        }
     }
-}
 
-async fn end(
-    place: &Location,
-    rest: Bytes,
-    mut upload: Box<dyn MultipartUpload>,
-) -> Result<(), StoreError> {
-    let sent = place.send_parts(&mut *upload, &rest.into(), PART_BYTES).await;
-    place.end_parts(upload, sent).await
+    /// Gives the object up. Parts that the store does not delete now are left to its lifecycle rules.
+    pub async fn abort(self) {
+        if let Some(upload) = self.upload {
+            self.place.abort_parts(upload).await;
+        }
+    }
 }

@@ -121,7 +121,7 @@ pub enum Event {
     },
     /// Ends a stream after the passes so far.
     EndStream {
-        /// The files that are in no pass.
+        /// The files that could not be read.
         left_out: LeftOut,
         reply: Reply<StreamRecord>,
     },

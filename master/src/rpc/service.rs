@@ -76,7 +76,8 @@ fn request_id(text: &str) -> Result<RequestId, Status> {
     Ok(RequestId(text.parse().map_err(|_| invalid("the request id is not a UUID"))?))
 }
 
-fn reason(mut text: String) -> String {
+/// Returns the beginning of a text that is shown as a reason.
+pub(crate) fn reason(mut text: String) -> String {
     while REASON_BYTES_MAX < text.len() {
         text.pop();
     }

@@ -18,6 +18,8 @@ use crate::checkpoint::coordinator::Health;
 #[derive(Debug)]
 pub struct Metrics {
     acting: watch::Receiver<Option<Acting>>,
+    /// What this master waits for before it accepts calls. It holds the lock meanwhile.
+    waits: watch::Receiver<Option<String>>,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -37,8 +39,12 @@ struct Activity {
 
 impl Metrics {
     /// Registers a collector that reports the job's metrics while this master acts.
-    pub fn register(registry: &mut Registry, acting: watch::Receiver<Option<Acting>>) {
-        registry.register_collector(Box::new(Self { acting }));
+    pub fn register(
+        registry: &mut Registry,
+        acting: watch::Receiver<Option<Acting>>,
+        waits: watch::Receiver<Option<String>>,
+    ) {
+        registry.register_collector(Box::new(Self { acting, waits }));
     }
 }
 
@@ -49,7 +55,7 @@ impl Collector for Metrics {
             &mut encoder,
             "steadfast_master_acting",
             "1 if this master acts",
-            i64::from(acting.is_some()),
+            i64::from(acting.is_some() || self.waits.borrow().is_some()),
         )?;
         let Some(acting) = acting else { return Ok(()) };
         let status = acting.status();

@@ -31,9 +31,14 @@ pub(crate) fn sections(status: &JobStatus, now_unix_ms: u64) -> Vec<Section> {
     ]
 }
 
-/// Renders the page of a standby master.
-pub(crate) fn standby() -> Vec<Section> {
-    let body = html! { p { "This master is a standby. To find the acting one, run " code { "steadfast members" } "." } };
+/// Renders the page of a standby master, or of one that waits before it accepts calls.
+pub(crate) fn standby(waits_for: Option<&str>) -> Vec<Section> {
+    let body = match waits_for {
+        Some(waits_for) => html! { p { "This master waits for " (waits_for) "." } },
+        None => {
+            html! { p { "This master is a standby. To find the acting one, run " code { "steadfast members" } "." } }
+        }
+    };
     vec![Section { id: "job", title: "Job", body }]
 }
 

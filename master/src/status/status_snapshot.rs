@@ -48,7 +48,7 @@ pub struct StatusSnapshot {
     pub all_passes_over: bool,
     pub examples: u64,
     /// Whether this is the number of this moment, and not that of the latest checkpoint.
-    pub are_examples_present: bool,
+    pub are_examples_current: bool,
     pub loss: Option<f64>,
     pub evaluation: Option<EvaluationRecord>,
     pub checkpoint: Option<String>,
@@ -168,7 +168,7 @@ impl StatusSnapshot {
         self.lane_suspects = event_loop.lane_suspects();
         self.failing = event_loop.state.sync_tasks.failing(position.pass);
         self.examples = position.examples;
-        self.are_examples_present = event_loop.live.is_position_reported;
+        self.are_examples_current = event_loop.live.is_position_reported;
         self.loss = position.loss;
         self.all_passes_over = event_loop.limits.passes <= position.pass.0
             || spec.steps.is_some_and(|steps| steps <= position.version.0);
@@ -203,7 +203,7 @@ impl StatusSnapshot {
             self.queues = Queues { done: total, ..Queues::default() };
         }
         self.examples = event_loop.examples(&event_loop.state);
-        self.are_examples_present = true;
+        self.are_examples_current = true;
     }
 }
 

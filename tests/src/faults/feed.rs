@@ -69,7 +69,7 @@ impl Feed {
 
     fn job_of(directory: &Path, mode: Mode) -> Job {
         let job = Job::stream(directory, mode);
-        // So many files need not so many checkpoints.
+        // With so many files, fewer checkpoints are enough.
         match mode {
             Mode::Sync => job.with("every_steps = 20", "every_steps = 40"),
             Mode::Async => job.with("every = \"1s\"", "every = \"2s\""),

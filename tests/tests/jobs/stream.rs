@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::fs;
 use std::path::PathBuf;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use serde_json::Value;
 use steadfast_common::spec::Mode;
@@ -130,7 +130,8 @@ fn waits_for(scene: &Scene, what: &str) {
     }
 }
 
-/// S004-2: a file that is deleted too early is named until it is back, and its records are not lost.
+/// S004-2: a file that is deleted too early is named until it is back, and its records are not lost. Trainers do not
+/// ask for it without a pause.
 #[test]
 fn a_file_that_is_missing_is_named_until_it_is_back() {
     let all = |folder: &Folder<'_>| [folder.job(), folder.asynchronous()];
@@ -142,7 +143,12 @@ fn a_file_that_is_missing_is_named_until_it_is_back() {
         folder.add("a.csv", 0, 500);
         cluster.until("the file is known", |it| it["stream"]["files"] == 1);
         fs::rename(folder.path("a.csv"), scene.path("elsewhere")).expect("it is there");
-        let _trainer = cluster.trainer("trainer");
+        let trainer = cluster.trainer("trainer");
+        let attempts = || trainer.process.stderr().matches("task cannot be computed").count();
+        eventually("it was asked for", || (0 < attempts()).then_some(()));
+        let first = Instant::now();
+        eventually("it was asked for often", || (10 <= attempts()).then_some(()));
+        assert!(Duration::from_secs(1) < first.elapsed(), "ten times in {:?}", first.elapsed());
         cluster.until("the missing file is named", |it| {
             let waiting = it["waiting"].as_array().into_iter().flatten();
             waiting.filter_map(Value::as_str).any(|it| it.contains("a.csv"))

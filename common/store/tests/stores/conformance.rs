@@ -84,6 +84,9 @@ async fn an_object_that_is_written_piece_by_piece_appears_when_it_is_whole() {
                 writer.push(piece).await.unwrap();
             }
             assert_eq!(object.size().await.unwrap(), None);
+            writer.abort().await;
+            let mut writer = ObjectWriter::new(object.clone());
+            writer.push(&content[..size]).await.unwrap();
             writer.finish().await.unwrap();
             assert!(object.read().await.unwrap() == content[..size]);
             for (name, expected) in
