@@ -37,8 +37,10 @@ use crate::activity::SharedActivity;
 use crate::metrics::Metrics;
 use crate::tasks::{TaskError, Tasks};
 
-/// Ranges of a table that are read at the same time: each is one of 128 parts, and they are in memory.
-const RANGES_AT_ONCE: usize = 2;
+/// Ranges of a table that are read at the same time: few enough that they are polled in order, which simulations need,
+/// and no more than are known to fit into so many bytes.
+const RANGES_AT_ONCE: usize = 16;
+const RANGES_BYTES: usize = 64 << 20;
 
 /// The shared state of a running trainer.
 pub struct Context {
@@ -402,10 +404,13 @@ impl Context {
         let about = [("job", &self.spec().name[..]), ("table", &table.name)];
         let mut file = TableFile::new(table.width, &about)?;
         let mut digests = Vec::new();
-        for first in (0..RANGES).step_by(RANGES_AT_ONCE) {
-            let ranges = first..RANGES.min(first + RANGES_AT_ONCE as u32);
+        let (mut next, mut at_once, mut largest) = (0, 1, 1);
+        while next < RANGES {
+            let ranges = next..RANGES.min(next + at_once as u32);
+            next = ranges.end;
             let reads = ranges.map(|range| generation.pservers().read_range(index, range));
             for rows in try_join_all(reads).await? {
+                largest = largest.max(size_of_val(rows.ids()) + size_of_val(rows.values()));
                 if !are_finite(rows.values()) {
                     let what = format!("a row of table {}", table.name);
                     return Err(TrainError::NotFinite { what });
@@ -414,6 +419,7 @@ impl Context {
                 let bytes = in_place(|| file.push(&rows).and_then(|()| file.take()))?;
                 writer.push(&bytes).await?;
             }
+            at_once = (RANGES_BYTES / largest).clamp(1, RANGES_AT_ONCE);
         }
         writer.push(&in_place(|| file.finish())?).await?;
         Ok(digests)
