@@ -132,7 +132,10 @@ pub async fn live(
         status: Box::new(move || match (&*shown.borrow(), elastic_shown.borrow().status()) {
             (Some(acting), _) => json!(acting.status()),
             (None, Some(status)) => json!(*status),
-            (None, None) => json!({ "acting": false, "waits_for": *waits_shown.borrow() }),
+            (None, None) => match &*waits_shown.borrow() {
+                Some(waits_for) => json!({ "acting": false, "waits_for": waits_for }),
+                None => json!({ "acting": false }),
+            },
         }),
         page: Some(Box::new(move || match (&*paged.borrow(), elastic_paged.borrow().status()) {
             (Some(acting), _) => page::sections(&acting.status(), unix_ms()),
