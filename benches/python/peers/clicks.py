@@ -42,7 +42,7 @@ class Clicks(NamedTuple):
     tasks: int
     records_per_task: int
     learning_rate: float
-    passes: int = 2
+    passes: int = 4
     """Each row of the table exists after the first one, which is the warm-up."""
 
     unit, units = "thousand records", "thousand records"
