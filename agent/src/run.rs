@@ -57,7 +57,8 @@ pub async fn run(args: RunArgs) -> Result<ExitCode, Failure> {
         spawn(leash::follow(shutdown.clone()));
     }
     let mut coordinator = None;
-    let mut endpoints: Vec<String> = args.rdzv_endpoint.iter().map(|it| url(it)).collect();
+    let mut endpoints: Vec<String> =
+        args.rdzv_endpoint.iter().map(|it| args.auth.url(it)).collect();
     if args.standalone {
         let settings = Settings::of_one_node(ElasticSpec::new(&job, args.nnodes));
         let started = coordinator.insert(Coordinator::start(settings).await?);
@@ -137,7 +138,7 @@ impl<'a> Agent<'a> {
             liveness: Some(liveness.address.clone()),
             launched_on: args.launched_on.clone(),
         };
-        let options = args.auth.options(endpoints, &args.security.tls)?;
+        let options = args.auth.options(endpoints, &args.security.tls);
         let etcd = connect(&options, args.start_timeout).await?;
         let keys = Keys::of_job(&job);
         let identity = NodeIdentity { node, record, tls };
@@ -309,13 +310,6 @@ pub(crate) fn describe(change: &Change) -> String {
 
 pub(crate) fn start_failure(error: steadfast_supervise::StartError) -> Failure {
     Failure::new(error.kind(), error.to_string())
-}
-
-pub(crate) fn url(endpoint: &str) -> String {
-    match endpoint.contains("://") {
-        true => endpoint.to_owned(),
-        false => format!("http://{endpoint}"),
-    }
 }
 
 /// Returns the host at which other nodes reach this one, and the port that the user chose.

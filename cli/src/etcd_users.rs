@@ -31,7 +31,7 @@ pub struct EtcdUsersArgs {
 /// Creates the users and their grants.
 pub async fn run(args: EtcdUsersArgs) -> Result<ExitCode, Failure> {
     let keys = args.root.as_deref().map_or_else(|| Keys::of_job(&args.job), Keys::below);
-    let etcd = Etcd::connect(&args.etcd.options(&args.tls)?).await?;
+    let etcd = Etcd::connect(&args.etcd.options(&args.tls)).await?;
     etcd.allow_all(Role::Admin.name()).await?;
     for role in [Role::Master, Role::Pserver, Role::Trainer] {
         let grant = grant(role, &args.job, &keys);

@@ -131,7 +131,7 @@ impl JobArgs {
     /// # Errors
     /// If a file cannot be read, or no run was ever started in the data directory.
     pub fn etcd_options(&self) -> Result<EtcdOptions, Failure> {
-        let mut options = self.etcd.options(&self.tls)?;
+        let mut options = self.etcd.options(&self.tls);
         if let Some(directory) = &self.data_dir {
             options.endpoints = vec![read_endpoint(directory)?];
         }
@@ -140,14 +140,14 @@ impl JobArgs {
 
     async fn connect(&self) -> Result<Etcd, Failure> {
         let Some(directory) = &self.data_dir else {
-            return Ok(Etcd::connect(&self.etcd.options(&self.tls)?).await?);
+            return Ok(Etcd::connect(&self.etcd.options(&self.tls)).await?);
         };
         let what = || format!("no run is active in {}", directory.display());
         self.connect_to(read_endpoint(directory)?).await.map_err(|failure| failure.context(what()))
     }
 
     async fn connect_to(&self, endpoint: String) -> Result<Etcd, Failure> {
-        let mut options = self.etcd.options(&self.tls)?;
+        let mut options = self.etcd.options(&self.tls);
         options.endpoints = vec![endpoint];
         Ok(Etcd::connect(&options).await?)
     }

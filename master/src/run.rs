@@ -151,7 +151,7 @@ pub async fn live(
     let routes = Routes::new(health).add_service(server).add_service(elastic);
     let mut serving = listener.serve(routes, access, &tls, stop.clone());
 
-    let etcd = Etcd::connect(&common.etcd_options()?).await?;
+    let etcd = Etcd::connect(&common.etcd_options()).await?;
     let keys = common.keys();
     job::check(&etcd, &keys, order.as_ref()).await?;
     let life = MasterProcess {

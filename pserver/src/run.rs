@@ -125,7 +125,7 @@ pub async fn live(
     let _admin = admin.serve(content(&args, id, &readiness, registry, &shutdown, shown)?);
 
     let keys = args.keys();
-    let etcd = Etcd::connect(&args.etcd_options()?).await?;
+    let etcd = Etcd::connect(&args.etcd_options()).await?;
     let result = Mirror::start(&etcd, Range::Key(keys.result())).await?;
     let process = PserverProcess {
         args: &args,

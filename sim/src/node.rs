@@ -75,7 +75,7 @@ pub async fn live(
         status: Box::new(|| serde_json::Value::Null),
         page: None,
     });
-    let etcd = Etcd::connect(&args.etcd_options()?).await?;
+    let etcd = Etcd::connect(&args.etcd_options()).await?;
     let slots = 1 + (random::seed() % 2) as u32;
     let record =
         AgentRecord { admin: address.clone(), ..AgentRecord::new(Runner::Agent, address, slots) };

@@ -1,8 +1,9 @@
 //! An etcd process for one scene: a real etcd or the embedded one.
 
+use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -29,7 +30,12 @@ pub struct EtcdServer {
     process: Process,
     address: SocketAddr,
     certificates: Option<Certificates>,
+    /// The password of `root`, if authentication is enabled.
+    password: Option<String>,
 }
+
+/// The first password of the user `root` of [`EtcdServer::with_password`].
+pub const PASSWORD: &str = "first-secret";
 
 impl EtcdServer {
     /// Starts an empty real etcd without fsync, which is fast.
@@ -49,6 +55,27 @@ impl EtcdServer {
     /// Starts an empty real etcd with fsync, as in production.
     pub fn durable(scene: &Scene) -> Self {
         Self::start_real(scene, None, &[])
+    }
+
+    /// As [`EtcdServer::real`], with authentication, the user `root` with [`PASSWORD`], and more flags.
+    pub fn with_password(scene: &Scene, more: &[&str]) -> Self {
+        let more = [&["--unsafe-no-fsync"], more].concat();
+        let mut server = Self::start_real(scene, None, &more);
+        let user = format!("root:{PASSWORD}");
+        within(START_MAX, "etcd has a leader", || server.ctl_as("", &["user", "add", &user]).ok());
+        server.ctl(&["user", "grant-role", "root", "root"]);
+        server.ctl(&["auth", "enable"]);
+        server.password = Some(PASSWORD.to_owned());
+        server
+    }
+
+    /// Changes the password of `root`.
+    pub fn change_password(&mut self, password: &str) {
+        let mut command = self.ctl_command("admin");
+        command.args(["user", "passwd", "root", "--interactive=false"]);
+        let changed = answer_to(&mut command, password);
+        changed.unwrap_or_else(|output| panic!("the password is not changed: {output}"));
+        self.password = Some(password.to_owned());
     }
 
     fn start_real(scene: &Scene, certificates: Option<Certificates>, more: &[&str]) -> Self {
@@ -94,7 +121,7 @@ impl EtcdServer {
                 }
             });
             if listens {
-                return Self { process, address, certificates };
+                return Self { process, address, certificates, password: None };
             }
         }
         panic!("etcd ended at its start {PORTS_TRIED} times");
@@ -120,13 +147,20 @@ impl EtcdServer {
     /// # Errors
     /// The stderr of `etcdctl`, if it failed.
     pub fn ctl_as(&self, role: &str, args: &[&str]) -> Result<String, String> {
+        answer(self.ctl_command(role).args(args))
+    }
+
+    fn ctl_command(&self, role: &str) -> Command {
         let mut command = etcdctl_command(&self.url());
         if let Some(certificates) = &self.certificates {
             command.env("ETCDCTL_CACERT", certificates.file(role, "ca.crt"));
             command.env("ETCDCTL_CERT", certificates.file(role, "tls.crt"));
             command.env("ETCDCTL_KEY", certificates.file(role, "tls.key"));
         }
-        answer(command.args(args))
+        if let Some(password) = &self.password {
+            command.env("ETCDCTL_USER", format!("root:{password}"));
+        }
+        command
     }
 
     /// Returns the process id.
@@ -147,7 +181,17 @@ fn etcdctl_command(url: &str) -> Command {
 }
 
 fn answer(command: &mut Command) -> Result<String, String> {
-    let output = command.output().expect("etcdctl starts");
+    answer_to(command, "")
+}
+
+/// Runs a command with `input` as its stdin.
+fn answer_to(command: &mut Command, input: &str) -> Result<String, String> {
+    let pipes = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = pipes.spawn().expect("etcdctl starts");
+    let mut stdin = child.stdin.take().expect("it is a pipe");
+    stdin.write_all(input.as_bytes()).expect("etcdctl reads its input");
+    drop(stdin);
+    let output = child.wait_with_output().expect("etcdctl ends");
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
         false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),

@@ -28,7 +28,7 @@ pub use audit::{audit, run_audit};
 pub use certificates::Certificates;
 pub use cluster::{Cluster, Member, TOKEN};
 pub use containers::{Container, Deployment, docker};
-pub use etcd::{EtcdServer, etcdctl, free_address};
+pub use etcd::{EtcdServer, PASSWORD, etcdctl, free_address};
 pub use etcd_cluster::{EtcdCluster, Quota};
 pub use history::{Recorder, history};
 pub use http::{HttpReply, get, send_garbage};

@@ -82,7 +82,7 @@ pub async fn live(
         admin.serve(content(&args, &readiness, metrics_registry, &shutdown, activity.clone())?);
 
     let keys = args.keys();
-    let etcd = Etcd::connect(&args.etcd_options()?).await?;
+    let etcd = Etcd::connect(&args.etcd_options()).await?;
     readiness.set_not_ready(format!("waiting for {}", keys.job()));
     let program = Program {
         etcd: &etcd,

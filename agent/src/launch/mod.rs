@@ -46,7 +46,7 @@ use self::store::Store;
 use self::template::Template;
 use crate::args::seconds;
 use crate::coordinator::{self, Coordinator};
-use crate::run::{connect, start_failure, url};
+use crate::run::{connect, start_failure};
 
 /// The variable of horovodrun for the flag of the same name.
 const ELASTIC_TIMEOUT: &str = "HOROVOD_ELASTIC_TIMEOUT";
@@ -75,7 +75,8 @@ pub async fn launch(args: LaunchArgs) -> Result<ExitCode, Failure> {
     let shutdown = Shutdown::install()?;
     let shown = Shown::new();
     let _admin = admin::serve(&args, id, &shown, &shutdown).await?;
-    let mut endpoints: Vec<String> = args.rdzv_endpoint.iter().map(|it| url(it)).collect();
+    let mut endpoints: Vec<String> =
+        args.rdzv_endpoint.iter().map(|it| args.auth.url(it)).collect();
     let mut served = endpoints.clone();
     let mut coordinator = None;
     if let Some(listen) = listen {
@@ -84,7 +85,7 @@ pub async fn launch(args: LaunchArgs) -> Result<ExitCode, Failure> {
         endpoints = vec![format!("http://{}", own(started.address))];
         served = vec![advertised(args.advertise.as_deref(), started.address)?];
     }
-    let etcd = connect(&args.auth.options(endpoints, &args.security.tls)?, START_TIMEOUT).await?;
+    let etcd = connect(&args.auth.options(endpoints, &args.security.tls), START_TIMEOUT).await?;
     let keys = Keys::of_job(&args.rdzv_id);
     let nodes = match (listen, args.nnodes) {
         (None, None) => nodes_of_job(&etcd, &keys).await?,

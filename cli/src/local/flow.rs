@@ -182,9 +182,10 @@ async fn open_etcd(
     notices: &mut mpsc::Receiver<Notice>,
 ) -> Result<Cluster, Failure> {
     if !args.etcd.is_empty() {
-        let options = args.auth.options(args.etcd.clone(), &TlsArgs::default())?;
+        let urls: Vec<String> = args.etcd.iter().map(|it| args.auth.url(it)).collect();
+        let options = args.auth.options(urls.clone(), &TlsArgs::default());
         let etcd = Etcd::connect(&options).await?;
-        return Ok(Cluster { etcd, endpoints: args.etcd.clone(), supervisor: None });
+        return Ok(Cluster { etcd, endpoints: urls, supervisor: None });
     }
     let child = etcd_child::start(directory, own, notices_tx, notices).await?;
     let endpoints = vec![child.endpoint];

@@ -1,6 +1,6 @@
 //! Errors of operations on etcd.
 
-use std::error::Error;
+use std::sync::Arc;
 use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
@@ -26,6 +26,19 @@ pub enum CoordError {
     TooManyOperations { operations: usize, limit: usize },
     #[error("cannot read {path}: {reason}")]
     BadFile { path: String, reason: String },
+    #[error("the etcd endpoint `{endpoint}` is invalid: {reason}")]
+    BadEndpoint { endpoint: String, reason: String },
+    #[error("etcd refuses the user `{user}` with the password in {password_file}: {reason}")]
+    LoginRefused {
+        user: String,
+        password_file: String,
+        reason: String,
+        /// Whether the login never succeeded, or has been refused for longer than a change of the password
+        /// takes.
+        is_final: bool,
+    },
+    #[error("{0}")]
+    Login(Arc<CoordError>),
 }
 
 impl CoordError {
@@ -34,9 +47,35 @@ impl CoordError {
         match self {
             Self::Unreachable { .. } | Self::TimedOut { .. } => ErrorKind::Unavailable,
             Self::Refused { source, .. } => refusal_kind(source),
-            Self::BadValue { .. } | Self::BadFile { .. } => ErrorKind::Invalid,
+            Self::BadValue { .. } | Self::BadFile { .. } | Self::BadEndpoint { .. } => {
+                ErrorKind::Invalid
+            }
             Self::LeaseLost | Self::Fenced { .. } => ErrorKind::Stale,
             Self::TooManyOperations { .. } => ErrorKind::TooLarge,
+            Self::LoginRefused { is_final: true, .. } => ErrorKind::Denied,
+            Self::LoginRefused { is_final: false, .. } => ErrorKind::Unavailable,
+            Self::Login(error) => error.kind(),
+        }
+    }
+
+    /// Returns the error of a first call: `unreachable` with the reason if etcd did not answer it.
+    pub(crate) fn or_unreachable(self, unreachable: impl Fn(String) -> Self) -> Self {
+        match &self {
+            Self::Login(error)
+                if matches!(**error, Self::TimedOut { .. } | Self::Refused { .. }) =>
+            {
+                unreachable(error.cause_text())
+            }
+            Self::TimedOut { .. } | Self::Refused { .. } => unreachable(self.cause_text()),
+            _ => self,
+        }
+    }
+
+    fn cause_text(&self) -> String {
+        match self {
+            Self::Refused { source, .. } => refusal(source),
+            Self::TimedOut { .. } => "no answer in time".to_owned(),
+            error => error.to_string(),
         }
     }
 
@@ -46,18 +85,11 @@ impl CoordError {
     }
 }
 
-/// The message of etcd's reply, or the root cause of a transport error.
-fn refusal(error: &etcd_client::Error) -> String {
-    let mut deepest: &(dyn std::error::Error + 'static) = error;
-    while let Some(next) = deepest.source() {
-        deepest = next;
-    }
+/// The message of etcd's reply, or why there is none.
+pub(crate) fn refusal(error: &etcd_client::Error) -> String {
     match error {
-        // Without a cause below it, the status itself is the deepest error.
-        etcd_client::Error::GRpcStatus(status) if status.source().is_none() => {
-            status.message().to_owned()
-        }
-        _ => deepest.to_string(),
+        etcd_client::Error::GRpcStatus(status) => status.message().to_owned(),
+        other => other.to_string(),
     }
 }
 

@@ -4,20 +4,24 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use etcd_client::{
-    Certificate, Channel, Client, Compare, CompareOp, ConnectOptions, GetOptions, GetResponse,
-    Identity, KeyValue, TlsOptions, Txn, TxnOp, TxnOpResponse,
+    Channel, Client, Compare, CompareOp, ConnectOptions, GetOptions, GetResponse, KeyValue, Txn,
+    TxnOp, TxnOpResponse,
 };
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use serde::de::DeserializeOwned;
+use steadfast_common::error::ErrorKind;
 use steadfast_host::time::{Instant, sleep, timeout};
 use steadfast_net::simulated;
+use tower::util::BoxCloneSyncService;
 
+use crate::login::{self, Login};
+use crate::members::{Members, NotSent};
 use crate::mirror::View;
 use crate::{CoordError, Op, backoff, error_counters, op};
 
 /// Timeout of one call.
-const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Keys in one page of a listing; keeps replies far below the client's 4 MiB.
 const PAGE: i64 = 500;
@@ -30,9 +34,10 @@ const PAGE_OF_LARGE: i64 = 4;
 pub struct EtcdOptions {
     /// URLs of the cluster's members.
     pub endpoints: Vec<String>,
+    /// A user with a password, and the file with it, which is read at each login.
     pub user: Option<String>,
-    pub password: Option<String>,
-    /// PEM file with the trusted CA certificates.
+    pub password_file: Option<PathBuf>,
+    /// PEM file with the trusted CA certificates. All PEM files are read for each connection.
     pub ca_file: Option<PathBuf>,
     /// PEM files with the client certificate and key.
     pub cert_file: Option<PathBuf>,
@@ -83,10 +88,12 @@ pub(crate) struct TxnOutcome {
     pub gets: Vec<Vec<Entry>>,
 }
 
-/// A connection to an etcd cluster. Cheap to clone; reconnects by itself to any member.
+/// A connection to an etcd cluster. Cheap to clone; reconnects by itself to any member, and logs in again when
+/// its token is not accepted any more.
 #[derive(Clone)]
 pub struct Etcd {
     client: Client,
+    login: Option<Login>,
 }
 
 /// A key and its expected mod-revision; 0 means that it does not exist.
@@ -116,19 +123,24 @@ impl Etcd {
             endpoints: options.endpoints.join(", "),
             reason,
         };
-        let connect = connect_options(options)?;
-        let client = match timeout(CALL_TIMEOUT, client(&options.endpoints, connect)).await {
-            Ok(connected) => connected.map_err(|error| unreachable(deepest(&error)))?,
+        let client = match timeout(CALL_TIMEOUT, client(options)).await {
+            Ok(connected) => connected?,
             Err(_) => return Err(unreachable("no answer in time".to_owned())),
         };
-        let etcd = Self { client };
-        // No retries: report a wrong address at once.
-        match call("get", etcd.client.kv_client().get("/", None)).await {
+        let login = options.user.as_deref().zip(options.password_file.as_deref());
+        let etcd = Self { client, login: login.map(|(user, file)| Login::new(user, file)) };
+        if let Some(login) = &etcd.login {
+            login.renew(&etcd.client).await.map_err(|error| error.or_unreachable(unreachable))?;
+        }
+        let get = || {
+            let mut kv = etcd.client.kv_client();
+            async move { kv.get("/", None).await }
+        };
+        match etcd.call("get", get).await {
             // An authenticated user may lack permission to read this key, but etcd answered.
             Ok(_) => Ok(etcd),
-            Err(error) if error.kind() == steadfast_common::error::ErrorKind::Denied => Ok(etcd),
-            Err(CoordError::Refused { source, .. }) => Err(unreachable(deepest(&source))),
-            Err(_) => Err(unreachable("no answer in time".to_owned())),
+            Err(error) if error.kind() == ErrorKind::Denied => Ok(etcd),
+            Err(error) => Err(error.or_unreachable(unreachable)),
         }
     }
 
@@ -137,8 +149,11 @@ impl Etcd {
     /// # Errors
     /// If etcd does not answer.
     pub async fn version(&self) -> Result<String, CoordError> {
-        let status = call("status", self.client.maintenance_client().status()).await?;
-        Ok(status.version().to_owned())
+        let ask = || {
+            let mut client = self.client.maintenance_client();
+            async move { client.status().await }
+        };
+        Ok(self.call("status", ask).await?.version().to_owned())
     }
 
     pub(crate) fn client(&self) -> Client {
@@ -215,11 +230,11 @@ impl Etcd {
         key: &'a [u8],
         options: GetOptions,
     ) -> BoxFuture<'a, Result<GetResponse, CoordError>> {
-        let attempt = move || {
+        let get = move || {
             let (mut kv, options) = (self.client.kv_client(), options.clone());
-            async move { call(operation, kv.get(key, Some(options))).await }
+            async move { kv.get(key, Some(options)).await }
         };
-        retry(attempt).boxed()
+        retry(move || self.call(operation, get.clone())).boxed()
     }
 
     /// Creates `key` unless it exists; returns its create-revision, or the existing entry.
@@ -278,8 +293,11 @@ impl Etcd {
     /// # Errors
     /// If etcd does not answer.
     pub async fn put(&self, key: &str, value: &[u8]) -> Result<(), CoordError> {
-        let mut kv = self.client.kv_client();
-        call("put", kv.put(key, value, None)).await.map(|_| ())
+        let put = || {
+            let mut kv = self.client.kv_client();
+            async move { kv.put(key, value, None).await }
+        };
+        self.call("put", put).await.map(|_| ())
     }
 
     pub(crate) fn txn(
@@ -291,8 +309,11 @@ impl Etcd {
     }
 
     async fn run_txn(&self, operation: &'static str, txn: Txn) -> Result<TxnOutcome, CoordError> {
-        let mut kv = self.client.kv_client();
-        let response = call(operation, kv.txn(txn)).await?;
+        let send = || {
+            let (mut kv, txn) = (self.client.kv_client(), txn.clone());
+            async move { kv.txn(txn).await }
+        };
+        let response = self.call(operation, send).await?;
         let gets = response.op_responses().into_iter().filter_map(|response| match response {
             TxnOpResponse::Get(get) => Some(get.kvs().iter().map(Entry::from).collect()),
             TxnOpResponse::Put(_) | TxnOpResponse::Delete(_) | TxnOpResponse::Txn(_) => None,
@@ -307,8 +328,11 @@ impl Etcd {
     /// Grants a lease; returns its id and the time to live that etcd granted.
     pub(crate) async fn grant(&self, ttl: Duration) -> Result<(i64, Duration), CoordError> {
         let seconds = i64::try_from(ttl.as_secs_f64().ceil() as u64).unwrap_or(i64::MAX);
-        let mut client = self.client.lease_client();
-        let granted = call("lease grant", client.grant(seconds, None)).await?;
+        let grant = || {
+            let mut client = self.client.lease_client();
+            async move { client.grant(seconds, None).await }
+        };
+        let granted = self.call("lease grant", grant).await?;
         Ok((granted.id(), Duration::from_secs(u64::try_from(granted.ttl()).unwrap_or(0))))
     }
 
@@ -325,9 +349,12 @@ impl Etcd {
     /// # Errors
     /// If etcd does not answer, or the lease does not exist.
     pub async fn renew_once(&self, lease: i64) -> Result<(), CoordError> {
-        let mut client = self.client.lease_client();
-        // Opening the stream renews the lease; the client consumes the reply.
-        call("lease renewal", client.keep_alive(lease)).await.map(|_| ())
+        let renew = || {
+            let mut client = self.client.lease_client();
+            // Opening the stream renews the lease; the client consumes the reply.
+            async move { client.keep_alive(lease).await }
+        };
+        self.call("lease renewal", renew).await.map(|_| ())
     }
 
     /// Revokes a lease; etcd deletes its keys.
@@ -335,11 +362,11 @@ impl Etcd {
     /// # Errors
     /// If etcd does not answer or the lease does not exist.
     pub fn revoke(&self, lease: i64) -> BoxFuture<'_, Result<(), CoordError>> {
-        let revoke = async move {
+        let revoke = move || {
             let mut client = self.client.lease_client();
-            call("lease revoke", client.revoke(lease)).await.map(|_| ())
+            async move { client.revoke(lease).await }
         };
-        revoke.boxed()
+        async move { self.call("lease revoke", revoke).await.map(|_| ()) }.boxed()
     }
 
     /// Compacts the history before `revision`.
@@ -347,8 +374,45 @@ impl Etcd {
     /// # Errors
     /// If etcd does not answer, or has already compacted that revision.
     pub async fn compact(&self, revision: i64) -> Result<(), CoordError> {
-        let mut kv = self.client.kv_client();
-        call("compact", kv.compact(revision, None)).await.map(|_| ())
+        let compact = || {
+            let mut kv = self.client.kv_client();
+            async move { kv.compact(revision, None).await }
+        };
+        self.call("compact", compact).await.map(|_| ())
+    }
+
+    /// Makes a call. Repeats it once if it was not sent because the connection to the member had ended, or if
+    /// etcd refused the token and accepts the login.
+    pub(crate) async fn call<T, F>(
+        &self,
+        operation: &'static str,
+        attempt: impl Fn() -> F,
+    ) -> Result<T, CoordError>
+    where
+        F: Future<Output = Result<T, etcd_client::Error>>,
+    {
+        let mut answer = timeout(CALL_TIMEOUT, attempt()).await;
+        if let Ok(Err(error)) = &answer
+            && self.clears(error).await?
+        {
+            answer = timeout(CALL_TIMEOUT, attempt()).await;
+        }
+        let failure = match answer {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(error)) => CoordError::Refused { operation, source: Box::new(error) },
+            Err(_) => CoordError::TimedOut { operation, after: CALL_TIMEOUT },
+        };
+        error_counters::call_failed();
+        Err(failure)
+    }
+
+    /// Whether the cause of an error has been removed, so that a second attempt may succeed; logs in again if
+    /// the token was refused.
+    pub(crate) async fn clears(&self, error: &etcd_client::Error) -> Result<bool, CoordError> {
+        match &self.login {
+            Some(login) if login::is_stale(error) => login.renew(&self.client).await.map(|()| true),
+            Some(_) | None => Ok(NotSent::caused(error)),
+        }
     }
 }
 
@@ -371,56 +435,14 @@ where
     }
 }
 
-async fn client(
-    endpoints: &[String],
-    options: ConnectOptions,
-) -> Result<Client, etcd_client::Error> {
-    match endpoints.first().and_then(|first| simulated(first)) {
-        None => Client::connect(endpoints, Some(options)).await,
-        Some(channel) => Client::from_channel(Channel::Custom(channel), Some(options)).await,
-    }
-}
-
-pub(crate) async fn call<T>(
-    operation: &'static str,
-    future: impl Future<Output = Result<T, etcd_client::Error>>,
-) -> Result<T, CoordError> {
-    let failure = match timeout(CALL_TIMEOUT, future).await {
-        Ok(Ok(answer)) => return Ok(answer),
-        Ok(Err(error)) => CoordError::Refused { operation, source: Box::new(error) },
-        Err(_) => CoordError::TimedOut { operation, after: CALL_TIMEOUT },
+async fn client(options: &EtcdOptions) -> Result<Client, CoordError> {
+    let channel = match options.endpoints.first().and_then(|first| simulated(first)) {
+        Some(channel) => channel,
+        None => BoxCloneSyncService::new(Members::of(options)?),
     };
-    error_counters::call_failed();
-    Err(failure)
-}
-
-fn connect_options(options: &EtcdOptions) -> Result<ConnectOptions, CoordError> {
-    let mut connect = ConnectOptions::new()
-        .with_connect_timeout(Duration::from_secs(2))
-        .with_keep_alive(Duration::from_secs(3), Duration::from_secs(3))
-        .with_keep_alive_while_idle(true)
-        .with_require_leader(true);
-    if let (Some(user), Some(password)) = (&options.user, &options.password) {
-        connect = connect.with_user(user, password);
-    }
-    if options.ca_file.is_some() || options.cert_file.is_some() {
-        let mut tls = TlsOptions::new();
-        if let Some(path) = &options.ca_file {
-            tls = tls.ca_certificate(Certificate::from_pem(read(path)?));
-        }
-        if let (Some(cert), Some(key)) = (&options.cert_file, &options.key_file) {
-            tls = tls.identity(Identity::from_pem(read(cert)?, read(key)?));
-        }
-        connect = connect.with_tls(tls);
-    }
-    Ok(connect)
-}
-
-fn read(path: &PathBuf) -> Result<Vec<u8>, CoordError> {
-    std::fs::read(path).map_err(|error| CoordError::BadFile {
-        path: path.display().to_string(),
-        reason: error.to_string(),
-    })
+    let connect = ConnectOptions::new().with_require_leader(true);
+    let client = Client::from_channel(Channel::Custom(channel), Some(connect)).await;
+    client.map_err(|error| CoordError::Refused { operation: "connect", source: Box::new(error) })
 }
 
 /// The first key after all keys that begin with `prefix`.
@@ -433,17 +455,4 @@ fn prefix_end(prefix: &[u8]) -> Vec<u8> {
         }
     }
     vec![0]
-}
-
-/// Returns the root cause of an error, which is more specific than its wrappers.
-fn deepest(error: &dyn std::error::Error) -> String {
-    let mut cause = error;
-    while let Some(next) = cause.source() {
-        cause = next;
-    }
-    let text = cause.to_string();
-    match text.find("tcp connect error") {
-        Some(_) => "connection refused".to_owned(),
-        None => text,
-    }
 }

@@ -10,6 +10,8 @@ mod error_counters;
 mod etcd;
 mod job;
 mod leadership;
+mod login;
+mod members;
 mod mirror;
 mod op;
 mod retry;

@@ -151,6 +151,9 @@ async fn keep_alive(
             Ok(Err(error)) => {
                 warn!(lease, %error, "lease not renewed");
                 stream = None;
+                if let Err(error) = etcd.clears(&error).await {
+                    warn!(lease, %error, "no login to etcd");
+                }
             }
             Err(_) => {
                 warn!(lease, "lease not renewed: no answer");

@@ -2,7 +2,6 @@
 
 use etcd_client::{Permission, UserAddOptions};
 
-use crate::etcd::call;
 use crate::{CoordError, Etcd};
 
 /// etcd's role with all permissions.
@@ -28,21 +27,21 @@ impl Etcd {
     /// If etcd does not answer, or authentication is on and this client lacks permission to create
     /// users.
     pub async fn allow(&self, grant: &Grant) -> Result<(), CoordError> {
-        let mut client = self.client();
         let (user, role) = (grant.user.as_str(), grant.role.as_str());
-        is_there(call("role add", client.role_add(role)).await)?;
+        self.add_role(role).await?;
         let reads = grant.reads.iter().map(|key| Permission::read(key.as_str()).with_prefix());
         let writes = grant.writes.iter().map(|key| {
             let permission = Permission::read_write(key.as_str());
             if key.ends_with('/') { permission.with_prefix() } else { permission }
         });
         for permission in reads.chain(writes) {
-            call("role grant", client.role_grant_permission(role, permission)).await?;
+            let give = || {
+                let (mut client, permission) = (self.client(), permission.clone());
+                async move { client.role_grant_permission(role, permission).await }
+            };
+            self.call("role grant", give).await?;
         }
-        let keyless = Some(UserAddOptions::new().with_no_pwd());
-        is_there(call("user add", client.user_add(user, "", keyless)).await)?;
-        call("user grant", client.user_grant_role(user, role)).await?;
-        Ok(())
+        self.add_user(user, role).await
     }
 
     /// Creates a user with all permissions.
@@ -50,14 +49,33 @@ impl Etcd {
     /// # Errors
     /// As [`Etcd::allow`].
     pub async fn allow_all(&self, user: &str) -> Result<(), CoordError> {
-        let mut client = self.client();
-        is_there(call("role add", client.role_add(ROOT)).await)?;
+        self.add_role(ROOT).await?;
         for user in [ROOT, user] {
-            let keyless = Some(UserAddOptions::new().with_no_pwd());
-            is_there(call("user add", client.user_add(user, "", keyless)).await)?;
-            call("user grant", client.user_grant_role(user, ROOT)).await?;
+            self.add_user(user, ROOT).await?;
         }
         Ok(())
+    }
+
+    async fn add_role(&self, role: &str) -> Result<(), CoordError> {
+        let add = || {
+            let mut client = self.client();
+            async move { client.role_add(role).await }
+        };
+        is_there(self.call("role add", add).await)
+    }
+
+    /// Creates a user without a password, and grants it a role.
+    async fn add_user(&self, user: &str, role: &str) -> Result<(), CoordError> {
+        let add = || {
+            let (mut client, keyless) = (self.client(), UserAddOptions::new().with_no_pwd());
+            async move { client.user_add(user, "", Some(keyless)).await }
+        };
+        is_there(self.call("user add", add).await)?;
+        let give = || {
+            let mut client = self.client();
+            async move { client.user_grant_role(user, role).await }
+        };
+        self.call("user grant", give).await.map(|_| ())
     }
 
     /// Enables authentication in etcd.
@@ -65,7 +83,11 @@ impl Etcd {
     /// # Errors
     /// If etcd does not answer, or has no user with the role `root`.
     pub async fn enforce_grants(&self) -> Result<(), CoordError> {
-        call("auth enable", self.client().auth_enable()).await.map(|_| ())
+        let enable = || {
+            let mut client = self.client();
+            async move { client.auth_enable().await }
+        };
+        self.call("auth enable", enable).await.map(|_| ())
     }
 }
 

@@ -1,8 +1,8 @@
 //! Client channels to other processes.
 
-use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::{fmt, io};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -103,6 +103,34 @@ impl TlsIdentity {
         });
         Ok(Channel(Kind::Http2(endpoint.connect_with_connector_lazy(connector))))
     }
+}
+
+/// Opens the connection of `endpoint`, to its host and port. The channel does not reconnect: once the connection
+/// has ended, calls fail with a [`tonic::ConnectError`], so that the caller can connect elsewhere or with other
+/// credentials.
+///
+/// # Errors
+/// If there is no connection.
+pub async fn connect_once(endpoint: &Endpoint) -> Result<transport::Channel, transport::Error> {
+    let mut is_first = true;
+    let connector = tower::service_fn(move |url: http::Uri| {
+        let opens = std::mem::take(&mut is_first);
+        async move {
+            match opens {
+                true => connect::tcp(&host_and_port(&url)).await.map(TokioIo::new),
+                false => {
+                    Err(io::Error::new(io::ErrorKind::NotConnected, "the connection has ended"))
+                }
+            }
+        }
+    });
+    endpoint.connect_with_connector(connector).await
+}
+
+fn host_and_port(url: &http::Uri) -> String {
+    let host = url.host().unwrap_or_default();
+    let default = if url.scheme_str() == Some("https") { 443 } else { 80 };
+    format!("{host}:{}", url.port_u16().unwrap_or(default))
 }
 
 fn endpoint(address: &str) -> Result<Endpoint, String> {

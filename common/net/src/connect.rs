@@ -65,7 +65,7 @@ async fn tls(address: &str, role: Role, credentials: &Loaded) -> io::Result<TlsS
 
 /// Tries the addresses of a name in turn. They share the time that a connection may take, so one that does
 /// not answer leaves time for the next.
-async fn tcp(address: &str) -> io::Result<TcpStream> {
+pub(crate) async fn tcp(address: &str) -> io::Result<TcpStream> {
     let addresses: Vec<SocketAddr> = lookup_host(address).await?.collect();
     let limit = CONNECT_MAX / (addresses.len().max(1) as u32);
     let mut result = Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));

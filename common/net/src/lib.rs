@@ -18,7 +18,7 @@ mod unix;
 
 use std::time::Duration;
 
-pub use channel::Channel;
+pub use channel::{Channel, connect_once};
 pub use port::{Port, SimulatedPort};
 pub use probe::{Probe, probe};
 pub use simulated::{Network, SimulatedChannel, enter, simulated};

@@ -10,7 +10,7 @@ use steadfast_coord::EtcdOptions;
 use steadfast_net::tls::{CA_FILE, CERTIFICATE_FILE, KEY_FILE};
 use tracing::warn;
 
-use crate::security::{SecurityArgs, TlsArgs, secret};
+use crate::security::{SecurityArgs, TlsArgs};
 use crate::{Failure, is_on_this_host};
 
 /// Settings of every server process; flattened into its arguments.
@@ -57,7 +57,7 @@ pub struct CommonArgs {
 /// Connection settings of etcd.
 #[derive(Clone, Debug, Args)]
 pub struct EtcdArgs {
-    /// URLs of the etcd members, separated by commas.
+    /// Addresses of the etcd members, separated by commas: URLs, or `host:port`.
     #[arg(
         long,
         value_name = "URL,…",
@@ -119,16 +119,13 @@ impl CommonArgs {
     }
 
     /// Returns the connection options for etcd.
-    ///
-    /// # Errors
-    /// If the password file cannot be read.
-    pub fn etcd_options(&self) -> Result<EtcdOptions, Failure> {
+    pub fn etcd_options(&self) -> EtcdOptions {
         let in_the_clear = |url: &&String| {
             let address = url.strip_prefix("http://");
             address.is_some_and(|it| !is_on_this_host(it) && !it.starts_with("localhost:"))
         };
         if self.security.tls.tls.is_some()
-            && let Some(url) = self.etcd.etcd_endpoints.iter().find(in_the_clear)
+            && let Some(url) = self.etcd.urls().iter().find(in_the_clear)
         {
             warn!(url, "no TLS to etcd; an attacker on the network can change the job's state");
         }
@@ -166,7 +163,7 @@ impl CommonArgs {
         if !bound.ip().is_unspecified() {
             return Ok(bound.to_string());
         }
-        let toward = self.etcd.etcd_endpoints.iter().find_map(|it| address_towards(it));
+        let toward = self.etcd.urls().iter().find_map(|it| address_towards(it));
         // If etcd is on this machine, the route to it does not show which address others can reach.
         match toward.filter(|address| !address.is_loopback()) {
             Some(address) => Ok(SocketAddr::new(address, bound.port()).to_string()),
@@ -191,40 +188,48 @@ pub fn address_towards(url: &str) -> Option<IpAddr> {
 }
 
 impl EtcdArgs {
-    /// Returns the connection options; reads the password file, if there is one.
-    ///
-    /// # Errors
-    /// If the password file cannot be read.
-    pub fn options(&self, own: &TlsArgs) -> Result<EtcdOptions, Failure> {
-        self.auth.options(self.etcd_endpoints.clone(), own)
+    /// Returns the URLs of the members.
+    pub fn urls(&self) -> Vec<String> {
+        self.etcd_endpoints.iter().map(|endpoint| self.auth.url(endpoint)).collect()
+    }
+
+    /// Returns the connection options.
+    pub fn options(&self, own: &TlsArgs) -> EtcdOptions {
+        self.auth.options(self.urls(), own)
     }
 }
 
 impl EtcdAuthArgs {
+    /// Returns the URL of an endpoint. Without a scheme it is `https` if there are certificate flags for etcd,
+    /// as for `etcdctl`.
+    pub fn url(&self, endpoint: &str) -> String {
+        match (endpoint.contains("://"), self.has_certificates()) {
+            (true, _) => endpoint.to_owned(),
+            (false, true) => format!("https://{endpoint}"),
+            (false, false) => format!("http://{endpoint}"),
+        }
+    }
+
+    fn has_certificates(&self) -> bool {
+        self.etcd_ca.is_some() || self.etcd_cert.is_some()
+    }
+
     /// Returns the connection options for other endpoints. Without certificate flags for etcd, `https`
     /// endpoints use this process's `own` credentials.
-    ///
-    /// # Errors
-    /// If the password file cannot be read.
-    pub fn options(&self, endpoints: Vec<String>, own: &TlsArgs) -> Result<EtcdOptions, Failure> {
-        let password = match &self.etcd_password_file {
-            None => None,
-            Some(path) => Some(secret(path, "password file")?),
-        };
-        let is_given = self.etcd_ca.is_some() || self.etcd_cert.is_some();
-        let own = own.tls.as_ref().filter(|_| !is_given);
+    pub fn options(&self, endpoints: Vec<String>, own: &TlsArgs) -> EtcdOptions {
+        let own = own.tls.as_ref().filter(|_| !self.has_certificates());
         let own = own.filter(|_| endpoints.iter().any(|it| it.starts_with("https://")));
         let file = |given: &Option<PathBuf>, name: &str| {
             given.clone().or_else(|| own.map(|directory| directory.join(name)))
         };
-        Ok(EtcdOptions {
+        EtcdOptions {
             endpoints,
             user: self.etcd_user.clone(),
-            password,
+            password_file: self.etcd_password_file.clone(),
             ca_file: file(&self.etcd_ca, CA_FILE),
             cert_file: file(&self.etcd_cert, CERTIFICATE_FILE),
             key_file: file(&self.etcd_key, KEY_FILE),
-        })
+        }
     }
 }
 
@@ -278,12 +283,16 @@ fn port_of(text: &str) -> Option<u16> {
     text[host_of(text).len()..].strip_prefix(':')?.parse().ok()
 }
 
-/// Checks the URL of an etcd member.
+/// Checks the address of an etcd member: a URL, or `host:port`.
 ///
 /// # Errors
 /// A message with the valid form.
 pub fn endpoint(text: &str) -> Result<String, String> {
-    let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
+    let rest = match text.split_once("://") {
+        Some(("http" | "https", rest)) => Some(rest),
+        Some(_) => None,
+        None => port_of(text).map(|_| text),
+    };
     match rest {
         Some(rest) if rest.contains('@') => {
             Err("a URL must not contain a user name; use --etcd-user and --etcd-password-file"
@@ -292,7 +301,7 @@ pub fn endpoint(text: &str) -> Result<String, String> {
         Some(rest) if !rest.is_empty() && !rest.contains(char::is_whitespace) => {
             Ok(text.trim_end_matches('/').to_owned())
         }
-        _ => Err("use a URL such as `http://127.0.0.1:2379`".to_owned()),
+        _ => Err("use `host:port`, or a URL such as `http://127.0.0.1:2379`".to_owned()),
     }
 }
 
@@ -380,19 +389,26 @@ mod tests {
     fn etcd_over_tls_is_verified_with_our_ca_unless_another_is_configured() {
         let ca = |more: &[&str]| {
             let args = [&["--tls", "/tls", "--etcd-endpoints"], more].concat();
-            common(&args).etcd_options().unwrap().ca_file
+            common(&args).etcd_options().ca_file
         };
         assert_eq!(ca(&["https://etcd:2379"]), Some("/tls/ca.crt".into()));
         assert_eq!(ca(&["http://etcd:2379"]), None);
         assert_eq!(ca(&["https://etcd:2379", "--etcd-ca", "/ca"]), Some("/ca".into()));
     }
 
+    /// As for etcdctl: plaintext, or TLS if there are certificates for it.
     #[test]
-    fn the_password_is_the_file_without_the_final_newline() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), "se cret\n").unwrap();
-        let path = file.path().to_str().unwrap();
-        let args = common(&["--etcd-user", "me", "--etcd-password-file", path]);
-        assert_eq!(args.etcd_options().unwrap().password.as_deref(), Some("se cret"));
+    fn an_endpoint_may_be_a_host_and_a_port() {
+        let urls = |more: &[&str]| {
+            let endpoints = "--etcd-endpoints=etcd:2379,[::1]:2379,http://other:2379/";
+            common(&[&[endpoints], more].concat()).etcd_options().endpoints
+        };
+        assert_eq!(urls(&[]), ["http://etcd:2379", "http://[::1]:2379", "http://other:2379"]);
+        let secured = ["https://etcd:2379", "https://[::1]:2379", "http://other:2379"];
+        assert_eq!(urls(&["--etcd-ca", "/ca"]), secured);
+        for wrong in ["etcd", "etcd:", "etcd:port", "ftp://etcd:2379", "a b:2379", "http://"] {
+            assert!(endpoint(wrong).is_err(), "{wrong}");
+        }
+        assert!(endpoint("http://me@etcd:2379").unwrap_err().contains("--etcd-user"));
     }
 }

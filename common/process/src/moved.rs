@@ -35,7 +35,7 @@ async fn watch(args: &CommonArgs, advertised: &str, period: Duration) -> Failure
     let mut agree = 0;
     loop {
         ticks.tick().await;
-        let endpoints = args.etcd.etcd_endpoints.clone();
+        let endpoints = args.etcd.urls();
         // Resolves host names, which may block.
         let toward = blocking(move || endpoints.iter().find_map(|it| address_towards(it))).await;
         let elsewhere = toward

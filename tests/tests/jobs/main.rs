@@ -6,6 +6,7 @@ mod bad_input;
 mod checkpoints;
 mod cluster;
 mod edges;
+mod etcd_client;
 mod etcd_equivalence;
 mod faults;
 mod monitoring;
