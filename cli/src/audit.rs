@@ -13,7 +13,7 @@ use steadfast_audit::history::{self, HistoryReport, Revision, etcdctl};
 use steadfast_audit::{Evidence, Report, Severity};
 use steadfast_common::elastic::AnyJobRecord;
 use steadfast_common::error::ErrorKind;
-use steadfast_process::Failure;
+use steadfast_process::{Failure, print_line};
 
 use crate::format::plural;
 use crate::job_args::{Job, JobArgs};
@@ -75,12 +75,12 @@ pub async fn run(args: AuditArgs) -> Result<ExitCode, Failure> {
     match args.form.output() {
         Output::Json => {
             let answer = AuditOutput { clean, report: &report, history: history.as_ref() };
-            println!("{}", serde_json::json!(answer));
+            print_line(serde_json::json!(answer));
         }
         Output::Text => {
-            println!("{report}");
+            print_line(&report);
             if let Some(history) = &history {
-                println!("{history}");
+                print_line(history);
             }
         }
     }
@@ -119,8 +119,8 @@ async fn run_elastic(args: &AuditArgs, job: &Job) -> Result<ExitCode, Failure> {
     let history = tokio::task::block_in_place(|| history::check_elastic(&about, &[], &revisions));
     let clean = history.is_clean();
     match args.form.output() {
-        Output::Json => println!("{}", serde_json::json!({ "clean": clean, "history": history })),
-        Output::Text => println!("{history}"),
+        Output::Json => print_line(serde_json::json!({ "clean": clean, "history": history })),
+        Output::Text => print_line(&history),
     }
     if clean {
         return Ok(ExitCode::SUCCESS);

@@ -13,7 +13,7 @@ use steadfast_common::rendezvous::AgentRecord;
 use steadfast_coord::EtcdOptions;
 use steadfast_host::random;
 use steadfast_net::{Probe, TlsIdentity, probe};
-use steadfast_process::Failure;
+use steadfast_process::{Failure, print_line};
 use steadfast_store::{Created, StoreError};
 use tokio::time::{Instant, sleep};
 
@@ -82,7 +82,7 @@ pub async fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
     found.extend(members(&job).await?);
     found.extend(store(&job).await?);
     match args.form.output() {
-        Output::Json => println!("{}", serde_json::json!(found)),
+        Output::Json => print_line(serde_json::json!(found)),
         Output::Text => {
             for Finding { what, verdict, message } in &found {
                 let mark = match verdict {
@@ -90,7 +90,7 @@ pub async fn run(args: DoctorArgs) -> Result<ExitCode, Failure> {
                     Health::Warning => "? ",
                     Health::Error => "! ",
                 };
-                println!("{}", plain(&format!("{mark}{what}: {message}")));
+                print_line(plain(&format!("{mark}{what}: {message}")));
             }
         }
     }

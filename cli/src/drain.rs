@@ -7,13 +7,14 @@ use clap::Args;
 use steadfast_common::durations::parse;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::records::{JobOutcome, ResultRecord};
-use steadfast_process::Failure;
+use steadfast_process::{Failure, print_line};
 use tokio::time::{Instant, sleep};
 
 use crate::admin_client;
 use crate::format::{plain, plural};
 use crate::job_args::{Job, JobArgs};
 use crate::lists::{Member, all_members};
+use crate::output::notice;
 
 /// How long a process that did not answer may take to leave.
 const REPLY_LOST_MAX: Duration = Duration::from_secs(2);
@@ -73,7 +74,7 @@ pub async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
         }
         requested => {
             requested?;
-            eprintln!("draining {title}");
+            notice(format_args!("draining {title}"));
             left(&job, member, wait).await?
         }
     };
@@ -83,12 +84,12 @@ pub async fn run(args: DrainArgs) -> Result<ExitCode, Failure> {
         (Some(it), _) => plain(&format!("{} has taken over", it.address.unwrap_or(it.admin))),
         (None, _) => "no other process has taken over yet".to_owned(),
     };
-    println!("{title} has left; {successor}");
+    print_line(format_args!("{title} has left; {successor}"));
     let after = job.etcd.get(&latest).await?.map(|it| it.mod_revision);
     if member.role == "pserver" && before == after {
-        eprintln!(
+        notice(format_args!(
             "no checkpoint was taken during the drain; the job continues from the latest one"
-        );
+        ));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -131,7 +132,7 @@ async fn drain_job(
             Err(error) => return Err(error.into()),
         };
         if shown != waits_for {
-            eprintln!("draining job {}; waiting: {}", job.name, plain(&waits_for));
+            notice(format_args!("draining job {}; waiting: {}", job.name, plain(&waits_for)));
             shown = waits_for;
         }
         if wait.is_some_and(|wait| wait < started.elapsed()) {
@@ -149,14 +150,14 @@ fn finished(job: &Job, result: &ResultRecord) -> Result<ExitCode, Failure> {
         let reason = result.reason.as_deref().unwrap_or("no reason is stored");
         return Err(Failure::invalid(format!("job {} has failed: {}", job.name, plain(reason))));
     }
-    println!("job {} is over: {} records", job.name, result.examples);
+    print_line(format_args!("job {} is over: {} records", job.name, result.examples));
     if !result.left_out.is_empty() {
         let files = plural(result.left_out.files as usize, "file");
-        eprintln!("{files} could not be read; `steadfast status` lists them");
+        notice(format_args!("{files} could not be read; `steadfast status` lists them"));
     }
     for (name, value) in [("model", &result.model), ("sha256", &result.parameters_sha256)] {
         if let Some(value) = value {
-            println!("{name} {}", plain(value));
+            print_line(format_args!("{name} {}", plain(value)));
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -6,7 +6,7 @@ use clap::Args;
 use steadfast_common::keys::Keys;
 use steadfast_common::role::Role;
 use steadfast_coord::{Etcd, Grant};
-use steadfast_process::{EtcdArgs, Failure, TlsArgs, job_name};
+use steadfast_process::{EtcdArgs, Failure, TlsArgs, job_name, print_line};
 
 /// Create etcd users for the roles of a job, and enable authentication in etcd.
 ///
@@ -36,10 +36,15 @@ pub async fn run(args: EtcdUsersArgs) -> Result<ExitCode, Failure> {
     for role in [Role::Master, Role::Pserver, Role::Trainer] {
         let grant = grant(role, &args.job, &keys);
         etcd.allow(&grant).await?;
-        println!("{}: reads {}, writes {}", role, grant.reads.join(" "), grant.writes.join(" "));
+        print_line(format_args!(
+            "{}: reads {}, writes {}",
+            role,
+            grant.reads.join(" "),
+            grant.writes.join(" ")
+        ));
     }
     etcd.enforce_grants().await?;
-    println!("{}: everything", Role::Admin);
+    print_line(format_args!("{}: everything", Role::Admin));
     Ok(ExitCode::SUCCESS)
 }
 

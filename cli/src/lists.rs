@@ -14,12 +14,12 @@ use steadfast_common::records::{
 };
 use steadfast_common::rendezvous::AgentRecord;
 use steadfast_common::spec::Mode;
-use steadfast_process::Failure;
+use steadfast_process::{Failure, print_line};
 use uuid::Uuid;
 
 use crate::format::plain;
 use crate::job_args::{Job, JobArgs};
-use crate::output::{FormArgs, Output};
+use crate::output::{FormArgs, Output, notice};
 
 /// List the processes of a job: the acting master, the holders of slots, the trainers; of an elastic job the
 /// agents.
@@ -143,7 +143,7 @@ pub async fn members(args: MembersArgs) -> Result<ExitCode, Failure> {
     );
     if args.of.form.output() == Output::Text {
         for Member { role, name, admin, .. } in members {
-            println!("{}", plain(&format!("{role:<9}{name:<38}{admin}")));
+            print_line(plain(&format!("{role:<9}{name:<38}{admin}")));
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -180,7 +180,7 @@ pub async fn slots(args: SlotsArgs) -> Result<ExitCode, Failure> {
         for SlotRow { slot, address, incarnation } in rows {
             let incarnation = incarnation.map_or_else(|| "–".to_owned(), |it| it.to_string());
             let address = address.as_deref().unwrap_or("free");
-            println!("{}", plain(&format!("{:<6}{incarnation:<13}{address}", slot.to_string())));
+            print_line(plain(&format!("{:<6}{incarnation:<13}{address}", slot.to_string())));
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -230,7 +230,7 @@ pub async fn tasks(args: TasksArgs) -> Result<ExitCode, Failure> {
     let output = json!({ "pass": queue.pass, "dispatched": queue.cursor, "tasks": rows });
     show(&args.of.form, &output, "task      state      failures  trainer or reason");
     if args.of.form.output() == Output::Text {
-        eprintln!("pass {}", u64::from(queue.pass.0) + 1);
+        notice(format_args!("pass {}", u64::from(queue.pass.0) + 1));
         for TaskRow { task, record } in rows {
             let (state, failures, more) = match record {
                 TaskRecord::Todo { failures, reason, .. } => ("todo", failures, reason),
@@ -240,7 +240,7 @@ pub async fn tasks(args: TasksArgs) -> Result<ExitCode, Failure> {
                 TaskRecord::Discarded { failures, reason } => ("discarded", failures, reason),
             };
             let line = format!("{:<10}{state:<11}{failures:<10}{more}", task.to_string());
-            println!("{}", plain(&line));
+            print_line(plain(&line));
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -270,7 +270,7 @@ async fn pass_of_latest(job: &Job) -> Result<Pass, Failure> {
 /// Prints the JSON output or the header of the table.
 fn show(form: &FormArgs, output: &Value, head: &str) {
     match form.output() {
-        Output::Json => println!("{output}"),
-        Output::Text => println!("{head}"),
+        Output::Json => print_line(output),
+        Output::Text => print_line(head),
     }
 }

@@ -24,6 +24,7 @@ mod top;
 mod why;
 
 use std::process::ExitCode;
+use steadfast_process::print_line;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -64,7 +65,6 @@ enum Command {
 
 fn main() -> ExitCode {
     steadfast_supervise::run_guard_if_requested();
-    end_without_reader();
     let matches = with_variables(Cli::command()).get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let form = form(&matches);
@@ -96,23 +96,10 @@ fn main() -> ExitCode {
         };
         // With JSON output, stdout holds one object even if the command fails.
         if let (Err(failure), Output::Json) = (&ended, form) {
-            println!("{}", serde_json::json!({ "state": "error", "reason": failure.message }));
+            print_line(serde_json::json!({ "state": "error", "reason": failure.message }));
         }
         ended
     })
-}
-
-/// Ends the process in order once the reader of stdout is gone, as in `steadfast tasks | head`. The signal for this,
-/// SIGPIPE, is ignored: it would also end a command whose connection is lost.
-fn end_without_reader() {
-    let other = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        let what = panic.payload().downcast_ref::<String>().map(String::as_str).unwrap_or_default();
-        if what.starts_with("failed printing to stdout") && what.contains("Broken pipe") {
-            std::process::exit(0);
-        }
-        other(panic);
-    }));
 }
 
 /// Output format of the innermost subcommand.

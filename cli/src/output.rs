@@ -24,7 +24,7 @@ pub fn notice(text: impl Display) {
 
 /// Prints one line on stderr and returns the exit code, for a command whose findings are on stdout already.
 pub fn answered(failure: &Failure) -> ExitCode {
-    eprintln!("steadfast: error: {failure}");
+    notice(format_args!("steadfast: error: {failure}"));
     ExitCode::from(failure.kind.exit_code())
 }
 

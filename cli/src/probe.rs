@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use steadfast_process::{Failure, TlsArgs};
+use steadfast_process::{Failure, TlsArgs, print};
 
 use crate::admin_client;
 
@@ -26,7 +26,7 @@ pub async fn run(args: ProbeArgs) -> Result<ExitCode, Failure> {
     let path = if args.ready { "/readyz" } else { "/healthz" };
     let (code, text) = admin_client::ask(&args.address, path, &tls).await?;
     if code.is_success() {
-        print!("{text}");
+        print(text);
         return Ok(ExitCode::SUCCESS);
     }
     Err(Failure::unavailable(format!("{}: {}", args.address, text.trim_end())))

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use steadfast_common::error::ErrorKind;
-use steadfast_process::Failure;
+use steadfast_process::{Failure, print_line};
 
 use crate::job_args::JobArgs;
 
@@ -36,6 +36,6 @@ pub async fn run(args: ScaleArgs) -> Result<ExitCode, Failure> {
     let before: Option<u32> = job.etcd.get_json(&key).await?;
     job.etcd.put(&key, args.slots.to_string().as_bytes()).await?;
     let before = before.map_or_else(|| "none".to_owned(), |it| it.to_string());
-    println!("job {}: {} slots (was {before})", job.name, args.slots);
+    print_line(format_args!("job {}: {} slots (was {before})", job.name, args.slots));
     Ok(ExitCode::SUCCESS)
 }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Command};
 use clap_complete::Shell;
-use steadfast_process::Failure;
+use steadfast_process::{Failure, print};
 
 const NAME: &str = "steadfast";
 
@@ -27,7 +27,7 @@ pub struct ManArgs {
 pub fn completions(args: &CompletionsArgs, mut command: Command) -> ExitCode {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, NAME, &mut script);
-    print!("{}", String::from_utf8_lossy(&script));
+    print(String::from_utf8_lossy(&script));
     ExitCode::SUCCESS
 }
 

@@ -14,7 +14,7 @@ use steadfast_common::records::{JobOutcome, PserverRecord, ResultRecord};
 use steadfast_common::status::{JobPhase, JobStatus, TrainerStatus};
 use steadfast_host::time::unix_ms;
 use steadfast_net::TlsIdentity;
-use steadfast_process::Failure;
+use steadfast_process::{Failure, print, print_line};
 
 use crate::admin_client;
 use crate::format::{plain, rate};
@@ -59,8 +59,8 @@ pub async fn run(args: WhyArgs) -> Result<ExitCode, Failure> {
     let job = args.job.find().await?;
     let found = wait_chains(&job).await;
     match args.form.output() {
-        Output::Json => println!("{}", serde_json::json!(found)),
-        Output::Text => print!("{}", plain(&text(&found))),
+        Output::Json => print_line(serde_json::json!(found)),
+        Output::Text => print(plain(&text(&found))),
     }
     Ok(ExitCode::SUCCESS)
 }

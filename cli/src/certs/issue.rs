@@ -11,7 +11,7 @@ use rcgen::{
 };
 use steadfast_common::role::{ANY_ROLE, Role};
 use steadfast_net::tls::{CA_FILE, CERTIFICATE_FILE, KEY_FILE, described_file};
-use steadfast_process::Failure;
+use steadfast_process::{Failure, print_line};
 use time::{Duration, OffsetDateTime};
 
 use super::{InitArgs, RenewArgs};
@@ -39,17 +39,17 @@ pub fn init(args: &InitArgs) -> Result<(), Failure> {
         let params = authority_params()?;
         let authority = params.self_signed(&key).map_err(broken)?;
         write(&directory, &key, &authority.pem(), &authority.pem())?;
-        println!("made {}", directory.display());
+        print_line(format_args!("made {}", directory.display()));
     }
     let authority = Authority::read(&args.dir)?;
     for (name, names) in wanted(args) {
         let directory = args.dir.join(name);
         if directory.join(CERTIFICATE_FILE).exists() {
-            println!("kept {}", directory.display());
+            print_line(format_args!("kept {}", directory.display()));
             continue;
         }
         authority.issue(&directory, name, names, args.days)?;
-        println!("made {}", directory.display());
+        print_line(format_args!("made {}", directory.display()));
     }
     Ok(())
 }
@@ -66,7 +66,7 @@ pub fn renew(args: &RenewArgs) -> Result<(), Failure> {
         }
         let old = described_file(&certificate).map_err(|it| Failure::invalid(it.to_string()))?;
         authority.issue(&directory, name, old.names, args.days)?;
-        println!("made {}", directory.display());
+        print_line(format_args!("made {}", directory.display()));
         some = true;
     }
     if some {

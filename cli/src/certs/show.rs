@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use steadfast_net::tls::{CERTIFICATE_FILE, described_file};
-use steadfast_process::Failure;
+use steadfast_process::{Failure, print_line};
 
 use super::ShowArgs;
 use crate::output::Output;
@@ -27,11 +27,16 @@ struct Row {
 pub fn run(args: &ShowArgs) -> Result<(), Failure> {
     let rows = rows(&args.dir)?;
     match args.form.output() {
-        Output::Json => println!("{}", serde_json::json!(rows)),
+        Output::Json => print_line(serde_json::json!(rows)),
         Output::Text => {
-            println!("{:<10}{:>10}  names", "directory", "days left");
+            print_line(format_args!("{:<10}{:>10}  names", "directory", "days left"));
             for row in rows {
-                println!("{:<10}{:>10}  {}", row.directory, row.days_left, row.names.join(", "));
+                print_line(format_args!(
+                    "{:<10}{:>10}  {}",
+                    row.directory,
+                    row.days_left,
+                    row.names.join(", ")
+                ));
             }
         }
     }

@@ -10,13 +10,14 @@ use steadfast_checkpoint::{
     write_tables,
 };
 use steadfast_common::error::ErrorKind;
-use steadfast_process::Failure;
+use steadfast_process::{Failure, print_line};
 use steadfast_store::{Created, Location, ObjectWriter, StoreError};
 
 use super::explain;
 use super::manifests::{self, store_failure};
 use super::verify::was_deleted;
 use crate::job_args::JobArgs;
+use crate::output::notice;
 
 /// Write the parameters of a checkpoint as one safetensors file.
 #[derive(Debug, Args)]
@@ -114,8 +115,8 @@ pub async fn run(args: ExportArgs) -> Result<ExitCode, Failure> {
         },
     )?;
     let step = checkpoint.position.version;
-    eprintln!("steadfast: wrote checkpoint {id} (step {step}) to {target}");
-    println!("{sha256}");
+    notice(format_args!("steadfast: wrote checkpoint {id} (step {step}) to {target}"));
+    print_line(sha256);
     Ok(ExitCode::SUCCESS)
 }
 

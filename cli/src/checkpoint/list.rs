@@ -8,12 +8,12 @@ use clap::Args;
 use serde::Serialize;
 use steadfast_common::ids::{Generation, Pass, Version};
 use steadfast_common::records::{CheckpointRecord, ShardRecord};
-use steadfast_process::Failure;
+use steadfast_process::{Failure, print, print_line};
 
 use super::manifests::{self, Manifest};
 use crate::format::{bytes, span};
 use crate::job_args::JobArgs;
-use crate::output::{FormArgs, Output};
+use crate::output::{FormArgs, Output, notice};
 
 /// List the checkpoints of a job, newest first.
 #[derive(Debug, Args)]
@@ -61,11 +61,11 @@ pub async fn run(args: ListArgs) -> Result<ExitCode, Failure> {
     let manifests = manifests::read(&job).await?;
     let rows: Vec<Row> = manifests.into_iter().map(|manifest| row(manifest, now_ms)).collect();
     match args.form.output() {
-        Output::Json => println!("{}", serde_json::json!(rows)),
+        Output::Json => print_line(serde_json::json!(rows)),
         Output::Text if rows.is_empty() => {
-            eprintln!("steadfast: job {} has no checkpoint", job.name);
+            notice(format_args!("steadfast: job {} has no checkpoint", job.name));
         }
-        Output::Text => print!("{}", table(&rows, passes)),
+        Output::Text => print(table(&rows, passes)),
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use steadfast_common::error::ErrorKind;
-use steadfast_process::Failure;
+use steadfast_process::{Failure, print_line};
 
 use super::manifests;
 use crate::job_args::JobArgs;
@@ -28,7 +28,7 @@ pub async fn run(args: NowArgs) -> Result<ExitCode, Failure> {
     let mut master = job.master();
     let (why, latest) = match master.take_checkpoint(TIMEOUT).await? {
         CheckpointOutcome { latest: Some(id), error: None } => {
-            println!("{id}");
+            print_line(id);
             return Ok(ExitCode::SUCCESS);
         }
         CheckpointOutcome { latest, error: Some(error) } => (error, latest),

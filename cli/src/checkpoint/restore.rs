@@ -4,11 +4,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use steadfast_process::Failure;
+use steadfast_process::{Failure, print_line};
 
 use super::manifests;
 use crate::job_args::JobArgs;
 use crate::job_master::Force;
+use crate::output::notice;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -36,7 +37,7 @@ pub async fn run(args: RestoreArgs) -> Result<ExitCode, Failure> {
     };
     let mut master = job.master();
     let generation = master.restore_checkpoint(&id, force, TIMEOUT).await?;
-    eprintln!("steadfast: job {} rolls back to checkpoint {id}", job.name);
-    println!("{generation}");
+    notice(format_args!("steadfast: job {} rolls back to checkpoint {id}", job.name));
+    print_line(generation);
     Ok(ExitCode::SUCCESS)
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use steadfast_checkpoint::{CheckpointError, Verified, verify};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::records::JobRecord;
-use steadfast_process::Failure;
+use steadfast_process::{Failure, print_line};
 use steadfast_store::Location;
 
 use super::choice::choose;
@@ -76,7 +76,7 @@ pub async fn run(args: VerifyArgs) -> Result<ExitCode, Failure> {
     for manifest in &chosen {
         let finding = verify_one(&job, &record, &store, manifest).await?;
         match args.form.output() {
-            Output::Text => println!("{}", line(manifest, &finding)),
+            Output::Text => print_line(line(manifest, &finding)),
             Output::Json => reports.push(json!(report(manifest, &finding))),
         }
         kinds.extend(match finding {
@@ -87,7 +87,7 @@ pub async fn run(args: VerifyArgs) -> Result<ExitCode, Failure> {
         });
     }
     if args.form.output() == Output::Json {
-        println!("{}", Value::Array(reports));
+        print_line(Value::Array(reports));
     }
     let Some(kind) = kinds.iter().copied().min() else { return Ok(ExitCode::SUCCESS) };
     let (bad, all) = (kinds.len(), plural(chosen.len(), "checkpoint"));

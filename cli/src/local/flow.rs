@@ -70,7 +70,7 @@ pub async fn run(args: LocalArgs) -> Result<ExitCode, Failure> {
         () = shutdown.drain() => {
             print_resume_command();
             let summary = Summary::of_drained(&spec, None, started.elapsed().as_secs_f64());
-            summary.print(args.output);
+            summary.print(args.output)?;
             return Ok(summary.exit_code());
         }
     };
@@ -93,7 +93,7 @@ pub async fn run(args: LocalArgs) -> Result<ExitCode, Failure> {
         supervisor.stop(Duration::ZERO).await;
     }
     let summary = outcome?;
-    summary.print(args.output);
+    summary.print(args.output)?;
     Ok(summary.exit_code())
 }
 

@@ -1,7 +1,6 @@
 //! The summary of a run.
 
 use std::fs;
-use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -11,6 +10,7 @@ use steadfast_common::records::{JobOutcome, RecordRange, ResultRecord};
 use steadfast_common::spec::{JobSpec, Mode};
 use steadfast_common::status::{JobStatus, TimeBreakdown};
 use steadfast_common::stream::LeftOut;
+use steadfast_process::{Failure, try_print};
 
 use super::outages::Outage;
 use crate::format::{figure, passes, plural, span};
@@ -159,10 +159,13 @@ impl Summary {
     }
 
     /// Prints the summary to stdout.
-    pub fn print(&self, output: Output) {
+    ///
+    /// # Errors
+    /// If stdout cannot be written, unless its reader is gone.
+    pub fn print(&self, output: Output) -> Result<(), Failure> {
         match output {
-            Output::Text => drop(write!(io::stdout(), "{}", self.text())),
-            Output::Json => drop(writeln!(io::stdout(), "{}", self.json())),
+            Output::Text => try_print(self.text()),
+            Output::Json => try_print(format_args!("{}\n", self.json())),
         }
     }
 

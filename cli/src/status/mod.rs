@@ -16,7 +16,7 @@ use serde::Serialize;
 use steadfast_common::elastic_status::ElasticStatus;
 use steadfast_common::status::{JobPhase, JobStatus};
 use steadfast_host::time::unix_ms;
-use steadfast_process::Failure;
+use steadfast_process::{Failure, print, print_line};
 
 use crate::job_args::{Job, JobArgs};
 use crate::job_master::JobMaster;
@@ -91,7 +91,7 @@ async fn read_status(job: &Job, master: &mut JobMaster) -> Result<AnyStatus, Fai
 
 fn show(status: &AnyStatus, args: &StatusArgs) {
     match args.form.output() {
-        Output::Json => println!("{}", serde_json::json!(status)),
+        Output::Json => print_line(serde_json::json!(status)),
         Output::Text => {
             let text = match status {
                 AnyStatus::Live(status) => text::live(status),
@@ -99,9 +99,9 @@ fn show(status: &AnyStatus, args: &StatusArgs) {
                 AnyStatus::Elastic(status) => elastic_text::of(status, unix_ms()),
             };
             match (args.watch, std::io::stdout().is_terminal()) {
-                (true, true) => print!("{CLEAR}{text}"),
-                (true, false) => println!("{text}"),
-                (false, _) => print!("{text}"),
+                (true, true) => print(format_args!("{CLEAR}{text}")),
+                (true, false) => print_line(text),
+                (false, _) => print(text),
             }
         }
     }

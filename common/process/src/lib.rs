@@ -19,6 +19,7 @@ mod security;
 mod server;
 mod shutdown;
 mod sources;
+mod stdout;
 mod traces;
 
 pub use admin::{Admin, AdminContent, AdminServer};
@@ -37,3 +38,4 @@ pub use security::{Exposure, SecurityArgs, TlsArgs};
 pub use server::bind;
 pub use shutdown::Shutdown;
 pub use sources::variable_of;
+pub use stdout::{print, print_line, try_print};

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fmt::Write;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -40,13 +41,14 @@ pub fn parse<A: Parser>() -> A {
         Ok(args) => args,
         Err(Refusal::Shown(shown)) => shown.exit(),
         Err(Refusal::Checked(listing)) => {
-            print!("{listing}");
+            crate::print(listing);
             std::process::exit(0);
         }
         Err(Refusal::Errors(errors)) => {
             let command = A::command();
             for error in errors {
-                eprintln!("{}: error: {error}", command.get_name());
+                // A failed write to stderr must not change the exit code.
+                let _ = writeln!(std::io::stderr(), "{}: error: {error}", command.get_name());
             }
             std::process::exit(2);
         }

@@ -12,6 +12,7 @@ mod faults;
 mod monitoring;
 mod object_store;
 mod operators;
+mod output;
 mod page;
 mod protocol;
 mod python;
