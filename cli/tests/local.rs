@@ -79,12 +79,8 @@ async fn a_job_that_lost_data_ends_with_a_code_of_its_own() {
     assert!(stdout(&output).contains("discarded  task 3 in pass 1: bad record"));
 }
 
-#[tokio::test]
-async fn another_job_file_under_the_name_of_an_ended_job_is_refused() {
-    let stage = Stage::new();
-    let running = stage.start(&[]);
-    let etcd = stage.etcd().await;
-    stage.pids(PROCESSES).await;
+/// Puts the job of the stage, as a master does.
+async fn put_job(etcd: &Etcd) {
     let spec = steadfast_common::job_file::parse(support::JOB).unwrap();
     let (format, store) = (steadfast_common::records::FORMAT, "file:///");
     let record = serde_json::json!({
@@ -92,6 +88,44 @@ async fn another_job_file_under_the_name_of_an_ended_job_is_refused() {
     });
     let key = Keys::of_job("digits").job();
     etcd.put(&key, record.to_string().as_bytes()).await.unwrap();
+}
+
+/// A job without a checkpoint begins anew in any case, so its file may be corrected.
+#[tokio::test]
+async fn a_corrected_job_file_replaces_a_job_that_left_no_checkpoint() {
+    let stage = Stage::new();
+    let keys = Keys::of_job("digits");
+    let running = stage.start(&[]);
+    let etcd = stage.etcd().await;
+    stage.pids(PROCESSES).await;
+    put_job(&etcd).await;
+    running.signal(Signal::SIGINT);
+    running.end().await;
+
+    fs::write(stage.path("job.toml"), format!("seed = 7\n{}", support::JOB)).unwrap();
+    let running = stage.start(&[]);
+    let etcd = stage.etcd().await;
+    stage.pids(2 * PROCESSES).await;
+    assert!(etcd.get(&keys.job()).await.unwrap().is_none(), "the earlier job is deleted");
+    put_job(&etcd).await;
+    etcd.put(&keys.checkpoint_latest(), b"\"any\"").await.unwrap();
+    running.signal(Signal::SIGINT);
+    let output = running.end().await;
+    let said = "`seed` differs; the job file replaces the earlier one, which left no checkpoint";
+    assert!(stderr(&output).contains(said), "{}", stderr(&output));
+
+    let output = stage.start(&[]).end().await;
+    assert_eq!(output.status.code(), Some(4), "with a checkpoint it is refused");
+    assert!(stderr(&output).contains("exists with another spec"));
+}
+
+#[tokio::test]
+async fn another_job_file_under_the_name_of_an_ended_job_is_refused() {
+    let stage = Stage::new();
+    let running = stage.start(&[]);
+    let etcd = stage.etcd().await;
+    stage.pids(PROCESSES).await;
+    put_job(&etcd).await;
     put_result(&etcd, serde_json::json!({ "tasks": 0, "times": 0, "listed": [] })).await;
     stage.finish_processes();
     assert_eq!(running.end().await.status.code(), Some(0));

@@ -11,7 +11,7 @@ use steadfast_common::keys::Keys;
 use steadfast_common::records::{JobRecord, ResultRecord};
 use steadfast_common::spec::JobSpec;
 use steadfast_common::status::JobStatus;
-use steadfast_coord::{Etcd, Mirror, Range};
+use steadfast_coord::{Etcd, Mirror, Op, Range, Unchanged};
 use steadfast_host::time::unix_ms;
 use steadfast_net::TlsIdentity;
 use steadfast_process::{Failure, Shutdown, TlsArgs};
@@ -126,27 +126,47 @@ fn check_model(args: &LocalArgs, spec: &JobSpec) -> Result<(), Failure> {
     Err(Failure::invalid(format!("{}: `model.kind` is `{kind}`; {hint}", args.job_file.display())))
 }
 
-/// Rejects a data directory or etcd that holds the job with another spec, before any process is started.
+/// Rejects a data directory or etcd that holds the job with another spec, before any process is started. In a data
+/// directory, a job that left nothing to continue is deleted instead, so that its corrected file can be used.
 async fn check_same_job(
     cluster: &Cluster,
     spec: &JobSpec,
     directory: &Directory,
 ) -> Result<(), Failure> {
-    let key = Keys::of_job(&spec.name).job();
-    match cluster.etcd.get_json::<JobRecord>(&key).await? {
-        Some(held) if held.digest != spec.digest() => Err(Failure::new(
-            ErrorKind::Conflict,
-            format!(
-                "the job `{}` exists with another spec ({}); give the new one another name{}, or, to \
-                 start over, {}",
-                spec.name,
-                spec.difference(&held.spec),
-                if cluster.supervisor.is_some() { " or another --data-dir" } else { "" },
-                removal(&spec.name, &directory.shown(), cluster.supervisor.is_some())
-            ),
-        )),
-        Some(_) | None => Ok(()),
+    let keys = Keys::of_job(&spec.name);
+    let Some(entry) = cluster.etcd.get(&keys.job()).await? else { return Ok(()) };
+    let held: JobRecord = entry.json()?;
+    if held.digest == spec.digest() {
+        return Ok(());
     }
+    let difference = spec.difference(&held.spec);
+    let is_ours = cluster.supervisor.is_some();
+    if is_ours && !has_progress(&cluster.etcd, &keys).await? {
+        let unchanged = Unchanged { key: keys.job(), mod_revision: entry.mod_revision };
+        let all = Op::delete_prefix(&format!("{}/", keys.root()));
+        cluster.etcd.put_if(&all, &[unchanged]).await?;
+        notice(format_args!(
+            "steadfast: job {}: {difference}; the job file replaces the earlier one, which left no checkpoint",
+            spec.name
+        ));
+        return Ok(());
+    }
+    Err(Failure::new(
+        ErrorKind::Conflict,
+        format!(
+            "the job `{}` exists with another spec ({difference}); give the new one another name{}, or, to \
+             start over, {}",
+            spec.name,
+            if is_ours { " or another --data-dir" } else { "" },
+            removal(&spec.name, &directory.shown(), is_ours)
+        ),
+    ))
+}
+
+/// Whether a resumed run would continue from a checkpoint, or the job has ended.
+async fn has_progress(etcd: &Etcd, keys: &Keys) -> Result<bool, Failure> {
+    let has_result = etcd.get(&keys.result()).await?.is_some();
+    Ok(has_result || etcd.get(&keys.checkpoint_latest()).await?.is_some())
 }
 
 /// Changes the number of slots of a resumed job if `wanted` is given, as `steadfast scale` does; returns the
