@@ -114,7 +114,11 @@ pub(crate) fn connect(
         "gs" => &GOOGLE,
         _ => &AZURE,
     };
-    let variables = variables(family, environment).map_err(|source| StoreError::Configuration {
+    let variables = variables(family, environment).and_then(|variables| {
+        check_endpoint(family, &variables)?;
+        Ok(variables)
+    });
+    let variables = variables.map_err(|source| StoreError::Configuration {
         url: base.as_str().to_owned(),
         source: source.into(),
     })?;
@@ -166,6 +170,22 @@ fn variables(
     Ok(variables)
 }
 
+/// Rejects an endpoint that is no URL, with which the client would panic at its first request.
+fn check_endpoint(family: &Family, variables: &[(String, String)]) -> io::Result<()> {
+    for (name, value) in variables {
+        let is_endpoint = family.endpoints.contains(&name.as_str());
+        let is_url = Url::parse(value)
+            .is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
+        if is_endpoint && !is_url {
+            let name = name.to_uppercase();
+            return Err(io::Error::other(format!(
+                "{name} is `{value}`, which is no URL; write http://HOST:PORT or https://HOST:PORT"
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// The client's options: the defaults, then the variables of its family, which take precedence.
 fn options(family: &Family, variables: Vec<(String, String)>) -> Vec<(String, String)> {
     let one_of = |names: &[&str]| {
@@ -204,6 +224,28 @@ mod tests {
 
     fn has(options: &[(String, String)], name: &str, value: &str) -> bool {
         options.iter().any(|option| option.0 == name && option.1 == value)
+    }
+
+    #[test]
+    fn an_endpoint_that_is_no_url_is_rejected_by_name() {
+        let open = |url: &str, name: &str, value: &str| {
+            let environment = [(name, value), ("AWS_ACCESS_KEY_ID", "k")];
+            let environment = environment.map(|(name, value)| (name.into(), value.into()));
+            connect(&Url::parse(url).unwrap(), environment.into_iter()).map(|_| ())
+        };
+        for (url, name) in [
+            ("s3://bucket/", "AWS_ENDPOINT"),
+            ("s3://bucket/", "AWS_ENDPOINT_URL"),
+            ("s3://bucket/", "AWS_ENDPOINT_URL_S3"),
+            ("gs://bucket/", "GOOGLE_BASE_URL"),
+            ("az://container/", "AZURE_STORAGE_ENDPOINT"),
+        ] {
+            for value in ["minio:9000", "127.0.0.1:9000", "minio", "ftp://minio", "http://"] {
+                let error = open(url, name, value).unwrap_err().to_string();
+                assert!(error.contains(&format!("{name} is `{value}`")), "{error}");
+            }
+        }
+        assert!(open("s3://bucket/", "AWS_ENDPOINT", "http://minio:9000").is_ok());
     }
 
     #[test]
