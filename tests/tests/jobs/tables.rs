@@ -174,7 +174,7 @@ fn a_pserver_whose_disk_fails_leaves_its_slot_to_another() {
     assert!(cluster.result()["parameters_sha256"].is_string());
 }
 
-/// S004-41: asynchronous pushes of rows count once; the result is not repeatable, but the job learns.
+/// S004-51: asynchronous pushes of rows count once; the result is not repeatable, but the job learns.
 #[test]
 fn an_asynchronous_job_trains_a_table() {
     let scene = Scene::new();
@@ -185,7 +185,7 @@ fn an_asynchronous_job_trains_a_table() {
     assert!(0.7 < accuracy(&trained), "{trained}");
 }
 
-/// S004-35: the objects that `checkpoint follow` prints are, one after the other, the table of the model: all rows
+/// The objects that `checkpoint follow` prints are, one after the other, the table of the model: all rows
 /// first, and then only those that changed.
 #[test]
 fn the_objects_of_followed_checkpoints_add_up_to_the_model() {
