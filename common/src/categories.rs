@@ -36,6 +36,7 @@ pub fn push_ids(column: &Column, record: usize, ids: &mut Vec<u64>) {
         Values::Bool(values) => values[range].iter().for_each(|it| push_integer((*it).into())),
         Values::Uint8(values) => values[range].iter().for_each(|it| push_integer((*it).into())),
         Values::Int64(values) => values[range].iter().for_each(|it| push_integer(*it)),
+        Values::Uint64(values) => values[range].iter().for_each(|it| push(&it.to_le_bytes())),
         Values::Text(bytes) | Values::Bytes(bytes) => push(&bytes[range]),
         Values::Float32(_) | Values::Float64(_) => {}
     }

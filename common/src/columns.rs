@@ -31,6 +31,7 @@ pub enum Element {
     Bool,
     Uint8,
     Int64,
+    Uint64,
     Float32,
     Float64,
     Text,
@@ -38,10 +39,11 @@ pub enum Element {
 }
 
 impl Element {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Bool,
         Self::Uint8,
         Self::Int64,
+        Self::Uint64,
         Self::Float32,
         Self::Float64,
         Self::Text,
@@ -54,6 +56,7 @@ impl Element {
             Self::Bool => "bool",
             Self::Uint8 => "uint8",
             Self::Int64 => "int64",
+            Self::Uint64 => "uint64",
             Self::Float32 => "float32",
             Self::Float64 => "float64",
             Self::Text => "text",
@@ -157,6 +160,7 @@ pub enum Values {
     Bool(Vec<bool>),
     Uint8(Vec<u8>),
     Int64(Vec<i64>),
+    Uint64(Vec<u64>),
     Float32(Vec<f32>),
     Float64(Vec<f64>),
     Text(Vec<u8>),
@@ -170,6 +174,7 @@ macro_rules! each {
             Values::Bool($vector) => $result,
             Values::Uint8($vector) => $result,
             Values::Int64($vector) => $result,
+            Values::Uint64($vector) => $result,
             Values::Float32($vector) => $result,
             Values::Float64($vector) => $result,
             Values::Text($vector) => $result,
@@ -185,6 +190,7 @@ impl Values {
             Element::Bool => Self::Bool(Vec::new()),
             Element::Uint8 => Self::Uint8(Vec::new()),
             Element::Int64 => Self::Int64(Vec::new()),
+            Element::Uint64 => Self::Uint64(Vec::new()),
             Element::Float32 => Self::Float32(Vec::new()),
             Element::Float64 => Self::Float64(Vec::new()),
             Element::Text => Self::Text(Vec::new()),
@@ -214,6 +220,7 @@ impl Values {
             | (Self::Text(to), Self::Text(from))
             | (Self::Bytes(to), Self::Bytes(from)) => to.extend_from_slice(&from[range]),
             (Self::Int64(to), Self::Int64(from)) => to.extend_from_slice(&from[range]),
+            (Self::Uint64(to), Self::Uint64(from)) => to.extend_from_slice(&from[range]),
             (Self::Float32(to), Self::Float32(from)) => to.extend_from_slice(&from[range]),
             (Self::Float64(to), Self::Float64(from)) => to.extend_from_slice(&from[range]),
             _ => panic!("the columns of one dataset have one type"),
@@ -311,6 +318,7 @@ impl Column {
             Values::Bool(_) => Values::Bool(Vec::new()),
             Values::Uint8(_) => Values::Uint8(Vec::new()),
             Values::Int64(_) => Values::Int64(Vec::new()),
+            Values::Uint64(_) => Values::Uint64(Vec::new()),
             Values::Float32(_) => Values::Float32(Vec::new()),
             Values::Float64(_) => Values::Float64(Vec::new()),
             Values::Text(_) => Values::Text(Vec::new()),
@@ -332,9 +340,17 @@ mod tests {
 
     #[test]
     fn a_type_is_read_as_it_is_written() {
-        for text in
-            ["bool", "uint8[784]", "int64", "int64[]", "float32[2]", "float64", "text", "bytes"]
-        {
+        for text in [
+            "bool",
+            "uint8[784]",
+            "int64",
+            "int64[]",
+            "uint64",
+            "float32[2]",
+            "float64",
+            "text",
+            "bytes",
+        ] {
             assert_eq!(text.parse::<ColumnType>().unwrap().to_string(), text);
         }
         for text in

@@ -123,6 +123,7 @@ fn column(py: Python<'_>, column: Column) -> PyResult<Bound<'_, PyAny>> {
         Values::Bool(values) => PyArray1::from_vec(py, values).into_any(),
         Values::Uint8(values) => PyArray1::from_vec(py, values).into_any(),
         Values::Int64(values) => PyArray1::from_vec(py, values).into_any(),
+        Values::Uint64(values) => PyArray1::from_vec(py, values).into_any(),
         Values::Float32(values) => PyArray1::from_vec(py, values).into_any(),
         Values::Float64(values) => PyArray1::from_vec(py, values).into_any(),
     };

@@ -58,8 +58,9 @@ def test_a_loop_survives_kills_and_audits_clean(tmp_path, framework, mode):
 
 
 def test_columns_reach_a_loop_with_their_types(tmp_path, monkeypatch):
+    large = 2**64 - 12
     records = [
-        {"n": i, "x": i / 2, "pair": [i, -i], "list": list(range(i % 3)), "text": f"ä {i}", "b": i > 3}
+        {"n": i, "id": large + i, "x": i / 2, "pair": [i, -i], "list": list(range(i % 3)), "text": f"ä {i}", "b": i > 3}
         for i in range(12)
     ]
     source = tmp_path / "records.jsonl"
@@ -82,11 +83,12 @@ def test_columns_reach_a_loop_with_their_types(tmp_path, monkeypatch):
     assert columns["pair"] == [[i, -i] for i in order]
     assert columns["text"] == [f"ä {i} transformed" for i in order]
     assert columns["b"] == [i > 3 for i in order]
+    assert columns["id"] == [large + i for i in order]
     values, offsets = columns["list"]
     lists = [values[start:end] for start, end in zip(offsets, offsets[1:])]
     assert lists == [list(range(i % 3)) for i in order]
     assert columns["types"] == {
-        "b": "bool", "list": "int64", "n": "int64", "pair": "float32", "text": "object", "x": "float32"
+        "b": "bool", "id": "uint64", "list": "int64", "n": "int64", "pair": "float32", "text": "object", "x": "float32"
     }  # fmt: skip
 
 

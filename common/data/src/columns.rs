@@ -7,6 +7,7 @@ use steadfast_common::columns::{ColumnType, Element, Shape};
 use steadfast_common::spec::DatasetSpec;
 
 use crate::error::DataError;
+use crate::text::Dialect;
 
 /// Minimum similarity of a column name to be suggested, from 0 to 1.
 const SIMILARITY_MIN: f64 = 0.7;
@@ -30,6 +31,8 @@ pub(crate) enum Content {
     /// Text or bytes that may hold numbers, which is known only when the records are read; with the type
     /// that its first records or its name suggest.
     Text(ColumnType),
+    /// Numbers whose first ones do not tell the type: why, and whether they are lists.
+    Ambiguous(&'static str, Shape),
     /// Its first records do not tell the type: nulls, empty lists, or values of several types.
     Unknown(&'static str),
     /// What cannot be read.
@@ -43,8 +46,9 @@ impl Column {
             Content::Text(_) => return Ok(()),
             Content::Typed(ColumnType { element: Element::Text, .. }) => "text".to_owned(),
             Content::Typed(ColumnType { element: Element::Bytes, .. }) => "bytes".to_owned(),
-            Content::Typed(ColumnType { shape: Shape::One, .. }) => return Ok(()),
-            Content::Typed(_) => "lists".to_owned(),
+            Content::Typed(ColumnType { shape: Shape::One, .. })
+            | Content::Ambiguous(_, Shape::One) => return Ok(()),
+            Content::Typed(_) | Content::Ambiguous(..) => "lists".to_owned(),
             Content::Unknown(found) => (*found).to_owned(),
             Content::Other(found) => found.clone(),
         };
@@ -55,7 +59,9 @@ impl Column {
     /// Checks that the values of the column can be read.
     pub fn check_readable(&self, file: &str) -> Result<(), DataError> {
         match &self.content {
-            Content::Typed(_) | Content::Text(_) | Content::Unknown(_) => Ok(()),
+            Content::Typed(_) | Content::Text(_) | Content::Ambiguous(..) | Content::Unknown(_) => {
+                Ok(())
+            }
             Content::Other(_) => Err(self.untyped(file, CONVERT)),
         }
     }
@@ -63,7 +69,7 @@ impl Column {
     fn untyped(&self, file: &str, way_out: &'static str) -> DataError {
         let found = match &self.content {
             Content::Typed(kind) | Content::Text(kind) => kind.to_string(),
-            Content::Unknown(found) => (*found).to_owned(),
+            Content::Ambiguous(found, _) | Content::Unknown(found) => (*found).to_owned(),
             Content::Other(found) => found.clone(),
         };
         DataError::Untyped { column: self.name.clone(), file: file.to_owned(), found, way_out }
@@ -170,13 +176,21 @@ pub(crate) fn resolve_typed(
 /// The column with the type of the job, or that of the file.
 fn typed(spec: &DatasetSpec, file: &str, column: &Column) -> Result<ColumnType, DataError> {
     match (spec.types.get(&column.name), &column.content) {
-        (Some(kind), Content::Typed(_) | Content::Text(_) | Content::Unknown(_)) => Ok(*kind),
+        (
+            Some(kind),
+            Content::Typed(_) | Content::Text(_) | Content::Ambiguous(..) | Content::Unknown(_),
+        ) => Ok(*kind),
         // Of a category, the first records of a text file tell no type: `07` may be the name of a city.
         (None, Content::Text(_)) if !spec.categories.is_empty() => {
             Ok(ColumnType::one(Element::Text))
         }
+        (None, Content::Ambiguous(..))
+            if !spec.categories.is_empty() && Dialect::of_spec(spec).is_some() =>
+        {
+            Ok(ColumnType::one(Element::Text))
+        }
         (None, Content::Typed(kind) | Content::Text(kind)) => Ok(*kind),
-        (None, Content::Unknown(_)) => Err(column.untyped(file, SET_TYPE)),
+        (None, Content::Ambiguous(..) | Content::Unknown(_)) => Err(column.untyped(file, SET_TYPE)),
         (_, Content::Other(_)) => Err(column.untyped(file, CONVERT)),
     }
 }

@@ -44,9 +44,12 @@ fn part<'a>(
     };
     match part.kind.element {
         Element::Float32 | Element::Float64 => Err(DataError::FractionalPart { cross, column }),
-        Element::Bool | Element::Uint8 | Element::Int64 | Element::Text | Element::Bytes => {
-            Ok(part)
-        }
+        Element::Bool
+        | Element::Uint8
+        | Element::Int64
+        | Element::Uint64
+        | Element::Text
+        | Element::Bytes => Ok(part),
     }
 }
 

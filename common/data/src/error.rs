@@ -75,7 +75,7 @@ pub enum DataError {
         "{file} has {features} features, and at most {max} are expanded; use `columns = [\"index\", \
          \"label\", \"value\"]` with a Python model"
     )]
-    TooManyFeatures { file: String, features: u32, max: u32 },
+    TooManyFeatures { file: String, features: u64, max: u64 },
     #[error("the cross `{cross}` has the name of a column; rename it")]
     CrossNamedAsColumn { cross: String },
     #[error(

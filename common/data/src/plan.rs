@@ -125,7 +125,7 @@ struct Inspected {
     choice: Choice,
     shape: Shape,
     /// The largest index of a LibSVM file, whose features are known only from all files.
-    index_max: u32,
+    index_max: u64,
 }
 
 /// The columns of a file that are used; none of a file without records, if these tell the columns.

@@ -94,7 +94,7 @@ pub(crate) struct RowFile {
 pub(crate) struct Scanned {
     pub shape: Shape,
     /// The largest index of a LibSVM file; 0 for others.
-    pub index_max: u32,
+    pub index_max: u64,
 }
 
 impl RowFile {
@@ -331,7 +331,7 @@ struct Collector<'a> {
 impl<'a> Collector<'a> {
     fn new(format: RowFormat, options: &'a ReadOptions) -> Self {
         let numbers = Records { width: options.features.len(), ..Records::default() };
-        let builders = options.columns.iter().map(Builder::new).collect();
+        let builders = Builder::all(options);
         let places = match format {
             RowFormat::Libsvm => libsvm::places(&options.features),
             RowFormat::Jsonl | RowFormat::Tfrecord | RowFormat::Webdataset => Default::default(),

@@ -102,13 +102,14 @@ impl Layout {
     /// The columns to choose from; whether they hold numbers is known only when they are read.
     pub fn choices(&self) -> Vec<Column> {
         let column = |(name, inference): (&String, &Inference)| {
-            let kind = match inference.finish() {
-                Content::Typed(kind) => kind,
+            let content = match inference.finish() {
+                Content::Typed(kind) => Content::Text(kind),
+                Content::Ambiguous(found, shape) => Content::Ambiguous(found, shape),
                 Content::Text(_) | Content::Unknown(_) | Content::Other(_) => {
-                    ColumnType::one(Element::Text)
+                    Content::Text(ColumnType::one(Element::Text))
                 }
             };
-            Column { name: name.clone(), content: Content::Text(kind) }
+            Column { name: name.clone(), content }
         };
         self.columns.iter().zip(&self.inferred).map(column).collect()
     }

@@ -1,8 +1,10 @@
 //! Values of records in any format, and their conversion to the type of a column.
 
 use std::borrow::Cow;
+use std::fmt::Display;
 
 use steadfast_common::columns::{Column, ColumnSpec, ColumnType, Element, Shape, Values};
+use steadfast_common::dataset::ReadOptions;
 
 use crate::columns::Content;
 use crate::read::Conversion;
@@ -17,13 +19,33 @@ pub(crate) enum Value<'a> {
     Missing,
     Bool(bool),
     Int(i64),
+    /// An integer beyond [`Value::Int`].
+    Uint(u64),
     Float32(f32),
     Float(f64),
+    /// Another number as it is written: which one it stands for depends on the type of its column.
+    Number(Cow<'a, str>),
     Text(Cow<'a, str>),
     Bytes(Cow<'a, [u8]>),
     List(Vec<Value<'a>>),
     /// What cannot be in a column, such as a JSON object.
     Other(&'static str),
+}
+
+impl<'a> Value<'a> {
+    /// An integer from 0 on.
+    pub fn unsigned(value: u64) -> Self {
+        i64::try_from(value).map_or(Self::Uint(value), Self::Int)
+    }
+
+    /// The number that is written as `text`, which is one.
+    pub fn written(text: impl Into<Cow<'a, str>>) -> Self {
+        let text = text.into();
+        if let Ok(value) = text.parse() {
+            return Self::Int(value);
+        }
+        text.parse().map_or(Self::Number(text), Self::Uint)
+    }
 }
 
 impl Value<'_> {
@@ -53,7 +75,9 @@ impl Value<'_> {
         match self {
             Self::Missing => "empty (null)",
             Self::Bool(_) => "true or false",
-            Self::Int(_) | Self::Float32(_) | Self::Float(_) => "a number",
+            Self::Int(_) | Self::Uint(_) | Self::Float32(_) | Self::Float(_) | Self::Number(_) => {
+                "a number"
+            }
             Self::Text(_) => "text",
             Self::Bytes(_) => "bytes",
             Self::List(_) => "a list",
@@ -62,15 +86,37 @@ impl Value<'_> {
     }
 }
 
+/// What becomes of integers from 2⁶³ on in a column of `int64`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Large {
+    /// As ids, they are the integers with the same bits.
+    SameBits,
+    Refused,
+}
+
+impl Large {
+    /// Ids are compared, and columns beside a label are categories. A Python model may compute with its columns.
+    pub fn of(options: &ReadOptions) -> Self {
+        if options.label.is_some() { Self::SameBits } else { Self::Refused }
+    }
+}
+
 /// Appends values to a column.
 pub(crate) struct Builder {
     column: Column,
     kind: ColumnType,
+    large: Large,
 }
 
 impl Builder {
-    pub fn new(spec: &ColumnSpec) -> Self {
-        Self { column: Column::new(spec), kind: spec.kind }
+    pub fn new(spec: &ColumnSpec, large: Large) -> Self {
+        Self { column: Column::new(spec), kind: spec.kind, large }
+    }
+
+    /// One for each column of the files.
+    pub fn all(options: &ReadOptions) -> Vec<Self> {
+        let large = Large::of(options);
+        options.columns.iter().map(|spec| Self::new(spec, large)).collect()
     }
 
     pub fn finish(self) -> Column {
@@ -105,6 +151,7 @@ impl Builder {
     }
 
     fn push_element(&mut self, value: &Value) -> Result<(), String> {
+        let shape = self.kind.shape;
         match &mut self.column.values {
             Values::Bool(values) => values.push(match integer(value)? {
                 0 => false,
@@ -113,9 +160,26 @@ impl Builder {
             }),
             Values::Uint8(values) => {
                 let value = integer(value)?;
-                values.push(u8::try_from(value).map_err(|_| out_of_range(value, "uint8"))?);
+                values.push(
+                    u8::try_from(value).map_err(|_| out_of_range(value, Element::Uint8, shape))?,
+                );
             }
-            Values::Int64(values) => values.push(integer(value)?),
+            Values::Int64(values) => {
+                let value = integer(value)?;
+                let same_bits = || u64::try_from(value).ok().map(|value| value as i64);
+                let narrow = i64::try_from(value).ok().or_else(|| match self.large {
+                    Large::SameBits => same_bits(),
+                    Large::Refused => None,
+                });
+                values.push(narrow.ok_or_else(|| out_of_range(value, Element::Int64, shape))?);
+            }
+            Values::Uint64(values) => {
+                let value = integer(value)?;
+                values.push(
+                    u64::try_from(value)
+                        .map_err(|_| out_of_range(value, Element::Uint64, shape))?,
+                );
+            }
             Values::Float32(values) => values.push(value.number(Conversion::Plain)?),
             Values::Float64(values) => {
                 let value = float(value)?;
@@ -151,44 +215,77 @@ fn expect_length(shape: Shape, found: usize) -> Result<(), String> {
     }
 }
 
-fn out_of_range(value: i64, kind: &str) -> String {
-    format!("{value} is out of range for {kind}")
+/// The reason why an integer is not in a column, and the type that holds it.
+fn out_of_range(value: i128, element: Element, shape: Shape) -> String {
+    let (wider, but) = if i64::try_from(value).is_ok() {
+        (Element::Int64, "")
+    } else if u64::try_from(value).is_ok() {
+        (Element::Uint64, "")
+    } else {
+        (Element::Float64, ", which rounds it,")
+    };
+    let [found, wider] = [element, wider].map(|element| ColumnType { element, shape });
+    format!("{value} is out of range for {found}; set {wider}{but} in `dataset.types`")
 }
 
-/// The first float beyond 64-bit integers.
-const INTEGERS_END: f64 = 9_223_372_036_854_775_808.0;
 /// The first float whose neighbours are not all integers that it could stand for.
 const EXACT_END: f64 = 9_007_199_254_740_992.0;
+/// The first float that no 64-bit integer reaches.
+const INTEGERS_END: f64 = 18_446_744_073_709_551_616.0;
 
-fn integer(value: &Value) -> Result<i64, String> {
-    let not_whole = |value: &dyn std::fmt::Display| {
-        format!("{value} is not an integer; set another type in `dataset.types`")
-    };
-    // Beyond `limit`, the float may not be the number that it was made from.
-    let of_float = |value: f64, limit: f64| {
-        let is_whole = value.fract() == 0.0 && value.abs() < limit;
-        if is_whole { Ok(value as i64) } else { Err(not_whole(&value)) }
-    };
+fn integer(value: &Value) -> Result<i128, String> {
     match value {
-        Value::Bool(value) => Ok(i64::from(*value)),
-        Value::Int(value) => Ok(*value),
-        Value::Float32(value) => of_float(f64::from(*value), INTEGERS_END),
-        Value::Float(value) => of_float(*value, INTEGERS_END),
+        Value::Bool(value) => Ok(i128::from(*value)),
+        Value::Int(value) => Ok(i128::from(*value)),
+        Value::Uint(value) => Ok(i128::from(*value)),
+        Value::Float32(value) => whole(f64::from(*value), INTEGERS_END, value),
+        Value::Float(value) => whole(*value, INTEGERS_END, value),
         value => match textual(value)?.trim() {
             "true" | "True" | "TRUE" => Ok(1),
             "false" | "False" | "FALSE" => Ok(0),
-            text => match text.parse() {
-                Ok(value) => Ok(value),
-                Err(_) => of_float(parse(text)?, EXACT_END),
+            text => match written_integer(text) {
+                Some(value) => Ok(value),
+                None => whole(parse(text)?, EXACT_END, &text),
             },
         },
     }
+}
+
+/// The integer that a float is. From `end` on, it may not be the number that it was made from, which is `shown`.
+fn whole(value: f64, end: f64, shown: &dyn Display) -> Result<i128, String> {
+    if value.fract() != 0.0 {
+        return Err(format!("{shown} is not an integer; set another type in `dataset.types`"));
+    }
+    if end <= value.abs() {
+        return Err(format!(
+            "{shown} is not written as a 64-bit integer; write all its digits without an exponent, or set another \
+             type in `dataset.types`"
+        ));
+    }
+    Ok(value as i128)
+}
+
+/// The integer that is written as digits; `None` for other text, and if it has many more than 64 bits.
+fn written_integer(text: &str) -> Option<i128> {
+    let digits = integer_digits(text)?;
+    digits.parse::<i64>().map(i128::from).or_else(|_| digits.parse()).ok()
+}
+
+/// The sign and the digits of an integer; zeros after a decimal point are left out. `None` for other text.
+fn integer_digits(text: &str) -> Option<&str> {
+    let (digits, zeros) = text.split_once('.').unwrap_or((text, ""));
+    let unsigned = digits.strip_prefix(['+', '-']).unwrap_or(digits);
+    let is_integer = !unsigned.is_empty()
+        && unsigned.bytes().all(|byte| byte.is_ascii_digit())
+        && zeros.bytes().all(|byte| byte == b'0');
+    is_integer.then_some(digits)
 }
 
 fn float(value: &Value) -> Result<f64, String> {
     match value {
         Value::Bool(value) => Ok(f64::from(u8::from(*value))),
         Value::Int(value) => Ok(*value as f64),
+        Value::Uint(value) => Ok(*value as f64),
         Value::Float32(value) => Ok(f64::from(*value)),
         Value::Float(value) => Ok(*value),
         value => parse(textual(value)?),
@@ -197,7 +294,7 @@ fn float(value: &Value) -> Result<f64, String> {
 
 fn textual<'a>(value: &'a Value) -> Result<&'a str, String> {
     match value {
-        Value::Text(text) => Ok(text),
+        Value::Text(text) | Value::Number(text) => Ok(text),
         Value::Bytes(bytes) => std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned()),
         Value::Missing => Err(NULL.to_owned()),
         other => Err(format!("it is {}, not a number", other.describe())),
@@ -238,6 +335,12 @@ pub(crate) struct Inference {
     element: Option<Element>,
     is_list: bool,
     is_mixed: bool,
+    /// Whether there are negative integers.
+    is_negative: bool,
+    /// Whether there are numbers that are not written as integers.
+    has_fractions: bool,
+    /// Whether there are integers that `float32` would change.
+    is_rounded: bool,
     /// What no column can hold.
     refused: Option<&'static str>,
 }
@@ -259,9 +362,8 @@ impl Inference {
         if text.is_empty() {
             return;
         }
-        let value = match text.parse() {
-            Ok(value) => Value::Int(value),
-            Err(_) if parse(text).is_ok() => Value::Float32(0.0),
+        let value = match parse(text) {
+            Ok(_) => Value::written(text),
             Err(_) => Value::Text(Cow::Borrowed(text)),
         };
         match (self.element, &value) {
@@ -276,9 +378,27 @@ impl Inference {
         let element = match value {
             Value::Missing => return,
             Value::Bool(_) => Element::Bool,
-            Value::Int(_) => Element::Int64,
+            Value::Int(value) => {
+                self.note_integer(i128::from(*value));
+                Element::Int64
+            }
+            Value::Uint(value) => {
+                self.note_integer(i128::from(*value));
+                Element::Uint64
+            }
             // Formats that write numbers as text have no precision; models compute with this one.
-            Value::Float32(_) | Value::Float(_) => Element::Float32,
+            Value::Float32(_) | Value::Float(_) => {
+                self.has_fractions = true;
+                Element::Float32
+            }
+            Value::Number(text) => {
+                match integer_digits(text).map(str::parse) {
+                    Some(Ok(value)) => self.note_integer(value),
+                    Some(Err(_)) => self.is_rounded = true,
+                    None => self.has_fractions = true,
+                }
+                Element::Float32
+            }
             Value::Text(_) => Element::Text,
             Value::Bytes(_) => Element::Bytes,
             Value::List(_) => return self.refuse("lists of lists"),
@@ -289,7 +409,8 @@ impl Inference {
             (Some(before), element) if before == element => Some(before),
             (Some(before), element) => {
                 // The widest of several types of numbers.
-                const WIDER: [Element; 3] = [Element::Bool, Element::Int64, Element::Float32];
+                const WIDER: [Element; 4] =
+                    [Element::Bool, Element::Int64, Element::Uint64, Element::Float32];
                 let width = |of| WIDER.iter().position(|element| *element == of);
                 match (width(before), width(element)) {
                     (Some(a), Some(b)) => Some(WIDER[a.max(b)]),
@@ -300,6 +421,11 @@ impl Inference {
                 }
             }
         };
+    }
+
+    fn note_integer(&mut self, value: i128) {
+        self.is_negative |= value < 0;
+        self.is_rounded |= value as f32 as i128 != value;
     }
 
     fn refuse(&mut self, what: &'static str) {
@@ -316,8 +442,34 @@ impl Inference {
             (None, Some(element)) if self.is_list && element.is_string() => {
                 Content::Other("lists of text".to_owned())
             }
-            (None, Some(element)) if self.is_list => Content::Typed(ColumnType::list(element)),
-            (None, Some(element)) => Content::Typed(ColumnType::one(element)),
+            (None, Some(element)) => {
+                let shape = if self.is_list { Shape::List } else { Shape::One };
+                match self.ambiguous(element) {
+                    Some(found) => Content::Ambiguous(found, shape),
+                    None => Content::Typed(ColumnType { element, shape }),
+                }
+            }
+        }
+    }
+
+    /// Why no type holds all integers that were seen as they are, although they are numbers.
+    fn ambiguous(&self, element: Element) -> Option<&'static str> {
+        match element {
+            Element::Uint64 if self.is_negative => {
+                Some("negative integers and ones from 2⁶³ on, which no type holds as they are")
+            }
+            // Ids that are written like `5.0` are still ids.
+            Element::Float32 if self.is_rounded && !self.has_fractions => {
+                Some("integers that `float32` would round")
+            }
+            Element::Bool
+            | Element::Uint8
+            | Element::Int64
+            | Element::Uint64
+            | Element::Float32
+            | Element::Float64
+            | Element::Text
+            | Element::Bytes => None,
         }
     }
 }
@@ -328,7 +480,7 @@ mod tests {
 
     fn built(kind: &str, values: &[Value]) -> Result<Column, String> {
         let kind = kind.parse().unwrap();
-        let mut builder = Builder::new(&ColumnSpec { name: "x".to_owned(), kind });
+        let mut builder = Builder::new(&ColumnSpec { name: "x".to_owned(), kind }, Large::Refused);
         values.iter().try_for_each(|value| builder.push(value))?;
         Ok(builder.finish())
     }
@@ -348,7 +500,9 @@ mod tests {
             ("int64", Value::Float(0.5)),
             ("int64", Value::Float(1e19)),
             ("int64", text("0.5")),
-            ("int64", text("9007199254740993.0")),
+            ("int64", text("9007199254740993e0")),
+            ("int64", Value::Uint(1 << 63)),
+            ("uint64", Value::Int(-1)),
             ("uint8", Value::Int(256)),
             ("bool", Value::Int(2)),
             ("float32", Value::Float(1e300)),
@@ -408,5 +562,6 @@ mod tests {
         assert_eq!(of(&["1", "2.5"]).unwrap(), "float32");
         assert_eq!(of(&["1", "x", "2"]).unwrap(), "text");
         assert_eq!(of(&["", "1"]).unwrap(), "int64");
+        assert_eq!(of(&["1", "true"]).unwrap(), "float32");
     }
 }

@@ -52,7 +52,7 @@ impl Categories {
 /// Checks that the values of a column can be categories.
 pub(crate) fn check(column: &Column) -> Result<(), ModelError> {
     match column.values {
-        Values::Bool(_) | Values::Uint8(_) | Values::Int64(_) => Ok(()),
+        Values::Bool(_) | Values::Uint8(_) | Values::Int64(_) | Values::Uint64(_) => Ok(()),
         Values::Text(_) | Values::Bytes(_) => Ok(()),
         Values::Float32(_) | Values::Float64(_) => {
             let column = &column.name;

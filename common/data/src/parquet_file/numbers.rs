@@ -15,7 +15,7 @@ use steadfast_common::columns::{ColumnType, Element};
 use crate::columns::Content;
 
 /// Maximum size of a decimal, which has up to 76 digits. Converting much longer ones would take long.
-const DECIMAL_BYTES_MAX: usize = 32;
+pub(super) const DECIMAL_BYTES_MAX: usize = 32;
 
 /// Appends the next numbers of a column, each converted to the nearest float; nulls are `None`. Fails if
 /// the column ends before.
@@ -89,7 +89,7 @@ fn element(column: &Type) -> Result<Element, String> {
             Ok(Element::Text)
         }
         (Some(LogicalType::Decimal(_)), ..) | (_, ConvertedType::DECIMAL, _) => {
-            Ok(Element::Float64)
+            Ok(if scale_of(column) == 0 { Element::Int64 } else { Element::Float64 })
         }
         (Some(LogicalType::Float16), ..) => Ok(Element::Float32),
         (_, ConvertedType::UINT_8, PhysicalType::INT32) => Ok(Element::Uint8),
@@ -98,6 +98,14 @@ fn element(column: &Type) -> Result<Element, String> {
         (_, _, PhysicalType::FLOAT) => Ok(Element::Float32),
         (_, _, PhysicalType::DOUBLE) => Ok(Element::Float64),
         (_, _, PhysicalType::BYTE_ARRAY | PhysicalType::FIXED_LEN_BYTE_ARRAY) => Ok(Element::Bytes),
+    }
+}
+
+/// The decimal places of a decimal.
+fn scale_of(column: &Type) -> i32 {
+    match column {
+        Type::PrimitiveType { scale, .. } => *scale,
+        Type::GroupType { .. } => 0,
     }
 }
 
@@ -188,7 +196,7 @@ pub(super) fn decimal(unscaled: impl Display, scale: i32) -> f64 {
     format!("{unscaled}e-{scale}").parse().unwrap_or(f64::NAN)
 }
 
-pub(super) fn long_decimal(unscaled: &[u8], scale: i32) -> f64 {
+fn long_decimal(unscaled: &[u8], scale: i32) -> f64 {
     match unscaled.len() {
         1..=DECIMAL_BYTES_MAX => decimal(BigInt::from_signed_bytes_be(unscaled), scale),
         _ => f64::NAN,

@@ -11,10 +11,10 @@ use steadfast_common::dataset::{Chunk, ReadOptions, Records};
 use super::numbers::{self, Numbers};
 use super::pages::{self, CheckedPages};
 use super::source::Source;
-use super::values::{self, Large};
+use super::values;
 use crate::error::DataError;
 use crate::read::{Conversion, Wanted};
-use crate::values::{Builder, NULL};
+use crate::values::{Builder, Large, NULL};
 
 /// Rows decoded at a time.
 const BATCH_ROWS: usize = 1024;
@@ -97,18 +97,17 @@ impl RowReader {
         source: &Source,
         index: Option<&dyn PageIndexProvider>,
     ) -> Result<Vec<steadfast_common::columns::Column>, DataError> {
-        // Columns beside a label are categories.
-        let large = if self.options.label.is_some() { Large::SameBits } else { Large::Refused };
+        let large = Large::of(&self.options);
         let mut columns = Vec::new();
         for (spec, leaf) in self.options.columns.iter().zip(&self.wanted.columns) {
             let column = self.metadata.row_group(self.group).column(*leaf).column_descr_ptr();
             let schema = self.metadata.file_metadata().schema_descr();
             let open = self.pages(source, index, *leaf).and_then(|pages| {
                 let root = schema.get_column_root(*leaf);
-                values::open(root, column, pages, self.first_row, large)
+                values::open(root, column, pages, self.first_row)
             });
             let mut read = open.map_err(|error| source.error(&error))?;
-            let mut builder = Builder::new(spec);
+            let mut builder = Builder::new(spec, large);
             let records = self.chunk.records as usize;
             for first in (0..records).step_by(BATCH_ROWS) {
                 let rows = BATCH_ROWS.min(records - first);

@@ -1,7 +1,9 @@
 //! Reads columns of any type: numbers, text, bytes, and lists of numbers.
 
 use std::borrow::Cow;
+use std::fmt::Display;
 
+use num_bigint::BigInt;
 use parquet::basic::{ConvertedType, LogicalType, Repetition};
 use parquet::column::page::PageReader;
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl, get_column_reader};
@@ -9,7 +11,7 @@ use parquet::data_type::DataType;
 use parquet::errors::ParquetError;
 use parquet::schema::types::{ColumnDescPtr, Type};
 
-use super::numbers::{decimal, ended, float16, long_decimal};
+use super::numbers::{DECIMAL_BYTES_MAX, decimal, ended, float16};
 use crate::values::{Builder, Value};
 
 /// Appends the values of the next rows to a column. Fails if the file's column ends before; the inner error
@@ -20,21 +22,12 @@ pub(super) type Reader =
 /// A row whose value does not have the type of the column, and why.
 pub(super) type BadRow = (usize, String);
 
-/// What becomes of unsigned integers beyond those of `int64`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Large {
-    /// As ids, they are the integers with the same bits.
-    SameBits,
-    Refused,
-}
-
 /// Opens a column at row `first`. `root` is its top-level type.
 pub(super) fn open(
     root: &Type,
     column: ColumnDescPtr,
     pages: Box<dyn PageReader>,
     first: usize,
-    large: Large,
 ) -> Result<Reader, ParquetError> {
     let levels = Levels::new(root, &column);
     let (converted, scale) = (column.converted_type(), column.type_scale());
@@ -45,7 +38,7 @@ pub(super) fn open(
         ColumnReader::BoolColumnReader(it) => read(it, first, levels, |it| Value::Bool(*it)),
         ColumnReader::Int32ColumnReader(it) => read(it, first, levels, move |it| {
             if is_decimal {
-                return Value::Float(decimal(it, scale));
+                return exact(it, scale);
             }
             Value::Int(match converted {
                 ConvertedType::INT_8 => i64::from(*it as i8),
@@ -57,31 +50,43 @@ pub(super) fn open(
             })
         }),
         ColumnReader::Int64ColumnReader(it) => read(it, first, levels, move |it| match converted {
-            _ if is_decimal => Value::Float(decimal(it, scale)),
-            // Too large for the column, which says so.
-            ConvertedType::UINT_64 if *it < 0 && large == Large::Refused => {
-                Value::Float(*it as u64 as f64)
-            }
+            _ if is_decimal => exact(it, scale),
+            ConvertedType::UINT_64 if *it < 0 => Value::Uint(*it as u64),
             _ => Value::Int(*it),
         }),
         ColumnReader::FloatColumnReader(it) => read(it, first, levels, |it| Value::Float32(*it)),
         ColumnReader::DoubleColumnReader(it) => read(it, first, levels, |it| Value::Float(*it)),
         ColumnReader::ByteArrayColumnReader(it) => {
             read(it, first, levels, move |it| match is_decimal {
-                true => Value::Float(long_decimal(it.data(), scale)),
+                true => long_exact(it.data(), scale),
                 false => Value::Bytes(Cow::Borrowed(it.data())),
             })
         }
         ColumnReader::FixedLenByteArrayColumnReader(it) => {
             read(it, first, levels, move |it| match logical {
                 Some(LogicalType::Float16) => Value::Float(float16(it.data())),
-                _ if is_decimal => Value::Float(long_decimal(it.data(), scale)),
+                _ if is_decimal => long_exact(it.data(), scale),
                 _ => Value::Bytes(Cow::Borrowed(it.data())),
             })
         }
         ColumnReader::Int96ColumnReader(_) => {
             Err(ParquetError::General("a timestamp is no value of a column".to_owned()))
         }
+    }
+}
+
+/// A decimal without fractions as the integer that it is, which a float may not be.
+fn exact(unscaled: impl Display, scale: i32) -> Value<'static> {
+    match scale {
+        0 => Value::written(unscaled.to_string()),
+        _ => Value::Float(decimal(unscaled, scale)),
+    }
+}
+
+fn long_exact(unscaled: &[u8], scale: i32) -> Value<'static> {
+    match unscaled.len() {
+        1..=DECIMAL_BYTES_MAX => exact(BigInt::from_signed_bytes_be(unscaled), scale),
+        _ => Value::Float(f64::NAN),
     }
 }
 

@@ -1,33 +1,47 @@
 //! JSON lines: one object in each line.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
-use serde_json::{Map, Value as Json};
+use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use super::lines::Fields;
 use crate::values::Value;
 
-/// The members of an object, whose map is sorted by name.
+/// The members of an object, sorted by name.
 pub(super) fn fields(line: &str) -> Result<Fields<'_>, String> {
-    let members: Map<String, Json> = serde_json::from_str(line).map_err(|error| {
+    // The parser would round numbers, so they are kept as they are written.
+    let members: BTreeMap<String, &RawValue> = serde_json::from_str(line).map_err(|error| {
         // The parser knows this line alone.
         let error = error.to_string().replace(" at line 1 column", " at byte");
         format!("it is not a JSON object in one line ({error})")
     })?;
-    let field = |(name, value)| (Cow::Owned(name), self::value(value));
-    Ok(Some(members.into_iter().map(field).collect()))
+    let field = |(name, raw)| Ok((Cow::Owned(name), value(raw)?));
+    members.into_iter().map(field).collect::<Result<_, String>>().map(Some)
 }
 
-fn value(json: Json) -> Value<'static> {
-    match json {
-        Json::Null => Value::Missing,
-        Json::Bool(value) => Value::Bool(value),
-        Json::Number(number) => match number.as_i64() {
-            Some(value) => Value::Int(value),
-            None => Value::Float(number.as_f64().unwrap_or(f64::NAN)),
-        },
-        Json::String(text) => Value::Text(Cow::Owned(text)),
-        Json::Array(values) => Value::List(values.into_iter().map(value).collect()),
-        Json::Object(_) => Value::Other("an object"),
+fn value(raw: &RawValue) -> Result<Value<'_>, String> {
+    if !raw.get().starts_with('[') {
+        return element(raw);
     }
+    let elements: Vec<&RawValue> = parsed(raw)?;
+    elements.into_iter().map(element).collect::<Result<_, _>>().map(Value::List)
+}
+
+/// A value outside of lists, or in one. Lists in it are not read: no column holds lists of lists.
+fn element(raw: &RawValue) -> Result<Value<'_>, String> {
+    Ok(match raw.get().as_bytes().first() {
+        Some(b'n') => Value::Missing,
+        Some(b't') => Value::Bool(true),
+        Some(b'f') => Value::Bool(false),
+        Some(b'"') => Value::Text(Cow::Owned(parsed(raw)?)),
+        Some(b'[') => Value::List(Vec::new()),
+        Some(b'{') => Value::Other("an object"),
+        Some(_) | None => Value::written(raw.get()),
+    })
+}
+
+fn parsed<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Result<T, String> {
+    serde_json::from_str(raw.get()).map_err(|error| format!("it is not JSON ({error})"))
 }

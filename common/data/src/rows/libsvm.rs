@@ -17,7 +17,7 @@ pub(super) const LABEL: &str = "label";
 pub(super) const VALUE: &str = "value";
 
 /// The most features that a record is expanded to.
-const FEATURES_MAX: u32 = 16_384;
+const FEATURES_MAX: u64 = 16_384;
 
 /// The columns of every file, to choose from.
 pub(super) fn columns() -> Vec<Column> {
@@ -30,7 +30,7 @@ pub(super) fn columns() -> Vec<Column> {
 }
 
 /// The features `1`, `2`, … up to the largest index, and the label.
-pub(crate) fn expanded(file: &str, index_max: u32) -> Result<Vec<Column>, DataError> {
+pub(crate) fn expanded(file: &str, index_max: u64) -> Result<Vec<Column>, DataError> {
     if FEATURES_MAX < index_max {
         return Err(DataError::TooManyFeatures {
             file: file.to_owned(),
@@ -49,22 +49,21 @@ pub(super) fn fields(line: &str) -> Result<Fields<'_>, String> {
     let mut words = line.split_ascii_whitespace();
     let Some(label) = words.next() else { return Ok(None) };
     let label = number(label).map_err(|reason| format!("its label: {reason}"))?;
-    let (mut indices, mut values, mut last) = (Vec::new(), Vec::new(), -1);
+    let (mut indices, mut values, mut last) = (Vec::new(), Vec::new(), None);
     for word in words {
         let Some((index, value)) = word.split_once(':') else {
             return Err(format!("`{word}` is not `index:value`"));
         };
-        let Ok(place) = index.parse::<u32>() else {
+        let Ok(place) = index.parse::<u64>() else {
             return Err(match index {
                 "qid" => "query ids (`qid`) are not supported".to_owned(),
                 _ => format!("`{index}` is not an index"),
             });
         };
-        if i64::from(place) <= last {
+        if let Some(last) = last.replace(place).filter(|last| place <= *last) {
             return Err(format!("index {place} follows {last}; indices must ascend"));
         }
-        last = i64::from(place);
-        indices.push(Value::Int(last));
+        indices.push(Value::unsigned(place));
         values.push(number(value).map_err(|reason| format!("index {place}: {reason}"))?);
     }
     let named = |name, value| (Cow::Borrowed(name), value);
@@ -75,25 +74,23 @@ pub(super) fn fields(line: &str) -> Result<Fields<'_>, String> {
     ]))
 }
 
-fn number(text: &str) -> Result<Value<'static>, String> {
+fn number(text: &str) -> Result<Value<'_>, String> {
     // Truth values are words of other formats.
     if !text.bytes().any(|byte| byte.is_ascii_digit()) {
         return Err(format!("`{text}` is not a number"));
     }
-    if let Ok(value) = text.strip_prefix('+').unwrap_or(text).parse() {
-        return Ok(Value::Int(value));
-    }
     match parse(text)? {
-        value if value.is_finite() => Ok(Value::Float(value)),
+        value if value.is_finite() => Ok(Value::written(text)),
         value => Err(format!("{value} is not finite")),
     }
 }
 
 /// The largest index of a record; 0 without any, and for other formats.
-pub(super) fn index_max(fields: &[(Cow<'_, str>, Value)]) -> u32 {
+pub(super) fn index_max(fields: &[(Cow<'_, str>, Value)]) -> u64 {
     match fields {
         [(name, Value::List(indices)), ..] if name == INDEX => match indices.last() {
-            Some(Value::Int(index)) => u32::try_from(*index).unwrap_or(u32::MAX),
+            Some(Value::Int(index)) => index.unsigned_abs(),
+            Some(Value::Uint(index)) => *index,
             _ => 0,
         },
         _ => 0,

@@ -20,7 +20,7 @@ pub(crate) fn decode(
 ) -> Result<Records, DataError> {
     let wanted = Wanted::find(options, &layout.columns, file)?;
     let mut records = Records { width: wanted.features.len(), ..Records::default() };
-    let mut builders: Vec<Builder> = options.columns.iter().map(Builder::new).collect();
+    let mut builders = Builder::all(options);
     let of_features = Conversion::of_features(options);
     let mut reader = dialect.reader(bytes);
     let mut fields = csv::ByteRecord::new();

@@ -7,6 +7,7 @@ mod crosses;
 mod damaged;
 mod files;
 mod formats;
+mod integers;
 mod missing;
 mod planning;
 mod reading;
