@@ -5,6 +5,7 @@ mod decode;
 mod quotes;
 mod scan;
 
+use std::io::Read;
 use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
@@ -29,6 +30,28 @@ const BLOCK_BYTES: u64 = 1024 * 1024;
 const HEAD_BYTES: u64 = 64 * 1024;
 /// The longest record that is accepted.
 pub(crate) const RECORD_BYTES_MAX: u64 = 16 * 1024 * 1024;
+
+/// Where a text begins. A byte-order mark is one only at the start of a file; later it is a character of a field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Beginning {
+    OfFile,
+    Within,
+}
+
+impl Beginning {
+    /// That of the text from byte `start` of a file on.
+    fn at(start: u64) -> Self {
+        if start == 0 { Self::OfFile } else { Self::Within }
+    }
+
+    /// A blank line, after which parsers take a byte-order mark for content.
+    fn blank_line(self) -> &'static [u8] {
+        match self {
+            Self::OfFile => b"",
+            Self::Within => b"\n",
+        }
+    }
+}
 
 /// The format of fields.
 #[derive(Clone, Copy, Debug)]
@@ -70,17 +93,25 @@ impl Dialect {
     }
 
     /// A parser of records with any number of fields; a header is a record like others.
-    fn reader<'a>(&self, bytes: &'a [u8]) -> csv::Reader<&'a [u8]> {
+    fn reader<'a>(&self, bytes: &'a [u8], beginning: Beginning) -> csv::Reader<impl Read + 'a> {
         csv::ReaderBuilder::new()
             .delimiter(self.delimiter)
             .has_headers(false)
             .flexible(true)
-            .from_reader(bytes)
+            .from_reader(beginning.blank_line().chain(bytes))
     }
 
     /// A parser of the same dialect that works in blocks and without the content of fields.
-    fn parser(&self) -> csv_core::Reader {
-        csv_core::ReaderBuilder::new().delimiter(self.delimiter).build()
+    fn parser(&self, beginning: Beginning) -> csv_core::Reader {
+        let mut parser = csv_core::ReaderBuilder::new().delimiter(self.delimiter).build();
+        match beginning {
+            Beginning::OfFile => {}
+            Beginning::Within => {
+                parser.read_record(beginning.blank_line(), &mut [0], &mut [0]);
+                parser.set_line(1);
+            }
+        }
+        parser
     }
 }
 
@@ -133,7 +164,7 @@ pub(crate) async fn layout(
             None => Head { text: bytes, is_all: rest == Rest::None },
         };
         format::expect_text(file.url(), &head)?;
-        let mut reader = dialect.reader(&head);
+        let mut reader = dialect.reader(&head, Beginning::OfFile);
         let mut first = csv::ByteRecord::new();
         let found = reader
             .read_byte_record(&mut first)
@@ -144,7 +175,7 @@ pub(crate) async fn layout(
                 wanted *= 4;
                 continue;
             }
-            if let Some(quote) = quotes::open(dialect, &head) {
+            if let Some(quote) = quotes::open(dialect, &head, Beginning::OfFile) {
                 return Err(DataError::UnclosedQuote {
                     file: file.url().to_owned(),
                     place: dialect.first_record().to_owned(),
@@ -172,13 +203,14 @@ pub(crate) async fn layout(
                 let data_start = end + u64::from(line_end_is_split);
                 let data_line = 1 + quotes::lines(&head[..data_start as usize]);
                 let columns = names(&first, file)?;
-                let inferred =
-                    inferred(dialect, &head[data_start as usize..], is_all, columns.len());
+                let records = &head[data_start as usize..];
+                let beginning = Beginning::at(data_start);
+                let inferred = inferred(dialect, records, beginning, is_all, columns.len());
                 Ok(Layout { columns, inferred, data_start, data_line, codec })
             }
             Header::Absent => {
                 let columns = (0..first.len()).map(|index| index.to_string()).collect();
-                let inferred = inferred(dialect, &head, is_all, first.len());
+                let inferred = inferred(dialect, &head, Beginning::OfFile, is_all, first.len());
                 Ok(Layout { columns, inferred, data_start: 0, data_line: 1, codec })
             }
         };
@@ -243,13 +275,20 @@ impl<'a> Blocks<'a> {
 }
 
 /// Derives the types of columns from the records at the beginning of a file; `is_all` if nothing follows.
-fn inferred(dialect: Dialect, text: &[u8], is_all: bool, columns: usize) -> Vec<Inference> {
+fn inferred(
+    dialect: Dialect,
+    text: &[u8],
+    beginning: Beginning,
+    is_all: bool,
+    columns: usize,
+) -> Vec<Inference> {
     let mut inferred = vec![Inference::default(); columns];
-    let mut reader = dialect.reader(text);
+    let mut reader = dialect.reader(text, beginning);
+    let end = (beginning.blank_line().len() + text.len()) as u64;
     let mut fields = csv::ByteRecord::new();
     // The last record may be truncated, or damaged, which the scan reports.
     while reader.read_byte_record(&mut fields).unwrap_or(false) {
-        if !is_all && reader.position().byte() >= text.len() as u64 {
+        if !is_all && reader.position().byte() >= end {
             break;
         }
         for (inference, field) in inferred.iter_mut().zip(&fields) {

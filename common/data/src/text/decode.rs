@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use steadfast_common::dataset::{Chunk, ReadOptions, Records};
 
-use super::{Dialect, Layout};
+use super::{Beginning, Dialect, Layout};
 use crate::error::DataError;
 use crate::read::{Conversion, Wanted};
 use crate::values::{Builder, EMPTY, Value, parse};
@@ -22,7 +22,7 @@ pub(crate) fn decode(
     let mut records = Records { width: wanted.features.len(), ..Records::default() };
     let mut builders = Builder::all(options);
     let of_features = Conversion::of_features(options);
-    let mut reader = dialect.reader(bytes);
+    let mut reader = dialect.reader(bytes, Beginning::at(chunk.start));
     let mut fields = csv::ByteRecord::new();
     let mut record = chunk.first_record;
     loop {

@@ -2,7 +2,7 @@
 
 use csv_core::{ReadFieldResult, ReadRecordResult, Reader};
 
-use super::Dialect;
+use super::{Beginning, Dialect};
 
 /// Size of the buffers for content that is discarded.
 const SCRATCH_BYTES: usize = 1024;
@@ -16,8 +16,8 @@ pub(super) fn end_line(parser: &mut Reader) -> Option<usize> {
 }
 
 /// The position of the quote that is unclosed at the end of `record`, the beginning of a record.
-pub(super) fn open(dialect: Dialect, record: &[u8]) -> Option<usize> {
-    let mut parser = dialect.parser();
+pub(super) fn open(dialect: Dialect, record: &[u8], beginning: Beginning) -> Option<usize> {
+    let mut parser = dialect.parser(beginning);
     let mut content = [0; SCRATCH_BYTES];
     let (mut position, mut field) = (0, 0);
     while position < record.len() {
@@ -57,7 +57,12 @@ mod tests {
             (b"", None),
         ];
         for (record, expected) in cases {
-            assert_eq!(open(dialect, record), expected, "{}", record.escape_ascii());
+            assert_eq!(
+                open(dialect, record, Beginning::OfFile),
+                expected,
+                "{}",
+                record.escape_ascii()
+            );
         }
     }
 }

@@ -7,7 +7,7 @@ use csv_core::ReadRecordResult;
 use steadfast_host::task::blocking;
 use steadfast_store::Location;
 
-use super::{Blocks, Dialect, Layout, RECORD_BYTES_MAX, quotes};
+use super::{Beginning, Blocks, Dialect, Layout, RECORD_BYTES_MAX, quotes};
 use crate::error::DataError;
 use crate::task_split::{Access, Marks, Places, Shape};
 
@@ -28,8 +28,9 @@ pub(crate) async fn scan(
         Refusal::Final(error) => return Err(error),
         Refusal::OpenQuote(open) => open,
     };
-    let text = super::range(file, size, layout.codec, open.bytes).await?;
-    let before = &text[..quotes::open(dialect, &text).unwrap_or(0)];
+    let text = super::range(file, size, layout.codec, open.bytes.clone()).await?;
+    let beginning = Beginning::at(open.bytes.start);
+    let before = &text[..quotes::open(dialect, &text, beginning).unwrap_or(0)];
     Err(DataError::UnclosedQuote {
         file: file.url().to_owned(),
         place: format!("record {}", open.record),
@@ -120,7 +121,7 @@ impl Scanner {
             None => Access::Anywhere,
             Some(_) => Access::FromStart,
         };
-        let mut parser = dialect.parser();
+        let mut parser = dialect.parser(Beginning::at(layout.data_start));
         parser.set_line(layout.data_line);
         Self {
             file: file.url().to_owned(),

@@ -5,6 +5,7 @@ mod columns;
 mod compressed;
 mod crosses;
 mod damaged;
+mod divisions;
 mod files;
 mod formats;
 mod integers;
