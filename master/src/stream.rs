@@ -22,7 +22,7 @@ use steadfast_common::stream::{
     ForgottenFiles, LeftOut, StreamFile, StreamPassRecord, StreamRecord,
 };
 use steadfast_coord::{CoordError, Etcd, now};
-use steadfast_data::{DataError, ErrorKind};
+use steadfast_data::{DataError, ErrorKind, ODD_NAME, StreamListing};
 use steadfast_host::time::{sleep, unix_ms};
 use steadfast_master_core::stream::{Watched, files_of_next};
 use steadfast_process::Failure;
@@ -83,8 +83,8 @@ pub(crate) async fn first_columns(
     let mut watched = Watched::default();
     loop {
         let waits_for = match steadfast_data::stream_files(spec, base).await {
-            Ok(files) => {
-                watched.note(files, now().0);
+            Ok(listing) => {
+                note(&mut watched, listing);
                 let mut unread = None;
                 for file in watched.complete(now().0) {
                     let files = std::slice::from_ref(&file);
@@ -116,6 +116,21 @@ pub(crate) async fn first_columns(
             is_new
         });
         sleep(LIST_EVERY).await;
+    }
+}
+
+/// Notes a listing. Files that cannot be read because of their names are left out, like others that cannot be used.
+fn note(watched: &mut Watched, listing: StreamListing) {
+    let StreamListing { mut files, skipped } = listing;
+    let odd = |url| StreamFile { url, size_bytes: 0, modified_unix_ms: 0 };
+    let odd: Vec<StreamFile> = skipped.into_iter().map(odd).collect();
+    files.extend(odd.iter().cloned());
+    watched.note(files, now().0);
+    for file in odd {
+        if !watched.left_out().contains_key(&file) {
+            warn!(file = file.url, error = ODD_NAME, "file left out");
+            watched.leave_out(&file, ODD_NAME.to_owned());
+        }
     }
 }
 
@@ -296,13 +311,13 @@ impl Follower {
         let is_draining = *self.is_draining.borrow();
         let dataset = &self.record.spec.dataset;
         let began = now();
-        let files = steadfast_data::stream_files(dataset, self.record.base.as_deref()).await;
+        let listed = steadfast_data::stream_files(dataset, self.record.base.as_deref()).await;
         *listing = Duration::from_millis(now().0.saturating_sub(began.0));
-        let files = files?;
-        for file in files.iter().filter(|file| known.watched.taken().contains(&file.url)) {
+        let listed = listed?;
+        for file in listed.files.iter().filter(|file| known.watched.taken().contains(&file.url)) {
             known.listed.insert(file.url.clone(), unix_ms());
         }
-        known.watched.note(files, now().0);
+        note(&mut known.watched, listed);
         self.add_passes(known).await?;
         self.forget_passes(known).await?;
         if is_draining {
@@ -481,5 +496,29 @@ impl Follower {
             entry.json::<CheckpointRecord>().map_or(Pass(0), |record| record.first_pass())
         });
         Ok(first.min().unwrap_or(Pass(0)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The end of a stream waits for the files that wait, which such a file is not.
+    #[test]
+    fn a_file_whose_name_cannot_be_a_path_is_left_out_and_not_waited_for() {
+        let mut watched = Watched::default();
+        let file = StreamFile { url: "f".to_owned(), size_bytes: 1, modified_unix_ms: 1 };
+        let skipped = BTreeSet::from(["b\\n.csv".to_owned()]);
+        for _ in 0..2 {
+            note(
+                &mut watched,
+                StreamListing { files: vec![file.clone()], skipped: skipped.clone() },
+            );
+            assert_eq!(watched.waiting().collect::<Vec<_>>(), [&file]);
+            let expected = ("b\\n.csv".to_owned(), ODD_NAME.to_owned());
+            assert_eq!(left_out(&watched).listed, [expected]);
+        }
+        note(&mut watched, StreamListing { files: vec![file], skipped: BTreeSet::new() });
+        assert_eq!(left_out(&watched).files, 0);
     }
 }

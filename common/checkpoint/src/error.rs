@@ -46,6 +46,7 @@ impl CheckpointError {
             | StoreError::PasswordInUrl { .. }
             | StoreError::CloudMissing { .. }
             | StoreError::NoContainer { .. }
+            | StoreError::OddName { .. }
             | StoreError::Configuration { .. }
             | StoreError::Denied { .. }
             | StoreError::Unsupported { .. }

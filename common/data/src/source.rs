@@ -1,15 +1,20 @@
 //! The files of a dataset.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::SystemTime;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use steadfast_common::spec::DatasetSpec;
 use steadfast_common::stream::StreamFile;
-use steadfast_store::{Listed, Location, expand, list_matching};
+use steadfast_store::{Expanded, Listed, Location, expand, list_matching};
+use tracing::warn;
 
 use crate::error::DataError;
+
+/// The reason why a file that matches a source is none of its files.
+pub const ODD_NAME: &str = "its name cannot be part of a path: it is not UTF-8, or has a control character or an \
+                            empty part; rename it";
 
 /// Expands the sources in order. The files of each source are sorted; duplicates are dropped.
 pub(crate) async fn files(
@@ -22,7 +27,11 @@ pub(crate) async fn files(
     let mut files = Vec::new();
     let mut seen = HashSet::new();
     for source in &spec.source {
-        for file in expand(&resolve(source, base)).await? {
+        let Expanded { locations, skipped } = expand(&resolve(source, base)).await?;
+        for file in skipped {
+            warn!(file, reason = ODD_NAME, "file skipped");
+        }
+        for file in locations {
             if seen.insert(file.url().to_owned()) {
                 files.push(file);
             }
@@ -31,21 +40,30 @@ pub(crate) async fn files(
     Ok(files)
 }
 
-/// Lists the files of a stream as they are now, each once. Those without content are none yet; so are pipes and
-/// devices, from which nothing could be read again.
+/// The files of a stream as they are now.
+#[derive(Clone, Debug, Default)]
+pub struct StreamListing {
+    /// Each once.
+    pub files: Vec<StreamFile>,
+    /// Files that cannot be read because of their names, see [`ODD_NAME`].
+    pub skipped: BTreeSet<String>,
+}
+
+/// Lists the files of a stream as they are now. Those without content are none yet; so are pipes and devices, from
+/// which nothing could be read again.
 ///
 /// # Errors
 /// If a store fails.
 pub fn stream_files<'a>(
     spec: &'a DatasetSpec,
     base: Option<&'a str>,
-) -> BoxFuture<'a, Result<Vec<StreamFile>, DataError>> {
+) -> BoxFuture<'a, Result<StreamListing, DataError>> {
     let listing = async move {
-        let mut files = BTreeMap::new();
+        let (mut files, mut skipped) = (BTreeMap::new(), BTreeSet::new());
         for source in &spec.source {
-            for Listed { location, size_bytes, modified } in
-                list_matching(&resolve(source, base)).await?
-            {
+            let matching = list_matching(&resolve(source, base)).await?;
+            skipped.extend(matching.skipped);
+            for Listed { location, size_bytes, modified } in matching.objects {
                 if size_bytes == 0 {
                     continue;
                 }
@@ -54,7 +72,7 @@ pub fn stream_files<'a>(
                 files.insert(url.clone(), StreamFile { modified_unix_ms, url, size_bytes });
             }
         }
-        Ok(files.into_values().collect())
+        Ok(StreamListing { files: files.into_values().collect(), skipped })
     };
     listing.boxed()
 }

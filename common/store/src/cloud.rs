@@ -4,11 +4,13 @@ use std::ffi::OsString;
 use std::io;
 use std::sync::Arc;
 
+use object_store::aws::{AmazonS3, AmazonS3Builder};
 use object_store::http::HttpBuilder;
 use object_store::{ClientOptions, ObjectStore, parse_url_opts};
 use url::Url;
 
 use crate::error::StoreError;
+use crate::root::Client;
 
 /// Maximum idle time of a connection. It also limits the upload of one part while others share the link:
 /// four parts of 8 MiB at 512 KiB/s.
@@ -101,7 +103,7 @@ const AZURE: Family = Family {
 pub(crate) fn connect(
     base: &Url,
     environment: impl Iterator<Item = (OsString, OsString)>,
-) -> Result<Arc<dyn ObjectStore>, StoreError> {
+) -> Result<Client, StoreError> {
     // Fails if the process has already installed a provider, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let failed = |source: object_store::Error| StoreError::Configuration {
@@ -109,7 +111,10 @@ pub(crate) fn connect(
         source: source.into(),
     };
     let family = match base.scheme() {
-        "http" | "https" => return http_store(base).map_err(failed),
+        "http" | "https" => {
+            let store = http_store(base).map_err(failed)?;
+            return Ok(Client { store, pages: None });
+        }
         "s3" | "s3a" => &AWS,
         "gs" => &GOOGLE,
         _ => &AZURE,
@@ -122,8 +127,19 @@ pub(crate) fn connect(
         url: base.as_str().to_owned(),
         source: source.into(),
     })?;
-    let (store, _) = parse_url_opts(base, options(family, variables)).map_err(failed)?;
-    Ok(Arc::from(store))
+    let options = options(family, variables);
+    if family.prefix == AWS.prefix {
+        let store = Arc::new(s3_store(base, options).map_err(failed)?);
+        return Ok(Client { store: store.clone(), pages: Some(store) });
+    }
+    let (store, _) = parse_url_opts(base, options).map_err(failed)?;
+    Ok(Client { store: Arc::from(store), pages: None })
+}
+
+fn s3_store(base: &Url, options: Vec<(String, String)>) -> object_store::Result<AmazonS3> {
+    let known = options.into_iter().filter_map(|(name, value)| Some((name.parse().ok()?, value)));
+    let builder = AmazonS3Builder::new().with_url(base.as_str());
+    known.fold(builder, |builder, (key, value)| builder.with_config(key, value)).build()
 }
 
 fn http_store(base: &Url) -> Result<Arc<dyn ObjectStore>, object_store::Error> {
@@ -288,12 +304,106 @@ mod tests {
             });
             let environment = [(endpoint, url.as_str())].into_iter().chain(more);
             let environment = environment.map(|(name, value)| (name.into(), value.into()));
-            let store = connect(&Url::parse(base).unwrap(), environment).unwrap();
+            let store = connect(&Url::parse(base).unwrap(), environment).unwrap().store;
             let answer = store.get_opts(&"x".into(), Default::default()).await;
             assert!(matches!(answer, Err(object_store::Error::NotFound { .. })), "{answer:?}");
             let head = server.join().unwrap().to_lowercase();
             assert!(!head.contains("authorization"), "{head}");
         }
+    }
+
+    /// Answers listings of the sorted `keys` of a bucket as S3 does, with pages of at most 20 names.
+    fn serve_listings(keys: &'static [String]) -> String {
+        use std::io::{BufRead, BufReader, Write};
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut reader = BufReader::new(stream.unwrap());
+                let (mut head, mut line) = (String::new(), String::new());
+                reader.read_line(&mut head).unwrap();
+                while reader.read_line(&mut line).unwrap() > 2 {
+                    line.clear();
+                }
+                let target = head.split(' ').nth(1).unwrap();
+                let body = listing(keys, &Url::parse("http://s3").unwrap().join(target).unwrap());
+                let status = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length";
+                let answer = format!("{status}: {}\r\n\r\n{body}", body.len());
+                reader.get_mut().write_all(answer.as_bytes()).unwrap();
+            }
+        });
+        url
+    }
+
+    fn listing(keys: &[String], request: &Url) -> String {
+        let value =
+            |name| request.query_pairs().find(|it| it.0 == name).map(|it| it.1.into_owned());
+        let prefix = value("prefix").unwrap_or_default();
+        let after = value("continuation-token").or(value("start-after")).unwrap_or_default();
+        let names_max = value("max-keys").map_or(20, |it| it.parse().unwrap()).min(20);
+        let (mut names, mut xml) = (0, String::new());
+        let mut last: Option<String> = None;
+        for key in keys.iter().filter(|key| key.starts_with(&prefix) && after < **key) {
+            if last.as_ref().is_some_and(|last| key < last) {
+                continue;
+            }
+            if names == names_max {
+                let token = last.unwrap();
+                xml += &format!("<NextContinuationToken>{token}</NextContinuationToken>");
+                break;
+            }
+            names += 1;
+            let rest = &key[prefix.len()..];
+            let directory = rest.find('/').filter(|_| value("delimiter").is_some());
+            last = Some(match directory {
+                Some(end) => {
+                    let name = format!("{prefix}{}", &rest[..=end]);
+                    xml += &format!("<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>");
+                    format!("{name}{}", char::MAX)
+                }
+                None => {
+                    let time = "2026-01-02T03:04:05.000Z";
+                    xml += &format!(
+                        "<Contents><Key>{key}</Key><Size>7</Size><LastModified>{time}</LastModified></Contents>"
+                    );
+                    key.clone()
+                }
+            });
+        }
+        format!("<ListBucketResult>{xml}</ListBucketResult>")
+    }
+
+    /// Programs that join paths carelessly write such keys.
+    #[tokio::test]
+    async fn a_key_that_cannot_be_a_path_hides_no_other_object() {
+        use crate::listing::{Depth, Odd, of_pages, of_store};
+        let mut keys: Vec<String> = (0..50).map(|i| format!("logs/{i:02}.csv")).collect();
+        keys.extend(
+            ["logs//a.csv", "logs//b.csv", "logs/17//x.csv", "logs/17/y.csv"].map(str::to_owned),
+        );
+        keys.sort();
+        let keys: &[String] = keys.leak();
+        let environment = [("AWS_ENDPOINT", serve_listings(keys))];
+        let environment = environment.into_iter().map(|(name, value)| (name.into(), value.into()));
+        let client = connect(&Url::parse("s3://bucket/").unwrap(), environment).unwrap();
+        let (prefix, pages) = ("logs".into(), client.pages.unwrap());
+        let error = of_store(&*client.store, &prefix, Depth::All).await.unwrap_err();
+        assert!(crate::listing::odd_name(&error).is_some(), "{error}");
+
+        let found = of_pages(&*pages, &prefix, Depth::All).await.unwrap();
+        let names: Vec<&str> = found.objects.iter().map(|it| &*it.name).collect();
+        let expected: Vec<&str> = keys
+            .iter()
+            .filter_map(|key| key.strip_prefix("logs/"))
+            .filter(|it| !it.contains("//") && !it.starts_with('/'))
+            .collect();
+        assert_eq!(names, expected);
+        let odd: Vec<&str> = found.odd.iter().map(Odd::name).collect();
+        assert_eq!(odd, ["/a.csv", "/b.csv", "17//x.csv"]);
+
+        let found = of_pages(&*pages, &prefix, Depth::One).await.unwrap();
+        assert_eq!((found.objects.len(), &found.directories[..]), (50, &["17".to_owned()][..]));
+        assert_eq!(found.odd, [Odd::Directory("/".to_owned())]);
     }
 
     #[test]

@@ -55,6 +55,10 @@ pub enum StoreError {
     #[error("nothing matches {pattern}; check the path and its wildcards")]
     NoMatch { pattern: String },
     #[error(
+        "nothing matches {pattern} but names that cannot be part of a path, such as `{name}`; rename them"
+    )]
+    OddName { pattern: String, name: String },
+    #[error(
         "access was denied while {operation} {url}: {}; check credentials and permissions",
         root(source)
     )]
@@ -84,6 +88,7 @@ impl StoreError {
             | Self::NotFound { .. }
             | Self::NoContainer { .. }
             | Self::NoMatch { .. }
+            | Self::OddName { .. }
             | Self::Denied { .. }
             | Self::OutOfRange { .. }
             | Self::Unsupported { .. } => ErrorKind::Permanent,
@@ -107,8 +112,8 @@ impl StoreError {
             Source::NotImplemented { .. } | Source::NotSupported { .. } => {
                 Self::Unsupported { url, operation, source: cause.into() }
             }
-            Source::InvalidPath { .. } => {
-                Self::BadUrl { url, reason: "its path is not valid".to_owned() }
+            Source::InvalidPath { source } => {
+                Self::BadUrl { url, reason: format!("a path is not valid ({source})") }
             }
             other if is_permission_denied(&other) => {
                 Self::Denied { url, operation, source: other.into() }

@@ -6,13 +6,14 @@ mod address;
 mod cloud;
 mod error;
 mod expand;
+mod listing;
 mod location;
 mod root;
 mod unfinished;
 mod writer;
 
 pub use error::{ErrorKind, StoreError};
-pub use expand::{expand, list_matching};
+pub use expand::{Expanded, Matching, expand, list_matching};
 pub use location::{Created, Listed, Location, open};
 pub use object_store::PutPayload;
 pub use root::{Mounted, mount};

@@ -1,7 +1,9 @@
 //! A location in an object store, and its operations.
 
+use std::error::Error;
 use std::fmt;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -9,20 +11,20 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{FutureExt, Stream, StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
-use object_store::{
-    GetOptions, GetRange, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode,
-    PutPayload,
-};
+use object_store::{GetOptions, GetRange, MultipartUpload, ObjectStoreExt, PutMode, PutPayload};
 use steadfast_host::task::blocking;
 use steadfast_host::time::timeout;
 use url::Url;
 
 use crate::address::{Address, QuestionMark};
 use crate::error::StoreError;
+use crate::listing::{self, Depth, Listing};
 use crate::root::{Root, Upload};
 
 /// Time limit of an operation without data, including retries.
 const TIMEOUT: Duration = Duration::from_secs(120);
+/// Time limit of a listing, which takes as long as there are pages of names.
+const LISTING_TIMEOUT: Duration = Duration::from_secs(3600);
 /// The slowest transfer that is tolerated: at this rate, the parts in flight together arrive within the
 /// client's limit for one request, see `cloud`.
 const SLOWEST_BYTES_PER_SECOND: u64 = 512 * 1024;
@@ -185,12 +187,17 @@ impl Location {
 
     /// Whether this is a local directory, or a prefix of other objects' paths. Errors count as `false`.
     pub async fn is_directory(&self) -> bool {
-        let local = Url::parse(&self.url).ok().filter(|url| url.scheme() == "file");
-        if let Some(path) = local.and_then(|url| url.to_file_path().ok()) {
+        if let Some(path) = self.local_path() {
             return blocking(move || path.is_dir()).await.unwrap_or(false);
         }
-        let listed = self.list_directory().await;
+        let listed = self.listing(Depth::One).await;
         listed.is_ok_and(|found| !(found.objects.is_empty() && found.directories.is_empty()))
+    }
+
+    /// The path in the file system; `None` of other stores.
+    fn local_path(&self) -> Option<PathBuf> {
+        let local = Url::parse(&self.url).ok().filter(|url| url.scheme() == "file");
+        local.and_then(|url| url.to_file_path().ok())
     }
 
     /// Writes or replaces the object atomically: readers see either the old or the new bytes. On return
@@ -311,58 +318,54 @@ impl Location {
         }
     }
 
-    /// Lists all objects below this location, sorted: their relative names and their sizes.
+    /// Lists all objects below this location, sorted: their relative names and their sizes. Those whose names cannot
+    /// be paths are left out.
     ///
     /// # Errors
     /// If the store fails.
     pub async fn list(&self) -> Result<Vec<(String, u64)>, StoreError> {
-        let mut found = self.list_with(|meta| meta.size).await?;
+        let objects = self.listing(Depth::All).await?.objects;
+        let mut found: Vec<_> = objects.into_iter().map(|it| (it.name, it.size_bytes)).collect();
         found.sort();
         Ok(found)
     }
 
-    /// Lists all objects below this location: their relative names and modification times, by the store's
-    /// clock.
+    /// Lists all objects below this location, as [`Self::list`]: their relative names and modification times, by the
+    /// store's clock.
     ///
     /// # Errors
     /// If the store fails.
     pub fn list_modified(&self) -> BoxFuture<'_, Result<Vec<(String, SystemTime)>, StoreError>> {
-        self.list_with(|meta| meta.last_modified.into()).boxed()
-    }
-
-    pub(crate) async fn list_with<T>(
-        &self,
-        figure: impl Fn(&ObjectMeta) -> T + Send + Sync,
-    ) -> Result<Vec<(String, T)>, StoreError> {
-        let mut listing = self.root.store.list(Some(&self.path));
-        let mut found = Vec::new();
-        loop {
-            let next = async { listing.next().await.transpose() };
-            let Some(meta) = self.within(TIMEOUT, LISTING, next).await? else { break };
-            if let Some(name) = self.relative(&meta.location) {
-                found.push((name, figure(&meta)));
-            }
-        }
-        Ok(found)
-    }
-
-    /// Lists the objects and the names of the directories directly in this location.
-    pub(crate) async fn list_directory(&self) -> Result<Directory, StoreError> {
-        let listing = self.root.store.list_with_delimiter(Some(&self.path));
-        let found = self.within(TIMEOUT, LISTING, listing).await?;
-        let named = |meta: &ObjectMeta| {
-            Some((self.relative(&meta.location)?, meta.size, meta.last_modified.into()))
+        let listing = async {
+            let objects = self.listing(Depth::All).await?.objects;
+            Ok(objects.into_iter().map(|it| (it.name, it.modified)).collect())
         };
-        Ok(Directory {
-            objects: found.objects.iter().filter_map(named).collect(),
-            directories: found.common_prefixes.iter().filter_map(|p| self.relative(p)).collect(),
-        })
+        listing.boxed()
     }
 
-    fn relative(&self, path: &Path) -> Option<String> {
-        let rest = path.as_ref().strip_prefix(self.path.as_ref())?;
-        let name = rest.strip_prefix('/').unwrap_or(rest);
-        (!name.is_empty()).then(|| name.to_owned())
+    /// Lists what is below this location.
+    pub(crate) async fn listing(&self, depth: Depth) -> Result<Listing, StoreError> {
+        let Root { store, pages, .. } = &*self.root;
+        let listing = async {
+            if let Some(path) = self.local_path() {
+                let failed = |error: Box<dyn Error + Send + Sync>| object_store::Error::Generic {
+                    store: "LocalFileSystem",
+                    source: error,
+                };
+                let listed = blocking(move || listing::of_directory(&path, depth)).await;
+                return listed
+                    .map_err(|error| failed(error.to_string().into()))?
+                    .map_err(|it| failed(it.into()));
+            }
+            let listed = listing::of_store(store, &self.path, depth).await;
+            match (&listed, pages) {
+                (Err(error), Some(pages)) if listing::odd_name(error).is_some() => {
+                    listing::of_pages(&**pages, &self.path, depth).await
+                }
+                _ => listed,
+            }
+        };
+        self.within(LISTING_TIMEOUT, LISTING, listing).await
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -381,13 +384,6 @@ impl Location {
             Err(_) => Err(StoreError::TimedOut { url: self.url.clone(), operation, limit }),
         }
     }
-}
-
-/// The objects and directories directly in a location.
-pub(crate) struct Directory {
-    /// By name, with sizes and modification times.
-    pub objects: Vec<(String, u64, SystemTime)>,
-    pub directories: Vec<String>,
 }
 
 impl fmt::Display for Location {

@@ -6,6 +6,7 @@ use std::marker::PhantomData;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use object_store::ObjectStore;
+use object_store::list::PaginatedListStore;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use url::Url;
@@ -15,9 +16,17 @@ use crate::error::StoreError;
 /// One store: a bucket, a server, the file system or a named in-memory store of this process.
 pub(crate) struct Root {
     pub store: Arc<dyn ObjectStore>,
+    /// The listings of the same store page by page, if it has names that cannot be paths.
+    pub pages: Option<Arc<dyn PaginatedListStore>>,
     /// `scheme://authority/`, without secrets.
     pub base: Url,
     pub upload: Upload,
+}
+
+/// A client of a network store.
+pub(crate) struct Client {
+    pub store: Arc<dyn ObjectStore>,
+    pub pages: Option<Arc<dyn PaginatedListStore>>,
 }
 
 /// How large objects are uploaded.
@@ -58,7 +67,7 @@ pub fn mount(base: &str, store: Arc<dyn ObjectStore>) -> Result<Mounted, StoreEr
         reason: error.to_string(),
     };
     let base = Url::parse(base).map_err(bad)?;
-    let root = Root { store, base: base.clone(), upload: Upload::Whole };
+    let root = Root { store, pages: None, base: base.clone(), upload: Upload::Whole };
     MOUNTED.with_borrow_mut(|all| all.insert(base.as_str().to_owned(), Arc::new(root)));
     Ok(Mounted { base, _here: PhantomData })
 }
@@ -94,21 +103,24 @@ impl Root {
             "file" if base.host().is_some() => Err(bad("a file URL has three slashes and no host")),
             "file" => {
                 let store = Arc::new(LocalFileSystem::new().with_fsync(true));
-                Ok(Self { store, base, upload: Upload::Whole })
+                Ok(Self { store, pages: None, base, upload: Upload::Whole })
             }
-            "memory" => Ok(Self { store: Arc::new(InMemory::new()), base, upload: Upload::Whole }),
+            "memory" => {
+                let store = Arc::new(InMemory::new());
+                Ok(Self { store, pages: None, base, upload: Upload::Whole })
+            }
             "s3" | "s3a" | "gs" | "az" | "azure" | "adl" | "abfs" | "abfss" | "http" | "https"
                 if base.host().is_none() =>
             {
                 Err(bad("the name of the bucket or host is missing"))
             }
             "s3" | "s3a" | "gs" | "az" | "azure" | "adl" | "abfs" | "abfss" => {
-                let store = cloud_store(&base)?;
-                Ok(Self { store, base, upload: Upload::InParts })
+                let Client { store, pages } = cloud_store(&base)?;
+                Ok(Self { store, pages, base, upload: Upload::InParts })
             }
             "http" | "https" => {
-                let store = cloud_store(&base)?;
-                Ok(Self { store, base, upload: Upload::AlwaysWhole })
+                let Client { store, pages } = cloud_store(&base)?;
+                Ok(Self { store, pages, base, upload: Upload::AlwaysWhole })
             }
             other => Err(bad(&format!("the scheme `{other}` is not supported"))),
         }
@@ -116,12 +128,12 @@ impl Root {
 }
 
 #[cfg(feature = "cloud")]
-fn cloud_store(base: &Url) -> Result<Arc<dyn ObjectStore>, StoreError> {
+fn cloud_store(base: &Url) -> Result<Client, StoreError> {
     crate::cloud::connect(base, std::env::vars_os())
 }
 
 #[cfg(not(feature = "cloud"))]
-fn cloud_store(base: &Url) -> Result<Arc<dyn ObjectStore>, StoreError> {
+fn cloud_store(base: &Url) -> Result<Client, StoreError> {
     Err(StoreError::CloudMissing { url: base.as_str().to_owned() })
 }
 

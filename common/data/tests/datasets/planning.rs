@@ -4,7 +4,7 @@ use crate::files::{Directory, parquet_of, parquet_with_text, spec};
 use proptest::prelude::*;
 use steadfast_common::dataset::ReadOptions;
 use steadfast_common::spec::{DataFormat, Header};
-use steadfast_data::{DataError, ErrorKind, plan, read};
+use steadfast_data::{DataError, ErrorKind, plan, read, stream_files};
 use steadfast_store::StoreError;
 
 async fn error_of(directory: &Directory, spec: &steadfast_common::spec::DatasetSpec) -> DataError {
@@ -235,4 +235,21 @@ proptest! {
             assert_eq!(found, expected);
         });
     }
+}
+
+/// Files of other systems lie beside the data; a stream asks for its files again and again.
+#[cfg(unix)]
+#[tokio::test]
+async fn a_file_whose_name_cannot_be_a_path_is_skipped_by_datasets_and_streams() {
+    let directory = Directory::new();
+    directory.write("a.csv", "x0,y\n1,2\n");
+    directory.write("b\n.csv", "x0,y\n1,2\n");
+    directory.write("._a.csv", "no data");
+    let spec = spec(DataFormat::Csv, &["*.csv"]);
+    let manifest = plan(&spec, 0.0, Some(directory.path())).await.unwrap();
+    assert_eq!(manifest.files.len(), 1);
+    let listing = stream_files(&spec, Some(directory.path())).await.unwrap();
+    assert_eq!(listing.files.len(), 1);
+    let skipped = [format!("file://{}/b\\n.csv", directory.path())];
+    assert_eq!(Vec::from_iter(listing.skipped), skipped);
 }

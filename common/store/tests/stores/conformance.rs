@@ -2,7 +2,9 @@
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
-use steadfast_store::{Created, ErrorKind, Location, ObjectWriter, StoreError, expand, open};
+use steadfast_store::{
+    Created, ErrorKind, Location, ObjectWriter, StoreError, expand, list_matching, open,
+};
 
 /// Runs `rules` on a fresh directory of each kind of store.
 async fn on_each<F: Future<Output = ()>>(name: &str, rules: impl Fn(Location) -> F) {
@@ -166,7 +168,7 @@ async fn a_wildcard_matches_as_in_a_shell_and_sorts() {
         let found = |pattern: &'static str| {
             let root = root.clone();
             async move {
-                let found = expand(&format!("{root}/{pattern}")).await.unwrap();
+                let found = expand(&format!("{root}/{pattern}")).await.unwrap().locations;
                 let relative = |l: &Location| l.url()[root.len() + 1..].to_owned();
                 found.iter().map(relative).collect::<Vec<_>>()
             }
@@ -191,6 +193,67 @@ async fn a_wildcard_matches_as_in_a_shell_and_sorts() {
     .await;
 }
 
+#[tokio::test]
+async fn a_wildcard_matches_a_leading_dot_only_if_it_is_written() {
+    on_each("hidden", |directory| async move {
+        put(&directory, &["a.csv", ".a.csv", ".b/c.csv", "d/.e.csv", "d/f.csv", "d/.g/h.csv"])
+            .await;
+        let root = directory.url().trim_end_matches('/').to_owned();
+        for (pattern, expected) in [
+            ("*", &["a.csv"][..]),
+            ("?a.csv", &[]),
+            (".*", &[".a.csv"]),
+            ("*/*.csv", &["d/f.csv"]),
+            (".*/*.csv", &[".b/c.csv"]),
+            ("**/*.csv", &["a.csv", "d/f.csv"]),
+            ("d/**", &["d/f.csv"]),
+        ] {
+            let found = list_matching(&format!("{root}/{pattern}")).await.unwrap().objects;
+            let found: Vec<&str> =
+                found.iter().map(|it| &it.location.url()[root.len() + 1..]).collect();
+            assert_eq!(found, expected, "{pattern}");
+        }
+    })
+    .await;
+}
+
+/// Files of other systems, and of programs that went wrong, lie in real directories.
+#[cfg(unix)]
+#[tokio::test]
+async fn a_name_that_cannot_be_a_path_hides_no_other_file() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
+    let directory = tempfile::tempdir().unwrap();
+    for name in [&b"a.csv"[..], b"Icon\r", b"b\n.csv", b"c\xff.csv", b"in/d.csv", b"odd\n/e.csv"] {
+        let path = directory.path().join(OsStr::from_bytes(name));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, "x").unwrap();
+    }
+    std::os::unix::fs::symlink("nothing", directory.path().join("dead.csv")).unwrap();
+    let root = directory.path().to_str().unwrap();
+    for (pattern, files, skipped) in [
+        ("*.csv", &["a.csv"][..], &["b\\n.csv", "c\u{fffd}.csv"][..]),
+        ("*", &["a.csv"], &["Icon\\r", "b\\n.csv", "c\u{fffd}.csv"]),
+        ("*/*.csv", &["in/d.csv"], &["odd\\n"]),
+        ("**/*.csv", &["a.csv", "in/d.csv"], &["b\\n.csv", "c\u{fffd}.csv", "odd\\n"]),
+        ("a.*", &["a.csv"], &[]),
+    ] {
+        let found = expand(&format!("{root}/{pattern}")).await.unwrap();
+        let urls: Vec<&str> = found.locations.iter().map(Location::url).collect();
+        let urls_of = |names: &[&str]| -> Vec<String> {
+            names.iter().map(|name| format!("file://{root}/{name}")).collect()
+        };
+        assert_eq!(urls, urls_of(files), "{pattern}");
+        assert_eq!(found.skipped, urls_of(skipped), "{pattern}");
+    }
+    let error = expand(&format!("{root}/b*.csv")).await.unwrap_err().to_string();
+    assert!(error.ends_with("b\\n.csv`; rename them"), "{error}");
+    // Old checkpoints are deleted in spite of such a file.
+    let all = open(root).unwrap().list().await.unwrap();
+    assert_eq!(all, [("a.csv".to_owned(), 1), ("in/d.csv".to_owned(), 1)]);
+}
+
 /// Compiles only if the futures are `Send`.
 #[tokio::test]
 async fn every_operation_is_send() {
@@ -200,7 +263,7 @@ async fn every_operation_is_send() {
         object.create(bytes("x")).await.unwrap();
         object.read_ranges(&[0..1, 2..3]).await.unwrap();
         object.read_range(0..object.size().await.unwrap().unwrap()).await.unwrap();
-        let found = expand("memory://spawned/*").await.unwrap();
+        let found = expand("memory://spawned/*").await.unwrap().locations;
         object.list().await.unwrap();
         object.delete().await.unwrap();
         found.len()

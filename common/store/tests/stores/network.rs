@@ -65,7 +65,7 @@ async fn objects_of_an_http_server_are_read() {
     assert_eq!(object.size().await.unwrap(), Some(10));
     assert_eq!(object.read().await.unwrap(), BODY);
     assert_eq!(object.read_range(2..5).await.unwrap(), "234");
-    assert_eq!(expand(object.url()).await.unwrap()[0].url(), object.url());
+    assert_eq!(expand(object.url()).await.unwrap().locations[0].url(), object.url());
     let missing = open(&format!("http://{address}/missing")).unwrap();
     assert_eq!(missing.size().await.unwrap(), None);
     let error = missing.read().await.unwrap_err();
