@@ -9,7 +9,7 @@ use steadfast_common::error::ErrorKind;
 use steadfast_common::job_file::{self, JobFile};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::{FORMAT, JobRecord};
-use steadfast_common::spec::{JobSpec, Mode};
+use steadfast_common::spec::JobSpec;
 use steadfast_coord::Etcd;
 use steadfast_data::DataError;
 use steadfast_process::Failure;
@@ -17,10 +17,7 @@ use steadfast_store::Location;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::stream;
-
-/// Minimum mini-batches per task, and tasks per lane; below it the plan gets a warning.
-const ENOUGH: u64 = 4;
+use crate::{plan_warnings, stream};
 
 /// A job and its dataset.
 #[derive(Clone, Debug)]
@@ -35,11 +32,11 @@ pub struct Job {
 }
 
 impl Job {
-    fn new(record: JobRecord, manifest: Manifest) -> Self {
+    pub(crate) fn new(record: JobRecord, manifest: Manifest) -> Self {
         let (tasks, records) =
             (manifest.training_tasks().len() as u32, manifest.training_records());
         let warnings = match record.spec.dataset.follow {
-            false => warnings(&record.spec, &manifest),
+            false => plan_warnings::of_plan(&record.spec, &manifest),
             true => Vec::new(),
         };
         Self { record, manifest: Arc::new(manifest), tasks, records, warnings }
@@ -230,7 +227,7 @@ async fn plan(order: &JobRequest, waits_for: &watch::Sender<String>) -> Result<J
         records = manifest.training_records(),
         "dataset planned"
     );
-    warnings(spec, &manifest).iter().for_each(|warning| warn!("{warning}"));
+    plan_warnings::of_plan(spec, &manifest).iter().for_each(|warning| warn!("{warning}"));
     store_plan(order, manifest).await
 }
 
@@ -255,40 +252,6 @@ pub(crate) fn data_failure(error: DataError) -> Failure {
         steadfast_data::ErrorKind::Transient => ErrorKind::Unavailable,
     };
     Failure::new(kind, error.to_string())
-}
-
-/// Returns warnings about the plan. Few or small tasks leave trainers idle (each task should hold several
-/// mini-batches, and each lane should get several tasks), and few tasks leave none to hold out.
-fn warnings(spec: &JobSpec, manifest: &Manifest) -> Vec<String> {
-    let tasks = manifest.training_tasks().len() as u64;
-    let records = manifest.training_records() / tasks.max(1);
-    let coarse = match spec.mode {
-        Mode::Sync => {
-            let lanes = u64::from(spec.sync.lanes);
-            (tasks < ENOUGH * lanes).then(|| {
-                format!(
-                    "{tasks} tasks are too few for {lanes} lanes; lower dataset.records_per_task"
-                )
-            })
-        }
-        Mode::Async => {
-            let batch = u64::from(spec.asynchronous.batch);
-            (records < ENOUGH * batch).then(|| {
-                format!(
-                    "tasks of {records} records are too small for mini-batches of {batch}; raise \
-                     dataset.records_per_task"
-                )
-            })
-        }
-    };
-    let fraction = spec.evaluation.fraction;
-    let without_evaluation = (0.0 < fraction && manifest.held_out.is_empty()).then(|| {
-        format!(
-            "no task is held out, since {fraction} of {tasks} tasks is less than one; the job has no \
-             evaluation; lower dataset.records_per_task, or raise evaluation.fraction"
-        )
-    });
-    coarse.into_iter().chain(without_evaluation).collect()
 }
 
 async fn load(record: AnyJobRecord) -> Result<Opened, Failure> {

@@ -6,6 +6,7 @@ mod elastic;
 mod event_loop;
 mod failure_detector;
 mod job;
+mod plan_warnings;
 mod rpc;
 mod run;
 mod status;

@@ -46,6 +46,8 @@ pub(crate) struct LiveState {
     pub rollback: Option<Rollback>,
     /// Live trainers and lost slots at the last check.
     pub known_trainers: Arc<BTreeSet<TrainerId>>,
+    /// The most trainers that lived at once in this term.
+    pub trainers_most: usize,
     known_lost_slots: Vec<Slot>,
 }
 
@@ -75,6 +77,7 @@ impl LiveState {
             time_breakdowns: TimeBreakdowns::default(),
             rollback: None,
             known_trainers: Arc::default(),
+            trainers_most: 0,
             known_lost_slots: Vec::new(),
         }
     }

@@ -11,6 +11,7 @@ use tracing::{info, warn};
 
 use crate::event_loop::generations::Start;
 use crate::event_loop::{EventLoop, Members};
+use crate::plan_warnings;
 
 impl EventLoop {
     /// Handles joined and lost members: requeues the tasks of lost trainers, reassigns lanes, and begins a
@@ -20,6 +21,7 @@ impl EventLoop {
         self.members.failure_detector.follow(&views);
         let live = self.live_trainers();
         self.limits.trainers = live.len() as u32;
+        self.note_most_trainers(live.len());
         self.requeue_tasks_of_lost_trainers(&live).await?;
         if self.live.note_trainers(&live) {
             self.lane_suspects().iter().for_each(|suspect| warn!("{suspect}"));
@@ -34,6 +36,21 @@ impl EventLoop {
                 self.begin_generation(&pserver_set, reason, Start::Latest).await
             }
             Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Warns once if the job has too few tasks for its trainers.
+    fn note_most_trainers(&mut self, trainers: usize) {
+        let most = self.live.trainers_most;
+        if trainers <= most {
+            return;
+        }
+        self.live.trainers_most = trainers;
+        let was_known = plan_warnings::of_trainers(&self.job, most).is_some();
+        if let Some(warning) =
+            plan_warnings::of_trainers(&self.job, trainers).filter(|_| !was_known)
+        {
+            warn!("{warning}");
         }
     }
 

@@ -16,6 +16,7 @@ use steadfast_master_core::saver::Stage;
 use steadfast_master_core::stream::Stream;
 
 use crate::event_loop::EventLoop;
+use crate::plan_warnings;
 
 /// The most tasks that are listed as failing.
 const FAILING_MAX: usize = 16;
@@ -141,7 +142,7 @@ impl StatusSnapshot {
             recoveries: event_loop.live.recoveries.past(),
             recoveries_count: event_loop.live.recoveries.count(),
             time_breakdown: event_loop.live.time_breakdowns.total(),
-            warnings: event_loop.job.warnings.clone(),
+            warnings: warnings(event_loop),
             result: state.result.clone(),
             ..Self::default()
         };
@@ -205,6 +206,12 @@ impl StatusSnapshot {
         self.examples = event_loop.examples(&event_loop.state);
         self.are_examples_current = true;
     }
+}
+
+/// Warnings about the plan, and then about the trainers that share its tasks.
+fn warnings(event_loop: &EventLoop) -> Vec<String> {
+    let of_trainers = plan_warnings::of_trainers(&event_loop.job, event_loop.live.trainers_most);
+    event_loop.job.warnings.iter().cloned().chain(of_trainers).collect()
 }
 
 fn saving(event_loop: &EventLoop) -> Saving {

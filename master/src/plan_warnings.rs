@@ -1,0 +1,169 @@
+//! Warnings about the division of a dataset into tasks: too few leave trainers idle, and small ones cost time.
+
+use steadfast_common::dataset::Manifest;
+use steadfast_common::spec::{JobSpec, Mode};
+
+use crate::job::Job;
+
+/// Minimum tasks for each lane or trainer, and mini-batches in each task; below it there is a warning.
+const ENOUGH: u64 = 4;
+
+/// Returns the warnings about a plan.
+pub(crate) fn of_plan(spec: &JobSpec, manifest: &Manifest) -> Vec<String> {
+    let tasks = manifest.training_tasks().len() as u64;
+    let all = manifest.training_records();
+    let mut warnings = Vec::new();
+    if spec.mode == Mode::Sync {
+        warnings.extend(too_few(spec, tasks, all, u64::from(spec.sync.lanes)));
+    }
+    warnings.extend(too_small(spec, tasks, all));
+    let fraction = spec.evaluation.fraction;
+    if 0.0 < fraction && manifest.held_out.is_empty() {
+        warnings.push(format!(
+            "no task is held out, since {fraction} of {tasks} tasks is less than one; the job has no \
+             evaluation; lower dataset.records_per_task, or raise evaluation.fraction"
+        ));
+    }
+    warnings
+}
+
+/// Returns the warning that so many trainers have too few tasks. Only an asynchronous job has it: how many trainers a
+/// synchronous one keeps busy is known from its lanes.
+pub(crate) fn of_trainers(job: &Job, trainers: usize) -> Option<String> {
+    let spec = &job.record.spec;
+    match spec.mode {
+        // A pass of a stream is as large as the files that came.
+        Mode::Async if spec.dataset.follow => None,
+        Mode::Async => too_few(spec, job.tasks.into(), job.records, trainers as u64),
+        Mode::Sync => None,
+    }
+}
+
+/// Checks that `sharers`, lanes or trainers, have several tasks each.
+fn too_few(spec: &JobSpec, tasks: u64, records: u64, sharers: u64) -> Option<String> {
+    let (names, others) = match spec.mode {
+        Mode::Sync => ("lanes", "lower sync.lanes"),
+        Mode::Async => ("trainers", "use fewer trainers"),
+    };
+    let way_out = match is_enough(records, sharers, batch(spec)) {
+        true => "lower dataset.records_per_task",
+        false => others,
+    };
+    (tasks < ENOUGH * sharers).then(|| {
+        format!(
+            "{tasks} tasks are too few for {sharers} {names}, which need {} to be busy all the time; {way_out}",
+            ENOUGH * sharers
+        )
+    })
+}
+
+/// Checks that a task has several mini-batches. In synchronous mode these go on in the next task, so the size that
+/// tasks have of themselves is never too small.
+fn too_small(spec: &JobSpec, tasks: u64, all: u64) -> Option<String> {
+    let (batch, records) = (batch(spec), all / tasks.max(1));
+    let (name, lower, sharers) = match spec.mode {
+        Mode::Sync if spec.dataset.records_per_task.is_none() => return None,
+        Mode::Sync => ("micro-batches", "sync.micro_batch", u64::from(spec.sync.lanes)),
+        Mode::Async => ("mini-batches", "async.batch", 1),
+    };
+    let way_out = match is_enough(all, sharers, batch) {
+        true => "raise dataset.records_per_task".to_owned(),
+        false => format!("lower {lower}"),
+    };
+    (records < ENOUGH * batch).then(|| {
+        format!("tasks of {records} records are too small for {name} of {batch}; {way_out}")
+    })
+}
+
+fn batch(spec: &JobSpec) -> u64 {
+    u64::from(match spec.mode {
+        Mode::Sync => spec.sync.micro_batch,
+        Mode::Async => spec.asynchronous.batch,
+    })
+}
+
+/// Whether so many records make enough tasks that are large enough.
+fn is_enough(records: u64, sharers: u64, batch: u64) -> bool {
+    ENOUGH * sharers * ENOUGH * batch <= records
+}
+
+#[cfg(test)]
+mod tests {
+    use steadfast_common::dataset::Chunk;
+    use steadfast_common::job_file;
+    use steadfast_common::records::{FORMAT, JobRecord};
+
+    use super::*;
+
+    fn spec(top: &str, dataset: &str, rest: &str) -> JobSpec {
+        let text = format!(
+            "name = 'x'\npasses = 1\n{top}\n[dataset]\nsource = ['x']\nformat = 'csv'\nfeatures = ['x']\n\
+             label = 'y'\n{dataset}\n[model]\nkind = 'linear'\n{rest}"
+        );
+        job_file::parse(&text).unwrap()
+    }
+
+    fn manifest(tasks: u32, records: u32) -> Manifest {
+        let chunk = Chunk { file: 0, start: 0, end: 0, first_record: 0, records };
+        Manifest {
+            chunks: vec![chunk; tasks as usize],
+            task_ends: (1..=tasks).collect(),
+            ..Manifest::default()
+        }
+    }
+
+    fn job(spec: JobSpec, manifest: Manifest) -> Job {
+        let (digest, store) = (spec.digest(), "memory:///x".to_owned());
+        let record = JobRecord {
+            format: FORMAT,
+            spec,
+            digest,
+            store,
+            manifest: manifest.digest(),
+            base: None,
+        };
+        Job::new(record, manifest)
+    }
+
+    /// S004-4
+    #[test]
+    fn fewer_than_four_tasks_for_each_lane_or_trainer_are_a_warning() {
+        let sync = spec("", "", "[sync]\nlanes = 8\nmicro_batch = 4");
+        assert_eq!(of_plan(&sync, &manifest(32, 100)), [""; 0]);
+        let few = "31 tasks are too few for 8 lanes, which need 32 to be busy all the time; ";
+        let found = of_plan(&sync, &manifest(31, 100));
+        assert_eq!(found, [format!("{few}lower dataset.records_per_task")]);
+        // Smaller tasks would be too small.
+        assert_eq!(of_plan(&sync, &manifest(31, 10)), [format!("{few}lower sync.lanes")]);
+        // Of an asynchronous job, the trainers are known when they have come.
+        let asynchronous = spec("mode = 'async'", "", "[async]\nbatch = 4");
+        assert_eq!(of_plan(&asynchronous, &manifest(31, 100)), [""; 0]);
+        let job = job(asynchronous, manifest(31, 100));
+        assert_eq!(of_trainers(&job, 7), None);
+        let few = "31 tasks are too few for 8 trainers, which need 32 to be busy all the time; ";
+        assert_eq!(of_trainers(&job, 8), Some(format!("{few}lower dataset.records_per_task")));
+        assert_eq!(
+            of_trainers(&job, 1000).map(|it| it.ends_with("; use fewer trainers")),
+            Some(true)
+        );
+    }
+
+    /// S004-4
+    #[test]
+    fn fewer_than_four_mini_batches_in_a_task_are_a_warning() {
+        let asynchronous = spec("mode = 'async'", "", "[async]\nbatch = 16");
+        assert_eq!(of_plan(&asynchronous, &manifest(100, 64)), [""; 0]);
+        let small = "tasks of 63 records are too small for mini-batches of 16; ";
+        let found = of_plan(&asynchronous, &manifest(100, 63));
+        assert_eq!(found, [format!("{small}raise dataset.records_per_task")]);
+        assert_eq!(of_plan(&asynchronous, &manifest(1, 63)), [format!("{small}lower async.batch")]);
+        let lanes = "[sync]\nlanes = 2\nmicro_batch = 16";
+        let sync = spec("", "records_per_task = 63", lanes);
+        let small = "tasks of 63 records are too small for micro-batches of 16; ";
+        let found = of_plan(&sync, &manifest(100, 63));
+        assert_eq!(found, [format!("{small}raise dataset.records_per_task")]);
+        assert_eq!(of_plan(&sync, &manifest(8, 63)), [format!("{small}lower sync.micro_batch")]);
+        // Micro-batches go on in the next task, so the automatic size is as good as any.
+        assert_eq!(of_plan(&spec("", "", lanes), &manifest(100, 32)), [""; 0]);
+    }
+}
