@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import warnings
 from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
@@ -152,7 +153,7 @@ class Model(_Model):
         for parameter in self._trained.values():
             parameter.grad = None
         inputs, label = self._tensors(batch)
-        output = self.module(*_arguments(inputs, 0, len(label)))
+        output = self._output(inputs, 0, len(label))
         loss = self._sum(self._loss(output, label), len(label), output, label)
         loss.backward()
         leaving = {name: it.grad for name, it in self._trained.items() if it.grad is not None}
@@ -174,7 +175,7 @@ class Model(_Model):
             # A task may have many more records than a micro-batch.
             for start in range(0, len(label), _EVALUATED):
                 part = slice(start, start + _EVALUATED)
-                output = self.module(*_arguments(inputs, start, min(start + _EVALUATED, len(label))))
+                output = self._output(inputs, start, min(start + _EVALUATED, len(label)))
                 loss = self._loss(output, label[part])
                 loss_sum += self._sum(loss, len(label[part]), output, label[part]).item()
                 if self._metric is not None:
@@ -271,6 +272,21 @@ class Model(_Model):
             )
         return inputs, label
 
+    def _output(self, inputs: Sequence[Any], start: int, end: int) -> torch.Tensor:
+        """Calls the module with the records from ``start`` to ``end``."""
+        arguments = _arguments(inputs, start, end)
+        try:
+            return self.module(*arguments)
+        except TypeError as error:
+            lists = [name for name, it in zip(self._inputs, inputs) if isinstance(it, tuple)]
+            if not lists or _takes(self.module, arguments):
+                raise
+            raise InvalidError(
+                f"the module was called with {len(arguments)} arguments for the inputs {', '.join(self._inputs)}: "
+                f"{', '.join(lists)} has lists of any length, which are two arguments, values and offsets; take "
+                f"both, or set a fixed length in `dataset.types`, such as {{ {lists[0]} = \"float32[64]\" }} ({error})"
+            ) from error
+
     def _input(self, batch: Batch, name: str) -> Any:
         column = _column(batch, name)
         return column_ids(name, column) if name in self._tables.columns else column
@@ -313,6 +329,15 @@ def _tensor(name: str, column: Any, device: torch.device) -> Any:
         # PyTorch computes little with unsigned integers.
         column = column.view(np.int64)
     return torch.from_numpy(column).to(device)
+
+
+def _takes(module: torch.nn.Module, arguments: Sequence[torch.Tensor]) -> bool:
+    """Returns whether a module has so many parameters."""
+    try:
+        inspect.signature(module.forward).bind(*arguments)
+    except TypeError:
+        return False
+    return True
 
 
 def _arguments(inputs: Sequence[Any], start: int, end: int) -> List[torch.Tensor]:

@@ -277,6 +277,25 @@ def test_a_column_that_is_missing_or_text_is_refused_by_name():
         model.gradient(parameters, text, KEY)
 
 
+def test_a_module_that_does_not_take_values_and_offsets_is_told_of_types():
+    records = {"words": (np.array([1.0, 2.0], np.float32), np.array([0, 1, 2])), "label": np.array([0, 1])}
+    model = st.Model(torch.nn.Linear(1, 2), LOSS, inputs="words")
+    parameters = read_only(model)
+    told = "called with 2 arguments for the inputs words: .* `dataset.types`, such as { words = .float32.64.. }"
+    for call in (lambda: model.gradient(parameters, records, KEY), lambda: model.evaluate(parameters, records)):
+        with pytest.raises(steadfast.InvalidError, match=told):
+            call()
+
+    class Wrong(torch.nn.Linear):
+        def forward(self, values, offsets):
+            return len(5)
+
+    # Another error of the module is its own.
+    model = st.Model(Wrong(1, 2), LOSS, inputs="words")
+    with pytest.raises(TypeError, match="has no len"):
+        model.gradient(read_only(model), records, KEY)
+
+
 @pytest.mark.parametrize(
     "transform, message",
     [

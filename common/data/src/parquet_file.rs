@@ -1,5 +1,6 @@
 //! Parquet files: schema, row groups, and the values in a range of rows.
 
+mod fixed_lists;
 mod numbers;
 mod pages;
 mod records;
@@ -14,10 +15,11 @@ use parquet::basic::Compression;
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 use parquet::schema::types::{SchemaDescriptor, TypePtr};
+use steadfast_common::columns::{ColumnType, Shape as ListShape};
 use steadfast_common::dataset::{Chunk, ReadOptions, Records};
 use steadfast_store::Location;
 
-use crate::columns::Column;
+use crate::columns::{Column, Content};
 use crate::error::DataError;
 use crate::format;
 use crate::read::Wanted;
@@ -59,9 +61,15 @@ impl ParquetFile {
 
     /// The columns, in order.
     pub fn columns(&self) -> Vec<Column> {
-        let column = |column: &TypePtr| Column {
-            name: column.name().to_owned(),
-            content: numbers::content(column),
+        let lengths = fixed_lists::lengths(&self.metadata);
+        let column = |column: &TypePtr| {
+            let content = match (numbers::content(column), lengths.get(column.name())) {
+                (Content::Typed(kind), Some(length)) if kind.shape == ListShape::List => {
+                    Content::Typed(ColumnType { shape: ListShape::Fixed(*length), ..kind })
+                }
+                (content, _) => content,
+            };
+            Column { name: column.name().to_owned(), content }
         };
         self.schema().root_schema().get_fields().iter().map(column).collect()
     }

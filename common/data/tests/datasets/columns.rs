@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use flate2::read::GzDecoder;
-use steadfast_common::columns::{Column, Values};
+use steadfast_common::columns::{Column, Shape, Values};
 use steadfast_common::dataset::{ReadOptions, Records};
 use steadfast_common::spec::{DataFormat, DatasetSpec};
 use steadfast_data::{DataError, ErrorKind, plan, read};
@@ -127,6 +127,24 @@ async fn files_of_the_defining_libraries_give_the_same_columns_in_tasks_of_any_s
             expect(&found, &names);
         }
     }
+}
+
+/// Parquet has lists of any length only; Arrow's own schema in the file tells which ones have a fixed length.
+#[tokio::test]
+async fn fixed_size_lists_of_arrow_are_columns_of_that_length() {
+    let directory = Directory::new();
+    directory.write_bytes("a.parquet", include_bytes!("files/fixed_lists.parquet"));
+    let of = async |types: &[(&str, &str)]| {
+        all(&directory, DataFormat::Parquet, "a.parquet", &["*"], types, Some(7)).await.unwrap()
+    };
+    let found = of(&[]).await;
+    let shapes = ["pair", "tokens", "image"].map(|name| column(&found, name).shape);
+    assert_eq!(shapes, [Shape::Fixed(2), Shape::List, Shape::Fixed(3)]);
+    expect(&found, &["pair"]);
+    let Values::Uint8(image) = &column(&found, "image").values else { panic!("{found:?}") };
+    assert_eq!(image[3 * 39..], [39, 216, 7]);
+    // The types of the job count.
+    assert_eq!(column(&of(&[("pair", "float64[]")]).await, "pair").shape, Shape::List);
 }
 
 #[tokio::test]

@@ -68,6 +68,15 @@ def parquet(path):
     pq.write_table(table, path, row_group_size=15, data_page_size=64, store_schema=False)
 
 
+def fixed_lists(path):
+    """With Arrow's own schema, as pyarrow writes by default."""
+    rows = range(RECORDS)
+    pairs = pa.array([[float(i), -float(i)] for i in rows], pa.list_(pa.float32(), 2))
+    tokens = pa.array([list(range(i % 4)) for i in rows], pa.list_(pa.int64()))
+    image = pa.array([[i, 255 - i, 7] for i in rows], pa.list_(pa.uint8(), 3))
+    pq.write_table(pa.table({"pair": pairs, "tokens": tokens, "image": image}), path)
+
+
 def tar(path):
     with webdataset.TarWriter(str(path)) as writer:
         for i in range(RECORDS):
@@ -81,4 +90,5 @@ def tar(path):
 tfrecord(HERE / "columns.tfrecord")
 tfrecord(HERE / "columns.tfrecord.gz", "GZIP")
 parquet(HERE / "columns.parquet")
+fixed_lists(HERE / "fixed_lists.parquet")
 tar(HERE / "columns.tar.gz")

@@ -1,0 +1,50 @@
+//! The lengths of lists that were written as fixed-size lists. Parquet has lists of any length only; Arrow's writers
+//! put their own schema into the file's metadata.
+
+use std::collections::HashMap;
+
+use arrow_ipc::root_as_message;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use parquet::file::metadata::ParquetMetaData;
+
+/// The key of Arrow's schema: a base64-encoded IPC message.
+const ARROW_SCHEMA: &str = "ARROW:schema";
+/// What precedes the length of a message.
+const CONTINUATION: [u8; 4] = [0xff; 4];
+
+/// Returns the lengths of top-level columns by name; none, if there is no schema that can be read.
+pub(super) fn lengths(metadata: &ParquetMetaData) -> HashMap<String, u32> {
+    let pairs = metadata.file_metadata().key_value_metadata().into_iter().flatten();
+    let schema = pairs.filter(|pair| pair.key == ARROW_SCHEMA).find_map(|pair| pair.value.as_ref());
+    schema.and_then(|text| read(text)).unwrap_or_default()
+}
+
+fn read(text: &str) -> Option<HashMap<String, u32>> {
+    let bytes = BASE64_STANDARD.decode(text).ok()?;
+    let message = match bytes.strip_prefix(&CONTINUATION) {
+        Some(with_length) => with_length.get(size_of::<u32>()..)?,
+        None => &bytes[..],
+    };
+    let message = root_as_message(message).ok()?;
+    let length = |field: arrow_ipc::Field| {
+        let list = field.type_as_fixed_size_list()?;
+        let length = u32::try_from(list.listSize()).ok().filter(|length| 0 < *length)?;
+        Some((field.name()?.to_owned(), length))
+    };
+    Some(message.header_as_schema()?.fields()?.iter().filter_map(length).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_schema_that_cannot_be_read_has_no_lengths() {
+        for text in
+            ["", "?", "/////w==", "/////wAAAAA=", "AAAAAAAAAAA=", "EAAAAAAACgAOAAYABQAIAAoAAAAA"]
+        {
+            assert_eq!(read(text), None, "{text}");
+        }
+    }
+}
