@@ -33,6 +33,12 @@ pub enum DataError {
          file again with zstd or snappy"
     )]
     UnknownCodec { column: String, file: String, codec: &'static str },
+    #[error(
+        "column `{column}` of {file} has integers of 32 bits with differences of more than 32 bits, which the \
+         encoding DELTA_BINARY_PACKED does not allow; DuckDB writes such files with `PARQUET_VERSION v2`: write it \
+         again with v1, or cast the column to BIGINT"
+    )]
+    WideDeltas { column: String, file: String },
     #[error("column `{column}` is both the label and a feature; leave it out of the features")]
     LabelAmongFeatures { column: String },
     #[error(
@@ -115,6 +121,7 @@ impl DataError {
             | Self::DuplicateColumn { .. }
             | Self::NotNumeric { .. }
             | Self::UnknownCodec { .. }
+            | Self::WideDeltas { .. }
             | Self::LabelAmongFeatures { .. }
             | Self::ColumnsDiffer { .. }
             | Self::FieldCount { .. }

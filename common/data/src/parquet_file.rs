@@ -1,5 +1,6 @@
 //! Parquet files: schema, row groups, and the values in a range of rows.
 
+mod deltas;
 mod fixed_lists;
 mod numbers;
 mod pages;
@@ -101,6 +102,30 @@ impl ParquetFile {
             }
         }
         Ok(())
+    }
+
+    /// Checks that the differences of these columns can be decoded.
+    pub async fn check_deltas<'a>(
+        &self,
+        wanted: impl Iterator<Item = &'a String>,
+    ) -> Result<(), DataError> {
+        let wanted: HashSet<&str> = wanted.map(String::as_str).collect();
+        let schema = self.schema();
+        let root = |leaf: usize| schema.get_column_root(leaf).name().to_owned();
+        let leaves: Vec<usize> =
+            (0..schema.num_columns()).filter(|leaf| wanted.contains(&*root(*leaf))).collect();
+        let metadata = Arc::clone(&self.metadata);
+        let source = Source::prefetch(&self.file, self.size, &[]).await?;
+        let checking = source.decode(move |source| {
+            deltas::first_too_wide(source, &metadata, &leaves).map_err(|error| source.error(&error))
+        });
+        match checking.await? {
+            None => Ok(()),
+            Some(leaf) => {
+                let (column, file) = (root(leaf), self.file.url().to_owned());
+                Err(DataError::WideDeltas { column, file })
+            }
+        }
     }
 
     /// Where the file can be split.

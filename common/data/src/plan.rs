@@ -180,6 +180,7 @@ async fn inspect(spec: &DatasetSpec, file: &Location) -> Result<Inspected, DataE
         let choice = Choice::new(spec, &url, &table.columns())?;
         let label = (!spec.label.is_empty()).then_some(&spec.label);
         table.check_codecs(choice.names().chain(label))?;
+        table.check_deltas(choice.names().chain(label)).await?;
         return Ok(inspected(choice, table.shape()));
     };
     let layout = text::layout(file, size_bytes, dialect).await?;

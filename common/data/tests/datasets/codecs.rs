@@ -85,3 +85,42 @@ fn relabeled_from(file: &[u8], codec: Compression, first: usize) -> Vec<u8> {
     ParquetMetaDataWriter::new(&mut relabeled, &builder.build()).finish().unwrap();
     relabeled
 }
+
+/// The fixture is by DuckDB 2.0.1: 3000 rows of `u` and `i`, random integers of 32 bits, and `id`, which ascends.
+#[tokio::test]
+async fn differences_of_more_than_32_bits_are_rejected_by_the_planner() {
+    let directory = Directory::new();
+    directory.write_bytes("a.parquet", include_bytes!("files/wide_deltas.parquet"));
+    let of = |features: &str, label: &str| DatasetSpec {
+        features: vec![features.to_owned()],
+        label: label.to_owned(),
+        ..spec(DataFormat::Parquet, &["a.parquet"])
+    };
+    for name in ["u", "i"] {
+        let error = plan(&of(name, "id"), 0.0, Some(directory.path())).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Permanent);
+        let text = error.to_string();
+        for part in ["a.parquet", &format!("column `{name}`"), "write it again with v1", "BIGINT"] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
+    // A column that is not used does not matter.
+    let found = records(&directory, &of("id", "id2")).await.unwrap_err();
+    assert!(matches!(found, DataError::UnknownColumn { .. }), "{found}");
+}
+
+/// Other writers let differences wrap around, as the format says.
+#[tokio::test]
+async fn integers_that_are_far_apart_are_read_if_their_differences_have_32_bits() {
+    let directory = Directory::new();
+    let numbers: Vec<i32> =
+        (0..200).map(|i| if i % 2 == 0 { i32::MIN } else { i32::MAX }).collect();
+    let labels = Values::Int32(vec![1; numbers.len()]);
+    let file = crate::files::parquet_of_differences(
+        "required int32 x; required int32 y;",
+        &[Values::Int32(numbers.clone()), labels],
+    );
+    directory.write_bytes("a.parquet", &file);
+    let found = records(&directory, &spec(DataFormat::Parquet, &["a.parquet"])).await.unwrap();
+    assert_eq!(found.features, numbers.iter().map(|it| *it as f32).collect::<Vec<_>>());
+}

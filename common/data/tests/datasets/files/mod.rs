@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use parquet::basic::Compression;
+use parquet::basic::{Compression, Encoding};
 use parquet::data_type::{
     BoolType, ByteArray, ByteArrayType, DataType, DoubleType, FixedLenByteArray,
     FixedLenByteArrayType, FloatType, Int32Type, Int64Type, Int96, Int96Type,
@@ -185,6 +185,15 @@ pub fn parquet_of(x: &[f64], y: &[f64], rows_per_group: usize) -> Vec<u8> {
 /// The same with the other version of data pages.
 pub fn parquet_of_new_pages(x: &[f64], y: &[f64], rows_per_group: usize) -> Vec<u8> {
     paged(X_AND_Y, &doubles(&[x, y]), rows_per_group, WriterVersion::PARQUET_2_0)
+}
+
+/// Integers that are stored as differences, in one row group.
+pub fn parquet_of_differences(schema: &str, columns: &[Values]) -> Vec<u8> {
+    let properties = WriterProperties::builder()
+        .set_dictionary_enabled(false)
+        .set_encoding(Encoding::DELTA_BINARY_PACKED)
+        .build();
+    written(schema, columns, columns[0].len(), properties)
 }
 
 /// Columns `x` and `y` of the same values, in one row group.
