@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import os
+import reprlib
 import warnings
 from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
@@ -13,6 +14,7 @@ import torch
 
 from . import devices
 from ._embedding import Embedding, EmbeddingBag, Tables, column_ids
+from ._loss import LossCheck, check_reduction, computes, explained
 from .errors import InvalidError
 from .model import Batch, records_of
 from .model import Model as _Model
@@ -37,14 +39,19 @@ class Model(_Model):
         module: Called with the columns of ``inputs``; returns the output. Its layers may be :class:`Embedding` and
             :class:`EmbeddingBag`, whose weights are tables on the parameter servers.
         loss: Called with output and label; returns the mean loss of the records, as PyTorch's loss
-            functions do, or their sum with ``reduction="sum"``.
+            functions do, or their sum with ``reduction="sum"``. That it is what ``reduction`` says is checked by
+            computing it for some records together and one by one: with the first micro-batches, and from time
+            to time.
         metrics: One metric by name: called with output and label, returns one value for each record.
-        reduction: ``"mean"`` or ``"sum"``: what ``loss`` returns.
+        reduction: What ``loss`` returns: ``"mean"`` or ``"sum"`` of the records' losses, or ``"coupled"`` of a loss
+            that compares the records of a micro-batch with each other, as contrastive losses do. The latter
+            counts as a mean, which depends on ``micro_batch`` in the job file, and is not checked.
         inputs: The columns that the module is called with, in order, as tensors over the same memory. A column
             of lists of any length is two arguments, values and offsets, as of ``torch.nn.EmbeddingBag`` with
             ``include_last_offset=True``.
         target: The column that the loss is called with.
-        label: Type of the target: ``torch.int64`` for classes, or ``torch.float32``.
+        label: Type of the target: ``torch.int64`` for classes, or ``torch.float32``. By default classes, if the
+            target has whole numbers and the loss takes them, else ``torch.float32``.
         transform: Called with the batch and its key before each computation; returns the batch to compute
             with, in NumPy arrays or tensors. See :meth:`steadfast.Model.transform`.
         threads: Threads of one operation. Results depend on it, so it is the same in all trainers.
@@ -72,34 +79,32 @@ class Model(_Model):
         reduction: str = "mean",
         inputs: Union[str, Sequence[str]] = "features",
         target: str = "label",
-        label: torch.dtype = torch.int64,
+        label: Optional[torch.dtype] = None,
         transform: Optional[Callable[[Batch, Optional[Any]], Batch]] = None,
         threads: int = 1,
         buffers: Optional[str] = None,
         device: Optional[str] = None,
         master_weights: bool = False,
     ) -> None:
-        if reduction not in ("mean", "sum"):
-            raise InvalidError(f'`reduction` is "{reduction}"; use "mean" or "sum"')
+        if reduction not in ("mean", "sum", "coupled"):
+            raise InvalidError(f'`reduction` is "{reduction}"; use "mean", "sum" or "coupled"')
         if buffers not in (None, "mean", "constant"):
             raise InvalidError(f'`buffers` is "{buffers}"; use "mean" or "constant"')
         if metrics is not None and len(metrics) != 1:
             raise InvalidError("`metrics` takes one metric by name")
-        if reduction == "mean" and isinstance(loss, torch.nn.Module):
-            if getattr(loss, "weight", None) is not None or getattr(loss, "ignore_index", -100) != -100:
-                raise InvalidError(
-                    "the mean of a loss with class weights or `ignore_index` is not the mean over the "
-                    'records; use `reduction="sum"` in the loss and here'
-                )
+        check_reduction(loss, reduction)
         self.device = _device(device)
         _deterministic(threads)
         module.to(self.device)
         self.module = module
         self._loss = loss
+        self._check_loss = LossCheck(loss, reduction)
         self._reduction = reduction
         self._inputs = [inputs] if isinstance(inputs, str) else list(inputs)
         self._target = target
         self._label = label
+        # Whether the loss was found not to take classes.
+        self._takes_numbers = False
         self._transform = transform
         self.metric_name, self._metric = next(iter((metrics or {"loss": None}).items()))
         self._tables = Tables(module)
@@ -146,15 +151,24 @@ class Model(_Model):
     def gradient(
         self, parameters: Mapping[str, Any], batch: Batch, key: Any
     ) -> Tuple[float, Dict[str, np.ndarray]]:
+        try:
+            return self._gradient(parameters, batch, key.seed)
+        except _TakesNumbers:
+            # From the start: nothing may depend on what was computed in vain.
+            return self._gradient(parameters, batch, key.seed)
+
+    def _gradient(
+        self, parameters: Mapping[str, Any], batch: Batch, seed: int
+    ) -> Tuple[float, Dict[str, np.ndarray]]:
         self._load(parameters)
-        seed_all(key.seed)
+        seed_all(seed)
         for layer, training in self._modes.items():
             layer.training = training
         for parameter in self._trained.values():
             parameter.grad = None
         inputs, label = self._tensors(batch)
         output = self._output(inputs, 0, len(label))
-        loss = self._sum(self._loss(output, label), len(label), output, label)
+        loss = self._sum(output, label)
         loss.backward()
         leaving = {name: it.grad for name, it in self._trained.items() if it.grad is not None}
         leaving.update({name: self._buffer(name) for name in self._averaged})
@@ -163,9 +177,16 @@ class Model(_Model):
             gradients[name] = (gradients[name] - parameters[name]) * np.float32(len(label))
         gradients.update(self._tables.gradients())
         self._check_constant()
+        self._check_loss(output, label)
         return loss.item(), gradients
 
     def evaluate(self, parameters: Mapping[str, Any], batch: Batch) -> Tuple[float, float]:
+        try:
+            return self._evaluate(parameters, batch)
+        except _TakesNumbers:
+            return self._evaluate(parameters, batch)
+
+    def _evaluate(self, parameters: Mapping[str, Any], batch: Batch) -> Tuple[float, float]:
         self._load(parameters)
         seed_all(0)
         self.module.eval()
@@ -174,12 +195,12 @@ class Model(_Model):
         with torch.no_grad():
             # A task may have many more records than a micro-batch.
             for start in range(0, len(label), _EVALUATED):
-                part = slice(start, start + _EVALUATED)
-                output = self._output(inputs, start, min(start + _EVALUATED, len(label)))
-                loss = self._loss(output, label[part])
-                loss_sum += self._sum(loss, len(label[part]), output, label[part]).item()
+                part = label[start : start + _EVALUATED]
+                output = self._output(inputs, start, start + len(part))
+                loss_sum += self._sum(output, part).item()
+                self._check_loss(output, part)
                 if self._metric is not None:
-                    metric_sum += self._metric_sum(self._metric(output, label[part]), len(label[part]))
+                    metric_sum += self._metric_sum(self._metric(output, part), len(part))
         self._check_constant()
         return loss_sum, loss_sum if self._metric is None else metric_sum
 
@@ -245,6 +266,12 @@ class Model(_Model):
 
     def _to_host(self, tensors: Mapping[str, torch.Tensor]) -> Dict[str, np.ndarray]:
         """Returns the tensors as float32 arrays; those of the CPU with the same memory."""
+        for name, it in tensors.items():
+            if it.layout != torch.strided:
+                raise InvalidError(
+                    f"the gradient of `{name}` is sparse; leave out `sparse=True`, or use "
+                    "`steadfast.torch.Embedding`, of which only the rows of a batch travel"
+                )
         if self._crossing is not None:
             tensors = self._crossing.leaving(tensors)
         return {name: it.detach().to(torch.float32).numpy() for name, it in tensors.items()}
@@ -264,51 +291,102 @@ class Model(_Model):
                     f"the input `{name}` has {records_of(given)} records, the target `{self._target}` "
                     f"{len(target)}; offsets of lists end with the number of values"
                 )
-        label = target.to(self._label)
-        if target.is_floating_point() and not label.is_floating_point() and not torch.equal(target, label):
+        return inputs, self._as_label(target)
+
+    def _as_label(self, target: torch.Tensor) -> torch.Tensor:
+        if self._label is None and self._takes_numbers:
+            return target.to(torch.float32)
+        label = target.to(self._label or torch.int64)
+        has_fractions = target.is_floating_point() and not label.is_floating_point()
+        if not has_fractions or torch.equal(target, label):
+            return label
+        if self._label is not None:
             raise InvalidError(
                 f"the target `{self._target}` has fractions; pass `label=torch.float32` for numbers in place "
                 "of classes"
             )
-        return inputs, label
+        return target.to(torch.float32)
 
-    def _output(self, inputs: Sequence[Any], start: int, end: int) -> torch.Tensor:
+    def _output(self, inputs: Sequence[Any], start: int, end: int) -> Any:
         """Calls the module with the records from ``start`` to ``end``."""
         arguments = _arguments(inputs, start, end)
         try:
             return self.module(*arguments)
         except TypeError as error:
-            lists = [name for name, it in zip(self._inputs, inputs) if isinstance(it, tuple)]
-            if not lists or _takes(self.module, arguments):
-                raise
-            raise InvalidError(
-                f"the module was called with {len(arguments)} arguments for the inputs {', '.join(self._inputs)}: "
-                f"{', '.join(lists)} has lists of any length, which are two arguments, values and offsets; take "
-                f"both, or set a fixed length in `dataset.types`, such as {{ {lists[0]} = \"float32[64]\" }} ({error})"
-            ) from error
+            raise self._wrong_arguments(inputs, arguments, error) or error from None
+        except IndexError as error:
+            # On the CPU: an index beyond the rows of a layer.
+            raise self._wrong_record(inputs, start, end) or error from None
+
+    def _wrong_arguments(
+        self, inputs: Sequence[Any], arguments: Sequence[Any], error: TypeError
+    ) -> Optional[InvalidError]:
+        """Returns which inputs are two arguments each, if the module does not take as many as there are."""
+        lists = [name for name, it in zip(self._inputs, inputs) if isinstance(it, tuple)]
+        if not lists or _takes(self.module, arguments):
+            return None
+        return InvalidError(
+            f"the module was called with {len(arguments)} arguments for the inputs {', '.join(self._inputs)}: "
+            f"{', '.join(lists)} has lists of any length, which are two arguments, values and offsets; take "
+            f"both, or set a fixed length in `dataset.types`, such as {{ {lists[0]} = \"float32[64]\" }} ({error})"
+        )
+
+    def _wrong_record(self, inputs: Sequence[Any], start: int, end: int) -> Optional[InvalidError]:
+        """Returns which record the module cannot be called with, if it can be called with others."""
+        errors: Dict[int, IndexError] = {}
+        with torch.no_grad():
+            for at in range(start, end):
+                try:
+                    self.module(*_arguments(inputs, at, at + 1))
+                except IndexError as error:
+                    errors[at] = error
+                except Exception:
+                    # It needs more than one record.
+                    return None
+        if not errors or len(errors) == end - start > 1:
+            return None
+        at, first = next(iter(errors.items()))
+        values = [reprlib.repr(it.tolist()) for it in _arguments(inputs, at, at + 1)]
+        return InvalidError(
+            f"the module cannot be called with record {at - start} of a micro-batch of {end - start}, whose "
+            f"{', '.join(self._inputs)} are {', '.join(values)}: {first}; ids are from 0 to `num_embeddings` - 1 "
+            "of their layer: correct the data or the layer, or use `steadfast.torch.Embedding`, which takes any "
+            "id"
+        )
 
     def _input(self, batch: Batch, name: str) -> Any:
         column = _column(batch, name)
         return column_ids(name, column) if name in self._tables.columns else column
 
-    def _sum(
-        self, loss: torch.Tensor, records: int, output: torch.Tensor, label: torch.Tensor
-    ) -> torch.Tensor:
-        is_broadcast = (
-            isinstance(output, torch.Tensor)
-            and output.numel() == label.numel()
-            and output.shape != label.shape
-        )
-        if is_broadcast and label.is_floating_point():
-            raise InvalidError(
-                f"the output has the shape {list(output.shape)}, the labels {list(label.shape)}: the loss "
-                "would compare each with each; add `torch.nn.Flatten(0)`"
-            )
+    def _sum(self, output: Any, label: torch.Tensor) -> torch.Tensor:
+        """Returns the sum of the losses."""
+        try:
+            loss = self._loss(output, label)
+        except Exception as error:
+            raise self._refused(output, label, error) or error
         if loss.dim() != 0:
             raise InvalidError(
                 f"the loss has the shape {list(loss.shape)}; return one number, the mean or the sum"
             )
-        return loss * records if self._reduction == "mean" else loss
+        return loss if self._reduction == "sum" else loss * len(label)
+
+    def _refused(self, output: Any, label: torch.Tensor, error: Exception) -> Optional[Exception]:
+        """Returns what is wrong with a loss that raised an error."""
+        is_open = self._label is None and label.dtype == torch.int64
+        if is_open and computes(self._loss, output, label.to(torch.float32)):
+            self._takes_numbers = True
+            return _TakesNumbers()
+        takes_classes = self._label is None and label.is_floating_point() and not self._takes_numbers
+        if takes_classes and computes(self._loss, output, label.to(torch.int64)):
+            return InvalidError(
+                f"the target `{self._target}` has fractions, and the loss takes whole numbers, the classes; "
+                "correct the target, or take a loss of numbers"
+            )
+        return explained(self._loss, output, label, error)
+
+
+class _TakesNumbers(Exception):
+    """The loss does not take classes as labels, but numbers."""
 
 
 def _column(batch: Batch, name: str) -> Any:

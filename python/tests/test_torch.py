@@ -165,19 +165,158 @@ def test_a_long_batch_is_evaluated_in_parts():
     assert correct == (output.argmax(dim=1) == label).sum().item()
 
 
+WEIGHTS = torch.tensor([1.0, 5.0])
+IGNORED = torch.nn.CrossEntropyLoss(ignore_index=1)
+
+
 @pytest.mark.filterwarnings("ignore:Using a target size")
-def test_losses_and_metrics_that_would_be_wrong_are_rejected():
-    weighted = torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0]))
-    with pytest.raises(steadfast.InvalidError, match="class weights"):
-        st.Model(torch.nn.Linear(6, 2), weighted)
+@pytest.mark.parametrize(
+    ("loss", "reduction", "remedy"),
+    [
+        (torch.nn.CrossEntropyLoss(reduction="sum"), "mean", 'has `reduction="sum"`'),
+        (torch.nn.CrossEntropyLoss(), "sum", 'has `reduction="mean"`'),
+        (lambda o, y: LOSS(o, y, reduction="sum"), "mean", 'pass `reduction="sum"`'),
+        (LOSS, "sum", 'pass `reduction="mean"`'),
+        (torch.nn.CrossEntropyLoss(weight=WEIGHTS), "mean", "class weights"),
+        (IGNORED, "mean", "class weights"),
+        (lambda o, y: LOSS(o, y, weight=WEIGHTS), "mean", 'class weights.*`reduction="sum"` in the loss'),
+        (lambda o, y: IGNORED(o, y), "mean", 'class weights.*`reduction="sum"` in the loss'),
+        (lambda o, y: LOSS(o @ o.T, torch.arange(len(o))), "mean", 'contrastive.*`reduction="coupled"`'),
+        (lambda o, y: (o - o.mean(dim=0)).square().mean(), "mean", 'contrastive.*`reduction="coupled"`'),
+    ],
+)
+def test_a_loss_that_is_not_what_its_model_says_is_refused(loss, reduction, remedy):
+    with pytest.raises(steadfast.InvalidError, match=remedy):
+        model = st.Model(torch.nn.Linear(6, 2), loss, reduction=reduction)
+        model.gradient(read_only(model), batch(8), KEY)
+    with pytest.raises(steadfast.InvalidError, match=remedy):
+        model = st.Model(torch.nn.Linear(6, 2), loss, reduction=reduction)
+        model.evaluate(read_only(model), batch(8))
+
+
+def squares(output, label):
+    return (output - label).square().mean()
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("label", [None, torch.int64, torch.float32])
+@pytest.mark.parametrize("loss", [torch.nn.functional.mse_loss, torch.nn.L1Loss(), squares])
+def test_a_loss_that_compares_each_with_each_is_refused(loss, label):
+    model = st.Model(torch.nn.Linear(6, 1), loss, label=label)
+    with pytest.raises(steadfast.InvalidError, match=r"\[8, 1\], the labels \[8\].*Flatten\(0\)"):
+        model.gradient(read_only(model), batch(8), KEY)
+
+
+@pytest.mark.parametrize(
+    ("loss", "reduction"),
+    [
+        (lambda o, y: LOSS(o, y, weight=WEIGHTS, reduction="sum"), "sum"),
+        (torch.nn.CrossEntropyLoss(label_smoothing=0.1), "mean"),
+        (torch.nn.BCEWithLogitsLoss(pos_weight=WEIGHTS), "mean"),
+        (lambda o, y: torch.nn.functional.dropout(o, 0.5).square().mean(), "mean"),
+        (lambda o, y: LOSS(o @ o.T, torch.arange(len(o))), "coupled"),
+        (lambda o, y: LOSS(o, y) + 0.1 * WEIGHTS.square().sum(), "mean"),
+    ],
+)
+def test_a_loss_of_records_is_not_refused(loss, reduction):
+    model = st.Model(torch.nn.Linear(6, 2), loss, reduction=reduction)
+    records = batch(8)
+    if isinstance(loss, torch.nn.BCEWithLogitsLoss):
+        records["label"] = np.stack([records["label"], 1 - records["label"]], axis=1)
+    model.gradient(read_only(model), records, KEY)
+    model.evaluate(read_only(model), records)
+
+
+def test_a_check_of_a_loss_does_not_call_the_module_or_draw_random_numbers():
+    calls = []
+
+    class Counting(torch.nn.Linear):
+        def forward(self, features):
+            calls.append(len(features))
+            return super().forward(features)
+
+    net = torch.nn.Sequential(Counting(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5))
+    noisy = st.Model(
+        torch.nn.Sequential(net, torch.nn.Linear(4, 2)),
+        lambda o, y: torch.nn.functional.dropout(LOSS(o, y, reduction="none"), 0.5).mean(),
+        buffers="mean",
+    )
+    noisy.gradient(read_only(noisy), batch(8), KEY)
+    drawn = torch.rand(1)
+    noisy._check_loss = lambda output, label: None
+    noisy.gradient(read_only(noisy), batch(8), KEY)
+    assert torch.rand(1) == drawn and calls == [8, 8]
+
+
+@pytest.mark.parametrize(
+    ("loss", "kind"),
+    [
+        (LOSS, torch.int64),
+        (torch.nn.MSELoss(), torch.int64),
+        (torch.nn.BCEWithLogitsLoss(), torch.float32),
+        (lambda o, y: torch.nn.functional.binary_cross_entropy(o.sigmoid(), y), torch.float32),
+    ],
+)
+def test_the_type_of_labels_follows_the_loss(loss, kind):
+    seen = []
+
+    def watched(output, label):
+        found = loss(output, label)
+        seen.append(label.dtype)
+        return found
+
+    is_class = loss is LOSS
+    net = torch.nn.Linear(6, 2) if is_class else torch.nn.Sequential(torch.nn.Linear(6, 1), torch.nn.Flatten(0))
+    model = st.Model(net, watched)
+    parameters = read_only(model)
+    loss_sum, gradients = model.gradient(parameters, batch(8), KEY)
+    assert set(seen) - {kind} == set() or seen[0] == torch.float32
+    explicit = st.Model(net, loss, label=kind)
+    again, same = explicit.gradient(parameters, batch(8), KEY)
+    assert loss_sum == again and all((it == same[name]).all() for name, it in gradients.items())
+    if not is_class:
+        half = {**batch(8), "label": batch(8)["label"] / 2}
+        explicit = st.Model(net, loss, label=torch.float32)
+        assert model.gradient(parameters, half, KEY)[0] == explicit.gradient(parameters, half, KEY)[0]
+
+
+def test_labels_that_a_loss_does_not_take_are_named():
+    records = batch(8)
+    records["label"][5] = 7
+    model = st.Model(torch.nn.Linear(6, 2), LOSS)
+    told = r"record 5 of a micro-batch of 8, whose label is 7: .*2 classes, from 0 to 1"
+    with pytest.raises(steadfast.InvalidError, match=told):
+        model.gradient(read_only(model), records, KEY)
+    net = torch.nn.Sequential(torch.nn.Linear(6, 1), torch.nn.Flatten(0))
+    numbers = st.Model(net, torch.nn.BCEWithLogitsLoss(), label=torch.int64)
+    with pytest.raises(steadfast.InvalidError, match="does not take labels of torch.int64.*`label=torch.float32`"):
+        numbers.gradient(read_only(numbers), batch(8), KEY)
+
+
+def test_a_record_that_a_layer_does_not_take_is_named():
+    class Looked(torch.nn.Module):
+        def __init__(self, sparse):
+            super().__init__()
+            self.words = torch.nn.Embedding(10, 2, sparse=sparse)
+
+        def forward(self, words):
+            return self.words(words)
+
+    records = {"words": np.array([3, 12, 1]), "label": np.array([0, 1, 1])}
+    model = st.Model(Looked(False), LOSS, inputs="words")
+    with pytest.raises(steadfast.InvalidError, match=r"record 1 of .* of 3, whose words are \[12\].*`num_embeddings`"):
+        model.gradient(read_only(model), records, KEY)
+    records["words"][1] = 2
+    sparse = st.Model(Looked(True), LOSS, inputs="words")
+    with pytest.raises(steadfast.InvalidError, match="gradient of `words.weight` is sparse; .*`sparse=True`"):
+        sparse.gradient(read_only(sparse), records, KEY)
+
+
+def test_a_metric_of_all_records_is_refused():
     mean = {"accuracy": lambda output, label: st.accuracy(output, label).mean()}
     model = st.Model(torch.nn.Linear(6, 2), LOSS, metrics=mean)
     with pytest.raises(steadfast.InvalidError, match="one value for each record"):
         model.evaluate(read_only(model), batch(3))
-    squared = torch.nn.functional.mse_loss
-    regression = st.Model(torch.nn.Linear(6, 1), squared, label=torch.float32)
-    with pytest.raises(steadfast.InvalidError, match=r"Flatten\(0\)"):
-        regression.gradient(read_only(regression), batch(3), KEY)
 
 
 def test_frozen_parameters_are_part_of_the_fingerprint():
@@ -332,6 +471,9 @@ def test_a_target_with_fractions_is_not_cut_to_classes():
     model = st.Model(torch.nn.Linear(6, 2), LOSS)
     records = {**batch(4), "label": np.array([0.0, 1.0, 0.5, 1.0], np.float32)}
     with pytest.raises(steadfast.InvalidError, match="`label` has fractions"):
+        model.gradient(read_only(model), records, KEY)
+    model = st.Model(torch.nn.Linear(6, 2), LOSS, label=torch.int64)
+    with pytest.raises(steadfast.InvalidError, match="`label` has fractions.*label=torch.float32"):
         model.gradient(read_only(model), records, KEY)
 
 
