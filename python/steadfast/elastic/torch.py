@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 
 from ..errors import InvalidError
 from ._agent import Assignment, Buffer
+from ._buffers import Buffers, trains_statistics
 from ._failures import collective_failure
 from ._membership import assignment as current_assignment
 from .accumulation import accumulation_steps
@@ -192,31 +193,67 @@ class GradientAccumulator:
         lanes: Number of batches of an update, at least the number of workers; the same as of the
             :class:`ElasticSampler`. By default one for each worker.
         reduction: What the loss is of its samples: ``"mean"`` or ``"sum"``.
+        model: The module, if it has buffers that training changes, such as the running statistics of
+            BatchNorm: their changes are averaged over the samples of an update, as gradients are.
+        scaler: Scales the losses, and the gradients back once they are added; an update with a gradient that
+            is not finite on any worker is left out on all. Pass losses as they are, and do not call the scaler.
+        clip_norm: Largest norm of an update's gradient, all parameters of the optimizer together.
+
+    Raises:
+        InvalidError: A value is invalid.
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, *, lanes: Optional[int] = None, reduction: str = "mean"
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        lanes: Optional[int] = None,
+        reduction: str = "mean",
+        model: Optional[torch.nn.Module] = None,
+        scaler: Optional["torch.amp.GradScaler"] = None,
+        clip_norm: Optional[float] = None,
     ) -> None:
         if reduction not in ("mean", "sum"):
             raise InvalidError(f'`reduction` is "{reduction}"; use "mean" or "sum"')
+        if clip_norm is not None and not clip_norm > 0:
+            raise InvalidError(f"`clip_norm` is {clip_norm}; it is larger than 0")
         self._optimizer = optimizer
         self._lanes = lanes
         self._reduction = reduction
+        self._scaler = scaler
+        self._clip_norm = clip_norm
+        self._buffers = None if model is None else Buffers(model)
         self._round = -1
         self._batches = 0
         self._samples = 0
+        self._is_checked = False
+        if model is not None:
+            self._follow_before(model)
 
     def backward(self, loss: torch.Tensor, samples: int) -> None:
-        """Adds the gradient of a batch."""
+        """Adds the gradient of a batch.
+
+        Raises:
+            InvalidError: The loss is scaled already, or training has changed buffers of a model that was not
+                passed to the accumulator.
+        """
         self._follow()
-        (loss * samples if self._reduction == "mean" else loss).backward()  # type: ignore[no-untyped-call]
+        if not self._is_checked:
+            self._check(loss)
+            self._is_checked = True
+        loss = loss * samples if self._reduction == "mean" else loss
+        if self._scaler is not None:
+            loss = self._scaler.scale(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self._buffers is not None:
+            self._buffers.end_batch(samples)
         self._samples += samples
 
     def step(self) -> bool:
         """Ends a batch, and updates the model after the last one of an update.
 
         Returns:
-            Whether the model was updated. It is on all workers at once.
+            Whether the update has ended. It does on all workers at once.
 
         Raises:
             InvalidError: No worker has added a sample.
@@ -227,9 +264,44 @@ class GradientAccumulator:
         if self._batches < accumulation_steps(place.rank, place.world_size, self._lanes or place.world_size):
             return False
         self._add_over_workers(place.world_size)
-        self._optimizer.step()
+        self._update()
         self._discard()
         return True
+
+    def _update(self) -> None:
+        if self._scaler is not None:
+            self._scaler.unscale_(self._optimizer)
+        if self._clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._parameters(), self._clip_norm)
+        if self._scaler is None:
+            self._optimizer.step()
+        else:
+            # All workers have the same gradients, so all of them take the update or leave it out.
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+
+    def _check(self, loss: torch.Tensor) -> None:
+        if _is_scaled(loss):
+            raise InvalidError(
+                "the loss is scaled by a GradScaler, whose scale would stay in the update; pass "
+                "`GradientAccumulator(…, scaler=scaler)`, and the loss as it is"
+            )
+        if self._buffers is None and trains_statistics(loss):
+            raise InvalidError(
+                "the model has a BatchNorm, whose running statistics would differ between the workers; pass "
+                "`GradientAccumulator(…, model=model)`, which averages them, or set these layers to `eval()`"
+            )
+
+    def _follow_before(self, model: torch.nn.Module) -> None:
+        """Follows the rounds before each call of the model, which changes the buffers."""
+        this = weakref.ref(self)
+
+        def before(*_: Any) -> None:
+            accumulator = this()
+            if accumulator is not None:
+                accumulator._follow()
+
+        weakref.finalize(self, model.register_forward_pre_hook(before).remove)
 
     def _follow(self) -> None:
         """Discards what was computed in an earlier round."""
@@ -242,17 +314,24 @@ class GradientAccumulator:
         self._optimizer.zero_grad()
         self._batches = 0
         self._samples = 0
+        if self._buffers is not None:
+            self._buffers.begin()
 
-    def _add_over_workers(self, world_size: int) -> None:
-        parameters = [
+    def _parameters(self) -> List[torch.Tensor]:
+        return [
             parameter
             for group in self._optimizer.param_groups
             for parameter in group["params"]
             if parameter.requires_grad
         ]
+
+    def _add_over_workers(self, world_size: int) -> None:
+        parameters = self._parameters()
         # A parameter without a gradient on any worker is not updated; zero would be an update for some
         # optimizers.
-        counts = torch.tensor([self._samples] + [int(it.grad is not None) for it in parameters])
+        has_gradient = [int(it.grad is not None) for it in parameters]
+        changed = [] if self._buffers is None else self._buffers.changed()
+        counts = torch.tensor([self._samples] + has_gradient + changed)
         if world_size > 1:
             dist.all_reduce(counts)
         samples, *used = counts.tolist()
@@ -264,11 +343,25 @@ class GradientAccumulator:
                 alike.setdefault((parameter.dtype, parameter.device), []).append(parameter)
         for some in alike.values():
             _add_gradients(some, samples, world_size)
+        if self._buffers is not None:
+            self._buffers.end(used[len(parameters) :], samples, world_size)
 
 
 def collate(samples: Sequence[Any]) -> Any:
     """Returns a batch as PyTorch's ``default_collate`` does, and ``None`` for an empty one."""
     return torch.utils.data.default_collate(list(samples)) if samples else None
+
+
+def _is_scaled(loss: torch.Tensor) -> bool:
+    """Whether a loss is the result of ``GradScaler.scale``."""
+    factor = getattr(loss.grad_fn, "_saved_other", None)
+    if not isinstance(factor, torch.Tensor) or factor.requires_grad:
+        return False
+    # A loss does not refer to its scaler. This looks once, and only if the loss is a product with such a factor.
+    # Its class is asked for by type: `isinstance` would run the code of proxies.
+    known = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)
+    scalers = (it for it in gc.get_objects() if issubclass(type(it), known))
+    return any(it.is_enabled() and it._scale is factor for it in scalers)
 
 
 def _form(place: Assignment, backend: str, timeout: timedelta, is_over: Callable[[], bool]) -> None:

@@ -10,6 +10,7 @@ import sys
 from multiprocessing import forkserver
 from typing import Any, Dict, Iterator, List
 
+import numpy as np
 import pytest
 from coordinator import Coordinator, served
 
@@ -183,3 +184,23 @@ def test_updates_are_the_same_on_any_number_of_workers(context, world_size):
 
 
 SUMS = [356.0, 355.0, 453.0, 61.0]
+
+
+def test_buffers_and_scaled_updates_are_the_same_on_any_number_of_workers(context):
+    """S002-8: the statistics of BatchNorm are those of all workers, as are scale and norm."""
+
+    def trained(world_size: int) -> List[Any]:
+        members = [f"m{rank}" for rank in range(world_size)]
+        with Job(context, *members) as job:
+            job.start(workers.normalize, *members)
+            ends = job.ends()
+        assert len(ends) == world_size and all(it == ends["m0"] for it in ends.values())
+        return ends["m0"]
+
+    values, scale = trained(1)
+    assert scale == 1024.0
+    for world_size in (2, 3, 4):
+        found, found_scale = trained(world_size)
+        assert found_scale == scale
+        for name, value in values.items():
+            assert np.allclose(found[name], value, rtol=1e-5, atol=1e-6), name

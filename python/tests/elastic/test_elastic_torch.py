@@ -211,6 +211,90 @@ def test_gradients_of_an_earlier_round_are_discarded():
     assert weight.item() == -1
 
 
+def scaled_update(features: Any, **settings: Any) -> Any:
+    """Returns the weights after an update of two batches."""
+    torch.manual_seed(3)
+    model = torch.nn.Linear(4, 1)
+    accumulator = et.GradientAccumulator(torch.optim.SGD(model.parameters(), lr=0.1), lanes=2, **settings)
+    for part in features.split(4):
+        accumulator.backward(model(part).square().mean(), len(part))
+        accumulator.step()
+    return model.weight.detach()
+
+
+def test_a_scaler_changes_no_update():
+    features = torch.randn(8, 4)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    plain = scaled_update(features)
+    assert torch.equal(scaled_update(features, scaler=scaler), plain)
+    assert scaler.get_scale() == 1024.0
+    # An update that is not finite is left out, and the next scale is smaller.
+    features[5] = float("inf")
+    initial = scaled_update(features[:0])
+    assert torch.equal(scaled_update(features, scaler=scaler), initial)
+    assert scaler.get_scale() == 512.0
+
+
+def test_a_loss_that_is_scaled_already_is_refused():
+    weight = torch.nn.Parameter(torch.ones(1))
+    accumulator = et.GradientAccumulator(torch.optim.SGD([weight], lr=1.0))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with pytest.raises(steadfast.InvalidError, match="scaled by a GradScaler.*scaler=scaler"):
+        accumulator.backward(scaler.scale(weight.sum()), 1)
+    off = torch.amp.GradScaler("cpu", enabled=False)
+    accumulator.backward(off.scale(weight.sum()) * torch.tensor(1024.0), 1)
+
+
+@pytest.mark.parametrize("scale", [None, 1024.0])
+def test_the_norm_of_the_whole_update_is_clipped(scale):
+    weight = torch.nn.Parameter(torch.zeros(2))
+    scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    accumulator = et.GradientAccumulator(optimizer, lanes=2, scaler=scaler, clip_norm=0.5)
+    for gradient in ([6.0, 0.0], [0.0, 8.0]):
+        accumulator.backward((weight * torch.tensor(gradient)).sum(), 1)
+        accumulator.step()
+    assert weight.tolist() == pytest.approx([-0.3, -0.4], rel=1e-5)
+    with pytest.raises(steadfast.InvalidError, match="`clip_norm` is 0; it is larger than 0"):
+        et.GradientAccumulator(optimizer, clip_norm=0)
+
+
+def test_buffers_that_would_differ_between_workers_are_refused():
+    model = net()
+    accumulator = et.GradientAccumulator(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(steadfast.InvalidError, match="BatchNorm.*model=model"):
+        accumulator.backward(model(torch.randn(8, 4)).mean(), 8)
+    model[1].eval()
+    accumulator.backward(model(torch.randn(8, 4)).mean(), 8)
+
+
+def test_buffers_change_by_the_mean_over_the_samples_of_an_update():
+    model, twin = net(), net()
+    features = torch.randn(9, 4)
+    twin.load_state_dict(model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    accumulator = et.GradientAccumulator(optimizer, lanes=2, model=model)
+    changes = torch.zeros(3)
+    for part in features.split(6):
+        before = twin[1].running_mean.clone()
+        twin(part)
+        changes += (twin[1].running_mean - before) * len(part) / 9
+        twin[1].running_mean.copy_(before)
+        accumulator.backward(model(part).mean(), len(part))
+        accumulator.step()
+    assert torch.allclose(model[1].running_mean, changes)
+    assert model[1].num_batches_tracked == 1
+    # What a round that has ended has computed does not count.
+    state = bits(model)
+    accumulator.backward(model(features).mean(), 9)
+    elastic._membership.membership().next_round(None)
+    model.load_state_dict(state[0])
+    for part in features.split(6):
+        accumulator.backward(model(part).mean(), len(part))
+        accumulator.step()
+    assert model[1].num_batches_tracked == 2
+
+
 def test_a_loader_yields_the_batches_of_a_sampler():
     data = [(torch.tensor([float(i)]), i) for i in range(5)]
     sampler = elastic.ElasticSampler(data, lanes=4, shuffle=False)

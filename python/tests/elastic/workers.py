@@ -191,3 +191,31 @@ def accumulate(port: int, member: str) -> None:
 
     run(state)
     agent.note("end", member, means, unused.item())
+
+
+def normalize(port: int, member: str) -> None:
+    """Trains a model with BatchNorm, scaled and clipped, for one epoch; reports its state."""
+    agent, membership = join(port, member)
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    sampler = elastic.ElasticSampler(SAMPLES, lanes=LANES)
+    state = TorchState(model=model, optimizer=optimizer, scaler=scaler, sampler=sampler)
+    samples = data() / 17
+
+    @elastic.run(membership=membership)
+    def run(state: Any) -> None:
+        accumulator = GradientAccumulator(
+            optimizer, lanes=LANES, model=model, scaler=scaler, clip_norm=0.1
+        )
+        for index, batch in enumerate(sampler.batches(BATCH)):
+            if batch:
+                accumulator.backward(model(samples[batch]).square().mean(), len(batch))
+            if accumulator.step():
+                sampler.record_batch(index, BATCH)
+                state.commit()
+
+    run(state)
+    values = {name: it.tolist() for name, it in model.state_dict().items()}
+    agent.note("end", member, values, scaler.get_scale())
