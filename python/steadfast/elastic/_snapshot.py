@@ -1,22 +1,25 @@
-"""Values as bytes: JSON for the structure, raw memory for arrays and tensors. Never code.
+"""Values as bytes: JSON for the structure, raw memory for arrays and tensors. Never code, and never pickle.
 
 A snapshot is the magic, the length of the JSON (8 bytes, little-endian), the JSON, and the memory of each
 array, at multiples of 64 bytes. The JSON is ``{"values": {name: value}, "parts": [bytes of each array]}``; a
-value that JSON does not have is an object with the key ``$``.
+value that JSON does not have is an object with the key ``$``. An object of a class is described by the name of
+the class, the value of its built-in base, and its attributes: it is made without its constructor.
 """
 
 from __future__ import annotations
 
+import enum
 import json
 import math
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict, deque
 from typing import Any, Dict, List, Mapping, Tuple
 
 import numpy as np
 
 from ..errors import InvalidError
 from ._agent import Buffer
+from ._classes import attributes, base_of, class_named, make, name_of, set_attributes
 
 __all__ = ["decode", "encode"]
 
@@ -53,6 +56,8 @@ def decode(data: Buffer) -> Dict[str, Any]:
     """
     try:
         return _decode(memoryview(data).cast("B"))
+    except InvalidError:
+        raise
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
         raise InvalidError(f"the saved state is damaged: {error}") from error
 
@@ -77,17 +82,26 @@ class _Writer:
             return {_KIND: "tuple", "items": self._items(path, value, depth)}
         if kind is dict or kind is OrderedDict:
             return self._mapping(path, value, depth)
+        if kind in (set, frozenset):
+            return {_KIND: kind.__name__, "items": self._items(path, value, depth)}
+        if kind is complex:
+            return {_KIND: "complex", "value": repr(value)}
         if kind in (bytes, bytearray):
             array = np.frombuffer(value, np.uint8) if value else np.empty(0, np.uint8)
             return {_KIND: kind.__name__, "part": self._part(array)}
         if kind is np.ndarray or isinstance(value, np.generic):
             return self._array(path, value)
-        if _is_tensor(value):
-            return self._tensor(path, value)
-        raise InvalidError(
-            f"`{path}` is a {_name(kind)}, which cannot be saved; use numbers, strings, bytes, lists, tuples, "
-            "dicts, arrays, tensors, or an object with `state_dict` and `load_state_dict`"
-        )
+        if "torch" in sys.modules:
+            described = self._of_torch(path, value)
+            if described is not None:
+                return described
+        if kind is deque:
+            return {_KIND: "deque", "items": self._items(path, value, depth), "most": value.maxlen}
+        if kind is defaultdict:
+            return self._default(path, value, depth)
+        if isinstance(value, enum.Enum):
+            return self._member(path, value, depth)
+        return self._object(path, value, depth)
 
     def _items(self, path: str, items: Any, depth: int) -> List[Any]:
         return [self.describe(f"{path}[{i}]", item, depth + 1) for i, item in enumerate(items)]
@@ -106,6 +120,48 @@ class _Writer:
         kind = "array" if type(value) is np.ndarray else "scalar"
         described = {_KIND: kind, "dtype": value.dtype.str, "shape": list(value.shape)}
         return {**described, "part": self._part(np.asarray(value))}
+
+    def _default(self, path: str, value: Any, depth: int) -> Dict[str, Any]:
+        factory = value.default_factory
+        if factory is not None and factory not in _FACTORIES:
+            raise InvalidError(
+                f"`{path}` is a defaultdict of {factory!r}, which cannot be saved; use "
+                f"{', '.join(it.__name__ for it in _FACTORIES)}, or a dict"
+            )
+        name = None if factory is None else factory.__name__
+        return {_KIND: "default", "of": name, "values": self._mapping(path, dict(value), depth)}
+
+    def _member(self, path: str, value: Any, depth: int) -> Dict[str, Any]:
+        described = {_KIND: "enum", "class": name_of(path, type(value))}
+        if isinstance(value, enum.Flag):
+            return {**described, "flags": value.value}
+        return {**described, "name": value.name}
+
+    def _object(self, path: str, value: Any, depth: int) -> Dict[str, Any]:
+        base = base_of(path, type(value))
+        described: Dict[str, Any] = {_KIND: "object", "class": name_of(path, type(value))}
+        if base is not object:
+            described["value"] = self.describe(path, _as_base(base, value), depth + 1)
+        found = attributes(path, value)
+        if found:
+            described["attributes"] = {
+                name: self.describe(f"{path}.{name}", it, depth + 1) for name, it in found.items()
+            }
+        return described
+
+    def _of_torch(self, path: str, value: Any) -> Any:
+        """Describes what PyTorch has; ``None`` of anything else."""
+        import torch
+
+        if type(value) is torch.Tensor:
+            return self._tensor(path, value)
+        if type(value) is torch.Size:
+            return {_KIND: "size", "items": list(value)}
+        if type(value) is torch.dtype:
+            return {_KIND: "dtype", "name": str(value).partition(".")[2]}
+        if type(value) is torch.device:
+            return {_KIND: "device", "type": value.type}
+        return None
 
     def _tensor(self, path: str, value: Any) -> Dict[str, Any]:
         import torch
@@ -129,13 +185,17 @@ class _Writer:
         return len(self.arrays) - 1
 
 
-def _is_tensor(value: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and type(value) is torch.Tensor
+_FACTORIES = (bool, bytes, dict, float, int, list, set, str, tuple)
+"""What a defaultdict may make its values with."""
 
 
-def _name(kind: type) -> str:
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+def _as_base(base: Any, value: Any) -> Any:
+    """Returns the value as one of its built-in base, whatever methods its class has."""
+    if issubclass(base, dict):
+        return base(dict.items(value))
+    if base in (list, tuple, set, frozenset):
+        return base(base.__iter__(value))
+    return base.__getnewargs__(value)[0] if base in (int, float, str, bytes) else base(value)
 
 
 def _size(array: Any) -> int:
@@ -196,6 +256,23 @@ def _value(value: Any, parts: List[memoryview]) -> Any:
         return float(value["value"])
     if kind == "tuple":
         return tuple(_value(item, parts) for item in value["items"])
+    if kind in ("set", "frozenset"):
+        items = [_value(item, parts) for item in value["items"]]
+        return set(items) if kind == "set" else frozenset(items)
+    if kind == "complex":
+        return complex(value["value"])
+    if kind == "deque":
+        return deque((_value(item, parts) for item in value["items"]), value["most"])
+    if kind == "default":
+        factories = {it.__name__: it for it in _FACTORIES}
+        factory = None if value["of"] is None else factories[value["of"]]
+        return defaultdict(factory, _value(value["values"], parts))
+    if kind == "enum":
+        return _as_member(value)
+    if kind == "object":
+        return _as_object(value, parts)
+    if kind in ("size", "dtype", "device"):
+        return _of_torch(kind, value)
     if kind in ("dict", "ordered"):
         pairs = [(_value(key, parts), _value(item, parts)) for key, item in value["items"]]
         return dict(pairs) if kind == "dict" else OrderedDict(pairs)
@@ -214,12 +291,45 @@ def _value(value: Any, parts: List[memoryview]) -> Any:
     raise ValueError(f"the kind of value {kind!r} is unknown")
 
 
+def _as_member(value: Dict[str, Any]) -> Any:
+    found = class_named(value["class"])
+    if not issubclass(found, enum.Enum):
+        raise ValueError(f"{value['class']} has no members")
+    return found(value["flags"]) if "flags" in value else found.__members__[value["name"]]
+
+
+def _as_object(value: Dict[str, Any], parts: List[memoryview]) -> Any:
+    found = class_named(value["class"])
+    base = base_of(value["class"], found)
+    made = make(found, base, _value(value["value"], parts) if base is not object else None)
+    described = value.get("attributes", {})
+    set_attributes(made, {name: _value(it, parts) for name, it in described.items()})
+    return made
+
+
+def _of_torch(kind: str, value: Dict[str, Any]) -> Any:
+    import torch
+
+    if kind == "size":
+        return torch.Size(value["items"])
+    if kind == "device":
+        return torch.device(value["type"])
+    return _dtype(value["name"])
+
+
+def _dtype(name: str) -> Any:
+    import torch
+
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"the type {name!r} is unknown")
+    return dtype
+
+
 def _as_tensor(value: Dict[str, Any], part: memoryview) -> Any:
     import torch
 
-    dtype = getattr(torch, value["dtype"])
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"the type {value['dtype']!r} is unknown")
+    dtype = _dtype(value["dtype"])
     if len(part):
         tensor = torch.frombuffer(bytearray(part), dtype=dtype).view(value["shape"])
     else:

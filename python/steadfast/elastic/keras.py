@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional
-
-import numpy as np
+from typing import Any, Optional
 
 from ..errors import InvalidError
+from ._variables import Variables
 from .state import ObjectState
 
 __all__ = ["KerasState"]
@@ -43,30 +42,7 @@ class KerasState(ObjectState):
 
     def _stateful(self, name: str) -> Optional[Any]:
         if name in ("model", "optimizer"):
-            return _Variables(name, getattr(self, name))
+            owner = getattr(self, name)
+            # Before Keras 3, a method in some optimizers.
+            return Variables(name, owner.variables() if callable(owner.variables) else owner.variables)
         return super()._stateful(name)
-
-
-class _Variables:
-    """Saves and loads the variables of a model or an optimizer, in their order."""
-
-    def __init__(self, name: str, owner: Any) -> None:
-        self._name = name
-        # Before Keras 3, a method in some optimizers.
-        self._variables: List[Any] = list(owner.variables() if callable(owner.variables) else owner.variables)
-
-    def state_dict(self) -> Dict[str, Any]:
-        return {"values": [_plain(np.asarray(it)) for it in self._variables]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        values = state["values"]
-        current = [np.asarray(it) for it in self._variables]
-        if [it.shape for it in values] != [it.shape for it in current]:
-            raise InvalidError(f"the saved state has another `{self._name}`: its variables have other shapes")
-        for variable, value, old in zip(self._variables, values, current):
-            variable.assign(value if value.dtype == old.dtype else value.view(old.dtype))
-
-
-def _plain(array: Any) -> Any:
-    """Returns the array with a type that NumPy has itself: bfloat16 is an extension."""
-    return array.view(f"u{array.dtype.itemsize}") if array.dtype.kind == "V" else array

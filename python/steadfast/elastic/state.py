@@ -8,6 +8,7 @@ from ..errors import InvalidError
 from ._agent import Agent, Buffer
 from ._membership import membership
 from ._snapshot import decode, encode
+from ._variables import Variables, variables_of
 from .sampler import ElasticSampler
 
 __all__ = ["ObjectState", "State"]
@@ -79,8 +80,9 @@ class ObjectState(State):
         state = steadfast.elastic.ObjectState(weights=np.zeros(10), epoch=0)
         state.epoch += 1
 
-    An attribute is a number, string, array or tensor, bytes, a list, tuple or dict of them, or an object with
-    ``state_dict`` and ``load_state_dict``. Those that are not declared here are not kept.
+    An attribute is a number, string, array or tensor, bytes, a list, tuple, set or dict of them, a member of an
+    enumeration, an object that consists of such attributes, or one with ``state_dict`` and ``load_state_dict``, or a variable
+    of TensorFlow or a list of some, which keep their identity. Those that are not declared here are not kept.
 
     A commit is kept by the agent of the node as well: a worker that is killed and started again continues
     from there. Of the workers of a round the one with the newest commit, or else the oldest, passes its state
@@ -184,4 +186,7 @@ class ObjectState(State):
         """Returns what saves and loads the attribute; ``None`` for a plain value."""
         value = getattr(self, name)
         methods = (getattr(value, method, None) for method in ("state_dict", "load_state_dict"))
-        return value if all(callable(method) for method in methods) else None
+        if all(callable(method) for method in methods):
+            return value
+        variables = variables_of(value)
+        return Variables(name, variables) if variables else None

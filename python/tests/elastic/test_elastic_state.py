@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+import re
 import subprocess
 import sys
-from collections import OrderedDict
+import threading
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from typing import Any, List
 
 import numpy as np
 import pytest
@@ -13,7 +18,79 @@ import steadfast
 from steadfast import elastic
 from steadfast.elastic._snapshot import decode, encode
 
+Point = namedtuple("Point", "x y")
+
+
+class Phase(enum.Enum):
+    WARM, COLD = 1, 2
+
+
+class Level(enum.IntEnum):
+    LOW, HIGH = 1, 2
+
+
+class Way(enum.Flag):
+    UP, DOWN = 1, 2
+
+
+class Named(dict):
+    """A dict that its constructor does not make from its items, with an attribute."""
+
+    def __init__(self, name: str, items: Any) -> None:
+        super().__init__(items)
+        self.name = name
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise TypeError
+
+    def __repr__(self) -> str:
+        return f"{self.name}{super().__repr__()}"
+
+
+class Steps(int):
+    pass
+
+
+class Names(List[str]):
+    pass
+
+
+@dataclasses.dataclass
+class Plain:
+    best: float
+    seen: List[Any]
+
+
+class Slots:
+    __slots__ = ("__hidden", "absent", "shown")
+
+    def __init__(self) -> None:
+        self.shown, self.__hidden = [1], {2}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+
+    def __repr__(self) -> str:
+        return f"{self.shown} {self.__hidden} {hasattr(self, 'absent')}"
+
+
 VALUES = {
+    "set": {1, (2, 3)},
+    "frozenset": frozenset([b"a"]),
+    "complex": complex("nan-infj"),
+    "queue": deque([1, 2], maxlen=2),
+    "counter": Counter({3: 2}),
+    "default": defaultdict(list, a=[1]),
+    "no_default": defaultdict(None, a=[1]),
+    "named_tuple": Point(1, [2]),
+    "phase": Phase.COLD,
+    "level": [Level.HIGH],
+    "way": Way.UP | Way.DOWN,
+    "of_dict": Named("n", {"$": 1, 2: Point(3, 4)}),
+    "of_int": Steps(2**70),
+    "of_list": Names(["a"]),
+    "object": Plain(best=float("inf"), seen=[Plain(1.0, [])]),
+    "slots": Slots(),
     "nothing": None,
     "truth": True,
     "whole": -(2**70),
@@ -51,7 +128,14 @@ def test_a_value_comes_back_as_it_was(name):
     "value, where",
     [
         (object(), "`x` is a object"),
-        ([0, {"a": {1, 2}}], r"`x\[1\]\['a'\]` is a set"),
+        ([0, {"a": threading.Lock()}], r"`x\[1\]\['a'\]` is a _thread.lock"),
+        (Plain(1.0, [re.compile("a")]), r"`x.seen\[0\]` is a re.Pattern"),
+        (dataclasses.make_dataclass("Local", [])(), "not found by its name.*in a module"),
+        (defaultdict(lambda: 0), "`x` is a defaultdict of <function"),
+        (defaultdict(Plain), "`x` is a defaultdict of .*Plain"),
+        (ValueError("a"), "`x` is a ValueError"),
+        (Plain, "`x` is a type"),
+        ((i for i in range(3)), "generator"),
         ((lambda: 0), "function"),
         (np.array([object()]), "`x` is an array of object"),
     ],
@@ -68,9 +152,28 @@ def test_a_value_that_contains_itself_is_refused():
         elastic.ObjectState(x=value)
 
 
+def test_a_class_that_a_worker_has_not_imported_is_named(monkeypatch):
+    data = encode({"a": Plain(1.0, [])})
+    monkeypatch.delattr(sys.modules[__name__], "Plain")
+    with pytest.raises(steadfast.InvalidError, match="a test_elastic_state.Plain, which this worker does not know"):
+        decode(data)
+
+
+def test_a_snapshot_calls_no_constructor_and_no_method(monkeypatch):
+    data = encode({"a": Plain(1.0, []), "b": Named("n", {1: 2}), "c": Slots(), "d": Names(["a"])})
+
+    def called(*_: Any) -> None:
+        raise AssertionError
+
+    for kind in (Plain, Named, Slots, Names):
+        for method in ("__init__", "__setattr__", "__setitem__", "extend", "append", "update"):
+            monkeypatch.setattr(kind, method, called, raising=False)
+    assert decode(data)["a"].best == 1.0
+
+
 def test_damaged_bytes_are_refused():
-    data = encode({"a": np.arange(100), "b": (1, 2)})
-    assert set(decode(data)) == {"a", "b"}
+    data = encode({"a": np.arange(100), "b": (1, 2), "c": [Counter("a"), Phase.WARM, Plain(1.0, [])]})
+    assert set(decode(data)) == {"a", "b", "c"}
     for end in (0, 3, 12, 20, len(data) - 1):
         with pytest.raises(steadfast.InvalidError, match="damaged"):
             decode(data[:end])
@@ -102,6 +205,46 @@ def test_a_state_goes_back_to_its_last_save():
         # What was restored is no part of what is saved.
         state.weights += 7
         state.history[1]["a"].append(9)
+
+
+class Variable:
+    """As one of TensorFlow."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = np.array(value)
+
+    def assign(self, value: Any) -> None:
+        self.value = np.array(value)
+
+    def numpy(self) -> np.ndarray:
+        return self.value
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        return self.value
+
+
+def test_variables_keep_their_identity():
+    """S001-41"""
+    variables = [Variable([1.0, 2.0]), Variable(3)]
+    state = elastic.ObjectState(variables=variables, single=variables[0])
+    for it in variables:
+        it.assign(np.zeros_like(it.value))
+    state.restore()
+    assert state.variables is variables and state.single is variables[0]
+    assert [it.value.tolist() for it in variables] == [[1.0, 2.0], 3]
+
+
+def test_variables_of_tensorflow_go_back():
+    """S001-41"""
+    tensorflow = pytest.importorskip("tensorflow")
+    weight = tensorflow.Variable([1.0, 2.0])
+    state = elastic.ObjectState(weight=weight, steps=0)
+    state.steps = 1
+    weight.assign_add([1.0, 1.0])
+    state.save()
+    weight.assign([0.0, 0.0])
+    state.restore()
+    assert weight.numpy().tolist() == [2.0, 3.0] and state.weight is weight
 
 
 def test_a_state_without_a_commit_goes_back_to_its_initial_values():

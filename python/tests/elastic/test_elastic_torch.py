@@ -211,6 +211,57 @@ def test_gradients_of_an_earlier_round_are_discarded():
     assert weight.item() == -1
 
 
+SCHEDULES = {
+    "multi_step": lambda it: torch.optim.lr_scheduler.MultiStepLR(it, [1, 3]),
+    "one_cycle": lambda it: torch.optim.lr_scheduler.OneCycleLR(it, 0.1, 10),
+    "cyclic": lambda it: torch.optim.lr_scheduler.CyclicLR(it, 0.1, 0.2),
+    "plateau": torch.optim.lr_scheduler.ReduceLROnPlateau,
+    "sequential": lambda it: torch.optim.lr_scheduler.SequentialLR(
+        it,
+        [torch.optim.lr_scheduler.ConstantLR(it), torch.optim.lr_scheduler.MultiStepLR(it, [3])],
+        [2],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_goes_on_where_it_was_saved(name):
+    """S001-41"""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = SCHEDULES[name](optimizer)
+    state = elastic.TorchState(optimizer=optimizer, schedule=schedule)
+
+    def rates() -> Any:
+        found = []
+        for _ in range(4):
+            optimizer.step()
+            schedule.step(*([1.0] if name == "plateau" else []))
+            found.append(optimizer.param_groups[0]["lr"])
+        return found
+
+    saved = bits(schedule)
+    first = rates()
+    state.restore()
+    assert equal(bits(schedule), saved) and type(bits(schedule)[0]) is type(saved[0])
+    assert rates() == first
+
+
+def test_what_pytorch_describes_tensors_with_is_kept():
+    values = {
+        "size": torch.Size([2, 3]),
+        "dtype": [torch.bfloat16],
+        "device": torch.device("cpu"),
+    }
+    state = elastic.ObjectState(**values)
+    for name in values:
+        setattr(state, name, None)
+    state.restore()
+    for name, value in values.items():
+        found = getattr(state, name)
+        assert type(found) is type(value) and repr(found) == repr(value)
+
+
 def scaled_update(features: Any, **settings: Any) -> Any:
     """Returns the weights after an update of two batches."""
     torch.manual_seed(3)
