@@ -250,7 +250,7 @@ impl Agent<'_> {
                         Ok(Err(error)) => Some(failure(&error).message),
                         Err(_) => Some("no master says whether the round changed".to_owned()),
                     };
-                    if leave_by.is_none() && !self.may_go_on(&reason, &exit.last_lines, change) {
+                    if leave_by.is_none() && !self.may_go_on(&reason, exit.reason_lines(), change) {
                         return RoundEnd::Exhausted;
                     }
                     if !self.can_stay(workers) {

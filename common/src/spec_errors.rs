@@ -364,6 +364,14 @@ impl JobSpec {
             }
             _ => {}
         }
+        if model.entry.as_ref().is_some_and(|entry| entry.starts_with("__main__:")) {
+            errors.push(SpecError::new(
+                &["model.entry"],
+                "`model.entry` names `__main__`, the program or notebook that describes the job, and trainers are \
+                 processes of their own: move the function to a file, for example digits.py with \"digits:build\" \
+                 (in a notebook, a cell that begins with `%%writefile digits.py` writes one)",
+            ));
+        }
         let of_python = [
             ("model.entry", &model.entry),
             ("model.script", &model.script),
@@ -521,6 +529,14 @@ mod tests {
             "kind = 'linear'",
         );
         assert!(found[0].contains("`dataset.crosses` combines columns of"), "{found:?}");
+    }
+
+    #[test]
+    fn the_program_that_describes_a_job_is_not_the_module_of_its_model() {
+        let model = |entry: &str| format!("kind = 'python'\nentry = '{entry}'");
+        let found = errors("columns = ['x']", &model("__main__:build"));
+        assert!(found[0].contains("names `__main__`"), "{found:?}");
+        assert_eq!(errors("columns = ['x']", &model("main:build")), [""; 0]);
     }
 
     #[test]

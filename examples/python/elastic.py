@@ -25,7 +25,7 @@ state = elastic.TorchState(model=model, optimizer=optimizer, sampler=sampler, ep
 
 
 @elastic.run
-def train(state):
+def train(state: elastic.TorchState) -> None:
     while state.epoch < EPOCHS:
         sampler.set_epoch(state.epoch)
         loader = DataLoader(data, batch_sampler=sampler.batches(BATCH), collate_fn=collate)

@@ -7,8 +7,10 @@ use steadfast_trainer::ModelError;
 
 /// Converts an exception of the user's code, with its traceback, which ends the trainer's log.
 pub fn model_error(py: Python<'_>, error: &PyErr) -> ModelError {
-    let traceback = error.traceback(py).and_then(|it| it.format().ok()).unwrap_or_default();
-    ModelError::Failed { message: format!("{traceback}{error}").trim_end().to_owned() }
+    let described = py
+        .import("steadfast.errors")
+        .and_then(|module| module.getattr("described")?.call1((error.value(py),))?.extract());
+    ModelError::Failed { message: described.unwrap_or_else(|_| error.to_string()) }
 }
 
 /// Converts the failure of the trainer to the exception of its kind.

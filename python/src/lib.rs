@@ -22,6 +22,9 @@ use pyo3::prelude::*;
 
 #[pymodule(name = "_native")]
 mod native {
+    #[expect(non_upper_case_globals, reason = "the name is that of Python")]
+    #[pymodule_export]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
     #[pymodule_export]
     use super::agent::{Agent, Round};
     #[pymodule_export]

@@ -6,7 +6,7 @@
 - Elastic jobs of ``torchrun``: ``--rdzv-backend=steadfast``, see ``steadfast.torchrun``.
 """
 
-from ._native import Key, Work
+from ._native import Key, Work, __version__
 from .client import Trainer
 from .errors import (
     BadJobFile,
@@ -51,6 +51,7 @@ __all__ = [
     "Trainer",
     "UnavailableError",
     "Work",
+    "__version__",
     "category_ids",
     "connect",
     "local",

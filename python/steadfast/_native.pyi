@@ -6,6 +6,9 @@ import numpy as np
 
 from .elastic._agent import Assignment, Buffer
 
+__version__: str
+"""The version of the package and of its programs."""
+
 class Key:
     """What the random numbers of a gradient depend on: equal on every trainer that computes it."""
 

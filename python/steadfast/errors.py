@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any, Mapping, Optional, Sequence, Tuple
 
 
@@ -89,3 +90,10 @@ class RoundEnded(SteadfastError):
     """A round is over: a member was lost, or asked to join the next round. Join again."""
 
     exit_code = 5
+
+
+def described(error: BaseException) -> str:
+    """Returns what an exception says, and, indented below it, its traceback."""
+    last = "".join(traceback.format_exception_only(type(error), error)).splitlines()
+    where = "".join(traceback.format_exception(type(error), error, error.__traceback__)).splitlines()
+    return "\n  ".join([*last, *(where if error.__traceback__ is not None else [])])

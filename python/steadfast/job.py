@@ -45,6 +45,7 @@ class Job:
         passes: Passes over the training data. Exactly one of ``passes`` and ``steps`` is required.
         steps: Steps; synchronous jobs only.
         seed: Seed of every random choice.
+        tables: Settings of embedding tables, by the name of the table.
 
     Raises:
         BadJobFile: One line for each error, with the name of the argument.
@@ -65,6 +66,7 @@ class Job:
         sync: Optional[Section] = None,
         async_: Optional[Section] = None,
         gradients: Optional[Section] = None,
+        tables: Optional[Mapping[str, Section]] = None,
         tasks: Optional[Section] = None,
         evaluation: Optional[Section] = None,
         checkpoint: Optional[Section] = None,
@@ -82,6 +84,7 @@ class Job:
             "sync": sync,
             "async": async_,
             "gradients": gradients,
+            "tables": tables,
             "tasks": tasks,
             "evaluation": evaluation,
             "checkpoint": checkpoint,

@@ -432,7 +432,13 @@ def _environment() -> Dict[str, str]:
 def _errors_of(stderr: str) -> str:
     """The messages that a command has written, without its name and progress."""
     lines = stderr.replace("\r", "\n").splitlines()
-    errors = [line.split("error: ", 1)[1] for line in lines if "error: " in line]
+    errors: List[str] = []
+    is_within = False
+    for line in lines:
+        is_continued = is_within and line[:1].isspace()
+        is_within = is_continued or "error: " in line
+        if is_within:
+            errors.append(line if is_continued else line.split("error: ", 1)[1])
     return "\n".join(errors or lines[-1:])
 
 

@@ -17,12 +17,11 @@ import runpy
 import signal
 import sys
 import threading
-import traceback
 from typing import Callable, Optional, Sequence, Tuple
 
 from . import _native
 from .client import Trainer, leave_all
-from .errors import InvalidError, SteadfastError
+from .errors import InvalidError, SteadfastError, described
 
 __all__ = ["main"]
 
@@ -40,8 +39,8 @@ def main(args: Sequence[str]) -> int:
             _run_script(script, args)
     except SteadfastError as error:
         return _report(str(error), error.exit_code)
-    except Exception:
-        return _report(traceback.format_exc(), InvalidError.exit_code)
+    except Exception as error:
+        return _report(described(error), InvalidError.exit_code)
     return 0
 
 
@@ -78,8 +77,8 @@ def _compute(args: Sequence[str]) -> None:
                     work.parameters, work.batch, work.key
                 )
                 work.push(gradients, loss_sum=float(loss_sum))
-            except Exception:
-                _fail(work, traceback.format_exc())
+            except Exception as error:
+                _fail(work, described(error))
 
 
 def _take_device(args: Sequence[str]) -> Tuple[Optional[str], Sequence[str]]:
@@ -99,7 +98,8 @@ def _run_script(path: str, args: Sequence[str]) -> None:
 
 def _report(message: str, code: int) -> int:
     for line in message.rstrip().splitlines():
-        print(f"steadfast-trainer: error: {line}", file=sys.stderr)
+        # A line that is indented belongs to the error above it.
+        print(line if line[:1].isspace() else f"steadfast-trainer: error: {line}", file=sys.stderr)
     return code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import pathlib
 import re
 import subprocess
@@ -33,6 +34,21 @@ def test_the_wheel_alone_gives_the_package_and_the_programs(tmp_path):
     job = EXAMPLES / "own_loop.toml"
     command = [tmp_path / "bin" / "steadfast", "local", job, "--data-dir", tmp_path / "data"]
     subprocess.run(command, check=True, cwd=tmp_path, capture_output=True, timeout=120)
+
+
+def test_the_package_says_its_version():
+    assert steadfast.__version__ == importlib.metadata.version("steadfast")
+
+
+def test_the_elastic_program_of_the_page_passes_strict_type_checks(tmp_path):
+    pytest.importorskip("mypy")
+    page = (ROOT / "docs" / "elastic.md").read_text()
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "program.py").write_text(program)
+    shown = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "program.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert shown.returncode == 0, shown.stdout
 
 
 def test_a_notebook_runs(tmp_path, monkeypatch):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import inspect
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -52,6 +54,27 @@ def test_errors_of_a_job_name_the_argument():
         softmax("bad", epochs=3)
 
 
+def test_each_section_of_a_job_file_is_an_argument():
+    page = (EXAMPLES.parents[1] / "docs" / "job-file.md").read_text()
+    sections = re.findall(r"^## `\[(\w+)\]`", page, re.MULTILINE)
+    assert "tables" in sections and "checkpoint" in sections
+    arguments = inspect.signature(steadfast.Job).parameters
+    assert {"async_" if it == "async" else it for it in sections} <= set(arguments)
+    job = softmax(
+        "tables",
+        model=dict(kind="python", entry="clicks:build"),
+        tables=dict(user=dict(optimizer=dict(kind="adagrad"))),
+    )
+    assert "[tables.user" in job.to_toml()
+    with pytest.raises(steadfast.BadJobFile, match="`tables.user`.*adagradd"):
+        softmax("tables", tables=dict(user=dict(optimizer=dict(kind="adagradd"))))
+
+
+def test_a_function_of_the_program_itself_is_refused_as_a_model():
+    with pytest.raises(steadfast.BadJobFile, match="`model.entry` names `__main__`.*%%writefile"):
+        softmax("notebook", model=dict(kind="python", entry="__main__:build"))
+
+
 def test_a_job_file_and_arguments_describe_the_same_job(monkeypatch):
     read = steadfast.Job.from_file("own_loop.toml")
     assert read.name == "own-loop"
@@ -96,7 +119,18 @@ def test_an_exception_in_a_model_reaches_the_caller_with_its_traceback(tmp_path,
     job = softmax("broken", dataset=dataset, model=dict(kind="python", entry="broken:build"))
     with pytest.raises(steadfast.InvalidError) as caught:
         steadfast.local(job, data_dir=tmp_path / "data", progress=False).wait(120)
-    assert "undefined_name" in str(caught.value)
+    first, *rest = str(caught.value).splitlines()
+    assert first.endswith("NameError: name 'undefined_name' is not defined"), first
+    assert [it for it in rest if "undefined_name" in it] == [
+        "      return undefined_name",
+        "  NameError: name 'undefined_name' is not defined" + f" (logs: {tmp_path}/data/logs)",
+    ], rest
+    assert str(caught.value).count("Traceback") == 1 and str(caught.value).count("trainer-") == 1
+    # On a terminal as well.
+    command = ["steadfast", "local", "job.toml", "--data-dir", "again", "--python", sys.executable]
+    (tmp_path / "job.toml").write_text(job.to_toml())
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120).stderr
+    assert shown.count("Traceback") == 1 and shown.count("error: ") == 1, shown
 
 
 def test_an_exception_in_a_loop_reaches_the_caller_with_its_traceback(tmp_path):

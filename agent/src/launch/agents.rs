@@ -251,7 +251,7 @@ impl Agent {
                 _ = beats.tick(), if input.is_some() => beat(&mut input).await,
             }
         };
-        let reason = match exit.last_lines.last() {
+        let reason = match exit.reason_lines().last() {
             Some(line) if !exit.is_success() => format!("{exit}: {line}"),
             Some(_) | None => exit.to_string(),
         };

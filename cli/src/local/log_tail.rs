@@ -4,11 +4,13 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
+use steadfast_process::belongs_to_the_line_above;
+
 /// Maximum number of bytes read from the end of a log.
 const TAIL_BYTES: u64 = 16 << 10;
 
-/// Returns the reason found in a log from byte `from` on: its `error:` lines without the program's name, else
-/// a panic message, else the last line.
+/// Returns the reason found in a log from byte `from` on: its `error:` lines without the program's name, each with
+/// the indented lines below it, else a panic message, else the last line.
 pub fn last_lines(log: &Path, from: u64) -> Option<String> {
     let mut file = File::open(log).ok()?;
     let length = file.metadata().ok()?.len();
@@ -30,8 +32,9 @@ pub fn rotate(directory: &Path) {
 }
 
 fn explain(text: &str) -> Option<String> {
-    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    let errors: Vec<&str> = lines.iter().filter_map(|line| error_of(line)).collect();
+    let lines = text.lines().map(str::trim_end).filter(|line| !line.is_empty());
+    let errors = errors_of(lines.clone());
+    let lines: Vec<&str> = lines.map(str::trim_start).collect();
     if !errors.is_empty() {
         return Some(printable(&errors.join("\n")));
     }
@@ -40,6 +43,20 @@ fn explain(text: &str) -> Option<String> {
         return Some(printable(&lines[at..(at + 2).min(lines.len())].join(" ")));
     }
     lines.last().map(|line| printable(line))
+}
+
+/// Returns the errors among some lines, each with the lines that belong to it.
+fn errors_of<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut errors = Vec::new();
+    let mut is_within = false;
+    for line in lines {
+        let error = error_of(line);
+        is_within = error.is_some() || (is_within && belongs_to_the_line_above(line));
+        if is_within {
+            errors.push(error.unwrap_or(line));
+        }
+    }
+    errors
 }
 
 /// Returns `what` of `steadfast-master: error: what`, and of clap's `error: what`.
@@ -63,6 +80,13 @@ mod tests {
         let text = "2026 info master started\nsteadfast-master: error: `passes` must be at least 1\n\
                     steadfast-master: error: unknown key `x`\n";
         assert_eq!(explain(text).unwrap(), "`passes` must be at least 1\nunknown key `x`");
+    }
+
+    #[test]
+    fn an_error_has_the_indented_lines_below_it() {
+        let text = "info\nsteadfast-trainer: error: KeyError: 'a'\n  Traceback\n    File \"a.py\"\n\
+                    2026 info ended\n  unrelated\n";
+        assert_eq!(explain(text).unwrap(), "KeyError: 'a'\n  Traceback\n    File \"a.py\"");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
-use steadfast_process::Failure;
+use steadfast_process::{Failure, belongs_to_the_line_above};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -159,7 +159,10 @@ fn fatal(process: &Process, exit: &Exit) -> Option<Failure> {
     let words = exit.words.as_deref().unwrap_or(NO_REASON);
     let lines: Vec<String> = words
         .lines()
-        .map(|line| format!("{} ended ({}): {line}", process.name, exit.how))
+        .map(|line| match belongs_to_the_line_above(line) {
+            true => line.to_owned(),
+            false => format!("{} ended ({}): {line}", process.name, exit.how),
+        })
         .collect();
     Some(Failure::new(kind, lines.join("\n")))
 }

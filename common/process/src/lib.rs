@@ -33,7 +33,9 @@ pub use moved::moved;
 pub use page::{Section, Sections, tables};
 pub use parse::{Refusal, parse, try_parse};
 pub use readiness::{HealthTask, Readiness, Ready, health};
-pub use run::{keep_freed_memory, limit_arenas, run, wait_after_completion};
+pub use run::{
+    belongs_to_the_line_above, keep_freed_memory, limit_arenas, run, wait_after_completion,
+};
 pub use security::{Exposure, SecurityArgs, TlsArgs};
 pub use server::bind;
 pub use shutdown::Shutdown;

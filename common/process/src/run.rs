@@ -39,11 +39,20 @@ pub fn run<T: Termination>(name: &str, main: impl Future<Output = Result<T, Fail
         Err(failure) => {
             for line in failure.message.lines() {
                 // A failed write to stderr (full disk) must not change the exit code.
-                let _ = writeln!(std::io::stderr(), "{name}: error: {line}");
+                let _ = match belongs_to_the_line_above(line) {
+                    true => writeln!(std::io::stderr(), "{line}"),
+                    false => writeln!(std::io::stderr(), "{name}: error: {line}"),
+                };
             }
             ExitCode::from(failure.kind.exit_code())
         }
     }
+}
+
+/// Returns whether a line of an error goes on with the one above, such as a line of a traceback. Each other line is
+/// an error of its own.
+pub fn belongs_to_the_line_above(line: &str) -> bool {
+    line.starts_with(char::is_whitespace)
 }
 
 /// Raises the limit on open files to the hard limit; the usual 1024 are fewer than the connections of a

@@ -29,6 +29,14 @@ impl Exit {
     pub fn is_success(&self) -> bool {
         self.ending == Ending::Code(0)
     }
+
+    /// Returns the last lines of its stderr, if they may say why it ended: a worker cannot say anything of SIGKILL.
+    pub fn reason_lines(&self) -> &[String] {
+        match self.ending {
+            Ending::Signal(signal) if signal == Signal::SIGKILL as i32 => &[],
+            Ending::Code(_) | Ending::Signal(_) | Ending::Unknown(_) => &self.last_lines,
+        }
+    }
 }
 
 impl fmt::Display for Exit {
@@ -57,5 +65,18 @@ impl fmt::Display for Ending {
             },
             Self::Unknown(reason) => f.write_str(reason),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_lines_of_a_worker_are_not_the_reason_of_a_kill() {
+        let exit = |ending| Exit { ending, last_lines: vec!["a warning".to_owned()] };
+        assert_eq!(exit(Ending::Code(1)).reason_lines(), ["a warning"]);
+        assert_eq!(exit(Ending::Signal(Signal::SIGABRT as i32)).reason_lines(), ["a warning"]);
+        assert!(exit(Ending::Signal(Signal::SIGKILL as i32)).reason_lines().is_empty());
     }
 }

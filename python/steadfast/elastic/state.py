@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional
 
 from ..errors import InvalidError
 from ._agent import Agent, Buffer
@@ -94,6 +94,11 @@ class ObjectState(State):
     Raises:
         InvalidError: An attribute cannot be saved, or has the name of a method.
     """
+
+    if TYPE_CHECKING:
+        # The attributes that the constructor takes.
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__()
