@@ -52,6 +52,7 @@ impl Task {
             entry: None,
             script: None,
             device: None,
+            min_records: None,
         };
         let inputs = Inputs { features, columns: 0 };
         let model = Registry::built_in().build(&spec, inputs).expect("the model is valid");

@@ -96,6 +96,7 @@ const TRAINING_KEYS: &[&str] = &[
     "model.entry",
     "model.script",
     "model.device",
+    "model.min_records",
     "optimizer",
     "optimizer.kind",
     "optimizer.momentum",

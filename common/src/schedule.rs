@@ -3,9 +3,10 @@
 //! The tasks of a pass have a seeded order (Fisher-Yates shuffle with ChaCha8). In synchronous mode each
 //! task is assigned to the lane with the fewest records so far (list scheduling, Graham 1969; ties to the
 //! lowest lane). The stream of a lane is the concatenation of its tasks, with the records of each task in
-//! a seeded order. Micro-batches are consecutive records of the stream, so one may span two tasks. A task
-//! that is given up is removed from the stream of its lane. It never contributed, so the micro-batches
-//! before it do not change.
+//! a seeded order. Micro-batches are consecutive records of the stream, so one may span two tasks. If the
+//! records that are left at the end of a stream are fewer than the model takes (`model.min_records`), they are
+//! part of the micro-batch before. A task that is given up is removed from the stream of its lane. It never
+//! contributed, so the micro-batches before it do not change.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -16,6 +17,7 @@ use sha2::{Digest, Sha256};
 
 use crate::dataset::Manifest;
 use crate::ids::{Lane, Pass, TaskId};
+use crate::spec::JobSpec;
 
 /// Returns the order of the training tasks in a pass.
 pub fn task_order(manifest: &Manifest, seed: u64, pass: Pass) -> Vec<TaskId> {
@@ -53,6 +55,16 @@ fn shuffle<T>(items: &mut [T], seed: u64, purpose: &str, a: u64, b: u64) {
     }
 }
 
+/// Returns the mini-batches of a task, as ranges of its records. Those that are left at its end are part of the
+/// mini-batch before, if they are fewer than `min`.
+pub fn mini_batches(records: u32, size: u32, min: u32) -> Vec<Range<u32>> {
+    let left = records % size;
+    let is_joined = size <= records && 0 < left && left < min;
+    let count = if is_joined { records / size } else { records.div_ceil(size) };
+    let end_of = |index: u32| if index + 1 == count { records } else { (index + 1) * size };
+    (0..count).map(|index| index * size..end_of(index)).collect()
+}
+
 /// The part of a micro-batch that belongs to one task: positions in the task's record order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchPart {
@@ -69,10 +81,19 @@ pub struct LaneSchedule {
     starts: Vec<Vec<u64>>,
     /// By task: its lane, and its index there.
     places: Vec<(Lane, u32)>,
+    /// By lane: the micro-batch that also has the records which are too few for one of their own. It follows from all
+    /// tasks of the lane: a task that is given up must not move the end of a micro-batch before it.
+    last: Vec<Option<u64>>,
     micro_batch: u32,
 }
 
 impl LaneSchedule {
+    /// Returns the schedule of `pass` of a job.
+    pub fn of(spec: &JobSpec, manifest: &Manifest, pass: Pass) -> Self {
+        Self::new(manifest, spec.seed, pass, spec.sync.lanes, spec.sync.micro_batch)
+            .with_records_min(spec.model.min_records())
+    }
+
     /// Assigns the tasks of `pass` to `lanes` lanes.
     pub fn new(manifest: &Manifest, seed: u64, pass: Pass, lanes: u32, micro_batch: u32) -> Self {
         let mut dealt = vec![Vec::new(); lanes as usize];
@@ -93,7 +114,22 @@ impl LaneSchedule {
         for (end, lane) in load {
             starts[lane as usize].push(end);
         }
-        Self { lanes: dealt, starts, places, micro_batch }
+        let last = vec![None; lanes as usize];
+        Self { lanes: dealt, starts, places, last, micro_batch }
+    }
+
+    /// Leaves no micro-batch with fewer records than `min`, except where a whole lane has fewer, or a task was given
+    /// up.
+    #[must_use]
+    pub fn with_records_min(mut self, min: u32) -> Self {
+        let micro_batch = u64::from(self.micro_batch);
+        let ends = self.starts.iter().map(|starts| starts.last().copied().unwrap_or(0));
+        let last = ends.map(|end| {
+            let left = end % micro_batch;
+            (micro_batch <= end && 0 < left && left < u64::from(min)).then(|| end / micro_batch - 1)
+        });
+        self.last = last.collect();
+        self
     }
 
     /// Number of lanes.
@@ -103,7 +139,34 @@ impl LaneSchedule {
 
     /// Number of micro-batches in a lane, without the tasks that were given up.
     pub fn steps_of(&self, lane: Lane, given_up: &BTreeSet<TaskId>) -> u64 {
-        self.records_of(lane, given_up).div_ceil(u64::from(self.micro_batch))
+        let steps = self.records_of(lane, given_up).div_ceil(u64::from(self.micro_batch));
+        self.last_of(lane).map_or(steps, |last| steps.min(last + 1))
+    }
+
+    /// Returns how many records of a lane's stream come before step `step`, if the stream has as many.
+    pub fn records_before(&self, lane: Lane, step: u64) -> u64 {
+        match self.last_of(lane) {
+            Some(last) if last < step => u64::MAX,
+            Some(_) | None => step.saturating_mul(u64::from(self.micro_batch)),
+        }
+    }
+
+    /// Returns the number of records of the smallest micro-batch, if no task is given up; `None` without records.
+    pub fn records_min(&self) -> Option<u64> {
+        let none = BTreeSet::new();
+        let of_lane = |lane: Lane| {
+            let steps = self.steps_of(lane, &none);
+            let ends = self.records_of(lane, &none);
+            (0 < steps).then(|| {
+                let last = ends - self.records_before(lane, steps - 1);
+                last.min(if 1 < steps { u64::from(self.micro_batch) } else { last })
+            })
+        };
+        (0..self.lanes()).filter_map(|lane| of_lane(Lane(lane))).min()
+    }
+
+    fn last_of(&self, lane: Lane) -> Option<u64> {
+        self.last.get(lane.0 as usize).copied().flatten()
     }
 
     /// Number of steps in the pass: that of its longest lane, but at least 1, because one step has to
@@ -144,9 +207,12 @@ impl LaneSchedule {
         step: u64,
         given_up: &BTreeSet<TaskId>,
     ) -> Vec<BatchPart> {
-        let wanted_start = step * u64::from(self.micro_batch);
-        let wanted_end = wanted_start + u64::from(self.micro_batch);
+        let wanted_start = self.records_before(lane, step);
+        let wanted_end = self.records_before(lane, step + 1);
         let mut parts = Vec::new();
+        if wanted_start == u64::MAX {
+            return parts;
+        }
         let (first, mut start) = self.before(lane, wanted_start, given_up);
         for (task, records) in self.tasks_of(lane).iter().skip(first) {
             if given_up.contains(task) {
@@ -183,9 +249,9 @@ impl LaneSchedule {
 
     /// Returns how many tasks of the pass are finished, and how many are started, after `steps` steps.
     pub fn progress(&self, steps: u64, given_up: &BTreeSet<TaskId>) -> (u32, u32) {
-        let reached = steps * u64::from(self.micro_batch);
         let (mut done, mut begun) = (0, 0);
-        for lane in &self.lanes {
+        for (number, lane) in self.lanes.iter().enumerate() {
+            let reached = self.records_before(Lane(number as u32), steps);
             let mut start = 0;
             for (_, records) in lane.iter().filter(|(task, _)| !given_up.contains(task)) {
                 let end = start + u64::from(*records);
@@ -285,6 +351,81 @@ mod tests {
                     assert_eq!(found, wanted);
                 }
             }
+        }
+    }
+
+    /// I7: no micro-batch is smaller than the model takes, none lacks a record, and those before the last are as
+    /// they were.
+    #[test]
+    fn records_that_are_too_few_for_a_micro_batch_are_part_of_the_one_before() {
+        let none = BTreeSet::new();
+        for records in 1..60_u32 {
+            let sizes = [records, 9, 4, 13];
+            for (lanes, min) in (1..5).flat_map(|lanes| (1..=4).map(move |min| (lanes, min))) {
+                let plain = LaneSchedule::new(&manifest(&sizes), 3, Pass(0), lanes, 4);
+                let joined = plain.clone().with_records_min(min);
+                assert_eq!(all_records(&joined, &none), all_records(&plain, &none));
+                for lane in (0..lanes).map(Lane) {
+                    let steps = joined.steps_of(lane, &none);
+                    let batches = |schedule: &LaneSchedule| -> Vec<Vec<BatchPart>> {
+                        (0..steps).map(|step| schedule.micro_batch(lane, step, &none)).collect()
+                    };
+                    let (found, known) = (batches(&joined), batches(&plain));
+                    assert!(joined.micro_batch(lane, steps, &none).is_empty());
+                    let before = steps.saturating_sub(1) as usize;
+                    assert_eq!(found[..before], known[..before]);
+                    let held: u64 = plain.tasks_of(lane).iter().map(|it| u64::from(it.1)).sum();
+                    let size = |parts: &Vec<BatchPart>| -> usize {
+                        parts.iter().map(|part| part.positions.len()).sum()
+                    };
+                    let is_large_enough = |parts: &Vec<BatchPart>| min as usize <= size(parts);
+                    assert!(held < u64::from(min) || found.iter().all(is_large_enough));
+                }
+                let smallest = joined.records_min().unwrap();
+                assert!(plain.records_min().unwrap() <= smallest);
+                assert_eq!(joined.progress(joined.steps(&none), &none).0, 4);
+                assert!(min != 1 || joined == plain);
+            }
+        }
+    }
+
+    /// A task that is given up does not change the micro-batches before it, whatever their smallest size.
+    #[test]
+    fn giving_up_a_task_moves_no_end_of_a_micro_batch_before_it() {
+        let sizes = [4, 3, 2, 4, 1, 4, 3];
+        for bits in 0_u32..1 << sizes.len() {
+            let schedule = LaneSchedule::new(&manifest(&sizes), 3, Pass(0), 1, 4);
+            let schedule = schedule.with_records_min(3);
+            let tasks = (0..sizes.len() as u32).filter(|task| bits >> task & 1 == 1).map(TaskId);
+            let mut given_up: BTreeSet<TaskId> = tasks.collect();
+            for (more, _) in schedule.tasks_of(Lane(0)) {
+                let known = given_up.clone();
+                if !given_up.insert(*more) {
+                    continue;
+                }
+                for step in 0..9 {
+                    let before = schedule.micro_batch(Lane(0), step, &known);
+                    if before.iter().any(|part| part.task == *more) {
+                        break;
+                    }
+                    assert_eq!(schedule.micro_batch(Lane(0), step, &given_up), before);
+                }
+                given_up = known;
+            }
+        }
+    }
+
+    #[test]
+    fn a_task_has_no_mini_batch_that_is_smaller_than_the_model_takes() {
+        for (records, size, min) in (0..40)
+            .flat_map(|it| (1..6).flat_map(move |size| (1..=size).map(move |min| (it, size, min))))
+        {
+            let batches = mini_batches(records, size, min);
+            let joined: Vec<u32> = batches.iter().cloned().flatten().collect();
+            assert_eq!(joined, (0..records).collect::<Vec<_>>());
+            assert!(records < min || batches.iter().all(|it| min <= it.end - it.start));
+            let whole = batches.iter().rev().skip(1).all(|it| it.end - it.start == size);
+            assert!(whole && (1 < min || batches.len() as u32 == records.div_ceil(size)));
         }
     }
 

@@ -209,6 +209,17 @@ pub struct ModelSpec {
     /// `python`: where PyTorch computes, such as `cuda`; a trainer may override it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
+    /// The fewest records of which the model computes a gradient; see [`ModelSpec::min_records`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_records: Option<u32>,
+}
+
+impl ModelSpec {
+    /// Returns the fewest records of which the model computes a gradient. A model that normalizes over the records
+    /// of a micro-batch takes at least two.
+    pub fn min_records(&self) -> u32 {
+        self.min_records.unwrap_or(1)
+    }
 }
 
 /// Non-linearity of hidden layers.

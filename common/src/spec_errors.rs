@@ -454,6 +454,7 @@ impl JobSpec {
         at_least_one("sync.lanes", u64::from(self.sync.lanes));
         at_least_one("sync.micro_batch", u64::from(self.sync.micro_batch));
         at_least_one("async.batch", u64::from(self.asynchronous.batch));
+        at_least_one("model.min_records", u64::from(self.model.min_records()));
         at_least_one("async.push_every", u64::from(self.asynchronous.push_every));
         at_least_one("async.pull_every", u64::from(self.asynchronous.pull_every));
         at_least_one("tasks.deadline", self.tasks.deadline.as_millis() as u64);
@@ -463,6 +464,17 @@ impl JobSpec {
             "checkpoint.every",
             self.checkpoint.every.map_or(1, |every| every.as_millis() as u64),
         );
+        let (key, size) = match self.mode {
+            Mode::Sync => ("sync.micro_batch", self.sync.micro_batch),
+            Mode::Async => ("async.batch", self.asynchronous.batch),
+        };
+        // A size of zero is an error of its own.
+        if size.max(1) < self.model.min_records() {
+            errors.push(SpecError::new(
+                &["model.min_records", key],
+                format!("`model.min_records` must be at most `{key}`, which is {size}"),
+            ));
+        }
         if LANES_MAX < self.sync.lanes {
             errors.push(SpecError::new(
                 &["sync.lanes"],

@@ -108,6 +108,10 @@ impl Model for PythonModel {
         self.requests.call(|reply| Request::Evaluate { parameters, records, reply })
     }
 
+    fn min_records(&self) -> u32 {
+        self.built.min_records
+    }
+
     fn check(&self, batch: &Batch) -> Result<(), ModelError> {
         match batch.columns.is_empty() {
             true => batch.check(self.features),

@@ -13,6 +13,7 @@ pub struct Built {
     pub parameters: Vec<ParamSpec>,
     pub metric: String,
     pub numerics: String,
+    pub min_records: u32,
 }
 
 /// A computation, and where its result goes.

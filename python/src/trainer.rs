@@ -231,10 +231,11 @@ impl Trainer {
             parameters.push(table_of(name, &table)?);
         }
         let metric = model.getattr("metric_name")?.extract()?;
+        let min_records = model.getattr("min_records")?.extract()?;
         let identity = py.import("steadfast.model")?.getattr("identity")?;
         let numerics = identity.call1((&model,))?.extract()?;
         *self.model.lock().expect("no holder panics") = Some(model.unbind());
-        Ok(Built { parameters, metric, numerics })
+        Ok(Built { parameters, metric, numerics, min_records })
     }
 
     /// Asks the model for the ids of its tables, in the order of these.

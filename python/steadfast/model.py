@@ -45,6 +45,10 @@ class Model(abc.ABC):
     metric_name = "metric"
     """Name of the metric that :meth:`evaluate` sums, such as ``accuracy``; the job shows its mean."""
 
+    min_records = 1
+    """The fewest records of which :meth:`gradient` computes a gradient. A job whose last micro-batches have fewer is
+    refused, with what to set in its job file (``model.min_records``)."""
+
     @abc.abstractmethod
     def parameters(self) -> Mapping[str, Sequence[int]]:
         """Returns the shapes of the parameters by name, in the same order in every process."""

@@ -65,6 +65,8 @@ class Model(_Model):
         master_weights: Trains float16 and bfloat16 parameters as float32 ones: before each computation they
             are rounded to the type of the module, and their gradients are converted to float32. Without it, a
             module with such parameters is rejected.
+        min_records: The fewest records of a micro-batch: 2 by default of a module with a ``BatchNorm1d`` that is
+            trained, which normalizes no single record, else 1. See :attr:`steadfast.Model.min_records`.
 
     Raises:
         InvalidError: The module has parameters or buffers that cannot be trained faithfully.
@@ -85,6 +87,7 @@ class Model(_Model):
         buffers: Optional[str] = None,
         device: Optional[str] = None,
         master_weights: bool = False,
+        min_records: Optional[int] = None,
     ) -> None:
         if reduction not in ("mean", "sum", "coupled"):
             raise InvalidError(f'`reduction` is "{reduction}"; use "mean", "sum" or "coupled"')
@@ -131,6 +134,8 @@ class Model(_Model):
         self._crossing = _Crossing(self.device, self._state()) if self.device.type != "cpu" else None
         # Layers that the user has set to evaluation mode stay so.
         self._modes = {layer: layer.training for layer in module.modules()}
+        needs_two = any(isinstance(it, torch.nn.BatchNorm1d) and it.training for it in self._modes)
+        self.min_records = min_records or (2 if needs_two else 1)
 
     def parameters(self) -> Dict[str, List[int]]:
         return {name: list(it.shape) for name, it in self._state().items()}
@@ -317,6 +322,13 @@ class Model(_Model):
         except IndexError as error:
             # On the CPU: an index beyond the rows of a layer.
             raise self._wrong_record(inputs, start, end) or error from None
+        except ValueError as error:
+            if end - start == 1 and "more than 1 value per channel" in str(error):
+                raise InvalidError(
+                    f"the module cannot normalize a micro-batch of one record: {error}; set `min_records = 2` in "
+                    "`[model]` of the job file"
+                ) from error
+            raise
 
     def _wrong_arguments(
         self, inputs: Sequence[Any], arguments: Sequence[Any], error: TypeError

@@ -94,6 +94,16 @@ def test_the_mean_of_the_changes_of_buffers_is_what_batchnorm_computes():
     assert model.evaluate(parameters, batch(4)) == before
 
 
+def test_a_module_that_normalizes_over_records_needs_two():
+    model = st.Model(normalized(), LOSS, buffers="mean")
+    assert model.min_records == 2
+    with pytest.raises(steadfast.InvalidError, match="cannot normalize.*of one record.*`min_records = 2`"):
+        model.gradient(read_only(model), batch(1), KEY)
+    assert st.Model(normalized().eval(), LOSS, buffers="constant").min_records == 1
+    assert st.Model(normalized(), LOSS, buffers="mean", min_records=1).min_records == 1
+    assert st.Model(torch.nn.Linear(6, 2), LOSS).min_records == 1
+
+
 class Rebinding(torch.nn.Module):
     """Replaces its buffers instead of changing them."""
 
@@ -192,6 +202,32 @@ def test_a_loss_that_is_not_what_its_model_says_is_refused(loss, reduction, reme
     with pytest.raises(steadfast.InvalidError, match=remedy):
         model = st.Model(torch.nn.Linear(6, 2), loss, reduction=reduction)
         model.evaluate(read_only(model), batch(8))
+
+
+def test_a_mean_over_the_tokens_of_sequences_with_padding_is_refused():
+    class Tokens(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rows = torch.nn.Embedding(9, 9)
+
+        def forward(self, words):
+            return self.rows(words).transpose(1, 2)
+
+    words = np.arange(4 * 5).reshape(4, 5) % 9
+    following = np.where(np.arange(5) < np.array([[1], [5], [2], [4]]), (words + 1) % 9, -100)
+    records = {"words": words, "following": following}
+    mean = st.Model(Tokens(), LOSS, inputs="words", target="following")
+    with pytest.raises(steadfast.InvalidError, match='padding use `reduction="sum"`'):
+        mean.gradient(read_only(mean), records, KEY)
+    total = st.Model(
+        Tokens(), torch.nn.CrossEntropyLoss(reduction="sum"), reduction="sum", inputs="words", target="following"
+    )
+    parameters = read_only(total)
+    parts = [
+        total.gradient(parameters, {name: it[at : at + 1] for name, it in records.items()}, KEY)[0]
+        for at in range(4)
+    ]
+    assert total.gradient(parameters, records, KEY)[0] == pytest.approx(sum(parts), rel=1e-5)
 
 
 def squares(output, label):

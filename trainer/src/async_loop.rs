@@ -13,6 +13,7 @@ use steadfast_common::ids::{Lane, Pass, TaskId};
 use steadfast_common::layout::Layout;
 use steadfast_common::position::Position;
 use steadfast_common::records::DispatchRecord;
+use steadfast_common::schedule::mini_batches;
 use steadfast_common::spec::OptimizerSpec;
 use steadfast_common::status::TimeBreakdown;
 use steadfast_common::table::Rows;
@@ -185,17 +186,15 @@ impl Worker<'_> {
         records: &Records,
     ) -> Result<f64, TrainError> {
         let settings = &self.context.spec().asynchronous;
-        let (batch_size, push_every, pull_every) = (
-            settings.batch as usize,
-            u64::from(settings.push_every),
-            u64::from(settings.pull_every),
-        );
+        let (push_every, pull_every) =
+            (u64::from(settings.push_every), u64::from(settings.pull_every));
+        let records_min = self.context.spec().model.min_records();
+        let batches = mini_batches(records.len() as u32, settings.batch, records_min);
         let mut loss_sum = 0.0;
         self.pushed_to = 0;
-        let indices: Vec<u32> = (0..records.len() as u32).collect();
-        let batches = indices.chunks(batch_size).len();
-        for (step, indices) in indices.chunks(batch_size).enumerate() {
-            let batch = records.select(indices);
+        for (step, range) in batches.iter().enumerate() {
+            let indices: Vec<u32> = range.clone().collect();
+            let batch = records.select(&indices);
             // The key depends on the task and not on the trainer.
             let key = MicroBatch {
                 seed: self.context.spec().seed,
@@ -220,10 +219,10 @@ impl Worker<'_> {
             self.batches += 1;
             // The record ranges of pushes are their names: they do not depend on the trainer. The task is
             // done only once its last push is acknowledged.
-            let last = step + 1 == batches;
+            let last = step + 1 == batches.len();
             if last || (step as u64 + 1).is_multiple_of(push_every) {
-                let to = indices.last().map_or(0, |index| index + 1);
-                self.push(RecordRange { pass, task, from: self.pushed_to, to, last }).await?;
+                let (from, to) = (self.pushed_to, range.end);
+                self.push(RecordRange { pass, task, from, to, last }).await?;
                 self.pushed_to = to;
             }
             if self.batches.is_multiple_of(pull_every) {

@@ -7,11 +7,12 @@ use clap::Parser;
 use serde_json::json;
 use steadfast_client::{ClientError, GenerationClient, Identity, RegisterError, Registration};
 use steadfast_common::compression::Codec;
-use steadfast_common::dataset::ReadOptions;
-use steadfast_common::ids::TrainerId;
+use steadfast_common::dataset::{Manifest, ReadOptions};
+use steadfast_common::ids::{Pass, TrainerId};
 use steadfast_common::keys::Keys;
 use steadfast_common::layout::{ParamSpec, UpdateRule};
 use steadfast_common::role::Role;
+use steadfast_common::schedule::{LaneSchedule, mini_batches};
 use steadfast_common::spec::{JobSpec, Mode};
 use steadfast_coord::{CoordError, Etcd};
 use steadfast_host::random;
@@ -269,6 +270,7 @@ impl Program<'_> {
             )));
         }
         check_tables(spec, &parameters)?;
+        check_records(spec, &manifest, model.min_records())?;
         let options = ReadOptions::new(&spec.dataset, &manifest);
         let in_use = match spec.mode {
             // A micro-batch may begin and end in the middle of a task.
@@ -309,6 +311,31 @@ fn check_tables(spec: &JobSpec, parameters: &[ParamSpec]) -> Result<(), Failure>
     Err(Failure::invalid(format!(
         "`tables.{unknown}`: the model has no such table; it has {known}"
     )))
+}
+
+/// Checks that the first pass has no micro-batch of fewer records than the model takes.
+fn check_records(spec: &JobSpec, manifest: &Manifest, min: u32) -> Result<(), Failure> {
+    if min <= 1 {
+        return Ok(());
+    }
+    let smallest = match spec.mode {
+        Mode::Sync => LaneSchedule::of(spec, manifest, Pass(0)).records_min(),
+        Mode::Async => {
+            let (size, joined) = (spec.asynchronous.batch, spec.model.min_records());
+            let tasks = manifest.training_tasks();
+            let batches = tasks
+                .iter()
+                .flat_map(|task| mini_batches(manifest.records_of(*task) as u32, size, joined));
+            batches.map(|range| u64::from(range.end - range.start)).min()
+        }
+    };
+    match smallest {
+        Some(smallest) if smallest < u64::from(min) => Err(Failure::invalid(format!(
+            "the model needs {min} records for a gradient, and the pass would end with {smallest} in a micro-batch; \
+             set `min_records = {min}` in `[model]`, and let tasks have as many"
+        ))),
+        Some(_) | None => Ok(()),
+    }
 }
 
 fn not_registered(error: RegisterError) -> Failure {

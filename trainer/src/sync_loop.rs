@@ -582,10 +582,8 @@ impl Worker<'_> {
             self.schedules.pop_first();
         }
         self.schedules.entry(pass).or_insert_with(|| {
-            let spec = &context.spec();
-            let (lanes, micro_batch) = (spec.sync.lanes, spec.sync.micro_batch);
             let manifest = context.tasks.dataset().loaded(pass).expect("it was waited for");
-            LaneSchedule::new(&manifest, spec.seed, pass, lanes, micro_batch)
+            LaneSchedule::of(context.spec(), &manifest, pass)
         })
     }
 

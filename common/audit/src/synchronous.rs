@@ -80,16 +80,14 @@ struct Plan<'a> {
     manifest: &'a Manifest,
     pass: Pass,
     schedule: LaneSchedule,
-    micro_batch: u32,
     discarded: BTreeSet<TaskId>,
 }
 
 impl<'a> Plan<'a> {
     fn new(evidence: &'a Evidence, pass: Pass) -> Self {
-        let (spec, manifest) = (&evidence.spec, evidence.manifest_of(pass));
-        let (lanes, micro_batch) = (spec.sync.lanes, spec.sync.micro_batch);
-        let schedule = LaneSchedule::new(manifest, spec.seed, pass, lanes, micro_batch);
-        Self { manifest, pass, schedule, micro_batch, discarded: evidence.discarded_in(pass) }
+        let manifest = evidence.manifest_of(pass);
+        let schedule = LaneSchedule::of(&evidence.spec, manifest, pass);
+        Self { manifest, pass, schedule, discarded: evidence.discarded_in(pass) }
     }
 
     /// Checks the applied records of each group for the pass, or for its first `steps` steps.
@@ -127,7 +125,7 @@ impl<'a> Plan<'a> {
     fn expected(&self, steps: Option<u64>) -> Sum {
         let mut sum = Sum::default();
         for lane in (0..self.schedule.lanes()).map(Lane) {
-            let mut left = steps.map_or(u64::MAX, |it| it.saturating_mul(self.micro_batch.into()));
+            let mut left = steps.map_or(u64::MAX, |it| self.schedule.records_before(lane, it));
             for (task, records) in self.schedule.tasks_of(lane) {
                 if self.discarded.contains(task) {
                     continue;

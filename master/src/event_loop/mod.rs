@@ -275,8 +275,7 @@ impl EventLoop {
         if spec.mode == Mode::Async || spec.dataset.follow || is_known {
             return;
         }
-        let (lanes, micro_batch) = (spec.sync.lanes, spec.sync.micro_batch);
-        let schedule = LaneSchedule::new(&self.job.manifest, spec.seed, pass, lanes, micro_batch);
+        let schedule = LaneSchedule::of(spec, &self.job.manifest, pass);
         self.live.schedule = Some((pass, schedule));
     }
 

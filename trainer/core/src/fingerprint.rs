@@ -58,6 +58,7 @@ fn gradient(activation: Activation) -> Parameters {
         entry: None,
         script: None,
         device: None,
+        min_records: None,
     };
     let model = Network::mlp(&spec, 13).expect("the spec is fixed and valid");
     let mut parameters = Parameters::zeros(Arc::new(Layout::new(model.parameters())));

@@ -72,7 +72,7 @@
 //! #     steadfast_common::spec::ModelSpec {
 //! #         kind: "poisson".into(), classes: None, factors: None, hidden: vec![],
 //! #         activation: Default::default(), dropout: 0.0, options: Default::default(),
-//! #         entry: None, script: None, device: None,
+//! #         entry: None, script: None, device: None, min_records: None,
 //! #     }
 //! # }
 //! let model = models.build(&spec(), Inputs { features: 2, columns: 0 })?;

@@ -71,6 +71,12 @@ pub trait Model: Send + Sync {
         Ok(None)
     }
 
+    /// Returns the fewest records of which the model computes a gradient: more than one, if it normalizes over the
+    /// records of a micro-batch.
+    fn min_records(&self) -> u32 {
+        1
+    }
+
     /// Sums loss and metric over the records, without random numbers.
     fn evaluate(&self, parameters: &Parameters, batch: &Batch) -> Result<Evaluation, ModelError>;
 

@@ -28,6 +28,7 @@ fn spec(kind: &str) -> ModelSpec {
         entry: None,
         script: None,
         device: None,
+        min_records: None,
     }
 }
 

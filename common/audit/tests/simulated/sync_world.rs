@@ -61,6 +61,7 @@ impl SyncWorld {
         let mut spec = spec(Mode::Sync, 3);
         spec.sync.lanes = 1 + rng.below(5) as u32;
         spec.sync.micro_batch = 1 + rng.below(9) as u32;
+        spec.model.min_records = Some(1 + rng.below(spec.sync.micro_batch as usize) as u32);
         let tasks = 5 + rng.below(8);
         let manifest = manifest(&mut rng, tasks);
         let trained = manifest.training_tasks();
@@ -116,8 +117,8 @@ impl SyncWorld {
     /// The contributions of all lanes to a step. A task that cannot be read is given up, and the lane
     /// continues without it.
     fn lanes(&mut self, pass: Pass, step: u64) -> Vec<Given> {
-        let (lanes, micro_batch) = (self.spec.sync.lanes, self.spec.sync.micro_batch);
-        let schedule = LaneSchedule::new(&self.manifest, self.spec.seed, pass, lanes, micro_batch);
+        let lanes = self.spec.sync.lanes;
+        let schedule = LaneSchedule::of(&self.spec, &self.manifest, pass);
         let ended = snapshot(&mut self.shards[0]).exhausted;
         let mut given = Vec::new();
         for lane in (0..lanes).map(Lane).filter(|lane| !ended.contains(lane)) {
