@@ -247,7 +247,7 @@ impl<'a> Agent<'a> {
         match result {
             Some(result) if result.state == steadfast_common::records::JobOutcome::Failed => {
                 let reason = result.reason.unwrap_or_default();
-                eprintln!("steadfast: error: the job was shut down: {reason}");
+                eprintln!("steadfast: error: the job failed: {reason}");
                 Ok(ExitCode::from(WORKERS_FAILED))
             }
             Some(_) => {

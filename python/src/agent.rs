@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -12,6 +12,7 @@ use steadfast_common::durations;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{NodeId, Phase, Round as RoundNumber};
 use steadfast_common::keys::Keys;
+use steadfast_common::records::{JobOutcome, ResultRecord};
 use steadfast_common::rendezvous::{AgentRecord, RoundRecord, Runner};
 use steadfast_coord::{Etcd, EtcdOptions};
 use steadfast_host::random;
@@ -241,6 +242,15 @@ impl Agent {
         Ok(answer)
     }
 
+    /// Notes that the workers of this node have succeeded in the round, and waits for the other members. Returns
+    /// whether all have succeeded, and with them the job; false if some still run.
+    fn succeed(&self, py: Python<'_>, round: u64, timeout: f64) -> PyResult<bool> {
+        let node = self.node.clone();
+        let limit = seconds(timeout);
+        let exiting = async move { node.succeed(RoundNumber(round), limit).await };
+        self.wait(py, limit + CALL_TIMEOUT, no_answer(), exiting)
+    }
+
     /// Returns the state that the nodes share in a protocol of their own, and its token.
     fn get_state<'py>(&self, py: Python<'py>) -> PyResult<Option<(Bound<'py, PyBytes>, u64)>> {
         let (record, _) = self.share(py, None, 0)?;
@@ -407,6 +417,38 @@ impl Node {
                 }
                 Err(error) => return Err(error.into()),
             }
+        }
+    }
+
+    async fn succeed(&self, round: RoundNumber, limit: Duration) -> Result<bool, CallError> {
+        let begun = Instant::now();
+        loop {
+            let session = self.session.lock().await.clone();
+            let lost = || CallError::RoundEnded(format!("this node was lost from round {round}"));
+            let left = limit.saturating_sub(begun.elapsed());
+            match session.ok_or_else(lost)?.succeed(round, left).await {
+                Ok(Entered::Released(_)) => return Ok(true),
+                Ok(Entered::Ended(reason)) => return Err(CallError::RoundEnded(reason)),
+                Ok(Entered::Waits(_)) if left.is_zero() => return Ok(false),
+                Ok(Entered::Waits(_)) => {}
+                Err(NodeError::JobEnded) => return self.has_job_succeeded().await,
+                Err(NodeError::Unregistered) => {
+                    self.forget_session().await;
+                    return Err(lost());
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    async fn has_job_succeeded(&self) -> Result<bool, CallError> {
+        let result = self.etcd.get_json::<ResultRecord>(&self.keys.result()).await;
+        match result.map_err(NodeError::from)? {
+            Some(result) if result.state == JobOutcome::Failed => {
+                let reason = result.reason.unwrap_or_default();
+                Err(CallError::RoundEnded(format!("the job failed: {reason}")))
+            }
+            Some(_) | None => Ok(true),
         }
     }
 

@@ -91,7 +91,8 @@ pub enum Rule {
     /// The passes of a stream are numbered without gaps, and do not change. Each file is in one of them, none is
     /// added after the end, and none is deleted that a checkpoint needs.
     Stream,
-    /// Nothing of a rendezvous changes after the result, and no round is formed after a member has succeeded.
+    /// Nothing of a rendezvous changes after the result. A job succeeds when each member of its last round has. No
+    /// round is formed after a member has succeeded, unless another one failed or was lost.
     End,
 }
 

@@ -62,7 +62,7 @@ impl Timeline {
                 JobOutcome::Finished => self.add("the job finished".to_owned()),
                 JobOutcome::Failed => {
                     let reason = result.reason.as_deref().unwrap_or("no reason");
-                    self.add(format!("the job was shut down: {reason}"));
+                    self.add(format!("the job failed: {reason}"));
                 }
             },
             Fact::Node { .. }

@@ -28,7 +28,7 @@ from torch.distributed.elastic.rendezvous import (
 from .. import errors
 from .settings import Settings
 
-__all__ = ["Agent", "Member", "Round", "is_lost", "open_agent", "torch_errors", "until_answered"]
+__all__ = ["Agent", "Member", "Round", "is_lost", "is_over", "open_agent", "torch_errors", "until_answered"]
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +88,16 @@ class Agent(Protocol):
             RendezvousTimeout: Members did not call this in time.
         """
 
+    def succeed(self, round: int, timeout: float) -> bool:
+        """Notes that the workers of this node have succeeded in the round, and waits for the other members.
+
+        Returns:
+            Whether all members, and with them the job, have succeeded; false if some still run.
+
+        Raises:
+            RoundEnded: Another member failed or was lost: the workers of all have to run again.
+        """
+
     def get_state(self) -> Optional[Tuple[bytes, int]]:
         """Returns the job's state and its token."""
 
@@ -134,6 +144,18 @@ def is_lost(agent: Agent, formed: Round) -> bool:
     """Returns whether the round has lost a member, as far as the master answers."""
     try:
         return agent.waiting(formed.round) < 0
+    except errors.UnavailableError:
+        return False
+    except errors.SteadfastError:
+        return True
+
+
+def is_over(agent: Agent, formed: Round) -> bool:
+    """Returns whether the members of the round have to join another one, as far as the master answers."""
+    try:
+        return agent.waiting(formed.round) != 0
+    except errors.RendezvousClosed:
+        return False
     except errors.UnavailableError:
         return False
     except errors.SteadfastError:

@@ -27,7 +27,6 @@ __all__ = ["Handler", "create"]
 
 log = logging.getLogger(__name__)
 
-EXIT_TAG = "torchrun-exit"
 EXIT_SECONDS = 10.0
 CLOSE_SECONDS = 30.0
 
@@ -127,29 +126,32 @@ class Handler(RendezvousHandler):
             self._agent.set_closed()
 
     def shutdown(self) -> bool:
-        """Leaves the job, and ends it for all nodes if this one was successful."""
+        """Leaves the job, which succeeds when each node of the last round has left after a success.
+
+        Raises:
+            RendezvousError: This node was successful, and another one was not.
+        """
         failure = sys.exc_info()[1]
         try:
-            if failure is None:
-                self._keep_store()
-                until_answered(
-                    lambda _left: self._agent.set_closed(), time.monotonic() + CLOSE_SECONDS
-                )
+            if failure is None and self._round != 0:
+                self._succeed()
             return True
+        except errors.RoundEnded as ended:
+            raise RendezvousError(
+                f"the workers of this node succeeded, but {ended}; all have to run again: start torchrun again"
+            ) from ended
         except errors.SteadfastError as error:
-            log.warning("other nodes do not know yet that the job has ended: %s", error)
+            log.warning("other nodes do not know yet that this one has succeeded: %s", error)
             return False
         finally:
             self._agent.close()
 
-    def _keep_store(self) -> None:
-        """Waits until all nodes know that the others have finished, which they learn from the store of one."""
-        if self._round == 0:
-            return
-        try:
-            self._agent.barrier(self._round, EXIT_TAG, b"", EXIT_SECONDS)
-        except errors.SteadfastError as error:
-            log.debug("not all nodes have finished: %s", error)
+    def _succeed(self) -> None:
+        """Notes the success. The store of the round is in one of the nodes, so each waits some time for the others."""
+        number, seconds = self._round, EXIT_SECONDS
+        deadline = time.monotonic() + CLOSE_SECONDS
+        if not until_answered(lambda _left: self._agent.succeed(number, seconds), deadline):
+            log.info("leaving the job before other nodes have finished")
 
 
 def _check_address(host: str, members: List[Member]) -> None:

@@ -7,6 +7,7 @@ the server listens, so that no port is fixed or guessed.
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import time
 from datetime import timedelta
@@ -16,9 +17,11 @@ from torch.distributed import DistError, DistStoreError, PrefixStore, Store, TCP
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from .. import errors
-from .agent import Agent, Member, Round, is_lost, until_answered
+from .agent import Agent, Member, Round, is_lost, is_over, until_answered
 
 __all__ = ["RoundStore", "StoreAddress", "open_store"]
+
+log = logging.getLogger(__name__)
 
 TAG = "torchrun-store"
 STORE_TIMEOUT = timedelta(minutes=5)
@@ -28,6 +31,9 @@ POLL_SECONDS = 0.1
 # The keys with which torchrun's agents agree on the ranks of workers.
 ROLE_INFO = "torchelastic/role_info/"
 ASSIGNED_RANKS = "torchelastic/assigned_ranks/"
+
+# The keys with which they wait for each other when their workers have succeeded.
+TERMINAL_STATE = "torchelastic/agent/terminal_state"
 
 
 class StoreAddress(NamedTuple):
@@ -122,15 +128,27 @@ class RoundStore(PrefixStore):
             return [self._made_up(key) for key in keys]
 
     def wait(self, keys: List[str], timeout: Optional[timedelta] = None) -> None:
-        """Waits until all keys are set. Fails early if a member is lost."""
+        """Waits until all keys are set. Fails early if a member is lost, or, at the end, has failed."""
         deadline = time.monotonic() + (timeout or self.timeout).total_seconds()
+        is_exit = any(key.startswith(TERMINAL_STATE) for key in keys)
+        if is_exit:
+            self._note_success()
         # PyTorch logs each wait that times out, so this only asks.
         while not self.check(keys):
             if is_lost(self._agent, self._formed):
                 raise DistStoreError(f"a member of round {self._formed.round} is lost")
+            if is_exit and is_over(self._agent, self._formed):
+                raise DistStoreError(f"a member of round {self._formed.round} has failed")
             if deadline < time.monotonic():
                 raise DistStoreError(f"no node has set {', '.join(keys)} in time")
             time.sleep(POLL_SECONDS)
+
+    def _note_success(self) -> None:
+        """Notes the success of this node before it waits: nodes that arrive then do not disturb the others."""
+        try:
+            self._agent.succeed(self._formed.round, 0.0)
+        except errors.SteadfastError as error:
+            log.debug("the success is noted later: %s", error)
 
     def _check_lost(self) -> None:
         """Raises the error that is being handled, unless the reason is a lost member."""

@@ -13,6 +13,7 @@ import pytest
 
 import steadfast
 
+torch = pytest.importorskip("torch")
 torch_api = pytest.importorskip("torch.distributed.elastic.rendezvous.api")
 
 from torchrun_cluster import Coordinator, until  # noqa: E402
@@ -64,6 +65,7 @@ class Scripted:
 
     def __init__(self, answer: Any = 0, closed: bool = False) -> None:
         self.answer, self.closed, self.left = answer, closed, False
+        self.succeeded: List[int] = []
 
     def waiting(self, round: int) -> int:
         if isinstance(self.answer, Exception):
@@ -73,8 +75,10 @@ class Scripted:
     def is_closed(self) -> bool:
         return self.closed
 
-    def set_closed(self) -> None:
-        self.closed = True
+    def succeed(self, round: int, timeout: float) -> bool:
+        self.waiting(round)
+        self.succeeded.append(round)
+        return False
 
     def close(self) -> None:
         self.left = True
@@ -102,14 +106,78 @@ def test_lost_nodes_count_like_nodes_that_wait(answer: Any, closed: bool, seen: 
     assert scripted(answer, closed).num_nodes_waiting() == seen
 
 
-def test_only_success_closes_the_job() -> None:
-    handler = scripted()
+def in_round(handler: Handler) -> Handler:
+    handler._round = 3
+    return handler
+
+
+def test_a_node_that_leaves_after_a_failure_has_not_succeeded() -> None:
+    handler = in_round(scripted())
     try:
         raise RuntimeError("a worker failed")
     except RuntimeError:
         assert handler.shutdown()
-    assert handler._agent.left and not handler.is_closed()
-    assert handler.shutdown() and handler.is_closed()
+    assert handler._agent.left and not handler._agent.succeeded
+    assert handler.shutdown() and handler._agent.succeeded == [3]
+
+
+def test_a_node_that_succeeded_ends_with_an_error_if_another_one_failed() -> None:
+    """S003-25: torchrun cannot run its workers again at that point, and the job has not succeeded."""
+    handler = in_round(scripted(steadfast.RoundEnded("round 3 lost 127.0.0.1:7")))
+    with pytest.raises(torch_api.RendezvousError, match="round 3 lost 127.0.0.1:7; all have to run again"):
+        handler.shutdown()
+    assert handler._agent.left
+
+
+@two_nodes
+def test_a_job_succeeds_with_the_last_of_its_nodes(job: Coordinator) -> None:
+    agents = [agent_at(job, 2), agent_at(job, 2)]
+    rounds: List[Any] = []
+    joining = [threading.Thread(target=lambda it=it: rounds.append(it.join(0, 30))) for it in agents]
+    for thread in joining:
+        thread.start()
+    for thread in joining:
+        thread.join()
+    assert not agents[0].succeed(1, 0.0), "the other one runs"
+    assert agents[1].waiting(1) == 0
+    agents[0].close()
+    assert agents[1].waiting(1) == 0, "its success stays"
+    assert agents[1].succeed(1, 30.0)
+    assert job.process.ends() == 0
+
+
+@two_nodes
+def test_torchruns_exit_barrier_ends_early_if_another_node_has_failed(
+    job: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S003-25: it would wait for five minutes, and the job would count as successful."""
+    monkeypatch.setattr("steadfast.torchrun.handler.EXIT_SECONDS", 0.1)
+    handlers = [handler_at(job, 2), handler_at(job, 2)]
+    infos: Dict[int, Any] = {}
+
+    def join(index: int) -> None:
+        infos[index] = handlers[index].next_rendezvous()
+
+    joining = [threading.Thread(target=join, args=(index,)) for index in range(2)]
+    for thread in joining:
+        thread.start()
+    for thread in joining:
+        thread.join()
+    # The workers of the second node fail: it asks for another round.
+    again = threading.Thread(target=join, args=(1,), daemon=True)
+    again.start()
+    begun = time.monotonic()
+    with pytest.raises(torch.distributed.DistStoreError, match="has failed"):
+        infos[0].store.wait(["torchelastic/agent/terminal_state/last_member"], timedelta(minutes=5))
+    assert time.monotonic() - begun < 60
+    with pytest.raises(torch_api.RendezvousError, match="all have to run again"):
+        handlers[0].shutdown()
+    comes = handler_at(job, 2)
+    comes.next_rendezvous()
+    again.join(30)
+    for handler in (comes, handlers[1]):
+        assert handler.shutdown()
+    assert job.process.ends() == 0
 
 
 @pytest.mark.parametrize(

@@ -66,12 +66,46 @@ fn a_worker_that_fails_is_restarted_until_no_restart_is_left() {
     assert!(ended.stderr.contains("why"), "{}", ended.stderr);
 }
 
-/// S003-25: the job has succeeded when all nodes have. A node that is lost after the first success does not make
-/// the others run again, since a program that is over may begin from the start.
+/// Waits until the job waits for its last member, and another has succeeded.
+fn until_closing(job: &ElasticJob<'_>) {
+    job.until("the end waits for the other node", |status| {
+        status["waiting"].to_string().contains("the end of the job waits")
+    });
+}
+
+/// Prints `start`, and ends as soon as there is a file: with 0, but with 7 as rank 0 in its first run.
+fn fails_first_as_rank_0(scene: &Scene) -> String {
+    let go = scene.path("go");
+    format!(
+        "echo start; [ $RANK$TORCHELASTIC_RESTART_COUNT = 00 ] || exit 0; while [ ! -e {} ]; do sleep 0.05; done; exit 7",
+        go.display()
+    )
+}
+
+/// S003-25: the job has succeeded when each node has. A worker that fails when another node has finished, as in
+/// its last save, brings both into another round.
 #[test]
-fn the_first_success_ends_the_job_even_if_another_node_is_lost() {
+fn a_worker_that_fails_after_another_node_has_succeeded_runs_again_with_it() {
     let scene = Scene::new();
-    let job = ElasticJob::start(&scene, "2:2", &[]);
+    let mut job = ElasticJob::start(&scene, "2:2", &[]);
+    let script = fails_first_as_rank_0(&scene);
+    let agents = ["a", "b"].map(|name| job.agent_of(name, &[], &["sh", "-c", &script]));
+    until_closing(&job);
+    scene.write("go", "");
+    for mut agent in agents {
+        let ended = agent.end(LIMIT);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        assert_eq!(ended.stdout.matches("start").count(), 2, "{}", ended.stderr);
+    }
+    assert_eq!(job.end().code, Some(0));
+}
+
+/// S003-25: a node that is lost after the first success has not succeeded: the others run again with the node that
+/// takes its place.
+#[test]
+fn a_node_that_is_lost_after_the_success_of_another_is_replaced_before_the_job_succeeds() {
+    let scene = Scene::new();
+    let mut job = ElasticJob::start(&scene, "2:2", &[]);
     let go = scene.path("go");
     let script = format!("echo start; while [ ! -e {} ]; do sleep 0.05; done", go.display());
     let mut a = job.agent_of("a", &[], &["sh", "-c", &script]);
@@ -82,14 +116,16 @@ fn the_first_success_ends_the_job_even_if_another_node_is_lost() {
         (is_started(&a) && is_started(&b)).then_some(())
     });
     scene.write("go", "");
-    job.until("the end waits for the other node", |status| {
-        status["waiting"].to_string().contains("the end of the job waits")
-    });
+    until_closing(&job);
     b.signal(Signal::SIGKILL);
     b.end(LIMIT);
-    let ended = a.end(LIMIT);
-    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
-    assert_eq!(ended.stdout.matches("start").count(), 1);
+    let mut c = job.agent_of("c", &[], &["true"]);
+    for agent in [&mut a, &mut c] {
+        let ended = agent.end(LIMIT);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    }
+    assert_eq!(a.stdout().matches("start").count(), 2);
+    assert_eq!(job.end().code, Some(0));
 }
 
 /// S003-8: another master goes on in the middle of a rendezvous, and while a round runs.

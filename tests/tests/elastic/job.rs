@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::Value;
-use steadfast_tests::{Process, Scene, free_address, get, within};
+use steadfast_tests::{Ended, Process, Scene, free_address, get, within};
 
 /// Enough for a machine that is busy with something else.
 pub const LIMIT: Duration = Duration::from_secs(60);
@@ -24,7 +24,7 @@ pub struct ElasticJob<'a> {
     pub etcd: SocketAddr,
     pub master: SocketAddr,
     admin: SocketAddr,
-    _server: Process,
+    server: Process,
 }
 
 /// A worker's start, as it printed it.
@@ -46,10 +46,15 @@ impl<'a> ElasticJob<'a> {
         args.extend(["--listen", &listen, "--master-listen", &master_listen]);
         args.extend(["--admin-listen", &admin_listen]);
         args.extend(more);
-        let _server = scene.start("rendezvous", "steadfast", &args);
-        let job = Self { scene, nodes: nodes.to_owned(), etcd, master, admin, _server };
+        let server = scene.start("rendezvous", "steadfast", &args);
+        let job = Self { scene, nodes: nodes.to_owned(), etcd, master, admin, server };
         job.until("the master acts", |status| !status["epoch"].is_null() || status["job"] == "job");
         job
+    }
+
+    /// Waits until the rendezvous has ended.
+    pub fn end(&mut self) -> Ended {
+        self.server.end(LIMIT)
     }
 
     /// Returns the flags of an agent.

@@ -269,6 +269,18 @@ fn a_job_whose_program_fails_ends_when_no_restart_is_left() {
     site.scene.leaves_no_process();
 }
 
+/// S001-42, S003-25: one rank has finished, and another fails in its last save: that is no success.
+#[test]
+fn a_job_whose_last_save_fails_has_not_succeeded() {
+    let site = Site::new();
+    site.script("job.sh", "[ $RANK = 0 ] || { echo >> succeeded; exit 0; }\nuntil [ -e succeeded ]; do sleep 0.1; done\nsleep 0.5; exit 7");
+    let args = ["--hosts", "a,b", "--min-np", "2", "--max-restarts", "0", "--elastic-timeout", "2"];
+    let error = launcher_error(site.launch(&args), 6);
+    assert!(error.contains("ended with exit code 7; no restart is left"), "{error}");
+    assert!(error.contains("too few slots"), "{error}");
+    site.scene.leaves_no_process();
+}
+
 /// S001-12: the reset limit.
 #[test]
 fn a_job_ends_when_its_hosts_change_too_often() {

@@ -8,7 +8,9 @@ use prost::Message;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Incarnation, NodeId, Phase, Round};
 use steadfast_common::keys::Keys;
-use steadfast_common::rendezvous::{AgentRecord, MemberRecord, RoundRecord, SharedRecord};
+use steadfast_common::rendezvous::{
+    AgentRecord, EXIT_TAG, MemberRecord, RoundRecord, SharedRecord,
+};
 use steadfast_coord::{self as coord, CoordError, Etcd};
 use steadfast_net::{Channel, TlsIdentity};
 use steadfast_proto::v1::elastic_client::ElasticClient;
@@ -248,16 +250,36 @@ impl NodeSession {
         phase: Phase,
         data: Bytes,
     ) -> Result<Entered, NodeError> {
+        self.enter_for(round, tag, phase, data, WAIT).await
+    }
+
+    /// Notes that the workers of the node have succeeded in a round, and waits some seconds, at most `wait`, for the
+    /// other members. The job has succeeded with the last of them.
+    ///
+    /// # Errors
+    /// See [`NodeError`].
+    pub async fn succeed(&self, round: Round, wait: Duration) -> Result<Entered, NodeError> {
+        self.enter_for(round, EXIT_TAG, Phase(0), Bytes::new(), wait.min(WAIT)).await
+    }
+
+    async fn enter_for(
+        &self,
+        round: Round,
+        tag: &str,
+        phase: Phase,
+        data: Bytes,
+        wait: Duration,
+    ) -> Result<Entered, NodeError> {
         let request = EnterRequest {
             node: self.caller(),
             round: round.0,
             tag: tag.to_owned(),
             phase: phase.0,
             data,
-            wait_ms: WAIT.as_millis() as u32,
+            wait_ms: wait.as_millis() as u32,
         };
         let reply = self
-            .call(WAIT, |channel| {
+            .call(wait, |channel| {
                 let request = request.clone();
                 async move { ElasticClient::new(channel).enter(request).await }
             })

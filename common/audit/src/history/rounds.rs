@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use steadfast_common::ids::{Incarnation, NodeId, Phase, Round};
 use steadfast_common::keys::{Keys, TagKey};
+use steadfast_common::records::{JobOutcome, ResultRecord};
 use steadfast_common::rendezvous::{
     EXIT_TAG, MemberRecord, NodeRange, NodeRecord, NodeState, ReleaseRecord, RoundRecord,
 };
@@ -42,7 +43,7 @@ impl<'a> Rounds<'a> {
     /// Checks one revision and applies it.
     pub fn check(&mut self, revision: &Revision, report: &mut HistoryReport) {
         let (at, changes) = (revision.revision, &revision.changes);
-        self.check_end(at, changes, report);
+        self.check_after_end(at, changes, report);
         changes.iter().for_each(|change| self.apply_node(at, change, report));
         changes.iter().for_each(|change| self.apply_round(at, change, report));
         let mut released = Vec::new();
@@ -50,16 +51,62 @@ impl<'a> Rounds<'a> {
             released.extend(self.apply_tag(at, change, report));
         }
         released.iter().for_each(|phase| self.check_released(at, phase, report));
+        changes.iter().for_each(|change| self.check_result(at, change, report));
     }
 
     /// Nothing of the rendezvous changes after the result.
-    fn check_end(&mut self, at: i64, changes: &[Change], report: &mut HistoryReport) {
+    fn check_after_end(&mut self, at: i64, changes: &[Change], report: &mut HistoryReport) {
         let prefix = self.keys.rendezvous_prefix();
         let changed = changes.iter().find(|change| change.key.starts_with(&prefix));
         if let Some(change) = changed.filter(|_| self.is_over) {
             report.breaks(at, Rule::End, format!("{} changed after the result", change.key));
         }
         self.is_over |= changes.iter().any(|change| change.key == self.keys.result());
+    }
+
+    /// A job succeeds when each member of its last round has, unless a node shut it down, which is the reason then.
+    fn check_result(&self, at: i64, change: &Change, report: &mut HistoryReport) {
+        if change.key != self.keys.result() || change.value.is_none() {
+            return;
+        }
+        let Some(result) = read::<ResultRecord>(at, change, report) else { return };
+        if result.state != JobOutcome::Finished || result.reason.is_some() {
+            return;
+        }
+        for member in self.unfinished() {
+            let text = format!("the job succeeded, and node {} had not", member.node);
+            report.breaks(at, Rule::End, text);
+        }
+    }
+
+    /// A round follows a success only if another member failed or was lost.
+    fn check_broken(&self, at: i64, formed: &RoundRecord, report: &mut HistoryReport) {
+        let has_success = self.entered.contains_key(&(EXIT_TAG.to_owned(), Phase(0)));
+        if has_success && self.unfinished().all(|member| self.is_in_place(member)) {
+            let text = format!(
+                "round {} was formed after members had succeeded, and none had failed",
+                formed.round
+            );
+            report.breaks(at, Rule::End, text);
+        }
+    }
+
+    /// Returns the members of the last round that have not succeeded.
+    fn unfinished(&self) -> impl Iterator<Item = &MemberRecord> {
+        let succeeded = self.entered.get(&(EXIT_TAG.to_owned(), Phase(0)));
+        let has_succeeded =
+            move |it: &MemberRecord| succeeded.is_some_and(|all| all.contains(&it.node));
+        let members = self.round.iter().flat_map(|round| &round.members);
+        members.filter(move |member| !has_succeeded(member))
+    }
+
+    /// Whether a member is alive and has asked for no round after the last one.
+    fn is_in_place(&self, member: &MemberRecord) -> bool {
+        let known = self.nodes.get(&member.node);
+        match known.filter(|known| known.incarnation == member.incarnation).map(|it| it.state) {
+            Some(NodeState::Asked { after }) => after < self.number(),
+            Some(NodeState::Starting | NodeState::Late) | None => false,
+        }
     }
 
     fn apply_node(&mut self, at: i64, change: &Change, report: &mut HistoryReport) {
@@ -92,10 +139,7 @@ impl<'a> Rounds<'a> {
             report.breaks(at, Rule::Asked, text);
         }
         self.check_forgotten(at, &formed, report);
-        if self.entered.contains_key(&(EXIT_TAG.to_owned(), Phase(0))) {
-            let text = format!("round {} was formed after a member had succeeded", formed.round);
-            report.breaks(at, Rule::End, text);
-        }
+        self.check_broken(at, &formed, report);
         report.rounds += 1;
         self.round = Some(formed);
         self.entered.clear();

@@ -61,7 +61,7 @@ impl ElasticWorld {
     pub fn run(&mut self) {
         (0..300).for_each(|_| self.step());
         while self.state.result().is_none() {
-            match self.state.is_intact() || self.state.is_closing() {
+            match self.state.is_intact() && !self.rng.once_in(8) {
                 true => self.enter(EXIT_TAG),
                 false => self.step(),
             }

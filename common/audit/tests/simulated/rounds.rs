@@ -4,8 +4,9 @@
 use proptest::prelude::*;
 use steadfast_audit::history::Rule;
 use steadfast_common::ids::{Incarnation, NodeId, Phase, Round};
+use steadfast_common::records::{JobOutcome, ResultRecord};
 use steadfast_common::rendezvous::{EXIT_TAG, NodeRecord, NodeState, ReleaseRecord, RoundRecord};
-use steadfast_master_core::rendezvous::Fact;
+use steadfast_master_core::rendezvous::{Fact, Rendezvous};
 use uuid::Uuid;
 
 use crate::elastic_world::ElasticWorld;
@@ -220,15 +221,61 @@ fn a_node_that_asked_and_is_left_out_is_reported() {
     }
 }
 
-#[test]
-fn a_round_after_the_success_of_a_member_is_reported() {
-    for mut world in worlds() {
-        let (round, node) = (world.round().round, world.round().members[0].node);
+/// The first `count` members of the round succeed.
+fn succeed(world: &mut ElasticWorld, count: usize) {
+    let round = world.round();
+    for member in &round.members[..count] {
         let (tag, phase, data) = (EXIT_TAG.to_owned(), Phase(0), [].into());
+        let (round, node) = (round.round, member.node);
         world.commit(&[Fact::Entered { round, tag, phase, node, data }]);
+    }
+}
+
+#[test]
+fn a_round_after_the_success_of_all_members_is_reported() {
+    for mut world in worlds() {
+        let members = world.round().members.len();
+        succeed(&mut world, members);
         let formed = next_round(&mut world);
         world.write(vec![put(&world.etcd.keys.formed_round(), &formed)]);
         assert_reports(&world, Rule::End, "had succeeded");
+    }
+}
+
+/// S003-25: a member that failed after another had succeeded brings both into the next round.
+#[test]
+fn a_round_after_a_success_and_a_failure_is_clean() {
+    for mut world in worlds() {
+        succeed(&mut world, 1);
+        let formed = next_round(&mut world);
+        world.write(vec![put(&world.etcd.keys.formed_round(), &formed)]);
+        let report = world.check();
+        assert!(report.is_clean(), "{report}");
+    }
+}
+
+/// S003-25: the success of a job in which a member has not succeeded.
+#[test]
+fn a_success_of_a_job_without_that_of_each_member_is_reported() {
+    for (case, mut world) in worlds().enumerate() {
+        let members = world.round().members.len();
+        succeed(&mut world, case % members);
+        let facts = Rendezvous::default().shut_down(JobOutcome::Finished, "");
+        let Fact::Ended(result) = &facts[0] else { panic!("{facts:?}") };
+        // A result with a reason was asked for.
+        let result = ResultRecord { reason: None, ..(**result).clone() };
+        world.write(vec![put(&world.etcd.keys.result(), &result)]);
+        assert_reports(&world, Rule::End, "the job succeeded, and node");
+    }
+}
+
+#[test]
+fn a_job_that_a_node_shut_down_is_clean() {
+    for mut world in worlds() {
+        let facts = world.state.shut_down(JobOutcome::Finished, "");
+        world.commit(&facts);
+        let report = world.check();
+        assert!(report.is_clean(), "{report}");
     }
 }
 

@@ -111,12 +111,11 @@ impl Rendezvous {
             return Err(Refusal::NotMember { node: caller.node, round: *round });
         }
         let released = self.tags.get(tag).and_then(|tag| tag.released);
-        if Some(*phase) <= released {
+        let is_over = tag == EXIT_TAG && self.has_each_succeeded();
+        if is_over || Some(*phase) <= released {
             return Ok(self.entries(tag, *phase).map_or(Outcome::Passed, Outcome::Released));
         }
-        // The loss of a member does not undo the success of others.
-        let ended = self.ended_by().filter(|_| tag != EXIT_TAG || !self.is_closing());
-        if let Some(ended) = ended {
+        if let Some(ended) = self.ended_by() {
             return Ok(Outcome::Ended(ended));
         }
         let next = self.next_phase(tag);
@@ -152,9 +151,10 @@ impl Rendezvous {
         if self.is_intact() {
             return None;
         }
-        Some(match self.index.gone.is_empty() {
-            true => EndedBy::Rejoined(Names::of(self, &self.index.returning)),
-            false => EndedBy::Lost(Names::of(self, &self.index.gone)),
+        let lost = self.lost_members();
+        Some(match lost.count {
+            0 => EndedBy::Rejoined(self.unfinished(&self.index.returning)),
+            _ => EndedBy::Lost(lost),
         })
     }
 

@@ -1,32 +1,45 @@
 //! The end of a job, and the state that its members share in a protocol of their own.
 //!
 //! A member whose workers have all succeeded enters the barrier [`EXIT_TAG`]. From then on the job is *closing*:
-//! no other round is formed, since a program that runs again after its end may begin from the start. The job
-//! has succeeded when each member has entered, or was lost, or asked for another round.
+//! nodes that arrive do not break up the round. The job has succeeded when each member of the round has entered.
+//! If one that has not is lost, or asks for another round because its workers failed, all members run again in
+//! the next round. If that round cannot be formed within the join timeout, the job has failed.
 
 use std::sync::Arc;
 
 use steadfast_common::given_up::Discarded;
-use steadfast_common::ids::{Phase, Round};
+use steadfast_common::ids::{NodeId, Phase, Round};
 use steadfast_common::records::{JobOutcome, ResultRecord};
 use steadfast_common::rendezvous::{EXIT_TAG, SharedRecord};
 use steadfast_common::stream::LeftOut;
 
 use super::state::{Entries, Fact, Rendezvous, Standing};
-use super::{Caller, Refusal, VALUE_BYTES_MAX};
+use super::{Caller, Names, Refusal, Settings, VALUE_BYTES_MAX};
 
 impl Rendezvous {
-    /// Ends the job on request.
+    /// Ends the job on request. Only such a success has a reason.
     pub fn shut_down(&self, outcome: JobOutcome, reason: &str) -> Vec<Fact> {
         match self.result() {
             Some(_) => Vec::new(),
-            None => vec![ended(outcome, Some(reason.to_owned()).filter(|it| !it.is_empty()))],
+            None => {
+                let reason = if reason.is_empty() { "a node shut it down" } else { reason };
+                vec![ended(outcome, Some(reason.to_owned()))]
+            }
         }
     }
 
     /// Returns whether the workers of a member of the last round have succeeded.
     pub fn is_closing(&self) -> bool {
-        self.entries(EXIT_TAG, Phase(0)).is_some()
+        self.succeeded().is_some()
+    }
+
+    /// Returns whether the workers of this member of the last round have succeeded.
+    pub(super) fn has_succeeded(&self, node: NodeId) -> bool {
+        self.succeeded().is_some_and(|entries| entries.data().contains_key(&node))
+    }
+
+    fn succeeded(&self) -> Option<&Entries> {
+        self.entries(EXIT_TAG, Phase(0))
     }
 
     /// Notes that all workers of a member have succeeded, whatever became of the other members.
@@ -35,22 +48,35 @@ impl Rendezvous {
         if self.standing_of(caller)? != Standing::InPlace || self.number() != round {
             return Err(Refusal::NotMember { node, round });
         }
-        let has_entered = |entries: &Entries| entries.data().contains_key(&node);
-        if self.entries(EXIT_TAG, Phase(0)).is_some_and(has_entered) {
+        if self.has_succeeded(node) {
             return Ok(Vec::new());
         }
         let (tag, phase, data) = (EXIT_TAG.to_owned(), Phase(0), Arc::default());
         Ok(vec![Fact::Entered { round, tag, phase, node, data }])
     }
 
-    /// Returns the success of a closing job, if no member is left whose workers run.
-    pub(super) fn close_if_done(&self) -> Vec<Fact> {
-        let Some(entries) = self.entries(EXIT_TAG, Phase(0)) else { return Vec::new() };
-        let mut running = self.index.in_place.iter();
-        match running.all(|node| entries.data().contains_key(node)) {
-            true => vec![ended(JobOutcome::Finished, None)],
-            false => Vec::new(),
-        }
+    /// Returns whether the workers of each member of the last round have succeeded.
+    pub(super) fn has_each_succeeded(&self) -> bool {
+        self.succeeded().is_some_and(|entries| entries.data().len() == self.members().len())
+    }
+
+    /// Ends the job: each member of the last round has succeeded.
+    pub(super) fn finish(&self) -> Vec<Fact> {
+        vec![ended(JobOutcome::Finished, None)]
+    }
+
+    /// Ends a closing job whose members cannot run again.
+    pub(super) fn fail_to_close(&self, settings: &Settings) -> Vec<Fact> {
+        let unfinished = self.members().iter().map(|member| member.node);
+        let unfinished: Vec<_> = unfinished.filter(|node| !self.has_succeeded(*node)).collect();
+        let unfinished = Names::first(self, unfinished.iter().copied(), unfinished.len());
+        let (waiting, min) = (self.index.waiting.len(), settings.nodes.min());
+        let reason = format!(
+            "round {}: {unfinished} did not succeed, others did, and {waiting} of at least {min} nodes joined \
+             another round within the join timeout",
+            self.number()
+        );
+        vec![ended(JobOutcome::Failed, Some(reason))]
     }
 
     /// Replaces the shared state, if `token` is that of the present one.

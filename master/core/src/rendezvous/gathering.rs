@@ -54,7 +54,7 @@ impl Timers {
 pub(super) enum Outlook {
     /// No node waits.
     Quiet,
-    /// The job is closing: no other round is formed.
+    /// Some members of an intact round have succeeded: it goes on, whichever nodes wait.
     Closing,
     /// The round is intact and has as many nodes as are allowed.
     Full,
@@ -75,18 +75,19 @@ pub(super) enum Outlook {
 }
 
 impl Rendezvous {
-    /// Returns the facts for which the time has come: a round is formed, or awaited nodes are late. Called
-    /// after each commit, and at the [`Rendezvous::deadline`], until it returns none.
+    /// Returns the facts for which the time has come: a round is formed, awaited nodes are late, or the job is
+    /// over. Called after each commit, and at the [`Rendezvous::deadline`], until it returns none.
     pub fn due(&self, settings: &Settings, timers: &Timers, now: Millis) -> Vec<Fact> {
         if self.result().is_some() {
             return Vec::new();
         }
-        if self.is_closing() {
-            return self.close_if_done();
+        if self.has_each_succeeded() {
+            return self.finish();
         }
         match self.outlook(settings, timers, now) {
             Outlook::Complete => self.form(settings.nodes.max() as usize),
             Outlook::Overdue => self.late_nodes(settings.nodes.max() as usize),
+            Outlook::TooFew if self.is_closing() => self.fail_to_close(settings),
             Outlook::Quiet
             | Outlook::Closing
             | Outlook::Full
@@ -130,7 +131,7 @@ impl Rendezvous {
         let (waiting, in_place) = (self.index.waiting.len(), self.index.in_place.len());
         let until = Millis(timers.stage_since.0.saturating_add(settings.join_timeout_ms));
         let (is_overdue, awaits_starting) = (until <= now, self.waits_for_starting(max));
-        if self.is_closing() {
+        if self.is_closing() && self.is_intact() {
             return Outlook::Closing;
         }
         if waiting == 0 {

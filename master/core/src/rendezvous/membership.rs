@@ -4,8 +4,10 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use steadfast_common::ids::{Millis, NodeId, Round};
-use steadfast_common::rendezvous::{AgentRecord, NodeRecord, NodeState, RoundRecord, SLOTS_MAX};
+use steadfast_common::ids::{Millis, NodeId, Phase, Round};
+use steadfast_common::rendezvous::{
+    AgentRecord, EXIT_TAG, NodeRecord, NodeState, RoundRecord, SLOTS_MAX,
+};
 
 use super::gathering::{Outlook, Timers};
 use super::state::{Fact, Rendezvous, Standing};
@@ -208,7 +210,22 @@ impl Rendezvous {
         }
         let places = (settings.nodes.max() as usize).saturating_sub(self.index.in_place.len());
         let added = self.index.waiting.len().min(places);
-        Directive::Join { added, lost: Names::of(self, &self.index.gone) }
+        Directive::Join { added, lost: self.lost_members() }
+    }
+
+    /// Returns the members that were lost before they succeeded.
+    pub(super) fn lost_members(&self) -> Names {
+        self.unfinished(&self.index.gone)
+    }
+
+    /// Returns those of some members that have not succeeded.
+    pub(super) fn unfinished(&self, members: &BTreeSet<NodeId>) -> Names {
+        if !self.is_closing() {
+            return Names::of(self, members);
+        }
+        let unfinished = members.iter().copied().filter(|node| !self.has_succeeded(*node));
+        let unfinished: Vec<NodeId> = unfinished.collect();
+        Names::first(self, unfinished.iter().copied(), unfinished.len())
     }
 
     fn waiting_directive(&self, outlook: Outlook, settings: &Settings, now: Millis) -> Directive {
@@ -229,7 +246,7 @@ impl Rendezvous {
                 Directive::TooFew { awaited, waiting, nodes_min: nodes.min() }
             }
             Outlook::LastCall { until } => wait(Names::default(), Some(until)),
-            Outlook::Closing => wait(Names::of(self, &self.index.in_place), None),
+            Outlook::Closing => wait(self.missing(EXIT_TAG, Phase(0)), None),
             Outlook::Overdue | Outlook::Complete | Outlook::Quiet => {
                 wait(Names::default(), Some(now))
             }

@@ -73,7 +73,7 @@ impl Rendezvous {
                 vec![format!("all nodes of round {} were lost, or left", self.number())]
             }
             Outlook::Quiet => {
-                let gone = Names::of(self, &self.index.gone);
+                let gone = self.lost_members();
                 vec![format!(
                     "the members of round {} lost {gone} and have to join again",
                     self.number()
@@ -134,11 +134,6 @@ impl Rendezvous {
         missing.filter(|(_, missing)| missing.count < self.members().len())
     }
 
-    fn has_succeeded(&self, node: NodeId) -> bool {
-        let entries = self.entries(EXIT_TAG, Phase(0));
-        entries.is_some_and(|entries| entries.data().contains_key(&node))
-    }
-
     /// Returns what a waiting node waits for.
     pub(super) fn wait_reason(&self, settings: &Settings, timers: &Timers, now: Millis) -> String {
         let outlook = self.outlook(settings, timers, now);
@@ -146,7 +141,8 @@ impl Rendezvous {
         let missing = (settings.nodes.min() as usize).saturating_sub(waiting);
         let awaited = match outlook {
             Outlook::Starting { .. } => Names::of(self, &self.index.starting),
-            Outlook::Growing | Outlook::Closing => Names::of(self, &self.index.in_place),
+            Outlook::Growing => Names::of(self, &self.index.in_place),
+            Outlook::Closing => self.missing(EXIT_TAG, Phase(0)),
             Outlook::Quiet
             | Outlook::Full
             | Outlook::Gathering { .. }

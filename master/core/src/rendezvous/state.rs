@@ -161,9 +161,15 @@ impl Rendezvous {
         self.round.as_ref().map_or(Round(0), |round| round.round)
     }
 
-    /// Returns whether there is a round of which each member is alive and has not asked for the next one.
+    /// Returns whether there is a round of which each member is alive and has not asked for the next one, or has
+    /// succeeded.
     pub fn is_intact(&self) -> bool {
-        self.round.is_some() && self.index.in_place.len() == self.members().len()
+        let is_kept = |member: &MemberRecord| {
+            self.index.in_place.contains(&member.node) || self.has_succeeded(member.node)
+        };
+        self.round.is_some()
+            && (self.index.in_place.len() == self.members().len()
+                || self.is_closing() && self.members().iter().all(is_kept))
     }
 
     /// Returns the result, if the job is over.

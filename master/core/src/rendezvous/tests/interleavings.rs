@@ -18,6 +18,8 @@ fn events(nodes: usize) -> Vec<Event> {
             Event::Polls(node),
             Event::Enters(node, Fate::Answered),
             Event::Enters(node, Fate::MasterDies),
+            Event::Succeeds(node, Fate::Answered),
+            Event::Succeeds(node, Fate::MasterDies),
             Event::Dies(node),
             Event::Noticed(node),
         ]
@@ -97,6 +99,27 @@ fn every_interleaving_around_a_barrier_keeps_the_rules() {
             Event::Polls(1),
             Event::Enters(0, Fate::Answered),
             Event::Enters(1, Fate::MasterDies),
+        ],
+    );
+    let states = explore(start, 3, DEPTH);
+    assert!(500 < states, "explored only {states} states");
+}
+
+/// S003-25: the same from a full round of three nodes of which one has succeeded.
+#[test]
+fn every_interleaving_around_the_end_keeps_the_rules() {
+    let start = world_after(
+        3,
+        &[
+            Event::Boots(0),
+            Event::Boots(1),
+            Event::Boots(2),
+            Event::Joins(1, Fate::Answered),
+            Event::Joins(0, Fate::Answered),
+            Event::Joins(2, Fate::Answered),
+            Event::Polls(0),
+            Event::Polls(1),
+            Event::Succeeds(0, Fate::Answered),
         ],
     );
     let states = explore(start, 3, DEPTH);

@@ -2,6 +2,7 @@
 //! larger one.
 
 mod barriers;
+mod ending;
 mod interleavings;
 mod large;
 mod membership;

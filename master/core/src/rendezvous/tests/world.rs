@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use steadfast_common::keys::{Keys, TagKey};
-use steadfast_common::rendezvous::ReleaseRecord;
+use steadfast_common::records::{JobOutcome, ResultRecord};
+use steadfast_common::rendezvous::{EXIT_TAG, MemberRecord, ReleaseRecord};
 
 use super::*;
 use crate::rendezvous::state::Standing;
@@ -23,6 +24,8 @@ pub enum Event {
     Polls(usize),
     /// The agent enters the barrier that is next for it, in the round that it believes to be a member of.
     Enters(usize, Fate),
+    /// The workers of the agent have succeeded in the round that it believes to be a member of.
+    Succeeds(usize, Fate),
     Dies(usize),
     /// The master learns that a node's lease has ended.
     Noticed(usize),
@@ -48,7 +51,7 @@ struct Agent {
     phase: u64,
 }
 
-/// The world. `asked`, `entered` and `released` are counted independently of the master.
+/// The world. `asked`, `entered`, `released` and `succeeded` are counted independently of the master.
 #[derive(Clone, Debug)]
 pub struct World {
     settings: Settings,
@@ -62,6 +65,8 @@ pub struct World {
     asked: Vec<Option<i64>>,
     entered: BTreeSet<(u64, usize)>,
     released: BTreeSet<u64>,
+    /// The members of the last round whose workers have succeeded in it.
+    succeeded: BTreeSet<usize>,
 }
 
 fn keys() -> Keys {
@@ -113,6 +118,9 @@ fn recover(etcd: &BTreeMap<String, Vec<u8>>) -> Rendezvous {
         if let Some(node) = keys.node_of(key) {
             return Fact::Node { node, record: serde_json::from_slice(value).unwrap() };
         }
+        if *key == keys.result() {
+            return Fact::Ended(Arc::new(serde_json::from_slice(value).unwrap()));
+        }
         match keys.tag_key_of(number, key).expect("each key has a meaning") {
             TagKey::Released { tag } => {
                 let ReleaseRecord { phase } = serde_json::from_slice(value).unwrap();
@@ -142,6 +150,7 @@ impl World {
             asked: vec![None; nodes],
             entered: BTreeSet::new(),
             released: BTreeSet::new(),
+            succeeded: BTreeSet::new(),
         }
     }
 
@@ -157,6 +166,7 @@ impl World {
             }
             Event::Polls(node) => world.poll(node),
             Event::Enters(node, fate) => world.enter(node, fate),
+            Event::Succeeds(node, fate) => world.succeed(node, fate),
             Event::Dies(node) => world.agents[node].incarnation.take().is_some(),
             Event::Noticed(node) => world.notice(node),
             Event::TimePasses => world.pass(),
@@ -174,7 +184,7 @@ impl World {
 
     fn announce(&mut self, node: usize) -> bool {
         let Some(caller) = self.caller(node) else { return false };
-        let facts = self.state.announce(caller, &agent(node)).unwrap();
+        let Ok(facts) = self.state.announce(caller, &agent(node)) else { return false };
         self.carry_out(facts, Fate::Answered)
     }
 
@@ -186,6 +196,9 @@ impl World {
 
     fn send_join(&mut self, node: usize, after: u64, fate: Fate) -> bool {
         let Some(caller) = self.caller(node) else { return false };
+        if self.state.result().is_some() {
+            return false;
+        }
         let in_round = self.is_member(node, caller.incarnation) && self.asked[node].is_none();
         let is_late = self.state.standing_of(caller) == Ok(Standing::Late);
         if !in_round || self.state.number().0 <= after || is_late {
@@ -224,7 +237,20 @@ impl World {
         has_changed || has_heard
     }
 
+    fn succeed(&mut self, node: usize, fate: Fate) -> bool {
+        let Some(caller) = self.caller(node) else { return false };
+        let place = place(self.agents[node].known, EXIT_TAG, 0);
+        let Ok(facts) = self.state.enter(caller, &place, Arc::default()) else { return false };
+        if !facts.is_empty() {
+            self.succeeded.insert(node);
+        }
+        self.carry_out(facts, fate)
+    }
+
     fn notice(&mut self, node: usize) -> bool {
+        if self.state.result().is_some() {
+            return false;
+        }
         let known = self.state.known().find(|(known, _)| *known == id(node));
         let Some((node_id, incarnation)) = known else { return false };
         if self.agents[node].incarnation == Some(incarnation.0) {
@@ -234,6 +260,9 @@ impl World {
     }
 
     fn pass(&mut self) -> bool {
+        if self.state.result().is_some() {
+            return false;
+        }
         let deadline = self.state.deadline(&self.settings, &self.timers, self.now);
         let Some(deadline) = deadline else { return false };
         assert!(self.now < deadline, "an overdue decision was not taken: {self:?}");
@@ -291,6 +320,9 @@ impl World {
                 assert_eq!(entered, members, "released early: {self:?}");
                 self.released.insert(phase.0);
             }
+            if let Fact::Ended(result) = fact {
+                self.check_end(result);
+            }
             store(&mut self.etcd, fact);
             self.state.evolve(fact);
         }
@@ -319,6 +351,28 @@ impl World {
         assert_eq!(record.world_size, world_size);
         self.entered.clear();
         self.released.clear();
+        let is_unfinished = |member: &MemberRecord| {
+            let node = (0..self.agents.len()).find(|node| id(*node) == member.node).unwrap();
+            !self.succeeded.contains(&node)
+        };
+        let is_done = !self.state.members().iter().any(is_unfinished);
+        assert!(self.state.members().is_empty() || !is_done, "runs again: {record:?} {self:?}");
+        self.succeeded.clear();
+    }
+
+    /// S003-25: a job succeeds when each member of its last round has succeeded, and fails if one has not and too
+    /// few nodes are there for another round.
+    fn check_end(&self, result: &ResultRecord) {
+        let members = self.state.members().len();
+        match result.state {
+            JobOutcome::Finished => assert_eq!(self.succeeded.len(), members, "{self:?}"),
+            JobOutcome::Failed => {
+                assert!((1..members).contains(&self.succeeded.len()), "{self:?}");
+                let waiting = self.state.index.waiting.len();
+                assert!(waiting < self.settings.nodes.min() as usize, "{self:?}");
+                assert!(!self.state.is_intact(), "{self:?}");
+            }
+        }
     }
 
     /// Checks what holds at any time.
@@ -328,6 +382,9 @@ impl World {
         let mut timers = self.timers;
         timers.follow(self.now, &self.state, &self.settings);
         assert_eq!(timers, self.timers);
+        if self.state.result().is_some() {
+            return;
+        }
         for node in 0..self.agents.len() {
             let Some(caller) = self.caller(node) else { continue };
             self.check_barriers(caller);
@@ -358,6 +415,9 @@ impl World {
                 }
                 Directive::Join { added, lost } => {
                     let is_member = self.is_member(node, caller.incarnation);
+                    let is_done =
+                        |name: &Name| self.succeeded.iter().any(|node| id(*node) == name.node);
+                    assert!(!lost.listed.iter().any(is_done), "{lost:?} {self:?}");
                     let is_full = max <= self.state.members().len();
                     let is_disturbed = !self.state.is_intact() || 0 < added && !is_full;
                     assert!(!is_member || is_disturbed, "no reason: {lost:?} {self:?}");
@@ -421,7 +481,11 @@ impl World {
         }
         let alive = world.agents.iter().filter(|it| it.incarnation.is_some()).count();
         let expected = alive.min(self.settings.nodes.max() as usize);
-        if self.settings.nodes.min() as usize <= expected {
+        if world.state.is_closing() || world.state.result().is_some() {
+            // Then it runs on, and nodes that arrive wait.
+            let is_settled = world.state.is_intact() || world.state.result().is_some();
+            assert!(alive == 0 || is_settled, "{self:?} became {world:?}");
+        } else if self.settings.nodes.min() as usize <= expected {
             assert!(world.state.is_intact(), "no round: {self:?} became {world:?}");
             assert_eq!(world.state.members().len(), expected, "{self:?} became {world:?}");
         }
@@ -431,7 +495,7 @@ impl World {
     pub fn key(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         let age = |since: Millis| self.now.0.saturating_sub(since.0);
-        (&self.etcd, &self.agents, &self.asked, &self.entered).hash(&mut hasher);
+        (&self.etcd, &self.agents, &self.asked, &self.entered, &self.succeeded).hash(&mut hasher);
         (age(self.timers.stage_since), age(self.timers.last_arrival)).hash(&mut hasher);
         hasher.finish()
     }
