@@ -12,6 +12,7 @@ use steadfast_common::durations;
 use steadfast_common::elastic::ElasticSpec;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
+use steadfast_common::records::{JobOutcome, ResultRecord};
 use steadfast_common::rendezvous::NodeRange;
 use steadfast_coord::{CoordError, Etcd, EtcdOptions};
 use steadfast_etcd::{Config, Server};
@@ -26,6 +27,7 @@ use tracing::{error, info, warn};
 
 use crate::args::node_range;
 use crate::launch::own_host;
+use crate::run::WORKERS_FAILED;
 
 /// How long agents may take to hear that the job is over, and to leave.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -123,13 +125,25 @@ pub async fn rendezvous(args: RendezvousArgs) -> Result<ExitCode, Failure> {
     let ended = tokio::select! {
         biased;
         ended = coordinator.master_ended() => {
+            let result = coordinator.result(&args.rdzv_id).await;
             coordinator.all_have_left(&args.rdzv_id).await;
-            ended
+            ended.and(result)
         }
-        () = shutdown.drain() => Ok(()),
+        () = shutdown.drain() => Ok(None),
     };
     coordinator.end().await;
-    ended.map(|()| ExitCode::SUCCESS)
+    Ok(exit_code(ended?))
+}
+
+/// Returns the exit code of a coordinator, whose job may have ended.
+fn exit_code(result: Option<ResultRecord>) -> ExitCode {
+    match result {
+        Some(result) if result.state == JobOutcome::Failed => {
+            eprintln!("steadfast: error: the job failed: {}", result.reason.unwrap_or_default());
+            ExitCode::from(WORKERS_FAILED)
+        }
+        Some(_) | None => ExitCode::SUCCESS,
+    }
 }
 
 /// What a coordinator serves, and where.
@@ -228,10 +242,20 @@ impl Coordinator {
         ended.map_err(Failure::from)?
     }
 
+    /// Returns the result of the job, if it is over.
+    async fn result(&self, job: &str) -> Result<Option<ResultRecord>, Failure> {
+        let etcd = Etcd::connect(&self.options()).await?;
+        Ok(etcd.get_json(&Keys::of_job(job).result()).await?)
+    }
+
+    fn options(&self) -> EtcdOptions {
+        let endpoints = vec![format!("http://{}", self.address)];
+        EtcdOptions { endpoints, ..EtcdOptions::default() }
+    }
+
     /// Waits until all agents have left. They learn from etcd that the job is over.
     async fn all_have_left(&self, job: &str) {
-        let endpoints = vec![format!("http://{}", self.address)];
-        let options = EtcdOptions { endpoints, ..EtcdOptions::default() };
+        let options = self.options();
         let prefix = Keys::of_job(job).agents_prefix();
         let leaving = async {
             let etcd = Etcd::connect(&options).await?;

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::FutureExt;
-use steadfast_client::{Exited, RoundOver, until_over};
+use steadfast_client::{Exited, NodeError, RoundOver, until_over};
 use steadfast_common::error::ErrorKind;
 use steadfast_process::{Failure, Shutdown};
 use steadfast_supervise::WorkerSet;
@@ -94,7 +94,7 @@ impl Agent<'_> {
                 );
                 self.counts.note_exit(reason.clone());
                 if !self.may_go_on(&reason, &[], None) {
-                    return Ok(ExitCode::from(WORKERS_FAILED));
+                    return Ok(self.give_up().await);
                 }
             }
             drop(held);
@@ -122,7 +122,7 @@ impl Agent<'_> {
                         Exited::Again => {}
                     }
                 }
-                RoundEnd::Exhausted => return Ok(ExitCode::from(WORKERS_FAILED)),
+                RoundEnd::Exhausted => return Ok(self.give_up().await),
                 RoundEnd::JobEnded => return self.job_ended().await,
                 RoundEnd::Refused(failure) => return Err(failure),
                 RoundEnd::Interrupted => return Ok(shutdown.exit_code()),
@@ -318,6 +318,20 @@ impl Agent<'_> {
             }
         }
         restarts <= restarts_max
+    }
+
+    /// Tells the master that no restart is left: if too few nodes are left, the job fails.
+    async fn give_up(&self) -> ExitCode {
+        if let Some(session) = self.membership.session() {
+            let report = self.counts.report();
+            let reason = report.last_exit.clone();
+            match timeout(CAUSE_TIMEOUT, session.give_up(&reason, report)).await {
+                Ok(Ok(()) | Err(NodeError::JobEnded | NodeError::Unregistered)) => {}
+                Ok(Err(error)) => warn!(%error, "the master does not know that this node gave up"),
+                Err(_) => warn!("the master does not know that this node gave up: none answers"),
+            }
+        }
+        ExitCode::from(WORKERS_FAILED)
     }
 
     /// Returns whether the workers that run can go on in the next round in the same process.

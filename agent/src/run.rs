@@ -33,7 +33,7 @@ use crate::launch::leash;
 use crate::metrics::Counts;
 use crate::ports::HeldPorts;
 
-/// Exit code when the workers failed and no restart is left, or the job was shut down.
+/// Exit code when the workers failed and no restart is left, or the job failed.
 pub(crate) const WORKERS_FAILED: u8 = 1;
 
 /// Runs an agent until the job has succeeded, no restart is left, or a signal arrives.

@@ -35,6 +35,9 @@ pub struct ElasticStatus {
     /// Why no master answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Restarts after failures of nodes that are gone, as far as they have reported them to this master.
+    #[serde(default)]
+    pub restarts_of_gone: u64,
     /// The last failures of workers that agents reported to this master, the latest last.
     #[serde(default)]
     pub exits: Vec<TimelineEvent>,
@@ -162,7 +165,7 @@ impl ElasticStatus {
     /// Returns the restarts after failures, as far as agents have reported them.
     pub fn restarts(&self) -> u64 {
         let reports = self.nodes.iter().filter_map(|node| node.report.as_ref());
-        reports.map(|report| u64::from(report.restarts)).sum()
+        self.restarts_of_gone + reports.map(|report| u64::from(report.restarts)).sum::<u64>()
     }
 }
 

@@ -62,7 +62,7 @@ const CHECKS: &[(&str, Check)] = checks! {
     ReportDivergenceRequest ReportDivergenceReply DrainRequest DrainReply StatusRequest StatusReply
     GetClusterSpecRequest GetClusterSpecReply GetWaitingNodesRequest GetWaitingNodesReply
     BarrierRequest BarrierReply SynchronizeRequest SynchronizeReply ShutDownRequest ShutDownReply
-    AnnounceRequest AnnounceReply JoinRequest JoinReply ElasticRound Entries WatchRequest WatchReply EnterRequest EnterReply
+    AnnounceRequest AnnounceReply JoinRequest JoinReply ElasticRound Entries WatchRequest WatchReply GiveUpRequest GiveUpReply EnterRequest EnterReply
     ShareStateRequest ShareStateReply ElasticStatusRequest ElasticStatusReply ChangesRequest ChangesReply
     NextRoundRequest NextRoundReply BeginCommitRequest BeginCommitReply EndCommitRequest EndCommitReply
     LastCommitRequest LastCommitReply ProgressRequest ProgressReply

@@ -20,7 +20,7 @@ pub fn access(path: &str) -> &'static [Role] {
         (
             "steadfast.v1.Elastic",
             "GetClusterSpec" | "GetWaitingNodes" | "Barrier" | "Synchronize" | "Announce" | "Join"
-            | "Watch" | "Enter" | "ShareState",
+            | "Watch" | "Enter" | "GiveUp" | "ShareState",
         ) => &[Trainer],
         (
             "steadfast.v1.Worker",

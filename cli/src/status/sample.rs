@@ -153,6 +153,7 @@ pub fn elastic() -> ElasticStatus {
         }),
         master: Some(MasterStatus { address: "127.0.0.1:4000".to_owned(), epoch: 9 }),
         error: None,
+        restarts_of_gone: 0,
         exits: vec![TimelineEvent { unix_ms: 18_000, what: exit }],
         events: vec![TimelineEvent { unix_ms: 15_000, what: "round 3 formed".to_owned() }],
         result: None,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use steadfast_common::ids::{Phase, Round};
+use steadfast_common::rendezvous::AgentRecord;
 use steadfast_master_core::rendezvous::{Caller, Directive, EndedBy, Outcome, Place};
 
 use super::handle::{Change, ElasticError, Event, Known, Passage, Reply, Shared};
@@ -77,6 +78,27 @@ impl ElasticLoop {
             }
             Event::Look { caller, place, reply } => {
                 batch.answers.push(Answer::Passage { caller, place, reply });
+            }
+            Event::GiveUp { caller, reason, report, reply } => {
+                let nodes_needed = |agent: &AgentRecord| match agent.launched_on {
+                    // The launcher starts another agent.
+                    Some(_) => 0,
+                    None => self.settings.nodes.min(),
+                };
+                let decided = self.agents.registration(caller).and_then(|agent| {
+                    Ok(batch.state.give_up(caller, &reason, nodes_needed(agent))?)
+                });
+                match decided {
+                    Ok(facts) => {
+                        batch.add(&keys, facts);
+                        if let Some(report) = report {
+                            self.note_report(caller.node, report);
+                        }
+                        self.forget_report(caller.node);
+                        batch.answers.push(Answer::Done { reply });
+                    }
+                    Err(error) => reject(reply, error),
+                }
             }
             Event::Find { address, reply } => batch.answers.push(Answer::Known { address, reply }),
             Event::NextPhase { tag, reply } => {

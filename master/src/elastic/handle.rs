@@ -44,6 +44,12 @@ pub enum Event {
         place: Place,
         reply: Reply<Passage>,
     },
+    GiveUp {
+        caller: Caller,
+        reason: String,
+        report: Option<NodeReport>,
+        reply: Reply<()>,
+    },
     Find {
         address: String,
         reply: Reply<Option<Known>>,

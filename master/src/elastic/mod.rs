@@ -80,6 +80,8 @@ pub(crate) struct ElasticLoop {
     left_over: Option<Event>,
     /// What agents reported last; not durable.
     reports: BTreeMap<NodeId, NodeReport>,
+    /// Restarts that nodes reported which are gone, unless there were none.
+    restarts_of_gone: BTreeMap<NodeId, u32>,
     view: View,
     rounds: watch::Sender<u64>,
     barriers: watch::Sender<u64>,
@@ -122,6 +124,7 @@ impl ElasticLoop {
             inbox,
             left_over: None,
             reports: BTreeMap::new(),
+            restarts_of_gone: BTreeMap::new(),
             view: View::default(),
             rounds,
             barriers,
@@ -203,7 +206,7 @@ impl ElasticLoop {
             for caller in lost {
                 let facts = batch.state.remove(*caller);
                 batch.add(&self.committer.keys, facts);
-                self.reports.remove(&caller.node);
+                self.forget_report(caller.node);
             }
             self.commit(batch).await?;
         }
@@ -347,6 +350,7 @@ fn bytes_of(event: &Event) -> usize {
         | Event::Join { .. }
         | Event::Watch { .. }
         | Event::Look { .. }
+        | Event::GiveUp { .. }
         | Event::Find { .. }
         | Event::NextPhase { .. }
         | Event::ShutDown { .. } => 0,

@@ -15,14 +15,15 @@ use steadfast_common::rendezvous::RoundRecord;
 use steadfast_host::time::{Instant, timeout};
 use steadfast_master_core::rendezvous::{Caller, Directive, JoinTerms, Place, describe_wait};
 use steadfast_proto::status;
+use steadfast_proto::v1;
 use steadfast_proto::v1::elastic_server::Elastic;
 use steadfast_proto::v1::{
     AnnounceReply, AnnounceRequest, BarrierReply, BarrierRequest, ElasticMember, ElasticRound,
     ElasticStatusReply, ElasticStatusRequest, EnterReply, EnterRequest, Entries,
     GetClusterSpecReply, GetClusterSpecRequest, GetWaitingNodesReply, GetWaitingNodesRequest,
-    JoinReply, JoinRequest, Node, ShareStateReply, ShareStateRequest, ShutDownReply,
-    ShutDownRequest, SynchronizeReply, SynchronizeRequest, WatchReply, WatchRequest, enter_reply,
-    join_reply,
+    GiveUpReply, GiveUpRequest, JoinReply, JoinRequest, Node, ShareStateReply, ShareStateRequest,
+    ShutDownReply, ShutDownRequest, SynchronizeReply, SynchronizeRequest, WatchReply, WatchRequest,
+    enter_reply, join_reply,
 };
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
@@ -124,6 +125,17 @@ fn text(mut text: String) -> String {
         text.pop();
     }
     text
+}
+
+fn node_report(round: Round, report: v1::NodeReport) -> NodeReport {
+    NodeReport {
+        round,
+        restarts: report.restarts,
+        restarts_max: report.restarts_max,
+        changes: report.changes,
+        state: text(report.state),
+        last_exit: text(report.last_exit),
+    }
 }
 
 fn wait(ms: u32) -> Instant {
@@ -335,20 +347,25 @@ impl Elastic for Service {
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<WatchReply>, Status> {
         let WatchRequest { node, round, wait_ms, known_change, report } = request.into_inner();
         let (caller, known, handle) = (caller(node)?, Round(round), self.handle()?);
-        let mut report = report.map(|report| NodeReport {
-            round: known,
-            restarts: report.restarts,
-            restarts_max: report.restarts_max,
-            changes: report.changes,
-            state: text(report.state),
-            last_exit: text(report.last_exit),
-        });
+        let mut report = report.map(|report| node_report(known, report));
         let event = |reply| Event::Watch { caller, known, report: report.take(), reply };
         let is_final = |change: &Change| change.nodes != known_change;
         let rounds = handle.rounds.clone();
         let change = ask_until(&handle, rounds, wait(wait_ms), event, is_final).await;
         let Change { nodes, lost, revision } = change.map_err(|error| reject(&error))?;
         Ok(Response::new(WatchReply { change: nodes, lost, revision }))
+    }
+
+    async fn give_up(
+        &self,
+        request: Request<GiveUpRequest>,
+    ) -> Result<Response<GiveUpReply>, Status> {
+        let GiveUpRequest { node, reason, report } = request.into_inner();
+        let caller = caller(node)?;
+        let report = report.map(|report| node_report(Round(0), report));
+        let event = |reply| Event::GiveUp { caller, reason: text(reason), report, reply };
+        self.handle()?.ask(event).await.map_err(|error| reject(&error))?;
+        Ok(Response::new(GiveUpReply {}))
     }
 
     async fn enter(&self, request: Request<EnterRequest>) -> Result<Response<EnterReply>, Status> {

@@ -119,6 +119,7 @@ pub(super) fn of(
         launcher: None,
         master: None,
         error: None,
+        restarts_of_gone: 0,
         exits: Vec::new(),
         events: Vec::new(),
         result,
@@ -154,6 +155,7 @@ impl ElasticLoop {
         let (address, epoch) = (self.address.clone(), self.timeline.epoch);
         status.master = Some(MasterStatus { address, epoch });
         status.launcher = self.launch.status();
+        status.restarts_of_gone = self.restarts_of_gone.values().copied().map(u64::from).sum();
         status.exits = self.timeline.exits.iter().cloned().collect();
         status.events = self.timeline.events.iter().cloned().collect();
         self.status.send_replace(Arc::new(status));
@@ -170,6 +172,14 @@ impl ElasticLoop {
         self.members_since = since.collect();
     }
 
+    /// Forgets what a node reported that is gone, but the number of its restarts.
+    pub(super) fn forget_report(&mut self, node: NodeId) {
+        let restarts = self.reports.remove(&node).map(|report| report.restarts);
+        if let Some(restarts) = restarts.filter(|restarts| 0 < *restarts) {
+            self.restarts_of_gone.insert(node, restarts);
+        }
+    }
+
     /// Notes what an agent reports.
     pub(super) fn note_report(&mut self, node: NodeId, report: NodeReport) {
         let before = self.reports.get(&node).map_or("", |report| report.last_exit.as_str());
@@ -178,6 +188,7 @@ impl ElasticLoop {
             let address = self.agents.address(node).unwrap_or("a node");
             self.timeline.note_exit(format!("{address}: {}", report.last_exit));
         }
+        self.restarts_of_gone.remove(&node);
         self.reports.insert(node, report);
     }
 }

@@ -100,6 +100,72 @@ fn a_worker_that_fails_after_another_node_has_succeeded_runs_again_with_it() {
     assert_eq!(job.end().code, Some(0));
 }
 
+/// S003-25: if no restart is left, the job has failed, on each node and for its coordinator.
+#[test]
+fn a_job_with_a_worker_that_fails_for_good_after_the_success_of_others_has_failed() {
+    let scene = Scene::new();
+    let mut job = ElasticJob::start(&scene, "2:2", &[]);
+    let (script, flags) = (fails_first_as_rank_0(&scene), ["--max-restarts", "0"]);
+    let agents = ["a", "b"].map(|name| job.agent_of(name, &flags, &["sh", "-c", &script]));
+    until_closing(&job);
+    scene.write("go", "");
+    for mut agent in agents {
+        let ended = agent.end(LIMIT);
+        assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+        assert!(!ended.stderr.contains("has succeeded"), "{}", ended.stderr);
+    }
+    let ended = job.end();
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    assert!(ended.stderr.contains("gave up: round 1: the worker of rank 0 ended with exit code 7"));
+}
+
+/// S003-25: a node that is lost after the success of another, and that no node replaces.
+#[test]
+fn a_job_that_lost_a_node_for_good_after_the_success_of_another_has_failed() {
+    let scene = Scene::new();
+    let mut job = ElasticJob::start(&scene, "2:2", &["--join-timeout", "1s"]);
+    let script = "[ $RANK = 0 ] && exec sleep 1000; exit 0";
+    let agents = ["a", "b"].map(|name| job.agent_of(name, &[], &["sh", "-c", script]));
+    let [a, b] = agents;
+    let has_succeeded = |agent: &Process| agent.stderr().contains("this node's workers succeeded");
+    within(LIMIT, "one node has succeeded", || {
+        (has_succeeded(&a) || has_succeeded(&b)).then_some(())
+    });
+    let (mut lost, mut other) = if has_succeeded(&a) { (b, a) } else { (a, b) };
+    lost.signal(Signal::SIGKILL);
+    lost.end(LIMIT);
+    let ended = other.end(LIMIT);
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    assert!(ended.stderr.contains("did not succeed, others did"), "{}", ended.stderr);
+    assert_eq!(job.end().code, Some(1));
+}
+
+/// S003-25: when the last node gives up, the job has failed; until then the failures of nodes that have left count.
+#[test]
+fn a_job_of_which_all_nodes_have_failed_has_failed() {
+    let scene = Scene::new();
+    let mut job = ElasticJob::start(&scene, "1:2", &["--last-call", "60s"]);
+    let go = scene.path("go");
+    let script = format!(
+        "[ $WORLD_SIZE = 1 ] && while [ ! -e {} ]; do sleep 0.05; done; exit $WORLD_SIZE",
+        go.display()
+    );
+    // Only the node of rank 0 gives up at once.
+    let script = format!("[ $RANK = 1 ] && sleep 1000; {script}");
+    let flags = ["--max-restarts", "0"];
+    let agents = ["a", "b"].map(|name| job.agent_of(name, &flags, &["sh", "-c", &script]));
+    let status = job.until("one node is left", |status| status["round"] == 2);
+    assert_eq!(status["restarts_of_gone"], 1, "{status}");
+    scene.write("go", "");
+    for mut agent in agents {
+        assert_eq!(agent.end(LIMIT).code, Some(1));
+    }
+    let ended = job.end();
+    assert_eq!(ended.code, Some(1), "{}", ended.stderr);
+    assert!(ended.stderr.contains("the job failed"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("the worker of rank 0 ended with exit code 1"));
+}
+
 /// S003-25: a node that is lost after the first success has not succeeded: the others run again with the node that
 /// takes its place.
 #[test]

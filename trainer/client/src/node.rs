@@ -15,8 +15,8 @@ use steadfast_coord::{self as coord, CoordError, Etcd};
 use steadfast_net::{Channel, TlsIdentity};
 use steadfast_proto::v1::elastic_client::ElasticClient;
 use steadfast_proto::v1::{
-    AnnounceRequest, ElasticRound, EnterRequest, Entries, JoinRequest, Node, NodeReport,
-    ShareStateRequest, ShutDownRequest, WatchRequest, enter_reply, join_reply,
+    AnnounceRequest, ElasticRound, EnterRequest, Entries, GiveUpRequest, JoinRequest, Node,
+    NodeReport, ShareStateRequest, ShutDownRequest, WatchRequest, enter_reply, join_reply,
 };
 use tonic::{Response, Status};
 
@@ -315,6 +315,21 @@ impl NodeSession {
         let token = reply.token;
         let record = reply.state.map(|state| SharedRecord { token, state: state.to_vec() });
         Ok((record, reply.accepted))
+    }
+
+    /// Leaves the job, because the workers of this node have failed for good.
+    ///
+    /// # Errors
+    /// See [`NodeError`].
+    pub async fn give_up(&self, reason: &str, report: NodeReport) -> Result<(), NodeError> {
+        let (reason, report) = (reason.to_owned(), Some(report));
+        let request = GiveUpRequest { node: self.caller(), reason, report };
+        self.call(Duration::ZERO, |channel| {
+            let request = request.clone();
+            async move { ElasticClient::new(channel).give_up(request).await }
+        })
+        .await
+        .map(|_| ())
     }
 
     /// Ends the job for all nodes, because it has succeeded.

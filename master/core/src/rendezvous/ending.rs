@@ -28,6 +28,28 @@ impl Rendezvous {
         }
     }
 
+    /// Removes a node whose workers have failed for good. The job fails if fewer than `nodes_needed` are left.
+    ///
+    /// # Errors
+    /// If the job is over, or the incarnation is not known.
+    pub fn give_up(
+        &self,
+        caller: Caller,
+        reason: &str,
+        nodes_needed: u32,
+    ) -> Result<Vec<Fact>, Refusal> {
+        self.check_open()?;
+        self.standing_of(caller)?;
+        let left = self.nodes.len() - 1;
+        let removed = Fact::Removed { node: caller.node };
+        if nodes_needed as usize <= left {
+            return Ok(vec![removed]);
+        }
+        let address = self.address_of(caller.node).unwrap_or_default();
+        let reason = format!("{address} gave up: {reason}");
+        Ok(vec![removed, ended(JobOutcome::Failed, Some(reason))])
+    }
+
     /// Returns whether the workers of a member of the last round have succeeded.
     pub fn is_closing(&self) -> bool {
         self.succeeded().is_some()

@@ -113,3 +113,20 @@ fn a_closing_job_without_enough_nodes_for_another_round_fails() {
          the join timeout"
     );
 }
+
+/// S003-25: a node that gives up leaves the others alone, if they are enough for a round.
+#[test]
+fn a_job_fails_with_the_node_that_leaves_too_few_others() {
+    let mut master = Master::with_round(3, 2, 3);
+    let give_up = |master: &mut Master, node| {
+        let facts = master.state.give_up(Master::caller(node), "exit code 7", 2);
+        master.decide(facts);
+    };
+    give_up(&mut master, 0);
+    assert_eq!((outcome(&master), master.waiting_nodes(1)), (None, -1));
+    (1..3).for_each(|node| master.join(node, 1));
+    give_up(&mut master, 2);
+    assert_eq!(outcome(&master), Some(JobOutcome::Failed));
+    let reason = master.state.result().and_then(|result| result.reason.clone());
+    assert_eq!(reason.as_deref(), Some("host-2:29500 gave up: exit code 7"));
+}
