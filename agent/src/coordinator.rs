@@ -27,7 +27,7 @@ use tracing::{error, info, warn};
 
 use crate::args::node_range;
 use crate::launch::own_host;
-use crate::run::WORKERS_FAILED;
+use crate::run::{WORKERS_FAILED, was_over};
 
 /// How long agents may take to hear that the job is over, and to leave.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -121,6 +121,11 @@ pub async fn rendezvous(args: RendezvousArgs) -> Result<ExitCode, Failure> {
         (Some(address), true) => format!("{}:{}", host_of(address), coordinator.address.port()),
         (Some(_), false) | (None, _) => coordinator.address.to_string(),
     };
+    if let Some(result) = coordinator.result(&args.rdzv_id).await? {
+        coordinator.end().await;
+        let remedy = "choose another --rdzv-id or --data-dir";
+        return Ok(was_over(&args.rdzv_id, &result, remedy));
+    }
     info!("agents join with --rdzv-endpoint {endpoint} --rdzv-id {}", args.rdzv_id);
     let ended = tokio::select! {
         biased;

@@ -12,6 +12,7 @@ use steadfast_common::elastic::ElasticSpec;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::NodeId;
 use steadfast_common::keys::Keys;
+use steadfast_common::records::{JobOutcome, ResultRecord};
 use steadfast_common::rendezvous::{AgentRecord, Runner};
 use steadfast_common::role::Role;
 use steadfast_coord::{Etcd, EtcdOptions, backoff};
@@ -35,6 +36,9 @@ use crate::ports::HeldPorts;
 
 /// Exit code when the workers failed and no restart is left, or the job failed.
 pub(crate) const WORKERS_FAILED: u8 = 1;
+
+/// Exit code when the job had ended before this process came.
+pub(crate) const JOB_WAS_OVER: u8 = 9;
 
 /// Runs an agent until the job has succeeded, no restart is left, or a signal arrives.
 ///
@@ -242,10 +246,16 @@ impl<'a> Agent<'a> {
 
     /// Returns the exit code after the end of the job.
     pub async fn job_ended(&self) -> Result<ExitCode, Failure> {
-        let result = self.etcd.get_json(&self.keys.result()).await?;
-        let result: Option<steadfast_common::records::ResultRecord> = result;
+        let result: Option<ResultRecord> = self.etcd.get_json(&self.keys.result()).await?;
         match result {
-            Some(result) if result.state == steadfast_common::records::JobOutcome::Failed => {
+            Some(result) if !self.membership.is_job_known() => {
+                let (job, root) = (&self.fixed.job, self.keys.root());
+                let remedy = format!(
+                    "choose another --rdzv-id, or delete the job: etcdctl del --prefix {root}/"
+                );
+                Ok(was_over(job, &result, &remedy))
+            }
+            Some(result) if result.state == JobOutcome::Failed => {
                 let reason = result.reason.unwrap_or_default();
                 eprintln!("steadfast: error: the job failed: {reason}");
                 Ok(ExitCode::from(WORKERS_FAILED))
@@ -260,6 +270,13 @@ impl<'a> Agent<'a> {
             ))),
         }
     }
+}
+
+/// Says that a job had ended before this process came, and returns the exit code for that.
+pub(crate) fn was_over(job: &str, result: &ResultRecord, remedy: &str) -> ExitCode {
+    let how = result.describe();
+    eprintln!("steadfast: error: the job `{job}` is over: {how}; nothing was run; {remedy}");
+    ExitCode::from(JOB_WAS_OVER)
 }
 
 /// Returns what precedes the lines of a worker.

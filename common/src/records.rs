@@ -1,6 +1,7 @@
 //! The values under a job's keys in etcd, as JSON.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, UNIX_EPOCH};
 
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -425,6 +426,24 @@ pub struct ResultRecord {
     /// The files of a stream that could not be read.
     #[serde(default, skip_serializing_if = "LeftOut::is_empty")]
     pub left_out: LeftOut,
+    /// When the job ended, by the clock of its master.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_unix_ms: Option<u64>,
+}
+
+impl ResultRecord {
+    /// Describes how and when the job ended, for users who start something under its name.
+    pub fn describe(&self) -> String {
+        let ended = self.ended_unix_ms.map(|ms| UNIX_EPOCH + Duration::from_millis(ms));
+        let at = ended.map_or_else(String::new, |at| {
+            format!(" at {}", humantime::format_rfc3339_seconds(at))
+        });
+        match (self.state, self.reason.as_deref()) {
+            (JobOutcome::Finished, _) => format!("it succeeded{at}"),
+            (JobOutcome::Failed, None) => format!("it failed{at}"),
+            (JobOutcome::Failed, Some(reason)) => format!("it failed{at}: {reason}"),
+        }
+    }
 }
 
 /// Outcomes of a job.

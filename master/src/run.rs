@@ -11,7 +11,7 @@ use serde_json::json;
 use steadfast_common::elastic::ElasticSpec;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
-use steadfast_common::records::{LockRecord, MasterRecord, WaitsRecord};
+use steadfast_common::records::{LockRecord, MasterRecord, ResultRecord, WaitsRecord};
 use steadfast_common::role::Role;
 use steadfast_coord::{CoordError, Etcd, Leadership, Mirror, Op, Range, Session};
 use steadfast_host::random;
@@ -297,8 +297,10 @@ impl MasterProcess<'_> {
             biased;
             leadership = self.campaign(session, readiness) => leadership?,
             () = shutdown.drain() => return Ok(()),
-            _ = over.wait_for(|view| !view.entries.is_empty()) => {
-                info!("the job is over");
+            ended = over.wait_for(|view| !view.entries.is_empty()) => {
+                let result = ended.ok().and_then(|view| view.single::<ResultRecord>().ok()?);
+                let how = result.map_or_else(String::new, |result| result.describe());
+                info!(how, "the job is over");
                 return Ok(());
             }
         };

@@ -420,6 +420,7 @@ job digits: training (synchronous)
             checkpoint: None,
             discarded: Discarded::default(),
             left_out: LeftOut::default(),
+            ended_unix_ms: None,
         };
         let text = stored(&without_master(Some(result)));
         let expected = "job digits: failed (synchronous)\n  reason      all tasks were discarded\n  \

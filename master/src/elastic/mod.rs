@@ -24,7 +24,7 @@ use steadfast_common::ids::{Incarnation, Millis, NodeId};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::ResultRecord;
 use steadfast_coord::{Etcd, Leadership, OPS_MAX, now};
-use steadfast_host::time::interval;
+use steadfast_host::time::{interval, unix_ms};
 use steadfast_master_core::rendezvous::{Fact, Rendezvous, Settings, Timers};
 use steadfast_process::Failure;
 use tokio::sync::{mpsc, watch};
@@ -317,7 +317,7 @@ impl Batch {
     }
 
     fn add(&mut self, keys: &Keys, facts: Vec<Fact>) {
-        for fact in facts {
+        for fact in facts.into_iter().map(dated) {
             self.state.evolve(&fact);
             self.proposal.add_rendezvous_fact(keys, &fact);
             self.bytes += fact.bytes_max();
@@ -328,6 +328,15 @@ impl Batch {
     fn has_room(&self, bytes: usize, changes: usize) -> bool {
         self.bytes + bytes <= COMMIT_BYTES_MAX && self.proposal.len() + changes <= OPS_MAX
     }
+}
+
+/// Adds the time to a result.
+fn dated(fact: Fact) -> Fact {
+    if let Fact::Ended(record) = &fact {
+        let ended_unix_ms = Some(unix_ms());
+        return Fact::Ended(Arc::new(ResultRecord { ended_unix_ms, ..(**record).clone() }));
+    }
+    fact
 }
 
 fn changes_nodes(fact: &Fact) -> bool {

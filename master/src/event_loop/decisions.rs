@@ -5,6 +5,7 @@ use steadfast_common::ids::{Generation, TaskId, TrainerId};
 use steadfast_common::records::{CheckpointRecord, JobOutcome, ResultRecord};
 use steadfast_common::spec::Mode;
 use steadfast_common::status::TimeBreakdown;
+use steadfast_host::time::unix_ms;
 use steadfast_master_core::election::{self, InitReply};
 use steadfast_master_core::job_state::{Fact, JobState};
 use steadfast_master_core::ledger::{Next, Request, TaskReply};
@@ -325,6 +326,7 @@ impl EventLoop {
             checkpoint: self.state.checkpoint.clone(),
             discarded: self.discarded(state),
             left_out: state.stream.record.left_out.clone(),
+            ended_unix_ms: Some(unix_ms()),
         };
         batch.add(Fact::Result(Box::new(result)));
     }

@@ -10,7 +10,7 @@ use steadfast_common::ids::{
 use steadfast_common::records::{EvaluationRecord, JobOutcome, ResultRecord};
 use steadfast_common::status::TimeBreakdown;
 use steadfast_common::stream::LeftOut;
-use steadfast_host::time::{Instant, timeout};
+use steadfast_host::time::{Instant, timeout, unix_ms};
 use steadfast_master_core::election::InitReply;
 use steadfast_master_core::ledger::{Next, Report, Request as TaskRequest, Wants};
 use steadfast_master_core::saver::{SaveReply, Stage};
@@ -285,6 +285,7 @@ impl Master for Service {
             checkpoint: None,
             discarded: Discarded::default(),
             left_out: LeftOut::default(),
+            ended_unix_ms: Some(unix_ms()),
         });
         let Acting { handle, checkpoints, store, .. } = self.acting()?;
         // The final checkpoint keeps the parameters and their position after the pservers exit. The job ends

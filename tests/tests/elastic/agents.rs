@@ -1,6 +1,6 @@
 //! Agents and their workers, under kills.
 
-use steadfast_tests::{EtcdServer, Process, Scene, Signal, within};
+use steadfast_tests::{EtcdServer, Process, Scene, Signal, free_address, within};
 
 use crate::job::{ElasticJob, LIMIT, starts, together};
 
@@ -164,6 +164,49 @@ fn a_job_of_which_all_nodes_have_failed_has_failed() {
     assert_eq!(ended.code, Some(1), "{}", ended.stderr);
     assert!(ended.stderr.contains("the job failed"), "{}", ended.stderr);
     assert!(ended.stderr.contains("the worker of rank 0 ended with exit code 1"));
+}
+
+/// A name that was used: nothing runs, and the exit code and the message say so.
+#[test]
+fn an_agent_of_a_job_that_is_over_runs_nothing_and_says_so() {
+    let scene = Scene::new();
+    let etcd = EtcdServer::embedded(&scene);
+    let file = "name = \"job\"\nkind = \"elastic\"\n[nodes]\nmin = 1\nmax = 1\n";
+    let file = scene.write("job.toml", file).display().to_string();
+    let url = etcd.url();
+    let args = ["--job", "job", "--job-file", &file, "--etcd-endpoints", &url];
+    let mut master = scene.start("master", "steadfast-master", &args);
+    let run = ["run", "--rdzv-endpoint", &url, "--rdzv-id", "job", "--", "echo", "ran"];
+    let mut agent = scene.start("agent", "steadfast", &run);
+    assert_eq!(agent.end(LIMIT).code, Some(0));
+    assert_eq!(master.end(LIMIT).code, Some(0));
+    let ended = scene.start("late", "steadfast", &run).end(LIMIT);
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(9), ""), "{}", ended.stderr);
+    for text in [
+        "the job `job` is over: it succeeded at 2",
+        "nothing was run",
+        "choose another --rdzv-id, or delete the job: etcdctl del --prefix /jobs/job/",
+    ] {
+        assert!(ended.stderr.contains(text), "{}", ended.stderr);
+    }
+    let ended = scene.start("late-master", "steadfast-master", &args).end(LIMIT);
+    assert!(ended.stderr.contains("it succeeded at 2"), "{}", ended.stderr);
+}
+
+/// The same of a coordinator that is started again with the data of a job that is over.
+#[test]
+fn a_rendezvous_of_a_job_that_is_over_says_so() {
+    let scene = Scene::new();
+    let data = scene.path("data").display().to_string();
+    let mut job = ElasticJob::start(&scene, "1:1", &["--data-dir", &data]);
+    assert_eq!(job.agent_of("a", &[], &["true"]).end(LIMIT).code, Some(0));
+    assert_eq!(job.end().code, Some(0));
+    let listen = free_address().to_string();
+    let args = ["rendezvous", "--rdzv-id", "job", "--nnodes", "1:1", "--listen", &listen];
+    let args = [&args[..], &["--data-dir", &data]].concat();
+    let ended = scene.start("again", "steadfast", &args).end(LIMIT);
+    assert_eq!(ended.code, Some(9), "{}", ended.stderr);
+    assert!(ended.stderr.contains("choose another --rdzv-id or --data-dir"), "{}", ended.stderr);
 }
 
 /// S003-25: a node that is lost after the first success has not succeeded: the others run again with the node that

@@ -335,6 +335,11 @@ impl Membership {
         }
     }
 
+    /// Returns whether a master of the job has ever answered.
+    pub fn is_job_known(&self) -> bool {
+        self.is_job_known
+    }
+
     /// Leaves the job: the others form a round without this node at once.
     pub async fn leave(&mut self) {
         if let Some(session) = self.session.take() {
