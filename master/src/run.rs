@@ -33,7 +33,7 @@ use uuid::Uuid;
 
 use crate::acting::{Acting, StatusSource};
 use crate::checkpoint::coordinator::CheckpointCoordinator;
-use crate::elastic::polled::Polled;
+use crate::elastic::polled::{Informed, Polled};
 use crate::elastic::service::Serving;
 use crate::elastic::{self, ElasticLoop};
 use crate::event_loop::EventLoop;
@@ -410,7 +410,9 @@ impl MasterProcess<'_> {
         let (event_loop, handle) =
             ElasticLoop::open(self.etcd, self.keys, spec, leadership, own_address).await?;
         let (etcd, keys) = (self.etcd.clone(), self.keys.clone());
-        self.elastic_job.send_replace(Serving::Job(Box::new(Polled { etcd, keys, handle })));
+        let informed = Informed::default();
+        let polled = Polled { etcd, keys, handle, informed };
+        self.elastic_job.send_replace(Serving::Job(Box::new(polled)));
         readiness.set_ready();
         match event_loop.run(shutdown.drain()).await? {
             elastic::End::Over(result) => {

@@ -5,8 +5,8 @@
 //! The master registers such a node under a lease as an agent would, and renews the lease with each call. So
 //! there is one kind of node; another master goes on with the same lease.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -44,6 +44,32 @@ pub(crate) struct Polled {
     pub etcd: Etcd,
     pub keys: Keys,
     pub handle: ElasticHandle,
+    pub informed: Informed,
+}
+
+/// The nodes that have received the answer for a round: they have called something else in it. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Informed(Arc<Mutex<(Round, BTreeSet<String>)>>);
+
+impl Informed {
+    fn note(&self, round: Round, address: &str) {
+        let mut informed = self.lock();
+        if informed.0 != round {
+            *informed = (round, BTreeSet::new());
+        }
+        if !informed.1.contains(address) {
+            informed.1.insert(address.to_owned());
+        }
+    }
+
+    fn has(&self, round: Round, address: &str) -> bool {
+        let informed = self.lock();
+        informed.0 == round && informed.1.contains(address)
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, (Round, BTreeSet<String>)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Returns the time limit of a call; `None` if it has none.
@@ -64,9 +90,10 @@ impl Polled {
         nodes_max: u32,
     ) -> Result<Arc<RoundRecord>, Status> {
         let mut known = self.registered(address).await?;
-        let number = known.round.as_ref().map_or(Round(0), |round| round.round);
-        // If its round goes on, the node asks for the answer that it lost.
-        let after = if known.waiting_nodes == Some(0) { Round(0) } else { number };
+        let number = number_of(&known);
+        // If its round goes on, the node has lost the answer, or has failed and asks for another round.
+        let has_lost_it = known.waiting_nodes == Some(0) && !self.informed.has(number, address);
+        let after = if has_lost_it { Round(0) } else { number };
         let terms = JoinTerms { after, nodes_min, nodes_max };
         loop {
             let (caller, deadline) = (known.caller, Instant::now() + BEAT);
@@ -95,7 +122,9 @@ impl Polled {
     /// Returns the change of the node's round.
     pub(super) async fn waiting_nodes(&self, address: &str) -> Result<i64, Status> {
         let known = self.alive(address).await?;
-        known.waiting_nodes.ok_or_else(|| unknown(address))
+        let waiting_nodes = known.waiting_nodes.ok_or_else(|| unknown(address))?;
+        self.informed.note(number_of(&known), address);
+        Ok(waiting_nodes)
     }
 
     /// Passes a barrier of the node's round; returns the data of all members by address, or why it was not
@@ -115,6 +144,7 @@ impl Polled {
         }
         let known = self.alive(address).await?;
         let round = known.round.clone().ok_or_else(|| unknown(address))?;
+        self.informed.note(round.round, address);
         let end = limit.map(|limit| Instant::now() + limit);
         let place = self.place(&round, tag, phase).await?;
         let mut caller: Caller = known.caller;
@@ -196,6 +226,10 @@ impl Polled {
         let find = |reply| Event::Find { address: address.to_owned(), reply };
         self.handle.ask(find).await.map_err(|error| reject(&error))
     }
+}
+
+fn number_of(known: &Known) -> Round {
+    known.round.as_ref().map_or(Round(0), |round| round.round)
 }
 
 fn unknown(address: &str) -> Status {

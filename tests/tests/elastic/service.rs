@@ -180,6 +180,23 @@ fn reset_workers() {
     });
 }
 
+/// S003-4: a member that has called something in its round, and asks for a cluster again, has failed: it gets another
+/// round, and the others hear of it.
+#[test]
+fn a_member_that_starts_again_gets_another_round() {
+    with_job("2:2", async |job| {
+        let (a, b) = (Caller::new(job, "a:1").await, Caller::new(job, "b:1").await);
+        let (first, second) = tokio::join!(a.cluster(), b.cluster());
+        assert_eq!((first.unwrap().round, second.unwrap().round), (1, 1));
+        assert_eq!((a.waiting().await.unwrap(), b.waiting().await.unwrap()), (0, 0));
+        let again = a.clone();
+        let joining = tokio::spawn(async move { again.cluster().await });
+        b.until_waiting(1).await;
+        assert_eq!(b.cluster().await.unwrap().round, 2);
+        assert_eq!(joining.await.unwrap().unwrap().round, 2);
+    });
+}
+
 /// S003-41, S003-6: all nodes get the data of all.
 #[test]
 fn synchronize() {
