@@ -8,6 +8,7 @@ use std::time::Duration;
 use clap::Parser;
 use serde::Serialize;
 use serde_json::json;
+use steadfast_common::durations;
 use steadfast_common::elastic::ElasticSpec;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::keys::Keys;
@@ -62,6 +63,9 @@ pub struct Args {
     /// The job to run (TOML). Without it the master continues the job that etcd holds.
     #[arg(long, value_name = "FILE")]
     pub job_file: Option<PathBuf>,
+    /// How long a master without --job-file waits for another one to write the job.
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = durations::parse)]
+    pub start_timeout: Duration,
     /// URL below which the dataset manifest, checkpoints and the model are kept.
     #[arg(long, value_name = "URL", requires = "job_file")]
     pub store: Option<String>,
@@ -228,6 +232,11 @@ impl MasterProcess<'_> {
         shutdown: &Shutdown,
     ) -> Result<(), Failure> {
         let mut has_acted = false;
+        tokio::select! {
+            biased;
+            written = self.until_job_is_written(readiness) => written?,
+            () = shutdown.drain() => return Ok(()),
+        }
         loop {
             let session = tokio::select! {
                 biased;
@@ -254,6 +263,33 @@ impl MasterProcess<'_> {
                 }
                 ending => return ending,
             }
+        }
+    }
+
+    /// Waits for the job of a master that was started without one. It must not hold the lock meanwhile: the master
+    /// that has the job would wait for it.
+    async fn until_job_is_written(&self, readiness: &Readiness) -> Result<(), Failure> {
+        if self.order.is_some() {
+            return Ok(());
+        }
+        let job = Mirror::start(self.etcd, Range::Key(self.keys.job())).await?;
+        let mut changes = job.subscribe();
+        if changes.borrow_and_update().entries.is_empty() {
+            let why = "waits for a master with --job-file to write the job";
+            info!("{why}");
+            readiness.set_not_ready(why.to_owned());
+        }
+        let is_written = changes.wait_for(|view| !view.entries.is_empty());
+        let limit = self.args.start_timeout;
+        match timeout(limit, is_written).await {
+            Ok(_) => Ok(()),
+            Err(_) => Err(Failure::new(
+                ErrorKind::NotFound,
+                format!(
+                    "there is no job at {} after {limit:?} (--start-timeout); start a master with --job-file",
+                    self.keys.job()
+                ),
+            )),
         }
     }
 

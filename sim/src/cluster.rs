@@ -128,6 +128,9 @@ struct MemberState {
     is_leaving: bool,
 }
 
+/// Each simulated master has the job, so none waits for it.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// How long draining pservers wait for a checkpoint.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -265,6 +268,7 @@ impl Cluster {
                     store: None,
                     pservers: shape.slots,
                     tensorboard: None,
+                    start_timeout: START_TIMEOUT,
                 };
                 steadfast_master::live(args, Some(request), id, identity("master"), shutdown)
                     .boxed()

@@ -319,3 +319,37 @@ fn workers_that_hang_print_their_stacks_and_are_restarted() {
     assert_eq!(ended.stdout.matches("run").count(), 2);
     assert!(ended.stderr.contains("in stuck") && ended.stderr.contains("hang"), "{}", ended.stderr);
 }
+
+/// S003-8: a standby that starts with the first master, or before it, waits for the job, and does not take the lock.
+#[test]
+fn a_standby_waits_until_the_job_is_written() {
+    let scene = Scene::new();
+    let etcd = EtcdServer::embedded(&scene);
+    let url = etcd.url();
+    let standby = ["--job", "job", "--etcd-endpoints", &url];
+    let limited = [&standby[..], &["--start-timeout", "300ms"]].concat();
+    let ended = scene.start("in-vain", "steadfast-master", &limited).end(LIMIT);
+    assert_eq!(ended.code, Some(3), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains("there is no job at /jobs/job/job after 300ms"),
+        "{}",
+        ended.stderr
+    );
+    let second = scene.start("second", "steadfast-master", &standby);
+    within(LIMIT, "the standby waits for the job", || {
+        second.stderr().contains("waits for a master with --job-file").then_some(())
+    });
+    let file = "name = \"job\"\nkind = \"elastic\"\n[nodes]\nmin = 1\nmax = 1\n";
+    let file = scene.write("job.toml", file).display().to_string();
+    let mut first =
+        scene.start("first", "steadfast-master", &[&standby[..], &["--job-file", &file]].concat());
+    within(LIMIT, "the first master acts, and the second waits for it", || {
+        let acts = first.stderr().contains("this master acts");
+        (acts && second.stderr().contains("standby: another master acts")).then_some(())
+    });
+    first.signal(Signal::SIGKILL);
+    first.end(LIMIT);
+    within(LIMIT, "the second master acts", || {
+        second.stderr().contains("this master acts").then_some(())
+    });
+}
