@@ -320,6 +320,22 @@ fn workers_that_hang_print_their_stacks_and_are_restarted() {
     assert!(ended.stderr.contains("in stuck") && ended.stderr.contains("hang"), "{}", ended.stderr);
 }
 
+/// S003-25: a node that gives up at the exit says for whom it waited.
+#[test]
+fn an_agent_that_gives_up_at_the_exit_names_the_nodes_that_run() {
+    let scene = Scene::new();
+    let job = ElasticJob::start(&scene, "2:2", &[]);
+    let script = "[ $RANK = 0 ] && exec sleep 1000; exit 0";
+    let flags = ["--exit-barrier-timeout", "300ms"];
+    let agents = ["a", "b"].map(|name| job.agent_of(name, &flags, &["sh", "-c", script]));
+    let stderr = within(LIMIT, "one agent has given up", || {
+        let given_up = agents.iter().map(Process::stderr);
+        given_up.into_iter().find(|stderr| stderr.contains("gave up at the exit"))
+    });
+    assert!(stderr.contains("1 of 2 nodes entered; waits for 127.0.0.1"), "{stderr}");
+    assert!(stderr.contains("(--exit-barrier-timeout)"), "{stderr}");
+}
+
 /// S003-8: a standby that starts with the first master, or before it, waits for the job, and does not take the lock.
 #[test]
 fn a_standby_waits_until_the_job_is_written() {

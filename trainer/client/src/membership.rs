@@ -7,7 +7,7 @@ use bytes::Bytes;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Phase, Round};
 use steadfast_common::keys::Keys;
-use steadfast_common::rendezvous::{EXIT_TAG, PORTS_TAG, RoundRecord};
+use steadfast_common::rendezvous::{PORTS_TAG, RoundRecord};
 use steadfast_coord::Etcd;
 use steadfast_host::time::{Instant, sleep, timeout};
 use steadfast_proto::v1::NodeReport;
@@ -27,6 +27,9 @@ const FIRST_WAIT: Duration = Duration::from_millis(500);
 
 /// Pause of [`until_over`] after an error that is not expected to last.
 const WATCH_RETRY: Duration = Duration::from_millis(500);
+
+/// How long one call waits at the exit for the other members.
+const EXIT_WAIT: Duration = Duration::from_secs(5);
 
 /// How a node takes part in the job.
 #[derive(Debug)]
@@ -294,21 +297,28 @@ impl Membership {
     pub async fn exit(&mut self, limit: Option<Duration>) -> Result<Exited, NodeError> {
         let end = limit.map(|limit| Instant::now() + limit);
         let mut shown = String::new();
+        // The first answer says at once who is waited for.
+        let mut wait = Duration::ZERO;
         loop {
             let Some(session) = &self.session else { return Ok(Exited::Again) };
-            let entering = session.enter(self.last, EXIT_TAG, Phase(0), Bytes::new());
+            let entering = session.succeed(self.last, wait);
             let entered = match end {
                 None => entering.await,
                 Some(end) => match timeout(end.remaining(), entering).await {
                     Ok(entered) => entered,
                     Err(_) if shown.is_empty() => {
-                        return Err(unavailable(
-                            "gave up at the exit: no master answers".to_owned(),
-                        ));
+                        let message =
+                            "gave up at the exit: no master answers (--exit-barrier-timeout)";
+                        return Err(unavailable(message.to_owned()));
                     }
-                    Err(_) => return Err(unavailable(format!("gave up at the exit: {shown}"))),
+                    Err(_) => {
+                        let message =
+                            format!("gave up at the exit: {shown} (--exit-barrier-timeout)");
+                        return Err(unavailable(message));
+                    }
                 },
             };
+            wait = EXIT_WAIT;
             match entered {
                 Ok(Entered::Released(_)) => return Ok(Exited::All),
                 // It was not a member any more when it entered.
