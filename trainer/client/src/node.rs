@@ -12,6 +12,7 @@ use steadfast_common::rendezvous::{
     AgentRecord, EXIT_TAG, MemberRecord, RoundRecord, SharedRecord,
 };
 use steadfast_coord::{self as coord, CoordError, Etcd};
+use steadfast_host::time::timeout;
 use steadfast_net::{Channel, TlsIdentity};
 use steadfast_proto::v1::elastic_client::ElasticClient;
 use steadfast_proto::v1::{
@@ -24,6 +25,9 @@ use crate::acting::{ActingMaster, CallError};
 
 /// How long one call waits at the master for a change.
 const WAIT: Duration = Duration::from_secs(5);
+
+/// How long the result of a job may take to be seen here.
+const RESULT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How an agent presents itself to the job.
 #[derive(Clone, Debug)]
@@ -385,15 +389,29 @@ impl NodeSession {
             called = self.acting.call(wait, attempt) => called,
             () = self.lease.lost() => return Err(NodeError::Unregistered),
         };
-        called.map_err(|error| match error {
-            CallError::JobEnded => NodeError::JobEnded,
-            // A master that has not shut down yet rejects calls with a reason of its own.
-            CallError::Rejected(_) if self.acting.has_job_ended() => NodeError::JobEnded,
-            CallError::Rejected(status) => match steadfast_proto::kind(&status) {
-                ErrorKind::NotFound => NodeError::Unregistered,
-                kind => NodeError::Rejected { kind, message: status.message().to_owned() },
-            },
-        })
+        match called {
+            Ok(reply) => Ok(reply),
+            Err(CallError::JobEnded) => Err(NodeError::JobEnded),
+            Err(CallError::Rejected(status)) => Err(self.rejection(&status).await),
+        }
+    }
+
+    /// Returns what a rejection means. A master of a job that is over rejects calls, as a conflict, until it shuts
+    /// down; this node may see the result a little later.
+    async fn rejection(&self, status: &Status) -> NodeError {
+        let kind = steadfast_proto::kind(status);
+        let is_over = if kind == ErrorKind::Conflict {
+            timeout(RESULT_TIMEOUT, self.job_ended()).await.is_ok()
+        } else {
+            self.has_job_ended()
+        };
+        if is_over {
+            return NodeError::JobEnded;
+        }
+        if kind == ErrorKind::NotFound {
+            return NodeError::Unregistered;
+        }
+        NodeError::Rejected { kind, message: status.message().to_owned() }
     }
 }
 
