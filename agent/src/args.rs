@@ -97,6 +97,9 @@ pub struct RunArgs {
     /// Set by a launcher: its name for this host. The agent ends when its standard input ends.
     #[arg(long, value_name = "HOST", hide = true)]
     pub launched_on: Option<String>,
+    /// Set by a launcher: the most workers that a round can have.
+    #[arg(long, value_name = "N", hide = true)]
+    pub max_workers: Option<u32>,
     #[command(flatten)]
     pub auth: EtcdAuthArgs,
     #[command(flatten)]

@@ -54,7 +54,8 @@ pub(crate) struct Place {
 pub(crate) struct Fixed {
     pub job: String,
     pub node: NodeId,
-    pub nodes_max: u32,
+    /// The most workers of a round, if there is a limit.
+    pub workers_max: Option<u32>,
     pub restarts_max: u32,
     /// Where workers reach their agent.
     pub hub: String,
@@ -106,9 +107,11 @@ impl Place {
             ("TORCHELASTIC_RESTART_COUNT", restarts),
             ("TORCHELASTIC_MAX_RESTARTS", fixed.restarts_max),
             ("WORKER_NUM", record.world_size),
-            ("MAX_WORKER_NUM", fixed.nodes_max.saturating_mul(own.slots)),
         ] {
             set(name, value.to_string());
+        }
+        if let Some(workers_max) = fixed.workers_max {
+            set("MAX_WORKER_NUM", workers_max.to_string());
         }
         set("ROLE_NAME", "default".to_owned());
         set("TORCHELASTIC_RUN_ID", fixed.job.clone());
@@ -191,7 +194,8 @@ mod tests {
     fn a_worker_gets_the_variables_of_torchrun_and_of_tensorflow() {
         let job = "ddp".to_owned();
         let hub = String::new();
-        let fixed = Fixed { job, node: NodeId(uuid(2)), nodes_max: 4, restarts_max: 3, hub };
+        let fixed =
+            Fixed { job, node: NodeId(uuid(2)), workers_max: Some(4), restarts_max: 3, hub };
         let variables = place().environment(&fixed, 0, 1);
         let variables: BTreeMap<&str, &str> =
             variables.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();

@@ -154,7 +154,7 @@ impl<'a> Agent<'a> {
         let fixed = Fixed {
             job,
             node,
-            nodes_max: args.nnodes.max(),
+            workers_max: workers_max(args),
             restarts_max: args.max_restarts,
             hub: hub.address.clone(),
         };
@@ -277,6 +277,14 @@ pub(crate) fn was_over(job: &str, result: &ResultRecord, remedy: &str) -> ExitCo
     let how = result.describe();
     eprintln!("steadfast: error: the job `{job}` is over: {how}; nothing was run; {remedy}");
     ExitCode::from(JOB_WAS_OVER)
+}
+
+/// Returns the most workers that a round can have, as far as this node knows: a launcher knows all nodes.
+fn workers_max(args: &RunArgs) -> Option<u32> {
+    match args.launched_on {
+        Some(_) => args.max_workers,
+        None => Some(args.nnodes.max().saturating_mul(args.nproc_per_node)),
+    }
 }
 
 /// Returns what precedes the lines of a worker.

@@ -68,7 +68,8 @@ pub async fn launch(args: LaunchArgs) -> Result<ExitCode, Failure> {
     let nodes = nodes(&args, &source, workers)?;
     let listen = listen(&args, &source, &machine);
     // Before anything is started, so that an error is the only output.
-    Template::new(&args, machine.clone(), &[], nodes)?;
+    let workers_max = workers_max(&args, &source);
+    Template::new(&args, machine.clone(), &[], nodes, workers_max)?;
     let polled = polled(&args, source, listen, &machine)?;
     let id = random::uuid();
     init_logging("launcher", &args.rdzv_id, id, &args.log)?;
@@ -92,7 +93,7 @@ pub async fn launch(args: LaunchArgs) -> Result<ExitCode, Failure> {
         (Some(_), _) | (_, Some(_)) => nodes,
     };
     let supervisor = Supervisor::new(GuardProgram::this_program()).map_err(start_failure)?;
-    let template = Template::new(&args, machine, &served, nodes)?;
+    let template = Template::new(&args, machine, &served, nodes, workers_max)?;
     let times = (args.grace, args.lease_ttl);
     let agents = Agents::new(supervisor, template, times, &etcd, &keys).await?;
     let store = Store { etcd, keys, lease_ttl: args.lease_ttl, holder: id.to_string() };
@@ -112,6 +113,15 @@ fn workers(args: &LaunchArgs) -> Result<WorkerRange, Failure> {
             false => "--min-np must be at least 1".to_owned(),
         })
     })
+}
+
+/// Returns the most workers that a round can have, if there is a limit.
+fn workers_max(args: &LaunchArgs, source: &Source) -> Option<u32> {
+    let slots = match source {
+        Source::Script(_) => None,
+        Source::Fixed(hosts) => Some(hosts.iter().map(|host| host.slots).sum()),
+    };
+    args.max_np.or(slots)
 }
 
 fn settings(args: &LaunchArgs, workers: WorkerRange) -> Result<Settings, Failure> {
@@ -280,6 +290,20 @@ mod tests {
         let workers = workers(&args).map_err(|it| it.message)?;
         let nodes = nodes(&args, &source, workers).map_err(|it| it.message)?;
         Ok((nodes.min(), nodes.max()))
+    }
+
+    #[test]
+    fn the_most_workers_are_those_of_the_flag_or_of_all_hosts() {
+        let max = |more: &[&str]| {
+            let words = ["launch", "--rdzv-id", "job"].iter().chain(more).chain(&["--", "true"]);
+            let args = Only::parse_from(words).args;
+            let (hosts, script) = (args.hosts.as_deref(), args.host_discovery_script.as_deref());
+            workers_max(&args, &Source::of(hosts, script, 2).unwrap())
+        };
+        assert_eq!(max(&["--hosts", "a:2,b:4"]), Some(6));
+        assert_eq!(max(&["--hosts", "a:2,b:4", "--max-np", "4"]), Some(4));
+        assert_eq!(max(&["--host-discovery-script", "x", "--max-np", "4"]), Some(4));
+        assert_eq!(max(&["--host-discovery-script", "x"]), None);
     }
 
     #[test]

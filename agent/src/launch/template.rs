@@ -46,6 +46,7 @@ impl Template {
         machine: Machine,
         endpoints: &[String],
         nodes: NodeRange,
+        workers_max: Option<u32>,
     ) -> Result<Self, Failure> {
         let shell = args.remote_shell.as_deref().map(words::split).transpose();
         let shell = shell.map_err(|error| Failure::invalid(format!("--remote-shell: {error}")))?;
@@ -59,7 +60,11 @@ impl Template {
             None => std::env::current_dir()
                 .map_err(|error| Failure::io("cannot find the current directory", &error))?,
         };
-        let (flags, command) = (flags(args, endpoints, nodes), args.command.clone());
+        let mut flags = flags(args, endpoints, nodes);
+        if let Some(workers_max) = workers_max {
+            push(&mut flags, "--max-workers", workers_max.to_string());
+        }
+        let command = args.command.clone();
         Ok(Self { shell, machine, program, directory, flags, command })
     }
 
