@@ -123,8 +123,9 @@ impl Hub {
         });
     }
 
-    /// Tells the workers that their round is over for this node, whose registration was lost.
-    pub fn note_unregistered(&self) {
+    /// Tells the workers that their round is over for a reason of this node: it has lost its registration or a worker,
+    /// or leaves.
+    pub fn note_own_change(&self) {
         let revision = self.shared.lock().revision + 1;
         self.note(&Change { nodes: -1, lost: String::new(), revision });
     }

@@ -84,7 +84,10 @@ impl Agent<'_> {
             };
             let (place, held) = match joined {
                 Err(failure) if failure.kind == ErrorKind::Stale => return self.job_ended().await,
-                joined => joined?,
+                joined => match joined? {
+                    Some(joined) => joined,
+                    None => return Ok(self.give_up().await),
+                },
             };
             self.note_round(&place);
             if before.is_some_and(|before| place.follows_a_failure_of_its_own(&before)) {
@@ -131,8 +134,12 @@ impl Agent<'_> {
         }
     }
 
-    /// Joins a round while workers of the last one wait for it; notes those that end meanwhile.
-    async fn join_beside(&mut self, workers: &mut Workers) -> Result<(Place, HeldPorts), Failure> {
+    /// Joins a round while workers of the last one wait for it. Counts those that fail meanwhile; returns `None` if no
+    /// restart is left.
+    async fn join_beside(
+        &mut self,
+        workers: &mut Workers,
+    ) -> Result<Option<(Place, HeldPorts)>, Failure> {
         let mut ended = Vec::new();
         let joined = {
             let mut joining = std::pin::pin!(self.join(workers.past));
@@ -140,16 +147,25 @@ impl Agent<'_> {
                 tokio::select! {
                     biased;
                     joined = &mut joining => break joined,
-                    Some((index, _)) = workers.set.next_exit(), if !workers.running.is_empty() => {
+                    Some((index, exit)) = workers.set.next_exit(), if !workers.running.is_empty() => {
                         workers.running.remove(&index);
-                        ended.push(index as u32);
+                        ended.push((index, exit));
                     }
                 }
             }
         };
         workers.past.incidents += ended.len() as u64;
-        ended.into_iter().for_each(|local_rank| self.hub.forget(local_rank));
-        joined
+        let mut may_go_on = true;
+        for (index, exit) in ended {
+            self.hub.forget(index as u32);
+            if !exit.is_success() {
+                let reason =
+                    format!("worker {index} of this node ended with {exit} between rounds");
+                self.counts.note_exit(reason.clone());
+                may_go_on &= self.may_go_on(&reason, &exit.last_lines, None);
+            }
+        }
+        joined.map(|joined| may_go_on.then_some(joined))
     }
 
     fn note_round(&self, place: &Place) {
@@ -208,6 +224,7 @@ impl Agent<'_> {
         // Set when the round is over: by then the workers have left it, or are killed.
         let mut leave_by: Option<Instant> = None;
         let mut is_over_known = false;
+        let mut killed = BTreeSet::new();
         let begun = Instant::now();
         loop {
             said.mark_unchanged();
@@ -217,7 +234,7 @@ impl Agent<'_> {
                 return if workers.running.is_empty() { RoundEnd::Restart } else { RoundEnd::Stay };
             }
             if leave_by.is_none() && !ready.is_empty() {
-                info!(round = round.0, "a worker left the round: its collective failed");
+                info!(round = round.0, "a worker left the round");
                 workers.past.left += 1;
                 leave_by = Some(Instant::now() + self.args.reset_timeout);
             }
@@ -228,6 +245,7 @@ impl Agent<'_> {
                 exited = workers.set.next_exit() => {
                     let Some((index, exit)) = exited else { return RoundEnd::Succeeded };
                     workers.running.remove(&index);
+                    let would_stay = self.hub.is_connected(index as u32);
                     self.hub.forget(index as u32);
                     if exit.is_success() {
                         workers.has_succeeded = true;
@@ -237,6 +255,7 @@ impl Agent<'_> {
                     let reason = format!("the worker of rank {rank} ended with {exit}");
                     counts.note_exit(format!("round {round}: {reason}"));
                     workers.past.incidents += 1;
+                    self.hub.note_own_change();
                     // The report also reaches the master if this node gives up.
                     let asked = session.watch(round, 0, Some(report()), Duration::ZERO);
                     let asked = tokio::select! {
@@ -244,13 +263,17 @@ impl Agent<'_> {
                         () = shutdown.drain() => return RoundEnd::Interrupted,
                         asked = timeout(CAUSE_TIMEOUT, asked) => asked,
                     };
-                    let change = match asked {
+                    let excuse = match asked {
+                        _ if killed.contains(&index) => Some("it was killed".to_owned()),
                         Ok(Ok(change)) if change.nodes == 0 => None,
+                        // Others may have left the round because of this failure. A worker that stays in such
+                        // cases does not exit because of them.
+                        Ok(Ok(change)) if 0 < change.nodes && would_stay => None,
                         Ok(Ok(change)) => Some(describe(&change)),
                         Ok(Err(error)) => Some(failure(&error).message),
                         Err(_) => Some("no master says whether the round changed".to_owned()),
                     };
-                    if leave_by.is_none() && !self.may_go_on(&reason, exit.reason_lines(), change) {
+                    if !self.may_go_on(&reason, exit.reason_lines(), excuse) {
                         return RoundEnd::Exhausted;
                     }
                     if !self.can_stay(workers) {
@@ -268,7 +291,7 @@ impl Agent<'_> {
                         }
                         RoundOver::Unregistered => {
                             workers.is_unregistered = true;
-                            self.hub.note_unregistered();
+                            self.hub.note_own_change();
                         }
                         RoundOver::JobEnded => return RoundEnd::JobEnded,
                         RoundOver::Failed(error) => return RoundEnd::Refused(failure(&error)),
@@ -283,6 +306,7 @@ impl Agent<'_> {
                     for index in workers.running.iter().filter(|index| !is_ready(index)) {
                         let rank = place.own().first_rank as usize + index;
                         warn!(rank, "the worker did not leave the round in time; killing it");
+                        killed.insert(*index);
                         workers.set.kill(*index);
                     }
                     leave_by = Some(Instant::now() + self.args.reset_timeout);

@@ -1,32 +1,26 @@
-"""Tells a failed operation of all workers from an error of the program."""
+"""Tells a failed operation of all workers from an error of the program, by the type of the exception."""
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import Optional
 
 from .errors import CollectiveError, WorkerLost
 
-__all__ = ["collective_failure"]
-
-_LOST = re.compile(
-    "Connection (closed|reset|refused)|connection was closed|Broken pipe|Socket closed|remote process exited",
-    re.IGNORECASE,
-)
-_BACKEND = re.compile(r"\bgloo\b|\bNCCL\b|ProcessGroup|TCPStore", re.IGNORECASE)
-"""Messages of backends that raise a plain RuntimeError."""
+__all__ = ["collective_failure", "may_be_collective"]
 
 
 def collective_failure(error: BaseException) -> Optional[CollectiveError]:
-    """Returns the failure that an exception stands for; ``None`` if it is an error of the program."""
+    """Returns the failure that an exception stands for; ``None`` if its type is not that of a failed operation."""
     if isinstance(error, CollectiveError):
         return error
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(error, RuntimeError):
+    if torch is None or not isinstance(error, getattr(torch.distributed, "DistError", ())):
         return None
-    message = str(error)
-    known = getattr(torch.distributed, "DistError", ())
-    if not isinstance(error, known) and not (type(error) is RuntimeError and _BACKEND.search(message)):
-        return None
-    return (WorkerLost if _LOST.search(message) else CollectiveError)(message)
+    is_lost = isinstance(error, getattr(torch.distributed, "DistNetworkError", ()))
+    return (WorkerLost if is_lost else CollectiveError)(str(error))
+
+
+def may_be_collective(error: BaseException) -> bool:
+    """Returns whether the exception may be that of a failed operation: gloo, like much else, raises RuntimeError."""
+    return type(error) is RuntimeError

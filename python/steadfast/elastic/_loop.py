@@ -6,10 +6,10 @@ import functools
 import logging
 from typing import Any, Callable, Optional, TypeVar, Union, overload
 
-from ._failures import collective_failure
+from ._failures import collective_failure, may_be_collective
 from ._membership import CURRENT, Membership
 from ._membership import membership as current_membership
-from .errors import HostsUpdatedInterrupt, ResetLimitError
+from .errors import CollectiveError, HostsUpdatedInterrupt, ResetLimitError
 from .state import State
 
 __all__ = ["run"]
@@ -17,6 +17,9 @@ __all__ = ["run"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _LOG = logging.getLogger("steadfast.elastic")
+
+_LOSS_SECONDS = 3.0
+"""How long the agent may take to learn that a worker was lost, after the operations of others have failed."""
 
 
 @overload
@@ -54,7 +57,8 @@ def run(
     The function's first argument is its :class:`State`. It is called once the workers have formed a group and
     have the same state, and again after each change: it continues from the state, wherever that is.
 
-    - A worker fails: the others go back to the last commit and form a group without it.
+    - A worker fails: the others go back to the last commit and form a group without it. A ``RuntimeError``
+      is taken for the loss of another worker only if the agent learns of one within some seconds.
     - Members are added or removed: all leave the function at the same :meth:`State.commit` or
       :meth:`State.check_host_updates`, lose no work, and form a new group.
 
@@ -148,7 +152,16 @@ def _run_round(
 
 def _check_failure(current: Membership, error: Exception) -> None:
     """Raises the error again, unless a collective operation has failed."""
-    failure = collective_failure(error)
-    if failure is None:
+    number = current.assignment.round
+    if not isinstance(error, CollectiveError) and current.assignment.world_size == 1:
+        # No other worker can have caused it.
         raise error
-    _LOG.warning("round %d failed: %s", current.assignment.round, str(failure).partition("\n")[0])
+    if collective_failure(error) is None:
+        if not may_be_collective(error):
+            raise error
+        _LOG.warning("round %d failed; was another worker lost?", number, exc_info=error)
+        if not current.is_over(_LOSS_SECONDS):
+            _LOG.warning("round %d goes on: the error is one of the program", number)
+            raise error
+        return
+    _LOG.warning("round %d failed", number, exc_info=error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import sys
+import time
 from typing import Callable, Optional
 
 from ..errors import InvalidError
@@ -14,6 +15,8 @@ from .errors import HostsUpdatedInterrupt
 __all__ = ["Membership", "assignment", "group", "membership"]
 
 Connect = Callable[[Assignment], Group]
+
+_POLL_SECONDS = 0.02
 
 
 class Membership:
@@ -55,6 +58,18 @@ class Membership:
         self.close()
         self.assignment = self.agent.next_round(self.assignment.round, timeout)
 
+    def is_over(self, seconds: float) -> bool:
+        """Returns whether members of the round were added or lost; waits at most so long for that."""
+        deadline = time.monotonic() + seconds
+        while not self._has_changed():
+            if deadline <= time.monotonic():
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def _has_changed(self) -> bool:
+        return self.agent.changes(self._revision)[1] != 0
+
     def _connect_workers(self, assignment: Assignment) -> Group:
         if "torch" not in sys.modules and assignment.world_size == 1:
             return SoloGroup()
@@ -63,7 +78,7 @@ class Membership:
         except ImportError as error:
             workers = assignment.world_size
             raise InvalidError(f"{workers} workers communicate through PyTorch: {error}") from error
-        return ProcessGroup(assignment, is_over=lambda: self.agent.changes(self._revision)[1] != 0)
+        return ProcessGroup(assignment, is_over=self._has_changed)
 
     def check_updates(self) -> None:
         """Reports progress, and raises on all ranks at once if any of them has learned of a change.

@@ -120,7 +120,8 @@ class ProcessGroup:
             _set_timeout(timedelta(seconds=timeout))
         except Exception as error:
             self.close()
-            failure = collective_failure(error)
+            # Alone, no other worker can have caused it.
+            failure = None if assignment.world_size == 1 else collective_failure(error)
             if failure is None:
                 raise
             raise failure from error

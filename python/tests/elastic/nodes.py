@@ -117,11 +117,11 @@ class Nodes:
                 errors.append(str(error))
         assert not errors, errors
 
-    def add(self, command: list[str]) -> Process:
-        """Starts a node, whose worker runs the command."""
+    def add(self, command: list[str], *more: str) -> Process:
+        """Starts a node, whose worker runs the command, with more flags."""
         name = f"node-{len(self._processes)}"
         log_dir = ["--log-dir", str(self._logs / name)]
-        agent = [PROGRAM, "run", *self._flags, *log_dir, "--", *command]
+        agent = [PROGRAM, "run", *self._flags, *log_dir, *more, "--", *command]
         node = Process(name, agent, self._logs)
         self._processes.append(node)
         self._present.append(node)
@@ -149,6 +149,15 @@ class Nodes:
     def wait(self) -> None:
         """Waits until all nodes have ended with success, and with them the job."""
         self.until(lambda: all(it.code() == 0 for it in self._present), "the end of all nodes")
+
+    def until_failed(self) -> None:
+        """Waits until all nodes have ended, and with them the job, because it failed."""
+        ends, self._present = self._present, []
+        try:
+            self.until(lambda: all(it.code() is not None for it in ends), "the failure of the job")
+        finally:
+            self._present = [it for it in ends if it.code() is None]
+        assert [it.code() for it in ends] == [1] * len(ends), self._tails()
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         """Waits until a condition holds; fails with all logs if a node has failed before."""

@@ -379,7 +379,14 @@ def test_an_error_of_the_program_passes_unchanged():
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("gloo"), RuntimeError("shapes differ"), OSError("Connection reset"), KeyError(1)]
+    "error",
+    [
+        ValueError("gloo"),
+        RuntimeError("shapes differ"),
+        RuntimeError("Distributed package doesn't have NCCL built in"),
+        OSError("Connection reset"),
+        KeyError(1),
+    ],
 )
 def test_errors_that_are_not_of_the_group_are_not_taken_for_its_failures(error):
     state = elastic.ObjectState(step=0)
@@ -393,6 +400,31 @@ def test_errors_that_are_not_of_the_group_are_not_taken_for_its_failures(error):
         train(state)
     assert raised.value is error
     assert state.step == 5
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_an_error_of_a_common_type_is_one_of_the_program_unless_the_agent_knows_of_a_loss(is_lost, caplog):
+    """gloo raises RuntimeError; whether a worker was lost is the agent's to know. The traceback is shown."""
+    agent = Changing()
+    agent.assignment = lambda: elastic.Assignment(agent._round, 0, 0, 2, 1, 0, 2, "127.0.0.1", 0)
+    error = RuntimeError("the first dimension of the tensors differs")
+
+    @elastic.run(membership=elastic.Membership(agent, lambda _: elastic.SoloGroup()))
+    def train(state):
+        if agent._round == 1:
+            return state.step
+        if is_lost:
+            agent.bits = [1]
+        state.step = 5
+        raise error
+
+    if is_lost:
+        assert train(elastic.ObjectState(step=0)) == 0
+    else:
+        with pytest.raises(RuntimeError) as raised:
+            train(elastic.ObjectState(step=0))
+        assert raised.value is error
+    assert "Traceback" in caplog.text and "the first dimension" in caplog.text
 
 
 def test_resets_are_bounded():
