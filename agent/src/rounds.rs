@@ -224,16 +224,21 @@ impl Agent<'_> {
         // Set when the round is over: by then the workers have left it, or are killed.
         let mut leave_by: Option<Instant> = None;
         let mut is_over_known = false;
+        // Set when this node is to leave, while its workers take part until their next commit or check.
+        let mut drain_by: Option<Instant> = None;
         let mut killed = BTreeSet::new();
         let begun = Instant::now();
         loop {
             said.mark_unchanged();
             let ready = self.hub.ready(round);
             let is_ready = |index: &usize| ready.contains(&(*index as u32));
+            if drain_by.is_some() && workers.running.iter().all(is_ready) {
+                return RoundEnd::Interrupted;
+            }
             if leave_by.is_some() && workers.running.iter().all(is_ready) {
                 return if workers.running.is_empty() { RoundEnd::Restart } else { RoundEnd::Stay };
             }
-            if leave_by.is_none() && !ready.is_empty() {
+            if leave_by.is_none() && drain_by.is_none() && !ready.is_empty() {
                 info!(round = round.0, "a worker left the round");
                 workers.past.left += 1;
                 leave_by = Some(Instant::now() + self.args.reset_timeout);
@@ -241,7 +246,19 @@ impl Agent<'_> {
             let deadline = leave_by.unwrap_or_else(|| Instant::now() + NEVER);
             tokio::select! {
                 biased;
-                () = shutdown.drain() => return RoundEnd::Interrupted,
+                () = shutdown.drain(), if drain_by.is_none() => {
+                    let has_others = 1 < place.record.members.len();
+                    if !has_others || workers.running.is_empty() || !self.can_stay(workers) {
+                        return RoundEnd::Interrupted;
+                    }
+                    info!("leaving; the workers take part until their next commit or check");
+                    self.hub.note_own_change();
+                    drain_by = Some(Instant::now() + self.args.grace);
+                }
+                () = sleep_until(drain_by.unwrap_or(begun)), if drain_by.is_some() => {
+                    warn!("the workers came to no commit or check within the grace; others go back to their last one");
+                    return RoundEnd::Interrupted;
+                }
                 exited = workers.set.next_exit() => {
                     let Some((index, exit)) = exited else { return RoundEnd::Succeeded };
                     workers.running.remove(&index);

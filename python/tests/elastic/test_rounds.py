@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import subprocess
 import sys
+from typing import List
 
 import pytest
 from nodes import PROGRAM, Nodes
@@ -12,6 +13,26 @@ from nodes import PROGRAM, Nodes
 pytest.importorskip("torch")
 
 LIMIT_SECONDS = 120
+
+STEPS = """
+import time
+import torch
+import steadfast.elastic as elastic
+
+state = elastic.ObjectState(step=0)
+
+@elastic.run
+def train(state):
+    place = elastic.assignment()
+    print("round", place.round, "of", place.world_size, flush=True)
+    while True:
+        state.step += 1
+        print("step", state.step, flush=True)
+        time.sleep(0.02)
+        state.check_host_updates()
+
+train(state)
+"""
 
 RAISES = """
 import torch
@@ -37,6 +58,28 @@ def program(directory: pathlib.Path, text: str) -> "list[str]":
     file = directory / "train.py"
     file.write_text(text)
     return [sys.executable, str(file)]
+
+
+def steps(log: pathlib.Path) -> List[int]:
+    return [int(line.split()[-1]) for line in log.read_text().splitlines() if "step" in line]
+
+
+def test_an_orderly_leave_loses_no_step_of_the_others(tmp_path):
+    """S001-39: the worker that leaves takes part until the next check; nothing was committed before."""
+    with Nodes(1, 2, tmp_path) as nodes:
+        command = program(tmp_path, STEPS)
+        nodes.add(command)
+        leaves = nodes.add(command)
+        log = tmp_path / "node-1.log"
+        nodes.until(lambda: "of 2" in log.read_text(), "both workers")
+        before = len(steps(log))
+        nodes.until(lambda: before + 10 < len(steps(log)), "steps of both workers")
+        nodes.remove(leaves)
+        nodes.wait_round(1)
+        before = len(steps(log))
+        nodes.until(lambda: before + 10 < len(steps(log)), "steps of the other worker")
+        done = steps(log)
+        assert done == list(range(1, len(done) + 1)), log.read_text()[-4000:]
 
 
 @pytest.mark.parametrize(
