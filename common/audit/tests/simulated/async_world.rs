@@ -497,6 +497,7 @@ impl AsyncWorld {
                     ..Discarded::default()
                 },
                 left_out: LeftOut::default(),
+                ended_unix_ms: None,
             }),
             discarded,
         }

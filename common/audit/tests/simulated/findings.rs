@@ -294,6 +294,7 @@ fn a_result_with_other_tasks_or_numbers_is_reported() {
         checkpoint: Some("c".to_owned()),
         discarded: Discarded { tasks: 1, times: 1, ..Discarded::default() },
         left_out: LeftOut::default(),
+        ended_unix_ms: None,
     });
     assert!(audit(&evidence).to_string().contains("not proved"));
     evidence.checkpoint.as_mut().unwrap().parameters_sha256 = Some("5".to_owned());
