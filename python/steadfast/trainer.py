@@ -114,15 +114,15 @@ def _fail(work, reason: str) -> None:  # type: ignore[no-untyped-def]
 def _leave_on_sigterm() -> None:
     """The first SIGTERM leaves the job: the loop of the program ends. Without a trainer it ends the program.
 
-    The first process of a container has no default action for it.
+    The first process of a container has no default action for it. SIGINT keeps the meaning that Python gives it.
     """
 
     def first(number: int, _: object) -> None:
-        signal.signal(number, signal.SIG_DFL)
+        _expect_second(number)
         if not leave_all():
             sys.exit(0)
 
-    signal.signal(signal.SIGTERM, first)
+    _handle(first, signal.SIGTERM)
 
 
 def _leave_on_signals(leave: Callable[[], None]) -> None:
@@ -131,11 +131,31 @@ def _leave_on_signals(leave: Callable[[], None]) -> None:
         return
 
     def first(number: int, _: object) -> None:
-        signal.signal(number, signal.SIG_DFL)
+        _expect_second(number)
         leave()
 
-    signal.signal(signal.SIGTERM, first)
-    signal.signal(signal.SIGINT, first)
+    _handle(first, signal.SIGTERM, signal.SIGINT)
+
+
+def _handle(first: Callable[[int, object], None], *numbers: int) -> None:
+    """Handles these signals, SIGQUIT, and SIGHUP unless ``nohup`` ignores it.
+
+    SIGUSR1 and SIGUSR2, with which schedulers warn, end no process that does not handle them.
+    """
+    for number in (*numbers, signal.SIGQUIT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, first)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, lambda *_: None)
+
+
+def _expect_second(number: int) -> None:
+    """Lets the next signal of this number end the process at once.
+
+    A closed terminal often sends SIGHUP twice, which means no more than once.
+    """
+    signal.signal(number, signal.SIG_IGN if number == signal.SIGHUP else signal.SIG_DFL)
 
 
 if __name__ == "__main__":

@@ -31,13 +31,16 @@ def test_the_script_beside_the_job_file_is_run(tmp_path):
     assert run.stdout == "found ['--more']\n", run.stderr
 
 
-def test_sigterm_ends_a_script_that_has_no_trainer_yet(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_ends_a_script_that_has_no_trainer_yet(tmp_path, number):
     path = job_file(tmp_path, 'script = "program.py"')
-    (tmp_path / "program.py").write_text("import signal\nprint('ready', flush=True)\nsignal.pause()\n")
+    wait = "print('ready', flush=True)\nwhile True: signal.pause()\n"
+    (tmp_path / "program.py").write_text("import signal\n" + wait)
     environment = {**os.environ, "STEADFAST_JOB_FILE": str(path)}
     with subprocess.Popen(COMMAND, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGUSR1)
+        process.send_signal(number)
         assert process.wait(timeout=20) == 0
 
 

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::process::{ExitCode, Termination};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{SigHandler, SigSet, Signal, signal};
 use tracing::info;
 
 use crate::traces;
@@ -20,6 +21,7 @@ const ARENAS: i32 = 2;
 /// the exit code of its kind.
 pub fn run<T: Termination>(name: &str, main: impl Future<Output = Result<T, Failure>>) -> ExitCode {
     open_many_files();
+    receive_signals();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let outcome = match runtime {
         Ok(runtime) => {
@@ -62,6 +64,15 @@ fn open_many_files() {
         // On failure the lower limit applies.
         let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
     }
+}
+
+/// Receives signals that the program which started this one has blocked, and the ends of child processes if it has
+/// ignored SIGCHLD.
+fn receive_signals() {
+    // Both fail only for signals that do not exist.
+    let _ = SigSet::empty().thread_set_mask();
+    // SAFETY: no handler is installed.
+    let _ = unsafe { signal(Signal::SIGCHLD, SigHandler::SigDfl) };
 }
 
 /// With `--wait-after-completion`, waits for a drain request after the job completes. The admin port

@@ -1,30 +1,42 @@
 //! Shutdown by signals: the first drains the process, the second ends it at once.
+//!
+//! | signal | meaning |
+//! |---|---|
+//! | SIGTERM, SIGINT, SIGQUIT | drain; end at once if the process drains already |
+//! | SIGHUP: the terminal was closed | drain. It often comes twice, or after SIGTERM, and never means more. Under `nohup` it stays ignored |
+//! | SIGUSR1, SIGUSR2 | a notice for the programs that this process runs, if it runs any; otherwise nothing |
 
+use std::fs;
+use std::future::poll_fn;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use nix::sys::signal::Signal;
+use tokio::signal::unix::{self, SignalKind};
+use tokio::sync::broadcast;
 use tokio::task::JoinHandle;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use crate::Failure;
+
+/// Notices that wait to be passed on; older ones are dropped.
+const NOTICES_MAX: usize = 16;
 
 /// A request to drain, shared by all clones.
 #[derive(Clone, Debug)]
 pub struct Shutdown {
     token: CancellationToken,
-    /// The exit code for the first signal.
-    exit_code: Arc<AtomicU8>,
+    /// The number of the first signal; 0 before it.
+    first: Arc<AtomicI32>,
+    notices: broadcast::Sender<Signal>,
+    /// Directories that an exit at once removes. Guards the list.
+    temporary: Arc<Mutex<Vec<PathBuf>>>,
     _signals: Option<Arc<Signals>>,
 }
-
-/// Exit code of a process that ended because of SIGTERM.
-const TERMINATED: u8 = 143;
-
-/// The same for SIGINT.
-const INTERRUPTED: u8 = 130;
 
 #[derive(Debug)]
 struct Signals(JoinHandle<()>);
@@ -36,27 +48,33 @@ impl Drop for Signals {
 }
 
 impl Shutdown {
-    /// Installs handlers for SIGTERM and SIGINT: the first signal drains, the second exits at once with
-    /// 143 or 130.
+    /// Installs the handlers. The first signal that ends a process drains it; the second exits at once with 128 and
+    /// the number of the signal.
     ///
     /// # Errors
     /// If the handlers cannot be installed.
     pub fn install() -> Result<Self, Failure> {
-        let take =
-            |kind| signal(kind).map_err(|error| Failure::io("cannot handle signals", &error));
-        let terminate = take(SignalKind::terminate())?;
-        let interrupt = take(SignalKind::interrupt())?;
         let mut shutdown = Self::manual();
-        let first = Self { _signals: None, ..shutdown.clone() };
-        let task = tokio::spawn(listen(terminate, interrupt, first));
+        let handled =
+            [Signal::SIGTERM, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGUSR1, Signal::SIGUSR2];
+        let hangup = (!is_ignored(Signal::SIGHUP)).then_some(Signal::SIGHUP);
+        let streams = handled.into_iter().chain(hangup).map(Stream::open);
+        let streams = streams.collect::<Result<Vec<Stream>, Failure>>()?;
+        let own = Self { _signals: None, ..shutdown.clone() };
+        let task = tokio::spawn(listen(streams, own));
         shutdown._signals = Some(Arc::new(Signals(task)));
         Ok(shutdown)
     }
 
     /// Creates one that only [`Shutdown::trigger`] triggers.
     pub fn manual() -> Self {
-        let exit_code = Arc::new(AtomicU8::new(TERMINATED));
-        Self { token: CancellationToken::new(), exit_code, _signals: None }
+        Self {
+            token: CancellationToken::new(),
+            first: Arc::default(),
+            notices: broadcast::Sender::new(NOTICES_MAX),
+            temporary: Arc::default(),
+            _signals: None,
+        }
     }
 
     /// Completes when the drain is requested.
@@ -74,36 +92,102 @@ impl Shutdown {
         self.token.cancel();
     }
 
-    /// Returns the exit code of a process whose work the drain has interrupted: 130 after SIGINT, otherwise 143.
+    /// Returns the signal that has requested the drain, if one has.
+    pub fn signal(&self) -> Option<Signal> {
+        Signal::try_from(self.first.load(Ordering::Relaxed)).ok()
+    }
+
+    /// Returns the exit code of a process whose work the drain has interrupted: 128 and the number of the signal, that
+    /// of SIGTERM without one.
     pub fn exit_code(&self) -> ExitCode {
-        ExitCode::from(self.exit_code.load(Ordering::Relaxed))
+        ExitCode::from(code_of(self.signal().unwrap_or(Signal::SIGTERM)))
+    }
+
+    /// Returns the SIGUSR1 and SIGUSR2 that arrive from now on.
+    pub fn notices(&self) -> broadcast::Receiver<Signal> {
+        self.notices.subscribe()
+    }
+
+    /// Passes a notice on, as if it had arrived as a signal.
+    pub fn notify(&self, signal: Signal) {
+        if self.notices.send(signal).is_err() {
+            debug!(%signal, "this process runs no programs to pass the signal on to");
+        }
+    }
+
+    /// Lets an exit at once remove a directory of temporary files.
+    pub fn remove_at_exit(&self, directory: &Path) {
+        self.temporary.lock().unwrap_or_else(PoisonError::into_inner).push(directory.to_owned());
     }
 
     /// Returns the underlying token.
     pub fn token(&self) -> CancellationToken {
         self.token.clone()
     }
-}
 
-async fn listen(mut terminate: Signal, mut interrupt: Signal, shutdown: Shutdown) {
-    let first = next(&mut terminate, &mut interrupt).await;
-    info!(signal = first.name, "draining; a second signal ends the process at once");
-    shutdown.exit_code.store(first.exit_code, Ordering::Relaxed);
-    shutdown.trigger();
-    let second = next(&mut terminate, &mut interrupt).await;
-    warn!(signal = second.name, "exiting at once");
-    std::process::exit(second.exit_code.into());
-}
-
-struct Received {
-    name: &'static str,
-    exit_code: u8,
-}
-
-async fn next(terminate: &mut Signal, interrupt: &mut Signal) -> Received {
-    tokio::select! {
-        biased;
-        _ = terminate.recv() => Received { name: "SIGTERM", exit_code: TERMINATED },
-        _ = interrupt.recv() => Received { name: "SIGINT", exit_code: INTERRUPTED },
+    fn exit_at_once(&self, signal: Signal) -> ! {
+        for directory in self.temporary.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            // On failure it stays: the user waits for the end.
+            let _ = fs::remove_dir_all(directory);
+        }
+        std::process::exit(code_of(signal).into());
     }
+}
+
+async fn listen(mut streams: Vec<Stream>, shutdown: Shutdown) {
+    loop {
+        let signal = next(&mut streams).await;
+        match signal {
+            Signal::SIGUSR1 | Signal::SIGUSR2 => shutdown.notify(signal),
+            _ if shutdown.signal().is_none() => {
+                info!(%signal, "draining; a second signal ends the process at once");
+                shutdown.first.store(signal as i32, Ordering::Relaxed);
+                shutdown.trigger();
+            }
+            Signal::SIGHUP => debug!("draining already"),
+            _ => {
+                warn!(%signal, "exiting at once");
+                shutdown.exit_at_once(signal);
+            }
+        }
+    }
+}
+
+struct Stream {
+    signal: Signal,
+    arrivals: unix::Signal,
+}
+
+impl Stream {
+    fn open(signal: Signal) -> Result<Self, Failure> {
+        let arrivals = unix::signal(SignalKind::from_raw(signal as i32));
+        let arrivals =
+            arrivals.map_err(|error| Failure::io(format!("cannot handle {signal}"), &error))?;
+        Ok(Self { signal, arrivals })
+    }
+}
+
+async fn next(streams: &mut [Stream]) -> Signal {
+    poll_fn(|context| {
+        for stream in &mut *streams {
+            if stream.arrivals.poll_recv(context).is_ready() {
+                return Poll::Ready(stream.signal);
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}
+
+/// Returns the exit code of a process that ended because of a signal, as shells report it.
+fn code_of(signal: Signal) -> u8 {
+    128 + signal as u8
+}
+
+/// Returns whether this process was started with a signal ignored.
+fn is_ignored(signal: Signal) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask & (1 << (signal as i32 - 1)) != 0
 }
