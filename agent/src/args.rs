@@ -22,7 +22,8 @@ const LOG: &str = "warn,steadfast_agent=info,steadfast_client::membership=info";
     mut_arg("filter", |arg| arg.default_value(LOG)),
     after_help = "Exit codes: 0 the job succeeded; 1 the workers failed and no restart is left, or the job \
                   failed; 2 bad usage; 4 the job exists with other settings; 6 too few nodes, or etcd or the \
-                  master cannot be reached: try again; 9 the job was over before; 130, 143 interrupted.\n\n\
+                  master cannot be reached: try again; 9 the job was over before; 129, 130, 131, 143 \
+                  interrupted.\n\n\
                   Example: steadfast run --standalone --nproc-per-node 2 -- python train.py"
 )]
 pub struct RunArgs {

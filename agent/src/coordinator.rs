@@ -108,15 +108,15 @@ pub async fn rendezvous(args: RendezvousArgs) -> Result<ExitCode, Failure> {
     let mut spec = ElasticSpec::new(&args.rdzv_id, args.nnodes);
     spec.nodes.last_call = args.last_call;
     spec.nodes.join_timeout = args.join_timeout;
-    let mut coordinator = Coordinator::start(Settings {
+    let settings = Settings {
         spec,
         listen: args.listen,
         master_listen: args.master_listen,
         advertise: advertise.clone(),
         admin_listen: args.admin_listen,
         data_dir: args.data_dir,
-    })
-    .await?;
+    };
+    let mut coordinator = Coordinator::start(settings, &shutdown).await?;
     let endpoint = match (&advertise, coordinator.address.ip().is_unspecified()) {
         (Some(address), true) => format!("{}:{}", host_of(address), coordinator.address.port()),
         (Some(_), false) | (None, _) => coordinator.address.to_string(),
@@ -191,16 +191,17 @@ pub(crate) struct Coordinator {
 }
 
 impl Coordinator {
-    /// Starts etcd and the master of a job.
+    /// Starts etcd and the master of a job. A process that exits at once leaves no temporary directory.
     ///
     /// # Errors
     /// If a port or a directory is not to be had.
-    pub async fn start(settings: Settings) -> Result<Self, Failure> {
+    pub async fn start(settings: Settings, of_process: &Shutdown) -> Result<Self, Failure> {
         let (data_dir, _data) = match settings.data_dir {
             Some(directory) => (directory, None),
             None => {
                 let data = tempfile::tempdir()
                     .map_err(|error| Failure::io("cannot create a temporary directory", &error))?;
+                of_process.remove_at_exit(data.path());
                 (data.path().to_owned(), Some(data))
             }
         };

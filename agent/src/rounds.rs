@@ -9,14 +9,14 @@ use futures::FutureExt;
 use steadfast_client::{Exited, NodeError, RoundOver, until_over};
 use steadfast_common::error::ErrorKind;
 use steadfast_process::{Failure, Shutdown};
-use steadfast_supervise::WorkerSet;
+use steadfast_supervise::{Signal, WorkerSet};
 use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
 use tracing::{error, info, warn};
 
 use crate::environment::{Past, Place};
 use crate::metrics::RunResult;
 use crate::ports::HeldPorts;
-use crate::run::{Agent, WORKERS_FAILED, describe, failure, prefix, start_failure};
+use crate::run::{Agent, WORKERS_FAILED, describe, end_signal, failure, prefix, start_failure};
 
 /// How long workers may take to write their stacks.
 const DUMP_TIME: Duration = Duration::from_secs(2);
@@ -65,7 +65,7 @@ impl Agent<'_> {
         let ended = self.rounds_of(&mut workers, shutdown).await;
         // First, so that the others know why their collectives fail while the workers here end.
         self.membership.leave().await;
-        workers.set.stop(self.args.grace).await;
+        workers.set.stop_by(end_signal(shutdown), self.args.grace).await;
         ended
     }
 
@@ -391,7 +391,7 @@ impl Agent<'_> {
             return None;
         }
         warn!(seconds = limit.as_secs_f64(), "no output; asking the workers for their stacks");
-        workers.dump_stacks();
+        self.supervisor.signaller().notify(Signal::SIGUSR1).await;
         sleep(DUMP_TIME).await;
         Some(format!("the workers hang: no output for {limit:?} (--hang-timeout)"))
     }

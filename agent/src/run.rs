@@ -22,7 +22,7 @@ use steadfast_process::{
     Admin, AdminContent, AdminServer, Failure, LivenessPort, Readiness, Shutdown, address_towards,
     init_logging,
 };
-use steadfast_supervise::{GuardProgram, Output, Supervisor, WorkerSpec};
+use steadfast_supervise::{GuardProgram, Output, Signal, Supervisor, WorkerSpec};
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
@@ -32,6 +32,7 @@ use crate::environment::{Fixed, NodeInfo, Past, Place};
 use crate::hub::Hub;
 use crate::launch::leash;
 use crate::metrics::Counts;
+use crate::notices::pass_on;
 use crate::ports::HeldPorts;
 
 /// Exit code when the workers failed and no restart is left, or the job failed.
@@ -65,7 +66,7 @@ pub async fn run(args: RunArgs) -> Result<ExitCode, Failure> {
         args.rdzv_endpoint.iter().map(|it| args.auth.url(it)).collect();
     if args.standalone {
         let settings = Settings::of_one_node(ElasticSpec::new(&job, args.nnodes));
-        let started = coordinator.insert(Coordinator::start(settings).await?);
+        let started = coordinator.insert(Coordinator::start(settings, &shutdown).await?);
         endpoints = vec![format!("http://{}", started.address)];
     }
     let living = async {
@@ -178,7 +179,12 @@ impl<'a> Agent<'a> {
     }
 
     async fn live(mut self, shutdown: &Shutdown) -> Result<ExitCode, Failure> {
-        let ended = self.rounds(shutdown).await;
+        let passing_on = pass_on(self.supervisor.signaller(), shutdown);
+        let ended = tokio::select! {
+            biased;
+            ended = self.rounds(shutdown) => ended,
+            never = passing_on => match never {},
+        };
         if let Err(still) = self.supervisor.close().await {
             warn!(processes = ?still.processes, "some processes of the workers could not be ended");
         }
@@ -284,6 +290,14 @@ fn workers_max(args: &RunArgs) -> Option<u32> {
     match args.launched_on {
         Some(_) => args.max_workers,
         None => Some(args.nnodes.max().saturating_mul(args.nproc_per_node)),
+    }
+}
+
+/// Returns the signal that asks the workers to end. Ctrl-C is no error of the program.
+pub(crate) fn end_signal(shutdown: &Shutdown) -> Signal {
+    match shutdown.signal() {
+        Some(signal @ (Signal::SIGHUP | Signal::SIGQUIT)) => signal,
+        Some(_) | None => Signal::SIGTERM,
     }
 }
 

@@ -201,6 +201,26 @@ async fn a_second_interrupt_ends_the_run_at_once_and_leaves_no_process() {
     all_exited(&pids).await;
 }
 
+/// A closed terminal stops a run in order, also if it says so twice; warnings reach the trainers that handle them.
+#[tokio::test]
+async fn a_closed_terminal_stops_a_run_and_a_warning_does_not() {
+    let stage = Stage::new();
+    let handles = "trap 'touch \"$here/warned\"' USR1; touch \"$here/armed\"; \
+                   while :; do sleep 0.05; done";
+    stage.script("trainer", handles);
+    let running = stage.start(&[]);
+    let pids = stage.pids(PROCESSES).await;
+    eventually(|| stage.path("armed").exists().then_some(())).await;
+    running.signal(Signal::SIGUSR1);
+    eventually(|| stage.path("warned").exists().then_some(())).await;
+    running.signal(Signal::SIGHUP);
+    running.signal(Signal::SIGHUP);
+    let output = running.end().await;
+    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+    assert!(stderr(&output).contains("resume it with the same command: "), "{}", stderr(&output));
+    all_exited(&pids).await;
+}
+
 #[tokio::test]
 async fn no_process_outlives_a_killed_run() {
     let stage = Stage::new();

@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, interval, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
-use super::leash::{BEAT, SILENCE_MAX};
+use super::leash::{self, BEAT, SILENCE_MAX};
 use super::template::Template;
 
 /// How long an agent that was asked to stop may take, besides the time for its workers, until the connection to
@@ -46,6 +46,8 @@ struct Common {
     template: Template,
     grace: Duration,
     lease_ttl: Duration,
+    /// That of this process, whose notices the agents get.
+    shutdown: Shutdown,
 }
 
 /// The agents that run or are about to.
@@ -77,10 +79,12 @@ impl Agents {
         (grace, lease_ttl): (Duration, Duration),
         etcd: &Etcd,
         keys: &Keys,
+        shutdown: &Shutdown,
     ) -> Result<Self, CoordError> {
         let registered = Mirror::start(etcd, Range::Prefix(keys.agents_prefix())).await?;
         let (tx, ends) = mpsc::channel(ENDS_MAX);
-        let common = Arc::new(Common { supervisor, template, grace, lease_ttl });
+        let common =
+            Arc::new(Common { supervisor, template, grace, lease_ttl, shutdown: shutdown.clone() });
         Ok(Self { common, tasks: BTreeMap::new(), registered, tx, ends })
     }
 
@@ -233,6 +237,7 @@ impl Agent {
     async fn watch(&self, mut worker: Worker) -> Ended {
         let mut input = worker.take_input();
         let mut beats = interval(BEAT);
+        let mut notices = self.common.shutdown.notices();
         let end = self.common.grace + STOP_TIMEOUT;
         let mut kill_at = None;
         let exit = loop {
@@ -248,7 +253,8 @@ impl Agent {
                     warn!(host = %self.host, "the agent has not stopped in time; ending the connection");
                     break worker.stop(Duration::ZERO).await;
                 }
-                _ = beats.tick(), if input.is_some() => beat(&mut input).await,
+                Ok(signal) = notices.recv() => write(&mut input, leash::byte_of(signal)).await,
+                _ = beats.tick(), if input.is_some() => write(&mut input, leash::ALIVE).await,
             }
         };
         let reason = match exit.reason_lines().last() {
@@ -266,10 +272,10 @@ impl Agent {
     }
 }
 
-/// Shows the agent that this launcher lives. The pipe has room for days of bytes.
-async fn beat(input: &mut Option<ChildStdin>) {
+/// Shows the agent that this launcher lives, or tells it of a signal. The pipe has room for days of bytes.
+async fn write(input: &mut Option<ChildStdin>, byte: u8) {
     if let Some(pipe) = input
-        && !matches!(timeout(BEAT, pipe.write_all(b"\n")).await, Ok(Ok(())))
+        && !matches!(timeout(BEAT, pipe.write_all(&[byte])).await, Ok(Ok(())))
     {
         // The process has closed its stdin; its end is noticed otherwise.
         *input = None;

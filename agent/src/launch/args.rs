@@ -26,7 +26,7 @@ const LOG: &str = "warn,steadfast_agent=info";
     mut_arg("filter", |arg| arg.default_value(LOG)),
     after_help = "Exit codes: 0 the job succeeded; 1 the agents of all hosts failed; 2 bad usage, or the first \
                   discovery of hosts failed; 4 another launcher runs this job; 6 too few slots, discovery \
-                  fails, or etcd cannot be reached: try again; 7 the reset limit; 130, 143 interrupted.\n\n\
+                  fails, or etcd cannot be reached: try again; 7 the reset limit; 129, 130, 131, 143 interrupted.\n\n\
                   Example: steadfast launch --hosts a:2,b:2 --rdzv-endpoint etcd:2379 --rdzv-id digits \
                   -- python train.py"
 )]

@@ -82,7 +82,7 @@ pub async fn launch(args: LaunchArgs) -> Result<ExitCode, Failure> {
     let mut coordinator = None;
     if let Some(listen) = listen {
         let settings = coordinator_settings(&args, nodes, listen)?;
-        let started = coordinator.insert(Coordinator::start(settings).await?);
+        let started = coordinator.insert(Coordinator::start(settings, &shutdown).await?);
         endpoints = vec![format!("http://{}", own(started.address))];
         served = vec![advertised(args.advertise.as_deref(), started.address)?];
     }
@@ -95,7 +95,7 @@ pub async fn launch(args: LaunchArgs) -> Result<ExitCode, Failure> {
     let supervisor = Supervisor::new(GuardProgram::this_program()).map_err(start_failure)?;
     let template = Template::new(&args, machine, &served, nodes, workers_max)?;
     let times = (args.grace, args.lease_ttl);
-    let agents = Agents::new(supervisor, template, times, &etcd, &keys).await?;
+    let agents = Agents::new(supervisor, template, times, &etcd, &keys, &shutdown).await?;
     let store = Store { etcd, keys, lease_ttl: args.lease_ttl, holder: id.to_string() };
     let driver = Driver::new(settings, store, agents, Poller::start(polled), shown);
     let ended = driver.run(&mut coordinator, &shutdown).await;

@@ -2,11 +2,13 @@
 
 use std::net::TcpListener;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
 use steadfast_coord::{Etcd, EtcdOptions};
 use steadfast_process::Failure;
+use steadfast_supervise::Supervisor as Starter;
 use tokio::sync::mpsc;
 
 use super::directory::Directory;
@@ -34,6 +36,7 @@ pub async fn start(
     own_program: &Path,
     notices_tx: &mpsc::Sender<Notice>,
     notices: &mut mpsc::Receiver<Notice>,
+    starter: &Arc<Starter>,
 ) -> Result<EtcdChild, Failure> {
     let mut failure = None;
     for _ in 0..PORTS_TRIED {
@@ -41,7 +44,7 @@ pub async fn start(
         let process = process(directory, own_program, &address);
         let log = process.log.clone();
         let endpoint = format!("http://{address}");
-        let supervisor = Supervisor::start(vec![process], notices_tx);
+        let supervisor = Supervisor::start(vec![process], notices_tx, starter);
         let answer = tokio::select! {
             connected = connect(&endpoint, &log) => connected,
             fatal = first_fatal(notices) => Err(fatal),

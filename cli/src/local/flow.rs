@@ -3,8 +3,10 @@
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use steadfast_agent::pass_on;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::job_file::{self, BUILT_IN_MODELS, PYTHON_MODEL, nearest};
 use steadfast_common::keys::Keys;
@@ -15,6 +17,7 @@ use steadfast_coord::{Etcd, Mirror, Op, Range, Unchanged};
 use steadfast_host::time::unix_ms;
 use steadfast_net::TlsIdentity;
 use steadfast_process::{Failure, Shutdown, TlsArgs};
+use steadfast_supervise::{GuardProgram, Supervisor as Starter};
 use tokio::sync::mpsc;
 
 use super::args::LocalArgs;
@@ -63,8 +66,11 @@ pub async fn run(args: LocalArgs) -> Result<ExitCode, Failure> {
     let directory = Directory::open(&path)?;
     log_tail::rotate(&directory.logs());
 
+    let starter = Starter::new(GuardProgram::this_program());
+    let starter = starter.map_err(|error| Failure::new(error.kind(), error.to_string()))?;
+    let starter = Arc::new(starter);
     let (notices_tx, mut notices) = mpsc::channel(NOTICES_MAX);
-    let opening = open_etcd(&args, &directory, &own, &notices_tx, &mut notices);
+    let opening = open_etcd(&args, &directory, &own, &notices_tx, &mut notices, &starter);
     let cluster = tokio::select! {
         opened = opening => opened?,
         () = shutdown.drain() => {
@@ -86,11 +92,25 @@ pub async fn run(args: LocalArgs) -> Result<ExitCode, Failure> {
         endpoints: cluster.endpoints.clone(),
         logs: directory.logs(),
     };
-    let run =
-        Run { spec: &spec, plan, directory: &directory, etcd: &cluster.etcd, shutdown, started };
-    let outcome = run.drive(&notices_tx, &mut notices).await;
+    let passing_on = pass_on(starter.signaller(), &shutdown);
+    let run = Run {
+        spec: &spec,
+        plan,
+        directory: &directory,
+        etcd: &cluster.etcd,
+        shutdown: shutdown.clone(),
+        started,
+    };
+    let outcome = tokio::select! {
+        outcome = run.drive(&notices_tx, &mut notices, &starter) => outcome,
+        never = passing_on => match never {},
+    };
     if let Some(supervisor) = cluster.supervisor {
         supervisor.stop(Duration::ZERO).await;
+    }
+    if let Some(starter) = Arc::into_inner(starter) {
+        // What cannot be ended was logged.
+        let _ = starter.close().await;
     }
     let summary = outcome?;
     summary.print(args.output)?;
@@ -200,6 +220,7 @@ async fn open_etcd(
     own: &Path,
     notices_tx: &mpsc::Sender<Notice>,
     notices: &mut mpsc::Receiver<Notice>,
+    starter: &Arc<Starter>,
 ) -> Result<Cluster, Failure> {
     if !args.etcd.is_empty() {
         let urls: Vec<String> = args.etcd.iter().map(|it| args.auth.url(it)).collect();
@@ -207,7 +228,7 @@ async fn open_etcd(
         let etcd = Etcd::connect(&options).await?;
         return Ok(Cluster { etcd, endpoints: urls, supervisor: None });
     }
-    let child = etcd_child::start(directory, own, notices_tx, notices).await?;
+    let child = etcd_child::start(directory, own, notices_tx, notices, starter).await?;
     let endpoints = vec![child.endpoint];
     Ok(Cluster { etcd: child.client, endpoints, supervisor: Some(child.supervisor) })
 }
@@ -247,6 +268,7 @@ impl Run<'_> {
         &self,
         notices_tx: &mpsc::Sender<Notice>,
         notices: &mut mpsc::Receiver<Notice>,
+        starter: &Arc<Starter>,
     ) -> Result<Summary, Failure> {
         let keys = Keys::of_job(&self.spec.name);
         if let Some(result) = self.etcd.get_json(&keys.result()).await? {
@@ -268,7 +290,7 @@ impl Run<'_> {
             keys.clone(),
             TlsIdentity::default(),
         ));
-        let supervisor = Supervisor::start(self.plan.processes(), notices_tx);
+        let supervisor = Supervisor::start(self.plan.processes(), notices_tx, starter);
         let mut outages = Outages::default();
         let end = self.watch(&mirror, &mut observer, notices, &mut progress, &mut outages).await;
         let mut seen = observer.seen().status;

@@ -1,9 +1,11 @@
 //! Supervises processes: restarts those that end, with exponential backoff.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use steadfast_common::error::ErrorKind;
 use steadfast_process::{Failure, belongs_to_the_line_above};
+use steadfast_supervise::Supervisor as Starter;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
@@ -44,11 +46,20 @@ pub struct Supervisor {
 
 impl Supervisor {
     /// Starts the processes.
-    pub fn start(processes: Vec<Process>, notices: &mpsc::Sender<Notice>) -> Self {
+    pub fn start(
+        processes: Vec<Process>,
+        notices: &mpsc::Sender<Notice>,
+        starter: &Arc<Starter>,
+    ) -> Self {
         let commands = watch::Sender::new(SupervisorCommand::Run);
         let mut tasks = JoinSet::new();
         for process in processes {
-            tasks.spawn(supervise(process, commands.subscribe(), notices.clone()));
+            tasks.spawn(supervise(
+                process,
+                commands.subscribe(),
+                notices.clone(),
+                Arc::clone(starter),
+            ));
         }
         Self { commands, tasks }
     }
@@ -75,13 +86,14 @@ async fn supervise(
     process: Process,
     mut commands: watch::Receiver<SupervisorCommand>,
     notices: mpsc::Sender<Notice>,
+    starter: Arc<Starter>,
 ) {
     // Notices are rare and read promptly; if the channel is full, dropping one of many is acceptable.
     let send = |notice| drop(notices.try_send(notice));
     let mut backoff = Backoff::new();
     while *commands.borrow() == SupervisorCommand::Run {
         let started = Instant::now();
-        let mut child = match ChildProcess::start(&process) {
+        let mut child = match ChildProcess::start(&process, &starter) {
             Ok(child) => child,
             Err(failure) => return send(Notice::Fatal(failure)),
         };
@@ -173,6 +185,7 @@ mod tests {
 
     use nix::sys::signal::kill;
     use nix::unistd::Pid;
+    use steadfast_supervise::{GuardProgram, run_guard_if_requested};
 
     use super::*;
 
@@ -187,6 +200,19 @@ mod tests {
         }
     }
 
+    /// Not a test: the guard process of the tests.
+    #[test]
+    fn guard_process() {
+        run_guard_if_requested();
+    }
+
+    fn starter() -> Arc<Starter> {
+        let path = module_path!().split_once("::").unwrap().1;
+        let args = ["--exact", &format!("{path}::guard_process"), "--nocapture"].map(Into::into);
+        let program = GuardProgram::new(std::env::current_exe().unwrap(), args.to_vec());
+        Arc::new(Starter::new(program).unwrap())
+    }
+
     async fn next(notices: &mut mpsc::Receiver<Notice>) -> Notice {
         tokio::time::timeout(Duration::from_secs(20), notices.recv()).await.unwrap().unwrap()
     }
@@ -196,7 +222,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (tx, mut notices) = mpsc::channel(8);
         let process = shell(directory.path(), Role::Trainer, "echo broken; exit 1");
-        let supervisor = Supervisor::start(vec![process], &tx);
+        let supervisor = Supervisor::start(vec![process], &tx, &starter());
         for expected_ms in [100, 200, 400] {
             let Notice::Restart { name, exit, pause } = next(&mut notices).await else {
                 panic!("fatal");
@@ -215,7 +241,7 @@ mod tests {
         let (tx, mut notices) = mpsc::channel(8);
         let script = "echo 'steadfast-master: error: unknown column `x`' >&2; exit 2";
         let process = shell(directory.path(), Role::Master, script);
-        let supervisor = Supervisor::start(vec![process], &tx);
+        let supervisor = Supervisor::start(vec![process], &tx, &starter());
         let expected = "master-0 ended (exit code 2): unknown column `x`";
         assert_eq!(next(&mut notices).await, Notice::Fatal(Failure::invalid(expected)));
         supervisor.stop(Duration::ZERO).await;
@@ -236,7 +262,8 @@ mod tests {
     async fn a_clean_exit_shortly_before_the_end_of_the_job_is_not_a_failure() {
         let directory = tempfile::tempdir().unwrap();
         let (tx, mut notices) = mpsc::channel(8);
-        let supervisor = Supervisor::start(vec![shell(directory.path(), Role::Trainer, "")], &tx);
+        let supervisor =
+            Supervisor::start(vec![shell(directory.path(), Role::Trainer, "")], &tx, &starter());
         tokio::time::sleep(Duration::from_millis(100)).await;
         supervisor.stop(Duration::from_secs(10)).await;
         drop(tx);
@@ -250,7 +277,7 @@ mod tests {
         let script = "trap 'echo bye; exit 0' TERM; echo $$; while :; do sleep 0.05; done";
         let process = shell(directory.path(), Role::Trainer, script);
         let log = process.log.clone();
-        let supervisor = Supervisor::start(vec![process], &tx);
+        let supervisor = Supervisor::start(vec![process], &tx, &starter());
         let pid = loop {
             let text = std::fs::read_to_string(&log).unwrap_or_default();
             if let Some(line) = text.lines().next() {
@@ -264,13 +291,28 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_program_behind_a_shell_gets_sigterm() {
+        let directory = tempfile::tempdir().unwrap();
+        let (tx, _notices) = mpsc::channel(8);
+        let script = "(trap 'echo bye; exit' TERM; echo ready; while :; do sleep 0.05; done); :";
+        let process = shell(directory.path(), Role::Trainer, script);
+        let log = process.log.clone();
+        let supervisor = Supervisor::start(vec![process], &tx, &starter());
+        while std::fs::read_to_string(&log).unwrap_or_default().is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        supervisor.stop(Duration::ZERO).await;
+        assert_eq!(std::fs::read_to_string(&log).unwrap(), "ready\nbye\n");
+    }
+
+    #[tokio::test]
     async fn a_missing_program_is_fatal() {
         let directory = tempfile::tempdir().unwrap();
         let (tx, mut notices) = mpsc::channel(8);
         let mut process = shell(directory.path(), Role::Trainer, "");
         process.program = directory.path().join("nothing");
-        let _supervisor = Supervisor::start(vec![process], &tx);
+        let _supervisor = Supervisor::start(vec![process], &tx, &starter());
         let Notice::Fatal(failure) = next(&mut notices).await else { panic!("restarted") };
-        assert!(failure.message.starts_with("cannot start "), "{failure}");
+        assert!(failure.message.ends_with("nothing does not exist"), "{failure}");
     }
 }

@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-use crate::worker::die_with_parent;
+use crate::spawn::{Leads, prepare};
 use crate::{Ending, StartError};
 
 /// How much of stderr is kept: its end.
@@ -69,8 +69,8 @@ pub async fn capture(
 ) -> Result<Vec<u8>, CaptureError> {
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.process_group(0).kill_on_drop(true);
-    die_with_parent(&mut command);
+    command.kill_on_drop(true);
+    prepare(&mut command, Leads::Group);
     let child = command.spawn();
     let mut child = child.map_err(|error| StartError::of_program(program, None, error))?;
     let group = child.id().and_then(|id| i32::try_from(id).ok());

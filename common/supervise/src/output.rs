@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use crate::lines::Lines;
-use crate::{StartError, WorkerSpec};
+use crate::{Output, StartError, Target, WorkerSpec};
 
 const READ_BYTES: usize = 16 << 10;
 const LAST_LINES_MAX: usize = 20;
@@ -53,48 +53,72 @@ enum Stream {
 pub(crate) struct LogFiles {
     stdout: Option<File>,
     stderr: Option<File>,
+    /// For the worker itself, which writes both streams to one file.
+    own: Option<(File, File)>,
 }
 
 impl LogFiles {
     /// Opens the files that `spec` asks for.
     pub fn open(spec: &WorkerSpec) -> Result<Self, StartError> {
-        let Some(directory) = spec.output.directory() else { return Ok(Self::default()) };
         let error = |path: &Path| {
             let (worker, path) = (spec.name.clone(), path.to_owned());
             move |source| StartError::Output { worker, path, source }
         };
-        std::fs::create_dir_all(directory).map_err(error(directory))?;
-        let open = |name: &str| {
-            let path: PathBuf = directory.join(name);
-            OpenOptions::new().create(true).append(true).open(&path).map_err(error(&path))
+        let open = |path: &Path| {
+            OpenOptions::new().create(true).append(true).open(path).map_err(error(path))
         };
-        Ok(Self { stdout: Some(open("stdout.log")?), stderr: Some(open("stderr.log")?) })
+        if let Output::File { path } = &spec.output {
+            let own = Some((open(path)?, open(path)?));
+            return Ok(Self { own, ..Self::default() });
+        }
+        let (Some(directory), Some([stdout, stderr])) =
+            (spec.output.directory(), spec.output.targets())
+        else {
+            return Ok(Self::default());
+        };
+        if stdout.is_filed() || stderr.is_filed() {
+            std::fs::create_dir_all(directory).map_err(error(directory))?;
+        }
+        let open_if = |target: Target, name: &str| {
+            target.is_filed().then(|| open(&directory.join(name))).transpose()
+        };
+        let (stdout, stderr) = (open_if(stdout, "stdout.log")?, open_if(stderr, "stderr.log")?);
+        Ok(Self { stdout, stderr, own: None })
+    }
+
+    /// Takes the files for stdout and stderr that the worker writes itself.
+    pub fn take_own(&mut self) -> Option<(File, File)> {
+        self.own.take()
     }
 }
 
 impl OutputTasks {
     /// Starts to copy the piped output of `child`.
-    pub fn start(spec: &WorkerSpec, child: &mut Child, files: LogFiles) -> Self {
-        let prefix = spec.output.prefix();
+    pub fn start(
+        spec: &WorkerSpec,
+        [stdout, stderr]: [Target; 2],
+        child: &mut Child,
+        files: LogFiles,
+    ) -> Self {
         let activity = Arc::new(Activity {
-            prefix: Mutex::new(prefix.unwrap_or_default().to_owned()),
+            prefix: Mutex::new(spec.output.prefix().to_owned()),
             state: Mutex::new((Instant::now(), VecDeque::new())),
         });
         let mut output = Self { tasks: JoinSet::new(), end: CancellationToken::new(), activity };
-        let copier = |stream, file, activity: &Arc<Activity>| Copier {
+        let copier = |stream, target: Target, file, activity: &Arc<Activity>| Copier {
             worker: spec.name.clone(),
             stream,
             lines: Lines::default(),
-            is_printed: prefix.is_some(),
+            is_printed: target.is_printed(),
             file,
             activity: Arc::clone(activity),
         };
         if let Some(pipe) = child.stdout.take() {
-            let copier = copier(Stream::Stdout, files.stdout, &output.activity);
+            let copier = copier(Stream::Stdout, stdout, files.stdout, &output.activity);
             output.tasks.spawn(copy(pipe, copier, output.end.clone()));
         }
         if let Some(pipe) = child.stderr.take() {
-            let copier = copier(Stream::Stderr, files.stderr, &output.activity);
+            let copier = copier(Stream::Stderr, stderr, files.stderr, &output.activity);
             output.tasks.spawn(copy(pipe, copier, output.end.clone()));
         }
         output

@@ -5,8 +5,9 @@ use std::fs;
 use std::io::Read;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getsid};
-use rustix::process::{PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
+use rustix::process::{PidfdFlags, kill_process, pidfd_open, pidfd_send_signal};
 
 /// The environment variable that marks the processes of a run: the tokens of the runs and workers which they
 /// belong to, separated by commas. Runs can be nested.
@@ -17,6 +18,9 @@ const SEARCH_PAUSE: Duration = Duration::from_millis(10);
 
 /// A process that is replacing its program (`exec`) has no environment for an instant.
 const EMPTY_SEARCHES: u32 = 2;
+
+/// Programs that wait for a command and pass no signal on to it.
+const SHELLS: [&str; 9] = ["ash", "bash", "busybox", "dash", "fish", "ksh", "mksh", "sh", "zsh"];
 
 /// Greatest size of an environment on Linux, rounded up.
 const ENVIRONMENT_BYTES_MAX: u64 = 8 << 20;
@@ -35,7 +39,7 @@ pub(crate) struct Scope {
 }
 
 /// A process, identified for good by its start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Process {
     pub id: i32,
     parent: i32,
@@ -44,6 +48,10 @@ pub(crate) struct Process {
     /// In clock ticks since the boot of the machine.
     started: u64,
 }
+
+/// Processes as one search found them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Processes(pub Vec<Process>);
 
 /// What a sweep did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -68,20 +76,9 @@ impl Scope {
         self.session = other.session;
     }
 
-    /// Returns the processes that are alive.
-    pub fn processes(&self) -> Vec<Process> {
-        let all: Vec<Process> = process_ids().filter_map(Process::read).collect();
-        let mut found: BTreeMap<i32, Process> =
-            all.iter().filter(|it| self.contains(it)).map(|it| (it.id, *it)).collect();
-        loop {
-            let is_new =
-                |it: &&Process| found.contains_key(&it.parent) && !found.contains_key(&it.id);
-            let children: Vec<Process> = all.iter().filter(is_new).copied().collect();
-            if children.is_empty() {
-                return found.into_values().collect();
-            }
-            found.extend(children.into_iter().map(|it| (it.id, it)));
-        }
+    /// Returns the processes that are alive, with one search for all of them.
+    pub fn processes(&self) -> Processes {
+        Processes::all().of(self)
     }
 
     /// Kills the processes until none is left or the time is over. Blocks.
@@ -92,12 +89,12 @@ impl Scope {
         loop {
             let found = self.processes();
             empty = if found.is_empty() { empty + 1 } else { 0 };
-            for process in &found {
-                process.send(Signal::KILL);
+            for process in &found.0 {
+                process.send(Signal::SIGKILL);
                 swept.killed.insert(process.id);
             }
             if empty == EMPTY_SEARCHES || limit <= start.elapsed() {
-                swept.left = found.iter().map(|it| it.id).collect();
+                swept.left = found.0.iter().map(|it| it.id).collect();
                 return swept;
             }
             std::thread::sleep(SEARCH_PAUSE);
@@ -105,10 +102,51 @@ impl Scope {
     }
 
     fn contains(&self, process: &Process) -> bool {
-        let in_group = self.groups.contains(&process.group) && process.session == self.session;
+        // A worker that reads the terminal leads a session of its own.
+        let in_session = process.session == self.session || process.session == process.group;
+        let in_group = self.groups.contains(&process.group) && in_session;
         in_group
             || self.known.iter().any(|it| it.is_same(process))
             || markers(process.id).iter().any(|token| self.tokens.contains(token))
+    }
+}
+
+impl Processes {
+    /// Returns all processes of the machine.
+    fn all() -> Self {
+        Self(process_ids().filter_map(Process::read).collect())
+    }
+
+    /// Returns those that belong to a scope.
+    pub fn of(&self, scope: &Scope) -> Self {
+        let own = self.0.iter().filter(|it| scope.contains(it));
+        let mut found: BTreeMap<i32, Process> = own.map(|it| (it.id, *it)).collect();
+        loop {
+            let is_new =
+                |it: &&Process| found.contains_key(&it.parent) && !found.contains_key(&it.id);
+            let children: Vec<Process> = self.0.iter().filter(is_new).copied().collect();
+            if children.is_empty() {
+                return Self(found.into_values().collect());
+            }
+            found.extend(children.into_iter().map(|it| (it.id, it)));
+        }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn get(&self, id: i32) -> Option<Process> {
+        self.0.iter().find(|it| it.id == id).copied()
+    }
+
+    pub fn children(&self, id: i32) -> impl Iterator<Item = Process> {
+        self.0.iter().filter(move |it| it.parent == id).copied()
+    }
+
+    /// Returns those whose parent is none of them.
+    pub fn roots(&self) -> impl Iterator<Item = Process> {
+        self.0.iter().filter(|it| self.get(it.parent).is_none()).copied()
     }
 }
 
@@ -133,12 +171,32 @@ impl Process {
 
     /// Returns whether two findings are of one process: ids are reused, and parents change.
     fn is_same(&self, other: &Self) -> bool {
-        (self.id, self.started) == (other.id, other.started)
+        self.identity() == other.identity()
+    }
+
+    /// Returns what no other process has, before or after.
+    pub fn identity(&self) -> (i32, u64) {
+        (self.id, self.started)
+    }
+
+    /// Returns whether the process has a handler for a signal.
+    pub fn catches(&self, signal: Signal) -> bool {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.id)).unwrap_or_default();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+        mask & (1 << (signal as i32 - 1)) != 0
+    }
+
+    /// Returns whether the process runs a shell.
+    pub fn is_shell(&self) -> bool {
+        let program = fs::read_link(format!("/proc/{}/exe", self.id)).unwrap_or_default();
+        program.file_name().and_then(|name| name.to_str()).is_some_and(|it| SHELLS.contains(&it))
     }
 
     /// Sends a signal, unless another process now has the same id.
     pub fn send(&self, signal: Signal) {
         let Some(id) = rustix::process::Pid::from_raw(self.id) else { return };
+        let Some(signal) = rustix::process::Signal::from_named_raw(signal as i32) else { return };
         let pidfd = pidfd_open(id, PidfdFlags::empty());
         // The descriptor refers to one process for good; make sure that it is the one that was found.
         if Self::read(self.id).is_none_or(|it| !it.is_same(self)) {
@@ -203,7 +261,7 @@ mod tests {
     #[test]
     fn only_processes_with_the_whole_token_are_found() {
         let sleeping = Sleeping::start("outer,run-a,run-a.1");
-        let found = |token: &str| Scope::new(token.to_owned(), None).processes();
+        let found = |token: &str| Scope::new(token.to_owned(), None).processes().0;
         for token in ["outer", "run-a", "run-a.1"] {
             assert_eq!(found(token).iter().map(|it| it.id).collect::<Vec<_>>(), [sleeping.id()]);
         }
@@ -216,7 +274,7 @@ mod tests {
     fn another_process_with_a_reused_id_is_not_killed() {
         let mut sleeping = Sleeping::start("run-b");
         let process = Process::read(sleeping.id()).unwrap();
-        Process { started: process.started - 1, ..process }.send(Signal::KILL);
+        Process { started: process.started - 1, ..process }.send(Signal::SIGKILL);
         assert_eq!(Process::read(sleeping.id()), Some(process));
         assert_eq!(sleeping.0.try_wait().unwrap(), None);
     }
@@ -227,6 +285,6 @@ mod tests {
         let process = Process::read(sleeping.id()).unwrap();
         let mut scope = Scope::new("run-d".to_owned(), Some(Pid::from_raw(process.group)));
         scope.session = process.session + 1;
-        assert_eq!(scope.processes(), []);
+        assert_eq!(scope.processes().0, []);
     }
 }

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use steadfast_common::error::ErrorKind;
 
+use crate::spawn::Leads;
+
 /// A worker to start. It inherits the environment of this process, with the changes below.
 #[derive(Clone, Debug)]
 pub struct WorkerSpec {
@@ -31,6 +33,17 @@ pub enum Input {
     Empty,
     /// From [`crate::Worker::take_input`].
     Pipe,
+    /// That of this process. The worker leads a session of its own, so that it may read a terminal.
+    Inherit,
+}
+
+impl Input {
+    pub(crate) fn leads(self) -> Leads {
+        match self {
+            Self::Empty | Self::Pipe => Leads::Group,
+            Self::Inherit => Leads::Session,
+        }
+    }
 }
 
 /// Where stdout and stderr of a worker go.
@@ -44,6 +57,37 @@ pub enum Output {
     Files { directory: PathBuf },
     /// Both of the above.
     LinesAndFiles { prefix: String, directory: PathBuf },
+    /// Stdout and stderr each to its own target.
+    Separate { prefix: String, directory: PathBuf, stdout: Target, stderr: Target },
+    /// Appended to this file by the worker itself, unwatched.
+    File { path: PathBuf },
+}
+
+/// Where one stream of a worker goes. It is read in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    Print,
+    File,
+    Both,
+    Nowhere,
+}
+
+impl Target {
+    /// Returns whether its lines are printed.
+    pub fn is_printed(self) -> bool {
+        match self {
+            Self::Print | Self::Both => true,
+            Self::File | Self::Nowhere => false,
+        }
+    }
+
+    /// Returns whether it is written to a file.
+    pub fn is_filed(self) -> bool {
+        match self {
+            Self::File | Self::Both => true,
+            Self::Print | Self::Nowhere => false,
+        }
+    }
 }
 
 impl WorkerSpec {
@@ -63,17 +107,32 @@ impl WorkerSpec {
 }
 
 impl Output {
-    pub(crate) fn prefix(&self) -> Option<&str> {
+    /// Returns where stdout and stderr go; `None` if this process does not read them.
+    pub(crate) fn targets(&self) -> Option<[Target; 2]> {
         match self {
-            Self::Lines { prefix } | Self::LinesAndFiles { prefix, .. } => Some(prefix),
-            Self::Inherit | Self::Files { .. } => None,
+            Self::Inherit | Self::File { .. } => None,
+            Self::Lines { .. } => Some([Target::Print; 2]),
+            Self::Files { .. } => Some([Target::File; 2]),
+            Self::LinesAndFiles { .. } => Some([Target::Both; 2]),
+            Self::Separate { stdout, stderr, .. } => Some([*stdout, *stderr]),
+        }
+    }
+
+    pub(crate) fn prefix(&self) -> &str {
+        match self {
+            Self::Lines { prefix }
+            | Self::LinesAndFiles { prefix, .. }
+            | Self::Separate { prefix, .. } => prefix,
+            Self::Inherit | Self::Files { .. } | Self::File { .. } => "",
         }
     }
 
     pub(crate) fn directory(&self) -> Option<&Path> {
         match self {
-            Self::Files { directory } | Self::LinesAndFiles { directory, .. } => Some(directory),
-            Self::Inherit | Self::Lines { .. } => None,
+            Self::Files { directory }
+            | Self::LinesAndFiles { directory, .. }
+            | Self::Separate { directory, .. } => Some(directory),
+            Self::Inherit | Self::Lines { .. } | Self::File { .. } => None,
         }
     }
 }

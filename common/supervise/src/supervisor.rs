@@ -10,7 +10,7 @@ use uuid::Uuid;
 use crate::guard::{Guard, KILL_TIMEOUT};
 use crate::processes::MARKER_VARIABLE;
 use crate::stop::sweep;
-use crate::{GuardProgram, StartError, Worker, WorkerSet, WorkerSpec};
+use crate::{GuardProgram, Signaller, StartError, Worker, WorkerSet, WorkerSpec};
 
 /// Processes that SIGKILL does not end, such as those that wait for a driver.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -74,6 +74,11 @@ impl Supervisor {
             }
         }
         Ok(set)
+    }
+
+    /// Returns what sends signals to the workers that run.
+    pub fn signaller(&self) -> Signaller {
+        Signaller { guard: Arc::clone(&self.guard) }
     }
 
     /// Ends the run: kills what is left of it, and waits for the end of the guard.

@@ -1,23 +1,20 @@
 //! One worker process, the leader of its own process group.
 
-use std::fs;
-use std::io;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill, killpg};
-use nix::unistd::{Pid, getpid, getppid};
+use nix::unistd::Pid;
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::time::{Instant, timeout_at};
 
 use crate::guard::Guard;
 use crate::output::{LogFiles, OutputTasks};
-use crate::processes::{MARKER_VARIABLE, Scope};
+use crate::processes::{MARKER_VARIABLE, Scope, Swept};
+use crate::spawn::prepare;
 use crate::stop::{stop, sweep};
-use crate::{Ending, Exit, Input, Output, StartError, WorkerSpec};
+use crate::{Ending, Exit, Input, StartError, WorkerSpec};
 
 /// Time for descendants of a worker that has ended to write the rest of its output, as `tee` does.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -37,14 +34,6 @@ pub struct Worker {
     exit: Option<Exit>,
 }
 
-/// Whether a worker was asked for its stacks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StackDump {
-    Requested,
-    /// It does not handle SIGUSR1, which would kill it, or it has ended.
-    NotHandled,
-}
-
 impl Worker {
     pub(crate) fn start(
         spec: &WorkerSpec,
@@ -55,14 +44,19 @@ impl Worker {
         if let Some(directory) = spec.directory.as_ref().filter(|it| !it.is_dir()) {
             return Err(StartError::NoDirectory { directory: directory.clone() });
         }
-        let files = LogFiles::open(spec)?;
+        let mut files = LogFiles::open(spec)?;
         guard.ensure_running().map_err(|source| StartError::Guard { source })?;
-        let mut child =
-            command(spec, marker).spawn().map_err(|source| StartError::of(spec, source))?;
+        let mut command = command(spec, marker);
+        if let Some((stdout, stderr)) = files.take_own() {
+            command.stdout(stdout).stderr(stderr);
+        }
+        let mut child = command.spawn().map_err(|source| StartError::of(spec, source))?;
         let id = child.id().and_then(|id| i32::try_from(id).ok());
         let group = Pid::from_raw(id.expect("a process that was not waited for has an id"));
-        let is_watched = spec.output != Output::Inherit;
-        let output = is_watched.then(|| OutputTasks::start(spec, &mut child, files));
+        let output = spec
+            .output
+            .targets()
+            .map(|targets| OutputTasks::start(spec, targets, &mut child, files));
         let scope = Scope::new(token, Some(group));
         let name = spec.name.clone();
         guard.add(group);
@@ -102,25 +96,19 @@ impl Worker {
         if let Some(exit) = &self.exit {
             return exit.clone();
         }
-        let (_, ended_at) = self.ended().await;
-        if let Some(output) = &mut self.output {
-            // A descendant may keep a pipe open for ever.
-            let _ = timeout_at(ended_at + DRAIN_TIMEOUT, output.closed()).await;
-        }
-        if sweep(self.scope.clone()).await.left.is_empty() {
-            self.guard.remove(self.group);
-        }
+        self.drained().await;
+        self.swept(&sweep(self.scope.clone()).await);
         self.finish().await
     }
 
-    /// Stops the worker and its descendants: SIGTERM, and SIGKILL after `grace`.
+    /// Stops the worker: asks it to end by SIGTERM; after `grace`, it and all its descendants get SIGKILL.
     pub async fn stop(&mut self, grace: Duration) -> Exit {
-        stop(&mut [&mut *self], grace).await;
+        stop(&mut [&mut *self], Signal::SIGTERM, grace).await;
         self.finish().await
     }
 
     /// Sends a signal to its process group.
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         // The id of a process that was waited for may belong to another one.
         if self.child.id().is_some() {
             // An error means that no process is left to receive it.
@@ -128,15 +116,11 @@ impl Worker {
         }
     }
 
-    /// Asks the worker to print the stacks of its threads, by SIGUSR1, which `faulthandler.register` of Python
-    /// handles. Sends nothing to a process without a handler.
-    pub fn dump_stacks(&self) -> StackDump {
-        if self.child.id().is_none() || !catches(self.group, Signal::SIGUSR1) {
-            return StackDump::NotHandled;
-        }
-        match kill(self.group, Signal::SIGUSR1) {
-            Ok(()) => StackDump::Requested,
-            Err(_) => StackDump::NotHandled,
+    /// Sends SIGTERM to the process itself.
+    pub(crate) fn terminate(&self) {
+        if self.child.id().is_some() {
+            // An error means that it has ended.
+            let _ = kill(self.group, Signal::SIGTERM);
         }
     }
 
@@ -152,6 +136,15 @@ impl Worker {
         self.ended.insert((ending, Instant::now())).clone()
     }
 
+    /// Waits until the process itself ends, and for a while until its output does.
+    pub(crate) async fn drained(&mut self) {
+        let (_, ended_at) = self.ended().await;
+        if let Some(output) = &mut self.output {
+            // A descendant may keep a pipe open for ever.
+            let _ = timeout_at(ended_at + DRAIN_TIMEOUT, output.closed()).await;
+        }
+    }
+
     /// Returns when the process itself was seen to have ended.
     pub(crate) fn ended_at(&self) -> Option<Instant> {
         self.ended.as_ref().map(|(_, at)| *at)
@@ -163,9 +156,11 @@ impl Worker {
         self.ended.get_or_insert((Ending::Unknown(reason), Instant::now()));
     }
 
-    /// Lets the guard forget the worker, of which no process is left.
-    pub(crate) fn forget(&self) {
-        self.guard.remove(self.group);
+    /// Lets the guard forget the worker, unless processes are left.
+    pub(crate) fn swept(&self, swept: &Swept) {
+        if swept.left.is_empty() {
+            self.guard.remove(self.group);
+        }
     }
 
     pub(crate) fn is_finished(&self) -> bool {
@@ -209,37 +204,15 @@ fn command(spec: &WorkerSpec, marker: &str) -> Command {
         .stdin(match spec.input {
             Input::Empty => Stdio::null(),
             Input::Pipe => Stdio::piped(),
+            Input::Inherit => Stdio::inherit(),
         })
-        // A terminal sends Ctrl-C to its foreground process group, which must not include workers.
-        .process_group(0)
         .kill_on_drop(true);
     if let Some(directory) = &spec.directory {
         command.current_dir(directory);
     }
-    if spec.output != Output::Inherit {
+    if spec.output.targets().is_some() {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
     }
-    die_with_parent(&mut command);
+    prepare(&mut command, spec.input.leads());
     command
-}
-
-/// Lets the kernel kill a process when the thread that starts it ends.
-pub(crate) fn die_with_parent(command: &mut Command) {
-    let parent = getpid();
-    let die_with_parent = move || {
-        set_pdeathsig(Signal::SIGKILL)?;
-        // If the parent died before the call above, the signal is never sent.
-        if getppid() == parent { Ok(()) } else { Err(io::Error::from(Errno::ESRCH)) }
-    };
-    // SAFETY: between fork and exec the closure only calls prctl and getppid, which are safe there; it does not
-    // allocate or lock.
-    unsafe { command.pre_exec(die_with_parent) };
-}
-
-/// Returns whether a process has a handler for a signal.
-fn catches(process: Pid, signal: Signal) -> bool {
-    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    mask & (1 << (signal as i32 - 1)) != 0
 }

@@ -7,3 +7,4 @@ mod job;
 mod operators;
 mod ranks;
 mod service;
+mod signals;

@@ -317,6 +317,26 @@ fn an_interrupted_launcher_stops_all_agents_and_a_new_one_begins_again() {
     succeeds(launcher);
 }
 
+/// A closed terminal ends no worker before it has saved, and warnings of a scheduler reach workers on all hosts.
+#[test]
+fn signals_of_a_launcher_reach_the_workers() {
+    let site = Site::new();
+    let script = "trap 'echo warned >> warned' USR1; trap 'echo >> terminated; exit 143' TERM\n\
+                  echo \"$WORLD_SIZE $RANK ${TEST_HOST:-here}\" >> started\n\
+                  until [ -e finish ]; do sleep 0.1; done";
+    site.script("job.sh", script);
+    let mut launcher = site.launch(&["--hosts", "a,b"]);
+    site.world(2);
+    launcher.signal(Signal::SIGUSR1);
+    let warned = || fs::read_to_string(site.scene.path("warned")).unwrap_or_default();
+    eventually("all workers are warned", || (warned().lines().count() == 2).then_some(()));
+    launcher.signal(Signal::SIGHUP);
+    let ended = launcher.end(END_MAX);
+    assert_eq!(ended.code, Some(129), "{}", ended.stderr);
+    assert_eq!(site.terminated(), 2, "the workers handle SIGTERM");
+    site.scene.leaves_no_process();
+}
+
 /// A launcher that was killed finds its state, and goes on with the same launches.
 #[test]
 fn a_launcher_that_was_killed_goes_on_when_it_is_started_again() {

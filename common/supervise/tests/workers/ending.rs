@@ -1,9 +1,10 @@
 //! Rules about the end of workers, and about signals.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use steadfast_supervise::{Ending, StackDump};
+use steadfast_supervise::{Ending, Notified, WorkerSpec};
 use tokio::time::timeout;
 
 use super::support::{
@@ -87,11 +88,12 @@ async fn a_signal_reaches_every_worker_and_its_children() {
     let script = "trap 'echo outer; exit 7' INT; \
                   sh -c 'trap \"echo inner; exit\" INT; echo ready; while :; do sleep 0.05; done'";
     let specs = ["0", "1"].map(|name| shell(&directory.path().join(name), script));
-    let mut workers = supervisor().start_all(&specs).await.unwrap();
+    let supervisor = supervisor();
+    let mut workers = supervisor.start_all(&specs).await.unwrap();
     for name in ["0", "1"] {
         text_of(&directory.path().join(name).join("stdout.log")).await;
     }
-    workers.signal(Signal::SIGINT);
+    supervisor.signaller().notify(Signal::SIGINT).await;
     while let Some((_, exit)) = timeout(PATIENCE, workers.next_exit()).await.unwrap() {
         assert_eq!(exit.to_string(), "exit code 7");
     }
@@ -112,29 +114,146 @@ async fn a_hung_python_worker_prints_its_stack() {
                   \x20   lock.acquire()\n\
                   \x20   lock.acquire()\n\
                   waits_for_ever()\n";
-    let specs = [python(directory.path(), script)];
-    let mut workers = supervisor().start_all(&specs).await.unwrap();
-    text_of(&directory.path().join("stdout.log")).await;
-    assert_eq!(workers.dump_stacks(), [StackDump::Requested]);
-    let log = directory.path().join("stderr.log");
-    let is_dumped =
-        || std::fs::read_to_string(&log).ok().filter(|it| it.contains("waits_for_ever"));
-    wait_for("stack", is_dumped).await;
-    assert!(workers.workers()[0].id().is_some(), "it runs on");
+    let wrapped = "python3 -c \"$PROGRAM\"; exit 3";
+    let mut wrapper = shell(&directory.path().join("1"), wrapped);
+    wrapper.env.push(("PROGRAM".into(), script.into()));
+    let specs = [python(&directory.path().join("0"), script), wrapper];
+    let supervisor = supervisor();
+    let mut workers = supervisor.start_all(&specs).await.unwrap();
+    for name in ["0", "1"] {
+        text_of(&directory.path().join(name).join("stdout.log")).await;
+    }
+    let notified = supervisor.signaller().notify(Signal::SIGUSR1).await;
+    assert_eq!(notified, Notified { processes: 2, workers_without_handler: 0 });
+    for (index, name) in ["0", "1"].into_iter().enumerate() {
+        let log = directory.path().join(name).join("stderr.log");
+        let is_dumped =
+            || std::fs::read_to_string(&log).ok().filter(|it| it.contains("waits_for_ever"));
+        wait_for("stack", is_dumped).await;
+        assert!(workers.workers()[index].id().is_some(), "it runs on");
+    }
     let exits = workers.stop(Duration::ZERO).await;
     assert!(exits[0].last_lines.iter().any(|it| it.contains("waits_for_ever")));
-    assert_eq!(workers.dump_stacks(), [StackDump::NotHandled]);
+    assert_eq!(supervisor.signaller().notify(Signal::SIGUSR1).await, Notified::default());
 }
 
 #[tokio::test]
-async fn a_worker_without_a_handler_is_not_killed_by_the_request_for_its_stack() {
+async fn a_worker_without_a_handler_is_not_killed_by_a_notice() {
     let directory = tempfile::tempdir().unwrap();
-    let mut worker = supervisor()
-        .start(&shell(directory.path(), "echo ready; read line; exec sleep 1000"))
-        .unwrap();
+    let supervisor = supervisor();
+    let mut worker =
+        supervisor.start(&shell(directory.path(), "echo ready; exec sleep 1000")).unwrap();
     text_of(&directory.path().join("stdout.log")).await;
-    assert_eq!(worker.dump_stacks(), StackDump::NotHandled);
+    let notified = supervisor.signaller().notify(Signal::SIGUSR1).await;
+    assert_eq!(notified, Notified { processes: 0, workers_without_handler: 1 });
     assert_eq!(worker.stop(PATIENCE).await.to_string(), "signal SIGTERM");
+}
+
+/// A program that saves, with a process that loads its data, when it is asked to end, and says which signal it got.
+const SAVES: &str = r#"
+import os, signal, sys, time
+ask, answer = os.pipe(), os.pipe()
+if os.fork() == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.close(ask[1])
+    while os.read(ask[0], 1):
+        os.write(answer[1], b"data")
+    os._exit(0)
+os.close(answer[1])
+received = []
+for it in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(it, lambda number, _: received.append(signal.Signals(number).name))
+print("ready", flush=True)
+while not received:
+    time.sleep(0.01)
+# A second signal, or one to the other process, would have come by the end of a save.
+time.sleep(0.3)
+try:
+    os.write(ask[1], b"x")
+    data = os.read(answer[0], 4)
+except OSError:
+    data = b""
+print("saved" if data == b"data" else "lost", *received, flush=True)
+"#;
+
+#[tokio::test]
+async fn processes_that_load_data_run_until_the_worker_has_saved() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut worker = supervisor().start(&python(directory.path(), SAVES)).unwrap();
+    let log = directory.path().join("stdout.log");
+    text_of(&log).await;
+    let exit = worker.stop(PATIENCE).await;
+    assert_eq!(exit.to_string(), "exit code 0");
+    assert_eq!(text_of(&log).await, "ready\nsaved SIGTERM\n");
+}
+
+#[tokio::test]
+async fn a_signal_that_a_worker_handles_takes_the_place_of_sigterm() {
+    let directory = tempfile::tempdir().unwrap();
+    for (signal, expected) in [(Signal::SIGHUP, "SIGHUP"), (Signal::SIGQUIT, "SIGTERM")] {
+        let directory = directory.path().join(expected);
+        let spec = [python(&directory, SAVES)];
+        let mut workers = supervisor().start_all(&spec).await.unwrap();
+        text_of(&directory.join("stdout.log")).await;
+        workers.stop_by(signal, PATIENCE).await;
+        let text = text_of(&directory.join("stdout.log")).await;
+        assert_eq!(text, format!("ready\nsaved {expected}\n"));
+    }
+}
+
+#[tokio::test]
+async fn a_wrapper_does_not_swallow_the_signal() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = r#"python3 -c "$PROGRAM""#;
+    let forwards = "import os, signal, subprocess, sys\n\
+                    child = subprocess.Popen(['python3', '-c', os.environ['PROGRAM']])\n\
+                    signal.signal(signal.SIGTERM, lambda number, _: child.send_signal(number))\n\
+                    sys.exit(child.wait())\n";
+    // As `conda run`: Python, a shell, and the program.
+    let calls =
+        "import subprocess\nsubprocess.call(['sh', '-c', 'python3 -c \"$PROGRAM\"; exit 3'])\n";
+    type Start = fn(&Path, &str) -> WorkerSpec;
+    let wrappers: [(&str, Start, String); 5] = [
+        ("a shell", shell, format!("{run}; exit 3")),
+        ("a shell with a handler", shell, format!("trap 'exit 3' TERM; {run}; exit 4")),
+        ("shells", shell, format!("(trap '' HUP; {run}; exit 3); exit 3")),
+        ("a program that does not wait", python, calls.to_owned()),
+        ("a program that forwards", python, forwards.to_owned()),
+    ];
+    for (name, wrapper, script) in wrappers {
+        let directory = directory.path().join(name);
+        let mut spec = wrapper(&directory, &script);
+        spec.env.push(("PROGRAM".into(), SAVES.into()));
+        let mut worker = supervisor().start(&spec).unwrap();
+        let log = directory.join("stdout.log");
+        text_of(&log).await;
+        worker.stop(PATIENCE).await;
+        assert_eq!(text_of(&log).await, "ready\nsaved SIGTERM\n", "{name}");
+    }
+}
+
+/// The search for what is left of a worker reads all processes of the machine.
+#[tokio::test]
+async fn the_ends_of_many_workers_are_seen_with_one_search() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut times = Vec::new();
+    for count in [1, 64] {
+        let specs: Vec<WorkerSpec> = (0..count)
+            .map(|index| shell(&directory.path().join(index.to_string()), &format!("exit {index}")))
+            .collect();
+        let mut workers = supervisor().start_all(&specs).await.unwrap();
+        for worker in workers.workers() {
+            until_gone(worker.id().unwrap().try_into().unwrap()).await;
+        }
+        let start = Instant::now();
+        let mut codes = Vec::new();
+        while let Some((_, exit)) = workers.next_exit().await {
+            codes.push(exit.ending);
+        }
+        times.push(start.elapsed());
+        assert!((0..count).all(|it| codes.contains(&Ending::Code(it))), "{codes:?}");
+    }
+    assert!(times[1] < 16 * times[0], "{times:?}");
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use steadfast_common::error::ErrorKind;
 use steadfast_supervise::{MARKER_VARIABLE, StartError, WorkerSpec};
 
+use super::support::scenario::stdout_of;
 use super::support::{id_in, shell, supervisor, text_of, until_gone};
 
 #[tokio::test]
@@ -84,4 +85,28 @@ async fn each_worker_has_a_marker_of_its_own() {
     assert_ne!(values[0], values[1]);
     let run = |value: &str| value.split(',').next().map(str::to_owned);
     assert_eq!(run(&values[0]), run(&values[1]));
+}
+
+/// `nohup` ignores SIGHUP for all that it starts, and `sh` SIGINT and SIGQUIT for what runs in the background.
+#[test]
+fn a_worker_starts_with_default_signals_but_for_an_ignored_sighup() {
+    let directory = tempfile::tempdir().unwrap();
+    let lines = stdout_of("ignored and blocked signals", directory.path());
+    // Those of the C library are not set by programs.
+    let standard = |line: &[u8]| {
+        let text = String::from_utf8_lossy(line).into_owned();
+        let (name, mask) = text.split_once('\t').unwrap();
+        (name.to_owned(), u64::from_str_radix(mask, 16).unwrap() & ((1 << 31) - 1))
+    };
+    let masks: Vec<(String, u64)> = lines.iter().map(|line| standard(line)).collect();
+    let expected = [("[rank 0] SigBlk:", 0), ("[rank 0] SigIgn:", 1)];
+    assert_eq!(masks, expected.map(|(name, mask)| (name.to_owned(), mask)));
+}
+
+/// A debugger reads the terminal, or what stands for it.
+#[test]
+fn a_worker_can_read_the_input_of_its_supervisor() {
+    let directory = tempfile::tempdir().unwrap();
+    let lines = stdout_of("inherited input", directory.path());
+    assert_eq!(lines, [b"[rank 0] continue"]);
 }

@@ -2,14 +2,15 @@
 
 use std::ffi::OsString;
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use std::{fs, io};
 
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{SigHandler, SigSet, Signal, kill, signal};
 use nix::unistd::Pid;
-use steadfast_supervise::{Output, Supervisor, WorkerSpec};
+use steadfast_supervise::{Input, Output, Supervisor, WorkerSpec};
 
 use super::{python, shell, supervisor, until_gone, wait_for};
 
@@ -117,6 +118,8 @@ pub fn run_if_requested() {
             "bytes" => {
                 print_lines(vec![shell(&directory, r"printf '\377\376\n\none\r\ntwo'")]).await;
             }
+            "ignored and blocked signals" => ignored_signals().await,
+            "inherited input" => inherited_input(&directory).await,
             "another prefix" => another_prefix(&directory).await,
             _ => panic!("no such scenario: {scenario}"),
         }
@@ -166,6 +169,31 @@ async fn print_lines(mut specs: Vec<WorkerSpec>) {
     workers.stop(Duration::ZERO).await;
     supervisor.close().await.unwrap();
     mark();
+}
+
+/// Runs a worker in a process that ignores and blocks signals.
+async fn ignored_signals() {
+    use Signal::*;
+    for it in [SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGTERM, SIGPIPE] {
+        // SAFETY: no handler is installed.
+        unsafe { signal(it, SigHandler::SigIgn) }.unwrap();
+    }
+    SigSet::all().thread_block().unwrap();
+    let mut spec = WorkerSpec::new("rank 0", "grep");
+    spec.args = ["-E", "Sig(Ign|Blk)", "/proc/self/status"].map(OsString::from).to_vec();
+    print_lines(vec![spec]).await;
+}
+
+/// Runs a worker that reads the stdin of this process: a file in place of a terminal.
+async fn inherited_input(directory: &Path) {
+    let path = directory.join("input");
+    fs::write(&path, "continue\n").unwrap();
+    let file = fs::File::open(path).unwrap();
+    // SAFETY: both descriptors are open, and nothing reads stdin.
+    assert_eq!(unsafe { nix::libc::dup2(file.as_raw_fd(), 0) }, 0);
+    let mut spec = WorkerSpec::new("rank 0", "cat");
+    spec.input = Input::Inherit;
+    print_lines(vec![spec]).await;
 }
 
 /// Changes the prefix of a worker that runs.
