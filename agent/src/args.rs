@@ -10,6 +10,9 @@ use steadfast_common::durations;
 use steadfast_common::rendezvous::{NodeRange, SLOTS_MAX};
 use steadfast_process::{EtcdAuthArgs, LogArgs, SecurityArgs, job_name, lease_ttl};
 
+use crate::gpus;
+use crate::streams::{Streams, streams};
+
 /// By default only what the agent itself does is logged.
 const LOG: &str = "warn,steadfast_agent=info,steadfast_client::membership=info";
 
@@ -21,29 +24,29 @@ const LOG: &str = "warn,steadfast_agent=info,steadfast_client::membership=info";
 #[command(
     mut_arg("filter", |arg| arg.default_value(LOG)),
     after_help = "Exit codes: 0 the job succeeded; 1 the workers failed and no restart is left, or the job \
-                  failed; 2 bad usage; 4 the job exists with other settings; 6 too few nodes, or etcd or the \
-                  master cannot be reached: try again; 9 the job was over before; 129, 130, 131, 143 \
-                  interrupted.\n\n\
-                  Example: steadfast run --standalone --nproc-per-node 2 -- python train.py"
+                  failed; 2 bad usage; 3 the program does not exist, or cannot be executed; 4 the job exists \
+                  with other settings; 6 too few nodes, or etcd or the master cannot be reached: try again; \
+                  9 the job was over before; 129, 130, 131, 143 interrupted.\n\n\
+                  Example: steadfast run --standalone --nproc-per-node 2 train.py --epochs 3"
 )]
 pub struct RunArgs {
     /// Number of nodes of the job; must be the same on each node, and that of the job file.
     #[arg(long, value_name = "MIN:MAX", default_value = "1:1", value_parser = node_range)]
     pub nnodes: NodeRange,
-    /// Number of workers of this node: a number, or `auto` or `cpu` (the number of processors), or `gpu`.
-    #[arg(long, alias = "nproc_per_node", value_name = "N", default_value = "1", value_parser = workers)]
+    /// Number of workers of this node: a number, or `gpu` (the GPUs that this process may see), `cpu` (the
+    /// processors), or `auto` (the former if there are any, otherwise the latter).
+    #[arg(long, value_name = "N", default_value = "1", value_parser = workers)]
     pub nproc_per_node: u32,
     /// How often failed workers are restarted. Restarts because nodes come and go do not count.
-    #[arg(long, alias = "max_restarts", value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value_t = 3)]
     pub max_restarts: u32,
     /// How often the state of the workers is reported to the master. Failures and changes of the round are
     /// noticed at once.
-    #[arg(long, alias = "monitor_interval", value_name = "TIME", default_value = "5s", value_parser = seconds)]
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = seconds)]
     pub monitor_interval: Duration,
     /// Addresses of the etcd members, as `host:port` or URL, separated by commas.
     #[arg(
         long,
-        alias = "rdzv_endpoint",
         value_name = "HOST:PORT,…",
         value_delimiter = ',',
         required_unless_present = "standalone"
@@ -52,7 +55,6 @@ pub struct RunArgs {
     /// Name of the job.
     #[arg(
         long,
-        alias = "rdzv_id",
         value_name = "NAME",
         value_parser = job_name,
         required_unless_present = "standalone"
@@ -64,14 +66,42 @@ pub struct RunArgs {
     /// Where the other nodes reach this one: `host:port`, or `host`, or a port. Without a port, the workers
     /// get free ports in each round; with one, worker i gets port + i [default: the address of this machine
     /// on the route to etcd].
-    #[arg(long, alias = "local-addr", alias = "local_addr", value_name = "HOST[:PORT]")]
+    #[arg(long, alias = "local-addr", value_name = "HOST[:PORT]")]
     pub address: Option<String>,
-    /// Directory for the workers' output: `<round>/<rank>/stdout.log` and `stderr.log`.
-    #[arg(long, alias = "log_dir", value_name = "DIR")]
+    /// Directory for the workers' output: `<job>-<run>/<round>/<rank>/stdout.log` and `stderr.log`.
+    #[arg(long, value_name = "DIR")]
     pub log_dir: Option<PathBuf>,
     /// Do not print the workers' output; needs --log-dir.
-    #[arg(long, requires = "log_dir")]
+    #[arg(long, requires = "log_dir", conflicts_with_all = ["tee", "redirects"])]
     pub quiet: bool,
+    /// Streams that are printed, and also written to files with --log-dir: 0 none, 1 stdout, 2 stderr, 3 both, or
+    /// `LOCAL_RANK:N,…` [default: with --log-dir both].
+    #[arg(short, long, value_name = "N", value_parser = streams)]
+    pub(crate) tee: Option<Streams>,
+    /// Streams that are written to files and not printed, as for --tee, which wins; needs --log-dir.
+    #[arg(short, long, value_name = "N", requires = "log_dir", value_parser = streams)]
+    pub(crate) redirects: Option<Streams>,
+    /// Print the output of these workers only, by local rank; files are written for all.
+    #[arg(long, value_name = "N,…", value_delimiter = ',')]
+    pub local_ranks_filter: Vec<u32>,
+    /// Name of the workers' role, for their ROLE_NAME.
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    pub role: String,
+    /// Port for MASTER_PORT in rounds whose first node this is [default: a free one in each round].
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub master_port: Option<u16>,
+    /// Ignored, as by torchrun with nodes that come and go: the master ranks the nodes by their age.
+    #[arg(long, value_name = "N")]
+    pub node_rank: Option<u32>,
+    /// Without effect, as in torchrun for programs: every worker is a new process.
+    #[arg(long, value_name = "METHOD", value_parser = ["spawn", "fork", "forkserver"])]
+    pub start_method: Option<String>,
+    /// CMD is a Python module, to be run as by `python -m`.
+    #[arg(short, long, conflicts_with = "no_python")]
+    pub module: bool,
+    /// Run CMD itself also if its name ends in `.py`.
+    #[arg(long)]
+    pub no_python: bool,
     /// If no worker of this node prints anything for this long, dump their stacks (SIGUSR1, if they handle
     /// it), and restart them as after a failure.
     #[arg(long, value_name = "TIME", value_parser = durations::parse)]
@@ -107,8 +137,9 @@ pub struct RunArgs {
     pub security: SecurityArgs,
     #[command(flatten)]
     pub log: LogArgs,
-    /// The program and its arguments.
-    #[arg(last = true, required = true, value_name = "CMD")]
+    /// The program and its arguments. Python runs a program whose name ends in `.py`, unless that is executable and
+    /// names its interpreter.
+    #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
     pub command: Vec<OsString>,
 }
 
@@ -126,10 +157,13 @@ pub(crate) fn node_range(text: &str) -> Result<NodeRange, String> {
 fn workers(text: &str) -> Result<u32, String> {
     let processors = || std::thread::available_parallelism().map_or(1, |it| it.get() as u32);
     match text {
-        "auto" if 0 < gpus() => Ok(gpus()),
-        "auto" | "cpu" => Ok(processors()),
-        "gpu" if 0 < gpus() => Ok(gpus()),
-        "gpu" => Err("this machine has no GPU (/dev/nvidia0)".to_owned()),
+        "cpu" => Ok(processors()),
+        "auto" => Ok(Some(gpus::count()).filter(|count| 0 < *count).unwrap_or_else(processors)),
+        "gpu" => Some(gpus::count()).filter(|count| 0 < *count).ok_or_else(|| {
+            "there is no GPU that this process may see (/dev/nvidia0, /dev/kfd; CUDA_VISIBLE_DEVICES, \
+             ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES may hide some)"
+                .to_owned()
+        }),
         number => match number.parse() {
             Ok(workers) if (1..=SLOTS_MAX).contains(&workers) => Ok(workers),
             Ok(_) | Err(_) => {
@@ -137,12 +171,6 @@ fn workers(text: &str) -> Result<u32, String> {
             }
         },
     }
-}
-
-/// Returns the number of Nvidia GPUs that this process can see.
-fn gpus() -> u32 {
-    let path = |index: u32| PathBuf::from(format!("/dev/nvidia{index}"));
-    (0..64).filter(|index| path(*index).exists()).count() as u32
 }
 
 /// Parses `5s`, or a number of seconds as torchrun takes it.

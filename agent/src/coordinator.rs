@@ -47,7 +47,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(2);
 #[command(mut_arg("filter", |arg| arg.default_value("warn,steadfast_agent=info,steadfast_master=info")))]
 pub struct RendezvousArgs {
     /// Name of the job.
-    #[arg(long, alias = "rdzv_id", value_name = "NAME", value_parser = job_name)]
+    #[arg(long, value_name = "NAME", value_parser = job_name)]
     rdzv_id: String,
     /// Number of nodes of the job.
     #[arg(long, value_name = "MIN:MAX", value_parser = node_range)]

@@ -57,6 +57,8 @@ pub(crate) struct Fixed {
     /// The most workers of a round, if there is a limit.
     pub workers_max: Option<u32>,
     pub restarts_max: u32,
+    /// The role of the workers, for their own use.
+    pub role: String,
     /// Where workers reach their agent.
     pub hub: String,
 }
@@ -113,7 +115,7 @@ impl Place {
         if let Some(workers_max) = fixed.workers_max {
             set("MAX_WORKER_NUM", workers_max.to_string());
         }
-        set("ROLE_NAME", "default".to_owned());
+        set("ROLE_NAME", fixed.role.clone());
         set("TORCHELASTIC_RUN_ID", fixed.job.clone());
         // Workers make their own store at the address above: the agent has none.
         set("TORCHELASTIC_USE_AGENT_STORE", "False".to_owned());
@@ -194,8 +196,8 @@ mod tests {
     fn a_worker_gets_the_variables_of_torchrun_and_of_tensorflow() {
         let job = "ddp".to_owned();
         let hub = String::new();
-        let fixed =
-            Fixed { job, node: NodeId(uuid(2)), workers_max: Some(4), restarts_max: 3, hub };
+        let (role, workers_max) = ("trainer".to_owned(), Some(4));
+        let fixed = Fixed { job, node: NodeId(uuid(2)), workers_max, restarts_max: 3, role, hub };
         let variables = place().environment(&fixed, 0, 1);
         let variables: BTreeMap<&str, &str> =
             variables.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
@@ -208,6 +210,7 @@ mod tests {
             ("MASTER_ADDR", "fd00::1"),
             ("MASTER_PORT", "9"),
             ("TORCHELASTIC_RESTART_COUNT", "1"),
+            ("ROLE_NAME", "trainer"),
             ("MAX_WORKER_NUM", "4"),
             ("STEADFAST_ROUND", "7"),
         ] {

@@ -14,13 +14,16 @@ mod args;
 mod commits;
 mod coordinator;
 mod environment;
+mod gpus;
 mod hub;
 mod launch;
 mod metrics;
 mod notices;
 mod ports;
+mod program;
 mod rounds;
 mod run;
+mod streams;
 
 pub use args::RunArgs;
 pub use coordinator::{RendezvousArgs, rendezvous};

@@ -31,11 +31,17 @@ pub(crate) struct HeldPorts {
 }
 
 impl HeldPorts {
-    /// Takes free ports. With `base`, worker i gets the port base + i, free or not.
+    /// Takes free ports. With `base`, worker i gets the port base + i, and with `master` that is for `MASTER_PORT`, free
+    /// or not.
     ///
     /// # Errors
     /// If there are none.
-    pub fn take(host: &str, base: Option<u16>, workers: u32) -> Result<Self, Failure> {
+    pub fn take(
+        host: &str,
+        base: Option<u16>,
+        workers: u32,
+        master: Option<u16>,
+    ) -> Result<Self, Failure> {
         let mut listeners = Vec::new();
         let mut free = || {
             for _ in 0..TRIES {
@@ -49,7 +55,7 @@ impl HeldPorts {
             let (start, end) = (PORTS.start, PORTS.end);
             Err(Failure::unavailable(format!("no port from {start} to {end} is free")))
         };
-        let master = free()?;
+        let master = master.map_or_else(&mut free, Ok)?;
         let workers = match base {
             Some(base) => {
                 let last = u16::try_from(u32::from(base) + workers - 1);
@@ -73,7 +79,8 @@ mod tests {
 
     #[test]
     fn two_agents_of_one_host_get_different_ports() {
-        let (one, other) = (HeldPorts::take("a", None, 8), HeldPorts::take("a", None, 8));
+        let (one, other) =
+            (HeldPorts::take("a", None, 8, None), HeldPorts::take("a", None, 8, None));
         let (one, other) = (one.unwrap().ports, other.unwrap().ports);
         let all = [&one.workers[..], &other.workers[..], &[one.master, other.master]].concat();
         let distinct: std::collections::BTreeSet<u16> = all.iter().copied().collect();
@@ -82,8 +89,8 @@ mod tests {
 
     #[test]
     fn a_given_port_is_that_of_the_first_worker() {
-        let held = HeldPorts::take("a", Some(700), 2).unwrap();
-        assert_eq!(held.ports.workers, [700, 701]);
-        assert!(HeldPorts::take("a", Some(65535), 2).is_err());
+        let held = HeldPorts::take("a", Some(700), 2, Some(29500)).unwrap();
+        assert_eq!((held.ports.workers, held.ports.master), (vec![700, 701], 29500));
+        assert!(HeldPorts::take("a", Some(65535), 2, None).is_err());
     }
 }

@@ -162,7 +162,7 @@ impl Agent<'_> {
                 let reason =
                     format!("worker {index} of this node ended with {exit} between rounds");
                 self.counts.note_exit(reason.clone());
-                may_go_on &= self.may_go_on(&reason, &exit.last_lines, None);
+                may_go_on &= self.may_go_on(&reason, self.unseen(index, &exit), None);
             }
         }
         joined.map(|joined| may_go_on.then_some(joined))
@@ -182,7 +182,7 @@ impl Agent<'_> {
 
     /// Starts the workers that do not run, and answers those that wait for the round.
     async fn start(&mut self, place: &Place, workers: &mut Workers) -> Result<(), Failure> {
-        let specs = self.specs(place)?;
+        let specs = self.specs(place);
         for index in &workers.running {
             // Before the worker learns of the round: what it prints in it has its rank there.
             let rank = place.own().first_rank + *index as u32;
@@ -290,7 +290,8 @@ impl Agent<'_> {
                         Ok(Err(error)) => Some(failure(&error).message),
                         Err(_) => Some("no master says whether the round changed".to_owned()),
                     };
-                    if !self.may_go_on(&reason, exit.reason_lines(), excuse) {
+                    let unseen = self.unseen(index, &exit);
+                    if !self.may_go_on(&reason, unseen, excuse) {
                         return RoundEnd::Exhausted;
                     }
                     if !self.can_stay(workers) {

@@ -1,6 +1,5 @@
 //! The life of an agent.
 
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -9,7 +8,6 @@ use std::time::Duration;
 
 use steadfast_client::{Change, Membership, NodeError, NodeIdentity, Terms};
 use steadfast_common::elastic::ElasticSpec;
-use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::NodeId;
 use steadfast_common::keys::Keys;
 use steadfast_common::records::{JobOutcome, ResultRecord};
@@ -22,7 +20,7 @@ use steadfast_process::{
     Admin, AdminContent, AdminServer, Failure, LivenessPort, Readiness, Shutdown, address_towards,
     init_logging,
 };
-use steadfast_supervise::{GuardProgram, Output, Signal, Supervisor, WorkerSpec};
+use steadfast_supervise::{Exit, GuardProgram, Input, Output, Signal, Supervisor, WorkerSpec};
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
@@ -34,6 +32,8 @@ use crate::launch::leash;
 use crate::metrics::Counts;
 use crate::notices::pass_on;
 use crate::ports::HeldPorts;
+use crate::program::Program;
+use crate::streams::targets;
 
 /// Exit code when the workers failed and no restart is left, or the job failed.
 pub(crate) const WORKERS_FAILED: u8 = 1;
@@ -46,7 +46,7 @@ pub(crate) const JOB_WAS_OVER: u8 = 9;
 /// # Errors
 /// Every error that needs user action.
 pub async fn run(args: RunArgs) -> Result<ExitCode, Failure> {
-    let program = find_program(&args.command[0])?;
+    let program = Program::find(&args)?;
     if args.standalone && 1 < args.nnodes.min() {
         return Err(Failure::invalid(format!(
             "--standalone is for a job of this node alone, and --nnodes asks for at least {}; \
@@ -94,13 +94,15 @@ pub async fn run(args: RunArgs) -> Result<ExitCode, Failure> {
 
 pub(crate) struct Agent<'a> {
     pub args: &'a RunArgs,
-    program: PathBuf,
+    program: Program,
     etcd: Etcd,
     keys: Keys,
     pub membership: Membership,
     fixed: Fixed,
     host: String,
     base: Option<u16>,
+    /// For the output of the workers of this agent, and of no other.
+    logs: Option<PathBuf>,
     pub supervisor: Supervisor,
     pub counts: Arc<Counts>,
     pub hub: Hub,
@@ -113,7 +115,7 @@ pub(crate) struct Agent<'a> {
 impl<'a> Agent<'a> {
     async fn begin(
         args: &'a RunArgs,
-        program: PathBuf,
+        program: Program,
         node: NodeId,
         job: String,
         endpoints: Vec<String>,
@@ -157,8 +159,10 @@ impl<'a> Agent<'a> {
             node,
             workers_max: workers_max(args),
             restarts_max: args.max_restarts,
+            role: args.role.clone(),
             hub: hub.address.clone(),
         };
+        let logs = args.log_dir.as_deref().map(|it| logs(it, &fixed)).transpose()?;
         let supervisor = Supervisor::new(GuardProgram::this_program()).map_err(start_failure)?;
         Ok(Self {
             args,
@@ -169,6 +173,7 @@ impl<'a> Agent<'a> {
             fixed,
             host,
             base,
+            logs,
             supervisor,
             counts,
             hub,
@@ -198,8 +203,9 @@ impl<'a> Agent<'a> {
     /// If too few nodes join, or the job rejects this node.
     pub async fn join(&mut self, past: Past) -> Result<(Place, HeldPorts), Failure> {
         let (host, base, workers) = (&self.host, self.base, self.args.nproc_per_node);
+        let master = self.args.master_port;
         let take_ports = || {
-            let held = HeldPorts::take(host, base, workers);
+            let held = HeldPorts::take(host, base, workers, master);
             let held =
                 held.map_err(|Failure { kind, message }| NodeError::Rejected { kind, message })?;
             let info = NodeInfo { ports: held.ports.clone(), past };
@@ -222,32 +228,47 @@ impl<'a> Agent<'a> {
     }
 
     /// Returns how the workers of a round are started, by local rank.
-    pub fn specs(&self, place: &Place) -> Result<Vec<WorkerSpec>, Failure> {
+    pub fn specs(&self, place: &Place) -> Vec<WorkerSpec> {
         let restarts = self.counts.restarts.load(Ordering::Relaxed);
         let first_rank = place.own().first_rank;
         let specs = (0..place.own().slots).map(|local_rank| {
             let rank = first_rank + local_rank;
-            let mut spec = WorkerSpec::new(format!("rank {rank}"), self.program.clone());
-            spec.args = self.args.command[1..].to_vec();
+            let mut spec = WorkerSpec::new(format!("rank {rank}"), &self.program.path);
+            spec.args.clone_from(&self.program.args);
             let variables = place.environment(&self.fixed, local_rank, restarts);
             let variables = variables.into_iter().chain(defaults(place.own().slots));
             spec.env = variables.map(|(name, value)| (name.into(), value.into())).collect();
-            spec.output = self.output(place, rank)?;
-            Ok(spec)
+            spec.input = self.input();
+            spec.output = self.output(place, local_rank);
+            spec
         });
         specs.collect()
     }
 
-    fn output(&self, place: &Place, rank: u32) -> Result<Output, Failure> {
+    /// Returns where workers read from: the only one of an agent can be debugged. A launcher needs the input itself.
+    fn input(&self) -> Input {
+        match (self.args.nproc_per_node, &self.args.launched_on) {
+            (1, None) => Input::Inherit,
+            (_, _) => Input::Empty,
+        }
+    }
+
+    fn output(&self, place: &Place, local_rank: u32) -> Output {
+        let rank = place.own().first_rank + local_rank;
         let prefix = prefix(rank);
-        let Some(log_dir) = &self.args.log_dir else { return Ok(Output::Lines { prefix }) };
-        let directory = log_dir.join(place.record.round.to_string()).join(rank.to_string());
-        std::fs::create_dir_all(&directory)
-            .map_err(|error| Failure::io(format!("--log-dir {}", directory.display()), &error))?;
-        Ok(match self.args.quiet {
-            true => Output::Files { directory },
-            false => Output::LinesAndFiles { prefix, directory },
-        })
+        // Without a directory, no stream goes to a file.
+        let logs = self.logs.clone().unwrap_or_default();
+        let directory = logs.join(place.record.round.to_string()).join(rank.to_string());
+        let (stdout, stderr) = targets(self.args, local_rank);
+        Output::Separate { prefix, directory, stdout, stderr }
+    }
+
+    /// Returns the last lines of a worker that were not printed.
+    pub fn unseen<'e>(&self, local_rank: usize, exit: &'e Exit) -> &'e [String] {
+        match targets(self.args, local_rank as u32).1.is_printed() {
+            true => &[],
+            false => exit.reason_lines(),
+        }
     }
 
     /// Returns the exit code after the end of the job.
@@ -299,6 +320,17 @@ pub(crate) fn end_signal(shutdown: &Shutdown) -> Signal {
         Some(signal @ (Signal::SIGHUP | Signal::SIGQUIT)) => signal,
         Some(_) | None => Signal::SIGTERM,
     }
+}
+
+/// Creates the directory for the output of one agent's workers: a directory may be given to several runs.
+fn logs(directory: &Path, fixed: &Fixed) -> Result<PathBuf, Failure> {
+    let node = fixed.node.to_string();
+    let start = node.split('-').next().unwrap_or_default();
+    let logs = directory.join(format!("{}-{start}", fixed.job));
+    std::fs::create_dir_all(&logs)
+        .map_err(|error| Failure::io(format!("--log-dir {}", directory.display()), &error))?;
+    info!(directory = %logs.display(), "the output of the workers goes to files");
+    Ok(logs)
 }
 
 /// Returns what precedes the lines of a worker.
@@ -382,27 +414,6 @@ fn address(given: Option<&str>, endpoints: &[String]) -> Result<(String, Option<
         true => Ok((host, port)),
         false => Err(Failure::invalid(format!("--address {given}: use `host:port`"))),
     }
-}
-
-/// Returns the path of the user's program, as a shell would find it.
-fn find_program(name: &OsString) -> Result<PathBuf, Failure> {
-    let path = Path::new(name);
-    if path.components().count() > 1 {
-        return match path.exists() {
-            true => Ok(path.to_owned()),
-            false => Err(not_found(path)),
-        };
-    }
-    let directories = std::env::var_os("PATH").unwrap_or_default();
-    let mut candidates = std::env::split_paths(&directories).map(|directory| directory.join(path));
-    candidates.find(|candidate| candidate.is_file()).ok_or_else(|| not_found(path))
-}
-
-fn not_found(path: &Path) -> Failure {
-    Failure::new(
-        ErrorKind::NotFound,
-        format!("there is no program `{}` to run; check the command after `--`", path.display()),
-    )
 }
 
 fn serve(

@@ -115,7 +115,8 @@ fn form(matches: &ArgMatches) -> Output {
     }
 }
 
-/// Gives every flag of every subcommand an environment variable (`--data-dir`: `STEADFAST_DATA_DIR`).
+/// Gives every flag of every subcommand an environment variable (`--data-dir`: `STEADFAST_DATA_DIR`), and a second name
+/// with underscores, as torchrun has it.
 /// `--force` has none: destructive operations need an explicit flag on each call.
 fn with_variables(command: clap::Command) -> clap::Command {
     command.mut_subcommands(|command| {
@@ -123,7 +124,12 @@ fn with_variables(command: clap::Command) -> clap::Command {
             Some("help" | "version" | "force") | None => arg,
             Some(long) => {
                 let name = format!("STEADFAST_{}", long.replace('-', "_").to_uppercase());
-                arg.env(name)
+                let names = arg.get_all_aliases().into_iter().flatten().chain([long]);
+                let others: Vec<String> = names
+                    .filter(|name| name.contains('-'))
+                    .map(|name| name.replace('-', "_"))
+                    .collect();
+                arg.env(name).aliases(others)
             }
         });
         with_variables(command)

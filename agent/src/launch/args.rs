@@ -35,7 +35,7 @@ pub struct LaunchArgs {
     #[arg(short = 'H', long, value_name = "HOST[:SLOTS],…")]
     pub(super) hosts: Option<String>,
     /// Command that prints the hosts, one `host` or `host:slots` a line. It is called each second.
-    #[arg(long, alias = "host_discovery_script", value_name = "CMD")]
+    #[arg(long, value_name = "CMD")]
     pub(super) host_discovery_script: Option<String>,
     /// How long one call of the script may take; then it is killed, and counts as failed.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = seconds)]
@@ -75,11 +75,11 @@ pub struct LaunchArgs {
     #[arg(long, value_name = "DIR")]
     pub(super) directory: Option<PathBuf>,
     /// Name of the job.
-    #[arg(long, alias = "rdzv_id", value_name = "NAME", value_parser = job_name)]
+    #[arg(long, value_name = "NAME", value_parser = job_name)]
     pub(super) rdzv_id: String,
     /// Addresses of the etcd members, for a job with a master of its own [default: this launcher serves etcd
     /// and a master].
-    #[arg(long, alias = "rdzv_endpoint", value_name = "HOST:PORT,…", value_delimiter = ',')]
+    #[arg(long, value_name = "HOST:PORT,…", value_delimiter = ',')]
     pub(super) rdzv_endpoint: Vec<String>,
     /// Address at which this launcher serves etcd [default: a free port of 127.0.0.1, or of all addresses with
     /// --insecure-allow-plaintext].
@@ -97,13 +97,13 @@ pub struct LaunchArgs {
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = durations::parse)]
     pub(super) last_call: Duration,
     /// How often each agent restarts its failed workers before it fails.
-    #[arg(long, alias = "max_restarts", value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value_t = 3)]
     pub(super) max_restarts: u32,
     /// As for `steadfast run`.
     #[arg(long, value_name = "TIME", value_parser = durations::parse)]
     pub(super) hang_timeout: Option<Duration>,
     /// Directory on the hosts for the workers' output, as for `steadfast run`.
-    #[arg(long, alias = "log_dir", value_name = "DIR")]
+    #[arg(long, value_name = "DIR")]
     pub(super) log_dir: Option<PathBuf>,
     /// How long workers may take to end after SIGTERM; then they are killed.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = durations::parse)]
@@ -121,7 +121,7 @@ pub struct LaunchArgs {
     #[command(flatten)]
     pub(super) log: LogArgs,
     /// The program and its arguments.
-    #[arg(last = true, required = true, value_name = "CMD")]
+    #[arg(trailing_var_arg = true, required = true, value_name = "CMD")]
     pub(super) command: Vec<OsString>,
 }
 

@@ -1,6 +1,8 @@
 //! Agents and their workers, under kills.
 
-use steadfast_tests::{EtcdServer, Process, Scene, Signal, free_address, within};
+use std::fs;
+
+use steadfast_tests::{EtcdServer, Process, Scene, Signal, free_address, program, within};
 
 use crate::job::{ElasticJob, LIMIT, starts, together};
 
@@ -368,4 +370,85 @@ fn a_standby_waits_until_the_job_is_written() {
     within(LIMIT, "the second master acts", || {
         second.stderr().contains("this master acts").then_some(())
     });
+}
+
+/// S003-20: a command of torchrun runs as it is, also with underscores and without `--`.
+#[test]
+fn a_command_of_torchrun_runs_as_it_is() {
+    let scene = Scene::new();
+    let show = "import os, sys\n\
+                names = ['RANK', 'ROLE_NAME', 'MASTER_PORT']\n\
+                print(*(os.environ[name] for name in names), *sys.argv[1:])\n";
+    scene.write("show.py", show);
+    let flags = ["run", "--standalone", "--nproc_per_node=1", "--role", "trainer", "--master_port"];
+    let flags = [&flags[..], &["29517", "--start_method", "spawn", "--node_rank", "0"]].concat();
+    for (name, command) in [
+        ("script", &["show.py", "--lr", "1", "--nnodes", "9"][..]),
+        ("module", &["-m", "show", "--lr", "1", "--nnodes", "9"]),
+        ("words", &["--no-python", "python3", "show.py", "--lr", "1", "--nnodes", "9"]),
+        ("dashes", &["--", "python3", "show.py", "--lr", "1", "--nnodes", "9"]),
+    ] {
+        let mut run = scene.start(name, "steadfast", &[&flags[..], command].concat());
+        let ended = run.end(LIMIT);
+        assert_eq!(ended.code, Some(0), "{name}: {}", ended.stderr);
+        let expected = "[rank 0] 0 trainer 29517 --lr 1 --nnodes 9\n";
+        assert_eq!(ended.stdout, expected, "{name}");
+    }
+}
+
+/// S003-20: the flags of torchrun choose which output is printed, and which goes to files; runs do not mix theirs.
+#[test]
+fn output_goes_where_the_flags_of_torchrun_say_and_runs_keep_theirs_apart() {
+    let scene = Scene::new();
+    let script = "echo out $RANK; echo err $RANK >&2";
+    let run = |name: &str, more: &[&str]| {
+        let flags = ["run", "--standalone", "--nproc-per-node", "2", "--log-dir", "logs"];
+        let args = [&flags[..], more, &["--", "sh", "-c", script]].concat();
+        let ended = scene.start(name, "steadfast", &args).end(LIMIT);
+        assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        ended
+    };
+    let first = run("first", &["--redirects", "0:1", "--tee", "1:2"]);
+    assert_eq!(first.stdout, "[rank 1] out 1\n");
+    let printed = |text: &str| first.stderr.contains(text);
+    assert!(printed("[rank 0] err 0") && printed("[rank 1] err 1"), "{}", first.stderr);
+    let second = run("second", &["--local-ranks-filter", "1"]);
+    assert_eq!(second.stdout, "[rank 1] out 1\n");
+    let runs: Vec<_> =
+        fs::read_dir(scene.path("logs")).unwrap().map(|it| it.unwrap().path()).collect();
+    assert_eq!(runs.len(), 2, "{runs:?}");
+    let read = |run: usize, file: &str| fs::read_to_string(runs[run].join("1").join(file)).ok();
+    let is_second = |run: usize| read(run, "0/stderr.log").is_some();
+    let (one, two) = if is_second(0) { (1, 0) } else { (0, 1) };
+    let files = ["0/stdout.log", "0/stderr.log", "1/stdout.log", "1/stderr.log"];
+    let text = |run: usize| files.map(|file| read(run, file));
+    let some = |text: &str| Some(format!("{text}\n"));
+    assert_eq!(text(one), [some("out 0"), None, None, some("err 1")]);
+    assert_eq!(text(two), [some("out 0"), some("err 0"), some("out 1"), some("err 1")]);
+}
+
+/// A debugger in the only worker reads the input of the agent.
+#[test]
+fn the_only_worker_reads_the_input_of_its_agent() {
+    let scene = Scene::new();
+    let input = scene.write("input", "continue\n");
+    let mut command = std::process::Command::new("sh");
+    let line = format!("exec {} run --standalone -- cat", program("steadfast").display());
+    command.args(["-c", &format!("{line} < {}", input.display())]);
+    command.current_dir(scene.directory());
+    let ended = Process::start(scene.directory(), "run", &mut command).end(LIMIT);
+    assert_eq!(ended.stdout, "[rank 0] continue\n", "{}", ended.stderr);
+}
+
+/// A traceback that was printed as it came is not printed again.
+#[test]
+fn the_last_lines_of_a_worker_are_shown_once() {
+    let scene = Scene::new();
+    let script = "echo the reason >&2; exit 7";
+    for (name, more) in [("printed", &[][..]), ("quiet", &["--log-dir", "logs", "--quiet"])] {
+        let flags = ["run", "--standalone", "--max-restarts", "0"];
+        let args = [&flags[..], more, &["--", "sh", "-c", script]].concat();
+        let ended = scene.start(name, "steadfast", &args).end(LIMIT);
+        assert_eq!(ended.stderr.matches("the reason").count(), 1, "{name}: {}", ended.stderr);
+    }
 }

@@ -1,6 +1,9 @@
 //! Each invalid input gets one clear error.
 
-use steadfast_tests::{Scene, Signal, within};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use steadfast_tests::{Scene, Signal, program, within};
 
 use crate::job::{ElasticJob, LIMIT, stubborn};
 
@@ -23,6 +26,11 @@ fn impossible_flags_are_refused() {
         (&["--standalone", "--nnodes", "2:3"], "--standalone is for a job of this node alone"),
         (&["--standalone", "--nproc-per-node", "0"], "a number from 1 to 4096"),
         (&["--standalone", "--nproc-per-node", "gpu"], "no GPU"),
+        (&["--standalone", "--redirects", "3"], "--log-dir"),
+        (&["--standalone", "--tee", "4"], "use 0 (none)"),
+        (&["--standalone", "--start-method", "exec"], "forkserver"),
+        (&["--standalone", "-m", "--no-python"], "cannot be used with"),
+        (&["--standalone", "--nproc-per-nod", "2"], "unexpected argument"),
         (&["--standalone", "--rdzv-endpoint", "a:1"], "cannot be used with"),
         (&["--standalone", "--quiet"], "--log-dir"),
         (&["--rdzv-id", "a/b", "--rdzv-endpoint", "a:1"], "letters, digits"),
@@ -38,6 +46,36 @@ fn impossible_flags_are_refused() {
         "no program `no-such-program`",
     );
     fails(&scene, &["run", "--standalone"], 2, "<CMD>");
+}
+
+/// S003-20: what cannot be executed is known before a round begins, and is no failure of a worker.
+#[test]
+fn a_program_that_cannot_be_executed_is_refused_before_a_round_begins() {
+    let scene = Scene::new();
+    let write = |name: &str, content: &[u8], mode: u32| {
+        let path = scene.write(name, content);
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        path.display().to_string()
+    };
+    let mut foreign = fs::read(program("steadfast")).unwrap();
+    foreign.truncate(4096);
+    foreign[18] ^= 0x55;
+    let directory = scene.directory().display().to_string();
+    for (path, message) in [
+        (write("plain", b"#!/bin/sh\n", 0o644), "no permission; use `chmod +x"),
+        (write("lost", b"#!/no/such/sh\n", 0o755), "no program `/no/such/sh`"),
+        (write("env", b"#!/usr/bin/env no-such\n", 0o755), "no program `no-such`"),
+        (write("data", b"\x00\x01\x02", 0o755), "neither a program nor a script"),
+        (write("foreign", &foreign, 0o755), "another kind of processor"),
+        (directory, "it is a directory"),
+        ("./missing.py".to_owned(), "no program `./missing.py`"),
+    ] {
+        let args = ["run", "--standalone", "--", &path];
+        let ended = scene.start("refused", "steadfast", &args).end(LIMIT);
+        assert_eq!(ended.code, Some(3), "{path}: {}", ended.stderr);
+        assert!(ended.stderr.contains(message), "{path}: {}", ended.stderr);
+        assert!(!ended.stderr.contains("round begins"), "{path}: {}", ended.stderr);
+    }
 }
 
 /// A wrong name of the job is an error, not a wait without an end.
