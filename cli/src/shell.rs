@@ -18,7 +18,7 @@ pub struct CompletionsArgs {
 /// Write manual pages, one per command.
 #[derive(Debug, Args)]
 pub struct ManArgs {
-    /// Directory for the pages; it must exist.
+    /// Directory for the pages; it is created.
     #[arg(long, value_name = "DIR")]
     dir: PathBuf,
 }
@@ -33,8 +33,23 @@ pub fn completions(args: &CompletionsArgs, mut command: Command) -> ExitCode {
 
 /// Writes the manual pages.
 pub fn man(args: &ManArgs, command: Command) -> Result<ExitCode, Failure> {
-    clap_mangen::generate_to(command, &args.dir).map_err(|error| {
+    let written = std::fs::create_dir_all(&args.dir)
+        .and_then(|()| clap_mangen::generate_to(command, &args.dir));
+    written.map_err(|error| {
         Failure::io(format!("cannot write the manual pages to {}", args.dir.display()), &error)
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn manual_pages_are_written_to_a_new_directory() {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("share/man");
+        man(&ManArgs { dir: dir.clone() }, Command::new(NAME)).unwrap();
+        assert!(dir.join("steadfast.1").is_file());
+    }
 }
