@@ -68,6 +68,10 @@ pub struct RunArgs {
     /// on the route to etcd].
     #[arg(long, alias = "local-addr", value_name = "HOST[:PORT]")]
     pub address: Option<String>,
+    /// Network interface at whose address the other nodes reach this one, if --address names no host; also for Gloo and
+    /// NCCL [default: that of the route to etcd].
+    #[arg(long, value_name = "NAME")]
+    pub nic: Option<String>,
     /// Directory for the workers' output: `<job>-<run>/<round>/<rank>/stdout.log` and `stderr.log`.
     #[arg(long, value_name = "DIR")]
     pub log_dir: Option<PathBuf>,

@@ -16,6 +16,7 @@ mod coordinator;
 mod environment;
 mod gpus;
 mod hub;
+mod interface;
 mod launch;
 mod metrics;
 mod notices;

@@ -28,6 +28,7 @@ use crate::args::RunArgs;
 use crate::coordinator::{Coordinator, Settings};
 use crate::environment::{Fixed, NodeInfo, Past, Place};
 use crate::hub::Hub;
+use crate::interface;
 use crate::launch::leash;
 use crate::metrics::Counts;
 use crate::notices::pass_on;
@@ -124,7 +125,7 @@ impl<'a> Agent<'a> {
         let exposure = args.security.exposure(Role::Trainer)?;
         let tls = exposure.identity();
         let admin = Admin::bind(args.admin_listen, exposure).await?;
-        let (host, base) = address(args.address.as_deref(), &endpoints)?;
+        let (host, base) = address(args, &endpoints)?;
         let counts = Arc::new(Counts::default());
         counts.restarts_max.store(args.max_restarts, Ordering::Relaxed);
         let readiness = Readiness::new("joins a round");
@@ -236,13 +237,23 @@ impl<'a> Agent<'a> {
             let mut spec = WorkerSpec::new(format!("rank {rank}"), &self.program.path);
             spec.args.clone_from(&self.program.args);
             let variables = place.environment(&self.fixed, local_rank, restarts);
-            let variables = variables.into_iter().chain(defaults(place.own().slots));
+            let variables = variables.into_iter().chain(self.defaults(place.own().slots));
             spec.env = variables.map(|(name, value)| (name.into(), value.into())).collect();
             spec.input = self.input();
             spec.output = self.output(place, local_rank);
             spec
         });
         specs.collect()
+    }
+
+    /// Settings that most programs want, unless the user has set them: one thread for each of several workers, as
+    /// torchrun sets it, output that appears when it is printed, and the chosen network interface.
+    fn defaults(&self, slots: u32) -> Vec<(String, String)> {
+        let threads = (1 < slots).then_some(("OMP_NUM_THREADS", "1"));
+        let nic = self.args.nic.iter().flat_map(|nic| interface::VARIABLES.map(|it| (it, &**nic)));
+        let wanted = threads.into_iter().chain([("PYTHONUNBUFFERED", "1")]).chain(nic);
+        let unset = wanted.filter(|(name, _)| std::env::var_os(name).is_none());
+        unset.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
     }
 
     /// Returns where workers read from: the only one of an agent can be debugged. A launcher needs the input itself.
@@ -357,15 +368,6 @@ pub(crate) async fn connect(options: &EtcdOptions, limit: Duration) -> Result<Et
     }
 }
 
-/// Settings that most programs want, unless the user has set them: one thread for each of several workers, as
-/// torchrun sets it, and output that appears when it is printed.
-fn defaults(slots: u32) -> Vec<(String, String)> {
-    let threads = (1 < slots).then_some(("OMP_NUM_THREADS", "1"));
-    let wanted = threads.into_iter().chain([("PYTHONUNBUFFERED", "1")]);
-    let unset = wanted.filter(|(name, _)| std::env::var_os(name).is_none());
-    unset.map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
-}
-
 pub(crate) fn failure(error: &NodeError) -> Failure {
     Failure::new(error.kind(), error.to_string())
 }
@@ -384,18 +386,26 @@ pub(crate) fn start_failure(error: steadfast_supervise::StartError) -> Failure {
 }
 
 /// Returns the host at which other nodes reach this one, and the port that the user chose.
-fn address(given: Option<&str>, endpoints: &[String]) -> Result<(String, Option<u16>), Failure> {
+fn address(args: &RunArgs, endpoints: &[String]) -> Result<(String, Option<u16>), Failure> {
     let own_host = || {
-        let toward = endpoints.iter().find_map(|endpoint| address_towards(endpoint));
-        match toward {
+        let own = match &args.nic {
+            Some(name) => Some(interface::address_of(name)?),
+            None => endpoints.iter().find_map(|endpoint| address_towards(endpoint)),
+        };
+        Ok::<_, Failure>(match own {
             Some(std::net::IpAddr::V6(ip)) => format!("[{ip}]"),
             Some(ip) => ip.to_string(),
             None => "127.0.0.1".to_owned(),
-        }
+        })
     };
-    let Some(given) = given else { return Ok((own_host(), None)) };
+    let Some(given) = args.address.as_deref() else { return Ok((own_host()?, None)) };
     if let Ok(port) = given.parse::<u16>() {
-        return Ok((own_host(), Some(port).filter(|port| *port != 0)));
+        return Ok((own_host()?, Some(port).filter(|port| *port != 0)));
+    }
+    if let Some(name) = &args.nic {
+        let message =
+            format!("--nic {name} and --address {given} both say where this node is reached");
+        return Err(Failure::invalid(message));
     }
     let is_bare_v6 = given.parse::<std::net::Ipv6Addr>().is_ok();
     let (host, port) = match given.rsplit_once(':') {

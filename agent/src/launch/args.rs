@@ -74,6 +74,14 @@ pub struct LaunchArgs {
     /// Directory of the agents on the hosts [default: the current directory].
     #[arg(long, value_name = "DIR")]
     pub(super) directory: Option<PathBuf>,
+    /// Network interface at whose address the hosts reach each other, by its name on each host [default: hosts are
+    /// reached under their names in the list].
+    #[arg(long, value_name = "NAME")]
+    pub(super) nic: Option<String>,
+    /// Variable for agents and workers on hosts that are reached through a remote shell, which pass none on: with the
+    /// value given, or that of this process. Others can read it in the list of processes [default: none].
+    #[arg(long, value_name = "NAME[=VALUE]")]
+    pub(super) env: Vec<String>,
     /// Name of the job.
     #[arg(long, value_name = "NAME", value_parser = job_name)]
     pub(super) rdzv_id: String,

@@ -33,6 +33,9 @@ pub(crate) struct Template {
     directory: PathBuf,
     /// Flags of `steadfast run`.
     flags: Vec<OsString>,
+    nic: Option<String>,
+    /// Variables that are passed on.
+    env: Vec<(OsString, OsString)>,
     command: Vec<OsString>,
 }
 
@@ -64,8 +67,9 @@ impl Template {
         if let Some(workers_max) = workers_max {
             push(&mut flags, "--max-workers", workers_max.to_string());
         }
-        let command = args.command.clone();
-        Ok(Self { shell, machine, program, directory, flags, command })
+        let env = args.env.iter().map(|it| variable(it)).collect::<Result<_, _>>()?;
+        let (nic, command) = (args.nic.clone(), args.command.clone());
+        Ok(Self { shell, machine, program, directory, flags, nic, env, command })
     }
 
     /// Returns the process that runs an agent on a host: the agent itself, or a remote shell.
@@ -75,6 +79,7 @@ impl Template {
             let mut spec = WorkerSpec::new(host.as_str(), &self.program);
             spec.args = self.agent_args(host, slots, None);
             spec.directory = Some(self.directory.clone());
+            spec.env.clone_from(&self.env);
             spec
         } else {
             let ssh = || SSH.iter().map(ToString::to_string).collect();
@@ -92,7 +97,10 @@ impl Template {
     /// Returns the command line for the shell of a host.
     fn line(&self, host: &HostName, slots: u32) -> OsString {
         let args = self.agent_args(host, slots, Some(host.as_str()));
-        let start = [self.program.as_os_str()].into_iter();
+        let variables: Vec<OsString> = self.env.iter().map(assignment).collect();
+        let variables = variables.iter().map(OsString::as_os_str);
+        let env = (!self.env.is_empty()).then_some(OsStr::new("env"));
+        let start = env.into_iter().chain(variables).chain([self.program.as_os_str()]);
         let mut line = OsString::from("cd ");
         line.push(words::join([self.directory.as_os_str()]));
         line.push(" && exec ");
@@ -104,14 +112,39 @@ impl Template {
         let mut args: Vec<OsString> = vec!["run".into()];
         push(&mut args, "--launched-on", host.as_str());
         push(&mut args, "--nproc-per-node", slots.to_string());
-        if let Some(address) = address {
-            push(&mut args, "--address", address);
+        match (&self.nic, address) {
+            (Some(nic), _) => push(&mut args, "--nic", nic),
+            (None, Some(address)) => push(&mut args, "--address", address),
+            (None, None) => {}
         }
         args.extend(self.flags.iter().cloned());
         args.push("--".into());
         args.extend(self.command.iter().cloned());
         args
     }
+}
+
+/// Reads `NAME=VALUE`, or `NAME` with the value of this process.
+fn variable(text: &str) -> Result<(OsString, OsString), Failure> {
+    let (name, value) = match text.split_once('=') {
+        Some((name, value)) => (name, Some(value.into())),
+        None => (text, std::env::var_os(text)),
+    };
+    let is_name = |it: char| it.is_ascii_alphanumeric() || it == '_';
+    if name.is_empty() || !name.chars().all(is_name) {
+        return Err(Failure::invalid(format!("--env {text}: use `NAME` or `NAME=VALUE`")));
+    }
+    let value = value.ok_or_else(|| {
+        Failure::invalid(format!("--env {name}: the variable is not set; use `{name}=VALUE`"))
+    })?;
+    Ok((name.into(), value))
+}
+
+fn assignment((name, value): &(OsString, OsString)) -> OsString {
+    let mut word = name.clone();
+    word.push("=");
+    word.push(value);
+    word
 }
 
 fn flags(args: &LaunchArgs, endpoints: &[String], nodes: NodeRange) -> Vec<OsString> {

@@ -427,6 +427,16 @@ fn output_goes_where_the_flags_of_torchrun_say_and_runs_keep_theirs_apart() {
     assert_eq!(text(two), [some("out 0"), some("err 0"), some("out 1"), some("err 1")]);
 }
 
+/// The network interface can be chosen, also for the libraries of collective operations.
+#[test]
+fn a_node_is_reached_at_the_interface_that_was_chosen() {
+    let scene = Scene::new();
+    let show = "echo $MASTER_ADDR $GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME";
+    let args = ["run", "--standalone", "--nic", "lo", "--", "sh", "-c", show];
+    let ended = scene.start("run", "steadfast", &args).end(LIMIT);
+    assert_eq!(ended.stdout, "[rank 0] 127.0.0.1 lo lo\n", "{}", ended.stderr);
+}
+
 /// A debugger in the only worker reads the input of the agent.
 #[test]
 fn the_only_worker_reads_the_input_of_its_agent() {

@@ -337,6 +337,27 @@ fn signals_of_a_launcher_reach_the_workers() {
     site.scene.leaves_no_process();
 }
 
+/// Hosts behind a remote shell get the variables that are named, hosts that are this machine all of them.
+#[test]
+fn named_variables_are_passed_to_other_hosts() {
+    let site = Site::new();
+    // A remote shell passes none on.
+    site.script(
+        "rsh",
+        "exec env -i PATH=\"$PATH\" SUITE_MARK=\"$SUITE_MARK\" TEST_HOST=\"$1\" sh -c \"$2\"",
+    );
+    let show = ["sh", "-c", "echo \"$ONE|$TWO\" >> shown; exec ./job.sh"];
+    let hosts = ["--hosts", "a,b", "--env", "ONE=it's 1", "--env", "HOME"];
+    let launcher = site.launch_words(&hosts, &show);
+    site.world(2);
+    let shown = fs::read_to_string(site.scene.path("shown")).unwrap();
+    assert_eq!(shown, "it's 1|\nit's 1|\n");
+    site.finish();
+    succeeds(launcher);
+    let error = launcher_error(site.launch(&["--hosts", "a,b", "--env", "NOT_SET_ANYWHERE"]), 2);
+    assert!(error.contains("--env NOT_SET_ANYWHERE: the variable is not set"), "{error}");
+}
+
 /// A launcher that was killed finds its state, and goes on with the same launches.
 #[test]
 fn a_launcher_that_was_killed_goes_on_when_it_is_started_again() {
