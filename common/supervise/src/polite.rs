@@ -7,7 +7,9 @@
 //! - a process that has no handler for it: SIGTERM ends such a wrapper, and would leave the program behind;
 //! - a shell, which waits for its command before it runs its own handler.
 //!
-//! Other wrappers that handle a signal pass it on themselves, as `uv run` and `torchrun` do.
+//! Other wrappers that handle a signal pass it on themselves, as `uv run` and `torchrun` do, whatever the program behind
+//! them does with it. So SIGTERM takes the place of another signal that asks for the end unless all processes handle
+//! that.
 
 use nix::sys::signal::Signal;
 
@@ -16,7 +18,7 @@ use crate::processes::{Process, Processes};
 /// A signal, and what is sent to processes without a handler for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// Asks for the end: SIGTERM in place of a signal that a process does not handle.
+    /// Asks for the end: SIGTERM in place of a signal that not all processes of the worker handle.
     End(Signal),
     /// Nothing is sent to a process that does not handle it.
     Notice(Signal),
@@ -28,19 +30,31 @@ pub(crate) fn receivers(
     root: Process,
     message: Message,
 ) -> Vec<(Process, Signal)> {
+    let signal = match message {
+        Message::End(signal) if tree(processes, root).all(|it| it.catches(signal)) => signal,
+        Message::End(_) => Signal::SIGTERM,
+        Message::Notice(signal) => signal,
+    };
     let (mut found, mut next) = (Vec::new(), vec![root]);
     while let Some(process) = next.pop() {
-        let (signal, is_sent) = match message {
-            Message::End(signal) if process.catches(signal) => (signal, true),
-            Message::End(_) => (Signal::SIGTERM, true),
-            Message::Notice(signal) => (signal, process.catches(signal)),
-        };
-        if !process.catches(signal) || process.is_shell() {
+        let is_handled = process.catches(signal);
+        if !is_handled || process.is_shell() {
             next.extend(processes.children(process.id));
         }
-        if is_sent {
-            found.push((process, signal));
+        match message {
+            Message::Notice(_) if !is_handled => {}
+            Message::End(_) | Message::Notice(_) => found.push((process, signal)),
         }
     }
     found
+}
+
+/// Returns a process and its descendants.
+fn tree(processes: &Processes, root: Process) -> impl Iterator<Item = Process> {
+    let mut next = vec![root];
+    std::iter::from_fn(move || {
+        let process = next.pop()?;
+        next.extend(processes.children(process.id));
+        Some(process)
+    })
 }

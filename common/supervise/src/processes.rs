@@ -260,14 +260,17 @@ mod tests {
 
     #[test]
     fn only_processes_with_the_whole_token_are_found() {
-        let sleeping = Sleeping::start("outer,run-a,run-a.1");
+        // Tests of another checkout may run beside these.
+        let own = format!("run-{}", std::process::id());
+        let sleeping = Sleeping::start(&format!("{own}-outer,{own}-a,{own}-a.1"));
         let found = |token: &str| Scope::new(token.to_owned(), None).processes().0;
-        for token in ["outer", "run-a", "run-a.1"] {
-            assert_eq!(found(token).iter().map(|it| it.id).collect::<Vec<_>>(), [sleeping.id()]);
+        for token in ["-outer", "-a", "-a.1"].map(|it| format!("{own}{it}")) {
+            assert_eq!(found(&token).iter().map(|it| it.id).collect::<Vec<_>>(), [sleeping.id()]);
         }
-        for token in ["run", "run-a.", "run-a.11", "1", ""] {
-            assert_eq!(found(token), [], "{token}");
+        for token in ["", "-a.", "-a.11", "-1"].map(|it| format!("{own}{it}")) {
+            assert_eq!(found(&token), [], "{token}");
         }
+        assert_eq!(found(""), []);
     }
 
     #[test]

@@ -152,6 +152,10 @@ async fn a_worker_without_a_handler_is_not_killed_by_a_notice() {
 /// A program that saves, with a process that loads its data, when it is asked to end, and says which signal it got.
 const SAVES: &str = r#"
 import os, signal, sys, time
+def handle():
+    for it in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(it, lambda number, _: received.append(signal.Signals(number).name))
+received = []
 ask, answer = os.pipe(), os.pipe()
 if os.fork() == 0:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -160,9 +164,7 @@ if os.fork() == 0:
         os.write(answer[1], b"data")
     os._exit(0)
 os.close(answer[1])
-received = []
-for it in (signal.SIGTERM, signal.SIGHUP):
-    signal.signal(it, lambda number, _: received.append(signal.Signals(number).name))
+handle()
 print("ready", flush=True)
 while not received:
     time.sleep(0.01)
@@ -190,14 +192,27 @@ async fn processes_that_load_data_run_until_the_worker_has_saved() {
 #[tokio::test]
 async fn a_signal_that_a_worker_handles_takes_the_place_of_sigterm() {
     let directory = tempfile::tempdir().unwrap();
-    for (signal, expected) in [(Signal::SIGHUP, "SIGHUP"), (Signal::SIGQUIT, "SIGTERM")] {
-        let directory = directory.path().join(expected);
-        let spec = [python(&directory, SAVES)];
-        let mut workers = supervisor().start_all(&spec).await.unwrap();
+    // As `uv run`: it passes on each signal, and its program handles but one.
+    let forwards = "import os, signal, subprocess, sys\n\
+                    child = subprocess.Popen(['python3', '-c', os.environ['PROGRAM']])\n\
+                    for it in (signal.SIGTERM, signal.SIGHUP):\n\
+                    \x20   signal.signal(it, lambda number, _: child.send_signal(number))\n\
+                    sys.exit(child.wait())\n";
+    let only_sigterm = SAVES.replace("signal.SIGHUP", "signal.SIGTERM");
+    let alone = SAVES.replace("signal.signal(signal.SIGTERM, signal.SIG_DFL)", "handle()");
+    for (name, script, signal, expected) in [
+        ("handled", alone.as_str(), Signal::SIGHUP, "SIGHUP"),
+        ("not handled", &alone, Signal::SIGQUIT, "SIGTERM"),
+        ("passed on", forwards, Signal::SIGHUP, "SIGTERM"),
+    ] {
+        let directory = directory.path().join(name);
+        let mut spec = python(&directory, script);
+        spec.env.push(("PROGRAM".into(), only_sigterm.clone().into()));
+        let mut workers = supervisor().start_all(&[spec]).await.unwrap();
         text_of(&directory.join("stdout.log")).await;
         workers.stop_by(signal, PATIENCE).await;
         let text = text_of(&directory.join("stdout.log")).await;
-        assert_eq!(text, format!("ready\nsaved {expected}\n"));
+        assert_eq!(text, format!("ready\nsaved {expected}\n"), "{name}");
     }
 }
 
