@@ -11,7 +11,7 @@ use prost::Message;
 use steadfast_common::ids::{Generation, Incarnation, Pass, Phase, Round, Slot, Version};
 use steadfast_common::keys::Keys;
 use steadfast_common::records::PserverRecord;
-use steadfast_common::rendezvous::{ReleaseRecord, RoundRecord};
+use steadfast_common::rendezvous::{EXIT_TAG, ReleaseRecord, RoundRecord};
 use steadfast_common::spec::Mode;
 use steadfast_common::status::{JobPhase, JobStatus, Queues};
 use steadfast_proto::v1::{
@@ -139,7 +139,7 @@ pub fn elastic_observer(
         let stored = |key: String| server.get(key.as_bytes()).and_then(|entry| entry.value);
         let record = stored(keys.formed_round());
         let record = record.and_then(|it| serde_json::from_slice::<RoundRecord>(&it).ok());
-        let formed = record.map_or(Round(0), |record| record.round);
+        let formed = record.as_ref().map_or(Round(0), |record| record.round);
         let mut broken = Vec::new();
         match path {
             "/steadfast.v1.Elastic/Join" => {
@@ -158,10 +158,19 @@ pub fn elastic_observer(
                 let is_released =
                     replies.iter().any(|it| it.outcome() == enter_reply::Outcome::Released);
                 let round = Round(entry.round);
-                let released = stored(keys.released(round, &entry.tag));
-                let released = released
-                    .and_then(|it| serde_json::from_slice::<ReleaseRecord>(&it).ok())
-                    .is_some_and(|it| Phase(entry.phase) <= it.phase);
+                let (tag, phase) = (&entry.tag, Phase(entry.phase));
+                let released = match tag == EXIT_TAG {
+                    // The entries of all members are the success of the job.
+                    true => record.is_some_and(|formed| {
+                        let members = formed.members.iter().map(|member| member.node);
+                        members
+                            .map(|node| keys.entry(round, tag, phase, node))
+                            .all(|it| stored(it).is_some())
+                    }),
+                    false => stored(keys.released(round, tag))
+                        .and_then(|it| serde_json::from_slice::<ReleaseRecord>(&it).ok())
+                        .is_some_and(|it| phase <= it.phase),
+                };
                 if is_released && formed <= round && !released {
                     let EnterRequest { tag, phase, .. } = entry;
                     broken.push(format!("phase {phase} of {tag} in round {round} is not released"));
