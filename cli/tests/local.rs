@@ -104,8 +104,8 @@ async fn a_corrected_job_file_replaces_a_job_that_left_no_checkpoint() {
 
     fs::write(stage.path("job.toml"), format!("seed = 7\n{}", support::JOB)).unwrap();
     let running = stage.start(&[]);
-    let etcd = stage.etcd().await;
     stage.pids(2 * PROCESSES).await;
+    let etcd = stage.etcd().await;
     assert!(etcd.get(&keys.job()).await.unwrap().is_none(), "the earlier job is deleted");
     put_job(&etcd).await;
     etcd.put(&keys.checkpoint_latest(), b"\"any\"").await.unwrap();

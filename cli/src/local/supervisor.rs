@@ -302,7 +302,9 @@ mod tests {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         supervisor.stop(Duration::ZERO).await;
-        assert_eq!(std::fs::read_to_string(&log).unwrap(), "ready\nbye\n");
+        let text = std::fs::read_to_string(&log).unwrap();
+        // The shell may report that its `sleep` was terminated as well.
+        assert!(text.starts_with("ready\n") && text.ends_with("bye\n"), "{text}");
     }
 
     #[tokio::test]
