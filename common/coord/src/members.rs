@@ -254,10 +254,26 @@ async fn connect(
 
 async fn open(url: &str, tls: Option<ClientTlsConfig>) -> Result<Channel, String> {
     let endpoint = endpoint(url, tls).map_err(|error| error.to_string())?;
-    match timeout(CONNECT_MAX, connect_once(&endpoint)).await {
-        Ok(opened) => opened.map_err(|error| reason(&error)),
+    let opening = async {
+        let channel = connect_once(&endpoint).await.map_err(|error| reason(&error))?;
+        // The kernel accepts connections for a process that hangs. Any answer, also an error, proves that it does not.
+        let answer = channel.clone().oneshot(health_check()).await;
+        answer.map(|_| channel).map_err(|error| reason(&error))
+    };
+    match timeout(CONNECT_MAX, opening).await {
+        Ok(opened) => opened,
         Err(_) => Err(format!("no answer within {CONNECT_MAX:?}")),
     }
+}
+
+fn health_check() -> Request {
+    let mut request = Request::new(Body::empty());
+    *request.method_mut() = http::Method::POST;
+    *request.uri_mut() = http::Uri::from_static("/grpc.health.v1.Health/Check");
+    let content_type = http::HeaderValue::from_static("application/grpc");
+    request.headers_mut().insert(http::header::CONTENT_TYPE, content_type);
+    request.headers_mut().insert(http::header::TE, http::HeaderValue::from_static("trailers"));
+    request
 }
 
 fn endpoint(url: &str, tls: Option<ClientTlsConfig>) -> Result<Endpoint, CoordError> {
