@@ -16,7 +16,9 @@ pub(crate) fn of_plan(spec: &JobSpec, manifest: &Manifest) -> Vec<String> {
     if spec.mode == Mode::Sync {
         warnings.extend(too_few(spec, tasks, all, u64::from(spec.sync.lanes)));
     }
-    warnings.extend(too_small(spec, tasks, all));
+    if spec.mode == Mode::Async {
+        warnings.extend(too_small(spec, tasks, all));
+    }
     let fraction = spec.evaluation.fraction;
     if 0.0 < fraction && manifest.held_out.is_empty() {
         warnings.push(format!(
@@ -57,21 +59,16 @@ fn too_few(spec: &JobSpec, tasks: u64, records: u64, sharers: u64) -> Option<Str
     })
 }
 
-/// Checks that a task has several mini-batches. In synchronous mode these go on in the next task, so the size that
-/// tasks have of themselves is never too small.
+/// Checks that a task of an asynchronous job has several mini-batches. The micro-batches of a synchronous job go on in
+/// the next task of their lane, so a task of any size will do.
 fn too_small(spec: &JobSpec, tasks: u64, all: u64) -> Option<String> {
     let (batch, records) = (batch(spec), all / tasks.max(1));
-    let (name, lower, sharers) = match spec.mode {
-        Mode::Sync if spec.dataset.records_per_task.is_none() => return None,
-        Mode::Sync => ("micro-batches", "sync.micro_batch", u64::from(spec.sync.lanes)),
-        Mode::Async => ("mini-batches", "async.batch", 1),
-    };
-    let way_out = match is_enough(all, sharers, batch) {
-        true => "raise dataset.records_per_task".to_owned(),
-        false => format!("lower {lower}"),
+    let way_out = match is_enough(all, 1, batch) {
+        true => "raise dataset.records_per_task",
+        false => "lower async.batch",
     };
     (records < ENOUGH * batch).then(|| {
-        format!("tasks of {records} records are too small for {name} of {batch}; {way_out}")
+        format!("tasks of {records} records are too small for mini-batches of {batch}; {way_out}")
     })
 }
 
@@ -157,13 +154,8 @@ mod tests {
         let found = of_plan(&asynchronous, &manifest(100, 63));
         assert_eq!(found, [format!("{small}raise dataset.records_per_task")]);
         assert_eq!(of_plan(&asynchronous, &manifest(1, 63)), [format!("{small}lower async.batch")]);
-        let lanes = "[sync]\nlanes = 2\nmicro_batch = 16";
-        let sync = spec("", "records_per_task = 63", lanes);
-        let small = "tasks of 63 records are too small for micro-batches of 16; ";
-        let found = of_plan(&sync, &manifest(100, 63));
-        assert_eq!(found, [format!("{small}raise dataset.records_per_task")]);
-        assert_eq!(of_plan(&sync, &manifest(8, 63)), [format!("{small}lower sync.micro_batch")]);
-        // Micro-batches go on in the next task, so the automatic size is as good as any.
-        assert_eq!(of_plan(&spec("", "", lanes), &manifest(100, 32)), [""; 0]);
+        // Micro-batches go on in the next task.
+        let sync = spec("", "records_per_task = 32", "[sync]\nlanes = 2\nmicro_batch = 16");
+        assert_eq!(of_plan(&sync, &manifest(100, 32)), [""; 0]);
     }
 }
