@@ -180,11 +180,12 @@ fn a_new_connection_to_etcd_presents_the_certificate_of_its_files() {
     };
     let connect = || runtime.block_on(Etcd::connect(&options)).ok();
     let etcd = eventually("etcd has a leader", connect);
+    let put = || runtime.block_on(etcd.put("/key", b"value"));
     let reconnect = || {
         proxy.cut();
+        eventually("the connection has ended", || put().err());
         proxy.open();
     };
-    let put = || runtime.block_on(etcd.put("/key", b"value"));
 
     copy(&others);
     put().expect("the connection is open");

@@ -46,7 +46,7 @@ volumes | Secret steadfast-etcd-tls | /data/ca.crt | null | has no file ca.crt
 keys | Deployment steadfast-trainer | C/env | [] | steadfast-trainer has no keys
 accepted | Deployment steadfast-trainer | C/args/0 | "--ad=1" | --ad
 accepted | Deployment steadfast-trainer | C/args/0 | "--admin-listen=0.0.0.0" | --admin-listen
-accepted | ConfigMap steadfast-settings | /data/STEADFAST_ETCD_ENDPOINTS | "etcd:2379" | etcd:2379
+accepted | ConfigMap steadfast-settings | /data/STEADFAST_ETCD_ENDPOINTS | "etcd" | etcd
 accepted | ConfigMap steadfast-settings | /data/STEADFAST_JOBS | "x" | STEADFAST_JOBS is not a setting
 accepted | ConfigMap steadfast-settings | /data/STEADFAST_PSERVERS | "3" | STEADFAST_PSERVERS is not a setting
 accepted | ConfigMap steadfast-settings | /data/OTHER | "x" | unknown variable OTHER
