@@ -94,7 +94,7 @@ pub struct RunArgs {
     /// Port for MASTER_PORT in rounds whose first node this is [default: a free one in each round].
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub master_port: Option<u16>,
-    /// Ignored, as by torchrun with nodes that come and go: the master ranks the nodes by their age.
+    /// Nodes that a round takes in together are ranked by this number, and others by their age.
     #[arg(long, value_name = "N")]
     pub node_rank: Option<u32>,
     /// Without effect, as in torchrun for programs: every worker is a new process.

@@ -146,6 +146,7 @@ impl<'a> Agent<'a> {
             liveness: Some(liveness.address.clone()),
             launched_on: args.launched_on.clone(),
         };
+            order: args.node_rank,
         let options = args.auth.options(endpoints, &args.security.tls);
         let etcd = connect(&options, args.start_timeout).await?;
         let keys = Keys::of_job(&job);

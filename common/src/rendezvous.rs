@@ -65,6 +65,9 @@ pub struct AgentRecord {
     /// The host on which a launcher started it, under the launcher's name for that host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub launched_on: Option<String>,
+    /// Ranks the nodes that a round takes in together: lower numbers first, and nodes without one last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub order: Option<u32>,
 }
 
 /// What runs the workers of a node.
@@ -92,7 +95,8 @@ impl fmt::Display for Runner {
 impl AgentRecord {
     /// Returns the registration of a node that has nothing but an address.
     pub fn new(runner: Runner, address: String, slots: u32) -> Self {
-        Self { runner, address, slots, admin: String::new(), liveness: None, launched_on: None }
+        let admin = String::new();
+        Self { runner, address, slots, admin, liveness: None, launched_on: None, order: None }
     }
 
     /// Returns whether the address is `host:port` in visible characters, and not too long.
@@ -111,8 +115,18 @@ pub struct NodeRecord {
     pub incarnation: Incarnation,
     pub address: String,
     pub slots: u32,
+    /// As in [`AgentRecord::order`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub order: Option<u32>,
     #[serde(flatten)]
     pub state: NodeState,
+}
+
+impl NodeRecord {
+    /// Returns the key by which nodes are ranked that were not in the last round together.
+    pub fn seniority(&self) -> (u32, Incarnation) {
+        (self.order.unwrap_or(u32::MAX), self.incarnation)
+    }
 }
 
 /// What a node asked for last.
@@ -228,8 +242,8 @@ mod tests {
     #[test]
     fn the_record_of_a_node_reads_well_in_etcdctl() {
         let state = NodeState::Asked { after: Round(4) };
-        let record =
-            NodeRecord { incarnation: Incarnation(9), address: "a:1".to_owned(), slots: 8, state };
+        let (incarnation, address, order) = (Incarnation(9), "a:1".to_owned(), None);
+        let record = NodeRecord { incarnation, address, slots: 8, order, state };
         let text = r#"{"incarnation":9,"address":"a:1","slots":8,"state":"asked","after":4}"#;
         assert_eq!(serde_json::to_string(&record).unwrap(), text);
         assert_eq!(serde_json::from_str::<NodeRecord>(text).unwrap(), record);

@@ -208,7 +208,11 @@ impl Agent {
             return self.failed("it has ended with the launcher that started it".to_owned());
         };
         info!(host = %self.host, slots, launch = self.launch, "starting an agent");
-        match self.common.supervisor.start(&self.common.template.spec(&self.host, slots)) {
+        match self.common.supervisor.start(&self.common.template.spec(
+            &self.host,
+            slots,
+            self.launch,
+        )) {
             Ok(worker) => self.watch(worker).await,
             Err(error) => self.failed(error.to_string()),
         }

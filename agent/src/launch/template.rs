@@ -73,11 +73,11 @@ impl Template {
     }
 
     /// Returns the process that runs an agent on a host: the agent itself, or a remote shell.
-    pub fn spec(&self, host: &HostName, slots: u32) -> WorkerSpec {
+    pub fn spec(&self, host: &HostName, slots: u32, launch: u64) -> WorkerSpec {
         let is_direct = self.shell.is_none() && self.machine.is(host);
         let mut spec = if is_direct {
             let mut spec = WorkerSpec::new(host.as_str(), &self.program);
-            spec.args = self.agent_args(host, slots, None);
+            spec.args = self.agent_args(host, slots, launch, None);
             spec.directory = Some(self.directory.clone());
             spec.env.clone_from(&self.env);
             spec
@@ -86,7 +86,7 @@ impl Template {
             let shell: Vec<String> = self.shell.clone().unwrap_or_else(ssh);
             let mut spec = WorkerSpec::new(host.as_str(), &shell[0]);
             spec.args = shell[1..].iter().map(OsString::from).collect();
-            spec.args.extend([host.as_str().into(), self.line(host, slots)]);
+            spec.args.extend([host.as_str().into(), self.line(host, slots, launch)]);
             spec
         };
         spec.input = Input::Pipe;
@@ -95,8 +95,8 @@ impl Template {
     }
 
     /// Returns the command line for the shell of a host.
-    fn line(&self, host: &HostName, slots: u32) -> OsString {
-        let args = self.agent_args(host, slots, Some(host.as_str()));
+    fn line(&self, host: &HostName, slots: u32, launch: u64) -> OsString {
+        let args = self.agent_args(host, slots, launch, Some(host.as_str()));
         let variables: Vec<OsString> = self.env.iter().map(assignment).collect();
         let variables = variables.iter().map(OsString::as_os_str);
         let env = (!self.env.is_empty()).then_some(OsStr::new("env"));
@@ -108,10 +108,19 @@ impl Template {
         line
     }
 
-    fn agent_args(&self, host: &HostName, slots: u32, address: Option<&str>) -> Vec<OsString> {
+    /// `launch` counts the agents in the order in which they are started, so that it ranks those that start together
+    /// in the order of their hosts.
+    fn agent_args(
+        &self,
+        host: &HostName,
+        slots: u32,
+        launch: u64,
+        address: Option<&str>,
+    ) -> Vec<OsString> {
         let mut args: Vec<OsString> = vec!["run".into()];
         push(&mut args, "--launched-on", host.as_str());
         push(&mut args, "--nproc-per-node", slots.to_string());
+        push(&mut args, "--node-rank", u32::try_from(launch).unwrap_or(u32::MAX).to_string());
         match (&self.nic, address) {
             (Some(nic), _) => push(&mut args, "--nic", nic),
             (None, Some(address)) => push(&mut args, "--address", address),

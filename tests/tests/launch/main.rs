@@ -6,7 +6,9 @@ mod sshd;
 use std::fs;
 use std::time::Duration;
 
-use steadfast_tests::{Ended, Process, Signal, eventually, free_address, get, program, within};
+use steadfast_tests::{
+    Ended, Process, Signal, etcdctl, eventually, free_address, get, program, within,
+};
 
 use site::Site;
 use sshd::Sshd;
@@ -33,6 +35,28 @@ fn each_host_runs_the_program_once_for_each_of_its_slots() {
     assert!(ended.stdout.contains("[a] [rank "), "{}", ended.stdout);
     assert!(ended.stdout.contains("[b] [rank "), "{}", ended.stdout);
     site.scene.leaves_no_process();
+}
+
+/// S001-11: hosts that start together are ranked in the order of the list, also if the first one is the slowest.
+#[test]
+fn hosts_that_start_together_are_ranked_in_the_order_of_the_list() {
+    let site = Site::new();
+    // The hosts before `c` start once it has registered.
+    let wait = "[ \"$1\" = c ] || until [ -s c-runs ]; do sleep 0.1; done";
+    site.script("slow", &format!("{wait}\nexec ./rsh \"$@\""));
+    let address = free_address().to_string();
+    let etcd = ["--rdzv-id", "job", "--insecure-allow-plaintext", "--listen", &address];
+    let hosts = ["--nnodes", "3", "--hosts", "b:1,a:1,c:1", "--remote-shell", "./slow"];
+    let launcher = site.start("launch", &[&etcd[..], &hosts].concat());
+    let agents = ["get", "--prefix", "--keys-only", "/jobs/job/agents/"];
+    within(END_MAX, "the agent of c is registered", || {
+        std::net::TcpStream::connect(&address).ok()?;
+        (!etcdctl(&format!("http://{address}"), &agents).trim().is_empty()).then_some(())
+    });
+    site.scene.write("c-runs", "yes");
+    assert_eq!(site.world(3), ["b", "a", "c"]);
+    site.finish();
+    succeeds(launcher);
 }
 
 /// Hosts that are this machine need neither ssh nor a flag.

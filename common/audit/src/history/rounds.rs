@@ -186,11 +186,15 @@ impl<'a> Rounds<'a> {
         }
     }
 
-    /// Members of the last round come first, in its order; then the others, the oldest first.
+    /// Members of the last round come first, in its order; then the others, by the order that they asked for, and
+    /// then the oldest first.
     fn check_order(&self, at: i64, formed: &RoundRecord, report: &mut HistoryReport) {
         let seniority = |member: &MemberRecord| {
             let rank = self.last_rank(member.node, member.incarnation).unwrap_or(usize::MAX);
-            (rank, member.incarnation, member.node)
+            let known =
+                self.nodes.get(&member.node).filter(|it| it.incarnation == member.incarnation);
+            let seniority = known.map(NodeRecord::seniority);
+            (rank, seniority.unwrap_or((u32::MAX, member.incarnation)), member.node)
         };
         if !formed.members.is_sorted_by_key(seniority) {
             let text = format!("round {} does not keep the order of its members", formed.round);

@@ -48,6 +48,7 @@ fn next_round(world: &mut ElasticWorld) -> RoundRecord {
             incarnation: member.incarnation,
             address: member.address.clone(),
             slots: member.slots,
+            order: None,
             state: NodeState::Asked { after: formed.round },
         };
         world.commit(&[Fact::Node { node: member.node, record }]);
@@ -150,6 +151,7 @@ fn more_or_fewer_members_than_allowed_are_reported() {
                         incarnation: member.incarnation,
                         address: member.address.clone(),
                         slots: member.slots,
+                        order: None,
                         state: NodeState::Asked { after: Round(formed.round.0 - 1) },
                     };
                     world.commit(&[Fact::Node { node: member.node, record }]);
@@ -184,6 +186,7 @@ fn a_member_that_has_not_asked_is_reported() {
             incarnation: member.incarnation,
             address: member.address.clone(),
             slots: member.slots,
+            order: None,
             state,
         };
         match case % 5 {

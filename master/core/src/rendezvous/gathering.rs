@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use steadfast_common::ids::{Incarnation, Millis, NodeId, Round};
+use steadfast_common::ids::{Millis, NodeId, Round};
 use steadfast_common::rendezvous::{MemberRecord, NodeRecord, NodeState, RoundRecord};
 
 use super::state::{Fact, Rendezvous};
@@ -185,14 +185,19 @@ impl Rendezvous {
         late.collect()
     }
 
-    /// Forms the next round of at most `max` waiting nodes: members of the last round in its order, then the
-    /// others, the oldest first. The age of a node is its incarnation, a revision of etcd.
+    /// Forms the next round of at most `max` waiting nodes: members of the last round, then the oldest others.
+    /// The age of a node is its incarnation, a revision of etcd. Members of the last round keep its order; the
+    /// others follow by the order that they ask for, and then by age.
     fn form(&self, max: usize) -> Vec<Fact> {
         let waiting = self.index.waiting.iter();
         let mut chosen: Vec<(NodeId, &NodeRecord)> =
             waiting.filter_map(|node| Some((*node, self.nodes.get(node)?))).collect();
-        chosen.sort_by_cached_key(|(node, record)| self.seniority(*node, record.incarnation));
+        let rank = |node: &NodeId, record: &NodeRecord| {
+            self.rank_of(*node, record.incarnation).unwrap_or(usize::MAX)
+        };
+        chosen.sort_by_cached_key(|(node, it)| (rank(node, it), it.incarnation, *node));
         chosen.truncate(max);
+        chosen.sort_by_cached_key(|(node, it)| (rank(node, it), it.seniority(), *node));
         let mut world_size = 0;
         let members = chosen.into_iter().map(|(node, record)| {
             let NodeRecord { incarnation, address, slots, .. } = record.clone();
@@ -207,10 +212,5 @@ impl Rendezvous {
             Round(0) => vec![formed],
             round => vec![Fact::TagsDeleted { round }, formed],
         }
-    }
-
-    /// Returns the key by which the nodes of a round are sorted.
-    fn seniority(&self, node: NodeId, incarnation: Incarnation) -> (usize, Incarnation, NodeId) {
-        (self.rank_of(node, incarnation).unwrap_or(usize::MAX), incarnation, node)
     }
 }

@@ -286,8 +286,8 @@ impl Rendezvous {
         if agent.slots == 0 || SLOTS_MAX < agent.slots {
             return Err(Refusal::Slots { given: agent.slots, limit: SLOTS_MAX });
         }
-        let (address, slots) = (agent.address.clone(), agent.slots);
-        let record = NodeRecord { incarnation, address, slots, state };
+        let (address, slots, order) = (agent.address.clone(), agent.slots, agent.order);
+        let record = NodeRecord { incarnation, address, slots, order, state };
         Ok(vec![Fact::Node { node, record }])
     }
 }

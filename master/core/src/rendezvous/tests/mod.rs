@@ -116,8 +116,12 @@ impl Master {
     }
 
     fn join(&mut self, node: usize, after: u64) {
+        self.join_as(node, &agent(node), after);
+    }
+
+    fn join_as(&mut self, node: usize, agent: &AgentRecord, after: u64) {
         let (caller, terms) = (Self::caller(node), self.terms(after));
-        self.decide(self.state.join(caller, &agent(node), &terms, &self.settings));
+        self.decide(self.state.join(caller, agent, &terms, &self.settings));
     }
 
     fn lose(&mut self, node: usize) {

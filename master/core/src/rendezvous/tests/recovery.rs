@@ -10,8 +10,8 @@ fn formed(number: u64) -> Fact {
 }
 
 fn node(slots: u32, state: NodeState) -> Fact {
-    let (incarnation, address) = (Incarnation(1), address(0));
-    Fact::Node { node: id(0), record: NodeRecord { incarnation, address, slots, state } }
+    let (incarnation, address, order) = (Incarnation(1), address(0), None);
+    Fact::Node { node: id(0), record: NodeRecord { incarnation, address, slots, order, state } }
 }
 
 /// Counting on from such records would overflow.

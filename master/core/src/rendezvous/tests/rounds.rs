@@ -74,6 +74,29 @@ fn workers_are_ranked_without_gaps() {
     assert_eq!(round.world_size, 9);
 }
 
+/// S001-11: nodes that a launcher starts together are ranked in its order, whichever registers first; the others,
+/// and those that came when the round was full, by age.
+#[test]
+fn new_nodes_are_ranked_by_the_order_that_they_ask_for() {
+    let mut master = Master::new(3, 4);
+    let join = |master: &mut Master, node: usize, order: u32, after: u64| {
+        let agent = AgentRecord { order: Some(order), ..agent(node) };
+        master.join_as(node, &agent, after);
+    };
+    join(&mut master, 1, 30, 0);
+    join(&mut master, 2, 10, 0);
+    master.join(0, 0);
+    join(&mut master, 3, 20, 0);
+    assert_eq!(master.members(), [id(2), id(3), id(1), id(0)], "without an order the last");
+    join(&mut master, 5, 2, 1);
+    join(&mut master, 4, 3, 1);
+    master.lose(3);
+    join(&mut master, 1, 30, 1);
+    join(&mut master, 2, 10, 1);
+    master.join(0, 1);
+    assert_eq!(master.members(), [id(2), id(1), id(0), id(4)], "survivors first, and the oldest");
+}
+
 /// S001-11: survivors keep their order and come first; then the oldest node.
 #[test]
 fn survivors_keep_their_order_and_come_before_new_nodes() {
