@@ -23,6 +23,9 @@ use tracing::{debug, info, warn};
 
 use crate::Failure;
 
+/// Attempts to remove a directory of temporary files at an exit at once.
+const REMOVALS_MAX: u32 = 20;
+
 /// Notices that wait to be passed on; older ones are dropped.
 const NOTICES_MAX: usize = 16;
 
@@ -127,8 +130,13 @@ impl Shutdown {
 
     fn exit_at_once(&self, signal: Signal) -> ! {
         for directory in self.temporary.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            // On failure it stays: the user waits for the end.
-            let _ = fs::remove_dir_all(directory);
+            // What this process still writes there may be in the way for a moment. On failure it stays: the user
+            // waits for the end.
+            for _ in 0..REMOVALS_MAX {
+                if fs::remove_dir_all(directory).is_ok() || !directory.exists() {
+                    break;
+                }
+            }
         }
         std::process::exit(code_of(signal).into());
     }

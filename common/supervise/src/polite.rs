@@ -31,13 +31,13 @@ pub(crate) fn receivers(
     message: Message,
 ) -> Vec<(Process, Signal)> {
     let signal = match message {
-        Message::End(signal) if tree(processes, root).all(|it| it.catches(signal)) => signal,
+        Message::End(signal) if tree(processes, root).all(|it| it.handles(signal)) => signal,
         Message::End(_) => Signal::SIGTERM,
         Message::Notice(signal) => signal,
     };
     let (mut found, mut next) = (Vec::new(), vec![root]);
     while let Some(process) = next.pop() {
-        let is_handled = process.catches(signal);
+        let is_handled = process.handles(signal);
         if !is_handled || process.is_shell() {
             next.extend(processes.children(process.id));
         }

@@ -179,12 +179,15 @@ impl Process {
         (self.id, self.started)
     }
 
-    /// Returns whether the process has a handler for a signal.
-    pub fn catches(&self, signal: Signal) -> bool {
+    /// Returns whether the process handles a signal: it has a handler, or blocks the signal to wait for it, as
+    /// `tini` and programs with `sigwait` do.
+    pub fn handles(&self, signal: Signal) -> bool {
         let status = fs::read_to_string(format!("/proc/{}/status", self.id)).unwrap_or_default();
-        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
-        let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-        mask & (1 << (signal as i32 - 1)) != 0
+        let mask = |name: &str| {
+            let mask = status.lines().find_map(|line| line.strip_prefix(name));
+            mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+        };
+        (mask("SigCgt:") | mask("SigBlk:")) & (1 << (signal as i32 - 1)) != 0
     }
 
     /// Returns whether the process runs a shell.
