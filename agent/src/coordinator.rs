@@ -2,6 +2,7 @@
 //! `steadfast rendezvous`.
 
 use std::error::Error as _;
+use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -144,7 +145,8 @@ pub async fn rendezvous(args: RendezvousArgs) -> Result<ExitCode, Failure> {
 fn exit_code(result: Option<ResultRecord>) -> ExitCode {
     match result {
         Some(result) if result.state == JobOutcome::Failed => {
-            eprintln!("steadfast: error: the job failed: {}", result.reason.unwrap_or_default());
+            let reason = result.reason.unwrap_or_default();
+            let _ = writeln!(std::io::stderr(), "steadfast: error: the job failed: {reason}");
             ExitCode::from(WORKERS_FAILED)
         }
         Some(_) | None => ExitCode::SUCCESS,

@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures::FutureExt;
 use steadfast_client::{Exited, NodeError, RoundOver, until_over};
 use steadfast_common::error::ErrorKind;
+use steadfast_common::ids::Round;
 use steadfast_process::{Failure, Shutdown};
 use steadfast_supervise::{Signal, WorkerSet};
 use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
@@ -111,13 +112,16 @@ impl Agent<'_> {
             }
             match ended {
                 RoundEnd::Stay => {}
-                RoundEnd::Restart => self.stop(workers).await,
+                RoundEnd::Restart => self.stop(workers, shutdown).await,
                 RoundEnd::Succeeded => {
                     self.counts.note_run(RunResult::Success);
                     let exit = self.membership.exit(self.args.exit_barrier_timeout);
                     let exited = tokio::select! {
                         biased;
-                        () = shutdown.drain() => return Ok(shutdown.exit_code()),
+                        () = shutdown.drain() => {
+                            self.note_success(place.record.round).await;
+                            return Ok(shutdown.exit_code());
+                        }
                         exited = exit => exited.map_err(|error| failure(&error))?,
                     };
                     match exited {
@@ -205,8 +209,18 @@ impl Agent<'_> {
         Ok(())
     }
 
-    async fn stop(&self, workers: &mut Workers) {
-        workers.set.stop(self.args.grace).await;
+    /// Reports that all workers of this node have succeeded, so that the others need not run again without it.
+    async fn note_success(&self, round: Round) {
+        let Some(session) = self.membership.session() else { return };
+        match timeout(CAUSE_TIMEOUT, session.succeed(round, Duration::ZERO)).await {
+            Ok(Ok(_)) => info!("leaving; the master knows that the workers have succeeded"),
+            Ok(Err(error)) => warn!(%error, "leaving; the master does not know of the success"),
+            Err(_) => warn!("leaving; no master has answered the report of the success"),
+        }
+    }
+
+    async fn stop(&self, workers: &mut Workers, shutdown: &Shutdown) {
+        workers.set.stop_by(end_signal(shutdown), self.args.grace).await;
         workers.running.clear();
         (0..self.args.nproc_per_node).for_each(|local_rank| self.hub.forget(local_rank));
         self.counts.workers.store(0, Ordering::Relaxed);
@@ -232,7 +246,8 @@ impl Agent<'_> {
             said.mark_unchanged();
             let ready = self.hub.ready(round);
             let is_ready = |index: &usize| ready.contains(&(*index as u32));
-            if drain_by.is_some() && workers.running.iter().all(is_ready) {
+            let runs = !workers.running.is_empty();
+            if drain_by.is_some() && runs && workers.running.iter().all(is_ready) {
                 return RoundEnd::Interrupted;
             }
             if leave_by.is_some() && workers.running.iter().all(is_ready) {
@@ -247,6 +262,9 @@ impl Agent<'_> {
             tokio::select! {
                 biased;
                 () = shutdown.drain(), if drain_by.is_none() => {
+                    if workers.running.is_empty() && leave_by.is_none() {
+                        return RoundEnd::Succeeded;
+                    }
                     let has_others = 1 < place.record.members.len();
                     if !has_others || workers.running.is_empty() || !self.can_stay(workers) {
                         return RoundEnd::Interrupted;
@@ -271,7 +289,8 @@ impl Agent<'_> {
                     let rank = place.own().first_rank as usize + index;
                     let reason = format!("the worker of rank {rank} ended with {exit}");
                     counts.note_exit(format!("round {round}: {reason}"));
-                    workers.past.incidents += 1;
+                    // A worker that was killed because it did not leave the round is no cause of that.
+                    workers.past.incidents += u64::from(!killed.contains(&index));
                     self.hub.note_own_change();
                     // The report also reaches the master if this node gives up.
                     let asked = session.watch(round, 0, Some(report()), Duration::ZERO);

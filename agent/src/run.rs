@@ -1,5 +1,6 @@
 //! The life of an agent.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -145,8 +146,8 @@ impl<'a> Agent<'a> {
             admin: shown,
             liveness: Some(liveness.address.clone()),
             launched_on: args.launched_on.clone(),
-        };
             order: args.node_rank,
+        };
         let options = args.auth.options(endpoints, &args.security.tls);
         let etcd = connect(&options, args.start_timeout).await?;
         let keys = Keys::of_job(&job);
@@ -296,7 +297,7 @@ impl<'a> Agent<'a> {
             }
             Some(result) if result.state == JobOutcome::Failed => {
                 let reason = result.reason.unwrap_or_default();
-                eprintln!("steadfast: error: the job failed: {reason}");
+                let _ = writeln!(std::io::stderr(), "steadfast: error: the job failed: {reason}");
                 Ok(ExitCode::from(WORKERS_FAILED))
             }
             Some(_) => {
@@ -314,7 +315,8 @@ impl<'a> Agent<'a> {
 /// Says that a job had ended before this process came, and returns the exit code for that.
 pub(crate) fn was_over(job: &str, result: &ResultRecord, remedy: &str) -> ExitCode {
     let how = result.describe();
-    eprintln!("steadfast: error: the job `{job}` is over: {how}; nothing was run; {remedy}");
+    let what = format!("the job `{job}` is over: {how}; nothing was run; {remedy}");
+    let _ = writeln!(std::io::stderr(), "steadfast: error: {what}");
     ExitCode::from(JOB_WAS_OVER)
 }
 

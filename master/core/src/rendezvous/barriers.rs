@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use steadfast_common::ids::{Phase, Round};
+use steadfast_common::ids::{NodeId, Phase, Round};
 use steadfast_common::rendezvous::EXIT_TAG;
 
 use super::state::{Entries, Fact, Rendezvous};
@@ -115,7 +115,7 @@ impl Rendezvous {
         if is_over || Some(*phase) <= released {
             return Ok(self.entries(tag, *phase).map_or(Outcome::Passed, Outcome::Released));
         }
-        if let Some(ended) = self.ended_by() {
+        if let Some(ended) = self.ended_by().or_else(|| self.never_entered(tag, *phase)) {
             return Ok(Outcome::Ended(ended));
         }
         let next = self.next_phase(tag);
@@ -145,6 +145,19 @@ impl Rendezvous {
         // Not counted one by one: this answers each member that waits.
         let count = members.len().saturating_sub(entries.map_or(0, |it| it.data().len()));
         Names::first(self, missing, count)
+    }
+
+    /// Returns the members that were lost after their success, and so cannot enter another tag than that of the end.
+    fn never_entered(&self, tag: &str, phase: Phase) -> Option<EndedBy> {
+        if tag == EXIT_TAG || self.index.gone.is_empty() {
+            return None;
+        }
+        let entries = self.entries(tag, phase);
+        let has_entered = |node: &NodeId| entries.is_some_and(|it| it.data().contains_key(node));
+        let gone: Vec<NodeId> =
+            self.index.gone.iter().copied().filter(|node| !has_entered(node)).collect();
+        (!gone.is_empty())
+            .then(|| EndedBy::Lost(Names::first(self, gone.iter().copied(), gone.len())))
     }
 
     fn ended_by(&self) -> Option<EndedBy> {
