@@ -23,6 +23,9 @@ use crate::{CoordError, Op, backoff, error_counters, op};
 /// Timeout of one call.
 pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Attempts at a call whose causes of failure were removed.
+const ATTEMPTS_MAX: u32 = 5;
+
 /// Keys in one page of a listing; keeps replies far below the client's 4 MiB.
 const PAGE: i64 = 500;
 
@@ -94,6 +97,8 @@ pub(crate) struct TxnOutcome {
 pub struct Etcd {
     client: Client,
     login: Option<Login>,
+    /// Absent in a simulated network.
+    members: Option<Members>,
 }
 
 /// A key and its expected mod-revision; 0 means that it does not exist.
@@ -128,7 +133,9 @@ impl Etcd {
             Err(_) => return Err(unreachable("no answer in time".to_owned())),
         };
         let login = options.user.as_deref().zip(options.password_file.as_deref());
-        let etcd = Self { client, login: login.map(|(user, file)| Login::new(user, file)) };
+        let login = login.map(|(user, file)| Login::new(user, file));
+        let (client, members) = client;
+        let etcd = Self { client, login, members };
         if let Some(login) = &etcd.login {
             login.renew(&etcd.client).await.map_err(|error| error.or_unreachable(unreachable))?;
         }
@@ -381,8 +388,15 @@ impl Etcd {
         self.call("compact", compact).await.map(|_| ())
     }
 
-    /// Makes a call. Repeats it once if it was not sent because the connection to the member had ended, or if
-    /// etcd refused the token and accepts the login.
+    /// Connects to another member with the next call, since this one does not answer.
+    pub(crate) fn reconnect(&self) {
+        if let Some(members) = &self.members {
+            members.reconnect();
+        }
+    }
+
+    /// Makes a call. Repeats it if it was not sent because the connection to the member had ended, or if etcd
+    /// refused the token and accepts the login: users may change several times in a row.
     pub(crate) async fn call<T, F>(
         &self,
         operation: &'static str,
@@ -392,9 +406,11 @@ impl Etcd {
         F: Future<Output = Result<T, etcd_client::Error>>,
     {
         let mut answer = timeout(CALL_TIMEOUT, attempt()).await;
-        if let Ok(Err(error)) = &answer
-            && self.clears(error).await?
-        {
+        for _ in 1..ATTEMPTS_MAX {
+            match &answer {
+                Ok(Err(error)) if self.clears(error).await? => {}
+                Ok(_) | Err(_) => break,
+            }
             answer = timeout(CALL_TIMEOUT, attempt()).await;
         }
         let failure = match answer {
@@ -435,14 +451,19 @@ where
     }
 }
 
-async fn client(options: &EtcdOptions) -> Result<Client, CoordError> {
-    let channel = match options.endpoints.first().and_then(|first| simulated(first)) {
-        Some(channel) => channel,
-        None => BoxCloneSyncService::new(Members::of(options)?),
+async fn client(options: &EtcdOptions) -> Result<(Client, Option<Members>), CoordError> {
+    let (channel, members) = match options.endpoints.first().and_then(|first| simulated(first)) {
+        Some(channel) => (channel, None),
+        None => {
+            let members = Members::of(options)?;
+            (BoxCloneSyncService::new(members.clone()), Some(members))
+        }
     };
     let connect = ConnectOptions::new().with_require_leader(true);
     let client = Client::from_channel(Channel::Custom(channel), Some(connect)).await;
-    client.map_err(|error| CoordError::Refused { operation: "connect", source: Box::new(error) })
+    let client = client
+        .map_err(|error| CoordError::Refused { operation: "connect", source: Box::new(error) })?;
+    Ok((client, members))
 }
 
 /// The first key after all keys that begin with `prefix`.

@@ -176,6 +176,14 @@ impl Members {
         }
     }
 
+    /// Gives up the connection, if there is one: its member does not answer a stream.
+    pub(crate) fn reconnect(&self) {
+        let current = self.0.state.lock().expect("no holder panics").connection.clone();
+        if let Some(connection) = current {
+            self.abandon(&connection);
+        }
+    }
+
     async fn send(self, request: Request) -> Result<Response, Status> {
         let connecting = self.connection();
         let answer = match connecting.clone().await {

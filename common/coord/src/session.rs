@@ -142,7 +142,8 @@ async fn keep_alive(
     while deadline.is_ahead() {
         ticks.tick().await;
         let sent = boot_time();
-        match timeout(ttl / 2, beat(&etcd, lease, &mut stream)).await {
+        // After a member that hangs there is time for another one.
+        match timeout(ttl / 3, beat(&etcd, lease, &mut stream)).await {
             Ok(Ok(granted)) if granted.is_zero() => {
                 warn!(lease, "lease does not exist any more");
                 break;
@@ -151,13 +152,16 @@ async fn keep_alive(
             Ok(Err(error)) => {
                 warn!(lease, %error, "lease not renewed");
                 stream = None;
-                if let Err(error) = etcd.clears(&error).await {
-                    warn!(lease, %error, "no login to etcd");
+                match timeout(ttl / BEATS_PER_TTL, etcd.clears(&error)).await {
+                    Ok(Ok(_)) => {}
+                    Ok(Err(error)) => warn!(lease, %error, "no login to etcd"),
+                    Err(_) => warn!(lease, "no answer to the login to etcd"),
                 }
             }
             Err(_) => {
                 warn!(lease, "lease not renewed: no answer");
                 stream = None;
+                etcd.reconnect();
             }
         }
     }
