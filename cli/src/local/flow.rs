@@ -162,9 +162,19 @@ async fn check_same_job(
     let difference = spec.difference(&held.spec);
     let is_ours = cluster.supervisor.is_some();
     if is_ours && !has_progress(&cluster.etcd, &keys).await? {
-        let unchanged = Unchanged { key: keys.job(), mod_revision: entry.mod_revision };
+        let of = |key: String, mod_revision: i64| Unchanged { key, mod_revision };
+        let unchanged = [
+            of(keys.job(), entry.mod_revision),
+            of(keys.checkpoint_latest(), 0),
+            of(keys.result(), 0),
+        ];
         let all = Op::delete_prefix(&format!("{}/", keys.root()));
-        cluster.etcd.put_if(&all, &[unchanged]).await?;
+        if cluster.etcd.put_if(&all, &unchanged).await?.is_none() {
+            return Err(Failure::unavailable(format!(
+                "the job `{}` has changed meanwhile; try again",
+                spec.name
+            )));
+        }
         notice(format_args!(
             "steadfast: job {}: {difference}; the job file replaces the earlier one, which left no checkpoint",
             spec.name
