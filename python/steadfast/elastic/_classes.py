@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, OrderedDict
+from types import MemberDescriptorType
 from typing import Any, Dict
 
 from ..errors import InvalidError
@@ -32,8 +33,10 @@ def base_of(path: str, kind: type) -> type:
     # It says of itself that it is a dict.
     known = Counter if issubclass(kind, Counter) else base
     has_own = any(getattr(kind, name, None) is not getattr(known, name, None) for name in _OWN)
+    # It would run for an object that no constructor has made.
+    has_finalizer = any("__del__" in vars(it) for it in kind.__mro__)
     # Objects of classes that are written in C cannot be made without their constructor.
-    if not has_own and kind is not object and not issubclass(kind, type):
+    if not has_own and not has_finalizer and kind is not object and not issubclass(kind, type):
         try:
             make(kind, base, base())
             return base
@@ -77,9 +80,13 @@ def attributes(path: str, value: Any) -> Dict[str, Any]:
 
 
 def set_attributes(value: Any, found: Dict[str, Any]) -> None:
-    """Sets attributes, whatever the class does when they are set."""
+    """Sets attributes, without a method or a property of the class."""
     for name, it in found.items():
-        object.__setattr__(value, name, it)
+        slot = next((vars(kind)[name] for kind in type(value).__mro__ if name in vars(kind)), None)
+        if isinstance(slot, MemberDescriptorType):
+            slot.__set__(value, it)
+        else:
+            value.__dict__[name] = it
 
 
 def name_of(path: str, kind: type) -> str:
@@ -113,10 +120,12 @@ def class_named(name: str) -> type:
 
 
 def _find(name: str) -> Any:
+    """Returns what has this name, without a call of any code: a module may import others when it is asked for more."""
     module, _, path = name.partition(":")
-    found: Any = sys.modules.get(module)
-    for part in path.split("."):
-        found = getattr(found, part, None)
+    first, *rest = path.split(".")
+    found: Any = vars(sys.modules[module]).get(first) if module in sys.modules else None
+    for part in rest:
+        found = vars(found).get(part) if isinstance(found, type) else None
     return found
 
 

@@ -192,7 +192,7 @@ _FACTORIES = (bool, bytes, dict, float, int, list, set, str, tuple)
 def _as_base(base: Any, value: Any) -> Any:
     """Returns the value as one of its built-in base, whatever methods its class has."""
     if issubclass(base, dict):
-        return base(dict.items(value))
+        return base(base.items(value))
     if base in (list, tuple, set, frozenset):
         return base(base.__iter__(value))
     return base.__getnewargs__(value)[0] if base in (int, float, str, bytes) else base(value)
@@ -295,7 +295,11 @@ def _as_member(value: Dict[str, Any]) -> Any:
     found = class_named(value["class"])
     if not issubclass(found, enum.Enum):
         raise ValueError(f"{value['class']} has no members")
-    return found(value["flags"]) if "flags" in value else found.__members__[value["name"]]
+    if "flags" not in value:
+        return found.__members__[value["name"]]
+    if not issubclass(found, enum.Flag) or type(value["flags"]) is not int:
+        raise ValueError(f"{value['class']} has no flags")
+    return found(value["flags"])
 
 
 def _as_object(value: Dict[str, Any], parts: List[memoryview]) -> Any:
@@ -320,7 +324,7 @@ def _of_torch(kind: str, value: Dict[str, Any]) -> Any:
 def _dtype(name: str) -> Any:
     import torch
 
-    dtype = getattr(torch, name)
+    dtype = vars(torch).get(name)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"the type {name!r} is unknown")
     return dtype

@@ -304,3 +304,40 @@ def test_several_workers_without_an_agent_do_not_train_alone():
         [sys.executable, "-c", program], capture_output=True, text=True, env={"WORLD_SIZE": "4"}
     )
     assert "WORLD_SIZE is 4, but no agent started this worker" in shown.stderr
+
+
+class Finalized:
+    deleted: List[str] = []
+
+    def __del__(self) -> None:
+        self.deleted.append("a file")
+
+
+class Guarded:
+    @property
+    def secret(self) -> int:
+        return 1
+
+    @secret.setter
+    def secret(self, value: int) -> None:
+        Finalized.deleted.append("a property")
+
+
+class Recent(OrderedDict):
+    pass
+
+
+def test_a_saved_state_runs_no_code_of_the_classes_that_it_names():
+    with pytest.raises(steadfast.InvalidError, match="Finalized"):
+        encode({"a": Finalized()})
+    Finalized.deleted.clear()
+    guarded = Guarded()
+    guarded.__dict__["secret"] = 2
+    assert vars(decode(encode({"a": guarded}))["a"]) == {"secret": 2}
+    assert Finalized.deleted == []
+
+
+def test_an_ordered_dict_keeps_its_order():
+    recent = Recent(a=1, b=2)
+    recent.move_to_end("a")
+    assert list(decode(encode({"a": recent}))["a"]) == ["b", "a"]
