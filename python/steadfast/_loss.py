@@ -67,13 +67,13 @@ class LossCheck:
             return
         if count < 2 or is_random or not torch.isfinite(whole):
             return
-        if any("Using a target size" in str(it.message) for it in raised):
-            raise InvalidError(_broadcast(some, labels))
         parts = [self._of_one(some, labels, at) for at in range(count)]
         total = sum(parts)
         told = whole.item() * (count if self._reduction == "mean" else 1)
         tolerance = _TOLERANCES.get(whole.dtype, _TOLERANCE) * sum(map(abs, parts))
         if not abs(told - total) <= tolerance + 1e-6:
+            if any("Using a target size" in str(it.message) for it in raised):
+                raise InvalidError(_broadcast(some, labels))
             found = f"the loss of {count} records is {whole.item():.6g}, and the losses of each of them "
             found += f"add up to {total:.6g}: it is not their {self._reduction}"
             raise InvalidError(f"{found}; {self._remedy(whole.item(), total, tolerance, some, labels)}")

@@ -203,9 +203,10 @@ class Model(_Model):
                 part = label[start : start + _EVALUATED]
                 output = self._output(inputs, start, start + len(part))
                 loss_sum += self._sum(output, part).item()
-                self._check_loss(output, part)
                 if self._metric is not None:
                     metric_sum += self._metric_sum(self._metric(output, part), len(part))
+                # After all that counts: the loss may change its output.
+                self._check_loss(output, part)
         self._check_constant()
         return loss_sum, loss_sum if self._metric is None else metric_sum
 

@@ -12,6 +12,7 @@ import steadfast
 
 torch = pytest.importorskip("torch")
 st = pytest.importorskip("steadfast.torch")
+_loss = pytest.importorskip("steadfast._loss")
 
 KEY = SimpleNamespace(seed=5)
 LOSS = torch.nn.functional.cross_entropy
@@ -589,3 +590,9 @@ def test_memory_between_host_and_device_is_used_again_and_changes_no_result():
         assert all((it == direct[name]).all() for name, it in crossed.items())
         place = crossed["0.weight"].ctypes.data
         assert model.gradient(parameters, records, KEY)[1]["0.weight"].ctypes.data == place
+
+
+def test_a_loss_that_broadcasts_on_purpose_is_accepted():
+    """Such as that of an ensemble, which compares each of its outputs with the label."""
+    check = _loss.LossCheck(lambda output, label: torch.nn.functional.mse_loss(output, label[:, None]), "mean")
+    check(torch.rand(5, 3), torch.rand(5))
