@@ -20,6 +20,8 @@ use steadfast_net::connect_once;
 use tonic::body::Body;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, ConnectError, Status};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
 use tower::{BoxError, Service, ServiceExt};
 use tracing::warn;
 
@@ -265,23 +267,16 @@ async fn open(url: &str, tls: Option<ClientTlsConfig>) -> Result<Channel, String
     let opening = async {
         let channel = connect_once(&endpoint).await.map_err(|error| reason(&error))?;
         // The kernel accepts connections for a process that hangs. Any answer, also an error, proves that it does not.
-        let answer = channel.clone().oneshot(health_check()).await;
-        answer.map(|_| channel).map_err(|error| reason(&error))
+        let check = HealthCheckRequest::default();
+        match HealthClient::new(channel.clone()).check(check).await {
+            Err(status) if status.source().is_some() => Err(reason(&status)),
+            Ok(_) | Err(_) => Ok(channel),
+        }
     };
     match timeout(CONNECT_MAX, opening).await {
         Ok(opened) => opened,
         Err(_) => Err(format!("no answer within {CONNECT_MAX:?}")),
     }
-}
-
-fn health_check() -> Request {
-    let mut request = Request::new(Body::empty());
-    *request.method_mut() = http::Method::POST;
-    *request.uri_mut() = http::Uri::from_static("/grpc.health.v1.Health/Check");
-    let content_type = http::HeaderValue::from_static("application/grpc");
-    request.headers_mut().insert(http::header::CONTENT_TYPE, content_type);
-    request.headers_mut().insert(http::header::TE, http::HeaderValue::from_static("trailers"));
-    request
 }
 
 fn endpoint(url: &str, tls: Option<ClientTlsConfig>) -> Result<Endpoint, CoordError> {
