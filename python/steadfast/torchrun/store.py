@@ -134,7 +134,7 @@ class RoundStore(PrefixStore):
         if is_exit:
             self._note_success()
         # PyTorch logs each wait that times out, so this only asks.
-        while not self.check(keys):
+        while not self._has(keys, is_exit):
             if is_lost(self._agent, self._formed):
                 raise DistStoreError(f"a member of round {self._formed.round} is lost")
             if is_exit and is_over(self._agent, self._formed):
@@ -143,12 +143,26 @@ class RoundStore(PrefixStore):
                 raise DistStoreError(f"no node has set {', '.join(keys)} in time")
             time.sleep(POLL_SECONDS)
 
-    def _note_success(self) -> None:
-        """Notes the success of this node before it waits: nodes that arrive then do not disturb the others."""
+    def _has(self, keys: List[str], is_exit: bool) -> bool:
+        """Whether all keys are set. The node that serves the store may have left once all nodes have succeeded."""
         try:
-            self._agent.succeed(self._formed.round, 0.0)
+            return self.check(keys)
+        except DistError:
+            if is_exit and self._note_success():
+                return True
+            raise
+
+    def _note_success(self) -> bool:
+        """Notes the success of this node before it waits: nodes that arrive then do not disturb the others.
+
+        Returns:
+            Whether all nodes have succeeded, as far as the master answers.
+        """
+        try:
+            return self._agent.succeed(self._formed.round, 0.0)
         except errors.SteadfastError as error:
             log.debug("the success is noted later: %s", error)
+            return False
 
     def _check_lost(self) -> None:
         """Raises the error that is being handled, unless the reason is a lost member."""
