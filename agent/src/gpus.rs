@@ -1,4 +1,4 @@
-//! How many GPUs a process may use: those of the machine or container, less those that variables hide.
+//! Counts the GPUs that a process may use: the machine or container has them, and no variable hides them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ const NVIDIA_DEVICES_MAX: u32 = 64;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Machine {
     nvidia: u32,
-    /// Those of them that are divided into MIG instances.
+    /// Lists the GPUs that are divided into MIG instances.
     nvidia_divided: u32,
     amd: u32,
 }
