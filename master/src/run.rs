@@ -361,7 +361,8 @@ impl MasterProcess<'_> {
         loop {
             failure_detector.follow(&[addresses.borrow_and_update().clone()]);
             let held = changes.borrow_and_update().entries.get(&key).cloned();
-            if held.is_none() {
+            // A request whose reply was lost may have acquired it.
+            if held.as_ref().is_none_or(|lock| lock.lease == session.lease()) {
                 match Leadership::acquire(self.etcd, session, &key, &value).await {
                     Ok(Ok(leadership)) => return Ok(leadership),
                     Ok(Err(_)) => {}

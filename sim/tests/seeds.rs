@@ -29,6 +29,11 @@ const FOUND: &[(Mode, u64, &str)] = &[
         1_795_314_710_990,
         "a delayed duplicate of a request claimed a second slot, which was not served",
     ),
+    (
+        Mode::Sync,
+        1_795_738_360_466,
+        "a master whose request for the lock had no reply waited for itself",
+    ),
 ];
 
 fn replay_command(plan: &Plan) -> String {
