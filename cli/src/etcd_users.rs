@@ -59,6 +59,7 @@ fn grant(role: Role, job: &str, keys: &Keys) -> Grant {
         Role::Trainer => vec![
             keys.trainers_prefix(),
             keys.numerics(),
+            keys.code(),
             keys.agents_prefix(),
             keys.launch_prefix(),
         ],

@@ -43,6 +43,11 @@ impl Keys {
         format!("{}/numerics", self.root)
     }
 
+    /// The source of the model, and the changes of it that were accepted.
+    pub fn code(&self) -> String {
+        format!("{}/code", self.root)
+    }
+
     /// Held by the acting master; its create-revision fences every write.
     pub fn master_lock(&self) -> String {
         format!("{}/master/lock", self.root)

@@ -4,6 +4,7 @@
 pub mod applied_records;
 pub mod byte_segments;
 pub mod categories;
+pub mod code;
 pub mod columns;
 pub mod compression;
 pub mod dataset;

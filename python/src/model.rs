@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use steadfast_common::code::Modules;
 use steadfast_common::dataset::Records;
 use steadfast_common::layout::Layout;
 use steadfast_common::spec::ModelSpec;
@@ -126,6 +127,10 @@ impl Model for PythonModel {
 
     fn numerics(&self) -> String {
         format!("{}; {}", self.built.numerics, fingerprint())
+    }
+
+    fn modules(&self) -> Modules {
+        self.built.modules.clone()
     }
 
     fn begin_generation(&self, validity: Validity) {

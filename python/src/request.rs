@@ -2,6 +2,7 @@
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
+use steadfast_common::code::Modules;
 use steadfast_common::dataset::Records;
 use steadfast_trainer::{Evaluation, MicroBatch, ModelError, ParamSpec, Parameters, Validity};
 
@@ -14,6 +15,7 @@ pub struct Built {
     pub metric: String,
     pub numerics: String,
     pub min_records: u32,
+    pub modules: Modules,
 }
 
 /// A computation, and where its result goes.

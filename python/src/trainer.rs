@@ -216,7 +216,7 @@ impl Trainer {
 
     fn build(&self, py: Python<'_>, spec: &str, features: usize) -> PyResult<Built> {
         let spec = py.import("json")?.call_method1("loads", (spec,))?;
-        let model = self.build.bind(py).call1((spec, features))?;
+        let model = self.build.bind(py).call1((&spec, features))?;
         let shapes = model.call_method0("parameters")?;
         let averaged = model.call_method0("averaged")?;
         let mut parameters = Vec::new();
@@ -234,8 +234,10 @@ impl Trainer {
         let min_records = model.getattr("min_records")?.extract()?;
         let identity = py.import("steadfast.model")?.getattr("identity")?;
         let numerics = identity.call1((&model,))?.extract()?;
+        let modules = py.import("steadfast._sources")?.call_method1("modules", (&spec, &model))?;
+        let modules = modules.extract()?;
         *self.model.lock().expect("no holder panics") = Some(model.unbind());
-        Ok(Built { parameters, metric, numerics, min_records })
+        Ok(Built { parameters, metric, numerics, min_records, modules })
     }
 
     /// Asks the model for the ids of its tables, in the order of these.

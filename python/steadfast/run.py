@@ -61,6 +61,7 @@ def local(
     data_dir: Union[str, "os.PathLike[str]", None] = None,
     lease_ttl: str = "5s",
     progress: bool = True,
+    accept_code_change: bool = False,
 ) -> "LocalRun":
     """Starts a job on this machine: etcd, masters, parameter servers and trainers.
 
@@ -74,6 +75,8 @@ def local(
         data_dir: Directory for checkpoints, logs and the model; ``steadfast-data/<name>`` by default.
         lease_ttl: A process that hangs for longer is replaced.
         progress: Whether to show the progress, on the terminal or in the notebook.
+        accept_code_change: Whether to resume a job although the code of its model has changed. The summary, the
+            status and the audit then say so; without it such a job is refused (:class:`DeniedError`).
 
     The job is stopped, and can be resumed, when this program ends, also if it is killed.
 
@@ -93,6 +96,8 @@ def local(
     command += ["--trainers", str(trainers), "--masters", str(masters)]
     if pservers is not None:
         command += ["--pservers", str(pservers)]
+    if accept_code_change:
+        command.append("--accept-code-change")
     command += ["--lease-ttl", lease_ttl, "--python", sys.executable, "--stop-with-stdin"]
     path = os.pathsep.join(filter(None, [str(job.directory), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(

@@ -284,7 +284,7 @@ impl Cluster {
                 steadfast_pserver::live(args, stores, id, identity("pserver"), shutdown).boxed()
             }
             Role::Trainer => {
-                let args = steadfast_trainer::Args { common };
+                let args = steadfast_trainer::Args { common, accept_code_change: false };
                 steadfast_trainer::live(args, registry(), id, identity("trainer"), shutdown).boxed()
             }
             Role::Agent => self.agent(common, id, shutdown),

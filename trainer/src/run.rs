@@ -47,6 +47,10 @@ const LAST_TASK_MAX: Duration = Duration::from_secs(30);
 pub struct Args {
     #[command(flatten)]
     pub common: CommonArgs,
+    /// Train the job's parameters further although the code of the model has changed; the status and the audit then
+    /// say so.
+    #[arg(long)]
+    pub accept_code_change: bool,
 }
 
 /// Runs a trainer with the models in `registry` until the job is over or it is told to leave.
@@ -70,7 +74,7 @@ pub async fn live(
     identity: LogIdentity,
     shutdown: Shutdown,
 ) -> Result<(), Failure> {
-    let (id, args) = (TrainerId(id), args.common);
+    let (id, accept_code_change, args) = (TrainerId(id), args.accept_code_change, args.common);
     let exposure = args.security.exposure(Role::Trainer)?;
     let tls = exposure.identity();
     let admin = Admin::bind(args.admin_listen, exposure).await?;
@@ -92,6 +96,7 @@ pub async fn live(
         admin_address,
         tls,
         registry: &registry,
+        accept_code_change,
         metrics,
         activity,
     };
@@ -232,6 +237,7 @@ struct Program<'a> {
     admin_address: String,
     tls: TlsIdentity,
     registry: &'a Registry,
+    accept_code_change: bool,
     metrics: Metrics,
     activity: SharedActivity,
 }
@@ -285,6 +291,8 @@ impl Program<'_> {
             true => Dataset::stream(manifest, self.etcd, self.keys, &spec.name, &store).await?,
         };
         let tasks = Tasks::new(dataset, options, spec.seed, model.clone(), in_use);
+        let checked = registration.check_code(&model.modules(), self.accept_code_change).await;
+        checked.map_err(not_registered)?;
         let session = registration.complete(parameters, model.numerics()).await;
         let session = session.map_err(not_registered)?;
         Ok(Context {

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use steadfast_audit::{CheckpointEvidence, Evidence, Group, SlotCounts, StreamEvidence};
 use steadfast_checkpoint::{Checkpoint, CheckpointError, ShardMeta, verify};
+use steadfast_common::code::CodeRecord;
 use steadfast_common::dataset::Manifest;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::given_up::GivenUpRecord;
@@ -59,7 +60,9 @@ pub async fn read(job: &Job, wanted: Option<&str>) -> Result<Evidence, Failure> 
         true => Some(stream(&view, keys, &store, &record.spec.name).await?),
         false => None,
     };
+    let code = view.entries.get(&keys.code()).map(Entry::json::<CodeRecord>).transpose()?;
     Ok(Evidence {
+        code_changes: code.unwrap_or_default().changes,
         stream,
         discarded: discarded(&view, keys)?,
         generations: generations(&view, keys)?,

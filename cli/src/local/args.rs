@@ -44,6 +44,9 @@ pub struct LocalArgs {
     /// Interpreter of trainers with a Python model [default: that of the active environment].
     #[arg(long, value_name = "FILE")]
     pub python: Option<PathBuf>,
+    /// Resume although the code of the model has changed; the summary and the audit then say so.
+    #[arg(long)]
+    pub accept_code_change: bool,
     /// Stop, as on Ctrl-C, when standard input ends: for programs that start a job and may be killed.
     #[arg(long)]
     pub stop_with_stdin: bool,

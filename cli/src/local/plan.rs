@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::job_file::PYTHON_MODEL;
 use steadfast_common::spec::ModelSpec;
-use steadfast_process::Failure;
+use steadfast_process::{Failure, variable_of};
 
 use super::args::LocalArgs;
 use super::python::Python;
@@ -145,7 +145,7 @@ impl Plan<'_> {
                 let name = format!("{role}-{number}");
                 let log = self.logs.join(format!("{name}.log"));
                 let native = |program: &PathBuf| (program.clone(), self.args_of(role), Vec::new());
-                let (program, args, env) = match (role, &programs.trainer) {
+                let (program, args, mut env) = match (role, &programs.trainer) {
                     (Role::Etcd | Role::Master, _) => native(&programs.master),
                     (Role::Pserver, _) => native(&programs.pserver),
                     (Role::Trainer, TrainerProgram::Native(program)) => native(program),
@@ -154,6 +154,9 @@ impl Plan<'_> {
                         (python.interpreter.clone(), python.args.clone(), env)
                     }
                 };
+                if role == Role::Trainer && self.args.accept_code_change {
+                    env.push((variable_of("accept-code-change"), "true".into()));
+                }
                 processes.push(Process { role, name, program, args, env, log });
             }
         }

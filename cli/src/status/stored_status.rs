@@ -1,6 +1,7 @@
 //! Reads the status of a job from etcd when its master does not answer.
 
 use serde::Serialize;
+use steadfast_common::code::{CodeChange, CodeRecord};
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::Generation;
 use steadfast_common::ids::Incarnation;
@@ -35,6 +36,9 @@ pub struct StoredStatus {
     pub trainers: Vec<StoredTrainer>,
     pub checkpoint: Option<String>,
     pub evaluation: Option<EvaluationRecord>,
+    /// Accepted changes of the code of the model.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub code_changes: Vec<CodeChange>,
     pub result: Option<ResultRecord>,
 }
 
@@ -77,6 +81,7 @@ impl StoredStatus {
                 format!("etcd has no job {name} (no key below `{root}/`): a master creates it");
             return Err(Failure::new(ErrorKind::NotFound, message));
         }
+        let code: Option<CodeRecord> = etcd.get_json(&keys.code()).await?;
         let generation: Option<GenerationRecord> = etcd.get_json(&keys.generation()).await?;
         Ok(Self {
             job: name.to_owned(),
@@ -90,6 +95,7 @@ impl StoredStatus {
             trainers,
             checkpoint: etcd.get(&keys.checkpoint_latest()).await?.map(|it| pointer(&it.value)),
             evaluation: etcd.get_json(&keys.evaluation()).await?,
+            code_changes: code.unwrap_or_default().changes,
             result,
         })
     }

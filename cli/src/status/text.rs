@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use steadfast_common::code::CodeChange;
 use steadfast_common::given_up::Discarded;
 use steadfast_common::records::{EvaluationRecord, JobOutcome, ResultRecord};
 use steadfast_common::spec::Mode;
@@ -106,6 +107,7 @@ pub fn stored(status: &StoredStatus) -> String {
         page.row("checkpoint", status.checkpoint.as_deref().unwrap_or("none"));
         page.discarded(&result.discarded);
         page.left_out(&result.left_out);
+        page.code_changes(&status.code_changes);
         return page.text;
     }
     page.row("why", &status.error);
@@ -117,6 +119,7 @@ pub fn stored(status: &StoredStatus) -> String {
     }
     page.row("checkpoint", status.checkpoint.as_deref().unwrap_or("none"));
     page.evaluation(status.evaluation.as_ref());
+    page.code_changes(&status.code_changes);
     page.slots(&status.slots, status.ps_desired);
     page.row("trainers", plural(status.trainers.len(), "live trainer"));
     for trainer in status.trainers.iter().take(LISTED_MAX) {
@@ -285,6 +288,12 @@ impl Page {
         self.more(left_out.files as usize);
     }
 
+    fn code_changes(&mut self, changes: &[CodeChange]) {
+        for change in changes {
+            self.row("warning", change.to_string());
+        }
+    }
+
     pub fn more(&mut self, count: usize) {
         if LISTED_MAX < count {
             self.row("", format!("and {} more", count - LISTED_MAX));
@@ -374,6 +383,7 @@ job digits: training (synchronous)
 
     fn without_master(result: Option<ResultRecord>) -> StoredStatus {
         StoredStatus {
+            code_changes: Vec::new(),
             job: "digits".to_owned(),
             mode: Some(Mode::Sync),
             master: None,

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use steadfast_common::applied_records::AppliedRecords;
+use steadfast_common::code::CodeChange;
 use steadfast_common::dataset::Manifest;
 use steadfast_common::given_up::GivenUpRecord;
 use steadfast_common::ids::{Generation, Lane, Pass, Slot, TaskId};
@@ -26,6 +27,8 @@ pub struct Evidence {
     /// All generations so far, ascending.
     pub generations: Vec<GenerationRecord>,
     pub result: Option<ResultRecord>,
+    /// Accepted changes of the code of the model.
+    pub code_changes: Vec<CodeChange>,
 }
 
 /// The passes of a stream.

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use serde::Serialize;
+use steadfast_common::code::CodeChange;
 use steadfast_common::ids::{Generation, Pass, Slot, TaskId};
 
 use crate::words::{pass as name_of, plural, some};
@@ -81,6 +82,8 @@ pub enum What {
     NoAppliedRecords { slot: Option<Slot> },
     /// The record of a generation is inconsistent.
     Generation { generation: Generation, reason: String },
+    /// The model's code was changed in the middle of the job, so no single program computed the parameters.
+    CodeChanged { change: CodeChange },
     /// The checkpoint was invalidated, so the present lists may differ from those at its time.
     Invalidated { reason: String },
 }
@@ -175,6 +178,7 @@ impl fmt::Display for What {
             Self::Generation { generation, reason } => {
                 write!(f, "generation {generation}: {reason}")
             }
+            Self::CodeChanged { change } => change.fmt(f),
             Self::Invalidated { reason } => write!(f, "the checkpoint was invalidated: {reason}"),
         }
     }

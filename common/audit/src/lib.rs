@@ -30,6 +30,7 @@ pub fn audit(evidence: &Evidence) -> Report {
     generations::check(evidence, &mut report);
     outcome::check_listed(evidence, &mut report);
     outcome::check_stream(evidence, &mut report);
+    outcome::note_code(evidence, &mut report);
     match &evidence.checkpoint {
         Some(checkpoint) => {
             outcome::check_slots(checkpoint, &mut report);

@@ -117,6 +117,17 @@ pub(crate) fn note_first(
     }
 }
 
+/// Notes that no single program computed the parameters, if their model's code was changed.
+pub(crate) fn note_code(evidence: &Evidence, report: &mut Report) {
+    for change in &evidence.code_changes {
+        report.find(Severity::Note, What::CodeChanged { change: change.clone() });
+    }
+    if !evidence.code_changes.is_empty() {
+        let what = "that one version of the model's code computed the parameters";
+        report.unproved.push(what.to_owned());
+    }
+}
+
 /// Checks that each slot occurs once, and that any block has applied records.
 pub(crate) fn check_slots(checkpoint: &CheckpointEvidence, report: &mut Report) {
     if checkpoint.groups().next().is_none() {

@@ -85,6 +85,7 @@ pub(crate) struct Members {
     pub slots: Mirror,
     pub desired: Mirror,
     pub trainers: Mirror,
+    pub code: Mirror,
     /// The trainers in the view of `trainers`.
     pub live_trainers: Derived<BTreeSet<TrainerId>>,
     /// The pservers in the view of `slots` whose keys can be parsed.
@@ -129,6 +130,7 @@ impl EventLoop {
                 slots: Mirror::start(etcd, Range::Prefix(keys.ps_prefix())).await?,
                 desired: Mirror::start(etcd, Range::Key(keys.ps_desired())).await?,
                 trainers: Mirror::start(etcd, Range::Prefix(keys.trainers_prefix())).await?,
+                code: Mirror::start(etcd, Range::Key(keys.code())).await?,
                 live_trainers: Derived::default(),
                 holders: Derived::default(),
                 failure_detector: FailureDetector::new(etcd, own_address),

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use steadfast_common::code::CodeRecord;
 use steadfast_common::given_up::Discarded;
 use steadfast_common::ids::{Generation, Lane, Pass, Slot, TaskId, TrainerId};
 use steadfast_common::position::Position;
@@ -208,10 +209,14 @@ impl StatusSnapshot {
     }
 }
 
-/// Warnings about the plan, and then about the trainers that share its tasks.
+/// Warnings about the plan, about the trainers that share its tasks, and about the code of the model.
 fn warnings(event_loop: &EventLoop) -> Vec<String> {
     let of_trainers = plan_warnings::of_trainers(&event_loop.job, event_loop.live.trainers_most);
-    event_loop.job.warnings.iter().cloned().chain(of_trainers).collect()
+    // A value that cannot be read is an error for the trainers, which write it.
+    let code: Option<CodeRecord> = event_loop.members.code.view().single().ok().flatten();
+    let changes = code.unwrap_or_default().changes;
+    let of_code = changes.iter().map(ToString::to_string);
+    event_loop.job.warnings.iter().cloned().chain(of_trainers).chain(of_code).collect()
 }
 
 fn saving(event_loop: &EventLoop) -> Saving {

@@ -106,6 +106,7 @@
 
 mod acting;
 mod cluster;
+mod code;
 mod error;
 mod generation;
 mod held_tasks;

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use steadfast_common::code::Modules;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::{Incarnation, TrainerId};
 use steadfast_common::keys::Keys;
@@ -12,7 +13,7 @@ use steadfast_common::records::{JobRecord, TrainerRecord};
 use steadfast_coord::{self as coord, CoordError, Etcd, wait_for_job};
 use steadfast_net::TlsIdentity;
 
-use crate::{ClientError, Cluster, GenerationClient, Master, Pservers};
+use crate::{ClientError, Cluster, GenerationClient, Master, Pservers, code};
 
 /// How a trainer presents itself to the job.
 #[derive(Clone, Debug)]
@@ -58,6 +59,13 @@ pub enum RegisterError {
          use a machine of the same type"
     )]
     OtherNumerics { own: String, job: String },
+    #[error(
+        "the code of the model differs from that with which the job's parameters were trained, in `{}`; restore \
+         it, or go on with the new code from these parameters: --accept-code-change \
+         (STEADFAST_ACCEPT_CODE_CHANGE=true)",
+        modules.join("`, `")
+    )]
+    OtherCode { modules: Vec<String> },
     #[error("another trainer has the same id")]
     IdTaken,
     #[error("the model has two parameters of the same name")]
@@ -73,7 +81,7 @@ impl RegisterError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Coord(error) => error.kind(),
-            Self::OtherNumerics { .. } => ErrorKind::Denied,
+            Self::OtherNumerics { .. } | Self::OtherCode { .. } => ErrorKind::Denied,
             Self::IdTaken => ErrorKind::Internal,
             Self::DuplicateParameter | Self::ModelSize { .. } | Self::Tables { .. } => {
                 ErrorKind::Invalid
@@ -102,6 +110,18 @@ impl Registration {
     /// Returns the job's record.
     pub fn job(&self) -> &JobRecord {
         &self.job
+    }
+
+    /// Checks that the model is the program that the job's parameters were trained with; `modules` are its sources.
+    /// Without any, there is nothing to check. `accept` goes on with another program, and records the change.
+    ///
+    /// # Errors
+    /// [`RegisterError::OtherCode`], or if etcd fails.
+    pub async fn check_code(&self, modules: &Modules, accept: bool) -> Result<(), RegisterError> {
+        if modules.is_empty() {
+            return Ok(());
+        }
+        code::check(&self.etcd, &self.keys, self.identity.trainer, modules, accept).await
     }
 
     /// Registers the trainer, with a model of these parameters. `numerics` is the fingerprint: the same

@@ -9,12 +9,13 @@ use steadfast_client::{
     ClientError, ContributionName, Gradient, Identity, RegisterError, Registration, Session,
 };
 use steadfast_common::applied_records::RecordRange;
+use steadfast_common::code::CodeRecord;
 use steadfast_common::ids::{Generation, Pass, TaskId, TrainerId, Version};
 use steadfast_common::job_file::parse;
 use steadfast_common::keys::Keys;
 use steadfast_common::layout::ParamSpec;
 use steadfast_common::records::{
-    FORMAT, GenerationRecord, JobRecord, PserverRecord, TrainerRecord,
+    FORMAT, GenerationRecord, InitRecord, JobRecord, PserverRecord, TrainerRecord,
 };
 use steadfast_coord::{Etcd, EtcdOptions};
 use steadfast_etcd::{Config, Server};
@@ -134,6 +135,44 @@ async fn a_session_on_one_thread_follows_generations() {
     session.close().await;
     session.lost().await;
     assert!(job.etcd.get(&key).await.unwrap().is_none(), "the registration ends with the session");
+}
+
+#[tokio::test]
+async fn parameters_are_trained_further_with_other_code_only_if_that_is_accepted() {
+    let job = Job::start().await;
+    let check = async |number: u128, source: &str, accept: bool| {
+        let trainer = TrainerId(Uuid::from_u128(number));
+        let identity = Identity { trainer, admin: String::new(), tls: TlsIdentity::default() };
+        let begun = Registration::begin(&job.etcd, &job.keys, LEASE_TTL, identity).await?;
+        let modules = [("model", source), ("data", "1")];
+        let modules = modules.map(|(name, sha256)| (name.to_owned(), sha256.to_owned()));
+        begun.check_code(&modules.into(), accept).await
+    };
+    let record = async || job.etcd.get_json::<CodeRecord>(&job.keys.code()).await.unwrap().unwrap();
+    check(1, "1", false).await.unwrap();
+    // Nothing was computed with it yet.
+    check(2, "2", false).await.unwrap();
+    assert_eq!(record().await.modules["model"], "2");
+
+    job.begin_generation(1).await;
+    let trainer = TrainerId(Uuid::nil());
+    let init = InitRecord { generation: Generation(1), attempt: 1, trainer, done: true };
+    job.put(&job.keys.init(), &init).await;
+    check(3, "2", false).await.unwrap();
+    let error = check(4, "3", false).await.unwrap_err();
+    assert!(matches!(&error, RegisterError::OtherCode { modules } if modules == &["model"]));
+    assert!(error.to_string().contains("--accept-code-change"), "{error}");
+    check(5, "3", true).await.unwrap();
+    check(6, "3", false).await.unwrap();
+    assert!(check(7, "2", false).await.is_err(), "the new code is that of the job");
+    let changes = record().await.changes;
+    assert_eq!(changes.len(), 1);
+    assert_eq!(changes[0].modules, ["model"]);
+
+    // Another pserver has the slot, and there is no checkpoint: the job begins anew.
+    job.etcd.put(&job.keys.init(), b"null").await.unwrap();
+    check(8, "2", false).await.unwrap();
+    assert!(record().await.changes.is_empty());
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use steadfast_common::code::Modules;
 use steadfast_common::layout::ParamSpec;
 
 use crate::batch::{Batch, MicroBatch};
@@ -91,6 +92,13 @@ pub trait Model: Send + Sync {
     /// same bits. A model that computes with other libraries names these.
     fn numerics(&self) -> String {
         fingerprint()
+    }
+
+    /// Returns the sources of a model that is a program of its own. A trainer whose sources differ from those with
+    /// which the parameters were trained is refused, unless `--accept-code-change` is given. None, as the default,
+    /// are not checked.
+    fn modules(&self) -> Modules {
+        Modules::new()
     }
 
     /// Called when the trainer joins a generation, with whether gradients still count in it. For models that

@@ -474,6 +474,7 @@ impl AsyncWorld {
         let result =
             saved.filter(|_| is_last && self.limits.passes <= self.state.ledger.head().pass.0);
         Evidence {
+            code_changes: Vec::new(),
             spec: self.spec.clone(),
             manifest: self.manifest.clone(),
             stream: None,

@@ -8,9 +8,12 @@ use steadfast_audit::{
 use steadfast_common::applied_records::{
     AppliedPass, AppliedRecords, RecordRange, TaskRanges, checksum,
 };
+use steadfast_common::code::CodeChange;
 use steadfast_common::dataset::{Chunk, Manifest};
 use steadfast_common::given_up::{Discarded, GivenUpRecord};
-use steadfast_common::ids::{Generation, Incarnation, Lane, Pass, Slot, TaskId, Version};
+use steadfast_common::ids::{
+    Generation, Incarnation, Lane, Pass, Slot, TaskId, TrainerId, Version,
+};
 use steadfast_common::position::Position;
 use steadfast_common::records::{GenerationRecord, JobOutcome, QueueSnapshot, ResultRecord};
 use steadfast_common::schedule::LaneSchedule;
@@ -40,6 +43,7 @@ fn evidence(mode: Mode) -> Evidence {
         discarded: BTreeMap::new(),
         generations: vec![generation],
         result: None,
+        code_changes: Vec::new(),
     }
 }
 
@@ -324,4 +328,19 @@ fn a_report_is_available_as_json() {
     assert_eq!(json["findings"][0]["rule"], "count_mismatch");
     assert_eq!(json["findings"][0]["cause"], "exchanged");
     assert_eq!(json["passes"][0]["slots"][0]["verdict"], "wrong");
+}
+
+#[test]
+fn a_change_of_the_models_code_is_noted_and_keeps_the_audit_clean() {
+    let change = CodeChange {
+        modules: vec!["digits".to_owned()],
+        trainer: TrainerId(uuid::Uuid::nil()),
+        at_unix_ms: 0,
+    };
+    let report = audit(&Evidence { code_changes: vec![change], ..evidence(Mode::Sync) });
+    assert!(report.is_clean());
+    let note = report.of(Severity::Note).find(|it| matches!(it.what, What::CodeChanged { .. }));
+    let text = note.map(|it| it.text.clone()).unwrap_or_default();
+    assert!(text.contains("1970-01-01T00:00:00Z") && text.contains("`digits`"), "{text}");
+    assert!(report.unproved.iter().any(|it| it.contains("one version of the model's code")));
 }
