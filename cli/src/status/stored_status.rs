@@ -1,7 +1,7 @@
 //! Reads the status of a job from etcd when its master does not answer.
 
 use serde::Serialize;
-use steadfast_common::code::{CodeChange, CodeRecord};
+use steadfast_common::code::CodeRecord;
 use steadfast_common::error::ErrorKind;
 use steadfast_common::ids::Generation;
 use steadfast_common::ids::Incarnation;
@@ -36,9 +36,8 @@ pub struct StoredStatus {
     pub trainers: Vec<StoredTrainer>,
     pub checkpoint: Option<String>,
     pub evaluation: Option<EvaluationRecord>,
-    /// Accepted changes of the code of the model.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub code_changes: Vec<CodeChange>,
+    /// About the code of the model; others are known to a master alone.
+    pub warnings: Vec<String>,
     pub result: Option<ResultRecord>,
 }
 
@@ -95,7 +94,7 @@ impl StoredStatus {
             trainers,
             checkpoint: etcd.get(&keys.checkpoint_latest()).await?.map(|it| pointer(&it.value)),
             evaluation: etcd.get_json(&keys.evaluation()).await?,
-            code_changes: code.unwrap_or_default().changes,
+            warnings: code.unwrap_or_default().changes.iter().map(ToString::to_string).collect(),
             result,
         })
     }

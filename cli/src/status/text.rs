@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use steadfast_common::code::CodeChange;
 use steadfast_common::given_up::Discarded;
 use steadfast_common::records::{EvaluationRecord, JobOutcome, ResultRecord};
 use steadfast_common::spec::Mode;
@@ -76,9 +75,7 @@ pub fn live(status: &JobStatus) -> String {
     if let Some(error) = &status.checkpoint_error {
         page.row("error", format!("no new checkpoint: {error}"));
     }
-    for warning in &status.warnings {
-        page.row("warning", warning);
-    }
+    page.warnings(&status.warnings);
     for recovery in status.recoveries.iter().rev().take(RECOVERIES_SHOWN) {
         let Recovery { cause, seconds, .. } = recovery;
         page.row("recovered", format!("{cause}; next step {seconds:.2} s later"));
@@ -107,7 +104,7 @@ pub fn stored(status: &StoredStatus) -> String {
         page.row("checkpoint", status.checkpoint.as_deref().unwrap_or("none"));
         page.discarded(&result.discarded);
         page.left_out(&result.left_out);
-        page.code_changes(&status.code_changes);
+        page.warnings(&status.warnings);
         return page.text;
     }
     page.row("why", &status.error);
@@ -119,7 +116,7 @@ pub fn stored(status: &StoredStatus) -> String {
     }
     page.row("checkpoint", status.checkpoint.as_deref().unwrap_or("none"));
     page.evaluation(status.evaluation.as_ref());
-    page.code_changes(&status.code_changes);
+    page.warnings(&status.warnings);
     page.slots(&status.slots, status.ps_desired);
     page.row("trainers", plural(status.trainers.len(), "live trainer"));
     for trainer in status.trainers.iter().take(LISTED_MAX) {
@@ -288,9 +285,9 @@ impl Page {
         self.more(left_out.files as usize);
     }
 
-    fn code_changes(&mut self, changes: &[CodeChange]) {
-        for change in changes {
-            self.row("warning", change.to_string());
+    fn warnings(&mut self, warnings: &[String]) {
+        for warning in warnings {
+            self.row("warning", warning);
         }
     }
 
@@ -383,7 +380,7 @@ job digits: training (synchronous)
 
     fn without_master(result: Option<ResultRecord>) -> StoredStatus {
         StoredStatus {
-            code_changes: Vec::new(),
+            warnings: Vec::new(),
             job: "digits".to_owned(),
             mode: Some(Mode::Sync),
             master: None,

@@ -260,6 +260,7 @@ impl SyncWorld {
             discarded.insert(*task, record.and(*pass, "cannot be read"));
         }
         Evidence {
+            code_changes: Vec::new(),
             spec: self.spec.clone(),
             manifest: self.manifest.clone(),
             stream: None,
