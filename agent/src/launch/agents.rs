@@ -46,7 +46,7 @@ struct Common {
     template: Template,
     grace: Duration,
     lease_ttl: Duration,
-    /// That of this process, whose notices the agents get.
+    /// Holds the notices that this process gets, which the agents get too.
     shutdown: Shutdown,
 }
 

@@ -9,7 +9,7 @@ use steadfast_supervise::{Ending, Output, Worker, WorkerSpec};
 use super::log_tail;
 use super::plan::Process;
 
-/// How long a process may take to end after SIGTERM; then it and all that it has started are killed.
+/// Limits the time that a process takes to end after SIGTERM; then it and all that it has started are killed.
 const TERM_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Prefix of the environment variables of Steadfast.

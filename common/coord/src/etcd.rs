@@ -137,7 +137,10 @@ impl Etcd {
         let (client, members) = client;
         let etcd = Self { client, login, members };
         if let Some(login) = &etcd.login {
-            login.renew(&etcd.client).await.map_err(|error| error.or_unreachable(unreachable))?;
+            login
+                .renew(&etcd.client, 0)
+                .await
+                .map_err(|error| error.or_unreachable(unreachable))?;
         }
         let get = || {
             let mut kv = etcd.client.kv_client();
@@ -405,12 +408,14 @@ impl Etcd {
     where
         F: Future<Output = Result<T, etcd_client::Error>>,
     {
+        let mut token = self.token();
         let mut answer = timeout(CALL_TIMEOUT, attempt()).await;
         for _ in 1..ATTEMPTS_MAX {
             match &answer {
-                Ok(Err(error)) if self.clears(error).await? => {}
+                Ok(Err(error)) if self.clears(error, token).await? => {}
                 Ok(_) | Err(_) => break,
             }
+            token = self.token();
             answer = timeout(CALL_TIMEOUT, attempt()).await;
         }
         let failure = match answer {
@@ -422,11 +427,22 @@ impl Etcd {
         Err(failure)
     }
 
+    /// Returns the number of the token with which calls are sent.
+    pub(crate) fn token(&self) -> u64 {
+        self.login.as_ref().map_or(0, Login::token)
+    }
+
     /// Whether the cause of an error has been removed, so that a second attempt may succeed; logs in again if
-    /// the token was refused.
-    pub(crate) async fn clears(&self, error: &etcd_client::Error) -> Result<bool, CoordError> {
+    /// the token, that with the given number, was refused.
+    pub(crate) async fn clears(
+        &self,
+        error: &etcd_client::Error,
+        token: u64,
+    ) -> Result<bool, CoordError> {
         match &self.login {
-            Some(login) if login::is_stale(error) => login.renew(&self.client).await.map(|()| true),
+            Some(login) if login::is_stale(error) => {
+                login.renew(&self.client, token).await.map(|()| true)
+            }
             Some(_) | None => Ok(NotSent::caused(error)),
         }
     }

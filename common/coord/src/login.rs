@@ -18,8 +18,8 @@ use crate::etcd::CALL_TIMEOUT;
 /// and in the file one after the other.
 const CHANGE_MAX: Duration = Duration::from_secs(60);
 
-/// What etcd says of a token that it no longer accepts, beside the code `Unauthenticated`: the users have
-/// changed since a JSON web token was made; authentication was enabled after the process connected.
+/// Messages of etcd with which it refuses a token, beside the code `Unauthenticated`: the users have changed since
+/// a JSON web token was made; authentication was enabled after the process connected.
 const STALE: [&str; 2] = ["revision of auth store is old", "user name is empty"];
 
 /// The user of a process, and its login that is in progress, if any. Cheap to clone.
@@ -35,7 +35,8 @@ struct Inner {
 #[derive(Default)]
 struct State {
     attempt: Option<Attempt>,
-    has_succeeded: bool,
+    /// Number of logins that have succeeded.
+    successes: u64,
     /// Since when all logins have been refused.
     refused_since: Option<Instant>,
 }
@@ -52,23 +53,35 @@ impl Login {
         }))
     }
 
-    /// Logs in, or waits for the login in progress.
+    /// Returns how many logins have succeeded: the number of the token that a call is sent with.
+    pub(crate) fn token(&self) -> u64 {
+        self.0.state.lock().expect("no holder panics").successes
+    }
+
+    /// Logs in, or waits for the login in progress. Does nothing if there is a newer token than `stale`, that of a
+    /// refused call.
     ///
     /// # Errors
     /// If the password cannot be read, etcd refuses it, or etcd does not answer.
-    pub(crate) async fn renew(&self, client: &Client) -> Result<(), CoordError> {
-        self.attempt(client).await.map_err(CoordError::Login)
+    pub(crate) async fn renew(&self, client: &Client, stale: u64) -> Result<(), CoordError> {
+        match self.attempt(client, stale) {
+            Some(attempt) => attempt.await.map_err(CoordError::Login),
+            None => Ok(()),
+        }
     }
 
-    fn attempt(&self, client: &Client) -> Attempt {
+    fn attempt(&self, client: &Client, stale: u64) -> Option<Attempt> {
         let mut state = self.0.state.lock().expect("no holder panics");
-        match &state.attempt {
+        if stale < state.successes {
+            return None;
+        }
+        Some(match &state.attempt {
             Some(attempt) if attempt.peek().is_none() => attempt.clone(),
             _ => {
                 let login = self.clone().log_in(client.clone()).map(|it| it.map_err(Arc::new));
                 state.attempt.insert(login.boxed().shared()).clone()
             }
-        }
+        })
     }
 
     async fn log_in(self, mut client: Client) -> Result<(), CoordError> {
@@ -98,10 +111,10 @@ impl Login {
 
     fn accepted(&self) {
         let mut state = self.0.state.lock().expect("no holder panics");
-        if state.has_succeeded {
+        if 0 < state.successes {
             info!(user = self.0.user, "logged in to etcd again");
         }
-        (state.has_succeeded, state.refused_since) = (true, None);
+        (state.successes, state.refused_since) = (state.successes + 1, None);
     }
 
     fn refused(&self, error: &etcd_client::Error) -> CoordError {
@@ -111,12 +124,12 @@ impl Login {
             user: self.0.user.clone(),
             password_file: self.0.password_file.display().to_string(),
             reason: crate::error::refusal(error),
-            is_final: !state.has_succeeded || CHANGE_MAX <= since.elapsed(),
+            is_final: state.successes == 0 || CHANGE_MAX <= since.elapsed(),
         }
     }
 }
 
-/// Why etcd refuses a login.
+/// The reasons for which etcd refuses a login.
 enum Refusal {
     NotEnabled,
     Credentials,

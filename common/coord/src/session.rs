@@ -141,7 +141,7 @@ async fn keep_alive(
     let mut stream = None;
     while deadline.is_ahead() {
         ticks.tick().await;
-        let sent = boot_time();
+        let (sent, token) = (boot_time(), etcd.token());
         // After a member that hangs there is time for another one.
         match timeout(ttl / 3, beat(&etcd, lease, &mut stream)).await {
             Ok(Ok(granted)) if granted.is_zero() => {
@@ -152,7 +152,7 @@ async fn keep_alive(
             Ok(Err(error)) => {
                 warn!(lease, %error, "lease not renewed");
                 stream = None;
-                match timeout(ttl / BEATS_PER_TTL, etcd.clears(&error)).await {
+                match timeout(ttl / BEATS_PER_TTL, etcd.clears(&error, token)).await {
                     Ok(Ok(_)) => {}
                     Ok(Err(error)) => warn!(lease, %error, "no login to etcd"),
                     Err(_) => warn!(lease, "no answer to the login to etcd"),

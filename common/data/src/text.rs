@@ -39,7 +39,7 @@ pub(crate) enum Beginning {
 }
 
 impl Beginning {
-    /// That of the text from byte `start` of a file on.
+    /// Returns the place of the text that begins at byte `start` of a file.
     fn at(start: u64) -> Self {
         if start == 0 { Self::OfFile } else { Self::Within }
     }

@@ -86,7 +86,7 @@ impl Value<'_> {
     }
 }
 
-/// What becomes of integers from 2⁶³ on in a column of `int64`.
+/// Tells how a column of `int64` reads integers from 2⁶³ on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Large {
     /// As ids, they are the integers with the same bits.
@@ -452,7 +452,7 @@ impl Inference {
         }
     }
 
-    /// Why no type holds all integers that were seen as they are, although they are numbers.
+    /// Returns the reason why no type holds all integers that were seen exactly, although they are numbers.
     fn ambiguous(&self, element: Element) -> Option<&'static str> {
         match element {
             Element::Uint64 if self.is_negative => {

@@ -1,4 +1,4 @@
-//! What a command prints on stdout.
+//! Prints the output of commands on stdout.
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};

@@ -18,7 +18,7 @@ pub struct Expanded {
     pub skipped: Vec<String>,
 }
 
-/// What matches a pattern at the moment.
+/// The objects that match a pattern at the moment.
 #[derive(Debug, Default)]
 pub struct Matching {
     /// Sorted by path.

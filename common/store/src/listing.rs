@@ -20,7 +20,7 @@ const PAGE_MAX: usize = 1000;
 /// After all names that begin with those before it.
 const LAST: char = char::MAX;
 
-/// What is below a location.
+/// The objects below a location.
 #[derive(Debug, Default)]
 pub(crate) struct Listing {
     pub objects: Vec<Object>,
@@ -54,7 +54,7 @@ pub(crate) struct Object {
     pub modified: SystemTime,
 }
 
-/// How deep a listing goes.
+/// The levels that a listing includes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Depth {
     One,

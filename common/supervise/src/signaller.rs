@@ -16,7 +16,7 @@ pub struct Signaller {
     pub(crate) guard: Arc<Guard>,
 }
 
-/// How many processes got a signal.
+/// Counts the processes that got a signal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Notified {
     pub processes: usize,

@@ -17,7 +17,7 @@ use tokio::process::Command;
 /// The greatest number of a signal on Linux.
 const SIGNAL_MAX: i32 = 64;
 
-/// What a started process leads. A terminal sends Ctrl-C to its foreground process group, which must not include it.
+/// The group of processes that a started process leads. A terminal sends Ctrl-C to its foreground process group, which must not include it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leads {
     /// A process group.

@@ -33,7 +33,7 @@ pub enum Input {
     Empty,
     /// From [`crate::Worker::take_input`].
     Pipe,
-    /// That of this process. The worker leads a session of its own, so that it may read a terminal.
+    /// Shares the standard input of this process. The worker leads a session of its own, so that it may read a terminal.
     Inherit,
 }
 

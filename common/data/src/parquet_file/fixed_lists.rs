@@ -10,7 +10,7 @@ use parquet::file::metadata::ParquetMetaData;
 
 /// The key of Arrow's schema: a base64-encoded IPC message.
 const ARROW_SCHEMA: &str = "ARROW:schema";
-/// What precedes the length of a message.
+/// Precedes the length of a message.
 const CONTINUATION: [u8; 4] = [0xff; 4];
 
 /// Returns the lengths of top-level columns by name; none, if there is no schema that can be read.

@@ -11,7 +11,7 @@ use steadfast_data::{DataError, plan, read};
 
 use crate::files::{Directory, spec};
 
-/// What is special at the start of a file or of a record, and what is not.
+/// Texts of which some are special at the start of a file or of a record.
 const PIECES: [&str; 14] = [
     "\u{feff}",
     "\u{feff}",

@@ -30,7 +30,7 @@ const INTEGERS: [i128; 16] = [
     (1 << 64) - 1,
 ];
 
-/// How a format writes an integer.
+/// The ways in which a format writes an integer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Written {
     Digits,
