@@ -193,6 +193,9 @@ pub enum TaskRecord {
         /// Trainers that failed before, at most two.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         failed_by: Vec<TrainerId>,
+        /// The attempt of another trainer that lasts long, and that this one backs up: the first to finish counts.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        backs_up: Option<Attempt>,
     },
     /// Given up for the rest of the pass.
     Discarded { failures: u32, reason: String },

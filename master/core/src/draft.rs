@@ -45,11 +45,16 @@ impl Draft {
         facts.into_iter().for_each(|fact| self.add(Fact::Queue(fact)));
     }
 
-    /// Processes a report and dispatches a task.
+    /// Processes a report and dispatches a task, or one of the `late` attempts to a trainer that is idle.
     ///
     /// A repeated request gets its first reply again, without a change, as long as the trainer holds the
     /// task of that reply.
-    pub fn next_task(&mut self, request: &Request, limits: &Limits) -> TaskReply {
+    pub fn next_task(
+        &mut self,
+        request: &Request,
+        late: &[(TaskId, Attempt)],
+        limits: &Limits,
+    ) -> TaskReply {
         if let Some(reply) = self.state.ledger.given_before(request, limits) {
             return reply;
         }
@@ -66,7 +71,7 @@ impl Draft {
         let next = match (self.close_pass_if_drained(limits), request.wants) {
             // The first task of the next pass is dispatched to the next request.
             (PassState::Open, Wants::Task) => {
-                let (facts, next) = self.state.ledger.dispatch(request, accepted, limits);
+                let (facts, next) = self.state.ledger.dispatch(request, accepted, late, limits);
                 self.add_queue_facts(facts);
                 next
             }

@@ -74,6 +74,7 @@ mod tests {
             trainer: trainer(id),
             request: RequestId(Uuid::from_u128(u128::from(attempt))),
             accepted: false,
+            backs_up: None,
         };
         let of = |holdings: &Holdings, id| {
             holdings.of(trainer(id)).map(|(task, _)| task.0).collect::<Vec<_>>()

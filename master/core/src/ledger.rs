@@ -3,6 +3,8 @@
 //! ```text
 //!            claim                    finish
 //!   todo ─────────────▶ pending ─────────────────▶ done
+//!                        ▲   │ late, and a trainer is idle
+//!                        └───┘
 //!    ▲                     │  fail, timeout, lost trainer
 //!    ├─────────────────────┤  failures ≤ failures_max, or all by one of several trainers
 //!    │                     └─▶ discarded              failures > failures_max
@@ -216,6 +218,8 @@ pub(crate) struct Pending {
     /// The request that was answered with this task, and whether its report was accepted.
     pub request: RequestId,
     pub accepted: bool,
+    /// The attempt of another trainer that may finish first.
+    pub backs_up: Option<Attempt>,
 }
 
 /// The order of tasks in the current pass; shared between copies of the ledger.
@@ -337,9 +341,12 @@ impl Ledger {
     /// Returns the facts of a report, or none if its attempt is over.
     pub fn report(&self, trainer: TrainerId, report: &Report, limits: &Limits) -> Vec<QueueFact> {
         let (task, attempt) = (report.task(), report.attempt());
-        let held = self.pending.get(task);
-        let is_current = held.is_some_and(|it| it.attempt == attempt && it.trainer == trainer);
-        if !is_current {
+        let Some(held) = self.pending.get(task) else { return Vec::new() };
+        let is_current = held.attempt == attempt && held.trainer == trainer;
+        // All records of the task were applied, whoever computed them.
+        let is_backed_up =
+            matches!(report, Report::Finished { .. }) && held.backs_up == Some(attempt);
+        if !is_current && !is_backed_up {
             return Vec::new();
         }
         match report {
@@ -396,11 +403,13 @@ impl Ledger {
         }))
     }
 
-    /// Dispatches the next task to the caller of `request`, if one waits.
+    /// Dispatches the next task to the caller of `request`, if one waits. If none does, a trainer without a task backs
+    /// up one of the `late` attempts, once: the pass ends with the first that finishes.
     pub fn dispatch(
         &self,
         request: &Request,
         accepted: bool,
+        late: &[(TaskId, Attempt)],
         limits: &Limits,
     ) -> (Vec<QueueFact>, Next) {
         let Request { id, trainer, .. } = *request;
@@ -408,9 +417,9 @@ impl Ledger {
         if outlook != Next::NotYet || HELD_MAX <= self.held_by(trainer).count() {
             return (Vec::new(), outlook);
         }
-        let Some((task, failures)) = self.next_waiting(trainer) else {
-            return (Vec::new(), Next::NotYet);
-        };
+        let waiting = self.next_waiting(trainer).map(|(task, failures)| (task, failures, None));
+        let next = waiting.or_else(|| self.next_late(trainer, late));
+        let Some((task, failures, backs_up)) = next else { return (Vec::new(), Next::NotYet) };
         let is_fresh = (self.head.cursor as usize) < self.tasks().len();
         let attempt = self.head.next_attempt;
         let head = QueueRecord {
@@ -426,6 +435,7 @@ impl Ledger {
             request: id,
             counted: accepted,
             failed_by,
+            backs_up,
         };
         let pending = QueueFact::Task { round: head.round, task, record };
         let next = Next::Task(DispatchRecord { task, attempt, pass: head.pass });
@@ -442,6 +452,20 @@ impl Ledger {
             |(_, retry): &(&TaskId, &Retry)| !retry.failures.failed_by.contains(&trainer);
         let next = self.retry.iter().find(failed_elsewhere).or_else(|| self.retry.iter().next())?;
         Some((*next.0, next.1.failures.clone()))
+    }
+
+    /// Returns the first of the `late` attempts that is no backup, if `trainer` has no task.
+    fn next_late(
+        &self,
+        trainer: TrainerId,
+        late: &[(TaskId, Attempt)],
+    ) -> Option<(TaskId, TaskFailures, Option<Attempt>)> {
+        let is_idle = self.held_by(trainer).next().is_none();
+        late.iter().filter(|_| is_idle).find_map(|(task, attempt)| {
+            let held = self.pending.get(*task)?;
+            let may = held.attempt == *attempt && held.backs_up.is_none();
+            may.then(|| (*task, held.failures.clone(), Some(*attempt)))
+        })
     }
 
     /// Whether every task of the pass was given up, so that the job has failed. A stream goes on: one bad file may
@@ -579,9 +603,11 @@ impl Ledger {
                         request,
                         counted: accepted,
                         failed_by,
+                        backs_up,
                     } => {
                         let failures = TaskFailures { failures, failed_by };
-                        let held = Pending { failures, attempt, trainer, request, accepted };
+                        let held =
+                            Pending { failures, attempt, trainer, request, accepted, backs_up };
                         self.pending.insert(*task, held);
                     }
                     TaskRecord::Discarded { failures, reason } => {

@@ -2,9 +2,10 @@
 
 use steadfast_common::given_up::{Discarded, DiscardedTask, GivenUpRecord, LISTED_MAX};
 use steadfast_common::ids::{Generation, TaskId, TrainerId};
-use steadfast_common::records::{CheckpointRecord, JobOutcome, ResultRecord};
+use steadfast_common::records::{CheckpointRecord, DispatchRecord, JobOutcome, ResultRecord};
 use steadfast_common::spec::Mode;
 use steadfast_common::status::TimeBreakdown;
+use steadfast_coord::now;
 use steadfast_host::time::unix_ms;
 use steadfast_master_core::election::{self, InitReply};
 use steadfast_master_core::job_state::{Fact, JobState};
@@ -222,7 +223,8 @@ impl EventLoop {
     ) -> Result<TaskReply, ControlError> {
         self.check_caller(generation, request.trainer)?;
         let (pass, facts) = (batch.state().ledger.head().pass, batch.facts);
-        let answer = batch.decide(|draft| draft.next_task(request, &self.limits));
+        let late = self.live.deadlines.late(now());
+        let answer = batch.decide(|draft| draft.next_task(request, &late, &self.limits));
         let is_repeat = batch.facts == facts;
         if let Some(report) = request.report.clone().filter(|_| answer.accepted && !is_repeat) {
             batch.after(move |live| {
@@ -231,6 +233,12 @@ impl EventLoop {
                     live.note_done(done);
                 }
             });
+        }
+        if let Next::Task(DispatchRecord { task, attempt, .. }) = answer.next
+            && !is_repeat
+            && late.iter().any(|(of, _)| *of == task)
+        {
+            info!(%task, %attempt, trainer = %request.trainer, "a late task is computed here too");
         }
         if batch.state().ledger.head().pass != pass {
             info!(pass = pass.0, "pass completed");

@@ -9,7 +9,7 @@ use steadfast_audit::{Evidence, Report, audit};
 use steadfast_common::applied_records::{RecordRange, checksum};
 use steadfast_common::dataset::Manifest;
 use steadfast_common::given_up::Discarded;
-use steadfast_common::ids::{Generation, Incarnation, RequestId, Slot, TaskId, TrainerId};
+use steadfast_common::ids::{Attempt, Generation, Incarnation, RequestId, Slot, TaskId, TrainerId};
 use steadfast_common::placement::PlacementRecord;
 use steadfast_common::records::{
     CheckpointRecord, DispatchRecord, GenerationRecord, JobOutcome, QueueSnapshot, ResultRecord,
@@ -285,7 +285,11 @@ impl AsyncWorld {
         self.requests += 1;
         let id = RequestId(Uuid::from_u128(self.requests));
         let request = Request { id, trainer: who, report, wants: Wants::Task, held: None };
-        let answer = self.decide(|draft, limits| draft.next_task(&request, limits));
+        let late: Vec<(TaskId, Attempt)> = match self.rng.once_in(2) {
+            true => self.state.ledger.pending().map(|(task, attempt, _)| (task, attempt)).collect(),
+            false => Vec::new(),
+        };
+        let answer = self.decide(|draft, limits| draft.next_task(&request, &late, limits));
         let held = match answer.next {
             Next::Task(dispatch) => {
                 let ranges = self.ranges(&dispatch).len();

@@ -59,6 +59,7 @@ fn pending(attempt: u64) -> TaskRecord {
         request: steadfast_common::ids::RequestId(Uuid::from_u128(8)),
         counted: false,
         failed_by: Vec::new(),
+        backs_up: None,
     }
 }
 

@@ -96,6 +96,8 @@ fn decide<T>(state: &JobState, decision: impl FnOnce(&mut Draft) -> T) -> (Vec<Q
 struct LedgerModel {
     tasks: u32,
     limits: Limits,
+    /// Attempts that last long.
+    late: Vec<(TaskId, Attempt)>,
     state: JobState,
     store: Store,
     holds: BTreeMap<TrainerId, DispatchRecord>,
@@ -109,6 +111,7 @@ impl LedgerModel {
         Self {
             tasks,
             limits: LIMITS,
+            late: Vec::new(),
             state: start(tasks, GivenUp::default()),
             store: Store::default(),
             holds: BTreeMap::new(),
@@ -139,8 +142,8 @@ impl LedgerModel {
         self.requests += 1;
         let id = RequestId(Uuid::from_u128(self.requests));
         let request = Request { id, trainer: who, report, wants, held: None };
-        let limits = self.limits;
-        let answer = self.decide(|draft| draft.next_task(&request, &limits));
+        let (limits, late) = (self.limits, self.late.clone());
+        let answer = self.decide(|draft| draft.next_task(&request, &late, &limits));
         match answer.next {
             Next::Task(dispatch) => self.holds.insert(who, dispatch),
             Next::NotYet | Next::AllDone | Next::AllFailed { .. } => self.holds.remove(&who),
@@ -179,9 +182,17 @@ impl LedgerModel {
 /// One step of a model.
 #[derive(Clone, Copy, Debug)]
 enum Move {
-    Ask { who: u128, wants: Wants, report: u8 },
+    Ask {
+        who: u128,
+        wants: Wants,
+        report: u8,
+    },
     Expire,
-    Lose { who: u128 },
+    /// All pending attempts last long from now on.
+    Late,
+    Lose {
+        who: u128,
+    },
     Retry,
     Rewind,
 }
@@ -198,6 +209,9 @@ fn apply(world: &mut LedgerModel, step: Move) {
             if let Some((task, attempt)) = due.first() {
                 world.decide(|draft| draft.expire(*task, *attempt, &LIMITS));
             }
+        }
+        Move::Late => {
+            world.late = world.state.ledger.pending().map(|(task, at, _)| (task, at)).collect();
         }
         Move::Lose { who } => {
             world.decide(|draft| draft.lose_trainer(trainer(who), Attribution::Task, &LIMITS));
@@ -223,7 +237,7 @@ fn retry_gets_the_same_answer(world: &mut LedgerModel) {
     if !given.chain(reply).any(|known| known == request.id) {
         return;
     }
-    let (facts, again) = decide(&world.state, |draft| draft.next_task(&request, &LIMITS));
+    let (facts, again) = decide(&world.state, |draft| draft.next_task(&request, &[], &LIMITS));
     assert_eq!(facts, [], "a retry changed something");
     assert_eq!(again.accepted, answer.accepted);
     if let Next::Task(dispatch) = answer.next {
@@ -232,7 +246,7 @@ fn retry_gets_the_same_answer(world: &mut LedgerModel) {
 }
 
 fn moves() -> Vec<Move> {
-    let mut moves = vec![Move::Expire, Move::Retry];
+    let mut moves = vec![Move::Expire, Move::Late, Move::Retry];
     for who in [1, 2] {
         moves.push(Move::Lose { who });
         moves.push(Move::Ask { who, wants: Wants::Nothing, report: 2 });
@@ -256,7 +270,7 @@ fn every_interleaving_keeps_each_task_in_one_queue_and_never_stalls() {
             for step in moves() {
                 let mut after = world.clone();
                 apply(&mut after, step);
-                let state = format!("{:?} {:?}", strip(&after), after.holds);
+                let state = format!("{:?} {:?} {:?}", strip(&after), after.holds, after.late);
                 if seen.insert(state) {
                     next.push(after);
                 }
@@ -279,6 +293,7 @@ fn any_move() -> impl Strategy<Value = Move> {
         }),
         1 => (0..5_u128).prop_map(|who| Move::Ask { who, wants: Wants::Nothing, report: 2 }),
         1 => Just(Move::Expire),
+        2 => Just(Move::Late),
         1 => (0..5_u128).prop_map(|who| Move::Lose { who }),
         3 => Just(Move::Retry),
         1 => Just(Move::Rewind),
@@ -361,6 +376,67 @@ fn a_late_report_does_not_close_the_attempt_that_replaced_it() {
     }
     let report = Report::Finished { task: live.task, attempt: live.attempt };
     assert!(world.ask(trainer(2), Some(report), Wants::Nothing).accepted);
+}
+
+/// S004-71: near the end of a pass an idle trainer computes the task of a slow one as well. The first to finish counts,
+/// whichever it is, and there is one backup.
+#[test]
+fn a_late_attempt_is_backed_up_once_and_the_first_to_finish_counts() {
+    for is_first in [true, false] {
+        let mut world = LedgerModel::new(2);
+        let Next::Task(slow) = world.ask(trainer(1), None, Wants::Task).next else { panic!() };
+        let Next::Task(other) = world.ask(trainer(2), None, Wants::Task).next else { panic!() };
+        world.late = vec![(slow.task, slow.attempt), (other.task, other.attempt)];
+        let finished = world.report(trainer(2), 0);
+        let Next::Task(backup) = world.ask(trainer(2), finished, Wants::Task).next else {
+            panic!()
+        };
+        assert_eq!(backup.task, slow.task);
+        world.late.push((backup.task, backup.attempt));
+        assert_eq!(world.ask(trainer(3), None, Wants::Task).next, Next::NotYet);
+        let report = |attempt| Some(Report::Finished { task: slow.task, attempt });
+        let (first, second) = match is_first {
+            true => ((1, slow.attempt), (2, backup.attempt)),
+            false => ((2, backup.attempt), (1, slow.attempt)),
+        };
+        assert!(world.ask(trainer(first.0), report(first.1), Wants::Nothing).accepted);
+        assert_eq!(world.state.ledger.head().pass, Pass(1));
+        assert!(!world.ask(trainer(second.0), report(second.1), Wants::Nothing).accepted);
+        assert_eq!(world.state.ledger.queues().todo, 2);
+    }
+}
+
+#[test]
+fn a_backup_is_for_trainers_without_a_task_and_for_tasks_that_do_not_wait() {
+    let mut world = LedgerModel::new(3);
+    let Next::Task(slow) = world.ask(trainer(1), None, Wants::Task).next else { panic!() };
+    world.late = vec![(slow.task, slow.attempt)];
+    for number in 2..=3 {
+        let next = world.ask(trainer(2), None, Wants::Task).next;
+        assert!(matches!(next, Next::Task(it) if it.task != slow.task), "{number}: {next:?}");
+    }
+    assert_eq!(world.ask(trainer(2), None, Wants::Task).next, Next::NotYet, "it has two tasks");
+    assert_eq!(world.ask(trainer(1), None, Wants::Task).next, Next::NotYet, "it is its own");
+}
+
+/// S004-71: an attempt is late by the durations of others, and not before a second.
+#[test]
+fn an_attempt_is_late_after_twice_the_usual_duration() {
+    let mut world = LedgerModel::new(6);
+    let mut deadlines = Deadlines::default();
+    let Next::Task(slow) = world.ask(trainer(1), None, Wants::Task).next else { panic!() };
+    let mut now = Millis(0);
+    deadlines.follow(&world.state.ledger, now, &LIMITS);
+    for _ in 0..4 {
+        assert_eq!(deadlines.late(Millis(u64::MAX)), [], "no usual duration is known");
+        world.ask(trainer(2), None, Wants::Task);
+        deadlines.follow(&world.state.ledger, now, &LIMITS);
+        now = Millis(now.0 + 700);
+        world.ask(trainer(2), world.report(trainer(2), 0), Wants::Nothing);
+        deadlines.follow(&world.state.ledger, now, &LIMITS);
+    }
+    assert_eq!(deadlines.late(Millis(1400)), []);
+    assert_eq!(deadlines.late(Millis(1401)), [(slow.task, slow.attempt)]);
 }
 
 /// S004-9: an attempt expires at its deadline, not before; one that ended has no deadline.
@@ -501,7 +577,7 @@ fn a_repeated_request_gets_the_first_answer() {
     world.ask(trainer(1), world.report(trainer(1), 0), Wants::Task);
     let (request, answer) = world.last.clone().unwrap();
     let recovered = world.store.recover(4);
-    let (facts, again) = decide(&recovered, |draft| draft.next_task(&request, &LIMITS));
+    let (facts, again) = decide(&recovered, |draft| draft.next_task(&request, &[], &LIMITS));
     assert_eq!((facts, again), (vec![], answer));
 }
 
@@ -515,7 +591,7 @@ fn a_million_tasks_need_keys_only_for_what_is_in_flight() {
     for number in 0..20_000_u128 {
         let id = RequestId(Uuid::from_u128(number));
         let request = Request { id, trainer: trainer(1), report, wants: Wants::Task, held: None };
-        let (facts, answer) = decide(&state, |draft| draft.next_task(&request, &LIMITS));
+        let (facts, answer) = decide(&state, |draft| draft.next_task(&request, &[], &LIMITS));
         facts.iter().for_each(|fact| state.evolve(&Fact::Queue(fact.clone())));
         store.commit(&facts);
         let Next::Task(held) = answer.next else { panic!() };
@@ -540,7 +616,7 @@ fn a_task_that_its_trainer_never_got_goes_back_with_its_next_request() {
         let held = Some(held.iter().copied().collect());
         let request =
             Request { id, trainer: trainer(1), report: None, wants: Wants::Nothing, held };
-        world.decide(|draft| draft.next_task(&request, &LIMITS));
+        world.decide(|draft| draft.next_task(&request, &[], &LIMITS));
     };
     ask(&mut world, &[known.attempt]);
     let pending: Vec<Attempt> =

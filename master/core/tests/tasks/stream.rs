@@ -143,7 +143,7 @@ impl Trainer {
         let trainer = TrainerId(Uuid::from_u128(1));
         let request = Request { id, trainer, report, wants: Wants::Task, held: None };
         let mut draft = Draft::of(&self.state);
-        let TaskReply { next, .. } = draft.next_task(&request, &self.limits);
+        let TaskReply { next, .. } = draft.next_task(&request, &[], &self.limits);
         self.state = draft.into_state();
         next
     }
