@@ -5,6 +5,7 @@
 - The training function: :func:`run`.
 - The data: :class:`ElasticSampler`; a fixed global batch: :func:`accumulation_steps`,
   :class:`steadfast.elastic.torch.GradientAccumulator`.
+- Hyperparameters by the number of workers: :func:`by_workers`, :func:`scaled`, :func:`world_size`.
 
 A program that was started alone, without an agent, trains as the only worker, and is told of no changes.
 """
@@ -18,6 +19,7 @@ from ._loop import run
 from ._membership import Membership, assignment, group
 from .accumulation import accumulation_steps
 from .errors import CollectiveError, HostsUpdatedInterrupt, ResetLimitError, WorkerLost
+from .hyperparameters import by_workers, scaled, world_size
 from .sampler import ElasticSampler
 from .state import ObjectState, State
 
@@ -44,8 +46,11 @@ __all__ = [
     "accumulation_steps",
     "agent",
     "assignment",
+    "by_workers",
     "group",
     "run",
+    "scaled",
+    "world_size",
 ]
 
 
