@@ -1,7 +1,7 @@
 """Elastic training: workers come and go while a program trains, and it goes on in the same process.
 
-- What the program keeps: :class:`ObjectState`, :class:`TorchState`, :class:`KerasState`, or a :class:`State`
-  of one's own.
+- What the program keeps: :class:`ObjectState`, :class:`TorchState`, :class:`KerasState`,
+  :class:`TensorFlowState`, or a :class:`State` of one's own.
 - The training function: :func:`run`.
 - The data: :class:`ElasticSampler`; a fixed global batch: :func:`accumulation_steps`,
   :class:`steadfast.elastic.torch.GradientAccumulator`.
@@ -25,6 +25,7 @@ from .state import ObjectState, State
 
 if TYPE_CHECKING:
     from .keras import KerasState
+    from .tensorflow import TensorFlowState
     from .torch import TorchState
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "SoloAgent",
     "SoloGroup",
     "State",
+    "TensorFlowState",
     "TorchState",
     "WorkerLost",
     "accumulation_steps",
@@ -54,7 +56,7 @@ __all__ = [
 ]
 
 
-_FRAMEWORKS = {"TorchState": "torch", "KerasState": "keras"}
+_FRAMEWORKS = {"TorchState": "torch", "KerasState": "keras", "TensorFlowState": "tensorflow"}
 """The module of each name that needs a framework. Frameworks are imported only by programs that use them."""
 
 

@@ -56,6 +56,12 @@ class State:
         for callback in self._reset_callbacks:
             callback()
 
+    def on_round(self) -> None:
+        """Begins a round: all workers call it, new ones too, once their group is formed.
+
+        It may use the group. Does nothing, unless a subclass defines it.
+        """
+
     def reset(self) -> None:
         """Adapts the state to a new round. Does nothing, unless a subclass defines it."""
 
