@@ -108,3 +108,41 @@ def test_a_failed_operation_of_tensorflow_is_one_of_the_group():
     cancelled = tf.errors.CancelledError(None, None, "derived")
     assert collective_failure(cancelled) is None and may_be_collective(cancelled)
     assert not may_be_collective(ValueError("shapes"))
+
+
+def test_a_keras_model_of_a_strategy_goes_on_in_the_next_round():
+    """S003-50: weights, running statistics and the optimizer, with the bits of a model that was never made again."""
+    keras = pytest.importorskip("tf_keras")
+    tf.random.set_seed(1)
+
+    def built() -> Any:
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            layers = [keras.layers.Dense(3), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+            model = keras.Sequential([keras.layers.Input((4,)), *layers])
+            model.compile(optimizer=keras.optimizers.Adam(0.1), loss="mse")
+            model.optimizer.build(model.trainable_variables)
+        return model
+
+    def values(model: Any) -> List[Any]:
+        return [it.numpy().tolist() for it in [*model.variables, *model.optimizer.variables]]
+
+    def train(model: Any) -> None:
+        model.train_on_batch(tf.reshape(tf.range(32.0), (8, 4)) / 32, tf.ones((8, 1)))
+
+    state = elastic.TensorFlowState()
+    model = built()
+    state.attach([*model.variables, *model.optimizer.variables])
+    train(model)
+    state.save()
+    saved = values(model)
+    train(model)
+    wanted = values(model)
+    del model
+    state.restore()
+    state.reset()
+    model = built()
+    state.attach([*model.variables, *model.optimizer.variables])
+    assert values(model) == saved
+    train(model)
+    assert values(model) == wanted
