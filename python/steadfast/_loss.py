@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, List, NamedTuple, Optional
 
 import torch
 
 from .errors import InvalidError
+from .randomness import random_states, restored_states
 
 __all__ = ["LossCheck", "check_reduction", "explained"]
 
 _RECORDS_MAX = 16
-"""Records of a micro-batch whose losses are computed one by one."""
+"""Records of a micro-batch whose losses are computed in parts."""
 
 _EVERY = 64
 """The first micro-batches, as many as this, are all checked; later ones once in as many."""
@@ -25,81 +26,131 @@ _TOLERANCE = 1e-3
 Loss = Callable[[Any, torch.Tensor], torch.Tensor]
 
 
+class Sample(NamedTuple):
+    """Outputs and labels of some records of a micro-batch, copied before its loss is computed."""
+
+    output: Any
+    label: torch.Tensor
+    records: int
+    """Number of records of the micro-batch."""
+
+
 class LossCheck:
     """Checks that the loss of several records is the mean, or the sum, of their losses.
 
-    It computes the loss of some records together and one by one, from the outputs of one call of the module: what
-    the module itself shares between records, as BatchNorm does, and dropout make no difference.
+    It computes the loss of some records together and of every ``min_records`` of them that follow each other, from the
+    outputs of one call of the module: what the module itself shares between records, as BatchNorm does, and dropout
+    make no difference. Each record is in as many of these parts, so their sums add up to a multiple of the whole sum.
 
-    Not checked are outputs without one row for each record, and losses that draw random numbers. Micro-batches of one
-    record pass.
+    Not checked are outputs without one row for each record, losses that draw random numbers, and micro-batches of no
+    more than ``min_records`` records.
     """
 
-    def __init__(self, loss: Loss, reduction: str) -> None:
+    def __init__(self, loss: Loss, reduction: str, min_records: int = 1) -> None:
         self._loss = loss
         self._reduction = reduction
+        self._part = min_records
         self._seen = 0
+        # Whether an output was found to have no row for each record: then the loss cannot be checked.
+        self._is_shared = False
 
-    def __call__(self, output: Any, label: torch.Tensor) -> None:
-        """Checks a micro-batch, unless enough were checked.
+    def sample(self, output: Any, label: torch.Tensor) -> Optional[Sample]:
+        """Returns what :meth:`check` needs of a micro-batch, before its loss may change it.
+
+        Returns ``None`` if enough micro-batches were checked, or this one cannot be checked.
+        """
+        self._seen += 1
+        if self._reduction == "coupled" or (self._seen > _EVERY and self._seen % _EVERY):
+            return None
+        records = len(label)
+        if self._is_shared or records <= self._part:
+            return None
+        index = torch.arange(min(records, max(_RECORDS_MAX, self._part + 1)), device=label.device)
+        try:
+            return Sample(_rows(output, index, records), _rows(label, index, records), records)
+        except _NotRows:
+            return None
+
+    def check(self, sample: Optional[Sample], output_of: Optional[Callable[[int], Any]] = None) -> None:
+        """Checks a micro-batch.
+
+        Args:
+            sample: Its records.
+            output_of: Returns the output of the module for so many of its first records. It is called before a loss is
+                refused: a dimension of the output may have the size of the micro-batch by chance.
 
         Raises:
             InvalidError: The loss is not what the model says.
         """
-        self._seen += 1
-        if self._reduction == "coupled" or (self._seen > _EVERY and self._seen % _EVERY):
+        if sample is None:
             return
-        devices = [label.device] if label.device.type == "cuda" else []
         # The computation goes on as if nothing had been drawn here.
-        with torch.no_grad(), torch.random.fork_rng(devices), warnings.catch_warnings(record=True) as raised:
+        with torch.no_grad(), restored_states(sample.label.device), warnings.catch_warnings(record=True) as raised:
             warnings.simplefilter("always")
-            self._check(output, label, raised)
+            try:
+                self._check(sample.output, sample.label, raised)
+            except InvalidError:
+                if output_of is None or _has_rows(sample, output_of):
+                    raise
+                self._is_shared = True
 
     def _check(self, output: Any, label: torch.Tensor, raised: List[warnings.WarningMessage]) -> None:
-        records = len(label)
-        count = min(records, _RECORDS_MAX)
+        count = len(label)
+        every = torch.arange(count, device=label.device)
+        before = random_states(label.device)
         try:
-            some, labels = _rows(output, 0, count, records), label[:count]
-            whole = self._loss(some, labels)
-            is_random = not torch.equal(whole, self._loss(some, labels))
+            whole = self._of(output, label, every)
+            again = self._of(output, label, every)
+            is_random = random_states(label.device) != before or not torch.equal(whole, again)
         except Exception:
             # Such as one that takes the gradient of something.
             return
-        if count < 2 or is_random or not torch.isfinite(whole):
+        # A loss may draw without a difference in two computations.
+        if is_random or not torch.isfinite(whole):
             return
-        parts = [self._of_one(some, labels, at) for at in range(count)]
-        total = sum(parts)
+        # Around the end, so that each record is in as many parts.
+        indexes = ((every[: self._part] + at) % count for at in range(count))
+        parts = [self._of_part(output, label, index) for index in indexes]
+        total = sum(parts) / self._part
         told = whole.item() * (count if self._reduction == "mean" else 1)
-        tolerance = _TOLERANCES.get(whole.dtype, _TOLERANCE) * sum(map(abs, parts))
+        tolerance = _TOLERANCES.get(whole.dtype, _TOLERANCE) * sum(map(abs, parts)) / self._part
         if not abs(told - total) <= tolerance + 1e-6:
             if any("Using a target size" in str(it.message) for it in raised):
-                raise InvalidError(_broadcast(some, labels))
-            found = f"the loss of {count} records is {whole.item():.6g}, and the losses of each of them "
+                raise InvalidError(_broadcast(output, label))
+            each = "each of them" if self._part == 1 else f"every {self._part} of them"
+            found = f"the loss of {count} records is {whole.item():.6g}, and the losses of {each} "
             found += f"add up to {total:.6g}: it is not their {self._reduction}"
-            raise InvalidError(f"{found}; {self._remedy(whole.item(), total, tolerance, some, labels)}")
+            raise InvalidError(f"{found}; {self._remedy(whole.item(), total, tolerance, output, label)}")
 
-    def _of_one(self, output: Any, label: torch.Tensor, at: int) -> float:
+    def _of(self, output: Any, label: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """Returns the loss of some records, which may change its copy of them."""
+        return self._loss(_rows(output, index, len(label)), _rows(label, index, len(label)))
+
+    def _of_part(self, output: Any, label: torch.Tensor, index: torch.Tensor) -> float:
+        """Returns the sum of the losses of a part of the records."""
+        named = "one record" if self._part == 1 else f"{self._part} records"
         try:
-            loss = self._loss(_rows(output, at, at + 1, len(label)), label[at : at + 1])
+            loss = self._of(output, label, index)
         except Exception as error:
             raise InvalidError(
-                f"the loss of several records can be computed, that of one alone cannot: {error}; the last "
-                "micro-batch of a pass may have one record (`squeeze` needs the number of a dimension), "
+                f"the loss of several records can be computed, that of {named} cannot: {error}; the last "
+                f"micro-batch of a pass may have {named} (`squeeze` needs the number of a dimension; "
+                "`min_records=2` in the model excludes single ones), "
                 'and a loss that compares records with each other needs `reduction="coupled"`'
             ) from error
         if loss.dim() != 0:
             raise InvalidError(
-                f"the loss of one record has the shape {list(loss.shape)}, that of several is a number; return "
+                f"the loss of {named} has the shape {list(loss.shape)}, that of several is a number; return "
                 "one number, the mean or the sum"
             )
-        return float(loss.item())
+        return float(loss.item()) * (self._part if self._reduction == "mean" else 1)
 
     def _remedy(
         self, whole: float, total: float, tolerance: float, output: Any, label: torch.Tensor
     ) -> str:
         if self._reduction == "mean" and abs(whole - total) <= tolerance:
             return 'pass `reduction="sum"` to the model, or return the mean'
-        if self._reduction == "sum" and abs(whole * len(label) - total) <= tolerance:
+        if self._reduction == "sum" and abs(whole * len(label) - total * self._part) <= tolerance * self._part:
             return 'pass `reduction="mean"` to the model, or return the sum'
         is_tensor = isinstance(output, torch.Tensor)
         if is_tensor and output.shape != label.shape and output.numel() == label.numel():
@@ -142,7 +193,8 @@ def explained(loss: Loss, output: Any, label: torch.Tensor, error: Exception) ->
                 f"the loss does not take labels of {label.dtype}: {_first_line(error)}; pass `label={other}`"
             )
         try:
-            parts = [(_rows(output, at, at + 1, len(label)), label[at : at + 1]) for at in range(len(label))]
+            indexes = torch.arange(len(label), device=label.device).split(1)  # type: ignore[no-untyped-call]
+            parts = [(_rows(output, index, len(label)), label[index]) for index in indexes]
         except _NotRows:
             return None
         wrong = [at for at, part in enumerate(parts) if not computes(loss, *part)]
@@ -174,15 +226,29 @@ class _NotRows(Exception):
     """An output does not have one row for each record."""
 
 
-def _rows(value: Any, start: int, end: int, records: int) -> Any:
-    """Returns some records of an output."""
+def _rows(value: Any, index: torch.Tensor, records: int) -> Any:
+    """Returns a copy of some records of an output."""
     if isinstance(value, torch.Tensor) and value.shape[:1] == (records,):
-        return value.detach()[start:end]
+        return value.detach()[index]
     if type(value) in (tuple, list):
-        return type(value)(_rows(it, start, end, records) for it in value)
+        return type(value)(_rows(it, index, records) for it in value)
     if type(value) is dict:
-        return {key: _rows(it, start, end, records) for key, it in value.items()}
+        return {key: _rows(it, index, records) for key, it in value.items()}
     raise _NotRows
+
+
+def _has_rows(sample: Sample, output_of: Callable[[int], Any]) -> bool:
+    """Whether the rows of an output are records: then it has fewer for fewer records."""
+    fewer = sample.records - 1
+    try:
+        output = output_of(fewer)
+    except Exception:
+        return True
+    try:
+        _rows(output, torch.arange(0, device=sample.label.device), fewer)
+    except _NotRows:
+        return False
+    return True
 
 
 def _broadcast(output: torch.Tensor, label: torch.Tensor) -> str:

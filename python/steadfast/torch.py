@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import os
@@ -40,8 +41,8 @@ class Model(_Model):
             :class:`EmbeddingBag`, whose weights are tables on the parameter servers.
         loss: Called with output and label; returns the mean loss of the records, as PyTorch's loss
             functions do, or their sum with ``reduction="sum"``. That it is what ``reduction`` says is checked by
-            computing it for some records together and one by one: with the first micro-batches, and from time
-            to time.
+            computing it for some records together and one by one, or ``min_records`` by ``min_records``: with the
+            first micro-batches, and from time to time.
         metrics: One metric by name: called with output and label, returns one value for each record.
         reduction: What ``loss`` returns: ``"mean"`` or ``"sum"`` of the records' losses, or ``"coupled"`` of a loss
             that compares the records of a micro-batch with each other, as contrastive losses do. The latter
@@ -101,7 +102,6 @@ class Model(_Model):
         module.to(self.device)
         self.module = module
         self._loss = loss
-        self._check_loss = LossCheck(loss, reduction)
         self._reduction = reduction
         self._inputs = [inputs] if isinstance(inputs, str) else list(inputs)
         self._target = target
@@ -136,6 +136,7 @@ class Model(_Model):
         self._modes = {layer: layer.training for layer in module.modules()}
         needs_two = any(isinstance(it, torch.nn.BatchNorm1d) and it.training for it in self._modes)
         self.min_records = min_records or (2 if needs_two else 1)
+        self._loss_check = LossCheck(loss, reduction, self.min_records)
 
     def parameters(self) -> Dict[str, List[int]]:
         return {name: list(it.shape) for name, it in self._state().items()}
@@ -173,6 +174,7 @@ class Model(_Model):
             parameter.grad = None
         inputs, label = self._tensors(batch)
         output = self._output(inputs, 0, len(label))
+        sample = self._loss_check.sample(output, label)
         loss = self._sum(output, label)
         loss.backward()
         leaving = {name: it.grad for name, it in self._trained.items() if it.grad is not None}
@@ -182,8 +184,10 @@ class Model(_Model):
             gradients[name] = (gradients[name] - parameters[name]) * np.float32(len(label))
         gradients.update(self._tables.gradients())
         self._check_constant()
-        self._check_loss(output, label)
-        return loss.item(), gradients
+        loss_sum = loss.item()
+        # After all that counts: it may call the module.
+        self._loss_check.check(sample, functools.partial(self._output_from, inputs, 0))
+        return loss_sum, gradients
 
     def evaluate(self, parameters: Mapping[str, Any], batch: Batch) -> Tuple[float, float]:
         try:
@@ -202,11 +206,11 @@ class Model(_Model):
             for start in range(0, len(label), _EVALUATED):
                 part = label[start : start + _EVALUATED]
                 output = self._output(inputs, start, start + len(part))
+                sample = self._loss_check.sample(output, part)
                 loss_sum += self._sum(output, part).item()
                 if self._metric is not None:
                     metric_sum += self._metric_sum(self._metric(output, part), len(part))
-                # After all that counts: the loss may change its output.
-                self._check_loss(output, part)
+                self._loss_check.check(sample, functools.partial(self._output_from, inputs, start))
         self._check_constant()
         return loss_sum, loss_sum if self._metric is None else metric_sum
 
@@ -312,6 +316,10 @@ class Model(_Model):
                 "of classes"
             )
         return target.to(torch.float32)
+
+    def _output_from(self, inputs: Sequence[Any], start: int, records: int) -> Any:
+        """Calls the module with so many records from ``start`` on."""
+        return self._output(inputs, start, start + records)
 
     def _output(self, inputs: Sequence[Any], start: int, end: int) -> Any:
         """Calls the module with the records from ``start`` to ``end``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 
 import numpy as np
@@ -280,7 +281,7 @@ def test_a_check_of_a_loss_does_not_call_the_module_or_draw_random_numbers():
     )
     noisy.gradient(read_only(noisy), batch(8), KEY)
     drawn = torch.rand(1)
-    noisy._check_loss = lambda output, label: None
+    noisy._loss_check.sample = lambda output, label: None
     noisy.gradient(read_only(noisy), batch(8), KEY)
     assert torch.rand(1) == drawn and calls == [8, 8]
 
@@ -595,4 +596,107 @@ def test_memory_between_host_and_device_is_used_again_and_changes_no_result():
 def test_a_loss_that_broadcasts_on_purpose_is_accepted():
     """Such as that of an ensemble, which compares each of its outputs with the label."""
     check = _loss.LossCheck(lambda output, label: torch.nn.functional.mse_loss(output, label[:, None]), "mean")
-    check(torch.rand(5, 3), torch.rand(5))
+    check.check(check.sample(torch.rand(5, 3), torch.rand(5)))
+
+
+def test_a_loss_is_checked_with_no_fewer_records_than_a_micro_batch_has():
+    """A loss that takes no single record, such as one on `squeeze`, is that of two or more records."""
+
+    def of_several(output, label):
+        return torch.nn.functional.binary_cross_entropy_with_logits(output.squeeze(), label)
+
+    net = torch.nn.Linear(6, 1)
+    single = st.Model(net, of_several)
+    with pytest.raises(steadfast.InvalidError, match="that of one record cannot.*`min_records=2`"):
+        single.gradient(read_only(single), batch(8), KEY)
+    for min_records in (2, 3):
+        for records in (1 + min_records, 8, 40):
+            several = st.Model(net, of_several, min_records=min_records)
+            several.gradient(read_only(several), batch(records), KEY)
+            several.evaluate(read_only(several), batch(records))
+            # Two records in parts of two would be compared with themselves.
+            several.gradient(read_only(several), batch(min_records), KEY)
+
+
+@pytest.mark.parametrize("min_records", [2, 3, 7])
+@pytest.mark.parametrize("loss", [lambda o, y: LOSS(o, y, weight=WEIGHTS), lambda o, y: LOSS(o, y, reduction="sum")])
+def test_a_loss_of_several_records_is_checked_too(loss, min_records):
+    model = st.Model(torch.nn.Linear(6, 2), loss, min_records=min_records)
+    with pytest.raises(steadfast.InvalidError, match=f"every {min_records} of them|pass `reduction=.sum.`"):
+        model.gradient(read_only(model), batch(8), KEY)
+    model = st.Model(torch.nn.Linear(6, 2), LOSS, reduction="sum", min_records=min_records)
+    with pytest.raises(steadfast.InvalidError, match='pass `reduction="mean"`'):
+        model.gradient(read_only(model), batch(8), KEY)
+
+
+class Frames(torch.nn.Module):
+    """Returns log-probabilities as CTC takes them: 8 steps of time, records, classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(6, 8 * 5)
+
+    def forward(self, features):
+        return self.layer(features).view(-1, 8, 5).transpose(0, 1).log_softmax(dim=2)
+
+
+def ctc(output, label):
+    lengths = torch.full((len(label),), 8)
+    targets = (label.long() % 4 + 1)[:, None]
+    return torch.nn.functional.ctc_loss(output, targets, lengths, torch.ones(len(label), dtype=torch.int64))
+
+
+@pytest.mark.parametrize("records", [4, 8])
+def test_a_dimension_that_has_the_size_of_a_micro_batch_by_chance_is_not_one_of_records(records):
+    """The steps of time of CTC, or rows that all records share."""
+    model = st.Model(Frames(), ctc)
+    model.gradient(read_only(model), batch(records), KEY)
+    model.evaluate(read_only(model), batch(records))
+
+    class Shared(torch.nn.Linear):
+        def forward(self, features):
+            return super().forward(features), torch.arange(8.0)
+
+    shared = st.Model(Shared(6, 2), lambda o, y: LOSS(o[0], y) + o[1].sum().square())
+    shared.gradient(read_only(shared), batch(records), KEY)
+    shared.evaluate(read_only(shared), batch(records))
+
+
+def test_a_loss_that_draws_from_other_generators_is_neither_refused_nor_disturbed():
+    """The states of Python's and NumPy's generators are as if nothing had been checked."""
+    for drawn in (random.random, np.random.rand):
+        # It changes its values too seldom to be noticed by them.
+        def noisy(output, label, drawn=drawn):
+            return LOSS(output, label) + (0.5 if drawn() < 0.02 else 0.0)
+
+        def after(model, checked):
+            if not checked:
+                model._loss_check.sample = lambda output, label: None
+            found = [model.gradient(read_only(model), batch(8), SimpleNamespace(seed=seed))[0] for seed in range(192)]
+            return found, random.random(), np.random.rand(), torch.rand(1).item()
+
+        net = torch.nn.Linear(6, 2)
+        assert after(st.Model(net, noisy), True) == after(st.Model(net, noisy), False)
+
+
+def test_a_loss_may_change_its_output_and_its_labels():
+    def in_place(output, label):
+        label.sub_(1)
+        return torch.nn.functional.mse_loss(output.mul_(2).squeeze(1), label)
+
+    net = torch.nn.Linear(6, 1)
+    model = st.Model(net, in_place, label=torch.float32)
+    parameters, records = read_only(model), batch(8)
+    checked = [model.gradient(parameters, batch(8), KEY)[0], model.evaluate(parameters, batch(8))]
+    model._loss_check.sample = lambda output, label: None
+    assert [model.gradient(parameters, batch(8), KEY)[0], model.evaluate(parameters, batch(8))] == checked
+
+    def wrong(output, label):
+        total = output.sum()
+        output.detach().zero_()
+        return total
+
+    # Of what is left in the output, any loss would be right.
+    model = st.Model(net, wrong)
+    with pytest.raises(steadfast.InvalidError, match='pass `reduction="sum"`'):
+        model.gradient(parameters, records, KEY)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Optional
+from types import ModuleType
+from typing import Optional, Tuple, Type
 
 from .errors import CollectiveError, WorkerLost
+
+Types = Tuple[Type[BaseException], ...]
 
 __all__ = ["collective_failure", "may_be_collective"]
 
@@ -14,13 +17,29 @@ def collective_failure(error: BaseException) -> Optional[CollectiveError]:
     """Returns the failure that an exception stands for; ``None`` if its type is not that of a failed operation."""
     if isinstance(error, CollectiveError):
         return error
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(error, getattr(torch.distributed, "DistError", ())):
+    lost, failed = _types()
+    if not isinstance(error, (*lost, *failed)):
         return None
-    is_lost = isinstance(error, getattr(torch.distributed, "DistNetworkError", ()))
-    return (WorkerLost if is_lost else CollectiveError)(str(error))
+    return (WorkerLost if isinstance(error, lost) else CollectiveError)(str(error))
 
 
 def may_be_collective(error: BaseException) -> bool:
-    """Returns whether the exception may be that of a failed operation: gloo, like much else, raises RuntimeError."""
-    return type(error) is RuntimeError
+    """Returns whether the exception may be that of a failed operation.
+
+    gloo, like much else, raises RuntimeError; TensorFlow raises various errors once an operation was aborted.
+    """
+    tensorflow = sys.modules.get("tensorflow")
+    return type(error) is RuntimeError or isinstance(error, _of(tensorflow, "errors", "OpError"))
+
+
+def _types() -> Tuple[Types, Types]:
+    """Returns the types of exceptions that say that a worker was lost, and of those that say that an operation failed."""
+    torch, tensorflow = sys.modules.get("torch"), sys.modules.get("tensorflow")
+    lost = _of(torch, "distributed", "DistNetworkError") + _of(tensorflow, "errors", "UnavailableError")
+    return lost, _of(torch, "distributed", "DistError") + _of(tensorflow, "errors", "AbortedError")
+
+
+def _of(framework: Optional[ModuleType], module: str, name: str) -> Types:
+    """Returns a type of exceptions, if the program has imported the framework and that has it."""
+    found = getattr(getattr(framework, module, None), name, None)
+    return () if found is None else (found,)

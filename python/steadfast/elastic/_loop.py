@@ -140,6 +140,7 @@ def _run_round(
         group = current.group
         if is_new:
             state.on_reset()
+        state.on_round()
         # Workers that are new need what the others could do without.
         (needs_sync,) = group.max([int(not skip_sync)])
     except Exception as error:

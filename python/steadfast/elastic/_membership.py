@@ -7,9 +7,9 @@ import sys
 import time
 from typing import Callable, Optional
 
-from ..errors import InvalidError
 from ._agent import ADDED, REMOVED, Agent, Assignment, agent
 from ._group import Group, SoloGroup
+from ._sockets import SocketGroup
 from .errors import HostsUpdatedInterrupt
 
 __all__ = ["Membership", "assignment", "group", "membership"]
@@ -24,8 +24,8 @@ class Membership:
 
     Args:
         agent: The agent of this node.
-        connect: Forms the group of a round. By default that of PyTorch if the program has imported it or
-            there are several workers.
+        connect: Forms the group of a round. By default that of PyTorch if the program has imported it when the
+            first group is formed, and otherwise one of plain connections.
     """
 
     def __init__(self, agent: Agent, connect: Optional[Connect] = None) -> None:
@@ -33,6 +33,9 @@ class Membership:
         self.assignment = agent.assignment()
         self._connect = connect or self._connect_workers
         self._group: Optional[Group] = None
+        # Whether groups are those of PyTorch. All workers run the same program, so at the first group all have
+        # imported it, or none; later ones may have imported it at another time.
+        self._has_torch: Optional[bool] = None
         # Revision of the newest change that all ranks have seen.
         self._revision = 0
 
@@ -71,14 +74,15 @@ class Membership:
         return self.agent.changes(self._revision)[1] != 0
 
     def _connect_workers(self, assignment: Assignment) -> Group:
-        if "torch" not in sys.modules and assignment.world_size == 1:
-            return SoloGroup()
-        try:
+        if self._has_torch is None:
+            self._has_torch = "torch" in sys.modules
+        if self._has_torch:
             from .torch import ProcessGroup
-        except ImportError as error:
-            workers = assignment.world_size
-            raise InvalidError(f"{workers} workers communicate through PyTorch: {error}") from error
-        return ProcessGroup(assignment, is_over=self._has_changed)
+
+            return ProcessGroup(assignment, is_over=self._has_changed)
+        if assignment.world_size == 1:
+            return SoloGroup()
+        return SocketGroup(assignment, is_over=self._has_changed)
 
     def check_updates(self) -> None:
         """Reports progress, and raises on all ranks at once if any of them has learned of a change.

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional
+import logging
+import os
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional, Union
 
 from ..errors import InvalidError
-from ._agent import Agent, Buffer
+from . import _file
+from ._agent import Agent, Assignment, Buffer
 from ._membership import membership
 from ._snapshot import decode, encode
 from ._variables import Variables, variables_of
 from .sampler import ElasticSampler
 
 __all__ = ["ObjectState", "State"]
+
+_LOG = logging.getLogger("steadfast.elastic")
 
 
 class State:
@@ -55,6 +60,12 @@ class State:
         self.reset()
         for callback in self._reset_callbacks:
             callback()
+
+    def on_round(self) -> None:
+        """Begins a round: all workers call it, new ones too, once their group is formed.
+
+        It may use the group. Does nothing, unless a subclass defines it.
+        """
 
     def reset(self) -> None:
         """Adapts the state to a new round. Does nothing, unless a subclass defines it."""
@@ -109,7 +120,38 @@ class ObjectState(State):
         self._names = tuple(attributes)
         # Number of the last commit; larger is newer.
         self._number = 0
+        # The file of commits, how many commits lie between two that are written, and the last one that was.
+        self._path: Optional[str] = None
+        self._every = 1
+        self._written = 0
         self._saved: Buffer = encode(self._captured())
+
+    def save_to(self, path: Union[str, "os.PathLike[str]"], *, every: int = 1) -> None:
+        """Lets rank 0 write commits to a file, for the case that no worker and no agent is left.
+
+        ::
+
+            state = steadfast.elastic.TorchState(model=model, optimizer=optimizer, epoch=0)
+            state.save_to("/shared/commit", every=10)
+
+        A round in which no worker and no agent has a commit begins with the one in the file, and logs that as a
+        warning. The file is replaced at once, so it always has a whole commit. It belongs to one job: remove it to
+        start over. All workers call this, before the training function, with a path that they share; without a shared
+        file system, the newest file of all workers is used.
+
+        Args:
+            path: Name of the file. Its directory exists.
+            every: Writes each so many commits. A commit that is written takes as long as the disk.
+
+        Raises:
+            InvalidError: The directory does not exist, or ``every`` is less than 1.
+        """
+        named = os.path.abspath(os.fspath(path))
+        if not os.path.isdir(os.path.dirname(named)):
+            raise InvalidError(f"the directory of `{named}` does not exist")
+        if every < 1:
+            raise InvalidError(f"`every` is {every}; it is at least 1")
+        self._path, self._every = named, every
 
     def save(self) -> None:
         """Copies all attributes of this moment, and gives the copy to the agent.
@@ -137,6 +179,12 @@ class ObjectState(State):
         rank, world_size = current.assignment.rank, current.assignment.world_size
         # The maximum finds the newest commit and the lowest rank that has it.
         (newest,) = current.group.max([self._number * world_size + world_size - 1 - rank])
+        if newest < world_size and self._path is not None:
+            # Nobody has a commit. All workers know that, so all of them look for files.
+            stored = _file.number_of(self._path)
+            (newest,) = current.group.max([stored * world_size + world_size - 1 - rank])
+            if newest >= world_size and world_size - 1 - newest % world_size == rank:
+                self._read(self._path)
         number, root = newest // world_size, world_size - 1 - newest % world_size
         data = current.group.broadcast_bytes(self._saved if rank == root else None, root)
         if rank != root:
@@ -159,12 +207,27 @@ class ObjectState(State):
         self._load(data)
         self._saved, self._number = data, number
 
+    def _read(self, path: str) -> None:
+        """Continues from the commit in a file."""
+        number, data = _file.read(path)
+        self._load(data)
+        self._saved = data
+        _LOG.warning("no worker and no agent has a commit: going on from commit %d in %s", number, path)
+
     def _keep(self, data: Buffer, number: int) -> None:
         self._saved, self._number = data, number
         current = membership()
+        self._write(current.assignment)
         # All workers of a node have the same state.
         if current.assignment.local_rank == 0:
             current.agent.put_commit(number, [data])
+
+    def _write(self, place: Assignment) -> None:
+        """Writes the last commit to the file, if it is time."""
+        if self._path is None or place.rank != 0 or self._number < self._written + self._every:
+            return
+        _file.write(self._path, self._number, self._saved, mark=str(place.round))
+        self._written = self._number
 
     def _captured(self) -> Dict[str, Any]:
         values = {}

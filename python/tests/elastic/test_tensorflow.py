@@ -171,3 +171,32 @@ def test_resnetApplications(nodes, tmp_path):
     assert {it["workers"] for it in ends} == {2}
     assert ends[0]["weights"] == ends[1]["weights"]
     assert [it["epoch"] for it in recorded if it["index"] == 0 and "epoch" in it] == [0, 1]
+
+
+def test_a_program_with_a_strategy_stays_in_its_process_and_uses_each_record_once(nodes, tmp_path):
+    """S003-50, S003-52: nodes join, leave and are killed; the strategy is made again, and `tf.data` goes on."""
+    command = program("elastic_tensorflow.py", tmp_path)
+    first, second = nodes.add(command), nodes.add(command)
+
+    def begun(workers: int) -> list[dict]:
+        return [it for it in records(tmp_path) if it.get("workers") == workers]
+
+    nodes.until(lambda: len(begun(2)) == 2, "two workers")
+    third = nodes.add(command)
+    nodes.until(lambda: len(begun(3)) == 3, "three workers")
+    nodes.remove(second)
+    nodes.until(lambda: len(begun(2)) == 4, "two workers again")
+    nodes.add(command)
+    nodes.until(lambda: len(begun(3)) == 6, "three workers again")
+    # The first worker runs TensorFlow's coordination service.
+    nodes.kill(first)
+    nodes.until(lambda: len(begun(2)) == 6, "two workers after a loss")
+    stop(nodes, tmp_path)
+    found = records(tmp_path)
+    # One process of each node, whatever came and went.
+    assert len({it["pid"] for it in found}) == len({it["node"] for it in found}) == 4
+    ends = [it for it in found if "sums" in it]
+    assert len(ends) == 2 and ends[0]["sums"] == ends[1]["sums"]
+    # Each epoch adds each record once: 0 to 89.
+    assert ends[0]["sums"] == [4005 * (epoch + 1) for epoch in range(ends[0]["epoch"])]
+    assert any(it["step"] > 0 for it in found if "begins" in it and it["node"] == third.name)
