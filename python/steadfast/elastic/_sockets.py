@@ -32,6 +32,9 @@ _CONNECT_SECONDS = 1.0
 
 _PAUSE_SECONDS = 0.02
 
+_PIECE = 1 << 20
+"""Bytes that are read at once."""
+
 _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """A machine that is lost without a word is noticed within 20 s."""
 
@@ -235,11 +238,11 @@ def _head(peer: socket.socket) -> Tuple[bytes, int]:
 
 
 def _receive_bytes(peer: socket.socket, size: int) -> bytearray:
-    data = bytearray(size)
-    view = memoryview(data)
-    while len(view):
-        count = peer.recv_into(view)
-        if count == 0:
+    # It grows with what has come: the length may be a lie.
+    data = bytearray()
+    while len(data) < size:
+        piece = peer.recv(min(size - len(data), _PIECE))
+        if not piece:
             raise EOFError("the connection was closed")
-        view = view[count:]
+        data += piece
     return data
