@@ -1,10 +1,11 @@
-//! `steadfast`: runs a whole job on this machine, inspects and manages jobs and their checkpoints, and
-//! serves the embedded etcd.
+//! `steadfast`: runs a whole job on this machine, inspects and manages jobs and their checkpoints,
+//! converts datasets, and serves the embedded etcd.
 
 mod admin_client;
 mod audit;
 mod certs;
 mod checkpoint;
+mod convert;
 mod doctor;
 mod drain;
 mod etcd;
@@ -53,6 +54,7 @@ enum Command {
     Drain(drain::DrainArgs),
     Top(top::TopArgs),
     Checkpoint(checkpoint::CheckpointArgs),
+    Convert(convert::ConvertArgs),
     Audit(audit::AuditArgs),
     Etcd(etcd::EtcdServerArgs),
     Probe(probe::ProbeArgs),
@@ -83,6 +85,7 @@ fn main() -> ExitCode {
             Command::Drain(args) => drain::run(args).await,
             Command::Top(args) => top::run(args).await,
             Command::Checkpoint(args) => checkpoint::run(args).await,
+            Command::Convert(args) => convert::run(args).await,
             Command::Audit(args) => audit::run(args).await,
             Command::Etcd(args) => etcd::run(args).await,
             Command::Probe(args) => probe::run(args).await,

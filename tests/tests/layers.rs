@@ -134,6 +134,7 @@ const LAYERS: &[&[(&str, &[&str])]] = &[
                 "steadfast-coord",
                 "steadfast-store",
                 "steadfast-checkpoint",
+                "steadfast-data",
                 "steadfast-etcd",
                 "steadfast-process",
                 "steadfast-supervise",

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 
+use steadfast_common::columns::ColumnType;
 use steadfast_store::{ErrorKind, StoreError};
 
 /// A dataset that cannot be planned or read.
@@ -102,6 +103,16 @@ pub enum DataError {
     BadFile { file: String, reason: String },
     #[error("{file} has changed since the job was planned: {how}; restore it, or start a new job")]
     Changed { file: String, how: String },
+    #[error("column `{column}` is {kind}, and {format} cannot hold it; {way_out}, or leave it out")]
+    CannotHold { column: String, kind: ColumnType, format: &'static str, way_out: &'static str },
+    #[error("{format} can be read, not written; write Parquet, CSV, TSV, JSON lines or TFRecord")]
+    ReadOnly { format: &'static str },
+    #[error("{records} records cannot be divided into {shards} files; use 1 to {records}")]
+    BadShards { shards: u32, records: u64 },
+    #[error("{url} already exists; name another directory or prefix, or overwrite it with --force")]
+    Exists { url: String },
+    #[error("the records cannot be written: {reason}")]
+    Encoding { reason: String },
     #[error("the manifest does not fit the dataset: {reason}; start a new job")]
     BadManifest { reason: String },
 }
@@ -139,6 +150,11 @@ impl DataError {
             | Self::Untyped { .. }
             | Self::BadFile { .. }
             | Self::Changed { .. }
+            | Self::CannotHold { .. }
+            | Self::ReadOnly { .. }
+            | Self::BadShards { .. }
+            | Self::Exists { .. }
+            | Self::Encoding { .. }
             | Self::BadManifest { .. } => ErrorKind::Permanent,
         }
     }

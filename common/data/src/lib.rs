@@ -1,7 +1,9 @@
-//! Datasets: splits files of records into tasks, and reads the records of a task.
+//! Datasets: splits files of records into tasks, reads the records of a task, and converts files to other formats.
 
 mod columns;
+mod convert;
 mod crosses;
+mod encode;
 mod error;
 mod file_reader;
 mod format;
@@ -15,6 +17,7 @@ mod task_split;
 mod text;
 mod values;
 
+pub use convert::{Converted, IfThere, Target, convert};
 pub use error::DataError;
 pub use manifest_file::{load_manifest, load_manifest_of, store_manifest, store_manifest_as};
 pub use plan::{plan, plan_pass};

@@ -27,7 +27,7 @@ use crate::text::{Codec, range};
 use crate::values::{Builder, Inference, Value};
 
 pub(crate) use libsvm::expanded as libsvm_columns;
-pub(crate) use tfrecord::is_header as is_tfrecord;
+pub(crate) use tfrecord::{encode as encode_example, is_header as is_tfrecord};
 
 /// Records from which the types of columns are derived.
 const SAMPLE_RECORDS: u64 = 256;

@@ -9,6 +9,7 @@ use std::io::Read;
 
 use crc_fast::{CrcAlgorithm, checksum};
 use prost::Message;
+use steadfast_common::columns::{Column, Shape, Values};
 
 use super::{Refusal, Row, Visit};
 use crate::text::RECORD_BYTES_MAX;
@@ -140,4 +141,36 @@ fn value(feature: Feature) -> Value<'static> {
         Some(Kind::Floats(list_of)) => list(list_of.value, Value::Float32),
         Some(Kind::Ints(list_of)) => list(list_of.value, Value::Int),
     }
+}
+
+/// Appends a record as an example, with its length and the checksums.
+///
+/// # Panics
+/// If a column has a type that the format cannot hold.
+pub(crate) fn encode(columns: &[Column], record: usize, bytes: &mut Vec<u8>) {
+    let feature = |column: &Column| (column.name.clone(), feature(column, record));
+    let features = Features { feature: columns.iter().map(feature).collect() };
+    let message = Example { features: Some(features) }.encode_to_vec();
+    let length = (message.len() as u64).to_le_bytes();
+    bytes.extend_from_slice(&length);
+    bytes.extend_from_slice(&masked(&length).to_le_bytes());
+    bytes.extend_from_slice(&message);
+    bytes.extend_from_slice(&masked(&message).to_le_bytes());
+}
+
+fn feature(column: &Column, record: usize) -> Feature {
+    let of = column.elements_of(record);
+    let ints = |value| Kind::Ints(Int64List { value });
+    let bytes = |value: &[u8]| Kind::Bytes(BytesList { value: vec![value.to_vec()] });
+    let kind = match &column.values {
+        Values::Bool(values) => ints(values[of].iter().map(|value| i64::from(*value)).collect()),
+        // A list of small numbers is raw bytes, such as an image.
+        Values::Uint8(values) if column.shape != Shape::One => bytes(&values[of]),
+        Values::Uint8(values) => ints(values[of].iter().map(|value| i64::from(*value)).collect()),
+        Values::Int64(values) => ints(values[of].to_vec()),
+        Values::Float32(values) => Kind::Floats(FloatList { value: values[of].to_vec() }),
+        Values::Text(values) | Values::Bytes(values) => bytes(&values[of]),
+        Values::Uint64(_) | Values::Float64(_) => panic!("the type was refused"),
+    };
+    Feature { kind: Some(kind) }
 }

@@ -3,6 +3,7 @@
 mod codecs;
 mod columns;
 mod compressed;
+mod converted;
 mod crosses;
 mod damaged;
 mod divisions;
