@@ -114,7 +114,8 @@ impl Hub {
     /// Tells the workers how the members of their round change.
     pub fn note(&self, change: &Change) {
         self.change(|state| {
-            let (removed, added) = (change.nodes < 0, 0 < change.nodes);
+            // A worker that has failed is replaced.
+            let (removed, added) = (change.nodes <= 0, 0 < change.nodes);
             state.revision = state.revision.max(change.revision);
             if state.changes.len() < CHANGES_MAX {
                 let revision = change.revision;
@@ -127,7 +128,8 @@ impl Hub {
     /// or leaves.
     pub fn note_own_change(&self) {
         let revision = self.shared.lock().revision + 1;
-        self.note(&Change { nodes: -1, lost: String::new(), revision });
+        let (lost, failed) = (String::new(), String::new());
+        self.note(&Change { nodes: -1, lost, revision, failed });
     }
 
     /// Forgets what a worker said that has ended.

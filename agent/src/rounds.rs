@@ -288,11 +288,12 @@ impl Agent<'_> {
                     }
                     let rank = place.own().first_rank as usize + index;
                     let reason = format!("the worker of rank {rank} ended with {exit}");
-                    counts.note_exit(format!("round {round}: {reason}"));
+                    counts.note_failure(round, format!("round {round}: {reason}"));
                     // A worker that was killed because it did not leave the round is no cause of that.
                     workers.past.incidents += u64::from(!killed.contains(&index));
                     self.hub.note_own_change();
-                    // The report also reaches the master if this node gives up.
+                    // The other nodes learn of the failure from the report, which also reaches the master if this
+                    // node gives up.
                     let asked = session.watch(round, 0, Some(report()), Duration::ZERO);
                     let asked = tokio::select! {
                         biased;
@@ -350,7 +351,9 @@ impl Agent<'_> {
                 }
                 _ = check.tick(), if self.args.hang_timeout.is_some() && leave_by.is_none() => {
                     if let Some(reason) = self.hang(&workers.set, begun).await {
-                        counts.note_exit(format!("round {round}: {reason}"));
+                        counts.note_failure(round, format!("round {round}: {reason}"));
+                        let told = session.watch(round, 0, Some(report()), Duration::ZERO);
+                        let _ = timeout(CAUSE_TIMEOUT, told).await;
                         workers.past.incidents += 1;
                         return match self.may_go_on(&reason, &[], None) {
                             true => RoundEnd::Restart,

@@ -378,6 +378,7 @@ pub(crate) fn failure(error: &NodeError) -> Failure {
 /// Describes a change of a round, for users.
 pub(crate) fn describe(change: &Change) -> String {
     match change.nodes {
+        0 => format!("a worker of {} has failed", change.failed),
         1.. => format!("{} more nodes are ready to join", change.nodes),
         _ if change.lost.is_empty() => format!("{} nodes were lost", -change.nodes),
         _ => format!("lost {}", change.lost),

@@ -30,6 +30,8 @@ pub enum Event {
         caller: Caller,
         known: Round,
         report: Option<NodeReport>,
+        /// The last round in which a worker of the node has failed.
+        failed: Round,
         reply: Reply<Change>,
     },
     Enter {
@@ -91,6 +93,8 @@ pub struct Change {
     pub lost: String,
     /// When nodes last joined or were removed.
     pub revision: i64,
+    /// Address of another member, a worker of which has failed in the round; empty if there is none.
+    pub failed: String,
 }
 
 /// The state of a barrier for one of its members.

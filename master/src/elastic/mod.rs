@@ -6,6 +6,7 @@
 
 mod agents;
 mod answers;
+mod failed;
 pub(crate) mod handle;
 mod launch;
 pub(crate) mod polled;
@@ -32,6 +33,7 @@ use tracing::info;
 
 use self::agents::Agents;
 use self::answers::Answer;
+use self::failed::Failed;
 use self::handle::{ElasticHandle, Event};
 use self::launch::Launch;
 use self::status::Timeline;
@@ -82,6 +84,7 @@ pub(crate) struct ElasticLoop {
     reports: BTreeMap<NodeId, NodeReport>,
     /// Restarts that nodes reported which are gone, unless there were none.
     restarts_of_gone: BTreeMap<NodeId, u32>,
+    failed: Failed,
     view: View,
     rounds: watch::Sender<u64>,
     barriers: watch::Sender<u64>,
@@ -125,6 +128,7 @@ impl ElasticLoop {
             left_over: None,
             reports: BTreeMap::new(),
             restarts_of_gone: BTreeMap::new(),
+            failed: Failed::default(),
             view: View::default(),
             rounds,
             barriers,
@@ -254,7 +258,8 @@ impl ElasticLoop {
 
     /// Wakes the requests that wait, if their answers may have changed.
     fn wake_if_changed(&mut self) {
-        let view = View::of(&self.state, &self.settings, &self.timers, now());
+        let failed = self.failed.count(self.state.number());
+        let view = View { failed, ..View::of(&self.state, &self.settings, &self.timers, now()) };
         if self.view != view {
             self.view = view;
             self.rounds.send_modify(|changes| *changes += 1);
@@ -282,6 +287,8 @@ struct View {
     is_growing: bool,
     has_given_up: bool,
     is_over: bool,
+    /// Members whose workers have failed.
+    failed: usize,
 }
 
 impl View {
@@ -292,6 +299,7 @@ impl View {
             is_growing: state.is_growing(settings, timers, now),
             has_given_up: state.has_given_up(settings, timers, now),
             is_over: state.result().is_some(),
+            failed: 0,
         }
     }
 }

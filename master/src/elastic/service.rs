@@ -347,13 +347,15 @@ impl Elastic for Service {
     async fn watch(&self, request: Request<WatchRequest>) -> Result<Response<WatchReply>, Status> {
         let WatchRequest { node, round, wait_ms, known_change, report } = request.into_inner();
         let (caller, known, handle) = (caller(node)?, Round(round), self.handle()?);
+        let failed = Round(report.as_ref().map_or(0, |report| report.failed_round));
         let mut report = report.map(|report| node_report(known, report));
-        let event = |reply| Event::Watch { caller, known, report: report.take(), reply };
-        let is_final = |change: &Change| change.nodes != known_change;
+        let event = |reply| Event::Watch { caller, known, report: report.take(), failed, reply };
+        let is_final =
+            |change: &Change| change.nodes != known_change || !change.failed.is_empty();
         let rounds = handle.rounds.clone();
         let change = ask_until(&handle, rounds, wait(wait_ms), event, is_final).await;
-        let Change { nodes, lost, revision } = change.map_err(|error| reject(&error))?;
-        Ok(Response::new(WatchReply { change: nodes, lost, revision }))
+        let Change { nodes, lost, revision, failed } = change.map_err(|error| reject(&error))?;
+        Ok(Response::new(WatchReply { change: nodes, lost, revision, failed }))
     }
 
     async fn give_up(
